@@ -11,6 +11,7 @@
 #include <set>
 #include <string>
 #include <typeinfo>
+#include <utility>
 
 #include "core/error.h"
 #include "core/str.h"
@@ -67,10 +68,17 @@ bool has_stepped(const optim::Optimizer& optimizer) {
   });
 }
 
-/// The names of a group's parameters; each is marked in `in_a_group`.
-std::vector<std::string> names_of(const std::vector<at::Tensor>& group,
-                                  const std::map<at::TensorImpl*, std::string>& names,
-                                  std::set<std::string>& in_a_group) {
+using Names = std::map<at::TensorImpl*, std::string>;
+
+/// Tied parameters: the first name.
+Names names_by_identity(const std::vector<zero::NamedTensor>& parameters) {
+  Names names;
+  for (const zero::NamedTensor& parameter : parameters)
+    names.emplace(parameter.tensor.unsafeGetTensorImpl(), parameter.name);
+  return names;
+}
+
+std::vector<std::string> names_of(const std::vector<at::Tensor>& group, const Names& names) {
   std::vector<std::string> found;
   for (const at::Tensor& tensor : group) {
     const auto name = names.find(tensor.unsafeGetTensorImpl());
@@ -78,7 +86,6 @@ std::vector<std::string> names_of(const std::vector<at::Tensor>& group,
       throw ConfigError(str("the optimizer has a tensor of shape ", describe_shape(tensor.sizes()),
                             " that is not a parameter of the model"));
     found.push_back(name->second);
-    in_a_group.insert(name->second);
   }
   return found;
 }
@@ -91,30 +98,34 @@ OptimizerConfig client_optimizer(const optim::Optimizer& optimizer,
     throw ConfigError(
         "the optimizer has taken steps, and its state would be lost; expected one that has not "
         "(load_checkpoint() brings an engine's state)");
-  std::map<at::TensorImpl*, std::string> names;  // tied parameters: the first name
-  for (const zero::NamedTensor& parameter : parameters)
-    names.emplace(parameter.tensor.unsafeGetTensorImpl(), parameter.name);
-
+  const Names names = names_by_identity(parameters);
   OptimizerConfig config;
-  std::set<std::string> in_a_group;
+  bool is_first = true;
   for (const optim::OptimizerParamGroup& group : optimizer.param_groups()) {
-    std::vector<std::string> match = names_of(group.params(), names, in_a_group);
-    if (match.empty()) continue;  // as in DeepSpeed
+    std::vector<std::string> members = names_of(group.params(), names);
+    if (members.empty()) continue;  // as in DeepSpeed
     const OptimizerOptions options = options_of(group.options(), optimizer);
-    if (in_a_group.size() == match.size())
+    if (std::exchange(is_first, false))
       config.options = options;
     else
-      config.param_groups.push_back(
-          {.match = std::move(match), .params = config::changed_options(config.options, options)});
+      config.param_groups.push_back({.match = {},
+                                     .params = config::changed_options(config.options, options),
+                                     .parameters = std::move(members)});
   }
-  for (const zero::NamedTensor& parameter : parameters)
-    if (parameter.tensor.requires_grad() &&
-        !in_a_group.contains(names.at(parameter.tensor.unsafeGetTensorImpl())))
-      throw ConfigError(
-          str("parameter ", parameter.name,
-              " is trainable and in no param group of the optimizer: add it to one, or freeze it with "
-              "requires_grad_(false)"));
+  if (is_first) throw ConfigError("the optimizer has no parameters");
   return config;
+}
+
+std::vector<std::string> untrained_by(const optim::Optimizer& optimizer,
+                                      const std::vector<zero::NamedTensor>& parameters) {
+  std::set<const at::TensorImpl*> in_a_group;
+  for (const optim::OptimizerParamGroup& group : optimizer.param_groups())
+    for (const at::Tensor& tensor : group.params()) in_a_group.insert(tensor.unsafeGetTensorImpl());
+  std::vector<std::string> untrained;
+  for (const zero::NamedTensor& parameter : parameters)
+    if (parameter.tensor.requires_grad() && !in_a_group.contains(parameter.tensor.unsafeGetTensorImpl()))
+      untrained.push_back(parameter.name);
+  return untrained;
 }
 
 }  // namespace tessera

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <unordered_set>
 
 #include "activations/checkpointing.h"
 #include "comm/torch_dtype.h"
@@ -118,7 +119,11 @@ zero::ShardedModelOptions sharding_options(const EngineConfig& config, const Ini
   options.residency.persistence_numel = zero.param_persistence_threshold;
   options.residency.log = init.log;
   options.optimizer = {optimizer.kind, optimizer.groups, init.update_rule};
-  options.group_of = optimizer.group_of;
+  options.group_of = [group_of = optimizer.group_of,
+                      untrained = std::unordered_set<std::string>(
+                          init.untrained.begin(), init.untrained.end())](const std::string& name) {
+    return untrained.contains(name) ? zero::ShardedModelOptions::kUntrained : group_of(name);
+  };
   options.loaded_next = init.loaded_next;
   set_tiers(zero, init, world_size, options);
   return options;
@@ -163,16 +168,22 @@ void Engine::check_same_config_everywhere() const {
   check_same_config(*comm_, shared);
 }
 
-/// A pattern that matches nothing is most often a typing mistake.
+/// A pattern that matches nothing is most often a typing mistake, and so is a name.
 void Engine::warn_unmatched_patterns() const {
   if (rank() != 0) return;
-  for (const ParamGroupConfig& group : config_.optimizer.param_groups)
+  std::unordered_set<std::string> names;
+  for (const zero::NamedTensor& parameter : parameters_) names.insert(parameter.name);
+  for (const ParamGroupConfig& group : config_.optimizer.param_groups) {
+    for (const std::string& name : group.parameters)
+      if (!names.contains(name))
+        options_.log.warning(str("optimizer.param_groups: the model has no parameter \"", name, "\""));
     for (const std::string& pattern : group.match)
       if (std::none_of(parameters_.begin(), parameters_.end(), [&](const zero::NamedTensor& parameter) {
             return glob_match(pattern, parameter.name);
           }))
         options_.log.warning(
             str("optimizer.param_groups: no parameter of the model matches \"", pattern, "\""));
+  }
 }
 
 /// Where neither bf16 nor fp16 is enabled, parameters keep their dtypes ([Note:
@@ -244,14 +255,14 @@ void Engine::backward(const at::Tensor& loss, bool average) {
   if (factor != 1)
     scaled = (at::isReducedFloatingType(loss.scalar_type()) ? loss.to(at::kFloat) : loss) * factor;
 
-  const bool first = micro_steps_in_window_ == 0;
+  const bool first = micro_steps_in_window_ == 0 || discarded_;
   if (first)
     if (const auto changed = changed_parameters(parameters_)) check_same_parameters(*changed);
   if (activations_) activations_->end_forward();
   at_boundary_ = next_is_last();
   ++micro_steps_;
   ++micro_steps_in_window_;
-  micro_step_closed_ = false;
+  micro_step_closed_ = stepped_ = discarded_ = false;
   if (activations_) report_activations();
   sharded_->backward(scaled, {.first = first, .last = at_boundary_});
 }
@@ -268,17 +279,27 @@ void Engine::drop_gradients() {
 
 void Engine::begin_window() {
   micro_steps_in_window_ = 0;
-  at_boundary_ = false;
-  micro_step_closed_ = true;
+  at_boundary_ = discarded_ = false;
+  micro_step_closed_ = stepped_ = true;
 }
 
 void Engine::step() {
   sharded_->check_usable();
   sharded_->check_gradients();
-  micro_step_closed_ = true;
+  micro_step_closed_ = stepped_ = true;
   if (!at_boundary_) return;
   update();
   profiler_->end_step(global_steps_);
+}
+
+void Engine::zero_grad() {
+  sharded_->free_gradients();
+  if (stepped_ || micro_steps_in_window_ == 0) return;
+  discarded_ = true;
+  if (!at_boundary_) return;
+  at_boundary_ = false;
+  micro_steps_in_window_ = 0;
+  sharded_->skip_step();
 }
 
 /// Collective. At the accumulation boundary.
@@ -350,6 +371,7 @@ std::vector<double> Engine::learning_rates() const {
 
 at::Tensor Engine::full_gradient(const std::string& name) {
   sharded_->check_usable();
+  if (discarded_) throw Error(str("full_gradient(\"", name, "\"): zero_grad() has discarded the gradients"));
   if (micro_steps_ == 0 || (micro_steps_in_window_ != 0 && !at_boundary_))
     throw Error(str("full_gradient(\"", name,
                     "\"): gradients are reduced at the accumulation boundary; after ", micro_steps_in_window_,

@@ -68,6 +68,9 @@ struct InitOptions {
   /// first match wins.
   ///   {.param_groups = {{.match = {"*.bias", "norm*"}, .params = {{"weight_decay", 0.0}}}}}
   std::vector<ParamGroupConfig> param_groups = {};
+  /// Names of parameters that keep their values although they require a gradient: an optimizer of the
+  /// caller's has them in none of its groups. Their gradients are freed as they come. The same on all ranks.
+  std::vector<std::string> untrained = {};
   /// A formula of one's own, in place of the one of the config's optimizer: of that only lr, weight_decay,
   /// param groups and the schedule count then. See zero/update_rule.h.
   std::shared_ptr<const zero::UpdateRule> update_rule = nullptr;
@@ -86,7 +89,9 @@ struct InitOptions {
 template <class T>
 concept MakesModel = !requires(const std::remove_cvref_t<T>& holder) {
   holder.ptr();
-} && !requires(const std::remove_cvref_t<T>& pointer) { pointer.get(); } && std::invocable<T&>;
+}
+&&!requires(const std::remove_cvref_t<T>& pointer) { pointer.get(); }
+&&std::invocable<T&>;
 
 /// One rank's engine. Used by one thread. Calls marked Collective must be made by all ranks, in the same
 /// order.
@@ -118,6 +123,14 @@ class Engine {
   /// Throws what has failed where that does not help: an update that ended half-way, for which
   /// load_checkpoint() is there, and ranks that are gone.
   void drop_gradients();
+  /// Local, the same on all ranks. Frees what lies in grad() of the parameters: gradients that came otherwise
+  /// than from this engine's backward(), such as those of another engine's loss that went through this model.
+  /// Between backward() and the step() after it, it also discards what has been accumulated since the last
+  /// update, as in PyTorch: step() at the boundary then updates nothing. After a step() that does not update,
+  /// which keeps what is accumulated, it discards nothing.
+  void zero_grad();
+  /// Local. Whether the next step() updates.
+  bool update_is_due() const { return at_boundary_; }
   /// Whether the current micro-step is the last one before an update. A micro-step begins with
   /// engine->forward() (or with step(), where step() is called after every backward) and ends when the next
   /// one begins.
@@ -187,6 +200,8 @@ class Engine {
   /// Local. Rates by param group from now on, in place of the configured schedule's: for a schedule of the
   /// caller's. The same on all ranks. Throws Error for another number of rates than param groups.
   void set_learning_rates(std::vector<double> rates);
+  /// Local. The configured schedule's rates again. The same on all ranks.
+  void use_configured_rates() { set_rates_.reset(); }
   double loss_scale() const { return scaler_.scale(); }
   /// By which the accumulated gradients are multiplied: the last backward()'s loss scale.
   double gradient_scale() const { return gradient_scale_; }
@@ -300,6 +315,8 @@ class Engine {
 
   bool micro_step_closed_ = true;     ///< step() was called after the last backward()
   bool at_boundary_ = false;          ///< the last backward() was its window's last; step() is to come
+  bool stepped_ = true;               ///< step() was called after the last backward()
+  bool discarded_ = false;            ///< zero_grad() has discarded what was accumulated; no backward() since
   std::optional<bool> set_boundary_;  ///< in place of the configured number of micro-steps
   int64_t micro_steps_ = 0, micro_steps_in_window_ = 0;
   int64_t global_steps_ = 0, skipped_steps_ = 0;

@@ -1,5 +1,7 @@
 #include "engine/optimizer_setup.h"
 
+#include <unordered_map>
+
 #include "engine/config/optimizer.h"
 
 namespace tessera {
@@ -60,11 +62,16 @@ OptimizerSetup set_up_optimizer(const OptimizerConfig& config) {
   setup.kind = std::visit([](const auto& options) { return kind_of(options); }, config.options);
   for (const OptimizerOptions& group : config::group_options(config))
     setup.groups.push_back(std::visit([](const auto& options) { return hyper_of(options); }, group));
-  setup.group_of = [groups = config.param_groups](const std::string& parameter) {
-    for (size_t i = 0; i < groups.size(); ++i)
+  std::unordered_map<std::string, size_t> by_name;
+  for (size_t i = 0; i < config.param_groups.size(); ++i)
+    for (const std::string& name : config.param_groups[i].parameters) by_name.emplace(name, i);
+  setup.group_of = [groups = config.param_groups, by_name](const std::string& parameter) {
+    const auto named = by_name.find(parameter);
+    const size_t end = named == by_name.end() ? groups.size() : named->second;
+    for (size_t i = 0; i < end; ++i)
       for (const std::string& pattern : groups[i].match)
         if (glob_match(pattern, parameter)) return static_cast<int>(i) + 1;
-    return 0;
+    return named == by_name.end() ? 0 : static_cast<int>(end) + 1;
   };
   return setup;
 }

@@ -54,7 +54,7 @@ bool can_offload(int stage, int64_t world, zero::Tiers tiers) {
 
 int num_states_of(const OptimizerConfig& config) {
   const OptimizerSetup setup = set_up_optimizer(config);
-  return static_cast<int>(kernels::state_names(setup.kind, setup.groups.front()).size());
+  return static_cast<int>(zero::state_names_of({.kind = setup.kind, .groups = setup.groups}).size());
 }
 
 CountedModel count_model(const std::string& config, const std::vector<std::string>& given,

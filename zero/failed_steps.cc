@@ -117,6 +117,7 @@ void ShardedModel::leave_step(bool parameters_too) {
     gradients_->drop_backward();
   }
   gradients_->drop();
+  free_gradients();
   used_.clear();
   residency_->forget_failure();
   failure_ = nullptr;

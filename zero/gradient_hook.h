@@ -21,6 +21,15 @@ class GradientHook : public torch::autograd::PostAccumulateGradHook {
     torch::autograd::impl::set_post_acc_grad_hooks(tensor, std::move(hook));
   }
 
+  /// Local. Whether the owner's hook is in the tensor's chain: whoever sets hooks of his own anew has
+  /// replaced it.
+  static bool is_installed(const void* owner, const at::Tensor& tensor) {
+    const auto* hook = dynamic_cast<GradientHook*>(torch::autograd::impl::post_acc_grad_hooks(tensor).get());
+    while (hook != nullptr && hook->owner_ != owner)
+      hook = dynamic_cast<GradientHook*>(hook->previous_.get());
+    return hook != nullptr;
+  }
+
   /// Local. Takes the owner's hook out of the tensor's chain, wherever in it.
   static void remove(const void* owner, const at::Tensor& tensor) {
     auto* link = &torch::autograd::impl::post_acc_grad_hooks(tensor);

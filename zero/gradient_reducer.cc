@@ -114,11 +114,13 @@ void GradientReducer::make_accumulator(ParamUnit& unit) {
                       : symmetric_zeros(*comm_, numel, like, unit.name);
 }
 
+/// Those that are not there: what Python's register_post_accumulate_grad_hook() sets on a parameter that has
+/// had none takes the place of ours. It runs first from then on.
 void GradientReducer::install_hooks() {
   for (const int unit : order())
     for (const int parameter : units_[unit].spec.parameters) {
       const at::Tensor& tensor = gradients_.parameter(parameter);
-      tensor.mutable_grad().reset();
+      if (GradientHook::is_installed(this, tensor)) continue;
       GradientHook::install(this, tensor, [this, parameter] { on_gradient(parameter); });
     }
 }
@@ -146,6 +148,7 @@ GradientReducer::~GradientReducer() {
 void GradientReducer::begin_backward(bool first, bool boundary) {
   if (under_way())
     throw Error("the backward pass before this one failed half-way, and its gradients are lost");
+  install_hooks();
   boundary_ = boundary;
   gradients_.begin_backward(first);
   if (all_have_read_) std::exchange(all_have_read_, nullptr)->wait();
@@ -165,6 +168,7 @@ bool GradientReducer::late(int parameter) const {
 void GradientReducer::on_gradient(int parameter) {
   if (!under_way()) return;  // a backward of the user's own, e.g. torch::autograd::grad on the side
   if (check) check();
+  if (!gradients_.parameter(parameter).grad().defined()) return;  // a hook that ran before has freed it
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
   gradients_.follow_stream();

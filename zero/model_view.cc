@@ -13,6 +13,7 @@
 #include "core/check.h"
 #include "core/error.h"
 #include "zero/deferred_model.h"
+#include "zero/unit_memory.h"
 
 namespace tessera::zero {
 namespace {
@@ -23,6 +24,19 @@ void check_can_be_sharded(const NamedTensor& parameter) {
     throw ConfigError(str("parameter ", parameter.name, " ", why));
   };
   if (tensor.is_sparse() || !tensor.has_storage()) refuse("is not a dense tensor and cannot be sharded");
+  c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
+  if (const UnitHandle* unit = find_unit(storage)) {
+    if (unit->residency != nullptr)
+      refuse(
+          "belongs to an engine: initialize() was called on this model before. Use that engine, or end it "
+          "first (in Python by engine.destroy() on all ranks)");
+    if (storage._mutable_data_ptr_no_checks().get() == unit->guard->data())
+      refuse(
+          "has no values any more: they were sharded over the ranks by an engine that is gone. Before an "
+          "engine "
+          "goes, save the model, or (in Python) call engine.destroy() on all ranks, which leaves whole "
+          "parameters");
+  }
   if (tensor.scalar_type() != at::kFloat && tensor.scalar_type() != at::kBFloat16 &&
       tensor.scalar_type() != at::kHalf)
     refuse(str("is ", c10::toString(tensor.scalar_type()),

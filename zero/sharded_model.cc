@@ -16,6 +16,7 @@
 #include "core/check.h"
 #include "core/error.h"
 #include "zero/deferred_model.h"
+#include "zero/gradient_hook.h"
 
 namespace tessera::zero {
 
@@ -27,7 +28,12 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm,
   ParameterList list = list_parameters(model, options_.compute_dtype);
   if (list.specs.empty()) throw ConfigError("the model has no parameters");
   if (options_.group_of)
-    for (ParameterSpec& spec : list.specs) spec.group = options_.group_of(spec.name);
+    for (ParameterSpec& spec : list.specs) {
+      spec.group = options_.group_of(spec.name);
+      if (spec.group != ShardedModelOptions::kUntrained) continue;
+      spec.trainable = false;
+      spec.group = 0;
+    }
   layout_ = std::make_unique<Layout>(list.specs, LayoutOptions{comm_->size(), options_.unit_numel});
   check_same_model_everywhere();
   if (model.program && comm_->size() > 1) check_same_program(model.program(), *comm_);
@@ -65,12 +71,16 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm,
   if (model.scripted && gathered_) torch::jit::setTensorExprFuserEnabled(false);
   listener_.emplace(gathered_ && options_.residency.track_casts);
   versions_.emplace(*layout_, units_, parameters_);
+  taken_ = std::make_unique<TakenGradients>(*layout_, parameters_);
+  free_gradients();
+  drop_gradients_of_untrained();  // last: the destructor removes hooks, and does not run where this throws
   begin_pass(Pass::kTrain);
 }
 
 // The model may be read once its engine is gone, unless its parameters are sharded: the last updates have to
 // arrive.
 ShardedModel::~ShardedModel() {
+  for (const at::Tensor& parameter : untrained_) GradientHook::remove(this, parameter);
   try {
     if (residency_ && !residency_->gathers_on_use() && std::uncaught_exceptions() == 0) {
       finish_updates();
@@ -210,6 +220,7 @@ void ShardedModel::backward(const at::Tensor& loss, MicroStep micro_step) {
     torch::autograd::backward({loss}, {});
     residency_->rethrow();
     gradients_->finish_backward();
+    taken_->stand_in(gradients_->used());
     if (gathered_) residency_->end_pass();
     if (!micro_step.last) begin_pass(Pass::kTrain);
   });
@@ -291,24 +302,6 @@ void ShardedModel::skip_step() {
   });
 }
 
-// ------------------------------------------------------------------------------- what must not change
-
-void ShardedModel::check_gradients() const {
-  for (size_t parameter = 0; parameter < parameters_.size(); ++parameter) {
-    const ParamUnit& unit = units_[layout_->slice(static_cast<int>(parameter)).unit];
-    if (!parameters_[parameter].grad().defined() || unit.gradient.late) continue;
-    if (!layout_->parameters()[parameter].trainable)
-      throw Error(
-          str("parameter ", layout_->parameters()[parameter].name,
-              " was frozen at initialize() and has a gradient now: leave it trainable there, and freeze "
-              "it afterwards until it is to be trained"));
-    throw Error(str(
-        "parameter ", layout_->parameters()[parameter].name,
-        " has a gradient that did not come from engine->backward(loss), which takes "
-        "the place of loss.backward(); if it was meant for something else, call model->zero_grad() first"));
-  }
-}
-
 // ------------------------------------------------------------------------------------- the whole model
 
 int ShardedModel::find(const std::string& name) const {
@@ -317,24 +310,11 @@ int ShardedModel::find(const std::string& name) const {
   return parameter;
 }
 
-/// `mine`: (unit numel) if `whole`, else this rank's piece of the parameter's unit.
-/// Returns an fp32 copy of the parameter.
 at::Tensor ShardedModel::gather_parameter(int parameter, const at::Tensor& mine, bool whole,
                                           std::string_view what) {
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
-  const zero::UnitSlice& slice = layout_->slice(parameter);
-  at::Tensor full = mine.to(options_.device);  // from the host, where it lies there
-  if (!whole) {
-    const at::Tensor part =
-        std::exchange(full, at::empty({layout_->units()[slice.unit].numel}, full.options()));
-    comm_->all_gather(full, part, str(what, " of ", layout_->describe(slice.unit)))->wait();
-    // From the order of ranks into that of pieces.
-    full = full.view({mesh_.num_rows(), mesh_.shard_size, part.numel()}).transpose(0, 1).reshape(-1);
-  }
-  return full.narrow(0, slice.offset, slice.numel)
-      .to(at::kFloat, /*non_blocking=*/false, /*copy=*/true)
-      .view(layout_->parameters()[parameter].shape);
+  return cut_out(parameter, gather_unit(layout_->slice(parameter).unit, mine, whole, what));
 }
 
 at::Tensor ShardedModel::full_parameter(const std::string& name) {

@@ -38,6 +38,7 @@
 #include "zero/residency.h"
 #include "zero/sharded_optimizer.h"
 #include "zero/stage.h"
+#include "zero/taken_gradients.h"
 
 namespace tessera::zero {
 
@@ -57,7 +58,10 @@ struct ShardedModelOptions {
   ReducerOptions reducer;
   ResidencyOptions residency;
   ShardedOptimizer::Options optimizer{.groups = {kernels::Hyper{}}};
-  std::function<int(const std::string& name)> group_of;  ///< index into optimizer.groups; unset: 0
+  /// Index into optimizer.groups, or kUntrained: the parameter keeps its value, also where it requires a
+  /// gradient. Unset: 0.
+  std::function<int(const std::string& name)> group_of;
+  static constexpr int kUntrained = -1;
   /// Of a model made without memory: the parameters whose values are loaded next, so that nobody computes
   /// them. They are zeros until then. Unset: none.
   std::function<bool(const std::string& name)> loaded_next;
@@ -114,8 +118,11 @@ class ShardedModel {
   /// incomplete, which only a checkpoint puts right; CommError.
   void drop_gradients();
   /// Local. Between backward passes every gradient has been taken, except those that came late: throws Error
-  /// naming a parameter that has another one.
-  void check_gradients() const;
+  /// naming a parameter that has another one, or whose grad() was written since backward(). Then nothing
+  /// stands in the place of those that were taken any more.
+  void check_gradients();
+  /// Local. Empties grad() of all parameters. What has been taken stays.
+  void free_gradients();
 
   // -- the whole model --
   /// Collective. Buffers become rank 0's, in value, shape and dtype. Throws CommError naming a buffer that
@@ -125,6 +132,13 @@ class ShardedModel {
   /// as in the model. Throws Error for an unknown name or, for gradients, a frozen parameter.
   at::Tensor full_parameter(const std::string& name);
   at::Tensor full_gradient(const std::string& name);
+  /// Collective. The optimizer's states of all parameters of a unit, whole: by parameter, in the unit's
+  /// order, an fp32 copy of each state, in the order of state_names(). Frozen: none.
+  std::vector<std::vector<at::Tensor>> full_states(int unit);
+  /// Collective as finish_updates(). Continues a parameter's optimizer with whole states of its shape, on the
+  /// CPU, in the order of state_names(), and a number of updates: this rank takes its part. No states: zeros.
+  /// Throws Error for an unknown name or a frozen parameter.
+  void set_states(const std::string& name, const std::vector<at::Tensor>& states, int64_t num_updates);
   /// Collective. For GatheredParameters: makes whole units readable (and, with `modifier_rank`, writable).
   void pin(const std::vector<int>& units, bool writable);
   /// Collective. Takes over what `modifier_rank` wrote (-1: nothing) and lets the units go.
@@ -205,7 +219,10 @@ class ShardedModel {
   void make_offload_store();
   bool host_shared() const;
   int find(const std::string& name) const;
+  at::Tensor gather_unit(int unit, const at::Tensor& mine, bool whole, std::string_view what);
   at::Tensor gather_parameter(int parameter, const at::Tensor& mine, bool whole, std::string_view what);
+  at::Tensor cut_out(int parameter, const at::Tensor& full) const;
+  void drop_gradients_of_untrained();
 
   ShardedModelOptions options_;
   comm::CommunicatorPtr comm_;
@@ -223,6 +240,8 @@ class ShardedModel {
   std::unique_ptr<ShardedOptimizer> optimizer_;
   std::optional<ParameterVersions> versions_;
   bool gathered_ = false;  // some unit is
+  std::unique_ptr<TakenGradients> taken_;
+  std::vector<at::Tensor> untrained_;         // parameters that require a gradient and keep their values
   std::optional<OperatorListener> listener_;
   bool training_ = true;
   std::exception_ptr failure_;          // of a backward or an update that ended half-way

@@ -181,6 +181,12 @@ void ShardedOptimizer::leave(ParamUnit& unit, Passage passage) {
 
 // ------------------------------------------------------------------------------------------- the update
 
+/// SGD without momentum reads none, also where another group has momentum.
+size_t ShardedOptimizer::num_states_read(const Stretch& stretch) const {
+  const int group = layout_.parameters()[stretch.parameter].group;
+  return rule_ ? state_names_.size() : kernels::state_names(kind_, step_->groups[group]).size();
+}
+
 kernels::Segment ShardedOptimizer::segment(const Stretch& stretch, const Passage& passage) const {
   const ParamUnit& unit = *stretch.unit;
   const auto cut = [&](const at::Tensor& tensor) {
@@ -191,7 +197,8 @@ kernels::Segment ShardedOptimizer::segment(const Stretch& stretch, const Passage
   segment.grad = passage.gradient.memory.defined()
                      ? cut(passage.gradient.view(unit.master.numel(), step_->gradients->accumulate_dtype()))
                      : step_->gradients->reduced(unit, stretch.range);
-  for (const at::Tensor& state : unit.states) segment.state.push_back(cut(state));
+  for (size_t state = 0; state < num_states_read(stretch); ++state)
+    segment.state.push_back(cut(unit.states[state]));
   if (passage.values.memory.defined()) {
     segment.param = cut(passage.values.view(unit.master.numel(), unit.values().scalar_type()));
   } else if (unit.has_own_master() && !unit.placement.copies_updates_up()) {

@@ -95,6 +95,7 @@ class ShardedOptimizer {
   };
   enum class Takes { kGradient, kValues, kBoth };
 
+  size_t num_states_read(const Stretch& stretch) const;
   kernels::Segment segment(const Stretch& stretch, const Passage& passage) const;
   kernels::SegmentUpdate update_of(const Stretch& stretch, const Passage& passage) const;
   std::vector<kernels::SegmentUpdate> updates_of(const std::vector<Stretch>& stretches,

@@ -14,13 +14,15 @@
 
 namespace tessera {
 
-/// optimizer.param_groups[i] (our own key): parameters whose name matches one of `match` (glob: `*`, `?`)
-/// have these values in place of the optimizer's options. The first group that matches wins.
+/// optimizer.param_groups[i] (our own key): parameters whose name matches one of `match` (glob: `*`, `?`), or
+/// is one of `parameters`, have these values in place of the optimizer's options. The first group that has a
+/// parameter wins.
 struct ParamGroupConfig {
   std::vector<std::string> match;
   /// The options that the group changes, by their fields' names (betas: beta1 and beta2); booleans are 0
   /// or 1.
   std::map<std::string, double> params;
+  std::vector<std::string> parameters = {};  ///< names as they are, whatever characters they have
   bool operator==(const ParamGroupConfig&) const = default;
 };
 

@@ -117,8 +117,9 @@ std::vector<Key> optimizer_keys() {
   params.type_key = "optimizer.type";
   Key groups = make_key(
       Type::kSectionList, "optimizer.param_groups",
-      "Our own key: other hyper-parameters for parameters chosen by name. Each element has `match` and any "
-      "of optimizer.params' keys marked \"per group\"; the first element that matches a parameter wins");
+      "Our own key: other hyper-parameters for parameters chosen by name. Each element has `match` or "
+      "`parameters`, and any of optimizer.params' keys marked \"per group\"; the first element that has a "
+      "parameter wins");
   groups.default_json = "[]";
   groups.items_like = "optimizer.params";
   std::vector<Key> keys = {make_key(Type::kSection, "optimizer", "Which optimizer steps on the shards"),
@@ -126,8 +127,9 @@ std::vector<Key> optimizer_keys() {
   std::ranges::move(merged_keys(types), std::back_inserter(keys));
   keys.push_back(groups);
   keys.push_back(make_key(Type::kTextList, "optimizer.param_groups[].match",
-                          "Glob patterns (`*`, `?`) for parameter names, e.g. [\"*.bias\", \"*norm*\"]",
-                          kRequired));
+                          "Glob patterns (`*`, `?`) for parameter names, e.g. [\"*.bias\", \"*norm*\"]"));
+  keys.push_back(make_key(Type::kTextList, "optimizer.param_groups[].parameters",
+                          "Names of parameters as they are, in place of patterns or beside them"));
   return keys;
 }
 

@@ -12,6 +12,8 @@ using nlohmann::json;
 using nlohmann::ordered_json;
 
 constexpr const char* kParams = "optimizer.params";
+constexpr const char* kMatch = "match";  // of a group: patterns
+constexpr const char* kParameters = "parameters";
 
 std::string group_path(size_t i) { return child_path("optimizer.param_groups", i); }
 
@@ -48,12 +50,19 @@ void add_numbers(const Field& field, std::map<std::string, double>& params) {
   }
 }
 
+/// A string or a list of strings; empty where the item has none.
+std::vector<std::string> texts_of(const json& item, const char* key) {
+  const auto found = item.find(key);
+  if (found == item.end()) return {};
+  if (found->is_string()) return {found->get<std::string>()};
+  return found->get<std::vector<std::string>>();
+}
+
 ParamGroupConfig read_group(const json& item, const std::string& path, const OptimizerOptions& defaults,
                             ConfigReport* report) {
   ParamGroupConfig group;
-  const json& match = item["match"];
-  group.match =
-      match.is_string() ? std::vector{match.get<std::string>()} : match.get<std::vector<std::string>>();
+  group.match = texts_of(item, kMatch);
+  group.parameters = texts_of(item, kParameters);
   OptimizerOptions options = defaults;
   for (const Field& field : fields_of(options)) {
     const auto written = item.find(field.key.name());
@@ -126,7 +135,9 @@ ordered_json write_optimizer(const OptimizerConfig& optimizer) {
   out["param_groups"] = ordered_json::array();
   for (size_t i = 0; i < optimizer.param_groups.size(); ++i) {
     ordered_json item;
-    item["match"] = optimizer.param_groups[i].match;
+    const ParamGroupConfig& group = optimizer.param_groups[i];
+    if (!group.match.empty() || group.parameters.empty()) item[kMatch] = group.match;
+    if (!group.parameters.empty()) item[kParameters] = group.parameters;
     for (const Field& field : fields_of(groups[i + 1]))
       if (apply(optimizer.param_groups[i], field)) item[field.key.name()] = value_of(field);
     out["param_groups"].push_back(std::move(item));
@@ -143,11 +154,12 @@ void check_fields(OptimizerConfig& optimizer, Origins& origins, Problems& proble
     origins.set_line(path, 1);
     const Key match{.type = Type::kTextList};
     problems.collect([&] {
+      if (group.match.empty() && !group.parameters.empty()) return;
       if (const std::string wrong = mismatch(match, group.match); !wrong.empty())
-        origins.fail(path + ".match", wrong);
+        origins.fail(child_path(path, kMatch), wrong);
     });
     OptimizerOptions options = optimizer.options;
-    std::vector<std::string> known = {"match"};
+    std::vector<std::string> known = {kMatch, kParameters};
     std::map<std::string, double> unknown = group.params;
     for (const Field& field : fields_of(options)) {
       if (apply(group, field)) check_field(field, child_path(path, field.key.name()), origins, problems);
@@ -160,6 +172,9 @@ void check_fields(OptimizerConfig& optimizer, Origins& origins, Problems& proble
 }
 
 void check_together(const OptimizerConfig& optimizer, const Origins& origins) {
+  for (size_t i = 0; i < optimizer.param_groups.size(); ++i)
+    if (optimizer.param_groups[i].match.empty() && optimizer.param_groups[i].parameters.empty())
+      origins.fail(child_path(group_path(i), kMatch), "is missing; expected a string or a list of strings");
   const std::vector<OptimizerOptions> groups = group_options(optimizer);
   for (size_t i = 0; i < groups.size(); ++i)
     check_options(groups[i], i == 0 ? kParams : group_path(i - 1), origins);

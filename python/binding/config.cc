@@ -16,9 +16,9 @@
 #include "engine/optimizer_setup.h"
 #include "python/binding/bindings.h"
 #include "train/sampler.h"
-#include "zero/kernels/kernels.h"
 #include "zero/layout.h"
 #include "zero/memory_model.h"
+#include "zero/sharded_optimizer.h"
 #include "zero/stage.h"
 
 namespace tessera::python {
@@ -53,11 +53,11 @@ std::map<std::string, int64_t> state_bytes(const EngineConfig& config,
          .aliases = {}});
   const zero::Layout layout(specs, zero::LayoutOptions{world_size, config.zero.unit_numel});
   const zero::StateBytes bytes = zero::model_state_bytes(
-      layout,
-      {.sharding = zero::sharding_of(config.zero.stage),
-       .accumulate_dtype = config.grad_accum_dtype.value_or(DType::kFloat32),
-       .num_states = static_cast<int>(kernels::state_names(optimizer.kind, optimizer.groups.front()).size()),
-       .groups = groups_of(config.zero, world_size)});
+      layout, {.sharding = zero::sharding_of(config.zero.stage),
+               .accumulate_dtype = config.grad_accum_dtype.value_or(DType::kFloat32),
+               .num_states = static_cast<int>(
+                   zero::state_names_of({.kind = optimizer.kind, .groups = optimizer.groups}).size()),
+               .groups = groups_of(config.zero, world_size)});
   return {{"parameters", bytes.parameters},
           {"gradients", bytes.gradients},
           {"master", bytes.master},

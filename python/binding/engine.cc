@@ -13,6 +13,8 @@
 
 #include "activations/checkpointing.h"
 #include "activations/chunked_loss.h"
+#include "core/error.h"
+#include "core/str.h"
 #include "engine/checkpointing.h"
 #include "engine/config/parse.h"
 #include "python/binding/bindings.h"
@@ -92,7 +94,8 @@ class PyModuleState final : public zero::ModuleState {
 std::unique_ptr<PyEngine> make_engine(const Named& parameters, const std::shared_ptr<PyModuleState>& state,
                                       const Named& members, const EngineConfig& config,
                                       const comm::CommunicatorPtr& comm, int local_rank,
-                                      int64_t steps_per_epoch, zero::DeferredModel* deferred) {
+                                      int64_t steps_per_epoch, zero::DeferredModel* deferred,
+                                      const std::vector<std::string>& untrained) {
   zero::ModelView view;
   view.deferred = deferred;
   view.parameters = named_tensors(parameters);
@@ -103,6 +106,7 @@ std::unique_ptr<PyEngine> make_engine(const Named& parameters, const std::shared
   options.device = comm->device();
   options.local_rank = local_rank;
   options.steps_per_epoch = steps_per_epoch;
+  options.untrained = untrained;
   options.autograd_hooks = false;  // Python's own engine has their place: engine.py pushes hooks
   if (comm->rank() == 0) options.log = Logger(LogOptions{});
   return std::make_unique<PyEngine>(view, config, comm, options);
@@ -173,7 +177,41 @@ std::vector<ParamGroup> param_groups(PyEngine& self) {
 
 /// For the next updates. Rates have a function of their own: a schedule may change them.
 void set_hyper(PyEngine& self, size_t group, const kernels::Hyper& hyper) {
-  self.sharded_model().param_groups().at(group) = hyper;
+  kernels::Hyper& now = self.sharded_model().param_groups().at(group);
+  if (hyper.momentum != 0 && now.momentum == 0) {
+    if (self.sharded_model().state_names().empty())
+      throw Error(
+          str("momentum ", hyper.momentum,
+              ", which no param group had at initialize(), so that there is no memory for it; expected a "
+              "momentum above 0 in some group there"));
+    if (hyper.dampening != 0 && self.global_steps() > 0)
+      throw Error(str("momentum ", hyper.momentum, " and dampening ", hyper.dampening,
+                      " after steps without momentum; expected dampening 0"));
+  }
+  now = hyper;
+}
+
+/// The optimizer's states of a unit's parameters, by name: how many updates each has had, and the states on
+/// the CPU, in the order of `state_names`.
+std::map<std::string, std::pair<int64_t, std::vector<at::Tensor>>> optimizer_states(PyEngine& self,
+                                                                                    int unit) {
+  zero::ShardedModel& model = self.sharded_model();
+  model.check_usable();
+  const std::vector<int>& parameters = model.layout().units().at(unit).parameters;
+  std::vector<std::vector<at::Tensor>> states = model.full_states(unit);
+  std::map<std::string, std::pair<int64_t, std::vector<at::Tensor>>> found;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    for (at::Tensor& state : states[i]) state = state.cpu();
+    found[model.layout().parameters()[parameters[i]].name] = {model.parameter_steps(parameters[i]),
+                                                              std::move(states[i])};
+  }
+  return found;
+}
+
+void set_optimizer_states(PyEngine& self, const std::string& name, const std::vector<at::Tensor>& states,
+                          int64_t num_updates) {
+  self.sharded_model().check_usable();
+  self.sharded_model().set_states(name, states, num_updates);
 }
 
 /// The names of the parameters in each unit: what one GatheredParameters holds at the least.
@@ -284,7 +322,7 @@ void bind_engine(py::module_& module) {
   engine
       .def(py::init(&make_engine), py::arg("parameters"), py::arg("state"), py::arg("members"),
            py::arg("config"), py::arg("comm"), py::arg("local_rank"), py::arg("steps_per_epoch"),
-           py::arg("deferred"), ReleaseGil())
+           py::arg("deferred"), py::arg("untrained"), ReleaseGil())
       // the step
       .def("prepare", &PyEngine::prepare_tensor, py::arg("tensor"), ReleaseGil())
       .def("begin_forward", &PyEngine::begin_forward, ReleaseGil())
@@ -292,6 +330,8 @@ void bind_engine(py::module_& module) {
       .def("leave_forward", &PyEngine::leave_forward, ReleaseGil())
       .def("backward", &PyEngine::backward, py::arg("loss"), py::arg("average"), ReleaseGil())
       .def("step", &PyEngine::step, ReleaseGil())
+      .def("zero_grad", &PyEngine::zero_grad, ReleaseGil())
+      .def_property_readonly("update_is_due", &PyEngine::update_is_due)
       .def("train", &PyEngine::train, ReleaseGil())
       .def("eval", &PyEngine::eval, ReleaseGil())
       .def_property_readonly("has_failed", &PyEngine::has_failed)
@@ -324,6 +364,19 @@ void bind_engine(py::module_& module) {
       .def("param_groups", &param_groups)
       .def("set_hyper", &set_hyper, py::arg("group"), py::arg("hyper"))
       .def("set_learning_rates", &PyEngine::set_learning_rates, py::arg("rates"))
+      .def("use_configured_rates", &PyEngine::use_configured_rates)
+      // the optimizer's state
+      .def_property_readonly("state_names", [](PyEngine& self) { return self.sharded_model().state_names(); })
+      .def(
+          "num_updates",
+          [](PyEngine& self, const std::string& name) {
+            zero::ShardedModel& model = self.sharded_model();
+            return model.parameter_steps(model.layout().find(name));
+          },
+          py::arg("name"))
+      .def("optimizer_states", &optimizer_states, py::arg("unit"), ReleaseGil())
+      .def("set_optimizer_states", &set_optimizer_states, py::arg("name"), py::arg("states"),
+           py::arg("num_updates"), ReleaseGil())
       .def_property_readonly("learning_rates", &PyEngine::learning_rates)
       // the whole model
       .def("full_parameter", &PyEngine::full_parameter, py::arg("name"), ReleaseGil())

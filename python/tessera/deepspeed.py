@@ -35,9 +35,6 @@ logger = logging.getLogger("DeepSpeed")
 class DeepSpeedEngine(Engine):
     """An Engine with DeepSpeed's further methods."""
 
-    def destroy(self):
-        """Does nothing: an engine goes when nothing refers to it."""
-
     def compile(self, backend="inductor", compile_kwargs=None, **_):
         """Compile the module in place, as `module.compile`."""
         self.module.compile(backend=backend, **(compile_kwargs or {}))

@@ -8,17 +8,18 @@
 """
 import json
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tessera import _engine, module_members, module_program, module_state, whole_model
+from tessera import _engine, lr_scheduler, module_members, module_program, module_state, whole_model
 from tessera.containers import map_tensors
 from tessera.data import DataLoader
 from tessera.errors import Error
+from tessera.lr_scheduler import StepsScheduler
 from tessera.numbers import Numbers
 from tessera.optimizer import Optimizer
 
@@ -28,7 +29,7 @@ _SCHEDULER_STATE = "tessera.lr_scheduler"
 _LOADER_STATE = "tessera.dataloader"
 
 
-class Engine(Numbers):
+class Engine(Numbers, StepsScheduler):
     """One rank's engine; `tessera.initialize` makes it. Used by one thread.
 
     It owns the memory of the model's parameters and updates them; the module itself stays as it is, in `engine.module`. Methods
@@ -53,7 +54,7 @@ class Engine(Numbers):
     config: dict[str, Any]
 
     def __init__(self, module: torch.nn.Module, config: _engine.Config, comm: _engine.Communicator, local_rank: int,
-                 steps_per_epoch: int = 0, deferred: _engine.DeferredModel | None = None) -> None:
+                 steps_per_epoch: int = 0, deferred: _engine.DeferredModel | None = None, untrained: Sequence[str] = ()) -> None:
         parameters = module_state.named_parameters(module)
         module_program.check_same(module, comm)
         self.module = module
@@ -62,13 +63,13 @@ class Engine(Numbers):
         state = _engine.ModuleState(module_state.ModuleState(module))
         members = [(f"attribute {name}", tensor) for name, tensor in module_members.tensors(module)]
         viewed = module_members.viewed_outside(module, parameters) if deferred is None and comm.rank == 0 else None
-        self._engine = _engine.Engine(parameters, state, members, config, comm, local_rank, steps_per_epoch, deferred)
+        self._engine = _engine.Engine(parameters, state, members, config, comm, local_rank, steps_per_epoch, deferred,
+                                      list(untrained))
         if viewed is not None:
             _engine.log_warning(f"the memory of parameter {viewed} is also held by a tensor outside of the module, such as a state dict, a view "
                                 "or an array: it keeps the values of before initialize() and does not follow the training")
         self.config = json.loads(self._engine.config)
         self.lr_scheduler = self.training_dataloader = None
-        self._steps_lr_scheduler = False
         self._in_no_sync = self._applied = False
         if not module.training:
             module.train()
@@ -149,25 +150,37 @@ class Engine(Numbers):
         self._engine.backward(loss, scale_wrt_gas)
         return loss
 
-    def step(self) -> None:
+    def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
         """Update the parameters, if this micro-step is the last of its step; else do nothing. Collective.
 
         Clips, updates, frees the gradients and advances the schedule. A step with gradients that are not finite is skipped on all
         ranks alike; `was_step_applied` tells.
+
+        Parameters
+        ----------
+        lr_kwargs : dict, optional
+            Arguments for the scheduler's step(). One that needs some, as ReduceLROnPlateau does, is stepped here only if they are given.
+
+        Raises
+        ------
+        Error
+            Param groups, options of the optimizer or `grad` of a parameter were changed in a way that would have no effect.
         """
         if self._in_no_sync:
             raise Error("step() inside of no_sync(): gradients are not reduced there; leave it for the last backward() of a step")
-        before, skipped = self.global_steps, self.skipped_steps
-        self.optimizer.push()
+        optimizer, updates, skipped = self.optimizer, self._engine.update_is_due, self.skipped_steps
+        if updates:
+            optimizer.call_hooks("pre")
+        optimizer.push()
         self._engine.step()
-        if self.global_steps == before:
+        if not updates:
             return
-        if self.skipped_steps == skipped:
-            self.optimizer.stepped()
-            if self._steps_lr_scheduler:
-                self.lr_scheduler.step()
-        self.optimizer.pull()
         self._applied = self.skipped_steps == skipped
+        if self._applied:
+            optimizer.stepped()
+            optimizer.call_hooks("post")
+            self._step_scheduler(lr_kwargs)
+        optimizer.pull(skipped=not self._applied)
 
     def was_step_applied(self) -> bool:
         """Whether the last step() at a boundary updated the parameters, and was not skipped."""
@@ -193,18 +206,25 @@ class Engine(Numbers):
             self._engine.set_boundary(True)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Does nothing: gradients are freed when they have been used.
+        """Empty the parameters' `grad`, and between backward() and step() discard the gradients, as in PyTorch. All ranks alike.
 
-        But after a forward or `backward` that failed on all ranks alike it drops the gradients of this step, of all its micro-steps,
-        and training goes on. Collective then.
+        After a forward or backward() that failed on all ranks alike it drops the gradients of this step, of all its micro-steps, and
+        training goes on. Collective then.
+
+        Gradients of other losses that went through this model, such as a generator's through its discriminator, lie in `grad`. Calls
+        in other places are not needed: step() frees what it has used, and keeps what is to be accumulated.
         """
         if self._engine.has_failed:
             self._engine.drop_gradients()
+        else:
+            self._engine.zero_grad()
 
-    def attach_scheduler(self, lr_scheduler: Any) -> None:
-        """Have step() step a scheduler of the caller's, which writes rates into the optimizer's param groups."""
-        self.lr_scheduler = lr_scheduler
-        self._steps_lr_scheduler = True
+    def destroy(self) -> None:
+        """End the engine: its module keeps whole parameters in memory of its own, as a plain module. Collective at stage 3.
+
+        Afterwards the module can be given to `initialize` again. A second call does nothing.
+        """
+        whole_model.give_back(self)
 
     # -------------------------------------------------------------------------------------------- modes
 
@@ -310,7 +330,7 @@ class Engine(Numbers):
         """
         state = {"client_state": client_state, _GROUPS_STATE: self.optimizer.values()}
         if self._steps_lr_scheduler:
-            state[_SCHEDULER_STATE] = self.lr_scheduler.state_dict()
+            state[_SCHEDULER_STATE] = lr_scheduler.saved_state(self.lr_scheduler)
         if hasattr(self.training_dataloader, "state_dict"):
             state[_LOADER_STATE] = self.training_dataloader.state_dict()
         try:
@@ -353,7 +373,7 @@ class Engine(Numbers):
         if not load_module_only:
             self.optimizer.load_values(state.get(_GROUPS_STATE, []))
             if load_lr_scheduler_states and self._steps_lr_scheduler and _SCHEDULER_STATE in state:
-                self.lr_scheduler.load_state_dict(state[_SCHEDULER_STATE])
+                lr_scheduler.load_saved_state(self.lr_scheduler, state[_SCHEDULER_STATE])
             if _LOADER_STATE in state and hasattr(self.training_dataloader, "load_state_dict"):
                 self.training_dataloader.load_state_dict(state[_LOADER_STATE])
         self.optimizer.pull()

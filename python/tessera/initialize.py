@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from tessera import _engine, comm, compiled_graphs, module_state, optimizer, whole_model, zero
+from tessera import _engine, comm, compiled_graphs, module_state, optimizer_groups, whole_model, zero
 from tessera.data import DataLoader
 from tessera.engine import Engine
 from tessera.errors import ConfigError
-from tessera.lr_scheduler import LRScheduler
-from tessera.optimizer import Optimizer
+from tessera.lr_scheduler import LRScheduler, check_writes_into
+from tessera.optimizer import Optimizer, to_override
 
 
 def initialize(args: Any = None, model: torch.nn.Module | None = None,
@@ -42,13 +42,15 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
         from other generators, iterators or files, it takes twice.
     optimizer : torch.optim.Optimizer, or callable(parameters) that makes one, optional
         AdamW, Adam, SGD or Adagrad of torch.optim, Lion or LAMB, before its first step; in place of the section "optimizer". It is
-        translated: the engine updates the parameters. Its param groups stay those of the returned optimizer.
+        translated: the engine updates the parameters. Its param groups stay those of the returned optimizer, whose methods its own
+        methods call from then on. Trainable parameters in none of its groups keep their values.
     model_parameters : iterable of Parameter, or of dicts with "params", optional
-        Param groups for the optimizer of the configuration.
+        Param groups for the optimizer of the configuration. Other trainable parameters keep their values.
     training_data : Dataset, optional
         Makes `training_dataloader`, a `tessera.DataLoader` over it with the configuration's batch size.
     lr_scheduler : torch.optim.lr_scheduler.LRScheduler, or callable(optimizer) that makes one, optional
-        Drives the rates through the param groups; `engine.step()` steps it. In place of the section "scheduler".
+        Drives the rates through the param groups; `engine.step()` steps it, and nobody else. In place of the section "scheduler".
+        One that needs a metric (ReduceLROnPlateau) is stepped by the loop.
     collate_fn : callable, optional
         Of the data loader.
     config : dict, str or Path
@@ -93,10 +95,12 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
         if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
             raise ConfigError(f"parameter {name} has no shape yet, as lazy modules have none before their first forward; run the model "
                               "once before initialize()")
+    if model_parameters is not None:
+        model_parameters = list(model_parameters)
     if callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer):
-        optimizer = optimizer(list(model_parameters or (p for p in model.parameters() if p.requires_grad)))
+        optimizer = optimizer(model_parameters or [p for p in model.parameters() if p.requires_grad])
         model_parameters = None
-    parsed = _parse(config, group, optimizer, model_parameters, lr_scheduler, named)
+    parsed, translation = _parse(config, group, optimizer, model_parameters, lr_scheduler, named)
     loader, steps_per_epoch = None, 0
     if training_data is not None:
         resolved = json.loads(parsed.resolved)
@@ -104,10 +108,12 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
                             accumulation_steps=resolved["gradient_accumulation_steps"], seed=resolved.get("seed", 42),
                             collate_fn=collate_fn)
         steps_per_epoch = loader.steps_per_epoch
-    more = {} if deferred is None else {"deferred": deferred}  # a class derived from Engine need not know it
+    more = {} if deferred is None else {"deferred": deferred}  # a class derived from Engine need not know them
+    if translation.untrained:
+        more["untrained"] = translation.untrained
     engine = engine_class(model, parsed, group, comm.get_local_rank(), steps_per_epoch, **more)
     engine.training_dataloader = loader
-    _attach(engine, optimizer, lr_scheduler)
+    _attach(engine, optimizer, translation.groups, lr_scheduler)
     zero.register(engine)
     compiled_graphs.announce()
     if engine._engine.shards_parameters:
@@ -162,24 +168,30 @@ def _given_config(args, config, config_params):
 
 
 def _parse(config, group, client, model_parameters, lr_scheduler, named):
+    """The configuration with what Python objects say in place of its sections, and what they were translated to."""
     overrides = []
+    if lr_scheduler is not None:
+        overrides.append(to_override("scheduler", {}))
+    is_file = not isinstance(config, dict)
+    text = str(config) if is_file else _json_of(config)
+    translation = optimizer_groups.Translation()
     if isinstance(client, torch.optim.Optimizer):
-        overrides.append(optimizer.to_override("optimizer", optimizer.section_of(client, named)))
+        translation = optimizer_groups.translate(client, named)
     elif client is not None:
         raise ConfigError(f"optimizer is {_describe(client)}; expected an optimizer of torch.optim, or a callable that makes one")
     elif model_parameters is not None:
-        groups = optimizer.groups_of(model_parameters, named)
-        if groups:
-            overrides.append(optimizer.to_override("optimizer.param_groups", groups))
-    if lr_scheduler is not None:
-        overrides.append(optimizer.to_override("scheduler", {}))
-    is_file = not isinstance(config, dict)
-    text = str(config) if is_file else _json_of(config)
+        resolved = json.loads(_engine.read_config(text, is_file, group.size, overrides)[0].resolved)
+        translation = optimizer_groups.translate_groups(model_parameters, named, resolved["optimizer"])
+    if translation.section is not None:
+        overrides.append(to_override("optimizer", translation.section))
     parsed, warnings = _engine.read_config(text, is_file, group.size, overrides)
+    if translation.untrained:
+        warnings.append(f"{len(translation.untrained)} trainable parameters are in no param group of the optimizer and keep their values: "
+                        + ", ".join(translation.untrained[:3]) + (", …" if len(translation.untrained) > 3 else ""))
     if group.rank == 0:
         for line in warnings:
             _engine.log_warning(line)
-    return parsed
+    return parsed, translation
 
 
 def _json_of(config):
@@ -189,11 +201,13 @@ def _json_of(config):
         raise ConfigError(f"config: {error}; expected what JSON has") from error
 
 
-def _attach(engine, client, lr_scheduler):
-    engine.optimizer = Optimizer(engine, client)
+def _attach(engine, client, groups, lr_scheduler):
+    engine.optimizer = Optimizer(engine, client, groups)
     if lr_scheduler is not None:
         is_factory = callable(lr_scheduler) and not hasattr(lr_scheduler, "step")
-        engine.attach_scheduler(lr_scheduler(engine.optimizer) if is_factory else lr_scheduler)
+        scheduler = lr_scheduler(engine.optimizer) if is_factory else lr_scheduler
+        check_writes_into(scheduler, engine.optimizer, client)
+        engine.attach_scheduler(scheduler)
     elif engine.config.get("scheduler", {}).get("type"):
         engine.lr_scheduler = LRScheduler(engine)
 

@@ -5,244 +5,209 @@ The engine updates its shards with formulas of its own. A torch optimizer says w
 writes into them (`group["lr"] = ...`) counts from the next step on.
 """
 import json
+import math
+import types
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
+from torch.optim import optimizer as torch_optimizer
 
-from tessera.errors import ConfigError
-
-# By class name: the configuration's type, the hyper-parameters in torch's names, and options that have to have these values.
-_ADAM = (("lr", "betas", "eps", "weight_decay"), {"amsgrad": False, "maximize": False})
-_KINDS = {
-    "AdamW": ("AdamW", *_ADAM),
-    "Adam": ("Adam", *_ADAM),
-    "FusedAdam": ("AdamW", ("lr", "betas", "eps", "weight_decay", "bias_correction"), {"amsgrad": False}),
-    "DeepSpeedCPUAdam": ("AdamW", ("lr", "betas", "eps", "weight_decay", "bias_correction"), {"amsgrad": False}),
-    "SGD": ("SGD", ("lr", "momentum", "dampening", "weight_decay", "nesterov"), {"maximize": False}),
-    "Adagrad": ("Adagrad", ("lr", "lr_decay", "eps", "weight_decay"), {"initial_accumulator_value": 0, "maximize": False}),
-    "Lion": ("Lion", ("lr", "betas", "weight_decay"), {"maximize": False}),
-    "FusedLion": ("Lion", ("lr", "betas", "weight_decay"), {}),
-    "Lamb": ("LAMB", ("lr", "betas", "eps", "weight_decay"), {"maximize": False}),
-    "FusedLamb": ("LAMB", ("lr", "betas", "eps", "weight_decay", "bias_correction", "max_coeff", "min_coeff"), {"amsgrad": False}),
-}
-_KEYS_OF_TYPE = {
-    "AdamW": ("lr", "betas", "eps", "weight_decay", "bias_correction"),
-    "Adam": ("lr", "betas", "eps", "weight_decay", "bias_correction"),
-    "SGD": ("lr", "momentum", "dampening", "weight_decay", "nesterov"),
-    "Adagrad": ("lr", "lr_decay", "eps", "weight_decay"),
-    "Lion": ("lr", "betas", "weight_decay"),
-    "LAMB": ("lr", "betas", "eps", "weight_decay", "bias_correction", "max_coeff", "min_coeff"),
-}
-
-
-def section_of(optimizer: torch.optim.Optimizer, named_parameters: list[tuple[str, torch.nn.Parameter]]) -> dict[str, Any]:
-    """A torch optimizer as the section `optimizer` of a configuration.
-
-    Parameters
-    ----------
-    optimizer : torch.optim.Optimizer
-        AdamW, Adam, SGD or Adagrad of torch.optim, or a Lion or LAMB by that name. Without state: it has taken no step.
-    named_parameters : list of (str, Parameter)
-        The model's, by which the groups' tensors are named.
-
-    Raises
-    ------
-    ConfigError
-        Another class; an option that the formulas here lack; a tensor that is not the model's; a trainable parameter in no group.
-    """
-    kind = type(optimizer).__name__
-    if kind not in _KINDS or not _is_known_class(optimizer):
-        raise ConfigError(f"{_full_name(optimizer)} is not an optimizer Tessera has; expected AdamW, Adam, SGD or Adagrad of "
-                          "torch.optim, Lion or LAMB, or the section \"optimizer\" of the configuration")
-    if any(float(state.get("step", 1)) > 0 for state in optimizer.state.values()):
-        raise ConfigError("the optimizer has taken steps, and its state would be lost; expected one that has not "
-                          "(load_checkpoint() brings an engine's state)")
-    config_type, keys, required = _KINDS[kind]
-    groups = [(_names_of(group["params"], named_parameters), _values(group, keys, required, optimizer))
-              for group in optimizer.param_groups if len(group["params"]) > 0]
-    _check_complete(groups, named_parameters)
-    params = dict(groups[0][1])
-    section = {"type": config_type, "params": params, "param_groups": [_changes(params, *group) for group in groups[1:]]}
-    if config_type == "Adam":
-        params["adam_w_mode"] = False
-    return section
-
-
-def groups_of(model_parameters: Iterable[Any], named_parameters: list[tuple[str, torch.nn.Parameter]]) -> list[dict[str, Any]]:
-    """`model_parameters` of `initialize` as `optimizer.param_groups`: [] for plain parameters, else a section for each dict.
-
-    Raises
-    ------
-    ConfigError
-        As `section_of`.
-    """
-    given = list(model_parameters)
-    if not given or not isinstance(given[0], dict):
-        _check_complete([(_names_of([pair[1] if isinstance(pair, tuple) else pair for pair in given], named_parameters), {})],
-                        named_parameters)
-        return []
-    groups = []
-    for group in given:
-        values = {key: _plain(value) for key, value in group.items() if key not in ("params", "name", "param_names")}
-        groups.append((_names_of(group["params"], named_parameters), values))
-    _check_complete(groups, named_parameters)
-    return [{"match": names, **values} for names, values in groups if names and values]
-
-
-def _is_known_class(optimizer):
-    """Whether the class is the one that its name says: torch's, or a library's Lion or LAMB."""
-    name = type(optimizer).__name__
-    torchs = getattr(torch.optim, name, None)
-    return type(optimizer) is torchs if torchs is not None else True
-
-
-def _full_name(optimizer):
-    return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
-
-
-def _plain(value):
-    if isinstance(value, torch.Tensor):
-        return value.item()
-    return [_plain(item) for item in value] if isinstance(value, (tuple, list)) else value
-
-
-def _values(group, keys, required, optimizer):
-    for option, expected in required.items():
-        if group.get(option, expected) not in (expected, None):
-            raise ConfigError(f"{_full_name(optimizer)}: {option}={group[option]} is not built in; expected {expected}")
-    return {key: _plain(group[key]) for key in keys if key in group}
-
-
-def _changes(params, names, values):
-    return {"match": names, **{key: value for key, value in values.items() if value != params.get(key)}}
-
-
-def _names_of(tensors, named_parameters):
-    names = {}
-    for name, parameter in named_parameters:  # a tied one: the first name
-        names.setdefault(id(parameter), name)
-    found = []
-    for tensor in [tensors] if isinstance(tensors, torch.Tensor) else tensors:
-        if id(tensor) not in names:
-            raise ConfigError(f"the optimizer has a tensor of shape {list(tensor.shape)} that is not a parameter of the model")
-        found.append(names[id(tensor)])
-    return found
-
-
-def _check_complete(groups, named_parameters):
-    grouped = {name for names, _ in groups for name in names}
-    seen = set()
-    for name, parameter in named_parameters:
-        if id(parameter) in seen:
-            continue
-        seen.add(id(parameter))
-        if parameter.requires_grad and name not in grouped:
-            raise ConfigError(f"parameter {name} is trainable and in no param group of the optimizer: add it to one, or freeze it "
-                              "with requires_grad_(False)")
+from tessera import _engine
+from tessera.errors import ConfigError, Error
+from tessera.optimizer_options import HYPERS, Options, full_name, plain
+from tessera.optimizer_state import States
 
 
 class Optimizer(torch.optim.Optimizer):
     """The optimizer of an engine, with the interface of torch.optim: `param_groups` and learning rates.
 
-    Moments and master weights are in the engine's shards. Values written into `param_groups` count from the next step on;
-    where the configuration has a schedule, that sets the rates.
+    Moments and master weights are in the engine's shards. Values written into `param_groups` count from the next step on; a
+    schedule of the configuration sets the rates anew after each step. Other changes of the groups after `initialize` are an Error
+    of the next step.
     """
 
-    def __init__(self, engine: Any, client: torch.optim.Optimizer | None = None) -> None:
+    def __init__(self, engine: Any, client: torch.optim.Optimizer | None = None, groups: list[dict[str, Any]] | None = None) -> None:
         self._engine = weakref.ref(engine)
+        self._accepts_groups = True
         self._scheduled = bool(engine.config.get("scheduler", {}).get("type"))
+        self._overruled = False  # a rate was written over the schedule's, for the next step
         kind = engine.config["optimizer"]["type"]
-        self._keys = _KEYS_OF_TYPE[kind]
-        groups = engine._engine.param_groups()
+        self._options = Options.of_type(kind) if client is None else Options.of(client)
+        of_engine = engine._engine.param_groups()
         if client is not None:
-            self._indices = list(range(len(groups)))
-            super().__init__([group for group in client.param_groups if group["params"]], {})
+            super().__init__([{"params": []}], client.defaults)
             self.param_groups = client.param_groups
+        elif groups is not None:
+            super().__init__([{"params": []}], _shown(kind, of_engine[0].hyper))
+            filled = iter(of_engine)
+            self.param_groups = [{**(_shown(kind, next(filled).hyper) if group["params"] else {}), **group} for group in groups]
         else:
             parameters = dict(engine.named_tensors)
-            self._indices = [i for i, group in enumerate(groups) if group.parameters]
             nothing = [{"params": []}]  # all are frozen: a model that is evaluated only
-            super().__init__([{"params": [parameters[name] for name in groups[i].parameters], **self._shown(groups[i].hyper)}
-                              for i in self._indices] or nothing, {})
+            super().__init__([{"params": [parameters[name] for name in group.parameters], **_shown(kind, group.hyper)}
+                              for group in of_engine if group.parameters] or nothing, _shown(kind, of_engine[0].hyper))
+        self._accepts_groups = False
+        given = client is not None or groups is not None
+        self._indices = [i for i, group in enumerate(of_engine) if given or group.parameters]
+        self._structure = self._structure_now()
         self._client = client
-        self._pushed = self.values()
+        self._pushed = self._translated()
+        self._states = States(engine, self._groups(), kind, client is None or full_name(client).startswith("torch."))
+        self._note_momentum()
+        if client is not None:
+            self._take_the_place_of(client)
+
+    # ------------------------------------------------------------------------------ the interface of torch.optim
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """As `engine.step()`."""
         loss = closure() if closure is not None else None
-        self._engine().step()
+        self._live().step()
         return loss
+
+    step.hooked = True  # engine.step() calls the hooks of steps
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As `engine.zero_grad()`."""
-        self._engine().zero_grad(set_to_none)
+        self._live().zero_grad()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raises Error: the engine's shards are made by `initialize`."""
+        if not self._accepts_groups:
+            raise Error("add_param_group() after initialize(): the group would not be trained. Give all groups to initialize(); layers that "
+                        "are to be trained later can be frozen with requires_grad_(False) after it, or have lr 0 until then")
+        super().add_param_group(param_group)
+
+    @property
+    def state(self) -> States:
+        """By parameter, its moments: see States. Reading is Collective."""
+        return self._states
+
+    @state.setter
+    def state(self, value: Mapping[Any, Any]) -> None:
+        if "_states" not in self.__dict__:  # torch.optim.Optimizer.__init__, before there are any
+            return
+        written = {self._states.name_of(parameter): self._states.parsed(parameter, state) for parameter, state in value.items()}
+        self._states.clear()
+        self._states.write(written)
 
     def state_dict(self) -> dict[str, Any]:
-        """The param groups. The states are in the engine's shards: `engine.save_checkpoint` saves them."""
-        return super().state_dict()
+        """What torch's would be: moments and step counts of whole parameters, on the CPU, and the param groups. Collective."""
+        self._states, kept = self._states.gathered(), self._states  # torch's function reads self.state
+        try:
+            return super().state_dict()
+        finally:
+            self._states = kept
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes the hyper-parameters of the param groups. The states come with `engine.load_checkpoint`."""
-        self.load_values([{key: value for key, value in group.items() if key != "params"}
-                          for group in state_dict["param_groups"] if group["params"]])
+        """Take moments, step counts and the values of param groups, from this `state_dict` or torch's of the same class. Collective.
 
-    def values(self) -> list[dict[str, Any]]:
-        """The hyper-parameters of each param group, as JSON has them."""
-        return [self._read(group) for group in self._groups()]
-
-    def load_values(self, values: list[dict[str, Any]]) -> None:
-        """Writes what `values` has returned into the groups, if they are as many."""
-        if len(values) == len(self._groups()):
-            for group, saved in zip(self._groups(), values):
-                group.update(saved)
+        Raises
+        ------
+        Error
+            It does not fit: other groups, shapes or states. Then nothing has changed.
+        """
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            result = hook(self, state_dict)
+            state_dict = state_dict if result is None else result
+        saved_groups = state_dict["param_groups"]
+        sizes, saved_sizes = ([len(group["params"]) for group in groups] for groups in (self.param_groups, saved_groups))
+        if sizes != saved_sizes:
+            raise Error(f"load_state_dict(): its param groups have {saved_sizes} parameters; expected {sizes}, as this optimizer's")
+        for i, (group, saved) in enumerate(zip(self.param_groups, saved_groups)):
+            self._options.values({**group, **saved}, f"load_state_dict(): param group {i}")
+        states = self._states
+        states.write({states.name_of(parameter): states.parsed(parameter, state_dict["state"].get(index), saved)
+                      for group, saved in zip(self.param_groups, saved_groups)
+                      for parameter, index in zip(group["params"], saved["params"]) if states.is_trained(parameter)})
+        for group, saved in zip(self.param_groups, saved_groups):
+            group.update({key: value for key, value in saved.items() if key not in ("params", "param_names")})
+        for hook in self._optimizer_load_state_dict_post_hooks.values():
+            hook(self)
 
     @property
     def overflow(self) -> bool:
         """Whether the last step was skipped."""
-        engine = self._engine()
+        engine = self._live()
         return engine.global_steps > 0 and not engine.was_step_applied()
 
-    def _groups(self):
-        return [group for group in self.param_groups if group["params"]]
+    # -------------------------------------------------------------------------------- for the engine
 
-    def _shown(self, hyper):
-        values = {key: getattr(hyper, key) for key in self._keys if key != "betas"}
-        return {**values, "betas": (hyper.beta1, hyper.beta2)} if "betas" in self._keys else values
+    def values(self) -> list[dict[str, Any]]:
+        """What each param group holds besides its parameters, as far as JSON has it: for a checkpoint."""
+        return [{key: encoded for key, value in group.items()
+                 if isinstance(key, str) and key not in ("params", "param_names") and (encoded := _encoded(value)) is not _NOT_JSON} for group in self._groups()]
 
-    def _read(self, group):
-        return {key: _plain(group[key]) for key in self._keys if key in group}
+    def load_values(self, values: list[dict[str, Any]]) -> None:
+        """Write what `values` has returned into the groups, if they are as many."""
+        groups = self._groups()
+        if len(values) != len(groups):
+            if values and self._live().global_rank == 0:
+                _engine.log_warning(f"load_checkpoint(): it has the values of {len(values)} param groups, and the optimizer has "
+                                    f"{len(groups)}: their rates and other values stay as they are")
+            return
+        for group, saved in zip(groups, values):
+            for key, value in saved.items():
+                if isinstance(group.get(key), torch.Tensor):
+                    group[key].fill_(value)
+                else:
+                    group[key] = tuple(value) if isinstance(value, list) else value
+
+    def call_hooks(self, when: str) -> None:
+        """Call the hooks of steps of this optimizer and of the one it was translated from. `when`: "pre" or "post"."""
+        owners = [self] if self._client is None else [self, self._client]
+        own = [(owner, hook) for owner in owners for hook in getattr(owner, f"_optimizer_step_{when}_hooks").values()]
+        everybodys = [(self, hook) for hook in getattr(torch_optimizer, f"_global_optimizer_{when}_hooks").values()]
+        for owner, hook in chain(everybodys, own) if when == "pre" else chain(own, everybodys):
+            hook(owner, (owner,), {})
 
     def push(self) -> None:
-        """Give the engine what has been written into the param groups."""
-        now = self.values()
+        """Give the engine what has been written into the param groups. Raises Error for what cannot change after initialize()."""
+        self._check_structure()
+        now = self._translated()
         if now == self._pushed:
             return
-        engine = self._engine()._engine
-        if not self._scheduled and [values["lr"] for values in now] != [values["lr"] for values in self._pushed]:
-            rates = engine.learning_rates
-            for index, values in zip(self._indices, now):
-                rates[index] = values["lr"]
-            engine.set_learning_rates(rates)
+        for i, (values, before) in enumerate(zip(now, self._pushed)):
+            _check_numbers(values, before, f"optimizer.param_groups[{i}]")
+        engine = self._live()._engine
         hypers = engine.param_groups()
-        for index, values, before in zip(self._indices, now, self._pushed):
+        for i, (index, values, before) in enumerate(zip(self._indices, now, self._pushed)):
             if values == before:
                 continue
+            if self._scheduled and values.get("betas") != before.get("betas") and self._schedule_sets_betas():
+                raise Error(f"optimizer.param_groups[{i}]: betas={values['betas']} was written, and the schedule OneCycle of the "
+                            "configuration sets them; expected cycle_momentum false there")
             hyper = hypers[index].hyper
             for key, value in values.items():
                 if key == "betas":
                     hyper.beta1, hyper.beta2 = value
                 else:
                     setattr(hyper, key, value)
-            engine.set_hyper(index, hyper)
+            try:
+                engine.set_hyper(index, hyper)
+            except Error as error:
+                raise Error(f"optimizer.param_groups[{i}]: {error}") from None
+        if [values["lr"] for values in now] != [values["lr"] for values in self._pushed]:
+            rates = engine.learning_rates
+            for index, values in zip(self._indices, now):
+                rates[index] = values["lr"]
+            engine.set_learning_rates(rates)
+            self._overruled = self._scheduled
         self._pushed = now
+        self._note_momentum()
 
-    def pull(self) -> None:
-        """Show the rates that the configured schedule has for the next step."""
-        if not self._scheduled:
+    def pull(self, skipped: bool = False) -> None:
+        """Show the rates that the configured schedule has for the next step. `skipped`: what was written for this one stays."""
+        if not self._scheduled or (skipped and self._overruled):
             return
-        rates = self._engine()._engine.learning_rates
+        engine = self._live()._engine
+        if self._overruled:
+            engine.use_configured_rates()
+            self._overruled = False
+        rates = engine.learning_rates
         for index, group, pushed in zip(self._indices, self._groups(), self._pushed):
             group["lr"] = pushed["lr"] = rates[index]
 
@@ -251,6 +216,93 @@ class Optimizer(torch.optim.Optimizer):
         for optimizer in (self, self._client):
             if optimizer is not None:
                 optimizer._opt_called = True
+
+    # ---------------------------------------------------------------------------------------- groups
+
+    def _live(self):
+        engine = self._engine()
+        if engine is None:
+            raise Error("the optimizer's engine is gone; expected it to be kept while its optimizer is used")
+        return engine
+
+    def _groups(self):
+        return [group for group in self.param_groups if group["params"]]
+
+    def _translated(self):
+        return [self._options.values(group, f"optimizer.param_groups[{i}]") for i, group in enumerate(self.param_groups) if group["params"]]
+
+    def _note_momentum(self):
+        for i, values in enumerate(self._pushed):
+            self._states.note_momentum(i, values.get("momentum", 0))
+
+    def _structure_now(self):
+        return [[id(parameter) for parameter in group["params"]] for group in self.param_groups]
+
+    def _check_structure(self):
+        if self._client is not None and self._client.param_groups is not self.param_groups:
+            raise Error("the param groups of the optimizer that initialize() was given, or of the one that it returned, were replaced by "
+                        "another list, which would have no effect: change the values of the groups, or call load_state_dict()")
+        now = self._structure_now()
+        if now == self._structure:
+            return
+        if len(now) != len(self._structure):
+            raise Error(f"the optimizer has {len(now)} param groups, and had {len(self._structure)} at initialize(): a group of its own, "
+                        "or one that went, would have no effect. Give all groups to initialize()")
+        for i, (ids, before) in enumerate(zip(now, self._structure)):
+            if ids != before:
+                changed = next(iter(set(ids) ^ set(before)), ids[0] if ids else before[0])
+                parameter = next((p for group in self.param_groups for p in group["params"] if id(p) == changed), None)
+                name = "a parameter" if parameter is None else self._states.name_of(parameter)
+                raise Error(f"optimizer.param_groups[{i}]: {name} was {'added' if changed in ids else 'taken out'} after initialize(), which "
+                            "would have no effect. Change the groups before initialize(); afterwards change the values of a group, or "
+                            "freeze parameters with requires_grad_(False)")
+
+    def _take_the_place_of(self, client):
+        """Calls of the optimizer that was translated mean this one: it has neither gradients nor states of its own."""
+        ours = weakref.ref(self)
+        for name in ("step", "zero_grad", "state_dict", "load_state_dict", "add_param_group"):
+            def forward(_, *args, _name=name, **kwargs):
+                optimizer = ours()
+                if optimizer is None:
+                    raise Error(f"{_name}(): the engine of this optimizer is gone")
+                return getattr(optimizer, _name)(*args, **kwargs)
+            forward._wrapped_by_lr_sched = name == "step"  # torch's schedulers look for it; stepped() tells them of steps
+            setattr(client, name, types.MethodType(forward, client))
+        for name in vars(client):
+            if name.startswith(("_optimizer_state_dict_", "_optimizer_load_state_dict_")):
+                setattr(self, name, getattr(client, name))  # hooks: one dict for both
+        client.state = self._states
+
+    def _schedule_sets_betas(self):
+        scheduler = self._live().config["scheduler"]
+        return scheduler["type"] == "OneCycle" and scheduler["params"].get("cycle_momentum", True)
+
+
+_NOT_JSON = object()
+
+
+def _encoded(value):
+    try:
+        value = plain(value)
+        json.dumps(value, allow_nan=False)
+    except (ConfigError, TypeError, ValueError):
+        return _NOT_JSON
+    return value
+
+
+def _check_numbers(values, before, where):
+    for key in before:
+        if key not in values:
+            raise Error(f"{where}: {key} was taken out after initialize(); expected a value")
+    for key, value in values.items():
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, float) and not math.isfinite(number):
+                raise Error(f"{where}: {key} is {number}; expected a finite number")
+
+
+def _shown(type_, hyper):
+    values = {key: getattr(hyper, key) for key in HYPERS[type_] if key != "betas"}
+    return {**values, "betas": (hyper.beta1, hyper.beta2)} if "betas" in HYPERS[type_] else values
 
 
 def to_override(path: str, value: Any) -> str:

@@ -3,7 +3,7 @@ from collections import OrderedDict
 
 import torch
 
-from tessera import _engine, module_state
+from tessera import _engine, module_state, zero
 from tessera.errors import Error
 from tessera.zero import GatheredParameters
 
@@ -30,6 +30,29 @@ def gathered_state_dict(engine, only_rank=None):
         else:
             state[name] = _copy(value) if isinstance(value, torch.Tensor) else value
     return state
+
+
+class _Ended:
+    """In the place of an engine that destroy() has ended."""
+
+    def __getattr__(self, name):
+        raise Error("the engine was ended by destroy(); expected no further call: its module is a plain one again")
+
+
+def give_back(engine):
+    """See `Engine.destroy`."""
+    if isinstance(engine._engine, _Ended):
+        return
+    by_name = dict(engine.named_tensors)
+    copies = []
+    for names in engine._engine.units():
+        parameters = [by_name[name] for name in names]
+        with GatheredParameters(parameters):
+            copies.extend((parameter, parameter.detach().clone()) for parameter in parameters)
+    engine._engine = _Ended()  # and its hooks are gone
+    for parameter, value in copies:
+        parameter.data = value
+    zero.forget(engine)
 
 
 def refuse_released(module):

@@ -21,6 +21,11 @@ def register(engine: Any) -> None:
     _engines.add(engine)
 
 
+def forget(engine: Any) -> None:
+    """The engine owns no parameters any more."""
+    _engines.discard(engine)
+
+
 def engines() -> "weakref.WeakSet":
     """The engines of this process."""
     return _engines

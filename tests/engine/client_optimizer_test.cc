@@ -11,6 +11,7 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include "engine/config/parse.h"
 #include "tests/support/losses.h"
 
 namespace tessera::testing {
@@ -113,9 +114,10 @@ TEST(ClientOptimizer, GroupsAreTheConfigurationsWithTheNamesOfTheirParameters) {
   const OptimizerConfig config = config_of(*optimizer, *model);
   EXPECT_EQ(config.options, OptimizerOptions(AdamWOptions{.lr = 0.02, .weight_decay = 0.3}));
   const std::vector<ParamGroupConfig> groups = {
-      {.match = {"bias", "norm_weight"}, .params = {{"weight_decay", 0}}},
-      {.match = {"matrix"},
-       .params = {{"lr", 0.05}, {"beta1", 0.8}, {"beta2", 0.95}, {"eps", 1e-6}, {"weight_decay", 0.01}}}};
+      {.match = {}, .params = {{"weight_decay", 0}}, .parameters = {"bias", "norm_weight"}},
+      {.match = {},
+       .params = {{"lr", 0.05}, {"beta1", 0.8}, {"beta2", 0.95}, {"eps", 1e-6}, {"weight_decay", 0.01}},
+       .parameters = {"matrix"}}};
   EXPECT_EQ(config.param_groups, groups);
 }
 
@@ -132,8 +134,8 @@ TEST(ClientOptimizer, WhatCannotBeTakenIsNamed) {
   EXPECT_THAT(
       error(optim::RMSprop(all, optim::RMSpropOptions(0.1))),
       HasSubstr("torch::optim::RMSprop is not an optimizer Tessera has; expected torch::optim::Adam, AdamW"));
-  EXPECT_THAT(error(optim::SGD({model->weight}, optim::SGDOptions(0.1))),
-              HasSubstr("is trainable and in no param group of the optimizer"));
+  EXPECT_EQ(error(optim::SGD(std::vector<at::Tensor>{}, optim::SGDOptions(0.1))),
+            "the optimizer has no parameters");
   std::vector<at::Tensor> more = all;
   more.push_back(at::zeros({3, 4}));
   EXPECT_EQ(error(optim::SGD(more, optim::SGDOptions(0.1))),
@@ -144,6 +146,83 @@ TEST(ClientOptimizer, WhatCannotBeTakenIsNamed) {
     stepped->step();
     EXPECT_THAT(error(*stepped), HasSubstr("the optimizer has taken steps")) << client.name;
   }
+}
+
+/// Names that would match each other as patterns.
+struct NamedImpl : torch::nn::Module {
+  NamedImpl() {
+    for (const char* name : {"*", "w*", "w", "w?", "w1"})
+      parameters_by_name[name] = register_parameter(name, at::full({40}, 1.0));
+  }
+  at::Tensor forward() {
+    at::Tensor sum = at::zeros({});
+    for (const auto& [name, parameter] : parameters_by_name) sum = sum + parameter.square().sum();
+    return sum;
+  }
+  std::map<std::string, at::Tensor> parameters_by_name;
+};
+TORCH_MODULE(Named);
+
+TEST(ClientOptimizer, GroupsAreTheirParametersAndNotPatterns) {
+  const auto make = [](NamedImpl& model) {
+    std::vector<optim::OptimizerParamGroup> groups;
+    for (const auto& item : model.named_parameters())
+      groups.emplace_back(std::vector<at::Tensor>{item.value()},
+                          std::make_unique<optim::SGDOptions>(0.01 * static_cast<double>(groups.size())));
+    return std::make_unique<optim::SGD>(groups, optim::SGDOptions(0.5));
+  };
+  Named plain;
+  const auto optimizer = make(*plain);
+  for (int step = 0; step < 2; ++step) {
+    optimizer->zero_grad();
+    plain->forward().backward();
+    optimizer->step();
+  }
+  for (int stage = 0; stage <= 3; ++stage)
+    on_ranks(2, [&](comm::CommunicatorPtr comm) {
+      EngineConfig config;
+      config.train_micro_batch_size_per_gpu = 1;
+      config.zero = {.stage = stage, .unit_numel = 100, .param_persistence_threshold = 0};
+      Named model;
+      auto engine = initialize(model, *make(*model), config, comm);
+      for (int step = 0; step < 2; ++step) {
+        engine->backward(engine->forward());
+        engine->step();
+      }
+      for (const auto& item : plain->named_parameters())
+        EXPECT_TRUE(at::allclose(engine->full_parameter(item.key()), item.value().detach())) << item.key();
+      const EngineConfig again = parse_engine_config(dump_resolved(engine->config()), {.world_size = 2});
+      EXPECT_EQ(again.optimizer, engine->config().optimizer) << "what is written can be read";
+    });
+}
+
+TEST(ClientOptimizer, ParametersInNoGroupKeepTheirValues) {
+  Bowl plain;
+  fill_parameters(*plain, 1);
+  optim::AdamW optimizer({plain->weight}, optim::AdamWOptions(0.02));
+  for (int step = 0; step < 3; ++step) {
+    plain->zero_grad();
+    plain->forward().backward();
+    optimizer.step();
+  }
+  for (int stage = 0; stage <= 3; ++stage)
+    on_ranks(2, [&](comm::CommunicatorPtr comm) {
+      EngineConfig config;
+      config.train_micro_batch_size_per_gpu = 1;
+      config.zero = {.stage = stage, .unit_numel = 200, .param_persistence_threshold = 0};
+      Bowl model;
+      fill_parameters(*model, 1);
+      auto engine = initialize(model, optim::AdamW({model->weight}, optim::AdamWOptions(0.02)), config, comm);
+      for (int step = 0; step < 3; ++step) {
+        engine->backward(engine->forward());
+        EXPECT_FALSE(model->bias.grad().defined());
+        engine->step();
+      }
+      for (const auto& item : plain->named_parameters())
+        EXPECT_TRUE(at::allclose(engine->full_parameter(item.key()), item.value().detach(), 1e-5, 1e-6))
+            << item.key() << " at stage " << stage;
+      EXPECT_TRUE(model->bias.requires_grad());
+    });
 }
 
 TEST(ClientOptimizer, OfATorchScriptModule) {

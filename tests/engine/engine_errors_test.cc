@@ -50,9 +50,9 @@ TEST_P(EngineErrors, LossBackwardInPlaceOfEngineBackwardIsAnErrorNotSilence) {
     for (int step = 0; step < 2; ++step) {
       step_loss(*engine, step).backward();
       EXPECT_THAT(error_of([&] { engine->step(); }),
-                  HasSubstr("fc1.weight has a gradient that did not come from engine->backward(loss)"));
+                  HasSubstr("fc1.weight has a gradient that did not come from backward(loss) of its engine"));
       EXPECT_THAT(error_of([&] { engine->backward(step_loss(*engine, step)); }),
-                  HasSubstr("model->zero_grad()"));
+                  HasSubstr("zero_grad() of the engine"));
       engine->module().zero_grad();
       engine->backward(step_loss(*engine, step));
       engine->step();
@@ -64,6 +64,74 @@ TEST_P(EngineErrors, LossBackwardInPlaceOfEngineBackwardIsAnErrorNotSilence) {
     EXPECT_TRUE(torch::autograd::grad({loss}, {x}, {}, /*retain_graph=*/true)[0].defined());
     engine->backward(loss);
     engine->step();
+  });
+}
+
+TEST_P(EngineErrors, ZeroGradBetweenBackwardAndStepGivesTheStepUp) {
+  on_ranks(2, [&](comm::CommunicatorPtr comm) {
+    const auto train = [&](bool with_more) {
+      auto engine = mlp_engine(small_units(2, GetParam()), comm);
+      for (int step = 0; step < 3; ++step) {
+        if (with_more) {
+          engine->backward(step_loss(*engine, step + 10));
+          EXPECT_TRUE(engine->update_is_due());
+          engine->zero_grad();
+          EXPECT_FALSE(engine->update_is_due());
+          EXPECT_THAT(error_of([&] { engine->full_gradient("fc1.weight"); }), HasSubstr("has discarded"));
+          engine->step();
+        }
+        engine->zero_grad();
+        engine->backward(step_loss(*engine, step));
+        engine->step();
+      }
+      EXPECT_EQ(engine->global_steps(), 3);
+      return engine->full_parameter("fc1.weight");
+    };
+    EXPECT_TRUE(at::equal(train(true), train(false)));
+  });
+}
+
+TEST_P(EngineErrors, AGradientThatWasTakenCannotBeReadOrReplaced) {
+  on_ranks(1, [&](comm::CommunicatorPtr comm) {
+    auto engine = mlp_engine(small_units(1, GetParam()), comm);
+    at::Tensor weight = engine->module().named_parameters()["fc1.weight"];
+    engine->backward(step_loss(*engine, 0));
+    try {
+      weight.grad().norm();
+      FAIL() << "a norm of nothing";
+    } catch (const c10::Error& error) {
+      EXPECT_THAT(error.what_without_backtrace(),
+                  HasSubstr("the gradient of parameter fc1.weight is not in its grad"));
+    }
+    weight.mutable_grad() = at::ones_like(weight);
+    EXPECT_THAT(error_of([&] { engine->step(); }), HasSubstr("fc1.weight: its grad was written"));
+    engine->zero_grad();
+    engine->backward(step_loss(*engine, 0));
+    engine->step();
+    EXPECT_FALSE(weight.grad().defined());
+    EXPECT_EQ(engine->global_steps(), 1);
+  });
+}
+
+TEST_P(EngineErrors, AModelBelongsToOneEngineAtATime) {
+  on_ranks(1, [&](comm::CommunicatorPtr comm) {
+    Bowl model;
+    EngineConfig config;
+    config.train_micro_batch_size_per_gpu = 1;
+    config.zero = {.stage = GetParam(), .unit_numel = 200, .param_persistence_threshold = 0};
+    auto engine = initialize(model, config, comm);
+    EXPECT_THAT(
+        error_of<ConfigError>([&] { initialize(model, config, comm); }),
+        HasSubstr("parameter weight belongs to an engine: initialize() was called on this model before"));
+    engine->backward(engine->forward());
+    engine->step();
+    const at::Tensor weight = engine->full_parameter("weight");
+    engine.reset();
+    auto second = initialize(model, config, comm);
+    EXPECT_TRUE(at::equal(second->full_parameter("weight"), weight));
+    second->backward(second->forward());
+    second->step();
+    EXPECT_FALSE(at::equal(second->full_parameter("weight"), weight));
   });
 }
 

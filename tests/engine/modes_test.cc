@@ -118,6 +118,7 @@ TEST(Modes, SubmodulesTheUserPutIntoEvaluationStayThereUntilTrainIsCalled) {
     engine->train();
     EXPECT_TRUE(model->norm->is_training());
     model->eval();
+    engine.reset();  // a model belongs to one engine
     auto again = initialize(model, engine_config(small_units(1, 2)), comm);
     EXPECT_TRUE(model->is_training()) << "a model in evaluation mode starts in training mode";
   });

@@ -95,6 +95,47 @@ TEST(ParamGroups, FromJsonEqualThoseFromCpp) {
   EXPECT_TRUE(bit_equal(from_json, train_bowl(bowl_config(2), 2, {.param_groups = {kNoDecay, kMatrix}})));
 }
 
+TEST(ParamGroups, OfJsonMayHaveNamesInPlaceOfPatterns) {
+  const auto config = [](const char* group) {
+    return parse_engine_config(str(R"({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 1},
+      "optimizer": {"type": "SGD", "params": {"lr": 0.01}, "param_groups": [{)",
+                                   group, R"(, "lr": 0.05}]}})"),
+                               {.world_size = 1});
+  };
+  const Tensors by_pattern = train_bowl(config(R"("match": ["matrix", "bias"])"), 1);
+  EXPECT_TRUE(bit_equal(train_bowl(config(R"("parameters": ["matrix", "bias"])"), 1), by_pattern));
+  EXPECT_TRUE(bit_equal(train_bowl(config(R"("parameters": "matrix", "match": "b*s")"), 1), by_pattern));
+  EXPECT_FALSE(bit_equal(train_bowl(config(R"("parameters": ["matri?", "bias"])"), 1), by_pattern));
+  const EngineConfig resolved = config(R"("parameters": "matrix")");
+  EXPECT_EQ(parse_engine_config(dump_resolved(resolved), {.world_size = 1}).optimizer, resolved.optimizer);
+}
+
+TEST(ParamGroups, SomeMayHaveMomentum) {
+  Bowl plain;
+  fill_parameters(*plain, 1);
+  using torch::optim::OptimizerParamGroup;
+  using torch::optim::SGDOptions;
+  std::vector<OptimizerParamGroup> groups;
+  groups.emplace_back(std::vector<at::Tensor>{plain->weight, plain->bias, plain->norm_weight},
+                      std::make_unique<SGDOptions>(0.01));
+  groups.emplace_back(std::vector<at::Tensor>{plain->matrix},
+                      std::make_unique<SGDOptions>(SGDOptions(0.01).momentum(0.9)));
+  torch::optim::SGD optimizer(groups, SGDOptions(0.01));
+  for (int step = 0; step < 20; ++step) {
+    optimizer.zero_grad();
+    plain->forward().backward();
+    optimizer.step();
+  }
+  Tensors expected;
+  for (const auto& item : plain->named_parameters()) expected[item.key()] = item.value().detach();
+  for (int stage = 0; stage <= 3; ++stage) {
+    EngineConfig config = bowl_config(stage);
+    config.optimizer = {.options = tessera::SGDOptions{.lr = 0.01},
+                        .param_groups = {{.match = {"matrix"}, .params = {{"momentum", 0.9}}}}};
+    EXPECT_LT(largest_difference(train_bowl(config, 2), expected), 1e-6) << stage;
+  }
+}
+
 TEST(ParamGroups, TheConfigsComeBeforeInitOptionsAndTheFirstMatchWins) {
   EngineConfig config = bowl_config(1);
   config.optimizer.param_groups = {{.match = {"matrix"}, .params = {{"lr", 0.5}}}};

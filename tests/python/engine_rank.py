@@ -289,7 +289,7 @@ def wrong_calls_are_refused_and_training_goes_on():
         raises(tessera.Error, lambda e=engine, s=samples: e.backward(loss_of(e, s)), "call step()")
         engine.step()
         loss_of(engine, samples).backward()
-        raises(tessera.Error, engine.step, "has a gradient that did not come from engine->backward")
+        raises(tessera.Error, engine.step, "has a gradient that did not come from backward(loss) of its engine")
         for parameter in engine.parameters():
             parameter.grad = None
         try:

@@ -1,71 +1,10 @@
-"""Optimizers and schedulers of torch beside themselves: translated, and as they are."""
-import os
-from pathlib import Path
-
-import models
+"""Optimizers of torch beside themselves: translated, and as they are."""
 import tessera
 import torch
 from checks import check, config, largest_difference, main, raises, train, train_plainly
+from optimizers import DeepSpeedCPUAdam, FusedAdam, Lion, Named, batches, compare, decay_groups, in_two, loss_of, mlp, rank, steps_together
 from torch import nn
-from torch.nn import functional
 from torch.optim import lr_scheduler as schedulers
-
-rank, world = tessera.comm.get_rank(), tessera.comm.get_world_size()
-
-
-def mlp():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(16, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 5))
-
-
-def batches(steps):
-    return [[models._vectors(step * world + r, 8, 16) for r in range(world)] for step in range(steps)]
-
-
-def loss_of(model, samples):
-    return functional.cross_entropy(model(samples[0]), samples[1])
-
-
-def decay_groups(model, **first):
-    return [{"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": 0.1, **first},
-            {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0}]
-
-
-class Lion(torch.optim.Optimizer):
-    """Chen et al. 2023, as lion_pytorch has it."""
-
-    def __init__(self, params, lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0):
-        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in group["params"]:
-                moment = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
-                beta1, beta2 = group["betas"]
-                p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.add_((moment * beta1 + p.grad * (1 - beta1)).sign_(), alpha=-group["lr"])
-                moment.mul_(beta2).add_(p.grad, alpha=1 - beta2)
-
-
-def compare(stage, make_optimizer, make_scheduler=None, steps=6, limit=2e-5):
-    plain, model = mlp(), mlp()
-    theirs = make_optimizer(plain)
-    their_schedule = make_scheduler(theirs) if make_scheduler else None
-    optimizer = make_optimizer(model)
-    schedule = make_scheduler(optimizer) if make_scheduler else None
-    engine, ours, _, returned = tessera.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule, config=config(stage))
-    assert returned is schedule and ours.param_groups is optimizer.param_groups
-    for batch in batches(steps):
-        assert [group["lr"] for group in ours.param_groups] == [group["lr"] for group in theirs.param_groups] == engine.get_lr()
-        expected = train_plainly(plain, theirs, [batch], loss_of)
-        got = train(engine, [batch], loss_of)
-        assert largest_difference(got, expected) < limit, (stage, got, expected)
-        if their_schedule:
-            their_schedule.step()
-    apart = largest_difference(engine.state_dict(), plain.state_dict())
-    assert apart < limit, (stage, apart)
-    return engine
 
 
 @check
@@ -84,16 +23,192 @@ def every_optimizer_of_torch_that_has_a_counterpart():
 
 
 @check
-def schedulers_of_torch_drive_the_rates():
-    def adamw(model):
-        return torch.optim.AdamW(decay_groups(model), lr=1e-2)
+def options_count_or_are_refused():
+    adam, adamw, sgd, adagrad = torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad
+    makers = [
+        lambda m: adam(m.parameters(), 1e-2, weight_decay=0.5, decoupled_weight_decay=True),
+        lambda m: adam(m.parameters(), 1e-2, weight_decay=0.5, foreach=False, fused=False, differentiable=False, capturable=False),
+        lambda m: adamw(m.parameters(), torch.tensor(1e-2), betas=[0.8, 0.9], foreach=False),
+        lambda m: adamw(in_two(m, {"eps": 1e-3, "betas": (0.5, 0.6)}, {"lr": torch.tensor(0.02), "weight_decay": 0.0}), 1e-2, foreach=False),
+        lambda m: sgd(in_two(m, {"momentum": 0.9, "nesterov": True}), 0.05, weight_decay=0.1),
+        lambda m: sgd(in_two(m, {}, {"momentum": 0.9, "dampening": 0.5}), 0.05),
+        lambda m: adagrad(in_two(m, {"lr_decay": 0.3}, {"eps": 1e-2}), 0.02),
+    ]
+    for i, maker in enumerate(makers):
+        for stage in (i % 4, (i + 2) % 4):
+            steps_together(stage, maker)
+    def of_deepspeed(stage, kind, option, decoupled):
+        steps_together(stage, lambda m: kind(m.parameters(), lr=1e-2, weight_decay=0.5, **{option: decoupled}),
+                       reference=lambda m: (adamw if decoupled else adam)(m.parameters(), lr=1e-2, weight_decay=0.5))
 
-    for make in (lambda o: schedulers.LambdaLR(o, [lambda step: min(1, step / 3), lambda step: 0.5 ** step]),
-                 lambda o: schedulers.OneCycleLR(o, max_lr=1e-2, total_steps=8),
-                 lambda o: schedulers.SequentialLR(o, [schedulers.LinearLR(o, 0.1, total_iters=2), schedulers.CosineAnnealingLR(o, 5)],
-                                                   milestones=[2])):
-        compare(1, adamw, make)
-    compare(3, adamw, lambda o: schedulers.LambdaLR(o, lambda step: 1 / (1 + step)))
+    for decoupled in (True, False):
+        of_deepspeed(0, FusedAdam, "adam_w_mode", decoupled)
+        of_deepspeed(3, DeepSpeedCPUAdam, "adamw_mode", decoupled)
+
+    def refused(make, *parts):
+        model = mlp()
+        raises(tessera.ConfigError, lambda: tessera.initialize(model=model, optimizer=make(model), config=config(1)), *parts)
+
+    class Lion3(Lion):
+        def __init__(self, params, lr=1e-4, hard=True):
+            super().__init__(params, lr)
+
+    Lion3.__name__ = "Lion"
+    refused(lambda m: adamw(in_two(m, {}, {"amsgrad": True})), "torch.optim.adamw.AdamW, param group 1", "amsgrad=True", "expected False")
+    refused(lambda m: sgd(m.parameters(), 0.1, maximize=True), "maximize=True")
+    refused(lambda m: adam(in_two(m, {"decoupled_weight_decay": True})), "some param groups decouple the weight decay")
+    refused(lambda m: adagrad(m.parameters(), initial_accumulator_value=0.1), "initial_accumulator_value=0.1")
+    refused(lambda m: Lion3(m.parameters()), "has an option hard, which is not known here")
+    refused(lambda m: DeepSpeedCPUAdam(m.parameters(), fp32_optimizer_states=False), "fp32_optimizer_states=False")
+
+
+@check
+def lamb_and_lion_of_timm():
+    try:
+        from timm import optim
+    except ImportError:
+        return
+
+    def lamb(model):
+        return optim.Lamb(decay_groups(model), lr=1e-2, max_grad_norm=None)
+
+    model = mlp()
+    raises(tessera.ConfigError, lambda: tessera.initialize(model=model, optimizer=optim.Lamb(model.parameters()), config=config(0)),
+           "max_grad_norm=1.0", "gradient_clipping")
+    raises(tessera.ConfigError, lambda: tessera.initialize(
+        model=model, optimizer=optim.Lamb(model.parameters(), max_grad_norm=None, decoupled_decay=True), config=config(0)), "decoupled_decay=True")
+    for stage in (0, 3):
+        steps_together(stage, lamb)
+        steps_together(stage, lambda m: optim.Lamb(m.parameters(), lr=1e-2, max_grad_norm=None, always_adapt=True, weight_decay=0))
+        steps_together(stage, lambda m: optim.Lion(decay_groups(m), lr=1e-4), limit=2e-4)
+
+
+@check
+def groups_are_their_parameters_and_not_patterns():
+    def make(model):
+        layers = model.layers.items()
+        return torch.optim.AdamW([{"params": model.head.parameters(), "lr": 0.01}, {"params": []},
+                                  *({"params": layer.parameters(), "lr": 0.001 * i, "weight_decay": 0.1 * i, "name": name}
+                                    for i, (name, layer) in enumerate(layers))])
+
+    for stage in (0, 1, 2, 3):
+        engine = steps_together(stage, make, make=Named)
+        assert [group.get("name") for group in engine.optimizer.param_groups] == [None, None, *Named.NAMES]
+    plain, model = Named(), Named()
+    theirs = make(plain)
+    given = [{key: group[key] for key in ("params", "lr", "weight_decay", "name") if key in group} for group in make(model).param_groups]
+    engine, ours, _, _ = tessera.initialize(model=model, model_parameters=given,
+                                            config=config(2, optimizer={"type": "AdamW", "params": {"lr": 7, "weight_decay": 0.01}}))
+    assert [group.get("name") for group in ours.param_groups] == [None, None, *Named.NAMES]
+    assert [len(group["params"]) for group in ours.param_groups] == [2, 0] + [2] * len(Named.NAMES)
+    train_plainly(plain, theirs, batches(3), loss_of)
+    train(engine, batches(3), loss_of)
+    assert largest_difference(engine.state_dict(), plain.state_dict()) < 2e-5
+
+
+@check
+def subsets_frozen_parameters_and_what_cannot_be_grouped():
+    def head_only(model):
+        return torch.optim.AdamW(model[3].parameters(), lr=1e-2)
+
+    for stage in (0, 1, 2, 3):
+        engine = steps_together(stage, head_only)
+        fresh = mlp().state_dict()
+        assert all(engine.state_dict()[name].equal(fresh[name]) for name in ("0.weight", "1.bias"))
+        assert all(p.grad is None for p in engine.module[0].parameters())
+    model = mlp()
+    engine = tessera.initialize(model=model, model_parameters=model[3].parameters(),
+                                config=config(2, optimizer={"type": "AdamW", "params": {"lr": 1e-2}}))[0]
+    train(engine, batches(2), loss_of)
+    assert engine.state_dict()["0.weight"].equal(mlp()[0].weight)
+
+    def frozen_first(model):
+        model[0].requires_grad_(False)
+        return torch.optim.SGD(in_two(model, {"lr": 7.0}, {"lr": 0.05}), 0.1, momentum=0.9)
+
+    for stage in (1, 3):
+        steps_together(stage, frozen_first)
+    section = {"type": "AdamW", "params": {"lr": 1e-2}}
+
+    def refused(groups, *parts):
+        raises(tessera.ConfigError, lambda: tessera.initialize(model=model, model_parameters=groups, config=config(0, optimizer=section)), *parts)
+
+    model = mlp()
+    everything = list(model.parameters())
+    refused([{"params": everything}, {"params": everything[:1]}], "parameter 0.weight is in model_parameters[0] and model_parameters[1]")
+    refused([{"params": []}], "has no parameters")
+    refused([{"params": everything, "weight_dacay": 1}], "AdamW has no option weight_dacay", 'did you mean "weight_decay"?')
+    refused([{"params": everything, "momentum": 0.9}], "AdamW has no option momentum")
+    refused([{"params": everything, "amsgrad": True}], "amsgrad")
+    refused(everything + [torch.zeros(3)], "[3]", "not a parameter of the model")
+    refused([{"lr": 1}], 'expected a dict with "params"')
+
+
+@check
+def what_is_changed_after_initialize_counts_or_is_an_error():
+    def hyper_parameters(step, optimizer, model):
+        optimizer.param_groups[0].update(lr=0.01 / (step + 1), eps=10.0 ** -(step + 3), betas=(0.9 - 0.1 * step, 0.99), weight_decay=0.1 * step)
+
+    def momentum(step, optimizer, model):
+        optimizer.param_groups[0].update(momentum=0.9 if step != 2 else 0.0, nesterov=step > 3)
+        optimizer.param_groups[1]["lr"] = 0.01 * step
+
+    for stage in (0, 1, 2, 3):
+        steps_together(stage, lambda m: torch.optim.AdamW(in_two(m, {}), lr=1e-2), hyper_parameters)
+        steps_together(stage, lambda m: torch.optim.SGD(in_two(m, {"momentum": 0.9}), lr=0.05), momentum)
+
+    def refused(stage, change, *parts, make=lambda m: torch.optim.AdamW(in_two(m, {}), lr=1e-2)):
+        """The step after the change is an error, and after the change is undone training goes on as if nothing had been."""
+        plain, model = mlp(), mlp()
+        theirs, client = make(plain), make(model)
+        engine, ours, _, _ = tessera.initialize(model=model, optimizer=client, config=config(stage))
+        train_plainly(plain, theirs, batches(1), loss_of)
+        train(engine, batches(1), loss_of)
+        engine.backward(loss_of(engine, batches(2)[1][rank]))
+        undo = change(ours, client, model)
+        raises(tessera.Error, engine.step, *parts)
+        undo()
+        engine.step()
+        train_plainly(plain, theirs, batches(2)[1:], loss_of)
+        assert largest_difference(engine.state_dict(), plain.state_dict()) < 2e-5
+
+    def write(index, **values):
+        def change(ours, client, model):
+            group = ours.param_groups[index]
+            before = {key: group[key] for key in values}
+            group.update(values)
+            return lambda: group.update(before)
+        return change
+
+    def move(ours, client, model):
+        moved = ours.param_groups[0]["params"].pop()
+        ours.param_groups[1]["params"].append(moved)
+        return lambda: ours.param_groups[0]["params"].append(ours.param_groups[1]["params"].pop())
+
+    def add(ours, client, model):
+        client.param_groups.append({"params": [], "lr": 1.0})
+        return client.param_groups.pop
+
+    refused(1, write(1, amsgrad=True), "optimizer.param_groups[1]", "amsgrad=True")
+    refused(3, write(0, maximize=True), "optimizer.param_groups[0]", "maximize=True")
+    refused(0, write(0, lr=float("nan")), "lr is nan")
+    refused(2, write(0, decoupled_weight_decay=False), "weight decay is that of Adam now")
+    refused(0, move, "0.bias was taken out after initialize()")
+    refused(3, add, "has 3 param groups, and had 2 at initialize()")
+    refused(1, write(0, momentum=0.9), "optimizer.param_groups[0]: momentum 0.9, which no param group had at initialize()",
+            make=lambda m: torch.optim.SGD(in_two(m, {}), lr=0.05))
+    model = mlp()
+    client = torch.optim.AdamW(model[0].parameters(), lr=1e-2)
+    client.add_param_group({"params": [p for layer in model[1:] for p in layer.parameters()], "lr": 1e-3})  # before: it counts
+    engine, ours, _, _ = tessera.initialize(model=model, optimizer=client, config=config(2))
+    for optimizer in (ours, client):
+        raises(tessera.Error, lambda to=optimizer: to.add_param_group({"params": [nn.Parameter(torch.zeros(2))]}), "would not be trained")
+    plain = mlp()
+    theirs = torch.optim.AdamW([{"params": plain[0].parameters()},
+                                {"params": [p for layer in plain[1:] for p in layer.parameters()], "lr": 1e-3}], lr=1e-2)
+    train_plainly(plain, theirs, batches(3), loss_of)
+    train(engine, batches(3), loss_of)
+    assert largest_difference(engine.state_dict(), plain.state_dict()) < 2e-5
 
 
 @check
@@ -164,66 +279,12 @@ def what_cannot_be_translated_is_refused_by_name():
     class Mine(torch.optim.AdamW):
         pass
 
-    refused(lambda m: torch.optim.Adam(m.parameters(), amsgrad=True), "torch.optim.adam.Adam", "amsgrad=True", "expected False")
+    refused(lambda m: torch.optim.Adam(m.parameters(), amsgrad=True), "torch.optim.adam.Adam", "param group 0", "amsgrad=True", "expected False")
     refused(lambda m: torch.optim.RMSprop(m.parameters()), "RMSprop is not an optimizer Tessera has", "expected AdamW")
     refused(lambda m: Mine(m.parameters()), "Mine is not an optimizer")
     refused(stepped, "has taken steps", "load_checkpoint()")
-    refused(lambda m: torch.optim.SGD(m[0].parameters()), "parameter 1.weight is trainable and in no param group", "requires_grad_(False)")
     refused(lambda m: torch.optim.SGD(mlp().parameters()), "[64, 16]", "not a parameter of the model")
     refused(lambda m: "AdamW", "expected an optimizer of torch.optim")
-
-
-@check
-def a_schedulers_place_is_in_the_checkpoint():
-    folder = Path(tessera.comm.all_gather(os.getcwd())[0])
-
-    def make():
-        model = mlp()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        return tessera.initialize(model=model, optimizer=optimizer, config=config(3),
-                                  lr_scheduler=schedulers.LambdaLR(optimizer, lambda step: 1 / (1 + step)))[0]
-
-    whole, first, second = make(), make(), make()
-    train(whole, batches(6), loss_of)
-    train(first, batches(3), loss_of)
-    first.save_checkpoint(folder, client_state=[1, 2])
-    _, client_state = second.load_checkpoint(folder)
-    assert client_state == [1, 2] and second.get_lr() == first.get_lr() == [0.0025]
-    train(second, batches(6)[3:], loss_of)
-    assert second.get_lr() == whole.get_lr()
-    assert largest_difference(second.state_dict(), whole.state_dict()) == 0
-
-
-@check
-def the_loader_resumes_at_the_same_sample():
-    folder = Path(tessera.comm.all_gather(os.getcwd())[0])
-    data = torch.utils.data.TensorDataset(torch.randn(50, 16, generator=torch.Generator().manual_seed(0)), torch.arange(50) % 5,
-                                          torch.arange(50))
-
-    def make():
-        return tessera.initialize(model=mlp(), training_data=data, config=config(2, gradient_accumulation_steps=2, seed=3))[0]
-
-    def run(engine, num_batches):
-        seen = []
-        while len(seen) < num_batches:
-            for x, y, number in engine.training_dataloader:
-                seen.append(number.tolist())
-                engine.backward(functional.cross_entropy(engine(x), y))
-                engine.step()
-                if len(seen) == num_batches:
-                    break
-        return seen
-
-    per_epoch = len(make().training_dataloader)
-    assert per_epoch == 50 // (4 * world) * 2
-    whole, first, second = make(), make(), make()
-    seen = run(whole, 2 * per_epoch)
-    assert len({n for batch in seen[:per_epoch] for n in batch}) == 2 * per_epoch
-    assert run(first, per_epoch + 4) == seen[:per_epoch + 4]
-    first.save_checkpoint(folder, "loader")
-    second.load_checkpoint(folder, "loader")
-    assert run(second, per_epoch - 4) == seen[per_epoch + 4:]
-    assert largest_difference(second.state_dict(), whole.state_dict()) == 0
 
 
 if __name__ == "__main__":

@@ -3,13 +3,17 @@ import unittest
 
 from ranks import RanksTest
 
+SCRIPTS = ("optimizer_rank.py", "optimizer_state_rank.py")
+
 
 class Optimizer(RanksTest):
     def test_alone(self):
-        self.run_ranks(1, "optimizer_rank.py", "auto")
+        for script in SCRIPTS:
+            self.run_ranks(1, script, "auto")
 
     def test_two_ranks(self):
-        self.run_ranks(2, "optimizer_rank.py", "auto")
+        for script in SCRIPTS:
+            self.run_ranks(2, script, "auto")
 
 
 if __name__ == "__main__":

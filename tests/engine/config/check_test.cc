@@ -111,7 +111,7 @@ TEST(ConfigCheck, UnknownKeys) {
        "adam_w_mode, torch_adam, bias_correction"},
       {R"("optimizer": {"param_groups": [{"match": "a", "weight_dekay": 0}]})",
        "optimizer.param_groups[0].weight_dekay: unknown key (did you mean \"weight_decay\"?), found 0 (a "
-       "number); expected one of match, lr, betas, "
+       "number); expected one of match, parameters, lr, betas, "
        "eps, weight_decay, bias_correction"},
       {R"("scheduler": {"params": {"warmup_num_steps": 5}})",
        "scheduler.params.warmup_num_steps: found 5 (a number), but scheduler.type is not given; expected "

@@ -1,0 +1,147 @@
+"""Param groups that Python has, as a configuration: of a torch optimizer, or of `model_parameters`.
+
+A group is told by the names of its parameters, which are found by identity, and are not patterns.
+"""
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from tessera.errors import ConfigError
+from tessera.optimizer_options import HYPERS, Options, is_option
+
+
+class Translation:
+    """What an engine is told of param groups that Python has.
+
+    Attributes
+    ----------
+    section : dict or None
+        The section `optimizer` of the configuration; None: as it is.
+    untrained : list of str
+        Trainable parameters in no group. They keep their values.
+    groups : list of dict, or None
+        Param groups that `initialize` was given, without an optimizer.
+    """
+
+    def __init__(self, section: dict[str, Any] | None = None, untrained: Iterable[str] = (),
+                 groups: list[dict[str, Any]] | None = None) -> None:
+        self.section = section
+        self.untrained = list(untrained)
+        self.groups = groups
+
+
+def translate(optimizer: torch.optim.Optimizer, named_parameters: list[tuple[str, torch.nn.Parameter]]) -> Translation:
+    """A torch optimizer as a configuration. Its groups are told by their parameters' names, which are not patterns.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+        One that `optimizer_options` has a table for. It has taken no step.
+    named_parameters : list of (str, Parameter)
+        The model's, by which the groups' tensors are named.
+
+    Raises
+    ------
+    ConfigError
+        Another class; an option that the formulas here lack; a tensor that is not the model's.
+    """
+    options = Options.of(optimizer)
+    if any(float(state.get("step", 1)) > 0 for state in optimizer.state.values()):
+        raise ConfigError("the optimizer has taken steps, and its state would be lost; expected one that has not "
+                          "(load_checkpoint() brings an engine's state, and load_state_dict() of the returned optimizer a torch "
+                          "optimizer's)")
+    groups = [(_names_of(group["params"], named_parameters), options.values(group, f"{options.name}, param group {i}"))
+              for i, group in enumerate(optimizer.param_groups)]
+    return Translation(_section(options.type, groups), _untrained(groups, named_parameters))
+
+
+def translate_groups(model_parameters: list[Any], named_parameters: list[tuple[str, torch.nn.Parameter]],
+                     section: dict[str, Any]) -> Translation:
+    """`model_parameters` of `initialize`, beside the configuration's `section`, with all its values.
+
+    Raises
+    ------
+    ConfigError
+        As `translate`; a parameter in two groups; an option that the configuration's optimizer has not.
+    """
+    if not any(isinstance(item, dict) for item in model_parameters):
+        groups = [(_names_of(model_parameters, named_parameters), {})]
+        return Translation(None, _untrained(groups, named_parameters))
+    if section["param_groups"]:
+        raise ConfigError("model_parameters has param groups, and so has optimizer.param_groups of the configuration; expected one of the "
+                          "two")
+    type_ = section["type"]
+    options = Options.of_type(type_)
+    groups, shown, group_of = [], [], {}
+    for i, given in enumerate(model_parameters):
+        where = f"model_parameters[{i}]"
+        if not isinstance(given, dict) or "params" not in given:
+            raise ConfigError(f"{where} is {given!r:.60}; expected a dict with \"params\", as the other elements are")
+        tensors = _tensors_in(given["params"])
+        names = _names_of(tensors, named_parameters)
+        for name in names:
+            if group_of.setdefault(name, i) != i:
+                raise ConfigError(f"parameter {name} is in model_parameters[{group_of[name]}] and {where}; expected it in one group")
+        _check_keys(given, type_, where)
+        values = {key: section["params"][key] for key in HYPERS[type_]}
+        values.update(options.values(given, where))
+        groups.append((names, values))
+        shown.append({**given, "params": list(dict.fromkeys(tensors))})
+    return Translation(_section(type_, groups), _untrained(groups, named_parameters), shown)
+
+
+def _section(type_, groups):
+    filled = [(names, values) for names, values in groups if names]
+    if not filled:
+        raise ConfigError("the optimizer has no parameters; expected some of the model's")
+    params = dict(filled[0][1])
+    section = {"type": type_, "params": params,
+               "param_groups": [{"parameters": names, **{key: value for key, value in values.items() if value != params.get(key)}}
+                                for names, values in filled[1:]]}
+    if type_ == "Adam":
+        params["adam_w_mode"] = False
+    return section
+
+
+def _check_keys(group, type_, where):
+    """What a group may hold besides options: whatever has another name than an option."""
+    for key in group:
+        if key in HYPERS[type_] or key in ("params", "param_names"):
+            continue
+        near = difflib.get_close_matches(str(key), HYPERS[type_], n=1, cutoff=0.8)
+        if near or (is_option(key) and group[key] not in (False, None)):
+            hint = f" (did you mean \"{near[0]}\"?)" if near else ""
+            raise ConfigError(f"{where}: {type_} has no option {key}{hint}; expected {', '.join(HYPERS[type_])}, or keys of your own")
+
+
+def _tensors_in(tensors):
+    given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    return [item[1] if isinstance(item, tuple) else item for item in given]
+
+
+def first_names(named_parameters):
+    names = {}
+    for name, parameter in named_parameters:  # a tied one: the first name
+        names.setdefault(id(parameter), name)
+    return names
+
+
+def _names_of(tensors, named_parameters):
+    names = first_names(named_parameters)
+    found = {}
+    for tensor in _tensors_in(tensors):
+        if not isinstance(tensor, torch.Tensor):
+            raise ConfigError(f"the optimizer's parameters have {tensor!r:.60} (a {type(tensor).__name__}); expected tensors")
+        if id(tensor) not in names:
+            raise ConfigError(f"the optimizer has a tensor of shape {list(tensor.shape)} that is not a parameter of the model")
+        found[names[id(tensor)]] = True
+    return list(found)
+
+
+def _untrained(groups, named_parameters):
+    """Trainable parameters in no group, a tied one by all its names."""
+    grouped = {name for names, _ in groups for name in names}
+    first = first_names(named_parameters)
+    return [name for name, parameter in named_parameters if parameter.requires_grad and first[id(parameter)] not in grouped]

@@ -1,0 +1,225 @@
+"""What the options of an optimizer's class mean: which formula the engine updates with, and with which hyper-parameters.
+
+A table for each class says of every option that the class has what becomes of it. An option, or a value, that no table has is
+refused by name, so that nothing trains by another rule than the one that was asked for.
+"""
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tessera.errors import ConfigError
+
+_MISSING = object()
+_NO_EFFECT = object()  # on any number
+_HYPER = object()  # a hyper-parameter of the formula, of the same name
+
+
+@dataclass(frozen=True)
+class _Only:
+    """An option that has to have one of these values."""
+
+    values: tuple
+    advice: str = ""
+
+
+@dataclass(frozen=True)
+class _Chooses:
+    """An option whose value chooses the formula: the configuration's `optimizer.type`."""
+
+    types: Mapping[Any, str]
+
+
+@dataclass(frozen=True)
+class _Class:
+    """A class of optimizers: its formula, as far as no option chooses it, and its options."""
+
+    type: str
+    options: Mapping[str, Any]
+    read: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)  # options that the class keeps elsewhere than in groups
+    adjust: Callable[[dict[str, Any], Mapping[str, Any]], None] | None = None  # of the values, by the group
+    module: str | None = None  # where the class has to come from
+
+
+def _options(hypers, *, only=(), chooses=None, no_effect=()):
+    return {**dict.fromkeys(hypers.split(), _HYPER), **dict.fromkeys(no_effect, _NO_EFFECT), **dict(only), **(chooses or {})}
+
+
+_OFF = _Only((False, None, 0))
+_FP32_STATES = {"fp32_optimizer_states": _Only((True, None))}
+_SPEED = ("foreach", "fused", "capturable", "differentiable")
+_ADAM = "lr betas eps weight_decay"
+
+
+def _adam(own_type):
+    """torch.optim's Adam and AdamW."""
+    return _Class(own_type, _options(_ADAM, only={"amsgrad": _OFF, "maximize": _OFF}, no_effect=_SPEED,
+                                     chooses={"decoupled_weight_decay": _Chooses({True: "AdamW", False: "Adam"})}),
+                  module="torch.optim")
+
+
+def _trust_ratio_of_timm(values, group):
+    """timm scales by the norms without bounds, and only where there is weight decay, or `always_adapt`."""
+    adapts = group.get("weight_decay", 0) != 0 or group.get("always_adapt", False)
+    values["max_coeff"], values["min_coeff"] = (1e300, 0.0) if adapts else (1.0, 1.0)
+
+
+_DECOUPLED = {True: "AdamW", False: "Adam"}
+_CLASSES = {
+    "AdamW": _adam("AdamW"),
+    "Adam": _adam("Adam"),
+    "SGD": _Class("SGD", _options("lr momentum dampening weight_decay nesterov", only={"maximize": _OFF}, no_effect=_SPEED),
+                  module="torch.optim"),
+    "Adagrad": _Class("Adagrad", _options("lr lr_decay eps weight_decay", only={"initial_accumulator_value": _OFF, "maximize": _OFF},
+                                          no_effect=_SPEED), module="torch.optim"),
+    # DeepSpeed's and Apex's
+    "FusedAdam": _Class("AdamW", _options(_ADAM + " bias_correction", only={"amsgrad": _OFF, "master_weights": _OFF},
+                                          chooses={"adam_w_mode": _Chooses(_DECOUPLED)}, no_effect=("set_grad_none", "capturable"))),
+    "DeepSpeedCPUAdam": _Class("AdamW", _options(_ADAM + " bias_correction", only={"amsgrad": _OFF, **_FP32_STATES},
+                                                 chooses={"adamw_mode": _Chooses(_DECOUPLED)}),
+                               read={"adamw_mode": lambda optimizer: optimizer.adam_w_mode}),
+    "DeepSpeedCPUAdagrad": _Class("Adagrad", _options("lr eps weight_decay", only={"amsgrad": _OFF, **_FP32_STATES})),
+    "FusedLamb": _Class("LAMB", _options(_ADAM + " bias_correction max_coeff min_coeff",
+                                         only={"amsgrad": _OFF, "eps_inside_sqrt": _OFF,
+                                               "max_grad_norm": _Only((0, None), "gradient_clipping in the configuration clips")}),
+                        read={"eps_inside_sqrt": lambda optimizer: optimizer.eps_mode == 0}),
+    "FusedLion": _Class("Lion", _options("lr betas weight_decay", no_effect=("set_grad_none",))),
+    "DeepSpeedCPULion": _Class("Lion", _options("lr betas weight_decay", only=_FP32_STATES)),
+    # of other libraries
+    "Lion": _Class("Lion", _options("lr betas weight_decay", no_effect=(*_SPEED, "use_triton", "max_lr_snapshot"),
+                                    only={"maximize": _OFF, "caution": _OFF, "cautious": _OFF, "cautious_factor": _Only((1,)),
+                                          "corrected_weight_decay": _OFF, "decoupled_weight_decay": _OFF}),
+                   read={"decoupled_weight_decay": lambda optimizer: optimizer.decoupled_wd}),
+    "Lamb": _Class("LAMB", _options(_ADAM + " bias_correction", no_effect=("foreach", "max_lr_snapshot", "always_adapt"),
+                                    only={"grad_averaging": _Only((True,)), "trust_clip": _OFF, "caution": _OFF, "decoupled_decay": _OFF,
+                                          "corrected_weight_decay": _OFF,
+                                          "max_grad_norm": _Only((None, 0), "gradient_clipping in the configuration clips")}),
+                   adjust=_trust_ratio_of_timm, module="timm.optim"),
+}
+# The hyper-parameters of each formula, by the configuration's type.
+HYPERS = {
+    "AdamW": ("lr", "betas", "eps", "weight_decay", "bias_correction"),
+    "Adam": ("lr", "betas", "eps", "weight_decay", "bias_correction"),
+    "SGD": ("lr", "momentum", "dampening", "weight_decay", "nesterov"),
+    "Adagrad": ("lr", "lr_decay", "eps", "weight_decay"),
+    "Lion": ("lr", "betas", "weight_decay"),
+    "LAMB": ("lr", "betas", "eps", "weight_decay", "bias_correction", "max_coeff", "min_coeff"),
+}
+# What the optimizers of a configuration refuse in their groups, where somebody writes it there.
+_REFUSED = dict.fromkeys(("amsgrad", "maximize", "initial_accumulator_value", "caution", "cautious"), _OFF)
+
+
+class Options:
+    """The options of one optimizer: translates its groups, whenever they are read."""
+
+    def __init__(self, name: str, type_: str, table: _Class, optimizer: Any = None) -> None:
+        self.name = name  # for messages
+        self.type = type_
+        self._table = table
+        self._optimizer = optimizer
+
+    @classmethod
+    def of(cls, optimizer: torch.optim.Optimizer) -> "Options":
+        """Of an optimizer of torch, DeepSpeed or another library. Raises ConfigError for what the tables do not have."""
+        kind = type(optimizer)
+        name = full_name(optimizer)
+        table = _CLASSES.get(kind.__name__)
+        if table is None or not _comes_from(kind, table.module):
+            raise ConfigError(f"{name} is not an optimizer Tessera has; expected AdamW, Adam, SGD or Adagrad of torch.optim, Lion, "
+                              "timm's Lamb, DeepSpeed's fused ones, or the section \"optimizer\" of the configuration")
+        options = cls(name, table.type, table, optimizer)
+        options._check_all_known()
+        types = {options._chosen_type(group) for group in optimizer.param_groups}
+        if len(types) > 1:
+            raise ConfigError(f"{name}: some param groups decouple the weight decay and some do not; expected the same in all")
+        options.type = types.pop() if types else table.type
+        return options
+
+    @classmethod
+    def of_type(cls, type_: str) -> "Options":
+        """Of the configuration's optimizer."""
+        return cls("the configuration's optimizer", type_, _Class(type_, {**_REFUSED, **dict.fromkeys(HYPERS[type_], _HYPER)}))
+
+    def values(self, group: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """The hyper-parameters of a group, as JSON has them. Raises ConfigError, which names `where`, for what is not built in."""
+        values = {}
+        for option, meaning in self._table.options.items():
+            if meaning is _HYPER:
+                if option in group:
+                    values[option] = plain(group[option], f"{where}: {option}")
+            elif isinstance(meaning, _Only):
+                found = self._value(option, group)
+                if found is not _MISSING and plain(found, f"{where}: {option}") not in meaning.values:
+                    raise ConfigError(f"{where}: {option}={found} is not built in; expected {meaning.values[0]}"
+                                      + (f" ({meaning.advice})" if meaning.advice else ""))
+        if self._optimizer is not None and (chosen := self._chosen_type(group)) != self.type:
+            raise ConfigError(f"{where}: the weight decay is that of {chosen} now, and was that of {self.type} at initialize(); expected "
+                              "no change")
+        if self._table.adjust is not None:
+            self._table.adjust(values, group)
+        return values
+
+    def _check_all_known(self):
+        """Every option of the class is in the table, and its value can be seen."""
+        parameters = inspect.signature(type(self._optimizer).__init__).parameters.values()
+        named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)][2:]  # without self and the parameters
+        for option in dict.fromkeys([*named, *self._optimizer.defaults]):
+            if option not in self._table.options:
+                raise ConfigError(f"{self.name} has an option {option}, which is not known here; expected "
+                                  f"{', '.join(self._table.options)}")
+            is_seen = all(self._value(option, group) is not _MISSING for group in self._optimizer.param_groups)
+            if self._table.options[option] is not _NO_EFFECT and not is_seen:
+                raise ConfigError(f"{self.name}: the value of its option {option} cannot be seen in its param groups; expected it there")
+
+    def _chosen_type(self, group):
+        for option, meaning in self._table.options.items():
+            if isinstance(meaning, _Chooses):
+                value = self._value(option, group)
+                return self._table.type if value is _MISSING else meaning.types[bool(value)]
+        return self._table.type
+
+    def _value(self, option, group):
+        if option in group:
+            return group[option]
+        if option in self._table.read:
+            try:
+                return self._table.read[option](self._optimizer)
+            except AttributeError:
+                return _MISSING
+        return getattr(self._optimizer, option, _MISSING) if self._optimizer is not None else _MISSING
+
+
+def is_option(name: str) -> bool:
+    """Whether some optimizer has an option of this name."""
+    return any(name in table.options for table in _CLASSES.values()) or any(name in hypers for hypers in HYPERS.values())
+
+
+def full_name(optimizer: Any) -> str:
+    """Module and class."""
+    return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+
+
+def plain(value: Any, where: str = "a value") -> Any:
+    """A number, text, or list of them, as JSON has it: of a tensor, of NumPy's numbers, of a tuple."""
+    if value is None or isinstance(value, (bool, int, str)) or type(value) is float:
+        return value
+    if isinstance(value, (tuple, list)):
+        return [plain(item, where) for item in value]
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.item()
+    if hasattr(value, "__index__"):
+        return int(value)
+    if hasattr(value, "__float__"):
+        return float(value)
+    raise ConfigError(f"{where} is {value!r:.60} (a {type(value).__name__}); expected a number")
+
+
+def _comes_from(kind, module):
+    """Whether the class is the one that its name says, not one derived from it."""
+    if module is None:
+        return True
+    if module == "torch.optim":
+        return getattr(torch.optim, kind.__name__, None) is kind
+    return kind.__module__ == module or kind.__module__.startswith(module + ".")

@@ -1,0 +1,162 @@
+"""`optimizer.state`: the moments and step counts in an engine's shards, by parameter and in the format of torch's optimizers."""
+import types
+import weakref
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any
+
+import torch
+
+from tessera.errors import Error
+from tessera.optimizer_options import plain
+
+_TYPES_WITH_STEP = ("AdamW", "Adam", "Adagrad", "LAMB")  # whose formula depends on the number of updates
+
+
+class _Copy(dict):
+    """The states of one parameter, read from the shards."""
+
+    def _refuse(self, *_, **__):
+        raise Error("optimizer.state[parameter] is a copy of what is in the engine's shards, and writing it would have no effect: assign a "
+                    "whole dict, optimizer.state[parameter] = {...}")
+
+    __setitem__ = __delitem__ = __ior__ = setdefault = update = pop = popitem = clear = _refuse
+
+
+class States(MutableMapping):
+    """By parameter, what the engine's shards hold of it, as torch has it: `{"step": …, "exp_avg": …}`. A parameter without a step has none.
+
+    Reading is Collective, and returns copies that cannot be written. Assigning the states of a parameter puts them into the
+    shards, and deleting them resets it; all ranks do the same.
+
+    Parameters
+    ----------
+    engine : Engine
+        Referred to weakly.
+    param_groups : list of dict
+        Those that have parameters, in the order of the engine's.
+    type_ : str
+        The configuration's `optimizer.type`.
+    step_is_a_tensor : bool
+        As in torch's optimizers; else an int, as in DeepSpeed's.
+    """
+
+    def __init__(self, engine: Any, param_groups: list[dict[str, Any]], type_: str, step_is_a_tensor: bool) -> None:
+        self._engine = weakref.ref(engine)
+        self._type = type_
+        self._step_is_a_tensor = step_is_a_tensor and type_ != "LAMB"
+        self._group_of = {id(parameter): i for i, group in enumerate(param_groups) for parameter in group["params"]}
+        self._parameters = [parameter for group in param_groups for parameter in group["params"]]
+        self._names = {}
+        for name, parameter in engine.named_tensors:  # a tied one: the first name
+            self._names.setdefault(id(parameter), name)
+        self._trained = {name for group in engine._engine.param_groups() for name in group.parameters}
+        self._had_momentum = [False] * len(param_groups)
+
+    # ------------------------------------------------------------------------------------ a mapping
+
+    def __getitem__(self, parameter: torch.Tensor) -> Mapping[str, Any]:
+        name = self.name_of(parameter)
+        if not self._has(parameter):
+            return _Copy()
+        engine = self._live()
+        unit = next(i for i, names in enumerate(engine.units()) if name in names)
+        state = self._as_torch_has_it(*engine.optimizer_states(unit)[name])
+        with torch.inference_mode():  # whose tensors cannot be written: it would have no effect
+            return _Copy((key, value.clone() if isinstance(value, torch.Tensor) else value) for key, value in state.items())
+
+    def __setitem__(self, parameter: torch.Tensor, state: Mapping[str, Any]) -> None:
+        self.write({self.name_of(parameter): self.parsed(parameter, state)})
+
+    def __delitem__(self, parameter: torch.Tensor) -> None:
+        self.write({self.name_of(parameter): ([], 0)})
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (parameter for parameter in self._parameters if self._has(parameter))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def clear(self) -> None:
+        """Reset all parameters."""
+        self.write({self.name_of(parameter): ([], 0) for parameter in self})
+
+    # --------------------------------------------------------------------------------- for the optimizer
+
+    def gathered(self) -> dict[torch.Tensor, dict[str, Any]]:
+        """All states, in tensors that can be written. Collective."""
+        found = {}
+        if len(self) > 0:
+            engine = self._live()
+            for unit, _ in enumerate(engine.units()):
+                found.update(engine.optimizer_states(unit))
+        return {parameter: self._as_torch_has_it(*found[self.name_of(parameter)]) for parameter in self}
+
+    def parsed(self, parameter: torch.Tensor, state: Mapping[str, Any] | None,
+               group: Mapping[str, Any] = types.MappingProxyType({})) -> tuple[list[torch.Tensor], int]:
+        """What `write` takes: whole tensors, and the number of updates. `group`: what was saved of the param group.
+
+        Raises Error for a state that is not this parameter's, or not this optimizer's.
+        """
+        where = f"state of parameter {self.name_of(parameter)}"
+        names = self._live().state_names
+        state = {key: value for key, value in (state or {}).items() if value is not None}  # SGD's before the first step
+        for key in state:
+            if key not in names and key != "step":
+                raise Error(f"{where}: {key} is not a state of {self._type}; expected {', '.join(names) or 'none'}")
+        if not state or not names:
+            return [], 0
+        step = state.get("step", group.get("step"))
+        if step is None and self._type in _TYPES_WITH_STEP:
+            raise Error(f"{where}: step is missing; expected the number of updates")
+        tensors = []
+        for name in names:
+            tensor = state.get(name)
+            if not isinstance(tensor, torch.Tensor) or tensor.shape != parameter.shape:
+                found = "is missing" if tensor is None else f"is {list(getattr(tensor, 'shape', []))}"
+                raise Error(f"{where}: {name} {found}; expected a tensor of shape {list(parameter.shape)}")
+            tensors.append(tensor.detach().to("cpu", torch.float32))
+        return tensors, 1 if step is None else int(plain(step))
+
+    def write(self, states: Mapping[str, tuple[list[torch.Tensor], int]]) -> None:
+        """Put parsed states into the shards, by the parameters' names."""
+        engine = self._live()
+        for name, (tensors, num_updates) in states.items():
+            engine.set_optimizer_states(name, tensors, num_updates)
+
+    def is_trained(self, parameter: torch.Tensor) -> bool:
+        """Whether the engine updates it: not what was frozen."""
+        return self.name_of(parameter) in self._trained
+
+    def name_of(self, parameter: torch.Tensor) -> str:
+        """Raises Error for a tensor that is not the model's."""
+        name = self._names.get(id(parameter))
+        if name is None:
+            raise Error(f"optimizer.state: {parameter!r:.60} is not a parameter of the engine's model")
+        return name
+
+    def note_momentum(self, group: int, momentum: float) -> None:
+        """SGD has a state of parameters whose group has, or has had, momentum."""
+        self._had_momentum[group] |= momentum != 0
+
+    def _live(self):
+        engine = self._engine()
+        if engine is None:
+            raise Error("the optimizer's engine is gone; expected it to be kept while its optimizer is used")
+        return engine._engine
+
+    def _has(self, parameter):
+        """Whether torch's optimizer would have a state for it by now. The same on all ranks."""
+        engine = self._live()
+        if not self.is_trained(parameter) or id(parameter) not in self._group_of or not engine.state_names:
+            return False
+        if self._type == "Adagrad":
+            return True  # from the beginning
+        if self._type == "SGD" and not self._had_momentum[self._group_of[id(parameter)]]:
+            return False
+        return engine.num_updates(self.name_of(parameter)) > 0
+
+    def _as_torch_has_it(self, num_updates, tensors):
+        state = dict(zip(self._live().state_names, tensors))
+        if self._type not in _TYPES_WITH_STEP:
+            return state
+        return {"step": torch.tensor(float(num_updates)) if self._step_is_a_tensor else num_updates, **state}

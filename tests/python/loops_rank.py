@@ -1,0 +1,283 @@
+"""What loops of plain PyTorch do around an engine: they read and write p.grad, discard gradients, set hooks, train two models with one
+loss or against each other, and initialize a model twice. Beside plain PyTorch, at every stage."""
+import gc
+
+import models
+import tessera
+import torch
+from checks import check, config, largest_difference, main, raises, train, train_plainly
+from torch import nn
+from torch.nn import functional
+
+rank, world = tessera.comm.get_rank(), tessera.comm.get_world_size()
+STAGES = range(4)
+BATCHES = [[models._vectors(step * world + r, 4, 16) for r in range(world)] for step in range(8)]
+
+
+def mlp():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 5))
+
+
+def loss_of(model, samples):
+    return functional.cross_entropy(model(samples[0]), samples[1])
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def make(stage, model=None, **changes):
+    model = model if model is not None else mlp()
+    return tessera.initialize(model=model, optimizer=sgd(model), config=config(stage, 500, **changes))[0]
+
+
+def each_stage(function):
+    """A check of every stage."""
+    def all_stages():
+        for stage in STAGES:
+            function(stage)
+    all_stages.__name__ = function.__name__
+    return check(all_stages)
+
+
+def same(engine, plain, limit=1e-5):
+    apart = largest_difference(engine.state_dict(), plain.state_dict())
+    assert apart < limit, apart
+
+
+@each_stage
+def gradients_that_were_taken_cannot_be_read_written_or_reset(stage):
+    plain = mlp()
+    optimizer = sgd(plain)
+    engine = make(stage, gradient_accumulation_steps=2)
+    parameters = list(engine.module.parameters())
+
+    def undone(change, *parts):
+        """A change of grad is an error of the next step; zero_grad() gives up the step."""
+        engine.backward(loss_of(engine, BATCHES[0][rank]))
+        engine.step()
+        assert all(p.grad is None for p in parameters)
+        engine.backward(loss_of(engine, BATCHES[1][rank]))
+        change()
+        raises(tessera.Error, engine.step, "parameter 0.weight", *parts)
+        engine.zero_grad()
+        engine.step()  # updates nothing, as in PyTorch
+
+    def write():
+        parameters[0].grad = torch.ones_like(parameters[0])
+
+    def reset():
+        parameters[0].grad = None
+
+    undone(write, "its grad was written after backward()", "gradient_clipping")
+    undone(reset, "its grad was reset after backward()")
+    undone(engine.module.zero_grad, "its grad was reset")
+    engine.backward(loss_of(engine, BATCHES[0][rank]))
+    engine.step()
+    engine.backward(loss_of(engine, BATCHES[1][rank]))
+    assert all(p.grad.shape == p.shape and p.grad.dtype == p.dtype for p in parameters)
+    reads = [lambda: torch.nn.utils.clip_grad_norm_(parameters, 1.0), lambda: torch.nn.utils.clip_grad_value_(parameters, 1.0),
+             lambda: parameters[0].grad.norm(), lambda: parameters[0].grad.mul_(0.5), lambda: repr(parameters[0].grad),
+             lambda: parameters[0].grad.numpy()]
+    for read in reads if stage == 0 else reads[:1]:  # libtorch takes a tenth of a second for the backtrace of each
+        raises(RuntimeError, read, "the gradient of parameter 0.weight is not in its grad", "full_gradient()", "gradient_clipping")
+    engine.step()
+    train_plainly(plain, optimizer, [BATCHES[0] + BATCHES[1]], loss_of)
+    same(engine, plain)
+
+
+@each_stage
+def zero_grad_discards_as_in_pytorch(stage):
+    plain = mlp()
+    optimizer = sgd(plain)
+    engine = make(stage)
+    for step, batch in enumerate(BATCHES[:6]):
+        if step % 3 == 1:  # this batch is given up
+            engine.backward(loss_of(engine, batch[rank]))
+            (engine if step == 1 else engine.optimizer).zero_grad()
+            raises(tessera.Error, lambda: engine.full_gradient("0.weight"), "zero_grad() has discarded")
+            engine.step()
+            continue
+        engine.zero_grad()
+        loss = loss_of(engine, batch[rank])
+        engine.optimizer.zero_grad()
+        engine.backward(loss)
+        engine.step()
+        engine.zero_grad()
+        train_plainly(plain, optimizer, [batch], loss_of)
+    assert engine.global_steps == 4
+    same(engine, plain)
+
+
+@each_stage
+def zero_grad_keeps_what_step_keeps_for_the_next_micro_batches(stage):
+    plain = mlp()
+    optimizer = sgd(plain)
+    engine = make(stage, gradient_accumulation_steps=2)
+    for batch in BATCHES[:4]:  # the loop of plain PyTorch, with accumulation that only the configuration knows of
+        engine.optimizer.zero_grad()
+        engine.backward(loss_of(engine, batch[rank]))
+        engine.step()
+    train_plainly(plain, optimizer, [BATCHES[0] + BATCHES[1], BATCHES[2] + BATCHES[3]], loss_of)
+    same(engine, plain)
+    for step, batch in enumerate(BATCHES[4:7]):  # one that steps at the boundary alone, and gives up its first batch
+        engine.backward(loss_of(engine, batch[rank]))
+        if step == 0:
+            engine.zero_grad()
+            engine.set_gradient_accumulation_boundary(False)
+        if step == 1:
+            engine.set_gradient_accumulation_boundary(True)
+    engine.step()
+    train_plainly(plain, optimizer, [BATCHES[5] + BATCHES[6]], loss_of)
+    same(engine, plain)
+
+
+@each_stage
+def hooks_that_come_after_initialize_count(stage):
+    """Tensor hooks, post-accumulate hooks and module hooks, with accumulation over two micro-steps."""
+    plain = mlp()
+    optimizer = sgd(plain)
+    engine = make(stage, gradient_accumulation_steps=2)
+    seen = []
+
+    def double(parameter):
+        parameter.grad.mul_(2)
+
+    for model in (plain, engine.module):
+        model[0].weight.register_hook(lambda gradient: gradient * 0.5)
+        model[2].bias.register_post_accumulate_grad_hook(lambda p, mine=model is not plain: seen.append(p.grad.norm().item()) if mine else None)
+        model[2].weight.register_post_accumulate_grad_hook(double)
+        model[0].bias.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))  # is left alone by the optimizer
+        model[1].register_forward_hook(lambda module, args, output: output * 1.5)
+        model[2].register_full_backward_pre_hook(lambda module, gradients: tuple(g * 0.7 for g in gradients))
+    for pair in (BATCHES[:2], BATCHES[2:4]):
+        for batch in pair:
+            engine.backward(loss_of(engine, batch[rank]))
+            engine.step()
+        # plain PyTorch's post-accumulate hook sees the sum so far: here one micro-batch at a time goes through it
+        total = None
+        for samples in pair[0] + pair[1]:
+            optimizer.zero_grad()
+            loss_of(plain, samples).backward()
+            each = [None if p.grad is None else p.grad / (2 * world) for p in plain.parameters()]
+            total = each if total is None else [None if a is None else a + b for a, b in zip(total, each)]
+        for parameter, gradient in zip(plain.parameters(), total):
+            parameter.grad = gradient
+        optimizer.step()
+    assert len(seen) == 4 and min(seen) > 0, seen
+    same(engine, plain)
+
+
+class Generator(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.net = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 16))
+
+    def forward(self, z):
+        return self.net(z)
+
+
+class Discriminator(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.net = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 1))
+
+    def forward(self, x):
+        return self.net(x)
+
+
+def noise(step, r):
+    return torch.randn(4, 4, generator=torch.Generator().manual_seed(100 * step + r))
+
+
+def real(step, r):
+    return BATCHES[step][r][0]
+
+
+@each_stage
+def a_generator_and_a_discriminator_that_go_through_each_other(stage):
+    plain_g, plain_d = Generator(), Discriminator()
+    optimizer_g, optimizer_d = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (plain_g, plain_d))
+
+    def engine_of(module):
+        return tessera.initialize(model=module, optimizer=torch.optim.SGD(module.parameters(), lr=0.1), config=config(stage, 300))[0]
+
+    g, d = engine_of(Generator()), engine_of(Discriminator())
+    for step in range(3):
+        optimizer_d.zero_grad()
+        for r in range(world):
+            fake = plain_g(noise(step, r)).detach()
+            ((functional.softplus(plain_d(fake)) + functional.softplus(-plain_d(real(step, r)))).mean() / world).backward()
+        optimizer_d.step()
+        optimizer_g.zero_grad()
+        for r in range(world):
+            (functional.softplus(-plain_d(plain_g(noise(step, r)))).mean() / world).backward()
+        optimizer_g.step()
+
+        d.zero_grad()
+        fake = g(noise(step, rank)).detach()
+        d.backward((functional.softplus(d(fake)) + functional.softplus(-d(real(step, rank)))).mean())
+        d.step()
+        g.optimizer.zero_grad()
+        g.backward(functional.softplus(-d(g(noise(step, rank)))).mean())
+        g.step()
+    assert d.module.net[0].weight.grad is not None  # of the generator's loss
+    raises(tessera.Error, lambda: d.backward(d(real(0, rank)).mean()), "has a gradient that did not come from", "zero_grad()")
+    d.optimizer.zero_grad()
+    assert d.module.net[0].weight.grad is None
+    same(g, plain_g)
+    same(d, plain_d)
+
+
+@each_stage
+def one_loss_over_two_engines_is_an_error_that_names_the_other(stage):
+    def engine_of(module):
+        return tessera.initialize(model=module, optimizer=torch.optim.SGD(module.parameters(), lr=0.1), config=config(stage, 300))[0]
+
+    g, d = engine_of(Generator()), engine_of(Discriminator())
+    g.backward(d(g(noise(0, rank))).mean())
+    before = d.state_dict()
+    raises(tessera.Error, d.step, "parameter net.0.weight", "did not come from")
+    assert largest_difference(d.state_dict(), before) == 0
+
+
+def initialized_again(stage, ends):
+    plain, model = mlp(), mlp()
+    optimizer = sgd(plain)
+    engine = make(stage, model)
+    raises(tessera.ConfigError, lambda: make(stage, model), "parameter 0.weight belongs to an engine", "engine.destroy()")
+    train(engine, BATCHES[:2], loss_of)
+    train_plainly(plain, optimizer, BATCHES[:2], loss_of)
+    if ends == "destroy":
+        engine.destroy()
+        engine.destroy()
+        backward = engine.backward
+        raises(tessera.Error, lambda: backward(loss_of(model, BATCHES[2][rank])), "ended by destroy()")
+        assert largest_difference(model.state_dict(), plain.state_dict()) < 1e-5  # a plain model
+        loss_of(model, BATCHES[0][rank]).backward()
+        assert model[0].weight.grad.abs().max() > 0
+        model.zero_grad()
+        del backward
+    del engine
+    if ends == "delete":
+        gc.collect()
+    if ends == "delete" and stage == 3 and world > 1 and tessera.comm.group().backend == "gloo":
+        raises(tessera.ConfigError, lambda: make(stage, model), "has no values any more", "engine.destroy()")
+        return
+    second = make((stage + 1) % 4, model)
+    train(second, BATCHES[2:4], loss_of)
+    train_plainly(plain, sgd(plain), BATCHES[2:4], loss_of)
+    same(second, plain)
+
+
+@each_stage
+def a_model_is_initialized_once_at_a_time(stage):
+    initialized_again(stage, "destroy")
+    initialized_again(stage, "delete")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+"""Loops of plain PyTorch around an engine: alone, on two ranks in shared memory, and over Gloo."""
+import unittest
+
+from ranks import RanksTest
+
+
+class Loops(RanksTest):
+    def test_alone(self):
+        self.run_ranks(1, "loops_rank.py", "auto")
+
+    def test_shared_memory(self):
+        self.run_ranks(2, "loops_rank.py", "auto")
+
+    def test_gloo(self):
+        self.run_ranks(2, "loops_rank.py", "gloo")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,288 @@
+"""The state of an optimizer and of schedulers: in state dicts, in checkpoints, and where two step."""
+import os
+from pathlib import Path
+
+import tessera
+import torch
+from checks import check, config, largest_difference, main, raises, train, train_plainly
+from optimizers import SCHEDULERS, batches, compare, decay_groups, in_two, loss_of, mlp, rank, world
+from torch.nn import functional
+from torch.optim import lr_scheduler as schedulers
+
+
+@check
+def a_rate_that_is_written_counts_beside_the_configurations_schedule():
+    model, plain = mlp(), mlp()
+    theirs = torch.optim.SGD(plain.parameters(), lr=0.1)
+    engine, ours, _, _ = tessera.initialize(model=model, config=config(
+        1, optimizer={"type": "SGD", "params": {"lr": 0.1}},
+        scheduler={"type": "StepLR", "params": {"step_size": 2, "gamma": 0.5}}))
+    for rate, batch in zip((0.1, 0.3, 0.05, 0.05, 0.025), batches(5)):
+        theirs.param_groups[0]["lr"] = rate
+        if rate == 0.3:
+            ours.param_groups[0]["lr"] = rate
+        train_plainly(plain, theirs, [batch], loss_of)
+        train(engine, [batch], loss_of)
+    assert largest_difference(engine.state_dict(), plain.state_dict()) < 2e-5
+
+
+@check
+def moments_are_in_the_state_dict_as_torch_has_them():
+    makers = {
+        "AdamW": lambda m: torch.optim.AdamW(decay_groups(m), lr=1e-2),
+        "Adam": lambda m: torch.optim.Adam(m.parameters(), lr=1e-2),
+        "SGD": lambda m: torch.optim.SGD(in_two(m, {"momentum": 0.9}), lr=0.05, dampening=0.2),
+        "plain SGD": lambda m: torch.optim.SGD(m.parameters(), lr=0.05),
+        "Adagrad": lambda m: torch.optim.Adagrad(m.parameters(), lr=0.02, lr_decay=0.1),
+    }
+
+    def alike(ours, theirs, limit):
+        assert ours["param_groups"] == theirs["param_groups"], (ours["param_groups"], theirs["param_groups"])
+        assert ours["state"].keys() == theirs["state"].keys()
+        for index, expected in theirs["state"].items():
+            state = ours["state"][index]
+            assert state.keys() == expected.keys(), (state.keys(), expected.keys())
+            for name, tensor in expected.items():
+                assert state[name].dtype == tensor.dtype and state[name].shape == tensor.shape
+                assert (state[name] - tensor).abs().max() <= limit, (index, name)
+
+    def make(maker, stage):
+        model = mlp()
+        return tessera.initialize(model=model, optimizer=maker(model), config=config(stage, 500))[0]
+
+    for i, maker in enumerate(makers.values()):
+        for stage in range(4) if i == 0 else (i % 4,):
+            plain = mlp()
+            theirs = maker(plain)
+            engine = make(maker, stage)
+            alike(engine.optimizer.state_dict(), theirs.state_dict(), 0)  # before the first step
+            train_plainly(plain, theirs, batches(3), loss_of)
+            train(engine, batches(3), loss_of)
+            saved = engine.optimizer.state_dict()
+            alike(saved, theirs.state_dict(), 1e-6)
+
+            # into another engine with the same weights, at another stage: it goes on to the bit
+            other = make(maker, (stage + 1) % 4)
+            with tessera.GatheredParameters(other.module, modifier_rank=0):
+                with torch.no_grad():
+                    for name, value in engine.state_dict().items():
+                        if rank == 0:
+                            other.module.get_parameter(name).copy_(value)
+            other.optimizer.param_groups[0]["lr"] = 7.0  # is overruled
+            other.optimizer.load_state_dict(saved)
+            train(other, batches(6)[3:], loss_of)
+            train(engine, batches(6)[3:], loss_of)
+            assert largest_difference(engine.state_dict(), other.state_dict()) == 0, (i, stage)
+
+            # and out of torch's, into torch's
+            again = make(maker, stage)
+            again.optimizer.load_state_dict(theirs.state_dict())
+            alike(again.optimizer.state_dict(), theirs.state_dict(), 0)
+            maker(mlp()).load_state_dict(saved)
+    engine = make(makers["AdamW"], 3)
+    train(engine, batches(1), loss_of)
+    first, = (p for n, p in engine.module.named_parameters() if n == "0.weight")
+    assert len(engine.optimizer.state) == 6
+    state = engine.optimizer.state[first]
+    assert state["step"] == 1 and state["exp_avg"].shape == (64, 16) and state["exp_avg"].abs().max() > 0
+    raises(RuntimeError, lambda: state["exp_avg"].zero_(), "Inplace update to inference tensor")
+    raises(tessera.Error, lambda: state.setdefault("max_exp_avg_sq", 1), "writing it would have no effect", "assign a whole dict")
+    saved = engine.optimizer.state_dict()
+    optimizer = engine.optimizer
+
+    def changed(**changes):
+        broken = {"state": {i: dict(s) for i, s in saved["state"].items()}, "param_groups": [dict(g) for g in saved["param_groups"]]}
+        broken["state"][0] = {**broken["state"][0], **changes}
+        return broken
+
+    for broken, parts in ((changed(exp_avg=torch.zeros(2, 2)), ("parameter 0.weight", "exp_avg is [2, 2]", "expected a tensor of shape [64, 16]")),
+                          (changed(max_exp_avg_sq=torch.zeros(64, 16)), ("max_exp_avg_sq is not a state of AdamW",)),
+                          (changed(exp_avg_sq=None), ("exp_avg_sq is missing",)),
+                          ({**saved, "param_groups": saved["param_groups"][:1]}, ("its param groups have",)),
+                          ({**saved, "param_groups": [{**g, "amsgrad": True} for g in saved["param_groups"]]}, ("amsgrad=True",))):
+        raises(tessera.Error, lambda wrong=broken: optimizer.load_state_dict(wrong), *parts)
+    alike(optimizer.state_dict(), saved, 0)  # nothing has changed
+    optimizer.state[first] = {"step": 5, "exp_avg": torch.ones(64, 16), "exp_avg_sq": torch.ones(64, 16)}
+    assert optimizer.state[first]["step"] == 5 and optimizer.state[first]["exp_avg"].equal(torch.ones(64, 16))
+    optimizer.state.clear()
+    assert optimizer.state_dict()["state"] == {} and len(optimizer.state) == 0
+    raises(tessera.Error, lambda: optimizer.state[torch.zeros(1)], "not a parameter")
+
+
+@check
+def the_translated_optimizer_and_its_hooks_stand_for_the_engines():
+    model, plain = mlp(), mlp()
+    client, theirs = torch.optim.AdamW(model.parameters(), lr=1e-2), torch.optim.AdamW(plain.parameters(), lr=1e-2)
+    calls = []
+    client.register_step_pre_hook(lambda optimizer, args, kwargs: calls.append(("client", optimizer is client)))
+    engine, ours, _, _ = tessera.initialize(model=model, optimizer=client, config=config(2, gradient_accumulation_steps=2))
+    ours.register_step_pre_hook(lambda optimizer, args, kwargs: calls.append(("pre", optimizer is ours)))
+    ours.register_step_post_hook(lambda optimizer, args, kwargs: calls.append(("post", engine.global_steps)))
+
+    def halve(optimizer, args, kwargs):
+        optimizer.param_groups[0]["lr"] /= 2
+
+    ours.register_step_pre_hook(halve)
+    theirs.register_step_pre_hook(halve)
+    for step, batch in enumerate(batches(4)):  # the loop of plain PyTorch, with the optimizer that was given
+        client.zero_grad()
+        engine.backward(loss_of(engine, batch[rank]))
+        (client if step < 2 else ours).step()
+    assert calls == [("pre", True), ("client", True), ("post", 1), ("pre", True), ("client", True), ("post", 2)], calls
+    train_plainly(plain, theirs, [batches(4)[0] + batches(4)[1], batches(4)[2] + batches(4)[3]], loss_of)
+    assert largest_difference(engine.state_dict(), plain.state_dict()) < 2e-5
+    assert client.state_dict()["state"].keys() == ours.state_dict()["state"].keys() and len(client.state) == 6
+
+
+@check
+def schedulers_of_torch_drive_the_rates():
+    def adamw(model):
+        return torch.optim.AdamW(decay_groups(model), lr=1e-2)
+
+    for make in SCHEDULERS.values():
+        compare(1, adamw, make)
+    compare(3, adamw, lambda o: schedulers.LambdaLR(o, lambda step: 1 / (1 + step)))
+
+
+@check
+def schedulers_by_callable_and_their_place_in_checkpoints():
+    """Rates, betas and momentum that a scheduler writes count; a run that is resumed in the middle ends with the same bits."""
+    folder = Path(tessera.comm.all_gather(os.getcwd())[0])
+
+    def sgd(model):
+        return torch.optim.SGD(in_two(model, {}), lr=0.05, momentum=0.9)
+
+    def start(make_optimizer, make_scheduler, stage):
+        model = mlp()
+        return tessera.initialize(model=model, optimizer=make_optimizer(model), lr_scheduler=make_scheduler, config=config(stage))[0]
+
+    for i, (name, make) in enumerate(SCHEDULERS.items()):
+        for make_optimizer in (sgd, lambda m: torch.optim.AdamW(in_two(m, {}), lr=1e-2)) if "Cyc" in name else (sgd,):
+            plain = mlp()
+            theirs = make_optimizer(plain)
+            their_schedule = make(theirs)
+            engine, second = start(make_optimizer, make, i % 4), start(make_optimizer, make, (i + 1) % 4)
+            for step, batch in enumerate(batches(5)):
+                shown = [{key: value for key, value in group.items() if key != "params"} for group in theirs.param_groups]
+                assert [{key: value for key, value in group.items() if key != "params"} for group in engine.optimizer.param_groups] == shown
+                train_plainly(plain, theirs, [batch], loss_of)
+                train(engine, [batch], loss_of)
+                their_schedule.step()
+                if step == 2:
+                    engine.save_checkpoint(folder, name)
+                    second.load_checkpoint(folder, name)
+                    assert second.get_lr() == engine.get_lr() == [group["lr"] for group in theirs.param_groups]
+                elif step > 2:
+                    train(second, [batch], loss_of)
+            assert largest_difference(engine.state_dict(), plain.state_dict()) < 2e-5, name
+            assert largest_difference(engine.state_dict(), second.state_dict()) == 0, name
+            assert second.get_lr() == engine.get_lr()
+
+
+@check
+def a_scheduler_that_needs_a_metric_is_stepped_by_the_loop():
+    folder = Path(tessera.comm.all_gather(os.getcwd())[0])
+
+    def make():
+        model = mlp()
+        return tessera.initialize(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), config=config(2),
+                                  lr_scheduler=lambda o: schedulers.ReduceLROnPlateau(o, patience=0, factor=0.5))
+
+    engine, _, _, plateau = make()
+    rates = []
+    for metric, batch in zip((3.0, 4.0, 2.0, 5.0), batches(4)):
+        train(engine, [batch], loss_of)
+        plateau.step(metric)
+        rates.append(engine.get_lr()[0])
+    assert rates == [0.1, 0.05, 0.05, 0.025], rates
+    engine.backward(loss_of(engine, batches(1)[0][rank]))
+    engine.step(lr_kwargs={"metrics": 6.0})  # DeepSpeed's way
+    assert engine.get_lr() == [0.0125]
+    engine.save_checkpoint(folder, "plateau")
+    second, _, _, again = make()
+    second.load_checkpoint(folder, "plateau")
+    assert again.best == 2.0 and again.state_dict() == plateau.state_dict() and second.get_lr() == [0.0125]
+    fresh = make()[0]
+    fresh.save_checkpoint(folder, "infinite")  # its best is inf
+    second.load_checkpoint(folder, "infinite")
+    assert again.best == float("inf")
+
+
+@check
+def a_second_step_of_a_scheduler_is_an_error():
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine, ours, _, schedule = tessera.initialize(model=model, optimizer=optimizer, config=config(1),
+                                                   lr_scheduler=schedulers.StepLR(optimizer, 1, 0.5))
+    train(engine, batches(1), loss_of)
+    assert isinstance(schedule, schedulers.StepLR) and type(schedule).__name__ == "StepLR" and engine.get_lr() == [0.05]
+    raises(tessera.Error, schedule.step, "StepLR.step()", "would be a second step")
+    assert engine.get_lr() == [0.05]
+    engine.lr_scheduler = None  # as Lightning does, which steps it itself
+    train(engine, batches(1), loss_of)
+    schedule.step()
+    assert engine.get_lr() == [0.025]
+    mine = schedulers.StepLR(ours, 1, 0.5)  # made afterwards, stepped by the loop
+    train(engine, batches(1), loss_of)
+    mine.step()
+    assert engine.get_lr() == [0.0125]
+    model, other = mlp(), torch.optim.SGD(mlp().parameters(), lr=0.1)
+    raises(tessera.ConfigError, lambda: tessera.initialize(
+        model=model, config=config(0, optimizer={"type": "SGD"}), lr_scheduler=schedulers.StepLR(other, 1)), "of another optimizer")
+
+
+@check
+def a_schedulers_place_is_in_the_checkpoint():
+    folder = Path(tessera.comm.all_gather(os.getcwd())[0])
+
+    def make():
+        model = mlp()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        return tessera.initialize(model=model, optimizer=optimizer, config=config(3),
+                                  lr_scheduler=schedulers.LambdaLR(optimizer, lambda step: 1 / (1 + step)))[0]
+
+    whole, first, second = make(), make(), make()
+    train(whole, batches(6), loss_of)
+    train(first, batches(3), loss_of)
+    first.save_checkpoint(folder, client_state=[1, 2])
+    _, client_state = second.load_checkpoint(folder)
+    assert client_state == [1, 2] and second.get_lr() == first.get_lr() == [0.0025]
+    train(second, batches(6)[3:], loss_of)
+    assert second.get_lr() == whole.get_lr()
+    assert largest_difference(second.state_dict(), whole.state_dict()) == 0
+
+
+@check
+def the_loader_resumes_at_the_same_sample():
+    folder = Path(tessera.comm.all_gather(os.getcwd())[0])
+    data = torch.utils.data.TensorDataset(torch.randn(50, 16, generator=torch.Generator().manual_seed(0)), torch.arange(50) % 5,
+                                          torch.arange(50))
+
+    def make():
+        return tessera.initialize(model=mlp(), training_data=data, config=config(2, gradient_accumulation_steps=2, seed=3))[0]
+
+    def run(engine, num_batches):
+        seen = []
+        while len(seen) < num_batches:
+            for x, y, number in engine.training_dataloader:
+                seen.append(number.tolist())
+                engine.backward(functional.cross_entropy(engine(x), y))
+                engine.step()
+                if len(seen) == num_batches:
+                    break
+        return seen
+
+    per_epoch = len(make().training_dataloader)
+    assert per_epoch == 50 // (4 * world) * 2
+    whole, first, second = make(), make(), make()
+    seen = run(whole, 2 * per_epoch)
+    assert len({n for batch in seen[:per_epoch] for n in batch}) == 2 * per_epoch
+    assert run(first, per_epoch + 4) == seen[:per_epoch + 4]
+    first.save_checkpoint(folder, "loader")
+    second.load_checkpoint(folder, "loader")
+    assert run(second, per_epoch - 4) == seen[per_epoch + 4:]
+    assert largest_difference(second.state_dict(), whole.state_dict()) == 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""Optimizers and schedulers that are compared with themselves in plain PyTorch, and what compares them."""
+import models
+import tessera
+import torch
+from checks import config, largest_difference, train, train_plainly
+from torch import nn
+from torch.nn import functional
+from torch.optim import lr_scheduler as schedulers
+
+rank, world = tessera.comm.get_rank(), tessera.comm.get_world_size()
+
+
+def mlp():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 5))
+
+
+def batches(steps):
+    return [[models._vectors(step * world + r, 8, 16) for r in range(world)] for step in range(steps)]
+
+
+def loss_of(model, samples):
+    return functional.cross_entropy(model(samples[0]), samples[1])
+
+
+def decay_groups(model, **first):
+    return [{"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": 0.1, **first},
+            {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0}]
+
+
+class Lion(torch.optim.Optimizer):
+    """Chen et al. 2023, as lion_pytorch has it."""
+
+    def __init__(self, params, lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0):
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                moment = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
+                beta1, beta2 = group["betas"]
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.add_((moment * beta1 + p.grad * (1 - beta1)).sign_(), alpha=-group["lr"])
+                moment.mul_(beta2).add_(p.grad, alpha=1 - beta2)
+
+
+def compare(stage, make_optimizer, make_scheduler=None, steps=6, limit=2e-5):
+    plain, model = mlp(), mlp()
+    theirs = make_optimizer(plain)
+    their_schedule = make_scheduler(theirs) if make_scheduler else None
+    optimizer = make_optimizer(model)
+    schedule = make_scheduler(optimizer) if make_scheduler else None
+    engine, ours, _, returned = tessera.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule, config=config(stage))
+    assert returned is schedule and ours.param_groups is optimizer.param_groups
+    for batch in batches(steps):
+        assert [group["lr"] for group in ours.param_groups] == [group["lr"] for group in theirs.param_groups] == engine.get_lr()
+        expected = train_plainly(plain, theirs, [batch], loss_of)
+        got = train(engine, [batch], loss_of)
+        assert largest_difference(got, expected) < limit, (stage, got, expected)
+        if their_schedule:
+            their_schedule.step()
+    apart = largest_difference(engine.state_dict(), plain.state_dict())
+    assert apart < limit, (stage, apart)
+    return engine
+
+
+class FusedAdam(torch.optim.Adam):
+    """DeepSpeed's interface: the kind of weight decay is not in its param groups."""
+
+    def __init__(self, params, lr=1e-3, bias_correction=True, betas=(0.9, 0.999), eps=1e-8, adam_w_mode=True, weight_decay=0.0, amsgrad=False,
+                 set_grad_none=True):
+        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        self.defaults = {key: self.defaults[key] for key in ("lr", "betas", "eps", "weight_decay")} | {"bias_correction": bias_correction}
+        self.adam_w_mode = 1 if adam_w_mode else 0
+        for group in self.param_groups:
+            group["bias_correction"] = bias_correction
+
+
+class DeepSpeedCPUAdam(FusedAdam):
+    def __init__(self, model_params, lr=1e-3, bias_correction=True, betas=(0.9, 0.999), eps=1e-8, weight_decay=0, amsgrad=False,
+                 adamw_mode=True, fp32_optimizer_states=True):
+        super().__init__(model_params, lr, bias_correction, betas, eps, adamw_mode, weight_decay)
+        self.fp32_optimizer_states = fp32_optimizer_states
+
+
+def steps_together(stage, make_optimizer, by_hand=lambda step, optimizer, model: None, reference=None, make=None, steps=5, limit=2e-5):
+    """Trains plain PyTorch's and ours; `by_hand` changes both optimizers before each step."""
+    plain, model = (make or mlp)(), (make or mlp)()
+    theirs = (reference or make_optimizer)(plain)
+    engine, ours, _, _ = tessera.initialize(model=model, optimizer=make_optimizer(model), config=config(stage, 500))
+    for step, batch in enumerate(batches(steps)):
+        by_hand(step, theirs, plain)
+        by_hand(step, ours, model)
+        expected = train_plainly(plain, theirs, [batch], loss_of)
+        assert largest_difference(train(engine, [batch], loss_of), expected) < limit, (stage, step)
+    apart = largest_difference(engine.state_dict(), plain.state_dict())
+    assert apart < limit, (stage, apart)
+    return engine
+
+
+def in_two(model, first, second=None):
+    """The first layer's parameters, and the others."""
+    parameters = list(model.parameters())
+    return [{"params": parameters[:2], **first}, {"params": parameters[2:], **(second or {})}]
+
+
+class Named(nn.Module):
+    """Parameters whose names are patterns of others, and characters that JSON escapes."""
+
+    NAMES = ("*", "w*", "w", "w1", "?", 'a"b\\c', "ä [0]", "weight")
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleDict({name: nn.Linear(16, 16) for name in self.NAMES})
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x):
+        for layer in self.layers.values():
+            x = x + torch.tanh(layer(x))
+        return self.head(x)
+
+
+# Of an optimizer with two groups.
+SCHEDULERS = {
+    "LambdaLR": lambda o: schedulers.LambdaLR(o, [lambda step: min(1, step / 3), lambda step: 0.5 ** step]),
+    "OneCycleLR": lambda o: schedulers.OneCycleLR(o, max_lr=1e-2, total_steps=8),
+    "CyclicLR": lambda o: schedulers.CyclicLR(o, 1e-3, 1e-2, step_size_up=2),
+    "MultiStepLR": lambda o: schedulers.MultiStepLR(o, [2, 4]),
+    "CosineAnnealingWarmRestarts": lambda o: schedulers.CosineAnnealingWarmRestarts(o, 2),
+    "SequentialLR": lambda o: schedulers.SequentialLR(
+        o, [schedulers.LinearLR(o, 0.1, total_iters=2), schedulers.CosineAnnealingLR(o, 5)], milestones=[2]),
+    "ChainedScheduler": lambda o: schedulers.ChainedScheduler([schedulers.ConstantLR(o, 0.1, 2), schedulers.ExponentialLR(o, 0.9)]),
+}
