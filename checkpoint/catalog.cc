@@ -64,9 +64,8 @@ void check_tag(const std::string& tag) {
   const bool has_control =
       std::any_of(tag.begin(), tag.end(), [](unsigned char c) { return c < 32 || c == 127 || c == '/'; });
   if (tag.empty() || tag.size() > kMaxTagBytes || has_control || tag == "." || tag == ".." || !is_utf8(tag))
-    throw CheckpointError(str(
-        "checkpoint tag \"", is_utf8(tag) && !has_control ? tag.substr(0, kMaxTagBytes) : "?",
-        "\": expected a folder's name of 1 to ", kMaxTagBytes, " bytes without / and control characters"));
+    throw CheckpointError(str("checkpoint tag ", quoted_name(tag), ": expected a folder's name of 1 to ",
+                              kMaxTagBytes, " bytes without / and control characters"));
   if (tag == kLatestName || is_temporary_name(tag))
     throw CheckpointError(
         str("checkpoint tag ", tag, ": the name is one Tessera gives to a file of its own"));

@@ -39,6 +39,7 @@ class Publisher {
         target_(directory_ / publication.tag),
         latest_(directory_ / kLatestName),
         tag_(publication.tag),
+        names_latest_(publication.latest),
         ours_(identity(folder_)),
         replaces_(identity(target_).has_value()),
         old_latest_(content_of(latest_)) {}
@@ -49,7 +50,7 @@ class Publisher {
     else
       disk_.rename(folder_, target_);
     disk_.sync_directory(directory_);
-    disk_.replace_file(latest_, tag_ + "\n");
+    if (names_latest_) disk_.replace_file(latest_, tag_ + "\n");
   }
 
   /// Undoes the steps in reverse order, so that `latest` always names a whole checkpoint.
@@ -73,6 +74,7 @@ class Publisher {
   const Disk& disk_;
   fs::path directory_, folder_, target_, latest_;
   std::string tag_;
+  bool names_latest_;
   std::optional<Identity> ours_;
   bool replaces_;
   std::optional<std::string> old_latest_;

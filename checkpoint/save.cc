@@ -67,7 +67,7 @@ class Save {
   Save(const SaveRequest& request, const Exchange& exchange)
       : request_(request), exchange_(exchange), disk_(request.disk), scratch_(without_sync(request.disk)) {
     TESSERA_CHECK(request.layout != nullptr);
-    layout_ = saved_layout(*request.layout);
+    layout_ = saved_layout(*request.layout, !request.exclude_frozen);
     TESSERA_CHECK(request.owners.empty() || std::ssize(request.owners) == layout_.world_size);
   }
 
@@ -151,7 +151,9 @@ class Save {
     json facts{{"tag", request_.tag},
                {"stage", request_.stage},
                {"states", join(request_.state_names, ", ")},
-               {"layout", str(std::hex, request_.layout->digest())}};
+               {"layout", str(std::hex, request_.layout->digest())},
+               {"save_latest", request_.latest},
+               {"exclude_frozen_parameters", request_.exclude_frozen}};
     if (!owns_folder()) return facts;
     const fs::path& directory = request_.directory;
     if (!request_.replace && fs::exists(directory / request_.tag))
@@ -171,7 +173,7 @@ class Save {
   }
 
   void check_same_save() const {
-    for (const char* key : {"tag", "stage", "states", "layout"})
+    for (const char* key : {"tag", "stage", "states", "layout", "save_latest", "exclude_frozen_parameters"})
       for (int file = 1; file < layout_.world_size; ++file) {
         const json &first = outcomes_[0].facts[key], &other = outcomes_[file].facts[key];
         if (other != first)
@@ -239,7 +241,10 @@ class Save {
     file.append(text);
     file.close();
     disk_.sync_directory(folder_);
-    publish({.directory = request_.directory, .tag = request_.tag, .temporary = folder_.filename().string()},
+    publish({.directory = request_.directory,
+             .tag = request_.tag,
+             .temporary = folder_.filename().string(),
+             .latest = request_.latest},
             disk_);
     return {{"total_bytes", manifest.total_bytes()}};
   }

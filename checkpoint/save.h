@@ -7,8 +7,9 @@
 //    error on any rank ends the save on all of them, and rank 0 removes the folder.
 // 3. Rank 0 writes the manifest, syncs the folder, renames it to DIR/TAG (exchanging it with an existing
 // one),
-//    syncs DIR, and replaces DIR/latest, which is the commit. If one of these fails, the ones before are
-//    undone. Ranks learn the outcome. A replaced checkpoint is removed last.
+//    syncs DIR, and replaces DIR/latest, which is the commit (with SaveRequest::latest = false the rename
+//    is). If one of these fails, the ones before are undone. Ranks learn the outcome. A replaced checkpoint
+//    is removed last.
 // At any moment `latest` names a whole checkpoint: the previous one or the new one.
 //
 // [Note: a folder on each host]
@@ -49,12 +50,14 @@ struct SaveRequest {
   int stage = 0;                         ///< recorded for information
   const zero::Layout* layout = nullptr;  ///< equal on all ranks, as are tag, stage and state_names
   std::vector<std::string> state_names;
-  std::vector<UnitData> units;                      ///< by unit; this rank's slices, at every stage
-  std::vector<WholeTensor> tensors;                 ///< rank 0's are written
-  std::vector<Blob> blobs;                          ///< each rank's own; names may differ between ranks
+  std::vector<UnitData> units;       ///< by unit that is saved; this rank's slices, at every stage
+  std::vector<WholeTensor> tensors;  ///< rank 0's are written
+  std::vector<Blob> blobs;           ///< each rank's own; names may differ between ranks
   nlohmann::json state = nlohmann::json::object();  ///< rank 0's is written
   bool replace = true;                              ///< false: a tag that exists is an error
   bool create = true;                               ///< false: a directory that is not there is an error
+  bool latest = true;                               ///< false: DIR/latest stays as it is
+  bool exclude_frozen = false;  ///< units that are not trainable are neither recorded nor in `units`
   DiskOptions disk;
 };
 

@@ -23,14 +23,20 @@ int64_t SavedParameter::numel() const {
   return product;
 }
 
-SavedLayout saved_layout(const zero::Layout& layout) {
+SavedLayout saved_layout(const zero::Layout& layout, bool with_frozen) {
   SavedLayout saved{.world_size = layout.world_size(), .units = {}, .parameters = {}};
-  for (const zero::UnitSpec& unit : layout.units())
-    saved.units.push_back({unit.dtype, unit.trainable, unit.numel});
+  std::vector<int> number_of;  // by unit of the layout; -1: left out
+  for (const zero::UnitSpec& unit : layout.units()) {
+    const bool is_saved = unit.trainable || with_frozen;
+    number_of.push_back(is_saved ? saved.num_units() : -1);
+    if (is_saved) saved.units.push_back({unit.dtype, unit.trainable, unit.numel});
+  }
   for (size_t i = 0; i < layout.parameters().size(); ++i) {
     const zero::ParameterSpec& spec = layout.parameters()[i];
     const zero::UnitSlice& slice = layout.slice(static_cast<int>(i));
-    saved.parameters.push_back({spec.name, spec.shape, spec.group, spec.aliases, slice.unit, slice.offset});
+    const int unit = number_of[static_cast<size_t>(slice.unit)];
+    if (unit >= 0)
+      saved.parameters.push_back({spec.name, spec.shape, spec.group, spec.aliases, unit, slice.offset});
   }
   return saved;
 }

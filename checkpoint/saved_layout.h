@@ -45,8 +45,8 @@ struct SavedLayout {
   bool operator==(const SavedLayout&) const = default;
 };
 
-/// Local.
-SavedLayout saved_layout(const zero::Layout& layout);
+/// Local. `with_frozen` = false: without the units that are not trainable; the others are numbered anew.
+SavedLayout saved_layout(const zero::Layout& layout, bool with_frozen = true);
 
 // Datasets of a rank's file, each one-dimensional, (shard_numel).
 

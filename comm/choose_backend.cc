@@ -31,7 +31,8 @@ std::vector<std::string> ask_all(const Rendezvous& met, const Environment& env, 
   StoreExchange::Result result = exchange.run(mine, timeout, [] {});
   if (!result.missing.empty())
     throw CommError(str(name_ranks(result.missing), " left during the rendezvous"));
-  if (result.values.empty()) throw CommError(result.cause);
+  if (result.values.empty())
+    throw CommError(str("rank ", env.rank, " at the rendezvous (", place, "): ", result.cause));
   return std::move(result.values);
 }
 

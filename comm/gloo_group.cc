@@ -120,7 +120,9 @@ class Attempts {
       throw CommError(str("rank ", number_of(options_), ": ", result.missing.size(), " of ",
                           options_.size - 1, " other ranks have not connected over ", bound_to(options_)));
     }
-    if (result.values.empty()) throw CommError(result.cause);
+    if (result.values.empty())
+      throw CommError(str("rank ", number_of(options_), ", while ranks connected over ", bound_to(options_),
+                          ": ", result.cause));
     const std::string* failure = nullptr;
     told_.clear();
     for (const std::string& value : result.values) {

@@ -62,16 +62,23 @@ void await_all(const GroupStore& store, const Environment& env, WaitLimit& limit
   const auto watch = [&] {
     if (store.has("refused")) throw CommError(store.get("refused"));
     limit.still_waiting([&] {
+      const std::vector<int> missing = missing_ranks(store, env.world_size);
+      const std::string whom =
+          missing.empty() ? "the last rank to say that all have come, all" : name_ranks(missing);
       return str("rank ", env.rank, " waits at the rendezvous at ",
-                 endpoint(env.master_addr, env.master_port), " for ",
-                 name_ranks(missing_ranks(store, env.world_size)), " of ", env.world_size);
+                 endpoint(env.master_addr, env.master_port), " for ", whom, " of ", env.world_size);
     });
   };
   if (store.await("complete", limit.left(), watch)) return;
   const std::vector<int> missing = missing_ranks(store, env.world_size);
-  throw refusal(store, str(missing.empty() ? "some" : name_ranks(missing), " of ", env.world_size,
-                           missing.size() == 1 ? " has" : " have", " not arrived at the rendezvous within ",
-                           name_duration(limit.timeout())));
+  if (missing.empty())
+    throw refusal(store, str("all ", env.world_size,
+                             " ranks have arrived at the rendezvous, but the last of them has "
+                             "not said so within ",
+                             name_duration(limit.timeout())));
+  throw refusal(store,
+                str(name_ranks(missing), " of ", env.world_size, missing.size() == 1 ? " has" : " have",
+                    " not arrived at the rendezvous within ", name_duration(limit.timeout())));
 }
 
 }  // namespace

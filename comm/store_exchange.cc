@@ -5,6 +5,7 @@
 #include <string_view>
 #include <utility>
 
+#include "comm/error_message.h"
 #include "core/error.h"
 #include "core/str.h"
 
@@ -93,9 +94,12 @@ std::string StoreExchange::await_result(std::chrono::milliseconds timeout, const
   std::string for_others = "others gave up";
   try {
     if (store_.await(result_key(round_), timeout, watch)) return store_.get(result_key(round_));
-    failure.cause = "timed out";
     for (int rank = 0; rank < size_; ++rank)
       if (!has_arrived(rank)) failure.missing.push_back(rank);
+    failure.cause =
+        str("timed out after ", name_duration(timeout), ": ",
+            failure.missing.empty() ? "all ranks came, but the last of them has not passed on what they said"
+                                    : "not all ranks came");
   } catch (const CommError& error) {
     failure.cause = for_others = error.what();
   }

@@ -279,7 +279,8 @@ void TransportCommunicator::open(const MakeTransport& make) {
   if (!result.missing.empty())
     throw CommError(str(named(result.missing), result.missing.size() == 1 ? " has" : " have",
                         " not connected within ", name_duration(kOpenTimeout)));
-  if (result.values.empty()) throw CommError(result.cause);
+  if (result.values.empty())
+    throw CommError(str("rank ", global_rank(rank_), ", while the group was set up: ", result.cause));
 }
 
 TransportCommunicator::~TransportCommunicator() {

@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/str.h"
 #include "core/terminal.h"
+#include "core/utf8.h"
 
 namespace tessera {
 namespace {
@@ -72,21 +73,21 @@ Logger::Logger(const LogOptions& options) : sinks_(std::make_shared<Sinks>()) {
   }
 }
 
-void Logger::write(LogLevel level, const std::string& whole) const {
+void Logger::write(LogLevel level, const std::string& line) const {
   if (!sinks_) return;
-  const std::string line = abridged(whole);
+  const std::string safe = abridged(without_control_characters(line));
   if (sinks_->terminal) {
     // Information is printed without a prefix, other levels with their name.
     const char* prefix = level == LogLevel::kWarning ? "warning: "
                          : level == LogLevel::kError ? "error: "
                                                      : "";
-    std::string shown = prefix + line;
+    std::string shown = prefix + safe;
     // Progress bars are redrawn below.
     if (sinks_->is_terminal) shown = blank() + wrap_words(shown, terminal_width(STDERR_FILENO) - 1, 2);
     sinks_->terminal->log(to_spdlog(level), spdlog::string_view_t(shown));
     sinks_->terminal->flush();
   }
-  if (sinks_->file) sinks_->file->log(to_spdlog(level), spdlog::string_view_t(line));
+  if (sinks_->file) sinks_->file->log(to_spdlog(level), spdlog::string_view_t(safe));
 }
 
 }  // namespace tessera

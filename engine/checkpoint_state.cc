@@ -29,6 +29,7 @@ json to_json(const CheckpointState& state) {
   out["global_steps"] = state.global_steps;
   out["skipped_steps"] = state.skipped_steps;
   out["micro_steps"] = state.micro_steps;
+  out["schedule_steps"] = state.schedule_steps;
   out["gradient_norm"] = std::isfinite(state.gradient_norm) ? json(state.gradient_norm) : json(nullptr);
   const LossScaler::State& scaler = state.loss_scaler;
   out["loss_scaler"] = {{"cur_scale", scaler.scale},
@@ -49,6 +50,8 @@ CheckpointState parse_checkpoint_state(const json& value, size_t num_parameters,
   state.global_steps = field["global_steps"].integer(0);
   state.skipped_steps = field["skipped_steps"].integer(0);
   state.micro_steps = field["micro_steps"].integer(0);
+  state.schedule_steps = value.contains("schedule_steps") ? field["schedule_steps"].integer(0)
+                                                          : state.global_steps - state.skipped_steps;
   const bool norm_is_finite = !field["gradient_norm"].value().is_null();
   state.gradient_norm =
       norm_is_finite ? field["gradient_norm"].number() : std::numeric_limits<double>::infinity();

@@ -15,7 +15,8 @@ struct CheckpointState {
   int64_t global_steps = 0;
   int64_t skipped_steps = 0;
   int64_t micro_steps = 0;
-  double gradient_norm = 0;  ///< of the last step; not finite after a skipped one
+  int64_t schedule_steps = 0;  ///< where the learning-rate schedule is; older checkpoints: applied steps
+  double gradient_norm = 0;    ///< of the last step; not finite after a skipped one
   LossScaler::State loss_scaler;
   std::string optimizer;                 ///< "AdamW"
   std::vector<int64_t> parameter_steps;  ///< number of updates, by parameter in the manifest's order

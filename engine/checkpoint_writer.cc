@@ -158,7 +158,10 @@ std::unique_ptr<CheckpointWriter::Job> CheckpointWriter::prepare(const Checkpoin
   request.stage = stage_;
   request.layout = &model_.layout();
   for (std::string_view name : model_.state_names()) request.state_names.emplace_back(name);
+  request.latest = content.save_latest;
+  request.exclude_frozen = content.exclude_frozen_parameters;
   for (int unit = 0; unit < model_.layout().num_units(); ++unit) {
+    if (request.exclude_frozen && !model_.layout().units()[unit].trainable) continue;
     const zero::LocalState mine = model_.unit(unit).piece_state();
     const auto source = [&](const at::Tensor& tensor) {
       zero::OffloadedTensor* const on_disk = model_.unit(unit).find_on_disk(tensor);
@@ -179,7 +182,10 @@ std::unique_ptr<CheckpointWriter::Job> CheckpointWriter::prepare(const Checkpoin
   zero::OffloadedTensor::expect(read_next);
   request.state = content.state;
   request.disk = {.sync = config_.fsync, .probe = content.probe};
+  std::erase(beside_latest_, content.tag);
+  if (!content.save_latest) beside_latest_.push_back(content.tag);
   job->protect = protected_tags_;
+  job->protect.insert(job->protect.end(), beside_latest_.begin(), beside_latest_.end());
   return job;
 }
 

@@ -52,6 +52,8 @@ struct CheckpointContent {
   std::vector<zero::NamedTensor> buffers;  ///< rank 0's are written
   std::vector<zero::NamedTensor> blobs;    ///< each rank's own, (n) uint8
   nlohmann::json state;
+  bool save_latest = true;
+  bool exclude_frozen_parameters = false;
   /// Called for every file operation: tests make a disk slow or broken with it.
   decltype(DiskOptions::probe) probe = {};
 };
@@ -118,6 +120,7 @@ class CheckpointWriter {
   at::Tensor snapshot_;                     // (bytes) uint8
   int64_t snapshot_used_ = 0;
   std::vector<std::string> protected_tags_;
+  std::vector<std::string> beside_latest_;  // tags saved without `latest`: keep_last does not delete them
 
   std::thread thread_;
   std::mutex mutex_;            // guards what follows

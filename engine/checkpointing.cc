@@ -60,18 +60,23 @@ std::string Engine::save_checkpoint(const std::string& directory, const std::str
 
 std::string Engine::save_checkpoint(const std::string& directory, const std::string& tag,
                                     const json& client_state) {
-  return save_with(checkpoint_writer(), directory, tag, client_state);
+  return save_checkpoint(directory, tag, client_state, SaveOptions{});
+}
+
+std::string Engine::save_checkpoint(const std::string& directory, const std::string& tag,
+                                    const json& client_state, const SaveOptions& options) {
+  return save_with(checkpoint_writer(), directory, tag, client_state, options);
 }
 
 void Engine::save_in_memory(HostFolders& folders, const json& client_state) {
   const CheckpointConfig config{.async = false, .keep_last = 1, .fsync = false};
   CheckpointWriter writer(*sharded_, config_.zero.stage, config, options_.log, {.folders = &folders});
-  save_with(writer, folders.path(), "", client_state);
+  save_with(writer, folders.path(), "", client_state, {});
 }
 
 /// Collective.
 std::string Engine::save_with(CheckpointWriter& writer, const std::string& directory, const std::string& tag,
-                              const json& client_state) {
+                              const json& client_state, const SaveOptions& options) {
   sharded_->check_usable();
   if (micro_steps_in_window_ != 0)
     throw Error(str("save_checkpoint() after ", micro_steps_in_window_, " of ",
@@ -88,12 +93,14 @@ std::string Engine::save_with(CheckpointWriter& writer, const std::string& direc
   state.global_steps = global_steps_;
   state.skipped_steps = skipped_steps_;
   state.micro_steps = micro_steps_;
+  state.schedule_steps = schedule_steps_;
   state.gradient_norm = gradient_norm_;
   state.loss_scaler = scaler_.state();
   state.optimizer = optimizer_name();
-  const auto num_parameters = static_cast<int>(sharded_->layout().parameters().size());
-  for (int parameter = 0; parameter < num_parameters; ++parameter)
-    state.parameter_steps.push_back(sharded_->parameter_steps(parameter));
+  const std::vector<zero::ParameterSpec>& parameters = sharded_->layout().parameters();
+  for (int parameter = 0; parameter < static_cast<int>(parameters.size()); ++parameter)
+    if (parameters[static_cast<size_t>(parameter)].trainable || !options.exclude_frozen_parameters)
+      state.parameter_steps.push_back(sharded_->parameter_steps(parameter));
   state.module = record_of(*sharded_);
   state.config = json::parse(dump_resolved(config_));
   state.client_state = client_state;
@@ -107,6 +114,8 @@ std::string Engine::save_with(CheckpointWriter& writer, const std::string& direc
   content.blobs.push_back({kCpuGenerator, generator_of(at::kCPU).get_state()});
   if (!device().is_cpu()) content.blobs.push_back({kCudaGenerator, generator_of(device()).get_state()});
   content.state = to_json(state);
+  content.save_latest = options.save_latest;
+  content.exclude_frozen_parameters = options.exclude_frozen_parameters;
   return writer.save(content);
 }
 
@@ -179,6 +188,7 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
     global_steps_ = state.global_steps;
     skipped_steps_ = state.skipped_steps;
     micro_steps_ = state.micro_steps;
+    if (options.load_lr_scheduler_states) schedule_steps_ = state.schedule_steps;
     gradient_norm_ = state.gradient_norm;
     scaler_.set_state(state.loss_scaler);
     if (cpu_generator.defined()) generator_of(at::kCPU).set_state(cpu_generator);

@@ -9,12 +9,19 @@ namespace tessera {
 
 class HostFolders;
 
+struct SaveOptions {
+  bool save_latest = true;                 ///< false: DIRECTORY/latest stays as it is
+  bool exclude_frozen_parameters = false;  ///< true: parameters of frozen units are left out
+};
+
 struct LoadOptions {
   /// True: any difference between the checkpoint's and the model's parameters and buffers is an error
   /// that names them. False: tensors with the same name and shape are loaded, the others keep their values
   /// and are listed in LoadedCheckpoint::not_loaded.
   bool strict = true;
-  bool load_optimizer_states = true;  ///< false: moments and step counts are reset
+  bool load_optimizer_states = true;  ///< false: moments and step counts stay as they are
+  /// False: the learning-rate schedule goes on where it is, and not where the checkpoint's was.
+  bool load_lr_scheduler_states = true;
   /// True: parameters and buffers only; optimizer, counters, loss scale and random numbers stay as they are.
   bool load_module_only = false;
   /// The folders in memory whose HostFolders::find() has found the checkpoint; `directory` is this host's.

@@ -144,6 +144,7 @@ Engine::Engine(const zero::ModelView& model, const EngineConfig& config, comm::C
     let_batch_norm_widen_parameters();
   check_same_config_everywhere();
   warn_unmatched_patterns();
+  warn_unused_reports();
   refuse_unscaled_fp16();
   sharded_ = std::make_unique<zero::ShardedModel>(
       model, comm_, sharding_options(config_, options_, optimizer_, comm_->size()));
@@ -159,8 +160,8 @@ Engine::~Engine() = default;
 /// Compares all keys but those that may differ between ranks when only the engine reads them.
 void Engine::check_same_config_everywhere() const {
   nlohmann::ordered_json shared = config::write_engine_config(config_);
-  for (const char* key :
-       {"seed", "steps_per_print", "wall_clock_breakdown", "memory_breakdown", "flops_profiler", "profiler"})
+  for (const char* key : {"seed", "steps_per_print", "wall_clock_breakdown", "memory_breakdown", "dump_state",
+                          "flops_profiler", "profiler"})
     shared.erase(key);
   if (options_.update_rule)
     shared["update_rule"] = {{"name", options_.update_rule->name()},
@@ -184,6 +185,27 @@ void Engine::warn_unmatched_patterns() const {
         options_.log.warning(
             str("optimizer.param_groups: no parameter of the model matches \"", pattern, "\""));
   }
+}
+
+/// What a loop of the caller's own has to do itself.
+void Engine::warn_unused_reports() const {
+  if (rank() != 0) return;
+  if (config_.dump_state) options_.log.info("configuration:\n" + dump_resolved(config_));
+  if (options_.caller_reports) return;
+  std::vector<std::string> unused;
+  const auto add = [&](bool is_set, const char* key) {
+    if (is_set) unused.emplace_back(key);
+  };
+  add(config_.wall_clock_breakdown, "wall_clock_breakdown");
+  add(config_.memory_breakdown, "memory_breakdown");
+  add(config_.monitors.tensorboard.enabled, "tensorboard");
+  add(config_.monitors.csv.enabled, "csv_monitor");
+  add(config_.monitors.jsonl.enabled, "jsonl_monitor");
+  add(config_.monitors.mlflow.enabled, "mlflow");
+  if (!unused.empty())
+    options_.log.warning(str(join(unused, ", "),
+                             ": no effect in a training loop of one's own, which reports its numbers itself "
+                             "(docs/monitoring.md, In a loop of your own)"));
 }
 
 /// Where neither bf16 nor fp16 is enabled, parameters keep their dtypes ([Note:
@@ -343,7 +365,7 @@ void Engine::report_skipped_step(const zero::GradientSummary& summary) {
 }
 
 void Engine::set_rates() {
-  const int64_t applied = global_steps_ - 1 - skipped_steps_;
+  const int64_t applied = schedule_steps_++;
   std::vector<kernels::Hyper>& groups = sharded_->param_groups();
   for (size_t group = 0; group < groups.size(); ++group) {
     groups[group].lr = set_rates_ ? (*set_rates_)[group] : schedule_.lr(applied, group);
@@ -365,7 +387,7 @@ std::vector<double> Engine::learning_rates() const {
   if (set_rates_) return *set_rates_;
   std::vector<double> rates;
   for (size_t group = 0; group < schedule_.num_groups(); ++group)
-    rates.push_back(schedule_.lr(global_steps_ - skipped_steps_, group));
+    rates.push_back(schedule_.lr(schedule_steps_, group));
   return rates;
 }
 

@@ -57,6 +57,7 @@ class Checkpointing;
 }
 struct LoadedCheckpoint;  // engine/checkpointing.h
 struct LoadOptions;
+struct SaveOptions;
 
 struct InitOptions {
   at::Device device = at::kCPU;  ///< where the units live; inputs of forward() are moved there
@@ -82,6 +83,9 @@ struct InitOptions {
   std::function<bool(const std::string& name)> loaded_next = nullptr;
   /// Tests: the model's device has memory apart from the host's, which this connects. Unset: CUDA's own.
   std::shared_ptr<zero::DeviceLink> device_link = nullptr;
+  /// Whether the caller does what steps_per_print, wall_clock_breakdown, memory_breakdown and the monitors'
+  /// sections ask for, as Trainer and the Python package do. false: rank 0 warns of those that are set.
+  bool caller_reports = false;
 };
 
 /// A function without arguments that makes a model: returns a std::shared_ptr of a torch::nn::Module, or a
@@ -160,6 +164,9 @@ class Engine {
   std::string save_checkpoint(const std::string& directory, const std::string& tag = "");
   std::string save_checkpoint(const std::string& directory, const std::string& tag,
                               const nlohmann::json& client_state);
+  /// The same; SaveOptions is in engine/checkpointing.h.
+  std::string save_checkpoint(const std::string& directory, const std::string& tag,
+                              const nlohmann::json& client_state, const SaveOptions& options);
   /// Collective. Saves the same into each host's folder in memory (engine/host_folders.h), from which ranks
   /// that a launcher starts again continue (docs/launching.md, Restarts). It is written before the call
   /// returns, and replaces what the last call has saved there, once it is complete. Throws CheckpointError,
@@ -194,6 +201,11 @@ class Engine {
   int64_t global_steps() const { return global_steps_; }    ///< optimizer steps taken or skipped
   int64_t skipped_steps() const { return skipped_steps_; }  ///< of these, skipped for non-finite gradients
   int64_t micro_steps() const { return micro_steps_; }      ///< calls of backward()
+  /// Updates that the configured schedule has counted: those applied, unless load_checkpoint() has left the
+  /// schedule where it was.
+  int64_t schedule_steps() const { return schedule_steps_; }
+  /// Local. Moves the configured schedule there. The same on all ranks.
+  void set_schedule_steps(int64_t steps) { schedule_steps_ = steps; }
   /// Of the next step, by param group: [0] for parameters in no group, then the
   /// config's groups, then InitOptions'.
   std::vector<double> learning_rates() const;
@@ -282,6 +294,7 @@ class Engine {
   void refuse_unscaled_fp16() const;
   std::optional<at::ScalarType> input_dtype() const;
   void warn_unmatched_patterns() const;
+  void warn_unused_reports() const;
   void set_up_activations();
   void report_activations();
   /// Whether the next backward() is the window's last.
@@ -297,7 +310,7 @@ class Engine {
   CheckpointWriter& checkpoint_writer();
   std::shared_ptr<zero::DeviceLink> page_locked_link() const;
   std::string save_with(CheckpointWriter& writer, const std::string& directory, const std::string& tag,
-                        const nlohmann::json& client_state);
+                        const nlohmann::json& client_state, const SaveOptions& options);
 
   EngineConfig config_;
   comm::CommunicatorPtr comm_;
@@ -319,6 +332,7 @@ class Engine {
   bool discarded_ = false;            ///< zero_grad() has discarded what was accumulated; no backward() since
   std::optional<bool> set_boundary_;  ///< in place of the configured number of micro-steps
   int64_t micro_steps_ = 0, micro_steps_in_window_ = 0;
+  int64_t schedule_steps_ = 0;
   int64_t global_steps_ = 0, skipped_steps_ = 0;
   bool stop_requested_ = false, should_stop_ = false;
   bool left_plan_reported_ = false;

@@ -74,13 +74,6 @@ void Monitors::or_warn(const std::string& name, const std::function<void()>& wha
   }
 }
 
-void Monitors::image(const std::string& name, int64_t step, const ImageView& image) {
-  or_warn(name, [&] {
-    const std::string png = encode_png(image);
-    tell([&, view = png_view(png)](Monitor& monitor) { monitor.image(name, step, view); });
-  });
-}
-
 void Monitors::text(const std::string& name, int64_t step, const std::string& text) {
   const std::string valid = as_utf8(text);
   tell([&](Monitor& monitor) { monitor.text(name, step, valid); });

@@ -2,15 +2,11 @@
 
 #include <png.h>
 
-#include <array>
-
 #include "core/error.h"
 #include "core/str.h"
 
 namespace tessera {
 namespace {
-
-constexpr std::string_view kSignature("\x89PNG\r\n\x1a\n", 8);
 
 void check(const ImageView& image) {
   constexpr int kLargestSide = 16384;  // all rows together stay below 2^31 bytes
@@ -42,27 +38,6 @@ std::string encode_png(const ImageView& image) {
     throw Error(str("an image cannot be written as PNG: ", png.message));
   bytes.resize(size);
   return bytes;
-}
-
-PngView png_view(std::string_view bytes) {
-  constexpr size_t kHeaderEnd = 33;  // signature, and IHDR with its length and CRC
-  constexpr size_t kWidth = 16, kHeight = 20, kColourType = 25;
-  constexpr std::array<int, 7> kChannels = {1, 0, 3, 3, 2, 0, 4};  // by colour type
-  const auto byte = [&](size_t at) { return static_cast<uint8_t>(bytes[at]); };
-  const auto number = [&](size_t at) {
-    return byte(at) << 24 | byte(at + 1) << 16 | byte(at + 2) << 8 | byte(at + 3);
-  };
-  if (bytes.size() < kHeaderEnd || !bytes.starts_with(kSignature) || bytes.substr(12, 4) != "IHDR" ||
-      byte(kColourType) >= kChannels.size())
-    throw Error("found no PNG header; expected a PNG file");
-  const PngView view{.width = number(kWidth),
-                     .height = number(kHeight),
-                     .channels = kChannels[byte(kColourType)],
-                     .bytes = bytes};
-  if (view.width < 1 || view.height < 1 || view.channels == 0)
-    throw Error(str("found a PNG header of ", view.width, " x ", view.height, " pixels and ", view.channels,
-                    " channels; expected some"));
-  return view;
 }
 
 }  // namespace tessera

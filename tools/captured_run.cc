@@ -16,6 +16,7 @@
 #include "core/error.h"
 #include "core/file_descriptor.h"
 #include "core/str.h"
+#include "core/utf8.h"
 #include "launcher/failure.h"
 
 namespace tessera::tools {
@@ -39,7 +40,7 @@ struct Child {
   try {
     code = body();
   } catch (const std::exception& error) {
-    std::cerr << "error: " << error.what() << '\n';
+    std::cerr << "error: " << without_control_characters(error.what()) << '\n';
   }
   std::cout.flush();
   std::fflush(nullptr);

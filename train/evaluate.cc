@@ -43,12 +43,15 @@ Evaluation evaluate(Task& task, Engine& engine, const TrainerConfig& trainer, co
   const auto start = std::chrono::steady_clock::now();
   const bool is_test = set == EvaluationSet::kTest;
   const int64_t size = is_test ? task.test_size() : task.eval_size();
-  const EvalSampler sampler(size, trainer.eval_batch_size, engine.world_size(), engine.rank());
+  // A batch is filled up to its size: one larger than this rank's share of the data would be padding.
+  const int64_t share = (size + engine.world_size() - 1) / engine.world_size();
+  const int64_t batch_size = std::clamp<int64_t>(share, 1, trainer.eval_batch_size);
+  const EvalSampler sampler(size, batch_size, engine.world_size(), engine.rank());
   ProgressBar bar(display,
                   {.description = "evaluate",
                    .total = sampler.num_batches(),
                    .unit = "samples",
-                   .units_per_item = static_cast<double>(trainer.eval_batch_size * engine.world_size())},
+                   .units_per_item = static_cast<double>(batch_size * engine.world_size())},
                   /*keep=*/false);
 
   DataLoader loader(data_loader_options(trainer, engine.device()), batches(task, sampler, is_test));

@@ -107,6 +107,7 @@ Engine& initialize_trial(RunConfig& run, Task& task, const comm::CommunicatorPtr
   init.device = comm->device();
   init.local_rank = local_rank;
   init.log = logger;
+  init.caller_reports = true;
   init.steps_per_epoch = 1'000;  // memory does not depend on the schedule
   fill_in_schedule(run.engine.scheduler, 1'000'000);
   run.engine.flops_profiler = {};

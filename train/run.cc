@@ -15,6 +15,7 @@
 
 #include "core/error.h"
 #include "core/str.h"
+#include "train/report.h"
 #include "train/restart.h"
 
 namespace tessera::train {
@@ -51,9 +52,15 @@ at::Device choose_device(const TrainerConfig& trainer, const comm::Environment& 
 }
 
 int choose_num_threads(const TrainerConfig& trainer, const comm::Environment& environment) {
+  const auto cores = static_cast<int64_t>(std::thread::hardware_concurrency());
+  // Threads that take turns on few cores wait for each other in every operator: steps would take minutes.
+  const int64_t most = std::max<int64_t>(16, 4 * cores);
+  if (trainer.num_threads > most)
+    throw ConfigError(str("trainer.num_threads: found ", trainer.num_threads, " on a host with ",
+                          counted(cores, "core"), "; expected at most ", most,
+                          ", or 0 for its cores divided by the ranks on it"));
   if (trainer.num_threads > 0) return static_cast<int>(trainer.num_threads);
-  return std::max(
-      1, static_cast<int>(std::thread::hardware_concurrency()) / std::max(1, environment.local_world_size));
+  return static_cast<int>(std::max<int64_t>(1, cores / std::max(1, environment.local_world_size)));
 }
 
 comm::CommunicatorPtr join_group(const TrainerConfig& trainer, const comm::Environment& environment,

@@ -41,7 +41,8 @@ void allow_tf32();
 /// math. To be called before anything runs on CUDA.
 void prefer_attention(const std::vector<std::string>& backends);
 
-/// Local. trainer.num_threads; if that is 0, this host's cores divided by its ranks, at least 1.
+/// Local. trainer.num_threads; if that is 0, this host's cores divided by its ranks, at least 1. Throws
+/// ConfigError for a number that is far above the host's cores.
 int choose_num_threads(const TrainerConfig& trainer, const comm::Environment& environment);
 
 }  // namespace tessera::train

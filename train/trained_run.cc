@@ -95,6 +95,7 @@ std::vector<Evaluation> evaluate_run(const TrainedRun& run, const Registry& regi
   InitOptions init;
   init.device = comm->device();
   init.log = comm->rank() == 0 ? output.logger : Logger{};
+  init.caller_reports = true;  // nothing is trained
   init.local_rank = environment.local_rank;
   init.loaded_next = [](const std::string&) { return true; };
   Engine& engine = task->initialize(run.config.engine, comm, init);
@@ -131,6 +132,7 @@ std::unique_ptr<Predictor> load_predictor(const TrainedRun& run, const Registry&
   InitOptions init;
   init.device = comm->device();
   init.log = logger;
+  init.caller_reports = true;
   init.loaded_next = [](const std::string&) { return true; };
   Engine& engine = predictor->initialize(config, comm, init);
   load_trained_weights(run, engine);

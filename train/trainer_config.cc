@@ -123,12 +123,12 @@ std::vector<config::Field> comm_fields(TrainerConfig& c) {
        "(shared memory within a host, Gloo between hosts), else gloo. With p2p by name ranks may share a "
        "device",
        choices({"auto", "shm", "hybrid", "gloo", "nccl", "p2p"}), argument("ddp_backend")},
-      {"timeout_s", &c.timeout_s, "Seconds after which a waiting collective fails", above(0),
+      {"timeout_s", &c.timeout_s, "Seconds after which a waiting collective fails", between(0.001, 1e9),
        argument("ddp_timeout")},
       {"rendezvous_timeout_s", &c.rendezvous_timeout_s,
        "Seconds in which all ranks are to have met: to connect, to send and to receive. The command line's "
        "`--rendezvous-timeout` comes first",
-       above(0)},
+       between(0.001, 1e9)},
   };
 }
 

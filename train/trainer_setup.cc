@@ -107,6 +107,7 @@ void Trainer::initialize_engine(const InitOptions& init) {
   at::manual_seed(static_cast<uint64_t>(config_.engine.seed));
   InitOptions options = init;
   options.log = output_.logger;
+  options.caller_reports = true;
   options.steps_per_epoch = sampler_->steps_per_epoch();
   const bool loads = !start_.init.empty() && !start_.resume;
   const LoadWeightsOptions how = merge(task_.init_weights(), start_.init_options);

@@ -18,7 +18,7 @@ std::vector<std::string> exchanged(StoreExchange& exchange, const std::string& m
   StoreExchange::Result result = exchange.run(mine, timeout, [] {});
   if (!result.missing.empty())
     throw CommError(str(name_ranks(result.missing), " left during the rendezvous"));
-  if (result.values.empty()) throw CommError(result.cause);
+  if (result.values.empty()) throw CommError(str("while ranks told each other their hosts: ", result.cause));
   return std::move(result.values);
 }
 

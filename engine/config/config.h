@@ -160,6 +160,7 @@ struct EngineConfig {
   int64_t steps_per_print = 10;  ///< 0: never
   bool wall_clock_breakdown = false;
   bool memory_breakdown = false;
+  bool dump_state = false;
   ActivationConfig activations;
   FlopsProfilerConfig flops_profiler;
   ProfilerConfig profiler;

@@ -183,6 +183,10 @@ class Parser {
     if (end < word.size()) fail_expecting(after);
     try {
       json value = json::parse(word);
+      const bool has_digit = word.substr(0, word.find_first_of("eE")).find_first_of("123456789") != word.npos;
+      if (value.is_number_float() && value.get<double>() == 0 && has_digit)
+        fail(at_, str("found ", token_at(at_),
+                      ", a number too small for a double; expected 0, or one of at least 1e-308"));
       at_ += end;
       return value;
     } catch (const json::out_of_range&) {

@@ -213,10 +213,10 @@ void add_other_rows(Rows rows) {
   rows.no_effect("zero_force_ds_cpu_optimizer", "the optimizer runs where its shard is");
   rows.no_effect("use_data_before_expert_parallelism", "there is no expert parallelism");
   rows.no_effect("disable_allgather", "the stage decides what is gathered");
-  rows.no_effect("dump_state", "the resolved configuration is always logged and saved");
   rows.no_effect("graph_harvesting", "there is no graph capture");
   rows.no_effect("dataloader_drop_last",
-                 "an engine loads no data; `tessera train` takes it for trainer.dataloader_drop_last");
+                 "the loader of Python's initialize(training_data=) always leaves out the samples after an "
+                 "epoch's last whole step; `tessera train` takes it for trainer.dataloader_drop_last");
   rows.no_effect("comms_config", "collectives are not logged one by one", kSection);
   rows.no_effect("monitor_config", "each monitor has a section of its own", kSection);
   rows.no_effect("cuda_visible_devices", "the environment variable of this name decides",

@@ -38,6 +38,7 @@ std::vector<Field> training_fields(EngineConfig& c) {
        "Times forward, backward and step, and reports them with the progress"},
       {"memory_breakdown", &c.memory_breakdown,
        "Reports with the progress what memory was for at the peak, and when it runs out"},
+      {"dump_state", &c.dump_state, "Logs the resolved configuration at the start"},
       {"seed", &c.seed, "Our own key: seed of initial weights, dropout and data order", between(0, kMaxNumel),
        argument("seed")},
   };

@@ -10,6 +10,7 @@ void bind_comm(pybind11::module_& module);
 void bind_compiled_graphs(pybind11::module_& module);
 void bind_config(pybind11::module_& module);
 void bind_engine(pybind11::module_& module);
+void bind_reports(pybind11::module_& module);
 
 /// For whatever may wait for other ranks or take long. Collectives need it: a rank that waits with the GIL
 /// held stops every other thread of Python, and backward() with it held is an error in libtorch.

@@ -3,7 +3,9 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -11,7 +13,9 @@
 
 #include "comm/torch_dtype.h"
 #include "core/log.h"
+#include "engine/config/document.h"
 #include "engine/config/groups.h"
+#include "engine/config/keys.h"
 #include "engine/config/parse.h"
 #include "engine/optimizer_setup.h"
 #include "python/binding/bindings.h"
@@ -27,12 +31,27 @@ namespace {
 namespace py = pybind11;
 using ConfigAndWarnings = std::pair<EngineConfig, std::vector<std::string>>;
 
+/// Whether a key or one of its other names is in the document.
+bool is_given(const config::Document& document, const std::string& name) {
+  const config::KeyTable table = config::engine_keys();
+  const config::Key* const key = table.find(name);
+  std::vector<std::string> names = key->aliases;
+  names.push_back(name);
+  return std::any_of(names.begin(), names.end(), [&](const std::string& path) {
+    return config::value_at(*document.json, path) != nullptr;
+  });
+}
+
+/// In Python, as in DeepSpeed, no progress line is printed unless `steps_per_print` is given.
 ConfigAndWarnings read_config(const std::string& file_or_json, bool is_file, int world_size,
                               const std::vector<std::string>& overrides) {
   config::ConfigReport report;
   const ConfigOptions options{.world_size = world_size, .overrides = overrides, .report = &report};
   EngineConfig config =
       is_file ? load_engine_config(file_or_json, options) : parse_engine_config(file_or_json, options);
+  const config::Document document =
+      is_file ? config::read_document(file_or_json) : config::parse_document(file_or_json, "config");
+  if (!is_given(document, "steps_per_print")) config.steps_per_print = 0;
   return {std::move(config), std::move(report.warnings)};
 }
 
@@ -77,6 +96,7 @@ void bind_config(py::module_& module) {
       .def_property_readonly("stage", [](const EngineConfig& self) { return self.zero.stage; });
   module.def("read_config", &read_config, py::arg("file_or_json"), py::arg("is_file"), py::arg("world_size"),
              py::arg("overrides"));
+  module.def("log_info", [](const std::string& line) { Logger(LogOptions{}).info(line); }, py::arg("line"));
   module.def(
       "log_warning", [](const std::string& line) { Logger(LogOptions{}).warning(line); }, py::arg("line"));
   py::class_<train::TrainSampler>(module, "TrainSampler")

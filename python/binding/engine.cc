@@ -108,6 +108,7 @@ std::unique_ptr<PyEngine> make_engine(const Named& parameters, const std::shared
   options.steps_per_epoch = steps_per_epoch;
   options.untrained = untrained;
   options.autograd_hooks = false;  // Python's own engine has their place: engine.py pushes hooks
+  options.caller_reports = true;   // reports.py
   if (comm->rank() == 0) options.log = Logger(LogOptions{});
   return std::make_unique<PyEngine>(view, config, comm, options);
 }
@@ -145,18 +146,25 @@ void bind_deferred_model(py::module_& module) {
 /// What a checkpoint brings: its path, client state (JSON) and what was not loaded.
 std::tuple<std::string, std::string, std::vector<std::string>> load_checkpoint(
     PyEngine& self, const std::string& directory, const std::string& tag, bool strict,
-    bool load_optimizer_states, bool load_module_only) {
+    bool load_optimizer_states, bool load_lr_scheduler_states, bool load_module_only) {
   LoadOptions options;
   options.strict = strict;
   options.load_optimizer_states = load_optimizer_states;
+  options.load_lr_scheduler_states = load_lr_scheduler_states;
   options.load_module_only = load_module_only;
+  options.advice =
+      "load_module_strict=False loads what fits, and load_optimizer_states=False leaves the optimizer as it "
+      "is";
   LoadedCheckpoint loaded = self.load_checkpoint(directory, tag, options);
   return {loaded.path, loaded.client_state.dump(), std::move(loaded.not_loaded)};
 }
 
 std::string save_checkpoint(PyEngine& self, const std::string& directory, const std::string& tag,
-                            const std::string& client_state) {
-  return self.save_checkpoint(directory, tag, json::parse(client_state));
+                            const std::string& client_state, bool save_latest,
+                            bool exclude_frozen_parameters) {
+  return self.save_checkpoint(
+      directory, tag, json::parse(client_state),
+      {.save_latest = save_latest, .exclude_frozen_parameters = exclude_frozen_parameters});
 }
 
 /// The hyper-parameters of a param group by their names in torch.optim, and its parameters' names.
@@ -396,9 +404,10 @@ void bind_engine(py::module_& module) {
           "broadcast_buffers", [](PyEngine& self) { self.sharded_model().broadcast_buffers(); }, ReleaseGil())
       // checkpoints
       .def("save_checkpoint", &save_checkpoint, py::arg("directory"), py::arg("tag"), py::arg("client_state"),
-           ReleaseGil())
+           py::arg("save_latest"), py::arg("exclude_frozen_parameters"), ReleaseGil())
       .def("load_checkpoint", &load_checkpoint, py::arg("directory"), py::arg("tag"), py::arg("strict"),
-           py::arg("load_optimizer_states"), py::arg("load_module_only"), ReleaseGil())
+           py::arg("load_optimizer_states"), py::arg("load_lr_scheduler_states"), py::arg("load_module_only"),
+           ReleaseGil())
       .def("finish_checkpoint", &PyEngine::finish_checkpoint, ReleaseGil())
       // numbers
       .def_property_readonly("global_steps", &PyEngine::global_steps)
@@ -408,6 +417,8 @@ void bind_engine(py::module_& module) {
                              })
       .def_property_readonly("skipped_steps", &PyEngine::skipped_steps)
       .def_property_readonly("micro_steps", &PyEngine::micro_steps)
+      .def_property_readonly("schedule_steps", &PyEngine::schedule_steps)
+      .def("set_schedule_steps", &PyEngine::set_schedule_steps, py::arg("steps"))
       .def_property_readonly("loss_scale", &PyEngine::loss_scale)
       .def_property_readonly("gradient_norm", &PyEngine::gradient_norm)
       .def_property_readonly("rank", &PyEngine::rank)

@@ -7,6 +7,7 @@
 
 #include "checkpoint/checkpoint_error.h"
 #include "core/error.h"
+#include "core/utf8.h"
 #include "python/binding/interrupt.h"
 
 namespace tessera::python {
@@ -18,7 +19,7 @@ namespace py = pybind11;
 void set_error(const char* name, const std::string& what) {
   try {
     const py::object type = py::module_::import("tessera.errors").attr(name);
-    PyErr_SetString(type.ptr(), what.c_str());
+    PyErr_SetString(type.ptr(), without_control_characters(what).c_str());
   } catch (py::error_already_set& error) {  // at interpreter shutdown
     error.restore();
   }

@@ -16,4 +16,5 @@ PYBIND11_MODULE(_engine, module) {
   tessera::python::bind_compiled_graphs(module);
   tessera::python::bind_config(module);
   tessera::python::bind_engine(module);
+  tessera::python::bind_reports(module);
 }

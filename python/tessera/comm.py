@@ -10,15 +10,21 @@ import json
 import os
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from tessera import _engine
+from tessera import _engine, client_state, errors
 from tessera.errors import CommError
 
+_BACKENDS = ("auto", "nccl", "p2p", "shm", "hybrid", "gloo")
+_DEVICES = ("auto", "cuda", "cpu")
+_MAX_SECONDS = 1e9  # 31 years: clocks count nanoseconds in 64 bits
+
 _group = None
+_joined_with = {}  # the arguments of init_distributed
 _lock = threading.Lock()
 _ports = itertools.count()  # asked for in the store of torch.distributed, by all ranks in one order
 
@@ -47,17 +53,41 @@ def init_distributed(backend: str = "auto", device: str = "auto", timeout_s: flo
     Raises
     ------
     CommError
-        Ranks are missing, differ in these arguments, or cannot connect.
+        Ranks are missing, differ in these arguments, or cannot connect; or this process has joined with other ones.
+    ValueError
+        An argument is none of the above, or no number of seconds above 0.
     """
+    return _join(backend, device, timeout_s, rendezvous_timeout_s)
+
+
+def _join(backend, device, timeout_s, rendezvous_timeout_s, log=True):
     global _group
+    for name, value, known in (("backend", backend, _BACKENDS), ("device", device, _DEVICES)):
+        if value not in known:
+            raise ValueError(f"{name} is {value!r}; expected one of {', '.join(known)}")
+    for name, value in (("timeout_s", timeout_s), ("rendezvous_timeout_s", rendezvous_timeout_s)):
+        if not 0.001 <= value <= _MAX_SECONDS:  # NaN, too
+            raise ValueError(f"{name} is {value!r}; expected seconds from 0.001 to 1e9")
+    given = {"backend": backend, "device": device, "timeout_s": timeout_s}
     with _lock:
         if _group is None:
             with _port_beside_torch():
-                _group = _engine.join(backend, device, timeout_s, rendezvous_timeout_s, True)
+                _group = _engine.join(backend, device, timeout_s, rendezvous_timeout_s, log)
+            _joined_with.update(given)
             atexit.register(destroy)
-        elif backend not in ("auto", _group.backend) and _group.size > 1:
-            raise CommError(f"this process has joined its group over {_group.backend}; it cannot join again over {backend}")
+        elif _group.size > 1:
+            _check_joined_alike(given)
         return _group
+
+
+def _check_joined_alike(given):
+    """A second call may repeat what the first one said, or what came of it. Its defaults ask for nothing."""
+    defaults = {"backend": "auto", "device": "auto", "timeout_s": 1800.0}
+    real = {"backend": _group.backend, "device": _group.device.type, "timeout_s": _joined_with["timeout_s"]}
+    for name, value in given.items():
+        if value not in (defaults[name], real[name]):
+            raise CommError(f"init_distributed({name}={value!r}): this process has joined its group with {name}={real[name]!r}, which stays; give "
+                            "it to the first call")
 
 
 @contextmanager
@@ -141,7 +171,8 @@ def all_gather(value: Any, label: str = "all_gather") -> list[Any]:
 
     Parameters
     ----------
-    value : anything that JSON has: numbers, strings, None, and lists and dicts of them
+    value : numbers, strings, None, and lists, tuples and dicts of them
+        Or another value that `Engine.save_checkpoint` takes as client state. It comes back with its types.
     label : str
         Names the values in errors; the same on all ranks.
 
@@ -155,9 +186,63 @@ def all_gather(value: Any, label: str = "all_gather") -> list[Any]:
     CommError
         Ranks are gone, or have called something else.
     TypeError
-        The value is not what JSON has.
+        The value of a rank is of another kind. The same on all ranks.
     """
-    return [json.loads(text) for text in group().exchange(json.dumps(value), label)]
+    try:
+        mine = {"value": client_state.encode(value, "value")}
+    except client_state.Unsupported as error:
+        mine = {"error": str(error)}
+    parts = [json.loads(text) for text in group().exchange(json.dumps(mine, allow_nan=False), label)]
+    for rank, part in enumerate(parts):
+        if "error" in part:
+            raise client_state.Unsupported(f"all_gather(): rank {rank}'s {part['error']}")
+    return [client_state.decode(part["value"]) for part in parts]
+
+
+def agreed(call: str, prepare: Callable[[], tuple[Any, dict[str, Any]]]) -> Any:
+    """What `prepare` returns first, if it succeeds on all ranks and what it returns second is equal on them. Collective.
+
+    For arguments of a collective call: what one rank refuses is an error on all of them, before anything is done.
+
+    Parameters
+    ----------
+    call : str
+        Begins the message of an error.
+    prepare : callable
+        Returns a result, and the arguments that have to be the same on all ranks, by name.
+
+    Raises
+    ------
+    ValueError, TypeError, NotImplementedError, Error
+        What `prepare` has raised on the first rank on which it did; ranks have other arguments.
+    """
+    result, same, error = None, {}, None
+    try:
+        result, same = prepare()
+    except (ValueError, TypeError, NotImplementedError, errors.Error) as raised:
+        error = raised
+    if group().size == 1 and error is None:
+        return result
+    mine = {"error": [_kind_of(error), str(error)] if error else None, "same": {name: repr(value) for name, value in same.items()}}
+    parts = [json.loads(text) for text in group().exchange(json.dumps(mine), f"arguments of {call}")]
+    for rank, part in enumerate(parts):
+        if part["error"]:
+            kind, text = part["error"]
+            alone = "" if all(other["error"] for other in parts) else f"rank {rank}: "
+            raise _KINDS[kind](f"{call}: {alone}{text}") from error
+        for name, value in part["same"].items():
+            if value != parts[0]["same"].get(name):
+                raise errors.Error(f"{call}: {name} is {value} on rank {rank}, but {parts[0]['same'].get(name)} on rank 0")
+    return result
+
+
+_KINDS = {kind.__name__: kind for kind in (ValueError, TypeError, NotImplementedError, client_state.Unsupported, errors.ConfigError,
+                                           errors.CommError, errors.CheckpointError, errors.DataError, errors.Error)}
+
+
+def _kind_of(error):
+    return next(name for name, kind in _KINDS.items() if isinstance(error, kind) and (kind not in (ValueError, TypeError) or
+                                                                                      not isinstance(error, errors.Error)))
 
 
 def all_reduce(tensor: torch.Tensor | float, op: str = "mean", label: str = "all_reduce") -> torch.Tensor | float:
@@ -212,6 +297,10 @@ def broadcast(tensor: torch.Tensor, root: int = 0, label: str = "broadcast") -> 
     ------
     CommError
         Ranks are gone, or have called something else.
+    ValueError
+        `root` is no rank.
     """
+    if not 0 <= root < group().size:
+        raise ValueError(f"root is {root}; expected a rank, 0 to {group().size - 1}")
     group().broadcast(tensor, root, label)
     return tensor

@@ -1,10 +1,13 @@
 """DataLoader: a dataset in the training order of `tessera train`, which resumes at the same sample."""
+import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from tessera import _engine, comm
+
+_OWN = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "generator")  # options that are decided here
 
 
 class DataLoader:
@@ -24,25 +27,38 @@ class DataLoader:
         Batches of one optimizer step.
     seed : int
     **options
-        Of torch.utils.data.DataLoader: num_workers, collate_fn, pin_memory, prefetch_factor ...
+        Of torch.utils.data.DataLoader: num_workers, collate_fn, pin_memory, prefetch_factor ... Not those of the order.
 
     Raises
     ------
     ConfigError
         There are fewer samples than one step has.
+    TypeError
+        torch's loader has no such option, or this one decides it.
     """
 
     def __init__(self, dataset: torch.utils.data.Dataset, micro_batch_size: int, accumulation_steps: int = 1, seed: int = 42,
                  **options: Any) -> None:
+        known = inspect.signature(torch.utils.data.DataLoader).parameters
+        for name in options:
+            if name in _OWN:
+                raise TypeError(f"DataLoader({name}=): the order and the size of batches come from micro_batch_size, accumulation_steps and seed")
+            if name not in known:
+                raise TypeError(f"DataLoader({name}=): torch.utils.data.DataLoader has no such option; expected one of "
+                                f"{', '.join(name for name in known if name not in _OWN)}")
         self.dataset = dataset
         self._accumulation_steps = accumulation_steps
         self._seed = seed
         self._options = options
+        self._micro_batch_size = micro_batch_size
         self._step_size = micro_batch_size * accumulation_steps * comm.get_world_size()
-        self._sampler = _engine.TrainSampler(len(dataset), micro_batch_size, accumulation_steps, comm.get_world_size(),
-                                             comm.get_rank(), seed)
+        self._sampler = self._make_sampler()
         self.epoch = 0
         self._samples_into_epoch = 0
+
+    def _make_sampler(self):
+        return _engine.TrainSampler(len(self.dataset), self._micro_batch_size, self._accumulation_steps, comm.get_world_size(),
+                                    comm.get_rank(), self._seed)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -81,6 +97,9 @@ class DataLoader:
         return {"epoch": self.epoch, "samples_into_epoch": self._samples_into_epoch, "seed": self._seed}
 
     def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
-        """The next iteration begins where `state_dict()` was called."""
+        """The next iteration begins where `state_dict()` was called, in the order of its seed."""
+        if state_dict.get("seed", self._seed) != self._seed:
+            self._seed = state_dict["seed"]
+            self._sampler = self._make_sampler()
         self.epoch = state_dict["epoch"]
         self._samples_into_epoch = state_dict["samples_into_epoch"]

@@ -22,7 +22,7 @@ from datetime import timedelta
 
 import torch
 
-from tessera import _engine, whole_model, zero
+from tessera import _engine, checkpoints, whole_model, zero
 from tessera import comm as _comm
 from tessera import initialize as _initialize
 from tessera.engine import Engine
@@ -35,9 +35,29 @@ logger = logging.getLogger("DeepSpeed")
 class DeepSpeedEngine(Engine):
     """An Engine with DeepSpeed's further methods."""
 
-    def compile(self, backend="inductor", compile_kwargs=None, **_):
-        """Compile the module in place, as `module.compile`."""
+    def destroy(self):
+        """As `Engine.destroy`; the monitors are closed."""
+        if self._reports is not None:
+            self._reports.close()
+        super().destroy()
+
+    def compile(self, backend="inductor", compile_kwargs=None, schedule=None, compiled_autograd_enabled=False):
+        """Compile the module in place, as `module.compile`. `schedule` and `compiled_autograd_enabled` are DeepCompile's, and refused."""
+        if schedule is not None or compiled_autograd_enabled:
+            raise NotImplementedError("compile(): schedule and compiled_autograd_enabled are of DeepSpeed's compiler; expected None and False")
         self.module.compile(backend=backend, **(compile_kwargs or {}))
+
+    def load_checkpoint(self, load_dir, tag=None, load_module_strict=True, load_optimizer_states=True, load_lr_scheduler_states=True,
+                        load_module_only=False, custom_load_fn=None):
+        """As `tessera.Engine.load_checkpoint`; without a tag, where LOAD_DIR/latest is missing, a warning and (None, None)."""
+        if tag is None and isinstance(load_dir, (str, os.PathLike)) and load_dir:
+            found = _comm.all_gather(os.path.isfile(os.path.join(load_dir, "latest")), "checkpoint to load")
+            if not found[0]:
+                if self.global_rank == 0:
+                    _engine.log_warning(f"load_checkpoint(): {os.path.join(load_dir, 'latest')} is not there, and no tag was given: nothing is loaded")
+                return None, None
+        return super().load_checkpoint(load_dir, tag, load_module_strict, load_optimizer_states, load_lr_scheduler_states, load_module_only,
+                                       custom_load_fn)
 
     def zero_gather_16bit_weights_on_model_save(self):
         return True
@@ -50,31 +70,50 @@ class DeepSpeedEngine(Engine):
             state = {name: value for name, value in state.items() if name not in frozen}
         return state if self.global_rank == 0 else None
 
-    def save_16bit_model(self, save_dir, save_filename="model.safetensors", exclude_frozen_parameters=False):
-        """Write the model to one file. Collective. Returns True."""
-        if exclude_frozen_parameters:
-            raise Error("save_16bit_model(exclude_frozen_parameters=True): the whole model is saved here; expected False")
-        if self.global_rank == 0:
-            os.makedirs(save_dir, exist_ok=True)
-        _comm.barrier("folder of the model")
-        self.save_model(os.path.join(save_dir, save_filename))
+    def save_16bit_model(self, save_dir, save_filename="pytorch_model.bin", exclude_frozen_parameters=False):
+        """Write the model to one file, in the format of its ending (.bin, .safetensors, .h5). Collective. Returns True."""
+        def make_folder():
+            folder = checkpoints.folder_of(save_dir, "save_dir")
+            if self.global_rank == 0:
+                os.makedirs(folder, exist_ok=True)
+            return folder, {"save_filename": save_filename, "exclude_frozen_parameters": exclude_frozen_parameters}
+
+        folder = _comm.agreed("save_16bit_model()", make_folder)
+        whole_model.save(self, os.path.join(folder, save_filename), exclude_frozen=exclude_frozen_parameters)
         return True
 
 
-def initialize(*args, config=None, config_params=None, **kwargs):
+def initialize(args=None, model=None, optimizer=None, model_parameters=None, training_data=None, lr_scheduler=None, distributed_port=None,
+               mpu=None, dist_init_required=None, collate_fn=None, config=None, mesh_param=None, config_params=None):
     """As `tessera.initialize`; the engine is a `DeepSpeedEngine`."""
-    given = config if config is not None else config_params
-    if isinstance(given, dict):  # Accelerate's way to say never
-        given = {key: value for key, value in given.items() if not (isinstance(value, float) and math.isinf(value))}
-    return _initialize(*args, config=given, engine_class=DeepSpeedEngine, **kwargs)
+    return _initialize(args, model, optimizer, model_parameters, training_data, lr_scheduler, distributed_port, mpu, dist_init_required,
+                       collate_fn, _without_infinity(config), mesh_param, _without_infinity(config_params), engine_class=DeepSpeedEngine)
+
+
+def _without_infinity(config):
+    if not isinstance(config, dict):
+        return config
+    return {key: value for key, value in config.items() if not (isinstance(value, float) and math.isinf(value))}  # Accelerate's way to say never
 
 
 def init_distributed(dist_backend=None, auto_mpi_discovery=True, distributed_port=None, verbose=True, timeout=None, init_method=None,
                      dist_init_required=None, config=None, rank=-1, world_size=-1):
-    """Join Tessera's group, and make torch.distributed's over the same store, for the libraries that use that. Collective."""
+    """Join Tessera's group, and make torch.distributed's over the same store, for the libraries that use that. Collective.
+
+    `dist_backend` is torch.distributed's. `rank` and `world_size` have to be those of the environment, or -1; `init_method` "env://", or
+    None; `config` None.
+    """
+    _check_place(auto_mpi_discovery, init_method, dist_init_required, config, rank, world_size)
+    if distributed_port is not None:
+        os.environ.setdefault("MASTER_PORT", str(distributed_port))
     os.environ.update(_engine.environment())  # for those that read torchrun's names, whatever launcher it is
+    if _comm.is_initialized():  # DeepSpeed says so, and goes on
+        if verbose and timeout is not None and _comm.get_rank() == 0:
+            _engine.log_info(f"init_distributed(timeout={timeout}): the group has been joined before, and keeps its timeout")
+        group = _comm.group()
+    else:
+        group = _comm._join("auto", "auto", timeout.total_seconds() if timeout else 1800.0, 300.0, log=verbose)
     timeout = timeout or timedelta(minutes=30)
-    group = _comm.init_distributed(timeout_s=timeout.total_seconds())
     if torch.distributed.is_initialized():
         return
     if group.size == 1:
@@ -86,6 +125,22 @@ def init_distributed(dist_backend=None, auto_mpi_discovery=True, distributed_por
                                          world_size=group.size, timeout=timeout)
     if backend == "gloo":
         atexit.register(_destroy_torch_group)
+
+
+def _check_place(auto_mpi_discovery, init_method, dist_init_required, config, rank, world_size):
+    place = _engine.environment()
+    for name, given, variable in (("rank", rank, "RANK"), ("world_size", world_size, "WORLD_SIZE")):
+        if given not in (-1, int(place[variable])):
+            raise ValueError(f"init_distributed({name}={given}): the environment says {variable}={place[variable]}; expected that, or -1")
+    if init_method not in (None, "env://"):
+        raise ValueError(f"init_distributed(init_method={init_method!r}): the place in the group comes from the environment; expected 'env://' or None")
+    if config is not None:
+        raise NotImplementedError("init_distributed(config=): it would configure DeepSpeed's log of collectives, which is not here; expected None")
+    if dist_init_required is False and not _comm.is_initialized() and not torch.distributed.is_initialized():
+        raise Error("init_distributed(dist_init_required=False), and this process has joined no group; expected True or None")
+    if not auto_mpi_discovery and int(place["WORLD_SIZE"]) > 1 and "RANK" not in os.environ:
+        raise Error("init_distributed(auto_mpi_discovery=False), and RANK is not set: the place in the group would come from the launcher's own "
+                    "variables; expected True, or a launcher that sets torchrun's variables")
 
 
 def _destroy_torch_group():
@@ -162,8 +217,20 @@ def safe_get_full_grad(param):
         return None
 
 
-def _nothing(*args, **kwargs):
-    """Not needed here."""
+def set_z3_leaf_modules(model, leaf_module_classes, raise_if_not_found=True):
+    """The modules of `model` of these classes, or classes' names. Nothing is marked: parameters are gathered by units, not by modules."""
+    names = {one if isinstance(one, str) else f"{one.__module__}.{one.__qualname__}" for one in leaf_module_classes}
+    found = [module for module in model.modules()
+             if {type(module).__name__, type(module).__qualname__, f"{type(module).__module__}.{type(module).__qualname__}"} & names]
+    if not found and raise_if_not_found:
+        raise ValueError(f"set_z3_leaf_modules(): no module of the model is one of {', '.join(sorted(names))}")
+    return found
+
+
+def register_external_parameter(module, parameter):
+    """Checks its arguments only: operators gather the parameters that they read, wherever those are registered."""
+    if not isinstance(module, torch.nn.Module) or not isinstance(parameter, torch.nn.Parameter):
+        raise RuntimeError(f"register_external_parameter({type(module).__name__}, {type(parameter).__name__}): expected a Module and a Parameter")
 
 
 def _cloned(state_dict):
@@ -201,8 +268,8 @@ def _module_tree():
             "get_accelerator": _Accelerator, "GatheredParameters": zero.GatheredParameters, "Init": Init,
             "ZeroParamStatus": ZeroParamStatus},
         "deepspeed.utils": {"logger": logger, "safe_get_full_fp32_param": safe_get_full_fp32_param, "safe_get_full_grad": safe_get_full_grad,
-                            "set_z3_leaf_modules": _nothing},
-        "deepspeed.zero": {"Init": Init, "GatheredParameters": zero.GatheredParameters, "register_external_parameter": _nothing},
+                            "set_z3_leaf_modules": set_z3_leaf_modules},
+        "deepspeed.zero": {"Init": Init, "GatheredParameters": zero.GatheredParameters, "register_external_parameter": register_external_parameter},
     }
 
 

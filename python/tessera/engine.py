@@ -8,25 +8,20 @@
 """
 import json
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tessera import _engine, lr_scheduler, module_members, module_program, module_state, whole_model
+from tessera import _engine, checkpoints, module_members, module_program, module_state, reports, whole_model
 from tessera.containers import map_tensors
 from tessera.data import DataLoader
 from tessera.errors import Error
 from tessera.lr_scheduler import StepsScheduler
 from tessera.numbers import Numbers
 from tessera.optimizer import Optimizer
-
-# Keys of the client state of a checkpoint that are the package's own.
-_GROUPS_STATE = "tessera.param_groups"
-_SCHEDULER_STATE = "tessera.lr_scheduler"
-_LOADER_STATE = "tessera.dataloader"
 
 
 class Engine(Numbers, StepsScheduler):
@@ -71,11 +66,13 @@ class Engine(Numbers, StepsScheduler):
         self.config = json.loads(self._engine.config)
         self.lr_scheduler = self.training_dataloader = None
         self._in_no_sync = self._applied = False
+        self._reports = reports.reports_of(self, config)
         if not module.training:
             module.train()
 
     # ------------------------------------------------------------------------------------------- the step
 
+    @reports.timed_forward
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward. Collective at stage 3, and in evaluation, where all ranks call it equally often.
 
@@ -117,6 +114,7 @@ class Engine(Numbers, StepsScheduler):
             return nullcontext()
         return torch.autograd.graph.saved_tensors_hooks(_engine.save_tensor, _engine.SavedTensor.unpack)
 
+    @reports.timed_backward
     def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
         """Add the loss's gradients to those of this step. Collective where gradients are reduced. In place of `loss.backward()`.
 
@@ -133,7 +131,7 @@ class Engine(Numbers, StepsScheduler):
         Returns
         -------
         Tensor
-            The loss.
+            The loss as it counts for the step: divided by the number of accumulation steps, unless `scale_wrt_gas` is False.
 
         Raises
         ------
@@ -148,8 +146,10 @@ class Engine(Numbers, StepsScheduler):
             raise Error(f"backward(): the loss is a {type(loss).__name__}; expected a tensor of one element, which the model's output gives")
         self._check_same_parameters()
         self._engine.backward(loss, scale_wrt_gas)
-        return loss
+        accumulation = self.gradient_accumulation_steps()
+        return loss.detach() / accumulation if scale_wrt_gas and accumulation > 1 else loss
 
+    @reports.timed_step
     def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
         """Update the parameters, if this micro-step is the last of its step; else do nothing. Collective.
 
@@ -258,13 +258,18 @@ class Engine(Numbers, StepsScheduler):
         """
         return self._engine.full_gradient(name)
 
-    def state_dict(self, *args: Any, only_rank: int | None = None) -> OrderedDict[str, torch.Tensor]:
+    def state_dict(self, destination: MutableMapping[str, Any] | None = None, prefix: str = "", keep_vars: bool = False,
+                   only_rank: int | None = None) -> MutableMapping[str, Any]:
         """What `module.state_dict()` would be with whole parameters. Collective.
 
         Parameters
         ----------
-        *args
-            Of `Module.state_dict`; not used.
+        destination : dict, optional
+            Is filled and returned; by default a new one.
+        prefix : str
+            Stands before each name.
+        keep_vars : bool
+            True is refused: the tensors are copies.
         only_rank : int, optional
             The rank that gets it, to save memory; others get an empty one.
 
@@ -273,7 +278,13 @@ class Engine(Numbers, StepsScheduler):
         OrderedDict of str to Tensor
             On the CPU, in the parameters' own types; names of a tied parameter share one tensor.
         """
-        return whole_model.gathered_state_dict(self, only_rank)
+        if keep_vars:
+            raise ValueError("state_dict(keep_vars=True): whole parameters are copies; expected False, or engine.module.state_dict(keep_vars=True)")
+        if only_rank is not None and not 0 <= only_rank < self.world_size:
+            raise ValueError(f"state_dict(only_rank={only_rank}): expected a rank, 0 to {self.world_size - 1}")
+        result = OrderedDict() if destination is None else destination
+        result.update((prefix + name, value) for name, value in whole_model.gathered_state_dict(self, only_rank).items())
+        return result
 
     def save_model(self, path: str | Path, dtype: str | None = None) -> None:
         """Write parameters and buffers to one file that other programs read, through one unit's memory. Collective.
@@ -302,7 +313,8 @@ class Engine(Numbers, StepsScheduler):
 
     # -------------------------------------------------------------------------------------- checkpoints
 
-    def save_checkpoint(self, save_dir: str | Path, tag: str | None = None, client_state: Any = None, **_: Any) -> str:
+    def save_checkpoint(self, save_dir: str | Path, tag: str | int | Path | None = None, client_state: Any = None,
+                        save_latest: bool = True, exclude_frozen_parameters: bool = False) -> str:
         """Save all that training needs to resume to SAVE_DIR/TAG, a folder that all ranks share. Collective.
 
         It is saved completely, or not at all, and SAVE_DIR/latest then names it. The values of the optimizer's param groups, the
@@ -311,10 +323,15 @@ class Engine(Numbers, StepsScheduler):
         Parameters
         ----------
         save_dir : str or Path
-        tag : str, optional
-            By default "global_step" and the number of steps.
-        client_state : what JSON has, optional
-            Comes back from `load_checkpoint`; rank 0's is kept.
+        tag : str, number or Path, optional
+            A folder's name; 0 is "0". By default "global_step" and the number of steps.
+        client_state : dict or another value, optional
+            Comes back from `load_checkpoint`, equal and of the same types; rank 0's is kept. What JSON has, and tuples, sets, bytes,
+            any keys of dicts, numpy's values and tensors on the CPU.
+        save_latest : bool
+            False: SAVE_DIR/latest stays as it is, and `checkpoint.keep_last` does not delete this checkpoint while the process runs.
+        exclude_frozen_parameters : bool
+            True: parameters that `initialize` found frozen are left out; load with `load_module_strict=False` then.
 
         Returns
         -------
@@ -324,60 +341,49 @@ class Engine(Numbers, StepsScheduler):
         Raises
         ------
         CheckpointError
-            It cannot be written. The same on all ranks.
-        Error
-            The client state is not what JSON has.
+            It cannot be written. The same on all ranks, as all that follow.
+        ValueError, TypeError
+            A folder or tag that cannot be one; a client state that would not come back as it is (the message names the place in it).
         """
-        state = {"client_state": client_state, _GROUPS_STATE: self.optimizer.values()}
-        if self._steps_lr_scheduler:
-            state[_SCHEDULER_STATE] = lr_scheduler.saved_state(self.lr_scheduler)
-        if hasattr(self.training_dataloader, "state_dict"):
-            state[_LOADER_STATE] = self.training_dataloader.state_dict()
-        try:
-            text = json.dumps(state, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise Error(f"save_checkpoint(): client_state and the scheduler's state have to be JSON: {error}") from error
-        return self._engine.save_checkpoint(str(save_dir), str(tag or ""), text)
+        return checkpoints.save(self, save_dir, tag, client_state, save_latest, exclude_frozen_parameters)
 
-    def load_checkpoint(self, load_dir: str | Path, tag: str | None = None, load_module_strict: bool = True,
+    def load_checkpoint(self, load_dir: str | Path, tag: str | int | Path | None = None, load_module_strict: bool = True,
                         load_optimizer_states: bool = True, load_lr_scheduler_states: bool = True, load_module_only: bool = False,
-                        **_: Any) -> tuple[str, Any]:
+                        custom_load_fn: Callable[..., Any] | None = None) -> tuple[str, Any]:
         """Load LOAD_DIR/TAG, saved with any stage, number of ranks and precision. Collective.
 
         Parameters
         ----------
         load_dir : str or Path
-        tag : str, optional
+        tag : str, number or Path, optional
             By default the one in LOAD_DIR/latest.
         load_module_strict : bool
-            False: tensors of the same name and shape are loaded, the others keep their values.
-        load_optimizer_states, load_lr_scheduler_states : bool
+            False: tensors of the same name and shape are loaded, the others keep their values; rank 0 logs which.
+        load_optimizer_states : bool
+            False: moments, and the hyper-parameters of the param groups, stay as they are.
+        load_lr_scheduler_states : bool
+            False: the schedule goes on where it is, and learning rates stay as they are.
         load_module_only : bool
-            Parameters and buffers alone; counters, optimizer and random numbers stay.
+            Parameters and buffers alone; counters, optimizer, schedule and random numbers stay.
+        custom_load_fn : None
+            DeepSpeed's; a function is refused.
 
         Returns
         -------
         (str, object)
-            The checkpoint's path, and the client state that was saved.
+            The checkpoint's path, and the client state that was saved; {} where none was given.
 
         Raises
         ------
         CheckpointError
-            There is none, it is damaged or does not fit. The same on all ranks, before anything has changed.
+            There is none, it is damaged or does not fit. The same on all ranks, before anything has changed, as all that follow.
+        ValueError, TypeError, NotImplementedError
+            A folder or tag that cannot be one; `custom_load_fn`.
+        Error
+            Ranks gave different arguments.
         """
-        path, text, _ = self._engine.load_checkpoint(str(load_dir), str(tag or ""), load_module_strict, load_optimizer_states,
-                                                     load_module_only)
-        state = json.loads(text)
-        if not isinstance(state, dict) or "client_state" not in state:  # saved from C++
-            state = {"client_state": state}
-        if not load_module_only:
-            self.optimizer.load_values(state.get(_GROUPS_STATE, []))
-            if load_lr_scheduler_states and self._steps_lr_scheduler and _SCHEDULER_STATE in state:
-                lr_scheduler.load_saved_state(self.lr_scheduler, state[_SCHEDULER_STATE])
-            if _LOADER_STATE in state and hasattr(self.training_dataloader, "load_state_dict"):
-                self.training_dataloader.load_state_dict(state[_LOADER_STATE])
-        self.optimizer.pull()
-        return path, state["client_state"]
+        return checkpoints.load(self, load_dir, tag, load_module_strict, load_optimizer_states, load_lr_scheduler_states, load_module_only,
+                                custom_load_fn)
 
     def finish_checkpoint(self) -> None:
         """Wait for an asynchronous save. Raises the last save's CheckpointError, once and the same on all ranks."""

@@ -1,13 +1,15 @@
 """The memory that a model's state takes, before it is trained."""
 import json
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from tessera import _engine, module_state
+from tessera.errors import ConfigError
 
 
-def estimate(model: torch.nn.Module, world: int = 1, config: dict[str, Any] | None = None) -> "Estimate":
+def estimate(model: torch.nn.Module, world: int = 1, config: dict[str, Any] | str | Path | None = None) -> "Estimate":
     """Bytes of model state on one rank, at each ZeRO stage, by the formula that real allocations are tested against.
 
     Parameters
@@ -16,7 +18,7 @@ def estimate(model: torch.nn.Module, world: int = 1, config: dict[str, Any] | No
         On any device, "meta" too: shapes alone count.
     world : int
         Ranks.
-    config : dict, optional
+    config : dict, str or Path, optional
         Precision, optimizer and so on, as for `initialize`; the stage is ignored.
 
     Returns
@@ -35,11 +37,13 @@ def estimate(model: torch.nn.Module, world: int = 1, config: dict[str, Any] | No
         if id(parameter) not in seen:
             parameters.append((name, list(parameter.shape), parameter.dtype, parameter.requires_grad))
         seen.add(id(parameter))
-    given = {"train_micro_batch_size_per_gpu": 1, **(config or {})}
+    if world < 1:
+        raise ConfigError(f"world is {world}; expected a number of ranks from 1")
+    is_file = isinstance(config, (str, Path))
+    text = str(config) if is_file else json.dumps({"train_micro_batch_size_per_gpu": 1, **(config or {})})
     table = Estimate()
     for stage in range(4):
-        text = json.dumps({**given, "zero_optimization": {**given.get("zero_optimization", {}), "stage": stage}})
-        parsed, _ = _engine.read_config(text, False, world, [])
+        parsed, _ = _engine.read_config(text, is_file, world, [f"zero_optimization.stage={stage}"])
         table[stage] = _engine.state_bytes(parsed, parameters, world)
         table[stage]["total"] = sum(table[stage].values())
     return table

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from tessera import _engine, comm, compiled_graphs, module_state, optimizer_groups, whole_model, zero
+from tessera import _engine, comm, compiled_graphs, module_state, optimizer_groups, reports, whole_model, zero
 from tessera.data import DataLoader
 from tessera.engine import Engine
-from tessera.errors import ConfigError
+from tessera.errors import CommError, ConfigError
 from tessera.lr_scheduler import LRScheduler, check_writes_into
 from tessera.optimizer import Optimizer, to_override
 
@@ -34,7 +34,8 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
     Parameters
     ----------
     args : object, optional
-        With an attribute `deepspeed_config` or `tessera_config`, in place of `config`.
+        With an attribute `deepspeed_config` or `tessera_config`, in place of `config`. An attribute `local_rank` from 0 has to be this
+        rank's.
     model : torch.nn.Module, or callable() that makes one
         Unmodified. All ranks build the same one. Of a callable the whole model is never in memory: parameters get their values, the
         same as otherwise, unit by unit. It may be called twice, where its code reads values in another way than by operators
@@ -45,18 +46,23 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
         translated: the engine updates the parameters. Its param groups stay those of the returned optimizer, whose methods its own
         methods call from then on. Trainable parameters in none of its groups keep their values.
     model_parameters : iterable of Parameter, or of dicts with "params", optional
-        Param groups for the optimizer of the configuration. Other trainable parameters keep their values.
+        Param groups for the optimizer of the configuration; other trainable parameters keep their values. Beside `optimizer` they may
+        only repeat what its groups say.
     training_data : Dataset, optional
         Makes `training_dataloader`, a `tessera.DataLoader` over it with the configuration's batch size.
     lr_scheduler : torch.optim.lr_scheduler.LRScheduler, or callable(optimizer) that makes one, optional
         Drives the rates through the param groups; `engine.step()` steps it, and nobody else. In place of the section "scheduler".
         One that needs a metric (ReduceLROnPlateau) is stepped by the loop.
     collate_fn : callable, optional
-        Of the data loader.
+        Of the data loader; with `training_data` only.
     config : dict, str or Path
         What a ds_config.json holds, or the file (docs/configuration.md has every key).
-    distributed_port, mpu, dist_init_required, mesh_param
-        DeepSpeed's; the first two and the last have to be None, the other has no effect.
+    distributed_port : int, optional
+        Port of the rendezvous, where the launcher has set no MASTER_PORT.
+    mpu, mesh_param : None
+        DeepSpeed's; anything else is refused.
+    dist_init_required : bool, optional
+        False: the group has to have been joined already. Otherwise it is joined where that was not done.
     config_params : dict, str or Path, optional
         An older name of `config`.
     engine_class : type
@@ -83,9 +89,10 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
     for name, value in (("mpu", mpu), ("mesh_param", mesh_param)):
         if value is not None:
             raise ConfigError(f"{name}: Tessera has data parallelism alone; expected None")
-    if distributed_port is not None:
-        os.environ.setdefault("MASTER_PORT", str(distributed_port))
+    if collate_fn is not None and training_data is None:
+        raise ConfigError("collate_fn is given without training_data, whose samples it would collate; give both, or use it in a loader of yours")
     config = _given_config(args, config, config_params)
+    _join(args, distributed_port, dist_init_required)
     group = comm.group()
     deferred = None
     if not isinstance(model, torch.nn.Module):
@@ -108,6 +115,7 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
                             accumulation_steps=resolved["gradient_accumulation_steps"], seed=resolved.get("seed", 42),
                             collate_fn=collate_fn)
         steps_per_epoch = loader.steps_per_epoch
+    reports.meter_memory(parsed, group.device)
     more = {} if deferred is None else {"deferred": deferred}  # a class derived from Engine need not know them
     if translation.untrained:
         more["untrained"] = translation.untrained
@@ -156,6 +164,36 @@ def _random_states():
     return restore
 
 
+def _join(args, distributed_port, dist_init_required):
+    torch_has_group = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if dist_init_required is False and not comm.is_initialized() and not torch_has_group:
+        raise CommError("dist_init_required=False, and this process has joined no group: call init_distributed() before, or leave it out")
+    if distributed_port is not None:
+        if not 0 < distributed_port < 65536:
+            raise ConfigError(f"distributed_port is {distributed_port!r}; expected a port, 1 to 65535")
+        os.environ.setdefault("MASTER_PORT", str(distributed_port))
+    local_rank = getattr(args, "local_rank", None)
+    if isinstance(local_rank, int) and local_rank >= 0 and local_rank != comm.get_local_rank():
+        raise ConfigError(f"args.local_rank is {local_rank} on the process whose LOCAL_RANK is {comm.get_local_rank()}; expected the same, or -1")
+
+
+def _check_repeated(model_parameters, client, named):
+    """`model_parameters` beside an optimizer: its groups count, and what is said here must not differ."""
+    names = {id(parameter): name for name, parameter in named}
+    group_of = {id(parameter): group for group in client.param_groups for parameter in group["params"]}
+    for item in model_parameters:
+        given = item if isinstance(item, dict) else {"params": [item[1] if isinstance(item, tuple) else item]}
+        tensors = [given["params"]] if isinstance(given["params"], torch.Tensor) else given["params"]
+        for parameter in tensors:
+            if id(parameter) not in names:
+                raise ConfigError(f"model_parameters has a tensor of shape {list(parameter.shape)} that is not a parameter of the model")
+            group = group_of.get(id(parameter), {})
+            for key, value in given.items():
+                if key not in ("params", "name", "param_names") and (key not in group or group[key] != value):
+                    raise ConfigError(f"model_parameters gives {names[id(parameter)]} {key}={value!r}, and the optimizer {group.get(key)!r}: the "
+                                      "optimizer's param groups count; expected the same there")
+
+
 def _given_config(args, config, config_params):
     from_args = getattr(args, "tessera_config", None) or getattr(args, "deepspeed_config", None)
     given = [value for value in (config, config_params, from_args) if value is not None]
@@ -176,6 +214,8 @@ def _parse(config, group, client, model_parameters, lr_scheduler, named):
     text = str(config) if is_file else _json_of(config)
     translation = optimizer_groups.Translation()
     if isinstance(client, torch.optim.Optimizer):
+        if model_parameters is not None:
+            _check_repeated(model_parameters, client, named)
         translation = optimizer_groups.translate(client, named)
     elif client is not None:
         raise ConfigError(f"optimizer is {_describe(client)}; expected an optimizer of torch.optim, or a callable that makes one")

@@ -95,10 +95,14 @@ def launch(function: Callable[..., Any], args: tuple = (), nproc: int = 2) -> An
     ------
     Error
         A rank has failed: with the first one's traceback. The others are ended.
+    ValueError
+        `nproc` is below 1.
     """
     from tessera import comm
     from tessera.errors import Error
 
+    if nproc < 1:
+        raise ValueError(f"launch(nproc={nproc}): expected a number of ranks from 1")
     if comm.is_initialized():
         raise Error("launch() after this process has joined a group; call it in a fresh process, or restart the notebook's kernel")
     context = multiprocessing.get_context("fork")

@@ -1,18 +1,14 @@
 """The learning-rate schedule of a configuration, with the interface of torch.optim.lr_scheduler; and schedulers of torch that an
 engine steps."""
 import inspect
-import math
 import types
 import weakref
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from tessera.errors import ConfigError, Error
-
-_TAG = "tessera.value"  # of what JSON has not
 
 
 class LRScheduler:
@@ -29,18 +25,22 @@ class LRScheduler:
 
     @property
     def last_epoch(self) -> int:
-        """The number of steps that have updated."""
-        return self._engine().global_steps - self._engine().skipped_steps
+        """The number of updates that the schedule has counted."""
+        return self._engine()._engine.schedule_steps
 
-    def step(self, *args: Any, **kwargs: Any) -> None:
-        """Does nothing: `engine.step()` has advanced the schedule."""
+    def step(self, epoch: int | None = None) -> None:
+        """Does nothing, because `engine.step()` has advanced the schedule; with a number, moves the schedule there."""
+        if epoch is not None:
+            self.load_state_dict({"last_epoch": epoch})
 
     def state_dict(self) -> dict[str, Any]:
-        """For display: a checkpoint of the engine brings the schedule's place."""
+        """Where the schedule is. A checkpoint of the engine has it, too."""
         return {"last_epoch": self.last_epoch, "_last_lr": self.get_last_lr()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Does nothing, for the same reason."""
+        """Moves the schedule to the place in `state_dict`. The same on all ranks."""
+        self._engine()._engine.set_schedule_steps(int(state_dict["last_epoch"]))
+        self._engine().optimizer.pull()
 
 
 class StepsScheduler:
@@ -110,52 +110,3 @@ def refuse_steps_of_others(scheduler: Any, engine: Any) -> None:
             step=step, __module__=kind.__module__, __qualname__=kind.__qualname__, __doc__=kind.__doc__))
     except TypeError:  # a class of one's own that cannot be derived from, or with another layout
         return
-
-
-def saved_state(scheduler: Any) -> Any:
-    """`state_dict()` of a scheduler as JSON: numbers that are not finite, tuples and tensors are marked. Raises Error for what else a
-    scheduler of one's own may hold."""
-    return _to_json(scheduler.state_dict(), f"the state of the {type(scheduler).__name__}")
-
-
-def load_saved_state(scheduler: Any, state: Any) -> None:
-    """The inverse."""
-    scheduler.load_state_dict(_from_json(state))
-
-
-def _to_json(value, where):
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else {_TAG: "float", "of": repr(float(value))}
-    if isinstance(value, list):
-        return [_to_json(item, where) for item in value]
-    if isinstance(value, tuple):
-        return {_TAG: "tuple", "of": [_to_json(item, where) for item in value]}
-    if isinstance(value, torch.Tensor):
-        return {_TAG: "tensor", "of": _to_json(value.tolist(), where), "dtype": str(value.dtype).removeprefix("torch.")}
-    if isinstance(value, Mapping):
-        if all(isinstance(key, str) for key in value) and _TAG not in value:
-            return {key: _to_json(item, f"{where}, {key}") for key, item in value.items()}
-        return {_TAG: "Counter" if isinstance(value, Counter) else "dict", "of": [[_to_json(key, where), _to_json(item, where)] for key, item in value.items()]}
-    if hasattr(value, "item"):  # NumPy's numbers
-        return _to_json(value.item(), where)
-    raise Error(f"save_checkpoint(): {where}: {value!r:.60} (a {type(value).__name__}) cannot be saved; expected numbers, texts, lists, "
-                "tuples, dicts and tensors")
-
-
-def _from_json(value):
-    if isinstance(value, list):
-        return [_from_json(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if _TAG not in value:
-        return {key: _from_json(item) for key, item in value.items()}
-    of = _from_json(value["of"])
-    if value[_TAG] == "float":
-        return float(of)
-    if value[_TAG] == "tuple":
-        return tuple(of)
-    if value[_TAG] == "tensor":
-        return torch.tensor(of, dtype=getattr(torch, value["dtype"]))
-    return (Counter if value[_TAG] == "Counter" else dict)(dict(of))

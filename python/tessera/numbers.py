@@ -11,6 +11,7 @@ class Numbers:
 
     _engine: _engine.Engine
     optimizer: Any
+    _samples_before = _steps_before = 0  # when a checkpoint was loaded
 
     @property
     def global_steps(self) -> int:
@@ -26,6 +27,15 @@ class Numbers:
     def micro_steps(self) -> int:
         """Calls of `backward`."""
         return self._engine.micro_steps
+
+    @property
+    def global_samples(self) -> int:
+        """Samples of all optimizer steps, over all ranks, as DeepSpeed counts them; the monitors' values stand beside it."""
+        return self._samples_before + (self.global_steps - self._steps_before) * self.train_batch_size()
+
+    def _set_global_samples(self, samples):
+        """Those until now, of the steps that a checkpoint has."""
+        self._samples_before, self._steps_before = samples, self.global_steps
 
     @property
     def flops_per_step(self) -> int | None:

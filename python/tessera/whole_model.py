@@ -74,7 +74,7 @@ def _refuse_released(module, prefix, keep_vars):
                         "engine.save_model(path), or call it inside of tessera.GatheredParameters(model)")
 
 
-def save(engine, path, dtype=None):
+def save(engine, path, dtype=None, exclude_frozen=False):
     """See `Engine.save_model`."""
     if dtype is not None and dtype not in _DTYPES:
         raise ValueError(f"dtype is {dtype!r}; expected one of {', '.join(_DTYPES)}")
@@ -83,6 +83,8 @@ def save(engine, path, dtype=None):
     if others and engine.global_rank == 0:
         _engine.log_warning(f"save_model(): {', '.join(others)}: not in {path}, which holds tensors alone; save_checkpoint() keeps it")
     for names, tensor, is_buffer in saved:
+        if exclude_frozen and not is_buffer and not tensor.requires_grad:
+            continue
         own = _DTYPES[dtype] if dtype and tensor.dtype in _CONVERTED else tensor.dtype
         tensors.append((names[0], names[1:], tensor.detach() if is_buffer else None, own))
     engine._engine.save_model(str(path), tensors)

@@ -125,6 +125,23 @@ TEST(StoreExchangeTest, LongValuesAreSentInParts) {
   EXPECT_LT(store->longest, size_t{5} << 20);
 }
 
+// A rank that all have met, and that does not go on.
+TEST(StoreExchangeTest, ATimeoutSaysWhatWasWaitedFor) {
+  const auto store = c10::make_intrusive<CountingStore>();
+  const GroupStore group_store(store, "the store");
+  StoreExchange exchange(group_store, 0, 2);
+  const StoreExchange::Result alone = exchange.run("mine", std::chrono::milliseconds(50), [] {});
+  EXPECT_EQ(alone.cause, "timed out after 0.05 s: not all ranks came");
+  EXPECT_EQ(alone.missing, std::vector<int>{1});
+  const GroupStore second = group_store.under("second");
+  StoreExchange stopped(second, 0, 2);
+  second.set("value/1", "1\nits");  // it came, and would have been the last
+  const StoreExchange::Result result = stopped.run("mine", std::chrono::milliseconds(50), [] {});
+  EXPECT_TRUE(result.missing.empty());
+  EXPECT_EQ(result.cause,
+            "timed out after 0.05 s: all ranks came, but the last of them has not passed on what they said");
+}
+
 class ExchangeTest : public testing::EachBackend {};
 INSTANTIATE_TEST_SUITE_P(Backends, ExchangeTest, ::testing::Values("gloo", "shm", "hybrid", "p2p"),
                          testing::backend_name);

@@ -32,6 +32,16 @@ TEST(Utf8, CutsBetweenCharacters) {
   EXPECT_EQ(first_characters("", 1), "");
 }
 
+TEST(Utf8, ControlCharactersAreShown) {
+  EXPECT_EQ(without_control_characters("größe: 重み\n\t🙂 \xff"), "größe: 重み\n\t🙂 \xff");
+  EXPECT_EQ(without_control_characters("a\x1b[31mb\r\b\x7f"), "a\\x1b[31mb\\x0d\\x08\\x7f");
+  EXPECT_EQ(without_control_characters(std::string_view("\0", 1)), "\\x00");
+  EXPECT_EQ(without_control_characters("\xc2\x9b"
+                                       "31m \xc2\xa0"),
+            "\\x9b31m \xc2\xa0")
+      << "U+009B begins a sequence too";
+}
+
 TEST(Utf8, QuotedIsOneShortLine) {
   EXPECT_EQ(quoted_name("encoder.weight"), "'encoder.weight'");
   EXPECT_EQ(quoted_name("重み\n\x7f\xff"), "'重み\\x0a\\x7f\\xff'");

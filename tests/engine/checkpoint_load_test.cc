@@ -91,6 +91,53 @@ TEST(Load, AnotherOptimizersStateIsRefusedOrLeftOut) {
   });
 }
 
+TEST(Load, TheScheduleGoesOnWhereItIsWhenAsked) {
+  const TestFolder folder("schedule");
+  on_ranks(2, [&](comm::CommunicatorPtr comm) {
+    Trained trained({.world = 2, .stage = 3}, comm);
+    for (int i = 0; i < 3; ++i) trained.step();
+    trained.engine->save_checkpoint(folder.string(), "three");
+    Trained other({.world = 2, .stage = 1, .seed = 8}, comm);
+    other.engine->load_checkpoint(folder.string(), "three", {.load_lr_scheduler_states = false});
+    EXPECT_EQ(other.engine->global_steps(), 3);
+    EXPECT_EQ(other.engine->schedule_steps(), 0);
+    other.step();
+    EXPECT_EQ(other.engine->schedule_steps(), 1);
+    other.engine->save_checkpoint(folder.string(), "four");
+    Trained third({.world = 2, .stage = 2, .seed = 8}, comm);
+    third.engine->load_checkpoint(folder.string());
+    EXPECT_EQ(third.engine->global_steps(), 4);
+    EXPECT_EQ(third.engine->schedule_steps(), 1);
+    third.engine->load_checkpoint(folder.string(), "three");
+    EXPECT_EQ(third.engine->schedule_steps(), 3);
+  });
+}
+
+TEST(Load, FrozenParametersAreLeftOutWhenAsked) {
+  const TestFolder folder("frozen");
+  for (const int stage : {0, 3})
+    on_ranks(2, [&](comm::CommunicatorPtr comm) {
+      Trained trained({.world = 2, .stage = stage}, comm);
+      for (int i = 0; i < 2; ++i) trained.step();
+      trained.engine->save_checkpoint(folder.string(), "small", {{"epoch", 1}},
+                                      {.save_latest = false, .exclude_frozen_parameters = true});
+      const checkpoint::Checkpoint saved = checkpoint::Checkpoint::open(folder.string(), "small");
+      for (const checkpoint::SavedParameter& parameter : saved.manifest().layout.parameters)
+        EXPECT_EQ(parameter.name.find("frozen"), std::string::npos) << parameter.name;
+      EXPECT_FALSE(std::filesystem::exists(folder / "latest"));
+      Trained other({.world = 2, .stage = 3 - stage, .seed = 8}, comm);
+      const Tensors before = whole_state(*other.engine), expected = whole_state(*trained.engine);
+      EXPECT_THAT(error_of<CheckpointError>([&] { other.engine->load_checkpoint(folder.string(), "small"); }),
+                  HasSubstr("frozen.weight"));
+      const LoadedCheckpoint loaded =
+          other.engine->load_checkpoint(folder.string(), "small", {.strict = false});
+      EXPECT_THAT(loaded.not_loaded, ::testing::Contains(HasSubstr("frozen.bias: not in the checkpoint")));
+      for (const auto& [name, value] : whole_state(*other.engine))
+        EXPECT_TRUE(at::equal(value, (name.starts_with("frozen") ? before : expected).at(name))) << name;
+      comm->barrier("done");
+    });
+}
+
 struct WideImpl : torch::nn::Module {
   explicit WideImpl(int64_t rows) {
     register_parameter("weight", at::ones({rows, 1 << 20}) * 0.5);

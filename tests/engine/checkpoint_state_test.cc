@@ -18,6 +18,7 @@ CheckpointState sample() {
   state.global_steps = 7;
   state.skipped_steps = 1;
   state.micro_steps = 28;
+  state.schedule_steps = 4;
   state.gradient_norm = 0.1;
   state.loss_scaler = {.scale = 65536, .num_updates = 8, .last_overflow = -1, .hysteresis = 2};
   state.optimizer = "AdamW";
@@ -29,6 +30,9 @@ CheckpointState sample() {
 TEST(CheckpointState, ThereAndBack) {
   CheckpointState state = sample();
   EXPECT_EQ(to_json(parse_checkpoint_state(to_json(state), 3, "c/a")), to_json(state));
+  nlohmann::json older = to_json(state);
+  older.erase("schedule_steps");
+  EXPECT_EQ(parse_checkpoint_state(older, 3, "c/a").schedule_steps, 6) << "the steps that updated";
   state.gradient_norm = std::numeric_limits<double>::quiet_NaN();
   EXPECT_FALSE(std::isfinite(parse_checkpoint_state(to_json(state), 3, "c/a").gradient_norm));
 }

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "core/str.h"
+#include "tests/support/log_file.h"
 #include "tests/support/losses.h"
 
 namespace tessera::testing {
@@ -195,6 +196,26 @@ TEST_P(EngineErrors, ARankThatLeavesTheOthersInBackwardMakesThemFailNotHang) {
   });
   EXPECT_EQ(first, "data/train: truncated");
   EXPECT_THAT(survivor, HasSubstr("rank 1"));
+}
+
+// What only a loop can do, and is asked for in the configuration.
+TEST(EngineReports, ALoopOfOnesOwnIsToldWhatItHasToReport) {
+  Case c = small_units(1, 0);
+  c.config.wall_clock_breakdown = true;
+  c.config.monitors.csv.enabled = true;
+  c.config.dump_state = true;
+  for (const bool reports : {false, true}) {
+    const LogFile log;
+    on_ranks(1, [&](comm::CommunicatorPtr comm) {
+      Mlp model;
+      initialize(model, engine_config(c), comm, {.log = log.logger(), .caller_reports = reports});
+    });
+    EXPECT_EQ(log.text().find("wall_clock_breakdown, csv_monitor: no effect in a training loop") ==
+                  std::string::npos,
+              reports)
+        << log.text();
+    EXPECT_THAT(log.text(), HasSubstr("\"dump_state\": true"));
+  }
 }
 
 }  // namespace

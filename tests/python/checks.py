@@ -1,7 +1,10 @@
 """What rank programs share: a list of checks that run one after another, and plain PyTorch's side of a comparison."""
 import copy
+import os
 import sys
+import tempfile
 import time
+from contextlib import contextmanager
 
 import tessera
 import torch
@@ -84,6 +87,23 @@ def raises(kind, function, *parts):
         assert "\n" not in text.strip() or kind is not tessera.Error, text
         return text
     raise AssertionError(f"no {kind.__name__} was raised")
+
+
+@contextmanager
+def standard_error():
+    """What is written to file descriptor 2 inside of it, as a list of one text afterwards."""
+    said = []
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield said
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            file.seek(0)
+            said.append(file.read().decode())
+            os.write(2, said[0].encode())
 
 
 def deep_copy(model):

@@ -66,7 +66,7 @@ class DeepSpeed(RanksTest):
         self.assertLess(result["losses"][-1], result["losses"][0])
         self.assertEqual([(self.folder / f"exit{rank}").read_text() for rank in range(2)], ["False", "False"])
         self.assertEqual(result["lr"], [0.01])
-        self.assertTrue((self.folder / "model" / "model.safetensors").exists())
+        self.assertTrue((self.folder / "model" / "pytorch_model.bin").exists())
 
 
 if __name__ == "__main__":

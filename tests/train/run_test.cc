@@ -6,8 +6,10 @@
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/record_function.h>
 
+#include <algorithm>
 #include <set>
 #include <sstream>
+#include <thread>
 
 #include "tests/train/trainer_testing.h"
 
@@ -144,6 +146,21 @@ TEST(ChooseNumThreads, SharesTheCores) {
   crowded.local_world_size = 4096;
   EXPECT_EQ(choose_num_threads(trainer, crowded), 1);
   EXPECT_GE(choose_num_threads(trainer, {}), 1);
+}
+
+TEST(ChooseNumThreads, RefusesFarMoreThanThereAreCores) {
+  TrainerConfig trainer;
+  trainer.num_threads = std::max<int64_t>(16, 4 * static_cast<int64_t>(std::thread::hardware_concurrency()));
+  EXPECT_EQ(choose_num_threads(trainer, {}), trainer.num_threads);
+  ++trainer.num_threads;
+  try {
+    choose_num_threads(trainer, {});
+    FAIL() << "accepted";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(),
+                AllOf(HasSubstr("trainer.num_threads: found " + std::to_string(trainer.num_threads)),
+                      HasSubstr("; expected at most ")));
+  }
 }
 
 }  // namespace

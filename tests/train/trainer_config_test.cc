@@ -82,6 +82,10 @@ TEST(TrainerConfig, Errors) {
   };
   for (const auto& [keys, message] : cases)
     EXPECT_EQ(trainer_error(keys), "folder/my_run.json:1: " + message) << keys;
+  for (const char* value : {"9e15", "0", "-1", "0.0001"})
+    EXPECT_EQ(trainer_error(str(R"("epochs": 1}, "comm": {"timeout_s": )", value)),
+              str("folder/my_run.json:1: comm.timeout_s: found ", json::parse(value).dump(),
+                  " (a number); expected a number from 0.001 to 1e9"));
   EXPECT_EQ(config_error(
                 [] { parse_run_config(R"({"train_batch_size": 8, "model": {"hidden": 3}})", "c.json", 1); }),
             "c.json:1: model.type: is missing; expected a string");

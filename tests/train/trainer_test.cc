@@ -154,6 +154,22 @@ TEST_F(TrainerTest, EvaluationPadsShortRanks) {
   });
 }
 
+TEST_F(TrainerTest, AnEvaluationBatchIsNotLargerThanTheData) {
+  comm::run_threads(2, {}, [](comm::CommunicatorPtr comm) {
+    BlobsTask task({.eval_size = 7});
+    EngineConfig config;
+    config.train_batch_size = 2;
+    config.train_micro_batch_size_per_gpu = 1;
+    Engine& engine = task.initialize(config, comm, {});
+    const Evaluation whole = evaluate(task, engine, {.eval_batch_size = 1'000'000'000'000}, {});
+    EXPECT_EQ(whole.num_samples, 7);
+    EXPECT_EQ(task.num_evaluated_rows(), 4) << "half of the data, rounded up";
+    const Evaluation parts = evaluate(task, engine, {.eval_batch_size = 3}, {});
+    for (size_t i = 0; i < whole.metrics.size(); ++i)
+      EXPECT_NEAR(whole.metrics[i].second, parts.metrics[i].second, 1e-6) << whole.metrics[i].first;
+  });
+}
+
 TEST_F(TrainerTest, UnwritableFolderStopsEveryRankBeforeTraining) {
   fs::create_directories(folder_.parent_path());
   std::ofstream(folder_) << "a file where the folder should be";

@@ -39,6 +39,11 @@ TEST(ConfigJson, SyntaxErrorsNamePositionAndCause) {
       {"{\"a\": 01}", "c.json:1:7: found '01'; expected ',' or '}'"},
       {"{\"a\": 1. }", "c.json:1:7: found '1.', which is no JSON number"},
       {"{\"a\": 1e999}", "c.json:1:7: found '1e999', a number too large for a double"},
+      {"{\"a\": 1e-400}",
+       "c.json:1:7: found '1e-400', a number too small for a double; expected 0, or one of at least 1e-308"},
+      {"{\"a\": -0.0003e-900}",
+       "c.json:1:7: found '-0.0003e-900', a number too small for a double; expected 0, or one of at least "
+       "1e-308"},
       {"{\"a\": True}",
        "c.json:1:7: found 'True'; expected a JSON value (true, false, null, a number, \"text\", [list], "
        "{section})"},

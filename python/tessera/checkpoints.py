@@ -1,0 +1,130 @@
+"""`Engine.save_checkpoint` and `load_checkpoint`: their arguments, and what Python has in a checkpoint beside the engine's state."""
+import json
+import numbers
+import os
+from collections.abc import Callable
+from typing import Any
+
+from tessera import _engine, client_state, comm
+
+# Keys of the client state of a checkpoint that are the package's own.
+_GROUPS_STATE = "tessera.param_groups"
+_SCHEDULER_STATE = "tessera.lr_scheduler"
+_LOADER_STATE = "tessera.dataloader"
+_SAMPLES = "tessera.global_samples"
+_ENCODING = "tessera.encoding"  # 1: values are encoded by client_state.py; absent: they are plain JSON
+
+_MAX_LISTED = 20
+
+
+def save(engine: Any, save_dir: Any, tag: Any, state: Any, save_latest: bool, exclude_frozen_parameters: bool) -> str:
+    """See `Engine.save_checkpoint`."""
+    def arguments():
+        engine._engine.check_usable()
+        values = {"client_state": {} if state is None else state, _GROUPS_STATE: engine.optimizer.values(),
+                  _SAMPLES: engine.global_samples, _ENCODING: 1}
+        if engine._steps_lr_scheduler:
+            values[_SCHEDULER_STATE] = engine.lr_scheduler.state_dict()
+        if hasattr(engine.training_dataloader, "state_dict"):
+            values[_LOADER_STATE] = engine.training_dataloader.state_dict()
+        encoded = {key: client_state.encode(value, _name_of(key)) for key, value in values.items()}
+        folder, name = folder_of(save_dir, "save_dir"), _tag_of(tag)
+        return (folder, name, json.dumps(encoded, allow_nan=False)), {"tag": name}
+
+    folder, name, text = comm.agreed("save_checkpoint()", arguments)
+    return engine._engine.save_checkpoint(folder, name or "", text, bool(save_latest), bool(exclude_frozen_parameters))
+
+
+def load(engine: Any, load_dir: Any, tag: Any, load_module_strict: bool, load_optimizer_states: bool, load_lr_scheduler_states: bool,
+         load_module_only: bool, custom_load_fn: Callable[..., Any] | None) -> tuple[str, Any]:
+    """See `Engine.load_checkpoint`."""
+    flags = {"load_module_strict": bool(load_module_strict), "load_optimizer_states": bool(load_optimizer_states),
+             "load_lr_scheduler_states": bool(load_lr_scheduler_states), "load_module_only": bool(load_module_only)}
+
+    def arguments():
+        engine._engine.check_usable()
+        if custom_load_fn is not None:
+            raise NotImplementedError("custom_load_fn: parameters are read from the shards of a checkpoint, and no state_dict of all is made; "
+                                      "expected None. `tessera consolidate` writes that state_dict to a file, from which parameters can be set "
+                                      "inside of tessera.GatheredParameters(model, modifier_rank=0)")
+        name = _tag_of(tag)
+        return (folder_of(load_dir, "load_dir"), name), {"tag": name, **flags}
+
+    folder, name = comm.agreed("load_checkpoint()", arguments)
+    path, text, not_loaded = engine._engine.load_checkpoint(folder, name or "", *flags.values())
+    if not_loaded:
+        _warn(engine, f"load_checkpoint(load_module_strict=False): {path}: {_listed(not_loaded)}")
+    state = _decoded(text)
+    if not load_module_only:
+        _load_python_state(engine, path, state, load_optimizer_states, load_lr_scheduler_states)
+    engine.optimizer.pull()
+    return path, state["client_state"]
+
+
+def folder_of(value: Any, name: str) -> str:
+    """A folder that is an argument: str or PathLike. Raises ValueError or TypeError that names it."""
+    if value is None or value == "":
+        raise ValueError(f"{name} is {value!r}; expected a folder, a str or Path that is not empty")
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"{name} is {value!r:.60}, of type {type(value).__name__}; expected a str or Path")
+    folder = os.fsdecode(value)
+    if "\0" in folder:
+        raise ValueError(f"{name} is {folder!r}; expected a folder's name, without NUL")
+    return folder
+
+
+def _tag_of(tag):
+    """The folder's name; None: none was given. Numbers are as `str` writes them, so that 0 is "0"."""
+    if tag is None:
+        return None
+    if isinstance(tag, os.PathLike):
+        tag = os.fspath(tag)
+    if not isinstance(tag, (str, numbers.Number)) or isinstance(tag, bool):
+        raise TypeError(f"tag is {tag!r:.60}, of type {type(tag).__name__}; expected a str, a number or None")
+    name = str(tag)
+    if name == "":
+        raise ValueError("tag is ''; expected a folder's name, or None for the default")
+    if "\0" in name:
+        raise ValueError(f"tag is {name!r}; expected a folder's name, without NUL")
+    return name
+
+
+def _name_of(key):
+    return {_SCHEDULER_STATE: "lr_scheduler.state_dict()", _LOADER_STATE: "training_dataloader.state_dict()",
+            _GROUPS_STATE: "optimizer.param_groups"}.get(key, key)
+
+
+def _decoded(text):
+    state = json.loads(text)
+    if not isinstance(state, dict) or "client_state" not in state:  # saved from C++
+        return {"client_state": state}
+    return {key: client_state.decode(value) for key, value in state.items()} if _ENCODING in state else state
+
+
+def _load_python_state(engine, path, state, with_optimizer, with_schedule):
+    optimizer = engine.optimizer
+    if with_optimizer:
+        groups = [{key: value for key, value in group.items() if key != "lr" or with_schedule} for group in state.get(_GROUPS_STATE, [])]
+        if groups and len(groups) != len(optimizer.values()):
+            _warn(engine, f"{path} has {len(groups)} param groups, and the optimizer {len(optimizer.values())}: their hyper-parameters stay")
+        optimizer.load_values(groups)
+    if with_schedule and engine._steps_lr_scheduler:
+        if _SCHEDULER_STATE in state:
+            engine.lr_scheduler.load_state_dict(state[_SCHEDULER_STATE])
+        else:
+            _warn(engine, f"{path} has no state of a scheduler: the one of initialize(lr_scheduler=) goes on where it is")
+    if _LOADER_STATE in state and hasattr(engine.training_dataloader, "load_state_dict"):
+        engine.training_dataloader.load_state_dict(state[_LOADER_STATE])
+    engine._set_global_samples(state.get(_SAMPLES, engine.global_steps * engine.train_batch_size()))
+    if engine._reports is not None:
+        engine._reports.resumed(engine.global_samples)
+
+
+def _listed(lines):
+    more = len(lines) - _MAX_LISTED
+    return "; ".join(lines[:_MAX_LISTED]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _warn(engine, line):
+    if engine.global_rank == 0:
+        _engine.log_warning(line)

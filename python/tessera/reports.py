@@ -1,0 +1,190 @@
+"""What a training loop in Python reports as it goes: progress lines, times, memory, and the values of the monitors.
+
+The keys of the configuration are steps_per_print, wall_clock_breakdown, memory_breakdown, tensorboard, csv_monitor, jsonl_monitor and
+mlflow. The lines and the names of the values are DeepSpeed's. `Engine`'s forward, backward and step are decorated here.
+"""
+import functools
+import json
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tessera import _engine
+
+_MONITORS = ("tensorboard", "csv_monitor", "jsonl_monitor", "mlflow")
+_meters = []  # one of the process, since allocators report to one; made for the first engine with memory_breakdown
+_reporting = weakref.WeakSet()  # the Reports whose monitors are open
+
+
+def meter_memory(parsed: _engine.Config, device: torch.device) -> None:
+    """Begin to count this process's memory, before an engine is made, if the configuration has `memory_breakdown`."""
+    if json.loads(parsed.resolved)["memory_breakdown"] and not _meters:
+        _meters.append(_engine.MemoryMeter(device))
+
+
+def reports_of(engine: Any, parsed: _engine.Config) -> "Reports | None":
+    """What the configuration asks for; None: nothing. Its monitors are closed when the engine, or the process, ends."""
+    reports = Reports(engine, parsed)
+    if not reports.enabled:
+        return None
+    weakref.finalize(engine, reports.close)
+    return reports
+
+
+class Reports:
+    """What one engine reports. Rank 0 writes; other ranks count only."""
+
+    def __init__(self, engine: Any, parsed: _engine.Config) -> None:
+        config = engine.config
+        self._engine = weakref.ref(engine)
+        self._parsed = parsed
+        self._is_first = engine.global_rank == 0
+        self._steps_per_print = config["steps_per_print"]
+        self._times = {} if config["wall_clock_breakdown"] else None
+        self._meter = _meters[0] if config["memory_breakdown"] and _meters else None
+        self._scales_loss = config["fp16"]["enabled"] or (config["torch_autocast"]["enabled"] and config["torch_autocast"]["dtype"] == "fp16")
+        self._places = {(name, config[name].get("output_path"), config[name].get("job_name")) for name in _MONITORS if config[name]["enabled"]}
+        self._monitored = self._is_first and bool(self._places)
+        self._monitors = None
+        self._losses = []
+        self._number = 1
+        self._resumed_after = None
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self._steps_per_print or self._times is not None or self._meter or self._monitored)
+
+    def time(self, name: str, call: Callable[[], Any]) -> Any:
+        """`call()`; the time that it takes is counted under `name`."""
+        if self._times is None:
+            return self._watched(call)
+        self._synchronize()
+        start = time.perf_counter()
+        result = self._watched(call)
+        self._synchronize()
+        elapsed = 1e3 * (time.perf_counter() - start)
+        for timer in (name + "_microstep", name):
+            self._times[timer] = self._times.get(timer, 0) + elapsed
+        return result
+
+    def add_loss(self, loss: torch.Tensor) -> None:
+        """The loss of a micro-step, as it counts for the mean of the step."""
+        if self._monitored:
+            self._losses.append(loss.detach().reshape(()).float())
+
+    def stepped(self, at_boundary: bool) -> None:
+        """`step()` has ended; at a boundary an optimizer step was taken or skipped."""
+        if self._times is not None and self._is_first:
+            self._log_times("_microstep")
+        if at_boundary:
+            engine = self._engine()
+            due = self._steps_per_print and engine.global_steps % self._steps_per_print == 0
+            if due and self._is_first:
+                _engine.log_info(f"[Rank 0] step={engine.global_steps}, skipped={engine.skipped_steps}, lr={engine.get_lr()}, mom={_momentum(engine)}")
+            if self._meter and (due or not self._steps_per_print):
+                peak = self._meter.take_peak()
+                if self._is_first:
+                    _engine.log_info(f"[Rank 0] memory at the peak (MB) | {peak}")
+            if self._monitored:
+                self._write(engine)
+            if self._times is not None and self._is_first:
+                self._log_times("")
+        self._forget(at_boundary)
+
+    def resumed(self, samples: int) -> None:
+        """A checkpoint was loaded: what the monitors have of later steps is removed."""
+        self.close()
+        self._resumed_after = samples
+        self._losses.clear()
+
+    def close(self) -> None:
+        """End the monitors' records."""
+        if self._monitors is not None:
+            self._monitors.close(getattr(sys, "last_value", None) is not None)
+            self._monitors = None
+        _reporting.discard(self)
+
+    def _watched(self, call):
+        if self._meter is None:
+            return call()
+        try:
+            return call()
+        except RuntimeError:
+            at_failure = self._meter.at_failure()
+            if at_failure:
+                _engine.log_warning(f"out of memory; what it was used for (MB) | {at_failure}")
+            raise
+
+    def _synchronize(self):
+        if self._engine().device.type == "cuda":
+            torch.cuda.synchronize(self._engine().device)
+
+    def _log_times(self, ending):
+        shown = [(name + ending, self._times.get(name + ending)) for name in ("fwd", "bwd", "step")]
+        _engine.log_info("[Rank 0] time (ms)" + "".join(f" | {name}: {value:.2f}" for name, value in shown if value is not None))
+
+    def _forget(self, at_boundary):
+        if self._times is not None:
+            self._times = {} if at_boundary else {name: value for name, value in self._times.items() if not name.endswith("_microstep")}
+
+    def _write(self, engine):
+        if self._monitors is None:
+            taken = {other._number for other in _reporting if other._places & self._places}
+            self._number = next(number for number in range(1, len(taken) + 2) if number not in taken)
+            self._monitors = _engine.Monitors(self._parsed, self._number, self._resumed_after)
+            _reporting.add(self)
+        scalars = [("Train/Samples/lr", engine.get_lr()[0])]
+        if self._losses:
+            scalars.insert(0, ("Train/Samples/train_loss", torch.stack(self._losses).sum().item()))
+        if self._scales_loss:
+            scalars.append(("Train/Samples/loss_scale", engine.loss_scale))
+        if self._times is not None:
+            scalars += [(f"Train/Samples/elapsed_time_ms_{name}", self._times[timer])
+                        for timer, name in (("fwd", "forward"), ("bwd", "backward"), ("step", "step")) if timer in self._times]
+        self._losses.clear()
+        self._monitors.scalars(engine.global_samples, scalars)
+
+
+def _momentum(engine):
+    """DeepSpeed's get_mom(): SGD's momentum, or the betas, by param group."""
+    return [group.get("momentum", group.get("betas", 0.0)) for group in engine.optimizer.param_groups]
+
+
+def timed_forward(method):
+    """Decorates `Engine.forward`."""
+    @functools.wraps(method)
+    def call(engine, *args, **kwargs):
+        if engine._reports is None or not engine.module.training:
+            return method(engine, *args, **kwargs)
+        return engine._reports.time("fwd", lambda: method(engine, *args, **kwargs))
+    return call
+
+
+def timed_backward(method):
+    """Decorates `Engine.backward`, which returns the loss as it counts for the step."""
+    @functools.wraps(method)
+    def call(engine, *args, **kwargs):
+        if engine._reports is None:
+            return method(engine, *args, **kwargs)
+        loss = engine._reports.time("bwd", lambda: method(engine, *args, **kwargs))
+        engine._reports.add_loss(loss)
+        return loss
+    return call
+
+
+def timed_step(method):
+    """Decorates `Engine.step`."""
+    @functools.wraps(method)
+    def call(engine, *args, **kwargs):
+        if engine._reports is None:
+            return method(engine, *args, **kwargs)
+        before = engine.global_steps
+        result = engine._reports.time("step", lambda: method(engine, *args, **kwargs))
+        engine._reports.stepped(engine.global_steps > before)
+        return result
+    return call

@@ -1,0 +1,133 @@
+"""Every argument of the package's calls counts or is refused: by the calls' signatures and bodies, and by what they do."""
+import ast
+import inspect
+import sys
+import unittest
+from pathlib import Path
+
+import tessera
+import tessera.data
+import tessera.deepspeed
+from ranks import RanksTest
+from tessera import lr_scheduler
+
+PACKAGE = Path(__file__).resolve().parents[2] / "python" / "tessera"
+
+# Functions that take any arguments, and what becomes of them.
+FORWARDED = {
+    "tessera.engine.Engine.forward": "the module's forward",
+    "tessera.data.DataLoader.__init__": "torch's DataLoader, which was asked for their names",
+    "tessera.launch.run_command": "the words of a command line",
+    "tessera.deepspeed._not_here.<locals>.refuse": "refused, whatever they are",
+    "tessera.deepspeed._module_tree.<locals>.<lambda>": "DeepSpeed's decorator of a function, which returns it",
+    "tessera.deepspeed.Init.__init__": "tested beside what it does",
+}
+
+# Arguments that a body does not read, because all values that are accepted mean the same here.
+UNREAD = {
+    ("engine.py", "zero_grad", "set_to_none"): "there is no gradient to set",
+    ("optimizer.py", "zero_grad", "set_to_none"): "there is no gradient to set",
+    ("zero.py", "__init__", "fwd_module"): "no parameter needs to be registered with a module",
+    ("deepspeed.py", "__init__", "args"): "zero.Init",
+    ("deepspeed.py", "__init__", "kwargs"): "zero.Init",
+}
+
+
+def callables():
+    """(name, function) of all that users call, methods too."""
+    def of_module(name, members):
+        for member, value in members.items():
+            if member.startswith("_"):
+                continue
+            if inspect.isclass(value) and value.__module__.startswith("tessera"):
+                for base in value.__mro__:
+                    if not base.__module__.startswith("tessera"):
+                        continue
+                    for method, function in vars(base).items():
+                        if inspect.isfunction(function) and (not method.startswith("_") or method in ("__init__", "__call__", "__enter__", "__iter__")):
+                            yield f"{name}.{member}.{method}", function
+            elif inspect.isfunction(value) and value.__module__.startswith("tessera"):
+                yield f"{name}.{member}", value
+
+    for module in (tessera, tessera.comm, tessera.zero, tessera.data, lr_scheduler):
+        yield from of_module(module.__name__, vars(module))
+    for name, members in tessera.deepspeed._module_tree().items():
+        yield from of_module(name, members)
+
+
+class Signatures(unittest.TestCase):
+    def test_no_function_takes_any_arguments(self):
+        found = dict(callables())
+        self.assertGreater(len(found), 100)
+        for name, function in found.items():
+            for parameter in inspect.signature(function).parameters.values():
+                if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+                    self.assertIn(f"{function.__module__}.{function.__qualname__}", FORWARDED, f"{name}({parameter})")
+
+    def test_every_argument_is_read(self):
+        """Each parameter of each function of the package, private ones too, is a name in its body."""
+        looked_at = 0
+        for path in sorted(PACKAGE.glob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if not isinstance(node, ast.FunctionDef):
+                    continue
+                arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg]
+                read = {name.id for part in node.body for name in ast.walk(part) if isinstance(name, ast.Name)}
+                protocol = node.name.startswith("__") and node.name != "__init__" or node.name in ("find_spec", "find_distributions", "read_text",
+                                                                                                  "locate_file")
+                for argument in arguments:
+                    if argument is None or argument.arg in ("self", "cls") or protocol:
+                        continue
+                    looked_at += 1
+                    if argument.arg not in read and (path.name, node.name, argument.arg) not in UNREAD \
+                            and (path.name, node.name) != ("deepspeed.py", "refuse"):
+                        self.fail(f"{path.name}: {node.name}({argument.arg}) is accepted and not read")
+        self.assertGreater(looked_at, 200)
+
+    def test_deepspeeds_signatures(self):
+        """The names and defaults of DeepSpeed 0.19.8."""
+        def names(function):
+            return [name for name in inspect.signature(function).parameters if name != "self"]
+
+        engine = tessera.deepspeed.DeepSpeedEngine
+        self.assertEqual(names(engine.save_checkpoint), ["save_dir", "tag", "client_state", "save_latest", "exclude_frozen_parameters"])
+        self.assertEqual(names(engine.load_checkpoint), ["load_dir", "tag", "load_module_strict", "load_optimizer_states", "load_lr_scheduler_states",
+                                                         "load_module_only", "custom_load_fn"])
+        self.assertEqual(names(engine.save_16bit_model), ["save_dir", "save_filename", "exclude_frozen_parameters"])
+        self.assertEqual(inspect.signature(engine.save_16bit_model).parameters["save_filename"].default, "pytorch_model.bin")
+        self.assertEqual(names(engine.backward), ["loss", "retain_graph", "scale_wrt_gas"])
+        self.assertEqual(names(engine.compile), ["backend", "compile_kwargs", "schedule", "compiled_autograd_enabled"])
+        self.assertEqual(names(tessera.deepspeed.initialize),
+                         ["args", "model", "optimizer", "model_parameters", "training_data", "lr_scheduler", "distributed_port", "mpu",
+                          "dist_init_required", "collate_fn", "config", "mesh_param", "config_params"])
+        self.assertEqual(names(tessera.deepspeed.init_distributed),
+                         ["dist_backend", "auto_mpi_discovery", "distributed_port", "verbose", "timeout", "init_method", "dist_init_required",
+                          "config", "rank", "world_size"])
+
+
+class Arguments(RanksTest):
+    def test_alone(self):
+        self.run_ranks(1, "arguments_rank.py", "auto")
+
+    def test_two_ranks(self):
+        self.run_ranks(2, "arguments_rank.py", "auto")
+
+    def test_dist_init_required_false_without_a_group(self):
+        program = ("import tessera, torch; tessera.initialize(model=torch.nn.Linear(2, 2), dist_init_required=False, "
+                   "config={'train_batch_size': 1})")
+        (self.folder / "program.py").write_text(program)
+        ((code, text),) = self.outcome([self.start(sys.executable, "program.py")])
+        self.assertEqual(code, 1)
+        self.assertIn("dist_init_required=False", text)
+
+
+class Reports(RanksTest):
+    def test_alone(self):
+        self.run_ranks(1, "reports_rank.py", "auto")
+
+    def test_two_ranks(self):
+        self.run_ranks(2, "reports_rank.py", "auto")
+
+
+if __name__ == "__main__":
+    unittest.main()

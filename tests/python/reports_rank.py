@@ -1,0 +1,165 @@
+"""What a training loop in Python reports by steps_per_print, the breakdowns and the monitors' sections, as DeepSpeed does."""
+import csv
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import tessera
+import torch
+from checks import check, config, main, standard_error
+from torch import nn
+
+rank, world = tessera.comm.get_rank(), tessera.comm.get_world_size()
+STAGES = (0, 3)
+
+
+def folder():
+    return Path(tessera.comm.all_gather(tempfile.mkdtemp(dir=os.getcwd()))[0])
+
+
+def make(stage, **changes):
+    torch.manual_seed(0)
+    changes.setdefault("optimizer", {"type": "AdamW", "params": {"lr": 0.01, "betas": [0.8, 0.9]}})
+    return tessera.initialize(model=nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 1)), config=config(stage, 300, **changes))[0]
+
+
+def losses_of(engine, steps):
+    """Of this rank, by optimizer step."""
+    losses = []
+    for step in steps:
+        of_step = []
+        for micro in range(engine.gradient_accumulation_steps()):
+            x = torch.randn(2, 8, generator=torch.Generator().manual_seed(1000 * step + 10 * micro + rank))
+            loss = engine(x).float().square().mean()
+            engine.backward(loss)
+            engine.step()
+            of_step.append(loss.item())
+        losses.append(sum(of_step) / len(of_step))
+    return losses
+
+
+def rows(path):
+    with open(path, newline="") as file:
+        head, *values = csv.reader(file)
+    return head, [(int(step), float(value)) for step, value in values]
+
+
+@check
+def progress_is_printed_where_it_is_asked_for():
+    for stage in STAGES:
+        with standard_error() as said:
+            losses_of(make(stage), range(12))
+        assert "step=" not in said[0], said  # the default is none, as in DeepSpeed
+        engine = make(stage, steps_per_print=2, optimizer={"type": "SGD", "params": {"lr": 0.5, "momentum": 0.9}})
+        with standard_error() as said:
+            losses_of(engine, range(5))
+        lines = [line for line in said[0].splitlines() if "step=" in line]
+        expected = [f"[Rank 0] step={step}, skipped=0, lr=[0.5], mom=[0.9]" for step in (2, 4)] if rank == 0 else []
+        assert lines == expected, lines
+    with standard_error() as said:
+        losses_of(make(0, logging_steps=1), range(1))
+    assert ("step=1, skipped=0, lr=[0.01], mom=[(0.8, 0.9)]" in said[0]) == (rank == 0), said
+
+
+@check
+def times_are_printed_by_micro_step_and_by_step():
+    engine = make(3, wall_clock_breakdown=True, gradient_accumulation_steps=2)
+    with standard_error() as said:
+        losses_of(engine, range(2))
+    lines = [line for line in said[0].splitlines() if "time (ms)" in line]
+    if rank != 0:
+        assert lines == []
+        return
+    names = [[part.split(":")[0] for part in line.split(" | ")[1:]] for line in lines]
+    micro, whole = ["fwd_microstep", "bwd_microstep", "step_microstep"], ["fwd", "bwd", "step"]
+    assert names == [micro, micro, whole] * 2, lines
+    times = [[float(part.split(": ")[1]) for part in line.split(" | ")[1:]] for line in lines]
+    for first, second, total in (times[:3], times[3:]):
+        assert all(abs(a + b - c) < 0.02 for a, b, c in zip(first, second, total)) and min(total) > 0, times
+
+
+@check
+def memory_and_the_configuration_are_printed():
+    with standard_error() as said:
+        losses_of(make(3, memory_breakdown=True), range(2))
+    assert said[0].count("[Rank 0] memory at the peak (MB) | ") == (2 if rank == 0 else 0), said
+    assert rank != 0 or "parameters " in said[0] and "total " in said[0]
+    with standard_error() as said:
+        make(0, dump_state=True)
+    assert ('"zero_optimization"' in said[0]) == (rank == 0), said
+
+
+@check
+def monitors_have_deepspeeds_events():
+    for stage in STAGES:
+        place = folder()
+        sections = {name: {"enabled": True, "output_path": str(place / name), "job_name": "x"}
+                    for name in ("tensorboard", "csv_monitor", "jsonl_monitor")}
+        engine = make(stage, gradient_accumulation_steps=2, scheduler={"type": "WarmupLR", "params": {
+            "warmup_num_steps": 4, "warmup_max_lr": 0.01, "warmup_type": "linear"}}, wall_clock_breakdown=True, **sections)
+        losses = losses_of(engine, range(3))
+        samples = [4 * world * step for step in (1, 2, 3)]
+        assert engine.global_samples == samples[-1]
+        if rank == 0:
+            head, values = rows(place / "csv_monitor" / "x" / "Train_Samples_train_loss.csv")
+            assert head == ["step", "train_loss"] and [step for step, _ in values] == samples
+            assert all(abs(value - loss) < 1e-6 for (_, value), loss in zip(values, losses)), (values, losses)
+            _, values = rows(place / "csv_monitor" / "x" / "Train_Samples_lr.csv")
+            assert [step for step, _ in values] == samples and [round(value, 9) for _, value in values] == [0.0, 0.0025, 0.005], values
+            for part in ("forward", "backward", "step"):
+                _, values = rows(place / "csv_monitor" / "x" / f"Train_Samples_elapsed_time_ms_{part}.csv")
+                assert len(values) == 3 and min(value for _, value in values) > 0
+            records = [json.loads(line) for line in (place / "jsonl_monitor" / "x" / "events.jsonl").read_text().splitlines()]
+            assert records[0]["params"]["zero_optimization"]["stage"] == stage
+            assert [record["step"] for record in records if "scalars" in record] == samples
+            from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+            events = EventAccumulator(str(place / "tensorboard" / "x"))
+            events.Reload()
+            assert [event.step for event in events.Scalars("Train/Samples/train_loss")] == samples
+            assert sorted(events.Tags()["scalars"])[-3:] == ["Train/Samples/elapsed_time_ms_step", "Train/Samples/lr", "Train/Samples/train_loss"]
+        else:
+            assert not (place / "csv_monitor" / "x" / "rank1").exists()
+        # A resumed run continues its files: what came after the checkpoint is written anew.
+        engine.save_checkpoint(place / "checkpoints")
+        losses_of(engine, range(3, 5))
+        del engine
+        engine = make(stage, gradient_accumulation_steps=2, scheduler={"type": "WarmupLR", "params": {
+            "warmup_num_steps": 4, "warmup_max_lr": 0.01, "warmup_type": "linear"}}, **sections)
+        engine.load_checkpoint(place / "checkpoints")
+        assert engine.global_samples == samples[-1]
+        losses_of(engine, range(3, 4))
+        if rank == 0:
+            _, values = rows(place / "csv_monitor" / "x" / "Train_Samples_lr.csv")
+            assert [step for step, _ in values] == [*samples, samples[-1] + 4 * world], values
+
+
+@check
+def defaults_of_monitors_are_deepspeeds_and_engines_do_not_share_a_file():
+    place, before = folder(), os.getcwd()
+    os.chdir(place)
+    try:
+        engines = [make(0, csv_monitor={"enabled": True}) for _ in range(2)]
+        for step in range(2):
+            for engine in engines:
+                losses_of(engine, [step])
+        tessera.comm.barrier()
+        expected = {f"{name}/Train_Samples_{value}.csv" for name in ("DeepSpeedJobName", "DeepSpeedJobName_2") for value in ("lr", "train_loss")}
+        assert {str(path.relative_to(place)) for path in place.rglob("*.csv")} == expected
+        if rank == 0:
+            assert all(len(rows(path)[1]) == 2 for path in place.rglob("*.csv"))
+    finally:
+        os.chdir(before)
+
+
+@check
+def the_loss_scale_is_an_event_in_fp16():
+    place = folder()
+    engine = make(2, fp16={"enabled": True, "initial_scale_power": 4}, csv_monitor={"enabled": True, "output_path": str(place), "job_name": "y"})
+    losses_of(engine, range(2))
+    if rank == 0:
+        assert rows(place / "y" / "Train_Samples_loss_scale.csv")[1] == [(2 * world, 16.0), (4 * world, 16.0)]
+
+
+if __name__ == "__main__":
+    main()
