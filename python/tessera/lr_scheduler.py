@@ -43,6 +43,7 @@ class LRScheduler:
         self._engine().optimizer.pull()
 
 
+
 class StepsScheduler:
     """What an engine does with a scheduler of the caller's. `Engine` derives from it."""
 
