@@ -80,10 +80,11 @@ StoredTensor TensorFile::tensor(const std::string& name) const {
 }
 
 StoredTensor TensorFile::find(const std::string& name) const {
-  const std::vector<std::string> names = source_->names();
-  if (std::find(names.begin(), names.end(), name) == names.end())
-    throw DataError(
-        str(path_.string(), ": has no tensor ", quoted_name(name), "; it holds ", names_there_are(names)));
+  const bool is_there =
+      source_->hdf5 ? source_->hdf5->has(name) : source_->safetensors->find(name) != nullptr;
+  if (!is_there)
+    throw DataError(str(path_.string(), ": has no tensor ", quoted_name(name), "; it holds ",
+                        names_there_are(source_->names())));
   if (source_->hdf5) {
     const checkpoint::Hdf5Stored stored = source_->hdf5->find(name);
     return take(name, {stored.type, stored.shape, nullptr}, stored.bytes, stored.offset,
