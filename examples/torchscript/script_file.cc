@@ -27,6 +27,7 @@
 #include "core/error.h"
 #include "core/input_file.h"
 #include "core/str.h"
+#include "examples/torchscript/script_nesting.h"
 
 namespace tessera::examples {
 
@@ -116,6 +117,22 @@ c10::Storage storage_of(c10::DataPtr data, size_t bytes) {
           /*resizable=*/false};
 }
 
+/// Reads what libtorch is about to parse: [Note: nesting of TorchScript files].
+void check_nesting(PyTorchStreamReader& reader, const std::vector<std::string>& records,
+                   const std::string& path) {
+  constexpr size_t kMaxBytes = size_t{1} << 28;  // pickles and code are of kilobytes
+  for (const std::string& record : records) {
+    const bool is_code = record.starts_with("code/") && record.ends_with(".py");
+    if (!is_code && record != "data.pkl" && record != "constants.pkl") continue;
+    const std::string name = str(path, ": ", record);
+    if (const size_t bytes = reader.getRecordSize(record); bytes > kMaxBytes)
+      throw DataError(str(name, ": found ", bytes, " bytes; expected at most ", kMaxBytes));
+    const auto [data, bytes] = reader.getRecord(record);
+    const std::string_view text(static_cast<const char*>(data.get()), bytes);
+    is_code ? check_code(text, name) : check_pickle(text, name);
+  }
+}
+
 /// The unpickler does not compare a tensor's shape with its record, which may be damaged.
 void check_tensors(const c10::IValue& root, const std::string& path) {
   root.visit([&](const c10::IValue& value) {
@@ -162,6 +179,7 @@ std::shared_ptr<torch::jit::Module> ScriptFile::load() {
       reader.version());
 
   const std::vector<std::string> records = reader.getAllRecords();
+  check_nesting(reader, records, path_);
   const auto read_archive = [&](const std::string& name) {
     const std::string folder = name + "/";
     const auto storages = std::make_shared<torch::jit::DeserializationStorageContext>();
@@ -198,7 +216,7 @@ void ScriptFile::detach() {
   }
   in_mapping_.clear();
   mapping_.reset();
-  struct stat now{};
+  struct stat now {};
   const FileDescriptor descriptor = std::move(descriptor_);
   if (::fstat(descriptor.get(), &now) != 0) throw_disk_error("read", path_, errno);
   if (now.st_size != opened_.st_size || now.st_mtim.tv_sec != opened_.st_mtim.tv_sec ||

@@ -98,7 +98,13 @@ class TorchScriptFilesTest(TorchScriptTest):
         for name, damaged, replacement, reason in (
                 ("lost.pt", "data/0", None, "no TorchScript module: "),
                 ("short.pt", "data/0", lambda content: content[:-4], "a tensor of shape [8] has a record of 28 bytes; the file is damaged"),
-                ("pickle.pt", "data.pkl", lambda content: content[:len(content) // 2], "no TorchScript module: "),
+                ("pickle.pt", "data.pkl", lambda content: content[:len(content) // 2], "data.pkl: byte "),
+                # libtorch would overflow its stack.
+                ("deep.pt", "data.pkl", lambda content: b"\x80\x02)" + b"\x85" * 1_000_000 + b".", "data.pkl: its values are nested deeper than 1000 levels"),
+                ("deep_constants.pt", "constants.pkl", lambda content: b"\x80\x02" + b"](" * 1_000_000 + b"N" + b"e" * 1_000_000 + b".",
+                 "constants.pkl: its values are nested deeper than 1000 levels"),
+                ("deep_code.pt", ".py", lambda content: content.replace(b"return ", b"return " + b"-" * 1_000_000, 1),
+                 "code/__torch__/torchscript_files_test.py: its expressions are nested deeper than 1000 levels"),
                 ("code.pt", ".py", lambda content: content.replace(b"def forward", b"dfe forward"), "no TorchScript module: "),
                 ("constants.pt", "constants.pkl", None, "no TorchScript module: ")):
             with self.subTest(name):
