@@ -49,26 +49,30 @@ bool is_ours(const std::filesystem::path& path) {
 
 }  // namespace
 
-CsvMonitor::CsvMonitor(std::filesystem::path folder, std::optional<int64_t> resumed_after)
+CsvMonitor::CsvMonitor(std::filesystem::path folder, std::optional<int64_t> resumed_after, const Logger& log)
     : folder_(std::move(folder)) {
   Disk().create_directories(folder_);
-  if (resumed_after) take_back(*resumed_after);
+  if (resumed_after) take_back(*resumed_after, log);
 }
 
-void CsvMonitor::take_back(int64_t resumed_after) {
+void CsvMonitor::take_back(int64_t resumed_after, const Logger& log) {
   std::vector<std::filesystem::path> ours;
   for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
     if (entry.path().extension() == ".csv" && entry.is_regular_file() && is_ours(entry.path()))
       ours.push_back(entry.path());
   }
   for (const std::filesystem::path& path : ours) {
-    const auto kept = files_
-                          .try_emplace(path.stem().string(), path,
-                                       [&](const std::string& line) {
-                                         const std::optional<int64_t> step = step_of(line);
-                                         return line.starts_with(kHead) || (step && *step <= resumed_after);
-                                       })
-                          .first;
+    const auto kept =
+        files_
+            .try_emplace(
+                path.stem().string(), path,
+                [&](const std::string& line) {
+                  const std::optional<int64_t> step = step_of(line);
+                  return line.starts_with(kHead) || (step && *step <= resumed_after);
+                },
+                [](const std::string& line) { return line.starts_with(kHead) || step_of(line).has_value(); })
+            .first;
+    if (const std::string& damage = kept->second.damage(); !damage.empty()) log.warning(damage);
     if (kept->second.is_new()) files_.erase(kept);  // killed within its first line
   }
 }

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "core/line_file.h"
+#include "core/log.h"
 #include "monitor/monitor.h"
 
 namespace tessera {
@@ -15,15 +16,16 @@ namespace tessera {
 class CsvMonitor final : public Monitor {
  public:
   /// Local. Creates the folder; a file is created, or truncated, with its first value. `resumed_after`: rows
-  /// of later steps are removed from all files in the folder.
-  CsvMonitor(std::filesystem::path folder, std::optional<int64_t> resumed_after);
+  /// of later steps are removed from all files in the folder. `log`: where it is said which rows could not be
+  /// read.
+  CsvMonitor(std::filesystem::path folder, std::optional<int64_t> resumed_after, const Logger& log = {});
 
   std::string_view name() const override { return "csv_monitor"; }
   void scalars(int64_t step, const Scalars& scalars) override;
   void close(RunStatus /*status*/) override { files_.clear(); }
 
  private:
-  void take_back(int64_t resumed_after);
+  void take_back(int64_t resumed_after, const Logger& log);
   LineFile& file_of(const std::string& name);
 
   std::filesystem::path folder_;

@@ -16,12 +16,19 @@ std::filesystem::path made(std::filesystem::path folder) {
   return folder;
 }
 
-std::function<bool(const std::string&)> keeps_until(std::optional<int64_t> step) {
+bool is_record(const nlohmann::json& record) {
+  return record.is_object() && (!record.contains("step") || record["step"].is_number());
+}
+
+nlohmann::json parse(const std::string& line) {
+  return nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+}
+
+LineFile::Test keeps_until(std::optional<int64_t> step) {
   if (!step) return {};
   return [step](const std::string& line) {
-    const auto record = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    return record.is_object() &&
-           (!record.contains("step") || (record["step"].is_number() && record["step"] <= *step));
+    const nlohmann::json record = parse(line);
+    return is_record(record) && (!record.contains("step") || record["step"] <= *step);
   };
 }
 
@@ -30,8 +37,13 @@ ordered_json record_of() { return {{"time", wall_time_s()}}; }
 
 }  // namespace
 
-JsonlMonitor::JsonlMonitor(std::filesystem::path folder, std::optional<int64_t> resumed_after)
-    : folder_(made(std::move(folder))), file_(folder_ / "events.jsonl", keeps_until(resumed_after)) {}
+JsonlMonitor::JsonlMonitor(std::filesystem::path folder, std::optional<int64_t> resumed_after,
+                           const Logger& log)
+    : folder_(made(std::move(folder))),
+      file_(folder_ / "events.jsonl", keeps_until(resumed_after),
+            [](const std::string& line) { return is_record(parse(line)); }) {
+  if (!file_.damage().empty()) log.warning(file_.damage());
+}
 
 void JsonlMonitor::write(const ordered_json& record) {
   file_.append(record.dump(-1, ' ', false, ordered_json::error_handler_t::replace));

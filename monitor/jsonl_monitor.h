@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "core/line_file.h"
+#include "core/log.h"
 #include "monitor/monitor.h"
 
 namespace tessera {
@@ -20,8 +21,8 @@ namespace tessera {
 class JsonlMonitor final : public Monitor {
  public:
   /// Local. Creates the folder and the file. `resumed_after`: lines of later steps are removed; unset: all
-  /// are.
-  JsonlMonitor(std::filesystem::path folder, std::optional<int64_t> resumed_after);
+  /// are. `log`: where it is said which lines could not be read.
+  JsonlMonitor(std::filesystem::path folder, std::optional<int64_t> resumed_after, const Logger& log = {});
 
   std::string_view name() const override { return "jsonl_monitor"; }
   void scalars(int64_t step, const Scalars& scalars) override;

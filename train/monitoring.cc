@@ -98,10 +98,10 @@ Monitors open_monitors(const MonitorConfig& config, const MonitoredRun& run) {
     return std::make_unique<TensorboardMonitor>(folder, run.resumed_after);
   });
   open(config.csv, "csv_monitor", [&](const std::filesystem::path& folder) {
-    return std::make_unique<CsvMonitor>(folder, run.resumed_after);
+    return std::make_unique<CsvMonitor>(folder, run.resumed_after, run.log);
   });
   open(config.jsonl, "jsonl_monitor", [&](const std::filesystem::path& folder) {
-    return std::make_unique<JsonlMonitor>(folder, run.resumed_after);
+    return std::make_unique<JsonlMonitor>(folder, run.resumed_after, run.log);
   });
   if (config.mlflow.enabled)
     monitors.open("mlflow",

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "core/disk_error.h"
+#include "core/str.h"
 #include "core/temporary_folder.h"
 #include "tests/support/errors.h"
 #include "tests/support/files.h"
@@ -46,6 +47,25 @@ TEST_F(LineFileTest, HalfALineIsNotKept) {
   EXPECT_EQ(read_text(path_), "1,0.5\n2,0.25\n");
   write_text(path_, "1,0.");
   EXPECT_TRUE(LineFile(path_, all).is_new());
+}
+
+TEST_F(LineFileTest, TheFileIsKeptAsideIfLinesCannotBeRead) {
+  const auto readable = [](const std::string& line) { return line[0] != '?'; };
+  const auto keep = [](const std::string& line) { return line[0] < '8'; };
+  const std::string damaged = std::string("1\n?\n2\n?\n?\n?\n3\n9\n") + std::string(2, '\0') + "\n4\n5";
+  for (const char* aside : {"a.csv.damaged", "a.csv.damaged-2"}) {
+    write_text(path_, damaged);
+    LineFile file(path_, keep, readable);
+    EXPECT_EQ(file.damage(), str(path_.string(),
+                                 ": 5 of its 11 lines cannot be read (lines 2, 4 to 6, 11) and are left out; "
+                                 "the file as it was is ",
+                                 (folder_.path() / aside).string()));
+    EXPECT_EQ(read_text(folder_.path() / aside), damaged);
+    EXPECT_EQ(read_text(path_), std::string("1\n2\n3\n") + std::string(2, '\0') + "\n4\n");
+  }
+  const LineFile again(path_, keep, readable);
+  EXPECT_EQ(again.damage(), "");
+  EXPECT_FALSE(fs::exists(folder_.path() / "a.csv.damaged-3"));
 }
 
 TEST_F(LineFileTest, WhatCannotBeWrittenIsNamed) {
