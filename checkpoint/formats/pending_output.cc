@@ -1,8 +1,12 @@
 #include "checkpoint/formats/pending_output.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 
+#include <cerrno>
+#include <chrono>
 #include <string>
+#include <thread>
 
 #include "checkpoint/checkpoint_error.h"
 #include "core/error.h"
@@ -26,10 +30,29 @@ fs::path folder_path(const fs::path& path) {
   return error ? plain : real;
 }
 
+/// Waits until no other process changes folders in the parent of `path`, and keeps others from it while the
+/// descriptor is open. Holds nothing if there is no such folder yet, or its file system has no locks. Throws
+/// DiskError.
+FileDescriptor lock_parent(const fs::path& path) {
+  constexpr auto kPatience = std::chrono::seconds(60), kNone = std::chrono::seconds(0);
+  constexpr auto kPause = std::chrono::milliseconds(5);
+  FileDescriptor parent(::open(directory_of(path).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const auto begin = std::chrono::steady_clock::now();
+  while (parent && ::flock(parent.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK && errno != EINTR) return {};
+    if (std::chrono::steady_clock::now() - begin - kPatience > kNone)
+      throw DiskError(
+          str(path.string(), ": another process has been writing there for 60 s; expected to be alone"));
+    std::this_thread::sleep_for(kPause);
+  }
+  return parent;
+}
+
 }  // namespace
 
 PendingDirectory::PendingDirectory(const Disk& disk, fs::path path, bool (*replaced)(const std::string&))
     : disk_(disk), path_(folder_path(path)), replaced_(replaced) {
+  const FileDescriptor alone = lock_parent(path_);
   check_entries();
   remove_abandoned(disk_, path_);
   create();
@@ -45,7 +68,8 @@ void PendingDirectory::create() {
       throw;
     }
     lock_ = FileDescriptor(::open(temporary_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  } while (lock_ && !hold_temporary(lock_, temporary_));
+    if (!lock_ && errno != ENOENT) return;  // ENOENT: another process considered it abandoned
+  } while (!lock_ || !hold_temporary(lock_, temporary_));
 }
 
 PendingDirectory::~PendingDirectory() {
@@ -66,7 +90,8 @@ void PendingDirectory::check_entries() const {
 }
 
 void PendingDirectory::publish() {
-  check_entries();  // they may have changed since
+  const FileDescriptor alone = lock_parent(path_);  // or files of a folder that is being exchanged are missed
+  check_entries();                                  // they may have changed since
   std::error_code error;
   const bool exists = fs::exists(path_, error);
   if (exists)
@@ -75,13 +100,14 @@ void PendingDirectory::publish() {
       if (!replaced_(name)) disk_.link(entry.path(), temporary_ / name);
     }
   disk_.sync_directory(temporary_);
-  if (exists) {
-    disk_.exchange(temporary_, path_);  // the destructor removes the old one
-  } else {
+  if (exists)
+    disk_.exchange(temporary_, path_);
+  else
     disk_.rename(temporary_, path_);
-    renamed_ = true;
-  }
+  renamed_ = !exists;
   disk_.sync_directory(directory_of(path_));
+  if (exists) remove_quietly(disk_, temporary_);  // the old one, while no other process looks for such
+  renamed_ = true;
 }
 
 }  // namespace tessera::checkpoint

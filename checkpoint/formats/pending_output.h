@@ -11,7 +11,8 @@ namespace tessera::checkpoint {
 
 /// A folder being written. Owns the temporary one (core/temporary_name.h) and removes it unless published. An
 /// existing folder of that name is exchanged with the new one in one step; its other files are kept (as hard
-/// links), except those that `replaced` accepts. Not thread-safe.
+/// links), except those that `replaced` accepts. Processes that write one folder at once take turns, and the
+/// last one's files remain. Not thread-safe.
 class PendingDirectory {
  public:
   /// Local. Creates the temporary folder. Throws DiskError; CheckpointError when `path` is not a folder, or

@@ -9,10 +9,12 @@
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <cstring>
 #include <set>
 
 #include "checkpoint/checkpoint_error.h"
 #include "core/file_descriptor.h"
+#include "core/str.h"
 #include "tests/checkpoint/formats/formats_testing.h"
 
 namespace tessera::checkpoint {
@@ -188,6 +190,72 @@ TEST_P(WholeOrAbsent, TwoWritersAtOnce) {
   EXPECT_TRUE(content_of(folder_ / "out") == second_model);
   first->finish();
   EXPECT_TRUE(content_of(folder_ / "out") == first_model);
+}
+
+// Each ends well, whatever the others do at that moment.
+TEST_P(WholeOrAbsent, EightWritersAgainAndAgain) {
+  constexpr int kNumWriters = 8, kNumTimes = 25;
+  std::set<std::string> models;
+  for (int seed = 0; seed < kNumWriters; ++seed) models.insert(written(static_cast<uint64_t>(seed)));
+  std::filesystem::remove_all(folder_ / "out");
+  std::vector<pid_t> children;
+  for (int seed = 0; seed < kNumWriters; ++seed) {
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      int code = 0;
+      try {
+        for (int time = 0; time < kNumTimes; ++time)
+          write_model(Disk({.sync = false, .probe = {}}), options(), static_cast<uint64_t>(seed));
+      } catch (const std::exception& error) {
+        (void)!::write(STDERR_FILENO, error.what(), std::strlen(error.what()));
+        code = 1;
+      }
+      ::_exit(code);
+    }
+    children.push_back(child);
+  }
+  for (const pid_t child : children) {
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+  }
+  EXPECT_TRUE(models.contains(content_of(folder_ / "out")));
+  EXPECT_THAT(folder_.names(), UnorderedElementsAre("out"));
+}
+
+// Files of the user's own are linked into the new folder, by each writer.
+TEST(ShardFolder, KeepsOtherFilesThroughEightWriters) {
+  TestFolder folder;
+  std::filesystem::create_directory(folder / "out");
+  for (int i = 0; i < 50; ++i) write_text(folder / str("out/mine_", i), str(i));
+  std::vector<pid_t> children;
+  for (int seed = 0; seed < 8; ++seed) {
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      int code = 0;
+      try {
+        for (int time = 0; time < 20; ++time)
+          write_model(Disk({.sync = false, .probe = {}}),
+                      {.format = ModelFormat::kSafetensors,
+                       .path = folder / "out",
+                       .tensors = small_model(),
+                       .max_shard_bytes = 150},
+                      static_cast<uint64_t>(seed));
+      } catch (const std::exception&) {
+        code = 1;
+      }
+      ::_exit(code);
+    }
+    children.push_back(child);
+  }
+  for (const pid_t child : children) {
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+  }
+  for (int i = 0; i < 50; ++i) EXPECT_EQ(read_text(folder / str("out/mine_", i)), str(i));
 }
 
 // A symbolic link at a predicted temporary name. Names cannot be predicted, and links are not followed.
