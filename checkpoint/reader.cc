@@ -1,5 +1,7 @@
 #include "checkpoint/reader.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -33,6 +35,13 @@ std::string describe_block(const FileRecord& file, int64_t block) {
   return str("block ", block, " (bytes ", begin, " to ", begin + block_bytes(file, block), ")");
 }
 
+/// nullopt: it is not there.
+std::optional<FolderIdentity> folder_identity(const fs::path& folder) {
+  struct stat status {};
+  if (::stat(folder.c_str(), &status) != 0) return std::nullopt;
+  return FolderIdentity{status.st_dev, status.st_ino};
+}
+
 /// Throws unless the folder has the name under which the checkpoint was saved.
 void check_folder_name(const fs::path& folder, const std::string& tag) {
   std::error_code error;
@@ -53,7 +62,12 @@ fs::path find_checkpoint(const fs::path& directory, const std::string& tag) {
     throw CheckpointError(str("no checkpoint directory ", directory.string()));
   std::string wanted = tag;
   if (tag.empty()) {
-    const std::optional<std::string> latest = read_latest(directory);
+    std::optional<std::string> latest;
+    try {
+      latest = read_latest(directory);
+    } catch (const CheckpointError& error) {
+      throw CheckpointError(str(error.what(), "; ", tags_there_are(directory)));
+    }
     if (!latest) {
       if (fs::exists(directory / kManifestName, error))
         throw CheckpointError(
@@ -84,6 +98,54 @@ Manifest read_manifest(const fs::path& folder) {
   }
 }
 
+LatestCheckpoint::LatestCheckpoint(fs::path directory, const std::string& tag)
+    : directory_(std::move(directory)), tag_(tag), is_given_(!tag.empty()) {
+  const auto named = [&]() -> std::optional<std::string> {
+    try {
+      return read_latest(directory_);
+    } catch (const CheckpointError&) {
+      return std::nullopt;
+    }
+  };
+  while (!is_given_) {
+    const std::optional<std::string> before = named();
+    try {
+      tag_ = find_checkpoint(directory_, "").filename().string();
+      break;
+    } catch (const CheckpointError&) {
+      if (named() == before) throw;  // else it was removed just now
+    }
+  }
+  identity_ = folder_identity(directory_ / tag_);
+}
+
+std::string LatestCheckpoint::move_on() {
+  constexpr int kMostMoves = 50;
+  const std::optional<FolderIdentity> now = folder_identity(directory_ / tag_);
+  if (is_given_ || (now && now == identity_) || ++num_moves_ > kMostMoves) return "";
+  const std::string before = (directory_ / tag_).string();
+  const LatestCheckpoint next(directory_, "");
+  tag_ = next.tag_;
+  identity_ = next.identity_;
+  return str(before, now ? " was replaced" : " was removed", " by its run while it was read; ",
+             (directory_ / tag_).string(), " is read instead");
+}
+
+void read_latest_checkpoint(const fs::path& directory, const std::string& tag,
+                            const std::function<void(const std::string& line)>& say,
+                            const std::function<void(const std::string& tag)>& read) {
+  LatestCheckpoint chosen(directory, tag);
+  while (true) {
+    try {
+      return read(chosen.tag());
+    } catch (const Error&) {
+      const std::string moved = chosen.move_on();
+      if (moved.empty()) throw;
+      say(moved);
+    }
+  }
+}
+
 struct Checkpoint::Impl {
   /// A recently read block, for ranges that begin or end within it. There are several, because datasets are
   /// often read alternately.
@@ -99,7 +161,7 @@ struct Checkpoint::Impl {
   std::atomic<int64_t> bytes_read = 0;
 
   std::mutex files_mutex;
-  std::vector<std::optional<InputFile>> files;  // by rank; opened when first read
+  std::vector<std::optional<InputFile>> files;  // as in the manifest; opened before they are read, or then
 
   std::mutex checked_mutex;
   std::vector<std::vector<bool>> checked;  // by rank and block
@@ -109,10 +171,10 @@ struct Checkpoint::Impl {
   std::array<CachedBlock, 4> cache;
   uint64_t clock = 0;
 
-  const InputFile& file(int rank) {
+  const InputFile& file(int index) {
     const std::lock_guard lock(files_mutex);
-    if (!files[rank]) files[rank].emplace(path / manifest.rank_file(rank).name);
-    return *files[rank];
+    if (!files[index]) files[index].emplace(path / manifest.files[index].name);
+    return *files[index];
   }
 
   /// Fills `into`, which has the block's length, and verifies it.
@@ -154,12 +216,13 @@ Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
 Checkpoint::~Checkpoint() = default;
 
 Checkpoint Checkpoint::open(const fs::path& directory, const std::string& tag) {
-  Checkpoint opened = open_part(directory, tag);
+  Checkpoint opened = open_damaged(directory, tag);
   for (int rank = 0; rank < opened.manifest().world_size(); ++rank) {
     const FileRecord& file = opened.manifest().rank_file(rank);
     const fs::path path = opened.path() / file.name;
+    const std::optional<InputFile>& held = opened.impl_->files[rank];
     std::error_code error;
-    const uintmax_t bytes = fs::file_size(path, error);
+    const uintmax_t bytes = held ? static_cast<uintmax_t>(held->bytes()) : fs::file_size(path, error);
     if (error) throw CheckpointError(str(path.string(), ": cannot be read: ", error.message()));
     if (bytes != static_cast<uintmax_t>(file.bytes))
       throw CheckpointError(
@@ -168,15 +231,32 @@ Checkpoint Checkpoint::open(const fs::path& directory, const std::string& tag) {
   return opened;
 }
 
+Checkpoint Checkpoint::open_damaged(const fs::path& directory, const std::string& tag) {
+  constexpr int kMostOpen = 500;  // the others are opened when they are read
+  const fs::path path = find_checkpoint(directory, tag);
+  const std::optional<FolderIdentity> before = folder_identity(path);
+  Checkpoint opened = open_part(directory, path.filename().string());
+  const auto count = std::min<int>(kMostOpen, static_cast<int>(opened.manifest().files.size()));
+  for (int index = 0; index < count; ++index) try {
+      opened.impl_->file(index);
+    } catch (const DiskError&) {
+      // Whoever reads it finds out.
+    }
+  if (folder_identity(path) != before)
+    throw CheckpointError(str(path.string(), ": was removed or replaced while it was opened"));
+  return opened;
+}
+
 Checkpoint Checkpoint::open_part(const fs::path& directory, const std::string& tag) {
   auto impl = std::make_unique<Impl>();
   impl->path = find_checkpoint(directory, tag);
   impl->manifest = read_manifest(impl->path);
-  impl->files.resize(impl->manifest.world_size());
+  impl->files.resize(impl->manifest.files.size());
   impl->checked.resize(impl->manifest.world_size());
   return Checkpoint(std::move(impl));
 }
 
+const InputFile& Checkpoint::file(int index) const { return impl_->file(index); }
 const Manifest& Checkpoint::manifest() const { return impl_->manifest; }
 const fs::path& Checkpoint::path() const { return impl_->path; }
 int64_t Checkpoint::bytes_read() const { return impl_->bytes_read; }

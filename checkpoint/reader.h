@@ -1,13 +1,24 @@
 // Checkpoint: reads and verifies a checkpoint's data. Needs no HDF5: the manifest has all offsets.
+//
+// [Note: reading beside a run]
+// A run removes its old checkpoints, and whoever reads one may not be allowed to lock it. So a reader opens
+// all files first: what is open stays readable when it is removed. A reader that comes too late, or whose
+// file system does not keep removed files (NFS, from another host), takes the checkpoint that `latest` names
+// by then (LatestCheckpoint), and says so.
 #pragma once
+
+#include <sys/types.h>
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/manifest.h"
@@ -23,13 +34,44 @@ std::filesystem::path find_checkpoint(const std::filesystem::path& directory, co
 /// renamed: its name must be the tag in the manifest.
 Manifest read_manifest(const std::filesystem::path& folder);
 
+/// Device and inode: another one of the same name has others.
+using FolderIdentity = std::pair<dev_t, ino_t>;
+
+/// A checkpoint that is being read while its run may remove it. Not thread-safe.
+class LatestCheckpoint {
+ public:
+  /// Local. `tag`: the one to be read; empty: the one that `latest` names. Throws CheckpointError.
+  LatestCheckpoint(std::filesystem::path directory, const std::string& tag);
+
+  const std::string& tag() const { return tag_; }
+  /// Local, after reading it failed. If its folder was removed or replaced meanwhile, and no tag was given:
+  /// moves on to the one that `latest` names now. Returns what happened, one line for the user. Empty: the
+  /// failure has another reason, or this has happened too often.
+  std::string move_on();
+
+ private:
+  std::filesystem::path directory_;
+  std::string tag_;
+  bool is_given_;
+  std::optional<FolderIdentity> identity_;
+  int num_moves_ = 0;
+};
+
+/// Local. Calls `read` with the tag of a checkpoint; anew with the next one if this one is removed meanwhile,
+/// after `say` with what happened. Throws what `read` throws, and CheckpointError.
+void read_latest_checkpoint(const std::filesystem::path& directory, const std::string& tag,
+                            const std::function<void(const std::string& line)>& say,
+                            const std::function<void(const std::string& tag)>& read);
+
 /// Owns the manifest and the open files. Logically immutable; thread-safe.
 class Checkpoint {
  public:
-  /// Local. Reads the manifest; checks that the ranks' files exist and have their saved lengths. Throws
-  /// CheckpointError.
+  /// Local. Reads the manifest and opens the files, up to 500 of them ([Note: reading beside a run]); checks
+  /// that the ranks' files exist and have their saved lengths. Throws CheckpointError.
   static Checkpoint open(const std::filesystem::path& directory, const std::string& tag = "");
-  /// Local. The same without the check: files that are not read may be missing.
+  /// Local. The same without the check, for verify().
+  static Checkpoint open_damaged(const std::filesystem::path& directory, const std::string& tag = "");
+  /// Local. Reads the manifest: files are opened when they are read, and may come until then.
   static Checkpoint open_part(const std::filesystem::path& directory, const std::string& tag);
   Checkpoint(Checkpoint&&) noexcept;
   ~Checkpoint();
@@ -48,6 +90,9 @@ class Checkpoint {
   std::vector<std::byte> read_all(int rank, const DatasetRecord& dataset) const;
   /// Local. The dataset of that name; throws CheckpointError when the file has none.
   const DatasetRecord& dataset(int rank, const std::string& name) const;
+
+  /// Local. The file of this index of the manifest. Throws DiskError.
+  const InputFile& file(int index) const;
 
   /// Bytes read from files since open(), without the manifest.
   int64_t bytes_read() const;

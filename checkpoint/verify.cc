@@ -27,15 +27,16 @@ std::string datasets_in(const FileRecord& file, int64_t begin, int64_t end) {
 /// Verifies one checkpoint. Used by one thread, once.
 class Verifier {
  public:
-  Verifier(const fs::path& folder, const std::function<void(int64_t, int64_t)>& progress)
-      : folder_(folder), manifest_(read_manifest(folder)), progress_(progress), block_(kBlockBytes) {}
+  Verifier(const Checkpoint& checkpoint, const std::function<void(int64_t, int64_t)>& progress)
+      : checkpoint_(checkpoint), progress_(progress), block_(kBlockBytes) {}
 
   VerifyReport run() {
-    for (const FileRecord& file : manifest_.files) {
+    int index = 0;
+    for (const FileRecord& file : checkpoint_.manifest().files) {
       ++report_.num_files;
       const size_t num_before = report_.problems.size();
       try {
-        verify(file);
+        verify(file, checkpoint_.file(index++));
       } catch (const DiskError& error) {
         report_.problems.push_back(str(file.name, ": ", error.what()));
       }
@@ -45,8 +46,7 @@ class Verifier {
   }
 
  private:
-  void verify(const FileRecord& file) {
-    const InputFile input(folder_ / file.name);
+  void verify(const FileRecord& file, const InputFile& input) {
     if (input.bytes() != file.bytes)
       report_.problems.push_back(
           str(file.name, ": found ", input.bytes(), " bytes; expected ", file.bytes,
@@ -62,14 +62,13 @@ class Verifier {
       if (hash_block(bytes) != file.block_hashes[block] && ++num_bad <= kMaxProblemsPerFile)
         report_.problems.push_back(str(file.name, ": block ", block, " (bytes ", begin, " to ", end,
                                        datasets_in(file, begin, end), ") is damaged"));
-      if (progress_) progress_(report_.bytes, manifest_.total_bytes());
+      if (progress_) progress_(report_.bytes, checkpoint_.manifest().total_bytes());
     }
     if (num_bad > kMaxProblemsPerFile)
       report_.problems.push_back(str(file.name, ": ", num_bad - kMaxProblemsPerFile, " more damaged blocks"));
   }
 
-  fs::path folder_;
-  Manifest manifest_;
+  const Checkpoint& checkpoint_;
   const std::function<void(int64_t, int64_t)>& progress_;
   std::vector<std::byte> block_;
   VerifyReport report_;
@@ -77,9 +76,13 @@ class Verifier {
 
 }  // namespace
 
+VerifyReport verify(const Checkpoint& checkpoint, const std::function<void(int64_t, int64_t)>& progress) {
+  return Verifier(checkpoint, progress).run();
+}
+
 VerifyReport verify(const fs::path& directory, const std::string& tag,
                     const std::function<void(int64_t, int64_t)>& progress) {
-  return Verifier(find_checkpoint(directory, tag), progress).run();
+  return verify(Checkpoint::open_damaged(directory, tag), progress);
 }
 
 }  // namespace tessera::checkpoint

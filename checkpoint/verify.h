@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/reader.h"
+
 namespace tessera::checkpoint {
 
 struct VerifyReport {
@@ -20,7 +22,10 @@ struct VerifyReport {
 };
 
 /// Local. Checks files, sizes and hashes, and continues after an error. `progress` (may be empty) is called
-/// with the bytes done and the total. Throws CheckpointError when the manifest is missing or invalid.
+/// with the bytes done and the total.
+VerifyReport verify(const Checkpoint& checkpoint,
+                    const std::function<void(int64_t done, int64_t total)>& progress = {});
+/// Local. The same of DIR/TAG. Throws CheckpointError when the manifest is missing or invalid.
 VerifyReport verify(const std::filesystem::path& directory, const std::string& tag,
                     const std::function<void(int64_t done, int64_t total)>& progress = {});
 

@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "checkpoint/consolidate.h"
+#include "checkpoint/reader.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "core/str.h"
@@ -97,7 +98,6 @@ void run(const ConsolidateFlags& flags) {
   checkpoint::ConsolidateOptions options;
   const train::RunPath path = train::find_run(flags.directory, flags.tag);
   options.directory = path.checkpoints;
-  options.tag = path.tag;
   options.dtype = parse_output_dtype(flags.dtype);
   choose_output(flags, options);
 
@@ -111,7 +111,18 @@ void run(const ConsolidateFlags& flags) {
                                                  /*keep=*/false);
     bar->update(done == total ? start.total : done / kMegabyte);
   };
-  const checkpoint::ConsolidateResult result = checkpoint::consolidate(options);
+  const Logger log{LogOptions{}};
+  checkpoint::ConsolidateResult result;
+  checkpoint::read_latest_checkpoint(
+      path.checkpoints, path.tag,
+      [&](const std::string& line) {
+        bar.reset();
+        log.warning(line);
+      },
+      [&](const std::string& tag) {
+        options.tag = tag;
+        result = checkpoint::consolidate(options);
+      });
   bar.reset();
   std::cout << flags.output << ": " << result.num_names << " tensors, "
             << format_short(static_cast<double>(result.numel)) << " elements, " << name_of(options.dtype)
@@ -121,9 +132,8 @@ void run(const ConsolidateFlags& flags) {
         .warning(str(flags.output, ": holds tensors alone, and not ", join(result.left_out, ", "),
                      ", which get_extra_state() gave: load the checkpoint itself for that"));
   if (result.num_overflowed > 0 && options.dtype != DType::kFloat32)  // in fp32 these are fp64 values
-    Logger(LogOptions{})
-        .warning(str(
-            flags.output, ": ", format_count(result.num_overflowed),
+    log.warning(
+        str(flags.output, ": ", format_count(result.num_overflowed),
             result.num_overflowed == 1 ? " element is" : " elements are", " too large for ",
             name_of(options.dtype), " and infinite now, first in ", quoted_name(result.first_overflowed),
             options.dtype == DType::kFloat16 ? "; expected at most 65,504 (--dtype bf16 or fp32 hold more)"

@@ -44,7 +44,7 @@ void add_eval_command(CLI::App& app, const std::vector<std::string>& args, int& 
   add_overrides(*command, flags->overrides,
                 "Override a key of its config.json, e.g. --set data.path=DIR (repeatable)");
   add_launch_flags(*command, flags->launch);
-  command->footer("The results are in RUN/eval_results.json too.");
+  command->footer("The results are in RUN/eval_results.json too, where this user may write.");
   command->callback([flags, args, &exit_code] { exit_code = eval(*flags, args); });
 }
 

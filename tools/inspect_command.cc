@@ -1,6 +1,7 @@
 #include "tools/inspect_command.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -8,8 +9,10 @@
 #include <string>
 
 #include "checkpoint/catalog.h"
+#include "checkpoint/checkpoint_error.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/verify.h"
+#include "core/log.h"
 #include "core/str.h"
 #include "tools/columns.h"
 #include "train/run_path.h"
@@ -100,22 +103,21 @@ void print(const checkpoint::Checkpoint& saved) {
   }
 }
 
-int inspect(const InspectFlags& given) {
-  InspectFlags flags = given;
-  const train::RunPath path = train::find_run(given.directory, given.tag);
-  flags.directory = path.checkpoints.string();
-  flags.tag = path.tag;
+/// Returns the exit code.
+int inspect(const InspectFlags& flags, const std::filesystem::path& directory, const std::string& tag) {
+  using checkpoint::Checkpoint;
   // Damage first: a checkpoint whose files are short cannot be opened, but its damage can be listed.
+  const Checkpoint saved =
+      flags.verify ? Checkpoint::open_damaged(directory, tag) : Checkpoint::open(directory, tag);
   std::optional<checkpoint::VerifyReport> report;
-  if (flags.verify) report = checkpoint::verify(flags.directory, flags.tag);
+  if (flags.verify) report = checkpoint::verify(saved);
   const bool ok = !report || report->ok();
-  if (!ok && !flags.json) {
-    for (const std::string& problem : report->problems) std::cout << "damaged: " << problem << '\n';
-    return 1;
-  }
-  const checkpoint::Checkpoint saved = checkpoint::Checkpoint::open(flags.directory, flags.tag);
+  if (!ok && !std::filesystem::exists(saved.path()))  // on NFS what is open may go as well
+    throw CheckpointError(str(saved.path().string(), ": was removed while it was read"));
   if (flags.json) {
     std::cout << to_json(saved, report ? &*report : nullptr).dump(2) << '\n';
+  } else if (!ok) {
+    for (const std::string& problem : report->problems) std::cout << "damaged: " << problem << '\n';
   } else {
     print(saved);
     if (report)
@@ -123,6 +125,16 @@ int inspect(const InspectFlags& given) {
                 << mebibytes(report->bytes) << ", every hash as saved\n";
   }
   return ok ? 0 : 1;
+}
+
+int inspect(const InspectFlags& flags) {
+  const train::RunPath path = train::find_run(flags.directory, flags.tag);
+  const Logger log{LogOptions{}};
+  int exit_code = 0;
+  checkpoint::read_latest_checkpoint(
+      path.checkpoints, path.tag, [&](const std::string& line) { log.warning(line); },
+      [&](const std::string& tag) { exit_code = inspect(flags, path.checkpoints, tag); });
+  return exit_code;
 }
 
 }  // namespace

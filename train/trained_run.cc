@@ -1,9 +1,15 @@
 #include "train/trained_run.h"
 
+#include <unistd.h>
+
+#include <cerrno>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "checkpoint/catalog.h"
+#include "checkpoint/checkpoint_error.h"
+#include "checkpoint/reader.h"
+#include "comm/agreement.h"
 #include "core/disk.h"
 #include "core/error.h"
 #include "core/str.h"
@@ -34,15 +40,41 @@ std::vector<std::string> allow_any_world_size(std::vector<std::string> overrides
   return overrides;
 }
 
-std::string model_of(const TrainedRun& run) {
-  return (run.weights.empty() ? checkpoints_of(run.folder) / run.tag : run.weights).string();
+/// The folder may be another user's, or on a file system that is mounted read-only.
+void write_results(const fs::path& folder, const std::string& model, const nlohmann::ordered_json& numbers,
+                   const Logger& logger) {
+  const fs::path path = folder / kEvalResultsName;
+  if (::access(folder.c_str(), W_OK) != 0) {
+    const std::string reason = describe_errno(errno);
+    std::error_code error;
+    logger.warning(str(path.string(), " is not written: ", reason,
+                       fs::exists(path, error) ? "; what it holds is of an earlier evaluation" : ""));
+    return;
+  }
+  nlohmann::ordered_json results;
+  results["model"] = model;
+  results.update(numbers);
+  replace_file(path, results.dump(2) + "\n");
 }
 
-void write_results(const TrainedRun& run, const nlohmann::ordered_json& numbers) {
-  nlohmann::ordered_json results;
-  results["model"] = model_of(run);
-  results.update(numbers);
-  replace_file(run.folder / kEvalResultsName, results.dump(2) + "\n");
+/// Collective. Returns the folder of the checkpoint loaded.
+std::string load_latest(const fs::path& checkpoints, const LoadOptions& options, Engine& engine,
+                        const Logger& logger) {
+  std::optional<checkpoint::LatestCheckpoint> latest;  // on rank 0
+  std::string tag = comm::from_rank_0<CheckpointError>(engine.comm(), "latest checkpoint",
+                                                       [&] { return latest.emplace(checkpoints, "").tag(); });
+  while (true) {
+    try {
+      return engine.load_checkpoint(checkpoints.string(), tag, options).path;
+    } catch (const CheckpointError&) {
+      const std::string moved = comm::from_rank_0<CheckpointError>(engine.comm(), "next checkpoint",
+                                                                   [&] { return latest->move_on(); });
+      if (moved.empty()) throw;
+      if (latest) logger.warning(moved);
+      tag =
+          comm::from_rank_0<CheckpointError>(engine.comm(), "next checkpoint", [&] { return latest->tag(); });
+    }
+  }
 }
 
 }  // namespace
@@ -68,20 +100,23 @@ TrainedRun open_run(const fs::path& given, int world_size, const std::vector<std
   const bool whole_run = path.checkpoints != given;
   if (whole_run && fs::exists(folder / kModelName, error)) {
     run.weights = folder / kModelName;
-  } else if (const std::optional<std::string> latest = checkpoint::read_latest(checkpoints_of(folder))) {
-    run.tag = *latest;
-  } else {
+  } else if (!checkpoint::read_latest(checkpoints_of(folder))) {
     throw ConfigError(str(given.string(), ": has neither ", kModelName,
                           " nor checkpoints; expected a run that has saved one (trainer.save_every_epochs)"));
   }
   return run;
 }
 
-void load_trained_weights(const TrainedRun& run, Engine& engine) {
-  if (!run.weights.empty()) return engine.load_weights(run.weights.string());
+std::string load_trained_weights(const TrainedRun& run, Engine& engine, const Logger& logger) {
+  if (!run.weights.empty()) {
+    engine.load_weights(run.weights.string());
+    return run.weights.string();
+  }
   LoadOptions options;
   options.load_module_only = true;
-  engine.load_checkpoint(checkpoints_of(run.folder).string(), run.tag, options);
+  const fs::path checkpoints = checkpoints_of(run.folder);
+  if (run.tag.empty()) return load_latest(checkpoints, options, engine, logger);
+  return engine.load_checkpoint(checkpoints.string(), run.tag, options).path;
 }
 
 std::vector<Evaluation> evaluate_run(const TrainedRun& run, const Registry& registry,
@@ -99,7 +134,7 @@ std::vector<Evaluation> evaluate_run(const TrainedRun& run, const Registry& regi
   init.local_rank = environment.local_rank;
   init.loaded_next = [](const std::string&) { return true; };
   Engine& engine = task->initialize(run.config.engine, comm, init);
-  load_trained_weights(run, engine);
+  const std::string model = load_trained_weights(run, engine, output.logger);
 
   const Display display = comm->rank() == 0 ? output.display : Display{};
   std::vector<Evaluation> evaluations;
@@ -113,8 +148,8 @@ std::vector<Evaluation> evaluate_run(const TrainedRun& run, const Registry& regi
   if (evaluations.empty())
     throw ConfigError(str(run.folder.string(), ": ", task->name(),
                           " has no samples to evaluate; expected a part for it in data"));
-  print_line(display, str("model    ", model_of(run)), kSummaryIndent);
-  if (comm->rank() == 0) write_results(run, numbers);
+  print_line(display, str("model    ", model), kSummaryIndent);
+  if (comm->rank() == 0) write_results(run.folder, model, numbers, output.logger);
   return evaluations;
 }
 
@@ -135,7 +170,7 @@ std::unique_ptr<Predictor> load_predictor(const TrainedRun& run, const Registry&
   init.caller_reports = true;
   init.loaded_next = [](const std::string&) { return true; };
   Engine& engine = predictor->initialize(config, comm, init);
-  load_trained_weights(run, engine);
+  load_trained_weights(run, engine, logger);
   engine.eval();
   return predictor;
 }

@@ -19,7 +19,7 @@ struct TrainedRun {
   std::filesystem::path folder;   ///< of the run
   RunConfig config;               ///< of config.json, without optimizer state and schedule
   std::filesystem::path weights;  ///< folder/model.safetensors; empty: a checkpoint is used
-  std::string tag;                ///< of the checkpoint used
+  std::string tag;                ///< of the checkpoint used; empty: the latest, when it is read
 };
 
 /// Local. `folder`: of the run, of its checkpoints, or of one of them (train/run_path.h). `world_size`: the
@@ -30,12 +30,14 @@ struct TrainedRun {
 TrainedRun open_run(const std::filesystem::path& folder, int world_size,
                     const std::vector<std::string>& overrides = {}, const std::string& tag = "");
 
-/// Collective. Loads the run's weights into the engine. Throws CheckpointError.
-void load_trained_weights(const TrainedRun& run, Engine& engine);
+/// Collective. Loads the run's weights into the engine, and returns the path of what it has loaded. Of a run
+/// in progress, which may remove its latest checkpoint meanwhile, it then takes the next and says so. Throws
+/// CheckpointError.
+std::string load_trained_weights(const TrainedRun& run, Engine& engine, const Logger& logger);
 
 /// Collective. For `tessera eval`: loads data and weights, and evaluates the task's evaluation set and test
-/// set, with the run's ZeRO stage. Rank 0 prints the results and writes FOLDER/eval_results.json. Throws as
-/// run(), and CheckpointError.
+/// set, with the run's ZeRO stage. Rank 0 prints the results and writes FOLDER/eval_results.json; not where
+/// this user may not write, which is logged. Throws as run(), and CheckpointError.
 std::vector<Evaluation> evaluate_run(const TrainedRun& run, const Registry& registry,
                                      const comm::Environment& environment, const TrainerOutput& output);
 

@@ -1,5 +1,8 @@
 """A trained model used again: `tessera eval` and `tessera predict`."""
 import json
+import os
+import subprocess
+import time
 import unittest
 
 from tool import ToolTest
@@ -118,6 +121,51 @@ class TrainedRunTest(ToolTest):
         self.assert_one_error(self.run_tool("eval", "images", "--tag", "global_step77"), "global_step77")
         (self.folder / "images" / "model.safetensors").write_bytes(b"damaged")
         self.assert_one_error(self.run_tool("eval", "images"), "images/model.safetensors")
+
+
+class ReadingTest(ToolTest):
+    def test_eval_of_a_folder_that_may_not_be_written(self):
+        """Another user's run."""
+        self.assert_succeeded(self.run_tool("train", self.write("images.json", self.config())))
+        self.assert_succeeded(self.run_tool("eval", "run"))
+        before = (self.folder / "run" / "eval_results.json").read_text()
+        for folder in (self.shared, self.folder):
+            folder.chmod(0o755)
+        self.tmp.chmod(0o777)
+        options = {}
+        if os.geteuid() == 0:  # who may write everywhere
+            options["preexec_fn"] = lambda: os.setresuid(65534, 65534, 65534)
+        else:
+            (self.folder / "run").chmod(0o555)
+            self.addCleanup((self.folder / "run").chmod, 0o755)
+        for ranks in ([], ["--nproc", 2]):
+            outcome = self.finish(self.start("eval", "run", *ranks, env={"HOME": self.tmp}, **options))
+            self.assertEqual(outcome.code, 0, outcome)
+            self.assertRegex(outcome.out, "eval +accuracy", outcome)
+            self.assertEqual(outcome.err, "warning: run/eval_results.json is not written: Permission denied; what it holds is of an earlier evaluation\n")
+            self.assertEqual((self.folder / "run" / "eval_results.json").read_text(), before)
+
+    def test_reading_beside_a_run_that_keeps_one_checkpoint(self):
+        config = self.write("images.json", self.config(
+            trainer={"max_steps": 100_000, "save_every_steps": 1, "output_dir": "run", "device": "cpu"}, steps_per_print=0,
+            checkpoint={"keep_last": 1, "fsync": False}, train_batch_size=4))
+        process = self.start("train", config, stdout=subprocess.DEVNULL)
+        while not (self.folder / "run" / "checkpoints" / "latest").exists():
+            self.assertIsNone(process.poll())
+            time.sleep(0.01)
+        for number in range(5):
+            commands = [("inspect", "run", "--verify"), ("consolidate", "run", "out.safetensors"), ("consolidate", "run", "folder/")]
+            if number % 5 == 0:
+                commands.append(("eval", "run"))
+            for command in commands:
+                outcome = self.run_tool(*command)
+                self.assertEqual(outcome.code, 0, outcome)
+                for line in outcome.err.splitlines():
+                    self.assertRegex(line, r"^warning: run/checkpoints/global_step\d+ was removed by its run while it was read; "
+                                           r"run/checkpoints/global_step\d+ is read instead$")
+        self.assertIsNone(process.poll())
+        process.kill()
+        self.finish(process)
 
 
 if __name__ == "__main__":
