@@ -4,7 +4,7 @@
 #   make bench-peers ARGS="--write"                         make fuzz SECONDS_EACH=60
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build wheel bundle demo data test test-full test-hosts fashion-hosts asan tsan lint bench bench-peers bench-python bench-hosts bench-activations bench-offload-python methods soak soak-kill soak-restarts soak-hosts fuzz mutants clean distclean
+.PHONY: help deps build wheel bundle demo data test test-full test-hosts fashion-hosts asan tsan lint bench bench-peers bench-python bench-hosts bench-activations bench-offload-python methods soak soak-kill soak-restarts soak-damage soak-hosts fuzz mutants clean distclean
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 NPROC ?= 2
@@ -120,6 +120,9 @@ soak: build  ## kills runs at random moments, fails disks: 15 minutes
 
 soak-restarts: build  ## ranks die and hang at random, the launcher goes on
 	@nice python3 -B tests/soak/restart_soak.py $(ARGS)
+
+soak-damage: build  ## checkpoints are damaged while ranks die
+	@nice python3 -B tests/soak/damage_soak.py $(ARGS)
 
 soak-hosts: build  ## hosts die, cables are pulled: 20 minutes, as root
 	@nice python3 -B tests/soak/hosts_soak.py $(ARGS)

@@ -7,6 +7,7 @@
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/manifest_text.h"
+#include "checkpoint/shard_file.h"
 #include "core/error.h"
 #include "core/str.h"
 #include "core/temporary_name.h"
@@ -85,6 +86,19 @@ std::vector<std::string> list_checkpoints(const fs::path& directory) {
   std::vector<std::string> tags;
   for (const auto& [time, digits, number, tag] : found) tags.push_back(tag);
   return tags;
+}
+
+std::vector<std::string> list_folders(const fs::path& directory) {
+  std::vector<std::string> names;
+  for (const fs::directory_entry& entry : entries(directory)) {
+    const std::string name = entry.path().filename().string();
+    std::error_code error;
+    if (!is_temporary_name(name) && (fs::exists(entry.path() / kManifestName, error) ||
+                                     fs::exists(entry.path() / rank_file_name(0), error)))
+      names.push_back(name);
+  }
+  std::sort(names.begin(), names.end());
+  return names;
 }
 
 std::optional<std::string> read_latest(const fs::path& directory) {

@@ -22,6 +22,10 @@ void check_tag(const std::string& tag);
 /// lines of a manifest are read.
 std::vector<std::string> list_checkpoints(const std::filesystem::path& directory);
 
+/// Local. The names of all folders that may be checkpoints: they have a manifest, which need not be readable,
+/// or a rank's file. Sorted.
+std::vector<std::string> list_folders(const std::filesystem::path& directory);
+
 /// Local. The tag in DIR/latest; nullopt when there is no such file. Throws CheckpointError when it holds no
 /// tag.
 std::optional<std::string> read_latest(const std::filesystem::path& directory);

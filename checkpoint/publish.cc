@@ -24,9 +24,16 @@ std::optional<Identity> identity(const fs::path& path) {
   return Identity{status.st_dev, status.st_ino};
 }
 
+/// nullopt: there is no such file, or it cannot be read. A `latest` that is damaged is replaced as one that is
+/// not there.
 std::optional<std::string> content_of(const fs::path& path) {
+  constexpr int64_t kMost = 1 << 16;
   if (!identity(path)) return std::nullopt;
-  return InputFile(path).read_all(1 << 16);
+  try {
+    return InputFile(path).read_all(kMost);
+  } catch (const DiskError&) {
+    return std::nullopt;
+  }
 }
 
 /// Publishes a folder, and can undo that. Used by one thread, once.

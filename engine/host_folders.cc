@@ -107,11 +107,12 @@ void from_json(const json& in, Held& held) {
   in.at(4).get_to(held.damaged);
 }
 
-/// What this host has.
+/// What this host has. `unreadable`: the tags without a manifest that can be read, and why.
 std::vector<Held> held_in(const fs::path& folder,
-                          const std::function<std::optional<int64_t>(const json& state)>& order) {
+                          const std::function<std::optional<int64_t>(const json& state)>& order,
+                          std::map<std::string, std::string>& unreadable) {
   std::vector<Held> all;
-  for (const std::string& tag : checkpoint::list_checkpoints(folder)) try {
+  for (const std::string& tag : checkpoint::list_folders(folder)) try {
       Manifest manifest = checkpoint::read_manifest(folder / tag);
       const std::optional<int64_t> place = order(manifest.state);
       if (!place) continue;
@@ -128,8 +129,8 @@ std::vector<Held> held_in(const fs::path& folder,
       }
       held.identity = checkpoint::text_digest(records + manifest.state.dump());
       all.push_back(std::move(held));
-    } catch (const CheckpointError&) {
-      // No manifest, or a damaged one: what else is in the folder is of no use without it.
+    } catch (const CheckpointError& error) {  // what else is in the folder is of no use without it
+      unreadable[tag] = error.what();
     }
   return all;
 }
@@ -140,7 +141,7 @@ std::string identity_of(const fs::path& folder) {
   constexpr std::chrono::milliseconds kPatience{5000}, kPause{20};
   if (folder.empty()) return "";
   const auto give_up = std::chrono::steady_clock::now() + kPatience;
-  struct stat found{};
+  struct stat found {};
   while (::lstat(folder.c_str(), &found) != 0) {
     if (std::chrono::steady_clock::now() > give_up)  // find() and saves will say so
       return str(comm::loopback_domain(), "/", folder.string());
@@ -253,10 +254,11 @@ void HostFolders::discard(const std::string& tag) const {
 
 HostFolders::Found HostFolders::find(const std::function<std::optional<int64_t>(const json& state)>& order) {
   std::vector<Held> mine;
+  std::map<std::string, std::string> unreadable;  // by tag
   comm::on_all_ranks<CheckpointError>(*comm_, "checkpoints in memory", [&] {
     if (!owns()) return;
     if (!fs::is_directory(mine_)) throw CheckpointError(str(mine_.string(), ": there is no such folder"));
-    mine = held_in(mine_, order);
+    mine = held_in(mine_, order, unreadable);
   });
   struct Checkpoint {
     Held held;  // files: that are whole on any host
@@ -265,9 +267,12 @@ HostFolders::Found HostFolders::find(const std::function<std::optional<int64_t>(
   };
   std::map<std::string, Checkpoint> found;  // by identity
   const std::vector<std::string> answers = comm_->exchange(
-      json(mine).dump(-1, ' ', false, json::error_handler_t::replace), "checkpoints in memory");
-  for (int host = 0; host < num_hosts(); ++host)
-    for (const Held& held : json::parse(answers[owners_[host]]).get<std::vector<Held>>()) {
+      json::array({mine, unreadable}).dump(-1, ' ', false, json::error_handler_t::replace), "checkpoints in memory");
+  unreadable.clear();
+  for (int host = 0; host < num_hosts(); ++host) {
+    const json answer = json::parse(answers[owners_[host]]);
+    unreadable.merge(answer.at(1).get<std::map<std::string, std::string>>());
+    for (const Held& held : answer.at(0).get<std::vector<Held>>()) {
       Checkpoint& one = found.try_emplace(held.identity, Checkpoint{held, {}, {}}).first->second;
       one.hosts.push_back(host);
       one.has.resize(owners_.size(), std::vector<bool>(held.files.size()));
@@ -275,6 +280,7 @@ HostFolders::Found HostFolders::find(const std::function<std::optional<int64_t>(
       for (size_t file = 0; file < held.files.size(); ++file)
         if (held.files[file] == '+') one.has[host][file] = true, one.held.files[file] = '+';
     }
+  }
 
   Found result;
   const Checkpoint* latest = nullptr;
@@ -290,6 +296,8 @@ HostFolders::Found HostFolders::find(const std::function<std::optional<int64_t>(
     }
   }
   if (latest && latest_problem && *latest_problem < latest->held.order) result.problem.clear();
+  for (const auto& [tag, why] : unreadable)
+    if (result.problem.empty() && (!latest || latest->held.tag != tag)) result.problem = why;
   tag_.clear();
   has_.clear();
   if (!latest) return result;

@@ -52,7 +52,7 @@ class HostFolders {
   struct Found {
     std::string tag;       ///< empty: there is none
     nlohmann::json state;  ///< of the manifest
-    std::string problem;   ///< why a later one is not used; empty: there is none
+    std::string problem;   ///< why another one is not used, which is later or may be; empty: there is none
   };
   /// Collective. The checkpoint for whose state `order` gives the largest number, of those with whole files;
   /// nullopt: not to be used. All hosts then have its manifest. Throws CheckpointError, the same on all

@@ -12,6 +12,9 @@
 #include <sstream>
 #include <string_view>
 #include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
@@ -26,6 +29,9 @@
 
 namespace tessera::train {
 namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
 
 /// The process that started this one, and when: torchrun's agent, which stays when ranks are started again.
 std::string parent_process() {
@@ -56,55 +62,118 @@ void wait_for_lock(const std::filesystem::path& folder, std::chrono::millisecond
   }
 }
 
-/// A checkpoint that this run has saved.
-struct OwnCheckpoint {
+/// A checkpoint that may be continued from.
+struct Saved {
+  std::string tag;
+  std::string launched, run;  ///< who has saved it
   int64_t steps_done = 0;
   int64_t train_batch = 0, micro_batch = 0;
 };
 
-/// nullopt: another run's. Throws CheckpointError, json::exception.
-std::optional<OwnCheckpoint> own_checkpoint(const nlohmann::json& state) {
-  const nlohmann::json trainer = state.at("client_state").value("trainer", nlohmann::json::object());
-  const std::string saved_by = trainer.value(kRunIdKey, "");
-  if (saved_by.empty() || saved_by != launched_run()) return std::nullopt;
-  const nlohmann::json& config = state.at("config");
-  return OwnCheckpoint{trainer.at("steps_done"), config.at(config::kTrainBatchSize),
-                       config.at(config::kMicroBatchSize)};
+void to_json(json& out, const Saved& saved) {
+  out = {saved.tag, saved.launched, saved.run, saved.steps_done, saved.train_batch, saved.micro_batch};
+}
+void from_json(const json& in, Saved& saved) {
+  in.at(0).get_to(saved.tag);
+  in.at(1).get_to(saved.launched);
+  in.at(2).get_to(saved.run);
+  in.at(3).get_to(saved.steps_done);
+  in.at(4).get_to(saved.train_batch);
+  in.at(5).get_to(saved.micro_batch);
 }
 
-/// Collective. The latest in the run's folder. Rank 0 knows whose checkpoint it is; a folder may hold those
-/// of an earlier run. One that cannot be read may be this run's: an error, which another restart may not
-/// have.
-std::optional<OwnCheckpoint> latest_on_disk(const std::filesystem::path& output_dir,
-                                            comm::Communicator& comm) {
-  const std::string found = comm::from_rank_0<CheckpointError>(comm, "checkpoint of this run", [&] {
+bool is_own(const Saved& saved) { return !saved.launched.empty() && saved.launched == launched_run(); }
+
+/// `state`: of a manifest. nullopt: it is not one of `tessera train`.
+std::optional<Saved> saved_by(const std::string& tag, const json& state) try {
+  const json& trainer = state.at("client_state").at("trainer");
+  const json& config = state.at("config");
+  return Saved{.tag = tag,
+               .launched = trainer.value(kLaunchedKey, ""),
+               .run = trainer.value(kRunKey, ""),
+               .steps_done = trainer.at("steps_done"),
+               .train_batch = config.at(config::kTrainBatchSize),
+               .micro_batch = config.at(config::kMicroBatchSize)};
+} catch (const json::exception&) {
+  return std::nullopt;
+}
+
+/// What is in the run's folder.
+struct OnDisk {
+  std::vector<Saved> own;  // the newest first
+  std::vector<Saved>
+      others;  // of this run, but of an earlier start; the one that `latest` names, then the newest
+  std::vector<std::string> damaged;
+};
+
+/// Local, on rank 0. A folder may hold checkpoints of an earlier run, too.
+OnDisk look_on_disk(const fs::path& output_dir) {
+  const fs::path folder = checkpoints_of(output_dir);
+  OnDisk found;
+  std::string latest;
+  std::error_code error;
+  const bool has_latest = fs::exists(folder / checkpoint::kLatestName, error);
+  try {
+    latest = checkpoint::read_latest(folder).value_or("");
+    if (!latest.empty() && !fs::is_directory(folder / latest, error))
+      found.damaged.push_back(
+          str((folder / checkpoint::kLatestName).string(), ": names ", latest, ", which is not there"));
+  } catch (const Error& caught) {
+    found.damaged.emplace_back(caught.what());
+  }
+  std::string run;
+  try {
+    run = read_run_id(output_dir);
+  } catch (const Error&) {
+    // RunRecord says so.
+  }
+  for (const std::string& tag : checkpoint::list_folders(folder)) try {
+      const std::optional<Saved> saved = saved_by(tag, checkpoint::read_manifest(folder / tag).state);
+      if (!saved) continue;
+      if (is_own(*saved))
+        found.own.push_back(*saved);
+      else if (run.empty() || saved->run.empty() || saved->run == run)
+        found.others.push_back(*saved);
+    } catch (const Error& caught) {
+      found.damaged.emplace_back(caught.what());
+    }
+  if (!has_latest && !found.own.empty())
+    found.damaged.push_back(str((folder / checkpoint::kLatestName).string(), ": is not there"));
+  const auto newest_first = [&](const Saved& a, const Saved& b) {
+    return std::tuple(a.tag == latest, a.steps_done) > std::tuple(b.tag == latest, b.steps_done);
+  };
+  std::sort(found.own.begin(), found.own.end(),
+            [](const Saved& a, const Saved& b) { return a.steps_done > b.steps_done; });
+  std::sort(found.others.begin(), found.others.end(), newest_first);
+  return found;
+}
+
+/// Collective. The same on all ranks.
+OnDisk find_on_disk(const fs::path& output_dir, comm::Communicator& comm) {
+  const std::string text = comm::from_rank_0<CheckpointError>(comm, "checkpoints of this run", [&] {
     wait_for_lock(output_dir,
                   std::min<std::chrono::milliseconds>(std::chrono::minutes(2), comm.timeout() / 2));
-    const std::filesystem::path folder = checkpoints_of(output_dir);
-    if (!std::filesystem::exists(folder / checkpoint::kLatestName)) return std::string();
-    const auto own = own_checkpoint(checkpoint::read_manifest(checkpoint::find_checkpoint(folder, "")).state);
-    if (!own) return std::string();
-    return nlohmann::json({own->steps_done, own->train_batch, own->micro_batch}).dump();
+    const OnDisk found = look_on_disk(output_dir);
+    return json::array({found.own, found.others, found.damaged}).dump(-1, ' ', false, json::error_handler_t::replace);
   });
-  if (found.empty()) return std::nullopt;
-  const auto own = nlohmann::json::parse(found);
-  return OwnCheckpoint{own.at(0), own.at(1), own.at(2)};
+  const json found = json::parse(text);
+  return {found.at(0), found.at(1), found.at(2)};
 }
 
-/// Collective. The latest in memory. Without it, training continues from the disk.
-HostFolders::Found latest_in_memory(HostFolders* folders, const comm::Communicator& comm, const Logger& log) {
-  if (folders == nullptr) return {};
+/// Collective. The newest in memory that this run has saved.
+std::optional<Saved> find_in_memory(HostFolders* folders, std::vector<std::string>& damaged) {
+  if (folders == nullptr) return std::nullopt;
   try {
-    HostFolders::Found found = folders->find([](const nlohmann::json& state) {
-      const auto own = own_checkpoint(state);
-      return own ? std::optional(own->steps_done) : std::nullopt;
+    const HostFolders::Found found = folders->find([](const json& state) {
+      const auto saved = saved_by("", state);
+      return saved && is_own(*saved) ? std::optional(saved->steps_done) : std::nullopt;
     });
-    if (!found.problem.empty() && comm.rank() == 0)
-      log.warning("the latest checkpoint in memory is not used: " + found.problem);
-    return found;
+    if (!found.problem.empty())
+      damaged.push_back("the latest checkpoint in memory is not used: " + found.problem);
+    return found.tag.empty() ? std::nullopt : saved_by(found.tag, found.state);
   } catch (const CheckpointError& error) {
-    if (comm.rank() == 0) log.warning(str("the checkpoints in memory are not used: ", error.what()));
-    return {};
+    damaged.push_back(str("the checkpoints in memory are not used: ", error.what()));
+    return std::nullopt;
   }
 }
 
@@ -122,21 +191,34 @@ std::string launched_run() {
   return std::string_view(id) == "none" ? parent_process() : id;
 }
 
-void continue_after_restart(RunConfig& run, TrainerStart& start, int restart_count, comm::Communicator& comm,
-                            const Logger& log) {
+void continue_after_restart(RunConfig& run, TrainerStart& start, int restart_count,
+                            comm::Communicator& comm) {
   const std::vector<int> counts = comm.exchange(restart_count, "restarts");  // agents of torchrun count alone
   if (*std::max_element(counts.begin(), counts.end()) == 0) return;
-  std::optional<OwnCheckpoint> latest = latest_on_disk(run.trainer.output_dir, comm);
-  const HostFolders::Found in_memory = latest_in_memory(start.memory.get(), comm, log);
-  if (const auto own = in_memory.tag.empty() ? std::nullopt : own_checkpoint(in_memory.state)) {
-    start.resume_in_memory = !latest || own->steps_done > latest->steps_done;
-    start.or_from_folder = latest.has_value();
-    if (start.resume_in_memory) latest = own;
+  RestartFrom from;
+  const std::optional<Saved> memory = find_in_memory(start.memory.get(), from.damaged);
+  const OnDisk disk = find_on_disk(run.trainer.output_dir, comm);
+  from.damaged.insert(from.damaged.end(), disk.damaged.begin(), disk.damaged.end());
+  std::vector<std::pair<Saved, bool>> own;  // and whether it is in memory
+  for (const Saved& saved : disk.own) own.emplace_back(saved, false);
+  if (memory) own.emplace_back(*memory, true);
+  std::stable_sort(own.begin(), own.end(),
+                   [](const auto& a, const auto& b) { return a.first.steps_done > b.first.steps_done; });
+  for (const auto& [saved, in_memory] : own) from.sources.push_back({in_memory, saved.tag});
+  if (start.resume && start.resume_tag.empty())
+    for (const Saved& saved : disk.others) from.sources.push_back({false, saved.tag});
+  if (start.resume && !start.resume_tag.empty()) from.sources.push_back({false, start.resume_tag});
+  if (from.sources.empty()) {
+    if (!from.damaged.empty())
+      throw ConfigError(str("trainer.output_dir: no whole checkpoint of this run is left to continue from: ",
+                            join(from.damaged, "; "),
+                            "; expected one, or a new start with --set trainer.overwrite_output_dir=true"));
+    return;
   }
-  if (!latest) return;
   start.resume = true;
-  start.resume_tag = start.resume_in_memory ? in_memory.tag : "";
-  const int64_t train = latest->train_batch, micro = latest->micro_batch;
+  start.restart_from = std::move(from);
+  if (own.empty()) return;
+  const int64_t train = own.front().first.train_batch, micro = own.front().first.micro_batch;
   EngineConfig& engine = run.engine;
   if (engine.train_batch_size == train && engine.train_micro_batch_size_per_gpu <= micro) return;
   const auto batch = config::divide_batch(train, micro, comm.size());

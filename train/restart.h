@@ -1,11 +1,10 @@
-// What ranks do that a launcher has started again after a failure: they continue from the run's latest
-// checkpoint.
+// What ranks do that a launcher has started again after a failure: they continue from the run's newest
+// checkpoint that is whole.
 #pragma once
 
 #include <string>
 
 #include "comm/communicator.h"
-#include "core/log.h"
 #include "train/trainer.h"
 #include "train/trainer_config.h"
 
@@ -20,13 +19,14 @@ std::string launched_run();
 /// (TESSERA_MEMORY_DIR); empty: there is none.
 std::string memory_folder();
 
-/// Collective. If these ranks were started again (`restart_count`, the largest of any rank, is above 0) and
-/// the latest checkpoint in the run's folder, or a later one in start.memory, was saved by this run
-/// (launched_run()), sets `start` to resume from it, and the micro-batch and accumulation so that a step has
-/// as many samples as that checkpoint's. Otherwise changes nothing: the run begins as its first attempt did.
-/// Waits, up to 2 minutes, until the attempt before has left the folder. Throws ConfigError if the number of
-/// ranks does not divide the batch.
-void continue_after_restart(RunConfig& run, TrainerStart& start, int restart_count, comm::Communicator& comm,
-                            const Logger& log);
+/// Collective. If these ranks were started again (`restart_count`, the largest of any rank, is above 0), sets
+/// `start` to resume from what this run has saved: from the checkpoints in the run's folder and in
+/// start.memory that this start of the launcher has saved (launched_run()), the newest first, whatever
+/// `latest` names; of a run that --resume continues also from the one it was told to, or, without a tag, from
+/// the others of the folder. Sets the micro-batch and accumulation so that a step has as many samples as the
+/// newest's. If there is none, changes nothing: the run begins as its first attempt did. Waits, up to 2
+/// minutes, until the attempt before has left the folder. Throws ConfigError if the number of ranks does not
+/// divide the batch, or if there is none, but there are damaged ones.
+void continue_after_restart(RunConfig& run, TrainerStart& start, int restart_count, comm::Communicator& comm);
 
 }  // namespace tessera::train

@@ -13,6 +13,7 @@
 #include "comm/agreement.h"
 #include "core/disk.h"
 #include "core/error.h"
+#include "core/random_digits.h"
 #include "core/str.h"
 #include "core/temporary_name.h"
 #include "engine/checkpointing.h"
@@ -34,9 +35,10 @@ json to_json(const Best& best) { return {{"value", best.value}, {"step", best.st
 
 /// `best_before`: the best if `best` turns out not to have been saved.
 json to_json(const Position& position, const std::optional<Best>& best,
-             const std::optional<Best>& best_before, const TrainerConfig& config, const std::string& run_id) {
+             const std::optional<Best>& best_before, const TrainerConfig& config, const RunName& run) {
   json state;
-  if (!run_id.empty()) state[kRunIdKey] = run_id;
+  if (!run.launched.empty()) state[kLaunchedKey] = run.launched;
+  if (!run.id.empty()) state[kRunKey] = run.id;
   state["steps_done"] = position.steps_done;
   state["epoch"] = position.data.epoch;
   state["samples_into_epoch"] = position.data.samples_into_epoch;
@@ -87,6 +89,30 @@ std::optional<Best> best_of(const json& client_state, const char* key) {
   const json& best = state.at(key);
   return Best{best.at("value").get<double>(), best.at("step").get<int64_t>(),
               best.at("tag").get<std::string>()};
+}
+
+/// A checkpoint of another run than the one of this folder.
+class AnotherRun : public CheckpointError {
+ public:
+  using CheckpointError::CheckpointError;
+};
+
+constexpr const char* kAdvice =
+    "to start from its weights alone, tessera consolidate makes a file of them for --init";
+
+/// The tags of the checkpoints whose manifest can be read and whose files have their lengths, from the oldest
+/// save to the newest.
+std::vector<std::string> complete_checkpoints(const fs::path& folder) {
+  std::vector<std::string> tags = checkpoint::list_checkpoints(folder);
+  std::erase_if(tags, [&](const std::string& tag) {
+    try {
+      checkpoint::Checkpoint::open(folder, tag);
+      return false;
+    } catch (const Error&) {
+      return true;
+    }
+  });
+  return tags;
 }
 
 // [Note: a new run in an old folder] A run's checkpoints/ holds only its own checkpoints. Those of an earlier
@@ -142,14 +168,14 @@ void set_aside_checkpoints(const fs::path& output_dir) {
   }
 }
 
-RunCheckpoints::RunCheckpoints(const TrainerConfig& config, Engine& engine, Logger log, std::string run_id,
+RunCheckpoints::RunCheckpoints(const TrainerConfig& config, Engine& engine, Logger log, RunName run,
                                std::shared_ptr<HostFolders> memory)
     : config_(config),
       engine_(engine),
       log_(std::move(log)),
       folder_(checkpoints_of(config.output_dir)),
       memory_(std::move(memory)),
-      run_id_(std::move(run_id)) {}
+      run_(std::move(run)) {}
 
 bool RunCheckpoints::due(int64_t steps_done, int64_t epochs_completed, int64_t total_steps) const {
   if (!saves()) return false;
@@ -223,7 +249,7 @@ bool RunCheckpoints::save(const Position& position, bool must_succeed) {
   try {
     if (best_) engine_.keep_checkpoints({best_->tag});
     const std::string path =
-        engine_.save_checkpoint(folder_.string(), "", to_json(position, best_, {}, config_, run_id_));
+        engine_.save_checkpoint(folder_.string(), "", to_json(position, best_, {}, config_, run_));
     last_tag_ = std::filesystem::path(path).filename().string();
     saved_at_step_ = position.steps_done;
     if (!engine_.config().checkpoint.async) check_last_save();
@@ -247,7 +273,7 @@ bool RunCheckpoints::due_in_memory(int64_t steps_done) const {
 void RunCheckpoints::save_in_memory(const Position& position) {
   try {
     const std::optional<Best> best_before = best_is_being_saved() ? best_before_ : std::nullopt;
-    engine_.save_in_memory(*memory_, to_json(position, best_, best_before, config_, run_id_));
+    engine_.save_in_memory(*memory_, to_json(position, best_, best_before, config_, run_));
     last_save_in_memory_failed_ = false;
   } catch (const CheckpointError& error) {
     if (!std::exchange(last_save_in_memory_failed_, true))
@@ -256,31 +282,49 @@ void RunCheckpoints::save_in_memory(const Position& position) {
   }
 }
 
-Position RunCheckpoints::resume(const std::string& tag) { return resume(folder_, tag, nullptr); }
-
-Position RunCheckpoints::resume_in_memory(const std::string& tag, bool or_from_folder) {
+Position RunCheckpoints::resume(const std::string& tag) {
   try {
-    const Position position = resume(memory_->path(), tag, memory_.get());
-    memory_->release();
-    return position;
+    return load(folder_, tag, nullptr);
+  } catch (const AnotherRun&) {
+    throw;
   } catch (const CheckpointError& error) {  // the same on all ranks
-    memory_->release();
-    memory_->discard(tag);
-    if (!or_from_folder) throw;
-    log_.warning(str("the checkpoint in memory is not used: ", error.what()));
-    return resume("");
+    const std::string what = error.what();
+    // What does not fit will not fit as it was before, either.
+    throw CheckpointError(what.find(kAdvice) != what.npos ? what : what + others_than(tag));
   }
 }
 
+Position RunCheckpoints::resume(const RestartFrom& restart) {
+  std::vector<std::string> damaged = restart.damaged;
+  for (const RestartFrom::Source& source : restart.sources) {
+    HostFolders* const folders = source.in_memory ? memory_.get() : nullptr;
+    try {
+      const Position position = load(folders ? folders->path() : folder_, source.tag, folders);
+      if (folders) folders->release();
+      if (!damaged.empty())
+        log_.warning(str(join(damaged, "; "), "; the run continues from ", resumed_from_));
+      return position;
+    } catch (const CheckpointError& error) {  // the same on all ranks
+      damaged.push_back(error.what());
+      if (!folders) continue;
+      folders->release();
+      folders->discard(source.tag);
+      damaged.back() = str("the checkpoint in memory is not used: ", damaged.back());
+    }
+  }
+  throw CheckpointError(str("no checkpoint of this run can be loaded: ", join(damaged, "; ")));
+}
+
 /// Collective. `folders`: of a checkpoint in memory, else nullptr.
-Position RunCheckpoints::resume(const fs::path& source, const std::string& tag, HostFolders* folders) {
+Position RunCheckpoints::load(const fs::path& source, const std::string& tag, HostFolders* folders) {
   LoadOptions options;
-  options.advice = "to start from its weights alone, tessera consolidate makes a file of them for --init";
+  options.advice = kAdvice;
   options.folders = folders;
   const bool from_folder = folders == nullptr;
   const LoadedCheckpoint loaded = engine_.load_checkpoint(source.string(), tag, options);
+  check_same_run(loaded.path, loaded.client_state);
   resumed_from_ = loaded.path;
-  last_tag_ = complete_tag_ = from_folder ? loaded.tag : latest();
+  last_tag_ = complete_tag_ = from_folder ? loaded.tag : newest_complete();
   try {
     best_ = best_of(loaded.client_state, "best");
     Position position = position_of(loaded.client_state);
@@ -302,16 +346,60 @@ Position RunCheckpoints::resume(const fs::path& source, const std::string& tag, 
   }
 }
 
-/// Collective. The tag of the latest checkpoint in the run's folder; empty: there is none.
-std::string RunCheckpoints::latest() const {
-  return comm::from_rank_0<CheckpointError>(engine_.comm(), "latest checkpoint",
-                                            [&] { return checkpoint::read_latest(folder_).value_or(""); });
+/// Collective. Throws CheckpointError for a checkpoint of another run. Those of older versions have no id. A
+/// folder without one takes the checkpoint's.
+void RunCheckpoints::check_same_run(const std::string& path, const json& client_state) {
+  const json saved = client_state.is_object()
+                         ? client_state.value(json::json_pointer(str("/trainer/", kRunKey)), json())
+                         : json();
+  const std::string saved_by = saved.is_string() ? saved.get<std::string>() : "";
+  if (!saved_by.empty() && !run_.id.empty() && saved_by != run_.id)
+    throw AnotherRun(str(path, ": was saved by the run ", saved_by, ", and this is the folder of the run ",
+                         run_.id, " (", (fs::path(config_.output_dir) / kRunIdName).string(),
+                         "); expected one of its own checkpoints; to continue the other run, give its folder "
+                         "as trainer.output_dir; to continue it here, remove that file"));
+  if (run_.id.empty()) run_.id = saved_by;
+  if (run_.id.empty())
+    run_.id =
+        comm::from_rank_0<Error>(engine_.comm(), "the run's id", [] { return random_digits(kRunIdBytes); });
+}
+
+/// Collective. For an error: the checkpoints besides `tag` (empty: the latest) that this run could be resumed
+/// from, and how.
+std::string RunCheckpoints::others_than(const std::string& tag) const {
+  return comm::ask_rank_0(engine_.comm(), "other checkpoints",
+                          [&] {
+                            std::string refused = tag;
+                            try {
+                              if (refused.empty()) refused = checkpoint::read_latest(folder_).value_or("");
+                            } catch (const CheckpointError&) {
+                            }
+                            std::vector<std::string> tags = complete_checkpoints(folder_);
+                            std::erase(tags, refused);
+                            if (tags.empty()) return std::string("; no other checkpoint is complete there");
+                            return str("; complete are ", join(tags, ", "),
+                                       " (tessera inspect --verify compares every byte): --resume ",
+                                       tags.back(), " continues from that one");
+                          })
+      .text;
+}
+
+/// Collective. The tag of the newest checkpoint in the run's folder; empty: there is none.
+std::string RunCheckpoints::newest_complete() const {
+  return comm::from_rank_0<CheckpointError>(engine_.comm(), "latest checkpoint", [&] {
+    const std::vector<std::string> tags = complete_checkpoints(folder_);
+    return tags.empty() ? std::string() : tags.back();
+  });
 }
 
 /// Collective.
 bool RunCheckpoints::exists(const std::string& tag) const {
-  const comm::Answer found = comm::ask_rank_0(
-      engine_.comm(), "best checkpoint", [&] { return checkpoint::find_checkpoint(folder_, tag).string(); });
+  const comm::Answer found = comm::ask_rank_0(engine_.comm(), "best checkpoint", [&] {
+    return checkpoint::read_manifest(checkpoint::find_checkpoint(folder_, tag)).tag;
+  });
+  std::error_code error;
+  if (found.is_failure && fs::is_directory(folder_ / tag, error))
+    log_.warning(str("the best checkpoint is not used: ", found.text));
   return !found.is_failure;
 }
 

@@ -6,6 +6,9 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
 
 #include "core/log.h"
 #include "engine/engine.h"
@@ -34,8 +37,28 @@ struct Position {
 std::optional<Position> saved_position(const std::filesystem::path& folder, const std::string& tag,
                                        comm::Communicator& comm);
 
-/// In the trainer's part of client_state: the run that has saved the checkpoint (launched_run()).
-inline constexpr const char* kRunIdKey = "run_id";
+/// In the trainer's part of client_state: the start of a launcher that has saved the checkpoint
+/// (launched_run()), and the run.
+inline constexpr const char* kLaunchedKey = "run_id";
+inline constexpr const char* kRunKey = "run";
+inline constexpr size_t kRunIdBytes = 8;  ///< of random numbers in a run's id
+
+/// What a run is called in its checkpoints. Empty parts are not stored.
+struct RunName {
+  std::string id = {};        ///< RUN/run_id: the same however often the run is resumed
+  std::string launched = {};  ///< launched_run(): the same after restarts
+};
+
+/// Where a run may continue from after a restart.
+struct RestartFrom {
+  struct Source {
+    bool in_memory = false;  ///< the one that HostFolders::find() has found
+    std::string tag;
+  };
+  std::vector<Source> sources =
+      {};  ///< the best first; each of the others where those before cannot be loaded
+  std::vector<std::string> damaged = {};  ///< what was not used, and why: one line each
+};
 
 /// The best evaluation so far, by trainer.metric_for_best.
 struct Best {
@@ -56,8 +79,8 @@ void set_aside_checkpoints(const std::filesystem::path& output_dir);
 /// equal on all ranks. Used by one thread.
 class RunCheckpoints {
  public:
-  /// `run_id`: stored in each checkpoint unless it is empty. `memory`: may be unset.
-  RunCheckpoints(const TrainerConfig& config, Engine& engine, Logger log, std::string run_id = {},
+  /// `run`: an empty id becomes that of the checkpoint which resume() loads. `memory`: may be unset.
+  RunCheckpoints(const TrainerConfig& config, Engine& engine, Logger log, RunName run = {},
                  std::shared_ptr<HostFolders> memory = {});
 
   /// Local. Whether to save after this step, by trainer.save_every_steps and save_every_epochs.
@@ -78,11 +101,13 @@ class RunCheckpoints {
   /// logged, and training continues.
   void save_in_memory(const Position& position);
   /// Collective. Loads the checkpoint `tag` (empty: the latest) of this run's folder. Throws CheckpointError
-  /// if there is none or it does not fit the engine.
+  /// if there is none, it is another run's, or it does not fit the engine.
   Position resume(const std::string& tag);
-  /// Collective. The same of the one that HostFolders::find() has found in memory. One that cannot be loaded
-  /// is removed there; then, `or_from_folder`, the latest of this run's folder is loaded.
-  Position resume_in_memory(const std::string& tag, bool or_from_folder);
+  /// Collective. Loads the first of these that can be loaded. One in memory that cannot is removed there.
+  /// Says what was damaged and what was loaded instead. Throws CheckpointError if there is none.
+  Position resume(const RestartFrom& restart);
+  /// Local. The run's id, which is not empty.
+  const std::string& run_id() const { return run_.id; }
   /// Local. The path of the checkpoint that resume() has loaded.
   const std::string& resumed_from() const { return resumed_from_; }
   /// Collective. Waits for an asynchronous save. Throws CheckpointError.
@@ -105,10 +130,12 @@ class RunCheckpoints {
   std::string resume_hint() const;
 
  private:
-  Position resume(const std::filesystem::path& source, const std::string& tag, HostFolders* folders);
+  Position load(const std::filesystem::path& source, const std::string& tag, HostFolders* folders);
+  void check_same_run(const std::string& path, const nlohmann::json& client_state);
+  std::string others_than(const std::string& tag) const;
   const std::string& final_tag() const { return final_is_best() ? best_->tag : last_tag_; }
   bool exists(const std::string& tag) const;
-  std::string latest() const;
+  std::string newest_complete() const;
   void check_last_save();
   bool best_is_being_saved() const;
   void best_was_not_saved();
@@ -121,7 +148,8 @@ class RunCheckpoints {
   Logger log_;
   std::filesystem::path folder_;
   std::shared_ptr<HostFolders> memory_;
-  std::string run_id_, resumed_from_;
+  RunName run_;
+  std::string resumed_from_;
   std::optional<Best> best_;
   std::optional<Best> best_before_;   // the best again if the save of best_ fails
   std::optional<Best> unsaved_best_;  // better than best_; its save failed, and may be retried at its step

@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <sstream>
 #include <system_error>
 
@@ -59,19 +60,36 @@ std::filesystem::path sample_path(const std::filesystem::path& folder, int64_t s
   return folder / str(name, ending);
 }
 
+std::string read_run_id(const std::filesystem::path& folder) {
+  constexpr size_t kDigits = 16;
+  const std::filesystem::path path = folder / kRunIdName;
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) return "";
+  std::string text = InputFile(path).read_all(kDigits + 1);
+  if (text.ends_with('\n')) text.pop_back();
+  if (text.size() == kDigits && text.find_first_not_of("0123456789abcdef") == text.npos) return text;
+  throw Error(str(path.string(), ": holds no run's id; expected ", kDigits, " hexadecimal digits"));
+}
+
 void RunDirectory::begin() {
   remove_samples(folder_ / kSamplesName);
   remove_results();
   metrics_.emplace(folder_ / kMetricsName, nullptr);
 }
 
-void RunDirectory::resume(int64_t step) {
+std::string RunDirectory::resume(int64_t step) {
   remove_results();
-  metrics_.emplace(folder_ / kMetricsName, [step](const std::string& line) {
+  const auto step_of = [](const std::string& line) {
     const auto record = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    return record.is_object() && record.contains("step") && record["step"].is_number_integer() &&
-           record["step"].get<int64_t>() <= step;
-  });
+    const bool is_record =
+        record.is_object() && record.contains("step") && record["step"].is_number_integer();
+    return is_record ? std::optional(record["step"].get<int64_t>()) : std::nullopt;
+  };
+  metrics_.emplace(
+      folder_ / kMetricsName,
+      [&](const std::string& line) { return step_of(line).value_or(step + 1) <= step; },
+      [&](const std::string& line) { return step_of(line).has_value(); });
+  return metrics_->damage();
 }
 
 /// Before metrics.jsonl changes, so that results are never beside another run's metrics.

@@ -2,6 +2,7 @@
 //
 //   config.json         the resolved configuration
 //   metrics.jsonl       one JSON object per line, appended during training
+//   run_id              the run's random name, which its checkpoints have too
 //   trainer_state.json  the run's progress, written at each checkpoint (train/trainer_state.h)
 //   .lock               while the run's process lives (train/run_lock.h)
 //   samples/            files for people to look at, if the task writes any (Task::write_samples)
@@ -23,6 +24,7 @@ namespace tessera::train {
 inline constexpr const char* kConfigName = "config.json";
 inline constexpr const char* kMetricsName = "metrics.jsonl";
 inline constexpr const char* kCheckpointsName = "checkpoints";
+inline constexpr const char* kRunIdName = "run_id";
 inline constexpr const char* kResultsName = "all_results.json";
 inline constexpr const char* kStateName = "trainer_state.json";
 inline constexpr const char* kEvalResultsName = "eval_results.json";  // of `tessera eval`
@@ -38,6 +40,10 @@ inline std::filesystem::path checkpoints_of(const std::filesystem::path& folder)
 /// file will fail.
 std::filesystem::path sample_path(const std::filesystem::path& folder, int64_t step, std::string_view ending);
 
+/// Local. The content of FOLDER/run_id; empty: there is none, as in folders of older versions. Throws
+/// tessera::Error if it holds something else.
+std::string read_run_id(const std::filesystem::path& folder);
+
 /// For rank 0 only. Owns the folder's lock and the open metrics file. Not thread-safe.
 class RunDirectory {
  public:
@@ -48,8 +54,9 @@ class RunDirectory {
   /// Local. For a new run: removes an earlier run's results and empties metrics.jsonl. Throws tessera::Error.
   void begin();
   /// Local. For a run resumed after `step`: removes the results, and the records of later steps, which will
-  /// be written again. Throws tessera::Error.
-  void resume(int64_t step);
+  /// be written again. Returns what was damaged in metrics.jsonl, one line for the user; empty: nothing.
+  /// Throws tessera::Error.
+  std::string resume(int64_t step);
 
   const std::filesystem::path& folder() const { return folder_; }
   const RunLock& lock() const { return lock_.value(); }

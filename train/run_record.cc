@@ -4,6 +4,7 @@
 
 #include "comm/agreement.h"
 #include "core/error.h"
+#include "core/random_digits.h"
 #include "core/str.h"
 #include "train/monitoring.h"
 #include "train/run_checkpoints.h"
@@ -14,25 +15,34 @@ void RunRecord::do_on_rank_0(const std::function<void()>& part) {
   comm::from_rank_0<ConfigError>(comm_, "output folder", [&] { return part(), ""; });
 }
 
-void RunRecord::open(const TrainerConfig& config, bool resume) {
-  do_on_rank_0([&] {
+std::string RunRecord::open(const TrainerConfig& config, bool resume) {
+  return comm::from_rank_0<ConfigError>(comm_, "output folder", [&] {
     directory_.emplace(config.output_dir);  // takes the lock before anything in the folder is read
     if (!resume) check_no_unfinished_run(config);
     if (const std::string& missing = directory_->lock().missing(); !missing.empty())
       log_.warning(str("trainer.output_dir: ", config.output_dir, " cannot be locked (", missing,
                        "): a second run there would not be detected"));
+    if (!resume) return random_digits(kRunIdBytes);
+    try {
+      return read_run_id(config.output_dir);
+    } catch (const Error& error) {  // it protects from mistakes, and must not end a run
+      log_.warning(str(error.what(), "; the checkpoint's is taken"));
+      return std::string();
+    }
   });
 }
 
-void RunRecord::begin(const RunConfig& run, std::optional<int64_t> resumed_after,
+void RunRecord::begin(const RunConfig& run, const std::string& run_id, std::optional<int64_t> resumed_after,
                       const std::vector<std::pair<std::string, std::string>>& files) {
   do_on_rank_0([&] {
     if (resumed_after) {
-      directory_->resume(*resumed_after);
+      if (const std::string damage = directory_->resume(*resumed_after); !damage.empty())
+        log_.warning(damage);
     } else {
       set_aside_checkpoints(run.trainer.output_dir);
       directory_->begin();
     }
+    directory_->write(kRunIdName, run_id + "\n");
     directory_->write(kConfigName, dump_resolved(run));
     monitors_ = open_monitors(run, resumed_after, log_);
     for (const auto& [name, content] : files) directory_->write(name, content);

@@ -29,12 +29,13 @@ class RunRecord {
   RunRecord(comm::Communicator& comm, Logger log) : comm_(comm), log_(std::move(log)) {}
 
   /// Collective. Locks the folder and checks that it can be written and, for a new run, that it has no
-  /// unfinished one. Changes no files. Throws ConfigError on every rank alike.
-  void open(const TrainerConfig& config, bool resume);
+  /// unfinished one. Changes no files. Returns the run's id: for a run that is resumed the folder's, which is
+  /// empty if it has none; else a new one. Throws ConfigError on every rank alike.
+  std::string open(const TrainerConfig& config, bool resume);
   /// Collective. Prepares the folder and opens the monitors, once it is certain that this run trains.
-  /// `resumed_after`: the step after which the run is resumed; unset: a new run. `files`: Task::files().
-  /// Throws as open().
-  void begin(const RunConfig& run, std::optional<int64_t> resumed_after,
+  /// `run_id`: the run's; `resumed_after`: the step after which the run is resumed; unset: a new run.
+  /// `files`: Task::files(). Throws as open().
+  void begin(const RunConfig& run, const std::string& run_id, std::optional<int64_t> resumed_after,
              const std::vector<std::pair<std::string, std::string>>& files);
   /// Collective. Whether the folder has the results of a finished run. To be called before begin().
   bool has_results() const;

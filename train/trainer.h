@@ -38,8 +38,7 @@ struct TrainerOutput {
 struct TrainerStart {
   bool resume = false;            ///< from a checkpoint in its output folder
   std::string resume_tag = {};    ///< which checkpoint; empty: the latest
-  bool resume_in_memory = false;  ///< from the one that memory->find() has found, of tag resume_tag
-  bool or_from_folder = false;    ///< where that fails, from the latest in its output folder
+  RestartFrom restart_from = {};  ///< after a restart, instead of resume_tag (train/restart.h)
   std::string init = {};  ///< weights to start from, ignored by a resumed run: a .safetensors file, or a
                           ///< folder with one; empty: the model's own initialization
   LoadWeightsOptions init_options = {};  ///< how they are matched to the model, added to the task's options
@@ -47,7 +46,7 @@ struct TrainerStart {
                                       ///< and may end the run. May be unset
   /// Asked before each step on each rank; true on any rank: save and end. May be unset.
   std::function<bool()> stop;
-  std::string run_id = {};  ///< stored in the run's checkpoints (train/restart.h); may be empty
+  std::string launched_run = {};  ///< stored in the run's checkpoints (train/restart.h); may be empty
   /// For trainer.save_in_memory_every_steps; unset: there are no such folders.
   std::shared_ptr<HostFolders> memory = {};
 };
@@ -75,6 +74,7 @@ class Trainer {
 
  private:
   // trainer_setup.cc
+  std::optional<Position> saved_position();
   void compare_ranks();
   void check_evaluation_config() const;
   void resolve_schedule();

@@ -40,11 +40,6 @@ bool must_be_loaded(const std::string& name, const LoadWeightsOptions& options) 
   return !match(options.ignore_missing) && !match(options.ignore_mismatched);
 }
 
-/// The folder of the checkpoint that the run continues from.
-std::filesystem::path source_of(const TrainerStart& start, const TrainerConfig& config) {
-  return start.resume_in_memory ? start.memory->path() : checkpoints_of(config.output_dir);
-}
-
 }  // namespace
 
 Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const InitOptions& init,
@@ -61,16 +56,25 @@ Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const In
   sampler_.emplace(train_sampler(config_, task_, comm_->size(), comm_->rank()));
   total_steps_ = total_steps(config_.trainer, *sampler_);
   check_evaluation_config();
-  record_.open(config_.trainer, start_.resume);
-  if (start_.resume)
-    total_steps_ = total_steps(config_.trainer, *sampler_,
-                               saved_position(source_of(start_, config_.trainer), start_.resume_tag, *comm_));
+  const std::string run_id = record_.open(config_.trainer, start_.resume);
+  if (start_.resume) total_steps_ = total_steps(config_.trainer, *sampler_, saved_position());
   resolve_schedule();
   initialize_engine(init);
-  checkpoints_.emplace(config_.trainer, *engine_, output_.logger, start_.run_id, start_.memory);
+  checkpoints_.emplace(config_.trainer, *engine_, output_.logger,
+                       RunName{.id = run_id, .launched = start_.launched_run}, start_.memory);
   if (start_.resume) resume();
   if (!was_finished_)
-    record_.begin(config_, start_.resume ? std::optional(steps_done_) : std::nullopt, task_.files());
+    record_.begin(config_, checkpoints_->run_id(), start_.resume ? std::optional(steps_done_) : std::nullopt,
+                  task_.files());
+}
+
+/// Collective. Of the checkpoint that the run continues from.
+std::optional<Position> Trainer::saved_position() {
+  const std::vector<RestartFrom::Source>& sources = start_.restart_from.sources;
+  const std::filesystem::path on_disk = checkpoints_of(config_.trainer.output_dir);
+  if (sources.empty()) return train::saved_position(on_disk, start_.resume_tag, *comm_);
+  return train::saved_position(sources.front().in_memory ? start_.memory->path() : on_disk,
+                               sources.front().tag, *comm_);
 }
 
 /// Collective. Before anything else: a rank with less data than the others could fail alone, and leave them
@@ -128,9 +132,8 @@ void Trainer::initialize_engine(const InitOptions& init) {
 /// Collective. The order of an epoch does not depend on the number of ranks or on the batch size, so both may
 /// differ from those of the run that is resumed.
 void Trainer::resume() {
-  start_position_ = start_.resume_in_memory
-                        ? checkpoints_->resume_in_memory(start_.resume_tag, start_.or_from_folder)
-                        : checkpoints_->resume(start_.resume_tag);
+  start_position_ = start_.restart_from.sources.empty() ? checkpoints_->resume(start_.resume_tag)
+                                                        : checkpoints_->resume(start_.restart_from);
   steps_done_ = start_position_.steps_done;
   if (const int64_t epoch = steps_done_ / sampler_->steps_per_epoch();
       counts_epochs(config_.engine.scheduler) && std::abs(epoch - start_position_.data.epoch) > 1)

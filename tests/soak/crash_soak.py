@@ -30,7 +30,7 @@ OPTIMIZER, BOTH = ("offload_optimizer",), ("offload_optimizer", "offload_param")
 OFFLOADS = {0: [()], 1: [(), OPTIMIZER], 2: [(), OPTIMIZER], 3: [(), OPTIMIZER, BOTH]}  # by stage
 POLICIES = ("none", "none", "cheap", "block", "offload")
 LIMIT_S = 300.0  # of one start
-RUN_FILES = {"config.json", "metrics.jsonl", "trainer_state.json", "checkpoints", "model.safetensors", "all_results.json"}
+RUN_FILES = {"config.json", "run_id", "metrics.jsonl", "trainer_state.json", "checkpoints", "model.safetensors", "all_results.json"}
 LOCK = ".lock"  # a killed run leaves it, and it stops no later run
 
 

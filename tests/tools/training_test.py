@@ -43,7 +43,7 @@ class TrainingTest(ToolTest):
         self.assertEqual(len(losses), 5)
         self.assertAlmostEqual(sum(loss for loss, _ in losses) / 5, results["train_loss"], places=12)
         self.assertEqual(sorted(path.name for path in (self.folder / folder).iterdir()),
-                         ["all_results.json", "checkpoints", "config.json", "metrics.jsonl", "model.safetensors", "trainer_state.json"])
+                         ["all_results.json", "checkpoints", "config.json", "metrics.jsonl", "model.safetensors", "run_id", "trainer_state.json"])
 
     def test_numbers_of_ranks(self):
         for ranks in (1, 2, 3):

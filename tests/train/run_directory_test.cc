@@ -48,12 +48,23 @@ TEST_F(RunDirectoryTest, EarlierResultsAreNotTakenForThisRuns) {
   EXPECT_TRUE(fs::exists(root_ / kResultsName)) << "opening it changes nothing yet";
   EXPECT_EQ(read_text(root_ / "metrics.jsonl"),
             "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n{\"step\":\"three\"}\n");
-  directory.resume(2);
+  EXPECT_THAT(directory.resume(2), HasSubstr("metrics.jsonl: 1 of its 4 lines cannot be read (line 4)"));
   EXPECT_FALSE(fs::exists(root_ / kResultsName));
   EXPECT_EQ(read_text(root_ / "metrics.jsonl"), "{\"step\":1}\n{\"step\":2}\n");
   directory.begin();
   directory.append_metrics({{"step", 7}});
   EXPECT_EQ(read_text(root_ / "metrics.jsonl"), "{\"step\":7}\n");
+}
+
+TEST_F(RunDirectoryTest, ARunsIdIsSixteenDigitsOrNone) {
+  fs::create_directories(root_);
+  EXPECT_EQ(read_run_id(root_), "");
+  std::ofstream(root_ / "run_id") << "0123456789abcdef\n";
+  EXPECT_EQ(read_run_id(root_), "0123456789abcdef");
+  for (const char* damaged : {"", "0123456789abcdeg\n", "0123456789abcde\n", "0123456789abcdef0\n"}) {
+    std::ofstream(root_ / "run_id") << damaged;
+    EXPECT_THROW(read_run_id(root_), Error) << damaged;
+  }
 }
 
 TEST_F(RunDirectoryTest, SaysWhyItCannotBeWritten) {

@@ -183,9 +183,8 @@ TEST_F(TrainerTest, CheckpointInMemoryThatCannotBeLoadedIsNotUsed) {
           return std::optional(state.at("client_state").at("trainer").at("steps_done").get<int64_t>());
         });
         EXPECT_EQ(found.tag, "global_step6");
-        start.resume_in_memory = true;
-        start.resume_tag = found.tag;
-        start.or_from_folder = or_from_folder;
+        start.restart_from.sources = {{true, found.tag}};
+        if (or_from_folder) start.restart_from.sources.push_back({false, "global_step4"});
       }
       int64_t num_asked = 0;
       start.stop = [&]() -> bool {

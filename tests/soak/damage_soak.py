@@ -1,0 +1,114 @@
+"""Checkpoints that are damaged while the ranks die, under `tessera train --max-restarts`: the run must go on from the newest that is whole.
+
+    make soak-damage ARGS="--kills 40 --seed 1"
+
+At a random moment both ranks are stopped; `latest`, or the manifest, a file or the whole folder of a checkpoint on disk, or the
+checkpoint in memory is flipped, cut, emptied or removed; and the ranks are killed. There is always one left that is whole: the one before
+on disk, or the one in memory. Each run over shared memory or Gloo, at a random stage, with synchronous or asynchronous saves, half of them
+with a checkpoint in memory after each step. It must equal the undisturbed run to the bit. Needs the standard library only.
+"""
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import restart_soak  # noqa: E402
+from crash_soak import carry_out, expect, names  # noqa: E402
+
+CONTINUES = "; the run continues from "
+
+
+class Soak(restart_soak.Soak):
+    def new_run(self, number):
+        self.damaged, self.ctimes = set(), {}
+        return super().new_run(number)
+
+    def choose(self, run):
+        return "damage"
+
+    def change(self, path):
+        """Damages a file. Returns how."""
+        how = self.source.choice(("flipped", "cut", "emptied", "removed"))
+        size = path.stat().st_size
+        if how == "flipped":
+            with open(path, "r+b") as file:
+                at = self.source.randrange(size)
+                file.seek(at)
+                byte = file.read(1)[0]
+                file.seek(at)
+                file.write(bytes([byte ^ (1 << self.source.randrange(8))]))
+        elif how == "removed":
+            path.unlink()
+        else:
+            os.truncate(path, self.source.randrange(1, size) if how == "cut" and size > 1 else 0)
+        return how
+
+    def in_memory(self, ranks):
+        environment = restart_soak.crash_soak.process_environment(next(iter(ranks.values())))
+        return sorted(Path(environment.get("TESSERA_MEMORY_DIR", "/nonexistent")).glob("global_step*"))
+
+    def damage(self, run, ranks):
+        """Returns what was damaged; None: nothing may be."""
+        tags = {name for name in names(run.checkpoints) if name.startswith("global_step") and ".tmp" not in name}
+        self.damaged &= tags  # those that were saved anew are whole
+        self.damaged = {tag for tag in self.damaged if (run.checkpoints / tag).stat().st_ctime_ns == self.ctimes.get(tag)}
+        whole = sorted(tags - self.damaged, key=lambda tag: int(tag.removeprefix("global_step")))
+        memory = self.in_memory(ranks)
+        targets = ["latest"] if whole and (run.checkpoints / "latest").exists() else []
+        if whole and len(whole) + bool(memory) > 1:
+            targets += ["manifest", "file", "folder"]
+        if whole and memory:
+            targets += ["memory"]
+        if not targets:
+            return None
+        what = self.source.choice(targets)
+        if what == "latest":
+            return f"latest {self.change(run.checkpoints / 'latest')}"
+        if what == "memory":
+            for folder in memory:
+                self.change(folder / self.source.choice(("manifest.json", "rank_00000.h5", "rank_00001.h5")))
+            return "in memory"
+        folder = run.checkpoints / whole[-1]
+        if what == "folder":
+            shutil.rmtree(folder)
+            return "folder removed"
+        how = self.change(folder / ("manifest.json" if what == "manifest" else self.source.choice(("rank_00000.h5", "rank_00001.h5"))))
+        self.damaged.add(folder.name)
+        self.ctimes[folder.name] = folder.stat().st_ctime_ns
+        return f"{what} {how}"
+
+    def carry_out(self, kind, run, process):
+        ranks = self.ranks_of(run)
+        if len(ranks) < 2:
+            return False
+        for pid in ranks.values():
+            os.kill(pid, signal.SIGSTOP)
+        what = self.damage(run, ranks)
+        for pid in ranks.values():
+            os.kill(pid, signal.SIGKILL)
+        if what:
+            self.count_fault(what, run)
+        return True
+
+    def await_restart(self, run, process, kind, restarts):
+        restarts = super().await_restart(run, process, kind, restarts)
+        for failure in ("no whole checkpoint of this run is left", "no checkpoint of this run can be loaded"):
+            expect(failure not in run.output(), "it did not go on:", run.output())
+        return restarts
+
+    def expect_gone(self, run):
+        super().expect_gone(run)
+        self.counts["lines that say what was damaged"] += run.output().count(CONTINUES)
+
+
+def main():
+    soak, seconds = carry_out(Soak, __doc__.splitlines()[0], "tessera_damage_soak_")
+    print(", ".join(f"{number} {what}" for what, number in soak.counts.items()))
+    print(f"{seconds:.0f} s in all")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
