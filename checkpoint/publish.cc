@@ -24,8 +24,8 @@ std::optional<Identity> identity(const fs::path& path) {
   return Identity{status.st_dev, status.st_ino};
 }
 
-/// nullopt: there is no such file, or it cannot be read. A `latest` that is damaged is replaced as one that is
-/// not there.
+/// nullopt: there is no such file, or it cannot be read. A `latest` that is damaged is replaced as one that
+/// is not there.
 std::optional<std::string> content_of(const fs::path& path) {
   constexpr int64_t kMost = 1 << 16;
   if (!identity(path)) return std::nullopt;

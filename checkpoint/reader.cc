@@ -37,7 +37,7 @@ std::string describe_block(const FileRecord& file, int64_t block) {
 
 /// nullopt: it is not there.
 std::optional<FolderIdentity> folder_identity(const fs::path& folder) {
-  struct stat status {};
+  struct stat status{};
   if (::stat(folder.c_str(), &status) != 0) return std::nullopt;
   return FolderIdentity{status.st_dev, status.st_ino};
 }

@@ -141,7 +141,7 @@ std::string identity_of(const fs::path& folder) {
   constexpr std::chrono::milliseconds kPatience{5000}, kPause{20};
   if (folder.empty()) return "";
   const auto give_up = std::chrono::steady_clock::now() + kPatience;
-  struct stat found {};
+  struct stat found{};
   while (::lstat(folder.c_str(), &found) != 0) {
     if (std::chrono::steady_clock::now() > give_up)  // find() and saves will say so
       return str(comm::loopback_domain(), "/", folder.string());
@@ -266,8 +266,9 @@ HostFolders::Found HostFolders::find(const std::function<std::optional<int64_t>(
     std::vector<std::vector<bool>> has;  // by host and file
   };
   std::map<std::string, Checkpoint> found;  // by identity
-  const std::vector<std::string> answers = comm_->exchange(
-      json::array({mine, unreadable}).dump(-1, ' ', false, json::error_handler_t::replace), "checkpoints in memory");
+  const std::vector<std::string> answers =
+      comm_->exchange(json::array({mine, unreadable}).dump(-1, ' ', false, json::error_handler_t::replace),
+                      "checkpoints in memory");
   unreadable.clear();
   for (int host = 0; host < num_hosts(); ++host) {
     const json answer = json::parse(answers[owners_[host]]);

@@ -154,7 +154,8 @@ OnDisk find_on_disk(const fs::path& output_dir, comm::Communicator& comm) {
     wait_for_lock(output_dir,
                   std::min<std::chrono::milliseconds>(std::chrono::minutes(2), comm.timeout() / 2));
     const OnDisk found = look_on_disk(output_dir);
-    return json::array({found.own, found.others, found.damaged}).dump(-1, ' ', false, json::error_handler_t::replace);
+    return json::array({found.own, found.others, found.damaged})
+        .dump(-1, ' ', false, json::error_handler_t::replace);
   });
   const json found = json::parse(text);
   return {found.at(0), found.at(1), found.at(2)};

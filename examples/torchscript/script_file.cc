@@ -216,7 +216,7 @@ void ScriptFile::detach() {
   }
   in_mapping_.clear();
   mapping_.reset();
-  struct stat now {};
+  struct stat now{};
   const FileDescriptor descriptor = std::move(descriptor_);
   if (::fstat(descriptor.get(), &now) != 0) throw_disk_error("read", path_, errno);
   if (now.st_size != opened_.st_size || now.st_mtim.tv_sec != opened_.st_mtim.tv_sec ||

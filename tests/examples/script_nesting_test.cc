@@ -45,7 +45,8 @@ std::string objects(int count) { return repeated("c__torch__\nA\n)\x81", count) 
 std::string calls(int count) { return repeated("ctorch\nf\n", count) + ")" + repeated("\x85R", count); }
 
 TEST(ScriptNestingTest, DeepPicklesAreRefusedInAMoment) {
-  for (const auto& make : {&tuples, &marked_tuples, &lists, &marked_lists, &dicts, &marked_dicts, &objects, &calls}) {
+  for (const auto& make :
+       {&tuples, &marked_tuples, &lists, &marked_lists, &dicts, &marked_dicts, &objects, &calls}) {
     EXPECT_EQ(pickle_error(make(400)), "");
     const std::string deep = make(kMillion);
     const auto start = std::chrono::steady_clock::now();
