@@ -14,13 +14,25 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import crash_soak  # noqa: E402
 import restart_soak  # noqa: E402
 from crash_soak import carry_out, expect, names  # noqa: E402
 
 CONTINUES = "; the run continues from "
 
 
+class Run(crash_soak.Run):
+    def latest(self):
+        """The step of the newest folder, as `latest` may be damaged."""
+        return max([int(tag.removeprefix("global_step")) for tag in self.tags()], default=0)
+
+    def tags(self):
+        return {name for name in names(self.checkpoints) if name.startswith("global_step") and ".tmp" not in name}
+
+
 class Soak(restart_soak.Soak):
+    make_run = Run
+
     def new_run(self, number):
         self.damaged, self.ctimes = set(), {}
         return super().new_run(number)
@@ -46,22 +58,30 @@ class Soak(restart_soak.Soak):
         return how
 
     def in_memory(self, ranks):
-        environment = restart_soak.crash_soak.process_environment(next(iter(ranks.values())))
+        environment = crash_soak.process_environment(next(iter(ranks.values())))
         return sorted(Path(environment.get("TESSERA_MEMORY_DIR", "/nonexistent")).glob("global_step*"))
+
+    def still_damaged(self, run):
+        """Those that were saved anew are whole."""
+        self.damaged = {tag for tag in self.damaged & run.tags() if (run.checkpoints / tag).stat().st_ctime_ns == self.ctimes[tag]}
+        return self.damaged
+
+    def check_finished(self, run):
+        for tag in self.still_damaged(run):  # what a run does not know for a checkpoint it does not delete
+            shutil.rmtree(run.checkpoints / tag)
+            self.counts["damaged folders left"] += 1
+        super().check_finished(run)
 
     def damage(self, run, ranks):
         """Returns what was damaged; None: nothing may be."""
-        tags = {name for name in names(run.checkpoints) if name.startswith("global_step") and ".tmp" not in name}
-        self.damaged &= tags  # those that were saved anew are whole
-        self.damaged = {tag for tag in self.damaged if (run.checkpoints / tag).stat().st_ctime_ns == self.ctimes.get(tag)}
-        whole = sorted(tags - self.damaged, key=lambda tag: int(tag.removeprefix("global_step")))
+        whole = sorted(run.tags() - self.still_damaged(run), key=lambda tag: int(tag.removeprefix("global_step")))
         memory = self.in_memory(ranks)
         targets = ["latest"] if whole and (run.checkpoints / "latest").exists() else []
         if whole and len(whole) + bool(memory) > 1:
             targets += ["manifest", "file", "folder"]
         if whole and memory:
             targets += ["memory"]
-        if not targets:
+        if not targets or (run.folder / "all_results.json").exists():  # it has ended, and nothing would be read again
             return None
         what = self.source.choice(targets)
         if what == "latest":
