@@ -9,6 +9,9 @@
 namespace tessera::activations {
 namespace {
 
+/// Forwards that some ranks have and others have not, until there is no plan.
+constexpr int kMaxIncompleteProfiles = 8;
+
 std::shared_ptr<Subject> subject_of(zero::ShardedModel& model, const PolicyOptions& options) {
   const zero::Layout& layout = model.layout();
   auto subject = std::make_shared<Subject>();
@@ -57,13 +60,22 @@ Plan Checkpointing::choose_plan(const Profile& profile) const {
 void Checkpointing::end_forward() {
   ++subject_->pass;
   const std::optional<Profile> profile = subject_->recording->end_pass();
-  if (!profile || profile->results.empty()) return;
-  plan_ = choose_plan(*profile);
-  const auto all = model_.comm().exchange(describe(*profile, *plan_), "activation_checkpointing");
+  if (!profile) return;
+  const bool no_forward = profile->results.empty();  // on this rank
+  if (!no_forward) plan_ = choose_plan(*profile);
+  const auto all =
+      model_.comm().exchange(no_forward ? "" : describe(*profile, *plan_), "activation_checkpointing");
+  const auto without = std::count(all.begin(), all.end(), "");
+  const bool some = without > 0 && without < static_cast<int64_t>(all.size());
+  if (some) ++incomplete_profiles_;
+  if (without > 0 && incomplete_profiles_ < kMaxIncompleteProfiles) {
+    plan_.reset();
+    return subject_->recording->profile_again();
+  }
   const auto operators = [](const std::string& text) { return text.substr(0, text.rfind(' ')); };
-  const bool alike = std::all_of(all.begin(), all.end(), [&](const std::string& other) {
-    return operators(other) == operators(all.front());
-  });
+  const bool alike = without == 0 && std::all_of(all.begin(), all.end(), [&](const std::string& other) {
+                       return operators(other) == operators(all.front());
+                     });
   if (!alike) plan_.reset();
   if (plan_) {
     const std::string fates = all.front().substr(all.front().rfind(' ') + 1);

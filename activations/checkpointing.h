@@ -52,6 +52,7 @@ class Checkpointing {
   Listener listener_;
   int num_blocks_ = 0;
   std::optional<Plan> plan_;
+  int incomplete_profiles_ = 0;  ///< that some ranks had no forward for
 };
 
 }  // namespace tessera::activations

@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "zero/compiled_graphs.h"
 #include "zero/operator_listener.h"
 #include "zero/unit_memory.h"
 
@@ -38,6 +39,12 @@ class Subjects {
     const std::shared_lock lock(mutex_);
     const auto found = by_residency_.find(residency);
     return found == by_residency_.end() ? nullptr : found->second;
+  }
+  /// An operator is about to write these; `own`: the model that records it, or null.
+  void announce_write(const std::vector<at::Tensor>& tensors, const Subject* own) const {
+    const std::shared_lock lock(mutex_);
+    for (const auto& [residency, subject] : by_residency_)
+      if (subject.get() != own) subject->recording->written_elsewhere(tensors);
   }
 
  private:
@@ -85,24 +92,45 @@ void visit_parameters(const at::RecordFunction& function) {
   }
 }
 
+bool is_compiled_graph(const at::RecordFunction& function) {
+  return function.name()[0] == 'C' && (function.name() == zero::CompiledGraphs::kForward ||
+                                       function.name() == zero::CompiledGraphs::kAnnounced);
+}
+
 /// Kernels call operators, too: what they make is no concern of autograd.
 bool below_autograd() {
   return c10::impl::tls_local_dispatch_key_set().excluded_.has(c10::DispatchKey::AutogradFunctionality);
 }
 
-std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function) {
+std::unique_ptr<at::ObserverContext> record(const at::RecordFunction& function, const OperatorFacts& facts) {
   ThreadState& state = thread_state;
-  if (state.unheard || zero::residency_at_work() || below_autograd()) return nullptr;
-  const OperatorFacts& facts = facts_of(function);
-  if (!facts.call) return nullptr;
-  if (state.innermost == nullptr) visit_parameters(function);
-  if (!state.records()) return nullptr;
   auto running = std::make_unique<RunningOperator>();
   running->recording = state.subject->recording;
   running->facts = &facts;
-  running->outer = std::exchange(state.innermost, running.get());
   running->recording->operator_started(*running, function.inputs());
+  running->outer = std::exchange(state.innermost, running.get());
   return running;
+}
+
+/// See [Note: what is known] in operator_facts.h: of what an opaque operator calls only writes count.
+std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function) {
+  ThreadState& state = thread_state;
+  if (state.unheard || zero::residency_at_work()) return nullptr;
+  const bool inside_opaque = state.innermost != nullptr && state.innermost->facts->opaque;
+  if (!inside_opaque && below_autograd()) return nullptr;
+  if (is_compiled_graph(function)) {
+    if (inside_opaque) return nullptr;
+    if (state.innermost == nullptr) visit_parameters(function);
+    return state.records() ? record(function, facts_of_compiled_graph()) : nullptr;
+  }
+  const OperatorFacts& facts = facts_of(function);
+  if (!facts.call) return nullptr;
+  if (state.innermost == nullptr) visit_parameters(function);
+  const bool records = state.records() && !inside_opaque;
+  if (facts.written_arguments != 0)
+    Subjects::of_process().announce_write(written_tensors(facts, function.inputs()),
+                                          records ? state.subject.get() : nullptr);
+  return records ? record(function, facts) : nullptr;
 }
 
 void on_end(const at::RecordFunction& function, at::ObserverContext* context) {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <unordered_set>
 
 namespace tessera::activations {
 
@@ -15,6 +16,8 @@ enum class Fate {
   kRecompute,  ///< dropped; made again when backward asks for it
   kOffload     ///< written to disk; read back before backward asks for it
 };
+
+inline constexpr int64_t kVerifiedEvery = 256;
 
 struct PolicyOptions {
   enum class Kind {
@@ -27,6 +30,10 @@ struct PolicyOptions {
   int64_t budget_bytes = 0;  ///< a rank's
   /// By a module's name: whether it is a block. Unset: they are found by themselves.
   std::function<bool(const std::string& module)> is_block;
+  std::unordered_set<std::string> keep;  ///< operators whose results are never made again ("aten::gelu")
+  /// So many first forwards are verified (see [Note: verification] in value.h), and one in kVerifiedEvery
+  /// later; 0: none.
+  int64_t verify = 1;
   int64_t min_bytes = 4096;           ///< smaller tensors are always kept
   int64_t min_offload_bytes = 16384;  ///< smaller ones are not written to disk
   /// For kOffload and, where it is not empty, kBudget: where the files are.

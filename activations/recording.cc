@@ -1,5 +1,6 @@
 #include "activations/recording.h"
 
+#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -20,6 +21,7 @@ void wait_for_device(const at::Device& device) {
 
 Recording::Recording(PolicyOptions options)
     : options_(std::move(options)), profiling_(options_.kind == PolicyOptions::Kind::kBudget) {
+  choose_verifying();
   if (options_.directory.empty()) return;
   int64_t buffer_bytes = options_.buffer_bytes;  // part of what a budget allows
   if (profiling_)
@@ -31,15 +33,35 @@ Recording::Recording(PolicyOptions options)
                                                          .probe = options_.probe});
 }
 
+void Recording::choose_verifying() {
+  verifying_ = options_.verify > 0 && (passes_ < options_.verify || passes_ % kVerifiedEvery == 0);
+}
+
+void Recording::take_digest(Value& value, const at::Tensor& tensor) {
+  // oneDNN's workspace for backward has gaps that nothing writes.
+  const bool is_workspace = tensor.scalar_type() == at::kByte && value.producer &&
+                            value.producer->facts->name == "aten::mkldnn_rnn_layer";
+  if (is_workspace) return;
+  const auto start = std::chrono::steady_clock::now();
+  value.digest = digest_of(tensor);
+  digest_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 // --------------------------------------------------------------------------------- what a tensor is
 
 ValuePtr Recording::find(const at::Tensor& tensor) const {
-  const auto found = known_.find(tensor.unsafeGetTensorImpl());
+  return find(tensor, tensor.unsafeGetTensorImpl());
+}
+
+/// `key`: the tensor that `tensor` is, or is an alias of.
+ValuePtr Recording::find(const at::Tensor& tensor, const void* key) const {
+  const auto found = known_.find(key);
   if (found == known_.end()) return nullptr;
   ValuePtr value = found->second.get();
   if (!value || value->alive.expired() || value->made_version != tensor._version()) return nullptr;
   const void* storage = storage_of(tensor);
   if (value->storage != storage) return nullptr;  // set_data()
+  if (is_shared_memory(tensor)) return nullptr;   // since it was made
   const auto written = last_write_.find(storage);
   return written == last_write_.end() || written->second <= value->made_at ? value : nullptr;
 }
@@ -63,6 +85,7 @@ void Recording::sweep() {
     const ValuePtr value = item.second.get();
     return !value || value->alive.expired();
   });
+  const std::lock_guard lock(kept_mutex_);
   std::erase_if(kept_, [](const auto& item) {
     return std::all_of(item.second.begin(), item.second.end(),
                        [](const std::weak_ptr<Value>& value) { return value.expired(); });
@@ -72,7 +95,10 @@ void Recording::sweep() {
 
 void Recording::hold(const ValuePtr& value, const at::Tensor& tensor) {
   keep(*value, tensor);
-  kept_[value->storage].push_back(value);
+  {
+    const std::lock_guard lock(kept_mutex_);
+    kept_[value->storage].push_back(value);
+  }
   disown(*value);
 }
 
@@ -101,11 +127,33 @@ ValuePtr Recording::input_value(const at::Tensor& tensor) {
   }
   ValuePtr value = find(tensor);
   const bool from_outside = !value;
+  const bool starts_here = from_outside && (!tensor.requires_grad() || block_ >= 0 || plans_ahead());
+  // See [Note: memory of others].
+  if (starts_here &&
+      (is_shared_memory(tensor) || static_cast<int64_t>(tensor.nbytes()) <= options_.min_bytes))
+    return copied_value(tensor);
   if (from_outside) value = remember(tensor);
+  if (verifying_ && !value->digest) take_digest(*value, tensor);
   if (value->available()) return value;
   const bool planned = follows_plan() && value->id >= 0 && plan_->fates[value->id] != Fate::kKeep;
   const bool into_block = block_ >= 0 && !planned && (value->segment != segment_ || !value->producer);
-  if (into_block || (from_outside && (!tensor.requires_grad() || plans_ahead()))) hold(value, tensor);
+  if (starts_here && tensor.is_cpu() && !value->digest) take_digest(*value, tensor);
+  if (into_block || starts_here) hold(value, tensor);
+  return value;
+}
+
+ValuePtr Recording::copied_value(const at::Tensor& tensor) {
+  auto value = std::make_shared<Value>();
+  take_digest(*value, tensor);
+  std::weak_ptr<Value>& known = copies_[{*value->digest, tensor.strides().vec()}];
+  if (ValuePtr before = known.lock()) return before;
+  value->made_version = tensor._version();
+  value->bytes = static_cast<int64_t>(tensor.nbytes());
+  value->made_at = clock_;
+  value->segment = segment_;
+  keep(*value, copy_of(tensor));
+  value->storage = storage_of(value->kept);
+  known = value;
   return value;
 }
 
@@ -122,17 +170,21 @@ void Recording::enter_block(int block, int parameter) {
 
 bool Recording::wants(const OperatorFacts& facts) const {
   return options_.kind != PolicyOptions::Kind::kOffload && facts.repeatable &&
-         (facts.cheap || block_ >= 0 || plans_ahead());
+         (facts.cheap || block_ >= 0 || plans_ahead()) && !options_.keep.contains(facts.name);
 }
 
 void Recording::add_input(RunningOperator& running, size_t argument, int64_t position,
                           const at::Tensor& tensor) {
-  if (!supported(tensor)) {
+  if (!supported(tensor) || is_being_written(tensor)) {
     running.call.reset();
     return;
   }
+  const bool written = static_cast<int>(argument) == running.facts->in_place_argument;
+  if (written && running.facts->overwrites) {
+    running.call->overwritten = {tensor.sizes().vec(), tensor.strides().vec(), tensor.options()};
+    return;
+  }
   ValuePtr value = input_value(tensor);
-  const bool written = (running.facts->written_arguments >> argument & 1) != 0;
   // Nothing can bring back what is about to be overwritten.
   if (written && (!value->producer && !value->recomputed)) running.call.reset();
   if (running.call) running.call->inputs.push_back({argument, position, std::move(value)});
@@ -142,15 +194,16 @@ void Recording::operator_started(RunningOperator& running, c10::ArrayRef<const c
   const std::lock_guard lock(mutex_);
   const OperatorFacts& facts = *running.facts;
   running.started_at = ++clock_;
-  if (facts.in_place())
-    for (size_t i = 0; i < inputs.size() && i < 64; ++i)
-      if ((facts.written_arguments >> i & 1) != 0 && inputs[i].isTensor() && supported(inputs[i].toTensor()))
-        running.written.push_back(inputs[i].toTensor());
+  for (at::Tensor& tensor : written_tensors(facts, inputs))
+    if (tensor.has_storage()) running.written.push_back(std::move(tensor));
   if (!facts.composite && wants(facts) && inputs.size() == facts.num_arguments) {
     running.call = std::make_shared<Call>();
     running.call->facts = &facts;
     running.call->grad_mode = at::GradMode::is_enabled();
     running.call->arguments.assign(inputs.begin(), inputs.end());
+    if (facts.training_argument >= 0 && inputs[facts.training_argument].toBool())
+      for (const int statistic : {0, 1})
+        running.call->arguments[facts.first_statistic + statistic] = c10::IValue();
     for (size_t i = 0; i < inputs.size() && running.call; ++i) {
       c10::IValue& argument = running.call->arguments[i];
       const c10::IValue given = argument;
@@ -171,20 +224,68 @@ void Recording::operator_started(RunningOperator& running, c10::ArrayRef<const c
         if (any && running.call) running.call->arguments[i] = given.isTensorList() ? size : -size;
       }
     }
+    if (running.call && facts.adds_in_any_order_on_cuda && running.call->device.is_cuda() &&
+        !at::globalContext().deterministicAlgorithms())
+      running.call.reset();
     if (running.call && facts.random) remember_generator(*running.call);
   }
   for (const at::Tensor& tensor : running.written) copy_before_writing(tensor);
+  if (!facts.composite) mark_being_written(running, true);
   if (profiling_ && running.call) wait_for_device(running.call->device);
+  running.digest_seconds = digest_seconds_;
   running.start = std::chrono::steady_clock::now();
+}
+
+void Recording::mark_being_written(RunningOperator& running, bool begins) {
+  if (begins == running.marked) return;
+  running.marked = begins;
+  for (const at::Tensor& tensor : running.written) {
+    const void* storage = storage_of(tensor);
+    if (begins)
+      being_written_.push_back(storage);
+    else
+      being_written_.erase(std::find(being_written_.begin(), being_written_.end(), storage));
+  }
+}
+
+bool Recording::is_being_written(const at::Tensor& tensor) const {
+  return std::find(being_written_.begin(), being_written_.end(), storage_of(tensor)) != being_written_.end();
+}
+
+/// The thread that has mutex_ may wait for another rank, and ranks may be threads. So it is taken only where
+/// the tensor is kept here.
+void Recording::written_elsewhere(const std::vector<at::Tensor>& tensors) {
+  const auto keeps = [&](const at::Tensor& tensor) {
+    const std::lock_guard lock(kept_mutex_);
+    const auto found = kept_.find(storage_of(tensor));
+    return found != kept_.end() &&
+           !std::all_of(found->second.begin(), found->second.end(),
+                        [](const std::weak_ptr<Value>& value) { return value.expired(); });
+  };
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.has_storage()) continue;
+    if (keeps(tensor)) {
+      const std::lock_guard lock(mutex_);
+      copy_before_writing(tensor);
+    }
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (lock.owns_lock() && !known_.empty()) last_write_[storage_of(tensor)] = ++clock_;
+  }
 }
 
 /// See [Note: written in place].
 void Recording::copy_before_writing(const at::Tensor& tensor) {
-  const auto found = kept_.find(storage_of(tensor));
-  if (found == kept_.end()) return;
-  for (const std::weak_ptr<Value>& weak : std::exchange(found->second, {})) {
+  std::vector<std::weak_ptr<Value>> values;
+  {
+    const std::lock_guard lock(kept_mutex_);
+    const auto found = kept_.find(storage_of(tensor));
+    if (found == kept_.end()) return;
+    values = std::move(found->second);
+    kept_.erase(found);
+  }
+  for (const std::weak_ptr<Value>& weak : values) {
     const ValuePtr value = weak.lock();
-    if (!value || !value->kept.defined() || storage_of(value->kept) != found->first) continue;
+    if (!value || !value->kept.defined() || storage_of(value->kept) != storage_of(tensor)) continue;
     value->kept = copy_of(value->kept);
     value->version = value->kept._version();
   }
@@ -193,7 +294,7 @@ void Recording::copy_before_writing(const at::Tensor& tensor) {
 /// Views and the tensors they are views of are no longer known: see [Note: written in place].
 void Recording::note_written(RunningOperator& running) {
   for (const at::Tensor& tensor : running.written) {
-    const ValuePtr value = find(tensor);
+    const ValuePtr value = running.facts->composite ? find(tensor) : nullptr;
     if (value && value->made_at > running.started_at) continue;  // by an operator that this one called
     last_write_[storage_of(tensor)] = ++clock_;
   }
@@ -203,24 +304,28 @@ void Recording::operator_ended(RunningOperator& running, const std::vector<c10::
   const std::lock_guard lock(mutex_);
   if (profiling_ && running.call) wait_for_device(running.call->device);
   const double seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - running.start).count();
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - running.start).count() -
+      (digest_seconds_ - running.digest_seconds);
   ++clock_;
+  mark_being_written(running, false);
   note_written(running);
   if (!running.facts->composite) {
     const std::vector<at::Tensor> tensors = flatten(results);
     int profile_call = -1;
     if (running.call) running.call->outputs.resize(tensors.size());
     for (size_t i = 0; i < tensors.size(); ++i) {
-      if (!supported(tensors[i]) || is_parameter(tensors[i]) || find(tensors[i])) continue;
+      if (!supported(tensors[i]) || is_parameter(tensors[i])) continue;
+      // Of an operator that is not known the operators that it called tell nothing.
+      const ValuePtr known = find(tensors[i]);
+      if (known && (running.facts->repeatable || known->made_at <= running.started_at)) continue;
       if (profiling_ && profile_call < 0) profile_call = profile(running, seconds);
       add_result(running, tensors[i], i, profile_call);
     }
   }
   for (RunningOperator::Result& result : running.saved_results) {
-    const auto found = known_.find(result.tensor);
-    const ValuePtr value = found == known_.end() ? nullptr : found->second.get();
     const at::Tensor tensor = result.saved->tensor_;
-    if (value && value->made_version == tensor._version() && value->storage == storage_of(tensor))
+    const ValuePtr value = find(tensor, result.tensor);
+    if (value)
       settle(*result.saved, value, tensor);
     else if (count_kept(tensor) && profiling_)
       profile_.fixed_bytes += static_cast<int64_t>(storage_of(tensor)->nbytes());
@@ -233,7 +338,7 @@ void Recording::add_result(RunningOperator& running, const at::Tensor& tensor, s
   value->id = num_results_++;
   if (follows_plan()) check_plan(*value, *running.facts);
   int storage = -1;
-  if (running.call) {
+  if (running.call && !is_shared_memory(tensor)) {
     for (const Call::Input& input : running.call->inputs) {
       value->depth = std::max(value->depth, input.value->depth + 1);
       if (input.value->storage == value->storage && input.value->id >= 0)
@@ -272,9 +377,11 @@ int Recording::profile(const RunningOperator& running, double seconds) {
 
 // ------------------------------------------------------------------------------------ between passes
 
+/// What recomputation starts from is copied before it is written until backward is over: kept_ stays.
 void Recording::start_anew() {
   known_.clear();
-  kept_.clear();
+  sweep();
+  copies_.clear();
   counted_.clear();
   last_write_.clear();
   on_disk_.clear();
@@ -282,6 +389,7 @@ void Recording::start_anew() {
   ++segment_;
   block_ = block_entry_ = -1;
   left_plan_.clear();
+  choose_verifying();
 }
 
 void Recording::begin_forward() {
@@ -299,6 +407,7 @@ std::optional<Profile> Recording::end_pass() {
   last_ = std::exchange(counts_, Counts());
   last_.left_plan = left_plan_;
   counts_.work = work;
+  ++passes_;
   start_anew();
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   return profiling_ ? std::optional(profile_) : std::nullopt;
@@ -308,6 +417,15 @@ void Recording::follow(std::optional<Plan> plan) {
   const std::lock_guard lock(mutex_);
   profiling_ = false;
   plan_ = std::move(plan);
+  passes_ = 0;
+  choose_verifying();
+}
+
+void Recording::profile_again() {
+  const std::lock_guard lock(mutex_);
+  profile_ = {};
+  plan_operators_.clear();
+  num_storages_ = 0;
 }
 
 Counts Recording::counts() const {

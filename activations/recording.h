@@ -1,16 +1,25 @@
 // Recording: what is known of one model's forward while it runs: which operator made which tensor, and what
 // autograd saved. It decides for each saved tensor whether it is kept, by its policy.
 //
-// It is knowledge only: a tensor it does not know (made before the forward, by code that calls no operators,
-// or written through a view) is kept like any other, and what it knows wrongly it would notice by the
-// tensors' versions ([Note: written in place]).
+// It is knowledge only: a tensor it does not know (made before the forward, by an operator that is not known,
+// by code that calls no operators, or written through a view) is kept like any other. What it knows wrongly
+// it notices by the tensors' versions ([Note: written in place]) and digests ([Note: verification] in
+// value.h).
 //
 // [Note: written in place]
 // An operator that writes into its argument makes a new Value for the same tensor, so that
 //   u = addmm(…); relu_(u)
 // has two, and the second can be made from the first. All else that shares the memory (views, or the tensor
 // that this one is a view of) is no longer known. What is kept to be computed from is copied before it is
-// written. Autograd does not compare versions where hooks are set, so SavedTensor does.
+// written, by whatever thread and until backward is over. While an operator that writes runs, its memory is
+// neither the old value nor the new one: what autograd reads of it meanwhile is not recorded. Autograd does
+// not compare versions where hooks are set, so SavedTensor does.
+//
+// [Note: memory of others]
+// Memory that numpy or another library has (is_shared_memory()) may change at any time, and versions say
+// nothing. What is computed from it is computed again from a copy, made when the operator reads it; equal
+// reads share one. Small tensors from outside of the forward are copied alike: a graph of torch.compile
+// updates buffers without any operator.
 //
 // [Note: forwards that branch]
 // A Plan names the results of operators by their number in the pass. A pass that calls another operator at
@@ -26,12 +35,14 @@
 
 #include <chrono>
 #include <exception>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "activations/budget.h"
@@ -70,6 +81,7 @@ struct RunningOperator final : at::ObserverContext {
   const OperatorFacts* facts = nullptr;
   std::shared_ptr<Call> call;  ///< null: not recorded
   std::vector<at::Tensor> written;
+  bool marked = false;  ///< `written` is in Recording::being_written_
   struct Result {
     std::shared_ptr<SavedTensor> saved;
     const void* tensor;
@@ -77,6 +89,7 @@ struct RunningOperator final : at::ObserverContext {
   std::vector<Result> saved_results;  ///< saved by autograd while it runs: what it made is not known yet
   int64_t started_at = 0;
   std::chrono::steady_clock::time_point start;
+  double digest_seconds = 0;  ///< of the Recording, when it started
 };
 
 /// Of the last forward that has ended.
@@ -100,6 +113,9 @@ class Recording : public std::enable_shared_from_this<Recording> {
   void operator_started(RunningOperator& running, c10::ArrayRef<const c10::IValue> inputs);
   void operator_ended(RunningOperator& running, const std::vector<c10::IValue>& results);
   std::shared_ptr<SavedTensor> save(const at::Tensor& tensor, RunningOperator* running);
+  /// An operator that is not recorded is about to write these: of another thread or another model, or called
+  /// by one that is not known.
+  void written_elsewhere(const std::vector<at::Tensor>& tensors);
 
   /// The engine's own call of the model begins: what was heard before is no part of the forward, if autograd
   /// has saved nothing yet.
@@ -109,6 +125,8 @@ class Recording : public std::enable_shared_from_this<Recording> {
   /// The forward has ended. Returns what a first pass under a budget has recorded. Throws DiskError.
   std::optional<Profile> end_pass();
   void follow(std::optional<Plan> plan);
+  /// Forgets the profile: the next pass makes another.
+  void profile_again();
   Counts counts() const;
   const PolicyOptions& options() const { return options_; }
   /// Null: nothing is offloaded.
@@ -132,8 +150,14 @@ class Recording : public std::enable_shared_from_this<Recording> {
     int64_t made_at = 0;
   };
   ValuePtr find(const at::Tensor& tensor) const;
+  ValuePtr find(const at::Tensor& tensor, const void* key) const;
   ValuePtr remember(const at::Tensor& tensor);
   ValuePtr input_value(const at::Tensor& tensor);
+  ValuePtr copied_value(const at::Tensor& tensor);
+  void take_digest(Value& value, const at::Tensor& tensor);
+  bool is_being_written(const at::Tensor& tensor) const;
+  void mark_being_written(RunningOperator& running, bool begins);
+  void choose_verifying();
   void hold(const ValuePtr& value, const at::Tensor& tensor);
   void disown(const Value& value);
   bool memory_is_kept(const void* storage) const;
@@ -157,11 +181,21 @@ class Recording : public std::enable_shared_from_this<Recording> {
   void sweep();
 
   const PolicyOptions options_;
-  mutable std::recursive_mutex mutex_;                   // guards what follows, and all Values
+  // Guards what follows, and all Values. A thread that makes tensors again has it, and may wait for other
+  // ranks.
+  mutable std::recursive_mutex mutex_;
   std::unordered_map<const void*, Known> known_;         // by tensor
   std::unordered_map<const void*, int64_t> last_write_;  // by storage
+  mutable std::mutex
+      kept_mutex_;  // of kept_ alone, beside mutex_: others look whether it has what they write
   std::unordered_map<const void*, std::vector<std::weak_ptr<Value>>> kept_;  // by storage
   std::unordered_map<const void*, OnDisk> on_disk_;                          // by storage
+  std::vector<const void*> being_written_;  // storages, by operators that run; some more than once
+  /// Copies of memory of others and of small tensors, by digest and strides.
+  std::map<std::pair<uint64_t, std::vector<int64_t>>, std::weak_ptr<Value>> copies_;
+  int64_t passes_ = 0;      // since the plan was chosen, where there is one
+  bool verifying_ = false;  // this pass is verified
+  double digest_seconds_ = 0;
   std::unordered_set<const void*> counted_;  // storages, in counts_.kept_bytes
   int64_t clock_ = 0;                        // of operators' starts and ends
   size_t swept_size_ = 256;

@@ -58,6 +58,8 @@ void Recording::settle(SavedTensor& saved, const ValuePtr& value, const at::Tens
 bool Recording::leaves_memory(const ValuePtr& value, const at::Tensor& tensor) {
   const Fate fate = value->on_disk ? Fate::kOffload : decide(value);
   if (fate == Fate::kKeep) return false;
+  if (verifying_)
+    take_digest(*value, tensor);  // also where an operator that read it has: it may differ by now
   if (fate == Fate::kOffload) return value->on_disk || offload(value, tensor);
   if (!std::exchange(value->dropped, true)) {
     counts_.dropped_bytes += static_cast<int64_t>(tensor.nbytes());

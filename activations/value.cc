@@ -4,8 +4,12 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/List.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/as_strided.h>
 #include <ATen/ops/clone.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <xxhash.h>
 
 #include <chrono>
 #include <mutex>
@@ -40,7 +44,29 @@ at::Tensor alias_of(const at::Tensor& tensor) { return tensor.tensor_data(); }
 at::Tensor copy_of(const at::Tensor& tensor) {
   const at::DisableRecordFunctionGuard unheard;
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
-  return tensor.clone();
+  if (tensor.numel() == 0 || tensor.is_conj() || tensor.is_neg()) return tensor.clone();
+  int64_t span = 1;  // elements from the first to the last
+  for (int64_t d = 0; d < tensor.dim(); ++d) span += (tensor.size(d) - 1) * tensor.stride(d);
+  constexpr uintptr_t kAlignment = 64;
+  const auto before = static_cast<int64_t>(reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kAlignment /
+                                           static_cast<uintptr_t>(tensor.element_size()));
+  const at::Tensor memory = at::empty({before + span}, tensor.options());
+  memory.narrow(0, before, span).copy_(tensor.as_strided({span}, {1}, tensor.storage_offset()));
+  return memory.as_strided(tensor.sizes(), tensor.strides(), before);
+}
+
+uint64_t digest_of(const at::Tensor& given) {
+  const at::DisableRecordFunctionGuard unheard;
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  at::Tensor tensor = given;
+  for (int64_t d = 0; d < tensor.dim(); ++d)  // of an expanded one each element once
+    if (tensor.stride(d) == 0 && tensor.size(d) > 1) tensor = tensor.narrow(d, 0, 1);
+  tensor = tensor.cpu().contiguous();
+  const at::IntArrayRef sizes = given.sizes();
+  const auto kind =
+      static_cast<uint64_t>(given.scalar_type()) << 2 | (given.is_conj() ? 2 : 0) | (given.is_neg() ? 1 : 0);
+  const uint64_t seed = XXH3_64bits_withSeed(sizes.data(), sizes.size() * sizeof(int64_t), kind);
+  return XXH3_64bits_withSeed(tensor.const_data_ptr(), tensor.nbytes(), seed);
 }
 
 void remember_generator(Call& call) {
@@ -66,12 +92,15 @@ c10::StorageImpl* storage_of(const at::Tensor& tensor) {
 }
 
 bool supported(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.layout() == at::kStrided && tensor.has_storage() &&
-         !tensor.is_inference() && !tensor.is_quantized() &&
+  return tensor.defined() && tensor.layout() == at::kStrided && tensor.has_storage() && !tensor.is_meta() &&
+         !tensor._is_zerotensor() && !tensor.is_inference() && !tensor.is_quantized() &&
          !tensor.unsafeGetTensorImpl()->is_python_dispatch();
 }
 
 bool is_parameter(const at::Tensor& tensor) { return zero::find_unit(*storage_of(tensor)) != nullptr; }
+
+// Tensor.numpy() leaves the memory as it is, but for this mark.
+bool is_shared_memory(const at::Tensor& tensor) { return !storage_of(tensor)->resizable(); }
 
 std::vector<at::Tensor> flatten(const std::vector<c10::IValue>& results) {
   std::vector<at::Tensor> tensors;
@@ -86,6 +115,12 @@ std::vector<at::Tensor> flatten(const std::vector<c10::IValue>& results) {
 }
 
 namespace {
+
+/// "float 64x64"
+std::string describe(const at::Tensor& tensor) {
+  return str(at::toString(tensor.scalar_type()), " ",
+             tensor.dim() == 0 ? "scalar" : join(tensor.sizes(), "x"));
+}
 
 /// Recomputation runs the kernels that ran: no autograd, no autocast around them.
 struct BelowAutograd {
@@ -117,13 +152,38 @@ class GeneratorState {
   at::Tensor before_;
 };
 
-void check_unchanged(const Value& value, const OperatorFacts& reader) {
-  if (value.recomputed || value.kept._version() == value.version) return;
-  throw Error(
-      str("activation_checkpointing: ", reader.name,
-          " is run again in backward, but a tensor that it reads was written in place after it had run "
-          "(between forward and backward?): write into a copy, or train without "
-          "activation_checkpointing"));
+void check_unchanged(Value& value, const OperatorFacts& reader, Work& work) {
+  if (value.recomputed) return;  // compared when it was made
+  if (value.kept._version() != value.version)
+    throw Error(
+        str("activation_checkpointing: ", reader.name,
+            " is run again in backward, but a tensor that it reads was written in place after it had run "
+            "(between forward and backward?): write into a copy, or train without "
+            "activation_checkpointing"));
+  if (!value.digest) return;
+  ++work.num_verified;
+  if (digest_of(value.kept) != std::exchange(value.digest, std::nullopt))
+    throw Error(
+        str("activation_checkpointing: ", reader.name,
+            " is run again in backward, but a tensor that it reads (", describe(value.kept),
+            ") has other values than in the forward: code that calls no operator has written it (numpy, an "
+            "extension, a graph of torch.compile); give the model a copy, or add \"",
+            reader.name, "\" to activation_checkpointing.keep"));
+}
+
+/// See [Note: verification].
+void verify(const Call& call, Value& value, Work& work) {
+  if (!value.digest) return;
+  ++work.num_verified;
+  if (digest_of(value.kept) != std::exchange(value.digest, std::nullopt))
+    throw Error(str("activation_checkpointing: ", call.facts->name,
+                    " was run again in backward and made another tensor (", describe(value.kept),
+                    ") than in the forward. Either it does not compute the same each time, or code that "
+                    "calls no operator "
+                    "(numpy, an extension) has written what it made. Its results are kept with "
+                    "\"activation_checkpointing\": "
+                    "{\"keep\": [\"",
+                    call.facts->name, "\"]}"));
 }
 
 /// What the call's in-place operator may write into: the memory of a value that nobody else needs, or a copy.
@@ -132,14 +192,16 @@ at::Tensor writable(const Call::Input& input) {
   // A block on disk lends its memory to all who ask while somebody has it.
   const bool own = input.value->recomputed && !input.value->on_disk && input.value.use_count() == 1 &&
                    kept.use_count() == 1 && kept.storage().use_count() == 1;
-  return own ? kept : kept.clone();
+  return own ? kept : copy_of(kept);
 }
 
-void put_tensors(const Call& call, torch::jit::Stack& stack) {
+void put_tensors(const Call& call, torch::jit::Stack& stack, Work& work) {
+  if (const auto& blank = call.overwritten)
+    stack[call.facts->in_place_argument] = at::empty_strided(blank->sizes, blank->strides, blank->options);
   std::vector<std::vector<std::pair<int64_t, at::Tensor>>> lists(stack.size());
   for (const Call::Input& input : call.inputs) {
-    check_unchanged(*input.value, *call.facts);
-    const bool written = (call.facts->written_arguments >> input.argument & 1) != 0;
+    check_unchanged(*input.value, *call.facts, work);
+    const bool written = static_cast<int>(input.argument) == call.facts->in_place_argument;
     at::Tensor tensor = written ? writable(input) : input.value->kept;
     if (input.position < 0) {
       stack[input.argument] = std::move(tensor);
@@ -166,16 +228,10 @@ void put_tensors(const Call& call, torch::jit::Stack& stack) {
   }
 }
 
-void leave_out_statistics(const OperatorFacts& facts, torch::jit::Stack& stack) {
-  if (facts.first_statistic < 0 || !stack[facts.training_argument].toBool()) return;
-  stack[facts.first_statistic] = stack[facts.first_statistic + 1] = c10::IValue();
-}
-
-void run(const Call& call) {
+void run(const Call& call, Work& work) {
   const BelowAutograd below(call.grad_mode);
   torch::jit::Stack stack(call.arguments);
-  put_tensors(call, stack);
-  leave_out_statistics(*call.facts, stack);
+  put_tensors(call, stack, work);
   if (call.generator && call.facts->generator_argument >= 0)
     stack[call.facts->generator_argument] = call.generator->clone();
   {
@@ -189,6 +245,7 @@ void run(const Call& call) {
     output->kept = results[i];
     output->recomputed = true;
     output->producer.reset();
+    verify(call, *output, work);
   }
 }
 
@@ -207,6 +264,14 @@ at::Tensor make(const ValuePtr& value, Work& work) {
       next->kept = next->on_disk->fetch();
       work.read_seconds += seconds_since(start);
       next->recomputed = true;
+      if (next->digest) {
+        ++work.num_verified;
+        if (digest_of(next->kept) != std::exchange(next->digest, std::nullopt))
+          throw Error(
+              str("activation_checkpointing: a saved tensor (", describe(next->kept),
+                  ") that was read back from disk has other values than were written there: the disk, or its "
+                  "file system, has damaged it (activation_checkpointing.nvme_path)"));
+      }
     }
     if (next->kept.defined()) {
       wanted.pop_back();
@@ -220,7 +285,7 @@ at::Tensor make(const ValuePtr& value, Work& work) {
       if (!input.value->kept.defined()) wanted.push_back(input.value);
     if (wanted.size() != before) continue;
     const Clock::time_point start = Clock::now();
-    run(*call);
+    run(*call, work);
     work.call_seconds += seconds_since(start);
     ++work.num_calls;
     if (!wanted.back()->kept.defined())

@@ -39,10 +39,12 @@ struct Value {
   uint32_t made_version = 0;                                             ///< of that tensor
   const void* storage = nullptr;
   int64_t bytes = 0;
-  int64_t made_at = 0;   ///< by a counter of operators
-  int segment = 0;       ///< of the forward: see Blocks
-  int id = -1;           ///< among the results of the pass; -1: not made by an operator in it
-  int depth = 0;         ///< calls from here to what is kept
+  int64_t made_at = 0;  ///< by a counter of operators
+  int segment = 0;      ///< of the forward: see Blocks
+  int id = -1;          ///< among the results of the pass; -1: not made by an operator in it
+  int depth = 0;        ///< calls from here to what is kept
+  /// Of its elements, when an operator read it or autograd saved it: see [Note: verification].
+  std::optional<uint64_t> digest;
   bool dropped = false;  ///< autograd saved it, and it was not kept
 
   /// Nothing needs to be computed to have it.
@@ -60,6 +62,12 @@ struct Call {
   const OperatorFacts* facts = nullptr;
   std::vector<c10::IValue> arguments;  ///< without the tensors
   std::vector<Input> inputs;
+  /// Of the argument that the operator overwrites without reading it; fresh memory takes its place.
+  struct Blank {
+    std::vector<int64_t> sizes, strides;
+    at::TensorOptions options;
+  };
+  std::optional<Blank> overwritten;
   std::vector<std::weak_ptr<Value>> outputs;  ///< results, lists flattened
   std::optional<at::Generator> generator;     ///< a copy, as it was before the call
   at::Device device = at::kCPU;
@@ -68,8 +76,11 @@ struct Call {
 
 /// Local. `tensor`'s memory without autograd's history. No operator is called.
 at::Tensor alias_of(const at::Tensor& tensor);
-/// Local. A copy with memory of its own; no operator is heard.
+/// Local. A copy with memory of its own, with the strides of `tensor` and its alignment (to 64 bytes):
+/// kernels choose their way by these. No operator is heard.
 at::Tensor copy_of(const at::Tensor& tensor);
+/// Local. 64-bit XXH3 of the elements, in their order by index, and of shape and type. No operator is heard.
+uint64_t digest_of(const at::Tensor& tensor);
 /// Local. For a random operator that is about to run: copies its generator's state into the call.
 void remember_generator(Call& call);
 /// Local. Holds `tensor`, which is the Value's, and forgets the producer.
@@ -81,20 +92,23 @@ c10::StorageImpl* storage_of(const at::Tensor& tensor);
 /// transforms, …) is kept.
 bool supported(const at::Tensor& tensor);
 bool is_parameter(const at::Tensor& tensor);
+/// Local. Memory that numpy has, or that is not libtorch's own: it may be written without any operator.
+bool is_shared_memory(const at::Tensor& tensor);
 
 /// Local. The tensors among results, lists flattened; undefined where a result is no tensor.
 std::vector<at::Tensor> flatten(const std::vector<c10::IValue>& results);
 
 struct Work {
   int64_t num_calls = 0;
-  double call_seconds = 0;  ///< on a device that runs asynchronously: to launch them
-  double read_seconds = 0;  ///< that were waited for
+  int64_t num_verified = 0;  ///< tensors that were compared with their digest
+  double call_seconds = 0;   ///< on a device that runs asynchronously: to launch them
+  double read_seconds = 0;   ///< that were waited for
 };
 
 /// Local. Brings the value back where it is not kept: reads it from disk, or runs the calls that lead to it,
 /// below autograd and autocast, and keeps what they make for whoever else needs it. `work`: increased by what
 /// it took. Throws Error when the value cannot be made, because what it is made of was written in place
-/// since, and DiskError.
+/// since, or when what was made differs from its digest, and DiskError.
 at::Tensor make(const ValuePtr& value, Work& work);
 
 }  // namespace tessera::activations

@@ -5,8 +5,10 @@
 #include <vector>
 
 #include "activations/checkpointing.h"
+#include "activations/operator_facts.h"
 #include "core/error.h"
 #include "core/str.h"
+#include "engine/config/suggest.h"
 #include "engine/engine.h"
 #include "engine/optimizer_setup.h"
 
@@ -31,6 +33,8 @@ PolicyOptions policy_of(const ActivationConfig& config) {
   if (config.policy == "budget" || config.policy == "offload")
     options.directory = config.nvme_path.value_or("");
   options.budget_bytes = config.budget_bytes;
+  options.verify = config.verify;
+  options.keep.insert(config.keep.begin(), config.keep.end());
   if (const std::vector<std::string> patterns = words_of(config.blocks); !patterns.empty())
     options.is_block = [patterns](const std::string& module) {
       return std::any_of(patterns.begin(), patterns.end(),
@@ -39,10 +43,22 @@ PolicyOptions policy_of(const ActivationConfig& config) {
   return options;
 }
 
+void check_operators(const std::vector<std::string>& names) {
+  if (names.empty()) return;
+  const std::vector<std::string> known = activations::operator_names();
+  for (const std::string& name : names)
+    if (!std::binary_search(known.begin(), known.end(), name))
+      throw ConfigError(str("activation_checkpointing.keep: found \"", name, "\"",
+                            config::did_you_mean(name, known),
+                            "; expected the name of an operator without its overload, as \"aten::gelu\" (the "
+                            "in-place form is another operator: \"aten::gelu_\")"));
+}
+
 }  // namespace
 
 void Engine::set_up_activations() {
   const ActivationConfig& config = config_.activations;
+  check_operators(config.keep);
   if (config.policy == "none") return;
   if (config.policy == "budget" && config.budget_bytes <= 0)
     throw ConfigError(

@@ -246,7 +246,6 @@ CompiledGraphRead::CompiledGraphRead(const std::vector<at::Tensor>& inputs) {
     if (input.defined() && input.has_storage() &&
         find_unit(*input.storage().unsafeGetStorageImpl()) != nullptr)
       parameters.emplace_back(input);
-  if (parameters.empty()) return;
   event_.emplace(at::RecordScope::FUNCTION);
   event_->before(CompiledGraphs::kAnnounced.data(),
                  c10::ArrayRef<const c10::IValue>(parameters.data(), parameters.size()));

@@ -87,7 +87,9 @@ struct ActivationConfig {
   int64_t budget_bytes = 0;     ///< our own key: for "budget": of saved tensors that a rank keeps
   std::string blocks;           ///< our own key: for "block": patterns of modules' names, separated by spaces
   std::optional<std::string> nvme_path = {};  ///< our own key: "offload", "budget": a folder on the disk
-  bool profile = false;                       ///< logs after the first forward, and the second, what is kept
+  int64_t verify = 1;                  ///< our own key: forwards in which what is made again is compared
+  std::vector<std::string> keep = {};  ///< our own key: operators whose results are never made again
+  bool profile = false;                ///< logs after the first forward, and the second, what is kept
   bool operator==(const ActivationConfig&) const = default;
 };
 

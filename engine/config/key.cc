@@ -152,7 +152,10 @@ void from_json(const json& value, std::vector<double>* member) {
 }
 void from_json(const json& value, std::vector<std::string>* member) {
   member->clear();
-  if (!value.is_null()) *member = value.get<std::vector<std::string>>();
+  if (value.is_string())
+    member->push_back(value.get<std::string>());
+  else if (!value.is_null())
+    *member = value.get<std::vector<std::string>>();
 }
 
 template <class T>

@@ -154,6 +154,15 @@ std::vector<Field> activation_fields(ActivationConfig& c) {
        "files "
        "have no name there, and go with the process",
        kNullable},
+      {"verify", &c.verify,
+       "Our own key: in so many first forwards, and in one of 256 later, what is made again in backward (or "
+       "read "
+       "from disk) is compared with a hash of what it was; a difference is an error. 0: never",
+       between(0, 9e15)},
+      {"keep", &c.keep,
+       "Our own key: names of operators whose results are kept and never made again, as \"aten::gelu\"; "
+       "null: none",
+       kNullable},
       {"profile", &c.profile, "Logs what the first two steps keep, recompute and offload"},
   };
 }

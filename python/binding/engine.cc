@@ -362,6 +362,7 @@ void bind_engine(py::module_& module) {
                  {"num_kept", counts.num_kept},
                  {"num_dropped", counts.num_dropped},
                  {"num_repeated", counts.work.num_calls},
+                 {"num_verified", counts.work.num_verified},
                  {"repeat_us", static_cast<int64_t>(1e6 * counts.work.call_seconds)},
                  {"read_us", static_cast<int64_t>(1e6 * counts.work.read_seconds)},
                  {"offloaded_bytes", counts.offloaded_bytes},

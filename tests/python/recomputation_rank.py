@@ -1,0 +1,478 @@
+"""Models whose forward does more than call functional operators: each policy's gradients are plain PyTorch's, to the bit."""
+import ctypes
+import sys
+import threading
+from pathlib import Path
+
+import numpy
+import tessera
+import torch
+from checks import check, main, raises
+from torch import nn
+from torch.autograd import forward_ad
+from torch.nn import functional
+
+WIDTH = ROWS = 64
+rank, world = tessera.comm.get_rank(), tessera.comm.get_world_size()
+POLICIES = {"cheap": {"policy": "cheap"}, "block": {"policy": "block"}, "budget": {"policy": "budget", "budget_bytes": 20_000},
+            "offload": {"policy": "offload", "nvme_path": "spill"}}
+
+
+class Net(nn.Module):
+    """A layer, two blocks, a head; `then(self, x)` is the forward."""
+
+    def __init__(self, then):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.head, self.cell = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.GRUCell(WIDTH, WIDTH)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.norm, self.mean_norm = nn.BatchNorm1d(WIDTH), nn.BatchNorm1d(WIDTH, momentum=None)
+        self.register_buffer("mean", torch.zeros(WIDTH))
+        self.register_buffer("table", torch.linspace(-1, 1, ROWS * WIDTH).view(ROWS, WIDTH))
+        self.then = then
+
+    def forward(self, x):
+        return self.then(self, x)
+
+
+def inputs_of(step):
+    return torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(10 * step + rank))
+
+
+def loss_of(model, step):
+    return model(inputs_of(step)).square().mean()
+
+
+def engine_of(then, section):
+    engine, *_ = tessera.initialize(model=Net(then), config={
+        "train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "SGD", "params": {"lr": 0.0}}, "activation_checkpointing": section})
+    return engine
+
+
+def run(then, section, loss=loss_of, between=lambda: None, steps=2):
+    """Losses, gradients and buffers of steps that change no weight."""
+    engine, found = engine_of(then, section), []
+    for step in range(steps):
+        torch.manual_seed(step)
+        value = loss(engine, step)
+        between()
+        engine.backward(value)
+        found += [value.detach()] + [engine.full_gradient(name) for name, _ in engine.module.named_parameters()]
+        engine.step()
+    return found + list(engine.module.buffers())
+
+
+def plain(then, loss=loss_of, between=lambda: None, steps=2):
+    model, found = Net(then), []
+    for step in range(steps):
+        torch.manual_seed(step)
+        value = loss(model, step)
+        between()
+        value.backward()
+        grads = [torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in model.parameters()]
+        found += [value.detach()] + [torch.from_numpy(numpy.mean(tessera.comm.all_gather(grad.tolist()), 0)).float() if world > 1 else grad for grad in grads]
+        for parameter in model.parameters():
+            parameter.grad = None
+    return found + list(model.buffers())
+
+
+def compare(then, exactly=True, **how):
+    wanted = plain(then, **how)
+    for name, section in POLICIES.items():
+        for one, other in zip(run(then, section, **how), wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=0 if exactly else 1e-6, atol=0 if exactly else 1e-6, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@check
+def two_in_place_operators_on_a_tensor_from_before_the_block():
+    def film(self, x):
+        h = self.first(x)
+        scale, shift = self.layers[0](x), self.layers[1](x)
+        h.mul_(scale).add_(shift)
+        return self.head(h)
+
+    def one(self, x):
+        h = self.first(x)
+        h.mul_(self.layers[0](x))
+        return self.head(h)
+
+    def gated(self, x):
+        h = self.first(x)
+        h.mul_(self.layers[0](x).sigmoid())
+        functional.relu_(h)
+        return self.head(h)
+
+    def swish(self, x):
+        h = self.first(x)
+        y = self.layers[0](x)
+        functional.silu(h, inplace=True)
+        h.add_(y)
+        return self.head(h)
+
+    def residual(self, x):
+        h = self.first(x)
+        for layer in self.layers:
+            h.mul_(layer(x))
+            h += x
+        return self.head(h)
+
+    def slices(self, x):
+        h = torch.cat([self.first(x), x], 1)[:, :WIDTH]
+        self.norm(self.first(x))
+        h.sin_()
+        return self.head(self.norm(h))
+
+    for then in (film, one, gated, swish, residual, slices):
+        compare(then)
+
+
+@check
+def noise_of_rrelu():
+    def then(self, x):
+        x = self.first(x)
+        for layer in self.layers:
+            x = functional.rrelu(layer(x), training=True)
+        return self.head(x)
+
+    compare(then)
+
+
+@check
+def running_statistics_read_and_written():
+    def read(self, x):
+        c = self.first(x)
+        z = (x - self.norm.running_mean) / (self.norm.running_var + 1e-5).sqrt()
+        self.norm(x)
+        return self.head(self.layers[1](z).relu() + c)
+
+    def twice(self, x):
+        return self.head(self.layers[1](self.mean_norm(self.layers[0](self.mean_norm(self.first(x)).relu())).relu()) * self.mean_norm.running_var)
+
+    def renormalized(self, x):  # Ioffe, 2017
+        x = self.first(x)
+        deviation = (self.norm.running_var + 1e-5).sqrt()
+        r = ((x.var(0, unbiased=False) + 1e-5).sqrt() / deviation).detach().clamp(1 / 3, 3)
+        d = ((x.mean(0) - self.norm.running_mean) / deviation).detach().clamp(-5, 5)
+        return self.head(self.layers[1](self.norm(x) * r.repeat(ROWS, 1) + d.repeat(ROWS, 1)).relu())
+
+    for then in (read, twice, renormalized):
+        compare(then)
+
+
+@check
+def lists_that_are_written():
+    for of_data in (True, False):
+        def then(self, x, of_data=of_data):
+            c = self.first(x)
+            y = self.layers[1](x - self.mean) * (self.table + 1).sin()
+            with torch.no_grad():
+                torch._foreach_lerp_([tensor.data if of_data else tensor for tensor in (self.mean, self.table)], [x.mean(0), x], 0.5)
+            return self.head(y.relu() + c)
+
+        compare(then)
+
+
+@check
+def strides():
+    def by_stride(self, x):
+        c = self.first(x * 1)
+        w = x.as_strided((16, WIDTH), (4, 1)) * 2
+        y = self.layers[0](w).tanh()
+        x += 1
+        return self.head(self.layers[1](y)) + c[:16]
+
+    def column(self, x):
+        h = self.first(x * 1)
+        w = x[:, 3].reshape(8, 8).repeat(8, 8).sin()
+        y = self.layers[1](w * h)
+        x += 1
+        return self.head(y + x)
+
+    def half(model, step):
+        return model(torch.randn(ROWS, 2 * WIDTH, generator=torch.Generator().manual_seed(step))[:, :WIDTH]).square().mean()
+
+    for then in (by_stride, column):
+        compare(then)
+        compare(then, loss=half)
+
+
+@check
+def memory_that_no_operator_writes():
+    def masks(self, x):
+        x = self.first(x)
+        for layer, make in zip(self.layers, (lambda: x.new_zeros(ROWS, WIDTH), lambda: torch.full_like(x, 1.0, requires_grad=False))):
+            x = layer(x)
+            mask = make()
+            mask.numpy()[:, ::2] = 2.0
+            x = x.sin() * mask
+        return self.head(x)
+
+    buffer = numpy.zeros((ROWS, WIDTH), numpy.float32)
+
+    def features(self, x):
+        c = self.first(x)
+        for k in range(2):
+            buffer[:] = numpy.sin(x.numpy() + k)
+            c = c + self.layers[1](torch.from_numpy(buffer) * 2)
+        return self.head(c)
+
+    def kept_view(self, x):  # one tensor over memory that changes
+        c, memory = self.first(x), torch.from_numpy(buffer)
+        for k in range(2):
+            buffer[:] = numpy.cos(x.numpy() * k)
+            c = c + self.layers[1](memory[:, 1:].sin().repeat(1, 2)[:, :WIDTH])
+        return self.head(c)
+
+    def thread(self, x):
+        c, y = self.first(x), torch.empty(ROWS, WIDTH)
+        worker = threading.Thread(target=lambda: y.copy_(x.detach() * 3))
+        worker.start()
+        worker.join()
+        return self.head(self.layers[0]((y * 2).sin()) + c)
+
+    for then in (masks, features, kept_view, thread):
+        compare(then)
+
+    def staged(model, step):  # the next batch arrives before backward
+        buffer[:] = inputs_of(step).numpy()
+        return model(torch.from_numpy(buffer)).square().mean()
+
+    def two_uses(self, x):
+        return self.head(self.first(x * 1) + self.layers[1](x * 2 + 1).tanh())
+
+    compare(two_uses, loss=staged, between=lambda: buffer.fill(0))
+
+
+@check
+def written_between_forward_and_backward():
+    """By an operator, also of another thread or through .data, of which versions say nothing: plain PyTorch has its own copy."""
+    memory = torch.zeros(ROWS, WIDTH)
+
+    def then(self, x):
+        memory.data.copy_(x)
+        return self.head(self.layers[0]((memory + 1).sin() * 2) + self.first(x))
+
+    def other_thread():
+        worker = threading.Thread(target=lambda: memory.data.fill_(7))
+        worker.start()
+        worker.join()
+
+    compare(then, between=lambda: memory.data.zero_())
+    compare(then, between=other_thread)
+
+    def hook(self, x):
+        y = self.layers[1](self.layers[0](x * (self.table + 1.5)).tanh())
+        y.register_hook(lambda gradient: (self.table.data.add_(0.5), gradient)[1])
+        return self.head(y) + self.first(x)
+
+    compare(hook)
+
+
+@torch.library.custom_op("recomputation_test::noise", mutates_args=())
+def noise(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.rand_like(x)
+
+
+noise.register_autograd(lambda ctx, gradient: gradient, setup_context=lambda ctx, inputs, output: None)
+calls = torch.zeros(ROWS, WIDTH)
+
+
+@torch.library.custom_op("recomputation_test::count", mutates_args=())
+def count(x: torch.Tensor) -> torch.Tensor:
+    calls.add_(1)
+    return x * calls
+
+
+count.register_autograd(lambda ctx, gradient: gradient, setup_context=lambda ctx, inputs, output: None)
+
+
+@check
+def operators_of_others():
+    def then(self, x):
+        calls.zero_()
+        x = self.first(x)
+        for layer in self.layers:
+            x = count(noise(layer(x)).sin()).tanh() * (calls + 1)
+        return self.head(x)
+
+    compare(then)
+
+
+@check
+def recurrent_cells():
+    def then(self, x):
+        x = self.first(x)
+        h = torch.zeros(ROWS, WIDTH)
+        for k in range(4):
+            h = self.cell(x * (k + 1), h)
+        return self.head(h)
+
+    compare(then)
+
+
+@check
+def forward_mode():
+    def then(self, x):
+        x = self.first(x)
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x, torch.ones_like(x))
+            for layer in self.layers:
+                dual = functional.softplus(layer(dual)).sin()
+            primal, tangent = forward_ad.unpack_dual(dual)
+        return self.head(primal + tangent)
+
+    compare(then)
+
+
+@check
+def collectives_in_the_forward():
+    """Synchronized statistics, in place and as an operator that is differentiated."""
+    import torch.distributed as dist
+    import torch.distributed.nn.functional as with_gradients
+
+    def in_place(self, x):
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer(x)
+            mean = x.detach().mean(0) * 2
+            dist.all_reduce(mean)
+            wide = x.detach() * 0.5  # large enough to be dropped
+            work = dist.all_reduce(wide, async_op=True)
+            work.wait()
+            x = x * mean.repeat(ROWS, 1).sin() + wide.sin() * x
+        return self.head(x)
+
+    def differentiated(self, x):
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer(x)
+            mean = with_gradients.all_reduce(x.mean(0)) / world
+            variance = with_gradients.all_reduce((x - mean).square().mean(0)) / world
+            x = (x - mean) / (variance + 1e-5).sqrt()
+        return self.head(x)
+
+    def functional_collective(self, x):
+        import torch.distributed._functional_collectives as collectives
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer(x)
+            x = x * collectives.all_reduce(x.detach() * 0.5, "sum", dist.group.WORLD).sin()
+        return self.head(x)
+
+    dist.init_process_group("gloo", init_method=f"file://{Path.cwd()}/store", rank=rank, world_size=world)
+    for then in (in_place, differentiated, functional_collective):
+        wanted = run(then, {})
+        for name, section in POLICIES.items():
+            for one, other in zip(run(then, section), wanted, strict=True):
+                assert torch.equal(one, other), name
+
+
+@check
+def compiled_functions_with_fallback_kernels():
+    import torch._inductor.config as inductor
+    inductor.compile_threads = 1
+    for function in (lambda x: torch.fft.fft(x).abs() * 2, lambda x: torch.sort(x, 1)[0] * 2, lambda x: x.sin().cumsum(1) * 2):
+        compiled = torch.compile(function, dynamic=False)
+
+        def then(self, x, compiled=compiled):
+            x = self.first(x)
+            with torch.no_grad():
+                x = x + compiled(x)
+            for layer in self.layers:
+                x = compiled(layer(x)).tanh()
+            return self.head(x)
+
+        compare(then)
+
+    @torch.compile(dynamic=False)
+    def update(average, x):
+        average.mul_(0.9).add_(x.mean(0), alpha=0.1)
+        return x * 2
+
+    def averaging(self, x):
+        y = self.first(x) - self.mean * 2
+        with torch.no_grad():
+            update(self.mean, x)
+        return self.head(self.layers[0](y).tanh() * (self.mean + 1))
+
+    compare(averaging)
+
+
+# ---------------------------------------------------------------------------------------- verification
+
+
+def lies(self, x):
+    """A clone that memory without operators changes: nothing tells, but the bits."""
+    h = self.layers[0](self.first(x))
+    y = h.detach().clone()
+    ctypes.memset(y.data_ptr(), 0, 1024)
+    return self.head(h * (y * 2).sin())
+
+
+@check
+def a_difference_is_an_error_that_names_the_operator():
+    engine = engine_of(lies, {"policy": "block"})
+    raises(RuntimeError, lambda: engine.backward(loss_of(engine, 0)), "aten::clone was run again in backward and made another tensor",
+           '"activation_checkpointing": {"keep": ["aten::clone"]}')
+
+
+@check
+def what_is_kept_is_not_made_again():
+    wanted = plain(lies)
+    for one, other in zip(run(lies, {"policy": "block", "keep": ["aten::clone"]}), wanted, strict=True):
+        assert torch.equal(one, other)
+
+
+@check
+def names_to_keep_are_checked():
+    raises(tessera.ConfigError, lambda: engine_of(lies, {"policy": "block", "keep": ["aten::gelu", "aten::clonee"]}),
+           "activation_checkpointing.keep", 'did you mean "aten::clone"')
+
+
+@check
+def the_first_forwards_are_verified_and_one_of_256_later():
+    def then(self, x):
+        return self.head(functional.gelu(self.layers[0](x)) * 2)
+
+    def verified(engine, forwards):
+        """By forward: whether tensors were compared."""
+        found = []
+        for step in range(forwards):
+            before = engine._engine.activation_counts()["num_verified"] if step else 0
+            engine.backward(loss_of(engine, step))
+            engine.step()
+            found.append(engine._engine.activation_counts()["num_verified"] > before)
+        return found
+
+    def input_is_kept(section):  # x, which comes from outside, is compared in every forward
+        return verified(engine_of(lambda self, x: then(self, self.first(x)), section), 258)
+
+    assert [i for i, yes in enumerate(input_is_kept({"policy": "block"})) if yes] == [0, 256]
+    assert [i for i, yes in enumerate(input_is_kept({"policy": "block", "verify": 3})) if yes] == [0, 1, 2, 256]
+    assert not any(input_is_kept({"policy": "block", "verify": 0}))
+
+
+@check
+def a_rank_without_a_forward():
+    """Under a budget the plan waits until every rank has had one."""
+    def then(self, x):
+        return self.head(functional.gelu(self.layers[0](self.first(x))) * 2)
+
+    engine, wanted = engine_of(then, POLICIES["budget"]), engine_of(then, {})
+    for step in range(4):
+        gradients = []
+        for each in (engine, wanted):
+            if rank == 1 and step < 2:
+                loss = sum(parameter.sum() for parameter in each.module.parameters()) * 0
+            else:
+                loss = loss_of(each, step)
+            each.backward(loss)
+            gradients.append([each.full_gradient(name) for name, _ in each.module.named_parameters()])
+            each.step()
+        assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True)), step
+    counts = engine._engine.activation_counts()
+    assert counts["num_dropped"] > 0 and not counts["left_plan"], counts
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
