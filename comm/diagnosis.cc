@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "comm/error_message.h"
+#include "comm/liveness.h"
 #include "core/error.h"
 #include "core/str.h"
 
@@ -171,7 +172,11 @@ std::string absences(const Failure& failure) {
       std::erase_if(
           absent, [&](int rank) { return std::count(failure.gone.begin(), failure.gone.end(), rank) == 0; });
     if (absent.empty()) return "";
-    return str(named(absent, failure), absent.size() == 1 ? " is" : " are", " gone (connection closed)");
+    const bool no_answer = std::all_of(absent.begin(), absent.end(), [&](int rank) {
+      return std::count(failure.silent.begin(), failure.silent.end(), rank) > 0;
+    });
+    return str(named(absent, failure), absent.size() == 1 ? " is" : " are", " gone (",
+               no_answer ? RankIsGone::kHostIsSilent : RankIsGone::kConnectionClosed, ")");
   }
   absent.insert(absent.end(), behind.begin(), behind.end());
   std::sort(absent.begin(), absent.end());

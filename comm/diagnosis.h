@@ -73,6 +73,7 @@ struct Failure {
   std::vector<RankReport> reports;       ///< one a rank, the asking one's included
   std::vector<int> missing;              ///< ranks known not to have arrived (exchange)
   std::vector<int> gone;                 ///< ranks whose processes are known to have ended (liveness.h)
+  std::vector<int> silent = {};          ///< of these the ones whose hosts do not answer
   std::vector<int> names = {};           ///< by rank: what it is called; empty: the same number
 
   int name(int r) const { return names.empty() ? r : names[static_cast<size_t>(r)]; }

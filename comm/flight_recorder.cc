@@ -47,6 +47,12 @@ RankReport FlightRecorder::report(std::thread::id& issuer) const {
   return report_;
 }
 
+std::optional<CollectiveDesc> FlightRecorder::find(int64_t number) const {
+  const std::lock_guard lock(mutex_);
+  const CollectiveDesc* found = report_.find(number);
+  return found != nullptr ? std::optional(*found) : std::nullopt;
+}
+
 void FlightRecorder::report_fault(Fault fault, int64_t number) {
   std::string text;
   {
@@ -95,11 +101,13 @@ bool FlightRecorder::read_report(int rank, RankReport& report) const {
   return true;
 }
 
-std::vector<int> FlightRecorder::gone() const {
-  const std::vector<int> ended = store_.gone();
+std::vector<int> FlightRecorder::gone() const { return of_group(store_.gone()); }
+
+/// By their numbers in the context.
+std::vector<int> FlightRecorder::of_group(const std::vector<int>& ranks) const {
   std::vector<int> found;
   for (int rank = 0; rank < size_; ++rank)
-    if (std::count(ended.begin(), ended.end(), ranks_[static_cast<size_t>(rank)]) > 0) found.push_back(rank);
+    if (std::count(ranks.begin(), ranks.end(), ranks_[static_cast<size_t>(rank)]) > 0) found.push_back(rank);
   return found;
 }
 
@@ -120,6 +128,7 @@ std::string FlightRecorder::diagnose(Failure failure, Clock::time_point deadline
     if (all_gone || is_last) break;
     std::this_thread::sleep_for(milliseconds(20));
   }
+  failure.silent = of_group(store_.silent());
   {
     std::lock_guard lock(mutex_);
     failure.reports[static_cast<size_t>(rank_)] = report_;

@@ -36,6 +36,8 @@ class FlightRecorder {
   /// them.
   uint32_t tag_of(int64_t number) const { return static_cast<uint32_t>(number * size_) & 0xffffu; }
   int64_t number_of(uint32_t tag) const;
+  /// Local. A collective by its number; none when it is no longer remembered.
+  std::optional<CollectiveDesc> find(int64_t number) const;
   /// Local. What this rank has issued. `issuer`: set to the thread that has issued the last collective.
   RankReport report(std::thread::id& issuer) const;
 
@@ -58,6 +60,7 @@ class FlightRecorder {
  private:
   /// Reads what `rank` has said of itself since a collective failed; false: nothing yet.
   bool read_report(int rank, RankReport& report) const;
+  std::vector<int> of_group(const std::vector<int>& ranks) const;
 
   const int rank_;
   const int size_;

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "comm/transport.h"
@@ -23,6 +24,8 @@ struct GlooOptions {
   /// GLOO_SOCKET_IFNAME: network interfaces, comma-separated; empty: `address`
   std::string interfaces = {};
   std::string address = "127.0.0.1";               ///< the local address to bind to
+  std::vector<int> names = {};  ///< by rank: what messages call the transport's ranks; empty: 0 …
+  bool verify = false;          ///< JoinOptions::verify
   std::chrono::milliseconds timeout{0};            ///< of a collective
   std::chrono::milliseconds connect_timeout{0};    ///< of connecting to all ranks
   std::shared_ptr<GlooDevices> devices = nullptr;  ///< null: of its own
@@ -42,6 +45,9 @@ class GlooTransport : public Transport {
   virtual PendingPtr reduce_scatter(const at::Tensor& full, const std::vector<int64_t>& numels,
                                     const ReduceInto& into, uint32_t tag) = 0;
 };
+
+/// What begins the cause of a collective that failed because a rank received other bytes than were sent.
+inline constexpr std::string_view kAlteredData = "data was altered on its way: ";
 
 /// Collective. Connects every pair of ranks, which find each other through `store`, and proves the
 /// connections [Note: proven connections]. `on_failure` is called on a thread of Gloo when a collective

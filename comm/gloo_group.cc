@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <future>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "comm/error_message.h"
@@ -89,7 +91,10 @@ class Attempts {
       return word;
     });
     if (proof[0] != 'c') group->abort();
-    return tell(proof) ? group : nullptr;
+    if (tell(proof)) return group;
+    group->abort();
+    release_aborted(std::move(group));
+    return nullptr;
   }
 
  private:
@@ -158,6 +163,17 @@ void GlooGroup::abort() {
       }
     }
   }
+}
+
+void release_aborted(c10::intrusive_ptr<GlooGroup> group) {
+  constexpr milliseconds kMoment{200};
+  std::promise<void> destroyed;
+  const std::future<void> end = destroyed.get_future();
+  std::thread([group = std::move(group), destroyed = std::move(destroyed)]() mutable {
+    group.reset();
+    destroyed.set_value();
+  }).detach();
+  end.wait_for(kMoment);
 }
 
 c10::intrusive_ptr<GlooGroup> connect_gloo_group(const GroupStore& store, const GlooOptions& options) {

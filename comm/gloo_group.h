@@ -44,6 +44,18 @@ class GlooGroup final : public c10d::ProcessGroupGloo {
   at::Tensor scratch_ = at::zeros({1}, at::kByte);
 };
 
+// [Note: a receive that never ends]
+// When a connection closes, Gloo fails what waits for a message on it, but not the operation whose message
+// has arrived in part, nor one that has sent a part of its own: these wait for their own time limit,
+// comm.timeout_s, in the group's threads, and ~ProcessGroupGloo joins its threads. The larger the messages,
+// the more likely. So a group that was aborted is destroyed by a thread of its own, for which nobody waits
+// longer than a moment. What the operation refers to (buffers, connections, devices) is kept alive by it;
+// nothing reads or writes the buffers, because the connections are closed.
+
+/// Local. Destroys a group after abort(), or leaves that to a thread. Nothing that the group's operations
+/// call may depend on the caller afterwards.
+void release_aborted(c10::intrusive_ptr<GlooGroup> group);
+
 /// Local. The rank's number in messages.
 int number_of(const GlooOptions& options);
 

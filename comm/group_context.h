@@ -53,6 +53,10 @@ class GroupContext {
   /// Local. Tells the other ranks why this one leaves; the first reason stands. Never throws.
   void leave(std::string_view reason);
 
+  /// Local. One of the groups has failed: the others are of no use to this rank either.
+  void set_failed() { failed_ = true; }
+  bool has_failed() const { return failed_; }
+
   /// Local. Adds a group, under a name that is the same on all ranks.
   void add_group(const std::string& name, std::weak_ptr<const FlightRecorder> recorder);
   /// Local. Publishes that this rank waits for a collective of a group, until end_wait(). Returns a sentence
@@ -73,6 +77,7 @@ class GroupContext {
   std::optional<std::chrono::steady_clock::time_point> report_deadline_;
   std::map<std::string, std::weak_ptr<const FlightRecorder>> recorders_;  ///< by group
   std::atomic<bool> wait_published_ = false;
+  std::atomic<bool> failed_ = false;
 };
 
 }  // namespace tessera::comm

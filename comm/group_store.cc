@@ -73,7 +73,7 @@ class WatchedStore final : public c10d::PrefixStore {
   void wait(const std::vector<std::string>& keys, const milliseconds& timeout) override {
     const auto deadline = Clock::now() + (timeout == kNoTimeout ? std::chrono::hours(24) : timeout);
     const auto check_all_alive = [&] {
-      if (const std::vector<int> ranks = liveness_->gone(); !ranks.empty()) throw RankIsGone(ranks);
+      if (const std::vector<int> ranks = liveness_->gone(); !ranks.empty()) throw liveness_->error_of(ranks);
     };
     if (!poll_until(deadline, [&] { return check(keys); }, check_all_alive))
       throw CommError(str("timed out after ", name_duration(timeout), ": nobody has set ", keys.front()));
@@ -88,6 +88,8 @@ class WatchedStore final : public c10d::PrefixStore {
 template <class Function>
 auto GroupStore::guarded(Function&& function) const {
   try {
+    if (liveness_ && !liveness_->await_store())
+      throw StoreIsGone(str(where_, " does not answer (", RankIsGone::kHostIsSilent, ")"));
     return function();
   } catch (const CommError&) {  // of a SealedStore
     throw;
@@ -142,7 +144,8 @@ bool GroupStore::await(const std::string& key, milliseconds timeout,
   return poll_until(Clock::now() + timeout, has_come, [&] {
     watch();
     // A rank may end in order as soon as the key is there: looked for again.
-    if (const std::vector<int> ranks = gone(); !ranks.empty() && !has_come()) throw RankIsGone(ranks);
+    if (const std::vector<int> ranks = gone(); !ranks.empty() && !has_come())
+      throw liveness_->error_of(ranks);
   });
 }
 
@@ -163,7 +166,7 @@ std::vector<int> GroupStore::await_ranks(const std::string& prefix, const std::v
     std::erase_if(lost, [&](int rank) {
       return std::find(ranks.begin(), ranks.end(), rank) == ranks.end() || !is_missing(rank);
     });
-    if (!lost.empty()) throw RankIsGone(lost);
+    if (!lost.empty()) throw liveness_->error_of(lost);
   };
   std::vector<int> missing;
   if (!poll_until(Clock::now() + timeout, has_all, watch_ranks))
@@ -184,10 +187,12 @@ GroupStore GroupStore::watched(std::shared_ptr<const Liveness> liveness) const {
 
 std::vector<int> GroupStore::gone() const { return liveness_ ? liveness_->gone() : std::vector<int>(); }
 
+std::vector<int> GroupStore::silent() const { return liveness_ ? liveness_->silent() : std::vector<int>(); }
+
 void GroupStore::check_all_alive(milliseconds limit) const {
   const auto deadline = Clock::now() + limit;
   while (true) {
-    if (const std::vector<int> ranks = gone(); !ranks.empty()) throw RankIsGone(ranks);
+    if (const std::vector<int> ranks = gone(); !ranks.empty()) throw liveness_->error_of(ranks);
     if (Clock::now() >= deadline) return;
     std::this_thread::sleep_for(milliseconds(20));
   }

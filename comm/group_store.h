@@ -62,6 +62,8 @@ class GroupStore {
   GroupStore watched(std::shared_ptr<const Liveness> liveness) const;
   /// Local. The ranks whose processes have ended, as far as this store is watched.
   std::vector<int> gone() const;
+  /// Local. Of these the ones whose hosts do not answer.
+  std::vector<int> silent() const;
   /// Local. Throws RankIsGone if a rank has ended, or does so within `limit`: after a failed connection to a
   /// rank that ends, its other connections close one by one.
   void check_all_alive(std::chrono::milliseconds limit = {}) const;

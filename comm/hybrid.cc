@@ -46,6 +46,7 @@ class HybridTransport final : public Transport {
 
   std::string_view name() const override { return "hybrid"; }
   bool wait_blocks() const override { return true; }
+  bool waits_at_end() const override { return true; }
 
   PendingPtr all_gather(const at::Tensor& full, const at::Tensor& shard, uint32_t tag) override {
     auto* const own_slice = static_cast<char*>(full.data_ptr()) + gloo_.rank * shard.nbytes();
@@ -92,6 +93,8 @@ class HybridTransport final : public Transport {
     gloo.number = gloo_.number < 0 ? gloo_.rank : gloo_.number;
     gloo.rank = place_of(ranks, gloo_.rank);
     gloo.size = static_cast<int>(ranks.size());
+    gloo.names.clear();
+    for (const int rank : ranks) gloo.names.push_back(name_of(rank));
     FoundHosts found{std::make_shared<hybrid::Hosts>(hosts), nullptr, ""};
     if (found.hosts->num_hosts() == gloo.size) return make_gloo_transport(store, gloo, std::move(on_failure));
     if (found.hosts->num_hosts() == 1)
@@ -119,6 +122,9 @@ class HybridTransport final : public Transport {
     return std::make_unique<HybridPending>(queue_, operation);
   }
 
+  /// What messages call a rank of this transport.
+  int name_of(int rank) const { return gloo_.names.empty() ? rank : gloo_.names[static_cast<size_t>(rank)]; }
+
   at::Tensor allocate(int64_t bytes, bool common) {
     auto region = queue_->allocate(bytes, common);
     void* data = region->address(found_.peers->rank());
@@ -138,6 +144,9 @@ class HybridTransport final : public Transport {
     for (const int number : hosts.columns_of(gloo_.rank)) {
       Column& column = columns.emplace_back();
       column.number = number;
+      options.names.clear();
+      for (int host = 0; host < hosts.num_hosts(); ++host)
+        options.names.push_back(name_of(hosts.carrier(host, number)));
       column.reduce = make_gloo_transport(store.under(str("reduce/", number)), options, on_failure);
       column.gather = make_gloo_transport(store.under(str("gather/", number)), options, on_failure);
     }

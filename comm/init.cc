@@ -54,7 +54,11 @@ void prepare_libtorch() {
 }
 
 GlooOptions gloo_options(const Environment& env, const JoinOptions& options, bool one_host) {
-  GlooOptions gloo{.rank = env.rank, .size = env.world_size, .timeout = options.timeout, .log = options.log};
+  GlooOptions gloo{.rank = env.rank,
+                   .size = env.world_size,
+                   .verify = options.verify,
+                   .timeout = options.timeout,
+                   .log = options.log};
   // All ranks have just been at the rendezvous: connecting takes less than a second, or never ends.
   gloo.connect_timeout = std::min<milliseconds>(options.rendezvous_timeout, std::chrono::seconds(20));
   if (const char* interfaces = std::getenv("GLOO_SOCKET_IFNAME");
@@ -189,6 +193,7 @@ void run_threads(int world_size, const JoinOptions& options,
                                     std::move(on_failure));
         const GlooOptions gloo{.rank = rank,
                                .size = world_size,
+                               .verify = options.verify,
                                .timeout = options.timeout,
                                .connect_timeout = options.rendezvous_timeout};
         if (options.backend == "hybrid")

@@ -26,6 +26,9 @@ struct JoinOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(30);  ///< of a collective; the same on all ranks
   /// From the first attempt to connect until all ranks have met: for connecting, sending and receiving.
   std::chrono::milliseconds rendezvous_timeout = std::chrono::minutes(5);
+  /// For data that crosses the network (Gloo, hybrid): each rank compares a digest of what it has received
+  /// with that of what was sent, and a difference is a CommError that names both. The same on all ranks.
+  bool verify = false;
   /// Says what a rendezvous of more than 5 s waits for, and when "auto" has to do without shared memory.
   Logger log{};
   /// For tests: ranks for which it returns different words share no memory, as if on different hosts. Unset:

@@ -11,8 +11,11 @@
 #include "comm/error_message.h"
 #include "comm/network.h"
 #include "comm/registration.h"
-#include "comm/sealed_store.h"
+#include "comm/session.h"
+#include "comm/shm/peer_sockets.h"
+#include "comm/store_exchange.h"
 #include "core/error.h"
+#include "core/random_digits.h"
 #include "core/str.h"
 
 namespace tessera::comm {
@@ -24,7 +27,7 @@ using Clock = std::chrono::steady_clock;
 /// After a failure the store lasts this long, so that the ranks that wait can read why.
 constexpr milliseconds kErrorTime{500};
 /// Of what ranks write to the store: to be raised when a release changes it.
-constexpr int kProtocolVersion = 5;
+constexpr int kProtocolVersion = 6;
 
 std::string host_name() {
   std::array<char, 256> name{};
@@ -63,28 +66,6 @@ c10::intrusive_ptr<c10d::Store> open_store(const Environment& env, const std::st
   }
 }
 
-/// Collective. What ranks say from here on is sealed where they have a secret. [Note: the run's secret]
-c10::intrusive_ptr<c10d::Store> sealed(c10::intrusive_ptr<c10d::Store> store, const std::string& prefix,
-                                       const Environment& env, const std::string& where) {
-  const std::string& secret = env.run_secret;
-  const std::string mine = secret.empty() ? "none" : SealedStore::fingerprint(secret);
-  const std::string theirs = GroupStore(store, where).under(prefix).claim("secret", mine);
-  if (theirs != mine) {
-    const bool both = !secret.empty() && theirs != "none";
-    throw CommError(str("TESSERA_RUN_SECRET ",
-                        secret.empty() ? "is not set"
-                        : both         ? "differs"
-                                       : "is set",
-                        " on rank ", env.rank,
-                        both             ? " from"
-                        : secret.empty() ? ", but is on"
-                                         : ", but not on",
-                        " the rank that came first; expected the same value on all ranks"));
-  }
-  if (secret.empty()) return store;
-  return c10::make_intrusive<SealedStore>(std::move(store), secret);
-}
-
 /// Where the other ranks reach this one.
 std::string own_address(const std::string& host, int port) {
   const char* interfaces = std::getenv("GLOO_SOCKET_IFNAME");
@@ -93,9 +74,11 @@ std::string own_address(const std::string& host, int port) {
   return address_of_interface(name.substr(0, name.find(',')), str("GLOO_SOCKET_IFNAME=", name));
 }
 
-void connect_liveness(Liveness& liveness, const std::vector<RankInfo>& ranks, const Environment& env,
-                      bool one_host, milliseconds timeout) {
-  std::vector<std::string> endpoints;
+/// Collective. Ends when all ranks are connected to all.
+void connect_all(const std::shared_ptr<Liveness>& liveness, const std::vector<RankInfo>& ranks,
+                 const Environment& env, bool one_host, const GroupStore& store, WaitLimit& limit,
+                 const std::function<void()>& watch) {
+  std::vector<Liveness::Peer> peers;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     const std::string& address = ranks[rank].endpoint;
     if (!one_host && is_loopback(address.substr(0, address.find(' '))))
@@ -104,9 +87,18 @@ void connect_liveness(Liveness& liveness, const std::vector<RankInfo>& ranks, co
                           "'s host, which ranks on other hosts cannot reach: give an address that is the "
                           "same everywhere, or set "
                           "GLOO_SOCKET_IFNAME"));
-    endpoints.push_back(address);
+    peers.push_back({address, ranks[rank].domain});
   }
-  liveness.connect(endpoints, env.rank, timeout);
+  liveness->connect(peers, limit.left(), watch);
+  const GroupStore watched = store.watched(liveness);
+  const auto on_host = liveness->share_between_hosts(watched.under("liveness"), limit.left());
+  StoreExchange exchange(watched.under("connected"), env.rank, env.world_size);
+  const StoreExchange::Result result = exchange.run("", limit.left(), watch);
+  if (!result.missing.empty())
+    throw CommError(str(name_ranks(result.missing), result.missing.size() == 1 ? " has" : " have",
+                        " not connected to the other ranks within ", name_duration(limit.timeout())));
+  if (result.values.empty()) throw CommError(result.cause);
+  liveness->stop_listening();
 }
 
 }  // namespace
@@ -114,6 +106,7 @@ void connect_liveness(Liveness& liveness, const std::vector<RankInfo>& ranks, co
 Settings settings_of(const JoinOptions& options, at::Device device) {
   return {{"comm.backend", str('"', options.backend, '"')},
           {"comm.timeout_s", str(static_cast<double>(options.timeout.count()) / 1000)},
+          {"comm.verify", options.verify ? "true" : "false"},
           {"the device of the tensors", device.is_cuda() ? "cuda" : "cpu"}};
 }
 
@@ -124,25 +117,41 @@ Rendezvous rendezvous(const Environment& env, const JoinOptions& options, const 
   const std::string where =
       str(env.agent_store ? "torchrun's agent is gone: the store at " : "rank 0 is gone: its store at ",
           endpoint(host, env.master_port));
-  WaitLimit limit(timeout, options.log, options.interrupt);
-  const auto liveness = std::make_shared<Liveness>(own_address(host, env.master_port));
-  const std::string domain = loopback_domain();
-  RankInfo mine{domain, options.host_for_tests ? str(domain, '/', options.host_for_tests(env.rank)) : domain,
-                str("process ", getpid(), " on ", host_name()), liveness->endpoint(), settings};
-  mine.settings.try_emplace(kVersionSetting, std::to_string(kProtocolVersion));
+  const std::string address = own_address(host, env.master_port);
+  std::function<void()> also;
+  const auto interrupt = [&] {
+    if (options.interrupt) options.interrupt();
+    if (also) also();
+  };
+  WaitLimit limit(timeout, options.log, interrupt);
   // The agent's store outlives the ranks it restarts; torch keeps its attempts apart in the same way. A late
   // rank of an earlier attempt may find the store of the next one.
   const bool has_attempts = env.agent_store || env.restart_count > 0;
   const std::string prefix = has_attempts ? str("tessera/attempt_", env.restart_count) : "tessera";
-  const auto store = sealed(open_store(env, host, timeout, limit), prefix, env, where);
-  Rendezvous result{GroupStore(store, where).under(prefix)};
+  const auto plain_store = open_store(env, host, timeout, limit);
+  Session session = join_session(plain_store, prefix, where, env, limit);
+  Rendezvous result{session.store};
   result.serves_store = env.rank == 0 && !env.agent_store;
   try {
+    const auto liveness = std::make_shared<Liveness>(
+        address, env.rank, result.store.claim("liveness_key", random_digits(16)), env.agent_store ? -1 : 0);
+    const GroupStore plain = GroupStore(plain_store, where).under(prefix);
+    also = [&, known = false]() mutable {
+      if (!known) known = check_secret(plain, env);
+      liveness->admit();
+    };
+    const std::string domain = loopback_domain();
+    RankInfo mine{domain,
+                  options.host_for_tests ? str(domain, '/', options.host_for_tests(env.rank)) : domain,
+                  str("process ", getpid(), " on ", host_name()), liveness->endpoint(), settings};
+    mine.settings.try_emplace(kVersionSetting, std::to_string(kProtocolVersion));
     const std::vector<RankInfo> ranks = register_rank(result.store, env, mine, limit);
+    also = nullptr;
+    session.answers.reset();
     result.one_host = std::all_of(ranks.begin(), ranks.end(),
                                   [&](const RankInfo& rank) { return rank.domain == mine.domain; });
     for (const RankInfo& rank : ranks) result.may_share.push_back(rank.may_share);
-    connect_liveness(*liveness, ranks, env, result.one_host, limit.left());
+    connect_all(liveness, ranks, env, result.one_host, result.store, limit, interrupt);
     result.store = result.store.watched(liveness);
     // From here on a rank 0 that hangs is waited for as long as in a collective.
     set_timeout_of_connections_to(env.master_port, std::min(timeout, options.timeout));

@@ -55,9 +55,10 @@ std::string in_hex(const std::array<unsigned char, Size>& bytes) {
 
 }  // namespace
 
-SealedStore::SealedStore(c10::intrusive_ptr<c10d::Store> store, const std::string& secret)
-    : SealedStore(std::move(store), derived(secret, "names"), derived(secret, "nonces"),
-                  derived(secret, "values")) {}
+SealedStore::SealedStore(c10::intrusive_ptr<c10d::Store> store, const std::string& secret,
+                         const std::string& session)
+    : SealedStore(std::move(store), derived(secret, "names" + session), derived(secret, "nonces" + session),
+                  derived(secret, "values" + session)) {}
 
 SealedStore::SealedStore(c10::intrusive_ptr<c10d::Store> store, const Key& names, const Key& nonces,
                          const Key& values)

@@ -7,7 +7,8 @@
 // encrypted and authenticated together with its name (XChaCha20-Poly1305). The nonce is a keyed hash of name
 // and value, so that equal values stay equal and compareSet() works. Numbers that add() counts are not
 // sealed. A stranger who connects can remove or overwrite what is there, which ends the run with an error.
-// (Keys are derived by purpose from the secret's hash; all by libsodium.)
+// What was recorded of another run has other keys (comm/session.h). (Keys are derived by purpose from the
+// secret's hash; all by libsodium.)
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -20,8 +21,9 @@ namespace tessera::comm {
 
 class SealedStore final : public c10d::Store {
  public:
-  /// Local. `secret`: not empty.
-  SealedStore(c10::intrusive_ptr<c10d::Store> store, const std::string& secret);
+  /// Local. `secret`: not empty. Stores with different `session` have different keys.
+  SealedStore(c10::intrusive_ptr<c10d::Store> store, const std::string& secret,
+              const std::string& session = "");
 
   /// Local. Tells whether two secrets are equal, without telling what they are.
   static std::string fingerprint(const std::string& secret);

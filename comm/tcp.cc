@@ -88,14 +88,30 @@ std::string describe_connect_error(int error) {
 }
 
 void keep_alive(int fd, std::chrono::seconds limit) {
-  const int on = 1, idle_s = static_cast<int>(limit.count() / 2),
-            interval_s = static_cast<int>(limit.count() / 4), count = 2;
+  const int on = 1, idle_s = std::max(1, static_cast<int>(limit.count() / 4)), interval_s = 1,
+            count = std::max(1, static_cast<int>(limit.count()) - idle_s);
   const auto limit_ms = static_cast<unsigned>(limit.count() * 1000);
   setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof interval_s);
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
   setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &limit_ms, sizeof limit_ms);
+  setsockopt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &on, sizeof on);
+}
+
+milliseconds time_without_answer(int fd) {
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return {};
+  return milliseconds(std::min(info.tcpi_last_data_recv, info.tcpi_last_ack_recv));
+}
+
+void keep_open(int fd) {
+  const int on = 1, idle_s = 300, interval_s = 60, count = 127;  // the most that the kernel takes
+  setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof interval_s);
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
 }
 
 }  // namespace tessera::comm

@@ -42,6 +42,8 @@ class Transport {
   /// True when Pending::wait() blocks until the result is there (CPU); false when it only orders streams.
   virtual bool wait_blocks() const = 0;
   virtual bool buffers_reductions() const { return false; }
+  /// Whether the destructor waits for what is in flight.
+  virtual bool waits_at_end() const { return false; }
 
   // Collective. `tag` is the same on all ranks; the next collective's is higher by at least the number of
   // ranks, so one collective may send under several consecutive tags.

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "comm/error_message.h"
+#include "comm/gloo.h"
 #include "comm/self.h"
 #include "core/ascii.h"
 #include "core/error.h"
@@ -285,12 +286,24 @@ void TransportCommunicator::open(const MakeTransport& make) {
 
 TransportCommunicator::~TransportCommunicator() {
   const auto aside = context_->step_aside();
-  if (error_) {
-    context_->leave(kLeftByFault);
-  } else if (std::uncaught_exceptions() > exceptions_at_birth_) {
+  if (!error_ && (std::uncaught_exceptions() > exceptions_at_birth_ || context_->has_failed()))
     abort("an error ended it");
-  }
+  if (!error_ && transport_->waits_at_end()) finish_in_flight();
+  if (error_) context_->leave(kLeftByFault);
   transport_.reset();
+}
+
+/// Works that the caller dropped. The transport's destructor would wait for them too, but without noticing
+/// that a rank has ended.
+void TransportCommunicator::finish_in_flight() {
+  try {
+    for (; !in_flight_.empty(); in_flight_.pop_front()) {
+      const std::shared_ptr<PendingCollective> oldest = in_flight_.front();
+      wait(*oldest);
+    }
+  } catch (const std::exception&) {  // the group has failed, which nobody asks for any more
+    transport_->abort();
+  }
 }
 
 void TransportCommunicator::abort(std::string_view reason) {
@@ -340,6 +353,11 @@ void TransportCommunicator::check_stalled(int64_t number) {
 void TransportCommunicator::fail(int64_t number, const std::string& cause, milliseconds timeout,
                                  std::vector<int> missing) {
   recorder_->report_fault(fault_of(cause), number);
+  if (cause.starts_with(kAlteredData)) {  // the others are told, who may have received what was sent
+    context_->leave(cause);
+    const std::optional<CollectiveDesc> desc = recorder_->find(number);
+    fail_with(str(desc ? desc->text() : "a collective", ", collective ", number, ": ", cause));
+  }
   transport_->abort();
   if (auto problem = context_->publish_wait(name_, number)) differ(*std::move(problem));
   Failure failure;
@@ -363,6 +381,7 @@ std::string TransportCommunicator::named(std::vector<int> ranks) const {
 
 void TransportCommunicator::fail_with(std::string message) {
   error_ = std::move(message);
+  context_->set_failed();
   transport_->abort();
   in_flight_.clear();
   throw_error();

@@ -49,7 +49,8 @@ class TransportCommunicator final : public Communicator,
   /// all of them, and of this group alone.
   TransportCommunicator(const TransportCommunicator& original, const std::vector<int>& ranks,
                         std::string name, GroupStore store, Use use);
-  /// While an exception unwinds, aborts; else waits for what is in flight.
+  /// While an exception unwinds, or when a group of this rank has failed, aborts; else waits for what is in
+  /// flight, as long as all ranks live.
   ~TransportCommunicator() override;
 
   int rank() const override { return rank_; }
@@ -98,6 +99,7 @@ class TransportCommunicator final : public Communicator,
   void wait(PendingCollective& collective);
   /// Forgets what has finished, and notices failures of collectives whose Work was dropped.
   void reap();
+  void finish_in_flight();
 
   /// Throws the error of a group that has failed.
   void check_usable() const;

@@ -5,9 +5,11 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <iostream>
 #include <sstream>
 #include <string_view>
+#include <typeinfo>
 
 #include "comm/error_message.h"
 #include "core/disk_error.h"
@@ -94,7 +96,24 @@ int run(int num_given, char** given) {
 
 }  // namespace
 
+/// Gloo throws on a thread of its own when a message has a length that no rank sends, which nobody can catch:
+/// the process ends. This says why, in one line as any other error.
+[[noreturn]] void end_by_gloo() {
+  try {
+    if (const std::exception_ptr error = std::current_exception()) std::rethrow_exception(error);
+  } catch (const std::exception& error) {
+    if (std::string_view(typeid(error).name()).find("gloo") != std::string_view::npos)
+      std::_Exit(
+          fail(tessera::Logger(tessera::LogOptions{}),
+               tessera::str("Gloo has received what no rank sends (", tessera::comm::error_message(error),
+                            "): data was altered on its way, or something else is connected")));
+  } catch (...) {
+  }
+  std::abort();
+}
+
 int main(int argc, char** argv) {
+  std::set_terminate(end_by_gloo);
   const int exit_code = run(argc, argv);
 #ifndef __SANITIZE_ADDRESS__   // which looks for leaks at an ordinary exit
   std::quick_exit(exit_code);  // libtorch's static objects take 80 ms to destroy, and nothing needs it

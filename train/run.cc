@@ -35,6 +35,7 @@ comm::JoinOptions join_options(const TrainerConfig& trainer, const Logger& logge
           .device = trainer.device,
           .timeout = to_milliseconds(trainer.timeout_s),
           .rendezvous_timeout = to_milliseconds(trainer.rendezvous_timeout_s),
+          .verify = trainer.verify,
           .log = logger};
 }
 

@@ -129,6 +129,10 @@ std::vector<config::Field> comm_fields(TrainerConfig& c) {
        "Seconds in which all ranks are to have met: to connect, to send and to receive. The command line's "
        "`--rendezvous-timeout` comes first",
        between(0.001, 1e9)},
+      {"verify", &c.verify,
+       "Compares digests of what ranks send each other over Gloo (`gloo`, and `hybrid` between hosts) with "
+       "what "
+       "arrives; a difference is an error that names the ranks and the collective"},
   };
 }
 

@@ -41,6 +41,7 @@ struct TrainerConfig {
   std::vector<std::string> attention_backends = {};  ///< prefer_attention(); empty: as libtorch chooses
   double timeout_s = 1800;                           ///< timeout of collectives
   double rendezvous_timeout_s = 300;                 ///< timeout until all ranks have joined
+  bool verify = false;                               ///< comm.verify: digests of what crosses the network
   int64_t dataloader_num_workers = 0;  ///< threads of one rank that make batches; 0: the training thread does
   int64_t dataloader_prefetch_factor = 2;  ///< batches made ahead, for each of these threads
   bool dataloader_pin_memory = true;       ///< CUDA: batches go to the device through page-locked memory

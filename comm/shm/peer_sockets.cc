@@ -28,33 +28,25 @@ CommError failed(const char* what) {
   return CommError(str("shared memory between the ranks: ", what, ": ", std::strerror(errno)));
 }
 
-FileDescriptor new_socket() {
-  FileDescriptor fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  if (!fd) throw failed("socket");
-  return fd;
-}
-
 constexpr size_t kTokenLength = 32;
 
 /// What a rank has written to the store.
-void check_token(const std::string& token, const char* key, int rank) {
+void check_token(const std::string& token, const std::string& key) {
   if (token.size() != kTokenLength)
-    throw CommError(str("the store has ", token.size(), " bytes as ", key, rank, ", not ", kTokenLength));
+    throw CommError(str("the store has ", token.size(), " bytes as ", key, ", not ", kTokenLength));
 }
 
 /// A name that begins with NUL lives in the kernel's table only.
-std::pair<sockaddr_un, socklen_t> address_of(const std::string& token) {
-  sockaddr_un address{};
+SocketAddress address_of(const std::string& token) {
+  SocketAddress result;
+  auto& address = reinterpret_cast<sockaddr_un&>(result.address);
   address.sun_family = AF_UNIX;
   const std::string name = "tessera-" + token;
   std::memcpy(address.sun_path + 1, name.data(), name.size());
-  return {address, static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size())};
+  result.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  result.kind = SOCK_SEQPACKET;
+  return result;
 }
-
-struct Greeting {
-  char secret[kTokenLength];
-  int32_t rank;
-};
 
 /// What travels: a number, and whether a descriptor travels with it.
 struct Message {
@@ -62,8 +54,6 @@ struct Message {
   int64_t has_fd;
 };
 
-/// How long a connection may take to send its greeting: a foreign program must not hold up the ranks.
-constexpr milliseconds kGreetingTime{1000};
 constexpr milliseconds kWatchInterval{20};
 
 }  // namespace
@@ -71,80 +61,64 @@ constexpr milliseconds kWatchInterval{20};
 PeerSockets::PeerSockets(const GroupStore& store, int rank, int size, milliseconds timeout,
                          std::vector<int> numbers)
     : rank_(rank), numbers_(std::move(numbers)), sockets_(static_cast<size_t>(size)) {
-  const FileDescriptor listener = new_socket();
+  FileDescriptor listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (!listener) throw failed("socket");
   const std::string name = random_digits(kTokenLength / 2);  // every program on this host can see it
-  const std::string secret =
-      random_digits(kTokenLength / 2);  // only programs that can read the store know it
-  const auto [address, length] = address_of(name);
-  if (bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) throw failed("bind");
-  if (listen(listener.get(), size) != 0) throw failed("listen");
-  // Keys have the ranks' numbers, by which the store's waits know who has ended.
-  store.set(str("secret/", number_of(rank)), secret);
+  const SocketAddress address = address_of(name);
+  if (bind(listener.get(), reinterpret_cast<const sockaddr*>(&address.address), address.length) != 0)
+    throw failed("bind");
+  if (listen(listener.get(), 4096) != 0) throw failed("listen");
+  const auto deadline = steady_clock::now() + timeout;
+  // Only programs that can read the store know it.
+  const std::string key = store.claim("key", random_digits(kTokenLength / 2));
+  check_token(key, "key");
+  ProvenSockets sockets(std::move(listener), rank_, key);
+  // Names in the store have the ranks' numbers, by which the store's waits know who has ended.
   store.set(str("socket/", number_of(rank)), name);
   std::vector<int> all;
   for (int other = 0; other < size; ++other) all.push_back(number_of(other));
-  const std::vector<int> missing = store.await_ranks("socket/", all, timeout, [] {});
+  const std::vector<int> missing =
+      store.await_ranks("socket/", all, timeout, [&] { sockets.advance(milliseconds(0)); });
   if (!missing.empty())
     throw CommError(
         str(name_ranks(missing), " did not set up shared memory within ", name_duration(timeout)));
-  connect_to_lower(store);
-  accept_higher(store, listener.get(), secret, timeout);
+  const std::vector<std::string> names = read_names(store);
+  for (int lower = 0; lower < rank_; ++lower) sockets.connect(lower, 0, address_of(names[lower]));
+  await_peers(sockets, store, deadline, timeout);
 }
 
-std::vector<std::string> PeerSockets::read_tokens(const GroupStore& store, const char* key) const {
-  std::vector<std::string> tokens;
+/// What the ranks before this one have written.
+std::vector<std::string> PeerSockets::read_names(const GroupStore& store) const {
+  std::vector<std::string> names;
   if (numbers_.empty()) {
-    tokens = store.get_all(key, rank_);
+    names = store.get_all("socket/", rank_);
   } else {
-    for (int lower = 0; lower < rank_; ++lower) tokens.push_back(store.get(str(key, number_of(lower))));
+    for (int lower = 0; lower < rank_; ++lower) names.push_back(store.get(str("socket/", number_of(lower))));
   }
-  for (int lower = 0; lower < rank_; ++lower) check_token(tokens[lower], key, number_of(lower));
-  return tokens;
+  for (int lower = 0; lower < rank_; ++lower) check_token(names[lower], str("socket/", number_of(lower)));
+  return names;
 }
 
-void PeerSockets::connect_to_lower(const GroupStore& store) {
-  if (rank_ == 0) return;
-  const std::vector<std::string> names = read_tokens(store, "socket/");
-  const std::vector<std::string> secrets = read_tokens(store, "secret/");
-  for (int lower = 0; lower < rank_; ++lower) {
-    FileDescriptor out = new_socket();
-    const auto [theirs, theirs_length] = address_of(names[lower]);
-    if (connect(out.get(), reinterpret_cast<const sockaddr*>(&theirs), theirs_length) != 0) {
-      if (errno == ECONNREFUSED) throw RankIsGone(number_of(lower));
-      throw CommError(str("rank ", number_of(rank_), " cannot reach rank ", number_of(lower),
-                          " over a Unix socket: ", std::strerror(errno)));
+void PeerSockets::await_peers(ProvenSockets& sockets, const GroupStore& store,
+                              steady_clock::time_point deadline, milliseconds timeout) {
+  const auto absent = [&] {
+    std::vector<int> numbers;
+    for (int other = 0; other < size(); ++other) {
+      if (other == rank_ || sockets_[other]) continue;
+      sockets_[other] = sockets.take(other, 0);
+      if (sockets_[other]) continue;
+      if (sockets.was_refused(other)) throw RankIsGone(number_of(other));
+      numbers.push_back(number_of(other));
     }
-    Greeting greeting{};
-    secrets[lower].copy(greeting.secret, sizeof greeting.secret);
-    greeting.rank = rank_;
-    if (::send(out.get(), &greeting, sizeof greeting, MSG_NOSIGNAL) != sizeof greeting) throw failed("send");
-    sockets_[lower] = std::move(out);
-  }
-}
-
-void PeerSockets::accept_higher(const GroupStore& store, int listener, const std::string& secret,
-                                milliseconds timeout) {
-  const auto deadline = steady_clock::now() + timeout;
-  for (int num_expected = size() - 1 - rank_; num_expected > 0;) {
-    while (!await_event(listener, POLLIN, steady_clock::now() + kWatchInterval)) {
-      store.check_all_alive();
-      if (steady_clock::now() < deadline) continue;
-      std::vector<int> absent;
-      for (int higher = rank_ + 1; higher < size(); ++higher)
-        if (!sockets_[higher]) absent.push_back(number_of(higher));
-      throw CommError(str(name_ranks(absent), " did not connect to rank ", number_of(rank_),
-                          " over a Unix socket within ", name_duration(timeout)));
-    }
-    FileDescriptor in(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
-    if (!in) throw failed("accept");
-    Greeting greeting{};
-    if (!await_event(in.get(), POLLIN, std::min(deadline, steady_clock::now() + kGreetingTime))) continue;
-    if (recv(in.get(), &greeting, sizeof greeting, 0) != sizeof greeting) continue;
-    const bool known = std::memcmp(greeting.secret, secret.data(), sizeof greeting.secret) == 0;
-    if (!known || greeting.rank <= rank_ || greeting.rank >= size() || sockets_[greeting.rank])
-      continue;  // not one of the ranks
-    sockets_[greeting.rank] = std::move(in);
-    --num_expected;
+    return numbers;
+  };
+  for (std::vector<int> missing = absent(); !missing.empty(); missing = absent()) {
+    sockets.advance(kWatchInterval);
+    store.check_all_alive();
+    if (steady_clock::now() >= deadline && !(missing = absent()).empty())
+      throw CommError(str(name_ranks(missing), missing.size() == 1 ? " has" : " have",
+                          " no connection to rank ", number_of(rank_), " over a Unix socket within ",
+                          name_duration(timeout)));
   }
 }
 

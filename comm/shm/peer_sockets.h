@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/group_store.h"
+#include "comm/proven_sockets.h"
 #include "core/file_descriptor.h"
 
 namespace tessera::comm::shm {
@@ -17,9 +18,9 @@ namespace tessera::comm::shm {
 class PeerSockets {
  public:
   /// Collective. The ranks find each other through `store`. Sockets are abstract ones, without a file: every
-  /// user of this network namespace sees them and can connect, so a rank accepts only connections that begin
-  /// with a secret from the store. `numbers`: what messages and RankIsGone call the ranks, where these are
-  /// part of a larger group; empty: 0 … size - 1. Throws CommError naming the ranks, RankIsGone.
+  /// user of this network namespace sees them and can connect, so both ends prove that they know a secret
+  /// from the store [Note: proven sockets]. `numbers`: what messages and RankIsGone call the ranks, where
+  /// these are part of a larger group; empty: 0 … size - 1. Throws CommError naming the ranks, RankIsGone.
   PeerSockets(const GroupStore& store, int rank, int size, std::chrono::milliseconds timeout,
               std::vector<int> numbers = {});
 
@@ -44,11 +45,9 @@ class PeerSockets {
   bool is_gone(int rank) const;
 
  private:
-  void connect_to_lower(const GroupStore& store);
-  /// What the ranks before this one have written.
-  std::vector<std::string> read_tokens(const GroupStore& store, const char* key) const;
-  void accept_higher(const GroupStore& store, int listener, const std::string& secret,
-                     std::chrono::milliseconds timeout);
+  std::vector<std::string> read_names(const GroupStore& store) const;
+  void await_peers(ProvenSockets& sockets, const GroupStore& store,
+                   std::chrono::steady_clock::time_point deadline, std::chrono::milliseconds timeout);
 
   int rank_;
   std::vector<int> numbers_;

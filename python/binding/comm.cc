@@ -31,12 +31,13 @@ std::shared_ptr<void> release_gil() {
 }
 
 comm::CommunicatorPtr join(const std::string& backend, const std::string& device, double timeout_s,
-                           double rendezvous_timeout_s, bool log) {
+                           double rendezvous_timeout_s, bool verify, bool log) {
   comm::JoinOptions options;
   options.backend = backend;
   options.device = device;
   options.timeout = milliseconds_of(timeout_s);
   options.rendezvous_timeout = milliseconds_of(rendezvous_timeout_s);
+  options.verify = verify;
   if (log) options.log = Logger(LogOptions{});
   options.interrupt = &check_signals;
   options.step_aside = &release_gil;
@@ -98,7 +99,7 @@ void bind_comm(py::module_& module) {
       py::arg("comm"), py::arg("program"), ReleaseGil());
   module.def("environment", &torchrun_variables);
   module.def("join", &join, py::arg("backend"), py::arg("device"), py::arg("timeout_s"),
-             py::arg("rendezvous_timeout_s"), py::arg("log"), ReleaseGil());
+             py::arg("rendezvous_timeout_s"), py::arg("verify"), py::arg("log"), ReleaseGil());
 }
 
 }  // namespace tessera::python

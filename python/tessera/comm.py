@@ -30,7 +30,7 @@ _ports = itertools.count()  # asked for in the store of torch.distributed, by al
 
 
 def init_distributed(backend: str = "auto", device: str = "auto", timeout_s: float = 1800.0,
-                     rendezvous_timeout_s: float = 300.0) -> _engine.Communicator:
+                     rendezvous_timeout_s: float = 300.0, verify: bool = False) -> _engine.Communicator:
     """Join the group of ranks. Collective. A process that has joined stays in its group.
 
     Parameters
@@ -44,6 +44,8 @@ def init_distributed(backend: str = "auto", device: str = "auto", timeout_s: flo
         Of a collective, in seconds; the same on all ranks.
     rendezvous_timeout_s : float
         How long to wait for the other ranks to arrive.
+    verify : bool
+        Compare digests of what ranks send each other over Gloo with what arrives; the same on all ranks.
 
     Returns
     -------
@@ -57,10 +59,10 @@ def init_distributed(backend: str = "auto", device: str = "auto", timeout_s: flo
     ValueError
         An argument is none of the above, or no number of seconds above 0.
     """
-    return _join(backend, device, timeout_s, rendezvous_timeout_s)
+    return _join(backend, device, timeout_s, rendezvous_timeout_s, verify)
 
 
-def _join(backend, device, timeout_s, rendezvous_timeout_s, log=True):
+def _join(backend, device, timeout_s, rendezvous_timeout_s, verify=False, log=True):
     global _group
     for name, value, known in (("backend", backend, _BACKENDS), ("device", device, _DEVICES)):
         if value not in known:
@@ -68,11 +70,11 @@ def _join(backend, device, timeout_s, rendezvous_timeout_s, log=True):
     for name, value in (("timeout_s", timeout_s), ("rendezvous_timeout_s", rendezvous_timeout_s)):
         if not 0.001 <= value <= _MAX_SECONDS:  # NaN, too
             raise ValueError(f"{name} is {value!r}; expected seconds from 0.001 to 1e9")
-    given = {"backend": backend, "device": device, "timeout_s": timeout_s}
+    given = {"backend": backend, "device": device, "timeout_s": timeout_s, "verify": bool(verify)}
     with _lock:
         if _group is None:
             with _port_beside_torch():
-                _group = _engine.join(backend, device, timeout_s, rendezvous_timeout_s, log)
+                _group = _engine.join(backend, device, timeout_s, rendezvous_timeout_s, verify, log)
             _joined_with.update(given)
             atexit.register(destroy)
         elif _group.size > 1:
@@ -82,8 +84,9 @@ def _join(backend, device, timeout_s, rendezvous_timeout_s, log=True):
 
 def _check_joined_alike(given):
     """A second call may repeat what the first one said, or what came of it. Its defaults ask for nothing."""
-    defaults = {"backend": "auto", "device": "auto", "timeout_s": 1800.0}
-    real = {"backend": _group.backend, "device": _group.device.type, "timeout_s": _joined_with["timeout_s"]}
+    defaults = {"backend": "auto", "device": "auto", "timeout_s": 1800.0, "verify": False}
+    real = {"backend": _group.backend, "device": _group.device.type, "timeout_s": _joined_with["timeout_s"],
+            "verify": _joined_with["verify"]}
     for name, value in given.items():
         if value not in (defaults[name], real[name]):
             raise CommError(f"init_distributed({name}={value!r}): this process has joined its group with {name}={real[name]!r}, which stays; give "

@@ -35,7 +35,8 @@ class CollectivesTest : public ::testing::TestWithParam<Param> {
 };
 INSTANTIATE_TEST_SUITE_P(Worlds, CollectivesTest,
                          ::testing::Combine(::testing::Range(1, 10),
-                                            ::testing::Values("gloo", "shm", "hybrid", "p2p")),
+                                            ::testing::Values("gloo", "gloo_verified", "shm", "hybrid",
+                                                              "hybrid_verified", "p2p")),
                          name_of_param);
 
 TEST_P(CollectivesTest, AllGatherBringsEveryShardToItsSlice) {

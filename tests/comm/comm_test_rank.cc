@@ -12,10 +12,11 @@
 //                            SIGKILL after kMoment
 // TEST_HOSTS is a letter a rank: ranks with different ones share no memory, as if on different hosts.
 // TEST_VERSION makes it a rank of another release, with that version of what ranks say to each other.
-// TEST_RENDEZVOUS_MS and TEST_TIMEOUT_MS set the timeouts, TEST_BACKEND the backend ("p2p" is over host
-// memory unless TEST_DEVICE is cuda), TEST_LOG=1 shows the log, TEST_NOFILE limits the files that may be
-// open, TEST_NO_LOOPBACK=1 goes to a network namespace whose loopback interface is down. A tessera::Error is
-// printed as "error: LINE"; exit code 3.
+// TEST_NUMEL is the length of what is added up, TEST_VERIFY=1 sets JoinOptions::verify, TEST_PAUSE_MS is a
+// pause before each sum of `loop`. TEST_RENDEZVOUS_MS and TEST_TIMEOUT_MS set the timeouts, TEST_BACKEND the
+// backend ("p2p" is over host memory unless TEST_DEVICE is cuda), TEST_LOG=1 shows the log, TEST_NOFILE
+// limits the files that may be open, TEST_NO_LOOPBACK=1 goes to a network namespace whose loopback interface
+// is down. A tessera::Error is printed as "error: LINE"; exit code 3.
 #include <ATen/ATen.h>
 
 #include <sched.h>
@@ -151,7 +152,8 @@ uint64_t bits_of_collectives(const CommunicatorPtr& comm) {
 }
 
 void run(const std::string& scenario, const std::string& what, const CommunicatorPtr& comm) {
-  at::Tensor buffer = at::ones({1 << 16});
+  const char* numel = std::getenv("TEST_NUMEL");
+  at::Tensor buffer = at::ones({numel != nullptr ? std::atoll(numel) : 1 << 16});
   if (scenario == "wait") {
     wait_for_all(what, comm);
   } else if (scenario == "sum") {
@@ -165,6 +167,7 @@ void run(const std::string& scenario, const std::string& what, const Communicato
     for (bool first = true;; first = false) {
       add_up(comm, buffer.fill_(1));
       if (first) say("running");
+      std::this_thread::sleep_for(setting("TEST_PAUSE_MS", 0));
     }
   } else if (scenario == "device_loop") {
     buffer = buffer.to(comm->device());
@@ -209,6 +212,7 @@ int main(int argc, char** argv) {
     if (const char* backend = std::getenv("TEST_BACKEND")) options.backend = backend;
     if (const char* device = std::getenv("TEST_DEVICE")) options.device = device;
     options.p2p_in_host_memory = options.device == "cpu";
+    options.verify = std::getenv("TEST_VERIFY") != nullptr;
     options.timeout = setting("TEST_TIMEOUT_MS", 60000);
     options.rendezvous_timeout = setting("TEST_RENDEZVOUS_MS", 30000);
     if (const char* hosts = std::getenv("TEST_HOSTS"))

@@ -19,11 +19,12 @@ namespace tessera::comm::testing {
 using tessera::testing::error_of;
 using tessera::testing::seconds_since;
 
-/// A backend by name, with time limits that a test can wait for.
+/// A backend by name, maybe with "_verified", with time limits that a test can wait for.
 inline JoinOptions quick_options(const std::string& backend,
                                  std::chrono::milliseconds timeout = std::chrono::seconds(30)) {
   JoinOptions options;
-  options.backend = backend;
+  options.backend = backend.substr(0, backend.find('_'));
+  options.verify = backend.ends_with("_verified");
   options.timeout = timeout;
   options.rendezvous_timeout = std::chrono::seconds(30);
   return options;

@@ -15,20 +15,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from hosts import Host, own_network, rank_environment  # noqa: E402
 
 NUM_HOSTS = 3
-HOST_IS_GONE_S = 20  # comm/liveness.h: kHostIsGone
+HOST_IS_GONE_S = 20  # comm/liveness.h: kHostTimeout
 
 
 class Group:
     """Ranks on three hosts, one of which is cut off while the ranks communicate."""
 
-    def __init__(self, network, scenario, lost, backend="gloo", ranks_a_host=1):
-        self.scenario, self.lost, self.backend, self.ranks_a_host = scenario, lost, backend, ranks_a_host
+    def __init__(self, network, scenario, lost, backend="gloo", ranks_a_host=1, numel=1 << 16):
+        self.scenario, self.lost, self.backend, self.ranks_a_host, self.numel = scenario, lost, backend, ranks_a_host, numel
         self.hosts = [Host(number, network) for number in range(NUM_HOSTS)]
         world = NUM_HOSTS * ranks_a_host
         self.ranks = [self.start(rank, rank_environment(rank, world, self.hosts, 29511)) for rank in range(world)]
 
     def start(self, rank, environment):
-        environment.update(TEST_BACKEND=self.backend, TEST_TIMEOUT_MS="120000")
+        environment.update(TEST_BACKEND=self.backend, TEST_TIMEOUT_MS="120000", TEST_NUMEL=str(self.numel))
         return self.hosts[rank // self.ranks_a_host].popen([RANK_PROGRAM, self.scenario], env=environment, stdout=subprocess.PIPE, text=True)
 
     def cut_off(self):
@@ -51,6 +51,8 @@ class HostLossTest(unittest.TestCase):
         for network, (scenario, lost) in enumerate((("loop", 2), ("exchange_loop", 1), ("exchange_loop", 0))):
             groups.append(Group(network, scenario, lost))
         groups.append(Group(3, "loop", 1, "hybrid", ranks_a_host=2))
+        # Cut off in the middle of a message, for which Gloo then waits until comm.timeout_s.
+        groups += [Group(4 + number, "loop", 1, backend, numel=4 << 20) for number, backend in enumerate(("gloo", "gloo", "hybrid"))]
         for group in groups:
             group.cut_off()
         start = time.monotonic()
@@ -66,7 +68,25 @@ class HostLossTest(unittest.TestCase):
                     self.assertIn(f"rank {group.lost} is gone", said)
                 else:
                     self.assertRegex(said, "rank [23] is gone|ranks 2 and 3 are gone")
-                self.assertLess(seconds, HOST_IS_GONE_S + 5)
+                self.assertLess(seconds, HOST_IS_GONE_S + 8)
+
+    def test_hosts_ask_each_other_over_one_connection_a_pair(self):
+        """Besides, each rank asks the host of the store."""
+        group = Group(10, "exchange_loop", 2, "hybrid", ranks_a_host=3)
+        self.addCleanup(group.end)
+        for rank in group.ranks:
+            self.assertEqual(rank.stdout.readline(), "running\n")
+        port = 29511
+        for number, host in enumerate(group.hosts):
+            table = subprocess.run(host.inside("cat", "/proc/net/tcp"), stdout=subprocess.PIPE, text=True, check=True).stdout
+            asked = 0
+            for line in table.splitlines()[1:]:
+                _, local, remote, state, _, timer = line.split()[:6]
+                ports = {int(end.split(":")[1], 16) for end in (local, remote)}
+                kind, jiffies = (int(text, 16) for text in timer.split(":"))
+                # Asked within 20 s (in jiffies of 10 ms, as the kernel shows them), and not every 5 min.
+                asked += state == "01" and kind == 2 and jiffies < 2000 and port not in ports and local[:8] != remote[:8]
+            self.assertEqual(asked, NUM_HOSTS - 1, f"host {number}:\n{table}")
 
 
 if __name__ == "__main__":

@@ -47,6 +47,25 @@ TEST_P(OnEachBackend, AKilledRankIsNamedWithinSeconds) {
   EXPECT_LT(seconds_since(begin), 5);
 }
 
+/// A message that has arrived in part waits in Gloo until comm.timeout_s: it must not hold up the rank.
+TEST(ProcessTest, ARankKilledInTheMiddleOfALargeMessageHoldsNobodyUp) {
+  for (const char* backend : {"gloo", "gloo", "gloo", "hybrid"}) {
+    Variables variables = on(backend);
+    variables["TEST_NUMEL"] = std::to_string(16 << 20);
+    variables["TEST_TIMEOUT_MS"] = "600000";
+    Processes processes = start("loop", 3, variables);
+    for (const auto& process : processes) ASSERT_TRUE(process->await_output("running")) << process->output();
+    const auto begin = Clock::now();
+    processes[2]->kill(SIGKILL);
+    for (const int rank : {0, 1}) {
+      EXPECT_EQ(processes[rank]->wait(), 3);
+      EXPECT_NE(processes[rank]->output().find("rank 2 is gone"), std::string::npos)
+          << processes[rank]->output();
+    }
+    EXPECT_LT(seconds_since(begin), 15) << backend;
+  }
+}
+
 TEST_P(OnEachBackend, RankZeroKilledTakesTheStoreWithIt) {
   Processes processes = start("loop", 3, on(GetParam()));
   for (const auto& process : processes) ASSERT_TRUE(process->await_output("running")) << process->output();

@@ -38,7 +38,7 @@ TEST(PeerSockets, ConnectingHasALimit) {
   store.set("socket/1", std::string(32, '0'));  // rank 1 has got this far
   const auto start = std::chrono::steady_clock::now();
   EXPECT_EQ(error_of([&] { shm::PeerSockets(store, 0, 2, milliseconds(200)); }),
-            "rank 1 did not connect to rank 0 over a Unix socket within 0.2 s");
+            "rank 1 has no connection to rank 0 over a Unix socket within 0.2 s");
   EXPECT_LT(testing::seconds_since(start), 3);
 }
 
@@ -71,9 +71,9 @@ TEST(PeerSockets, WhatTheStoreHasIsTakenOnlyInTheRightLength) {
   std::thread zero(
       [&] { EXPECT_NE(error_of([&] { shm::PeerSockets(store, 0, 2, milliseconds(500)); }), ""); });
   while (!store.has("socket/0")) std::this_thread::yield();
-  store.set("secret/0", "short");
+  store.set("key", "short");
   EXPECT_EQ(error_of([&] { shm::PeerSockets(store, 1, 2, milliseconds(500)); }),
-            "the store has 5 bytes as secret/0, not 32");
+            "the store has 5 bytes as key, not 32");
   zero.join();
 }
 

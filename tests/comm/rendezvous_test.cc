@@ -4,6 +4,7 @@
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <map>
 #include <memory>
 #include <regex>
 #include <thread>
@@ -220,9 +221,8 @@ TEST(ProcessTest, ARankOfAnotherReleaseIsRefused) {
 TEST(ProcessTest, RanksWithoutTheRunsSecretDoNotJoin) {
   const std::string secret = "00112233445566778899aabbccddeeff";
   for (const auto& process : start("sum", 2, {{"TESSERA_RUN_SECRET", secret}})) EXPECT_EQ(process->wait(), 0);
-  const std::string differs = "error: TESSERA_RUN_SECRET differs on rank 1 from the rank that came first";
-  const std::string unset =
-      "error: TESSERA_RUN_SECRET is not set on rank 1, but is on the rank that came first";
+  const std::string differs = "error: TESSERA_RUN_SECRET differs on rank 1 from rank 0";
+  const std::string unset = "error: TESSERA_RUN_SECRET is not set on rank 1, but is on rank 0";
   const std::string expected = "; expected the same value on all ranks\n";
   for (const auto& [theirs, error] : {std::pair{secret + "0", differs}, {std::string(), unset}}) {
     const int port = free_port();
@@ -264,6 +264,69 @@ TEST(ProcessTest, AStrangerAtTheRendezvousReadsNothing) {
   RankProcess one({"sum"}, variables);
   EXPECT_EQ(one.wait(), 0) << one.output();
   EXPECT_EQ(zero.wait(), 0) << zero.output();
+}
+
+/// Which secret counts is decided by rank 0, and not by whoever comes first.
+TEST(ProcessTest, StraysThatComeFirstDoNotStopTheRun) {
+  const std::string secret = "00112233445566778899aabbccddeeff";
+  for (int round = 0; round < 3; ++round) {
+    const int port = free_port();
+    Processes strays;
+    for (const char* theirs : {"", "another secret"}) {
+      Variables variables = rank_variables(1, 2, port);
+      if (*theirs != '\0') variables["TESSERA_RUN_SECRET"] = theirs;
+      strays.push_back(std::make_unique<RankProcess>(std::vector<std::string>{"sum"}, variables));
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));  // they wait for a server
+    Processes run;
+    for (const int rank : {0, 1}) {
+      Variables variables = rank_variables(rank, 2, port);
+      variables["TESSERA_RUN_SECRET"] = secret;
+      run.push_back(std::make_unique<RankProcess>(std::vector<std::string>{"sum"}, variables));
+    }
+    for (const auto& process : run) {
+      EXPECT_EQ(process->wait(), 0) << process->output();
+      EXPECT_EQ(process->output(), "sum 2 backend shm\n");
+    }
+    for (const auto& process : strays) EXPECT_EQ(process->wait(), 3) << process->output();
+  }
+}
+
+/// What the ranks of a run wrote, written again by a stranger before the ranks of a later run with the same
+/// secret come: under the same names, and in every order of the two.
+TEST(ProcessTest, WhatWasRecordedOfAnEarlierRunDoesNotCount) {
+  const std::string secret = "00112233445566778899aabbccddeeff";
+  std::map<std::string, std::vector<uint8_t>> recorded;
+  for (int round = 0; round < 3; ++round) {
+    const int port = free_port();
+    const auto start_rank = [&](int rank) {
+      Variables variables = rank_variables(rank, 3, port);
+      variables["TESSERA_RUN_SECRET"] = secret;
+      return std::make_unique<RankProcess>(std::vector<std::string>{"sum"}, variables);
+    };
+    Processes run;
+    run.push_back(start_rank(0));
+    await_server("127.0.0.1", port, std::chrono::seconds(20), [](const std::string&) {});
+    c10d::TCPStoreOptions options;
+    options.port = static_cast<uint16_t>(port);
+    options.waitWorkers = false;
+    const auto stranger = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+    const auto replay = [&] {
+      for (const auto& [key, value] : recorded) stranger->set(key, value);
+    };
+    if (round != 2) replay();
+    run.push_back(start_rank(1));
+    std::this_thread::sleep_for(std::chrono::milliseconds(700));  // both are there
+    if (round == 0)
+      for (const std::string& key : stranger->listKeys()) recorded[key] = stranger->get(key);
+    if (round == 2) replay();
+    run.push_back(start_rank(2));
+    for (const auto& process : run) {
+      EXPECT_EQ(process->wait(), 0) << process->output();
+      EXPECT_EQ(process->output(), "sum 3 backend shm\n");
+    }
+  }
+  EXPECT_GE(recorded.size(), 5U);
 }
 
 TEST(ProcessTest, AServerThatIsNotTheRendezvous) {

@@ -31,7 +31,9 @@ class SplitTest : public ::testing::TestWithParam<std::string> {
     run_threads(world, quick_options(GetParam()), body);
   }
 };
-INSTANTIATE_TEST_SUITE_P(Backends, SplitTest, ::testing::Values("gloo", "shm", "hybrid", "p2p"),
+INSTANTIATE_TEST_SUITE_P(Backends, SplitTest,
+                         ::testing::Values("gloo", "gloo_verified", "shm", "hybrid", "hybrid_verified",
+                                           "p2p"),
                          testing::backend_name);
 
 /// (numel) of fp32: what filled() of these ranks sums to.

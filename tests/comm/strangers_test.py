@@ -117,7 +117,69 @@ def run(backend, disturbed, hosts="aab"):
     return said, [rank.returncode for rank in ranks], strangers
 
 
+def environment(rank, port, backend, **more):
+    return {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(WORLD), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(WORLD),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "TEST_BACKEND": backend, "TEST_RENDEZVOUS_MS": "30000", **more}
+
+
+class SocketsOfSharedMemory:
+    """A process that connects, again and again and at once, to the abstract Unix sockets of ranks."""
+    PROGRAM = """
+import re, socket
+while True:
+    with open("/proc/net/unix") as table:
+        names = set(re.findall("@(tessera-[0-9a-f]+)", table.read()))
+    for name in names:
+        for _ in range(50):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+                stranger.setblocking(False)
+                try:
+                    stranger.connect(chr(0) + name)
+                except OSError:
+                    break
+"""
+
+    def __enter__(self):
+        self.processes = [subprocess.Popen([sys.executable, "-c", self.PROGRAM]) for _ in range(2)]
+
+    def __exit__(self, *_):
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
 class StrangersTest(unittest.TestCase):
+    def finish(self, ranks):
+        self.addCleanup(lambda: [rank.kill() for rank in ranks])
+        said = [rank.communicate(timeout=60)[0] for rank in ranks]
+        self.assertEqual([rank.returncode for rank in ranks], [0] * WORLD, said)
+
+    def test_connections_that_are_closed_fill_no_queue(self):
+        """More of them than a listening socket's queue holds, before the last rank comes."""
+        port = free_port()
+
+        def start(rank):
+            return subprocess.Popen([RANK_PROGRAM, "sum"], env=environment(rank, port, "gloo"), stdout=subprocess.PIPE, text=True)
+        ranks = [start(0), start(1)]
+        give_up = time.monotonic() + 20
+        while len(ports := {found[1] for found in listening_ports(ranks)} - {port}) < 2 and time.monotonic() < give_up:
+            time.sleep(0.05)
+        self.assertEqual(len(ports), 2)
+        for listener in ports:
+            for _ in range(5000):
+                socket.create_connection(("127.0.0.1", listener), timeout=5).close()
+        begin = time.monotonic()
+        ranks.append(start(2))
+        self.finish(ranks)
+        self.assertLess(time.monotonic() - begin, 10)
+
+    def test_connections_to_the_sockets_of_shared_memory(self):
+        port = free_port()
+        begin = time.monotonic()
+        with SocketsOfSharedMemory():
+            self.finish([subprocess.Popen([RANK_PROGRAM, "sum"], env=environment(rank, port, "shm"), stdout=subprocess.PIPE, text=True) for rank in range(WORLD)])
+        self.assertLess(time.monotonic() - begin, 8)
+
     def test_a_run_goes_on(self):
         for backend in ("gloo", "shm", "hybrid"):
             with self.subTest(backend):
@@ -126,7 +188,7 @@ class StrangersTest(unittest.TestCase):
                 disturbed, codes, strangers = run(backend, disturbed=True)
                 self.assertEqual(codes, [0] * WORLD, disturbed)  # every sum was checked
                 self.assertGreater(strangers.connections, 30)
-                self.assertGreaterEqual(len(strangers.ports), 1 + WORLD)  # the store, and where ranks notice each other's end
+                self.assertGreaterEqual(len(strangers.ports), WORLD)  # the store, and where two ranks wait for the third
                 seconds = [max(float(text) for text in said) for said in (alone, disturbed)]
                 print(f"{backend}: {SUMS} sums in {seconds[0]:.2f} s, beside {strangers.connections} connections of strangers to "
                       f"{len(strangers.ports)} ports {seconds[1]:.2f} s")

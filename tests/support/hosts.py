@@ -12,6 +12,7 @@ import random
 import select
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -102,11 +103,12 @@ class Host:
 
 class Relay:
     """Carries packets between hosts that are not bridged: each is delayed, some are lost, and a host receives no more than so many bytes
-    a second. (tc's netem does this too, where the kernel has it.)"""
+    a second. (tc's netem does this too, where the kernel has it.) Of the next `num_to_alter` large packets it alters a byte, and corrects
+    the checksum of TCP."""
 
     def __init__(self, hosts, delay_s, loss, bytes_per_s, seed=1):
         self.delay_s, self.loss, self.bytes_per_s = delay_s, loss, bytes_per_s
-        self.random, self.lost, self.carried = random.Random(seed), 0, 0
+        self.random, self.lost, self.carried, self.num_to_alter = random.Random(seed), 0, 0, 0
         self.tunnels = {host.address: self.open_tunnel(host) for host in hosts}
         self.free_at = dict.fromkeys(self.tunnels, 0.0)
         self.ended = threading.Event()
@@ -143,6 +145,8 @@ class Relay:
                     if self.random.random() < self.loss:
                         self.lost += 1
                         continue
+                    if self.num_to_alter and len(packet) > 4000 and packet[9] == socket.IPPROTO_TCP:
+                        packet, self.num_to_alter = self.altered(packet), self.num_to_alter - 1
                     self.free_at[to] = max(self.free_at[to], time.monotonic()) + len(packet) / self.bytes_per_s
                     heapq.heappush(waiting, (self.free_at[to] + self.delay_s, next(order), self.tunnels[to], packet))
             while waiting and waiting[0][0] <= time.monotonic():
@@ -152,6 +156,20 @@ class Relay:
                     self.carried += 1
                 except BlockingIOError:
                     self.lost += 1
+
+    @staticmethod
+    def altered(packet):
+        """The last byte of the payload but some has another bit. A checksum is the complement of a sum of 16-bit words."""
+        packet, tcp = bytearray(packet), 4 * (packet[0] & 15)
+        at = len(packet) - 1000
+        at -= (at - tcp) % 2  # the upper byte of a word
+        before = packet[at] << 8
+        packet[at] ^= 0x40
+        total = (~int.from_bytes(packet[tcp + 16:tcp + 18], "big") & 0xFFFF) + (~before & 0xFFFF) + (packet[at] << 8)
+        while total > 0xFFFF:
+            total = (total & 0xFFFF) + (total >> 16)
+        packet[tcp + 16:tcp + 18] = (~total & 0xFFFF).to_bytes(2, "big")
+        return bytes(packet)
 
     @staticmethod
     def packets(tunnel):

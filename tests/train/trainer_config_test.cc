@@ -44,9 +44,10 @@ TEST(TrainerConfig, EveryKeyReachesItsField) {
   expected.num_threads = 2;
   expected.timeout_s = 1.5;
   expected.rendezvous_timeout_s = 2.5;
+  expected.verify = true;
   RunConfig run = parse(
       R"("name": "n", "output_dir": "/tmp/o", "max_steps": 1e2, "eval_every_epochs": 0, "eval_every_steps": 50,
-      "eval_batch_size": 7, "device": "CPU", "num_threads": 2}, "comm": {"backend": "gloo", "timeout_s": 1.5, "rendezvous_timeout_s": 2.5)");
+      "eval_batch_size": 7, "device": "CPU", "num_threads": 2}, "comm": {"backend": "gloo", "timeout_s": 1.5, "rendezvous_timeout_s": 2.5, "verify": true)");
   EXPECT_EQ(run.trainer, expected);
   const TrainerConfig data =
       parse(
