@@ -273,6 +273,7 @@ bool ProvenSockets::advance(Outgoing& socket) {
     if (!send_whole(fd, hash("proof", rank_, socket.to, socket.channel, socket.word, answer.word)))
       return begin_again(socket, errno), false;
     socket.state = State::kProven;
+    socket.at = Clock::time_point::max();  // the other end may have taken it, and closes it if it does not
   }
   if (!socket.taken.read(fd)) return begin_again(socket, errno), false;
   if (!socket.taken.is_whole()) return false;

@@ -71,8 +71,9 @@ std::string ask_rank_0(const GroupStore& store, const GroupStore& plain, const E
     if (store.await(answer_key(env.rank, challenge), std::min(kAgain, limit.left()), watch))
       return store.get(answer_key(env.rank, challenge));
     if (Clock::now() >= deadline)
-      throw CommError(str("rank 0 of ", env.world_size, " has not arrived at the rendezvous within ",
-                          name_duration(limit.timeout())));
+      throw CommError(str("rank 0 of ", env.world_size, " has not answered rank ", env.rank,
+                          " at the rendezvous within ", name_duration(limit.timeout()),
+                          ": it has not arrived, or has another WORLD_SIZE"));
   }
 }
 
