@@ -23,10 +23,10 @@ struct GlooOptions {
       -1;  ///< what messages call this rank, where the transport's ranks are some of many; -1: `rank`
   /// GLOO_SOCKET_IFNAME: network interfaces, comma-separated; empty: `address`
   std::string interfaces = {};
-  std::string address = "127.0.0.1";               ///< the local address to bind to
-  std::vector<int> names = {};  ///< by rank: what messages call the transport's ranks; empty: 0 …
-  bool verify = false;          ///< JoinOptions::verify
-  std::chrono::milliseconds timeout{0};            ///< of a collective
+  std::string address = "127.0.0.1";     ///< the local address to bind to
+  std::vector<int> names = {};           ///< by rank: what messages call the transport's ranks; empty: 0 …
+  bool verify = false;                   ///< JoinOptions::verify
+  std::chrono::milliseconds timeout{0};  ///< of a collective
   std::chrono::milliseconds connect_timeout{0};    ///< of connecting to all ranks
   std::shared_ptr<GlooDevices> devices = nullptr;  ///< null: of its own
   std::function<void()> on_end =
