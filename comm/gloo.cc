@@ -222,13 +222,12 @@ class C10dGlooTransport final : public GlooTransport {
     std::memcpy(static_cast<char*>(slices->data_ptr()) + options_.rank * bytes, full.const_data_ptr(),
                 full.nbytes());
     const auto digests = tell_digest(full.const_data_ptr(), bytes);
-    return pending(
-        broadcast_slices(all, bytes, tag), tag, digests,
-        [slices, full, scale, digests, bytes, size = options_.size] {
-          check_slices(digests.get(), *slices, bytes, size);
-          reduce_slices(*slices, full.scalar_type(), size, {plain_view(full, 0, full.numel()), scale});
-          slices->reset();
-        });
+    auto finish = [slices, full, scale, digests, bytes, size = options_.size] {
+      check_slices(digests.get(), *slices, bytes, size);
+      reduce_slices(*slices, full.scalar_type(), size, {plain_view(full, 0, full.numel()), scale});
+      slices->reset();
+    };
+    return pending(broadcast_slices(all, bytes, tag), tag, digests, std::move(finish));
   }
 
   static void check_slices(const Digests* digests, const at::Tensor& slices, int64_t bytes, int size) {
