@@ -123,24 +123,26 @@ def environment(rank, port, backend, **more):
 
 
 class SocketsOfSharedMemory:
-    """A process that connects, again and again and at once, to the abstract Unix sockets of ranks."""
+    """Two processes that connect, again and again and at once, to the abstract Unix sockets of ranks; silent, and one closes nothing for long."""
     PROGRAM = """
-import re, socket
+import collections, re, socket, sys
+kept = collections.deque(maxlen=int(sys.argv[1]))
 while True:
     with open("/proc/net/unix") as table:
         names = set(re.findall("@(tessera-[0-9a-f]+)", table.read()))
     for name in names:
         for _ in range(50):
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
-                stranger.setblocking(False)
-                try:
-                    stranger.connect(chr(0) + name)
-                except OSError:
-                    break
+            stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            stranger.setblocking(False)
+            try:
+                stranger.connect(chr(0) + name)
+                kept.append(stranger)
+            except OSError:
+                break
 """
 
     def __enter__(self):
-        self.processes = [subprocess.Popen([sys.executable, "-c", self.PROGRAM]) for _ in range(2)]
+        self.processes = [subprocess.Popen([sys.executable, "-c", self.PROGRAM, str(most)]) for most in (1, 500)]
 
     def __exit__(self, *_):
         for process in self.processes:
