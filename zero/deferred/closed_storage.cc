@@ -53,7 +53,7 @@ void close(const c10::Storage& storage) {
 
 void open(const c10::Storage& storage) { set_access_refused(impl(storage), false); }
 
-bool is_closed(const c10::Storage& storage) { return throws_on_access(impl(storage)); }
+bool is_closed(const c10::Storage& storage) { return is_access_refused(impl(storage)); }
 
 bool owns_memory(const c10::Storage& storage) {
   return impl(storage)._mutable_data_ptr_no_checks().get_context() != nullptr;
