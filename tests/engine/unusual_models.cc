@@ -319,6 +319,21 @@ void states(BuiltImpl& m) {
   m.parameter("after", torch::randn({20}));
 }
 
+struct OtherGenerator : at::CPUGeneratorImpl {
+  using at::CPUGeneratorImpl::CPUGeneratorImpl;
+};
+
+// A generator that is not watched, as CUDA's are not.
+void generators_of_another_class(BuiltImpl& m) {
+  at::Generator own = at::make_generator<OtherGenerator>(7);
+  m.parameter("first", at::randn({kLarge, kLarge}, own));
+  m.buffer("state", state_of(own));
+  m.parameter("second", at::rand({20}, own));
+  m.parameter("number", torch::full({1}, own.get<at::CPUGeneratorImpl>()->random() / 7e9));
+  m.parameter("third", at::normal(0, 2, {kLarge, kLarge}, own));
+  m.parameter("last", torch::randn({20}));
+}
+
 void prints(BuiltImpl& m) {
   m.parameter("weight", torch::randn({3}));
   std::ostringstream text;
@@ -368,6 +383,7 @@ const std::vector<UnusualModel>& unusual_models() {
       {"OneBufferForAll", one_buffer_for_all, false, true},
       {"OutsideChangedByPointer", outside_changed_by_pointer, true},
       {"States", states, false, true},
+      {"GeneratorsOfAnotherClass", generators_of_another_class, false, true},
       {"Prints", prints, true},
       {"DrawsItself", draws_itself, true},
       {"DrawsItselfFirst", draws_itself_first, true},
