@@ -5,7 +5,8 @@
 A program is a list of instructions over a list of tensors: views, whole-tensor and slice in-place operators, aliases that cross the
 blocks (a block begins where a layer of `self.layers` is read), random operators, normalizations with running statistics, functions with
 a backward of their own, lists, casts, autocast, nested torch.utils.checkpoint, memory that numpy writes. What plain PyTorch refuses (a
-tensor that its backward needs was written) is left out. A program that differs is made shorter as long as it differs, and printed.
+tensor that its backward needs was written) is left out, and so are writes through `.data` to tensors that may have been saved: plain
+PyTorch's backward reads what was written, and ours what was saved. A program that differs is made shorter as long as it differs, and printed.
 """
 import argparse
 import random
@@ -90,20 +91,21 @@ WRITE = {"sin": torch.sin_, "tanh": torch.tanh_, "sigmoid": torch.sigmoid_, "rel
          "halve": lambda a: a.mul_(0.5), "one_more": lambda a: a.add_(1), "clamp": lambda a: a.clamp_(-2, 2), "zero": torch.zero_,
          "leaky": lambda a: functional.leaky_relu(a, 0.1, inplace=True), "silu": lambda a: functional.silu(a, inplace=True),
          "dropout": lambda a: functional.dropout(a, 0.3, True, inplace=True), "uniform": lambda a: a.detach().uniform_(-1, 1),
-         "negated": lambda a: Negated.apply(a), "fill": lambda a: a.fill_(0.3), "abs_data": lambda a: a.data.abs_()}
+         "negated": lambda a: Negated.apply(a), "fill": lambda a: a.fill_(0.3), "abs": lambda a: a.detach().abs_()}
 WRITE_WITH = {"mul": lambda a, b: a.mul_(b.tanh()), "add": lambda a, b: a.add_(b), "copy": lambda a, b: a.copy_(b), "lerp": lambda a, b: a.lerp_(b, 0.3),
               "addcmul": lambda a, b: a.addcmul_(b, b.sin(), value=0.1), "sub": lambda a, b: a.sub_(b, alpha=0.5), "div": lambda a, b: a.div_(2 + b.tanh()),
               "masked": lambda a, b: a.masked_fill_(b > 0.5, 0.2), "film": lambda a, b: a.mul_(b.sigmoid()).add_(b), "where": lambda a, b: a.copy_(torch.where(b > 0, a, b)),
-              "foreach": lambda a, b: torch._foreach_add_([a, a[:, :5]], [b, b[:, :5]]), "foreach_lerp": lambda a, b: torch._foreach_lerp_([a.data], [b.detach()], 0.5),
+              "foreach": lambda a, b: torch._foreach_add_([a, a[:, :5]], [b, b[:, :5]]), "foreach_lerp": lambda a, b: torch._foreach_lerp_([a.detach()], [b.detach()], 0.5),
               "index": lambda a, b: a.index_copy_(0, torch.tensor([1, 3]), b[:2]), "scatter": lambda a, b: a.scatter_add_(1, torch.zeros(ROWS, 2, dtype=torch.long), b[:, :2])}
 VIEW = {"transposed": lambda a: a.t().contiguous().t(), "reshaped": lambda a: a.view(16, 2, WIDTH).transpose(0, 1).reshape(ROWS, WIDTH), "flipped": lambda a: a.flip(1),
         "flat": lambda a: a.reshape(-1).view(ROWS, WIDTH), "expanded": lambda a: a[:, None].expand(ROWS, 2, WIDTH)[:, 1], "row": lambda a: a[3].expand(ROWS, WIDTH),
         "column": lambda a: a[:, 3].reshape(ROWS, 1).expand(ROWS, WIDTH), "strided": lambda a: a.as_strided((ROWS, WIDTH), a.stride()), "alias": lambda a: a[:],
-        "wide": lambda a: torch.cat([a, a], 1)[:, 8:8 + WIDTH], "detached": torch.detach, "copied": lambda a: a.detach().clone(), "data": lambda a: a.data,
+        "wide": lambda a: torch.cat([a, a], 1)[:, 8:8 + WIDTH], "detached": torch.detach, "copied": lambda a: a.detach().clone(), "data": lambda a: a.data * 1,
         "unfolded": lambda a: a.unfold(1, 4, 4).reshape(ROWS, WIDTH), "steps": lambda a: a.repeat(1, 2)[:, ::2], "column_block": lambda a: a[:, 3].reshape(8, 4).repeat(4, 12)}
-KINDS = ["unary", "unary", "binary", "binary", "layer", "layer", "write", "write", "write_with", "write_with", "slice_write", "slice_write_with", "view", "view", "dropout", "rrelu",
-         "buffer", "buffer_write", "halves", "unsafe_halves", "batch_norm", "batch_norm_mean", "statistics", "layer_norm", "group_norm", "function", "checkpoint", "checkpoint",
-         "cast", "autocast", "list", "numpy_mask", "numpy_input", "empty", "out", "op_noise", "op_count", "op_halve", "python_random", "gru", "no_grad_write", "tanh_chain"]
+KINDS = ["unary", "unary", "binary", "binary", "layer", "layer", "write", "write", "write_with", "write_with", "slice_write", "slice_write_with", "view", "view", "dropout",
+         "rrelu", "buffer", "buffer_write", "halves", "unsafe_halves", "batch_norm", "batch_norm_mean", "statistics", "layer_norm", "group_norm", "function", "checkpoint",
+         "checkpoint", "cast", "autocast", "list", "numpy_mask", "numpy_input", "empty", "out", "op_noise", "op_count", "op_halve",
+         "python_random", "gru", "no_grad_write", "tanh_chain"]
 
 
 def program(seed):
