@@ -24,7 +24,7 @@ class Recomputation(RanksTest):
         self.run_ranks(1, "recomputation_rank.py", "auto", "compiled_functions_with_fallback_kernels", PATH=path)
 
     def test_random_programs(self):
-        print(*self.run_ranks(1, "random_programs.py", "--programs", 200))
+        print(*self.run_ranks(1, "random_programs.py", "--programs", 200, "--policies-each", 2))
 
     def test_5000_random_programs(self):
         """In two processes, which share nothing."""
