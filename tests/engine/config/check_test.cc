@@ -89,9 +89,9 @@ TEST(ConfigCheck, UnknownKeys) {
   };
   const std::vector<std::pair<std::string, std::string>> cases = {
       {R"("sede": 1)", "sede: unknown key (did you mean \"seed\"?), found 1 (a number)" +
-                           top("seed, scheduler, prescale_gradients, steps_per_print, flops_profiler")},
+                           top("seed, scheduler, prescale_gradients, steps_per_print, dump_state")},
       {R"("stage": 1)", "stage: unknown key (did you mean \"zero_optimization.stage\"?), found 1 (a number)" +
-                            top("data_types, prescale_gradients, optimizer, scheduler, steps_per_print")},
+                            top("dump_state, data_types, prescale_gradients, optimizer, scheduler")},
       {R"("qqqq": [1, 2])",
        "qqqq: unknown key, found [1,2] (a list)" +
            top("train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps, "
