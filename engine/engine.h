@@ -93,9 +93,7 @@ struct InitOptions {
 template <class T>
 concept MakesModel = !requires(const std::remove_cvref_t<T>& holder) {
   holder.ptr();
-}
-&&!requires(const std::remove_cvref_t<T>& pointer) { pointer.get(); }
-&&std::invocable<T&>;
+} && !requires(const std::remove_cvref_t<T>& pointer) { pointer.get(); } && std::invocable<T&>;
 
 /// One rank's engine. Used by one thread. Calls marked Collective must be made by all ranks, in the same
 /// order.
