@@ -214,6 +214,7 @@ auto ShardedModel::or_unusable(const Function& function) {
 
 void ShardedModel::backward(const at::Tensor& loss, MicroStep micro_step) {
   residency_->rethrow();
+  taken_->leave();  // what the last backward() has left in grad(), if nobody has called check_gradients()
   or_unusable([&] {
     if (micro_step.first) finish_updates();  // its gradients are in the accumulators
     gradients_->begin_backward(micro_step.first, micro_step.last);
