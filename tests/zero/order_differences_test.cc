@@ -21,8 +21,8 @@ std::array<std::string, 2> errors_of_two(const std::function<void(comm::Communic
     run_ranks(2, [&](comm::CommunicatorPtr comm) {
       try {
         body(comm);
-      } catch (const CommError& error) {
-        errors[comm->rank()] = error.what();
+      } catch (const std::exception& error) {  // an operator's own, too
+        errors[comm->rank()] = comm::error_message(error);
         throw;
       }
     });
