@@ -100,7 +100,7 @@ TEST_F(RunCheckpointsTest, ASaveOfANewBestThatSucceedsWhenItIsRetriedIsTheBest) 
       BlobsTask task({});
       Engine& engine = task.initialize(config.engine, comm, {});
       RunCheckpoints run(config.trainer, engine, {});
-      const auto step = [&, steps = int64_t{0}]() mutable {
+      auto step = [&, steps = int64_t{0}]() mutable {
         engine.backward(task.loss(task.train_batch({0, 1, 2, 3}, at::Generator())));
         engine.step();
         return Position{.steps_done = ++steps, .data = {}, .totals = {}, .early_stopping = {}, .digest = {}};
