@@ -95,7 +95,7 @@ TEST_F(RunCheckpointsTest, ASaveOfANewBestThatSucceedsWhenItIsRetriedIsTheBest) 
     json json_config = base_config();
     json_config["gradient_accumulation_steps"] = 1;
     json_config["checkpoint"] = {{"keep_last", 1}, {"fsync", false}, {"async", async}};
-    comm::run_threads(2, {}, [&](comm::CommunicatorPtr comm) {
+    comm::run_threads(1, {}, [&](comm::CommunicatorPtr comm) {
       const RunConfig config = parse_run_config(json_config.dump(), "blobs.json", 1);
       BlobsTask task({});
       Engine& engine = task.initialize(config.engine, comm, {});
