@@ -84,13 +84,13 @@ at::Tensor uneven(int rank, int64_t numel) {
   return values;
 }
 
-/// The sum that is promised: in rank order, in fp32, rounded once; "hybrid": of each host's sum, rounded for
+/// The sum that is promised: in rank order, in fp32, rounded once; hybrid: of each host's sum, rounded for
 /// the network.
 at::Tensor ordered_sum(const std::string& backend, int size, at::ScalarType dtype,
                        const std::function<at::Tensor(int rank)>& part) {
   std::vector<at::Tensor> hosts;
   for (int r = 0; r < size; ++r) {
-    const bool new_host = r == 0 || (backend == "hybrid" && 2 * r >= size && 2 * (r - 1) < size);
+    const bool new_host = r == 0 || (backend.starts_with("hybrid") && 2 * r >= size && 2 * (r - 1) < size);
     if (new_host) {
       hosts.push_back(part(r).to(at::kFloat));
     } else {
