@@ -292,15 +292,14 @@ def types_are_exported_to_the_formats_that_have_them():
 
 @check
 def what_files_do_not_hold_is_refused_by_name():
+    if world > 1:  # refused by initialize(), which ends the group
+        return
     for name, tensor in (("codes", torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8)), ("few", torch.eye(3).to_sparse())):
         model = nn.Linear(8, 8)
         model.register_buffer(name, tensor)
-        if world > 1:
-            raises(tessera.Error, lambda m=model: make(m), f"buffer {name} is", "cannot be sent to other ranks")
-        else:
-            engine = make(model)
-            step(engine)
-            raises(tessera.CheckpointError, lambda e=engine: e.save_checkpoint(folder("none")), f"buffer {name} is", "files do not hold")
+        engine = make(model)
+        step(engine)
+        raises(tessera.CheckpointError, lambda e=engine: e.save_checkpoint(folder("refused")), f"buffer {name} is", "files do not hold")
 
 
 # ----------------------------------------------------------------------------------------------------------- precision
