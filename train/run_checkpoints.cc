@@ -10,6 +10,7 @@
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/consolidate.h"
 #include "checkpoint/reader.h"
+#include "checkpoint/verify.h"
 #include "comm/agreement.h"
 #include "core/disk.h"
 #include "core/error.h"
@@ -312,7 +313,9 @@ Position RunCheckpoints::resume(const RestartFrom& restart) {
       damaged.back() = str("the checkpoint in memory is not used: ", damaged.back());
     }
   }
-  throw CheckpointError(str("no checkpoint of this run can be loaded: ", join(damaged, "; ")));
+  // As a mistake in the configuration it would occur again at each restart, and two are enough.
+  throw ConfigError(str("trainer.output_dir: no checkpoint of this run can be loaded: ", join(damaged, "; "),
+                        "; expected one, or a new start with --set trainer.overwrite_output_dir=true"));
 }
 
 /// Collective. `folders`: of a checkpoint in memory, else nullptr.
@@ -392,14 +395,24 @@ std::string RunCheckpoints::newest_complete() const {
   });
 }
 
+void RunCheckpoints::check_best() {
+  if (!final_is_best()) return;
+  const comm::Answer damage = comm::ask_rank_0(engine_.comm(), "best checkpoint", [&] {
+    const checkpoint::VerifyReport report = checkpoint::verify(folder_, best_->tag);
+    return report.ok() ? std::string() : str((folder_ / best_->tag).string(), ": ", report.problems.front());
+  });
+  if (damage.text.empty()) return;
+  log_.warning(str("the best checkpoint is not used, the last weights are: ", damage.text));
+  best_.reset();
+}
+
 /// Collective.
 bool RunCheckpoints::exists(const std::string& tag) const {
   const comm::Answer found = comm::ask_rank_0(engine_.comm(), "best checkpoint", [&] {
     return checkpoint::read_manifest(checkpoint::find_checkpoint(folder_, tag)).tag;
   });
-  std::error_code error;
-  if (found.is_failure && fs::is_directory(folder_ / tag, error))
-    log_.warning(str("the best checkpoint is not used: ", found.text));
+  if (found.is_failure)
+    log_.warning(str("the best checkpoint before is not used, and the best counts from here: ", found.text));
   return !found.is_failure;
 }
 

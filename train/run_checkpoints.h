@@ -104,8 +104,12 @@ class RunCheckpoints {
   /// if there is none, it is another run's, or it does not fit the engine.
   Position resume(const std::string& tag);
   /// Collective. Loads the first of these that can be loaded. One in memory that cannot is removed there.
-  /// Says what was damaged and what was loaded instead. Throws CheckpointError if there is none.
+  /// Says what was damaged and what was loaded instead. Throws ConfigError if there is none.
   Position resume(const RestartFrom& restart);
+  /// Collective, after resume(), of a run that has done all of its steps: verifies the best checkpoint, whose
+  /// weights are still to be loaded. One that is damaged is no longer the best, and a warning says so: else
+  /// each restart would fail at the end as the one before.
+  void check_best();
   /// Local. The run's id, which is not empty.
   const std::string& run_id() const { return run_.id; }
   /// Local. The path of the checkpoint that resume() has loaded.

@@ -146,7 +146,9 @@ void Trainer::resume() {
                                ". The evaluation may from now on use samples the model was trained on"));
   early_stopping_.set_state(start_position_.early_stopping);
   // A run that was killed after its last checkpoint has no results: it is evaluated and exported now.
-  was_finished_ = (steps_done_ >= total_steps_ || stopped_early()) && record_.has_results();
+  const bool at_end = steps_done_ >= total_steps_ || stopped_early();
+  was_finished_ = record_.has_results() && at_end;
+  if (at_end && !was_finished_) checkpoints_->check_best();
 }
 
 }  // namespace tessera::train

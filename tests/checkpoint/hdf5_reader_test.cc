@@ -29,9 +29,13 @@ constexpr int64_t kNumel = 64 * 8;
 class Hdf5ReaderTest : public ::testing::Test {
  protected:
   /// Makes a file; `fill` puts "x" into it.
-  fs::path make(const std::string& name, const std::function<void(hid_t file)>& fill) const {
+  fs::path make(const std::string& name, const std::function<void(hid_t file)>& fill,
+                bool latest_format = false) const {
     const fs::path path = folder_.path() / name;
-    const hid_t file = H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
+    const hid_t access = H5Pcreate(H5P_FILE_ACCESS);
+    if (latest_format) H5Pset_libver_bounds(access, H5F_LIBVER_LATEST, H5F_LIBVER_LATEST);
+    const hid_t file = H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access);
+    H5Pclose(access);
     fill(file);
     EXPECT_GE(H5Fclose(file), 0);
     return path;
@@ -187,24 +191,49 @@ TEST_F(Hdf5ReaderTest, WhatWasNeverWrittenIsRefused) {
               HasSubstr("was never written"));
 }
 
+// Each of the ways in which a file lists its chunks.
 TEST_F(Hdf5ReaderTest, ChunksThatWereNeverWrittenAreCounted) {
-  for (const bool packed : {false, true})
-    for (const hsize_t rows : {0, 16, 40, 64})
-      for (const bool grows : {false, true}) {  // which has another index of its chunks
-        const fs::path path = make("chunks.h5", [&](hid_t file) {
-          const hid_t creation = chunked();
-          if (packed) H5Pset_deflate(creation, 4);
-          const hsize_t most[] = {H5S_UNLIMITED, 8};
-          add(file, "x", creation, rows, grows ? most : nullptr);
+  constexpr hsize_t kUnlimited = H5S_UNLIMITED;
+  constexpr hsize_t kMost[][2] = {{64, 8}, {kUnlimited, 8}, {kUnlimited, kUnlimited}};
+  for (const bool latest_format : {false, true})
+    for (const bool packed : {false, true})
+      for (const auto& most : kMost)
+        for (const hsize_t rows : {0, 16, 40, 64}) {
+          const fs::path path = make(
+              "chunks.h5",
+              [&](hid_t file) {
+                const hid_t creation = chunked();
+                if (packed) H5Pset_deflate(creation, 4);
+                add(file, "x", creation, rows, most);
+                H5Pclose(creation);
+              },
+              latest_format);
+          const hsize_t written = (rows + 15) / 16;
+          if (written == 4)
+            expect_values(path);
+          else
+            EXPECT_THAT(refused(path),
+                        HasSubstr("was not written as a whole: " + std::to_string(4 - written) +
+                                  " of its 4 chunks are not in the file"));
+        }
+}
+
+TEST_F(Hdf5ReaderTest, OneChunkForAll) {
+  for (const hsize_t rows : {0, 64}) {
+    const fs::path path = make(
+        "one.h5",
+        [&](hid_t file) {
+          const hid_t creation = H5Pcreate(H5P_DATASET_CREATE);
+          H5Pset_chunk(creation, 2, kShape);
+          add(file, "x", creation, rows);
           H5Pclose(creation);
-        });
-        const hsize_t written = (rows + 15) / 16;
-        if (written == 4)
-          expect_values(path);
-        else
-          EXPECT_THAT(refused(path), HasSubstr("was not written as a whole: " + std::to_string(4 - written) +
-                                               " of its 4 chunks are not in the file"));
-      }
+        },
+        /*latest_format=*/true);
+    if (rows > 0)
+      expect_values(path);
+    else
+      EXPECT_THAT(refused(path), HasSubstr("1 of its 1 chunks are not in the file"));
+  }
 }
 
 // With the last rows in a chunk that is not full.

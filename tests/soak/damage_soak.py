@@ -18,6 +18,7 @@ import crash_soak  # noqa: E402
 import restart_soak  # noqa: E402
 from crash_soak import carry_out, expect, names  # noqa: E402
 
+STEPS_PER_EPOCH = 16
 CONTINUES = "; the run continues from "
 
 
@@ -77,7 +78,8 @@ class Soak(restart_soak.Soak):
         whole = sorted(run.tags() - self.still_damaged(run), key=lambda tag: int(tag.removeprefix("global_step")))
         memory = self.in_memory(ranks)
         targets = ["latest"] if whole and (run.checkpoints / "latest").exists() else []
-        if whole and len(whole) + bool(memory) > 1:
+        # Not the checkpoint of an evaluation, which may be the best: without it the last weights are exported.
+        if whole and len(whole) + bool(memory) > 1 and int(whole[-1].removeprefix("global_step")) % STEPS_PER_EPOCH:
             targets += ["manifest", "file", "folder"]
         if whole and memory:
             targets += ["memory"]

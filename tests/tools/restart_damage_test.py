@@ -148,6 +148,20 @@ class RestartDamageTest(Restarts):
         self.assertEqual(outcome.code, 0, outcome)
         self.assertEqual(self.resumed_at(outcome), [8])
 
+    def test_a_damaged_best_checkpoint_does_not_stop_a_run_at_its_end_again_and_again(self):
+        config = self.configure("run", trainer={**SAVES, "max_steps": 32, "load_best_at_end": True}, optimizer={"type": "SGD", "params": {"lr": 0}},
+                                checkpoint={"keep_last": 1, "fsync": False})  # so the first evaluation is the best
+        self.assertEqual(self.run_tool("train", config).code, 0)
+        best = self.folder / "run" / "checkpoints" / "global_step16"
+        self.assertTrue(best.is_dir())
+        flip(best / "rank_00000.h5", -2000)
+        for name in ("all_results.json", "model.safetensors"):  # as a run that was killed before its end
+            (self.folder / "run" / name).unlink()
+        outcome = self.run_tool("train", config, "--resume")
+        self.assertEqual(outcome.code, 0, outcome)
+        self.assertRegex(outcome.err, "^warning: the best checkpoint is not used, the last weights are: run/checkpoints/global_step16: rank_00000.h5: block 0 ")
+        self.assertTrue((self.folder / "run" / "model.safetensors").exists())
+
     def test_a_checkpoint_of_another_run_is_refused(self):
         config = {name: self.configure(name, trainer={**SAVES, "max_steps": 8}, checkpoint={"fsync": False}, seed=seed)
                   for name, seed in (("run", 1), ("other", 2))}
