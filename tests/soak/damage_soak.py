@@ -60,7 +60,8 @@ class Soak(restart_soak.Soak):
 
     def in_memory(self, ranks):
         environment = crash_soak.process_environment(next(iter(ranks.values())))
-        return sorted(Path(environment.get("TESSERA_MEMORY_DIR", "/nonexistent")).glob("global_step*"))
+        folders = Path(environment.get("TESSERA_MEMORY_DIR", "/nonexistent")).glob("global_step*")
+        return sorted(folder for folder in folders if ".tmp" not in folder.name)
 
     def still_damaged(self, run):
         """Those that were saved anew are whole."""
