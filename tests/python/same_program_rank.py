@@ -84,7 +84,6 @@ def other_scripts_are_refused():
         return torch.jit.trace(module, torch.ones(2, 8))
 
     refused([traced(functional.relu), traced(torch.tanh)], "forward", "aten::tanh", "aten::relu")
-    refused([traced(functional.relu), traced(functional.relu)])
 
 
 @check
