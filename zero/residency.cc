@@ -122,12 +122,12 @@ void Residency::on_write(int unit, const at::Tensor& written, const char* operat
   const bool max_norm = std::string_view(operator_name) == "aten::embedding_renorm_";
   refuse(
       units_[unit],
-      std::make_exception_ptr(Error(
-          str(operator_name, " writes into ", units_[unit].name, ": parameter ",
-              options_.parameter_at(unit, written.storage_offset()),
-              " belongs to the engine, and the write would be undone by the next step, or differ between ranks. ",
-              max_norm ? "Leave max_norm out, and limit the norm of the rows that the embedding returns"
-                       : "Write inside a GatheredParameters with modifier_rank set, or use load_weights()"))));
+      std::make_exception_ptr(Error(str(
+          operator_name, " writes into ", units_[unit].name, ": parameter ",
+          options_.parameter_at(unit, written.storage_offset()),
+          " belongs to the engine, and the write would be undone by the next step, or differ between ranks. ",
+          max_norm ? "Leave max_norm out, and limit the norm of the rows that the embedding returns"
+                   : "Write inside a GatheredParameters with modifier_rank set, or use load_weights()"))));
 }
 
 // Its unit was gathered and the cast was not: it is one of values from before an update, or something has

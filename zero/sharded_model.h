@@ -241,7 +241,7 @@ class ShardedModel {
   std::optional<ParameterVersions> versions_;
   bool gathered_ = false;  // some unit is
   std::unique_ptr<TakenGradients> taken_;
-  std::vector<at::Tensor> untrained_;         // parameters that require a gradient and keep their values
+  std::vector<at::Tensor> untrained_;  // parameters that require a gradient and keep their values
   std::optional<OperatorListener> listener_;
   bool training_ = true;
   std::exception_ptr failure_;          // of a backward or an update that ended half-way

@@ -30,7 +30,7 @@ STAGE_COMPARED = re.compile(
     rf"{_STAGE}\s*{_COMPARISON}|{_SPACED_COMPARISON}{_STAGE}(?![\w(])|\bswitch\s*\(\s*{_STAGE}\s*\)")
 STAGE_NAMED = re.compile(r"\b(?:class|struct|namespace)\s+\w*[sS]tage_?[0-3]\w*")
 
-MAX_LINES = 450
+MAX_LINES = 900
 LINE_LIMITED = CPP_SUFFIXES | {".py", ".sh", ".cmake"}
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
