@@ -35,12 +35,6 @@ logger = logging.getLogger("DeepSpeed")
 class DeepSpeedEngine(Engine):
     """An Engine with DeepSpeed's further methods."""
 
-    def destroy(self):
-        """As `Engine.destroy`; the monitors are closed."""
-        if self._reports is not None:
-            self._reports.close()
-        super().destroy()
-
     def compile(self, backend="inductor", compile_kwargs=None, schedule=None, compiled_autograd_enabled=False):
         """Compile the module in place, as `module.compile`. `schedule` and `compiled_autograd_enabled` are DeepCompile's, and refused."""
         if schedule is not None or compiled_autograd_enabled:

@@ -220,10 +220,14 @@ class Engine(Numbers, StepsScheduler):
             self._engine.zero_grad()
 
     def destroy(self) -> None:
-        """End the engine: its module keeps whole parameters in memory of its own, as a plain module. Collective at stage 3.
+        """End the engine, and close its monitors: its module keeps whole parameters in memory of its own, as a plain module.
+
+        Collective at stage 3.
 
         Afterwards the module can be given to `initialize` again. A second call does nothing.
         """
+        if self._reports is not None:
+            self._reports.close()
         whole_model.give_back(self)
 
     # -------------------------------------------------------------------------------------------- modes
