@@ -350,15 +350,13 @@ def _load_on_every_rank(model_class, integration):
             return result
         return call
 
-    def made(_, result):
-        return [result[0] if isinstance(result, tuple) else result]
-
-    def embeddings(model, _):
+    def embeddings(model):
         return [part for part in (model.get_input_embeddings(), model.get_output_embeddings()) if part is not None]
 
     for name in ("from_pretrained", "_from_config"):
-        setattr(model_class, name, classmethod(taught(getattr(model_class, name).__func__, made)))
-    model_class.resize_token_embeddings = taught(model_class.resize_token_embeddings, embeddings)
+        setattr(model_class, name, classmethod(taught(getattr(model_class, name).__func__,
+                                                      lambda _, result: [result[0] if isinstance(result, tuple) else result])))
+    model_class.resize_token_embeddings = taught(model_class.resize_token_embeddings, lambda model, _: embeddings(model))
     model_class.init_weights = taught(model_class.init_weights, None)  # of a constructor that is called directly
 
 

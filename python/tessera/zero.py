@@ -246,7 +246,7 @@ class Init:
         if self._enabled:
             thread = threading.get_ident()
 
-            def keep(module, name, value):
+            def keep(module, _name, _value):
                 if threading.get_ident() == thread:
                     self._modules.setdefault(id(module), module)
 

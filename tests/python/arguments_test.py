@@ -28,9 +28,11 @@ UNREAD = {
     ("engine.py", "zero_grad", "set_to_none"): "there is no gradient to set",
     ("optimizer.py", "zero_grad", "set_to_none"): "there is no gradient to set",
     ("zero.py", "__init__", "fwd_module"): "no parameter needs to be registered with a module",
-    ("deepspeed.py", "__init__", "args"): "zero.Init",
-    ("deepspeed.py", "__init__", "kwargs"): "zero.Init",
+    **{("zero.py", "__init__", name): "where DeepSpeed's shards lie; zero.Init keeps whole parameters where they are made"
+       for name in ("mem_efficient_linear", "remote_device", "pin_memory", "config_dict_or_path", "config")},
 }
+# What raises whatever it is called with.
+REFUSING = {("deepspeed.py", "refuse"), ("optimizer_state.py", "_refuse")}
 
 
 def callables():
@@ -66,7 +68,7 @@ class Signatures(unittest.TestCase):
 
     def test_every_argument_is_read(self):
         """Each parameter of each function of the package, private ones too, is a name in its body."""
-        looked_at = 0
+        looked_at, unread = 0, []
         for path in sorted(PACKAGE.glob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
                 if not isinstance(node, ast.FunctionDef):
@@ -78,10 +80,13 @@ class Signatures(unittest.TestCase):
                 for argument in arguments:
                     if argument is None or argument.arg in ("self", "cls") or protocol:
                         continue
+                    if argument.arg.startswith("_") and argument not in (node.args.vararg, node.args.kwarg):
+                        continue  # of a function that torch calls with more than it needs
                     looked_at += 1
                     if argument.arg not in read and (path.name, node.name, argument.arg) not in UNREAD \
-                            and (path.name, node.name) != ("deepspeed.py", "refuse"):
-                        self.fail(f"{path.name}: {node.name}({argument.arg}) is accepted and not read")
+                            and (path.name, node.name) not in REFUSING:
+                        unread.append(f"{path.name}: {node.name}({argument.arg}) is accepted and not read")
+        self.assertEqual(unread, [])
         self.assertGreater(looked_at, 200)
 
     def test_deepspeeds_signatures(self):
