@@ -53,7 +53,7 @@ TEST_P(EngineErrors, LossBackwardInPlaceOfEngineBackwardIsAnErrorNotSilence) {
       EXPECT_THAT(error_of([&] { engine->step(); }),
                   HasSubstr("fc1.weight has a gradient that did not come from backward(loss) of its engine"));
       EXPECT_THAT(error_of([&] { engine->backward(step_loss(*engine, step)); }),
-                  HasSubstr("zero_grad() of the engine"));
+                  HasSubstr("zero_grad() of this engine"));
       engine->module().zero_grad();
       engine->backward(step_loss(*engine, step));
       engine->step();

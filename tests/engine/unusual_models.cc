@@ -141,10 +141,6 @@ void buffers(BuiltImpl& m) {
   m.buffer("positions", torch::arange(40).expand({1, -1}));
 }
 
-void buffer_of_a_parameter(BuiltImpl& m) {
-  m.buffer("view", m.parameter("viewed", torch::randn({6, 7})).detach().view({42}));
-}
-
 void others(BuiltImpl& m) {
   m.parameter("weight", torch::randn({kLarge, kLarge}));
   m.others.push_back(torch::randn({kLarge, kLarge}));
@@ -369,7 +365,6 @@ const std::vector<UnusualModel>& unusual_models() {
       {"Seeds", seeds, false, true},  // asks for the state
       {"SeedsLast", seeds_last},
       {"Buffers", buffers},
-      {"BufferOfAParameter", buffer_of_a_parameter, false, true},
       {"Others", others, false, true},
       {"Values", values, false, true},
       {"DrawnByValues", drawn_by_values},
