@@ -35,7 +35,6 @@ std::string access_error(const at::Tensor& tensor) {
 
 TEST(ReleasedMemory, AskingForItsAddressNamesTheUnitAndWhatToDo) {
   Chain model(2);
-  const at::Tensor view = model->layers[1]->weight.detach()[3];
   Rig rig(*model, alone(), 3);
   const at::Tensor& weight = model->layers[1]->weight;
   for (const at::Tensor& tensor : {weight, weight.variable_data(), model->layers[1]->bias}) {
@@ -49,7 +48,6 @@ TEST(ReleasedMemory, AskingForItsAddressNamesTheUnitAndWhatToDo) {
     EXPECT_THAT(access_error(model->layers[0]->weight), HasSubstr("unit 0"));
   }
   EXPECT_THAT(access_error(weight), HasSubstr("unit 1")) << "released again";
-  EXPECT_NE(view.data_ptr(), nullptr) << "what was the model's memory before is nobody's unit";
 }
 
 /// Past the check, as code does that has taken the storage apart.
