@@ -228,6 +228,7 @@ void ShardedModel::backward(const at::Tensor& loss, MicroStep micro_step) {
 }
 
 GradientSummary ShardedModel::summarize_gradients(bool raise_flag) {
+  taken_->leave();  // late gradients are taken from grad()
   return or_unusable([&] {
     GradientSummary summary = summarize(*layout_, units_, *gradients_, *comm_, raise_flag);
     if (!summary.late_units.empty()) {
