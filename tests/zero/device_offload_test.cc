@@ -305,7 +305,7 @@ TEST_P(DeviceOffloadTest, AFailureOnTheHostThreadIsTheCallersAndStays) {
       }
       rig.sharded->finish_updates();
     });
-    EXPECT_EQ(error, "the link to the device has failed") << at;
+    EXPECT_THAT(error, ::testing::StartsWith("the link to the device has failed")) << at;
     EXPECT_NE(error_of([&] { rig.sharded->check_usable(); }), "") << at;
   }
 }
