@@ -159,11 +159,14 @@ TEST_F(Limits, AnOperatorThatFailsLeavesTheNextForwardUsable) {
     if (fails) at::matmul(y, at::zeros({3, 3}));
     return y * y;
   };
-  const auto engine = make_engine();
-  EXPECT_THROW(engine->forward(x), std::exception);
-  fails = false;
-  engine->backward(engine->forward(x).sum());
-  const at::Tensor gradient = engine->full_gradient("layer.weight");
+  at::Tensor gradient;
+  {
+    const auto engine = make_engine();
+    EXPECT_THROW(engine->forward(x), std::exception);
+    fails = false;
+    engine->backward(engine->forward(x).sum());
+    gradient = engine->full_gradient("layer.weight");
+  }
   const auto plain = make_engine("none");
   plain->backward(plain->forward(x).sum());
   EXPECT_TRUE(at::equal(gradient, plain->full_gradient("layer.weight")));

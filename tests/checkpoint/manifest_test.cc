@@ -220,7 +220,7 @@ TEST(Manifest, WrongFieldsAreNamed) {
        "m.json: files[1]: dataset /x belongs to no unit"},
       {[](auto& m) { m["files"][2]["datasets"] = m["files"][1]["datasets"]; }, "m.json: files[2]"},
       {[](auto& m) { m["tensors"].erase(0); },
-       "m.json: tensors: dataset /buffers/norm.fp64 belongs to no tensor"},
+       "m.json: tensors: dataset /buffers/norm.fp32 belongs to no tensor"},
       {[](auto& m) { m["tensors"][0]["dataset"] = "/blobs/rng%2Fcpu"; },
        "m.json: tensors[0].dataset: found \"/blobs/rng%2Fcpu\"; expected a dataset of"},
       {[](auto& m) { m["state"] = 3; }, "m.json: state: found 3; expected an object"},
