@@ -230,22 +230,22 @@ void Recording::operator_started(RunningOperator& running, c10::ArrayRef<const c
     if (running.call && facts.random) remember_generator(*running.call);
   }
   for (const at::Tensor& tensor : running.written) copy_before_writing(tensor);
-  if (!facts.composite) mark_being_written(running, true);
+  if (!facts.composite) begin_writing(running);
   if (profiling_ && running.call) wait_for_device(running.call->device);
   running.digest_seconds = digest_seconds_;
   running.start = std::chrono::steady_clock::now();
 }
 
-void Recording::mark_being_written(RunningOperator& running, bool begins) {
-  if (begins == running.marked) return;
-  running.marked = begins;
-  for (const at::Tensor& tensor : running.written) {
-    const void* storage = storage_of(tensor);
-    if (begins)
-      being_written_.push_back(storage);
-    else
-      being_written_.erase(std::find(being_written_.begin(), being_written_.end(), storage));
-  }
+void Recording::begin_writing(RunningOperator& running) {
+  for (const at::Tensor& tensor : running.written) running.marked.push_back(storage_of(tensor));
+  being_written_.insert(being_written_.end(), running.marked.begin(), running.marked.end());
+}
+
+/// The tensors may have other storages by now (set_()).
+void Recording::end_writing(RunningOperator& running) {
+  for (const void* storage : running.marked)
+    being_written_.erase(std::find(being_written_.begin(), being_written_.end(), storage));
+  running.marked.clear();
 }
 
 bool Recording::is_being_written(const at::Tensor& tensor) const {
@@ -307,7 +307,7 @@ void Recording::operator_ended(RunningOperator& running, const std::vector<c10::
       std::chrono::duration<double>(std::chrono::steady_clock::now() - running.start).count() -
       (digest_seconds_ - running.digest_seconds);
   ++clock_;
-  mark_being_written(running, false);
+  end_writing(running);
   note_written(running);
   if (!running.facts->composite) {
     const std::vector<at::Tensor> tensors = flatten(results);

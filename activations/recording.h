@@ -81,7 +81,7 @@ struct RunningOperator final : at::ObserverContext {
   const OperatorFacts* facts = nullptr;
   std::shared_ptr<Call> call;  ///< null: not recorded
   std::vector<at::Tensor> written;
-  bool marked = false;  ///< `written` is in Recording::being_written_
+  std::vector<const void*> marked;  ///< storages of `written` that are in Recording::being_written_
   struct Result {
     std::shared_ptr<SavedTensor> saved;
     const void* tensor;
@@ -156,7 +156,8 @@ class Recording : public std::enable_shared_from_this<Recording> {
   ValuePtr copied_value(const at::Tensor& tensor);
   void take_digest(Value& value, const at::Tensor& tensor);
   bool is_being_written(const at::Tensor& tensor) const;
-  void mark_being_written(RunningOperator& running, bool begins);
+  void begin_writing(RunningOperator& running);
+  void end_writing(RunningOperator& running);
   void choose_verifying();
   void hold(const ValuePtr& value, const at::Tensor& tensor);
   void disown(const Value& value);

@@ -93,11 +93,15 @@ CompiledGraphs& compiled_graphs() {
 
 void listen_to_compiled_backwards();
 
-void note_use(UnitHandle* handle, const char* operator_name) {
-  Residency& residency = *handle->residency;
+/// `residency` is told when the outermost operator has ended.
+void tell_of_end(Residency& residency) {
   auto& heard = thread_state.residencies;
   if (std::find(heard.begin(), heard.end(), &residency) == heard.end()) heard.push_back(&residency);
-  residency.on_use(handle->unit, operator_name);
+}
+
+void note_use(UnitHandle* handle, const char* operator_name) {
+  tell_of_end(*handle->residency);
+  handle->residency->on_use(handle->unit, operator_name);
 }
 
 /// From here on nothing is known of whether an argument is written: of a graph, which has no schema, and of
@@ -115,8 +119,10 @@ UnitHandle* visit_argument(const at::RecordFunction& function, const at::Tensor&
   const ReentryGuard our_own_operators;
   if (residency.hears_reads()) note_use(handle, function.name());
   if (parameter == nullptr) residency.on_cast_read(handle->unit, storage, function.name());
-  if (argument < kUnknownArgument && (written_arguments(function) >> argument & 1) != 0)
+  if (argument < kUnknownArgument && (written_arguments(function) >> argument & 1) != 0) {
+    tell_of_end(residency);
     residency.on_write(handle->unit, tensor, function.name());
+  }
   return residency.hears_reads() ? parameter : nullptr;
 }
 

@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "core/str.h"
+#include "zero/operator_listener.h"
 
 namespace tessera::zero {
 
@@ -36,6 +37,7 @@ at::Tensor TakenGradients::make(int parameter) const {
 }
 
 void TakenGradients::stand_in(const std::vector<bool>& used) {
+  const PauseListening our_own_operators;
   for (int parameter = 0; parameter < layout_.num_parameters(); ++parameter) {
     if (!used[parameter] || parameters_[parameter].grad().defined()) continue;
     at::Tensor& stand_in = stand_ins_[parameter];

@@ -172,6 +172,21 @@ TEST_F(Limits, AnOperatorThatFailsLeavesTheNextForwardUsable) {
   EXPECT_TRUE(at::equal(gradient, plain->full_gradient("layer.weight")));
 }
 
+TEST_F(Limits, AnOperatorMayGiveATensorOtherMemory) {
+  model->then = [](const at::Tensor& h) {
+    const at::Tensor factor = at::ones_like(h).detach();
+    for (int i = 0; i < 4; ++i) factor.set_(at::full_like(h, 0.5));
+    return at::gelu(at::gelu(h) * factor).square();
+  };
+  std::vector<at::Tensor> gradients;
+  for (const char* policy : {"none", "cheap"}) {
+    const auto engine = make_engine(policy);
+    engine->backward(engine->forward(x).sum());
+    gradients.push_back(engine->full_gradient("layer.weight"));
+  }
+  EXPECT_TRUE(at::equal(gradients[0], gradients[1]));
+}
+
 TEST_F(Limits, BackwardOfBackwardHasTheSameBits) {
   // A gradient penalty: the forward runs a backward whose graph is kept.
   model->then = [](const at::Tensor& h) {

@@ -126,7 +126,7 @@ def deepcopied(model):
 
 
 @check
-def a_write_into_a_parameter_is_an_error_at_the_next_call():
+def a_write_into_a_parameter_is_an_error_of_the_operator_and_of_the_next_call():
     writes = {"data": lambda p: p.data.clamp_(-0.05, 0.05), "no_grad": lambda p: p.clamp_(-0.05, 0.05), "detached": lambda p: p.detach().mul_(2),
               "foreach": lambda p: torch._foreach_mul_([p.data], 2.0), "view": lambda p: p.data[1:].zero_(), "copy": lambda p: p.data.copy_(p * 2),
               "out": lambda p: torch.mul(p.detach(), 2, out=p.data), "index": lambda p: p.data.__setitem__(0, 1.0)}
@@ -137,7 +137,7 @@ def a_write_into_a_parameter_is_an_error_at_the_next_call():
                 engine = make(model, stage, **precision)
                 step(engine)
                 with torch.no_grad():
-                    write(model[1].weight)
+                    raises(RuntimeError, lambda p=model[1].weight, w=write: w(p), "parameter 1.weight belongs to the engine")
                 raises(tessera.Error, lambda e=engine: e(torch.ones(2, 8)), "1.weight", "GatheredParameters")
                 raises(tessera.Error, engine.step, "1.weight")
 
