@@ -42,7 +42,6 @@ def load(engine: Any, load_dir: Any, tag: Any, load_module_strict: bool, load_op
              "load_lr_scheduler_states": bool(load_lr_scheduler_states), "load_module_only": bool(load_module_only)}
 
     def arguments():
-        engine._engine.check_usable()
         if custom_load_fn is not None:
             raise NotImplementedError("custom_load_fn: parameters are read from the shards of a checkpoint, and no state_dict of all is made; "
                                       "expected None. `tessera consolidate` writes that state_dict to a file, from which parameters can be set "
