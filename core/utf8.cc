@@ -62,14 +62,14 @@ std::string_view first_characters(std::string_view text, size_t count) {
   return text.substr(0, end);
 }
 
-std::string without_control_characters(std::string_view text) {
+std::string without_control_characters(std::string_view text, bool one_line) {
   std::string out;
   for (size_t i = 0; i < text.size(); ++i) {
     const auto byte = static_cast<uint8_t>(text[i]);
     // U+0080 to U+009F, too, which some terminals take for the beginning of a sequence.
     const bool is_c1 =
         byte == 0xc2 && i + 1 < text.size() && (static_cast<uint8_t>(text[i + 1]) & 0xe0) == 0x80;
-    const bool is_c0 = (byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7f;
+    const bool is_c0 = (byte < 0x20 && (one_line || (byte != '\n' && byte != '\t'))) || byte == 0x7f;
     if (!is_c0 && !is_c1) {
       out += text[i];
       continue;

@@ -24,9 +24,9 @@ size_t num_characters(std::string_view text);
 /// Local. The first `count` characters, or all if there are fewer.
 std::string_view first_characters(std::string_view text, size_t count);
 
-/// Local. Control characters as \x1b, so that a terminal obeys nothing in a message; line breaks and tabs
-/// stay.
-std::string without_control_characters(std::string_view text);
+/// Local. Control characters as \x1b, so that a terminal obeys nothing in a message. Line breaks and tabs
+/// stay, unless `one_line`.
+std::string without_control_characters(std::string_view text, bool one_line = false);
 
 /// Local. "'encoder.weight'" for an error message: always one line, at most 200 bytes of the name.
 std::string quoted_name(std::string_view name);

@@ -9,6 +9,7 @@
 
 #include "core/input_file.h"
 #include "core/str.h"
+#include "core/utf8.h"
 
 namespace tessera::config {
 
@@ -62,7 +63,7 @@ std::string Origins::where(const std::string& path) const {
 }
 
 std::string Origins::message(const std::string& path, const std::string& text) const {
-  return str(where(path), ": ", printable(path), ": ", text);
+  return str(where(path), ": ", without_control_characters(path, true), ": ", text);
 }
 
 void Origins::fail(const std::string& path, const std::string& text) const {
@@ -148,17 +149,6 @@ std::string describe_value(const json& value) {
     case json::value_t::object: return text + " (a section)";
     default: return text + " (a number)";
   }
-}
-
-std::string printable(std::string_view path) {
-  std::string out;
-  for (const char c : path) {
-    const auto byte = static_cast<unsigned char>(c);
-    char escaped[8];
-    std::snprintf(escaped, sizeof escaped, "\\x%02x", byte);
-    out += byte < 0x20 || byte == 0x7f ? std::string(escaped) : std::string(1, c);
-  }
-  return out;
 }
 
 std::string child_path(const std::string& parent, const std::string& name) {

@@ -135,9 +135,6 @@ nlohmann::json& make_value(Document& document, const std::string& path, const st
 /// `"two" (a string)`.
 std::string describe_value(const nlohmann::json& value);
 
-/// Local. A path with control characters escaped, so that an error stays one line.
-std::string printable(std::string_view path);
-
 /// Local. `parent.name`, or `name` at the top.
 std::string child_path(const std::string& parent, const std::string& name);
 std::string child_path(const std::string& parent, size_t index);

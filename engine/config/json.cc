@@ -106,7 +106,7 @@ class Parser {
       const std::string name = parse_string().get<std::string>();
       const std::string key_path = child_path(path, name);
       if (object.contains(name))
-        fail(at_ - 1, str(printable(key_path), ": this key is given twice; expected it once"));
+        fail(at_ - 1, str(without_control_characters(key_path, true), ": this key is given twice; expected it once"));
       line_ += static_cast<int>(std::count(text_.begin() + counted_, text_.begin() + at_, '\n'));
       counted_ = at_;
       if (origins_) origins_->set_line(key_path, line_);
@@ -204,7 +204,7 @@ class Parser {
     std::string_view token = word_at(start);
     if (text_[start] == '"') token = text_.substr(start, text_.find_first_of("\"\n", start + 1) + 1 - start);
     if (token.empty()) token = text_.substr(start, std::max<size_t>(1, utf8_length(text_.substr(start))));
-    return str("'", printable(token.substr(0, 40)), "'");
+    return str("'", without_control_characters(token.substr(0, 40), true), "'");
   }
 
   static constexpr const char* kAfterMember = "',' or '}'";

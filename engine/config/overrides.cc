@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/str.h"
+#include "core/utf8.h"
 #include "engine/config/document.h"
 
 namespace tessera::config {
@@ -43,7 +44,7 @@ json read_value(const std::string& text) {
 
 void apply(Document& document, const std::string& override_text) {
   const auto fail = [&](const std::string& what) {
-    throw ConfigError(str("--set ", printable(override_text), ": ", what));
+    throw ConfigError(str("--set ", without_control_characters(override_text, true), ": ", what));
   };
   const size_t equals = override_text.find('=');
   if (equals == std::string::npos || equals == 0)

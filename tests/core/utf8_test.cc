@@ -40,6 +40,7 @@ TEST(Utf8, ControlCharactersAreShown) {
                                        "31m \xc2\xa0"),
             "\\x9b31m \xc2\xa0")
       << "U+009B begins a sequence too";
+  EXPECT_EQ(without_control_characters("größe\n\t\x1b", /*one_line=*/true), "größe\\x0a\\x09\\x1b");
 }
 
 TEST(Utf8, QuotedIsOneShortLine) {
