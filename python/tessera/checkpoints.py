@@ -5,14 +5,14 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from tessera import _engine, client_state, comm
+from tessera import _engine, comm, json_values
 
 # Keys of the client state of a checkpoint that are the package's own.
 _GROUPS_STATE = "tessera.param_groups"
 _SCHEDULER_STATE = "tessera.lr_scheduler"
 _LOADER_STATE = "tessera.dataloader"
 _SAMPLES = "tessera.global_samples"
-_ENCODING = "tessera.encoding"  # 1: values are encoded by client_state.py; absent: they are plain JSON
+_ENCODING = "tessera.encoding"  # 1: values are encoded by json_values.py; absent: they are plain JSON
 
 _MAX_LISTED = 20
 
@@ -21,13 +21,13 @@ def save(engine: Any, save_dir: Any, tag: Any, state: Any, save_latest: bool, ex
     """See `Engine.save_checkpoint`."""
     def arguments():
         engine._engine.check_usable()
-        values = {"client_state": {} if state is None else state, _GROUPS_STATE: engine.optimizer.values(),
+        values = {"client_state": {} if state is None else state, _GROUPS_STATE: _savable(engine.optimizer.values()),
                   _SAMPLES: engine.global_samples, _ENCODING: 1}
         if engine._steps_lr_scheduler:
             values[_SCHEDULER_STATE] = engine.lr_scheduler.state_dict()
         if hasattr(engine.training_dataloader, "state_dict"):
             values[_LOADER_STATE] = engine.training_dataloader.state_dict()
-        encoded = {key: client_state.encode(value, _name_of(key)) for key, value in values.items()}
+        encoded = {key: json_values.encode(value, _name_of(key)) for key, value in values.items()}
         folder, name = folder_of(save_dir, "save_dir"), _tag_of(tag)
         return (folder, name, json.dumps(encoded, allow_nan=False)), {"tag": name}
 
@@ -88,6 +88,11 @@ def _tag_of(tag):
     return name
 
 
+def _savable(groups):
+    """What of the values of param groups a checkpoint can hold; the rest stays as the script makes it."""
+    return [{key: value for key, value in group.items() if json_values.can_encode(value)} for group in groups]
+
+
 def _name_of(key):
     return {_SCHEDULER_STATE: "lr_scheduler.state_dict()", _LOADER_STATE: "training_dataloader.state_dict()",
             _GROUPS_STATE: "optimizer.param_groups"}.get(key, key)
@@ -97,7 +102,7 @@ def _decoded(text):
     state = json.loads(text)
     if not isinstance(state, dict) or "client_state" not in state:  # saved from C++
         return {"client_state": state}
-    return {key: client_state.decode(value) for key, value in state.items()} if _ENCODING in state else state
+    return {key: json_values.decode(value) for key, value in state.items()} if _ENCODING in state else state
 
 
 def _load_python_state(engine, path, state, with_optimizer, with_schedule):

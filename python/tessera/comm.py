@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from tessera import _engine, client_state, errors
+from tessera import _engine, errors, json_values
 from tessera.errors import CommError
 
 _BACKENDS = ("auto", "nccl", "p2p", "shm", "hybrid", "gloo")
@@ -192,14 +192,14 @@ def all_gather(value: Any, label: str = "all_gather") -> list[Any]:
         The value of a rank is of another kind. The same on all ranks.
     """
     try:
-        mine = {"value": client_state.encode(value, "value")}
-    except client_state.Unsupported as error:
+        mine = {"value": json_values.encode(value, "value")}
+    except json_values.Unsupported as error:
         mine = {"error": str(error)}
     parts = [json.loads(text) for text in group().exchange(json.dumps(mine, allow_nan=False), label)]
     for rank, part in enumerate(parts):
         if "error" in part:
-            raise client_state.Unsupported(f"all_gather(): rank {rank}'s {part['error']}")
-    return [client_state.decode(part["value"]) for part in parts]
+            raise json_values.Unsupported(f"all_gather(): rank {rank}'s {part['error']}")
+    return [json_values.decode(part["value"]) for part in parts]
 
 
 def agreed(call: str, prepare: Callable[[], tuple[Any, dict[str, Any]]]) -> Any:
@@ -239,7 +239,7 @@ def agreed(call: str, prepare: Callable[[], tuple[Any, dict[str, Any]]]) -> Any:
     return result
 
 
-_KINDS = {kind.__name__: kind for kind in (ValueError, TypeError, NotImplementedError, client_state.Unsupported, errors.ConfigError,
+_KINDS = {kind.__name__: kind for kind in (ValueError, TypeError, NotImplementedError, json_values.Unsupported, errors.ConfigError,
                                            errors.CommError, errors.CheckpointError, errors.DataError, errors.Error)}
 
 

@@ -3,7 +3,7 @@ import weakref
 
 import torch
 
-from tessera import extra_state
+from tessera import json_values
 
 
 def named_parameters(module):
@@ -49,12 +49,12 @@ class ModuleState:
 
     def extra_state(self):
         """All of it as data. Raises Error, with the name, for what is no data."""
-        return extra_state.to_bytes({name: part.get_extra_state() for name, part in _with_extra_state(self._module())})
+        return json_values.to_bytes({name: part.get_extra_state() for name, part in _with_extra_state(self._module())})
 
     def set_extra_state(self, data):
         """Give each module what `extra_state` has returned."""
         parts = dict(_with_extra_state(self._module()))
-        for name, value in extra_state.from_bytes(data).items():
+        for name, value in json_values.from_bytes(data).items():
             if name in parts:
                 parts[name].set_extra_state(value)
 

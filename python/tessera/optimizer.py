@@ -16,8 +16,8 @@ import torch
 from torch.optim import optimizer as torch_optimizer
 
 from tessera import _engine
-from tessera.errors import ConfigError, Error
-from tessera.optimizer_options import HYPERS, Options, full_name, plain
+from tessera.errors import Error
+from tessera.optimizer_options import HYPERS, Options, full_name
 from tessera.optimizer_state import States
 
 
@@ -137,9 +137,9 @@ class Optimizer(torch.optim.Optimizer):
     # -------------------------------------------------------------------------------- for the engine
 
     def values(self) -> list[dict[str, Any]]:
-        """What each param group holds besides its parameters, as far as JSON has it: for a checkpoint."""
-        return [{key: encoded for key, value in group.items()
-                 if isinstance(key, str) and key not in ("params", "param_names") and (encoded := _encoded(value)) is not _NOT_JSON} for group in self._groups()]
+        """What each param group holds besides its parameters; a tensor of one element as its value."""
+        return [{key: value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+                 for key, value in group.items() if isinstance(key, str) and key not in ("params", "param_names")} for group in self._groups()]
 
     def load_values(self, values: list[dict[str, Any]]) -> None:
         """Write what `values` has returned into the groups, if they are as many."""
@@ -154,7 +154,7 @@ class Optimizer(torch.optim.Optimizer):
                 if isinstance(group.get(key), torch.Tensor):
                     group[key].fill_(value)
                 else:
-                    group[key] = tuple(value) if isinstance(value, list) else value
+                    group[key] = value
 
     def call_hooks(self, when: str) -> None:
         """Call the hooks of steps of this optimizer and of the one it was translated from. `when`: "pre" or "post"."""
@@ -276,18 +276,6 @@ class Optimizer(torch.optim.Optimizer):
     def _schedule_sets_betas(self):
         scheduler = self._live().config["scheduler"]
         return scheduler["type"] == "OneCycle" and scheduler["params"].get("cycle_momentum", True)
-
-
-_NOT_JSON = object()
-
-
-def _encoded(value):
-    try:
-        value = plain(value)
-        json.dumps(value, allow_nan=False)
-    except (ConfigError, TypeError, ValueError):
-        return _NOT_JSON
-    return value
 
 
 def _check_numbers(values, before, where):

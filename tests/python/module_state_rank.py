@@ -400,7 +400,7 @@ def extra_state_is_saved_and_given_back():
     assert manifest["state"]["module"]["extra_state"] == ["0._extra_state", "2._extra_state"]
 
     model[0].state = {"a": [object()]}
-    raises(tessera.CheckpointError, lambda: engine.save_checkpoint(path, "bad"), "0._extra_state['a'][0]", "builtins.object", "expected numbers")
+    raises(tessera.CheckpointError, lambda: engine.save_checkpoint(path, "bad"), "0._extra_state['a'][0]", "builtins.object", "expected what JSON has")
     assert not (path / "bad").exists()
     plain = make(nn.Sequential(Unscaled(), nn.Linear(8, 8), Unscaled()))
     raises(tessera.CheckpointError, lambda: plain.load_checkpoint(path), "0._extra_state: not in the model")

@@ -1,0 +1,216 @@
+"""Python values as JSON that gives the same values back: what a checkpoint keeps of the caller and of modules, what ranks exchange.
+
+JSON has no tuples, no keys but strings, no NaN, and integers of 64 bits here. What it has stays as it is, so that other programs read
+it. Each other value is an object with the key "$tessera", which names its type. Reading it runs no code of the file.
+"""
+import base64
+import ctypes
+import json
+import math
+import sys
+from collections import Counter, OrderedDict
+from typing import Any
+
+import torch
+
+from tessera.errors import Error
+
+_TYPE = "$tessera"
+_MAX_DEPTH = 64  # of lists and dicts inside of each other; a checkpoint's manifest has a limit of its own
+_MAX_BYTES = 1 << 20  # of one tensor or array inside of the JSON
+_NUMPY_KINDS = "biufcSUmM"
+_DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+
+
+class Unsupported(Error, TypeError):
+    """A value that cannot be kept as it is; the message begins with its path."""
+
+
+def encode(value: Any, path: str) -> Any:
+    """What `json.dumps` takes and `decode` makes the same value of: equal and of the same type.
+
+    None, bool, int, float (NaN and infinities too), complex, str, bytes, bytearray, list, tuple, set, frozenset, dict with any of these
+    as keys, OrderedDict, Counter, torch's dtype, device and Size, numpy's scalars and arrays, and tensors on the CPU. Raises
+    Unsupported for any other type, a derived one too, and names the value by `path`.
+    """
+    return _encode(value, path, 0, None)
+
+
+def can_encode(value: Any) -> bool:
+    """Whether `encode` takes the value."""
+    try:
+        encode(value, "")
+    except Unsupported:
+        return False
+    return True
+
+
+def decode(value: Any) -> Any:
+    """The value that `encode` was given."""
+    return _decode(value, None)
+
+
+def to_bytes(values: dict[str, Any]) -> torch.Tensor:
+    """The values as a tensor (n) uint8. Tensors and arrays may have any size, parameters and other devices' tensors are as tensors on the CPU.
+
+    It holds the length of a JSON text (8 bytes, little-endian), the text, and the bytes of the tensors and arrays in it. Raises
+    Unsupported, with the name, for a value that `encode` does not take.
+    """
+    blob: list[torch.Tensor] = []
+    encoded = {name: _encode(value, name, 0, blob) for name, value in values.items()}
+    text = json.dumps({_TYPE: "values", "value": encoded}, allow_nan=False).encode()
+    return torch.cat([_uint8(len(text).to_bytes(8, "little") + text), *blob])
+
+
+def from_bytes(data: torch.Tensor) -> dict[str, Any]:
+    """The values that `to_bytes` was given. Raises Error for bytes that it has not made."""
+    begin = 8 + int.from_bytes(bytes(data[:8].tolist()), "little")
+    document = json.loads(bytes(data[8:begin].tolist()))
+    if document.get(_TYPE) != "values":
+        raise Error("the values of get_extra_state() are not written as this version does; expected a checkpoint saved by it")
+    return {name: _decode(value, data[begin:]) for name, value in document["value"].items()}
+
+
+def _decode(value, blob):
+    if isinstance(value, list):
+        return [_decode(item, blob) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if _TYPE not in value:
+        return {key: _decode(item, blob) for key, item in value.items()}
+    return _DECODERS[value[_TYPE]](value, blob)
+
+
+def _encode(value, path, depth, blob):
+    kind = type(value)
+    if depth > _MAX_DEPTH:
+        raise Unsupported(f"{path.split('[')[0]} is more than {_MAX_DEPTH} levels deep, or contains itself; expected a flatter value")
+    if value is None or kind is bool:
+        return value
+    if kind is int:
+        return value if -(2 ** 63) <= value < 2 ** 63 else {_TYPE: "int", "value": hex(value)}
+    if kind is float:
+        return value if math.isfinite(value) else {_TYPE: "float", "value": repr(value)}
+    if kind is str:
+        return value if _is_unicode(value) else {_TYPE: "str", "value": _text(value.encode("utf-8", "surrogatepass"))}
+    if kind is list:
+        return [_encode(item, f"{path}[{i}]", depth + 1, blob) for i, item in enumerate(value)]
+    if kind is dict:
+        if all(type(key) is str and _is_unicode(key) for key in value) and _TYPE not in value:
+            return {key: _encode(item, f"{path}[{key!r}]", depth + 1, blob) for key, item in value.items()}
+        return {_TYPE: "dict", "items": _items(value, path, depth, blob)}
+    if kind in (OrderedDict, Counter):
+        return {_TYPE: kind.__name__, "items": _items(value, path, depth, blob)}
+    if kind in (tuple, set, frozenset):
+        name = kind.__name__
+        return {_TYPE: name, "value": [_encode(item, f"{path}[{i}]" if kind is tuple else f"an element of {path}", depth + 1, blob)
+                                       for i, item in enumerate(value)]}
+    if kind in (bytes, bytearray):
+        return {_TYPE: kind.__name__, "value": _text(_limited(value, len(value), path))}
+    if kind is complex:
+        return {_TYPE: "complex", "value": [value.real.hex(), value.imag.hex()]}
+    if kind in (torch.dtype, torch.device):
+        return {_TYPE: kind.__name__, "value": str(value).removeprefix("torch.")}
+    if kind is torch.Size:
+        return {_TYPE: "Size", "value": list(value)}
+    if kind is torch.Tensor or (kind is torch.nn.Parameter and blob is not None):
+        return _encode_tensor(value, path, blob)
+    numpy = sys.modules.get("numpy")  # without it there are no values of its types
+    if numpy and isinstance(value, (numpy.generic, numpy.ndarray)) and kind.__module__ == "numpy" and value.dtype.kind in _NUMPY_KINDS:
+        return {_TYPE: "array" if kind is numpy.ndarray else "scalar", "dtype": value.dtype.str, "shape": list(value.shape),
+                **_placed(value.tobytes(), path, blob)}
+    raise Unsupported(f"{path} is of type {kind.__module__}.{kind.__qualname__}, which would not come back as it is; expected what JSON has, "
+                      "tuples, sets, bytes, complex, numpy's values or CPU tensors (of an object give vars(object))")
+
+
+def _encode_tensor(value, path, blob):
+    if blob is not None and value.layout is torch.strided and not value.is_quantized:
+        value = value.detach().cpu().resolve_conj().resolve_neg()
+    if value.device.type != "cpu" or value.layout is not torch.strided or value.requires_grad or str(value.dtype) not in _DTYPES \
+            or value.is_quantized or value.is_conj() or value.is_neg():
+        raise Unsupported(f"{path} is a tensor on {value.device}, {value.dtype}, {value.layout}{', that requires a gradient' * value.requires_grad}; "
+                          "expected a dense one on the CPU without gradient: give tensor.detach().cpu()")
+    flat = value.contiguous().reshape(-1)
+    return {_TYPE: "tensor", "dtype": str(value.dtype), "shape": list(value.shape),
+            **_placed(ctypes.string_at(flat.data_ptr(), value.nbytes), path, blob)}
+
+
+def _placed(data, path, blob):
+    """The bytes of a tensor or array: in the JSON, or their place behind it."""
+    if blob is None:
+        return {"value": _text(_limited(data, len(data), path))}
+    place = {"begin": sum(map(len, blob)), "bytes": len(data)}
+    blob.append(_uint8(data))
+    return place
+
+
+def _uint8(data):
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+
+
+def _limited(value, size, path):
+    if size > _MAX_BYTES:
+        raise Unsupported(f"{path} has {size} bytes; expected at most {_MAX_BYTES}: save it in a file of its own")
+    return value
+
+
+def _items(value, path, depth, blob):
+    return [[_encode(key, f"the key {key!r:.60} of {path}", depth + 1, blob), _encode(item, f"{path}[{key!r:.60}]", depth + 1, blob)]
+            for key, item in value.items()]
+
+
+def _is_unicode(text):
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+    return True
+
+
+def _text(data):
+    return base64.b64encode(data).decode()
+
+
+def _bytes(value):
+    return base64.b64decode(value["value"])
+
+
+def _data(value, blob):
+    """A new tensor (n) uint8: what `_placed` was given."""
+    return _uint8(_bytes(value)) if blob is None else blob[value["begin"]:value["begin"] + value["bytes"]].clone()
+
+
+def _pairs(value, blob):
+    return [(_decode(key, blob), _decode(item, blob)) for key, item in value["items"]]
+
+
+def _decode_tensor(value, blob):
+    return _data(value, blob).view(_DTYPES[value["dtype"]]).reshape(value["shape"])
+
+
+def _decode_array(value, blob):
+    import numpy
+
+    return _data(value, blob).numpy().view(numpy.dtype(value["dtype"])).reshape(value["shape"])
+
+
+_DECODERS = {
+    "int": lambda value, _: int(value["value"], 16),
+    "float": lambda value, _: float(value["value"]),
+    "str": lambda value, _: _bytes(value).decode("utf-8", "surrogatepass"),
+    "bytes": lambda value, _: _bytes(value),
+    "bytearray": lambda value, _: bytearray(_bytes(value)),
+    "complex": lambda value, _: complex(*map(float.fromhex, value["value"])),
+    "tuple": lambda value, blob: tuple(_decode(value["value"], blob)),
+    "set": lambda value, blob: set(_decode(value["value"], blob)),
+    "frozenset": lambda value, blob: frozenset(_decode(value["value"], blob)),
+    "dict": lambda value, blob: dict(_pairs(value, blob)),
+    "OrderedDict": lambda value, blob: OrderedDict(_pairs(value, blob)),
+    "Counter": lambda value, blob: Counter(dict(_pairs(value, blob))),
+    "dtype": lambda value, _: getattr(torch, value["value"]),
+    "device": lambda value, _: torch.device(value["value"]),
+    "Size": lambda value, _: torch.Size(value["value"]),
+    "tensor": _decode_tensor,
+    "array": _decode_array,
+    "scalar": lambda value, blob: _decode_array(value, blob)[()],
+}
