@@ -7,7 +7,7 @@
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/manifest_text.h"
-#include "checkpoint/shard_file.h"
+#include "checkpoint/names.h"
 #include "core/error.h"
 #include "core/str.h"
 #include "core/temporary_name.h"

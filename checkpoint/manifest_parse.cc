@@ -9,8 +9,7 @@
 #include "checkpoint/json_field.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/manifest_text.h"
-#include "checkpoint/model_file.h"
-#include "checkpoint/shard_file.h"
+#include "checkpoint/names.h"
 #include "core/error.h"
 #include "core/str.h"
 

@@ -16,7 +16,6 @@
 
 namespace tessera::checkpoint {
 
-inline constexpr std::string_view kModelFileName = "model.h5";
 /// A parameter has a piece for each rank that its unit's shards put it on. A file of more pieces than these
 /// has no parameters: HDF5 takes 2 s for 50,000 of them and 40 s for 800,000, at every save.
 inline constexpr int64_t kMaxModelFilePieces = 20'000;

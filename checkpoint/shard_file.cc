@@ -1,6 +1,5 @@
 #include "checkpoint/shard_file.h"
 
-#include <cstdio>
 #include <set>
 
 #include "checkpoint/checkpoint_error.h"
@@ -12,8 +11,6 @@
 namespace tessera::checkpoint {
 namespace {
 
-constexpr std::string_view kTensors = "/buffers/";
-constexpr std::string_view kBlobs = "/blobs/";
 constexpr size_t kMaxNameBytes = 1024;  // escaped and with its group below the manifest's limit
 
 /// The contents of a file, in the order of its datasets.
@@ -95,17 +92,6 @@ Hdf5Image lay_out(const ShardContent& content, const Contents& contents) {
 }
 
 }  // namespace
-
-std::string rank_file_name(int rank) {
-  char name[32];
-  std::snprintf(name, sizeof name, "rank_%05d.h5", rank);
-  return name;
-}
-
-std::string tensor_dataset(const std::string& name) { return str(kTensors, hdf5_name(name)); }
-std::string blob_dataset(const std::string& name) { return str(kBlobs, hdf5_name(name)); }
-bool is_tensor_dataset(std::string_view dataset) { return dataset.starts_with(kTensors); }
-bool is_blob_dataset(std::string_view dataset) { return dataset.starts_with(kBlobs); }
 
 void check_content(const ShardContent& content) {
   std::set<std::string> state_names, names, blob_names;

@@ -10,6 +10,7 @@
 
 #include "checkpoint/image_file.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/names.h"
 #include "checkpoint/saved_layout.h"
 #include "core/disk.h"
 #include "core/dtype.h"
@@ -45,14 +46,6 @@ struct ShardContent {
   std::vector<WholeTensor> tensors;
   std::vector<Blob> blobs;
 };
-
-/// Local. "rank_00003.h5".
-std::string rank_file_name(int rank);
-/// Local. HDF5 path of a whole tensor, "/buffers/NAME", and of a blob, "/blobs/NAME" (see hdf5_name()).
-std::string tensor_dataset(const std::string& name);
-std::string blob_dataset(const std::string& name);
-bool is_tensor_dataset(std::string_view dataset);
-bool is_blob_dataset(std::string_view dataset);
 
 /// Local. Throws CheckpointError naming a name, shape or span that does not fit the layout. Called before any
 /// file is created.

@@ -1,48 +1,29 @@
 // How a rank joins its group: from torchrun's environment variables, alone, or as a thread (tests).
 #pragma once
 
-#include <chrono>
 #include <functional>
-#include <string>
 
 #include "comm/communicator.h"
+#include "comm/join_options.h"
 #include "core/environment.h"
-#include "core/log.h"
 
 namespace tessera::comm {
 
 using tessera::Environment;
 using tessera::environment;
 
-struct JoinOptions {
-  /// For CUDA tensors "nccl" (a device for each rank) or "p2p" (all ranks on one host, where they map each
-  /// other's device memory); for CPU tensors "shm" (all ranks on one host), "hybrid" (shared memory within
-  /// hosts, Gloo between them; on one host it is "shm") or "gloo"; "auto": the first of these that can be.
-  /// Ranks as threads: "auto" is gloo, and "p2p" is over host memory.
-  std::string backend = "auto";
-  /// Where the buffers will lie: "cpu"; "cuda": on the rank's device (cuda_choice.h); "auto": CUDA where this
-  /// host has a device for each of its ranks (any, for "p2p") and `backend` moves CUDA tensors, else the CPU.
-  std::string device = "cpu";
-  std::chrono::milliseconds timeout = std::chrono::minutes(30);  ///< of a collective; the same on all ranks
-  /// From the first attempt to connect until all ranks have met: for connecting, sending and receiving.
-  std::chrono::milliseconds rendezvous_timeout = std::chrono::minutes(5);
-  /// For data that crosses the network (Gloo, hybrid): each rank compares a digest of what it has received
-  /// with that of what was sent, and a difference is a CommError that names both. The same on all ranks.
-  bool verify = false;
-  /// Says what a rendezvous of more than 5 s waits for, and when "auto" has to do without shared memory.
-  Logger log{};
-  /// For tests: ranks for which it returns different words share no memory, as if on different hosts. Unset:
-  /// ranks that can share memory do; as threads with "hybrid", the first half and the other ranks don't.
-  std::function<std::string(int rank)> host_for_tests = {};
-  /// For tests: ranks as processes with `backend` "p2p" and `device` "cpu" use it over host memory.
-  bool p2p_in_host_memory = false;
-  /// Called about every half second by a thread that waits for other ranks, at the rendezvous and in every
-  /// collective. What it throws ends the wait: this rank leaves the group, and the call throws it. Python
-  /// looks for Ctrl-C there.
-  std::function<void()> interrupt = {};
-  /// Called by a thread that posts a collective or waits for one; what it returns is destroyed afterwards.
-  /// Python lets go of the GIL meanwhile [Note: the GIL and the backend's threads].
-  std::function<std::shared_ptr<void>()> step_aside = {};
+/// For tests: ranks for which it returns different words share no memory, as if on different hosts. Unset:
+/// ranks that can share memory do; as threads with "hybrid", the first half and the other ranks don't.
+std::function<std::string(int rank)> host_for_tests = {};
+/// For tests: ranks as processes with `backend` "p2p" and `device` "cpu" use it over host memory.
+bool p2p_in_host_memory = false;
+/// Called about every half second by a thread that waits for other ranks, at the rendezvous and in every
+/// collective. What it throws ends the wait: this rank leaves the group, and the call throws it. Python
+/// looks for Ctrl-C there.
+std::function<void()> interrupt = {};
+/// Called by a thread that posts a collective or waits for one; what it returns is destroyed afterwards.
+/// Python lets go of the GIL meanwhile [Note: the GIL and the backend's threads].
+std::function<std::shared_ptr<void>()> step_aside = {};
 };
 
 /// Local. The device that join() takes, for a program that needs to know, or to fail, before it joins. With

@@ -5,7 +5,7 @@
 #include <chrono>
 #include <memory>
 
-#include "comm/init.h"
+#include "comm/join_options.h"
 #include "comm/transport.h"
 
 namespace tessera::comm {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "comm/group_store.h"
-#include "comm/init.h"
+#include "comm/join_options.h"
 #include "comm/registration.h"
 
 namespace tessera::comm {

@@ -12,7 +12,7 @@
 #include "checkpoint/shard_file.h"
 #include "core/str.h"
 #include "engine/checkpoint_types.h"
-#include "zero/operator_listener.h"
+#include "zero/pause_listening.h"
 
 namespace tessera {
 

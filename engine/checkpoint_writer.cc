@@ -16,7 +16,7 @@
 #include "engine/checkpoint_types.h"
 #include "zero/cuda_link.h"
 #include "zero/host_thread.h"
-#include "zero/operator_listener.h"
+#include "zero/pause_listening.h"
 
 namespace tessera {
 struct CheckpointWriter::Job {

@@ -16,7 +16,7 @@
 #include "core/error.h"
 #include "core/str.h"
 #include "zero/cuda_pinning_abi.h"
-#include "zero/operator_listener.h"
+#include "zero/pause_listening.h"
 
 namespace tessera::zero {
 namespace {

@@ -8,7 +8,7 @@
 #include "core/error.h"
 #include "core/str.h"
 #include "zero/gradient_reducer.h"
-#include "zero/operator_listener.h"
+#include "zero/pause_listening.h"
 #include "zero/residency.h"
 #include "zero/sharded_model.h"
 

@@ -13,7 +13,7 @@
 #include "core/memory_use.h"
 #include "zero/gradient_hook.h"
 #include "zero/kernels/kernels.h"
-#include "zero/operator_listener.h"
+#include "zero/pause_listening.h"
 
 namespace tessera::zero {
 

@@ -10,7 +10,7 @@
 #include <cmath>
 
 #include "zero/kernels/kernels.h"
-#include "zero/operator_listener.h"
+#include "zero/pause_listening.h"
 
 namespace tessera::zero {
 

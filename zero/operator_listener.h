@@ -13,6 +13,8 @@
 #include <optional>
 #include <vector>
 
+#include "zero/pause_listening.h"
+
 namespace tessera::zero {
 
 /// While one lives, the operators of all threads of the process are heard: a model may be run by another
@@ -47,8 +49,5 @@ class CompiledGraphRead {
 /// Local. Whether a Residency is at work on this thread: its gathers and copies call operators too, but at
 /// other places in each step. Other listeners must not take them for the model's.
 bool residency_at_work();
-
-/// While one lives, this thread's operators are not heard: the engine's own copies and collectives.
-using PauseListening = at::DisableRecordFunctionGuard;
 
 }  // namespace tessera::zero

@@ -11,7 +11,7 @@
 #include "core/error.h"
 #include "core/memory_use.h"
 #include "zero/gradient_summary.h"
-#include "zero/operator_listener.h"
+#include "zero/pause_listening.h"
 
 namespace tessera::zero {
 

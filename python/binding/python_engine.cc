@@ -10,7 +10,7 @@
 #include "core/str.h"
 #include "engine/checkpoint_types.h"
 #include "zero/module_state.h"
-#include "zero/operator_listener.h"
+#include "zero/pause_listening.h"
 
 namespace tessera::python {
 

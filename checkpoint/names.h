@@ -1,0 +1,19 @@
+// The names of a checkpoint's files, and of the datasets in them that are not a unit's.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace tessera::checkpoint {
+
+inline constexpr std::string_view kModelFileName = "model.h5";
+/// Local. "rank_00003.h5".
+std::string rank_file_name(int rank);
+
+/// Local. HDF5 path of a whole tensor, "/buffers/NAME", and of a blob, "/blobs/NAME" (see hdf5_name()).
+std::string tensor_dataset(const std::string& name);
+std::string blob_dataset(const std::string& name);
+bool is_tensor_dataset(std::string_view dataset);
+bool is_blob_dataset(std::string_view dataset);
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,31 @@
+// How a rank joins its group: which transport, on which device, and how long it waits.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "core/log.h"
+
+namespace tessera::comm {
+
+struct JoinOptions {
+  /// For CUDA tensors "nccl" (a device for each rank) or "p2p" (all ranks on one host, where they map each
+  /// other's device memory); for CPU tensors "shm" (all ranks on one host), "hybrid" (shared memory within
+  /// hosts, Gloo between them; on one host it is "shm") or "gloo"; "auto": the first of these that can be.
+  /// Ranks as threads: "auto" is gloo, and "p2p" is over host memory.
+  std::string backend = "auto";
+  /// Where the buffers will lie: "cpu"; "cuda": on the rank's device (cuda_choice.h); "auto": CUDA where this
+  /// host has a device for each of its ranks (any, for "p2p") and `backend` moves CUDA tensors, else the CPU.
+  std::string device = "cpu";
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);  ///< of a collective; the same on all ranks
+  /// From the first attempt to connect until all ranks have met: for connecting, sending and receiving.
+  std::chrono::milliseconds rendezvous_timeout = std::chrono::minutes(5);
+  /// For data that crosses the network (Gloo, hybrid): each rank compares a digest of what it has received
+  /// with that of what was sent, and a difference is a CommError that names both. The same on all ranks.
+  bool verify = false;
+  /// Says what a rendezvous of more than 5 s waits for, and when "auto" has to do without shared memory.
+  Logger log{};
+
+}  // namespace tessera::comm
