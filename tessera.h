@@ -9,4 +9,4 @@
 #include "engine/config/parse.h"
 #include "engine/engine.h"
 #include "zero/gathered_parameters.h"
-#include "zero/update_rule.h"
+#include "zero/optimizer/update_rule.h"

@@ -10,9 +10,9 @@
 #include <unordered_map>
 #include <utility>
 
-#include "zero/compiled_graphs.h"
-#include "zero/operator_listener.h"
-#include "zero/unit_memory.h"
+#include "zero/gather/compiled_graphs.h"
+#include "zero/gather/operator_listener.h"
+#include "zero/memory/unit_memory.h"
 
 namespace tessera::activations {
 namespace {

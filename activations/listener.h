@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "activations/recording.h"
-#include "zero/layout.h"
+#include "zero/plan/layout.h"
 
 namespace tessera::zero {
 class Residency;

@@ -6,7 +6,7 @@
 #include "activations/recording.h"
 #include "core/error.h"
 #include "core/str.h"
-#include "zero/cast_tracker.h"
+#include "zero/gather/cast_tracker.h"
 
 namespace tessera::activations {
 

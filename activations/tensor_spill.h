@@ -5,8 +5,8 @@
 // there, without waiting; buffers stay after their write, and the oldest leave when their bytes exceed
 // `buffer_bytes`: what was saved last is in memory still when backward begins. When a block is fetched, those
 // saved before it are read ahead, within the same bytes. The order is that of this forward, so a model may
-// take another way at each step. (A rank's state has its own store, zero/offload_store.h: its tensors are the
-// same at each step, and their order of use is learnt from the step before.)
+// take another way at each step. (A rank's state has its own store, zero/offload/offload_store.h: its tensors
+// are the same at each step, and their order of use is learnt from the step before.)
 //
 // The files have no names (see SpillFile). How much is saved is not known before the first forward: a small
 // file is reserved at once, so that a folder that cannot be used is noticed before training; others are added

@@ -17,7 +17,7 @@
 
 #include "core/error.h"
 #include "core/str.h"
-#include "zero/unit_memory.h"
+#include "zero/memory/unit_memory.h"
 
 namespace tessera::activations {
 

@@ -1,6 +1,6 @@
-// The cost of OperatorListener's callback per operator (zero/operator_listener.h). Every benchmark alternates
-// between the same operators without and with the listener; `added_ns` is the difference per call of the
-// callback. Times are medians of this thread's CPU time, which a busy machine disturbs little.
+// The cost of OperatorListener's callback per operator (zero/gather/operator_listener.h). Every benchmark
+// alternates between the same operators without and with the listener; `added_ns` is the difference per call
+// of the callback. Times are medians of this thread's CPU time, which a busy machine disturbs little.
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 #include <benchmark/benchmark.h>
@@ -17,7 +17,7 @@
 #include "engine/autocast.h"
 #include "engine/config/parse.h"
 #include "engine/engine.h"
-#include "zero/operator_listener.h"
+#include "zero/gather/operator_listener.h"
 
 namespace tessera::benchmarks {
 namespace {

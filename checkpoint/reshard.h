@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "checkpoint/saved_layout.h"
-#include "zero/layout.h"
+#include "zero/plan/layout.h"
 
 namespace tessera::checkpoint {
 

@@ -30,7 +30,7 @@
 
 #include "checkpoint/shard_file.h"
 #include "core/disk.h"
-#include "zero/layout.h"
+#include "zero/plan/layout.h"
 
 namespace tessera::checkpoint {
 

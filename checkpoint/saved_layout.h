@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/dtype.h"
-#include "zero/layout.h"
+#include "zero/plan/layout.h"
 
 namespace tessera::checkpoint {
 

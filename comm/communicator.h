@@ -1,7 +1,7 @@
 // Communicator: the collectives the engine is built on, for one group of ranks.
 //
 // Every collective is in place on one flat, contiguous buffer of `size() * shard` elements, which is what a
-// unit is (zero/layout.h); so no implementation needs a second buffer of full size, except Gloo's
+// unit is (zero/plan/layout.h); so no implementation needs a second buffer of full size, except Gloo's
 // reduce_scatter (buffers_reductions()). Calls return at once with a Work (over shared memory, a call with a
 // large buffer that is not from allocate_symmetric() or allocate_shared() waits for the other ranks); the
 // buffers must stay alive and untouched until wait() returns (on CUDA: until the current stream has passed

@@ -100,8 +100,8 @@ class C10dGlooTransport final : public GlooTransport {
 
   // [Note: all-gather over Gloo] c10d's own all-gather stages the result in a buffer of full size and copies
   // it out with operators on a worker thread, under the thread-local state of the issuing thread: memory we
-  // do not have, and operators that a listener (zero/residency) would take for the model's. One broadcast a
-  // slice moves the same bytes straight to where they belong.
+  // do not have, and operators that a listener (zero/gather/residency) would take for the model's. One
+  // broadcast a slice moves the same bytes straight to where they belong.
   PendingPtr all_gather(const at::Tensor& full, const at::Tensor& shard, uint32_t tag) override {
     const auto shard_bytes = static_cast<int64_t>(shard.nbytes());
     auto* own_slice = static_cast<char*>(full.data_ptr()) + shard_bytes * options_.rank;

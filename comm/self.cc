@@ -59,7 +59,7 @@ std::shared_ptr<Communicator> SelfCommunicator::split(const std::vector<int>& ra
 }
 
 WorkPtr SelfCommunicator::do_all_gather(const at::Tensor& full, const at::Tensor& shard, std::string_view) {
-  // The copies are ours, not the model's: listeners to operators (zero/residency) must not see them.
+  // The copies are ours, not the model's: listeners to operators (zero/gather/residency) must not see them.
   const at::DisableRecordFunctionGuard silent;
   const at::NoGradGuard no_grad;
   const int64_t numel = shard.numel(), before = group_.rank, after = group_.size - group_.rank - 1;

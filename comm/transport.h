@@ -81,7 +81,7 @@ int place_of(const std::vector<int>& ranks, int rank);
 
 /// Local. Elements [begin, begin + numel) of a 1-D contiguous tensor, which is kept alive. Made without an
 /// operator and with a storage of its own, so that those who listen to operators on the model's storages
-/// (zero/residency) do not see communication.
+/// (zero/gather/residency) do not see communication.
 at::Tensor plain_view(const at::Tensor& buffer, int64_t begin, int64_t numel);
 /// Local. The same of (numel) elements at `data`, which `owner` keeps alive.
 at::Tensor plain_view_at(void* data, int64_t numel, at::ScalarType dtype, const at::Tensor& owner);

@@ -17,7 +17,7 @@ enum class MemoryUse : uint8_t {
   kOptimizer,
   kSnapshot,       ///< the copy that asynchronous checkpoints are written from
   kCommunication,  ///< buffers of gradients being reduced and of gathered units
-  kDiskBuffers,    ///< what state on disk is read into and written from (zero/offloaded_tensor.h)
+  kDiskBuffers,    ///< what state on disk is read into and written from (zero/offload/offloaded_tensor.h)
   kActivations,    ///< activations, temporary tensors, and all else that a step allocates
   kOther,          ///< allocated before the first step: buffers of the model, data
 };

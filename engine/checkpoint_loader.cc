@@ -12,7 +12,7 @@
 #include "checkpoint/shard_file.h"
 #include "core/str.h"
 #include "engine/checkpoint_types.h"
-#include "zero/pause_listening.h"
+#include "zero/memory/pause_listening.h"
 
 namespace tessera {
 
@@ -102,8 +102,8 @@ void CheckpointLoader::match_buffers() {
   not_loaded_.insert(not_loaded_.end(), problems.begin(), problems.end());
 }
 
-/// See [Note: a module's state is read when it is used] in zero/module_state.h. `mine`: null: not in the
-/// module.
+/// See [Note: a module's state is read when it is used] in zero/model/module_state.h. `mine`: null: not in
+/// the module.
 void CheckpointLoader::match_buffer(const std::string& name, const zero::NamedBuffer* mine,
                                     std::vector<std::string>& problems) {
   const checkpoint::TensorRecord* record = checkpoint_.manifest().find_tensor(name);

@@ -2,7 +2,7 @@
 
 #include "checkpoint/checkpoint_error.h"
 #include "core/str.h"
-#include "zero/module_state.h"
+#include "zero/model/module_state.h"
 
 namespace tessera {
 

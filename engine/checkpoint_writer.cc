@@ -14,9 +14,9 @@
 #include "core/memory_use.h"
 #include "core/str.h"
 #include "engine/checkpoint_types.h"
-#include "zero/cuda_link.h"
-#include "zero/host_thread.h"
-#include "zero/pause_listening.h"
+#include "zero/memory/cuda_link.h"
+#include "zero/memory/host_thread.h"
+#include "zero/memory/pause_listening.h"
 
 namespace tessera {
 struct CheckpointWriter::Job {

@@ -13,8 +13,8 @@
 // returns: a copy to write from would have to be written, too.
 //
 // [Note: pieces in files] A checkpoint has a file for each rank. Rank r writes the file of its piece
-// (zero/mesh.h), so every element is written once, also where rows of ranks hold copies, and the files are
-// those that a run without rows would write. Each rank's own blobs go into the file of its number.
+// (zero/plan/mesh.h), so every element is written once, also where rows of ranks hold copies, and the files
+// are those that a run without rows would write. Each rank's own blobs go into the file of its number.
 //
 // [Note: a failure stays until all ranks take it] save() fails on all ranks alike, but their threads
 // end at different times, so one rank may see it some steps before another. report() therefore only logs. The
@@ -39,8 +39,8 @@
 #include "core/log.h"
 #include "engine/config/config.h"
 #include "engine/host_folders.h"
-#include "zero/device_link.h"
-#include "zero/model_view.h"
+#include "zero/memory/device_link.h"
+#include "zero/model/model_view.h"
 #include "zero/sharded_model.h"
 
 namespace tessera {

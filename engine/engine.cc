@@ -19,7 +19,7 @@
 #include "engine/cpu_batch_norm.h"
 #include "engine/optimizer_setup.h"
 #include "engine/same_config.h"
-#include "zero/cuda_link.h"
+#include "zero/memory/cuda_link.h"
 
 namespace tessera {
 namespace {

@@ -36,7 +36,7 @@
 #include "engine/lr_schedule.h"
 #include "engine/optimizer_setup.h"
 #include "engine/step_profiler.h"
-#include "zero/deferred_model.h"
+#include "zero/deferred/deferred_model.h"
 #include "zero/sharded_model.h"
 
 namespace torch::nn {
@@ -73,7 +73,7 @@ struct InitOptions {
   /// caller's has them in none of its groups. Their gradients are freed as they come. The same on all ranks.
   std::vector<std::string> untrained = {};
   /// A formula of one's own, in place of the one of the config's optimizer: of that only lr, weight_decay,
-  /// param groups and the schedule count then. See zero/update_rule.h.
+  /// param groups and the schedule count then. See zero/optimizer/update_rule.h.
   std::shared_ptr<const zero::UpdateRule> update_rule = nullptr;
   /// false in a process of Python, whose own autograd engine hears of saved tensors.
   bool autograd_hooks = true;
@@ -100,8 +100,8 @@ concept MakesModel = !requires(const std::remove_cvref_t<T>& holder) {
 ///
 /// The engine owns the model's parameters: at stage 3 they cannot be read after it is destroyed. Each call
 /// checks that they are still views of its memory, with the values it wrote there, and throws Error naming
-/// the first that is not: see [Note: who writes parameters] in zero/parameter_versions.h. A backward() or an
-/// update that fails leaves gradients or parameters incomplete, so every later call throws too, until
+/// the first that is not: see [Note: who writes parameters] in zero/unit/parameter_versions.h. A backward()
+/// or an update that fails leaves gradients or parameters incomplete, so every later call throws too, until
 /// drop_gradients() (gradients) or load_checkpoint() (both); other errors leave the engine unchanged.
 class Engine {
  public:
@@ -402,8 +402,8 @@ std::unique_ptr<TypedEngine<Contained>> initialize(const torch::nn::ModuleHolder
 }
 /// Collective. The same of a model that `make` makes, without ever having it in memory as a whole: its
 /// parameters get their values unit by unit, the same as when `make` is called by itself, and so does the
-/// state of the random generators ([Note: making a model without memory] in zero/deferred_model.h). `make`
-/// may be called twice. `counts`: what was done. Throws what `make` throws, too.
+/// state of the random generators ([Note: making a model without memory] in zero/deferred/deferred_model.h).
+/// `make` may be called twice. `counts`: what was done. Throws what `make` throws, too.
 template <MakesModel Make>
 auto initialize(Make&& make, const EngineConfig& config, comm::CommunicatorPtr comm,
                 const InitOptions& options = {}, zero::MakingCounts* counts = nullptr) {

@@ -25,7 +25,7 @@
 #include "core/input_file.h"
 #include "core/pending_file.h"
 #include "core/str.h"
-#include "zero/pause_listening.h"
+#include "zero/memory/pause_listening.h"
 
 namespace tessera {
 namespace {

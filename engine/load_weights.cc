@@ -15,7 +15,7 @@
 #include "engine/checkpoint_types.h"
 #include "engine/engine.h"
 #include "engine/optimizer_setup.h"
-#include "zero/pause_listening.h"
+#include "zero/memory/pause_listening.h"
 
 namespace tessera {
 namespace {

@@ -1,5 +1,5 @@
 // ModuleRecord: what a checkpoint says of a module's state besides tensors ([Note: a module's state is read
-// when it is used] in zero/module_state.h).
+// when it is used] in zero/model/module_state.h).
 #pragma once
 
 #include <map>
@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "zero/module_state.h"
+#include "zero/model/module_state.h"
 #include "zero/sharded_model.h"
 
 namespace tessera {

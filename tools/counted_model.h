@@ -8,7 +8,7 @@
 #include "core/dtype.h"
 #include "core/log.h"
 #include "engine/config/config.h"
-#include "zero/memory_model.h"
+#include "zero/plan/memory_model.h"
 
 namespace tessera::tools {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "zero/placement.h"
+#include "zero/plan/placement.h"
 
 namespace tessera::tools {
 

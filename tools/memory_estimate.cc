@@ -11,7 +11,7 @@
 #include "tools/command_line.h"
 #include "tools/counted_model.h"
 #include "tools/offload_plan.h"
-#include "zero/memory_model.h"
+#include "zero/plan/memory_model.h"
 
 namespace tessera::tools {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/log.h"
-#include "zero/mesh.h"
+#include "zero/plan/mesh.h"
 
 namespace tessera::tools {
 

@@ -4,7 +4,7 @@
 #include <cstdio>
 
 #include "core/str.h"
-#include "zero/gradient_slots.h"
+#include "zero/reduce/gradient_slots.h"
 
 namespace tessera::train {
 namespace {
@@ -133,7 +133,7 @@ std::string megabytes(int64_t bytes) {
   return text;
 }
 
-/// Local. Elements of the gradient slots (zero/gradient_reducer.cc says which models have them).
+/// Local. Elements of the gradient slots (zero/reduce/gradient_reducer.cc says which models have them).
 static int64_t slots_numel(const zero::Layout& layout, const zero::StateModel& model,
                            const EngineConfig& config, int64_t world) {
   const zero::Placement placement = zero::place(model.sharding, true, model.one_copy_a_host, model.tiers);

@@ -1,5 +1,5 @@
 // What would make room where memory has run out: computed from the model's layout and the arithmetic of
-// model state (zero/memory_model.h). No collectives.
+// model state (zero/plan/memory_model.h). No collectives.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "engine/config/config.h"
-#include "zero/layout.h"
-#include "zero/memory_model.h"
+#include "zero/plan/layout.h"
+#include "zero/plan/memory_model.h"
 
 namespace tessera::train {
 

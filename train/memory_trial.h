@@ -14,7 +14,7 @@
 #include "engine/memory_meter.h"
 #include "train/registry.h"
 #include "train/trainer_config.h"
-#include "zero/memory_model.h"
+#include "zero/plan/memory_model.h"
 
 namespace tessera::train {
 

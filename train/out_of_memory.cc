@@ -14,7 +14,7 @@
 #include "train/cuda_memory_abi.h"
 #include "train/memory_advice.h"
 #include "train/report.h"
-#include "zero/stage.h"
+#include "zero/plan/stage.h"
 
 namespace tessera::train {
 namespace {

@@ -7,9 +7,9 @@
 #include "core/check.h"
 #include "core/error.h"
 #include "core/str.h"
-#include "zero/gradient_reducer.h"
-#include "zero/pause_listening.h"
-#include "zero/residency.h"
+#include "zero/gather/residency.h"
+#include "zero/memory/pause_listening.h"
+#include "zero/reduce/gradient_reducer.h"
 #include "zero/sharded_model.h"
 
 namespace tessera::zero {

@@ -5,7 +5,7 @@
 
 #include "core/error.h"
 #include "core/str.h"
-#include "zero/pause_listening.h"
+#include "zero/memory/pause_listening.h"
 
 namespace tessera::zero {
 

@@ -15,8 +15,8 @@
 #include "comm/torch_dtype.h"
 #include "core/check.h"
 #include "core/error.h"
-#include "zero/deferred_model.h"
-#include "zero/gradient_hook.h"
+#include "zero/deferred/deferred_model.h"
+#include "zero/reduce/gradient_hook.h"
 
 namespace tessera::zero {
 
@@ -109,7 +109,7 @@ void ShardedModel::check_same_model_everywhere() const {
                           all[rank], ": all ranks must build the same model"));
 }
 
-/// See [Note: making a model without memory] in zero/deferred_model.h.
+/// See [Note: making a model without memory] in zero/deferred/deferred_model.h.
 void ShardedModel::begin_values(const ModelView& model) {
   DeferredModel::Plan plan;
   plan.parameters = parameters_;

@@ -1,7 +1,7 @@
 // What lies in grad() of the parameters between backward passes.
 #include "core/error.h"
 #include "core/str.h"
-#include "zero/gradient_hook.h"
+#include "zero/reduce/gradient_hook.h"
 #include "zero/sharded_model.h"
 
 namespace tessera::zero {

@@ -26,10 +26,10 @@
 // up a call until the device is idle (cudaFree, a kernel that is loaded at its first launch), or that streams
 // of a process share a queue of the hardware, in which a wait stands before work that was given later. That
 // holds as long as ranks are processes, and all groups' operations have one order on all ranks, as with NCCL:
-// [Note: one order on a device] in zero/residency.h. It says nothing of hosts that wait for each other: where
-// stage 3 agrees on a gather outside of a recorded order, and ranks use different parameters, a rank that a
-// driver holds up until its stream's wait has ended, and one that waits for that rank's host, would wait
-// until the timeout. CUDA_MODULE_LOADING=EAGER loads all kernels at the start.
+// [Note: one order on a device] in zero/gather/residency.h. It says nothing of hosts that wait for each
+// other: where stage 3 agrees on a gather outside of a recorded order, and ranks use different parameters, a
+// rank that a driver holds up until its stream's wait has ended, and one that waits for that rank's host,
+// would wait until the timeout. CUDA_MODULE_LOADING=EAGER loads all kernels at the start.
 #pragma once
 
 #include <atomic>

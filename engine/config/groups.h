@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "engine/config/config.h"
-#include "zero/mesh.h"
+#include "zero/plan/mesh.h"
 
 namespace tessera {
 

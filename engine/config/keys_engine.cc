@@ -1,7 +1,7 @@
 // The keys that the engine uses, and the monitors'. tensorboard and csv_monitor are DeepSpeed's.
 #include "core/str.h"
 #include "engine/config/keys.h"
-#include "zero/stage.h"
+#include "zero/plan/stage.h"
 
 namespace tessera::config {
 namespace {

@@ -7,7 +7,7 @@
 #include "engine/config/arguments.h"
 #include "engine/config/keys.h"
 #include "engine/config/optimizer.h"
-#include "zero/stage.h"
+#include "zero/plan/stage.h"
 
 namespace tessera {
 namespace config {

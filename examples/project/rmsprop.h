@@ -3,7 +3,7 @@
 #pragma once
 
 #include <ATen/ops/sqrt.h>
-#include <tessera/zero/update_rule.h>
+#include <tessera/zero/optimizer/update_rule.h>
 
 #include <string>
 #include <vector>

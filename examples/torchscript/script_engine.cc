@@ -7,8 +7,8 @@
 
 #include "comm/torch_dtype.h"
 #include "examples/torchscript/device_constants.h"
-#include "zero/model_view.h"
-#include "zero/stage.h"
+#include "zero/model/model_view.h"
+#include "zero/plan/stage.h"
 
 namespace tessera::examples {
 

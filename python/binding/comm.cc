@@ -13,7 +13,7 @@
 #include "core/error.h"
 #include "python/binding/bindings.h"
 #include "python/binding/interrupt.h"
-#include "zero/model_program.h"
+#include "zero/model/model_program.h"
 
 namespace tessera::python {
 namespace {

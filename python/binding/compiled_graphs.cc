@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "python/binding/bindings.h"
-#include "zero/operator_listener.h"
+#include "zero/gather/operator_listener.h"
 
 namespace tessera::python {
 namespace {

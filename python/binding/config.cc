@@ -20,10 +20,10 @@
 #include "engine/optimizer_setup.h"
 #include "python/binding/bindings.h"
 #include "train/sampler.h"
-#include "zero/layout.h"
-#include "zero/memory_model.h"
-#include "zero/sharded_optimizer.h"
-#include "zero/stage.h"
+#include "zero/optimizer/sharded_optimizer.h"
+#include "zero/plan/layout.h"
+#include "zero/plan/memory_model.h"
+#include "zero/plan/stage.h"
 
 namespace tessera::python {
 namespace {

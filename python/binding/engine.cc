@@ -19,11 +19,11 @@
 #include "engine/config/parse.h"
 #include "python/binding/bindings.h"
 #include "python/binding/python_engine.h"
+#include "zero/deferred/deferred_model.h"
 #include "zero/deferred/operator_log.h"
-#include "zero/deferred_model.h"
 #include "zero/gathered_parameters.h"
-#include "zero/stage.h"
-#include "zero/unit_memory.h"
+#include "zero/memory/unit_memory.h"
+#include "zero/plan/stage.h"
 
 namespace tessera::python {
 namespace {

@@ -9,8 +9,8 @@
 #include "core/disk.h"
 #include "core/str.h"
 #include "engine/checkpoint_types.h"
-#include "zero/module_state.h"
-#include "zero/pause_listening.h"
+#include "zero/memory/pause_listening.h"
+#include "zero/model/module_state.h"
 
 namespace tessera::python {
 

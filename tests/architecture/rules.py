@@ -17,12 +17,12 @@ MAY_INCLUDE["python"] = set(MAY_INCLUDE) - {"examples", "cmake"}
 for top in ("tools", "tests", "benchmarks"):
     MAY_INCLUDE[top] = set(MAY_INCLUDE) - {"python"} | {"tools", "tests", "benchmarks"}
 
-CHECKPOINT_FROM_ZERO = re.compile(r"zero/layout\w*\.h")
+CHECKPOINT_FROM_ZERO = re.compile(r"zero/plan/layout\w*\.h")
 # Files that must be usable, and testable, without libtorch.
-TORCH_FREE = re.compile(r"core/|launcher/|checkpoint/|monitor/|zero/layout\w*\.(h|cc)$|zero/stage\.h$")
+TORCH_FREE = re.compile(r"core/|launcher/|checkpoint/|monitor/|zero/plan/layout\w*\.(h|cc)$|zero/plan/stage\.h$")
 TORCH_HEADER = re.compile(r"(torch|ATen|c10|caffe2)/")
 
-STAGE_POLICY = "zero/stage.h"
+STAGE_POLICY = "zero/plan/stage.h"
 _STAGE = r"\b(?:\w+(?:\.|->|::))*(?:zero_)?stage_?(?:\(\))?"
 _COMPARISON = r"(?:==|!=|<=|>=|(?<!<)<(?!<)|(?<!>)>(?!>))"  # neither << nor >>
 _SPACED_COMPARISON = rf"(?<=\s){_COMPARISON}\s+"  # before a name, "<" and ">" are often a template's

@@ -11,7 +11,7 @@
 
 #include "checkpoint/reader.h"
 #include "checkpoint/save.h"
-#include "zero/layout.h"
+#include "zero/plan/layout.h"
 
 namespace tessera::checkpoint::testing {
 

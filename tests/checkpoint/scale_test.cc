@@ -15,7 +15,7 @@
 #include "core/process_memory.h"
 #include "core/str.h"
 #include "core/temporary_folder.h"
-#include "zero/layout.h"
+#include "zero/plan/layout.h"
 
 namespace tessera::checkpoint::testing {
 namespace {

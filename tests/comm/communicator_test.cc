@@ -75,7 +75,7 @@ TEST_P(CommunicatorTest, ADroppedWorkKeepsItsBuffersAlive) {
 }
 
 TEST_P(CommunicatorTest, DoesNotDispatchOperators) {
-  // zero/operator_listener.h hears operators to learn which parameters are about to be read.
+  // zero/gather/operator_listener.h hears operators to learn which parameters are about to be read.
   thread_local int num_operators = 0;
   run_threads(2, options(), [](CommunicatorPtr comm) {
     at::Tensor full = at::ones({8});

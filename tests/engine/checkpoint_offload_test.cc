@@ -8,7 +8,7 @@
 #include "core/str.h"
 #include "tests/engine/checkpoint_testing.h"
 #include "tests/support/errors.h"
-#include "tests/zero/host_link.h"
+#include "tests/zero/memory/host_link.h"
 
 namespace tessera::testing {
 namespace {
@@ -68,7 +68,8 @@ TEST_P(OffloadedCheckpoint, AnAsynchronousOneIsWrittenAtOnce) {
   });
 }
 
-// The device is host memory (tests/zero/host_link.h). In fp16 the first steps overflow and are skipped.
+// The device is host memory (tests/zero/memory/host_link.h). In fp16 the first steps overflow and are
+// skipped.
 TEST_P(OffloadedCheckpoint, OfADeviceWhoseMemoryIsNotTheHosts) {
   using zero::testing::HostLink;
   const TestFolder folder(str("device", GetParam()));

@@ -13,7 +13,7 @@
 #include "core/str.h"
 #include "tests/engine/checkpoint_testing.h"
 #include "tests/support/log_file.h"
-#include "tests/zero/host_link.h"
+#include "tests/zero/memory/host_link.h"
 
 namespace tessera::testing {
 namespace {

@@ -1,6 +1,6 @@
 // A formula from outside (examples/project/rmsprop.h) through the engine: against torch::optim's, and the
 // same at every stage.
-#include "zero/update_rule.h"
+#include "zero/optimizer/update_rule.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -17,7 +17,7 @@ inline std::string default_backend() {
 inline bool in_shared_memory() { return default_backend() == "shm" || default_backend() == "hybrid"; }
 
 /// Whether waits only order streams, so that gathers and reductions have one group and one order ([Note: one
-/// order on a device] in zero/residency.h).
+/// order on a device] in zero/gather/residency.h).
 inline bool waits_only_order() { return default_backend() == "p2p"; }
 
 }  // namespace tessera::testing

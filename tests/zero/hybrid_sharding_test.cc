@@ -1,5 +1,5 @@
 // Rows of ranks that hold a copy of the model state each (MiCS), and second copies of the parameters (hpZ):
-// the bits, what moves where, and what is held. See [Note: hybrid sharding] in zero/mesh.h.
+// the bits, what moves where, and what is held. See [Note: hybrid sharding] in zero/plan/mesh.h.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,8 +7,8 @@
 #include "comm/self.h"
 #include "comm/torch_dtype.h"
 #include "tests/support/watched_communicator.h"
-#include "tests/zero/vectors.h"
-#include "zero/mesh.h"
+#include "tests/zero/kernels/vectors.h"
+#include "zero/plan/mesh.h"
 
 namespace tessera::zero::testing {
 namespace {

@@ -8,7 +8,7 @@
 
 #include <utility>
 
-#include "zero/storage_access.h"
+#include "zero/memory/storage_access.h"
 
 namespace tessera::zero::deferred {
 namespace {

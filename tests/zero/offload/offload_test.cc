@@ -1,0 +1,238 @@
+// State on disk: the same bits as in memory, in bounded memory, updated late; and disks that fail.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cerrno>
+#include <filesystem>
+#include <optional>
+
+#include "tests/zero/offload/offload_testing.h"
+
+namespace tessera::zero::testing {
+namespace {
+
+using kernels::OptimizerKind;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+TEST_F(OffloadTest, TheSameBitsAsInMemory) {
+  for (int world = 1; world <= 3; ++world)
+    for (int stage = 1; stage <= 3; ++stage)
+      for (const OptimizerKind kind : {OptimizerKind::kAdamW, OptimizerKind::kSGD, OptimizerKind::kLamb})
+        for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+          const bool plain = kind == OptimizerKind::kAdamW && dtype == DType::kFloat32;
+          if (world == 3 && !plain) continue;
+          run_ranks(world, [&](comm::CommunicatorPtr comm) {
+            Setting setting{.optimizer = kind, .dtype = dtype};
+            const auto expected = train_once(comm, stage, with(setting));
+            setting.tiers = kOptimizerOnDisk;
+            EXPECT_TRUE(same_bits(train_once(comm, stage, with(setting)), expected))
+                << "world " << world << " stage " << stage;
+            if (stage < 3) return;
+            setting.tiers = kAllOnDisk;
+            EXPECT_TRUE(same_bits(train_once(comm, stage, with(setting)), expected)) << "world " << world;
+            setting.tiers = {.parameters = Tier::kDisk};
+            EXPECT_TRUE(same_bits(train_once(comm, stage, with(setting)), expected)) << "world " << world;
+          });
+        }
+}
+
+TEST_F(OffloadTest, FewBuffersGiveTheSameBits) {
+  run_ranks(2, [&](comm::CommunicatorPtr comm) {
+    const auto expected = train_once(comm, 3, with({}));
+    for (const int num_buffers : {1, 2, 5})
+      EXPECT_TRUE(
+          same_bits(train_once(comm, 3, with({.tiers = kAllOnDisk, .num_buffers = num_buffers})), expected))
+          << num_buffers << " buffers";
+  });
+}
+
+TEST_F(OffloadTest, WhatIsOnDiskIsNotInMemory) {
+  run_ranks(2, [&](comm::CommunicatorPtr comm) {
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16})
+      for (const Tiers& tiers : {kInMemoryTiers, kOptimizerOnDisk, kAllOnDisk}) {
+        Chain model(kNumLayers);
+        Rig rig(*model, comm, 3, with({.tiers = tiers, .dtype = dtype}));
+        train(model, rig, comm->rank(), 1);
+        const ShardedModel& sharded = *rig.sharded;
+        const StateBytes memory = sharded.measured_bytes(), disk = sharded.measured_bytes(Tier::kDisk);
+        EXPECT_EQ(memory, sharded.formula_bytes());
+        EXPECT_EQ(disk, sharded.formula_bytes(false, Tier::kDisk));
+        int64_t numel = 0;
+        for (int unit = 0; unit < sharded.layout().num_units(); ++unit)
+          numel += sharded.layout().shard_numel(unit);
+        const int64_t element = size_bytes(dtype);
+        const bool parameters = tiers.parameters == Tier::kDisk, optimizer = tiers.optimizer == Tier::kDisk;
+        // On hosts of one rank each, that rank has all of its host's copy of the parameters.
+        const int64_t others_shard =
+            tessera::testing::default_backend() == "hybrid" && !parameters ? numel * element : 0;
+        EXPECT_EQ(memory.total() + disk.total(), numel * (dtype == DType::kFloat32 ? 16 : 18) + others_shard);
+        EXPECT_EQ(disk.parameters, parameters ? numel * element : 0);
+        EXPECT_EQ(disk.optimizer, optimizer ? numel * 8 : 0);
+        EXPECT_EQ(disk.gradients, optimizer ? numel * 4 : 0);
+        EXPECT_EQ(memory.gradients, optimizer ? 0 : numel * 4);
+        if (!tiers.any_on_disk()) continue;
+        EXPECT_LE(sharded.offload_store()->peak_buffer_bytes(), sharded.offload_store()->budget());
+        EXPECT_GE(sharded.offload_store()->bytes_on_disk(), disk.total());
+      }
+  });
+}
+
+TEST_F(OffloadTest, UnitsAreUpdatedWhenTheyAreUsed) {
+  Chain model(kNumLayers);
+  Rig rig(*model, alone(), 1, with({.tiers = kOptimizerOnDisk}));
+  rig.step(model->forward(batch(0, 0)).sum());
+  rig.sharded->finish_updates();
+  OffloadStore& store = *rig.sharded->offload_store();
+  store.flush();
+  const int64_t before = store.bytes_written();
+  rig.step(model->forward(batch(0, 1)).sum());
+  EXPECT_EQ(store.bytes_written(), before) << "step() updates nothing at once";
+  model->through({0, 1}, batch(0, 2));
+  rig.sharded->finish_updates();
+  store.flush();
+  // exp_avg and exp_avg_sq of each unit that had a gradient, and of one that had none, written once.
+  const int64_t page = SpillFile::kAlignment;
+  EXPECT_GE(store.bytes_written() - before, 2 * kNumLayers * page);
+  EXPECT_LE(store.bytes_written() - before, 2 * (kNumLayers + 1) * page);
+}
+
+/// Bytes read and written in a step, once the order is known.
+std::pair<int64_t, int64_t> traffic_of_a_step(const Change& change) {
+  Chain model(kNumLayers);
+  Rig rig(*model, alone(), 3, change);
+  train(model, rig, 0, 4);
+  const OffloadStore& store = *rig.sharded->offload_store();
+  const std::pair before(store.bytes_read(), store.bytes_written());
+  train(model, rig, 0, 2);
+  return {(store.bytes_read() - before.first) / 2, (store.bytes_written() - before.second) / 2};
+}
+
+TEST_F(OffloadTest, WhatHasRoomStaysInMemory) {
+  const int num_tensors = 4 * (kNumLayers + 1);
+  const auto [all_read, all_written] =
+      traffic_of_a_step(with({.tiers = kAllOnDisk, .num_buffers = num_tensors}));
+  EXPECT_EQ(all_read, 0);
+  const auto [half_read, half_written] =
+      traffic_of_a_step(with({.tiers = kAllOnDisk, .num_buffers = num_tensors / 2}));
+  const auto [few_read, few_written] = traffic_of_a_step(with({.tiers = kAllOnDisk, .num_buffers = 4}));
+  EXPECT_GT(half_read, 0);
+  EXPECT_LT(half_read, few_read);
+  // The unit that some steps leave out is not expected, and so written.
+  EXPECT_LT(all_written, few_written / 4);
+  EXPECT_LT(half_written, few_written);
+}
+
+TEST_F(OffloadTest, EvaluationAfterAStepSeesTheUpdate) {
+  for (const Tiers& tiers : {kOptimizerOnDisk, kAllOnDisk})
+    run_ranks(2, [&](comm::CommunicatorPtr comm) {
+      const auto evaluate = [&](const Setting& setting) {
+        Chain model(kNumLayers);
+        Rig rig(*model, comm, 3, with(setting));
+        rig.step(model->forward(batch(comm->rank(), 0)).sum());
+        rig.sharded->eval();
+        const at::NoGradGuard no_grad;
+        rig.sharded->begin_forward();
+        const at::Tensor y = model->forward(batch(comm->rank(), 1)).clone();
+        rig.sharded->end_forward();
+        return std::vector<at::Tensor>{y};
+      };
+      EXPECT_TRUE(same_bits(evaluate({.tiers = tiers}), evaluate({})));
+    });
+}
+
+TEST_F(OffloadTest, GatheredParametersSeeAndKeepWhatIsWritten) {
+  run_ranks(2, [&](comm::CommunicatorPtr comm) {
+    Chain model(kNumLayers);
+    Rig rig(*model, comm, 3, with({.tiers = kAllOnDisk}));
+    rig.step(model->forward(batch(comm->rank(), 0)).sum());
+    {
+      GatheredParameters gathered(*rig.sharded, {"fc1.weight"}, /*modifier_rank=*/0);
+      const at::NoGradGuard no_grad;
+      if (comm->rank() == 0) model->layers[1]->weight.fill_(0.25);
+    }
+    EXPECT_TRUE(rig.sharded->full_parameter("fc1.weight").eq(0.25).all().item<bool>());
+  });
+}
+
+TEST_F(OffloadTest, NothingIsLeftInTheDirectory) {
+  {
+    Chain model(kNumLayers);
+    Rig rig(*model, alone(), 3, with({.tiers = kAllOnDisk}));
+    rig.step(model->forward(batch(0, 0)).sum());
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
+}
+
+// The file has no name: it stays for the process that has it open.
+TEST_F(OffloadTest, TheDirectoryMayVanish) {
+  const std::filesystem::path folder = folder_.path() / "removed";
+  Chain model(kNumLayers);
+  Rig rig(*model, alone(), 3, [&](ShardedModelOptions& options) {
+    with({.tiers = kAllOnDisk})(options);
+    options.offload.directory = folder.string();
+  });
+  std::filesystem::remove_all(folder);
+  const std::vector<at::Tensor> found = train(model, rig, 0);
+  EXPECT_TRUE(same_bits(found, train_once(alone(), 3, with({}))));
+}
+
+TEST_F(OffloadTest, NoRoomOnTheDiskIsAnErrorOnAllRanksAtTheStart) {
+  const Probe full = [](std::string_view operation, int64_t, int64_t) {
+    return operation == "reserve" ? ENOSPC : 0;
+  };
+  run_ranks(2, [&](comm::CommunicatorPtr comm) {
+    Chain model(kNumLayers);
+    const std::string error = error_of([&] {
+      Rig rig(*model, comm, 3, with({.tiers = kAllOnDisk, .probe = comm->rank() == 1 ? full : Probe{}}));
+    });
+    EXPECT_THAT(error, AllOf(HasSubstr("rank 1"), HasSubstr(folder_.path().string())));
+  });
+}
+
+/// Fails the n-th operation of a kind.
+Probe fails(std::string_view kind, int at, int error) {
+  return [=, count = std::make_shared<std::atomic<int>>(0)](std::string_view operation, int64_t, int64_t) {
+    return operation == kind && count->fetch_add(1) == at ? error : 0;
+  };
+}
+
+TEST_F(OffloadTest, AFailingDiskIsSaidOnceAndLeavesTheModelUnusable) {
+  const std::tuple<const char*, int, const char*> kinds[] = {{"read", EIO, "Input/output error"},
+                                                             {"write", EIO, "Input/output error"},
+                                                             {"write", ENOSPC, "No space left on device"}};
+  for (const auto& [kind, code, reason] : kinds)
+    for (const int at : {0, 1, 5, 12, 25, 40}) {
+      Chain model(kNumLayers);
+      std::optional<Rig> rig;
+      const std::string error = error_of([&] {
+        rig.emplace(*model, alone(), 3, with({.tiers = kAllOnDisk, .probe = fails(kind, at, code)}));
+        train(model, *rig, 0);
+        rig->sharded->check_usable();
+      });
+      EXPECT_THAT(error, AllOf(HasSubstr("model state of rank 0"), HasSubstr(folder_.path().string()),
+                               HasSubstr(reason)))
+          << kind << " " << at;
+      if (rig) {
+        EXPECT_NE(error_of([&] { rig->sharded->check_usable(); }), "") << kind << " " << at;
+        // All of the state is replaced, as a checkpoint does it.
+        rig->sharded->begin_replacing("the test");
+        for (int unit = 0; unit < rig->sharded->layout().num_units(); ++unit) {
+          const at::NoGradGuard no_grad;
+          const PauseListening as_the_loader;
+          const InMemory in_memory(rig->sharded->unit(unit), kUpdated, InMemory::Access::kOverwrite);
+          const LocalState state = rig->sharded->unit(unit).local_state();
+          state.weights.fill_(0.125);
+          for (const at::Tensor& moment : state.states) moment.zero_();
+        }
+        rig->sharded->end_replacing();
+        EXPECT_TRUE(rig->sharded->full_parameter("fc1.weight").eq(0.125).all().item<bool>());
+        train(model, *rig, 0, 1);
+        EXPECT_EQ(error_of([&] { rig->sharded->check_usable(); }), "") << "and it trains again";
+      }
+    }
+}
+
+}  // namespace
+}  // namespace tessera::zero::testing

@@ -1,0 +1,214 @@
+// Residency decides when units are unsharded, and keeps the gathers of all ranks in one order. UnitCache
+// carries out what it decides.
+//
+// Sharded units are cached: see [Note: residency is a cache] in gather_plan.h. Units of which this rank
+// updates a shard but keeps all values (stages 1 and 2) keep their buffers; there a unit is waited for until
+// the all-gather of the updated shards has arrived. Operators report what they are about to read through
+// on_use(). A unit can be read only once its gather is done ([Note: guarded until it has arrived] in
+// unit_memory.h).
+//
+// [Note: one order for all ranks]
+// A gather is a collective. While the order of use is unknown, each gather is agreed on by name first
+// (exchange over the store), so ranks that differ get a CommError with rank and unit instead of a hang.
+// Once a trace is adopted (rank 0's), every rank issues exactly the plan's gathers, in the plan's order. A
+// rank that skips units issues their gathers when it uses a later one, or at the end of the pass. A rank
+// that needs a unit which the plan does not have issues the rest of the plan first, then agrees with the
+// others as in the first pass; the next pass records anew.
+//
+// [Note: one order on a device]
+// On CUDA a wait only orders streams, and NCCL's collectives are kernels that wait for each other on the
+// device. If ranks start the kernels of two communicators in different orders, they can wait for each other
+// for ever. The same happens when the start of one kernel waits, by streams, for the other. So where waits
+// don't block (Communicator::wait_blocks), gathers and gradient reductions use one group and one order. (With
+// rows of ranks, zero/plan/mesh.h, there are two groups; NCCL then starts their kernels in the order in which
+// the host has issued them, which is that one: NCCL_LAUNCH_ORDER_IMPLICIT, NCCL 2.26 and later.) Each place
+// of the recorded order of use says how many reductions rank 0 had ready there. A rank that reaches the place
+// issues that many, with zeros for gradients that it lacks; a gradient that comes later is reduced after
+// backward (GradientReducer::reduce_late). While there is no recorded order, hooks issue reductions, and
+// before an agreed gather all ranks issue as many as the rank that has issued the most. Over CPU backends no
+// wait of one group delays another: there the reductions have their own group, and are issued when they are
+// ready.
+//
+// [Note: one thread at a time]
+// Any thread may run the model, and another one the next step: operators are heard on all threads. But what
+// an operator reads is pinned until it ends, and there is one order of use. So only one thread may be inside
+// an operator over the units at a time (autograd's threads take turns with the one that called backward).
+// Where units are resharded (stage 3), an operator of a second thread is an error, unless it reads what the
+// first one's has pinned, as the helper threads of a parallel kernel do. Where units stay unsharded (stages 1
+// and 2, shared memory), further threads may read beside the first, but not during an update.
+#pragma once
+
+#include <deque>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "core/log.h"
+#include "zero/gather/kept_failure.h"
+#include "zero/gather/unit_cache.h"
+#include "zero/plan/layout.h"
+#include "zero/plan/order_of_use.h"
+#include "zero/unit/param_unit.h"
+
+namespace tessera::zero {
+
+struct ResidencyOptions {
+  bool overlap = true;  ///< false: wait for each gather where it is issued, prefetch nothing
+  int capacity_units = 3;
+  int64_t max_live_numel = 1'000'000'000;
+  int64_t prefetch_numel = 50'000'000;
+  int64_t persistence_numel = 100'000;        ///< units up to this size stay unsharded between updates
+  bool track_casts = false;                   ///< the model runs under autocast
+  Mesh mesh = {};                             ///< who gathers together
+  comm::CommunicatorPtr secondary = nullptr;  ///< see UnitCache::Options
+  /// Updates a unit that step() has left for later; unset: there are none. See [Note: late updates] in
+  /// sharded_optimizer.h.
+  std::function<void(ParamUnit&)> late_update;
+  /// The name of the parameter that has an element of a unit, for messages. Required.
+  std::function<std::string(int unit, int64_t element)> parameter_at;
+  Logger log;
+};
+
+/// The gradient reductions of a pass, in their agreed order: see [Note: one order on a device]. All Local but
+/// issue_until.
+struct Reductions {
+  std::function<bool()> under_way;  ///< a backward is
+  std::function<int()> num_ready;
+  std::function<int()> num_issued;
+  std::function<void(int count)>
+      issue_until;  ///< Collective. Until `count` have been; does nothing outside of backward
+};
+
+/// Decides when one rank's units are unsharded. Calls from several threads are serialised; see [Note: one
+/// thread at a time]. The units must outlive it.
+class Residency {
+ public:
+  /// `comm`: of the ranks that gather together, for that, and for agreements on the next gather. `calls`: of
+  /// all ranks, for agreements between those that make the same call, but may have issued different numbers
+  /// of gathers: in `comm`'s list of collectives these would stand at different places. Collective over
+  /// `calls` where the mesh has several rows.
+  Residency(std::vector<ParamUnit>& units, comm::CommunicatorPtr comm, comm::CommunicatorPtr calls,
+            const ResidencyOptions& options);
+  ~Residency();
+
+  // -- for operators (OperatorListener) --
+  /// Collective when the unit is not unsharded. Never throws: a failure is kept for rethrow(), and the unit
+  /// refuses access, so that the operator throws: [Note: a failure is thrown by the operator that reads] in
+  /// unit_memory.h.
+  void on_use(int unit, const char* operator_name) noexcept;
+  /// The outermost operator has ended: what it used may go.
+  void operator_ended() noexcept;
+  /// An operator is about to write into a unit. Refused in the same way outside of GatheredParameters.
+  void on_write(int unit, const at::Tensor& written, const char* operator_name) noexcept;
+  /// An operator is about to read a cast of a unit (a tracked one), after on_use().
+  void on_cast_read(int unit, c10::StorageImpl& cast, const char* operator_name) noexcept;
+
+  // -- for ShardedModel --
+  /// Local. From now on the reductions' order is that of the gathers.
+  void share_order_with(Reductions reductions) { reductions_ = std::move(reductions); }
+  /// Local. Whether the order is a recorded one now, so that reductions are issued by it.
+  bool follows_recorded_order();
+  /// Collective where units are sharded (prefetch). Starts recording or replaying the order of use.
+  void begin_pass(Pass pass);
+  /// Collective. Leaves a pass that will not be finished: evaluation begins.
+  void drop_pass();
+  /// Collective. The pass will use nothing more: issues what is left of the plan. To be called before any
+  /// other wait for the other ranks, which may be inside an operator that needs those gathers.
+  void finish_gathers();
+  /// Collective. Issues what is left of the plan; adopts the order after a recorded pass.
+  void end_pass();
+  /// Local. The shards are about to get new values, until parameters_updated(): waits for gathers in flight,
+  /// refuses readers.
+  void begin_update();
+  /// Collective. The shards of trainable units (`frozen_too`: and of frozen ones) have new values, or will
+  /// have them before they are gathered: what is unsharded of them is stale.
+  void parameters_updated(bool frozen_too = false);
+  /// Collective, with late updates. Issues the gathers that parameters_updated() has left for the units'
+  /// first use, in one order on all ranks.
+  void catch_up();
+  /// Local. All units, in the order a pass of training first uses them.
+  std::vector<int> order_of_first_use() const;
+  /// Local. Throws the first failure met inside an operator.
+  void rethrow();
+  /// Local. For failures met where nothing may be thrown; `thrown`: for those that are thrown as well.
+  void keep_failure(const std::exception_ptr& failure, bool thrown = false);
+  bool has_failure() const;
+  /// Collective. After a failure that all ranks have met alike: ends the pass, and makes readable what the
+  /// failure has made unreadable. Where that takes new values, those are gathered. Throws a failure that
+  /// nobody has been told of yet.
+  void forget_failure();
+
+  // -- for GatheredParameters and whole-model access --
+  /// Collective. Unshards units and pins them until unpin(); all ranks with the same units. Throws CommError.
+  void pin(const std::vector<int>& units, bool writable);
+  /// Local, unless the gathers of a pass go on: then align() comes first.
+  void unpin(const std::vector<int>& units, bool writable);
+  /// Collective. Brings all ranks to the same place of the plan, so that what changes it changes it alike.
+  void align(const char* why);
+  /// Local. Waits for gathers in flight.
+  void wait_all();
+
+  /// What is unsharded, and its counters: of the pass in progress, and of the one before.
+  const UnitCache& cache() const { return cache_; }
+  const ResidencyCounts& previous_counts() const { return previous_counts_; }
+  /// Local. An operator has made `copy` of a piece of a unit: see CastTracker::add().
+  void track_cast(const CastSource& source, const at::Tensor& copy);
+  /// Whether some unit is sharded, so that gathers are issued during a pass and not after the update alone.
+  bool gathers_on_use() const { return gathers_on_use_; }
+  /// Whether on_use() is to be called: not where every rank updates all values itself (stage 0).
+  bool hears_reads() const { return hears_reads_; }
+  bool tracks_casts() const { return gathers_on_use_ && options_.track_casts; }
+
+ private:
+  using Lock = std::unique_lock<std::recursive_mutex>;
+  Lock enter(const char* what);
+  bool another_thread_inside() const { return !used_.empty() && inside_ != std::this_thread::get_id(); }
+  void on_use_beside(ParamUnit& unit, const char* operator_name);
+  void ensure_unsharded(ParamUnit& unit, const char* operator_name);
+  void make_readable(ParamUnit& unit);
+  void catch_up_to(const ParamUnit& unit);
+  void replay(const ParamUnit& unit, const char* operator_name);
+  void leave_plan(const ParamUnit& unit, const char* operator_name);
+  void issue_reductions(int count);
+  int num_reductions_issued() const { return reductions_ ? reductions_->num_issued() : 0; }
+  void advance_to(size_t place);
+  void finish_plan();
+  void agree_on(const ParamUnit& unit);
+  /// Collective. An exchange on `comm_` whose error says what to do where ranks need different units.
+  template <class T>
+  std::vector<T> agree(const T& mine, const std::string& label);
+  /// Collective, over `calls_`. What the ranks give that gather together with this one.
+  template <class T>
+  std::vector<T> exchange_in_row(const T& mine, const char* label);
+  void refuse(ParamUnit& unit, const std::exception_ptr& failure) noexcept;
+  bool is_behind(const ParamUnit& unit) const;
+  std::vector<ParamUnit*> updated_units(bool frozen_too) const;
+
+  std::vector<ParamUnit>& units_;
+  comm::CommunicatorPtr comm_, calls_;
+  ResidencyOptions options_;
+  bool gathers_on_use_;
+  bool hears_reads_;
+  bool some_rank_gathers_on_use_;  // rows may differ: a host's memory is shared, or not
+  std::optional<Reductions> reductions_;
+
+  mutable std::recursive_mutex
+      mutex_;  // guards what follows, memory and use of units; held while a gather is waited for
+  OrderOfUse order_;
+  UnitCache cache_;
+  std::thread::id inside_;  // the thread whose operator has used them
+  std::vector<int> used_;   // by the operator that runs
+  int64_t operator_count_ = 0;
+  std::deque<int> behind_;  // units that stay unsharded, whose gathers are still to be issued
+  bool updating_ = false;   // between begin_update() and parameters_updated()
+  KeptFailure failure_;
+  bool operator_refused_ = false;  // an operator that runs cannot read what it wants
+  ResidencyCounts previous_counts_;
+};
+
+}  // namespace tessera::zero

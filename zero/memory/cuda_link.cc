@@ -1,0 +1,149 @@
+#include "zero/memory/cuda_link.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <atomic>
+#include <mutex>
+
+#include "core/cuda_plugin.h"
+#include "core/error.h"
+#include "core/str.h"
+#include "zero/memory/cuda_pinning_abi.h"
+#include "zero/memory/pause_listening.h"
+
+namespace tessera::zero {
+namespace {
+
+constexpr int64_t kPage = 4096;
+
+/// An event that is recorded once, before another thread can see it. From then on it is only read:
+/// cudaStreamWaitEvent and cudaEventSynchronize take what was captured when it was recorded.
+class CudaMoment final : public Moment {
+ public:
+  explicit CudaMoment(const c10::Stream& stream) : event_(stream.device_type()) { event_.record(stream); }
+  const c10::Event& event() const { return event_; }
+
+ private:
+  c10::Event event_;
+};
+
+const c10::Event& event_of(const MomentPtr& moment) {
+  return static_cast<const CudaMoment&>(*moment).event();
+}
+
+class CudaLink final : public DeviceLink {
+ public:
+  CudaLink(at::Device device, bool pin_memory)
+      : device_(device),
+        pin_memory_(pin_memory),
+        guard_(device.type()),
+        down_(guard_.getStreamFromGlobalPool(device)),
+        up_(guard_.getStreamFromGlobalPool(device)),
+        behind_(guard_.getStreamFromGlobalPool(device)) {}
+
+  /// Page-locked by registration: libtorch's own pinned memory comes in sizes that are powers of two. The
+  /// registered range is of whole pages that nothing else has, because no page may be registered twice.
+  at::Tensor host_memory(int64_t bytes) override {
+    const int64_t pages = (bytes + kPage - 1) / kPage * kPage;
+    const at::Tensor memory = at::empty({pages + kPage - 1}, at::kByte);
+    const int64_t past = reinterpret_cast<intptr_t>(memory.data_ptr()) % kPage;
+    at::Tensor aligned = memory.narrow(0, past == 0 ? 0 : kPage - past, pages).zero_();
+    if (pin_memory_ && pages > 0) aligned = pinned(aligned);
+    return aligned.narrow(0, 0, bytes);
+  }
+
+  int64_t pinned_bytes() const override { return *pinned_bytes_; }
+
+  MomentPtr now() override { return std::make_shared<CudaMoment>(guard_.getStream(device_)); }
+
+  MomentPtr to_host(const at::Tensor& host, const at::Tensor& device, const MomentPtr& after) override {
+    return copy(host, device, down_, after);
+  }
+  MomentPtr to_device(const at::Tensor& device, const at::Tensor& host, const MomentPtr& after) override {
+    return copy(device, host, up_, after);
+  }
+
+  void follow(const MomentPtr& moment) override {
+    if (moment) event_of(moment).block(guard_.getStream(device_));
+  }
+
+  // Collectives wait for the stream that is current when they are issued ([Note: streams] in comm/nccl.cc):
+  // one that waits for both, so that neither the device's work nor later copies wait for the moment.
+  MomentPtr issue_after(const MomentPtr& moment, c10::function_ref<void()> issue) override {
+    event_of(now()).block(behind_);
+    if (moment) event_of(moment).block(behind_);
+    const c10::StreamGuard on_stream(behind_);
+    issue();
+    return std::make_shared<CudaMoment>(behind_);
+  }
+
+  bool passed(const MomentPtr& moment) override { return !moment || event_of(moment).query(); }
+  void wait(const MomentPtr& moment) override {
+    if (moment) event_of(moment).synchronize();
+  }
+  void wait_for_all() override {
+    guard_.synchronizeStream(down_);
+    guard_.synchronizeStream(up_);
+    guard_.synchronizeStream(behind_);
+  }
+
+ private:
+  using Pinned = std::shared_ptr<std::atomic<int64_t>>;
+
+  at::Tensor pinned(const at::Tensor& memory) {
+    static const auto pin =
+        reinterpret_cast<decltype(&tessera_cuda_pin)>(cuda_plugin_symbol("tessera_cuda_pin"));
+    static const auto unpin =
+        reinterpret_cast<decltype(&tessera_cuda_unpin)>(cuda_plugin_symbol("tessera_cuda_unpin"));
+    const auto bytes = static_cast<int64_t>(memory.nbytes());
+    const c10::DeviceGuard on_device(device_);
+    if (const char* error = pin(memory.data_ptr(), bytes))
+      throw Error(str("cannot page-lock ", bytes, " bytes of host memory (", error, "); ", *pinned_bytes_,
+                      " bytes are: expected more memory that may be locked, or, for offloaded state, "
+                      "zero_optimization.offload_optimizer.pin_memory = false"));
+    *pinned_bytes_ += bytes;
+    return at::from_blob(
+        memory.data_ptr(), {bytes},
+        [memory, bytes, counter = pinned_bytes_](void* data) {
+          unpin(data);
+          *counter -= bytes;
+        },
+        memory.options());
+  }
+
+  /// The copies of a direction are given to its stream in the order of the calls.
+  MomentPtr copy(const at::Tensor& to, const at::Tensor& from, const c10::Stream& stream,
+                 const MomentPtr& after) {
+    const PauseListening our_own_operators;
+    const at::NoGradGuard no_grad;
+    const std::lock_guard lock(mutex_);
+    if (after) event_of(after).block(stream);
+    const c10::StreamGuard on_copies(stream);
+    at::Tensor(to).copy_(from, /*non_blocking=*/true);
+    return std::make_shared<CudaMoment>(stream);
+  }
+
+  const at::Device device_;
+  const bool pin_memory_;
+  const c10::impl::VirtualGuardImpl guard_;
+  const c10::Stream down_, up_;
+  const c10::Stream behind_;  // what issue_after() issues
+  std::mutex mutex_;          // from the wait for `after` to the copy: nothing comes between
+  const Pinned pinned_bytes_ =
+      std::make_shared<std::atomic<int64_t>>(0);  // outlives the link with its memory
+};
+
+}  // namespace
+
+std::shared_ptr<DeviceLink> make_cuda_link(at::Device device, bool pin_memory) {
+  return std::make_shared<CudaLink>(device, pin_memory);
+}
+
+}  // namespace tessera::zero

@@ -1,0 +1,14 @@
+// The DeviceLink of a CUDA device: a stream for each direction, events, and memory that is page-locked.
+#pragma once
+
+#include <memory>
+
+#include "zero/memory/device_link.h"
+
+namespace tessera::zero {
+
+/// Local. `pin_memory`: host_memory() is page-locked, which copies beside the device's work need. Throws
+/// Error when CUDA cannot be used.
+std::shared_ptr<DeviceLink> make_cuda_link(at::Device device, bool pin_memory);
+
+}  // namespace tessera::zero

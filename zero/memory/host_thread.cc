@@ -1,0 +1,75 @@
+#include "zero/memory/host_thread.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <utility>
+
+namespace tessera::zero {
+
+void set_device_of_thread(at::Device device) {
+  if (device.is_cuda()) c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
+}
+
+HostThread::HostThread(at::Device device)
+    : thread_([this, device] {
+        set_device_of_thread(device);
+        run();
+      }) {}
+
+HostThread::~HostThread() {
+  {
+    const std::lock_guard lock(mutex_);
+    stops_ = true;
+    tasks_.clear();
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+HostThread::Task HostThread::post(std::function<void()> task) {
+  Task number = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    tasks_.push_back(std::move(task));
+    number = ++num_posted_;
+  }
+  changed_.notify_all();
+  return number;
+}
+
+void HostThread::wait(Task task) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return num_ended_ >= task; });
+  if (failure_) std::rethrow_exception(failure_);
+}
+
+void HostThread::wait_for_all() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return num_ended_ >= num_posted_; });
+  if (failure_) std::rethrow_exception(failure_);
+}
+
+void HostThread::run() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return stops_ || !tasks_.empty(); });
+    if (stops_) return;
+    std::function<void()> task = std::move(tasks_.front());
+    tasks_.pop_front();
+    const bool dropped = failure_ != nullptr;
+    lock.unlock();
+    std::exception_ptr failure;
+    try {
+      if (!dropped) task();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    task = nullptr;  // what it holds goes before it has ended
+    lock.lock();
+    if (failure && !failure_) failure_ = std::move(failure);
+    ++num_ended_;
+    changed_.notify_all();
+  }
+}
+
+}  // namespace tessera::zero

@@ -1,0 +1,41 @@
+// StagingPool: the few buffers that state passes through on its way between the host and the device.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "zero/memory/device_link.h"
+
+namespace tessera::zero {
+
+/// Owns the buffers that are not lent. Not thread-safe.
+class StagingPool {
+ public:
+  struct Buffer {
+    at::Tensor memory = {};    ///< uint8
+    MomentPtr free = nullptr;  ///< from when on it may be written
+    at::Tensor view(int64_t numel, at::ScalarType dtype) const {
+      return memory.narrow(0, 0, numel * static_cast<int64_t>(at::elementSize(dtype))).view(dtype);
+    }
+  };
+  /// `allocate`: (bytes) uint8. `num_buffers`: so many are made before one is lent again whose copy runs.
+  StagingPool(DeviceLink& link, int num_buffers, std::function<at::Tensor(int64_t bytes)> allocate)
+      : link_(link), num_buffers_(num_buffers), allocate_(std::move(allocate)) {}
+
+  /// Local. At least `bytes`.
+  Buffer take(int64_t bytes);
+  /// Local. The copy that ends at `buffer.free` is the last that uses it.
+  void give_back(Buffer buffer);
+
+ private:
+  DeviceLink& link_;
+  int num_buffers_;
+  std::function<at::Tensor(int64_t)> allocate_;
+  int num_lent_ = 0;
+  std::vector<Buffer> free_;  // given back longest ago first
+};
+
+}  // namespace tessera::zero

@@ -1,0 +1,357 @@
+#include "zero/optimizer/sharded_optimizer.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cctype>
+#include <iterator>
+
+#include "core/check.h"
+#include "core/error.h"
+#include "core/memory_use.h"
+#include "zero/memory/pause_listening.h"
+#include "zero/reduce/gradient_summary.h"
+
+namespace tessera::zero {
+
+/// Checkpoints have the states under these names.
+static std::vector<std::string> checked(std::vector<std::string> names, const std::string& rule) {
+  const auto valid = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; };
+  for (size_t i = 0; i < names.size(); ++i) {
+    const std::string& name = names[i];
+    const bool taken =
+        name == "master" || name == "parameter" || std::count(names.begin(), names.end(), name) > 1;
+    if (name.empty() || taken || !std::all_of(name.begin(), name.end(), valid))
+      throw ConfigError(
+          str("update rule ", rule, ": state ", i, " is named \"", name,
+              "\"; expected a name of its own of letters, digits and _, and not master or parameter"));
+  }
+  return names;
+}
+
+std::vector<std::string> state_names_of(const ShardedOptimizer::Options& options) {
+  if (options.rule) return checked(options.rule->state_names(), options.rule->name());
+  // SGD keeps a momentum buffer when any group has momentum.
+  std::vector<std::string> names;
+  for (const kernels::Hyper& hyper : options.groups) {
+    const auto of_group = kernels::state_names(options.kind, hyper);
+    if (of_group.size() > names.size()) names.assign(of_group.begin(), of_group.end());
+  }
+  return names;
+}
+
+ShardedOptimizer::ShardedOptimizer(const Layout& layout, std::vector<ParamUnit>& units,
+                                   comm::CommunicatorPtr comm, const Options& options)
+    : layout_(layout),
+      units_(units),
+      comm_(std::move(comm)),
+      kind_(options.kind),
+      rule_(options.rule),
+      groups_(options.groups),
+      state_names_(state_names_of(options)),
+      steps_(layout.parameters().size(), 0),
+      link_(options.link),
+      host_(options.host) {
+  if (link_ != nullptr)
+    staging_.emplace(*link_, /*num_buffers=*/4, [this](int64_t bytes) {
+      const MemoryFor use(MemoryUse::kCommunication);
+      return link_->host_memory(bytes);
+    });
+  const MemoryFor use(MemoryUse::kOptimizer);
+  for (ParamUnit& unit : units_) {
+    if (!unit.spec.trainable) continue;
+    device_ = unit.memory.full().device();
+    for (const std::string& name : state_names_)
+      unit.states.push_back(unit.make(kOptimizer, unit.master.numel(), at::kFloat, name));
+  }
+}
+
+/// The parts of a unit this rank updates, each within one piece. Neighbours in a piece with one group and
+/// step count become one stretch, padding between them included (zeros stay zeros); `by_parameter` keeps them
+/// apart. A piece gives the same stretches at every stage: libtorch's operators, which an UpdateRule may use,
+/// round by an element's place.
+std::vector<ShardedOptimizer::Stretch> ShardedOptimizer::stretches(ParamUnit& unit,
+                                                                   const std::vector<bool>& used,
+                                                                   bool by_parameter) const {
+  std::vector<Stretch> each;
+  for (int parameter : unit.spec.parameters) {
+    const Range range = intersect(layout_.slice(parameter).range(), unit.local_range());
+    if (range.numel() > 0 && used[parameter]) each.push_back({&unit, parameter, range});
+  }
+  each = cut_at_pieces(each);
+  if (by_parameter) return each;
+  std::vector<Stretch> joined;
+  const int64_t piece_numel = unit.piece_range.numel();
+  for (const Stretch& next : each) {
+    const bool follows =
+        !joined.empty() && joined.back().range.begin / piece_numel == next.range.begin / piece_numel &&
+        steps_[joined.back().parameter] == steps_[next.parameter] &&
+        layout_.parameters()[joined.back().parameter].group == layout_.parameters()[next.parameter].group;
+    // Only padding may lie between, not a parameter that has no gradient.
+    if (follows && no_parameter_between(unit, joined.back().range.end, next.range.begin)) {
+      joined.back().range.end = next.range.end;
+    } else {
+      joined.push_back(next);
+    }
+  }
+  return joined;
+}
+
+/// Gradients come from the rank that owns the piece, and so do norms. (Beyond stage 0, without rows of ranks,
+/// nothing is cut: a rank updates one piece, its shard.)
+std::vector<ShardedOptimizer::Stretch> ShardedOptimizer::cut_at_pieces(
+    const std::vector<Stretch>& stretches) const {
+  std::vector<Stretch> found;
+  for (const Stretch& stretch : stretches) {
+    const int64_t piece_numel = stretch.unit->piece_range.numel();
+    for (int64_t begin = stretch.range.begin; begin < stretch.range.end;) {
+      const int64_t end = std::min(stretch.range.end, (begin / piece_numel + 1) * piece_numel);
+      found.push_back({stretch.unit, stretch.parameter, {begin, end}});
+      begin = end;
+    }
+  }
+  return found;
+}
+
+bool ShardedOptimizer::no_parameter_between(const ParamUnit& unit, int64_t begin, int64_t end) const {
+  const std::vector<int>& members = unit.spec.parameters;
+  return std::none_of(members.begin(), members.end(), [&](int parameter) {
+    return intersect(layout_.slice(parameter).range(), {begin, end}).numel() > 0;
+  });
+}
+
+// ------------------------------------------------------------------------- what passes through the host
+
+/// See [Note: state on the host]. The gradient of the unit that is updated next follows right behind.
+ShardedOptimizer::Passage ShardedOptimizer::enter(ParamUnit& unit, Takes takes) {
+  Passage passage;
+  const Placement& placement = unit.placement;
+  if (!placement.on_host(placement.optimizer)) return passage;
+  unit.wait_for_copies_up();  // of the update before, or of the last gather
+  if (takes != Takes::kValues && placement.gradient == Tier::kDevice) {
+    const bool on_its_way = next_gradient_.first == unit.index;
+    passage.gradient =
+        on_its_way ? std::exchange(next_gradient_, {-1, {}}).second : begin_to_bring_gradient(unit);
+    const auto next = std::next(std::find(step_->order.begin(), step_->order.end(), unit.index));
+    if (next != step_->order.end() && next_gradient_.first < 0)
+      next_gradient_ = {*next, begin_to_bring_gradient(units_[*next])};
+    link_->wait(passage.gradient.free);
+  }
+  if (takes != Takes::kGradient && placement.copies_updates_up() && unit.spec.dtype != DType::kFloat32) {
+    passage.values = staging_->take(static_cast<int64_t>(unit.values().nbytes()));
+    link_->wait(passage.values.free);
+  }
+  return passage;
+}
+
+/// The buffer has it when the moment has passed.
+StagingPool::Buffer ShardedOptimizer::begin_to_bring_gradient(const ParamUnit& unit) {
+  const at::Tensor from = step_->gradients->reduced(unit, unit.local_range());
+  StagingPool::Buffer buffer = staging_->take(static_cast<int64_t>(from.nbytes()));
+  link_->wait(buffer.free);  // then only `begun` is left to follow
+  buffer.free = link_->to_host(buffer.view(from.numel(), from.scalar_type()), from, step_->begun);
+  return buffer;
+}
+
+/// Of fp32 units the master is what is copied: it changes with the next update only.
+void ShardedOptimizer::send_up(const Stretch& stretch, Passage& passage) const {
+  const ParamUnit& unit = *stretch.unit;
+  if (!unit.placement.copies_updates_up()) return;
+  const at::Tensor& values = unit.values();
+  const at::Tensor updated = passage.values.memory.defined()
+                                 ? passage.values.view(values.numel(), values.scalar_type())
+                                 : unit.master;
+  const auto cut = [&](const at::Tensor& tensor) {
+    return tensor.narrow(0, stretch.range.begin - unit.local_range().begin, stretch.range.numel());
+  };
+  passage.values_arrive = link_->to_device(cut(values), cut(updated), step_->begun);
+}
+
+void ShardedOptimizer::leave(ParamUnit& unit, Passage passage) {
+  if (passage.gradient.memory.defined()) staging_->give_back(std::move(passage.gradient));
+  if (passage.values.memory.defined()) {
+    passage.values.free = passage.values_arrive;
+    staging_->give_back(std::move(passage.values));
+  } else if (passage.values_arrive && unit.is_on_disk(kOptimizer)) {
+    link_->wait(passage.values_arrive);  // the master's buffer goes
+  }
+  if (passage.values_arrive) unit.values_arrive(std::move(passage.values_arrive));
+}
+
+// ------------------------------------------------------------------------------------------- the update
+
+/// SGD without momentum reads none, also where another group has momentum.
+size_t ShardedOptimizer::num_states_read(const Stretch& stretch) const {
+  const int group = layout_.parameters()[stretch.parameter].group;
+  return rule_ ? state_names_.size() : kernels::state_names(kind_, step_->groups[group]).size();
+}
+
+kernels::Segment ShardedOptimizer::segment(const Stretch& stretch, const Passage& passage) const {
+  const ParamUnit& unit = *stretch.unit;
+  const auto cut = [&](const at::Tensor& tensor) {
+    return tensor.narrow(0, stretch.range.begin - unit.local_range().begin, stretch.range.numel());
+  };
+  kernels::Segment segment;
+  segment.master = cut(unit.master);
+  segment.grad = passage.gradient.memory.defined()
+                     ? cut(passage.gradient.view(unit.master.numel(), step_->gradients->accumulate_dtype()))
+                     : step_->gradients->reduced(unit, stretch.range);
+  for (size_t state = 0; state < num_states_read(stretch); ++state)
+    segment.state.push_back(cut(unit.states[state]));
+  if (passage.values.memory.defined()) {
+    segment.param = cut(passage.values.view(unit.master.numel(), unit.values().scalar_type()));
+  } else if (unit.has_own_master() && !unit.placement.copies_updates_up()) {
+    segment.param = cut(unit.values());
+  }
+  return segment;
+}
+
+kernels::SegmentUpdate ShardedOptimizer::update_of(const Stretch& stretch, const Passage& passage) const {
+  return {&step_->groups[layout_.parameters()[stretch.parameter].group], steps_[stretch.parameter],
+          segment(stretch, passage)};
+}
+
+std::vector<kernels::SegmentUpdate> ShardedOptimizer::updates_of(const std::vector<Stretch>& stretches,
+                                                                 const Passage& passage) const {
+  std::vector<kernels::SegmentUpdate> updates;
+  for (const Stretch& stretch : stretches) updates.push_back(update_of(stretch, passage));
+  return updates;
+}
+
+void ShardedOptimizer::apply_rule(const kernels::SegmentUpdate& update) const {
+  const kernels::Segment& elements = update.segment;
+  at::Tensor gradient =
+      elements.grad.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).mul_(step_->grad_scale);
+  rule_->update({elements.master, std::move(gradient), elements.state},
+                {update.step, update.hyper->lr, update.hyper->weight_decay});
+  if (elements.param.defined()) at::Tensor(elements.param).copy_(elements.master);
+}
+
+/// One launch on a device; where values are sent up, each stretch's as soon as it is there.
+void ShardedOptimizer::update(const std::vector<Stretch>& stretches, Passage& passage) const {
+  const bool one_by_one = rule_ || stretches.empty() || stretches.front().unit->placement.copies_updates_up();
+  if (!one_by_one) return kernels::update(kind_, step_->grad_scale, updates_of(stretches, passage));
+  for (const Stretch& stretch : stretches) {
+    const kernels::SegmentUpdate update = update_of(stretch, passage);
+    if (rule_) {
+      apply_rule(update);
+    } else {
+      kernels::update(kind_, step_->grad_scale, {update});
+    }
+    send_up(stretch, passage);
+  }
+}
+
+void ShardedOptimizer::begin_step(const GradientReducer& gradients, double grad_scale,
+                                  const std::vector<bool>& used, const std::vector<int>& order) {
+  TESSERA_CHECK(!step_);
+  if (next_gradient_.first >= 0) staging_->give_back(std::exchange(next_gradient_, {-1, {}}).second);
+  step_ = Step{.gradients = &gradients,
+               .grad_scale = grad_scale,
+               .used = used,
+               .groups = groups_,
+               .order = {},
+               .updated = std::vector<bool>(units_.size(), true),
+               .begun = link_ == nullptr ? nullptr : link_->now()};
+  for (const int index : order) {
+    if (!units_[index].spec.trainable) continue;
+    step_->updated[index] = false;
+    step_->order.push_back(index);
+  }
+  for (size_t parameter = 0; parameter < used.size(); ++parameter)
+    if (used[parameter]) ++steps_[parameter];
+  if (kind_ == kernels::OptimizerKind::kLamb && !rule_) {
+    step_lamb();
+    return step_.reset();
+  }
+  if (host_ == nullptr || rule_) return;
+  step_->tasks.resize(units_.size());
+  for (const int index : step_->order)
+    step_->tasks[index] = host_->post([this, index] { update_now(units_[index]); });
+}
+
+void ShardedOptimizer::update(ParamUnit& unit) {
+  if (!step_ || step_->updated[unit.index]) return;
+  if (step_->tasks.empty()) {
+    update_now(unit);
+  } else {
+    host_->wait(step_->tasks[unit.index]);
+  }
+  step_->updated[unit.index] = true;
+}
+
+void ShardedOptimizer::update_now(ParamUnit& unit) {
+  const PauseListening our_own_operators;
+  const at::NoGradGuard no_grad;
+  const InMemory gradient(unit, kGradient, InMemory::Access::kRead);
+  const InMemory updated(unit, kUpdated, InMemory::Access::kReadWrite);
+  Passage passage = enter(unit, Takes::kBoth);
+  update(stretches(unit, step_->used, /*by_parameter=*/false), passage);
+  leave(unit, std::move(passage));
+}
+
+void ShardedOptimizer::finish_step() {
+  if (!step_) return;
+  for (const int unit : step_->order) update(units_[unit]);
+  step_.reset();
+}
+
+void ShardedOptimizer::drop_step() {
+  if (step_ && !step_->tasks.empty()) host_->wait_for_all();
+  step_.reset();
+}
+
+void ShardedOptimizer::step_lamb() {
+  const PauseListening our_own_operators;
+  const at::NoGradGuard no_grad;
+  const std::vector<kernels::LambPart> totals = lamb_totals();
+  for (const int index : step_->order) {
+    ParamUnit& unit = units_[index];
+    const InMemory updated(unit, kUpdated, InMemory::Access::kReadWrite);
+    Passage passage = enter(unit, Takes::kValues);
+    const std::vector<Stretch> parts = stretches(unit, step_->used, /*by_parameter=*/true);
+    const std::vector<kernels::SegmentUpdate> updates = updates_of(parts, passage);
+    std::vector<double> ratios;
+    for (size_t i = 0; i < parts.size(); ++i)
+      ratios.push_back(kernels::lamb_trust_ratio(*updates[i].hyper, totals[parts[i].parameter]));
+    kernels::lamb_apply(updates, ratios);
+    for (const Stretch& stretch : parts) send_up(stretch, passage);
+    leave(unit, std::move(passage));
+  }
+}
+
+/// By parameter: its sums, which all ranks add up. A parameter has one stretch in this rank's piece at most.
+std::vector<kernels::LambPart> ShardedOptimizer::lamb_totals() {
+  const auto num_parameters = static_cast<int64_t>(layout_.parameters().size());
+  at::Tensor norms;  // (parameters and one that takes what is another rank's to report, 2)
+  for (const int index : step_->order) {
+    ParamUnit& unit = units_[index];
+    const InMemory gradient(unit, kGradient, InMemory::Access::kRead);
+    const InMemory updated(unit, kUpdated, InMemory::Access::kReadWrite);
+    Passage passage = enter(unit, Takes::kGradient);
+    const std::vector<Stretch> parts = stretches(unit, step_->used, /*by_parameter=*/true);
+    if (!norms.defined())
+      norms = at::zeros({num_parameters + 1, 2}, unit.master.options().dtype(at::kDouble));
+    std::vector<int64_t> rows;
+    for (const Stretch& stretch : parts)
+      rows.push_back(intersect(stretch.range, unit.piece_range).numel() > 0 ? stretch.parameter
+                                                                            : num_parameters);
+    kernels::lamb_norms(step_->grad_scale, updates_of(parts, passage), norms, rows);
+    leave(unit, std::move(passage));
+  }
+  std::vector<kernels::LambPart> totals(static_cast<size_t>(num_parameters));
+  if (!norms.defined()) return totals;
+  const at::Tensor all = all_gather_pieces(*comm_, device_, {norms.narrow(0, 0, num_parameters).view(-1)},
+                                           units_.front().mesh, "LAMB norms");
+  for (int piece = 0; piece < comm_->size(); ++piece) {
+    const double* next = all.const_data_ptr<double>() + piece * all.size(1);
+    for (kernels::LambPart& total : totals) {
+      total.weight_sq += *next++;
+      total.update_sq += *next++;
+    }
+  }
+  return totals;
+}
+
+}  // namespace tessera::zero

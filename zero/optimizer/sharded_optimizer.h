@@ -1,0 +1,145 @@
+// ShardedOptimizer: updates the elements that this rank updates (its shards; whole units at stage 0), cut
+// into segments that share hyper-parameters and step count. Masters and states are the units'.
+//
+// [Note: the same numbers at every stage]
+// The norm of the gradients is computed shard by shard at every stage, stage 0 included: rank r
+// sums shard r, the parts are all-gathered and added in rank order. The update itself is
+// elementwise. So nothing depends on the stage.
+//
+// [Note: parameters without a gradient]
+// A parameter that received no gradient on any rank is left alone, step count and moments included, as
+// torch.optim leaves parameters whose .grad is None. Hence each parameter has its own step count.
+//
+// [Note: late updates]
+// Where state lies below the device, step() does not update: each unit is updated before it is read again, in
+// the order of the recorded pass. Where the device's memory is the host's, that is right before, while its
+// neighbours are fetched and written. Else a thread of the host goes through the units at once, while the
+// device computes on those that are done, and whoever reads a unit waits for its update alone. (A user's
+// rule, and LAMB, run on the thread that calls.) What the update depends on is known and kept by
+// begin_step(): the scale with the clip coefficient, rates, step counts, which parameters to update; and
+// gradients stay where they are until the next backward begins. So the bits are those of an update at once.
+// Who reads the state in another way calls finish_step() first. LAMB's norms need all units, so it is never
+// late.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "zero/kernels/kernels.h"
+#include "zero/memory/host_thread.h"
+#include "zero/memory/staging_pool.h"
+#include "zero/optimizer/update_rule.h"
+#include "zero/plan/layout.h"
+#include "zero/reduce/gradient_reducer.h"
+#include "zero/unit/param_unit.h"
+
+namespace tessera::zero {
+
+class ShardedOptimizer {
+ public:
+  struct Options {
+    kernels::OptimizerKind kind = kernels::OptimizerKind::kAdamW;
+    std::vector<kernels::Hyper> groups;                ///< by ParameterSpec::group
+    std::shared_ptr<const UpdateRule> rule = nullptr;  ///< in place of `kind`'s formula
+    DeviceLink* link = nullptr;                        ///< where the host's memory is not the device's
+    HostThread* host = nullptr;
+  };
+
+  /// Local. Gives the trainable units their states: zeros. Layout and units must outlive it.
+  ShardedOptimizer(const Layout& layout, std::vector<ParamUnit>& units, comm::CommunicatorPtr comm,
+                   const Options& options);
+
+  /// Local; Collective for LAMB, whose trust ratios need each parameter's norms over all shards. An update of
+  /// values and masters begins; `grad_scale` multiplies the gradients first. `used`: by parameter, what to
+  /// update. `order`: units, as they will be updated. `gradients` must outlive the update.
+  void begin_step(const GradientReducer& gradients, double grad_scale, const std::vector<bool>& used,
+                  const std::vector<int>& order);
+  /// Local. Updates the unit, if it has not been since begin_step(). Throws Error when the disk fails.
+  void update(ParamUnit& unit);
+  /// Local. Updates all units that have not been.
+  void finish_step();
+  /// Local. After an update that failed: leaves the units that have not been updated as they are. All of the
+  /// state is to be replaced.
+  void drop_step();
+
+  std::vector<kernels::Hyper>& groups() { return groups_; }
+  /// Of ParamUnit::states, in their order.
+  const std::vector<std::string>& state_names() const { return state_names_; }
+  /// Updates a parameter has had (Adam's step count), those to come of the step that has begun included.
+  int64_t steps(int parameter) const { return steps_[parameter]; }
+  /// Local. Continues from a checkpoint.
+  void set_steps(int parameter, int64_t steps) { steps_[parameter] = steps; }
+
+ private:
+  /// Neighbouring elements with one rule, rates and step count.
+  struct Stretch {
+    ParamUnit* unit;
+    int parameter;  // the first one
+    Range range;    // in the unit's elements
+  };
+
+  std::vector<Stretch> stretches(ParamUnit& unit, const std::vector<bool>& used, bool by_parameter) const;
+  std::vector<Stretch> cut_at_pieces(const std::vector<Stretch>& stretches) const;
+  bool no_parameter_between(const ParamUnit& unit, int64_t begin, int64_t end) const;
+  /// What passes through the host's memory while a unit is updated there; undefined: it lies where the update
+  /// reads and writes.
+  struct Passage {
+    StagingPool::Buffer gradient = {}, values = {};
+    MomentPtr values_arrive = nullptr;
+  };
+  enum class Takes { kGradient, kValues, kBoth };
+
+  size_t num_states_read(const Stretch& stretch) const;
+  kernels::Segment segment(const Stretch& stretch, const Passage& passage) const;
+  kernels::SegmentUpdate update_of(const Stretch& stretch, const Passage& passage) const;
+  std::vector<kernels::SegmentUpdate> updates_of(const std::vector<Stretch>& stretches,
+                                                 const Passage& passage) const;
+  void apply_rule(const kernels::SegmentUpdate& update) const;
+  void update(const std::vector<Stretch>& stretches, Passage& passage) const;
+  void update_now(ParamUnit& unit);
+  void step_lamb();
+  std::vector<kernels::LambPart> lamb_totals();
+  Passage enter(ParamUnit& unit, Takes takes);
+  StagingPool::Buffer begin_to_bring_gradient(const ParamUnit& unit);
+  void send_up(const Stretch& stretch, Passage& passage) const;
+  void leave(ParamUnit& unit, Passage passage);
+
+  /// What the update that has begun depends on.
+  struct Step {
+    const GradientReducer* gradients;
+    double grad_scale;
+    std::vector<bool> used;              // by parameter
+    std::vector<kernels::Hyper> groups;  // as they were when it began
+    std::vector<int> order;
+    std::vector<bool> updated;  // by unit
+    MomentPtr begun = nullptr;  // the device has read the values that are replaced, and has the gradients
+    std::vector<HostThread::Task> tasks = {};  // by unit: its update
+  };
+
+  const Layout& layout_;
+  std::vector<ParamUnit>& units_;
+  comm::CommunicatorPtr comm_;
+  kernels::OptimizerKind kind_;
+  std::shared_ptr<const UpdateRule> rule_;
+  std::vector<kernels::Hyper> groups_;
+  std::vector<std::string> state_names_;
+  std::vector<int64_t> steps_;  // by parameter
+  std::optional<Step> step_;    // some unit is still to be updated
+  at::Device device_ = at::kCPU;
+  DeviceLink* link_;
+  HostThread* host_;
+  std::optional<StagingPool> staging_;  // host memory; used by the thread that updates
+  std::pair<int, StagingPool::Buffer> next_gradient_ = {-1, {}};  // by unit: on its way
+};
+
+/// Local. Names of the states that each trainable element has. Throws ConfigError for an update rule's name
+/// that a checkpoint could not hold.
+std::vector<std::string> state_names_of(const ShardedOptimizer::Options& options);
+
+}  // namespace tessera::zero

@@ -1,0 +1,52 @@
+#include "zero/unit/parameter_versions.h"
+
+#include <torch/csrc/autograd/variable.h>
+
+#include "comm/torch_dtype.h"
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera::zero {
+
+static uint32_t version_of(const at::Tensor& tensor) {
+  const c10::VariableVersion& counter = torch::autograd::impl::version_counter(tensor);
+  return counter.enabled() ? counter.current_version() : 0;
+}
+
+ParameterVersions::ParameterVersions(const Layout& layout, const std::vector<ParamUnit>& units,
+                                     std::vector<at::Tensor> parameters)
+    : layout_(layout), units_(units), parameters_(std::move(parameters)), versions_(parameters_.size()) {
+  for (size_t parameter = 0; parameter < parameters_.size(); ++parameter) allow(static_cast<int>(parameter));
+}
+
+void ParameterVersions::allow(int parameter) { versions_[parameter] = version_of(parameters_[parameter]); }
+
+void ParameterVersions::written_by_engine(int parameter) {
+  torch::autograd::impl::bump_version(parameters_[parameter]);
+  allow(parameter);
+}
+
+void ParameterVersions::check() const {
+  for (size_t parameter = 0; parameter < parameters_.size(); ++parameter) {
+    const at::Tensor& tensor = parameters_[parameter];
+    const ParameterSpec& spec = layout_.parameters()[parameter];
+    const ParamUnit& unit = units_[layout_.slice(static_cast<int>(parameter)).unit];
+    if (!tensor.is_alias_of(unit.memory.full())) {
+      const at::ScalarType before = to_torch(spec.dtype), now = tensor.scalar_type();
+      throw Error(
+          str("parameter ", spec.name,
+              " is not in the engine's memory any more: model->to(), set_data() or torch::load() has "
+              "replaced its memory",
+              before == now ? "" : str(", of ", c10::toString(before), ", by one of ", c10::toString(now)),
+              ", and it would not be trained. Choose dtype (by the config) and device before initialize(); "
+              "give values with load_weights(), or inside a GatheredParameters with modifier_rank set"));
+    }
+    if (version_of(tensor) != versions_[parameter] && unit.use.writers == 0)
+      throw Error(str("parameter ", spec.name,
+                      " was written in place outside of a GatheredParameters: the values would be lost, or "
+                      "differ between ranks. Write inside a GatheredParameters with modifier_rank set, or "
+                      "give values with load_weights()"));
+  }
+}
+
+}  // namespace tessera::zero
