@@ -3,7 +3,7 @@
 // which takes long to compile) and <tessera/train/task.h> (a task of your own for a program like `tessera`).
 #pragma once
 
-#include "comm/init.h"
+#include "comm/init/init.h"
 #include "core/error.h"
 #include "engine/checkpointing.h"
 #include "engine/config/parse.h"

@@ -21,7 +21,7 @@
 #include "activations/chunked_loss.h"
 #include "benchmarks/gpt.h"
 #include "benchmarks/median.h"
-#include "comm/self.h"
+#include "comm/init/self.h"
 #include "core/str.h"
 #include "engine/config/parse.h"
 #include "engine/engine.h"

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "benchmarks/median.h"
-#include "comm/self.h"
+#include "comm/init/self.h"
 #include "engine/autocast.h"
 #include "engine/config/parse.h"
 #include "engine/engine.h"

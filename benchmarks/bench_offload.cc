@@ -24,7 +24,7 @@
 #include "activations/chunked_loss.h"
 #include "benchmarks/gpt.h"
 #include "benchmarks/median.h"
-#include "comm/self.h"
+#include "comm/init/self.h"
 #include "core/error.h"
 #include "core/process_memory.h"
 #include "core/spill_file.h"
@@ -43,7 +43,7 @@ const std::map<std::string, std::string> kSettings = {
     {"5 all on disk, cheap recomputed", "optimizer param cheap"},
     {"6 in memory, blocks recomputed", "block"},
     {"7 all on disk, blocks recomputed", "optimizer param block"},
-    {"8 in memory, libtorch allocator", "libtorch"},  // without comm/cpu_allocator.h
+    {"8 in memory, libtorch allocator", "libtorch"},  // without comm/memory/cpu_allocator.h
     {"9 the same, cheap recomputed", "libtorch cheap"},
     {"B all on disk, recomputed by budget", "optimizer param budget"},
     {"C all on disk, activations too", "optimizer param offload"},

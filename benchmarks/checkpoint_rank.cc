@@ -15,7 +15,7 @@
 
 #include "benchmarks/gpt.h"
 #include "checkpoint/consolidate.h"
-#include "comm/init.h"
+#include "comm/init/init.h"
 #include "core/disk.h"
 #include "core/str.h"
 #include "engine/checkpointing.h"

@@ -21,7 +21,7 @@
 
 #include "benchmarks/gpt.h"
 #include "benchmarks/median.h"
-#include "comm/init.h"
+#include "comm/init/init.h"
 #include "core/error.h"
 #include "core/str.h"
 #include "engine/config/parse.h"

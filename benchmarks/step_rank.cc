@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "benchmarks/gpt.h"
-#include "comm/init.h"
-#include "comm/self.h"
+#include "comm/init/init.h"
+#include "comm/init/self.h"
 #include "core/process_memory.h"
 #include "engine/config/parse.h"
 #include "engine/engine.h"

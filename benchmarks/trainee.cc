@@ -10,8 +10,8 @@
 #include <chrono>
 #include <utility>
 
-#include "comm/init.h"
-#include "comm/self.h"
+#include "comm/init/init.h"
+#include "comm/init/self.h"
 #include "core/str.h"
 #include "engine/config/parse.h"
 #include "engine/engine.h"

@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 
-#include "comm/cpu_allocator.h"
+#include "comm/memory/cpu_allocator.h"
 #include "comm/torch_dtype.h"
 #include "comm/transport.h"
 #include "core/check.h"

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/group_store.h"
+#include "comm/control/group_store.h"
 
 namespace tessera::comm {
 

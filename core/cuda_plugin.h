@@ -1,4 +1,4 @@
-// The CUDA half of Tessera is a plugin, libtessera_cuda.so: NCCL groups (comm/nccl_plugin.cc) and fused
+// The CUDA half of Tessera is a plugin, libtessera_cuda.so: NCCL groups (comm/nccl/nccl_plugin.cc) and fused
 // kernels. It links libtorch_cuda.so, so a program that does not use CUDA loads no CUDA library, and the same
 // binary runs on hosts without CUDA.
 #pragma once

@@ -27,7 +27,8 @@ struct Environment {
   /// TESSERA_RENDEZVOUS_TIMEOUT_S: the launcher's --rendezvous-timeout, in place of
   /// comm::JoinOptions::rendezvous_timeout.
   std::optional<std::chrono::milliseconds> rendezvous_timeout = std::nullopt;
-  /// TESSERA_RUN_SECRET: what only the ranks of this run know (comm/sealed_store.h); empty: they need not.
+  /// TESSERA_RUN_SECRET: what only the ranks of this run know (comm/control/sealed_store.h); empty: they need
+  /// not.
   std::string run_secret = {};
   /// What set the place: "torchrun" (or anything that sets the same variables), "Open MPI", "Slurm" ...;
   /// empty: nothing did.

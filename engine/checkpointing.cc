@@ -7,7 +7,7 @@
 #include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/reader.h"
-#include "comm/agreement.h"
+#include "comm/init/agreement.h"
 #include "core/error.h"
 #include "core/str.h"
 #include "engine/checkpoint_loader.h"

@@ -9,7 +9,7 @@
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/formats/safetensors_reader.h"
-#include "comm/agreement.h"
+#include "comm/init/agreement.h"
 #include "core/error.h"
 #include "core/str.h"
 #include "engine/checkpoint_types.h"

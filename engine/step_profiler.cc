@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "comm/error_message.h"
+#include "comm/control/error_message.h"
 #include "core/error.h"
 #include "core/str.h"
 

@@ -3,7 +3,7 @@
 #include <memory>
 #include <utility>
 
-#include "comm/self.h"
+#include "comm/init/self.h"
 #include "engine/config/groups.h"
 #include "engine/engine.h"
 #include "engine/optimizer_setup.h"

@@ -24,8 +24,8 @@
 #include <sstream>
 
 #include "checkpoint/block_hashes.h"
-#include "comm/nccl_plugin.h"
-#include "comm/network.h"
+#include "comm/nccl/nccl_plugin.h"
+#include "comm/rendezvous/network.h"
 #include "core/available_memory.h"
 #include "core/cuda_plugin.h"
 #include "core/error.h"

@@ -7,8 +7,8 @@
 #include <functional>
 #include <map>
 
-#include "comm/init.h"
-#include "comm/network.h"
+#include "comm/init/init.h"
+#include "comm/rendezvous/network.h"
 #include "core/str.h"
 #include "tools/doctor_clock.h"
 #include "tools/doctor_facts.h"

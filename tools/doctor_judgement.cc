@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstdio>
 
-#include "comm/open_files.h"
+#include "comm/sockets/open_files.h"
 #include "core/str.h"
 #include "tools/columns.h"
 

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <typeinfo>
 
-#include "comm/error_message.h"
+#include "comm/control/error_message.h"
 #include "core/disk_error.h"
 #include "core/error.h"
 #include "core/log.h"

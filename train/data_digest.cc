@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "checkpoint/block_hashes.h"
-#include "comm/agreement.h"
+#include "comm/init/agreement.h"
 #include "core/error.h"
 #include "core/str.h"
 

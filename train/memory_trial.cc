@@ -9,7 +9,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "comm/self.h"
+#include "comm/init/self.h"
 #include "core/process_memory.h"
 #include "core/str.h"
 #include "train/report.h"

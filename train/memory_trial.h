@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/init.h"
+#include "comm/init/init.h"
 #include "core/memory_use.h"
 #include "engine/memory_meter.h"
 #include "train/registry.h"
@@ -21,7 +21,7 @@ namespace tessera::train {
 struct MemoryTrialOptions {
   int num_steps = 5;  ///< timed steps; further steps warm up and record the timeline and the process's peak
   int simulate_world = 0;  ///< above 0: the process runs alone and holds what rank simulate_rank
-                           ///< would hold in a group of this size (comm/self.h)
+                           ///< would hold in a group of this size (comm/init/self.h)
   int simulate_rank = 0;
   /// whole_peak, code and step_ms are measured, and the rest stays 0. Of more than two steps none begins once
   /// kBriefLimit has passed, and step_ms is the fastest step's: other programs only make steps slower.

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/error_message.h"
+#include "comm/control/error_message.h"
 #include "core/allocation_failure.h"
 #include "core/cuda_plugin.h"
 #include "core/error.h"

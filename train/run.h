@@ -2,7 +2,7 @@
 // line.
 #pragma once
 
-#include "comm/init.h"
+#include "comm/init/init.h"
 #include "train/registry.h"
 #include "train/trainer.h"
 

@@ -11,7 +11,7 @@
 #include "checkpoint/consolidate.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/verify.h"
-#include "comm/agreement.h"
+#include "comm/init/agreement.h"
 #include "core/disk.h"
 #include "core/error.h"
 #include "core/random_digits.h"

@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "comm/agreement.h"
+#include "comm/init/agreement.h"
 #include "core/error.h"
 #include "core/random_digits.h"
 #include "core/str.h"

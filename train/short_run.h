@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <vector>
 
-#include "comm/init.h"
+#include "comm/init/init.h"
 #include "core/log.h"
 #include "train/registry.h"
 #include "train/trainer_config.h"

@@ -9,7 +9,7 @@
 #include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/reader.h"
-#include "comm/agreement.h"
+#include "comm/init/agreement.h"
 #include "core/disk.h"
 #include "core/error.h"
 #include "core/str.h"

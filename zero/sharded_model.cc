@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <exception>
 
-#include "comm/cpu_allocator.h"
+#include "comm/memory/cpu_allocator.h"
 #include "comm/torch_dtype.h"
 #include "core/check.h"
 #include "core/error.h"

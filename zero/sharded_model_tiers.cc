@@ -1,7 +1,7 @@
 // The part of ShardedModel that connects it to the tiers below its device.
 #include <algorithm>
 
-#include "comm/agreement.h"
+#include "comm/init/agreement.h"
 #include "core/check.h"
 #include "core/error.h"
 #include "core/memory_use.h"

@@ -1,10 +1,10 @@
 #include <algorithm>
 #include <atomic>
 
-#include "comm/error_message.h"
-#include "comm/hybrid.h"
+#include "comm/control/error_message.h"
+#include "comm/control/store_exchange.h"
+#include "comm/hybrid/hybrid.h"
 #include "comm/shm/shared_regions.h"
-#include "comm/store_exchange.h"
 #include "core/error.h"
 #include "core/str.h"
 

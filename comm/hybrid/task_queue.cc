@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "comm/error_message.h"
-#include "comm/liveness.h"
+#include "comm/control/error_message.h"
+#include "comm/control/liveness.h"
 #include "core/check.h"
 #include "core/error.h"
 #include "core/str.h"

@@ -27,7 +27,7 @@
 #include <thread>
 #include <vector>
 
-#include "comm/gloo.h"
+#include "comm/gloo/gloo.h"
 #include "comm/hybrid/hosts.h"
 #include "comm/hybrid/tasks.h"
 #include "comm/shm/progress_counters.h"

@@ -44,10 +44,10 @@
 #include <optional>
 #include <thread>
 
+#include "comm/control/peer_sockets.h"
 #include "comm/p2p/device.h"
 #include "comm/p2p/flags.h"
 #include "comm/p2p/peer_memory.h"
-#include "comm/shm/peer_sockets.h"
 #include "comm/shm/reduce.h"
 #include "comm/shm/shared_memory.h"
 #include "comm/transport.h"

@@ -3,8 +3,8 @@
 #include <utility>
 #include <vector>
 
-#include "comm/error_message.h"
-#include "comm/liveness.h"
+#include "comm/control/error_message.h"
+#include "comm/control/liveness.h"
 #include "comm/p2p/group.h"
 #include "core/error.h"
 #include "core/str.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "comm/liveness.h"
+#include "comm/control/liveness.h"
 #include "comm/shm/shared_memory.h"
 #include "core/error.h"
 #include "core/str.h"

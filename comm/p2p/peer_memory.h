@@ -8,8 +8,8 @@
 #include <optional>
 #include <vector>
 
+#include "comm/control/peer_sockets.h"
 #include "comm/p2p/device.h"
-#include "comm/shm/peer_sockets.h"
 
 namespace tessera::comm::p2p {
 

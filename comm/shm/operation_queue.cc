@@ -4,8 +4,8 @@
 #include <cstring>
 #include <thread>
 
-#include "comm/error_message.h"
-#include "comm/liveness.h"
+#include "comm/control/error_message.h"
+#include "comm/control/liveness.h"
 #include "core/check.h"
 #include "core/error.h"
 #include "core/str.h"

@@ -23,7 +23,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/shm/peer_sockets.h"
+#include "comm/control/peer_sockets.h"
 #include "comm/shm/progress_counters.h"
 #include "comm/shm/reduce.h"
 #include "comm/shm/shared_memory.h"

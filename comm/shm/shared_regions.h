@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-#include "comm/shm/peer_sockets.h"
+#include "comm/control/peer_sockets.h"
 #include "comm/shm/shared_memory.h"
 
 namespace tessera::comm::shm {

@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "comm/error_message.h"
+#include "comm/control/error_message.h"
 #include "core/disk_error.h"
 #include "core/error.h"
 #include "core/str.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/init.h"
+#include "comm/init/init.h"
 #include "core/environment.h"
 #include "core/error.h"
 #include "python/binding/bindings.h"

@@ -5,7 +5,7 @@
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/formats/model_writer.h"
-#include "comm/agreement.h"
+#include "comm/init/agreement.h"
 #include "core/disk.h"
 #include "core/str.h"
 #include "engine/checkpoint_types.h"

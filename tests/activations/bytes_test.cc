@@ -4,7 +4,7 @@
 
 #include "activations/checkpointing.h"
 #include "benchmarks/gpt.h"
-#include "comm/self.h"
+#include "comm/init/self.h"
 #include "tests/activations/models.h"
 #include "tests/support/live_bytes.h"
 

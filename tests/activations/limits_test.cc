@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "activations/checkpointing.h"
-#include "comm/self.h"
+#include "comm/init/self.h"
 #include "core/error.h"
 #include "core/temporary_folder.h"
 #include "tests/activations/models.h"

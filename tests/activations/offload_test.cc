@@ -16,7 +16,7 @@
 #include "activations/checkpointing.h"
 #include "activations/tensor_spill.h"
 #include "benchmarks/gpt.h"
-#include "comm/self.h"
+#include "comm/init/self.h"
 #include "core/disk_error.h"
 #include "core/temporary_folder.h"
 #include "tests/activations/models.h"

@@ -7,7 +7,7 @@
 #include <functional>
 #include <thread>
 
-#include "comm/init.h"
+#include "comm/init/init.h"
 #include "core/str.h"
 #include "tests/comm/comm_testing.h"
 #include "tests/support/watched_communicator.h"

@@ -29,8 +29,8 @@
 #include <string>
 #include <thread>
 
-#include "comm/init.h"
-#include "comm/rendezvous.h"
+#include "comm/init/init.h"
+#include "comm/rendezvous/rendezvous.h"
 #include "core/error.h"
 #include "core/str.h"
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/init.h"
+#include "comm/init/init.h"
 #include "tests/support/errors.h"
 
 namespace tessera::comm::testing {

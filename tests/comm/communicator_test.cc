@@ -6,7 +6,7 @@
 #include <memory>
 #include <thread>
 
-#include "comm/init.h"
+#include "comm/init/init.h"
 #include "tests/comm/comm_testing.h"
 #include "tests/support/watched_communicator.h"
 

@@ -11,9 +11,9 @@
 #include <cstdlib>
 #include <thread>
 
-#include "comm/cuda_choice.h"
-#include "comm/nccl.h"
-#include "comm/transport_communicator.h"
+#include "comm/init/cuda_choice.h"
+#include "comm/init/transport_communicator.h"
+#include "comm/nccl/nccl.h"
 #include "core/error.h"
 #include "tests/comm/comm_testing.h"
 

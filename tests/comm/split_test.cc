@@ -5,7 +5,7 @@
 #include <chrono>
 #include <latch>
 
-#include "comm/init.h"
+#include "comm/init/init.h"
 #include "core/str.h"
 #include "tests/comm/comm_testing.h"
 

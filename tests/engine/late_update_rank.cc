@@ -10,7 +10,7 @@
 #include <fstream>
 #include <iostream>
 
-#include "comm/init.h"
+#include "comm/init/init.h"
 #include "core/error.h"
 #include "tests/engine/checkpoint_testing.h"
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "comm/self.h"
+#include "comm/init/self.h"
 #include "core/process_memory.h"
 #include "core/str.h"
 #include "examples/language_model/model.h"

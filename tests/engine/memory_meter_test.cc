@@ -9,7 +9,7 @@
 #include <optional>
 #include <thread>
 
-#include "comm/self.h"
+#include "comm/init/self.h"
 #include "core/str.h"
 #include "tests/support/backend.h"
 #include "tests/support/live_bytes.h"

@@ -4,7 +4,7 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
-#include "comm/self.h"
+#include "comm/init/self.h"
 #include "core/str.h"
 #include "engine/memory_meter.h"
 #include "tests/support/backend.h"

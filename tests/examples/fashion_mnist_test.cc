@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "comm/init.h"
+#include "comm/init/init.h"
 #include "core/error.h"
 #include "examples/fashion_mnist/dataset.h"
 #include "examples/fashion_mnist/task.h"

@@ -11,7 +11,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "comm/self.h"
+#include "comm/init/self.h"
 #include "core/error.h"
 #include "core/process_memory.h"
 #include "core/temporary_folder.h"

@@ -11,7 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "comm/init.h"
+#include "comm/init/init.h"
 #include "core/error.h"
 #include "core/temporary_folder.h"
 #include "tests/support/errors.h"

@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "comm/self.h"
+#include "comm/init/self.h"
 #include "core/log.h"
 #include "examples/text_classification/task.h"
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/init.h"
+#include "comm/init/init.h"
 #include "engine/config/config.h"
 #include "engine/config/parse.h"
 #include "engine/engine.h"

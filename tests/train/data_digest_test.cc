@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "comm/init.h"
+#include "comm/init/init.h"
 #include "core/error.h"
 #include "tests/train/blobs_task.h"
 

@@ -6,7 +6,7 @@
 
 #include <cmath>
 
-#include "comm/init.h"
+#include "comm/init/init.h"
 #include "core/str.h"
 #include "engine/config/parse.h"
 #include "tests/train/blobs_task.h"

@@ -7,7 +7,7 @@
 #include <limits>
 #include <thread>
 
-#include "comm/init.h"
+#include "comm/init/init.h"
 
 namespace tessera::train {
 namespace {

@@ -11,7 +11,7 @@
 #include <iostream>
 #include <set>
 
-#include "comm/cpu_allocator.h"
+#include "comm/memory/cpu_allocator.h"
 #include "tests/train/trainer_testing.h"
 
 namespace tessera::train {

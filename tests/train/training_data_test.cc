@@ -12,7 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "comm/init.h"
+#include "comm/init/init.h"
 #include "core/error.h"
 #include "core/temporary_folder.h"
 #include "tests/train/blobs_task.h"

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "comm/self.h"
+#include "comm/init/self.h"
 #include "comm/torch_dtype.h"
 #include "tests/support/watched_communicator.h"
 #include "tests/zero/kernels/vectors.h"

@@ -4,7 +4,7 @@
 #include <ATen/Parallel.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "comm/init.h"
+#include "comm/init/init.h"
 #include "core/str.h"
 
 namespace tessera::zero::testing {

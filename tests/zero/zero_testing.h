@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "comm/error_message.h"
-#include "comm/init.h"
+#include "comm/control/error_message.h"
+#include "comm/init/init.h"
 #include "core/error.h"
 #include "core/str.h"
 #include "tests/support/backend.h"

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <iostream>
 
-#include "comm/error_message.h"
+#include "comm/control/error_message.h"
 
 namespace tessera::zero {
 namespace {

@@ -74,8 +74,9 @@ class CudaLink final : public DeviceLink {
     if (moment) event_of(moment).block(guard_.getStream(device_));
   }
 
-  // Collectives wait for the stream that is current when they are issued ([Note: streams] in comm/nccl.cc):
-  // one that waits for both, so that neither the device's work nor later copies wait for the moment.
+  // Collectives wait for the stream that is current when they are issued ([Note: streams] in
+  // comm/nccl/nccl.cc): one that waits for both, so that neither the device's work nor later copies wait for
+  // the moment.
   MomentPtr issue_after(const MomentPtr& moment, c10::function_ref<void()> issue) override {
     event_of(now()).block(behind_);
     if (moment) event_of(moment).block(behind_);

@@ -186,8 +186,8 @@ void GradientReducer::on_gradient(int parameter) {
     if (!order_agreed_) finished_.push_back(unit.index);
     if (!issued_from_outside || !issued_from_outside()) issue_ready(/*at_end=*/false);
   }
-  // Frees slots early; where ranks reduce in each other's memory (comm/shm), it is also this rank's part of
-  // the work.
+  // Frees slots early; where ranks reduce in each other's memory (comm/shm/shm), it is also this rank's part
+  // of the work.
   while (queue_->in_flight() > 0 && complete_next(Wait::kNo)) {
   }
 }

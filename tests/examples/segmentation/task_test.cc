@@ -13,7 +13,7 @@
 #include <numeric>
 #include <set>
 
-#include "comm/init.h"
+#include "comm/init/init.h"
 #include "core/error.h"
 #include "core/temporary_folder.h"
 #include "engine/checkpointing.h"

@@ -93,7 +93,7 @@ class WatchOperators {
   WatchOperators(const WatchOperators&) = delete;
 };
 
-/// A group as NCCL over c10d has it (comm/nccl.cc: [Note: streams]): a stream of its own, no memory that
+/// A group as NCCL over c10d has it (comm/nccl/nccl.cc: [Note: streams]): a stream of its own, no memory that
 /// ranks share, and waits that only order streams. `inner` moves the bytes. `done`: what Work::test() says.
 class StreamedCommunicator final : public tessera::testing::ForwardingCommunicator {
  public:

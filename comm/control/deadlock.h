@@ -1,0 +1,39 @@
+// What ranks that wait publish, and what that shows: ranks that issue different collectives on one group, and
+// ranks that wait for each other on different groups. (Of two ranks, each may wait on one group for what the
+// other has not issued there. Both groups are in order then, and both ranks would wait until the timeout and
+// blame each other.) Pure values.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "comm/control/diagnosis.h"
+
+namespace tessera::comm {
+
+/// What a rank waits for. It issues nothing meanwhile, so this stays true until the rank withdraws it.
+struct WaitState {
+  std::string group;   ///< on which group
+  int64_t number = 0;  ///< for which of the group's collectives
+  /// By group, of those that the waiting thread uses: what the rank has issued.
+  std::map<std::string, RankReport> reports;
+
+  /// Local. Of what the rank waits for: `all_reduce of "unit 3" (1024 x Float)`
+  std::string description() const;
+  std::string encode() const;
+  /// Local. The inverse of encode(). Throws CommError on anything else.
+  static WaitState decode(std::string_view text);
+};
+
+// `states`: by rank; nothing for those that do not wait. Every collective needs all ranks.
+
+/// Local. A sentence about another rank that has issued something else on the group that `rank` waits in.
+std::optional<std::string> find_difference(const std::vector<std::optional<WaitState>>& states, int rank);
+/// Local. A sentence about the ranks that wait for each other in a circle, if `rank` is one of them.
+std::optional<std::string> find_deadlock(const std::vector<std::optional<WaitState>>& states, int rank);
+
+}  // namespace tessera::comm

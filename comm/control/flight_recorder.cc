@@ -1,0 +1,139 @@
+#include "comm/control/flight_recorder.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+std::string fault_key(int rank) { return str("fault/", rank); }
+std::string left_key(int rank) { return str("left/", rank); }
+
+}  // namespace
+
+FlightRecorder::FlightRecorder(int rank, std::vector<int> ranks, GroupStore group_store,
+                               GroupStore context_store)
+    : rank_(rank),
+      size_(static_cast<int>(ranks.size())),
+      ranks_(std::move(ranks)),
+      store_(std::move(group_store)),
+      context_store_(std::move(context_store)),
+      issuer_(std::this_thread::get_id()) {}
+
+int64_t FlightRecorder::record(CollectiveDesc desc) {
+  std::lock_guard lock(mutex_);
+  issuer_ = std::this_thread::get_id();
+  issue_times_.push_back(Clock::now());
+  if (issue_times_.size() > RankReport::kWindow) issue_times_.pop_front();
+  return report_.record(std::move(desc));
+}
+
+int64_t FlightRecorder::number_of(uint32_t tag) const {
+  std::lock_guard lock(mutex_);
+  for (int64_t number = report_.num_issued; report_.find(number) != nullptr; --number)
+    if (tag_of(number) == (tag & 0xffffu)) return number;
+  return report_.num_issued;
+}
+
+RankReport FlightRecorder::report(std::thread::id& issuer) const {
+  std::lock_guard lock(mutex_);
+  issuer = issuer_;
+  return report_;
+}
+
+std::optional<CollectiveDesc> FlightRecorder::find(int64_t number) const {
+  const std::lock_guard lock(mutex_);
+  const CollectiveDesc* found = report_.find(number);
+  return found != nullptr ? std::optional(*found) : std::nullopt;
+}
+
+void FlightRecorder::report_fault(Fault fault, int64_t number) {
+  std::string text;
+  {
+    std::lock_guard lock(mutex_);
+    if (report_.fault != Fault::kNone) return;
+    report_.fault = fault;
+    const int64_t age = report_.num_issued - number;  // 0: the newest
+    if (age >= 0 && age < static_cast<int64_t>(issue_times_.size())) {
+      const auto issued = issue_times_[issue_times_.size() - 1 - static_cast<size_t>(age)];
+      report_.waited = std::chrono::duration_cast<milliseconds>(Clock::now() - issued);
+    }
+    text = report_.encode();
+  }
+  try {
+    store_.set(fault_key(rank_), text);
+    store_.set("fault/any", "");
+  } catch (const CommError&) {
+    // The store is gone, which diagnose() will say.
+  }
+}
+
+bool FlightRecorder::any_failed_or_left() const {
+  return store_.has("fault/any") || context_store_.has("left/any");
+}
+
+bool FlightRecorder::has_failed_or_left(int rank) const {
+  return store_.has(fault_key(rank)) || departure(rank).has_value();
+}
+
+std::optional<std::string> FlightRecorder::departure(int rank) const {
+  const std::string key = left_key(ranks_[static_cast<size_t>(rank)]);
+  if (!context_store_.has(key)) return std::nullopt;
+  return context_store_.get(key);
+}
+
+bool FlightRecorder::read_report(int rank, RankReport& report) const {
+  // Leaving comes first: a rank that leaves aborts, which also looks like a fault.
+  if (const auto left = departure(rank); left && *left != kLeftByFault) {
+    report.left = *left;
+    return true;
+  }
+  if (!store_.has(fault_key(rank))) return false;
+  const std::string text = store_.get(fault_key(rank));
+  std::string_view rest = text;
+  report = RankReport::decode(rest);
+  return true;
+}
+
+std::vector<int> FlightRecorder::gone() const { return of_group(store_.gone()); }
+
+/// By their numbers in the context.
+std::vector<int> FlightRecorder::of_group(const std::vector<int>& ranks) const {
+  std::vector<int> found;
+  for (int rank = 0; rank < size_; ++rank)
+    if (std::count(ranks.begin(), ranks.end(), ranks_[static_cast<size_t>(rank)]) > 0) found.push_back(rank);
+  return found;
+}
+
+std::string FlightRecorder::diagnose(Failure failure, Clock::time_point deadline) const {
+  failure.rank = rank_;
+  failure.reports.resize(static_cast<size_t>(size_));
+  failure.names = ranks_;
+  std::vector<int> silent;
+  for (int r = 0; r < size_; ++r)
+    if (r != rank_) silent.push_back(r);
+  while (true) {
+    const bool is_last = Clock::now() >= deadline;
+    failure.gone = gone();  // before reading what they have left in the store
+    std::erase_if(silent, [&](int r) { return read_report(r, failure.reports[static_cast<size_t>(r)]); });
+    const bool all_gone = std::all_of(silent.begin(), silent.end(), [&](int r) {
+      return std::count(failure.gone.begin(), failure.gone.end(), r) > 0;
+    });
+    if (all_gone || is_last) break;
+    std::this_thread::sleep_for(milliseconds(20));
+  }
+  failure.silent = of_group(store_.silent());
+  {
+    std::lock_guard lock(mutex_);
+    failure.reports[static_cast<size_t>(rank_)] = report_;
+  }
+  return comm::diagnose(failure);
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,76 @@
+// FlightRecorder: notes the collectives that this rank issues on a group. When one fails, it publishes them
+// in the store and compares them with the other ranks', to tell which are missing and which issued something
+// else. (PyTorch's word, and idea; that one dumps to a file.)
+#pragma once
+
+#include <chrono>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/control/diagnosis.h"
+#include "comm/control/group_store.h"
+
+namespace tessera::comm {
+
+/// What a rank writes when it leaves the group: its last CommError is in its failure report …
+inline constexpr std::string_view kLeftByFault = "!";
+/// … or it is done.
+inline constexpr std::string_view kLeftInOrder = "it has finished";
+
+/// Its keys are `fault/R` (a failure of rank R, with R's collectives) in the group's store, and `left/R` (by
+/// its number in the GroupContext) in the store of that. `fault/any` and `left/any` exist once any rank has
+/// written its own, so that one question is enough while there is no failure. Thread-safe: a backend's
+/// threads report failures while the rank's own thread is busy elsewhere.
+class FlightRecorder {
+ public:
+  /// `ranks`: of the group, by their numbers in the GroupContext; this one is at `rank`.
+  FlightRecorder(int rank, std::vector<int> ranks, GroupStore group_store, GroupStore context_store);
+
+  /// Local. Notes a collective. Returns its number, from 1 on.
+  int64_t record(CollectiveDesc desc);
+  /// Local. The lower 16 bits of a collective's tag, and the number of the most recent collective that has
+  /// them.
+  uint32_t tag_of(int64_t number) const { return static_cast<uint32_t>(number * size_) & 0xffffu; }
+  int64_t number_of(uint32_t tag) const;
+  /// Local. A collective by its number; none when it is no longer remembered.
+  std::optional<CollectiveDesc> find(int64_t number) const;
+  /// Local. What this rank has issued. `issuer`: set to the thread that has issued the last collective.
+  RankReport report(std::thread::id& issuer) const;
+
+  /// Local. Publishes that collective `number` failed on this rank; the first report stands. Never throws.
+  void report_fault(Fault fault, int64_t number);
+  /// Local. Whether any rank has reported a failure or left the group.
+  bool any_failed_or_left() const;
+  /// Local. Whether this rank has.
+  bool has_failed_or_left(int rank) const;
+  /// Local. Why `rank` left the group; nothing while it is there.
+  std::optional<std::string> departure(int rank) const;
+
+  /// Local. The ranks of the group whose processes have ended.
+  std::vector<int> gone() const;
+
+  /// Local. Waits until all ranks have reported, left or ended, at most until `deadline`, and says who is to
+  /// blame. Fills in the reports and the ranks that are gone. Throws CommError when the store is gone.
+  std::string diagnose(Failure failure, std::chrono::steady_clock::time_point deadline) const;
+
+ private:
+  /// Reads what `rank` has said of itself since a collective failed; false: nothing yet.
+  bool read_report(int rank, RankReport& report) const;
+  std::vector<int> of_group(const std::vector<int>& ranks) const;
+
+  const int rank_;
+  const int size_;
+  const std::vector<int> ranks_;  ///< numbers in the context, by rank
+  const GroupStore store_;
+  const GroupStore context_store_;
+  mutable std::mutex mutex_;                                       ///< guards what follows
+  RankReport report_;                                              ///< of this rank
+  std::deque<std::chrono::steady_clock::time_point> issue_times_;  ///< of report_.recent
+  std::thread::id issuer_;                                         ///< of the last collective
+};
+
+}  // namespace tessera::comm

@@ -1,0 +1,242 @@
+#include "comm/control/liveness.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <map>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "comm/control/error_message.h"
+#include "comm/control/group_store.h"
+#include "comm/control/peer_sockets.h"
+#include "comm/sockets/tcp.h"
+#include "core/str.h"
+
+namespace tessera::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+/// Of ProvenSockets: what a connection is for.
+enum Channel { kBetweenRanks, kBetweenHosts };
+
+constexpr milliseconds kWatchInterval{20};
+/// A rank that has not connected for this long is asked whether it is there, and again after every such time.
+constexpr milliseconds kProbeInterval{500};
+/// A host that has not answered for this long is probably gone: the kernel has asked it more than once since.
+constexpr milliseconds kQuietTime{6500};
+constexpr short kEnd = POLLRDHUP | POLLHUP | POLLERR;
+
+CommError unreachable(int rank, const std::string& endpoint, const std::string& why) {
+  return CommError(str(
+      "rank ", rank, " cannot be reached at ", endpoint, " (", why,
+      "): ranks need TCP connections to each other; GLOO_SOCKET_IFNAME names the network interface to use"));
+}
+
+Addresses resolve_endpoint(int rank, const std::string& endpoint) {
+  const size_t space = endpoint.find(' ');
+  if (space == std::string::npos) throw unreachable(rank, endpoint, "no address");
+  return resolve_numeric(endpoint.substr(0, space), endpoint.substr(space + 1));
+}
+
+SocketAddress address_of(const addrinfo& found) {
+  SocketAddress address;
+  std::copy_n(reinterpret_cast<const char*>(found.ai_addr), found.ai_addrlen,
+              reinterpret_cast<char*>(&address.address));
+  address.length = found.ai_addrlen;
+  return address;
+}
+
+/// Ranks of each host, hosts in the order of their lowest ranks.
+std::vector<std::vector<int>> group_by_host(const std::vector<Liveness::Peer>& peers) {
+  std::map<std::string, size_t> numbers;
+  std::vector<std::vector<int>> hosts;
+  for (size_t rank = 0; rank < peers.size(); ++rank) {
+    const size_t number = numbers.try_emplace(peers[rank].host, hosts.size()).first->second;
+    if (number == hosts.size()) hosts.emplace_back();
+    hosts[number].push_back(static_cast<int>(rank));
+  }
+  return hosts;
+}
+
+}  // namespace
+
+RankIsGone::RankIsGone(std::vector<int> ranks, const std::string& why)
+    : CommError(str(name_ranks(ranks), ranks.size() == 1 ? " is" : " are", " gone (", why, ")")),
+      ranks_(std::move(ranks)) {}
+
+Liveness::Liveness(const std::string& address, int rank, std::string key, int store_rank)
+    : rank_(rank), store_rank_(store_rank) {
+  const Addresses found = resolve_numeric(address, "0");
+  FileDescriptor listener = listen_at(found->ai_family, found->ai_addr, found->ai_addrlen);
+  if (!listener)
+    throw CommError(str("no TCP port can be opened at ", address, " (", describe_connect_error(errno), ")"));
+  endpoint_ = str(address, ' ', port_of(listener.get()));
+  sockets_ = std::make_unique<ProvenSockets>(std::move(listener), rank, std::move(key));
+}
+
+Liveness::~Liveness() = default;
+
+void Liveness::admit() {
+  if (sockets_) sockets_->advance(milliseconds(0));
+}
+
+void Liveness::connect(const std::vector<Peer>& peers, milliseconds timeout,
+                       const std::function<void()>& watch) {
+  const auto deadline = Clock::now() + timeout;
+  hosts_ = group_by_host(peers);
+  std::vector<int> host_of(peers.size());
+  for (size_t host = 0; host < hosts_.size(); ++host)
+    for (const int rank : hosts_[host]) host_of[static_cast<size_t>(rank)] = static_cast<int>(host);
+  host_ = host_of[static_cast<size_t>(rank_)];
+  const auto mine = static_cast<size_t>(host_);
+  connections_.resize(peers.size());
+  between_hosts_.resize(hosts_.size());
+
+  // The higher rank connects. Between hosts the lowest ranks do.
+  std::vector<std::pair<int, Channel>> expected;
+  for (int other = 0; other < static_cast<int>(peers.size()); ++other) {
+    if (other == rank_) continue;
+    const std::vector<int>& there = hosts_[static_cast<size_t>(host_of[static_cast<size_t>(other)])];
+    const bool between_hosts = &there != &hosts_[mine] && other == there[0] && rank_ == hosts_[mine][0] &&
+                               there.size() + hosts_[mine].size() > 2;
+    for (const Channel channel : {kBetweenRanks, kBetweenHosts}) {
+      if (channel == kBetweenHosts && !between_hosts) continue;
+      expected.emplace_back(other, channel);
+      const std::string& endpoint = peers[static_cast<size_t>(other)].endpoint;
+      if (other < rank_) sockets_->connect(other, channel, address_of(*resolve_endpoint(other, endpoint)));
+    }
+  }
+
+  std::set<int> ended;
+  auto next_probe = Clock::now() + kProbeInterval;
+  size_t probed = 0;
+  Clock::time_point end_of_search{};
+  while (!expected.empty()) {
+    sockets_->advance(kWatchInterval);
+    watch();
+    std::erase_if(expected, [&](const auto& one) {
+      FileDescriptor fd = sockets_->take(one.first, one.second);
+      if (!fd) return false;
+      const auto host = static_cast<size_t>(host_of[static_cast<size_t>(one.first)]);
+      const bool both_alone = host != mine && hosts_[host].size() + hosts_[mine].size() == 2;
+      if (one.second == kBetweenHosts || both_alone) {
+        keep_alive(fd.get(), kHostTimeout);
+        if (store_rank_ >= 0 && host == static_cast<size_t>(host_of[static_cast<size_t>(store_rank_)]))
+          store_connection_ = fd.get();
+      } else if (host != mine) {
+        keep_open(fd.get());
+      }
+      (one.second == kBetweenHosts ? between_hosts_[host] : connections_[static_cast<size_t>(one.first)]) =
+          std::move(fd);
+      return true;
+    });
+    // It listened before it published its address, so a rank that refuses has ended since. One that is to
+    // connect to this one is asked by a connection that is closed again.
+    for (const auto& [other, channel] : expected)
+      if (other < rank_ && sockets_->was_refused(other)) ended.insert(other);
+    if (!expected.empty() && Clock::now() >= next_probe) {
+      const int other = expected[probed++ % expected.size()].first;
+      const Addresses address = resolve_endpoint(other, peers[static_cast<size_t>(other)].endpoint);
+      if (!connect_to(*address, Clock::now() + kWatchInterval) && errno == ECONNREFUSED) ended.insert(other);
+      if (probed % expected.size() == 0) next_probe = Clock::now() + kProbeInterval;
+    }
+    // Maybe it has ended because of another rank, so all are looked for.
+    if (!ended.empty() && end_of_search == Clock::time_point{})
+      end_of_search = Clock::now() + 5 * kWatchInterval;
+    if (!ended.empty() && Clock::now() >= end_of_search) break;
+    if (Clock::now() >= deadline && !expected.empty()) {
+      const int other = expected[0].first;
+      const int error = sockets_->last_error(other);
+      throw unreachable(other, peers[static_cast<size_t>(other)].endpoint,
+                        describe_connect_error(error != 0 && error != ECONNRESET ? error : ETIMEDOUT));
+    }
+  }
+  for (const FileDescriptor& connection : connections_)
+    polled_.push_back({connection ? connection.get() : -1, POLLRDHUP, 0});
+  for (const FileDescriptor& connection : between_hosts_)
+    polled_.push_back({connection ? connection.get() : -1, POLLRDHUP, 0});
+  if (ended.empty()) return;
+  for (const int rank : gone()) ended.insert(rank);
+  throw RankIsGone(std::vector<int>(ended.begin(), ended.end()));
+}
+
+std::unique_ptr<shm::PeerSockets> Liveness::share_between_hosts(const GroupStore& store,
+                                                                milliseconds timeout) {
+  const std::vector<int>& ranks = hosts_[static_cast<size_t>(host_)];
+  if (ranks.size() == 1 || hosts_.size() == 1) return nullptr;
+  const auto index = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin());
+  auto peers = std::make_unique<shm::PeerSockets>(store.under(str("host/", host_)), index,
+                                                  static_cast<int>(ranks.size()), timeout, ranks);
+  for (size_t host = 0; host < hosts_.size(); ++host) {
+    if (static_cast<int>(host) == host_) continue;
+    if (index == 0) {
+      for (int other = 1; other < peers->size(); ++other)
+        peers->send(other, between_hosts_[host].get(), static_cast<int64_t>(host), timeout);
+    } else {
+      between_hosts_[host] = peers->receive(0, timeout, [&] { store.check_all_alive(); }).fd;
+      polled_[connections_.size() + host].fd = between_hosts_[host].get();
+      if (std::count(hosts_[host].begin(), hosts_[host].end(), store_rank_) > 0)
+        store_connection_ = between_hosts_[host].get();
+    }
+  }
+  return peers;
+}
+
+void Liveness::stop_listening() { sockets_.reset(); }
+
+bool Liveness::await_store() const {
+  while (store_connection_ >= 0 && time_without_answer(store_connection_) > kQuietTime) {
+    pollfd polled{store_connection_, POLLRDHUP, 0};
+    if (::poll(&polled, 1, 0) > 0 && (polled.revents & kEnd) != 0) return false;
+    std::this_thread::sleep_for(kWatchInterval);
+  }
+  return true;
+}
+
+std::vector<pollfd> Liveness::ask() const {
+  std::vector<pollfd> polled = polled_;
+  if (::poll(polled.data(), polled.size(), 0) <= 0) polled.clear();
+  return polled;
+}
+
+std::vector<int> Liveness::gone() const {
+  const std::vector<pollfd> polled = ask();
+  if (polled.empty()) return {};
+  std::set<int> ranks;
+  for (size_t rank = 0; rank < connections_.size(); ++rank)
+    if ((polled[rank].revents & kEnd) != 0) ranks.insert(static_cast<int>(rank));
+  for (size_t host = 0; host < hosts_.size(); ++host)
+    if ((polled[connections_.size() + host].revents & kEnd) != 0)
+      ranks.insert(hosts_[host].begin(), hosts_[host].end());
+  return {ranks.begin(), ranks.end()};
+}
+
+std::vector<int> Liveness::silent() const {
+  const std::vector<pollfd> polled = ask();
+  if (polled.empty()) return {};
+  std::vector<int> ranks;
+  for (size_t host = 0; host < hosts_.size(); ++host) {
+    const bool closed = (polled[connections_.size() + host].revents & kEnd) != 0;
+    for (const int rank : hosts_[host]) {
+      const short its_own = polled[static_cast<size_t>(rank)].revents;
+      // The end of a process is no error of the connection.
+      if (closed ? (its_own & kEnd) == 0 : static_cast<int>(host) != host_ && (its_own & POLLERR) != 0)
+        ranks.push_back(rank);
+    }
+  }
+  std::sort(ranks.begin(), ranks.end());
+  return ranks;
+}
+
+RankIsGone Liveness::error_of(std::vector<int> ranks) const {
+  const std::vector<int> without_answer = silent();
+  const bool all = std::all_of(ranks.begin(), ranks.end(), [&](int rank) {
+    return std::binary_search(without_answer.begin(), without_answer.end(), rank);
+  });
+  return RankIsGone(std::move(ranks), all ? RankIsGone::kHostIsSilent : RankIsGone::kConnectionClosed);
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,116 @@
+#include "comm/control/store_exchange.h"
+
+#include <algorithm>
+#include <charconv>
+#include <string_view>
+#include <utility>
+
+#include "comm/control/error_message.h"
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera::comm {
+namespace {
+
+constexpr int64_t kMostBytes = int64_t{4} << 20;  // of all ranks' parts together
+
+/// In place of the packed values: a rank has given up.
+constexpr std::string_view kGivenUp = "given up: ";  // and why; values begin with a number
+
+std::string value_key(int rank) { return str("value/", rank); }
+std::string result_key(int64_t round) { return str("result/", round); }
+
+/// Removes the number in the first line, and its line break, from the front.
+int64_t take_number(std::string_view& text) {
+  int64_t number = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, number);
+  if (error != std::errc() || stop == end || *stop != '\n' || number < 0)
+    throw CommError("what the store has of an exchange cannot be read");
+  text.remove_prefix(static_cast<size_t>(stop - text.data()) + 1);
+  return number;
+}
+
+std::string pack(const std::vector<std::string>& values) {
+  std::string packed;
+  for (const std::string& value : values) packed += str(value.size(), '\n', value);
+  return packed;
+}
+
+std::vector<std::string> unpack(std::string_view packed, int size) {
+  std::vector<std::string> values;
+  for (int rank = 0; rank < size; ++rank) {
+    const auto bytes = static_cast<size_t>(take_number(packed));
+    std::string_view value = packed.substr(0, bytes);
+    packed.remove_prefix(value.size());
+    take_number(value);  // the round
+    values.emplace_back(value);
+  }
+  return values;
+}
+
+}  // namespace
+
+StoreExchange::Result StoreExchange::run(const std::string& value, std::chrono::milliseconds timeout,
+                                         const std::function<void()>& watch) {
+  const auto part = static_cast<size_t>(std::max<int64_t>(kMostBytes / size_, 1));
+  Result result = run_part(str(value.size(), '\n', value.substr(0, part)), timeout, watch);
+  size_t longest = 0;
+  for (std::string& text : result.values) {
+    std::string_view rest = text;
+    longest = std::max(longest, static_cast<size_t>(take_number(rest)));
+    text.erase(0, text.size() - rest.size());
+  }
+  for (size_t offset = part; offset < longest; offset += part) {
+    const Result more =
+        run_part(offset < value.size() ? value.substr(offset, part) : std::string(), timeout, watch);
+    if (more.values.empty()) return more;
+    for (size_t rank = 0; rank < more.values.size(); ++rank) result.values[rank] += more.values[rank];
+  }
+  return result;
+}
+
+StoreExchange::Result StoreExchange::run_part(const std::string& value, std::chrono::milliseconds timeout,
+                                              const std::function<void()>& watch) {
+  ++round_;
+  store_.set(value_key(rank_), str(round_, '\n', value));
+  Result result;
+  std::string packed;
+  if (store_.add("arrived", 1) == round_ * size_) {
+    packed = store_.claim(result_key(round_), pack(store_.get_all("value/", size_)));
+    if (round_ > 1) store_.erase(result_key(round_ - 1));  // every rank has read it, or it would not be here
+  } else {
+    packed = await_result(timeout, watch, result);
+  }
+  if (!packed.starts_with(kGivenUp))
+    result.values = unpack(packed, size_);
+  else if (result.cause.empty())  // another rank's
+    result.cause = packed.substr(kGivenUp.size());
+  return result;
+}
+
+std::string StoreExchange::await_result(std::chrono::milliseconds timeout, const std::function<void()>& watch,
+                                        Result& failure) const {
+  std::string for_others = "others gave up";
+  try {
+    if (store_.await(result_key(round_), timeout, watch)) return store_.get(result_key(round_));
+    for (int rank = 0; rank < size_; ++rank)
+      if (!has_arrived(rank)) failure.missing.push_back(rank);
+    failure.cause =
+        str("timed out after ", name_duration(timeout), ": ",
+            failure.missing.empty() ? "all ranks came, but the last of them has not passed on what they said"
+                                    : "not all ranks came");
+  } catch (const CommError& error) {
+    failure.cause = for_others = error.what();
+  }
+  return store_.claim(result_key(round_), str(kGivenUp, for_others));
+}
+
+bool StoreExchange::has_arrived(int rank) const {
+  if (!store_.has(value_key(rank))) return false;
+  const std::string text = store_.get(value_key(rank));
+  std::string_view value = text;
+  return take_number(value) >= round_;
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,83 @@
+// GroupContext: what a group and its duplicates share: the store, what each rank waits for on any of them,
+// and the shutdown.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "comm/control/flight_recorder.h"
+#include "comm/control/group_store.h"
+
+namespace tessera::comm {
+
+/// Thread-safe.
+class GroupContext {
+ public:
+  /// `serves_store`: this rank's process runs the store's server, and so must be the last to end.
+  /// `interrupt`, `step_aside`: of JoinOptions.
+  GroupContext(GroupStore store, int rank, int size, bool serves_store, std::function<void()> interrupt = {},
+               std::function<std::shared_ptr<void>()> step_aside = {})
+      : store_(std::move(store)),
+        rank_(rank),
+        size_(size),
+        serves_store_(serves_store),
+        interrupt_(std::move(interrupt)),
+        step_aside_(std::move(step_aside)) {}
+  GroupContext(const GroupContext&) = delete;
+  GroupContext& operator=(const GroupContext&) = delete;
+  /// The shutdown: leave(); the store's server then waits for the others to leave, up to 5 s (1 s after an
+  /// error).
+  ~GroupContext();
+
+  const GroupStore& store() const { return store_; }
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  /// Local. To be called while this rank waits for others. Throws what JoinOptions::interrupt does.
+  void check_interrupt() const {
+    if (interrupt_) interrupt_();
+  }
+  /// Local. To be kept while this rank posts a collective or waits for other ranks.
+  std::shared_ptr<void> step_aside() const { return step_aside_ ? step_aside_() : nullptr; }
+
+  /// Local. Until when this rank waits for the other ranks' failure reports: 1 s after its first failure in
+  /// any of the groups.
+  std::chrono::steady_clock::time_point report_deadline();
+
+  /// Local. Tells the other ranks why this one leaves; the first reason stands. Never throws.
+  void leave(std::string_view reason);
+
+  /// Local. One of the groups has failed: the others are of no use to this rank either.
+  void set_failed() { failed_ = true; }
+  bool has_failed() const { return failed_; }
+
+  /// Local. Adds a group, under a name that is the same on all ranks.
+  void add_group(const std::string& name, std::weak_ptr<const FlightRecorder> recorder);
+  /// Local. Publishes that this rank waits for a collective of a group, until end_wait(). Returns a sentence
+  /// if another rank that waits has issued something else on that group, or this rank is one of a circle of
+  /// ranks that wait for each other. Never throws.
+  std::optional<std::string> publish_wait(const std::string& group, int64_t number);
+  void end_wait();
+
+ private:
+  const GroupStore store_;
+  const int rank_;
+  const int size_;
+  const bool serves_store_;
+  const std::function<void()> interrupt_;
+  const std::function<std::shared_ptr<void>()> step_aside_;
+  std::mutex mutex_;  ///< guards what follows
+  bool left_ = false;
+  std::optional<std::chrono::steady_clock::time_point> report_deadline_;
+  std::map<std::string, std::weak_ptr<const FlightRecorder>> recorders_;  ///< by group
+  std::atomic<bool> wait_published_ = false;
+  std::atomic<bool> failed_ = false;
+};
+
+}  // namespace tessera::comm

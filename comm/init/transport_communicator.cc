@@ -1,0 +1,395 @@
+#include "comm/init/transport_communicator.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+#include <vector>
+
+#include "comm/control/error_message.h"
+#include "comm/gloo/gloo.h"
+#include "comm/init/self.h"
+#include "core/ascii.h"
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera::comm {
+
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+namespace {
+
+/// A wait longer than this compares collectives with the other ranks, and again after every such time.
+constexpr milliseconds kStallInterval{5000};
+/// And one longer than this checks whether all ranks are alive, and again after every such time.
+constexpr milliseconds kLivenessInterval{500};
+/// Connecting takes seconds once all ranks have met; this limit is for a rank that hangs meanwhile.
+constexpr milliseconds kOpenTimeout = std::chrono::minutes(2);
+
+/// Gloo and NCCL say "Timed out" or "timeout" in some form when the time ran out on this rank. Gloo's message
+/// for the other operations of a group one of whose operations timed out is "Application timeout".
+Fault fault_of(const std::string& cause) {
+  const std::string lower = ascii_lower(cause);
+  const bool timeout = lower.find("timed out") != lower.npos || lower.find("timeout") != lower.npos;
+  return timeout ? Fault::kTimeout : Fault::kClosed;
+}
+
+CollectiveDesc describe(const char* op, std::string_view label) {
+  return {.op = op, .label = std::string(label), .dtype = "", .numel = 0};
+}
+
+CollectiveDesc describe(const char* op, std::string_view label, const at::Tensor& buffer) {
+  return {.op = op,
+          .label = std::string(label),
+          .dtype = c10::toString(buffer.scalar_type()),
+          .numel = buffer.numel()};
+}
+
+}  // namespace
+
+// ------------------------------------------------------------------------------------------- collectives
+
+// [Note: the GIL and the backend's threads] A thread of Gloo or NCCL destroys an operation, with the tensors
+// and the thread-local state that it holds, after it is done. To free one that Python knows it takes the GIL,
+// and Gloo's does so with the lock held that posting needs. So a thread that posts or waits does not keep the
+// GIL (JoinOptions::step_aside). Most of libtorch's operators let go of it; autograd.Function.apply does not.
+
+/// A collective in flight. The communicator keeps it, and with it the buffers, until it is done, even if the
+/// caller drops it.
+class PendingCollective final : public Work {
+ public:
+  PendingCollective(std::weak_ptr<TransportCommunicator> owner, int64_t number, PendingPtr pending,
+                    std::vector<at::Tensor> buffers)
+      : owner_(std::move(owner)),
+        number_(number),
+        pending_(std::move(pending)),
+        buffers_(std::move(buffers)) {}
+
+  bool test() override {
+    try {
+      return is_done();
+    } catch (const std::exception&) {
+      return true;
+    }
+  }
+
+  void wait() override {
+    const auto owner = owner_.lock();
+    if (!owner) throw CommError("a collective is waited for whose communicator is gone");
+    owner->wait(*this);
+  }
+
+ private:
+  friend class TransportCommunicator;
+
+  /// Throws when it has failed.
+  bool is_done() { return !pending_ || pending_->poll(); }
+  bool has_succeeded() {
+    try {
+      return is_done();
+    } catch (const std::exception&) {
+      return false;
+    }
+  }
+
+  const std::weak_ptr<TransportCommunicator> owner_;
+  const int64_t number_;
+  PendingPtr pending_;  ///< null once the result is there
+  std::vector<at::Tensor> buffers_;
+};
+
+WorkPtr TransportCommunicator::issue(CollectiveDesc desc, std::vector<at::Tensor> buffers,
+                                     const Begin& begin) {
+  const auto aside = context_->step_aside();
+  check_usable();
+  reap();
+  const uint32_t fingerprint = desc.fingerprint();
+  const int64_t number = recorder_->record(std::move(desc));
+  const uint32_t tag = (fingerprint << 16) | recorder_->tag_of(number);  // [Note: tags] in gloo.cc
+  PendingPtr pending;
+  try {
+    pending = begin(tag);
+  } catch (const std::exception& error) {
+    if (was_interrupted_) throw;
+    fail(number, error_message(error), timeout_);
+  }
+  in_flight_.push_back(
+      std::make_shared<PendingCollective>(weak_from_this(), number, std::move(pending), std::move(buffers)));
+  return in_flight_.back();
+}
+
+void TransportCommunicator::reap() {
+  while (!in_flight_.empty()) {
+    const std::shared_ptr<PendingCollective> oldest = in_flight_.front();
+    try {
+      if (!oldest->is_done()) return;
+    } catch (const std::exception& error) {
+      fail(oldest->number_, error_message(error), timeout_);
+    }
+    in_flight_.pop_front();
+  }
+}
+
+void TransportCommunicator::wait(PendingCollective& collective) {
+  if (error_ && !collective.has_succeeded()) throw_error();
+  if (!collective.pending_) return;
+  const auto aside = context_->step_aside();
+  const milliseconds stall = std::min(kStallInterval, std::max(timeout_ / 2, milliseconds(1)));
+  const auto is_done = [&, limit = std::min(kLivenessInterval, stall)] {
+    try {
+      return collective.pending_->wait(limit);
+    } catch (const std::exception& error) {
+      fail(collective.number_, error_message(error), timeout_);
+    }
+  };
+  for (auto next_comparison = Clock::now() + stall; !is_done();) {
+    check_interrupt();
+    check_all_alive(collective.number_);
+    if (Clock::now() < next_comparison) continue;
+    check_stalled(collective.number_);
+    next_comparison = Clock::now() + stall;
+  }
+  context_->end_wait();
+  collective.buffers_.clear();
+  // On CUDA the operation is only ordered: it stays pending, so that reap() can notice a later failure.
+  if (transport_->wait_blocks()) collective.pending_.reset();
+}
+
+WorkPtr TransportCommunicator::do_all_gather(const at::Tensor& full, const at::Tensor& shard,
+                                             std::string_view label) {
+  if (full.numel() == 0) return finished_work();
+  return issue(describe("all_gather", label, full), {full, shard},
+               [&](uint32_t tag) { return transport_->all_gather(full, shard, tag); });
+}
+
+WorkPtr TransportCommunicator::do_reduce_scatter(const at::Tensor& full, const ReduceInto& into,
+                                                 std::string_view label) {
+  if (full.numel() == 0) return finished_work();
+  return issue(describe("reduce_scatter", label, full), {full, into.shard},
+               [&](uint32_t tag) { return transport_->reduce_scatter(full, into, tag); });
+}
+
+WorkPtr TransportCommunicator::do_all_reduce(const at::Tensor& full, double scale, std::string_view label) {
+  if (full.numel() == 0) return finished_work();
+  return issue(describe("all_reduce", label, full), {full},
+               [&](uint32_t tag) { return transport_->all_reduce(full, scale, tag); });
+}
+
+WorkPtr TransportCommunicator::do_broadcast(const at::Tensor& buffer, int root, std::string_view label) {
+  if (buffer.numel() == 0) return finished_work();
+  CollectiveDesc desc = describe("broadcast", label, buffer);
+  desc.op += str(" from rank ", root);
+  return issue(std::move(desc), {buffer},
+               [&](uint32_t tag) { return transport_->broadcast(buffer, root, tag); });
+}
+
+void TransportCommunicator::do_barrier(std::string_view label) {
+  issue(describe("barrier", label), {}, [&](uint32_t tag) { return transport_->barrier(tag); })->wait();
+}
+
+// ------------------------------------------------------------------------------------------------ memory
+
+template <class Allocate>
+at::Tensor TransportCommunicator::allocate(CollectiveDesc desc, int64_t bytes, const Allocate& allocate) {
+  check_usable();
+  const std::string label = desc.label;
+  desc.numel = bytes;
+  const int64_t number = recorder_->record(std::move(desc));
+  try {
+    return allocate();
+  } catch (const CommError& error) {
+    recorder_->report_fault(fault_of(error.what()), number);
+    fail_with(str("memory for ", label, ": ", error.what()));
+  }
+}
+
+at::Tensor TransportCommunicator::allocate_symmetric(int64_t bytes, at::Device device,
+                                                     std::string_view label) {
+  const at::Tensor memory = allocate(describe("allocate_symmetric", label), bytes,
+                                     [&] { return transport_->allocate_symmetric(bytes); });
+  return memory.defined() ? memory : Communicator::allocate_symmetric(bytes, device, label);
+}
+
+at::Tensor TransportCommunicator::allocate_shared(int64_t bytes, std::string_view label) {
+  return allocate(describe("allocate_shared", label), bytes,
+                  [&] { return transport_->allocate_shared(bytes); });
+}
+
+at::Tensor TransportCommunicator::peer_view(const at::Tensor& mine, int rank) {
+  return transport_->peer_view(mine, rank);
+}
+
+// ---------------------------------------------------------------------------------------------- exchange
+
+std::vector<std::string> TransportCommunicator::exchange(const std::string& value, std::string_view label,
+                                                         milliseconds timeout) {
+  const auto aside = context_->step_aside();
+  check_usable();
+  if (!transport_->wait_blocks()) reap();  // what ranks agree on must not come from a collective that failed
+  const int64_t number = recorder_->record(describe("exchange", label));
+  auto next_comparison = Clock::now() + std::min(kStallInterval, timeout / 2);
+  const auto watch = [&] {
+    check_interrupt();
+    if (recorder_->any_failed_or_left())
+      for (int r = 0; r < size(); ++r)
+        if (recorder_->has_failed_or_left(r) && !exchange_.has_arrived(r)) throw CommError("a rank left");
+    if (Clock::now() < next_comparison) return;
+    check_stalled(number);
+    next_comparison = Clock::now() + kStallInterval;
+  };
+  StoreExchange::Result result;
+  try {
+    result = exchange_.run(str(label, '\n', value), timeout, watch);
+  } catch (const CommError& error) {  // the store is gone
+    check_usable();
+    fail_with(error.what());
+  }
+  check_usable();
+  if (result.values.empty()) fail(number, result.cause, timeout, std::move(result.missing));
+  context_->end_wait();
+  for (size_t r = 0; r < result.values.size(); ++r) {
+    std::string& text = result.values[r];
+    const std::string their_label = text.substr(0, text.find('\n'));
+    if (their_label != label)
+      differ(str("rank ", global_rank(rank_), " exchanges \"", label, "\" but rank ",
+                 global_rank(static_cast<int>(r)), " exchanges \"", their_label, '"'));
+    text.erase(0, their_label.size() + 1);
+  }
+  return std::move(result.values);
+}
+
+// --------------------------------------------------------------------------------------- life and failure
+
+// A rank that is done early must not leave while others still connect to each other.
+void TransportCommunicator::open(const MakeTransport& make) {
+  context_->add_group(name_, recorder_);
+  transport_ = make(store_, [recorder = recorder_](const std::string& cause, uint32_t tag) {
+    recorder->report_fault(fault_of(cause), recorder->number_of(tag));
+  });
+  transport_->set_watch([this] { check_interrupt(); });
+  const auto watch = [&] {
+    check_interrupt();
+    if (!recorder_->any_failed_or_left()) return;
+    for (int r = 0; r < size(); ++r)
+      if (const auto departure = recorder_->departure(r); departure && !exchange_.has_arrived(r))
+        throw CommError(str("rank ", global_rank(r), " left the group while it was set up: ", *departure));
+  };
+  const StoreExchange::Result result = exchange_.run("", kOpenTimeout, watch);
+  if (!result.missing.empty())
+    throw CommError(str(named(result.missing), result.missing.size() == 1 ? " has" : " have",
+                        " not connected within ", name_duration(kOpenTimeout)));
+  if (result.values.empty())
+    throw CommError(str("rank ", global_rank(rank_), ", while the group was set up: ", result.cause));
+}
+
+TransportCommunicator::~TransportCommunicator() {
+  const auto aside = context_->step_aside();
+  if (!error_ && (std::uncaught_exceptions() > exceptions_at_birth_ || context_->has_failed()))
+    abort("an error ended it");
+  if (!error_ && transport_->waits_at_end()) finish_in_flight();
+  if (error_) context_->leave(kLeftByFault);
+  transport_.reset();
+}
+
+/// Works that the caller dropped. The transport's destructor would wait for them too, but without noticing
+/// that a rank has ended.
+void TransportCommunicator::finish_in_flight() {
+  try {
+    for (; !in_flight_.empty(); in_flight_.pop_front()) {
+      const std::shared_ptr<PendingCollective> oldest = in_flight_.front();
+      wait(*oldest);
+    }
+  } catch (const std::exception&) {  // the group has failed, which nobody asks for any more
+    transport_->abort();
+  }
+}
+
+void TransportCommunicator::abort(std::string_view reason) {
+  context_->leave(error_ ? kLeftByFault : reason);
+  if (!error_) error_ = str("rank ", global_rank(rank_), " has left the group: ", reason);
+  transport_->abort();
+}
+
+void TransportCommunicator::check_usable() const {
+  if (error_) throw_error();
+}
+
+void TransportCommunicator::throw_error() const {
+  if (ranks_differ_) throw RanksDiffer(*error_);
+  throw CommError(*error_);
+}
+
+void TransportCommunicator::check_interrupt() {
+  try {
+    context_->check_interrupt();
+  } catch (const std::exception&) {
+    was_interrupted_ = true;
+    abort("it was interrupted");
+    throw;
+  }
+}
+
+void TransportCommunicator::check_all_alive(int64_t number) {
+  try {
+    std::vector<int> gone = recorder_->gone();
+    // A rank that has left in order has done its part, which may still be on its way.
+    std::erase_if(gone, [&](int rank) { return recorder_->departure(rank) == kLeftInOrder; });
+    for (int& rank : gone) rank = global_rank(rank);
+    if (!gone.empty()) throw RankIsGone(gone);
+  } catch (const CommError& error) {  // RankIsGone, or the store has gone with rank 0
+    fail(number, error.what(), timeout_);
+  }
+}
+
+void TransportCommunicator::check_stalled(int64_t number) {
+  if (auto problem = context_->publish_wait(name_, number)) {
+    recorder_->report_fault(Fault::kClosed, number);
+    differ(*std::move(problem));
+  }
+}
+
+void TransportCommunicator::fail(int64_t number, const std::string& cause, milliseconds timeout,
+                                 std::vector<int> missing) {
+  recorder_->report_fault(fault_of(cause), number);
+  if (cause.starts_with(kAlteredData)) {  // the others are told, who may have received what was sent
+    context_->leave(cause);
+    const std::optional<CollectiveDesc> desc = recorder_->find(number);
+    fail_with(str(desc ? desc->text() : "a collective", ", collective ", number, ": ", cause));
+  }
+  transport_->abort();
+  if (auto problem = context_->publish_wait(name_, number)) differ(*std::move(problem));
+  Failure failure;
+  failure.number = number;
+  failure.cause = cause;
+  failure.timeout = timeout;
+  failure.missing = std::move(missing);
+  std::string message;
+  try {
+    message = recorder_->diagnose(std::move(failure), context_->report_deadline());
+  } catch (const CommError& error) {
+    message = error.what();
+  }
+  fail_with(std::move(message));
+}
+
+std::string TransportCommunicator::named(std::vector<int> ranks) const {
+  for (int& rank : ranks) rank = global_rank(rank);
+  return name_ranks(ranks);
+}
+
+void TransportCommunicator::fail_with(std::string message) {
+  error_ = std::move(message);
+  context_->set_failed();
+  transport_->abort();
+  in_flight_.clear();
+  throw_error();
+}
+
+void TransportCommunicator::differ(std::string message) {
+  ranks_differ_ = true;
+  fail_with(std::move(message));
+}
+
+}  // namespace tessera::comm

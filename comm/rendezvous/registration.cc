@@ -1,0 +1,119 @@
+#include "comm/rendezvous/registration.h"
+
+#include <algorithm>
+#include <sstream>
+#include <utility>
+
+#include "comm/control/error_message.h"
+#include "comm/rendezvous/network.h"
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera::comm {
+
+using std::chrono::milliseconds;
+
+namespace {
+
+/// Tells the ranks that wait that there will be no group. Returns what to throw: the first such reason.
+CommError refusal(const GroupStore& store, const std::string& why) {
+  return CommError(store.claim("refused", why));
+}
+
+std::string encode(const RankInfo& info) {
+  std::string text = str(info.domain, '\n', info.may_share, '\n', info.process, '\n', info.endpoint, '\n');
+  for (const auto& [name, value] : info.settings) text += str(name, '\t', value, '\n');
+  return text;
+}
+
+RankInfo decode(const std::string& text) {
+  RankInfo info;
+  std::istringstream lines(text);
+  for (std::string* field : {&info.domain, &info.may_share, &info.process, &info.endpoint})
+    std::getline(lines, *field);
+  for (std::string line; std::getline(lines, line);) {
+    const size_t tab = line.find('\t');
+    if (tab != std::string::npos) info.settings[line.substr(0, tab)] = line.substr(tab + 1);
+  }
+  return info;
+}
+
+void check_settings(const std::vector<RankInfo>& ranks) {
+  for (const auto& [name, value] : ranks.front().settings)
+    for (size_t rank = 1; rank < ranks.size(); ++rank) {
+      const auto theirs = ranks[rank].settings.find(name);
+      const std::string found = theirs == ranks[rank].settings.end() ? "not given" : theirs->second;
+      if (found != value)
+        throw CommError(
+            str(name, " differs between ranks: it is ", value, " on rank 0 and ", found, " on rank ", rank));
+    }
+}
+
+std::vector<int> missing_ranks(const GroupStore& store, int world_size) {
+  std::vector<int> missing;
+  for (int rank = 0; rank < world_size; ++rank)
+    if (!store.has(str("rank/", rank))) missing.push_back(rank);
+  return missing;
+}
+
+/// The last one to arrive tells the others, so that each asks for one key only.
+void await_all(const GroupStore& store, const Environment& env, WaitLimit& limit) {
+  if (store.add("arrived", 1) == env.world_size) return store.set("complete", "");
+  const auto watch = [&] {
+    if (store.has("refused")) throw CommError(store.get("refused"));
+    limit.still_waiting([&] {
+      const std::vector<int> missing = missing_ranks(store, env.world_size);
+      const std::string whom =
+          missing.empty() ? "the last rank to say that all have come, all" : name_ranks(missing);
+      return str("rank ", env.rank, " waits at the rendezvous at ",
+                 endpoint(env.master_addr, env.master_port), " for ", whom, " of ", env.world_size);
+    });
+  };
+  if (store.await("complete", limit.left(), watch)) return;
+  const std::vector<int> missing = missing_ranks(store, env.world_size);
+  if (missing.empty())
+    throw refusal(store, str("all ", env.world_size,
+                             " ranks have arrived at the rendezvous, but the last of them has "
+                             "not said so within ",
+                             name_duration(limit.timeout())));
+  throw refusal(store,
+                str(name_ranks(missing), " of ", env.world_size, missing.size() == 1 ? " has" : " have",
+                    " not arrived at the rendezvous within ", name_duration(limit.timeout())));
+}
+
+}  // namespace
+
+WaitLimit::WaitLimit(milliseconds timeout, const Logger& log, const std::function<void()>& interrupt)
+    : timeout_(timeout), log_(log), interrupt_(interrupt) {}
+
+milliseconds WaitLimit::left() const {
+  return std::max(std::chrono::duration_cast<milliseconds>(deadline_ - Clock::now()), milliseconds(1));
+}
+
+void WaitLimit::still_waiting(const std::function<std::string()>& describe) {
+  if (interrupt_) interrupt_();
+  if (Clock::now() < next_) return;
+  next_ = Clock::now() + std::chrono::minutes(1);
+  log_.info(str(describe(), "; gives up in ", std::chrono::ceil<std::chrono::seconds>(left()).count(), " s"));
+}
+
+std::vector<RankInfo> register_rank(const GroupStore& store, const Environment& env, const RankInfo& mine,
+                                    WaitLimit& limit) {
+  const std::string claimed = store.claim("world", str(env.world_size, " on rank ", env.rank));
+  if (claimed.substr(0, claimed.find(' ')) != std::to_string(env.world_size)) {
+    throw refusal(store, str("WORLD_SIZE differs between ranks: it is ", env.world_size, " on rank ",
+                             env.rank, " and ", claimed));
+  }
+  const RankInfo holder = decode(store.claim(str("rank/", env.rank), encode(mine)));
+  if (holder.process != mine.process) {
+    throw refusal(
+        store, str("RANK=", env.rank, " is given to two processes: ", holder.process, " and ", mine.process));
+  }
+  await_all(store, env, limit);
+  std::vector<RankInfo> ranks;
+  for (const std::string& text : store.get_all("rank/", env.world_size)) ranks.push_back(decode(text));
+  check_settings(ranks);
+  return ranks;
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,139 @@
+#include "comm/rendezvous/session.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "comm/control/error_message.h"
+#include "comm/control/sealed_store.h"
+#include "comm/rendezvous/network.h"
+#include "core/error.h"
+#include "core/random_digits.h"
+#include "core/str.h"
+
+namespace tessera::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kWordBytes = 16;
+/// After so long a challenge is written again.
+constexpr milliseconds kAgain{500};
+
+std::string challenge_key(int rank) { return str("challenge/", rank); }
+std::string answer_key(int rank, const std::string& challenge) {
+  return str("answer/", rank, '/', challenge);
+}
+
+/// What has become of each rank's challenge.
+class Challenges {
+ public:
+  Challenges(GroupStore store, int world_size, std::string word)
+      : store_(std::move(store)), word_(std::move(word)), answered_(static_cast<size_t>(world_size)) {}
+
+  void answer_new() {
+    for (size_t rank = 1; rank < answered_.size(); ++rank) {
+      const int number = static_cast<int>(rank);
+      try {
+        if (!store_.has(challenge_key(number))) continue;
+        const std::string challenge = store_.get(challenge_key(number));
+        if (challenge == answered_[rank] || challenge.size() != 2 * kWordBytes) continue;
+        store_.set(answer_key(number, challenge), word_);
+        answered_[rank] = challenge;
+      } catch (const StoreIsGone&) {
+        throw;
+      } catch (const CommError&) {  // a stranger's, who has written over it
+      }
+    }
+  }
+
+ private:
+  const GroupStore store_;
+  const std::string word_;
+  std::vector<std::string> answered_;  ///< by rank: the last challenge
+};
+
+std::string ask_rank_0(const GroupStore& store, const GroupStore& plain, const Environment& env,
+                       WaitLimit& limit) {
+  const std::string challenge = random_digits(kWordBytes);
+  const auto deadline = Clock::now() + limit.left();
+  const auto watch = [&] {
+    check_secret(plain, env);
+    limit.still_waiting([&] {
+      return str("rank ", env.rank, " waits at the rendezvous at ",
+                 endpoint(env.master_addr, env.master_port), " for rank 0 of ", env.world_size);
+    });
+  };
+  for (;;) {
+    store.set(challenge_key(env.rank), challenge);
+    watch();
+    if (store.await(answer_key(env.rank, challenge), std::min(kAgain, limit.left()), watch))
+      return store.get(answer_key(env.rank, challenge));
+    if (Clock::now() >= deadline)
+      throw CommError(str("rank 0 of ", env.world_size, " has not answered rank ", env.rank,
+                          " at the rendezvous within ", name_duration(limit.timeout()),
+                          ": it has not arrived, or has another WORLD_SIZE"));
+  }
+}
+
+}  // namespace
+
+SessionAnswers::SessionAnswers(GroupStore store, int world_size, std::string word)
+    : thread_([challenges = Challenges(std::move(store), world_size, std::move(word))](
+                  const std::stop_token& stop) mutable {
+        try {
+          for (milliseconds pause{1}; !stop.stop_requested(); pause = std::min(2 * pause, milliseconds(10))) {
+            const auto begin = Clock::now();
+            challenges.answer_new();
+            // A server that many ranks ask is asked less often.
+            std::this_thread::sleep_for(std::max<Clock::duration>(pause, 5 * (Clock::now() - begin)));
+          }
+        } catch (const CommError&) {  // the store is gone, which this rank's own thread finds too
+        }
+      }) {}
+
+SessionAnswers::~SessionAnswers() = default;
+
+bool check_secret(const GroupStore& plain, const Environment& env) {
+  if (!plain.has("secret")) return false;
+  const std::string& secret = env.run_secret;
+  const std::string mine = secret.empty() ? "none" : SealedStore::fingerprint(secret);
+  const std::string theirs = plain.get("secret");
+  if (theirs == mine) return true;
+  const bool both = !secret.empty() && theirs != "none";
+  throw CommError(str("TESSERA_RUN_SECRET ",
+                      secret.empty() ? "is not set"
+                      : both         ? "differs"
+                                     : "is set",
+                      " on rank ", env.rank,
+                      both             ? " from"
+                      : secret.empty() ? ", but is on"
+                                       : ", but not on",
+                      " rank 0; expected the same value on all ranks"));
+}
+
+Session join_session(const c10::intrusive_ptr<c10d::Store>& store, const std::string& prefix,
+                     const std::string& where, const Environment& env, WaitLimit& limit) {
+  const GroupStore plain = GroupStore(store, where).under(prefix);
+  const std::string& secret = env.run_secret;
+  if (env.rank == 0) plain.set("secret", secret.empty() ? "none" : SealedStore::fingerprint(secret));
+  if (secret.empty()) {
+    check_secret(plain, env);
+    return {plain, nullptr};
+  }
+  const GroupStore challenges =
+      GroupStore(c10::make_intrusive<SealedStore>(store, secret), where).under(prefix);
+  std::unique_ptr<SessionAnswers> answers;
+  std::string word;
+  if (env.rank == 0) {
+    word = random_digits(kWordBytes);
+    answers = std::make_unique<SessionAnswers>(challenges, env.world_size, word);
+  } else {
+    word = ask_rank_0(challenges, plain, env, limit);
+  }
+  return {GroupStore(c10::make_intrusive<SealedStore>(store, secret, word), where).under(prefix),
+          std::move(answers)};
+}
+
+}  // namespace tessera::comm

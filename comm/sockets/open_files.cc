@@ -1,0 +1,50 @@
+#include "comm/sockets/open_files.h"
+
+#include <sys/resource.h>
+
+#include <cstdint>
+#include <filesystem>
+
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera::comm {
+namespace {
+
+/// For event loops, listening sockets and what is open for a moment, in a group of any size. Measured: up to
+/// 15 on rank 0; the rest is for the program's own files.
+constexpr int kFilesPerGroup = 20;
+
+/// For each other rank: its connection to the store, the one of Liveness, and those for collectives.
+int files_per_rank(bool serves_store, const std::string& backend) {
+  const int for_collectives = backend == "nccl" ? 0
+                              : backend == "shm" || backend == "p2p"
+                                  ? 1
+                                  : 2;  // an engine has two groups over Gloo
+  return (serves_store ? 1 : 0) + 1 + for_collectives;
+}
+
+int64_t num_open_files() {
+  std::error_code error;
+  const auto files = std::filesystem::directory_iterator("/proc/self/fd", error);
+  return error ? -1 : std::distance(begin(files), end(files)) - 1;  // without the folder itself
+}
+
+}  // namespace
+
+int64_t files_of_group(int world_size, bool serves_store, const std::string& backend) {
+  return kFilesPerGroup + int64_t{files_per_rank(serves_store, backend)} * world_size;
+}
+
+void check_open_files(int world_size, bool serves_store, const std::string& backend) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
+  const int64_t open = num_open_files(), most = static_cast<int64_t>(limit.rlim_cur);
+  const int64_t needed = files_of_group(world_size, serves_store, backend);
+  if (open >= 0 && most - open >= needed) return;
+  throw CommError(str("this process may have no more than ", most, " files open, and a group of ", world_size,
+                      " ranks needs about ", needed + (open < 0 ? most : open),
+                      ": raise the limit (ulimit -n)"));
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,265 @@
+// exchange(): what it leaves in the store, and its error when a rank is missing.
+#include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include <atomic>
+#include <limits>
+#include <mutex>
+#include <thread>
+
+#include "comm/control/store_exchange.h"
+#include "comm/gloo/gloo.h"
+#include "comm/hybrid/hybrid.h"
+#include "comm/init/init.h"
+#include "comm/init/transport_communicator.h"
+#include "comm/shm/shm.h"
+#include "core/str.h"
+#include "tests/comm/comm_testing.h"
+
+namespace tessera::comm {
+namespace {
+
+using testing::error_of;
+
+/// A store that counts what its server is asked, in all ranks together.
+class CountingStore final : public c10d::HashStore {
+ public:
+  std::atomic<int64_t> num_reads = 0;   ///< of one value, or of several at once
+  std::atomic<int64_t> num_writes = 0;  ///< of any kind
+  std::atomic<int64_t> num_checks = 0;  ///< whether a key is there: a rank that waits asks repeatedly
+  std::atomic<size_t> longest = 0;      ///< value written, bytes
+
+  void set(const std::string& key, const std::vector<uint8_t>& value) override {
+    ++num_writes;
+    note(value);
+    HashStore::set(key, value);
+  }
+  std::vector<uint8_t> compareSet(const std::string& key, const std::vector<uint8_t>& expected,
+                                  const std::vector<uint8_t>& desired) override {
+    ++num_writes;
+    note(desired);
+    return HashStore::compareSet(key, expected, desired);
+  }
+  int64_t add(const std::string& key, int64_t amount) override {
+    ++num_writes;
+    return HashStore::add(key, amount);
+  }
+  bool deleteKey(const std::string& key) override {
+    ++num_writes;
+    return HashStore::deleteKey(key);
+  }
+  std::vector<uint8_t> get(const std::string& key) override {
+    ++num_reads;
+    return HashStore::get(key);
+  }
+  std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& keys) override {
+    ++num_reads;
+    return HashStore::multiGet(keys);
+  }
+  bool check(const std::vector<std::string>& keys) override {
+    ++num_checks;
+    return HashStore::check(keys);
+  }
+
+ private:
+  void note(const std::vector<uint8_t>& value) {
+    for (size_t before = longest;
+         value.size() > before && !longest.compare_exchange_weak(before, value.size());) {
+    }
+  }
+};
+
+// The first pass of training exchanges once per unit: requests to the store must not grow with the square of
+// the number of ranks.
+TEST(StoreExchangeTest, AsksTheStoreALimitedNumberOfTimesARank) {
+  constexpr int kSize = 32, kRounds = 20;
+  const auto store = c10::make_intrusive<CountingStore>();
+  const GroupStore group_store(store, "the store");
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < kSize; ++rank) {
+    threads.emplace_back([&, rank] {
+      StoreExchange exchange(group_store, rank, kSize);
+      for (int round = 0; round < kRounds; ++round) {
+        const StoreExchange::Result result =
+            exchange.run(str(rank, "\n", round, std::string(1, '\0')), std::chrono::seconds(60), [] {});
+        ASSERT_EQ(result.values.size(), static_cast<size_t>(kSize)) << result.cause;
+        for (int r = 0; r < kSize; ++r)
+          ASSERT_EQ(result.values[r], str(r, "\n", round, std::string(1, '\0')));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(store->num_reads, kRounds * kSize) << "one a rank; of the last to arrive, of all values at once";
+  EXPECT_LE(store->num_writes, kRounds * (2 * kSize + 2))
+      << "the value and the count of each rank, the result";
+}
+
+// c10d's store takes 8 MiB at once.
+TEST(StoreExchangeTest, LongValuesAreSentInParts) {
+  constexpr int kSize = 3;
+  const auto store = c10::make_intrusive<CountingStore>();
+  const GroupStore group_store(store, "the store");
+  const auto value = [](int rank, size_t bytes) {
+    std::string text;
+    for (size_t i = 0; i < bytes; ++i)
+      text += static_cast<char>(i * 31 + i / 1000 + static_cast<size_t>(rank));
+    return text;
+  };
+  const size_t part = (size_t{4} << 20) / kSize;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < kSize; ++rank) {
+    threads.emplace_back([&, rank] {
+      StoreExchange exchange(group_store, rank, kSize);
+      const std::vector<std::vector<size_t>> rounds = {
+          {1, 2 * part + 5, part}, {0, part, part + 1}, {7, 0, 3}};  // bytes, by rank
+      for (const std::vector<size_t>& bytes : rounds) {
+        const StoreExchange::Result result =
+            exchange.run(value(rank, bytes[rank]), std::chrono::seconds(60), [] {});
+        ASSERT_EQ(result.values.size(), static_cast<size_t>(kSize)) << result.cause;
+        for (int r = 0; r < kSize; ++r) ASSERT_TRUE(result.values[r] == value(r, bytes[r])) << r;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(store->num_reads, (3 + 2 + 1) * kSize) << "one a part and rank";
+  EXPECT_LT(store->longest, size_t{5} << 20);
+}
+
+// A rank that all have met, and that does not go on.
+TEST(StoreExchangeTest, ATimeoutSaysWhatWasWaitedFor) {
+  const auto store = c10::make_intrusive<CountingStore>();
+  const GroupStore group_store(store, "the store");
+  StoreExchange exchange(group_store, 0, 2);
+  const StoreExchange::Result alone = exchange.run("mine", std::chrono::milliseconds(50), [] {});
+  EXPECT_EQ(alone.cause, "timed out after 0.05 s: not all ranks came");
+  EXPECT_EQ(alone.missing, std::vector<int>{1});
+  const GroupStore second = group_store.under("second");
+  StoreExchange stopped(second, 0, 2);
+  second.set("value/1", "1\nits");  // it came, and would have been the last
+  const StoreExchange::Result result = stopped.run("mine", std::chrono::milliseconds(50), [] {});
+  EXPECT_TRUE(result.missing.empty());
+  EXPECT_EQ(result.cause,
+            "timed out after 0.05 s: all ranks came, but the last of them has not passed on what they said");
+}
+
+class ExchangeTest : public testing::EachBackend {};
+INSTANTIATE_TEST_SUITE_P(Backends, ExchangeTest, ::testing::Values("gloo", "shm", "hybrid", "p2p"),
+                         testing::backend_name);
+
+TEST_P(ExchangeTest, TheStoreDoesNotGrow) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const GroupStore group_store(store, "the store");
+  std::vector<std::thread> threads;
+  std::vector<int64_t> num_keys_early(3), num_keys_late(3);
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      auto context = std::make_shared<GroupContext>(group_store, rank, 3, false);
+      GlooOptions gloo;
+      gloo.rank = rank;
+      gloo.size = 3;
+      gloo.timeout = gloo.connect_timeout = std::chrono::seconds(20);
+      const auto make = [&](const GroupStore& under, FailureHook hook) -> std::unique_ptr<Transport> {
+        if (GetParam() == "hybrid")
+          return make_hybrid_transport(
+              under, find_hosts(under, rank, {"first", "first", "second"}, gloo.connect_timeout), gloo,
+              std::move(hook));
+        if (GetParam() == "shm")
+          return make_shm_transport(
+              under,
+              {.rank = rank, .size = 3, .timeout = gloo.timeout, .connect_timeout = gloo.connect_timeout});
+        return make_gloo_transport(under, gloo, std::move(hook));
+      };
+      const auto comm = std::make_shared<TransportCommunicator>(context, gloo.timeout, make);
+      for (int i = 0; i < 200; ++i) {
+        comm->exchange("value", "growth");
+        comm->barrier("everyone has tidied up");
+        if (i == 3) num_keys_early[rank] = store->getNumKeys();
+        comm->barrier("everyone has counted");
+      }
+      num_keys_late[rank] = store->getNumKeys();
+      comm->barrier("end");
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(num_keys_early[rank], num_keys_late[rank]);
+}
+
+TEST_P(ExchangeTest, SendsNumbersStructsAndListsOfThem) {
+  struct Progress {
+    int64_t step;
+    double loss;
+    bool operator==(const Progress&) const = default;
+  };
+  enum class Color : uint8_t { kRed, kBlue };
+  run_threads(3, testing::quick_options(GetParam(), std::chrono::seconds(20)), [&](CommunicatorPtr comm) {
+    const int64_t big = std::numeric_limits<int64_t>::max() - comm->rank();
+    const auto numbers = comm->exchange(big, "numbers");
+    const auto flags = comm->exchange(comm->rank() == 1, "flags");
+    const auto colors = comm->exchange(comm->rank() == 2 ? Color::kBlue : Color::kRed, "colors");
+    const auto structs = comm->exchange(Progress{comm->rank(), 0.1 * comm->rank()}, "structs");
+    const auto lists = comm->exchange(std::vector<int>(static_cast<size_t>(comm->rank()), 7), "lists");
+    for (int r = 0; r < 3; ++r) {
+      EXPECT_EQ(numbers[r], std::numeric_limits<int64_t>::max() - r);
+      EXPECT_EQ(flags[r], r == 1);
+      EXPECT_EQ(colors[r], r == 2 ? Color::kBlue : Color::kRed);
+      EXPECT_EQ(structs[r], (Progress{r, 0.1 * r}));
+      EXPECT_EQ(lists[r], std::vector<int>(static_cast<size_t>(r), 7));
+    }
+  });
+}
+
+TEST_P(ExchangeTest, ValuesOfDifferentSizesAreAnError) {
+  run_threads(2, testing::quick_options(GetParam(), std::chrono::seconds(20)), [&](CommunicatorPtr comm) {
+    const std::string error = error_of([&] {
+      comm->rank() == 0 ? (void)comm->exchange(1, "plan") : (void)comm->exchange(int64_t{1}, "plan");
+    });
+    EXPECT_EQ(error, "exchange of \"plan\": ranks give values of different sizes");
+  });
+}
+
+TEST_P(ExchangeTest, NamesTheRanksThatDidNotCome) {
+  std::mutex mutex;
+  std::vector<std::string> errors(4);
+  run_threads(4, testing::quick_options(GetParam(), std::chrono::seconds(20)), [&](CommunicatorPtr comm) {
+    if (comm->rank() == 1 || comm->rank() == 3) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1200));
+    }
+    const std::string error = error_of([&] { comm->exchange("x", "plan", std::chrono::milliseconds(500)); });
+    std::lock_guard lock(mutex);
+    errors[comm->rank()] = error;
+  });
+  for (const int rank : {0, 2}) {
+    EXPECT_EQ(errors[rank],
+              "exchange of \"plan\", collective 1: ranks 1 and 3 have not arrived within 0.5 s");
+  }
+  for (const int rank : {1, 3}) {
+    EXPECT_NE(errors[rank].find(str("rank ", rank, " came too late: ")), std::string::npos) << errors[rank];
+  }
+}
+
+TEST_P(ExchangeTest, DifferentLabelsAreAnError) {
+  std::mutex mutex;
+  std::vector<std::string> errors;
+  run_threads(2, testing::quick_options(GetParam(), std::chrono::seconds(20)), [&](CommunicatorPtr comm) {
+    const std::string error = error_of([&] { comm->exchange("x", comm->rank() == 0 ? "plan" : "report"); });
+    std::lock_guard lock(mutex);
+    errors.push_back(error);
+  });
+  for (const std::string& error : errors) {
+    EXPECT_NE(error.find("\"plan\""), error.npos) << error;
+    EXPECT_NE(error.find("\"report\""), error.npos) << error;
+  }
+}
+
+TEST_P(ExchangeTest, ARankThatLeftIsNoticedAtOnce) {
+  const auto start = std::chrono::steady_clock::now();
+  std::string error;
+  run_threads(2, testing::quick_options(GetParam(), std::chrono::seconds(60)), [&](CommunicatorPtr comm) {
+    if (comm->rank() == 0) error = error_of([&] { comm->exchange("x", "plan"); });
+  });
+  EXPECT_LT(testing::seconds_since(start), 5);
+  EXPECT_EQ(error, "exchange of \"plan\", collective 1: rank 1 left the group: it has finished");
+}
+
+}  // namespace
+}  // namespace tessera::comm

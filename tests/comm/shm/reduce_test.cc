@@ -1,0 +1,95 @@
+// Sums of shared memory, element by element, and reductions that scale, add and cast on every backend.
+#include "comm/shm/reduce.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+#include "comm/init/init.h"
+#include "comm/torch_dtype.h"
+#include "core/str.h"
+#include "tests/comm/comm_testing.h"
+
+namespace tessera::comm {
+namespace {
+
+using testing::filled;
+using testing::quick_options;
+using testing::symmetric;
+
+using Inputs = std::vector<at::Tensor>;
+
+/// Element by element in fp32, as reduce() promises.
+float expected_sum(const Inputs& inputs, int64_t i, float scale, const at::Tensor* added) {
+  float sum = inputs[0][i].item<float>();
+  for (size_t r = 1; r < inputs.size(); ++r) sum = sum + inputs[r][i].item<float>();
+  sum = sum * scale;
+  return added == nullptr ? sum : sum + (*added)[i].item<float>();
+}
+
+TEST(Reduce, SumsInOrderInFp32AndRoundedOnce) {
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  for (const auto in : {at::kFloat, at::kBFloat16, at::kHalf})
+    for (const auto out : {at::kFloat, at::kBFloat16, at::kHalf})
+      for (const int num : {1, 2, 3, 5})
+        for (const bool add : {false, true}) {
+          SCOPED_TRACE(
+              str(c10::toString(in), " x ", num, " into ", c10::toString(out), add ? ", added" : ""));
+          constexpr int64_t kNumel = 1029;  // more than a block, and odd
+          Inputs inputs;
+          std::vector<const void*> pointers;
+          for (int r = 0; r < num; ++r) {
+            at::Tensor values = at::empty({kNumel});
+            for (int64_t i = 0; i < kNumel; ++i)
+              values.data_ptr<float>()[i] = normal(random) * std::exp2(static_cast<float>(r * 3));
+            inputs.push_back(values.to(in));
+            pointers.push_back(inputs.back().data_ptr());
+          }
+          at::Tensor result = at::full({kNumel}, 0.75, out);
+          const at::Tensor before = result.clone();
+          const float scale = num == 3 ? 1.0f / 3 : 1.0f;
+          shm::reduce({.dtype = from_torch(in),
+                       .inputs = pointers.data(),
+                       .num_inputs = num,
+                       .numel = kNumel,
+                       .output = {result.data_ptr(), from_torch(out), scale, add}});
+          at::Tensor expected = at::empty({kNumel});
+          for (int64_t i = 0; i < kNumel; ++i)
+            expected.data_ptr<float>()[i] = expected_sum(inputs, i, scale, add ? &before : nullptr);
+          EXPECT_TRUE(at::equal(result, expected.to(out)));
+        }
+}
+
+class ReduceIntoTest : public ::testing::TestWithParam<std::tuple<int, std::string>> {};
+INSTANTIATE_TEST_SUITE_P(Worlds, ReduceIntoTest,
+                         ::testing::Combine(::testing::Values(1, 2, 3, 4, 8),
+                                            ::testing::Values("gloo", "shm", "hybrid", "p2p")),
+                         [](const auto& info) {
+                           return str(std::get<1>(info.param), "_", std::get<0>(info.param));
+                         });
+
+TEST_P(ReduceIntoTest, ScalesAddsAndCasts) {
+  const int size = std::get<0>(GetParam());
+  run_threads(size, quick_options(std::get<1>(GetParam())), [&](CommunicatorPtr comm) {
+    for (const bool in_place : {true, false})  // memory the others can read, or not
+      for (const int64_t numel : {int64_t{1}, int64_t{64}, int64_t{1001}, int64_t{300'000}}) {
+        const at::Tensor values = filled(comm->rank(), 0, size * numel, at::kBFloat16);
+        at::Tensor full = in_place ? symmetric(*comm, size * numel, at::kBFloat16) : at::empty_like(values);
+        full.copy_(values);
+        const at::Tensor shard = at::full({numel}, 3.0f);
+        comm->reduce_scatter(full, {shard, 0.5, /*add=*/true}, "gradients")->wait();
+        const at::Tensor sum = testing::summed(size, comm->rank() * numel, numel, at::kFloat);
+        EXPECT_TRUE(at::equal(shard, 3 + sum / 2)) << numel;
+        at::Tensor whole = in_place ? symmetric(*comm, numel, at::kFloat) : at::empty({numel});
+        whole.copy_(filled(comm->rank(), 5, numel, at::kFloat));
+        comm->all_reduce(whole, "whole", 0.25)->wait();
+        EXPECT_TRUE(at::equal(whole, testing::summed(size, 5, numel, at::kFloat) / 4)) << numel;
+      }
+  });
+}
+
+}  // namespace
+}  // namespace tessera::comm
