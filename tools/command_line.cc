@@ -12,7 +12,7 @@
 #include "core/str.h"
 #include "engine/config/arguments.h"
 #include "engine/config/suggest.h"
-#include "train/trainer_config.h"
+#include "train/task/trainer_config.h"
 
 namespace tessera::tools {
 namespace {

@@ -23,7 +23,7 @@ class HelpFormatter : public CLI::Formatter {
 /// Local. Adds --set KEY=VALUE (repeatable) to `command`. `overrides` must outlive the parse.
 void add_overrides(CLI::App& command, std::vector<std::string>& overrides, const std::string& description);
 /// Local. Adds RUN, the folder of a run, of its checkpoints or of one of them, and --tag, a checkpoint in it,
-/// to `command`. Both must outlive the parse (train/run_path.h reads them).
+/// to `command`. Both must outlive the parse (train/run/run_path.h reads them).
 void add_run(CLI::App& command, std::string& folder, std::string& tag);
 
 /// Local. The program's arguments, null-terminated. Where the program was started as zero_to_fp32,

@@ -17,8 +17,8 @@
 #include "core/str.h"
 #include "core/utf8.h"
 #include "tools/command_line.h"
-#include "train/progress.h"
-#include "train/run_path.h"
+#include "train/report/progress.h"
+#include "train/run/run_path.h"
 
 namespace tessera::tools {
 namespace {

@@ -8,7 +8,7 @@
 #include "engine/engine.h"
 #include "engine/optimizer_setup.h"
 #include "tools/tasks.h"
-#include "train/trainer_config.h"
+#include "train/task/trainer_config.h"
 
 namespace tessera::tools {
 

@@ -21,9 +21,9 @@
 #include "tools/counted_model.h"
 #include "tools/fit_config.h"
 #include "tools/fit_search.h"
-#include "train/memory_advice.h"
+#include "train/memory/memory_advice.h"
 #include "train/run.h"
-#include "train/trainer_config.h"
+#include "train/task/trainer_config.h"
 
 namespace tessera::tools {
 namespace {

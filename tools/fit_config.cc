@@ -9,7 +9,7 @@
 #include "core/str.h"
 #include "engine/config/document.h"
 #include "engine/config/parse.h"
-#include "train/trainer_config.h"
+#include "train/task/trainer_config.h"
 
 namespace tessera::tools {
 namespace {

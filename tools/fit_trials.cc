@@ -18,7 +18,7 @@
 #include "tools/tasks.h"
 #include "train/memory_trial.h"
 #include "train/short_run.h"
-#include "train/trainer_config.h"
+#include "train/task/trainer_config.h"
 
 namespace tessera::tools {
 namespace {

@@ -15,7 +15,7 @@
 #include "core/log.h"
 #include "core/str.h"
 #include "tools/columns.h"
-#include "train/run_path.h"
+#include "train/run/run_path.h"
 
 namespace tessera::tools {
 namespace {

@@ -14,7 +14,7 @@
 #include "core/utf8.h"
 #include "tools/command_line.h"
 #include "tools/tasks.h"
-#include "train/progress.h"
+#include "train/report/progress.h"
 #include "train/trained_run.h"
 
 namespace tessera::tools {

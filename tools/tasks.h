@@ -1,7 +1,7 @@
 // The tasks the `tessera` command knows.
 #pragma once
 
-#include "train/registry.h"
+#include "train/task/registry.h"
 
 namespace tessera::tools {
 

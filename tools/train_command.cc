@@ -21,10 +21,10 @@
 #include "tools/launch_command.h"
 #include "tools/tasks.h"
 #include "train/run.h"
-#include "train/run_checkpoints.h"
-#include "train/run_directory.h"
-#include "train/run_lock.h"
-#include "train/run_path.h"
+#include "train/run/run_checkpoints.h"
+#include "train/run/run_directory.h"
+#include "train/run/run_lock.h"
+#include "train/run/run_path.h"
 
 namespace tessera::tools {
 namespace {

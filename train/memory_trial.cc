@@ -12,9 +12,9 @@
 #include "comm/init/self.h"
 #include "core/process_memory.h"
 #include "core/str.h"
-#include "train/report.h"
+#include "train/data/train_loader.h"
+#include "train/report/report.h"
 #include "train/run.h"
-#include "train/train_loader.h"
 
 namespace tessera::train {
 namespace {

@@ -12,8 +12,8 @@
 #include "comm/init/init.h"
 #include "core/memory_use.h"
 #include "engine/memory_meter.h"
-#include "train/registry.h"
-#include "train/trainer_config.h"
+#include "train/task/registry.h"
+#include "train/task/trainer_config.h"
 #include "zero/plan/memory_model.h"
 
 namespace tessera::train {

@@ -23,9 +23,9 @@
 #include "core/error.h"
 #include "core/str.h"
 #include "engine/config/batch.h"
-#include "train/run_checkpoints.h"
-#include "train/run_directory.h"
-#include "train/run_lock.h"
+#include "train/run/run_checkpoints.h"
+#include "train/run/run_directory.h"
+#include "train/run/run_lock.h"
 
 namespace tessera::train {
 namespace {

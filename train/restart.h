@@ -5,8 +5,8 @@
 #include <string>
 
 #include "comm/communicator.h"
+#include "train/task/trainer_config.h"
 #include "train/trainer.h"
-#include "train/trainer_config.h"
 
 namespace tessera::train {
 

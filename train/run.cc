@@ -15,7 +15,7 @@
 
 #include "core/error.h"
 #include "core/str.h"
-#include "train/report.h"
+#include "train/report/report.h"
 #include "train/restart.h"
 
 namespace tessera::train {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "comm/init/init.h"
-#include "train/registry.h"
+#include "train/task/registry.h"
 #include "train/trainer.h"
 
 namespace tessera::train {

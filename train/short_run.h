@@ -6,8 +6,8 @@
 
 #include "comm/init/init.h"
 #include "core/log.h"
-#include "train/registry.h"
-#include "train/trainer_config.h"
+#include "train/task/registry.h"
+#include "train/task/trainer_config.h"
 
 namespace tessera::train {
 

@@ -14,11 +14,11 @@
 #include "core/error.h"
 #include "core/str.h"
 #include "engine/checkpointing.h"
-#include "train/data_digest.h"
-#include "train/report.h"
-#include "train/run_directory.h"
-#include "train/run_path.h"
-#include "train/same_run.h"
+#include "train/data/data_digest.h"
+#include "train/report/report.h"
+#include "train/run/run_directory.h"
+#include "train/run/run_path.h"
+#include "train/run/same_run.h"
 
 namespace tessera::train {
 namespace {

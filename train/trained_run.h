@@ -1,5 +1,5 @@
-// TrainedRun: a trained run's folder (train/run_directory.h), read to evaluate its model or to predict with
-// it.
+// TrainedRun: a trained run's folder (train/run/run_directory.h), read to evaluate its model or to predict
+// with it.
 #pragma once
 
 #include <filesystem>
@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "engine/engine.h"
-#include "train/evaluate.h"
-#include "train/predictor.h"
-#include "train/registry.h"
+#include "train/report/evaluate.h"
 #include "train/run.h"
-#include "train/trainer_config.h"
+#include "train/task/predictor.h"
+#include "train/task/registry.h"
+#include "train/task/trainer_config.h"
 
 namespace tessera::train {
 
@@ -22,11 +22,11 @@ struct TrainedRun {
   std::string tag;                ///< of the checkpoint used; empty: the latest, when it is read
 };
 
-/// Local. `folder`: of the run, of its checkpoints, or of one of them (train/run_path.h). `world_size`: the
-/// number of ranks, which may differ from that of training. `overrides`: as given to --set. Uses the weights
-/// of the checkpoint `tag`; without a tag those of the exported model, if `folder` is the run's and has one;
-/// otherwise those of the latest checkpoint. Throws ConfigError if this is not a run's folder or has no
-/// weights; CheckpointError.
+/// Local. `folder`: of the run, of its checkpoints, or of one of them (train/run/run_path.h). `world_size`:
+/// the number of ranks, which may differ from that of training. `overrides`: as given to --set. Uses the
+/// weights of the checkpoint `tag`; without a tag those of the exported model, if `folder` is the run's and
+/// has one; otherwise those of the latest checkpoint. Throws ConfigError if this is not a run's folder or has
+/// no weights; CheckpointError.
 TrainedRun open_run(const std::filesystem::path& folder, int world_size,
                     const std::vector<std::string>& overrides = {}, const std::string& tag = "");
 

@@ -4,8 +4,8 @@
 
 #include "core/error.h"
 #include "core/str.h"
-#include "train/histograms.h"
-#include "train/run_length.h"
+#include "train/report/histograms.h"
+#include "train/run/run_length.h"
 #include "train/trainer.h"
 
 namespace tessera::train {

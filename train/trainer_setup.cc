@@ -9,9 +9,9 @@
 #include "core/error.h"
 #include "core/str.h"
 #include "engine/config/suggest.h"
-#include "train/run_directory.h"
-#include "train/run_length.h"
-#include "train/same_run.h"
+#include "train/run/run_directory.h"
+#include "train/run/run_length.h"
+#include "train/run/same_run.h"
 #include "train/trainer.h"
 
 namespace tessera::train {

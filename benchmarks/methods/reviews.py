@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Sampler
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "examples"))
-from sampler import shuffled_indices  # noqa: E402  (train/sampler.h in Python)
+from sampler import shuffled_indices  # noqa: E402  (train/task/sampler.h in Python)
 
 SPACES = " \t\r\n\v\f\u00a0\u3000"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]

@@ -118,7 +118,7 @@ struct MlflowConfig {
   bool operator==(const MlflowConfig&) const = default;
 };
 
-/// Monitors of a run's numbers, in addition to its metrics.jsonl (train/monitoring.h).
+/// Monitors of a run's numbers, in addition to its metrics.jsonl (train/report/monitoring.h).
 struct MonitorConfig {
   FileMonitorConfig tensorboard;
   FileMonitorConfig csv;

@@ -39,8 +39,8 @@ std::string dump_resolved(const EngineConfig& config);
 
 namespace config {
 
-// The steps of reading, for a program with sections of its own in the same file (train/trainer_config.h):
-// prepare() with the keys of all sections, then read each part.
+// The steps of reading, for a program with sections of its own in the same file
+// (train/task/trainer_config.h): prepare() with the keys of all sections, then read each part.
 
 /// Local. Resolves aliases, old forms and Hugging Face's arguments, applies the overrides, and checks every
 /// key. Throws ConfigError, with a line for each error.

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "core/str.h"
-#include "train/classification.h"
-#include "train/classification_report.h"
+#include "train/report/classification.h"
+#include "train/report/classification_report.h"
 
 namespace tessera::examples {
 

@@ -7,8 +7,8 @@
 
 #include "examples/fashion_mnist/dataset.h"
 #include "examples/fashion_mnist/model.h"
-#include "train/registry.h"
-#include "train/task.h"
+#include "train/task/registry.h"
+#include "train/task/task.h"
 
 namespace tessera::examples {
 

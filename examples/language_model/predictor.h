@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "examples/language_model/task.h"
-#include "train/predictor.h"
+#include "train/task/predictor.h"
 
 namespace tessera::examples {
 

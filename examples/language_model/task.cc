@@ -10,7 +10,7 @@
 #include "core/error.h"
 #include "core/str.h"
 #include "examples/language_model/predictor.h"
-#include "train/run_directory.h"
+#include "train/run/run_directory.h"
 
 namespace tessera::examples {
 

@@ -7,8 +7,8 @@
 #include "examples/language_model/model.h"
 #include "examples/language_model/sample.h"
 #include "examples/language_model/text.h"
-#include "train/registry.h"
-#include "train/task.h"
+#include "train/task/registry.h"
+#include "train/task/task.h"
 
 namespace tessera::examples {
 

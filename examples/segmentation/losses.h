@@ -12,7 +12,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "train/task.h"
+#include "train/task/task.h"
 
 namespace tessera::examples {
 

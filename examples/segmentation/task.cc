@@ -9,8 +9,8 @@
 #include "core/str.h"
 #include "examples/segmentation/losses.h"
 #include "examples/segmentation/pictures.h"
-#include "train/run_directory.h"
-#include "train/sampler.h"
+#include "train/run/run_directory.h"
+#include "train/task/sampler.h"
 
 namespace tessera::examples {
 namespace {

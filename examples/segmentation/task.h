@@ -12,8 +12,8 @@
 #include "examples/segmentation/data.h"
 #include "examples/segmentation/image_folder.h"
 #include "examples/segmentation/model.h"
-#include "train/registry.h"
-#include "train/task.h"
+#include "train/task/registry.h"
+#include "train/task/task.h"
 
 namespace tessera::examples {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "examples/text_classification/task.h"
-#include "train/predictor.h"
+#include "train/task/predictor.h"
 
 namespace tessera::examples {
 

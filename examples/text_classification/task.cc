@@ -9,8 +9,8 @@
 #include "core/error.h"
 #include "core/str.h"
 #include "examples/text_classification/predictor.h"
-#include "train/classification.h"
-#include "train/classification_report.h"
+#include "train/report/classification.h"
+#include "train/report/classification_report.h"
 
 namespace tessera::examples {
 namespace {

@@ -9,9 +9,9 @@
 #include "examples/text_classification/labelled_texts.h"
 #include "examples/text_classification/model.h"
 #include "examples/text_classification/tokenizer.h"
-#include "train/registry.h"
-#include "train/sampler.h"
-#include "train/task.h"
+#include "train/task/registry.h"
+#include "train/task/sampler.h"
+#include "train/task/task.h"
 
 namespace tessera::examples {
 

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "core/check.h"
-#include "train/classification_report.h"
+#include "train/report/classification_report.h"
 
 namespace tessera::examples {
 namespace {

@@ -1,5 +1,5 @@
-// Metrics under scikit-learn's names, computed as sums (train/task.h), so that they are exact on any number
-// of ranks.
+// Metrics under scikit-learn's names, computed as sums (train/task/task.h), so that they are exact on any
+// number of ranks.
 //
 // The available metrics depend on the loss:
 //   class numbers (cross_entropy, nll, causal_lm): accuracy; precision, recall and f1, each _macro, _weighted
@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "examples/torchscript/loss.h"
-#include "train/task.h"
+#include "train/task/task.h"
 
 namespace tessera::examples {
 

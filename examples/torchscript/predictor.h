@@ -7,7 +7,7 @@
 
 #include "examples/torchscript/options.h"
 #include "examples/torchscript/script_engine.h"
-#include "train/predictor.h"
+#include "train/task/predictor.h"
 
 namespace tessera::examples {
 

@@ -14,7 +14,7 @@
 #include "core/error.h"
 #include "core/str.h"
 #include "core/utf8.h"
-#include "train/out_of_memory.h"
+#include "train/memory/out_of_memory.h"
 
 namespace tessera::examples {
 namespace {

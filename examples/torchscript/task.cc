@@ -13,8 +13,8 @@
 #include "examples/torchscript/data_files.h"
 #include "examples/torchscript/predictor.h"
 #include "examples/torchscript/script_model.h"
-#include "train/data_loader.h"
-#include "train/sampler.h"
+#include "train/data/data_loader.h"
+#include "train/task/sampler.h"
 
 namespace tessera::examples {
 namespace {

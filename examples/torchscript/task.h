@@ -12,8 +12,8 @@
 #include "examples/torchscript/metrics.h"
 #include "examples/torchscript/options.h"
 #include "examples/torchscript/script_engine.h"
-#include "train/registry.h"
-#include "train/task.h"
+#include "train/task/registry.h"
+#include "train/task/task.h"
 
 namespace tessera::examples {
 

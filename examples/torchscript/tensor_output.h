@@ -11,7 +11,7 @@
 
 #include "checkpoint/formats/model_writer.h"
 #include "core/disk.h"
-#include "train/predictor.h"
+#include "train/task/predictor.h"
 
 namespace tessera::examples {
 

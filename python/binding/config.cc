@@ -19,7 +19,7 @@
 #include "engine/config/parse.h"
 #include "engine/optimizer_setup.h"
 #include "python/binding/bindings.h"
-#include "train/sampler.h"
+#include "train/task/sampler.h"
 #include "zero/optimizer/sharded_optimizer.h"
 #include "zero/plan/layout.h"
 #include "zero/plan/memory_model.h"

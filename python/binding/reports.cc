@@ -15,8 +15,8 @@
 #include "engine/memory_meter.h"
 #include "monitor/monitors.h"
 #include "python/binding/bindings.h"
-#include "train/monitoring.h"
-#include "train/report.h"
+#include "train/report/monitoring.h"
+#include "train/report/report.h"
 
 namespace tessera::python {
 namespace {

@@ -21,7 +21,7 @@
 #include "engine/checkpointing.h"
 #include "engine/memory_meter.h"
 #include "tests/support/losses.h"
-#include "train/out_of_memory.h"
+#include "train/memory/out_of_memory.h"
 
 namespace tessera::testing {
 namespace {

@@ -15,7 +15,7 @@
 #include "examples/text_classification/task.h"
 #include "examples/torchscript/task.h"
 #include "tests/support/errors.h"
-#include "train/trainer_config.h"
+#include "train/task/trainer_config.h"
 
 namespace tessera::examples {
 namespace {

@@ -16,7 +16,7 @@
 #include "examples/language_model/task.h"
 #include "tests/support/errors.h"
 #include "tests/support/files.h"
-#include "train/evaluate.h"
+#include "train/report/evaluate.h"
 
 namespace tessera::examples {
 namespace {

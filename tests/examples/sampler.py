@@ -1,4 +1,4 @@
-"""The trainer's order of samples (train/sampler.h) in Python, so that a run of the command can be compared with a PyTorch loop."""
+"""The trainer's order of samples (train/task/sampler.h) in Python, so that a run of the command can be compared with a PyTorch loop."""
 
 MASK = (1 << 64) - 1
 

@@ -15,8 +15,8 @@
 #include "core/error.h"
 #include "core/temporary_folder.h"
 #include "tests/support/errors.h"
-#include "train/classification.h"
-#include "train/evaluate.h"
+#include "train/report/classification.h"
+#include "train/report/evaluate.h"
 
 namespace tessera::examples {
 namespace {

@@ -36,7 +36,7 @@ class InstallTest(unittest.TestCase):
         return done.stdout if code == 0 else done.stderr
 
     def test_what_is_there(self):
-        for name in ("bin/tessera", "bin/zero_to_fp32", "include/tessera/tessera.h", "include/tessera/engine/engine.h", "include/tessera/train/task.h",
+        for name in ("bin/tessera", "bin/zero_to_fp32", "include/tessera/tessera.h", "include/tessera/engine/engine.h", "include/tessera/train/task/task.h",
                      "share/tessera/configs/minimal.json", "share/tessera/project/CMakeLists.txt", "share/tessera/project/main.cc",
                      "share/tessera/project/config.json"):
             self.assertTrue((self.prefix / name).exists(), name)

@@ -18,7 +18,7 @@
 #include "core/error.h"
 #include "core/str.h"
 #include "engine/config/parse.h"
-#include "train/monitoring.h"
+#include "train/report/monitoring.h"
 
 namespace tessera {
 namespace {

@@ -21,11 +21,11 @@
 #include <vector>
 
 #include "core/error.h"
-#include "train/classification.h"
-#include "train/registry.h"
-#include "train/run_directory.h"
-#include "train/sampler.h"
-#include "train/task.h"
+#include "train/report/classification.h"
+#include "train/run/run_directory.h"
+#include "train/task/registry.h"
+#include "train/task/sampler.h"
+#include "train/task/task.h"
 
 namespace tessera::train {
 

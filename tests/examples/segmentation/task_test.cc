@@ -19,7 +19,7 @@
 #include "engine/checkpointing.h"
 #include "examples/segmentation/image_file.h"
 #include "tests/support/errors.h"
-#include "train/evaluate.h"
+#include "train/report/evaluate.h"
 
 namespace tessera::examples {
 namespace {

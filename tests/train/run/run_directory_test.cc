@@ -1,0 +1,90 @@
+#include "train/run/run_directory.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "core/temporary_folder.h"
+#include "tests/support/files.h"
+
+namespace tessera::train {
+namespace {
+
+using testing::HasSubstr;
+namespace fs = std::filesystem;
+
+class RunDirectoryTest : public testing::Test {
+ protected:
+  const TemporaryFolder temporary_{"run_directory"};
+  const fs::path root_ = temporary_.path() / "run";
+};
+
+TEST_F(RunDirectoryTest, WritesWholeFilesAndLines) {
+  RunDirectory directory(root_ / "a" / "b");
+  directory.begin();
+  directory.write("config.json", "{}\n");
+  directory.append_metrics({{"step", 1}});
+  directory.append_metrics({{"step", 2}, {"loss", std::nan("")}});
+  EXPECT_EQ(read_text(root_ / "a/b/config.json"), "{}\n");
+  EXPECT_EQ(read_text(root_ / "a/b/metrics.jsonl"), "{\"step\":1}\n{\"step\":2,\"loss\":null}\n")
+      << "readable during the run";
+  size_t num_files = 0;
+  for ([[maybe_unused]] const auto& entry : fs::directory_iterator(root_ / "a/b")) ++num_files;
+  EXPECT_EQ(num_files, 3u) << "with .lock; no temporary files are left";
+}
+
+TEST_F(RunDirectoryTest, EarlierResultsAreNotTakenForThisRuns) {
+  {
+    RunDirectory earlier(root_);
+    earlier.begin();
+    for (int step : {1, 2, 3}) earlier.append_metrics({{"step", step}});
+    earlier.append_metrics({{"step", "three"}});  // not a valid record
+    earlier.write("all_results.json", "{}");
+  }
+  RunDirectory directory(root_);
+  EXPECT_TRUE(fs::exists(root_ / kResultsName)) << "opening it changes nothing yet";
+  EXPECT_EQ(read_text(root_ / "metrics.jsonl"),
+            "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n{\"step\":\"three\"}\n");
+  EXPECT_THAT(directory.resume(2), HasSubstr("metrics.jsonl: 1 of its 4 lines cannot be read (line 4)"));
+  EXPECT_FALSE(fs::exists(root_ / kResultsName));
+  EXPECT_EQ(read_text(root_ / "metrics.jsonl"), "{\"step\":1}\n{\"step\":2}\n");
+  directory.begin();
+  directory.append_metrics({{"step", 7}});
+  EXPECT_EQ(read_text(root_ / "metrics.jsonl"), "{\"step\":7}\n");
+}
+
+TEST_F(RunDirectoryTest, ARunsIdIsSixteenDigitsOrNone) {
+  fs::create_directories(root_);
+  EXPECT_EQ(read_run_id(root_), "");
+  std::ofstream(root_ / "run_id") << "0123456789abcdef\n";
+  EXPECT_EQ(read_run_id(root_), "0123456789abcdef");
+  for (const char* damaged : {"", "0123456789abcdeg\n", "0123456789abcde\n", "0123456789abcdef0\n"}) {
+    std::ofstream(root_ / "run_id") << damaged;
+    EXPECT_THROW(read_run_id(root_), Error) << damaged;
+  }
+}
+
+TEST_F(RunDirectoryTest, SaysWhyItCannotBeWritten) {
+  fs::create_directories(root_);
+  std::ofstream(root_ / "file") << "x";
+  for (const fs::path& folder : {root_ / "file", root_ / "file" / "below"}) {
+    try {
+      RunDirectory directory(folder);
+      FAIL() << folder << " accepted";
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("trainer.output_dir: " + folder.string()));
+      EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos);
+    }
+  }
+  if (geteuid() != 0) {  // root may write anywhere
+    fs::permissions(root_, fs::perms::owner_read | fs::perms::owner_exec);
+    EXPECT_THROW(RunDirectory(root_ / "new"), ConfigError);
+    fs::permissions(root_, fs::perms::owner_all);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::train

@@ -1,0 +1,182 @@
+#include "train/memory/memory_advice.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "core/str.h"
+#include "zero/reduce/gradient_slots.h"
+
+namespace tessera::train {
+namespace {
+
+using zero::Tier;
+
+/// Looks for settings with which model state is small enough.
+class StateAdvice {
+ public:
+  StateAdvice(const Shortage& shortage, const EngineConfig& config, const zero::Layout& layout,
+              const zero::StateModel& model)
+      : config_(config),
+        layout_(layout),
+        model_(model),
+        now_(held(model, layout.world_size())),
+        limit_(now_ - shortage.missing()) {
+    // Where ranks of a host share memory, they do at every stage that shards the optimizer.
+    model_.one_copy_a_host |= model_.ranks_a_host > 1;
+  }
+
+  std::vector<std::string> all() const {
+    std::vector<std::string> advice;
+    if (limit_ <= 0) return advice;
+    for (const std::string& change : {stage_or_world(), offload()})
+      if (!change.empty()) advice.push_back(change);
+    return advice;
+  }
+
+ private:
+  int64_t held(const zero::StateModel& model, int64_t world) const {
+    return held_bytes(layout_, model, config_, world);
+  }
+
+  zero::StateModel at_stage(int stage) const {
+    zero::StateModel model = model_;
+    model.sharding = zero::sharding_of(stage);
+    model.sharding.optimizer |= model.tiers.optimizer != Tier::kDevice;
+    return model;
+  }
+
+  std::string with(const std::string& change, int64_t bytes) const {
+    return str(change, " (model state of a rank ", megabytes(bytes), ", now ", megabytes(now_), ")");
+  }
+
+  /// Beside a change that needs sharded parameters.
+  const char* at_stage_3() const {
+    return zero::sharding_of(config_.zero.stage).parameters ? "" : " at stage 3";
+  }
+
+  std::string stage_or_world() const {
+    const int64_t world = layout_.world_size();
+    for (int higher = config_.zero.stage + 1; higher <= zero::kMaxStage && world > 1; ++higher)
+      if (const int64_t bytes = held(at_stage(higher), world); bytes <= limit_)
+        return with(str("zero_optimization.stage ", higher), bytes);
+    if (model_.groups.shard > 0) return "";  // a group's ranks hold a copy, however many groups there are
+    int64_t numel = 0;
+    for (const zero::UnitSpec& unit : layout_.units()) numel += unit.numel;
+    const zero::StateModel model = at_stage(zero::kMaxStage);
+    const int64_t ranks =
+        zero::smallest_fitting_world(numel, [&](int64_t size) { return held(model, size) <= limit_; });
+    return ranks <= world ? "" : with(str(ranks, " ranks", at_stage_3()), held(model, ranks));
+  }
+
+  std::string offload() const {
+    const bool host_apart = model_.tiers.host_apart;
+    const Tier below = host_apart ? Tier::kHost : Tier::kDisk;
+    const std::string device = host_apart ? "\"cpu\"" : "\"nvme\"";
+    const bool part_of_it = zero::sharding_of(config_.zero.stage).optimizer || layout_.world_size() == 1;
+    if (!part_of_it || model_.groups.shard > 0) return "";  // refused by the engine
+    zero::StateModel model = model_;
+    model.tiers.optimizer = std::max(model_.tiers.optimizer, below);
+    model.sharding.optimizer = true;  // of one rank: its shard is all there is
+    if (const int64_t bytes = held(model, layout_.world_size());
+        model_.tiers.optimizer == Tier::kDevice && bytes <= limit_)
+      return with("zero_optimization.offload_optimizer.device " + device, bytes);
+    if (model_.tiers.parameters != Tier::kDevice || model_.groups.secondary > 0) return "";
+    model.sharding = zero::sharding_of(zero::kMaxStage);
+    model.tiers.parameters = below;
+    const int64_t bytes = held(model, layout_.world_size());
+    return bytes > limit_ ? ""
+                          : with(str("zero_optimization.offload_optimizer.device and offload_param.device ",
+                                     device, at_stage_3()),
+                                 bytes);
+  }
+
+  const EngineConfig& config_;
+  const zero::Layout& layout_;
+  zero::StateModel model_;
+  const int64_t now_;
+  const int64_t limit_;  ///< what model state may be
+};
+
+/// The largest batch whose activations leave room; 0: none does, or it is not known what there were.
+int64_t fitting_batch(const Shortage& shortage) {
+  if (!shortage.activations) return 0;
+  const auto held = static_cast<double>(*shortage.activations);
+  const double all = held + static_cast<double>(shortage.for_activations ? shortage.wanted : 0);
+  const double room = all - static_cast<double>(shortage.missing());
+  if (all <= 0 || room <= 0) return 0;
+  return std::min(static_cast<int64_t>(static_cast<double>(shortage.batch) * room / all), shortage.batch - 1);
+}
+
+void add_batch(const Shortage& shortage, const EngineConfig& config, std::vector<std::string>& advice) {
+  const int64_t batch = shortage.batch_key.empty() ? 0 : fitting_batch(shortage);
+  if (batch == 0) return;
+  advice.push_back(str(shortage.batch_key, " of at most about ", batch, " (now ", shortage.batch, ")",
+                       shortage.trains ? str(" with more gradient_accumulation_steps (now ",
+                                             config.gradient_accumulation_steps, ")")
+                                       : ""));
+}
+
+/// How much recomputation frees is not known before it is tried: at most all that was in use.
+void add_recomputation(const Shortage& shortage, const EngineConfig& config,
+                       std::vector<std::string>& advice) {
+  if (!shortage.trains || config.activations.policy != "none") return;
+  if (shortage.activations.value_or(0) < shortage.missing()) return;
+  advice.push_back(str("activation_checkpointing.policy \"block\" (activations were ",
+                       megabytes(*shortage.activations), ")"));
+}
+
+}  // namespace
+
+std::string megabytes(int64_t bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f MB", static_cast<double>(bytes) / 1e6);
+  return text;
+}
+
+/// Local. Elements of the gradient slots (zero/reduce/gradient_reducer.cc says which models have them).
+static int64_t slots_numel(const zero::Layout& layout, const zero::StateModel& model,
+                           const EngineConfig& config, int64_t world) {
+  const zero::Placement placement = zero::place(model.sharding, true, model.one_copy_a_host, model.tiers);
+  const bool each_backward = placement.gradient_sharded || config.zero.reduce_each_micro_step;
+  const bool through_slots =
+      each_backward ? world > 1 || placement.gradient != Tier::kDevice
+                    : config.communication_dtype.value_or(model.accumulate_dtype) != model.accumulate_dtype;
+  std::vector<int64_t> numels;
+  for (const zero::UnitSpec& unit : layout.units())
+    if (unit.trainable) numels.push_back(unit.numel);
+  if (!through_slots || numels.empty()) return 0;
+  return zero::GradientSlots::total_numel(numels, static_cast<int>(config.zero.communication_buffers));
+}
+
+int64_t held_bytes(const zero::Layout& layout, const zero::StateModel& model, const EngineConfig& config,
+                   int64_t world) {
+  const ZeroConfig& zero = config.zero;
+  int64_t bytes = slots_numel(layout, model, config, world) *
+                  size_bytes(config.communication_dtype.value_or(model.accumulate_dtype));
+  int64_t largest_unit = 0, largest_part = 0;  // the latter in fp32
+  for (const zero::UnitSpec& unit : layout.units()) {
+    const zero::StateElements elements =
+        zero::elements_of(unit.numel, world, unit.dtype, unit.trainable, model.groups);
+    bytes += zero::state_bytes(elements, model).total();
+    largest_unit = std::max(largest_unit, unit.numel * size_bytes(unit.dtype));
+    largest_part = std::max(largest_part, elements.shard_numel * size_bytes(DType::kFloat32));
+  }
+  const bool one_copy = model.one_copy_a_host && model.tiers.parameters == Tier::kDevice;
+  if (model.sharding.parameters && !one_copy)
+    bytes += std::min<int64_t>(zero.communication_buffers, layout.num_units()) * largest_unit;
+  if (model.tiers.optimizer == Tier::kDisk && !model.tiers.host_apart)
+    bytes += largest_part * 2 * zero.offload_optimizer.buffer_count;
+  if (model.tiers.parameters == Tier::kDisk && !model.tiers.host_apart)
+    bytes += largest_part * zero.offload_param.buffer_count;
+  return bytes;
+}
+
+std::vector<std::string> memory_advice(const Shortage& shortage, const EngineConfig& config,
+                                       const zero::Layout& layout, const zero::StateModel& model) {
+  std::vector<std::string> advice = StateAdvice(shortage, config, layout, model).all();
+  add_batch(shortage, config, advice);
+  add_recomputation(shortage, config, advice);
+  return advice;
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,52 @@
+#include "train/run/run_path.h"
+
+#include "checkpoint/catalog.h"
+#include "core/error.h"
+#include "core/str.h"
+#include "train/run/run_directory.h"
+
+namespace tessera::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_file(const fs::path& path) {
+  std::error_code error;
+  return fs::is_regular_file(path, error);
+}
+
+/// The parent folder; "x/" and "x" have the same. "." and ".." are looked up in the file system.
+fs::path parent_of(const fs::path& folder) {
+  fs::path path = folder.has_filename() ? folder : folder.parent_path();
+  if (path.filename() == "." || path.filename() == ".." || !path.has_filename()) path = fs::canonical(path);
+  const fs::path parent = path.parent_path();
+  return parent.empty() ? fs::path(".") : parent;
+}
+
+std::string name_of(const fs::path& folder) {
+  const fs::path path = folder.has_filename() && folder.filename() != "." && folder.filename() != ".."
+                            ? folder
+                            : fs::canonical(folder);
+  return path.has_filename() ? path.filename().string() : path.parent_path().filename().string();
+}
+
+}  // namespace
+
+RunPath find_run(const fs::path& folder, const std::string& tag) {
+  std::error_code error;
+  if (is_file(folder / checkpoint::kManifestName)) {
+    const std::string name = name_of(folder);
+    if (!tag.empty() && tag != name)
+      throw ConfigError(str("--tag ", tag, ": found the folder of the checkpoint ", name, " beside it, ",
+                            folder.string(), "; expected the folder of its run"));
+    const fs::path checkpoints = parent_of(folder);
+    return {parent_of(checkpoints), checkpoints, name};
+  }
+  const fs::path inside = folder / kCheckpointsName;
+  if (is_file(folder / kConfigName) ||
+      (fs::is_directory(inside, error) && !is_file(folder / checkpoint::kLatestName)))
+    return {folder, inside, tag};
+  return {fs::is_directory(folder, error) ? parent_of(folder) : folder, folder, tag};
+}
+
+}  // namespace tessera::train
