@@ -16,7 +16,7 @@
 #include "core/log.h"
 #include "core/str.h"
 #include "core/utf8.h"
-#include "tools/command_line.h"
+#include "tools/common/command_line.h"
 #include "train/report/progress.h"
 #include "train/run/run_path.h"
 

@@ -6,9 +6,9 @@
 #include <memory>
 
 #include "core/log.h"
-#include "tools/command_line.h"
-#include "tools/launch_command.h"
-#include "tools/tasks.h"
+#include "tools/common/command_line.h"
+#include "tools/common/tasks.h"
+#include "tools/launch/launch_command.h"
 #include "train/trained_run.h"
 
 namespace tessera::tools {

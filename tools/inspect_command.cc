@@ -14,7 +14,7 @@
 #include "checkpoint/verify.h"
 #include "core/log.h"
 #include "core/str.h"
-#include "tools/columns.h"
+#include "tools/common/columns.h"
 #include "train/run/run_path.h"
 
 namespace tessera::tools {

@@ -12,8 +12,8 @@
 #include "core/log.h"
 #include "core/str.h"
 #include "core/utf8.h"
-#include "tools/command_line.h"
-#include "tools/tasks.h"
+#include "tools/common/command_line.h"
+#include "tools/common/tasks.h"
 #include "train/report/progress.h"
 #include "train/trained_run.h"
 

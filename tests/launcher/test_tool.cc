@@ -6,7 +6,7 @@
 #include "core/error.h"
 #include "core/str.h"
 #include "launcher/error_file.h"
-#include "tools/launch_command.h"
+#include "tools/launch/launch_command.h"
 
 int main(int argc, char** argv) {
   using namespace tessera;

@@ -11,7 +11,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 WIDTH, HEIGHT = 960, 646
 PAGE = {"light": (0xFF, 0xFF, 0xFF), "dark": (0x0D, 0x11, 0x17)}
 INK = {"light": (0x1F, 0x23, 0x28), "dark": (0xF0, 0xF6, 0xFC)}
-# Of tools/memory_chart.cc, by the keys of memory.json.
+# Of tools/memory/memory_chart.cc, by the keys of memory.json.
 COLOURS = {"parameters": (0x00, 0x72, 0xB2), "gradients": (0x56, 0xB4, 0xE9), "optimizer": (0xE6, 0x9F, 0x00)}
 
 

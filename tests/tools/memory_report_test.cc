@@ -1,5 +1,5 @@
 // The table and the lines of `tessera memory` for ranks on CUDA, with made-up trials: no GPU is needed.
-#include "tools/memory_report.h"
+#include "tools/memory/memory_report.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

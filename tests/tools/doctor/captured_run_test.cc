@@ -1,5 +1,5 @@
 // What forks print, how they end, and that none outlives its limit.
-#include "tools/captured_run.h"
+#include "tools/common/captured_run.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

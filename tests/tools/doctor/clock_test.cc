@@ -1,5 +1,5 @@
 // Made-up messages between two clocks.
-#include "tools/doctor_clock.h"
+#include "tools/doctor/doctor_clock.h"
 
 #include <gtest/gtest.h>
 

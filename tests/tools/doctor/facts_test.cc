@@ -1,5 +1,5 @@
 // Facts of this host, beside what the kernel says elsewhere.
-#include "tools/doctor_facts.h"
+#include "tools/doctor/doctor_facts.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

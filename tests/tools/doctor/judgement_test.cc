@@ -1,5 +1,5 @@
 // From made-up facts to findings.
-#include "tools/doctor_judgement.h"
+#include "tools/doctor/doctor_judgement.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // The report as text and as JSON.
-#include "tools/doctor_print.h"
+#include "tools/doctor/doctor_print.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,0 +1,200 @@
+#include "tools/common/command_line.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <charconv>
+#include <sstream>
+#include <string_view>
+#include <vector>
+
+#include "core/error.h"
+#include "core/str.h"
+#include "engine/config/arguments.h"
+#include "engine/config/suggest.h"
+#include "train/task/trainer_config.h"
+
+namespace tessera::tools {
+namespace {
+
+constexpr size_t kColumns = 80;
+constexpr size_t kNameColumns = 26;
+
+std::string wrapped(const std::string& text, size_t width) {
+  std::istringstream words(text);
+  std::string out;
+  size_t column = 0;
+  for (std::string word; words >> word; column += word.size()) {
+    if (column > 0 && column + 1 + word.size() > width) {
+      out += '\n';
+      column = 0;
+    } else if (column > 0) {
+      out += ' ';
+      ++column;
+    }
+    out += word;
+  }
+  return out;
+}
+
+std::vector<std::string> commands_of(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
+  return names;
+}
+
+std::vector<std::string> options_of(const CLI::App& command) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : command.get_options())
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  return names;
+}
+
+/// The path of the only key of a configuration with this name or alias; "" if there is none or more than one.
+std::string key_named(const std::string& name, const config::KeyTable& table) {
+  std::vector<std::string> paths;
+  for (const config::Key& key : table.keys()) {
+    if (key.use != config::Use::kUsed || key.type == config::Type::kSection ||
+        key.type == config::Type::kFreeSection)
+      continue;
+    std::vector<std::string> names = key.aliases;
+    names.push_back(key.path);
+    const bool has_name = std::any_of(names.begin(), names.end(), [&](const std::string& one) {
+      return one == name || one.substr(one.rfind('.') + 1) == name;
+    });
+    if (key.path == name) return name;
+    if (has_name && std::find(paths.begin(), paths.end(), key.path) == paths.end()) paths.push_back(key.path);
+  }
+  // Keys of a section's sections are not meant by their last name, where another key has it.
+  const auto depth = [](const std::string& path) { return std::count(path.begin(), path.end(), '.'); };
+  std::stable_sort(paths.begin(), paths.end(),
+                   [&](const std::string& a, const std::string& b) { return depth(a) < depth(b); });
+  if (paths.size() == 1 || (paths.size() > 1 && depth(paths[0]) < depth(paths[1]))) return paths.front();
+  for (const config::ArgumentRow& row : config::argument_rows())
+    if (row.name == name) return name;
+  return "";
+}
+
+/// "; a key of the configuration is given by --set trainer.epochs=3" for an option that has a key's name;
+/// otherwise
+/// "".
+std::string as_override(const std::vector<std::string>& extras) {
+  if (!extras[0].starts_with("--")) return "";
+  const size_t equals = extras[0].find('=');
+  std::string name = extras[0].substr(2, equals == std::string::npos ? equals : equals - 2);
+  std::replace(name.begin(), name.end(), '-', '_');
+  if (const std::string_view instead = config::instead_of_argument(name); !instead.empty())
+    return str(": ", instead);
+  const std::string key = key_named(name, train::run_keys());
+  if (key.empty()) return "";
+  const bool has_next = extras.size() > 1 && !extras[1].starts_with("--");
+  const std::string value = equals != std::string::npos ? extras[0].substr(equals + 1)
+                            : has_next                  ? extras[1]
+                                                        : "true";
+  return str("; a key of the configuration is given by --set ", key, "=", value);
+}
+
+std::string unknown_command(const CLI::App& app, const std::string& word) {
+  const std::vector<std::string> known = commands_of(app);
+  const bool is_option = word.starts_with('-');
+  return str(word.empty() ? std::string("no command was given")
+                          : str("unknown ", is_option ? "option '" : "command '", word, "'",
+                                config::did_you_mean(word, is_option ? options_of(app) : known)),
+             "; expected ", app.get_name(), " ", join(known, " or "), " (", app.get_name(), " --help)");
+}
+
+}  // namespace
+
+HelpFormatter::HelpFormatter() { column_width(kNameColumns); }
+
+std::string HelpFormatter::make_description(const CLI::App* app) const {
+  return app->get_description() + "\n";
+}
+
+std::string HelpFormatter::make_option_name(const CLI::Option* option, bool is_positional) const {
+  if (is_positional) return option->get_name(true, false);
+  std::vector<std::string> names;
+  for (const std::string& name : option->get_snames()) names.push_back("-" + name);
+  for (const std::string& name : option->get_lnames())
+    if (name.find('_') == name.npos) names.push_back("--" + name);
+  return join(names, ", ");
+}
+
+std::string HelpFormatter::make_option_desc(const CLI::Option* option) const {
+  return wrapped(option->get_description(), kColumns - kNameColumns);
+}
+
+std::string HelpFormatter::make_subcommand(const CLI::App* command) const {
+  std::ostringstream out;
+  CLI::detail::format_help(out, command->get_name(),
+                           wrapped(command->get_description(), kColumns - kNameColumns), kNameColumns);
+  return out.str();
+}
+
+void add_overrides(CLI::App& command, std::vector<std::string>& overrides, const std::string& description) {
+  command.add_option("--set", overrides, description)->type_name("KEY=VALUE")->expected(1)->take_all();
+}
+
+void add_run(CLI::App& command, std::string& folder, std::string& tag) {
+  command.add_option("RUN", folder, "Folder of a run, e.g. runs/NAME, or of a checkpoint of it")
+      ->required()
+      ->type_name("")
+      ->option_text(" ");
+  command.add_option("--tag", tag, "A checkpoint of it (default: its model.safetensors, else the latest)")
+      ->type_name("TAG");
+}
+
+std::vector<char*> with_command(int argc, char** argv) {
+  std::vector<char*> arguments(argv, argv + argc);
+  const std::string_view path = argc > 0 ? argv[0] : "";
+  const std::string_view name = path.substr(path.rfind('/') + 1);
+  if (name == "zero_to_fp32" || name == "zero_to_fp32.py")
+    arguments.insert(arguments.begin() + 1, const_cast<char*>("consolidate"));  // argv is only read
+  arguments.push_back(nullptr);
+  return arguments;
+}
+
+std::string describe_mistake(const CLI::App& app, const CLI::ParseError& error, int argc,
+                             const char* const* argv) {
+  const std::vector<CLI::App*> parsed = app.get_subcommands();
+  if (parsed.empty()) return unknown_command(app, argc > 1 ? argv[1] : "");
+  const CLI::App& command = *parsed.front();
+  const std::vector<std::string> extras = app.remaining(/*recurse=*/true);
+  const std::vector<std::string> options = options_of(command);
+  std::string what = error.what();
+  if (!extras.empty()) {
+    const bool takes_keys = std::find(options.begin(), options.end(), "--set") != options.end();
+    const std::string instead = takes_keys ? as_override(extras) : "";
+    what = str("unexpected '", extras[0], "'",
+               instead.empty() ? config::did_you_mean(extras[0], options) : instead);
+  }
+  std::replace(what.begin(), what.end(), '\n', ' ');
+  return str(command.get_name(), ": ", what, " (", app.get_name(), " ", command.get_name(), " --help)");
+}
+
+int64_t parse_size(const std::string& option, const std::string& text, bool bare_bytes) {
+  struct Unit {
+    std::string_view name;
+    double bytes;
+  };
+  static constexpr std::array kUnits = {
+      Unit{"", 1},      Unit{"B", 1},        Unit{"KB", 1e3},     Unit{"MB", 1e6},     Unit{"GB", 1e9},
+      Unit{"TB", 1e12}, Unit{"KIB", 0x1p10}, Unit{"MIB", 0x1p20}, Unit{"GIB", 0x1p30}, Unit{"TIB", 0x1p40}};
+  double value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value, std::chars_format::fixed);
+  std::string name(std::find_if(stop, end, [](char c) { return c != ' '; }), end);
+  std::transform(name.begin(), name.end(), name.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+  const auto unit =
+      std::find_if(kUnits.begin(), kUnits.end(), [&](const Unit& one) { return one.name == name; });
+  const double bytes = unit == kUnits.end() ? 0 : value * unit->bytes;
+  if (error != std::errc() || !(bytes >= 1 && bytes < 0x1p62) || (name.empty() && !bare_bytes))
+    throw ConfigError(str(option, " ", text.empty() ? "''" : text, ": expected a size ",
+                          name.empty() && !bare_bytes ? "with its unit, " : "",
+                          "such as 5GB (10^9 bytes), 500MB",
+                          bare_bytes ? ", 2GiB (2^30) or a number of bytes" : " or 2GiB (2^30)"));
+  return static_cast<int64_t>(bytes);
+}
+
+}  // namespace tessera::tools

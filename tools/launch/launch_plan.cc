@@ -1,0 +1,282 @@
+#include "tools/launch/launch_plan.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <numeric>
+#include <sstream>
+#include <string_view>
+
+#include "core/environment.h"
+#include "core/error.h"
+#include "core/str.h"
+#include "launcher/env_file.h"
+#include "launcher/environment.h"
+#include "launcher/failure_report.h"
+#include "launcher/hosts.h"
+#include "launcher/run_id.h"
+
+namespace tessera::tools {
+namespace {
+
+using launcher::Engine;
+using launcher::Host;
+
+std::vector<std::string> words_of(const std::string& text) {
+  std::istringstream stream(text);
+  std::vector<std::string> words;
+  for (std::string word; stream >> word;) words.push_back(word);
+  return words;
+}
+
+std::chrono::milliseconds milliseconds_of(double seconds) {
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+}
+
+/// The local ranks of "0:3,1:3"; empty for all, as in "3".
+std::vector<int> ranks_to_show(const std::string& text) {
+  std::vector<int> ranks;
+  if (text.find(':') == text.npos) {
+    if (launcher::parse_numbers(text, "--tee").front() > 3)
+      throw ConfigError(str("--tee ", text, ": expected 0 to 3, or ranks as in 0:3,1:3"));
+    return ranks;
+  }
+  std::istringstream items(text);
+  for (std::string item; std::getline(items, item, ',');)
+    if (const int rank = launcher::parse_numbers(item.substr(0, item.find(':')), "--tee").front();
+        !item.ends_with(":0"))
+      ranks.push_back(rank);
+  return ranks;
+}
+
+bool is_this_host(const std::string& name) {
+  return name == "localhost" || name == "127.0.0.1" || name == launcher::host_name();
+}
+
+/// The hosts that --hostfile, --include, --exclude, --nnodes and --nproc leave.
+std::vector<Host> hosts_of(const LaunchFlags& flags) {
+  if (flags.hostfile.empty()) {
+    if (!flags.include.empty() || !flags.exclude.empty())
+      throw ConfigError("--include, --exclude: choose hosts of a hostfile; expected --hostfile FILE too");
+    if (flags.fewest_nodes > 0) throw ConfigError("--nnodes MIN:MAX: expected --hostfile FILE, the hosts");
+    return {};
+  }
+  std::vector<Host> hosts =
+      launcher::select_hosts(launcher::read_hostfile(flags.hostfile), flags.include, flags.exclude);
+  const auto num_nodes = static_cast<size_t>(flags.num_nodes.value_or(static_cast<int>(hosts.size())));
+  if (num_nodes < 1 || num_nodes > hosts.size())
+    throw ConfigError(str("--nnodes ", num_nodes, ": the hostfile leaves ", hosts.size(), " hosts"));
+  hosts.resize(num_nodes);
+  for (Host& host : hosts) {
+    const auto nproc = static_cast<size_t>(flags.nproc.value_or(static_cast<int>(host.slots.size())));
+    if (nproc < 1 || nproc > host.slots.size())
+      throw ConfigError(str("--nproc ", nproc, ": host ", host.name, " has ", host.slots.size(), " slots"));
+    host.slots.resize(nproc);
+  }
+  return hosts;
+}
+
+launcher::Options common_options(const LaunchFlags& flags) {
+  launcher::Options options;
+  options.nproc = flags.nproc.value_or(1);
+  options.master_port = flags.master_port;
+  options.log_dir = flags.log_dir;
+  options.tee = flags.tee && *flags.tee != "0";
+  if (options.tee) options.tee_ranks = ranks_to_show(*flags.tee);
+  options.bind_cores = flags.bind_cores || !flags.core_list.empty();
+  if (!flags.core_list.empty())
+    options.core_list = launcher::parse_numbers(flags.core_list, "--bind-core-list");
+  if (!flags.env_file.empty()) options.variables = launcher::read_env_file(flags.env_file);
+  options.timeout = milliseconds_of(flags.timeout_s);
+  options.save_grace = milliseconds_of(flags.save_grace_s);
+  return options;
+}
+
+/// The slots of a host, and those before it.
+void take_slots(launcher::Options& options, const std::vector<Host>& hosts) {
+  options.num_nodes = static_cast<int>(hosts.size());
+  for (const Host& host : hosts) options.ranks_by_node.push_back(static_cast<int>(host.slots.size()));
+  const std::vector<int>& slots = hosts[static_cast<size_t>(options.node_rank)].slots;
+  options.nproc = static_cast<int>(slots.size());
+  std::vector<int> first(slots.size());
+  std::iota(first.begin(), first.end(), 0);
+  if (slots != first) options.visible_devices = join(slots, ",");
+}
+
+/// This host's place by flags, else by what else started this process on each host.
+void take_place(launcher::Options& options, const LaunchFlags& flags) {
+  const auto place = launcher::place_of_this_host();
+  const char* address = std::getenv("MASTER_ADDR");
+  options.num_nodes = flags.num_nodes.value_or(place ? place->num_nodes : 1);
+  options.node_rank = flags.node_rank.value_or(place ? place->node_rank : 0);
+  if (place && !flags.nproc) options.nproc = place->nproc.value_or(1);
+  if (place && options.master_port == 0) options.master_port = place->master_port;
+  if (options.num_nodes > 1 && options.master_port == 0)
+    options.master_port = integer_variable("MASTER_PORT").value_or(launcher::kDefaultMasterPort);
+  if (options.num_nodes == 1) return;
+  if (!flags.master_addr.empty())
+    options.master_addr = flags.master_addr;
+  else if (place)
+    options.master_addr = place->master_addr;
+  else if (address)
+    options.master_addr = address;
+  if (!place && !flags.node_rank)
+    throw ConfigError(str("--nnodes ", options.num_nodes, ": expected --node-rank 0 to ",
+                          options.num_nodes - 1, " on each host, or --hostfile FILE to start all from here"));
+  if (!place && flags.master_addr.empty() && !address)
+    throw ConfigError(
+        str("--nnodes ", options.num_nodes, ": expected --master-addr HOST, the address of host 0"));
+}
+
+/// This process was started on a host by run_cluster.
+void become_agent(launcher::Options& options, const LaunchFlags& flags, std::string_view kind) {
+  options.is_agent = true;
+  options.watch_stdin = kind == "stdin";
+  if (const char* run_id = std::getenv("TESSERA_RUN_ID")) options.run_id = run_id;
+  options.restart_count = integer_variable("TORCHELASTIC_RESTART_COUNT").value_or(0);
+  options.max_restarts = integer_variable("TORCHELASTIC_MAX_RESTARTS").value_or(0);
+  const char* text = std::getenv(launcher::kHostsVariable);
+  if (!text) return take_place(options, flags);
+  const std::vector<Host> hosts = launcher::decode_hosts(text);
+  const auto place = launcher::place_of_this_host();
+  options.node_rank = flags.node_rank.value_or(place ? place->node_rank : 0);
+  // Slurm numbers its tasks by its own order of hosts.
+  if (const char* node = std::getenv("SLURMD_NODENAME"))
+    for (size_t i = 0; i < hosts.size(); ++i)
+      if (hosts[i].name == node) options.node_rank = static_cast<int>(i);
+  if (options.node_rank < 0 || options.node_rank >= static_cast<int>(hosts.size()))
+    throw ConfigError(str("--node-rank ", options.node_rank, ": ", launcher::kHostsVariable, " has ",
+                          hosts.size(), " hosts"));
+  options.master_addr = flags.master_addr.empty() ? hosts.front().name : flags.master_addr;
+  take_slots(options, hosts);
+}
+
+/// The flags that the launchers on the hosts get as they are.
+std::vector<std::string> flags_for_hosts(const LaunchFlags& flags) {
+  std::vector<std::string> words = {str("--save-grace=", flags.save_grace_s)};
+  if (!flags.log_dir.empty())
+    words.push_back("--log-dir=" + std::filesystem::absolute(flags.log_dir).string());
+  if (flags.tee) words.push_back("--tee=" + *flags.tee);
+  if (flags.bind_cores) words.emplace_back("--bind-cores");
+  if (!flags.core_list.empty()) words.push_back("--bind-core-list=" + flags.core_list);
+  return words;
+}
+
+int nodes_in_slurm(const LaunchFlags& flags) {
+  if (flags.num_nodes) return *flags.num_nodes;
+  for (const char* name : {"SLURM_JOB_NUM_NODES", "SLURM_NNODES"})
+    if (const auto nodes = integer_variable(name)) return *nodes;
+  throw ConfigError("--launcher slurm: expected --nnodes N or --hostfile FILE outside of a job of Slurm");
+}
+
+launcher::ClusterOptions cluster_of(const LaunchFlags& flags, Engine engine, const launcher::Options& local,
+                                    std::vector<Host> hosts) {
+  launcher::ClusterOptions cluster;
+  cluster.engine = engine;
+  cluster.hosts = std::move(hosts);
+  cluster.num_nodes = cluster.hosts.empty() ? nodes_in_slurm(flags) : static_cast<int>(cluster.hosts.size());
+  cluster.nproc = flags.nproc.value_or(1);
+  cluster.master_addr = flags.master_addr;
+  cluster.master_port = flags.master_port;
+  cluster.ssh_port = flags.ssh_port;
+  cluster.engine_args = words_of(flags.launcher_args);
+  cluster.launcher = std::filesystem::read_symlink("/proc/self/exe").string();
+  cluster.flags = flags_for_hosts(flags);
+  cluster.variables = local.variables;
+  cluster.directory = std::filesystem::current_path().string();
+  cluster.run_id = launcher::new_run_id();
+  cluster.run_secret = launcher::new_run_secret(local.variables);
+  cluster.save_grace = local.save_grace;
+  cluster.timeout = local.timeout;
+  return cluster;
+}
+
+/// --max-restarts, and MIN of MIN:MAX. `engine`: what starts ranks on other hosts.
+launcher::RestartPolicy restarts_of(const LaunchFlags& flags, Engine engine, const launcher::Options& local) {
+  launcher::RestartPolicy policy;
+  const bool is_here = engine == Engine::kLocal;
+  policy.fewest = is_here ? flags.fewest_ranks : flags.fewest_nodes;
+  const int most = (is_here ? flags.nproc : flags.num_nodes).value_or(0);
+  policy.max_restarts = flags.max_restarts.value_or(policy.fewest > 0 ? most - policy.fewest : 0);
+  if (policy.max_restarts < 0)
+    throw ConfigError(str("--max-restarts ", policy.max_restarts, ": expected 0 or more"));
+  if (!is_here && flags.fewest_ranks > 0)
+    throw ConfigError("--nproc MIN:MAX: ranks of one host; expected --nnodes MIN:MAX with --hostfile");
+  if (!is_here && flags.fewest_nodes > 0 && engine != Engine::kSsh)
+    throw ConfigError("--nnodes MIN:MAX: only ssh says which host is lost; expected --launcher ssh");
+  if (is_here && local.num_nodes > 1 && policy.max_restarts > 0)
+    throw ConfigError(
+        "--max-restarts: the launchers of hosts that were started one by one do not know of each other; "
+        "expected --hostfile FILE, or torchrun --max-restarts");
+  return policy;
+}
+
+}  // namespace
+
+bool starts_ranks(const LaunchFlags& flags) {
+  const bool is_rank =
+      std::getenv("RANK") && (std::getenv("TESSERA_RUN_ID") || std::getenv("TORCHELASTIC_RUN_ID"));
+  const bool names_hosts = !flags.hostfile.empty() || flags.num_nodes.value_or(1) > 1 ||
+                           (!flags.launcher.empty() && launcher::engine_of(flags.launcher) != Engine::kLocal);
+  if (names_hosts && !is_rank) return true;
+  if (launcher::should_start_ranks(flags.nproc, flags.fewest_ranks)) return true;
+  if (flags.max_restarts.value_or(0) == 0) return false;
+  if (!in_group()) return true;  // one rank, and a launcher that restarts it
+  if (!std::getenv("TORCHELASTIC_RESTART_COUNT"))
+    throw ConfigError(str("--max-restarts: these ranks were started by ", environment().launcher,
+                          ", which does not start them again; expected the flag where Tessera starts them "
+                          "(--nproc, --hostfile, --launcher), or torchrun's --max-restarts"));
+  return false;
+}
+
+LaunchPlan plan_launch(const LaunchFlags& flags) {
+  LaunchPlan plan;
+  plan.local = common_options(flags);
+  const char* agent = std::getenv(launcher::kAgentVariable);
+  std::vector<Host> hosts = agent ? std::vector<Host>() : hosts_of(flags);
+  Engine engine = hosts.empty() ? Engine::kLocal : Engine::kSsh;
+  if (!flags.launcher.empty()) engine = launcher::engine_of(flags.launcher);
+  const bool is_here = hosts.size() == 1 && is_this_host(hosts.front().name);
+  if (is_here && flags.launcher.empty()) engine = Engine::kLocal;
+  if (engine != Engine::kLocal && !agent) {
+    if (flags.node_rank)
+      throw ConfigError("--node-rank: --launcher starts all hosts from here; expected one of them");
+    if (hosts.empty() && engine != Engine::kSlurm)
+      throw ConfigError(str("--launcher ", flags.launcher, ": expected --hostfile FILE, the hosts"));
+    plan.restarts = restarts_of(flags, engine, plan.local);
+    plan.cluster = cluster_of(flags, engine, plan.local, std::move(hosts));
+    plan.num_ranks = plan.cluster->num_nodes * plan.cluster->nproc;
+    if (!plan.cluster->hosts.empty()) plan.num_ranks = 0;
+    for (const Host& host : plan.cluster->hosts) plan.num_ranks += static_cast<int>(host.slots.size());
+    return plan;
+  }
+  if (!hosts.empty() && !is_here)
+    throw ConfigError(
+        "--launcher local: the hostfile names other hosts; expected this one alone, or another launcher");
+  if (agent)
+    become_agent(plan.local, flags, agent);
+  else
+    take_place(plan.local, flags);
+  if (!hosts.empty()) take_slots(plan.local, hosts);
+  if (!agent) plan.restarts = restarts_of(flags, Engine::kLocal, plan.local);
+  plan.is_first_host = plan.local.node_rank == 0;
+  plan.num_ranks = plan.local.num_nodes * plan.local.nproc;
+  return plan;
+}
+
+int run_plan(LaunchPlan plan, const std::string& program, const std::vector<std::string>& args,
+             const Logger& log) {
+  if (plan.cluster) {
+    plan.cluster->program = program;
+    plan.cluster->args = args;
+    plan.cluster->restarts = std::move(plan.restarts);
+    return launcher::run_cluster(*plan.cluster, log);
+  }
+  plan.local.program = program;
+  plan.local.args = args;
+  plan.local.restarts = std::move(plan.restarts);
+  return launcher::run(plan.local, log);
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,96 @@
+#include "tools/memory/counted_model.h"
+
+#include <memory>
+#include <utility>
+
+#include "comm/init/self.h"
+#include "engine/config/groups.h"
+#include "engine/engine.h"
+#include "engine/optimizer_setup.h"
+#include "tools/common/tasks.h"
+#include "train/task/trainer_config.h"
+
+namespace tessera::tools {
+
+using zero::Tier;
+
+zero::StateBytes CountedModel::bytes(int stage, int64_t world, DType accumulate, zero::Tiers tiers, Tier tier,
+                                     bool one_copy_a_host) const {
+  return bytes_of({.sharding = zero::sharding_of(stage),
+                   .accumulate_dtype = accumulate,
+                   .one_copy_a_host = one_copy_a_host,
+                   .num_states = num_states,
+                   .tiers = tiers},
+                  world, tier);
+}
+
+zero::StateBytes CountedModel::bytes_in_groups(int64_t world, DType accumulate) const {
+  return bytes_of({.sharding = zero::sharding_of(3),
+                   .accumulate_dtype = accumulate,
+                   .num_states = num_states,
+                   .groups = groups},
+                  world, Tier::kDevice);
+}
+
+zero::StateBytes CountedModel::bytes_of(const zero::StateModel& state, int64_t world, Tier tier) const {
+  zero::StateBytes sum =
+      zero::estimate_state_bytes(num_trainable, static_cast<int>(world), dtype, state, tier);
+  return sum +=
+         zero::state_bytes(zero::elements_of(num_frozen, world, dtype, false, state.groups), state, tier);
+}
+
+int64_t CountedModel::smallest_world(int stage, zero::Tiers tiers, int64_t budget_bytes) const {
+  return zero::smallest_fitting_world(num_trainable + num_frozen, [&](int64_t world) {
+    return can_offload(stage, world, tiers) &&
+           bytes(stage, world, accumulate_dtype, tiers).total() <= budget_bytes;
+  });
+}
+
+bool can_offload(int stage, int64_t world, zero::Tiers tiers) {
+  const zero::Sharding sharding = zero::sharding_of(stage);
+  return (tiers.parameters == Tier::kDevice || sharding.parameters) &&
+         (tiers.optimizer == Tier::kDevice || sharding.optimizer || world == 1);
+}
+
+int num_states_of(const OptimizerConfig& config) {
+  const OptimizerSetup setup = set_up_optimizer(config);
+  return static_cast<int>(zero::state_names_of({.kind = setup.kind, .groups = setup.groups}).size());
+}
+
+CountedModel count_model(const std::string& config, const std::vector<std::string>& given,
+                         const Logger& log) {
+  std::vector<std::string> overrides = {"train_batch_size=auto",
+                                        "gradient_accumulation_steps=1"};  // for any world
+  overrides.insert(overrides.end(), given.begin(), given.end());
+  overrides.insert(overrides.end(), {"zero_optimization.stage=3", "trainer.device=cpu"});
+  const train::RunConfig run = train::load_run_config(config, 1, overrides);
+  constexpr int kMany = 4096;  // ranks, of which one has next to nothing
+  CountedModel model;
+  model.dtype = run.engine.compute_dtype();
+  model.accumulate_dtype = run.engine.grad_accum_dtype.value_or(DType::kFloat32);
+  model.precision = train::precision_of(run.engine);
+  model.optimizer = type_of(run.engine.optimizer.options);
+  model.num_states = num_states_of(run.engine.optimizer);
+  model.groups = groups_of(run.engine.zero, kMany);
+  EngineConfig alone = run.engine;
+  alone.optimizer = {.options = SGDOptions{.lr = 0}};
+  alone.scheduler = ConstantLrOptions{};
+  alone.checkpoint.async = false;
+  alone.zero = ZeroConfig();
+  alone.zero.stage = 3;
+  alone.train_batch_size = 0;  // of any world
+  const std::unique_ptr<train::Task> task = tasks().make(run.model, run.data);
+  model.train_size = task->train_size();
+  InitOptions options;
+  options.log = log;
+  options.loaded_next = [](const std::string&) { return true; };  // values are not needed here
+  Engine& engine = task->initialize(
+      alone, std::make_shared<comm::SelfCommunicator>(comm::SimulatedGroup{.size = kMany}), options);
+  const zero::Layout& layout = engine.sharded_model().layout();
+  for (int i = 0; i < static_cast<int>(layout.parameters().size()); ++i)
+    (layout.units()[layout.slice(i).unit].trainable ? model.num_trainable : model.num_frozen) +=
+        layout.parameters()[i].numel();
+  return model;
+}
+
+}  // namespace tessera::tools

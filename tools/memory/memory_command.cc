@@ -1,0 +1,325 @@
+#include "tools/memory/memory_command.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "core/disk.h"
+#include "core/environment.h"
+#include "core/error.h"
+#include "core/log.h"
+#include "core/str.h"
+#include "core/temporary_folder.h"
+#include "core/terminal.h"
+#include "engine/config/groups.h"
+#include "launcher/environment.h"
+#include "tools/common/command_line.h"
+#include "tools/common/tasks.h"
+#include "tools/launch/launch_command.h"
+#include "tools/memory/counted_model.h"
+#include "tools/memory/fit_command.h"
+#include "tools/memory/fit_trials.h"
+#include "tools/memory/memory_estimate.h"
+#include "tools/memory/memory_report.h"
+#include "train/memory_trial.h"
+
+namespace tessera::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct MemoryFlags {
+  std::string config;
+  std::vector<std::string> overrides;
+  std::optional<std::string> stages;  ///< unset: all at which the configuration's state may lie where it says
+  int num_steps = 5;
+  std::string out;
+  int simulate_world = 0;
+  int rank = 0;
+  LaunchFlags launch;
+
+  bool estimate = false;
+  EstimateFlags by_formula;
+
+  bool fit = false;
+  std::string fit_value;  ///< CONFIG; of --estimate a size
+  FitFlags by_measurement;
+
+  TrialFlags trial;  ///< what the command tells the ranks that it starts
+};
+
+std::vector<int> parse_stages(const std::string& text) {
+  std::vector<int> stages;
+  std::istringstream words(text);
+  for (std::string word; std::getline(words, word, ',');) {
+    if (word.size() != 1 || word[0] < '0' || word[0] > '3')
+      throw ConfigError(
+          str("--stages ", text.empty() ? "''" : text, ": expected stages from 0 to 3, such as 0,1,2,3"));
+    stages.push_back(word[0] - '0');
+  }
+  std::sort(stages.begin(), stages.end());
+  stages.erase(std::unique(stages.begin(), stages.end()), stages.end());
+  if (stages.empty()) throw ConfigError("--stages '': expected stages from 0 to 3, such as 0,1,2,3");
+  return stages;
+}
+
+train::RunConfig run_config(const MemoryFlags& flags, int world_size, int stage) {
+  std::vector<std::string> overrides = flags.overrides;
+  overrides.push_back(str("zero_optimization.stage=", stage));
+  return train::load_run_config(flags.config, world_size, overrides);
+}
+
+std::vector<int> stages_of(const MemoryFlags& flags, int world_size) {
+  if (flags.stages) return parse_stages(*flags.stages);
+  const train::RunConfig run = run_config(flags, world_size, 3);
+  const ZeroConfig& zero = run.engine.zero;
+  const auto tier = [&](const OffloadConfig& offload) {
+    if (offload.on_disk()) return zero::Tier::kDisk;
+    return offload.device == "cpu" && run.trainer.device == "cuda" ? zero::Tier::kHost : zero::Tier::kDevice;
+  };
+  const bool in_groups = groups_of(zero, world_size) != zero::GroupSizes();
+  std::vector<int> stages;
+  for (const int stage : {0, 1, 2, 3})
+    if ((!in_groups || zero::sharding_of(stage).parameters) &&
+        can_offload(stage, world_size,
+                    {.parameters = tier(zero.offload_param), .optimizer = tier(zero.offload_optimizer)}))
+      stages.push_back(stage);
+  return stages;
+}
+
+/// What a rank does: trains at one stage, and writes what it measured into the trial folder.
+int run_trial(const MemoryFlags& flags, const Logger& log) {
+  const comm::Environment environment = comm::environment();
+  const int world_size = flags.simulate_world > 0 ? flags.simulate_world : environment.world_size;
+  const train::MemoryTrial trial = train::run_memory_trial(
+      run_config(flags, world_size, flags.trial.stage), tasks(), environment,
+      {.num_steps = flags.num_steps, .simulate_world = flags.simulate_world, .simulate_rank = flags.rank},
+      log);
+  replace_file(fs::path(flags.trial.folder) / str("stage", trial.stage, "_rank", trial.rank, ".json"),
+               to_json(trial).dump());
+  return 0;
+}
+
+train::MemoryTrial read_trial(const fs::path& path) {
+  std::ifstream file(path);
+  return train::memory_trial_of(nlohmann::json::parse(file));
+}
+
+int measure(const MemoryFlags& flags, const std::vector<std::string>& args, const Logger& log) {
+  if (flags.config.empty())
+    throw ConfigError("memory: expected CONFIG, the name of a JSON file, or --estimate");
+  if (in_group())
+    throw ConfigError(
+        "memory: runs under a launcher, but starts its ranks itself; expected a start without one, with "
+        "--nproc N");
+  const EstimateFlags& formula = flags.by_formula;
+  if (!formula.params.empty() || formula.world > 0 || formula.offload_plan ||
+      formula.groups != zero::GroupSizes())
+    throw ConfigError(
+        "--params, --world, --mics-shard-size, --hpz-partition-size and --offload-plan are options of "
+        "--estimate; expected --estimate too");
+  if (flags.simulate_world == 0 && flags.rank > 0)
+    throw ConfigError("--rank chooses a rank of --simulate-world; expected --simulate-world N too");
+  if (flags.simulate_world > 0 && flags.launch.nproc)
+    throw ConfigError("--simulate-world runs one process; expected it without --nproc");
+  if (flags.simulate_world > 0 && flags.rank >= flags.simulate_world)
+    throw ConfigError(str("--rank ", flags.rank, ": expected 0 to ", flags.simulate_world - 1,
+                          ", the ranks of --simulate-world"));
+  if (flags.launch.max_restarts || flags.launch.fewest_ranks > 0)
+    throw ConfigError("memory: a failure is a result; expected neither --max-restarts nor MIN:MAX");
+  if (starts_ranks(flags.launch) && plan_launch(flags.launch).num_ranks != flags.launch.nproc)
+    throw ConfigError("memory: measures on this host; expected --nproc N and no other hosts");
+  LaunchFlags launch = flags.launch;
+  launch.nproc = launch.nproc.value_or(1);
+  launcher::should_start_ranks(launch.nproc);  // throws for numbers out of range
+  const int world_size = flags.simulate_world > 0 ? flags.simulate_world : *launch.nproc;
+  const std::vector<int> stages = stages_of(flags, world_size);
+  for (const int stage : stages)
+    run_config(flags, world_size, stage);  // mistakes are one line here, not one from every rank
+  if (!flags.out.empty()) {
+    std::error_code error;
+    fs::create_directories(flags.out, error);
+    if (error) throw ConfigError(str("--out ", flags.out, ": cannot be made: ", error.message()));
+  }
+
+  const TemporaryFolder folder("tessera_memory");
+  MemoryTrials trials;
+  for (const int stage : stages) {
+    if (::isatty(STDERR_FILENO) != 0) std::cerr << "\rstage " << stage << " ..." << std::flush;
+    std::vector<std::string> rank_args = args;
+    for (const std::string& word : {std::string("--trial-stage"), std::to_string(stage),
+                                    std::string("--trial-folder"), folder.path().string()})
+      rank_args.push_back(word);
+    const int code = run_ranks_of_self(launch, rank_args, log);
+    if (::isatty(STDERR_FILENO) != 0) std::cerr << "\r            \r" << std::flush;
+    if (code != 0) return code;
+    if (flags.simulate_world > 0) {
+      trials[stage].push_back(read_trial(folder.path() / str("stage", stage, "_rank", flags.rank, ".json")));
+    } else {
+      for (int rank = 0; rank < *launch.nproc; ++rank)
+        trials[stage].push_back(read_trial(folder.path() / str("stage", stage, "_rank", rank, ".json")));
+    }
+  }
+  std::cout << memory_table(trials, terminal_width(STDOUT_FILENO));
+  if (!flags.out.empty()) {
+    const fs::path out = flags.out;
+    replace_file(out / "memory.json", memory_json(trials).dump(1) + "\n");
+    replace_file(out / "memory.csv", memory_csv(trials));
+    replace_file(out / "memory.svg", memory_chart(trials));
+    std::cout << "\nwritten: memory.json, memory.csv and memory.svg (the chart) in " << out.string() << '\n';
+  }
+  return 0;
+}
+
+/// --fit: `--fit CONFIG` is `CONFIG --fit`.
+int fit(const MemoryFlags& flags, const Logger& log) {
+  std::string config = flags.config;
+  if (config.empty()) config = flags.fit_value;
+  if (config.empty()) throw ConfigError("--fit: expected --fit CONFIG, the name of a JSON file");
+  if (!flags.config.empty() && !flags.fit_value.empty())
+    throw ConfigError(str("--fit ", flags.fit_value, ": CONFIG is ", flags.config,
+                          "; expected --memory SIZE for what it is to fit into, or --estimate"));
+  if (in_group())
+    throw ConfigError(
+        "--fit: runs under a launcher, but starts its ranks itself; expected a start without one");
+  const FitFlags& asked = flags.by_measurement;
+  if (asked.largest_batch + asked.fewest_ranks + asked.least_memory > 1)
+    throw ConfigError("--largest-batch, --fewest-ranks, --least-memory: expected one of them");
+  if (asked.no_disk && !asked.disk.empty()) throw ConfigError("--no-disk, --disk: expected one of them");
+  if (asked.fewest_ranks && flags.launch.nproc)
+    throw ConfigError("--fewest-ranks finds the number of ranks; expected it without --nproc");
+  launcher::should_start_ranks(flags.launch.nproc.value_or(1));  // throws for numbers out of range
+  return run_fit(config, flags.overrides, asked, flags.launch, log);
+}
+
+bool any_of_fit(const FitFlags& flags) {
+  return flags.no_disk || flags.largest_batch || flags.fewest_ranks || flags.least_memory ||
+         !(flags.memory + flags.disk + flags.output).empty();
+}
+
+int memory(const MemoryFlags& flags, const std::vector<std::string>& args) {
+  const Logger log{LogOptions{}};
+  if (flags.trial.fits)
+    return run_fit_trial(flags.config, flags.overrides, flags.simulate_world, flags.trial);
+  if (!flags.trial.folder.empty()) return run_trial(flags, log);
+  if (flags.fit && !flags.estimate) return fit(flags, log);
+  if (any_of_fit(flags.by_measurement))
+    throw ConfigError(
+        "--memory, --disk, --no-disk, --output, --largest-batch, --fewest-ranks and --least-memory are "
+        "options of --fit; expected --fit CONFIG");
+  if (!flags.estimate) return measure(flags, args, log);
+  EstimateFlags by_formula = flags.by_formula;
+  by_formula.fit = flags.fit_value;
+  if (flags.fit && by_formula.fit.empty()) throw ConfigError("--fit: expected a size, such as 80GiB");
+  print_memory_estimate(flags.config, flags.overrides, by_formula, log);
+  return 0;
+}
+
+void add_fit_flags(CLI::App& command, FitFlags& flags) {
+  const char* const group = "Options of --fit CONFIG";
+  command.add_option("--memory", flags.memory, "What this host's ranks may use (default: what it has free)")
+      ->type_name("SIZE")
+      ->group(group);
+  command
+      .add_option("--disk", flags.disk,
+                  "Folder for state on disk (default: nvme_path of CONFIG, else where its runs are)")
+      ->type_name("DIR")
+      ->group(group);
+  command.add_flag("--no-disk", flags.no_disk, "All state stays in memory")->group(group);
+  command.add_flag("--largest-batch", flags.largest_batch, "Find the largest micro-batch instead")
+      ->group(group);
+  command.add_flag("--fewest-ranks", flags.fewest_ranks, "Find the fewest ranks, each with that memory")
+      ->group(group);
+  command.add_flag("--least-memory", flags.least_memory, "Find the setting that needs the least")
+      ->group(group);
+  command.add_option("-o,--output", flags.output, "The file (default: CONFIG's name with _fit, beside it)")
+      ->type_name("FILE")
+      ->group(group);
+}
+
+void add_trial_flags(CLI::App& command, TrialFlags& flags) {
+  command.add_option("--trial-stage", flags.stage)->group("");
+  command.add_option("--trial-folder", flags.folder)->group("");
+  command.add_option("--trial-limit", flags.limit)->group("");
+  command.add_flag("--trial-fit", flags.fits)->group("");
+  command.add_flag("--trial-whole-run", flags.whole_run)->group("");
+  command.add_option("--trial-steps", flags.num_steps)->group("");
+  command.add_flag("--trial-saves", flags.saves)->group("");
+}
+
+}  // namespace
+
+void add_memory_command(CLI::App& app, const std::vector<std::string>& args, int& exit_code) {
+  CLI::App* command =
+      app.add_subcommand("memory", "Measure, or estimate, what every ZeRO stage costs in memory");
+  const auto flags = std::make_shared<MemoryFlags>();
+  command
+      ->add_option("CONFIG", flags->config,
+                   "JSON file as `tessera train` takes it: trained for a few steps at each stage")
+      ->type_name("")
+      ->option_text(" ");
+  add_overrides(*command, flags->overrides, "Override a key (repeatable)");
+  command->add_option("--stages", flags->stages, "Which stages (default: 0,1,2,3)")->type_name("LIST");
+  command->add_option("--steps", flags->num_steps, "Timed training steps at each stage (default: 5)")
+      ->type_name("K")
+      ->check(CLI::Range(1, 1'000'000).description(""));
+  command->add_option("--out", flags->out, "Folder for memory.json, memory.csv and the chart, memory.svg")
+      ->type_name("DIR");
+  command
+      ->add_option("--simulate-world", flags->simulate_world,
+                   "Measure one rank of a group of N, alone on this machine")
+      ->type_name("N")
+      ->check(CLI::Range(1, 100'000).description(""));
+  command->add_option("--rank", flags->rank, "Which rank of the N (default: 0)")
+      ->type_name("R")
+      ->check(CLI::Range(0, 99'999).description(""));
+  add_launch_flags(*command, flags->launch);
+  command->add_flag("--estimate", flags->estimate,
+                    "By formula, without training: of CONFIG's model or of --params, with the options below");
+  command
+      ->add_option("--params", flags->by_formula.params,
+                   "Number of parameters of the model: 7.5e9, 7.5B, 350M")
+      ->type_name("P");
+  command->add_option("--world", flags->by_formula.world, "Number of ranks")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1 << 30).description(""));
+  command->add_option("--optimizer", flags->by_formula.optimizer, "As in the configuration (default: AdamW)")
+      ->type_name("NAME");
+  command->add_option("--precision", flags->by_formula.precision, "fp32, bf16 or fp16 (default: bf16)")
+      ->type_name("DTYPE");
+  command
+      ->add_option("--mics-shard-size", flags->by_formula.groups.shard,
+                   "Stage 3 with zero_optimization.mics_shard_size, too")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1 << 30).description(""));
+  command
+      ->add_option("--hpz-partition-size", flags->by_formula.groups.secondary,
+                   "Stage 3 with zero_optimization.zero_hpz_partition_size, too")
+      ->type_name("N")
+      ->check(CLI::Range(2, 1 << 30).description(""));
+  command->add_flag("--offload-plan", flags->by_formula.offload_plan,
+                    "With --estimate: what a GPU's rank keeps in the host's memory, and moves in a step");
+  CLI::Option* const fits =
+      command
+          ->add_option(
+              "--fit", flags->fit_value,
+              "Find the cheapest setting of CONFIG that fits into this machine's memory, and write it; "
+              "with --estimate, the ranks that each stage needs to fit into a size, e.g. 80GiB")
+          ->type_name("CONFIG")
+          ->expected(0, 1);
+  add_fit_flags(*command, flags->by_measurement);
+  add_trial_flags(*command, flags->trial);
+  command->footer("docs/memory.md says what is counted, and how.");
+  command->callback([flags, fits, args, &exit_code] {
+    flags->fit = fits->count() > 0;
+    exit_code = memory(*flags, args);
+  });
+}
+
+}  // namespace tessera::tools
