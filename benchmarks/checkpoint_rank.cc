@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "benchmarks/gpt.h"
-#include "checkpoint/consolidate.h"
+#include "checkpoint/consolidate/consolidate.h"
 #include "comm/init/init.h"
 #include "core/disk.h"
 #include "core/str.h"

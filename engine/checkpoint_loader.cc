@@ -9,7 +9,7 @@
 #include <tuple>
 
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/shard_file.h"
+#include "checkpoint/files/shard_file.h"
 #include "core/str.h"
 #include "engine/checkpoint_types.h"
 #include "zero/memory/pause_listening.h"

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/reader.h"
-#include "checkpoint/reshard.h"
+#include "checkpoint/read/reader.h"
+#include "checkpoint/read/reshard.h"
 #include "engine/checkpointing.h"
 #include "engine/module_record.h"
 #include "zero/sharded_model.h"

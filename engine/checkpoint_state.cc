@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "checkpoint/json_field.h"
+#include "checkpoint/manifest/json_field.h"
 #include "core/str.h"
 
 namespace tessera {

@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <span>
 
-#include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/save.h"
+#include "checkpoint/files/catalog.h"
+#include "checkpoint/write/save.h"
 #include "core/error.h"
 #include "core/memory_use.h"
 #include "core/str.h"

@@ -33,7 +33,7 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/image_file.h"
+#include "checkpoint/files/image_file.h"
 #include "comm/communicator.h"
 #include "core/disk.h"
 #include "core/log.h"

@@ -4,9 +4,9 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 
-#include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/reader.h"
+#include "checkpoint/files/catalog.h"
+#include "checkpoint/read/reader.h"
 #include "comm/init/agreement.h"
 #include "core/error.h"
 #include "core/str.h"

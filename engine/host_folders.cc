@@ -14,11 +14,11 @@
 #include <utility>
 
 #include "checkpoint/block_hashes.h"
-#include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/reader.h"
-#include "checkpoint/shard_file.h"
-#include "checkpoint/verify.h"
+#include "checkpoint/files/catalog.h"
+#include "checkpoint/files/shard_file.h"
+#include "checkpoint/read/reader.h"
+#include "checkpoint/read/verify.h"
 #include "comm/init/agreement.h"
 #include "comm/rendezvous/network.h"
 #include "core/error.h"

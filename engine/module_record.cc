@@ -1,6 +1,6 @@
 #include "engine/module_record.h"
 
-#include "checkpoint/json_field.h"
+#include "checkpoint/manifest/json_field.h"
 #include "comm/torch_dtype.h"
 #include "core/str.h"
 

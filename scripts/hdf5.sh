@@ -1,6 +1,6 @@
 #!/bin/bash
 # Builds HDF5 into .deps/hdf5, once: static, for shared libraries (PIC), with zlib and without szip, curl and
-# thread-safety (checkpoint/hdf5_library.h locks). Debian's own is linked to curl, Kerberos and LDAP, and its libhdf5.a is
+# thread-safety (checkpoint/hdf5/hdf5_library.h locks). Debian's own is linked to curl, Kerberos and LDAP, and its libhdf5.a is
 # no PIC. The source is Debian's source package, named with its SHA-256 in packages.txt; no root is needed.
 #
 #   scripts/hdf5.sh          does nothing where it is built already

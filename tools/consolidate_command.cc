@@ -10,8 +10,8 @@
 #include <string>
 #include <string_view>
 
-#include "checkpoint/consolidate.h"
-#include "checkpoint/reader.h"
+#include "checkpoint/consolidate/consolidate.h"
+#include "checkpoint/read/reader.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "core/str.h"

@@ -8,10 +8,10 @@
 #include <optional>
 #include <string>
 
-#include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/reader.h"
-#include "checkpoint/verify.h"
+#include "checkpoint/files/catalog.h"
+#include "checkpoint/read/reader.h"
+#include "checkpoint/read/verify.h"
 #include "core/log.h"
 #include "core/str.h"
 #include "tools/common/columns.h"

@@ -1,6 +1,6 @@
 #include "checkpoint/formats/hdf5_writer.h"
 
-#include "checkpoint/hdf5_image.h"
+#include "checkpoint/hdf5/hdf5_image.h"
 #include "core/pending_file.h"
 #include "core/str.h"
 

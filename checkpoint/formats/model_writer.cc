@@ -9,7 +9,7 @@
 #include "checkpoint/formats/safetensors_types.h"
 #include "checkpoint/formats/safetensors_writer.h"
 #include "checkpoint/formats/torch_writer.h"
-#include "checkpoint/hdf5_image.h"
+#include "checkpoint/hdf5/hdf5_image.h"
 #include "core/check.h"
 #include "core/error.h"
 #include "core/str.h"

@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "checkpoint/formats/safetensors_reader.h"
-#include "checkpoint/hdf5_reader.h"
+#include "checkpoint/hdf5/hdf5_reader.h"
 #include "core/error.h"
 #include "core/mapped_file.h"
 #include "core/str.h"

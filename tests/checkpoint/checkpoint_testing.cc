@@ -10,9 +10,9 @@
 #include <thread>
 
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/hdf5_image.h"
-#include "checkpoint/reshard.h"
-#include "checkpoint/shard_file.h"
+#include "checkpoint/files/shard_file.h"
+#include "checkpoint/hdf5/hdf5_image.h"
+#include "checkpoint/read/reshard.h"
 #include "core/str.h"
 
 namespace tessera::checkpoint::testing {

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/reader.h"
-#include "checkpoint/save.h"
+#include "checkpoint/read/reader.h"
+#include "checkpoint/write/save.h"
 #include "zero/plan/layout.h"
 
 namespace tessera::checkpoint::testing {

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/catalog.h"
-#include "checkpoint/verify.h"
+#include "checkpoint/files/catalog.h"
+#include "checkpoint/read/verify.h"
 #include "tests/checkpoint/checkpoint_testing.h"
 #include "tests/support/errors.h"
 

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/reader.h"
+#include "checkpoint/read/reader.h"
 #include "core/str.h"
 #include "tests/engine/checkpoint_testing.h"
 #include "tests/support/files.h"

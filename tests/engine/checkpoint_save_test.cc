@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/reader.h"
+#include "checkpoint/read/reader.h"
 #include "core/str.h"
 #include "tests/engine/checkpoint_testing.h"
 #include "tests/support/log_file.h"

@@ -3,8 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "checkpoint/consolidate.h"
-#include "checkpoint/reader.h"
+#include "checkpoint/consolidate/consolidate.h"
+#include "checkpoint/read/reader.h"
 #include "core/str.h"
 #include "tests/engine/checkpoint_testing.h"
 #include "tests/support/backend.h"

@@ -9,9 +9,9 @@
 #include <set>
 #include <thread>
 
-#include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/reader.h"
+#include "checkpoint/files/catalog.h"
+#include "checkpoint/read/reader.h"
 #include "core/disk_error.h"
 #include "core/str.h"
 #include "tests/engine/checkpoint_testing.h"

@@ -13,9 +13,9 @@
 #include <random>
 #include <thread>
 
-#include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/verify.h"
+#include "checkpoint/files/catalog.h"
+#include "checkpoint/read/verify.h"
 #include "core/disk.h"
 #include "engine/checkpoint_state.h"
 #include "engine/checkpoint_writer.h"

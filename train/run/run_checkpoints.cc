@@ -6,11 +6,11 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/consolidate.h"
-#include "checkpoint/reader.h"
-#include "checkpoint/verify.h"
+#include "checkpoint/consolidate/consolidate.h"
+#include "checkpoint/files/catalog.h"
+#include "checkpoint/read/reader.h"
+#include "checkpoint/read/verify.h"
 #include "comm/init/agreement.h"
 #include "core/disk.h"
 #include "core/error.h"

@@ -1,6 +1,6 @@
 #include "train/run/run_path.h"
 
-#include "checkpoint/catalog.h"
+#include "checkpoint/files/catalog.h"
 #include "core/error.h"
 #include "core/str.h"
 #include "train/run/run_directory.h"

@@ -10,7 +10,7 @@
 #include <map>
 #include <string>
 
-#include "checkpoint/verify.h"
+#include "checkpoint/read/verify.h"
 #include "core/error.h"
 #include "tests/checkpoint/checkpoint_testing.h"
 #include "tests/support/files.h"

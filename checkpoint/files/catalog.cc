@@ -1,0 +1,155 @@
+#include "checkpoint/files/catalog.h"
+
+#include <algorithm>
+#include <cctype>
+#include <nlohmann/json.hpp>
+#include <tuple>
+
+#include "checkpoint/checkpoint_error.h"
+#include "checkpoint/manifest/manifest_text.h"
+#include "checkpoint/manifest/names.h"
+#include "core/error.h"
+#include "core/str.h"
+#include "core/temporary_name.h"
+#include "core/utf8.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t kMaxTagBytes = 200;
+
+bool is_temporary_name(const std::string& name) { return !name_of_temporary(name).empty(); }
+
+/// Whether the folder has a manifest of ours with the folder's name as its tag. A copy under another name is
+/// neither listed nor deleted.
+bool holds_checkpoint(const fs::path& folder) {
+  constexpr size_t kHeadBytes = 2048;  // the tag is on the third line
+  const std::string start = str("{\n\"format\": \"", kFormatName, "\"");
+  constexpr std::string_view kTagKey = "\n\"tag\": ";
+  try {
+    std::string head(kHeadBytes, '\0');
+    head.resize(InputFile(folder / kManifestName).read_some(0, std::as_writable_bytes(std::span(head))));
+    if (!head.starts_with(start)) return false;
+    const size_t key = head.find(kTagKey), value = key + kTagKey.size();
+    if (key == head.npos) return true;
+    const std::string line = head.substr(value, head.find(",\n", value) - value);
+    const nlohmann::json tag = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    return !tag.is_string() || tag.get<std::string>() == folder.filename().string();
+  } catch (const DiskError&) {
+    return false;
+  }
+}
+
+/// The step at the end of a tag. It orders saves whose files have the same modification time.
+std::string trailing_number(const std::string& tag) {
+  size_t begin = tag.size();
+  while (begin > 0 && std::isdigit(static_cast<unsigned char>(tag[begin - 1]))) --begin;
+  begin = std::min(tag.find_first_not_of('0', begin), tag.size());
+  return tag.substr(begin);
+}
+
+/// Names in a directory; none when it cannot be read.
+std::vector<fs::directory_entry> entries(const fs::path& directory) {
+  std::error_code error;
+  std::vector<fs::directory_entry> found;
+  for (fs::directory_iterator next(directory, error), end; !error && next != end; next.increment(error))
+    found.push_back(*next);
+  return found;
+}
+
+}  // namespace
+
+void check_tag(const std::string& tag) {
+  const bool has_control =
+      std::any_of(tag.begin(), tag.end(), [](unsigned char c) { return c < 32 || c == 127 || c == '/'; });
+  if (tag.empty() || tag.size() > kMaxTagBytes || has_control || tag == "." || tag == ".." || !is_utf8(tag))
+    throw CheckpointError(str("checkpoint tag ", quoted_name(tag), ": expected a folder's name of 1 to ",
+                              kMaxTagBytes, " bytes without / and control characters"));
+  if (tag == kLatestName || is_temporary_name(tag))
+    throw CheckpointError(
+        str("checkpoint tag ", tag, ": the name is one Tessera gives to a file of its own"));
+}
+
+std::vector<std::string> list_checkpoints(const fs::path& directory) {
+  std::vector<std::tuple<fs::file_time_type, size_t, std::string, std::string>> found;
+  for (const fs::directory_entry& entry : entries(directory)) {
+    const std::string tag = entry.path().filename().string();
+    if (is_temporary_name(tag) || !holds_checkpoint(entry.path())) continue;
+    std::error_code error;
+    const fs::file_time_type time = fs::last_write_time(entry.path() / kManifestName, error);
+    const std::string number = trailing_number(tag);
+    if (!error) found.emplace_back(time, number.size(), number, tag);
+  }
+  std::sort(found.begin(), found.end());
+  std::vector<std::string> tags;
+  for (const auto& [time, digits, number, tag] : found) tags.push_back(tag);
+  return tags;
+}
+
+std::vector<std::string> list_folders(const fs::path& directory) {
+  std::vector<std::string> names;
+  for (const fs::directory_entry& entry : entries(directory)) {
+    const std::string name = entry.path().filename().string();
+    std::error_code error;
+    if (!is_temporary_name(name) && (fs::exists(entry.path() / kManifestName, error) ||
+                                     fs::exists(entry.path() / rank_file_name(0), error)))
+      names.push_back(name);
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::optional<std::string> read_latest(const fs::path& directory) {
+  const fs::path path = directory / kLatestName;
+  std::error_code error;
+  if (fs::status(path, error).type() == fs::file_type::not_found) return std::nullopt;
+  try {
+    std::string tag = InputFile(path).read_all(kMaxTagBytes + 1);
+    if (tag.ends_with('\n')) tag.pop_back();
+    check_tag(tag);
+    return tag;
+  } catch (const Error& found) {
+    throw CheckpointError(str(path.string(), ": does not name a checkpoint: ", found.what()));
+  }
+}
+
+std::vector<std::string> keep_last(const fs::path& directory, const KeepLast& keep, const Disk& disk) {
+  if (keep.num < 1)
+    throw CheckpointError(str("cannot keep the last ", keep.num, " checkpoints; expected at least 1"));
+  std::vector<std::string> tags = list_checkpoints(directory);
+  std::erase_if(tags, [&](const std::string& tag) {
+    return std::find(keep.protect.begin(), keep.protect.end(), tag) != keep.protect.end();
+  });
+  const std::optional<std::string> latest = read_latest(directory);
+  std::vector<std::string> deleted;
+  const size_t num_delete = tags.size() - std::min(tags.size(), static_cast<size_t>(keep.num));
+  try {
+    for (size_t i = 0; deleted.size() < num_delete && i < tags.size(); ++i) {
+      if (tags[i] == latest) continue;
+      const fs::path away = directory / temporary_name(tags[i]);
+      // Renamed first, so that an interrupted deletion leaves no folder that looks whole, even after a loss
+      // of power.
+      disk.rename(directory / tags[i], away);
+      disk.sync_directory(directory);
+      disk.remove_all(away);
+      deleted.push_back(tags[i]);
+    }
+  } catch (const DiskError& error) {
+    throw CheckpointError(str("cannot delete an old checkpoint: ", error.what()));
+  }
+  return deleted;
+}
+
+void remove_leftovers(const fs::path& directory, const Disk& disk) {
+  for (const fs::directory_entry& entry : entries(directory)) {
+    const std::string name = entry.path().filename().string();
+    std::error_code error;
+    const bool is_folder = entry.symlink_status(error).type() == fs::file_type::directory;
+    if (is_temporary_name(name) && (is_folder || name_of_temporary(name) == kLatestName))
+      disk.remove_all(entry.path());
+  }
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,116 @@
+#include "checkpoint/manifest/json_field.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "checkpoint/checkpoint_error.h"
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using nlohmann::json;
+
+std::string describe(const json& value) {
+  if (value.is_object()) return "an object";
+  if (value.is_array()) return str("a list of ", value.size());
+  std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
+  if (text.size() > 60) text = text.substr(0, 57) + "…";
+  return text;
+}
+
+}  // namespace
+
+json parse_json(std::string_view text, const std::string& source) {
+  std::vector<std::unordered_set<std::string>> keys;  // of the objects that are open
+  const auto watch = [&](int depth, json::parse_event_t event, json& parsed) {
+    if (depth > kMaxJsonDepth)
+      throw CheckpointError(str(source, ": nested deeper than ", kMaxJsonDepth, " levels"));
+    if (event == json::parse_event_t::object_start) keys.emplace_back();
+    if (event == json::parse_event_t::object_end) keys.pop_back();
+    if (event == json::parse_event_t::key && !keys.back().insert(parsed.get_ref<const std::string&>()).second)
+      throw CheckpointError(
+          str(source, ": ", describe(parsed), " is given twice in one object; expected it once"));
+    return true;
+  };
+  try {
+    return json::parse(text.begin(), text.end(), watch);
+  } catch (const json::parse_error& error) {
+    throw CheckpointError(str(source, ": is no JSON text: error at byte ", error.byte));
+  } catch (const json::exception&) {  // a number too large for a double
+    throw CheckpointError(str(source, ": is no JSON text that can be held"));
+  }
+}
+
+std::string JsonField::path() const {
+  if (parent_ == nullptr) return "";
+  std::string path = parent_->path();
+  if (key_.empty()) return str(path, "[", index_, "]");
+  return path.empty() ? std::string(key_) : str(path, ".", key_);
+}
+
+void JsonField::complain(std::string_view sentence) const {
+  const std::string where = path();
+  throw CheckpointError(str(*source_, ": ", where, where.empty() ? "" : ": ", sentence));
+}
+
+void JsonField::fail(std::string_view expected) const {
+  complain(str("found ", describe(*value_), "; expected ", expected));
+}
+
+void JsonField::expect_keys(std::initializer_list<std::string_view> keys) const {
+  if (!value_->is_object()) fail("an object");
+  for (std::string_view key : keys)
+    if (!value_->contains(key)) complain(str("\"", key, "\" is missing"));
+  for (const auto& [key, unused] : value_->items())
+    if (std::find(keys.begin(), keys.end(), key) == keys.end())
+      complain(str("unknown key ", describe(json(key))));
+}
+
+JsonField JsonField::operator[](std::string_view key) const {
+  if (!value_->is_object()) fail("an object");
+  const auto found = value_->find(key);
+  if (found == value_->end()) complain(str("\"", key, "\" is missing"));
+  return {*found, *this, key, 0};
+}
+
+void JsonField::for_each(const std::function<void(const JsonField&)>& each) const {
+  const size_t size = list_size();
+  for (size_t i = 0; i < size; ++i) each({(*value_)[i], *this, {}, i});
+}
+
+size_t JsonField::list_size() const {
+  if (!value_->is_array()) fail("a list");
+  return value_->size();
+}
+
+int64_t JsonField::integer(int64_t least, int64_t greatest) const {
+  const bool fits =
+      value_->is_number_unsigned()
+          ? value_->get<uint64_t>() <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max())
+          : value_->is_number_integer();
+  const int64_t number = fits ? value_->get<int64_t>() : 0;
+  if (!fits || number < least || number > greatest) fail(str("an integer from ", least, " to ", greatest));
+  return number;
+}
+
+double JsonField::number() const {
+  if (!value_->is_number()) fail("a number");
+  return value_->get<double>();
+}
+
+bool JsonField::boolean() const {
+  if (!value_->is_boolean()) fail("true or false");
+  return value_->get<bool>();
+}
+
+const std::string& JsonField::text(size_t max_bytes, bool may_be_empty) const {
+  if (!value_->is_string()) fail("a string");
+  const std::string& text = value_->get_ref<const std::string&>();
+  if (text.size() > max_bytes || (text.empty() && !may_be_empty) || text.find('\0') != std::string::npos)
+    fail(str("a string of ", may_be_empty ? 0 : 1, " to ", max_bytes, " bytes without NUL"));
+  return text;
+}
+
+}  // namespace tessera::checkpoint

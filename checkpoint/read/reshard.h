@@ -1,0 +1,64 @@
+// Resharding: which saved elements go where when the model, world, unit size or packing has changed.
+// Arithmetic only.
+//
+// [Note: reading what overlaps]
+// A parameter is one range of elements in a saved unit and one in a current unit. The range a rank needs of a
+// current unit (its shard, or all of it) is intersected with the parameter's range, shifted to the saved
+// unit, and split at the saved shards' boundaries: these are the pieces to read. All datasets of a unit have
+// the same element positions, so one plan serves the weights and each optimizer state.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/manifest/saved_layout.h"
+#include "zero/plan/layout.h"
+
+namespace tessera::checkpoint {
+
+/// A parameter of the checkpoint and the parameter of the model that it fills.
+struct Match {
+  int saved = 0;
+  int current = 0;
+  bool operator==(const Match&) const = default;
+};
+
+/// How a checkpoint's parameters match a model's: by name, else by an alias. One saved parameter may match
+/// several.
+struct Comparison {
+  std::vector<Match> matches;         ///< same name and shape, in the model's order
+  std::vector<std::string> missing;   ///< the model's, not in the checkpoint
+  std::vector<std::string> extra;     ///< the checkpoint's, not in the model
+  std::vector<std::string> reshaped;  ///< "fc.weight: [10, 4] in the checkpoint, [12, 4] in the model"
+  std::vector<std::string> unfrozen;  ///< trainable now, frozen when saved: weights but no optimizer state
+
+  /// Every parameter of either side has its counterpart.
+  bool exact() const { return missing.empty() && extra.empty() && reshaped.empty() && unfrozen.empty(); }
+  /// One line: "2 parameters missing in the checkpoint (a, b); 1 not in the model (c); …". Empty when exact.
+  std::string describe() const;
+};
+
+/// Local.
+Comparison compare(const SavedLayout& saved, const zero::Layout& current);
+
+/// Consecutive elements to read.
+struct Piece {
+  int file = 0;             ///< rank whose file holds them
+  int saved_unit = 0;       ///< see weights_dataset() and state_dataset()
+  int64_t saved_begin = 0;  ///< element within that file's slice of the unit
+  int64_t numel = 0;
+  int unit = 0;       ///< current unit
+  int64_t begin = 0;  ///< element within the current unit (not within the shard)
+  bool operator==(const Piece&) const = default;
+};
+
+/// Local. The pieces that fill `wanted` (by current unit), ordered by file and position, with adjacent pieces
+/// merged (across the zero padding between parameters where both sides have the same). Elements of parameters
+/// without a match, and padding, are not covered. The saved type is saved.weights_type(piece.saved_unit);
+/// only pieces whose saved unit is trainable have optimizer state.
+std::vector<Piece> plan_reads(const SavedLayout& saved, const zero::Layout& current,
+                              const std::vector<Match>& matches, const std::vector<zero::Range>& wanted);
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,107 @@
+#include "checkpoint/write/publish.h"
+
+#include <sys/stat.h>
+
+#include <optional>
+#include <utility>
+
+#include "checkpoint/checkpoint_error.h"
+#include "checkpoint/files/catalog.h"
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+using Identity = std::pair<dev_t, ino_t>;
+
+/// Device and inode of a path. A failed rename may have taken effect, so undo() compares these.
+std::optional<Identity> identity(const fs::path& path) {
+  struct stat status{};
+  if (::lstat(path.c_str(), &status) != 0) return std::nullopt;
+  return Identity{status.st_dev, status.st_ino};
+}
+
+/// nullopt: there is no such file, or it cannot be read. A `latest` that is damaged is replaced as one that
+/// is not there.
+std::optional<std::string> content_of(const fs::path& path) {
+  constexpr int64_t kMost = 1 << 16;
+  if (!identity(path)) return std::nullopt;
+  try {
+    return InputFile(path).read_all(kMost);
+  } catch (const DiskError&) {
+    return std::nullopt;
+  }
+}
+
+/// Publishes a folder, and can undo that. Used by one thread, once.
+class Publisher {
+ public:
+  Publisher(const Publication& publication, const Disk& disk)
+      : disk_(disk),
+        directory_(publication.directory),
+        folder_(directory_ / publication.temporary),
+        target_(directory_ / publication.tag),
+        latest_(directory_ / kLatestName),
+        tag_(publication.tag),
+        names_latest_(publication.latest),
+        ours_(identity(folder_)),
+        replaces_(identity(target_).has_value()),
+        old_latest_(content_of(latest_)) {}
+
+  void publish() {
+    if (replaces_)
+      disk_.exchange(folder_, target_);
+    else
+      disk_.rename(folder_, target_);
+    disk_.sync_directory(directory_);
+    if (names_latest_) disk_.replace_file(latest_, tag_ + "\n");
+  }
+
+  /// Undoes the steps in reverse order, so that `latest` always names a whole checkpoint.
+  void undo() {
+    if (content_of(latest_) != old_latest_) {
+      if (old_latest_)
+        disk_.replace_file(latest_, *old_latest_);
+      else
+        disk_.remove_all(latest_);
+    }
+    if (identity(target_) == ours_) {
+      if (replaces_)
+        disk_.exchange(folder_, target_);
+      else
+        disk_.rename(target_, folder_);
+    }
+    disk_.sync_directory(directory_);
+  }
+
+ private:
+  const Disk& disk_;
+  fs::path directory_, folder_, target_, latest_;
+  std::string tag_;
+  bool names_latest_;
+  std::optional<Identity> ours_;
+  bool replaces_;
+  std::optional<std::string> old_latest_;
+};
+
+}  // namespace
+
+void publish(const Publication& publication, const Disk& disk) {
+  Publisher publisher(publication, disk);
+  try {
+    publisher.publish();
+  } catch (const std::exception& error) {
+    const std::string reason = error.what();
+    try {
+      publisher.undo();
+    } catch (const std::exception& second) {
+      throw CheckpointError(str(reason, "; and undoing it failed: ", second.what()));
+    }
+    throw CheckpointError(reason);
+  }
+}
+
+}  // namespace tessera::checkpoint

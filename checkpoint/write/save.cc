@@ -1,0 +1,288 @@
+#include "checkpoint/write/save.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "checkpoint/block_hashes.h"
+#include "checkpoint/checkpoint_error.h"
+#include "checkpoint/files/catalog.h"
+#include "checkpoint/files/model_file.h"
+#include "checkpoint/manifest/manifest.h"
+#include "checkpoint/write/publish.h"
+#include "core/check.h"
+#include "core/error.h"
+#include "core/str.h"
+#include "core/temporary_name.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+/// The file through which a rank sends its file record to rank 0, in a folder that both share: for many ranks
+/// the records are too long for an exchange.
+fs::path record_path(const fs::path& folder, int rank) { return folder / str(rank_file_name(rank), ".json"); }
+
+/// The outcome of a step on one rank, as sent to the others.
+struct Outcome {
+  std::string error;  // empty: success
+  json facts = json::object();
+};
+
+std::string encode(const Outcome& outcome) {
+  const json message =
+      outcome.error.empty() ? json{{"facts", outcome.facts}} : json{{"error", outcome.error}};
+  return message.dump(-1, ' ', false, json::error_handler_t::replace);  // paths may not be UTF-8
+}
+
+Outcome decode(const std::string& text) {
+  const json message = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (message.is_object() && message.contains("error") && message["error"].is_string())
+    return {.error = message["error"], .facts = {}};
+  if (message.is_object() && message.contains("facts") && message["facts"].is_object())
+    return {.error = "", .facts = message["facts"]};
+  return {.error = "sent something that is no outcome of a save", .facts = {}};
+}
+
+DiskOptions without_sync(DiskOptions options) {
+  options.sync = false;
+  return options;
+}
+
+/// The folders that create_directories(directory) would create, innermost first.
+std::vector<fs::path> missing_folders(const fs::path& directory) {
+  std::vector<fs::path> missing;
+  std::error_code error;
+  for (fs::path next = fs::absolute(directory); !fs::exists(next, error) && next.has_relative_path();
+       next = next.parent_path())
+    if (next.has_filename()) missing.push_back(next);
+  return missing;
+}
+
+/// One rank's part of a save. Used by one thread, once.
+class Save {
+ public:
+  Save(const SaveRequest& request, const Exchange& exchange)
+      : request_(request), exchange_(exchange), disk_(request.disk), scratch_(without_sync(request.disk)) {
+    TESSERA_CHECK(request.layout != nullptr);
+    layout_ = saved_layout(*request.layout, !request.exclude_frozen);
+    TESSERA_CHECK(request.owners.empty() || std::ssize(request.owners) == layout_.world_size);
+  }
+
+  SaveResult run() {
+    try {
+      agree([&] { return begin(); });
+      check_same_save();
+      folder_ = request_.directory / outcomes_[owner()].facts.value("folder", std::string());
+      agree([&] { return write(); });
+      agree([&] { return owns_folder() ? commit() : json::object(); });
+    } catch (...) {
+      discard();
+      throw;
+    }
+    SaveResult result{.path = request_.directory / request_.tag,
+                      .rank_bytes = mine_.bytes,
+                      .total_bytes = outcomes_[0].facts.value("total_bytes", int64_t{0}),
+                      .warning = ""};
+    if (owns_folder()) result.warning = remove_replaced();
+    return result;
+  }
+
+ private:
+  bool is_first() const { return request_.rank == 0; }
+  size_t owner() const {
+    return request_.owners.empty() ? 0
+                                   : static_cast<size_t>(request_.owners[static_cast<size_t>(request_.rank)]);
+  }
+  bool owns_folder() const { return static_cast<int>(owner()) == request_.rank; }
+  bool is_one_folder() const {
+    return std::all_of(request_.owners.begin(), request_.owners.end(), [](int owner) { return owner == 0; });
+  }
+  /// Which rank writes the file of this number.
+  int rank_of(int file) const {
+    return request_.writers.empty() ? file : request_.writers[static_cast<size_t>(file)];
+  }
+  std::string what() const {
+    fs::path path = request_.directory;
+    try {
+      check_tag(request_.tag);
+      path /= request_.tag;
+    } catch (const CheckpointError&) {  // an invalid tag may contain anything: not shown
+    }
+    return str("cannot save checkpoint ", path.string(), ": ");
+  }
+
+  /// Runs this rank's part and exchanges outcomes. An error on one rank throws the same CheckpointError on
+  /// all.
+  template <class Part>
+  void agree(const Part& part) {
+    Outcome mine;
+    try {
+      mine.facts = part();
+    } catch (const std::exception& error) {
+      mine.error = error.what();
+    }
+    outcomes_.clear();
+    for (const std::string& text : exchange_(encode(mine))) outcomes_.push_back(decode(text));
+    TESSERA_CHECK(static_cast<int>(outcomes_.size()) == layout_.world_size, "the exchange gave ",
+                  outcomes_.size(), " strings");
+    std::string errors;
+    for (int file = 0; file < layout_.world_size; ++file)
+      if (!outcomes_[file].error.empty())
+        errors += str(errors.empty() ? "" : "; ", "rank ", rank_of(file), ": ", outcomes_[file].error);
+    if (!errors.empty()) throw CheckpointError(what() + errors);
+  }
+
+  ShardContent content() const {
+    return {.tag = request_.tag,
+            .rank = request_.rank,
+            .layout = &layout_,
+            .state_names = request_.state_names,
+            .units = request_.units,
+            .tensors = is_first() ? request_.tensors : std::vector<WholeTensor>{},
+            .blobs = request_.blobs};
+  }
+
+  json begin() {
+    check_tag(request_.tag);
+    check_content(content());
+    json facts{{"tag", request_.tag},
+               {"stage", request_.stage},
+               {"states", join(request_.state_names, ", ")},
+               {"layout", str(std::hex, request_.layout->digest())},
+               {"save_latest", request_.latest},
+               {"exclude_frozen_parameters", request_.exclude_frozen}};
+    if (!owns_folder()) return facts;
+    const fs::path& directory = request_.directory;
+    if (!request_.replace && fs::exists(directory / request_.tag))
+      throw CheckpointError("there is one of that tag, and it is not to be replaced");
+    if (!request_.create && !fs::is_directory(directory)) throw CheckpointError("the folder is gone");
+    if (request_.create) {
+      const std::vector<fs::path> made = missing_folders(directory);
+      disk_.create_directories(directory);
+      for (const fs::path& folder : made) disk_.sync_directory(folder.parent_path());
+    }
+    remove_leftovers(directory, disk_);
+    const std::string name = temporary_name(request_.tag);
+    folder_ = directory / name;
+    disk_.create_directory(folder_);  // `directory` may be gone by now
+    facts["folder"] = name;
+    return facts;
+  }
+
+  void check_same_save() const {
+    for (const char* key : {"tag", "stage", "states", "layout", "save_latest", "exclude_frozen_parameters"})
+      for (int file = 1; file < layout_.world_size; ++file) {
+        const json &first = outcomes_[0].facts[key], &other = outcomes_[file].facts[key];
+        if (other != first)
+          throw CheckpointError(str(what(), key, " ", other.dump(), " on rank ", rank_of(file), ", ",
+                                    first.dump(), " on rank ", rank_of(0)));
+      }
+  }
+
+  json write() {
+    const fs::path path = folder_ / rank_file_name(request_.rank);
+    if (!fs::is_directory(folder_))
+      throw CheckpointError(str(folder_.string(), ", which rank ", rank_of(static_cast<int>(owner())),
+                                " made, is not here: all ranks must share the file system of ",
+                                request_.directory.string()));
+    mine_ = write_shard_file(disk_, path, content());
+    if (owns_folder()) {
+      std::vector<std::string> buffers;
+      for (const WholeTensor& tensor : request_.tensors) buffers.push_back(tensor.name);
+      model_ = write_model_file(disk_, folder_ / kModelFileName, layout_, buffers);
+    }
+    if (!is_one_folder()) {
+      json facts{{"record", file_record_to_text(mine_)}};
+      if (is_first()) facts["state"] = request_.state;
+      return facts;
+    }
+    if (is_first()) return json::object();
+    const std::string text = file_record_to_text(mine_);
+    OutputFile file = scratch_.create(record_path(folder_, request_.rank));
+    file.append(text);
+    file.close();
+    return {{"record", text_digest(text)}};
+  }
+
+  FileRecord take_record(int file, FileRecordReader& records) const {
+    const std::string record = outcomes_[file].facts.value("record", std::string());
+    if (!is_one_folder()) return records.parse(record, str("the record of rank ", rank_of(file)));
+    const fs::path path = record_path(folder_, file);
+    const std::string text = InputFile(path).read_all(kMaxManifestBytes);
+    if (text_digest(text) != record)
+      throw CheckpointError(str(path.string(), ": is not what rank ", rank_of(file), " wrote"));
+    FileRecord parsed = records.parse(text, path.string());
+    scratch_.remove_all(path);
+    return parsed;
+  }
+
+  /// A folder's owner: the checkpoint is committed there when this returns.
+  json commit() {
+    Manifest manifest{.tag = request_.tag,
+                      .stage = request_.stage,
+                      .layout = layout_,
+                      .state_names = request_.state_names,
+                      .files = {},
+                      .tensors = {},
+                      .state = is_one_folder() ? request_.state : outcomes_[0].facts.at("state")};
+    FileRecordReader records;
+    for (int rank = 0; rank < layout_.world_size; ++rank)
+      manifest.files.push_back(rank == request_.rank ? mine_ : take_record(rank, records));
+    manifest.files.push_back(model_);
+    for (const WholeTensor& tensor : request_.tensors)
+      manifest.tensors.push_back({tensor.name, tensor_dataset(tensor.name)});
+    const fs::path path = folder_ / kManifestName;
+    const std::string text = manifest.to_text();
+    Manifest::parse(text, path.string());  // throws for a manifest that could not be opened
+    OutputFile file = disk_.create(path);
+    file.append(text);
+    file.close();
+    disk_.sync_directory(folder_);
+    publish({.directory = request_.directory,
+             .tag = request_.tag,
+             .temporary = folder_.filename().string(),
+             .latest = request_.latest},
+            disk_);
+    return {{"total_bytes", manifest.total_bytes()}};
+  }
+
+  /// Removes the replaced checkpoint, if there was one: it now has the temporary folder's name.
+  std::string remove_replaced() const {
+    try {
+      if (fs::exists(folder_)) disk_.remove_all(folder_);
+      return "";
+    } catch (const std::exception& error) {
+      return str("the checkpoint that ", request_.tag,
+                 " replaced is left over, to be removed by the next save: ", error.what());
+    }
+  }
+
+  /// After an error, when all ranks have stopped writing.
+  void discard() const noexcept {
+    if (!owns_folder() || folder_.empty()) return;
+    try {
+      disk_.remove_all(folder_);
+    } catch (const std::exception&) {
+      // The first error is reported; the next save removes the folder.
+    }
+  }
+
+  const SaveRequest& request_;
+  const Exchange& exchange_;
+  Disk disk_, scratch_;  // scratch_ does not sync: its files are removed before the save ends
+  SavedLayout layout_;
+  fs::path folder_;
+  FileRecord mine_, model_;
+  std::vector<Outcome> outcomes_;  // of the last exchange, by file
+};
+
+}  // namespace
+
+SaveResult save(const SaveRequest& request, const Exchange& exchange) {
+  return Save(request, exchange).run();
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,75 @@
+// save(): writes a checkpoint atomically: after a crash at any moment it is whole or absent.
+//
+// [Note: commit protocol]
+// 1. Ranks agree on what is saved; rank 0 removes leftovers of interrupted saves and creates
+//    DIR/TAG.tmp-XXXXXXXXXXXXXXXX/.
+// 2. Each rank writes and syncs its file there, rank 0 also model.h5; ranks exchange {ok or the error}. An
+//    error on any rank ends the save on all of them, and rank 0 removes the folder.
+// 3. Rank 0 writes the manifest, syncs the folder, renames it to DIR/TAG (exchanging it with an existing
+// one),
+//    syncs DIR, and replaces DIR/latest, which is the commit (with SaveRequest::latest = false the rename
+//    is). If one of these fails, the ones before are undone. Ranks learn the outcome. A replaced checkpoint
+//    is removed last.
+// At any moment `latest` names a whole checkpoint: the previous one or the new one.
+//
+// [Note: a folder on each host]
+// In memory each host has a folder of its own (engine/host_folders.h). Then one rank of each host, the
+// folder's owner, does what rank 0 does to the folder: it creates and publishes it, with the same manifest,
+// which names the files of all hosts. Here there is no commit in one step: a crash can leave the new
+// checkpoint on some hosts and the previous one on all.
+//
+// Only one save at a time into a directory: step 1 would remove the temporary folder of another one.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "checkpoint/files/shard_file.h"
+#include "core/disk.h"
+#include "zero/plan/layout.h"
+
+namespace tessera::checkpoint {
+
+/// Collective. All-gathers strings: returns every rank's, in rank order. save() lets its exceptions pass.
+using Exchange = std::function<std::vector<std::string>(const std::string& mine)>;
+
+struct SaveRequest {
+  std::filesystem::path
+      directory;    ///< on a file system that all ranks share, or with owners; created if absent
+  std::string tag;  ///< a folder's name, such as "global_step1200"
+  int rank = 0;     ///< of the file that this process writes; 0 writes what there is once
+  /// By that number: what messages call the rank. Empty: the same number.
+  std::vector<int> writers = {};
+  /// By that number: that of the owner of the folder it is written to, which has the same directory and is
+  /// its own owner. Equal on all ranks. Empty: 0, the one folder's.
+  std::vector<int> owners = {};
+  int stage = 0;                         ///< recorded for information
+  const zero::Layout* layout = nullptr;  ///< equal on all ranks, as are tag, stage and state_names
+  std::vector<std::string> state_names;
+  std::vector<UnitData> units;       ///< by unit that is saved; this rank's slices, at every stage
+  std::vector<WholeTensor> tensors;  ///< rank 0's are written
+  std::vector<Blob> blobs;           ///< each rank's own; names may differ between ranks
+  nlohmann::json state = nlohmann::json::object();  ///< rank 0's is written
+  bool replace = true;                              ///< false: a tag that exists is an error
+  bool create = true;                               ///< false: a directory that is not there is an error
+  bool latest = true;                               ///< false: DIR/latest stays as it is
+  bool exclude_frozen = false;  ///< units that are not trainable are neither recorded nor in `units`
+  DiskOptions disk;
+};
+
+struct SaveResult {
+  std::filesystem::path path;  ///< DIR/TAG
+  int64_t rank_bytes = 0;      ///< this rank's file
+  int64_t total_bytes = 0;     ///< all files
+  std::string warning;  ///< a folder's owner: what could not be cleaned up after the commit; else empty
+};
+
+/// Collective (three exchanges). The memory the request refers to must not change until it returns. Throws
+/// CheckpointError naming rank and reason, the same on all ranks; files and checkpoints are then as before.
+SaveResult save(const SaveRequest& request, const Exchange& exchange);
+
+}  // namespace tessera::checkpoint
