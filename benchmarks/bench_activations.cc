@@ -25,7 +25,7 @@
 #include "core/str.h"
 #include "engine/config/parse.h"
 #include "engine/engine.h"
-#include "engine/memory_meter.h"
+#include "engine/profile/memory_meter.h"
 
 namespace tessera::benchmarks {
 namespace {

@@ -1,5 +1,5 @@
 // MemoryUse: the purpose of an allocation. Code that allocates sets it for a scope, and a memory meter
-// (engine/memory_meter.h) counts the allocation under it.
+// (engine/profile/memory_meter.h) counts the allocation under it.
 #pragma once
 
 #include <array>

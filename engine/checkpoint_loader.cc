@@ -11,7 +11,7 @@
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/files/shard_file.h"
 #include "core/str.h"
-#include "engine/checkpoint_types.h"
+#include "engine/checkpoint/checkpoint_types.h"
 #include "zero/memory/pause_listening.h"
 
 namespace tessera {

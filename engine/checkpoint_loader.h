@@ -10,8 +10,8 @@
 
 #include "checkpoint/read/reader.h"
 #include "checkpoint/read/reshard.h"
+#include "engine/checkpoint/module_record.h"
 #include "engine/checkpointing.h"
-#include "engine/module_record.h"
 #include "zero/sharded_model.h"
 
 namespace tessera {

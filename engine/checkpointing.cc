@@ -10,13 +10,13 @@
 #include "comm/init/agreement.h"
 #include "core/error.h"
 #include "core/str.h"
+#include "engine/checkpoint/checkpoint_state.h"
+#include "engine/checkpoint/checkpoint_types.h"
+#include "engine/checkpoint/checkpoint_writer.h"
+#include "engine/checkpoint/host_folders.h"
 #include "engine/checkpoint_loader.h"
-#include "engine/checkpoint_state.h"
-#include "engine/checkpoint_types.h"
-#include "engine/checkpoint_writer.h"
 #include "engine/config/parse.h"
 #include "engine/engine.h"
-#include "engine/host_folders.h"
 
 namespace tessera {
 namespace {

@@ -13,11 +13,11 @@
 #include "comm/torch_dtype.h"
 #include "core/error.h"
 #include "core/str.h"
-#include "engine/checkpoint_writer.h"
+#include "engine/checkpoint/checkpoint_writer.h"
 #include "engine/config/groups.h"
 #include "engine/config/parse.h"
 #include "engine/cpu_batch_norm.h"
-#include "engine/optimizer_setup.h"
+#include "engine/optimizer/optimizer_setup.h"
 #include "engine/same_config.h"
 #include "zero/memory/cuda_link.h"
 

@@ -32,10 +32,10 @@
 #include "engine/config/config.h"
 #include "engine/inputs.h"
 #include "engine/load_weights.h"
-#include "engine/loss_scaler.h"
-#include "engine/lr_schedule.h"
-#include "engine/optimizer_setup.h"
-#include "engine/step_profiler.h"
+#include "engine/optimizer/loss_scaler.h"
+#include "engine/optimizer/lr_schedule.h"
+#include "engine/optimizer/optimizer_setup.h"
+#include "engine/profile/step_profiler.h"
 #include "zero/deferred/deferred_model.h"
 #include "zero/sharded_model.h"
 
@@ -165,10 +165,10 @@ class Engine {
   /// The same; SaveOptions is in engine/checkpointing.h.
   std::string save_checkpoint(const std::string& directory, const std::string& tag,
                               const nlohmann::json& client_state, const SaveOptions& options);
-  /// Collective. Saves the same into each host's folder in memory (engine/host_folders.h), from which ranks
-  /// that a launcher starts again continue (docs/launching.md, Restarts). It is written before the call
-  /// returns, and replaces what the last call has saved there, once it is complete. Throws CheckpointError,
-  /// the same on all ranks; the engine and what was saved are unchanged.
+  /// Collective. Saves the same into each host's folder in memory (engine/checkpoint/host_folders.h), from
+  /// which ranks that a launcher starts again continue (docs/launching.md, Restarts). It is written before
+  /// the call returns, and replaces what the last call has saved there, once it is complete. Throws
+  /// CheckpointError, the same on all ranks; the engine and what was saved are unchanged.
   void save_in_memory(HostFolders& folders, const nlohmann::json& client_state);
   /// Collective. Loads DIRECTORY/TAG (default: the tag in DIRECTORY/latest), saved with any stage, number of
   /// ranks, unit size and precision. Gradients of a step under way are dropped, and an engine whose

@@ -12,9 +12,9 @@
 #include "comm/init/agreement.h"
 #include "core/error.h"
 #include "core/str.h"
-#include "engine/checkpoint_types.h"
+#include "engine/checkpoint/checkpoint_types.h"
 #include "engine/engine.h"
-#include "engine/optimizer_setup.h"
+#include "engine/optimizer/optimizer_setup.h"
 #include "zero/memory/pause_listening.h"
 
 namespace tessera {

@@ -10,7 +10,7 @@
 #include "core/str.h"
 #include "engine/config/suggest.h"
 #include "engine/engine.h"
-#include "engine/optimizer_setup.h"
+#include "engine/optimizer/optimizer_setup.h"
 
 namespace tessera {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "comm/init/init.h"
 #include "core/memory_use.h"
-#include "engine/memory_meter.h"
+#include "engine/profile/memory_meter.h"
 #include "train/task/registry.h"
 #include "train/task/trainer_config.h"
 #include "zero/plan/memory_model.h"

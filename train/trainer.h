@@ -11,7 +11,7 @@
 
 #include "comm/communicator.h"
 #include "core/log.h"
-#include "engine/memory_meter.h"
+#include "engine/profile/memory_meter.h"
 #include "train/data/data_digest.h"
 #include "train/data/train_loader.h"
 #include "train/memory/out_of_memory.h"

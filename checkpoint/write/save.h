@@ -13,10 +13,10 @@
 // At any moment `latest` names a whole checkpoint: the previous one or the new one.
 //
 // [Note: a folder on each host]
-// In memory each host has a folder of its own (engine/host_folders.h). Then one rank of each host, the
-// folder's owner, does what rank 0 does to the folder: it creates and publishes it, with the same manifest,
-// which names the files of all hosts. Here there is no commit in one step: a crash can leave the new
-// checkpoint on some hosts and the previous one on all.
+// In memory each host has a folder of its own (engine/checkpoint/host_folders.h). Then one rank of each host,
+// the folder's owner, does what rank 0 does to the folder: it creates and publishes it, with the same
+// manifest, which names the files of all hosts. Here there is no commit in one step: a crash can leave the
+// new checkpoint on some hosts and the previous one on all.
 //
 // Only one save at a time into a directory: step 1 would remove the temporary folder of another one.
 #pragma once

@@ -1,5 +1,5 @@
 // Memory that is not from libtorch's allocators, reported to its profiler as they report theirs
-// (engine/memory_meter.h counts it).
+// (engine/profile/memory_meter.h counts it).
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -127,7 +127,7 @@ struct MonitorConfig {
   bool operator==(const MonitorConfig&) const = default;
 };
 
-/// Model FLOPs, counted in one step (engine/flop_counter.h).
+/// Model FLOPs, counted in one step (engine/profile/flop_counter.h).
 struct FlopsProfilerConfig {
   bool enabled = false;
   int64_t profile_step = 1;  ///< the optimizer step that is counted, or the first whole one after it
@@ -135,7 +135,7 @@ struct FlopsProfilerConfig {
   bool operator==(const FlopsProfilerConfig&) const = default;
 };
 
-/// The profiler section (our own): traces of libtorch's profiler (engine/step_profiler.h).
+/// The profiler section (our own): traces of libtorch's profiler (engine/profile/step_profiler.h).
 struct ProfilerConfig {
   int64_t steps = 0;       ///< optimizer steps traced; 0: none
   int64_t first_step = 3;  ///< of these; the first two steps of a run learn what later ones use

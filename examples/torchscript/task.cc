@@ -9,7 +9,7 @@
 
 #include "core/error.h"
 #include "core/str.h"
-#include "engine/checkpoint_types.h"
+#include "engine/checkpoint/checkpoint_types.h"
 #include "examples/torchscript/data_files.h"
 #include "examples/torchscript/predictor.h"
 #include "examples/torchscript/script_model.h"

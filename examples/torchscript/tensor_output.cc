@@ -11,7 +11,7 @@
 #include "core/error.h"
 #include "core/str.h"
 #include "core/utf8.h"
-#include "engine/checkpoint_types.h"
+#include "engine/checkpoint/checkpoint_types.h"
 
 namespace tessera::examples {
 namespace {

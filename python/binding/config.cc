@@ -17,7 +17,7 @@
 #include "engine/config/groups.h"
 #include "engine/config/keys.h"
 #include "engine/config/parse.h"
-#include "engine/optimizer_setup.h"
+#include "engine/optimizer/optimizer_setup.h"
 #include "python/binding/bindings.h"
 #include "train/task/sampler.h"
 #include "zero/optimizer/sharded_optimizer.h"

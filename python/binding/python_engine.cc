@@ -8,7 +8,7 @@
 #include "comm/init/agreement.h"
 #include "core/disk.h"
 #include "core/str.h"
-#include "engine/checkpoint_types.h"
+#include "engine/checkpoint/checkpoint_types.h"
 #include "zero/memory/pause_listening.h"
 #include "zero/model/module_state.h"
 

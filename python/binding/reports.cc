@@ -12,7 +12,7 @@
 #include "core/log.h"
 #include "core/str.h"
 #include "engine/config/parse.h"
-#include "engine/memory_meter.h"
+#include "engine/profile/memory_meter.h"
 #include "monitor/monitors.h"
 #include "python/binding/bindings.h"
 #include "train/report/monitoring.h"

@@ -6,7 +6,7 @@
 #include "checkpoint/consolidate/consolidate.h"
 #include "checkpoint/read/reader.h"
 #include "core/str.h"
-#include "tests/engine/checkpoint_testing.h"
+#include "tests/engine/checkpoint/checkpoint_testing.h"
 #include "tests/support/backend.h"
 
 namespace tessera::testing {

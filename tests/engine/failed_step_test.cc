@@ -8,7 +8,7 @@
 
 #include "core/str.h"
 #include "engine/checkpointing.h"
-#include "tests/engine/checkpoint_testing.h"
+#include "tests/engine/checkpoint/checkpoint_testing.h"
 
 namespace tessera::testing {
 namespace {

@@ -19,7 +19,7 @@
 #include "core/str.h"
 #include "core/temporary_folder.h"
 #include "engine/checkpointing.h"
-#include "engine/memory_meter.h"
+#include "engine/profile/memory_meter.h"
 #include "tests/support/losses.h"
 #include "train/memory/out_of_memory.h"
 

@@ -9,7 +9,7 @@
 #include <map>
 
 #include "core/str.h"
-#include "tests/engine/checkpoint_testing.h"
+#include "tests/engine/checkpoint/checkpoint_testing.h"
 
 namespace tessera::testing {
 namespace {

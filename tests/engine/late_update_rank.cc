@@ -12,7 +12,7 @@
 
 #include "comm/init/init.h"
 #include "core/error.h"
-#include "tests/engine/checkpoint_testing.h"
+#include "tests/engine/checkpoint/checkpoint_testing.h"
 
 namespace tessera::testing {
 namespace {

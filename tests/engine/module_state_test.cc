@@ -6,7 +6,7 @@
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/manifest/manifest_text.h"
-#include "tests/engine/checkpoint_testing.h"
+#include "tests/engine/checkpoint/checkpoint_testing.h"
 #include "tests/support/files.h"
 
 namespace tessera::testing {

@@ -17,9 +17,9 @@
 #include "checkpoint/files/catalog.h"
 #include "checkpoint/read/verify.h"
 #include "core/disk.h"
-#include "engine/checkpoint_state.h"
-#include "engine/checkpoint_writer.h"
-#include "tests/engine/checkpoint_testing.h"
+#include "engine/checkpoint/checkpoint_state.h"
+#include "engine/checkpoint/checkpoint_writer.h"
+#include "tests/engine/checkpoint/checkpoint_testing.h"
 
 namespace tessera::testing {
 namespace {

@@ -6,7 +6,7 @@
 #include <stdexcept>
 
 #include "core/str.h"
-#include "engine/host_folders.h"
+#include "engine/checkpoint/host_folders.h"
 #include "tests/train/trainer_testing.h"
 
 namespace tessera::train {

@@ -6,7 +6,7 @@
 #include "comm/init/self.h"
 #include "engine/config/groups.h"
 #include "engine/engine.h"
-#include "engine/optimizer_setup.h"
+#include "engine/optimizer/optimizer_setup.h"
 #include "tools/common/tasks.h"
 #include "train/task/trainer_config.h"
 

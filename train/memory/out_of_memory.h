@@ -10,7 +10,7 @@
 #include "comm/communicator.h"
 #include "engine/config/config.h"
 #include "engine/engine.h"
-#include "engine/memory_meter.h"
+#include "engine/profile/memory_meter.h"
 
 namespace tessera::train {
 

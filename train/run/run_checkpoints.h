@@ -11,8 +11,8 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "core/log.h"
+#include "engine/checkpoint/host_folders.h"
 #include "engine/engine.h"
-#include "engine/host_folders.h"
 #include "train/data/data_digest.h"
 #include "train/report/early_stopping.h"
 #include "train/report/evaluate.h"

@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "core/error.h"
-#include "engine/memory_meter.h"
+#include "engine/profile/memory_meter.h"
 
 namespace tessera::train {
 namespace {

@@ -1,0 +1,74 @@
+#include "engine/optimizer/loss_scaler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera {
+namespace {
+
+constexpr double kScaleFactor = 2;
+
+void require(bool ok, const char* key, double found, const char* expected) {
+  if (!ok) throw ConfigError(str("fp16.", key, ": found ", found, ", expected ", expected));
+}
+
+}  // namespace
+
+LossScaler::LossScaler(const EngineConfig& engine) : config_(engine.fp16) {
+  if (!engine.scales_loss()) return;
+  const Fp16Config& config = config_;
+  require(std::isfinite(config.loss_scale) && config.loss_scale >= 0, "loss_scale", config.loss_scale,
+          "0 (dynamic) or a positive number");
+  if (config.loss_scale > 0) {
+    state_.scale = config.loss_scale;
+    return;
+  }
+  require(config.initial_scale_power >= 0 && config.initial_scale_power <= 127, "initial_scale_power",
+          config.initial_scale_power, "a whole number from 0 to 127");
+  require(config.loss_scale_window >= 1, "loss_scale_window", static_cast<double>(config.loss_scale_window),
+          "at least 1");
+  require(config.hysteresis >= 1, "hysteresis", config.hysteresis, "at least 1");
+  require(std::isfinite(config.min_loss_scale) && config.min_loss_scale > 0, "min_loss_scale",
+          config.min_loss_scale, "a positive number");
+  dynamic_ = true;
+  state_.scale = std::ldexp(1.0, config.initial_scale_power);
+  state_.hysteresis = config.hysteresis;
+}
+
+void LossScaler::update(bool overflow) {
+  if (!dynamic_) return;
+  if (overflow) {
+    if (state_.hysteresis > 1) {
+      --state_.hysteresis;
+    } else {
+      if (state_.scale == config_.min_loss_scale)
+        throw Error(
+            str("loss scale is already at its minimum (fp16.min_loss_scale = ", config_.min_loss_scale,
+                ") and gradients are still not finite at update ", state_.num_updates,
+                ": the model itself diverges; expected finite gradients at this scale"));
+      state_.scale = std::max(state_.scale / kScaleFactor, config_.min_loss_scale);
+    }
+    state_.last_overflow = state_.num_updates;
+  } else {
+    if (config_.consecutive_hysteresis) state_.hysteresis = config_.hysteresis;
+    // The first step after an overflow does not count towards the window, as in DeepSpeed.
+    const int64_t num_stable = state_.num_updates - state_.last_overflow - 1;
+    if (num_stable > 0 && num_stable % config_.loss_scale_window == 0) {
+      state_.hysteresis = config_.hysteresis;
+      state_.scale *= kScaleFactor;
+    }
+  }
+  ++state_.num_updates;
+}
+
+void LossScaler::set_state(const State& state) {
+  if (!dynamic_ || state.num_updates == 0) return;
+  state_ = state;
+  state_.scale = std::max(state_.scale, config_.min_loss_scale);
+}
+
+}  // namespace tessera
