@@ -27,7 +27,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/spill_file.h"
+#include "core/async_io/spill_file.h"
 
 namespace tessera::activations {
 

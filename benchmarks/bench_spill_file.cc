@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "benchmarks/median.h"
-#include "core/file_descriptor.h"
-#include "core/spill_file.h"
+#include "core/async_io/spill_file.h"
+#include "core/files/file_descriptor.h"
 #include "core/str.h"
 
 namespace tessera::benchmarks {

@@ -16,7 +16,7 @@
 #include "benchmarks/gpt.h"
 #include "checkpoint/consolidate/consolidate.h"
 #include "comm/init/init.h"
-#include "core/disk.h"
+#include "core/files/disk.h"
 #include "core/str.h"
 #include "engine/checkpointing.h"
 #include "engine/config/parse.h"

@@ -6,7 +6,7 @@
 #include <sstream>
 #include <string>
 
-#include "core/process_memory.h"
+#include "core/memory/process_memory.h"
 
 namespace tessera::benchmarks {
 namespace {

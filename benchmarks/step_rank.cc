@@ -16,7 +16,7 @@
 #include "benchmarks/gpt.h"
 #include "comm/init/init.h"
 #include "comm/init/self.h"
-#include "core/process_memory.h"
+#include "core/memory/process_memory.h"
 #include "engine/config/parse.h"
 #include "engine/engine.h"
 

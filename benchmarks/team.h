@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "benchmarks/trainee.h"
-#include "core/file_descriptor.h"
+#include "core/files/file_descriptor.h"
 #include "launcher/port.h"
 #include "launcher/process.h"
 

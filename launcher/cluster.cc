@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "core/ascii.h"
-#include "core/environment.h"
+#include "core/environment/environment.h"
 #include "core/error.h"
 #include "core/str.h"
 #include "launcher/env_file.h"

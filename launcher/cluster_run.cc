@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/file_descriptor.h"
+#include "core/files/file_descriptor.h"
 #include "core/str.h"
 #include "launcher/cluster.h"
 #include "launcher/engine_output.h"

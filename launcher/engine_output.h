@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/file_descriptor.h"
+#include "core/files/file_descriptor.h"
 #include "launcher/failure_report.h"
 
 namespace tessera::launcher {

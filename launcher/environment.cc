@@ -9,7 +9,7 @@
 #include <string_view>
 #include <utility>
 
-#include "core/environment.h"
+#include "core/environment/environment.h"
 #include "core/error.h"
 #include "core/str.h"
 #include "launcher/host.h"

@@ -1,6 +1,6 @@
-// The launcher's use of the environment variables of core/environment.h: whether to start ranks, this host's
-// place among several, and which variables each rank gets. They are torchrun's, so that programs written for
-// torchrun run under this launcher and Tessera's programs run under torchrun.
+// The launcher's use of the environment variables of core/environment/environment.h: whether to start ranks,
+// this host's place among several, and which variables each rank gets. They are torchrun's, so that programs
+// written for torchrun run under this launcher and Tessera's programs run under torchrun.
 #pragma once
 
 #include <optional>

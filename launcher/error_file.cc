@@ -17,9 +17,9 @@
 #include <vector>
 
 #include "core/ascii.h"
-#include "core/file_descriptor.h"
+#include "core/files/file_descriptor.h"
+#include "core/files/temporary_name.h"
 #include "core/str.h"
-#include "core/temporary_name.h"
 
 namespace tessera::launcher {
 namespace {

@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "core/file_descriptor.h"
+#include "core/files/file_descriptor.h"
 
 namespace tessera::launcher {
 

@@ -14,7 +14,7 @@
 #include <sstream>
 
 #include "core/error.h"
-#include "core/file_descriptor.h"
+#include "core/files/file_descriptor.h"
 #include "core/str.h"
 #include "launcher/core_binding.h"
 #include "launcher/environment.h"

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "core/temporary_folder.h"
+#include "core/files/temporary_folder.h"
 #include "launcher/guard.h"
 
 namespace tessera::launcher {

@@ -4,7 +4,7 @@
 
 #include <thread>
 
-#include "core/file_descriptor.h"
+#include "core/files/file_descriptor.h"
 
 namespace tessera::launcher {
 

@@ -1,7 +1,7 @@
 // PortReservation: reserves the port of the ranks' rendezvous (MASTER_PORT) while they run.
 #pragma once
 
-#include "core/file_descriptor.h"
+#include "core/files/file_descriptor.h"
 
 namespace tessera::launcher {
 

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/file_descriptor.h"
+#include "core/files/file_descriptor.h"
 #include "core/str.h"
 
 namespace tessera::launcher {

@@ -10,7 +10,7 @@
 #include <optional>
 
 #include "core/error.h"
-#include "core/file_descriptor.h"
+#include "core/files/file_descriptor.h"
 #include "core/random_digits.h"
 #include "core/str.h"
 

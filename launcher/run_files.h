@@ -4,8 +4,8 @@
 #include <filesystem>
 #include <string>
 
-#include "core/file_descriptor.h"
-#include "core/temporary_folder.h"
+#include "core/files/file_descriptor.h"
+#include "core/files/temporary_folder.h"
 
 namespace tessera::launcher {
 

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <utility>
 
-#include "core/file_descriptor.h"
+#include "core/files/file_descriptor.h"
 #include "core/str.h"
 
 namespace tessera::launcher {

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/disk.h"
+#include "core/files/disk.h"
 #include "core/str.h"
 #include "monitor/file_name.h"
 

@@ -4,7 +4,7 @@
 #include <map>
 #include <optional>
 
-#include "core/line_file.h"
+#include "core/files/line_file.h"
 #include "core/log.h"
 #include "monitor/monitor.h"
 

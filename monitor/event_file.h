@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "core/disk.h"
+#include "core/files/disk.h"
 
 namespace tessera {
 

@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "core/disk.h"
+#include "core/files/disk.h"
 #include "monitor/file_name.h"
 #include "monitor/wall_time.h"
 

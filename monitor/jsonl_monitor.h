@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "core/line_file.h"
+#include "core/files/line_file.h"
 #include "core/log.h"
 #include "monitor/monitor.h"
 

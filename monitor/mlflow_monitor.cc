@@ -7,7 +7,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "core/disk.h"
+#include "core/files/disk.h"
 #include "core/http_url.h"
 #include "core/str.h"
 #include "monitor/file_name.h"

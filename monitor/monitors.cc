@@ -2,7 +2,7 @@
 
 #include <exception>
 
-#include "core/disk.h"
+#include "core/files/disk.h"
 #include "core/str.h"
 #include "core/utf8.h"
 

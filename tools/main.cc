@@ -12,8 +12,8 @@
 #include <typeinfo>
 
 #include "comm/control/error_message.h"
-#include "core/disk_error.h"
 #include "core/error.h"
+#include "core/files/disk_error.h"
 #include "core/log.h"
 #include "core/str.h"
 #include "launcher/error_file.h"

@@ -8,7 +8,7 @@
 #include <sstream>
 
 #include "core/error.h"
-#include "core/input_file.h"
+#include "core/files/input_file.h"
 #include "core/log.h"
 #include "core/str.h"
 #include "core/utf8.h"

@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "comm/init/self.h"
-#include "core/process_memory.h"
+#include "core/memory/process_memory.h"
 #include "core/str.h"
 #include "train/data/train_loader.h"
 #include "train/report/report.h"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "comm/init/init.h"
-#include "core/memory_use.h"
+#include "core/memory/memory_use.h"
 #include "engine/profile/memory_meter.h"
 #include "train/task/registry.h"
 #include "train/task/trainer_config.h"

@@ -4,7 +4,7 @@
 #include <memory>
 #include <utility>
 
-#include "core/process_memory.h"
+#include "core/memory/process_memory.h"
 #include "train/run.h"
 #include "train/trainer.h"
 

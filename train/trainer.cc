@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "checkpoint/checkpoint_error.h"
-#include "core/allocation_failure.h"
 #include "core/check.h"
-#include "core/disk.h"
+#include "core/files/disk.h"
+#include "core/memory/allocation_failure.h"
 #include "core/str.h"
 
 namespace tessera::train {

@@ -4,7 +4,7 @@
 #include "comm/init/agreement.h"
 #include "core/check.h"
 #include "core/error.h"
-#include "core/memory_use.h"
+#include "core/memory/memory_use.h"
 #include "zero/sharded_model.h"
 
 namespace tessera::zero {

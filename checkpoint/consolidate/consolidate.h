@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "checkpoint/formats/model_writer.h"
-#include "core/disk.h"
 #include "core/dtype.h"
+#include "core/files/disk.h"
 
 namespace tessera::checkpoint {
 

@@ -9,8 +9,8 @@
 #include "checkpoint/manifest/manifest_text.h"
 #include "checkpoint/manifest/names.h"
 #include "core/error.h"
+#include "core/files/temporary_name.h"
 #include "core/str.h"
-#include "core/temporary_name.h"
 #include "core/utf8.h"
 
 namespace tessera::checkpoint {

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/disk.h"
+#include "core/files/disk.h"
 
 namespace tessera::checkpoint {
 
@@ -41,8 +41,8 @@ std::vector<std::string> keep_last(const std::filesystem::path& directory, const
 
 // For save():
 
-/// Local. Removes temporary folders and files (core/temporary_name.h) of interrupted saves, recognized by
-/// name only: file locks may not be visible across hosts. No save into the directory may be in progress.
+/// Local. Removes temporary folders and files (core/files/temporary_name.h) of interrupted saves, recognized
+/// by name only: file locks may not be visible across hosts. No save into the directory may be in progress.
 void remove_leftovers(const std::filesystem::path& directory, const Disk& disk);
 
 }  // namespace tessera::checkpoint

@@ -11,7 +11,7 @@
 
 #include "checkpoint/hdf5/hdf5_image.h"
 #include "checkpoint/manifest/manifest.h"
-#include "core/disk.h"
+#include "core/files/disk.h"
 
 namespace tessera::checkpoint {
 

@@ -12,8 +12,8 @@
 #include "checkpoint/manifest/manifest.h"
 #include "checkpoint/manifest/names.h"
 #include "checkpoint/manifest/saved_layout.h"
-#include "core/disk.h"
 #include "core/dtype.h"
+#include "core/files/disk.h"
 
 namespace tessera::checkpoint {
 

@@ -1,7 +1,7 @@
 #include "checkpoint/formats/hdf5_writer.h"
 
 #include "checkpoint/hdf5/hdf5_image.h"
-#include "core/pending_file.h"
+#include "core/files/pending_file.h"
 #include "core/str.h"
 
 namespace tessera::checkpoint {

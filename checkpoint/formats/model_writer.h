@@ -17,8 +17,8 @@
 #include <string_view>
 #include <vector>
 
-#include "core/disk.h"
 #include "core/dtype.h"
+#include "core/files/disk.h"
 
 namespace tessera::checkpoint {
 

@@ -10,9 +10,9 @@
 
 #include "checkpoint/checkpoint_error.h"
 #include "core/error.h"
-#include "core/pending_file.h"
+#include "core/files/pending_file.h"
+#include "core/files/temporary_name.h"
 #include "core/str.h"
-#include "core/temporary_name.h"
 
 namespace tessera::checkpoint {
 namespace {

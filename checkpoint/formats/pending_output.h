@@ -1,18 +1,18 @@
-// PendingDirectory: a folder of files with a temporary name until it is complete (core/pending_file.h does
-// the same for one file).
+// PendingDirectory: a folder of files with a temporary name until it is complete (core/files/pending_file.h
+// does the same for one file).
 #pragma once
 
 #include <filesystem>
 
-#include "core/disk.h"
-#include "core/file_descriptor.h"
+#include "core/files/disk.h"
+#include "core/files/file_descriptor.h"
 
 namespace tessera::checkpoint {
 
-/// A folder being written. Owns the temporary one (core/temporary_name.h) and removes it unless published. An
-/// existing folder of that name is exchanged with the new one in one step; its other files are kept (as hard
-/// links), except those that `replaced` accepts. Processes that write one folder at once take turns, and the
-/// last one's files remain. Not thread-safe.
+/// A folder being written. Owns the temporary one (core/files/temporary_name.h) and removes it unless
+/// published. An existing folder of that name is exchanged with the new one in one step; its other files are
+/// kept (as hard links), except those that `replaced` accepts. Processes that write one folder at once take
+/// turns, and the last one's files remain. Not thread-safe.
 class PendingDirectory {
  public:
   /// Local. Creates the temporary folder. Throws DiskError; CheckpointError when `path` is not a folder, or

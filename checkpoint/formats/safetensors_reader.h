@@ -11,7 +11,7 @@
 
 #include "checkpoint/formats/safetensors_digest.h"
 #include "checkpoint/formats/safetensors_header.h"
-#include "core/disk.h"
+#include "core/files/disk.h"
 
 namespace tessera::checkpoint {
 

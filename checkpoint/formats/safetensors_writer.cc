@@ -11,7 +11,7 @@
 #include "checkpoint/formats/safetensors_digest.h"
 #include "checkpoint/formats/safetensors_header.h"
 #include "checkpoint/formats/safetensors_index.h"
-#include "core/pending_file.h"
+#include "core/files/pending_file.h"
 
 namespace tessera::checkpoint {
 namespace {

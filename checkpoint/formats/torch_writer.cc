@@ -6,7 +6,7 @@
 
 #include "checkpoint/formats/torch_pickle.h"
 #include "checkpoint/formats/torch_zip.h"
-#include "core/pending_file.h"
+#include "core/files/pending_file.h"
 
 namespace tessera::checkpoint {
 namespace {

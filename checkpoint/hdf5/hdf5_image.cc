@@ -13,8 +13,8 @@
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/hdf5/hdf5_library.h"
 #include "checkpoint/hdf5/hdf5_selection.h"
-#include "core/disk_error.h"
 #include "core/error.h"
+#include "core/files/disk_error.h"
 #include "core/str.h"
 
 namespace tessera::checkpoint {

@@ -4,8 +4,8 @@
 // HDF5 chooses every offset. Each dataset is contiguous, allocated early and never filled, so the library
 // writes metadata only. It writes to an anonymous file in memory, where the data is a hole that takes no
 // memory. The result is the metadata and the offset of each dataset. The real file is then written through
-// core/disk.h in one pass and in large pieces, and hashed in the same pass. So fault-injection tests reach
-// each write, and a full disk is reported as an error of the write that met it.
+// core/files/disk.h in one pass and in large pieces, and hashed in the same pass. So fault-injection tests
+// reach each write, and a full disk is reported as an error of the write that met it.
 //
 // A builder holds the library's lock during its lifetime (hdf5_library.h). HDF5 prints no errors; they are
 // thrown as CheckpointError.

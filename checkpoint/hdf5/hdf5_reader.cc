@@ -6,7 +6,7 @@
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/hdf5/hdf5_library.h"
 #include "core/check.h"
-#include "core/input_file.h"
+#include "core/files/input_file.h"
 #include "core/str.h"
 #include "core/utf8.h"
 

@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "checkpoint/manifest/manifest.h"
-#include "core/disk.h"
+#include "core/files/disk.h"
 
 namespace tessera::checkpoint {
 

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <string>
 
-#include "core/disk.h"
+#include "core/files/disk.h"
 
 namespace tessera::checkpoint {
 

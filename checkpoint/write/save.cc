@@ -12,8 +12,8 @@
 #include "checkpoint/write/publish.h"
 #include "core/check.h"
 #include "core/error.h"
+#include "core/files/temporary_name.h"
 #include "core/str.h"
-#include "core/temporary_name.h"
 
 namespace tessera::checkpoint {
 namespace {

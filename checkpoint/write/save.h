@@ -29,7 +29,7 @@
 #include <vector>
 
 #include "checkpoint/files/shard_file.h"
-#include "core/disk.h"
+#include "core/files/disk.h"
 #include "zero/plan/layout.h"
 
 namespace tessera::checkpoint {

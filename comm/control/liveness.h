@@ -22,7 +22,7 @@
 
 #include "comm/sockets/proven_sockets.h"
 #include "core/error.h"
-#include "core/file_descriptor.h"
+#include "core/files/file_descriptor.h"
 
 namespace tessera::comm {
 

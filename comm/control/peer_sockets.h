@@ -10,7 +10,7 @@
 
 #include "comm/control/group_store.h"
 #include "comm/sockets/proven_sockets.h"
-#include "core/file_descriptor.h"
+#include "core/files/file_descriptor.h"
 
 namespace tessera::comm::shm {
 

@@ -15,7 +15,7 @@
 #include "comm/shm/reduce.h"
 #include "comm/torch_dtype.h"
 #include "core/error.h"
-#include "core/memory_use.h"
+#include "core/memory/memory_use.h"
 #include "core/str.h"
 
 namespace tessera::comm {

@@ -5,7 +5,7 @@
 
 #include "comm/communicator.h"
 #include "comm/join_options.h"
-#include "core/environment.h"
+#include "core/environment/environment.h"
 
 namespace tessera::comm {
 

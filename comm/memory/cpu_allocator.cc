@@ -16,8 +16,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/allocation_failure.h"
-#include "core/available_memory.h"
+#include "core/memory/allocation_failure.h"
+#include "core/memory/available_memory.h"
 
 namespace tessera::comm {
 namespace {

@@ -14,7 +14,7 @@
 
 #include "comm/p2p/flags.h"
 #include "comm/shm/reduce.h"
-#include "core/file_descriptor.h"
+#include "core/files/file_descriptor.h"
 
 namespace tessera::comm::p2p {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "comm/control/group_store.h"
-#include "core/environment.h"
+#include "core/environment/environment.h"
 #include "core/log.h"
 
 namespace tessera::comm {

@@ -17,7 +17,7 @@
 
 #include "comm/control/group_store.h"
 #include "comm/rendezvous/registration.h"
-#include "core/environment.h"
+#include "core/environment/environment.h"
 
 namespace tessera::comm {
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "core/file_descriptor.h"
+#include "core/files/file_descriptor.h"
 
 namespace tessera::comm::shm {
 

@@ -25,7 +25,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/file_descriptor.h"
+#include "core/files/file_descriptor.h"
 
 namespace tessera::comm {
 

@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-#include "core/file_descriptor.h"
+#include "core/files/file_descriptor.h"
 
 namespace tessera::comm {
 

@@ -11,7 +11,7 @@
 #include "checkpoint/files/catalog.h"
 #include "checkpoint/write/save.h"
 #include "core/error.h"
-#include "core/memory_use.h"
+#include "core/memory/memory_use.h"
 #include "core/str.h"
 #include "engine/checkpoint/checkpoint_types.h"
 #include "zero/memory/cuda_link.h"

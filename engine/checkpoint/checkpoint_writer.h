@@ -35,7 +35,7 @@
 
 #include "checkpoint/files/image_file.h"
 #include "comm/communicator.h"
-#include "core/disk.h"
+#include "core/files/disk.h"
 #include "core/log.h"
 #include "engine/checkpoint/host_folders.h"
 #include "engine/config/config.h"

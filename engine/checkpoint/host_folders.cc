@@ -22,8 +22,8 @@
 #include "comm/init/agreement.h"
 #include "comm/rendezvous/network.h"
 #include "core/error.h"
-#include "core/input_file.h"
-#include "core/pending_file.h"
+#include "core/files/input_file.h"
+#include "core/files/pending_file.h"
 #include "core/str.h"
 #include "zero/memory/pause_listening.h"
 

@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "core/disk.h"
+#include "core/files/disk.h"
 
 namespace tessera {
 

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <span>
 
-#include "core/input_file.h"
+#include "core/files/input_file.h"
 #include "core/str.h"
 #include "core/utf8.h"
 

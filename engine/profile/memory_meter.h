@@ -5,8 +5,8 @@
 // libtorch's allocators, on the CPU and on CUDA, report every block they allocate and free to
 // c10::MemoryReportingInfoBase, which its profiler uses too. Memory that ranks share (comm/shm/shm) is
 // reported the same way, divided by the number of ranks that share it. The use of a block is that of the
-// MemoryFor scope around its allocation (core/memory_use.h), or else the meter's default. So the uses add up
-// to the allocator's total by construction; without a meter nothing is reported, and there is no cost.
+// MemoryFor scope around its allocation (core/memory/memory_use.h), or else the meter's default. So the uses
+// add up to the allocator's total by construction; without a meter nothing is reported, and there is no cost.
 //
 // A thread's reports go to its meter, and so do those of the threads on which autograd continues its work. A
 // block that another thread frees stays counted until its address is allocated again.
@@ -19,7 +19,7 @@
 #include <optional>
 #include <vector>
 
-#include "core/memory_use.h"
+#include "core/memory/memory_use.h"
 
 namespace tessera {
 

@@ -10,8 +10,8 @@
 #include <span>
 
 #include "core/error.h"
-#include "core/input_file.h"
-#include "core/mapped_file.h"
+#include "core/files/input_file.h"
+#include "core/files/mapped_file.h"
 #include "core/str.h"
 
 namespace tessera::examples {

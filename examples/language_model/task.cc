@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "activations/chunked_loss.h"
-#include "core/disk.h"
 #include "core/error.h"
+#include "core/files/disk.h"
 #include "core/str.h"
 #include "examples/language_model/predictor.h"
 #include "train/run/run_directory.h"

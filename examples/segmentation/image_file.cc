@@ -4,8 +4,8 @@
 #include <array>
 #include <span>
 
-#include "core/disk.h"
 #include "core/error.h"
+#include "core/files/disk.h"
 #include "core/str.h"
 #include "examples/segmentation/codecs.h"
 #include "monitor/png.h"

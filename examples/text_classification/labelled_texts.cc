@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/input_file.h"
+#include "core/files/input_file.h"
 #include "core/str.h"
 #include "core/utf8.h"
 

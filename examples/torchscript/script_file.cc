@@ -23,9 +23,9 @@
 #include <string_view>
 #include <utility>
 
-#include "core/disk_error.h"
 #include "core/error.h"
-#include "core/input_file.h"
+#include "core/files/disk_error.h"
+#include "core/files/input_file.h"
 #include "core/str.h"
 #include "examples/torchscript/script_nesting.h"
 

@@ -28,7 +28,7 @@
 #include <string>
 #include <vector>
 
-#include "core/file_descriptor.h"
+#include "core/files/file_descriptor.h"
 
 namespace torch::jit {
 struct Module;

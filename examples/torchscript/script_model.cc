@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "comm/control/error_message.h"
-#include "core/disk_error.h"
 #include "core/error.h"
+#include "core/files/disk_error.h"
 #include "core/str.h"
 #include "core/utf8.h"
 #include "train/memory/out_of_memory.h"

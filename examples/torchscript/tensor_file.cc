@@ -7,7 +7,7 @@
 #include "checkpoint/formats/safetensors_reader.h"
 #include "checkpoint/hdf5/hdf5_reader.h"
 #include "core/error.h"
-#include "core/mapped_file.h"
+#include "core/files/mapped_file.h"
 #include "core/str.h"
 #include "core/utf8.h"
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "checkpoint/formats/model_writer.h"
-#include "core/disk.h"
+#include "core/files/disk.h"
 #include "train/task/predictor.h"
 
 namespace tessera::examples {

@@ -9,7 +9,7 @@
 
 #include "comm/communicator.h"
 #include "comm/init/init.h"
-#include "core/environment.h"
+#include "core/environment/environment.h"
 #include "core/error.h"
 #include "python/binding/bindings.h"
 #include "python/binding/interrupt.h"

@@ -6,7 +6,7 @@
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/formats/model_writer.h"
 #include "comm/init/agreement.h"
-#include "core/disk.h"
+#include "core/files/disk.h"
 #include "core/str.h"
 #include "engine/checkpoint/checkpoint_types.h"
 #include "zero/memory/pause_listening.h"

@@ -9,7 +9,7 @@
 #include "activations/checkpointing.h"
 #include "comm/init/self.h"
 #include "core/error.h"
-#include "core/temporary_folder.h"
+#include "core/files/temporary_folder.h"
 #include "tests/activations/models.h"
 #include "tests/support/errors.h"
 

@@ -4,7 +4,7 @@
 #include <mutex>
 
 #include "activations/checkpointing.h"
-#include "core/temporary_folder.h"
+#include "core/files/temporary_folder.h"
 #include "engine/autocast.h"
 #include "tests/activations/models.h"
 

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <sys/ioctl.h>
 
-#include "core/file_descriptor.h"
+#include "core/files/file_descriptor.h"
 
 namespace tessera {
 namespace {

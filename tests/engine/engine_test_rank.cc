@@ -7,8 +7,8 @@
 #include <optional>
 
 #include "core/error.h"
+#include "core/files/temporary_folder.h"
 #include "core/str.h"
-#include "core/temporary_folder.h"
 #include "engine/checkpointing.h"
 #include "tests/support/losses.h"
 

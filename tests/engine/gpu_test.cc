@@ -15,9 +15,9 @@
 #include <cstdlib>
 #include <optional>
 
-#include "core/environment.h"
+#include "core/environment/environment.h"
+#include "core/files/temporary_folder.h"
 #include "core/str.h"
-#include "core/temporary_folder.h"
 #include "engine/checkpointing.h"
 #include "engine/profile/memory_meter.h"
 #include "tests/support/losses.h"

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "comm/init/self.h"
-#include "core/process_memory.h"
+#include "core/memory/process_memory.h"
 #include "core/str.h"
 #include "examples/language_model/model.h"
 #include "tests/support/backend.h"

@@ -9,7 +9,7 @@
 
 #include <sstream>
 
-#include "core/temporary_folder.h"
+#include "core/files/temporary_folder.h"
 #include "examples/torchscript/script_file.h"
 
 namespace tessera::examples {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "core/temporary_folder.h"
+#include "core/files/temporary_folder.h"
 
 namespace tessera::examples {
 

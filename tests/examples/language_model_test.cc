@@ -12,7 +12,7 @@
 
 #include "comm/init/init.h"
 #include "core/error.h"
-#include "core/temporary_folder.h"
+#include "core/files/temporary_folder.h"
 #include "examples/language_model/task.h"
 #include "tests/support/errors.h"
 #include "tests/support/files.h"

@@ -13,8 +13,8 @@
 
 #include "comm/init/self.h"
 #include "core/error.h"
-#include "core/process_memory.h"
-#include "core/temporary_folder.h"
+#include "core/files/temporary_folder.h"
+#include "core/memory/process_memory.h"
 #include "engine/engine.h"
 #include "examples/torchscript/script_engine.h"
 #include "tests/support/errors.h"

@@ -13,7 +13,7 @@
 #include "checkpoint/formats/model_writer.h"
 #include "checkpoint/formats/safetensors_reader.h"
 #include "core/error.h"
-#include "core/temporary_folder.h"
+#include "core/files/temporary_folder.h"
 #include "examples/torchscript/tensor_file.h"
 #include "tests/support/errors.h"
 #include "tests/support/files.h"

@@ -13,7 +13,7 @@
 
 #include "comm/init/init.h"
 #include "core/error.h"
-#include "core/temporary_folder.h"
+#include "core/files/temporary_folder.h"
 #include "tests/support/errors.h"
 #include "train/report/classification.h"
 #include "train/report/evaluate.h"

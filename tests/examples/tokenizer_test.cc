@@ -9,7 +9,7 @@
 #include <fstream>
 
 #include "core/error.h"
-#include "core/temporary_folder.h"
+#include "core/files/temporary_folder.h"
 #include "examples/text_classification/basic_tokens.h"
 #include "tests/support/errors.h"
 

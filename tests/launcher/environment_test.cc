@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "core/environment.h"
+#include "core/environment/environment.h"
 #include "core/error.h"
 #include "launcher/host.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "core/temporary_folder.h"
+#include "core/files/temporary_folder.h"
 
 namespace tessera::launcher::testing {
 

@@ -16,7 +16,7 @@
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/files/catalog.h"
 #include "checkpoint/read/verify.h"
-#include "core/disk.h"
+#include "core/files/disk.h"
 #include "engine/checkpoint/checkpoint_state.h"
 #include "engine/checkpoint/checkpoint_writer.h"
 #include "tests/engine/checkpoint/checkpoint_testing.h"

@@ -4,8 +4,8 @@
 #include <filesystem>
 #include <string>
 
+#include "core/files/temporary_folder.h"
 #include "core/log.h"
-#include "core/temporary_folder.h"
 #include "tests/support/files.h"
 
 namespace tessera {

@@ -14,7 +14,7 @@
 #include <optional>
 
 #include "core/error.h"
-#include "core/file_descriptor.h"
+#include "core/files/file_descriptor.h"
 #include "core/str.h"
 #include "core/utf8.h"
 #include "launcher/failure.h"

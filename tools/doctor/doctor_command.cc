@@ -9,7 +9,7 @@
 #include <sstream>
 #include <string>
 
-#include "core/environment.h"
+#include "core/environment/environment.h"
 #include "core/error.h"
 #include "core/str.h"
 #include "core/terminal.h"

@@ -85,8 +85,8 @@ void add_place_flags(CLI::App& command, LaunchFlags& flags) {
             "Hosts; with --hostfile the first N of it (default: 1); MIN:MAX: after a failure as few as MIN");
   add_number(command, "--node-rank,--node_rank", "I", "0 to the number of hosts less 1", flags.node_rank,
              "This host's number, where each is started by hand");
-  // Where mpirun has started this process, the variable says what mpirun does not (core/environment.h). A
-  // rank has it from its launcher.
+  // Where mpirun has started this process, the variable says what mpirun does not
+  // (core/environment/environment.h). A rank has it from its launcher.
   command
       .add_option_function<std::string>(
           "--master-addr,--master_addr",

@@ -8,7 +8,7 @@
 #include <sstream>
 #include <string_view>
 
-#include "core/environment.h"
+#include "core/environment/environment.h"
 #include "core/error.h"
 #include "core/str.h"
 #include "launcher/env_file.h"

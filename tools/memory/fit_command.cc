@@ -10,9 +10,9 @@
 #include <optional>
 #include <utility>
 
-#include "core/available_memory.h"
-#include "core/environment.h"
+#include "core/environment/environment.h"
 #include "core/error.h"
+#include "core/memory/available_memory.h"
 #include "core/str.h"
 #include "core/terminal.h"
 #include "engine/config/groups.h"

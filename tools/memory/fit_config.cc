@@ -4,8 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <system_error>
 
-#include "core/disk.h"
 #include "core/error.h"
+#include "core/files/disk.h"
 #include "core/str.h"
 #include "engine/config/document.h"
 #include "engine/config/parse.h"

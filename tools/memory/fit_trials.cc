@@ -10,11 +10,11 @@
 #include <stop_token>
 #include <utility>
 
-#include "core/disk.h"
-#include "core/environment.h"
-#include "core/process_memory.h"
+#include "core/environment/environment.h"
+#include "core/files/disk.h"
+#include "core/files/temporary_folder.h"
+#include "core/memory/process_memory.h"
 #include "core/str.h"
-#include "core/temporary_folder.h"
 #include "tools/common/tasks.h"
 #include "train/memory_trial.h"
 #include "train/short_run.h"

@@ -10,12 +10,12 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "core/disk.h"
-#include "core/environment.h"
+#include "core/environment/environment.h"
 #include "core/error.h"
+#include "core/files/disk.h"
+#include "core/files/temporary_folder.h"
 #include "core/log.h"
 #include "core/str.h"
-#include "core/temporary_folder.h"
 #include "core/terminal.h"
 #include "engine/config/groups.h"
 #include "launcher/environment.h"

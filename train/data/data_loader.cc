@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/memory_use.h"
+#include "core/memory/memory_use.h"
 #include "core/str.h"
 #include "zero/kernels/parallel.h"
 

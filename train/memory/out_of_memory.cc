@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "comm/control/error_message.h"
-#include "core/allocation_failure.h"
 #include "core/cuda_plugin.h"
 #include "core/error.h"
+#include "core/memory/allocation_failure.h"
 #include "core/str.h"
 #include "train/memory/cuda_memory_abi.h"
 #include "train/memory/memory_advice.h"

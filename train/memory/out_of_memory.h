@@ -18,8 +18,9 @@ namespace tessera::train {
 /// which TorchScript turns into another type with the same message; the CPU's is known by its message only.
 bool is_out_of_memory(const std::exception& error);
 
-/// Local. From now on allocations that fail on this rank's device are noted (core/allocation_failure.h), as
-/// those on the CPU are. Once a process; later calls do nothing. Throws Error without the CUDA plugin.
+/// Local. From now on allocations that fail on this rank's device are noted
+/// (core/memory/allocation_failure.h), as those on the CPU are. Once a process; later calls do nothing.
+/// Throws Error without the CUDA plugin.
 void note_failures_of(at::Device device);
 
 /// What a rank was doing.
@@ -40,8 +41,8 @@ struct RankMemory {
 
 /// Local. Throws tessera::Error with one line: what was asked for, for which use and unit, what was
 /// allocated, and which changes would make room (train/memory/memory_advice.h). Takes the failure that the
-/// allocator has noted (core/allocation_failure.h); without one, and without an engine, changes are named
-/// that may help.
+/// allocator has noted (core/memory/allocation_failure.h); without one, and without an engine, changes are
+/// named that may help.
 [[noreturn]] void fail_for_memory(const std::exception& error, const MemoryDemand& demand,
                                   const RankMemory& rank);
 

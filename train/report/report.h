@@ -9,7 +9,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "core/memory_use.h"
+#include "core/memory/memory_use.h"
 #include "train/report/evaluate.h"
 #include "train/report/step_meter.h"
 

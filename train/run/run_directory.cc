@@ -7,10 +7,10 @@
 #include <sstream>
 #include <system_error>
 
-#include "core/disk.h"
 #include "core/error.h"
+#include "core/files/disk.h"
+#include "core/files/temporary_name.h"
 #include "core/str.h"
-#include "core/temporary_name.h"
 
 namespace tessera::train {
 namespace {

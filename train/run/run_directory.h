@@ -16,7 +16,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "core/line_file.h"
+#include "core/files/line_file.h"
 #include "train/run/run_lock.h"
 
 namespace tessera::train {

@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <string>
 
-#include "core/file_descriptor.h"
+#include "core/files/file_descriptor.h"
 
 namespace tessera::train {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/allocation_failure.h"
+#include "core/memory/allocation_failure.h"
 
 namespace tessera::zero {
 

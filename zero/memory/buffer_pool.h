@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/memory_use.h"
+#include "core/memory/memory_use.h"
 
 namespace tessera::zero {
 

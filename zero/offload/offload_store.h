@@ -21,7 +21,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/spill_file.h"
+#include "core/async_io/spill_file.h"
 #include "zero/memory/buffer_pool.h"
 #include "zero/memory/device_link.h"
 #include "zero/plan/access_order.h"

@@ -9,7 +9,7 @@
 
 #include "core/check.h"
 #include "core/error.h"
-#include "core/memory_use.h"
+#include "core/memory/memory_use.h"
 #include "zero/memory/pause_listening.h"
 #include "zero/reduce/gradient_summary.h"
 

@@ -7,10 +7,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/allocation_failure.h"
 #include "core/check.h"
 #include "core/error.h"
-#include "core/memory_use.h"
+#include "core/memory/allocation_failure.h"
+#include "core/memory/memory_use.h"
 #include "zero/kernels/kernels.h"
 #include "zero/memory/pause_listening.h"
 #include "zero/reduce/gradient_hook.h"

@@ -9,9 +9,9 @@
 #include <cstring>
 
 #include "comm/torch_dtype.h"
-#include "core/allocation_failure.h"
 #include "core/check.h"
-#include "core/memory_use.h"
+#include "core/memory/allocation_failure.h"
+#include "core/memory/memory_use.h"
 
 namespace tessera::zero {
 

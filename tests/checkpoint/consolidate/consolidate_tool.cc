@@ -12,7 +12,7 @@
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/consolidate/consolidate.h"
 #include "core/error.h"
-#include "core/process_memory.h"
+#include "core/memory/process_memory.h"
 #include "core/str.h"
 #include "tests/checkpoint/checkpoint_testing.h"
 

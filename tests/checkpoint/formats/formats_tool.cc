@@ -16,7 +16,7 @@
 #include "checkpoint/formats/safetensors_reader.h"
 #include "checkpoint/formats/torch_zip.h"
 #include "core/error.h"
-#include "core/process_memory.h"
+#include "core/memory/process_memory.h"
 
 namespace {
 

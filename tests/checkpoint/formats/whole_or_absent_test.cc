@@ -13,7 +13,7 @@
 #include <set>
 
 #include "checkpoint/checkpoint_error.h"
-#include "core/file_descriptor.h"
+#include "core/files/file_descriptor.h"
 #include "core/str.h"
 #include "tests/checkpoint/formats/formats_testing.h"
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "checkpoint/checkpoint_error.h"
-#include "core/temporary_folder.h"
+#include "core/files/temporary_folder.h"
 #include "tests/support/errors.h"
 #include "tests/support/files.h"
 

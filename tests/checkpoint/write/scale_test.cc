@@ -12,9 +12,9 @@
 #include "checkpoint/manifest/manifest.h"
 #include "checkpoint/manifest/saved_layout.h"
 #include "checkpoint/read/reshard.h"
-#include "core/process_memory.h"
+#include "core/files/temporary_folder.h"
+#include "core/memory/process_memory.h"
 #include "core/str.h"
-#include "core/temporary_folder.h"
 #include "zero/plan/layout.h"
 
 namespace tessera::checkpoint::testing {

@@ -15,8 +15,8 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "core/file_descriptor.h"
-#include "core/temporary_folder.h"
+#include "core/files/file_descriptor.h"
+#include "core/files/temporary_folder.h"
 #include "tests/comm/comm_testing.h"
 
 namespace tessera::comm {

@@ -14,8 +14,8 @@
 #include <thread>
 #include <vector>
 
-#include "core/allocation_failure.h"
-#include "core/process_memory.h"
+#include "core/memory/allocation_failure.h"
+#include "core/memory/process_memory.h"
 
 namespace tessera::comm {
 namespace {

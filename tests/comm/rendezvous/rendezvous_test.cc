@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "comm/rendezvous/network.h"
-#include "core/file_descriptor.h"
+#include "core/files/file_descriptor.h"
 #include "core/str.h"
 #include "tests/comm/comm_testing.h"
 

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "core/files/temporary_folder.h"
 #include "core/str.h"
-#include "core/temporary_folder.h"
 #include "engine/checkpointing.h"
 #include "tests/support/losses.h"
 

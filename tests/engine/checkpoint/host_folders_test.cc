@@ -12,7 +12,7 @@
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/files/catalog.h"
 #include "checkpoint/read/reader.h"
-#include "core/disk_error.h"
+#include "core/files/disk_error.h"
 #include "core/str.h"
 #include "tests/engine/checkpoint/checkpoint_testing.h"
 #include "tests/support/files.h"

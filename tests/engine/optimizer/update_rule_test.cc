@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 #include <torch/optim/rmsprop.h>
 
-#include "core/temporary_folder.h"
+#include "core/files/temporary_folder.h"
 #include "engine/checkpointing.h"
 #include "examples/project/rmsprop.h"
 #include "tests/support/losses.h"

@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "core/temporary_folder.h"
+#include "core/files/temporary_folder.h"
 #include "engine/profile/flop_counter.h"
 #include "tests/support/losses.h"
 

@@ -11,7 +11,7 @@
 #include <random>
 
 #include "core/error.h"
-#include "core/temporary_folder.h"
+#include "core/files/temporary_folder.h"
 #include "tests/examples/segmentation/image_bytes.h"
 #include "tests/support/errors.h"
 

@@ -15,7 +15,7 @@
 
 #include "comm/init/init.h"
 #include "core/error.h"
-#include "core/temporary_folder.h"
+#include "core/files/temporary_folder.h"
 #include "engine/checkpointing.h"
 #include "examples/segmentation/image_file.h"
 #include "tests/support/errors.h"

@@ -9,7 +9,7 @@
 #include <fstream>
 #include <thread>
 
-#include "core/temporary_folder.h"
+#include "core/files/temporary_folder.h"
 
 namespace tessera::tools {
 namespace {

@@ -14,7 +14,7 @@
 
 #include "comm/init/init.h"
 #include "core/error.h"
-#include "core/temporary_folder.h"
+#include "core/files/temporary_folder.h"
 #include "tests/train/blobs_task.h"
 #include "train/run.h"
 

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
-#include "core/temporary_folder.h"
+#include "core/files/temporary_folder.h"
 #include "tests/support/files.h"
 
 namespace tessera::train {

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/temporary_folder.h"
+#include "core/files/temporary_folder.h"
 #include "tests/zero/zero_testing.h"
 
 namespace tessera::zero::testing {

@@ -1,0 +1,312 @@
+#include "core/async_io/spill_file.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <condition_variable>
+#include <filesystem>
+#include <mutex>
+#include <system_error>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "core/async_io/async_io.h"
+#include "core/check.h"
+#include "core/files/file_descriptor.h"
+#include "core/str.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+int64_t rounded_up(int64_t bytes) {
+  return (bytes + SpillFile::kAlignment - 1) / SpillFile::kAlignment * SpillFile::kAlignment;
+}
+
+/// "optimizer state of rank 3 in DIR"
+std::string subject(const SpillFileOptions& options) {
+  return str(options.purpose.empty() ? "state that is kept on disk" : options.purpose, " in ",
+             options.directory);
+}
+
+/// ", 1,234 bytes are available there", or "" if that cannot be found out.
+std::string available(int file) {
+  struct statvfs status{};
+  if (::fstatvfs(file, &status) != 0) return "";
+  return str(", ", format_count(static_cast<int64_t>(status.f_bavail * status.f_frsize)),
+             " bytes are available there");
+}
+
+[[noreturn]] void throw_error(const std::string& what, const SpillFileOptions& options, int error,
+                              const std::string& advice) {
+  const std::string reason = describe_errno(error);
+  throw DiskError(str("cannot ", what, " ", subject(options), ": ", reason, advice, " (", options.key, ")"),
+                  reason);
+}
+
+void check(const SpillFileOptions& options) {
+  TESSERA_CHECK(options.bytes >= 0, options.bytes);
+  TESSERA_CHECK(options.queue_depth >= 1 && options.queue_depth <= 4096, options.queue_depth);
+  TESSERA_CHECK(options.num_threads >= 1 && options.num_threads <= 256, options.num_threads);
+  TESSERA_CHECK(options.piece_bytes > 0 && options.piece_bytes % SpillFile::kAlignment == 0 &&
+                    options.piece_bytes <= static_cast<int64_t>(kLargestCall),
+                options.piece_bytes);
+  if (options.directory.empty())
+    throw DiskError(str("no directory is given for ", options.purpose, "; expected one on a local disk (",
+                        options.key, ")"));
+}
+
+/// A file without a name (O_TMPFILE), or one whose name is removed at once, where the file system has no
+/// such.
+FileDescriptor open_nameless(const std::string& directory) {
+  int opened;
+  do {
+    opened = ::open(directory.c_str(), O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+  } while (opened < 0 && errno == EINTR);
+  // EISDIR, ENOENT: answers of kernels that do not know O_TMPFILE; then mkostemp says what is wrong.
+  if (opened < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == ENOENT || errno == EINVAL)) {
+    std::string name = (fs::path(directory) / "tessera_spill_XXXXXX").string();
+    opened = ::mkostemp(name.data(), O_CLOEXEC);
+    if (opened >= 0 && ::unlink(name.c_str()) != 0) {
+      const int error = errno;
+      ::close(opened);
+      opened = -1;
+      errno = error;
+    }
+  }
+  return FileDescriptor(opened);
+}
+
+FileDescriptor make_file(const SpillFileOptions& options) {
+  constexpr const char* kAdvice = "; choose a directory that this process may write to";
+  std::error_code error;
+  fs::create_directories(options.directory, error);
+  if (error) throw_error("make the directory for", options, error.value(), kAdvice);
+  FileDescriptor file = open_nameless(options.directory);
+  if (const int reason = errno; !file) throw_error("create a file for", options, reason, kAdvice);
+  return file;
+}
+
+/// 0 or errno.
+int allocate(int file, int64_t bytes) {
+  rlimit limit{};
+  // Asked before, because the kernel answers with SIGXFSZ too.
+  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && static_cast<rlim_t>(bytes) > limit.rlim_cur) return EFBIG;
+  // Asked before too, because fallocate takes all that is there before it fails: other processes would find
+  // the disk full. No blocks at all: the file system does not tell.
+  struct statvfs status{};
+  if (::fstatvfs(file, &status) != 0) return errno;
+  if (status.f_blocks > 0 && static_cast<uint64_t>(bytes) / status.f_frsize > status.f_bavail) return ENOSPC;
+  // Not posix_fallocate: where the file system cannot reserve, glibc writes a byte to each block.
+  while (::fallocate(file, 0, 0, bytes) != 0) {
+    if (errno == EINTR) continue;
+    if (errno != EOPNOTSUPP && errno != ENOSYS) return errno;
+    return ::ftruncate(file, bytes) == 0 ? 0 : errno;
+  }
+  return 0;
+}
+
+/// The blocks of the file are its own from here on, where the file system can do that.
+void reserve(int file, int64_t bytes, const SpillFileOptions& options) {
+  const std::string available_bytes = available(file);  // before it is filled in part
+  int error = options.probe ? options.probe("reserve", 0, bytes) : 0;
+  if (error == 0 && bytes > 0) error = allocate(file, bytes);
+  if (error != 0)
+    throw_error(str("reserve ", format_count(bytes), " bytes for"), options, error,
+                str(available_bytes, "; choose a directory with more room"));
+}
+
+/// Whether O_DIRECT is set and works. Some file systems accept it and refuse the reads.
+bool make_direct(int file) {
+  const int flags = ::fcntl(file, F_GETFL);
+  if (flags < 0 || ::fcntl(file, F_SETFL, flags | O_DIRECT) != 0) return false;
+  alignas(SpillFile::kAlignment) std::byte block[SpillFile::kAlignment];
+  ssize_t got;
+  do {
+    got = ::pread(file, block, sizeof block, 0);
+  } while (got < 0 && errno == EINTR);
+  if (got >= 0 || errno != EINVAL) return true;
+  static_cast<void>(::fcntl(file, F_SETFL, flags));
+  return false;
+}
+
+}  // namespace
+
+/// What a forked child leaves alone.
+class SpillFile::State {
+ public:
+  explicit State(const SpillFileOptions& options) : options_(options), file_(make_file(options_)) {
+    size_ = rounded_up(options_.bytes);
+    reserve(file_.get(), size_, options_);
+    direct_ = options_.direct && size_ > 0 && make_direct(file_.get());
+    // No readahead: it fills the page cache with folios that reach over the end of a piece, and those are not
+    // dropped with it.
+    if (!direct_) static_cast<void>(::posix_fadvise(file_.get(), 0, 0, POSIX_FADV_RANDOM));
+    start_io();
+  }
+
+  Transfer start(bool is_write, int64_t offset, std::byte* data, int64_t bytes);
+  bool done(Transfer transfer) const;
+  void wait(Transfer transfer);
+
+ private:
+  friend class SpillFile;
+
+  struct UnderWay {
+    bool is_write;
+    int64_t offset, bytes, num_pieces;
+    int error = 0;  // of the piece that failed first
+  };
+
+  void start_io();
+  void finished(const IoPiece& piece);
+  std::string describe(const UnderWay& transfer) const;
+  void check_process() const {
+    TESSERA_CHECK(::getpid() == process_, "a SpillFile cannot be used in a forked child");
+  }
+
+  const SpillFileOptions options_;
+  const pid_t process_ = ::getpid();
+  FileDescriptor file_;
+  int64_t size_ = 0;
+  bool direct_ = false, io_uring_ = false;
+
+  mutable std::mutex mutex_;  // for all below but io_
+  std::condition_variable ended_;
+  Transfer last_ = 0;
+  std::unordered_map<Transfer, UnderWay> under_way_;
+  std::unordered_map<Transfer, DiskError> failed_;
+  int64_t bytes_read_ = 0, bytes_written_ = 0;
+
+  std::unique_ptr<AsyncIo> io_;  // last: its threads end before what they use
+};
+
+void SpillFile::State::start_io() {
+  const AsyncIoOptions options{.descriptor = file_.get(),
+                               .direct = direct_,
+                               .alignment = kAlignment,
+                               .queue_depth = options_.queue_depth,
+                               .num_threads = options_.num_threads,
+                               .probe = options_.probe,
+                               .finished = [this](const IoPiece& piece) { finished(piece); }};
+  try {
+    if (options_.use_io_uring) io_ = make_uring_io(options);
+    io_uring_ = io_ != nullptr;
+    if (!io_) io_ = make_thread_io(options);
+  } catch (const std::system_error& error) {
+    throw DiskError(str("cannot start a thread for ", subject(options_), ": ", error.code().message()));
+  }
+}
+
+SpillFile::Transfer SpillFile::State::start(bool is_write, int64_t offset, std::byte* data, int64_t bytes) {
+  check_process();
+  TESSERA_CHECK(offset % kAlignment == 0 && bytes % kAlignment == 0 &&
+                    reinterpret_cast<uintptr_t>(data) % kAlignment == 0,
+                "offset ", offset, ", ", bytes, " bytes, address ", data);
+  TESSERA_CHECK(offset >= 0 && bytes <= size_ && offset <= size_ - bytes, "bytes ", offset, " to ",
+                offset + bytes, " of ", size_);
+  if (bytes == 0) return 0;
+  std::vector<IoPiece> pieces;
+  pieces.reserve(static_cast<size_t>((bytes + options_.piece_bytes - 1) / options_.piece_bytes));
+  for (int64_t at = 0; at < bytes; at += options_.piece_bytes)
+    pieces.push_back({.is_write = is_write,
+                      .offset = offset + at,
+                      .data = data + at,
+                      .bytes = std::min(options_.piece_bytes, bytes - at)});
+  {
+    const std::scoped_lock lock(mutex_);
+    ++last_;
+    for (IoPiece& piece : pieces) piece.transfer = last_;
+    under_way_.emplace(last_, UnderWay{.is_write = is_write,
+                                       .offset = offset,
+                                       .bytes = bytes,
+                                       .num_pieces = static_cast<int64_t>(pieces.size())});
+  }
+  io_->start(pieces);
+  return pieces.front().transfer;
+}
+
+void SpillFile::State::finished(const IoPiece& piece) {
+  const std::scoped_lock lock(mutex_);
+  const auto found = under_way_.find(piece.transfer);
+  UnderWay& transfer = found->second;
+  if (transfer.error == 0) transfer.error = piece.error;
+  if (--transfer.num_pieces > 0) return;
+  if (transfer.error != 0)
+    failed_.emplace(piece.transfer, DiskError(describe(transfer)));
+  else
+    (transfer.is_write ? bytes_written_ : bytes_read_) += transfer.bytes;
+  under_way_.erase(found);
+  ended_.notify_all();
+}
+
+std::string SpillFile::State::describe(const UnderWay& transfer) const {
+  const std::string reason = transfer.error == IoPiece::kEndOfFile
+                                 ? "the file ends there: another process has cut it"
+                                 : describe_errno(transfer.error);
+  return str("cannot ", transfer.is_write ? "write " : "read ", format_count(transfer.bytes),
+             " bytes at byte ", format_count(transfer.offset), " of ", subject(options_), ": ", reason,
+             "; check that disk, or choose another directory (", options_.key, ")");
+}
+
+bool SpillFile::State::done(Transfer transfer) const {
+  check_process();
+  const std::scoped_lock lock(mutex_);
+  TESSERA_CHECK(transfer >= 0 && transfer <= last_, "no transfer ", transfer);
+  return !under_way_.contains(transfer);
+}
+
+void SpillFile::State::wait(Transfer transfer) {
+  check_process();
+  std::unique_lock lock(mutex_);
+  TESSERA_CHECK(transfer >= 0 && transfer <= last_, "no transfer ", transfer);
+  ended_.wait(lock, [&] { return !under_way_.contains(transfer); });
+  if (const auto failed = failed_.find(transfer); failed != failed_.end()) throw DiskError(failed->second);
+}
+
+// -------------------------------------------------------------------------------------------- SpillFile
+
+SpillFile::SpillFile(const SpillFileOptions& options) {
+  check(options);
+  state_ = std::make_unique<State>(options);
+}
+
+SpillFile::~SpillFile() {
+  if (::getpid() == state_->process_) return;
+  state_->file_.reset();
+  // Left as it is: its threads are the parent's, and its locks may be held by them.
+  [[maybe_unused]] State* const left = state_.release();
+}
+
+SpillFile::Transfer SpillFile::read(int64_t offset, std::span<std::byte> into) {
+  return state_->start(false, offset, into.data(), static_cast<int64_t>(into.size()));
+}
+
+SpillFile::Transfer SpillFile::write(int64_t offset, std::span<const std::byte> from) {
+  // A write does not change the bytes: both kinds share IoPiece.
+  return state_->start(true, offset, const_cast<std::byte*>(from.data()), static_cast<int64_t>(from.size()));
+}
+
+bool SpillFile::done(Transfer transfer) const { return state_->done(transfer); }
+void SpillFile::wait(Transfer transfer) { state_->wait(transfer); }
+
+int64_t SpillFile::bytes_read() const {
+  const std::scoped_lock lock(state_->mutex_);
+  return state_->bytes_read_;
+}
+int64_t SpillFile::bytes_written() const {
+  const std::scoped_lock lock(state_->mutex_);
+  return state_->bytes_written_;
+}
+bool SpillFile::direct() const { return state_->direct_; }
+bool SpillFile::io_uring() const { return state_->io_uring_; }
+
+}  // namespace tessera

@@ -1,0 +1,82 @@
+// SpillFile: memory of this process kept on disk, as DeepSpeed's ZeRO-Infinity keeps optimizer state and
+// parameters on NVMe. The file has no name, so that it ends with the process however that ends.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "core/files/disk_error.h"
+
+namespace tessera {
+
+struct SpillFileOptions {
+  std::string directory;     ///< made if it does not exist (its parents too), and never removed
+  int64_t bytes = 0;         ///< reserved at once; contents read as zeros until written
+  std::string purpose = {};  ///< for error messages: "optimizer state of rank 3"
+  std::string key = "zero_optimization.offload_*.nvme_path";  ///< and the key that names the directory
+  int queue_depth = 32;           ///< operations under way at once in the kernel, 1 to 4096
+  bool direct = true;             ///< O_DIRECT where the file system has it
+  bool use_io_uring = true;       ///< false: threads with pread/pwrite
+  int num_threads = 4;            ///< of that fallback, 1 to 256
+  int64_t piece_bytes = 4 << 20;  ///< larger transfers are split; a multiple of kAlignment, at most 1 GiB
+  /// Tests: called before each operation ("reserve", "read", "write") on the thread that does it; an errno
+  /// value other than 0 makes it fail so. After a short read or write the rest is an operation of its own.
+  /// Must not throw.
+  std::function<int(std::string_view operation, int64_t offset, int64_t bytes)> probe = {};
+};
+
+/// Owns the file and the threads that read and write it. Thread-safe. All members are local.
+///
+/// Transfers run at the same time and in any order: two that overlap and of which one writes must not be
+/// under way together. The memory of a transfer must stay, and of a read must not be touched, until it is
+/// done.
+///
+/// Without O_DIRECT (as on some file systems, or if options.direct is false) a write is done when it is on
+/// the disk, and neither kind leaves pages in the page cache.
+///
+/// A forked child has no such threads: there read(), write(), done() and wait() throw, and the destructor
+/// only closes the file.
+class SpillFile {
+ public:
+  static constexpr int64_t kAlignment = 4096;  ///< of offsets, lengths and addresses
+
+  /// A read or write that was started. 0: none, which is always done.
+  using Transfer = int64_t;
+
+  /// Throws DiskError, one line: the directory, the bytes wanted and available, what to do.
+  explicit SpillFile(const SpillFileOptions& options);
+  /// Waits for the operations that the kernel has; those that it does not have yet are dropped. Nothing is
+  /// left in the directory.
+  ~SpillFile();
+  SpillFile(const SpillFile&) = delete;
+  SpillFile& operator=(const SpillFile&) = delete;
+
+  /// Local. Starts a transfer and does not wait: what exceeds the queue depth waits in this object. Offset,
+  /// length and address are multiples of kAlignment and inside of the file (its size is options.bytes,
+  /// rounded up). An empty span gives 0.
+  Transfer read(int64_t offset, std::span<std::byte> into);
+  Transfer write(int64_t offset, std::span<const std::byte> from);
+  /// Local. Does not wait. True also if it has failed: wait() throws then.
+  bool done(Transfer transfer) const;
+  /// Local. Any thread may wait for any transfer. Throws DiskError if it has failed, at every call with its
+  /// number: what was read or written for which purpose, the directory, the reason, what to do. A failure
+  /// concerns this transfer only. What a failed one has read or written is undefined.
+  void wait(Transfer transfer);
+
+  /// Local. Bytes of the transfers that have ended well.
+  int64_t bytes_read() const;
+  int64_t bytes_written() const;
+  bool direct() const;    ///< O_DIRECT is in use
+  bool io_uring() const;  ///< io_uring is in use, not threads
+
+ private:
+  class State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace tessera

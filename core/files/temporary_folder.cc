@@ -1,0 +1,29 @@
+#include "core/files/temporary_folder.h"
+
+#include <stdlib.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera {
+
+namespace fs = std::filesystem;
+
+TemporaryFolder::TemporaryFolder(const std::string& prefix, fs::path parent) {
+  std::error_code error;
+  if (parent.empty()) parent = fs::temp_directory_path(error);
+  std::string name = ((error ? fs::path("/tmp") : parent) / (prefix + "_XXXXXX")).string();
+  if (!::mkdtemp(name.data()))
+    throw Error(str(name, ": a temporary folder cannot be made: ", std::strerror(errno)));
+  path_ = name;
+}
+
+TemporaryFolder::~TemporaryFolder() {
+  std::error_code ignored;
+  if (!kept_) fs::remove_all(path_, ignored);
+}
+
+}  // namespace tessera
