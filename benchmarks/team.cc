@@ -10,7 +10,7 @@
 
 #include "core/error.h"
 #include "core/str.h"
-#include "launcher/environment.h"
+#include "launcher/environment/environment.h"
 
 namespace tessera::benchmarks {
 namespace {

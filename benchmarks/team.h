@@ -7,8 +7,8 @@
 
 #include "benchmarks/trainee.h"
 #include "core/files/file_descriptor.h"
-#include "launcher/port.h"
-#include "launcher/process.h"
+#include "launcher/environment/port.h"
+#include "launcher/process/process.h"
 
 namespace tessera::benchmarks {
 

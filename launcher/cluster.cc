@@ -14,8 +14,8 @@
 #include "core/environment/environment.h"
 #include "core/error.h"
 #include "core/str.h"
-#include "launcher/env_file.h"
-#include "launcher/environment.h"
+#include "launcher/environment/env_file.h"
+#include "launcher/environment/environment.h"
 
 namespace tessera::launcher {
 namespace {

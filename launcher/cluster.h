@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "core/log.h"
-#include "launcher/hosts.h"
-#include "launcher/restarts.h"
+#include "launcher/environment/hosts.h"
+#include "launcher/process/restarts.h"
 
 namespace tessera::launcher {
 

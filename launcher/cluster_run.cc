@@ -16,13 +16,13 @@
 #include "core/files/file_descriptor.h"
 #include "core/str.h"
 #include "launcher/cluster.h"
-#include "launcher/engine_output.h"
-#include "launcher/failure.h"
+#include "launcher/failure/engine_output.h"
+#include "launcher/failure/failure.h"
+#include "launcher/failure/supervisor.h"
 #include "launcher/launch.h"
-#include "launcher/process.h"
+#include "launcher/process/process.h"
+#include "launcher/process/signals.h"
 #include "launcher/remote_folders.h"
-#include "launcher/signals.h"
-#include "launcher/supervisor.h"
 
 namespace tessera::launcher {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "core/log.h"
-#include "launcher/restarts.h"
+#include "launcher/process/restarts.h"
 
 namespace tessera::launcher {
 
@@ -50,8 +50,8 @@ inline constexpr int kDefaultMasterPort = 29500;  ///< torchrun's
 /// their log files. When run() returns, all processes started by ranks have ended.
 ///
 /// To be called from a process without other children. No other thread may take its signals
-/// (launcher/signals.h). Throws ConfigError for options out of range, and CommError if the port is in use or
-/// the program cannot be started.
+/// (launcher/process/signals.h). Throws ConfigError for options out of range, and CommError if the port is in
+/// use or the program cannot be started.
 int run(const Options& options, const Logger& log);
 
 }  // namespace tessera::launcher

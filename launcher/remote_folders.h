@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "launcher/cluster.h"
-#include "launcher/process.h"
+#include "launcher/process/process.h"
 
 namespace tessera::launcher {
 

@@ -16,7 +16,7 @@
 #include "core/files/disk_error.h"
 #include "core/log.h"
 #include "core/str.h"
-#include "launcher/error_file.h"
+#include "launcher/process/error_file.h"
 #include "tools/common/command_line.h"
 #include "tools/consolidate_command.h"
 #include "tools/doctor/doctor_command.h"

@@ -11,8 +11,8 @@
 #include <regex>
 
 #include "core/str.h"
-#include "launcher/environment.h"
-#include "launcher/port.h"
+#include "launcher/environment/environment.h"
+#include "launcher/environment/port.h"
 #include "tests/launcher/launch_testing.h"
 
 namespace tessera::launcher {

@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "core/str.h"
-#include "launcher/error_file.h"
+#include "launcher/process/error_file.h"
 
 namespace {
 

@@ -5,7 +5,7 @@
 
 #include "core/error.h"
 #include "core/str.h"
-#include "launcher/error_file.h"
+#include "launcher/process/error_file.h"
 #include "tools/launch/launch_command.h"
 
 int main(int argc, char** argv) {

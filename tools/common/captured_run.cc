@@ -17,7 +17,7 @@
 #include "core/files/file_descriptor.h"
 #include "core/str.h"
 #include "core/utf8.h"
-#include "launcher/failure.h"
+#include "launcher/failure/failure.h"
 
 namespace tessera::tools {
 namespace {

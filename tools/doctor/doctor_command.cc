@@ -13,7 +13,7 @@
 #include "core/error.h"
 #include "core/str.h"
 #include "core/terminal.h"
-#include "launcher/failure_report.h"
+#include "launcher/failure/failure_report.h"
 #include "tools/common/captured_run.h"
 #include "tools/doctor/doctor_facts.h"
 #include "tools/doctor/doctor_group.h"

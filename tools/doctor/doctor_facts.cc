@@ -31,8 +31,8 @@
 #include "core/files/file_descriptor.h"
 #include "core/memory/available_memory.h"
 #include "core/str.h"
-#include "launcher/failure_report.h"
-#include "launcher/host.h"
+#include "launcher/environment/host.h"
+#include "launcher/failure/failure_report.h"
 
 namespace tessera::tools {
 namespace {

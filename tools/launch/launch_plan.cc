@@ -11,11 +11,11 @@
 #include "core/environment/environment.h"
 #include "core/error.h"
 #include "core/str.h"
-#include "launcher/env_file.h"
-#include "launcher/environment.h"
-#include "launcher/failure_report.h"
-#include "launcher/hosts.h"
-#include "launcher/run_id.h"
+#include "launcher/environment/env_file.h"
+#include "launcher/environment/environment.h"
+#include "launcher/environment/hosts.h"
+#include "launcher/environment/run_id.h"
+#include "launcher/failure/failure_report.h"
 
 namespace tessera::tools {
 namespace {

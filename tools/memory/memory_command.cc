@@ -18,7 +18,7 @@
 #include "core/str.h"
 #include "core/terminal.h"
 #include "engine/config/groups.h"
-#include "launcher/environment.h"
+#include "launcher/environment/environment.h"
 #include "tools/common/command_line.h"
 #include "tools/common/tasks.h"
 #include "tools/launch/launch_command.h"

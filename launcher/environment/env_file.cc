@@ -1,0 +1,39 @@
+#include "launcher/environment/env_file.h"
+
+#include <algorithm>
+#include <cctype>
+#include <fstream>
+#include <unordered_set>
+
+#include "core/error.h"
+#include "core/str.h"
+
+namespace tessera::launcher {
+bool is_variable_name(std::string_view text) {
+  const auto fits = [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; };
+  return !text.empty() && std::isdigit(static_cast<unsigned char>(text[0])) == 0 &&
+         std::all_of(text.begin(), text.end(), fits);
+}
+
+std::vector<std::string> read_env_file(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) throw ConfigError(str("--env-file ", path, ": the file cannot be read"));
+  std::vector<std::string> variables;
+  std::unordered_set<std::string> names;
+  int number = 0;
+  for (std::string line; std::getline(file, line);) {
+    ++number;
+    if (line.ends_with('\r')) line.pop_back();
+    if (line.find_first_not_of(" \t") == line.npos || line.starts_with('#')) continue;
+    const size_t equals = line.find('=');
+    if (equals == line.npos || !is_variable_name(std::string_view(line).substr(0, equals)))
+      throw ConfigError(
+          str(path, ":", number, ": expected NAME=VALUE, with a name of letters, digits and _"));
+    if (!names.insert(line.substr(0, equals)).second)
+      throw ConfigError(str(path, ":", number, ": ", line.substr(0, equals), " stands there twice"));
+    variables.push_back(line);
+  }
+  return variables;
+}
+
+}  // namespace tessera::launcher

@@ -1,0 +1,122 @@
+#include "launcher/environment/environment.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <functional>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "core/environment/environment.h"
+#include "core/error.h"
+#include "core/str.h"
+#include "launcher/environment/host.h"
+
+namespace tessera::launcher {
+namespace {
+
+/// A variable PET_*, torchrun's way to give its flags by the environment, as a number; nullopt if it is
+/// unset, or a word ("auto", "gpu").
+std::optional<int> pet_number(const char* name, int least, int most) {
+  const auto value = integer_variable(name);
+  if (value && (*value < least || *value > most))
+    throw CommError(str(name, "=", *value, " is out of range: expected ", least, " to ", most));
+  return value;
+}
+
+/// A launcher that torchrun's variables come from counts as the innermost one: its ranks start no others.
+bool is_marked_rank() {
+  return std::getenv("RANK") &&
+         (std::getenv("TORCHELASTIC_RUN_ID") || std::getenv("TESSERA_RUN_ID") || std::getenv("LOCAL_RANK"));
+}
+
+std::optional<HostPlace> place_in_pytorch_job() {
+  if (!std::getenv("PET_NNODES") || is_marked_rank()) return std::nullopt;
+  HostPlace place;
+  place.launcher = "PyTorchJob";
+  place.num_nodes = pet_number("PET_NNODES", 1, kMaxRanks).value_or(1);
+  const auto node_rank = pet_number("PET_NODE_RANK", 0, place.num_nodes - 1);
+  if (!node_rank && place.num_nodes > 1)
+    throw CommError(str("PET_NODE_RANK is not set although PET_NNODES=", place.num_nodes,
+                        " is; expected this host's number, 0 to ", place.num_nodes - 1));
+  place.node_rank = node_rank.value_or(0);
+  place.nproc = pet_number("PET_NPROC_PER_NODE", 1, kMaxRanks);
+  if (const char* address = std::getenv("PET_MASTER_ADDR")) place.master_addr = address;
+  place.master_port = pet_number("PET_MASTER_PORT", 1, 65535).value_or(0);
+  return place;
+}
+
+}  // namespace
+
+std::optional<HostPlace> place_of_this_host() {
+  if (auto place = place_in_pytorch_job()) return place;
+  if (is_marked_rank()) return std::nullopt;
+  const auto env = scheduler_environment();
+  if (!env || env->world_size == 1 || env->local_world_size > 1) return std::nullopt;
+  return HostPlace{env->rank,        env->world_size, env->master_addr,
+                   env->master_port, std::nullopt,    env->launcher};
+}
+
+bool should_start_ranks(std::optional<int> nproc, int fewest) {
+  if (nproc && (*nproc < 1 || *nproc > kMaxRanks))
+    throw ConfigError(str("--nproc ", *nproc, ": expected 1 to ", kMaxRanks, " ranks on this host"));
+  if (const auto place = place_of_this_host(); place && nproc.value_or(place->nproc.value_or(1)) > 1)
+    return true;
+  if (!in_group()) return nproc.value_or(1) > 1;
+  if (!nproc) return false;
+  const Environment env = environment();
+  const bool is_local = env.local_world_size != env.world_size || std::getenv("LOCAL_WORLD_SIZE");
+  const bool is_within = fewest > 0 && env.local_world_size >= fewest && env.local_world_size <= *nproc;
+  if (env.local_world_size != *nproc && !is_within)
+    throw ConfigError(str("--nproc ", *nproc, ": this process already is rank ", env.rank,
+                          " of a group with ",
+                          is_local ? "LOCAL_WORLD_SIZE=" : "WORLD_SIZE=", env.local_world_size, " (",
+                          env.launcher, "); leave --nproc out under another launcher"));
+  return false;
+}
+
+std::vector<std::string> rank_environment(const RankVariables& variables) {
+  std::vector<std::pair<std::string, std::string>> ours = {
+      {"RANK", std::to_string(variables.rank)},
+      {"WORLD_SIZE", std::to_string(variables.world_size)},
+      {"LOCAL_RANK", std::to_string(variables.local_rank)},
+      {"LOCAL_WORLD_SIZE", std::to_string(variables.local_world_size)},
+      {"GROUP_RANK", std::to_string(variables.node_rank)},
+      {"GROUP_WORLD_SIZE", std::to_string(variables.num_nodes)},
+      {"MASTER_ADDR", variables.master_addr},
+      {"MASTER_PORT", std::to_string(variables.master_port)},
+      {"TESSERA_RUN_ID", variables.run_id},
+      {"TESSERA_ERROR_FILE", variables.error_file},
+      {"TORCHELASTIC_ERROR_FILE", variables.error_file},
+      {"TORCHELASTIC_RESTART_COUNT", std::to_string(variables.restart_count)},
+      {"TORCHELASTIC_MAX_RESTARTS", std::to_string(variables.max_restarts)},
+  };
+  if (!variables.run_secret.empty()) ours.emplace_back("TESSERA_RUN_SECRET", variables.run_secret);
+  if (!variables.memory_folder.empty()) ours.emplace_back("TESSERA_MEMORY_DIR", variables.memory_folder);
+  if (!variables.visible_devices.empty())
+    ours.emplace_back("CUDA_VISIBLE_DEVICES", variables.visible_devices);
+  std::set<std::string, std::less<>> names;
+  for (const auto& [name, value] : ours) names.insert(name);
+  const auto is_ours = [&](std::string_view name) { return names.contains(name); };
+  for (const std::string& line : variables.given)
+    if (const size_t equals = line.find('='); names.insert(line.substr(0, equals)).second)
+      ours.emplace_back(line.substr(0, equals), line.substr(equals + 1));
+  if (!std::getenv("OMP_NUM_THREADS") && !is_ours("OMP_NUM_THREADS")) {
+    const int share = std::max(1, available_cores() / variables.local_world_size);
+    ours.emplace_back("OMP_NUM_THREADS", std::to_string(variables.num_cores.value_or(share)));
+  }
+
+  std::vector<std::string> environment;
+  for (char** entry = environ; *entry; ++entry) {
+    const std::string_view line = *entry, name = line.substr(0, line.find('='));
+    const bool is_of_the_launcher = name.starts_with("TORCHELASTIC_") || name.starts_with("PET_") ||
+                                    name == kHostsVariable || name == kAgentVariable;
+    if (!is_ours(name) && !is_of_the_launcher) environment.emplace_back(line);
+  }
+  for (const auto& [name, value] : ours) environment.push_back(str(name, "=", value));
+  return environment;
+}
+
+}  // namespace tessera::launcher

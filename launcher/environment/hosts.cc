@@ -1,0 +1,166 @@
+#include "launcher/environment/hosts.h"
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <numeric>
+#include <optional>
+#include <sstream>
+#include <unordered_set>
+#include <utility>
+
+#include "core/error.h"
+#include "core/str.h"
+#include "core/utf8.h"
+#include "launcher/environment/environment.h"
+
+namespace tessera::launcher {
+namespace {
+
+constexpr int kMaxNumber = 1 << 20;
+constexpr size_t kLongestHostName = 253;  // of DNS
+
+std::optional<int> number_in(std::string_view text) {
+  int value = 0;
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || stop != text.data() + text.size() || value < 0) return std::nullopt;
+  return value;
+}
+
+/// The part before the next separator; `text` is left with what follows it.
+std::string_view take_item(std::string_view& text, char separator) {
+  const size_t end = text.find(separator);
+  const std::string_view item = text.substr(0, end);
+  text = end == text.npos ? std::string_view() : text.substr(end + 1);
+  return item;
+}
+
+auto find_host(std::vector<Host>& hosts, std::string_view name) {
+  return std::find_if(hosts.begin(), hosts.end(), [&](const Host& host) { return host.name == name; });
+}
+
+/// One NAME[:SLOTS] of a filter; the slots are those of the hostfile where it names none.
+Host parse_filter(std::string_view item, const std::vector<Host>& hosts, std::string_view option) {
+  const size_t colon = item.find(':');
+  const std::string_view name = item.substr(0, colon);
+  const auto host =
+      std::find_if(hosts.begin(), hosts.end(), [&](const Host& one) { return one.name == name; });
+  if (host == hosts.end()) {
+    std::vector<std::string> names;
+    for (const Host& one : hosts) names.push_back(one.name);
+    throw ConfigError(
+        str(option, ": host '", name, "' is not in the hostfile, which has ", join(names, ", ")));
+  }
+  if (colon == item.npos) return *host;
+  Host chosen{host->name, parse_numbers(item.substr(colon + 1), option)};
+  for (const int slot : chosen.slots)
+    if (std::find(host->slots.begin(), host->slots.end(), slot) == host->slots.end())
+      throw ConfigError(
+          str(option, ": host '", name, "' has no slot ", slot, "; expected 0 to ", host->slots.size() - 1));
+  return chosen;
+}
+
+void add_slots(Host& host, const std::vector<int>& slots) {
+  for (const int slot : slots)
+    if (std::find(host.slots.begin(), host.slots.end(), slot) == host.slots.end()) host.slots.push_back(slot);
+  std::sort(host.slots.begin(), host.slots.end());
+}
+
+}  // namespace
+
+std::vector<int> parse_numbers(std::string_view text, std::string_view option) {
+  const std::string_view whole = text;
+  std::vector<int> numbers;
+  bool good = !text.empty() && !text.ends_with(',');
+  while (good && !text.empty()) {
+    const std::string_view item = take_item(text, ',');
+    const size_t dash = item.find('-');
+    const auto first = number_in(item.substr(0, dash));
+    const auto last = dash == item.npos ? first : number_in(item.substr(dash + 1));
+    good = first && last && *first <= *last && *last < kMaxNumber;
+    for (int number = *first; good && number <= *last; ++number) numbers.push_back(number);
+  }
+  if (!good)
+    throw ConfigError(str(option, ": '", whole, "' is not a list of numbers; expected one as in 0,2 or 0-3"));
+  return numbers;
+}
+
+std::vector<Host> read_hostfile(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) throw ConfigError(str("--hostfile ", path, ": the file cannot be read"));
+  std::vector<Host> hosts;
+  std::unordered_set<std::string> names;
+  int number = 0;
+  for (std::string line; std::getline(file, line);) {
+    ++number;
+    const std::string before_comment = line.substr(0, line.find('#'));
+    std::istringstream words(before_comment);
+    std::string name, slots, more;
+    if (!(words >> name)) continue;
+    const std::string where = str(path, ":", number, ": ");
+    const bool complete = (words >> slots) && !(words >> more) && slots.starts_with("slots=");
+    const auto count = complete ? number_in(std::string_view(slots).substr(6)) : std::nullopt;
+    if (!count || *count < 1 || *count > kMaxRanks || name.size() > kLongestHostName ||
+        name.find_first_of("@:,=") != name.npos)
+      throw ConfigError(
+          str(where, quoted_name(line), ": expected HOST slots=N, with 1 to ", kMaxRanks, " slots"));
+    if (!names.insert(name).second)
+      throw ConfigError(
+          str(where, "host '", name, "' stands there twice; expected one line with all its slots"));
+    if (hosts.size() == kMaxRanks)
+      throw ConfigError(str(where, "more than ", kMaxRanks, " hosts; expected at most that many"));
+    hosts.push_back({name, std::vector<int>(static_cast<size_t>(*count))});
+    std::iota(hosts.back().slots.begin(), hosts.back().slots.end(), 0);
+  }
+  if (file.bad() || hosts.empty())
+    throw ConfigError(str("--hostfile ", path, ": no hosts; expected lines HOST slots=N"));
+  return hosts;
+}
+
+std::vector<Host> select_hosts(const std::vector<Host>& hosts, const std::string& include,
+                               const std::string& exclude) {
+  if (!include.empty() && !exclude.empty()) throw ConfigError("--include, --exclude: expected one of them");
+  if (include.empty() && exclude.empty()) return hosts;
+  const char* option = include.empty() ? "--exclude" : "--include";
+  std::vector<Host> named = hosts;
+  for (Host& host : named) host.slots.clear();
+  std::string_view text = include.empty() ? exclude : include;
+  while (!text.empty()) {
+    const Host chosen = parse_filter(take_item(text, '@'), hosts, option);
+    add_slots(*find_host(named, chosen.name), chosen.slots);
+  }
+  std::vector<Host> selected;
+  for (size_t i = 0; i < hosts.size(); ++i) {
+    Host host = named[i];
+    if (include.empty()) {
+      host.slots.clear();
+      for (const int slot : hosts[i].slots)
+        if (std::find(named[i].slots.begin(), named[i].slots.end(), slot) == named[i].slots.end())
+          host.slots.push_back(slot);
+    }
+    if (!host.slots.empty()) selected.push_back(std::move(host));
+  }
+  if (selected.empty()) throw ConfigError(str(option, " ", include, exclude, ": no slot is left"));
+  return selected;
+}
+
+std::string encode_hosts(const std::vector<Host>& hosts) {
+  std::vector<std::string> items;
+  for (const Host& host : hosts) items.push_back(str(host.name, ":", join(host.slots, ",")));
+  return join(items, "@");
+}
+
+std::vector<Host> decode_hosts(std::string_view text) {
+  std::vector<Host> hosts;
+  while (!text.empty()) {
+    const std::string_view item = take_item(text, '@');
+    const size_t colon = item.find(':');
+    if (colon == item.npos || colon == 0)
+      throw ConfigError(str(kHostsVariable, ": '", item, "' is not a host; expected HOST:SLOTS"));
+    hosts.push_back(
+        {std::string(item.substr(0, colon)), parse_numbers(item.substr(colon + 1), kHostsVariable)});
+  }
+  return hosts;
+}
+
+}  // namespace tessera::launcher

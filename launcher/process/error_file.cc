@@ -1,0 +1,174 @@
+#include "launcher/process/error_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string_view>
+#include <vector>
+
+#include "core/ascii.h"
+#include "core/files/file_descriptor.h"
+#include "core/files/temporary_name.h"
+#include "core/str.h"
+
+namespace tessera::launcher {
+namespace {
+
+constexpr size_t kMaxLineBytes = 500;
+constexpr size_t kMaxReportBytes = 4000;
+constexpr std::streamoff kTailBytes = 65'536;
+constexpr size_t kTailLines = 60;
+
+/// `text` on one line of bounded length, without control characters.
+std::string one_line(std::string_view text, size_t max_bytes) {
+  std::string line;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '\x1b' && i + 1 < text.size() && text[i + 1] == '[') {  // ESC [ parameters letter
+      i += 2;
+      while (i < text.size() && (text[i] < '@' || text[i] > '~')) ++i;
+    } else if (text[i] == '\n' || text[i] == '\t') {
+      line += ' ';
+    } else if (static_cast<unsigned char>(text[i]) >= 0x20 && text[i] != 0x7f) {
+      line += text[i];
+    }
+  }
+  const size_t first = line.find_first_not_of(' '), last = line.find_last_not_of(' ');
+  line = first == std::string::npos ? "" : line.substr(first, last - first + 1);
+  if (line.size() <= max_bytes) return line;
+  size_t cut = max_bytes;
+  while (cut > 0 && (line[cut] & 0xC0) == 0x80) --cut;  // not inside a UTF-8 character
+  return line.substr(0, cut) + "...";
+}
+
+/// Creates `path` with this content unless it exists already.
+void write_once(const std::string& path, const std::string& content) {
+  const std::string temporary = temporary_path(path).string();
+  FileDescriptor fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
+  if (!fd) return;
+  size_t written = 0;
+  while (written < content.size()) {
+    const ssize_t n = ::write(fd.get(), content.data() + written, content.size() - written);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) break;
+    written += static_cast<size_t>(n);
+  }
+  fd.reset();
+  const bool complete = written == content.size();
+  // link() fails if the name exists, which keeps the first report. Some file systems have no hard links.
+  if (complete && ::link(temporary.c_str(), path.c_str()) != 0 && errno != EEXIST)
+    ::rename(temporary.c_str(), path.c_str());
+  ::unlink(temporary.c_str());
+}
+
+/// The time of the last change of a file, as CLOCK_MONOTONIC: torch's reports have whole seconds.
+int64_t time_of_file(const std::string& path) {
+  struct stat status{};
+  timespec now{};
+  ::clock_gettime(CLOCK_REALTIME, &now);
+  if (::stat(path.c_str(), &status) != 0) return monotonic_ns();
+  const auto ns = [](const timespec& time) { return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec; };
+  return monotonic_ns() - std::max<int64_t>(0, ns(now) - ns(status.st_mtim));
+}
+
+bool mentions_error(std::string_view line) {
+  static constexpr std::array<std::string_view, 9> kWords = {
+      "error", "exception", "what()", "terminate called", "fatal", "failed", "cannot", "not found", "assert"};
+  if (line.starts_with("frame #")) return false;  // a line of c10's stack trace
+  const std::string lower = ascii_lower(line);
+  return std::any_of(kWords.begin(), kWords.end(),
+                     [&](std::string_view word) { return lower.find(word) != std::string::npos; });
+}
+
+}  // namespace
+
+int64_t monotonic_ns() {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+void report_error(const std::string& message, bool would_recur) noexcept {
+  try {
+    const char* path = std::getenv("TESSERA_ERROR_FILE");
+    if (!path) path = std::getenv("TORCHELASTIC_ERROR_FILE");
+    if (!path) return;
+    nlohmann::json extra = {{"timestamp", std::to_string(::time(nullptr))},
+                            {"monotonic_ns", std::to_string(monotonic_ns())}};
+    if (would_recur) extra["would_recur"] = "true";
+    const nlohmann::json report = {
+        {"message", {{"message", one_line(message, kMaxReportBytes)}, {"extraInfo", extra}}}};
+    // ASCII only: torchrun fails on bytes that its locale cannot decode.
+    write_once(path, report.dump(-1, ' ', /*ensure_ascii=*/true, nlohmann::json::error_handler_t::replace));
+  } catch (...) {
+    // For example out of memory. The exit code still shows the launcher that this rank has failed.
+  }
+}
+
+std::optional<ErrorReport> read_error_report(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) return std::nullopt;
+  const auto json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object() || !json.contains("message")) return std::nullopt;
+  ErrorReport report;
+  report.time_ns = time_of_file(path);
+  const nlohmann::json& inner = json["message"];
+  const nlohmann::json& text = inner.is_object() && inner.contains("message") ? inner["message"] : inner;
+  report.message = one_line(text.is_string() ? text.get<std::string>() : text.dump(), kMaxReportBytes);
+  if (const auto extra = inner.is_object() ? inner.find("extraInfo") : inner.end();
+      inner.is_object() && extra != inner.end() && extra->is_object()) {
+    const auto text_of = [&](const char* name) {
+      const auto value = extra->find(name);
+      return value != extra->end() && value->is_string() ? value->get<std::string>() : std::string();
+    };
+    const std::string digits = text_of("monotonic_ns");
+    report.would_recur = text_of("would_recur") == "true";
+    int64_t time_ns = 0;
+    if (std::from_chars(digits.data(), digits.data() + digits.size(), time_ns).ec == std::errc())
+      report.time_ns = time_ns;
+  }
+  return report;
+}
+
+std::string last_error_line(const std::string& log_path) {
+  std::ifstream file(log_path, std::ios::binary);
+  if (!file) return {};
+  file.seekg(0, std::ios::end);
+  const std::streamoff size = file.tellg();
+  file.seekg(std::max<std::streamoff>(0, size - kTailBytes));
+  std::string tail{std::istreambuf_iterator<char>(file), {}};
+  std::replace(tail.begin(), tail.end(), '\r', '\n');  // a progress bar's redraws become lines
+
+  std::vector<std::string> lines;
+  std::istringstream stream(tail);
+  for (std::string raw; std::getline(stream, raw);)
+    if (std::string line = one_line(raw, kMaxLineBytes); !line.empty()) lines.push_back(std::move(line));
+  const size_t begin = lines.size() > kTailLines ? lines.size() - kTailLines : 0;
+  for (size_t i = lines.size(); i-- > begin;)
+    if (mentions_error(lines[i])) return lines[i];
+  return lines.empty() ? "" : lines.back();
+}
+
+bool has_other_lines(const std::string& log_path, const std::vector<std::string>& messages) {
+  std::ifstream file(log_path, std::ios::binary);
+  for (std::string raw; std::getline(file, raw);) {
+    const std::string line = one_line(raw, kMaxReportBytes);
+    // "[error] MESSAGE", or one line of a message with several.
+    const auto is_in = [&](const std::string& message) {
+      return line.find(message) != line.npos || message.find(line) != message.npos;
+    };
+    if (!line.empty() && std::none_of(messages.begin(), messages.end(), is_in)) return true;
+  }
+  return false;
+}
+
+}  // namespace tessera::launcher
