@@ -17,6 +17,18 @@ MAY_INCLUDE["python"] = set(MAY_INCLUDE) - {"examples", "cmake"}
 for top in ("tools", "tests", "benchmarks"):
     MAY_INCLUDE[top] = set(MAY_INCLUDE) - {"python"} | {"tools", "tests", "benchmarks"}
 
+# Folder -> its sub-folders, each of which may include from those before it. "." stands for the folder's own files.
+SUB_FOLDERS = {
+    "core": [".", "files", "memory", "environment", "async_io"],
+    "comm": ["sockets", "memory", "control", ".", "rendezvous", "shm", "gloo", "nccl", "hybrid", "p2p", "init"],
+    "zero": ["plan", "kernels", "memory", "deferred", "offload", "unit", "gather", "reduce", "optimizer", "model", "."],
+    "checkpoint": [".", "hdf5", "manifest", "formats", "files", "write", "read", "consolidate"],
+    "engine": ["config", "optimizer", "profile", "checkpoint", "."],
+    "train": ["task", "data", "report", "run", "memory", "."],
+    "launcher": ["environment", "process", "failure", "."],
+    "tools": ["common", "launch", "memory", "doctor", "."],
+}
+
 CHECKPOINT_FROM_ZERO = re.compile(r"zero/plan/layout\w*\.h")
 # Files that must be usable, and testable, without libtorch.
 TORCH_FREE = re.compile(r"core/|launcher/|checkpoint/|monitor/|zero/plan/layout\w*\.(h|cc)$|zero/plan/stage\.h$")
@@ -86,6 +98,32 @@ def _include_complaint(root, source, bracket, name):
     return None
 
 
+def sub_folder_direction(root):
+    complaints = []
+    for source in sources(root):
+        order = SUB_FOLDERS.get(source.folder)
+        if order is None:
+            continue
+        mine = _sub_folder(source.path)
+        if mine not in order:
+            complaints.append(f"{source.path}:1: folder {source.folder}/{mine}/ has no place in the include direction; "
+                              "give it one in tests/architecture/rules.py and docs/architecture.md")
+            continue
+        for number, _, name in source.includes:
+            if not name.startswith(source.folder + "/") or not (Path(root) / name).is_file():
+                continue
+            target = _sub_folder(name)
+            if target in order and order.index(target) > order.index(mine):
+                allowed = ", ".join(order[:order.index(mine)]) or "nothing else of its folder"
+                complaints.append(f"{source.path}:{number}: includes {name}; {source.folder}/{mine} may include only {allowed}")
+    return complaints
+
+
+def _sub_folder(path):
+    parts = PurePosixPath(path).parts
+    return parts[1] if len(parts) > 2 else "."
+
+
 def torch_headers(root):
     complaints = []
     for source in sources(root):
@@ -127,4 +165,4 @@ def file_lengths(root):
     return complaints
 
 
-ALL_RULES = [include_direction, torch_headers, stage_comparisons, file_lengths]
+ALL_RULES = [include_direction, sub_folder_direction, torch_headers, stage_comparisons, file_lengths]
