@@ -13,7 +13,7 @@ struct NamedShape {
   std::string shape;  ///< dtype and sizes, as text that is equal for equal ones
 };
 
-/// Local. The block of each parameter, counted from 0; -1 where it is in none.
+/// The block of each parameter, counted from 0; -1 where it is in none.
 ///
 /// Without `is_block`: wherever names number their parts (as ModuleList and Sequential do: `blocks.0.`,
 /// `blocks.1.`) and two of these have parameters of the same names and shapes, each numbered part is a block.

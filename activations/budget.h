@@ -46,7 +46,7 @@ struct OffloadCost {
   int64_t buffer_bytes = 0;  ///< of the budget, and at least the largest offloaded result: for buffers
 };
 
-/// Local. Drops or offloads, one after the other, what frees the most bytes for a second lost, until
+/// Drops or offloads, one after the other, what frees the most bytes for a second lost, until
 /// `budget_bytes` are enough; then takes back what fits into the rest. Where they are never enough: all that
 /// can leave memory does. `offload`: unset where there is no disk for it.
 Plan choose(const Profile& profile, int64_t budget_bytes,

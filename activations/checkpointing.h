@@ -24,19 +24,19 @@ namespace tessera::activations {
 /// Used by the thread that uses the ShardedModel.
 class Checkpointing {
  public:
-  /// Local. From the next forward on. `install_hooks`: false in a process of Python, where the caller pushes
+  /// From the next forward on. `install_hooks`: false in a process of Python, where the caller pushes
   /// hooks that call save_on_this_thread(). The model must outlive it.
   Checkpointing(zero::ShardedModel& model, const PolicyOptions& options, bool install_hooks = true);
 
-  /// Local. Before a forward that the engine calls; a model may also be called without.
+  /// Before a forward that the engine calls; a model may also be called without.
   void begin_forward() { subject_->recording->begin_forward(); }
-  /// Local; Collective the first time under a budget, where ranks follow rank 0's choice. To be called before
+  /// Collective the first time under a budget, where ranks follow rank 0's choice. To be called before
   /// backward. Throws DiskError where saved tensors go to disk.
   void end_forward();
-  /// Local. In evaluation nothing is recorded.
+  /// In evaluation nothing is recorded.
   void set_training(bool training) { subject_->active = training; }
 
-  /// Local. Of the last forward.
+  /// Of the last forward.
   Counts counts() const { return subject_->recording->counts(); }
   /// What a budget has chosen, or null.
   const Plan* plan() const { return plan_ ? &*plan_ : nullptr; }

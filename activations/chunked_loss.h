@@ -15,7 +15,7 @@ struct ChunkedLossOptions {
   int64_t ignore_index = -100;  ///< targets of this value do not count
 };
 
-/// Local; Collective where the projection is sharded, as any use of a parameter. The mean of
+/// Collective where the projection is sharded, as any use of a parameter. The mean of
 /// cross_entropy(hidden · weightᵀ + bias, target) over the targets that count, in fp32 (NaN if there are
 /// none, as in libtorch). hidden: (…, dim); weight: (vocabulary, dim); bias: (vocabulary) or undefined;
 /// target: (…) int64. To rounding the same as the plain loss: sums of a chunk come before the sum of the

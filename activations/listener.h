@@ -51,16 +51,16 @@ class Unheard {
   bool before_;
 };
 
-/// Local. Whether one lives: operators of this thread repeat what was computed before, or are our own.
+/// Whether one lives: operators of this thread repeat what was computed before, or are our own.
 bool unheard_on_this_thread();
 
-/// Local. What stands for `tensor` in autograd's graph: of the model that this thread is in the forward of;
+/// What stands for `tensor` in autograd's graph: of the model that this thread is in the forward of;
 /// null when it is in none.
 std::shared_ptr<SavedTensor> save_on_this_thread(const at::Tensor& tensor);
-/// Local. Whether this thread is in the forward of a model.
+/// Whether this thread is in the forward of a model.
 bool records_on_this_thread();
 
-/// Local. From now on autograd asks us what to save, on all threads. Not in a process of Python, whose own
+/// From now on autograd asks us what to save, on all threads. Not in a process of Python, whose own
 /// engine has this place.
 void install_autograd_hooks();
 

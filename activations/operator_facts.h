@@ -47,15 +47,15 @@ struct OperatorFacts {
   int training_argument = -1;
 };
 
-/// Local. Thread-safe; the reference is valid until the process ends.
+/// Thread-safe; the reference is valid until the process ends.
 const OperatorFacts& facts_of(const at::RecordFunction& function);
 /// What is known of a graph of torch.compile: nothing.
 const OperatorFacts& facts_of_compiled_graph();
 
-/// Local. The tensors that the operator is about to write, lists flattened.
+/// The tensors that the operator is about to write, lists flattened.
 std::vector<at::Tensor> written_tensors(const OperatorFacts& facts, c10::ArrayRef<const c10::IValue> inputs);
 
-/// Local. The names of all operators that are registered now ("aten::gelu"), each once.
+/// The names of all operators that are registered now ("aten::gelu"), each once.
 std::vector<std::string> operator_names();
 
 }  // namespace tessera::activations

@@ -21,7 +21,7 @@
 // reads share one. Small tensors from outside of the forward are copied alike: a graph of torch.compile
 // updates buffers without any operator.
 //
-// [Note: forwards that branch]
+// Forwards that branch.
 // A Plan names the results of operators by their number in the pass. A pass that calls another operator at
 // some place has left the plan; from there on it decides as `cheap` does.
 //

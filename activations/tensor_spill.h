@@ -1,6 +1,6 @@
 // TensorSpill: memory of saved tensors that lies on disk between forward and backward.
 //
-// [Note: activations on disk]
+// Activations on disk.
 // What autograd saves is needed in the reverse order. So a block is copied into a buffer and written from
 // there, without waiting; buffers stay after their write, and the oldest leave when their bytes exceed
 // `buffer_bytes`: what was saved last is in memory still when backward begins. When a block is fetched, those
@@ -51,11 +51,11 @@ class TensorSpill : public std::enable_shared_from_this<TensorSpill> {
   };
   class Block;
 
-  /// Local. Reserves the first file. Throws DiskError.
+  /// Reserves the first file. Throws DiskError.
   explicit TensorSpill(Options options) : options_(std::move(options)) { add_file(0); }
   TensorSpill(const TensorSpill&) = delete;
 
-  /// Local. A copy of `data`, on its way to the disk. Waits while the buffers are full. Throws DiskError,
+  /// A copy of `data`, on its way to the disk. Waits while the buffers are full. Throws DiskError,
   /// also for an earlier block that could not be written.
   std::shared_ptr<Block> write(std::span<const std::byte> data);
   /// Where a block is in memory, while the caller has it. Must not be written to unless the storage has one
@@ -64,9 +64,9 @@ class TensorSpill : public std::enable_shared_from_this<TensorSpill> {
     c10::Storage storage;
     int64_t byte_offset = 0;  ///< of the block in it; its address is a multiple of SpillFile::kAlignment
   };
-  /// Local. Waits for the block, and reads those saved before it ahead. Throws DiskError.
+  /// Waits for the block, and reads those saved before it ahead. Throws DiskError.
   Memory read(Block& block);
-  /// Local. How fast it is now, measured with 16 MiB.
+  /// How fast it is now, measured with 16 MiB.
   SpillRates measure();
 
   int64_t buffer_bytes() const { return options_.buffer_bytes; }
@@ -137,9 +137,9 @@ struct SpilledTensor {
   int64_t storage_offset = 0;
   caffe2::TypeMeta dtype;
 
-  /// Local. `tensor`: dense, on the CPU; its storage is `block`'s data.
+  /// `tensor`: dense, on the CPU; its storage is `block`'s data.
   SpilledTensor(std::shared_ptr<SpillBlock> block, const at::Tensor& tensor);
-  /// Local. Without autograd's history. Throws DiskError.
+  /// Without autograd's history. Throws DiskError.
   at::Tensor fetch() const;
 };
 

@@ -74,28 +74,28 @@ struct Call {
   bool grad_mode = true;  ///< some kernels ask for it
 };
 
-/// Local. `tensor`'s memory without autograd's history. No operator is called.
+/// `tensor`'s memory without autograd's history. No operator is called.
 at::Tensor alias_of(const at::Tensor& tensor);
-/// Local. A copy with memory of its own, with the strides of `tensor` and its alignment (to 64 bytes):
+/// A copy with memory of its own, with the strides of `tensor` and its alignment (to 64 bytes):
 /// kernels choose their way by these. No operator is heard.
 at::Tensor copy_of(const at::Tensor& tensor);
-/// Local. 64-bit XXH3 of the elements, in their order by index, and of shape and type. No operator is heard.
+/// 64-bit XXH3 of the elements, in their order by index, and of shape and type. No operator is heard.
 uint64_t digest_of(const at::Tensor& tensor);
-/// Local. For a random operator that is about to run: copies its generator's state into the call.
+/// For a random operator that is about to run: copies its generator's state into the call.
 void remember_generator(Call& call);
-/// Local. Holds `tensor`, which is the Value's, and forgets the producer.
+/// Holds `tensor`, which is the Value's, and forgets the producer.
 void keep(Value& value, const at::Tensor& tensor);
 
-/// Local. Null: none.
+/// Null: none.
 c10::StorageImpl* storage_of(const at::Tensor& tensor);
-/// Local. Dense tensors with memory of their own kind: all else (sparse ones, tensors of functional
+/// Dense tensors with memory of their own kind: all else (sparse ones, tensors of functional
 /// transforms, …) is kept.
 bool supported(const at::Tensor& tensor);
 bool is_parameter(const at::Tensor& tensor);
-/// Local. Memory that numpy has, or that is not libtorch's own: it may be written without any operator.
+/// Memory that numpy has, or that is not libtorch's own: it may be written without any operator.
 bool is_shared_memory(const at::Tensor& tensor);
 
-/// Local. The tensors among results, lists flattened; undefined where a result is no tensor.
+/// The tensors among results, lists flattened; undefined where a result is no tensor.
 std::vector<at::Tensor> flatten(const std::vector<c10::IValue>& results);
 
 struct Work {
@@ -105,7 +105,7 @@ struct Work {
   double read_seconds = 0;   ///< that were waited for
 };
 
-/// Local. Brings the value back where it is not kept: reads it from disk, or runs the calls that lead to it,
+/// Brings the value back where it is not kept: reads it from disk, or runs the calls that lead to it,
 /// below autograd and autocast, and keeps what they make for whoever else needs it. `work`: increased by what
 /// it took. Throws Error when the value cannot be made, because what it is made of was written in place
 /// since, or when what was made differs from its digest, and DiskError.

@@ -1,6 +1,6 @@
 // The rank's side of bench_step: trains when its team (team.h) asks, and answers with the times.
 //
-// [Note: the protocol of a team] Lines of text over the rank's stdin and stdout. The rank begins with
+// The protocol of a team: Lines of text over the rank's stdin and stdout. The rank begins with
 // "ready". It answers "train N" with N lines of five numbers, the seconds of a StepTimes, and "footprint"
 // with the numbers of a Footprint. It ends when stdin ends.
 #pragma once

@@ -22,12 +22,12 @@ struct Footprint {
 /// Owns the processes. Not thread-safe.
 class Team {
  public:
-  /// Local. Starts `size` ranks of this program, one thread each. In the modes that train alone they train at
+  /// Starts `size` ranks of this program, one thread each. In the modes that train alone they train at
   /// the same time without communication, so that every core is as busy as in the other modes. Throws Error
   /// if one ends.
   Team(Mode mode, int size, const std::vector<std::string>& rank_args);
 
-  /// Local. One step that doesn't count, then `num_steps` that do: the slowest rank's times, by step.
+  /// One step that doesn't count, then `num_steps` that do: the slowest rank's times, by step.
   std::vector<StepTimes> turn(int num_steps);
   Footprint footprint();
 

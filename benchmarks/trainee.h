@@ -38,7 +38,7 @@ class Trainee {
   /// Collective, except in the modes that train alone. One step of forward,
   /// backward, clipping at norm 1 and AdamW.
   virtual StepTimes step() = 0;
-  /// Local. Bytes of parameters, gradients, masters and optimizer state this rank holds.
+  /// Bytes of parameters, gradients, masters and optimizer state this rank holds.
   virtual int64_t state_bytes() const = 0;
   virtual int64_t num_parameters() const = 0;
 };

@@ -18,18 +18,17 @@ namespace tessera::checkpoint {
 
 inline constexpr int64_t kBlockBytes = int64_t{1} << 20;
 
-/// Local.
 uint64_t hash_block(std::span<const std::byte> block);
 
-/// Local. Blocks of a file of `bytes` bytes.
+/// Blocks of a file of `bytes` bytes.
 constexpr int64_t num_blocks(int64_t bytes) { return bytes / kBlockBytes + (bytes % kBlockBytes != 0); }
 
-/// Local. XXH3-128 of `text`, 32 lower-case hexadecimal digits.
+/// XXH3-128 of `text`, 32 lower-case hexadecimal digits.
 std::string text_digest(std::string_view text);
 
-/// Local. 16 lower-case hexadecimal digits per hash, concatenated.
+/// 16 lower-case hexadecimal digits per hash, concatenated.
 std::string hashes_to_hex(std::span<const uint64_t> hashes);
-/// Local. The inverse; nullopt unless every character is such a digit and their number is a multiple of 16.
+/// The inverse; nullopt unless every character is such a digit and their number is a multiple of 16.
 std::optional<std::vector<uint64_t>> hashes_from_hex(std::string_view hex);
 
 /// Takes a file's bytes from first to last, in pieces of any size. Not thread-safe.

@@ -35,10 +35,10 @@ class RanksDiffer : public CommError {
 class Work {
  public:
   virtual ~Work() = default;
-  /// Local. True once wait() would not block (CPU), or the operation has left the device's queue (CUDA). Also
+  /// True once wait() would not block (CPU), or the operation has left the device's queue (CUDA). Also
   /// true once it has failed, so that a caller who polls goes on to wait(), which throws.
   virtual bool test() = 0;
-  /// Local. Blocks until the result is there (CPU), or makes the current stream wait for it (CUDA). Throws
+  /// Blocks until the result is there (CPU), or makes the current stream wait for it (CUDA). Throws
   /// CommError naming the collective, its label, and the ranks that have not arrived, after the
   /// communicator's timeout or when a peer is gone.
   virtual void wait() = 0;
@@ -99,24 +99,24 @@ class Communicator {
   /// the others on this host read them in place, and it lasts as long as this group does; elsewhere any
   /// memory. Not initialised. Throws CommError when there is no room.
   virtual at::Tensor allocate_symmetric(int64_t bytes, at::Device device, std::string_view label);
-  /// Local. The same part of rank `rank`'s buffer as `mine` is of this rank's, where `mine` lies in memory
+  /// The same part of rank `rank`'s buffer as `mine` is of this rank's, where `mine` lies in memory
   /// from allocate_symmetric(): for reading. Undefined where not all ranks see each other's memory.
   virtual at::Tensor peer_view(const at::Tensor& mine, int rank);
 
-  /// Local. Whether Work::wait() blocks the thread until the result is there. False (CUDA): it makes the
+  /// Whether Work::wait() blocks the thread until the result is there. False (CUDA): it makes the
   /// current stream wait, and returns.
   virtual bool wait_blocks() const { return true; }
 
-  /// Local. Whether a reduce_scatter in flight takes memory of its buffer's size: a caller that issues many
+  /// Whether a reduce_scatter in flight takes memory of its buffer's size: a caller that issues many
   /// should then wait for some.
   virtual bool buffers_reductions() const { return false; }
   /// Collective. (bytes) uint8 zeros: one memory a host, which all its ranks have mapped and may read and
   /// write. An all-gather into it moves nothing within the host. Undefined where ranks share no memory.
   /// Throws CommError when there is no room.
   virtual at::Tensor allocate_shared(int64_t bytes, std::string_view label);
-  /// Local. This rank among those of its host, which have allocate_shared()'s memory in common.
+  /// This rank among those of its host, which have allocate_shared()'s memory in common.
   virtual PlaceOnHost place_on_host() const { return {}; }
-  /// Local. Bytes of this group's collectives that this rank has received from other hosts. Counted by
+  /// Bytes of this group's collectives that this rank has received from other hosts. Counted by
   /// backend "hybrid"; 0 elsewhere.
   virtual int64_t bytes_from_other_hosts() const { return 0; }
 
@@ -167,7 +167,7 @@ class Communicator {
   /// among them. Ranks that give the same list form a group, in which a rank's number is its place in the
   /// list. So every rank of a list must give that list. `name` is equal on all ranks of this group.
   virtual std::shared_ptr<Communicator> split(const std::vector<int>& ranks, std::string_view name) = 0;
-  /// Local. What messages call `rank` of this group: its number in the group of all ranks (which split()
+  /// What messages call `rank` of this group: its number in the group of all ranks (which split()
   /// leaves as it is).
   virtual int global_rank(int rank) const { return rank; }
 
@@ -189,7 +189,7 @@ class Communicator {
   const at::Device device_;
 };
 
-/// Local. For backends whose reductions only sum: writes `sum` (this rank's slice, or the whole of an
+/// For backends whose reductions only sum: writes `sum` (this rank's slice, or the whole of an
 /// all-reduce) to where and how it is wanted. Those who listen to operators do not see it.
 void write_result(const at::Tensor& sum, const ReduceInto& into);
 

@@ -64,14 +64,14 @@ static_assert([] {
 
 constexpr at::ScalarType to_torch(DType dtype) { return kTorchDTypes[static_cast<size_t>(dtype)].second; }
 
-/// Local. Nothing for a type that has no DType.
+/// Nothing for a type that has no DType.
 constexpr std::optional<DType> find_dtype(at::ScalarType type) {
   for (const auto& [dtype, torch_type] : kTorchDTypes)
     if (torch_type == type) return dtype;
   return std::nullopt;
 }
 
-/// Local. The same; a type that has no DType is a std::logic_error.
+/// The same; a type that has no DType is a std::logic_error.
 inline DType from_torch(at::ScalarType type) {
   const std::optional<DType> dtype = find_dtype(type);
   TESSERA_CHECK(dtype.has_value(), "no DType for ", c10::toString(type));

@@ -22,9 +22,9 @@ namespace tessera::comm {
 class Pending {
  public:
   virtual ~Pending() = default;
-  /// Local. True once wait() would not block. Throws when the operation has failed.
+  /// True once wait() would not block. Throws when the operation has failed.
   virtual bool poll() = 0;
-  /// Local. CPU: blocks until the result is there; false when it is not after `limit`. CUDA: makes the
+  /// CPU: blocks until the result is there; false when it is not after `limit`. CUDA: makes the
   /// current stream wait for the operation and returns true. Throws when the operation has failed.
   virtual bool wait(std::chrono::milliseconds limit) = 0;
 };
@@ -56,14 +56,14 @@ class Transport {
   /// Collective. See Communicator; undefined: no such memory.
   virtual at::Tensor allocate_symmetric(int64_t) { return {}; }
   virtual at::Tensor allocate_shared(int64_t) { return {}; }
-  /// Local. See Communicator.
+  /// See Communicator.
   virtual PlaceOnHost place_on_host() const { return {}; }
   virtual int64_t bytes_from_other_hosts() const { return 0; }
-  /// Local. `watch` is called about ten times a second while one of the calls above itself waits for other
+  /// `watch` is called about ten times a second while one of the calls above itself waits for other
   /// ranks, if it ever does, and ends the wait by what it throws.
   virtual void set_watch(std::function<void()>) {}
 
-  /// Local. See Communicator.
+  /// See Communicator.
   virtual at::Tensor peer_view(const at::Tensor&, int) { return {}; }
 
   /// Makes everything pending fail, here and, by closing the connections, on the other ranks. Never throws.
@@ -76,18 +76,18 @@ class Transport {
                                            FailureHook on_failure) = 0;
 };
 
-/// Local. The place of `rank` in `ranks`, which has it.
+/// The place of `rank` in `ranks`, which has it.
 int place_of(const std::vector<int>& ranks, int rank);
 
-/// Local. Elements [begin, begin + numel) of a 1-D contiguous tensor, which is kept alive. Made without an
+/// Elements [begin, begin + numel) of a 1-D contiguous tensor, which is kept alive. Made without an
 /// operator and with a storage of its own, so that those who listen to operators on the model's storages
 /// (zero/gather/residency) do not see communication.
 at::Tensor plain_view(const at::Tensor& buffer, int64_t begin, int64_t numel);
-/// Local. The same of (numel) elements at `data`, which `owner` keeps alive.
+/// The same of (numel) elements at `data`, which `owner` keeps alive.
 at::Tensor plain_view_at(void* data, int64_t numel, at::ScalarType dtype, const at::Tensor& owner);
-/// Local. The same of the whole buffer, as bytes.
+/// The same of the whole buffer, as bytes.
 at::Tensor plain_bytes(const at::Tensor& buffer);
-/// Local. The same of a buffer that its owner frees by buffer->reset() when the operation is done, even if
+/// The same of a buffer that its owner frees by buffer->reset() when the operation is done, even if
 /// a backend still holds the view.
 at::Tensor plain_bytes(std::shared_ptr<at::Tensor> buffer);
 

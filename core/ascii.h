@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-/// Local. Bytes other than A to Z are unchanged.
+/// Bytes other than A to Z are unchanged.
 inline std::string ascii_lower(std::string_view text) {
   std::string lower(text);
   for (char& c : lower)

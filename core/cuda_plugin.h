@@ -7,12 +7,12 @@
 
 namespace tessera {
 
-/// Local. The address of an `extern "C"` function of the plugin, which is loaded at the first call: from
+/// The address of an `extern "C"` function of the plugin, which is loaded at the first call: from
 /// TESSERA_CUDA_PLUGIN (a path) if set, else from the program's own folder. Thread-safe. Never null. Throws
 /// Error in one line: built without CUDA, a library of the CUDA wheels missing (which), no such function.
 void* cuda_plugin_symbol(const char* name);
 
-/// Local. The path from which the plugin is loaded.
+/// The path from which the plugin is loaded.
 std::string cuda_plugin_path();
 
 }  // namespace tessera

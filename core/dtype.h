@@ -113,21 +113,21 @@ static_assert([] {
 /// Whether files' conversions know it as a number with a fraction: fp32, bf16, fp16, fp64.
 constexpr bool is_floating(DType dtype) { return dtype <= DType::kFloat64; }
 
-/// Local. Bytes of one element.
+/// Bytes of one element.
 constexpr int64_t size_bytes(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].bytes; }
 
-/// Local. Its name in the configuration and in files: "fp32", "bf16", "fp16", "fp64", "int64", "int32",
+/// Its name in the configuration and in files: "fp32", "bf16", "fp16", "fp64", "int64", "int32",
 /// "int16", "int8", "uint8", "bool"; of the others torch's.
 constexpr std::string_view name_of(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].name; }
 
-/// Local. The inverse of name_of(); nullopt for any other word.
+/// The inverse of name_of(); nullopt for any other word.
 constexpr std::optional<DType> dtype_named(std::string_view name) {
   for (const DTypeInfo& info : kDTypes)
     if (name == info.name) return info.dtype;
   return std::nullopt;
 }
 
-/// Local. DeepSpeed's and PyTorch's names of the compute types: "fp32", "float32", "float",
+/// DeepSpeed's and PyTorch's names of the compute types: "fp32", "float32", "float",
 /// "bf16", "bfloat16", "fp16", "float16", "half". nullopt for any other word.
 constexpr std::optional<DType> parse_dtype(std::string_view word) {
   if (word == "fp32" || word == "float32" || word == "float") return DType::kFloat32;

@@ -5,7 +5,7 @@
 
 namespace tessera {
 
-/// Local. "http://HOST…" or "https://HOST…", without user name and password, because addresses are written
+/// "http://HOST…" or "https://HOST…", without user name and password, because addresses are written
 /// into files and logs.
 inline bool is_http_url(const std::string& url) {
   if (url.find('@') != url.npos) return false;

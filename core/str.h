@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// Local. Concatenates the arguments as `operator<<` prints them.
+/// Concatenates the arguments as `operator<<` prints them.
 template <class... Args>
 std::string str(const Args&... args) {
   std::ostringstream out;
@@ -17,7 +17,7 @@ std::string str(const Args&... args) {
   return out.str();
 }
 
-/// Local. Items joined by a separator: join({"a", "b"}, ", ") is "a, b".
+/// Items joined by a separator: join({"a", "b"}, ", ") is "a, b".
 template <class Range>
 std::string join(const Range& items, const char* separator) {
   std::ostringstream out;
@@ -29,10 +29,10 @@ std::string join(const Range& items, const char* separator) {
   return out.str();
 }
 
-/// Local. "[3, 4]"; "[]" for a scalar.
+/// "[3, 4]"; "[]" for a scalar.
 inline std::string describe_shape(std::span<const int64_t> shape) { return str("[", join(shape, ", "), "]"); }
 
-/// Local. 60000 as "60,000".
+/// 60000 as "60,000".
 inline std::string format_count(int64_t value) {
   std::string text = std::to_string(value);
   for (int64_t at = static_cast<int64_t>(text.size()) - 3; at > (value < 0 ? 1 : 0); at -= 3)

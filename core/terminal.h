@@ -6,14 +6,14 @@
 
 namespace tessera {
 
-/// Local. By TERM, whether a terminal supports ECMA-48 control sequences, as most do: "\x1b[A" moves a line
+/// By TERM, whether a terminal supports ECMA-48 control sequences, as most do: "\x1b[A" moves a line
 /// up, "\x1b[J" erases from the cursor to the end of the screen, "\x1b[K" to the end of the line.
 bool terminal_knows_sequences();
 
-/// Local. Current number of columns of the terminal of a file descriptor; 80 if unknown.
+/// Current number of columns of the terminal of a file descriptor; 80 if unknown.
 int terminal_width(int fd);
 
-/// Local. Breaks lines of `text` longer than `width` columns at spaces; lines after a break are indented by
+/// Breaks lines of `text` longer than `width` columns at spaces; lines after a break are indented by
 /// `indent`. Longer words are not broken.
 std::string wrap_words(std::string_view text, int width, int indent);
 

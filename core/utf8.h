@@ -7,28 +7,28 @@
 
 namespace tessera {
 
-/// Local. Bytes of the well-formed UTF-8 character at the start of `text`, which must not be empty; 0 if
+/// Bytes of the well-formed UTF-8 character at the start of `text`, which must not be empty; 0 if
 /// there is none (overlong form, surrogate, beyond U+10FFFF, or truncated).
 size_t utf8_length(std::string_view text);
 
-/// Local. Whether all of `text` is well-formed UTF-8.
+/// Whether all of `text` is well-formed UTF-8.
 bool is_utf8(std::string_view text);
 
-/// Local. Replaces each byte that is not part of a well-formed character by U+FFFD.
+/// Replaces each byte that is not part of a well-formed character by U+FFFD.
 std::string as_utf8(std::string_view text);
 
-/// Local. Number of characters; each byte that is not part of a well-formed one counts as one. Equals the
+/// Number of characters; each byte that is not part of a well-formed one counts as one. Equals the
 /// printed columns, except for wide and combining characters.
 size_t num_characters(std::string_view text);
 
-/// Local. The first `count` characters, or all if there are fewer.
+/// The first `count` characters, or all if there are fewer.
 std::string_view first_characters(std::string_view text, size_t count);
 
-/// Local. Control characters as \x1b, so that a terminal obeys nothing in a message. Line breaks and tabs
+/// Control characters as \x1b, so that a terminal obeys nothing in a message. Line breaks and tabs
 /// stay, unless `one_line`.
 std::string without_control_characters(std::string_view text, bool one_line = false);
 
-/// Local. "'encoder.weight'" for an error message: always one line, at most 200 bytes of the name.
+/// "'encoder.weight'" for an error message: always one line, at most 200 bytes of the name.
 std::string quoted_name(std::string_view name);
 
 }  // namespace tessera

@@ -147,7 +147,7 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
   return load_checkpoint(directory, tag, LoadOptions{});
 }
 
-// [Note: loading changes everything or nothing] Every rank reads and verifies the data it needs, and
+// Loading changes everything or nothing: Every rank reads and verifies the data it needs, and
 // compares them with the model; memory changes only when all ranks have succeeded. So the data are read
 // twice, rather than held twice.
 LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std::string& tag,

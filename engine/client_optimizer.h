@@ -16,7 +16,7 @@
 
 namespace tessera {
 
-/// Local. The optimizer's options and param groups as a configuration. Its first group with parameters
+/// The optimizer's options and param groups as a configuration. Its first group with parameters
 /// becomes OptimizerConfig::options, and the others become param_groups, which list their parameters' names.
 /// `parameters`: the model's, among which the groups' tensors are found by identity. Throws ConfigError for
 /// an optimizer that is not exactly torch::optim::Adam, AdamW, SGD or Adagrad, for an option that the update
@@ -25,7 +25,7 @@ namespace tessera {
 OptimizerConfig client_optimizer(const torch::optim::Optimizer& optimizer,
                                  const std::vector<zero::NamedTensor>& parameters);
 
-/// Local. The names of the trainable parameters that are in none of the optimizer's groups.
+/// The names of the trainable parameters that are in none of the optimizer's groups.
 std::vector<std::string> untrained_by(const torch::optim::Optimizer& optimizer,
                                       const std::vector<zero::NamedTensor>& parameters);
 

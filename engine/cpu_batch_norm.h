@@ -3,7 +3,7 @@
 
 namespace tessera {
 
-/// Local. From now on the process's aten::batch_norm accepts, on the CPU, parameters of another type than the
+/// From now on the process's aten::batch_norm accepts, on the CPU, parameters of another type than the
 /// running statistics: it widens them to the statistics' type, which libtorch's kernels require, while CUDA's
 /// take both. An engine keeps buffers as the model has them, so its 16-bit models call it so. Other calls
 /// compute as before. Thread-safe.

@@ -118,26 +118,26 @@ class Engine {
   /// A step whose gradients are not finite is skipped on all ranks alike, and logged. Throws CommError; Error
   /// when that happens at the smallest loss scale allowed.
   void step();
-  /// Local. Whether backward(), step() or an operator has failed, so that calls throw.
+  /// Whether backward(), step() or an operator has failed, so that calls throw.
   bool has_failed() const { return sharded_->has_failed(); }
   /// Collective. Drops the gradients of this step, all of its micro-steps, and starts it anew: after a
   /// forward or backward() that failed on all ranks alike (an exception of the model's own, no memory).
   /// Throws what has failed where that does not help: an update that ended half-way, for which
   /// load_checkpoint() is there, and ranks that are gone.
   void drop_gradients();
-  /// Local, the same on all ranks. Frees what lies in grad() of the parameters: gradients that came otherwise
+  /// The same on all ranks. Frees what lies in grad() of the parameters: gradients that came otherwise
   /// than from this engine's backward(), such as those of another engine's loss that went through this model.
   /// Between backward() and the step() after it, it also discards what has been accumulated since the last
   /// update, as in PyTorch: step() at the boundary then updates nothing. After a step() that does not update,
   /// which keeps what is accumulated, it discards nothing.
   void zero_grad();
-  /// Local. Whether the next step() updates.
+  /// Whether the next step() updates.
   bool update_is_due() const { return at_boundary_; }
   /// Whether the current micro-step is the last one before an update. A micro-step begins with
   /// engine->forward() (or with step(), where step() is called after every backward) and ends when the next
   /// one begins.
   bool is_gradient_accumulation_boundary() const;
-  /// Local. From now on the next backward() is the window's last, or is not, whatever number of accumulation
+  /// From now on the next backward() is the window's last, or is not, whatever number of accumulation
   /// steps is configured; unset: that number counts again. The same on all ranks.
   void set_gradient_accumulation_boundary(std::optional<bool> is_boundary) { set_boundary_ = is_boundary; }
 
@@ -182,16 +182,16 @@ class Engine {
   /// precision. One name of a tied parameter is enough. Throws CheckpointError, the same on all ranks, before
   /// anything has changed.
   void load_weights(const std::string& path, const LoadWeightsOptions& options = {});
-  /// Local. Waits for an asynchronous save. Throws the last save's CheckpointError, logged or not, once and
+  /// Waits for an asynchronous save. Throws the last save's CheckpointError, logged or not, once and
   /// the same on all ranks.
   void finish_checkpoint();
-  /// Local. Waits for an asynchronous save. Whether the last one has failed, which is then logged. Equal on
+  /// Waits for an asynchronous save. Whether the last one has failed, which is then logged. Equal on
   /// all ranks.
   bool last_save_failed();
-  /// Local. Tags that `checkpoint.keep_last` neither counts nor deletes from now on.
+  /// Tags that `checkpoint.keep_last` neither counts nor deletes from now on.
   void keep_checkpoints(const std::vector<std::string>& tags);
 
-  /// Local. Asks all ranks to stop; the request travels with the next step() that updates, at no cost.
+  /// Asks all ranks to stop; the request travels with the next step() that updates, at no cost.
   void request_stop() { stop_requested_ = true; }
   /// Equal on all ranks: whether some rank had called request_stop() before the last step() that updates.
   bool should_stop() const { return should_stop_; }
@@ -202,15 +202,15 @@ class Engine {
   /// Updates that the configured schedule has counted: those applied, unless load_checkpoint() has left the
   /// schedule where it was.
   int64_t schedule_steps() const { return schedule_steps_; }
-  /// Local. Moves the configured schedule there. The same on all ranks.
+  /// Moves the configured schedule there. The same on all ranks.
   void set_schedule_steps(int64_t steps) { schedule_steps_ = steps; }
   /// Of the next step, by param group: [0] for parameters in no group, then the
   /// config's groups, then InitOptions'.
   std::vector<double> learning_rates() const;
-  /// Local. Rates by param group from now on, in place of the configured schedule's: for a schedule of the
+  /// Rates by param group from now on, in place of the configured schedule's: for a schedule of the
   /// caller's. The same on all ranks. Throws Error for another number of rates than param groups.
   void set_learning_rates(std::vector<double> rates);
-  /// Local. The configured schedule's rates again. The same on all ranks.
+  /// The configured schedule's rates again. The same on all ranks.
   void use_configured_rates() { set_rates_.reset(); }
   double loss_scale() const { return scaler_.scale(); }
   /// By which the accumulated gradients are multiplied: the last backward()'s loss scale.
@@ -223,19 +223,19 @@ class Engine {
   int world_size() const { return comm_->size(); }
   at::Device device() const { return options_.device; }
   const EngineConfig& config() const { return config_; }
-  /// Local. Bytes of model state that this rank holds between steps: measured from its tensors, and by the
+  /// Bytes of model state that this rank holds between steps: measured from its tensors, and by the
   /// formula.
   /// `tier`: what of it is in memory, or on disk.
   zero::StateBytes measured_bytes(zero::Tier tier = zero::Tier::kDevice) const;
   zero::StateBytes formula_bytes(zero::Tier tier = zero::Tier::kDevice) const {
     return sharded_->formula_bytes(config_.checkpoint.async, tier);
   }
-  /// Local. Of the host's memory, page-locked: offloaded state with the buffers that it passes through, and
+  /// Of the host's memory, page-locked: offloaded state with the buffers that it passes through, and
   /// what asynchronous checkpoints are written from.
   int64_t pinned_bytes() const;
   comm::Communicator& comm() { return *comm_; }
   zero::ShardedModel& sharded_model() { return *sharded_; }
-  /// Local. Model FLOPs of one optimizer step of this rank, once `flops_profiler` has counted them.
+  /// Model FLOPs of one optimizer step of this rank, once `flops_profiler` has counted them.
   const std::optional<Flops>& flops() const { return profiler_->flops(); }
   /// What is recomputed in backward; null: nothing is.
   const activations::Checkpointing* activations() const { return activations_.get(); }
@@ -244,7 +244,7 @@ class Engine {
   Engine(const zero::ModelView& model, const EngineConfig& config, comm::CommunicatorPtr comm,
          const InitOptions& options);
   virtual void set_training(bool training) = 0;
-  /// Local. The parameters the model has now; unset when they are the tensors of `before`.
+  /// The parameters the model has now; unset when they are the tensors of `before`.
   virtual std::optional<std::vector<zero::NamedTensor>> changed_parameters(
       const std::vector<zero::NamedTensor>& before) const = 0;
 
@@ -270,7 +270,7 @@ class Engine {
     at::RecordFunction named_;  // in traces
   };
 
-  /// Local. Throws Error naming the first parameter by which `now`, those that the model has, differ from
+  /// Throws Error naming the first parameter by which `now`, those that the model has, differ from
   /// the engine's.
   void check_same_parameters(const std::vector<zero::NamedTensor>& now) const;
 

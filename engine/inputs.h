@@ -41,10 +41,9 @@ struct HoldsTensors<std::map<Key, T, Less, Allocator>> : HoldsTensors<T> {};
 template <class Key, class T, class Hash, class Equal, class Allocator>
 struct HoldsTensors<std::unordered_map<Key, T, Hash, Equal, Allocator>> : HoldsTensors<T> {};
 
-/// Local. Converts inside lists, tuples and dictionaries, but not inside objects.
+/// Converts inside lists, tuples and dictionaries, but not inside objects.
 c10::IValue convert_tensors(const c10::IValue& value, const TensorConversion& convert);
 
-/// Local.
 template <class T>
 T convert_tensors(const T& value, const TensorConversion& convert) {
   if constexpr (!HoldsTensors<T>::value) {

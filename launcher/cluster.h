@@ -16,7 +16,7 @@ namespace tessera::launcher {
 /// What starts the launchers on the hosts; kLocal: nothing, all ranks are here.
 enum class Engine { kLocal, kSsh, kPdsh, kOpenMpi, kSlurm };
 
-/// Local. By the name that --launcher gets, in any case: "local", "ssh", "pdsh", "openmpi", "slurm". Throws
+/// By the name that --launcher gets, in any case: "local", "ssh", "pdsh", "openmpi", "slurm". Throws
 /// ConfigError with the names.
 Engine engine_of(const std::string& name);
 
@@ -59,17 +59,17 @@ struct EngineCommand {
   std::string input = {};                   ///< what it reads; its standard input then stays open
 };
 
-/// Local. Pure but for the environment, whose variables that ranks need (NCCL_*, PYTHON*, PATH ...) go with
+/// Pure but for the environment, whose variables that ranks need (NCCL_*, PYTHON*, PATH ...) go with
 /// the command where the engine does not hand them on itself.
 std::vector<EngineCommand> engine_commands(const ClusterOptions& options);
 
-/// Local. An ssh to the host whose shell reads `line`.
+/// An ssh to the host whose shell reads `line`.
 EngineCommand ssh_command(const ClusterOptions& options, const std::string& host, const std::string& line);
 
-/// Local. `text` as one word of a POSIX shell.
+/// `text` as one word of a POSIX shell.
 std::string shell_quoted(const std::string& text);
 
-/// Local. Runs the commands to their end, as launcher::run its ranks: a signal is passed on, a failure ends
+/// Runs the commands to their end, as launcher::run its ranks: a signal is passed on, a failure ends
 /// all of them, and the failure that was first by the hosts' clocks is logged; then restarts follow. With
 /// kSsh a host is lost if ssh to it failed, or had to be ended. Returns the exit code. Throws CommError if a
 /// program cannot be started.

@@ -43,7 +43,7 @@ struct Options {
 
 inline constexpr int kDefaultMasterPort = 29500;  ///< torchrun's
 
-/// Local. Runs the ranks to their end. Returns 0 if all have returned 0; otherwise 128 + the signal that
+/// Runs the ranks to their end. Returns 0 if all have returned 0; otherwise 128 + the signal that
 /// interrupted the launcher, or the exit code of the rank that failed first (128 + signal if a signal killed
 /// it), or kTimeoutExitCode. Messages go to `log`. Rank 0 has the launcher's stdout and stderr, and its stdin
 /// unless that is a terminal; with `tee` it writes to a log as the others. They read /dev/null and write to

@@ -16,18 +16,18 @@ namespace tessera::launcher {
 /// end of the run, when this process is killed, or when the connection is lost. Used by one thread.
 class RemoteFolders {
  public:
-  /// Local. Nothing is made unless the run is over ssh and may be restarted. `mask`: the signal mask of ssh.
+  /// Nothing is made unless the run is over ssh and may be restarted. `mask`: the signal mask of ssh.
   RemoteFolders(const ClusterOptions& options, const sigset_t& mask);
   /// Waits, for up to 5 s, until the folders are removed.
   ~RemoteFolders();
   RemoteFolders(const RemoteFolders&) = delete;
   RemoteFolders& operator=(const RemoteFolders&) = delete;
 
-  /// Local. Makes the folders, and another in place of each whose ssh has ended: its host may have come back.
+  /// Makes the folders, and another in place of each whose ssh has ended: its host may have come back.
   /// Does not wait for them. By host: where its folder is; empty: there are none. A host on which the folder
   /// cannot be made has none.
   const std::vector<std::string>& make();
-  /// Local. The host may be gone, which its ssh may not have noticed: one that does not answer within 5 s is
+  /// The host may be gone, which its ssh may not have noticed: one that does not answer within 5 s is
   /// ended.
   void check(size_t host);
 

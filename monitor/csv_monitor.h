@@ -15,7 +15,7 @@ namespace tessera {
 /// Only scalars. Owns the open files.
 class CsvMonitor final : public Monitor {
  public:
-  /// Local. Creates the folder; a file is created, or truncated, with its first value. `resumed_after`: rows
+  /// Creates the folder; a file is created, or truncated, with its first value. `resumed_after`: rows
   /// of later steps are removed from all files in the folder. `log`: where it is said which rows could not be
   /// read.
   CsvMonitor(std::filesystem::path folder, std::optional<int64_t> resumed_after, const Logger& log = {});

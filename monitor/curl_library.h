@@ -20,7 +20,7 @@ struct CurlLibrary {
   decltype(&curl_slist_free_all) slist_free_all = nullptr;
 };
 
-/// Local. Opened and initialized at the first call, and never closed. Thread-safe. Throws HttpError naming
+/// Opened and initialized at the first call, and never closed. Thread-safe. Throws HttpError naming
 /// the package that brings libcurl.
 const CurlLibrary& curl_library();
 

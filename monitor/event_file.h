@@ -27,17 +27,17 @@ class ProtoMessage {
   std::string data_;
 };
 
-/// Local. CRC-32C (Castagnoli; RFC 3720), with the mask of TFRecord.
+/// CRC-32C (Castagnoli; RFC 3720), with the mask of TFRecord.
 uint32_t masked_crc32c(std::string_view data);
 
 /// FOLDER/events.out.tfevents.TIME.HOST.PID.NUMBER. Owns the open file. Not thread-safe. Members throw
 /// DiskError.
 class EventFile {
  public:
-  /// Local. Creates a new file, which begins with its version.
+  /// Creates a new file, which begins with its version.
   explicit EventFile(const std::filesystem::path& folder);
 
-  /// Local. Appends a tensorflow.Event with the current time: `what` is its field `field` (5: Summary, 7:
+  /// Appends a tensorflow.Event with the current time: `what` is its field `field` (5: Summary, 7:
   /// SessionLog). It is written at once, so that TensorBoard sees it, and it stays when the run is killed.
   void write(int64_t step, int field, const ProtoMessage& what);
 

@@ -10,13 +10,13 @@
 
 namespace tessera {
 
-/// Local. "val_mask" for val/mask and "val mask".
+/// "val_mask" for val/mask and "val mask".
 inline std::string file_name_of(std::string name) {
   std::replace_if(name.begin(), name.end(), [](char c) { return c == '/' || c == ' '; }, '_');
   return name;
 }
 
-/// Local. "images/val_mask_300.png" for "images", val/mask at step 300 and ".png".
+/// "images/val_mask_300.png" for "images", val/mask at step 300 and ".png".
 inline std::string step_file(std::string_view folder, const std::string& name, int64_t step,
                              std::string_view ending) {
   return str(folder, "/", file_name_of(name), "_", step, ending);

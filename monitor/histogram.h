@@ -19,9 +19,9 @@ struct Histogram {
 struct HistogramCounts {
   HistogramCounts();
 
-  /// Local. Adds `values` that are finite.
+  /// Adds `values` that are finite.
   void add(std::span<const float> values);
-  /// Local. Without values, num is 0 and there are no buckets.
+  /// Without values, num is 0 and there are no buckets.
   Histogram histogram() const;
 
   double min, max;  ///< +inf and -inf without values
@@ -29,7 +29,7 @@ struct HistogramCounts {
   std::vector<double> counts;  ///< of all possible buckets
 };
 
-/// Local. Of those `values` that are finite.
+/// Of those `values` that are finite.
 Histogram make_histogram(std::span<const float> values);
 
 }  // namespace tessera

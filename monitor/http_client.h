@@ -48,7 +48,7 @@ class HttpClient {
   HttpClient(HttpClient&&) = delete;
   ~HttpClient();
 
-  /// Local. Returns answers of any status. Throws HttpError.
+  /// Returns answers of any status. Throws HttpError.
   HttpResponse send(const HttpRequest& request);
 
  private:
@@ -57,7 +57,7 @@ class HttpClient {
   std::unique_ptr<Curl> curl_;
 };
 
-/// Local. `text` with all bytes but letters, digits and "-_.~" as %XX.
+/// `text` with all bytes but letters, digits and "-_.~" as %XX.
 std::string url_encoded(const std::string& text);
 
 }  // namespace tessera

@@ -20,7 +20,7 @@ namespace tessera {
 /// Owns the open file.
 class JsonlMonitor final : public Monitor {
  public:
-  /// Local. Creates the folder and the file. `resumed_after`: lines of later steps are removed; unset: all
+  /// Creates the folder and the file. `resumed_after`: lines of later steps are removed; unset: all
   /// are. `log`: where it is said which lines could not be read.
   JsonlMonitor(std::filesystem::path folder, std::optional<int64_t> resumed_after, const Logger& log = {});
 

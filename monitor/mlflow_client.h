@@ -44,7 +44,7 @@ inline constexpr size_t kMlflowParamsPerRequest = 100;
 inline constexpr size_t kMlflowNameLength = 250;
 inline constexpr size_t kMlflowParamLength = 6000;  ///< characters
 
-/// Local. The leaves of an object of any depth: {"optimizer": {"params": {"lr": 1e-3}}} is
+/// The leaves of an object of any depth: {"optimizer": {"params": {"lr": 1e-3}}} is
 /// {"optimizer.params.lr", "0.001"}; elements of a list of objects have their index in the name, any
 /// other list is one value. In names, characters other than letters, digits and "_-. :/" become "_"; names
 /// and values that are too long are cut.
@@ -61,18 +61,18 @@ class MlflowClient {
   const std::string& server() const { return server_; }
   const std::string& run_id() const { return run_id_; }
 
-  /// Local. Starts a run, and creates the experiment if it does not exist. The members below are about this
+  /// Starts a run, and creates the experiment if it does not exist. The members below are about this
   /// run.
   void start_run(const std::string& experiment, const std::string& name);
-  /// Local. Resumes the run of an earlier process, which keeps its parameters. False when the server has no
+  /// Resumes the run of an earlier process, which keeps its parameters. False when the server has no
   /// run with this id.
   bool resume_run(const std::string& run_id);
-  /// Local. At most kMlflowMetricsPerRequest.
+  /// At most kMlflowMetricsPerRequest.
   void log_metrics(const std::vector<MlflowMetric>& metrics);
-  /// Local. Any number. Parameters that a resumed run has already are not sent: a server refuses to change
+  /// Any number. Parameters that a resumed run has already are not sent: a server refuses to change
   /// them.
   void log_params(const MlflowParams& params);
-  /// Local. As `name` ("all_results.json", "images/a.png"): a file, or bytes. The server must store
+  /// As `name` ("all_results.json", "images/a.png"): a file, or bytes. The server must store
   /// artifacts itself (artifact scheme mlflow-artifacts, the default of a server).
   void log_artifact(const std::string& name, const std::filesystem::path& file);
   void log_artifact(const std::string& name, std::string content);

@@ -1,6 +1,6 @@
 // MlflowMonitor: a run on an MLflow tracking server, sent by its own thread.
 //
-// [Note: training never waits for the tracking server]
+// Training never waits for the tracking server.
 // The run's records go into a queue of bounded length, and a thread sends them to the server. When the server
 // cannot be reached, or is busy, the thread tries again after 1, 2, 4 … 60 seconds, as long as the run lasts;
 // a full queue drops its oldest values. Records that the server refuses are dropped. The first error of a run
@@ -43,12 +43,12 @@ struct MlflowOptions {
   size_t max_queued = 1'000;  ///< calls of the monitor
 };
 
-/// Local. An empty server or experiment is filled in from MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME, or
+/// An empty server or experiment is filled in from MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME, or
 /// else has the default of MlflowOptions; the authentication is that of MLFLOW_TRACKING_USERNAME, _PASSWORD
 /// and _TOKEN. Throws ConfigError when the environment's address is not an HTTP server's.
 MlflowOptions with_environment(MlflowOptions options);
 
-/// Local. Removes the id of an earlier run from `folder`. To be called for every new run, with MLflow or
+/// Removes the id of an earlier run from `folder`. To be called for every new run, with MLflow or
 /// without, so that none resumes the earlier one. Throws tessera::Error.
 void forget_mlflow_run(const std::filesystem::path& folder);
 

@@ -26,11 +26,11 @@ enum class RunStatus {
   kKilled,  ///< it ended early on request
 };
 
-/// Local. MLflow's words: "FINISHED", "FAILED", "KILLED".
+/// MLflow's words: "FINISHED", "FAILED", "KILLED".
 std::string_view name_of(RunStatus status);
 
-/// Owns its files or connection. Used by one thread; a monitor may have threads of its own. All members are
-/// Local (rank 0 has monitors, other ranks have none) and throw tessera::Error, after which the monitor is
+/// Owns its files or connection. Used by one thread; a monitor may have threads of its own. Only rank 0
+/// has monitors. All members throw tessera::Error, after which the monitor is
 /// not used again, not even closed. A monitor that cannot hold histograms, images, texts, parameters or files
 /// ignores them.
 class Monitor {

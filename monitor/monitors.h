@@ -22,12 +22,12 @@ class Monitors {
   /// Closes as kFailed, unless close() was called.
   ~Monitors();
 
-  /// Local. Adds the monitor that make() returns; a monitor of one's own is a class derived from Monitor.
+  /// Adds the monitor that make() returns; a monitor of one's own is a class derived from Monitor.
   /// `name`: for the warning, if make() throws.
   void open(std::string_view name, const std::function<std::unique_ptr<Monitor>()>& make);
 
   bool empty() const { return monitors_.empty(); }
-  /// Local. As in Monitor.
+  /// As in Monitor.
   void scalars(int64_t step, const Scalars& scalars);
   void histogram(const std::string& name, int64_t step, const Histogram& histogram);
   void histogram(const std::string& name, int64_t step, std::span<const float> values);

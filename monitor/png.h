@@ -24,11 +24,11 @@ struct PngView {
   std::filesystem::path file = {};  ///< a file with these bytes, which stays there; empty: none
 };
 
-/// Local. The bytes of a PNG file, 8 bits a channel. Throws tessera::Error for another number of
+/// The bytes of a PNG file, 8 bits a channel. Throws tessera::Error for another number of
 /// channels, and for a size that is not positive or does not fit the pixels.
 std::string encode_png(const ImageView& image);
 
-/// Local. Reads the header only. Throws tessera::Error when there is none.
+/// Reads the header only. Throws tessera::Error when there is none.
 PngView png_view(std::string_view bytes);
 
 }  // namespace tessera

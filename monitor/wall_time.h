@@ -5,7 +5,7 @@
 
 namespace tessera {
 
-/// Local. Seconds since 1970.
+/// Seconds since 1970.
 inline double wall_time_s() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }

@@ -6,7 +6,7 @@
 
 namespace tessera::tools {
 
-/// Local. Adds `consolidate` to `app`. Parsing it does the work; errors come
+/// Adds `consolidate` to `app`. Parsing it does the work; errors come
 /// out of the parse as tessera::Error.
 void add_consolidate_command(CLI::App& app);
 

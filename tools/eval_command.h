@@ -7,7 +7,7 @@
 
 namespace tessera::tools {
 
-/// Local. Adds `eval` to `app`. Parsing it evaluates and stores the exit code in `exit_code`,
+/// Adds `eval` to `app`. Parsing it evaluates and stores the exit code in `exit_code`,
 /// which must outlive the parse; errors come out of the parse as tessera::Error. `args` is
 /// argv[1] and on, for the ranks it starts.
 void add_eval_command(CLI::App& app, const std::vector<std::string>& args, int& exit_code);

@@ -6,7 +6,7 @@
 
 namespace tessera::tools {
 
-/// Local. Adds the command to `app`; parsing it prints to stdout and stores the exit code: 0, or 1 for a
+/// Adds the command to `app`; parsing it prints to stdout and stores the exit code: 0, or 1 for a
 /// damaged checkpoint. What cannot be opened at all comes out of the parse as a CheckpointError.
 void add_inspect_command(CLI::App& app, int& exit_code);
 

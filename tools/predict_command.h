@@ -5,7 +5,7 @@
 
 namespace tessera::tools {
 
-/// Local. Adds `predict` to `app`. Parsing it prints an answer for each text to stdout; errors
+/// Adds `predict` to `app`. Parsing it prints an answer for each text to stdout; errors
 /// come out of the parse as tessera::Error.
 void add_predict_command(CLI::App& app);
 

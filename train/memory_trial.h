@@ -84,7 +84,7 @@ struct MemoryTrial {
 MemoryTrial run_memory_trial(RunConfig run, const Registry& registry, const comm::Environment& environment,
                              const MemoryTrialOptions& options, const Logger& logger);
 
-/// Local. The format in which a rank sends its result to the command, and of the command's files.
+/// The format in which a rank sends its result to the command, and of the command's files.
 nlohmann::ordered_json to_json(const MemoryTrial& trial);
 MemoryTrial memory_trial_of(const nlohmann::json& json);
 

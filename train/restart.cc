@@ -106,7 +106,7 @@ struct OnDisk {
   std::vector<std::string> damaged;
 };
 
-/// Local, on rank 0. A folder may hold checkpoints of an earlier run, too.
+/// On rank 0. A folder may hold checkpoints of an earlier run, too.
 OnDisk look_on_disk(const fs::path& output_dir) {
   const fs::path folder = checkpoints_of(output_dir);
   OnDisk found;

@@ -10,12 +10,12 @@
 
 namespace tessera::train {
 
-/// Local. Names the run, the same on rank 0 after a restart, and another for each start of a launcher:
+/// Names the run, the same on rank 0 after a restart, and another for each start of a launcher:
 /// TESSERA_RUN_ID; under torchrun TORCHELASTIC_RUN_ID, or where that is "none" its agent's process. Empty:
 /// started by hand, or by a launcher that does not restart.
 std::string launched_run();
 
-/// Local. This host's folder in memory, which a launcher keeps while it starts ranks again
+/// This host's folder in memory, which a launcher keeps while it starts ranks again
 /// (TESSERA_MEMORY_DIR); empty: there is none.
 std::string memory_folder();
 

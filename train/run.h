@@ -14,7 +14,7 @@ namespace tessera::train {
 Summary run(RunConfig run, const Registry& registry, const comm::Environment& environment,
             const TrainerOutput& output, TrainerStart start = {});
 
-/// Local. The device of this rank, by trainer.device and comm.backend (comm::choose_device). Throws
+/// The device of this rank, by trainer.device and comm.backend (comm::choose_device). Throws
 /// ConfigError if CUDA is asked for and not available, or if comm.backend does not support it.
 at::Device choose_device(const TrainerConfig& trainer, const comm::Environment& environment);
 
@@ -23,25 +23,25 @@ at::Device choose_device(const TrainerConfig& trainer, const comm::Environment& 
 comm::CommunicatorPtr join_group(const TrainerConfig& trainer, const comm::Environment& environment,
                                  const Logger& logger);
 
-/// Local. Process-wide settings, to be made before anything runs on the device: applies
+/// Process-wide settings, to be made before anything runs on the device: applies
 /// trainer.deterministic and choose_num_threads(), and ignores SIGXFSZ, so that exceeding a file size limit
 /// is a write error and does not end the process. Throws what choose_device() throws.
 void set_up_process(const TrainerConfig& trainer, const comm::Environment& environment);
 
-/// Local. For trainer.deterministic: as torch.use_deterministic_algorithms(True), for the whole process. To
+/// For trainer.deterministic: as torch.use_deterministic_algorithms(True), for the whole process. To
 /// be called before anything runs on CUDA.
 void make_deterministic();
 
-/// Local. For trainer.tf32: as torch.backends.cuda.matmul.allow_tf32 = True and the same of cudnn, for the
+/// For trainer.tf32: as torch.backends.cuda.matmul.allow_tf32 = True and the same of cudnn, for the
 /// whole process. Changes nothing on the CPU.
 void allow_tf32();
 
-/// Local. For trainer.attention_backends: the kernels that scaled_dot_product_attention may take in this
+/// For trainer.attention_backends: the kernels that scaled_dot_product_attention may take in this
 /// process, the preferred first; all others are off. `backends`: at least one of flash, efficient, cudnn and
 /// math. To be called before anything runs on CUDA.
 void prefer_attention(const std::vector<std::string>& backends);
 
-/// Local. trainer.num_threads; if that is 0, this host's cores divided by its ranks, at least 1. Throws
+/// Trainer.num_threads; if that is 0, this host's cores divided by its ranks, at least 1. Throws
 /// ConfigError for a number that is far above the host's cores.
 int choose_num_threads(const TrainerConfig& trainer, const comm::Environment& environment);
 

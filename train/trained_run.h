@@ -22,7 +22,7 @@ struct TrainedRun {
   std::string tag;                ///< of the checkpoint used; empty: the latest, when it is read
 };
 
-/// Local. `folder`: of the run, of its checkpoints, or of one of them (train/run/run_path.h). `world_size`:
+/// `folder`: of the run, of its checkpoints, or of one of them (train/run/run_path.h). `world_size`:
 /// the number of ranks, which may differ from that of training. `overrides`: as given to --set. Uses the
 /// weights of the checkpoint `tag`; without a tag those of the exported model, if `folder` is the run's and
 /// has one; otherwise those of the latest checkpoint. Throws ConfigError if this is not a run's folder or has
@@ -41,7 +41,7 @@ std::string load_trained_weights(const TrainedRun& run, Engine& engine, const Lo
 std::vector<Evaluation> evaluate_run(const TrainedRun& run, const Registry& registry,
                                      const comm::Environment& environment, const TrainerOutput& output);
 
-/// Local. For `tessera predict`: the run's model in this one process. Throws as Registry::make_predictor, and
+/// For `tessera predict`: the run's model in this one process. Throws as Registry::make_predictor, and
 /// CheckpointError.
 std::unique_ptr<Predictor> load_predictor(const TrainedRun& run, const Registry& registry,
                                           const Logger& logger);

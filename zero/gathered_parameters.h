@@ -31,7 +31,7 @@ class GatheredParameters {
 
   /// Collective. Throws CommError. Calling it again does nothing.
   void close();
-  /// Local. Closes without giving anyone what was written: after an error, when the ranks no longer agree.
+  /// Closes without giving anyone what was written: after an error, when the ranks no longer agree.
   void abandon();
 
  private:

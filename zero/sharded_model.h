@@ -104,24 +104,24 @@ class ShardedModel {
   void step(double grad_scale);
   void skip_step();
 
-  /// Local. Throws what went wrong inside an operator, or in a backward() or update that ended half-way:
+  /// Throws what went wrong inside an operator, or in a backward() or update that ended half-way:
   /// gradients or parameters stay incomplete then. Then ParameterVersions::check(). See [Note: who writes
   /// parameters].
   void check_usable();
-  /// Local. The same, before a call that replaces parameters and drops gradients: only incomplete parameters
+  /// The same, before a call that replaces parameters and drops gradients: only incomplete parameters
   /// are a failure then, and none where `whole`, because parameters and optimizer states are all replaced.
   void check_replaceable(bool whole);
-  /// Local. Whether check_usable() throws something that drop_gradients() may put right.
+  /// Whether check_usable() throws something that drop_gradients() may put right.
   bool has_failed() const;
   /// Collective. Drops the gradients of this step and starts it anew, after a forward or backward() that
   /// failed on all ranks, or in the middle of an accumulation. Throws what has failed where parameters are
   /// incomplete, which only a checkpoint puts right; CommError.
   void drop_gradients();
-  /// Local. Between backward passes every gradient has been taken, except those that came late: throws Error
+  /// Between backward passes every gradient has been taken, except those that came late: throws Error
   /// naming a parameter that has another one, or whose grad() was written since backward(). Then nothing
   /// stands in the place of those that were taken any more.
   void check_gradients();
-  /// Local. Empties grad() of all parameters. What has been taken stays.
+  /// Empties grad() of all parameters. What has been taken stays.
   void free_gradients();
 
   // -- the whole model --
@@ -147,22 +147,22 @@ class ShardedModel {
   // -- what this rank keeps: see ParamUnit --
   const ParamUnit& unit(int unit) const { return units_[unit]; }
   ParamUnit& unit(int unit) { return units_[unit]; }
-  /// Local. (piece numel) this rank's part of the reduced gradients, in the accumulation dtype, after the
+  /// (piece numel) this rank's part of the reduced gradients, in the accumulation dtype, after the
   /// last micro-step.
   at::Tensor gradient_piece(int unit) const { return gradients_->piece(units_[unit]); }
-  /// Local. The buffers that the module has now, by each of their names.
+  /// The buffers that the module has now, by each of their names.
   std::vector<NamedTensor> buffers() const;
-  /// Local. Of those all that a state dict has, also the names without a tensor.
+  /// Of those all that a state dict has, also the names without a tensor.
   std::vector<NamedBuffer> persistent_buffers() const;
-  /// Local. What initialize() found under a name; unset: no buffer.
+  /// What initialize() found under a name; unset: no buffer.
   std::optional<BufferKind> first_kind(const std::string& buffer) const;
   const std::map<std::string, BufferKind>& first_kinds() const { return first_kinds_; }
   /// Null: the model has no state besides parameters.
   ModuleState* module_state() const { return state_.get(); }
-  /// Local. Hyper-parameters by param group, for the next step.
+  /// Hyper-parameters by param group, for the next step.
   std::vector<kernels::Hyper>& param_groups() { return optimizer_->groups(); }
   const std::vector<std::string>& state_names() const { return optimizer_->state_names(); }
-  /// Local. Updates a parameter has had (Adam's step count).
+  /// Updates a parameter has had (Adam's step count).
   int64_t parameter_steps(int parameter) const { return optimizer_->steps(parameter); }
   void set_parameter_steps(int parameter, int64_t steps) { optimizer_->set_steps(parameter, steps); }
   /// Collective. Around writes into what ParamUnit::local_state() gives, on all ranks: drops the gradients,
@@ -175,18 +175,18 @@ class ShardedModel {
   /// updates] in sharded_optimizer.h): carries them out. To be called before the state is read otherwise than
   /// by operators; the members of this class do so themselves.
   void finish_updates();
-  /// Local. Bytes this rank holds on `tier` between steps, measured from the tensors.
+  /// Bytes this rank holds on `tier` between steps, measured from the tensors.
   StateBytes measured_bytes(Tier tier = Tier::kDevice) const;
-  /// Local. What the layout's arithmetic says it should hold; `async_checkpoints`: with the copy they are
+  /// What the layout's arithmetic says it should hold; `async_checkpoints`: with the copy they are
   /// written from.
   StateBytes formula_bytes(bool async_checkpoints = false, Tier tier = Tier::kDevice) const;
-  /// Local. What that arithmetic goes by.
+  /// What that arithmetic goes by.
   StateModel state_model(bool async_checkpoints = false) const;
-  /// Local. The state that is on disk, or null.
+  /// The state that is on disk, or null.
   OffloadStore* offload_store() const { return offload_store_.get(); }
-  /// Local. Of the host's memory that offloaded state lies in or passes through: see DeviceLink.
+  /// Of the host's memory that offloaded state lies in or passes through: see DeviceLink.
   int64_t pinned_bytes() const { return options_.link ? options_.link->pinned_bytes() : 0; }
-  /// Local. What state below the device is copied by; null where there is none.
+  /// What state below the device is copied by; null where there is none.
   const std::shared_ptr<DeviceLink>& link() const { return options_.link; }
 
   const Layout& layout() const { return *layout_; }

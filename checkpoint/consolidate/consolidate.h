@@ -44,7 +44,7 @@ struct ConsolidateResult {
   std::string first_overflowed = {};       ///< the first tensor with such an element; empty: none
 };
 
-/// Local. Writes all parameters (trainable and frozen, under each of their names) and persistent buffers.
+/// Writes all parameters (trainable and frozen, under each of their names) and persistent buffers.
 /// Every block read is verified. The output is whole or absent. Memory: 64 MiB and tables in proportion to
 /// the number of tensors. Throws CheckpointError (what Checkpoint::open and read throw, and what
 /// open_model_writer does) and DiskError.

@@ -9,7 +9,7 @@
 
 namespace tessera::checkpoint {
 
-/// Local. Converts `numel` elements from fp64, fp32, bf16 or fp16 to fp32, bf16 or fp16, as torch's
+/// Converts `numel` elements from fp64, fp32, bf16 or fp16 to fp32, bf16 or fp16, as torch's
 /// Tensor::to does: to nearest, ties to even; fp64 to bf16 and fp16 by way of fp32. NaN stays NaN. `from` and
 /// `to` have numel elements of their types, need no alignment and must not overlap. Returns how many finite
 /// elements have become infinite. Throws std::logic_error for other types.

@@ -14,19 +14,19 @@ namespace tessera::checkpoint {
 inline constexpr std::string_view kManifestName = "manifest.json";
 inline constexpr std::string_view kLatestName = "latest";
 
-/// Local. Throws CheckpointError unless `tag` can name a checkpoint: one folder name of at most 200 bytes of
+/// Throws CheckpointError unless `tag` can name a checkpoint: one folder name of at most 200 bytes of
 /// UTF-8, without control characters, and not a name of a file of Tessera.
 void check_tag(const std::string& tag);
 
-/// Local. Tags of the folders whose manifest names them, from the oldest save to the newest. Only the first
+/// Tags of the folders whose manifest names them, from the oldest save to the newest. Only the first
 /// lines of a manifest are read.
 std::vector<std::string> list_checkpoints(const std::filesystem::path& directory);
 
-/// Local. The names of all folders that may be checkpoints: they have a manifest, which need not be readable,
+/// The names of all folders that may be checkpoints: they have a manifest, which need not be readable,
 /// or a rank's file. Sorted.
 std::vector<std::string> list_folders(const std::filesystem::path& directory);
 
-/// Local. The tag in DIR/latest; nullopt when there is no such file. Throws CheckpointError when it holds no
+/// The tag in DIR/latest; nullopt when there is no such file. Throws CheckpointError when it holds no
 /// tag.
 std::optional<std::string> read_latest(const std::filesystem::path& directory);
 
@@ -34,14 +34,14 @@ struct KeepLast {
   int num = 1;                       ///< checkpoints to keep, at least 1
   std::vector<std::string> protect;  ///< tags neither counted nor deleted, such as the best checkpoint's
 };
-/// Local (rank 0, after a save). Deletes the oldest complete checkpoints beyond `num`, but not the one that
+/// On rank 0, after a save. Deletes the oldest complete checkpoints beyond `num`, but not the one that
 /// `latest` names. Returns the tags deleted. Throws CheckpointError.
 std::vector<std::string> keep_last(const std::filesystem::path& directory, const KeepLast& keep,
                                    const Disk& disk);
 
 // For save():
 
-/// Local. Removes temporary folders and files (core/files/temporary_name.h) of interrupted saves, recognized
+/// Removes temporary folders and files (core/files/temporary_name.h) of interrupted saves, recognized
 /// by name only: file locks may not be visible across hosts. No save into the directory may be in progress.
 void remove_leftovers(const std::filesystem::path& directory, const Disk& disk);
 

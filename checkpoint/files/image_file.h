@@ -30,7 +30,7 @@ struct SourceBytes {
       : size(size), acquire(std::move(acquire)), release(std::move(release)) {}
 };
 
-/// Local. `data[i]` is written at image.offsets[i]. Each block is hashed and then written while it is in the
+/// `data[i]` is written at image.offsets[i]. Each block is hashed and then written while it is in the
 /// processor's cache, without a copy. Returns name, bytes and hashes; the caller adds the datasets. Throws
 /// DiskError, and what `data` throws.
 FileRecord write_image_file(const Disk& disk, const std::filesystem::path& path, const Hdf5Image& image,

@@ -20,7 +20,7 @@ namespace tessera::checkpoint {
 /// has no parameters: HDF5 takes 2 s for 50,000 of them and 40 s for 800,000, at every save.
 inline constexpr int64_t kMaxModelFilePieces = 20'000;
 
-/// Local. `buffers`: names of rank 0's whole tensors. Throws DiskError, CheckpointError.
+/// `buffers`: names of rank 0's whole tensors. Throws DiskError, CheckpointError.
 FileRecord write_model_file(const Disk& disk, const std::filesystem::path& path, const SavedLayout& layout,
                             const std::vector<std::string>& buffers);
 

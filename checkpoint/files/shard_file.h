@@ -47,10 +47,10 @@ struct ShardContent {
   std::vector<Blob> blobs;
 };
 
-/// Local. Throws CheckpointError naming a name, shape or span that does not fit the layout. Called before any
+/// Throws CheckpointError naming a name, shape or span that does not fit the layout. Called before any
 /// file is created.
 void check_content(const ShardContent& content);
-/// Local. Writes and hashes `path` in one pass over the memory, and syncs it if `disk` does. Throws
+/// Writes and hashes `path` in one pass over the memory, and syncs it if `disk` does. Throws
 /// DiskError, and CheckpointError as check_content() does.
 FileRecord write_shard_file(const Disk& disk, const std::filesystem::path& path, const ShardContent& content);
 

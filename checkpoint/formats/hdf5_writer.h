@@ -7,7 +7,7 @@
 
 namespace tessera::checkpoint {
 
-/// Local. See open_model_writer. Datasets are in the root group under hdf5_name(NAME) (element types: see
+/// See open_model_writer. Datasets are in the root group under hdf5_name(NAME) (element types: see
 /// hdf5_image.h); the other names of a tied tensor are hard links to its dataset. Throws CheckpointError for
 /// more than 32 dimensions.
 std::unique_ptr<ModelWriter> open_hdf5_file(const Disk& disk, ModelWriterOptions options);

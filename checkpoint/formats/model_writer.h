@@ -38,15 +38,15 @@ enum class ModelFormat : uint8_t {
   kHdf5,         ///< one dataset per tensor
 };
 
-/// Local. "safetensors", "pt", "h5".
+/// "safetensors", "pt", "h5".
 std::string_view name_of(ModelFormat format);
-/// Local. The format with this name ("safetensors", "pt", "h5"), or of a file with this extension
+/// The format with this name ("safetensors", "pt", "h5"), or of a file with this extension
 /// (".safetensors"; ".pt",
 /// ".pth", ".bin"; ".h5", ".hdf5"). nullopt for any other.
 std::optional<ModelFormat> parse_model_format(std::string_view word);
 std::optional<ModelFormat> model_format_of(const std::filesystem::path& path);
 
-/// Local. Whether files of the format have the element type.
+/// Whether files of the format have the element type.
 bool has_type(ModelFormat format, DType type);
 
 /// Takes a model's bytes and writes them in one format. Owns the temporary output and removes it
@@ -61,10 +61,10 @@ class ModelWriter {
   /// Of all tensors; a tied tensor counts once.
   int64_t total_bytes() const { return total_bytes_; }
 
-  /// Local. The model's next bytes: those of the tensors in their order, concatenated, in pieces of any size.
+  /// The model's next bytes: those of the tensors in their order, concatenated, in pieces of any size.
   /// Throws DiskError.
   void append(std::span<const std::byte> data);
-  /// Local. After the last byte: syncs the output and renames it to its name, replacing a file of that name.
+  /// After the last byte: syncs the output and renames it to its name, replacing a file of that name.
   /// Throws DiskError.
   void finish();
 
@@ -94,7 +94,7 @@ struct ModelWriterOptions {
   int64_t max_shard_bytes = 0;
 };
 
-/// Local. Checks the list, creates the temporary output and reserves its disk space. `disk` must outlive the
+/// Checks the list, creates the temporary output and reserves its disk space. `disk` must outlive the
 /// writer. Throws CheckpointError for tensors that the format cannot represent, and DiskError.
 std::unique_ptr<ModelWriter> open_model_writer(const Disk& disk, ModelWriterOptions options);
 std::unique_ptr<ModelWriter> open_model_writer(const Disk&& disk, ModelWriterOptions options) = delete;

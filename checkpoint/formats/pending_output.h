@@ -15,7 +15,7 @@ namespace tessera::checkpoint {
 /// turns, and the last one's files remain. Not thread-safe.
 class PendingDirectory {
  public:
-  /// Local. Creates the temporary folder. Throws DiskError; CheckpointError when `path` is not a folder, or
+  /// Creates the temporary folder. Throws DiskError; CheckpointError when `path` is not a folder, or
   /// has subfolders, which cannot be hard-linked.
   PendingDirectory(const Disk& disk, std::filesystem::path path,
                    bool (*replaced)(const std::string& file_name));
@@ -24,7 +24,7 @@ class PendingDirectory {
   PendingDirectory& operator=(const PendingDirectory&) = delete;
 
   const std::filesystem::path& temporary() const { return temporary_; }
-  /// Local. Renames the folder to its name. All its files must be closed. Throws DiskError.
+  /// Renames the folder to its name. All its files must be closed. Throws DiskError.
   void publish();
 
  private:

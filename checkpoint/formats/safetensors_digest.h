@@ -1,6 +1,6 @@
 // Hashes in a safetensors file's metadata, with which our reader detects damage. Other readers ignore them.
 //
-// [Note: hashes in safetensors]
+// Hashes in safetensors.
 // __metadata__ of a file that Tessera writes has two entries:
 //
 //   "tessera_blocks"  XXH3-64 (seed 0) of each 1 MiB of each tensor's bytes, the last block of a tensor may
@@ -27,23 +27,23 @@
 
 namespace tessera::checkpoint {
 
-/// Local. Adds both entries, with zeros as hashes, to a header whose tensors have offsets.
+/// Adds both entries, with zeros as hashes, to a header whose tensors have offsets.
 void reserve_digest(SafetensorsHeader& header);
 
-/// Local. Writes the hashes of all blocks, in the order of the tensors' data, and the digest over the zeros
+/// Writes the hashes of all blocks, in the order of the tensors' data, and the digest over the zeros
 /// that reserve_digest put into `head`.
 void fill_digest(std::string& head, const std::vector<uint64_t>& block_hashes);
 
 /// The hashes in a file's metadata, by tensor. Immutable.
 class SafetensorsHashes {
  public:
-  /// Local. `head` is the file's bytes up to the data, `header` what was read from it. nullopt for a file
+  /// `head` is the file's bytes up to the data, `header` what was read from it. nullopt for a file
   /// without hashes. Throws CheckpointError naming `file` when the head does not match its digest, or one of
   /// the two entries is missing or malformed.
   static std::optional<SafetensorsHashes> read(std::string_view head, const SafetensorsHeader& header,
                                                const std::string& file);
 
-  /// Local. The hash of block `block` of header.tensors[index].
+  /// The hash of block `block` of header.tensors[index].
   uint64_t expected(size_t index, int64_t block) const {
     return hashes_[static_cast<size_t>(first_block_[index] + block)];
   }

@@ -33,15 +33,15 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
 };
 
-/// Local. Sorts tensors and sets `bytes` and `offset` of each, in the order of the reference implementation:
+/// Sorts tensors and sets `bytes` and `offset` of each, in the order of the reference implementation:
 /// wide types first, so that all tensors are aligned; then by name.
 void place_tensors(std::vector<SafetensorsTensor>& tensors);
 
-/// Local. The file's first bytes, up to the data: a multiple of 8. Throws CheckpointError beyond
+/// The file's first bytes, up to the data: a multiple of 8. Throws CheckpointError beyond
 /// kMaxSafetensorsHeaderBytes and for a tensor named "__metadata__"; messages start with `file`.
 std::string format_safetensors_header(const SafetensorsHeader& header, const std::string& file);
 
-/// Local. `text` is the N bytes of JSON, `data_bytes` the length of the rest. Memory in proportion to `text`.
+/// `text` is the N bytes of JSON, `data_bytes` the length of the rest. Memory in proportion to `text`.
 /// Throws CheckpointError naming `file`, tensor, found and expected value: for text that is not JSON of this
 /// form, keys that are duplicate or unknown, types that are not a DType, offsets that do not fit the shape,
 /// leave holes, overlap, or do not end where the file does.

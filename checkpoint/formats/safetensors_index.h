@@ -10,7 +10,7 @@ namespace tessera::checkpoint {
 
 inline constexpr const char* kSafetensorsIndexName = "model.safetensors.index.json";
 
-/// Local. The weight_map: file by name of tensor. Memory in proportion to `text`; other keys are skipped.
+/// The weight_map: file by name of tensor. Memory in proportion to `text`; other keys are skipped.
 /// Throws CheckpointError naming `file` for text that is not JSON of this form, duplicate tensors, and files
 /// outside of the index's folder.
 std::map<std::string, std::string> parse_safetensors_index(std::string_view text, const std::string& file);

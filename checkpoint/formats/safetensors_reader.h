@@ -18,7 +18,7 @@ namespace tessera::checkpoint {
 /// One file. Immutable; thread-safe.
 class SafetensorsFile {
  public:
-  /// Local. Opens the file and checks the whole header, so that every tensor in tensors() can be read. If the
+  /// Opens the file and checks the whole header, so that every tensor in tensors() can be read. If the
   /// file has hashes (safetensors_digest.h), the header is verified. Throws CheckpointError and DiskError,
   /// naming the file (and tensor).
   explicit SafetensorsFile(const std::filesystem::path& path);
@@ -29,7 +29,7 @@ class SafetensorsFile {
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
   /// nullptr when there is none.
   const SafetensorsTensor* find(std::string_view name) const;
-  /// Local. Fills `destination` from byte `begin` of a tensor of this file on. If the file has hashes, every
+  /// Fills `destination` from byte `begin` of a tensor of this file on. If the file has hashes, every
   /// block touched is read whole and verified: throws CheckpointError naming file, tensor and block. Throws
   /// DiskError when the file has become shorter, std::logic_error for a range outside of the tensor.
   void read(const SafetensorsTensor& tensor, int64_t begin, std::span<std::byte> destination) const;
@@ -47,7 +47,7 @@ class SafetensorsFile {
 /// model.safetensors or model.safetensors.index.json. Immutable; thread-safe.
 class SafetensorsModel {
  public:
-  /// Local. Opens every file of the model. Throws as SafetensorsFile; CheckpointError for an index that is
+  /// Opens every file of the model. Throws as SafetensorsFile; CheckpointError for an index that is
   /// not JSON of the form {"weight_map": {NAME: FILE}}, names files in other folders, or does not match its
   /// files.
   explicit SafetensorsModel(const std::filesystem::path& path);
@@ -56,7 +56,7 @@ class SafetensorsModel {
   std::vector<std::string> names() const;
   /// nullptr when there is none. Its offset is from the start of its file.
   const SafetensorsTensor* find(std::string_view name) const;
-  /// Local. Fills `destination` from byte `begin` of the tensor on. Throws CheckpointError for an unknown
+  /// Fills `destination` from byte `begin` of the tensor on. Throws CheckpointError for an unknown
   /// name; otherwise as SafetensorsFile.
   void read(std::string_view name, int64_t begin, std::span<std::byte> destination) const;
   /// The files, sorted by name.

@@ -37,20 +37,20 @@ inline constexpr std::array<std::pair<DType, std::string_view>, 19> kSafetensors
     {DType::kUInt64, "U64"},
 }};
 
-/// Local. Whether the format has the type.
+/// Whether the format has the type.
 inline bool is_safetensors_type(DType type) {
   return std::any_of(kSafetensorsTypes.begin(), kSafetensorsTypes.end(),
                      [&](const auto& entry) { return entry.first == type; });
 }
 
-/// Local. Index in kSafetensorsTypes, which has the type.
+/// Index in kSafetensorsTypes, which has the type.
 inline size_t safetensors_rank(DType type) {
   const auto* found = std::find_if(kSafetensorsTypes.begin(), kSafetensorsTypes.end(),
                                    [&](const auto& entry) { return entry.first == type; });
   return static_cast<size_t>(found - kSafetensorsTypes.begin());
 }
 
-/// Local. "F32".
+/// "F32".
 inline std::string_view safetensors_type(DType type) {
   return kSafetensorsTypes[safetensors_rank(type)].second;
 }

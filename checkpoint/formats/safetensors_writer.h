@@ -1,6 +1,6 @@
 // Writes safetensors: one file, or Hugging Face's shards with an index.
 //
-// [Note: tied names in safetensors]
+// Tied names in safetensors.
 // The format forbids two tensors to share bytes. Each name of a tied tensor is written with its own copy of
 // the bytes, so that a plain load_file() has all names that load_state_dict() needs.
 #pragma once
@@ -37,19 +37,19 @@ class SafetensorsLayout {
   std::map<size_t, std::vector<int64_t>> positions_;
 };
 
-/// Local. The indices of the tensors in each shard, as save_pretrained splits them (huggingface_hub's
+/// The indices of the tensors in each shard, as save_pretrained splits them (huggingface_hub's
 /// split_torch_state_dict_into_shards): in order, with a new shard when the next tensor would exceed
 /// `max_bytes`, and a separate shard for a tensor larger than that. All names of a tied tensor are in one
 /// shard, and the bytes of each count.
 std::vector<std::vector<size_t>> plan_shards(const std::vector<ModelTensor>& tensors, int64_t max_bytes);
 
-/// Local. "model.safetensors" of one, "model-00002-of-00005.safetensors" of several. `shard` counts from 0.
+/// "model.safetensors" of one, "model-00002-of-00005.safetensors" of several. `shard` counts from 0.
 std::string shard_file_name(size_t shard, size_t num_shards);
 
-/// Local. One file; see open_model_writer.
+/// One file; see open_model_writer.
 std::unique_ptr<ModelWriter> open_safetensors_file(const Disk& disk, ModelWriterOptions options);
 
-/// Local. A folder with the shards and, when there are several, model.safetensors.index.json: {"metadata":
+/// A folder with the shards and, when there are several, model.safetensors.index.json: {"metadata":
 /// {"total_size": BYTES}, "weight_map": {NAME: FILE}}. An existing folder is replaced in one step; its other
 /// files are kept, weights of an earlier call are not. Also throws as PendingDirectory.
 std::unique_ptr<ModelWriter> open_safetensors_shards(const Disk& disk, ModelWriterOptions options);

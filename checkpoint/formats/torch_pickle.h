@@ -8,7 +8,7 @@
 
 namespace tessera::checkpoint {
 
-/// Local. data.pkl of an OrderedDict {name: tensor}: pickle protocol 2, of the few opcodes and globals
+/// Data.pkl of an OrderedDict {name: tensor}: pickle protocol 2, of the few opcodes and globals
 /// that torch.load(weights_only=True) accepts. Tensor `i` fills storage "i" (entry data/i of the
 /// archive), on the CPU; tied names are tensors of the same storage. Source: what torch 2.11 writes,
 /// and torch/_weights_only_unpickler.py.

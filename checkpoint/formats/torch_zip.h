@@ -1,7 +1,7 @@
 // Layout of the zip archive that torch.save writes: entries are not compressed, and their data is at
 // multiples of 64 bytes.
 //
-// [Note: torch's zip]
+// Torch's zip.
 // The archive (PKWARE's APPNOTE.TXT 6.3.10) is byte for byte as torch writes it, because torch.load can be
 // set to compute the offsets of the data instead of reading every local header
 // (torch.utils.serialization.config.load. calculate_storage_offsets): sizes and CRC-32 in a data descriptor
@@ -31,18 +31,18 @@ class TorchZip {
   explicit TorchZip(std::string archive, int64_t first_offset = 0)
       : archive_(std::move(archive)), first_offset_(first_offset) {}
 
-  /// Local. Places an entry after the others; returns its index. `name`: "data.pkl", at most 60,000 bytes.
+  /// Places an entry after the others; returns its index. `name`: "data.pkl", at most 60,000 bytes.
   size_t add(const std::string& name, int64_t bytes);
   const std::vector<Entry>& entries() const { return entries_; }
   /// First byte after an entry's data.
   int64_t data_end(size_t index) const { return entries_[index].data_offset + entries_[index].bytes; }
 
-  /// Local. The bytes between the data of entry `index` - 1, which has this CRC-32, and that of entry
+  /// The bytes between the data of entry `index` - 1, which has this CRC-32, and that of entry
   /// `index`.
   std::string between(size_t index, uint32_t previous_crc) const;
-  /// Local. The bytes after the data of the last entry. CRC-32s by entry, as zlib computes them.
+  /// The bytes after the data of the last entry. CRC-32s by entry, as zlib computes them.
   std::string tail(const std::vector<uint32_t>& crcs) const;
-  /// Local. Length of the file, including the tail.
+  /// Length of the file, including the tail.
   int64_t file_bytes() const;
 
  private:

@@ -38,7 +38,7 @@ struct Hdf5Dataset {
   std::vector<Hdf5Attribute> attributes;
 };
 
-/// Local. Whether HDF5 has a type whose readers see the numbers that the elements are. Elements of other
+/// Whether HDF5 has a type whose readers see the numbers that the elements are. Elements of other
 /// types are laid out as unsigned integers of their size.
 bool is_hdf5_type(DType type);
 
@@ -68,11 +68,11 @@ enum class Hdf5Readers {
   kSince1_10,  ///< needed by virtual datasets
 };
 
-/// Local. Whether HDF5 has a type for the elements that its readers take for the same numbers. Others are
+/// Whether HDF5 has a type for the elements that its readers take for the same numbers. Others are
 /// laid out as unsigned integers of their size.
 bool is_hdf5_type(DType type);
 
-/// Local. Escapes a tensor's name to one HDF5 link name: '/' becomes "%2F", '%' "%25", and the name "."
+/// Escapes a tensor's name to one HDF5 link name: '/' becomes "%2F", '%' "%25", and the name "."
 /// "%2E".
 std::string hdf5_name(std::string_view name);
 

@@ -22,7 +22,7 @@ class Hdf5Library {
   std::unique_lock<std::mutex> lock_;
 };
 
-/// Local. The innermost message of the last HDF5 error on this thread.
+/// The innermost message of the last HDF5 error on this thread.
 std::string hdf5_reason();
 
 /// Owns an HDF5 identifier and closes it with `close`. Not thread-safe.

@@ -16,7 +16,7 @@ struct Hdf5Block {
   int64_t numel = 0;
 };
 
-/// Local. The blocks of positions [begin, end), counted row by row, in order: at most 2 x dimensions - 1. For
+/// The blocks of positions [begin, end), counted row by row, in order: at most 2 x dimensions - 1. For
 /// a scalar, one block without start and count.
 std::vector<Hdf5Block> blocks_of_range(std::span<const int64_t> shape, int64_t begin, int64_t end);
 

@@ -15,7 +15,7 @@ namespace tessera::checkpoint {
 
 inline constexpr int kMaxJsonDepth = 64;
 
-/// Local. Parses JSON text: no comments, no duplicate keys, at most kMaxJsonDepth levels. Throws
+/// Parses JSON text: no comments, no duplicate keys, at most kMaxJsonDepth levels. Throws
 /// CheckpointError naming `source` and the byte.
 nlohmann::json parse_json(std::string_view text, const std::string& source);
 

@@ -54,19 +54,19 @@ struct Manifest {
   /// Bytes of all files the manifest lists.
   int64_t total_bytes() const;
 
-  /// Local. The text of manifest.json. Throws CheckpointError for a state that JSON cannot hold (a number
+  /// The text of manifest.json. Throws CheckpointError for a state that JSON cannot hold (a number
   /// that is not finite, text that is not UTF-8), naming the key.
   std::string to_text() const;
-  /// Local. The inverse. Checks types, ranges, sums, names and consistency, so that the result can be used
+  /// The inverse. Checks types, ranges, sums, names and consistency, so that the result can be used
   /// without further checks. Throws CheckpointError naming `source`, key, found and expected value; for a
   /// newer format version the message says so.
   static Manifest parse(std::string_view text, const std::string& source);
   bool operator==(const Manifest&) const = default;
 };
 
-/// Local. A file's record to text, for sending it to rank 0.
+/// A file's record to text, for sending it to rank 0.
 std::string file_record_to_text(const FileRecord& record);
-/// Local. The inverse, for the records of many ranks: equal lists of datasets are read once, and shared.
+/// The inverse, for the records of many ranks: equal lists of datasets are read once, and shared.
 class FileRecordReader {
  public:
   /// Throws as Manifest::parse does.

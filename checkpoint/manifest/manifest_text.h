@@ -14,7 +14,7 @@ inline constexpr std::string_view kDigestKey =
     "\"digest\": \"";  // the digest's 32 digits follow: of all bytes up to here
 inline constexpr std::string_view kDigestEnd = "\"\n}\n";
 
-/// Local. Appends the digest. `text` is everything before it, including the comma.
+/// Appends the digest. `text` is everything before it, including the comma.
 std::string seal_manifest(std::string text);
 
 }  // namespace tessera::checkpoint

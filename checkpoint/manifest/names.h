@@ -7,10 +7,10 @@
 namespace tessera::checkpoint {
 
 inline constexpr std::string_view kModelFileName = "model.h5";
-/// Local. "rank_00003.h5".
+/// "rank_00003.h5".
 std::string rank_file_name(int rank);
 
-/// Local. HDF5 path of a whole tensor, "/buffers/NAME", and of a blob, "/blobs/NAME" (see hdf5_name()).
+/// HDF5 path of a whole tensor, "/buffers/NAME", and of a blob, "/blobs/NAME" (see hdf5_name()).
 std::string tensor_dataset(const std::string& name);
 std::string blob_dataset(const std::string& name);
 bool is_tensor_dataset(std::string_view dataset);

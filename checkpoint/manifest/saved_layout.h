@@ -45,17 +45,17 @@ struct SavedLayout {
   bool operator==(const SavedLayout&) const = default;
 };
 
-/// Local. `with_frozen` = false: without the units that are not trainable; the others are numbered anew.
+/// `with_frozen` = false: without the units that are not trainable; the others are numbered anew.
 SavedLayout saved_layout(const zero::Layout& layout, bool with_frozen = true);
 
 // Datasets of a rank's file, each one-dimensional, (shard_numel).
 
-/// Local. "/master/unit_00003" for a trainable unit, fp32; "/parameter/unit_00003"
+/// "/master/unit_00003" for a trainable unit, fp32; "/parameter/unit_00003"
 /// for a frozen one, its compute dtype.
 std::string weights_dataset(const SavedLayout& layout, int unit);
-/// Local. "/exp_avg/unit_00003", fp32; of trainable units.
+/// "/exp_avg/unit_00003", fp32; of trainable units.
 std::string state_dataset(const std::string& state_name, int unit);
-/// Local. Letters, digits and _, and not the name of another group of the file.
+/// Letters, digits and _, and not the name of another group of the file.
 bool is_state_name(const std::string& name);
 
 }  // namespace tessera::checkpoint

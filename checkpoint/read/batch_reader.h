@@ -38,7 +38,7 @@ struct SavedTensor {
   int64_t end = 0;          ///< and the one after the last
   int64_t shard_bytes = 0;  ///< of a rank
 
-  /// Local. The bytes from `next` on that one file has, at most `most`.
+  /// The bytes from `next` on that one file has, at most `most`.
   SavedRange range(const Checkpoint& checkpoint, int64_t next, int64_t most) const;
 };
 
@@ -64,7 +64,7 @@ class BatchPlanner {
   BatchPlanner(const Checkpoint& checkpoint, const std::vector<SavedTensor>& saved)
       : checkpoint_(checkpoint), saved_(saved) {}
 
-  /// Local. Fills in the next batch's parts and reads; false when there is nothing left.
+  /// Fills in the next batch's parts and reads; false when there is nothing left.
   bool next(SavedBatch& batch);
 
  private:
@@ -84,7 +84,7 @@ class BatchReader {
   BatchReader& operator=(const BatchReader&) = delete;
   ~BatchReader();
 
-  /// Local. The next batch, valid until the next call; nullptr after the last. Throws what reading threw.
+  /// The next batch, valid until the next call; nullptr after the last. Throws what reading threw.
   const SavedBatch* next();
 
  private:

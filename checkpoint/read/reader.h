@@ -26,11 +26,11 @@
 
 namespace tessera::checkpoint {
 
-/// Local. DIR/TAG; an empty tag means the one in `latest`. Throws CheckpointError when directory, `latest` or
+/// DIR/TAG; an empty tag means the one in `latest`. Throws CheckpointError when directory, `latest` or
 /// tag does not exist; the message lists the tags that do.
 std::filesystem::path find_checkpoint(const std::filesystem::path& directory, const std::string& tag);
 
-/// Local. Reads and checks `folder`/manifest.json only. Throws CheckpointError, also when the folder was
+/// Reads and checks `folder`/manifest.json only. Throws CheckpointError, also when the folder was
 /// renamed: its name must be the tag in the manifest.
 Manifest read_manifest(const std::filesystem::path& folder);
 
@@ -40,11 +40,11 @@ using FolderIdentity = std::pair<dev_t, ino_t>;
 /// A checkpoint that is being read while its run may remove it. Not thread-safe.
 class LatestCheckpoint {
  public:
-  /// Local. `tag`: the one to be read; empty: the one that `latest` names. Throws CheckpointError.
+  /// `tag`: the one to be read; empty: the one that `latest` names. Throws CheckpointError.
   LatestCheckpoint(std::filesystem::path directory, const std::string& tag);
 
   const std::string& tag() const { return tag_; }
-  /// Local, after reading it failed. If its folder was removed or replaced meanwhile, and no tag was given:
+  /// After reading it failed. If its folder was removed or replaced meanwhile, and no tag was given:
   /// moves on to the one that `latest` names now. Returns what happened, one line for the user. Empty: the
   /// failure has another reason, or this has happened too often.
   std::string move_on();
@@ -57,7 +57,7 @@ class LatestCheckpoint {
   int num_moves_ = 0;
 };
 
-/// Local. Calls `read` with the tag of a checkpoint; anew with the next one if this one is removed meanwhile,
+/// Calls `read` with the tag of a checkpoint; anew with the next one if this one is removed meanwhile,
 /// after `say` with what happened. Throws what `read` throws, and CheckpointError.
 void read_latest_checkpoint(const std::filesystem::path& directory, const std::string& tag,
                             const std::function<void(const std::string& line)>& say,
@@ -66,12 +66,12 @@ void read_latest_checkpoint(const std::filesystem::path& directory, const std::s
 /// Owns the manifest and the open files. Logically immutable; thread-safe.
 class Checkpoint {
  public:
-  /// Local. Reads the manifest and opens the files, up to 500 of them ([Note: reading beside a run]); checks
+  /// Reads the manifest and opens the files, up to 500 of them ([Note: reading beside a run]); checks
   /// that the ranks' files exist and have their saved lengths. Throws CheckpointError.
   static Checkpoint open(const std::filesystem::path& directory, const std::string& tag = "");
-  /// Local. The same without the check, for verify().
+  /// The same without the check, for verify().
   static Checkpoint open_damaged(const std::filesystem::path& directory, const std::string& tag = "");
-  /// Local. Reads the manifest: files are opened when they are read, and may come until then.
+  /// Reads the manifest: files are opened when they are read, and may come until then.
   static Checkpoint open_part(const std::filesystem::path& directory, const std::string& tag);
   Checkpoint(Checkpoint&&) noexcept;
   ~Checkpoint();
@@ -79,19 +79,19 @@ class Checkpoint {
   const Manifest& manifest() const;
   const std::filesystem::path& path() const;  ///< DIR/TAG
 
-  /// Local. Fills `destination` from byte `begin` of a dataset in the file of `rank`. Every block touched is
+  /// Fills `destination` from byte `begin` of a dataset in the file of `rank`. Every block touched is
   /// read whole and verified. Throws CheckpointError naming file, block and dataset; `destination` is then
   /// undefined. Reading ranges in file order reads each block once.
   void read(int rank, const DatasetRecord& dataset, int64_t begin, std::span<std::byte> destination) const;
-  /// Local. Reads and verifies the blocks that read() would read, each once in the lifetime of this object,
+  /// Reads and verifies the blocks that read() would read, each once in the lifetime of this object,
   /// and discards the data. Throws as read() does.
   void check(int rank, const DatasetRecord& dataset, int64_t begin, int64_t bytes) const;
-  /// Local. A whole tensor's or blob's bytes.
+  /// A whole tensor's or blob's bytes.
   std::vector<std::byte> read_all(int rank, const DatasetRecord& dataset) const;
-  /// Local. The dataset of that name; throws CheckpointError when the file has none.
+  /// The dataset of that name; throws CheckpointError when the file has none.
   const DatasetRecord& dataset(int rank, const std::string& name) const;
 
-  /// Local. The file of this index of the manifest. Throws DiskError.
+  /// The file of this index of the manifest. Throws DiskError.
   const InputFile& file(int index) const;
 
   /// Bytes read from files since open(), without the manifest.

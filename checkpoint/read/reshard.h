@@ -40,7 +40,6 @@ struct Comparison {
   std::string describe() const;
 };
 
-/// Local.
 Comparison compare(const SavedLayout& saved, const zero::Layout& current);
 
 /// Consecutive elements to read.
@@ -54,7 +53,7 @@ struct Piece {
   bool operator==(const Piece&) const = default;
 };
 
-/// Local. The pieces that fill `wanted` (by current unit), ordered by file and position, with adjacent pieces
+/// The pieces that fill `wanted` (by current unit), ordered by file and position, with adjacent pieces
 /// merged (across the zero padding between parameters where both sides have the same). Elements of parameters
 /// without a match, and padding, are not covered. The saved type is saved.weights_type(piece.saved_unit);
 /// only pieces whose saved unit is trainable have optimizer state.

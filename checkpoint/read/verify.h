@@ -21,11 +21,11 @@ struct VerifyReport {
   bool ok() const { return problems.empty(); }
 };
 
-/// Local. Checks files, sizes and hashes, and continues after an error. `progress` (may be empty) is called
+/// Checks files, sizes and hashes, and continues after an error. `progress` (may be empty) is called
 /// with the bytes done and the total.
 VerifyReport verify(const Checkpoint& checkpoint,
                     const std::function<void(int64_t done, int64_t total)>& progress = {});
-/// Local. The same of DIR/TAG. Throws CheckpointError when the manifest is missing or invalid.
+/// The same of DIR/TAG. Throws CheckpointError when the manifest is missing or invalid.
 VerifyReport verify(const std::filesystem::path& directory, const std::string& tag,
                     const std::function<void(int64_t done, int64_t total)>& progress = {});
 

@@ -16,7 +16,7 @@ struct Publication {
   bool latest = true;     ///< whether `latest` names it from now on
 };
 
-/// Local. Renames the folder and replaces `latest`, if it is to; when it returns, the checkpoint is
+/// Renames the folder and replaces `latest`, if it is to; when it returns, the checkpoint is
 /// committed, and a replaced checkpoint has the folder's old name. On an error it undoes its changes, so that
 /// the folder has its old name again, and throws CheckpointError.
 void publish(const Publication& publication, const Disk& disk);

@@ -12,7 +12,7 @@
 //    is removed last.
 // At any moment `latest` names a whole checkpoint: the previous one or the new one.
 //
-// [Note: a folder on each host]
+// A folder on each host.
 // In memory each host has a folder of its own (engine/checkpoint/host_folders.h). Then one rank of each host,
 // the folder's owner, does what rank 0 does to the folder: it creates and publishes it, with the same
 // manifest, which names the files of all hosts. Here there is no commit in one step: a crash can leave the

@@ -22,18 +22,18 @@ struct WaitState {
   /// By group, of those that the waiting thread uses: what the rank has issued.
   std::map<std::string, RankReport> reports;
 
-  /// Local. Of what the rank waits for: `all_reduce of "unit 3" (1024 x Float)`
+  /// Of what the rank waits for: `all_reduce of "unit 3" (1024 x Float)`
   std::string description() const;
   std::string encode() const;
-  /// Local. The inverse of encode(). Throws CommError on anything else.
+  /// The inverse of encode(). Throws CommError on anything else.
   static WaitState decode(std::string_view text);
 };
 
 // `states`: by rank; nothing for those that do not wait. Every collective needs all ranks.
 
-/// Local. A sentence about another rank that has issued something else on the group that `rank` waits in.
+/// A sentence about another rank that has issued something else on the group that `rank` waits in.
 std::optional<std::string> find_difference(const std::vector<std::optional<WaitState>>& states, int rank);
-/// Local. A sentence about the ranks that wait for each other in a circle, if `rank` is one of them.
+/// A sentence about the ranks that wait for each other in a circle, if `rank` is one of them.
 std::optional<std::string> find_deadlock(const std::vector<std::optional<WaitState>>& states, int rank);
 
 }  // namespace tessera::comm

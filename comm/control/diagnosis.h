@@ -20,9 +20,9 @@ struct CollectiveDesc {
   int64_t numel = 0;
 
   bool operator==(const CollectiveDesc&) const = default;
-  /// Local. `all_reduce of "unit 3" (1024 x Float)`
+  /// `all_reduce of "unit 3" (1024 x Float)`
   std::string text() const;
-  /// Local. 16 bits. Two different descriptions have the same ones by chance, once in 65536.
+  /// 16 bits. Two different descriptions have the same ones by chance, once in 65536.
   uint32_t fingerprint() const;
 };
 
@@ -44,24 +44,24 @@ struct RankReport {
   std::deque<CollectiveDesc> recent;    ///< the last kWindow of them; the newest is number num_issued
   std::string left;                     ///< why it left the group; empty: it has not
 
-  /// Local. Adds a collective; control characters in its label become spaces. Returns its number, from 1 on.
+  /// Adds a collective; control characters in its label become spaces. Returns its number, from 1 on.
   int64_t record(CollectiveDesc desc);
-  /// Local. Null when `number` was never issued or is no longer among the recent ones.
+  /// Null when `number` was never issued or is no longer among the recent ones.
   const CollectiveDesc* find(int64_t number) const;
 
   std::string encode() const;
-  /// Local. The inverse of encode(); removes what it has read from the front. Throws CommError on anything
+  /// The inverse of encode(); removes what it has read from the front. Throws CommError on anything
   /// else.
   static RankReport decode(std::string_view& text);
 };
 
-/// Local. For decoding: removes the text up to `separator` from the front and returns it. Throws CommError.
+/// For decoding: removes the text up to `separator` from the front and returns it. Throws CommError.
 std::string_view take(std::string_view& text, char separator);
 int64_t parse_integer(std::string_view text);
 
-/// Local. The first number that both remember with different descriptions.
+/// The first number that both remember with different descriptions.
 std::optional<int64_t> first_difference(const RankReport& a, const RankReport& b);
-/// Local. `collective 8 differs between ranks: rank 0 issued all_reduce of …, rank 1 issued barrier of …`
+/// `collective 8 differs between ranks: rank 0 issued all_reduce of …, rank 1 issued barrier of …`
 std::string describe_difference(int64_t number, int rank_a, const RankReport& a, int rank_b,
                                 const RankReport& b);
 
@@ -79,7 +79,7 @@ struct Failure {
   int name(int r) const { return names.empty() ? r : names[static_cast<size_t>(r)]; }
 };
 
-/// Local. `all_reduce of "unit 3" (8 x Float), collective 17: ranks 1 and 2 have not arrived within 2 s`
+/// `all_reduce of "unit 3" (8 x Float), collective 17: ranks 1 and 2 have not arrived within 2 s`
 std::string diagnose(const Failure& failure);
 
 }  // namespace tessera::comm

@@ -9,17 +9,17 @@
 
 namespace tessera::comm {
 
-/// Local. What an exception says, in one line: libtorch's what() adds back-traces and source locations.
+/// What an exception says, in one line: libtorch's what() adds back-traces and source locations.
 /// "unknown error" where it says nothing.
 std::string error_message(const std::exception& error);
-/// Local. Of a captured exception.
+/// Of a captured exception.
 std::string error_message(const std::exception_ptr& error);
 
-/// Local. The first line, without libtorch's source locations.
+/// The first line, without libtorch's source locations.
 std::string first_line(std::string_view text);
-/// Local. "rank 1", "ranks 1, 2 and 5"
+/// "rank 1", "ranks 1, 2 and 5"
 std::string name_ranks(const std::vector<int>& ranks);
-/// Local. "2 s", "0.5 s", "30 min"
+/// "2 s", "0.5 s", "30 min"
 std::string name_duration(std::chrono::milliseconds duration);
 
 }  // namespace tessera::comm

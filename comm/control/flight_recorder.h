@@ -30,30 +30,30 @@ class FlightRecorder {
   /// `ranks`: of the group, by their numbers in the GroupContext; this one is at `rank`.
   FlightRecorder(int rank, std::vector<int> ranks, GroupStore group_store, GroupStore context_store);
 
-  /// Local. Notes a collective. Returns its number, from 1 on.
+  /// Notes a collective. Returns its number, from 1 on.
   int64_t record(CollectiveDesc desc);
-  /// Local. The lower 16 bits of a collective's tag, and the number of the most recent collective that has
+  /// The lower 16 bits of a collective's tag, and the number of the most recent collective that has
   /// them.
   uint32_t tag_of(int64_t number) const { return static_cast<uint32_t>(number * size_) & 0xffffu; }
   int64_t number_of(uint32_t tag) const;
-  /// Local. A collective by its number; none when it is no longer remembered.
+  /// A collective by its number; none when it is no longer remembered.
   std::optional<CollectiveDesc> find(int64_t number) const;
-  /// Local. What this rank has issued. `issuer`: set to the thread that has issued the last collective.
+  /// What this rank has issued. `issuer`: set to the thread that has issued the last collective.
   RankReport report(std::thread::id& issuer) const;
 
-  /// Local. Publishes that collective `number` failed on this rank; the first report stands. Never throws.
+  /// Publishes that collective `number` failed on this rank; the first report stands. Never throws.
   void report_fault(Fault fault, int64_t number);
-  /// Local. Whether any rank has reported a failure or left the group.
+  /// Whether any rank has reported a failure or left the group.
   bool any_failed_or_left() const;
-  /// Local. Whether this rank has.
+  /// Whether this rank has.
   bool has_failed_or_left(int rank) const;
-  /// Local. Why `rank` left the group; nothing while it is there.
+  /// Why `rank` left the group; nothing while it is there.
   std::optional<std::string> departure(int rank) const;
 
-  /// Local. The ranks of the group whose processes have ended.
+  /// The ranks of the group whose processes have ended.
   std::vector<int> gone() const;
 
-  /// Local. Waits until all ranks have reported, left or ended, at most until `deadline`, and says who is to
+  /// Waits until all ranks have reported, left or ended, at most until `deadline`, and says who is to
   /// blame. Fills in the reports and the ranks that are gone. Throws CommError when the store is gone.
   std::string diagnose(Failure failure, std::chrono::steady_clock::time_point deadline) const;
 

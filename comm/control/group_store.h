@@ -60,11 +60,11 @@ class GroupStore {
   GroupStore under(const std::string& prefix) const;
   /// The same store, whose waits notice ranks that have ended.
   GroupStore watched(std::shared_ptr<const Liveness> liveness) const;
-  /// Local. The ranks whose processes have ended, as far as this store is watched.
+  /// The ranks whose processes have ended, as far as this store is watched.
   std::vector<int> gone() const;
-  /// Local. Of these the ones whose hosts do not answer.
+  /// Of these the ones whose hosts do not answer.
   std::vector<int> silent() const;
-  /// Local. Throws RankIsGone if a rank has ended, or does so within `limit`: after a failed connection to a
+  /// Throws RankIsGone if a rank has ended, or does so within `limit`: after a failed connection to a
   /// rank that ends, its other connections close one by one.
   void check_all_alive(std::chrono::milliseconds limit = {}) const;
   /// For c10d's groups: its waits poll like ours, and throw RankIsGone when any rank has ended.

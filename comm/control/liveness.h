@@ -1,6 +1,6 @@
 // Liveness: tells which ranks' processes have ended, on every backend, on one host or several.
 //
-// [Note: how a dead rank is noticed]
+// How a dead rank is noticed.
 // Each pair of ranks has a TCP connection, over which no byte is sent once both ends are proven [Note: proven
 // sockets]. The kernel closes it when a process ends, however it ends. So a rank that waits asks its own
 // kernel whether one of its connections is closed. That needs no thread, and a rank that is busy, swapped out
@@ -59,13 +59,13 @@ class Liveness {
     std::string host;      ///< equal for ranks that reach each other over the loopback interface
   };
 
-  /// Local. Listens on `address`, which the other ranks can reach. `key`: of ProvenSockets. `store_rank`: the
+  /// Listens on `address`, which the other ranks can reach. `key`: of ProvenSockets. `store_rank`: the
   /// one that serves the store; -1: none does. Throws CommError.
   Liveness(const std::string& address, int rank, std::string key, int store_rank);
   ~Liveness();
-  /// Local. "ADDRESS PORT", for the others.
+  /// "ADDRESS PORT", for the others.
   const std::string& endpoint() const { return endpoint_; }
-  /// Local. To be called while this rank waits for others to come: takes connections, and closes strangers'.
+  /// To be called while this rank waits for others to come: takes connections, and closes strangers'.
   void admit();
   /// Collective. `peers`: all ranks. Other ranks may still be connecting to each other when it returns.
   /// `watch` is called every 20 ms and may throw. Throws CommError when one cannot be reached, RankIsGone
@@ -76,17 +76,17 @@ class Liveness {
   /// all ranks have returned. Throws CommError, RankIsGone.
   std::unique_ptr<shm::PeerSockets> share_between_hosts(const GroupStore& store,
                                                         std::chrono::milliseconds timeout);
-  /// Local. To be called once all ranks are connected.
+  /// To be called once all ranks are connected.
   void stop_listening();
 
-  /// Local, one system call. The ranks whose processes have ended, or whose hosts do not answer.
+  /// One system call. The ranks whose processes have ended, or whose hosts do not answer.
   std::vector<int> gone() const;
-  /// Local. Those whose hosts do not answer.
+  /// Those whose hosts do not answer.
   std::vector<int> silent() const;
-  /// Local. To be called before a request to the store: waits while its host does not answer. False: that
+  /// To be called before a request to the store: waits while its host does not answer. False: that
   /// counts as gone. A request to a silent host fails kHostTimeout after it was sent; so none is sent late.
   bool await_store() const;
-  /// Local. The error of such ranks.
+  /// The error of such ranks.
   RankIsGone error_of(std::vector<int> ranks) const;
 
  private:

@@ -28,7 +28,7 @@ class PeerSockets {
   int number_of(int rank) const { return numbers_.empty() ? rank : numbers_[static_cast<size_t>(rank)]; }
   int size() const { return static_cast<int>(sockets_.size()); }
 
-  /// Local; the receiver calls receive(). A number, and a descriptor unless `fd` is -1. Throws CommError,
+  /// The receiver calls receive(). A number, and a descriptor unless `fd` is -1. Throws CommError,
   /// RankIsGone.
   void send(int to, int fd, int64_t number, std::chrono::milliseconds timeout);
   struct Received {
@@ -37,10 +37,10 @@ class PeerSockets {
   };
   /// `watch` is called every few milliseconds and may throw. Throws CommError, RankIsGone.
   Received receive(int from, std::chrono::milliseconds timeout, const std::function<void()>& watch);
-  /// Local. For ranks that no longer agree: the others see this rank as gone.
+  /// For ranks that no longer agree: the others see this rank as gone.
   void disconnect();
 
-  /// Local, a system call. The number of a rank whose process has closed its end.
+  /// A system call. The number of a rank whose process has closed its end.
   std::optional<int> gone() const;
   bool is_gone(int rank) const;
 

@@ -1,6 +1,6 @@
 // SealedStore: a c10d store whose names and values only ranks with the run's secret can read and make.
 //
-// [Note: the run's secret]
+// The run's secret.
 // c10d's TCPStore answers all who connect. What ranks say to each other there decides where they connect and
 // what they trust: addresses, NCCL's id, the secrets by which ranks share memory. So where TESSERA_RUN_SECRET
 // is set, which the launcher does, each name is a keyed hash (BLAKE2b) of the name, and each value is
@@ -21,11 +21,11 @@ namespace tessera::comm {
 
 class SealedStore final : public c10d::Store {
  public:
-  /// Local. `secret`: not empty. Stores with different `session` have different keys.
+  /// `secret`: not empty. Stores with different `session` have different keys.
   SealedStore(c10::intrusive_ptr<c10d::Store> store, const std::string& secret,
               const std::string& session = "");
 
-  /// Local. Tells whether two secrets are equal, without telling what they are.
+  /// Tells whether two secrets are equal, without telling what they are.
   static std::string fingerprint(const std::string& secret);
 
   // As c10d's. What reads a value throws CommError when no rank with the secret has written it.

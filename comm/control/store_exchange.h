@@ -1,12 +1,12 @@
 // StoreExchange: each rank gives a string and receives those of all ranks, over the store.
 //
-// [Note: requests to the store] Each rank writes its value and counts itself. The rank that counts last reads
+// Requests to the store: Each rank writes its value and counts itself. The rank that counts last reads
 // all values with one request and writes them, packed together, under a key of this exchange, which each
 // other rank reads with one request. So an exchange costs the store's server some four requests a rank, for
 // any number of ranks. That key is written by compare-and-set, and a rank that gives up writes it too: an
 // exchange succeeds on all ranks or on none, also on a rank that arrives later.
 //
-// [Note: long values] c10d's store takes 8 MiB at once. Values that are longer than a rank's share of half of
+// Long values: c10d's store takes 8 MiB at once. Values that are longer than a rank's share of half of
 // that are sent in parts, one exchange each.
 #pragma once
 
@@ -32,7 +32,7 @@ class StoreExchange {
   /// Collective. `timeout`: of each part. `watch` is called about every 100 ms of waiting, and may throw a
   /// CommError to give up. Throws CommError when the store is gone.
   Result run(const std::string& value, std::chrono::milliseconds timeout, const std::function<void()>& watch);
-  /// Local, for `watch`: whether `rank` has given its value to the exchange that this rank waits in.
+  /// For `watch`: whether `rank` has given its value to the exchange that this rank waits in.
   bool has_arrived(int rank) const;
 
  private:

@@ -98,7 +98,7 @@ class C10dGlooTransport final : public GlooTransport {
   bool wait_blocks() const override { return true; }
   bool buffers_reductions() const override { return true; }
 
-  // [Note: all-gather over Gloo] c10d's own all-gather stages the result in a buffer of full size and copies
+  // All-gather over Gloo: c10d's own all-gather stages the result in a buffer of full size and copies
   // it out with operators on a worker thread, under the thread-local state of the issuing thread: memory we
   // do not have, and operators that a listener (zero/gather/residency) would take for the model's. One
   // broadcast a slice moves the same bytes straight to where they belong.
@@ -115,7 +115,7 @@ class C10dGlooTransport final : public GlooTransport {
         } : std::function<void()>());
   }
 
-  // [Note: reduce-scatter over Gloo] c10d's own is an all-reduce of a copy, which moves twice the bytes.
+  // Reduce-scatter over Gloo: c10d's own is an all-reduce of a copy, which moves twice the bytes.
   // Here each rank sends the others their slices (as bytes: Gloo need not know the type) and sums what it
   // receives in rank order, which gives the same bits as comm/shm/shm for any number of ranks. It needs a
   // buffer for the received slices until they are summed.

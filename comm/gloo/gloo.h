@@ -34,7 +34,7 @@ struct GlooOptions {
   Logger log{};  ///< says on rank 0 that all connect again, and why
 };
 
-/// Local. Throws CommError when an interface does not exist or an address cannot be bound.
+/// Throws CommError when an interface does not exist or an address cannot be bound.
 std::shared_ptr<GlooDevices> open_gloo_devices(const GlooOptions& options);
 
 class GlooTransport : public Transport {
@@ -55,7 +55,7 @@ inline constexpr std::string_view kAlteredData = "data was altered on its way: "
 std::unique_ptr<GlooTransport> make_gloo_transport(const GroupStore& store, const GlooOptions& options,
                                                    FailureHook on_failure);
 
-/// Local. (bytes) uint8, not initialised, counted as communication: for what a reduction takes while it is in
+/// (bytes) uint8, not initialised, counted as communication: for what a reduction takes while it is in
 /// flight. Dispatches no operator.
 at::Tensor reduction_buffer(int64_t bytes);
 

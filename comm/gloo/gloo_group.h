@@ -34,7 +34,7 @@ class GlooGroup final : public c10d::ProcessGroupGloo {
   /// Each device's connections; a collective takes those of number `tag` modulo this.
   uint32_t num_contexts() const { return static_cast<uint32_t>(contexts_.size()); }
 
-  // [Note: aborting Gloo] c10d has no abort for Gloo, and destroying a group waits for what is pending. But a
+  // Aborting Gloo: c10d has no abort for Gloo, and destroying a group waits for what is pending. But a
   // receive that runs into its timeout makes Gloo fail all pending operations of the group and close its
   // connections. So abort() posts one that is never answered. On a connection that is already broken posting
   // throws, hence the loop over peers. Each device has a context of its own, chosen by the tag.
@@ -52,11 +52,11 @@ class GlooGroup final : public c10d::ProcessGroupGloo {
 // longer than a moment. What the operation refers to (buffers, connections, devices) is kept alive by it;
 // nothing reads or writes the buffers, because the connections are closed.
 
-/// Local. Destroys a group after abort(), or leaves that to a thread. Nothing that the group's operations
+/// Destroys a group after abort(), or leaves that to a thread. Nothing that the group's operations
 /// call may depend on the caller afterwards.
 void release_aborted(c10::intrusive_ptr<GlooGroup> group);
 
-/// Local. The rank's number in messages.
+/// The rank's number in messages.
 int number_of(const GlooOptions& options);
 
 // [Note: proven connections]

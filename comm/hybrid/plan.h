@@ -50,13 +50,13 @@ struct ColumnPart {
   int64_t numel() const;
 };
 
-/// Local. For reductions and gathers. `slices`: one a rank.
+/// For reductions and gathers. `slices`: one a rank.
 std::vector<ColumnPart> column_parts(const Hosts& hosts, int rank, const Slices& slices);
 
 /// Where a rank takes a slice from, after a gather: from this rank of its own host.
 int source_of(const Hosts& hosts, int rank, int slice);
 
-/// Local. For a broadcast from rank `root`. `slices`: one a column. The root's host has all of them.
+/// For a broadcast from rank `root`. `slices`: one a column. The root's host has all of them.
 std::vector<Range> broadcast_parts(const Hosts& hosts, int rank, const Slices& slices);
 int broadcast_source_of(const Hosts& hosts, int rank, int root, int column);
 

@@ -1,7 +1,7 @@
 // TaskQueue: carries out the collectives of ranks on several hosts, in order: shared memory within a host,
 // Gloo between hosts. See [Note: hybrid collectives] in plan.h and [Note: pieces] in tasks.h.
 //
-// [Note: one thread that waits]
+// One thread that waits.
 // A piece waits for the ranks of its host, then for the network, then for the ranks of its host again, while
 // the rank's own thread computes. So a thread of the queue's own takes the pieces from step to step, and
 // sleeps in between, on the host's shared counters (comm/shm/progress_counters.h), which Gloo's threads also
@@ -58,22 +58,22 @@ class TaskQueue {
 
   /// Collective, in one order over this group and all its duplicates. See SharedRegions::allocate().
   std::shared_ptr<shm::SharedRegion> allocate(int64_t bytes, bool common);
-  /// Local. Called about ten times a second while allocate() waits.
+  /// Called about ten times a second while allocate() waits.
   void set_watch(std::function<void()> watch) { watch_ = std::move(watch); }
 
   /// Collective. Does not wait.
   void issue(const OperationPtr& operation);
-  /// Local. Whether it is done. Throws CommError: the queue has failed, or the operation's time is over.
+  /// Whether it is done. Throws CommError: the queue has failed, or the operation's time is over.
   bool poll(const Operation& operation);
-  /// Local. The same; waits for it, at most for `limit`.
+  /// The same; waits for it, at most for `limit`.
   bool wait(const Operation& operation, std::chrono::milliseconds limit);
 
-  /// Local. Waits for what is in flight, unless it has failed, and ends the thread.
+  /// Waits for what is in flight, unless it has failed, and ends the thread.
   void close();
-  /// Local. Everything fails, on the other ranks too. Never throws.
+  /// Everything fails, on the other ranks too. Never throws.
   void abort();
 
-  /// Local. Bytes of collectives that this rank has received from other hosts.
+  /// Bytes of collectives that this rank has received from other hosts.
   int64_t received_bytes() const { return received_bytes_.load(std::memory_order_relaxed); }
 
  private:

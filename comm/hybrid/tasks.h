@@ -83,12 +83,12 @@ struct Staging {
   static int64_t bytes_for(int num_ranks);
 };
 
-/// Local. The tasks of an operation, in order. `in_place`: where its buffer is mapped by the ranks of this
+/// The tasks of an operation, in order. `in_place`: where its buffer is mapped by the ranks of this
 /// host; null: it is not.
 std::vector<Task> cut(const OperationPtr& operation, const Hosts& hosts, const Staging& staging,
                       const HostMemory* in_place, const shm::SharedRegions::Location& location);
 
-/// Local. Bytes of an element of its slices.
+/// Bytes of an element of its slices.
 int64_t element_bytes(const Operation& operation);
 
 }  // namespace tessera::comm::hybrid

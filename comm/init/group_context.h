@@ -39,27 +39,27 @@ class GroupContext {
   const GroupStore& store() const { return store_; }
   int rank() const { return rank_; }
   int size() const { return size_; }
-  /// Local. To be called while this rank waits for others. Throws what JoinOptions::interrupt does.
+  /// To be called while this rank waits for others. Throws what JoinOptions::interrupt does.
   void check_interrupt() const {
     if (interrupt_) interrupt_();
   }
-  /// Local. To be kept while this rank posts a collective or waits for other ranks.
+  /// To be kept while this rank posts a collective or waits for other ranks.
   std::shared_ptr<void> step_aside() const { return step_aside_ ? step_aside_() : nullptr; }
 
-  /// Local. Until when this rank waits for the other ranks' failure reports: 1 s after its first failure in
+  /// Until when this rank waits for the other ranks' failure reports: 1 s after its first failure in
   /// any of the groups.
   std::chrono::steady_clock::time_point report_deadline();
 
-  /// Local. Tells the other ranks why this one leaves; the first reason stands. Never throws.
+  /// Tells the other ranks why this one leaves; the first reason stands. Never throws.
   void leave(std::string_view reason);
 
-  /// Local. One of the groups has failed: the others are of no use to this rank either.
+  /// One of the groups has failed: the others are of no use to this rank either.
   void set_failed() { failed_ = true; }
   bool has_failed() const { return failed_; }
 
-  /// Local. Adds a group, under a name that is the same on all ranks.
+  /// Adds a group, under a name that is the same on all ranks.
   void add_group(const std::string& name, std::weak_ptr<const FlightRecorder> recorder);
-  /// Local. Publishes that this rank waits for a collective of a group, until end_wait(). Returns a sentence
+  /// Publishes that this rank waits for a collective of a group, until end_wait(). Returns a sentence
   /// if another rank that waits has issued something else on that group, or this rank is one of a circle of
   /// ranks that wait for each other. Never throws.
   std::optional<std::string> publish_wait(const std::string& group, int64_t number);

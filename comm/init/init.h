@@ -26,7 +26,7 @@ std::function<void()> interrupt = {};
 std::function<std::shared_ptr<void>()> step_aside = {};
 };
 
-/// Local. The device that join() takes, for a program that needs to know, or to fail, before it joins. With
+/// The device that join() takes, for a program that needs to know, or to fail, before it joins. With
 /// CUDA it loads libtorch's CUDA half (core/cuda_plugin.h): to be called before anything else touches
 /// libtorch, which otherwise settles for having no CUDA. Throws CommError for a backend that does not exist
 /// or does not move such tensors, Error when CUDA is asked for and this host has no device for each of its

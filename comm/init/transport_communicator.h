@@ -2,7 +2,7 @@
 // NCCL for CUDA tensors, or shared memory) and c10d's store. It numbers the collectives, keeps buffers alive,
 // and explains failures; a Transport moves the bytes.
 //
-// [Note: failures] A collective that fails on one rank should end the run on all of them, soon, with one line
+// Failures: A collective that fails on one rank should end the run on all of them, soon, with one line
 // that names who is to blame:
 //  1. The rank reports its failure in the store (FlightRecorder), also from Gloo's threads while it is busy
 //     elsewhere.
@@ -76,7 +76,7 @@ class TransportCommunicator final : public Communicator,
   PlaceOnHost place_on_host() const override { return transport_->place_on_host(); }
   int64_t bytes_from_other_hosts() const override { return transport_->bytes_from_other_hosts(); }
 
-  /// Local. Leaves the group at once: everything pending fails, here and on the other ranks, whose errors
+  /// Leaves the group at once: everything pending fails, here and on the other ranks, whose errors
   /// give the reason. (Duplicates do so when an exception destroys them.) Never throws.
   void abort(std::string_view reason);
 

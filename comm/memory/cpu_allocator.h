@@ -8,7 +8,7 @@
 
 namespace tessera::comm {
 
-/// Local. From now on this process's CPU tensors have memory of ours; those that there are keep theirs.
+/// From now on this process's CPU tensors have memory of ours; those that there are keep theirs.
 /// Allocations that fail are noted (core/memory/allocation_failure.h). Once; later calls do nothing. Not in
 /// builds with a sanitizer, which checks libtorch's own blocks, and not where another allocator was set with
 /// a higher priority (c10::SetCPUAllocator).
@@ -20,10 +20,10 @@ struct LargeBlocks {
   int64_t kept = 0;       ///< freed, and kept for the next of about their size
   int64_t most_used = 0;  ///< what in_use + kept never exceeds, unless in_use alone does
 };
-/// Local. Thread-safe.
+/// Thread-safe.
 LargeBlocks large_blocks();
 
-/// Local. A step of training begins: what was in use at once before the last step no longer counts as the
+/// A step of training begins: what was in use at once before the last step no longer counts as the
 /// most. Thread-safe.
 void cpu_allocator_step();
 

@@ -10,7 +10,7 @@
 
 namespace tessera::comm {
 
-/// Local. (bytes) uint8 on `device`: a tensor over `data`, which `owner` keeps alive. Reported as
+/// (bytes) uint8 on `device`: a tensor over `data`, which `owner` keeps alive. Reported as
 /// bytes / num_sharing, the number of ranks that share it.
 at::Tensor reported_memory(std::shared_ptr<void> owner, void* data, int64_t bytes, int num_sharing,
                            at::Device device = at::kCPU);

@@ -39,7 +39,7 @@ struct CudaReduction {
 
 extern "C" {
 
-// Local. cuda_memory.cu
+// Cuda_memory.cu
 
 /// Whether the device has what p2p needs; else the error says what it lacks.
 const char* tessera_p2p_check(int device);
@@ -61,7 +61,7 @@ const char* tessera_p2p_free(int device, const tessera::comm::p2p::CudaMapping* 
 const char* tessera_p2p_register(int device, void* data, int64_t bytes);
 const char* tessera_p2p_unregister(int device, void* data);
 
-// Local. cuda_stream.cu. `stream` is a cudaStream_t, `event` a cudaEvent_t.
+// Cuda_stream.cu. `stream` is a cudaStream_t, `event` a cudaEvent_t.
 
 const char* tessera_p2p_make_stream(int device, void** stream);
 const char* tessera_p2p_destroy_stream(int device, void* stream);

@@ -10,13 +10,13 @@
 
 namespace tessera::comm::p2p {
 
-/// Local. `index`: as this process numbers its devices.
+/// `index`: as this process numbers its devices.
 std::shared_ptr<Device> make_cuda_device(int index);
 
-/// Local. 16 bytes that no other device has, whichever process sees it.
+/// 16 bytes that no other device has, whichever process sees it.
 std::string cuda_uuid(int index);
 
-/// Local. Why device `index` cannot be used by backend "p2p" with the devices of `uuids`; empty: nothing is
+/// Why device `index` cannot be used by backend "p2p" with the devices of `uuids`; empty: nothing is
 /// known that prevents it. A device that this process does not see may be mapped or not.
 std::string obstacle_on_cuda(int index, const std::vector<std::string>& uuids);
 

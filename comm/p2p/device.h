@@ -29,16 +29,16 @@ class Memory {
 class Moment {
  public:
   virtual ~Moment() = default;
-  /// Local. What the stream was given before has been carried out.
+  /// What the stream was given before has been carried out.
   virtual bool passed() = 0;
-  /// Local. What the calling thread's current stream is given from now on comes after this moment. A device
+  /// What the calling thread's current stream is given from now on comes after this moment. A device
   /// without such streams blocks, and returns false when the moment has not passed after `limit`.
   virtual bool order_current(std::chrono::milliseconds limit) = 0;
 };
 using MomentPtr = std::shared_ptr<Moment>;
 
 /// Carries out what it is given in order, beside the calling thread. One thread at a time, except idle(). All
-/// members are Local and throw Error when the device refuses. Memory must stay until the stream has passed.
+/// members throw Error when the device refuses. Memory must stay until the stream has passed.
 class Stream {
  public:
   virtual ~Stream() = default;
@@ -66,15 +66,15 @@ class Device {
   /// Bytes of each half of a group's mailbox (group.h).
   virtual int64_t half_mailbox_bytes() const = 0;
 
-  /// Local. At least `bytes`, above 0; not initialised. Throws CommError when there is no room.
+  /// At least `bytes`, above 0; not initialised. Throws CommError when there is no room.
   virtual std::shared_ptr<Memory> allocate(int64_t bytes) = 0;
-  /// Local. A descriptor of memory from allocate(), by which other processes map it; once.
+  /// A descriptor of memory from allocate(), by which other processes map it; once.
   virtual FileDescriptor share(Memory& memory) = 0;
-  /// Local. Maps what another rank has allocated with the same `bytes`. The memory lasts as long as a process
+  /// Maps what another rank has allocated with the same `bytes`. The memory lasts as long as a process
   /// has it mapped, whatever becomes of the one that allocated it. Throws CommError.
   virtual std::shared_ptr<Memory> adopt(FileDescriptor fd, int64_t bytes) = 0;
 
-  /// Local. Lets streams write and wait for the flags in [data, data + bytes), whole pages of the host's
+  /// Lets streams write and wait for the flags in [data, data + bytes), whole pages of the host's
   /// memory, until what it returns is destroyed. Throws CommError.
   virtual std::shared_ptr<void> register_flags(std::byte* data, int64_t bytes) = 0;
   virtual std::unique_ptr<Stream> make_stream() = 0;

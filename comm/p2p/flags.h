@@ -36,7 +36,7 @@ inline constexpr uint64_t kMaxUnchecked = 1024;
 struct alignas(64) Flag {
   std::atomic<uint32_t> low, high;  // in this order a 64-bit number on every machine we run on
 
-  /// Local. The upper half first: while a stream passes 2^32 it writes the lower half first, so that what is
+  /// The upper half first: while a stream passes 2^32 it writes the lower half first, so that what is
   /// read is never too large.
   uint64_t value() const {
     const uint64_t upper = high.load(std::memory_order_acquire);

@@ -1,6 +1,6 @@
 // Group: the collectives of the ranks of one host over memory that they have mapped of each other.
 //
-// [Note: what a stream does in a collective]
+// What a stream does in a collective.
 // A rank gives its stream the whole collective at once, and goes on: the device's own current stream, "my
 // input is there" (posted), waits for the others' flags, copies from their memory or sums over all ranks'
 // memory in rank order, "I have read" (done), and waits until the others have read. A rank only ever writes
@@ -9,18 +9,18 @@
 // it is wanted, so that its bits depend on the ranks' order alone. An all-reduce reduces a slice a rank
 // (reduced), then copies the others' slices.
 //
-// [Note: the mailbox of a device]
+// The mailbox of a device.
 // Memory from allocate() is used in place. Other buffers pass in pieces through a mailbox of two halves. A
 // half is written again when all ranks have read it, for which the stream waits, not the host.
 //
-// [Note: watching a group]
+// Watching a group.
 // Streams wait for each other without the hosts, so each rank has a thread that looks at the flags and the
 // sockets every few milliseconds. It fails the group when the process of a rank has ended whose part is
 // missing, when a rank has left, when ranks have issued different operations, or after the timeout. Then
 // streams are released ([Note: released] in flags.h), and every later call throws. The thread makes no call
 // to the device.
 //
-// [Note: why streams that wait do not block each other]
+// Why streams that wait do not block each other.
 // What a stream is told to wait for needs of this rank only what the stream was given before: "posted" and
 // "reduced" are written before anything of the others is waited for. So it does no harm that a driver holds
 // up a call until the device is idle (cudaFree, a kernel that is loaded at its first launch), or that streams
@@ -83,7 +83,7 @@ class Group {
   const std::shared_ptr<shm::PeerSockets>& peers() const { return peers_; }
   const std::shared_ptr<Device>& device() const { return device_; }
 
-  /// Local. Called about ten times a second while a call waits for other ranks; may throw, which ends it.
+  /// Called about ten times a second while a call waits for other ranks; may throw, which ends it.
   void set_watch(std::function<void()> watch) { watch_ = std::move(watch); }
 
   /// Collective, in one order over all groups with these sockets. `bytes` of device memory of each rank.
@@ -101,17 +101,17 @@ class Group {
   Issued broadcast(void* buffer, int64_t bytes, int root, uint32_t tag);
   Issued barrier(uint32_t tag);
 
-  /// Local. Whether the result is there.
+  /// Whether the result is there.
   bool poll(const Issued& issued);
-  /// Local. Orders the current stream behind the result; false where that blocks and it has not come within
+  /// Orders the current stream behind the result; false where that blocks and it has not come within
   /// `limit` (Moment::order_current).
   bool wait(const Issued& issued, std::chrono::milliseconds limit);
 
-  /// Local. Waits for what is in flight, or, after a failure, until the stream has run out, or for seconds.
+  /// Waits for what is in flight, or, after a failure, until the stream has run out, or for seconds.
   /// No collective may follow; poll() and wait() may.
   void close();
 
-  /// Local. The other ranks give up. Returns when the stream has run out, or after seconds. Never throws.
+  /// The other ranks give up. Returns when the stream has run out, or after seconds. Never throws.
   void abort();
 
  private:

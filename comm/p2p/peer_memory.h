@@ -38,7 +38,7 @@ class PeerMemory {
   /// sizes.
   std::shared_ptr<Region> allocate(int64_t bytes, const std::function<void()>& watch);
 
-  /// Local. Nothing when this rank's memory at `begin` is not in a region.
+  /// Nothing when this rank's memory at `begin` is not in a region.
   std::optional<Location> find(const void* begin, int64_t bytes) const;
   std::byte* address(const Location& location, int rank) const {
     return regions_[static_cast<size_t>(location.region)]->address(rank) + location.offset;

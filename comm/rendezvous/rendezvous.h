@@ -23,7 +23,7 @@ struct Rendezvous {
 /// The setting that rendezvous() adds. One that is given stands, as if by another release.
 inline constexpr const char* kVersionSetting = "the version of what ranks say to each other";
 
-/// Local. Those of a group, named as in a run's configuration.
+/// Those of a group, named as in a run's configuration.
 Settings settings_of(const JoinOptions& options, at::Device device);
 
 /// Collective. Rank 0 serves the store (torchrun's agent, with env.agent_store), all others connect. All of

@@ -1,7 +1,7 @@
 // What keeps the store of one run apart from strangers, from other runs, and from what was recorded of an
 // earlier run with the same secret.
 //
-// [Note: a session]
+// A session.
 // With a secret (sealed_store.h) everything that ranks say goes through a SealedStore whose keys come from
 // the secret and from a word that rank 0 draws for this run. A rank gets that word by a challenge: it writes
 // a random word of its own, and rank 0 writes the answer under a name that contains it, sealed. So both sides
@@ -33,7 +33,7 @@ class SessionAnswers {
   std::jthread thread_;
 };
 
-/// Local. Throws CommError when rank 0 has written another fingerprint than this rank's secret has. True once
+/// Throws CommError when rank 0 has written another fingerprint than this rank's secret has. True once
 /// it has written the same.
 bool check_secret(const GroupStore& plain, const Environment& env);
 

@@ -7,7 +7,7 @@
 
 namespace tessera::comm::shm {
 
-/// Local. Bytes: the minimum of what the machine has available and what is left under the limits of this
+/// Bytes: the minimum of what the machine has available and what is left under the limits of this
 /// process's control group and those above it (cgroup v2, and v1's memory controller). `root`: the folder
 /// that /proc and /sys are in, for tests.
 int64_t available_memory(const std::filesystem::path& root = "/");

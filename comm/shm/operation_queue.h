@@ -1,14 +1,14 @@
 // OperationQueue: the operations of one group of ranks in shared memory, in order. Each rank advances them in
 // its own calls.
 //
-// [Note: reduction on demand]
+// Reduction on demand.
 // No rank reduces for another, and no thread works in the background (it would take time from the cores, all
 // of which train). Posting a buffer returns at once. Each call into the queue, poll() included, finds the
 // operations that all ranks have posted and reduces this rank's slice of those: in one pass over all ranks'
 // buffers, straight into where the result is wanted. Only wait() waits, and it advances every operation
 // meanwhile, so a rank that waits never delays another.
 //
-// [Note: where inputs are]
+// Where inputs are.
 // Memory from allocate() is mapped by all ranks with the same layout, so an input there is read in place.
 // Anything else passes through the mailbox, a megabyte a rank, in chunks; those calls wait until the last
 // chunk.
@@ -46,7 +46,7 @@ class OperationQueue {
   int size() const { return peers_->size(); }
   const std::shared_ptr<PeerSockets>& peers() const { return peers_; }
 
-  /// Local. Called about ten times a second while a call other than wait() waits for other ranks: for room in
+  /// Called about ten times a second while a call other than wait() waits for other ranks: for room in
   /// the mailbox or in the list of operations, or for memory. May throw, which ends the call; the group is
   /// then to be aborted.
   void set_watch(std::function<void()> watch) { watch_ = std::move(watch); }
@@ -54,7 +54,7 @@ class OperationQueue {
   /// Collective, in one order over this group and all its duplicates. `bytes` a rank, zeros, from a page
   /// boundary on (`common`: the same bytes for all ranks).
   std::shared_ptr<SharedRegion> allocate(int64_t bytes, bool common);
-  /// Local. Where `rank` has what this rank has at `mine`; null when that is not in a region with memory for
+  /// Where `rank` has what this rank has at `mine`; null when that is not in a region with memory for
   /// each rank.
   const void* peer_address(const void* mine, int64_t bytes, int rank) const;
 
@@ -71,12 +71,12 @@ class OperationQueue {
   uint64_t broadcast(void* buffer, int64_t bytes, int root, uint32_t tag);
   uint64_t barrier(uint32_t tag);
 
-  /// Local. Advances all operations. True when this one's result is there and its buffers are free again.
+  /// Advances all operations. True when this one's result is there and its buffers are free again.
   bool poll(uint64_t number);
-  /// Local. The same; waits for it. False when it is not finished after `limit`.
+  /// The same; waits for it. False when it is not finished after `limit`.
   bool wait(uint64_t number, std::chrono::milliseconds limit);
 
-  /// Local. Wakes the others, which give up. Never throws.
+  /// Wakes the others, which give up. Never throws.
   void abort();
 
  private:

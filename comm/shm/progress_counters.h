@@ -1,7 +1,7 @@
 // ProgressCounters: shared memory in which the ranks of one group publish how far they are. Each rank writes
 // its own counters only; every change wakes the ranks that sleep.
 //
-// [Note: counters]
+// Counters.
 // Operations are numbered from 1, equally on all ranks. A rank whose counter
 //   posted  >= n  has its input of operation n in memory that the others can read;
 //   reduced >= n  has reduced its slice of n: it reads no other rank's input of n any more, and its slice of

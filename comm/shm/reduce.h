@@ -24,14 +24,14 @@ struct Reduction {
   ReduceOutput output;
 };
 
-/// Local. The sum of fp32, bf16 and fp16 is formed in fp32 in the inputs' order, and rounded once; IEEE
+/// The sum of fp32, bf16 and fp16 is formed in fp32 in the inputs' order, and rounded once; IEEE
 /// operations one by one, so every instruction set gives the same bits. fp64 in fp64; integers wrap; bool is
 /// "or". Inputs and output have one dtype, except that fp32, bf16 and fp16 may be mixed.
 void reduce(const Reduction& reduction);
 
-/// Local. From element `numel` of the output on; nowhere stays nowhere.
+/// From element `numel` of the output on; nowhere stays nowhere.
 ReduceOutput at_offset(const ReduceOutput& output, int64_t numel);
-/// Local. Where the slice of an all-reduce that `rank` sums begins, and its length: as even as can be.
+/// Where the slice of an all-reduce that `rank` sums begins, and its length: as even as can be.
 std::pair<int64_t, int64_t> slice_of(int64_t numel, int rank, int size);
 
 }  // namespace tessera::comm::shm

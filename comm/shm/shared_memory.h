@@ -10,18 +10,18 @@
 
 namespace tessera::comm::shm {
 
-/// Local. For messages; rounded up.
+/// For messages; rounded up.
 constexpr int64_t mebibytes(int64_t bytes) { return (bytes + (1 << 20) - 1) >> 20; }
 
 /// Owns a memfd and its mapping. Move-only.
 class SharedMemory {
  public:
   SharedMemory() = default;
-  /// Local. `bytes` zeros, above 0. All pages are reserved here, because running out of them later is a
+  /// `bytes` zeros, above 0. All pages are reserved here, because running out of them later is a
   /// SIGBUS; the size is sealed, so that no other process can shrink it. Throws CommError: no room, no
   /// descriptors.
   static SharedMemory create(int64_t bytes);
-  /// Local. Maps what another process created. Throws CommError.
+  /// Maps what another process created. Throws CommError.
   static SharedMemory adopt(FileDescriptor fd, int64_t bytes);
 
   SharedMemory(SharedMemory&& other) noexcept;
@@ -31,7 +31,7 @@ class SharedMemory {
   std::byte* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
   int fd() const { return fd_.get(); }
-  /// Local. For when all ranks have the descriptor; the mapping stays.
+  /// For when all ranks have the descriptor; the mapping stays.
   void close_fd() { fd_.reset(); }
 
  private:

@@ -14,10 +14,10 @@
 
 namespace tessera::comm::shm {
 
-/// Local. `bytes`, rounded up to whole pages.
+/// `bytes`, rounded up to whole pages.
 int64_t whole_pages(int64_t bytes);
 
-/// Local. From one rank's memory to another's; nothing where both are the same.
+/// From one rank's memory to another's; nothing where both are the same.
 void copy_bytes(void* to, const void* from, int64_t bytes);
 
 /// Collective over the peers. Rank 0 makes `bytes` zeros, the others map them. `watch` may throw to end the
@@ -49,13 +49,13 @@ class SharedRegions {
   /// Collective. `bytes` a rank, zeros, from a page boundary on (`common`: the same bytes for all ranks).
   std::shared_ptr<SharedRegion> allocate(int64_t bytes, bool common, const std::function<void()>& watch);
 
-  /// Local. Nothing when this rank's memory at `begin` is not in a region.
+  /// Nothing when this rank's memory at `begin` is not in a region.
   std::optional<Location> find(const void* begin, int64_t bytes) const;
   std::byte* address(const Location& location, int rank) const {
     return regions_[location.region]->address(rank) + location.offset;
   }
   const SharedRegion& region(const Location& location) const { return *regions_[location.region]; }
-  /// Local. Where `rank` has what this rank has at `mine`; null when that is not in a region with memory for
+  /// Where `rank` has what this rank has at `mine`; null when that is not in a region with memory for
   /// each rank.
   const void* peer_address(const void* mine, int64_t bytes, int rank) const;
 

@@ -6,10 +6,10 @@
 
 namespace tessera::comm {
 
-/// Local. About how many files a rank of a group of `world_size` ranks has open for it.
+/// About how many files a rank of a group of `world_size` ranks has open for it.
 int64_t files_of_group(int world_size, bool serves_store, const std::string& backend);
 
-/// Local. Throws CommError when the limit of open files (ulimit -n) leaves fewer than this rank needs in a
+/// Throws CommError when the limit of open files (ulimit -n) leaves fewer than this rank needs in a
 /// group of `world_size` ranks. To be called before the first socket is made: a library whose thread finds
 /// none left fails without a message, or hangs.
 void check_open_files(int world_size, bool serves_store, const std::string& backend);

@@ -41,23 +41,23 @@ class ProvenSockets {
  public:
   static constexpr size_t kMostStrangers = 64;
 
-  /// Local. `rank`: this rank's number, and `key` the group's, equal for its ranks: 16 to 64 bytes.
+  /// `rank`: this rank's number, and `key` the group's, equal for its ranks: 16 to 64 bytes.
   ProvenSockets(FileDescriptor listener, int rank, std::string key);
   ~ProvenSockets();
 
-  /// Local. Begins to connect to rank `to`. `channel` tells apart several sockets between two ranks.
+  /// Begins to connect to rank `to`. `channel` tells apart several sockets between two ranks.
   void connect(int to, int channel, const SocketAddress& address);
-  /// Local. Takes every step that can be taken, after waiting up to `limit` until there is one. To be called
+  /// Takes every step that can be taken, after waiting up to `limit` until there is one. To be called
   /// again and again, also by a rank that expects nobody yet, so that the listener's queue stays short.
   void advance(std::chrono::milliseconds limit);
 
-  /// Local. Whether there is a proven socket between this rank and `peer`, whoever opened it.
+  /// Whether there is a proven socket between this rank and `peer`, whoever opened it.
   bool has(int peer, int channel) const { return proven_.contains({peer, channel}); }
-  /// Local. That socket, which does not block; none if there is none.
+  /// That socket, which does not block; none if there is none.
   FileDescriptor take(int peer, int channel);
-  /// Local. Whether a connection to `to` was refused, which means that its listener is closed.
+  /// Whether a connection to `to` was refused, which means that its listener is closed.
   bool was_refused(int to) const;
-  /// Local. The last error of the connections to `to`; 0: none yet.
+  /// The last error of the connections to `to`; 0: none yet.
   int last_error(int to) const;
 
  private:

@@ -14,29 +14,29 @@ namespace tessera::comm {
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-/// Local. Of an address and a port in numbers. Throws CommError.
+/// Of an address and a port in numbers. Throws CommError.
 Addresses resolve_numeric(const std::string& address, const std::string& port);
-/// Local. None, with errno, when it cannot be. The kernel completes connections before they are accepted.
+/// None, with errno, when it cannot be. The kernel completes connections before they are accepted.
 FileDescriptor listen_at(int family, const sockaddr* address, socklen_t length);
-/// Local. Of a socket that is bound.
+/// Of a socket that is bound.
 int port_of(int fd);
-/// Local. -1: not TCP.
+/// -1: not TCP.
 int port_in(const sockaddr_storage& address);
-/// Local. True when one of poll()'s events came before the deadline.
+/// True when one of poll()'s events came before the deadline.
 bool await_event(int fd, short events, std::chrono::steady_clock::time_point deadline);
-/// Local. None, with errno, when there is no connection by then.
+/// None, with errno, when there is no connection by then.
 FileDescriptor connect_to(const addrinfo& address, std::chrono::steady_clock::time_point deadline);
-/// Local. The message of an errno; for the limit of open files, with the limit.
+/// The message of an errno; for the limit of open files, with the limit.
 std::string describe_connect_error(int error);
-/// Local. Makes the kernel close the connection when the other host's kernel has not answered for `limit`,
+/// Makes the kernel close the connection when the other host's kernel has not answered for `limit`,
 /// and not sooner. Once nothing has come for a quarter of `limit`, the kernel asks every second, and one
 /// answer is enough. So lost packets do not close it: of the 15 questions in 20 s all would have to be lost,
 /// or their answers. What is sent and not acknowledged is sent again at short intervals at first
 /// (TCP_THIN_LINEAR_TIMEOUTS), and not at doubling ones only, for the same reason.
 void keep_alive(int fd, std::chrono::seconds limit);
-/// Local. Since when nothing has come over the connection, acknowledgements included.
+/// Since when nothing has come over the connection, acknowledgements included.
 std::chrono::milliseconds time_without_answer(int fd);
-/// Local. Makes the kernel send a packet every 5 min over an idle connection, so that a firewall between the
+/// Makes the kernel send a packet every 5 min over an idle connection, so that a firewall between the
 /// hosts does not forget it. It does not find out that a host is gone.
 void keep_open(int fd);
 

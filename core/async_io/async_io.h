@@ -6,7 +6,7 @@
 // they put pieces into a queue and wake the ring's own thread by an eventfd that the ring polls. That thread
 // alone submits and reaps, which goes on while no caller waits. It tells the end of each piece by `finished`.
 //
-// [Note: what buffered I/O leaves]
+// What buffered I/O leaves.
 // A file that is not opened with O_DIRECT goes through the page cache, which would grow by all that is read
 // and written. So each piece of such a file ends with its pages leaving the cache: writes are first written
 // back (sync_file_range), because the kernel only drops clean pages, then posix_fadvise(POSIX_FADV_DONTNEED).
@@ -61,7 +61,7 @@ class AsyncIo {
   AsyncIo(const AsyncIo&) = delete;
   AsyncIo& operator=(const AsyncIo&) = delete;
 
-  /// Local. Queues the pieces and does not wait. Their memory must stay until each has ended.
+  /// Queues the pieces and does not wait. Their memory must stay until each has ended.
   virtual void start(std::span<const IoPiece> pieces) = 0;
 
  protected:
@@ -80,9 +80,9 @@ class AsyncIo {
   int64_t perform(const IoPiece& piece) const;
 };
 
-/// Local. Null if the kernel has no io_uring, or does not let this process use it.
+/// Null if the kernel has no io_uring, or does not let this process use it.
 std::unique_ptr<AsyncIo> make_uring_io(const AsyncIoOptions& options);
-/// Local. Throws std::system_error: no thread can be started.
+/// Throws std::system_error: no thread can be started.
 std::unique_ptr<AsyncIo> make_thread_io(const AsyncIoOptions& options);
 
 /// Blocks all signals of this thread, and so of the threads that it starts, while it exists: handlers of the

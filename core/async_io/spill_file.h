@@ -56,19 +56,19 @@ class SpillFile {
   SpillFile(const SpillFile&) = delete;
   SpillFile& operator=(const SpillFile&) = delete;
 
-  /// Local. Starts a transfer and does not wait: what exceeds the queue depth waits in this object. Offset,
+  /// Starts a transfer and does not wait: what exceeds the queue depth waits in this object. Offset,
   /// length and address are multiples of kAlignment and inside of the file (its size is options.bytes,
   /// rounded up). An empty span gives 0.
   Transfer read(int64_t offset, std::span<std::byte> into);
   Transfer write(int64_t offset, std::span<const std::byte> from);
-  /// Local. Does not wait. True also if it has failed: wait() throws then.
+  /// Does not wait. True also if it has failed: wait() throws then.
   bool done(Transfer transfer) const;
-  /// Local. Any thread may wait for any transfer. Throws DiskError if it has failed, at every call with its
+  /// Any thread may wait for any transfer. Throws DiskError if it has failed, at every call with its
   /// number: what was read or written for which purpose, the directory, the reason, what to do. A failure
   /// concerns this transfer only. What a failed one has read or written is undefined.
   void wait(Transfer transfer);
 
-  /// Local. Bytes of the transfers that have ended well.
+  /// Bytes of the transfers that have ended well.
   int64_t bytes_read() const;
   int64_t bytes_written() const;
   bool direct() const;    ///< O_DIRECT is in use

@@ -36,7 +36,7 @@ struct Environment {
   std::string launcher;
 };
 
-/// Local. Reads the variables. None set: a single rank. MASTER_ADDR and MASTER_PORT always count where they
+/// Reads the variables. None set: a single rank. MASTER_ADDR and MASTER_PORT always count where they
 /// are set. Without them ranks of torchrun's variables are an error; for the others, the address is 127.0.0.1
 /// where all ranks are on this host, else the first host of Slurm's list, and the port is derived from the
 /// job's id.
@@ -46,19 +46,19 @@ struct Environment {
 /// contradict another launcher's.
 Environment environment();
 
-/// Local. The same by a launcher's variables other than torchrun's; nullopt without any. Throws CommError.
+/// The same by a launcher's variables other than torchrun's; nullopt without any. Throws CommError.
 std::optional<Environment> scheduler_environment();
 
-/// Local. Whether this process is a rank of a group that something else has started, and must not start
+/// Whether this process is a rank of a group that something else has started, and must not start
 /// others: RANK and WORLD_SIZE are set, or another launcher's variables for more than one rank.
 bool in_group();
 
-/// Local. The rendezvous' port of a run for which none was given: from its id alone, 15000 to 29999, so that
+/// The rendezvous' port of a run for which none was given: from its id alone, 15000 to 29999, so that
 /// two runs most likely get different ones. Below the ports that the kernel gives to outgoing connections
 /// (32768 and up), and below those of Kubernetes (30000 and up).
 int port_of_run(std::string_view id);
 
-/// Local. The value of a variable that is a decimal integer; nullopt if it is unset or anything else.
+/// The value of a variable that is a decimal integer; nullopt if it is unset or anything else.
 std::optional<int> integer_variable(const char* name);
 
 }  // namespace tessera

@@ -38,18 +38,18 @@ class OutputFile {
   OutputFile(OutputFile&& other) noexcept = default;
   OutputFile& operator=(OutputFile&&) = delete;
 
-  /// Local. Reserves disk space for the first `bytes` bytes and sets the file length, so that a full disk is
+  /// Reserves disk space for the first `bytes` bytes and sets the file length, so that a full disk is
   /// reported here.
   void reserve(int64_t bytes);
-  /// Local. Writes all of `data` at byte `offset`.
+  /// Writes all of `data` at byte `offset`.
   void write_at(int64_t offset, std::span<const std::byte> data);
-  /// Local. Writes all of `data` after the data of earlier append() calls.
+  /// Writes all of `data` after the data of earlier append() calls.
   void append(std::span<const std::byte> data);
   void append(std::string_view text) { append(std::as_bytes(std::span(text))); }
-  /// Local. If close() will sync: starts writing these bytes to the device, so that close() waits less. Does
+  /// If close() will sync: starts writing these bytes to the device, so that close() waits less. Does
   /// not wait.
   void start_sync(int64_t offset, int64_t bytes);
-  /// Local. Syncs (unless the Disk skips it) and closes. Call it once.
+  /// Syncs (unless the Disk skips it) and closes. Call it once.
   void close();
 
   int64_t appended() const { return appended_; }
@@ -104,7 +104,7 @@ class Disk {
   DiskOptions options_;
 };
 
-/// Local. Writes a small file atomically, but does not sync it: a power loss may remove it. Throws DiskError.
+/// Writes a small file atomically, but does not sync it: a power loss may remove it. Throws DiskError.
 void replace_file(const std::filesystem::path& path, std::string_view content);
 
 }  // namespace tessera

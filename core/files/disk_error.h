@@ -23,11 +23,11 @@ class DiskError : public Error {
   std::string reason_;
 };
 
-/// Local. The message for an errno of a file operation. For EFBIG it names the process's limit on file sizes,
+/// The message for an errno of a file operation. For EFBIG it names the process's limit on file sizes,
 /// if it has one.
 std::string describe_errno(int error);
 
-/// Local. Throws DiskError "cannot WHAT PATH: REASON"; the second form for an errno.
+/// Throws DiskError "cannot WHAT PATH: REASON"; the second form for an errno.
 [[noreturn]] void throw_disk_error(const std::string& what, const std::filesystem::path& path,
                                    const std::string& reason);
 [[noreturn]] void throw_disk_error(const std::string& what, const std::filesystem::path& path, int error);

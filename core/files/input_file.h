@@ -1,7 +1,7 @@
 // InputFile: opens and reads files written by other programs. Every reader of the project opens its files
 // here, or checks them here first.
 //
-// [Note: inputs are regular files]
+// Inputs are regular files.
 // open() of a FIFO blocks until there is a writer, a read of a terminal or socket blocks until there is data,
 // and /dev/zero has no end. So a file is opened without blocking, and refused when it is not a regular file.
 // Reading a regular file does not block.
@@ -18,11 +18,11 @@
 
 namespace tessera {
 
-/// Local. Opens a regular file for reading, without blocking. Throws DiskError: "cannot open PATH: No such
+/// Opens a regular file for reading, without blocking. Throws DiskError: "cannot open PATH: No such
 /// file or directory", "cannot read PATH: it is a FIFO and not a regular file".
 FileDescriptor open_input(const std::filesystem::path& path);
 
-/// Local. Checks a file that a library will open by its name. Throws as open_input().
+/// Checks a file that a library will open by its name. Throws as open_input().
 void check_input(const std::filesystem::path& path);
 
 /// A file being read. Thread-safe.
@@ -35,11 +35,11 @@ class InputFile {
 
   int64_t bytes() const { return bytes_; }
   const std::filesystem::path& path() const { return path_; }
-  /// Local. Fills `data` from byte `offset`. Throws DiskError when the file ends earlier.
+  /// Fills `data` from byte `offset`. Throws DiskError when the file ends earlier.
   void read_at(int64_t offset, std::span<std::byte> data) const;
-  /// Local. Reads up to data.size() bytes from byte `offset`; returns the number read. Throws DiskError.
+  /// Reads up to data.size() bytes from byte `offset`; returns the number read. Throws DiskError.
   size_t read_some(int64_t offset, std::span<std::byte> data) const;
-  /// Local. The whole file, which must not be longer than `limit` bytes.
+  /// The whole file, which must not be longer than `limit` bytes.
   std::string read_all(int64_t limit = INT64_MAX) const;
 
  private:
@@ -48,7 +48,7 @@ class InputFile {
   int64_t bytes_ = 0;
 };
 
-/// Local. Reads a whole data file. Throws DataError: "PATH: cannot be
+/// Reads a whole data file. Throws DataError: "PATH: cannot be
 /// read: REASON; expected EXPECTED".
 std::string read_data_file(const std::filesystem::path& path, const std::string& expected);
 

@@ -12,16 +12,16 @@ namespace tessera {
 class LineFile {
  public:
   using Test = std::function<bool(const std::string& line)>;  ///< of a line without "\n"
-  /// Local. Creates or truncates the file; with `keep`, retains the lines for which it is true. With
+  /// Creates or truncates the file; with `keep`, retains the lines for which it is true. With
   /// `readable`: where that is false of a line, or the last line has no end, the file as it was is kept
   /// beside this one, and damage() says so.
   LineFile(std::filesystem::path path, const Test& keep, const Test& readable = {});
 
-  /// Local. No line was retained.
+  /// No line was retained.
   bool is_new() const { return is_new_; }
-  /// Local. One line for the user: which lines could not be read, and where they are now. Empty: none.
+  /// One line for the user: which lines could not be read, and where they are now. Empty: none.
   const std::string& damage() const { return damage_; }
-  /// Local. Writes `line` and "\n" without buffering, so that a killed run loses no line.
+  /// Writes `line` and "\n" without buffering, so that a killed run loses no line.
   void append(const std::string& line);
 
  private:

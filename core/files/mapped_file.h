@@ -11,7 +11,7 @@ namespace tessera {
 /// Owns the mapping. Immutable; thread-safe. The file must not be truncated while it is mapped.
 class MappedFile {
  public:
-  /// Local. Throws DataError: the file cannot be opened or mapped.
+  /// Throws DataError: the file cannot be opened or mapped.
   explicit MappedFile(const std::filesystem::path& path);
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;

@@ -12,7 +12,7 @@ namespace tessera {
 /// A file being written. Owns the temporary file and removes it unless published. Not thread-safe.
 class PendingFile {
  public:
-  /// Local. Removes temporary files of it that killed processes left, and creates a new one
+  /// Removes temporary files of it that killed processes left, and creates a new one
   /// (core/files/temporary_name.h). `disk` must outlive this object. Throws DiskError, also when the name is
   /// a folder.
   PendingFile(const Disk& disk, std::filesystem::path path);
@@ -23,7 +23,7 @@ class PendingFile {
   OutputFile& file() { return file_; }
   const std::filesystem::path& path() const { return path_; }
   const std::filesystem::path& temporary() const { return file_.path(); }
-  /// Local. Syncs, renames, syncs the directory. Call it once. Throws DiskError.
+  /// Syncs, renames, syncs the directory. Call it once. Throws DiskError.
   void publish();
 
  private:
@@ -36,7 +36,7 @@ class PendingFile {
   bool renamed_ = false;
 };
 
-/// Local. For destructors and exception handlers: ignores errors, because the first error is the one to
+/// For destructors and exception handlers: ignores errors, because the first error is the one to
 /// report.
 void remove_quietly(const Disk& disk, const std::filesystem::path& path) noexcept;
 

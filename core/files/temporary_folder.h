@@ -9,7 +9,7 @@ namespace tessera {
 /// Owns the folder, and removes it with its contents unless keep() was called.
 class TemporaryFolder {
  public:
-  /// Local. Creates PARENT/PREFIX_XXXXXX with a unique name, which only this user can read. `parent`: empty:
+  /// Creates PARENT/PREFIX_XXXXXX with a unique name, which only this user can read. `parent`: empty:
   /// TMPDIR. Throws tessera::Error naming it and the reason.
   explicit TemporaryFolder(const std::string& prefix, std::filesystem::path parent = {});
   ~TemporaryFolder();

@@ -1,6 +1,6 @@
 // Temporary names of files and folders that are being written.
 //
-// [Note: temporary names]
+// Temporary names.
 // NAME is written as NAME.tmp- and 16 random hexadecimal digits, in the same folder. The name cannot be
 // predicted, and the file must be new, so that nothing is written through a symbolic link. Its writer holds a
 // lock on it (flock), which ends with the process. A temporary file without a lock was left by a killed
@@ -16,22 +16,22 @@
 
 namespace tessera {
 
-/// Local. "NAME.tmp-0123456789abcdef", with random digits.
+/// "NAME.tmp-0123456789abcdef", with random digits.
 std::string temporary_name(std::string_view name);
 std::filesystem::path temporary_path(const std::filesystem::path& path);
-/// Local. "NAME" of "NAME.tmp-0123456789abcdef"; empty for other names.
+/// "NAME" of "NAME.tmp-0123456789abcdef"; empty for other names.
 std::string_view name_of_temporary(std::string_view file_name);
 
-/// Local. Locks a file or folder that was just created with the temporary name `path`, for the lifetime of
+/// Locks a file or folder that was just created with the temporary name `path`, for the lifetime of
 /// the descriptor and its duplicates. False: another process considered it abandoned and removes it; try
 /// another name. Also true if the file system has no locks: then nothing is considered abandoned.
 bool hold_temporary(const FileDescriptor& descriptor, const std::filesystem::path& path);
 
-/// Local. Removes temporary files and folders of `path` that killed processes left. Throws DiskError, but not
+/// Removes temporary files and folders of `path` that killed processes left. Throws DiskError, but not
 /// for a folder that cannot be listed.
 void remove_abandoned(const Disk& disk, const std::filesystem::path& path);
 
-/// Local. The parent folder of a path; "." for a plain name.
+/// The parent folder of a path; "." for a plain name.
 std::filesystem::path directory_of(const std::filesystem::path& path);
 
 }  // namespace tessera

@@ -31,13 +31,13 @@ class MemoryForUnit {
   const std::string* outer_;
 };
 
-/// Local. To be called by an allocator that has no memory, on the thread that asks for it. One outside of all
+/// To be called by an allocator that has no memory, on the thread that asks for it. One outside of all
 /// MemoryForUnit scopes does not replace one inside: the engine does not go on after a failure of its own,
 /// and later ones follow from it. Thread-safe.
 void note_allocation_failure(int64_t bytes, std::optional<int64_t> available,
                              std::optional<int64_t> total = std::nullopt) noexcept;
 
-/// Local. The failure that was noted on this thread, or else on any other (autograd's, of a device), of which
+/// The failure that was noted on this thread, or else on any other (autograd's, of a device), of which
 /// one inside a MemoryForUnit scope comes first; unset: none since the last call, which forgets it.
 /// Thread-safe.
 std::optional<AllocationFailure> take_allocation_failure();

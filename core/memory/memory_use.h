@@ -23,9 +23,9 @@ enum class MemoryUse : uint8_t {
 };
 inline constexpr size_t kNumMemoryUses = 9;
 
-/// Local. "optimizer state", "activations and temporaries" …
+/// "optimizer state", "activations and temporaries" …
 std::string_view name_of(MemoryUse use);
-/// Local. The same as a key: "optimizer", "activations" …
+/// The same as a key: "optimizer", "activations" …
 std::string_view key_of(MemoryUse use);
 
 /// Bytes by use.
@@ -50,7 +50,7 @@ class MemoryFor {
   MemoryFor(const MemoryFor&) = delete;
   MemoryFor& operator=(const MemoryFor&) = delete;
 
-  /// Local. The use of this thread's innermost scope.
+  /// The use of this thread's innermost scope.
   static std::optional<MemoryUse> current();
 
  private:

@@ -25,9 +25,8 @@ struct CheckpointState {
   nlohmann::json client_state;
 };
 
-/// Local.
 nlohmann::json to_json(const CheckpointState& state);
-/// Local. Throws CheckpointError naming `source`, key, what was found and
+/// Throws CheckpointError naming `source`, key, what was found and
 /// expected. `num_parameters`: the manifest's.
 CheckpointState parse_checkpoint_state(const nlohmann::json& json, size_t num_parameters,
                                        const std::string& source);

@@ -11,11 +11,11 @@
 
 namespace tessera {
 
-/// Local. Throws CheckpointError naming the tensor for one that files cannot hold: quantized, sparse, without
+/// Throws CheckpointError naming the tensor for one that files cannot hold: quantized, sparse, without
 /// values.
 DType dtype_of(const at::Tensor& tensor, const std::string& name);
 
-/// Local. The memory of a contiguous CPU tensor.
+/// The memory of a contiguous CPU tensor.
 inline std::span<std::byte> bytes_of(const at::Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
 }

@@ -12,11 +12,11 @@
 // State that lies on disk (zero_optimization.offload_optimizer, offload_param) is saved before save()
 // returns: a copy to write from would have to be written, too.
 //
-// [Note: pieces in files] A checkpoint has a file for each rank. Rank r writes the file of its piece
+// Pieces in files: A checkpoint has a file for each rank. Rank r writes the file of its piece
 // (zero/plan/mesh.h), so every element is written once, also where rows of ranks hold copies, and the files
 // are those that a run without rows would write. Each rank's own blobs go into the file of its number.
 //
-// [Note: a failure stays until all ranks take it] save() fails on all ranks alike, but their threads
+// A failure stays until all ranks take it: save() fails on all ranks alike, but their threads
 // end at different times, so one rank may see it some steps before another. report() therefore only logs. The
 // program acts on last_failed(), finish() and the next save(), which wait, and so see the same on all ranks.
 #pragma once
@@ -79,7 +79,7 @@ class CheckpointWriter {
   /// and does not affect this save. Returns DIR/TAG. Throws this save's CheckpointError, the same on all
   /// ranks.
   std::string save(const CheckpointContent& content);
-  /// Local. Logs a warning, once, when the last asynchronous save has ended in an error. Does not wait.
+  /// Logs a warning, once, when the last asynchronous save has ended in an error. Does not wait.
   void report();
   /// Collective as far as it waits. Whether the last asynchronous save has failed, which is then logged.
   /// Equal on all ranks.
@@ -87,14 +87,14 @@ class CheckpointWriter {
   /// Collective as far as it waits. Throws the last asynchronous save's error, logged or not, once and the
   /// same on all ranks.
   void finish();
-  /// Local (rank 0). Tags that checkpoint.keep_last neither counts nor deletes, from the next save on.
+  /// On rank 0. Tags that checkpoint.keep_last neither counts nor deletes, from the next save on.
   void protect(std::vector<std::string> tags) { protected_tags_ = std::move(tags); }
-  /// Local. Bytes of the memory for the copy.
+  /// Bytes of the memory for the copy.
   int64_t snapshot_bytes() const {
     return snapshot_.defined() ? static_cast<int64_t>(snapshot_.nbytes()) : 0;
   }
 
-  /// Local. What the copies are made by; null: the host, at once.
+  /// What the copies are made by; null: the host, at once.
   const std::shared_ptr<zero::DeviceLink>& link() const { return link_; }
 
  private:

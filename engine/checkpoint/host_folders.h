@@ -1,6 +1,6 @@
 // HostFolders: checkpoints in memory. Each host has a folder of its own, and the folders are used as one.
 //
-// [Note: copies on another host]
+// Copies on another host.
 // Each rank's file lies in the folder of its host. Hosts are partners in the order of their ranks, two by
 // two, the last three of an odd number. After a save, partners send each other their files, and only then the
 // checkpoint before is removed. So there are two copies of each file, on two hosts, of one checkpoint at
@@ -39,14 +39,14 @@ class HostFolders {
 
   const std::filesystem::path& path() const { return mine_; }
   int num_hosts() const { return static_cast<int>(owners_.size()); }
-  /// Local. The rank that publishes checkpoints in the folder of `rank`: the first one of its host.
+  /// The rank that publishes checkpoints in the folder of `rank`: the first one of its host.
   int owner_of(int rank) const { return owners_[hosts_[rank]]; }
   bool owns() const { return owner_of(comm_->rank()) == comm_->rank(); }
 
   /// Collective, after a save in which this rank has written the file of number `file`: sends the partners'
   /// hosts their copies. Throws CheckpointError, the same on all ranks.
   void copy(const std::string& tag, int file);
-  /// Local, after a save or load that failed on all ranks: removes the checkpoint from this host.
+  /// After a save or load that failed on all ranks: removes the checkpoint from this host.
   void discard(const std::string& tag) const;
 
   struct Found {
@@ -61,7 +61,7 @@ class HostFolders {
   /// Collective, after find(). Afterwards this host has the files of these numbers of the checkpoint found.
   /// Throws CheckpointError, the same on all ranks.
   void bring(const std::vector<int>& files);
-  /// Local, when all ranks have read what bring() has brought, or failed: removes it, which the next save
+  /// When all ranks have read what bring() has brought, or failed: removes it, which the next save
   /// would keep until it is done.
   void release();
 

@@ -26,10 +26,10 @@ struct ModuleRecord {
   std::vector<std::string> extra_state;  ///< names of what get_extra_state() gave
 };
 
-/// Local. Of the module as it is now.
+/// Of the module as it is now.
 ModuleRecord record_of(const zero::ShardedModel& model);
 nlohmann::json to_json(const ModuleRecord& record);
-/// Local. `state`: the manifest's. Throws CheckpointError naming `source`, key, what was found and expected.
+/// `state`: the manifest's. Throws CheckpointError naming `source`, key, what was found and expected.
 ModuleRecord parse_module_record(const nlohmann::json& state, const std::string& source);
 
 }  // namespace tessera

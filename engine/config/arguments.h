@@ -14,7 +14,7 @@ namespace tessera::config {
 
 struct ConfigReport;
 
-/// Local. Replaces these arguments by the keys that they set: `"lr_scheduler_type": "cosine"` becomes a
+/// Replaces these arguments by the keys that they set: `"lr_scheduler_type": "cosine"` becomes a
 /// scheduler. Arguments whose keys `table` does not have stay as they are. Aliases must be resolved already
 /// (normalise()).
 void expand_arguments(Document& document, const KeyTable& table, Problems& problems, ConfigReport* report);
@@ -27,7 +27,7 @@ struct ArgumentRow {
 };
 std::vector<ArgumentRow> argument_rows();
 
-/// Local. What replaces an argument that a configuration does not accept, for an error: "here it is --resume
+/// What replaces an argument that a configuration does not accept, for an error: "here it is --resume
 /// on the command line". "" for other names.
 std::string_view instead_of_argument(std::string_view name);
 

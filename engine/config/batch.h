@@ -28,11 +28,11 @@ struct Batch {
 /// Micro batch when all is left to "auto": the Hugging Face Trainer's per_device_train_batch_size.
 inline constexpr int64_t kAutoMicroBatch = 8;
 
-/// Local. Any two give the third; train alone or micro alone means one accumulation step. Throws ConfigError
+/// Any two give the third; train alone or micro alone means one accumulation step. Throws ConfigError
 /// "<source>: <equation with numbers>; <values that would do>".
 Batch resolve_batch(const GivenBatch& given, int world_size, const std::string& source);
 
-/// Local. The same number of samples on another number of ranks: the micro-batch is the largest that divides
+/// The same number of samples on another number of ranks: the micro-batch is the largest that divides
 /// a rank's share and is at most `micro`. nullopt: the ranks do not divide `train`.
 std::optional<Batch> divide_batch(int64_t train, int64_t micro, int world_size);
 

@@ -109,33 +109,33 @@ inline constexpr int kMaxJsonDepth = 64;
 /// group of its own.
 inline constexpr int kMaxJsonValues = 100'000;
 
-/// Local. Any JSON value. Fills `origins` (may be null) with the line of every key. Throws ConfigError
+/// Any JSON value. Fills `origins` (may be null) with the line of every key. Throws ConfigError
 /// "source:line:column: …".
 nlohmann::json parse_json(std::string_view text, const std::string& source, Origins* origins = nullptr);
 
-/// Local. A JSON object. `source` names the text in errors. Throws ConfigError.
+/// A JSON object. `source` names the text in errors. Throws ConfigError.
 Document parse_document(std::string_view text, const std::string& source);
 
-/// Local. Throws ConfigError when the file is missing, a folder, unreadable, empty, or not valid JSON.
+/// Throws ConfigError when the file is missing, a folder, unreadable, empty, or not valid JSON.
 Document read_document(const std::string& file);
 
-/// Local. `zero_optimization.stage=3`: the value is read as JSON, or else as a string; sections that are
+/// `zero_optimization.stage=3`: the value is read as JSON, or else as a string; sections that are
 /// absent are created; `name[2]` is an existing element of a list. Later ones win. Throws ConfigError.
 void apply_overrides(Document& document, const std::vector<std::string>& overrides);
 
-/// Local. The value at a dotted path, or null.
+/// The value at a dotted path, or null.
 const nlohmann::json* value_at(const nlohmann::json& root, const std::string& path);
 nlohmann::json* value_at(nlohmann::json& root, const std::string& path);
 
-/// Local. The value at a dotted path; null, with the sections on the way, when there was none. Throws
+/// The value at a dotted path; null, with the sections on the way, when there was none. Throws
 /// KeyError, which names `for_key`, when a value on the path is not a section.
 nlohmann::json& make_value(Document& document, const std::string& path, const std::string& for_key);
 
-/// Local. A value for an error message: JSON on one line, cut after 60 characters, with its type:
+/// A value for an error message: JSON on one line, cut after 60 characters, with its type:
 /// `"two" (a string)`.
 std::string describe_value(const nlohmann::json& value);
 
-/// Local. `parent.name`, or `name` at the top.
+/// `parent.name`, or `name` at the top.
 std::string child_path(const std::string& parent, const std::string& name);
 std::string child_path(const std::string& parent, size_t index);
 

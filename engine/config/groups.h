@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// Local. What mics_shard_size and zero_hpz_partition_size say. One rank alone is any group.
+/// What mics_shard_size and zero_hpz_partition_size say. One rank alone is any group.
 inline zero::GroupSizes groups_of(const ZeroConfig& zero, int world_size) {
   if (world_size == 1) return {};
   return {.shard = std::max(0, zero.mics_shard_size),

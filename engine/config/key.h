@@ -102,10 +102,10 @@ inline const Attribute kNullable = [](Key& key) { key.nullable = true; };
 inline const Attribute kRequired = [](Key& key) { key.required = true; };
 inline const Attribute kPerGroup = [](Key& key) { key.per_group = true; };
 
-/// Local. {"a", "b"} for "a b".
+/// {"a", "b"} for "a b".
 std::vector<std::string> split_names(const std::string& names);
 
-/// Local. A key that fills no field, or one with a rule of its own.
+/// A key that fills no field, or one with a rule of its own.
 template <class... Attributes>
 Key make_key(Type type, std::string path, std::string doc, const Attributes&... attributes) {
   Key key{.path = std::move(path), .type = type, .doc = std::move(doc)};
@@ -132,20 +132,20 @@ struct Field {
   Target target;
 };
 
-/// Local. Fields with their paths inside a section.
+/// Fields with their paths inside a section.
 std::vector<Field> in_section(const std::string& section, std::vector<Field> fields);
 
-/// Local. Assigns a value that passed mismatch() to the field's member.
+/// Assigns a value that passed mismatch() to the field's member.
 void assign(const Field& field, const nlohmann::json& value);
-/// Local. The same for a value that may be "auto", in a struct that has its defaults: returns the meaning of
+/// The same for a value that may be "auto", in a struct that has its defaults: returns the meaning of
 /// "auto" in words, and "" for other values.
 std::string assign_or_auto(const Field& field, const nlohmann::json& value);
-/// Local. The member's value; null for what is unset (or "auto", where that means unset).
+/// The member's value; null for what is unset (or "auto", where that means unset).
 nlohmann::json value_of(const Field& field);
 
-/// Local. The keys of fields of a default-constructed struct, with these defaults.
+/// The keys of fields of a default-constructed struct, with these defaults.
 std::vector<Key> keys_of(std::vector<Field> defaults);
-/// Local. The keys of a section whose keys depend on a type. `types`: each type with its keys. Equal keys of
+/// The keys of a section whose keys depend on a type. `types`: each type with its keys. Equal keys of
 /// several types are merged into one, with these types in for_types.
 std::vector<Key> merged_keys(const std::vector<std::pair<std::string, std::vector<Key>>>& types);
 
@@ -174,15 +174,15 @@ class KeyTable {
       places_;  // in keys_, by the section that a row is directly inside
 };
 
-/// Local. "an integer from 0 to 3", `one of "auto", "cpu", "cuda"`, …: what a key accepts, for errors and
+/// "an integer from 0 to 3", `one of "auto", "cpu", "cuda"`, …: what a key accepts, for errors and
 /// docs.
 std::string accepted(const Key& key);
 
-/// Local. The spelling of a choice in the resolved config, for any accepted spelling; "" when it is not a
+/// The spelling of a choice in the resolved config, for any accepted spelling; "" when it is not a
 /// choice of the key.
 std::string canonical_choice(const Key& key, const std::string& written);
 
-/// Local. Nothing when the value has the key's type and range ("auto" and null included where allowed);
+/// Nothing when the value has the key's type and range ("auto" and null included where allowed);
 /// else what is wrong: `found 7 (a number); expected an integer from 0 to 3`.
 std::string mismatch(const Key& key, const nlohmann::json& value);
 

@@ -11,10 +11,10 @@
 
 namespace tessera::config {
 
-/// Local. Every key at the engine's level, DeepSpeed's and our own.
+/// Every key at the engine's level, DeepSpeed's and our own.
 KeyTable engine_keys();
 
-/// Local. The fields behind them: all but the batch triple, the optimizer and the schedule.
+/// The fields behind them: all but the batch triple, the optimizer and the schedule.
 std::vector<Field> fields_of(EngineConfig& config);
 std::vector<Field> fields_of(GivenBatch& batch);
 
@@ -27,10 +27,10 @@ struct AdamModes {
 std::vector<Field> fields_of(OptimizerOptions& options, AdamModes* modes = nullptr);
 std::vector<Field> fields_of(ScheduleOptions& schedule);
 
-/// Local. The sections `optimizer` and `scheduler`, which fields_of() has for one type, with the keys of all.
+/// The sections `optimizer` and `scheduler`, which fields_of() has for one type, with the keys of all.
 std::vector<Key> optimizer_keys();
 std::vector<Key> schedule_keys();
-/// Local. DeepSpeed's keys that have no effect here or are refused.
+/// DeepSpeed's keys that have no effect here or are refused.
 std::vector<Key> deepspeed_keys();
 
 }  // namespace tessera::config

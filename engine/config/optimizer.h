@@ -12,28 +12,28 @@
 
 namespace tessera::config {
 
-/// Local. The options of every param group: [0] for parameters in no group, then one for each of
+/// The options of every param group: [0] for parameters in no group, then one for each of
 /// param_groups.
 std::vector<OptimizerOptions> group_options(const OptimizerConfig& optimizer);
 
-/// Local. The params of a param group with `options`, beside an optimizer with options `base` of the same
+/// The params of a param group with `options`, beside an optimizer with options `base` of the same
 /// type: those that differ.
 std::map<std::string, double> changed_options(OptimizerOptions base, OptimizerOptions options);
 
-/// Local. The sections of a checked document. read_schedule throws KeyError where two keys contradict each
+/// The sections of a checked document. read_schedule throws KeyError where two keys contradict each
 /// other.
 OptimizerConfig read_optimizer(const Document& document, ConfigReport* report);
 ScheduleOptions read_schedule(const Document& document, ConfigReport* report);
 
-/// Local. The sections as JSON, with every key of the type filled in.
+/// The sections as JSON, with every key of the type filled in.
 nlohmann::ordered_json write_optimizer(const OptimizerConfig& optimizer);
 nlohmann::ordered_json write_schedule(const ScheduleOptions& schedule);
 
-/// Local. Checks every field, as check() does every key of a document.
+/// Checks every field, as check() does every key of a document.
 void check_fields(OptimizerConfig& optimizer, Origins& origins, Problems& problems);
 void check_fields(ScheduleOptions& schedule, Origins& origins, Problems& problems);
 
-/// Local. What no single key can tell. Throws KeyError.
+/// What no single key can tell. Throws KeyError.
 void check_together(const OptimizerConfig& optimizer, const Origins& origins);
 void check_together(ScheduleOptions schedule, size_t num_groups, const Origins& origins);
 

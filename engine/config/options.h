@@ -168,7 +168,7 @@ using ScheduleOptions =
     std::variant<ConstantLrOptions, WarmupLrOptions, WarmupDecayLrOptions, WarmupCosineLrOptions,
                  OneCycleOptions, LrRangeTestOptions, StepLrOptions, CosineAnnealingLrOptions>;
 
-/// Local. What several schedules have: null in the others.
+/// What several schedules have: null in the others.
 inline WarmupOptions* warmup_of(ScheduleOptions& schedule) {
   return std::visit(
       [](auto& options) -> WarmupOptions* {
@@ -185,7 +185,7 @@ inline std::optional<int64_t>* total_num_steps_of(ScheduleOptions& schedule) {
       },
       schedule);
 }
-/// Local. Whether the schedule counts epochs, not optimizer steps.
+/// Whether the schedule counts epochs, not optimizer steps.
 inline bool counts_epochs(const ScheduleOptions& schedule) {
   return std::visit(
       [](const auto& options) {
@@ -197,13 +197,13 @@ inline bool counts_epochs(const ScheduleOptions& schedule) {
 
 // --------------------------------------------------------------------------------------------- by name
 
-/// Local. "AdamW", "WarmupLR" …: the type, as optimizer.type and scheduler.type have it.
+/// "AdamW", "WarmupLR" …: the type, as optimizer.type and scheduler.type have it.
 template <class... Types>
 std::string type_of(const std::variant<Types...>& options) {
   return std::visit([](const auto& alternative) { return std::string(alternative.kName); }, options);
 }
 
-/// Local. Every alternative of a variant of options, with its defaults.
+/// Every alternative of a variant of options, with its defaults.
 template <class Variant>
 std::vector<Variant> all_types() {
   return []<size_t... kIndex>(std::index_sequence<kIndex...>) {
@@ -211,7 +211,7 @@ std::vector<Variant> all_types() {
   }(std::make_index_sequence<std::variant_size_v<Variant>>());
 }
 
-/// Local. The alternative of this name (in its canonical spelling), with its defaults; nothing if there is
+/// The alternative of this name (in its canonical spelling), with its defaults; nothing if there is
 /// none.
 template <class Variant>
 std::optional<Variant> options_named(std::string_view type) {

@@ -22,19 +22,19 @@ struct ConfigOptions {
   config::ConfigReport* report = nullptr;  ///< receives warnings and what became of "auto"; may be null
 };
 
-/// Local. A DeepSpeed ds_config.json. Throws ConfigError: for each error, in the order of the file, one
+/// A DeepSpeed ds_config.json. Throws ConfigError: for each error, in the order of the file, one
 /// line with file, line, JSON path, what was found and what was expected.
 EngineConfig load_engine_config(const std::string& file, const ConfigOptions& options = {});
 
-/// Local. The same from text; `source` names it in errors.
+/// The same from text; `source` names it in errors.
 EngineConfig parse_engine_config(std::string_view json_text, const ConfigOptions& options = {},
                                  const std::string& source = "config");
 
-/// Local. A config built or changed in C++, checked as strictly as a file, with the batch triple resolved
+/// A config built or changed in C++, checked as strictly as a file, with the batch triple resolved
 /// (0: not given). Throws ConfigError.
 EngineConfig validated(const EngineConfig& config, int world_size);
 
-/// Local. Every used key as indented JSON text, which parses to the same values again.
+/// Every used key as indented JSON text, which parses to the same values again.
 std::string dump_resolved(const EngineConfig& config);
 
 namespace config {
@@ -42,17 +42,17 @@ namespace config {
 // The steps of reading, for a program with sections of its own in the same file
 // (train/task/trainer_config.h): prepare() with the keys of all sections, then read each part.
 
-/// Local. Resolves aliases, old forms and Hugging Face's arguments, applies the overrides, and checks every
+/// Resolves aliases, old forms and Hugging Face's arguments, applies the overrides, and checks every
 /// key. Throws ConfigError, with a line for each error.
 void prepare(Document& document, const KeyTable& table, const std::vector<std::string>& overrides,
              ConfigReport* report);
-/// Local. The engine's part of a prepared document; not to be used when there are problems.
+/// The engine's part of a prepared document; not to be used when there are problems.
 EngineConfig read_engine_config(const Document& document, int world_size, Problems& problems,
                                 ConfigReport* report);
-/// Local. The engine's part of the resolved configuration.
+/// The engine's part of the resolved configuration.
 nlohmann::ordered_json write_engine_config(const EngineConfig& config);
 
-/// Local. The same for files, logs and monitors: without the part of a tracking server's address after '?',
+/// The same for files, logs and monitors: without the part of a tracking server's address after '?',
 /// which may be a password.
 nlohmann::ordered_json shown_engine_config(const EngineConfig& config);
 

@@ -8,11 +8,11 @@
 
 namespace tessera::config {
 
-/// Local. A JSON Schema (draft 7) of the table, as indented text. Looser than the reader where JSON Schema
+/// A JSON Schema (draft 7) of the table, as indented text. Looser than the reader where JSON Schema
 /// would grow long: choices in any case, which keys belong to which type, rules over several keys.
 std::string schema_text(const KeyTable& table);
 
-/// Local. The line of docs/configuration.md about a key: name, what is accepted, default (of
+/// The line of docs/configuration.md about a key: name, what is accepted, default (of
 /// keys that are used), meaning or reason.
 std::string doc_row(const Key& key);
 

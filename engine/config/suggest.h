@@ -7,18 +7,18 @@
 
 namespace tessera::config {
 
-/// Local. Damerau-Levenshtein distance (optimal string alignment): insertions, deletions, substitutions
+/// Damerau-Levenshtein distance (optimal string alignment): insertions, deletions, substitutions
 /// and swaps of neighbours, case ignored.
 int edit_distance(std::string_view a, std::string_view b);
 
-/// Local. The nearest name if it is near enough to be a typing mistake (a third of its length, at least 1,
+/// The nearest name if it is near enough to be a typing mistake (a third of its length, at least 1,
 /// at most 4 edits), or if it contains the mistyped one; else "".
 std::string nearest_name(std::string_view name, const std::vector<std::string>& known);
 
-/// Local. ` (did you mean "stage"?)`, or "".
+/// ` (did you mean "stage"?)`, or "".
 std::string did_you_mean(std::string_view name, const std::vector<std::string>& known);
 
-/// Local. "one of a, b": all that are known, or, where they are many, the few nearest to `name`,
+/// "one of a, b": all that are known, or, where they are many, the few nearest to `name`,
 /// and where the rest is: "one of a, b, c, d, … (all 24 are in docs/configuration.md)".
 /// `all_are_in`: empty where no page has them.
 std::string expected_names(std::string_view name, const std::vector<std::string>& known,

@@ -22,19 +22,19 @@ class LossScaler {
     bool operator==(const State&) const = default;
   };
 
-  /// Local. The scale is always 1 where nothing is computed in fp16, always fp16.loss_scale where that is
+  /// The scale is always 1 where nothing is computed in fp16, always fp16.loss_scale where that is
   /// above 0, and otherwise dynamic, beginning with 2^initial_scale_power. Throws ConfigError naming fp16.KEY
   /// for values that cannot work.
   explicit LossScaler(const EngineConfig& config);
 
   double scale() const { return state_.scale; }
 
-  /// Local. Called after every optimizer step. `overflow`: some rank's gradients were not finite, and the
+  /// Called after every optimizer step. `overflow`: some rank's gradients were not finite, and the
   /// step was skipped. Throws tessera::Error when the scale would have to go below fp16.min_loss_scale.
   void update(bool overflow);
 
   const State& state() const { return state_; }
-  /// Local. Continues from a checkpoint. A static scale keeps the configured value, and so does a dynamic one
+  /// Continues from a checkpoint. A static scale keeps the configured value, and so does a dynamic one
   /// after a run that had none (which has counted no updates).
   void set_state(const State& state);
 

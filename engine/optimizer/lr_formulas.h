@@ -37,7 +37,7 @@ struct Groups {
 /// Throws ConfigError about scheduler.params.KEY.
 [[noreturn]] void fail(const char* type, const char* key, const char* problem);
 
-// Local. Throw ConfigError when the number of steps or epochs is not known.
+// Throw ConfigError when the number of steps or epochs is not known.
 FormulaPtr make_formula(const ConstantLrOptions& options, const Groups& groups);
 FormulaPtr make_formula(const WarmupLrOptions& options, const Groups& groups);
 FormulaPtr make_formula(const WarmupDecayLrOptions& options, const Groups& groups);

@@ -24,17 +24,17 @@ struct Betas {
 /// Immutable; copies share one definition. Thread-safe.
 class LrSchedule {
  public:
-  /// Local. `options`: as validated() has checked them, with total_num_steps and warmup_num_steps filled in.
+  /// `options`: as validated() has checked them, with total_num_steps and warmup_num_steps filled in.
   /// `base_lrs`: each param group's own rate (optimizer.params.lr). `steps_per_epoch`: optimizer steps in one
   /// epoch, 0 when unknown; only schedules that count epochs need it. Throws ConfigError when the number of
   /// steps or epochs is not known.
   LrSchedule(const ScheduleOptions& options, std::vector<double> base_lrs, int64_t steps_per_epoch = 0);
 
-  /// Local. Rate of the next optimizer step when `num_steps` have been applied: lr(0) is the first step's.
+  /// Rate of the next optimizer step when `num_steps` have been applied: lr(0) is the first step's.
   /// Steps skipped because of non-finite gradients are not applied and so do not advance it.
   double lr(int64_t num_steps, size_t group = 0) const;
 
-  /// Local. Momentum cycled along with the rate (OneCycle): replaces the group's betas for that
+  /// Momentum cycled along with the rate (OneCycle): replaces the group's betas for that
   /// step. As in DeepSpeed, beta2 is then 0.99, the first step has cycle_min_mom, and
   /// decay_mom_rate > 0 raises beta1 without a bound.
   std::optional<Betas> betas(int64_t num_steps, size_t group = 0) const;

@@ -17,10 +17,10 @@ struct OptimizerSetup {
   std::function<int(const std::string& parameter)> group_of;
 };
 
-/// Local. `config`: as validated() has checked it.
+/// `config`: as validated() has checked it.
 OptimizerSetup set_up_optimizer(const OptimizerConfig& config);
 
-/// Local. Shell-style: `*` any run of characters, `?` one.
+/// Shell-style: `*` any run of characters, `?` one.
 bool glob_match(const std::string& pattern, const std::string& name);
 
 }  // namespace tessera

@@ -33,25 +33,25 @@ struct MemorySample {
 /// gets the reports.
 class MemoryMeter {
  public:
-  /// Local. Counts allocations on devices of this type from now on.
+  /// Counts allocations on devices of this type from now on.
   explicit MemoryMeter(c10::DeviceType device);
   ~MemoryMeter();
   MemoryMeter(const MemoryMeter&) = delete;
   MemoryMeter& operator=(const MemoryMeter&) = delete;
 
-  /// Local. The use of blocks that are allocated outside of a MemoryFor from now on. At first kOther.
+  /// The use of blocks that are allocated outside of a MemoryFor from now on. At first kOther.
   void set_default_use(MemoryUse use);
 
   MemoryBytes now() const;
-  /// Local. The bytes held when the total was largest, since the beginning or reset_peak().
+  /// The bytes held when the total was largest, since the beginning or reset_peak().
   MemoryBytes peak() const;
   void reset_peak();
-  /// Local. The bytes held when the device ran out of memory; unset if it has not.
+  /// The bytes held when the device ran out of memory; unset if it has not.
   std::optional<MemoryBytes> at_failure() const;
-  /// Local. CUDA: the most bytes that libtorch's caching allocator had reserved, 0 on the CPU.
+  /// CUDA: the most bytes that libtorch's caching allocator had reserved, 0 on the CPU.
   int64_t peak_reserved() const;
 
-  /// Local. Starts a record of every change; take_record() ends it.
+  /// Starts a record of every change; take_record() ends it.
   void record();
   std::vector<MemorySample> take_record();
 

@@ -27,12 +27,12 @@ struct PixelStatistics {
 
 enum class Split { kTrain, kTest };
 
-/// Local. Reads train-images-idx3-ubyte and train-labels-idx1-ubyte (or t10k-…), with or without .gz, from
+/// Reads train-images-idx3-ubyte and train-labels-idx1-ubyte (or t10k-…), with or without .gz, from
 /// `directory`. Throws DataError naming the file if one is missing, damaged or of another type, if the
 /// numbers of images and labels differ, or if a label is out of range.
 LabelledImages load_split(const std::string& directory, Split split);
 
-/// Local. Mean and standard deviation of all pixels of `data`.
+/// Mean and standard deviation of all pixels of `data`.
 PixelStatistics pixel_statistics(const LabelledImages& data);
 
 }  // namespace tessera::examples

@@ -21,7 +21,7 @@ struct IdxArray {
 /// In an expected shape: any size of this dimension.
 inline constexpr int64_t kAnySize = -1;
 
-/// Local. Reads `path` and checks it against `expected_shape`. A plain file is mapped, so that the ranks of
+/// Reads `path` and checks it against `expected_shape`. A plain file is mapped, so that the ranks of
 /// a host share its memory; it must not be shortened while it is in use. A compressed file is read
 /// completely. Throws DataError naming the file, what was found and what was expected, if it is missing,
 /// damaged, truncated, longer than its header says, or of another type or shape. Memory is allocated as the

@@ -19,12 +19,12 @@ struct FashionMnistOptions {
   FashionCnnOptions model;
 };
 
-/// Local. From the sections `model` and `data`. Throws ConfigError.
+/// From the sections `model` and `data`. Throws ConfigError.
 FashionMnistOptions read_options(const config::Section& model, const config::Section& data);
 
 class FashionMnist final : public train::Task {
  public:
-  /// Local. Reads both splits. Throws DataError.
+  /// Reads both splits. Throws DataError.
   explicit FashionMnist(const FashionMnistOptions& options);
 
   std::string_view name() const override { return "fashion_mnist"; }
@@ -50,7 +50,7 @@ class FashionMnist final : public train::Task {
   std::unique_ptr<TypedEngine<FashionCnnImpl>> engine_;
 };
 
-/// Local. Adds the task to `registry`.
+/// Adds the task to `registry`.
 void register_fashion_mnist(train::Registry& registry);
 
 }  // namespace tessera::examples

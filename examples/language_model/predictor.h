@@ -14,7 +14,7 @@ namespace tessera::examples {
 /// followed by data.sample_bytes sampled bytes, at data.temperature. Bytes that are not UTF-8 become U+FFFD.
 class LanguageModelPredictor final : public train::Predictor {
  public:
-  /// Local. Throws ConfigError if data.sample_bytes is 0.
+  /// Throws ConfigError if data.sample_bytes is 0.
   explicit LanguageModelPredictor(const LanguageModelOptions& options);
 
   Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm,

@@ -17,7 +17,7 @@ struct SampleOptions {
   uint64_t seed = 0;
 };
 
-/// Local, or Collective if `logits_of` is: it is called num_bytes times, with the same shapes on every rank.
+/// Or Collective if `logits_of` is: it is called num_bytes times, with the same shapes on every rank.
 /// `logits_of`: (1, T) int64 bytes -> (1, T, V) logits, V at least 256. Returns the sampled bytes, which are
 /// equal on every machine with equal logits.
 std::string sample_text(const std::function<at::Tensor(const at::Tensor& bytes)>& logits_of,

@@ -20,12 +20,12 @@ struct LanguageModelOptions {
   GptOptions model;
 };
 
-/// Local. From the sections `model` and `data`. Throws ConfigError.
+/// From the sections `model` and `data`. Throws ConfigError.
 LanguageModelOptions read_language_model_options(const config::Section& model, const config::Section& data);
 
 class LanguageModel final : public train::Task {
  public:
-  /// Local. Reads the text. Throws DataError.
+  /// Reads the text. Throws DataError.
   explicit LanguageModel(const LanguageModelOptions& options);
 
   std::string_view name() const override { return "language_model"; }
@@ -51,7 +51,7 @@ class LanguageModel final : public train::Task {
   std::unique_ptr<TypedEngine<GptImpl>> engine_;
 };
 
-/// Local. Adds the task and its predictor to `registry`.
+/// Adds the task and its predictor to `registry`.
 void register_language_model(train::Registry& registry);
 
 }  // namespace tessera::examples

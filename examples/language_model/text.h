@@ -14,12 +14,12 @@ namespace tessera::examples {
 /// it is in use. Immutable.
 class ByteText {
  public:
-  /// Local. Windows have `sequence` bytes and the byte after. Throws DataError if the file cannot be read or
+  /// Windows have `sequence` bytes and the byte after. Throws DataError if the file cannot be read or
   /// is shorter than one window.
   ByteText(const std::string& path, int64_t sequence);
 
   int64_t num_windows() const { return (bytes_.numel() - 1) / sequence_; }
-  /// Local. (B, sequence + 1) int64: the windows with these numbers, each with the byte that follows it.
+  /// (B, sequence + 1) int64: the windows with these numbers, each with the byte that follows it.
   at::Tensor windows(const std::vector<int64_t>& numbers) const;
 
  private:

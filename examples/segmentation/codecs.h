@@ -14,12 +14,12 @@ namespace tessera::examples::codecs {
 
 using Bytes = std::span<const uint8_t>;
 
-/// Local. `file`: the content of `path`, which is used in messages only. Without `pixels` only the image's
+/// `file`: the content of `path`, which is used in messages only. Without `pixels` only the image's
 /// size is set. Throws DataError.
 Image decode_png(const std::string& path, Bytes file, Palette palette, bool pixels);
 Image decode_jpeg(const std::string& path, Bytes file, bool pixels);
 
-/// Local. Throws DataError if the image has too many pixels, or none.
+/// Throws DataError if the image has too many pixels, or none.
 void check_size(const std::string& path, uint64_t width, uint64_t height);
 
 }  // namespace tessera::examples::codecs

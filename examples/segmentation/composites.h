@@ -6,7 +6,7 @@
 // std::mt19937_64, whose values the standard fixes (its distributions are not fixed, and not used), and
 // pixels are computed with + - * / only.
 //
-// [Note: no piece of clothing twice]
+// No piece of clothing twice.
 // Picture i uses the pieces i * max_items … i * max_items + max_items - 1, so no two pictures
 // share a piece, and pictures of the validation set show unseen pieces.
 #pragma once
@@ -28,14 +28,14 @@ struct CompositesOptions {
 
 class FashionComposites final : public SegmentationData {
  public:
-  /// Local. Reads Fashion-MNIST's training images. Throws DataError; ConfigError if num_images *
+  /// Reads Fashion-MNIST's training images. Throws DataError; ConfigError if num_images *
   /// max_items exceeds the number of its images.
   explicit FashionComposites(const CompositesOptions& options);
 
   int64_t size() const override { return options_.num_images; }
   int64_t height() const override { return options_.size; }
   int64_t width() const override { return options_.size; }
-  /// Local. Class 1 is clothing.
+  /// Class 1 is clothing.
   SegmentationSample sample(int64_t index) const override;
 
  private:

@@ -21,7 +21,7 @@ class SegmentationData {
   virtual int64_t size() const = 0;
   virtual int64_t height() const = 0;
   virtual int64_t width() const = 0;
-  /// Local. The same at every call. Throws DataError.
+  /// The same at every call. Throws DataError.
   virtual SegmentationSample sample(int64_t index) const = 0;
 };
 

@@ -21,16 +21,16 @@ enum class Palette {
 /// Larger images are an error, before memory is allocated: 8192 x 8192 pixels.
 inline constexpr int64_t kMaxPixels = int64_t{1} << 26;
 
-/// Local. Reads an image; its format is determined by its first bytes. Grey, RGB, RGBA and palette PNG of any
+/// Reads an image; its format is determined by its first bytes. Grey, RGB, RGBA and palette PNG of any
 /// depth (16 bits are rounded to 8, grey with transparency becomes RGBA), grey and colour JPEG. Gamma, colour
 /// profiles and EXIF rotation are ignored, as by Pillow's Image.open. Throws DataError naming the file if it
 /// is missing, of another format (CMYK included), damaged, truncated or too large.
 Image read_image(const std::string& path, Palette palette = Palette::kColours);
 
-/// Local. The same without pixels: reads and checks the header only.
+/// The same without pixels: reads and checks the header only.
 Image read_image_header(const std::string& path, Palette palette = Palette::kColours);
 
-/// Local. image: 1, 3 or 4 channels. Replaces the file atomically. Throws DataError naming the file if it
+/// Image: 1, 3 or 4 channels. Replaces the file atomically. Throws DataError naming the file if it
 /// cannot be written.
 void write_png(const std::string& path, const Image& image);
 

@@ -30,7 +30,7 @@ struct ImageFolderOptions {
 /// Owns the file names; samples are read on demand. Immutable; thread-safe.
 class ImageFolder final : public SegmentationData {
  public:
-  /// Local. Finds the pairs and checks their sizes. Decodes all masks if their values are not given, and all
+  /// Finds the pairs and checks their sizes. Decodes all masks if their values are not given, and all
   /// files with `verify`, on all of torch's threads. Throws DataError naming the first file, in sorted order,
   /// with an error: an image without a mask, a mask without an image, two files of one name, a different
   /// size, a file that cannot be decoded, or masks with more values than classes.
@@ -39,7 +39,7 @@ class ImageFolder final : public SegmentationData {
   int64_t size() const override { return static_cast<int64_t>(pairs_.size()); }
   int64_t height() const override { return height_; }
   int64_t width() const override { return width_; }
-  /// Local. The image is resized as by Pillow's BILINEAR, the mask as by NEAREST.
+  /// The image is resized as by Pillow's BILINEAR, the mask as by NEAREST.
   SegmentationSample sample(int64_t index) const override;
 
   const std::vector<int64_t>& mask_values() const { return values_; }  ///< of the classes 0, 1 …

@@ -24,16 +24,16 @@ struct SegmentationOptions {
   UNetOptions model;
 };
 
-/// Local. The options common to both data types. Their other keys are read by the functions below. Throws
+/// The options common to both data types. Their other keys are read by the functions below. Throws
 /// ConfigError.
 SegmentationOptions read_segmentation_options(const config::Section& model, const config::Section& data);
-/// Local. The keys of one data type. Throw ConfigError.
+/// The keys of one data type. Throw ConfigError.
 CompositesOptions read_composites_options(const config::Section& data);
 ImageFolderOptions read_image_folder_options(const config::Section& data);
 
 class Segmentation final : public train::Task {
  public:
-  /// Local. Splits `data` into training and validation sets, equally on every machine and for any number of
+  /// Splits `data` into training and validation sets, equally on every machine and for any number of
   /// ranks. Throws ConfigError if the images are too small for model.depth.
   Segmentation(const SegmentationOptions& options, std::unique_ptr<SegmentationData> data);
 
@@ -67,7 +67,7 @@ class Segmentation final : public train::Task {
   std::unique_ptr<TypedEngine<UNetImpl>> engine_;
 };
 
-/// Local. Adds the tasks to `registry`.
+/// Adds the tasks to `registry`.
 void register_segmentation(train::Registry& registry);
 
 }  // namespace tessera::examples

@@ -24,7 +24,7 @@ class EncodedTexts {
   int64_t num_tokens() const { return static_cast<int64_t>(ids_.size()); }
   std::span<const int32_t> operator[](int64_t index) const;
 
-  /// Local. The texts with these indices, padded with `pad` to the length of the longest, rounded up to a
+  /// The texts with these indices, padded with `pad` to the length of the longest, rounded up to a
   /// multiple of 8 but at most `max_length`. No text may be longer than `max_length`.
   PaddedTexts batch(const std::vector<int64_t>& indices, int32_t pad, int64_t max_length) const;
 

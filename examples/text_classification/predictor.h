@@ -15,7 +15,7 @@ namespace tessera::examples {
 /// 0.93}, the most likely label and its probability.
 class TextClassificationPredictor final : public train::Predictor {
  public:
-  /// Local. `vocabulary`: the vocab.txt the model was trained with. Throws DataError;
+  /// `vocabulary`: the vocab.txt the model was trained with. Throws DataError;
   /// ConfigError if it does not fit the model.
   TextClassificationPredictor(const TextClassificationOptions& options,
                               const std::filesystem::path& vocabulary);

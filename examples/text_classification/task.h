@@ -32,24 +32,24 @@ struct TextClassificationOptions {
   BertOptions model;          ///< vocab_size 0: that of the vocabulary
 };
 
-/// Local. From the sections `model` and `data`. Throws ConfigError.
+/// From the sections `model` and `data`. Throws ConfigError.
 TextClassificationOptions read_text_classification_options(const config::Section& model,
                                                            const config::Section& data);
 
-/// Local. The tokenizer that the options name.
+/// The tokenizer that the options name.
 std::unique_ptr<Tokenizer> make_tokenizer(const TextClassificationOptions& options, Vocabulary vocabulary);
-/// Local. Sets the model's options that depend on the vocabulary. Throws ConfigError if model.vocab_size is
+/// Sets the model's options that depend on the vocabulary. Throws ConfigError if model.vocab_size is
 /// too small.
 void fit_to_vocabulary(BertOptions& bert, const Vocabulary& vocabulary);
 
-/// Local. Accepts weights of a BERT without this classifier, without a pooler, or with heads for its
+/// Accepts weights of a BERT without this classifier, without a pooler, or with heads for its
 /// pretraining tasks.
 LoadWeightsOptions bert_init_weights();
 
 /// Owns the texts' tokens (not the texts), the model and its engine.
 class TextClassification final : public train::Task {
  public:
-  /// Local. Reads, splits and tokenizes the texts. Throws DataError;
+  /// Reads, splits and tokenizes the texts. Throws DataError;
   /// ConfigError when model.vocab_size is too small.
   explicit TextClassification(const TextClassificationOptions& options);
 
@@ -92,7 +92,7 @@ class TextClassification final : public train::Task {
   std::unique_ptr<TypedEngine<BertForSequenceClassificationImpl>> engine_;
 };
 
-/// Local. Adds the task and its predictor to `registry`.
+/// Adds the task and its predictor to `registry`.
 void register_text_classification(train::Registry& registry);
 
 }  // namespace tessera::examples

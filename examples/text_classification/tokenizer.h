@@ -17,7 +17,7 @@ class Tokenizer {
   virtual ~Tokenizer() = default;
   const Vocabulary& vocabulary() const { return vocabulary_; }
 
-  /// Local. The token ids of `text` (UTF-8) between [CLS] and [SEP]: at most `max_length` (at least 2); the
+  /// The token ids of `text` (UTF-8) between [CLS] and [SEP]: at most `max_length` (at least 2); the
   /// rest of the text is left out. Special tokens written in the text are treated as text.
   std::vector<int32_t> encode(std::string_view text, int64_t max_length) const;
 
@@ -41,7 +41,7 @@ class CharacterTokenizer final : public Tokenizer {
   void append_word(std::u32string_view word, std::vector<int32_t>& ids) const override;
 };
 
-/// Local. [PAD], [UNK], [CLS], [SEP], then the characters that occur at least `min_frequency` times in these
+/// [PAD], [UNK], [CLS], [SEP], then the characters that occur at least `min_frequency` times in these
 /// texts, the most frequent first, equally frequent ones by code point. `texts`: views of UTF-8.
 Vocabulary character_vocabulary(const std::vector<std::string_view>& texts, bool lower_case,
                                 int64_t min_frequency);

@@ -6,13 +6,13 @@
 
 namespace tessera::examples {
 
-/// Local. Each entry is the name of a file or a pattern of glob(7) (`*`, `?`, `[0-9]`), whose matches come
+/// Each entry is the name of a file or a pattern of glob(7) (`*`, `?`, `[0-9]`), whose matches come
 /// in the order of their names' bytes; the name of a file that is there is no pattern. Entries keep their
 /// order, so the result is the same on every machine with these files. Throws DataError: a pattern that
 /// nothing matches, or a file named twice.
 std::vector<std::string> find_data_files(const std::vector<std::string>& names);
 
-/// Local. "a.safetensors", or "a.safetensors and 3 more".
+/// "a.safetensors", or "a.safetensors and 3 more".
 std::string describe_files(const std::vector<std::string>& files);
 
 }  // namespace tessera::examples

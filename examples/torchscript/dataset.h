@@ -17,7 +17,7 @@ namespace tessera::examples {
 /// numbered through, file after file. Immutable; thread-safe.
 class TensorSet {
  public:
-  /// Local. `inputs`, at least one, and `target` (empty: none) are names in each of `files`, which
+  /// `inputs`, at least one, and `target` (empty: none) are names in each of `files`, which
   /// are at least one. Throws DataError: a file or tensor is missing or damaged, a tensor has no
   /// dimension, a file's count different numbers of samples, or none, or files differ in a
   /// tensor's type or the shape of its samples.
@@ -25,28 +25,28 @@ class TensorSet {
             const std::string& target);
 
   int64_t size() const { return size_; }
-  /// Local. Copies of the samples of these numbers, on the CPU, in the file's type: each (B, …).
+  /// Copies of the samples of these numbers, on the CPU, in the file's type: each (B, …).
   std::vector<at::Tensor> inputs(const std::vector<int64_t>& numbers) const;
-  /// Local. Calls `visit` with targets of the samples number_of(0) … number_of(count - 1), in this order,
+  /// Calls `visit` with targets of the samples number_of(0) … number_of(count - 1), in this order,
   /// some at a time (the target may be larger than the memory): `first` is the place of the first of them.
   void visit_targets(int64_t count, const std::function<int64_t(int64_t)>& number_of,
                      const std::function<void(int64_t first, const at::Tensor& targets)>& visit) const;
-  /// Local. Undefined without a target.
+  /// Undefined without a target.
   at::Tensor target(const std::vector<int64_t>& numbers) const;
 
   /// "train.safetensors: 'y'" of the first file, for messages.
   std::string target_name() const;
   DType target_type() const { return parts_.front().target->type; }
-  /// Local. Of one sample's target.
+  /// Of one sample's target.
   std::vector<int64_t> target_shape() const;
   /// "train.safetensors: records 0 to 11", or the first of those that are no
   /// range; by file where there are several.
   std::string describe_records(std::vector<int64_t> numbers) const;
-  /// Local. Throws DataError naming the first tensor whose samples have another shape than `other`'s,
+  /// Throws DataError naming the first tensor whose samples have another shape than `other`'s,
   /// a set of the same names, or another type than a model is given of it: floating types count as
   /// one, and so do integers of a target.
   void check_like(const TensorSet& other) const;
-  /// Local. Throws DataError naming the first record of the target that is neither a class number below
+  /// Throws DataError naming the first record of the target that is neither a class number below
   /// `num_classes` nor `ignored`. Reads the whole target.
   void check_labels(int64_t num_classes, int64_t ignored) const;
 

@@ -1,6 +1,6 @@
 // Devices that a TorchScript program names.
 //
-// [Note: device constants]
+// Device constants.
 // A trace has the device it was made on as a constant wherever forward makes a tensor: the initial state of
 // an LSTM, arange(), zeros(), to(). Moving parameters and buffers does not change it, so a model that was
 // traced on a CPU fails on a GPU ("input at cuda:0 and hidden tensor at cpu"), and one traced on cuda:1 fails
@@ -15,7 +15,7 @@ struct Module;
 
 namespace tessera::examples {
 
-/// Local. In all functions of the module's program (its submodules', and what they call) sets each constant
+/// In all functions of the module's program (its submodules', and what they call) sets each constant
 /// of type Device, torch.device(…) of a constant, and each default argument of type Device to `device`, and
 /// moves tensors that are constants there; likewise values of attributes that are neither parameters nor
 /// buffers. Left as they are: the device "meta"; tensors without dimensions, which operators take from the

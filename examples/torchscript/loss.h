@@ -32,12 +32,12 @@ enum class Loss {
 /// The label of ignored elements, as in torch.nn.functional.
 inline constexpr int64_t kIgnoredLabel = -100;
 
-/// Local. "model", "cross_entropy", "nll", "causal_lm", "mse", "l1", "smooth_l1", "bce_with_logits".
+/// "model", "cross_entropy", "nll", "causal_lm", "mse", "l1", "smooth_l1", "bce_with_logits".
 const std::vector<std::string>& loss_names();
 Loss loss_of(const std::string& name);
 const std::string& name_of(Loss loss);
 
-/// Local. Whether targets are class numbers.
+/// Whether targets are class numbers.
 constexpr bool counts_classes(Loss loss) {
   return loss == Loss::kCrossEntropy || loss == Loss::kNll || loss == Loss::kCausalLm;
 }
@@ -59,16 +59,16 @@ class LossFunction {
  public:
   LossFunction() = default;
   explicit LossFunction(const LossOptions& options);
-  /// Local. To be called once, before the first loss on another device than the CPU.
+  /// To be called once, before the first loss on another device than the CPU.
   void to(at::Device device);
 
   Loss kind() const { return options_.kind; }
-  /// Local. What is wrong with the two's shapes, or with the weights for them; or nothing.
+  /// What is wrong with the two's shapes, or with the weights for them; or nothing.
   std::string mismatch(const at::Tensor& output, const at::Tensor& target) const;
-  /// Local. Classes the output has scores for; of a loss that counts_classes().
+  /// Classes the output has scores for; of a loss that counts_classes().
   int64_t num_classes(const at::Tensor& output) const;
 
-  /// Local. fp32 scalar for all types: the mean over the elements that count; 0 if none does.
+  /// Fp32 scalar for all types: the mean over the elements that count; 0 if none does.
   at::Tensor mean(const at::Tensor& output, const at::Tensor& target) const;
 
   /// Scores with their labels, ignored ones included. For class numbers only.
@@ -80,7 +80,7 @@ class LossFunction {
   /// {losses, weights} of each element, fp32, in the target's shape (of causal_lm: at t those of token t +
   /// 1). Ignored labels have 0 and 0. The sum of the losses by the sum of the weights is the mean.
   std::pair<at::Tensor, at::Tensor> elements(const at::Tensor& output, const at::Tensor& target) const;
-  /// Local. (B) fp64: the weight of each row of a target in a mean. For class numbers only. Rows may hold
+  /// (B) fp64: the weight of each row of a target in a mean. For class numbers only. Rows may hold
   /// invalid classes.
   at::Tensor target_weights(const at::Tensor& target) const;
 

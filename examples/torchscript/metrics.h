@@ -20,7 +20,7 @@
 
 namespace tessera::examples {
 
-/// Local. All metrics available with a loss, in the order of the documentation; and the default ones. Empty
+/// All metrics available with a loss, in the order of the documentation; and the default ones. Empty
 /// for kModel.
 std::vector<std::string> metric_names(Loss loss);
 std::vector<std::string> default_metrics(Loss loss);
@@ -31,20 +31,20 @@ class MetricSet {
   /// `names`: of metric_names(loss).
   MetricSet(Loss loss, std::vector<std::string> names);
 
-  /// Local. fp64, on the output's device: sums of one batch, always equally many. output, target: as the
+  /// Fp64, on the output's device: sums of one batch, always equally many. output, target: as the
   /// loss takes them; of class numbers LossFunction::positions(). counted: bool in the labels' shape
   /// (classes), else (B): what is to be counted.
   at::Tensor statistics(const at::Tensor& output, const at::Tensor& target, const at::Tensor& counted) const;
-  /// Local. From the sum of all statistics, fp64 on the CPU, and the mean loss: the
+  /// From the sum of all statistics, fp64 on the CPU, and the mean loss: the
   /// metrics by name, in the order of `names`.
   train::Metrics metrics(const at::Tensor& sums, double loss) const;
-  /// Local. scikit-learn's classification_report if it is among the names; else empty.
+  /// Scikit-learn's classification_report if it is among the names; else empty.
   std::string report(const at::Tensor& sums) const;
 
-  /// Local. The names in metrics(): all except the report.
+  /// The names in metrics(): all except the report.
   std::vector<std::string> names() const;
   bool wants(const std::string& name) const;
-  /// Local. (…) one sample's target: r2's sums of squares are taken around it, so that few digits cancel. The
+  /// (…) one sample's target: r2's sums of squares are taken around it, so that few digits cancel. The
   /// same on all ranks, and on the device of the outputs. Needed for r2 alone.
   void set_center(const at::Tensor& target);
 

@@ -25,7 +25,7 @@ struct TensorsOptions {
   std::string target;                   ///< data.target; empty: none, and the model needs none
 };
 
-/// Local. Throws ConfigError.
+/// Throws ConfigError.
 TensorsOptions read_tensors_options(const config::Section& model, const config::Section& data);
 
 }  // namespace tessera::examples

@@ -14,7 +14,7 @@ namespace tessera::examples {
 /// Needs the model's file and the names of its inputs, not its training data.
 class TensorsPredictor final : public train::Predictor {
  public:
-  /// Local. Throws DataError.
+  /// Throws DataError.
   explicit TensorsPredictor(const TensorsOptions& options);
 
   Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm,

@@ -1,6 +1,6 @@
 // ScriptEngine: a TorchScript model in an engine, optionally with another trace of it for evaluation.
 //
-// [Note: a trace has one mode]
+// A trace has one mode.
 // A trace keeps the dropout of the mode it was made in. So a traced model may come as two files, of
 // which the second is for evaluation. Its parameters and buffers are replaced by the first's, tensor
 // by tensor: the engine shards one model, and at stage 3 an operator that reads them has them
@@ -23,11 +23,11 @@ enum class ForwardMode { kTraining, kEvaluation };
 /// Owns the modules and the engine. Used by one thread.
 class ScriptEngine {
  public:
-  /// Local. Opens model.path, and model.eval_path unless it is empty. Throws DataError.
+  /// Opens model.path, and model.eval_path unless it is empty. Throws DataError.
   ScriptEngine(const std::string& path, const std::string& eval_path);
   ~ScriptEngine();
 
-  /// Local. check_arguments() of each module. Throws DataError.
+  /// Check_arguments() of each module. Throws DataError.
   void check_arguments(const CallOfForward& call) const;
 
   /// Collective. To be called once. Throws as tessera::initialize, and DataError if a file was changed since
@@ -39,7 +39,7 @@ class ScriptEngine {
   c10::IValue forward(std::vector<c10::IValue> arguments, ForwardMode mode);
 
   bool has_evaluation() const { return evaluation_ != nullptr; }
-  /// Local. The file of the module that `mode` runs, for messages.
+  /// The file of the module that `mode` runs, for messages.
   const std::string& path(ForwardMode mode) const {
     return mode == ForwardMode::kEvaluation && evaluation_ ? eval_path_ : path_;
   }

@@ -41,21 +41,21 @@ class PrivateMapping;
 /// Not thread-safe. Its storages keep the mapping alive.
 class ScriptFile {
  public:
-  /// Local. Opens and maps a file. Throws DiskError.
+  /// Opens and maps a file. Throws DiskError.
   explicit ScriptFile(std::string path);
   ~ScriptFile();
   ScriptFile(const ScriptFile&) = delete;
   ScriptFile& operator=(const ScriptFile&) = delete;
 
-  /// Local. The module, on the CPU. To be called once. Throws c10::Error, or DataError if a tensor exceeds
+  /// The module, on the CPU. To be called once. Throws c10::Error, or DataError if a tensor exceeds
   /// its record.
   std::shared_ptr<torch::jit::Module> load();
 
-  /// Local. Gives storages that are still in use memory of their own, and closes the file. Throws DataError
+  /// Gives storages that are still in use memory of their own, and closes the file. Throws DataError
   /// if the file was written to since it was opened.
   void detach();
 
-  /// Local. Bytes of the storages in use that lie in the mapping. For tests.
+  /// Bytes of the storages in use that lie in the mapping. For tests.
   int64_t mapped_bytes() const;
 
  private:

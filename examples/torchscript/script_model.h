@@ -24,7 +24,7 @@ struct ScriptModel {
   std::unique_ptr<ScriptFile> file;  ///< in which the module's tensors lie
 };
 
-/// Local. Opens what torch.jit.save wrote, on the CPU, with libtorch's own unpickler, which makes tensors and
+/// Opens what torch.jit.save wrote, on the CPU, with libtorch's own unpickler, which makes tensors and
 /// TorchScript values and runs no Python. (The TorchScript inside is a program all the same, and may run when
 /// it is loaded.) Tensors lie in the file until ScriptFile::detach(): see [Note: TorchScript files are
 /// mapped]. Throws DataError naming the file when it cannot be read, is something else (torch.save's files),
@@ -37,10 +37,10 @@ struct CallOfForward {
   std::string target;  ///< data.target, where forward takes it last and gives the loss; empty: it takes the
                        ///< inputs alone
 };
-/// Local. Throws DataError, starting with `path`, where forward takes another number of arguments,
+/// Throws DataError, starting with `path`, where forward takes another number of arguments,
 /// and names the key that says otherwise.
 void check_arguments(const torch::jit::Module& model, const std::string& path, const CallOfForward& call);
-/// Local. Makes `evaluation`, another trace of the model `training`, read its parameters and buffers: those
+/// Makes `evaluation`, another trace of the model `training`, read its parameters and buffers: those
 /// of equal names become the same tensors, so that there is no second copy, and what moves the ones moves the
 /// others. Buffers that `training` lacks stay its own, and are returned. Throws DataError, with the two
 /// files' names, unless both have parameters of the same names and shapes.
@@ -48,14 +48,14 @@ std::vector<at::Tensor> share_parameters(torch::jit::Module& evaluation, const s
                                          const torch::jit::Module& training,
                                          const std::string& training_path);
 
-/// Local. The same for the buffers alone, as `training` has them now.
+/// The same for the buffers alone, as `training` has them now.
 void share_buffers(torch::jit::Module& evaluation, const torch::jit::Module& training);
 
-/// Local. The tensor meant in what forward gave: itself; of a dictionary the entry `key`, or its only one; of
+/// The tensor meant in what forward gave: itself; of a dictionary the entry `key`, or its only one; of
 /// a tuple or list the first. Throws DataError, starting with `path`, when there is none.
 at::Tensor tensor_of(const c10::IValue& value, const std::string& key, const std::string& path);
 
-/// Local. All tensors in what forward gave, with names for files: "output" for a single one; the
+/// All tensors in what forward gave, with names for files: "output" for a single one; the
 /// keys of a dictionary; "output_0" … of a tuple or list; inside of others "NAME.KEY" and
 /// "NAME.0". What is no tensor is left out.
 std::vector<std::pair<std::string, at::Tensor>> tensors_of(const c10::IValue& value);

@@ -15,11 +15,11 @@ namespace tessera::examples {
 /// Levels of values in values, of types in types, and of expressions in expressions.
 inline constexpr int kMaxScriptNesting = 1000;
 
-/// Local. `name`: what a message calls it. Throws DataError for a pickle that is nested deeper than
+/// `name`: what a message calls it. Throws DataError for a pickle that is nested deeper than
 /// kMaxScriptNesting, has values that contain themselves, or instructions that torch.jit.save does not write.
 void check_pickle(std::string_view pickle, const std::string& name);
 
-/// Local. Throws DataError for code whose expressions are nested deeper than kMaxScriptNesting, or blocks
+/// Throws DataError for code whose expressions are nested deeper than kMaxScriptNesting, or blocks
 /// deeper than 250.
 void check_code(std::string_view code, const std::string& name);
 

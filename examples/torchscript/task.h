@@ -22,7 +22,7 @@ namespace tessera::examples {
 /// evaluation counts with its number of samples.
 class TensorsTask final : public train::Task {
  public:
-  /// Local. Opens model and data, whose test set must have samples like those of
+  /// Opens model and data, whose test set must have samples like those of
   /// training. Throws DataError, ConfigError.
   explicit TensorsTask(const TensorsOptions& options);
 
@@ -75,11 +75,11 @@ class TensorsTask final : public train::Task {
   ScriptEngine model_;
 };
 
-/// Local. Converts floating tensors to fp32 (the engine converts them to bf16 or fp16 if it computes in
+/// Converts floating tensors to fp32 (the engine converts them to bf16 or fp16 if it computes in
 /// that).
 at::Tensor for_layers(const at::Tensor& tensor);
 
-/// Local. Adds the task and its predictor to `registry`.
+/// Adds the task and its predictor to `registry`.
 void register_torchscript(train::Registry& registry);
 
 }  // namespace tessera::examples

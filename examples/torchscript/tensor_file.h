@@ -1,7 +1,7 @@
 // TensorFile: named tensors of a .safetensors or HDF5 file, shared between the
 // ranks of a host. Without libtorch.
 //
-// [Note: one copy of the data on a host]
+// One copy of the data on a host.
 // What lies in the file as it is needed is mapped: all ranks of a host read the same pages of the page
 // cache, and data larger than the memory come and go with it. That holds for safetensors and for
 // contiguous HDF5 datasets, whose elements h5py aligns to nothing; so rows are copied out as bytes. What
@@ -35,11 +35,11 @@ struct StoredTensor {
 /// DataError naming file and tensor.
 class TensorFile {
  public:
-  /// Local. By the name's ending: .safetensors, .h5 or .hdf5. Checks the header of a safetensors file.
+  /// By the name's ending: .safetensors, .h5 or .hdf5. Checks the header of a safetensors file.
   explicit TensorFile(const std::filesystem::path& path);
   ~TensorFile();
 
-  /// Local. In HDF5 a name is a path ("x", "train/x"). Throws when there is none of
+  /// In HDF5 a name is a path ("x", "train/x"). Throws when there is none of
   /// that name, with the names there are.
   StoredTensor tensor(const std::string& name) const;
 

@@ -19,14 +19,14 @@ namespace tessera::examples {
 /// complete or absent. Used by one thread.
 class TensorOutput {
  public:
-  /// Local. The name's ending says the format: .csv, or one of checkpoint::model_format_of
+  /// The name's ending says the format: .csv, or one of checkpoint::model_format_of
   /// (.safetensors, .h5, .pt …). Throws ConfigError.
   TensorOutput(std::filesystem::path path, int64_t num_rows);
 
-  /// Local. The next rows: contiguous CPU tensors (B, …), of the same names, types and row shapes each time.
+  /// The next rows: contiguous CPU tensors (B, …), of the same names, types and row shapes each time.
   /// `origin` begins the message of the DataError where they are not. Throws DiskError.
   void add(const std::vector<std::pair<std::string, at::Tensor>>& rows, const std::string& origin);
-  /// Local. After the last row. What the file holds. Throws DiskError.
+  /// After the last row. What the file holds. Throws DiskError.
   std::vector<train::PredictedTensor> finish();
 
  private:

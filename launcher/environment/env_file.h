@@ -7,10 +7,10 @@
 
 namespace tessera::launcher {
 
-/// Local. Whether a shell can have a variable of this name: ASCII letters, digits and _, not first a digit.
+/// Whether a shell can have a variable of this name: ASCII letters, digits and _, not first a digit.
 bool is_variable_name(std::string_view text);
 
-/// Local. "NAME=value" lines, in order. Empty lines and those that begin with `#` are left out; the value is
+/// "NAME=value" lines, in order. Empty lines and those that begin with `#` are left out; the value is
 /// all that follows the first `=`, as it is. Throws ConfigError with FILE:LINE for another line, a name that
 /// is no variable's, and one that stands there twice.
 std::vector<std::string> read_env_file(const std::string& path);

@@ -28,13 +28,13 @@ struct HostPlace {
   std::string launcher;      ///< what has set it, for messages
 };
 
-/// Local. The place that something else has given to this process as one of a host: srun, mpirun or
+/// The place that something else has given to this process as one of a host: srun, mpirun or
 /// horovodrun with one process on each of several hosts, or torchrun's own variables PET_NNODES,
 /// PET_NODE_RANK, PET_NPROC_PER_NODE, PET_MASTER_ADDR and PET_MASTER_PORT, which the operator of Kubernetes'
 /// PyTorchJob sets. nullopt: there is none. Throws CommError as tessera::environment().
 std::optional<HostPlace> place_of_this_host();
 
-/// Local. Whether this process should start `nproc` ranks of itself (true) or is a rank itself (false). It is
+/// Whether this process should start `nproc` ranks of itself (true) or is a rank itself (false). It is
 /// a rank if it is part of a group (tessera::in_group), or if only one rank is asked for; but several ranks
 /// for a process that is alone on its host (place_of_this_host) are started. Throws ConfigError if `nproc` is
 /// not in 1..kMaxRanks, or differs from the number of ranks that another launcher has started
@@ -63,7 +63,7 @@ struct RankVariables {
   std::vector<std::string> given = {};  ///< "NAME=value" of --env-file; the variables above come after them
 };
 
-/// Local. This process's environment as "NAME=value" with these variables set for the rank: RANK, WORLD_SIZE,
+/// This process's environment as "NAME=value" with these variables set for the rank: RANK, WORLD_SIZE,
 /// LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TESSERA_RUN_ID,
 /// TESSERA_ERROR_FILE, TORCHELASTIC_ERROR_FILE, TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_MAX_RESTARTS, and
 /// OMP_NUM_THREADS when it is unset (cores / local_world_size, at least 1), TESSERA_RUN_SECRET,

@@ -6,11 +6,11 @@
 
 namespace tessera::launcher {
 
-/// Local. The number of cores this process may use: by its CPU affinity, limited by the control group's quota
+/// The number of cores this process may use: by its CPU affinity, limited by the control group's quota
 /// (cpu.max or cpu.cfs_quota_us, rounded up). At least 1.
 int available_cores();
 
-/// Local. The number of processes of this control group that the kernel's OOM killer has killed so far (v2:
+/// The number of processes of this control group that the kernel's OOM killer has killed so far (v2:
 /// memory.events, v1: memory.oom_control; without either, the host's count in /proc/vmstat). nullopt:
 /// unknown.
 std::optional<int64_t> num_oom_kills();

@@ -14,21 +14,21 @@ struct Host {
   std::vector<int> slots;
 };
 
-/// Local. Reads a hostfile: a host a line, with slots 0 to N-1; `#` begins a comment. Throws ConfigError with
+/// Reads a hostfile: a host a line, with slots 0 to N-1; `#` begins a comment. Throws ConfigError with
 /// FILE:LINE for a line of another form and for a host that stands there twice, and for a file without hosts.
 std::vector<Host> read_hostfile(const std::string& path);
 
-/// Local. The hosts and slots that --include names (without slots: all of a host), or all but those that
+/// The hosts and slots that --include names (without slots: all of a host), or all but those that
 /// --exclude names, in the hostfile's order. An empty text is no filter. Throws ConfigError for both at once,
 /// for a host or slot that is not there, and if none is left.
 std::vector<Host> select_hosts(const std::vector<Host>& hosts, const std::string& include,
                                const std::string& exclude);
 
-/// Local. The hosts in --include's form, with all slots, and back.
+/// The hosts in --include's form, with all slots, and back.
 std::string encode_hosts(const std::vector<Host>& hosts);
 std::vector<Host> decode_hosts(std::string_view text);
 
-/// Local. The numbers of "0,2" or "0-3,8". Throws ConfigError that names `option`.
+/// The numbers of "0,2" or "0-3,8". Throws ConfigError that names `option`.
 std::vector<int> parse_numbers(std::string_view text, std::string_view option);
 
 }  // namespace tessera::launcher

@@ -5,7 +5,7 @@
 
 namespace tessera::launcher {
 
-// [Note: the port is bound, never listened on]
+// The port is bound, never listened on.
 // Finding a free port, closing it and letting rank 0 bind it is a race that other programs on a busy host can
 // win. So the launcher keeps the port bound while the ranks run. Linux lets a second socket bind and listen
 // on it if both have SO_REUSEADDR and the first is not listening. So rank 0's store (c10d's TCPStore sets the
@@ -16,7 +16,7 @@ namespace tessera::launcher {
 /// Owns the bound socket. Move-only.
 class PortReservation {
  public:
-  /// Local. Reserves `port` on all addresses of this host; 0: any free port. Throws CommError if it is in use
+  /// Reserves `port` on all addresses of this host; 0: any free port. Throws CommError if it is in use
   /// or not permitted.
   explicit PortReservation(int port);
   int port() const { return port_; }

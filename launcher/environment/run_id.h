@@ -6,10 +6,10 @@
 
 namespace tessera::launcher {
 
-/// Local. 16 hexadecimal digits, different at each call.
+/// 16 hexadecimal digits, different at each call.
 std::string new_run_id();
 
-/// Local. A value for TESSERA_RUN_SECRET: 32 hexadecimal digits. Empty: this process or `variables`
+/// A value for TESSERA_RUN_SECRET: 32 hexadecimal digits. Empty: this process or `variables`
 /// ("NAME=value") have one already.
 std::string new_run_secret(const std::vector<std::string>& variables);
 

@@ -16,16 +16,16 @@ namespace tessera::launcher {
 /// error. Thread-safe.
 class EngineOutput {
  public:
-  /// Local. Reads from now on until the end of all pipes.
+  /// Reads from now on until the end of all pipes.
   explicit EngineOutput(std::vector<FileDescriptor> pipes);
   EngineOutput(const EngineOutput&) = delete;
   EngineOutput& operator=(const EngineOutput&) = delete;
   ~EngineOutput() = default;
 
-  /// Local. To be called when the programs have ended: reads what is left, and returns the reports. A process
+  /// To be called when the programs have ended: reads what is left, and returns the reports. A process
   /// that still holds a pipe open, such as a shared connection of ssh, is not waited for.
   std::vector<FailureReport> finish();
-  /// Local. Whether a report has come. Whenever one comes, this process gets SIGCHLD.
+  /// Whether a report has come. Whenever one comes, this process gets SIGCHLD.
   bool has_report();
 
  private:

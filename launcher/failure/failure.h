@@ -23,35 +23,35 @@ struct RankExit {
 /// peers may notice the closed connection, report it and exit while the kernel still ends the process.
 inline constexpr int64_t kSignalHeadStartNs = 500'000'000;
 
-/// Local. Whether the rank died of a signal caused by its own code: SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGSYS
+/// Whether the rank died of a signal caused by its own code: SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGSYS
 /// or SIGTRAP.
 bool crashed(const RankExit& exit);
 
-/// Local. Whether a signal ended the rank that neither the launcher nor a peer can have caused: one of
+/// Whether a signal ended the rank that neither the launcher nor a peer can have caused: one of
 /// crashed()'s, or somebody else's SIGKILL.
 bool was_lost(const RankExit& exit);
 
-/// Local. The first failure by time, or null if no rank failed by itself. A rank's time is that of its
+/// The first failure by time, or null if no rank failed by itself. A rank's time is that of its
 /// report, else that of its end, minus the head start if it died of a signal that no peer can cause (SIGSEGV,
 /// SIGBUS, SIGILL, SIGFPE, SIGSYS, SIGTRAP, SIGKILL). Ranks ended by the launcher do not count unless they
 /// had reported an error or crashed.
 const RankExit* root_cause(const std::vector<RankExit>& exits);
 
-/// Local. The message, if all ranks have failed with the same one: it can be shown without naming a rank.
+/// The message, if all ranks have failed with the same one: it can be shown without naming a rank.
 /// Otherwise nullopt.
 std::optional<std::string> common_error(const std::vector<RankExit>& exits);
 
-/// Local. The launcher's exit code for this failure: the rank's exit code, 128 + signal, or 1 for a rank that
+/// The launcher's exit code for this failure: the rank's exit code, 128 + signal, or 1 for a rank that
 /// had reported an error and was then ended by the launcher.
 int exit_code(const RankExit& exit);
 
-/// Local. That of a process with this wait status: its own, or 128 + signal.
+/// That of a process with this wait status: its own, or 128 + signal.
 int exit_code(int status);
 
-/// Local. "exit code 3", "SIGSEGV (segmentation fault)".
+/// "exit code 3", "SIGSEGV (segmentation fault)".
 std::string describe_status(int status);
 
-/// Local. "SIGTERM".
+/// "SIGTERM".
 std::string signal_name(int signal);
 
 }  // namespace tessera::launcher

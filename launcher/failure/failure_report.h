@@ -29,11 +29,11 @@ struct FailureReport {
   bool would_recur = false;  ///< ErrorReport's
 };
 
-/// Local. One line: "rank 2 of 4 failed first: exit code 3, on host n1 at 16:34:05.120; last error: ...", or
+/// One line: "rank 2 of 4 failed first: exit code 3, on host n1 at 16:34:05.120; last error: ...", or
 /// the error alone if it is common.
 std::string describe(const FailureReport& report);
 
-/// Local. The report as a line that a launcher finds in the output of others, and back; nullopt: another
+/// The report as a line that a launcher finds in the output of others, and back; nullopt: another
 /// line.
 std::string to_line(const FailureReport& report);
 std::optional<FailureReport> failure_report_of(std::string_view line);
@@ -46,12 +46,12 @@ struct RunFacts {
   bool announces = false;                   ///< hands the report to the launcher of the run
 };
 
-/// Local. Logs why the run has failed, and which logs say more about it; or, if facts.announces, writes
+/// Logs why the run has failed, and which logs say more about it; or, if facts.announces, writes
 /// to_line() to standard error instead. Logs worth reading are kept.
 void report_failure(const Outcome& outcome, const RankExit* first, const RunFacts& facts, RunFiles& files,
                     const Logger& log);
 
-/// Local. The name of this host, as the kernel has it.
+/// The name of this host, as the kernel has it.
 std::string host_name();
 
 }  // namespace tessera::launcher

@@ -38,7 +38,7 @@ class Supervisor {
  public:
   Supervisor(std::vector<Process>& ranks, Guard& guard, SignalWatch& signals, SupervisorOptions options,
              Logger log);
-  /// Local. Blocks until all ranks have ended.
+  /// Blocks until all ranks have ended.
   Outcome supervise();
 
  private:

@@ -16,7 +16,7 @@ struct ErrorReport {
   bool would_recur = false;  ///< a mistake in the configuration: not to be restarted
 };
 
-/// Local. Reports the error that is about to end this rank; to be called where `main` catches. Writes the
+/// Reports the error that is about to end this rank; to be called where `main` catches. Writes the
 /// file that TORCHELASTIC_ERROR_FILE names (this launcher gives the same name as TESSERA_ERROR_FILE), in the
 /// format of torch.distributed.elastic.multiprocessing.errors.ErrorHandler, so that torchrun's summary shows
 /// the message too. Does nothing without either variable, or if the file exists. Atomic: a reader sees a
@@ -24,19 +24,19 @@ struct ErrorReport {
 /// would find again. Never throws.
 void report_error(const std::string& message, bool would_recur = false) noexcept;
 
-/// Local. The report in `path`, ours or that of a Python program under torch's @record; nullopt if the file
+/// The report in `path`, ours or that of a Python program under torch's @record; nullopt if the file
 /// is absent or not a report.
 std::optional<ErrorReport> read_error_report(const std::string& path);
 
-/// Local. The most likely error message near the end of a log: the last line that mentions an error, else the
+/// The most likely error message near the end of a log: the last line that mentions an error, else the
 /// last line that is not empty. Without terminal control sequences, at most 500 bytes. Empty if there is
 /// none.
 std::string last_error_line(const std::string& log_path);
 
-/// Local. Whether a log has a line that is not contained in one of these messages and does not contain one.
+/// Whether a log has a line that is not contained in one of these messages and does not contain one.
 bool has_other_lines(const std::string& log_path, const std::vector<std::string>& messages);
 
-/// Local. CLOCK_MONOTONIC.
+/// CLOCK_MONOTONIC.
 int64_t monotonic_ns();
 
 }  // namespace tessera::launcher

@@ -10,7 +10,7 @@
 
 namespace tessera::launcher {
 
-// [Note: who cleans up after SIGKILL]
+// Who cleans up after SIGKILL.
 // The kernel kills each rank when the launcher dies (PR_SET_PDEATHSIG), but not the children of the ranks.
 // The guard knows the ranks' process groups. It waits on a socket whose other end only the launcher holds,
 // and kills the groups when that end closes. It is a fork without exec, which needs no executable file, a few
@@ -20,17 +20,17 @@ namespace tessera::launcher {
 /// the groups it still watches. Not thread-safe.
 class Guard {
  public:
-  /// Local. Throws CommError if the process cannot be created.
+  /// Throws CommError if the process cannot be created.
   Guard();
   Guard(const Guard&) = delete;
   Guard& operator=(const Guard&) = delete;
   ~Guard();
 
-  /// Local. The group will be killed when the launcher ends. At most kMaxRanks groups at a time.
+  /// The group will be killed when the launcher ends. At most kMaxRanks groups at a time.
   void watch(pid_t group);
-  /// Local. Stops watching a group that has ended, whose number other processes may get.
+  /// Stops watching a group that has ended, whose number other processes may get.
   void forget(pid_t group);
-  /// Local. The folder and all in it will be removed if the launcher ends without the destructor. `path`:
+  /// The folder and all in it will be removed if the launcher ends without the destructor. `path`:
   /// absolute, of at most kMaxPath bytes. Only before watch().
   void remove_if_killed(const std::string& path);
 

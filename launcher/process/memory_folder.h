@@ -12,7 +12,7 @@ namespace tessera::launcher {
 /// launcher is killed, a guard of its own does.
 class MemoryFolder {
  public:
-  /// Local. Throws Error, CommError.
+  /// Throws Error, CommError.
   MemoryFolder();
   std::string path() const { return folder_.path().string(); }
 

@@ -8,7 +8,7 @@
 
 namespace tessera::launcher {
 
-// [Note: output without a reader]
+// Output without a reader.
 // When the connection to a host breaks, or the launcher of the run is killed, sshd closes its ends of the
 // output of this host's launcher. A rank that had inherited them would get SIGPIPE at its next write, or an
 // exception, before it has saved. So it writes to a pipe of this launcher, which passes on what it can.
@@ -17,7 +17,7 @@ namespace tessera::launcher {
 /// drops what cannot be written. SIGPIPE must be ignored. The destructor copies what is left.
 class OutputRelay {
  public:
-  /// Local. Copies from now on if `active`. Throws CommError if no pipe can be made.
+  /// Copies from now on if `active`. Throws CommError if no pipe can be made.
   explicit OutputRelay(bool active);
   OutputRelay(const OutputRelay&) = delete;
   OutputRelay& operator=(const OutputRelay&) = delete;

@@ -9,7 +9,7 @@
 
 namespace tessera::launcher {
 
-// [Note: a process group for every rank]
+// A process group for every rank.
 // Ctrl-C goes to the terminal's foreground group, which contains only the launcher. The launcher forwards it,
 // so that every rank gets it once, whether it was typed or sent by `kill`. And a group can be killed as a
 // whole, with data loader workers and other children of a rank. The cost: ranks are background jobs of the
@@ -32,7 +32,7 @@ struct SpawnOptions {
 /// ends. The destructor kills the group of a running child and reaps it. Move-only, not thread-safe.
 class Process {
  public:
-  /// Local. Returns after the child's exec. Throws CommError with the program's name if it cannot be started.
+  /// Returns after the child's exec. Throws CommError with the program's name if it cannot be started.
   static Process spawn(const SpawnOptions& options);
 
   Process(Process&& other) noexcept;
@@ -41,9 +41,9 @@ class Process {
 
   pid_t pid() const { return pid_; }
   bool running() const { return running_; }
-  /// Local. Sends `signal` to every process of the group, if the child is running.
+  /// Sends `signal` to every process of the group, if the child is running.
   void signal(int signal) const;
-  /// Local. Blocks until the child has ended, kills the rest of its group and returns its status as waitpid
+  /// Blocks until the child has ended, kills the rest of its group and returns its status as waitpid
   /// gives it.
   int collect();
 

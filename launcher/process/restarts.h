@@ -53,10 +53,10 @@ struct NextStep {
   std::string message = {};  ///< for the user; may be empty
 };
 
-/// Local. The attempt that begins a run: all members.
+/// The attempt that begins a run: all members.
 Attempt first_attempt(const RestartPolicy& policy);
 
-/// Local. The decision after `last` has ended. A run that succeeded or was asked to end is not restarted, nor
+/// The decision after `last` has ended. A run that succeeded or was asked to end is not restarted, nor
 /// one that has used all its restarts. Nor is one with an error of its configuration in the first attempt, or
 /// in two in a row: after an attempt that began to train, it may be that of a disk or a lock, which passes.
 /// If policy.fewest > 0, lost members are left out as long as that many remain, and then the last ones until
@@ -67,7 +67,7 @@ NextStep next_step(const RestartPolicy& policy, const Attempt& last, const Endin
 /// What makes one attempt. `time_limit`: what is left of the run's; 0: none.
 using RunAttempt = std::function<Ending(const Attempt& attempt, std::chrono::milliseconds time_limit)>;
 
-/// Local. Calls `run` for each attempt until next_step() has no other, and logs its messages. A signal that
+/// Calls `run` for each attempt until next_step() has no other, and logs its messages. A signal that
 /// has come between attempts counts as asked. Returns the exit code of the last attempt, or kTimeoutExitCode
 /// where the run's time (0: no limit) is over before another.
 int run_attempts(const RestartPolicy& policy, std::chrono::milliseconds time_limit, SignalWatch& signals,

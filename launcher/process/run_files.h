@@ -12,7 +12,7 @@ namespace tessera::launcher {
 /// Owns a temporary folder, which is removed unless keep() was called.
 class RunFiles {
  public:
-  /// Local. `log_dir`: the folder of the logs, made if it is missing; empty: the temporary one. After
+  /// `log_dir`: the folder of the logs, made if it is missing; empty: the temporary one. After
   /// restarts its folder attempt_N is used instead. Throws ConfigError if it cannot be made.
   explicit RunFiles(const std::string& log_dir, int restart_count = 0);
 
@@ -26,7 +26,7 @@ class RunFiles {
   std::filesystem::path log_dir_;
 };
 
-/// Local. Opens a file, which programs that are started do not inherit. Throws ConfigError with the reason.
+/// Opens a file, which programs that are started do not inherit. Throws ConfigError with the reason.
 FileDescriptor open_file(const std::string& path, int flags);
 
 }  // namespace tessera::launcher

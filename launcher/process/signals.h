@@ -14,19 +14,19 @@ namespace tessera::launcher {
 /// signals and restores the mask. No other thread of the process may receive these signals.
 class SignalWatch {
  public:
-  /// Local. `extra`: more signals to receive.
+  /// `extra`: more signals to receive.
   explicit SignalWatch(std::initializer_list<int> extra = {});
   SignalWatch(const SignalWatch&) = delete;
   SignalWatch& operator=(const SignalWatch&) = delete;
   ~SignalWatch();
 
-  /// Local. Waits for a signal and returns it; nullopt at the deadline. Without a deadline it waits without
+  /// Waits for a signal and returns it; nullopt at the deadline. Without a deadline it waits without
   /// limit.
   std::optional<int> wait(std::optional<std::chrono::steady_clock::time_point> deadline);
-  /// Local. Whether a signal that ends a run has come which wait() has not returned. Discards what is
+  /// Whether a signal that ends a run has come which wait() has not returned. Discards what is
   /// pending.
   bool take_pending_end();
-  /// Local. Stops this process as Ctrl-Z does, and returns when it is continued.
+  /// Stops this process as Ctrl-Z does, and returns when it is continued.
   void stop_here();
   /// The thread's mask before, for children to start with.
   const sigset_t& previous_mask() const { return previous_mask_; }

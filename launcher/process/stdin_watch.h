@@ -6,7 +6,7 @@
 
 namespace tessera::launcher {
 
-// [Note: how a launcher on another host hears of the end]
+// How a launcher on another host hears of the end.
 // sshd does not end a command whose client is gone: it closes the command's standard input. So the launcher
 // of a run keeps the standard input of those on the hosts open, and this process, which waits for its end,
 // sends its parent SIGTERM; then the ranks save and end as after a SIGTERM of the user. If a byte comes
@@ -20,7 +20,7 @@ inline constexpr int kFailureElsewhere = SIGUSR2;
 /// Owns a child process, a fork without exec as Guard's. The destructor ends it.
 class StdinWatch {
  public:
-  /// Local. Watches from now on if `active`. Throws CommError if the process cannot be created.
+  /// Watches from now on if `active`. Throws CommError if the process cannot be created.
   explicit StdinWatch(bool active);
   StdinWatch(const StdinWatch&) = delete;
   StdinWatch& operator=(const StdinWatch&) = delete;

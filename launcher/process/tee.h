@@ -17,7 +17,7 @@ struct RankLog {
 /// for a terminal. The destructor shows what is left. The thread takes no signals.
 class Tee {
  public:
-  /// Local. Follows the logs from their beginning. No logs: does nothing.
+  /// Follows the logs from their beginning. No logs: does nothing.
   Tee(std::vector<RankLog> logs, int output_fd);
   Tee(const Tee&) = delete;
   Tee& operator=(const Tee&) = delete;

@@ -5,7 +5,7 @@
 
 namespace tessera::python {
 
-/// Local. From now on what this module's functions throw becomes an exception of tessera.errors: ConfigError,
+/// From now on what this module's functions throw becomes an exception of tessera.errors: ConfigError,
 /// CommError, CheckpointError, DataError, or their base Error. What Python raised inside of a call (in an
 /// autograd.Function, or a signal handler) is raised again as it is.
 void register_errors();

@@ -13,12 +13,12 @@ class Interrupted : public std::exception {
   const char* what() const noexcept override { return "interrupted by a signal"; }
 };
 
-/// Local. For comm::JoinOptions::interrupt. Runs the handlers of the signals that have come, as Python does
+/// For comm::JoinOptions::interrupt. Runs the handlers of the signals that have come, as Python does
 /// between two instructions: on the main thread; elsewhere it does nothing. Takes the GIL. Throws
 /// Interrupted.
 void check_signals();
 
-/// Local. Sets what the handler raised as Python's current error (KeyboardInterrupt if that was taken
+/// Sets what the handler raised as Python's current error (KeyboardInterrupt if that was taken
 /// already). Needs the GIL.
 void restore_interrupt();
 

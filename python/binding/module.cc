@@ -1,7 +1,7 @@
 // tessera._engine: Engine and Communicator for the package python/tessera, which has all that concerns
 // modules, optimizers and containers of Python.
 //
-// [Note: who holds what] C++ holds tensors, never another object of Python: a reference from C++ to Python
+// Who holds what: C++ holds tensors, never another object of Python: a reference from C++ to Python
 // would be invisible to the garbage collector, and a model, its optimizer and its engine refer to each other.
 // Python holds the module, and tells the engine when the module's parameters are other tensors.
 #include <pybind11/pybind11.h>

@@ -27,7 +27,7 @@ class PyEngine final : public Engine {
   /// inside of another one.
   void begin_forward();
   void end_forward();
-  /// Local. After a forward that has thrown.
+  /// After a forward that has thrown.
   void leave_forward() { scope_.reset(); }
 
   /// Collective. Writes parameters and buffers to one safetensors file (or .pt, .h5, by the name's ending);

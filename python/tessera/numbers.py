@@ -7,7 +7,7 @@ from tessera import _engine
 
 
 class Numbers:
-    """The numbers of `self._engine`. All Local."""
+    """The numbers of `self._engine`. None is collective."""
 
     _engine: _engine.Engine
     optimizer: Any

@@ -1,7 +1,7 @@
 // What a power failure may leave of a folder: operations on files are recorded where they reach the C library
 // (recorded_calls.h), and replayed in part.
 //
-// [Note: what a power failure leaves]
+// What a power failure leaves.
 // Only what was synced is certain: a file's bytes by fsync of the file, names by fsync of their folder. Each
 // later write may be there in whole, in part, or not at all. Each later change of a name (create, rename,
 // exchange, link, remove) may be there or not, in any combination. Real file systems keep more, so what

@@ -14,7 +14,7 @@ struct CapturedRun {
   std::string out, err;
 };
 
-/// Local. Runs each of `bodies` in a fork of this process, all at the same time, and returns when all have
+/// Runs each of `bodies` in a fork of this process, all at the same time, and returns when all have
 /// ended. What a body returns is its exit code; what it throws is printed to its standard error as `error:
 /// ...`. After `limit` it gets SIGTERM, 10 s later SIGKILL. No other thread may run in this process.
 std::vector<CapturedRun> run_captured(const std::vector<std::function<int()>>& bodies,

@@ -20,21 +20,21 @@ class HelpFormatter : public CLI::Formatter {
   std::string make_subcommand(const CLI::App* command) const override;
 };
 
-/// Local. Adds --set KEY=VALUE (repeatable) to `command`. `overrides` must outlive the parse.
+/// Adds --set KEY=VALUE (repeatable) to `command`. `overrides` must outlive the parse.
 void add_overrides(CLI::App& command, std::vector<std::string>& overrides, const std::string& description);
-/// Local. Adds RUN, the folder of a run, of its checkpoints or of one of them, and --tag, a checkpoint in it,
+/// Adds RUN, the folder of a run, of its checkpoints or of one of them, and --tag, a checkpoint in it,
 /// to `command`. Both must outlive the parse (train/run/run_path.h reads them).
 void add_run(CLI::App& command, std::string& folder, std::string& tag);
 
-/// Local. The program's arguments, null-terminated. Where the program was started as zero_to_fp32,
+/// The program's arguments, null-terminated. Where the program was started as zero_to_fp32,
 /// `consolidate` is inserted: `zero_to_fp32 DIR OUT` is `tessera consolidate DIR OUT`.
 std::vector<char*> with_command(int argc, char** argv);
 
-/// Local. Bytes. GB is decimal and GiB binary, as in transformers and DeepSpeed. `bare_bytes`: a number
+/// Bytes. GB is decimal and GiB binary, as in transformers and DeepSpeed. `bare_bytes`: a number
 /// without a unit is bytes; otherwise it is refused. Throws ConfigError that names `option`.
 int64_t parse_size(const std::string& option, const std::string& text, bool bare_bytes);
 
-/// Local. The message for a command line whose parse threw `error`: one line, with the command or option that
+/// The message for a command line whose parse threw `error`: one line, with the command or option that
 /// is closest to what was given, or with the --set for a key of that name.
 std::string describe_mistake(const CLI::App& app, const CLI::ParseError& error, int argc,
                              const char* const* argv);

@@ -5,7 +5,7 @@
 
 namespace tessera::tools {
 
-/// Local. The examples' tasks and predictors, by their names in a configuration.
+/// The examples' tasks and predictors, by their names in a configuration.
 train::Registry tasks();
 
 }  // namespace tessera::tools

@@ -14,7 +14,7 @@ struct ClockDifference {
 // at t2, it receives at t3. Its clock is ahead by ((t0 - t1) + (t3 - t2)) / 2, wrong by at most half of the
 // time on the way. The fastest of several counts.
 
-/// Local. `there`: t0, t3 of each exchange by the other clock; `here`: t1, t2 by ours. As many, at least one
+/// `there`: t0, t3 of each exchange by the other clock; `here`: t1, t2 by ours. As many, at least one
 /// exchange.
 ClockDifference clock_difference(const std::vector<double>& there, const std::vector<double>& here);
 

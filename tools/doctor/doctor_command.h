@@ -5,7 +5,7 @@
 
 namespace tessera::tools {
 
-/// Local. Adds `doctor [flags]` to `app`. Parsing it prints the report and stores 1 in `exit_code`, which
+/// Adds `doctor [flags]` to `app`. Parsing it prints the report and stores 1 in `exit_code`, which
 /// must outlive the parse, if there is a problem.
 void add_doctor_command(CLI::App& app, int& exit_code);
 

@@ -8,14 +8,14 @@
 
 namespace tessera::tools {
 
-/// Local. Loads the CUDA plugin if there is a driver.
+/// Loads the CUDA plugin if there is a driver.
 HostFacts host_facts();
 
-/// Local. The smallest memory limit of this process's control group and those above it, bytes; -1: none.
+/// The smallest memory limit of this process's control group and those above it, bytes; -1: none.
 /// `root`: the folder that /proc and /sys are in, for tests.
 int64_t memory_limit(const std::filesystem::path& root = "/");
 
-/// Local. This host's name, address, interface and link in the network between ranks: as the backends choose
+/// This host's name, address, interface and link in the network between ranks: as the backends choose
 /// them, by GLOO_SOCKET_IFNAME (NCCL: NCCL_SOCKET_IFNAME), else by the route to `master_addr`. No address,
 /// and `chosen_by` the reason, where there is none.
 void find_network(HostReport& host, const std::string& master_addr, int master_port, bool is_cuda);

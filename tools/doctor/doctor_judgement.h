@@ -11,7 +11,7 @@ namespace tessera::tools {
 /// kWarning: a run works, but slower than it could, or may fail later. kProblem: a run fails.
 enum class Level { kOk, kWarning, kProblem };
 
-/// Local. "ok", "warning", "problem".
+/// "ok", "warning", "problem".
 const char* name_of(Level level);
 
 /// One check of one host, or of the group.
@@ -23,13 +23,13 @@ struct Finding {
   std::string advice;  ///< what to do, one line; "" where all is well
 };
 
-/// Local. The findings of each host in the report's order, then those of the group.
+/// The findings of each host in the report's order, then those of the group.
 std::vector<Finding> judge(const DoctorReport& report);
 
-/// Local. How many findings have this level.
+/// How many findings have this level.
 int count(const std::vector<Finding>& findings, Level level);
 
-/// Local. What to do about a host that was not reached, by what ssh or the shell said.
+/// What to do about a host that was not reached, by what ssh or the shell said.
 std::string advice_for_unreachable(const std::string& host, const std::string& reason);
 
 }  // namespace tessera::tools

@@ -10,10 +10,10 @@
 
 namespace tessera::tools {
 
-/// Local. In lines of at most `width` columns; 60 are enough for all but long words.
+/// In lines of at most `width` columns; 60 are enough for all but long words.
 std::string doctor_text(const DoctorReport& report, const std::vector<Finding>& findings, int width);
 
-/// Local. {"ranks", "backend", "device", "problems", "warnings", "findings", "hosts", "collectives"};
+/// {"ranks", "backend", "device", "problems", "warnings", "findings", "hosts", "collectives"};
 /// docs/launching.md has the keys.
 nlohmann::json doctor_json(const DoctorReport& report, const std::vector<Finding>& findings);
 

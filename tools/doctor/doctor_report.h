@@ -73,9 +73,9 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(CollectiveTiming, name, bytes, seconds)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(DoctorReport, hosts, num_ranks, backend, device, no_group, warnings,
                                    collectives)
 
-/// Local. Bytes a second that the buffer was worked on with.
+/// Bytes a second that the buffer was worked on with.
 double algorithm_bandwidth(const CollectiveTiming& timing);
-/// Local. The same times the part of the buffer that a rank has to send or receive, so that it can be
+/// The same times the part of the buffer that a rank has to send or receive, so that it can be
 /// compared with the speed of a link and is the same for any number of ranks: the "bus bandwidth" of
 /// nccl-tests (doc/PERFORMANCE.md, NVIDIA).
 double bus_bandwidth(const CollectiveTiming& timing, int num_ranks);

@@ -30,7 +30,7 @@ struct LaunchFlags {
   double save_grace_s = 30;  ///< --save-grace
 };
 
-/// Local. Adds the flags to `command`. `flags` must outlive the parse. --rendezvous-timeout becomes
+/// Adds the flags to `command`. `flags` must outlive the parse. --rendezvous-timeout becomes
 /// TESSERA_RENDEZVOUS_TIMEOUT_S in this process's environment, which ranks inherit.
 void add_launch_flags(CLI::App& command, LaunchFlags& flags);
 

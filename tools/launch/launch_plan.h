@@ -20,15 +20,15 @@ struct LaunchPlan {
   launcher::RestartPolicy restarts;                 ///< of either
 };
 
-/// Local. Whether a command that may be a rank itself should start ranks: launcher::should_start_ranks, and
+/// Whether a command that may be a rank itself should start ranks: launcher::should_start_ranks, and
 /// flags that name other hosts. Throws as that.
 bool starts_ranks(const LaunchFlags& flags);
 
-/// Local. Throws ConfigError for flags that contradict each other, a host or slot that is not there, and a
+/// Throws ConfigError for flags that contradict each other, a host or slot that is not there, and a
 /// file that cannot be read.
 LaunchPlan plan_launch(const LaunchFlags& flags);
 
-/// Local. Runs `program` by the plan to its end; the exit code. Throws as launcher::run and
+/// Runs `program` by the plan to its end; the exit code. Throws as launcher::run and
 /// launcher::run_cluster.
 int run_plan(LaunchPlan plan, const std::string& program, const std::vector<std::string>& args,
              const Logger& log);

@@ -22,12 +22,12 @@ struct CountedModel {
   int64_t train_size = 0;            ///< samples of the training set, where it is a configuration's
   std::string precision, optimizer;  ///< in words
 
-  /// Local. Bytes of one rank of `world` on `tier`, without padding. `one_copy_a_host`: see zero::StateModel.
+  /// Bytes of one rank of `world` on `tier`, without padding. `one_copy_a_host`: see zero::StateModel.
   zero::StateBytes bytes(int stage, int64_t world, DType accumulate, zero::Tiers tiers = {},
                          zero::Tier tier = zero::Tier::kDevice, bool one_copy_a_host = false) const;
-  /// Local. The same in memory at stage 3, with `groups`, which divide `world`.
+  /// The same in memory at stage 3, with `groups`, which divide `world`.
   zero::StateBytes bytes_in_groups(int64_t world, DType accumulate) const;
-  /// Local. As zero::smallest_world.
+  /// As zero::smallest_world.
   int64_t smallest_world(int stage, zero::Tiers tiers, int64_t budget_bytes) const;
 
  private:
@@ -40,13 +40,13 @@ inline constexpr zero::Tiers kOptimizerOnHost{.optimizer = zero::Tier::kHost, .h
 inline constexpr zero::Tiers kAllOnHost{
     .parameters = zero::Tier::kHost, .optimizer = zero::Tier::kHost, .host_apart = true};
 
-/// Local. Whether `world` ranks may put this below the device at this stage.
+/// Whether `world` ranks may put this below the device at this stage.
 bool can_offload(int stage, int64_t world, zero::Tiers tiers);
 
-/// Local. The number of fp32 state tensors of the optimizer.
+/// The number of fp32 state tensors of the optimizer.
 int num_states_of(const OptimizerConfig& config);
 
-/// Local. Makes the configuration's model, in this process, on the CPU and without its memory, to count it.
+/// Makes the configuration's model, in this process, on the CPU and without its memory, to count it.
 /// `overrides`: as --set gives them. Throws ConfigError, DataError.
 CountedModel count_model(const std::string& config, const std::vector<std::string>& overrides,
                          const Logger& log);

@@ -20,7 +20,7 @@ struct FitFlags {
   std::string output;          ///< a file; empty: CONFIG's name with "_fit", beside it
 };
 
-/// Local. Measures settings of the JSON file `config` (with `overrides`, as --set gives them) in processes
+/// Measures settings of the JSON file `config` (with `overrides`, as --set gives them) in processes
 /// that it starts, prints them and its choice, and writes the file. Returns the exit code. Throws
 /// ConfigError, one line, if nothing fits.
 int run_fit(const std::string& config, const std::vector<std::string>& overrides, const FitFlags& flags,

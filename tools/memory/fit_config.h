@@ -9,15 +9,15 @@
 
 namespace tessera::tools {
 
-/// Local. "optimizer on disk, stage 2, policy block, micro-batch 2 x 4".
+/// "optimizer on disk, stage 2, policy block, micro-batch 2 x 4".
 std::string in_words(const Setting& setting);
 
-/// Local. CONFIG's name with "_fit", beside it.
+/// CONFIG's name with "_fit", beside it.
 std::filesystem::path default_fit_output(const std::filesystem::path& config);
-/// Local. Throws ConfigError if the file cannot be written there, or is CONFIG itself.
+/// Throws ConfigError if the file cannot be written there, or is CONFIG itself.
 void check_fit_output(const std::filesystem::path& config, const std::filesystem::path& output);
 
-/// Local. The configuration with `overrides` and the setting, as JSON without comments, keys by their present
+/// The configuration with `overrides` and the setting, as JSON without comments, keys by their present
 /// names. Throws ConfigError.
 void write_fit_config(const std::filesystem::path& config, const std::vector<std::string>& overrides,
                       const Setting& setting, const std::string& disk_folder,

@@ -63,23 +63,23 @@ class FitSearch {
   /// What was measured stays known, so the model and the limits must be the same.
   void set_space(SearchSpace space) { space_ = std::move(space); }
 
-  /// Local. None if nothing fits. Throws TrialFailed, as all members.
+  /// None if nothing fits. Throws TrialFailed, as all members.
   std::optional<Tried> cheapest();
-  /// Local. Whether something may fit: with the most on disk something does.
+  /// Whether something may fit: with the most on disk something does.
   bool something_may_fit() { return may_fit(most_on_disk()); }
-  /// Local. With the first micro-batch of the space and this policy, what has the most on disk; in a run too
+  /// With the first micro-batch of the space and this policy, what has the most on disk; in a run too
   /// if `runs`. None if it does not fit.
   std::optional<Tried> with_most_room(const std::string& policy, bool runs);
-  /// Local. The setting that needs the least, and what it needs, up to a limit in place of the given one;
+  /// The setting that needs the least, and what it needs, up to a limit in place of the given one;
   /// is_more: all need more than that.
   Tried least(int64_t memory_limit);
-  /// Local. Of a setting that was considered, or null.
+  /// Of a setting that was considered, or null.
   const Tried* tried(const Setting& setting) const;
-  /// Local. Of the settings that were left out because of disk_limit, the least that one needs on disk; 0:
+  /// Of the settings that were left out because of disk_limit, the least that one needs on disk; 0:
   /// none was left out.
   int64_t least_disk_missing() const { return disk_missing_; }
 
-  /// Local. Whether the last run needed more with each step.
+  /// Whether the last run needed more with each step.
   bool last_run_grew() const { return last_run_grew_; }
 
  private:
@@ -108,12 +108,12 @@ class FitSearch {
   int64_t disk_missing_ = 0;
 };
 
-/// Local. What is kept free for what a long run adds to `memory`: malloc keeps what is freed, and how much
+/// What is kept free for what a long run adds to `memory`: malloc keeps what is freed, and how much
 /// depends on the order in which threads happen to run.
 int64_t reserve_of(int64_t memory);
-/// Local. Whether `memory` and its reserve stay within the limit.
+/// Whether `memory` and its reserve stay within the limit.
 bool is_within(int64_t memory, int64_t limit);
-/// Local. Whether it would exceed the limit if it went on growing for a hundred steps.
+/// Whether it would exceed the limit if it went on growing for a hundred steps.
 bool outgrows(const Tried& tried, int64_t limit);
 
 }  // namespace tessera::tools

@@ -25,7 +25,7 @@ inline constexpr OnDisk kAllOnDiskChoices[] = {
 /// zero_optimization.unit_numel of kAllSmallUnits.
 inline constexpr int64_t kSmallUnitNumel = 1'000'000;
 
-/// Local. In a word or two, such as "optimizer, 1 buffer".
+/// In a word or two, such as "optimizer, 1 buffer".
 const char* name_of(OnDisk on_disk);
 zero::Tiers tiers_of(OnDisk on_disk);
 
@@ -40,7 +40,7 @@ struct Setting {
   auto operator<=>(const Setting&) const = default;
 };
 
-/// Local. Overrides, as --set takes them, that make a configuration this setting. `disk_folder`: for what
+/// Overrides, as --set takes them, that make a configuration this setting. `disk_folder`: for what
 /// lies on disk.
 std::vector<std::string> overrides_of(const Setting& setting, const std::string& disk_folder);
 

@@ -22,7 +22,7 @@ class MemoryGuard {
   MemoryGuard(int64_t limit_bytes, int num_ranks, const std::filesystem::path& folder);
   ~MemoryGuard();
   MemoryGuard(const MemoryGuard&) = delete;
-  /// Local. Whether the process will end: what fails then is not to be reported.
+  /// Whether the process will end: what fails then is not to be reported.
   bool has_struck() const;
 
  private:
@@ -57,12 +57,12 @@ class FitTrials {
  public:
   FitTrials(TrialOptions options, const Logger& log);
 
-  /// Local. Some steps of training. Throws TrialFailed.
+  /// Some steps of training. Throws TrialFailed.
   Needed measure(const Setting& setting);
-  /// Local. A short run as `tessera train` makes it, with evaluation and, where TMPDIR has `disk_bytes`, a
+  /// A short run as `tessera train` makes it, with evaluation and, where TMPDIR has `disk_bytes`, a
   /// checkpoint. `step_ms`: of a step as measured; the slower it is, the fewer steps it has: 8 to 4.
   Needed measure_run(const Setting& setting, int64_t disk_bytes, double step_ms);
-  /// Local. In place of TrialOptions::memory_limit.
+  /// In place of TrialOptions::memory_limit.
   void set_memory_limit(int64_t bytes) { options_.memory_limit = bytes; }
   const TrialOptions& options() const { return options_; }
   int num_trials() const { return num_trials_; }

@@ -20,7 +20,7 @@ struct EstimateFlags {
   zero::GroupSizes groups = {};  ///< of the model of `params`; a configuration has its own
 };
 
-/// Local. Prints the estimate for the model of the JSON file `config` (with `overrides`, as --set gives
+/// Prints the estimate for the model of the JSON file `config` (with `overrides`, as --set gives
 /// them), or of `flags.params` parameters where `config` is empty. Throws ConfigError.
 void print_memory_estimate(const std::string& config, const std::vector<std::string>& overrides,
                            const EstimateFlags& flags, const Logger& log);

@@ -13,19 +13,19 @@ namespace tessera::tools {
 /// By stage: one trial of each rank, at least one.
 using MemoryTrials = std::map<int, std::vector<train::MemoryTrial>>;
 
-/// Local. What a rank holds at its peak by use, next to the formula, what it has on disk, and bars. In
+/// What a rank holds at its peak by use, next to the formula, what it has on disk, and bars. In
 /// `width` columns, at least 54; lines end in \n.
 std::string memory_table(const MemoryTrials& trials, int width);
-/// Local. Everything measured.
+/// Everything measured.
 nlohmann::ordered_json memory_json(const MemoryTrials& trials);
-/// Local. A line for every stage, rank and use: bytes between steps, at the peak, and by formula (empty where
+/// A line for every stage, rank and use: bytes between steps, at the peak, and by formula (empty where
 /// there is no formula). Of what is on disk the uses begin with disk_.
 std::string memory_csv(const MemoryTrials& trials);
-/// Local. An SVG picture for light and dark pages: stacked bars with the formula as a line, and one step of
+/// An SVG picture for light and dark pages: stacked bars with the formula as a line, and one step of
 /// each stage over time.
 std::string memory_chart(const MemoryTrials& trials);
 
-/// Local. Of each stage the rank with the greatest peak, in the order of stages.
+/// Of each stage the rank with the greatest peak, in the order of stages.
 std::vector<const train::MemoryTrial*> largest_by_stage(const MemoryTrials& trials);
 
 }  // namespace tessera::tools

@@ -24,11 +24,11 @@ struct OffloadPlan {
   double update_s = 0;
 };
 
-/// Local. `tiers`: of which the optimizer's is below the device.
+/// `tiers`: of which the optimizer's is below the device.
 OffloadPlan plan_of(const CountedModel& model, int stage, int64_t world, zero::Tiers tiers,
                     const HostSpeed& speed = {});
 
-/// Local. Prints the settings side by side.
+/// Prints the settings side by side.
 void print_offload_plan(const CountedModel& model, int64_t world);
 
 }  // namespace tessera::tools

@@ -25,7 +25,7 @@ using DataDigest = std::vector<SetDigest>;  ///< one for each set of a task
 /// sample cannot be read.
 DataDigest check_same_data(const Task& task, comm::Communicator& comm);
 
-/// Local. Which sets have changed, and how: "the evaluation set has 90 samples, 100 before; the test set has
+/// Which sets have changed, and how: "the evaluation set has 90 samples, 100 before; the test set has
 /// other samples than before". Empty if none has.
 std::string describe_change(const DataDigest& before, const DataDigest& now);
 

@@ -37,10 +37,10 @@ struct DataLoaderOptions {
   at::Device device = at::kCPU;  ///< of the returned batches
 };
 
-/// Local. The options that trainer.dataloader_* gives.
+/// The options that trainer.dataloader_* gives.
 DataLoaderOptions data_loader_options(const TrainerConfig& trainer, at::Device device);
 
-/// Local. The batch with its tensors on `device`. From page-locked memory the copy is asynchronous on the
+/// The batch with its tensors on `device`. From page-locked memory the copy is asynchronous on the
 /// current stream. For the CPU the tensors are returned as they are.
 Batch to_device(Batch batch, at::Device device);
 
@@ -55,14 +55,14 @@ class DataLoader {
   /// uses the loader.
   using Plan = std::function<Make()>;
 
-  /// Local. Throws Error when a worker thread cannot be created.
+  /// Throws Error when a worker thread cannot be created.
   DataLoader(const DataLoaderOptions& options, Plan plan);
   DataLoader(const DataLoader&) = delete;
   DataLoader& operator=(const DataLoader&) = delete;
   /// Waits for the batches that are being made. Drops those not started.
   ~DataLoader();
 
-  /// Local. The next batch in the order of the plan, on the device; nullopt at the end. Rethrows what the
+  /// The next batch in the order of the plan, on the device; nullopt at the end. Rethrows what the
   /// batch's Make has thrown, at its place in the order. The batches after it can still be read.
   std::optional<Batch> next();
 

@@ -11,7 +11,7 @@
 
 namespace tessera::train {
 
-/// Local. The sampler for the task's training order and the configuration's batches, for `rank` of
+/// The sampler for the task's training order and the configuration's batches, for `rank` of
 /// `world_size` ranks. Throws as TrainSampler.
 TrainSampler train_sampler(const RunConfig& run, const Task& task, int world_size, int rank);
 
@@ -26,9 +26,9 @@ class TrainPlan {
     EpochPosition position_after;  ///< after this micro-step, if it ends the step
   };
 
-  /// Local. Begins with the step at `start`.
+  /// Begins with the step at `start`.
   TrainPlan(TrainSampler sampler, const EpochPosition& start);
-  /// Local. The next micro-step. There is no end.
+  /// The next micro-step. There is no end.
   MicroStep next();
 
  private:
@@ -37,7 +37,7 @@ class TrainPlan {
   int64_t micro_step_ = 0;
 };
 
-/// Local. For the warning about a loss that is not finite: describes the samples of its micro-step, such as
+/// For the warning about a loss that is not finite: describes the samples of its micro-step, such as
 /// "of samples 7, 123 and 10 more of the training data: sample 123 holds a value that is not finite".
 std::string describe_samples(const Task& task, const TrainPlan::MicroStep& micro_step);
 
@@ -51,14 +51,14 @@ struct TrainBatch {
 /// Owns a TrainPlan and a DataLoader. Borrows the task, which must outlive it. Used by one thread.
 class TrainLoader {
  public:
-  /// Local. Begins at `start` and ends after `num_steps` steps, so that no unused batches are prefetched.
+  /// Begins at `start` and ends after `num_steps` steps, so that no unused batches are prefetched.
   /// Throws Error.
   TrainLoader(const Task& task, TrainSampler sampler, const EpochPosition& start, int64_t num_steps,
               const DataLoaderOptions& options);
 
-  /// Local. The next micro-step's batch. Throws what Task::train_batch throws; the loader is unusable then.
+  /// The next micro-step's batch. Throws what Task::train_batch throws; the loader is unusable then.
   TrainBatch next();
-  /// Local. The position after the last step that next() has returned completely.
+  /// The position after the last step that next() has returned completely.
   const EpochPosition& position() const { return position_; }
 
  private:

@@ -133,7 +133,7 @@ std::string megabytes(int64_t bytes) {
   return text;
 }
 
-/// Local. Elements of the gradient slots (zero/reduce/gradient_reducer.cc says which models have them).
+/// Elements of the gradient slots (zero/reduce/gradient_reducer.cc says which models have them).
 static int64_t slots_numel(const zero::Layout& layout, const zero::StateModel& model,
                            const EngineConfig& config, int64_t world) {
   const zero::Placement placement = zero::place(model.sharding, true, model.one_copy_a_host, model.tiers);

@@ -13,7 +13,7 @@
 
 namespace tessera::train {
 
-/// Local. "134.2 MB", of 10^6 bytes.
+/// "134.2 MB", of 10^6 bytes.
 std::string megabytes(int64_t bytes);
 
 /// An allocation that failed, beside what one rank held. Bytes.
@@ -31,12 +31,12 @@ struct Shortage {
   int64_t missing() const { return available < wanted ? wanted - available : wanted; }
 };
 
-/// Local. What of the model's state this rank has on its device with these settings on `world` ranks, with
+/// What of the model's state this rank has on its device with these settings on `world` ranks, with
 /// the buffers that units are gathered into and that gradients are reduced from, where there are such.
 int64_t held_bytes(const zero::Layout& layout, const zero::StateModel& model, const EngineConfig& config,
                    int64_t world);
 
-/// Local. What would make room, one change each, the simplest first: "zero_optimization.stage 3 (model state
+/// What would make room, one change each, the simplest first: "zero_optimization.stage 3 (model state
 /// of a rank 220.6 MB, now 606.8 MB)". Only what frees Shortage::missing(); empty: nothing alone does.
 /// `model`: of the run as it is.
 std::vector<std::string> memory_advice(const Shortage& shortage, const EngineConfig& config,

@@ -14,11 +14,11 @@
 
 namespace tessera::train {
 
-/// Local. Whether one of libtorch's allocators has thrown this error. CUDA's throws c10::OutOfMemoryError,
+/// Whether one of libtorch's allocators has thrown this error. CUDA's throws c10::OutOfMemoryError,
 /// which TorchScript turns into another type with the same message; the CPU's is known by its message only.
 bool is_out_of_memory(const std::exception& error);
 
-/// Local. From now on allocations that fail on this rank's device are noted
+/// From now on allocations that fail on this rank's device are noted
 /// (core/memory/allocation_failure.h), as those on the CPU are. Once a process; later calls do nothing.
 /// Throws Error without the CUDA plugin.
 void note_failures_of(at::Device device);
@@ -39,7 +39,7 @@ struct RankMemory {
   Engine* engine = nullptr;                 ///< null: not made yet
 };
 
-/// Local. Throws tessera::Error with one line: what was asked for, for which use and unit, what was
+/// Throws tessera::Error with one line: what was asked for, for which use and unit, what was
 /// allocated, and which changes would make room (train/memory/memory_advice.h). Takes the failure that the
 /// allocator has noted (core/memory/allocation_failure.h); without one, and without an engine, changes are
 /// named that may help.

@@ -7,17 +7,17 @@
 
 namespace tessera::train {
 
-/// Local. logits: (B, C) floating point; target: (B) int64, below C; mask: (B) bool, or undefined for
+/// Logits: (B, C) floating point; target: (B) int64, below C; mask: (B) bool, or undefined for
 /// all true. Returns (2 + C * C) fp64: the number of samples, the sum of their cross-entropies, and the
 /// confusion matrix (rows: true classes, columns: predicted classes). Rows whose mask is false are not
 /// counted, even if they hold NaN.
 at::Tensor classification_statistics(const at::Tensor& logits, const at::Tensor& target,
                                      const at::Tensor& mask);
 
-/// Local. total: the sum of such statistics, on the CPU. Returns the confusion matrix, (C, C) fp64.
+/// Total: the sum of such statistics, on the CPU. Returns the confusion matrix, (C, C) fp64.
 at::Tensor confusion_matrix(const at::Tensor& total);
 
-/// Local. {"accuracy", "loss"} from such a sum, averaged over the samples.
+/// {"accuracy", "loss"} from such a sum, averaged over the samples.
 Metrics classification_metrics(const at::Tensor& total);
 
 }  // namespace tessera::train

@@ -32,15 +32,15 @@ struct ClassCounts {
   std::vector<double> hits, predicted, support;
 };
 
-/// Local. Equals scikit-learn's precision_recall_fscore_support with labels=range(C), zero_division=0.
+/// Equals scikit-learn's precision_recall_fscore_support with labels=range(C), zero_division=0.
 ClassificationReport classification_report(const ClassCounts& counts);
 
-/// Local. confusion: (C, C) fp64 on the CPU, rows are true classes, columns predicted classes
+/// Confusion: (C, C) fp64 on the CPU, rows are true classes, columns predicted classes
 /// (train/report/classification.h). All C classes count, as with scikit-learn's labels=range(C),
 /// zero_division=0.
 ClassificationReport classification_report(const at::Tensor& confusion);
 
-/// Local. The report as a table, without a newline at its end. names: one for each class; empty: "0", "1" …
+/// The report as a table, without a newline at its end. names: one for each class; empty: "0", "1" …
 std::string format_report(const ClassificationReport& report, const std::vector<std::string>& names = {},
                           int digits = 4);
 

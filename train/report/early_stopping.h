@@ -23,11 +23,11 @@ class EarlyStopping {
       : patience_(patience), threshold_(threshold), sign_(greater_is_better ? 1 : -1) {}
 
   bool enabled() const { return patience_ > 0; }
-  /// Local. Adds the metric's value at the next evaluation. NaN is never an improvement.
+  /// Adds the metric's value at the next evaluation. NaN is never an improvement.
   void update(double value);
   bool should_stop() const { return enabled() && state_.num_stale >= patience_; }
   const EarlyStoppingState& state() const { return state_; }
-  /// Local. Restores the state from a checkpoint.
+  /// Restores the state from a checkpoint.
   void set_state(const EarlyStoppingState& state) { state_ = state; }
 
  private:

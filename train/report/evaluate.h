@@ -24,10 +24,10 @@ struct Evaluation {
   std::string set = "test";  ///< for messages: Task::eval_set_name(), or "test"
   std::string report = {};   ///< Task::report()
 
-  /// Local. "eval" or "test": the prefix of its metrics in files, monitors and output, as in Hugging Face's
+  /// "eval" or "test": the prefix of its metrics in files, monitors and output, as in Hugging Face's
   /// Trainer.
   const char* name() const { return of == EvaluationSet::kTest ? "test" : "eval"; }
-  /// Local. The metric of this name; nullopt if there is none.
+  /// The metric of this name; nullopt if there is none.
   std::optional<double> find(const std::string& name) const;
 };
 

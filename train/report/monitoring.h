@@ -26,21 +26,21 @@ struct MonitoredRun {
   Logger log;
 };
 
-/// Local. The scalars of a record of metrics.jsonl, without its step, under the names Hugging Face's Trainer
+/// The scalars of a record of metrics.jsonl, without its step, under the names Hugging Face's Trainer
 /// uses in TensorBoard: "loss" becomes train/loss, "eval_accuracy" eval/accuracy, "test_accuracy"
 /// test/accuracy, "epoch" in an evaluation's record eval/epoch, and NAME in an object SECTION
 /// train/SECTION/NAME.
 Scalars scalars_of(const nlohmann::ordered_json& record);
 
-/// Local (rank 0). Opens the monitors that a configuration enables. Does not throw: a monitor that cannot be
+/// On rank 0. Opens the monitors that a configuration enables. Does not throw: a monitor that cannot be
 /// opened is left out, with a warning.
 Monitors open_monitors(const MonitorConfig& config, const MonitoredRun& run);
 
-/// Local. The same for a run of `tessera train`; the monitors get the resolved configuration.
+/// The same for a run of `tessera train`; the monitors get the resolved configuration.
 /// `resumed_after`: the step after which the run is resumed.
 Monitors open_monitors(const RunConfig& run, std::optional<int64_t> resumed_after, const Logger& log);
 
-/// Local. The files and folders of the configuration's monitors, for those that write files.
+/// The files and folders of the configuration's monitors, for those that write files.
 std::vector<std::filesystem::path> monitor_paths(const RunConfig& run);
 
 }  // namespace tessera::train

@@ -22,13 +22,13 @@ class NonFiniteWarnings {
   /// `warn`: is given each warning, on every rank.
   NonFiniteWarnings(const Task& task, TrainSampler sampler, comm::Communicator& comm, Warn warn);
 
-  /// Local. A window of steps begins after `steps_done` steps, with the data at `position`.
+  /// A window of steps begins after `steps_done` steps, with the data at `position`.
   void begin_window(int64_t steps_done, const EpochPosition& position);
   /// Collective. The window has ended after `steps_done` steps with these sums, whose loss is equal on every
   /// rank. The warning names the first step, its rank and its samples. Not to be called with loss scaling,
   /// which produces overflows on purpose to find the scale. Throws CommError.
   void check(const StepWindow& window, int64_t steps_done);
-  /// Local. The results of an evaluation after `steps_done` steps.
+  /// The results of an evaluation after `steps_done` steps.
   void check(const Evaluation& evaluation, int64_t steps_done);
 
  private:

@@ -32,12 +32,12 @@ struct Display {
   ProgressBar* above = nullptr;   ///< see ProgressBar::below
 };
 
-/// Local. The display for `out`, which writes to file descriptor `fd`. Determines whether that is a terminal,
+/// The display for `out`, which writes to file descriptor `fd`. Determines whether that is a terminal,
 /// its width (again at every redraw; 80 if unknown), whether it supports escape sequences, and whether the
 /// locale is UTF-8.
 Display display_for(std::ostream& out, int fd);
 
-/// Local. Writes a line when there is no bar (otherwise: ProgressBar::print). On a narrower terminal it is
+/// Writes a line when there is no bar (otherwise: ProgressBar::print). On a narrower terminal it is
 /// wrapped between words, and continuation lines are indented by `indent` columns.
 void print_line(const Display& display, const std::string& line, int indent = 2);
 
@@ -52,10 +52,10 @@ struct BarState {
   std::string postfix = {};   ///< "loss=0.412, lr=1.2e-03"
 };
 
-/// Local. One line of at most `width` columns. The bar takes the columns that the text leaves. If the text
+/// One line of at most `width` columns. The bar takes the columns that the text leaves. If the text
 /// alone is too long, the last parts of the postfix are left out, then the line is cut.
 std::string format_bar(const BarState& state, int width, bool ascii = false);
-/// Local. tqdm's durations: "00:07", "12:34", "1:02:03"; "?" if unknown (negative or not finite).
+/// Tqdm's durations: "00:07", "12:34", "1:02:03"; "?" if unknown (negative or not finite).
 std::string format_duration(double seconds);
 
 /// One bar. Redraws at most ten times per second, and for the last item. Not thread-safe.
@@ -67,21 +67,21 @@ class ProgressBar {
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
 
-  /// Local. Sets the number of finished items.
+  /// Sets the number of finished items.
   void update(int64_t done);
-  /// Local. Shown at the next redraw.
+  /// Shown at the next redraw.
   void set_postfix(std::string postfix) { state_.postfix = std::move(postfix); }
-  /// Local. Leaves these seconds (such as an evaluation) out of the elapsed time and the rate.
+  /// Leaves these seconds (such as an evaluation) out of the elapsed time and the rate.
   void exclude_time(double seconds) { start_s_ += seconds; }
-  /// Local. The display for a second bar on the line below. That bar must be destroyed before this one is
+  /// The display for a second bar on the line below. That bar must be destroyed before this one is
   /// used again. On a narrow terminal, or one that cannot move the cursor up, this bar is hidden and the
   /// second one takes its place.
   Display below();
-  /// Local. Removes the bar from the screen until the next update, so that other output can be written.
+  /// Removes the bar from the screen until the next update, so that other output can be written.
   void hide();
-  /// Local. Writes a line as print_line() does, above the bar if there is one.
+  /// Writes a line as print_line() does, above the bar if there is one.
   void print(const std::string& line, int indent = 2);
-  /// Local. Draws the final state and moves to a new line (`keep`), or removes the bar. The destructor calls
+  /// Draws the final state and moves to a new line (`keep`), or removes the bar. The destructor calls
   /// it too.
   void close();
 

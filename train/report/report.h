@@ -63,34 +63,34 @@ struct Summary {
   double samples_per_s_per_rank() const { return samples_per_s() / world_size; }
 };
 
-/// Local. "step 50/1404 | epoch 0.11 | loss 0.7421 | lr 3.6e-04 | grad norm 1.92 | 2310 samples/s". Adds the
+/// "step 50/1404 | epoch 0.11 | loss 0.7421 | lr 3.6e-04 | grad norm 1.92 | 2310 samples/s". Adds the
 /// loss scale in fp16, the skipped steps if there are any, and a line for each breakdown.
 std::string format_line(const StepReport& report);
-/// Local. "parameters 134.7 | gradients 67.4 | …", in MB (10^6 bytes), with the total,
+/// "parameters 134.7 | gradients 67.4 | …", in MB (10^6 bytes), with the total,
 /// without the uses that are 0.
 std::string format_memory(const MemoryBytes& bytes);
-/// Local. The progress bar's postfix: "loss=0.742, lr=3.6e-04".
+/// The progress bar's postfix: "loss=0.742, lr=3.6e-04".
 std::string format_postfix(const StepReport& report);
-/// Local. "1 step", "1,404 steps".
+/// "1 step", "1,404 steps".
 std::string counted(int64_t count, const char* noun);
-/// Local. "epoch 1.00 | eval accuracy 0.8912 | eval loss 0.3012 | 10,000 samples in 1.2 s".
+/// "epoch 1.00 | eval accuracy 0.8912 | eval loss 0.3012 | 10,000 samples in 1.2 s".
 std::string format_line(const Evaluation& evaluation, double epoch);
-/// Local. The task's report, if any, and "eval     accuracy 0.9123, loss 0.2500, on 10,000 test samples".
+/// The task's report, if any, and "eval     accuracy 0.9123, loss 0.2500, on 10,000 test samples".
 std::string format_result(const Evaluation& evaluation);
 /// Width of the label at the start of each line of format_summary().
 inline constexpr int kSummaryIndent = 9;
-/// Local. The lines printed at the end of a run.
+/// The lines printed at the end of a run.
 std::string format_summary(const Summary& summary);
 
-/// Local. A record of metrics.jsonl, under the names of Hugging Face's Trainer, as all JSON below.
+/// A record of metrics.jsonl, under the names of Hugging Face's Trainer, as all JSON below.
 nlohmann::ordered_json to_json(const StepReport& report);
-/// Local. Bytes by use, and their total.
+/// Bytes by use, and their total.
 nlohmann::ordered_json to_json(const MemoryBytes& bytes);
-/// Local. A record of metrics.jsonl.
+/// A record of metrics.jsonl.
 nlohmann::ordered_json to_json(const Evaluation& evaluation, int64_t step, double epoch);
-/// Local. Adds "eval_accuracy" … (of a test set "test_accuracy" …), the number of samples and the time.
+/// Adds "eval_accuracy" … (of a test set "test_accuracy" …), the number of samples and the time.
 void add_evaluation(const Evaluation& evaluation, nlohmann::ordered_json& record);
-/// Local. The contents of all_results.json.
+/// The contents of all_results.json.
 nlohmann::ordered_json to_json(const Summary& summary);
 
 }  // namespace tessera::train

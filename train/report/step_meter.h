@@ -51,7 +51,7 @@ class StepMeter {
   /// run's earlier processes.
   StepMeter(at::Device device, bool breakdown, const TrainTotals& before = {});
 
-  /// Local. Runs `body`, timing it if there is a breakdown. Returns what it returns.
+  /// Runs `body`, timing it if there is a breakdown. Returns what it returns.
   template <class Body>
   auto time(Phase phase, Body&& body) {
     if (!breakdown_) return body();
@@ -67,15 +67,15 @@ class StepMeter {
     }
   }
 
-  /// Local. Adds the mean loss of one micro-step (a scalar) with weight `share`: its samples' weight as a
+  /// Adds the mean loss of one micro-step (a scalar) with weight `share`: its samples' weight as a
   /// fraction of that of a full micro-step. 0: the loss is not counted.
   void add_loss(const at::Tensor& loss, double share = 1);
-  /// Local. Counts one optimizer step, with its samples over all ranks.
+  /// Counts one optimizer step, with its samples over all ranks.
   void count_step(int64_t num_samples) {
     ++window_.num_steps;
     window_.num_samples += num_samples;
   }
-  /// Local. The time from pause() to resume(), such as an evaluation, is not counted. resume() returns it in
+  /// The time from pause() to resume(), such as an evaluation, is not counted. resume() returns it in
   /// seconds.
   void pause();
   double resume();

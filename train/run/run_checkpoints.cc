@@ -116,7 +116,7 @@ std::vector<std::string> complete_checkpoints(const fs::path& folder) {
   return tags;
 }
 
-// [Note: a new run in an old folder] A run's checkpoints/ holds only its own checkpoints. Those of an earlier
+// A new run in an old folder: A run's checkpoints/ holds only its own checkpoints. Those of an earlier
 // run are moved to checkpoints/previous first, beginning with the file `latest`, so that a new run killed
 // before its first save is not resumed as the old one. They are deleted when the new run has a complete
 // checkpoint, so that there is one at any time. A crash during the move leaves checkpoints without `latest`;

@@ -68,9 +68,9 @@ struct Best {
   bool operator==(const Best&) const = default;
 };
 
-/// Local (rank 0). Throws ConfigError if starting a new run in this folder would discard an unfinished one.
+/// On rank 0. Throws ConfigError if starting a new run in this folder would discard an unfinished one.
 void check_no_unfinished_run(const TrainerConfig& config);
-/// Local (rank 0). Moves the checkpoints of an earlier run to checkpoints/previous (itself a checkpoint
+/// On rank 0. Moves the checkpoints of an earlier run to checkpoints/previous (itself a checkpoint
 /// directory), so that a new run cannot be resumed from them. They are removed once the new run has a
 /// complete checkpoint. Throws tessera::Error.
 void set_aside_checkpoints(const std::filesystem::path& output_dir);
@@ -83,10 +83,10 @@ class RunCheckpoints {
   RunCheckpoints(const TrainerConfig& config, Engine& engine, Logger log, RunName run = {},
                  std::shared_ptr<HostFolders> memory = {});
 
-  /// Local. Whether to save after this step, by trainer.save_every_steps and save_every_epochs.
+  /// Whether to save after this step, by trainer.save_every_steps and save_every_epochs.
   /// `epochs_completed`: the number of epochs done if this step is the last of an epoch, else 0.
   bool due(int64_t steps_done, int64_t epochs_completed, int64_t total_steps) const;
-  /// Local. Records an evaluation. Returns true if it is the best so far and should be saved. Waits for an
+  /// Records an evaluation. Returns true if it is the best so far and should be saved. Waits for an
   /// asynchronous save only if that is the best checkpoint's.
   bool is_best(const Evaluation& evaluation, int64_t steps_done);
   /// Collective. Saves a checkpoint unless this step has one. Returns whether it did. With `must_succeed` a
@@ -94,7 +94,7 @@ class RunCheckpoints {
   /// training continues. A step whose evaluation is the best is the best also if only a later save of that
   /// step succeeds.
   bool save(const Position& position, bool must_succeed);
-  /// Local. Whether to save in memory after this step, by trainer.save_in_memory_every_steps. Not where
+  /// Whether to save in memory after this step, by trainer.save_in_memory_every_steps. Not where
   /// save() has.
   bool due_in_memory(int64_t steps_done) const;
   /// Collective. Saves in memory, in place of the last such save. The first of several failures in a row is
@@ -110,13 +110,13 @@ class RunCheckpoints {
   /// weights are still to be loaded. One that is damaged is no longer the best, and a warning says so: else
   /// each restart would fail at the end as the one before.
   void check_best();
-  /// Local. The run's id, which is not empty.
+  /// The run's id, which is not empty.
   const std::string& run_id() const { return run_.id; }
-  /// Local. The path of the checkpoint that resume() has loaded.
+  /// The path of the checkpoint that resume() has loaded.
   const std::string& resumed_from() const { return resumed_from_; }
   /// Collective. Waits for an asynchronous save. Throws CheckpointError.
   void finish();
-  /// Local. Whether the final weights, which are tested and exported, are the best checkpoint's. Otherwise
+  /// Whether the final weights, which are tested and exported, are the best checkpoint's. Otherwise
   /// they are the last step's: trainer.load_best_at_end is false, or nothing was evaluated.
   bool final_is_best() const { return best_ && config_.load_best_at_end; }
   /// Collective. Loads the final weights into the engine. Throws CheckpointError.
@@ -129,7 +129,7 @@ class RunCheckpoints {
   const std::optional<Best>& best() const { return best_; }
   bool saves() const { return config_.save_every_epochs > 0 || config_.save_every_steps > 0; }
   const std::string& last_tag() const { return last_tag_; }
-  /// Local. For the message of an error that ends the run: its last complete checkpoint, and how to resume
+  /// For the message of an error that ends the run: its last complete checkpoint, and how to resume
   /// from it.
   std::string resume_hint() const;
 

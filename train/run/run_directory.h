@@ -31,40 +31,40 @@ inline constexpr const char* kEvalResultsName = "eval_results.json";  // of `tes
 inline constexpr const char* kModelName = "model.safetensors";
 inline constexpr const char* kSamplesName = "samples";
 
-/// Local. Where the run in this folder has its checkpoints.
+/// Where the run in this folder has its checkpoints.
 inline std::filesystem::path checkpoints_of(const std::filesystem::path& folder) {
   return folder / kCheckpointsName;
 }
 
-/// Local. FOLDER/step_00000100ENDING, for Task::write_samples. Creates the folder; if that fails, writing the
+/// FOLDER/step_00000100ENDING, for Task::write_samples. Creates the folder; if that fails, writing the
 /// file will fail.
 std::filesystem::path sample_path(const std::filesystem::path& folder, int64_t step, std::string_view ending);
 
-/// Local. The content of FOLDER/run_id; empty: there is none, as in folders of older versions. Throws
+/// The content of FOLDER/run_id; empty: there is none, as in folders of older versions. Throws
 /// tessera::Error if it holds something else.
 std::string read_run_id(const std::filesystem::path& folder);
 
 /// For rank 0 only. Owns the folder's lock and the open metrics file. Not thread-safe.
 class RunDirectory {
  public:
-  /// Local. Creates the folder, takes its lock, and checks that files can be written there. Leaves an earlier
+  /// Creates the folder, takes its lock, and checks that files can be written there. Leaves an earlier
   /// run's files as they are: begin() or resume() follows once it is certain that this run will train. Throws
   /// ConfigError with the folder and the reason if it cannot be written, and as RunLock.
   explicit RunDirectory(const std::filesystem::path& folder);
-  /// Local. For a new run: removes an earlier run's results and empties metrics.jsonl. Throws tessera::Error.
+  /// For a new run: removes an earlier run's results and empties metrics.jsonl. Throws tessera::Error.
   void begin();
-  /// Local. For a run resumed after `step`: removes the results, and the records of later steps, which will
+  /// For a run resumed after `step`: removes the results, and the records of later steps, which will
   /// be written again. Returns what was damaged in metrics.jsonl, one line for the user; empty: nothing.
   /// Throws tessera::Error.
   std::string resume(int64_t step);
 
   const std::filesystem::path& folder() const { return folder_; }
   const RunLock& lock() const { return lock_.value(); }
-  /// Local. Replaces a file atomically. Throws tessera::Error.
+  /// Replaces a file atomically. Throws tessera::Error.
   void write(const std::string& name, const std::string& content) const;
-  /// Local. Appends one record and flushes it. Throws tessera::Error.
+  /// Appends one record and flushes it. Throws tessera::Error.
   void append_metrics(const nlohmann::ordered_json& record);
-  /// Local. The records of this run so far, those of earlier processes it was resumed from included.
+  /// The records of this run so far, those of earlier processes it was resumed from included.
   std::vector<nlohmann::ordered_json> metrics() const;
 
  private:

@@ -10,10 +10,10 @@
 
 namespace tessera::train {
 
-/// Local. Whether `count` steps or epochs is a positive multiple of `every`; `every` 0: never.
+/// Whether `count` steps or epochs is a positive multiple of `every`; `every` 0: never.
 inline bool is_due(int64_t count, int64_t every) { return every > 0 && count > 0 && count % every == 0; }
 
-/// Local. trainer.max_steps, or the steps of trainer.epochs. `resumed_at`: the position of a resumed run; the
+/// Trainer.max_steps, or the steps of trainer.epochs. `resumed_at`: the position of a resumed run; the
 /// rest of its epochs is counted in steps of the current batch size, which may differ from the earlier one.
 /// Throws ConfigError if the number overflows.
 int64_t total_steps(const TrainerConfig& trainer, const TrainSampler& sampler,

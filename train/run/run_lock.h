@@ -13,14 +13,14 @@ namespace tessera::train {
 /// Not thread-safe.
 class RunLock {
  public:
-  /// Local. Takes the lock of an existing folder. Throws ConfigError naming the process and host that hold
+  /// Takes the lock of an existing folder. Throws ConfigError naming the process and host that hold
   /// it.
   explicit RunLock(const std::filesystem::path& folder);
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
   ~RunLock();
 
-  /// Local. Why there is no lock, if the file system does not support any (some network file systems); else
+  /// Why there is no lock, if the file system does not support any (some network file systems); else
   /// empty.
   const std::string& missing() const { return missing_; }
 
@@ -30,7 +30,7 @@ class RunLock {
   std::string missing_;
 };
 
-/// Local. Throws ConfigError, as RunLock, if another process holds the lock of this folder, which need not
+/// Throws ConfigError, as RunLock, if another process holds the lock of this folder, which need not
 /// exist. Changes nothing.
 void check_not_in_use(const std::filesystem::path& folder);
 

@@ -12,7 +12,7 @@ struct RunPath {
   std::string tag;                    ///< of the checkpoint; empty: the latest
 };
 
-/// Local. `tag`: the tag given with the folder; empty: none. Any other folder is treated as a folder of
+/// `tag`: the tag given with the folder; empty: none. Any other folder is treated as a folder of
 /// checkpoints, and reading it reports what is missing. Throws ConfigError for the folder of one checkpoint
 /// with the tag of another.
 RunPath find_run(const std::filesystem::path& folder, const std::string& tag);

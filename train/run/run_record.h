@@ -22,8 +22,9 @@
 
 namespace tessera::train {
 
-/// On rank 0 owns the output folder's files and the monitors; on other ranks every Local member does nothing.
-/// The destructor closes the monitors as failed unless close() was called. Used by one thread.
+/// On rank 0 owns the output folder's files and the monitors; on other ranks every member that is not
+/// collective does nothing. The destructor closes the monitors as failed unless close() was called. Used by
+/// one thread.
 class RunRecord {
  public:
   RunRecord(comm::Communicator& comm, Logger log) : comm_(comm), log_(std::move(log)) {}
@@ -42,15 +43,15 @@ class RunRecord {
   /// Collective. Whether the folder has the exported model.
   bool has_model() const;
 
-  // Local. These two throw tessera::Error if the folder cannot be written.
+  // These two throw tessera::Error if the folder cannot be written.
   void log_metrics(const nlohmann::ordered_json& record);  ///< must have a "step"
   void write_results(const Summary& summary);
-  // Local. A failure of these is logged as a warning.
+  // A failure of these is logged as a warning.
   void write_state(const TrainerState& state);
   void log_histograms(int64_t step, const std::vector<NamedHistogram>& histograms);
   void log_samples(int64_t step, const std::vector<SampleFile>& samples);
   void close(RunStatus status) { monitors_.close(status); }
-  /// Local. The run's files except the model, for Summary::files.
+  /// The run's files except the model, for Summary::files.
   std::vector<std::string> files(const RunConfig& run,
                                  const std::vector<std::pair<std::string, std::string>>& task_files) const;
 

@@ -24,7 +24,7 @@ struct TrainerState {
   std::optional<EarlyStoppingState> early_stopping;
 };
 
-/// Local. `log_history`: the records of metrics.jsonl.
+/// `log_history`: the records of metrics.jsonl.
 nlohmann::ordered_json to_json(const TrainerState& state,
                                const std::vector<nlohmann::ordered_json>& log_history);
 

@@ -31,19 +31,19 @@ using PredictorFactory = std::function<std::unique_ptr<Predictor>(
 /// A value type. Const members are thread-safe.
 class Registry {
  public:
-  /// Local. Replaces an earlier factory of the same names.
+  /// Replaces an earlier factory of the same names.
   Registry& add(const std::string& data_type, const std::string& model_type, TaskFactory factory);
 
-  /// Local. Makes the task named by these sections. Throws ConfigError for an unknown data.type or
+  /// Makes the task named by these sections. Throws ConfigError for an unknown data.type or
   /// model.type, listing the known ones and the nearest; and what the factory throws (ConfigError,
   /// DataError).
   std::unique_ptr<Task> make(const config::Section& model, const config::Section& data,
                              const std::filesystem::path& run = {}) const;
 
-  /// Local. The same for predictors.
+  /// The same for predictors.
   Registry& add_predictor(const std::string& data_type, const std::string& model_type,
                           PredictorFactory factory);
-  /// Local. Throws as make(), and ConfigError for a task without a predictor.
+  /// Throws as make(), and ConfigError for a task without a predictor.
   std::unique_ptr<Predictor> make_predictor(const config::Section& model, const config::Section& data,
                                             const std::filesystem::path& run) const;
 

@@ -13,7 +13,7 @@
 
 namespace tessera::train {
 
-/// Local. The numbers 0 .. size-1 in an order that depends only on (seed, epoch): equal on every rank,
+/// The numbers 0 .. size-1 in an order that depends only on (seed, epoch): equal on every rank,
 /// machine and compiler (Fisher-Yates over std::mt19937_64; std::shuffle's order depends on the library).
 std::vector<int64_t> shuffled_indices(int64_t size, uint64_t seed, int64_t epoch);
 
@@ -28,7 +28,7 @@ struct PartsOptions {
   uint64_t seed = 0;
 };
 
-/// Local. Splits the numbers 0 .. size-1 in the order of shuffled_indices(size, seed, 0), equal on every
+/// Splits the numbers 0 .. size-1 in the order of shuffled_indices(size, seed, 0), equal on every
 /// machine. The sizes of the validation and test parts are rounded down.
 Parts split_into_parts(int64_t size, const PartsOptions& options);
 
@@ -67,7 +67,7 @@ struct TrainOrder {
   std::shared_ptr<const std::vector<float>> weights = nullptr;
 };
 
-/// Local. Seed for the augmentation of one rank's samples of a micro-step. Depends only on these numbers.
+/// Seed for the augmentation of one rank's samples of a micro-step. Depends only on these numbers.
 /// `first`: identifies the step, as in TrainSampler.
 uint64_t augmentation_seed(uint64_t seed, int64_t epoch, int64_t first, int64_t micro_step, int rank);
 
@@ -77,22 +77,22 @@ uint64_t augmentation_seed(uint64_t seed, int64_t epoch, int64_t first, int64_t 
 /// evenly over all slices. Owns one permutation; not thread-safe.
 class TrainSampler {
  public:
-  /// Local. Throws ConfigError if an epoch has no step: the set has fewer samples than one global batch, or
+  /// Throws ConfigError if an epoch has no step: the set has fewer samples than one global batch, or
   /// is empty.
   TrainSampler(int64_t num_samples, const BatchShape& shape, uint64_t seed, TrainOrder order = {});
 
   const BatchShape& shape() const { return shape_; }
   uint64_t seed() const { return seed_; }
   int64_t steps_per_epoch() const { return steps_remaining(0); }
-  /// Local. Steps of an epoch after its first `first` samples.
+  /// Steps of an epoch after its first `first` samples.
   int64_t steps_remaining(int64_t first) const;
-  /// Local. Samples used per epoch.
+  /// Samples used per epoch.
   int64_t samples_per_epoch() const;
-  /// Local. Samples, over all ranks, of the step at `first`; 0: the epoch has no further step.
+  /// Samples, over all ranks, of the step at `first`; 0: the epoch has no further step.
   int64_t step_size(int64_t first) const;
-  /// Local. Computes the order of this epoch, counted from 0. To be called before slice().
+  /// Computes the order of this epoch, counted from 0. To be called before slice().
   void set_epoch(int64_t epoch);
-  /// Local. This rank's part of `micro_step` of the step at `first`.
+  /// This rank's part of `micro_step` of the step at `first`.
   TrainSlice slice(int64_t first, int64_t micro_step) const;
 
  private:
@@ -118,9 +118,9 @@ class EvalSampler {
  public:
   EvalSampler(int64_t num_samples, int64_t batch_size, int world_size, int rank);
 
-  /// Local. Equal on every rank.
+  /// Equal on every rank.
   int64_t num_batches() const;
-  /// Local. This rank's batch number `index`; num_valid is 0 if no samples are left for it.
+  /// This rank's batch number `index`; num_valid is 0 if no samples are left for it.
   EvalBatch batch(int64_t index) const;
 
  private:

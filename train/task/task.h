@@ -49,17 +49,17 @@ class Task {
   virtual ~Task() = default;
 
   virtual std::string_view name() const = 0;
-  /// Local. Number of samples of the training set, and of the set evaluated during training: the validation
+  /// Number of samples of the training set, and of the set evaluated during training: the validation
   /// set, or the test set of a task without one.
   virtual int64_t train_size() const = 0;
   virtual int64_t eval_size() const = 0;
-  /// Local. Number of samples of the test set of a task with a validation set, which is evaluated once, at
+  /// Number of samples of the test set of a task with a validation set, which is evaluated once, at
   /// the end, with the final weights. 0: none.
   virtual int64_t test_size() const { return 0; }
-  /// Local. The name of the set of eval_size(): "validation" or "test".
+  /// The name of the set of eval_size(): "validation" or "test".
   virtual std::string_view eval_set_name() const { return test_size() > 0 ? "validation" : "test"; }
 
-  /// Local. The training order. Its drop_last is overwritten by trainer.dataloader_drop_last.
+  /// The training order. Its drop_last is overwritten by trainer.dataloader_drop_last.
   virtual TrainOrder train_order() const { return {}; }
 
   /// Collective. Builds the model and its engine: tessera::initialize() with a function that makes the model,
@@ -67,11 +67,11 @@ class Task {
   virtual Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm,
                              const InitOptions& options) = 0;
 
-  /// Local, thread-safe. The samples with these indices, on the CPU. Random augmentation must use only
+  /// Thread-safe. The samples with these indices, on the CPU. Random augmentation must use only
   /// `generator`, a CPU generator seeded for this batch, so that the batch does not depend on the thread or
   /// time. Throws DataError.
   virtual Batch train_batch(const std::vector<int64_t>& indices, at::Generator generator) const = 0;
-  /// Local, thread-safe. Samples of the sets of eval_size() and test_size(), on the CPU, without a mask, the
+  /// Thread-safe. Samples of the sets of eval_size() and test_size(), on the CPU, without a mask, the
   /// same at every call. Throw DataError.
   virtual Batch eval_batch(const std::vector<int64_t>& indices) const = 0;
   virtual Batch test_batch(const std::vector<int64_t>&) const { return {}; }
@@ -82,16 +82,16 @@ class Task {
   /// Collective at stage 3. Forward pass without gradients. Returns (K) fp64 on the engine's device, with K
   /// always the same. Element 0 is the number of samples counted.
   virtual at::Tensor statistics(const Batch& batch) = 0;
-  /// Local. The names in metrics(), which must include trainer.metric_for_best. Called before any evaluation.
+  /// The names in metrics(), which must include trainer.metric_for_best. Called before any evaluation.
   virtual std::vector<std::string> metric_names() const = 0;
-  /// Local. Metrics from the sum of all statistics, (K) fp64 on the CPU. Contains "loss" if there is one.
+  /// Metrics from the sum of all statistics, (K) fp64 on the CPU. Contains "loss" if there is one.
   virtual Metrics metrics(const at::Tensor& total) const = 0;
-  /// Local. From the same sum, a text with more detail for the end of a run, such as a table; empty: none.
+  /// From the same sum, a text with more detail for the end of a run, such as a table; empty: none.
   virtual std::string report(const at::Tensor&) const { return {}; }
 
-  /// Local. Names and contents of files to write beside the trained model, such as its vocabulary.
+  /// Names and contents of files to write beside the trained model, such as its vocabulary.
   virtual std::vector<std::pair<std::string, std::string>> files() const { return {}; }
-  /// Local. How to match given weights (`tessera train --init`) to the model.
+  /// How to match given weights (`tessera train --init`) to the model.
   virtual LoadWeightsOptions init_weights() const { return {}; }
 
   /// Collective. Called in evaluation mode after each evaluation, or at the end of a run without evaluations.

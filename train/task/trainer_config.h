@@ -46,7 +46,7 @@ struct TrainerConfig {
   int64_t dataloader_prefetch_factor = 2;  ///< batches made ahead, for each of these threads
   bool dataloader_pin_memory = true;       ///< CUDA: batches go to the device through page-locked memory
   bool dataloader_drop_last = true;        ///< false: the last samples of an epoch make a smaller step
-  /// Local. Whether a greater metric_for_best is better, by best_is. For "auto", as in Hugging Face's
+  /// Whether a greater metric_for_best is better, by best_is. For "auto", as in Hugging Face's
   /// Trainer, metrics whose names end in "loss" are better when lower; so are perplexity and the error
   /// metrics.
   bool greater_is_better() const {
@@ -67,32 +67,32 @@ struct RunConfig {
   config::ConfigReport report;  ///< warnings, and the values chosen for "auto"
 };
 
-/// Local. Sets total_num_steps of a schedule that ends with the run, unless it is given, and replaces
+/// Sets total_num_steps of a schedule that ends with the run, unless it is given, and replaces
 /// warmup_ratio by warmup_num_steps.
 void fill_in_schedule(ScheduleOptions& schedule, int64_t total_steps);
 
-/// Local. A warning if this schedule is probably wrong for a run of `total_steps` optimizer steps; else "".
+/// A warning if this schedule is probably wrong for a run of `total_steps` optimizer steps; else "".
 std::string schedule_warning(const ScheduleOptions& schedule, int64_t total_steps);
 
-/// Local. "fp32", "bf16", or "fp32 under bf16 autocast".
+/// "fp32", "bf16", or "fp32 under bf16 autocast".
 std::string precision_of(const EngineConfig& config);
 
-/// Local. The keys of the engine and of the trainer.
+/// The keys of the engine and of the trainer.
 config::KeyTable run_keys();
 
-/// Local. Reads a configuration file for a run on `world_size` ranks; `overrides`
+/// Reads a configuration file for a run on `world_size` ranks; `overrides`
 /// as given to --set. Throws ConfigError.
 RunConfig load_run_config(const std::string& file, int world_size,
                           const std::vector<std::string>& overrides = {});
 
-/// Local. The same from a text. `source`: its name in errors, and the default name of the run.
+/// The same from a text. `source`: its name in errors, and the default name of the run.
 RunConfig parse_run_config(std::string_view json_text, const std::string& source, int world_size,
                            const std::vector<std::string>& overrides = {});
 
-/// Local. The resolved configuration, with every key filled in (model and data: the keys read so far).
+/// The resolved configuration, with every key filled in (model and data: the keys read so far).
 /// Parsing it gives the same values again.
 nlohmann::ordered_json resolved(const RunConfig& run);
-/// Local. resolved() as indented text, for files.
+/// Resolved() as indented text, for files.
 std::string dump_resolved(const RunConfig& run);
 
 }  // namespace tessera::train

@@ -9,25 +9,25 @@
 
 namespace tessera::zero::deferred {
 
-/// Local. Closed, and without memory; otherwise like those that libtorch's allocator for the device makes.
+/// Closed, and without memory; otherwise like those that libtorch's allocator for the device makes.
 c10::Storage storage_without_memory(size_t bytes, c10::Device device);
 
-/// Local. Allocates the storage's memory, uninitialised.
+/// Allocates the storage's memory, uninitialised.
 void give_memory(const c10::Storage& storage);
-/// Local. Frees it, and closes the storage.
+/// Frees it, and closes the storage.
 void drop_memory(const c10::Storage& storage);
-/// Local. The storage takes over the other one's memory, which is left empty.
+/// The storage takes over the other one's memory, which is left empty.
 void take_memory(const c10::Storage& storage, const c10::Storage& from);
 
-/// Local. From now on access to the raw pointer throws c10::Error, or works.
+/// From now on access to the raw pointer throws c10::Error, or works.
 void close(const c10::Storage& storage);
 void open(const c10::Storage& storage);
 
 bool is_closed(const c10::Storage& storage);
 
-/// Local. Whether the storage keeps its memory alive (at::from_blob without a deleter does not).
+/// Whether the storage keeps its memory alive (at::from_blob without a deleter does not).
 bool owns_memory(const c10::Storage& storage);
-/// Local. Whether libtorch allocated the memory, or mapped it for this process alone. Otherwise somebody else
+/// Whether libtorch allocated the memory, or mapped it for this process alone. Otherwise somebody else
 /// made it (numpy, DLPack, at::from_blob, memory shared with processes), and may write it at any time.
 bool is_of_libtorch(const c10::Storage& storage);
 
@@ -38,10 +38,10 @@ bool is_of_libtorch(const c10::Storage& storage);
 // memory, with one owner: becoming ordinary then copies nothing, and whether it still is watched tells
 // whether somebody has a pointer.
 
-/// Local. Does nothing where there is no memory, or not libtorch's.
+/// Does nothing where there is no memory, or not libtorch's.
 void watch(const c10::Storage& storage);
 void unwatch(const c10::Storage& storage);
-/// Local. Whether no pointer was handed out since watch().
+/// Whether no pointer was handed out since watch().
 bool is_watched(const c10::Storage& storage);
 
 /// Opens a storage for a scope.

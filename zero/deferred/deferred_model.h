@@ -55,7 +55,7 @@ class DeferredModel {
   ~DeferredModel();
   DeferredModel(const DeferredModel&) = delete;
 
-  /// Local. Calls `make`. What it throws when called in the ordinary way, this throws.
+  /// Calls `make`. What it throws when called in the ordinary way, this throws.
   void make(const std::function<void()>& make);
 
   // -- what ShardedModel does, in this order --
@@ -66,9 +66,9 @@ class DeferredModel {
     bool first_rank = true;  ///< computes buffers, and makes all draws
     bool keeps_generators = false;
   };
-  /// Local. Computes buffers and other tensors that the model holds.
+  /// Computes buffers and other tensors that the model holds.
   void begin(Plan plan);
-  /// Local. Writes a parameter's values into `destination`, (numel), and frees their memory. Zeros if this
+  /// Writes a parameter's values into `destination`, (numel), and frees their memory. Zeros if this
   /// rank does not compute it. Each parameter once.
   void fill(int parameter, at::Tensor destination);
   /// Collective. Every rank's generators get the state that ordinary making would have left.
@@ -82,7 +82,7 @@ class DeferredModel {
   Plan plan_;
 };
 
-/// Local. What two tensors have in common that lie in one memory, also while there is none yet.
+/// What two tensors have in common that lie in one memory, also while there is none yet.
 const void* memory_of(const at::Tensor& tensor);
 
 }  // namespace tessera::zero

@@ -78,37 +78,37 @@ class OperatorLog {
   };
 
   // -- recording --
-  /// Local. The entry of a storage, or -1.
+  /// The entry of a storage, or -1.
   int find(const at::Tensor& tensor) const;
   int find_or_add(const at::Tensor& tensor, bool has_memory);
   Entry& entry(int index) { return entries_[index]; }
   bool pending_write(int entry) const { return entries_[entry].pending_write(operators_); }
   void add(RecordedOperator recorded);
-  /// Local. The generator's stream, which begins now if it is new.
+  /// The generator's stream, which begins now if it is new.
   int stream_of(const at::Generator& generator);
   RandomStream& stream(int index) { return *streams_[index]; }
   int num_streams() const { return static_cast<int>(streams_.size()); }
-  /// Local. Computes the entry's value as of now; `to_write`: also runs what reads the present value.
+  /// Computes the entry's value as of now; `to_write`: also runs what reads the present value.
   void compute(int entry, bool to_write);
-  /// Local. Calls `draw` with the generator in the state that it has in ordinary making.
+  /// Calls `draw` with the generator in the state that it has in ordinary making.
   void draw_now(int stream, const std::function<void()>& draw);
-  /// Local. Whether others than operators may write into the memory that the tensor has: it is not of this
+  /// Whether others than operators may write into the memory that the tensor has: it is not of this
   /// log, or somebody has a pointer to it ([Note: raw pointers to memory that is there]).
   bool is_exposed(int entry) const;
 
   // -- afterwards --
-  /// Local. Throws Error if a tensor from outside has other values than when it was recorded.
+  /// Throws Error if a tensor from outside has other values than when it was recorded.
   void end_recording();
-  /// Local. How many references to an entry's storage are not the log's.
+  /// How many references to an entry's storage are not the log's.
   int64_t outside_references(int entry) const;
-  /// Local. `demands`: the entries whose values will be asked for, once each time they are named.
+  /// `demands`: the entries whose values will be asked for, once each time they are named.
   /// `all_draws`: finish_stream() may be called. What nobody needs loses its memory.
   void plan(const std::vector<int>& demands, bool all_draws);
-  /// Local. Computes the final value.
+  /// Computes the final value.
   void compute_final(int entry);
-  /// Local. One demand less.
+  /// One demand less.
   void release(int entry);
-  /// Local. Gives the storage memory for values that come from elsewhere.
+  /// Gives the storage memory for values that come from elsewhere.
   void receive(int entry);
   int num_entries() const { return static_cast<int>(entries_.size()); }
   at::Tensor finish_stream(int stream);
@@ -137,13 +137,13 @@ class OperatorLog {
   LogCounts counts_;
 };
 
-/// Local. Of a tensor's values, on the CPU; 0 for other devices.
+/// Of a tensor's values, on the CPU; 0 for other devices.
 uint64_t hash_of(const at::Tensor& tensor);
 
-/// Local. The same argument with each tensor (also in lists) replaced.
+/// The same argument with each tensor (also in lists) replaced.
 c10::IValue map_tensors(const c10::IValue& value,
                         const std::function<at::Tensor(const at::Tensor&)>& replacement);
-/// Local. Calls `visit` for each defined tensor. False if the argument may hold tensors elsewhere than in
+/// Calls `visit` for each defined tensor. False if the argument may hold tensors elsewhere than in
 /// lists.
 bool visit_tensors(const c10::IValue& value, const std::function<void(const at::Tensor&)>& visit);
 

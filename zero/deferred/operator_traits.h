@@ -29,7 +29,7 @@ struct OperatorTraits {
   bool only_writes = false;  ///< returns nothing of its own
 };
 
-/// Local, thread-safe.
+/// Thread-safe.
 const OperatorTraits& traits_of(const c10::OperatorHandle& op);
 
 }  // namespace tessera::zero::deferred

@@ -32,7 +32,7 @@ class RandomStream {
   /// Makes a draw on scratch memory, from own().
   using Pass = std::function<void(int)>;
 
-  /// Local. Begins with the state that the generator has. `pass`: makes a draw that is passed over.
+  /// Begins with the state that the generator has. `pass`: makes a draw that is passed over.
   RandomStream(at::Generator generator, Pass pass);
   ~RandomStream();
   RandomStream(const RandomStream&) = delete;
@@ -40,36 +40,36 @@ class RandomStream {
   const at::Generator& generator() const { return generator_; }
 
   // -- recording --
-  /// Local. A draw that comes next; returns its number. Throws Error when numbers were drawn without an
+  /// A draw that comes next; returns its number. Throws Error when numbers were drawn without an
   /// operator.
   int record();
-  /// Local. Makes the recorded draws, and gives the generator the state after them. Throws as record().
+  /// Makes the recorded draws, and gives the generator the state after them. Throws as record().
   void settle();
   /// Whether the generator has to be settled after each recorded draw.
   bool settles_each_draw() const { return table_ == nullptr; }
-  /// Local. Nothing more is drawn. The generator gets the state back that it had at first. Throws as
+  /// Nothing more is drawn. The generator gets the state back that it had at first. Throws as
   /// record().
   void end_recording();
-  /// Local. The generator gets the state back that it had at first.
+  /// The generator gets the state back that it had at first.
   void restore();
 
   // -- drawing --
   /// The generator to draw from: one of our own.
   const at::Generator& own() const { return own_; }
-  /// Local. Whether a draw's state will be asked for again once it has been passed.
+  /// Whether a draw's state will be asked for again once it has been passed.
   std::function<bool(int)> wanted;
-  /// Local. Calls `body` with own() in the state before `draw`. All draws before it that have not been made
+  /// Calls `body` with own() in the state before `draw`. All draws before it that have not been made
   /// yet are passed over first.
   void at_draw(int draw, const std::function<void()>& body);
-  /// Local. Calls `body` with the program's generator in own()'s state, which moves on as far: for operators
+  /// Calls `body` with the program's generator in own()'s state, which moves on as far: for operators
   /// that take no generator.
   void lend(const std::function<void()>& body);
-  /// Local. Passes over all draws that are left, and returns the generator's state after the last.
+  /// Passes over all draws that are left, and returns the generator's state after the last.
   at::Tensor finish();
 
   int num_draws() const { return static_cast<int>(draws_.size()); }
   const at::Tensor& initial_state() const { return initial_; }
-  /// Local. Sets the generator's state.
+  /// Sets the generator's state.
   void set_final(const at::Tensor& state);
 
  private:

@@ -22,9 +22,9 @@ struct CastSource {
   std::vector<int64_t> strides;
 };
 
-/// Local. The piece `tensor` covers, when it is dense in memory (whatever its strides).
+/// The piece `tensor` covers, when it is dense in memory (whatever its strides).
 CastSource cast_source(UnitHandle* handle, const at::Tensor& tensor);
-/// Local. The unit that `storage`, itself a tracked cast, was cast from, or null.
+/// The unit that `storage`, itself a tracked cast, was cast from, or null.
 UnitHandle* find_cast(c10::StorageImpl& storage);
 
 /// The living casts of one rank's units. Not thread-safe.
@@ -39,9 +39,9 @@ class CastTracker {
   /// The unit gets new values. Casts of the old ones that were released cannot come back: see readable().
   void forget(int unit);
 
-  /// Local. False for a tracked cast whose memory has gone.
+  /// False for a tracked cast whose memory has gone.
   static bool readable(c10::StorageImpl& cast);
-  /// Local. Null where it has gone, and of what is no tracked cast.
+  /// Null where it has gone, and of what is no tracked cast.
   static const at::DataPtr& memory_of(c10::StorageImpl& cast);
 
   int64_t live_bytes() const;                           ///< memory held by tracked casts now

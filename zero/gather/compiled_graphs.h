@@ -33,13 +33,13 @@ class CompiledGraphs {
   static constexpr std::string_view kForward = "CompiledFunction", kBackward = "CompiledFunctionBackward";
   static constexpr std::string_view kAnnounced = "CompiledGraphRead";
 
-  /// Local. A forward graph that begins, for `function`, reads a parameter of this unit.
+  /// A forward graph that begins, for `function`, reads a parameter of this unit.
   void add(const at::RecordFunction& function, UnitHandle* unit);
-  /// Local. The units that the forward of this backward graph has read.
+  /// The units that the forward of this backward graph has read.
   std::vector<UnitHandle*> read_by_forward_of(const at::RecordFunction& backward) const;
-  /// Local. That backward graph has ended.
+  /// That backward graph has ended.
   void erase(const at::RecordFunction& backward);
-  /// Local. Drops what belongs to engines that are gone.
+  /// Drops what belongs to engines that are gone.
   void forget_the_gone();
 
  private:

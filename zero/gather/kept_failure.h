@@ -1,7 +1,7 @@
 // KeptFailure: an exception that was met where none can be thrown, such as in a callback of libtorch. It is
 // kept until somebody can be told.
 //
-// [Note: a kept failure is thrown, or the process fails]
+// A kept failure is thrown, or the process fails.
 // An operator that cannot read a unit throws ([Note: a failure is thrown by the operator that reads] in
 // unit_memory.h), and every call of the engine throws what is kept. What is left are failures that no
 // operator and no call has thrown: a weight of which only a view was taken, a gather ahead of its use, a
@@ -25,17 +25,17 @@ namespace tessera::zero {
 class KeptFailure {
  public:
   explicit operator bool() const { return failure_ != nullptr; }
-  /// Local. The first one counts, until clear(). It is not thrown to the caller.
+  /// The first one counts, until clear(). It is not thrown to the caller.
   void keep(const std::exception_ptr& failure);
-  /// Local. The same of one that is thrown as well, unless it is caught on its way and given to keep().
+  /// The same of one that is thrown as well, unless it is caught on its way and given to keep().
   void keep_thrown(const std::exception_ptr& failure);
-  /// Local. Throws what is kept, if anything is.
+  /// Throws what is kept, if anything is.
   void rethrow();
-  /// Local. An operator has thrown its message.
+  /// An operator has thrown its message.
   void was_thrown() { *thrown_ = true; }
-  /// Local. In one line; empty: none.
+  /// In one line; empty: none.
   const std::string& message() const { return message_; }
-  /// Local. Forgets it. One that nobody was told of is thrown in place of that.
+  /// Forgets it. One that nobody was told of is thrown in place of that.
   void clear();
 
  private:

@@ -37,7 +37,7 @@ struct Casting : at::ObserverContext {
   CastSource source;
 };
 
-// [Note: PauseListening is slow] Entering and leaving a PauseListening makes libtorch rebuild its lists of
+// PauseListening is slow: Entering and leaving a PauseListening makes libtorch rebuild its lists of
 // callbacks for every scope, 0.7 us in all, while an operator whose units are unsharded costs a seventh of
 // that. So around the Residency a flag of our own does the same on this thread. Other threads need none: what
 // they get of a unit for a collective is a view of plain memory (comm/gloo/gloo.cc), which find_unit does not

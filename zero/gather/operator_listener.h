@@ -46,7 +46,7 @@ class CompiledGraphRead {
   std::optional<at::RecordFunction> event_;
 };
 
-/// Local. Whether a Residency is at work on this thread: its gathers and copies call operators too, but at
+/// Whether a Residency is at work on this thread: its gathers and copies call operators too, but at
 /// other places in each step. Other listeners must not take them for the model's.
 bool residency_at_work();
 

@@ -74,8 +74,8 @@ struct ResidencyOptions {
   Logger log;
 };
 
-/// The gradient reductions of a pass, in their agreed order: see [Note: one order on a device]. All Local but
-/// issue_until.
+/// The gradient reductions of a pass, in their agreed order: see [Note: one order on a device]. None is
+/// collective but issue_until.
 struct Reductions {
   std::function<bool()> under_way;  ///< a backward is
   std::function<int()> num_ready;
@@ -109,9 +109,9 @@ class Residency {
   void on_cast_read(int unit, c10::StorageImpl& cast, const char* operator_name) noexcept;
 
   // -- for ShardedModel --
-  /// Local. From now on the reductions' order is that of the gathers.
+  /// From now on the reductions' order is that of the gathers.
   void share_order_with(Reductions reductions) { reductions_ = std::move(reductions); }
-  /// Local. Whether the order is a recorded one now, so that reductions are issued by it.
+  /// Whether the order is a recorded one now, so that reductions are issued by it.
   bool follows_recorded_order();
   /// Collective where units are sharded (prefetch). Starts recording or replaying the order of use.
   void begin_pass(Pass pass);
@@ -122,7 +122,7 @@ class Residency {
   void finish_gathers();
   /// Collective. Issues what is left of the plan; adopts the order after a recorded pass.
   void end_pass();
-  /// Local. The shards are about to get new values, until parameters_updated(): waits for gathers in flight,
+  /// The shards are about to get new values, until parameters_updated(): waits for gathers in flight,
   /// refuses readers.
   void begin_update();
   /// Collective. The shards of trainable units (`frozen_too`: and of frozen ones) have new values, or will
@@ -131,11 +131,11 @@ class Residency {
   /// Collective, with late updates. Issues the gathers that parameters_updated() has left for the units'
   /// first use, in one order on all ranks.
   void catch_up();
-  /// Local. All units, in the order a pass of training first uses them.
+  /// All units, in the order a pass of training first uses them.
   std::vector<int> order_of_first_use() const;
-  /// Local. Throws the first failure met inside an operator.
+  /// Throws the first failure met inside an operator.
   void rethrow();
-  /// Local. For failures met where nothing may be thrown; `thrown`: for those that are thrown as well.
+  /// For failures met where nothing may be thrown; `thrown`: for those that are thrown as well.
   void keep_failure(const std::exception_ptr& failure, bool thrown = false);
   bool has_failure() const;
   /// Collective. After a failure that all ranks have met alike: ends the pass, and makes readable what the
@@ -146,17 +146,17 @@ class Residency {
   // -- for GatheredParameters and whole-model access --
   /// Collective. Unshards units and pins them until unpin(); all ranks with the same units. Throws CommError.
   void pin(const std::vector<int>& units, bool writable);
-  /// Local, unless the gathers of a pass go on: then align() comes first.
+  /// Unless the gathers of a pass go on: then align() comes first.
   void unpin(const std::vector<int>& units, bool writable);
   /// Collective. Brings all ranks to the same place of the plan, so that what changes it changes it alike.
   void align(const char* why);
-  /// Local. Waits for gathers in flight.
+  /// Waits for gathers in flight.
   void wait_all();
 
   /// What is unsharded, and its counters: of the pass in progress, and of the one before.
   const UnitCache& cache() const { return cache_; }
   const ResidencyCounts& previous_counts() const { return previous_counts_; }
-  /// Local. An operator has made `copy` of a piece of a unit: see CastTracker::add().
+  /// An operator has made `copy` of a piece of a unit: see CastTracker::add().
   void track_cast(const CastSource& source, const at::Tensor& copy);
   /// Whether some unit is sharded, so that gathers are issued during a pass and not after the update alone.
   bool gathers_on_use() const { return gathers_on_use_; }

@@ -43,32 +43,32 @@ class UnitCache {
   /// Collective. Issues the gather of the unit. What it throws, CommError or the allocator's error, is kept:
   /// the other ranks count on this gather.
   void unshard(ParamUnit& unit);
-  /// Local. A unit is about to be read on this thread's current stream: [Note: streams of the model] in
+  /// A unit is about to be read on this thread's current stream: [Note: streams of the model] in
   /// stream_order.h.
   void follow_stream() { streams_.follow(); }
-  /// Local. What runs on this thread's current stream reads them.
+  /// What runs on this thread's current stream reads them.
   void uses(const ParamUnit& unit) const { streams_.uses(unit.memory.buffer()); }
   void uses(c10::StorageImpl& cast) const { streams_.uses(CastTracker::memory_of(cast)); }
-  /// Local. Buffers for the gathers of resharded units, before the ranks agree on them: for all units or,
+  /// Buffers for the gathers of resharded units, before the ranks agree on them: for all units or,
   /// when the allocator's error is returned, for none.
   std::exception_ptr take_buffers(const std::vector<int>& units);
   void give_buffers_back(const std::vector<int>& units);
-  /// Local. Waits for the gather in flight, if there is one; the unit and its casts are readable then.
+  /// Waits for the gather in flight, if there is one; the unit and its casts are readable then.
   /// Throws CommError.
   void wait(ParamUnit& unit);
   void wait_all();
-  /// Local. Gives the unit's buffer back, and drops its casts' memory.
+  /// Gives the unit's buffer back, and drops its casts' memory.
   void reshard(ParamUnit& unit);
-  /// Local. The same, once the unit is unpinned and reshard_unpinned() is called.
+  /// The same, once the unit is unpinned and reshard_unpinned() is called.
   void reshard_when_unpinned(const ParamUnit& unit) { deferred_.push_back(unit.index); }
   void reshard_unpinned();
-  /// Local. A pass outside of training begins: what its plan gathers is read ahead, where it is on disk.
+  /// A pass outside of training begins: what its plan gathers is read ahead, where it is on disk.
   void expect(const GatherPlan& plan);
   /// Collective. Carries out a part of the plan, one after another.
   void run(const std::vector<PlanAction>& actions);
-  /// Local. Reshards the units used longest ago, none of them pinned, until `unit` fits the budget.
+  /// Reshards the units used longest ago, none of them pinned, until `unit` fits the budget.
   void make_room(const ParamUnit& unit, const PlanBudget& budget);
-  /// Local. The unit has new values: forgets its casts, and reshards it if it is unsharded.
+  /// The unit has new values: forgets its casts, and reshards it if it is unsharded.
   void drop(ParamUnit& unit);
 
   /// The unsharded units, without those that are to be resharded.

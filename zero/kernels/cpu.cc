@@ -3,7 +3,7 @@
 // an optimizer, not one for each combination of dtypes, and g++ vectorises all of them
 // (CMakeLists.txt sets what it needs for that).
 //
-// [Note: the same bits on every CPU] With -ffp-contract=off an element's operations are IEEE-rounded one by
+// The same bits on every CPU: With -ffp-contract=off an element's operations are IEEE-rounded one by
 // one, and sums go through kLanes fixed lanes, so SSE2, AVX2 and AVX-512 give the same bits:
 // TESSERA_EVERY_CPU compiles the loops for each.
 #include <cmath>

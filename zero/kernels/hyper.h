@@ -28,12 +28,12 @@ struct Hyper {
   bool operator==(const Hyper&) const = default;
 };
 
-/// Local. Names of the fp32 state tensors an optimizer keeps for each element, in order, torch.optim's: Adam,
+/// Names of the fp32 state tensors an optimizer keeps for each element, in order, torch.optim's: Adam,
 /// AdamW, LAMB {"exp_avg", "exp_avg_sq"}; SGD {"momentum_buffer"}, or none without momentum; Adagrad {"sum"};
 /// Lion {"exp_avg"}. Every state starts at zero.
 std::vector<std::string_view> state_names(OptimizerKind kind, const Hyper& hyper);
 
-/// Local. |weights| / |update| within [min_coeff, max_coeff]; 1 when either norm is zero.
+/// |weights| / |update| within [min_coeff, max_coeff]; 1 when either norm is zero.
 double lamb_trust_ratio(const Hyper& hyper, const LambPart& total);
 
 }  // namespace tessera::kernels

@@ -1,6 +1,6 @@
 // The passes over flat shards: squared norm with finiteness, and unscale + clip + optimizer update + cast in
 // one read and write. One interface; the device of the tensors picks the CPU or the CUDA implementation. All
-// tensors are one-dimensional and contiguous; slices may start at any element. Local. On the CPU torch's
+// tensors are one-dimensional and contiguous; slices may start at any element. On the CPU torch's
 // intra-op threads share the work without changing a bit. On CUDA the work goes to the current stream, many
 // segments in one launch, and nothing waits for it: sums stay on the device until the caller brings them to
 // the host, all at once. (first_nonfinite, and the functions that return sums, wait.) Scratch comes from

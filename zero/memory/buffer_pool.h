@@ -30,7 +30,7 @@ class BufferPool {
         max_bytes_(max_bytes),
         allocate_(std::move(allocate)) {}
 
-  /// Local. A uint8 tensor of at least `bytes`; contents unspecified.
+  /// A uint8 tensor of at least `bytes`; contents unspecified.
   at::Tensor acquire(int64_t bytes);
   void give_back(at::Tensor buffer);
 

@@ -7,7 +7,7 @@
 
 namespace tessera::zero {
 
-/// Local. `pin_memory`: host_memory() is page-locked, which copies beside the device's work need. Throws
+/// `pin_memory`: host_memory() is page-locked, which copies beside the device's work need. Throws
 /// Error when CUDA cannot be used.
 std::shared_ptr<DeviceLink> make_cuda_link(at::Device device, bool pin_memory);
 

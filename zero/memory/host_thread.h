@@ -14,7 +14,7 @@
 
 namespace tessera::zero {
 
-/// Local. To be called by a thread that makes calls to a CUDA device, before the first: libtorch's guards put
+/// To be called by a thread that makes calls to a CUDA device, before the first: libtorch's guards put
 /// back the device that was current before them, and where that was never set they make a context on device
 /// 0.
 void set_device_of_thread(at::Device device);

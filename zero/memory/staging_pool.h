@@ -25,9 +25,9 @@ class StagingPool {
   StagingPool(DeviceLink& link, int num_buffers, std::function<at::Tensor(int64_t bytes)> allocate)
       : link_(link), num_buffers_(num_buffers), allocate_(std::move(allocate)) {}
 
-  /// Local. At least `bytes`.
+  /// At least `bytes`.
   Buffer take(int64_t bytes);
-  /// Local. The copy that ends at `buffer.free` is the last that uses it.
+  /// The copy that ends at `buffer.free` is the last that uses it.
   void give_back(Buffer buffer);
 
  private:

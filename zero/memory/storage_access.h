@@ -8,11 +8,10 @@
 
 namespace tessera::zero {
 
-/// Local. From now on access throws c10::Error with the message `why`.
+/// From now on access throws c10::Error with the message `why`.
 void refuse_access(c10::StorageImpl& storage, std::string why);
-/// Local. Access works again, or is refused again with the message given last.
+/// Access works again, or is refused again with the message given last.
 void set_access_refused(c10::StorageImpl& storage, bool refused);
-/// Local.
 bool is_access_refused(const c10::StorageImpl& storage);
 
 }  // namespace tessera::zero

@@ -23,11 +23,11 @@ namespace tessera::zero {
 class StreamOrder {
  public:
   explicit StreamOrder(c10::Device device) : device_(device) {}
-  /// Local. What is given to this thread's current stream from now on comes after what has been given so far
+  /// What is given to this thread's current stream from now on comes after what has been given so far
   /// to the stream that was current in the call before. Where that is another one, `leave` is called first,
   /// with it as the current stream.
   void follow(c10::function_ref<void()> leave = [] {});
-  /// Local. Work on this thread's current stream uses the memory: when it is freed, it is not used anew
+  /// Work on this thread's current stream uses the memory: when it is freed, it is not used anew
   /// before what has been given to that stream by then is done.
   void uses(const at::DataPtr& memory) const;
   void uses(const at::Tensor& tensor) const {

@@ -48,7 +48,7 @@ struct UnitHandle : std::enable_shared_from_this<UnitHandle> {
   int64_t bytes = 0;
 };
 
-/// Local. The handle of the unit whose memory `storage` is, or null.
+/// The handle of the unit whose memory `storage` is, or null.
 UnitHandle* find_unit(const c10::StorageImpl& storage);
 
 /// Owns the storage binding of one unit. Not thread-safe.

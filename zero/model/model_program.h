@@ -22,9 +22,9 @@ namespace tessera::zero {
 /// and the numbers that TorchScript gives to classes of one name.
 using Program = std::vector<std::pair<std::string, std::string>>;
 
-/// Local. The module tree, each module as it prints itself. (Of compiled code nothing else is known.)
+/// The module tree, each module as it prints itself. (Of compiled code nothing else is known.)
 Program program_of(const torch::nn::Module& model);
-/// Local. The code of all methods and of the functions that they call, with constants, and attributes that
+/// The code of all methods and of the functions that they call, with constants, and attributes that
 /// are neither parameters nor buffers.
 Program program_of(const torch::jit::Module& model);
 

@@ -45,27 +45,27 @@ struct ModelView {
   std::function<Program()> program = nullptr;
 };
 
-/// Local. Both throw ConfigError naming a view of a parameter that they find. `deferred`: what made the model
+/// Both throw ConfigError naming a view of a parameter that they find. `deferred`: what made the model
 /// without its values; null: they are there.
 ModelView view_of(const torch::nn::Module& model, DeferredModel* deferred = nullptr);
 ModelView view_of(const torch::jit::Module& model, DeferredModel* deferred = nullptr);
-/// Local. Throws ConfigError for a model that uses torch.jit.fork where parameters are sharded:
+/// Throws ConfigError for a model that uses torch.jit.fork where parameters are sharded:
 /// one thread at a time may run it there.
 void refuse_forks(const ModelView& model, const Sharding& sharding);
-/// Local. The view's parameters alone.
+/// The view's parameters alone.
 std::vector<NamedTensor> parameters_of(const torch::nn::Module& model);
 std::vector<NamedTensor> parameters_of(const torch::jit::Module& model);
-/// Local. Whether these are the model's parameters still, the same tensors in the same order. Cheap enough
+/// Whether these are the model's parameters still, the same tensors in the same order. Cheap enough
 /// for every step: names are not looked at.
 bool holds(const torch::nn::Module& model, const std::vector<NamedTensor>& parameters);
 bool holds(const torch::jit::Module& model, const std::vector<NamedTensor>& parameters);
 
-/// Local. Throws ConfigError naming a tensor beside the model's parameters that lies in their memory: it
+/// Throws ConfigError naming a tensor beside the model's parameters that lies in their memory: it
 /// would stay at the first values, as the parameters move into the engine's memory. That is one of the
 /// model's buffers, or, where members could not be searched, any tensor that somebody holds. Where they were,
 /// such a tensor is outside of the model: `warn` is told, once.
 void refuse_other_holders(const ModelView& model, const std::function<void(const std::string&)>& warn);
-/// Local. `held`: what the model holds, by name. Throws ConfigError naming the first that is no parameter but
+/// `held`: what the model holds, by name. Throws ConfigError naming the first that is no parameter but
 /// lies in one's memory.
 void refuse_views(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& held);
 
@@ -75,7 +75,7 @@ struct ParameterList {
   std::vector<at::Tensor> tensors;   ///< specs[i]'s
 };
 
-/// Local. Throws ConfigError naming the parameter that cannot be sharded: fp64 or complex, sparse,
+/// Throws ConfigError naming the parameter that cannot be sharded: fp64 or complex, sparse,
 /// expanded, or overlapping the memory of another one. `compute_dtype` is every parameter's; with
 /// fp32 they keep the dtypes they have.
 ParameterList list_parameters(const ModelView& model, DType compute_dtype);

@@ -55,7 +55,7 @@ class ModuleState {
   virtual void set_extra_state(const std::string& /*name*/, const at::Tensor& /*value*/) {}
 };
 
-/// Local. `model` must outlive it.
+/// `model` must outlive it.
 std::shared_ptr<ModuleState> state_of(const torch::nn::Module& model);
 std::shared_ptr<ModuleState> state_of(const torch::jit::Module& model);
 
@@ -67,16 +67,16 @@ struct BufferKind {
 };
 inline BufferKind kind_of(const at::Tensor& tensor) { return {tensor.scalar_type(), tensor.sizes().vec()}; }
 
-/// Local. Why the tensor cannot be saved or sent as bytes ("is quantized (QInt8)"); "": it can.
+/// Why the tensor cannot be saved or sent as bytes ("is quantized (QInt8)"); "": it can.
 std::string no_bytes(const at::Tensor& tensor);
-/// Local. (bytes) uint8 on the tensor's device: its elements, row-major; the tensor's own memory where that
+/// (bytes) uint8 on the tensor's device: its elements, row-major; the tensor's own memory where that
 /// is contiguous. no_bytes() must be "".
 at::Tensor bytes_of_elements(const at::Tensor& tensor);
-/// Local. The inverse: `bytes` contiguous.
+/// The inverse: `bytes` contiguous.
 at::Tensor from_bytes(const at::Tensor& bytes, const BufferKind& kind);
-/// Local. Whether write_buffer() into a buffer of type `to` keeps the meaning of values of type `from`.
+/// Whether write_buffer() into a buffer of type `to` keeps the meaning of values of type `from`.
 bool converts(at::ScalarType from, at::ScalarType to);
-/// Local. Gives a module's tensor `value`: in place where shape and dtype are equal, or `keep_dtype`; else
+/// Gives a module's tensor `value`: in place where shape and dtype are equal, or `keep_dtype`; else
 /// the tensor gets other memory. The tensor stays the same one, on its device.
 void write_buffer(at::Tensor tensor, const at::Tensor& value, bool keep_dtype);
 

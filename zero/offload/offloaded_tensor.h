@@ -22,19 +22,19 @@ class OffloadedTensor {
     kOverwrite,  ///< contents are unspecified until written: nothing is read
   };
 
-  /// Local. (numel) zeros.
+  /// (numel) zeros.
   OffloadedTensor(OffloadStore& store, int64_t numel, at::ScalarType dtype, std::string description);
   ~OffloadedTensor();
   OffloadedTensor(const OffloadedTensor&) = delete;
 
   /// Readable between acquire() and release(). Always the same storage: views of it stay valid.
   const at::Tensor& tensor() const { return memory_.full(); }
-  /// Local. Waits until the tensor is in memory, and starts reading what comes next. Counted: as many
+  /// Waits until the tensor is in memory, and starts reading what comes next. Counted: as many
   /// release() follow. Throws Error.
   void acquire(Access access);
-  /// Local. Starts writing what was changed, unless it is used again soon.
+  /// Starts writing what was changed, unless it is used again soon.
   void release();
-  /// Local. These, of one store, come next, outside of the order of a step: see OffloadStore::expect().
+  /// These, of one store, come next, outside of the order of a step: see OffloadStore::expect().
   static void expect(const std::vector<OffloadedTensor*>& tensors) {
     if (!tensors.empty()) tensors.front()->store_.expect(tensors);
   }

@@ -6,7 +6,7 @@
 // sums shard r, the parts are all-gathered and added in rank order. The update itself is
 // elementwise. So nothing depends on the stage.
 //
-// [Note: parameters without a gradient]
+// Parameters without a gradient.
 // A parameter that received no gradient on any rank is left alone, step count and moments included, as
 // torch.optim leaves parameters whose .grad is None. Hence each parameter has its own step count.
 //
@@ -51,20 +51,20 @@ class ShardedOptimizer {
     HostThread* host = nullptr;
   };
 
-  /// Local. Gives the trainable units their states: zeros. Layout and units must outlive it.
+  /// Gives the trainable units their states: zeros. Layout and units must outlive it.
   ShardedOptimizer(const Layout& layout, std::vector<ParamUnit>& units, comm::CommunicatorPtr comm,
                    const Options& options);
 
-  /// Local; Collective for LAMB, whose trust ratios need each parameter's norms over all shards. An update of
+  /// Collective for LAMB, whose trust ratios need each parameter's norms over all shards. An update of
   /// values and masters begins; `grad_scale` multiplies the gradients first. `used`: by parameter, what to
   /// update. `order`: units, as they will be updated. `gradients` must outlive the update.
   void begin_step(const GradientReducer& gradients, double grad_scale, const std::vector<bool>& used,
                   const std::vector<int>& order);
-  /// Local. Updates the unit, if it has not been since begin_step(). Throws Error when the disk fails.
+  /// Updates the unit, if it has not been since begin_step(). Throws Error when the disk fails.
   void update(ParamUnit& unit);
-  /// Local. Updates all units that have not been.
+  /// Updates all units that have not been.
   void finish_step();
-  /// Local. After an update that failed: leaves the units that have not been updated as they are. All of the
+  /// After an update that failed: leaves the units that have not been updated as they are. All of the
   /// state is to be replaced.
   void drop_step();
 
@@ -73,7 +73,7 @@ class ShardedOptimizer {
   const std::vector<std::string>& state_names() const { return state_names_; }
   /// Updates a parameter has had (Adam's step count), those to come of the step that has begun included.
   int64_t steps(int parameter) const { return steps_[parameter]; }
-  /// Local. Continues from a checkpoint.
+  /// Continues from a checkpoint.
   void set_steps(int parameter, int64_t steps) { steps_[parameter] = steps; }
 
  private:
@@ -138,7 +138,7 @@ class ShardedOptimizer {
   std::pair<int, StagingPool::Buffer> next_gradient_ = {-1, {}};  // by unit: on its way
 };
 
-/// Local. Names of the states that each trainable element has. Throws ConfigError for an update rule's name
+/// Names of the states that each trainable element has. Throws ConfigError for an update rule's name
 /// that a checkpoint could not hold.
 std::vector<std::string> state_names_of(const ShardedOptimizer::Options& options);
 

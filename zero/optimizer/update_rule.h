@@ -44,7 +44,7 @@ class UpdateRule {
   virtual std::string name() const = 0;
   /// Names of the states, in order; they stand in checkpoints.
   virtual std::vector<std::string> state_names() const = 0;
-  /// Local. On the device of the tensors, by torch's operators (no gradient is recorded) or on their memory:
+  /// On the device of the tensors, by torch's operators (no gradient is recorded) or on their memory:
   /// they are contiguous, and slices may begin at any element.
   virtual void update(const Elements& elements, const Step& step) const = 0;
 };

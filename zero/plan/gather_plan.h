@@ -45,7 +45,7 @@ struct GatherPlan {
   int num_gathers = 0;
 };
 
-/// Local. `unsharded`: the units already there when the pass starts. The budget is exceeded only where one
+/// `unsharded`: the units already there when the pass starts. The budget is exceeded only where one
 /// operator needs more units than it allows.
 GatherPlan make_plan(const Trace& trace, std::set<int> unsharded, const PlanBudget& budget);
 

@@ -26,7 +26,7 @@ struct Range {
   bool operator==(const Range&) const = default;
 };
 
-/// Local. The elements both ranges hold (empty: numel() == 0).
+/// The elements both ranges hold (empty: numel() == 0).
 Range intersect(Range a, Range b);
 
 struct ParameterSpec {

@@ -53,7 +53,7 @@ struct StateElements {
   bool trainable = true;
 };
 
-/// Local. What a rank holds of them on `tier`, between steps.
+/// What a rank holds of them on `tier`, between steps.
 inline StateBytes state_bytes(const StateElements& whole, const StateModel& model,
                               Tier tier = Tier::kDevice) {
   StateBytes bytes;
@@ -81,7 +81,7 @@ inline StateBytes state_bytes(const StateElements& whole, const StateModel& mode
   return bytes;
 }
 
-/// Local. `numel` elements over `world` ranks; rounded up where they do not divide.
+/// `numel` elements over `world` ranks; rounded up where they do not divide.
 inline StateElements elements_of(int64_t numel, int64_t world, DType dtype, bool trainable,
                                  GroupSizes groups) {
   const auto part = [&](int64_t size) { return (numel + size - 1) / size; };
@@ -93,7 +93,7 @@ inline StateElements elements_of(int64_t numel, int64_t world, DType dtype, bool
           .trainable = trainable};
 }
 
-/// Local. Padding included, so it is exact.
+/// Padding included, so it is exact.
 inline StateBytes model_state_bytes(const Layout& layout, const StateModel& model,
                                     Tier tier = Tier::kDevice) {
   StateBytes bytes;
@@ -106,7 +106,7 @@ inline StateBytes model_state_bytes(const Layout& layout, const StateModel& mode
   return bytes;
 }
 
-/// Local. For a model of which only the number of (trainable) parameters is known: without padding, which
+/// For a model of which only the number of (trainable) parameters is known: without padding, which
 /// depends on the layout. With bf16, gradients accumulated in bf16 and Adam's two moments these are the
 /// numbers of Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models"
 /// (2020), figure 1: 16 bytes a parameter.
@@ -115,7 +115,7 @@ inline StateBytes estimate_state_bytes(int64_t num_parameters, int world_size, D
   return state_bytes(elements_of(num_parameters, world_size, dtype, true, model.groups), model, tier);
 }
 
-/// Local. The smallest world, up to `num_parameters` ranks, of which `fits(world)` is true; it is
+/// The smallest world, up to `num_parameters` ranks, of which `fits(world)` is true; it is
 /// true of all larger ones then. 0: none.
 template <class Fits>
 int64_t smallest_fitting_world(int64_t num_parameters, const Fits& fits) {
@@ -130,7 +130,7 @@ int64_t smallest_fitting_world(int64_t num_parameters, const Fits& fits) {
   return high;
 }
 
-/// Local. The smallest world in which a rank's model state is at most `budget_bytes`; 0: in none, because
+/// The smallest world in which a rank's model state is at most `budget_bytes`; 0: in none, because
 /// what the stage does not shard is more.
 inline int64_t smallest_world(int64_t num_parameters, DType dtype, const StateModel& model,
                               int64_t budget_bytes) {

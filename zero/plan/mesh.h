@@ -70,7 +70,7 @@ struct Mesh {
   }
 };
 
-/// Local. `sizes` divide `world`.
+/// `sizes` divide `world`.
 inline Mesh mesh_of(GroupSizes sizes, int world, int rank) {
   Mesh mesh;
   mesh.world = world;

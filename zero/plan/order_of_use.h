@@ -21,7 +21,7 @@ class OrderOfUse {
  public:
   explicit OrderOfUse(PlanBudget budget) : budget_(std::move(budget)) {}
 
-  // Local. A pass begins, ends as it should, or is left in the middle.
+  // A pass begins, ends as it should, or is left in the middle.
   void begin(Pass pass);
   /// `trace`: what rank 0 has recorded; the order of such passes from now on, unless it is empty.
   void end(Trace trace);

@@ -52,7 +52,7 @@ struct Placement {
   bool operator==(const Placement&) const = default;
 };
 
-/// Local. Of a trainable or a frozen unit. `one_copy_a_host`: the ranks share memory (which stays in memory:
+/// Of a trainable or a frozen unit. `one_copy_a_host`: the ranks share memory (which stays in memory:
 /// what is on disk is each rank's own). `second_copy`: of sharded units there is one; a host's copy needs
 /// none.
 constexpr Placement place(Sharding sharding, bool trainable, bool one_copy_a_host, Tiers tiers = {},

@@ -18,7 +18,7 @@ struct Sharding {
 
 inline constexpr int kMaxStage = 3;
 
-/// Local. stage in 0 … kMaxStage.
+/// Stage in 0 … kMaxStage.
 constexpr Sharding sharding_of(int stage) {
   return {.parameters = stage >= 3, .gradients = stage >= 2, .optimizer = stage >= 1};
 }

@@ -50,7 +50,7 @@ class GradientAccumulator {
   GradientAccumulator(const Layout& layout, std::vector<ParamUnit>& units, std::vector<at::Tensor> parameters,
                       const Options& options);
 
-  /// Local. What Options::max_waiting_bytes should be.
+  /// What Options::max_waiting_bytes should be.
   static int64_t max_waiting_bytes(at::Device device);
 
   /// `first`: the accumulators start anew.

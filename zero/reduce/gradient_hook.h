@@ -12,7 +12,7 @@ namespace tessera::zero {
 
 class GradientHook : public torch::autograd::PostAccumulateGradHook {
  public:
-  /// Local. `owner`: for remove().
+  /// `owner`: for remove().
   static void install(const void* owner, const at::Tensor& tensor, std::function<void()> function) {
     auto hook = std::make_unique<GradientHook>();
     hook->owner_ = owner;
@@ -21,7 +21,7 @@ class GradientHook : public torch::autograd::PostAccumulateGradHook {
     torch::autograd::impl::set_post_acc_grad_hooks(tensor, std::move(hook));
   }
 
-  /// Local. Whether the owner's hook is in the tensor's chain: whoever sets hooks of his own anew has
+  /// Whether the owner's hook is in the tensor's chain: whoever sets hooks of his own anew has
   /// replaced it.
   static bool is_installed(const void* owner, const at::Tensor& tensor) {
     const auto* hook = dynamic_cast<GradientHook*>(torch::autograd::impl::post_acc_grad_hooks(tensor).get());
@@ -30,7 +30,7 @@ class GradientHook : public torch::autograd::PostAccumulateGradHook {
     return hook != nullptr;
   }
 
-  /// Local. Takes the owner's hook out of the tensor's chain, wherever in it.
+  /// Takes the owner's hook out of the tensor's chain, wherever in it.
   static void remove(const void* owner, const at::Tensor& tensor) {
     auto* link = &torch::autograd::impl::post_acc_grad_hooks(tensor);
     while (auto* hook = dynamic_cast<GradientHook*>(link->get())) {

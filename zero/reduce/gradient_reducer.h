@@ -55,7 +55,7 @@ class GradientReducer {
                   comm::CommunicatorPtr comm, const ReducerOptions& options);
   ~GradientReducer();
 
-  /// Local. `first`: the accumulators start anew. `boundary`: the last micro-step before an update.
+  /// `first`: the accumulators start anew. `boundary`: the last micro-step before an update.
   void begin_backward(bool first, bool boundary);
   /// Collective. Issues and waits for whatever is left. Throws CommError.
   void finish_backward();
@@ -63,11 +63,11 @@ class GradientReducer {
   /// Collective. In place of finish_backward() for a backward that will not be finished: issues and waits for
   /// what is left of it, which the other ranks may be waiting for. Throws CommError.
   void drop_backward();
-  /// Local. Drops all gradients; the next backward starts anew. Not in a backward.
+  /// Drops all gradients; the next backward starts anew. Not in a backward.
   void drop();
   bool at_boundary() const { return boundary_; }
 
-  /// Local. Units that received gradients after their reduction had been issued (a parameter used again by
+  /// Units that received gradients after their reduction had been issued (a parameter used again by
   /// re-entrant recomputation), one flag each. Ranks agree on them and then all call reduce_late with the
   /// same units.
   std::vector<bool> late_units() const;
@@ -79,19 +79,19 @@ class GradientReducer {
   at::Tensor shard(const ParamUnit& unit) const;
   /// (piece numel) the part of shard() that this rank alone answers for.
   at::Tensor piece(const ParamUnit& unit) const;
-  /// Local. (units, 2) fp64 on the device, after a boundary's finish_backward: of each trainable unit's
+  /// (units, 2) fp64 on the device, after a boundary's finish_backward: of each trainable unit's
   /// piece() the sum of squares of the finite elements, and the number of the others. Does not wait for the
   /// device.
   at::Tensor norms() const;
   /// Whether a gradient came for the parameter on this rank since the accumulators started anew.
   const std::vector<bool>& used() const { return gradients_.used(); }
 
-  /// [Note: sums are left where they are]
+  /// Sums are left where they are.
   /// At stage 0 every rank needs the whole sum, to be read once, by the update. Where ranks see each other's
   /// memory each sums its slice, and the others read it there: reduced() instead of an all-gather.
   /// done_reading() then says when all have read.
   bool reads_peers() const { return reads_peers_; }
-  /// Local. The reduced sum of `range` (in the unit's elements, within one rank's shard); as shard()
+  /// The reduced sum of `range` (in the unit's elements, within one rank's shard); as shard()
   /// otherwise.
   at::Tensor reduced(const ParamUnit& unit, Range range) const;
   /// Collective, does not wait. This rank has read what it wanted of reduced().
@@ -99,7 +99,7 @@ class GradientReducer {
 
   // Where the reductions' order is not this class's alone: see [Note: one order on a device] in residency.h.
   bool under_way() const { return gradients_.in_backward(); }
-  /// Local. Of the backward under way: reductions that could be issued, in the agreed order (in the
+  /// Of the backward under way: reductions that could be issued, in the agreed order (in the
   /// first backward: units complete so far), and those that have been.
   int num_ready() const;
   int num_issued() const { return under_way() ? queue_->num_issued() : 0; }

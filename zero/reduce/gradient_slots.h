@@ -29,10 +29,10 @@ class GradientSlots {
   GradientSlots(comm::Communicator& comm, const std::vector<int64_t>& numels, int num_slots,
                 const at::TensorOptions& like);
 
-  /// Local. Elements of the buffer.
+  /// Elements of the buffer.
   static int64_t total_numel(const std::vector<int64_t>& numels, int num_slots);
 
-  /// Local. The order has changed: `numels` by place in the new one. No slot may be in use.
+  /// The order has changed: `numels` by place in the new one. No slot may be in use.
   void arrange(const std::vector<int64_t>& numels);
   /// (numel of the unit at `place`) its slot.
   at::Tensor view(int place) const { return buffer_.narrow(0, slots_[place].offset, slots_[place].numel); }

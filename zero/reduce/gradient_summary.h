@@ -38,7 +38,7 @@ GradientSummary summarize(const Layout& layout, std::vector<ParamUnit>& units,
 /// whatever is in flight.
 at::Tensor all_gather_pieces(comm::Communicator& comm, at::Device device, const std::vector<at::Tensor>& mine,
                              const Mesh& mesh, std::string_view label);
-/// Local. (n) fp64 zeros of the host's memory, from which `device` copies without a wait.
+/// (n) fp64 zeros of the host's memory, from which `device` copies without a wait.
 at::Tensor to_be_copied(int64_t numel, at::Device device);
 
 }  // namespace tessera::zero

@@ -47,9 +47,9 @@ class ReductionQueue {
   /// `order`: indices of the units to reduce.
   ReductionQueue(std::vector<ParamUnit>& units, std::vector<int> order, const Options& options);
 
-  /// Local. A backward begins: nothing has been issued.
+  /// A backward begins: nothing has been issued.
   void begin();
-  /// Local. Another order, of the same units. Nothing may be in flight.
+  /// Another order, of the same units. Nothing may be in flight.
   void set_order(std::vector<int> order);
   const std::vector<int>& order() const { return order_; }
   int size() const { return static_cast<int>(order_.size()); }
@@ -61,12 +61,12 @@ class ReductionQueue {
   ParamUnit& next() { return units_[order_[num_issued_]]; }
   /// Of the units in order: those issued, and those after them that lack no gradient.
   int num_ready() const;
-  /// Local. next() has been issued: its gradient.reduction is in flight.
+  /// Next() has been issued: its gradient.reduction is in flight.
   void issued() { ++num_issued_; }
 
   /// How a hook waits, now.
   Wait in_hook() const;
-  /// Local. Waits for the oldest reduction in flight, and returns its unit; null when that takes a wait which
+  /// Waits for the oldest reduction in flight, and returns its unit; null when that takes a wait which
   /// `wait` does not allow. Throws CommError.
   ParamUnit* complete_next(Wait wait);
   /// False for some passes once a wait has reached the limit.

@@ -25,11 +25,11 @@ class TakenGradients {
   ~TakenGradients();
   TakenGradients(const TakenGradients&) = delete;
 
-  /// Local. Fills grad() of the trainable parameters that are `used` (by parameter) and have none.
+  /// Fills grad() of the trainable parameters that are `used` (by parameter) and have none.
   void stand_in(const std::vector<bool>& used);
-  /// Local. Empties it again. Throws Error naming a parameter whose grad() is not what stand_in() has left.
+  /// Empties it again. Throws Error naming a parameter whose grad() is not what stand_in() has left.
   void leave();
-  /// Local. grad() may be anything from now on.
+  /// Grad() may be anything from now on.
   void forget();
 
  private:

@@ -139,36 +139,36 @@ class ParamUnit {
   const at::Tensor& values() const { return placement.updates_shard ? shard : memory.full(); }
   /// The part of `flat`, (numel), that this rank updates.
   at::Tensor local(const at::Tensor& flat) const;
-  /// Local. All that this rank updates, or its piece alone, at every stage alike.
+  /// All that this rank updates, or its piece alone, at every stage alike.
   LocalState local_state() const;
   LocalState piece_state() const;
-  /// Local. Masters beside the values: of another dtype, or on the host.
+  /// Masters beside the values: of another dtype, or on the host.
   bool has_own_master() const {
     return spec.trainable && (spec.dtype != DType::kFloat32 || placement.copies_updates_up());
   }
-  /// Local. What this rank holds on `tier` between steps, measured from the tensors.
+  /// What this rank holds on `tier` between steps, measured from the tensors.
   StateBytes bytes(Tier tier = Tier::kDevice) const;
 
   UnitGradient gradient;
   UnitUse use;
 
   // -- state on disk; see [Note: state on disk]. Does nothing for pieces that are in memory anyhow --
-  /// Local. (numel) zeros on that piece's tier.
+  /// (numel) zeros on that piece's tier.
   at::Tensor make(Pieces piece, int64_t numel, at::ScalarType dtype, const std::string& what);
   std::vector<OffloadedTensor*> on_disk(Pieces pieces) const;
-  /// Local. Of which `tensor` is a view; null: of none.
+  /// Of which `tensor` is a view; null: of none.
   OffloadedTensor* find_on_disk(const at::Tensor& tensor) const;
   bool is_on_disk(Pieces pieces) const { return !on_disk(pieces).empty(); }
-  /// Local. Around every use of the pieces' tensors: see InMemory. Throws Error.
+  /// Around every use of the pieces' tensors: see InMemory. Throws Error.
   void acquire(Pieces pieces, OffloadedTensor::Access access);
   void release(Pieces pieces);
 
-  /// Local. Where the update is computed on the host: the values on the device are the new ones from `moment`
+  /// Where the update is computed on the host: the values on the device are the new ones from `moment`
   /// on.
   void values_arrive(MomentPtr moment) { arrival_ = copied_up_ = std::move(moment); }
-  /// Local. What is given to the device's current stream from now on sees them.
+  /// What is given to the device's current stream from now on sees them.
   void follow_values();
-  /// Local. Waits until the accumulator on the host has what was reduced; until no copy to the device reads
+  /// Waits until the accumulator on the host has what was reduced; until no copy to the device reads
   /// what is on the host.
   void wait_for_gradient() const;
   void wait_for_copies_up() const;
@@ -181,23 +181,23 @@ class ParamUnit {
   /// Collective. Issues the all-gather of the shards into the buffer that `memory` holds, which is guarded
   /// until wait_for_unshard(): over `comm`, or, of the second copy, over `secondary_comm`. Throws CommError.
   void unshard(comm::Communicator& comm, comm::Communicator* secondary_comm);
-  /// Local. The second copy is current: the next gather is of it.
+  /// The second copy is current: the next gather is of it.
   bool secondary_current() const { return secondary_current_; }
-  /// Local. The shards have new values, or will have before they are gathered.
+  /// The shards have new values, or will have before they are gathered.
   void values_changed() { secondary_current_ = false; }
-  /// Local. Waits for the gather in flight and makes the memory readable. False when there was none. Throws
+  /// Waits for the gather in flight and makes the memory readable. False when there was none. Throws
   /// CommError.
   bool wait_for_unshard();
-  /// Local. Gives the buffer back. No gather may be in flight.
+  /// Gives the buffer back. No gather may be in flight.
   void reshard(BufferPool& pool);
-  /// Local. After a failure: what memory.refuse() has made unreadable is readable again where its buffer has
+  /// After a failure: what memory.refuse() has made unreadable is readable again where its buffer has
   /// the unit's values. Returns whether it is, or the unit has no buffer. No gather may be in flight.
   bool readable_again();
 
-  /// Local. Of a host-shared unit: from the first on, writes of this rank go to a copy of its own, until the
+  /// Of a host-shared unit: from the first on, writes of this rank go to a copy of its own, until the
   /// end.
   void begin_private_writes(BufferPool& pool);
-  /// Local. Each rank of a host writes its part of what all of them have in their copies to the memory they
+  /// Each rank of a host writes its part of what all of them have in their copies to the memory they
   /// share.
   void publish_private_writes(const comm::PlaceOnHost& place);
   void end_private_writes(BufferPool& pool);
@@ -222,7 +222,7 @@ class ParamUnit {
   at::Tensor common_;    // the host-shared buffer while a private copy is bound
 };
 
-/// Local. Where the buffers of all units are; the CPU where there are no units.
+/// Where the buffers of all units are; the CPU where there are no units.
 at::Device device_of(const std::vector<ParamUnit>& units);
 
 /// Keeps pieces of a unit in memory during its lifetime.

@@ -23,15 +23,15 @@ namespace tessera::zero {
 /// Not thread-safe. `parameters[i]` is Layout parameter i. Layout and units must outlive it.
 class ParameterVersions {
  public:
-  /// Local. The values that the parameters have now are allowed.
+  /// The values that the parameters have now are allowed.
   ParameterVersions(const Layout& layout, const std::vector<ParamUnit>& units,
                     std::vector<at::Tensor> parameters);
 
-  /// Local. The value that the parameter has now is allowed.
+  /// The value that the parameter has now is allowed.
   void allow(int parameter);
-  /// Local. The engine has written the parameter, in a way that autograd has not seen: it is told now.
+  /// The engine has written the parameter, in a way that autograd has not seen: it is told now.
   void written_by_engine(int parameter);
-  /// Local. A few loads a parameter. Throws Error naming the first parameter whose memory was replaced
+  /// A few loads a parameter. Throws Error naming the first parameter whose memory was replaced
   /// (model->to(), set_data()), or that was written otherwise.
   void check() const;
 

@@ -36,11 +36,11 @@ struct Vectors {
   /// last vector's first.
   void backward(const Factors& factors, std::vector<int> order = {}, bool first = true, bool boundary = true);
 
-  /// Local. Whether this rank's shard of every unit is what plain tensors say for gradients of `factors`, and
+  /// Whether this rank's shard of every unit is what plain tensors say for gradients of `factors`, and
   /// zeros where it is padding. `tolerance` is relative to each element.
   ::testing::AssertionResult hold(const Factors& factors, double tolerance = 0) const;
 
-  /// Local. The most slots in use at the beginning of any hook, or when a reduction was issued.
+  /// The most slots in use at the beginning of any hook, or when a reduction was issued.
   int most_slots_in_use() const { return most_slots_in_use_; }
   /// Called at the beginning of every hook.
   std::function<void()> at_hook;
