@@ -34,17 +34,17 @@ constexpr const char* kCudaGenerator = "rng_cuda";
 }  // namespace
 
 /// Null: there is none yet.
-std::shared_ptr<zero::DeviceLink> Engine::page_locked_link() const {
+std::shared_ptr<zero::HostTransfer> Engine::page_locked_transfer() const {
   const ZeroConfig& zero = config_.zero;
   const bool pins = zero.offload_optimizer.pin_memory || zero.offload_param.pin_memory;
-  return pins && sharded_->link() ? sharded_->link() : options_.device_link;
+  return pins && sharded_->transfer() ? sharded_->transfer() : options_.host_transfer;
 }
 
 CheckpointWriter& Engine::checkpoint_writer() {
   if (!checkpoint_writer_)
     checkpoint_writer_ =
         std::make_unique<CheckpointWriter>(*sharded_, config_.zero.stage, config_.checkpoint, options_.log,
-                                           CheckpointWriter::Where{.link = page_locked_link()});
+                                           CheckpointWriter::Where{.transfer = page_locked_transfer()});
   return *checkpoint_writer_;
 }
 
@@ -132,8 +132,8 @@ zero::StateBytes Engine::measured_bytes(zero::Tier tier) const {
 
 int64_t Engine::pinned_bytes() const {
   int64_t bytes = sharded_->pinned_bytes();
-  if (checkpoint_writer_ && checkpoint_writer_->link() && checkpoint_writer_->link() != sharded_->link())
-    bytes += checkpoint_writer_->link()->pinned_bytes();
+  if (checkpoint_writer_ && checkpoint_writer_->transfer() && checkpoint_writer_->transfer() != sharded_->transfer())
+    bytes += checkpoint_writer_->transfer()->pinned_bytes();
   return bytes;
 }
 

@@ -19,7 +19,7 @@
 #include "engine/cpu_batch_norm.h"
 #include "engine/optimizer/optimizer_setup.h"
 #include "engine/same_config.h"
-#include "zero/memory/cuda_link.h"
+#include "zero/memory/cuda_host_transfer.h"
 
 namespace tessera {
 namespace {
@@ -73,7 +73,7 @@ void check_tiers(const ZeroConfig& zero, const zero::Tiers& tiers, const zero::S
 void set_tiers(const ZeroConfig& zero, const InitOptions& init, int world_size,
                zero::ShardedModelOptions& options) {
   zero::Tiers& tiers = options.tiers;
-  tiers.host_apart = !init.device.is_cpu() || init.device_link != nullptr;
+  tiers.host_apart = !init.device.is_cpu() || init.host_transfer != nullptr;
   tiers.optimizer = tier_of(zero.offload_optimizer, tiers.host_apart);
   tiers.parameters = tier_of(zero.offload_param, tiers.host_apart);
   check_tiers(zero, tiers, options.sharding, world_size);
@@ -89,7 +89,7 @@ void set_tiers(const ZeroConfig& zero, const InitOptions& init, int world_size,
                                 (parameters ? zero.offload_param.buffer_count : 0);
   if (!tiers.host_apart || !tiers.any_below_device()) return;
   const bool pin = zero.offload_optimizer.pin_memory || zero.offload_param.pin_memory;
-  options.link = init.device_link ? init.device_link : zero::make_cuda_link(init.device, pin);
+  options.transfer = init.host_transfer ? init.host_transfer : zero::make_cuda_host_transfer(init.device, pin);
 }
 
 zero::ShardedModelOptions sharding_options(const EngineConfig& config, const InitOptions& init,

@@ -129,7 +129,7 @@ void ShardedModel::begin_replacing(std::string_view call) {
       Error(str(call, " failed half-way, and the parameters are neither old nor new")));
   parameters_incomplete_ = true;
   residency_->wait_all();
-  if (options_.link) options_.link->wait_for_all();  // copies read what is replaced
+  if (options_.transfer) options_.transfer->synchronize();  // copies read what is replaced
 }
 
 void ShardedModel::end_replacing() {

@@ -91,7 +91,7 @@ ShardedModel::~ShardedModel() {
   }
   host_thread_.reset();
   try {
-    if (options_.link) options_.link->wait_for_all();  // then no copy uses what goes now
+    if (options_.transfer) options_.transfer->synchronize();  // then no copy uses what goes now
   } catch (const std::exception&) {
     // What failed on the device is known.
   }
@@ -136,7 +136,7 @@ void ShardedModel::move_into_units(DeferredModel* deferred) {
                                     .device = options_.device,
                                     .mesh = mesh_,
                                     .store = offload_store_.get(),
-                                    .link = options_.link.get()},
+                                    .transfer = options_.transfer.get()},
                         *gather_comm_);
   const auto write_value = [&](int parameter, at::Tensor flat) {
     if (deferred != nullptr)
@@ -350,7 +350,7 @@ void ShardedModel::unpin(const std::vector<int>& units, int modifier_rank) {
   const at::NoGradGuard no_grad;
   residency_->align("end of GatheredParameters");
   const bool written = modifier_rank >= 0;
-  if (written && options_.link) options_.link->wait_for_all();  // copies read what is written here
+  if (written && options_.transfer) options_.transfer->synchronize();  // copies read what is written here
   for (int index : written ? units : std::vector<int>()) {
     ParamUnit& unit = units_[index];
     for (int parameter : unit.spec.parameters) versions_->allow(parameter);

@@ -49,7 +49,7 @@ struct ShardedModelOptions {
   Tiers tiers;
   OffloadOptions offload;  ///< where tiers say disk
   /// Where tiers say host_apart. Tests: one whose device is the host.
-  std::shared_ptr<DeviceLink> link = nullptr;
+  std::shared_ptr<HostTransfer> transfer = nullptr;
   /// bf16, fp16: that of all parameters. fp32: each keeps its own, see [Note: dtypes].
   DType compute_dtype = DType::kFloat32;
   std::optional<DType> buffer_dtype;  ///< of floating buffers; unset: each keeps its own
@@ -184,10 +184,10 @@ class ShardedModel {
   StateModel state_model(bool async_checkpoints = false) const;
   /// The state that is on disk, or null.
   OffloadStore* offload_store() const { return offload_store_.get(); }
-  /// Of the host's memory that offloaded state lies in or passes through: see DeviceLink.
-  int64_t pinned_bytes() const { return options_.link ? options_.link->pinned_bytes() : 0; }
+  /// Of the host's memory that offloaded state lies in or passes through: see HostTransfer.
+  int64_t pinned_bytes() const { return options_.transfer ? options_.transfer->pinned_bytes() : 0; }
   /// What state below the device is copied by; null where there is none.
-  const std::shared_ptr<DeviceLink>& link() const { return options_.link; }
+  const std::shared_ptr<HostTransfer>& transfer() const { return options_.transfer; }
 
   const Layout& layout() const { return *layout_; }
   const Sharding& sharding() const { return options_.sharding; }

@@ -11,20 +11,20 @@ namespace tessera::zero {
 
 /// See [Note: state on the host] in param_unit.h.
 void ShardedModel::connect_to_host() {
-  const bool connected = options_.tiers.any_below_device() && options_.link != nullptr;
+  const bool connected = options_.tiers.any_below_device() && options_.transfer != nullptr;
   host_apart_ = connected || options_.tiers.host_apart;
   options_.tiers.host_apart = connected;
   if (!options_.tiers.host_apart) {
-    options_.link = nullptr;
+    options_.transfer = nullptr;
     TESSERA_CHECK(options_.device.is_cpu() || !options_.tiers.any_below_device());
     return;
   }
   // Else the update's result would have to travel down.
   TESSERA_CHECK(options_.tiers.optimizer != Tier::kDevice, "parameters below the device, the optimizer not");
   host_thread_ = std::make_unique<HostThread>(options_.device);
-  options_.reducer.link = options_.optimizer.link = options_.link.get();
+  options_.reducer.transfer = options_.optimizer.transfer = options_.transfer.get();
   options_.reducer.host = options_.optimizer.host = host_thread_.get();
-  options_.offload.link = options_.link;
+  options_.offload.transfer = options_.transfer;
 }
 
 /// What of a unit lies on disk, in bytes.

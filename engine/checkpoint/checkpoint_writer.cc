@@ -14,14 +14,14 @@
 #include "core/memory/memory_use.h"
 #include "core/str.h"
 #include "engine/checkpoint/checkpoint_types.h"
-#include "zero/memory/cuda_link.h"
+#include "zero/memory/cuda_host_transfer.h"
 #include "zero/memory/host_thread.h"
 #include "zero/memory/pause_listening.h"
 
 namespace tessera {
 struct CheckpointWriter::Job {
   std::vector<at::Tensor> tensors;
-  zero::MomentPtr copied;  // the last of the copies, which are made one after another
+  zero::EventPtr copied;  // the last of the copies, which are made one after another
   checkpoint::SaveRequest request;
   std::vector<std::string> protect;
 };
@@ -33,7 +33,7 @@ CheckpointWriter::CheckpointWriter(zero::ShardedModel& model, int stage, const C
       config_(config),
       log_(std::move(log)),
       folders_(where.folders),
-      link_(std::move(where.link)) {
+      transfer_(std::move(where.transfer)) {
   if (config_.async && !in_background() && model_.comm().rank() == 0)
     log_.info("checkpoint.async: state on disk is saved before save_checkpoint() returns");
   if (!in_background()) return;
@@ -45,13 +45,13 @@ void CheckpointWriter::allocate_snapshot() {
   const MemoryFor use(MemoryUse::kSnapshot);
   const at::Device device = model_.comm().device();
   try {
-    if (!link_ && device.is_cuda()) link_ = zero::make_cuda_link(device, /*pin_memory=*/true);
-    if (link_) snapshot_ = link_->host_memory(bytes_to_copy());
+    if (!transfer_ && device.is_cuda()) transfer_ = zero::make_cuda_host_transfer(device, /*pin_memory=*/true);
+    if (transfer_) snapshot_ = transfer_->host_memory(bytes_to_copy());
   } catch (const Error& error) {
     log_.warning(str("checkpoint.async: training will wait for the copies of checkpoints: ", error.what()));
-    link_ = nullptr;
+    transfer_ = nullptr;
   }
-  if (!link_) snapshot_ = at::zeros({bytes_to_copy()}, at::kByte);
+  if (!transfer_) snapshot_ = at::zeros({bytes_to_copy()}, at::kByte);
 }
 
 CheckpointWriter::~CheckpointWriter() {
@@ -91,17 +91,17 @@ static at::Tensor on_host(const at::Tensor& tensor, bool copy, at::Tensor place 
 /// Of a copy that the device makes: waits for it when it is written.
 checkpoint::SourceBytes CheckpointWriter::source_of(const at::Tensor& tensor, bool copy, Job& job) {
   at::Tensor place = copy ? place_in_snapshot(tensor) : at::Tensor();
-  if (!place.defined() || !link_ || tensor.device() != model_.comm().device()) {
+  if (!place.defined() || !transfer_ || tensor.device() != model_.comm().device()) {
     job.tensors.push_back(on_host(tensor, copy, place));
     return std::span<const std::byte>(bytes_of(job.tensors.back()));
   }
   const at::Tensor source = tensor.contiguous();
   job.tensors.insert(job.tensors.end(), {source, place});
-  job.copied = link_->to_host(place, source, link_->now());
+  job.copied = transfer_->d2h(place, source, transfer_->record());
   const std::span<const std::byte> bytes = bytes_of(place);
   return {static_cast<int64_t>(bytes.size()),
-          [link = link_, copied = job.copied, bytes] {
-            link->wait(copied);
+          [transfer = transfer_, copied = job.copied, bytes] {
+            transfer->synchronize(copied);
             return bytes;
           },
           [] {}};
@@ -178,7 +178,7 @@ std::unique_ptr<CheckpointWriter::Job> CheckpointWriter::prepare(const Checkpoin
                                keep(zero::bytes_of_elements(buffer.tensor))});
   for (const zero::NamedTensor& blob : content.blobs)
     request.blobs.push_back({blob.name, keep(blob_of_file(blob, request.rank))});
-  if (job->copied) link_->follow(job->copied);  // the next update
+  if (job->copied) transfer_->wait(job->copied);  // the next update
   zero::OffloadedTensor::expect(read_next);
   request.state = content.state;
   request.disk = {.sync = config_.fsync, .probe = content.probe};
@@ -218,7 +218,7 @@ void CheckpointWriter::write(const Job& job, comm::Communicator& comm) const {
 void CheckpointWriter::wait_for_copies(const Job& job) const {
   if (!job.copied) return;
   try {
-    link_->wait(job.copied);
+    transfer_->synchronize(job.copied);
   } catch (const std::exception&) {
     // A device that has failed copies nothing.
   }

@@ -12,7 +12,7 @@ StagingPool::Buffer StagingPool::take(int64_t bytes) {
   };
   const bool all_made = num_lent_ + static_cast<int>(free_.size()) >= num_buffers_;
   const auto found = std::find_if(free_.begin(), free_.end(), [&](const Buffer& one) {
-    return fits(one) && (all_made || link_.passed(one.free));
+    return fits(one) && (all_made || transfer_.query(one.free));
   });
   ++num_lent_;
   if (found != free_.end()) {
@@ -22,7 +22,7 @@ StagingPool::Buffer StagingPool::take(int64_t bytes) {
   }
   // The sizes wanted have changed.
   while (!free_.empty() && num_lent_ + static_cast<int>(free_.size()) > num_buffers_) {
-    link_.wait(free_.front().free);
+    transfer_.synchronize(free_.front().free);
     free_.erase(free_.begin());
   }
   return {allocate_(bytes), nullptr};

@@ -25,8 +25,8 @@ static std::vector<int64_t> rounded_up(std::vector<int64_t> sizes, int64_t (*rou
 
 /// Null: libtorch's memory.
 static BufferPool::Allocate allocator_of(const OffloadOptions& options) {
-  if (!options.link) return {};
-  return [link = options.link](int64_t bytes) { return link->host_memory(bytes); };
+  if (!options.transfer) return {};
+  return [transfer = options.transfer](int64_t bytes) { return transfer->host_memory(bytes); };
 }
 
 OffloadStore::OffloadStore(const OffloadOptions& options, const std::vector<int64_t>& sizes,

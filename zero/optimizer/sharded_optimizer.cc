@@ -51,12 +51,12 @@ ShardedOptimizer::ShardedOptimizer(const Layout& layout, std::vector<ParamUnit>&
       groups_(options.groups),
       state_names_(state_names_of(options)),
       steps_(layout.parameters().size(), 0),
-      link_(options.link),
+      transfer_(options.transfer),
       host_(options.host) {
-  if (link_ != nullptr)
-    staging_.emplace(*link_, /*num_buffers=*/4, [this](int64_t bytes) {
+  if (transfer_ != nullptr)
+    staging_.emplace(*transfer_, /*num_buffers=*/4, [this](int64_t bytes) {
       const MemoryFor use(MemoryUse::kCommunication);
-      return link_->host_memory(bytes);
+      return transfer_->host_memory(bytes);
     });
   const MemoryFor use(MemoryUse::kOptimizer);
   for (ParamUnit& unit : units_) {
@@ -136,21 +136,21 @@ ShardedOptimizer::Passage ShardedOptimizer::enter(ParamUnit& unit, Takes takes) 
     const auto next = std::next(std::find(step_->order.begin(), step_->order.end(), unit.index));
     if (next != step_->order.end() && next_gradient_.first < 0)
       next_gradient_ = {*next, begin_to_bring_gradient(units_[*next])};
-    link_->wait(passage.gradient.free);
+    transfer_->synchronize(passage.gradient.free);
   }
   if (takes != Takes::kGradient && placement.copies_updates_up() && unit.spec.dtype != DType::kFloat32) {
     passage.values = staging_->take(static_cast<int64_t>(unit.values().nbytes()));
-    link_->wait(passage.values.free);
+    transfer_->synchronize(passage.values.free);
   }
   return passage;
 }
 
-/// The buffer has it when the moment has passed.
+/// The buffer has it when its event has passed.
 StagingPool::Buffer ShardedOptimizer::begin_to_bring_gradient(const ParamUnit& unit) {
   const at::Tensor from = step_->gradients->reduced(unit, unit.local_range());
   StagingPool::Buffer buffer = staging_->take(static_cast<int64_t>(from.nbytes()));
-  link_->wait(buffer.free);  // then only `begun` is left to follow
-  buffer.free = link_->to_host(buffer.view(from.numel(), from.scalar_type()), from, step_->begun);
+  transfer_->synchronize(buffer.free);  // then only `begun` is left to follow
+  buffer.free = transfer_->d2h(buffer.view(from.numel(), from.scalar_type()), from, step_->begun);
   return buffer;
 }
 
@@ -165,7 +165,7 @@ void ShardedOptimizer::send_up(const Stretch& stretch, Passage& passage) const {
   const auto cut = [&](const at::Tensor& tensor) {
     return tensor.narrow(0, stretch.range.begin - unit.local_range().begin, stretch.range.numel());
   };
-  passage.values_arrive = link_->to_device(cut(values), cut(updated), step_->begun);
+  passage.values_arrive = transfer_->h2d(cut(values), cut(updated), step_->begun);
 }
 
 void ShardedOptimizer::leave(ParamUnit& unit, Passage passage) {
@@ -174,7 +174,7 @@ void ShardedOptimizer::leave(ParamUnit& unit, Passage passage) {
     passage.values.free = passage.values_arrive;
     staging_->give_back(std::move(passage.values));
   } else if (passage.values_arrive && unit.is_on_disk(kOptimizer)) {
-    link_->wait(passage.values_arrive);  // the master's buffer goes
+    transfer_->synchronize(passage.values_arrive);  // the master's buffer goes
   }
   if (passage.values_arrive) unit.values_arrive(std::move(passage.values_arrive));
 }
@@ -253,7 +253,7 @@ void ShardedOptimizer::begin_step(const GradientReducer& gradients, double grad_
                .groups = groups_,
                .order = {},
                .updated = std::vector<bool>(units_.size(), true),
-               .begun = link_ == nullptr ? nullptr : link_->now()};
+               .begun = transfer_ == nullptr ? nullptr : transfer_->record()};
   for (const int index : order) {
     if (!units_[index].spec.trainable) continue;
     step_->updated[index] = false;

@@ -47,7 +47,7 @@ class ShardedOptimizer {
     kernels::OptimizerKind kind = kernels::OptimizerKind::kAdamW;
     std::vector<kernels::Hyper> groups;                ///< by ParameterSpec::group
     std::shared_ptr<const UpdateRule> rule = nullptr;  ///< in place of `kind`'s formula
-    DeviceLink* link = nullptr;                        ///< where the host's memory is not the device's
+    HostTransfer* transfer = nullptr;                        ///< where the host's memory is not the device's
     HostThread* host = nullptr;
   };
 
@@ -91,7 +91,7 @@ class ShardedOptimizer {
   /// reads and writes.
   struct Passage {
     StagingPool::Buffer gradient = {}, values = {};
-    MomentPtr values_arrive = nullptr;
+    EventPtr values_arrive = nullptr;
   };
   enum class Takes { kGradient, kValues, kBoth };
 
@@ -118,7 +118,7 @@ class ShardedOptimizer {
     std::vector<kernels::Hyper> groups;  // as they were when it began
     std::vector<int> order;
     std::vector<bool> updated;  // by unit
-    MomentPtr begun = nullptr;  // the device has read the values that are replaced, and has the gradients
+    EventPtr begun = nullptr;  // the device has read the values that are replaced, and has the gradients
     std::vector<HostThread::Task> tasks = {};  // by unit: its update
   };
 
@@ -132,7 +132,7 @@ class ShardedOptimizer {
   std::vector<int64_t> steps_;  // by parameter
   std::optional<Step> step_;    // some unit is still to be updated
   at::Device device_ = at::kCPU;
-  DeviceLink* link_;
+  HostTransfer* transfer_;
   HostThread* host_;
   std::optional<StagingPool> staging_;  // host memory; used by the thread that updates
   std::pair<int, StagingPool::Buffer> next_gradient_ = {-1, {}};  // by unit: on its way

@@ -77,7 +77,7 @@ GradientReducer::GradientReducer(const Layout& layout, std::vector<ParamUnit>& u
   if (placement.on_host(placement.gradient)) {
     const at::TensorOptions bytes =
         units_[this->order().front()].memory.full().options().dtype(at::kByte).requires_grad(false);
-    on_device_.emplace(*options_.link, /*num_buffers=*/3, [bytes](int64_t size) {
+    on_device_.emplace(*options_.transfer, /*num_buffers=*/3, [bytes](int64_t size) {
       const MemoryFor use(MemoryUse::kCommunication);
       return at::empty({size}, bytes);
     });
@@ -284,7 +284,7 @@ void GradientReducer::issue(ParamUnit& unit) {
 at::Tensor GradientReducer::sum_goes_to(ParamUnit& unit, bool add) {
   bring_accumulator(unit, add);
   if (!on_device_) return shard(unit);
-  options_.link->follow(unit.gradient.on_device.free);
+  options_.transfer->wait(unit.gradient.on_device.free);
   return sum_on_device(unit);
 }
 
@@ -302,8 +302,8 @@ void GradientReducer::bring_accumulator(ParamUnit& unit, bool add) {
   if (!add) return;
   unit.wait_for_gradient();  // of the micro-step before
   // Memory that was allocated just now may still be used by what the current stream was given before.
-  if (!buffer.free) buffer.free = options_.link->now();
-  buffer.free = options_.link->to_device(sum_on_device(unit), shard(unit), buffer.free);
+  if (!buffer.free) buffer.free = options_.transfer->record();
+  buffer.free = options_.transfer->h2d(sum_on_device(unit), shard(unit), buffer.free);
 }
 
 bool GradientReducer::complete_next(Wait wait) {
@@ -324,12 +324,12 @@ void GradientReducer::leave_memory(ParamUnit& unit) {
   const at::Tensor sum = on_device_ ? sum_on_device(unit) : shard(unit);
   if (boundary_) kernels::squared_norms({sum}, norms_, {unit.index});
   if (!on_device_) return unit.release(kGradient);
-  gradient.arrival = options_.link->to_host(shard(unit), sum, options_.link->now());
+  gradient.arrival = options_.transfer->d2h(shard(unit), sum, options_.transfer->record());
   gradient.on_device.free = gradient.arrival;
   on_device_->give_back(std::exchange(gradient.on_device, {}));
   if (!unit.is_on_disk(kGradient)) return;
-  options_.host->post([&unit, link = options_.link, arrival = gradient.arrival] {
-    link->wait(arrival);
+  options_.host->post([&unit, transfer = options_.transfer, arrival = gradient.arrival] {
+    transfer->synchronize(arrival);
     unit.release(kGradient);
   });
 }

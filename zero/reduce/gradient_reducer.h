@@ -36,7 +36,7 @@ struct ReducerOptions {
   comm::CommunicatorPtr replicas = nullptr;
   /// Where the host's memory is not the device's, and gradients lie there or pass through it: see [Note:
   /// state on the host] in param_unit.h.
-  DeviceLink* link = nullptr;
+  HostTransfer* transfer = nullptr;
   HostThread* host = nullptr;
   /// Bytes of gradients that are taken from p.grad together: see [Note: gradients wait for each other] in
   /// gradient_accumulator.h. Unset: as the device of the units has it.

@@ -25,7 +25,7 @@ ParamUnit::ParamUnit(const Layout& layout, int index, const UnitOptions& options
       memory({index, spec.numel, to_torch(spec.dtype), options.device, name}),
       num_sharing_(comm.place_on_host().num_ranks),
       store_(options.store),
-      link_(options.link) {
+      transfer_(options.transfer) {
   const MemoryForUnit for_this(name);
   const MemoryFor use_of_memory(MemoryUse::kParameters);
   const auto placed = [&](bool one_copy_a_host) {
@@ -58,10 +58,10 @@ at::Tensor ParamUnit::make(Pieces piece, int64_t numel, at::ScalarType dtype, co
   const MemoryForUnit for_this(name);
   const Tier tier = tier_of(piece);
   if (tier == Tier::kDevice) return at::zeros({numel}, memory.full().options().dtype(dtype));
-  TESSERA_CHECK(placement.host_apart == (link_ != nullptr));
+  TESSERA_CHECK(placement.host_apart == (transfer_ != nullptr));
   if (tier == Tier::kHost) {
-    TESSERA_CHECK(link_ != nullptr, "the host's memory is the device's");
-    return link_->host_memory(numel * static_cast<int64_t>(at::elementSize(dtype))).view(dtype);
+    TESSERA_CHECK(transfer_ != nullptr, "the host's memory is the device's");
+    return transfer_->host_memory(numel * static_cast<int64_t>(at::elementSize(dtype))).view(dtype);
   }
   TESSERA_CHECK(store_ != nullptr);
   offloaded_.emplace_back(piece,
@@ -196,15 +196,15 @@ StateBytes ParamUnit::bytes(Tier tier) const {
 }
 
 void ParamUnit::follow_values() {
-  if (arrival_) link_->follow(arrival_);
+  if (arrival_) transfer_->wait(arrival_);
 }
 
 void ParamUnit::wait_for_gradient() const {
-  if (gradient.arrival) link_->wait(gradient.arrival);
+  if (gradient.arrival) transfer_->synchronize(gradient.arrival);
 }
 
 void ParamUnit::wait_for_copies_up() const {
-  if (copied_up_) link_->wait(copied_up_);
+  if (copied_up_) transfer_->synchronize(copied_up_);
 }
 
 /// (shard numel) the values of this rank's shard, in the device's memory once arrival_ has passed. The
@@ -212,13 +212,13 @@ void ParamUnit::wait_for_copies_up() const {
 at::Tensor ParamUnit::shard_on_device() {
   if (!placement.on_host(placement.values)) return shard;
   at::Tensor place = memory.contents().narrow(0, shard_range.begin, shard_range.numel());
-  arrival_ = copied_up_ = link_->to_device(place, shard, link_->now());
+  arrival_ = copied_up_ = transfer_->h2d(place, shard, transfer_->record());
   return place;
 }
 
 /// What reads it has ended, or is ordered behind what may be given to the device.
 void ParamUnit::release_shard() {
-  if (placement.on_host(placement.values) && is_on_disk(kValues)) link_->wait(arrival_);
+  if (placement.on_host(placement.values) && is_on_disk(kValues)) transfer_->synchronize(arrival_);
   release(kValues);
 }
 
@@ -236,7 +236,7 @@ void ParamUnit::unshard(comm::Communicator& comm, comm::Communicator* secondary_
     const at::Tensor mine = shard_on_device();
     const auto issue = [&] { gather_ = comm.all_gather(memory.contents(), mine, name); };
     if (arrival_) {
-      arrival_ = link_->issue_after(arrival_, issue);
+      arrival_ = transfer_->issue_after(arrival_, issue);
     } else {
       issue();
     }

@@ -21,8 +21,8 @@
 // parameters is copied into its place in the gather's buffer, a gradient shard leaves as its reduction ends
 // (and comes back to be added to, where the optimizer's update is some micro-steps away). Masters and
 // optimizer states never do: they are updated on the host, and new values travel up (sharded_optimizer.h:
-// [Note: late updates]). Copies are ordered by moments ([Note: the link] in device_link.h). Where the host's
-// memory is the device's (CPU ranks) there is no link, and none of this.
+// [Note: late updates]). Copies are ordered by moments ([Note: host transfers] in host_transfer.h). Where the host's
+// memory is the device's (CPU ranks) there is no transfer, and none of this.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,7 +36,7 @@
 
 #include "comm/communicator.h"
 #include "zero/memory/buffer_pool.h"
-#include "zero/memory/device_link.h"
+#include "zero/memory/host_transfer.h"
 #include "zero/memory/staging_pool.h"
 #include "zero/memory/unit_memory.h"
 #include "zero/offload/offloaded_tensor.h"
@@ -75,7 +75,7 @@ struct UnitGradient {
   /// Where the accumulator is on the host: the buffer on the device that the sum is made in, with what is
   /// added to, undefined while there is none; and when the accumulator has the sum.
   StagingPool::Buffer on_device = {};
-  MomentPtr arrival = nullptr;
+  EventPtr arrival = nullptr;
 };
 
 /// How units are made.
@@ -85,7 +85,7 @@ struct UnitOptions {
   at::Device device = at::kCPU;
   std::optional<Mesh> mesh = {};  ///< unset: all ranks of the communicator are one row
   OffloadStore* store = nullptr;  ///< where tiers say disk
-  DeviceLink* link = nullptr;     ///< where the host's memory is not the device's
+  HostTransfer* transfer = nullptr;     ///< where the host's memory is not the device's
 };
 
 /// Who uses a unit now: what keeps it unsharded.
@@ -163,9 +163,9 @@ class ParamUnit {
   void acquire(Pieces pieces, OffloadedTensor::Access access);
   void release(Pieces pieces);
 
-  /// Where the update is computed on the host: the values on the device are the new ones from `moment`
+  /// Where the update is computed on the host: the values on the device are the new ones from `event`
   /// on.
-  void values_arrive(MomentPtr moment) { arrival_ = copied_up_ = std::move(moment); }
+  void values_arrive(EventPtr event) { arrival_ = copied_up_ = std::move(event); }
   /// What is given to the device's current stream from now on sees them.
   void follow_values();
   /// Waits until the accumulator on the host has what was reduced; until no copy to the device reads
@@ -211,14 +211,14 @@ class ParamUnit {
 
   const int num_sharing_;  ///< ranks that a host-shared unit's memory belongs to
   OffloadStore* store_;
-  DeviceLink* link_;
+  HostTransfer* transfer_;
   std::vector<std::pair<Pieces, std::unique_ptr<OffloadedTensor>>> offloaded_;
   bool unsharded_ = true;
   bool has_values_ = true;  // the buffer does, unless the unit is resharded or its gather has not arrived
   bool secondary_current_ = false;
   comm::WorkPtr gather_;
-  MomentPtr copied_up_;  // what is on the host may be changed from then on
-  MomentPtr arrival_;    // of this rank's shard on the device: an update's, or for the gather in flight
+  EventPtr copied_up_;  // what is on the host may be changed from then on
+  EventPtr arrival_;    // of this rank's shard on the device: an update's, or for the gather in flight
   at::Tensor common_;    // the host-shared buffer while a private copy is bound
 };
 

@@ -8,7 +8,7 @@
 #include "core/str.h"
 #include "tests/engine/checkpoint/checkpoint_testing.h"
 #include "tests/support/errors.h"
-#include "tests/zero/memory/host_link.h"
+#include "tests/zero/memory/host_only_transfer.h"
 
 namespace tessera::testing {
 namespace {
@@ -68,10 +68,10 @@ TEST_P(OffloadedCheckpoint, AnAsynchronousOneIsWrittenAtOnce) {
   });
 }
 
-// The device is host memory (tests/zero/memory/host_link.h). In fp16 the first steps overflow and are
+// The device is host memory (tests/zero/memory/host_only_transfer.h). In fp16 the first steps overflow and are
 // skipped.
 TEST_P(OffloadedCheckpoint, OfADeviceWhoseMemoryIsNotTheHosts) {
-  using zero::testing::HostLink;
+  using zero::testing::HostOnlyTransfer;
   const TestFolder folder(str("device", GetParam()));
   for (const char* precision : {"fp32", "fp16"})
     for (const bool async : {false, true})
@@ -79,8 +79,8 @@ TEST_P(OffloadedCheckpoint, OfADeviceWhoseMemoryIsNotTheHosts) {
         Job on_device{.stage = GetParam(), .precision = precision};
         on_device.checkpoint.async = async;
         Job offloaded = on_device;
-        const auto link = std::make_shared<HostLink>(HostLink::Mode::kLast);
-        offloaded.link = link;
+        const auto transfer = std::make_shared<HostOnlyTransfer>(HostOnlyTransfer::Mode::kLast);
+        offloaded.transfer = transfer;
         if (on_disk) offloaded.offload_to = folder / "disk";
         std::vector<Tensors> states;
         std::vector<int64_t> skipped;
@@ -88,13 +88,13 @@ TEST_P(OffloadedCheckpoint, OfADeviceWhoseMemoryIsNotTheHosts) {
           on_ranks(2, [&](comm::CommunicatorPtr comm) {
             Trained trained(job, comm);
             for (int i = 0; i < 6; ++i) trained.step();
-            const char* const tag = job.link ? "by_host" : "by_device";
+            const char* const tag = job.transfer ? "by_host" : "by_device";
             trained.engine->save_checkpoint(folder.string(), tag);
             trained.step();  // while it is written, or right after
             trained.engine->finish_checkpoint();
             EXPECT_EQ(trained.engine->measured_bytes(zero::Tier::kHost),
                       trained.engine->formula_bytes(zero::Tier::kHost));
-            EXPECT_EQ(trained.engine->measured_bytes(zero::Tier::kHost).total() > 0, job.link && !on_disk);
+            EXPECT_EQ(trained.engine->measured_bytes(zero::Tier::kHost).total() > 0, job.transfer && !on_disk);
             comm->barrier("saved");
             trained.engine->load_checkpoint(folder.string(), tag);
             trained.step();
@@ -112,12 +112,12 @@ TEST_P(OffloadedCheckpoint, OfADeviceWhoseMemoryIsNotTheHosts) {
           on_ranks(1, [&](comm::CommunicatorPtr comm) {
             Trained trained(job, comm);
             trained.step();
-            trained.engine->load_checkpoint(folder.string(), job.link ? "by_device" : "by_host");
+            trained.engine->load_checkpoint(folder.string(), job.transfer ? "by_device" : "by_host");
             trained.step();
             loaded.push_back(whole_state(*trained.engine));
           });
         EXPECT_TRUE(bit_equal(loaded[0], loaded[1]));
-        EXPECT_THAT(link->violations(), ::testing::IsEmpty());
+        EXPECT_THAT(transfer->violations(), ::testing::IsEmpty());
       }
 }
 
@@ -130,7 +130,7 @@ std::string error_of_offload(int stage, const OffloadConfig& optimizer, const Of
     c.config.zero.offload_optimizer = optimizer;
     c.config.zero.offload_param = parameters;
     InitOptions init;
-    init.device_link = std::make_shared<zero::testing::HostLink>(zero::testing::HostLink::Mode::kAtOnce);
+    init.host_transfer = std::make_shared<zero::testing::HostOnlyTransfer>(zero::testing::HostOnlyTransfer::Mode::kAtOnce);
     const std::string mine = error_of([&] { initialize(model, engine_config(c), comm, init); });
     if (comm->rank() == 0) error = mine;
   });
@@ -143,7 +143,7 @@ TEST(OffloadOfADevice, TheSameBitsAtStage0OnOneRank) {
     on_ranks(1, [&](comm::CommunicatorPtr comm) {
       Job job{.stage = 0, .precision = "bf16"};
       if (offloads)
-        job.link = std::make_shared<zero::testing::HostLink>(zero::testing::HostLink::Mode::kLast);
+        job.transfer = std::make_shared<zero::testing::HostOnlyTransfer>(zero::testing::HostOnlyTransfer::Mode::kLast);
       Trained trained(job, comm);
       for (int i = 0; i < 4; ++i) trained.step();
       states.push_back(whole_state(*trained.engine));

@@ -13,7 +13,7 @@
 #include "core/str.h"
 #include "tests/engine/checkpoint/checkpoint_testing.h"
 #include "tests/support/log_file.h"
-#include "tests/zero/memory/host_link.h"
+#include "tests/zero/memory/host_only_transfer.h"
 
 namespace tessera::testing {
 namespace {
@@ -79,13 +79,13 @@ TEST(AsyncSave, HoldsTheMomentItWasCalledIn) {
 // The copy is the device's work: training's next update comes after it, and the host waits for nothing. The
 // device is host memory.
 TEST(AsyncSave, IsCopiedFromADeviceBesideTraining) {
-  using zero::testing::HostLink;
-  for (const HostLink::Mode mode : {HostLink::Mode::kLast, HostLink::Mode::kOnThreads})
+  using zero::testing::HostOnlyTransfer;
+  for (const HostOnlyTransfer::Mode mode : {HostOnlyTransfer::Mode::kLast, HostOnlyTransfer::Mode::kOnThreads})
     for (int stage = 0; stage <= 3; ++stage) {
       const TestFolder folder("async_device");
       on_ranks(2, [&](comm::CommunicatorPtr comm) {
-        const auto link = std::make_shared<HostLink>(mode);
-        Job setup{.world = 2, .stage = stage, .precision = "bf16", .link = link, .state_on_device = true};
+        const auto transfer = std::make_shared<HostOnlyTransfer>(mode);
+        Job setup{.world = 2, .stage = stage, .precision = "bf16", .transfer = transfer, .state_on_device = true};
         setup.checkpoint.async = true;
         Trained trained(setup, comm);
         trained.step();
@@ -95,13 +95,13 @@ TEST(AsyncSave, IsCopiedFromADeviceBesideTraining) {
         std::vector<Tensors> moments;
         for (int i = 0; i < 3; ++i) {
           moments.push_back(whole_state(*trained.engine));
-          link->forget_copies();
+          transfer->forget_copies();
           trained.engine->save_checkpoint(folder.string());
-          EXPECT_EQ(link->bytes(HostLink::Direction::kDown), snapshot);
+          EXPECT_EQ(transfer->bytes(HostOnlyTransfer::Direction::kDown), snapshot);
           trained.step();
         }
         trained.engine->finish_checkpoint();
-        EXPECT_THAT(link->violations(), ::testing::IsEmpty());
+        EXPECT_THAT(transfer->violations(), ::testing::IsEmpty());
         for (int i = 0; i < 3; ++i) {
           Trained other({.world = 2, .stage = 3 - stage, .seed = 8}, comm);
           other.engine->load_checkpoint(folder.string(), str("global_step", i + 1));
@@ -113,13 +113,13 @@ TEST(AsyncSave, IsCopiedFromADeviceBesideTraining) {
 }
 
 TEST(AsyncSave, WithoutPageLockedMemoryIsCopiedByTheHost) {
-  using zero::testing::HostLink;
+  using zero::testing::HostOnlyTransfer;
   const TestFolder folder("async_pageable");
   const LogFile log;
   on_ranks(1, [&](comm::CommunicatorPtr comm) {
-    const auto link = std::make_shared<HostLink>(HostLink::Mode::kLast);
-    link->refuse_memory();
-    Job setup{.stage = 3, .link = link, .state_on_device = true};
+    const auto transfer = std::make_shared<HostOnlyTransfer>(HostOnlyTransfer::Mode::kLast);
+    transfer->refuse_memory();
+    Job setup{.stage = 3, .transfer = transfer, .state_on_device = true};
     setup.checkpoint.async = true;
     Trained trained(setup, comm, log.logger());
     trained.step();
@@ -127,7 +127,7 @@ TEST(AsyncSave, WithoutPageLockedMemoryIsCopiedByTheHost) {
     const Tensors moment = whole_state(*trained.engine);
     trained.step();
     trained.engine->finish_checkpoint();
-    EXPECT_THAT(link->copies(), ::testing::IsEmpty());
+    EXPECT_THAT(transfer->copies(), ::testing::IsEmpty());
     EXPECT_EQ(trained.engine->pinned_bytes(), 0);
     trained.engine->load_checkpoint(folder.string(), "a");
     EXPECT_TRUE(bit_equal(whole_state(*trained.engine), moment));

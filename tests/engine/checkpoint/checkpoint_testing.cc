@@ -36,14 +36,14 @@ Trained::Trained(const Job& setup, comm::CommunicatorPtr comm, Logger log) : mod
   c.config.checkpoint = setup.checkpoint;
   c.config.zero.mics_shard_size = setup.mics_shard_size;
   c.config.zero.hpz_partition_size = setup.hpz_partition_size;
-  if (!setup.offload_to.empty() || (setup.link && !setup.state_on_device)) {
+  if (!setup.offload_to.empty() || (setup.transfer && !setup.state_on_device)) {
     c.config.zero.offload_optimizer = {.device = setup.offload_to.empty() ? "cpu" : "nvme",
                                        .nvme_path = setup.offload_to};
     if (setup.stage == 3) c.config.zero.offload_param = c.config.zero.offload_optimizer;
   }
   InitOptions init;
   init.log = log;
-  init.device_link = setup.link;
+  init.host_transfer = setup.transfer;
   engine = initialize(model, engine_config(c), comm, init);
 }
 

@@ -163,7 +163,7 @@ class StreamedCommunicator::StreamedWork final : public comm::Work {
         finish_(std::move(finish)) {}
   bool test() override { return done_; }
   void wait() override {
-    unwatched([&] { inner_->wait(); });
+    unwatched([&] { inner_->synchronize(); });
     watch_->block(current, end_, StreamWatch::Edge::kWait);
     if (finish_) std::exchange(finish_, nullptr)();
   }
@@ -240,58 +240,58 @@ comm::CommunicatorPtr StreamedCommunicator::split(const std::vector<int>& ranks,
                                                 str(stream_, " ", name));
 }
 
-// ------------------------------------------------------------------------------------------ StreamedLink
+// ------------------------------------------------------------------------------------------ StreamedTransfer
 
-class StreamedLink::ClockMoment final : public Moment {
+class StreamedTransfer::ClockEvent final : public Event {
  public:
-  explicit ClockMoment(Clock clock) : clock(std::move(clock)) {}
-  static Clock of(const MomentPtr& moment) {
-    return moment ? static_cast<const ClockMoment&>(*moment).clock : Clock{};
+  explicit ClockEvent(Clock clock) : clock(std::move(clock)) {}
+  static Clock of(const EventPtr& event) {
+    return event ? static_cast<const ClockEvent&>(*event).clock : Clock{};
   }
   const Clock clock;
 };
 
-at::Tensor StreamedLink::host_memory(int64_t bytes) {
+at::Tensor StreamedTransfer::host_memory(int64_t bytes) {
   return unwatched([&] { return inner_.host_memory(bytes); });
 }
 
-MomentPtr StreamedLink::now() { return std::make_shared<ClockMoment>(watch_->event(current)); }
+EventPtr StreamedTransfer::record() { return std::make_shared<ClockEvent>(watch_->event(current)); }
 
-MomentPtr StreamedLink::copy(const char* stream, const at::Tensor& to, const at::Tensor& from,
-                             const MomentPtr& after) {
+EventPtr StreamedTransfer::copy(const char* stream, const at::Tensor& to, const at::Tensor& from,
+                             const EventPtr& after) {
   const std::string who = str("a copy of ", to.nbytes(), " bytes");
-  watch_->block(stream, ClockMoment::of(after), StreamWatch::Edge::kAfter);
+  watch_->block(stream, ClockEvent::of(after), StreamWatch::Edge::kAfter);
   watch_->note(stream, from, StreamWatch::Access::kRead, who);
   watch_->note(stream, to, StreamWatch::Access::kWrite, who);
-  return std::make_shared<ClockMoment>(watch_->event(stream));
+  return std::make_shared<ClockEvent>(watch_->event(stream));
 }
 
-MomentPtr StreamedLink::to_host(const at::Tensor& host, const at::Tensor& device, const MomentPtr& after) {
-  inner_.to_host(host, device, nullptr);
+EventPtr StreamedTransfer::d2h(const at::Tensor& host, const at::Tensor& device, const EventPtr& after) {
+  inner_.d2h(host, device, nullptr);
   return copy("down", host, device, after);
 }
 
-MomentPtr StreamedLink::to_device(const at::Tensor& device, const at::Tensor& host, const MomentPtr& after) {
-  inner_.to_device(device, host, nullptr);
+EventPtr StreamedTransfer::h2d(const at::Tensor& device, const at::Tensor& host, const EventPtr& after) {
+  inner_.h2d(device, host, nullptr);
   return copy("up", device, host, after);
 }
 
-void StreamedLink::follow(const MomentPtr& moment) {
-  watch_->block(current, ClockMoment::of(moment), StreamWatch::Edge::kFollow);
+void StreamedTransfer::wait(const EventPtr& event) {
+  watch_->block(current, ClockEvent::of(event), StreamWatch::Edge::kFollow);
 }
 
-MomentPtr StreamedLink::issue_after(const MomentPtr& moment, c10::function_ref<void()> issue) {
+EventPtr StreamedTransfer::issue_after(const EventPtr& event, c10::function_ref<void()> issue) {
   constexpr const char* kBehind = "behind";
   watch_->block(kBehind, watch_->event(current), StreamWatch::Edge::kIssue);
-  watch_->block(kBehind, ClockMoment::of(moment), StreamWatch::Edge::kAfter);
+  watch_->block(kBehind, ClockEvent::of(event), StreamWatch::Edge::kAfter);
   const StreamScope scope(kBehind);
   issue();
-  return std::make_shared<ClockMoment>(watch_->event(kBehind));
+  return std::make_shared<ClockEvent>(watch_->event(kBehind));
 }
 
-void StreamedLink::wait(const MomentPtr& moment) { watch_->synchronize(ClockMoment::of(moment)); }
+void StreamedTransfer::synchronize(const EventPtr& event) { watch_->synchronize(ClockEvent::of(event)); }
 
-void StreamedLink::wait_for_all() {
+void StreamedTransfer::synchronize() {
   for (const char* const stream : {"down", "up", "behind"}) watch_->synchronize(watch_->event(stream));
 }
 

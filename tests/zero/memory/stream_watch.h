@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "tests/support/forwarding_communicator.h"
-#include "tests/zero/memory/host_link.h"
+#include "tests/zero/memory/host_only_transfer.h"
 
 namespace tessera::zero::testing {
 
@@ -30,7 +30,7 @@ class StreamWatch {
     kIssue,   ///< a collective comes after what the stream that it is issued on was given
     kWait,    ///< what a stream is given after the wait comes after the collective
     kFollow,  ///< the same of a copy
-    kAfter,   ///< a copy, or what issue_after() issues, comes after the moment it is given
+    kAfter,   ///< a copy, or what issue_after() issues, comes after the event it is given
   };
   explicit StreamWatch(Edge dropped = Edge::kNone) : dropped_(dropped) {}
 
@@ -131,28 +131,28 @@ class StreamedCommunicator final : public tessera::testing::ForwardingCommunicat
   const std::string stream_;
 };
 
-/// The streams of a CudaLink. A HostLink carries the copies out, at once.
-class StreamedLink final : public DeviceLink {
+/// The streams of a CudaHostTransfer. A HostOnlyTransfer carries the copies out, at once.
+class StreamedTransfer final : public HostTransfer {
  public:
-  explicit StreamedLink(std::shared_ptr<StreamWatch> watch) : watch_(std::move(watch)) {}
+  explicit StreamedTransfer(std::shared_ptr<StreamWatch> watch) : watch_(std::move(watch)) {}
 
   at::Tensor host_memory(int64_t bytes) override;
   int64_t pinned_bytes() const override { return inner_.pinned_bytes(); }
-  MomentPtr now() override;
-  MomentPtr to_host(const at::Tensor& host, const at::Tensor& device, const MomentPtr& after) override;
-  MomentPtr to_device(const at::Tensor& device, const at::Tensor& host, const MomentPtr& after) override;
-  void follow(const MomentPtr& moment) override;
-  MomentPtr issue_after(const MomentPtr& moment, c10::function_ref<void()> issue) override;
-  bool passed(const MomentPtr&) override { return true; }
-  void wait(const MomentPtr& moment) override;
-  void wait_for_all() override;
+  EventPtr record() override;
+  EventPtr d2h(const at::Tensor& host, const at::Tensor& device, const EventPtr& after) override;
+  EventPtr h2d(const at::Tensor& device, const at::Tensor& host, const EventPtr& after) override;
+  void wait(const EventPtr& event) override;
+  EventPtr issue_after(const EventPtr& event, c10::function_ref<void()> issue) override;
+  bool query(const EventPtr&) override { return true; }
+  void synchronize(const EventPtr& event) override;
+  void synchronize() override;
 
  private:
-  class ClockMoment;
-  MomentPtr copy(const char* stream, const at::Tensor& to, const at::Tensor& from, const MomentPtr& after);
+  class ClockEvent;
+  EventPtr copy(const char* stream, const at::Tensor& to, const at::Tensor& from, const EventPtr& after);
 
   const std::shared_ptr<StreamWatch> watch_;
-  HostLink inner_{HostLink::Mode::kAtOnce};
+  HostOnlyTransfer inner_{HostOnlyTransfer::Mode::kAtOnce};
 };
 
 }  // namespace tessera::zero::testing

@@ -39,9 +39,9 @@ struct Way {
 
 class Streams : public OffloadTest {
  protected:
-  Change options_of(const Way& way, const std::shared_ptr<DeviceLink>& link) const {
+  Change options_of(const Way& way, const std::shared_ptr<HostTransfer>& transfer) const {
     return [=, this](ShardedModelOptions& options) {
-      with({.tiers = way.tiers, .link = link})(options);
+      with({.tiers = way.tiers, .transfer = transfer})(options);
       options.residency.capacity_units = way.capacity_units;
       options.residency.overlap = options.reducer.overlap = way.overlap;
       options.reducer.reduce_each_micro_step = way.each_micro_step;
@@ -104,10 +104,10 @@ class Streams : public OffloadTest {
     const auto watch = std::make_shared<StreamWatch>(way.dropped);
     const comm::CommunicatorPtr network =
         way.alone ? comm : std::make_shared<StreamedCommunicator>(comm, watch, way.done);
-    const auto link = way.tiers.optimizer == Tier::kDevice ? nullptr : std::make_shared<StreamedLink>(watch);
+    const auto transfer = way.tiers.optimizer == Tier::kDevice ? nullptr : std::make_shared<StreamedTransfer>(watch);
     const WatchOperators operators(*watch);
     Chain model(kNumLayers);
-    Rig rig(*model, network, way.stage, options_of(way, link));
+    Rig rig(*model, network, way.stage, options_of(way, transfer));
     Found found{.values = train(model, rig, comm->rank(), watch.get()), .violations = {}, .num_noted = 0};
     found.violations = watch->violations();
     found.num_noted = watch->num_noted();

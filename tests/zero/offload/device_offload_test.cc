@@ -1,6 +1,6 @@
 // State below a device whose memory is not the host's: the same bits as on the device, which copies there are
 // and in which order, and memory that is not used while a copy has it. The device is host memory
-// (host_link.h).
+// (host_only_transfer.h).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <optional>
 #include <tuple>
 
-#include "tests/zero/memory/host_link.h"
+#include "tests/zero/memory/host_only_transfer.h"
 #include "tests/zero/offload/offload_testing.h"
 
 namespace tessera::zero::testing {
@@ -17,8 +17,8 @@ namespace {
 using kernels::OptimizerKind;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using Mode = HostLink::Mode;
-using Direction = HostLink::Direction;
+using Mode = HostOnlyTransfer::Mode;
+using Direction = HostOnlyTransfer::Direction;
 
 std::vector<Tiers> tiers_at(int stage) {
   std::vector<Tiers> all = {kOptimizerOnHost, kOptimizerOnDisk};
@@ -33,9 +33,9 @@ std::vector<Tiers> tiers_at(int stage) {
 class DeviceOffloadTest : public OffloadTest, public ::testing::WithParamInterface<Mode> {
  protected:
   Setting on_device(Tiers tiers) const {
-    return {.tiers = tiers, .link = std::make_shared<HostLink>(GetParam())};
+    return {.tiers = tiers, .transfer = std::make_shared<HostOnlyTransfer>(GetParam())};
   }
-  static HostLink& link_of(const Setting& setting) { return static_cast<HostLink&>(*setting.link); }
+  static HostOnlyTransfer& transfer_of(const Setting& setting) { return static_cast<HostOnlyTransfer&>(*setting.transfer); }
 };
 
 TEST_P(DeviceOffloadTest, TheSameBitsAsOnTheDevice) {
@@ -55,7 +55,7 @@ TEST_P(DeviceOffloadTest, TheSameBitsAsOnTheDevice) {
                   << "world " << world << " stage " << stage << " optimizer " << static_cast<int>(kind)
                   << " parameters " << static_cast<int>(tiers.parameters) << " states "
                   << static_cast<int>(tiers.optimizer);
-              EXPECT_THAT(link_of(setting).violations(), IsEmpty());
+              EXPECT_THAT(transfer_of(setting).violations(), IsEmpty());
             }
           });
         }
@@ -86,7 +86,7 @@ TEST_P(DeviceOffloadTest, SkippedStepsAndGradientsOfAnotherType) {
       for (const Tiers& tiers : tiers_at(stage)) {
         const Setting setting = on_device(tiers);
         EXPECT_TRUE(same_bits(run(setting), expected)) << "stage " << stage;
-        EXPECT_THAT(link_of(setting).violations(), IsEmpty());
+        EXPECT_THAT(transfer_of(setting).violations(), IsEmpty());
       }
     }
   });
@@ -151,7 +151,7 @@ TEST_P(DeviceOffloadTest, EvaluationAndWritesAfterAStep) {
       for (const Tiers& tiers : tiers_at(stage)) {
         const Setting setting = on_device(tiers);
         EXPECT_TRUE(same_bits(run(setting), expected)) << "stage " << stage;
-        EXPECT_THAT(link_of(setting).violations(), IsEmpty());
+        EXPECT_THAT(transfer_of(setting).violations(), IsEmpty());
       }
     });
 }
@@ -185,18 +185,18 @@ TEST_P(DeviceOffloadTest, BytesLieWhereTheFormulaSays) {
           if (tiers.any_on_disk()) continue;
           // What is in the host's memory for longer, and buffers that state passes through: at most four.
           const int64_t held = sharded.measured_bytes(Tier::kHost).total();
-          EXPECT_GE(setting.link->pinned_bytes(), held);
-          EXPECT_LE(setting.link->pinned_bytes(), held + 4 * 4 * 2 * kLinearNumel);
+          EXPECT_GE(setting.transfer->pinned_bytes(), held);
+          EXPECT_LE(setting.transfer->pinned_bytes(), held + 4 * 4 * 2 * kLinearNumel);
         }
   });
 }
 
 /// Copies of a step of `num_micro_steps`, once the order is known.
-std::vector<HostLink::Copy> copies_of_a_step(Chain& model, Rig& rig, HostLink& link, int num_micro_steps) {
+std::vector<HostOnlyTransfer::Copy> copies_of_a_step(Chain& model, Rig& rig, HostOnlyTransfer& transfer, int num_micro_steps) {
   for (int step = 0; step < 3; ++step) {
     if (step == 2) {
       rig.sharded->finish_updates();
-      link.forget_copies();
+      transfer.forget_copies();
     }
     for (int micro_step = 0; micro_step < num_micro_steps; ++micro_step)
       rig.backward(model->forward(batch(0, micro_step)).sum(), micro_step == 0,
@@ -204,7 +204,7 @@ std::vector<HostLink::Copy> copies_of_a_step(Chain& model, Rig& rig, HostLink& l
     rig.update();
   }
   rig.sharded->finish_updates();
-  return link.copies();
+  return transfer.copies();
 }
 
 TEST_P(DeviceOffloadTest, AStepMovesEachShardOnceAndInTheOrderOfUse) {
@@ -213,10 +213,10 @@ TEST_P(DeviceOffloadTest, AStepMovesEachShardOnceAndInTheOrderOfUse) {
     Chain model(kNumLayers);
     Rig rig(*model, alone(), stage, with(setting));
     constexpr int kMicroSteps = 3;
-    const auto copies = copies_of_a_step(model, rig, link_of(setting), kMicroSteps);
+    const auto copies = copies_of_a_step(model, rig, transfer_of(setting), kMicroSteps);
     std::vector<int> down, up;  // units
     int fetched = 0;
-    for (const HostLink::Copy& copy : copies) {
+    for (const HostOnlyTransfer::Copy& copy : copies) {
       if (copy.direction == Direction::kDown) {
         // Gradients: their accumulator on the host, or on the device at stage 1, says whose.
         for (int unit = 0; unit < rig.sharded->layout().num_units(); ++unit) {
@@ -251,7 +251,7 @@ TEST_P(DeviceOffloadTest, AStepMovesEachShardOnceAndInTheOrderOfUse) {
     const int extra = rig.sharded->layout().slice(rig.sharded->layout().find("extra.weight")).unit;
     std::erase(forward, extra);
     EXPECT_EQ(up, forward) << "stage " << stage;
-    EXPECT_THAT(link_of(setting).violations(), IsEmpty());
+    EXPECT_THAT(transfer_of(setting).violations(), IsEmpty());
   }
 }
 
@@ -259,9 +259,9 @@ TEST_P(DeviceOffloadTest, ShardsOnTheHostTravelUpForEachGather) {
   const Setting setting = on_device(kAllOnHost);
   Chain model(kNumLayers);
   Rig rig(*model, alone(), 3, with(setting));
-  const auto copies = copies_of_a_step(model, rig, link_of(setting), 1);
+  const auto copies = copies_of_a_step(model, rig, transfer_of(setting), 1);
   int gathers = 0;
-  for (const HostLink::Copy& copy : copies)
+  for (const HostOnlyTransfer::Copy& copy : copies)
     for (int unit = 0; unit < rig.sharded->layout().num_units(); ++unit)
       if (copy.direction == Direction::kUp && rig.sharded->unit(unit).shard.const_data_ptr() == copy.host)
         ++gathers;
@@ -270,7 +270,7 @@ TEST_P(DeviceOffloadTest, ShardsOnTheHostTravelUpForEachGather) {
   EXPECT_GE(gathers, counted);
   EXPECT_GE(counted, kNumLayers);
   EXPECT_EQ(
-      link_of(setting).bytes(Direction::kDown), 4 * [&] {
+      transfer_of(setting).bytes(Direction::kDown), 4 * [&] {
         int64_t numel = 0;
         for (int unit = 0; unit < rig.sharded->layout().num_units(); ++unit)
           numel += rig.sharded->layout().shard_numel(unit);
@@ -284,7 +284,7 @@ TEST(HostApart, IsKnownWhereNothingIsOffloaded) {
     Chain model(2);
     Rig rig(*model, alone(), 3, [&](ShardedModelOptions& options) {
       options.tiers.host_apart = apart;
-      if (apart) options.link = std::make_shared<HostLink>(Mode::kAtOnce);
+      if (apart) options.transfer = std::make_shared<HostOnlyTransfer>(Mode::kAtOnce);
     });
     EXPECT_EQ(rig.sharded->state_model().tiers.host_apart, apart);
   }
@@ -297,7 +297,7 @@ TEST_P(DeviceOffloadTest, AFailureOnTheHostThreadIsTheCallersAndStays) {
     Rig rig(*model, alone(), 1, with(setting));
     rig.step(model->forward(batch(0, 0)).sum());
     rig.sharded->finish_updates();
-    link_of(setting).fail_at(at);
+    transfer_of(setting).fail_at(at);
     const std::string error = error_of([&] {
       for (int step = 0; step < 4; ++step) {
         rig.step(model->forward(batch(0, step)).sum());
@@ -305,7 +305,7 @@ TEST_P(DeviceOffloadTest, AFailureOnTheHostThreadIsTheCallersAndStays) {
       }
       rig.sharded->finish_updates();
     });
-    EXPECT_THAT(error, ::testing::StartsWith("the link to the device has failed")) << at;
+    EXPECT_THAT(error, ::testing::StartsWith("the device has failed")) << at;
     EXPECT_NE(error_of([&] { rig.sharded->check_usable(); }), "") << at;
   }
 }

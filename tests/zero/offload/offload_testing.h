@@ -28,7 +28,7 @@ struct Setting {
   DType dtype = DType::kFloat32;
   Probe probe = {};
   int num_buffers = 13;
-  std::shared_ptr<DeviceLink> link = nullptr;
+  std::shared_ptr<HostTransfer> transfer = nullptr;
 };
 
 class OffloadTest : public ::testing::Test {
@@ -36,7 +36,7 @@ class OffloadTest : public ::testing::Test {
   Change with(const Setting& setting) const {
     return [=, this](ShardedModelOptions& options) {
       options.tiers = setting.tiers;
-      options.link = setting.link;
+      options.transfer = setting.transfer;
       options.offload = {
           .directory = folder_.path().string(), .num_buffers = setting.num_buffers, .probe = setting.probe};
       options.optimizer.kind = setting.optimizer;

@@ -1,4 +1,4 @@
-// HostLink: a device that is host memory. What its stream is given is carried out at once, by the thread that
+// HostOnlyTransfer: a device that is host memory. What its stream is given is carried out at once, by the thread that
 // gives it; copies are carried out when the Mode says so, in the order that a device guarantees, and no
 // other.
 #pragma once
@@ -11,14 +11,14 @@
 #include <thread>
 #include <vector>
 
-#include "zero/memory/device_link.h"
+#include "zero/memory/host_transfer.h"
 
 namespace tessera::zero::testing {
 
-/// Thread-safe. Records every copy, and what breaks the rules of [Note: the link] in
-/// zero/memory/device_link.h: memory that another copy still has is copied to or from, and memory that
+/// Thread-safe. Records every copy, and what breaks the rules of [Note: host transfers] in
+/// zero/memory/host_transfer.h: memory that another copy still has is copied to or from, and memory that
 /// changes while a copy reads it.
-class HostLink final : public DeviceLink {
+class HostOnlyTransfer final : public HostTransfer {
  public:
   enum class Mode {
     kAtOnce,    ///< before the call that begins the copy returns
@@ -33,19 +33,19 @@ class HostLink final : public DeviceLink {
     const void* host;
   };
 
-  explicit HostLink(Mode mode);
-  ~HostLink() override;
+  explicit HostOnlyTransfer(Mode mode);
+  ~HostOnlyTransfer() override;
 
   at::Tensor host_memory(int64_t bytes) override;
   int64_t pinned_bytes() const override { return *host_bytes_; }
-  MomentPtr now() override { return nullptr; }
-  MomentPtr to_host(const at::Tensor& host, const at::Tensor& device, const MomentPtr& after) override;
-  MomentPtr to_device(const at::Tensor& device, const at::Tensor& host, const MomentPtr& after) override;
-  void follow(const MomentPtr& moment) override;
-  MomentPtr issue_after(const MomentPtr& moment, c10::function_ref<void()> issue) override;
-  bool passed(const MomentPtr& moment) override;
-  void wait(const MomentPtr& moment) override;
-  void wait_for_all() override;
+  EventPtr record() override { return nullptr; }
+  EventPtr d2h(const at::Tensor& host, const at::Tensor& device, const EventPtr& after) override;
+  EventPtr h2d(const at::Tensor& device, const at::Tensor& host, const EventPtr& after) override;
+  void wait(const EventPtr& event) override;
+  EventPtr issue_after(const EventPtr& event, c10::function_ref<void()> issue) override;
+  bool query(const EventPtr& event) override;
+  void synchronize(const EventPtr& event) override;
+  void synchronize() override;
 
   /// In the order in which they were begun.
   std::vector<Copy> copies() const;
@@ -60,7 +60,7 @@ class HostLink final : public DeviceLink {
  private:
   struct Pending {
     at::Tensor to, from;
-    MomentPtr after;
+    EventPtr after;
     uint64_t digest;              // of `from` when it began
     std::vector<char> read = {};  // what was in `from`, once the device goes on after the copy
   };
@@ -68,17 +68,17 @@ class HostLink final : public DeviceLink {
     std::deque<Pending> pending;
     int64_t num_begun = 0, num_ended = 0;
   };
-  class HostMoment;
+  class HostEvent;
   using Lock = std::unique_lock<std::mutex>;
 
-  MomentPtr begin(Direction direction, const at::Tensor& to, const at::Tensor& from, const MomentPtr& after);
+  EventPtr begin(Direction direction, const at::Tensor& to, const at::Tensor& from, const EventPtr& after);
   Stream& stream(Direction direction) { return direction == Direction::kDown ? down_ : up_; }
-  bool passed_now(const MomentPtr& moment);
-  void carry_out_until(const MomentPtr& moment, Lock& lock);
+  bool passed_now(const EventPtr& event);
+  void carry_out_until(const EventPtr& event, Lock& lock);
   void carry_out_next(Direction direction, Lock& lock);
-  void check_free(Direction direction, const at::Tensor& to, const at::Tensor& from, const MomentPtr& after);
+  void check_free(Direction direction, const at::Tensor& to, const at::Tensor& from, const EventPtr& after);
   void check_unchanged(Direction direction, const Pending& copy);
-  void read_until(const HostMoment& moment, Lock& lock);
+  void read_until(const HostEvent& event, Lock& lock);
   void run(Direction direction);
 
   const Mode mode_;

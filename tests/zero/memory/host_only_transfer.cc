@@ -1,4 +1,4 @@
-#include "tests/zero/memory/host_link.h"
+#include "tests/zero/memory/host_only_transfer.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -14,9 +14,9 @@
 
 namespace tessera::zero::testing {
 
-class HostLink::HostMoment final : public Moment {
+class HostOnlyTransfer::HostEvent final : public Event {
  public:
-  HostMoment(Direction direction, int64_t number) : direction(direction), number(number) {}
+  HostEvent(Direction direction, int64_t number) : direction(direction), number(number) {}
   const Direction direction;
   const int64_t number;  // of the copy, from 1
 };
@@ -30,13 +30,13 @@ static bool overlap(const at::Tensor& a, const at::Tensor& b) {
   return first.data() < second.data() + second.size() && second.data() < first.data() + first.size();
 }
 
-HostLink::HostLink(Mode mode) : mode_(mode) {
+HostOnlyTransfer::HostOnlyTransfer(Mode mode) : mode_(mode) {
   if (mode_ != Mode::kOnThreads) return;
   for (const Direction direction : {Direction::kDown, Direction::kUp})
     threads_.emplace_back([this, direction] { run(direction); });
 }
 
-HostLink::~HostLink() {
+HostOnlyTransfer::~HostOnlyTransfer() {
   {
     const Lock lock(mutex_);
     stops_ = true;
@@ -45,7 +45,7 @@ HostLink::~HostLink() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-at::Tensor HostLink::host_memory(int64_t bytes) {
+at::Tensor HostOnlyTransfer::host_memory(int64_t bytes) {
   constexpr int64_t kPage = 4096;
   if (refuses_memory_) throw Error(str("no room for ", bytes, " bytes"));
   const at::Tensor memory = at::empty({bytes + kPage}, at::kByte);
@@ -57,16 +57,16 @@ at::Tensor HostLink::host_memory(int64_t bytes) {
       aligned.options());
 }
 
-MomentPtr HostLink::to_host(const at::Tensor& host, const at::Tensor& device, const MomentPtr& after) {
+EventPtr HostOnlyTransfer::d2h(const at::Tensor& host, const at::Tensor& device, const EventPtr& after) {
   return begin(Direction::kDown, host, device, after);
 }
 
-MomentPtr HostLink::to_device(const at::Tensor& device, const at::Tensor& host, const MomentPtr& after) {
+EventPtr HostOnlyTransfer::h2d(const at::Tensor& device, const at::Tensor& host, const EventPtr& after) {
   return begin(Direction::kUp, device, host, after);
 }
 
-MomentPtr HostLink::begin(Direction direction, const at::Tensor& to, const at::Tensor& from,
-                          const MomentPtr& after) {
+EventPtr HostOnlyTransfer::begin(Direction direction, const at::Tensor& to, const at::Tensor& from,
+                          const EventPtr& after) {
   Lock lock(mutex_);
   if (to.nbytes() != from.nbytes() || to.scalar_type() != from.scalar_type())
     violations_.push_back(str("a copy of ", from.nbytes(), " bytes into ", to.nbytes()));
@@ -76,23 +76,23 @@ MomentPtr HostLink::begin(Direction direction, const at::Tensor& to, const at::T
                      (up ? from : to).const_data_ptr()});
   if (fails_in_ >= 0 && fails_in_-- == 0) {
     failed_ = true;
-    throw Error("the link to the device has failed");
+    throw Error("the device has failed");
   }
   // What `after` still has to write is not there yet.
   const uint64_t digest = passed_now(after) ? std::hash<std::string_view>()(bytes_of(from)) : 0;
   stream(direction).pending.push_back({to, from, after, digest});
-  auto moment = std::make_shared<HostMoment>(direction, ++stream(direction).num_begun);
-  if (mode_ == Mode::kAtOnce) carry_out_until(moment, lock);
+  auto event = std::make_shared<HostEvent>(direction, ++stream(direction).num_begun);
+  if (mode_ == Mode::kAtOnce) carry_out_until(event, lock);
   changed_.notify_all();
-  return moment;
+  return event;
 }
 
 /// Copies of one direction keep their order; of the other one, what has not ended must be what `after` waits
 /// for.
-void HostLink::check_free(Direction direction, const at::Tensor& to, const at::Tensor& from,
-                          const MomentPtr& after) {
+void HostOnlyTransfer::check_free(Direction direction, const at::Tensor& to, const at::Tensor& from,
+                          const EventPtr& after) {
   const Direction other = direction == Direction::kUp ? Direction::kDown : Direction::kUp;
-  const auto* const waits_for = static_cast<const HostMoment*>(after.get());
+  const auto* const waits_for = static_cast<const HostEvent*>(after.get());
   int64_t number = stream(other).num_ended;
   for (const Pending& pending : stream(other).pending) {
     ++number;
@@ -104,22 +104,22 @@ void HostLink::check_free(Direction direction, const at::Tensor& to, const at::T
   }
 }
 
-bool HostLink::passed_now(const MomentPtr& moment) {
-  const auto* const point = static_cast<const HostMoment*>(moment.get());
+bool HostOnlyTransfer::passed_now(const EventPtr& event) {
+  const auto* const point = static_cast<const HostEvent*>(event.get());
   return point == nullptr || stream(point->direction).num_ended >= point->number;
 }
 
-void HostLink::carry_out_until(const MomentPtr& moment, Lock& lock) {
-  const auto* const point = static_cast<const HostMoment*>(moment.get());
+void HostOnlyTransfer::carry_out_until(const EventPtr& event, Lock& lock) {
+  const auto* const point = static_cast<const HostEvent*>(event.get());
   if (point == nullptr) return;
   if (mode_ == Mode::kOnThreads) {
-    changed_.wait(lock, [&] { return passed_now(moment); });
+    changed_.wait(lock, [&] { return passed_now(event); });
   } else {
-    while (!passed_now(moment)) carry_out_next(point->direction, lock);
+    while (!passed_now(event)) carry_out_next(point->direction, lock);
   }
 }
 
-void HostLink::carry_out_next(Direction direction, Lock& lock) {
+void HostOnlyTransfer::carry_out_next(Direction direction, Lock& lock) {
   Pending& copy = stream(direction).pending.front();
   carry_out_until(copy.after, lock);
   // Stays in the list, so that it is seen, until it has ended.
@@ -134,7 +134,7 @@ void HostLink::carry_out_next(Direction direction, Lock& lock) {
   changed_.notify_all();
 }
 
-void HostLink::run(Direction direction) {
+void HostOnlyTransfer::run(Direction direction) {
   Lock lock(mutex_);
   while (true) {
     changed_.wait(lock, [&] { return stops_ || !stream(direction).pending.empty(); });
@@ -146,40 +146,40 @@ void HostLink::run(Direction direction) {
   }
 }
 
-MomentPtr HostLink::issue_after(const MomentPtr& moment, c10::function_ref<void()> issue) {
-  wait(moment);
+EventPtr HostOnlyTransfer::issue_after(const EventPtr& event, c10::function_ref<void()> issue) {
+  synchronize(event);
   issue();
-  return moment;
+  return event;
 }
 
-bool HostLink::passed(const MomentPtr& moment) {
+bool HostOnlyTransfer::query(const EventPtr& event) {
   const Lock lock(mutex_);
-  return passed_now(moment);
+  return passed_now(event);
 }
 
-void HostLink::wait(const MomentPtr& moment) {
+void HostOnlyTransfer::synchronize(const EventPtr& event) {
   Lock lock(mutex_);
-  if (failed_) throw Error("the link to the device has failed");
-  carry_out_until(moment, lock);
+  if (failed_) throw Error("the device has failed");
+  carry_out_until(event, lock);
 }
 
 /// What the device does next may write to what a copy to the host has read. The host has the copy no sooner
 /// than it has waited for it.
-void HostLink::follow(const MomentPtr& moment) {
-  const auto* const point = static_cast<const HostMoment*>(moment.get());
-  if (point == nullptr || mode_ != Mode::kLast || point->direction == Direction::kUp) return wait(moment);
+void HostOnlyTransfer::wait(const EventPtr& event) {
+  const auto* const point = static_cast<const HostEvent*>(event.get());
+  if (point == nullptr || mode_ != Mode::kLast || point->direction == Direction::kUp) return synchronize(event);
   Lock lock(mutex_);
-  if (failed_) throw Error("the link to the device has failed");
+  if (failed_) throw Error("the device has failed");
   read_until(*point, lock);
 }
 
-void HostLink::read_until(const HostMoment& moment, Lock& lock) {
+void HostOnlyTransfer::read_until(const HostEvent& event, Lock& lock) {
   const auto pending = [&](int64_t number) -> Pending* {
     const int64_t ended = down_.num_ended;
     return number > ended ? &down_.pending[static_cast<size_t>(number - ended - 1)] : nullptr;
   };
-  for (int64_t number = 1; number <= moment.number; ++number) {
-    if (Pending* const copy = pending(number)) carry_out_until(MomentPtr(copy->after), lock);
+  for (int64_t number = 1; number <= event.number; ++number) {
+    if (Pending* const copy = pending(number)) carry_out_until(EventPtr(copy->after), lock);
     Pending* const copy = pending(number);  // unless it was carried out for that
     if (copy == nullptr || !copy->read.empty()) continue;
     check_unchanged(Direction::kDown, *copy);
@@ -188,41 +188,41 @@ void HostLink::read_until(const HostMoment& moment, Lock& lock) {
   }
 }
 
-void HostLink::check_unchanged(Direction direction, const Pending& copy) {
+void HostOnlyTransfer::check_unchanged(Direction direction, const Pending& copy) {
   if (copy.digest != 0 && copy.digest != std::hash<std::string_view>()(bytes_of(copy.from)))
     violations_.push_back(str("what a copy ", direction == Direction::kUp ? "up" : "down", " of ",
                               copy.to.nbytes(), " bytes reads was changed before it had ended"));
 }
 
-void HostLink::wait_for_all() {
+void HostOnlyTransfer::synchronize() {
   Lock lock(mutex_);
   for (const Direction direction : {Direction::kDown, Direction::kUp})
-    carry_out_until(std::make_shared<HostMoment>(direction, stream(direction).num_begun), lock);
+    carry_out_until(std::make_shared<HostEvent>(direction, stream(direction).num_begun), lock);
 }
 
-std::vector<HostLink::Copy> HostLink::copies() const {
+std::vector<HostOnlyTransfer::Copy> HostOnlyTransfer::copies() const {
   const Lock lock(mutex_);
   return copies_;
 }
 
-void HostLink::forget_copies() {
+void HostOnlyTransfer::forget_copies() {
   const Lock lock(mutex_);
   copies_.clear();
 }
 
-int64_t HostLink::bytes(Direction direction) const {
+int64_t HostOnlyTransfer::bytes(Direction direction) const {
   int64_t sum = 0;
   for (const Copy& copy : copies())
     if (copy.direction == direction) sum += copy.bytes;
   return sum;
 }
 
-std::vector<std::string> HostLink::violations() const {
+std::vector<std::string> HostOnlyTransfer::violations() const {
   const Lock lock(mutex_);
   return violations_;
 }
 
-void HostLink::fail_at(int copy) {
+void HostOnlyTransfer::fail_at(int copy) {
   const Lock lock(mutex_);
   fails_in_ = copy;
 }

@@ -1,4 +1,4 @@
-#include "zero/memory/cuda_link.h"
+#include "zero/memory/cuda_host_transfer.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -25,22 +25,22 @@ constexpr int64_t kPage = 4096;
 
 /// An event that is recorded once, before another thread can see it. From then on it is only read:
 /// cudaStreamWaitEvent and cudaEventSynchronize take what was captured when it was recorded.
-class CudaMoment final : public Moment {
+class CudaEvent final : public Event {
  public:
-  explicit CudaMoment(const c10::Stream& stream) : event_(stream.device_type()) { event_.record(stream); }
+  explicit CudaEvent(const c10::Stream& stream) : event_(stream.device_type()) { event_.record(stream); }
   const c10::Event& event() const { return event_; }
 
  private:
   c10::Event event_;
 };
 
-const c10::Event& event_of(const MomentPtr& moment) {
-  return static_cast<const CudaMoment&>(*moment).event();
+const c10::Event& event_of(const EventPtr& event) {
+  return static_cast<const CudaEvent&>(*event).event();
 }
 
-class CudaLink final : public DeviceLink {
+class CudaHostTransfer final : public HostTransfer {
  public:
-  CudaLink(at::Device device, bool pin_memory)
+  CudaHostTransfer(at::Device device, bool pin_memory)
       : device_(device),
         pin_memory_(pin_memory),
         guard_(device.type()),
@@ -61,35 +61,35 @@ class CudaLink final : public DeviceLink {
 
   int64_t pinned_bytes() const override { return *pinned_bytes_; }
 
-  MomentPtr now() override { return std::make_shared<CudaMoment>(guard_.getStream(device_)); }
+  EventPtr record() override { return std::make_shared<CudaEvent>(guard_.getStream(device_)); }
 
-  MomentPtr to_host(const at::Tensor& host, const at::Tensor& device, const MomentPtr& after) override {
+  EventPtr d2h(const at::Tensor& host, const at::Tensor& device, const EventPtr& after) override {
     return copy(host, device, down_, after);
   }
-  MomentPtr to_device(const at::Tensor& device, const at::Tensor& host, const MomentPtr& after) override {
+  EventPtr h2d(const at::Tensor& device, const at::Tensor& host, const EventPtr& after) override {
     return copy(device, host, up_, after);
   }
 
-  void follow(const MomentPtr& moment) override {
-    if (moment) event_of(moment).block(guard_.getStream(device_));
+  void wait(const EventPtr& event) override {
+    if (event) event_of(event).block(guard_.getStream(device_));
   }
 
   // Collectives wait for the stream that is current when they are issued ([Note: streams] in
   // comm/nccl/nccl.cc): one that waits for both, so that neither the device's work nor later copies wait for
-  // the moment.
-  MomentPtr issue_after(const MomentPtr& moment, c10::function_ref<void()> issue) override {
-    event_of(now()).block(behind_);
-    if (moment) event_of(moment).block(behind_);
+  // the event.
+  EventPtr issue_after(const EventPtr& event, c10::function_ref<void()> issue) override {
+    event_of(record()).block(behind_);
+    if (event) event_of(event).block(behind_);
     const c10::StreamGuard on_stream(behind_);
     issue();
-    return std::make_shared<CudaMoment>(behind_);
+    return std::make_shared<CudaEvent>(behind_);
   }
 
-  bool passed(const MomentPtr& moment) override { return !moment || event_of(moment).query(); }
-  void wait(const MomentPtr& moment) override {
-    if (moment) event_of(moment).synchronize();
+  bool query(const EventPtr& event) override { return !event || event_of(event).query(); }
+  void synchronize(const EventPtr& event) override {
+    if (event) event_of(event).synchronize();
   }
-  void wait_for_all() override {
+  void synchronize() override {
     guard_.synchronizeStream(down_);
     guard_.synchronizeStream(up_);
     guard_.synchronizeStream(behind_);
@@ -120,15 +120,15 @@ class CudaLink final : public DeviceLink {
   }
 
   /// The copies of a direction are given to its stream in the order of the calls.
-  MomentPtr copy(const at::Tensor& to, const at::Tensor& from, const c10::Stream& stream,
-                 const MomentPtr& after) {
+  EventPtr copy(const at::Tensor& to, const at::Tensor& from, const c10::Stream& stream,
+                 const EventPtr& after) {
     const PauseListening our_own_operators;
     const at::NoGradGuard no_grad;
     const std::lock_guard lock(mutex_);
     if (after) event_of(after).block(stream);
     const c10::StreamGuard on_copies(stream);
     at::Tensor(to).copy_(from, /*non_blocking=*/true);
-    return std::make_shared<CudaMoment>(stream);
+    return std::make_shared<CudaEvent>(stream);
   }
 
   const at::Device device_;
@@ -138,13 +138,13 @@ class CudaLink final : public DeviceLink {
   const c10::Stream behind_;  // what issue_after() issues
   std::mutex mutex_;          // from the wait for `after` to the copy: nothing comes between
   const Pinned pinned_bytes_ =
-      std::make_shared<std::atomic<int64_t>>(0);  // outlives the link with its memory
+      std::make_shared<std::atomic<int64_t>>(0);  // outlives the transfer with its memory
 };
 
 }  // namespace
 
-std::shared_ptr<DeviceLink> make_cuda_link(at::Device device, bool pin_memory) {
-  return std::make_shared<CudaLink>(device, pin_memory);
+std::shared_ptr<HostTransfer> make_cuda_host_transfer(at::Device device, bool pin_memory) {
+  return std::make_shared<CudaHostTransfer>(device, pin_memory);
 }
 
 }  // namespace tessera::zero
