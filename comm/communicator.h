@@ -54,7 +54,7 @@ struct ReduceInto {
 };
 
 /// A rank among those that have the memory of Communicator::allocate_shared() in common.
-struct PlaceOnHost {
+struct HostRank {
   int index = 0;      ///< 0 … num_ranks - 1, in rank order
   int num_ranks = 1;  ///< this one included
 };
@@ -115,7 +115,7 @@ class Communicator {
   /// Throws CommError when there is no room.
   virtual at::Tensor allocate_shared(int64_t bytes, std::string_view label);
   /// This rank among those of its host, which have allocate_shared()'s memory in common.
-  virtual PlaceOnHost place_on_host() const { return {}; }
+  virtual HostRank host_rank() const { return {}; }
   /// Bytes of this group's collectives that this rank has received from other hosts. Counted by
   /// backend "hybrid"; 0 elsewhere.
   virtual int64_t bytes_from_other_hosts() const { return 0; }

@@ -57,7 +57,7 @@ class Transport {
   virtual at::Tensor allocate_symmetric(int64_t) { return {}; }
   virtual at::Tensor allocate_shared(int64_t) { return {}; }
   /// See Communicator.
-  virtual PlaceOnHost place_on_host() const { return {}; }
+  virtual HostRank host_rank() const { return {}; }
   virtual int64_t bytes_from_other_hosts() const { return 0; }
   /// `watch` is called about ten times a second while one of the calls above itself waits for other
   /// ranks, if it ever does, and ends the wait by what it throws.

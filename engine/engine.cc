@@ -37,9 +37,9 @@ EngineConfig completed(EngineConfig config, const InitOptions& options, int worl
 }
 
 /// Where the key's value says: on CPU ranks the host's memory is the device's.
-zero::Tier tier_of(const OffloadConfig& offload, bool host_apart) {
+zero::Tier tier_of(const OffloadConfig& offload, bool device_memory_is_separate) {
   if (offload.on_disk()) return zero::Tier::kDisk;
-  return offload.device == "cpu" && host_apart ? zero::Tier::kHost : zero::Tier::kDevice;
+  return offload.device == "cpu" && device_memory_is_separate ? zero::Tier::kHost : zero::Tier::kDevice;
 }
 
 void check_tiers(const ZeroConfig& zero, const zero::Tiers& tiers, const zero::Sharding& sharding,
@@ -62,7 +62,7 @@ void check_tiers(const ZeroConfig& zero, const zero::Tiers& tiers, const zero::S
   if (!sharding.parameters)
     refuse("offload_param", zero.offload_param.device,
            "at a stage that does not shard parameters; expected stage 3");
-  if (tiers.host_apart && tiers.optimizer == zero::Tier::kDevice)
+  if (tiers.device_memory_is_separate && tiers.optimizer == zero::Tier::kDevice)
     refuse("offload_param", zero.offload_param.device,
            "on a GPU whose optimizer states are not offloaded; expected offload_optimizer with device "
            "\"cpu\" or "
@@ -73,9 +73,9 @@ void check_tiers(const ZeroConfig& zero, const zero::Tiers& tiers, const zero::S
 void set_tiers(const ZeroConfig& zero, const InitOptions& init, int world_size,
                zero::ShardedModelOptions& options) {
   zero::Tiers& tiers = options.tiers;
-  tiers.host_apart = !init.device.is_cpu() || init.host_transfer != nullptr;
-  tiers.optimizer = tier_of(zero.offload_optimizer, tiers.host_apart);
-  tiers.parameters = tier_of(zero.offload_param, tiers.host_apart);
+  tiers.device_memory_is_separate = !init.device.is_cpu() || init.host_transfer != nullptr;
+  tiers.optimizer = tier_of(zero.offload_optimizer, tiers.device_memory_is_separate);
+  tiers.parameters = tier_of(zero.offload_param, tiers.device_memory_is_separate);
   check_tiers(zero, tiers, options.sharding, world_size);
   if (tiers.optimizer != zero::Tier::kDevice) {
     if (zero.sub_group_size > 0) options.unit_numel = std::min(options.unit_numel, zero.sub_group_size);
@@ -87,9 +87,10 @@ void set_tiers(const ZeroConfig& zero, const InitOptions& init, int world_size,
       (optimizer ? zero.offload_optimizer : zero.offload_param).nvme_path.value_or("");
   options.offload.num_buffers = (optimizer ? 2 * zero.offload_optimizer.buffer_count : 0) +
                                 (parameters ? zero.offload_param.buffer_count : 0);
-  if (!tiers.host_apart || !tiers.any_below_device()) return;
+  if (!tiers.device_memory_is_separate || !tiers.any_below_device()) return;
   const bool pin = zero.offload_optimizer.pin_memory || zero.offload_param.pin_memory;
-  options.transfer = init.host_transfer ? init.host_transfer : zero::make_cuda_host_transfer(init.device, pin);
+  options.transfer =
+      init.host_transfer ? init.host_transfer : zero::make_cuda_host_transfer(init.device, pin);
 }
 
 zero::ShardedModelOptions sharding_options(const EngineConfig& config, const InitOptions& init,

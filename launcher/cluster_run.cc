@@ -16,7 +16,7 @@
 #include "core/files/file_descriptor.h"
 #include "core/str.h"
 #include "launcher/cluster.h"
-#include "launcher/failure/engine_output.h"
+#include "launcher/failure/agent_output.h"
 #include "launcher/failure/failure.h"
 #include "launcher/failure/supervisor.h"
 #include "launcher/launch.h"
@@ -91,7 +91,7 @@ Running start(const EngineCommand& command, const sigset_t& mask, std::vector<Fi
 /// The programs of a run, until all have ended.
 class ClusterSupervisor {
  public:
-  ClusterSupervisor(std::vector<Running>& programs, SignalWatch& signals, EngineOutput& output,
+  ClusterSupervisor(std::vector<Running>& programs, SignalWatch& signals, AgentOutput& output,
                     std::chrono::milliseconds grace, Logger log)
       : programs_(programs), signals_(signals), output_(output), grace_(grace), log_(std::move(log)) {}
 
@@ -159,7 +159,7 @@ class ClusterSupervisor {
 
   std::vector<Running>& programs_;
   SignalWatch& signals_;
-  EngineOutput& output_;
+  AgentOutput& output_;
   const std::chrono::milliseconds grace_;
   const Logger log_;
   std::optional<Clock::time_point> deadline_;
@@ -219,7 +219,7 @@ Ending run_once(const ClusterOptions& options, SignalWatch& signals, const Logge
   std::vector<Running> programs;
   for (const EngineCommand& command : engine_commands(options))
     programs.push_back(start(command, signals.previous_mask(), errors));
-  EngineOutput output(std::move(errors));
+  AgentOutput output(std::move(errors));
   ClusterSupervisor supervisor(programs, signals, output, options.save_grace, log);
   supervisor.supervise();
   const std::vector<FailureReport> reports = output.finish();

@@ -291,7 +291,7 @@ void ShardedModel::step(double grad_scale) {
 void ShardedModel::finish_updates() {
   if (!options_.tiers.any_below_device()) return;
   or_unusable([&] {
-    residency_->catch_up();
+    residency_->flush_deferred_gathers();
     update_parameters([&] { optimizer_->finish_step(); });
     for (ParamUnit& unit : units_) unit.follow_values();
   });
@@ -361,7 +361,7 @@ void ShardedModel::unpin(const std::vector<int>& units, int modifier_rank) {
     if (unit.placement.parameters != Placement::Parameters::kWhole)
       unit.shard.copy_(full.narrow(0, unit.shard_range.begin, unit.shard_range.numel()));
     unit.values_changed();
-    unit.publish_private_writes(gather_comm_->place_on_host());
+    unit.publish_private_writes(gather_comm_->host_rank());
     if (!unit.has_own_master()) continue;
     // Keep the fp32 digits of what was not written.
     const at::Tensor value = unit.local(full).to(unit.master.device());
@@ -388,12 +388,12 @@ StateModel ShardedModel::state_model(bool async_checkpoints) const {
   return {.sharding = options_.sharding,
           .accumulate_dtype = from_torch(options_.reducer.accumulate_dtype),
           .one_copy_a_host = host_shared(),
-          .ranks_a_host = gather_comm_->place_on_host().num_ranks,
+          .ranks_a_host = gather_comm_->host_rank().num_ranks,
           .num_states = static_cast<int>(state_names().size()),
           .async_checkpoints = async_checkpoints && !offload_store_ && options_.device.is_cpu(),
           .tiers = {.parameters = options_.tiers.parameters,
                     .optimizer = options_.tiers.optimizer,
-                    .host_apart = host_apart_},
+                    .device_memory_is_separate = host_apart_},
           .groups = options_.groups};
 }
 

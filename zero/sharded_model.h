@@ -48,7 +48,7 @@ struct ShardedModelOptions {
   GroupSizes groups;
   Tiers tiers;
   OffloadOptions offload;  ///< where tiers say disk
-  /// Where tiers say host_apart. Tests: one whose device is the host.
+  /// Where tiers say device_memory_is_separate. Tests: one whose device is the host.
   std::shared_ptr<HostTransfer> transfer = nullptr;
   /// bf16, fp16: that of all parameters. fp32: each keeps its own, see [Note: dtypes].
   DType compute_dtype = DType::kFloat32;

@@ -12,9 +12,9 @@ namespace tessera::zero {
 /// See [Note: state on the host] in param_unit.h.
 void ShardedModel::connect_to_host() {
   const bool connected = options_.tiers.any_below_device() && options_.transfer != nullptr;
-  host_apart_ = connected || options_.tiers.host_apart;
-  options_.tiers.host_apart = connected;
-  if (!options_.tiers.host_apart) {
+  host_apart_ = connected || options_.tiers.device_memory_is_separate;
+  options_.tiers.device_memory_is_separate = connected;
+  if (!options_.tiers.device_memory_is_separate) {
     options_.transfer = nullptr;
     TESSERA_CHECK(options_.device.is_cpu() || !options_.tiers.any_below_device());
     return;
@@ -36,7 +36,7 @@ static void add_sizes_on_disk(const UnitSpec& unit, int64_t shard_numel, const S
   const int64_t fp32_bytes = local_numel * size_bytes(DType::kFloat32);
   if (placement.values == Tier::kDisk) sizes.push_back(shard_numel * size_bytes(unit.dtype));
   if (placement.optimizer == Tier::kDisk) {
-    if (unit.dtype != DType::kFloat32 || placement.copies_updates_up()) sizes.push_back(fp32_bytes);
+    if (unit.dtype != DType::kFloat32 || placement.copies_masters_to_device()) sizes.push_back(fp32_bytes);
     sizes.insert(sizes.end(), state_names_of(options.optimizer).size(), fp32_bytes);
   }
   if (placement.gradient == Tier::kDisk)

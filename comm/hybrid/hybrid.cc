@@ -70,7 +70,7 @@ class HybridTransport final : public Transport {
 
   at::Tensor allocate_symmetric(int64_t bytes) override { return allocate(bytes, /*common=*/false); }
   at::Tensor allocate_shared(int64_t bytes) override { return allocate(bytes, /*common=*/true); }
-  PlaceOnHost place_on_host() const override { return {found_.peers->rank(), found_.peers->size()}; }
+  HostRank host_rank() const override { return {found_.peers->rank(), found_.peers->size()}; }
   int64_t bytes_from_other_hosts() const override { return queue_->received_bytes(); }
 
   void set_watch(std::function<void()> watch) override { queue_->set_watch(std::move(watch)); }

@@ -21,15 +21,15 @@ namespace tessera::comm {
 class GroupContext {
  public:
   /// `serves_store`: this rank's process runs the store's server, and so must be the last to end.
-  /// `interrupt`, `step_aside`: of JoinOptions.
+  /// `interrupt`, `on_block`: of JoinOptions.
   GroupContext(GroupStore store, int rank, int size, bool serves_store, std::function<void()> interrupt = {},
-               std::function<std::shared_ptr<void>()> step_aside = {})
+               std::function<std::shared_ptr<void>()> on_block = {})
       : store_(std::move(store)),
         rank_(rank),
         size_(size),
         serves_store_(serves_store),
         interrupt_(std::move(interrupt)),
-        step_aside_(std::move(step_aside)) {}
+        step_aside_(std::move(on_block)) {}
   GroupContext(const GroupContext&) = delete;
   GroupContext& operator=(const GroupContext&) = delete;
   /// The shutdown: leave(); the store's server then waits for the others to leave, up to 5 s (1 s after an
@@ -44,7 +44,7 @@ class GroupContext {
     if (interrupt_) interrupt_();
   }
   /// To be kept while this rank posts a collective or waits for other ranks.
-  std::shared_ptr<void> step_aside() const { return step_aside_ ? step_aside_() : nullptr; }
+  std::shared_ptr<void> on_block() const { return step_aside_ ? step_aside_() : nullptr; }
 
   /// Until when this rank waits for the other ranks' failure reports: 1 s after its first failure in
   /// any of the groups.

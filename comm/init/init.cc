@@ -139,7 +139,7 @@ CommunicatorPtr join(const JoinOptions& given, const Environment& env) {
   check_open_files(env.world_size, env.rank == 0 && !env.agent_store, options.backend);
   const Rendezvous met = rendezvous(env, options, settings_of(options, device));
   auto context = std::make_shared<GroupContext>(met.store, env.rank, env.world_size, met.serves_store,
-                                                options.interrupt, options.step_aside);
+                                                options.interrupt, options.on_block);
   try {
     return connect(met, env, options, device, std::move(context));
   } catch (const RankIsGone& error) {
@@ -204,7 +204,7 @@ void run_threads(int world_size, const JoinOptions& options,
       };
       comm = std::make_shared<TransportCommunicator>(
           std::make_shared<GroupContext>(store, rank, world_size, /*serves_store=*/false, options.interrupt,
-                                         options.step_aside),
+                                         options.on_block),
           options.timeout, make);
       body(comm);
     } catch (const CommError&) {

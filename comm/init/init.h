@@ -23,7 +23,7 @@ bool p2p_in_host_memory = false;
 std::function<void()> interrupt = {};
 /// Called by a thread that posts a collective or waits for one; what it returns is destroyed afterwards.
 /// Python lets go of the GIL meanwhile [Note: the GIL and the backend's threads].
-std::function<std::shared_ptr<void>()> step_aside = {};
+std::function<std::shared_ptr<void>()> on_block = {};
 };
 
 /// The device that join() takes, for a program that needs to know, or to fail, before it joins. With

@@ -33,8 +33,8 @@ class SelfCommunicator final : public Communicator {
   std::chrono::milliseconds timeout() const override { return group_.timeout; }
   at::Tensor peer_view(const at::Tensor& mine, int rank) override;
   at::Tensor allocate_shared(int64_t bytes, std::string_view label) override;
-  PlaceOnHost place_on_host() const override {
-    return group_.one_host ? PlaceOnHost{group_.rank, group_.size} : PlaceOnHost{};
+  HostRank host_rank() const override {
+    return group_.one_host ? HostRank{group_.rank, group_.size} : HostRank{};
   }
   bool buffers_reductions() const override { return group_.size > 1 && !group_.one_host; }
   std::vector<std::string> exchange(const std::string& value, std::string_view label,

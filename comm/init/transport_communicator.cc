@@ -54,7 +54,7 @@ CollectiveDesc describe(const char* op, std::string_view label, const at::Tensor
 // [Note: the GIL and the backend's threads] A thread of Gloo or NCCL destroys an operation, with the tensors
 // and the thread-local state that it holds, after it is done. To free one that Python knows it takes the GIL,
 // and Gloo's does so with the lock held that posting needs. So a thread that posts or waits does not keep the
-// GIL (JoinOptions::step_aside). Most of libtorch's operators let go of it; autograd.Function.apply does not.
+// GIL (JoinOptions::on_block). Most of libtorch's operators let go of it; autograd.Function.apply does not.
 
 /// A collective in flight. The communicator keeps it, and with it the buffers, until it is done, even if the
 /// caller drops it.
@@ -102,7 +102,7 @@ class PendingCollective final : public Work {
 
 WorkPtr TransportCommunicator::issue(CollectiveDesc desc, std::vector<at::Tensor> buffers,
                                      const Begin& begin) {
-  const auto aside = context_->step_aside();
+  const auto aside = context_->on_block();
   check_usable();
   reap();
   const uint32_t fingerprint = desc.fingerprint();
@@ -135,7 +135,7 @@ void TransportCommunicator::reap() {
 void TransportCommunicator::wait(PendingCollective& collective) {
   if (error_ && !collective.has_succeeded()) throw_error();
   if (!collective.pending_) return;
-  const auto aside = context_->step_aside();
+  const auto aside = context_->on_block();
   const milliseconds stall = std::min(kStallInterval, std::max(timeout_ / 2, milliseconds(1)));
   const auto is_done = [&, limit = std::min(kLivenessInterval, stall)] {
     try {
@@ -225,7 +225,7 @@ at::Tensor TransportCommunicator::peer_view(const at::Tensor& mine, int rank) {
 
 std::vector<std::string> TransportCommunicator::exchange(const std::string& value, std::string_view label,
                                                          milliseconds timeout) {
-  const auto aside = context_->step_aside();
+  const auto aside = context_->on_block();
   check_usable();
   if (!transport_->wait_blocks()) reap();  // what ranks agree on must not come from a collective that failed
   const int64_t number = recorder_->record(describe("exchange", label));
@@ -285,7 +285,7 @@ void TransportCommunicator::open(const MakeTransport& make) {
 }
 
 TransportCommunicator::~TransportCommunicator() {
-  const auto aside = context_->step_aside();
+  const auto aside = context_->on_block();
   if (!error_ && (std::uncaught_exceptions() > exceptions_at_birth_ || context_->has_failed()))
     abort("an error ended it");
   if (!error_ && transport_->waits_at_end()) finish_in_flight();

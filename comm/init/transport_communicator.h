@@ -73,7 +73,7 @@ class TransportCommunicator final : public Communicator,
   at::Tensor allocate_symmetric(int64_t bytes, at::Device device, std::string_view label) override;
   at::Tensor allocate_shared(int64_t bytes, std::string_view label) override;
   at::Tensor peer_view(const at::Tensor& mine, int rank) override;
-  PlaceOnHost place_on_host() const override { return transport_->place_on_host(); }
+  HostRank host_rank() const override { return transport_->host_rank(); }
   int64_t bytes_from_other_hosts() const override { return transport_->bytes_from_other_hosts(); }
 
   /// Leaves the group at once: everything pending fails, here and on the other ranks, whose errors

@@ -88,7 +88,7 @@ class ShmTransport final : public Transport {
   at::Tensor allocate_symmetric(int64_t bytes) override { return allocate(bytes, /*common=*/false); }
   at::Tensor allocate_shared(int64_t bytes) override { return allocate(bytes, /*common=*/true); }
 
-  PlaceOnHost place_on_host() const override { return {queue_->rank(), queue_->size()}; }
+  HostRank host_rank() const override { return {queue_->rank(), queue_->size()}; }
 
   void set_watch(std::function<void()> watch) override { queue_->set_watch(std::move(watch)); }
 

@@ -25,7 +25,7 @@ std::chrono::milliseconds milliseconds_of(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
 }
 
-/// For JoinOptions::step_aside. Lets go of the GIL, if this thread has it, until the result is destroyed.
+/// For JoinOptions::on_block. Lets go of the GIL, if this thread has it, until the result is destroyed.
 std::shared_ptr<void> release_gil() {
   return PyGILState_Check() ? std::make_shared<py::gil_scoped_release>() : nullptr;
 }
@@ -40,7 +40,7 @@ comm::CommunicatorPtr join(const std::string& backend, const std::string& device
   options.verify = verify;
   if (log) options.log = Logger(LogOptions{});
   options.interrupt = &check_signals;
-  options.step_aside = &release_gil;
+  options.on_block = &release_gil;
   return comm::join(options);
 }
 

@@ -18,13 +18,13 @@ import torch
 from tessera import _engine, checkpoints, module_members, module_program, module_state, reports, whole_model
 from tessera.containers import map_tensors
 from tessera.data import DataLoader
+from tessera.engine_properties import EngineProperties
 from tessera.errors import Error
 from tessera.lr_scheduler import StepsScheduler
-from tessera.numbers import Numbers
 from tessera.optimizer import Optimizer
 
 
-class Engine(Numbers, StepsScheduler):
+class Engine(EngineProperties, StepsScheduler):
     """One rank's engine; `tessera.initialize` makes it. Used by one thread.
 
     It owns the memory of the model's parameters and updates them; the module itself stays as it is, in `engine.module`. Methods

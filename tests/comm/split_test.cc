@@ -165,7 +165,7 @@ TEST(HybridSplit, IsCarriedByWhatItsRanksShare) {
     const CommunicatorPtr three =
         whole->split(rank < 3 ? std::vector<int>{0, 1, 2} : std::vector<int>{3, 4, 5}, "three");
     EXPECT_EQ(three->backend(), "hybrid");
-    EXPECT_EQ(three->place_on_host().num_ranks, rank == 2 || rank == 3 ? 1 : 2);
+    EXPECT_EQ(three->host_rank().num_ranks, rank == 2 || rank == 3 ? 1 : 2);
   });
 }
 

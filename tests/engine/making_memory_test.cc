@@ -78,7 +78,7 @@ TEST_P(MakingMemory, IsTheShardsAndTwoUnits) {
     ASSERT_GT(sizes.model, 12 * sizes.largest_unit);
     EXPECT_LE(recorded, sizes.vectors + (256 << 10));
     // Ranks that share memory have one copy of the parameters together.
-    const int sharing = comm->place_on_host().num_ranks, owners = sharing > 1 ? sharing : comm->size();
+    const int sharing = comm->host_rank().num_ranks, owners = sharing > 1 ? sharing : comm->size();
     EXPECT_EQ(sharded.measured_bytes().parameters * owners, sizes.shards * comm->size());
     expect_two_units(live.peak(), sizes);
     if (!GetParam()) return expect_drawn_by_rank_0_alone(deferred.counts(), comm->rank());

@@ -42,7 +42,7 @@ class ForwardingCommunicator : public comm::Communicator {
   at::Tensor allocate_shared(int64_t bytes, std::string_view label) override {
     return inner_->allocate_shared(bytes, label);
   }
-  comm::PlaceOnHost place_on_host() const override { return inner_->place_on_host(); }
+  comm::HostRank host_rank() const override { return inner_->host_rank(); }
   int64_t bytes_from_other_hosts() const override { return inner_->bytes_from_other_hosts(); }
 
  protected:

@@ -36,9 +36,10 @@ struct CountedModel {
 
 inline constexpr zero::Tiers kOptimizerOnDisk{.optimizer = zero::Tier::kDisk};
 inline constexpr zero::Tiers kAllOnDisk{.parameters = zero::Tier::kDisk, .optimizer = zero::Tier::kDisk};
-inline constexpr zero::Tiers kOptimizerOnHost{.optimizer = zero::Tier::kHost, .host_apart = true};
+inline constexpr zero::Tiers kOptimizerOnHost{.optimizer = zero::Tier::kHost,
+                                              .device_memory_is_separate = true};
 inline constexpr zero::Tiers kAllOnHost{
-    .parameters = zero::Tier::kHost, .optimizer = zero::Tier::kHost, .host_apart = true};
+    .parameters = zero::Tier::kHost, .optimizer = zero::Tier::kHost, .device_memory_is_separate = true};
 
 /// Whether `world` ranks may put this below the device at this stage.
 bool can_offload(int stage, int64_t world, zero::Tiers tiers);

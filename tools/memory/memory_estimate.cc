@@ -123,7 +123,7 @@ void print_tiers(const CountedModel& estimated, int world) {
 void print_host_tiers(const CountedModel& estimated, int world) {
   const double unit = unit_of(estimated);
   constexpr zero::Tiers kDiskBehindHost{
-      .parameters = zero::Tier::kDisk, .optimizer = zero::Tier::kDisk, .host_apart = true};
+      .parameters = zero::Tier::kDisk, .optimizer = zero::Tier::kDisk, .device_memory_is_separate = true};
   std::cout << "\nThe same on GPUs, with state in the host's memory or on disk\n\n"
             << "           optimizer on host      parameters too     both on disk\n"
             << "            device      host    device      host    device      disk\n";

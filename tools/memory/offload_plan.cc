@@ -28,7 +28,7 @@ OffloadPlan plan_of(const CountedModel& model, int stage, int64_t world, Tiers t
       zero::place(zero::sharding_of(stage), /*trainable=*/true, /*one_copy_a_host=*/false, tiers);
   plan.gradients_down = trainable * size_bytes(model.accumulate_dtype);
   if (placement.gradient_sharded) plan.gradients_each_way = plan.gradients_down;
-  if (placement.copies_updates_up()) plan.values_up = trainable * size_bytes(model.dtype);
+  if (placement.copies_masters_to_device()) plan.values_up = trainable * size_bytes(model.dtype);
   if (placement.on_host(placement.values))
     plan.shards_up = 2 * (trainable + frozen) * size_bytes(model.dtype);
   plan.update_s = static_cast<double>(trainable) / speed.updated_parameters;

@@ -69,9 +69,9 @@ class StateAdvice {
   }
 
   std::string offload() const {
-    const bool host_apart = model_.tiers.host_apart;
-    const Tier below = host_apart ? Tier::kHost : Tier::kDisk;
-    const std::string device = host_apart ? "\"cpu\"" : "\"nvme\"";
+    const bool device_memory_is_separate = model_.tiers.device_memory_is_separate;
+    const Tier below = device_memory_is_separate ? Tier::kHost : Tier::kDisk;
+    const std::string device = device_memory_is_separate ? "\"cpu\"" : "\"nvme\"";
     const bool part_of_it = zero::sharding_of(config_.zero.stage).optimizer || layout_.world_size() == 1;
     if (!part_of_it || model_.groups.shard > 0) return "";  // refused by the engine
     zero::StateModel model = model_;
@@ -164,9 +164,9 @@ int64_t held_bytes(const zero::Layout& layout, const zero::StateModel& model, co
   const bool one_copy = model.one_copy_a_host && model.tiers.parameters == Tier::kDevice;
   if (model.sharding.parameters && !one_copy)
     bytes += std::min<int64_t>(zero.communication_buffers, layout.num_units()) * largest_unit;
-  if (model.tiers.optimizer == Tier::kDisk && !model.tiers.host_apart)
+  if (model.tiers.optimizer == Tier::kDisk && !model.tiers.device_memory_is_separate)
     bytes += largest_part * 2 * zero.offload_optimizer.buffer_count;
-  if (model.tiers.parameters == Tier::kDisk && !model.tiers.host_apart)
+  if (model.tiers.parameters == Tier::kDisk && !model.tiers.device_memory_is_separate)
     bytes += largest_part * zero.offload_param.buffer_count;
   return bytes;
 }

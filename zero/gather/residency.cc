@@ -159,32 +159,33 @@ void Residency::ensure_unsharded(ParamUnit& unit, const char* operator_name) {
 
 /// Of an unsharded unit.
 void Residency::make_readable(ParamUnit& unit) {
-  catch_up_to(unit);
+  flush_to(unit);
   cache_.wait(unit);
   if (!unit.memory.bound()) throw Error(str("the gather of ", unit.name, " has failed before"));
 }
 
 /// Its gather is still to be issued.
 bool Residency::is_behind(const ParamUnit& unit) const {
-  return std::find(behind_.begin(), behind_.end(), unit.index) != behind_.end();
+  return std::find(deferred_gathers_.begin(), deferred_gathers_.end(), unit.index) != deferred_gathers_.end();
 }
 
-void Residency::catch_up_to(const ParamUnit& unit) {
+void Residency::flush_to(const ParamUnit& unit) {
   if (!is_behind(unit)) return;
   const auto issue_next = [&] {
-    const int next = behind_.front();
-    behind_.pop_front();
+    const int next = deferred_gathers_.front();
+    deferred_gathers_.pop_front();
     cache_.unshard(units_[next]);
     return next;
   };
   while (issue_next() != unit.index) {
   }
-  if (!behind_.empty() && options_.overlap && comm_->size() > 1) issue_next();  // while this one is used
+  if (!deferred_gathers_.empty() && options_.overlap && comm_->size() > 1)
+    issue_next();  // while this one is used
 }
 
-void Residency::catch_up() {
+void Residency::flush_deferred_gathers() {
   const Lock lock = enter("backward()");
-  while (!behind_.empty()) catch_up_to(units_[behind_.back()]);
+  while (!deferred_gathers_.empty()) flush_to(units_[deferred_gathers_.back()]);
 }
 
 void Residency::replay(const ParamUnit& unit, const char* operator_name) {
@@ -344,7 +345,7 @@ void Residency::parameters_updated(bool frozen_too) {
   const Lock lock = enter("step()");
   TESSERA_CHECK(!order_.in_pass());
   updating_ = false;
-  behind_.clear();  // what an update that failed has left there
+  deferred_gathers_.clear();  // what an update that failed has left there
   cache_.reset_max();
   const std::vector<ParamUnit*> updated = updated_units(frozen_too);
   for (const ParamUnit* unit : updated)
@@ -355,7 +356,7 @@ void Residency::parameters_updated(bool frozen_too) {
       cache_.drop(*unit);
     } else if (options_.late_update) {
       unit->memory.guard();
-      behind_.push_back(unit->index);
+      deferred_gathers_.push_back(unit->index);
     } else {
       cache_.unshard(*unit);
     }

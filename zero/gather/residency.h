@@ -130,7 +130,7 @@ class Residency {
   void parameters_updated(bool frozen_too = false);
   /// Collective, with late updates. Issues the gathers that parameters_updated() has left for the units'
   /// first use, in one order on all ranks.
-  void catch_up();
+  void flush_deferred_gathers();
   /// All units, in the order a pass of training first uses them.
   std::vector<int> order_of_first_use() const;
   /// Throws the first failure met inside an operator.
@@ -171,7 +171,7 @@ class Residency {
   void on_use_beside(ParamUnit& unit, const char* operator_name);
   void ensure_unsharded(ParamUnit& unit, const char* operator_name);
   void make_readable(ParamUnit& unit);
-  void catch_up_to(const ParamUnit& unit);
+  void flush_to(const ParamUnit& unit);
   void replay(const ParamUnit& unit, const char* operator_name);
   void leave_plan(const ParamUnit& unit, const char* operator_name);
   void issue_reductions(int count);
@@ -204,8 +204,8 @@ class Residency {
   std::thread::id inside_;  // the thread whose operator has used them
   std::vector<int> used_;   // by the operator that runs
   int64_t operator_count_ = 0;
-  std::deque<int> behind_;  // units that stay unsharded, whose gathers are still to be issued
-  bool updating_ = false;   // between begin_update() and parameters_updated()
+  std::deque<int> deferred_gathers_;  // units that stay unsharded, whose gathers are still to be issued
+  bool updating_ = false;             // between begin_update() and parameters_updated()
   KeptFailure failure_;
   bool operator_refused_ = false;  // an operator that runs cannot read what it wants
   ResidencyCounts previous_counts_;

@@ -68,22 +68,22 @@ ShardedOptimizer::ShardedOptimizer(const Layout& layout, std::vector<ParamUnit>&
 }
 
 /// The parts of a unit this rank updates, each within one piece. Neighbours in a piece with one group and
-/// step count become one stretch, padding between them included (zeros stay zeros); `by_parameter` keeps them
-/// apart. A piece gives the same stretches at every stage: libtorch's operators, which an UpdateRule may use,
+/// step count become one range, padding between them included (zeros stay zeros); `by_parameter` keeps them
+/// apart. A piece gives the same ranges at every stage: libtorch's operators, which an UpdateRule may use,
 /// round by an element's place.
-std::vector<ShardedOptimizer::Stretch> ShardedOptimizer::stretches(ParamUnit& unit,
+std::vector<ShardedOptimizer::ParamRange> ShardedOptimizer::ranges(ParamUnit& unit,
                                                                    const std::vector<bool>& used,
                                                                    bool by_parameter) const {
-  std::vector<Stretch> each;
+  std::vector<ParamRange> each;
   for (int parameter : unit.spec.parameters) {
     const Range range = intersect(layout_.slice(parameter).range(), unit.local_range());
     if (range.numel() > 0 && used[parameter]) each.push_back({&unit, parameter, range});
   }
   each = cut_at_pieces(each);
   if (by_parameter) return each;
-  std::vector<Stretch> joined;
+  std::vector<ParamRange> joined;
   const int64_t piece_numel = unit.piece_range.numel();
-  for (const Stretch& next : each) {
+  for (const ParamRange& next : each) {
     const bool follows =
         !joined.empty() && joined.back().range.begin / piece_numel == next.range.begin / piece_numel &&
         steps_[joined.back().parameter] == steps_[next.parameter] &&
@@ -100,14 +100,14 @@ std::vector<ShardedOptimizer::Stretch> ShardedOptimizer::stretches(ParamUnit& un
 
 /// Gradients come from the rank that owns the piece, and so do norms. (Beyond stage 0, without rows of ranks,
 /// nothing is cut: a rank updates one piece, its shard.)
-std::vector<ShardedOptimizer::Stretch> ShardedOptimizer::cut_at_pieces(
-    const std::vector<Stretch>& stretches) const {
-  std::vector<Stretch> found;
-  for (const Stretch& stretch : stretches) {
-    const int64_t piece_numel = stretch.unit->piece_range.numel();
-    for (int64_t begin = stretch.range.begin; begin < stretch.range.end;) {
-      const int64_t end = std::min(stretch.range.end, (begin / piece_numel + 1) * piece_numel);
-      found.push_back({stretch.unit, stretch.parameter, {begin, end}});
+std::vector<ShardedOptimizer::ParamRange> ShardedOptimizer::cut_at_pieces(
+    const std::vector<ParamRange>& ranges) const {
+  std::vector<ParamRange> found;
+  for (const ParamRange& range : ranges) {
+    const int64_t piece_numel = range.unit->piece_range.numel();
+    for (int64_t begin = range.range.begin; begin < range.range.end;) {
+      const int64_t end = std::min(range.range.end, (begin / piece_numel + 1) * piece_numel);
+      found.push_back({range.unit, range.parameter, {begin, end}});
       begin = end;
     }
   }
@@ -124,25 +124,26 @@ bool ShardedOptimizer::no_parameter_between(const ParamUnit& unit, int64_t begin
 // ------------------------------------------------------------------------- what passes through the host
 
 /// See [Note: state on the host]. The gradient of the unit that is updated next follows right behind.
-ShardedOptimizer::Passage ShardedOptimizer::enter(ParamUnit& unit, Takes takes) {
-  Passage passage;
+ShardedOptimizer::StagedUnit ShardedOptimizer::stage_in(ParamUnit& unit, Takes takes) {
+  StagedUnit staged;
   const Placement& placement = unit.placement;
-  if (!placement.on_host(placement.optimizer)) return passage;
+  if (!placement.on_host(placement.optimizer)) return staged;
   unit.wait_for_copies_up();  // of the update before, or of the last gather
   if (takes != Takes::kValues && placement.gradient == Tier::kDevice) {
     const bool on_its_way = next_gradient_.first == unit.index;
-    passage.gradient =
+    staged.gradient =
         on_its_way ? std::exchange(next_gradient_, {-1, {}}).second : begin_to_bring_gradient(unit);
     const auto next = std::next(std::find(step_->order.begin(), step_->order.end(), unit.index));
     if (next != step_->order.end() && next_gradient_.first < 0)
       next_gradient_ = {*next, begin_to_bring_gradient(units_[*next])};
-    transfer_->synchronize(passage.gradient.free);
+    transfer_->synchronize(staged.gradient.free);
   }
-  if (takes != Takes::kGradient && placement.copies_updates_up() && unit.spec.dtype != DType::kFloat32) {
-    passage.values = staging_->take(static_cast<int64_t>(unit.values().nbytes()));
-    transfer_->synchronize(passage.values.free);
+  if (takes != Takes::kGradient && placement.copies_masters_to_device() &&
+      unit.spec.dtype != DType::kFloat32) {
+    staged.values = staging_->take(static_cast<int64_t>(unit.values().nbytes()));
+    transfer_->synchronize(staged.values.free);
   }
-  return passage;
+  return staged;
 }
 
 /// The buffer has it when its event has passed.
@@ -155,67 +156,66 @@ StagingPool::Buffer ShardedOptimizer::begin_to_bring_gradient(const ParamUnit& u
 }
 
 /// Of fp32 units the master is what is copied: it changes with the next update only.
-void ShardedOptimizer::send_up(const Stretch& stretch, Passage& passage) const {
-  const ParamUnit& unit = *stretch.unit;
-  if (!unit.placement.copies_updates_up()) return;
+void ShardedOptimizer::copy_back(const ParamRange& range, StagedUnit& staged) const {
+  const ParamUnit& unit = *range.unit;
+  if (!unit.placement.copies_masters_to_device()) return;
   const at::Tensor& values = unit.values();
-  const at::Tensor updated = passage.values.memory.defined()
-                                 ? passage.values.view(values.numel(), values.scalar_type())
-                                 : unit.master;
+  const at::Tensor updated =
+      staged.values.memory.defined() ? staged.values.view(values.numel(), values.scalar_type()) : unit.master;
   const auto cut = [&](const at::Tensor& tensor) {
-    return tensor.narrow(0, stretch.range.begin - unit.local_range().begin, stretch.range.numel());
+    return tensor.narrow(0, range.range.begin - unit.local_range().begin, range.range.numel());
   };
-  passage.values_arrive = transfer_->h2d(cut(values), cut(updated), step_->begun);
+  staged.values_arrive = transfer_->h2d(cut(values), cut(updated), step_->begun);
 }
 
-void ShardedOptimizer::leave(ParamUnit& unit, Passage passage) {
-  if (passage.gradient.memory.defined()) staging_->give_back(std::move(passage.gradient));
-  if (passage.values.memory.defined()) {
-    passage.values.free = passage.values_arrive;
-    staging_->give_back(std::move(passage.values));
-  } else if (passage.values_arrive && unit.is_on_disk(kOptimizer)) {
-    transfer_->synchronize(passage.values_arrive);  // the master's buffer goes
+void ShardedOptimizer::stage_out(ParamUnit& unit, StagedUnit staged) {
+  if (staged.gradient.memory.defined()) staging_->give_back(std::move(staged.gradient));
+  if (staged.values.memory.defined()) {
+    staged.values.free = staged.values_arrive;
+    staging_->give_back(std::move(staged.values));
+  } else if (staged.values_arrive && unit.is_on_disk(kOptimizer)) {
+    transfer_->synchronize(staged.values_arrive);  // the master's buffer goes
   }
-  if (passage.values_arrive) unit.values_arrive(std::move(passage.values_arrive));
+  if (staged.values_arrive) unit.values_arrive(std::move(staged.values_arrive));
 }
 
 // ------------------------------------------------------------------------------------------- the update
 
 /// SGD without momentum reads none, also where another group has momentum.
-size_t ShardedOptimizer::num_states_read(const Stretch& stretch) const {
-  const int group = layout_.parameters()[stretch.parameter].group;
+size_t ShardedOptimizer::num_states_read(const ParamRange& range) const {
+  const int group = layout_.parameters()[range.parameter].group;
   return rule_ ? state_names_.size() : kernels::state_names(kind_, step_->groups[group]).size();
 }
 
-kernels::Segment ShardedOptimizer::segment(const Stretch& stretch, const Passage& passage) const {
-  const ParamUnit& unit = *stretch.unit;
+kernels::Segment ShardedOptimizer::segment(const ParamRange& range, const StagedUnit& staged) const {
+  const ParamUnit& unit = *range.unit;
   const auto cut = [&](const at::Tensor& tensor) {
-    return tensor.narrow(0, stretch.range.begin - unit.local_range().begin, stretch.range.numel());
+    return tensor.narrow(0, range.range.begin - unit.local_range().begin, range.range.numel());
   };
   kernels::Segment segment;
   segment.master = cut(unit.master);
-  segment.grad = passage.gradient.memory.defined()
-                     ? cut(passage.gradient.view(unit.master.numel(), step_->gradients->accumulate_dtype()))
-                     : step_->gradients->reduced(unit, stretch.range);
-  for (size_t state = 0; state < num_states_read(stretch); ++state)
+  segment.grad = staged.gradient.memory.defined()
+                     ? cut(staged.gradient.view(unit.master.numel(), step_->gradients->accumulate_dtype()))
+                     : step_->gradients->reduced(unit, range.range);
+  for (size_t state = 0; state < num_states_read(range); ++state)
     segment.state.push_back(cut(unit.states[state]));
-  if (passage.values.memory.defined()) {
-    segment.param = cut(passage.values.view(unit.master.numel(), unit.values().scalar_type()));
-  } else if (unit.has_own_master() && !unit.placement.copies_updates_up()) {
+  if (staged.values.memory.defined()) {
+    segment.param = cut(staged.values.view(unit.master.numel(), unit.values().scalar_type()));
+  } else if (unit.has_own_master() && !unit.placement.copies_masters_to_device()) {
     segment.param = cut(unit.values());
   }
   return segment;
 }
 
-kernels::SegmentUpdate ShardedOptimizer::update_of(const Stretch& stretch, const Passage& passage) const {
-  return {&step_->groups[layout_.parameters()[stretch.parameter].group], steps_[stretch.parameter],
-          segment(stretch, passage)};
+kernels::SegmentUpdate ShardedOptimizer::update_of(const ParamRange& range, const StagedUnit& staged) const {
+  return {&step_->groups[layout_.parameters()[range.parameter].group], steps_[range.parameter],
+          segment(range, staged)};
 }
 
-std::vector<kernels::SegmentUpdate> ShardedOptimizer::updates_of(const std::vector<Stretch>& stretches,
-                                                                 const Passage& passage) const {
+std::vector<kernels::SegmentUpdate> ShardedOptimizer::updates_of(const std::vector<ParamRange>& ranges,
+                                                                 const StagedUnit& staged) const {
   std::vector<kernels::SegmentUpdate> updates;
-  for (const Stretch& stretch : stretches) updates.push_back(update_of(stretch, passage));
+  for (const ParamRange& range : ranges) updates.push_back(update_of(range, staged));
   return updates;
 }
 
@@ -228,18 +228,19 @@ void ShardedOptimizer::apply_rule(const kernels::SegmentUpdate& update) const {
   if (elements.param.defined()) at::Tensor(elements.param).copy_(elements.master);
 }
 
-/// One launch on a device; where values are sent up, each stretch's as soon as it is there.
-void ShardedOptimizer::update(const std::vector<Stretch>& stretches, Passage& passage) const {
-  const bool one_by_one = rule_ || stretches.empty() || stretches.front().unit->placement.copies_updates_up();
-  if (!one_by_one) return kernels::update(kind_, step_->grad_scale, updates_of(stretches, passage));
-  for (const Stretch& stretch : stretches) {
-    const kernels::SegmentUpdate update = update_of(stretch, passage);
+/// One launch on a device; where values are sent up, each range's as soon as it is there.
+void ShardedOptimizer::update(const std::vector<ParamRange>& ranges, StagedUnit& staged) const {
+  const bool one_by_one =
+      rule_ || ranges.empty() || ranges.front().unit->placement.copies_masters_to_device();
+  if (!one_by_one) return kernels::update(kind_, step_->grad_scale, updates_of(ranges, staged));
+  for (const ParamRange& range : ranges) {
+    const kernels::SegmentUpdate update = update_of(range, staged);
     if (rule_) {
       apply_rule(update);
     } else {
       kernels::update(kind_, step_->grad_scale, {update});
     }
-    send_up(stretch, passage);
+    copy_back(range, staged);
   }
 }
 
@@ -286,9 +287,9 @@ void ShardedOptimizer::update_now(ParamUnit& unit) {
   const at::NoGradGuard no_grad;
   const InMemory gradient(unit, kGradient, InMemory::Access::kRead);
   const InMemory updated(unit, kUpdated, InMemory::Access::kReadWrite);
-  Passage passage = enter(unit, Takes::kBoth);
-  update(stretches(unit, step_->used, /*by_parameter=*/false), passage);
-  leave(unit, std::move(passage));
+  StagedUnit staged = stage_in(unit, Takes::kBoth);
+  update(ranges(unit, step_->used, /*by_parameter=*/false), staged);
+  stage_out(unit, std::move(staged));
 }
 
 void ShardedOptimizer::finish_step() {
@@ -309,19 +310,19 @@ void ShardedOptimizer::step_lamb() {
   for (const int index : step_->order) {
     ParamUnit& unit = units_[index];
     const InMemory updated(unit, kUpdated, InMemory::Access::kReadWrite);
-    Passage passage = enter(unit, Takes::kValues);
-    const std::vector<Stretch> parts = stretches(unit, step_->used, /*by_parameter=*/true);
-    const std::vector<kernels::SegmentUpdate> updates = updates_of(parts, passage);
+    StagedUnit staged = stage_in(unit, Takes::kValues);
+    const std::vector<ParamRange> parts = ranges(unit, step_->used, /*by_parameter=*/true);
+    const std::vector<kernels::SegmentUpdate> updates = updates_of(parts, staged);
     std::vector<double> ratios;
     for (size_t i = 0; i < parts.size(); ++i)
       ratios.push_back(kernels::lamb_trust_ratio(*updates[i].hyper, totals[parts[i].parameter]));
     kernels::lamb_apply(updates, ratios);
-    for (const Stretch& stretch : parts) send_up(stretch, passage);
-    leave(unit, std::move(passage));
+    for (const ParamRange& range : parts) copy_back(range, staged);
+    stage_out(unit, std::move(staged));
   }
 }
 
-/// By parameter: its sums, which all ranks add up. A parameter has one stretch in this rank's piece at most.
+/// By parameter: its sums, which all ranks add up. A parameter has one range in this rank's piece at most.
 std::vector<kernels::LambPart> ShardedOptimizer::lamb_totals() {
   const auto num_parameters = static_cast<int64_t>(layout_.parameters().size());
   at::Tensor norms;  // (parameters and one that takes what is another rank's to report, 2)
@@ -329,16 +330,15 @@ std::vector<kernels::LambPart> ShardedOptimizer::lamb_totals() {
     ParamUnit& unit = units_[index];
     const InMemory gradient(unit, kGradient, InMemory::Access::kRead);
     const InMemory updated(unit, kUpdated, InMemory::Access::kReadWrite);
-    Passage passage = enter(unit, Takes::kGradient);
-    const std::vector<Stretch> parts = stretches(unit, step_->used, /*by_parameter=*/true);
+    StagedUnit staged = stage_in(unit, Takes::kGradient);
+    const std::vector<ParamRange> parts = ranges(unit, step_->used, /*by_parameter=*/true);
     if (!norms.defined())
       norms = at::zeros({num_parameters + 1, 2}, unit.master.options().dtype(at::kDouble));
     std::vector<int64_t> rows;
-    for (const Stretch& stretch : parts)
-      rows.push_back(intersect(stretch.range, unit.piece_range).numel() > 0 ? stretch.parameter
-                                                                            : num_parameters);
-    kernels::lamb_norms(step_->grad_scale, updates_of(parts, passage), norms, rows);
-    leave(unit, std::move(passage));
+    for (const ParamRange& range : parts)
+      rows.push_back(intersect(range.range, unit.piece_range).numel() > 0 ? range.parameter : num_parameters);
+    kernels::lamb_norms(step_->grad_scale, updates_of(parts, staged), norms, rows);
+    stage_out(unit, std::move(staged));
   }
   std::vector<kernels::LambPart> totals(static_cast<size_t>(num_parameters));
   if (!norms.defined()) return totals;

@@ -47,7 +47,7 @@ class ShardedOptimizer {
     kernels::OptimizerKind kind = kernels::OptimizerKind::kAdamW;
     std::vector<kernels::Hyper> groups;                ///< by ParameterSpec::group
     std::shared_ptr<const UpdateRule> rule = nullptr;  ///< in place of `kind`'s formula
-    HostTransfer* transfer = nullptr;                        ///< where the host's memory is not the device's
+    HostTransfer* transfer = nullptr;                  ///< where the host's memory is not the device's
     HostThread* host = nullptr;
   };
 
@@ -78,37 +78,37 @@ class ShardedOptimizer {
 
  private:
   /// Neighbouring elements with one rule, rates and step count.
-  struct Stretch {
+  struct ParamRange {
     ParamUnit* unit;
     int parameter;  // the first one
     Range range;    // in the unit's elements
   };
 
-  std::vector<Stretch> stretches(ParamUnit& unit, const std::vector<bool>& used, bool by_parameter) const;
-  std::vector<Stretch> cut_at_pieces(const std::vector<Stretch>& stretches) const;
+  std::vector<ParamRange> ranges(ParamUnit& unit, const std::vector<bool>& used, bool by_parameter) const;
+  std::vector<ParamRange> cut_at_pieces(const std::vector<ParamRange>& ranges) const;
   bool no_parameter_between(const ParamUnit& unit, int64_t begin, int64_t end) const;
   /// What passes through the host's memory while a unit is updated there; undefined: it lies where the update
   /// reads and writes.
-  struct Passage {
+  struct StagedUnit {
     StagingPool::Buffer gradient = {}, values = {};
     EventPtr values_arrive = nullptr;
   };
   enum class Takes { kGradient, kValues, kBoth };
 
-  size_t num_states_read(const Stretch& stretch) const;
-  kernels::Segment segment(const Stretch& stretch, const Passage& passage) const;
-  kernels::SegmentUpdate update_of(const Stretch& stretch, const Passage& passage) const;
-  std::vector<kernels::SegmentUpdate> updates_of(const std::vector<Stretch>& stretches,
-                                                 const Passage& passage) const;
+  size_t num_states_read(const ParamRange& range) const;
+  kernels::Segment segment(const ParamRange& range, const StagedUnit& staged) const;
+  kernels::SegmentUpdate update_of(const ParamRange& range, const StagedUnit& staged) const;
+  std::vector<kernels::SegmentUpdate> updates_of(const std::vector<ParamRange>& ranges,
+                                                 const StagedUnit& staged) const;
   void apply_rule(const kernels::SegmentUpdate& update) const;
-  void update(const std::vector<Stretch>& stretches, Passage& passage) const;
+  void update(const std::vector<ParamRange>& ranges, StagedUnit& staged) const;
   void update_now(ParamUnit& unit);
   void step_lamb();
   std::vector<kernels::LambPart> lamb_totals();
-  Passage enter(ParamUnit& unit, Takes takes);
+  StagedUnit stage_in(ParamUnit& unit, Takes takes);
   StagingPool::Buffer begin_to_bring_gradient(const ParamUnit& unit);
-  void send_up(const Stretch& stretch, Passage& passage) const;
-  void leave(ParamUnit& unit, Passage passage);
+  void copy_back(const ParamRange& range, StagedUnit& staged) const;
+  void stage_out(ParamUnit& unit, StagedUnit staged);
 
   /// What the update that has begun depends on.
   struct Step {
@@ -118,7 +118,7 @@ class ShardedOptimizer {
     std::vector<kernels::Hyper> groups;  // as they were when it began
     std::vector<int> order;
     std::vector<bool> updated;  // by unit
-    EventPtr begun = nullptr;  // the device has read the values that are replaced, and has the gradients
+    EventPtr begun = nullptr;   // the device has read the values that are replaced, and has the gradients
     std::vector<HostThread::Task> tasks = {};  // by unit: its update
   };
 

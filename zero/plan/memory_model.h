@@ -76,7 +76,7 @@ inline StateBytes state_bytes(const StateElements& whole, const StateModel& mode
     bytes.gradients = held(placement.gradient_sharded) * size_bytes(model.accumulate_dtype);
   if (placement.optimizer != tier) return bytes;
   const int64_t fp32_bytes = held(placement.updates_shard) * size_bytes(DType::kFloat32);
-  if (whole.dtype != DType::kFloat32 || placement.copies_updates_up()) bytes.master = fp32_bytes;
+  if (whole.dtype != DType::kFloat32 || placement.copies_masters_to_device()) bytes.master = fp32_bytes;
   bytes.optimizer = model.num_states * fp32_bytes;
   return bytes;
 }

@@ -19,7 +19,7 @@ struct Tiers {
   Tier optimizer = Tier::kDevice;   ///< fp32 masters beside the values, optimizer states, sharded gradients
   /// The device's memory is not the host's. What is below the device is then copied up and down, and updated
   /// on the host: see [Note: state on the host] in param_unit.h.
-  bool host_apart = false;
+  bool device_memory_is_separate = false;
   bool any_on_disk() const { return parameters == Tier::kDisk || optimizer == Tier::kDisk; }
   bool any_below_device() const { return parameters != Tier::kDevice || optimizer != Tier::kDevice; }
   bool operator==(const Tiers&) const = default;
@@ -40,12 +40,12 @@ struct Placement {
   Tier values = Tier::kDevice;     ///< of this rank's shard
   Tier optimizer = Tier::kDevice;  ///< of masters beside the values, and of optimizer states
   Tier gradient = Tier::kDevice;
-  bool host_apart = false;  ///< see Tiers
+  bool device_memory_is_separate = false;  ///< see Tiers
 
   /// What lies in the host's memory, or passes through it, and is not what the device reads.
-  bool on_host(Tier tier) const { return host_apart && tier != Tier::kDevice; }
+  bool on_host(Tier tier) const { return device_memory_is_separate && tier != Tier::kDevice; }
   /// The update is computed on the host from masters there; the values lie on the device.
-  bool copies_updates_up() const { return on_host(optimizer) && !on_host(values); }
+  bool copies_masters_to_device() const { return on_host(optimizer) && !on_host(values); }
 
   bool sharded() const { return parameters == Parameters::kSharded; }
   bool host_shared() const { return parameters == Parameters::kHostShared; }
@@ -58,7 +58,7 @@ struct Placement {
 constexpr Placement place(Sharding sharding, bool trainable, bool one_copy_a_host, Tiers tiers = {},
                           bool second_copy = false) {
   Placement placement;
-  placement.host_apart = tiers.host_apart;
+  placement.device_memory_is_separate = tiers.device_memory_is_separate;
   placement.updates_shard = sharding.updates_shard(trainable);
   placement.gradient_sharded = trainable && sharding.gradients;
   if (placement.updates_shard && one_copy_a_host && tiers.parameters == Tier::kDevice) {

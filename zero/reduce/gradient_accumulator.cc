@@ -32,7 +32,7 @@ void GradientAccumulator::begin_backward(bool first) {
   in_backward_ = true;
   std::fill(fired_.begin(), fired_.end(), 0);
   if (first) std::fill(used_.begin(), used_.end(), false);
-  if (options_.straight) std::fill(in_slot_.begin(), in_slot_.end(), !first);
+  if (options_.single_rank) std::fill(in_slot_.begin(), in_slot_.end(), !first);
   for (ParamUnit& unit : units_) {
     unit.gradient.num_missing = static_cast<int>(unit.spec.parameters.size());
     unit.gradient.late = false;  // what came late is still in p.grad, and goes with this micro-step
@@ -57,7 +57,7 @@ void GradientAccumulator::drop() {
   for (ParamUnit& unit : units_) unit.gradient.late = false;
 }
 
-void GradientAccumulator::expect_as_now() {
+void GradientAccumulator::freeze_counts() {
   for (size_t parameter = 0; parameter < expected_.size(); ++parameter)
     expected_[parameter] = std::max(1, fired_[parameter]);
 }
@@ -66,7 +66,7 @@ bool GradientAccumulator::unexpected(int parameter) const {
   return options_.slots_round && fired_[parameter] >= expected_[parameter];
 }
 
-void GradientAccumulator::came_late(int parameter) {
+void GradientAccumulator::defer(int parameter) {
   used_[parameter] = true;
   ++fired_[parameter];
   units_[layout_.slice(parameter).unit].gradient.late = true;
@@ -107,7 +107,7 @@ void GradientAccumulator::accumulate(int parameter) {
                   .add = add});
 }
 
-void GradientAccumulator::take_part(int parameter) {
+void GradientAccumulator::add_partial(int parameter) {
   if (!options_.slots_round) return;
   const at::Tensor grad = take_grad(parameter);
   at::Tensor& sum = parts_[parameter];
@@ -144,12 +144,12 @@ void GradientAccumulator::copy_into_slot(int parameter, const at::Tensor& slot) 
 
 /// Where the slot is an accumulator of a wider type, or what is added would be rounded only with the sum.
 at::Tensor GradientAccumulator::rounded_as_in_slot(const at::Tensor& grad) const {
-  if (!options_.straight) return grad;
+  if (!options_.single_rank) return grad;
   const at::ScalarType dtype = options_.communicate_dtype;
   return c10::promoteTypes(grad.scalar_type(), dtype) == dtype ? grad : grad.to(dtype);
 }
 
-bool GradientAccumulator::arrived(int parameter) {
+bool GradientAccumulator::mark_ready(int parameter) {
   used_[parameter] = true;
   ParamUnit& unit = units_[layout_.slice(parameter).unit];
   return ++fired_[parameter] == expected_[parameter] && --unit.gradient.num_missing == 0;
@@ -166,7 +166,7 @@ void GradientAccumulator::complete_slot(const ParamUnit& unit, const at::Tensor&
   for (const int parameter : unit.spec.parameters)
     if (parts_[parameter].defined() || has_grad(parameter)) copy_into_slot(parameter, slot);
   put_waiting();
-  if (!options_.straight || first_) zero_missing(slot, unit, in_slot_);
+  if (!options_.single_rank || first_) zero_missing(slot, unit, in_slot_);
 }
 
 void GradientAccumulator::complete_accumulator(const ParamUnit& unit) {
@@ -181,7 +181,7 @@ void GradientAccumulator::zero_unused(const ParamUnit& unit) const {
 }
 
 void GradientAccumulator::leave_slot(const ParamUnit& unit) {
-  if (options_.straight) return;
+  if (options_.single_rank) return;
   for (const int parameter : unit.spec.parameters) in_slot_[parameter] = false;
 }
 

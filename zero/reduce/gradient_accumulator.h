@@ -43,7 +43,7 @@ class GradientAccumulator {
     at::ScalarType communicate_dtype = at::kFloat;
     double prescale = 1;       ///< of what goes into a slot
     bool slots_round = false;  ///< see [Note: gradients in parts]
-    bool straight = false;     ///< accumulators are the slots: see [Note: nothing to sum]
+    bool single_rank = false;  ///< accumulators are the slots: see [Note: nothing to sum]
     /// See [Note: gradients wait for each other]; 0: none waits.
     int64_t max_waiting_bytes = 0;
   };
@@ -60,17 +60,17 @@ class GradientAccumulator {
   /// Drops all gradients that have come, also those that lie in p.grad.
   void drop();
   /// From now on a parameter is expected to have as many gradients a backward as it had in this one.
-  void expect_as_now();
+  void freeze_counts();
 
   // -- a gradient that has come: what these take is in its place at the latest after complete_slot(),
   // complete_accumulator() or finish_backward() --
   /// Where slots round: more gradients have come than expected, so this one is late.
   bool unexpected(int parameter) const;
-  void came_late(int parameter);
+  void defer(int parameter);
   /// Adds it to the unit's accumulator.
   void accumulate(int parameter);
   /// Where slots round: adds it to the parts that came before. Elsewhere nothing.
-  void take_part(int parameter);
+  void add_partial(int parameter);
   /// It may go into the slot: no further part is expected, or none needs to be waited for.
   bool ready_for_slot(int parameter) const;
   void copy_into_slot(int parameter, const at::Tensor& slot);
@@ -78,7 +78,7 @@ class GradientAccumulator {
   /// [Note: streams of the model] in stream_order.h.
   void follow_stream();
   /// It has been dealt with. Returns whether its unit lacks no gradient now.
-  bool arrived(int parameter);
+  bool mark_ready(int parameter);
 
   // -- before the unit's reduction: also takes what still lies in p.grad, and zeroes what never came --
   void complete_slot(const ParamUnit& unit, const at::Tensor& slot);

@@ -38,14 +38,14 @@ GradientReducer::GradientReducer(const Layout& layout, std::vector<ParamUnit>& u
       prescale_(options.prescale ? 1.0 / num_ranks(*comm_, options) : 1 / options.predivide_factor),
       postscale_(options.prescale ? 1 : options.predivide_factor / num_ranks(*comm_, options)),
       row_scale_(options.replicas ? 1 : postscale_),
-      way_(choose_way()),
+      mode_(choose_mode()),
       gradients_(layout, units, std::move(parameters),
                  {.accumulate_dtype = options.accumulate_dtype,
                   .communicate_dtype = options.communicate_dtype,
                   .prescale = prescale_,
                   .slots_round = options.communicate_dtype != options.accumulate_dtype || prescale_ != 1 ||
-                                 way_ == Way::kStraight,
-                  .straight = way_ == Way::kStraight,
+                                 mode_ == ReductionMode::kSingleRank,
+                  .single_rank = mode_ == ReductionMode::kSingleRank,
                   .max_waiting_bytes = options.max_waiting_bytes.value_or(
                       GradientAccumulator::max_waiting_bytes(device_of(units)))}) {
   TESSERA_CHECK(options_.num_slots >= 1);
@@ -87,17 +87,18 @@ GradientReducer::GradientReducer(const Layout& layout, std::vector<ParamUnit>& u
   install_hooks();  // last: the destructor removes them, which does not run for a constructor that throws
 }
 
-GradientReducer::Way GradientReducer::choose_way() const {
+GradientReducer::ReductionMode GradientReducer::choose_mode() const {
   const auto trainable =
       std::find_if(units_.begin(), units_.end(), [](const ParamUnit& unit) { return unit.spec.trainable; });
-  if (trainable == units_.end()) return Way::kAccumulateInPlace;
+  if (trainable == units_.end()) return ReductionMode::kAccumulateInPlace;
   const Placement& placement = trainable->placement;
   if (placement.gradient_sharded || options_.reduce_each_micro_step) {
     const bool nothing_to_sum = comm_->size() == 1 && !options_.replicas && prescale_ == 1 && postscale_ == 1;
-    return nothing_to_sum && placement.gradient == Tier::kDevice ? Way::kStraight : Way::kReduceEachBackward;
+    return nothing_to_sum && placement.gradient == Tier::kDevice ? ReductionMode::kSingleRank
+                                                                 : ReductionMode::kReduceEachBackward;
   }
-  return options_.accumulate_dtype == options_.communicate_dtype ? Way::kAccumulateInPlace
-                                                                 : Way::kAccumulateThenCopy;
+  return options_.accumulate_dtype == options_.communicate_dtype ? ReductionMode::kAccumulateInPlace
+                                                                 : ReductionMode::kAccumulateThenCopy;
 }
 
 // Collective where the accumulator is reduced in place: other ranks then read it.
@@ -172,16 +173,16 @@ void GradientReducer::on_gradient(int parameter) {
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
   gradients_.follow_stream();
-  if (late(parameter)) return gradients_.came_late(parameter);
+  if (late(parameter)) return gradients_.defer(parameter);
   ParamUnit& unit = units_[layout_.slice(parameter).unit];
   if (each_backward()) {
-    gradients_.take_part(parameter);
+    gradients_.add_partial(parameter);
     if (gradients_.ready_for_slot(parameter) && claim_slot(unit, queue_->in_hook()))
       gradients_.copy_into_slot(parameter, slot_of(unit));
   } else {
     gradients_.accumulate(parameter);
   }
-  if (gradients_.arrived(parameter)) {
+  if (gradients_.mark_ready(parameter)) {
     if (!reducing()) return;
     if (!order_agreed_) finished_.push_back(unit.index);
     if (!issued_from_outside || !issued_from_outside()) issue_ready(/*at_end=*/false);
@@ -193,7 +194,7 @@ void GradientReducer::on_gradient(int parameter) {
 }
 
 bool GradientReducer::claim_slot(ParamUnit& unit, Wait wait) {
-  if (unit.gradient.in_slot || way_ == Way::kStraight) return true;
+  if (unit.gradient.in_slot || mode_ == ReductionMode::kSingleRank) return true;
   const int before = slots_->last_overlapping(unit.gradient.place);
   if (before >= queue_->num_issued()) return false;  // the unit that has the slot cannot be reduced yet
   while (before >= queue_->num_completed()) {
@@ -209,7 +210,7 @@ void GradientReducer::free_slot(ParamUnit& unit) {
 }
 
 at::Tensor GradientReducer::slot_of(const ParamUnit& unit) const {
-  return way_ == Way::kStraight ? unit.gradient.accumulator : slots_->view(unit.gradient.place);
+  return mode_ == ReductionMode::kSingleRank ? unit.gradient.accumulator : slots_->view(unit.gradient.place);
 }
 
 // ---------------------------------------------------------------------------------------- reductions
@@ -273,7 +274,7 @@ at::Tensor GradientReducer::prepare_buffer(ParamUnit& unit) {
 void GradientReducer::issue(ParamUnit& unit) {
   gradients_.follow_stream();
   const at::Tensor flat = prepare_buffer(unit);
-  const bool add = way_ == Way::kReduceEachBackward && !gradients_.first();
+  const bool add = mode_ == ReductionMode::kReduceEachBackward && !gradients_.first();
   const at::Tensor sum = sum_goes_to(unit, add);
   unit.gradient.reduction = update_whole_ && !through_slots() && !reads_peers_
                                 ? comm_->all_reduce(flat, unit.name, postscale_)
@@ -392,7 +393,7 @@ void GradientReducer::agree_on_order() {
   if (options_.replicas) order = options_.replicas->exchange(order, "order of gradient reduction").front();
   queue_->set_order(std::move(order));
   if (slots_) slots_->arrange(numels_in_order());
-  gradients_.expect_as_now();
+  gradients_.freeze_counts();
   order_agreed_ = true;
 }
 
@@ -405,13 +406,13 @@ std::vector<bool> GradientReducer::late_units() const {
 void GradientReducer::reduce_late(const std::vector<int>& units) {
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
-  if (!slots_ && way_ != Way::kStraight) make_slots();
+  if (!slots_ && mode_ != ReductionMode::kSingleRank) make_slots();
   for (const int index : units) {
     ParamUnit& unit = units_[index];
     const at::Tensor flat = slot_of(unit);
     gradients_.complete_slot(unit, flat);
     unit.gradient.late = false;
-    if (way_ == Way::kStraight) continue;
+    if (mode_ == ReductionMode::kSingleRank) continue;
     // The accumulator is the mean over all ranks by now: so has to be what is added.
     if (options_.replicas) sum_over(*options_.replicas, flat, unit.name);
     const at::Tensor sum = sum_goes_to(unit, /*add=*/true);

@@ -122,19 +122,23 @@ class GradientReducer {
 
  private:
   /// How gradients come to their sum, chosen at construction.
-  enum class Way {
+  enum class ReductionMode {
     kAccumulateInPlace,   ///< micro-steps add up in the whole unit's accumulator, which is reduced in place
     kAccumulateThenCopy,  ///< the same, reduced through a slot of another dtype
     kReduceEachBackward,  ///< every micro-step goes through a slot; the reduced sum is added to the
                           ///< accumulator
-    kStraight,            ///< the same of one rank: see [Note: nothing to sum] in gradient_accumulator.h
+    kSingleRank,          ///< the same of one rank: see [Note: nothing to sum] in gradient_accumulator.h
   };
   using Wait = ReductionQueue::Wait;
 
   void on_gradient(int parameter);
-  bool each_backward() const { return way_ == Way::kReduceEachBackward || way_ == Way::kStraight; }
+  bool each_backward() const {
+    return mode_ == ReductionMode::kReduceEachBackward || mode_ == ReductionMode::kSingleRank;
+  }
   bool reducing() const { return each_backward() || boundary_; }
-  bool through_slots() const { return way_ == Way::kAccumulateThenCopy || way_ == Way::kReduceEachBackward; }
+  bool through_slots() const {
+    return mode_ == ReductionMode::kAccumulateThenCopy || mode_ == ReductionMode::kReduceEachBackward;
+  }
   bool late(int parameter) const;
   bool claim_slot(ParamUnit& unit, Wait wait);
   at::Tensor slot_of(const ParamUnit& unit) const;
@@ -154,7 +158,7 @@ class GradientReducer {
   void issue_sums(bool at_end);
   void sum_over_replicas();
   void make_accumulator(ParamUnit& unit);
-  Way choose_way() const;
+  ReductionMode choose_mode() const;
   at::Tensor zero_norms() const;
   void make_slots();
   void install_hooks();
@@ -167,7 +171,7 @@ class GradientReducer {
   ReducerOptions options_;
   double prescale_, postscale_;
   double row_scale_;  // of a row's sum: postscale_, unless the sum over rows is what is scaled
-  const Way way_;
+  const ReductionMode mode_;
   bool update_whole_ = false;  // every rank updates whole units, and needs the whole sum
   GradientAccumulator gradients_;
   bool reads_peers_ = false;

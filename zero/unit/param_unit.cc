@@ -23,7 +23,7 @@ ParamUnit::ParamUnit(const Layout& layout, int index, const UnitOptions& options
       shard_range(mesh.shard_of(spec.numel)),
       piece_range(mesh.piece_of(spec.numel)),
       memory({index, spec.numel, to_torch(spec.dtype), options.device, name}),
-      num_sharing_(comm.place_on_host().num_ranks),
+      num_sharing_(comm.host_rank().num_ranks),
       store_(options.store),
       transfer_(options.transfer) {
   const MemoryForUnit for_this(name);
@@ -50,15 +50,15 @@ at::Tensor ParamUnit::new_buffer() const {
   return at::empty({memory.bytes()}, memory.full().options().dtype(at::kByte));
 }
 
-Tier ParamUnit::tier_of(Pieces piece) const {
+Tier ParamUnit::tier_of(StateKinds kind) const {
   return piece == kValues ? placement.values : piece == kOptimizer ? placement.optimizer : placement.gradient;
 }
 
-at::Tensor ParamUnit::make(Pieces piece, int64_t numel, at::ScalarType dtype, const std::string& what) {
+at::Tensor ParamUnit::make(StateKinds kind, int64_t numel, at::ScalarType dtype, const std::string& what) {
   const MemoryForUnit for_this(name);
   const Tier tier = tier_of(piece);
   if (tier == Tier::kDevice) return at::zeros({numel}, memory.full().options().dtype(dtype));
-  TESSERA_CHECK(placement.host_apart == (transfer_ != nullptr));
+  TESSERA_CHECK(placement.device_memory_is_separate == (transfer_ != nullptr));
   if (tier == Tier::kHost) {
     TESSERA_CHECK(transfer_ != nullptr, "the host's memory is the device's");
     return transfer_->host_memory(numel * static_cast<int64_t>(at::elementSize(dtype))).view(dtype);
@@ -69,10 +69,10 @@ at::Tensor ParamUnit::make(Pieces piece, int64_t numel, at::ScalarType dtype, co
   return offloaded_.back().second->tensor();
 }
 
-std::vector<OffloadedTensor*> ParamUnit::on_disk(Pieces pieces) const {
+std::vector<OffloadedTensor*> ParamUnit::on_disk(StateKinds kinds) const {
   std::vector<OffloadedTensor*> found;
   for (const auto& [piece, tensor] : offloaded_)
-    if ((piece & pieces) != 0) found.push_back(tensor.get());
+    if ((piece & kinds) != 0) found.push_back(tensor.get());
   return found;
 }
 
@@ -85,8 +85,8 @@ OffloadedTensor* ParamUnit::find_on_disk(const at::Tensor& tensor) const {
 
 // It writes into the unit.
 // NOLINTNEXTLINE(readability-make-member-function-const)
-void ParamUnit::acquire(Pieces pieces, OffloadedTensor::Access access) {
-  const std::vector<OffloadedTensor*> tensors = on_disk(pieces);
+void ParamUnit::acquire(StateKinds kinds, OffloadedTensor::Access access) {
+  const std::vector<OffloadedTensor*> tensors = on_disk(kinds);
   for (size_t i = 0; i < tensors.size(); ++i) {
     try {
       tensors[i]->acquire(access);
@@ -98,8 +98,8 @@ void ParamUnit::acquire(Pieces pieces, OffloadedTensor::Access access) {
 }
 
 // NOLINTNEXTLINE(readability-make-member-function-const)
-void ParamUnit::release(Pieces pieces) {
-  for (OffloadedTensor* const tensor : on_disk(pieces)) tensor->release();
+void ParamUnit::release(StateKinds kinds) {
+  for (OffloadedTensor* const tensor : on_disk(kinds)) tensor->release();
 }
 
 void ParamUnit::move_in(const std::vector<at::Tensor>& tensors, const Layout& layout,
@@ -113,7 +113,7 @@ void ParamUnit::move_in(const std::vector<at::Tensor>& tensors, const Layout& la
   }
   const at::Tensor& full = memory.full();
   const bool fp32 = full.scalar_type() == at::kFloat;
-  const bool writes = !placement.host_shared() || comm.place_on_host().index == 0;
+  const bool writes = !placement.host_shared() || comm.host_rank().index == 0;
 
   // Initial values of trainable parameters travel in fp32, so that masters start from what the model had
   // before the cast.
@@ -299,7 +299,7 @@ void ParamUnit::begin_private_writes(BufferPool& pool) {
   memory.bind(std::move(buffer));
 }
 
-void ParamUnit::publish_private_writes(const comm::PlaceOnHost& place) {
+void ParamUnit::publish_private_writes(const comm::HostRank& place) {
   if (!common_.defined()) return;
   const int64_t bytes = memory.bytes(), part = (bytes + place.num_ranks - 1) / place.num_ranks;
   const int64_t begin = std::min(bytes, place.index * part), length = std::min(part, bytes - begin);

@@ -21,8 +21,8 @@
 // parameters is copied into its place in the gather's buffer, a gradient shard leaves as its reduction ends
 // (and comes back to be added to, where the optimizer's update is some micro-steps away). Masters and
 // optimizer states never do: they are updated on the host, and new values travel up (sharded_optimizer.h:
-// [Note: late updates]). Copies are ordered by moments ([Note: host transfers] in host_transfer.h). Where the host's
-// memory is the device's (CPU ranks) there is no transfer, and none of this.
+// [Note: late updates]). Copies are ordered by moments ([Note: host transfers] in host_transfer.h). Where the
+// host's memory is the device's (CPU ranks) there is no transfer, and none of this.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -55,13 +55,15 @@ struct LocalState {
 };
 
 /// Which of a unit's state, as bits.
-enum Pieces : unsigned {
+enum StateKinds : unsigned {
   kValues = 1,     ///< the shard
   kOptimizer = 2,  ///< masters beside the values, optimizer states
   kGradient = 4,   ///< the accumulator
   kUpdated = kValues | kOptimizer,
 };
-constexpr Pieces operator|(Pieces a, Pieces b) { return static_cast<Pieces>(unsigned{a} | unsigned{b}); }
+constexpr StateKinds operator|(StateKinds a, StateKinds b) {
+  return static_cast<StateKinds>(unsigned{a} | unsigned{b});
+}
 
 /// What GradientReducer keeps of a trainable unit.
 struct UnitGradient {
@@ -83,9 +85,9 @@ struct UnitOptions {
   Sharding sharding;
   Tiers tiers;
   at::Device device = at::kCPU;
-  std::optional<Mesh> mesh = {};  ///< unset: all ranks of the communicator are one row
-  OffloadStore* store = nullptr;  ///< where tiers say disk
-  HostTransfer* transfer = nullptr;     ///< where the host's memory is not the device's
+  std::optional<Mesh> mesh = {};     ///< unset: all ranks of the communicator are one row
+  OffloadStore* store = nullptr;     ///< where tiers say disk
+  HostTransfer* transfer = nullptr;  ///< where the host's memory is not the device's
 };
 
 /// Who uses a unit now: what keeps it unsharded.
@@ -144,7 +146,7 @@ class ParamUnit {
   LocalState piece_state() const;
   /// Masters beside the values: of another dtype, or on the host.
   bool has_own_master() const {
-    return spec.trainable && (spec.dtype != DType::kFloat32 || placement.copies_updates_up());
+    return spec.trainable && (spec.dtype != DType::kFloat32 || placement.copies_masters_to_device());
   }
   /// What this rank holds on `tier` between steps, measured from the tensors.
   StateBytes bytes(Tier tier = Tier::kDevice) const;
@@ -154,14 +156,14 @@ class ParamUnit {
 
   // -- state on disk; see [Note: state on disk]. Does nothing for pieces that are in memory anyhow --
   /// (numel) zeros on that piece's tier.
-  at::Tensor make(Pieces piece, int64_t numel, at::ScalarType dtype, const std::string& what);
-  std::vector<OffloadedTensor*> on_disk(Pieces pieces) const;
+  at::Tensor make(StateKinds kind, int64_t numel, at::ScalarType dtype, const std::string& what);
+  std::vector<OffloadedTensor*> on_disk(StateKinds kinds) const;
   /// Of which `tensor` is a view; null: of none.
   OffloadedTensor* find_on_disk(const at::Tensor& tensor) const;
-  bool is_on_disk(Pieces pieces) const { return !on_disk(pieces).empty(); }
+  bool is_on_disk(StateKinds kinds) const { return !on_disk(kinds).empty(); }
   /// Around every use of the pieces' tensors: see InMemory. Throws Error.
-  void acquire(Pieces pieces, OffloadedTensor::Access access);
-  void release(Pieces pieces);
+  void acquire(StateKinds kinds, OffloadedTensor::Access access);
+  void release(StateKinds kinds);
 
   /// Where the update is computed on the host: the values on the device are the new ones from `event`
   /// on.
@@ -199,11 +201,11 @@ class ParamUnit {
   void begin_private_writes(BufferPool& pool);
   /// Each rank of a host writes its part of what all of them have in their copies to the memory they
   /// share.
-  void publish_private_writes(const comm::PlaceOnHost& place);
+  void publish_private_writes(const comm::HostRank& place);
   void end_private_writes(BufferPool& pool);
 
  private:
-  Tier tier_of(Pieces piece) const;
+  Tier tier_of(StateKinds kind) const;
   at::Tensor new_buffer() const;
   at::Tensor shard_on_device();
   void release_shard();
@@ -212,14 +214,14 @@ class ParamUnit {
   const int num_sharing_;  ///< ranks that a host-shared unit's memory belongs to
   OffloadStore* store_;
   HostTransfer* transfer_;
-  std::vector<std::pair<Pieces, std::unique_ptr<OffloadedTensor>>> offloaded_;
+  std::vector<std::pair<StateKinds, std::unique_ptr<OffloadedTensor>>> offloaded_;
   bool unsharded_ = true;
   bool has_values_ = true;  // the buffer does, unless the unit is resharded or its gather has not arrived
   bool secondary_current_ = false;
   comm::WorkPtr gather_;
   EventPtr copied_up_;  // what is on the host may be changed from then on
   EventPtr arrival_;    // of this rank's shard on the device: an update's, or for the gather in flight
-  at::Tensor common_;    // the host-shared buffer while a private copy is bound
+  at::Tensor common_;   // the host-shared buffer while a private copy is bound
 };
 
 /// Where the buffers of all units are; the CPU where there are no units.
@@ -229,16 +231,16 @@ at::Device device_of(const std::vector<ParamUnit>& units);
 class InMemory {
  public:
   using Access = OffloadedTensor::Access;
-  InMemory(ParamUnit& unit, Pieces pieces, Access access) : unit_(unit), pieces_(pieces) {
+  InMemory(ParamUnit& unit, StateKinds kinds, Access access) : unit_(unit), kinds_(kinds) {
     if ((pieces & kGradient) != 0) unit_.wait_for_gradient();
-    unit_.acquire(pieces, access);
+    unit_.acquire(kinds, access);
   }
-  ~InMemory() noexcept(false) { unit_.release(pieces_); }
+  ~InMemory() noexcept(false) { unit_.release(kinds_); }
   InMemory(const InMemory&) = delete;
 
  private:
   ParamUnit& unit_;
-  Pieces pieces_;
+  StateKinds kinds_;
 };
 
 /// The same for one of its tensors, whatever piece it is of.

@@ -83,7 +83,7 @@ TEST_P(HybridTest, CollectivesAreRightInPlaceAndStaged) {
 TEST_P(HybridTest, AHostHasOneCopyOfSharedMemory) {
   const int size = this->size();
   run_on(grouping(), [&](CommunicatorPtr comm) {
-    const PlaceOnHost place = comm->place_on_host();
+    const HostRank place = comm->host_rank();
     const int host = grouping()[comm->rank()];
     EXPECT_EQ(place.num_ranks, std::count(grouping().begin(), grouping().end(), host));
     EXPECT_EQ(place.index, std::count(grouping().begin(), grouping().begin() + comm->rank(), host));

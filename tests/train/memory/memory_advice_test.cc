@@ -43,7 +43,7 @@ class Advice : public ::testing::Test {
   int world_ = kWorld;
   Shortage shortage_;
   EngineConfig config_;
-  zero::StateModel model_{.sharding = {}, .ranks_a_host = 1, .tiers = {.host_apart = true}};
+  zero::StateModel model_{.sharding = {}, .ranks_a_host = 1, .tiers = {.device_memory_is_separate = true}};
 };
 
 // In MB, from 163.84 of all: stage 1 has 81.92 + 81.92/4 = 102.4; stage 2 40.96 + 122.88/4 = 71.68 and three
@@ -82,7 +82,7 @@ TEST_F(Advice, OneRankHasNoStages) {
 
 // On the CPU state below memory is on disk, and passes through buffers of a part's size: 2 x 4.
 TEST_F(Advice, OffloadingOnTheCpuIsToDisk) {
-  model_.tiers.host_apart = false;
+  model_.tiers.device_memory_is_separate = false;
   config_.zero.stage =
       2;  // 71.68 and slots; optimizer state 20.48 and gradients 10.24 of it; buffers 8 x 1.024
   EXPECT_THAT(of(20),

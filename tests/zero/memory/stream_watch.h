@@ -109,7 +109,7 @@ class StreamedCommunicator final : public tessera::testing::ForwardingCommunicat
   at::Tensor allocate_symmetric(int64_t bytes, at::Device device, std::string_view label) override;
   at::Tensor allocate_shared(int64_t, std::string_view) override { return {}; }
   at::Tensor peer_view(const at::Tensor&, int) override { return {}; }
-  comm::PlaceOnHost place_on_host() const override { return {}; }
+  comm::HostRank host_rank() const override { return {}; }
   comm::CommunicatorPtr duplicate(std::string_view name) override;
   comm::CommunicatorPtr split(const std::vector<int>& ranks, std::string_view name) override;
 

@@ -35,7 +35,9 @@ class DeviceOffloadTest : public OffloadTest, public ::testing::WithParamInterfa
   Setting on_device(Tiers tiers) const {
     return {.tiers = tiers, .transfer = std::make_shared<HostOnlyTransfer>(GetParam())};
   }
-  static HostOnlyTransfer& transfer_of(const Setting& setting) { return static_cast<HostOnlyTransfer&>(*setting.transfer); }
+  static HostOnlyTransfer& transfer_of(const Setting& setting) {
+    return static_cast<HostOnlyTransfer&>(*setting.transfer);
+  }
 };
 
 TEST_P(DeviceOffloadTest, TheSameBitsAsOnTheDevice) {
@@ -192,7 +194,8 @@ TEST_P(DeviceOffloadTest, BytesLieWhereTheFormulaSays) {
 }
 
 /// Copies of a step of `num_micro_steps`, once the order is known.
-std::vector<HostOnlyTransfer::Copy> copies_of_a_step(Chain& model, Rig& rig, HostOnlyTransfer& transfer, int num_micro_steps) {
+std::vector<HostOnlyTransfer::Copy> copies_of_a_step(Chain& model, Rig& rig, HostOnlyTransfer& transfer,
+                                                     int num_micro_steps) {
   for (int step = 0; step < 3; ++step) {
     if (step == 2) {
       rig.sharded->finish_updates();
@@ -283,10 +286,10 @@ TEST(HostApart, IsKnownWhereNothingIsOffloaded) {
   for (const bool apart : {false, true}) {
     Chain model(2);
     Rig rig(*model, alone(), 3, [&](ShardedModelOptions& options) {
-      options.tiers.host_apart = apart;
+      options.tiers.device_memory_is_separate = apart;
       if (apart) options.transfer = std::make_shared<HostOnlyTransfer>(Mode::kAtOnce);
     });
-    EXPECT_EQ(rig.sharded->state_model().tiers.host_apart, apart);
+    EXPECT_EQ(rig.sharded->state_model().tiers.device_memory_is_separate, apart);
   }
 }
 

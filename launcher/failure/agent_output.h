@@ -1,4 +1,4 @@
-// EngineOutput: the standard error of the programs that start launchers on hosts, in which reports of
+// AgentOutput: the standard error of the programs that start launchers on hosts, in which reports of
 // failures are found.
 #pragma once
 
@@ -14,13 +14,13 @@ namespace tessera::launcher {
 
 /// Owns a thread that reads pipes line by line: a FailureReport is kept, everything else goes to standard
 /// error. Thread-safe.
-class EngineOutput {
+class AgentOutput {
  public:
   /// Reads from now on until the end of all pipes.
-  explicit EngineOutput(std::vector<FileDescriptor> pipes);
-  EngineOutput(const EngineOutput&) = delete;
-  EngineOutput& operator=(const EngineOutput&) = delete;
-  ~EngineOutput() = default;
+  explicit AgentOutput(std::vector<FileDescriptor> pipes);
+  AgentOutput(const AgentOutput&) = delete;
+  AgentOutput& operator=(const AgentOutput&) = delete;
+  ~AgentOutput() = default;
 
   /// To be called when the programs have ended: reads what is left, and returns the reports. A process
   /// that still holds a pipe open, such as a shared connection of ssh, is not waited for.

@@ -1,4 +1,4 @@
-#include "launcher/failure/engine_output.h"
+#include "launcher/failure/agent_output.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -16,7 +16,7 @@ constexpr int kPollMs = 50;
 
 }  // namespace
 
-EngineOutput::EngineOutput(std::vector<FileDescriptor> pipes) {
+AgentOutput::AgentOutput(std::vector<FileDescriptor> pipes) {
   for (FileDescriptor& pipe : pipes) {
     ::fcntl(pipe.get(), F_SETFL, O_NONBLOCK);
     sources_.push_back({std::move(pipe), ""});
@@ -28,18 +28,18 @@ EngineOutput::EngineOutput(std::vector<FileDescriptor> pipes) {
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-std::vector<FailureReport> EngineOutput::finish() {
+std::vector<FailureReport> AgentOutput::finish() {
   thread_.request_stop();
   thread_.join();
   return std::move(reports_);
 }
 
-bool EngineOutput::has_report() {
+bool AgentOutput::has_report() {
   const std::lock_guard lock(mutex_);
   return !reports_.empty();
 }
 
-void EngineOutput::read_all(const std::stop_token& stop) {
+void AgentOutput::read_all(const std::stop_token& stop) {
   while (!sources_.empty()) {
     const bool is_last = stop.stop_requested();  // before the read: what was written until then is read
     std::vector<pollfd> polled;
@@ -53,7 +53,7 @@ void EngineOutput::read_all(const std::stop_token& stop) {
 }
 
 /// Reads what is there. False at the end of the pipe.
-bool EngineOutput::advance(Source& source) {
+bool AgentOutput::advance(Source& source) {
   char buffer[16384];
   for (;;) {
     const ssize_t n = ::read(source.pipe.get(), buffer, sizeof(buffer));
@@ -71,7 +71,7 @@ bool EngineOutput::advance(Source& source) {
   return false;
 }
 
-void EngineOutput::take_line(const std::string& line) {
+void AgentOutput::take_line(const std::string& line) {
   if (auto report = failure_report_of(line)) {
     {
       const std::lock_guard lock(mutex_);
