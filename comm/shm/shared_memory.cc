@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-#include "comm/shm/available_memory.h"
+#include "core/memory/available_memory.h"
 #include "core/error.h"
 #include "core/str.h"
 

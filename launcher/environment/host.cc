@@ -4,58 +4,33 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstdlib>
 #include <fstream>
 #include <string>
-#include <string_view>
-#include <vector>
 
-#include "core/str.h"
+#include "core/environment/control_groups.h"
 
 namespace tessera::launcher {
 namespace {
 
-/// The path of a file of this process's control group; empty if there is none. `controller`: its name in
-/// version 1.
-std::string cgroup_file(std::string_view controller, const std::string& v1_file, const std::string& v2_file) {
-  std::vector<std::string> candidates;
-  std::ifstream lines("/proc/self/cgroup");  // "4:memory:/path" (version 1) or "0::/path" (version 2)
-  for (std::string line; std::getline(lines, line);) {
-    const size_t first = line.find(':'), second = line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const std::string names = str(",", line.substr(first + 1, second - first - 1), ","),
-                      path = line.substr(second + 1);
-    if (names == ",,") candidates.push_back(str("/sys/fs/cgroup", path, "/", v2_file));
-    if (names.find(str(",", controller, ",")) != std::string::npos)
-      candidates.push_back(str("/sys/fs/cgroup/", controller, path, "/", v1_file));
-  }
-  // In a container /proc/self/cgroup may show the host's path, while its own group is mounted at the top.
-  candidates.push_back(str("/sys/fs/cgroup/", v2_file));
-  candidates.push_back(str("/sys/fs/cgroup/", controller, "/", v1_file));
-  for (const std::string& path : candidates)
-    if (::access(path.c_str(), R_OK) == 0) return path;
-  return {};
-}
-
-std::optional<int64_t> counter_in(const std::string& path, std::string_view name) {
-  std::ifstream file(path);
-  std::string key;
-  for (int64_t value; file >> key >> value;)
-    if (key == name) return value;
-  return std::nullopt;
-}
-
-/// Cores allowed by the quota; nullopt without a limit.
+/// Cores allowed by the smallest quota; nullopt without a limit.
 std::optional<int> quota_cores() {
-  const std::string path = cgroup_file("cpu", "cpu.cfs_quota_us", "cpu.max");
-  double quota = 0, period = 100000;
-  std::ifstream file(path);
-  if (!(file >> quota) || quota <= 0) return std::nullopt;  // "max", or -1: unlimited
-  if (!(file >> period)) {
-    period = 100000;
-    std::ifstream(path.substr(0, path.rfind('/')) + "/cpu.cfs_period_us") >> period;
+  std::optional<int> fewest;
+  for (const ControlGroup& group : control_groups("cpu")) {
+    std::string quota, period = "100000";
+    if (group.version == 1) {
+      std::ifstream(group.folder / "cpu.cfs_quota_us") >> quota;
+      std::ifstream(group.folder / "cpu.cfs_period_us") >> period;
+    } else {
+      std::ifstream(group.folder / "cpu.max") >> quota >> period;
+    }
+    const double per_period = std::atof(quota.c_str()), length = std::atof(period.c_str());
+    if (per_period <= 0 || length <= 0) continue;  // "max", or -1: unlimited
+    const int cores = std::max(1, static_cast<int>(std::ceil(per_period / length)));
+    fewest = std::min(cores, fewest.value_or(cores));
   }
-  if (period <= 0) return std::nullopt;
-  return std::max(1, static_cast<int>((quota + period - 1) / period));
+  return fewest;
 }
 
 }  // namespace
@@ -71,9 +46,11 @@ int available_cores() {
 }
 
 std::optional<int64_t> num_oom_kills() {
-  const std::string path = cgroup_file("memory", "memory.oom_control", "memory.events");
-  if (const auto count = counter_in(path, "oom_kill")) return count;
-  return counter_in("/proc/vmstat", "oom_kill");
+  for (const ControlGroup& group : control_groups("memory"))
+    if (const auto kills =
+            group.number(group.version == 1 ? "memory.oom_control" : "memory.events", "oom_kill"))
+      return kills;
+  return ControlGroup{"/proc"}.number("vmstat", "oom_kill");
 }
 
 }  // namespace tessera::launcher

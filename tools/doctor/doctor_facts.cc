@@ -46,12 +46,6 @@ std::string first_line(const fs::path& path) {
   return line;
 }
 
-int64_t number_in(const fs::path& path, int64_t otherwise) {
-  std::ifstream file(path);
-  int64_t number = 0;
-  return file >> number ? number : otherwise;
-}
-
 int64_t total_memory() { return int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE); }
 
 void find_shm(HostFacts& facts) {
@@ -157,27 +151,6 @@ void find_link(HostReport& host) {
 }
 
 }  // namespace
-
-int64_t memory_limit(const fs::path& root) {
-  int64_t smallest = std::numeric_limits<int64_t>::max();
-  std::ifstream groups(root / "proc/self/cgroup");
-  for (std::string line;
-       std::getline(groups, line);) {  // "0::/user.slice" (version 2), "9:memory:/docker/…" (version 1)
-    const size_t first = line.find(':'), second = line.find(':', first + 1);
-    if (second == line.npos) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1);
-    const bool is_v1 = controllers.find("memory") != controllers.npos;
-    if (!controllers.empty() && !is_v1) continue;
-    const fs::path base = root / (is_v1 ? "sys/fs/cgroup/memory" : "sys/fs/cgroup");
-    for (fs::path group = fs::path(line.substr(second + 1)).relative_path();; group = group.parent_path()) {
-      const int64_t none = std::numeric_limits<int64_t>::max();
-      smallest = std::min(smallest,
-                          number_in(base / group / (is_v1 ? "memory.limit_in_bytes" : "memory.max"), none));
-      if (group.empty()) break;
-    }
-  }
-  return smallest >= int64_t{1} << 62 ? -1 : smallest;  // version 1 writes no limit as a large number
-}
 
 HostFacts host_facts() {
   HostFacts facts;

@@ -1,7 +1,6 @@
 // Facts about this host, for `tessera doctor`.
 #pragma once
 
-#include <filesystem>
 #include <string>
 
 #include "tools/doctor/doctor_report.h"
@@ -10,10 +9,6 @@ namespace tessera::tools {
 
 /// Loads the CUDA plugin if there is a driver.
 HostFacts host_facts();
-
-/// The smallest memory limit of this process's control group and those above it, bytes; -1: none.
-/// `root`: the folder that /proc and /sys are in, for tests.
-int64_t memory_limit(const std::filesystem::path& root = "/");
 
 /// This host's name, address, interface and link in the network between ranks: as the backends choose
 /// them, by GLOO_SOCKET_IFNAME (NCCL: NCCL_SOCKET_IFNAME), else by the route to `master_addr`. No address,

@@ -14,7 +14,6 @@
 #include <thread>
 
 #include "comm/init/init.h"
-#include "comm/shm/available_memory.h"
 #include "comm/shm/shared_memory.h"
 #include "core/str.h"
 #include "tests/comm/comm_testing.h"
@@ -151,35 +150,6 @@ TEST(SharedMemory, TooMuchIsOneLine) {
     EXPECT_NE(error.find("MiB of shared memory"), error.npos) << error;
     EXPECT_EQ(error.find('\n'), error.npos);
   }
-}
-
-TEST(SharedMemory, LimitsOfContainersCount) {
-  const std::filesystem::path root =
-      std::filesystem::temp_directory_path() / str("tessera_limits_", getpid());
-  const auto write = [&](const std::string& name, const std::string& text) {
-    std::filesystem::create_directories((root / name).parent_path());
-    std::ofstream(root / name) << text;
-  };
-  write("proc/meminfo", "MemTotal: 9000 kB\nMemFree: 1 kB\nMemAvailable:    8000 kB\n");
-  EXPECT_EQ(shm::available_memory(root), 8000 * 1024);
-  write("proc/self/cgroup", "0::/a/b\n");
-  write("sys/fs/cgroup/a/b/memory.max", "max\n");
-  write("sys/fs/cgroup/a/b/memory.current", "100\n");
-  EXPECT_EQ(shm::available_memory(root), 8000 * 1024);
-  write("sys/fs/cgroup/a/memory.max", "5000\n");
-  write("sys/fs/cgroup/a/memory.current", "2000\n");
-  EXPECT_EQ(shm::available_memory(root), 3000) << "a group above";
-  write("sys/fs/cgroup/a/memory.stat",
-        "anon 100\nfile 1900\nshmem 400\ninactive_file 1000\nactive_file 500\n");
-  EXPECT_EQ(shm::available_memory(root), 4500) << "the cache of files is given up when memory is wanted";
-  write("proc/self/cgroup", "9:cpu,memory:/docker/c\n");
-  write("sys/fs/cgroup/memory/docker/c/memory.limit_in_bytes", "700\n");
-  write("sys/fs/cgroup/memory/docker/c/memory.usage_in_bytes", "800\n");
-  EXPECT_EQ(shm::available_memory(root), 0) << "cgroup v1";
-  write("sys/fs/cgroup/memory/docker/c/memory.stat",
-        "inactive_file 1\ntotal_inactive_file 150\ntotal_active_file 50\n");
-  EXPECT_EQ(shm::available_memory(root), 100);
-  std::filesystem::remove_all(root);
 }
 
 TEST(SharedMemory, AFileThatIsShorterOrMayShrinkIsRefused) {

@@ -45,7 +45,7 @@ TEST_F(AvailableMemoryTest, EveryGroupAboveHasALimit) {
   write("sys/fs/cgroup/a/memory.current", "30000\n");
   EXPECT_EQ(available(), 70'000);
   write("sys/fs/cgroup/a/memory.stat", "anon 1000\ninactive_file 20000\nactive_file 4\n");
-  EXPECT_EQ(available(), 90'000) << "pages of files can be dropped";
+  EXPECT_EQ(available(), 90'004) << "pages of files can be dropped, those used lately too";
   write("sys/fs/cgroup/a/memory.current", "130000\n");
   EXPECT_EQ(available(), 0);
 }
@@ -59,6 +59,37 @@ TEST_F(AvailableMemoryTest, Version1AndAGroupThatAContainerSeesAsTheRoot) {
   EXPECT_EQ(available(), 450'000);
   write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");  // none
   EXPECT_EQ(available(), 1'024'000);
+}
+
+TEST_F(AvailableMemoryTest, FilesUsedLatelyAreRoomToo) {
+  write("proc/meminfo", "MemAvailable: 8388608 kB\n");
+  write("proc/self/cgroup", "0::/a\n");
+  constexpr int64_t kGiB = int64_t{1} << 30;
+  write("sys/fs/cgroup/a/memory.max", std::to_string(4 * kGiB));
+  write("sys/fs/cgroup/a/memory.current", std::to_string(3 * kGiB));
+  write("sys/fs/cgroup/a/memory.stat", "shmem 400\nactive_file 1073741824\ninactive_file 536870912\n");
+  EXPECT_EQ(available(), 5 * kGiB / 2);
+}
+
+TEST_F(AvailableMemoryTest, TheLimitIsTheSmallestAbove) {
+  const auto limit = [&] { return memory_limit(folder_.path()); };
+  write("proc/self/cgroup", "0::/jobs/mine\n");
+  EXPECT_EQ(limit(), -1);
+  write("sys/fs/cgroup/jobs/mine/memory.max", "max\n");
+  EXPECT_EQ(limit(), -1);
+  write("sys/fs/cgroup/jobs/memory.max", "4000000000\n");
+  EXPECT_EQ(limit(), 4000000000);
+  write("sys/fs/cgroup/jobs/mine/memory.max", "5000000000\n");
+  EXPECT_EQ(limit(), 4000000000);
+}
+
+TEST_F(AvailableMemoryTest, TheLimitOfVersion1) {
+  const auto limit = [&] { return memory_limit(folder_.path()); };
+  write("proc/self/cgroup", "4:cpu,cpuacct:/a\n9:memory:/docker/b\n");
+  write("sys/fs/cgroup/memory/docker/b/memory.limit_in_bytes", "9223372036854771712\n");
+  EXPECT_EQ(limit(), -1);
+  write("sys/fs/cgroup/memory/docker/memory.limit_in_bytes", "1000000\n");
+  EXPECT_EQ(limit(), 1000000);
 }
 
 TEST_F(AvailableMemoryTest, OfThisMachine) {

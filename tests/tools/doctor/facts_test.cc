@@ -5,44 +5,11 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <thread>
 
-#include "core/files/temporary_folder.h"
-
 namespace tessera::tools {
 namespace {
-
-namespace fs = std::filesystem;
-
-void write(const fs::path& path, const std::string& text) {
-  fs::create_directories(path.parent_path());
-  std::ofstream(path) << text;
-}
-
-TEST(DoctorFacts, MemoryLimitIsTheSmallestAbove) {
-  const TemporaryFolder root("tessera_doctor");
-  const fs::path groups = root.path() / "sys/fs/cgroup";
-  write(root.path() / "proc/self/cgroup", "0::/jobs/mine\n");
-  EXPECT_EQ(memory_limit(root.path()), -1);
-  write(groups / "jobs/mine/memory.max", "max\n");
-  EXPECT_EQ(memory_limit(root.path()), -1);
-  write(groups / "jobs/memory.max", "4000000000\n");
-  EXPECT_EQ(memory_limit(root.path()), 4000000000);
-  write(groups / "jobs/mine/memory.max", "5000000000\n");
-  EXPECT_EQ(memory_limit(root.path()), 4000000000);
-}
-
-TEST(DoctorFacts, MemoryLimitOfVersion1) {
-  const TemporaryFolder root("tessera_doctor");
-  const fs::path groups = root.path() / "sys/fs/cgroup/memory";
-  write(root.path() / "proc/self/cgroup", "4:cpu,cpuacct:/a\n9:memory:/docker/b\n");
-  write(groups / "docker/b/memory.limit_in_bytes", "9223372036854771712\n");
-  EXPECT_EQ(memory_limit(root.path()), -1);
-  write(groups / "docker/memory.limit_in_bytes", "1000000\n");
-  EXPECT_EQ(memory_limit(root.path()), 1000000);
-}
 
 TEST(DoctorFacts, OfThisHost) {
   const HostFacts facts = host_facts();
