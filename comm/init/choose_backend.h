@@ -5,7 +5,7 @@
 #include <string>
 
 #include "comm/hybrid/hybrid.h"
-#include "comm/init/init.h"
+#include "comm/join_options.h"
 #include "comm/p2p/device.h"
 #include "comm/rendezvous/rendezvous.h"
 

@@ -12,20 +12,6 @@ namespace tessera::comm {
 using tessera::Environment;
 using tessera::environment;
 
-/// For tests: ranks for which it returns different words share no memory, as if on different hosts. Unset:
-/// ranks that can share memory do; as threads with "hybrid", the first half and the other ranks don't.
-std::function<std::string(int rank)> host_for_tests = {};
-/// For tests: ranks as processes with `backend` "p2p" and `device` "cpu" use it over host memory.
-bool p2p_in_host_memory = false;
-/// Called about every half second by a thread that waits for other ranks, at the rendezvous and in every
-/// collective. What it throws ends the wait: this rank leaves the group, and the call throws it. Python
-/// looks for Ctrl-C there.
-std::function<void()> interrupt = {};
-/// Called by a thread that posts a collective or waits for one; what it returns is destroyed afterwards.
-/// Python lets go of the GIL meanwhile [Note: the GIL and the backend's threads].
-std::function<std::shared_ptr<void>()> on_block = {};
-};
-
 /// The device that join() takes, for a program that needs to know, or to fail, before it joins. With
 /// CUDA it loads libtorch's CUDA half (core/cuda_plugin.h): to be called before anything else touches
 /// libtorch, which otherwise settles for having no CUDA. Throws CommError for a backend that does not exist

@@ -7,6 +7,7 @@
 
 #include "comm/join_options.h"
 #include "comm/transport.h"
+#include "core/environment/environment.h"
 
 namespace tessera::comm {
 

@@ -9,6 +9,7 @@
 #include "comm/control/group_store.h"
 #include "comm/join_options.h"
 #include "comm/rendezvous/registration.h"
+#include "core/environment/environment.h"
 
 namespace tessera::comm {
 

@@ -32,8 +32,8 @@ class GradientHook : public torch::autograd::PostAccumulateGradHook {
 
   /// Takes the owner's hook out of the tensor's chain, wherever in it.
   static void remove(const void* owner, const at::Tensor& tensor) {
-    auto* transfer = &torch::autograd::impl::post_acc_grad_hooks(tensor);
-    while (auto* hook = dynamic_cast<GradientHook*>(transfer->get())) {
+    auto* link = &torch::autograd::impl::post_acc_grad_hooks(tensor);
+    while (auto* hook = dynamic_cast<GradientHook*>(link->get())) {
       if (hook->owner_ == owner) {
         std::unique_ptr<torch::autograd::PostAccumulateGradHook> previous = std::move(hook->previous_);
         *link = std::move(previous);

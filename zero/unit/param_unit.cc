@@ -51,12 +51,12 @@ at::Tensor ParamUnit::new_buffer() const {
 }
 
 Tier ParamUnit::tier_of(StateKinds kind) const {
-  return piece == kValues ? placement.values : piece == kOptimizer ? placement.optimizer : placement.gradient;
+  return kind == kValues ? placement.values : kind == kOptimizer ? placement.optimizer : placement.gradient;
 }
 
 at::Tensor ParamUnit::make(StateKinds kind, int64_t numel, at::ScalarType dtype, const std::string& what) {
   const MemoryForUnit for_this(name);
-  const Tier tier = tier_of(piece);
+  const Tier tier = tier_of(kind);
   if (tier == Tier::kDevice) return at::zeros({numel}, memory.full().options().dtype(dtype));
   TESSERA_CHECK(placement.device_memory_is_separate == (transfer_ != nullptr));
   if (tier == Tier::kHost) {
@@ -64,15 +64,15 @@ at::Tensor ParamUnit::make(StateKinds kind, int64_t numel, at::ScalarType dtype,
     return transfer_->host_memory(numel * static_cast<int64_t>(at::elementSize(dtype))).view(dtype);
   }
   TESSERA_CHECK(store_ != nullptr);
-  offloaded_.emplace_back(piece,
+  offloaded_.emplace_back(kind,
                           std::make_unique<OffloadedTensor>(*store_, numel, dtype, str(what, " of ", name)));
   return offloaded_.back().second->tensor();
 }
 
 std::vector<OffloadedTensor*> ParamUnit::on_disk(StateKinds kinds) const {
   std::vector<OffloadedTensor*> found;
-  for (const auto& [piece, tensor] : offloaded_)
-    if ((piece & kinds) != 0) found.push_back(tensor.get());
+  for (const auto& [kind, tensor] : offloaded_)
+    if ((kind & kinds) != 0) found.push_back(tensor.get());
   return found;
 }
 

@@ -232,7 +232,7 @@ class InMemory {
  public:
   using Access = OffloadedTensor::Access;
   InMemory(ParamUnit& unit, StateKinds kinds, Access access) : unit_(unit), kinds_(kinds) {
-    if ((pieces & kGradient) != 0) unit_.wait_for_gradient();
+    if ((kinds & kGradient) != 0) unit_.wait_for_gradient();
     unit_.acquire(kinds, access);
   }
   ~InMemory() noexcept(false) { unit_.release(kinds_); }

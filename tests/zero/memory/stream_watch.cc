@@ -163,7 +163,7 @@ class StreamedCommunicator::StreamedWork final : public comm::Work {
         finish_(std::move(finish)) {}
   bool test() override { return done_; }
   void wait() override {
-    unwatched([&] { inner_->synchronize(); });
+    unwatched([&] { inner_->wait(); });
     watch_->block(current, end_, StreamWatch::Edge::kWait);
     if (finish_) std::exchange(finish_, nullptr)();
   }
