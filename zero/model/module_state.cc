@@ -84,8 +84,8 @@ bool converts(at::ScalarType from, at::ScalarType to) {
 }
 
 void write_buffer(at::Tensor tensor, const at::Tensor& value, bool keep_dtype) {
+  const c10::InferenceMode as_made(tensor.is_inference());  // without it, it enables gradients
   const at::NoGradGuard no_grad;
-  const c10::InferenceMode as_made(tensor.is_inference());
   const bool same_dtype = tensor.scalar_type() == value.scalar_type();
   if (tensor.sizes() == value.sizes() && (same_dtype || keep_dtype) &&
       at::has_internal_overlap(tensor) != at::MemOverlap::Yes) {

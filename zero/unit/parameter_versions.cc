@@ -16,7 +16,13 @@ static uint32_t version_of(const at::Tensor& tensor) {
 ParameterVersions::ParameterVersions(const Layout& layout, const std::vector<ParamUnit>& units,
                                      std::vector<at::Tensor> parameters)
     : layout_(layout), units_(units), parameters_(std::move(parameters)), versions_(parameters_.size()) {
-  for (size_t parameter = 0; parameter < parameters_.size(); ++parameter) allow(static_cast<int>(parameter));
+  for (size_t parameter = 0; parameter < parameters_.size(); ++parameter) {
+    // Parameters that were slices of one tensor share a counter still, and no memory any more.
+    const at::Tensor& tensor = parameters_[parameter];
+    if (torch::autograd::impl::version_counter(tensor).enabled())
+      torch::autograd::impl::set_version_counter(tensor, c10::VariableVersion(version_of(tensor)));
+    allow(static_cast<int>(parameter));
+  }
 }
 
 void ParameterVersions::allow(int parameter) { versions_[parameter] = version_of(parameters_[parameter]); }

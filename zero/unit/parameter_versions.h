@@ -23,7 +23,7 @@ namespace tessera::zero {
 /// Not thread-safe. `parameters[i]` is Layout parameter i. Layout and units must outlive it.
 class ParameterVersions {
  public:
-  /// The values that the parameters have now are allowed.
+  /// The values that the parameters have now are allowed. Each gets a version counter of its own.
   ParameterVersions(const Layout& layout, const std::vector<ParamUnit>& units,
                     std::vector<at::Tensor> parameters);
 
