@@ -155,7 +155,14 @@ bool Recording::can_be_made_by_plan(const ValuePtr& value) {
 at::Tensor Recording::make_again(const ValuePtr& value) {
   const std::lock_guard lock(mutex_);
   const Unheard our_own_operators;
-  return make(value, counts_.work);
+  at::Tensor tensor = make(value, counts_.work);
+  if (value->recomputed) {  // others may be made of it, after a backward has written it
+    value->handed_out = true;
+    value->version = tensor._version();
+    const std::lock_guard kept_lock(kept_mutex_);
+    kept_[storage_of(tensor)].push_back(value);
+  }
+  return tensor;
 }
 
 // ------------------------------------------------------------------------------------- SavedTensor

@@ -153,7 +153,7 @@ class GeneratorState {
 };
 
 void check_unchanged(Value& value, const OperatorFacts& reader, Work& work) {
-  if (value.recomputed) return;  // compared when it was made
+  if (value.recomputed && !value.handed_out) return;  // compared when it was made, and seen by nobody else
   if (value.kept._version() != value.version)
     throw Error(
         str("activation_checkpointing: ", reader.name,

@@ -30,7 +30,8 @@ struct Value {
 
   at::Tensor kept;          ///< without autograd's history; undefined: not held
   uint32_t version = 0;     ///< of `kept` when it was taken
-  bool recomputed = false;  ///< `kept` was made by make(), seen by nobody else
+  bool recomputed = false;  ///< `kept` was made by make()
+  bool handed_out = false;  ///< and given to a function's backward, which may write it
   std::optional<SpilledTensor> on_disk;
   std::shared_ptr<Call> producer;
   c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> alive{
