@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from tessera import _engine, comm, json_values
+from tessera import _engine, comm, json_values, module_state
 
 # Keys of the client state of a checkpoint that are the package's own.
 _GROUPS_STATE = "tessera.param_groups"
@@ -57,6 +57,7 @@ def load(engine: Any, load_dir: Any, tag: Any, load_module_strict: bool, load_op
     if not load_module_only:
         _load_python_state(engine, path, state, load_optimizer_states, load_lr_scheduler_states)
     engine.optimizer.pull()
+    module_state.call_load_hooks(engine.module)
     return path, state["client_state"]
 
 

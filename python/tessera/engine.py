@@ -311,9 +311,12 @@ class Engine(EngineProperties, StepsScheduler):
         """Load parameters and buffers from a .safetensors file, or a folder of them, in any precision. Collective.
 
         `ignore_missing`: globs of names that the file may lack; `ignore_unexpected`: of those that the model may lack. Raises
-        CheckpointError, the same on all ranks, before anything has changed.
+        CheckpointError, the same on all ranks, before anything has changed, and Error for a module with a hook of its own that changes
+        a state dict before it is loaded.
         """
-        self._engine.load_weights(str(path), list(ignore_missing), list(ignore_unexpected))
+        module_state.refuse_load_hooks(self.module, "load_weights()")
+        self._engine.load_weights(str(path), list(ignore_missing), list(ignore_unexpected), module_state.names_in_files(self.module))
+        module_state.call_load_hooks(self.module)
 
     # -------------------------------------------------------------------------------------- checkpoints
 

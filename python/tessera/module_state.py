@@ -4,6 +4,7 @@ import weakref
 import torch
 
 from tessera import json_values
+from tessera.errors import Error
 
 
 def named_parameters(module):
@@ -44,23 +45,31 @@ class ModuleState:
         part._buffers.pop(last, None)
 
     def extra_state_names(self):
-        """The keys of a state dict of what modules save besides tensors."""
-        return [name for name, _ in _with_extra_state(self._module())]
+        """The keys of a state dict of what modules save besides parameters and buffers."""
+        return [name for name, _ in _with_extra_state(self._module())] + list(_own_entries(self._module()))
 
     def extra_state(self):
         """All of it as data. Raises Error, with the name, for what is no data."""
-        return json_values.to_bytes({name: part.get_extra_state() for name, part in _with_extra_state(self._module())})
+        values = {name: part.get_extra_state() for name, part in _with_extra_state(self._module())}
+        return json_values.to_bytes({**values, **_own_entries(self._module())})
 
     def set_extra_state(self, data):
         """Give each module what `extra_state` has returned."""
-        parts = dict(_with_extra_state(self._module()))
-        for name, value in json_values.from_bytes(data).items():
-            if name in parts:
-                parts[name].set_extra_state(value)
+        self._set(json_values.from_bytes(data))
 
     def set_extra_state_of(self, name, value):
         """Give one module a tensor."""
-        dict(_with_extra_state(self._module()))[name].set_extra_state(value)
+        self._set({name: value})
+
+    def _set(self, values):
+        parts, own = dict(_with_extra_state(self._module())), {}
+        for name, value in values.items():
+            if name in parts:
+                parts[name].set_extra_state(value)
+            else:
+                own[name] = value
+        if own:  # each module takes its entries as it does of a whole state dict
+            self._module().load_state_dict(own, strict=False)
 
     def _find(self, name):
         prefix, _, last = name.rpartition(".")
@@ -85,6 +94,48 @@ def _with_extra_state(module):
             if getattr(type(part), "get_extra_state", none) is not none]
 
 
+def _own_entries(module):
+    """{key in a state dict: value} of what `_save_to_state_dict` or a hook of the module's own adds, which is no parameter or buffer."""
+    if not any(_saves_more(part) for part in module.modules()):
+        return {}
+    names = {name for name, _ in named_parameters(module)} | {prefix + name for prefix, part in _parts(module) for name in part._buffers}
+    names |= {name for name, _ in _with_extra_state(module)}
+    held = {id(tensor) for part in module.modules() for tensor in (*part._parameters.values(), *part._buffers.values())}
+    return {name: value for name, value in module.state_dict(keep_vars=True).items() if name not in names and id(value) not in held}
+
+
+def _saves_more(part):
+    return not isinstance(part, torch.jit.ScriptModule) and (
+        part._state_dict_hooks or type(part)._save_to_state_dict is not torch.nn.Module._save_to_state_dict)
+
+
+def call_load_hooks(module):
+    """What `load_state_dict` calls of the user's when it has loaded all keys. Hooks may read parameters: on all ranks."""
+    for part in module.modules():
+        for hook in getattr(part, "_load_state_dict_post_hooks", {}).values():
+            hook(part, torch.nn.modules.module._IncompatibleKeys([], []))
+
+
+def refuse_load_hooks(module, call):
+    """Raise Error where `load_state_dict` would change a file's tensors before it takes them, which `call` does not."""
+    for name, part in module.named_modules():
+        for hook in getattr(part, "_load_state_dict_pre_hooks", {}).values():
+            function = getattr(hook, "hook", hook)
+            function = getattr(function, "func", function)
+            if not getattr(function, "__module__", "").startswith("torch."):
+                raise Error(f"{call}: {name or 'the module'} has a hook ({getattr(function, '__qualname__', function)}) that changes a state "
+                            "dict before it is loaded, and no state dict is made here; expected none. Call module.load_state_dict() inside of "
+                            "tessera.GatheredParameters(module, modifier_rank=0)")
+
+
+def names_in_files(module):
+    """[(key in a state dict, name in the module)] of the parameters whose names differ, because hooks of the module change keys."""
+    if not any(_saves_more(part) for part in module.modules()):
+        return []
+    renamed = [(name, parameter) for names, _, parameter in saved_tensors(module)[0] if parameter and parameter not in names for name in names]
+    return sorted(renamed, key=lambda pair: -len(pair[0]))  # a longer one first: they are matched as prefixes
+
+
 def parameter_ids(module):
     """The identities of the module's parameters, in order; two calls compare equal while it has the same ones.
 
@@ -97,8 +148,11 @@ def parameter_ids(module):
 
 def _collect(module, found):
     attributes = module.__dict__
-    found.extend(map(id, attributes["_parameters"].values()))
-    for child in attributes["_modules"].values():
+    parameters, children = attributes.get("_parameters"), attributes.get("_modules")
+    if parameters is None or children is None:  # of TorchScript: they are properties
+        parameters, children = module._parameters, module._modules
+    found.extend(map(id, parameters.values()))
+    for child in children.values():
         if child is not None:
             _collect(child, found)
 
@@ -106,9 +160,10 @@ def _collect(module, found):
 def saved_tensors(module):
     """The tensors of `module.state_dict()`, and the names of what else it has: extra state that is no tensor.
 
-    The tensors are [(names, tensor, is_buffer)], a tied one once with all its names; the module's own, nothing is read.
+    The tensors are [(names, tensor, parameter)], a tied one once with all its names; the module's own, nothing is read. `parameter`: its
+    name in the module, which hooks may have changed in the state dict; None: it is none.
     """
-    parameters = {id(parameter) for parameter in module.parameters()}
+    parameters = {id(parameter): name for name, parameter in reversed(named_parameters(module))}
     saved, others = {}, []
     for name, value in module.state_dict(keep_vars=True).items():
         if not isinstance(value, torch.Tensor):
@@ -116,5 +171,5 @@ def saved_tensors(module):
         elif id(value) in saved:
             saved[id(value)][0].append(name)
         else:
-            saved[id(value)] = ([name], value, id(value) not in parameters)
+            saved[id(value)] = ([name], value, parameters.get(id(value)))
     return list(saved.values()), others

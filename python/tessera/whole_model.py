@@ -61,6 +61,8 @@ def refuse_released(module):
     What `torch.save` or `numpy()` read of them is an error too, which libtorch raises; this one comes first and on every rank.
     """
     for part in module.modules():
+        if isinstance(part, torch.jit.ScriptModule):  # takes no hooks: libtorch refuses what is read of released parameters
+            continue
         if part._parameters and _refuse_released not in part._state_dict_pre_hooks.values():
             part.register_state_dict_pre_hook(_refuse_released)
 
@@ -82,11 +84,11 @@ def save(engine, path, dtype=None, exclude_frozen=False):
     saved, others = module_state.saved_tensors(engine.module)
     if others and engine.global_rank == 0:
         _engine.log_warning(f"save_model(): {', '.join(others)}: not in {path}, which holds tensors alone; save_checkpoint() keeps it")
-    for names, tensor, is_buffer in saved:
-        if exclude_frozen and not is_buffer and not tensor.requires_grad:
+    for names, tensor, parameter in saved:
+        if exclude_frozen and parameter and not tensor.requires_grad:
             continue
         own = _DTYPES[dtype] if dtype and tensor.dtype in _CONVERTED else tensor.dtype
-        tensors.append((names[0], names[1:], tensor.detach() if is_buffer else None, own))
+        tensors.append((names[0], names[1:], parameter or tensor.detach(), own))
     engine._engine.save_model(str(path), tensors)
 
 
