@@ -15,6 +15,11 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+/// Which gradients a backward will ask for. Asked before forward(), which runs without autograd.
+struct Wanted {
+  bool hidden, weight, bias;
+};
+
 struct Gradients {
   at::Tensor hidden, weight, bias;  // undefined: not asked for
 };
@@ -38,13 +43,12 @@ struct ChunkedCrossEntropy : torch::autograd::Function<ChunkedCrossEntropy> {
   /// hidden: (rows, dim), target: (rows)
   static at::Tensor forward(AutogradContext* context, const at::Tensor& hidden, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias, const at::Tensor& target,
-                            int64_t chunk_rows, int64_t ignore_index) {
+                            int64_t chunk_rows, int64_t ignore_index, const Wanted& wants) {
     const bool has_bias = bias.has_value() && bias->defined();
     Gradients gradients;
-    if (context->needs_input_grad(0)) gradients.hidden = at::empty_like(hidden);
-    if (context->needs_input_grad(1)) gradients.weight = at::zeros_like(weight);
-    if (has_bias && context->needs_input_grad(2))
-      gradients.bias = at::zeros(bias->sizes(), bias->options().dtype(at::kFloat));
+    if (wants.hidden) gradients.hidden = at::empty_like(hidden);
+    if (wants.weight) gradients.weight = at::zeros_like(weight);
+    if (has_bias && wants.bias) gradients.bias = at::zeros(bias->sizes(), bias->options().dtype(at::kFloat));
     const at::Tensor counts = (target != ignore_index).to(at::kFloat);
     const at::Tensor scale = 1 / counts.sum();
     at::Tensor sum = at::zeros({}, counts.options());
@@ -67,7 +71,7 @@ struct ChunkedCrossEntropy : torch::autograd::Function<ChunkedCrossEntropy> {
     variable_list gradients;
     for (const at::Tensor& saved : context->get_saved_variables())
       gradients.push_back(saved.defined() ? saved * gradient[0].to(saved.scalar_type()) : at::Tensor());
-    gradients.resize(6);
+    gradients.resize(7);
     return gradients;
   }
 };
@@ -80,12 +84,22 @@ at::Tensor chunked_cross_entropy(const at::Tensor& hidden, const at::Tensor& wei
       target.sizes() != hidden.sizes().slice(0, hidden.dim() - 1))
     throw Error(tessera::str("chunked_cross_entropy(): hidden ", hidden.sizes(), ", weight ", weight.sizes(),
                              ", target ", target.sizes(), "; expected (…, dim), (vocabulary, dim), (…)"));
+  if (bias.defined() && (bias.dim() != 1 || bias.size(0) != weight.size(0)))
+    throw Error(tessera::str("chunked_cross_entropy(): bias ", bias.sizes(), ", weight ", weight.sizes(),
+                             "; expected (vocabulary), (vocabulary, dim)"));
+  if (!hidden.is_floating_point() || !weight.is_floating_point() || target.scalar_type() != at::kLong)
+    throw Error(tessera::str("chunked_cross_entropy(): hidden is ", hidden.scalar_type(), ", weight ",
+                             weight.scalar_type(), ", target ", target.scalar_type(),
+                             "; expected floating types, and Long"));
   if (options.chunk_rows < 1)
     throw Error(
         tessera::str("chunked_cross_entropy(): chunk_rows is ", options.chunk_rows, "; expected at least 1"));
+  const bool grad = at::GradMode::is_enabled();
+  const Wanted wants{grad && hidden.requires_grad(), grad && weight.requires_grad(),
+                     grad && bias.defined() && bias.requires_grad()};
   return ChunkedCrossEntropy::apply(hidden.reshape({-1, hidden.size(-1)}), weight,
                                     bias.defined() ? std::optional(bias) : std::nullopt, target.reshape(-1),
-                                    options.chunk_rows, options.ignore_index);
+                                    options.chunk_rows, options.ignore_index, wants);
 }
 
 }  // namespace tessera

@@ -181,6 +181,12 @@ def chunked_loss_without_an_engine():
     hidden.grad = weight.grad = None
     tessera.chunked_cross_entropy(hidden, weight, target, chunk_rows=4).backward()
     torch.testing.assert_close((hidden.grad, weight.grad), wanted, rtol=0, atol=1e-6)
+    for without_gradients in (torch.no_grad(), torch.inference_mode()):
+        with without_gradients:
+            value = tessera.chunked_cross_entropy(hidden, weight, target, chunk_rows=4)
+            torch.testing.assert_close(value, torch.nn.functional.cross_entropy(hidden @ weight.T, target))
+    raises(tessera.Error, lambda: tessera.chunked_cross_entropy(hidden, weight, target, bias=torch.zeros(1)), "bias [1]")
+    raises(tessera.Error, lambda: tessera.chunked_cross_entropy(hidden, weight, target.int()), "target Int")
     raises(tessera.Error, lambda: tessera.chunked_cross_entropy(hidden, weight, target[:3]), "target [3]; expected (…, dim)")
     raises(tessera.Error, lambda: tessera.chunked_cross_entropy(hidden, weight, target, chunk_rows=0), "chunk_rows is 0")
 

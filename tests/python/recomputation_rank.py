@@ -453,6 +453,34 @@ def the_first_forwards_are_verified_and_one_of_256_later():
 
 
 @check
+def a_backward_that_writes_what_it_has_saved():
+    """Allowed, as nobody else has saved it; but what was dropped may be made of it."""
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, y):
+            ctx.save_for_backward(y)
+            return y * y
+
+        @staticmethod
+        def backward(ctx, gradient):
+            y, = ctx.saved_tensors
+            return y.mul_(2).mul_(gradient)
+
+    def from_the_second_step_on(self, x):
+        self.steps = getattr(self, "steps", 0) + 1
+        y = self.layers[0](self.first(x)).sin() * 1.5
+        z = (y + 1).tanh()
+        return self.head(z * 2 + (Square.apply(y) if self.steps > 1 else y * y))
+
+    def from_the_first_on(self, x):
+        y = self.layers[0](self.first(x)).sin() * 1.5
+        return self.head((y + 1).tanh() * 2 + Square.apply(y))
+
+    compare(from_the_second_step_on)
+    compare(from_the_first_on)
+
+
+@check
 def a_rank_without_a_forward():
     """Under a budget the plan waits until every rank has had one."""
     def then(self, x):
