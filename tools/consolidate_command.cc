@@ -100,6 +100,7 @@ void run(const ConsolidateFlags& flags) {
   options.directory = path.checkpoints;
   options.dtype = parse_output_dtype(flags.dtype);
   choose_output(flags, options);
+  check_output("OUT", flags.output, "");
 
   constexpr int64_t kMegabyte = 1'000'000;
   std::unique_ptr<train::ProgressBar> bar;

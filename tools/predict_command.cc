@@ -66,6 +66,7 @@ void predict_tensors(const PredictFlags& flags) {
                           ": holds tensors; expected --out FILE.safetensors or --out FILE.csv beside it"));
   if (!flags.texts.empty() || flags.json)
     throw ConfigError("--out: is for tensors; expected neither --text nor --json beside it");
+  check_output("--out", flags.out, flags.file);
   const Logger log{LogOptions{}};
   const train::TrainedRun run = train::open_run(flags.folder, 1, flags.overrides, flags.tag);
   const std::unique_ptr<train::Predictor> predictor = train::load_predictor(run, tasks(), log);

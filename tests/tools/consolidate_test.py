@@ -103,6 +103,13 @@ class ConsolidateTest(ToolTest):
                 self.assert_one_error(self.consolidate(self.checkpoints, "m", f"--max-shard-size={size}"), "expected a size such as 5GB")
         self.assertEqual([path.name for path in self.folder.iterdir() if path.name != "tmp"], ["folder.pt"])
 
+    def test_the_checkpoint_is_not_overwritten(self):
+        tag = (self.checkpoints / "latest").read_text().strip()
+        before = {path.name: path.read_bytes() for path in (self.checkpoints / tag).iterdir()}
+        for name in ("rank_00000.h5", "model.h5"):
+            self.assert_one_error(self.consolidate(self.checkpoints, self.checkpoints / tag / name), name, "is a file of a checkpoint")
+        self.assertEqual({path.name: path.read_bytes() for path in (self.checkpoints / tag).iterdir()}, before)
+
     def test_damage_is_reported_and_leaves_nothing(self):
         copy = self.folder / "checkpoints"
         subprocess.run(["cp", "-r", str(self.checkpoints), str(copy)], check=True)

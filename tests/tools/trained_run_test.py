@@ -107,6 +107,9 @@ class TrainedRunTest(ToolTest):
 
     def test_mistakes(self):
         self.assert_one_error(self.run_tool("predict", "run", "--text", "x"), "run: has no config.json")
+        self.write("in.safetensors", "inputs")
+        self.assert_one_error(self.run_tool("predict", "run", "--file", "in.safetensors", "--out", "in.safetensors"), "--out in.safetensors: is the input")
+        self.assertEqual((self.folder / "in.safetensors").read_text(), "inputs")
         self.assert_one_error(self.run_tool("eval", "run", "-n", 2), "run: has no config.json")
         self.assert_one_error(self.run_tool("predict", "run"), "nothing to predict", "--text TEXT")
         self.assert_one_error(self.run_tool("predict", "run", "--file", "none.txt"), "none.txt: cannot be read: No such file or directory")

@@ -40,7 +40,7 @@ struct Child {
   try {
     code = body();
   } catch (const std::exception& error) {
-    std::cerr << "error: " << without_control_characters(error.what()) << '\n';
+    std::cerr << "error: " << without_control_characters(error.what(), /*one_line=*/true) << '\n';
   }
   std::cout.flush();
   std::fflush(nullptr);

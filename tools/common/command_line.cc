@@ -4,14 +4,18 @@
 #include <array>
 #include <cctype>
 #include <charconv>
+#include <filesystem>
 #include <sstream>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
+#include "checkpoint/files/catalog.h"
 #include "core/error.h"
 #include "core/str.h"
 #include "engine/config/arguments.h"
 #include "engine/config/suggest.h"
+#include "train/run/run_directory.h"
 #include "train/task/trainer_config.h"
 
 namespace tessera::tools {
@@ -152,6 +156,26 @@ std::vector<char*> with_command(int argc, char** argv) {
     arguments.insert(arguments.begin() + 1, const_cast<char*>("consolidate"));  // argv is only read
   arguments.push_back(nullptr);
   return arguments;
+}
+
+void check_output(const std::string& option, const std::string& output, const std::string& input) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const auto refuse = [&](const std::string& what) {
+    throw ConfigError(
+        str(option, " ", output, ": is ", what, ", which would be replaced; expected another name"));
+  };
+  if (!input.empty() && fs::equivalent(output, input, error)) refuse("the input");
+  const fs::path path = fs::absolute(output, error), folder = path.parent_path();
+  if (!fs::is_regular_file(path, error)) return;
+  const std::string name = path.filename().string();
+  if (fs::exists(folder / checkpoint::kManifestName, error) &&
+      (name.ends_with(".h5") || name.ends_with(".json")))
+    refuse("a file of a checkpoint");
+  if (fs::exists(folder / train::kConfigName, error) && fs::exists(folder / train::kMetricsName, error))
+    for (const char* const own : {train::kConfigName, train::kMetricsName, train::kStateName,
+                                  train::kResultsName, train::kRunIdName, train::kModelName})
+      if (name == own) refuse("a file of a run");
 }
 
 std::string describe_mistake(const CLI::App& app, const CLI::ParseError& error, int argc,

@@ -34,6 +34,10 @@ std::vector<char*> with_command(int argc, char** argv);
 /// without a unit is bytes; otherwise it is refused. Throws ConfigError that names `option`.
 int64_t parse_size(const std::string& option, const std::string& text, bool bare_bytes);
 
+/// Throws ConfigError that names `option` if writing `output` would replace `input`, or a file of a
+/// checkpoint or of a run that cannot be made again.
+void check_output(const std::string& option, const std::string& output, const std::string& input);
+
 /// The message for a command line whose parse threw `error`: one line, with the command or option that
 /// is closest to what was given, or with the --set for a key of that name.
 std::string describe_mistake(const CLI::App& app, const CLI::ParseError& error, int argc,
