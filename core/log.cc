@@ -75,7 +75,7 @@ Logger::Logger(const LogOptions& options) : sinks_(std::make_shared<Sinks>()) {
 
 void Logger::write(LogLevel level, const std::string& line) const {
   if (!sinks_) return;
-  const std::string safe = abridged(without_control_characters(line));
+  const std::string safe = abridged(without_control_characters(line, /*one_line=*/level == LogLevel::kError));
   if (sinks_->terminal) {
     // Information is printed without a prefix, other levels with their name.
     const char* prefix = level == LogLevel::kWarning ? "warning: "

@@ -106,7 +106,8 @@ class Parser {
       const std::string name = parse_string().get<std::string>();
       const std::string key_path = child_path(path, name);
       if (object.contains(name))
-        fail(at_ - 1, str(without_control_characters(key_path, true), ": this key is given twice; expected it once"));
+        fail(at_ - 1,
+             str(without_control_characters(key_path, true), ": this key is given twice; expected it once"));
       line_ += static_cast<int>(std::count(text_.begin() + counted_, text_.begin() + at_, '\n'));
       counted_ = at_;
       if (origins_) origins_->set_line(key_path, line_);
@@ -152,6 +153,8 @@ class Parser {
     if (end >= text_.size()) fail(text_.size(), "the text ends inside a string");
     json value = json::parse(text_.substr(at_, end + 1 - at_), nullptr, /*allow_exceptions=*/false);
     if (value.is_discarded()) fail_escape(end);  // half of a surrogate pair
+    if (value.get_ref<const std::string&>().find('\0') != std::string::npos)
+      fail(at_, "a string has a NUL character (\\u0000); expected text without");
     at_ = end + 1;
     return value;
   }

@@ -2,13 +2,23 @@
 
 #include <algorithm>
 #include <cctype>
+#include <filesystem>
 #include <fstream>
+#include <set>
+#include <system_error>
 #include <unordered_set>
 
 #include "core/error.h"
 #include "core/str.h"
 
 namespace tessera::launcher {
+namespace {
+
+const std::set<std::string_view> kSetByLauncher = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK",
+                                                   "LOCAL_WORLD_SIZE"};
+
+}  // namespace
+
 bool is_variable_name(std::string_view text) {
   const auto fits = [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; };
   return !text.empty() && std::isdigit(static_cast<unsigned char>(text[0])) == 0 &&
@@ -16,6 +26,9 @@ bool is_variable_name(std::string_view text) {
 }
 
 std::vector<std::string> read_env_file(const std::string& path) {
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error))
+    throw ConfigError(str("--env-file ", path, ": is a folder; expected a file of lines NAME=VALUE"));
   std::ifstream file(path);
   if (!file) throw ConfigError(str("--env-file ", path, ": the file cannot be read"));
   std::vector<std::string> variables;
@@ -29,6 +42,11 @@ std::vector<std::string> read_env_file(const std::string& path) {
     if (equals == line.npos || !is_variable_name(std::string_view(line).substr(0, equals)))
       throw ConfigError(
           str(path, ":", number, ": expected NAME=VALUE, with a name of letters, digits and _"));
+    if (line.find('\0') != line.npos)
+      throw ConfigError(str(path, ":", number, ": has a NUL character; expected NAME=VALUE without"));
+    if (kSetByLauncher.contains(std::string_view(line).substr(0, equals)))
+      throw ConfigError(str(path, ":", number, ": ", line.substr(0, equals),
+                            " is set by the launcher, for each rank; expected other variables"));
     if (!names.insert(line.substr(0, equals)).second)
       throw ConfigError(str(path, ":", number, ": ", line.substr(0, equals), " stands there twice"));
     variables.push_back(line);

@@ -48,6 +48,9 @@ class ConfigurationTest(ToolTest):
             self.assertLess(len(line), 250, line)
         self.assertEqual(outcome.out, "")
 
+    def test_characters_that_names_cannot_have(self):
+        self.expect(self.config(trainer={"output_dir": "nul\0x"}), "NUL character")
+
     def test_values(self):
         self.expect(self.config(train_batch_size="many"), 'train_batch_size: found "many"', "expected an integer")
         self.expect(self.config(zero_optimization={"stage": 7}), "stage: found 7", "from 0 to 3")
@@ -178,6 +181,18 @@ class RanksTest(ToolTest):
         self.assert_one_error(self.refused("-n", "2", "--save-grace", "nan"), "--save-grace nan", "seconds")
         self.write("taken", "")
         self.assert_one_error(self.refused("-n", "2", "--log-dir", "taken"), "--log-dir taken")
+
+    def test_flags_of_a_launcher_count_for_one_rank_too(self):
+        for flags, part in [(("--env-file", "nope"), "--env-file nope"), (("--bind-core-list", "9999"), "core 9999"),
+                            (("--log-dir", "config.json"), "--log-dir config.json"), (("--tee=x",), "--tee"), (("--tee=9:9",), "--tee 9:9"),
+                            (("--include", "x"), "--include"), (("--node-rank", "7"), "--node-rank 7"),
+                            (("--master-port", "99999"), "--master-port 99999"), (("--init", ""), "--init is empty"),
+                            (("--resume", ""), "--resume is empty")]:
+            with self.subTest(flags=flags):
+                self.assert_one_error(self.refused(*flags), part)
+        self.write("env", "A=1\nRANK=3\n")
+        self.assert_one_error(self.refused("--env-file", "env"), "env:2: RANK is set by the launcher")
+        self.assert_one_error(self.refused("--env-file", "."), "is a folder")
 
     def test_port_in_use(self):
         with socket.socket() as server:

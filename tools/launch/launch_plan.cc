@@ -43,10 +43,14 @@ std::vector<int> ranks_to_show(const std::string& text) {
     return ranks;
   }
   std::istringstream items(text);
-  for (std::string item; std::getline(items, item, ',');)
-    if (const int rank = launcher::parse_numbers(item.substr(0, item.find(':')), "--tee").front();
-        !item.ends_with(":0"))
-      ranks.push_back(rank);
+  for (std::string item; std::getline(items, item, ',');) {
+    const size_t colon = item.find(':');
+    const int rank = launcher::parse_numbers(item.substr(0, colon), "--tee").front();
+    const std::string streams = colon == item.npos ? "" : item.substr(colon + 1);
+    if (streams.size() != 1 || streams[0] < '0' || streams[0] > '3')
+      throw ConfigError(str("--tee ", text, ": expected 0 to 3, or ranks as in 0:3,1:3"));
+    if (streams != "0") ranks.push_back(rank);
+  }
   return ranks;
 }
 
@@ -214,6 +218,29 @@ launcher::RestartPolicy restarts_of(const LaunchFlags& flags, Engine engine, con
 
 }  // namespace
 
+/// The first flag given that only who starts the ranks can follow; "": none.
+static std::string flag_of_launcher(const LaunchFlags& flags) {
+  const std::pair<const char*, bool> given[] = {
+      {"--max-restarts", flags.max_restarts.value_or(0) != 0},
+      {"--env-file", !flags.env_file.empty()},
+      {"--log-dir", !flags.log_dir.empty()},
+      {"--tee", flags.tee.has_value()},
+      {"--timeout", flags.timeout_s != 0},
+      {"--bind-cores-to-rank", flags.bind_cores},
+      {"--bind-core-list", !flags.core_list.empty()},
+      {"--node-rank", flags.node_rank.has_value()},
+      {"--master-addr", !flags.master_addr.empty()},
+      {"--master-port", flags.master_port != 0},
+      {"--include", !flags.include.empty()},
+      {"--exclude", !flags.exclude.empty()},
+      {"--ssh-port", flags.ssh_port != 0},
+      {"--launcher-args", !flags.launcher_args.empty()},
+  };
+  for (const auto& [flag, is_given] : given)
+    if (is_given) return flag;
+  return "";
+}
+
 bool starts_ranks(const LaunchFlags& flags) {
   const bool is_rank =
       std::getenv("RANK") && (std::getenv("TESSERA_RUN_ID") || std::getenv("TORCHELASTIC_RUN_ID"));
@@ -221,12 +248,13 @@ bool starts_ranks(const LaunchFlags& flags) {
                            (!flags.launcher.empty() && launcher::engine_of(flags.launcher) != Engine::kLocal);
   if (names_hosts && !is_rank) return true;
   if (launcher::should_start_ranks(flags.nproc, flags.fewest_ranks)) return true;
-  if (flags.max_restarts.value_or(0) == 0) return false;
-  if (!in_group()) return true;  // one rank, and a launcher that restarts it
-  if (!std::getenv("TORCHELASTIC_RESTART_COUNT"))
-    throw ConfigError(str("--max-restarts: these ranks were started by ", environment().launcher,
-                          ", which does not start them again; expected the flag where Tessera starts them "
-                          "(--nproc, --hostfile, --launcher), or torchrun's --max-restarts"));
+  const std::string flag = flag_of_launcher(flags);
+  if (flag.empty()) return false;
+  if (!in_group()) return true;                    // one rank, and a launcher that does what the flag says
+  if (!std::getenv("TORCHELASTIC_RESTART_COUNT"))  // neither Tessera's launcher nor torchrun
+    throw ConfigError(str(flag, ": these ranks were started by ", environment().launcher,
+                          ", which does not follow it; expected the flag where Tessera starts them "
+                          "(--nproc, --hostfile, --launcher), or that launcher's own"));
   return false;
 }
 
