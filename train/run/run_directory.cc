@@ -42,9 +42,11 @@ RunDirectory::RunDirectory(const std::filesystem::path& folder) : folder_(folder
   std::filesystem::create_directories(folder_, error);
   if (error) fail(folder_, error.message());
   if (!std::filesystem::is_directory(folder_, error)) fail(folder_, "it is not a folder");
-  if (std::filesystem::exists(folder_ / kMetricsName, error) &&
-      !std::filesystem::is_regular_file(folder_ / kMetricsName, error))
-    fail(folder_ / kMetricsName, "it is not a regular file");
+  // Before anything is removed: a file that cannot be read or replaced later would leave half of a run.
+  for (const char* const name : {kConfigName, kMetricsName, kRunIdName, kStateName, kResultsName, kModelName})
+    if (std::filesystem::exists(folder_ / name, error) &&
+        !std::filesystem::is_regular_file(folder_ / name, error))
+      fail(folder_ / name, "it is not a regular file");
   lock_.emplace(folder_);
   errno = 0;
   if (!std::ofstream(folder_ / kMetricsName, std::ios::app))

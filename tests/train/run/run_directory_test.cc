@@ -56,6 +56,18 @@ TEST_F(RunDirectoryTest, EarlierResultsAreNotTakenForThisRuns) {
   EXPECT_EQ(read_text(root_ / "metrics.jsonl"), "{\"step\":7}\n");
 }
 
+TEST_F(RunDirectoryTest, WhatCannotBeReplacedIsSaidBeforeAnythingIsRemoved) {
+  fs::create_directories(root_ / kRunIdName);
+  std::ofstream(root_ / kModelName) << "weights";
+  try {
+    const RunDirectory directory(root_);
+    FAIL();
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("run_id cannot be written: it is not a regular file"));
+  }
+  EXPECT_EQ(read_text(root_ / kModelName), "weights");
+}
+
 TEST_F(RunDirectoryTest, ARunsIdIsSixteenDigitsOrNone) {
   fs::create_directories(root_);
   EXPECT_EQ(read_run_id(root_), "");
