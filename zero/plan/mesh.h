@@ -14,7 +14,7 @@
 //
 // What each element is computed once for (norms, checkpoints, histograms) goes by pieces: a unit is cut into
 // as many pieces as there are ranks, as without rows; the ranks of a column share out the pieces of their
-// shard. StateKinds are added up in their own order, so norms have the bits of the same gradients without
+// shard. Pieces are added up in their own order, so norms have the bits of the same gradients without
 // rows.
 //
 // With GroupSizes::secondary = H (ZeRO++'s hpZ) shards are as without it, and each group of H consecutive
