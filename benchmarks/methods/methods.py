@@ -3,7 +3,7 @@
     make methods ARGS="--epochs 3 --only tessera-stage2 ddp --seeds 42 43 44"
     .deps/venv/bin/python -B benchmarks/methods/methods.py --list
 
-A result is kept in FOLDER/results.jsonl as soon as it is there, and --resume goes on after the last. docs/methods.md says what is
+A result is kept in FOLDER/results.jsonl as soon as it is there, and --resume goes on after the last. docs/performance.md says what is
 measured; --write puts the table into it.
 """
 import argparse
@@ -170,8 +170,8 @@ def parse_arguments():
     parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="of several, mean ± standard deviation; default: the recipe's")
     parser.add_argument("--list", action="store_true", help="names the rows")
     parser.add_argument("--resume", action="store_true", help="keeps the results there are, and goes on")
-    parser.add_argument("--write", nargs="?", type=Path, const=ROOT / "docs" / "methods.md", metavar="FILE",
-                        help="puts the table into docs/methods.md")
+    parser.add_argument("--write", nargs="?", type=Path, const=ROOT / "docs" / "performance.md", metavar="FILE",
+                        help="puts the table into docs/performance.md")
     parser.add_argument("--config", type=Path, default=ROOT / "configs" / "text_classification.json", metavar="FILE")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "methods", metavar="DIR", help="default: runs/methods")
     return parser.parse_args()
