@@ -14,8 +14,8 @@
 #include "core/error.h"
 #include "core/str.h"
 #include "engine/checkpoint/checkpoint_writer.h"
-#include "engine/config/groups.h"
 #include "engine/config/parse.h"
+#include "engine/config/sharding_plan.h"
 #include "engine/cpu_batch_norm.h"
 #include "engine/optimizer/optimizer_setup.h"
 #include "engine/same_config.h"
@@ -36,51 +36,9 @@ EngineConfig completed(EngineConfig config, const InitOptions& options, int worl
   return validated(config, world_size);
 }
 
-/// Where the key's value says: on CPU ranks the host's memory is the device's.
-zero::Tier tier_of(const OffloadConfig& offload, bool device_memory_is_separate) {
-  if (offload.on_disk()) return zero::Tier::kDisk;
-  return offload.device == "cpu" && device_memory_is_separate ? zero::Tier::kHost : zero::Tier::kDevice;
-}
-
-void check_tiers(const ZeroConfig& zero, const zero::Tiers& tiers, const zero::Sharding& sharding,
-                 int world_size) {
-  const auto refuse = [](const char* key, const std::string& found, const char* reason) {
-    throw ConfigError(str("zero_optimization.", key, ".device: found \"", found, "\" ", reason));
-  };
-  if (tiers.optimizer != zero::Tier::kDevice && !sharding.optimizer && world_size > 1)
-    refuse("offload_optimizer", zero.offload_optimizer.device,
-           "at stage 0 with several ranks, each of which keeps all states; expected stage 1, 2 or 3");
-  const zero::GroupSizes groups = groups_of(zero, world_size);
-  if (tiers.optimizer != zero::Tier::kDevice && groups.shard > 0)
-    refuse("offload_optimizer", zero.offload_optimizer.device,
-           "beside mics_shard_size; expected one of the two: gradients are summed over the groups on the "
-           "device");
-  if (tiers.parameters == zero::Tier::kDevice) return;
-  if (groups.secondary > 0)
-    refuse("offload_param", zero.offload_param.device,
-           "beside zero_hpz_partition_size; expected one of the two: the second copy would be on the device");
-  if (!sharding.parameters)
-    refuse("offload_param", zero.offload_param.device,
-           "at a stage that does not shard parameters; expected stage 3");
-  if (tiers.device_memory_is_separate && tiers.optimizer == zero::Tier::kDevice)
-    refuse("offload_param", zero.offload_param.device,
-           "on a GPU whose optimizer states are not offloaded; expected offload_optimizer with device "
-           "\"cpu\" or "
-           "\"nvme\" beside it: values on the host are updated there");
-}
-
-/// What the keys offload_optimizer and offload_param say.
-void set_tiers(const ZeroConfig& zero, const InitOptions& init, int world_size,
-               zero::ShardedModelOptions& options) {
-  zero::Tiers& tiers = options.tiers;
-  tiers.device_memory_is_separate = !init.device.is_cpu() || init.host_transfer != nullptr;
-  tiers.optimizer = tier_of(zero.offload_optimizer, tiers.device_memory_is_separate);
-  tiers.parameters = tier_of(zero.offload_param, tiers.device_memory_is_separate);
-  check_tiers(zero, tiers, options.sharding, world_size);
-  if (tiers.optimizer != zero::Tier::kDevice) {
-    if (zero.sub_group_size > 0) options.unit_numel = std::min(options.unit_numel, zero.sub_group_size);
-    options.sharding.optimizer = true;  // of one rank: its shard is all there is
-  }
+/// What state below the device's memory needs.
+void set_up_offload(const ZeroConfig& zero, const InitOptions& init, zero::ShardedModelOptions& options) {
+  const zero::Tiers& tiers = options.tiers;
   const bool optimizer = tiers.optimizer == zero::Tier::kDisk;
   const bool parameters = tiers.parameters == zero::Tier::kDisk;
   options.offload.directory =
@@ -96,17 +54,19 @@ void set_tiers(const ZeroConfig& zero, const InitOptions& init, int world_size,
 zero::ShardedModelOptions sharding_options(const EngineConfig& config, const InitOptions& init,
                                            const OptimizerSetup& optimizer, int world_size) {
   const ZeroConfig& zero = config.zero;
-  const DType accumulate = config.grad_accum_dtype.value_or(DType::kFloat32);
+  const ShardingPlan plan =
+      plan_sharding(config, world_size, !init.device.is_cpu() || init.host_transfer != nullptr);
   zero::ShardedModelOptions options;
-  options.sharding = zero::sharding_of(zero.stage);
-  options.groups = groups_of(zero, world_size);
-  options.compute_dtype = config.compute_dtype();
+  options.sharding = plan.sharding;
+  options.groups = plan.groups;
+  options.tiers = plan.tiers;
+  options.compute_dtype = plan.compute;
   options.buffer_dtype = config.buffer_dtype;
   options.device = init.device;
-  options.unit_numel = std::min({zero.unit_numel, zero.reduce_bucket_size, zero.allgather_bucket_size});
+  options.unit_numel = plan.unit_numel;
   options.residency.track_casts = config.autocast.enabled;
-  options.reducer.accumulate_dtype = to_torch(accumulate);
-  options.reducer.communicate_dtype = to_torch(config.communication_dtype.value_or(accumulate));
+  options.reducer.accumulate_dtype = to_torch(plan.accumulate);
+  options.reducer.communicate_dtype = to_torch(plan.communicate);
   options.reducer.reduce_each_micro_step = zero.reduce_each_micro_step;
   options.reducer.overlap = zero.overlap_comm;
   options.reducer.num_slots = zero.communication_buffers;
@@ -126,7 +86,7 @@ zero::ShardedModelOptions sharding_options(const EngineConfig& config, const Ini
     return untrained.contains(name) ? zero::ShardedModelOptions::kUntrained : group_of(name);
   };
   options.loaded_next = init.loaded_next;
-  set_tiers(zero, init, world_size, options);
+  set_up_offload(zero, init, options);
   return options;
 }
 

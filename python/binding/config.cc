@@ -14,9 +14,9 @@
 #include "comm/torch_dtype.h"
 #include "core/log.h"
 #include "engine/config/document.h"
-#include "engine/config/groups.h"
 #include "engine/config/keys.h"
 #include "engine/config/parse.h"
+#include "engine/config/sharding_plan.h"
 #include "engine/optimizer/optimizer_setup.h"
 #include "python/binding/bindings.h"
 #include "train/task/sampler.h"
@@ -57,26 +57,28 @@ ConfigAndWarnings read_config(const std::string& file_or_json, bool is_file, int
 
 using Parameter = std::tuple<std::string, std::vector<int64_t>, at::ScalarType, bool>;
 
-/// Bytes of a rank's model state by kind, at the configuration's stage.
-std::map<std::string, int64_t> state_bytes(const EngineConfig& config,
-                                           const std::vector<Parameter>& parameters, int world_size) {
+/// Bytes of a rank's model state by kind, in all tiers together, at a stage.
+std::map<std::string, int64_t> state_bytes(const EngineConfig& given,
+                                           const std::vector<Parameter>& parameters, int world_size,
+                                           int stage) {
+  const EngineConfig config = at_stage(given, stage, world_size);
+  const ShardingPlan plan = plan_sharding(config, world_size, /*device_memory_is_separate=*/false);
   const OptimizerSetup optimizer = set_up_optimizer(config.optimizer);
   std::vector<zero::ParameterSpec> specs;
   for (const auto& [name, shape, dtype, trainable] : parameters)
-    specs.push_back(
-        {.name = name,
-         .shape = shape,
-         .dtype = config.compute_dtype() == DType::kFloat32 ? from_torch(dtype) : config.compute_dtype(),
-         .trainable = trainable,
-         .group = 0,
-         .aliases = {}});
-  const zero::Layout layout(specs, zero::LayoutOptions{world_size, config.zero.unit_numel});
+    specs.push_back({.name = name,
+                     .shape = shape,
+                     .dtype = plan.compute == DType::kFloat32 ? from_torch(dtype) : plan.compute,
+                     .trainable = trainable,
+                     .group = 0,
+                     .aliases = {}});
+  const zero::Layout layout(specs, zero::LayoutOptions{world_size, plan.unit_numel});
   const zero::StateBytes bytes = zero::model_state_bytes(
-      layout, {.sharding = zero::sharding_of(config.zero.stage),
-               .accumulate_dtype = config.grad_accum_dtype.value_or(DType::kFloat32),
+      layout, {.sharding = plan.sharding,
+               .accumulate_dtype = plan.accumulate,
                .num_states = static_cast<int>(
                    zero::state_names_of({.kind = optimizer.kind, .groups = optimizer.groups}).size()),
-               .groups = groups_of(config.zero, world_size)});
+               .groups = plan.groups});
   return {{"parameters", bytes.parameters},
           {"gradients", bytes.gradients},
           {"master", bytes.master},
@@ -110,7 +112,8 @@ void bind_config(py::module_& module) {
             return self.slice(first, micro_step).indices;
           },
           py::arg("first"), py::arg("micro_step"));
-  module.def("state_bytes", &state_bytes, py::arg("config"), py::arg("parameters"), py::arg("world_size"));
+  module.def("state_bytes", &state_bytes, py::arg("config"), py::arg("parameters"), py::arg("world_size"),
+             py::arg("stage"));
 }
 
 }  // namespace tessera::python

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from tessera import _engine, module_state
+from tessera import _engine, arguments, module_state
 from tessera.errors import ConfigError
 
 
@@ -19,7 +19,8 @@ def estimate(model: torch.nn.Module, world: int = 1, config: dict[str, Any] | st
     world : int
         Ranks.
     config : dict, str or Path, optional
-        Precision, optimizer and so on, as for `initialize`; the stage is ignored.
+        Precision, optimizer and so on, as for `initialize`. All stages are shown, those below 3 without groups of ranks and
+        `offload_param`, which they do not have. What is offloaded counts, too.
 
     Returns
     -------
@@ -32,19 +33,24 @@ def estimate(model: torch.nn.Module, world: int = 1, config: dict[str, Any] | st
     ConfigError
         The configuration cannot be used.
     """
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(f"model is {repr(model).splitlines()[0]:.60} (a {type(model).__name__}); expected a torch.nn.Module")
     seen, parameters = set(), []
     for name, parameter in module_state.named_parameters(model):
         if id(parameter) not in seen:
             parameters.append((name, list(parameter.shape), parameter.dtype, parameter.requires_grad))
         seen.add(id(parameter))
-    if world < 1:
+    if arguments.integer(world, "world", -(2**31), 2**31 - 1) < 1:
         raise ConfigError(f"world is {world}; expected a number of ranks from 1")
+    if config is not None and not isinstance(config, (dict, str, Path)):
+        raise ConfigError(f"config is {repr(config).splitlines()[0]:.60} (a {type(config).__name__}); expected a dict or the path of a "
+                          "ds_config.json")
     is_file = isinstance(config, (str, Path))
-    text = str(config) if is_file else json.dumps({"train_micro_batch_size_per_gpu": 1, **(config or {})})
+    text = arguments.path(config, "config") if is_file else json.dumps({"train_micro_batch_size_per_gpu": 1, **(config or {})})
     table = Estimate()
+    parsed, _ = _engine.read_config(text, is_file, world, [])
     for stage in range(4):
-        parsed, _ = _engine.read_config(text, is_file, world, [f"zero_optimization.stage={stage}"])
-        table[stage] = _engine.state_bytes(parsed, parameters, world)
+        table[stage] = _engine.state_bytes(parsed, parameters, world, stage)
         table[stage]["total"] = sum(table[stage].values())
     return table
 

@@ -437,5 +437,20 @@ def an_estimate_is_what_is_allocated():
         assert str(table).count("\n") == 4
 
 
+@check
+def an_estimate_reads_the_configuration_as_the_engine_does():
+    for section in ({"stage": 2, "reduce_bucket_size": 100}, {"stage": 3, "allgather_bucket_size": 100}, {"stage": 1, "unit_numel": 100},
+                    {"stage": 3, "mics_shard_size": 1}, {"stage": 3, "zero_hpz_partition_size": world}):
+        given = {"optimizer": {"type": "AdamW"}, "zero_optimization": section}
+        engine = make(section["stage"], zero_optimization=section)
+        table = tessera.estimate(mlp(), world=world, config=given)
+        if tessera.comm.group().backend != "shm":
+            assert table[section["stage"]]["total"] == engine.measured_bytes()["total"], (section, table, engine.measured_bytes())
+    offloaded = {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "."}, "offload_optimizer": {"device": "nvme", "nvme_path": "."}}}
+    assert tessera.estimate(mlp(), world=2, config=offloaded)[3] == tessera.estimate(mlp(), world=2)[3]  # in all tiers together
+    impossible = {"zero_optimization": {"stage": 2, "offload_param": {"device": "nvme", "nvme_path": "."}}}
+    raises(tessera.ConfigError, lambda: tessera.estimate(mlp(), config=impossible), "offload_param")
+
+
 if __name__ == "__main__":
     main()

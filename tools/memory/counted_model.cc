@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "comm/init/self.h"
-#include "engine/config/groups.h"
+#include "engine/config/sharding_plan.h"
 #include "engine/engine.h"
 #include "engine/optimizer/optimizer_setup.h"
 #include "tools/common/tasks.h"
@@ -41,15 +41,9 @@ zero::StateBytes CountedModel::bytes_of(const zero::StateModel& state, int64_t w
 
 int64_t CountedModel::smallest_world(int stage, zero::Tiers tiers, int64_t budget_bytes) const {
   return zero::smallest_fitting_world(num_trainable + num_frozen, [&](int64_t world) {
-    return can_offload(stage, world, tiers) &&
+    return can_offload(zero::sharding_of(stage), world, tiers) &&
            bytes(stage, world, accumulate_dtype, tiers).total() <= budget_bytes;
   });
-}
-
-bool can_offload(int stage, int64_t world, zero::Tiers tiers) {
-  const zero::Sharding sharding = zero::sharding_of(stage);
-  return (tiers.parameters == Tier::kDevice || sharding.parameters) &&
-         (tiers.optimizer == Tier::kDevice || sharding.optimizer || world == 1);
 }
 
 int num_states_of(const OptimizerConfig& config) {
@@ -71,7 +65,7 @@ CountedModel count_model(const std::string& config, const std::vector<std::strin
   model.precision = train::precision_of(run.engine);
   model.optimizer = type_of(run.engine.optimizer.options);
   model.num_states = num_states_of(run.engine.optimizer);
-  model.groups = groups_of(run.engine.zero, kMany);
+  model.groups = plan_sharding(run.engine, kMany, false).groups;
   EngineConfig alone = run.engine;
   alone.optimizer = {.options = SGDOptions{.lr = 0}};
   alone.scheduler = ConstantLrOptions{};

@@ -41,9 +41,6 @@ inline constexpr zero::Tiers kOptimizerOnHost{.optimizer = zero::Tier::kHost,
 inline constexpr zero::Tiers kAllOnHost{
     .parameters = zero::Tier::kHost, .optimizer = zero::Tier::kHost, .device_memory_is_separate = true};
 
-/// Whether `world` ranks may put this below the device at this stage.
-bool can_offload(int stage, int64_t world, zero::Tiers tiers);
-
 /// The number of fp32 state tensors of the optimizer.
 int num_states_of(const OptimizerConfig& config);
 

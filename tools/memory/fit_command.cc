@@ -15,7 +15,7 @@
 #include "core/memory/available_memory.h"
 #include "core/str.h"
 #include "core/terminal.h"
-#include "engine/config/groups.h"
+#include "engine/config/sharding_plan.h"
 #include "tools/common/columns.h"
 #include "tools/common/command_line.h"
 #include "tools/memory/counted_model.h"
@@ -151,7 +151,7 @@ void Fit::read(int num_ranks) {
         "--fit: the ranks would be on CUDA, and it measures ranks on the CPU; expected --set "
         "trainer.device=cpu, or tessera memory CONFIG, which measures on CUDA");
   const ZeroConfig& zero = run_.engine.zero;
-  if (groups_of(zero, flags_.fewest_ranks ? 2 : num_ranks) != zero::GroupSizes())
+  if (plan_sharding(run_.engine, flags_.fewest_ranks ? 2 : num_ranks, false).groups != zero::GroupSizes())
     throw ConfigError(
         "--fit: zero_optimization.mics_shard_size and zero_hpz_partition_size hold copies, which it does not "
         "weigh against other settings; expected them left out, or tessera memory CONFIG, which measures "

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "engine/config/sharding_plan.h"
 #include "tools/memory/counted_model.h"
 
 namespace tessera::tools {
@@ -30,7 +31,7 @@ std::vector<int> FitSearch::stages_for(OnDisk on_disk) const {
   std::vector<int> stages;
   int64_t last = INT64_MAX;
   for (const int stage : space_.stages) {
-    if (!can_offload(stage, space_.world, tiers_of(on_disk))) continue;
+    if (!can_offload(zero::sharding_of(stage), space_.world, tiers_of(on_disk))) continue;
     const int64_t bytes =
         space_.state_bytes({.stage = stage, .on_disk = on_disk, .world = space_.world}, Tier::kDevice);
     if (bytes < last) stages.push_back(stage);

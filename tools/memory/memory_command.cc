@@ -17,7 +17,7 @@
 #include "core/log.h"
 #include "core/str.h"
 #include "core/terminal.h"
-#include "engine/config/groups.h"
+#include "engine/config/sharding_plan.h"
 #include "launcher/environment/environment.h"
 #include "tools/common/command_line.h"
 #include "tools/common/tasks.h"
@@ -78,17 +78,12 @@ train::RunConfig run_config(const MemoryFlags& flags, int world_size, int stage)
 std::vector<int> stages_of(const MemoryFlags& flags, int world_size) {
   if (flags.stages) return parse_stages(*flags.stages);
   const train::RunConfig run = run_config(flags, world_size, 3);
-  const ZeroConfig& zero = run.engine.zero;
-  const auto tier = [&](const OffloadConfig& offload) {
-    if (offload.on_disk()) return zero::Tier::kDisk;
-    return offload.device == "cpu" && run.trainer.device == "cuda" ? zero::Tier::kHost : zero::Tier::kDevice;
-  };
-  const bool in_groups = groups_of(zero, world_size) != zero::GroupSizes();
+  const ShardingPlan plan = plan_sharding(run.engine, world_size, run.trainer.device == "cuda");
+  const bool in_groups = plan.groups != zero::GroupSizes();
   std::vector<int> stages;
   for (const int stage : {0, 1, 2, 3})
     if ((!in_groups || zero::sharding_of(stage).parameters) &&
-        can_offload(stage, world_size,
-                    {.parameters = tier(zero.offload_param), .optimizer = tier(zero.offload_optimizer)}))
+        can_offload(zero::sharding_of(stage), world_size, plan.tiers))
       stages.push_back(stage);
   return stages;
 }

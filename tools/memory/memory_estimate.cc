@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/str.h"
+#include "engine/config/sharding_plan.h"
 #include "tools/common/columns.h"
 #include "tools/common/command_line.h"
 #include "tools/memory/counted_model.h"
@@ -112,8 +113,8 @@ void print_tiers(const CountedModel& estimated, int world) {
     for (const zero::Tiers& tiers : {kOptimizerOnDisk, kAllOnDisk})
       for (const zero::Tier tier : {zero::Tier::kDevice, zero::Tier::kDisk}) {
         const zero::StateBytes bytes = estimated.bytes(stage, world, estimated.accumulate_dtype, tiers, tier);
-        std::cout << (can_offload(stage, world, tiers) ? in_unit(bytes.total(), unit, 10)
-                                                       : padded_left("-", 10));
+        std::cout << (can_offload(zero::sharding_of(stage), world, tiers) ? in_unit(bytes.total(), unit, 10)
+                                                                          : padded_left("-", 10));
       }
     std::cout << '\n';
   }
@@ -134,8 +135,8 @@ void print_host_tiers(const CountedModel& estimated, int world) {
                                        {kDiskBehindHost, zero::Tier::kDisk}})
       for (const zero::Tier tier : {zero::Tier::kDevice, below}) {
         const zero::StateBytes bytes = estimated.bytes(stage, world, estimated.accumulate_dtype, tiers, tier);
-        std::cout << (can_offload(stage, world, tiers) ? in_unit(bytes.total(), unit, 10)
-                                                       : padded_left("-", 10));
+        std::cout << (can_offload(zero::sharding_of(stage), world, tiers) ? in_unit(bytes.total(), unit, 10)
+                                                                          : padded_left("-", 10));
       }
     std::cout << '\n';
   }
