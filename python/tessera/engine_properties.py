@@ -6,7 +6,7 @@ import torch
 from tessera import _engine
 
 
-class Numbers:
+class EngineProperties:
     """The numbers of `self._engine`. None is collective."""
 
     _engine: _engine.Engine
