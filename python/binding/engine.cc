@@ -9,6 +9,7 @@
 #include <string>
 #include <tuple>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "activations/checkpointing.h"
@@ -233,11 +234,19 @@ std::vector<std::vector<std::string>> units(PyEngine& self) {
   return names;
 }
 
-void save_model(PyEngine& self, const std::string& path,
-                const std::vector<std::tuple<std::string, std::vector<std::string>, std::optional<at::Tensor>,
-                                             at::ScalarType>>& tensors) {
+void save_model(
+    PyEngine& self, const std::string& path,
+    const std::vector<std::tuple<std::string, std::vector<std::string>, std::variant<std::string, at::Tensor>,
+                                 at::ScalarType>>& tensors) {
   std::vector<PyEngine::SavedTensor> saved;
-  for (const auto& [name, aliases, buffer, dtype] : tensors) saved.push_back({name, aliases, buffer, dtype});
+  for (const auto& [name, aliases, source, dtype] : tensors) {
+    PyEngine::SavedTensor& one = saved.emplace_back(PyEngine::SavedTensor{.name = name, .aliases = aliases});
+    one.dtype = dtype;
+    if (const auto* parameter = std::get_if<std::string>(&source))
+      one.parameter = *parameter;
+    else
+      one.buffer = std::get<at::Tensor>(source);
+  }
   self.save_model(path, saved);
 }
 
@@ -395,12 +404,15 @@ void bind_engine(py::module_& module) {
       .def(
           "load_weights",
           [](PyEngine& self, const std::string& path, const std::vector<std::string>& ignore_missing,
-             const std::vector<std::string>& ignore_unexpected) {
+             const std::vector<std::string>& ignore_unexpected,
+             const std::vector<std::pair<std::string, std::string>>& renamed) {
             self.load_weights(path, {.base_model_prefix = {},
                                      .ignore_missing = ignore_missing,
-                                     .ignore_unexpected = ignore_unexpected});
+                                     .ignore_unexpected = ignore_unexpected,
+                                     .renamed_prefixes = renamed});
           },
-          py::arg("path"), py::arg("ignore_missing"), py::arg("ignore_unexpected"), ReleaseGil())
+          py::arg("path"), py::arg("ignore_missing"), py::arg("ignore_unexpected"), py::arg("renamed"),
+          ReleaseGil())
       .def(
           "broadcast_buffers", [](PyEngine& self) { self.sharded_model().broadcast_buffers(); }, ReleaseGil())
       // checkpoints

@@ -45,7 +45,7 @@ void PyEngine::save_model(const std::string& path, const std::vector<SavedTensor
     options.format = *format;
     for (const SavedTensor& tensor : tensors) {
       if (tensor.buffer) dtype_of(*tensor.buffer, tensor.name);  // throws for what files cannot hold
-      const int parameter = tensor.buffer ? -1 : sharded_model().layout().find(tensor.name);
+      const int parameter = tensor.buffer ? -1 : sharded_model().layout().find(tensor.parameter);
       options.tensors.push_back({.name = tensor.name,
                                  .shape = tensor.buffer
                                               ? tensor.buffer->sizes().vec()
@@ -63,7 +63,7 @@ void PyEngine::save_model(const std::string& path, const std::vector<SavedTensor
   };
   std::string failure;  // of rank 0, which goes on with the collectives
   for (const SavedTensor& tensor : tensors) {
-    const at::Tensor value = tensor.buffer ? *tensor.buffer : full_parameter(tensor.name);
+    const at::Tensor value = tensor.buffer ? *tensor.buffer : full_parameter(tensor.parameter);
     if (!writer || !failure.empty()) continue;
     try {
       append(value, tensor.dtype);

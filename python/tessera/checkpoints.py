@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from tessera import _engine, comm, json_values, module_state
+from tessera import _engine, arguments, comm, json_values
 
 # Keys of the client state of a checkpoint that are the package's own.
 _GROUPS_STATE = "tessera.param_groups"
@@ -19,7 +19,7 @@ _MAX_LISTED = 20
 
 def save(engine: Any, save_dir: Any, tag: Any, state: Any, save_latest: bool, exclude_frozen_parameters: bool) -> str:
     """See `Engine.save_checkpoint`."""
-    def arguments():
+    def prepare():
         engine._engine.check_usable()
         values = {"client_state": {} if state is None else state, _GROUPS_STATE: _savable(engine.optimizer.values()),
                   _SAMPLES: engine.global_samples, _ENCODING: 1}
@@ -29,35 +29,35 @@ def save(engine: Any, save_dir: Any, tag: Any, state: Any, save_latest: bool, ex
             values[_LOADER_STATE] = engine.training_dataloader.state_dict()
         encoded = {key: json_values.encode(value, _name_of(key)) for key, value in values.items()}
         folder, name = folder_of(save_dir, "save_dir"), _tag_of(tag)
-        return (folder, name, json.dumps(encoded, allow_nan=False)), {"tag": name}
+        flags = [arguments.flag(save_latest, "save_latest"), arguments.flag(exclude_frozen_parameters, "exclude_frozen_parameters")]
+        return (folder, name or "", json.dumps(encoded, allow_nan=False), *flags), {"tag": name}
 
-    folder, name, text = comm.agreed("save_checkpoint()", arguments)
-    return engine._engine.save_checkpoint(folder, name or "", text, bool(save_latest), bool(exclude_frozen_parameters))
+    return engine._engine.save_checkpoint(*comm.agreed("save_checkpoint()", prepare))
 
 
 def load(engine: Any, load_dir: Any, tag: Any, load_module_strict: bool, load_optimizer_states: bool, load_lr_scheduler_states: bool,
          load_module_only: bool, custom_load_fn: Callable[..., Any] | None) -> tuple[str, Any]:
     """See `Engine.load_checkpoint`."""
-    flags = {"load_module_strict": bool(load_module_strict), "load_optimizer_states": bool(load_optimizer_states),
-             "load_lr_scheduler_states": bool(load_lr_scheduler_states), "load_module_only": bool(load_module_only)}
-
-    def arguments():
+    def prepare():
+        given = {"load_module_strict": load_module_strict, "load_optimizer_states": load_optimizer_states,
+                 "load_lr_scheduler_states": load_lr_scheduler_states, "load_module_only": load_module_only}
+        flags = {name: arguments.flag(value, name) for name, value in given.items()}
         if custom_load_fn is not None:
             raise NotImplementedError("custom_load_fn: parameters are read from the shards of a checkpoint, and no state_dict of all is made; "
                                       "expected None. `tessera consolidate` writes that state_dict to a file, from which parameters can be set "
                                       "inside of tessera.GatheredParameters(model, modifier_rank=0)")
         name = _tag_of(tag)
-        return (folder_of(load_dir, "load_dir"), name), {"tag": name, **flags}
+        return (folder_of(load_dir, "load_dir"), name or "", *flags.values()), {"tag": name, **flags}
 
-    folder, name = comm.agreed("load_checkpoint()", arguments)
-    path, text, not_loaded = engine._engine.load_checkpoint(folder, name or "", *flags.values())
+    path, text, not_loaded = engine._engine.load_checkpoint(*comm.agreed("load_checkpoint()", prepare))
+    engine._count_again()
     if not_loaded:
         _warn(engine, f"load_checkpoint(load_module_strict=False): {path}: {_listed(not_loaded)}")
     state = _decoded(text)
     if not load_module_only:
         _load_python_state(engine, path, state, load_optimizer_states, load_lr_scheduler_states)
     engine.optimizer.pull()
-    module_state.call_load_hooks(engine.module)
+    engine._module_state.finish_load()
     return path, state["client_state"]
 
 
@@ -65,12 +65,7 @@ def folder_of(value: Any, name: str) -> str:
     """A folder that is an argument: str or PathLike. Raises ValueError or TypeError that names it."""
     if value is None or value == "":
         raise ValueError(f"{name} is {value!r}; expected a folder, a str or Path that is not empty")
-    if not isinstance(value, (str, os.PathLike)):
-        raise TypeError(f"{name} is {value!r:.60}, of type {type(value).__name__}; expected a str or Path")
-    folder = os.fsdecode(value)
-    if "\0" in folder:
-        raise ValueError(f"{name} is {folder!r}; expected a folder's name, without NUL")
-    return folder
+    return arguments.path(value, name)
 
 
 def _tag_of(tag):
@@ -84,9 +79,7 @@ def _tag_of(tag):
     name = str(tag)
     if name == "":
         raise ValueError("tag is ''; expected a folder's name, or None for the default")
-    if "\0" in name:
-        raise ValueError(f"tag is {name!r}; expected a folder's name, without NUL")
-    return name
+    return arguments.path(name, "tag")
 
 
 def _savable(groups):

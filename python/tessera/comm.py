@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from tessera import _engine, errors, json_values
+from tessera import _engine, arguments, errors, json_values
 from tessera.errors import CommError
 
 _BACKENDS = ("auto", "nccl", "p2p", "shm", "hybrid", "gloo")
@@ -68,9 +68,10 @@ def _join(backend, device, timeout_s, rendezvous_timeout_s, verify=False, log=Tr
         if value not in known:
             raise ValueError(f"{name} is {value!r}; expected one of {', '.join(known)}")
     for name, value in (("timeout_s", timeout_s), ("rendezvous_timeout_s", rendezvous_timeout_s)):
-        if not 0.001 <= value <= _MAX_SECONDS:  # NaN, too
+        if not 0.001 <= arguments.number(value, name) <= _MAX_SECONDS:  # NaN, too
             raise ValueError(f"{name} is {value!r}; expected seconds from 0.001 to 1e9")
-    given = {"backend": backend, "device": device, "timeout_s": timeout_s, "verify": bool(verify)}
+    verify = arguments.flag(verify, "verify")
+    given = {"backend": backend, "device": device, "timeout_s": timeout_s, "verify": verify}
     with _lock:
         if _group is None:
             with _port_beside_torch():
@@ -166,7 +167,7 @@ def barrier(label: str = "barrier") -> None:
     CommError
         Ranks are gone, or have called something else.
     """
-    group().barrier(label)
+    group().barrier(arguments.text(label, "barrier(): label"))
 
 
 def all_gather(value: Any, label: str = "all_gather") -> list[Any]:
@@ -191,6 +192,7 @@ def all_gather(value: Any, label: str = "all_gather") -> list[Any]:
     TypeError
         The value of a rank is of another kind. The same on all ranks.
     """
+    label = arguments.text(label, "all_gather(): label")
     try:
         mine = {"value": json_values.encode(value, "value")}
     except json_values.Unsupported as error:
@@ -254,7 +256,8 @@ def all_reduce(tensor: torch.Tensor | float, op: str = "mean", label: str = "all
     Parameters
     ----------
     tensor : Tensor or number
-        Of any shape and the same shape and dtype on all ranks, contiguous, on the group's device. A number becomes an fp64 one.
+        Of any shape and the same shape and dtype on all ranks, contiguous, on the group's device. A number becomes an fp64 one. The mean
+        is of floating ones.
     op : {"mean", "sum"}
     label : str
         Names the tensor in errors; the same on all ranks.
@@ -270,11 +273,20 @@ def all_reduce(tensor: torch.Tensor | float, op: str = "mean", label: str = "all
         Ranks are gone, or have called something else.
     ValueError
         `op` is another one.
+    TypeError
+        A tensor of another kind, before anything is sent.
     """
     if op not in ("mean", "sum"):
         raise ValueError(f"op is {op!r}; expected 'mean' or 'sum'")
+    label = arguments.text(label, "all_reduce(): label")
     is_number = not isinstance(tensor, torch.Tensor)
-    value = torch.tensor(float(tensor), dtype=torch.float64, device=group().device) if is_number else tensor
+    if is_number:
+        value = torch.tensor(arguments.number(tensor, "all_reduce(): tensor"), dtype=torch.float64, device=group().device)
+    else:
+        value = _sendable(tensor, "all_reduce()")
+        if op == "mean" and not value.is_floating_point():
+            raise TypeError(f"all_reduce(op='mean'): the tensor is {value.dtype}, whose mean would be rounded; expected a floating one: give "
+                            "tensor.float(), or op='sum'")
     group().all_reduce(value, label, 1.0 / group().size if op == "mean" else 1.0)
     return value.item() if is_number else value
 
@@ -302,8 +314,22 @@ def broadcast(tensor: torch.Tensor, root: int = 0, label: str = "broadcast") -> 
         Ranks are gone, or have called something else.
     ValueError
         `root` is no rank.
+    TypeError
+        A tensor of another kind, before anything is sent.
     """
-    if not 0 <= root < group().size:
-        raise ValueError(f"root is {root}; expected a rank, 0 to {group().size - 1}")
-    group().broadcast(tensor, root, label)
+    root = arguments.integer(root, "broadcast(): root", 0, group().size - 1)
+    group().broadcast(_sendable(tensor, "broadcast()"), root, arguments.text(label, "broadcast(): label"))
+    return tensor
+
+
+_SENDABLE = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+
+
+def _sendable(tensor, call):
+    arguments.tensor(tensor, f"{call}: tensor")
+    if tensor.dtype not in _SENDABLE:
+        raise TypeError(f"{call}: the tensor is {tensor.dtype}; expected one of {', '.join(str(dtype).removeprefix('torch.') for dtype in _SENDABLE)}")
+    if tensor.device != group().device or not tensor.is_contiguous():
+        raise TypeError(f"{call}: the tensor is on {tensor.device}, with strides {tensor.stride()}; expected a contiguous one on {group().device}, "
+                        "which is changed in place")
     return tensor

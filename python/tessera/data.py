@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from tessera import _engine, comm
+from tessera import _engine, arguments, comm
 
 _OWN = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "generator")  # options that are decided here
 
@@ -47,11 +47,11 @@ class DataLoader:
                 raise TypeError(f"DataLoader({name}=): torch.utils.data.DataLoader has no such option; expected one of "
                                 f"{', '.join(name for name in known if name not in _OWN)}")
         self.dataset = dataset
-        self._accumulation_steps = accumulation_steps
-        self._seed = seed
+        self._accumulation_steps = arguments.integer(accumulation_steps, "DataLoader(): accumulation_steps", 1, 2**31 - 1)
+        self._seed = arguments.integer(seed, "DataLoader(): seed", 0)
         self._options = options
-        self._micro_batch_size = micro_batch_size
-        self._step_size = micro_batch_size * accumulation_steps * comm.get_world_size()
+        self._micro_batch_size = arguments.integer(micro_batch_size, "DataLoader(): micro_batch_size", 1, 2**31 - 1)
+        self._step_size = self._micro_batch_size * self._accumulation_steps * comm.get_world_size()
         self._sampler = self._make_sampler()
         self.epoch = 0
         self._samples_into_epoch = 0
@@ -71,6 +71,7 @@ class DataLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is this epoch from its beginning, unless it was resumed in the middle of it."""
+        epoch = arguments.integer(epoch, "set_epoch(): epoch", 0)
         if epoch != self.epoch:
             self.epoch, self._samples_into_epoch = epoch, 0
 
@@ -97,9 +98,15 @@ class DataLoader:
         return {"epoch": self.epoch, "samples_into_epoch": self._samples_into_epoch, "seed": self._seed}
 
     def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
-        """The next iteration begins where `state_dict()` was called, in the order of its seed."""
-        if state_dict.get("seed", self._seed) != self._seed:
-            self._seed = state_dict["seed"]
+        """The next iteration begins where `state_dict()` was called, in the order of its seed.
+
+        It is the next epoch, if fewer samples than one step has are left of that one.
+        """
+        seed, epoch, samples = (arguments.integer(value, f"load_state_dict(): {name}", 0) for name, value in (
+            ("seed", state_dict.get("seed", self._seed)), ("epoch", state_dict["epoch"]), ("samples_into_epoch", state_dict["samples_into_epoch"])))
+        if seed != self._seed:
+            self._seed = seed
             self._sampler = self._make_sampler()
-        self.epoch = state_dict["epoch"]
-        self._samples_into_epoch = state_dict["samples_into_epoch"]
+        if samples + self._step_size > self.steps_per_epoch * self._step_size:
+            epoch, samples = epoch + 1, 0
+        self.epoch, self._samples_into_epoch = epoch, samples

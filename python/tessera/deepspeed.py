@@ -22,7 +22,7 @@ from datetime import timedelta
 
 import torch
 
-from tessera import _engine, checkpoints, whole_model, zero
+from tessera import _engine, arguments, checkpoints, whole_model, zero
 from tessera import comm as _comm
 from tessera import initialize as _initialize
 from tessera.engine import Engine
@@ -70,10 +70,11 @@ class DeepSpeedEngine(Engine):
             folder = checkpoints.folder_of(save_dir, "save_dir")
             if self.global_rank == 0:
                 os.makedirs(folder, exist_ok=True)
-            return folder, {"save_filename": save_filename, "exclude_frozen_parameters": exclude_frozen_parameters}
+            path = os.path.join(folder, arguments.path(save_filename, "save_filename"))
+            return path, {"save_filename": save_filename, "exclude_frozen_parameters": exclude_frozen_parameters}
 
-        folder = _comm.agreed("save_16bit_model()", make_folder)
-        whole_model.save(self, os.path.join(folder, save_filename), exclude_frozen=exclude_frozen_parameters)
+        path = _comm.agreed("save_16bit_model()", make_folder)
+        whole_model.save(self, path, exclude_frozen=exclude_frozen_parameters)
         return True
 
 
@@ -213,6 +214,8 @@ def safe_get_full_grad(param):
 
 def set_z3_leaf_modules(model, leaf_module_classes, raise_if_not_found=True):
     """The modules of `model` of these classes, or classes' names. Nothing is marked: parameters are gathered by units, not by modules."""
+    if isinstance(leaf_module_classes, str):
+        raise TypeError(f"set_z3_leaf_modules(): leaf_module_classes is {leaf_module_classes!r}; expected a list of classes or their names")
     names = {one if isinstance(one, str) else f"{one.__module__}.{one.__qualname__}" for one in leaf_module_classes}
     found = [module for module in model.modules()
              if {type(module).__name__, type(module).__qualname__, f"{type(module).__module__}.{type(module).__qualname__}"} & names]

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tessera import _engine, checkpoints, module_members, module_program, module_state, reports, whole_model
+from tessera import _engine, arguments, checkpoints, comm, module_members, module_program, module_state, reports, whole_model
 from tessera.containers import map_tensors
 from tessera.data import DataLoader
 from tessera.engine_properties import EngineProperties
@@ -55,7 +55,8 @@ class Engine(EngineProperties, StepsScheduler):
         self.module = module
         self.named_tensors = parameters
         self._parameter_ids = module_state.parameter_ids(module)
-        state = _engine.ModuleState(module_state.ModuleState(module))
+        self._module_state = module_state.ModuleState(module)
+        state = _engine.ModuleState(self._module_state)
         members = [(f"attribute {name}", tensor) for name, tensor in module_members.tensors(module)]
         viewed = module_members.viewed_outside(module, parameters) if deferred is None and comm.rank == 0 else None
         self._engine = _engine.Engine(parameters, state, members, config, comm, local_rank, steps_per_epoch, deferred,
@@ -64,8 +65,9 @@ class Engine(EngineProperties, StepsScheduler):
             _engine.log_warning(f"the memory of parameter {viewed} is also held by a tensor outside of the module, such as a state dict, a view "
                                 "or an array: it keeps the values of before initialize() and does not follow the training")
         self.config = json.loads(self._engine.config)
-        self.lr_scheduler = self.training_dataloader = None
-        self._in_no_sync = self._applied = False
+        self.optimizer = self.lr_scheduler = self.training_dataloader = None
+        self._in_no_sync = self._after_no_sync = self._applied = self._keeps_zero_gradients = False
+        self._boundary = None  # of set_gradient_accumulation_boundary()
         self._reports = reports.reports_of(self, config)
         if not module.training:
             module.train()
@@ -144,6 +146,7 @@ class Engine(EngineProperties, StepsScheduler):
             raise Error("backward(retain_graph=True): a graph is used once here; add the losses and call backward() on the sum")
         if not isinstance(loss, torch.Tensor):
             raise Error(f"backward(): the loss is a {type(loss).__name__}; expected a tensor of one element, which the model's output gives")
+        scale_wrt_gas = arguments.flag(scale_wrt_gas, "backward(): scale_wrt_gas")
         self._check_same_parameters()
         self._engine.backward(loss, scale_wrt_gas)
         accumulation = self.gradient_accumulation_steps()
@@ -164,17 +167,21 @@ class Engine(EngineProperties, StepsScheduler):
         Raises
         ------
         Error
-            Param groups, options of the optimizer or `grad` of a parameter were changed in a way that would have no effect.
+            Param groups, options of the optimizer or `grad` of a parameter were changed in a way that would have no effect; after
+            `zero_grad(set_to_none=False)`, a parameter that torch would update with a gradient of zeros.
         """
         if self._in_no_sync:
             raise Error("step() inside of no_sync(): gradients are not reduced there; leave it for the last backward() of a step")
         optimizer, updates, skipped = self.optimizer, self._engine.update_is_due, self.skipped_steps
         if updates:
             optimizer.call_hooks("pre")
+            if self._keeps_zero_gradients:
+                self._refuse_zero_gradients()
         optimizer.push()
         self._engine.step()
         if not updates:
             return
+        self._count_again()
         self._applied = self.skipped_steps == skipped
         if self._applied:
             optimizer.stepped()
@@ -192,18 +199,32 @@ class Engine(EngineProperties, StepsScheduler):
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool | None) -> None:
         """Say whether the next backward() is the last before an update, in place of `gradient_accumulation_steps`. None: count again."""
+        if is_boundary is not None:
+            is_boundary = arguments.flag(is_boundary, "set_gradient_accumulation_boundary(): is_boundary")
         self._engine.set_boundary(is_boundary)
+        self._boundary, self._after_no_sync = is_boundary, False
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes inside only add up; the first one after it is the last of its step, as in DistributedDataParallel."""
+        """Backward passes inside only add up; the first one after it is the last of its step, as in DistributedDataParallel.
+
+        After that step they are counted again, or go on as `set_gradient_accumulation_boundary` has said.
+        """
+        outer, self._in_no_sync = self._in_no_sync, True
         self._engine.set_boundary(False)
-        self._in_no_sync = True
         try:
             yield
         finally:
-            self._in_no_sync = False
-            self._engine.set_boundary(True)
+            self._in_no_sync = outer
+            if not outer:
+                self._engine.set_boundary(True)
+                self._after_no_sync = True
+
+    def _count_again(self):
+        """The step that followed no_sync() was taken or given up."""
+        if self._after_no_sync:
+            self._engine.set_boundary(self._boundary)
+            self._after_no_sync = False
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Empty the parameters' `grad`, and between backward() and step() discard the gradients, as in PyTorch. All ranks alike.
@@ -213,28 +234,49 @@ class Engine(EngineProperties, StepsScheduler):
 
         Gradients of other losses that went through this model, such as a generator's through its discriminator, lie in `grad`. Calls
         in other places are not needed: step() frees what it has used, and keeps what is to be accumulated.
+
+        With `set_to_none=False` the memory is freed as well. A parameter that the next step finds without a gradient is updated by torch
+        with zeros then, if it had one before; here that step is an Error.
         """
+        self._keeps_zero_gradients = not arguments.flag(set_to_none, "zero_grad(): set_to_none")
+        gives_up = self._engine.update_is_due or self._engine.has_failed
         if self._engine.has_failed:
             self._engine.drop_gradients()
         else:
             self._engine.zero_grad()
+        if gives_up:
+            self._count_again()
+
+    def _refuse_zero_gradients(self):
+        """Raise Error where torch would go on with zeros in `grad`, which zero_grad(set_to_none=False) has left there."""
+        unused = [name for name, parameter in self.named_tensors if parameter.grad is None and self._engine.num_updates(name) > 0]
+        if self.world_size > 1:  # a gradient of another rank counts
+            others = [set(names) for names in comm.all_gather(unused, "parameters without gradient")]
+            unused = [name for name in unused if all(name in names for names in others)]
+        if unused:
+            raise Error(f"step(): parameter {unused[0]} has no gradient, and had one in an earlier step: after zero_grad(set_to_none=False) torch "
+                        "would update it with zeros (weight decay and momentum go on), which is not built in; call zero_grad() without it, or "
+                        "use the parameter in each loss")
 
     def destroy(self) -> None:
         """End the engine, and close its monitors: its module keeps whole parameters in memory of its own, as a plain module.
 
         Collective at stage 3.
 
-        Afterwards the module can be given to `initialize` again. A second call does nothing.
+        Afterwards the module can be given to `initialize` again, and so can the optimizer, whose methods are its own again; it has no
+        moments then. A second call does nothing.
         """
         if self._reports is not None:
             self._reports.close()
         whole_model.give_back(self)
+        if isinstance(self.optimizer, Optimizer):
+            self.optimizer.leave()
 
     # -------------------------------------------------------------------------------------------- modes
 
     def train(self, mode: bool = True) -> "Engine":
         """Set the mode of the module. Collective. Returns the engine."""
-        if not mode:
+        if not arguments.flag(mode, "train(): mode"):
             return self.eval()
         self.module.train()
         self._engine.train()
@@ -253,14 +295,14 @@ class Engine(EngineProperties, StepsScheduler):
 
         Raises Error for a name that the model has not.
         """
-        return self._engine.full_parameter(name)
+        return self._engine.full_parameter(arguments.text(name, "full_parameter(): name"))
 
     def full_gradient(self, name: str) -> torch.Tensor:
         """The fp32 mean gradient of a whole parameter over the global batch, in its shape, unscaled and before clipping. Collective.
 
         There is one from the backward() at the accumulation boundary until the next backward(). Raises Error without one.
         """
-        return self._engine.full_gradient(name)
+        return self._engine.full_gradient(arguments.text(name, "full_gradient(): name"))
 
     def state_dict(self, destination: MutableMapping[str, Any] | None = None, prefix: str = "", keep_vars: bool = False,
                    only_rank: int | None = None) -> MutableMapping[str, Any]:
@@ -284,8 +326,8 @@ class Engine(EngineProperties, StepsScheduler):
         """
         if keep_vars:
             raise ValueError("state_dict(keep_vars=True): whole parameters are copies; expected False, or engine.module.state_dict(keep_vars=True)")
-        if only_rank is not None and not 0 <= only_rank < self.world_size:
-            raise ValueError(f"state_dict(only_rank={only_rank}): expected a rank, 0 to {self.world_size - 1}")
+        if only_rank is not None:
+            only_rank = arguments.integer(only_rank, "state_dict(): only_rank", 0, self.world_size - 1)
         result = OrderedDict() if destination is None else destination
         result.update((prefix + name, value) for name, value in whole_model.gathered_state_dict(self, only_rank).items())
         return result
@@ -310,13 +352,16 @@ class Engine(EngineProperties, StepsScheduler):
     def load_weights(self, path: str | Path, ignore_missing: Sequence[str] = (), ignore_unexpected: Sequence[str] = ()) -> None:
         """Load parameters and buffers from a .safetensors file, or a folder of them, in any precision. Collective.
 
-        `ignore_missing`: globs of names that the file may lack; `ignore_unexpected`: of those that the model may lack. Raises
+        `ignore_missing`: a list of globs of names that the file may lack; `ignore_unexpected`: of those that the model may lack. Raises
         CheckpointError, the same on all ranks, before anything has changed, and Error for a module with a hook of its own that changes
         a state dict before it is loaded.
         """
+        path = arguments.path(path, "load_weights(): path")
+        globs = [arguments.texts(values, f"load_weights(): {name}")
+                 for name, values in (("ignore_missing", ignore_missing), ("ignore_unexpected", ignore_unexpected))]
         module_state.refuse_load_hooks(self.module, "load_weights()")
-        self._engine.load_weights(str(path), list(ignore_missing), list(ignore_unexpected), module_state.names_in_files(self.module))
-        module_state.call_load_hooks(self.module)
+        self._engine.load_weights(path, *globs, module_state.names_in_files(self.module))
+        self._module_state.finish_load()
 
     # -------------------------------------------------------------------------------------- checkpoints
 

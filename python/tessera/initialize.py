@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from tessera import _engine, comm, compiled_graphs, module_state, optimizer_groups, reports, whole_model, zero
+from tessera import _engine, arguments, comm, compiled_graphs, module_state, optimizer_groups, reports, whole_model, zero
 from tessera.data import DataLoader
 from tessera.engine import Engine
-from tessera.errors import CommError, ConfigError
-from tessera.lr_scheduler import LRScheduler, check_writes_into
-from tessera.optimizer import Optimizer, to_override
+from tessera.errors import CommError, ConfigError, Error
+from tessera.lr_scheduler import LRScheduler, check_scheduler, is_factory
+from tessera.optimizer import Optimizer, release, to_override
 
 
 def initialize(args: Any = None, model: torch.nn.Module | None = None,
@@ -78,6 +78,11 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
         The configuration, model or optimizer cannot be used; a line for each error.
     CommError
         The ranks do not find each other, or differ in model or configuration.
+    TypeError, ValueError
+        An argument of another type or range.
+
+    After a call that failed because of its scheduler, model and optimizer can be given again; floating values then have the configuration's
+    precision.
 
     Examples
     --------
@@ -103,10 +108,16 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
             raise ConfigError(f"parameter {name} has no shape yet, as lazy modules have none before their first forward; run the model "
                               "once before initialize()")
     if model_parameters is not None:
-        model_parameters = list(model_parameters)
+        model_parameters = _listed(model_parameters, optimizer, model)
     if callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = optimizer(model_parameters or [p for p in model.parameters() if p.requires_grad])
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError(f"optimizer is a callable that made {_describe(optimizer)}; expected an optimizer of torch.optim")
         model_parameters = None
+    if isinstance(optimizer, torch.optim.Optimizer):
+        release(optimizer)
+    if lr_scheduler is not None:
+        check_scheduler(lr_scheduler, [optimizer])
     parsed, translation = _parse(config, group, optimizer, model_parameters, lr_scheduler, named)
     loader, steps_per_epoch = None, 0
     if training_data is not None:
@@ -121,8 +132,8 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
         more["untrained"] = translation.untrained
     engine = engine_class(model, parsed, group, comm.get_local_rank(), steps_per_epoch, **more)
     engine.training_dataloader = loader
-    _attach(engine, optimizer, translation.groups, lr_scheduler)
     zero.register(engine)
+    _attach_on_all_ranks(engine, optimizer, translation.groups, lr_scheduler)
     compiled_graphs.announce()
     if engine._engine.shards_parameters:
         whole_model.refuse_released(model)
@@ -169,12 +180,22 @@ def _join(args, distributed_port, dist_init_required):
     if dist_init_required is False and not comm.is_initialized() and not torch_has_group:
         raise CommError("dist_init_required=False, and this process has joined no group: call init_distributed() before, or leave it out")
     if distributed_port is not None:
-        if not 0 < distributed_port < 65536:
+        if not 0 < arguments.integer(distributed_port, "distributed_port", 0) < 65536:
             raise ConfigError(f"distributed_port is {distributed_port!r}; expected a port, 1 to 65535")
         os.environ.setdefault("MASTER_PORT", str(distributed_port))
     local_rank = getattr(args, "local_rank", None)
     if isinstance(local_rank, int) and local_rank >= 0 and local_rank != comm.get_local_rank():
         raise ConfigError(f"args.local_rank is {local_rank} on the process whose LOCAL_RANK is {comm.get_local_rank()}; expected the same, or -1")
+
+
+def _listed(model_parameters, optimizer, model):
+    if isinstance(model_parameters, (str, bytes, torch.Tensor)) or not isinstance(model_parameters, Iterable):
+        raise ConfigError(f"model_parameters is {_describe(model_parameters)}; expected an iterable of Parameters, or of dicts with \"params\"")
+    listed = list(model_parameters)
+    if not listed and not isinstance(optimizer, torch.optim.Optimizer) and any(p.requires_grad for p in model.parameters()):
+        raise ConfigError("model_parameters is empty, and the model has trainable parameters; expected some of them, or None for all (a "
+                          "generator, such as model.parameters(), has its values once)")
+    return listed
 
 
 def _check_repeated(model_parameters, client, named):
@@ -202,7 +223,7 @@ def _given_config(args, config, config_params):
                           "of a ds_config.json")
     if not isinstance(given[0], (dict, str, Path)):
         raise ConfigError(f"config is {_describe(given[0])}; expected a dict or the path of a ds_config.json")
-    return given[0]
+    return given[0] if isinstance(given[0], dict) else arguments.path(given[0], "config")
 
 
 def _parse(config, group, client, model_parameters, lr_scheduler, named):
@@ -211,7 +232,7 @@ def _parse(config, group, client, model_parameters, lr_scheduler, named):
     if lr_scheduler is not None:
         overrides.append(to_override("scheduler", {}))
     is_file = not isinstance(config, dict)
-    text = str(config) if is_file else _json_of(config)
+    text = config if is_file else _json_of(config)
     translation = optimizer_groups.Translation()
     if isinstance(client, torch.optim.Optimizer):
         if model_parameters is not None:
@@ -237,20 +258,35 @@ def _parse(config, group, client, model_parameters, lr_scheduler, named):
 def _json_of(config):
     try:
         return json.dumps(config, allow_nan=False)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"config: {error}; expected what JSON has") from error
+
+
+def _attach_on_all_ranks(engine, client, groups, lr_scheduler):
+    """Where it fails on a rank, all give model and optimizer back, so that they can be initialized again."""
+    error = None
+    try:
+        _attach(engine, client, groups, lr_scheduler)
+    except Exception as raised:
+        error = raised
+    said = comm.all_gather(None if error is None else f"{type(error).__name__}: {error}".splitlines()[0], "optimizer and scheduler")
+    failed = [rank for rank, text in enumerate(said) if text is not None]
+    if failed:
+        engine.destroy()
+        raise error or Error(f"initialize(): rank {failed[0]}: {said[failed[0]]}")
 
 
 def _attach(engine, client, groups, lr_scheduler):
     engine.optimizer = Optimizer(engine, client, groups)
     if lr_scheduler is not None:
-        is_factory = callable(lr_scheduler) and not hasattr(lr_scheduler, "step")
-        scheduler = lr_scheduler(engine.optimizer) if is_factory else lr_scheduler
-        check_writes_into(scheduler, engine.optimizer, client)
+        scheduler = lr_scheduler
+        if is_factory(scheduler):
+            scheduler = scheduler(engine.optimizer)
+            check_scheduler(scheduler, [client, engine.optimizer])
         engine.attach_scheduler(scheduler)
     elif engine.config.get("scheduler", {}).get("type"):
         engine.lr_scheduler = LRScheduler(engine)
 
 
 def _describe(value):
-    return f"{value!r}"[:60] + f" (a {type(value).__name__})"
+    return f"{repr(value).splitlines()[0]:.60} (a {type(value).__name__})"

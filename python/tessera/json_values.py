@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from tessera import arguments
 from tessera.errors import Error
 
 _TYPE = "$tessera"
@@ -116,7 +117,12 @@ def _encode(value, path, depth, blob):
     if kind is torch.Tensor or (kind is torch.nn.Parameter and blob is not None):
         return _encode_tensor(value, path, blob)
     numpy = sys.modules.get("numpy")  # without it there are no values of its types
-    if numpy and isinstance(value, (numpy.generic, numpy.ndarray)) and kind.__module__ == "numpy" and value.dtype.kind in _NUMPY_KINDS:
+    if numpy and kind is numpy.str_:  # as an array it would lose NULs at its end
+        return {_TYPE: "str_", "value": _text(value.encode("utf-8", "surrogatepass"))}
+    if numpy and kind is numpy.bytes_:
+        return {_TYPE: "bytes_", "value": _text(_limited(value, len(value), path))}
+    if numpy and (kind is numpy.ndarray or isinstance(value, numpy.generic)) and kind in (numpy.ndarray, value.dtype.type) \
+            and value.dtype.kind in _NUMPY_KINDS:
         return {_TYPE: "array" if kind is numpy.ndarray else "scalar", "dtype": value.dtype.str, "shape": list(value.shape),
                 **_placed(value.tobytes(), path, blob)}
     raise Unsupported(f"{path} is of type {kind.__module__}.{kind.__qualname__}, which would not come back as it is; expected what JSON has, "
@@ -124,11 +130,11 @@ def _encode(value, path, depth, blob):
 
 
 def _encode_tensor(value, path, blob):
-    if blob is not None and value.layout is torch.strided and not value.is_quantized:
+    if blob is not None and arguments.is_dense(value):
         value = value.detach().cpu().resolve_conj().resolve_neg()
-    if value.device.type != "cpu" or value.layout is not torch.strided or value.requires_grad or str(value.dtype) not in _DTYPES \
-            or value.is_quantized or value.is_conj() or value.is_neg():
-        raise Unsupported(f"{path} is a tensor on {value.device}, {value.dtype}, {value.layout}{', that requires a gradient' * value.requires_grad}; "
+    if not arguments.is_dense(value) or value.device.type != "cpu" or value.requires_grad or str(value.dtype) not in _DTYPES \
+            or value.is_conj() or value.is_neg():
+        raise Unsupported(f"{path} is {arguments.described(value)}{', that requires a gradient' * value.requires_grad}; "
                           "expected a dense one on the CPU without gradient: give tensor.detach().cpu()")
     flat = value.contiguous().reshape(-1)
     return {_TYPE: "tensor", "dtype": str(value.dtype), "shape": list(value.shape),
@@ -189,9 +195,13 @@ def _decode_tensor(value, blob):
 
 
 def _decode_array(value, blob):
+    return _data(value, blob).numpy().view(_numpy().dtype(value["dtype"])).reshape(value["shape"])
+
+
+def _numpy():
     import numpy
 
-    return _data(value, blob).numpy().view(numpy.dtype(value["dtype"])).reshape(value["shape"])
+    return numpy
 
 
 _DECODERS = {
@@ -212,5 +222,7 @@ _DECODERS = {
     "Size": lambda value, _: torch.Size(value["value"]),
     "tensor": _decode_tensor,
     "array": _decode_array,
+    "str_": lambda value, _: _numpy().str_(_bytes(value).decode("utf-8", "surrogatepass")),
+    "bytes_": lambda value, _: _numpy().bytes_(_bytes(value)),
     "scalar": lambda value, blob: _decode_array(value, blob)[()],
 }

@@ -2,6 +2,7 @@
 import ctypes
 import multiprocessing
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -98,11 +99,14 @@ def launch(function: Callable[..., Any], args: tuple = (), nproc: int = 2) -> An
     ValueError
         `nproc` is below 1.
     """
-    from tessera import comm
+    from tessera import arguments, comm
     from tessera.errors import Error
 
-    if nproc < 1:
-        raise ValueError(f"launch(nproc={nproc}): expected a number of ranks from 1")
+    nproc = arguments.integer(nproc, "launch(): nproc", 1, 2**15)
+    if not callable(function):
+        raise TypeError(f"launch(): function is a {type(function).__name__}; expected a callable")
+    if not isinstance(args, (tuple, list)):
+        raise TypeError(f"launch(): args is a {type(args).__name__}; expected a tuple")
     if comm.is_initialized():
         raise Error("launch() after this process has joined a group; call it in a fresh process, or restart the notebook's kernel")
     context = multiprocessing.get_context("fork")
@@ -127,9 +131,10 @@ def _run_rank(function, args, rank, nproc, store, sender):
     store.close()
     try:
         result = function(*args)
-        sender.send((None, result if rank == 0 else None))
+        # Whole: the pickles of torch.multiprocessing name memory and files of this process, which ends.
+        sender.send_bytes(pickle.dumps((None, result if rank == 0 else None)))
     except BaseException:
-        sender.send((traceback.format_exc(), None))
+        sender.send_bytes(pickle.dumps((traceback.format_exc(), None)))
         raise SystemExit(1) from None
     finally:
         from tessera import comm
@@ -144,7 +149,7 @@ def _await_results(ranks, receivers, error):
                 rank = next(number for number, other in waiting.items() if other is receiver)
                 del waiting[rank]
                 try:
-                    failure, result = receiver.recv()
+                    failure, result = pickle.loads(receiver.recv_bytes())
                 except EOFError:
                     ranks[rank].join()
                     failure, result = f"its process ended with exit code {ranks[rank].exitcode}", None

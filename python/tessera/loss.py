@@ -1,7 +1,7 @@
 """The loss of a large vocabulary without its logits in memory."""
 import torch
 
-from tessera import _engine
+from tessera import _engine, arguments
 
 
 def chunked_cross_entropy(hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, bias: torch.Tensor | None = None,
@@ -35,5 +35,12 @@ def chunked_cross_entropy(hidden: torch.Tensor, weight: torch.Tensor, target: to
     ------
     Error
         Other shapes, or `chunk_rows` below 1.
+    TypeError
+        An argument that is no tensor, or no int.
     """
+    for name, value in (("hidden", hidden), ("weight", weight), ("target", target), ("bias", bias)):
+        if not isinstance(value, torch.Tensor) and not (name == "bias" and value is None):
+            raise TypeError(f"chunked_cross_entropy(): {name} is a {type(value).__name__}; expected a tensor")
+    chunk_rows, ignore_index = (arguments.integer(value, f"chunked_cross_entropy(): {name}", -(2**63))
+                                for name, value in (("chunk_rows", chunk_rows), ("ignore_index", ignore_index)))
     return _engine.chunked_cross_entropy(hidden, weight, target, bias, chunk_rows, ignore_index)

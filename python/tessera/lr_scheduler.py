@@ -3,11 +3,12 @@ engine steps."""
 import inspect
 import types
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from tessera import _engine, arguments
 from tessera.errors import ConfigError, Error
 
 
@@ -19,19 +20,19 @@ class LRScheduler:
 
     def get_last_lr(self) -> list[float]:
         """The rates of the next step, by param group."""
-        return self._engine().get_lr()
+        return self._live().get_lr()
 
     get_lr = get_last_lr
 
     @property
     def last_epoch(self) -> int:
         """The number of updates that the schedule has counted."""
-        return self._engine()._engine.schedule_steps
+        return self._live()._engine.schedule_steps
 
     def step(self, epoch: int | None = None) -> None:
         """Does nothing, because `engine.step()` has advanced the schedule; with a number, moves the schedule there."""
         if epoch is not None:
-            self.load_state_dict({"last_epoch": epoch})
+            self._move_to(epoch, "step(): epoch")
 
     def state_dict(self) -> dict[str, Any]:
         """Where the schedule is. A checkpoint of the engine has it, too."""
@@ -39,9 +40,18 @@ class LRScheduler:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Moves the schedule to the place in `state_dict`. The same on all ranks."""
-        self._engine()._engine.set_schedule_steps(int(state_dict["last_epoch"]))
-        self._engine().optimizer.pull()
+        self._move_to(state_dict["last_epoch"], "load_state_dict(): last_epoch")
 
+    def _move_to(self, steps, name):
+        engine = self._live()
+        engine._engine.set_schedule_steps(arguments.integer(steps, name, 0))
+        engine.optimizer.pull()
+
+    def _live(self):
+        engine = self._engine()
+        if engine is None:
+            raise Error("the scheduler's engine is gone; expected it to be kept while its scheduler is used")
+        return engine
 
 
 class StepsScheduler:
@@ -76,10 +86,21 @@ class StepsScheduler:
             self.steps_scheduler_now = False
 
 
-def check_writes_into(scheduler: Any, optimizer: torch.optim.Optimizer, client: torch.optim.Optimizer | None) -> None:
-    """Raises ConfigError for a scheduler that writes rates into the groups of another optimizer than the engine's."""
+def is_factory(scheduler: Any) -> bool:
+    """Whether it is a callable(optimizer) that makes a scheduler: a class, too."""
+    return callable(scheduler) and (isinstance(scheduler, type) or not hasattr(scheduler, "step"))
+
+
+def check_scheduler(scheduler: Any, optimizers: Sequence[torch.optim.Optimizer | None]) -> None:
+    """Raises ConfigError for what is no scheduler, and for one that writes rates into the groups of another optimizer than these."""
+    if is_factory(scheduler):
+        return
+    if not callable(getattr(scheduler, "step", None)):
+        raise ConfigError(f"lr_scheduler is {repr(scheduler).splitlines()[0]:.60} (a {type(scheduler).__name__}); expected a scheduler of "
+                          "torch.optim.lr_scheduler, or a callable(optimizer) that makes one; schedules by name are in the section "
+                          "\"scheduler\" of the configuration")
     owner = getattr(scheduler, "optimizer", None)
-    if isinstance(owner, torch.optim.Optimizer) and owner is not optimizer and owner is not client:
+    if isinstance(owner, torch.optim.Optimizer) and not any(owner is optimizer for optimizer in optimizers):
         raise ConfigError(f"lr_scheduler is a {type(scheduler).__name__} of another optimizer than the engine's, whose rates it would not "
                           "change; expected one of the optimizer given to initialize(), or a callable(optimizer) that makes one")
 
@@ -100,7 +121,8 @@ def refuse_steps_of_others(scheduler: Any, engine: Any) -> None:
 
     def step(self, *args, **kwargs):
         engine = of_engine()
-        if engine is not None and engine.lr_scheduler is self and not engine.steps_scheduler_now:
+        in_use = engine is not None and isinstance(engine._engine, _engine.Engine)
+        if in_use and engine.lr_scheduler is self and not engine.steps_scheduler_now:
             raise Error(f"{kind.__name__}.step(): engine.step() steps the scheduler that initialize() was given, and this would be a second "
                         "step. Take this call out; or make the scheduler after initialize(), with the optimizer that it returns, and step it "
                         "yourself")

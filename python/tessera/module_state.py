@@ -20,6 +20,7 @@ class ModuleState:
 
     def __init__(self, module):
         self._module = weakref.ref(module)
+        self._own_entries = {}  # that were loaded and not given to the module yet
 
     def buffers(self):
         """[(name, Tensor or None, persistent)], in the order of a state dict, a shared buffer under each name."""
@@ -68,8 +69,18 @@ class ModuleState:
                 parts[name].set_extra_state(value)
             else:
                 own[name] = value
-        if own:  # each module takes its entries as it does of a whole state dict
-            self._module().load_state_dict(own, strict=False)
+        self._own_entries.update(own)  # for finish_load(), as hooks of modules may read parameters
+
+    def finish_load(self):
+        """The end of what loads parameters: modules take their own entries, and hooks for after loading are called. Hooks may read parameters."""
+        module, own = self._module(), dict(self._own_entries)
+        self._own_entries.clear()
+        if own:
+            module.load_state_dict(own, strict=False)
+            return
+        for part in module.modules():
+            for hook in getattr(part, "_load_state_dict_post_hooks", {}).values():
+                hook(part, torch.nn.modules.module._IncompatibleKeys([], []))
 
     def _find(self, name):
         prefix, _, last = name.rpartition(".")
@@ -107,13 +118,6 @@ def _own_entries(module):
 def _saves_more(part):
     return not isinstance(part, torch.jit.ScriptModule) and (
         part._state_dict_hooks or type(part)._save_to_state_dict is not torch.nn.Module._save_to_state_dict)
-
-
-def call_load_hooks(module):
-    """What `load_state_dict` calls of the user's when it has loaded all keys. Hooks may read parameters: on all ranks."""
-    for part in module.modules():
-        for hook in getattr(part, "_load_state_dict_post_hooks", {}).values():
-            hook(part, torch.nn.modules.module._IncompatibleKeys([], []))
 
 
 def refuse_load_hooks(module, call):

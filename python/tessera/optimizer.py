@@ -16,9 +16,11 @@ import torch
 from torch.optim import optimizer as torch_optimizer
 
 from tessera import _engine
-from tessera.errors import Error
-from tessera.optimizer_options import HYPERS, Options, full_name
+from tessera.errors import ConfigError, Error
+from tessera.optimizer_options import HYPERS, Options, full_name, is_option
 from tessera.optimizer_state import States
+
+_REPLACED = ("step", "zero_grad", "state_dict", "load_state_dict", "add_param_group")  # methods of the optimizer that was translated
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -63,8 +65,11 @@ class Optimizer(torch.optim.Optimizer):
     # ------------------------------------------------------------------------------ the interface of torch.optim
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """As `engine.step()`."""
-        loss = closure() if closure is not None else None
+        """As `engine.step()`. `closure` is called before it."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         self._live().step()
         return loss
 
@@ -72,7 +77,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As `engine.zero_grad()`."""
-        self._live().zero_grad()
+        self._live().zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raises Error: the engine's shards are made by `initialize`."""
@@ -118,7 +123,7 @@ class Optimizer(torch.optim.Optimizer):
         if sizes != saved_sizes:
             raise Error(f"load_state_dict(): its param groups have {saved_sizes} parameters; expected {sizes}, as this optimizer's")
         for i, (group, saved) in enumerate(zip(self.param_groups, saved_groups)):
-            self._options.values({**group, **saved}, f"load_state_dict(): param group {i}")
+            self._check_values({**group, **saved}, f"load_state_dict(): param group {i}")
         states = self._states
         states.write({states.name_of(parameter): states.parsed(parameter, state_dict["state"].get(index), saved)
                       for group, saved in zip(self.param_groups, saved_groups)
@@ -142,15 +147,23 @@ class Optimizer(torch.optim.Optimizer):
                  for key, value in group.items() if isinstance(key, str) and key not in ("params", "param_names")} for group in self._groups()]
 
     def load_values(self, values: list[dict[str, Any]]) -> None:
-        """Write what `values` has returned into the groups, if they are as many."""
+        """Write what `values` has returned into the groups, if they are as many. What does not fit into one stays as it is, with a warning."""
         groups = self._groups()
         if len(values) != len(groups):
             if values and self._live().global_rank == 0:
                 _engine.log_warning(f"load_checkpoint(): it has the values of {len(values)} param groups, and the optimizer has "
                                     f"{len(groups)}: their rates and other values stay as they are")
             return
-        for group, saved in zip(groups, values):
+        for i, (group, saved) in enumerate(zip(groups, values)):
             for key, value in saved.items():
+                if key not in group and is_option(key):  # of another optimizer
+                    continue
+                try:
+                    self._check_values({**group, key: value}, f"param group {i}")
+                except Error as error:
+                    if self._live().global_rank == 0:
+                        _engine.log_warning(f"load_checkpoint(): {error}; {key} stays {group.get(key)!r}")
+                    continue
                 if isinstance(group.get(key), torch.Tensor):
                     group[key].fill_(value)
                 else:
@@ -231,6 +244,14 @@ class Optimizer(torch.optim.Optimizer):
     def _translated(self):
         return [self._options.values(group, f"optimizer.param_groups[{i}]") for i, group in enumerate(self.param_groups) if group["params"]]
 
+    def _check_values(self, group, where):
+        """Raises Error where the next step would refuse the values of a param group."""
+        values = self._options.values(group, where)
+        _check_numbers(values, values, where)
+        if values.get("momentum") and not self._live()._engine.state_names:
+            raise Error(f"{where}: momentum is {values['momentum']}, and no param group had momentum at initialize(), so that there is no memory "
+                        "for it; expected 0")
+
     def _note_momentum(self):
         for i, values in enumerate(self._pushed):
             self._states.note_momentum(i, values.get("momentum", 0))
@@ -258,9 +279,10 @@ class Optimizer(torch.optim.Optimizer):
                             "freeze parameters with requires_grad_(False)")
 
     def _take_the_place_of(self, client):
-        """Calls of the optimizer that was translated mean this one: it has neither gradients nor states of its own."""
+        """Calls of the optimizer that was translated mean this one: it has neither gradients nor states of its own. Until `release`."""
         ours = weakref.ref(self)
-        for name in ("step", "zero_grad", "state_dict", "load_state_dict", "add_param_group"):
+        self._states.replaced = {name: vars(client)[name] for name in ("state", *_REPLACED) if name in vars(client)}
+        for name in _REPLACED:
             def forward(_, *args, _name=name, **kwargs):
                 optimizer = ours()
                 if optimizer is None:
@@ -273,9 +295,29 @@ class Optimizer(torch.optim.Optimizer):
                 setattr(self, name, getattr(client, name))  # hooks: one dict for both
         client.state = self._states
 
+    def leave(self) -> None:
+        """The engine has ended: the optimizer that was translated has its own methods again."""
+        if self._client is not None and self._client.state is self._states:  # not another engine's by now
+            release(self._client)
+
     def _schedule_sets_betas(self):
         scheduler = self._live().config["scheduler"]
         return scheduler["type"] == "OneCycle" and scheduler["params"].get("cycle_momentum", True)
+
+
+def release(client: torch.optim.Optimizer) -> None:
+    """An optimizer that was translated becomes what it was before, with the values that its groups have now. Others stay as they are.
+
+    Raises ConfigError while its engine is in use.
+    """
+    states = client.state
+    if not isinstance(states, States) or isinstance(client, Optimizer):
+        return
+    if states.is_live:
+        raise ConfigError("the optimizer belongs to an engine already; call engine.destroy() on all ranks before it is given to another one")
+    for name in _REPLACED:
+        vars(client).pop(name, None)
+    vars(client).update(states.replaced)
 
 
 def _check_numbers(values, before, where):

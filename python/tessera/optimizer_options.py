@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tessera import arguments
 from tessera.errors import ConfigError
 
 _MISSING = object()
@@ -148,7 +149,7 @@ class Options:
         for option, meaning in self._table.options.items():
             if meaning is _HYPER:
                 if option in group:
-                    values[option] = plain(group[option], f"{where}: {option}")
+                    values[option] = _hyper(option, group[option], f"{where}: {option}")
             elif isinstance(meaning, _Only):
                 found = self._value(option, group)
                 if found is not _MISSING and plain(found, f"{where}: {option}") not in meaning.values:
@@ -214,6 +215,19 @@ def plain(value: Any, where: str = "a value") -> Any:
     if hasattr(value, "__float__"):
         return float(value)
     raise ConfigError(f"{where} is {value!r:.60} (a {type(value).__name__}); expected a number")
+
+
+def _hyper(option, value, where):
+    """A number; of betas two."""
+    found = plain(value, where)
+    if option == "betas" and not (isinstance(found, list) and len(found) == 2):
+        raise ConfigError(f"{where} is {value!r:.60} (a {type(value).__name__}); expected two numbers")
+    try:
+        for one in found if option == "betas" else [found]:
+            arguments.number(one, where)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(str(error)) from None
+    return found
 
 
 def _comes_from(kind, module):

@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 
+from tessera import _engine, arguments
 from tessera.errors import Error
 from tessera.optimizer_options import plain
 
+_MOST_UPDATES = 2**53  # larger ones are not exact in floating point
 _TYPES_WITH_STEP = ("AdamW", "Adam", "Adagrad", "LAMB")  # whose formula depends on the number of updates
 
 
@@ -51,6 +53,7 @@ class States(MutableMapping):
             self._names.setdefault(id(parameter), name)
         self._trained = {name for group in engine._engine.param_groups() for name in group.parameters}
         self._had_momentum = [False] * len(param_groups)
+        self.replaced: dict[str, Any] = {}  # attributes of the optimizer that was translated, as they were before
 
     # ------------------------------------------------------------------------------------ a mapping
 
@@ -114,8 +117,13 @@ class States(MutableMapping):
             if not isinstance(tensor, torch.Tensor) or tensor.shape != parameter.shape:
                 found = "is missing" if tensor is None else f"is {list(getattr(tensor, 'shape', []))}"
                 raise Error(f"{where}: {name} {found}; expected a tensor of shape {list(parameter.shape)}")
+            if not arguments.is_dense(tensor) or tensor.is_complex():
+                raise Error(f"{where}: {name} is {arguments.described(tensor)}; expected a dense one of real numbers")
             tensors.append(tensor.detach().to("cpu", torch.float32))
-        return tensors, 1 if step is None else int(plain(step))
+        number = 1 if step is None else plain(step, f"{where}: step")
+        if not isinstance(number, (int, float)) or not 0 <= number <= _MOST_UPDATES or number != int(number):  # NaN, too
+            raise Error(f"{where}: step is {number!r}; expected the number of updates, a whole number from 0")
+        return tensors, int(number)
 
     def write(self, states: Mapping[str, tuple[list[torch.Tensor], int]]) -> None:
         """Put parsed states into the shards, by the parameters' names."""
@@ -133,6 +141,12 @@ class States(MutableMapping):
         if name is None:
             raise Error(f"optimizer.state: {parameter!r:.60} is not a parameter of the engine's model")
         return name
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the engine is in use: neither gone nor ended."""
+        engine = self._engine()
+        return engine is not None and isinstance(engine._engine, _engine.Engine)
 
     def note_momentum(self, group: int, momentum: float) -> None:
         """SGD has a state of parameters whose group has, or has had, momentum."""

@@ -3,7 +3,7 @@ from collections import OrderedDict
 
 import torch
 
-from tessera import _engine, module_state, zero
+from tessera import _engine, arguments, module_state, zero
 from tessera.errors import Error
 from tessera.zero import GatheredParameters
 
@@ -78,6 +78,7 @@ def _refuse_released(module, prefix, keep_vars):
 
 def save(engine, path, dtype=None, exclude_frozen=False):
     """See `Engine.save_model`."""
+    path = arguments.path(path, "save_model(): path")
     if dtype is not None and dtype not in _DTYPES:
         raise ValueError(f"dtype is {dtype!r}; expected one of {', '.join(_DTYPES)}")
     tensors = []
@@ -89,7 +90,7 @@ def save(engine, path, dtype=None, exclude_frozen=False):
             continue
         own = _DTYPES[dtype] if dtype and tensor.dtype in _CONVERTED else tensor.dtype
         tensors.append((names[0], names[1:], parameter or tensor.detach(), own))
-    engine._engine.save_model(str(path), tensors)
+    engine._engine.save_model(path, tensors)
 
 
 def _copy(tensor):

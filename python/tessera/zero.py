@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as torch_module
 
-from tessera import _engine, comm
+from tessera import _engine, arguments, comm
 from tessera.errors import Error
 
 _engines = weakref.WeakSet()
@@ -126,8 +126,10 @@ class GatheredParameters:
 
     def __init__(self, params: torch.Tensor | Iterable[torch.Tensor | None] | torch.nn.Module, modifier_rank: int | None = None,
                  fwd_module: torch.nn.Module | None = None, enabled: bool = True) -> None:
-        self._params = _tensors_of(params) if enabled else []
+        self._params = _tensors_of(params) if arguments.flag(enabled, "GatheredParameters(): enabled") else []
         self._has_order = not isinstance(params, (set, frozenset))
+        if modifier_rank is not None:
+            modifier_rank = arguments.integer(modifier_rank, "GatheredParameters(): modifier_rank", -(2**31), 2**31 - 1)
         self._modifier_rank = modifier_rank
         self._open, self._without_engine = [], []
 
@@ -145,7 +147,7 @@ class GatheredParameters:
         self._without_engine = [parameter for key, parameter in wanted.items() if key not in owned]
         if self._modifier_rank is not None and self._without_engine and not getattr(_here, "is_making", False):
             size = comm.group().size
-            if not isinstance(self._modifier_rank, int) or not 0 <= self._modifier_rank < size:
+            if not 0 <= self._modifier_rank < size:
                 raise Error(f"GatheredParameters: modifier_rank {self._modifier_rank!r} is not a rank of 0 … {size - 1}")
             if not self._has_order and size > 1 and len(self._without_engine) > 1:
                 raise Error("GatheredParameters: params is a set, which each rank has in another order; expected a list")
@@ -234,8 +236,8 @@ class Init:
             size = comm.group().size if group is None else torch.distributed.get_world_size(group)
             if size != comm.group().size:
                 raise Error(f"zero.Init: {name} has {size} ranks; expected all {comm.group().size}, or None")
-        if dtype is not None and not dtype.is_floating_point:
-            raise Error(f"zero.Init: dtype is {dtype}; expected a floating one")
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise Error(f"zero.Init: dtype is {dtype!r}; expected a floating one of torch")
         if module is not None:
             self._share(module.modules())
 

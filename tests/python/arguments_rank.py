@@ -228,6 +228,10 @@ def frozen_parameters_are_left_out_where_asked():
 
 # --------------------------------------------------------------------------------------------------- client state
 
+NO_DENSE_TENSORS = [torch.ones(2, names=("a",)), torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+                    torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), torch.ones(2, device="meta"), torch.ones(2).to_sparse(),
+                    torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8)]
+
 VALUES = {
     "plain": [None, True, 0, -5, 2 ** 53 + 1, -2 ** 63, 2 ** 63 - 1, 0.1, -0.0, 5.0, 1e16, 5e-324, 1.7976931348623157e308, "", "ä\0\n\"\\", {"a": {}}],
     "large": [2 ** 63, -2 ** 200, 10 ** 30],
@@ -241,7 +245,8 @@ VALUES = {
     "complex": [1 + 2j, complex(0.1, -0.0)],
     "kept order": collections.OrderedDict([("z", 1), ("a", (2,))]),
     "counter": collections.Counter({30: 1, 60: 2}),
-    "numpy": [np.float32(0.1), np.float64(0.1), np.int64(7), np.bool_(True), np.str_("x"), np.complex64(1 + 2j)],
+    "numpy": [np.float32(0.1), np.float64(0.1), np.int64(7), np.bool_(True), np.str_("x"), np.complex64(1 + 2j), np.datetime64("2020-01-01")],
+    "numpy's text": [np.bytes_(b"ab\0"), np.bytes_(b""), np.str_("ab\0"), np.str_(""), np.str_("\ud800")],
     "random": random.Random(3).getstate(),
 }
 
@@ -258,6 +263,8 @@ def assert_same(a, b, path="value"):
             assert_same(x, y, f"{path}[{i}]")
     elif isinstance(a, torch.Tensor):
         assert a.dtype == b.dtype and a.shape == b.shape and a.view(torch.uint8).equal(b.view(torch.uint8)) if a.dim() else a.item() == b.item(), path
+    elif isinstance(a, (np.str_, np.bytes_)):
+        assert list(a) == list(b), path  # NUL at the end, too: numpy's own comparison leaves it out
     elif isinstance(a, (np.ndarray, np.generic)):
         assert a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a, b), path
     elif isinstance(a, float):
@@ -303,13 +310,17 @@ def a_client_state_that_would_not_come_back_is_refused_by_name():
                         ({"p": nn.Parameter(torch.ones(2))}, "client_state['p']"), ({"t": torch.ones(2, requires_grad=True)}, "detach()"),
                         ({"big": torch.zeros(2 << 20)}, "8388608 bytes"), ({"s": torch.ones(2).to_sparse()}, "client_state['s']"),
                         ({"path": Path("x")}, "client_state['path']"), ({"c": cycle}, "levels deep"), (lambda: 0, "client_state is of type"),
-                        ({"o": np.array([object()])}, "client_state['o']"), ({(1, object()): 2}, "the key (1, <object")):
+                        ({"o": np.array([object()])}, "client_state['o']"), ({(1, object()): 2}, "the key (1, <object"),
+                        ({"m": np.matrix([1])}, "client_state['m'] is of type numpy.matrix"), ({"r": np.rec.array([(1,)])}, "client_state['r']"),
+                        *(({"t": tensor}, "client_state['t'] is ") for tensor in NO_DENSE_TENSORS)):
         text = raises(tessera.Error, lambda v=value: engine.save_checkpoint(place, client_state=v), part)
         assert isinstance(text, str) and "save_checkpoint()" in text
         raises(TypeError, lambda v=value: engine.save_checkpoint(place, client_state=v))
     assert os.listdir(place) == []
     if world > 1:
         raises(TypeError, lambda: engine.save_checkpoint(place, client_state=object() if rank == 1 else 0), "rank 1: client_state")
+        for tensor in NO_DENSE_TENSORS:
+            raises(TypeError, lambda t=tensor: engine.save_checkpoint(place, client_state=t if rank == 1 else 0), "rank 1: client_state is ")
         raises(TypeError, lambda: tessera.comm.all_gather(object() if rank == 1 else 0), "rank 1's value")
     assert os.listdir(place) == []
 
@@ -355,6 +366,133 @@ def a_loader_takes_what_torchs_takes_and_its_seed_is_loaded():
 
 
 @check
+def a_loader_that_has_less_than_a_step_left_goes_to_the_next_epoch():
+    data = torch.utils.data.TensorDataset(torch.arange(25 * world))
+    first = tessera.DataLoader(data, 2, accumulation_steps=1)
+    batches = iter(first)
+    for _ in range(11):
+        next(batches)
+    assert first.state_dict()["samples_into_epoch"] == 22 * world
+    for second, per_epoch in ((tessera.DataLoader(data, 2, accumulation_steps=2), 12),
+                              (tessera.DataLoader(torch.utils.data.TensorDataset(torch.arange(9 * world)), 2), 4)):
+        second.load_state_dict(first.state_dict())
+        assert [len(list(second)) for _ in range(3)] == [per_epoch] * 3 and second.epoch == 4
+
+
+def refused(kind, call, *parts):
+    """The error is one line."""
+    assert "\n" not in raises(kind, call, *parts)
+
+
+@check
+def arguments_of_other_types_are_refused_in_one_line():
+    engine, place = make(0), folder()
+    steps(engine, [0])
+    surrogate = "\udc80"
+    for call in (engine.save_checkpoint, engine.load_checkpoint):
+        refused(ValueError, lambda c=call: c(place, surrogate), "tag is '\\udc80'")
+        refused(ValueError, lambda c=call: c(surrogate), "_dir is '\\udc80'")
+    refused(TypeError, lambda: engine.save_checkpoint(place, save_latest="x"), "save_latest is 'x' (a str)")
+    refused(TypeError, lambda: engine.load_checkpoint(place, load_module_only="x"), "load_module_only is 'x'")
+    for call in (engine.full_parameter, engine.full_gradient):
+        refused(TypeError, lambda c=call: c(None), "name is None", "expected a str")
+    for call in (engine.save_model, engine.load_weights):
+        refused(TypeError, lambda c=call: c(None), "path is None")
+        refused(ValueError, lambda c=call: c(surrogate), "path is '\\udc80'")
+        refused(ValueError, lambda c=call: c("a\0.pt"), "NUL")
+    for name in ("ignore_missing", "ignore_unexpected"):
+        refused(TypeError, lambda n=name: engine.load_weights("x.safetensors", **{n: "2.bias*"}), f"{name} is '2.bias*'", "give ['2.bias*']")
+        refused(TypeError, lambda n=name: engine.load_weights("x.safetensors", **{n: [1]}), f"{name}[0] is 1")
+    loss = engine(torch.ones(2, 8)).sum()
+    refused(TypeError, lambda: engine.backward(loss, scale_wrt_gas="x"), "scale_wrt_gas is 'x'")
+    refused(TypeError, lambda: engine.set_gradient_accumulation_boundary("x"), "is_boundary is 'x'")
+    refused(TypeError, lambda: engine.zero_grad(set_to_none="x"), "set_to_none is 'x'")
+    refused(TypeError, lambda: engine.train("x"), "mode is 'x'")
+    refused(TypeError, lambda: engine.state_dict(only_rank="x"), "only_rank is 'x'")
+    engine.backward(loss)
+    for value in ("x", None, [1], 1j, 10 ** 400):
+        engine.optimizer.param_groups[0]["lr"] = value
+        refused(tessera.ConfigError, engine.step, "optimizer.param_groups[0]: lr", "expected a number")
+    engine.optimizer.param_groups[0]["lr"] = torch.tensor(0.01)
+    engine.step()
+    for arguments, part in (({"seed": -1}, "seed is -1"), ({"seed": "x"}, "seed is 'x'"), ({"accumulation_steps": 0}, "accumulation_steps is 0"),
+                            ({"micro_batch_size": 0}, "micro_batch_size is 0"), ({"micro_batch_size": 1.5}, "micro_batch_size is 1.5"),
+                            ({"accumulation_steps": True}, "accumulation_steps is True")):
+        refused((TypeError, ValueError), lambda a=arguments: tessera.DataLoader([1, 2, 3, 4] * world, **{"micro_batch_size": 1, **a}), part)
+    loader = tessera.DataLoader([1, 2, 3, 4] * world, 1)
+    refused(TypeError, lambda: loader.set_epoch("x"), "epoch is 'x'")
+    refused(ValueError, lambda: loader.load_state_dict({"epoch": -1, "samples_into_epoch": 0}), "epoch is -1")
+    refused(ValueError, lambda: tessera.initialize(model=mlp(), config=surrogate), "config is '\\udc80'")
+    refused(TypeError, lambda: tessera.initialize(model=mlp(), config=config(0), distributed_port="x"), "distributed_port is 'x'")
+    refused(TypeError, lambda: tessera.estimate(mlp(), world=1.5), "world is 1.5")
+    refused(ValueError, lambda: tessera.estimate(mlp(), config=surrogate), "config is")
+    refused(tessera.ConfigError, lambda: tessera.estimate(mlp(), config=5), "config is 5")
+    refused(tessera.ConfigError, lambda: tessera.estimate("x"), "model is 'x'")
+    refused(TypeError, lambda: tessera.launch(print, nproc=1.5), "nproc is 1.5")
+    refused(TypeError, lambda: tessera.launch(print, args="abc"), "args is a str")
+    refused(TypeError, lambda: tessera.GatheredParameters(engine.module, modifier_rank="x"), "modifier_rank is 'x'")
+    hidden, weight, target = torch.ones(2, 3), torch.ones(4, 3), torch.tensor([0, 1])
+    refused(TypeError, lambda: tessera.chunked_cross_entropy(hidden, weight, [0, 1]), "target is a list")
+    refused(TypeError, lambda: tessera.chunked_cross_entropy(hidden, weight, target, chunk_rows="x"), "chunk_rows is 'x'")
+    for call in (lambda: tessera.comm.barrier(5), lambda: tessera.comm.all_gather(1, label=5), lambda: tessera.comm.all_reduce(1.0, label=5),
+                 lambda: tessera.comm.broadcast(torch.ones(1), label=5)):
+        refused(TypeError, call, "label is 5 (a int)")
+    refused(TypeError, lambda: tessera.comm.broadcast(torch.ones(1), root="x"), "root is 'x'")
+    refused(TypeError, lambda: tessera.comm.init_distributed(timeout_s="x"), "timeout_s is 'x'")
+    steps(engine, [1])
+
+
+@check
+def tensors_that_cannot_be_sent_are_refused_on_all_ranks():
+    comm = tessera.comm
+    for dtype in (torch.int64, torch.bool):
+        refused(TypeError, lambda d=dtype: comm.all_reduce(torch.ones(3, dtype=d)), f"the tensor is {dtype}", "op='sum'")
+    assert comm.all_reduce(torch.full((3,), 2), op="sum").tolist() == [2 * world] * 3
+    for call in (comm.all_reduce, comm.broadcast):
+        for dtype in (torch.complex64, torch.uint16):
+            refused(TypeError, lambda c=call, d=dtype: c(torch.ones(2, dtype=d)), f"the tensor is {dtype}")
+        for tensor in NO_DENSE_TENSORS:
+            refused(TypeError, lambda c=call, t=tensor: c(t), "tensor is a")
+        refused(TypeError, lambda c=call: c(torch.ones(2, 3).t()), "contiguous")
+    refused(ValueError, lambda: comm.all_reduce(10 ** 400), "tensor is 1000")
+    for value in ("1", None, 1j, [1]):
+        refused(TypeError, lambda v=value: comm.all_reduce(v), "tensor is")
+    refused(TypeError, lambda: comm.broadcast(1.0), "tensor is 1.0")
+    assert comm.all_reduce(1.0) == 1.0 and comm.all_reduce(torch.ones(2)).tolist() == [1.0, 1.0]
+
+
+@check
+def the_configurations_schedule_is_moved_to_what_can_be():
+    engine = make(1, scheduler=WARMUP)
+    schedule = engine.lr_scheduler
+    for value, kind in ((-1, ValueError), (1.5, TypeError), ("x", TypeError), (10 ** 30, ValueError)):
+        refused(kind, lambda v=value: schedule.step(v), "step(): epoch is")
+        refused(kind, lambda v=value: schedule.load_state_dict({"last_epoch": v}), "last_epoch is")
+    schedule.step(3)
+    assert schedule.last_epoch == 3
+    del engine
+    for call in (schedule.get_last_lr, schedule.state_dict, lambda: schedule.step(1), lambda: schedule.last_epoch):
+        refused(tessera.Error, call, "the scheduler's engine is gone")
+
+
+@check
+def optimizers_and_parameters_that_are_none_are_refused():
+    def given(**arguments):
+        return lambda: tessera.initialize(config=config(0, optimizer=ADAM), **{"model": mlp(), **arguments})
+
+    refused(tessera.ConfigError, given(optimizer=lambda parameters: None), "optimizer is a callable that made None")
+    model = mlp()
+    parameters = model.parameters()
+    list(parameters)
+    refused(tessera.ConfigError, given(model=model, model_parameters=parameters), "model_parameters is empty", "generator")
+    refused(tessera.ConfigError, given(model=model, model_parameters=parameters, optimizer=lambda p: torch.optim.SGD(p, 0.1)), "model_parameters is empty")
+    for value in ("abc", model[0].weight, 5):
+        refused(tessera.ConfigError, given(model=model, model_parameters=value), "model_parameters is", "expected an iterable")
+    frozen = mlp().requires_grad_(False)
+    given(model=frozen, model_parameters=[])()
+
+
+@check
 def arguments_of_initialize_count_or_are_refused():
     class Args:
         local_rank = tessera.comm.get_local_rank()
@@ -392,7 +530,7 @@ def arguments_of_initialize_count_or_are_refused():
     tessera.comm.barrier()
     assert tessera.estimate(mlp(), world=2, config=path) == table
     raises(tessera.ConfigError, lambda: tessera.estimate(mlp(), world=0), "world is 0")
-    raises(ValueError, lambda: tessera.launch(print, nproc=0), "nproc=0")
+    raises(ValueError, lambda: tessera.launch(print, nproc=0), "nproc is 0")
 
 
 @check

@@ -25,8 +25,6 @@ FORWARDED = {
 
 # Arguments that a body does not read, because all values that are accepted mean the same here.
 UNREAD = {
-    ("engine.py", "zero_grad", "set_to_none"): "there is no gradient to set",
-    ("optimizer.py", "zero_grad", "set_to_none"): "there is no gradient to set",
     ("zero.py", "__init__", "fwd_module"): "no parameter needs to be registered with a module",
     **{("zero.py", "__init__", name): "where DeepSpeed's shards lie; zero.Init keeps whole parameters where they are made"
        for name in ("mem_efficient_linear", "remote_device", "pin_memory", "config_dict_or_path", "config")},

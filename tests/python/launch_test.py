@@ -14,6 +14,13 @@ sys.path.insert(0, {here!r})
 import tessera, train_script
 print(tessera.launch(train_script.train, nproc=2)["world"])
 import json; print(json.dumps(tessera.launch(train_script.train, nproc=2)))
+def tensors(count):
+    import torch
+    tessera.comm.barrier()
+    return [torch.full((3,), float(i)) for i in range(count)]
+for count in (1, 20):
+    found = tessera.launch(tensors, args=(count,), nproc=2)
+    assert [tensor.tolist() for tensor in found] == [[float(i)] * 3 for i in range(count)], found
 def bad(number): raise KeyError(number)
 try:
     tessera.launch(bad, args=(7,), nproc=2)

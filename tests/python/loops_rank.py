@@ -279,5 +279,146 @@ def a_model_is_initialized_once_at_a_time(stage):
     initialized_again(stage, "delete")
 
 
+@each_stage
+def an_initialize_that_fails_gives_the_model_and_the_optimizer_back(stage):
+    model, plain = mlp(), mlp()
+    optimizer, other = sgd(model), sgd(mlp())
+    made = torch.optim.lr_scheduler.StepLR(other, 1)
+
+    def raising(_):
+        raise KeyError("mine")
+
+    def raising_on_one_rank(optimizer):
+        return raising(optimizer) if rank == world - 1 else torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+    for scheduler, kind, *parts in (
+            ("cosine", tessera.ConfigError, "lr_scheduler is 'cosine' (a str)", "expected a scheduler"),
+            (3, tessera.ConfigError, "lr_scheduler is 3 (a int)"),
+            (made, tessera.ConfigError, "StepLR of another optimizer"),
+            (lambda _: made, tessera.ConfigError, "StepLR of another optimizer"),
+            (lambda _: None, tessera.ConfigError, "lr_scheduler is None"),
+            (torch.optim.lr_scheduler.StepLR, TypeError, "step_size"),
+            (raising, KeyError, "mine"),
+            (raising_on_one_rank, KeyError if rank == world - 1 else tessera.Error, "mine")):
+        raises(kind, lambda s=scheduler: tessera.initialize(model=model, optimizer=optimizer, lr_scheduler=s, config=config(stage, 500)), *parts)
+        assert largest_difference(model.state_dict(), plain.state_dict()) == 0  # whole, and no engine's
+        assert optimizer.step.__func__ is type(optimizer).step and len(optimizer.state) == 0
+    loss_of(model, BATCHES[0][rank]).backward()
+    model.zero_grad()
+    engine = tessera.initialize(model=model, optimizer=optimizer, config=config(stage, 500))[0]
+    train(engine, BATCHES[:2], loss_of)
+    train_plainly(plain, sgd(plain), BATCHES[:2], loss_of)
+    same(engine, plain)
+
+
+@each_stage
+def an_optimizer_and_its_scheduler_are_given_again_after_destroy(stage):
+    model, plain, earlier = mlp(), mlp(), []
+    for count, make_optimizer in enumerate((sgd, lambda m: torch.optim.Adagrad(m.parameters(), lr=0.02))):
+        optimizer, theirs = make_optimizer(model), make_optimizer(plain)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        for again in range(2):
+            engine = tessera.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule, config=config(stage, 500))[0]
+            raises(tessera.ConfigError, lambda o=optimizer: tessera.initialize(model=mlp(), optimizer=o, config=config(stage)), "belongs to an engine already")
+            for ended in earlier:
+                ended.destroy()  # a second time: does nothing
+            train(engine, BATCHES[again:again + 1], loss_of)
+            train_plainly(plain, theirs, BATCHES[again:again + 1], loss_of)
+            theirs.param_groups[0]["lr"] *= 0.5
+            same(engine, plain)
+            engine.destroy()
+            earlier = [engine]
+            fresh = make_optimizer(plain)
+            fresh.param_groups[0]["lr"] = theirs.param_groups[0]["lr"]
+            theirs = fresh  # the moments are gone
+        assert optimizer.param_groups[0]["lr"] == theirs.param_groups[0]["lr"]
+        schedule.step()  # nobody else's now
+        if count == 0:  # the plain loop
+            for _ in range(2):
+                optimizer.zero_grad()
+                loss_of(model, BATCHES[0][0]).backward()
+                optimizer.step()
+            assert len(optimizer.state) == 4
+            with torch.no_grad():
+                for mine, its in zip(model.parameters(), plain.parameters()):
+                    mine.copy_(its)
+
+
+@each_stage
+def no_sync_is_for_one_step(stage):
+    plain, engine = mlp(), make(stage, gradient_accumulation_steps=2)
+    optimizer = sgd(plain)
+
+    def micro_step(number):
+        engine.backward(loss_of(engine, BATCHES[number][rank]))
+
+    with engine.no_sync():
+        with engine.no_sync():
+            micro_step(0)
+        raises(tessera.Error, engine.step, "no_sync()")
+    micro_step(1)
+    engine.step()
+    for number in (2, 3):  # counted again
+        micro_step(number)
+        engine.step()
+    with engine.no_sync():
+        micro_step(7)
+    micro_step(7)
+    engine.zero_grad()  # the step is given up
+    for number in (4, 5):
+        micro_step(number)
+        engine.step()
+    assert engine.global_steps == 3
+    train_plainly(plain, optimizer, [BATCHES[i] + BATCHES[i + 1] for i in (0, 2, 4)], loss_of)
+    same(engine, plain)
+    engine.set_gradient_accumulation_boundary(False)  # what was said by hand stays, too
+    with engine.no_sync():
+        micro_step(6)
+    micro_step(7)
+    engine.step()
+    assert engine.global_steps == 4 and not engine.is_gradient_accumulation_boundary()
+
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.never = (nn.Linear(16, 5) for _ in range(3))
+        self.uses_both = True
+
+    def forward(self, x):
+        return self.first(x) + self.second(x) if self.uses_both else self.first(x)
+
+
+@each_stage
+def zeros_in_grad_are_refused_where_they_would_count(stage):
+    plain, engine = Branches(), make(stage, Branches())
+    optimizer = sgd(plain)
+    for step, batch in enumerate(BATCHES[:5]):
+        for model in (plain, engine.module):
+            model.uses_both = step < 3
+        keeps = step in (0, 1, 3)
+        for one in (engine.optimizer, optimizer):
+            one.zero_grad(set_to_none=not keeps)
+        if step == 3:
+            engine.backward(loss_of(engine, batch[rank]))
+            raises(tessera.Error, engine.step, "parameter second.weight has no gradient", "zero_grad(set_to_none=False)")
+            for one in (engine, optimizer):
+                one.zero_grad()
+        for samples in batch:
+            (loss_of(plain, samples) / world).backward()
+        optimizer.step()
+        engine.backward(loss_of(engine, batch[rank]))
+        engine.step()
+    same(engine, plain)
+    if world > 1:  # a gradient on one rank is one
+        engine.optimizer.zero_grad(set_to_none=False)
+        engine.module.uses_both = rank == 0
+        before = engine.full_parameter("second.weight")
+        engine.backward(loss_of(engine, BATCHES[0][rank]))
+        engine.step()
+        assert not engine.full_parameter("second.weight").equal(before)
+
+
 if __name__ == "__main__":
     main()

@@ -428,5 +428,134 @@ def extra_state_of_one_tensor_is_in_files_of_weights_too():
     make(Scaled()).load_weights(path / "s.safetensors")
 
 
+class OwnEntries(nn.Linear):
+    """Keeps a tensor in its state dict that is no buffer, and computes another one after loading."""
+
+    def __init__(self):
+        super().__init__(8, 8)
+        self.scale = torch.ones(1)
+        self.register_buffer("norm", torch.zeros(()), persistent=False)
+        self.register_load_state_dict_post_hook(OwnEntries.loaded)
+
+    def forward(self, x):
+        if self.training:
+            self.scale = self.scale * 0.5
+        return super().forward(x) * self.scale
+
+    def loaded(self, _):
+        self.norm.copy_(self.weight.detach().norm())
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "scale"] = self.scale
+
+    def _load_from_state_dict(self, state_dict, prefix, *args):
+        if prefix + "scale" in state_dict:
+            self.scale = state_dict.pop(prefix + "scale").clone()
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+@check
+def what_modules_add_to_a_state_dict_is_saved_and_loaded():
+    path = folder("own_entries")
+    for stage in range(4):
+        engine = make(nn.Sequential(OwnEntries(), nn.Linear(8, 8)), stage)
+        step(engine)
+        tag = f"stage{stage}"
+        engine.save_checkpoint(path, tag)
+        engine.save_model(path / f"{tag}.safetensors")
+        wanted = engine.full_parameter("0.weight").norm()
+        for load in (lambda other, tag=tag: other.load_checkpoint(path, tag), lambda other, tag=tag: other.load_weights(path / f"{tag}.safetensors")):
+            other = nn.Sequential(OwnEntries(), nn.Linear(8, 8))
+            load(make(other, stage))
+            assert other[0].scale.tolist() == [0.5], (stage, other[0].scale)
+            torch.testing.assert_close(other[0].norm, wanted)
+
+
+@check
+def files_have_the_names_of_the_state_dict():
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    def model():
+        return nn.Sequential(checkpoint_wrapper(nn.Linear(8, 8)), nn.Linear(8, 8))
+
+    path = folder("wrapped")
+    wanted = model()
+    if rank == 0:
+        safetensors.torch.save_file(wanted.state_dict(), path / "plain.safetensors")
+    tessera.comm.barrier()
+    for stage in (0, 3):
+        engine = make(model(), stage)
+        engine.load_weights(path / "plain.safetensors")
+        engine.save_model(path / f"{stage}.safetensors")
+        assert same(safetensors.torch.load_file(path / f"{stage}.safetensors"), safetensors.torch.load_file(path / "plain.safetensors")), stage
+
+
+@check
+def hooks_that_change_what_is_loaded_are_refused():
+    model = nn.Sequential(nn.Linear(8, 8))
+    path = folder("changed") / "m.safetensors"
+    engine = make(model)
+    engine.save_model(path)
+    model.register_load_state_dict_pre_hook(lambda module, state, prefix, *_: state.update({prefix + "0.weight": state[prefix + "0.weight"].t()}))
+    raises(tessera.Error, lambda: engine.load_weights(path), "the module has a hook", "GatheredParameters")
+
+
+@check
+def slices_of_one_tensor_are_parameters_of_their_own():
+    """A fused matrix that was split: its parts shared memory, and a counter of writes, until initialize()."""
+    def model():
+        torch.manual_seed(0)
+        fused = torch.randn(24, 8) * 0.3
+        parts = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(3)))
+        parts.load_state_dict({f"{i}.weight": part for i, part in enumerate(fused.chunk(3))}, assign=True)
+        return parts
+
+    plain, losses = model(), []
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for _ in range(3):
+        loss = plain(torch.ones(2, 8)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    for stage in range(4):
+        engine, *_ = tessera.initialize(model=model(), config={"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": stage},
+                                                               "optimizer": {"type": "SGD", "params": {"lr": 0.1}}})
+        for wanted in losses:
+            loss = engine(torch.ones(2, 8)).square().mean()
+            engine.backward(loss)
+            engine.step()
+            torch.testing.assert_close(loss.item(), wanted, rtol=1e-5, atol=1e-6)
+
+
+@check
+def a_buffer_may_require_a_gradient():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(8, 8)
+            self.register_buffer("scale", torch.full((8,), 1.0 + rank, requires_grad=True))
+
+        def forward(self, x):
+            return self.fc(x) * self.scale.detach()
+
+    path = folder("requires_grad")
+    engine = make(Net())
+    step(engine)
+    assert engine.module.scale.requires_grad and engine.module.scale.tolist() == [1.0] * 8
+    engine.save_checkpoint(path)
+    engine.load_checkpoint(path)
+
+
+@check
+def submodules_of_torchscript_train():
+    for submodule in (torch.jit.script(nn.Linear(8, 8)), torch.jit.trace(nn.Linear(8, 8), torch.ones(1, 8))):
+        for stage in range(4):
+            engine = make(nn.Sequential(nn.Linear(8, 8), submodule), stage)
+            step(engine)
+            engine.destroy()
+
+
 if __name__ == "__main__":
     main()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import tessera
 import torch
-from checks import check, config, largest_difference, main, raises, train, train_plainly
+from checks import check, config, largest_difference, main, raises, standard_error, train, train_plainly
 from optimizers import SCHEDULERS, batches, compare, decay_groups, in_two, loss_of, mlp, rank, world
 from torch.nn import functional
 from torch.optim import lr_scheduler as schedulers
@@ -107,6 +107,87 @@ def moments_are_in_the_state_dict_as_torch_has_them():
     optimizer.state.clear()
     assert optimizer.state_dict()["state"] == {} and len(optimizer.state) == 0
     raises(tessera.Error, lambda: optimizer.state[torch.zeros(1)], "not a parameter")
+
+
+@check
+def a_state_dict_is_loaded_wholly_or_not_at_all():
+    def adam(model):
+        return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    for stage in (0, 3):
+        model = mlp()
+        engine, ours, _, _ = tessera.initialize(model=model, optimizer=adam(model), config=config(stage, 500))
+        train(engine, batches(1), loss_of)
+        before = ours.state_dict()
+
+        def changed(state=None, group=None, before=before):
+            broken = {"state": {i: dict(s) for i, s in before["state"].items()}, "param_groups": [dict(g) for g in before["param_groups"]]}
+            broken["state"][0]["exp_avg"] = torch.full_like(broken["state"][0]["exp_avg"], 7.0)
+            broken["param_groups"][0]["lr"] = 5.0
+            broken["state"][max(broken["state"])].update(state or {})
+            broken["param_groups"][0].update(group or {})
+            return broken
+
+        moment = before["state"][5]["exp_avg"]
+        for state, part in (({"step": 1e30}, "step is 1e+30"), ({"step": torch.tensor(-3.0)}, "step is -3.0"), ({"step": float("nan")}, "step is nan"),
+                            ({"step": 1.5}, "step is 1.5"), ({"step": "1"}, "step is '1'"), ({"exp_avg": moment.to_sparse()}, "sparse_coo"),
+                            ({"exp_avg": moment.to("meta")}, "on meta"), ({"exp_avg": moment.to(torch.complex64)}, "complex64")):
+            raises(tessera.Error, lambda s=state, o=ours: o.load_state_dict(changed(s)), "state of parameter 3.bias: ", part)
+        for group, part in (({"lr": "x"}, "lr is 'x'"), ({"lr": float("nan")}, "lr is nan"), ({"betas": 0.9}, "betas is 0.9"), ({"eps": None}, "eps is None"),
+                            ({"decoupled_weight_decay": False}, "weight decay is that of Adam")):
+            raises(tessera.Error, lambda g=group, o=ours: o.load_state_dict(changed(group=g)), "load_state_dict(): param group 0", part)
+        after = ours.state_dict()
+        assert after["param_groups"] == before["param_groups"]
+        assert all(after["state"][i][name].equal(value) for i, state in before["state"].items() for name, value in state.items())
+        ours.load_state_dict(changed())
+        assert ours.state_dict()["state"][0]["exp_avg"].eq(7).all() and engine.get_lr() == [5.0]
+        train(engine, batches(1), loss_of)
+    model = mlp()
+    engine, ours, _, _ = tessera.initialize(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), config=config(1))
+    saved = ours.state_dict()
+    saved["param_groups"][0]["momentum"] = 0.9
+    raises(tessera.Error, lambda: ours.load_state_dict(saved), "param group 0: momentum is 0.9", "no memory")
+
+
+@check
+def values_of_groups_that_do_not_fit_stay_as_they_are():
+    folder = Path(tessera.comm.all_gather(os.getcwd())[0])
+
+    def make(kind, **options):
+        model = mlp()
+        return tessera.initialize(model=model, optimizer=kind(model.parameters(), lr=1e-2, **options), config=config(1))[0]
+
+    first = make(torch.optim.AdamW, eps=1e-5)
+    train(first, batches(1), loss_of)
+    first.save_checkpoint(folder, "adamw")
+    second = make(torch.optim.Adam)
+    with standard_error() as said:
+        second.load_checkpoint(folder, "adamw")
+    for part in ("param group 0", "decoupled_weight_decay stays False"):
+        assert (part in said[0]) == (rank == 0), said
+    group = second.optimizer.param_groups[0]
+    assert group["decoupled_weight_decay"] is False and group["eps"] == 1e-5 and group["weight_decay"] == 0.01
+    train(second, batches(1), loss_of)
+    model = mlp()
+    third = tessera.initialize(model=model, config=config(1, optimizer={"type": "AdamW", "params": {"lr": 0.5}}))[0]
+    third.load_checkpoint(folder, "adamw")
+    assert "decoupled_weight_decay" not in third.optimizer.param_groups[0] and third.get_lr() == [0.01]
+    train(third, batches(1), loss_of)
+
+
+@check
+def a_closure_is_called_with_gradients():
+    model = mlp()
+    engine, ours, _, _ = tessera.initialize(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), config=config(1))
+
+    def closure():
+        loss = loss_of(engine, batches(1)[0][rank])
+        engine.backward(loss)
+        return loss
+
+    with torch.no_grad():
+        loss = ours.step(closure)
+    assert loss.requires_grad and engine.global_steps == 1 and engine.was_step_applied()
 
 
 @check
