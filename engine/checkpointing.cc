@@ -132,7 +132,8 @@ zero::StateBytes Engine::measured_bytes(zero::Tier tier) const {
 
 int64_t Engine::pinned_bytes() const {
   int64_t bytes = sharded_->pinned_bytes();
-  if (checkpoint_writer_ && checkpoint_writer_->transfer() && checkpoint_writer_->transfer() != sharded_->transfer())
+  if (checkpoint_writer_ && checkpoint_writer_->transfer() &&
+      checkpoint_writer_->transfer() != sharded_->transfer())
     bytes += checkpoint_writer_->transfer()->pinned_bytes();
   return bytes;
 }

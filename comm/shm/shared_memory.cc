@@ -10,8 +10,8 @@
 #include <string>
 #include <utility>
 
-#include "core/memory/available_memory.h"
 #include "core/error.h"
+#include "core/memory/available_memory.h"
 #include "core/str.h"
 
 namespace tessera::comm::shm {

@@ -45,7 +45,8 @@ void CheckpointWriter::allocate_snapshot() {
   const MemoryFor use(MemoryUse::kSnapshot);
   const at::Device device = model_.comm().device();
   try {
-    if (!transfer_ && device.is_cuda()) transfer_ = zero::make_cuda_host_transfer(device, /*pin_memory=*/true);
+    if (!transfer_ && device.is_cuda())
+      transfer_ = zero::make_cuda_host_transfer(device, /*pin_memory=*/true);
     if (transfer_) snapshot_ = transfer_->host_memory(bytes_to_copy());
   } catch (const Error& error) {
     log_.warning(str("checkpoint.async: training will wait for the copies of checkpoints: ", error.what()));

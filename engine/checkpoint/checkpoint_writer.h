@@ -116,8 +116,8 @@ class CheckpointWriter {
   Logger log_;
   HostFolders* folders_;
   std::shared_ptr<zero::HostTransfer> transfer_;  // null: copies are made at once
-  comm::CommunicatorPtr own_comm_;          // asynchronous
-  at::Tensor snapshot_;                     // (bytes) uint8
+  comm::CommunicatorPtr own_comm_;                // asynchronous
+  at::Tensor snapshot_;                           // (bytes) uint8
   int64_t snapshot_used_ = 0;
   std::vector<std::string> protected_tags_;
   std::vector<std::string> beside_latest_;  // tags saved without `latest`: keep_last does not delete them

@@ -34,9 +34,7 @@ class CudaEvent final : public Event {
   c10::Event event_;
 };
 
-const c10::Event& event_of(const EventPtr& event) {
-  return static_cast<const CudaEvent&>(*event).event();
-}
+const c10::Event& event_of(const EventPtr& event) { return static_cast<const CudaEvent&>(*event).event(); }
 
 class CudaHostTransfer final : public HostTransfer {
  public:
@@ -121,7 +119,7 @@ class CudaHostTransfer final : public HostTransfer {
 
   /// The copies of a direction are given to its stream in the order of the calls.
   EventPtr copy(const at::Tensor& to, const at::Tensor& from, const c10::Stream& stream,
-                 const EventPtr& after) {
+                const EventPtr& after) {
     const PauseListening our_own_operators;
     const at::NoGradGuard no_grad;
     const std::lock_guard lock(mutex_);

@@ -15,7 +15,7 @@ namespace tessera::zero {
 class StagingPool {
  public:
   struct Buffer {
-    at::Tensor memory = {};    ///< uint8
+    at::Tensor memory = {};   ///< uint8
     EventPtr free = nullptr;  ///< from when on it may be written
     at::Tensor view(int64_t numel, at::ScalarType dtype) const {
       return memory.narrow(0, 0, numel * static_cast<int64_t>(at::elementSize(dtype))).view(dtype);

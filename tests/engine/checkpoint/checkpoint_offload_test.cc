@@ -68,8 +68,8 @@ TEST_P(OffloadedCheckpoint, AnAsynchronousOneIsWrittenAtOnce) {
   });
 }
 
-// The device is host memory (tests/zero/memory/host_only_transfer.h). In fp16 the first steps overflow and are
-// skipped.
+// The device is host memory (tests/zero/memory/host_only_transfer.h). In fp16 the first steps overflow and
+// are skipped.
 TEST_P(OffloadedCheckpoint, OfADeviceWhoseMemoryIsNotTheHosts) {
   using zero::testing::HostOnlyTransfer;
   const TestFolder folder(str("device", GetParam()));
@@ -94,7 +94,8 @@ TEST_P(OffloadedCheckpoint, OfADeviceWhoseMemoryIsNotTheHosts) {
             trained.engine->finish_checkpoint();
             EXPECT_EQ(trained.engine->measured_bytes(zero::Tier::kHost),
                       trained.engine->formula_bytes(zero::Tier::kHost));
-            EXPECT_EQ(trained.engine->measured_bytes(zero::Tier::kHost).total() > 0, job.transfer && !on_disk);
+            EXPECT_EQ(trained.engine->measured_bytes(zero::Tier::kHost).total() > 0,
+                      job.transfer && !on_disk);
             comm->barrier("saved");
             trained.engine->load_checkpoint(folder.string(), tag);
             trained.step();
@@ -130,7 +131,8 @@ std::string error_of_offload(int stage, const OffloadConfig& optimizer, const Of
     c.config.zero.offload_optimizer = optimizer;
     c.config.zero.offload_param = parameters;
     InitOptions init;
-    init.host_transfer = std::make_shared<zero::testing::HostOnlyTransfer>(zero::testing::HostOnlyTransfer::Mode::kAtOnce);
+    init.host_transfer =
+        std::make_shared<zero::testing::HostOnlyTransfer>(zero::testing::HostOnlyTransfer::Mode::kAtOnce);
     const std::string mine = error_of([&] { initialize(model, engine_config(c), comm, init); });
     if (comm->rank() == 0) error = mine;
   });
@@ -143,7 +145,8 @@ TEST(OffloadOfADevice, TheSameBitsAtStage0OnOneRank) {
     on_ranks(1, [&](comm::CommunicatorPtr comm) {
       Job job{.stage = 0, .precision = "bf16"};
       if (offloads)
-        job.transfer = std::make_shared<zero::testing::HostOnlyTransfer>(zero::testing::HostOnlyTransfer::Mode::kLast);
+        job.transfer =
+            std::make_shared<zero::testing::HostOnlyTransfer>(zero::testing::HostOnlyTransfer::Mode::kLast);
       Trained trained(job, comm);
       for (int i = 0; i < 4; ++i) trained.step();
       states.push_back(whole_state(*trained.engine));

@@ -80,12 +80,14 @@ TEST(AsyncSave, HoldsTheMomentItWasCalledIn) {
 // device is host memory.
 TEST(AsyncSave, IsCopiedFromADeviceBesideTraining) {
   using zero::testing::HostOnlyTransfer;
-  for (const HostOnlyTransfer::Mode mode : {HostOnlyTransfer::Mode::kLast, HostOnlyTransfer::Mode::kOnThreads})
+  for (const HostOnlyTransfer::Mode mode :
+       {HostOnlyTransfer::Mode::kLast, HostOnlyTransfer::Mode::kOnThreads})
     for (int stage = 0; stage <= 3; ++stage) {
       const TestFolder folder("async_device");
       on_ranks(2, [&](comm::CommunicatorPtr comm) {
         const auto transfer = std::make_shared<HostOnlyTransfer>(mode);
-        Job setup{.world = 2, .stage = stage, .precision = "bf16", .transfer = transfer, .state_on_device = true};
+        Job setup{
+            .world = 2, .stage = stage, .precision = "bf16", .transfer = transfer, .state_on_device = true};
         setup.checkpoint.async = true;
         Trained trained(setup, comm);
         trained.step();

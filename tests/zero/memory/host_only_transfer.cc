@@ -66,7 +66,7 @@ EventPtr HostOnlyTransfer::h2d(const at::Tensor& device, const at::Tensor& host,
 }
 
 EventPtr HostOnlyTransfer::begin(Direction direction, const at::Tensor& to, const at::Tensor& from,
-                          const EventPtr& after) {
+                                 const EventPtr& after) {
   Lock lock(mutex_);
   if (to.nbytes() != from.nbytes() || to.scalar_type() != from.scalar_type())
     violations_.push_back(str("a copy of ", from.nbytes(), " bytes into ", to.nbytes()));
@@ -90,7 +90,7 @@ EventPtr HostOnlyTransfer::begin(Direction direction, const at::Tensor& to, cons
 /// Copies of one direction keep their order; of the other one, what has not ended must be what `after` waits
 /// for.
 void HostOnlyTransfer::check_free(Direction direction, const at::Tensor& to, const at::Tensor& from,
-                          const EventPtr& after) {
+                                  const EventPtr& after) {
   const Direction other = direction == Direction::kUp ? Direction::kDown : Direction::kUp;
   const auto* const waits_for = static_cast<const HostEvent*>(after.get());
   int64_t number = stream(other).num_ended;
@@ -167,7 +167,8 @@ void HostOnlyTransfer::synchronize(const EventPtr& event) {
 /// than it has waited for it.
 void HostOnlyTransfer::wait(const EventPtr& event) {
   const auto* const point = static_cast<const HostEvent*>(event.get());
-  if (point == nullptr || mode_ != Mode::kLast || point->direction == Direction::kUp) return synchronize(event);
+  if (point == nullptr || mode_ != Mode::kLast || point->direction == Direction::kUp)
+    return synchronize(event);
   Lock lock(mutex_);
   if (failed_) throw Error("the device has failed");
   read_until(*point, lock);

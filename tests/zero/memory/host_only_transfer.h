@@ -1,6 +1,6 @@
-// HostOnlyTransfer: a device that is host memory. What its stream is given is carried out at once, by the thread that
-// gives it; copies are carried out when the Mode says so, in the order that a device guarantees, and no
-// other.
+// HostOnlyTransfer: a device that is host memory. What its stream is given is carried out at once, by the
+// thread that gives it; copies are carried out when the Mode says so, in the order that a device guarantees,
+// and no other.
 #pragma once
 
 #include <atomic>

@@ -258,7 +258,7 @@ at::Tensor StreamedTransfer::host_memory(int64_t bytes) {
 EventPtr StreamedTransfer::record() { return std::make_shared<ClockEvent>(watch_->event(current)); }
 
 EventPtr StreamedTransfer::copy(const char* stream, const at::Tensor& to, const at::Tensor& from,
-                             const EventPtr& after) {
+                                const EventPtr& after) {
   const std::string who = str("a copy of ", to.nbytes(), " bytes");
   watch_->block(stream, ClockEvent::of(after), StreamWatch::Edge::kAfter);
   watch_->note(stream, from, StreamWatch::Access::kRead, who);

@@ -104,7 +104,8 @@ class Streams : public OffloadTest {
     const auto watch = std::make_shared<StreamWatch>(way.dropped);
     const comm::CommunicatorPtr network =
         way.alone ? comm : std::make_shared<StreamedCommunicator>(comm, watch, way.done);
-    const auto transfer = way.tiers.optimizer == Tier::kDevice ? nullptr : std::make_shared<StreamedTransfer>(watch);
+    const auto transfer =
+        way.tiers.optimizer == Tier::kDevice ? nullptr : std::make_shared<StreamedTransfer>(watch);
     const WatchOperators operators(*watch);
     Chain model(kNumLayers);
     Rig rig(*model, network, way.stage, options_of(way, transfer));
