@@ -78,6 +78,7 @@ int run(int num_given, char** given) {
   tools::add_inspect_command(app, exit_code);
   tools::add_doctor_command(app, exit_code);
   tools::add_memory_command(app, {argv + 1, argv + argc}, exit_code);
+  tools::refuse_empty_values(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& asked) {  // --help, --version

@@ -210,8 +210,6 @@ void add_train_command(CLI::App& app, const std::vector<std::string>& args, int&
       "MASTER_PORT set, it is one rank. Keys: docs/configuration.md. Starting, logs,\n"
       "exit codes: docs/launching.md.");
   command->callback([command, flags, args, &exit_code] {
-    if (command->count("--init") > 0 && flags->init.empty())
-      throw ConfigError("--init is empty; expected FILE");
     if (flags->resume && flags->resume->empty())
       throw ConfigError("--resume is empty; expected TAG, or --resume alone for the latest checkpoint");
     read_resume(*flags, command->get_option("CONFIG")->count() > 0);

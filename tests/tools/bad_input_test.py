@@ -186,7 +186,8 @@ class RanksTest(ToolTest):
         for flags, part in [(("--env-file", "nope"), "--env-file nope"), (("--bind-core-list", "9999"), "core 9999"),
                             (("--log-dir", "config.json"), "--log-dir config.json"), (("--tee=x",), "--tee"), (("--tee=9:9",), "--tee 9:9"),
                             (("--include", "x"), "--include"), (("--node-rank", "7"), "--node-rank 7"),
-                            (("--master-port", "99999"), "--master-port 99999"), (("--init", ""), "--init is empty"),
+                            (("--master-port", "99999"), "--master-port 99999"), (("--init", ""), "--init: is empty"),
+                            (("--log-dir", ""), "--log-dir: is empty"), (("--master-addr", ""), "--master-addr: is empty"),
                             (("--resume", ""), "--resume is empty")]:
             with self.subTest(flags=flags):
                 self.assert_one_error(self.refused(*flags), part)

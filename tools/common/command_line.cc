@@ -148,6 +148,16 @@ void add_run(CLI::App& command, std::string& folder, std::string& tag) {
       ->type_name("TAG");
 }
 
+void refuse_empty_values(CLI::App& app) {
+  for (CLI::App* const command : app.get_subcommands({}))
+    for (const char* const name : {"--init", "--tag", "--master-addr", "--launcher", "--bind-core-list",
+                                   "--log-dir", "--env-file", "--hostfile"})
+      if (CLI::Option* const option = command->get_option_no_throw(name))
+        option->check([](const std::string& value) {
+          return std::string(value.empty() ? "is empty; expected a value" : "");
+        });
+}
+
 std::vector<char*> with_command(int argc, char** argv) {
   std::vector<char*> arguments(argv, argv + argc);
   const std::string_view path = argc > 0 ? argv[0] : "";

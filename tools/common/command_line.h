@@ -26,6 +26,10 @@ void add_overrides(CLI::App& command, std::vector<std::string>& overrides, const
 /// to `command`. Both must outlive the parse (train/run/run_path.h reads them).
 void add_run(CLI::App& command, std::string& folder, std::string& tag);
 
+/// From now on an empty name of a file, host, checkpoint and the like is a mistake: it is most often a
+/// variable of a script that is not set.
+void refuse_empty_values(CLI::App& app);
+
 /// The program's arguments, null-terminated. Where the program was started as zero_to_fp32,
 /// `consolidate` is inserted: `zero_to_fp32 DIR OUT` is `tessera consolidate DIR OUT`.
 std::vector<char*> with_command(int argc, char** argv);
