@@ -75,7 +75,7 @@ void compare(benchmark::State& state, const Body& body) {
   std::vector<double> unheard_ns, heard_ns, added_ns;
   for (auto _ : state) {
     {
-      const zero::Unheard unheard;
+      const zero::PauseListening unheard;
       unheard_ns.push_back(measure_turn(body));
     }
     heard_ns.push_back(measure_turn(body));
