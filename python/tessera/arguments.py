@@ -9,7 +9,7 @@ import torch
 def text(value: Any, name: str) -> str:
     """A str that has a form in UTF-8. Raises TypeError or ValueError that names it, as all functions here do."""
     if not isinstance(value, str):
-        raise TypeError(f"{name} is {_shown(value)}; expected a str")
+        raise TypeError(f"{name} is {shown(value)}; expected a str")
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -20,7 +20,7 @@ def text(value: Any, name: str) -> str:
 def path(value: Any, name: str) -> str:
     """A file's or folder's name: str or PathLike."""
     if not isinstance(value, (str, os.PathLike)):
-        raise TypeError(f"{name} is {_shown(value)}; expected a str or Path")
+        raise TypeError(f"{name} is {shown(value)}; expected a str or Path")
     found = text(os.fsdecode(value), name)
     if "\0" in found:
         raise ValueError(f"{name} is {found!r}; expected a name without NUL")
@@ -30,11 +30,11 @@ def path(value: Any, name: str) -> str:
 def texts(values: Any, name: str) -> list[str]:
     """Several of them: a list or another iterable, but not a str, which is an iterable of its characters."""
     if isinstance(values, (str, bytes)):
-        raise TypeError(f"{name} is {_shown(values)}; expected a list of str: give [{values!r}]")
+        raise TypeError(f"{name} is {shown(values)}; expected a list of str: give [{values!r}]")
     try:
         listed = list(values)
     except TypeError:
-        raise TypeError(f"{name} is {_shown(values)}; expected a list of str") from None
+        raise TypeError(f"{name} is {shown(values)}; expected a list of str") from None
     return [text(value, f"{name}[{i}]") for i, value in enumerate(listed)]
 
 
@@ -45,7 +45,7 @@ def integer(value: Any, name: str, least: int, most: int = 2**63 - 1) -> int:
             raise TypeError
         number = operator.index(value)
     except TypeError:
-        raise TypeError(f"{name} is {_shown(value)}; expected an int") from None
+        raise TypeError(f"{name} is {shown(value)}; expected an int") from None
     if not least <= number <= most:
         raise ValueError(f"{name} is {number}; expected {least} to {most if most < 2**63 - 1 else '2^63 - 1'}")
     return number
@@ -54,26 +54,26 @@ def integer(value: Any, name: str, least: int, most: int = 2**63 - 1) -> int:
 def number(value: Any, name: str) -> float:
     """A real number as a float: an int, a float, or what converts to one and is no text."""
     if isinstance(value, (str, bytes)) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
-        raise TypeError(f"{name} is {_shown(value)}; expected a number")
+        raise TypeError(f"{name} is {shown(value)}; expected a number")
     try:
         return float(value)
     except OverflowError:
-        raise ValueError(f"{name} is {_shown(value)}; expected a number that a float can hold") from None
+        raise ValueError(f"{name} is {shown(value)}; expected a number that a float can hold") from None
     except (TypeError, RuntimeError):  # a complex one of NumPy, a tensor of several elements
-        raise TypeError(f"{name} is {_shown(value)}; expected a number") from None
+        raise TypeError(f"{name} is {shown(value)}; expected a number") from None
 
 
 def flag(value: Any, name: str) -> bool:
     """True or False, or a number or None in their place."""
     if not hasattr(type(value), "__bool__"):
-        raise TypeError(f"{name} is {_shown(value)}; expected True or False")
+        raise TypeError(f"{name} is {shown(value)}; expected True or False")
     return bool(value)
 
 
 def tensor(value: Any, name: str) -> torch.Tensor:
     """A dense tensor with memory: not sparse, nested, quantized, named or on the meta device."""
     if not isinstance(value, torch.Tensor):
-        raise TypeError(f"{name} is {_shown(value)}; expected a tensor")
+        raise TypeError(f"{name} is {shown(value)}; expected a tensor")
     if not is_dense(value):
         raise TypeError(f"{name} is {described(value)}; expected a dense tensor with memory")
     return value
@@ -91,5 +91,6 @@ def described(value: torch.Tensor) -> str:
     return f"a {' '.join([*kinds, 'tensor'])} on {value.device}, {value.dtype}, {value.layout}"
 
 
-def _shown(value):
+def shown(value: Any) -> str:
+    """A value and its type, on one line, for messages."""
     return f"{repr(value).splitlines()[0]:.60} (a {type(value).__name__})"

@@ -34,7 +34,7 @@ def estimate(model: torch.nn.Module, world: int = 1, config: dict[str, Any] | st
         The configuration cannot be used.
     """
     if not isinstance(model, torch.nn.Module):
-        raise ConfigError(f"model is {repr(model).splitlines()[0]:.60} (a {type(model).__name__}); expected a torch.nn.Module")
+        raise ConfigError(f"model is {arguments.shown(model)}; expected a torch.nn.Module")
     seen, parameters = set(), []
     for name, parameter in module_state.named_parameters(model):
         if id(parameter) not in seen:
@@ -43,7 +43,7 @@ def estimate(model: torch.nn.Module, world: int = 1, config: dict[str, Any] | st
     if arguments.integer(world, "world", -(2**31), 2**31 - 1) < 1:
         raise ConfigError(f"world is {world}; expected a number of ranks from 1")
     if config is not None and not isinstance(config, (dict, str, Path)):
-        raise ConfigError(f"config is {repr(config).splitlines()[0]:.60} (a {type(config).__name__}); expected a dict or the path of a "
+        raise ConfigError(f"config is {arguments.shown(config)}; expected a dict or the path of a "
                           "ds_config.json")
     is_file = isinstance(config, (str, Path))
     text = arguments.path(config, "config") if is_file else json.dumps({"train_micro_batch_size_per_gpu": 1, **(config or {})})

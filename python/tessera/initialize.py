@@ -90,7 +90,7 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
     ...     "train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 3}, "optimizer": {"type": "AdamW"}})
     """
     if not isinstance(model, torch.nn.Module) and not callable(model):
-        raise ConfigError(f"model is {_describe(model)}; expected a torch.nn.Module, or a callable that makes one")
+        raise ConfigError(f"model is {arguments.shown(model)}; expected a torch.nn.Module, or a callable that makes one")
     for name, value in (("mpu", mpu), ("mesh_param", mesh_param)):
         if value is not None:
             raise ConfigError(f"{name}: Tessera has data parallelism alone; expected None")
@@ -112,7 +112,7 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
     if callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = optimizer(model_parameters or [p for p in model.parameters() if p.requires_grad])
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise ConfigError(f"optimizer is a callable that made {_describe(optimizer)}; expected an optimizer of torch.optim")
+            raise ConfigError(f"optimizer is a callable that made {arguments.shown(optimizer)}; expected an optimizer of torch.optim")
         model_parameters = None
     if isinstance(optimizer, torch.optim.Optimizer):
         release(optimizer)
@@ -155,7 +155,7 @@ def _make(make, group):
     with zero.making():
         deferred.make(make_it)
     if not isinstance(made[0], torch.nn.Module):
-        raise ConfigError(f"model is a callable that made {_describe(made[0])}; expected a torch.nn.Module")
+        raise ConfigError(f"model is a callable that made {arguments.shown(made[0])}; expected a torch.nn.Module")
     return made[0], deferred
 
 
@@ -190,7 +190,7 @@ def _join(args, distributed_port, dist_init_required):
 
 def _listed(model_parameters, optimizer, model):
     if isinstance(model_parameters, (str, bytes, torch.Tensor)) or not isinstance(model_parameters, Iterable):
-        raise ConfigError(f"model_parameters is {_describe(model_parameters)}; expected an iterable of Parameters, or of dicts with \"params\"")
+        raise ConfigError(f"model_parameters is {arguments.shown(model_parameters)}; expected an iterable of Parameters, or of dicts with \"params\"")
     listed = list(model_parameters)
     if not listed and not isinstance(optimizer, torch.optim.Optimizer) and any(p.requires_grad for p in model.parameters()):
         raise ConfigError("model_parameters is empty, and the model has trainable parameters; expected some of them, or None for all (a "
@@ -222,7 +222,7 @@ def _given_config(args, config, config_params):
         raise ConfigError(f"{'no config was' if not given else 'several configs were'} given; expected config=, a dict or the path "
                           "of a ds_config.json")
     if not isinstance(given[0], (dict, str, Path)):
-        raise ConfigError(f"config is {_describe(given[0])}; expected a dict or the path of a ds_config.json")
+        raise ConfigError(f"config is {arguments.shown(given[0])}; expected a dict or the path of a ds_config.json")
     return given[0] if isinstance(given[0], dict) else arguments.path(given[0], "config")
 
 
@@ -239,7 +239,7 @@ def _parse(config, group, client, model_parameters, lr_scheduler, named):
             _check_repeated(model_parameters, client, named)
         translation = optimizer_groups.translate(client, named)
     elif client is not None:
-        raise ConfigError(f"optimizer is {_describe(client)}; expected an optimizer of torch.optim, or a callable that makes one")
+        raise ConfigError(f"optimizer is {arguments.shown(client)}; expected an optimizer of torch.optim, or a callable that makes one")
     elif model_parameters is not None:
         resolved = json.loads(_engine.read_config(text, is_file, group.size, overrides)[0].resolved)
         translation = optimizer_groups.translate_groups(model_parameters, named, resolved["optimizer"])
@@ -287,6 +287,3 @@ def _attach(engine, client, groups, lr_scheduler):
     elif engine.config.get("scheduler", {}).get("type"):
         engine.lr_scheduler = LRScheduler(engine)
 
-
-def _describe(value):
-    return f"{repr(value).splitlines()[0]:.60} (a {type(value).__name__})"

@@ -96,7 +96,7 @@ def check_scheduler(scheduler: Any, optimizers: Sequence[torch.optim.Optimizer |
     if is_factory(scheduler):
         return
     if not callable(getattr(scheduler, "step", None)):
-        raise ConfigError(f"lr_scheduler is {repr(scheduler).splitlines()[0]:.60} (a {type(scheduler).__name__}); expected a scheduler of "
+        raise ConfigError(f"lr_scheduler is {arguments.shown(scheduler)}; expected a scheduler of "
                           "torch.optim.lr_scheduler, or a callable(optimizer) that makes one; schedules by name are in the section "
                           "\"scheduler\" of the configuration")
     owner = getattr(scheduler, "optimizer", None)
