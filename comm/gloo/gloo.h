@@ -1,4 +1,9 @@
 // Gloo for CPU tensors, through libtorch's ProcessGroupGloo.
+//
+// Two collectives are not c10d's. Its reduce_scatter is an all-reduce of a copy; ours is an all-to-all, which
+// sends half the bytes of an all-reduce, and a sum in rank order (16-bit numbers in fp32). It takes a second
+// buffer of the same size while it is in flight. Its all_gather takes a second buffer of full size; ours is
+// one broadcast a slice.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,8 @@
 // Shared memory for CPU tensors of ranks on one host.
+//
+// Ranks need no common parent, user or mount, but one network namespace: they pass descriptors of memory over
+// abstract Unix sockets (comm/control/peer_sockets.h). Rank 0 reserves the pages, which are charged to its
+// control group. All ranks may write to all of the memory, so a stray write on one rank changes it on all.
 #pragma once
 
 #include <chrono>

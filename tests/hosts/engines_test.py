@@ -1,4 +1,4 @@
-"""The code of docs/launching.md#spark-and-ray as it stands, under the real Spark, the real Ray and horovodrun: the SGD and MLflow job of
+"""The code of docs/spark_and_ray.md as it stands, under the real Spark, the real Ray and horovodrun: the SGD and MLflow job of
 Databricks' tutorial through the Python package, and `tessera train`. Losses and weights are those of `tessera launch -n 2`, to the bit.
 
     engines_test.py [TEST...]        TESSERA names the program; what is not installed is skipped, by `make test-hosts` installed
@@ -21,7 +21,7 @@ from mlflow_server import MlflowServer, params_of  # noqa: E402
 from tool import ROOT, TESSERA, ToolTest, free_port, make_data  # noqa: E402
 
 SKIPPED = 77
-PAGE = (ROOT / "docs" / "launching.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "spark_and_ray.md").read_text(encoding="utf-8")
 BIN = Path(sys.executable).parent
 MISSING = [f"{name} (requirements.txt [engines])" for name in ("pyspark", "ray", "pandas", "pyarrow", "horovod") if importlib.util.find_spec(name) is None]
 MISSING += [] if shutil.which("java") else ["java (Debian package default-jre-headless)"]
@@ -33,7 +33,7 @@ def blocks(heading):
     return re.findall(r"^```python\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
 
 
-(JOB,) = blocks("Spark and Ray")
+(JOB,) = blocks("A function that trains")
 SPARK, SPARK_COMMAND = blocks("Spark's TorchDistributor")
 RAY, RAY_COMMAND = blocks("Ray Train")
 RAY_TASKS = """

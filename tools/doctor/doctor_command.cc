@@ -211,7 +211,7 @@ void add_doctor_command(CLI::App& app, int& exit_code) {
   add_launch_flags(*command, flags->launch);
   command->footer(
       "Give it the flags of the run: tessera doctor --hostfile hosts. Exit code 1: there\n"
-      "is a problem. Each check, and the keys of --json: docs/launching.md.");
+      "is a problem. Each check, and the keys of --json: docs/doctor.md.");
   command->callback([flags, &exit_code] { exit_code = doctor(*flags); });
 }
 

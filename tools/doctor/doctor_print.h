@@ -14,7 +14,7 @@ namespace tessera::tools {
 std::string doctor_text(const DoctorReport& report, const std::vector<Finding>& findings, int width);
 
 /// {"ranks", "backend", "device", "problems", "warnings", "findings", "hosts", "collectives"};
-/// docs/launching.md has the keys.
+/// docs/doctor.md has the keys.
 nlohmann::json doctor_json(const DoctorReport& report, const std::vector<Finding>& findings);
 
 }  // namespace tessera::tools
