@@ -1,5 +1,5 @@
 # `cmake --install build --prefix P`: the command, the configurations, and the libraries with their headers and a CMake package, so that a
-# project elsewhere needs find_package(tessera) and nothing of this tree (docs/own_model.md; tests/install builds one).
+# project elsewhere needs find_package(tessera) and nothing of this tree (docs/own_model_cpp.md; tests/install builds one).
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(_package "${CMAKE_INSTALL_LIBDIR}/cmake/tessera")

@@ -65,7 +65,7 @@ class InstallTest(unittest.TestCase):
                 self.assertNotIn(str(known), text, path)
 
     def test_page_shows_the_project(self):
-        page = (ROOT / "docs/own_model.md").read_text(encoding="utf-8")
+        page = (ROOT / "docs/own_model_cpp.md").read_text(encoding="utf-8")
         shown = re.findall(r"^```cmake\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
         self.assertEqual(shown, [(self.prefix / "share/tessera/project/CMakeLists.txt").read_text(encoding="utf-8")])
 

@@ -10,7 +10,7 @@ import unittest
 from tool import EXAMPLE_MINIMAL, ROOT, ToolTest
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-OWN_MODEL = (ROOT / "docs" / "own_model.md").read_text(encoding="utf-8")
+OWN_MODEL = (ROOT / "docs" / "own_model_cpp.md").read_text(encoding="utf-8")
 
 
 def fenced(text, language):
