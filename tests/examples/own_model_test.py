@@ -11,6 +11,23 @@ from tool import ROOT, TESSERA, ToolTest  # noqa: E402
 PAGE = (ROOT / "docs" / "own_model.md").read_text(encoding="utf-8")
 
 
+# What the page says of the ResNet's weights: torchvision's model has them, and the same numbers for the test set.
+LOAD_RESNET = """
+import h5py
+import torch
+from safetensors.torch import load_file
+from torchvision.models.resnet import BasicBlock, ResNet
+
+model = ResNet(BasicBlock, [1, 1, 1, 1], num_classes=3).eval()
+model.load_state_dict(load_file("runs/resnet/model.safetensors"))
+with h5py.File("images.h5") as file:
+    images, labels = torch.from_numpy(file["images"][144:]), torch.from_numpy(file["labels"][144:]).long()
+with torch.no_grad():
+    logits = model(images)
+print(f"accuracy {(logits.argmax(1) == labels).float().mean():.4f}, loss {torch.nn.functional.cross_entropy(logits, labels):.6f}")
+"""
+
+
 class OwnModelTest(ToolTest):
     def setUp(self):
         super().setUp()
@@ -25,13 +42,13 @@ class OwnModelTest(ToolTest):
         (self.bin / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" -B -W ignore "$@"\n', encoding="utf-8")
         (self.bin / "python").chmod(0o755)
 
-    def walk(self, model, folder):
-        """Runs the commands of one section; returns the results of the training and of the Python model for the test set."""
+    def walk(self, model, folder, *last_commands):
+        """Runs the commands of one section, and these; the last prints the Python model's results for the test set, which are the training's."""
         blocks = [block for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE) if f"{model}.json" in block]
         self.assertEqual(len(blocks), 1)
         shown = []
         environment = {"PATH": f"{self.bin}:{os.environ['PATH']}", "HF_HUB_OFFLINE": 1, "OMP_NUM_THREADS": 1}
-        for command in blocks[0].splitlines():
+        for command in [*blocks[0].splitlines(), *last_commands]:
             outcome = self.run_tool("-c", command, program="/bin/sh", env=environment)
             self.assertEqual(outcome.code, 0, outcome)
             shown.append(outcome.out)
@@ -49,7 +66,8 @@ class OwnModelTest(ToolTest):
         self.walk("bert", "runs/bert")
 
     def test_resnet(self):
-        self.walk("resnet", "runs/resnet")
+        self.write("load_resnet.py", LOAD_RESNET)
+        self.walk("resnet", "runs/resnet", "python load_resnet.py")
 
     def test_gpt2(self):
         self.walk("gpt2", "runs/gpt2")
