@@ -10,11 +10,16 @@
 
 #include <algorithm>
 #include <exception>
+#include <sstream>
+#include <utility>
 
+#include "comm/init/agreement.h"
 #include "comm/memory/cpu_allocator.h"
 #include "comm/torch_dtype.h"
 #include "core/check.h"
 #include "core/error.h"
+#include "core/memory/memory_use.h"
+#include "core/str.h"
 #include "zero/deferred/deferred_model.h"
 #include "zero/reduce/gradient_hook.h"
 
@@ -50,21 +55,7 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm,
 
   gathered_ = std::any_of(units_.begin(), units_.end(),
                           [](const ParamUnit& unit) { return unit.placement.updates_shard; });
-  const bool one_order = !gather_comm_->wait_blocks();  // [Note: one order on a device] in residency.h
-  if (options_.tiers.any_below_device())
-    options_.residency.late_update = [this](ParamUnit& unit) {
-      update_parameters([&] { optimizer_->update(unit); });
-    };
-  options_.residency.parameter_at = [this](int unit, int64_t element) {
-    for (const int parameter : units_[unit].spec.parameters)
-      if (intersect(layout_->slice(parameter).range(), {element, element + 1}).numel() > 0)
-        return layout_->parameters()[parameter].name;
-    return units_[unit].name;
-  };
-  residency_ = std::make_unique<Residency>(units_, gather_comm_, comm_, options_.residency);
-  gradients_ = std::make_unique<GradientReducer>(
-      *layout_, units_, parameters_, one_order ? gather_comm_ : row_group("reduce"), options_.reducer);
-  connect_reductions_and_gathers(one_order);
+  connect_gathers_and_reductions();
   optimizer_ = std::make_unique<ShardedOptimizer>(*layout_, units_, comm_, options_.optimizer);
   // TorchScript's fuser hands raw pointers to compiled kernels, which no listener hears of. (A switch of the
   // process.)
@@ -75,6 +66,26 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm,
   free_gradients();
   drop_gradients_of_untrained();  // last: the destructor removes hooks, and does not run where this throws
   begin_pass(Pass::kTrain);
+}
+
+/// See [Note: one order on a device] in collective_order.h.
+void ShardedModel::connect_gathers_and_reductions() {
+  const bool one_group = !gather_comm_->wait_blocks();
+  const bool gathers_on_use =
+      std::ranges::any_of(units_, [](const ParamUnit& unit) { return unit.placement.sharded(); });
+  order_ = std::make_unique<CollectiveOrder>(budget_of(units_, options_.residency),
+                                             first_order_of_reductions(units_),
+                                             /*one_order=*/one_group && gathers_on_use);
+  if (options_.tiers.any_below_device())
+    options_.residency.late_update = [this](ParamUnit& unit) {
+      update_parameters([&] { optimizer_->update(unit); });
+    };
+  options_.residency.issue_reductions = [this](int count) { gradients_->issue_until(count); };
+  residency_ =
+      std::make_unique<Residency>(*layout_, units_, *order_, gather_comm_, comm_, options_.residency);
+  gradients_ =
+      std::make_unique<GradientReducer>(*layout_, units_, parameters_, *order_, residency_.get(),
+                                        one_group ? gather_comm_ : row_group("reduce"), options_.reducer);
 }
 
 // The model may be read once its engine is gone, unless its parameters are sharded: the last updates have to
@@ -149,16 +160,82 @@ void ShardedModel::move_into_units(DeferredModel* deferred) {
                  [&](const at::Tensor& flat) { broadcast_from_rank_0(flat, unit.name); });
 }
 
-void ShardedModel::connect_reductions_and_gathers(bool one_order) {
-  if (one_order && residency_->gathers_on_use()) {
-    residency_->share_order_with({.under_way = [this] { return gradients_->under_way(); },
-                                  .num_ready = [this] { return gradients_->num_ready(); },
-                                  .num_issued = [this] { return gradients_->num_issued(); },
-                                  .issue_until = [this](int count) { gradients_->issue_until(count); }});
-    gradients_->issued_from_outside = [this] { return residency_->follows_recorded_order(); };
+void ShardedModel::make_groups() {
+  const GroupSizes& sizes = options_.groups;
+  for (const int size : {sizes.shard, sizes.secondary})
+    TESSERA_CHECK(size == 0 || (options_.sharding.parameters && size > 0 && comm_->size() % size == 0),
+                  "groups of ", size, " of ", comm_->size(), " ranks");
+  TESSERA_CHECK(sizes.shard == 0 || sizes.secondary == 0);
+  TESSERA_CHECK(sizes.shard == 0 || options_.tiers.optimizer == Tier::kDevice);
+  TESSERA_CHECK(sizes.secondary == 0 || options_.tiers.parameters == Tier::kDevice);
+  mesh_ = mesh_of(sizes, comm_->size(), comm_->rank());
+  gather_comm_ = row_group("gather");
+  options_.residency.mesh = mesh_;
+  if (sizes.secondary > 0)
+    options_.residency.secondary = comm_->split(mesh_.secondary_ranks(), "gather of the second copy");
+  if (mesh_.num_rows() > 1)
+    replicas_ = options_.reducer.replicas = comm_->split(mesh_.column_ranks(), "replicas");
+}
+
+/// Collective.
+comm::CommunicatorPtr ShardedModel::row_group(const char* name) {
+  return mesh_.num_rows() > 1 ? comm_->split(mesh_.row_ranks(), name) : comm_->duplicate(name);
+}
+
+/// To the first ranks of the rows, and from there within each: where a row shares memory, one of its ranks
+/// writes.
+void ShardedModel::broadcast_from_rank_0(const at::Tensor& flat, const std::string& label) {
+  if (replicas_ && mesh_.shard() == 0) replicas_->broadcast(flat, 0, label)->wait();
+  if (gather_comm_->size() > 1) gather_comm_->broadcast(flat, 0, label)->wait();
+}
+
+/// See [Note: state on the host] in param_unit.h.
+void ShardedModel::connect_to_host() {
+  const bool connected = options_.tiers.any_below_device() && options_.transfer != nullptr;
+  host_apart_ = connected || options_.tiers.device_memory_is_separate;
+  options_.tiers.device_memory_is_separate = connected;
+  if (!options_.tiers.device_memory_is_separate) {
+    options_.transfer = nullptr;
+    TESSERA_CHECK(options_.device.is_cpu() || !options_.tiers.any_below_device());
+    return;
   }
-  gradients_->check = [this] { residency_->rethrow(); };
-  gradients_->before_waiting = [this] { residency_->finish_gathers(); };
+  // Else the update's result would have to travel down.
+  TESSERA_CHECK(options_.tiers.optimizer != Tier::kDevice, "parameters below the device, the optimizer not");
+  host_thread_ = std::make_unique<HostThread>(options_.device);
+  options_.reducer.transfer = options_.optimizer.transfer = options_.transfer.get();
+  options_.reducer.host = options_.optimizer.host = host_thread_.get();
+  options_.offload.transfer = options_.transfer;
+}
+
+/// What of a unit lies on disk, in bytes.
+static void add_sizes_on_disk(const UnitSpec& unit, int64_t shard_numel, const ShardedModelOptions& options,
+                              std::vector<int64_t>& sizes) {
+  const Placement placement =
+      place(options.sharding, unit.trainable, /*one_copy_a_host=*/false, options.tiers);
+  const int64_t local_numel = placement.updates_shard ? shard_numel : unit.numel;
+  const int64_t fp32_bytes = local_numel * size_bytes(DType::kFloat32);
+  if (placement.values == Tier::kDisk) sizes.push_back(shard_numel * size_bytes(unit.dtype));
+  if (placement.optimizer == Tier::kDisk) {
+    if (unit.dtype != DType::kFloat32 || placement.copies_masters_to_device()) sizes.push_back(fp32_bytes);
+    sizes.insert(sizes.end(), state_names_of(options.optimizer).size(), fp32_bytes);
+  }
+  if (placement.gradient == Tier::kDisk)
+    sizes.push_back(shard_numel * static_cast<int64_t>(at::elementSize(options.reducer.accumulate_dtype)));
+}
+
+/// Collective: a rank whose disk is full ends all of them.
+void ShardedModel::make_offload_store() {
+  if (!options_.tiers.any_on_disk()) return;
+  std::vector<int64_t> sizes;
+  for (int unit = 0; unit < layout_->num_units(); ++unit)
+    add_sizes_on_disk(layout_->units()[unit], mesh_.shard_of(layout_->units()[unit].numel).numel(), options_,
+                      sizes);
+  comm::on_all_ranks<Error>(*comm_, "state on disk", [&] {
+    const MemoryFor buffers(MemoryUse::kDiskBuffers);
+    if (!sizes.empty())
+      offload_store_ =
+          std::make_unique<OffloadStore>(options_.offload, sizes, str("model state of rank ", comm_->rank()));
+  });
 }
 
 bool ShardedModel::host_shared() const {
@@ -220,6 +297,7 @@ void ShardedModel::backward(const at::Tensor& loss, MicroStep micro_step) {
     gradients_->begin_backward(micro_step.first, micro_step.last);
     torch::autograd::backward({loss}, {});
     residency_->rethrow();
+    residency_->finish_gathers();
     gradients_->finish_backward();
     taken_->stand_in(gradients_->used());
     if (gathered_) residency_->end_pass();
@@ -304,6 +382,125 @@ void ShardedModel::skip_step() {
   });
 }
 
+// ----------------------------------------------------------------------- a step that fails or is dropped
+
+void ShardedModel::check_usable() {
+  if (failure_) std::rethrow_exception(failure_);
+  residency_->rethrow();
+  versions_->check();
+}
+
+void ShardedModel::check_replaceable(bool whole) {
+  if (offload_store_ && residency_->has_failure()) parameters_incomplete_ = true;
+  if (parameters_incomplete_ && !whole) check_usable();
+  versions_->check();
+}
+
+bool ShardedModel::has_failed() const { return failure_ || residency_->has_failure(); }
+
+void ShardedModel::drop_gradients() {
+  leave_step(/*parameters_too=*/false);
+  if (training_) begin_pass(Pass::kTrain);
+}
+
+// Ranks may have come to different places of the step: one may wait for what the others have not issued. So
+// all of them issue what is left of it, and drop what comes out.
+void ShardedModel::leave_step(bool parameters_too) {
+  struct State {
+    bool in_backward, at_boundary, parameters_incomplete;
+  };
+  if (offload_store_ && residency_->has_failure()) parameters_incomplete_ = true;
+  const State mine{order_->in_backward(), gradients_->at_boundary(), parameters_incomplete_};
+  State any = mine;
+  for (const State& theirs : comm_->exchange(mine, "a step is dropped")) {
+    if (theirs.in_backward && !any.in_backward) any.at_boundary = theirs.at_boundary;
+    any.in_backward |= theirs.in_backward;
+    any.parameters_incomplete |= theirs.parameters_incomplete;
+  }
+  if (any.parameters_incomplete && !parameters_too) {
+    check_usable();
+    throw Error("another rank's update failed and left its parameters incomplete: load a checkpoint");
+  }
+  if (any.parameters_incomplete) {
+    optimizer_->drop_step();
+  } else {
+    finish_updates();
+  }
+  if (any.in_backward) {
+    if (!mine.in_backward) gradients_->begin_backward(/*first=*/true, any.at_boundary);
+    residency_->finish_gathers();
+    gradients_->drop_backward();
+  }
+  gradients_->drop();
+  free_gradients();
+  used_.clear();
+  residency_->forget_failure();
+  failure_ = nullptr;
+}
+
+void ShardedModel::begin_replacing(std::string_view call) {
+  leave_step(/*parameters_too=*/true);
+  failure_ = std::make_exception_ptr(
+      Error(str(call, " failed half-way, and the parameters are neither old nor new")));
+  parameters_incomplete_ = true;
+  residency_->wait_all();
+  if (options_.transfer) options_.transfer->synchronize();  // copies read what is replaced
+}
+
+void ShardedModel::end_replacing() {
+  const PauseListening our_own_operators;
+  const at::NoGradGuard no_grad;
+  for (ParamUnit& unit : units_) {
+    if (!unit.has_own_master()) continue;
+    const InMemory weights(unit, kUpdated, InMemory::Access::kReadWrite);
+    at::Tensor(unit.values()).copy_(unit.master);
+  }
+  for (int parameter = 0; parameter < layout_->num_parameters(); ++parameter)
+    versions_->written_by_engine(parameter);
+  if (gathered_) residency_->parameters_updated(/*frozen_too=*/true);
+  if (training_) begin_pass(Pass::kTrain);
+  failure_ = nullptr;
+  parameters_incomplete_ = false;
+}
+
+// ----------------------------------------------------------- what lies in grad() between backward passes
+
+void ShardedModel::drop_gradients_of_untrained() {
+  for (int parameter = 0; parameter < layout_->num_parameters(); ++parameter) {
+    const at::Tensor& tensor = parameters_[parameter];
+    if (layout_->parameters()[parameter].trainable || !tensor.requires_grad()) continue;
+    untrained_.push_back(tensor);
+    tensor.mutable_grad().reset();
+    GradientHook::install(this, tensor, [&tensor] { tensor.mutable_grad().reset(); });
+  }
+}
+
+void ShardedModel::check_gradients() {
+  taken_->leave();
+  for (const at::Tensor& parameter : untrained_)  // where a hook of the user's has replaced ours
+    parameter.mutable_grad().reset();
+  for (size_t parameter = 0; parameter < parameters_.size(); ++parameter) {
+    const ParamUnit& unit = units_[layout_->slice(static_cast<int>(parameter)).unit];
+    if (!parameters_[parameter].grad().defined() || unit.gradient.late) continue;
+    if (!layout_->parameters()[parameter].trainable)
+      throw Error(
+          str("parameter ", layout_->parameters()[parameter].name,
+              " was frozen at initialize() and has a gradient now: leave it trainable there, and freeze "
+              "it afterwards until it is to be trained"));
+    throw Error(
+        str("parameter ", layout_->parameters()[parameter].name,
+            " has a gradient that did not come from backward(loss) of its engine, which takes the place of "
+            "loss.backward(); if it is of another engine's loss, or was meant for something else, call "
+            "zero_grad() of this "
+            "engine first. One loss that is to train two models needs both in one module, with one engine"));
+  }
+}
+
+void ShardedModel::free_gradients() {
+  taken_->forget();
+  for (const at::Tensor& parameter : parameters_) parameter.mutable_grad().reset();
+}
+
 // ------------------------------------------------------------------------------------- the whole model
 
 int ShardedModel::find(const std::string& name) const {
@@ -372,6 +569,65 @@ void ShardedModel::unpin(const std::vector<int>& units, int modifier_rank) {
   residency_->unpin(units, written);
 }
 
+/// `mine`: (unit numel) if `whole`, else this rank's piece of the unit. Returns (unit numel) on the device.
+at::Tensor ShardedModel::gather_unit(int unit, const at::Tensor& mine, bool whole, std::string_view what) {
+  at::Tensor full = mine.to(options_.device);  // from the host, where it lies there
+  if (whole) return full;
+  const at::Tensor part = std::exchange(full, at::empty({layout_->units()[unit].numel}, full.options()));
+  comm_->all_gather(full, part, str(what, " of ", layout_->describe(unit)))->wait();
+  // From the order of ranks into that of pieces.
+  return full.view({mesh_.num_rows(), mesh_.shard_size, part.numel()}).transpose(0, 1).reshape(-1);
+}
+
+/// An fp32 copy of the parameter's part of `full`, (unit numel).
+at::Tensor ShardedModel::cut_out(int parameter, const at::Tensor& full) const {
+  const zero::UnitSlice& slice = layout_->slice(parameter);
+  return full.narrow(0, slice.offset, slice.numel)
+      .to(at::kFloat, /*non_blocking=*/false, /*copy=*/true)
+      .view(layout_->parameters()[parameter].shape);
+}
+
+std::vector<std::vector<at::Tensor>> ShardedModel::full_states(int index) {
+  finish_updates();
+  residency_->wait_all();
+  ParamUnit& unit = units_.at(index);
+  std::vector<std::vector<at::Tensor>> states(unit.spec.parameters.size());
+  if (!unit.spec.trainable) return states;
+  const PauseListening our_own_operators;
+  const at::NoGradGuard no_grad;
+  const InMemory kept(unit, kUpdated, InMemory::Access::kRead);
+  const bool whole = !unit.placement.updates_shard;
+  const LocalState mine = whole ? unit.local_state() : unit.piece_state();
+  for (size_t state = 0; state < state_names().size(); ++state) {
+    const at::Tensor full = gather_unit(index, mine.states[state], whole, state_names()[state]);
+    for (size_t i = 0; i < states.size(); ++i) states[i].push_back(cut_out(unit.spec.parameters[i], full));
+  }
+  return states;
+}
+
+void ShardedModel::set_states(const std::string& name, const std::vector<at::Tensor>& states,
+                              int64_t num_updates) {
+  const int parameter = find(name);
+  const UnitSlice& slice = layout_->slice(parameter);
+  ParamUnit& unit = units_[slice.unit];
+  if (!unit.spec.trainable) throw Error(str("parameter ", name, " is frozen and has no optimizer state"));
+  TESSERA_CHECK(states.empty() || states.size() == state_names().size());
+  finish_updates();
+  const PauseListening our_own_operators;
+  const at::NoGradGuard no_grad;
+  const InMemory kept(unit, kUpdated, InMemory::Access::kReadWrite);
+  const LocalState local = unit.local_state();
+  const Range range = intersect(slice.range(), local.range);
+  for (size_t state = 0; range.numel() > 0 && state < local.states.size(); ++state) {
+    const at::Tensor target = local.states[state].narrow(0, range.begin - local.range.begin, range.numel());
+    if (states.empty())
+      target.zero_();
+    else
+      target.copy_(states[state].reshape(-1).narrow(0, range.begin - slice.offset, range.numel()));
+  }
+  optimizer_->set_steps(parameter, num_updates);
+}
+
 // --------------------------------------------------------------------------------- what this rank keeps
 
 StateBytes ShardedModel::measured_bytes(Tier tier) const {
@@ -395,6 +651,117 @@ StateModel ShardedModel::state_model(bool async_checkpoints) const {
                     .optimizer = options_.tiers.optimizer,
                     .device_memory_is_separate = host_apart_},
           .groups = options_.groups};
+}
+
+// The module's buffers are rank 0's on all ranks when they are asked for: [Note: a module's state is read
+// when it is used] in module_state.h.
+
+std::vector<NamedTensor> ShardedModel::buffers() const {
+  std::vector<NamedTensor> buffers;
+  if (state_ != nullptr)
+    for (NamedBuffer& buffer : state_->buffers())
+      if (buffer.tensor.defined()) buffers.push_back({std::move(buffer.name), std::move(buffer.tensor)});
+  return buffers;
+}
+
+std::vector<NamedBuffer> ShardedModel::persistent_buffers() const {
+  std::vector<NamedBuffer> buffers;
+  if (state_ != nullptr) buffers = state_->buffers();
+  std::erase_if(buffers, [](const NamedBuffer& buffer) { return !buffer.persistent; });
+  return buffers;
+}
+
+std::optional<BufferKind> ShardedModel::first_kind(const std::string& buffer) const {
+  const auto found = first_kinds_.find(buffer);
+  return found == first_kinds_.end() ? std::nullopt : std::optional(found->second);
+}
+
+void ShardedModel::adopt_buffers() {
+  for (const auto& [name, buffer] : buffers()) {
+    at::Tensor tensor = buffer;
+    const bool cast = tensor.is_floating_point() && options_.buffer_dtype.has_value();
+    const at::ScalarType dtype = cast ? to_torch(*options_.buffer_dtype) : tensor.scalar_type();
+    if (dtype != tensor.scalar_type() || options_.device != tensor.device())
+      tensor.set_data(tensor.to(options_.device, dtype));
+  }
+  broadcast_buffers();
+  for (const auto& [name, tensor] : buffers()) first_kinds_[name] = kind_of(tensor);
+}
+
+/// A line a buffer: name, dtype and sizes.
+static std::string describe(const std::vector<NamedTensor>& buffers) {
+  std::string text;
+  for (const auto& [name, tensor] : buffers)
+    text +=
+        str(name, '\t', static_cast<int>(tensor.scalar_type()), '\t', join(tensor.sizes().vec(), ","), '\n');
+  return text;
+}
+
+static std::vector<std::pair<std::string, BufferKind>> parse_buffers(const std::string& text) {
+  std::vector<std::pair<std::string, BufferKind>> buffers;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    const size_t sizes = line.rfind('\t'), dtype = line.rfind('\t', sizes - 1);
+    BufferKind kind;
+    kind.dtype = static_cast<at::ScalarType>(std::stoi(line.substr(dtype + 1)));
+    std::istringstream list(line.substr(sizes + 1));
+    for (std::string size; std::getline(list, size, ',');) kind.shape.push_back(std::stoll(size));
+    buffers.emplace_back(line.substr(0, dtype), std::move(kind));
+  }
+  return buffers;
+}
+
+void ShardedModel::check_same_buffers(const std::vector<std::string>& by_rank) const {
+  const auto names_of = [](const std::string& text) {
+    std::vector<std::string> names;
+    for (const auto& [name, kind] : parse_buffers(text)) names.push_back(name);
+    return names;
+  };
+  const auto lacks = [](const std::vector<std::string>& names, const std::string& name) {
+    return std::find(names.begin(), names.end(), name) == names.end();
+  };
+  const std::vector<std::string> first = names_of(by_rank[0]);
+  for (int rank = 1; rank < comm_->size(); ++rank) {
+    if (by_rank[rank] == by_rank[0]) continue;
+    const std::vector<std::string> theirs = names_of(by_rank[rank]);
+    const auto refuse = [&](const std::string& name, int with, int without) {
+      throw CommError(str("rank ", with, "'s module has the buffer ", name, ", rank ", without,
+                          "'s has none of that name: all ranks must register the same buffers"));
+    };
+    for (const std::string& name : first)
+      if (lacks(theirs, name)) refuse(name, 0, rank);
+    for (const std::string& name : theirs)
+      if (lacks(first, name)) refuse(name, rank, 0);
+    if (theirs != first)
+      throw CommError(str("rank ", rank,
+                          "'s module has its buffers in another order than rank 0's: all ranks "
+                          "must register the same buffers"));
+  }
+}
+
+void ShardedModel::broadcast_buffers() {
+  if (comm_->size() == 1 || state_ == nullptr) return;
+  const PauseListening our_own_operators;
+  const at::NoGradGuard no_grad;
+  const std::vector<NamedTensor> mine = buffers();
+  for (const auto& [name, tensor] : mine)
+    if (const std::string why = no_bytes(tensor); !why.empty())
+      throw Error(str("buffer ", name, " ", why,
+                      " and cannot be sent to other ranks: register a dense tensor of plain numbers"));
+  const std::vector<std::string> by_rank = comm_->exchange(describe(mine), "buffers");
+  check_same_buffers(by_rank);
+  const std::vector<std::pair<std::string, BufferKind>> first = parse_buffers(by_rank[0]);
+  for (size_t i = 0; i < mine.size(); ++i) {
+    const BufferKind& kind = first[i].second;
+    const at::Tensor& buffer = mine[i].tensor;
+    // A collective needs memory of its own: another buffer may share this one's.
+    at::Tensor bytes = comm_->rank() == 0 ? bytes_of_elements(buffer.to(options_.device)).clone()
+                                          : at::empty({c10::multiply_integers(kind.shape) *
+                                                       static_cast<int64_t>(c10::elementSize(kind.dtype))},
+                                                      at::TensorOptions(at::kByte).device(options_.device));
+    if (bytes.numel() > 0) comm_->broadcast(bytes, 0, "buffers")->wait();
+    if (comm_->rank() != 0) write_buffer(buffer, from_bytes(bytes, kind), /*keep_dtype=*/false);
+  }
 }
 
 }  // namespace tessera::zero

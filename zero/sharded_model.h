@@ -31,6 +31,7 @@
 #include "zero/model/model_view.h"
 #include "zero/model/module_state.h"
 #include "zero/optimizer/sharded_optimizer.h"
+#include "zero/plan/collective_order.h"
 #include "zero/plan/layout.h"
 #include "zero/plan/memory_model.h"
 #include "zero/plan/stage.h"
@@ -194,6 +195,7 @@ class ShardedModel {
   const Mesh& mesh() const { return mesh_; }
   at::Device device() const { return options_.device; }
   comm::Communicator& comm() { return *comm_; }
+  const CollectiveOrder& order() const { return *order_; }
   Residency& residency() { return *residency_; }
   GradientReducer& gradients() { return *gradients_; }
 
@@ -206,7 +208,7 @@ class ShardedModel {
   void move_into_units(DeferredModel* deferred);
   void adopt_buffers();
   void check_same_buffers(const std::vector<std::string>& by_rank) const;
-  void connect_reductions_and_gathers(bool one_order);
+  void connect_gathers_and_reductions();
   void begin_pass(Pass pass);
   void leave_step(bool parameters_too);
   void begin_step();
@@ -235,6 +237,7 @@ class ShardedModel {
   std::unique_ptr<Layout> layout_;
   std::unique_ptr<OffloadStore> offload_store_;
   std::vector<ParamUnit> units_;
+  std::unique_ptr<CollectiveOrder> order_;
   std::unique_ptr<Residency> residency_;
   std::unique_ptr<GradientReducer> gradients_;
   std::unique_ptr<ShardedOptimizer> optimizer_;

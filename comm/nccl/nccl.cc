@@ -19,8 +19,8 @@ namespace {
 // blocking the thread. Between the two it keeps the tensors alive (as does PendingCollective), so the caching
 // allocator cannot reuse their memory; after the wait, reuse on the current stream is ordered
 // behind the collective. So one thread can have many collectives under way, and nothing on the host shows
-// in which order the device runs them: see [Note: one order on a device] in zero/gather/residency.h for what
-// that asks of a caller that uses more than one group.
+// in which order the device runs them: see [Note: one order on a device] in zero/plan/collective_order.h for
+// what that asks of a caller that uses more than one group.
 class NcclTransport final : public Transport {
  public:
   NcclTransport(const GroupStore& store, int rank, int size, int device, std::chrono::milliseconds timeout)

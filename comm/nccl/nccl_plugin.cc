@@ -18,7 +18,7 @@ void tessera_nccl_make_group(const c10::intrusive_ptr<c10d::Store>* store, int r
   setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", /*overwrite=*/0);
   // Operations of several NCCL communicators on one device start in the order in which the host has given
   // them to it (NCCL 2.26 and later), which is the same on all ranks: [Note: one order on a device] in
-  // zero/gather/residency.h.
+  // zero/plan/collective_order.h.
   setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0);
   // By default (NCCL 2.22 and later) ranks connect for an algorithm when a collective first takes it, and
   // that call waits for the same call of the others. It would come in a hook of the first backward, while

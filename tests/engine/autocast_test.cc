@@ -114,11 +114,11 @@ TEST(Autocast, CastsOfReleasedUnitsAreReleased) {
     ASSERT_EQ(engine->sharded_model().layout().num_units(), 3);
     for (int step = 0; step < 3; ++step) {
       const at::Tensor loss = engine->forward(randn({2, 7}, step), randn({2, 3}, step));
-      EXPECT_LE(engine->sharded_model().residency().cache().casts().live_bytes(), 2 * largest_unit)
+      EXPECT_LE(engine->sharded_model().residency().casts().live_bytes(), 2 * largest_unit)
           << "of " << 2 * weights;
       engine->backward(loss);
       engine->step();
-      EXPECT_EQ(engine->sharded_model().residency().cache().casts().live_bytes(), 0);
+      EXPECT_EQ(engine->sharded_model().residency().casts().live_bytes(), 0);
     }
   });
 }

@@ -136,7 +136,7 @@ void check_allocations(comm::CommunicatorPtr comm, int stage, Precision precisio
   }
   zero::ShardedModel& sharded = engine->sharded_model();
   const int64_t state = sharded.measured_bytes().total();
-  const int64_t pool = sharded.residency().cache().pool().peak_bytes();
+  const int64_t pool = sharded.residency().pool().peak_bytes();
   const int64_t slots = sharded.gradients().slot_bytes();
   const int64_t unit_bytes = sharded.layout().units()[0].numel * 4;
   ASSERT_EQ(sharded.layout().num_units(), 12);

@@ -87,7 +87,7 @@ TEST(GatheredParameters, Nested) {
     Rig rig(*model, comm, 3);
     const at::NoGradGuard no_grad;
     GatheredParameters outer(*rig.sharded, {}, 0);
-    EXPECT_EQ(rig.residency().cache().num_unsharded(), 4);
+    EXPECT_EQ(rig.residency().num_unsharded(), 4);
     {
       const GatheredParameters inner(*rig.sharded, {"fc1.weight"});
       if (comm->rank() == 0) model->layers[1]->weight.fill_(3);
@@ -95,7 +95,7 @@ TEST(GatheredParameters, Nested) {
     if (comm->rank() == 0) model->layers[2]->weight.fill_(4);
     outer.close();
     outer.close();
-    EXPECT_EQ(rig.residency().cache().num_unsharded(), in_shared_memory() ? 4 : 0);
+    EXPECT_EQ(rig.residency().num_unsharded(), in_shared_memory() ? 4 : 0);
     EXPECT_EQ(rig.sharded->full_parameter("fc1.weight").sum().item<double>(), 3.0 * kWidth * kWidth);
     EXPECT_EQ(rig.sharded->full_parameter("fc2.weight").sum().item<double>(), 4.0 * kWidth * kWidth);
   });
@@ -138,7 +138,7 @@ TEST(GatheredParameters, BetweenAndInsidePasses) {
           train(stage_0, *reference, step);
         }
         EXPECT_TRUE(same_bits(rig.weights(), stage_0.weights()));
-        EXPECT_LE(rig.residency().cache().num_unsharded(), in_shared_memory() ? 6 : 2);
+        EXPECT_LE(rig.residency().num_unsharded(), in_shared_memory() ? 6 : 2);
       });
     }
   }
@@ -184,7 +184,7 @@ TEST(GatheredParameters, AUnitThatThePlanHasTakenOverStays) {
         for (int i = 0; i < 3; ++i) x = at::tanh(model->layers[i]->forward(x));
       }
       for (int i = 3; i < 5; ++i) x = at::tanh(model->layers[i]->forward(x));
-      EXPECT_EQ(rig.residency().cache().counts.agreed_gathers > 0, step == 0)
+      EXPECT_EQ(rig.residency().counts().agreed_gathers > 0, step == 0)
           << "step " << step << ": it was gathered again";
       rig.step(x.square().sum());
     }
@@ -279,7 +279,7 @@ TEST(GatheredParameters, AnExceptionInsideLetsGo) {
               throw Error("changed my mind");
             }),
             "changed my mind");
-  EXPECT_EQ(rig.residency().cache().num_unsharded(), 0);
+  EXPECT_EQ(rig.residency().num_unsharded(), 0);
   rig.step(model->forward(batch(0, 0)).sum());
 }
 

@@ -270,7 +270,7 @@ TEST(HybridSharding, GathersAfterTheFirstAreOfTheSecondCopy) {
         EXPECT_GT(by(group) - before_group, num_used * (kMicroSteps - 1));
       }
       rig.update();
-      EXPECT_LE(by(all) - before, num_used + rig.residency().cache().num_unsharded()) << gathers;
+      EXPECT_LE(by(all) - before, num_used + rig.residency().num_unsharded()) << gathers;
     }
     if (!rig.sharded->unit(0).placement.host_shared()) {
       EXPECT_GE(by(all), 3 * num_used);

@@ -60,7 +60,7 @@ std::vector<at::Tensor> Rig::gradients() {
 
 int Rig::num_gathers() {
   int sum = 0;
-  for (int gathers : residency().cache().counts.gathers) sum += gathers;
+  for (int gathers : residency().counts().gathers) sum += gathers;
   return sum;
 }
 

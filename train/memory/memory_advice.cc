@@ -4,7 +4,7 @@
 #include <cstdio>
 
 #include "core/str.h"
-#include "zero/reduce/gradient_slots.h"
+#include "zero/plan/gradient_slots.h"
 
 namespace tessera::train {
 namespace {
@@ -145,7 +145,7 @@ static int64_t slots_numel(const zero::Layout& layout, const zero::StateModel& m
   for (const zero::UnitSpec& unit : layout.units())
     if (unit.trainable) numels.push_back(unit.numel);
   if (!through_slots || numels.empty()) return 0;
-  return zero::GradientSlots::total_numel(numels, static_cast<int>(config.zero.communication_buffers));
+  return zero::gradient_buffer_numel(numels, static_cast<int>(config.zero.communication_buffers));
 }
 
 int64_t held_bytes(const zero::Layout& layout, const zero::StateModel& model, const EngineConfig& config,

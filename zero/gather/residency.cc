@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "core/check.h"
+#include "core/memory/allocation_failure.h"
 #include "zero/memory/storage_access.h"
 
 namespace tessera::zero {
@@ -14,7 +15,7 @@ constexpr std::string_view kOneOrder =
     "to 2, or run this part of the model, with its backward, while all ranks hold its parameters in one "
     "GatheredParameters";
 
-static PlanBudget budget_of(const std::vector<ParamUnit>& units, const ResidencyOptions& options) {
+PlanBudget budget_of(const std::vector<ParamUnit>& units, const ResidencyOptions& options) {
   PlanBudget budget;
   budget.capacity_units = options.capacity_units;
   budget.capacity_numel = options.max_live_numel;
@@ -26,24 +27,21 @@ static PlanBudget budget_of(const std::vector<ParamUnit>& units, const Residency
   return budget;
 }
 
-Residency::Residency(std::vector<ParamUnit>& units, comm::CommunicatorPtr comm, comm::CommunicatorPtr calls,
-                     const ResidencyOptions& options)
-    : units_(units),
+Residency::Residency(const Layout& layout, std::vector<ParamUnit>& units, CollectiveOrder& order,
+                     comm::CommunicatorPtr comm, comm::CommunicatorPtr calls, const ResidencyOptions& options)
+    : layout_(layout),
+      units_(units),
+      order_(order),
       comm_(std::move(comm)),
       calls_(std::move(calls)),
       options_(options),
       gathers_on_use_(std::any_of(units.begin(), units.end(),
                                   [](const ParamUnit& unit) { return unit.placement.sharded(); })),
       hears_reads_(std::ranges::any_of(units, [](const auto& unit) { return unit.placement.updates_shard; })),
-      order_(budget_of(units, options)),
-      cache_(units, comm_,
-             {.max_free = options.capacity_units,
-              .overlap = options.overlap,
-              .secondary = options.secondary,
-              .keep_failure =
-                  [this](const std::exception_ptr& failure) { keep_failure(failure, /*thrown=*/true); },
-              .update = options.late_update ? options.late_update : [](ParamUnit&) {}}),
-      previous_counts_(cache_.counts) {
+      pool_(device_of(units), options.capacity_units),
+      streams_(device_of(units)),
+      counts_{std::vector<int>(units.size()), 0},
+      previous_counts_(counts_) {
   TESSERA_CHECK(options_.capacity_units >= 1);
   some_rank_gathers_on_use_ = gathers_on_use_;
   if (options_.mesh.num_rows() > 1)
@@ -69,11 +67,11 @@ void Residency::on_use(int index, const char* operator_name) noexcept {
   }
   unit.use.last_operator = operator_count_;
   try {
-    cache_.follow_stream();
-    if (order_.recording()) order_.record(index, operator_count_, reductions_ ? reductions_->num_ready() : 0);
+    streams_.follow();
+    if (order_.recording()) order_.record(index, operator_count_);
     if (order_.replaying() && gathers_on_use_ && !failure_) replay(unit, operator_name);
     ensure_unsharded(unit, operator_name);
-    cache_.uses(unit);
+    uses(unit);
   } catch (...) {
     refuse(unit, std::current_exception());
   }
@@ -89,9 +87,9 @@ void Residency::on_use_beside(ParamUnit& unit, const char* operator_name) {
       throw Error(str(operator_name, " reads ", unit.name,
                       " on a second thread while another thread is inside an "
                       "operator of the same model: at stage 3 one thread at a time may run it"));
-    cache_.follow_stream();
+    streams_.follow();
     make_readable(unit);
-    cache_.uses(unit);
+    uses(unit);
   } catch (...) {
     refuse(unit, std::current_exception());
   }
@@ -110,7 +108,7 @@ void Residency::operator_ended() noexcept {
   used_.clear();
   if (failure_) return;
   try {
-    cache_.reshard_unpinned();
+    reshard_unpinned();
   } catch (...) {
     failure_.keep(std::current_exception());
   }
@@ -124,7 +122,7 @@ void Residency::on_write(int unit, const at::Tensor& written, const char* operat
       units_[unit],
       std::make_exception_ptr(Error(str(
           operator_name, " writes into ", units_[unit].name, ": parameter ",
-          options_.parameter_at(unit, written.storage_offset()),
+          layout_.parameter_at(unit, written.storage_offset()),
           " belongs to the engine, and the write would be undone by the next step, or differ between ranks. ",
           max_norm ? "Leave max_norm out, and limit the norm of the rows that the embedding returns"
                    : "Write inside a GatheredParameters with modifier_rank set, or use load_weights()"))));
@@ -134,7 +132,7 @@ void Residency::on_write(int unit, const at::Tensor& written, const char* operat
 // failed.
 void Residency::on_cast_read(int unit, c10::StorageImpl& cast, const char* operator_name) noexcept {
   const Lock lock(mutex_);
-  if (CastTracker::readable(cast)) return cache_.uses(cast);
+  if (CastTracker::readable(cast)) return streams_.uses(CastTracker::memory_of(cast));
   operator_refused_ = true;
   failure_.keep(std::make_exception_ptr(Error(str(operator_name, " reads a cast of ", units_[unit].name,
                                                   " that autocast made before the last step(), and "
@@ -144,37 +142,37 @@ void Residency::on_cast_read(int unit, c10::StorageImpl& cast, const char* opera
 
 void Residency::track_cast(const CastSource& source, const at::Tensor& copy) {
   const Lock lock(mutex_);
-  cache_.casts().add(source, copy);
+  casts_.add(source, copy);
 }
 
 void Residency::ensure_unsharded(ParamUnit& unit, const char* operator_name) {
   if (unit.unsharded()) return make_readable(unit);
   if (failure_) return refuse(unit, nullptr);
   agree_on(unit);
-  cache_.make_room(unit, order_.budget());
-  cache_.unshard(unit);
-  ++cache_.counts.agreed_gathers;
-  cache_.wait(unit);
+  make_room(unit);
+  unshard(unit);
+  ++counts_.agreed_gathers;
+  wait(unit);
 }
 
 /// Of an unsharded unit.
 void Residency::make_readable(ParamUnit& unit) {
   flush_to(unit);
-  cache_.wait(unit);
+  wait(unit);
   if (!unit.memory.bound()) throw Error(str("the gather of ", unit.name, " has failed before"));
 }
 
 /// Its gather is still to be issued.
-bool Residency::is_behind(const ParamUnit& unit) const {
+bool Residency::is_deferred(const ParamUnit& unit) const {
   return std::find(deferred_gathers_.begin(), deferred_gathers_.end(), unit.index) != deferred_gathers_.end();
 }
 
 void Residency::flush_to(const ParamUnit& unit) {
-  if (!is_behind(unit)) return;
+  if (!is_deferred(unit)) return;
   const auto issue_next = [&] {
     const int next = deferred_gathers_.front();
     deferred_gathers_.pop_front();
-    cache_.unshard(units_[next]);
+    unshard(units_[next]);
     return next;
   };
   while (issue_next() != unit.index) {
@@ -194,17 +192,16 @@ void Residency::replay(const ParamUnit& unit, const char* operator_name) {
   if (place < order_.last_place() && order_.at(place + 1).unit == unit.index) return advance_to(place + 1);
   if (unit.unsharded()) return;
   for (size_t p = place + 2; p <= order_.last_place(); ++p) {
-    if (reductions_ && order_.at(p).reductions > 0 && !reductions_->under_way())
-      break;                                                    // a use in backward only
-    if (order_.at(p).unit == unit.index) return advance_to(p);  // this rank skips what lies between
+    if (order_.at(p).reductions > 0 && !order_.in_backward()) break;  // a use in backward only
+    if (order_.at(p).unit == unit.index) return advance_to(p);        // this rank skips what lies between
   }
   leave_plan(unit, operator_name);
 }
 
 void Residency::leave_plan(const ParamUnit& unit, const char* operator_name) {
-  if (reductions_ && comm_->size() > 1) {
+  if (order_.one_order() && comm_->size() > 1) {
     // Whether the rest of the plan has reductions in it must be the same everywhere.
-    const bool mine = reductions_->under_way();
+    const bool mine = order_.in_backward();
     const std::vector<bool> in_backward = agree(mine, str(unit.name, " outside of the recorded order"));
     const auto name_of = [](bool backward) { return backward ? "backward" : "forward"; };
     for (int rank = 0; rank < comm_->size(); ++rank)
@@ -219,13 +216,17 @@ void Residency::leave_plan(const ParamUnit& unit, const char* operator_name) {
 }
 
 void Residency::issue_reductions(int count) {
-  if (reductions_) reductions_->issue_until(count);
+  if (order_.one_order()) options_.issue_reductions(count);
+}
+
+int Residency::num_reductions_issued() const {
+  return order_.one_order() && order_.in_backward() ? order_.num_issued() : 0;
 }
 
 void Residency::advance_to(size_t place) {
   while (order_.place() < place) {
     issue_reductions(order_.at(order_.place() + 1).reductions);
-    cache_.run(order_.advance());
+    run(order_.advance());
   }
 }
 
@@ -258,9 +259,9 @@ std::vector<T> Residency::exchange_in_row(const T& mine, const char* label) {
   return row;
 }
 
-bool Residency::follows_recorded_order() {
+bool Residency::reductions_have_places() {
   const Lock lock(mutex_);
-  return order_.replaying() && gathers_on_use_;
+  return order_.reductions_have_places();
 }
 
 // --------------------------------------------------------------------------------------------- passes
@@ -278,11 +279,11 @@ void Residency::begin_pass(Pass pass) {
   const Lock lock = enter("a new pass begins");
   drop_pass();
   order_.begin(pass);
-  previous_counts_ = std::exchange(cache_.counts, {std::vector<int>(units_.size()), 0});
+  previous_counts_ = std::exchange(counts_, {std::vector<int>(units_.size()), 0});
   if (!order_.replaying() || !gathers_on_use_) return;
-  order_.make_plan(cache_.kept_units());
-  if (pass == Pass::kEvaluation) cache_.expect(order_.plan());
-  cache_.run(order_.plan().actions.front());
+  order_.make_plan(kept_units());
+  if (pass == Pass::kEvaluation) read_ahead(order_.plan());
+  run(order_.plan().actions.front());
 }
 
 void Residency::drop_pass() {
@@ -313,8 +314,8 @@ void Residency::end_pass() {
 
 void Residency::begin_update() {
   const Lock lock = enter("step()");
-  cache_.follow_stream();
-  cache_.wait_all();
+  streams_.follow();
+  wait_all();
   updating_ = true;
 }
 
@@ -346,19 +347,19 @@ void Residency::parameters_updated(bool frozen_too) {
   TESSERA_CHECK(!order_.in_pass());
   updating_ = false;
   deferred_gathers_.clear();  // what an update that failed has left there
-  cache_.reset_max();
+  max_unsharded_ = 0;
   const std::vector<ParamUnit*> updated = updated_units(frozen_too);
   for (const ParamUnit* unit : updated)
     if (unit->use.pins > 0 && unit->unsharded())
       throw Error(str("step() while a GatheredParameters holds ", unit->name));
   for (ParamUnit* unit : updated) {
     if (unit->placement.sharded()) {
-      cache_.drop(*unit);
+      drop(*unit);
     } else if (options_.late_update) {
       unit->memory.guard();
       deferred_gathers_.push_back(unit->index);
     } else {
-      cache_.unshard(*unit);
+      unshard(*unit);
     }
   }
 }
@@ -374,7 +375,7 @@ void Residency::pin(const std::vector<int>& units, bool writable) {
     for (int unit : units)
       if (!units_[unit].unsharded()) missing.push_back(unit);
     // Without memory on one rank, none issues a gather, and training can continue.
-    const std::exception_ptr no_memory = cache_.take_buffers(missing);
+    const std::exception_ptr no_memory = take_buffers(missing);
     const std::vector<int> kNoMemory{-1};
     if (no_memory && calls_->size() == 1) std::rethrow_exception(no_memory);
     if (calls_->size() > 1) {
@@ -383,7 +384,7 @@ void Residency::pin(const std::vector<int>& units, bool writable) {
       for (int rank = 0; rank < calls_->size(); ++rank) {
         if (wanted[rank] == kNoMemory) {
           if (no_memory) std::rethrow_exception(no_memory);
-          cache_.give_buffers_back(missing);
+          give_buffers_back(missing);
           throw Error(str("GatheredParameters: rank ", rank, " has no memory for the parameters"));
         }
         if (options_.mesh.in_my_row(rank) && wanted[rank] != missing)
@@ -393,17 +394,17 @@ void Residency::pin(const std::vector<int>& units, bool writable) {
       }
     }
     for (int unit : missing) {
-      cache_.unshard(units_[unit]);
-      cache_.reshard_when_unpinned(units_[unit]);  // unless the plan takes it over
+      unshard(units_[unit]);
+      resharded_when_unpinned_.push_back(unit);  // unless the plan takes it over
     }
   }
   std::vector<int> pinned;
   try {
     for (int index : units) {
       ParamUnit& unit = units_[index];
-      cache_.wait(unit);
+      wait(unit);
       // Until the writes of one rank are every rank's, each rank writes into its own copy.
-      if (writable && unit.use.writers == 0) unit.begin_private_writes(cache_.pool());
+      if (writable && unit.use.writers == 0) unit.begin_private_writes(pool_);
       ++unit.use.pins;
       if (writable) ++unit.use.writers;
       pinned.push_back(index);
@@ -436,14 +437,191 @@ void Residency::unpin(const std::vector<int>& units, bool writable) {
   for (int index : units) {
     ParamUnit& unit = units_[index];
     --unit.use.pins;
-    if (writable && --unit.use.writers == 0) unit.end_private_writes(cache_.pool());
+    if (writable && --unit.use.writers == 0) unit.end_private_writes(pool_);
   }
-  cache_.reshard_unpinned();
+  reshard_unpinned();
+}
+
+// --------------------------------------------------------------------------------------------- gathers
+
+template <class Function>
+auto Residency::or_kept(const Function& function) {
+  try {
+    return function();
+  } catch (...) {
+    keep_failure(std::current_exception(), /*thrown=*/true);
+    throw;
+  }
+}
+
+void Residency::unshard(ParamUnit& unit) {
+  wait(unit);
+  or_kept([&] {
+    streams_.follow();  // what is in the buffer may still be read on another one
+    if (options_.late_update) options_.late_update(unit);
+    take_buffer(unit);
+    if (unit.secondary_current()) ++counts_.secondary_gathers;
+    unit.unshard(*comm_, options_.secondary.get());
+  });
+  ++counts_.gathers[unit.index];
+  max_unsharded_ = std::max(max_unsharded_, num_unsharded());
+  if (!options_.overlap || (comm_->size() == 1 && !unit.arriving())) wait(unit);
+}
+
+void Residency::take_buffer(ParamUnit& unit) {
+  if (unit.memory.has_buffer()) return;
+  const MemoryForUnit for_it(unit.name);
+  unit.memory.hold(pool_.acquire(unit.memory.bytes()));
+}
+
+std::exception_ptr Residency::take_buffers(const std::vector<int>& units) {
+  try {
+    for (const int unit : units) take_buffer(units_[unit]);
+    return nullptr;
+  } catch (...) {
+    give_buffers_back(units);
+    return std::current_exception();
+  }
+}
+
+void Residency::give_buffers_back(const std::vector<int>& units) {
+  for (const int unit : units)
+    if (units_[unit].memory.has_buffer()) pool_.give_back(units_[unit].memory.release());
+}
+
+void Residency::wait(ParamUnit& unit) {
+  if (or_kept([&] { return unit.wait_for_unshard(); })) casts_.recast(unit.index, unit.memory.full());
 }
 
 void Residency::wait_all() {
   const Lock lock(mutex_);
-  cache_.wait_all();
+  for (ParamUnit& unit : units_) wait(unit);
+}
+
+void Residency::reshard(ParamUnit& unit) {
+  wait(unit);
+  casts_.release(unit.index);
+  unit.reshard(pool_);
+}
+
+void Residency::reshard_unpinned() {
+  std::vector<int> pinned;
+  for (const int unit : std::exchange(resharded_when_unpinned_, {})) {
+    if (units_[unit].use.pinned()) {
+      pinned.push_back(unit);
+    } else if (units_[unit].unsharded()) {
+      reshard(units_[unit]);
+    }
+  }
+  resharded_when_unpinned_ = std::move(pinned);
+}
+
+/// A pass outside of training begins: what its plan gathers is read ahead, where it is on disk.
+void Residency::read_ahead(const GatherPlan& plan) {
+  std::vector<OffloadedTensor*> shards;
+  for (const std::vector<PlanAction>& actions : plan.actions)
+    for (const PlanAction& action : actions) {
+      if (action.kind != PlanAction::kUnshard) continue;
+      const std::vector<OffloadedTensor*> on_disk = units_[action.unit].on_disk(kValues);
+      shards.insert(shards.end(), on_disk.begin(), on_disk.end());
+    }
+  OffloadedTensor::expect(shards);
+}
+
+void Residency::run(const std::vector<PlanAction>& actions) {
+  for (const PlanAction& action : actions) {
+    ParamUnit& unit = units_[action.unit];
+    if (action.kind == PlanAction::kUnshard) {
+      std::erase(resharded_when_unpinned_, action.unit);
+      // Pinned by a GatheredParameters, on all ranks: it is there already, and may have been written.
+      if (unit.use.pins == 0 || !unit.unsharded()) unshard(unit);
+    } else if (unit.use.pinned()) {
+      resharded_when_unpinned_.push_back(unit.index);
+    } else if (unit.unsharded()) {
+      reshard(unit);
+    }
+  }
+}
+
+void Residency::make_room(const ParamUnit& unit) {
+  const PlanBudget& budget = order_.budget();
+  if (budget.persistent[unit.index]) return;
+  while (true) {
+    int live = 0;
+    int64_t live_numel = 0;
+    ParamUnit* victim = nullptr;
+    for (ParamUnit& other : units_) {
+      if (!other.unsharded() || budget.persistent[other.index]) continue;
+      ++live;
+      live_numel += other.spec.numel;
+      if (!other.use.pinned() && (victim == nullptr || other.use.last_operator < victim->use.last_operator))
+        victim = &other;
+    }
+    const bool fits =
+        live + 1 <= budget.capacity_units && live_numel + unit.spec.numel <= budget.capacity_numel;
+    if (fits || victim == nullptr) return;
+    reshard(*victim);
+  }
+}
+
+void Residency::drop(ParamUnit& unit) {
+  casts_.forget(unit.index);
+  if (unit.unsharded()) reshard(unit);
+  unit.values_changed();
+}
+
+int Residency::num_unsharded() const {
+  return static_cast<int>(
+      std::count_if(units_.begin(), units_.end(), [](const ParamUnit& unit) { return unit.unsharded(); }));
+}
+
+std::set<int> Residency::kept_units() const {
+  std::set<int> kept;
+  for (const ParamUnit& unit : units_)
+    if (unit.unsharded() &&
+        std::ranges::find(resharded_when_unpinned_, unit.index) == resharded_when_unpinned_.end())
+      kept.insert(unit.index);
+  return kept;
+}
+
+// -------------------------------------------------------------------------------------------- failures
+
+/// Null: the failure that is kept.
+void Residency::refuse(ParamUnit& unit, const std::exception_ptr& failure) noexcept {
+  if (failure) failure_.keep(failure);
+  unit.memory.refuse(failure_.message());
+  operator_refused_ = true;
+}
+
+void Residency::rethrow() {
+  const Lock lock(mutex_);
+  failure_.rethrow();
+}
+
+void Residency::keep_failure(const std::exception_ptr& failure, bool thrown) {
+  const Lock lock(mutex_);
+  thrown ? failure_.keep_thrown(failure) : failure_.keep(failure);
+}
+
+bool Residency::has_failure() const {
+  const Lock lock(mutex_);
+  return static_cast<bool>(failure_);
+}
+
+void Residency::forget_failure() {
+  const Lock lock = enter("a failed step is left");
+  failure_.clear();
+  wait_all();
+  for (ParamUnit& unit : units_) {
+    if (is_deferred(unit) || unit.readable_again()) continue;
+    if (unit.placement.sharded()) {
+      drop(unit);
+    } else {
+      unshard(unit);
+    }
+  }
+  drop_pass();
+  reshard_unpinned();
 }
 
 }  // namespace tessera::zero

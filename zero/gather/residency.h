@@ -1,33 +1,11 @@
-// Residency decides when units are unsharded, and keeps the gathers of all ranks in one order. UnitCache
-// carries out what it decides.
+// Residency decides when units are unsharded, gathers and releases them, and keeps what autocast has made of
+// them.
 //
 // Sharded units are cached: see [Note: residency is a cache] in gather_plan.h. Units of which this rank
 // updates a shard but keeps all values (stages 1 and 2) keep their buffers; there a unit is waited for until
 // the all-gather of the updated shards has arrived. Operators report what they are about to read through
 // on_use(). A unit can be read only once its gather is done ([Note: guarded until it has arrived] in
-// unit_memory.h).
-//
-// [Note: one order for all ranks]
-// A gather is a collective. While the order of use is unknown, each gather is agreed on by name first
-// (exchange over the store), so ranks that differ get a CommError with rank and unit instead of a hang.
-// Once a trace is adopted (rank 0's), every rank issues exactly the plan's gathers, in the plan's order. A
-// rank that skips units issues their gathers when it uses a later one, or at the end of the pass. A rank
-// that needs a unit which the plan does not have issues the rest of the plan first, then agrees with the
-// others as in the first pass; the next pass records anew.
-//
-// [Note: one order on a device]
-// On CUDA a wait only orders streams, and NCCL's collectives are kernels that wait for each other on the
-// device. If ranks start the kernels of two communicators in different orders, they can wait for each other
-// for ever. The same happens when the start of one kernel waits, by streams, for the other. So where waits
-// don't block (Communicator::wait_blocks), gathers and gradient reductions use one group and one order. (With
-// rows of ranks, zero/plan/mesh.h, there are two groups; NCCL then starts their kernels in the order in which
-// the host has issued them, which is that one: NCCL_LAUNCH_ORDER_IMPLICIT, NCCL 2.26 and later.) Each place
-// of the recorded order of use says how many reductions rank 0 had ready there. A rank that reaches the place
-// issues that many, with zeros for gradients that it lacks; a gradient that comes later is reduced after
-// backward (GradientReducer::reduce_late). While there is no recorded order, hooks issue reductions, and
-// before an agreed gather all ranks issue as many as the rank that has issued the most. Over CPU backends no
-// wait of one group delays another: there the reductions have their own group, and are issued when they are
-// ready.
+// unit_memory.h). The order of the gathers is CollectiveOrder's.
 //
 // [Note: one thread at a time]
 // Any thread may run the model, and another one the next step: operators are heard on all threads. But what
@@ -42,17 +20,19 @@
 #include <exception>
 #include <functional>
 #include <mutex>
-#include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "comm/communicator.h"
 #include "core/log.h"
+#include "zero/gather/cast_tracker.h"
 #include "zero/gather/kept_failure.h"
-#include "zero/gather/unit_cache.h"
+#include "zero/memory/buffer_pool.h"
+#include "zero/memory/stream_order.h"
+#include "zero/plan/collective_order.h"
 #include "zero/plan/layout.h"
-#include "zero/plan/order_of_use.h"
 #include "zero/unit/param_unit.h"
 
 namespace tessera::zero {
@@ -62,38 +42,41 @@ struct ResidencyOptions {
   int capacity_units = 3;
   int64_t max_live_numel = 1'000'000'000;
   int64_t prefetch_numel = 50'000'000;
-  int64_t persistence_numel = 100'000;        ///< units up to this size stay unsharded between updates
-  bool track_casts = false;                   ///< the model runs under autocast
-  Mesh mesh = {};                             ///< who gathers together
-  comm::CommunicatorPtr secondary = nullptr;  ///< see UnitCache::Options
-  /// Updates a unit that step() has left for later; unset: there are none. See [Note: late updates] in
-  /// sharded_optimizer.h.
+  int64_t persistence_numel = 100'000;  ///< units up to this size stay unsharded between updates
+  bool track_casts = false;             ///< the model runs under autocast
+  Mesh mesh = {};                       ///< who gathers together
+  /// Of the ranks that have a second copy of the parameters among them; null: there is none.
+  comm::CommunicatorPtr secondary = nullptr;
+  /// What has to come before a gather: the update of the unit's shard that step() has left for later, if it
+  /// has
+  /// ([Note: late updates] in sharded_optimizer.h; unset: there are none); and `count` reductions of the
+  /// backward under way, where both have one order. Both are collective.
   std::function<void(ParamUnit&)> late_update;
-  /// The name of the parameter that has an element of a unit, for messages. Required.
-  std::function<std::string(int unit, int64_t element)> parameter_at;
+  std::function<void(int count)> issue_reductions;
   Logger log;
 };
 
-/// The gradient reductions of a pass, in their agreed order: see [Note: one order on a device]. None is
-/// collective but issue_until.
-struct Reductions {
-  std::function<bool()> under_way;  ///< a backward is
-  std::function<int()> num_ready;
-  std::function<int()> num_issued;
-  std::function<void(int count)>
-      issue_until;  ///< Collective. Until `count` have been; does nothing outside of backward
+/// The units of one rank that stay within `options`' bounds, for CollectiveOrder.
+PlanBudget budget_of(const std::vector<ParamUnit>& units, const ResidencyOptions& options);
+
+/// Counters of one pass, for tests and metrics.
+struct ResidencyCounts {
+  std::vector<int> gathers;   ///< by unit
+  int agreed_gathers = 0;     ///< of these, gathers the ranks had to agree on one by one
+  int secondary_gathers = 0;  ///< of these, gathers of the second copy
 };
 
-/// Decides when one rank's units are unsharded. Calls from several threads are serialised; see [Note: one
-/// thread at a time]. The units must outlive it.
+/// Decides when one rank's units are unsharded, and issues their gathers. Owns the buffers of gathered units
+/// and the record of their casts. Calls from several threads are serialised; see [Note: one thread at a
+/// time]. Requires: layout, units and order outlive it.
 class Residency {
  public:
   /// `comm`: of the ranks that gather together, for that, and for agreements on the next gather. `calls`: of
   /// all ranks, for agreements between those that make the same call, but may have issued different numbers
   /// of gathers: in `comm`'s list of collectives these would stand at different places. Collective over
   /// `calls` where the mesh has several rows.
-  Residency(std::vector<ParamUnit>& units, comm::CommunicatorPtr comm, comm::CommunicatorPtr calls,
-            const ResidencyOptions& options);
+  Residency(const Layout& layout, std::vector<ParamUnit>& units, CollectiveOrder& order,
+            comm::CommunicatorPtr comm, comm::CommunicatorPtr calls, const ResidencyOptions& options);
   ~Residency();
 
   // -- for operators (OperatorListener) --
@@ -109,10 +92,6 @@ class Residency {
   void on_cast_read(int unit, c10::StorageImpl& cast, const char* operator_name) noexcept;
 
   // -- for ShardedModel --
-  /// From now on the reductions' order is that of the gathers.
-  void share_order_with(Reductions reductions) { reductions_ = std::move(reductions); }
-  /// Whether the order is a recorded one now, so that reductions are issued by it.
-  bool follows_recorded_order();
   /// Collective where units are sharded (prefetch). Starts recording or replaying the order of use.
   void begin_pass(Pass pass);
   /// Collective. Leaves a pass that will not be finished: evaluation begins.
@@ -138,6 +117,8 @@ class Residency {
   /// For failures met where nothing may be thrown; `thrown`: for those that are thrown as well.
   void keep_failure(const std::exception_ptr& failure, bool thrown = false);
   bool has_failure() const;
+  /// For hooks of backward: whether reductions are issued by the recorded order of use now.
+  bool reductions_have_places();
   /// Collective. After a failure that all ranks have met alike: ends the pass, and makes readable what the
   /// failure has made unreadable. Where that takes new values, those are gathered. Throws a failure that
   /// nobody has been told of yet.
@@ -153,9 +134,14 @@ class Residency {
   /// Waits for gathers in flight.
   void wait_all();
 
-  /// What is unsharded, and its counters: of the pass in progress, and of the one before.
-  const UnitCache& cache() const { return cache_; }
-  const ResidencyCounts& previous_counts() const { return previous_counts_; }
+  // -- counters, for tests and metrics --
+  const ResidencyCounts& counts() const { return counts_; }                    ///< of the pass in progress
+  const ResidencyCounts& previous_counts() const { return previous_counts_; }  ///< of the one before
+  int num_unsharded() const;
+  int max_unsharded() const { return max_unsharded_; }  ///< highest num_unsharded() since the last update
+  const BufferPool& pool() const { return pool_; }
+  const CastTracker& casts() const { return casts_; }
+
   /// An operator has made `copy` of a piece of a unit: see CastTracker::add().
   void track_cast(const CastSource& source, const at::Tensor& copy);
   /// Whether some unit is sharded, so that gathers are issued during a pass and not after the update alone.
@@ -168,16 +154,21 @@ class Residency {
   using Lock = std::unique_lock<std::recursive_mutex>;
   Lock enter(const char* what);
   bool another_thread_inside() const { return !used_.empty() && inside_ != std::this_thread::get_id(); }
+  // how operators find a unit readable
   void on_use_beside(ParamUnit& unit, const char* operator_name);
   void ensure_unsharded(ParamUnit& unit, const char* operator_name);
   void make_readable(ParamUnit& unit);
-  void flush_to(const ParamUnit& unit);
+  void refuse(ParamUnit& unit, const std::exception_ptr& failure) noexcept;
+
+  // the order
   void replay(const ParamUnit& unit, const char* operator_name);
   void leave_plan(const ParamUnit& unit, const char* operator_name);
-  void issue_reductions(int count);
-  int num_reductions_issued() const { return reductions_ ? reductions_->num_issued() : 0; }
   void advance_to(size_t place);
   void finish_plan();
+  void run(const std::vector<PlanAction>& actions);
+  void read_ahead(const GatherPlan& plan);
+  void issue_reductions(int count);
+  int num_reductions_issued() const;
   void agree_on(const ParamUnit& unit);
   /// Collective. An exchange on `comm_` whose error says what to do where ranks need different units.
   template <class T>
@@ -185,30 +176,50 @@ class Residency {
   /// Collective, over `calls_`. What the ranks give that gather together with this one.
   template <class T>
   std::vector<T> exchange_in_row(const T& mine, const char* label);
-  void refuse(ParamUnit& unit, const std::exception_ptr& failure) noexcept;
-  bool is_behind(const ParamUnit& unit) const;
+
+  // gathers: unshard() is collective. What it and wait() throw, CommError or the allocator's error, is kept:
+  // the other ranks count on this gather, and the unit is not readable
+  void unshard(ParamUnit& unit);
+  void wait(ParamUnit& unit);
+  void take_buffer(ParamUnit& unit);
+  std::exception_ptr take_buffers(const std::vector<int>& units);
+  void give_buffers_back(const std::vector<int>& units);
+  void make_room(const ParamUnit& unit);
+  void reshard(ParamUnit& unit);
+  void reshard_unpinned();
+  void drop(ParamUnit& unit);
+  template <class Function>
+  auto or_kept(const Function& function);
+  void uses(const ParamUnit& unit) const { streams_.uses(unit.memory.buffer()); }
+  bool is_deferred(const ParamUnit& unit) const;
+  void flush_to(const ParamUnit& unit);
+  std::set<int> kept_units() const;
   std::vector<ParamUnit*> updated_units(bool frozen_too) const;
 
+  const Layout& layout_;
   std::vector<ParamUnit>& units_;
+  CollectiveOrder& order_;
   comm::CommunicatorPtr comm_, calls_;
   ResidencyOptions options_;
   bool gathers_on_use_;
   bool hears_reads_;
   bool some_rank_gathers_on_use_;  // rows may differ: a host's memory is shared, or not
-  std::optional<Reductions> reductions_;
 
   mutable std::recursive_mutex
-      mutex_;  // guards what follows, memory and use of units; held while a gather is waited for
-  OrderOfUse order_;
-  UnitCache cache_;
+      mutex_;  // guards what follows, the order, memory and use of units; held while a gather is waited for
+  BufferPool pool_;
+  CastTracker casts_;
+  StreamOrder streams_;
   std::thread::id inside_;  // the thread whose operator has used them
   std::vector<int> used_;   // by the operator that runs
   int64_t operator_count_ = 0;
   std::deque<int> deferred_gathers_;  // units that stay unsharded, whose gathers are still to be issued
-  bool updating_ = false;             // between begin_update() and parameters_updated()
+  std::vector<int> resharded_when_unpinned_;
+  bool updating_ = false;  // between begin_update() and parameters_updated()
   KeptFailure failure_;
   bool operator_refused_ = false;  // an operator that runs cannot read what it wants
-  ResidencyCounts previous_counts_;
+  int max_unsharded_ = 0;
+  ResidencyCounts counts_, previous_counts_;
 };
 
 }  // namespace tessera::zero

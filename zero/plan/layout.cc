@@ -115,6 +115,13 @@ int Layout::find(const std::string& name) const {
   return found == index_.end() ? -1 : found->second;
 }
 
+std::string Layout::parameter_at(int unit, int64_t element) const {
+  for (const int parameter : units_[unit].parameters)
+    if (intersect(slice(parameter).range(), {element, element + 1}).numel() > 0)
+      return parameters_[parameter].name;
+  return describe(unit);
+}
+
 std::string Layout::describe(int unit) const {
   const std::vector<int>& members = units_[unit].parameters;
   std::string text = str("unit ", unit, " (", parameters_[members.front()].name);

@@ -4,18 +4,36 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include <c10/core/ScalarType.h>
+
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "core/check.h"
 #include "core/error.h"
 #include "core/memory/allocation_failure.h"
 #include "core/memory/memory_use.h"
-#include "zero/kernels/kernels.h"
+#include "core/str.h"
 #include "zero/memory/pause_listening.h"
+#include "zero/plan/gradient_slots.h"
 #include "zero/reduce/gradient_hook.h"
 
 namespace tessera::zero {
+
+constexpr int kFirstPassesWithoutWaits = 8;
+
+/// On CUDA: little beside what else a backward holds, and as much as a launch over a full table of parameters
+/// of half a megabyte each. A larger one keeps the device busy for longer than its launch takes.
+static int64_t max_waiting_bytes_on(at::Device device) { return device.is_cuda() ? int64_t{32} << 20 : 0; }
+
+/// Collective. (numel) zeros in memory that the other ranks can read, where there is such memory
+/// (Communicator::allocate_symmetric).
+static at::Tensor symmetric_zeros(comm::Communicator& comm, int64_t numel, const at::TensorOptions& like,
+                                  const std::string& label) {
+  const int64_t bytes = numel * static_cast<int64_t>(like.dtype().itemsize());
+  return comm.allocate_symmetric(bytes, like.device(), label).view(like.dtype().toScalarType()).zero_();
+}
 
 /// Collective. Every rank gets the same bits.
 static void sum_over(comm::Communicator& comm, const at::Tensor& flat, const std::string& label) {
@@ -28,42 +46,42 @@ static int num_ranks(const comm::Communicator& comm, const ReducerOptions& optio
   return comm.size() * (options.replicas ? options.replicas->size() : 1);
 }
 
+std::vector<int> first_order_of_reductions(const std::vector<ParamUnit>& units) {
+  std::vector<int> order;
+  for (auto unit = units.rbegin(); unit != units.rend(); ++unit)
+    if (unit->spec.trainable) order.push_back(unit->index);
+  return order;
+}
+
 GradientReducer::GradientReducer(const Layout& layout, std::vector<ParamUnit>& units,
-                                 std::vector<at::Tensor> parameters, comm::CommunicatorPtr comm,
+                                 std::vector<at::Tensor> parameters, CollectiveOrder& order,
+                                 Residency* residency, comm::CommunicatorPtr comm,
                                  const ReducerOptions& options)
     : layout_(layout),
       units_(units),
+      order_(order),
+      residency_(residency),
       comm_(std::move(comm)),
       options_(options),
       prescale_(options.prescale ? 1.0 / num_ranks(*comm_, options) : 1 / options.predivide_factor),
       postscale_(options.prescale ? 1 : options.predivide_factor / num_ranks(*comm_, options)),
       row_scale_(options.replicas ? 1 : postscale_),
       mode_(choose_mode()),
-      gradients_(layout, units, std::move(parameters),
-                 {.accumulate_dtype = options.accumulate_dtype,
-                  .communicate_dtype = options.communicate_dtype,
-                  .prescale = prescale_,
-                  .slots_round = options.communicate_dtype != options.accumulate_dtype || prescale_ != 1 ||
-                                 mode_ == ReductionMode::kSingleRank,
-                  .single_rank = mode_ == ReductionMode::kSingleRank,
-                  .max_waiting_bytes = options.max_waiting_bytes.value_or(
-                      GradientAccumulator::max_waiting_bytes(device_of(units)))}) {
+      single_rank_(mode_ == ReductionMode::kSingleRank),
+      slots_round_(options.communicate_dtype != options.accumulate_dtype || prescale_ != 1 || single_rank_),
+      streams_(device_of(units)),
+      max_waiting_bytes_(options.max_waiting_bytes.value_or(max_waiting_bytes_on(device_of(units)))),
+      next_passes_without_waits_(kFirstPassesWithoutWaits) {
   TESSERA_CHECK(options_.num_slots >= 1);
-  std::vector<int> order;
-  bool gathers_on_use = false;
-  for (auto unit = units_.rbegin(); unit != units_.rend(); ++unit) {
-    gathers_on_use |= unit->placement.sharded();
-    if (unit->spec.trainable) order.push_back(unit->index);
-  }
-  queue_ = std::make_unique<ReductionQueue>(
-      units_, std::move(order),
-      ReductionQueue::Options{.rank = comm_->global_rank(comm_->rank()),
-                              .hooks_may_block = !gathers_on_use || !comm_->wait_blocks(),
-                              .wait_limit = options_.hook_wait_limit,
-                              .log = options_.log});
-  if (this->order().empty()) return;
-  const Placement& placement = units_[this->order().front()].placement;  // that of all trainable units
-  for (const int unit : this->order()) TESSERA_CHECK(units_[unit].placement == placement);
+  for (at::Tensor& parameter : parameters) gradients_.push_back({.parameter = std::move(parameter)});
+  const bool gathers_on_use =
+      std::ranges::any_of(units_, [](const ParamUnit& unit) { return unit.placement.sharded(); });
+  hooks_may_block_ = !gathers_on_use || !comm_->wait_blocks();
+  const std::vector<int>& reduced = order_.reductions();
+  if (reduced.empty()) return;
+  ParamUnit& first = units_[reduced.front()];
+  const Placement& placement = first.placement;  // that of all trainable units
+  for (const int unit : reduced) TESSERA_CHECK(units_[unit].placement == placement);
   update_whole_ = !placement.updates_shard;
   if (options_.replicas) {
     // Where a transport reads the accumulators in place, they have to be memory of the one group.
@@ -71,19 +89,18 @@ GradientReducer::GradientReducer(const Layout& layout, std::vector<ParamUnit>& u
     sum_gather_comm_ = apart ? options_.replicas->duplicate("sums") : options_.replicas;
   }
   TESSERA_CHECK(!options_.replicas || (placement.gradient_sharded && placement.gradient == Tier::kDevice));
-  for (const int unit : this->order()) make_accumulator(units_[unit]);
+  for (const int unit : reduced) make_accumulator(units_[unit]);
   if (through_slots()) make_slots();
   if (placement.gradient != Tier::kDevice) norms_ = zero_norms();
   if (placement.on_host(placement.gradient)) {
-    const at::TensorOptions bytes =
-        units_[this->order().front()].memory.full().options().dtype(at::kByte).requires_grad(false);
+    const at::TensorOptions bytes = first.memory.full().options().dtype(at::kByte).requires_grad(false);
     on_device_.emplace(*options_.transfer, /*num_buffers=*/3, [bytes](int64_t size) {
       const MemoryFor use(MemoryUse::kCommunication);
       return at::empty({size}, bytes);
     });
   }
-  reads_peers_ = update_whole_ && !through_slots() &&
-                 comm_->peer_view(units_[this->order().front()].gradient.accumulator, 0).defined();
+  reads_peers_ =
+      update_whole_ && !through_slots() && comm_->peer_view(first.gradient.accumulator, 0).defined();
   install_hooks();  // last: the destructor removes them, which does not run for a constructor that throws
 }
 
@@ -118,9 +135,9 @@ void GradientReducer::make_accumulator(ParamUnit& unit) {
 /// Those that are not there: what Python's register_post_accumulate_grad_hook() sets on a parameter that has
 /// had none takes the place of ours. It runs first from then on.
 void GradientReducer::install_hooks() {
-  for (const int unit : order())
+  for (const int unit : order_.reductions())
     for (const int parameter : units_[unit].spec.parameters) {
-      const at::Tensor& tensor = gradients_.parameter(parameter);
+      const at::Tensor& tensor = gradients_[parameter].parameter;
       if (GradientHook::is_installed(this, tensor)) continue;
       GradientHook::install(this, tensor, [this, parameter] { on_gradient(parameter); });
     }
@@ -128,77 +145,298 @@ void GradientReducer::install_hooks() {
 
 // Collective: all of them at once, because ranks come to their first use at different times.
 void GradientReducer::make_slots() {
-  const at::TensorOptions like =
-      units_[order().front()].gradient.accumulator.options().dtype(options_.communicate_dtype);
   const MemoryFor use(MemoryUse::kCommunication);
-  slots_.emplace(*comm_, numels_in_order(), options_.num_slots, like);
+  std::vector<int64_t> numels;
+  for (const int unit : order_.reductions()) numels.push_back(units_[unit].spec.numel);
+  const at::TensorOptions like = units_[order_.reductions().front()].gradient.accumulator.options();
+  slots_ = symmetric_zeros(*comm_, gradient_buffer_numel(numels, options_.num_slots),
+                           like.dtype(options_.communicate_dtype), "gradient buffer");
+  arrange();
 }
 
-std::vector<int64_t> GradientReducer::numels_in_order() const {
+/// The units' slots, by the order of reductions. No slot may be in use.
+void GradientReducer::arrange() {
+  const std::vector<int>& order = order_.reductions();
   std::vector<int64_t> numels;
-  for (const int unit : order()) numels.push_back(units_[unit].spec.numel);
-  return numels;
+  for (const int unit : order) numels.push_back(units_[unit].spec.numel);
+  const std::vector<GradientSlot> slots = arrange_slots(numels, slots_.numel());
+  for (size_t place = 0; place < order.size(); ++place) units_[order[place]].gradient.slot = slots[place];
 }
 
 GradientReducer::~GradientReducer() {
-  for (const int unit : order())
+  for (const int unit : order_.reductions())
     for (const int parameter : units_[unit].spec.parameters)
-      GradientHook::remove(this, gradients_.parameter(parameter));
+      GradientHook::remove(this, gradients_[parameter].parameter);
 }
 
+// ------------------------------------------------------------------------------------------ a backward
+
 void GradientReducer::begin_backward(bool first, bool boundary) {
-  if (under_way())
+  if (order_.in_backward())
     throw Error("the backward pass before this one failed half-way, and its gradients are lost");
   install_hooks();
+  first_ = first;
   boundary_ = boundary;
-  gradients_.begin_backward(first);
+  for (ParameterGradient& gradient : gradients_) {
+    gradient.came = 0;
+    if (first) gradient.used = false;
+    if (single_rank_) gradient.in_slot = !first;
+  }
+  for (ParamUnit& unit : units_) {
+    unit.gradient.num_missing = static_cast<int>(unit.spec.parameters.size());
+    unit.gradient.late = false;  // what came late is still in p.grad, and goes with this micro-step
+  }
   if (all_have_read_) std::exchange(all_have_read_, nullptr)->wait();
   sums_.clear();
   sum_gathers_.clear();
-  queue_->begin();
+  order_.begin_backward();
+  if (passes_without_waits_ > 0) --passes_without_waits_;
+}
+
+void GradientReducer::finish_backward() {
+  const PauseListening our_own_operators;
+  const at::NoGradGuard no_grad;
+  TESSERA_CHECK(order_.in_backward());
+  follow_stream();
+  if (reducing()) {
+    complete_all();
+    if (!order_.agreed()) agree_on_order();
+  } else if (first_) {
+    for (const int unit : order_.reductions()) zero_unused(units_[unit]);
+  }
+  put_waiting();
+  order_.end_backward();
+}
+
+void GradientReducer::drop_backward() {
+  const PauseListening our_own_operators;
+  const at::NoGradGuard no_grad;
+  TESSERA_CHECK(order_.in_backward());
+  if (reducing()) complete_all();
+  put_waiting();
+  order_.drop_backward();
+}
+
+void GradientReducer::drop() {
+  waiting_.clear();
+  waiting_bytes_ = 0;
+  for (const int unit : order_.reductions())
+    for (const int parameter : units_[unit].spec.parameters)
+      gradients_[parameter].parameter.mutable_grad().reset();
+  for (ParameterGradient& gradient : gradients_) {
+    gradient.parts = at::Tensor();
+    gradient.in_slot = gradient.used = false;
+  }
+  for (ParamUnit& unit : units_) unit.gradient.late = false;
+}
+
+/// Collective. Issues and waits for what is left.
+void GradientReducer::complete_all() {
+  issue_ready(/*at_end=*/true);
+  while (order_.in_flight() > 0) complete_next(Wait::kUntilDone);
+  gather_results();
+  sum_over_replicas();
+}
+
+void GradientReducer::agree_on_order() {
+  std::vector<int> order = comm_->exchange(order_.completion_order(), "order of gradient reduction").front();
+  if (options_.replicas) order = options_.replicas->exchange(order, "order of gradient reduction").front();
+  order_.agree(std::move(order));
+  if (slots_.defined()) arrange();
+  for (ParameterGradient& gradient : gradients_) gradient.expected = std::max(1, gradient.came);
 }
 
 // ------------------------------------------------------------------------------- gradients that come
 
-/// A gradient that comes now has missed its unit's reduction.
-bool GradientReducer::late(int parameter) const {
-  const int place = units_[layout_.slice(parameter).unit].gradient.place;
-  return reducing() && (gradients_.unexpected(parameter) || place < queue_->num_issued());
-}
-
 void GradientReducer::on_gradient(int parameter) {
-  if (!under_way()) return;  // a backward of the user's own, e.g. torch::autograd::grad on the side
-  if (check) check();
-  if (!gradients_.parameter(parameter).grad().defined()) return;  // a hook that ran before has freed it
+  if (!order_.in_backward()) return;  // a backward of the user's own, e.g. torch::autograd::grad on the side
+  if (residency_ != nullptr) residency_->rethrow();
+  if (!gradients_[parameter].parameter.grad().defined()) return;  // a hook that ran before has freed it
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
-  gradients_.follow_stream();
-  if (late(parameter)) return gradients_.defer(parameter);
-  ParamUnit& unit = units_[layout_.slice(parameter).unit];
+  follow_stream();
+  if (late(parameter)) return defer(parameter);
+  ParamUnit& unit = unit_of(parameter);
   if (each_backward()) {
-    gradients_.add_partial(parameter);
-    if (gradients_.ready_for_slot(parameter) && claim_slot(unit, queue_->in_hook()))
-      gradients_.copy_into_slot(parameter, slot_of(unit));
+    add_partial(parameter);
+    if (ready_for_slot(parameter) && claim_slot(unit, in_hook())) copy_into_slot(parameter, slot_of(unit));
   } else {
-    gradients_.accumulate(parameter);
+    accumulate(parameter);
   }
-  if (gradients_.mark_ready(parameter)) {
+  if (mark_ready(parameter)) {
     if (!reducing()) return;
-    if (!order_agreed_) finished_.push_back(unit.index);
-    if (!issued_from_outside || !issued_from_outside()) issue_ready(/*at_end=*/false);
+    order_.gradient_complete(unit.index);
+    if (residency_ == nullptr || !residency_->reductions_have_places()) issue_ready(/*at_end=*/false);
   }
   // Frees slots early; where ranks reduce in each other's memory (comm/shm/shm), it is also this rank's part
   // of the work.
-  while (queue_->in_flight() > 0 && complete_next(Wait::kNo)) {
+  while (order_.in_flight() > 0 && complete_next(Wait::kNo)) {
   }
 }
 
+/// A gradient that comes now has missed its unit's reduction, or, where slots round, is one more than
+/// expected.
+bool GradientReducer::late(int parameter) const {
+  const ParameterGradient& gradient = gradients_[parameter];
+  return reducing() && ((slots_round_ && gradient.came >= gradient.expected) ||
+                        order_.place_of(unit_of(parameter).index) < order_.num_issued());
+}
+
+void GradientReducer::defer(int parameter) {
+  gradients_[parameter].used = true;
+  ++gradients_[parameter].came;
+  unit_of(parameter).gradient.late = true;
+}
+
+std::vector<bool> GradientReducer::used() const {
+  std::vector<bool> used;
+  for (const ParameterGradient& gradient : gradients_) used.push_back(gradient.used);
+  return used;
+}
+
+at::Tensor GradientReducer::take_grad(int parameter) {
+  ParameterGradient& gradient = gradients_[parameter];
+  gradient.used = true;  // also one left in p.grad by a backward of the user's own
+  at::Tensor grad = std::exchange(gradient.parameter.mutable_grad(), at::Tensor());
+  streams_.uses(grad);  // one that stayed there may be of another stream
+  return (grad.is_sparse() ? grad.to_dense() : grad).reshape(-1);
+}
+
+/// In its place now, or together with those that come next.
+void GradientReducer::put(int parameter, kernels::Accumulation gradient) {
+  int64_t& launch = gradients_[parameter].launch;
+  if (launch == num_launches_) put_waiting();  // the part before
+  launch = num_launches_;
+  waiting_bytes_ += static_cast<int64_t>(gradient.grad.nbytes());
+  waiting_.push_back(std::move(gradient));
+  if (waiting_bytes_ >= max_waiting_bytes_) put_waiting();
+}
+
+void GradientReducer::put_waiting() {
+  waiting_bytes_ = 0;
+  ++num_launches_;
+  kernels::accumulate(std::exchange(waiting_, {}));
+}
+
+/// Gradients that wait are of the stream before.
+void GradientReducer::follow_stream() {
+  streams_.follow([this] { put_waiting(); });
+}
+
+void GradientReducer::accumulate(int parameter) {
+  const UnitSlice& slice = layout_.slice(parameter);
+  const bool add = !first_ || gradients_[parameter].came > 0;
+  put(parameter, {.grad = take_grad(parameter),
+                  .into = units_[slice.unit].gradient.accumulator.narrow(0, slice.offset, slice.numel),
+                  .add = add});
+}
+
+void GradientReducer::add_partial(int parameter) {
+  if (!slots_round_) return;
+  const at::Tensor grad = take_grad(parameter);
+  at::Tensor& sum = gradients_[parameter].parts;
+  if (sum.defined()) {
+    streams_.uses(sum);
+    sum.add_(grad);
+  } else {
+    sum = gradients_[parameter].expected == 1
+              ? grad
+              : grad.to(options_.accumulate_dtype, /*non_blocking=*/false, /*copy=*/true);
+  }
+}
+
+bool GradientReducer::ready_for_slot(int parameter) const {
+  return !slots_round_ || gradients_[parameter].came + 1 == gradients_[parameter].expected;
+}
+
+void GradientReducer::copy_into_slot(int parameter, const at::Tensor& slot) {
+  const UnitSlice& slice = layout_.slice(parameter);
+  const at::Tensor target = slot.narrow(0, slice.offset, slice.numel);
+  ParameterGradient& gradient = gradients_[parameter];
+  streams_.uses(gradient.parts);
+  const at::Tensor grad =
+      gradient.parts.defined() ? std::exchange(gradient.parts, at::Tensor()) : take_grad(parameter);
+  if (prescale_ == 1) {
+    put(parameter, {.grad = rounded_as_in_slot(grad), .into = target, .add = gradient.in_slot});
+  } else if (gradient.in_slot) {
+    target.add_(grad, prescale_);
+  } else {
+    target.copy_(grad);
+    target.mul_(prescale_);
+  }
+  gradient.in_slot = true;
+}
+
+/// Where the slot is an accumulator of a wider type, or what is added would be rounded only with the sum.
+at::Tensor GradientReducer::rounded_as_in_slot(const at::Tensor& grad) const {
+  if (!single_rank_) return grad;
+  const at::ScalarType dtype = options_.communicate_dtype;
+  return c10::promoteTypes(grad.scalar_type(), dtype) == dtype ? grad : grad.to(dtype);
+}
+
+/// It has been dealt with. Returns whether its unit lacks no gradient now.
+bool GradientReducer::mark_ready(int parameter) {
+  ParameterGradient& gradient = gradients_[parameter];
+  gradient.used = true;
+  return ++gradient.came == gradient.expected && --unit_of(parameter).gradient.num_missing == 0;
+}
+
+// ------------------------------------------------------------------------------ before a unit's reduction
+
+/// In p.grad, for the unit's reduction that is about to be issued; what came late stays there until the next
+/// one.
+bool GradientReducer::has_grad(int parameter) const {
+  const ParameterGradient& gradient = gradients_[parameter];
+  const bool late = order_.in_backward() && slots_round_ && gradient.came > gradient.expected;
+  return gradient.parameter.grad().defined() && !late;
+}
+
+/// `came`: whether something came of a gradient. Zeroes the gaps between parameters too: slots are shared by
+/// units of other shapes.
+template <class Came>
+void GradientReducer::zero_missing(const at::Tensor& flat, const ParamUnit& unit, const Came& came) const {
+  int64_t end = 0;
+  const auto zero_up_to = [&](int64_t begin) {
+    if (begin > end) flat.narrow(0, end, begin - end).zero_();
+  };
+  for (const int parameter : unit.spec.parameters) {
+    if (!came(gradients_[parameter])) continue;
+    zero_up_to(layout_.slice(parameter).offset);
+    end = layout_.slice(parameter).range().end;
+  }
+  zero_up_to(flat.numel());
+}
+
+/// Takes what still lies in p.grad, and zeroes what never came.
+void GradientReducer::complete_slot(const ParamUnit& unit, const at::Tensor& slot) {
+  for (const int parameter : unit.spec.parameters)
+    if (gradients_[parameter].parts.defined() || has_grad(parameter)) copy_into_slot(parameter, slot);
+  put_waiting();
+  if (!single_rank_ || first_)
+    zero_missing(slot, unit, [](const ParameterGradient& gradient) { return gradient.in_slot; });
+}
+
+void GradientReducer::complete_accumulator(const ParamUnit& unit) {
+  for (const int parameter : unit.spec.parameters)
+    if (has_grad(parameter)) accumulate(parameter);
+  put_waiting();
+  if (first_) zero_unused(unit);
+}
+
+/// Zeroes what has not come since the accumulators started anew.
+void GradientReducer::zero_unused(const ParamUnit& unit) const {
+  zero_missing(unit.gradient.accumulator, unit,
+               [](const ParameterGradient& gradient) { return gradient.used; });
+}
+
+// ---------------------------------------------------------------------------------------------- slots
+
 bool GradientReducer::claim_slot(ParamUnit& unit, Wait wait) {
-  if (unit.gradient.in_slot || mode_ == ReductionMode::kSingleRank) return true;
-  const int before = slots_->last_overlapping(unit.gradient.place);
-  if (before >= queue_->num_issued()) return false;  // the unit that has the slot cannot be reduced yet
-  while (before >= queue_->num_completed()) {
-    if (queue_->in_flight() == 0 || !complete_next(wait)) return false;
+  if (unit.gradient.in_slot || single_rank_) return true;
+  const int before = unit.gradient.slot.last_overlapping;
+  if (before >= order_.num_issued()) return false;  // the unit that has the slot cannot be reduced yet
+  while (before >= order_.num_completed()) {
+    if (order_.in_flight() == 0 || !complete_next(wait)) return false;
   }
   unit.gradient.in_slot = true;
   return true;
@@ -206,51 +444,48 @@ bool GradientReducer::claim_slot(ParamUnit& unit, Wait wait) {
 
 void GradientReducer::free_slot(ParamUnit& unit) {
   unit.gradient.in_slot = false;
-  gradients_.leave_slot(unit);
+  if (single_rank_) return;
+  for (const int parameter : unit.spec.parameters) gradients_[parameter].in_slot = false;
 }
 
 at::Tensor GradientReducer::slot_of(const ParamUnit& unit) const {
-  return mode_ == ReductionMode::kSingleRank ? unit.gradient.accumulator : slots_->view(unit.gradient.place);
+  const GradientSlot& slot = unit.gradient.slot;
+  return single_rank_ ? unit.gradient.accumulator : slots_.narrow(0, slot.offset, slot.numel);
 }
 
 // ---------------------------------------------------------------------------------------- reductions
 
 void GradientReducer::issue_ready(bool at_end) {
-  while (!queue_->all_issued()) {
-    if (!at_end && queue_->next().gradient.num_missing > 0) return;
-    if (!issue_next(at_end ? Wait::kUntilDone : queue_->in_hook())) return;
+  while (!order_.all_issued()) {
+    if (!at_end && !order_.next_is_complete()) return;
+    if (!issue_next(at_end ? Wait::kUntilDone : in_hook())) return;
   }
+}
+
+void GradientReducer::issue_until(int count) {
+  if (!order_.in_backward() || !reducing()) return;
+  const PauseListening our_own_operators;
+  const at::NoGradGuard no_grad;
+  while (order_.num_issued() < count) TESSERA_CHECK(issue_next(Wait::kUntilDone));
 }
 
 /// False when that takes a wait which `wait` does not allow.
 bool GradientReducer::issue_next(Wait wait) {
-  ParamUnit& unit = queue_->next();
+  ParamUnit& unit = units_[order_.next()];
   if (through_slots() && !claim_slot(unit, wait)) return false;
   if (!has_room(wait)) return false;
   issue(unit);
-  queue_->issued();
-  if (on_device_ && !gradients_.first() && !queue_->all_issued()) bring_accumulator(queue_->next(), true);
+  order_.issued();
+  if (on_device_ && !first_ && !order_.all_issued()) bring_accumulator(units_[order_.next()], true);
   if (!options_.overlap) complete_next(wait);
   return true;
-}
-
-int GradientReducer::num_ready() const {
-  if (!under_way()) return 0;
-  return order_agreed_ ? queue_->num_ready() : static_cast<int>(finished_.size());
-}
-
-void GradientReducer::issue_until(int count) {
-  if (!under_way() || !reducing()) return;
-  const PauseListening our_own_operators;
-  const at::NoGradGuard no_grad;
-  while (queue_->num_issued() < count) TESSERA_CHECK(issue_next(Wait::kUntilDone));
 }
 
 /// Slots bound what is under way; where there are none, and the transport has buffers instead, this does.
 bool GradientReducer::has_room(Wait wait) {
   // An all-reduce is in place.
   if (through_slots() || update_whole_ || !comm_->buffers_reductions()) return true;
-  while (queue_->in_flight() >= options_.num_slots)
+  while (order_.in_flight() >= options_.num_slots)
     if (!complete_next(wait)) return false;
   return true;
 }
@@ -258,10 +493,10 @@ bool GradientReducer::has_room(Wait wait) {
 /// (numel) what is to be reduced.
 at::Tensor GradientReducer::prepare_buffer(ParamUnit& unit) {
   if (each_backward()) {
-    gradients_.complete_slot(unit, slot_of(unit));
+    complete_slot(unit, slot_of(unit));
     return slot_of(unit);
   }
-  gradients_.complete_accumulator(unit);
+  complete_accumulator(unit);
   at::Tensor flat = unit.gradient.accumulator;
   if (through_slots()) {
     flat = slot_of(unit);
@@ -272,9 +507,9 @@ at::Tensor GradientReducer::prepare_buffer(ParamUnit& unit) {
 }
 
 void GradientReducer::issue(ParamUnit& unit) {
-  gradients_.follow_stream();
+  follow_stream();
   const at::Tensor flat = prepare_buffer(unit);
-  const bool add = mode_ == ReductionMode::kReduceEachBackward && !gradients_.first();
+  const bool add = mode_ == ReductionMode::kReduceEachBackward && !first_;
   const at::Tensor sum = sum_goes_to(unit, add);
   unit.gradient.reduction = update_whole_ && !through_slots() && !reads_peers_
                                 ? comm_->all_reduce(flat, unit.name, postscale_)
@@ -307,13 +542,48 @@ void GradientReducer::bring_accumulator(ParamUnit& unit, bool add) {
   buffer.free = options_.transfer->h2d(sum_on_device(unit), shard(unit), buffer.free);
 }
 
+/// How a hook waits, now.
+GradientReducer::Wait GradientReducer::in_hook() const {
+  if (hooks_may_block_) return Wait::kUntilDone;
+  return waits_in_hooks() ? Wait::kLimited : Wait::kNo;
+}
+
+/// Waits for the oldest reduction in flight. False when that takes a wait which `wait` does not allow.
 bool GradientReducer::complete_next(Wait wait) {
-  ParamUnit* const unit = queue_->complete_next(wait);
-  if (unit == nullptr) return false;
-  free_slot(*unit);
-  leave_memory(*unit);
-  // Elsewhere the order relative to the row's operations is not free: [Note: one order on a device].
+  ParamUnit& unit = units_[order_.oldest()];
+  comm::WorkPtr& reduction = unit.gradient.reduction;
+  if (wait == Wait::kNo && !reduction->test()) return false;
+  if (wait == Wait::kLimited && !arrives_within_limit(unit)) return false;
+  reduction->wait();
+  reduction.reset();
+  order_.completed();
+  free_slot(unit);
+  leave_memory(unit);
+  // Elsewhere the order relative to the row's operations is not free: [Note: one order on a device] in
+  // collective_order.h.
   if (options_.overlap && comm_->wait_blocks()) issue_sums(/*at_end=*/false);
+  return true;
+}
+
+bool GradientReducer::arrives_within_limit(const ParamUnit& unit) {
+  using std::chrono::microseconds;
+  const auto deadline = std::chrono::steady_clock::now() + options_.hook_wait_limit;
+  for (microseconds pause(10); !unit.gradient.reduction->test();
+       pause = std::min(pause * 2, microseconds(500))) {
+    if (std::chrono::steady_clock::now() > deadline) {
+      const bool first_time = next_passes_without_waits_ == kFirstPassesWithoutWaits;
+      passes_without_waits_ = next_passes_without_waits_;
+      next_passes_without_waits_ = std::min(next_passes_without_waits_ * 2, 1 << 20);
+      if (first_time)
+        options_.log.warning(str(
+            "rank ", comm_->global_rank(comm_->rank()), " waited ", options_.hook_wait_limit.count() / 1000.0,
+            " s during backward for the gradients of ", unit.name,
+            ": the ranks seem to use different parameters. Results don't change, but gradients "
+            "then wait in p.grad, in memory that stage 3 does not bound"));
+      return false;
+    }
+    std::this_thread::sleep_for(pause);
+  }
   return true;
 }
 
@@ -357,45 +627,46 @@ at::Tensor GradientReducer::zero_norms() const {
 /// Collective. What was reduced through slots is here in this rank's shard only; stage 0 wants all of it.
 void GradientReducer::gather_results() {
   if (!update_whole_ || !through_slots() || !boundary_) return;
-  for (const int unit : order())
+  for (const int unit : order_.reductions())
     units_[unit].gradient.reduction =
         comm_->all_gather(units_[unit].gradient.accumulator, shard(units_[unit]), units_[unit].name);
-  for (const int unit : order()) std::exchange(units_[unit].gradient.reduction, nullptr)->wait();
+  for (const int unit : order_.reductions()) std::exchange(units_[unit].gradient.reduction, nullptr)->wait();
 }
 
-void GradientReducer::finish_backward() {
-  const PauseListening our_own_operators;
-  const at::NoGradGuard no_grad;
-  TESSERA_CHECK(under_way());
-  gradients_.follow_stream();
-  if (before_waiting) before_waiting();
-  if (reducing()) {
-    complete_all();
-    if (!order_agreed_) agree_on_order();
-  } else if (gradients_.first()) {
-    for (const int unit : order()) gradients_.zero_unused(units_[unit]);
+// Sums over the rows of ranks: [Note: hybrid sharding] in mesh.h.
+
+/// Issues the sums over the replicas of those units whose reduction in the row is complete, and the gathers
+/// of those sums that are there, each in the agreed order. Where reductions are buffered, few are under way
+/// at once; only `at_end` is anything waited for. The replicas' accumulators get the same bits, also where
+/// the backend's all-reduce would not promise that: each rank sums its piece, and the others take it over.
+void GradientReducer::issue_sums(bool at_end) {
+  if (!options_.replicas || !boundary_) return;
+  const auto may_wait_for = [&](const comm::WorkPtr& work) {
+    if (!at_end && !work->test()) return false;
+    work->wait();
+    return true;
+  };
+  while (static_cast<int>(sums_.size()) < order_.num_completed()) {
+    const auto limit = static_cast<size_t>(options_.num_slots);
+    if (sums_.size() >= limit && !may_wait_for(sums_[sums_.size() - limit])) break;
+    const ParamUnit& unit = units_[order_.reductions()[sums_.size()]];
+    sums_.push_back(
+        options_.replicas->reduce_scatter(unit.gradient.accumulator, {piece(unit), postscale_}, unit.name));
   }
-  gradients_.finish_backward();
+  if (!at_end && sum_gather_comm_ == options_.replicas) return;  // sums first, on every rank
+  while (sum_gathers_.size() < sums_.size() && may_wait_for(sums_[sum_gathers_.size()])) {
+    const ParamUnit& unit = units_[order_.reductions()[sum_gathers_.size()]];
+    sum_gathers_.push_back(sum_gather_comm_->all_gather(unit.gradient.accumulator, piece(unit), unit.name));
+  }
 }
 
-/// Collective. Issues and waits for what is left.
-void GradientReducer::complete_all() {
-  issue_ready(/*at_end=*/true);
-  while (queue_->in_flight() > 0) complete_next(Wait::kUntilDone);
-  gather_results();
-  sum_over_replicas();
+/// Collective, at an accumulation boundary.
+void GradientReducer::sum_over_replicas() {
+  issue_sums(/*at_end=*/true);
+  for (const comm::WorkPtr& gather : sum_gathers_) gather->wait();
 }
 
-void GradientReducer::agree_on_order() {
-  for (const int unit : order())
-    if (std::find(finished_.begin(), finished_.end(), unit) == finished_.end()) finished_.push_back(unit);
-  std::vector<int> order = comm_->exchange(finished_, "order of gradient reduction").front();
-  if (options_.replicas) order = options_.replicas->exchange(order, "order of gradient reduction").front();
-  queue_->set_order(std::move(order));
-  if (slots_) slots_->arrange(numels_in_order());
-  gradients_.freeze_counts();
-  order_agreed_ = true;
-}
+// ------------------------------------------------------------------------------------- late gradients
 
 std::vector<bool> GradientReducer::late_units() const {
   std::vector<bool> late;
@@ -406,13 +677,13 @@ std::vector<bool> GradientReducer::late_units() const {
 void GradientReducer::reduce_late(const std::vector<int>& units) {
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
-  if (!slots_ && mode_ != ReductionMode::kSingleRank) make_slots();
+  if (!slots_.defined() && !single_rank_) make_slots();
   for (const int index : units) {
     ParamUnit& unit = units_[index];
     const at::Tensor flat = slot_of(unit);
-    gradients_.complete_slot(unit, flat);
+    complete_slot(unit, flat);
     unit.gradient.late = false;
-    if (mode_ == ReductionMode::kSingleRank) continue;
+    if (single_rank_) continue;
     // The accumulator is the mean over all ranks by now: so has to be what is added.
     if (options_.replicas) sum_over(*options_.replicas, flat, unit.name);
     const at::Tensor sum = sum_goes_to(unit, /*add=*/true);
@@ -446,7 +717,7 @@ at::Tensor GradientReducer::reduced(const ParamUnit& unit, Range range) const {
 
 void GradientReducer::done_reading() {
   if (!reads_peers_) return;
-  const at::Tensor token = at::zeros({1}, units_[order().front()].gradient.accumulator.options());
+  const at::Tensor token = at::zeros({1}, units_[order_.reductions().front()].gradient.accumulator.options());
   all_have_read_ = comm_->all_reduce(token, "gradients have been read");
 }
 

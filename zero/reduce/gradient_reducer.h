@@ -1,22 +1,60 @@
 // GradientReducer: takes each parameter's gradient as autograd finishes it, and leaves the sum over ranks
 // (and micro-steps) in the units' accumulators: the whole unit, or this rank's shard, as the placement says.
+//
+// A gradient goes from p.grad into its unit's accumulator, or into the slot that it is reduced from
+// ([Note: a ring of slots] in gradient_slots.h). The unit's reduction is issued when its turn has come in the
+// order that CollectiveOrder keeps, and its sum goes to the accumulator.
+//
+// [Note: hooks wait with a limit]
+// Where parameters are sharded, a hook that waits for a reduction could wait for ever: the other rank may
+// lack a gradient, which only the end of its backward declares missing, and before that wait in a gather
+// that this rank has not issued yet. That takes ranks which use different parameters. So such a wait has
+// a limit. Once it is reached, hooks don't wait for the next 8 passes (then 16, 32 …), gradients stay in
+// `p.grad`, and a warning says so: the results are the same, the memory of gradients is not bounded in those
+// passes. The agreed order of a device ([Note: one order on a device] in collective_order.h) needs no limit,
+// because each rank issues reductions at recorded places, with zeros for what it lacks, and reduces what
+// comes later on its own. That second sum has another order of addition: ranks that use different parameters
+// would then get other bits at stage 3 than at stages 0 to 2. Where waits block, one sum in rank order is
+// kept, and with it the limit. A wait that only orders streams (CUDA) holds up no thread, and needs none of
+// this.
+//
+// [Note: gradients in parts]
+// Re-entrant recomputation gives a parameter its gradient in parts, a hook each. Where slots round (another
+// dtype than the accumulators', or a scale before the sum) the parts are added up in the accumulators' dtype
+// first, as stages 0 and 1 do, and the sum goes into the slot once: so all stages round alike. How many parts
+// there are the first backward shows; a part beyond those expected is late at every stage, and reduced on its
+// own. A parameter with one part needs no memory for that.
+//
+// [Note: nothing to sum]
+// Where a unit's ranks are one rank, a slot would only be copied into the accumulator. There the accumulator
+// is the slot: a gradient goes from p.grad into it, rounded as it would be in a slot of communicate_dtype,
+// and is added where a micro-step before has left something. So the bits are those of the way through a slot,
+// in one pass over memory instead of two, and there are no slots.
+//
+// [Note: gradients wait for each other]
+// On CUDA a launch for each gradient is what small parameters cost. There gradients taken from p.grad are
+// kept until they are `max_waiting_bytes` together, or until their memory is asked for (a unit's reduction,
+// the end of backward), and then one launch takes all of them, of whatever units. So the memory of gradients
+// grows by that bound, and large ones don't wait. A parameter's next part is never in one launch with the one
+// before. On the CPU nothing is gained, and none waits.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <chrono>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
 
 #include "comm/communicator.h"
 #include "core/log.h"
+#include "zero/gather/residency.h"
+#include "zero/kernels/kernels.h"
 #include "zero/memory/host_thread.h"
+#include "zero/memory/staging_pool.h"
+#include "zero/memory/stream_order.h"
+#include "zero/plan/collective_order.h"
 #include "zero/plan/layout.h"
-#include "zero/reduce/gradient_accumulator.h"
-#include "zero/reduce/gradient_slots.h"
-#include "zero/reduce/reduction_queue.h"
 #include "zero/unit/param_unit.h"
 
 namespace tessera::zero {
@@ -38,8 +76,8 @@ struct ReducerOptions {
   /// state on the host] in param_unit.h.
   HostTransfer* transfer = nullptr;
   HostThread* host = nullptr;
-  /// Bytes of gradients that are taken from p.grad together: see [Note: gradients wait for each other] in
-  /// gradient_accumulator.h. Unset: as the device of the units has it.
+  /// Bytes of gradients that are taken from p.grad together: see [Note: gradients wait for each other].
+  /// Unset: as the device of the units has it.
   std::optional<int64_t> max_waiting_bytes = {};
   /// How long a hook waits for a reduction, where it must not wait for ever: see [Note: hooks wait with a
   /// limit].
@@ -47,17 +85,27 @@ struct ReducerOptions {
   Logger log;
 };
 
-/// Used by one thread at a time: autograd's in hooks, and the one that calls backward(). `parameters[i]` is
-/// Layout parameter i. `comm`: of the ranks that hold the shards of a unit. Layout and units must outlive it.
+/// The trainable units in the reverse of registration: the order of reductions until the first backward has
+/// shown a better one.
+std::vector<int> first_order_of_reductions(const std::vector<ParamUnit>& units);
+
+/// Accumulates and reduces the gradients of one rank's units. Owns the hooks on the parameters, the buffer of
+/// slots, and what it keeps of each gradient (UnitGradient, by unit, lies in the unit). Used by one thread at
+/// a time: autograd's in hooks, and the one that calls backward(). `parameters[i]` is Layout parameter i.
+/// `comm`: of the ranks that hold the shards of a unit. `residency`: is told of nothing, and asked for
+/// failures and for the order; null: no unit is ever gathered. Requires: layout, units, order and residency
+/// outlive it.
 class GradientReducer {
  public:
   GradientReducer(const Layout& layout, std::vector<ParamUnit>& units, std::vector<at::Tensor> parameters,
-                  comm::CommunicatorPtr comm, const ReducerOptions& options);
+                  CollectiveOrder& order, Residency* residency, comm::CommunicatorPtr comm,
+                  const ReducerOptions& options);
   ~GradientReducer();
 
   /// `first`: the accumulators start anew. `boundary`: the last micro-step before an update.
   void begin_backward(bool first, bool boundary);
-  /// Collective. Issues and waits for whatever is left. Throws CommError.
+  /// Collective. Issues and waits for whatever is left. Throws CommError. Before it
+  /// Residency::finish_gathers(), because another rank may be waiting for a gather.
   void finish_backward();
 
   /// Collective. In place of finish_backward() for a backward that will not be finished: issues and waits for
@@ -84,7 +132,7 @@ class GradientReducer {
   /// device.
   at::Tensor norms() const;
   /// Whether a gradient came for the parameter on this rank since the accumulators started anew.
-  const std::vector<bool>& used() const { return gradients_.used(); }
+  std::vector<bool> used() const;
 
   /// Sums are left where they are.
   /// At stage 0 every rank needs the whole sum, to be read once, by the update. Where ranks see each other's
@@ -97,28 +145,14 @@ class GradientReducer {
   /// Collective, does not wait. This rank has read what it wanted of reduced().
   void done_reading();
 
-  // Where the reductions' order is not this class's alone: see [Note: one order on a device] in residency.h.
-  bool under_way() const { return gradients_.in_backward(); }
-  /// Of the backward under way: reductions that could be issued, in the agreed order (in the
-  /// first backward: units complete so far), and those that have been.
-  int num_ready() const;
-  int num_issued() const { return under_way() ? queue_->num_issued() : 0; }
   /// Collective. Issues reductions until `count` have been, with zeros for gradients that have not come.
   /// Does nothing outside of backward.
   void issue_until(int count);
-  /// Whether hooks are to issue nothing, because issue_until() does.
-  std::function<bool()> issued_from_outside;
 
-  int64_t slot_bytes() const { return slots_ ? slots_->bytes() : 0; }
-  const std::vector<int>& order() const { return queue_->order(); }
+  int64_t slot_bytes() const { return slots_.defined() ? static_cast<int64_t>(slots_.nbytes()) : 0; }
   at::ScalarType accumulate_dtype() const { return options_.accumulate_dtype; }
   /// False for some passes once a hook's wait has reached its limit.
-  bool waits_in_hooks() const { return queue_->waits_in_hooks(); }
-  /// Called at the start of every hook: failures kept elsewhere surface here, inside backward.
-  std::function<void()> check;
-  /// Called before finish_backward waits for other ranks: whatever they may be waiting for has to be issued
-  /// first.
-  std::function<void()> before_waiting;
+  bool waits_in_hooks() const { return passes_without_waits_ == 0; }
 
  private:
   /// How gradients come to their sum, chosen at construction.
@@ -127,11 +161,31 @@ class GradientReducer {
     kAccumulateThenCopy,  ///< the same, reduced through a slot of another dtype
     kReduceEachBackward,  ///< every micro-step goes through a slot; the reduced sum is added to the
                           ///< accumulator
-    kSingleRank,          ///< the same of one rank: see [Note: nothing to sum] in gradient_accumulator.h
+    kSingleRank,          ///< the same of one rank: see [Note: nothing to sum]
   };
-  using Wait = ReductionQueue::Wait;
+  enum class Wait {
+    kNo,       ///< takes only what has arrived
+    kLimited,  ///< see [Note: hooks wait with a limit]
+    kUntilDone,
+  };
+  /// What is kept of a parameter's gradient.
+  struct ParameterGradient {
+    at::Tensor parameter;
+    int came = 0;           ///< gradients in this backward
+    int expected = 1;       ///< in each backward, as the first one has shown
+    bool used = false;      ///< one came on this rank since the accumulators started anew
+    bool in_slot = false;   ///< the slot has something of it: of this backward, or, where accumulators are
+                            ///< the slots, since these started anew
+    at::Tensor parts = {};  ///< the sum of those so far; undefined where none waits
+    int64_t launch = -1;    ///< the number of the launch that its last gradient was given to
+  };
 
-  void on_gradient(int parameter);
+  // made at construction
+  ReductionMode choose_mode() const;
+  void make_accumulator(ParamUnit& unit);
+  void make_slots();
+  void arrange();
+  void install_hooks();
   bool each_backward() const {
     return mode_ == ReductionMode::kReduceEachBackward || mode_ == ReductionMode::kSingleRank;
   }
@@ -139,9 +193,38 @@ class GradientReducer {
   bool through_slots() const {
     return mode_ == ReductionMode::kAccumulateThenCopy || mode_ == ReductionMode::kReduceEachBackward;
   }
+
+  // a gradient that has come; what these take is in its place at the latest after complete_slot(),
+  // complete_accumulator() or put_waiting()
+  void on_gradient(int parameter);
+  ParamUnit& unit_of(int parameter) const { return units_[layout_.slice(parameter).unit]; }
   bool late(int parameter) const;
+  void defer(int parameter);
+  void accumulate(int parameter);
+  void add_partial(int parameter);
+  bool ready_for_slot(int parameter) const;
+  void copy_into_slot(int parameter, const at::Tensor& slot);
+  at::Tensor rounded_as_in_slot(const at::Tensor& grad) const;
+  bool mark_ready(int parameter);
+  bool has_grad(int parameter) const;
+  at::Tensor take_grad(int parameter);
+  void put(int parameter, kernels::Accumulation gradient);
+  void put_waiting();
+  void follow_stream();
+
+  // before the unit's reduction
+  void complete_slot(const ParamUnit& unit, const at::Tensor& slot);
+  void complete_accumulator(const ParamUnit& unit);
+  void zero_unused(const ParamUnit& unit) const;
+  template <class Came>
+  void zero_missing(const at::Tensor& flat, const ParamUnit& unit, const Came& came) const;
+
+  // slots
   bool claim_slot(ParamUnit& unit, Wait wait);
   at::Tensor slot_of(const ParamUnit& unit) const;
+  void free_slot(ParamUnit& unit);
+
+  // reductions
   void issue_ready(bool at_end);
   bool issue_next(Wait wait);
   bool has_room(Wait wait);
@@ -150,45 +233,54 @@ class GradientReducer {
   at::Tensor sum_goes_to(ParamUnit& unit, bool add);
   at::Tensor sum_on_device(const ParamUnit& unit) const;
   void issue(ParamUnit& unit);
+  Wait in_hook() const;
   bool complete_next(Wait wait);
-  void free_slot(ParamUnit& unit);
+  bool arrives_within_limit(const ParamUnit& unit);
   void leave_memory(ParamUnit& unit);
   void complete_all();
   void gather_results();
   void issue_sums(bool at_end);
   void sum_over_replicas();
-  void make_accumulator(ParamUnit& unit);
-  ReductionMode choose_mode() const;
-  at::Tensor zero_norms() const;
-  void make_slots();
-  void install_hooks();
-  std::vector<int64_t> numels_in_order() const;
   void agree_on_order();
+  at::Tensor zero_norms() const;
 
   const Layout& layout_;
   std::vector<ParamUnit>& units_;
+  CollectiveOrder& order_;
+  Residency* const residency_;
   comm::CommunicatorPtr comm_;
   ReducerOptions options_;
   double prescale_, postscale_;
   double row_scale_;  // of a row's sum: postscale_, unless the sum over rows is what is scaled
   const ReductionMode mode_;
-  bool update_whole_ = false;  // every rank updates whole units, and needs the whole sum
-  GradientAccumulator gradients_;
+  const bool single_rank_, slots_round_;  // see [Note: nothing to sum], [Note: gradients in parts]
+  bool update_whole_ = false;             // every rank updates whole units, and needs the whole sum
+  bool hooks_may_block_ = true;  // false: a rank that waits in a hook may keep others from getting there
   bool reads_peers_ = false;
   comm::WorkPtr all_have_read_;
 
-  std::unique_ptr<ReductionQueue> queue_;
-  std::optional<GradientSlots> slots_;
-  std::optional<StagingPool> on_device_;  // where accumulators are on the host
-  at::Tensor norms_;                      // where they leave the device or the memory: taken before they do
-  std::vector<int> finished_;             // the first backward's order of completion
-  bool order_agreed_ = false;
+  bool first_ = true;     // of the backward under way, or the last one: the accumulators started anew with it
+  bool boundary_ = true;  // an update follows
+  std::vector<ParameterGradient> gradients_;  // by parameter
+  at::Tensor slots_;                          // see [Note: a ring of slots]; undefined while there are none
+  std::optional<StagingPool> on_device_;      // where accumulators are on the host
+  at::Tensor norms_;  // where they leave the device or the memory: taken before they do
+  StreamOrder streams_;
+
+  // See [Note: gradients wait for each other].
+  const int64_t max_waiting_bytes_;
+  std::vector<kernels::Accumulation> waiting_;
+  int64_t num_launches_ = 0;  // the number of the one that waiting_ is for
+  int64_t waiting_bytes_ = 0;
+
+  // See [Note: hooks wait with a limit].
+  int passes_without_waits_ = 0;  // this backward and those after it
+  int next_passes_without_waits_ = 8;
+
   // Over the replicas, of this boundary's backward, in that order: sums of pieces, and gathers of those,
   // which have a group of their own where that lets them begin before all sums have.
   std::vector<comm::WorkPtr> sums_, sum_gathers_;
   comm::CommunicatorPtr sum_gather_comm_;
-
-  bool boundary_ = true;
 };
 
 }  // namespace tessera::zero

@@ -40,6 +40,7 @@
 #include "zero/memory/staging_pool.h"
 #include "zero/memory/unit_memory.h"
 #include "zero/offload/offloaded_tensor.h"
+#include "zero/plan/gradient_slots.h"
 #include "zero/plan/layout.h"
 #include "zero/plan/memory_model.h"
 #include "zero/plan/mesh.h"
@@ -67,13 +68,13 @@ constexpr StateKinds operator|(StateKinds a, StateKinds b) {
 
 /// What GradientReducer keeps of a trainable unit.
 struct UnitGradient {
-  at::Tensor
-      accumulator;  ///< accumulate dtype; (shard numel) where the placement shards gradients, else (numel)
-  comm::WorkPtr reduction;  ///< in flight
-  int place = 0;            ///< in the agreed order of reductions
+  /// Accumulate dtype; (shard numel) where the placement shards gradients, else (numel).
+  at::Tensor accumulator;
+  GradientSlot slot;        ///< see [Note: a ring of slots]
+  bool in_slot = false;     ///< the slot is in use
   int num_missing = 0;      ///< parameters that have not had as many gradients as expected in this backward
-  bool in_slot = false;     ///< the unit's slot is in use
   bool late = false;        ///< a gradient came after the reduction had been issued
+  comm::WorkPtr reduction;  ///< in flight
   /// Where the accumulator is on the host: the buffer on the device that the sum is made in, with what is
   /// added to, undefined while there is none; and when the accumulator has the sum.
   StagingPool::Buffer on_device = {};

@@ -36,10 +36,10 @@ TEST(Casts, MemoryAfterForwardIsBounded) {
   for (int step = 0; step < 3; ++step) {
     const at::Tensor loss = forward(*model, step);
     const int64_t one_layer = (kWidth * kWidth + kWidth) * 2;
-    EXPECT_LE(rig.residency().cache().casts().live_bytes(), 2 * one_layer) << "two units may be unsharded";
-    EXPECT_GT(rig.residency().cache().casts().live_bytes(), 0);
+    EXPECT_LE(rig.residency().casts().live_bytes(), 2 * one_layer) << "two units may be unsharded";
+    EXPECT_GT(rig.residency().casts().live_bytes(), 0);
     rig.step(loss);
-    EXPECT_EQ(rig.residency().cache().casts().live_bytes(), 0);
+    EXPECT_EQ(rig.residency().casts().live_bytes(), 0);
   }
 }
 
@@ -109,7 +109,7 @@ TEST(Casts, EvaluationAloneDoesNotPileThemUp) {
     forward(*model, i);
     rig.sharded->end_forward();
   }
-  EXPECT_LT(rig.residency().cache().casts().num_tracked(), 150u);
+  EXPECT_LT(rig.residency().casts().num_tracked(), 150u);
 }
 
 }  // namespace

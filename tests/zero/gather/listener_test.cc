@@ -31,8 +31,7 @@ void expect_plain_gradients(const Loss& loss_of) {
     const std::vector<at::Tensor> expected = plain_gradients(*plain, loss_of(*plain));
     rig.backward(loss_of(*model));
     EXPECT_TRUE(same_bits(rig.gradients(), expected)) << "step " << step;
-    EXPECT_GT(rig.residency().cache().max_unsharded(), 1)
-        << "the case should need more than one unit at once";
+    EXPECT_GT(rig.residency().max_unsharded(), 1) << "the case should need more than one unit at once";
     rig.sharded->skip_step();
   }
 }
@@ -101,7 +100,7 @@ TEST(Listener, ACompiledGraphHasItsParametersUntilItEndsAndSoDoesItsBackward) {
       expect_readable("after an operator inside of the graph");
     }
     model->norm->weight.sum();
-    EXPECT_EQ(rig.residency().cache().num_unsharded(), 1) << "a graph's parameters go when it has ended";
+    EXPECT_EQ(rig.residency().num_unsharded(), 1) << "a graph's parameters go when it has ended";
     {
       at::RecordFunction backward(at::RecordScope::BACKWARD_FUNCTION);
       backward.setForwardThreadId(at::RecordFunction::currentThreadId());
@@ -109,7 +108,7 @@ TEST(Listener, ACompiledGraphHasItsParametersUntilItEndsAndSoDoesItsBackward) {
       expect_readable("backward");
     }
     model->norm->weight.sum();
-    EXPECT_EQ(rig.residency().cache().num_unsharded(), 1);
+    EXPECT_EQ(rig.residency().num_unsharded(), 1);
   }
 }
 
@@ -119,7 +118,7 @@ TEST(Listener, TensorListsCount) {
   Rig rig(*model, alone(), 3);
   const at::Tensor stacked = at::stack({model->layers[0]->weight, model->layers[1]->weight});
   EXPECT_TRUE(at::equal(stacked, at::stack({plain->layers[0]->weight, plain->layers[1]->weight})));
-  EXPECT_EQ(rig.residency().cache().counts.gathers, (std::vector<int>{1, 1, 0}));
+  EXPECT_EQ(rig.residency().counts().gathers, (std::vector<int>{1, 1, 0}));
 }
 
 TEST(Listener, OptionalTensorsCount) {
@@ -131,7 +130,7 @@ TEST(Listener, OptionalTensorsCount) {
     return at::layer_norm(x, {kWidth}, /*weight=*/{}, /*bias=*/of->layers[1]->bias);
   };
   EXPECT_TRUE(at::equal(norm(model), norm(plain)));
-  EXPECT_EQ(rig.residency().cache().counts.gathers, (std::vector<int>{0, 1, 0}));
+  EXPECT_EQ(rig.residency().counts().gathers, (std::vector<int>{0, 1, 0}));
 }
 
 /// Reads by raw pointer, as kernels do: the sum of all elements of the defined ones.
@@ -160,7 +159,7 @@ TEST(Listener, TensorsBehindANoneCount) {
         .item<float>();
   };
   EXPECT_EQ(of(model), of(plain));
-  EXPECT_EQ(rig.residency().cache().counts.gathers, (std::vector<int>{0, 1, 1, 0}));
+  EXPECT_EQ(rig.residency().counts().gathers, (std::vector<int>{0, 1, 1, 0}));
 }
 
 TEST(Listener, ViewsOfParametersCount) {
@@ -187,8 +186,8 @@ TEST(Listener, AnEmbeddingsBackwardGathersNothing) {
   Rig rig(*model, alone(), 3, [](ShardedModelOptions& options) { options.residency.capacity_units = 1; });
   for (int step = 0; step < 3; ++step) {
     rig.backward(model->head->forward(model->table->forward(randint(11, {4}, step))).square().sum());
-    EXPECT_EQ(rig.residency().cache().counts.gathers[0], 1) << "step " << step;
-    EXPECT_LE(rig.residency().cache().counts.gathers[1], 2) << "step " << step;
+    EXPECT_EQ(rig.residency().counts().gathers[0], 1) << "step " << step;
+    EXPECT_LE(rig.residency().counts().gathers[1], 2) << "step " << step;
     rig.update();
   }
 }
@@ -221,7 +220,7 @@ TEST(Listener, ACheckpointedSegmentIsNotResidentAsAWhole) {
   for (int step = 0; step < 3; ++step) {
     rig.backward(Checkpoint::apply(x, model.get()).sum());
     EXPECT_TRUE(same_bits(rig.gradients(), expected));
-    EXPECT_LE(rig.residency().cache().max_unsharded(), 2) << "step " << step;
+    EXPECT_LE(rig.residency().max_unsharded(), 2) << "step " << step;
     rig.sharded->skip_step();
   }
 }
@@ -233,7 +232,7 @@ TEST(Listener, ABlockMarkedForProfilersPinsNothing) {
     RECORD_FUNCTION("the whole model", {});
     rig.backward(model->forward(randn({2, kWidth}, 6)).sum());
   }
-  EXPECT_LE(rig.residency().cache().max_unsharded(), 2);
+  EXPECT_LE(rig.residency().max_unsharded(), 2);
 }
 
 TEST(Listener, AnAnnouncedGraphKeepsItsInputsUntilItEnds) {

@@ -6,6 +6,7 @@
 #include <array>
 
 #include "tests/zero/zero_testing.h"
+#include "zero/reduce/gradient_hook.h"
 
 namespace tessera::zero::testing {
 namespace {
@@ -162,13 +163,14 @@ TEST(OneOrder, GradientsAreReducedDuringBackward) {
   std::array<Log, 2> logs;
   run_ranks(2, [&](comm::CommunicatorPtr comm) {
     Chain model(kNumLayers);
-    Rig rig(*model, std::make_shared<StreamOrdered>(comm, &logs[comm->rank()]), 3);
     long most = 0;
-    rig.sharded->gradients().check = [&] {
-      const auto parameters = model->parameters();
-      most = std::max<long>(most, std::count_if(parameters.begin(), parameters.end(),
-                                                [](const at::Tensor& p) { return p.grad().defined(); }));
-    };
+    const auto parameters = model->parameters();
+    for (const at::Tensor& parameter : parameters)  // before the reducer's hooks
+      GradientHook::install(&most, parameter, [&] {
+        most = std::max<long>(most, std::count_if(parameters.begin(), parameters.end(),
+                                                  [](const at::Tensor& p) { return p.grad().defined(); }));
+      });
+    Rig rig(*model, std::make_shared<StreamOrdered>(comm, &logs[comm->rank()]), 3);
     for (int step = 0; step < 4; ++step) {
       most = 0;
       rig.step(model->through(kAll, batch(comm->rank(), step)).square().sum());

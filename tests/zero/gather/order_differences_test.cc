@@ -122,7 +122,7 @@ void expect_skipping_works(const std::vector<int>& rank_1_uses, bool overlap) {
       rig.backward(
           loss_through(*model, step > 0 && comm->rank() == 1 ? rank_1_uses : all, batch(comm->rank(), 9)));
       EXPECT_LT(step == 0 ? 0 : largest_difference(rig.gradients(), expected), 1e-5) << "step " << step;
-      EXPECT_EQ(rig.residency().cache().counts.agreed_gathers > 0, step == 0 && !in_shared_memory())
+      EXPECT_EQ(rig.residency().counts().agreed_gathers > 0, step == 0 && !in_shared_memory())
           << "step " << step;
       rig.sharded->skip_step();
     }

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/zero/zero_testing.h"
+#include "zero/reduce/gradient_hook.h"
 
 namespace tessera::zero::testing {
 namespace {
@@ -16,10 +17,10 @@ TEST(Order, EachUnitIsGatheredTwiceAStep) {
       Rig rig(*model, comm, 3);
       for (int step = 0; step < 4; ++step) {
         rig.backward(model->forward(batch(comm->rank(), step)).sum());
-        const ResidencyCounts& counts = rig.residency().cache().counts;
+        const ResidencyCounts& counts = rig.residency().counts();
         if (world > 1 && in_shared_memory()) {
           EXPECT_EQ(rig.num_gathers(), 0) << "read in place";
-          EXPECT_EQ(rig.residency().cache().pool().peak_bytes(), 0);
+          EXPECT_EQ(rig.residency().pool().peak_bytes(), 0);
           rig.update();
           continue;
         }
@@ -29,9 +30,8 @@ TEST(Order, EachUnitIsGatheredTwiceAStep) {
         EXPECT_EQ(counts.agreed_gathers > 0, step == 0) << "step " << step;
         // Replay: 6 forward; the last 2 stay for backward, and the first layer's backward needs no weight.
         EXPECT_EQ(step == 0 ? 9 : rig.num_gathers(), 9) << "step " << step;
-        EXPECT_LE(rig.residency().cache().max_unsharded(), 2);
-        EXPECT_LE(rig.residency().cache().pool().peak_bytes(),
-                  2 * rig.sharded->layout().units()[0].numel * 4);
+        EXPECT_LE(rig.residency().max_unsharded(), 2);
+        EXPECT_LE(rig.residency().pool().peak_bytes(), 2 * rig.sharded->layout().units()[0].numel * 4);
         rig.update();
       }
     });
@@ -150,7 +150,7 @@ TEST(Order, EvaluationBetweenTrainingSteps) {
         rig.sharded->end_forward();
         EXPECT_TRUE(at::equal(
             found, reference->layers[1]->forward(reference->extra->forward(reference->forward(x)))));
-        EXPECT_EQ(rig.residency().cache().counts.agreed_gathers > 0, step + i == 0 && !in_shared_memory());
+        EXPECT_EQ(rig.residency().counts().agreed_gathers > 0, step + i == 0 && !in_shared_memory());
       }
       rig.sharded->train();
       rig.backward(model->forward(-x).square().sum(), false, true);
@@ -182,10 +182,13 @@ TEST(Order, APassMayBeLeftHalfWay) {
 
 TEST(Order, ABackwardThatFailsHalfWayIsNotForgotten) {
   Chain model(2);
+  bool fails = true;
+  GradientHook::install(&fails, model->parameters().front(), [&] {
+    if (fails) throw Error("out of luck");
+  });
   Rig rig(*model, alone(), 2);
-  rig.sharded->gradients().check = [] { throw Error("out of luck"); };
   EXPECT_THAT(error_of([&] { rig.backward(model->forward(batch(0, 0)).sum()); }), HasSubstr("out of luck"));
-  rig.sharded->gradients().check = {};
+  fails = false;
   EXPECT_THAT(error_of([&] { rig.backward(model->forward(batch(0, 0)).sum()); }),
               HasSubstr("failed half-way"));
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "zero/reduce/gradient_hook.h"
+
 namespace tessera::zero::testing {
 namespace {
 
@@ -61,11 +63,19 @@ Vectors::Vectors(const std::vector<int64_t>& numels, const comm::CommunicatorPtr
                        UnitOptions{.sharding = sharding_of(options.stage), .tiers = {}, .mesh = options.mesh},
                        *comm);
   auto watched = std::make_shared<IssueWatch>(comm, [this] { look_at_slots(); });
-  reducer = std::make_unique<GradientReducer>(*layout, units, parameters, watched, options);
-  reducer->check = [this] {
-    look_at_slots();
-    if (at_hook) at_hook();
-  };
+  for (const at::Tensor& parameter : parameters)  // before the reducer's own
+    GradientHook::install(this, parameter, [this] {
+      look_at_slots();
+      if (at_hook) at_hook();
+    });
+  order = std::make_unique<CollectiveOrder>(PlanBudget{}, first_order_of_reductions(units),
+                                            /*one_order=*/false);
+  reducer = std::make_unique<GradientReducer>(*layout, units, parameters, *order, /*residency=*/nullptr,
+                                              watched, options);
+}
+
+Vectors::~Vectors() {
+  for (const at::Tensor& parameter : parameters) GradientHook::remove(this, parameter);
 }
 
 void Vectors::look_at_slots() {

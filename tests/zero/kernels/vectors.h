@@ -31,6 +31,8 @@ struct Vectors {
   Vectors(int num, const comm::CommunicatorPtr& comm, const StageOptions& options)
       : Vectors(std::vector<int64_t>(num, kNumel), comm, options) {}
   Vectors(const std::vector<int64_t>& numels, const comm::CommunicatorPtr& comm, const StageOptions& options);
+  ~Vectors();
+  Vectors(const Vectors&) = delete;
 
   /// Collective. One micro-step, in which the vectors' gradients come in the order of `order`; empty: the
   /// last vector's first.
@@ -48,6 +50,7 @@ struct Vectors {
   std::vector<at::Tensor> parameters;
   std::unique_ptr<Layout> layout;
   std::vector<ParamUnit> units;  // for their gradients: the parameters stay where they are
+  std::unique_ptr<CollectiveOrder> order;
   std::unique_ptr<GradientReducer> reducer;
 
  private:

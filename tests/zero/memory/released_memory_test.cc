@@ -13,14 +13,14 @@ using ::testing::HasSubstr;
 TEST(ReleasedMemory, ShapesStayReadable) {
   Chain model(2);
   Rig rig(*model, alone(), 3);
-  EXPECT_EQ(rig.residency().cache().num_unsharded(), 0);
+  EXPECT_EQ(rig.residency().num_unsharded(), 0);
   const at::Tensor& weight = model->layers[1]->weight;
   EXPECT_EQ(weight.sizes(), (std::vector<int64_t>{kWidth, kWidth}));
   EXPECT_EQ(weight.strides(), (std::vector<int64_t>{kWidth, 1}));
   EXPECT_EQ(weight.storage_offset(), 0);
   EXPECT_EQ(model->layers[1]->bias.storage_offset(), kWidth * kWidth);
   EXPECT_TRUE(weight.requires_grad());
-  EXPECT_EQ(rig.residency().cache().num_unsharded(), 0) << "looking at shapes gathers nothing";
+  EXPECT_EQ(rig.residency().num_unsharded(), 0) << "looking at shapes gathers nothing";
 }
 
 /// What a read by way of data_ptr() throws.

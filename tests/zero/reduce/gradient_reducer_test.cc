@@ -296,7 +296,9 @@ TEST(Reducer, TwoOnTheSameParametersGoInAnyOrder) {
     Vectors one(1, alone(), at_stage(0)), other(1, alone(), at_stage(0));
     std::vector<ParamUnit>& others = other.units;
     other.reducer.reset();
-    auto two = std::make_unique<GradientReducer>(*one.layout, others, one.parameters, alone(), at_stage(0));
+    CollectiveOrder order(PlanBudget{}, first_order_of_reductions(others), /*one_order=*/false);
+    auto two = std::make_unique<GradientReducer>(*one.layout, others, one.parameters, order,
+                                                 /*residency=*/nullptr, alone(), at_stage(0));
     if (first_goes_first) {
       one.reducer.reset();
       two->begin_backward(true, true);
