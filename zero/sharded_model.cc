@@ -68,46 +68,6 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm,
   begin_pass(Pass::kTrain);
 }
 
-/// See [Note: one order on a device] in collective_order.h.
-void ShardedModel::connect_gathers_and_reductions() {
-  const bool one_group = !gather_comm_->wait_blocks();
-  const bool gathers_on_use =
-      std::ranges::any_of(units_, [](const ParamUnit& unit) { return unit.placement.sharded(); });
-  order_ = std::make_unique<CollectiveOrder>(budget_of(units_, options_.residency),
-                                             first_order_of_reductions(units_),
-                                             /*one_order=*/one_group && gathers_on_use);
-  if (options_.tiers.any_below_device())
-    options_.residency.late_update = [this](ParamUnit& unit) {
-      update_parameters([&] { optimizer_->update(unit); });
-    };
-  options_.residency.issue_reductions = [this](int count) { gradients_->issue_until(count); };
-  residency_ =
-      std::make_unique<Residency>(*layout_, units_, *order_, gather_comm_, comm_, options_.residency);
-  gradients_ =
-      std::make_unique<GradientReducer>(*layout_, units_, parameters_, *order_, residency_.get(),
-                                        one_group ? gather_comm_ : row_group("reduce"), options_.reducer);
-}
-
-// The model may be read once its engine is gone, unless its parameters are sharded: the last updates have to
-// arrive.
-ShardedModel::~ShardedModel() {
-  for (const at::Tensor& parameter : untrained_) GradientHook::remove(this, parameter);
-  try {
-    if (residency_ && !residency_->gathers_on_use() && std::uncaught_exceptions() == 0) {
-      finish_updates();
-      residency_->wait_all();
-    }
-  } catch (const std::exception&) {
-    // The rank that failed says so itself.
-  }
-  host_thread_.reset();
-  try {
-    if (options_.transfer) options_.transfer->synchronize();  // then no copy uses what goes now
-  } catch (const std::exception&) {
-    // What failed on the device is known.
-  }
-}
-
 void ShardedModel::check_same_model_everywhere() const {
   int64_t numel = 0;
   for (const ParameterSpec& spec : layout_->parameters()) numel += spec.numel();
@@ -118,46 +78,6 @@ void ShardedModel::check_same_model_everywhere() const {
     if (all[rank] != mine)
       throw CommError(str("rank ", comm_->rank(), "'s model has ", mine, "; rank ", rank, "'s has ",
                           all[rank], ": all ranks must build the same model"));
-}
-
-/// See [Note: making a model without memory] in zero/deferred/deferred_model.h.
-void ShardedModel::begin_values(const ModelView& model) {
-  DeferredModel::Plan plan;
-  plan.parameters = parameters_;
-  plan.first_rank = comm_->rank() == 0;
-  plan.keeps_generators = static_cast<bool>(options_.loaded_next);
-  for (const ParameterSpec& spec : layout_->parameters()) {
-    // Loading may ask for any of the names.
-    const bool is_loaded = options_.loaded_next && options_.loaded_next(spec.name) &&
-                           std::all_of(spec.aliases.begin(), spec.aliases.end(), options_.loaded_next);
-    plan.computed.push_back(plan.first_rank && !is_loaded);
-  }
-  for (const NamedTensor& buffer : buffers()) plan.buffers.push_back(buffer.tensor);
-  model.deferred->begin(std::move(plan));
-}
-
-// Unit by unit, so that never more than one unit exists twice. What stays is allocated before, so that one
-// unit's buffer finds the room that the last one's has left.
-void ShardedModel::move_into_units(DeferredModel* deferred) {
-  units_.reserve(layout_->num_units());
-  for (int unit = 0; unit < layout_->num_units(); ++unit)
-    units_.emplace_back(*layout_, unit,
-                        UnitOptions{.sharding = options_.sharding,
-                                    .tiers = options_.tiers,
-                                    .device = options_.device,
-                                    .mesh = mesh_,
-                                    .store = offload_store_.get(),
-                                    .transfer = options_.transfer.get()},
-                        *gather_comm_);
-  const auto write_value = [&](int parameter, at::Tensor flat) {
-    if (deferred != nullptr)
-      deferred->fill(parameter, std::move(flat));
-    else if (comm_->rank() == 0)  // the others receive its values
-      flat.copy_(parameters_[parameter].reshape(-1));
-  };
-  for (ParamUnit& unit : units_)
-    unit.move_in(parameters_, *layout_, *gather_comm_, write_value,
-                 [&](const at::Tensor& flat) { broadcast_from_rank_0(flat, unit.name); });
 }
 
 void ShardedModel::make_groups() {
@@ -180,13 +100,6 @@ void ShardedModel::make_groups() {
 /// Collective.
 comm::CommunicatorPtr ShardedModel::row_group(const char* name) {
   return mesh_.num_rows() > 1 ? comm_->split(mesh_.row_ranks(), name) : comm_->duplicate(name);
-}
-
-/// To the first ranks of the rows, and from there within each: where a row shares memory, one of its ranks
-/// writes.
-void ShardedModel::broadcast_from_rank_0(const at::Tensor& flat, const std::string& label) {
-  if (replicas_ && mesh_.shard() == 0) replicas_->broadcast(flat, 0, label)->wait();
-  if (gather_comm_->size() > 1) gather_comm_->broadcast(flat, 0, label)->wait();
 }
 
 /// See [Note: state on the host] in param_unit.h.
@@ -236,6 +149,93 @@ void ShardedModel::make_offload_store() {
       offload_store_ =
           std::make_unique<OffloadStore>(options_.offload, sizes, str("model state of rank ", comm_->rank()));
   });
+}
+
+/// See [Note: making a model without memory] in zero/deferred/deferred_model.h.
+void ShardedModel::begin_values(const ModelView& model) {
+  DeferredModel::Plan plan;
+  plan.parameters = parameters_;
+  plan.first_rank = comm_->rank() == 0;
+  plan.keeps_generators = static_cast<bool>(options_.loaded_next);
+  for (const ParameterSpec& spec : layout_->parameters()) {
+    // Loading may ask for any of the names.
+    const bool is_loaded = options_.loaded_next && options_.loaded_next(spec.name) &&
+                           std::all_of(spec.aliases.begin(), spec.aliases.end(), options_.loaded_next);
+    plan.computed.push_back(plan.first_rank && !is_loaded);
+  }
+  for (const NamedTensor& buffer : buffers()) plan.buffers.push_back(buffer.tensor);
+  model.deferred->begin(std::move(plan));
+}
+
+// Unit by unit, so that never more than one unit exists twice. What stays is allocated before, so that one
+// unit's buffer finds the room that the last one's has left.
+void ShardedModel::move_into_units(DeferredModel* deferred) {
+  units_.reserve(layout_->num_units());
+  for (int unit = 0; unit < layout_->num_units(); ++unit)
+    units_.emplace_back(*layout_, unit,
+                        UnitOptions{.sharding = options_.sharding,
+                                    .tiers = options_.tiers,
+                                    .device = options_.device,
+                                    .mesh = mesh_,
+                                    .store = offload_store_.get(),
+                                    .transfer = options_.transfer.get()},
+                        *gather_comm_);
+  const auto write_value = [&](int parameter, at::Tensor flat) {
+    if (deferred != nullptr)
+      deferred->fill(parameter, std::move(flat));
+    else if (comm_->rank() == 0)  // the others receive its values
+      flat.copy_(parameters_[parameter].reshape(-1));
+  };
+  for (ParamUnit& unit : units_)
+    unit.move_in(parameters_, *layout_, *gather_comm_, write_value,
+                 [&](const at::Tensor& flat) { broadcast_from_rank_0(flat, unit.name); });
+}
+
+/// To the first ranks of the rows, and from there within each: where a row shares memory, one of its ranks
+/// writes.
+void ShardedModel::broadcast_from_rank_0(const at::Tensor& flat, const std::string& label) {
+  if (replicas_ && mesh_.shard() == 0) replicas_->broadcast(flat, 0, label)->wait();
+  if (gather_comm_->size() > 1) gather_comm_->broadcast(flat, 0, label)->wait();
+}
+
+/// See [Note: one order on a device] in collective_order.h.
+void ShardedModel::connect_gathers_and_reductions() {
+  const bool one_group = !gather_comm_->wait_blocks();
+  const bool gathers_on_use =
+      std::ranges::any_of(units_, [](const ParamUnit& unit) { return unit.placement.sharded(); });
+  order_ = std::make_unique<CollectiveOrder>(budget_of(units_, options_.residency),
+                                             first_order_of_reductions(units_),
+                                             /*one_order=*/one_group && gathers_on_use);
+  if (options_.tiers.any_below_device())
+    options_.residency.late_update = [this](ParamUnit& unit) {
+      update_parameters([&] { optimizer_->update(unit); });
+    };
+  options_.residency.issue_reductions = [this](int count) { gradients_->issue_until(count); };
+  residency_ =
+      std::make_unique<Residency>(*layout_, units_, *order_, gather_comm_, comm_, options_.residency);
+  gradients_ =
+      std::make_unique<GradientReducer>(*layout_, units_, parameters_, *order_, residency_.get(),
+                                        one_group ? gather_comm_ : row_group("reduce"), options_.reducer);
+}
+
+// The model may be read once its engine is gone, unless its parameters are sharded: the last updates have to
+// arrive.
+ShardedModel::~ShardedModel() {
+  for (const at::Tensor& parameter : untrained_) GradientHook::remove(this, parameter);
+  try {
+    if (residency_ && !residency_->gathers_on_use() && std::uncaught_exceptions() == 0) {
+      finish_updates();
+      residency_->wait_all();
+    }
+  } catch (const std::exception&) {
+    // The rank that failed says so itself.
+  }
+  host_thread_.reset();
+  try {
+    if (options_.transfer) options_.transfer->synchronize();  // then no copy uses what goes now
+  } catch (const std::exception&) {
+    // What failed on the device is known.
+  }
 }
 
 bool ShardedModel::host_shared() const {
@@ -688,80 +688,8 @@ void ShardedModel::adopt_buffers() {
   for (const auto& [name, tensor] : buffers()) first_kinds_[name] = kind_of(tensor);
 }
 
-/// A line a buffer: name, dtype and sizes.
-static std::string describe(const std::vector<NamedTensor>& buffers) {
-  std::string text;
-  for (const auto& [name, tensor] : buffers)
-    text +=
-        str(name, '\t', static_cast<int>(tensor.scalar_type()), '\t', join(tensor.sizes().vec(), ","), '\n');
-  return text;
-}
-
-static std::vector<std::pair<std::string, BufferKind>> parse_buffers(const std::string& text) {
-  std::vector<std::pair<std::string, BufferKind>> buffers;
-  std::istringstream lines(text);
-  for (std::string line; std::getline(lines, line);) {
-    const size_t sizes = line.rfind('\t'), dtype = line.rfind('\t', sizes - 1);
-    BufferKind kind;
-    kind.dtype = static_cast<at::ScalarType>(std::stoi(line.substr(dtype + 1)));
-    std::istringstream list(line.substr(sizes + 1));
-    for (std::string size; std::getline(list, size, ',');) kind.shape.push_back(std::stoll(size));
-    buffers.emplace_back(line.substr(0, dtype), std::move(kind));
-  }
-  return buffers;
-}
-
-void ShardedModel::check_same_buffers(const std::vector<std::string>& by_rank) const {
-  const auto names_of = [](const std::string& text) {
-    std::vector<std::string> names;
-    for (const auto& [name, kind] : parse_buffers(text)) names.push_back(name);
-    return names;
-  };
-  const auto lacks = [](const std::vector<std::string>& names, const std::string& name) {
-    return std::find(names.begin(), names.end(), name) == names.end();
-  };
-  const std::vector<std::string> first = names_of(by_rank[0]);
-  for (int rank = 1; rank < comm_->size(); ++rank) {
-    if (by_rank[rank] == by_rank[0]) continue;
-    const std::vector<std::string> theirs = names_of(by_rank[rank]);
-    const auto refuse = [&](const std::string& name, int with, int without) {
-      throw CommError(str("rank ", with, "'s module has the buffer ", name, ", rank ", without,
-                          "'s has none of that name: all ranks must register the same buffers"));
-    };
-    for (const std::string& name : first)
-      if (lacks(theirs, name)) refuse(name, 0, rank);
-    for (const std::string& name : theirs)
-      if (lacks(first, name)) refuse(name, rank, 0);
-    if (theirs != first)
-      throw CommError(str("rank ", rank,
-                          "'s module has its buffers in another order than rank 0's: all ranks "
-                          "must register the same buffers"));
-  }
-}
-
 void ShardedModel::broadcast_buffers() {
-  if (comm_->size() == 1 || state_ == nullptr) return;
-  const PauseListening our_own_operators;
-  const at::NoGradGuard no_grad;
-  const std::vector<NamedTensor> mine = buffers();
-  for (const auto& [name, tensor] : mine)
-    if (const std::string why = no_bytes(tensor); !why.empty())
-      throw Error(str("buffer ", name, " ", why,
-                      " and cannot be sent to other ranks: register a dense tensor of plain numbers"));
-  const std::vector<std::string> by_rank = comm_->exchange(describe(mine), "buffers");
-  check_same_buffers(by_rank);
-  const std::vector<std::pair<std::string, BufferKind>> first = parse_buffers(by_rank[0]);
-  for (size_t i = 0; i < mine.size(); ++i) {
-    const BufferKind& kind = first[i].second;
-    const at::Tensor& buffer = mine[i].tensor;
-    // A collective needs memory of its own: another buffer may share this one's.
-    at::Tensor bytes = comm_->rank() == 0 ? bytes_of_elements(buffer.to(options_.device)).clone()
-                                          : at::empty({c10::multiply_integers(kind.shape) *
-                                                       static_cast<int64_t>(c10::elementSize(kind.dtype))},
-                                                      at::TensorOptions(at::kByte).device(options_.device));
-    if (bytes.numel() > 0) comm_->broadcast(bytes, 0, "buffers")->wait();
-    if (comm_->rank() != 0) write_buffer(buffer, from_bytes(bytes, kind), /*keep_dtype=*/false);
-  }
+  if (comm_->size() > 1 && state_ != nullptr) zero::broadcast_buffers(buffers(), *comm_, options_.device);
 }
 
 }  // namespace tessera::zero

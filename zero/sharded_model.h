@@ -207,7 +207,6 @@ class ShardedModel {
   void begin_values(const ModelView& model);
   void move_into_units(DeferredModel* deferred);
   void adopt_buffers();
-  void check_same_buffers(const std::vector<std::string>& by_rank) const;
   void connect_gathers_and_reductions();
   void begin_pass(Pass pass);
   void leave_step(bool parameters_too);

@@ -23,11 +23,6 @@ struct Module;
 
 namespace tessera::zero {
 
-struct NamedTensor {
-  std::string name;
-  at::Tensor tensor;
-};
-
 class DeferredModel;
 
 struct ModelView {

@@ -2,11 +2,17 @@
 
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
+#include <sstream>
+
+#include "core/error.h"
 #include "core/str.h"
+#include "zero/memory/pause_listening.h"
 
 namespace tessera::zero {
 namespace {
@@ -95,6 +101,80 @@ void write_buffer(at::Tensor tensor, const at::Tensor& value, bool keep_dtype) {
   const at::Tensor moved = value.to(tensor.device());
   const at::Tensor own = keep_dtype ? moved.to(tensor.scalar_type()) : moved;
   tensor.set_data(own.is_same(value) ? from_bytes(bytes_of_elements(own).clone(), kind_of(own)) : own);
+}
+
+/// A line a buffer: name, dtype and sizes.
+static std::string describe(const std::vector<NamedTensor>& buffers) {
+  std::string text;
+  for (const auto& [name, tensor] : buffers)
+    text +=
+        str(name, '\t', static_cast<int>(tensor.scalar_type()), '\t', join(tensor.sizes().vec(), ","), '\n');
+  return text;
+}
+
+static std::vector<std::pair<std::string, BufferKind>> parse_buffers(const std::string& text) {
+  std::vector<std::pair<std::string, BufferKind>> buffers;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    const size_t sizes = line.rfind('\t'), dtype = line.rfind('\t', sizes - 1);
+    BufferKind kind;
+    kind.dtype = static_cast<at::ScalarType>(std::stoi(line.substr(dtype + 1)));
+    std::istringstream list(line.substr(sizes + 1));
+    for (std::string size; std::getline(list, size, ',');) kind.shape.push_back(std::stoll(size));
+    buffers.emplace_back(line.substr(0, dtype), std::move(kind));
+  }
+  return buffers;
+}
+
+static void check_same_buffers(const std::vector<std::string>& by_rank) {
+  const auto names_of = [](const std::string& text) {
+    std::vector<std::string> names;
+    for (const auto& [name, kind] : parse_buffers(text)) names.push_back(name);
+    return names;
+  };
+  const auto lacks = [](const std::vector<std::string>& names, const std::string& name) {
+    return std::find(names.begin(), names.end(), name) == names.end();
+  };
+  const std::vector<std::string> first = names_of(by_rank[0]);
+  for (int rank = 1; rank < static_cast<int>(by_rank.size()); ++rank) {
+    if (by_rank[rank] == by_rank[0]) continue;
+    const std::vector<std::string> theirs = names_of(by_rank[rank]);
+    const auto refuse = [&](const std::string& name, int with, int without) {
+      throw CommError(str("rank ", with, "'s module has the buffer ", name, ", rank ", without,
+                          "'s has none of that name: all ranks must register the same buffers"));
+    };
+    for (const std::string& name : first)
+      if (lacks(theirs, name)) refuse(name, 0, rank);
+    for (const std::string& name : theirs)
+      if (lacks(first, name)) refuse(name, rank, 0);
+    if (theirs != first)
+      throw CommError(str("rank ", rank,
+                          "'s module has its buffers in another order than rank 0's: all ranks "
+                          "must register the same buffers"));
+  }
+}
+
+void broadcast_buffers(const std::vector<NamedTensor>& mine, comm::Communicator& comm, at::Device device) {
+  const PauseListening our_own_operators;
+  const at::NoGradGuard no_grad;
+  for (const auto& [name, tensor] : mine)
+    if (const std::string why = no_bytes(tensor); !why.empty())
+      throw Error(str("buffer ", name, " ", why,
+                      " and cannot be sent to other ranks: register a dense tensor of plain numbers"));
+  const std::vector<std::string> by_rank = comm.exchange(describe(mine), "buffers");
+  check_same_buffers(by_rank);
+  const std::vector<std::pair<std::string, BufferKind>> first = parse_buffers(by_rank[0]);
+  for (size_t i = 0; i < mine.size(); ++i) {
+    const BufferKind& kind = first[i].second;
+    const at::Tensor& buffer = mine[i].tensor;
+    // A collective needs memory of its own: another buffer may share this one's.
+    at::Tensor bytes = comm.rank() == 0 ? bytes_of_elements(buffer.to(device)).clone()
+                                        : at::empty({c10::multiply_integers(kind.shape) *
+                                                     static_cast<int64_t>(c10::elementSize(kind.dtype))},
+                                                    at::TensorOptions(at::kByte).device(device));
+    if (bytes.numel() > 0) comm.broadcast(bytes, 0, "buffers")->wait();
+    if (comm.rank() != 0) write_buffer(buffer, from_bytes(bytes, kind), /*keep_dtype=*/false);
+  }
 }
 
 }  // namespace tessera::zero

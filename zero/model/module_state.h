@@ -15,6 +15,8 @@
 #include <string>
 #include <vector>
 
+#include "comm/communicator.h"
+
 namespace torch::nn {
 class Module;
 }
@@ -23,6 +25,11 @@ struct Module;
 }
 
 namespace tessera::zero {
+
+struct NamedTensor {
+  std::string name;
+  at::Tensor tensor;
+};
 
 /// A name under which a module has a buffer.
 struct NamedBuffer {
@@ -79,5 +86,9 @@ bool converts(at::ScalarType from, at::ScalarType to);
 /// Gives a module's tensor `value`: in place where shape and dtype are equal, or `keep_dtype`; else
 /// the tensor gets other memory. The tensor stays the same one, on its device.
 void write_buffer(at::Tensor tensor, const at::Tensor& value, bool keep_dtype);
+
+/// Collective. Makes `buffers` rank 0's, in value, shape and dtype; they are on `device`, which the transport
+/// takes. Throws CommError naming a buffer that not all ranks have, Error for one that cannot be sent.
+void broadcast_buffers(const std::vector<NamedTensor>& buffers, comm::Communicator& comm, at::Device device);
 
 }  // namespace tessera::zero
