@@ -89,17 +89,17 @@ void ShardedModel::make_groups() {
   TESSERA_CHECK(sizes.shard == 0 || options_.tiers.optimizer == Tier::kDevice);
   TESSERA_CHECK(sizes.secondary == 0 || options_.tiers.parameters == Tier::kDevice);
   mesh_ = mesh_of(sizes, comm_->size(), comm_->rank());
-  gather_comm_ = row_group("gather");
+  gather_comm_ = shard_group("gather");
   options_.residency.mesh = mesh_;
   if (sizes.secondary > 0)
     options_.residency.secondary = comm_->split(mesh_.secondary_ranks(), "gather of the second copy");
-  if (mesh_.num_rows() > 1)
-    replicas_ = options_.reducer.replicas = comm_->split(mesh_.column_ranks(), "replicas");
+  if (mesh_.num_replicas() > 1)
+    replicas_ = options_.reducer.replicas = comm_->split(mesh_.replicate_group_ranks(), "replicas");
 }
 
 /// Collective.
-comm::CommunicatorPtr ShardedModel::row_group(const char* name) {
-  return mesh_.num_rows() > 1 ? comm_->split(mesh_.row_ranks(), name) : comm_->duplicate(name);
+comm::CommunicatorPtr ShardedModel::shard_group(const char* name) {
+  return mesh_.num_replicas() > 1 ? comm_->split(mesh_.shard_group_ranks(), name) : comm_->duplicate(name);
 }
 
 /// See [Note: state on the host] in param_unit.h.
@@ -191,8 +191,8 @@ void ShardedModel::move_into_units(DeferredModel* deferred) {
                  [&](const at::Tensor& flat) { broadcast_from_rank_0(flat, unit.name); });
 }
 
-/// To the first ranks of the rows, and from there within each: where a row shares memory, one of its ranks
-/// writes.
+/// To the first ranks of the replicas, and from there within each: where a shard group shares memory, one of
+/// its ranks writes.
 void ShardedModel::broadcast_from_rank_0(const at::Tensor& flat, const std::string& label) {
   if (replicas_ && mesh_.shard() == 0) replicas_->broadcast(flat, 0, label)->wait();
   if (gather_comm_->size() > 1) gather_comm_->broadcast(flat, 0, label)->wait();
@@ -215,7 +215,7 @@ void ShardedModel::connect_gathers_and_reductions() {
       std::make_unique<Residency>(*layout_, units_, *order_, gather_comm_, comm_, options_.residency);
   gradients_ =
       std::make_unique<GradientReducer>(*layout_, units_, parameters_, *order_, residency_.get(),
-                                        one_group ? gather_comm_ : row_group("reduce"), options_.reducer);
+                                        one_group ? gather_comm_ : shard_group("reduce"), options_.reducer);
 }
 
 // The model may be read once its engine is gone, unless its parameters are sharded: the last updates have to
@@ -523,7 +523,7 @@ at::Tensor ShardedModel::full_parameter(const std::string& name) {
   ParamUnit& unit = units_[layout_->slice(parameter).unit];
   const InMemory weights(unit, kUpdated, InMemory::Access::kRead);
   const bool whole = !unit.placement.updates_shard;
-  return gather_parameter(parameter, (whole ? unit.local_state() : unit.piece_state()).weights, whole,
+  return gather_parameter(parameter, (whole ? unit.local_state() : unit.owned_state()).weights, whole,
                           "parameters");
 }
 
@@ -533,7 +533,7 @@ at::Tensor ShardedModel::full_gradient(const std::string& name) {
   if (!unit.spec.trainable) throw Error(str("parameter ", name, " is frozen and has no gradient"));
   const InMemory gradient(unit, kGradient, InMemory::Access::kRead);
   const bool whole = !unit.placement.updates_shard && !gradients_->reads_peers();
-  return gather_parameter(parameter, whole ? unit.gradient.accumulator : gradients_->piece(unit), whole,
+  return gather_parameter(parameter, whole ? unit.gradient.accumulator : gradients_->owned(unit), whole,
                           "gradient");
 }
 
@@ -569,14 +569,15 @@ void ShardedModel::unpin(const std::vector<int>& units, int modifier_rank) {
   residency_->unpin(units, written);
 }
 
-/// `mine`: (unit numel) if `whole`, else this rank's piece of the unit. Returns (unit numel) on the device.
+/// `mine`: (unit numel) if `whole`, else the part of the unit that this rank owns. Returns (unit numel) on
+/// the device.
 at::Tensor ShardedModel::gather_unit(int unit, const at::Tensor& mine, bool whole, std::string_view what) {
   at::Tensor full = mine.to(options_.device);  // from the host, where it lies there
   if (whole) return full;
   const at::Tensor part = std::exchange(full, at::empty({layout_->units()[unit].numel}, full.options()));
   comm_->all_gather(full, part, str(what, " of ", layout_->describe(unit)))->wait();
-  // From the order of ranks into that of pieces.
-  return full.view({mesh_.num_rows(), mesh_.shard_size, part.numel()}).transpose(0, 1).reshape(-1);
+  // From the order of ranks into that of owned parts.
+  return full.view({mesh_.num_replicas(), mesh_.shard_size, part.numel()}).transpose(0, 1).reshape(-1);
 }
 
 /// An fp32 copy of the parameter's part of `full`, (unit numel).
@@ -597,7 +598,7 @@ std::vector<std::vector<at::Tensor>> ShardedModel::full_states(int index) {
   const at::NoGradGuard no_grad;
   const InMemory kept(unit, kUpdated, InMemory::Access::kRead);
   const bool whole = !unit.placement.updates_shard;
-  const LocalState mine = whole ? unit.local_state() : unit.piece_state();
+  const LocalState mine = whole ? unit.local_state() : unit.owned_state();
   for (size_t state = 0; state < state_names().size(); ++state) {
     const at::Tensor full = gather_unit(index, mine.states[state], whole, state_names()[state]);
     for (size_t i = 0; i < states.size(); ++i) states[i].push_back(cut_out(unit.spec.parameters[i], full));

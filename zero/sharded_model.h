@@ -45,7 +45,7 @@ namespace tessera::zero {
 
 struct ShardedModelOptions {
   Sharding sharding;
-  /// Rows of ranks, and second copies: where parameters are sharded. See [Note: hybrid sharding] in mesh.h.
+  /// Replicas, and second copies: where parameters are sharded. See [Note: hybrid sharding] in mesh.h.
   GroupSizes groups;
   Tiers tiers;
   OffloadOptions offload;  ///< where tiers say disk
@@ -148,9 +148,9 @@ class ShardedModel {
   // -- what this rank keeps: see ParamUnit --
   const ParamUnit& unit(int unit) const { return units_[unit]; }
   ParamUnit& unit(int unit) { return units_[unit]; }
-  /// (piece numel) this rank's part of the reduced gradients, in the accumulation dtype, after the
+  /// (owned numel) this rank's part of the reduced gradients, in the accumulation dtype, after the
   /// last micro-step.
-  at::Tensor gradient_piece(int unit) const { return gradients_->piece(units_[unit]); }
+  at::Tensor owned_gradient(int unit) const { return gradients_->owned(units_[unit]); }
   /// The buffers that the module has now, by each of their names.
   std::vector<NamedTensor> buffers() const;
   /// Of those all that a state dict has, also the names without a tensor.
@@ -202,7 +202,7 @@ class ShardedModel {
  private:
   void check_same_model_everywhere() const;
   void make_groups();
-  comm::CommunicatorPtr row_group(const char* name);
+  comm::CommunicatorPtr shard_group(const char* name);
   void broadcast_from_rank_0(const at::Tensor& flat, const std::string& label);
   void begin_values(const ModelView& model);
   void move_into_units(DeferredModel* deferred);
@@ -228,8 +228,9 @@ class ShardedModel {
   ShardedModelOptions options_;
   comm::CommunicatorPtr comm_;
   Mesh mesh_;
-  comm::CommunicatorPtr gather_comm_;  // of this row; its gathers need no common order with the reductions
-  comm::CommunicatorPtr replicas_;     // of this column; null: there is one row
+  comm::CommunicatorPtr
+      gather_comm_;  // of this shard group; its gathers need no common order with the reductions
+  comm::CommunicatorPtr replicas_;  // of this replicate group; null: there is one replica
   std::vector<at::Tensor> parameters_;
   std::shared_ptr<ModuleState> state_;  // null: there is none
   std::map<std::string, BufferKind> first_kinds_;

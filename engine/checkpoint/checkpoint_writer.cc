@@ -66,7 +66,7 @@ CheckpointWriter::~CheckpointWriter() {
 int64_t CheckpointWriter::bytes_to_copy() const {
   int64_t bytes = 0;
   for (int unit = 0; unit < model_.layout().num_units(); ++unit) {
-    const zero::LocalState mine = model_.unit(unit).piece_state();
+    const zero::LocalState mine = model_.unit(unit).owned_state();
     bytes += static_cast<int64_t>(mine.weights.nbytes());
     for (const at::Tensor& state : mine.states) bytes += static_cast<int64_t>(state.nbytes());
   }
@@ -122,7 +122,7 @@ static checkpoint::SourceBytes bytes_on_disk(zero::OffloadedTensor& source, cons
 /// there.
 at::Tensor CheckpointWriter::blob_of_file(const zero::NamedTensor& blob, int file) {
   comm::Communicator& comm = model_.comm();
-  if (model_.mesh().num_rows() == 1) return blob.tensor;
+  if (model_.mesh().num_replicas() == 1) return blob.tensor;
   std::vector<int64_t> sizes;
   for (const std::string& size : comm.exchange(std::to_string(blob.tensor.numel()), blob.name))
     sizes.push_back(std::stoll(size));
@@ -150,11 +150,11 @@ std::unique_ptr<CheckpointWriter::Job> CheckpointWriter::prepare(const Checkpoin
   checkpoint::SaveRequest& request = job->request;
   request.directory = content.directory;
   request.tag = content.tag;
-  request.rank = model_.mesh().piece();
-  for (int piece = 0; piece < model_.comm().size(); ++piece)
-    request.writers.push_back(model_.mesh().rank_of_piece(piece));
+  request.rank = model_.mesh().owned_part();
+  for (int part = 0; part < model_.comm().size(); ++part)
+    request.writers.push_back(model_.mesh().rank_of_owned_part(part));
   for (size_t file = 0; folders_ && file < request.writers.size(); ++file)
-    request.owners.push_back(model_.mesh().piece(folders_->owner_of(request.writers[file])));
+    request.owners.push_back(model_.mesh().owned_part(folders_->owner_of(request.writers[file])));
   request.create = folders_ == nullptr;
   request.stage = stage_;
   request.layout = &model_.layout();
@@ -163,7 +163,7 @@ std::unique_ptr<CheckpointWriter::Job> CheckpointWriter::prepare(const Checkpoin
   request.exclude_frozen = content.exclude_frozen_parameters;
   for (int unit = 0; unit < model_.layout().num_units(); ++unit) {
     if (request.exclude_frozen && !model_.layout().units()[unit].trainable) continue;
-    const zero::LocalState mine = model_.unit(unit).piece_state();
+    const zero::LocalState mine = model_.unit(unit).owned_state();
     const auto source = [&](const at::Tensor& tensor) {
       zero::OffloadedTensor* const on_disk = model_.unit(unit).find_on_disk(tensor);
       if (on_disk == nullptr) return source_of(tensor, copy, *job);

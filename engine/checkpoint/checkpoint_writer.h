@@ -12,9 +12,9 @@
 // State that lies on disk (zero_optimization.offload_optimizer, offload_param) is saved before save()
 // returns: a copy to write from would have to be written, too.
 //
-// Pieces in files: A checkpoint has a file for each rank. Rank r writes the file of its piece
-// (zero/plan/mesh.h), so every element is written once, also where rows of ranks hold copies, and the files
-// are those that a run without rows would write. Each rank's own blobs go into the file of its number.
+// A checkpoint has a file for each rank. Rank r writes the file of the part that it owns
+// (zero/plan/mesh.h), so every element is written once, also where several replicas hold it, and the files
+// are those that a run without replicas would write. Each rank's own blobs go into the file of its number.
 //
 // A failure stays until all ranks take it: save() fails on all ranks alike, but their threads
 // end at different times, so one rank may see it some steps before another. report() therefore only logs. The

@@ -19,7 +19,7 @@ constexpr int kNumLayers = 5;
 
 struct Case {
   int world;
-  int size;  ///< of a row, or of a group that has a second copy
+  int size;  ///< of a shard group, or of a group that has a second copy
 };
 std::ostream& operator<<(std::ostream& out, const Case& one) {
   return out << "world " << one.world << " size " << one.size;
@@ -82,7 +82,7 @@ Trained train_on(int world, int hosts, const Training& training, const Change& c
   return of_rank[0];
 }
 
-Change rows_of(int size) {
+Change replicas_of(int size) {
   return [size](ShardedModelOptions& options) { options.groups.shard = size; };
 }
 Change second_copies_of(int size) {
@@ -100,35 +100,37 @@ TEST(Mesh, PiecesOfAColumnAreItsShard) {
     std::vector<int> taken(static_cast<size_t>(one.world), 0);
     for (int rank = 0; rank < one.world; ++rank) {
       const Mesh mesh = mesh_of({.shard = one.size}, one.world, rank);
-      EXPECT_EQ(mesh.rank_of_piece(mesh.piece()), rank);
-      EXPECT_EQ(taken[static_cast<size_t>(mesh.piece())]++, 0);
-      EXPECT_EQ(intersect(mesh.piece_of(numel), mesh.shard_of(numel)), mesh.piece_of(numel));
-      EXPECT_EQ(mesh.row_ranks()[static_cast<size_t>(mesh.shard())], rank);
-      const std::vector<int> column = mesh.column_ranks();
-      EXPECT_EQ(column[static_cast<size_t>(mesh.row())], rank);
-      int64_t begin = mesh.shard_of(numel).begin;  // in the order of a reduce-scatter over the column
-      for (const int other : column) {
-        EXPECT_EQ(mesh_of({.shard = one.size}, one.world, other).piece_of(numel).begin, begin);
+      EXPECT_EQ(mesh.rank_of_owned_part(mesh.owned_part()), rank);
+      EXPECT_EQ(taken[static_cast<size_t>(mesh.owned_part())]++, 0);
+      EXPECT_EQ(intersect(mesh.owned_of(numel), mesh.shard_of(numel)), mesh.owned_of(numel));
+      EXPECT_EQ(mesh.shard_group_ranks()[static_cast<size_t>(mesh.shard())], rank);
+      const std::vector<int> group = mesh.replicate_group_ranks();
+      EXPECT_EQ(group[static_cast<size_t>(mesh.replica())], rank);
+      int64_t begin =
+          mesh.shard_of(numel).begin;  // in the order of a reduce-scatter over the replicate group
+      for (const int other : group) {
+        EXPECT_EQ(mesh_of({.shard = one.size}, one.world, other).owned_of(numel).begin, begin);
         begin += numel / one.world;
       }
     }
   }
 }
 
-/// Whether the default backend adds up a row, and a column, in the order of ranks. Hybrid communication has
-/// two hosts here, and adds up by hosts, which is the order of ranks where the hosts are the rows.
+/// Whether the default backend adds up a shard group, and a replicate group, in the order of ranks. Hybrid
+/// communication has two hosts here, and adds up by hosts, which is the order of ranks where the hosts are
+/// the shard groups.
 bool in_order_of_ranks(const Case& one) {
   return tessera::testing::default_backend() != "hybrid" || one.world == 2 || 2 * one.size == one.world;
 }
 
-// Independent of this code: hybrid communication sums by hosts, then over hosts, and has no rows.
+// Independent of this code: hybrid communication sums by hosts, then over hosts, and has no replicas.
 TEST(HybridSharding, RowsGiveTheBitsOfHostsThatAreRows) {
   for (const Case& one : kCases) {
     if (!in_order_of_ranks(one)) continue;
     for (const Training& training : one.world == 4 ? trainings() : std::vector<Training>(1)) {
       SCOPED_TRACE(one);
       const Trained expected = train_on(one.world, one.size, training);
-      const Trained trained = train_on(one.world, 0, training, rows_of(one.size));
+      const Trained trained = train_on(one.world, 0, training, replicas_of(one.size));
       EXPECT_TRUE(same_bits(trained.weights, expected.weights)) << name_of(training.dtype);
       EXPECT_EQ(trained.norms, expected.norms) << name_of(training.dtype);
     }
@@ -140,23 +142,23 @@ TEST(HybridSharding, OneRowIsStage3) {
     for (const int micro_steps : {1, 3}) {
       const Training training{.micro_steps = micro_steps};
       const Trained expected = train_on(world, 0, training);
-      const Trained trained = train_on(world, 0, training, rows_of(world));
+      const Trained trained = train_on(world, 0, training, replicas_of(world));
       EXPECT_TRUE(same_bits(trained.weights, expected.weights)) << world;
       EXPECT_EQ(trained.norms, expected.norms) << world;
     }
   }
 }
 
-// Gradients add up in the rows, and over the rows at the end: another order than without rows, on whichever
-// backend.
+// Gradients add up in the shard groups, and over the replicas at the end: another order than without, on
+// whichever backend.
 TEST(HybridSharding, RowsUnderAccumulation) {
   for (const Case& one : {Case{4, 2}, Case{6, 3}}) {
     SCOPED_TRACE(one);
     const Training training{.micro_steps = 3, .optimizer = kernels::OptimizerKind::kSGD};
     const Trained plain = train_on(one.world, 0, training);
-    const Trained trained = train_on(one.world, 0, training, rows_of(one.size));
+    const Trained trained = train_on(one.world, 0, training, replicas_of(one.size));
     EXPECT_LT(largest_difference(trained.weights, plain.weights), 1e-6);
-    const Trained on_hosts = train_on(one.world, one.size, training, rows_of(one.size));
+    const Trained on_hosts = train_on(one.world, one.size, training, replicas_of(one.size));
     EXPECT_TRUE(same_bits(trained.weights, on_hosts.weights));
     EXPECT_EQ(trained.norms, on_hosts.norms);
   }
@@ -188,10 +190,10 @@ TEST(HybridSharding, TheReducersMeanIsThatOfAllRanks) {
           options.prescale = prescale;
           options.overlap = overlap;
           options.num_slots = 1;
-          options.replicas = comm->split(options.mesh->column_ranks(), "replicas");
+          options.replicas = comm->split(options.mesh->replicate_group_ranks(), "replicas");
           if (options.replicas->size() == 1) options.replicas = nullptr;
           const int rank = comm->rank();
-          Vectors vectors(4, comm->split(options.mesh->row_ranks(), "row"), options);
+          Vectors vectors(4, comm->split(options.mesh->shard_group_ranks(), "shard group"), options);
           for (int step = 0; step < 2; ++step) {
             vectors.backward({1.0 + rank, 2, 3.0 * rank + 1, 0}, {}, /*first=*/true, /*boundary=*/false);
             vectors.backward({4, 2.0 * rank, 0, 0}, {}, false, true);
@@ -213,31 +215,34 @@ TEST(HybridSharding, OnlyGradientSumsCrossRows) {
   run_ranks(4, [](comm::CommunicatorPtr inner) {
     const auto comm = std::make_shared<WatchedCommunicator>(inner);
     Chain model(kNumLayers);
-    Rig rig(*model, comm, 3, rows_of(2));
-    const WatchedCommunicator &row = comm->named("gather"), &column = comm->named("replicas");
-    EXPECT_EQ(row.size(), 2);
-    EXPECT_EQ(column.size(), 2);
-    EXPECT_EQ(row.global_rank(0), comm->rank() / 2 * 2) << "neighbours";
+    Rig rig(*model, comm, 3, replicas_of(2));
+    const WatchedCommunicator &shard_group = comm->named("gather"),
+                              &replicate_group = comm->named("replicas");
+    EXPECT_EQ(shard_group.size(), 2);
+    EXPECT_EQ(replicate_group.size(), 2);
+    EXPECT_EQ(shard_group.global_rank(0), comm->rank() / 2 * 2) << "neighbours";
     const int num_units = rig.sharded->layout().num_units();
     int64_t unit_bytes = 0;
     for (const UnitSpec& unit : rig.sharded->layout().units()) unit_bytes += 4 * unit.numel;
     for (int step = 0; step < 2; ++step) {
-      const tessera::testing::CollectiveCounts before = comm->counts(), column_before = column.all_counts();
-      const int64_t row_gathers = row.counts().all_gathers;
+      const tessera::testing::CollectiveCounts before = comm->counts(),
+                                               replicate_before = replicate_group.all_counts();
+      const int64_t shard_group_gathers = shard_group.counts().all_gathers;
       for (int micro = 0; micro < kMicroSteps; ++micro) {
-        EXPECT_EQ(column.all_counts().bytes, column_before.bytes) << "before the boundary";
+        EXPECT_EQ(replicate_group.all_counts().bytes, replicate_before.bytes) << "before the boundary";
         rig.backward(model->forward(batch(comm->rank(), micro)).square().sum(), micro == 0,
                      micro == kMicroSteps - 1);
       }
       EXPECT_EQ(comm->counts().bytes, before.bytes) << "forward and backward use no group of all ranks";
-      const tessera::testing::CollectiveCounts crossed = column.all_counts();
-      EXPECT_EQ(crossed.reduce_scatters - column_before.reduce_scatters, num_units);
-      EXPECT_EQ(crossed.all_gathers - column_before.all_gathers, num_units);
-      EXPECT_EQ(crossed.bytes - column_before.bytes, 2 * unit_bytes / 2)
+      const tessera::testing::CollectiveCounts crossed = replicate_group.all_counts();
+      EXPECT_EQ(crossed.reduce_scatters - replicate_before.reduce_scatters, num_units);
+      EXPECT_EQ(crossed.all_gathers - replicate_before.all_gathers, num_units);
+      EXPECT_EQ(crossed.bytes - replicate_before.bytes, 2 * unit_bytes / 2)
           << "this rank's shards, each reduced and gathered once";
-      EXPECT_EQ(column.counts().broadcasts, comm->rank() % 2 == 0 ? num_units : 0) << "the initial values";
+      EXPECT_EQ(replicate_group.counts().broadcasts, comm->rank() % 2 == 0 ? num_units : 0)
+          << "the initial values";
       const bool gathered = !rig.sharded->unit(0).placement.host_shared();
-      EXPECT_EQ(row.counts().all_gathers > row_gathers, gathered);
+      EXPECT_EQ(shard_group.counts().all_gathers > shard_group_gathers, gathered);
       rig.update();
       EXPECT_EQ(comm->counts().all_gathers - before.all_gathers, 1) << "norms and flags";
       EXPECT_EQ(comm->counts().reduce_scatters + comm->counts().all_reduces, 0);
@@ -310,26 +315,27 @@ TEST(HybridSharding, EvaluationAndFrozenUnitsUseTheSecondCopy) {
 TEST(HybridSharding, BytesAreWhatTheFormulaSays) {
   for (const Case& one : kCases) {
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-      for (const bool rows : {true, false}) {
+      for (const bool replicas : {true, false}) {
         SCOPED_TRACE(one);
         run_ranks(one.world, [&](comm::CommunicatorPtr comm) {
           Chain model(kNumLayers);
           Rig rig(*model, comm, 3, [&](ShardedModelOptions& options) {
             options.compute_dtype = dtype;
             options.optimizer.kind = kernels::OptimizerKind::kAdamW;
-            (rows ? rows_of : second_copies_of)(one.size)(options);
+            (replicas ? replicas_of : second_copies_of)(one.size)(options);
           });
           rig.step(model->forward(batch(comm->rank(), 0).to(to_torch(dtype))).square().sum());
           EXPECT_EQ(rig.sharded->measured_bytes(), rig.sharded->formula_bytes());
           int64_t numel = 0;
           for (const UnitSpec& unit : rig.sharded->layout().units()) numel += unit.numel;
           const StateBytes bytes = rig.sharded->measured_bytes();
-          const int copy = rows ? one.size : one.world;
+          const int copy = replicas ? one.size : one.world;
           EXPECT_EQ(bytes.optimizer, 8 * numel / copy);
           EXPECT_EQ(bytes.gradients, 4 * numel / copy);
           EXPECT_EQ(bytes.master, dtype == DType::kFloat32 ? 0 : 4 * numel / copy);
           if (!tessera::testing::in_shared_memory()) {
-            EXPECT_EQ(bytes.parameters, size_bytes(dtype) * (numel / copy + (rows ? 0 : numel / one.size)));
+            EXPECT_EQ(bytes.parameters,
+                      size_bytes(dtype) * (numel / copy + (replicas ? 0 : numel / one.size)));
           }
         });
       }
@@ -339,25 +345,26 @@ TEST(HybridSharding, BytesAreWhatTheFormulaSays) {
 
 // One rank of a thousand holds what it would hold among the others.
 TEST(HybridSharding, ASimulatedRankHoldsTheSame) {
-  for (const bool rows : {true, false}) {
+  for (const bool replicas : {true, false}) {
     const comm::SimulatedGroup group{.rank = 13, .size = 24, .timeout = std::chrono::seconds(20)};
     Chain model(kNumLayers);
     Rig rig(*model, std::make_shared<comm::SelfCommunicator>(group), 3,
-            (rows ? rows_of : second_copies_of)(4));
+            (replicas ? replicas_of : second_copies_of)(4));
     rig.step(model->forward(batch(0, 0)).square().sum());
     EXPECT_EQ(rig.sharded->measured_bytes(), rig.sharded->formula_bytes());
     int64_t numel = 0;
     for (const UnitSpec& unit : rig.sharded->layout().units()) numel += unit.numel;
-    EXPECT_EQ(rig.sharded->measured_bytes().parameters, 4 * (rows ? numel / 4 : numel / 24 + numel / 4));
+    EXPECT_EQ(rig.sharded->measured_bytes().parameters, 4 * (replicas ? numel / 4 : numel / 24 + numel / 4));
   }
 }
 
 // ------------------------------------------------------------------------------------------ other writers
 
 TEST(HybridSharding, WritesOfOneRankArriveInAllRowsAndCopies) {
-  // Of six ranks on two hosts, over hybrid, the middle row shares no memory, and gathers; the others do not.
+  // Of six ranks on two hosts, over hybrid, the middle shard group shares no memory, and gathers; the others
+  // do not.
   const std::vector<std::pair<int, Change>> cases = {
-      {4, rows_of(2)}, {4, second_copies_of(2)}, {6, rows_of(2)}};
+      {4, replicas_of(2)}, {4, second_copies_of(2)}, {6, replicas_of(2)}};
   for (const auto& [world, change] : cases) {
     run_ranks(world, [&, change = change](comm::CommunicatorPtr comm) {
       Chain model(3), plain(3);

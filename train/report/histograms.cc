@@ -14,15 +14,15 @@ struct Counted {
   HistogramCounts counts;
 };
 
-/// Counts the part of a parameter that this rank owns. `values_of_piece`: of this rank's piece of the
+/// Counts the part of a parameter that this rank owns. `owned_values`: of the part that it owns of the
 /// parameter's unit, or of its gradients; they are multiplied by `scale` first.
-HistogramCounts count(const zero::Layout& layout, int parameter, int piece, const at::Tensor& values_of_piece,
+HistogramCounts count(const zero::Layout& layout, int parameter, int part, const at::Tensor& owned_values,
                       double scale) {
-  const zero::Range mine = layout.owned(parameter, piece);
+  const zero::Range mine = layout.owned(parameter, part);
   HistogramCounts counts;
   if (mine.numel() == 0) return counts;
-  const int64_t begin = mine.begin - layout.shard(layout.slice(parameter).unit, piece).begin;
-  at::Tensor values = values_of_piece.narrow(0, begin, mine.numel()).to(at::kCPU, at::kFloat);
+  const int64_t begin = mine.begin - layout.shard(layout.slice(parameter).unit, part).begin;
+  at::Tensor values = owned_values.narrow(0, begin, mine.numel()).to(at::kCPU, at::kFloat);
   if (scale != 1) values = values * scale;
   counts.add({values.const_data_ptr<float>(), static_cast<size_t>(values.numel())});
   return counts;
@@ -35,11 +35,11 @@ std::vector<Counted> count_shards(Engine& engine) {
   for (int parameter = 0; parameter < static_cast<int>(layout.parameters().size()); ++parameter) {
     const int unit = layout.slice(parameter).unit;
     const std::string& name = layout.parameters()[static_cast<size_t>(parameter)].name;
-    all.push_back({"parameters/" + name, count(layout, parameter, model.mesh().piece(),
-                                               model.unit(unit).piece_state().weights, 1)});
+    all.push_back({"parameters/" + name, count(layout, parameter, model.mesh().owned_part(),
+                                               model.unit(unit).owned_state().weights, 1)});
     if (layout.units()[static_cast<size_t>(unit)].trainable)
-      all.push_back({"gradients/" + name, count(layout, parameter, model.mesh().piece(),
-                                                model.gradient_piece(unit), 1 / engine.gradient_scale())});
+      all.push_back({"gradients/" + name, count(layout, parameter, model.mesh().owned_part(),
+                                                model.owned_gradient(unit), 1 / engine.gradient_scale())});
   }
   return all;
 }

@@ -1,6 +1,6 @@
 // CastTracker: under torch_autocast, autograd saves low-precision copies of the parameters rather than
 // views of the units. Without care each would keep 2 unsharded bytes a parameter alive from forward to
-// backward. So copies that cover a piece of a unit are remembered (weakly), released together with the
+// backward. So copies that cover a part of a unit are remembered (weakly), released together with the
 // unit, and cast anew when it is gathered.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace tessera::zero {
 
-/// A dense piece of a unit that an operator is about to copy.
+/// A dense part of a unit that an operator is about to copy.
 struct CastSource {
   UnitHandle* handle = nullptr;
   int64_t offset = 0;  ///< elements
@@ -22,7 +22,7 @@ struct CastSource {
   std::vector<int64_t> strides;
 };
 
-/// The piece `tensor` covers, when it is dense in memory (whatever its strides).
+/// The part of a unit that `tensor` covers, when it is dense in memory (whatever its strides).
 CastSource cast_source(UnitHandle* handle, const at::Tensor& tensor);
 /// The unit that `storage`, itself a tracked cast, was cast from, or null.
 UnitHandle* find_cast(c10::StorageImpl& storage);

@@ -44,7 +44,7 @@ Residency::Residency(const Layout& layout, std::vector<ParamUnit>& units, Collec
       previous_counts_(counts_) {
   TESSERA_CHECK(options_.capacity_units >= 1);
   some_rank_gathers_on_use_ = gathers_on_use_;
-  if (options_.mesh.num_rows() > 1)
+  if (options_.mesh.num_replicas() > 1)
     for (const int theirs : calls_->exchange(gathers_on_use_ ? 1 : 0, "gathers on use"))
       some_rank_gathers_on_use_ |= theirs != 0;
   for (ParamUnit& unit : units_) unit.memory.set_residency(this);
@@ -251,12 +251,12 @@ std::vector<T> Residency::agree(const T& mine, const std::string& label) {
 }
 
 template <class T>
-std::vector<T> Residency::exchange_in_row(const T& mine, const char* label) {
+std::vector<T> Residency::exchange_in_shard_group(const T& mine, const char* label) {
   const std::vector<T> all = calls_->exchange(mine, label);
-  std::vector<T> row;
+  std::vector<T> group;
   for (int rank = 0; rank < calls_->size(); ++rank)
-    if (options_.mesh.in_my_row(rank)) row.push_back(all[static_cast<size_t>(rank)]);
-  return row;
+    if (options_.mesh.in_my_shard_group(rank)) group.push_back(all[static_cast<size_t>(rank)]);
+  return group;
 }
 
 bool Residency::reductions_have_places() {
@@ -291,7 +291,7 @@ void Residency::drop_pass() {
   rethrow();
   if (!order_.in_pass()) return;
   // Ranks may stand at different places of the plan.
-  const std::vector<size_t> places = exchange_in_row(order_.place(), "end of an unfinished pass");
+  const std::vector<size_t> places = exchange_in_shard_group(order_.place(), "end of an unfinished pass");
   if (std::any_of(places.begin(), places.end(), [](size_t place) { return place != 0; })) finish_plan();
   order_.drop();
 }
@@ -387,7 +387,7 @@ void Residency::pin(const std::vector<int>& units, bool writable) {
           give_buffers_back(missing);
           throw Error(str("GatheredParameters: rank ", rank, " has no memory for the parameters"));
         }
-        if (options_.mesh.in_my_row(rank) && wanted[rank] != missing)
+        if (options_.mesh.in_my_shard_group(rank) && wanted[rank] != missing)
           throw CommError(str("GatheredParameters: rank ", calls_->rank(), " needs units [",
                               join(missing, " "), "], rank ", rank, " needs [", join(wanted[rank], " "),
                               "]: every rank must gather the same parameters"));
@@ -423,7 +423,8 @@ void Residency::align(const char* why) {
     int reductions_issued;
   };
   Progress farthest{0, 0};
-  for (const Progress& theirs : exchange_in_row(Progress{order_.place(), num_reductions_issued()}, why)) {
+  for (const Progress& theirs :
+       exchange_in_shard_group(Progress{order_.place(), num_reductions_issued()}, why)) {
     farthest.place = std::max(farthest.place, theirs.place);
     farthest.reductions_issued = std::max(farthest.reductions_issued, theirs.reductions_issued);
   }

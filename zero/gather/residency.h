@@ -74,7 +74,7 @@ class Residency {
   /// `comm`: of the ranks that gather together, for that, and for agreements on the next gather. `calls`: of
   /// all ranks, for agreements between those that make the same call, but may have issued different numbers
   /// of gathers: in `comm`'s list of collectives these would stand at different places. Collective over
-  /// `calls` where the mesh has several rows.
+  /// `calls` where the mesh has several replicas.
   Residency(const Layout& layout, std::vector<ParamUnit>& units, CollectiveOrder& order,
             comm::CommunicatorPtr comm, comm::CommunicatorPtr calls, const ResidencyOptions& options);
   ~Residency();
@@ -142,7 +142,7 @@ class Residency {
   const BufferPool& pool() const { return pool_; }
   const CastTracker& casts() const { return casts_; }
 
-  /// An operator has made `copy` of a piece of a unit: see CastTracker::add().
+  /// An operator has made `copy` of a part of a unit: see CastTracker::add().
   void track_cast(const CastSource& source, const at::Tensor& copy);
   /// Whether some unit is sharded, so that gathers are issued during a pass and not after the update alone.
   bool gathers_on_use() const { return gathers_on_use_; }
@@ -175,7 +175,7 @@ class Residency {
   std::vector<T> agree(const T& mine, const std::string& label);
   /// Collective, over `calls_`. What the ranks give that gather together with this one.
   template <class T>
-  std::vector<T> exchange_in_row(const T& mine, const char* label);
+  std::vector<T> exchange_in_shard_group(const T& mine, const char* label);
 
   // gathers: unshard() is collective. What it and wait() throw, CommError or the allocator's error, is kept:
   // the other ranks count on this gather, and the unit is not readable
@@ -203,7 +203,7 @@ class Residency {
   ResidencyOptions options_;
   bool gathers_on_use_;
   bool hears_reads_;
-  bool some_rank_gathers_on_use_;  // rows may differ: a host's memory is shared, or not
+  bool some_rank_gathers_on_use_;  // replicas may differ: a host's memory is shared, or not
 
   mutable std::recursive_mutex
       mutex_;  // guards what follows, the order, memory and use of units; held while a gather is waited for

@@ -67,9 +67,9 @@ ShardedOptimizer::ShardedOptimizer(const Layout& layout, std::vector<ParamUnit>&
   }
 }
 
-/// The parts of a unit this rank updates, each within one piece. Neighbours in a piece with one group and
+/// The parts of a unit this rank updates, each within one owned part. Neighbours in a part with one group and
 /// step count become one range, padding between them included (zeros stay zeros); `by_parameter` keeps them
-/// apart. A piece gives the same ranges at every stage: libtorch's operators, which an UpdateRule may use,
+/// apart. A part gives the same ranges at every stage: libtorch's operators, which an UpdateRule may use,
 /// round by an element's place.
 std::vector<ShardedOptimizer::ParamRange> ShardedOptimizer::ranges(ParamUnit& unit,
                                                                    const std::vector<bool>& used,
@@ -82,7 +82,7 @@ std::vector<ShardedOptimizer::ParamRange> ShardedOptimizer::ranges(ParamUnit& un
   each = cut_at_pieces(each);
   if (by_parameter) return each;
   std::vector<ParamRange> joined;
-  const int64_t piece_numel = unit.piece_range.numel();
+  const int64_t piece_numel = unit.owned_range.numel();
   for (const ParamRange& next : each) {
     const bool follows =
         !joined.empty() && joined.back().range.begin / piece_numel == next.range.begin / piece_numel &&
@@ -98,13 +98,13 @@ std::vector<ShardedOptimizer::ParamRange> ShardedOptimizer::ranges(ParamUnit& un
   return joined;
 }
 
-/// Gradients come from the rank that owns the piece, and so do norms. (Beyond stage 0, without rows of ranks,
-/// nothing is cut: a rank updates one piece, its shard.)
+/// Gradients come from the rank that owns the part, and so do norms. (Beyond stage 0, without replicas,
+/// nothing is cut: a rank updates one part, its shard.)
 std::vector<ShardedOptimizer::ParamRange> ShardedOptimizer::cut_at_pieces(
     const std::vector<ParamRange>& ranges) const {
   std::vector<ParamRange> found;
   for (const ParamRange& range : ranges) {
-    const int64_t piece_numel = range.unit->piece_range.numel();
+    const int64_t piece_numel = range.unit->owned_range.numel();
     for (int64_t begin = range.range.begin; begin < range.range.end;) {
       const int64_t end = std::min(range.range.end, (begin / piece_numel + 1) * piece_numel);
       found.push_back({range.unit, range.parameter, {begin, end}});
@@ -322,7 +322,8 @@ void ShardedOptimizer::step_lamb() {
   }
 }
 
-/// By parameter: its sums, which all ranks add up. A parameter has one range in this rank's piece at most.
+/// By parameter: its sums, which all ranks add up. A parameter has one range in the part that this rank owns
+/// at most.
 std::vector<kernels::LambPart> ShardedOptimizer::lamb_totals() {
   const auto num_parameters = static_cast<int64_t>(layout_.parameters().size());
   at::Tensor norms;  // (parameters and one that takes what is another rank's to report, 2)
@@ -336,16 +337,16 @@ std::vector<kernels::LambPart> ShardedOptimizer::lamb_totals() {
       norms = at::zeros({num_parameters + 1, 2}, unit.master.options().dtype(at::kDouble));
     std::vector<int64_t> rows;
     for (const ParamRange& range : parts)
-      rows.push_back(intersect(range.range, unit.piece_range).numel() > 0 ? range.parameter : num_parameters);
+      rows.push_back(intersect(range.range, unit.owned_range).numel() > 0 ? range.parameter : num_parameters);
     kernels::lamb_norms(step_->grad_scale, updates_of(parts, staged), norms, rows);
     stage_out(unit, std::move(staged));
   }
   std::vector<kernels::LambPart> totals(static_cast<size_t>(num_parameters));
   if (!norms.defined()) return totals;
-  const at::Tensor all = all_gather_pieces(*comm_, device_, {norms.narrow(0, 0, num_parameters).view(-1)},
-                                           units_.front().mesh, "LAMB norms");
-  for (int piece = 0; piece < comm_->size(); ++piece) {
-    const double* next = all.const_data_ptr<double>() + piece * all.size(1);
+  const at::Tensor all = all_gather_owned(*comm_, device_, {norms.narrow(0, 0, num_parameters).view(-1)},
+                                          units_.front().mesh, "LAMB norms");
+  for (int part = 0; part < comm_->size(); ++part) {
+    const double* next = all.const_data_ptr<double>() + part * all.size(1);
     for (kernels::LambPart& total : totals) {
       total.weight_sq += *next++;
       total.update_sq += *next++;

@@ -20,14 +20,14 @@
 // device. If ranks start the kernels of two communicators in different orders, they can wait for each other
 // for ever. The same happens when the start of one kernel waits, by streams, for the other. So where waits
 // don't block (Communicator::wait_blocks), gathers and gradient reductions use one group and one order. (With
-// rows of ranks, zero/plan/mesh.h, there are two groups; NCCL then starts their kernels in the order in which
-// the host has issued them, which is that one: NCCL_LAUNCH_ORDER_IMPLICIT, NCCL 2.26 and later.) Each place
-// of the recorded order of use says how many reductions rank 0 had ready there. A rank that reaches the place
-// issues that many, with zeros for gradients that it lacks; a gradient that comes later is reduced after
-// backward (GradientReducer::reduce_late). While there is no recorded order, hooks issue reductions, and
-// before an agreed gather all ranks issue as many as the rank that has issued the most. Over CPU backends no
-// wait of one group delays another: there the reductions have their own group, and are issued when they are
-// ready.
+// several replicas, zero/plan/mesh.h, there are two groups; NCCL then starts their kernels in the order in
+// which the host has issued them, which is that one: NCCL_LAUNCH_ORDER_IMPLICIT, NCCL 2.26 and later.) Each
+// place of the recorded order of use says how many reductions rank 0 had ready there. A rank that reaches the
+// place issues that many, with zeros for gradients that it lacks; a gradient that comes later is reduced
+// after backward (GradientReducer::reduce_late). While there is no recorded order, hooks issue reductions,
+// and before an agreed gather all ranks issue as many as the rank that has issued the most. Over CPU backends
+// no wait of one group delays another: there the reductions have their own group, and are issued when they
+// are ready.
 #pragma once
 
 #include <map>

@@ -2,20 +2,23 @@
 //
 // [Note: hybrid sharding]
 // Without further settings all ranks hold one copy of the model state, in shards. With GroupSizes::shard = M
-// (MiCS; FSDP's HYBRID_SHARD over a mesh of two dimensions) each row of M consecutive ranks holds a copy:
+// (MiCS; FSDP's HYBRID_SHARD over a mesh of two dimensions) each shard group of M consecutive ranks holds a
+// copy, a replica:
 //
-//            shard 0  shard 1
-//   row 0    rank 0   rank 1     gathers and reductions of backward stay in a row;
-//   row 1    rank 2   rank 3     at the accumulation boundary each column sums its shard of the gradients
+//               shard 0  shard 1    (shard dimension)
+//   replica 0   rank 0   rank 1     gathers and reductions of backward stay in a shard group;
+//   replica 1   rank 2   rank 3     at the accumulation boundary each replicate group (the ranks of one
+//   (replicate                      shard) sums its shard of the gradients
+//   dimension)
 //
-// The sum is ((ranks of row 0, in order) + (ranks of row 1, in order) + …), which is what hybrid
-// communication gives where a row is a host. Every row has the same bits afterwards, and makes the same
-// update.
+// The sum is ((ranks of replica 0, in order) + (ranks of replica 1, in order) + …), which is what hybrid
+// communication gives where a shard group is a host. Every replica has the same bits afterwards, and makes
+// the same update.
 //
-// What each element is computed once for (norms, checkpoints, histograms) goes by pieces: a unit is cut into
-// as many pieces as there are ranks, as without rows; the ranks of a column share out the pieces of their
-// shard. Pieces are added up in their own order, so norms have the bits of the same gradients without
-// rows.
+// What each element is computed once for (norms, checkpoints, histograms) goes by owned parts: a unit is cut
+// into as many parts as there are ranks, as without replicas; the ranks of a replicate group share out the
+// parts of their shard, and each rank owns one. Parts are added up in their own order, so norms have the bits
+// of the same gradients without replicas.
 //
 // With GroupSizes::secondary = H (ZeRO++'s hpZ) shards are as without it, and each group of H consecutive
 // ranks has a second copy of the parameters, in shards of its own. A unit's first gather after an update is
@@ -38,26 +41,28 @@ struct GroupSizes {
 struct Mesh {
   int world = 1;
   int rank = 0;
-  int shard_size = 1;      ///< ranks of a row
+  int shard_size = 1;      ///< ranks of a shard group
   int secondary_size = 0;  ///< 0: there is no second copy
 
   int shard() const { return rank % shard_size; }
-  int row() const { return rank / shard_size; }
-  int num_rows() const { return world / shard_size; }
-  bool in_my_row(int other) const { return other / shard_size == row(); }
-  /// The piece that `of` has, of those of its shard; the rank that has a piece.
-  int piece(int of) const { return of % shard_size * num_rows() + of / shard_size; }
-  int piece() const { return piece(rank); }
-  int rank_of_piece(int piece) const { return piece % num_rows() * shard_size + piece / num_rows(); }
+  int replica() const { return rank / shard_size; }
+  int num_replicas() const { return world / shard_size; }
+  bool in_my_shard_group(int other) const { return other / shard_size == replica(); }
+  /// The part that rank `of` owns, as an index among those of all ranks; the rank that owns a part.
+  int owned_part(int of) const { return of % shard_size * num_replicas() + of / shard_size; }
+  int owned_part() const { return owned_part(rank); }
+  int rank_of_owned_part(int part) const {
+    return part % num_replicas() * shard_size + part / num_replicas();
+  }
 
   // Of a unit of `numel` elements, a multiple of `world`.
   Range shard_of(int64_t numel) const { return part(numel, shard(), shard_size); }
-  Range piece_of(int64_t numel) const { return part(numel, piece(), world); }
+  Range owned_of(int64_t numel) const { return part(numel, owned_part(), world); }
   Range secondary_of(int64_t numel) const { return part(numel, rank % secondary_size, secondary_size); }
 
   /// The ranks that share a copy, that hold the same shard, that share a second copy: this one included.
-  std::vector<int> row_ranks() const { return ranks(row() * shard_size, 1, shard_size); }
-  std::vector<int> column_ranks() const { return ranks(shard(), shard_size, num_rows()); }
+  std::vector<int> shard_group_ranks() const { return ranks(replica() * shard_size, 1, shard_size); }
+  std::vector<int> replicate_group_ranks() const { return ranks(shard(), shard_size, num_replicas()); }
   std::vector<int> secondary_ranks() const { return ranks(rank - rank % secondary_size, 1, secondary_size); }
 
  private:

@@ -65,7 +65,7 @@ GradientReducer::GradientReducer(const Layout& layout, std::vector<ParamUnit>& u
       options_(options),
       prescale_(options.prescale ? 1.0 / num_ranks(*comm_, options) : 1 / options.predivide_factor),
       postscale_(options.prescale ? 1 : options.predivide_factor / num_ranks(*comm_, options)),
-      row_scale_(options.replicas ? 1 : postscale_),
+      shard_group_scale_(options.replicas ? 1 : postscale_),
       mode_(choose_mode()),
       single_rank_(mode_ == ReductionMode::kSingleRank),
       slots_round_(options.communicate_dtype != options.accumulate_dtype || prescale_ != 1 || single_rank_),
@@ -513,7 +513,7 @@ void GradientReducer::issue(ParamUnit& unit) {
   const at::Tensor sum = sum_goes_to(unit, add);
   unit.gradient.reduction = update_whole_ && !through_slots() && !reads_peers_
                                 ? comm_->all_reduce(flat, unit.name, postscale_)
-                                : comm_->reduce_scatter(flat, {sum, row_scale_, add}, unit.name);
+                                : comm_->reduce_scatter(flat, {sum, shard_group_scale_, add}, unit.name);
 }
 
 /// (shard numel) for the reduction that is issued next, on the device. What it adds to is there.
@@ -559,8 +559,8 @@ bool GradientReducer::complete_next(Wait wait) {
   order_.completed();
   free_slot(unit);
   leave_memory(unit);
-  // Elsewhere the order relative to the row's operations is not free: [Note: one order on a device] in
-  // collective_order.h.
+  // Elsewhere the order relative to the shard group's operations is not free: [Note: one order on a device]
+  // in collective_order.h.
   if (options_.overlap && comm_->wait_blocks()) issue_sums(/*at_end=*/false);
   return true;
 }
@@ -608,14 +608,14 @@ void GradientReducer::leave_memory(ParamUnit& unit) {
 at::Tensor GradientReducer::norms() const {
   if (norms_.defined()) return norms_;
   const at::Tensor sums = zero_norms();
-  std::vector<at::Tensor> pieces;
-  std::vector<int64_t> rows;
+  std::vector<at::Tensor> owned_sums;
+  std::vector<int64_t> indices;
   for (const ParamUnit& unit : units_) {
     if (!unit.spec.trainable) continue;
-    pieces.push_back(piece(unit));
-    rows.push_back(unit.index);
+    owned_sums.push_back(owned(unit));
+    indices.push_back(unit.index);
   }
-  kernels::squared_norms(pieces, sums, rows);
+  kernels::squared_norms(owned_sums, sums, indices);
   return sums;
 }
 
@@ -633,12 +633,13 @@ void GradientReducer::gather_results() {
   for (const int unit : order_.reductions()) std::exchange(units_[unit].gradient.reduction, nullptr)->wait();
 }
 
-// Sums over the rows of ranks: [Note: hybrid sharding] in mesh.h.
+// Sums over the replicas: [Note: hybrid sharding] in mesh.h.
 
-/// Issues the sums over the replicas of those units whose reduction in the row is complete, and the gathers
-/// of those sums that are there, each in the agreed order. Where reductions are buffered, few are under way
-/// at once; only `at_end` is anything waited for. The replicas' accumulators get the same bits, also where
-/// the backend's all-reduce would not promise that: each rank sums its piece, and the others take it over.
+/// Issues the sums over the replicas of those units whose reduction in the shard group is complete, and the
+/// gathers of those sums that are there, each in the agreed order. Where reductions are buffered, few are
+/// under way at once; only `at_end` is anything waited for. The replicas' accumulators get the same bits,
+/// also where the backend's all-reduce would not promise that: each rank sums the part it owns, and the
+/// others take it over.
 void GradientReducer::issue_sums(bool at_end) {
   if (!options_.replicas || !boundary_) return;
   const auto may_wait_for = [&](const comm::WorkPtr& work) {
@@ -651,12 +652,12 @@ void GradientReducer::issue_sums(bool at_end) {
     if (sums_.size() >= limit && !may_wait_for(sums_[sums_.size() - limit])) break;
     const ParamUnit& unit = units_[order_.reductions()[sums_.size()]];
     sums_.push_back(
-        options_.replicas->reduce_scatter(unit.gradient.accumulator, {piece(unit), postscale_}, unit.name));
+        options_.replicas->reduce_scatter(unit.gradient.accumulator, {owned(unit), postscale_}, unit.name));
   }
   if (!at_end && sum_gather_comm_ == options_.replicas) return;  // sums first, on every rank
   while (sum_gathers_.size() < sums_.size() && may_wait_for(sums_[sum_gathers_.size()])) {
     const ParamUnit& unit = units_[order_.reductions()[sum_gathers_.size()]];
-    sum_gathers_.push_back(sum_gather_comm_->all_gather(unit.gradient.accumulator, piece(unit), unit.name));
+    sum_gathers_.push_back(sum_gather_comm_->all_gather(unit.gradient.accumulator, owned(unit), unit.name));
   }
 }
 
@@ -702,8 +703,8 @@ at::Tensor GradientReducer::shard(const ParamUnit& unit) const {
   return accumulator.narrow(0, unit.shard_range.begin, unit.shard_range.numel());
 }
 
-at::Tensor GradientReducer::piece(const ParamUnit& unit) const {
-  return shard(unit).narrow(0, unit.piece_range.begin - unit.shard_range.begin, unit.piece_range.numel());
+at::Tensor GradientReducer::owned(const ParamUnit& unit) const {
+  return shard(unit).narrow(0, unit.owned_range.begin - unit.shard_range.begin, unit.owned_range.numel());
 }
 
 at::Tensor GradientReducer::reduced(const ParamUnit& unit, Range range) const {

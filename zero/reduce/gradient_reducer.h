@@ -69,7 +69,7 @@ struct ReducerOptions {
   int num_slots = 3;
   double predivide_factor = 1;  ///< DeepSpeed's gradient_predivide_factor
   bool prescale = false;        ///< DeepSpeed's prescale_gradients: divide by the world size before summing
-  /// The ranks that hold the same shards, where there are several rows of ranks (mesh.h): the accumulators
+  /// The ranks that hold the same shards, where there are several replicas (mesh.h): the accumulators
   /// are summed over them at the accumulation boundary.
   comm::CommunicatorPtr replicas = nullptr;
   /// Where the host's memory is not the device's, and gradients lie there or pass through it: see [Note:
@@ -125,10 +125,10 @@ class GradientReducer {
   /// (shard numel) accumulate dtype: this rank's part of the reduced sum. Valid after a boundary's
   /// finish_backward, until the next begin_backward. May be on disk: see InMemory.
   at::Tensor shard(const ParamUnit& unit) const;
-  /// (piece numel) the part of shard() that this rank alone answers for.
-  at::Tensor piece(const ParamUnit& unit) const;
+  /// (owned numel) the part of shard() that this rank alone answers for.
+  at::Tensor owned(const ParamUnit& unit) const;
   /// (units, 2) fp64 on the device, after a boundary's finish_backward: of each trainable unit's
-  /// piece() the sum of squares of the finite elements, and the number of the others. Does not wait for the
+  /// owned() the sum of squares of the finite elements, and the number of the others. Does not wait for the
   /// device.
   at::Tensor norms() const;
   /// Whether a gradient came for the parameter on this rank since the accumulators started anew.
@@ -251,7 +251,7 @@ class GradientReducer {
   comm::CommunicatorPtr comm_;
   ReducerOptions options_;
   double prescale_, postscale_;
-  double row_scale_;  // of a row's sum: postscale_, unless the sum over rows is what is scaled
+  double shard_group_scale_;  // of a shard group's sum: postscale_, unless the sum over replicas is scaled
   const ReductionMode mode_;
   const bool single_rank_, slots_round_;  // see [Note: nothing to sum], [Note: gradients in parts]
   bool update_whole_ = false;             // every rank updates whole units, and needs the whole sum
@@ -277,7 +277,7 @@ class GradientReducer {
   int passes_without_waits_ = 0;  // this backward and those after it
   int next_passes_without_waits_ = 8;
 
-  // Over the replicas, of this boundary's backward, in that order: sums of pieces, and gathers of those,
+  // Over the replicas, of this boundary's backward, in that order: sums of owned parts, and gathers of those,
   // which have a group of their own where that lets them begin before all sums have.
   std::vector<comm::WorkPtr> sums_, sum_gathers_;
   comm::CommunicatorPtr sum_gather_comm_;

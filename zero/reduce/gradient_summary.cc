@@ -32,8 +32,8 @@ at::Tensor on_host(const at::Tensor& tensor) {
 
 }  // namespace
 
-at::Tensor all_gather_pieces(comm::Communicator& comm, at::Device device, const std::vector<at::Tensor>& mine,
-                             const Mesh& mesh, std::string_view label) {
+at::Tensor all_gather_owned(comm::Communicator& comm, at::Device device, const std::vector<at::Tensor>& mine,
+                            const Mesh& mesh, std::string_view label) {
   int64_t num = 0;
   for (const at::Tensor& part : mine) num += part.numel();
   const at::Tensor all =
@@ -46,9 +46,9 @@ at::Tensor all_gather_pieces(comm::Communicator& comm, at::Device device, const 
   }
   if (comm.size() > 1) comm.all_gather(all, place, label)->wait();
   const at::Tensor by_rank = on_host(all).view({comm.size(), num});
-  at::Tensor by_piece = at::empty_like(by_rank);
-  for (int rank = 0; rank < comm.size(); ++rank) by_piece[mesh.piece(rank)].copy_(by_rank[rank]);
-  return by_piece;
+  at::Tensor by_part = at::empty_like(by_rank);
+  for (int rank = 0; rank < comm.size(); ++rank) by_part[mesh.owned_part(rank)].copy_(by_rank[rank]);
+  return by_part;
 }
 
 namespace {
@@ -59,7 +59,7 @@ int parameter_at(const Layout& layout, const ParamUnit& unit, int64_t element) {
   return -1;
 }
 
-/// The first parameter with an element that is not finite, in this rank's pieces; -1: none. `norms`: this
+/// The first parameter with an element that is not finite, in what this rank owns; -1: none. `norms`: this
 /// rank's, (units, 2).
 int first_nonfinite(const Layout& layout, std::vector<ParamUnit>& units, const GradientReducer& gradients,
                     const double* norms) {
@@ -67,7 +67,7 @@ int first_nonfinite(const Layout& layout, std::vector<ParamUnit>& units, const G
     if (norms[2 * unit.index + 1] == 0) continue;
     const InMemory gradient(unit, kGradient, InMemory::Access::kRead);
     return parameter_at(layout, unit,
-                        unit.piece_range.begin + kernels::first_nonfinite(gradients.piece(unit)));
+                        unit.owned_range.begin + kernels::first_nonfinite(gradients.owned(unit)));
   }
   return -1;
 }
@@ -108,7 +108,7 @@ GradientSummary summarize(const Layout& layout, std::vector<ParamUnit>& units,
   const size_t num_units = units.size(), num_parameters = layout.parameters().size();
   const at::Device device = units.front().memory.full().device();
   const Mesh& mesh = units.front().mesh;
-  const at::Tensor parts = all_gather_pieces(
+  const at::Tensor parts = all_gather_owned(
       comm, device, {gradients.norms().view(-1), flags_of_rank(gradients, device, raise_flag)}, mesh,
       "gradient norm");
 
@@ -116,9 +116,9 @@ GradientSummary summarize(const Layout& layout, std::vector<ParamUnit>& units,
   summary.used.resize(num_parameters);
   std::vector<bool> late(num_units);
   double sum_of_squares = 0;
-  const auto part_of = [&](int piece) { return parts.const_data_ptr<double>() + piece * parts.size(1); };
-  for (int piece = 0; piece < comm.size(); ++piece)
-    take_part(part_of(piece), part_of(piece) + 2 * num_units, num_units, sum_of_squares, late, summary);
+  const auto part_of = [&](int part) { return parts.const_data_ptr<double>() + part * parts.size(1); };
+  for (int part = 0; part < comm.size(); ++part)
+    take_part(part_of(part), part_of(part) + 2 * num_units, num_units, sum_of_squares, late, summary);
   summary.norm = std::sqrt(sum_of_squares);
   for (size_t unit = 0; unit < num_units; ++unit)
     if (late[unit]) summary.late_units.push_back(static_cast<int>(unit));
@@ -126,12 +126,12 @@ GradientSummary summarize(const Layout& layout, std::vector<ParamUnit>& units,
 
   const at::Tensor found = to_be_copied(1, device);
   *static_cast<double*>(found.data_ptr()) =
-      first_nonfinite(layout, units, gradients, part_of(mesh.piece(comm.rank())));
+      first_nonfinite(layout, units, gradients, part_of(mesh.owned_part(comm.rank())));
   const at::Tensor firsts =
-      all_gather_pieces(comm, device, {found}, mesh, "first gradient that is not finite");
+      all_gather_owned(comm, device, {found}, mesh, "first gradient that is not finite");
   int first = static_cast<int>(num_parameters);
-  for (int piece = 0; piece < comm.size(); ++piece)
-    if (const double theirs = firsts.const_data_ptr<double>()[piece]; theirs >= 0)
+  for (int part = 0; part < comm.size(); ++part)
+    if (const double theirs = firsts.const_data_ptr<double>()[part]; theirs >= 0)
       first = std::min(first, static_cast<int>(theirs));
   if (first < static_cast<int>(num_parameters)) summary.first_nonfinite = layout.parameters()[first].name;
   return summary;

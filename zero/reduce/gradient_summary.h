@@ -32,12 +32,12 @@ struct GradientSummary {
 GradientSummary summarize(const Layout& layout, std::vector<ParamUnit>& units,
                           const GradientReducer& gradients, comm::Communicator& comm, bool raise_flag);
 
-/// Collective. (ranks, n) fp64 on the host: what the ranks gave, in the order of their pieces (mesh.h), in
-/// which it is added up. `mine`: flat tensors of fp64, n elements together, in the host's memory (from
-/// to_be_copied()) or a device's. `device`: where the transport's tensors are. Waits for the device once,
-/// whatever is in flight.
-at::Tensor all_gather_pieces(comm::Communicator& comm, at::Device device, const std::vector<at::Tensor>& mine,
-                             const Mesh& mesh, std::string_view label);
+/// Collective. (ranks, n) fp64 on the host: what the ranks gave, in the order of the parts that they own
+/// (mesh.h), in which it is added up. `mine`: flat tensors of fp64, n elements together, in the host's memory
+/// (from to_be_copied()) or a device's. `device`: where the transport's tensors are. Waits for the device
+/// once, whatever is in flight.
+at::Tensor all_gather_owned(comm::Communicator& comm, at::Device device, const std::vector<at::Tensor>& mine,
+                            const Mesh& mesh, std::string_view label);
 /// (n) fp64 zeros of the host's memory, from which `device` copies without a wait.
 at::Tensor to_be_copied(int64_t numel, at::Device device);
 

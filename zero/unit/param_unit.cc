@@ -21,7 +21,7 @@ ParamUnit::ParamUnit(const Layout& layout, int index, const UnitOptions& options
       name(layout.describe(index)),
       mesh(options.mesh.value_or(mesh_of({}, comm.size(), comm.rank()))),
       shard_range(mesh.shard_of(spec.numel)),
-      piece_range(mesh.piece_of(spec.numel)),
+      owned_range(mesh.owned_of(spec.numel)),
       memory({index, spec.numel, to_torch(spec.dtype), options.device, name}),
       num_sharing_(comm.host_rank().num_ranks),
       store_(options.store),
@@ -78,7 +78,7 @@ std::vector<OffloadedTensor*> ParamUnit::on_disk(StateKinds kinds) const {
 
 OffloadedTensor* ParamUnit::find_on_disk(const at::Tensor& tensor) const {
   const auto storage_of = [](const at::Tensor& one) { return one.storage().unsafeGetStorageImpl(); };
-  for (const auto& [piece, offloaded] : offloaded_)
+  for (const auto& [kind, offloaded] : offloaded_)
     if (storage_of(offloaded->tensor()) == storage_of(tensor)) return offloaded.get();
   return nullptr;
 }
@@ -163,14 +163,14 @@ LocalState ParamUnit::local_state() const {
   return {local_range(), spec.trainable ? master : values(), states};
 }
 
-LocalState ParamUnit::piece_state() const {
+LocalState ParamUnit::owned_state() const {
   LocalState part = local_state();
   const auto cut = [&](at::Tensor& tensor) {
-    tensor = tensor.narrow(0, piece_range.begin - part.range.begin, piece_range.numel());
+    tensor = tensor.narrow(0, owned_range.begin - part.range.begin, owned_range.numel());
   };
   cut(part.weights);
   for (at::Tensor& state : part.states) cut(state);
-  part.range = piece_range;
+  part.range = owned_range;
   return part;
 }
 

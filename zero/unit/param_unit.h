@@ -86,7 +86,7 @@ struct UnitOptions {
   Sharding sharding;
   Tiers tiers;
   at::Device device = at::kCPU;
-  std::optional<Mesh> mesh = {};     ///< unset: all ranks of the communicator are one row
+  std::optional<Mesh> mesh = {};     ///< unset: all ranks of the communicator are one shard group
   OffloadStore* store = nullptr;     ///< where tiers say disk
   HostTransfer* transfer = nullptr;  ///< where the host's memory is not the device's
 };
@@ -123,7 +123,7 @@ class ParamUnit {
   std::string name;   ///< Layout::describe(): "unit 3 (a.weight … b.bias)"
   Mesh mesh;          ///< which ranks hold its shards
   Range shard_range;  ///< this rank's shard, in the unit's elements
-  Range piece_range;  ///< the part of it that no other rank answers for: mesh.h
+  Range owned_range;  ///< the part of it that no other rank answers for: mesh.h
   Placement placement;
   /// What this rank updates, in the unit's elements: its shard, or all of it.
   Range local_range() const { return placement.updates_shard ? shard_range : Range{0, spec.numel}; }
@@ -142,9 +142,9 @@ class ParamUnit {
   const at::Tensor& values() const { return placement.updates_shard ? shard : memory.full(); }
   /// The part of `flat`, (numel), that this rank updates.
   at::Tensor local(const at::Tensor& flat) const;
-  /// All that this rank updates, or its piece alone, at every stage alike.
+  /// All that this rank updates, or what it owns alone, at every stage alike.
   LocalState local_state() const;
-  LocalState piece_state() const;
+  LocalState owned_state() const;
   /// Masters beside the values: of another dtype, or on the host.
   bool has_own_master() const {
     return spec.trainable && (spec.dtype != DType::kFloat32 || placement.copies_masters_to_device());
@@ -155,14 +155,14 @@ class ParamUnit {
   UnitGradient gradient;
   UnitUse use;
 
-  // -- state on disk; see [Note: state on disk]. Does nothing for pieces that are in memory anyhow --
-  /// (numel) zeros on that piece's tier.
+  // -- state on disk; see [Note: state on disk]. Does nothing for state that is in memory anyhow --
+  /// (numel) zeros on that kind's tier.
   at::Tensor make(StateKinds kind, int64_t numel, at::ScalarType dtype, const std::string& what);
   std::vector<OffloadedTensor*> on_disk(StateKinds kinds) const;
   /// Of which `tensor` is a view; null: of none.
   OffloadedTensor* find_on_disk(const at::Tensor& tensor) const;
   bool is_on_disk(StateKinds kinds) const { return !on_disk(kinds).empty(); }
-  /// Around every use of the pieces' tensors: see InMemory. Throws Error.
+  /// Around every use of their tensors: see InMemory. Throws Error.
   void acquire(StateKinds kinds, OffloadedTensor::Access access);
   void release(StateKinds kinds);
 
@@ -228,7 +228,7 @@ class ParamUnit {
 /// Where the buffers of all units are; the CPU where there are no units.
 at::Device device_of(const std::vector<ParamUnit>& units);
 
-/// Keeps pieces of a unit in memory during its lifetime.
+/// Keeps state of a unit in memory during its lifetime.
 class InMemory {
  public:
   using Access = OffloadedTensor::Access;
@@ -244,7 +244,7 @@ class InMemory {
   StateKinds kinds_;
 };
 
-/// The same for one of its tensors, whatever piece it is of.
+/// The same for one of its tensors, whatever kind of state it is.
 class TensorInMemory {
  public:
   TensorInMemory(ParamUnit& unit, const at::Tensor& tensor, OffloadedTensor::Access access)

@@ -59,14 +59,14 @@ Tensors whole_state(Engine& engine) {
   const zero::Layout& layout = model.layout();
   Tensors all = full_parameters(engine);
   for (int unit = 0; unit < layout.num_units(); ++unit) {
-    const zero::LocalState mine = model.unit(unit).piece_state();
+    const zero::LocalState mine = model.unit(unit).owned_state();
     const zero::InMemory in_memory(model.unit(unit), zero::kUpdated, zero::InMemory::Access::kRead);
     for (size_t i = 0; i < mine.states.size(); ++i) {
       const at::Tensor by_rank = at::empty({layout.units()[unit].numel}), whole = at::empty_like(by_rank);
       engine.comm().all_gather(by_rank, mine.states[i].contiguous(), "test state")->wait();
       const int64_t numel = mine.range.numel();
       for (int rank = 0; rank < engine.world_size(); ++rank)
-        whole.narrow(0, model.mesh().piece(rank) * numel, numel)
+        whole.narrow(0, model.mesh().owned_part(rank) * numel, numel)
             .copy_(by_rank.narrow(0, rank * numel, numel));
       for (int parameter : layout.units()[unit].parameters) {
         const zero::UnitSlice& slice = layout.slice(parameter);
