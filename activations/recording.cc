@@ -128,7 +128,7 @@ ValuePtr Recording::input_value(const at::Tensor& tensor) {
   ValuePtr value = find(tensor);
   const bool from_outside = !value;
   const bool starts_here = from_outside && (!tensor.requires_grad() || block_ >= 0 || plans_ahead());
-  // See [Note: memory of others].
+  // See recording.h: memory of others.
   if (starts_here &&
       (is_shared_memory(tensor) || static_cast<int64_t>(tensor.nbytes()) <= options_.min_bytes))
     return copied_value(tensor);

@@ -15,7 +15,6 @@
 // neither the old value nor the new one: what autograd reads of it meanwhile is not recorded. Autograd does
 // not compare versions where hooks are set, so SavedTensor does.
 //
-// [Note: memory of others]
 // Memory that numpy or another library has (is_shared_memory()) may change at any time, and versions say
 // nothing. What is computed from it is computed again from a copy, made when the operator reads it; equal
 // reads share one. Small tensors from outside of the forward are copied alike: a graph of torch.compile
@@ -25,7 +24,6 @@
 // A Plan names the results of operators by their number in the pass. A pass that calls another operator at
 // some place has left the plan; from there on it decides as `cheap` does.
 //
-// [Note: what fills the disk]
 // Where a saved tensor cannot be written it stays in memory, and nothing more is offloaded in this forward.
 // end_pass() throws the reason.
 #pragma once
@@ -209,7 +207,7 @@ class Recording : public std::enable_shared_from_this<Recording> {
   std::vector<const OperatorFacts*> plan_operators_;  // by result
   Counts counts_, last_;
   std::shared_ptr<TensorSpill> spill_;
-  std::exception_ptr failure_;  // see [Note: what fills the disk]
+  std::exception_ptr failure_;  // of a disk that is full, as said above
 };
 
 }  // namespace tessera::activations

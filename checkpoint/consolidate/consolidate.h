@@ -1,7 +1,6 @@
 // consolidate(): turns a sharded checkpoint into one full model that other
 // programs read (DeepSpeed: zero_to_fp32.py).
 //
-// [Note: consolidation is a stream]
 // The model passes through a few buffers of fixed size: one thread reads and verifies, the caller's thread
 // converts and writes. The reads of a buffer are sorted by file and position, so that a block with parts of
 // many small parameters is read and hashed once.

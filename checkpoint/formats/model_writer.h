@@ -1,6 +1,5 @@
 // ModelWriter: writes a full model to a file, or a folder of files, in the format of another program.
 //
-// [Note: formats are written by position]
 // Names, shapes and element types are known before the first byte of data. So every format computes its
 // layout first and then writes the data at its final position: nothing is buffered or moved, and memory does
 // not grow with the model. The output has a temporary name until finish(), so a reader sees a whole file or

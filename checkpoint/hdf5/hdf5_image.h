@@ -1,6 +1,5 @@
 // Hdf5Builder: computes the layout and the metadata of an HDF5 file; the caller writes the data.
 //
-// [Note: HDF5 for structure, our own writes for data]
 // HDF5 chooses every offset. Each dataset is contiguous, allocated early and never filled, so the library
 // writes metadata only. It writes to an anonymous file in memory, where the data is a hole that takes no
 // memory. The result is the metadata and the offset of each dataset. The real file is then written through

@@ -1,7 +1,6 @@
 // Hdf5File: reads datasets of HDF5 files written by other programs, such as h5py. (Checkpoints are read
 // without HDF5.)
 //
-// [Note: an HDF5 file alone]
 // A dataset's elements may be in other files (virtual datasets, external storage, external links), or nowhere
 // (never written). HDF5 gives zeros, or the fill value, for elements that it does not find, and it would read
 // any file that such a dataset names. So find() refuses these by name before it reads data: what is read is
@@ -48,7 +47,7 @@ class Hdf5File {
   bool has(const std::string& name) const;
   /// Throws when there is no such dataset, its element type is not a DType (in either byte order), its
   /// shape has far more elements than a file of this size can hold, even compressed, or its elements are not
-  /// all in this file ([Note: an HDF5 file alone]).
+  /// all in this file.
   Hdf5Stored find(const std::string& name) const;
   /// Fills `destination`, which has stored.bytes, with the elements row by row, little-endian.
   void read(const Hdf5Stored& stored, std::span<std::byte> destination) const;

@@ -1,6 +1,5 @@
 // DatasetList: the datasets of a rank's file, as the manifest has them.
 //
-// [Note: datasets are listed once]
 // A file has a dataset for each unit and each optimizer state, and the files of all ranks (but rank 0's,
 // which has the buffers too) have the same ones at the same places. So a list belongs to any number of files,
 // in memory and in the manifest's text: both grow with units + ranks and not with their product.

@@ -84,7 +84,7 @@ std::string record_text(const FileRecord& record, const std::string& datasets) {
              ", \"blocks\": \"", hashes_to_hex(record.block_hashes), "\"", kDatasetsKey, datasets, "}");
 }
 
-/// [Note: datasets are listed once]: since version 2 a list that an earlier file has is that file's index.
+/// Since version 2 a list that an earlier file has is that file's index.
 std::string files_text(const std::vector<FileRecord>& files, int version) {
   std::map<const void*, size_t> listed;  // by list, the first file that has it
   size_t next = 0;

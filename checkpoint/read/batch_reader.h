@@ -1,6 +1,5 @@
 // BatchReader: reads the tensors of a checkpoint in batches of fixed size, ahead of the caller, on a thread
-// of its own. Part of consolidate(): see [Note: consolidation is a stream] in
-// checkpoint/consolidate/consolidate.h.
+// of its own. Part of consolidate(), checkpoint/consolidate/consolidate.h.
 #pragma once
 
 #include <array>

@@ -1,6 +1,5 @@
 // Checkpoint: reads and verifies a checkpoint's data. Needs no HDF5: the manifest has all offsets.
 //
-// [Note: reading beside a run]
 // A run removes its old checkpoints, and whoever reads one may not be allowed to lock it. So a reader opens
 // all files first: what is open stays readable when it is removed. A reader that comes too late, or whose
 // file system does not keep removed files (NFS, from another host), takes the checkpoint that `latest` names
@@ -66,7 +65,7 @@ void read_latest_checkpoint(const std::filesystem::path& directory, const std::s
 /// Owns the manifest and the open files. Logically immutable; thread-safe.
 class Checkpoint {
  public:
-  /// Reads the manifest and opens the files, up to 500 of them ([Note: reading beside a run]); checks
+  /// Reads the manifest and opens the files, up to 500 of them; checks
   /// that the ranks' files exist and have their saved lengths. Throws CheckpointError.
   static Checkpoint open(const std::filesystem::path& directory, const std::string& tag = "");
   /// The same without the check, for verify().

@@ -1,7 +1,6 @@
 // Resharding: which saved elements go where when the model, world, unit size or packing has changed.
 // Arithmetic only.
 //
-// [Note: reading what overlaps]
 // A parameter is one range of elements in a saved unit and one in a current unit. The range a rank needs of a
 // current unit (its shard, or all of it) is intersected with the parameter's range, shifted to the saved
 // unit, and split at the saved shards' boundaries: these are the pieces to read. All datasets of a unit have

@@ -1,6 +1,5 @@
 // save(): writes a checkpoint atomically: after a crash at any moment it is whole or absent.
 //
-// [Note: commit protocol]
 // 1. Ranks agree on what is saved; rank 0 removes leftovers of interrupted saves and creates
 //    DIR/TAG.tmp-XXXXXXXXXXXXXXXX/.
 // 2. Each rank writes and syncs its file there, rank 0 also model.h5; ranks exchange {ok or the error}. An

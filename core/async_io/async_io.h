@@ -1,7 +1,6 @@
 // AsyncIo: reads and writes of one open file in the background, many at a time. Two implementations: io_uring
 // (Linux 5.6 or newer, where the system allows it) and threads that call pread and pwrite.
 //
-// [Note: one thread owns the ring]
 // The kernel cancels what an ending thread has submitted and hands to its workers. So callers do not submit:
 // they put pieces into a queue and wake the ring's own thread by an eventfd that the ring polls. That thread
 // alone submits and reaps, which goes on while no caller waits. It tells the end of each piece by `finished`.

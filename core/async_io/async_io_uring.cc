@@ -44,7 +44,7 @@ class Ring {
   bool open_;
 };
 
-/// [Note: one thread owns the ring] in core/async_io/async_io.h. A piece under way has a slot, whose number
+/// The thread that owns the ring: see core/async_io/async_io.h. A piece under way has a slot, whose number
 /// the kernel hands back with its result.
 class UringIo final : public AsyncIo {
  public:

@@ -1,6 +1,5 @@
 // Disk: file operations that can be tested: each can be made to fail, or be the last before a crash.
 //
-// [Note: files that are whole or absent]
 // A file that others read is written under a temporary name in the same directory
 // (core/files/pending_file.h), synced and renamed, and its directory is synced. rename is atomic, so a crash
 // leaves the old file or the new one. Every operation goes through a Disk, which can skip the syncs (they

@@ -1,5 +1,4 @@
-// PendingFile: a file with a temporary name until it is complete (core/files/disk.h: [Note: files that are
-// whole or absent]).
+// PendingFile: a file with a temporary name until it is complete (see core/files/disk.h).
 #pragma once
 
 #include <filesystem>

@@ -1,7 +1,6 @@
 // CheckpointWriter: writes a checkpoint before it returns, or a copy of it on its own thread while training
 // continues.
 //
-// [Note: asynchronous saves]
 // Tensors that a step changes are copied first, into one block of memory that is allocated and touched at the
 // start: training waits for that copy only. Of a CUDA model that memory is page-locked, and the copies are
 // given to the device: the host goes on at once, the device's next work comes after them, and the thread

@@ -20,7 +20,7 @@ constexpr double kInk = 24;    // brighter pixels belong to the piece; darker on
 constexpr double kGrain = 12;  // camera noise: the largest change of a value
 constexpr int64_t kSmallestItem = 16;
 
-/// [Note: the same pictures everywhere]
+/// Gives the same numbers on every machine and compiler.
 class Random {
  public:
   Random(uint64_t seed, uint64_t index) : engine_(mixed(seed, index)) {}

@@ -1,7 +1,6 @@
 // Synthetic images with known masks, made from Fashion-MNIST: pieces of clothing, tinted, scaled and placed
 // on textured backgrounds.
 //
-// [Note: the same pictures everywhere]
 // Picture i depends only on (seed, i), on every machine and compiler: random numbers come from
 // std::mt19937_64, whose values the standard fixes (its distributions are not fixed, and not used), and
 // pixels are computed with + - * / only.

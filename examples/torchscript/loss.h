@@ -1,6 +1,5 @@
 // Loss functions of a model's output, by their names in torch.nn.functional.
 //
-// [Note: the mean over a step]
 // torch's mean over class numbers divides by what counts: the labels that are not ignored, or their classes'
 // weights. Where samples count differently, the mean of the means of micro-steps and ranks would depend on
 // how a step is cut. So each slice's loss is weighted by what counts in it (TrainOrder::weights, from

@@ -117,7 +117,7 @@ c10::Storage storage_of(c10::DataPtr data, size_t bytes) {
           /*resizable=*/false};
 }
 
-/// Reads what libtorch is about to parse: [Note: nesting of TorchScript files].
+/// Reads what libtorch is about to parse: see script_nesting.h.
 void check_nesting(PyTorchStreamReader& reader, const std::vector<std::string>& records,
                    const std::string& path) {
   constexpr size_t kMaxBytes = size_t{1} << 28;  // pickles and code are of kilobytes

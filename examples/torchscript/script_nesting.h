@@ -1,6 +1,5 @@
 // Checks how deep the pickles and the code of a TorchScript file are nested, before libtorch reads them.
 //
-// [Note: nesting of TorchScript files]
 // libtorch parses types and code, and destroys values, by functions that call themselves once a level. A file
 // that is nested a million deep, which takes two megabytes, would overflow the stack, and there is no error
 // to catch. torch.jit.save writes files of some ten levels. So both are read here first, without recursion: a

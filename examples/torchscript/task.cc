@@ -92,7 +92,7 @@ TensorsTask::Split TensorsTask::split() const {
   return {std::move(parts.train), std::move(parts.validation)};
 }
 
-/// The weight of each training sample in its batch's mean, if they differ: see [Note: the mean over a step].
+/// The weight of each training sample in its batch's mean, if they differ: see loss.h.
 std::shared_ptr<const std::vector<float>> TensorsTask::weigh() const {
   auto weights = std::make_shared<std::vector<float>>();
   weights->reserve(static_cast<size_t>(train_size_));

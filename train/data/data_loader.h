@@ -1,7 +1,6 @@
 // DataLoader: prefetches batches on worker threads and returns them in order, as torch.utils.data.DataLoader
 // does with worker processes.
 //
-// [Note: the same batches from any number of workers]
 // The contents of a batch (its samples, and the seed of the generator for its augmentation) are decided when
 // it is planned, on the thread that uses the loader and in the order of use. Workers only carry the plan out.
 // So results are bitwise equal for any num_workers, and a resumed run gets the same random numbers as an

@@ -1,6 +1,5 @@
 // Samplers: the samples that each rank trains on and evaluates, in order.
 //
-// [Note: the global batch does not depend on the world]
 // An epoch is one shuffled order of the training set, equal on every rank. Step k takes the next
 // train_batch_size samples of it, for any number of ranks. These are divided by micro-step first and by rank
 // second. So runs with different world sizes or micro-batches train on the same samples at every step, and

@@ -154,7 +154,7 @@ bool OperatorLog::is_exposed(int entry) const {
 
 // ------------------------------------------------------------------------------------- what is needed
 
-/// The operators that are needed for some values: see [Note: running recorded operators out of order].
+/// The operators that are needed for some values: see operator_log.h.
 struct OperatorLog::Wanted {
   Wanted(const OperatorLog& log, bool readers_first) : log(log), readers_first(readers_first) {}
 

@@ -2,7 +2,6 @@
 // compute. It runs them later, in whichever order the values are asked for, and gives the same values as
 // running them at once would have.
 //
-// [Note: running recorded operators out of order]
 // A value is a storage at a point of the log. To compute it, the operators are run that wrote the storage
 // since it was last overwritten as a whole, after those that computed what they read. An operator waits for
 // earlier ones that read what it overwrites. Random operators draw from the state that the generator would

@@ -1,6 +1,5 @@
 // Recorder: while it stands, operators of this thread are recorded instead of run.
 //
-// [Note: what is recorded]
 // Every operator that this thread calls comes here first, by the dispatch key DeferredInit. (The idea, and
 // the key, are torchdistX's.) Composite operators are let through: those that they call come here. Views are
 // made, of tensors without memory too: they only change shapes. What is left computes: it is run on meta

@@ -9,7 +9,7 @@
 // parameter nor an input of the graph requires a gradient, as in a frozen part) there is no such function,
 // and nothing is heard: the Python package then announces inductor's graphs (CompiledGraphRead), which is a
 // read of all parameters among their inputs. A graph that neither has announced gets an error from data_ptr()
-// ([Note: asking for the memory of a released unit] in unit_memory.h).
+// (see unit_memory.h).
 #pragma once
 
 #include <ATen/record_function.h>

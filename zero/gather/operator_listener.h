@@ -2,7 +2,6 @@
 // read or write. libtorch's C++ modules have no forward hooks; the dispatcher's at::RecordFunction is the one
 // place all of them, forward and backward, C++ and TorchScript, pass through.
 //
-// [Note: pinned until the outermost operator ends]
 // Composite operators (linear, lstm, convolution, layer_norm …) read several tensors inside. Units touched by
 // an operator, or by the operators it calls, stay unsharded until the outermost call has returned.
 #pragma once

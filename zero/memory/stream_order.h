@@ -1,6 +1,5 @@
 // StreamOrder: one order for what is given to several streams of a device.
 //
-// [Note: streams of the model]
 // A model may run parts of itself on streams of its own, and autograd runs a part's backward on the part's
 // stream. A unit's buffer, read on one stream, is then gathered into anew on another one; gradients of one
 // unit come on several. What is read or written next therefore first follows the stream before it: at each

@@ -11,7 +11,7 @@
 namespace tessera::zero {
 namespace {
 
-/// See [Note: finding the unit of a tensor].
+/// Points to the unit whose memory it is.
 struct UnitStorage final : c10::StorageImpl {
   UnitStorage(size_t bytes, at::DataPtr data, std::shared_ptr<UnitHandle> handle)
       : StorageImpl(use_byte_size_t(), bytes, std::move(data), /*allocator=*/nullptr, /*resizable=*/false),

@@ -8,7 +8,6 @@
 // early dies with a message, and never computes with, or saves, a mixture of old and new values. The
 // storage is bound when the collective is done.
 //
-// [Note: asking for the memory of a released unit]
 // While the storage is on the guard, data_ptr() of a parameter throws c10::Error, which Python sees as a
 // RuntimeError: numpy(), pickle, torch.save, DLPack and the kernels of a compiled graph ask for it in this
 // way. The guard is the last resort, for code that goes past libtorch's checks.
@@ -21,7 +20,6 @@
 // the unit's. Casts that autocast made of a unit (CastTracker) do the same. What no operator throws in this
 // way is kept (kept_failure.h) until a call of the engine throws it.
 //
-// [Note: finding the unit of a tensor]
 // The storage is of a class of ours, which has a UnitHandle. So "does this tensor belong to a unit, and to
 // whose?" is one pointer comparison and works on any thread, for any number of engines in the process,
 // without a table. What is compared never changes, so it may be read while another thread binds the storage.

@@ -1,7 +1,6 @@
 // ShardedOptimizer: updates the elements that this rank updates (its shards; whole units at stage 0), cut
 // into segments that share hyper-parameters and step count. Masters and states are the units'.
 //
-// [Note: the same numbers at every stage]
 // The norm of the gradients is computed shard by shard at every stage, stage 0 included: rank r
 // sums shard r, the parts are all-gathered and added in rank order. The update itself is
 // elementwise. So nothing depends on the stage.

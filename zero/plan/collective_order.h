@@ -9,7 +9,6 @@
 // that needs a unit which the plan does not have issues the rest of the plan first, then agrees with the
 // others as in the first pass; the next pass records anew.
 //
-// [Note: one order of reductions]
 // Reductions are collectives too, but gradients finish in an order that may differ between ranks (unused
 // parameters, branches). So units are reduced in one agreed order: at first the reverse of registration, then
 // the order in which rank 0's first backward completed them. A unit is issued when it and all units before it

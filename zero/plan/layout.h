@@ -1,7 +1,6 @@
 // Layout: how parameters are packed into units and units are cut into shards. Pure arithmetic, without
 // libtorch: names, shapes, offsets. Every stage uses the same Layout; so do tools that have no model.
 //
-// [Note: units]
 // A unit is one flat buffer of one dtype, filled with parameters in registration order. Leaf modules are kept
 // whole where they fit (a Linear's bias is used with its weight). Each parameter starts at a 64-byte
 // boundary, because BLAS and vectorised sums change bits with alignment; a unit's length is a multiple of

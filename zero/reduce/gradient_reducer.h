@@ -18,7 +18,6 @@
 // kept, and with it the limit. A wait that only orders streams (CUDA) holds up no thread, and needs none of
 // this.
 //
-// [Note: gradients in parts]
 // Re-entrant recomputation gives a parameter its gradient in parts, a hook each. Where slots round (another
 // dtype than the accumulators', or a scale before the sum) the parts are added up in the accumulators' dtype
 // first, as stages 0 and 1 do, and the sum goes into the slot once: so all stages round alike. How many parts
@@ -253,7 +252,7 @@ class GradientReducer {
   double prescale_, postscale_;
   double shard_group_scale_;  // of a shard group's sum: postscale_, unless the sum over replicas is scaled
   const ReductionMode mode_;
-  const bool single_rank_, slots_round_;  // see [Note: nothing to sum], [Note: gradients in parts]
+  const bool single_rank_, slots_round_;  // see [Note: nothing to sum]; slots round gradients
   bool update_whole_ = false;             // every rank updates whole units, and needs the whole sum
   bool hooks_may_block_ = true;  // false: a rank that waits in a hook may keep others from getting there
   bool reads_peers_ = false;

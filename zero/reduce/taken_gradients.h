@@ -1,7 +1,6 @@
 // TakenGradients: what stands in grad() of a parameter from a backward pass until the update, where its
 // gradient has been taken by the engine.
 //
-// [Note: grad() after backward]
 // PyTorch's loops read and write p.grad between backward and step: they clip, look at norms, or drop a
 // gradient. Here the gradients have been summed over ranks and lie in the units by then. An undefined grad()
 // would say that there is none, and clip_grad_norm_() would silently do nothing. So a tensor stands there
