@@ -21,7 +21,8 @@
 
 namespace tessera::activations {
 
-/// Used by the thread that uses the ShardedModel.
+/// Applies the recomputation policy to the forwards of one model. Used by the thread that uses the
+/// ShardedModel.
 class Checkpointing {
  public:
   /// From the next forward on. `install_hooks`: false in a process of Python, where the caller pushes

@@ -29,7 +29,8 @@ struct Subject {
   std::atomic<bool> active{true};              ///< the model trains
 };
 
-/// While one lives, the operators of all threads are heard.
+/// Gives the operators of a model that trains to its Recording. While one lives, the operators of all threads
+/// are heard.
 class Listener {
  public:
   explicit Listener(std::shared_ptr<Subject> subject);
@@ -40,7 +41,8 @@ class Listener {
   std::shared_ptr<Subject> subject_;
 };
 
-/// While one lives, this thread's operators are not recorded. (OperatorListener of zero/ hears them.)
+/// Pauses the recording of this thread's operators during its lifetime. (OperatorListener of zero/ hears
+/// them.)
 class Unheard {
  public:
   Unheard();

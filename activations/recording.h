@@ -54,7 +54,7 @@ inline constexpr int kMaxCheapDepth = 32;
 
 class Recording;
 
-/// What autograd has instead of a tensor it saved. Thread-safe.
+/// Stands for a tensor that autograd has saved, and gives it back in backward. Thread-safe.
 class SavedTensor {
  public:
   /// Keeps `tensor`. `recording`: null where it is outside of every forward.
@@ -100,7 +100,8 @@ struct Counts {
   std::string left_plan;  ///< where the forward called another operator than the plan has; empty: nowhere
 };
 
-/// Called by the thread that runs the forward, and by those that run backward.
+/// Records the calls of a forward, decides what of it is kept, and runs calls again in backward. Called by
+/// the thread that runs the forward, and by those that run backward.
 class Recording : public std::enable_shared_from_this<Recording> {
  public:
   explicit Recording(PolicyOptions options);

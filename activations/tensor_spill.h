@@ -38,7 +38,8 @@ struct SpillRates {
   double read = 0;
 };
 
-/// Thread-safe. The blocks own it; their bytes are multiples of SpillFile::kAlignment.
+/// Writes saved tensors to a file and reads them back. Thread-safe. The blocks own it; their bytes are
+/// multiples of SpillFile::kAlignment.
 class TensorSpill : public std::enable_shared_from_this<TensorSpill> {
  public:
   struct Options {

@@ -31,7 +31,8 @@ std::string hashes_to_hex(std::span<const uint64_t> hashes);
 /// The inverse; nullopt unless every character is such a digit and their number is a multiple of 16.
 std::optional<std::vector<uint64_t>> hashes_from_hex(std::string_view hex);
 
-/// Takes a file's bytes from first to last, in pieces of any size. Not thread-safe.
+/// Hashes a file block by block. Takes a file's bytes from first to last, in pieces of any size. Not
+/// thread-safe.
 class BlockHasher {
  public:
   BlockHasher();

@@ -5,8 +5,8 @@
 
 namespace tessera {
 
-/// A checkpoint cannot be written, or is missing, damaged or malformed. The message names the file, parameter
-/// or tag.
+/// Reports a checkpoint that cannot be written, or is missing, damaged or malformed. The message names the
+/// file, parameter or tag.
 class CheckpointError : public Error {
  public:
   using Error::Error;

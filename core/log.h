@@ -17,7 +17,7 @@ struct LogOptions {
   LogLevel level = LogLevel::kInfo;
 };
 
-/// Thread-safe. Owns its sinks together with its copies.
+/// Writes messages to the sinks that it was made with. Thread-safe. Owns its sinks together with its copies.
 class Logger {
  public:
   Logger() = default;  ///< silent

@@ -7,6 +7,7 @@
 
 namespace tessera {
 
+/// Turns autocast on during its lifetime.
 class AutocastScope {
  public:
   AutocastScope(const AutocastConfig& config, at::Device device);

@@ -19,8 +19,8 @@ namespace tessera {
 /// The blob of a rank that has what ModuleState::extra_state() gave.
 inline constexpr const char* kExtraState = "extra_state";
 
-/// Owns the open checkpoint and the plan of what this rank reads. `model` must outlive it. Used by one
-/// thread. All members are local.
+/// Loads a checkpoint into a model that may be sharded otherwise. Owns the open checkpoint and the plan of
+/// what this rank reads. `model` must outlive it. Used by one thread.
 class CheckpointLoader {
  public:
   /// Opens the checkpoint and plans what to read. Throws CheckpointError.

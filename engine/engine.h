@@ -95,8 +95,8 @@ concept MakesModel = !requires(const std::remove_cvref_t<T>& holder) {
   holder.ptr();
 } && !requires(const std::remove_cvref_t<T>& pointer) { pointer.get(); } && std::invocable<T&>;
 
-/// One rank's engine. Used by one thread. Calls marked Collective must be made by all ranks, in the same
-/// order.
+/// Trains one rank's part of a model. Used by one thread. Calls marked Collective must be made by all ranks,
+/// in the same order.
 ///
 /// The engine owns the model's parameters: at stage 3 they cannot be read after it is destroyed. Each call
 /// checks that they are still views of its memory, with the values it wrote there, and throws Error naming

@@ -12,8 +12,9 @@
 
 namespace tessera::launcher {
 
-/// Owns an ssh to each host, whose shell makes the folder and removes it when its standard input ends: at the
-/// end of the run, when this process is killed, or when the connection is lost. Used by one thread.
+/// Makes a folder on each host for the time of a run. Owns an ssh to each host, whose shell makes the folder
+/// and removes it when its standard input ends: at the end of the run, when this process is killed, or when
+/// the connection is lost. Used by one thread.
 class RemoteFolders {
  public:
   /// Nothing is made unless the run is over ssh and may be restarted. `mask`: the signal mask of ssh.

@@ -10,9 +10,9 @@
 
 namespace tessera {
 
-/// FOLDER/train_loss.csv for train/loss: a line "step,loss" (the name after its last slash), then lines such
-/// as "10,0.31", byte for byte as DeepSpeed 0.19 writes them with Python's csv module (lines end in CR LF).
-/// Only scalars. Owns the open files.
+/// Writes scalars to CSV files: FOLDER/train_loss.csv for train/loss: a line "step,loss" (the name after its
+/// last slash), then lines such as "10,0.31", byte for byte as DeepSpeed 0.19 writes them with Python's csv
+/// module (lines end in CR LF). Only scalars. Owns the open files.
 class CsvMonitor final : public Monitor {
  public:
   /// Creates the folder; a file is created, or truncated, with its first value. `resumed_after`: rows

@@ -30,8 +30,8 @@ class ProtoMessage {
 /// CRC-32C (Castagnoli; RFC 3720), with the mask of TFRecord.
 uint32_t masked_crc32c(std::string_view data);
 
-/// FOLDER/events.out.tfevents.TIME.HOST.PID.NUMBER. Owns the open file. Not thread-safe. Members throw
-/// DiskError.
+/// Appends events to one file of TensorBoard's: FOLDER/events.out.tfevents.TIME.HOST.PID.NUMBER. Owns the
+/// open file. Not thread-safe. Members throw DiskError.
 class EventFile {
  public:
   /// Creates a new file, which begins with its version.

@@ -11,7 +11,8 @@
 
 namespace tessera {
 
-/// No answer: the server cannot be reached, does not answer in time, or the request was cancelled.
+/// Reports that a server gave no answer: it cannot be reached, does not answer in time, or the request was
+/// cancelled.
 class HttpError : public Error {
  public:
   using Error::Error;
@@ -39,8 +40,8 @@ struct HttpOptions {
   std::string token;           ///< bearer token; empty: none
 };
 
-/// Keeps its connection open between requests. Used by one thread. Follows the environment's http_proxy,
-/// https_proxy and no_proxy, as curl does.
+/// Sends HTTP requests to one server. Keeps its connection open between requests. Used by one thread. Follows
+/// the environment's http_proxy, https_proxy and no_proxy, as curl does.
 class HttpClient {
  public:
   /// Throws HttpError where there is no libcurl (monitor/curl_library.h).

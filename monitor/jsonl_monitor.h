@@ -9,7 +9,8 @@
 
 namespace tessera {
 
-/// FOLDER/events.jsonl, one object a line, each with "time" (seconds since 1970):
+/// Writes events as JSON lines: FOLDER/events.jsonl, one object a line, each with "time" (seconds since
+/// 1970):
 ///   {"step": 10, "time": …, "scalars": {"train/loss": 0.31, …}}     null for a value that is not finite
 ///   {"step": 10, "time": …, "histogram": "NAME", "min": …, "max": …, "num": …, "sum": …, "sum_squares": …,
 ///    "bucket_limit": […], "bucket": […]}                            as in monitor/histogram.h

@@ -17,7 +17,7 @@
 
 namespace tessera {
 
-/// A request that a tracking server refused or did not answer.
+/// Reports a request that a tracking server refused or did not answer.
 class MlflowError : public Error {
  public:
   MlflowError(const std::string& what, bool is_temporary) : Error(what), is_temporary_(is_temporary) {}
@@ -50,7 +50,8 @@ inline constexpr size_t kMlflowParamLength = 6000;  ///< characters
 /// and values that are too long are cut.
 MlflowParams flattened(const nlohmann::ordered_json& params);
 
-/// Borrows the HttpClient. Used by one thread. All members wait for the server and throw MlflowError.
+/// Makes the requests of MLflow's REST API. Borrows the HttpClient. Used by one thread. All members wait for
+/// the server and throw MlflowError.
 class MlflowClient {
  public:
   /// `server`: "http://host:5000", with or without a slash at its end. The part after a '?' ("?token=…") is

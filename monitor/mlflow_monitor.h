@@ -52,9 +52,9 @@ MlflowOptions with_environment(MlflowOptions options);
 /// without, so that none resumes the earlier one. Throws tessera::Error.
 void forget_mlflow_run(const std::filesystem::path& folder);
 
-/// Owns the queue and the thread, which makes all requests. Members but close() return at once and do not
-/// throw. A run in MLflow cannot hold histograms; images and texts become artifacts, images/NAME_STEP.png and
-/// texts/NAME_STEP.txt. Used by one thread.
+/// Sends a run's numbers to an MLflow server. Owns the queue and the thread, which makes all requests.
+/// Members but close() return at once and do not throw. A run in MLflow cannot hold histograms; images and
+/// texts become artifacts, images/NAME_STEP.png and texts/NAME_STEP.txt. Used by one thread.
 class MlflowMonitor final : public Monitor {
  public:
   explicit MlflowMonitor(MlflowOptions options);

@@ -29,10 +29,10 @@ enum class RunStatus {
 /// MLflow's words: "FINISHED", "FAILED", "KILLED".
 std::string_view name_of(RunStatus status);
 
-/// Owns its files or connection. Used by one thread; a monitor may have threads of its own. Only rank 0
-/// has monitors. All members throw tessera::Error, after which the monitor is
-/// not used again, not even closed. A monitor that cannot hold histograms, images, texts, parameters or files
-/// ignores them.
+/// Takes a run's numbers, pictures and texts. Owns its files or connection. Used by one thread; a monitor may
+/// have threads of its own. Only rank 0 has monitors. All members throw tessera::Error, after which the
+/// monitor is not used again, not even closed. A monitor that cannot hold histograms, images, texts,
+/// parameters or files ignores them.
 class Monitor {
  public:
   virtual ~Monitor() = default;

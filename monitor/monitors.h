@@ -11,9 +11,9 @@
 
 namespace tessera {
 
-/// Owns the monitors that are open: rank 0 has some, the other ranks none. Used by one thread. An error of
-/// a monitor never ends a run: a monitor that fails, when it is opened or later, is dropped with one warning,
-/// and nothing here throws.
+/// Gives what it is told to each open monitor. Owns the monitors that are open: rank 0 has some, the other
+/// ranks none. Used by one thread. An error of a monitor never ends a run: a monitor that fails, when it is
+/// opened or later, is dropped with one warning, and nothing here throws.
 class Monitors {
  public:
   explicit Monitors(Logger log = {}) : log_(std::move(log)) {}

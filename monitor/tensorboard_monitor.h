@@ -8,9 +8,10 @@
 
 namespace tessera {
 
-/// One event file in FOLDER: scalars, histograms, images (PNG), texts, and the parameters as a
-/// text. TensorBoard stops showing an earlier run in the folder, or, of a resumed run, the steps after
-/// `resumed_after`: the file has its first step, as with a SummaryWriter's purge_step. Owns the open file.
+/// Writes for TensorBoard: one event file in FOLDER: scalars, histograms, images (PNG), texts, and the
+/// parameters as a text. TensorBoard stops showing an earlier run in the folder, or, of a resumed run, the
+/// steps after `resumed_after`: the file has its first step, as with a SummaryWriter's purge_step. Owns the
+/// open file.
 class TensorboardMonitor final : public Monitor {
  public:
   TensorboardMonitor(const std::filesystem::path& folder, std::optional<int64_t> resumed_after);

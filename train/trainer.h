@@ -51,8 +51,8 @@ struct TrainerStart {
   std::shared_ptr<HostFolders> memory = {};
 };
 
-/// Owns the run's output files, data loader and progress bar. Borrows the task, which must outlive it. Used
-/// by one thread.
+/// Trains a task. Owns the run's output files, data loader and progress bar. Borrows the task, which must
+/// outlive it. Used by one thread.
 class Trainer {
  public:
   /// Collective. Compares the ranks' configurations and data, creates and locks the output folder, seeds

@@ -15,8 +15,8 @@
 
 namespace tessera::zero {
 
-/// Not thread-safe. Constructing and closing are collective: all ranks, the
-/// same names, the same modifier_rank.
+/// Keeps whole parameters readable, and writable, during its lifetime. Not thread-safe. Constructing and
+/// closing are collective: all ranks, the same names, the same modifier_rank.
 class GatheredParameters {
  public:
   /// Collective. `names`: parameters (aliases too); empty: all of them. With `modifier_rank`, what that rank

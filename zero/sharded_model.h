@@ -74,7 +74,8 @@ struct MicroStep {
   bool last = true;   ///< an update follows
 };
 
-/// Used by one thread at a time. Calls marked Collective must be made by all ranks, in the same order.
+/// Shards a model over ranks and carries out its steps. Used by one thread at a time. Calls marked Collective
+/// must be made by all ranks, in the same order.
 class ShardedModel {
  public:
   /// Collective. Values and buffers of rank 0 become every rank's. In training mode. Throws ConfigError for

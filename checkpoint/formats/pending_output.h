@@ -9,10 +9,10 @@
 
 namespace tessera::checkpoint {
 
-/// A folder being written. Owns the temporary one (core/files/temporary_name.h) and removes it unless
-/// published. An existing folder of that name is exchanged with the new one in one step; its other files are
-/// kept (as hard links), except those that `replaced` accepts. Processes that write one folder at once take
-/// turns, and the last one's files remain. Not thread-safe.
+/// Builds a folder that appears whole or not at all. Owns the temporary one (core/files/temporary_name.h) and
+/// removes it unless published. An existing folder of that name is exchanged with the new one in one step;
+/// its other files are kept (as hard links), except those that `replaced` accepts. Processes that write one
+/// folder at once take turns, and the last one's files remain. Not thread-safe.
 class PendingDirectory {
  public:
   /// Creates the temporary folder. Throws DiskError; CheckpointError when `path` is not a folder, or

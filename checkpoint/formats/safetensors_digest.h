@@ -34,7 +34,7 @@ void reserve_digest(SafetensorsHeader& header);
 /// that reserve_digest put into `head`.
 void fill_digest(std::string& head, const std::vector<uint64_t>& block_hashes);
 
-/// The hashes in a file's metadata, by tensor. Immutable.
+/// Gives the hashes in a file's metadata, by tensor. Immutable.
 class SafetensorsHashes {
  public:
   /// `head` is the file's bytes up to the data, `header` what was read from it. nullopt for a file

@@ -15,7 +15,7 @@
 
 namespace tessera::checkpoint {
 
-/// One file. Immutable; thread-safe.
+/// Reads one file. Immutable; thread-safe.
 class SafetensorsFile {
  public:
   /// Opens the file and checks the whole header, so that every tensor in tensors() can be read. If the
@@ -43,7 +43,7 @@ class SafetensorsFile {
   std::map<std::string_view, const SafetensorsTensor*> by_name_;
 };
 
-/// A whole model: a .safetensors file, an index (….safetensors.index.json), or a folder that holds
+/// Reads a whole model: a .safetensors file, an index (….safetensors.index.json), or a folder that holds
 /// model.safetensors or model.safetensors.index.json. Immutable; thread-safe.
 class SafetensorsModel {
  public:

@@ -15,7 +15,7 @@
 
 namespace tessera::checkpoint {
 
-/// The layout of one safetensors file. Immutable.
+/// Computes the layout of one safetensors file. Immutable.
 class SafetensorsLayout {
  public:
   /// For a file with the tensors `chosen` (indices into `tensors`) under all their names. `file` names it in

@@ -75,8 +75,8 @@ bool is_hdf5_type(DType type);
 /// "%2E".
 std::string hdf5_name(std::string_view name);
 
-/// Not thread-safe; builders in other threads wait for the lock. All members are local and throw
-/// CheckpointError naming `purpose` and path.
+/// Not thread-safe; builders in other threads wait for the lock. Members throw CheckpointError naming
+/// `purpose` and path.
 class Hdf5Builder {
  public:
   /// `purpose` names the file in errors: "rank_00000.h5".

@@ -26,7 +26,7 @@ struct DatasetRecord {
   bool operator==(const DatasetRecord&) const = default;
 };
 
-/// Immutable, and cheap to copy: copies share the records. Thread-safe.
+/// Lists the datasets of a rank's file. Immutable, and cheap to copy: copies share the records. Thread-safe.
 class DatasetList {
  public:
   DatasetList() : DatasetList(std::vector<DatasetRecord>()) {}

@@ -73,8 +73,8 @@ class BatchPlanner {
   int64_t taken_ = 0;  // bytes of the tensor that earlier batches have
 };
 
-/// Owns the thread and the batches. At any time a batch is used either by the thread or by the caller. All
-/// members are called by one thread.
+/// Reads batches ahead of the caller, on a thread of its own. Owns the thread and the batches. At any time a
+/// batch is used either by the thread or by the caller. All members are called by one thread.
 class BatchReader {
  public:
   /// Starts reading. Checkpoint and tensors must outlive the reader.

@@ -36,7 +36,7 @@ Manifest read_manifest(const std::filesystem::path& folder);
 /// Device and inode: another one of the same name has others.
 using FolderIdentity = std::pair<dev_t, ino_t>;
 
-/// A checkpoint that is being read while its run may remove it. Not thread-safe.
+/// Opens a checkpoint that its run may remove while it is read. Not thread-safe.
 class LatestCheckpoint {
  public:
   /// `tag`: the one to be read; empty: the one that `latest` names. Throws CheckpointError.
@@ -62,7 +62,8 @@ void read_latest_checkpoint(const std::filesystem::path& directory, const std::s
                             const std::function<void(const std::string& line)>& say,
                             const std::function<void(const std::string& tag)>& read);
 
-/// Owns the manifest and the open files. Logically immutable; thread-safe.
+/// Reads and verifies a checkpoint's data. Owns the manifest and the open files. Logically immutable;
+/// thread-safe.
 class Checkpoint {
  public:
   /// Reads the manifest and opens the files, up to 500 of them; checks

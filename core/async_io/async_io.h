@@ -52,7 +52,8 @@ struct AsyncIoOptions {
   std::function<void(const IoPiece& piece)> finished;
 };
 
-/// Owns its threads, not the file. Thread-safe. Not to be used in a forked child.
+/// Reads and writes parts of a file in the background. Owns its threads, not the file. Thread-safe. Not to be
+/// used in a forked child.
 class AsyncIo {
  public:
   /// Waits for the pieces that the kernel has. Those still queued are dropped: `finished` is not called.

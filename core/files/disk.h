@@ -30,8 +30,7 @@ struct DiskOptions {
 
 class Disk;
 
-/// A file being written. Owns its descriptor. The content is undefined until close() returns. Not
-/// thread-safe.
+/// Writes a file. Owns its descriptor. The content is undefined until close() returns. Not thread-safe.
 class OutputFile {
  public:
   OutputFile(OutputFile&& other) noexcept = default;
@@ -65,7 +64,8 @@ class OutputFile {
   int64_t appended_ = 0;
 };
 
-/// All members are local and throw DiskError. Thread-safe if the probe is. Must outlive its OutputFiles.
+/// Carries out operations on files and folders. Members throw DiskError. Thread-safe if the probe is. Must
+/// outlive its OutputFiles.
 class Disk {
  public:
   explicit Disk(DiskOptions options = {}) : options_(std::move(options)) {}

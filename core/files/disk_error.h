@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// what(): "cannot write DIR/FILE: No space left on device".
+/// Reports an operation on a file that has failed. what(): "cannot write DIR/FILE: No space left on device".
 class DiskError : public Error {
  public:
   using Error::Error;

@@ -11,7 +11,7 @@ namespace tessera {
 /// Largest size of one read or write call: the kernel transfers at most 2 GiB.
 inline constexpr size_t kLargestCall = size_t{1} << 30;
 
-/// Move-only; -1 is "none". Not thread-safe.
+/// Owns a file descriptor. Move-only; -1 is "none". Not thread-safe.
 class FileDescriptor {
  public:
   FileDescriptor() = default;

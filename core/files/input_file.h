@@ -25,7 +25,7 @@ FileDescriptor open_input(const std::filesystem::path& path);
 /// Checks a file that a library will open by its name. Throws as open_input().
 void check_input(const std::filesystem::path& path);
 
-/// A file being read. Thread-safe.
+/// Reads a file. Thread-safe.
 class InputFile {
  public:
   /// Throws as open_input().

@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// Owns the open file. Not thread-safe. Members throw DiskError naming the file.
+/// Appends lines to a file. Owns the open file. Not thread-safe. Members throw DiskError naming the file.
 class LineFile {
  public:
   using Test = std::function<bool(const std::string& line)>;  ///< of a line without "\n"

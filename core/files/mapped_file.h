@@ -8,7 +8,8 @@
 
 namespace tessera {
 
-/// Owns the mapping. Immutable; thread-safe. The file must not be truncated while it is mapped.
+/// Maps a file into memory. Owns the mapping. Immutable; thread-safe. The file must not be truncated while it
+/// is mapped.
 class MappedFile {
  public:
   /// Throws DataError: the file cannot be opened or mapped.

@@ -8,7 +8,8 @@
 
 namespace tessera {
 
-/// A file being written. Owns the temporary file and removes it unless published. Not thread-safe.
+/// Writes a file that appears whole or not at all. Owns the temporary file and removes it unless published.
+/// Not thread-safe.
 class PendingFile {
  public:
   /// Removes temporary files of it that killed processes left, and creates a new one

@@ -6,7 +6,8 @@
 
 namespace tessera {
 
-/// Owns the folder, and removes it with its contents unless keep() was called.
+/// Makes a folder that is removed at the end of its lifetime. Owns the folder, and removes it with its
+/// contents unless keep() was called.
 class TemporaryFolder {
  public:
   /// Creates PARENT/PREFIX_XXXXXX with a unique name, which only this user can read. `parent`: empty:

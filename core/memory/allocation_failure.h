@@ -18,7 +18,7 @@ struct AllocationFailure {
   std::string unit;                  ///< of the innermost MemoryForUnit; empty: outside of all
 };
 
-/// Allocations of this thread during this object's lifetime are for a unit. The innermost scope counts.
+/// Says for which unit this thread allocates during its lifetime. The innermost scope counts.
 class MemoryForUnit {
  public:
   /// `description`: "unit 3 (a.weight … b.weight)". Referred to until the end.

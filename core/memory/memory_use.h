@@ -42,7 +42,7 @@ struct MemoryBytes {
   bool operator==(const MemoryBytes&) const = default;
 };
 
-/// Allocations of this thread during this object's lifetime have this use. The innermost scope counts.
+/// Says what this thread's allocations are for during its lifetime. The innermost scope counts.
 class MemoryFor {
  public:
   explicit MemoryFor(MemoryUse use);

@@ -57,8 +57,9 @@ struct CheckpointContent {
   decltype(DiskOptions::probe) probe = {};
 };
 
-/// Owns the memory for the copy, the thread that writes it and the thread's communicator. At most one save is
-/// in flight. `model` must outlive it. Used by one thread.
+/// Saves checkpoints, in the background where that is asked for. Owns the memory for the copy, the thread
+/// that writes it and the thread's communicator. At most one save is in flight. `model` must outlive it. Used
+/// by one thread.
 class CheckpointWriter {
  public:
   struct Where {

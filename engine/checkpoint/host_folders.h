@@ -27,7 +27,8 @@
 
 namespace tessera {
 
-/// Owns the group over which copies are sent; the folders are the launchers'. Used by one thread.
+/// Sends the files of checkpoints in memory to other hosts, and brings them back. Owns the group over which
+/// copies are sent; the folders are the launchers'. Used by one thread.
 class HostFolders {
  public:
   /// Collective. `mine`: the folder of this host, an absolute path; whoever starts the ranks makes it, and

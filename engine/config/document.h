@@ -15,8 +15,8 @@
 
 namespace tessera::config {
 
-/// The origin (file line or command line) of keys. A value: copies are independent. Paths are written as in
-/// `a.b[2].c`.
+/// Remembers where keys come from (file line or command line). A value: copies are independent. Paths are
+/// written as in `a.b[2].c`.
 class Origins {
  public:
   explicit Origins(std::string source = "config") : source_(std::move(source)) {}
@@ -54,7 +54,7 @@ class Origins {
   int next_ = 1;
 };
 
-/// A ConfigError about one key, with its Origins::order().
+/// Reports an error about one key. It is a ConfigError, with its Origins::order().
 class KeyError : public ConfigError {
  public:
   KeyError(const std::string& what, int order) : ConfigError(what), order_(order) {}

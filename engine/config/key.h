@@ -149,7 +149,8 @@ std::vector<Key> keys_of(std::vector<Field> defaults);
 /// several types are merged into one, with these types in for_types.
 std::vector<Key> merged_keys(const std::vector<std::pair<std::string, std::vector<Key>>>& types);
 
-/// Keys by path. A path has several rows where its default depends on the type (of optimizer, of schedule).
+/// Finds keys by path. A path has several rows where its default depends on the type (of optimizer, of
+/// schedule).
 class KeyTable {
  public:
   void add(Key key);

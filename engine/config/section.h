@@ -21,9 +21,10 @@ namespace tessera::config {
 
 struct Key;
 
-/// A value: copies share which keys have been read. Not thread-safe. When a value has another type or is out
-/// of range (both ends included), the getter notes the error and returns its fallback; finish() throws all
-/// errors together. Values must not be used before finish().
+/// Reads the values of one object of the configuration. A value: copies share which keys have been read. Not
+/// thread-safe. When a value has another type or is out of range (both ends included), the getter notes the
+/// error and returns its fallback; finish() throws all errors together. Values must not be used before
+/// finish().
 class Section {
  public:
   Section();  ///< an empty section

@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-/// Not thread-safe. Every rank has one and calls it with equal arguments, so that all stay equal without
-/// communication.
+/// Decides the loss scale of fp16 training. Not thread-safe. Every rank has one and calls it with equal
+/// arguments, so that all stay equal without communication.
 class LossScaler {
  public:
   /// Saved in checkpoints; names as DeepSpeed's cur_scale, cur_iter, last_overflow_iter, cur_hysteresis.

@@ -21,7 +21,7 @@ struct Betas {
   double beta2 = 0;
 };
 
-/// Immutable; copies share one definition. Thread-safe.
+/// Computes the learning rate of a step. Immutable; copies share one definition. Thread-safe.
 class LrSchedule {
  public:
   /// `options`: as validated() has checked them, with total_num_steps and warmup_num_steps filled in.

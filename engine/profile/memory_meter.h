@@ -29,8 +29,8 @@ struct MemorySample {
   MemoryBytes bytes;
 };
 
-/// Constructed and destroyed on one thread; other calls may come from any thread. Meters nest: the inner one
-/// gets the reports.
+/// Counts this process's memory by what it is for. Constructed and destroyed on one thread; other calls may
+/// come from any thread. Meters nest: the inner one gets the reports.
 class MemoryMeter {
  public:
   /// Counts allocations on devices of this type from now on.

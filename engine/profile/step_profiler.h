@@ -13,8 +13,9 @@
 
 namespace tessera {
 
-/// Owns the trace and the count that are under way. Used by the thread that trains: libtorch's profiler
-/// belongs to a thread, and to what autograd does for it. All members are local.
+/// Takes traces and counts operations of the steps that the configuration names. Owns the trace and the count
+/// that are under way. Used by the thread that trains: libtorch's profiler belongs to a thread, and to what
+/// autograd does for it.
 class StepProfiler {
  public:
   /// `rank`: of the file, and rank 0 logs.

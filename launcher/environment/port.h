@@ -13,7 +13,7 @@ namespace tessera::launcher {
 // listening socket to rank 0 instead would need a store that accepts one, which a program such as
 // `tessera launch python train.py` does not have.
 
-/// Owns the bound socket. Move-only.
+/// Keeps a port until the ranks have started. Owns the bound socket. Move-only.
 class PortReservation {
  public:
   /// Reserves `port` on all addresses of this host; 0: any free port. Throws CommError if it is in use

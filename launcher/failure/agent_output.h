@@ -12,8 +12,8 @@
 
 namespace tessera::launcher {
 
-/// Owns a thread that reads pipes line by line: a FailureReport is kept, everything else goes to standard
-/// error. Thread-safe.
+/// Relays what the launchers on other hosts write. Owns a thread that reads pipes line by line: a
+/// FailureReport is kept, everything else goes to standard error. Thread-safe.
 class AgentOutput {
  public:
   /// Reads from now on until the end of all pipes.

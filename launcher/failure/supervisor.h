@@ -32,8 +32,9 @@ struct Outcome {
   bool was_asked = false;  ///< the launcher was told to end the run, or its time is up; also after a failure
 };
 
-/// Borrows its arguments, which must outlive it. Used by the thread that spawned the ranks. The process must
-/// have no children except the ranks, the guard and orphans of the ranks: every child that ends is reaped.
+/// Watches the ranks until they have ended, and ends the others when one fails. Borrows its arguments, which
+/// must outlive it. Used by the thread that spawned the ranks. The process must have no children except the
+/// ranks, the guard and orphans of the ranks: every child that ends is reaped.
 class Supervisor {
  public:
   Supervisor(std::vector<Process>& ranks, Guard& guard, SignalWatch& signals, SupervisorOptions options,
@@ -71,9 +72,9 @@ class Supervisor {
   Outcome outcome_;
 };
 
-/// While it lives, orphaned descendants of this process become its children, such as processes that ranks
-/// have started in other sessions (PR_SET_CHILD_SUBREAPER). The destructor kills and reaps every child but
-/// those that this process had before; it gives up after 2 s.
+/// Makes this process the parent of its orphaned descendants during its lifetime, such as processes that
+/// ranks have started in other sessions (PR_SET_CHILD_SUBREAPER). The destructor kills and reaps every child
+/// but those that this process had before; it gives up after 2 s.
 class Subreaper {
  public:
   Subreaper();

@@ -16,8 +16,8 @@ namespace tessera::launcher {
 // and kills the groups when that end closes. It is a fork without exec, which needs no executable file, a few
 // hundred KB and about a millisecond.
 
-/// Owns the guard process and the launcher's end of its socket. The destructor ends the guard, which kills
-/// the groups it still watches. Not thread-safe.
+/// Ends the ranks when the launcher is killed. Owns the guard process and the launcher's end of its socket.
+/// The destructor ends the guard, which kills the groups it still watches. Not thread-safe.
 class Guard {
  public:
   /// Throws CommError if the process cannot be created.

@@ -8,8 +8,8 @@
 
 namespace tessera::launcher {
 
-/// Owns a new folder in /dev/shm, which only this user can read, and removes it with its contents; if the
-/// launcher is killed, a guard of its own does.
+/// Makes a folder in memory for one run. Owns a new folder in /dev/shm, which only this user can read, and
+/// removes it with its contents; if the launcher is killed, a guard of its own does.
 class MemoryFolder {
  public:
   /// Throws Error, CommError.

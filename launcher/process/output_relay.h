@@ -13,8 +13,9 @@ namespace tessera::launcher {
 // output of this host's launcher. A rank that had inherited them would get SIGPIPE at its next write, or an
 // exception, before it has saved. So it writes to a pipe of this launcher, which passes on what it can.
 
-/// Owns two pipes, and a thread that copies them to this process's standard output and standard error, and
-/// drops what cannot be written. SIGPIPE must be ignored. The destructor copies what is left.
+/// Copies what ranks write to this process's output. Owns two pipes, and a thread that copies them to this
+/// process's standard output and standard error, and drops what cannot be written. SIGPIPE must be ignored.
+/// The destructor copies what is left.
 class OutputRelay {
  public:
   /// Copies from now on if `active`. Throws CommError if no pipe can be made.

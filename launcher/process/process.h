@@ -28,8 +28,9 @@ struct SpawnOptions {
   std::vector<int> cores;  ///< the hardware threads that it may use; empty: as this process
 };
 
-/// Owns a child process and its group. The kernel kills the child (SIGKILL) when the thread that spawned it
-/// ends. The destructor kills the group of a running child and reaps it. Move-only, not thread-safe.
+/// Runs a child process in a group of its own. Owns a child process and its group. The kernel kills the child
+/// (SIGKILL) when the thread that spawned it ends. The destructor kills the group of a running child and
+/// reaps it. Move-only, not thread-safe.
 class Process {
  public:
   /// Returns after the child's exec. Throws CommError with the program's name if it cannot be started.

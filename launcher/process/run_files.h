@@ -9,7 +9,7 @@
 
 namespace tessera::launcher {
 
-/// Owns a temporary folder, which is removed unless keep() was called.
+/// Makes the files of one run. Owns a temporary folder, which is removed unless keep() was called.
 class RunFiles {
  public:
   /// `log_dir`: the folder of the logs, made if it is missing; empty: the temporary one. After

@@ -9,9 +9,10 @@
 
 namespace tessera::launcher {
 
-/// While it lives, SIGCHLD, SIGINT, SIGTERM, SIGHUP and SIGTSTP are blocked in the calling thread and wait()
-/// receives them; SIGHUP and SIGTSTP only if they are not ignored (nohup). The destructor discards pending
-/// signals and restores the mask. No other thread of the process may receive these signals.
+/// Receives this thread's signals during its lifetime. While it lives, SIGCHLD, SIGINT, SIGTERM, SIGHUP and
+/// SIGTSTP are blocked in the calling thread and wait() receives them; SIGHUP and SIGTSTP only if they are
+/// not ignored (nohup). The destructor discards pending signals and restores the mask. No other thread of the
+/// process may receive these signals.
 class SignalWatch {
  public:
   /// `extra`: more signals to receive.

@@ -17,7 +17,8 @@ namespace tessera::launcher {
 /// The signal for it. A launcher on a host receives it (SignalWatch).
 inline constexpr int kFailureElsewhere = SIGUSR2;
 
-/// Owns a child process, a fork without exec as Guard's. The destructor ends it.
+/// Notices the end of standard input. Owns a child process, a fork without exec as Guard's. The destructor
+/// ends it.
 class StdinWatch {
  public:
   /// Watches from now on if `active`. Throws CommError if the process cannot be created.

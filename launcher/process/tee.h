@@ -13,8 +13,9 @@ struct RankLog {
   std::string path;
 };
 
-/// Owns a thread that follows the files, as torchrun's tailing does: a rank writes to a file and never waits
-/// for a terminal. The destructor shows what is left. The thread takes no signals.
+/// Shows what ranks write to files. Owns a thread that follows the files, as torchrun's tailing does: a rank
+/// writes to a file and never waits for a terminal. The destructor shows what is left. The thread takes no
+/// signals.
 class Tee {
  public:
   /// Follows the logs from their beginning. No logs: does nothing.

@@ -43,9 +43,9 @@ DataLoaderOptions data_loader_options(const TrainerConfig& trainer, at::Device d
 /// current stream. For the CPU the tensors are returned as they are.
 Batch to_device(Batch batch, at::Device device);
 
-/// Owns the worker threads and the prefetched batches, at most num_workers * prefetch_factor. Used by one
-/// thread. Workers run torch's operators single-threaded. Their allocations count as MemoryUse::kOther on
-/// the memory meter of the thread that created the loader.
+/// Makes the batches of a plan ahead of the caller. Owns the worker threads and the prefetched batches, at
+/// most num_workers * prefetch_factor. Used by one thread. Workers run torch's operators single-threaded.
+/// Their allocations count as MemoryUse::kOther on the memory meter of the thread that created the loader.
 class DataLoader {
  public:
   /// Makes one batch on the CPU. Called on any thread; several may run at once.

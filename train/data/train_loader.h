@@ -48,7 +48,8 @@ struct TrainBatch {
   int64_t step_size = 0;  ///< samples of the whole step, over all micro-steps and ranks
 };
 
-/// Owns a TrainPlan and a DataLoader. Borrows the task, which must outlive it. Used by one thread.
+/// Gives the trainer its batches, and says where the epoch stands. Owns a TrainPlan and a DataLoader. Borrows
+/// the task, which must outlive it. Used by one thread.
 class TrainLoader {
  public:
   /// Begins at `start` and ends after `num_steps` steps, so that no unused batches are prefetched.

@@ -58,7 +58,7 @@ std::string format_bar(const BarState& state, int width, bool ascii = false);
 /// Tqdm's durations: "00:07", "12:34", "1:02:03"; "?" if unknown (negative or not finite).
 std::string format_duration(double seconds);
 
-/// One bar. Redraws at most ten times per second, and for the last item. Not thread-safe.
+/// Draws one bar. Redraws at most ten times per second, and for the last item. Not thread-safe.
 class ProgressBar {
  public:
   /// `keep`: the finished bar stays on the screen (tqdm's `leave`).

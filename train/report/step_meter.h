@@ -43,8 +43,8 @@ struct TrainTotals {
   bool operator==(const TrainTotals&) const = default;
 };
 
-/// Owns the running sums. The loss is summed on the device, so that a step does not wait for it. Not
-/// thread-safe.
+/// Adds up loss and time of steps. Owns the running sums. The loss is summed on the device, so that a step
+/// does not wait for it. Not thread-safe.
 class StepMeter {
  public:
   /// `breakdown`: measure phases, which on CUDA synchronizes the device for each. `before`: the totals of the

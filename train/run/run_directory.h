@@ -44,7 +44,8 @@ std::filesystem::path sample_path(const std::filesystem::path& folder, int64_t s
 /// tessera::Error if it holds something else.
 std::string read_run_id(const std::filesystem::path& folder);
 
-/// For rank 0 only. Owns the folder's lock and the open metrics file. Not thread-safe.
+/// Writes the files of a run's folder. For rank 0 only. Owns the folder's lock and the open metrics file. Not
+/// thread-safe.
 class RunDirectory {
  public:
   /// Creates the folder, takes its lock, and checks that files can be written there. Leaves an earlier

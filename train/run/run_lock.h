@@ -8,9 +8,9 @@
 
 namespace tessera::train {
 
-/// Owns OUTPUT_DIR/.lock and an flock(2) on it, which the kernel releases when the process ends. The file
-/// names the process that holds it. The destructor removes it; a file left by a killed process does no harm.
-/// Not thread-safe.
+/// Keeps other runs out of a folder. Owns OUTPUT_DIR/.lock and an flock(2) on it, which the kernel releases
+/// when the process ends. The file names the process that holds it. The destructor removes it; a file left by
+/// a killed process does no harm. Not thread-safe.
 class RunLock {
  public:
   /// Takes the lock of an existing folder. Throws ConfigError naming the process and host that hold

@@ -22,9 +22,9 @@
 
 namespace tessera::train {
 
-/// On rank 0 owns the output folder's files and the monitors; on other ranks every member that is not
-/// collective does nothing. The destructor closes the monitors as failed unless close() was called. Used by
-/// one thread.
+/// Writes down what a run does. On rank 0 owns the output folder's files and the monitors; on other ranks
+/// every member that is not collective does nothing. The destructor closes the monitors as failed unless
+/// close() was called. Used by one thread.
 class RunRecord {
  public:
   RunRecord(comm::Communicator& comm, Logger log) : comm_(comm), log_(std::move(log)) {}

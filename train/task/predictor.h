@@ -30,7 +30,8 @@ struct PredictedTensor {
   std::vector<int64_t> shape;  ///< (samples, …)
 };
 
-/// Owns the model and its engine. Implementations take either texts or files. Used by one thread.
+/// Predicts with a trained model. Owns the model and its engine. Implementations take either texts or files.
+/// Used by one thread.
 class Predictor {
  public:
   virtual ~Predictor() = default;

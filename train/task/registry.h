@@ -28,7 +28,7 @@ using TaskFactory = std::function<std::unique_ptr<Task>(
 using PredictorFactory = std::function<std::unique_ptr<Predictor>(
     const config::Section& model, const config::Section& data, const std::filesystem::path& run)>;
 
-/// A value type. Const members are thread-safe.
+/// Finds tasks by name. A value type. Const members are thread-safe.
 class Registry {
  public:
   /// Replaces an earlier factory of the same names.

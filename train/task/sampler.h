@@ -70,10 +70,10 @@ struct TrainOrder {
 /// `first`: identifies the step, as in TrainSampler.
 uint64_t augmentation_seed(uint64_t seed, int64_t epoch, int64_t first, int64_t micro_step, int rank);
 
-/// The training order. A step is identified by `first`, the number of samples of its epoch before it, so that
-/// a run can be resumed with another batch size. The samples after the last whole global batch of an epoch
-/// are dropped (different ones in each shuffle); without drop_last they make a step of their own, divided
-/// evenly over all slices. Owns one permutation; not thread-safe.
+/// Computes the training order. A step is identified by `first`, the number of samples of its epoch before
+/// it, so that a run can be resumed with another batch size. The samples after the last whole global batch of
+/// an epoch are dropped (different ones in each shuffle); without drop_last they make a step of their own,
+/// divided evenly over all slices. Owns one permutation; not thread-safe.
 class TrainSampler {
  public:
   /// Throws ConfigError if an epoch has no step: the set has fewer samples than one global batch, or
@@ -111,8 +111,8 @@ struct EvalBatch {
   int64_t num_valid = 0;
 };
 
-/// The evaluation order: every sample exactly once over all ranks, in order, with the same number of batches
-/// on every rank (at stage 3 a forward pass is collective). Immutable.
+/// Computes the evaluation order: every sample exactly once over all ranks, in order, with the same number of
+/// batches on every rank (at stage 3 a forward pass is collective). Immutable.
 class EvalSampler {
  public:
   EvalSampler(int64_t num_samples, int64_t batch_size, int world_size, int rank);

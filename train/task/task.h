@@ -37,8 +37,8 @@ struct SampleFile {
   std::filesystem::path file;
 };
 
-/// A model and its data sets. Owns both, and the engine once initialize() was called. Used by one thread,
-/// except for train_batch(), eval_batch() and test_batch(), which the workers of a DataLoader call
+/// Supplies a model and its data sets. Owns both, and the engine once initialize() was called. Used by one
+/// thread, except for train_batch(), eval_batch() and test_batch(), which the workers of a DataLoader call
 /// concurrently.
 ///
 /// Evaluation is a sum: statistics() turns a batch into a vector of numbers that can be added over batches

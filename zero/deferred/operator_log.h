@@ -61,7 +61,7 @@ struct LogCounts {
   int64_t drawn = 0;  ///< random operators that were run or drawn for the state alone
 };
 
-/// Not thread-safe.
+/// Keeps recorded operators, and runs them when their values are wanted. Not thread-safe.
 class OperatorLog {
  public:
   struct Entry {

@@ -26,7 +26,8 @@
 
 namespace tessera::zero::deferred {
 
-/// Used by one thread. While a model is made, one stream of the process watches a generator.
+/// Gives a generator's draws out of order the values that they have in order. Used by one thread. While a
+/// model is made, one stream of the process watches a generator.
 class RandomStream {
  public:
   /// Makes a draw on scratch memory, from own().

@@ -29,7 +29,8 @@
 
 namespace tessera::zero::deferred {
 
-/// One a thread at a time. The log must outlive it.
+/// Records the operators of this thread instead of running them. One a thread at a time. The log must outlive
+/// it.
 class Recorder {
  public:
   explicit Recorder(OperatorLog& log);

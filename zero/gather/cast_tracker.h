@@ -27,7 +27,7 @@ CastSource cast_source(UnitHandle* handle, const at::Tensor& tensor);
 /// The unit that `storage`, itself a tracked cast, was cast from, or null.
 UnitHandle* find_cast(c10::StorageImpl& storage);
 
-/// The living casts of one rank's units. Not thread-safe.
+/// Remembers the living casts of one rank's units, releases and refills them. Not thread-safe.
 class CastTracker {
  public:
   /// `copy`: what the operator made of `source`. Ignored unless it is a plain cast to another floating type.

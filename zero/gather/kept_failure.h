@@ -21,7 +21,7 @@
 
 namespace tessera::zero {
 
-/// Owns the first failure. Not thread-safe.
+/// Keeps the first failure until somebody is told of it. Owns the first failure. Not thread-safe.
 class KeptFailure {
  public:
   explicit operator bool() const { return failure_ != nullptr; }

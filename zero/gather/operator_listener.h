@@ -16,8 +16,9 @@
 
 namespace tessera::zero {
 
-/// While one lives, the operators of all threads of the process are heard: a model may be run by another
-/// thread than the one that made its engine. Several may live at once: they share one callback.
+/// Hears operators and tells Residency what they are about to read. While one lives, the operators of all
+/// threads of the process are heard: a model may be run by another thread than the one that made its engine.
+/// Several may live at once: they share one callback.
 class OperatorListener {
  public:
   /// `casts`: also track low-precision copies of parameters (needed under autocast with sharded parameters;
@@ -31,9 +32,10 @@ class OperatorListener {
   bool casts_;
 };
 
-/// While one lives, a graph of torch.compile that nothing else announces runs on this thread: the units of
-/// its inputs stay unsharded. See [Note: compiled graphs] in compiled_graphs.h. Does nothing inside of an
-/// operator that is heard, whose inputs have them all. Ends on the thread that it began on.
+/// Announces the units that a graph of torch.compile reads. While one lives, a graph of torch.compile that
+/// nothing else announces runs on this thread: the units of its inputs stay unsharded. See [Note: compiled
+/// graphs] in compiled_graphs.h. Does nothing inside of an operator that is heard, whose inputs have them
+/// all. Ends on the thread that it began on.
 class CompiledGraphRead {
  public:
   /// Collective where it gathers. Of the inputs only parameters count.

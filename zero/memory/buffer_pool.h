@@ -14,8 +14,8 @@
 
 namespace tessera::zero {
 
-/// Not thread-safe. Owns the buffers that are not lent. They count as communication buffers, or as what the
-/// MemoryFor scope says in which the pool is made.
+/// Lends buffers and keeps a few for the next request. Not thread-safe. Owns the buffers that are not lent.
+/// They count as communication buffers, or as what the MemoryFor scope says in which the pool is made.
 class BufferPool {
  public:
   /// Keeps at most `max_free` unused buffers, and gives them up rather than own more than `max_bytes` in all.

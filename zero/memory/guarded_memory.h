@@ -7,9 +7,10 @@
 
 namespace tessera::zero {
 
-/// Owns `bytes` of PROT_NONE address space (no memory behind it). The first object installs a SIGSEGV handler
-/// that writes `message` for faults inside any live region to stderr, then hands the fault to the handler
-/// before it. Neither copied nor moved. Creating and destroying are thread-safe.
+/// Reserves address space that ends the process, with a message, when it is accessed. Owns `bytes` of
+/// PROT_NONE address space (no memory behind it). The first object installs a SIGSEGV handler that writes
+/// `message` for faults inside any live region to stderr, then hands the fault to the handler before it.
+/// Neither copied nor moved. Creating and destroying are thread-safe.
 class GuardedMemory {
  public:
   /// Throws tessera::Error when the address space cannot be had.

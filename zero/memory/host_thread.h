@@ -19,7 +19,7 @@ namespace tessera::zero {
 /// 0.
 void set_device_of_thread(at::Device device);
 
-/// Thread-safe. Owns its thread. All members are local.
+/// Thread-safe. Owns its thread.
 class HostThread {
  public:
   using Task = int64_t;  ///< 0: none, which has ended

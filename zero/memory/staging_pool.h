@@ -11,7 +11,8 @@
 
 namespace tessera::zero {
 
-/// Owns the buffers that are not lent. Not thread-safe.
+/// Lends buffers that copies between host and device pass through. Owns the buffers that are not lent. Not
+/// thread-safe.
 class StagingPool {
  public:
   struct Buffer {

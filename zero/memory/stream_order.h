@@ -18,7 +18,8 @@
 
 namespace tessera::zero {
 
-/// Not thread-safe. Streams have to outlive it. Does nothing where the device is the CPU.
+/// Orders the work of several streams on the same memory. Not thread-safe. Streams have to outlive it. Does
+/// nothing where the device is the CPU.
 class StreamOrder {
  public:
   explicit StreamOrder(c10::Device device) : device_(device) {}

@@ -49,7 +49,8 @@ struct UnitHandle : std::enable_shared_from_this<UnitHandle> {
 /// The handle of the unit whose memory `storage` is, or null.
 UnitHandle* find_unit(const c10::StorageImpl& storage);
 
-/// Owns the storage binding of one unit. Not thread-safe.
+/// Binds the storage of one unit to a buffer or to guarded memory. Owns the storage binding of one unit. Not
+/// thread-safe.
 class UnitMemory {
  public:
   struct Options {

@@ -38,7 +38,7 @@ struct NamedBuffer {
   bool persistent = true;  ///< false: part of no state dict (register_buffer(persistent=False))
 };
 
-/// Used by one thread. All members are local.
+/// Reads and writes a module's buffers and extra state. Used by one thread.
 class ModuleState {
  public:
   ModuleState() = default;

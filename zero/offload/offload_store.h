@@ -38,8 +38,8 @@ struct OffloadOptions {
   std::function<int(std::string_view operation, int64_t offset, int64_t bytes)> probe = {};
 };
 
-/// Owns the file and the buffers of one rank's OffloadedTensors, which must not outlive it. Thread-safe. All
-/// members are local.
+/// Keeps state in a file, and brings what is used next into memory ahead. Owns the file and the buffers of
+/// one rank's OffloadedTensors, which must not outlive it. Thread-safe.
 class OffloadStore {
  public:
   /// `sizes`: bytes of every tensor that will be made. Throws Error when there is no room on the disk.

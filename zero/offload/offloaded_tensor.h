@@ -14,6 +14,7 @@
 
 namespace tessera::zero {
 
+/// Keeps one tensor on disk, and in memory while it is held.
 class OffloadedTensor {
  public:
   enum class Access {

@@ -40,6 +40,7 @@
 
 namespace tessera::zero {
 
+/// Updates the shards of one rank.
 class ShardedOptimizer {
  public:
   struct Options {

@@ -21,7 +21,8 @@
 
 namespace tessera::zero {
 
-/// Thread-safe: update() is const, and all that it keeps between steps is in the states.
+/// Computes the update of an optimizer that is not built in. Thread-safe: update() is const, and all that it
+/// keeps between steps is in the states.
 class UpdateRule {
  public:
   virtual ~UpdateRule() = default;

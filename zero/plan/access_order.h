@@ -9,7 +9,7 @@
 
 namespace tessera::zero {
 
-/// Not thread-safe. Plain bookkeeping.
+/// Predicts which tensors a step uses next. Not thread-safe. Plain bookkeeping.
 class AccessOrder {
  public:
   struct Access {

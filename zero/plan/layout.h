@@ -60,7 +60,8 @@ struct LayoutOptions {
       4'000'000;  ///< a unit is closed before it would grow beyond; a larger parameter gets a unit of its own
 };
 
-/// Immutable. Throws std::logic_error for specs no model can have (duplicate names, negative sizes).
+/// Packs parameters into units and cuts these into shards. Immutable. Throws std::logic_error for specs no
+/// model can have (duplicate names, negative sizes).
 class Layout {
  public:
   Layout(std::vector<ParameterSpec> parameters, const LayoutOptions& options);

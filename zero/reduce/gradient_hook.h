@@ -10,6 +10,7 @@
 
 namespace tessera::zero {
 
+/// Calls a function after autograd has accumulated into a parameter's grad.
 class GradientHook : public torch::autograd::PostAccumulateGradHook {
  public:
   /// `owner`: for remove().

@@ -16,7 +16,8 @@
 
 namespace tessera::zero {
 
-/// Not thread-safe. `parameters[i]` is Layout parameter i. The layout must outlive it.
+/// Puts tensors without memory into grad() of parameters whose gradient has been taken. Not thread-safe.
+/// `parameters[i]` is Layout parameter i. The layout must outlive it.
 class TakenGradients {
  public:
   TakenGradients(const Layout& layout, std::vector<at::Tensor> parameters);

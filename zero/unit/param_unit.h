@@ -100,8 +100,9 @@ struct UnitUse {
   bool pinned() const { return by_operator || pins > 0; }
 };
 
-/// Not thread-safe. Residency's lock guards `memory`, `use` and the gather in flight while the model runs;
-/// what belongs to the gradient and the update is used by the thread that calls backward() and step().
+/// Owns what one rank has of a unit. Not thread-safe. Residency's lock guards `memory`, `use` and the gather
+/// in flight while the model runs; what belongs to the gradient and the update is used by the thread that
+/// calls backward() and step().
 class ParamUnit {
  public:
   /// Collective. `comm`: of the ranks that hold its shards. Allocates what stays: shard and master, or the

@@ -20,7 +20,8 @@
 
 namespace tessera::zero {
 
-/// Not thread-safe. `parameters[i]` is Layout parameter i. Layout and units must outlive it.
+/// Notices writes into parameters that are not the engine's. Not thread-safe. `parameters[i]` is Layout
+/// parameter i. Layout and units must outlive it.
 class ParameterVersions {
  public:
   /// The values that the parameters have now are allowed. Each gets a version counter of its own.
