@@ -30,8 +30,7 @@ struct SpillFileOptions {
   std::function<int(std::string_view operation, int64_t offset, int64_t bytes)> probe = {};
 };
 
-/// Keeps blocks of memory in a file. Owns the file and the threads that read and write it. Thread-safe. All
-/// members are local.
+/// Keeps blocks of memory in a file. Owns the file and the threads that read and write it. Thread-safe.
 ///
 /// Transfers run at the same time and in any order: two that overlap and of which one writes must not be
 /// under way together. The memory of a transfer must stay, and of a read must not be touched, until it is
