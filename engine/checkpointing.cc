@@ -34,7 +34,7 @@ constexpr const char* kCudaGenerator = "rng_cuda";
 }  // namespace
 
 /// Null: there is none yet.
-std::shared_ptr<zero::HostTransfer> Engine::page_locked_transfer() const {
+std::shared_ptr<comm::HostTransfer> Engine::page_locked_transfer() const {
   const ZeroConfig& zero = config_.zero;
   const bool pins = zero.offload_optimizer.pin_memory || zero.offload_param.pin_memory;
   return pins && sharded_->transfer() ? sharded_->transfer() : options_.host_transfer;

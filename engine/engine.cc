@@ -10,6 +10,7 @@
 #include <unordered_set>
 
 #include "activations/checkpointing.h"
+#include "comm/memory/cuda_host_transfer.h"
 #include "comm/torch_dtype.h"
 #include "core/error.h"
 #include "core/str.h"
@@ -19,7 +20,6 @@
 #include "engine/cpu_batch_norm.h"
 #include "engine/optimizer/optimizer_setup.h"
 #include "engine/same_config.h"
-#include "zero/memory/cuda_host_transfer.h"
 
 namespace tessera {
 namespace {
@@ -48,7 +48,7 @@ void set_up_offload(const ZeroConfig& zero, const InitOptions& init, zero::Shard
   if (!tiers.device_memory_is_separate || !tiers.any_below_device()) return;
   const bool pin = zero.offload_optimizer.pin_memory || zero.offload_param.pin_memory;
   options.transfer =
-      init.host_transfer ? init.host_transfer : zero::make_cuda_host_transfer(init.device, pin);
+      init.host_transfer ? init.host_transfer : comm::make_cuda_host_transfer(init.device, pin);
 }
 
 zero::ShardedModelOptions sharding_options(const EngineConfig& config, const InitOptions& init,

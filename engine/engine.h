@@ -82,7 +82,7 @@ struct InitOptions {
   /// random generators stay as they are. Unset: none.
   std::function<bool(const std::string& name)> loaded_next = nullptr;
   /// Tests: the model's device has memory apart from the host's, which this connects. Unset: CUDA's own.
-  std::shared_ptr<zero::HostTransfer> host_transfer = nullptr;
+  std::shared_ptr<comm::HostTransfer> host_transfer = nullptr;
   /// Whether the caller does what steps_per_print, wall_clock_breakdown, memory_breakdown and the monitors'
   /// sections ask for, as Trainer and the Python package do. false: rank 0 warns of those that are set.
   bool caller_reports = false;
@@ -306,7 +306,7 @@ class Engine {
   std::string optimizer_name() const;
   void report_skipped_step(const zero::GradientSummary& summary);
   CheckpointWriter& checkpoint_writer();
-  std::shared_ptr<zero::HostTransfer> page_locked_transfer() const;
+  std::shared_ptr<comm::HostTransfer> page_locked_transfer() const;
   std::string save_with(CheckpointWriter& writer, const std::string& directory, const std::string& tag,
                         const nlohmann::json& client_state, const SaveOptions& options);
 

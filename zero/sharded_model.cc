@@ -114,7 +114,7 @@ void ShardedModel::connect_to_host() {
   }
   // Else the update's result would have to travel down.
   TESSERA_CHECK(options_.tiers.optimizer != Tier::kDevice, "parameters below the device, the optimizer not");
-  host_thread_ = std::make_unique<HostThread>(options_.device);
+  host_thread_ = std::make_unique<comm::HostThread>(options_.device);
   options_.reducer.transfer = options_.optimizer.transfer = options_.transfer.get();
   options_.reducer.host = options_.optimizer.host = host_thread_.get();
   options_.offload.transfer = options_.transfer;

@@ -24,10 +24,10 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/memory/host_thread.h"
 #include "core/log.h"
 #include "zero/gather/operator_listener.h"
 #include "zero/gather/residency.h"
-#include "zero/memory/host_thread.h"
 #include "zero/model/model_view.h"
 #include "zero/model/module_state.h"
 #include "zero/optimizer/sharded_optimizer.h"
@@ -50,7 +50,7 @@ struct ShardedModelOptions {
   Tiers tiers;
   OffloadOptions offload;  ///< where tiers say disk
   /// Where tiers say device_memory_is_separate. Tests: one whose device is the host.
-  std::shared_ptr<HostTransfer> transfer = nullptr;
+  std::shared_ptr<comm::HostTransfer> transfer = nullptr;
   /// bf16, fp16: that of all parameters. fp32: each keeps its own, see [Note: dtypes].
   DType compute_dtype = DType::kFloat32;
   std::optional<DType> buffer_dtype;  ///< of floating buffers; unset: each keeps its own
@@ -189,7 +189,7 @@ class ShardedModel {
   /// Of the host's memory that offloaded state lies in or passes through: see HostTransfer.
   int64_t pinned_bytes() const { return options_.transfer ? options_.transfer->pinned_bytes() : 0; }
   /// What state below the device is copied by; null where there is none.
-  const std::shared_ptr<HostTransfer>& transfer() const { return options_.transfer; }
+  const std::shared_ptr<comm::HostTransfer>& transfer() const { return options_.transfer; }
 
   const Layout& layout() const { return *layout_; }
   const Sharding& sharding() const { return options_.sharding; }
@@ -252,7 +252,7 @@ class ShardedModel {
   bool parameters_incomplete_ = false;  // of an update
   std::vector<bool> used_;              // by parameter: had a gradient on some rank, as the last summary says
   bool host_apart_ = false;             // what the options say, also where nothing lies below the device
-  std::unique_ptr<HostThread> host_thread_;  // its tasks use all of the above
+  std::unique_ptr<comm::HostThread> host_thread_;  // its tasks use all of the above
 };
 
 }  // namespace tessera::zero

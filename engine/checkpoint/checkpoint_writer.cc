@@ -10,18 +10,18 @@
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/files/catalog.h"
 #include "checkpoint/write/save.h"
+#include "comm/memory/cuda_host_transfer.h"
+#include "comm/memory/host_thread.h"
 #include "core/error.h"
 #include "core/memory/memory_use.h"
 #include "core/str.h"
 #include "engine/checkpoint/checkpoint_types.h"
-#include "zero/memory/cuda_host_transfer.h"
-#include "zero/memory/host_thread.h"
 #include "zero/memory/pause_listening.h"
 
 namespace tessera {
 struct CheckpointWriter::Job {
   std::vector<at::Tensor> tensors;
-  zero::EventPtr copied;  // the last of the copies, which are made one after another
+  comm::EventPtr copied;  // the last of the copies, which are made one after another
   checkpoint::SaveRequest request;
   std::vector<std::string> protect;
 };
@@ -46,7 +46,7 @@ void CheckpointWriter::allocate_snapshot() {
   const at::Device device = model_.comm().device();
   try {
     if (!transfer_ && device.is_cuda())
-      transfer_ = zero::make_cuda_host_transfer(device, /*pin_memory=*/true);
+      transfer_ = comm::make_cuda_host_transfer(device, /*pin_memory=*/true);
     if (transfer_) snapshot_ = transfer_->host_memory(bytes_to_copy());
   } catch (const Error& error) {
     log_.warning(str("checkpoint.async: training will wait for the copies of checkpoints: ", error.what()));
@@ -236,7 +236,7 @@ std::string CheckpointWriter::save(const CheckpointContent& content) {
     return path;
   }
   thread_ = std::thread([this, job = std::move(job), device = model_.comm().device()] {
-    zero::set_device_of_thread(device);
+    comm::set_device_of_thread(device);
     std::exception_ptr failure;
     try {
       write(*job, *own_comm_);

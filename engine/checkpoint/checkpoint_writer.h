@@ -34,11 +34,11 @@
 
 #include "checkpoint/files/image_file.h"
 #include "comm/communicator.h"
+#include "comm/memory/host_transfer.h"
 #include "core/files/disk.h"
 #include "core/log.h"
 #include "engine/checkpoint/host_folders.h"
 #include "engine/config/config.h"
-#include "zero/memory/host_transfer.h"
 #include "zero/model/model_view.h"
 #include "zero/sharded_model.h"
 
@@ -66,7 +66,7 @@ class CheckpointWriter {
     /// In place of one folder that all ranks share; must outlive the writer.
     HostFolders* folders = nullptr;
     /// To the host, where its memory is not the model's: for the copies of `config.async`. Null: one is made.
-    std::shared_ptr<zero::HostTransfer> transfer = nullptr;
+    std::shared_ptr<comm::HostTransfer> transfer = nullptr;
   };
   /// Collective when `config.async`: makes the second group, and allocates the memory for the copy, which is
   /// page-locked where the model is on CUDA; where it cannot be, a warning says so.
@@ -95,7 +95,7 @@ class CheckpointWriter {
   }
 
   /// What the copies are made by; null: the host, at once.
-  const std::shared_ptr<zero::HostTransfer>& transfer() const { return transfer_; }
+  const std::shared_ptr<comm::HostTransfer>& transfer() const { return transfer_; }
 
  private:
   struct Job;  // tensors that are kept alive and the request that refers to them
@@ -115,7 +115,7 @@ class CheckpointWriter {
   CheckpointConfig config_;
   Logger log_;
   HostFolders* folders_;
-  std::shared_ptr<zero::HostTransfer> transfer_;  // null: copies are made at once
+  std::shared_ptr<comm::HostTransfer> transfer_;  // null: copies are made at once
   comm::CommunicatorPtr own_comm_;                // asynchronous
   at::Tensor snapshot_;                           // (bytes) uint8
   int64_t snapshot_used_ = 0;

@@ -7,7 +7,7 @@
 #include <functional>
 #include <vector>
 
-#include "zero/memory/host_transfer.h"
+#include "comm/memory/host_transfer.h"
 
 namespace tessera::zero {
 
@@ -16,14 +16,15 @@ namespace tessera::zero {
 class StagingPool {
  public:
   struct Buffer {
-    at::Tensor memory = {};   ///< uint8
-    EventPtr free = nullptr;  ///< from when on it may be written
+    at::Tensor memory = {};         ///< uint8
+    comm::EventPtr free = nullptr;  ///< from when on it may be written
     at::Tensor view(int64_t numel, at::ScalarType dtype) const {
       return memory.narrow(0, 0, numel * static_cast<int64_t>(at::elementSize(dtype))).view(dtype);
     }
   };
   /// `allocate`: (bytes) uint8. `num_buffers`: so many are made before one is lent again whose copy runs.
-  StagingPool(HostTransfer& transfer, int num_buffers, std::function<at::Tensor(int64_t bytes)> allocate)
+  StagingPool(comm::HostTransfer& transfer, int num_buffers,
+              std::function<at::Tensor(int64_t bytes)> allocate)
       : transfer_(transfer), num_buffers_(num_buffers), allocate_(std::move(allocate)) {}
 
   /// At least `bytes`.
@@ -32,7 +33,7 @@ class StagingPool {
   void give_back(Buffer buffer);
 
  private:
-  HostTransfer& transfer_;
+  comm::HostTransfer& transfer_;
   int num_buffers_;
   std::function<at::Tensor(int64_t)> allocate_;
   int num_lent_ = 0;

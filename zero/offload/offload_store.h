@@ -21,9 +21,9 @@
 #include <string_view>
 #include <vector>
 
+#include "comm/memory/host_transfer.h"
 #include "core/async_io/spill_file.h"
 #include "zero/memory/buffer_pool.h"
-#include "zero/memory/host_transfer.h"
 #include "zero/plan/access_order.h"
 
 namespace tessera::zero {
@@ -33,7 +33,8 @@ class OffloadedTensor;
 struct OffloadOptions {
   std::string directory;  ///< where the file is
   int num_buffers = 13;   ///< of the largest tensor's size: what may be in memory at once
-  std::shared_ptr<HostTransfer> transfer = nullptr;  ///< the device that the buffers are copied to and from
+  std::shared_ptr<comm::HostTransfer> transfer =
+      nullptr;  ///< the device that the buffers are copied to and from
   /// Tests: see SpillFileOptions::probe.
   std::function<int(std::string_view operation, int64_t offset, int64_t bytes)> probe = {};
 };

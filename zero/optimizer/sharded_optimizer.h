@@ -30,8 +30,8 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/memory/host_thread.h"
 #include "zero/kernels/kernels.h"
-#include "zero/memory/host_thread.h"
 #include "zero/memory/staging_pool.h"
 #include "zero/optimizer/update_rule.h"
 #include "zero/plan/layout.h"
@@ -47,8 +47,8 @@ class ShardedOptimizer {
     kernels::OptimizerKind kind = kernels::OptimizerKind::kAdamW;
     std::vector<kernels::Hyper> groups;                ///< by ParameterSpec::group
     std::shared_ptr<const UpdateRule> rule = nullptr;  ///< in place of `kind`'s formula
-    HostTransfer* transfer = nullptr;                  ///< where the host's memory is not the device's
-    HostThread* host = nullptr;
+    comm::HostTransfer* transfer = nullptr;            ///< where the host's memory is not the device's
+    comm::HostThread* host = nullptr;
   };
 
   /// Gives the trainable units their states: zeros. Layout and units must outlive it.
@@ -91,7 +91,7 @@ class ShardedOptimizer {
   /// reads and writes.
   struct StagedUnit {
     StagingPool::Buffer gradient = {}, values = {};
-    EventPtr values_arrive = nullptr;
+    comm::EventPtr values_arrive = nullptr;
   };
   enum class Takes { kGradient, kValues, kBoth };
 
@@ -118,8 +118,9 @@ class ShardedOptimizer {
     std::vector<kernels::Hyper> groups;  // as they were when it began
     std::vector<int> order;
     std::vector<bool> updated;  // by unit
-    EventPtr begun = nullptr;   // the device has read the values that are replaced, and has the gradients
-    std::vector<HostThread::Task> tasks = {};  // by unit: its update
+    comm::EventPtr begun =
+        nullptr;  // the device has read the values that are replaced, and has the gradients
+    std::vector<comm::HostThread::Task> tasks = {};  // by unit: its update
   };
 
   const Layout& layout_;
@@ -132,8 +133,8 @@ class ShardedOptimizer {
   std::vector<int64_t> steps_;  // by parameter
   std::optional<Step> step_;    // some unit is still to be updated
   at::Device device_ = at::kCPU;
-  HostTransfer* transfer_;
-  HostThread* host_;
+  comm::HostTransfer* transfer_;
+  comm::HostThread* host_;
   std::optional<StagingPool> staging_;  // host memory; used by the thread that updates
   std::pair<int, StagingPool::Buffer> next_gradient_ = {-1, {}};  // by unit: on its way
 };

@@ -46,10 +46,10 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/memory/host_thread.h"
 #include "core/log.h"
 #include "zero/gather/residency.h"
 #include "zero/kernels/kernels.h"
-#include "zero/memory/host_thread.h"
 #include "zero/memory/staging_pool.h"
 #include "zero/memory/stream_order.h"
 #include "zero/plan/collective_order.h"
@@ -73,8 +73,8 @@ struct ReducerOptions {
   comm::CommunicatorPtr replicas = nullptr;
   /// Where the host's memory is not the device's, and gradients lie there or pass through it: see [Note:
   /// state on the host] in param_unit.h.
-  HostTransfer* transfer = nullptr;
-  HostThread* host = nullptr;
+  comm::HostTransfer* transfer = nullptr;
+  comm::HostThread* host = nullptr;
   /// Bytes of gradients that are taken from p.grad together: see [Note: gradients wait for each other].
   /// Unset: as the device of the units has it.
   std::optional<int64_t> max_waiting_bytes = {};

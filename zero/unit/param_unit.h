@@ -35,8 +35,8 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/memory/host_transfer.h"
 #include "zero/memory/buffer_pool.h"
-#include "zero/memory/host_transfer.h"
 #include "zero/memory/staging_pool.h"
 #include "zero/memory/unit_memory.h"
 #include "zero/offload/offloaded_tensor.h"
@@ -78,7 +78,7 @@ struct UnitGradient {
   /// Where the accumulator is on the host: the buffer on the device that the sum is made in, with what is
   /// added to, undefined while there is none; and when the accumulator has the sum.
   StagingPool::Buffer on_device = {};
-  EventPtr arrival = nullptr;
+  comm::EventPtr arrival = nullptr;
 };
 
 /// How units are made.
@@ -86,9 +86,9 @@ struct UnitOptions {
   Sharding sharding;
   Tiers tiers;
   at::Device device = at::kCPU;
-  std::optional<Mesh> mesh = {};     ///< unset: all ranks of the communicator are one shard group
-  OffloadStore* store = nullptr;     ///< where tiers say disk
-  HostTransfer* transfer = nullptr;  ///< where the host's memory is not the device's
+  std::optional<Mesh> mesh = {};           ///< unset: all ranks of the communicator are one shard group
+  OffloadStore* store = nullptr;           ///< where tiers say disk
+  comm::HostTransfer* transfer = nullptr;  ///< where the host's memory is not the device's
 };
 
 /// Who uses a unit now: what keeps it unsharded.
@@ -169,7 +169,7 @@ class ParamUnit {
 
   /// Where the update is computed on the host: the values on the device are the new ones from `event`
   /// on.
-  void values_arrive(EventPtr event) { arrival_ = copied_up_ = std::move(event); }
+  void values_arrive(comm::EventPtr event) { arrival_ = copied_up_ = std::move(event); }
   /// What is given to the device's current stream from now on sees them.
   void follow_values();
   /// Waits until the accumulator on the host has what was reduced; until no copy to the device reads
@@ -215,15 +215,15 @@ class ParamUnit {
 
   const int num_sharing_;  ///< ranks that a host-shared unit's memory belongs to
   OffloadStore* store_;
-  HostTransfer* transfer_;
+  comm::HostTransfer* transfer_;
   std::vector<std::pair<StateKinds, std::unique_ptr<OffloadedTensor>>> offloaded_;
   bool unsharded_ = true;
   bool has_values_ = true;  // the buffer does, unless the unit is resharded or its gather has not arrived
   bool secondary_current_ = false;
   comm::WorkPtr gather_;
-  EventPtr copied_up_;  // what is on the host may be changed from then on
-  EventPtr arrival_;    // of this rank's shard on the device: an update's, or for the gather in flight
-  at::Tensor common_;   // the host-shared buffer while a private copy is bound
+  comm::EventPtr copied_up_;  // what is on the host may be changed from then on
+  comm::EventPtr arrival_;    // of this rank's shard on the device: an update's, or for the gather in flight
+  at::Tensor common_;         // the host-shared buffer while a private copy is bound
 };
 
 /// Where the buffers of all units are; the CPU where there are no units.

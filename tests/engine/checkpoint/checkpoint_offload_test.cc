@@ -6,9 +6,9 @@
 #include <filesystem>
 
 #include "core/str.h"
+#include "tests/comm/memory/host_only_transfer.h"
 #include "tests/engine/checkpoint/checkpoint_testing.h"
 #include "tests/support/errors.h"
-#include "tests/zero/memory/host_only_transfer.h"
 
 namespace tessera::testing {
 namespace {
@@ -68,10 +68,10 @@ TEST_P(OffloadedCheckpoint, AnAsynchronousOneIsWrittenAtOnce) {
   });
 }
 
-// The device is host memory (tests/zero/memory/host_only_transfer.h). In fp16 the first steps overflow and
+// The device is host memory (tests/comm/memory/host_only_transfer.h). In fp16 the first steps overflow and
 // are skipped.
 TEST_P(OffloadedCheckpoint, OfADeviceWhoseMemoryIsNotTheHosts) {
-  using zero::testing::HostOnlyTransfer;
+  using comm::testing::HostOnlyTransfer;
   const TestFolder folder(str("device", GetParam()));
   for (const char* precision : {"fp32", "fp16"})
     for (const bool async : {false, true})
@@ -132,7 +132,7 @@ std::string error_of_offload(int stage, const OffloadConfig& optimizer, const Of
     c.config.zero.offload_param = parameters;
     InitOptions init;
     init.host_transfer =
-        std::make_shared<zero::testing::HostOnlyTransfer>(zero::testing::HostOnlyTransfer::Mode::kAtOnce);
+        std::make_shared<comm::testing::HostOnlyTransfer>(comm::testing::HostOnlyTransfer::Mode::kAtOnce);
     const std::string mine = error_of([&] { initialize(model, engine_config(c), comm, init); });
     if (comm->rank() == 0) error = mine;
   });
@@ -146,7 +146,7 @@ TEST(OffloadOfADevice, TheSameBitsAtStage0OnOneRank) {
       Job job{.stage = 0, .precision = "bf16"};
       if (offloads)
         job.transfer =
-            std::make_shared<zero::testing::HostOnlyTransfer>(zero::testing::HostOnlyTransfer::Mode::kLast);
+            std::make_shared<comm::testing::HostOnlyTransfer>(comm::testing::HostOnlyTransfer::Mode::kLast);
       Trained trained(job, comm);
       for (int i = 0; i < 4; ++i) trained.step();
       states.push_back(whole_state(*trained.engine));

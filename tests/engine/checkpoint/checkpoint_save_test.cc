@@ -11,9 +11,9 @@
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/read/reader.h"
 #include "core/str.h"
+#include "tests/comm/memory/host_only_transfer.h"
 #include "tests/engine/checkpoint/checkpoint_testing.h"
 #include "tests/support/log_file.h"
-#include "tests/zero/memory/host_only_transfer.h"
 
 namespace tessera::testing {
 namespace {
@@ -79,7 +79,7 @@ TEST(AsyncSave, HoldsTheMomentItWasCalledIn) {
 // The copy is the device's work: training's next update comes after it, and the host waits for nothing. The
 // device is host memory.
 TEST(AsyncSave, IsCopiedFromADeviceBesideTraining) {
-  using zero::testing::HostOnlyTransfer;
+  using comm::testing::HostOnlyTransfer;
   for (const HostOnlyTransfer::Mode mode :
        {HostOnlyTransfer::Mode::kLast, HostOnlyTransfer::Mode::kOnThreads})
     for (int stage = 0; stage <= 3; ++stage) {
@@ -115,7 +115,7 @@ TEST(AsyncSave, IsCopiedFromADeviceBesideTraining) {
 }
 
 TEST(AsyncSave, WithoutPageLockedMemoryIsCopiedByTheHost) {
-  using zero::testing::HostOnlyTransfer;
+  using comm::testing::HostOnlyTransfer;
   const TestFolder folder("async_pageable");
   const LogFile log;
   on_ranks(1, [&](comm::CommunicatorPtr comm) {

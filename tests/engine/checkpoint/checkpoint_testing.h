@@ -44,7 +44,7 @@ struct Job {
   std::string offload_to = {};  ///< a folder: all state is on disk (parameters at stage 3)
   int mics_shard_size = -1, hpz_partition_size = 1;
   /// To a device whose memory is not the host's: state that is not on disk is in the host's memory.
-  std::shared_ptr<zero::HostTransfer> transfer = nullptr;
+  std::shared_ptr<comm::HostTransfer> transfer = nullptr;
   bool state_on_device = false;  ///< there all the same: only checkpoints are copied
 };
 

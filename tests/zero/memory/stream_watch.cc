@@ -242,10 +242,10 @@ comm::CommunicatorPtr StreamedCommunicator::split(const std::vector<int>& ranks,
 
 // ------------------------------------------------------------------------------------------ StreamedTransfer
 
-class StreamedTransfer::ClockEvent final : public Event {
+class StreamedTransfer::ClockEvent final : public comm::Event {
  public:
   explicit ClockEvent(Clock clock) : clock(std::move(clock)) {}
-  static Clock of(const EventPtr& event) {
+  static Clock of(const comm::EventPtr& event) {
     return event ? static_cast<const ClockEvent&>(*event).clock : Clock{};
   }
   const Clock clock;
@@ -255,10 +255,10 @@ at::Tensor StreamedTransfer::host_memory(int64_t bytes) {
   return unwatched([&] { return inner_.host_memory(bytes); });
 }
 
-EventPtr StreamedTransfer::record() { return std::make_shared<ClockEvent>(watch_->event(current)); }
+comm::EventPtr StreamedTransfer::record() { return std::make_shared<ClockEvent>(watch_->event(current)); }
 
-EventPtr StreamedTransfer::copy(const char* stream, const at::Tensor& to, const at::Tensor& from,
-                                const EventPtr& after) {
+comm::EventPtr StreamedTransfer::copy(const char* stream, const at::Tensor& to, const at::Tensor& from,
+                                      const comm::EventPtr& after) {
   const std::string who = str("a copy of ", to.nbytes(), " bytes");
   watch_->block(stream, ClockEvent::of(after), StreamWatch::Edge::kAfter);
   watch_->note(stream, from, StreamWatch::Access::kRead, who);
@@ -266,21 +266,23 @@ EventPtr StreamedTransfer::copy(const char* stream, const at::Tensor& to, const 
   return std::make_shared<ClockEvent>(watch_->event(stream));
 }
 
-EventPtr StreamedTransfer::d2h(const at::Tensor& host, const at::Tensor& device, const EventPtr& after) {
+comm::EventPtr StreamedTransfer::d2h(const at::Tensor& host, const at::Tensor& device,
+                                     const comm::EventPtr& after) {
   inner_.d2h(host, device, nullptr);
   return copy("down", host, device, after);
 }
 
-EventPtr StreamedTransfer::h2d(const at::Tensor& device, const at::Tensor& host, const EventPtr& after) {
+comm::EventPtr StreamedTransfer::h2d(const at::Tensor& device, const at::Tensor& host,
+                                     const comm::EventPtr& after) {
   inner_.h2d(device, host, nullptr);
   return copy("up", device, host, after);
 }
 
-void StreamedTransfer::wait(const EventPtr& event) {
+void StreamedTransfer::wait(const comm::EventPtr& event) {
   watch_->block(current, ClockEvent::of(event), StreamWatch::Edge::kFollow);
 }
 
-EventPtr StreamedTransfer::issue_after(const EventPtr& event, c10::function_ref<void()> issue) {
+comm::EventPtr StreamedTransfer::issue_after(const comm::EventPtr& event, c10::function_ref<void()> issue) {
   constexpr const char* kBehind = "behind";
   watch_->block(kBehind, watch_->event(current), StreamWatch::Edge::kIssue);
   watch_->block(kBehind, ClockEvent::of(event), StreamWatch::Edge::kAfter);
@@ -289,7 +291,9 @@ EventPtr StreamedTransfer::issue_after(const EventPtr& event, c10::function_ref<
   return std::make_shared<ClockEvent>(watch_->event(kBehind));
 }
 
-void StreamedTransfer::synchronize(const EventPtr& event) { watch_->synchronize(ClockEvent::of(event)); }
+void StreamedTransfer::synchronize(const comm::EventPtr& event) {
+  watch_->synchronize(ClockEvent::of(event));
+}
 
 void StreamedTransfer::synchronize() {
   for (const char* const stream : {"down", "up", "behind"}) watch_->synchronize(watch_->event(stream));

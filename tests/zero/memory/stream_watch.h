@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/comm/memory/host_only_transfer.h"
 #include "tests/support/forwarding_communicator.h"
-#include "tests/zero/memory/host_only_transfer.h"
 
 namespace tessera::zero::testing {
 
@@ -132,27 +132,28 @@ class StreamedCommunicator final : public tessera::testing::ForwardingCommunicat
 };
 
 /// The streams of a CudaHostTransfer. A HostOnlyTransfer carries the copies out, at once.
-class StreamedTransfer final : public HostTransfer {
+class StreamedTransfer final : public comm::HostTransfer {
  public:
   explicit StreamedTransfer(std::shared_ptr<StreamWatch> watch) : watch_(std::move(watch)) {}
 
   at::Tensor host_memory(int64_t bytes) override;
   int64_t pinned_bytes() const override { return inner_.pinned_bytes(); }
-  EventPtr record() override;
-  EventPtr d2h(const at::Tensor& host, const at::Tensor& device, const EventPtr& after) override;
-  EventPtr h2d(const at::Tensor& device, const at::Tensor& host, const EventPtr& after) override;
-  void wait(const EventPtr& event) override;
-  EventPtr issue_after(const EventPtr& event, c10::function_ref<void()> issue) override;
-  bool query(const EventPtr&) override { return true; }
-  void synchronize(const EventPtr& event) override;
+  comm::EventPtr record() override;
+  comm::EventPtr d2h(const at::Tensor& host, const at::Tensor& device, const comm::EventPtr& after) override;
+  comm::EventPtr h2d(const at::Tensor& device, const at::Tensor& host, const comm::EventPtr& after) override;
+  void wait(const comm::EventPtr& event) override;
+  comm::EventPtr issue_after(const comm::EventPtr& event, c10::function_ref<void()> issue) override;
+  bool query(const comm::EventPtr&) override { return true; }
+  void synchronize(const comm::EventPtr& event) override;
   void synchronize() override;
 
  private:
   class ClockEvent;
-  EventPtr copy(const char* stream, const at::Tensor& to, const at::Tensor& from, const EventPtr& after);
+  comm::EventPtr copy(const char* stream, const at::Tensor& to, const at::Tensor& from,
+                      const comm::EventPtr& after);
 
   const std::shared_ptr<StreamWatch> watch_;
-  HostOnlyTransfer inner_{HostOnlyTransfer::Mode::kAtOnce};
+  comm::testing::HostOnlyTransfer inner_{comm::testing::HostOnlyTransfer::Mode::kAtOnce};
 };
 
 }  // namespace tessera::zero::testing

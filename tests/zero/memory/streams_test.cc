@@ -39,7 +39,7 @@ struct Way {
 
 class Streams : public OffloadTest {
  protected:
-  Change options_of(const Way& way, const std::shared_ptr<HostTransfer>& transfer) const {
+  Change options_of(const Way& way, const std::shared_ptr<comm::HostTransfer>& transfer) const {
     return [=, this](ShardedModelOptions& options) {
       with({.tiers = way.tiers, .transfer = transfer})(options);
       options.residency.capacity_units = way.capacity_units;

@@ -8,7 +8,7 @@
 #include <optional>
 #include <tuple>
 
-#include "tests/zero/memory/host_only_transfer.h"
+#include "tests/comm/memory/host_only_transfer.h"
 #include "tests/zero/offload/offload_testing.h"
 
 namespace tessera::zero::testing {
@@ -17,8 +17,8 @@ namespace {
 using kernels::OptimizerKind;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using Mode = HostOnlyTransfer::Mode;
-using Direction = HostOnlyTransfer::Direction;
+using Mode = comm::testing::HostOnlyTransfer::Mode;
+using Direction = comm::testing::HostOnlyTransfer::Direction;
 
 std::vector<Tiers> tiers_at(int stage) {
   std::vector<Tiers> all = {kOptimizerOnHost, kOptimizerOnDisk};
@@ -33,10 +33,10 @@ std::vector<Tiers> tiers_at(int stage) {
 class DeviceOffloadTest : public OffloadTest, public ::testing::WithParamInterface<Mode> {
  protected:
   Setting on_device(Tiers tiers) const {
-    return {.tiers = tiers, .transfer = std::make_shared<HostOnlyTransfer>(GetParam())};
+    return {.tiers = tiers, .transfer = std::make_shared<comm::testing::HostOnlyTransfer>(GetParam())};
   }
-  static HostOnlyTransfer& transfer_of(const Setting& setting) {
-    return static_cast<HostOnlyTransfer&>(*setting.transfer);
+  static comm::testing::HostOnlyTransfer& transfer_of(const Setting& setting) {
+    return static_cast<comm::testing::HostOnlyTransfer&>(*setting.transfer);
   }
 };
 
@@ -194,8 +194,9 @@ TEST_P(DeviceOffloadTest, BytesLieWhereTheFormulaSays) {
 }
 
 /// Copies of a step of `num_micro_steps`, once the order is known.
-std::vector<HostOnlyTransfer::Copy> copies_of_a_step(Chain& model, Rig& rig, HostOnlyTransfer& transfer,
-                                                     int num_micro_steps) {
+std::vector<comm::testing::HostOnlyTransfer::Copy> copies_of_a_step(Chain& model, Rig& rig,
+                                                                    comm::testing::HostOnlyTransfer& transfer,
+                                                                    int num_micro_steps) {
   for (int step = 0; step < 3; ++step) {
     if (step == 2) {
       rig.sharded->finish_updates();
@@ -219,7 +220,7 @@ TEST_P(DeviceOffloadTest, AStepMovesEachShardOnceAndInTheOrderOfUse) {
     const auto copies = copies_of_a_step(model, rig, transfer_of(setting), kMicroSteps);
     std::vector<int> down, up;  // units
     int fetched = 0;
-    for (const HostOnlyTransfer::Copy& copy : copies) {
+    for (const comm::testing::HostOnlyTransfer::Copy& copy : copies) {
       if (copy.direction == Direction::kDown) {
         // Gradients: their accumulator on the host, or on the device at stage 1, says whose.
         for (int unit = 0; unit < rig.sharded->layout().num_units(); ++unit) {
@@ -264,7 +265,7 @@ TEST_P(DeviceOffloadTest, ShardsOnTheHostTravelUpForEachGather) {
   Rig rig(*model, alone(), 3, with(setting));
   const auto copies = copies_of_a_step(model, rig, transfer_of(setting), 1);
   int gathers = 0;
-  for (const HostOnlyTransfer::Copy& copy : copies)
+  for (const comm::testing::HostOnlyTransfer::Copy& copy : copies)
     for (int unit = 0; unit < rig.sharded->layout().num_units(); ++unit)
       if (copy.direction == Direction::kUp && rig.sharded->unit(unit).shard.const_data_ptr() == copy.host)
         ++gathers;
@@ -287,7 +288,7 @@ TEST(HostApart, IsKnownWhereNothingIsOffloaded) {
     Chain model(2);
     Rig rig(*model, alone(), 3, [&](ShardedModelOptions& options) {
       options.tiers.device_memory_is_separate = apart;
-      if (apart) options.transfer = std::make_shared<HostOnlyTransfer>(Mode::kAtOnce);
+      if (apart) options.transfer = std::make_shared<comm::testing::HostOnlyTransfer>(Mode::kAtOnce);
     });
     EXPECT_EQ(rig.sharded->state_model().tiers.device_memory_is_separate, apart);
   }

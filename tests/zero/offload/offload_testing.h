@@ -28,7 +28,7 @@ struct Setting {
   DType dtype = DType::kFloat32;
   Probe probe = {};
   int num_buffers = 13;
-  std::shared_ptr<HostTransfer> transfer = nullptr;
+  std::shared_ptr<comm::HostTransfer> transfer = nullptr;
 };
 
 class OffloadTest : public ::testing::Test {

@@ -1,4 +1,4 @@
-#include "zero/memory/host_thread.h"
+#include "comm/memory/host_thread.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include "core/error.h"
 #include "tests/support/errors.h"
 
-namespace tessera::zero {
+namespace tessera::comm {
 namespace {
 
 using tessera::testing::error_of;
@@ -46,4 +46,4 @@ TEST(HostThread, EndsWithoutWhatItHasNotBegun) {
 }
 
 }  // namespace
-}  // namespace tessera::zero
+}  // namespace tessera::comm

@@ -1,5 +1,5 @@
 // The link to a real device, and a copy of it beside the device's work. Skipped where there is no GPU.
-#include "zero/memory/cuda_host_transfer.h"
+#include "comm/memory/cuda_host_transfer.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
@@ -10,7 +10,7 @@
 #include "core/cuda_plugin.h"
 #include "core/error.h"
 
-namespace tessera::zero {
+namespace tessera::comm {
 namespace {
 
 /// Why CUDA cannot be used here; empty when it can.
@@ -86,4 +86,4 @@ INSTANTIATE_TEST_SUITE_P(Memory, CudaHostTransferTest, ::testing::Bool(),
                          [](const auto& info) { return info.param ? "Pinned" : "Pageable"; });
 
 }  // namespace
-}  // namespace tessera::zero
+}  // namespace tessera::comm

@@ -1,4 +1,4 @@
-#include "tests/zero/memory/host_only_transfer.h"
+#include "tests/comm/memory/host_only_transfer.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -10,9 +10,8 @@
 
 #include "core/error.h"
 #include "core/str.h"
-#include "zero/gather/operator_listener.h"
 
-namespace tessera::zero::testing {
+namespace tessera::comm::testing {
 
 class HostOnlyTransfer::HostEvent final : public Event {
  public:
@@ -228,4 +227,4 @@ void HostOnlyTransfer::fail_at(int copy) {
   fails_in_ = copy;
 }
 
-}  // namespace tessera::zero::testing
+}  // namespace tessera::comm::testing

@@ -1,7 +1,7 @@
 // Page-locks memory that exists. cudaHostRegisterPortable: for all devices of the process.
 #include <cuda_runtime.h>
 
-#include "zero/memory/cuda_pinning_abi.h"
+#include "comm/memory/cuda_pinning_abi.h"
 
 static const char* text_of(cudaError_t error) {
   if (error == cudaSuccess) return nullptr;

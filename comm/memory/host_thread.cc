@@ -1,10 +1,10 @@
-#include "zero/memory/host_thread.h"
+#include "comm/memory/host_thread.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <utility>
 
-namespace tessera::zero {
+namespace tessera::comm {
 
 void set_device_of_thread(at::Device device) {
   if (device.is_cuda()) c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
@@ -72,4 +72,4 @@ void HostThread::run() {
   }
 }
 
-}  // namespace tessera::zero
+}  // namespace tessera::comm

@@ -15,7 +15,7 @@
 #include <cstdint>
 #include <memory>
 
-namespace tessera::zero {
+namespace tessera::comm {
 
 /// A point in a stream of the device. Immutable.
 class Event {
@@ -53,4 +53,4 @@ class HostTransfer {
   virtual void synchronize() = 0;
 };
 
-}  // namespace tessera::zero
+}  // namespace tessera::comm

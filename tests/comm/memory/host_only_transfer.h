@@ -11,12 +11,12 @@
 #include <thread>
 #include <vector>
 
-#include "zero/memory/host_transfer.h"
+#include "comm/memory/host_transfer.h"
 
-namespace tessera::zero::testing {
+namespace tessera::comm::testing {
 
 /// Thread-safe. Records every copy, and what breaks the rules of [Note: host transfers] in
-/// zero/memory/host_transfer.h: memory that another copy still has is copied to or from, and memory that
+/// comm/memory/host_transfer.h: memory that another copy still has is copied to or from, and memory that
 /// changes while a copy reads it.
 class HostOnlyTransfer final : public HostTransfer {
  public:
@@ -94,4 +94,4 @@ class HostOnlyTransfer final : public HostTransfer {
   std::vector<std::thread> threads_;
 };
 
-}  // namespace tessera::zero::testing
+}  // namespace tessera::comm::testing

@@ -1,8 +1,9 @@
-#include "zero/memory/cuda_host_transfer.h"
+#include "comm/memory/cuda_host_transfer.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
@@ -12,16 +13,15 @@
 #include <atomic>
 #include <mutex>
 
+#include "comm/memory/cuda_pinning_abi.h"
 #include "core/cuda_plugin.h"
 #include "core/error.h"
 #include "core/str.h"
-#include "zero/memory/cuda_pinning_abi.h"
-#include "zero/memory/pause_listening.h"
 
-namespace tessera::zero {
+namespace tessera::comm {
 namespace {
 
-constexpr int64_t kPage = 4096;
+constexpr int64_t kPinnedPage = 4096;
 
 /// An event that is recorded once, before another thread can see it. From then on it is only read:
 /// cudaStreamWaitEvent and cudaEventSynchronize take what was captured when it was recorded.
@@ -49,10 +49,10 @@ class CudaHostTransfer final : public HostTransfer {
   /// Page-locked by registration: libtorch's own pinned memory comes in sizes that are powers of two. The
   /// registered range is of whole pages that nothing else has, because no page may be registered twice.
   at::Tensor host_memory(int64_t bytes) override {
-    const int64_t pages = (bytes + kPage - 1) / kPage * kPage;
-    const at::Tensor memory = at::empty({pages + kPage - 1}, at::kByte);
-    const int64_t past = reinterpret_cast<intptr_t>(memory.data_ptr()) % kPage;
-    at::Tensor aligned = memory.narrow(0, past == 0 ? 0 : kPage - past, pages).zero_();
+    const int64_t pages = (bytes + kPinnedPage - 1) / kPinnedPage * kPinnedPage;
+    const at::Tensor memory = at::empty({pages + kPinnedPage - 1}, at::kByte);
+    const int64_t past = reinterpret_cast<intptr_t>(memory.data_ptr()) % kPinnedPage;
+    at::Tensor aligned = memory.narrow(0, past == 0 ? 0 : kPinnedPage - past, pages).zero_();
     if (pin_memory_ && pages > 0) aligned = pinned(aligned);
     return aligned.narrow(0, 0, bytes);
   }
@@ -120,7 +120,7 @@ class CudaHostTransfer final : public HostTransfer {
   /// The copies of a direction are given to its stream in the order of the calls.
   EventPtr copy(const at::Tensor& to, const at::Tensor& from, const c10::Stream& stream,
                 const EventPtr& after) {
-    const PauseListening our_own_operators;
+    const at::DisableRecordFunctionGuard our_own_operators;
     const at::NoGradGuard no_grad;
     const std::lock_guard lock(mutex_);
     if (after) event_of(after).block(stream);
@@ -145,4 +145,4 @@ std::shared_ptr<HostTransfer> make_cuda_host_transfer(at::Device device, bool pi
   return std::make_shared<CudaHostTransfer>(device, pin_memory);
 }
 
-}  // namespace tessera::zero
+}  // namespace tessera::comm

@@ -12,7 +12,7 @@
 #include <mutex>
 #include <thread>
 
-namespace tessera::zero {
+namespace tessera::comm {
 
 /// To be called by a thread that makes calls to a CUDA device, before the first: libtorch's guards put
 /// back the device that was current before them, and where that was never set they make a context on device
@@ -50,4 +50,4 @@ class HostThread {
   std::thread thread_;  // last: it uses all of the above
 };
 
-}  // namespace tessera::zero
+}  // namespace tessera::comm
