@@ -20,7 +20,7 @@ import tables
 
 BUNDLE = Path(os.environ["TESSERA_BUNDLE_DIR"])
 # (backend, ranks) on one device. A world whose backend this build does not have is left out.
-WORLDS = {"cuda": [("nccl", 1), ("p2p", 2), ("p2p", 4)], "cpu": [("auto", 1), ("shm", 2)]}
+WORLDS = {"cuda": [("nccl", 1), ("staged", 2), ("staged", 4)], "cpu": [("auto", 1), ("shm", 2)]}
 LONGEST = 300  # seconds of one program
 
 SHAPES = {

@@ -109,7 +109,7 @@ endfunction()
 
 # tessera_test(name SOURCES a_test.cc DEPS ...): one GoogleTest binary; ctest runs it as one test, with the ranks in shared memory; with
 # BACKENDS gloo hybrid also as NAME_gloo, over the network, and as NAME_hybrid, on two hosts (tests/support/backend.h). FULL_BACKENDS are
-# those that only `make test-full` has; p2p is device memory of each other, which is host memory there. WAITS, LONG: see above.
+# those that only `make test-full` has; with staged the device is host memory. WAITS, LONG: see above.
 function(tessera_test name)
   cmake_parse_arguments(ARG "TORCH;NN;WAITS;LONG" "" "SOURCES;DEPS;BACKENDS;FULL_BACKENDS" ${ARGN})
   set(torch)

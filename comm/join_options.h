@@ -11,13 +11,14 @@
 namespace tessera::comm {
 
 struct JoinOptions {
-  /// For CUDA tensors "nccl" (a device for each rank) or "p2p" (all ranks on one host, where they map each
-  /// other's device memory); for CPU tensors "shm" (all ranks on one host), "hybrid" (shared memory within
-  /// hosts, Gloo between them; on one host it is "shm") or "gloo"; "auto": the first of these that can be.
-  /// Ranks as threads: "auto" is gloo, and "p2p" is over host memory.
+  /// For CUDA tensors "nccl" (a device for each rank) or "staged" (through the host's memory, over what
+  /// "auto" is for CPU tensors; ranks may share a device); for CPU tensors "shm" (all ranks on one host),
+  /// "hybrid" (shared memory within hosts, Gloo between them; on one host it is "shm") or "gloo"; "auto": the
+  /// first of these that can be. Ranks as threads: "auto" is gloo. "p2p" is an old name of "staged".
   std::string backend = "auto";
   /// Where the buffers will lie: "cpu"; "cuda": on the rank's device (cuda_choice.h); "auto": CUDA where this
-  /// host has a device for each of its ranks (any, for "p2p") and `backend` moves CUDA tensors, else the CPU.
+  /// host has a device for each of its ranks (any, for "staged") and `backend` moves CUDA tensors, else the
+  /// CPU.
   std::string device = "cpu";
   std::chrono::milliseconds timeout = std::chrono::minutes(30);  ///< of a collective; the same on all ranks
   /// From the first attempt to connect until all ranks have met: for connecting, sending and receiving.
@@ -27,11 +28,6 @@ struct JoinOptions {
   bool verify = false;
   /// Says what a rendezvous of more than 5 s waits for, and when "auto" has to do without shared memory.
   Logger log{};
-  /// For tests: ranks for which it returns different words share no memory, as if on different hosts. Unset:
-  /// ranks that can share memory do; as threads with "hybrid", the first half and the other ranks don't.
-  std::function<std::string(int rank)> host_for_tests = {};
-  /// For tests: ranks as processes with `backend` "p2p" and `device` "cpu" use it over host memory.
-  bool p2p_in_host_memory = false;
   /// Called about every half second by a thread that waits for other ranks, at the rendezvous and in every
   /// collective. What it throws ends the wait: this rank leaves the group, and the call throws it. Python
   /// looks for Ctrl-C there.

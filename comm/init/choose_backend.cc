@@ -8,10 +8,9 @@
 #include "comm/control/error_message.h"
 #include "comm/control/store_exchange.h"
 #include "comm/init/cuda_choice.h"
-#include "comm/p2p/cuda_device.h"
-#include "comm/p2p/host_device.h"
-#include "comm/p2p/p2p.h"
+#include "comm/memory/cuda_host_transfer.h"
 #include "comm/shm/shared_memory.h"
+#include "core/cuda_plugin.h"
 #include "core/error.h"
 #include "core/str.h"
 
@@ -20,8 +19,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// Probing a backend takes seconds at most: it makes no difference to how long ranks wait for each other.
-constexpr milliseconds kProbeTimeout = std::chrono::seconds(30);
 constexpr const char* kSeveralHosts = "the ranks are on several hosts, or in several network namespaces";
 
 /// Collective. What every rank says, by rank. `place`: of this question in the store.
@@ -70,50 +67,36 @@ Choice gloo_without_shared_memory(const Environment& env, const JoinOptions& opt
                                   const std::string& obstacle) {
   if (env.rank == 0)
     options.log.warning(str("ranks share a host, but not memory, and use Gloo, which is slower: ", obstacle));
-  return {.backend = "gloo", .found = {}, .device = nullptr};
+  return {.backend = "gloo"};
 }
 
 /// Collective. Ranks on several hosts, some of which share one.
 Choice choose_between_hosts(const Rendezvous& met, const Environment& env, const JoinOptions& options) {
   const std::set<std::string> hosts(met.may_share.begin(), met.may_share.end());
   const bool nothing_to_share = hosts.size() == met.may_share.size();
-  if (options.backend == "auto" && nothing_to_share)
-    return {.backend = "gloo", .found = {}, .device = nullptr};
+  if (options.backend == "auto" && nothing_to_share) return {.backend = "gloo"};
   FoundHosts found = find_hosts(met.store, env.rank, met.may_share, options.rendezvous_timeout);
   if (found.obstacle.empty()) {
     if (env.rank == 0)
       options.log.info(str("backend hybrid: ", env.world_size, " ranks on ", found.hosts->num_hosts(),
                            " hosts, shared memory within a host and Gloo between hosts"));
-    return {.backend = "hybrid", .found = std::move(found), .device = nullptr};
+    return {.backend = "hybrid", .found = std::move(found)};
   }
   if (options.backend != "auto") throw CommError(str("backend \"hybrid\" cannot be used: ", found.obstacle));
   return gloo_without_shared_memory(env, options, found.obstacle);
 }
 
-// ------------------------------------------------------------------------------------------------- CUDA
-
-/// Collective. Why the ranks cannot map each other's device memory; empty if they can. Each step is one that
-/// ends on all ranks: what a device has, what it can access, and a transport that is made and used.
-std::string obstacle_to_p2p(const Rendezvous& met, const Environment& env, const JoinOptions& options,
-                            const std::vector<std::string>& uuids,
-                            const std::shared_ptr<p2p::Device>& device) {
-  if (!on_one_host(met)) {  // which all know, but none may end while another still connects
-    ask_all(met, env, "p2p_hosts", "", options.rendezvous_timeout);
-    return kSeveralHosts;
-  }
-  std::string mine;
-  if (device->place().is_cuda()) {
-    const std::string error = error_of([&] { mine = p2p::obstacle_on_cuda(device->place().index(), uuids); });
-    if (!error.empty()) mine = error;
-  }
-  if (const std::string known = first_obstacle(met, env, "p2p_access", mine, options.rendezvous_timeout);
-      !known.empty())
-    return known;
-  const auto limit = std::min(options.rendezvous_timeout, kProbeTimeout);
-  const P2pOptions probe{
-      .rank = env.rank, .size = env.world_size, .connect_timeout = limit, .device = device};
-  const std::string failed = comm::obstacle_to_p2p(met.store.under("p2p_probe"), probe);
-  return first_obstacle(met, env, "p2p_probe_result", failed, options.rendezvous_timeout);
+/// Collective. For CPU tensors.
+Choice choose_for_cpu(const Rendezvous& met, const Environment& env, const JoinOptions& options) {
+  if (options.backend == "gloo") return {.backend = "gloo"};
+  const bool one_host = on_one_host(met);
+  if (!one_host && options.backend != "shm") return choose_between_hosts(met, env, options);
+  const std::string obstacle =
+      one_host ? obstacle_to_shared_memory(met, env, options.rendezvous_timeout) : kSeveralHosts;
+  if (obstacle.empty()) return {.backend = "shm"};
+  if (options.backend != "auto")
+    throw CommError(str("backend \"", options.backend, "\" cannot be used: ", obstacle));
+  return gloo_without_shared_memory(env, options, obstacle);
 }
 
 /// Two ranks that have the same CUDA device.
@@ -124,50 +107,42 @@ std::optional<std::pair<size_t, size_t>> who_share(const std::vector<std::string
   return std::nullopt;
 }
 
-/// Collective. "auto" is NCCL where NCCL can be used: p2p has not been measured beside it yet.
-Choice choose_for_cuda(const Rendezvous& met, const Environment& env, const JoinOptions& options,
-                       at::Device device) {
-  const at::DeviceIndex index = device.index();
-  const std::vector<std::string> uuids =
-      ask_all(met, env, "cuda_uuid", p2p::cuda_uuid(index), options.rendezvous_timeout);
-  const auto sharing = who_share(uuids);
-  std::string obstacle;
-  if (options.backend == "p2p" || (options.backend == "auto" && sharing)) {
-    const auto shared = p2p::make_cuda_device(index);
-    obstacle = obstacle_to_p2p(met, env, options, uuids, shared);
-    if (obstacle.empty()) return {.backend = "p2p", .found = {}, .device = shared};
-    if (options.backend == "p2p") throw CommError(str("backend \"p2p\" cannot be used: ", obstacle));
-  }
-  // NCCL's own message for this comes from within a library and names no rank.
-  if (sharing)
-    throw CommError(str("ranks ", sharing->first, " and ", sharing->second,
-                        " have the same CUDA device, which NCCL refuses: expected one for each rank, or ",
-                        obstacle.empty()
-                            ? "comm.backend \"p2p\", over which ranks of one host can share a device"
-                            : str("backend \"p2p\", which cannot be used: ", obstacle)));
-  return {.backend = "nccl", .found = {}, .device = nullptr};
+/// Collective. Why CUDA tensors cannot go over NCCL; empty if they can.
+std::string obstacle_to_nccl(const Rendezvous& met, const Environment& env, const JoinOptions& options,
+                             at::Device device) {
+  const std::string mine = error_of([] { cuda_plugin_symbol("tessera_nccl_make_group"); });
+  const std::string lacks = first_obstacle(met, env, "nccl", mine, options.rendezvous_timeout);
+  if (!lacks.empty()) return lacks;
+  const auto sharing =
+      who_share(ask_all(met, env, "cuda_uuid", cuda_uuid(device.index()), options.rendezvous_timeout));
+  if (!sharing) return "";
+  return str("ranks ", sharing->first, " and ", sharing->second,
+             " have the same CUDA device, which NCCL refuses");
 }
 
 }  // namespace
 
 Choice choose_backend(const Rendezvous& met, const Environment& env, const JoinOptions& options,
-                      at::Device device) {
-  if (device.is_cuda()) return choose_for_cuda(met, env, options, device);
-  if (options.backend == "p2p") {  // JoinOptions::p2p_in_host_memory
-    const auto host = p2p::make_host_device();
-    const std::string obstacle = obstacle_to_p2p(met, env, options, {}, host);
-    if (!obstacle.empty()) throw CommError(str("backend \"p2p\" cannot be used: ", obstacle));
-    return {.backend = "p2p", .found = {}, .device = host};
+                      at::Device device, std::shared_ptr<HostTransfer> transfer) {
+  const bool by_name = options.backend == "staged";
+  if (device.is_cpu() && !by_name) return choose_for_cpu(met, env, options);
+  if (!by_name) {
+    const std::string obstacle = obstacle_to_nccl(met, env, options, device);
+    if (obstacle.empty()) return {.backend = "nccl"};
+    // NCCL's own message comes from within a library and names no rank.
+    if (options.backend == "nccl")
+      throw CommError(str(obstacle,
+                          ": expected one device for each rank, or comm.backend \"staged\", over which "
+                          "ranks can share a device"));
+    if (env.rank == 0) options.log.warning(str("backend staged, which is slower than NCCL: ", obstacle));
   }
-  if (options.backend == "gloo") return {.backend = "gloo", .found = {}, .device = nullptr};
-  const bool one_host = on_one_host(met);
-  if (!one_host && options.backend != "shm") return choose_between_hosts(met, env, options);
-  const std::string obstacle =
-      one_host ? obstacle_to_shared_memory(met, env, options.rendezvous_timeout) : kSeveralHosts;
-  if (obstacle.empty()) return {.backend = "shm", .found = {}, .device = nullptr};
-  if (options.backend != "auto")
-    throw CommError(str("backend \"", options.backend, "\" cannot be used: ", obstacle));
-  return gloo_without_shared_memory(env, options, obstacle);
+  JoinOptions on_host = options;
+  on_host.backend = "auto";
+  Choice choice = choose_for_cpu(met, env, on_host);
+  choice.transfer = transfer ? std::move(transfer) : make_cuda_host_transfer(device, /*pin_memory=*/true);
+  if (env.rank == 0 && by_name)
+    options.log.info(str("backend staged: tensors pass through the host's memory, over ", choice.backend));
+  return choice;
 }
 
 }  // namespace tessera::comm

@@ -6,20 +6,21 @@
 
 #include "comm/hybrid/hybrid.h"
 #include "comm/join_options.h"
-#include "comm/p2p/device.h"
+#include "comm/memory/host_transfer.h"
 #include "comm/rendezvous/rendezvous.h"
 
 namespace tessera::comm {
 
 struct Choice {
-  std::string backend;                  ///< "shm", "hybrid", "gloo", "nccl" or "p2p"
-  FoundHosts found;                     ///< for "hybrid"
-  std::shared_ptr<p2p::Device> device;  ///< for "p2p"
+  std::string backend;                               ///< "shm", "hybrid", "gloo" or "nccl"
+  FoundHosts found = {};                             ///< for "hybrid"
+  std::shared_ptr<HostTransfer> transfer = nullptr;  ///< set: "staged", over that backend
 };
 
-/// Collective. For tensors on `device`. Throws CommError: the backend that JoinOptions names cannot be used,
-/// or two ranks have one device that NCCL does not share.
+/// Collective. For tensors on `device`. `transfer`: of the device for "staged"; null: the CUDA device's.
+/// Throws CommError: the backend that JoinOptions names cannot be used, or two ranks have one device that
+/// NCCL does not share.
 Choice choose_backend(const Rendezvous& met, const Environment& env, const JoinOptions& options,
-                      at::Device device);
+                      at::Device device, std::shared_ptr<HostTransfer> transfer);
 
 }  // namespace tessera::comm

@@ -22,7 +22,7 @@ int choose_cuda_device(const CudaDevices& devices, int local_rank, int local_wor
   if (num == 1 && devices.num_on_host >= local_world_size) return 0;
   throw Error(str("this host has ", num, num == 1 ? " CUDA device for " : " CUDA devices for ",
                   local_world_size,
-                  " ranks: expected one for each rank, or comm.backend \"p2p\", over which "
+                  " ranks: expected one for each rank, or comm.backend \"staged\", over which "
                   "ranks can share a device"));
 }
 
@@ -39,6 +39,13 @@ CudaDevices cuda_devices() {
   const std::filesystem::directory_iterator gpus("/proc/driver/nvidia/gpus", unknown);
   if (!unknown) devices.num_on_host = static_cast<int>(std::distance(begin(gpus), end(gpus)));
   return devices;
+}
+
+std::string cuda_uuid(int device) {
+  std::string uuid(16, '\0');
+  reinterpret_cast<decltype(&tessera_cuda_uuid)>(cuda_plugin_symbol("tessera_cuda_uuid"))(device,
+                                                                                          uuid.data());
+  return uuid;
 }
 
 void set_cuda_device(int device) {

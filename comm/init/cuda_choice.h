@@ -20,6 +20,10 @@ int choose_cuda_device(const CudaDevices& devices, int local_rank, int local_wor
 /// Loads the plugin (core/cuda_plugin.h), and throws what that throws.
 CudaDevices cuda_devices();
 
+/// 16 bytes that no other device has, whichever process sees it. `device`: as this process numbers them.
+/// Throws Error.
+std::string cuda_uuid(int device);
+
 /// Makes it the calling thread's current CUDA device.
 void set_cuda_device(int device);
 

@@ -17,16 +17,16 @@
 #include "comm/hybrid/hybrid.h"
 #include "comm/init/choose_backend.h"
 #include "comm/init/cuda_choice.h"
+#include "comm/init/given_machine.h"
 #include "comm/init/group_context.h"
 #include "comm/init/self.h"
 #include "comm/init/transport_communicator.h"
 #include "comm/nccl/nccl.h"
-#include "comm/p2p/host_device.h"
-#include "comm/p2p/p2p.h"
 #include "comm/rendezvous/network.h"
 #include "comm/rendezvous/rendezvous.h"
 #include "comm/shm/shm.h"
 #include "comm/sockets/open_files.h"
+#include "comm/staged/staged.h"
 #include "core/check.h"
 #include "core/error.h"
 #include "core/str.h"
@@ -70,78 +70,92 @@ GlooOptions gloo_options(const Environment& env, const JoinOptions& options, boo
   return gloo;
 }
 
-/// Collective.
-CommunicatorPtr connect(const Rendezvous& met, const Environment& env, const JoinOptions& options,
-                        at::Device device, std::shared_ptr<GroupContext> context) {
-  const Choice choice = choose_backend(met, env, options, device);
-  const MakeTransport make = [&](const GroupStore& store,
-                                 FailureHook on_failure) -> std::unique_ptr<Transport> {
-    if (choice.backend == "shm")
-      return make_shm_transport(store, {.rank = env.rank,
-                                        .size = env.world_size,
-                                        .timeout = options.timeout,
-                                        .connect_timeout = options.rendezvous_timeout});
-    if (choice.backend == "nccl") return make_nccl_transport(store, env, device.index(), options.timeout);
-    if (choice.backend == "p2p")
-      return make_p2p_transport(store,
-                                {.rank = env.rank,
-                                 .size = env.world_size,
-                                 .timeout = options.timeout,
-                                 .connect_timeout = options.rendezvous_timeout,
-                                 .device = choice.device},
-                                std::move(on_failure));
-    const GlooOptions gloo = gloo_options(env, options, met.one_host);
-    if (choice.backend == "hybrid")
-      return make_hybrid_transport(store, choice.found, gloo, std::move(on_failure));
-    return make_gloo_transport(store, gloo, std::move(on_failure));
-  };
-  return std::make_shared<TransportCommunicator>(std::move(context), options.timeout, make, device);
+/// Collective. `gloo`: rank, size and timeout are those of any transport.
+std::unique_ptr<Transport> make_transport(const Choice& choice, const GroupStore& store,
+                                          const GlooOptions& gloo, const JoinOptions& options,
+                                          at::Device device, FailureHook on_failure) {
+  if (choice.backend == "nccl")
+    return make_nccl_transport(store, gloo.rank, gloo.size, device.index(), gloo.timeout);
+  std::unique_ptr<Transport> made;
+  if (choice.backend == "shm")
+    made = make_shm_transport(store, {.rank = gloo.rank,
+                                      .size = gloo.size,
+                                      .timeout = gloo.timeout,
+                                      .connect_timeout = options.rendezvous_timeout});
+  else if (choice.backend == "hybrid")
+    made = make_hybrid_transport(store, choice.found, gloo, on_failure);
+  else
+    made = make_gloo_transport(store, gloo, on_failure);
+  if (!choice.transfer) return made;
+  return make_staged_transport(
+      std::move(made), {.rank = gloo.rank, .device = device, .transfer = choice.transfer}, on_failure);
+}
+
+/// "p2p", which ranks of one host had that mapped each other's device memory, is an old name of "staged".
+std::string current_name(const std::string& backend) { return backend == "p2p" ? "staged" : backend; }
+
+/// Throws CommError: the backend is for tensors of CUDA devices.
+[[noreturn]] void refuse_cpu_tensors(const std::string& backend) {
+  throw CommError(
+      str("backend \"", backend, "\" moves CUDA tensors; CPU tensors need \"shm\", \"hybrid\" or \"gloo\""));
 }
 
 }  // namespace
 
 at::Device choose_device(const JoinOptions& options, const Environment& env) {
-  const std::string &backend = options.backend, &device = options.device;
-  constexpr std::array kBackends{"auto", "shm", "hybrid", "gloo", "nccl", "p2p"};
+  const std::string backend = current_name(options.backend), &device = options.device;
+  constexpr std::array kBackends{"auto", "shm", "hybrid", "gloo", "nccl", "staged"};
   if (std::find(kBackends.begin(), kBackends.end(), backend) == kBackends.end())
     throw CommError(str("unknown backend \"", backend,
-                        "\": expected \"auto\", \"shm\", \"hybrid\", \"gloo\", \"nccl\" or \"p2p\""));
+                        "\": expected \"auto\", \"shm\", \"hybrid\", \"gloo\", \"nccl\" or \"staged\""));
   if (device != "auto" && device != "cpu" && device != "cuda")
     throw CommError(str("unknown device \"", device, "\": expected \"auto\", \"cpu\" or \"cuda\""));
   const bool moves_cpu_tensors = backend == "shm" || backend == "hybrid" || backend == "gloo";
   if (moves_cpu_tensors && device == "cuda")
     throw CommError(
-        str("backend \"", backend, "\" moves CPU tensors; CUDA tensors need \"p2p\" or \"nccl\""));
+        str("backend \"", backend, "\" moves CPU tensors; CUDA tensors need \"nccl\" or \"staged\""));
   if (device == "cuda" || (device == "auto" && !moves_cpu_tensors)) {
     try {
-      const int index = choose_cuda_device(cuda_devices(), env.local_rank, env.local_world_size,
-                                           /*may_share=*/backend == "p2p");
+      const bool may_share = backend == "staged" || (backend == "auto" && device == "cuda");
+      const int index = choose_cuda_device(cuda_devices(), env.local_rank, env.local_world_size, may_share);
       return {at::kCUDA, static_cast<c10::DeviceIndex>(index)};
     } catch (const Error&) {
       if (device == "cuda") throw;
     }
   }
-  if (backend == "nccl" || (backend == "p2p" && !options.p2p_in_host_memory))
-    throw CommError(str("backend \"", backend,
-                        "\" moves CUDA tensors; CPU tensors need \"shm\", \"hybrid\" or \"gloo\""));
+  if (backend == "nccl" || backend == "staged") refuse_cpu_tensors(backend);
   return at::kCPU;
 }
 
-CommunicatorPtr join(const JoinOptions& given, const Environment& env) {
-  JoinOptions options = given;
-  options.rendezvous_timeout = env.rendezvous_timeout.value_or(given.rendezvous_timeout);
+CommunicatorPtr join(const JoinOptions& options, const Environment& env) { return join(options, env, {}); }
+
+CommunicatorPtr join(const JoinOptions& asked, const Environment& env, const GivenMachine& given) {
+  JoinOptions options = asked;
+  options.backend = current_name(asked.backend);
+  options.rendezvous_timeout = env.rendezvous_timeout.value_or(asked.rendezvous_timeout);
   TESSERA_CHECK(env.rank >= 0 && env.rank < env.world_size, "rank ", env.rank, " of ", env.world_size);
   prepare_libtorch();
-  const at::Device device = choose_device(options, env);
+  if (options.backend != asked.backend && env.rank == 0)
+    options.log.warning(str("comm.backend \"", asked.backend, "\" is now \"", options.backend,
+                            "\": tensors of a CUDA device pass through the host's memory"));
+  const bool device_is_given = options.backend == "staged" && given.transfer;
+  const at::Device device = device_is_given ? at::Device(at::kCPU) : choose_device(options, env);
   if (device.is_cuda()) set_cuda_device(device.index());
   if (env.world_size == 1)
     return std::make_shared<SelfCommunicator>(SimulatedGroup{.timeout = options.timeout, .device = device});
   check_open_files(env.world_size, env.rank == 0 && !env.agent_store, options.backend);
-  const Rendezvous met = rendezvous(env, options, settings_of(options, device));
+  const Rendezvous met =
+      rendezvous(env, options, settings_of(options, device), given.host ? given.host(env.rank) : "");
   auto context = std::make_shared<GroupContext>(met.store, env.rank, env.world_size, met.serves_store,
                                                 options.interrupt, options.on_block);
   try {
-    return connect(met, env, options, device, std::move(context));
+    const Choice choice =
+        choose_backend(met, env, options, device, device_is_given ? given.transfer(env.rank) : nullptr);
+    const MakeTransport make = [&](const GroupStore& store, FailureHook on_failure) {
+      return make_transport(choice, store, gloo_options(env, options, met.one_host), options, device,
+                            std::move(on_failure));
+    };
+    return std::make_shared<TransportCommunicator>(std::move(context), options.timeout, make, device);
   } catch (const RankIsGone& error) {
     std::set<int> gone(error.ranks().begin(), error.ranks().end());
     for (const int rank : met.store.gone()) gone.insert(rank);
@@ -151,18 +165,27 @@ CommunicatorPtr join(const JoinOptions& given, const Environment& env) {
     throw;
   }
 }
+
 void run_threads(int world_size, const JoinOptions& options,
+                 const std::function<void(CommunicatorPtr)>& body) {
+  run_threads(world_size, options, {}, body);
+}
+
+void run_threads(int world_size, const JoinOptions& options, const GivenMachine& given,
                  const std::function<void(CommunicatorPtr)>& body) {
   TESSERA_CHECK(world_size >= 1, world_size, " ranks");
   TESSERA_CHECK(options.device == "cpu", "ranks as threads are for CPU tensors");
+  const bool staged = current_name(options.backend) == "staged";
+  if (staged && !given.transfer) refuse_cpu_tensors(options.backend);
   if (world_size == 1) return body(std::make_shared<SelfCommunicator>(options.timeout));
   prepare_libtorch();
   const GroupStore store(c10::make_intrusive<c10d::HashStore>(), "the threads' store");
   std::vector<std::string> hosts;
   for (int rank = 0; rank < world_size; ++rank)
-    hosts.push_back(options.host_for_tests ? options.host_for_tests(rank)
-                                           : str(2 * rank < world_size ? "first" : "second"));
+    hosts.push_back(given.host ? given.host(rank) : staged || 2 * rank < world_size ? "first" : "second");
   const bool one_host = std::set<std::string>(hosts.begin(), hosts.end()).size() == 1;
+  const bool between_hosts = !one_host && (staged || options.backend == "hybrid");
+  const bool in_shared_memory = one_host && (staged || options.backend == "hybrid");
   std::mutex mutex;
   std::exception_ptr first_error, first_comm_error;
   const auto run = [&](int rank) {
@@ -176,31 +199,19 @@ void run_threads(int world_size, const JoinOptions& options,
       if (comm) comm->abort(error_message(error));
     };
     try {
-      const MakeTransport make = [&](const GroupStore& group_store,
-                                     FailureHook on_failure) -> std::unique_ptr<Transport> {
-        if (options.backend == "shm" || (options.backend == "hybrid" && one_host))
-          return make_shm_transport(group_store, {.rank = rank,
-                                                  .size = world_size,
-                                                  .timeout = options.timeout,
-                                                  .connect_timeout = options.rendezvous_timeout});
-        if (options.backend == "p2p")
-          return make_p2p_transport(group_store,
-                                    {.rank = rank,
-                                     .size = world_size,
-                                     .timeout = options.timeout,
-                                     .connect_timeout = options.rendezvous_timeout,
-                                     .device = p2p::make_host_device()},
-                                    std::move(on_failure));
-        const GlooOptions gloo{.rank = rank,
-                               .size = world_size,
-                               .verify = options.verify,
-                               .timeout = options.timeout,
-                               .connect_timeout = options.rendezvous_timeout};
-        if (options.backend == "hybrid")
-          return make_hybrid_transport(group_store,
-                                       find_hosts(group_store, rank, hosts, options.rendezvous_timeout), gloo,
-                                       std::move(on_failure));
-        return make_gloo_transport(group_store, gloo, std::move(on_failure));
+      Choice choice;
+      choice.backend = between_hosts                                  ? "hybrid"
+                       : in_shared_memory || options.backend == "shm" ? "shm"
+                                                                      : "gloo";
+      if (between_hosts) choice.found = find_hosts(store, rank, hosts, options.rendezvous_timeout);
+      if (staged) choice.transfer = given.transfer(rank);
+      const GlooOptions gloo{.rank = rank,
+                             .size = world_size,
+                             .verify = options.verify,
+                             .timeout = options.timeout,
+                             .connect_timeout = options.rendezvous_timeout};
+      const MakeTransport make = [&](const GroupStore& group_store, FailureHook on_failure) {
+        return make_transport(choice, group_store, gloo, options, at::kCPU, std::move(on_failure));
       };
       comm = std::make_shared<TransportCommunicator>(
           std::make_shared<GroupContext>(store, rank, world_size, /*serves_store=*/false, options.interrupt,

@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "core/error.h"
+
 namespace tessera::comm {
 
 void set_device_of_thread(at::Device device) {
@@ -16,14 +18,23 @@ HostThread::HostThread(at::Device device)
         run();
       }) {}
 
-HostThread::~HostThread() {
+void HostThread::stop() {
+  std::deque<std::function<void()>> dropped;  // what they hold goes without the lock
   {
     const std::lock_guard lock(mutex_);
     stops_ = true;
-    tasks_.clear();
+    dropped.swap(tasks_);
   }
   changed_.notify_all();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
+  const std::lock_guard lock(mutex_);
+  if (num_ended_ == num_posted_) return;
+  if (!failure_) {
+    failure_ = std::make_exception_ptr(Error("the task was dropped: its thread has been stopped"));
+    failed_ = num_ended_ + 1;
+  }
+  num_ended_ = num_posted_;
+  changed_.notify_all();
 }
 
 HostThread::Task HostThread::post(std::function<void()> task) {
@@ -37,16 +48,27 @@ HostThread::Task HostThread::post(std::function<void()> task) {
   return number;
 }
 
+void HostThread::check(Task task) const {
+  if (failure_ && task >= failed_) std::rethrow_exception(failure_);
+}
+
 void HostThread::wait(Task task) {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return num_ended_ >= task; });
-  if (failure_) std::rethrow_exception(failure_);
+  check(task);
+}
+
+bool HostThread::wait_for(Task task, std::chrono::milliseconds limit) {
+  std::unique_lock lock(mutex_);
+  if (!changed_.wait_for(lock, limit, [&] { return num_ended_ >= task; })) return false;
+  check(task);
+  return true;
 }
 
 void HostThread::wait_for_all() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return num_ended_ >= num_posted_; });
-  if (failure_) std::rethrow_exception(failure_);
+  check(num_posted_);
 }
 
 void HostThread::run() {
@@ -66,8 +88,11 @@ void HostThread::run() {
     }
     task = nullptr;  // what it holds goes before it has ended
     lock.lock();
-    if (failure && !failure_) failure_ = std::move(failure);
     ++num_ended_;
+    if (failure && !failure_) {
+      failure_ = std::move(failure);
+      failed_ = num_ended_;
+    }
     changed_.notify_all();
   }
 }

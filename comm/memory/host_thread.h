@@ -4,6 +4,7 @@
 
 #include <c10/core/Device.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -26,19 +27,25 @@ class HostThread {
 
   /// For work beside `device`.
   explicit HostThread(at::Device device = at::kCPU);
-  /// Waits for the task that runs; those behind it are dropped.
-  ~HostThread();
+  ~HostThread() { stop(); }
   HostThread(const HostThread&) = delete;
 
   /// Tasks end in the order in which they were posted. Once one has thrown, those behind it are dropped.
   Task post(std::function<void()> task);
   /// Waits until the task has ended. Throws what one before it, or it, has thrown, at every call.
   void wait(Task task);
-  /// The same for all that were posted.
+  /// The same, for at most `limit`; false: the task has not ended.
+  bool wait_for(Task task, std::chrono::milliseconds limit);
+  /// The same as wait() for all that were posted.
   void wait_for_all();
+  /// Waits for the task that runs, and drops those behind it: who waits for one of them gets an Error.
+  /// Nothing may be posted afterwards.
+  void stop();
 
  private:
   void run();
+  /// With the lock. Throws what `task`, or one before it, has thrown.
+  void check(Task task) const;
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
@@ -46,6 +53,7 @@ class HostThread {
   Task num_posted_ = 0;
   Task num_ended_ = 0;
   std::exception_ptr failure_;
+  Task failed_ = 0;  // the first that has failed
   bool stops_ = false;
   std::thread thread_;  // last: it uses all of the above
 };

@@ -119,9 +119,9 @@ class NcclTransport final : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_nccl_transport(const GroupStore& store, const Environment& env, int device,
+std::unique_ptr<Transport> make_nccl_transport(const GroupStore& store, int rank, int size, int device,
                                                std::chrono::milliseconds timeout) {
-  return std::make_unique<NcclTransport>(store, env.rank, env.world_size, device, timeout);
+  return std::make_unique<NcclTransport>(store, rank, size, device, timeout);
 }
 
 }  // namespace tessera::comm

@@ -1,12 +1,21 @@
 // The NCCL half of libtessera_cuda.so: see nccl_plugin.h.
 #include "comm/nccl/nccl_plugin.h"
 
+#include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include <cstdlib>
+#include <cstring>
 
 int tessera_cuda_num_devices() { return c10::cuda::device_count(); }
+
+void tessera_cuda_uuid(int device, char* uuid) {
+  cudaDeviceProp properties;
+  C10_CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+  static_assert(sizeof properties.uuid == 16);
+  std::memcpy(uuid, &properties.uuid, sizeof properties.uuid);
+}
 
 void tessera_cuda_set_device(int device) { c10::cuda::set_device(static_cast<c10::DeviceIndex>(device)); }
 

@@ -10,6 +10,8 @@ extern "C" {
 
 /// Devices this process can use; 0 without a driver.
 int tessera_cuda_num_devices();
+/// Writes the 16 bytes that identify the device to `uuid`. Throws c10::Error.
+void tessera_cuda_uuid(int device, char* uuid);
 /// Makes `device` the calling thread's current device.
 void tessera_cuda_set_device(int device);
 /// Collective. A new ProcessGroupNCCL on `device` in `*backend`, with its NCCL

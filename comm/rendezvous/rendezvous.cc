@@ -27,7 +27,7 @@ using Clock = std::chrono::steady_clock;
 /// After a failure the store lasts this long, so that the ranks that wait can read why.
 constexpr milliseconds kErrorTime{500};
 /// Of what ranks write to the store: to be raised when a release changes it.
-constexpr int kProtocolVersion = 6;
+constexpr int kProtocolVersion = 7;
 
 std::string host_name() {
   std::array<char, 256> name{};
@@ -110,7 +110,8 @@ Settings settings_of(const JoinOptions& options, at::Device device) {
           {"the device of the tensors", device.is_cuda() ? "cuda" : "cpu"}};
 }
 
-Rendezvous rendezvous(const Environment& env, const JoinOptions& options, const Settings& settings) {
+Rendezvous rendezvous(const Environment& env, const JoinOptions& options, const Settings& settings,
+                      const std::string& given_host) {
   const milliseconds timeout = options.rendezvous_timeout;
   // "localhost" may mean ::1 on one side and 127.0.0.1 on the other.
   const std::string host = env.master_addr == "localhost" ? "127.0.0.1" : env.master_addr;
@@ -141,8 +142,7 @@ Rendezvous rendezvous(const Environment& env, const JoinOptions& options, const 
       liveness->admit();
     };
     const std::string domain = loopback_domain();
-    RankInfo mine{domain,
-                  options.host_for_tests ? str(domain, '/', options.host_for_tests(env.rank)) : domain,
+    RankInfo mine{domain, given_host.empty() ? domain : str(domain, '/', given_host),
                   str("process ", getpid(), " on ", host_name()), liveness->endpoint(), settings};
     mine.settings.try_emplace(kVersionSetting, std::to_string(kProtocolVersion));
     const std::vector<RankInfo> ranks = register_rank(result.store, env, mine, limit);

@@ -32,6 +32,8 @@ Settings settings_of(const JoinOptions& options, at::Device device);
 /// after 5 s, and then every minute, goes to options.log.
 /// Throws CommError: port in use, no server or another program's, ranks missing (which), WORLD_SIZE or a
 /// setting differing, one RANK given twice, a rank that has ended or cannot be reached.
-Rendezvous rendezvous(const Environment& env, const JoinOptions& options, const Settings& settings);
+/// `host`: not empty: ranks with different words share no memory (comm/init/given_machine.h).
+Rendezvous rendezvous(const Environment& env, const JoinOptions& options, const Settings& settings,
+                      const std::string& host = "");
 
 }  // namespace tessera::comm

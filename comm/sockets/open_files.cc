@@ -17,10 +17,9 @@ constexpr int kFilesPerGroup = 20;
 
 /// For each other rank: its connection to the store, the one of Liveness, and those for collectives.
 int files_per_rank(bool serves_store, const std::string& backend) {
-  const int for_collectives = backend == "nccl" ? 0
-                              : backend == "shm" || backend == "p2p"
-                                  ? 1
-                                  : 2;  // an engine has two groups over Gloo
+  const int for_collectives = backend == "nccl"  ? 0
+                              : backend == "shm" ? 1
+                                                 : 2;  // an engine has two groups over Gloo
   return (serves_store ? 1 : 0) + 1 + for_collectives;
 }
 

@@ -20,7 +20,7 @@ for top in ("tools", "tests", "benchmarks"):
 # Folder -> its sub-folders, each of which may include from those before it. "." stands for the folder's own files.
 SUB_FOLDERS = {
     "core": [".", "files", "environment", "memory", "async_io"],
-    "comm": ["sockets", "memory", "control", ".", "rendezvous", "shm", "gloo", "nccl", "hybrid", "p2p", "init"],
+    "comm": ["sockets", "memory", "control", ".", "rendezvous", "shm", "gloo", "nccl", "hybrid", "staged", "init"],
     "zero": ["plan", "kernels", "memory", "deferred", "offload", "unit", "gather", "reduce", "optimizer", "model", "."],
     "checkpoint": [".", "hdf5", "manifest", "formats", "files", "write", "read", "consolidate"],
     "engine": ["config", "optimizer", "profile", "checkpoint", "."],

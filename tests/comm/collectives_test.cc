@@ -10,6 +10,7 @@
 #include "comm/init/init.h"
 #include "core/str.h"
 #include "tests/comm/comm_testing.h"
+#include "tests/comm/run_ranks.h"
 #include "tests/support/watched_communicator.h"
 
 namespace tessera::comm {
@@ -36,12 +37,12 @@ class CollectivesTest : public ::testing::TestWithParam<Param> {
 INSTANTIATE_TEST_SUITE_P(Worlds, CollectivesTest,
                          ::testing::Combine(::testing::Range(1, 10),
                                             ::testing::Values("gloo", "gloo_verified", "shm", "hybrid",
-                                                              "hybrid_verified", "p2p")),
+                                                              "hybrid_verified", "staged")),
                          name_of_param);
 
 TEST_P(CollectivesTest, AllGatherBringsEveryShardToItsSlice) {
   const int size = this->size();
-  run_threads(size, options(), [&](CommunicatorPtr comm) {
+  testing::run_ranks(size, options(), [&](CommunicatorPtr comm) {
     for (const int64_t numel : kShardNumels) {
       const at::Tensor shard = filled(comm->rank(), 0, numel, at::kFloat);
       at::Tensor full = at::full({size * numel}, -1, at::kFloat);
@@ -65,7 +66,7 @@ TEST_P(CollectivesTest, AllGatherBringsEveryShardToItsSlice) {
 
 TEST_P(CollectivesTest, ReduceScatterSumsTheOwnSlice) {
   const int size = this->size();
-  run_threads(size, options(), [&](CommunicatorPtr comm) {
+  testing::run_ranks(size, options(), [&](CommunicatorPtr comm) {
     for (const int64_t numel : kShardNumels) {
       const at::Tensor full = filled(comm->rank(), 0, size * numel, at::kFloat);
       comm->reduce_scatter(full, "gradients")->wait();
@@ -103,7 +104,7 @@ at::Tensor ordered_sum(const std::string& backend, int size, at::ScalarType dtyp
 
 TEST_P(CollectivesTest, ReduceScatterAddsInAFixedOrderInFp32) {
   const int size = this->size();
-  run_threads(size, options(), [&](CommunicatorPtr comm) {
+  testing::run_ranks(size, options(), [&](CommunicatorPtr comm) {
     for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
       constexpr int64_t kNumel = 501;
       const at::Tensor full = uneven(comm->rank(), size * kNumel).to(dtype);
@@ -119,7 +120,7 @@ TEST_P(CollectivesTest, ReduceScatterAddsInAFixedOrderInFp32) {
 
 TEST_P(CollectivesTest, ReduceScatterInEveryDtype) {
   const int size = this->size();
-  run_threads(size, options(), [&](CommunicatorPtr comm) {
+  testing::run_ranks(size, options(), [&](CommunicatorPtr comm) {
     constexpr int64_t kNumel = 37;
     const int64_t begin = comm->rank() * kNumel;
     for (const auto dtype :
@@ -144,7 +145,7 @@ TEST_P(CollectivesTest, ReduceScatterInEveryDtype) {
 
 TEST_P(CollectivesTest, AllReduceAndBroadcastInEveryDtype) {
   const int size = this->size();
-  run_threads(size, options(), [&](CommunicatorPtr comm) {
+  testing::run_ranks(size, options(), [&](CommunicatorPtr comm) {
     for (const auto dtype :
          {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong, at::kInt, at::kChar, at::kByte}) {
       const at::Tensor buffer = filled(comm->rank(), 0, 37, dtype);
@@ -163,7 +164,7 @@ TEST_P(CollectivesTest, AllReduceAndBroadcastInEveryDtype) {
 
 TEST_P(CollectivesTest, Bf16SumsStayWithinItsPrecision) {
   const int size = this->size();
-  run_threads(size, options(), [&](CommunicatorPtr comm) {
+  testing::run_ranks(size, options(), [&](CommunicatorPtr comm) {
     const auto value = [](int rank, int64_t i) { return 1.0 + 0.01 * static_cast<double>(element(rank, i)); };
     at::Tensor buffer = at::empty({101}, at::kFloat);
     at::Tensor expected = at::zeros({101}, at::kDouble);
@@ -181,7 +182,7 @@ TEST_P(CollectivesTest, Bf16SumsStayWithinItsPrecision) {
 
 TEST_P(CollectivesTest, ManyInFlightFinishInAnyOrderOfWaiting) {
   const int size = this->size();
-  run_threads(size, options(), [&](CommunicatorPtr comm) {
+  testing::run_ranks(size, options(), [&](CommunicatorPtr comm) {
     constexpr int kBuffers = 12;
     std::vector<at::Tensor> buffers;
     std::vector<WorkPtr> works;
@@ -204,7 +205,7 @@ TEST_P(CollectivesTest, ManyInFlightFinishInAnyOrderOfWaiting) {
 TEST_P(CollectivesTest, BarrierHoldsEveryoneBack) {
   const int size = this->size();
   std::atomic<int> arrived{0};
-  run_threads(size, options(), [&](CommunicatorPtr comm) {
+  testing::run_ranks(size, options(), [&](CommunicatorPtr comm) {
     for (int round = 1; round <= 3; ++round) {
       ++arrived;
       comm->barrier("all here");
@@ -216,7 +217,7 @@ TEST_P(CollectivesTest, BarrierHoldsEveryoneBack) {
 
 TEST_P(CollectivesTest, ExchangeReturnsTheValuesInRankOrder) {
   const int size = this->size();
-  run_threads(size, options(), [&](CommunicatorPtr comm) {
+  testing::run_ranks(size, options(), [&](CommunicatorPtr comm) {
     for (int round = 0; round < 5; ++round) {
       const std::string value = str("rank ", comm->rank(), "\nround ", round, std::string(1, '\0'));
       const std::vector<std::string> values = comm->exchange(value, "texts");
@@ -230,7 +231,7 @@ TEST_P(CollectivesTest, ExchangeReturnsTheValuesInRankOrder) {
 
 TEST_P(CollectivesTest, DuplicatesNeedNoCommonOrder) {
   const int size = this->size();
-  run_threads(size, options(), [&](CommunicatorPtr comm) {
+  testing::run_ranks(size, options(), [&](CommunicatorPtr comm) {
     const auto first = comm->duplicate("first");
     const auto second = first->duplicate("second");
     EXPECT_EQ(second->rank(), comm->rank());
@@ -255,7 +256,7 @@ TEST_P(CollectivesTest, DuplicatesNeedNoCommonOrder) {
 
 TEST_P(CollectivesTest, ADuplicateForExchangeHasExchangesOfItsOwn) {
   const int size = this->size();
-  run_threads(size, options(), [&](CommunicatorPtr comm) {
+  testing::run_ranks(size, options(), [&](CommunicatorPtr comm) {
     const auto aside = comm->duplicate_for_exchange("aside");
     EXPECT_EQ(aside->rank(), comm->rank());
     EXPECT_EQ(aside->size(), size);
@@ -283,7 +284,7 @@ TEST_P(CollectivesTest, ADuplicateForExchangeHasExchangesOfItsOwn) {
 
 TEST_P(CollectivesTest, AWatchedCommunicatorCountsCallsAndBytes) {
   const int size = this->size();
-  run_threads(size, options(), [&](CommunicatorPtr inner) {
+  testing::run_ranks(size, options(), [&](CommunicatorPtr inner) {
     tessera::testing::WatchedCommunicator comm(inner);
     at::Tensor full = at::zeros({size * 10}, at::kFloat);
     comm.all_gather(full, full.narrow(0, comm.rank() * 10, 10), "g")->wait();
@@ -303,7 +304,7 @@ TEST_P(CollectivesTest, AWatchedCommunicatorCountsCallsAndBytes) {
 }
 
 TEST_P(CollectivesTest, EmptyBuffersAreFine) {
-  run_threads(size(), options(), [&](CommunicatorPtr comm) {
+  testing::run_ranks(size(), options(), [&](CommunicatorPtr comm) {
     at::Tensor none = at::zeros({0}, at::kFloat);
     comm->all_gather(none, none, "g")->wait();
     comm->reduce_scatter(none, "r")->wait();

@@ -14,9 +14,9 @@
 // TEST_VERSION makes it a rank of another release, with that version of what ranks say to each other.
 // TEST_NUMEL is the length of what is added up, TEST_VERIFY=1 sets JoinOptions::verify, TEST_PAUSE_MS is a
 // pause before each sum of `loop`. TEST_RENDEZVOUS_MS and TEST_TIMEOUT_MS set the timeouts, TEST_BACKEND the
-// backend ("p2p" is over host memory unless TEST_DEVICE is cuda), TEST_LOG=1 shows the log, TEST_NOFILE
-// limits the files that may be open, TEST_NO_LOOPBACK=1 goes to a network namespace whose loopback interface
-// is down. A tessera::Error is printed as "error: LINE"; exit code 3.
+// backend (the device of "staged" is host memory unless TEST_DEVICE is cuda), TEST_LOG=1 shows the log,
+// TEST_NOFILE limits the files that may be open, TEST_NO_LOOPBACK=1 goes to a network namespace whose
+// loopback interface is down. A tessera::Error is printed as "error: LINE"; exit code 3.
 #include <ATen/ATen.h>
 
 #include <sched.h>
@@ -29,10 +29,11 @@
 #include <string>
 #include <thread>
 
-#include "comm/init/init.h"
+#include "comm/init/given_machine.h"
 #include "comm/rendezvous/rendezvous.h"
 #include "core/error.h"
 #include "core/str.h"
+#include "tests/comm/run_ranks.h"
 
 namespace {
 
@@ -76,7 +77,7 @@ void wait_for_all(const std::string& what, const CommunicatorPtr& comm) {
 
 /// A victim ends in the middle of joining, or after it.
 CommunicatorPtr join(const std::string& what, const tessera::comm::Environment& environment,
-                     const tessera::comm::JoinOptions& options) {
+                     const tessera::comm::JoinOptions& options, const tessera::comm::GivenMachine& given) {
   if (const char* version = std::getenv("TEST_VERSION")) {
     tessera::comm::Settings settings = tessera::comm::settings_of(options, at::kCPU);
     settings[tessera::comm::kVersionSetting] = version;
@@ -84,13 +85,13 @@ CommunicatorPtr join(const std::string& what, const tessera::comm::Environment& 
   }
   const char* victim = std::getenv("TEST_VICTIM");
   if (victim == nullptr || std::atoi(victim) != environment.rank)
-    return tessera::comm::join(options, environment);
+    return tessera::comm::join(options, environment, given);
   if (what == "rendezvous") std::thread(be_killed).detach();
   if (what == "connecting") {
     tessera::comm::rendezvous(environment, options, tessera::comm::settings_of(options, at::kCPU));
     be_killed();
   }
-  const CommunicatorPtr comm = tessera::comm::join(options, environment);
+  const CommunicatorPtr comm = tessera::comm::join(options, environment, given);
   be_killed();
 }
 
@@ -211,15 +212,16 @@ int main(int argc, char** argv) {
     tessera::comm::JoinOptions options;
     if (const char* backend = std::getenv("TEST_BACKEND")) options.backend = backend;
     if (const char* device = std::getenv("TEST_DEVICE")) options.device = device;
-    options.p2p_in_host_memory = options.device == "cpu";
+    tessera::comm::GivenMachine given;
+    if (options.device == "cpu") given = tessera::comm::testing::with_host_devices();
     options.verify = std::getenv("TEST_VERIFY") != nullptr;
     options.timeout = setting("TEST_TIMEOUT_MS", 60000);
     options.rendezvous_timeout = setting("TEST_RENDEZVOUS_MS", 30000);
     if (const char* hosts = std::getenv("TEST_HOSTS"))
-      options.host_for_tests = [hosts](int rank) { return std::string(1, hosts[rank]); };
+      given.host = [hosts](int rank) { return std::string(1, hosts[rank]); };
     if (std::getenv("TEST_LOG")) options.log = tessera::Logger(tessera::LogOptions{});
     const std::string scenario = argc > 1 ? argv[1] : "sum", what = argc > 2 ? argv[2] : "";
-    run(scenario, what, join(what, tessera::comm::environment(), options));
+    run(scenario, what, join(what, tessera::comm::environment(), options, given));
   } catch (const tessera::Error& error) {
     say(std::string("error: ") + error.what());
     return 3;

@@ -8,6 +8,7 @@
 
 #include "comm/init/init.h"
 #include "tests/comm/comm_testing.h"
+#include "tests/comm/run_ranks.h"
 #include "tests/support/watched_communicator.h"
 
 namespace tessera::comm {
@@ -20,7 +21,7 @@ class CommunicatorTest : public ::testing::TestWithParam<std::string> {
  protected:
   JoinOptions options() const { return quick_options(GetParam()); }
 };
-INSTANTIATE_TEST_SUITE_P(Backends, CommunicatorTest, ::testing::Values("gloo", "shm", "hybrid", "p2p"),
+INSTANTIATE_TEST_SUITE_P(Backends, CommunicatorTest, ::testing::Values("gloo", "shm", "hybrid", "staged"),
                          testing::backend_name);
 
 TEST_P(CommunicatorTest, OneRankAloneIsImmediateAndLocal) {
@@ -33,11 +34,11 @@ TEST_P(CommunicatorTest, OneRankAloneIsImmediateAndLocal) {
 }
 
 TEST_P(CommunicatorTest, SaysWhatItIs) {
-  run_threads(2, options(), [&](CommunicatorPtr comm) { EXPECT_EQ(comm->backend(), GetParam()); });
+  testing::run_ranks(2, options(), [&](CommunicatorPtr comm) { EXPECT_EQ(comm->backend(), GetParam()); });
 }
 
 TEST_P(CommunicatorTest, RefusesBuffersItCannotSend) {
-  run_threads(3, options(), [](CommunicatorPtr inner) {
+  testing::run_ranks(3, options(), [](CommunicatorPtr inner) {
     const auto comm = std::make_shared<tessera::testing::WatchedCommunicator>(inner);
     const at::Tensor good = at::zeros({6}, at::kFloat);
     EXPECT_THROW(comm->all_reduce(at::Tensor(), "undefined"), std::logic_error);
@@ -54,7 +55,7 @@ TEST_P(CommunicatorTest, RefusesBuffersItCannotSend) {
 }
 
 TEST_P(CommunicatorTest, ADroppedWorkKeepsItsBuffersAlive) {
-  run_threads(2, options(), [](CommunicatorPtr comm) {
+  testing::run_ranks(2, options(), [](CommunicatorPtr comm) {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage(c10::intrusive_ptr<c10::StorageImpl>{});
     if (comm->rank() == 1)
       std::this_thread::sleep_for(std::chrono::milliseconds(200));  // so that rank 0's lasts
@@ -77,7 +78,7 @@ TEST_P(CommunicatorTest, ADroppedWorkKeepsItsBuffersAlive) {
 TEST_P(CommunicatorTest, DoesNotDispatchOperators) {
   // zero/gather/operator_listener.h hears operators to learn which parameters are about to be read.
   thread_local int num_operators = 0;
-  run_threads(2, options(), [](CommunicatorPtr comm) {
+  testing::run_ranks(2, options(), [](CommunicatorPtr comm) {
     at::Tensor full = at::ones({8});
     at::Tensor shard = at::ones({4});
     auto handle = at::addThreadLocalCallback(

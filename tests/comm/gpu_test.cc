@@ -1,4 +1,4 @@
-// Real devices: NCCL, one rank per device, as threads; p2p, with ranks as processes that share one device,
+// Real devices: NCCL, one rank per device, as threads; staged, with ranks as processes that share one device,
 // and with one for each. Skipped without a device.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -60,15 +60,12 @@ TEST(GpuTest, NcclCollectives) {
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
-      Environment env;
-      env.rank = env.local_rank = rank;
-      env.world_size = env.local_world_size = size;
       set_cuda_device(choose_cuda_device(cuda_devices(), rank, size, /*may_share=*/false));
       auto context = std::make_shared<GroupContext>(store, rank, size, false);
       const auto timeout = std::chrono::seconds(60);
       const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(rank));
       const auto make = [&](const GroupStore& under, FailureHook) {
-        return make_nccl_transport(under, env, rank, timeout);
+        return make_nccl_transport(under, rank, size, rank, timeout);
       };
       const auto comm = std::make_shared<TransportCommunicator>(context, timeout, make, device);
       EXPECT_EQ(comm->backend(), "nccl");
@@ -80,8 +77,7 @@ TEST(GpuTest, NcclCollectives) {
   for (std::thread& thread : threads) thread.join();
 }
 
-/// What each rank prints, as a process of its own: streams of one process may share a queue of the hardware,
-/// in which one rank's wait would stand before what it waits for (comm/p2p/group.h).
+/// What each rank prints, as a process of its own.
 std::vector<std::string> bits_of(int world, testing::Variables variables, bool on_one_device) {
   if (on_one_device) variables["CUDA_VISIBLE_DEVICES"] = "0";
   for (const char* name : {"TESSERA_CUDA_PLUGIN", "HOME"})
@@ -95,33 +91,32 @@ std::vector<std::string> bits_of(int world, testing::Variables variables, bool o
   return bits;
 }
 
-void expect_p2p_gives_the_bits_of_the_cpu(int world, bool on_one_device) {
+void expect_staged_gives_the_bits_of_the_cpu(int world, bool on_one_device) {
   std::vector<std::string> expected = bits_of(world, {{"TEST_BACKEND", "shm"}}, on_one_device);
   const std::vector<std::string> found =
-      bits_of(world, {{"TEST_BACKEND", "p2p"}, {"TEST_DEVICE", "cuda"}}, on_one_device);
+      bits_of(world, {{"TEST_BACKEND", "staged"}, {"TEST_DEVICE", "cuda"}}, on_one_device);
   for (size_t rank = 0; rank < found.size(); ++rank) {
     const std::string& line = expected[rank];
-    EXPECT_EQ(found[rank], line.substr(0, line.find(" backend")) + " backend p2p\n") << "rank " << rank;
+    EXPECT_EQ(found[rank], line.substr(0, line.find(" backend")) + " backend staged\n") << "rank " << rank;
   }
 }
 
-TEST(GpuTest, P2pBetweenRanksOfOneDeviceGivesTheBitsOfTheCpu) {
+TEST(GpuTest, StagedBetweenRanksOfOneDeviceGivesTheBitsOfTheCpu) {
   if (const std::string reason = no_device(); !reason.empty()) GTEST_SKIP() << reason;
-  for (const int world : {2, 4}) expect_p2p_gives_the_bits_of_the_cpu(world, /*on_one_device=*/true);
+  for (const int world : {2, 4}) expect_staged_gives_the_bits_of_the_cpu(world, /*on_one_device=*/true);
 }
 
-TEST(GpuTest, P2pBetweenDevicesGivesTheBitsOfTheCpu) {
+TEST(GpuTest, StagedBetweenDevicesGivesTheBitsOfTheCpu) {
   if (const std::string reason = no_device(); !reason.empty()) GTEST_SKIP() << reason;
   const int num_devices = cuda_devices().num_visible;
   if (num_devices < 2) GTEST_SKIP() << "this host has one CUDA device";
-  expect_p2p_gives_the_bits_of_the_cpu(std::min(num_devices, 4), /*on_one_device=*/false);
+  expect_staged_gives_the_bits_of_the_cpu(std::min(num_devices, 4), /*on_one_device=*/false);
 }
 
-// Its stream waits for the rank that is killed, and so does its host: for a loss, say.
-TEST(GpuTest, AKilledRankReleasesTheStreamsThatWaitForIt) {
+TEST(GpuTest, AKilledRankEndsTheWaitForItsSum) {
   if (const std::string reason = no_device(); !reason.empty()) GTEST_SKIP() << reason;
   testing::Variables variables{
-      {"TEST_BACKEND", "p2p"}, {"TEST_DEVICE", "cuda"}, {"CUDA_VISIBLE_DEVICES", "0"}};
+      {"TEST_BACKEND", "staged"}, {"TEST_DEVICE", "cuda"}, {"CUDA_VISIBLE_DEVICES", "0"}};
   if (const char* plugin = std::getenv("TESSERA_CUDA_PLUGIN")) variables["TESSERA_CUDA_PLUGIN"] = plugin;
   const testing::Processes processes = testing::start("device_loop", 2, variables);
   for (const auto& process : processes) ASSERT_TRUE(process->await_output("running")) << process->output();

@@ -8,6 +8,7 @@
 #include "comm/init/init.h"
 #include "core/str.h"
 #include "tests/comm/comm_testing.h"
+#include "tests/comm/run_ranks.h"
 
 namespace tessera::comm {
 namespace {
@@ -28,12 +29,12 @@ std::vector<int> ranks_of(const Grouping& grouping, int part) {
 class SplitTest : public ::testing::TestWithParam<std::string> {
  protected:
   static void run(int world, const std::function<void(CommunicatorPtr)>& body) {
-    run_threads(world, quick_options(GetParam()), body);
+    testing::run_ranks(world, quick_options(GetParam()), body);
   }
 };
 INSTANTIATE_TEST_SUITE_P(Backends, SplitTest,
                          ::testing::Values("gloo", "gloo_verified", "shm", "hybrid", "hybrid_verified",
-                                           "p2p"),
+                                           "staged"),
                          testing::backend_name);
 
 /// (numel) of fp32: what filled() of these ranks sums to.
@@ -112,7 +113,7 @@ TEST_P(SplitTest, AFailureNamesRanksOfTheWholeGroup) {
   JoinOptions options = quick_options(GetParam(), std::chrono::seconds(1));
   std::string error;
   std::latch has_failed(1);
-  EXPECT_NO_THROW(run_threads(4, options, [&](CommunicatorPtr whole) {
+  EXPECT_NO_THROW(testing::run_ranks(4, options, [&](CommunicatorPtr whole) {
     const Grouping pairs{0, 1, 0, 1};
     const CommunicatorPtr part = whole->split(ranks_of(pairs, pairs[whole->rank()]), "pair");
     if (whole->rank() == 1) {
@@ -155,9 +156,9 @@ TEST_P(SplitTest, ARankInTwoListsIsAnError) {
 }
 
 TEST(HybridSplit, IsCarriedByWhatItsRanksShare) {
-  JoinOptions options = quick_options("hybrid");
-  options.host_for_tests = [](int rank) { return str("host ", rank / 2); };
-  run_threads(6, options, [](CommunicatorPtr whole) {
+  const JoinOptions options = quick_options("hybrid");
+  const GivenMachine given{.host = [](int rank) { return str("host ", rank / 2); }};
+  run_threads(6, options, given, [](CommunicatorPtr whole) {
     EXPECT_EQ(whole->backend(), "hybrid");
     const int rank = whole->rank();
     EXPECT_EQ(whole->split({rank - rank % 2, rank - rank % 2 + 1}, "host")->backend(), "shm");

@@ -6,6 +6,7 @@
 #include <iostream>
 #include <optional>
 
+#include "comm/init/given_machine.h"
 #include "core/error.h"
 #include "core/files/temporary_folder.h"
 #include "core/str.h"
@@ -102,9 +103,10 @@ int main(int argc, char** argv) try {
   using namespace tessera;
   at::set_num_threads(1);
   const std::string what = argc > 1 ? argv[1] : "";
-  comm::JoinOptions options{.timeout = std::chrono::seconds(60)};
-  if (what == "rows") options.host_for_tests = [](int rank) { return str("host ", rank / 2); };
-  const auto comm = comm::join(options);
+  const comm::JoinOptions options{.timeout = std::chrono::seconds(60)};
+  comm::GivenMachine given;
+  if (what == "rows") given.host = [](int rank) { return str("host ", rank / 2); };
+  const auto comm = comm::join(options, comm::environment(), given);
   if (what == "parity") {
     testing::check_parity(comm);
   } else if (what == "dropout") {

@@ -18,7 +18,7 @@ inline bool in_shared_memory() { return default_backend() == "shm" || default_ba
 
 /// Whether waits only order streams, so that gathers and reductions have one group and one order ([Note: one
 /// order on a device] in zero/gather/residency.h).
-inline bool waits_only_order() { return default_backend() == "p2p"; }
+inline bool waits_only_order() { return default_backend() == "staged"; }
 
 }  // namespace tessera::testing
 

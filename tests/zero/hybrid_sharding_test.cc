@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "comm/init/given_machine.h"
 #include "comm/init/self.h"
 #include "comm/torch_dtype.h"
 #include "tests/support/watched_communicator.h"
@@ -71,9 +72,8 @@ Trained train_on(int world, int hosts, const Training& training, const Change& c
   if (hosts == 0) {
     run_ranks(world, body);
   } else {
-    comm::JoinOptions options{.backend = "hybrid", .timeout = std::chrono::seconds(20)};
-    options.host_for_tests = [hosts](int rank) { return str(rank / hosts); };
-    comm::run_threads(world, options, body);
+    const comm::GivenMachine given{.host = [hosts](int rank) { return str(rank / hosts); }};
+    comm::run_threads(world, {.backend = "hybrid", .timeout = std::chrono::seconds(20)}, given, body);
   }
   for (const Trained& other : of_rank) {
     EXPECT_TRUE(same_bits(other.weights, of_rank[0].weights));

@@ -6,6 +6,7 @@
 
 #include "comm/init/init.h"
 #include "core/str.h"
+#include "tests/comm/run_ranks.h"
 
 namespace tessera::zero::testing {
 
@@ -89,7 +90,7 @@ std::vector<at::Tensor> plain_gradients(torch::nn::Module& model, const at::Tens
 }
 
 void run_ranks(int world, const std::function<void(comm::CommunicatorPtr)>& body) {
-  comm::run_threads(
+  comm::testing::run_ranks(
       world, {.backend = tessera::testing::default_backend(), .timeout = std::chrono::seconds(20)}, body);
 }
 

@@ -118,11 +118,12 @@ std::vector<config::Field> comm_fields(TrainerConfig& c) {
   using namespace config;
   return {
       {"backend", &c.backend,
-       "What carries the collectives; auto: for CUDA nccl, or p2p where ranks of one host have the same "
-       "device; for CPUs shared memory on one host, hybrid on several hosts some of whose ranks share one "
-       "(shared memory within a host, Gloo between hosts), else gloo. With p2p by name ranks may share a "
-       "device",
-       choices({"auto", "shm", "hybrid", "gloo", "nccl", "p2p"}), argument("ddp_backend")},
+       "What carries the collectives; auto: for CUDA nccl, or staged where ranks have the same device or "
+       "there is no NCCL; for CPUs shared memory on one host, hybrid on several hosts some of whose ranks "
+       "share one (shared memory within a host, Gloo between hosts), else gloo. staged: CUDA tensors pass "
+       "through the host's memory, over what auto is for CPUs; ranks may share a device; refused for CPU "
+       "tensors, as nccl is. p2p is an old name of staged",
+       choices({"auto", "shm", "hybrid", "gloo", "nccl", "staged", "p2p"}), argument("ddp_backend")},
       {"timeout_s", &c.timeout_s, "Seconds after which a waiting collective fails", between(0.001, 1e9),
        argument("ddp_timeout")},
       {"rendezvous_timeout_s", &c.rendezvous_timeout_s,

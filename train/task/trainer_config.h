@@ -34,7 +34,7 @@ struct TrainerConfig {
   double early_stopping_threshold = 0;  ///< smallest improvement that counts as better
   bool export_model = true;             ///< writes model.safetensors at the end
   std::string device = "auto";          ///< auto: cuda when the machine has it; cpu; cuda
-  std::string backend = "auto";         ///< comm.backend: auto, shm, hybrid, gloo, nccl or p2p
+  std::string backend = "auto";         ///< comm.backend: auto, shm, hybrid, gloo, nccl or staged
   int64_t num_threads = 0;              ///< CPU threads of one rank; 0: the host's cores divided by its ranks
   bool deterministic = false;           ///< as torch.use_deterministic_algorithms(True)
   bool tf32 = false;                    ///< allow_tf32(); false: as libtorch's defaults and environment say

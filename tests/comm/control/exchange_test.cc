@@ -15,6 +15,7 @@
 #include "comm/shm/shm.h"
 #include "core/str.h"
 #include "tests/comm/comm_testing.h"
+#include "tests/comm/run_ranks.h"
 
 namespace tessera::comm {
 namespace {
@@ -143,7 +144,7 @@ TEST(StoreExchangeTest, ATimeoutSaysWhatWasWaitedFor) {
 }
 
 class ExchangeTest : public testing::EachBackend {};
-INSTANTIATE_TEST_SUITE_P(Backends, ExchangeTest, ::testing::Values("gloo", "shm", "hybrid", "p2p"),
+INSTANTIATE_TEST_SUITE_P(Backends, ExchangeTest, ::testing::Values("gloo", "shm", "hybrid", "staged"),
                          testing::backend_name);
 
 TEST_P(ExchangeTest, TheStoreDoesNotGrow) {
@@ -191,43 +192,47 @@ TEST_P(ExchangeTest, SendsNumbersStructsAndListsOfThem) {
     bool operator==(const Progress&) const = default;
   };
   enum class Color : uint8_t { kRed, kBlue };
-  run_threads(3, testing::quick_options(GetParam(), std::chrono::seconds(20)), [&](CommunicatorPtr comm) {
-    const int64_t big = std::numeric_limits<int64_t>::max() - comm->rank();
-    const auto numbers = comm->exchange(big, "numbers");
-    const auto flags = comm->exchange(comm->rank() == 1, "flags");
-    const auto colors = comm->exchange(comm->rank() == 2 ? Color::kBlue : Color::kRed, "colors");
-    const auto structs = comm->exchange(Progress{comm->rank(), 0.1 * comm->rank()}, "structs");
-    const auto lists = comm->exchange(std::vector<int>(static_cast<size_t>(comm->rank()), 7), "lists");
-    for (int r = 0; r < 3; ++r) {
-      EXPECT_EQ(numbers[r], std::numeric_limits<int64_t>::max() - r);
-      EXPECT_EQ(flags[r], r == 1);
-      EXPECT_EQ(colors[r], r == 2 ? Color::kBlue : Color::kRed);
-      EXPECT_EQ(structs[r], (Progress{r, 0.1 * r}));
-      EXPECT_EQ(lists[r], std::vector<int>(static_cast<size_t>(r), 7));
-    }
-  });
+  testing::run_ranks(
+      3, testing::quick_options(GetParam(), std::chrono::seconds(20)), [&](CommunicatorPtr comm) {
+        const int64_t big = std::numeric_limits<int64_t>::max() - comm->rank();
+        const auto numbers = comm->exchange(big, "numbers");
+        const auto flags = comm->exchange(comm->rank() == 1, "flags");
+        const auto colors = comm->exchange(comm->rank() == 2 ? Color::kBlue : Color::kRed, "colors");
+        const auto structs = comm->exchange(Progress{comm->rank(), 0.1 * comm->rank()}, "structs");
+        const auto lists = comm->exchange(std::vector<int>(static_cast<size_t>(comm->rank()), 7), "lists");
+        for (int r = 0; r < 3; ++r) {
+          EXPECT_EQ(numbers[r], std::numeric_limits<int64_t>::max() - r);
+          EXPECT_EQ(flags[r], r == 1);
+          EXPECT_EQ(colors[r], r == 2 ? Color::kBlue : Color::kRed);
+          EXPECT_EQ(structs[r], (Progress{r, 0.1 * r}));
+          EXPECT_EQ(lists[r], std::vector<int>(static_cast<size_t>(r), 7));
+        }
+      });
 }
 
 TEST_P(ExchangeTest, ValuesOfDifferentSizesAreAnError) {
-  run_threads(2, testing::quick_options(GetParam(), std::chrono::seconds(20)), [&](CommunicatorPtr comm) {
-    const std::string error = error_of([&] {
-      comm->rank() == 0 ? (void)comm->exchange(1, "plan") : (void)comm->exchange(int64_t{1}, "plan");
-    });
-    EXPECT_EQ(error, "exchange of \"plan\": ranks give values of different sizes");
-  });
+  testing::run_ranks(
+      2, testing::quick_options(GetParam(), std::chrono::seconds(20)), [&](CommunicatorPtr comm) {
+        const std::string error = error_of([&] {
+          comm->rank() == 0 ? (void)comm->exchange(1, "plan") : (void)comm->exchange(int64_t{1}, "plan");
+        });
+        EXPECT_EQ(error, "exchange of \"plan\": ranks give values of different sizes");
+      });
 }
 
 TEST_P(ExchangeTest, NamesTheRanksThatDidNotCome) {
   std::mutex mutex;
   std::vector<std::string> errors(4);
-  run_threads(4, testing::quick_options(GetParam(), std::chrono::seconds(20)), [&](CommunicatorPtr comm) {
-    if (comm->rank() == 1 || comm->rank() == 3) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1200));
-    }
-    const std::string error = error_of([&] { comm->exchange("x", "plan", std::chrono::milliseconds(500)); });
-    std::lock_guard lock(mutex);
-    errors[comm->rank()] = error;
-  });
+  testing::run_ranks(4, testing::quick_options(GetParam(), std::chrono::seconds(20)),
+                     [&](CommunicatorPtr comm) {
+                       if (comm->rank() == 1 || comm->rank() == 3) {
+                         std::this_thread::sleep_for(std::chrono::milliseconds(1200));
+                       }
+                       const std::string error =
+                           error_of([&] { comm->exchange("x", "plan", std::chrono::milliseconds(500)); });
+                       std::lock_guard lock(mutex);
+                       errors[comm->rank()] = error;
+                     });
   for (const int rank : {0, 2}) {
     EXPECT_EQ(errors[rank],
               "exchange of \"plan\", collective 1: ranks 1 and 3 have not arrived within 0.5 s");
@@ -240,11 +245,13 @@ TEST_P(ExchangeTest, NamesTheRanksThatDidNotCome) {
 TEST_P(ExchangeTest, DifferentLabelsAreAnError) {
   std::mutex mutex;
   std::vector<std::string> errors;
-  run_threads(2, testing::quick_options(GetParam(), std::chrono::seconds(20)), [&](CommunicatorPtr comm) {
-    const std::string error = error_of([&] { comm->exchange("x", comm->rank() == 0 ? "plan" : "report"); });
-    std::lock_guard lock(mutex);
-    errors.push_back(error);
-  });
+  testing::run_ranks(2, testing::quick_options(GetParam(), std::chrono::seconds(20)),
+                     [&](CommunicatorPtr comm) {
+                       const std::string error =
+                           error_of([&] { comm->exchange("x", comm->rank() == 0 ? "plan" : "report"); });
+                       std::lock_guard lock(mutex);
+                       errors.push_back(error);
+                     });
   for (const std::string& error : errors) {
     EXPECT_NE(error.find("\"plan\""), error.npos) << error;
     EXPECT_NE(error.find("\"report\""), error.npos) << error;
@@ -254,9 +261,10 @@ TEST_P(ExchangeTest, DifferentLabelsAreAnError) {
 TEST_P(ExchangeTest, ARankThatLeftIsNoticedAtOnce) {
   const auto start = std::chrono::steady_clock::now();
   std::string error;
-  run_threads(2, testing::quick_options(GetParam(), std::chrono::seconds(60)), [&](CommunicatorPtr comm) {
-    if (comm->rank() == 0) error = error_of([&] { comm->exchange("x", "plan"); });
-  });
+  testing::run_ranks(2, testing::quick_options(GetParam(), std::chrono::seconds(60)),
+                     [&](CommunicatorPtr comm) {
+                       if (comm->rank() == 0) error = error_of([&] { comm->exchange("x", "plan"); });
+                     });
   EXPECT_LT(testing::seconds_since(start), 5);
   EXPECT_EQ(error, "exchange of \"plan\", collective 1: rank 1 left the group: it has finished");
 }

@@ -10,6 +10,7 @@
 #include "comm/init/init.h"
 #include "core/str.h"
 #include "tests/comm/comm_testing.h"
+#include "tests/comm/run_ranks.h"
 
 namespace tessera::comm {
 namespace {
@@ -26,7 +27,7 @@ class FailuresTest : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override { backend = GetParam(); }
 };
-INSTANTIATE_TEST_SUITE_P(Backends, FailuresTest, ::testing::Values("gloo", "shm", "hybrid", "p2p"),
+INSTANTIATE_TEST_SUITE_P(Backends, FailuresTest, ::testing::Values("gloo", "shm", "hybrid", "staged"),
                          testing::backend_name);
 
 /// Runs `body` on every rank; returns what each threw.
@@ -34,7 +35,7 @@ std::vector<std::string> errors_of(int size, milliseconds timeout,
                                    const std::function<void(CommunicatorPtr)>& body) {
   std::mutex mutex;
   std::vector<std::string> errors(static_cast<size_t>(size));
-  run_threads(size, testing::quick_options(backend, timeout), [&](CommunicatorPtr comm) {
+  testing::run_ranks(size, testing::quick_options(backend, timeout), [&](CommunicatorPtr comm) {
     const std::string error = error_of([&] { body(comm); });
     std::lock_guard lock(mutex);
     errors[static_cast<size_t>(comm->rank())] = error;
@@ -113,7 +114,7 @@ TEST_P(FailuresTest, AnInterruptEndsAWaitAndTheGroup) {
       if (interrupted && std::this_thread::get_id() == *main_thread_of_rank_0)
         throw std::runtime_error("stop");
     };
-    run_threads(2, options, [&](CommunicatorPtr comm) {
+    testing::run_ranks(2, options, [&](CommunicatorPtr comm) {
       at::Tensor buffer = at::ones({op == "posting" ? 4 << 20 : 8});
       comm->barrier("start");
       const auto wait = [&] {
@@ -206,7 +207,7 @@ TEST_P(FailuresTest, TheFirstErrorOfAThreadIsRethrownAndEndsTheOthers) {
   std::mutex mutex;
   std::vector<std::string> others;
   const std::string first = error_of([&] {
-    run_threads(4, testing::quick_options(backend, seconds(60)), [&](CommunicatorPtr comm) {
+    testing::run_ranks(4, testing::quick_options(backend, seconds(60)), [&](CommunicatorPtr comm) {
       at::Tensor buffer = at::ones({100});
       comm->all_reduce(buffer, "unit 0")->wait();
       if (comm->rank() == 1) throw std::runtime_error("boom\nand more");
@@ -229,7 +230,7 @@ TEST_P(FailuresTest, TheFirstErrorOfAThreadIsRethrownAndEndsTheOthers) {
 TEST_P(FailuresTest, AnErrorWithACollectiveInFlightDoesNotHang) {
   const auto start = Clock::now();
   const std::string first = error_of([&] {
-    run_threads(3, testing::quick_options(backend, seconds(60)), [&](CommunicatorPtr comm) {
+    testing::run_ranks(3, testing::quick_options(backend, seconds(60)), [&](CommunicatorPtr comm) {
       const auto twin = comm->duplicate("twin");
       const auto third = comm->duplicate("third");
       if (comm->rank() == 2) {
@@ -296,7 +297,7 @@ TEST_P(FailuresTest, TheFailureOfADroppedWorkIsNoticedAtTheNextCall) {
 }
 
 TEST_P(FailuresTest, TestPolls) {
-  run_threads(2, testing::quick_options(backend, seconds(20)), [](CommunicatorPtr comm) {
+  testing::run_ranks(2, testing::quick_options(backend, seconds(20)), [](CommunicatorPtr comm) {
     if (comm->rank() == 1) std::this_thread::sleep_for(milliseconds(300));
     at::Tensor buffer = at::ones({8});
     const WorkPtr work = comm->all_reduce(buffer, "polled");

@@ -23,7 +23,7 @@ using testing::Variables;
 using Clock = std::chrono::steady_clock;
 
 class OnEachBackend : public testing::EachBackend {};
-INSTANTIATE_TEST_SUITE_P(Backends, OnEachBackend, ::testing::Values("shm", "gloo", "hybrid", "p2p"),
+INSTANTIATE_TEST_SUITE_P(Backends, OnEachBackend, ::testing::Values("shm", "gloo", "hybrid", "staged"),
                          testing::backend_name);
 
 /// Ranks 0 and 1 on one host, rank 2 on another.
@@ -135,7 +135,7 @@ INSTANTIATE_TEST_SUITE_P(Waits, KilledRank,
                          ::testing::Values(std::tuple("shm", 0), std::tuple("shm", 1), std::tuple("gloo", 0),
                                            std::tuple("gloo", 1), std::tuple("hybrid", 0),
                                            std::tuple("hybrid", 1), std::tuple("hybrid", 2),
-                                           std::tuple("p2p", 0), std::tuple("p2p", 1)),
+                                           std::tuple("staged", 0), std::tuple("staged", 1)),
                          [](const auto& info) {
                            return str(std::get<0>(info.param), "_rank_", std::get<1>(info.param));
                          });
@@ -190,8 +190,7 @@ TEST_P(OnEachBackend, AKilledRankEndsWaitsUnderTheLauncherToo) {
 
 TEST(ProcessTest, AKilledRankEndsTheWaitForSharedMemory) {
   using Case = std::pair<std::string, std::string>;  // backend, call
-  for (const auto& [backend, what] : {Case("shm", "allocate_symmetric"), Case("shm", "allocate_shared"),
-                                      Case("p2p", "allocate_symmetric")}) {
+  for (const auto& [backend, what] : {Case("shm", "allocate_symmetric"), Case("shm", "allocate_shared")}) {
     const Processes processes = start("wait", 2, {{"TEST_BACKEND", backend}, {"TEST_VICTIM", "0"}}, what);
     EXPECT_EQ(processes[0]->wait(), 128 + SIGKILL);
     const auto begin = Clock::now();

@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "comm/hybrid/plan.h"
-#include "comm/init/init.h"
+#include "comm/init/given_machine.h"
 #include "core/str.h"
 #include "tests/comm/comm_testing.h"
 
@@ -25,14 +25,9 @@ using testing::symmetric;
 
 using Grouping = std::vector<int>;  // host by rank
 
-JoinOptions on_hosts(const Grouping& grouping) {
-  JoinOptions options = quick_options("hybrid");
-  options.host_for_tests = [grouping](int rank) { return str("host ", grouping[rank]); };
-  return options;
-}
-
 void run_on(const Grouping& grouping, const std::function<void(CommunicatorPtr)>& body) {
-  run_threads(static_cast<int>(grouping.size()), on_hosts(grouping), body);
+  const GivenMachine given{.host = [&](int rank) { return str("host ", grouping[rank]); }};
+  run_threads(static_cast<int>(grouping.size()), quick_options("hybrid"), given, body);
 }
 
 class HybridTest : public ::testing::TestWithParam<Grouping> {

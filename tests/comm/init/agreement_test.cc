@@ -6,6 +6,7 @@
 #include "comm/init/init.h"
 #include "core/error.h"
 #include "tests/comm/comm_testing.h"
+#include "tests/comm/run_ranks.h"
 
 namespace tessera::comm {
 namespace {
@@ -13,11 +14,11 @@ namespace {
 using tessera::testing::error_of;
 
 class Agreement : public testing::EachBackend {};
-INSTANTIATE_TEST_SUITE_P(Backends, Agreement, ::testing::Values("gloo", "shm", "hybrid", "p2p"),
+INSTANTIATE_TEST_SUITE_P(Backends, Agreement, ::testing::Values("gloo", "shm", "hybrid", "staged"),
                          testing::backend_name);
 
 TEST_P(Agreement, AFailureOfOneRankIsAllRanks) {
-  run_threads(3, testing::quick_options(GetParam()), [](CommunicatorPtr comm) {
+  testing::run_ranks(3, testing::quick_options(GetParam()), [](CommunicatorPtr comm) {
     EXPECT_EQ(failure_on_any(*comm, "test", [] {}), "");
     const auto fail_on = [&](int first) {
       return [&, first] {
@@ -34,7 +35,7 @@ TEST_P(Agreement, AFailureOfOneRankIsAllRanks) {
 }
 
 TEST_P(Agreement, RankZerosAnswerIsAllRanks) {
-  run_threads(2, testing::quick_options(GetParam()), [](CommunicatorPtr comm) {
+  testing::run_ranks(2, testing::quick_options(GetParam()), [](CommunicatorPtr comm) {
     int num_asked = 0;
     const auto answer = [&](const std::string& text) {
       return from_rank_0<DataError>(*comm, "test", [&] { return ++num_asked, text; });

@@ -22,19 +22,19 @@ TEST(CudaChoice, TheOneThatARankSeesIsItsOwnWhereTheHostHasOneForEach) {
   EXPECT_EQ(choose_cuda_device({1, 4}, 1, 2, false), 0);
   EXPECT_EQ(choose_cuda_device({1, 4}, 3, 4, false), 0);
   for (const int on_host : {0, 1, 3})
-    EXPECT_EQ(
-        error_of([&] { choose_cuda_device({1, on_host}, 1, 4, false); }),
-        "this host has 1 CUDA device for 4 ranks: expected one for each rank, or comm.backend \"p2p\", over "
-        "which ranks can share a device");
+    EXPECT_EQ(error_of([&] { choose_cuda_device({1, on_host}, 1, 4, false); }),
+              "this host has 1 CUDA device for 4 ranks: expected one for each rank, or comm.backend "
+              "\"staged\", over "
+              "which ranks can share a device");
 }
 
 TEST(CudaChoice, RanksShareOnlyWhereTheyMay) {
   EXPECT_EQ(choose_cuda_device({1, 1}, 3, 4, true), 0);
   EXPECT_EQ(choose_cuda_device({2, 2}, 3, 4, true), 1);
-  EXPECT_EQ(
-      error_of([] { choose_cuda_device({2, 8}, 3, 4, false); }),
-      "this host has 2 CUDA devices for 4 ranks: expected one for each rank, or comm.backend \"p2p\", over "
-      "which ranks can share a device");
+  EXPECT_EQ(error_of([] { choose_cuda_device({2, 8}, 3, 4, false); }),
+            "this host has 2 CUDA devices for 4 ranks: expected one for each rank, or comm.backend "
+            "\"staged\", over "
+            "which ranks can share a device");
 }
 
 TEST(CudaChoice, WithoutADeviceThereIsNoChoice) {

@@ -13,9 +13,10 @@ using testing::error_of;
 TEST(ChooseDevice, RefusesUnknownBackendsAndThoseForOtherTensors) {
   JoinOptions options;
   options.backend = "mpi";
-  EXPECT_EQ(error_of([&] { join(options, Environment{}); }),
-            "unknown backend \"mpi\": expected \"auto\", \"shm\", \"hybrid\", \"gloo\", \"nccl\" or \"p2p\"");
-  for (const std::string backend : {"nccl", "p2p"}) {
+  EXPECT_EQ(
+      error_of([&] { join(options, Environment{}); }),
+      "unknown backend \"mpi\": expected \"auto\", \"shm\", \"hybrid\", \"gloo\", \"nccl\" or \"staged\"");
+  for (const std::string backend : {"nccl", "staged"}) {
     options.backend = backend;
     EXPECT_EQ(
         error_of([&] { join(options, Environment{}); }),
@@ -24,7 +25,7 @@ TEST(ChooseDevice, RefusesUnknownBackendsAndThoseForOtherTensors) {
   options.backend = "gloo";
   options.device = "cuda";
   EXPECT_EQ(error_of([&] { join(options, Environment{}); }),
-            "backend \"gloo\" moves CPU tensors; CUDA tensors need \"p2p\" or \"nccl\"");
+            "backend \"gloo\" moves CPU tensors; CUDA tensors need \"nccl\" or \"staged\"");
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "comm/torch_dtype.h"
 #include "core/str.h"
 #include "tests/comm/comm_testing.h"
+#include "tests/comm/run_ranks.h"
 
 namespace tessera::comm {
 namespace {
@@ -66,14 +67,14 @@ TEST(Reduce, SumsInOrderInFp32AndRoundedOnce) {
 class ReduceIntoTest : public ::testing::TestWithParam<std::tuple<int, std::string>> {};
 INSTANTIATE_TEST_SUITE_P(Worlds, ReduceIntoTest,
                          ::testing::Combine(::testing::Values(1, 2, 3, 4, 8),
-                                            ::testing::Values("gloo", "shm", "hybrid", "p2p")),
+                                            ::testing::Values("gloo", "shm", "hybrid", "staged")),
                          [](const auto& info) {
                            return str(std::get<1>(info.param), "_", std::get<0>(info.param));
                          });
 
 TEST_P(ReduceIntoTest, ScalesAddsAndCasts) {
   const int size = std::get<0>(GetParam());
-  run_threads(size, quick_options(std::get<1>(GetParam())), [&](CommunicatorPtr comm) {
+  testing::run_ranks(size, quick_options(std::get<1>(GetParam())), [&](CommunicatorPtr comm) {
     for (const bool in_place : {true, false})  // memory the others can read, or not
       for (const int64_t numel : {int64_t{1}, int64_t{64}, int64_t{1001}, int64_t{300'000}}) {
         const at::Tensor values = filled(comm->rank(), 0, size * numel, at::kBFloat16);

@@ -5,6 +5,7 @@
 #include <array>
 #include <thread>
 
+#include "tests/comm/run_ranks.h"
 #include "tests/zero/zero_testing.h"
 
 namespace tessera::zero::testing {
@@ -142,7 +143,7 @@ TEST(Order, ARankMaySkipUnitsInReplay) {
 // Rank 1 skips a unit, so it has issued fewer gathers than the others when it calls GatheredParameters. Ranks
 // that wait for a while afterwards must not report that as a difference.
 TEST(Order, CallsInTheMiddleDoNotCountAsGathers) {
-  comm::run_threads(
+  comm::testing::run_ranks(
       3, {.backend = tessera::testing::default_backend(), .timeout = std::chrono::seconds(2)},
       [](comm::CommunicatorPtr comm) {
         Chain model(6);

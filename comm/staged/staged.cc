@@ -1,0 +1,195 @@
+#include "comm/staged/staged.h"
+
+#include <ATen/record_function.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include <atomic>
+#include <utility>
+
+#include "comm/control/error_message.h"
+#include "comm/memory/host_thread.h"
+#include "core/error.h"
+#include "core/memory/memory_use.h"
+
+namespace tessera::comm {
+namespace {
+
+using std::chrono::milliseconds;
+
+class StagedPending final : public Pending {
+ public:
+  StagedPending(std::shared_ptr<HostThread> thread, HostThread::Task task)
+      : thread_(std::move(thread)), task_(task) {}
+  bool poll() override { return thread_->wait_for(task_, milliseconds(0)); }
+  bool wait(milliseconds limit) override { return thread_->wait_for(task_, limit); }
+
+ private:
+  const std::shared_ptr<HostThread> thread_;
+  const HostThread::Task task_;
+};
+
+/// Owns the transport of CPU tensors, which only the group's thread uses, except abort() and what is
+/// constant.
+class StagedTransport final : public Transport {
+ public:
+  StagedTransport(std::unique_ptr<Transport> host, StagedOptions options, FailureHook on_failure)
+      : options_(std::move(options)),
+        on_failure_(std::move(on_failure)),
+        host_(std::move(host)),
+        thread_(std::make_shared<HostThread>(options_.device)) {
+    host_->set_watch([this] { check_here(); });
+  }
+  StagedTransport(const StagedTransport&) = delete;
+  StagedTransport& operator=(const StagedTransport&) = delete;
+  /// Pendings, which share the thread, may be destroyed later.
+  ~StagedTransport() override { thread_->stop(); }
+
+  std::string_view name() const override { return "staged"; }
+  /// As over NCCL, so that an engine issues the same collectives in the same order (zero/gather/residency.h:
+  /// [Note: one order on a device]). Waiting does block the thread.
+  bool wait_blocks() const override { return false; }
+  bool waits_at_end() const override { return !aborted_; }
+  int64_t bytes_from_other_hosts() const override { return host_->bytes_from_other_hosts(); }
+
+  PendingPtr all_gather(const at::Tensor& full, const at::Tensor& shard, uint32_t tag) override {
+    return issue(tag, [=, this](const EventPtr& issued) {
+      const auto shard_bytes = static_cast<int64_t>(shard.nbytes());
+      const at::Tensor staged = buffer(static_cast<int64_t>(full.nbytes()));
+      const at::Tensor mine = plain_view(staged, options_.rank * shard_bytes, shard_bytes);
+      copy_down(mine, shard, issued);
+      run(*host_->all_gather(staged, mine, tag));
+      copy_up(full, staged, issued);
+    });
+  }
+
+  PendingPtr reduce_scatter(const at::Tensor& full, const ReduceInto& into, uint32_t tag) override {
+    return issue(tag, [=, this](const EventPtr& issued) {
+      const auto full_bytes = static_cast<int64_t>(full.nbytes());
+      const auto shard_bytes = static_cast<int64_t>(into.shard.nbytes());
+      const int64_t begin = (full_bytes + kAlignment - 1) / kAlignment * kAlignment;
+      const at::Tensor both = buffer(begin + shard_bytes);
+      const at::Tensor staged = plain_view(both, 0, full_bytes), shard = plain_view(both, begin, shard_bytes);
+      copy_down(staged, full, issued);
+      if (into.add) copy_down(shard, into.shard, issued);
+      run(*host_->reduce_scatter(typed(staged, full), {typed(shard, into.shard), into.scale, into.add}, tag));
+      copy_up(into.shard, shard, issued);
+    });
+  }
+
+  PendingPtr all_reduce(const at::Tensor& full, double scale, uint32_t tag) override {
+    return issue(tag, [=, this](const EventPtr& issued) {
+      const at::Tensor staged = buffer(static_cast<int64_t>(full.nbytes()));
+      copy_down(staged, full, issued);
+      run(*host_->all_reduce(typed(staged, full), scale, tag));
+      copy_up(full, staged, issued);
+    });
+  }
+
+  PendingPtr broadcast(const at::Tensor& given, int root, uint32_t tag) override {
+    return issue(tag, [=, this](const EventPtr& issued) {
+      const at::Tensor staged = buffer(static_cast<int64_t>(given.nbytes()));
+      if (root == options_.rank) copy_down(staged, given, issued);
+      run(*host_->broadcast(staged, root, tag));
+      if (root != options_.rank) copy_up(given, staged, issued);
+    });
+  }
+
+  PendingPtr barrier(uint32_t tag) override {
+    return issue(tag, [=, this](const EventPtr&) { run(*host_->barrier(tag)); });
+  }
+
+  void abort() override {
+    aborted_ = true;
+    host_->abort();
+  }
+
+  std::unique_ptr<Transport> duplicate(const GroupStore& store, FailureHook on_failure) override {
+    return staged_over(options_.rank, on_failure, [&] { return host_->duplicate(store, on_failure); });
+  }
+
+  std::unique_ptr<Transport> split(const std::vector<int>& ranks, const GroupStore& store,
+                                   FailureHook on_failure) override {
+    return staged_over(place_of(ranks, options_.rank), on_failure,
+                       [&] { return host_->split(ranks, store, on_failure); });
+  }
+
+ private:
+  static constexpr int64_t kAlignment = 64;
+
+  /// `body` gets the point of the current stream, after which the buffers may be read and written.
+  template <class Body>
+  PendingPtr issue(uint32_t tag, Body body) {
+    const auto task = [this, tag, body = std::move(body), issued = options_.transfer->record(),
+                       debug_info = c10::ThreadLocalDebugInfo::current()] {
+      const c10::DebugInfoGuard as_the_issuer(debug_info);  // the memory meter counts by it
+      try {
+        check_here();
+        body(issued);
+      } catch (const std::exception& error) {
+        if (on_failure_ && !aborted_) on_failure_(error_message(error), tag);
+        throw;
+      }
+    };
+    return std::make_unique<StagedPending>(thread_, thread_->post(task));
+  }
+
+  /// The thread makes it, behind what is in flight.
+  template <class Make>
+  std::unique_ptr<Transport> staged_over(int rank, const FailureHook& on_failure, const Make& make) {
+    std::unique_ptr<Transport> host;
+    thread_->wait(thread_->post([&] { host = make(); }));
+    StagedOptions options = options_;
+    options.rank = rank;
+    return std::make_unique<StagedTransport>(std::move(host), std::move(options), on_failure);
+  }
+
+  // What the thread calls.
+
+  void check_here() const {
+    if (aborted_) throw CommError("this rank has left the group");
+  }
+
+  void run(Pending& collective) const {
+    while (!collective.wait(milliseconds(100))) check_here();
+  }
+
+  /// (bytes) uint8
+  at::Tensor buffer(int64_t bytes) {
+    if (!memory_.defined() || static_cast<int64_t>(memory_.nbytes()) < bytes) {
+      const MemoryFor use(MemoryUse::kCommunication);
+      const at::DisableRecordFunctionGuard our_own_operators;
+      memory_.reset();
+      memory_ = options_.transfer->host_memory(bytes);
+    }
+    return plain_view(memory_, 0, bytes);
+  }
+
+  static at::Tensor typed(const at::Tensor& bytes, const at::Tensor& like) {
+    return plain_view_at(bytes.data_ptr(), like.numel(), like.scalar_type(), bytes);
+  }
+
+  void copy_down(const at::Tensor& host, const at::Tensor& device, const EventPtr& issued) const {
+    options_.transfer->synchronize(options_.transfer->d2h(host, plain_bytes(device), issued));
+  }
+
+  /// The host waits for it: whatever any stream is given from then on comes after it.
+  void copy_up(const at::Tensor& device, const at::Tensor& host, const EventPtr& issued) const {
+    options_.transfer->synchronize(options_.transfer->h2d(plain_bytes(device), host, issued));
+  }
+
+  const StagedOptions options_;
+  const FailureHook on_failure_;
+  std::atomic<bool> aborted_ = false;
+  const std::unique_ptr<Transport> host_;
+  at::Tensor memory_;  // the thread's
+  const std::shared_ptr<HostThread> thread_;
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> make_staged_transport(std::unique_ptr<Transport> host,
+                                                 const StagedOptions& options, FailureHook on_failure) {
+  return std::make_unique<StagedTransport>(std::move(host), options, std::move(on_failure));
+}
+
+}  // namespace tessera::comm

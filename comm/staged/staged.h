@@ -1,0 +1,34 @@
+// The staged transport: tensors of a device pass through page-locked memory of the host, and over any
+// transport of CPU tensors. Ranks may share a device. Sums have the bits of that transport.
+//
+// [Note: staged collectives]
+// A group has one thread. It carries out the group's collectives one after another, in the order in which
+// they were issued, which is the same on all ranks:
+//  1. It waits until the stream that was current when the collective was issued has got there, and copies
+//  what
+//     this rank gives to the host.
+//  2. The transport of CPU tensors carries out the collective in the host's memory.
+//  3. The result is copied to the device. The collective has ended when it is there.
+// So a rank's collectives wait for nothing but other ranks' and for the rank's own device, whose streams
+// never wait for another rank: groups need no common order. A group has one buffer of the host's memory, as
+// large as its largest collective so far.
+#pragma once
+
+#include <memory>
+
+#include "comm/memory/host_transfer.h"
+#include "comm/transport.h"
+
+namespace tessera::comm {
+
+struct StagedOptions {
+  int rank = 0;
+  at::Device device = at::kCUDA;
+  std::shared_ptr<HostTransfer> transfer = nullptr;  ///< of that device
+};
+
+/// Local. `host`: a transport of CPU tensors of the same ranks. `on_failure` is called on the group's thread.
+std::unique_ptr<Transport> make_staged_transport(std::unique_ptr<Transport> host,
+                                                 const StagedOptions& options, FailureHook on_failure);
+
+}  // namespace tessera::comm
