@@ -19,11 +19,6 @@ namespace tessera::comm::testing {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-namespace {
-// [Note: libtorch's settings]: for tests that make groups of threads without run_threads().
-[[maybe_unused]] const int kFlightRecorderOff = setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
-}  // namespace
-
 RankProcess::RankProcess(const std::vector<std::string>& arguments, const Variables& variables,
                          int inherit_fd) {
   int ends[2];

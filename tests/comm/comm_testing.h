@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <string>
@@ -15,6 +16,10 @@
 #include "tests/support/errors.h"
 
 namespace tessera::comm::testing {
+
+// [Note: libtorch's settings]: for tests that make groups of threads without run_threads(). It is in the
+// header so that every program with such a test has it.
+inline const int kFlightRecorderOff = setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
 
 using tessera::testing::error_of;
 using tessera::testing::seconds_since;
