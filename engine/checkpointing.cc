@@ -9,6 +9,7 @@
 #include "checkpoint/read/reader.h"
 #include "comm/init/agreement.h"
 #include "core/error.h"
+#include "core/json/json_reader.h"
 #include "core/str.h"
 #include "engine/checkpoint/checkpoint_state.h"
 #include "engine/checkpoint/checkpoint_types.h"
@@ -102,7 +103,7 @@ std::string Engine::save_with(CheckpointWriter& writer, const std::string& direc
     if (parameters[static_cast<size_t>(parameter)].trainable || !options.exclude_frozen_parameters)
       state.parameter_steps.push_back(sharded_->parameter_steps(parameter));
   state.module = record_of(*sharded_);
-  state.config = json::parse(dump_resolved(config_));
+  state.config = parse_json(dump_resolved(config_));
   state.client_state = client_state;
 
   CheckpointContent content;

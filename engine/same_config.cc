@@ -7,6 +7,7 @@
 
 #include "checkpoint/block_hashes.h"
 #include "core/error.h"
+#include "core/json/json_reader.h"
 #include "core/str.h"
 #include "core/utf8.h"
 
@@ -51,9 +52,9 @@ void check_same_config(comm::Communicator& comm, const ordered_json& mine) {
   const std::vector<std::string> digests = comm.exchange(checkpoint::text_digest(text), "config digest");
   if (std::equal(digests.begin() + 1, digests.end(), digests.begin())) return;
   const std::vector<std::string> texts = comm.exchange(text, "config");
-  const ordered_json first = ordered_json::parse(texts[0]);
+  const ordered_json first = parse_ordered_json(texts[0]);
   for (size_t rank = 1; rank < texts.size(); ++rank) {
-    const ordered_json other = ordered_json::parse(texts[rank]);
+    const ordered_json other = parse_ordered_json(texts[rank]);
     std::vector<Difference> found;
     find_differences("", first, other, found);
     if (found.empty()) continue;

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/files/disk.h"
+#include "core/json/json_reader.h"
 #include "monitor/file_name.h"
 #include "monitor/wall_time.h"
 
@@ -20,9 +21,7 @@ bool is_record(const nlohmann::json& record) {
   return record.is_object() && (!record.contains("step") || record["step"].is_number());
 }
 
-nlohmann::json parse(const std::string& line) {
-  return nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-}
+nlohmann::json parse(const std::string& line) { return parse_json_or_discard(line); }
 
 LineFile::Test keeps_until(std::optional<int64_t> step) {
   if (!step) return {};

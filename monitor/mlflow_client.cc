@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
+#include "core/json/json_reader.h"
 #include "core/str.h"
 #include "core/utf8.h"
 #include "monitor/wall_time.h"
@@ -54,7 +55,7 @@ json number(double value) {
 
 /// The message of the server about a request that failed.
 std::string reason_of(const HttpResponse& response) {
-  const json answer = json::parse(response.body, nullptr, /*allow_exceptions=*/false);
+  const json answer = parse_json_or_discard(response.body);
   std::string text = str("status ", response.status);
   if (answer.is_object() && answer.contains("message") && answer["message"].is_string())
     text += ", " + quoted_name(answer["message"].get<std::string>());
@@ -62,7 +63,7 @@ std::string reason_of(const HttpResponse& response) {
 }
 
 bool has_code(const HttpResponse& response, const char* code) {
-  const json answer = json::parse(response.body, nullptr, /*allow_exceptions=*/false);
+  const json answer = parse_json_or_discard(response.body);
   return answer.is_object() && answer.value("error_code", json()) == code;
 }
 
@@ -115,7 +116,7 @@ json MlflowClient::call(const std::string& method, const std::string& path, cons
     fail_unreachable(server_, error);
   }
   check(server_, path.substr(0, path.find('?')), response);
-  json answer = json::parse(response.body, nullptr, /*allow_exceptions=*/false);
+  json answer = parse_json_or_discard(response.body);
   if (!answer.is_object())
     throw MlflowError(str(server_, " answers ", path.substr(0, path.find('?')),
                           " with something that is no JSON object; expected an MLflow server"),

@@ -21,6 +21,7 @@
 #include "checkpoint/read/reader.h"
 #include "comm/init/agreement.h"
 #include "core/error.h"
+#include "core/json/json_reader.h"
 #include "core/str.h"
 #include "engine/config/batch.h"
 #include "train/run/run_checkpoints.h"
@@ -157,7 +158,7 @@ OnDisk find_on_disk(const fs::path& output_dir, comm::Communicator& comm) {
     return json::array({found.own, found.others, found.damaged})
         .dump(-1, ' ', false, json::error_handler_t::replace);
   });
-  const json found = json::parse(text);
+  const json found = parse_json(text);
   return {found.at(0), found.at(1), found.at(2)};
 }
 

@@ -10,6 +10,7 @@
 #include "checkpoint/manifest/names.h"
 #include "core/error.h"
 #include "core/files/temporary_name.h"
+#include "core/json/json_reader.h"
 #include "core/str.h"
 #include "core/utf8.h"
 
@@ -35,7 +36,7 @@ bool holds_checkpoint(const fs::path& folder) {
     const size_t key = head.find(kTagKey), value = key + kTagKey.size();
     if (key == head.npos) return true;
     const std::string line = head.substr(value, head.find(",\n", value) - value);
-    const nlohmann::json tag = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const nlohmann::json tag = parse_json_or_discard(line);
     return !tag.is_string() || tag.get<std::string>() == folder.filename().string();
   } catch (const DiskError&) {
     return false;

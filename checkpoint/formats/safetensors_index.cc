@@ -1,112 +1,67 @@
 #include "checkpoint/formats/safetensors_index.h"
 
-#include <nlohmann/json.hpp>
+#include <optional>
 
 #include "checkpoint/checkpoint_error.h"
-#include "core/error.h"
+#include "core/json/json_reader.h"
 #include "core/str.h"
 #include "core/utf8.h"
 
 namespace tessera::checkpoint {
 namespace {
 
-constexpr std::string_view kWeightMap = "weight_map";
+using FileByTensor = std::map<std::string, std::string>;
 
-// Builds the map from the parser's events and skips everything but the weight_map. Every handler throws or
-// returns true.
-class IndexReader : public nlohmann::json_sax<nlohmann::json> {
- public:
-  explicit IndexReader(const std::string& file) : file_(file) {}
+[[noreturn]] void fail(const std::string& what) { throw CheckpointError(what); }
 
-  std::map<std::string, std::string> take() {
-    if (!seen_) fail("has no \"weight_map\"; expected {\"weight_map\": {NAME: FILE}}");
-    return std::move(files_);
-  }
-
-  bool start_object(std::size_t) override {
-    if (depth_ == 1 && at_weight_map_) {
-      in_weight_map_ = true;
-    } else if (depth_ > 0) {
-      value("an object");
-    }
-    ++depth_;
-    return true;
-  }
-  bool end_object() override {
-    --depth_;
-    if (depth_ == 1) in_weight_map_ = false;
-    return true;
-  }
-  bool start_array(std::size_t) override {
-    value("a list");
-    ++depth_;
-    return true;
-  }
-  bool end_array() override {
-    --depth_;
-    return true;
-  }
-
-  bool key(string_t& name) override {
-    if (depth_ == 1) {
-      at_weight_map_ = name == kWeightMap;
-      if (at_weight_map_ && seen_) fail("has \"weight_map\" twice");
-      seen_ = seen_ || at_weight_map_;
-    } else if (in_weight_map_) {
-      name_ = name;
-    }
-    return true;
-  }
-
-  bool string(string_t& text) override {
-    if (!in_weight_map_) return value(quoted_name(text));
-    const bool is_name = !text.empty() && text != "." && text != ".." &&
-                         text.find_first_of(std::string_view("/\\\0", 3)) == text.npos;
+FileByTensor read_weight_map(JsonReader& in) {
+  if (in.next() != JsonKind::kObject) fail(str("\"weight_map\" is ", in.found(), ", expected an object"));
+  FileByTensor files;
+  in.enter_object();
+  for (std::string name; in.next_key(name);) {
+    if (in.next() != JsonKind::kString)
+      fail(str("tensor ", quoted_name(name), " is in ", in.found(), ", expected the name of a file"));
+    const std::string file = in.string();
+    const bool is_name = !file.empty() && file != "." && file != ".." &&
+                         file.find_first_of(std::string_view("/\\\0", 3)) == file.npos;
     if (!is_name)
-      fail(str("tensor ", quoted_name(name_), " is in ", quoted_name(text),
+      fail(str("tensor ", quoted_name(name), " is in ", quoted_name(file),
                ", expected a file in the index's own folder"));
-    if (!files_.emplace(std::move(name_), text).second)
-      fail(str("has a tensor twice, in ", quoted_name(text), " the second time"));
-    return true;
+    if (!files.emplace(name, file).second)
+      fail(str("has a tensor twice, in ", quoted_name(file), " the second time"));
   }
+  return files;
+}
 
-  bool number_unsigned(number_unsigned_t number) override { return value(str(number)); }
-  bool number_integer(number_integer_t number) override { return value(str(number)); }
-  bool number_float(number_float_t, const string_t& text) override { return value(quoted_name(text)); }
-  bool boolean(bool flag) override { return value(flag ? "true" : "false"); }
-  bool null() override { return value("null"); }
-  bool binary(binary_t&) override { return value("binary data"); }
-  bool parse_error(std::size_t position, const std::string&, const nlohmann::detail::exception&) override {
-    fail(str("is no JSON at byte ", position));
+/// Throws without the name of the file.
+FileByTensor read_index(std::string_view text) {
+  JsonReader in(text);
+  if (in.next() != JsonKind::kObject) fail(str("is ", in.found(), ", expected an object"));
+  std::optional<FileByTensor> files;
+  in.enter_object();
+  for (std::string key; in.next_key(key);) {
+    if (key != "weight_map") {
+      in.skip();
+      continue;
+    }
+    if (files) fail("has \"weight_map\" twice");
+    files = read_weight_map(in);
   }
-
- private:
-  // A value other than the weight_map and the names of files in it.
-  bool value(const std::string& found) {
-    if (depth_ == 0) fail(str("is ", found, ", expected an object"));
-    if (in_weight_map_)
-      fail(str("tensor ", quoted_name(name_), " is in ", found, ", expected the name of a file"));
-    if (depth_ == 1 && at_weight_map_) fail(str("\"weight_map\" is ", found, ", expected an object"));
-    return true;
-  }
-
-  [[noreturn]] void fail(const std::string& what) { throw CheckpointError(str(file_, ": ", what)); }
-
-  const std::string& file_;
-  std::map<std::string, std::string> files_;
-  int64_t depth_ = 0;           // objects and lists that are open
-  bool at_weight_map_ = false;  // the last key of the outermost object was it
-  bool in_weight_map_ = false;
-  bool seen_ = false;
-  std::string name_;
-};
+  in.finish();
+  if (!files) fail("has no \"weight_map\"; expected {\"weight_map\": {NAME: FILE}}");
+  return std::move(*files);
+}
 
 }  // namespace
 
-std::map<std::string, std::string> parse_safetensors_index(std::string_view text, const std::string& file) {
-  IndexReader reader(file);
-  nlohmann::json::sax_parse(text.begin(), text.end(), &reader);
-  return reader.take();
+FileByTensor parse_safetensors_index(std::string_view text, const std::string& file) {
+  try {
+    return read_index(text);
+  } catch (const JsonError& error) {
+    throw CheckpointError(str(file, ": is no JSON at byte ", error.offset() + 1));
+  } catch (const CheckpointError& error) {
+    throw CheckpointError(str(file, ": ", error.what()));
+  }
 }
 
 }  // namespace tessera::checkpoint

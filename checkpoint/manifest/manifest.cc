@@ -6,7 +6,6 @@
 
 #include "checkpoint/block_hashes.h"
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/manifest/json_field.h"
 #include "checkpoint/manifest/manifest_text.h"
 #include "core/error.h"
 #include "core/str.h"

@@ -6,11 +6,12 @@
 
 #include "checkpoint/block_hashes.h"
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/manifest/json_field.h"
 #include "checkpoint/manifest/manifest.h"
 #include "checkpoint/manifest/manifest_text.h"
 #include "checkpoint/manifest/names.h"
 #include "core/error.h"
+#include "core/json/json_field.h"
+#include "core/json/json_reader.h"
 #include "core/str.h"
 
 namespace tessera::checkpoint {
@@ -22,6 +23,22 @@ constexpr int64_t kMaxWorldSize = 100'000;  // five digits in rank_00000.h5
 constexpr int64_t kMaxStage = 3;
 constexpr int64_t kMaxBytes = int64_t{1} << 60;
 constexpr int64_t kParameterAlignmentBytes = 64;
+
+nlohmann::json parse_text(std::string_view text, const std::string& source) {
+  try {
+    return parse_json(text);
+  } catch (const JsonError& error) {
+    switch (error.kind()) {
+      case JsonError::Kind::kTooDeep: throw CheckpointError(str(source, ": ", error.what()));
+      case JsonError::Kind::kKeyTwice:
+        throw CheckpointError(str(source, ": ", nlohmann::json(error.path()).dump(),
+                                  " is given twice in one object; expected it once"));
+      case JsonError::Kind::kSyntax: break;
+    }
+    throw CheckpointError(
+        str(source, ": is no JSON text: error at byte ", error.offset() + 1, ": ", error.what()));
+  }
+}
 
 std::vector<int64_t> parse_shape(const JsonField& field) {
   if (field.list_size() > kMaxDims) field.fail(str("at most ", kMaxDims, " sizes"));
@@ -242,8 +259,8 @@ FileRecord FileRecordReader::parse(const std::string& text, const std::string& s
   const bool is_known =
       datasets != std::string::npos && std::string_view(text).substr(datasets) == datasets_text_;
   const nlohmann::json document =
-      parse_json(is_known ? str(text.substr(0, datasets), kDatasetsKey, "[]}") : text, source);
-  const JsonField field(document, source);
+      parse_text(is_known ? str(text.substr(0, datasets), kDatasetsKey, "[]}") : text, source);
+  const JsonField field = JsonField::of<CheckpointError>(document, source);
   FileRecord file = parse_file(field);
   if (!is_known || datasets_.end_byte() > file.bytes) {
     datasets_ = parse_datasets(field["datasets"], file.bytes);
@@ -255,8 +272,8 @@ FileRecord FileRecordReader::parse(const std::string& text, const std::string& s
 
 Manifest Manifest::parse(std::string_view text, const std::string& source) {
   check_digest(text, source);
-  const nlohmann::json document = parse_json(text, source);
-  const JsonField field(document, source);
+  const nlohmann::json document = parse_text(text, source);
+  const JsonField field = JsonField::of<CheckpointError>(document, source);
   if (field["format"].text() != kFormatName) field["format"].fail(str("\"", kFormatName, "\""));
   const int64_t version = field["version"].integer(1);
   if (version > kFormatVersion)

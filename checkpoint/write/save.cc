@@ -13,6 +13,7 @@
 #include "core/check.h"
 #include "core/error.h"
 #include "core/files/temporary_name.h"
+#include "core/json/json_reader.h"
 #include "core/str.h"
 
 namespace tessera::checkpoint {
@@ -38,7 +39,7 @@ std::string encode(const Outcome& outcome) {
 }
 
 Outcome decode(const std::string& text) {
-  const json message = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const json message = parse_json_or_discard(text);
   if (message.is_object() && message.contains("error") && message["error"].is_string())
     return {.error = message["error"], .facts = {}};
   if (message.is_object() && message.contains("facts") && message["facts"].is_object())

@@ -3,13 +3,13 @@
 #include <cmath>
 #include <limits>
 
-#include "checkpoint/manifest/json_field.h"
+#include "checkpoint/checkpoint_error.h"
+#include "core/json/json_field.h"
 #include "core/str.h"
 
 namespace tessera {
 namespace {
 
-using checkpoint::JsonField;
 using nlohmann::json;
 
 LossScaler::State parse_loss_scaler(const JsonField& field) {
@@ -45,7 +45,7 @@ json to_json(const CheckpointState& state) {
 
 CheckpointState parse_checkpoint_state(const json& value, size_t num_parameters, const std::string& source) {
   const std::string where = str(source, ": state");
-  const JsonField field(value, where);
+  const JsonField field = JsonField::of<CheckpointError>(value, where);
   CheckpointState state;
   state.global_steps = field["global_steps"].integer(0);
   state.skipped_steps = field["skipped_steps"].integer(0);

@@ -24,6 +24,7 @@
 #include "core/error.h"
 #include "core/files/input_file.h"
 #include "core/files/pending_file.h"
+#include "core/json/json_reader.h"
 #include "core/str.h"
 #include "zero/memory/pause_listening.h"
 
@@ -271,7 +272,7 @@ HostFolders::Found HostFolders::find(const std::function<std::optional<int64_t>(
                       "checkpoints in memory");
   unreadable.clear();
   for (int host = 0; host < num_hosts(); ++host) {
-    const json answer = json::parse(answers[owners_[host]]);
+    const json answer = parse_json(answers[owners_[host]]);
     unreadable.merge(answer.at(1).get<std::map<std::string, std::string>>());
     for (const Held& held : answer.at(0).get<std::vector<Held>>()) {
       Checkpoint& one = found.try_emplace(held.identity, Checkpoint{held, {}, {}}).first->second;

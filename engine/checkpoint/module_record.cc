@@ -1,12 +1,12 @@
 #include "engine/checkpoint/module_record.h"
 
-#include "checkpoint/manifest/json_field.h"
+#include "checkpoint/checkpoint_error.h"
 #include "comm/torch_dtype.h"
+#include "core/json/json_field.h"
 #include "core/str.h"
 
 namespace tessera {
 
-using checkpoint::JsonField;
 using nlohmann::json;
 
 namespace {
@@ -60,7 +60,7 @@ ModuleRecord parse_module_record(const json& state, const std::string& source) {
   ModuleRecord record;
   if (!state.contains(kModule)) return record;
   const std::string where = str(source, ": state");
-  const JsonField root(state, where);
+  const JsonField root = JsonField::of<CheckpointError>(state, where);
   const JsonField field = root[kModule];
   record.is_known = true;
   const JsonField changed = field["changed_buffers"];

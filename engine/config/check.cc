@@ -22,9 +22,8 @@ bool is_harmless(const Key& key, const json& value) {
   if (key.use == Use::kUsed) return false;
   if (value.is_null() && (key.use == Use::kRefused || key.nullable)) return true;
   const auto off = [&](const json& found) {
-    return found == "auto" ||
-           std::any_of(key.harmless.begin(), key.harmless.end(),
-                       [&](const std::string& text) { return json::parse(text) == found; });
+    return found == "auto" || std::any_of(key.harmless.begin(), key.harmless.end(),
+                                          [&](const std::string& text) { return parse_json(text) == found; });
   };
   if (key.type != Type::kOpenSection) return value == "auto" || (key.use == Use::kRefused && off(value));
   if (value == json(false)) return true;
@@ -130,7 +129,7 @@ class Checker {
     if (section.type_key.empty()) return "";
     const Key& key = *table_.find_any(section.type_key);
     const json* written = value_at(*document_.json, key.path);
-    const json value = written && !written->is_null() ? *written : json::parse(key.default_json);
+    const json value = written && !written->is_null() ? *written : parse_json(key.default_json);
     return value.is_string() ? canonical_choice(key, value.get<std::string>()) : "";
   }
 

@@ -18,6 +18,17 @@ using nlohmann::json;
 namespace {
 
 constexpr size_t kMaxFileBytes = 16 << 20;
+/// More values than this are an error, because they would only take time: every parameter of a large model
+/// may have a group of its own.
+constexpr int64_t kMaxJsonValues = 100'000;
+
+/// "source:line:column: …".
+[[noreturn]] void fail_json(const JsonError& error, std::string_view text, const std::string& source) {
+  const std::string_view before = text.substr(0, error.offset());
+  const size_t line_start = before.rfind('\n') + 1;  // npos + 1 is 0
+  throw ConfigError(str(source, ":", 1 + std::count(before.begin(), before.end(), '\n'), ":",
+                        error.offset() - line_start + 1, ": ", error.what()));
+}
 
 /// True when `path` is `prefix` or lies below it.
 bool is_below(const std::string& path, const std::string& prefix) {
@@ -92,7 +103,16 @@ Document::~Document() = default;
 Document parse_document(std::string_view text, const std::string& source) {
   Document document;
   document.origins = Origins(source);
-  *document.json = parse_json(text, source, &document.origins);
+  if (text.find_first_not_of(" \t\n\r") == text.npos)
+    throw ConfigError(str(source, ": is empty; expected a JSON object"));
+  try {
+    *document.json = parse_json(
+        text,
+        {.name = "configuration", .comments = true, .nul_in_strings = false, .max_values = kMaxJsonValues},
+        [&](const std::string& path, int line) { document.origins.set_line(path, line); });
+  } catch (const JsonError& error) {
+    fail_json(error, text, source);
+  }
   if (!document.json->is_object())
     throw ConfigError(str(source, ": found ", describe_value(*document.json),
                           "; expected an object {…} of configuration keys"));
@@ -150,10 +170,5 @@ std::string describe_value(const json& value) {
     default: return text + " (a number)";
   }
 }
-
-std::string child_path(const std::string& parent, const std::string& name) {
-  return parent.empty() ? name : str(parent, ".", name);
-}
-std::string child_path(const std::string& parent, size_t index) { return str(parent, "[", index, "]"); }
 
 }  // namespace tessera::config

@@ -12,6 +12,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "core/error.h"
+#include "core/json/json_reader.h"
 
 namespace tessera::config {
 
@@ -103,17 +104,8 @@ struct Document {
   Origins origins;
 };
 
-/// Nesting deeper than this is an error: no configuration needs it, and the parser is recursive.
-inline constexpr int kMaxJsonDepth = 64;
-/// So are more values than this, which would only take time: every parameter of a large model may have a
-/// group of its own.
-inline constexpr int kMaxJsonValues = 100'000;
-
-/// Any JSON value. Fills `origins` (may be null) with the line of every key. Throws ConfigError
-/// "source:line:column: …".
-nlohmann::json parse_json(std::string_view text, const std::string& source, Origins* origins = nullptr);
-
-/// A JSON object. `source` names the text in errors. Throws ConfigError.
+/// A JSON object. `source` names the text in errors. Throws ConfigError: "source:line:column: …" for a text
+/// that is not JSON.
 Document parse_document(std::string_view text, const std::string& source);
 
 /// Throws ConfigError when the file is missing, a folder, unreadable, empty, or not valid JSON.
@@ -134,9 +126,5 @@ nlohmann::json& make_value(Document& document, const std::string& path, const st
 /// A value for an error message: JSON on one line, cut after 60 characters, with its type:
 /// `"two" (a string)`.
 std::string describe_value(const nlohmann::json& value);
-
-/// `parent.name`, or `name` at the top.
-std::string child_path(const std::string& parent, const std::string& name);
-std::string child_path(const std::string& parent, size_t index);
 
 }  // namespace tessera::config

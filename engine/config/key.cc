@@ -254,7 +254,7 @@ std::string assign_or_auto(const Field& field, const json& value) {
   const Key& key = field.key;
   if (!key.takes_auto() || value != "auto") return assign(field, value), "";
   const std::string meaning = key.auto_json == "default" ? text_of(value_of(field)) : key.auto_json;
-  assign(field, json::parse(meaning));
+  assign(field, parse_json(meaning));
   return key.auto_doc.empty() ? meaning : key.auto_doc;
 }
 

@@ -36,8 +36,8 @@ std::vector<std::string> split_path(const std::string& path) {
 
 json read_value(const std::string& text) {
   try {
-    return parse_json(text, "--set");
-  } catch (const ConfigError&) {
+    return parse_json(text, {.comments = true, .nul_in_strings = false});
+  } catch (const JsonError&) {
     return text;  // a bare word: --set trainer.device=cpu
   }
 }

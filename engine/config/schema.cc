@@ -77,7 +77,7 @@ ordered_json key_schema(const KeyTable& table, const Key& key) {
   if (key.use == Use::kRefused) doc = "Refused by Tessera when it asks for something: " + doc;
   schema["description"] = doc;
   if (key.use == Use::kUsed && key.default_json != "null")
-    schema["default"] = ordered_json::parse(key.default_json);
+    schema["default"] = parse_ordered_json(key.default_json);
   return schema;
 }
 

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "core/json/json_reader.h"
 #include "core/str.h"
 #include "launcher/environment/environment.h"
 #include "launcher/environment/host.h"
@@ -128,7 +129,7 @@ std::optional<FailureReport> failure_report_of(std::string_view line) {
   const size_t at = line.find(kMark);
   if (at == line.npos) return std::nullopt;
   try {
-    const auto json = nlohmann::json::parse(line.substr(at + kMark.size()));
+    const auto json = parse_json_or_discard(line.substr(at + kMark.size()));
     FailureReport report;
     json.at("host").get_to(report.host);
     json.at("rank").get_to(report.rank);

@@ -18,7 +18,9 @@
 
 #include "core/ascii.h"
 #include "core/files/file_descriptor.h"
+#include "core/files/input_file.h"
 #include "core/files/temporary_name.h"
+#include "core/json/json_reader.h"
 #include "core/str.h"
 
 namespace tessera::launcher {
@@ -115,9 +117,13 @@ void report_error(const std::string& message, bool would_recur) noexcept {
 }
 
 std::optional<ErrorReport> read_error_report(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) return std::nullopt;
-  const auto json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  std::string written;
+  try {
+    written = InputFile(path).read_all();
+  } catch (const DiskError&) {
+    return std::nullopt;
+  }
+  const nlohmann::json json = parse_json_or_discard(written);
   if (!json.is_object() || !json.contains("message")) return std::nullopt;
   ErrorReport report;
   report.time_ns = time_of_file(path);

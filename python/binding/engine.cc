@@ -14,7 +14,9 @@
 
 #include "activations/checkpointing.h"
 #include "activations/chunked_loss.h"
+#include "checkpoint/checkpoint_error.h"
 #include "core/error.h"
+#include "core/json/json_reader.h"
 #include "core/str.h"
 #include "engine/checkpointing.h"
 #include "engine/config/parse.h"
@@ -163,8 +165,14 @@ std::tuple<std::string, std::string, std::vector<std::string>> load_checkpoint(
 std::string save_checkpoint(PyEngine& self, const std::string& directory, const std::string& tag,
                             const std::string& client_state, bool save_latest,
                             bool exclude_frozen_parameters) {
+  nlohmann::json client;
+  try {
+    client = parse_json(client_state);
+  } catch (const JsonError& error) {
+    throw CheckpointError(str("cannot save client_state: ", error.what()));
+  }
   return self.save_checkpoint(
-      directory, tag, json::parse(client_state),
+      directory, tag, client,
       {.save_latest = save_latest, .exclude_frozen_parameters = exclude_frozen_parameters});
 }
 

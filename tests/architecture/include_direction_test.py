@@ -118,6 +118,13 @@ class EachRule(unittest.TestCase):
         self.assert_caught(rules.stage_comparisons, {"zero/stage3.cc": "\n"}, "zero/stage3.cc:1")
         self.assert_caught(rules.stage_comparisons, {"zero/a.h": "class Stage3Engine {};\n"}, "zero/a.h:1")
 
+    def test_json_is_read_in_one_place(self):
+        for line in ["x = nlohmann::json::parse(text);", "json::parse(text)", "ordered_json::parse(text)", "nlohmann::json::sax_parse(a, b)"]:
+            with self.subTest(line=line):
+                self.assert_caught(rules.json_readers, {"train/a.cc": f"// x\n{line}\n"}, "train/a.cc:2")
+        self.assert_accepted(rules.json_readers, {"core/json/a.cc": "json::parse(text)\n", "tests/a.cc": "json::parse(text)\n",
+                                                  "train/a.cc": "parse_json(text)\n"})
+
     def test_long_files(self):
         self.assert_caught(rules.file_lengths, {"core/a.cc": "\n" * 901}, "core/a.cc:901")
         self.assert_accepted(rules.file_lengths, {"core/a.cc": "\n" * 900, "docs/a.md": "\n" * 2000})

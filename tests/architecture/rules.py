@@ -19,7 +19,7 @@ for top in ("tools", "tests", "benchmarks"):
 
 # Folder -> its sub-folders, each of which may include from those before it. "." stands for the folder's own files.
 SUB_FOLDERS = {
-    "core": [".", "files", "environment", "memory", "async_io"],
+    "core": [".", "json", "files", "environment", "memory", "async_io"],
     "comm": ["sockets", "memory", "control", ".", "rendezvous", "shm", "gloo", "nccl", "hybrid", "staged", "init"],
     "zero": ["plan", "kernels", "memory", "deferred", "offload", "unit", "gather", "reduce", "optimizer", "model", "."],
     "checkpoint": [".", "hdf5", "manifest", "formats", "files", "write", "read", "consolidate"],
@@ -41,6 +41,9 @@ _SPACED_COMPARISON = rf"(?<=\s){_COMPARISON}\s+"  # before a name, "<" and ">" a
 STAGE_COMPARED = re.compile(
     rf"{_STAGE}\s*{_COMPARISON}|{_SPACED_COMPARISON}{_STAGE}(?![\w(])|\bswitch\s*\(\s*{_STAGE}\s*\)")
 STAGE_NAMED = re.compile(r"\b(?:class|struct|namespace)\s+\w*[sS]tage_?[0-3]\w*")
+
+JSON_READER = "core/json/"
+JSON_PARSED = re.compile(r"json\s*::\s*(?:sax_)?parse\s*\(")
 
 MAX_LINES = 900
 LINE_LIMITED = CPP_SUFFIXES | {".py", ".sh", ".cmake"}
@@ -155,6 +158,17 @@ def stage_comparisons(root):
     return complaints
 
 
+def json_readers(root):
+    complaints = []
+    for source in sources(root):
+        if source.path.startswith(JSON_READER) or source.folder in ("tests", "benchmarks"):
+            continue
+        for number, line in enumerate(source.code, 1):
+            if JSON_PARSED.search(line):
+                complaints.append(f"{source.path}:{number}: reads JSON with nlohmann's parser; {JSON_READER} reads all JSON, with limits")
+    return complaints
+
+
 def file_lengths(root):
     complaints = []
     for path in project_files(root):
@@ -165,4 +179,4 @@ def file_lengths(root):
     return complaints
 
 
-ALL_RULES = [include_direction, sub_folder_direction, torch_headers, stage_comparisons, file_lengths]
+ALL_RULES = [include_direction, sub_folder_direction, torch_headers, stage_comparisons, json_readers, file_lengths]

@@ -11,6 +11,7 @@
 
 #include "core/environment/environment.h"
 #include "core/error.h"
+#include "core/json/json_reader.h"
 #include "core/str.h"
 #include "core/terminal.h"
 #include "launcher/failure/failure_report.h"
@@ -42,7 +43,7 @@ void print_marked(const nlohmann::json& value) { std::cout << kMark << value.dum
 std::optional<nlohmann::json> marked_in(const std::string& out) {
   std::istringstream lines(out);
   for (std::string line; std::getline(lines, line);)
-    if (line.starts_with(kMark)) return nlohmann::json::parse(line).at("tessera doctor");
+    if (line.starts_with(kMark)) return parse_json(line).at("tessera doctor");
   return std::nullopt;
 }
 

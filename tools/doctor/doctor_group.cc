@@ -9,6 +9,7 @@
 
 #include "comm/init/init.h"
 #include "comm/rendezvous/network.h"
+#include "core/json/json_reader.h"
 #include "core/str.h"
 #include "tools/doctor/doctor_clock.h"
 #include "tools/doctor/doctor_facts.h"
@@ -127,7 +128,7 @@ std::optional<DoctorReport> examine_group() {
   const comm::CommunicatorPtr comm = comm::join(options, env);
   std::vector<json> ranks;
   for (const std::string& text : comm->exchange(introduction(*comm, env).dump(), "doctor: ranks"))
-    ranks.push_back(json::parse(text));
+    ranks.push_back(parse_json(text));
   DoctorReport report;
   std::vector<int> first_ranks;
   report.hosts = hosts_of(ranks, first_ranks);
@@ -139,7 +140,7 @@ std::optional<DoctorReport> examine_group() {
   const at::Tensor byte = at::zeros({1}, at::TensorOptions(at::kFloat).device(comm->device()));
   for (size_t i = 0; i < report.hosts.size(); ++i) {
     HostReport& host = report.hosts[i];
-    host.facts = json::parse(facts[static_cast<size_t>(first_ranks[i])]);
+    host.facts = parse_json(facts[static_cast<size_t>(first_ranks[i])]);
     host.has_facts = true;
     host.name = host.facts.name;
     if (i == 0) continue;

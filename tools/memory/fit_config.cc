@@ -1,11 +1,12 @@
 #include "tools/memory/fit_config.h"
 
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <system_error>
 
 #include "core/error.h"
 #include "core/files/disk.h"
+#include "core/files/input_file.h"
+#include "core/json/json_reader.h"
 #include "core/str.h"
 #include "engine/config/document.h"
 #include "engine/config/parse.h"
@@ -60,8 +61,7 @@ void write_fit_config(const fs::path& config, const std::vector<std::string>& ov
   const config::KeyTable table = train::run_keys();
   std::vector<std::string> all = overrides;
   for (const std::string& one : overrides_of(setting, disk_folder)) all.push_back(one);
-  std::ifstream file(config);
-  const ordered_json as_written = ordered_json::parse(file, nullptr, true, /*ignore_comments=*/true);
+  const ordered_json as_written = parse_ordered_json(InputFile(config).read_all(), {.comments = true});
   config::prepare(document, table, all, nullptr);
   json& zero = document.json->at("zero_optimization");
   for (const char* section : {"offload_optimizer", "offload_param"})

@@ -12,7 +12,9 @@
 
 #include "core/environment/environment.h"
 #include "core/files/disk.h"
+#include "core/files/input_file.h"
 #include "core/files/temporary_folder.h"
+#include "core/json/json_reader.h"
 #include "core/memory/process_memory.h"
 #include "core/str.h"
 #include "tools/common/tasks.h"
@@ -107,8 +109,7 @@ Needed FitTrials::run(const Setting& setting, std::vector<std::string> more) {
   Needed needed;
   int64_t code = INT64_MAX;  // ranks share it
   for (int rank = 0; rank < num_ranks; ++rank) {
-    std::ifstream file(result_of(folder.path(), rank));
-    const nlohmann::json result = nlohmann::json::parse(file);
+    const nlohmann::json result = parse_json(InputFile(result_of(folder.path(), rank)).read_all());
     needed.memory += result.at("memory").get<int64_t>();
     needed.growth += result.at("growth").get<int64_t>();
     needed.step_ms = std::max(needed.step_ms, result.at("step_ms").get<double>());

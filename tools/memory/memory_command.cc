@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -13,7 +12,9 @@
 #include "core/environment/environment.h"
 #include "core/error.h"
 #include "core/files/disk.h"
+#include "core/files/input_file.h"
 #include "core/files/temporary_folder.h"
+#include "core/json/json_reader.h"
 #include "core/log.h"
 #include "core/str.h"
 #include "core/terminal.h"
@@ -102,8 +103,7 @@ int run_trial(const MemoryFlags& flags, const Logger& log) {
 }
 
 train::MemoryTrial read_trial(const fs::path& path) {
-  std::ifstream file(path);
-  return train::memory_trial_of(nlohmann::json::parse(file));
+  return train::memory_trial_of(parse_json(InputFile(path).read_all()));
 }
 
 int measure(const MemoryFlags& flags, const std::vector<std::string>& args, const Logger& log) {

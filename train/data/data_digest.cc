@@ -13,6 +13,7 @@
 #include "checkpoint/block_hashes.h"
 #include "comm/init/agreement.h"
 #include "core/error.h"
+#include "core/json/json_reader.h"
 #include "core/str.h"
 
 namespace tessera::train {
@@ -59,7 +60,7 @@ DataDigest check_same_data(const Task& task, comm::Communicator& comm) {
   comm::on_all_ranks<DataError>(comm, "data", [&] { mine = digest_sets(task); });
   std::vector<DataDigest> ranks;
   for (const std::string& sets : comm.exchange(to_json(mine).dump(), "data"))
-    ranks.push_back(digest_from_json(json::parse(sets)));
+    ranks.push_back(digest_from_json(parse_json(sets)));
   for (size_t rank = 1; rank < ranks.size(); ++rank) {
     for (size_t set = 0; set < ranks[0].size(); ++set) {
       const SetDigest &first = ranks[0][set], &other = ranks[rank][set];

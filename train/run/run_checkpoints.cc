@@ -15,6 +15,7 @@
 #include "core/error.h"
 #include "core/files/disk.h"
 #include "core/files/temporary_name.h"
+#include "core/json/json_reader.h"
 #include "core/random_digits.h"
 #include "core/str.h"
 #include "engine/checkpointing.h"
@@ -134,7 +135,7 @@ std::optional<Position> saved_position(const fs::path& folder, const std::string
         .state.at("client_state")
         .dump();
   });
-  return state.is_failure ? std::nullopt : std::optional(position_of(json::parse(state.text)));
+  return state.is_failure ? std::nullopt : std::optional(position_of(parse_json(state.text)));
 } catch (const json::exception&) {
   return std::nullopt;
 }

@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "core/files/disk.h"
 #include "core/files/temporary_name.h"
+#include "core/json/json_reader.h"
 #include "core/str.h"
 
 namespace tessera::train {
@@ -82,7 +83,7 @@ void RunDirectory::begin() {
 std::string RunDirectory::resume(int64_t step) {
   remove_results();
   const auto step_of = [](const std::string& line) {
-    const auto record = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const auto record = parse_json_or_discard(line);
     const bool is_record =
         record.is_object() && record.contains("step") && record["step"].is_number_integer();
     return is_record ? std::optional(record["step"].get<int64_t>()) : std::nullopt;
@@ -114,10 +115,11 @@ void RunDirectory::append_metrics(const nlohmann::ordered_json& record) {
 std::vector<nlohmann::ordered_json> RunDirectory::metrics() const {
   std::vector<nlohmann::ordered_json> records;
   std::istringstream file(InputFile(folder_ / kMetricsName).read_all());
-  for (std::string line; std::getline(file, line);)
-    if (auto record = nlohmann::ordered_json::parse(line, nullptr, /*allow_exceptions=*/false);
-        record.is_object())
-      records.push_back(std::move(record));
+  for (std::string line; std::getline(file, line);) try {
+      if (auto record = parse_ordered_json(line); record.is_object()) records.push_back(std::move(record));
+    } catch (const JsonError&) {
+      continue;  // the last line of a run that was killed
+    }
   return records;
 }
 

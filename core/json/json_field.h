@@ -9,23 +9,18 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
-#include <vector>
 
-namespace tessera::checkpoint {
+namespace tessera {
 
-inline constexpr int kMaxJsonDepth = 64;
-
-/// Parses JSON text: no comments, no duplicate keys, at most kMaxJsonDepth levels. Throws
-/// CheckpointError naming `source` and the byte.
-nlohmann::json parse_json(std::string_view text, const std::string& source);
-
-/// Refers to the document, its source and its parent, all of which must outlive it.
-/// Members throw CheckpointError: "DIR/manifest.json: files[1].bytes: found "x" (a
-/// string); expected an integer from 0 to 9".
+/// Refers to the document, its source and its parent, all of which must outlive it. Members throw the error
+/// that of() was called for: "DIR/manifest.json: files[1].bytes: found "x"; expected an integer from 0 to 9".
 class JsonField {
  public:
-  JsonField(const nlohmann::json& document, const std::string& source)
-      : value_(&document), source_(&source) {}
+  /// The document itself: JsonField::of<CheckpointError>(document, "DIR/manifest.json").
+  template <class E>
+  static JsonField of(const nlohmann::json& document, const std::string& source) {
+    return {document, source, [](const std::string& message) { throw E(message); }};
+  }
 
   const nlohmann::json& value() const { return *value_; }
 
@@ -49,15 +44,24 @@ class JsonField {
   [[noreturn]] void complain(std::string_view sentence) const;
 
  private:
+  using Throw = void (*)(const std::string& message);
+  JsonField(const nlohmann::json& document, const std::string& source, Throw raise)
+      : value_(&document), source_(&source), raise_(raise) {}
   JsonField(const nlohmann::json& value, const JsonField& parent, std::string_view key, size_t index)
-      : value_(&value), source_(parent.source_), parent_(&parent), key_(key), index_(index) {}
+      : value_(&value),
+        source_(parent.source_),
+        raise_(parent.raise_),
+        parent_(&parent),
+        key_(key),
+        index_(index) {}
   std::string path() const;
 
   const nlohmann::json* value_;
   const std::string* source_;
+  Throw raise_;
   const JsonField* parent_ = nullptr;  // the path is built only for an error
   std::string_view key_;               // empty for an element of a list
   size_t index_ = 0;
 };
 
-}  // namespace tessera::checkpoint
+}  // namespace tessera

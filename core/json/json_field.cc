@@ -1,13 +1,11 @@
-#include "checkpoint/manifest/json_field.h"
+#include "core/json/json_field.h"
 
 #include <algorithm>
-#include <unordered_set>
 
-#include "checkpoint/checkpoint_error.h"
-#include "core/error.h"
+#include "core/json/json_reader.h"
 #include "core/str.h"
 
-namespace tessera::checkpoint {
+namespace tessera {
 namespace {
 
 using nlohmann::json;
@@ -22,37 +20,15 @@ std::string describe(const json& value) {
 
 }  // namespace
 
-json parse_json(std::string_view text, const std::string& source) {
-  std::vector<std::unordered_set<std::string>> keys;  // of the objects that are open
-  const auto watch = [&](int depth, json::parse_event_t event, json& parsed) {
-    if (depth > kMaxJsonDepth)
-      throw CheckpointError(str(source, ": nested deeper than ", kMaxJsonDepth, " levels"));
-    if (event == json::parse_event_t::object_start) keys.emplace_back();
-    if (event == json::parse_event_t::object_end) keys.pop_back();
-    if (event == json::parse_event_t::key && !keys.back().insert(parsed.get_ref<const std::string&>()).second)
-      throw CheckpointError(
-          str(source, ": ", describe(parsed), " is given twice in one object; expected it once"));
-    return true;
-  };
-  try {
-    return json::parse(text.begin(), text.end(), watch);
-  } catch (const json::parse_error& error) {
-    throw CheckpointError(str(source, ": is no JSON text: error at byte ", error.byte));
-  } catch (const json::exception&) {  // a number too large for a double
-    throw CheckpointError(str(source, ": is no JSON text that can be held"));
-  }
-}
-
 std::string JsonField::path() const {
   if (parent_ == nullptr) return "";
-  std::string path = parent_->path();
-  if (key_.empty()) return str(path, "[", index_, "]");
-  return path.empty() ? std::string(key_) : str(path, ".", key_);
+  return key_.empty() ? child_path(parent_->path(), index_) : child_path(parent_->path(), key_);
 }
 
 void JsonField::complain(std::string_view sentence) const {
   const std::string where = path();
-  throw CheckpointError(str(*source_, ": ", where, where.empty() ? "" : ": ", sentence));
+  raise_(str(*source_, ": ", where, where.empty() ? "" : ": ", sentence));
+  throw std::logic_error("an error that was not thrown");
 }
 
 void JsonField::fail(std::string_view expected) const {
@@ -113,4 +89,4 @@ const std::string& JsonField::text(size_t max_bytes, bool may_be_empty) const {
   return text;
 }
 
-}  // namespace tessera::checkpoint
+}  // namespace tessera
