@@ -40,8 +40,6 @@ struct PolicyOptions {
   std::string directory;
   int64_t buffer_bytes = 32 << 20;  ///< of what is being written or was read ahead, in memory
   std::string owner = "a rank";     ///< for messages
-  /// Tests: see SpillFileOptions::probe.
-  std::function<int(std::string_view operation, int64_t offset, int64_t bytes)> probe;
 };
 
 }  // namespace tessera::activations

@@ -26,11 +26,10 @@ Recording::Recording(PolicyOptions options)
   int64_t buffer_bytes = options_.buffer_bytes;  // part of what a budget allows
   if (profiling_)
     buffer_bytes = std::min(buffer_bytes, std::max<int64_t>(options_.budget_bytes / 32, 64 << 10));
-  spill_ =
-      std::make_shared<TensorSpill>(TensorSpill::Options{.directory = options_.directory,
-                                                         .buffer_bytes = buffer_bytes,
-                                                         .purpose = str("saved tensors of ", options_.owner),
-                                                         .probe = options_.probe});
+  spill_ = std::make_shared<TensorSpill>(
+      TensorSpill::Options{.directory = options_.directory,
+                           .buffer_bytes = buffer_bytes,
+                           .purpose = str("saved tensors of ", options_.owner)});
 }
 
 void Recording::choose_verifying() {

@@ -48,8 +48,7 @@ void TensorSpill::add_file(int64_t bytes) {
   auto file = std::make_unique<SpillFile>(SpillFileOptions{.directory = options_.directory,
                                                            .bytes = size,
                                                            .purpose = options_.purpose,
-                                                           .key = "activation_checkpointing.nvme_path",
-                                                           .probe = options_.probe});
+                                                           .key = "activation_checkpointing.nvme_path"});
   files_.push_back({std::move(file), size, {{0, size}}});
 }
 

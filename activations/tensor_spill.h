@@ -47,8 +47,6 @@ class TensorSpill : public std::enable_shared_from_this<TensorSpill> {
     int64_t buffer_bytes = 32 << 20;  ///< in memory at most, but for one block that is larger
     std::string purpose = "saved tensors";
     int64_t first_file_bytes = 64 << 20;
-    /// Tests: see SpillFileOptions::probe.
-    std::function<int(std::string_view operation, int64_t offset, int64_t bytes)> probe = {};
   };
   class Block;
 

@@ -38,7 +38,7 @@ constexpr const char* kCudaGenerator = "rng_cuda";
 std::shared_ptr<comm::HostTransfer> Engine::page_locked_transfer() const {
   const ZeroConfig& zero = config_.zero;
   const bool pins = zero.offload_optimizer.pin_memory || zero.offload_param.pin_memory;
-  return pins && sharded_->transfer() ? sharded_->transfer() : options_.host_transfer;
+  return pins && sharded_->transfer() ? sharded_->transfer() : host_transfer_;
 }
 
 CheckpointWriter& Engine::checkpoint_writer() {

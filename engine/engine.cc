@@ -18,6 +18,7 @@
 #include "engine/config/parse.h"
 #include "engine/config/sharding_plan.h"
 #include "engine/cpu_batch_norm.h"
+#include "engine/engine_internal.h"
 #include "engine/optimizer/optimizer_setup.h"
 #include "engine/same_config.h"
 
@@ -47,15 +48,15 @@ void set_up_offload(const ZeroConfig& zero, const InitOptions& init, zero::Shard
                                 (parameters ? zero.offload_param.buffer_count : 0);
   if (!tiers.device_memory_is_separate || !tiers.any_below_device()) return;
   const bool pin = zero.offload_optimizer.pin_memory || zero.offload_param.pin_memory;
-  options.transfer =
-      init.host_transfer ? init.host_transfer : comm::make_cuda_host_transfer(init.device, pin);
+  const std::shared_ptr<comm::HostTransfer>& transfer = ScopedHostTransfer::current();
+  options.transfer = transfer ? transfer : comm::make_cuda_host_transfer(init.device, pin);
 }
 
 zero::ShardedModelOptions sharding_options(const EngineConfig& config, const InitOptions& init,
                                            const OptimizerSetup& optimizer, int world_size) {
   const ZeroConfig& zero = config.zero;
   const ShardingPlan plan =
-      plan_sharding(config, world_size, !init.device.is_cpu() || init.host_transfer != nullptr);
+      plan_sharding(config, world_size, !init.device.is_cpu() || ScopedHostTransfer::current() != nullptr);
   zero::ShardedModelOptions options;
   options.sharding = plan.sharding;
   options.groups = plan.groups;
@@ -97,6 +98,7 @@ Engine::Engine(const zero::ModelView& model, const EngineConfig& config, comm::C
     : config_(completed(config, options, comm->size())),
       comm_(std::move(comm)),
       options_(options),
+      host_transfer_(ScopedHostTransfer::current()),
       scaler_(config_),
       optimizer_(set_up_optimizer(config_.optimizer)),
       schedule_(config_.scheduler, rates_of(optimizer_.groups), options.steps_per_epoch),

@@ -81,8 +81,6 @@ struct InitOptions {
   /// next (load_weights(), load_checkpoint()). Nobody computes theirs, they are zeros until then, and the
   /// random generators stay as they are. Unset: none.
   std::function<bool(const std::string& name)> loaded_next = nullptr;
-  /// Tests: the model's device has memory apart from the host's, which this connects. Unset: CUDA's own.
-  std::shared_ptr<comm::HostTransfer> host_transfer = nullptr;
   /// Whether the caller does what steps_per_print, wall_clock_breakdown, memory_breakdown and the monitors'
   /// sections ask for, as Trainer and the Python package do. false: rank 0 warns of those that are set.
   bool caller_reports = false;
@@ -313,6 +311,7 @@ class Engine {
   EngineConfig config_;
   comm::CommunicatorPtr comm_;
   InitOptions options_;
+  std::shared_ptr<comm::HostTransfer> host_transfer_;  ///< see engine_internal.h
   LossScaler scaler_;
   OptimizerSetup optimizer_;  ///< at the start: schedules change the rates in sharded_
   LrSchedule schedule_;

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "core/async_io/async_io.h"
+#include "core/async_io/spill_file_internal.h"
 #include "core/check.h"
 #include "core/files/file_descriptor.h"
 #include "core/str.h"
@@ -117,7 +118,8 @@ int allocate(int file, int64_t bytes) {
 /// The blocks of the file are its own from here on, where the file system can do that.
 void reserve(int file, int64_t bytes, const SpillFileOptions& options) {
   const std::string available_bytes = available(file);  // before it is filled in part
-  int error = options.probe ? options.probe("reserve", 0, bytes) : 0;
+  const SpillFileProbe& probe = ScopedSpillFileProbe::current();
+  int error = probe ? probe("reserve", 0, bytes) : 0;
   if (error == 0 && bytes > 0) error = allocate(file, bytes);
   if (error != 0)
     throw_error(str("reserve ", format_count(bytes), " bytes for"), options, error,
@@ -195,7 +197,7 @@ void SpillFile::State::start_io() {
                                .alignment = kAlignment,
                                .queue_depth = options_.queue_depth,
                                .num_threads = options_.num_threads,
-                               .probe = options_.probe,
+                               .probe = ScopedSpillFileProbe::current(),
                                .finished = [this](const IoPiece& piece) { finished(piece); }};
   try {
     if (options_.use_io_uring) io_ = make_uring_io(options);

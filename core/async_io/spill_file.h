@@ -4,11 +4,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
-#include <string_view>
 
 #include "core/files/disk_error.h"
 
@@ -24,10 +22,6 @@ struct SpillFileOptions {
   bool use_io_uring = true;       ///< false: threads with pread/pwrite
   int num_threads = 4;            ///< of that fallback, 1 to 256
   int64_t piece_bytes = 4 << 20;  ///< larger transfers are split; a multiple of kAlignment, at most 1 GiB
-  /// Tests: called before each operation ("reserve", "read", "write") on the thread that does it; an errno
-  /// value other than 0 makes it fail so. After a short read or write the rest is an operation of its own.
-  /// Must not throw.
-  std::function<int(std::string_view operation, int64_t offset, int64_t bytes)> probe = {};
 };
 
 /// Keeps blocks of memory in a file. Owns the file and the threads that read and write it. Thread-safe.

@@ -16,6 +16,7 @@
 #include "core/memory/memory_use.h"
 #include "core/str.h"
 #include "engine/checkpoint/checkpoint_types.h"
+#include "engine/checkpoint/checkpoint_writer_internal.h"
 #include "zero/memory/pause_listening.h"
 
 namespace tessera {
@@ -182,7 +183,7 @@ std::unique_ptr<CheckpointWriter::Job> CheckpointWriter::prepare(const Checkpoin
   if (job->copied) transfer_->wait(job->copied);  // the next update
   zero::OffloadedTensor::expect(read_next);
   request.state = content.state;
-  request.disk = {.sync = config_.fsync, .probe = content.probe};
+  request.disk = {.sync = config_.fsync, .probe = ScopedCheckpointProbe::current()};
   std::erase(beside_latest_, content.tag);
   if (!content.save_latest) beside_latest_.push_back(content.tag);
   job->protect = protected_tags_;

@@ -53,8 +53,6 @@ struct CheckpointContent {
   nlohmann::json state;
   bool save_latest = true;
   bool exclude_frozen_parameters = false;
-  /// Called for every file operation: tests make a disk slow or broken with it.
-  decltype(DiskOptions::probe) probe = {};
 };
 
 /// Saves checkpoints, in the background where that is asked for. Owns the memory for the copy, the thread

@@ -26,6 +26,7 @@
 #include "core/files/pending_file.h"
 #include "core/json/json_reader.h"
 #include "core/str.h"
+#include "engine/checkpoint/checkpoint_writer_internal.h"
 #include "zero/memory/pause_listening.h"
 
 namespace tessera {
@@ -157,18 +158,18 @@ std::string identity_of(const fs::path& folder) {
 
 }  // namespace
 
-std::unique_ptr<HostFolders> HostFolders::join(comm::CommunicatorPtr comm, const fs::path& mine,
-                                               decltype(DiskOptions::probe) probe) {
+std::unique_ptr<HostFolders> HostFolders::join(comm::CommunicatorPtr comm, const fs::path& mine) {
   std::string identity;
   comm::on_all_ranks<CheckpointError>(*comm, "folders in memory", [&] { identity = identity_of(mine); });
   const std::vector<std::string> hosts = comm->exchange(identity, "folders in memory");
   if (std::find(hosts.begin(), hosts.end(), "") != hosts.end()) return nullptr;
-  return std::unique_ptr<HostFolders>(new HostFolders(std::move(comm), mine, hosts, std::move(probe)));
+  return std::unique_ptr<HostFolders>(new HostFolders(std::move(comm), mine, hosts));
 }
 
-HostFolders::HostFolders(comm::CommunicatorPtr comm, fs::path mine, const std::vector<std::string>& hosts,
-                         decltype(DiskOptions::probe) probe)
-    : comm_(std::move(comm)), mine_(std::move(mine)), disk_({.sync = false, .probe = std::move(probe)}) {
+HostFolders::HostFolders(comm::CommunicatorPtr comm, fs::path mine, const std::vector<std::string>& hosts)
+    : comm_(std::move(comm)),
+      mine_(std::move(mine)),
+      disk_({.sync = false, .probe = ScopedHostFoldersProbe::current()}) {
   std::map<std::string, int> known;
   int rank = 0;
   for (const std::string& identity : hosts) {

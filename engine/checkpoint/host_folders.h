@@ -32,11 +32,10 @@ namespace tessera {
 class HostFolders {
  public:
   /// Collective. `mine`: the folder of this host, an absolute path; whoever starts the ranks makes it, and
-  /// has up to 5 s after them. Ranks with the same folder are those of a host. `probe`: DiskOptions::probe.
+  /// has up to 5 s after them. Ranks with the same folder are those of a host.
   /// Returns nullptr if `mine` is empty on any rank. Throws CheckpointError, the same on all ranks, if a
   /// folder is another user's or others may write to it.
-  static std::unique_ptr<HostFolders> join(comm::CommunicatorPtr comm, const std::filesystem::path& mine,
-                                           decltype(DiskOptions::probe) probe = {});
+  static std::unique_ptr<HostFolders> join(comm::CommunicatorPtr comm, const std::filesystem::path& mine);
 
   const std::filesystem::path& path() const { return mine_; }
   int num_hosts() const { return static_cast<int>(owners_.size()); }
@@ -67,8 +66,7 @@ class HostFolders {
   void release();
 
  private:
-  HostFolders(comm::CommunicatorPtr comm, std::filesystem::path mine, const std::vector<std::string>& hosts,
-              decltype(DiskOptions::probe) probe);
+  HostFolders(comm::CommunicatorPtr comm, std::filesystem::path mine, const std::vector<std::string>& hosts);
   std::vector<int> partners() const;
   std::vector<std::vector<bool>> missing(const std::vector<int>& files) const;
   int host() const { return hosts_[comm_->rank()]; }

@@ -17,6 +17,7 @@
 #include "activations/tensor_spill.h"
 #include "benchmarks/gpt.h"
 #include "comm/init/self.h"
+#include "core/async_io/spill_file_internal.h"
 #include "core/files/disk_error.h"
 #include "core/files/temporary_folder.h"
 #include "tests/activations/models.h"
@@ -50,11 +51,9 @@ class Spill : public ::testing::Test {
   std::shared_ptr<TensorSpill> make(int64_t buffer_bytes, int64_t first_file_bytes = 1 << 20) {
     return std::make_shared<TensorSpill>(TensorSpill::Options{.directory = folder.path().string(),
                                                               .buffer_bytes = buffer_bytes,
-                                                              .first_file_bytes = first_file_bytes,
-                                                              .probe = probe});
+                                                              .first_file_bytes = first_file_bytes});
   }
   TemporaryFolder folder{"activations"};
-  std::function<int(std::string_view, int64_t, int64_t)> probe;
 };
 
 TEST_F(Spill, BlocksComeBackInAnyOrder) {
@@ -123,7 +122,8 @@ TEST_F(Spill, LeavesNothingInTheFolder) {
 TEST_F(Spill, AFailedWriteOrReadIsOneLine) {
   std::atomic<bool> fails = false;
   std::string operation = "write";
-  probe = [&](std::string_view what, int64_t, int64_t) { return fails && what == operation ? EIO : 0; };
+  const ScopedSpillFileProbe probe(
+      [&](std::string_view what, int64_t, int64_t) { return fails && what == operation ? EIO : 0; });
   {
     const auto spill = make(64 << 10);
     fails = true;
@@ -227,9 +227,8 @@ TEST(ActivationOffload, AWriteThatFailsIsOneLineWhenTheForwardHasEnded) {
   options.buffer_bytes = 64 << 10;
   options.owner = "rank 3";
   std::atomic<bool> full = false;
-  options.probe = [&](std::string_view what, int64_t, int64_t) {
-    return full && what == "write" ? ENOSPC : 0;
-  };
+  const ScopedSpillFileProbe probe(
+      [&](std::string_view what, int64_t, int64_t) { return full && what == "write" ? ENOSPC : 0; });
   activations::Checkpointing checkpointing(engine->sharded_model(), options);
   const at::Tensor x = randn({4, kLength, kDim}, 1);
   full = true;

@@ -18,7 +18,7 @@
 #include "checkpoint/read/verify.h"
 #include "core/files/disk.h"
 #include "engine/checkpoint/checkpoint_state.h"
-#include "engine/checkpoint/checkpoint_writer.h"
+#include "engine/checkpoint/checkpoint_writer_internal.h"
 #include "tests/engine/checkpoint/checkpoint_testing.h"
 
 namespace tessera::testing {
@@ -95,7 +95,7 @@ class Soak {
     writer_.report();
   }
 
-  CheckpointContent content(const Plan& plan) {
+  CheckpointContent content() {
     CheckpointState state;
     state.global_steps = saved_->global_steps();
     state.optimizer = "AdamW";
@@ -108,21 +108,27 @@ class Soak {
     content.tag = str("global_step", saved_->global_steps());
     content.buffers = saved_->sharded_model().buffers();
     content.state = to_json(state);
-    if (plan.rank != comm_->rank() || plan.disk == Plan::Disk::kSound) return content;
-    content.probe = [plan, count = 0](std::string_view operation, const std::filesystem::path& path) mutable {
+    return content;
+  }
+
+  DiskProbe probe_of(const Plan& plan) const {
+    if (plan.rank != comm_->rank() || plan.disk == Plan::Disk::kSound) return {};
+    return [plan, count = 0](std::string_view operation, const std::filesystem::path& path) mutable {
       if (plan.disk == Plan::Disk::kSlow) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       if (plan.disk == Plan::Disk::kBroken && ++count == plan.operation)
         throw DiskError(str("cannot ", operation, " ", path.string(), ": ", kBroken));
     };
-    return content;
   }
 
   void save(const Plan& plan) {
     train();
     saved_->sharded_model().broadcast_buffers();
-    const CheckpointContent what = content(plan);
+    const CheckpointContent what = content();
     Tensors moment = whole_state(*saved_);
-    writer_.save(what);
+    {
+      const ScopedCheckpointProbe probe(probe_of(plan));
+      writer_.save(what);
+    }
     ++counts_.saves;
     for (int step = 0; step < plan.steps; ++step) train();
     if (plan.ask == Plan::Ask::kNever) {  // the next save() waits for it

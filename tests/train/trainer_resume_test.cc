@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "core/str.h"
+#include "engine/checkpoint/checkpoint_writer_internal.h"
 #include "engine/checkpoint/host_folders.h"
 #include "tests/train/trainer_testing.h"
 
@@ -172,12 +173,12 @@ TEST_F(TrainerTest, CheckpointInMemoryThatCannotBeLoadedIsNotUsed) {
     comm::run_threads(4, {}, [&](comm::CommunicatorPtr comm) {
       const bool is_full = restarted && comm->rank() == 2;  // has the files of ranks 2 and 3
       TrainerStart start{.resume = restarted, .init = {}, .stop = {}};
-      start.memory =
-          HostFolders::join(comm, in_memory(comm->rank()), [=](std::string_view done, const fs::path& path) {
-            if (is_full && done == "write" &&
-                str(path.filename().string()).find("rank_0000") != std::string::npos)
-              throw DiskError("no space left (injected)");
-          });
+      const ScopedHostFoldersProbe probe([=](std::string_view done, const fs::path& path) {
+        if (is_full && done == "write" &&
+            str(path.filename().string()).find("rank_0000") != std::string::npos)
+          throw DiskError("no space left (injected)");
+      });
+      start.memory = HostFolders::join(comm, in_memory(comm->rank()));
       if (restarted) {
         const auto found = start.memory->find([](const json& state) {
           return std::optional(state.at("client_state").at("trainer").at("steps_done").get<int64_t>());

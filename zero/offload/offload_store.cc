@@ -31,10 +31,7 @@ static BufferPool::Allocate allocator_of(const OffloadOptions& options) {
 
 OffloadStore::OffloadStore(const OffloadOptions& options, const std::vector<int64_t>& sizes,
                            const std::string& purpose)
-    : file_({.directory = options.directory,
-             .bytes = sum(rounded_up(sizes, &reserved)),
-             .purpose = purpose,
-             .probe = options.probe}),
+    : file_({.directory = options.directory, .bytes = sum(rounded_up(sizes, &reserved)), .purpose = purpose}),
       budget_(options.num_buffers * reserved(*std::max_element(sizes.begin(), sizes.end()))),
       // Smaller buffers are more than options.num_buffers, within the same bytes.
       buffers_(at::kCPU, 8 * options.num_buffers, SpillFile::kAlignment, budget_, allocator_of(options)) {}

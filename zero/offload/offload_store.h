@@ -14,11 +14,9 @@
 
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "comm/memory/host_transfer.h"
@@ -33,10 +31,7 @@ class OffloadedTensor;
 struct OffloadOptions {
   std::string directory;  ///< where the file is
   int num_buffers = 13;   ///< of the largest tensor's size: what may be in memory at once
-  std::shared_ptr<comm::HostTransfer> transfer =
-      nullptr;  ///< the device that the buffers are copied to and from
-  /// Tests: see SpillFileOptions::probe.
-  std::function<int(std::string_view operation, int64_t offset, int64_t bytes)> probe = {};
+  std::shared_ptr<comm::HostTransfer> transfer = nullptr;  ///< the device that the buffers are copied to and from
 };
 
 /// Keeps state in a file, and brings what is used next into memory ahead. Owns the file and the buffers of

@@ -20,7 +20,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/async_io/spill_file.h"
+#include "core/async_io/spill_file_internal.h"
 #include "core/files/temporary_folder.h"
 #include "core/str.h"
 #include "tests/core/async_io/spill_file_testing.h"
@@ -93,10 +93,10 @@ TEST_P(SpillFileFault, AReserveThatFails) {
   const TemporaryFolder folder("spill");
   SpillFileOptions failing = options(folder.path(), 100'000);
   std::vector<int64_t> asked;
-  failing.probe = [&](std::string_view operation, int64_t offset, int64_t bytes) {
+  const ScopedSpillFileProbe probe([&](std::string_view operation, int64_t offset, int64_t bytes) {
     if (operation == "reserve") asked = {offset, bytes};
     return EDQUOT;
-  };
+  });
   EXPECT_THAT(error_of_opening(failing),
               AllOf(StartsWith(str("cannot reserve 102,400 bytes for optimizer state of rank 3 in ",
                                    folder.path().string(), ": Disk quota exceeded, ")),
@@ -233,9 +233,9 @@ TEST_P(SpillFileFault, AFailedPieceFailsItsTransferOnly) {
   SpillFileOptions failing = options(folder.path(), 8 << 20);
   failing.piece_bytes = 1 << 20;
   std::atomic<int64_t> bad = 3 << 20;
-  failing.probe = [&](std::string_view operation, int64_t offset, int64_t) {
+  const ScopedSpillFileProbe probe([&](std::string_view operation, int64_t offset, int64_t) {
     return operation != "reserve" && offset == bad ? EIO : 0;
-  };
+  });
   SpillFile file(failing);
   const AlignedMemory memory(8 << 20, 3), read(8 << 20);
   const auto good = file.write(0, memory.part(0, 3 << 20));
@@ -262,11 +262,11 @@ TEST_P(SpillFileFault, InterruptedAndBusyOperationsAreDoneAgain) {
   SpillFileOptions busy = options(folder.path(), 4 << 20);
   busy.piece_bytes = 1 << 20;
   std::atomic<int> count = 0;
-  busy.probe = [&](std::string_view operation, int64_t, int64_t) {
+  const ScopedSpillFileProbe probe([&](std::string_view operation, int64_t, int64_t) {
     if (operation == "reserve") return 0;
     constexpr int kAnswers[] = {EINTR, EAGAIN, EAGAIN, EINTR, 0};
     return kAnswers[count++ % 5];
-  };
+  });
   SpillFile file(busy);
   EXPECT_EQ(written_and_read(file, 4 << 20), "same");
   EXPECT_EQ(count, 5 * 8);
@@ -275,7 +275,8 @@ TEST_P(SpillFileFault, InterruptedAndBusyOperationsAreDoneAgain) {
 TEST_P(SpillFileFault, AKernelThatStaysBusyIsAnErrorInTheEnd) {
   const TemporaryFolder folder("spill");
   SpillFileOptions busy = options(folder.path(), kBlock);
-  busy.probe = [](std::string_view operation, int64_t, int64_t) { return operation == "read" ? EAGAIN : 0; };
+  const ScopedSpillFileProbe probe(
+      [](std::string_view operation, int64_t, int64_t) { return operation == "read" ? EAGAIN : 0; });
   SpillFile file(busy);
   const AlignedMemory memory(kBlock);
   EXPECT_THAT(error_of<DiskError>([&] { file.wait(file.read(0, memory.span())); }),
@@ -293,12 +294,12 @@ TEST_P(SpillFileFault, AShortWriteIsContinued) {
     SpillFileOptions limited = options(folder.path(), 1 << 20);
     std::atomic<bool> stays = false;
     std::string operations;
-    limited.probe = [&](std::string_view operation, int64_t offset, int64_t bytes) {
+    const ScopedSpillFileProbe probe([&](std::string_view operation, int64_t offset, int64_t bytes) {
       if (operation != "write") return 0;
       operations += str(offset, "+", bytes, " ");
       limit_to(offset == 0 || stays ? 512 << 10 : RLIM_INFINITY);
       return 0;
-    };
+    });
     SpillFile file(limited);
     std::string text = written_and_read(file, 1 << 20) + " " + operations;
     stays = true;
@@ -320,11 +321,11 @@ TEST_P(SpillFileFault, AShortReadIsContinued) {
   int descriptor = -1;
   bool restore = false;
   std::vector<int64_t> offsets;
-  cut.probe = [&](std::string_view operation, int64_t offset, int64_t) {
+  const ScopedSpillFileProbe probe([&](std::string_view operation, int64_t offset, int64_t) {
     if (operation != "read") return 0;
     offsets.push_back(offset);
     return restore && offset > 0 && ::ftruncate(descriptor, kBytes) != 0 ? errno : 0;
-  };
+  });
   SpillFile file(cut);
   descriptor = descriptor_in(folder.path());
   const AlignedMemory memory(kBytes, 9), expected(kBytes), read(kBytes, 1);

@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "core/str.h"
+#include "engine/engine_internal.h"
 #include "tests/comm/memory/host_only_transfer.h"
 #include "tests/engine/checkpoint/checkpoint_testing.h"
 #include "tests/support/errors.h"
@@ -130,10 +131,9 @@ std::string error_of_offload(int stage, const OffloadConfig& optimizer, const Of
     Case c = small_units(world, stage);
     c.config.zero.offload_optimizer = optimizer;
     c.config.zero.offload_param = parameters;
-    InitOptions init;
-    init.host_transfer =
-        std::make_shared<comm::testing::HostOnlyTransfer>(comm::testing::HostOnlyTransfer::Mode::kAtOnce);
-    const std::string mine = error_of([&] { initialize(model, engine_config(c), comm, init); });
+    const ScopedHostTransfer transfer(
+        std::make_shared<comm::testing::HostOnlyTransfer>(comm::testing::HostOnlyTransfer::Mode::kAtOnce));
+    const std::string mine = error_of([&] { initialize(model, engine_config(c), comm); });
     if (comm->rank() == 0) error = mine;
   });
   return error;

@@ -1,5 +1,7 @@
 #include "tests/engine/checkpoint/checkpoint_testing.h"
 
+#include "engine/engine_internal.h"
+
 namespace tessera::testing {
 
 SavedNetImpl::SavedNetImpl(double dropout) : dropout(dropout) {
@@ -43,7 +45,7 @@ Trained::Trained(const Job& setup, comm::CommunicatorPtr comm, Logger log) : mod
   }
   InitOptions init;
   init.log = log;
-  init.host_transfer = setup.transfer;
+  const ScopedHostTransfer transfer(setup.transfer);
   engine = initialize(model, engine_config(c), comm, init);
 }
 

@@ -14,6 +14,7 @@
 #include "checkpoint/read/reader.h"
 #include "core/files/disk_error.h"
 #include "core/str.h"
+#include "engine/checkpoint/checkpoint_writer_internal.h"
 #include "tests/engine/checkpoint/checkpoint_testing.h"
 #include "tests/support/files.h"
 
@@ -212,8 +213,8 @@ TEST(HostFolders, ASaveThatFailsOnOneHostIsRemovedOnAll) {
       trained.step();
       trained.engine->save_in_memory(*good, {{"who", "me"}});
       const std::string before = str("global_step", trained.engine->global_steps());
-      const auto bad = HostFolders::join(
-          comm, mine, comm->rank() == 1 ? fails(operation, "rank_00000.h5") : decltype(DiskOptions::probe)());
+      const ScopedHostFoldersProbe probe(comm->rank() == 1 ? fails(operation, "rank_00000.h5") : DiskProbe());
+      const auto bad = HostFolders::join(comm, mine);
       for (int i = 0; i < 2; ++i) {
         trained.step();
         EXPECT_THAT(error_of<CheckpointError>([&] { trained.engine->save_in_memory(*bad, {}); }),
@@ -233,8 +234,8 @@ TEST(HostFolders, FilesThatCannotBeBroughtAreAnErrorOnAllRanks) {
   const Tensors saved = train(hosts, job, 1);
   on_ranks(4, [&](comm::CommunicatorPtr comm) {
     const fs::path mine = hosts.folder_of(comm->rank());
-    const auto bad = HostFolders::join(
-        comm, mine, comm->rank() == 2 ? fails("write", "rank_00001.h5") : decltype(DiskOptions::probe)());
+    const ScopedHostFoldersProbe probe(comm->rank() == 2 ? fails("write", "rank_00001.h5") : DiskProbe());
+    const auto bad = HostFolders::join(comm, mine);
     const HostFolders::Found found = bad->find(steps_of);
     Trained trained(job, comm);
     const Tensors before = whole_state(*trained.engine);

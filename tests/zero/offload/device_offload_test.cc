@@ -8,6 +8,7 @@
 #include <optional>
 #include <tuple>
 
+#include "core/async_io/spill_file_internal.h"
 #include "tests/comm/memory/host_only_transfer.h"
 #include "tests/zero/offload/offload_testing.h"
 
@@ -317,11 +318,11 @@ TEST_P(DeviceOffloadTest, AFailureOnTheHostThreadIsTheCallersAndStays) {
 TEST_P(DeviceOffloadTest, AFailingDiskBehindTheHostIsOneLine) {
   for (const char* kind : {"read", "write"})
     for (const int at : {0, 3, 12, 30}) {
-      Setting setting = on_device(kAllOnDisk);
-      setting.probe = [=, count = std::make_shared<std::atomic<int>>(0)](std::string_view operation, int64_t,
-                                                                         int64_t) {
-        return operation == kind && count->fetch_add(1) == at ? EIO : 0;
-      };
+      const Setting setting = on_device(kAllOnDisk);
+      const ScopedSpillFileProbe probe(
+          [=, count = std::make_shared<std::atomic<int>>(0)](std::string_view operation, int64_t, int64_t) {
+            return operation == kind && count->fetch_add(1) == at ? EIO : 0;
+          });
       Chain model(kNumLayers);
       std::optional<Rig> rig;
       const std::string error = error_of([&] {

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "core/async_io/spill_file_internal.h"
 #include "tests/zero/offload/offload_testing.h"
 
 namespace tessera::zero::testing {
@@ -179,20 +180,19 @@ TEST_F(OffloadTest, TheDirectoryMayVanish) {
 }
 
 TEST_F(OffloadTest, NoRoomOnTheDiskIsAnErrorOnAllRanksAtTheStart) {
-  const Probe full = [](std::string_view operation, int64_t, int64_t) {
+  const SpillFileProbe full = [](std::string_view operation, int64_t, int64_t) {
     return operation == "reserve" ? ENOSPC : 0;
   };
   run_ranks(2, [&](comm::CommunicatorPtr comm) {
     Chain model(kNumLayers);
-    const std::string error = error_of([&] {
-      Rig rig(*model, comm, 3, with({.tiers = kAllOnDisk, .probe = comm->rank() == 1 ? full : Probe{}}));
-    });
+    const ScopedSpillFileProbe probe(comm->rank() == 1 ? full : SpillFileProbe{});
+    const std::string error = error_of([&] { Rig rig(*model, comm, 3, with({.tiers = kAllOnDisk})); });
     EXPECT_THAT(error, AllOf(HasSubstr("rank 1"), HasSubstr(folder_.path().string())));
   });
 }
 
 /// Fails the n-th operation of a kind.
-Probe fails(std::string_view kind, int at, int error) {
+SpillFileProbe fails(std::string_view kind, int at, int error) {
   return [=, count = std::make_shared<std::atomic<int>>(0)](std::string_view operation, int64_t, int64_t) {
     return operation == kind && count->fetch_add(1) == at ? error : 0;
   };
@@ -206,8 +206,9 @@ TEST_F(OffloadTest, AFailingDiskIsSaidOnceAndLeavesTheModelUnusable) {
     for (const int at : {0, 1, 5, 12, 25, 40}) {
       Chain model(kNumLayers);
       std::optional<Rig> rig;
+      const ScopedSpillFileProbe probe(fails(kind, at, code));
       const std::string error = error_of([&] {
-        rig.emplace(*model, alone(), 3, with({.tiers = kAllOnDisk, .probe = fails(kind, at, code)}));
+        rig.emplace(*model, alone(), 3, with({.tiers = kAllOnDisk}));
         train(model, *rig, 0);
         rig->sharded->check_usable();
       });

@@ -3,17 +3,13 @@
 
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <memory>
-#include <string_view>
 #include <vector>
 
 #include "core/files/temporary_folder.h"
 #include "tests/zero/zero_testing.h"
 
 namespace tessera::zero::testing {
-
-using Probe = std::function<int(std::string_view operation, int64_t offset, int64_t bytes)>;
 
 constexpr Tiers kInMemoryTiers{};
 constexpr Tiers kOptimizerOnHost{.optimizer = Tier::kHost};
@@ -26,7 +22,6 @@ struct Setting {
   Tiers tiers = kInMemoryTiers;
   kernels::OptimizerKind optimizer = kernels::OptimizerKind::kAdamW;
   DType dtype = DType::kFloat32;
-  Probe probe = {};
   int num_buffers = 13;
   std::shared_ptr<comm::HostTransfer> transfer = nullptr;
 };
@@ -37,8 +32,7 @@ class OffloadTest : public ::testing::Test {
     return [=, this](ShardedModelOptions& options) {
       options.tiers = setting.tiers;
       options.transfer = setting.transfer;
-      options.offload = {
-          .directory = folder_.path().string(), .num_buffers = setting.num_buffers, .probe = setting.probe};
+      options.offload = {.directory = folder_.path().string(), .num_buffers = setting.num_buffers};
       options.optimizer.kind = setting.optimizer;
       options.optimizer.groups = {kernels::Hyper{}};
       options.optimizer.groups[0].lr = 0.05;
