@@ -11,7 +11,6 @@
 #include "comm/rendezvous/network.h"
 #include "core/json/json_reader.h"
 #include "core/str.h"
-#include "tools/doctor/doctor_clock.h"
 #include "tools/doctor/doctor_facts.h"
 
 namespace tessera::tools {
@@ -22,7 +21,6 @@ using nlohmann::json;
 
 constexpr int64_t kSizes[] = {4 << 10, 256 << 10, 32 << 20};
 constexpr double kSecondsEach = 0.25;  ///< that a collective of one size is repeated for
-constexpr int kPings = 12;
 constexpr auto kRendezvous = std::chrono::seconds(30);
 constexpr auto kCollective = std::chrono::seconds(60);
 
@@ -80,20 +78,22 @@ std::vector<CollectiveTiming> time_collectives(Communicator& comm) {
   return timings;
 }
 
-/// Of `other`'s host against rank 0's [Note: clocks].
-ClockDifference clock_of(Communicator& comm, int other, const at::Tensor& byte) {
-  std::vector<double> mine;
-  for (int ping = 0; ping < kPings; ++ping) {
-    if (comm.rank() == other) mine.push_back(wall_clock_now());
-    comm.broadcast(byte, other, "doctor: ping")->wait();
-    finish(comm, byte);
-    if (comm.rank() == 0) mine.insert(mine.end(), {wall_clock_now(), wall_clock_now()});
-    comm.broadcast(byte, 0, "doctor: pong")->wait();
-    finish(comm, byte);
-    if (comm.rank() == other) mine.push_back(wall_clock_now());
-  }
-  const auto times = comm.exchange(mine, "doctor: clocks");
-  return clock_difference(times[static_cast<size_t>(other)], times[0]);
+/// A rank's clock when it leaves a barrier, and for how long it was in there.
+struct Reading {
+  double clock = 0, waited = 0;
+};
+
+/// Of each rank, at one moment. The moments differ by at most the longest time that a rank was in the
+/// barrier: all leave it after the last one has come. The first barrier brings the ranks together.
+std::vector<Reading> read_clocks(Communicator& comm) {
+  comm.barrier("doctor: clocks, ready");
+  const double start = seconds_now();
+  comm.barrier("doctor: clocks");
+  const std::vector<double> mine = {wall_clock_now(), seconds_now() - start};
+  std::vector<Reading> readings;
+  for (const std::vector<double>& one : comm.exchange(mine, "doctor: clocks"))
+    readings.push_back({one.at(0), one.at(1)});
+  return readings;
 }
 
 /// What each rank tells the others.
@@ -137,17 +137,18 @@ std::optional<DoctorReport> examine_group() {
   report.num_ranks = comm->size();
   report.backend = comm->backend();
   report.device = comm->device().is_cuda() ? "GPUs" : "CPUs";
-  const at::Tensor byte = at::zeros({1}, at::TensorOptions(at::kFloat).device(comm->device()));
+  const std::vector<Reading> clocks = read_clocks(*comm);
+  double error = 0;
+  for (const Reading& one : clocks) error = std::max(error, one.waited);
   for (size_t i = 0; i < report.hosts.size(); ++i) {
     HostReport& host = report.hosts[i];
     host.facts = parse_json(facts[static_cast<size_t>(first_ranks[i])]);
     host.has_facts = true;
     host.name = host.facts.name;
     if (i == 0) continue;
-    const ClockDifference clock = clock_of(*comm, first_ranks[i], byte);
     host.has_clock = true;
-    host.clock_s = clock.seconds;
-    host.clock_error_s = clock.error;
+    host.clock_s = clocks[static_cast<size_t>(first_ranks[i])].clock - clocks[0].clock;
+    host.clock_error_s = error;
   }
   if (comm->size() > 1) report.collectives = time_collectives(*comm);
   if (comm->rank() != 0) return std::nullopt;

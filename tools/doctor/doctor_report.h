@@ -39,7 +39,7 @@ struct HostReport {
   int mtu = 0;
   bool has_clock = false;
   double clock_s = 0;        ///< this clock less that of rank 0's host
-  double clock_error_s = 0;  ///< half of the fastest round trip
+  double clock_error_s = 0;  ///< by which that is wrong at most
 
   bool operator==(const HostReport&) const = default;
 };

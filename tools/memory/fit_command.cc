@@ -4,7 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <iostream>
 #include <numeric>
 #include <optional>
@@ -19,7 +21,6 @@
 #include "tools/common/columns.h"
 #include "tools/common/command_line.h"
 #include "tools/memory/counted_model.h"
-#include "tools/memory/fit_config.h"
 #include "tools/memory/fit_search.h"
 #include "train/memory/memory_advice.h"
 #include "train/run.h"
@@ -82,15 +83,14 @@ class Fit {
                       .overrides = overrides_,
                       .disk_folder = folder_,
                       .launch = launch_,
-                      .simulate = flags_.fewest_ranks,
-                      .memory_limit = limit_},
+                      .simulate = flags_.fewest_ranks},
                      log_);
     trials_ = &trials;
     search_.emplace(space_, trials, observer());
     try {
       const std::optional<Tried> found = flags_.fewest_ranks    ? fewest_ranks()
                                          : flags_.largest_batch ? largest_batch()
-                                         : flags_.least_memory  ? least_memory()
+                                         : flags_.least_memory  ? search(space_).least(limit_)
                                                                 : search(space_).cheapest();
       if (!found) fail();
       conclude(*found);
@@ -110,7 +110,6 @@ class Fit {
   }
   std::optional<Tried> fewest_ranks();
   std::optional<Tried> largest_batch();
-  std::optional<Tried> least_memory();
   [[noreturn]] void fail();
   void print_head(int num_ranks) const;
   void print_row(const Tried& tried) const;
@@ -198,87 +197,50 @@ SearchObserver Fit::observer() const {
               }};
 }
 
-/// Brings low and high nearer to each other, to a sixteenth: ok(n) is false up to some n from `low` on, and
-/// true behind it up to `high`.
-template <class Ok>
-void bisect(int64_t& low, int64_t& high, const Ok& ok) {
-  while (high - low > std::max<int64_t>(1, high / 16)) {
-    const int64_t middle = low + (high - low) / 2;
-    (ok(middle) ? high : low) = middle;
+/// Brings what fits and what does not nearer to each other, to a sixteenth.
+void bisect(int64_t& good, int64_t& bad, const std::function<bool(int64_t)>& fits) {
+  while (std::abs(good - bad) > std::max<int64_t>(1, std::max(good, bad) / 16)) {
+    const int64_t middle = (good + bad) / 2;
+    (fits(middle) ? good : bad) = middle;
   }
-}
-
-/// The largest size up to `most`, to a sixteenth, that fits; or `size` if a larger one does not. `tried`
-/// gives what a size needs, or none if it does not fit. That is nearly linear: two sizes tell where the limit
-/// is.
-template <class Consider>
-int64_t largest_size(int64_t size, int64_t most, int64_t limit, const Consider& tried) {
-  constexpr int kMaxTrials = 8;
-  constexpr int64_t kFactor = 4;
-  std::optional<Tried> largest = tried(size);
-  int64_t too_large = most + 1, next = 2 * size;
-  for (int trials = 1; largest && trials < kMaxTrials; ++trials) {
-    if (next >= too_large) next = too_large > most ? most : size + (too_large - size) / 2;
-    if (next - size <= size / 16) break;
-    const std::optional<Tried> larger = tried(next);
-    if (!larger) {
-      too_large = next;
-      continue;
-    }
-    const double each =
-        static_cast<double>(larger->memory - largest->memory) / static_cast<double>(next - size);
-    const int64_t room = limit - larger->memory - reserve_of(larger->memory);
-    size = next;
-    largest = larger;
-    next = kFactor * size;
-    if (each > 0) next = std::min(next, size + static_cast<int64_t>(static_cast<double>(room) / each));
-  }
-  return size;
 }
 
 std::optional<Tried> Fit::fewest_ranks() {
   constexpr int kMost = 4096;
-  const auto space_of = [&](int64_t world) {
+  const auto with = [&](int64_t world) -> FitSearch& {
     SearchSpace space = space_;
     space.world = static_cast<int>(world);
-    return space;
+    return search(space);
   };
-  const auto fits = [&](int64_t world) { return search(space_of(world)).something_may_fit(); };
-  int64_t world = 1;
-  while (!fits(world))
-    if ((world *= 2) > kMost) return std::nullopt;
-  int64_t too_few = world / 2;
-  bisect(too_few, world, fits);
-  return search(space_of(world)).cheapest();
+  int64_t too_few = 0, world = 1;
+  for (; !with(world).something_may_fit(); world *= 2) {
+    if (2 * world > kMost) return std::nullopt;
+    too_few = world;
+  }
+  bisect(world, too_few, [&](int64_t ranks) { return with(ranks).something_may_fit(); });
+  return with(world).cheapest();
 }
 
 std::optional<Tried> Fit::largest_batch() {
-  const int64_t most = model_.train_size / space_.world;
-  const auto space_of = [&](int64_t micro_batch) {
+  const auto with = [&](int64_t micro_batch) -> FitSearch& {
     SearchSpace space = space_;
     space.micro_batches = {micro_batch};
-    return space;
+    return search(space);
   };
-  const int64_t wanted = space_.micro_batches.front();
-  constexpr int kMaxRuns = 2;
-  for (const std::string& policy : {space_.policies.back(), space_.policies.front()}) {
-    const auto tried = [&](int64_t size) { return search(space_of(size)).with_most_room(policy, false); };
-    int64_t size = largest_size(wanted, most, limit_, tried);
-    for (int runs = 0; size > wanted && runs < kMaxRuns; ++runs) {
-      if (search(space_of(size)).with_most_room(policy, /*runs=*/true)) {
-        if (const std::optional<Tried> found = search_->cheapest()) return found;
-      } else if (search_->last_run_grew()) {
-        break;  // smaller ones grow too
-      }
-      size -= std::max<int64_t>(1, size / 8);  // evaluation and saving need memory too
+  const auto fits = [&](int64_t size) { return with(size).something_may_fit(); };
+  const int64_t wanted = space_.micro_batches.front(), most = model_.train_size / space_.world;
+  int64_t size = wanted, too_large = most + 1;
+  if (fits(size)) {
+    while (size < most && too_large > most) {
+      const int64_t next = std::min(2 * size, most);
+      (fits(next) ? size : too_large) = next;
     }
+    bisect(size, too_large, fits);
   }
+  constexpr int kMaxSizes = 3;  // evaluation and saving need memory too
+  for (int sizes = 0; size > wanted && sizes < kMaxSizes; ++sizes, size -= std::max<int64_t>(1, size / 8))
+    if (const std::optional<Tried> found = with(size).cheapest()) return found;
   return search(space_).cheapest();  // which may have a smaller one
-}
-
-std::optional<Tried> Fit::least_memory() {
-  const Tried least = search(space_).least(limit_);
-  return least.is_more ? std::nullopt : std::optional(least);
 }
 
 /// One line that says what would be needed.
@@ -288,14 +250,14 @@ void Fit::fail() {
   const std::string on_disk = disk == 0 ? ""
                                         : str(", and state on disk needs ", megabytes(disk), " in ", folder_,
                                               ", which has ", megabytes(space_.disk_limit), " free");
-  const Tried least = search_->least(std::max(limit_, available_memory()));
+  const std::optional<Tried> least = search_->least(std::max(limit_, available_memory()));
   clear_progress();
   throw ConfigError(str(
       limit, ": no setting fits; ",
-      least.is_more
-          ? str("none was found within the ", megabytes(available_memory()), " that this machine has free")
-          : str("the least limit that was found is ", whole_mb(least.memory + reserve_of(least.memory)), " (",
-                in_words(least.setting), ")"),
+      least ? str("the least limit that was found is ",
+                  whole_mb(least->needed.memory + reserve_of(least->needed.memory)), " (",
+                  in_words(least->setting), ")")
+            : str("none was found within the ", megabytes(available_memory()), " that this machine has free"),
       on_disk));
 }
 
@@ -313,19 +275,16 @@ void Fit::print_head(int num_ranks) const {
 
 void Fit::print_row(const Tried& tried) const {
   const Setting& setting = tried.setting;
-  const std::string mb = fixed(static_cast<double>(tried.memory) / 1e6, 0);
+  const Needed& needed = tried.needed;
+  const std::string mb = fixed(static_cast<double>(needed.memory) / 1e6, 0);
   std::cout << padded_right(name_of(setting.on_disk), 20) << padded_left(std::to_string(setting.stage), 6)
             << "  " << padded_right(setting.policy, 7)
             << padded_left(str(setting.micro_batch, "x", setting.accumulation * setting.world), 8)
-            << padded_left(tried.disk_too_small ? "-"
-                           : tried.is_more      ? ">" + mb
-                                                : mb,
-                           9)
-            << padded_left(outgrows(tried, limit_) ? "grows"
-                           : tried.is_whole_run    ? "run"
-                           : tried.disk_too_small  ? "disk"
-                           : tried.step_ms == 0    ? "-"
-                                                   : fixed(tried.step_ms / 1e3, 2),
+            << padded_left(needed.is_more ? ">" + mb : mb, 9)
+            << padded_left(outgrows(needed, limit_) ? "grows"
+                           : tried.is_whole_run     ? "run"
+                           : needed.step_ms == 0    ? "-"
+                                                    : fixed(needed.step_ms / 1e3, 2),
                            8)
             << std::endl;  // trials take long
 }
@@ -343,10 +302,11 @@ std::string Fit::why(const Tried& found) const {
   first.accumulation = space_.samples_of_a_step / first.micro_batch;
   const Tried* const as_it_is = search_->tried(first);
   if (found.setting == first) return "Why: nothing costs less, and it fits.";
-  if (found.step_ms == 0) return text;
-  text += str(" A step takes ", fixed(found.step_ms / 1e3, 2), " s");
-  if (as_it_is != nullptr && as_it_is->step_ms > 0 && !flags_.largest_batch)
-    text += str(", ", fixed(found.step_ms / as_it_is->step_ms, 2), " times that in memory");
+  const double step_ms = found.needed.step_ms;
+  if (step_ms == 0) return text;
+  text += str(" A step takes ", fixed(step_ms / 1e3, 2), " s");
+  if (as_it_is != nullptr && as_it_is->needed.step_ms > 0 && !flags_.largest_batch)
+    text += str(", ", fixed(step_ms / as_it_is->needed.step_ms, 2), " times that in memory");
   return text + ".";
 }
 
@@ -355,7 +315,7 @@ void Fit::conclude(const Tried& found) const {
   write_fit_config(config_, overrides_, found.setting, folder_, output());
   const int64_t on_disk = space_.state_bytes(found.setting, Tier::kDisk);
   std::cout << '\n';
-  print_wrapped(str("Chosen: ", in_words(found.setting), ": ", megabytes(found.memory), " of ",
+  print_wrapped(str("Chosen: ", in_words(found.setting), ": ", megabytes(found.needed.memory), " of ",
                     megabytes(limit_),
                     found.is_whole_run ? ", measured in a short run" : ", measured in a simulated rank",
                     on_disk == 0 ? "" : str(", and ", megabytes(on_disk), " on disk (", folder_, ")"), "."));

@@ -1,14 +1,18 @@
 // The search of `tessera memory --fit`: the cheapest setting that fits, measured.
 //
 // [Note: what is cheapest]
-// State in memory is cheaper than on disk, and little of it on disk cheaper than much, as OnDisk is ordered.
-// A higher stage costs next to nothing. So the search takes what lies on disk as its outer loop, and there
-// first raises the stage. If that is not enough, each policy of recomputation gets the largest micro-batch
-// with which it fits; more recomputation is only considered with a larger micro-batch, since otherwise it is
-// slower. Of these settings the fastest is chosen, by the time of a step as measured; of those that are as
-// fast within the noise of that, the one with the least recomputation. What is chosen is measured again in a
-// short run, which evaluates and saves. If that needs too much, other settings are taken to need as much more
-// in a run.
+// What lies on disk decides most of what a step costs; a higher stage costs next to nothing. So what lies on
+// disk makes the rungs of a ladder, in the order of OnDisk. The first rung on which something fits has the
+// answer. On a rung, in this order:
+//
+//   1. the wanted micro-batch without recomputation, at the lowest stage that fits;
+//   2. at the highest stage, each policy of recomputation with the largest micro-batch that fits; a policy
+//   that
+//      recomputes more is slower, so it only counts where it has a larger micro-batch. The fastest as
+//      measured is taken; of those that are as fast within the noise of that, the one that recomputes least.
+//
+// What was taken is run as `tessera train` does it, with evaluation and checkpoint. Where that needs too much
+// it does not fit, and what comes next is taken.
 #pragma once
 
 #include <cstdint>
@@ -42,12 +46,8 @@ struct SearchSpace {
 /// A setting that was considered.
 struct Tried {
   Setting setting;
-  int64_t memory = 0;         ///< measured, or a bound if is_more
-  bool is_more = false;       ///< it needs more than `memory`
+  Needed needed;              ///< measured; or by formula alone, where that is more than the limit
   bool is_whole_run = false;  ///< measured in a short run with evaluation and checkpoint
-  int64_t growth = 0;         ///< of memory, with each step of that run
-  bool disk_too_small = false;
-  double step_ms = 0;  ///< 0: not measured
 };
 
 /// Who is told what the search does.
@@ -56,64 +56,51 @@ struct SearchObserver {
   std::function<void(const Tried&)> considered;
 };
 
+/// What was measured stays known when the space changes, so all spaces have the same model. Members throw
+/// TrialFailed. `trials` must outlive it.
 class FitSearch {
  public:
-  /// `trials` must outlive it.
   FitSearch(SearchSpace space, FitTrials& trials, SearchObserver observer);
-  /// What was measured stays known, so the model and the limits must be the same.
   void set_space(SearchSpace space) { space_ = std::move(space); }
 
-  /// None if nothing fits. Throws TrialFailed, as all members.
+  /// None if nothing fits.
   std::optional<Tried> cheapest();
-  /// Whether something may fit: with the most on disk something does.
-  bool something_may_fit() { return may_fit(most_on_disk()); }
-  /// With the first micro-batch of the space and this policy, what has the most on disk; in a run too
-  /// if `runs`. None if it does not fit.
-  std::optional<Tried> with_most_room(const std::string& policy, bool runs);
-  /// The setting that needs the least, and what it needs, up to a limit in place of the given one;
-  /// is_more: all need more than that.
-  Tried least(int64_t memory_limit);
+  /// Whether a few steps of something fit on the last rung.
+  bool something_may_fit();
+  /// What needs the least, up to a limit in place of the given one. None: all need more than that.
+  std::optional<Tried> least(int64_t memory_limit);
   /// Of a setting that was considered, or null.
   const Tried* tried(const Setting& setting) const;
-  /// Of the settings that were left out because of disk_limit, the least that one needs on disk; 0:
-  /// none was left out.
+  /// The least that a rung needs on disk which was left out because of disk_limit; 0: none was.
   int64_t least_disk_missing() const { return disk_missing_; }
 
-  /// Whether the last run needed more with each step.
-  bool last_run_grew() const { return last_run_grew_; }
-
  private:
-  std::vector<int> stages_for(OnDisk on_disk) const;
+  struct Rung {
+    OnDisk on_disk;
+    std::vector<int> stages;  ///< each needs less memory than the one before
+  };
+  std::vector<Rung> ladder();
   Setting setting_of(int stage, OnDisk on_disk, const std::string& policy, int64_t micro_batch) const;
-  std::vector<Setting> least_settings(OnDisk on_disk) const;
-  bool may_fit(OnDisk on_disk);
-  std::vector<OnDisk> choices() const;
-  bool has_room_on_disk(const Setting& setting);
-  OnDisk most_on_disk();
+  std::vector<Setting> least_settings(const Rung& rung) const;
+  bool may_fit(const Rung& rung);
   const Tried& consider(const Setting& setting);
-  bool fits(const Tried& tried) const;
-  bool fits(const Setting& setting) { return fits(consider(setting)); }
-  bool holds_in_a_run(const Setting& setting);
-  std::optional<Tried> cheapest_with(OnDisk on_disk);
-  std::optional<Tried> cheapest_by_steps(OnDisk on_disk);
-  std::optional<Tried> with_largest_micro_batch(int stage, OnDisk on_disk, const std::string& policy,
-                                                int64_t more_than);
+  bool fits(const Setting& setting);
+  bool fits_in_a_run(const Setting& setting);
+  std::optional<Setting> cheapest_by_steps(const Rung& rung);
+  std::optional<Setting> with_largest_micro_batch(const Rung& rung, const std::string& policy,
+                                                  int64_t more_than);
 
   SearchSpace space_;
   FitTrials& trials_;
   SearchObserver observer_;
   std::map<Setting, Tried> tried_;
-  int64_t run_extra_ = 0;  ///< what a run with the same state on disk needs more than a few steps
-  bool last_run_grew_ = false;
   int64_t disk_missing_ = 0;
 };
 
 /// What is kept free for what a long run adds to `memory`: malloc keeps what is freed, and how much
 /// depends on the order in which threads happen to run.
 int64_t reserve_of(int64_t memory);
-/// Whether `memory` and its reserve stay within the limit.
-bool is_within(int64_t memory, int64_t limit);
 /// Whether it would exceed the limit if it went on growing for a hundred steps.
-bool outgrows(const Tried& tried, int64_t limit);
+bool outgrows(const Needed& needed, int64_t limit);
 
 }  // namespace tessera::tools

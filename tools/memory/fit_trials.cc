@@ -37,16 +37,13 @@ int64_t limit_of_rank(int64_t limit, int num_ranks) {
   return num_ranks == 1 ? limit : limit / num_ranks * 5 / 4;
 }
 
-/// What a later step needs more than the one before: the median, since a peak that rises once is noise.
+/// What each step of the second half needs more than the one before; 0: one of them needs no more.
 int64_t growth_of(const std::vector<double>& peak_before_step) {
   constexpr double kLeast = 1e6;
-  std::vector<double> more;
+  double growth = peak_before_step.size() < 2 ? 0 : HUGE_VAL;
   for (size_t step = std::max<size_t>(1, peak_before_step.size() / 2); step < peak_before_step.size(); ++step)
-    more.push_back(peak_before_step[step] - peak_before_step[step - 1]);
-  if (more.empty()) return 0;
-  std::sort(more.begin(), more.end());
-  const double median = more[more.size() / 2];
-  return median < kLeast ? 0 : std::llround(median);
+    growth = std::min(growth, peak_before_step[step] - peak_before_step[step - 1]);
+  return growth < kLeast ? 0 : std::llround(growth);
 }
 
 }  // namespace
@@ -73,9 +70,12 @@ bool MemoryGuard::has_struck() const { return ::access(file_.c_str(), F_OK) == 0
 
 FitTrials::FitTrials(TrialOptions options, const Logger& log) : options_(std::move(options)), log_(log) {}
 
-Needed FitTrials::measure(const Setting& setting) { return run(setting, {}); }
+Needed FitTrials::measure(const Setting& setting, int64_t memory_limit) {
+  return run(setting, memory_limit, {});
+}
 
-Needed FitTrials::measure_run(const Setting& setting, int64_t disk_bytes, double step_ms) {
+Needed FitTrials::measure_run(const Setting& setting, int64_t memory_limit, int64_t disk_bytes,
+                              double step_ms) {
   std::error_code error;
   const fs::space_info space = fs::space(fs::temp_directory_path(error), error);
   const bool saves = !error && static_cast<int64_t>(space.available) > disk_bytes;
@@ -84,10 +84,10 @@ Needed FitTrials::measure_run(const Setting& setting, int64_t disk_bytes, double
   std::vector<std::string> more = {"--trial-whole-run", "--trial-steps",
                                    std::to_string(static_cast<int>(num_steps))};
   if (saves) more.emplace_back("--trial-saves");
-  return run(setting, std::move(more));
+  return run(setting, memory_limit, more);
 }
 
-Needed FitTrials::run(const Setting& setting, std::vector<std::string> more) {
+Needed FitTrials::run(const Setting& setting, int64_t memory_limit, const std::vector<std::string>& more) {
   ++num_trials_;
   const TemporaryFolder folder("tessera_fit");
   LaunchFlags launch = options_.launch;
@@ -102,10 +102,10 @@ Needed FitTrials::run(const Setting& setting, std::vector<std::string> more) {
   if (options_.simulate) args.insert(args.end(), {"--simulate-world", std::to_string(setting.world)});
   args.insert(args.end(), {"--trial-fit", "--trial-folder", folder.path().string(), "--trial-stage",
                            std::to_string(setting.stage), "--trial-limit",
-                           std::to_string(limit_of_rank(options_.memory_limit, num_ranks))});
+                           std::to_string(limit_of_rank(memory_limit, num_ranks))});
   args.insert(args.end(), more.begin(), more.end());
   if (const int code = run_ranks_of_self(launch, args, log_); code != 0) throw TrialFailed{code};
-  if (fs::exists(folder.path() / kStruck)) return {.memory = options_.memory_limit, .is_more = true};
+  if (fs::exists(folder.path() / kStruck)) return {.memory = memory_limit, .is_more = true};
   Needed needed;
   int64_t code = INT64_MAX;  // ranks share it
   for (int rank = 0; rank < num_ranks; ++rank) {

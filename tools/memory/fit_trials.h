@@ -42,9 +42,8 @@ struct TrialOptions {
   std::string config;
   std::vector<std::string> overrides;  ///< the user's
   std::string disk_folder;
-  LaunchFlags launch;        ///< nproc: ranks on this host
-  bool simulate = false;     ///< one process that is rank 0 of Setting::world
-  int64_t memory_limit = 0;  ///< of this host: beyond it a trial ends
+  LaunchFlags launch;     ///< nproc: ranks on this host
+  bool simulate = false;  ///< one process that is rank 0 of Setting::world
 };
 
 /// The ranks have failed, and have printed why.
@@ -52,23 +51,22 @@ struct TrialFailed {
   int exit_code;
 };
 
-/// Runs trials. Each takes seconds to minutes.
+/// Runs trials. Each takes seconds to minutes, and ends when the ranks of this host have more than
+/// `memory_limit`.
 class FitTrials {
  public:
   FitTrials(TrialOptions options, const Logger& log);
 
   /// Some steps of training. Throws TrialFailed.
-  Needed measure(const Setting& setting);
+  Needed measure(const Setting& setting, int64_t memory_limit);
   /// A short run as `tessera train` makes it, with evaluation and, where TMPDIR has `disk_bytes`, a
   /// checkpoint. `step_ms`: of a step as measured; the slower it is, the fewer steps it has: 8 to 4.
-  Needed measure_run(const Setting& setting, int64_t disk_bytes, double step_ms);
-  /// In place of TrialOptions::memory_limit.
-  void set_memory_limit(int64_t bytes) { options_.memory_limit = bytes; }
-  const TrialOptions& options() const { return options_; }
+  Needed measure_run(const Setting& setting, int64_t memory_limit, int64_t disk_bytes, double step_ms);
+  bool simulates() const { return options_.simulate; }
   int num_trials() const { return num_trials_; }
 
  private:
-  Needed run(const Setting& setting, std::vector<std::string> more);
+  Needed run(const Setting& setting, int64_t memory_limit, const std::vector<std::string>& more);
 
   TrialOptions options_;
   Logger log_;

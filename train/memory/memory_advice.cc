@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "core/str.h"
+#include "engine/config/sharding_plan.h"
 #include "zero/plan/gradient_slots.h"
 
 namespace tessera::train {
@@ -38,11 +39,14 @@ class StateAdvice {
     return held_bytes(layout_, model, config_, world);
   }
 
-  zero::StateModel at_stage(int stage) const {
+  /// With another configuration.
+  int64_t held_with(const EngineConfig& config, int64_t world) const {
+    const ShardingPlan plan =
+        plan_sharding(config, static_cast<int>(world), model_.tiers.device_memory_is_separate);
     zero::StateModel model = model_;
-    model.sharding = zero::sharding_of(stage);
-    model.sharding.optimizer |= model.tiers.optimizer != Tier::kDevice;
-    return model;
+    model.sharding = plan.sharding;
+    model.tiers = plan.tiers;
+    return held_bytes(layout_, model, config, world);
   }
 
   std::string with(const std::string& change, int64_t bytes) const {
@@ -55,38 +59,39 @@ class StateAdvice {
   }
 
   std::string stage_or_world() const {
-    const int64_t world = layout_.world_size();
+    const auto world = static_cast<int>(layout_.world_size());
     for (int higher = config_.zero.stage + 1; higher <= zero::kMaxStage && world > 1; ++higher)
-      if (const int64_t bytes = held(at_stage(higher), world); bytes <= limit_)
+      if (const int64_t bytes = held_with(at_stage(config_, higher, world), world); bytes <= limit_)
         return with(str("zero_optimization.stage ", higher), bytes);
     if (model_.groups.shard > 0) return "";  // a group's ranks hold a copy, however many groups there are
     int64_t numel = 0;
     for (const zero::UnitSpec& unit : layout_.units()) numel += unit.numel;
-    const zero::StateModel model = at_stage(zero::kMaxStage);
+    const EngineConfig most = at_stage(config_, zero::kMaxStage, world);
     const int64_t ranks =
-        zero::smallest_fitting_world(numel, [&](int64_t size) { return held(model, size) <= limit_; });
-    return ranks <= world ? "" : with(str(ranks, " ranks", at_stage_3()), held(model, ranks));
+        zero::smallest_fitting_world(numel, [&](int64_t size) { return held_with(most, size) <= limit_; });
+    return ranks <= world ? "" : with(str(ranks, " ranks", at_stage_3()), held_with(most, ranks));
   }
 
   std::string offload() const {
-    const bool device_memory_is_separate = model_.tiers.device_memory_is_separate;
-    const Tier below = device_memory_is_separate ? Tier::kHost : Tier::kDisk;
-    const std::string device = device_memory_is_separate ? "\"cpu\"" : "\"nvme\"";
-    const bool part_of_it = zero::sharding_of(config_.zero.stage).optimizer || layout_.world_size() == 1;
-    if (!part_of_it || model_.groups.shard > 0) return "";  // refused by the engine
-    zero::StateModel model = model_;
-    model.tiers.optimizer = std::max(model_.tiers.optimizer, below);
-    model.sharding.optimizer = true;  // of one rank: its shard is all there is
-    if (const int64_t bytes = held(model, layout_.world_size());
-        model_.tiers.optimizer == Tier::kDevice && bytes <= limit_)
-      return with("zero_optimization.offload_optimizer.device " + device, bytes);
+    const auto world = static_cast<int>(layout_.world_size());
+    const std::string device = model_.tiers.device_memory_is_separate ? "cpu" : "nvme";
+    const Tier below = model_.tiers.device_memory_is_separate ? Tier::kHost : Tier::kDisk;
+    if (!can_offload(zero::sharding_of(config_.zero.stage), world, {.optimizer = below}) ||
+        model_.groups.shard > 0)
+      return "";
+    EngineConfig config = config_;
+    if (model_.tiers.optimizer == Tier::kDevice) {
+      config.zero.offload_optimizer.device = device;
+      if (const int64_t bytes = held_with(config, world); bytes <= limit_)
+        return with(str("zero_optimization.offload_optimizer.device \"", device, "\""), bytes);
+    }
     if (model_.tiers.parameters != Tier::kDevice || model_.groups.secondary > 0) return "";
-    model.sharding = zero::sharding_of(zero::kMaxStage);
-    model.tiers.parameters = below;
-    const int64_t bytes = held(model, layout_.world_size());
+    config = at_stage(config, zero::kMaxStage, world);
+    config.zero.offload_param.device = device;
+    const int64_t bytes = held_with(config, world);
     return bytes > limit_ ? ""
-                          : with(str("zero_optimization.offload_optimizer.device and offload_param.device ",
-                                     device, at_stage_3()),
+                          : with(str("zero_optimization.offload_optimizer.device and offload_param.device \"",
+                                     device, "\"", at_stage_3()),
                                  bytes);
   }
 
