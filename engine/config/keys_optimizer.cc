@@ -1,8 +1,10 @@
-// The keys of the optimizers, which depend on optimizer.type.
+// The section `optimizer`: its keys, which depend on optimizer.type, and how it is read, checked and written.
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "core/str.h"
 #include "engine/config/keys.h"
+#include "engine/config/optimizer.h"
 
 namespace tessera::config {
 namespace {
@@ -131,6 +133,180 @@ std::vector<Key> optimizer_keys() {
   keys.push_back(make_key(Type::kTextList, "optimizer.param_groups[].parameters",
                           "Names of parameters as they are, in place of patterns or beside them"));
   return keys;
+}
+
+namespace {
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+constexpr const char* kParams = "optimizer.params";
+constexpr const char* kMatch = "match";  // of a group: patterns
+constexpr const char* kParameters = "parameters";
+
+std::string group_path(size_t i) { return child_path("optimizer.param_groups", i); }
+
+/// A field's names in ParamGroupConfig::params; empty when a group cannot change it.
+std::vector<std::string> names_in_group(const Field& field) {
+  if (!field.key.per_group) return {};
+  if (field.key.type == Type::kPair) return {"beta1", "beta2"};
+  return {field.key.name()};
+}
+
+/// Assigns the group's value to the field; false when the group does not have one.
+bool apply(const ParamGroupConfig& group, const Field& field) {
+  json value = value_of(field);
+  bool changed = false;
+  const std::vector<std::string> names = names_in_group(field);
+  for (size_t i = 0; i < names.size(); ++i) {
+    const auto found = group.params.find(names[i]);
+    if (found == group.params.end()) continue;
+    json& number = value.is_array() ? value[i] : value;
+    number = number.is_boolean() ? json(found->second != 0) : json(found->second);
+    changed = true;
+  }
+  if (changed) assign(field, value);
+  return changed;
+}
+
+/// Adds the field's numbers to a group's.
+void add_numbers(const Field& field, std::map<std::string, double>& params) {
+  const json value = value_of(field);
+  const std::vector<std::string> names = names_in_group(field);
+  for (size_t i = 0; i < names.size(); ++i) {
+    const json& number = value.is_array() ? value[i] : value;
+    params[names[i]] = number.is_boolean() ? number.get<bool>() : number.get<double>();
+  }
+}
+
+/// A string or a list of strings; empty where the item has none.
+std::vector<std::string> texts_of(const json& item, const char* key) {
+  const auto found = item.find(key);
+  if (found == item.end()) return {};
+  if (found->is_string()) return {found->get<std::string>()};
+  return found->get<std::vector<std::string>>();
+}
+
+ParamGroupConfig read_group(const json& item, const std::string& path, const OptimizerOptions& defaults,
+                            ConfigReport* report) {
+  ParamGroupConfig group;
+  group.match = texts_of(item, kMatch);
+  group.parameters = texts_of(item, kParameters);
+  OptimizerOptions options = defaults;
+  for (const Field& field : fields_of(options)) {
+    const auto written = item.find(field.key.name());
+    if (written == item.end() || !field.key.per_group) continue;
+    read_field(field, *written, child_path(path, field.key.name()), report);
+    add_numbers(field, group.params);
+  }
+  return group;
+}
+
+/// Checks options that depend on each other.
+void check_options(const OptimizerOptions& options, const std::string& path, const Origins& origins) {
+  if (const auto* sgd = std::get_if<SGDOptions>(&options);
+      sgd && sgd->nesterov && (sgd->momentum <= 0 || sgd->dampening != 0))
+    origins.fail(path + ".nesterov", str("found true with momentum ", sgd->momentum, " and dampening ",
+                                         sgd->dampening, "; expected a momentum above 0 and dampening 0"));
+  if (const auto* lamb = std::get_if<LambOptions>(&options); lamb && lamb->min_coeff > lamb->max_coeff)
+    origins.fail(path + ".min_coeff", str("found ", lamb->min_coeff, ", more than max_coeff ",
+                                          lamb->max_coeff, "; expected at most that"));
+}
+
+}  // namespace
+
+std::vector<OptimizerOptions> group_options(const OptimizerConfig& optimizer) {
+  std::vector<OptimizerOptions> groups = {optimizer.options};
+  for (const ParamGroupConfig& group : optimizer.param_groups) {
+    groups.push_back(optimizer.options);
+    for (const Field& field : fields_of(groups.back())) apply(group, field);
+  }
+  return groups;
+}
+
+std::map<std::string, double> changed_options(OptimizerOptions base, OptimizerOptions options) {
+  std::map<std::string, double> params;
+  const std::vector<Field> before = fields_of(base), after = fields_of(options);
+  for (size_t i = 0; i < before.size(); ++i)
+    if (value_of(before[i]) != value_of(after[i])) add_numbers(after[i], params);
+  return params;
+}
+
+OptimizerConfig read_optimizer(const Document& document, ConfigReport* report) {
+  OptimizerConfig config;
+  if (const json* type = value_at(*document.json, "optimizer.type"); type && type->is_string())
+    config.options = *options_named<OptimizerOptions>(type->get<std::string>());
+  const OptimizerOptions defaults = config.options;
+  AdamModes modes;
+  read_fields(fields_of(config.options, &modes), document, report);
+  if (const auto* adam = std::get_if<AdamOptions>(&config.options); adam && modes.adam_w_mode)
+    config.options = AdamWOptions{adam->lr,  adam->beta1,        adam->beta2,
+                                  adam->eps, adam->weight_decay, adam->bias_correction};
+  if (auto* adam_w = std::get_if<AdamWOptions>(&config.options);
+      adam_w && modes.torch_adam && !value_at(*document.json, str(kParams, ".weight_decay")))
+    adam_w->weight_decay = 0.01;  // torch.optim.AdamW's default
+  if (const json* list = value_at(*document.json, "optimizer.param_groups"))
+    for (size_t i = 0; i < list->size(); ++i)
+      config.param_groups.push_back(read_group((*list)[i], group_path(i), defaults, report));
+  return config;
+}
+
+ordered_json write_optimizer(const OptimizerConfig& optimizer) {
+  ordered_json out;
+  std::vector<OptimizerOptions> groups = group_options(optimizer);
+  out["type"] = type_of(optimizer.options);
+  for (const Field& field : fields_of(groups[0])) out["params"][field.key.name()] = value_of(field);
+  const bool is_adam_w = std::holds_alternative<AdamWOptions>(optimizer.options);
+  if (is_adam_w || std::holds_alternative<AdamOptions>(optimizer.options)) {
+    out["params"]["adam_w_mode"] = is_adam_w;
+    out["params"]["torch_adam"] = false;
+  }
+  out["param_groups"] = ordered_json::array();
+  for (size_t i = 0; i < optimizer.param_groups.size(); ++i) {
+    ordered_json item;
+    const ParamGroupConfig& group = optimizer.param_groups[i];
+    if (!group.match.empty() || group.parameters.empty()) item[kMatch] = group.match;
+    if (!group.parameters.empty()) item[kParameters] = group.parameters;
+    for (const Field& field : fields_of(groups[i + 1]))
+      if (apply(optimizer.param_groups[i], field)) item[field.key.name()] = value_of(field);
+    out["param_groups"].push_back(std::move(item));
+  }
+  return out;
+}
+
+void check_fields(OptimizerConfig& optimizer, Origins& origins, Problems& problems) {
+  for (const Field& field : fields_of(optimizer.options))
+    check_field(field, field.key.path, origins, problems);
+  for (size_t i = 0; i < optimizer.param_groups.size(); ++i) {
+    const ParamGroupConfig& group = optimizer.param_groups[i];
+    const std::string path = group_path(i);
+    origins.set_line(path, 1);
+    const Key match{.type = Type::kTextList};
+    problems.collect([&] {
+      if (group.match.empty() && !group.parameters.empty()) return;
+      if (const std::string wrong = mismatch(match, group.match); !wrong.empty())
+        origins.fail(child_path(path, kMatch), wrong);
+    });
+    OptimizerOptions options = optimizer.options;
+    std::vector<std::string> known = {kMatch, kParameters};
+    std::map<std::string, double> unknown = group.params;
+    for (const Field& field : fields_of(options)) {
+      if (apply(group, field)) check_field(field, child_path(path, field.key.name()), origins, problems);
+      for (const std::string& name : names_in_group(field)) unknown.erase(name);
+      if (field.key.per_group) known.push_back(field.key.name());
+    }
+    for (const auto& [name, value] : unknown)
+      problems.collect([&] { origins.fail(child_path(path, name), unknown_key(name, value, known)); });
+  }
+}
+
+void check_together(const OptimizerConfig& optimizer, const Origins& origins) {
+  for (size_t i = 0; i < optimizer.param_groups.size(); ++i)
+    if (optimizer.param_groups[i].match.empty() && optimizer.param_groups[i].parameters.empty())
+      origins.fail(child_path(group_path(i), kMatch), "is missing; expected a string or a list of strings");
+  const std::vector<OptimizerOptions> groups = group_options(optimizer);
+  for (size_t i = 0; i < groups.size(); ++i)
+    check_options(groups[i], i == 0 ? kParams : group_path(i - 1), origins);
 }
 
 }  // namespace tessera::config
