@@ -8,7 +8,7 @@
 #include "activations/operator_facts.h"
 #include "core/error.h"
 #include "core/str.h"
-#include "engine/config/suggest.h"
+#include "engine/config/document/suggest.h"
 #include "engine/engine.h"
 #include "engine/optimizer/optimizer_setup.h"
 

@@ -8,7 +8,7 @@
 
 #include "core/error.h"
 #include "core/str.h"
-#include "engine/config/suggest.h"
+#include "engine/config/document/suggest.h"
 #include "train/run/run_directory.h"
 #include "train/run/run_length.h"
 #include "train/run/same_run.h"

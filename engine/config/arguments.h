@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/config/document.h"
+#include "engine/config/document/document.h"
 #include "engine/config/key.h"
 
 namespace tessera::config {

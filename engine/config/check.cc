@@ -5,7 +5,7 @@
 
 #include "core/str.h"
 #include "engine/config/arguments.h"
-#include "engine/config/suggest.h"
+#include "engine/config/document/suggest.h"
 
 namespace tessera::config {
 namespace {

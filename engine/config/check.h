@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/config/document.h"
+#include "engine/config/document/document.h"
 #include "engine/config/key.h"
 
 namespace tessera::config {

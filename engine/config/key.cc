@@ -9,8 +9,8 @@
 #include "core/ascii.h"
 #include "core/check.h"
 #include "core/str.h"
-#include "engine/config/document.h"
-#include "engine/config/suggest.h"
+#include "engine/config/document/document.h"
+#include "engine/config/document/suggest.h"
 
 namespace tessera::config {
 namespace {

@@ -1,7 +1,7 @@
 // DeepSpeed's keys that Tessera does not implement. Those without effect are accepted with one warning; those
 // that ask for something Tessera does not do are refused by name. The list follows DeepSpeed 0.19
 // (runtime/config.py, runtime/zero/config.py, runtime/constants.py).
-#include "engine/config/document.h"
+#include "engine/config/document/document.h"
 #include "engine/config/keys.h"
 
 namespace tessera::config {

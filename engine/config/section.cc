@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "core/str.h"
+#include "engine/config/document/suggest.h"
 #include "engine/config/key.h"
-#include "engine/config/suggest.h"
 
 namespace tessera::config {
 

@@ -15,7 +15,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "engine/config/document.h"
+#include "engine/config/document/document.h"
 
 namespace tessera::config {
 

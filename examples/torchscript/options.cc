@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/str.h"
-#include "engine/config/suggest.h"
+#include "engine/config/document/suggest.h"
 #include "examples/torchscript/metrics.h"
 
 namespace tessera::examples {

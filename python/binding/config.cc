@@ -13,7 +13,7 @@
 
 #include "comm/torch_dtype.h"
 #include "core/log.h"
-#include "engine/config/document.h"
+#include "engine/config/document/document.h"
 #include "engine/config/keys.h"
 #include "engine/config/parse.h"
 #include "engine/config/sharding_plan.h"

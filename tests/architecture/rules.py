@@ -19,11 +19,12 @@ for top in ("tools", "tests", "benchmarks"):
 
 # Folder -> its sub-folders, each of which may include from those before it. "." stands for the folder's own files.
 SUB_FOLDERS = {
+    "monitor": [".", "mlflow"],
     "core": [".", "json", "files", "environment", "memory", "async_io"],
     "comm": ["sockets", "memory", "control", ".", "rendezvous", "shm", "gloo", "nccl", "hybrid", "staged", "init"],
     "zero": ["plan", "kernels", "memory", "deferred", "offload", "unit", "gather", "reduce", "optimizer", "model", "."],
     "checkpoint": [".", "hdf5", "manifest", "formats", "files", "write", "read", "consolidate"],
-    "engine": ["config", "optimizer", "profile", "checkpoint", "."],
+    "engine": ["config/document", "config", "optimizer", "profile", "checkpoint", "."],
     "train": ["task", "data", "report", "run", "memory", "."],
     "launcher": ["environment", "process", "failure", "."],
     "tools": ["common", "launch", "memory", "doctor", "."],
@@ -107,7 +108,7 @@ def sub_folder_direction(root):
         order = SUB_FOLDERS.get(source.folder)
         if order is None:
             continue
-        mine = _sub_folder(source.path)
+        mine = _sub_folder(source.path, order)
         if mine not in order:
             complaints.append(f"{source.path}:1: folder {source.folder}/{mine}/ has no place in the include direction; "
                               "give it one in tests/architecture/rules.py and docs/architecture.md")
@@ -115,16 +116,18 @@ def sub_folder_direction(root):
         for number, _, name in source.includes:
             if not name.startswith(source.folder + "/") or not (Path(root) / name).is_file():
                 continue
-            target = _sub_folder(name)
+            target = _sub_folder(name, order)
             if target in order and order.index(target) > order.index(mine):
                 allowed = ", ".join(order[:order.index(mine)]) or "nothing else of its folder"
                 complaints.append(f"{source.path}:{number}: includes {name}; {source.folder}/{mine} may include only {allowed}")
     return complaints
 
 
-def _sub_folder(path):
-    parts = PurePosixPath(path).parts
-    return parts[1] if len(parts) > 2 else "."
+def _sub_folder(path, order):
+    """The longest of `order` that the file lies in, or else the folder's own first sub-folder."""
+    folder = "/".join(PurePosixPath(path).parts[1:-1])
+    inside = [one for one in order if folder == one or folder.startswith(one + "/")]
+    return max(inside, key=len) if inside else folder.split("/")[0] or "."
 
 
 def torch_headers(root):

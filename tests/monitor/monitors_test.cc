@@ -11,8 +11,8 @@
 #include "core/error.h"
 #include "core/str.h"
 #include "monitor/event_file.h"
-#include "monitor/http_client.h"
-#include "monitor/mlflow_client.h"
+#include "monitor/mlflow/http_client.h"
+#include "monitor/mlflow/mlflow_client.h"
 #include "tests/support/log_file.h"
 
 namespace tessera {

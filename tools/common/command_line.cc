@@ -14,7 +14,7 @@
 #include "core/error.h"
 #include "core/str.h"
 #include "engine/config/arguments.h"
-#include "engine/config/suggest.h"
+#include "engine/config/document/suggest.h"
 #include "train/run/run_directory.h"
 #include "train/task/trainer_config.h"
 

@@ -8,7 +8,7 @@
 #include "core/files/input_file.h"
 #include "core/json/json_reader.h"
 #include "core/str.h"
-#include "engine/config/document.h"
+#include "engine/config/document/document.h"
 #include "engine/config/parse.h"
 #include "train/task/trainer_config.h"
 

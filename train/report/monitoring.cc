@@ -5,7 +5,7 @@
 #include "core/str.h"
 #include "monitor/csv_monitor.h"
 #include "monitor/jsonl_monitor.h"
-#include "monitor/mlflow_monitor.h"
+#include "monitor/mlflow/mlflow_monitor.h"
 #include "monitor/tensorboard_monitor.h"
 
 namespace tessera::train {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "core/str.h"
-#include "engine/config/suggest.h"
+#include "engine/config/document/suggest.h"
 
 namespace tessera::train {
 namespace {

@@ -9,8 +9,8 @@
 
 #include "core/str.h"
 #include "engine/config/arguments.h"
+#include "engine/config/document/suggest.h"
 #include "engine/config/parse.h"
-#include "engine/config/suggest.h"
 #include "tests/engine/config/config_testing.h"
 
 namespace tessera {

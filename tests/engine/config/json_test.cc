@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/config/check.h"
-#include "engine/config/document.h"
+#include "engine/config/document/document.h"
 #include "tests/engine/config/config_testing.h"
 
 namespace tessera::config {

@@ -1,4 +1,4 @@
-#include "monitor/http_client.h"
+#include "monitor/mlflow/http_client.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "core/str.h"
-#include "monitor/curl_library.h"
+#include "monitor/mlflow/curl_library.h"
 
 namespace tessera {
 namespace {

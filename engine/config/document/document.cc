@@ -1,4 +1,4 @@
-#include "engine/config/document.h"
+#include "engine/config/document/document.h"
 
 #include <algorithm>
 #include <cmath>

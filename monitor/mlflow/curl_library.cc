@@ -1,11 +1,11 @@
-#include "monitor/curl_library.h"
+#include "monitor/mlflow/curl_library.h"
 
 #include <dlfcn.h>
 
 #include <string>
 
 #include "core/str.h"
-#include "monitor/http_client.h"
+#include "monitor/mlflow/http_client.h"
 
 namespace tessera {
 namespace {

@@ -44,7 +44,7 @@ struct HttpOptions {
 /// the environment's http_proxy, https_proxy and no_proxy, as curl does.
 class HttpClient {
  public:
-  /// Throws HttpError where there is no libcurl (monitor/curl_library.h).
+  /// Throws HttpError where there is no libcurl (monitor/mlflow/curl_library.h).
   explicit HttpClient(HttpOptions options);
   HttpClient(HttpClient&&) = delete;
   ~HttpClient();

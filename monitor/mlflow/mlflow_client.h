@@ -12,7 +12,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "monitor/http_client.h"
+#include "monitor/mlflow/http_client.h"
 #include "monitor/monitor.h"
 
 namespace tessera {

@@ -1,4 +1,4 @@
-#include "monitor/mlflow_monitor.h"
+#include "monitor/mlflow/mlflow_monitor.h"
 
 #include <algorithm>
 #include <cmath>

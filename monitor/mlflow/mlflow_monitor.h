@@ -17,7 +17,7 @@
 #include <thread>
 
 #include "core/log.h"
-#include "monitor/mlflow_client.h"
+#include "monitor/mlflow/mlflow_client.h"
 #include "monitor/monitor.h"
 
 namespace tessera {

@@ -1,4 +1,4 @@
-#include "monitor/mlflow_client.h"
+#include "monitor/mlflow/mlflow_client.h"
 
 #include <algorithm>
 #include <cctype>

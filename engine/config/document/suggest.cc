@@ -1,4 +1,4 @@
-#include "engine/config/suggest.h"
+#include "engine/config/document/suggest.h"
 
 #include <algorithm>
 
