@@ -53,8 +53,7 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm,
   adopt_buffers();
   if (model.deferred != nullptr) model.deferred->finish(*comm_);
 
-  gathered_ = std::any_of(units_.begin(), units_.end(),
-                          [](const ParamUnit& unit) { return unit.placement.updates_shard; });
+  gathered_ = any_updates_shard(units_);
   connect_gathers_and_reductions();
   optimizer_ = std::make_unique<ShardedOptimizer>(*layout_, units_, comm_, options_.optimizer);
   // TorchScript's fuser hands raw pointers to compiled kernels, which no listener hears of. (A switch of the
@@ -124,7 +123,7 @@ void ShardedModel::connect_to_host() {
 static void add_sizes_on_disk(const UnitSpec& unit, int64_t shard_numel, const ShardedModelOptions& options,
                               std::vector<int64_t>& sizes) {
   const Placement placement =
-      place(options.sharding, unit.trainable, /*one_copy_a_host=*/false, options.tiers);
+      placement_of(options.sharding, unit.trainable, /*one_copy_a_host=*/false, options.tiers);
   const int64_t local_numel = placement.updates_shard ? shard_numel : unit.numel;
   const int64_t fp32_bytes = local_numel * size_bytes(DType::kFloat32);
   if (placement.values == Tier::kDisk) sizes.push_back(shard_numel * size_bytes(unit.dtype));
@@ -201,11 +200,9 @@ void ShardedModel::broadcast_from_rank_0(const at::Tensor& flat, const std::stri
 /// See [Note: one order on a device] in collective_order.h.
 void ShardedModel::connect_gathers_and_reductions() {
   const bool one_group = !gather_comm_->wait_blocks();
-  const bool gathers_on_use =
-      std::ranges::any_of(units_, [](const ParamUnit& unit) { return unit.placement.sharded(); });
   order_ = std::make_unique<CollectiveOrder>(budget_of(units_, options_.residency),
                                              first_order_of_reductions(units_),
-                                             /*one_order=*/one_group && gathers_on_use);
+                                             /*one_order=*/one_group && any_sharded(units_));
   if (options_.tiers.any_below_device())
     options_.residency.late_update = [this](ParamUnit& unit) {
       update_parameters([&] { optimizer_->update(unit); });

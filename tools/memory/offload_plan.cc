@@ -25,7 +25,7 @@ OffloadPlan plan_of(const CountedModel& model, int stage, int64_t world, Tiers t
   const int64_t trainable = (model.num_trainable + world - 1) / world;
   const int64_t frozen = (model.num_frozen + world - 1) / world;
   const zero::Placement placement =
-      zero::place(zero::sharding_of(stage), /*trainable=*/true, /*one_copy_a_host=*/false, tiers);
+      zero::placement_of(zero::sharding_of(stage), /*trainable=*/true, /*one_copy_a_host=*/false, tiers);
   plan.gradients_down = trainable * size_bytes(model.accumulate_dtype);
   if (placement.gradient_sharded) plan.gradients_each_way = plan.gradients_down;
   if (placement.copies_masters_to_device()) plan.values_up = trainable * size_bytes(model.dtype);

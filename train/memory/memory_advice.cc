@@ -138,18 +138,18 @@ std::string megabytes(int64_t bytes) {
   return text;
 }
 
-/// Elements of the gradient slots (zero/reduce/gradient_reducer.cc says which models have them).
+/// Elements of the gradient slots.
 static int64_t slots_numel(const zero::Layout& layout, const zero::StateModel& model,
                            const EngineConfig& config, int64_t world) {
-  const zero::Placement placement = zero::place(model.sharding, true, model.one_copy_a_host, model.tiers);
-  const bool each_backward = placement.gradient_sharded || config.zero.reduce_each_micro_step;
-  const bool through_slots =
-      each_backward ? world > 1 || placement.gradient != Tier::kDevice
-                    : config.communication_dtype.value_or(model.accumulate_dtype) != model.accumulate_dtype;
+  const zero::Placement placement = zero::placement_of(model.sharding, true, model.one_copy_a_host, model.tiers);
+  const zero::ReductionMode mode = zero::reduction_mode(
+      placement, config.zero.reduce_each_micro_step,
+      config.communication_dtype.value_or(model.accumulate_dtype) == model.accumulate_dtype,
+      world == 1 && (config.prescale_gradients || config.gradient_predivide_factor == 1));
   std::vector<int64_t> numels;
   for (const zero::UnitSpec& unit : layout.units())
     if (unit.trainable) numels.push_back(unit.numel);
-  if (!through_slots || numels.empty()) return 0;
+  if (!zero::through_slots(mode) || numels.empty()) return 0;
   return zero::gradient_buffer_numel(numels, static_cast<int>(config.zero.communication_buffers));
 }
 

@@ -59,7 +59,7 @@ inline StateBytes state_bytes(const StateElements& whole, const StateModel& mode
   StateBytes bytes;
   const auto held = [&](bool sharded) { return sharded ? whole.shard_numel : whole.numel; };
   const Placement placement =
-      place(model.sharding, whole.trainable, model.one_copy_a_host, model.tiers, model.groups.secondary > 0);
+      placement_of(model.sharding, whole.trainable, model.one_copy_a_host, model.tiers, model.groups.secondary > 0);
   if (placement.values == tier)
     bytes.parameters = held(placement.parameters != Placement::Parameters::kWhole) * size_bytes(whole.dtype);
   if (placement.second_copy && tier == Tier::kDevice)

@@ -52,10 +52,10 @@ struct Placement {
   bool operator==(const Placement&) const = default;
 };
 
-/// Of a trainable or a frozen unit. `one_copy_a_host`: the ranks share memory (which stays in memory:
+/// The placement of a trainable or a frozen unit. `one_copy_a_host`: the ranks share memory (which stays in memory:
 /// what is on disk is each rank's own). `second_copy`: of sharded units there is one; a host's copy needs
 /// none.
-constexpr Placement place(Sharding sharding, bool trainable, bool one_copy_a_host, Tiers tiers = {},
+constexpr Placement placement_of(Sharding sharding, bool trainable, bool one_copy_a_host, Tiers tiers = {},
                           bool second_copy = false) {
   Placement placement;
   placement.device_memory_is_separate = tiers.device_memory_is_separate;
@@ -71,6 +71,29 @@ constexpr Placement place(Sharding sharding, bool trainable, bool one_copy_a_hos
   if (trainable) placement.optimizer = tiers.optimizer;
   if (placement.gradient_sharded) placement.gradient = tiers.optimizer;
   return placement;
+}
+
+/// How gradients come to their sum.
+enum class ReductionMode {
+  kAccumulateInPlace,   ///< micro-steps add up in the whole unit's accumulator, which is reduced in place
+  kAccumulateThenCopy,  ///< the same, reduced through a slot of another dtype
+  kReduceEachBackward,  ///< every micro-step goes through a slot; the reduced sum is added to the accumulator
+  kSingleRank,          ///< the same of one rank: see [Note: nothing to sum] in gradient_reducer.h
+};
+
+/// `placement`: of a trainable unit. `each_micro_step`: zero_optimization.reduce_each_micro_step. `same_dtype`:
+/// gradients are communicated in the dtype in which they are accumulated. `nothing_to_sum`: the group is one
+/// rank, and its gradients are not scaled.
+constexpr ReductionMode reduction_mode(const Placement& placement, bool each_micro_step, bool same_dtype,
+                                       bool nothing_to_sum) {
+  if (placement.gradient_sharded || each_micro_step)
+    return nothing_to_sum && placement.gradient == Tier::kDevice ? ReductionMode::kSingleRank
+                                                                 : ReductionMode::kReduceEachBackward;
+  return same_dtype ? ReductionMode::kAccumulateInPlace : ReductionMode::kAccumulateThenCopy;
+}
+/// Whether gradients wait in slots ([Note: a ring of slots] in gradient_slots.h).
+constexpr bool through_slots(ReductionMode mode) {
+  return mode == ReductionMode::kAccumulateThenCopy || mode == ReductionMode::kReduceEachBackward;
 }
 
 }  // namespace tessera::zero

@@ -74,9 +74,7 @@ GradientReducer::GradientReducer(const Layout& layout, std::vector<ParamUnit>& u
       next_passes_without_waits_(kFirstPassesWithoutWaits) {
   TESSERA_CHECK(options_.num_slots >= 1);
   for (at::Tensor& parameter : parameters) gradients_.push_back({.parameter = std::move(parameter)});
-  const bool gathers_on_use =
-      std::ranges::any_of(units_, [](const ParamUnit& unit) { return unit.placement.sharded(); });
-  hooks_may_block_ = !gathers_on_use || !comm_->wait_blocks();
+  hooks_may_block_ = !any_sharded(units_) || !comm_->wait_blocks();
   const std::vector<int>& reduced = order_.reductions();
   if (reduced.empty()) return;
   ParamUnit& first = units_[reduced.front()];
@@ -104,18 +102,13 @@ GradientReducer::GradientReducer(const Layout& layout, std::vector<ParamUnit>& u
   install_hooks();  // last: the destructor removes them, which does not run for a constructor that throws
 }
 
-GradientReducer::ReductionMode GradientReducer::choose_mode() const {
-  const auto trainable =
-      std::find_if(units_.begin(), units_.end(), [](const ParamUnit& unit) { return unit.spec.trainable; });
+ReductionMode GradientReducer::choose_mode() const {
+  const auto trainable = std::ranges::find_if(units_, [](const auto& unit) { return unit.spec.trainable; });
   if (trainable == units_.end()) return ReductionMode::kAccumulateInPlace;
-  const Placement& placement = trainable->placement;
-  if (placement.gradient_sharded || options_.reduce_each_micro_step) {
-    const bool nothing_to_sum = comm_->size() == 1 && !options_.replicas && prescale_ == 1 && postscale_ == 1;
-    return nothing_to_sum && placement.gradient == Tier::kDevice ? ReductionMode::kSingleRank
-                                                                 : ReductionMode::kReduceEachBackward;
-  }
-  return options_.accumulate_dtype == options_.communicate_dtype ? ReductionMode::kAccumulateInPlace
-                                                                 : ReductionMode::kAccumulateThenCopy;
+  return reduction_mode(
+      trainable->placement, options_.reduce_each_micro_step,
+      options_.accumulate_dtype == options_.communicate_dtype,
+      comm_->size() == 1 && !options_.replicas && prescale_ == 1 && postscale_ == 1);
 }
 
 // Collective where the accumulator is reduced in place: other ranks then read it.
@@ -302,7 +295,7 @@ at::Tensor GradientReducer::take_grad(int parameter) {
   return (grad.is_sparse() ? grad.to_dense() : grad).reshape(-1);
 }
 
-/// In its place now, or together with those that come next.
+/// Puts the gradient in its place now, or together with those that come next.
 void GradientReducer::put(int parameter, kernels::Accumulation gradient) {
   int64_t& launch = gradients_[parameter].launch;
   if (launch == num_launches_) put_waiting();  // the part before
@@ -528,7 +521,7 @@ at::Tensor GradientReducer::sum_on_device(const ParamUnit& unit) const {
   return unit.gradient.on_device.view(unit.shard_range.numel(), options_.accumulate_dtype);
 }
 
-/// Begins to, ahead of the unit's reduction.
+/// Begins to bring what the sum is added to to the device, ahead of the unit's reduction.
 void GradientReducer::bring_accumulator(ParamUnit& unit, bool add) {
   StagingPool::Buffer& buffer = unit.gradient.on_device;
   if (buffer.memory.defined()) return;

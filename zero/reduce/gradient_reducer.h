@@ -154,14 +154,6 @@ class GradientReducer {
   bool waits_in_hooks() const { return passes_without_waits_ == 0; }
 
  private:
-  /// How gradients come to their sum, chosen at construction.
-  enum class ReductionMode {
-    kAccumulateInPlace,   ///< micro-steps add up in the whole unit's accumulator, which is reduced in place
-    kAccumulateThenCopy,  ///< the same, reduced through a slot of another dtype
-    kReduceEachBackward,  ///< every micro-step goes through a slot; the reduced sum is added to the
-                          ///< accumulator
-    kSingleRank,          ///< the same of one rank: see [Note: nothing to sum]
-  };
   enum class Wait {
     kNo,       ///< takes only what has arrived
     kLimited,  ///< see [Note: hooks wait with a limit]
@@ -189,9 +181,7 @@ class GradientReducer {
     return mode_ == ReductionMode::kReduceEachBackward || mode_ == ReductionMode::kSingleRank;
   }
   bool reducing() const { return each_backward() || boundary_; }
-  bool through_slots() const {
-    return mode_ == ReductionMode::kAccumulateThenCopy || mode_ == ReductionMode::kReduceEachBackward;
-  }
+  bool through_slots() const { return zero::through_slots(mode_); }
 
   // a gradient that has come; what these take is in its place at the latest after complete_slot(),
   // complete_accumulator() or put_waiting()

@@ -29,7 +29,7 @@ ParamUnit::ParamUnit(const Layout& layout, int index, const UnitOptions& options
   const MemoryForUnit for_this(name);
   const MemoryFor use_of_memory(MemoryUse::kParameters);
   const auto placed = [&](bool one_copy_a_host) {
-    return place(options.sharding, spec.trainable, one_copy_a_host, options.tiers, mesh.secondary_size > 0);
+    return placement_of(options.sharding, spec.trainable, one_copy_a_host, options.tiers, mesh.secondary_size > 0);
   };
   at::Tensor buffer;
   if (placed(true).host_shared()) buffer = comm.allocate_shared(memory.bytes(), name);
@@ -288,6 +288,14 @@ bool ParamUnit::readable_again() {
 
 at::Device device_of(const std::vector<ParamUnit>& units) {
   return units.empty() ? at::Device(at::kCPU) : units.front().memory.full().device();
+}
+
+bool any_sharded(const std::vector<ParamUnit>& units) {
+  return std::ranges::any_of(units, [](const ParamUnit& unit) { return unit.placement.sharded(); });
+}
+
+bool any_updates_shard(const std::vector<ParamUnit>& units) {
+  return std::ranges::any_of(units, [](const ParamUnit& unit) { return unit.placement.updates_shard; });
 }
 
 void ParamUnit::begin_private_writes(BufferPool& pool) {

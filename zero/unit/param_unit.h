@@ -229,6 +229,11 @@ class ParamUnit {
 /// Where the buffers of all units are; the CPU where there are no units.
 at::Device device_of(const std::vector<ParamUnit>& units);
 
+/// Whether some unit is gathered when it is used.
+bool any_sharded(const std::vector<ParamUnit>& units);
+/// Whether some unit is updated in shards, so that new values arrive by a gather.
+bool any_updates_shard(const std::vector<ParamUnit>& units);
+
 /// Keeps state of a unit in memory during its lifetime.
 class InMemory {
  public:
