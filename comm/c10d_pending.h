@@ -27,8 +27,8 @@ class C10dPending final : public Pending {
   std::function<void()> finish_;
 };
 
-/// For a backend that only sums: `finish` that takes `sum` to where and how it is wanted. Unset when
-/// that is where it is already.
+/// Serves a backend that only sums: returns a `finish` that takes `sum` to where and how it is wanted. Unset
+/// when that is where it is already.
 std::function<void()> finish_reduction(const at::Tensor& sum, const ReduceInto& into);
 
 }  // namespace tessera::comm

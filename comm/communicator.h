@@ -24,14 +24,15 @@
 
 namespace tessera::comm {
 
-/// Ranks have issued different collectives, or wait for each other on different groups. Thrown to those that
-/// find it out.
+/// Says that ranks have issued different collectives, or wait for each other on different groups. The ranks
+/// that find it out throw it.
 class RanksDiffer : public CommError {
  public:
   using CommError::CommError;
 };
 
-/// A collective in flight. Not thread-safe. Dropping it waits for nothing.
+/// Tells whether a collective in flight has ended, and waits for it. Not thread-safe. Dropping it waits for
+/// nothing.
 class Work {
  public:
   virtual ~Work() = default;
@@ -45,7 +46,7 @@ class Work {
 };
 using WorkPtr = std::shared_ptr<Work>;
 
-/// Where a reduce-scatter leaves its result, and how: shard = scale * sum [+ shard].
+/// Says where a reduce-scatter leaves its result, and how: shard = scale * sum [+ shard].
 struct ReduceInto {
   at::Tensor shard;  ///< (n) elements; fp32, bf16 or fp16 of a sum of any of these, else of the sum's dtype.
                      ///< With `add`, no part of the buffer
@@ -53,7 +54,7 @@ struct ReduceInto {
   bool add = false;
 };
 
-/// A rank among those that have the memory of Communicator::allocate_shared() in common.
+/// Names a rank among those that have the memory of Communicator::allocate_shared() in common.
 struct HostRank {
   int index = 0;      ///< 0 … num_ranks - 1, in rank order
   int num_ranks = 1;  ///< this one included
@@ -64,16 +65,16 @@ template <class T>
 concept Exchangeable = std::is_trivially_copyable_v<T> && !std::is_array_v<T> && !std::is_pointer_v<T> &&
                        !std::is_convertible_v<T, std::string_view>;
 
-/// One rank's end of a group. One thread issues collectives on it at a time. Buffers are 1-D and contiguous,
-/// of a type that has a DType (core/dtype.h); anything else is a std::logic_error. After a
-/// CommError every later call throws the same error.
+/// Runs collectives with the other ranks of a group. One thread at a time issues collectives on it. Buffers
+/// are 1-D and contiguous, of a type that has a DType (core/dtype.h); anything else is a std::logic_error.
+/// After a CommError every later call throws the same error.
 class Communicator {
  public:
   virtual ~Communicator() = default;
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  /// "gloo", "nccl", "shm", "hybrid" …
+  /// "gloo", "nccl", "shm", "hybrid", "staged" …
   virtual std::string_view backend() const = 0;
   virtual std::chrono::milliseconds timeout() const = 0;
   /// Where its buffers lie.
@@ -103,8 +104,8 @@ class Communicator {
   /// from allocate_symmetric(): for reading. Undefined where not all ranks see each other's memory.
   virtual at::Tensor peer_view(const at::Tensor& mine, int rank);
 
-  /// Whether Work::wait() blocks the thread until the result is there. False (CUDA): it makes the
-  /// current stream wait, and returns.
+  /// Whether Work::wait() blocks the thread until the result is there. False (CUDA): it makes the current
+  /// stream wait; a caller must not rely on more. All groups then have one order of collectives.
   virtual bool wait_blocks() const { return true; }
 
   /// Whether a reduce_scatter in flight takes memory of its buffer's size: a caller that issues many
@@ -189,7 +190,7 @@ class Communicator {
   const at::Device device_;
 };
 
-/// For backends whose reductions only sum: writes `sum` (this rank's slice, or the whole of an
+/// Serves backends whose reductions only sum: writes `sum` (this rank's slice, or the whole of an
 /// all-reduce) to where and how it is wanted. Those who listen to operators do not see it.
 void write_result(const at::Tensor& sum, const ReduceInto& into);
 

@@ -18,28 +18,44 @@
 
 namespace tessera::comm {
 
-/// An operation that a transport has begun. Used by one thread at a time.
+/// Tells whether an operation that a transport has begun has ended. One thread at a time.
 class Pending {
  public:
   virtual ~Pending() = default;
   /// True once wait() would not block. Throws when the operation has failed.
   virtual bool poll() = 0;
   /// CPU: blocks until the result is there; false when it is not after `limit`. CUDA: makes the
-  /// current stream wait for the operation and returns true. Throws when the operation has failed.
+  /// current stream wait for the operation and returns true; may block as on the CPU (staged). Throws when
+  /// the operation has failed.
   virtual bool wait(std::chrono::milliseconds limit) = 0;
 };
 using PendingPtr = std::unique_ptr<Pending>;
+
+/// Asks a function whether the operation has ended, after at most so long. Asks no more once it has.
+class PendingCall final : public Pending {
+ public:
+  using HasEnded = std::function<bool(std::chrono::milliseconds limit)>;
+  explicit PendingCall(HasEnded has_ended) : has_ended_(std::move(has_ended)) {}
+  bool poll() override { return wait(std::chrono::milliseconds(0)); }
+  bool wait(std::chrono::milliseconds limit) override { return ended_ = ended_ || has_ended_(limit); }
+
+ private:
+  const HasEnded has_ended_;
+  bool ended_ = false;
+};
 
 /// Called with the backend's message and the collective's tag when it fails, maybe on a thread of the
 /// backend. Must not throw.
 using FailureHook = std::function<void(const std::string& cause, uint32_t tag)>;
 
-/// One process group of one backend. Owns its connections. Used by one thread at a time, except abort().
+/// Carries the collectives of one group over one backend. Owns its connections. One thread at a time, except
+/// abort().
 class Transport {
  public:
   virtual ~Transport() = default;
   virtual std::string_view name() const = 0;
-  /// True when Pending::wait() blocks until the result is there (CPU); false when it only orders streams.
+  /// True when Pending::wait() blocks until the result is there (CPU); false when callers may only rely on
+  /// the order of streams (CUDA).
   virtual bool wait_blocks() const = 0;
   virtual bool buffers_reductions() const { return false; }
   /// Whether the destructor waits for what is in flight.

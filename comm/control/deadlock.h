@@ -15,7 +15,8 @@
 
 namespace tessera::comm {
 
-/// What a rank waits for. It issues nothing meanwhile, so this stays true until the rank withdraws it.
+/// Says what a rank waits for. The rank issues nothing meanwhile, so this stays true until the rank withdraws
+/// it.
 struct WaitState {
   std::string group;   ///< on which group
   int64_t number = 0;  ///< for which of the group's collectives

@@ -12,7 +12,7 @@
 
 namespace tessera::comm {
 
-/// A collective: what must be equal on all ranks.
+/// Describes a collective by what must be equal on all ranks.
 struct CollectiveDesc {
   std::string op;     ///< "all_gather", "reduce_scatter", "exchange" …
   std::string label;  ///< the buffer's name
@@ -26,14 +26,14 @@ struct CollectiveDesc {
   uint32_t fingerprint() const;
 };
 
-/// How a rank's collective ended.
+/// Says how a rank's collective ended.
 enum class Fault {
   kNone,     ///< it has not failed
   kTimeout,  ///< it waited for the whole timeout
   kClosed,   ///< a connection broke
 };
 
-/// What is known of one rank. All but `left` is what the rank itself publishes when a collective fails or
+/// Has what is known of one rank. All but `left` is what the rank itself publishes when a collective fails or
 /// takes long.
 struct RankReport {
   static constexpr size_t kWindow = 64;
@@ -55,7 +55,7 @@ struct RankReport {
   static RankReport decode(std::string_view& text);
 };
 
-/// For decoding: removes the text up to `separator` from the front and returns it. Throws CommError.
+/// Serves decoding: removes the text up to `separator` from the front and returns it. Throws CommError.
 std::string_view take(std::string_view& text, char separator);
 int64_t parse_integer(std::string_view text);
 

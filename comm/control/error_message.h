@@ -12,7 +12,7 @@ namespace tessera::comm {
 /// What an exception says, in one line: libtorch's what() adds back-traces and source locations.
 /// "unknown error" where it says nothing.
 std::string error_message(const std::exception& error);
-/// Of a captured exception.
+/// Takes a captured exception.
 std::string error_message(const std::exception_ptr& error);
 
 /// The first line, without libtorch's source locations.

@@ -103,7 +103,7 @@ bool FlightRecorder::read_report(int rank, RankReport& report) const {
 
 std::vector<int> FlightRecorder::gone() const { return of_group(store_.gone()); }
 
-/// By their numbers in the context.
+/// Converts numbers in the context.
 std::vector<int> FlightRecorder::of_group(const std::vector<int>& ranks) const {
   std::vector<int> found;
   for (int rank = 0; rank < size_; ++rank)

@@ -51,7 +51,7 @@ std::vector<int> all_ranks(int size) {
   return ranks;
 }
 
-/// For c10d's groups: a wait for a key does not block on the server, and fails when a rank ends, which no
+/// Serves c10d's groups: a wait for a key does not block on the server, and fails when a rank ends, which no
 /// rank may while a group is set up.
 class WatchedStore final : public c10d::PrefixStore {
  public:

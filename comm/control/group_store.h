@@ -15,14 +15,15 @@
 
 namespace tessera::comm {
 
-/// The store does not answer: its server has ended, or the rank that serves it.
+/// Says that the store does not answer: its server has ended, or the rank that serves it.
 class StoreIsGone : public CommError {
  public:
   using CommError::CommError;
 };
 
-/// A handle: copies share the connection. Thread-safe as far as the c10d store is (TCPStore and HashStore
-/// are). Every call is local to this rank and the server, and throws StoreIsGone when the server is gone.
+/// Reads and writes a part of the store. Copies share the connection. Thread-safe as far as the c10d store is
+/// (TCPStore and HashStore are). Every call is local to this rank and the server, and throws StoreIsGone when
+/// the server is gone.
 class GroupStore {
  public:
   /// `where` names the server in errors: "rank 0 is gone: its store at 10.0.0.1:29500".
@@ -62,12 +63,13 @@ class GroupStore {
   GroupStore watched(std::shared_ptr<const Liveness> liveness) const;
   /// The ranks whose processes have ended, as far as this store is watched.
   std::vector<int> gone() const;
-  /// Of these the ones whose hosts do not answer.
+  /// Returns those of them whose hosts do not answer.
   std::vector<int> silent() const;
   /// Throws RankIsGone if a rank has ended, or does so within `limit`: after a failed connection to a
   /// rank that ends, its other connections close one by one.
   void check_all_alive(std::chrono::milliseconds limit = {}) const;
-  /// For c10d's groups: its waits poll like ours, and throw RankIsGone when any rank has ended.
+  /// Returns the store for c10d's groups: its waits poll like ours, and throw RankIsGone when any rank has
+  /// ended.
   const c10::intrusive_ptr<c10d::Store>& c10d_store() const { return watched_store_; }
 
  private:

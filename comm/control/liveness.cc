@@ -19,8 +19,8 @@ namespace {
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-/// Of ProvenSockets: what a connection is for.
-enum Channel { kBetweenRanks, kBetweenHosts };
+/// Channels of ProvenSockets say what a connection is for.
+constexpr int kBetweenRanks = 0, kBetweenHosts = 1;
 
 constexpr milliseconds kWatchInterval{20};
 /// A rank that has not connected for this long is asked whether it is there, and again after every such time.
@@ -96,13 +96,13 @@ void Liveness::connect(const std::vector<Peer>& peers, milliseconds timeout,
   between_hosts_.resize(hosts_.size());
 
   // The higher rank connects. Between hosts the lowest ranks do.
-  std::vector<std::pair<int, Channel>> expected;
+  std::vector<std::pair<int, int>> expected;
   for (int other = 0; other < static_cast<int>(peers.size()); ++other) {
     if (other == rank_) continue;
     const std::vector<int>& there = hosts_[static_cast<size_t>(host_of[static_cast<size_t>(other)])];
     const bool between_hosts = &there != &hosts_[mine] && other == there[0] && rank_ == hosts_[mine][0] &&
                                there.size() + hosts_[mine].size() > 2;
-    for (const Channel channel : {kBetweenRanks, kBetweenHosts}) {
+    for (const int channel : {kBetweenRanks, kBetweenHosts}) {
       if (channel == kBetweenHosts && !between_hosts) continue;
       expected.emplace_back(other, channel);
       const std::string& endpoint = peers[static_cast<size_t>(other)].endpoint;

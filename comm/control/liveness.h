@@ -31,8 +31,8 @@ namespace shm {
 class PeerSockets;
 }
 
-/// Processes of ranks have ended before they did their part. Of several all are named: one may have ended
-/// because of another.
+/// Says that processes of ranks have ended before they did their part. Of several all are named: one may have
+/// ended because of another.
 class RankIsGone : public CommError {
  public:
   /// `why`: for messages.
@@ -53,7 +53,7 @@ inline constexpr std::chrono::seconds kHostTimeout{20};
 /// thread once connect() has returned.
 class Liveness {
  public:
-  /// What is known of a rank.
+  /// Says where a rank listens, and on which host.
   struct Peer {
     std::string endpoint;  ///< Liveness::endpoint()
     std::string host;      ///< equal for ranks that reach each other over the loopback interface
@@ -65,7 +65,7 @@ class Liveness {
   ~Liveness();
   /// "ADDRESS PORT", for the others.
   const std::string& endpoint() const { return endpoint_; }
-  /// To be called while this rank waits for others to come: takes connections, and closes strangers'.
+  /// Has to be called while this rank waits for others to come: takes connections, and closes strangers'.
   void admit();
   /// Collective. `peers`: all ranks. Other ranks may still be connecting to each other when it returns.
   /// `watch` is called every 20 ms and may throw. Throws CommError when one cannot be reached, RankIsGone
@@ -76,14 +76,14 @@ class Liveness {
   /// all ranks have returned. Throws CommError, RankIsGone.
   std::unique_ptr<shm::PeerSockets> share_between_hosts(const GroupStore& store,
                                                         std::chrono::milliseconds timeout);
-  /// To be called once all ranks are connected.
+  /// Requires: all ranks are connected.
   void stop_listening();
 
   /// One system call. The ranks whose processes have ended, or whose hosts do not answer.
   std::vector<int> gone() const;
   /// Those whose hosts do not answer.
   std::vector<int> silent() const;
-  /// To be called before a request to the store: waits while its host does not answer. False: that
+  /// Has to be called before a request to the store: waits while its host does not answer. False: that
   /// counts as gone. A request to a silent host fails kHostTimeout after it was sent; so none is sent late.
   bool await_store() const;
   /// The error of such ranks.

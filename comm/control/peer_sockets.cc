@@ -48,7 +48,7 @@ SocketAddress address_of(const std::string& token) {
   return result;
 }
 
-/// What travels: a number, and whether a descriptor travels with it.
+/// Has what travels: a number, and whether a descriptor travels with it.
 struct Message {
   int64_t number;
   int64_t has_fd;

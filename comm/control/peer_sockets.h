@@ -37,7 +37,7 @@ class PeerSockets {
   };
   /// `watch` is called every few milliseconds and may throw. Throws CommError, RankIsGone.
   Received receive(int from, std::chrono::milliseconds timeout, const std::function<void()>& watch);
-  /// For ranks that no longer agree: the others see this rank as gone.
+  /// Lets the others see this rank as gone: ranks that no longer agree do so.
   void disconnect();
 
   /// A system call. The number of a rank whose process has closed its end.

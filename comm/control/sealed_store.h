@@ -28,7 +28,7 @@ class SealedStore final : public c10d::Store {
   /// Tells whether two secrets are equal, without telling what they are.
   static std::string fingerprint(const std::string& secret);
 
-  // As c10d's. What reads a value throws CommError when no rank with the secret has written it.
+  // These are c10d's. What reads a value throws CommError when no rank with the secret has written it.
   c10::intrusive_ptr<c10d::Store> clone() override;
   void set(const std::string& key, const std::vector<uint8_t>& value) override;
   std::vector<uint8_t> compareSet(const std::string& key, const std::vector<uint8_t>& expected,

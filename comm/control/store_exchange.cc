@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kMostBytes = int64_t{4} << 20;  // of all ranks' parts together
 
-/// In place of the packed values: a rank has given up.
+/// Stands in place of the packed values where a rank has given up.
 constexpr std::string_view kGivenUp = "given up: ";  // and why; values begin with a number
 
 std::string value_key(int rank) { return str("value/", rank); }
@@ -104,6 +104,24 @@ std::string StoreExchange::await_result(std::chrono::milliseconds timeout, const
     failure.cause = for_others = error.what();
   }
   return store_.claim(result_key(round_), str(kGivenUp, for_others));
+}
+
+std::vector<std::string> StoreExchange::ask_all(const std::string& value, std::chrono::milliseconds timeout,
+                                                std::string_view question) {
+  Result result = run(value, timeout, [] {});
+  if (!result.missing.empty())
+    throw CommError(str(name_ranks(result.missing), " left during the rendezvous"));
+  if (result.values.empty())
+    throw CommError(str("rank ", rank_, " at the rendezvous (", question, "): ", result.cause));
+  return std::move(result.values);
+}
+
+std::string StoreExchange::first_obstacle(const std::string& mine, std::chrono::milliseconds timeout,
+                                          std::string_view question) {
+  const std::vector<std::string> all = ask_all(mine, timeout, question);
+  for (size_t rank = 0; rank < all.size(); ++rank)
+    if (!all[rank].empty()) return str("rank ", rank, ": ", all[rank]);
+  return "";
 }
 
 bool StoreExchange::has_arrived(int rank) const {

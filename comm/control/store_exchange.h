@@ -13,13 +13,15 @@
 #include <chrono>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "comm/control/group_store.h"
 
 namespace tessera::comm {
 
-/// One thread at a time. The store is of its own (GroupStore::under).
+/// Exchanges strings between all ranks, once a call. One thread at a time. Requires: the store is of its own
+/// (GroupStore::under).
 class StoreExchange {
  public:
   StoreExchange(GroupStore store, int rank, int size) : store_(std::move(store)), rank_(rank), size_(size) {}
@@ -32,7 +34,14 @@ class StoreExchange {
   /// Collective. `timeout`: of each part. `watch` is called about every 100 ms of waiting, and may throw a
   /// CommError to give up. Throws CommError when the store is gone.
   Result run(const std::string& value, std::chrono::milliseconds timeout, const std::function<void()>& watch);
-  /// For `watch`: whether `rank` has given its value to the exchange that this rank waits in.
+  /// Collective. run() at the rendezvous: the values. Throws CommError where there are none. `question`: for
+  /// messages.
+  std::vector<std::string> ask_all(const std::string& value, std::chrono::milliseconds timeout,
+                                   std::string_view question);
+  /// Collective. The same; the first value that is not empty, after its rank: "rank 1: no room". Else "".
+  std::string first_obstacle(const std::string& mine, std::chrono::milliseconds timeout,
+                             std::string_view question);
+  /// Tells a `watch` whether `rank` has given its value to the exchange that this rank waits in.
   bool has_arrived(int rank) const;
 
  private:

@@ -24,7 +24,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// Of one slice a rank, one after another, to where the result is wanted. Dispatches no operator.
+/// Adds up one slice a rank, which lie one after another. Dispatches no operator.
 void reduce_slices(const at::Tensor& slices, at::ScalarType dtype, int num_ranks, const ReduceInto& into) {
   const int64_t slice_bytes = static_cast<int64_t>(slices.nbytes()) / num_ranks;
   std::vector<const void*> inputs;
@@ -46,7 +46,7 @@ void reduce_slices(const at::Tensor& slices, at::ScalarType dtype, int num_ranks
 // all-reduce, which in Gloo passes on partial sums, brings every rank every other rank's buffer instead, and
 // sums in rank order.
 
-/// What a collective's ranks say of the bytes that they send.
+/// Has what a collective's ranks say of the bytes that they send.
 struct Digests {
   at::Tensor sent, received;  ///< (ranks * 8) bytes
   C10dWork exchange;
@@ -65,7 +65,7 @@ struct Digests {
   }
 };
 
-/// What Gloo's threads call. A group that was aborted may outlive its transport, and then calls nobody.
+/// Holds what Gloo's threads call. A group that was aborted may outlive its transport, and then calls nobody.
 struct Observers {
   std::mutex mutex;
   FailureHook on_failure;
@@ -235,14 +235,14 @@ class C10dGlooTransport final : public GlooTransport {
       digests->check(from, static_cast<const char*>(slices.const_data_ptr()) + from * bytes, bytes);
   }
 
-  /// Of the same bytes for all ranks. Null without `verify`.
+  /// Tells all ranks the digest of the same bytes. Returns null without `verify`.
   std::shared_ptr<Digests> tell_digest(const void* data, int64_t bytes) {
     if (!options_.verify) return nullptr;
     return tell_digests(std::vector<uint64_t>(static_cast<size_t>(options_.size),
                                               XXH3_64bits(data, static_cast<size_t>(bytes))));
   }
 
-  /// By rank: of what this rank sends to it.
+  /// Tells each rank the digest of what this rank sends to it.
   std::shared_ptr<Digests> tell_digests(const std::vector<uint64_t>& of_sent) {
     const auto bytes = static_cast<int64_t>(of_sent.size() * sizeof(uint64_t));
     const auto digests = std::make_shared<Digests>(
@@ -314,7 +314,7 @@ at::Tensor reduction_buffer(int64_t bytes) {
 std::unique_ptr<GlooTransport> make_gloo_transport(const GroupStore& store, const GlooOptions& given,
                                                    FailureHook on_failure) {
   GlooOptions options = given;
-  if (!options.devices) options.devices = open_gloo_devices(options);
+  if (options.devices.empty()) options.devices = open_gloo_devices(options);
   return std::make_unique<C10dGlooTransport>(store, options, std::move(on_failure));
 }
 

@@ -16,10 +16,14 @@
 #include "comm/transport.h"
 #include "core/log.h"
 
+namespace gloo::transport {
+class Device;
+}
+
 namespace tessera::comm {
 
 /// Listening sockets, each with an I/O thread. Transports of one process may share them.
-class GlooDevices;
+using GlooDevices = std::vector<std::shared_ptr<::gloo::transport::Device>>;
 
 struct GlooOptions {
   int rank = 0;
@@ -32,16 +36,17 @@ struct GlooOptions {
   std::vector<int> names = {};           ///< by rank: what messages call the transport's ranks; empty: 0 …
   bool verify = false;                   ///< JoinOptions::verify
   std::chrono::milliseconds timeout{0};  ///< of a collective
-  std::chrono::milliseconds connect_timeout{0};    ///< of connecting to all ranks
-  std::shared_ptr<GlooDevices> devices = nullptr;  ///< null: of its own
+  std::chrono::milliseconds connect_timeout{0};  ///< of connecting to all ranks
+  GlooDevices devices = {};                      ///< empty: of its own
   std::function<void()> on_end =
       {};        ///< called on a thread of Gloo when a collective has ended. Must not throw
   Logger log{};  ///< says on rank 0 that all connect again, and why
 };
 
 /// Throws CommError when an interface does not exist or an address cannot be bound.
-std::shared_ptr<GlooDevices> open_gloo_devices(const GlooOptions& options);
+GlooDevices open_gloo_devices(const GlooOptions& options);
 
+/// Adds a reduce_scatter() of uneven slices, which hybrid communication needs.
 class GlooTransport : public Transport {
  public:
   using Transport::reduce_scatter;

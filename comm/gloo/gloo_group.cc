@@ -24,7 +24,7 @@ using std::chrono::steady_clock;
 
 constexpr int kMaxAttempts = 5;
 constexpr size_t kWordBytes = 32;
-/// In which the words arrive, once a rank has connected: the others may still be connecting.
+/// The words arrive within this time, once a rank has connected: the others may still be connecting.
 constexpr milliseconds kProofTime{5000};
 
 using GroupPtr = c10::intrusive_ptr<GlooGroup>;
@@ -37,7 +37,7 @@ GroupPtr connect(const GroupStore& store, const GlooOptions& options) {
   // Gloo waits five times this for a connection. Collectives give their own timeout.
   auto group_options =
       c10d::ProcessGroupGloo::Options::create(std::max(options.connect_timeout / 5, milliseconds(1000)));
-  group_options->devices = options.devices->devices;
+  group_options->devices = options.devices;
   group_options->group_name = "tessera";
   return c10::make_intrusive<GlooGroup>(store.c10d_store(), options.rank, options.size, group_options);
 }
@@ -68,8 +68,8 @@ void prove(GlooGroup& group, const std::vector<std::string>& words, int rank) {
   received->reset();
 }
 
-/// One attempt of all ranks after another. What it tells the others: "c" and this rank's word (connected, or
-/// proven), "a" and why not: to be tried again; "e" and why not: it has no more time.
+/// Makes one attempt of all ranks after another. A rank tells the others: "c" and this rank's word
+/// (connected, or proven), "a" and why not: to be tried again; "e" and why not: it has no more time.
 class Attempts {
  public:
   Attempts(const GroupStore& store, const GlooOptions& options)
@@ -182,11 +182,11 @@ c10::intrusive_ptr<GlooGroup> connect_gloo_group(const GroupStore& store, const 
     if (GroupPtr group = attempts.next()) return group;
 }
 
-std::shared_ptr<GlooDevices> open_gloo_devices(const GlooOptions& options) {
-  auto opened = std::make_shared<GlooDevices>();
+GlooDevices open_gloo_devices(const GlooOptions& options) {
+  GlooDevices opened;
   try {
     if (options.interfaces.empty()) {
-      opened->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(options.address));
+      opened.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(options.address));
       return opened;
     }
     std::istringstream names(options.interfaces);
@@ -195,7 +195,7 @@ std::shared_ptr<GlooDevices> open_gloo_devices(const GlooOptions& options) {
         throw CommError(str("GLOO_SOCKET_IFNAME=", options.interfaces,
                             ": this host has no network interface '", name, "'"));
       }
-      opened->devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(name));
+      opened.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(name));
     }
   } catch (const CommError&) {
     throw;

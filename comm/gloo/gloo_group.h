@@ -17,11 +17,7 @@ namespace tessera::comm {
 // nothing here or in gloo.cc touches a Gloo object; pointers to them are only passed along.
 // (ProcessGroupGloo::setTimeout, inline, would.)
 
-class GlooDevices {
- public:
-  std::vector<std::shared_ptr<::gloo::transport::Device>> devices;
-};
-
+/// Adds tags of our choice and abort() to c10d's group. One thread at a time, except abort().
 class GlooGroup final : public c10d::ProcessGroupGloo {
  public:
   using c10d::ProcessGroupGloo::ProcessGroupGloo;

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <atomic>
+#include <functional>
 
-#include "comm/control/error_message.h"
 #include "comm/control/store_exchange.h"
 #include "comm/hybrid/hybrid.h"
 #include "comm/shm/shared_regions.h"
@@ -9,53 +9,8 @@
 #include "core/str.h"
 
 namespace tessera::comm {
-namespace {
 
 using std::chrono::milliseconds;
-
-/// Collective. What each rank says, or throws if one has left.
-std::vector<std::string> exchanged(StoreExchange& exchange, const std::string& mine, milliseconds timeout) {
-  StoreExchange::Result result = exchange.run(mine, timeout, [] {});
-  if (!result.missing.empty())
-    throw CommError(str(name_ranks(result.missing), " left during the rendezvous"));
-  if (result.values.empty()) throw CommError(str("while ranks told each other their hosts: ", result.cause));
-  return std::move(result.values);
-}
-
-std::string first_of(const std::vector<std::string>& values) {
-  for (size_t rank = 0; rank < values.size(); ++rank)
-    if (!values[rank].empty()) return str("rank ", rank, ": ", values[rank]);
-  return "";
-}
-
-/// A segment with a number for each rank of a host.
-class Probe {
- public:
-  Probe(shm::PeerSockets& peers, milliseconds timeout)
-      : peers_(peers),
-        memory_(shm::share_memory(peers, shm::whole_pages(peers.size() * int64_t{sizeof(int64_t)}), timeout,
-                                  [] {})) {
-    entry(peers.rank()).store(expected(peers.rank()), std::memory_order_release);
-  }
-
-  /// Once all have written.
-  void check() const {
-    for (int other = 0; other < peers_.size(); ++other)
-      if (entry(other).load(std::memory_order_acquire) != expected(other))
-        throw CommError(str("what rank ", peers_.number_of(other), " writes into shared memory is not seen"));
-  }
-
- private:
-  int64_t expected(int other) const { return 0x7e55e7a0 + peers_.number_of(other); }
-  std::atomic_ref<int64_t> entry(int other) const {
-    return std::atomic_ref<int64_t>(reinterpret_cast<int64_t*>(memory_.data())[other]);
-  }
-
-  shm::PeerSockets& peers_;
-  shm::SharedMemory memory_;
-};
-
-}  // namespace
 
 FoundHosts find_hosts(const GroupStore& store, int rank, const std::vector<std::string>& may_share,
                       milliseconds timeout) {
@@ -68,27 +23,37 @@ FoundHosts find_hosts(const GroupStore& store, int rank, const std::vector<std::
   const int host = found.hosts->host_of(rank);
   const std::vector<int>& ranks = found.hosts->ranks_of(host);
 
-  StoreExchange exchange(store.under("host_probe"), rank, static_cast<int>(may_share.size()));
-  std::string failure;
-  std::unique_ptr<Probe> probe;
-  const auto attempt = [&](const auto& function) {
-    if (!failure.empty()) return;
-    try {
-      function();
-    } catch (const CommError& error) {
-      failure = error.what();
-    }
+  // A segment has a number for each rank of a host, which the rank writes and all the others read.
+  shm::SharedMemory segment;
+  const auto number_of = [&](int index) {
+    return std::atomic_ref<int64_t>(reinterpret_cast<int64_t*>(segment.data())[index]);
   };
-  attempt([&] {
+  const auto expected = [&](int index) { return int64_t{0x7e55e7a0} + found.peers->number_of(index); };
+  const auto share = [&] {
     found.peers =
         std::make_shared<shm::PeerSockets>(store.under(str("host/", host)), found.hosts->index_of(rank),
                                            static_cast<int>(ranks.size()), timeout, ranks);
-    probe = std::make_unique<Probe>(*found.peers, timeout);
-  });
-  found.obstacle = first_of(exchanged(exchange, failure, timeout));
-  if (!found.obstacle.empty()) return found;
-  attempt([&] { probe->check(); });
-  found.obstacle = first_of(exchanged(exchange, failure, timeout));
+    const int64_t bytes = shm::whole_pages(static_cast<int64_t>(ranks.size() * sizeof(int64_t)));
+    segment = shm::share_memory(*found.peers, bytes, timeout, [] {});
+    number_of(found.peers->rank()).store(expected(found.peers->rank()), std::memory_order_release);
+  };
+  const auto check = [&] {
+    for (int other = 0; other < found.peers->size(); ++other)
+      if (number_of(other).load(std::memory_order_acquire) != expected(other))
+        throw CommError(
+            str("what rank ", found.peers->number_of(other), " writes into shared memory is not seen"));
+  };
+  StoreExchange exchange(store.under("host_probe"), rank, static_cast<int>(may_share.size()));
+  for (const std::function<void()>& step : {std::function<void()>(share), std::function<void()>(check)}) {
+    std::string failure;
+    try {
+      step();
+    } catch (const CommError& error) {
+      failure = error.what();
+    }
+    found.obstacle = exchange.first_obstacle(failure, timeout, "host_probe");
+    if (!found.obstacle.empty()) break;
+  }
   return found;
 }
 

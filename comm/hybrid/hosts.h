@@ -5,7 +5,7 @@
 
 namespace tessera::comm::hybrid {
 
-/// Hosts are numbered in the order of their lowest ranks. `index`: a rank's place among those of its host, in
+/// Numbers hosts in the order of their lowest ranks. `index`: a rank's place among those of its host, in
 /// rank order.
 class Hosts {
  public:

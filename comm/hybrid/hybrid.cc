@@ -18,19 +18,6 @@ using hybrid::OperationPtr;
 using hybrid::TaskQueue;
 using std::chrono::milliseconds;
 
-class HybridPending final : public Pending {
- public:
-  HybridPending(std::shared_ptr<TaskQueue> queue, OperationPtr operation)
-      : queue_(std::move(queue)), operation_(std::move(operation)) {}
-
-  bool poll() override { return queue_->poll(*operation_); }
-  bool wait(milliseconds limit) override { return queue_->wait(*operation_, limit); }
-
- private:
-  const std::shared_ptr<TaskQueue> queue_;
-  const OperationPtr operation_;
-};
-
 class HybridTransport final : public Transport {
  public:
   HybridTransport(const GroupStore& store, FoundHosts found, GlooOptions gloo, FailureHook on_failure)
@@ -119,7 +106,8 @@ class HybridTransport final : public Transport {
     operation->into = std::move(into);
     operation->root = root;
     queue_->issue(operation);
-    return std::make_unique<HybridPending>(queue_, operation);
+    return std::make_unique<PendingCall>(
+        [queue = queue_, operation](milliseconds limit) { return queue->wait(*operation, limit); });
   }
 
   /// What messages call a rank of this transport.
@@ -163,7 +151,7 @@ class HybridTransport final : public Transport {
 std::unique_ptr<Transport> make_hybrid_transport(const GroupStore& store, const FoundHosts& found,
                                                  const GlooOptions& gloo, FailureHook on_failure) {
   GlooOptions options = gloo;
-  if (!options.devices) options.devices = open_gloo_devices(options);
+  if (options.devices.empty()) options.devices = open_gloo_devices(options);
   return std::make_unique<HybridTransport>(store, found, std::move(options), std::move(on_failure));
 }
 

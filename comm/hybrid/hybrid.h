@@ -12,7 +12,7 @@
 
 namespace tessera::comm {
 
-/// Who shares memory with whom, found out by sharing it.
+/// Says who shares memory with whom, as found out by sharing it.
 struct FoundHosts {
   std::shared_ptr<const hybrid::Hosts> hosts;
   std::shared_ptr<shm::PeerSockets> peers;  ///< the ranks of this host

@@ -21,15 +21,15 @@
 
 namespace tessera::comm::hybrid {
 
-/// Elements [begin, begin + numel) of a buffer.
+/// Names elements [begin, begin + numel) of a buffer.
 struct Range {
   int64_t begin = 0;
   int64_t numel = 0;
   bool operator==(const Range&) const = default;
 };
 
-/// Slices of a buffer, or a part of each: slice i has up to `longest` elements from `begin` + i * `stride`
-/// on, and none from `end` on.
+/// Names slices of a buffer, or a part of each: slice i has up to `longest` elements from `begin` + i *
+/// `stride` on, and none from `end` on.
 struct Slices {
   int64_t begin = 0;
   int64_t stride = 0;
@@ -43,20 +43,20 @@ struct Slices {
 /// Elements [begin, end), in `count` slices as even as can be, one after another.
 Slices evenly(int64_t begin, int64_t end, int count);
 
-/// What a rank exchanges in one of its columns.
+/// Names what a rank exchanges in one of its columns.
 struct ColumnPart {
   int column = 0;
   std::vector<Range> slices;  ///< by host: the owner's slice there; empty: no owner, or nothing in it
   int64_t numel() const;
 };
 
-/// For reductions and gathers. `slices`: one a rank.
+/// Serves reductions and gathers. `slices`: one a rank.
 std::vector<ColumnPart> column_parts(const Hosts& hosts, int rank, const Slices& slices);
 
 /// Where a rank takes a slice from, after a gather: from this rank of its own host.
 int source_of(const Hosts& hosts, int rank, int slice);
 
-/// For a broadcast from rank `root`. `slices`: one a column. The root's host has all of them.
+/// Serves a broadcast from rank `root`. `slices`: one a column. The root's host has all of them.
 std::vector<Range> broadcast_parts(const Hosts& hosts, int rank, const Slices& slices);
 int broadcast_source_of(const Hosts& hosts, int rank, int root, int column);
 

@@ -120,8 +120,6 @@ void TaskQueue::issue(const OperationPtr& operation) {
 
 std::string TaskQueue::timed_out() const { return str("timed out after ", name_duration(timeout_)); }
 
-bool TaskQueue::poll(const Operation& operation) { return wait(operation, milliseconds(0)); }
-
 bool TaskQueue::wait(const Operation& operation, milliseconds limit) {
   const auto is_done = [&] { return operation.done.load(std::memory_order_acquire); };
   if (is_done()) return true;

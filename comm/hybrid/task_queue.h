@@ -35,7 +35,7 @@
 
 namespace tessera::comm::hybrid {
 
-/// The network side of a column that this rank carries. Its ranks are the hosts.
+/// Owns the network side of a column that this rank carries. Its ranks are the hosts.
 struct Column {
   int number = 0;
   std::unique_ptr<GlooTransport> reduce, gather;
@@ -63,9 +63,8 @@ class TaskQueue {
 
   /// Collective. Does not wait.
   void issue(const OperationPtr& operation);
-  /// Whether it is done. Throws CommError: the queue has failed, or the operation's time is over.
-  bool poll(const Operation& operation);
-  /// The same; waits for it, at most for `limit`.
+  /// Whether it is done, after at most `limit`. Throws CommError: the queue has failed, or the operation's
+  /// time is over.
   bool wait(const Operation& operation, std::chrono::milliseconds limit);
 
   /// Waits for what is in flight, unless it has failed, and ends the thread.

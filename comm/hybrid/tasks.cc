@@ -10,7 +10,7 @@ constexpr int64_t kSlotBytes = 1 << 20;
 /// Pieces begin at multiples of this many elements of their slice.
 constexpr int64_t kAlignment = 64;
 
-/// Of a buffer that has one slice a rank: the same part of each slice, so that they fill `limit` bytes.
+/// Returns how much of each slice of a buffer goes into `limit` bytes; the buffer has one slice a rank.
 int64_t longest_part(int64_t slice_numel, int count, int64_t element_bytes, int64_t limit) {
   const int64_t numel = limit / (count * element_bytes) / kAlignment * kAlignment;
   return std::min(slice_numel, std::max(numel, kAlignment));

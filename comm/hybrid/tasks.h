@@ -30,7 +30,7 @@ constexpr bool reduces(Kind kind) { return kind == Kind::kReduceScatter || kind 
 /// What it brings from other hosts is then shared on this one.
 constexpr bool gathers(Kind kind) { return kind != Kind::kReduceScatter; }
 
-/// A collective. The caller keeps its buffers alive until it is done.
+/// Describes a collective. The caller keeps its buffers alive until it is done.
 struct Operation {
   Kind kind = Kind::kBarrier;
   uint32_t tag = 0;
@@ -45,7 +45,7 @@ struct Operation {
 };
 using OperationPtr = std::shared_ptr<Operation>;
 
-/// Where each rank of this host has a buffer.
+/// Says where each rank of this host has a buffer.
 struct HostMemory {
   std::byte* first = nullptr;  ///< that of the rank with index 0
   int64_t stride = 0;          ///< bytes from one rank's to the next's; 0: one for all
@@ -53,8 +53,8 @@ struct HostMemory {
   bool is_common() const { return stride == 0; }
 };
 
-/// A piece of an operation. Slices are in elements of the operation's dtype (gather and broadcast: bytes);
-/// one a rank, of a broadcast one a column.
+/// Describes a piece of an operation. Slices are in elements of the operation's dtype (gather and broadcast:
+/// bytes); one a rank, of a broadcast one a column.
 struct Task {
   OperationPtr operation;
   Slices user;                            ///< in the operation's buffer
@@ -71,7 +71,7 @@ struct Task {
   bool staged() const { return slot >= 0; }
 };
 
-/// The staging memory of a group.
+/// Holds the staging memory of a group.
 struct Staging {
   HostMemory memory;
   shm::SharedRegions::Location location;

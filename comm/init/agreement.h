@@ -20,6 +20,7 @@ void on_all_ranks(Communicator& comm, const char* label, const std::function<voi
   if (const std::string failure = failure_on_any(comm, label, function); !failure.empty()) throw E(failure);
 }
 
+/// Has rank 0's answer, or why there is none.
 struct Answer {
   bool is_failure = false;
   std::string text;  ///< the answer, or why there is none

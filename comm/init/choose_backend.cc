@@ -21,26 +21,15 @@ using std::chrono::milliseconds;
 
 constexpr const char* kSeveralHosts = "the ranks are on several hosts, or in several network namespaces";
 
-/// Collective. What every rank says, by rank. `place`: of this question in the store.
-std::vector<std::string> ask_all(const Rendezvous& met, const Environment& env, std::string_view place,
-                                 const std::string& mine, milliseconds timeout) {
-  StoreExchange exchange(met.store.under(std::string(place)), env.rank, env.world_size);
-  StoreExchange::Result result = exchange.run(mine, timeout, [] {});
-  if (!result.missing.empty())
-    throw CommError(str(name_ranks(result.missing), " left during the rendezvous"));
-  if (result.values.empty())
-    throw CommError(str("rank ", env.rank, " at the rendezvous (", place, "): ", result.cause));
-  return std::move(result.values);
+/// `question`: its place in the store, and for messages.
+StoreExchange exchange_of(const Rendezvous& met, const Environment& env, std::string_view question) {
+  return {met.store.under(std::string(question)), env.rank, env.world_size};
 }
 
 /// Collective. The first rank's obstacle; empty: no rank has one.
-std::string first_obstacle(const Rendezvous& met, const Environment& env, std::string_view place,
+std::string first_obstacle(const Rendezvous& met, const Environment& env, std::string_view question,
                            const std::string& mine, milliseconds timeout) {
-  const std::vector<std::string> all = ask_all(met, env, place, mine, timeout);
-  for (int rank = 0; rank < env.world_size; ++rank)
-    if (const std::string& theirs = all[static_cast<size_t>(rank)]; !theirs.empty())
-      return str("rank ", rank, ": ", theirs);
-  return "";
+  return exchange_of(met, env, question).first_obstacle(mine, timeout, question);
 }
 
 std::string error_of(const std::function<void()>& body) {
@@ -114,7 +103,8 @@ std::string obstacle_to_nccl(const Rendezvous& met, const Environment& env, cons
   const std::string lacks = first_obstacle(met, env, "nccl", mine, options.rendezvous_timeout);
   if (!lacks.empty()) return lacks;
   const auto sharing =
-      who_share(ask_all(met, env, "cuda_uuid", cuda_uuid(device.index()), options.rendezvous_timeout));
+      who_share(exchange_of(met, env, "cuda_uuid")
+                    .ask_all(cuda_uuid(device.index()), options.rendezvous_timeout, "cuda_uuid"));
   if (!sharing) return "";
   return str("ranks ", sharing->first, " and ", sharing->second,
              " have the same CUDA device, which NCCL refuses");

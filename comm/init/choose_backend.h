@@ -11,6 +11,7 @@
 
 namespace tessera::comm {
 
+/// Says what carries the collectives. Equal on all ranks, but for `found` and `transfer`.
 struct Choice {
   std::string backend;                               ///< "shm", "hybrid", "gloo" or "nccl"
   FoundHosts found = {};                             ///< for "hybrid"

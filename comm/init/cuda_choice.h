@@ -6,7 +6,7 @@
 
 namespace tessera::comm {
 
-/// What a rank sees of its host's devices.
+/// Counts what a rank sees of its host's devices.
 struct CudaDevices {
   int num_visible = 0;  ///< to this process
   int num_on_host = 0;  ///< to the driver; 0: unknown

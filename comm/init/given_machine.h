@@ -10,7 +10,8 @@
 
 namespace tessera::comm {
 
-/// A member that is not set stands for what the machine has. The functions are called on the rank's thread.
+/// Says what a test gives in place of the machine. A member that is not set stands for what the machine has.
+/// The rank's thread calls the functions.
 struct GivenMachine {
   /// The rank's host: ranks with different words share no memory. Ranks as threads with "hybrid" are
   /// otherwise on two hosts: the first half of them, and the others.

@@ -17,7 +17,7 @@
 
 namespace tessera::comm {
 
-/// Thread-safe.
+/// Holds what a group and its duplicates share. Thread-safe.
 class GroupContext {
  public:
   /// `serves_store`: this rank's process runs the store's server, and so must be the last to end.
@@ -39,14 +39,14 @@ class GroupContext {
   const GroupStore& store() const { return store_; }
   int rank() const { return rank_; }
   int size() const { return size_; }
-  /// To be called while this rank waits for others. Throws what JoinOptions::interrupt does.
+  /// Has to be called while this rank waits for others. Throws what JoinOptions::interrupt does.
   void check_interrupt() const {
     if (interrupt_) interrupt_();
   }
-  /// To be kept while this rank posts a collective or waits for other ranks.
+  /// Returns what has to be kept while this rank posts a collective or waits for other ranks.
   std::shared_ptr<void> on_block() const { return step_aside_ ? step_aside_() : nullptr; }
 
-  /// Until when this rank waits for the other ranks' failure reports: 1 s after its first failure in
+  /// Returns until when this rank waits for the other ranks' failure reports: 1 s after its first failure in
   /// any of the groups.
   std::chrono::steady_clock::time_point report_deadline();
 

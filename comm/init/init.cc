@@ -87,8 +87,7 @@ std::unique_ptr<Transport> make_transport(const Choice& choice, const GroupStore
   else
     made = make_gloo_transport(store, gloo, on_failure);
   if (!choice.transfer) return made;
-  return make_staged_transport(
-      std::move(made), {.rank = gloo.rank, .device = device, .transfer = choice.transfer}, on_failure);
+  return make_staged_transport(std::move(made), gloo.rank, device, choice.transfer, std::move(on_failure));
 }
 
 /// "p2p", which ranks of one host had that mapped each other's device memory, is an old name of "staged".

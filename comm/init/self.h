@@ -10,7 +10,7 @@
 
 namespace tessera::comm {
 
-/// Which rank of which group this one is.
+/// Says which rank of which group this one is.
 struct SimulatedGroup {
   int rank = 0;
   int size = 1;
@@ -19,7 +19,7 @@ struct SimulatedGroup {
   at::Device device = at::kCPU;
 };
 
-/// Owns nothing. All calls are local.
+/// Returns results at once. Owns nothing. All calls are local.
 class SelfCommunicator final : public Communicator {
  public:
   explicit SelfCommunicator(std::chrono::milliseconds timeout)

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "comm/gloo/gloo.h"
 #include "comm/init/self.h"
 #include "core/ascii.h"
+#include "core/check.h"
 #include "core/error.h"
 #include "core/str.h"
 
@@ -47,6 +49,42 @@ CollectiveDesc describe(const char* op, std::string_view label, const at::Tensor
           .numel = buffer.numel()};
 }
 
+/// 0 … num - 1
+std::vector<int> first_numbers(int num) {
+  std::vector<int> numbers(static_cast<size_t>(num));
+  std::iota(numbers.begin(), numbers.end(), 0);
+  return numbers;
+}
+
+std::vector<int> chosen_from(const std::vector<int>& numbers, const std::vector<int>& places) {
+  std::vector<int> chosen;
+  for (const int place : places) chosen.push_back(numbers[static_cast<size_t>(place)]);
+  return chosen;
+}
+
+/// Stands for the transport of a group that only exchanges small things over the store. Collectives throw
+/// Error.
+class NoTransport final : public Transport {
+ public:
+  std::string_view name() const override { return "store"; }
+  bool wait_blocks() const override { return true; }
+  PendingPtr all_gather(const at::Tensor&, const at::Tensor&, uint32_t) override { refuse(); }
+  PendingPtr reduce_scatter(const at::Tensor&, const ReduceInto&, uint32_t) override { refuse(); }
+  PendingPtr all_reduce(const at::Tensor&, double, uint32_t) override { refuse(); }
+  PendingPtr broadcast(const at::Tensor&, int, uint32_t) override { refuse(); }
+  PendingPtr barrier(uint32_t) override { refuse(); }
+  void abort() override {}
+  std::unique_ptr<Transport> duplicate(const GroupStore&, FailureHook) override {
+    return std::make_unique<NoTransport>();
+  }
+  std::unique_ptr<Transport> split(const std::vector<int>&, const GroupStore&, FailureHook) override {
+    return std::make_unique<NoTransport>();
+  }
+
+ private:
+  [[noreturn]] static void refuse() { throw Error("this group is for exchange() alone"); }
+};
+
 }  // namespace
 
 // ------------------------------------------------------------------------------------------- collectives
@@ -56,8 +94,8 @@ CollectiveDesc describe(const char* op, std::string_view label, const at::Tensor
 // and Gloo's does so with the lock held that posting needs. So a thread that posts or waits does not keep the
 // GIL (JoinOptions::on_block). Most of libtorch's operators let go of it; autograd.Function.apply does not.
 
-/// A collective in flight. The communicator keeps it, and with it the buffers, until it is done, even if the
-/// caller drops it.
+/// Waits for a collective in flight. The communicator keeps it, and with it the buffers, until it is done,
+/// even if the caller drops it.
 class PendingCollective final : public Work {
  public:
   PendingCollective(std::weak_ptr<TransportCommunicator> owner, int64_t number, PendingPtr pending,
@@ -258,6 +296,89 @@ std::vector<std::string> TransportCommunicator::exchange(const std::string& valu
     text.erase(0, their_label.size() + 1);
   }
   return std::move(result.values);
+}
+
+// ------------------------------------------------------------------------------------------------ groups
+
+TransportCommunicator::TransportCommunicator(std::shared_ptr<GroupContext> context, milliseconds timeout,
+                                             const MakeTransport& make, at::Device device)
+    : Communicator(device),
+      context_(std::move(context)),
+      ranks_(first_numbers(context_->size())),
+      rank_(context_->rank()),
+      store_(context_->store().under("group")),
+      recorder_(std::make_shared<FlightRecorder>(rank_, ranks_, store_, context_->store())),
+      exchange_(store_.under("exchange"), rank(), size()),
+      timeout_(timeout),
+      name_("main"),
+      exceptions_at_birth_(std::uncaught_exceptions()) {
+  open(make);
+}
+
+TransportCommunicator::TransportCommunicator(const TransportCommunicator& original,
+                                             const std::vector<int>& ranks, std::string name,
+                                             GroupStore store, const MakeTransport& make)
+    : Communicator(original.device()),
+      context_(original.context_),
+      ranks_(chosen_from(original.ranks_, ranks)),
+      rank_(place_of(ranks, original.rank_)),
+      store_(std::move(store)),
+      recorder_(std::make_shared<FlightRecorder>(rank_, ranks_, store_, context_->store())),
+      exchange_(store_.under("exchange"), rank(), size()),
+      timeout_(original.timeout_),
+      name_(std::move(name)),
+      exceptions_at_birth_(std::uncaught_exceptions()) {
+  open(make);
+}
+
+std::shared_ptr<Communicator> TransportCommunicator::duplicate(std::string_view name) {
+  return duplicate(name, [this](const GroupStore& store, FailureHook on_failure) {
+    return transport_->duplicate(store, std::move(on_failure));
+  });
+}
+
+std::shared_ptr<Communicator> TransportCommunicator::duplicate_for_exchange(std::string_view name) {
+  return duplicate(name,
+                   [](const GroupStore&, const FailureHook&) { return std::make_unique<NoTransport>(); });
+}
+
+std::shared_ptr<Communicator> TransportCommunicator::duplicate(std::string_view name,
+                                                               const MakeTransport& make) {
+  exchange("", str("duplicate \"", name, '"'), timeout_);
+  ++num_duplicates_;
+  return part(first_numbers(size()), str(num_duplicates_, " ", name), str("duplicate/", num_duplicates_),
+              make);
+}
+
+std::shared_ptr<Communicator> TransportCommunicator::split(const std::vector<int>& ranks,
+                                                           std::string_view name) {
+  TESSERA_CHECK(std::is_sorted(ranks.begin(), ranks.end()) && !ranks.empty());
+  const std::vector<std::vector<int>> given = exchange(ranks, str("split \"", name, '"'));
+  for (const int other : ranks)
+    if (given[static_cast<size_t>(other)] != ranks)
+      fail_with(str("split \"", name, "\": rank ", global_rank(rank_), " counts rank ", global_rank(other),
+                    " in its group, which it is not in"));
+  ++num_duplicates_;
+  if (ranks.size() == 1)
+    return std::make_shared<SelfCommunicator>(SimulatedGroup{.timeout = timeout_, .device = device()});
+  const std::string place = str(num_duplicates_, "/", ranks[0]);
+  const bool is_whole = static_cast<int>(ranks.size()) == size();
+  return part(ranks, str(place, " ", name), str("split/", place),
+              [&](const GroupStore& store, FailureHook on_failure) {
+                return is_whole ? transport_->duplicate(store, std::move(on_failure))
+                                : transport_->split(ranks, store, std::move(on_failure));
+              });
+}
+
+std::shared_ptr<Communicator> TransportCommunicator::part(const std::vector<int>& ranks,
+                                                          const std::string& name, const std::string& place,
+                                                          const MakeTransport& make) {
+  try {
+    return std::make_shared<TransportCommunicator>(*this, ranks, str(name_, "/", name), store_.under(place),
+                                                   make);
+  } catch (const CommError& error) {
+    fail_with(error.what());
+  }
 }
 
 // --------------------------------------------------------------------------------------- life and failure

@@ -35,20 +35,18 @@ using MakeTransport = std::function<std::unique_ptr<Transport>(const GroupStore&
 
 class PendingCollective;  // the Work that collectives return
 
-/// To be made by std::make_shared. One thread at a time, except abort(). Works may outlive it, but wait()
-/// then throws.
+/// Runs collectives over a Transport, which it owns. Requires: std::make_shared. One thread at a time, except
+/// abort(). Works may outlive it, but wait() then throws.
 class TransportCommunicator final : public Communicator,
                                     public std::enable_shared_from_this<TransportCommunicator> {
  public:
   /// Collective. Connects, and returns when all ranks have. Throws CommError.
   TransportCommunicator(std::shared_ptr<GroupContext> context, std::chrono::milliseconds timeout,
                         const MakeTransport& make, at::Device device = at::kCPU);
-  /// What a group is for.
-  enum class Use { kCollectives, kExchange };
   /// Collective. A duplicate, or a part of the original: `ranks` of it. `name` and `store` are the same on
   /// all of them, and of this group alone.
   TransportCommunicator(const TransportCommunicator& original, const std::vector<int>& ranks,
-                        std::string name, GroupStore store, Use use);
+                        std::string name, GroupStore store, const MakeTransport& make);
   /// While an exception unwinds, or when a group of this rank has failed, aborts; else waits for what is in
   /// flight, as long as all ranks live.
   ~TransportCommunicator() override;
@@ -63,12 +61,8 @@ class TransportCommunicator final : public Communicator,
   std::vector<std::string> exchange(const std::string& value, std::string_view label,
                                     std::chrono::milliseconds timeout) override;
   using Communicator::exchange;
-  std::shared_ptr<Communicator> duplicate(std::string_view name) override {
-    return duplicate(name, Use::kCollectives);
-  }
-  std::shared_ptr<Communicator> duplicate_for_exchange(std::string_view name) override {
-    return duplicate(name, Use::kExchange);
-  }
+  std::shared_ptr<Communicator> duplicate(std::string_view name) override;
+  std::shared_ptr<Communicator> duplicate_for_exchange(std::string_view name) override;
   std::shared_ptr<Communicator> split(const std::vector<int>& ranks, std::string_view name) override;
   at::Tensor allocate_symmetric(int64_t bytes, at::Device device, std::string_view label) override;
   at::Tensor allocate_shared(int64_t bytes, std::string_view label) override;
@@ -91,7 +85,10 @@ class TransportCommunicator final : public Communicator,
   friend class PendingCollective;
 
   void open(const MakeTransport& make);
-  std::shared_ptr<Communicator> duplicate(std::string_view name, Use use);
+  std::shared_ptr<Communicator> duplicate(std::string_view name, const MakeTransport& make);
+  /// Makes a group of `ranks` of this one. `place`: of its own in this group's store.
+  std::shared_ptr<Communicator> part(const std::vector<int>& ranks, const std::string& name,
+                                     const std::string& place, const MakeTransport& make);
   using Begin = std::function<PendingPtr(uint32_t tag)>;
   WorkPtr issue(CollectiveDesc desc, std::vector<at::Tensor> buffers, const Begin& begin);
   template <class Allocate>
@@ -114,7 +111,7 @@ class TransportCommunicator final : public Communicator,
   [[noreturn]] void fail(int64_t number, const std::string& cause, std::chrono::milliseconds timeout,
                          std::vector<int> missing = {});
   [[noreturn]] void fail_with(std::string message);
-  /// As messages call them.
+  /// Names ranks as messages call them.
   std::string named(std::vector<int> ranks) const;
   /// The same, with a RanksDiffer.
   [[noreturn]] void differ(std::string message);

@@ -33,7 +33,7 @@ namespace {
 
 constexpr size_t kLarge = 1 << 20, kPage = 4096, kHugePage = 2 << 20, kAlignment = 64;
 
-/// In front of each block.
+/// Stands in front of each block.
 struct Header {
   std::byte* start;  ///< what malloc or mmap gave
   size_t capacity;   ///< of a large block; 0: malloc's
@@ -75,7 +75,7 @@ void* small_block(size_t bytes) {
   return data;
 }
 
-/// Thread-safe.
+/// Keeps large blocks that were freed. Thread-safe.
 class LargeBlockCache {
  public:
   void* take(size_t bytes) {

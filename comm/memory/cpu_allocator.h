@@ -14,7 +14,7 @@ namespace tessera::comm {
 /// a higher priority (c10::SetCPUAllocator).
 void install_cpu_allocator();
 
-/// Bytes of blocks of a megabyte and more.
+/// Counts bytes of blocks of a megabyte and more.
 struct LargeBlocks {
   int64_t in_use = 0;
   int64_t kept = 0;       ///< freed, and kept for the next of about their size

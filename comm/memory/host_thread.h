@@ -15,17 +15,17 @@
 
 namespace tessera::comm {
 
-/// To be called by a thread that makes calls to a CUDA device, before the first: libtorch's guards put
+/// Has to be called by a thread that makes calls to a CUDA device, before the first: libtorch's guards put
 /// back the device that was current before them, and where that was never set they make a context on device
 /// 0.
 void set_device_of_thread(at::Device device);
 
-/// Thread-safe. Owns its thread.
+/// Runs tasks one after another on a thread that it owns. Thread-safe.
 class HostThread {
  public:
   using Task = int64_t;  ///< 0: none, which has ended
 
-  /// For work beside `device`.
+  /// The thread works beside `device`.
   explicit HostThread(at::Device device = at::kCPU);
   ~HostThread() { stop(); }
   HostThread(const HostThread&) = delete;
@@ -44,7 +44,7 @@ class HostThread {
 
  private:
   void run();
-  /// With the lock. Throws what `task`, or one before it, has thrown.
+  /// Requires the lock. Throws what `task`, or one before it, has thrown.
   void check(Task task) const;
 
   std::mutex mutex_;  // guards what follows

@@ -17,7 +17,7 @@
 
 namespace tessera::comm {
 
-/// A point in a stream of the device. Immutable.
+/// Marks a point in a stream of the device. Immutable.
 class Event {
  public:
   virtual ~Event() = default;
@@ -25,30 +25,30 @@ class Event {
 /// Null: an event that has passed.
 using EventPtr = std::shared_ptr<const Event>;
 
-/// Thread-safe. What fails on the device throws Error or c10::Error, from
-/// these or later calls.
+/// Copies between the device and the host. Thread-safe. What fails on the device throws Error or c10::Error,
+/// from these or later calls.
 class HostTransfer {
  public:
   virtual ~HostTransfer() = default;
 
   /// (bytes) uint8 of the host's memory, zeros, page-aligned. Throws Error when there is no room.
   virtual at::Tensor host_memory(int64_t bytes) = 0;
-  /// Of host_memory() that is there and that the device reads and writes without a detour.
+  /// Returns how much of host_memory() there is that the device reads and writes without a detour.
   virtual int64_t pinned_bytes() const = 0;
 
-  /// What has been given to this thread's current stream so far.
+  /// Returns the point of this thread's current stream that it has been given so far.
   virtual EventPtr record() = 0;
   /// Begins a copy of contiguous tensors of one dtype and length, after `after`, and returns its end.
   virtual EventPtr d2h(const at::Tensor& host, const at::Tensor& device, const EventPtr& after) = 0;
   virtual EventPtr h2d(const at::Tensor& device, const at::Tensor& host, const EventPtr& after) = 0;
-  /// What is given to this thread's current stream from now on comes after `event`.
+  /// Makes this thread's current stream wait for `event`.
   virtual void wait(const EventPtr& event) = 0;
   /// Calls `issue`: what it gives to the current stream comes after what that was given before and after
   /// `event`; what comes later does not wait for it. For collectives; returns the end of what was given to
   /// the stream itself. One thread at a time.
   virtual EventPtr issue_after(const EventPtr& event, c10::function_ref<void()> issue) = 0;
   virtual bool query(const EventPtr& event) = 0;
-  /// This thread waits until the event has passed, or until all copies have ended.
+  /// Blocks this thread until the event has passed, or until all copies have ended.
   virtual void synchronize(const EventPtr& event) = 0;
   virtual void synchronize() = 0;
 };

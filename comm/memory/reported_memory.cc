@@ -6,22 +6,19 @@
 namespace tessera::comm {
 namespace {
 
-void report(void* data, int64_t bytes, at::Device device) {
-  if (c10::memoryProfilingEnabled()) c10::reportMemoryUsageToProfiler(data, bytes, 0, 0, device);
+void report(void* data, int64_t bytes) {
+  if (c10::memoryProfilingEnabled()) c10::reportMemoryUsageToProfiler(data, bytes, 0, 0, at::kCPU);
 }
 
 }  // namespace
 
-at::Tensor reported_memory(std::shared_ptr<void> owner, void* data, int64_t bytes, int num_sharing,
-                           at::Device device) {
+at::Tensor reported_memory(std::shared_ptr<void> owner, void* data, int64_t bytes, int num_sharing) {
   const int64_t share = (bytes + num_sharing - 1) / num_sharing;
-  at::Tensor memory =
-      at::for_blob(data, {bytes})
-          .deleter([owner = std::move(owner), share, device](void* freed) { report(freed, -share, device); })
-          .options(at::TensorOptions().dtype(at::kByte).device(device))
-          .target_device(device)
-          .make_tensor();
-  report(data, share, device);
+  at::Tensor memory = at::for_blob(data, {bytes})
+                          .deleter([owner = std::move(owner), share](void* freed) { report(freed, -share); })
+                          .options(at::TensorOptions().dtype(at::kByte))
+                          .make_tensor();
+  report(data, share);
   return memory;
 }
 

@@ -3,16 +3,14 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Device.h>
 
 #include <cstdint>
 #include <memory>
 
 namespace tessera::comm {
 
-/// (bytes) uint8 on `device`: a tensor over `data`, which `owner` keeps alive. Reported as
+/// (bytes) uint8: a CPU tensor over `data`, which `owner` keeps alive. Reported as
 /// bytes / num_sharing, the number of ranks that share it.
-at::Tensor reported_memory(std::shared_ptr<void> owner, void* data, int64_t bytes, int num_sharing,
-                           at::Device device = at::kCPU);
+at::Tensor reported_memory(std::shared_ptr<void> owner, void* data, int64_t bytes, int num_sharing);
 
 }  // namespace tessera::comm

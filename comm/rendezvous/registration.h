@@ -17,7 +17,7 @@ namespace tessera::comm {
 /// Names and values that must be equal on all ranks.
 using Settings = std::map<std::string, std::string>;
 
-/// What a rank publishes of itself.
+/// Has what a rank publishes of itself.
 struct RankInfo {
   std::string domain;     ///< equal for ranks that reach each other over the loopback interface
   std::string may_share;  ///< equal for ranks that may share memory
@@ -26,15 +26,15 @@ struct RankInfo {
   Settings settings;
 };
 
-/// The time limit of a rendezvous, and what happens while it waits.
+/// Limits the time of a rendezvous, and says what it waits for. One thread at a time.
 class WaitLimit {
  public:
   WaitLimit(std::chrono::milliseconds timeout, const Logger& log, const std::function<void()>& interrupt);
   std::chrono::milliseconds timeout() const { return timeout_; }
-  /// At least 1 ms.
+  /// Returns at least 1 ms.
   std::chrono::milliseconds left() const;
-  /// To be called now and then: calls `interrupt`, which may throw, and logs `describe()` after 5 s and then
-  /// every minute.
+  /// Has to be called now and then: calls `interrupt`, which may throw, and logs `describe()` after 5 s and
+  /// then every minute.
   void still_waiting(const std::function<std::string()>& describe);
 
  private:

@@ -26,7 +26,7 @@ using Clock = std::chrono::steady_clock;
 
 /// After a failure the store lasts this long, so that the ranks that wait can read why.
 constexpr milliseconds kErrorTime{500};
-/// Of what ranks write to the store: to be raised when a release changes it.
+/// Counts versions of what ranks write to the store: a release that changes it raises it.
 constexpr int kProtocolVersion = 7;
 
 std::string host_name() {
@@ -147,7 +147,7 @@ Rendezvous rendezvous(const Environment& env, const JoinOptions& options, const 
     mine.settings.try_emplace(kVersionSetting, std::to_string(kProtocolVersion));
     const std::vector<RankInfo> ranks = register_rank(result.store, env, mine, limit);
     also = nullptr;
-    session.answers.reset();
+    session.answers = {};
     result.one_host = std::all_of(ranks.begin(), ranks.end(),
                                   [&](const RankInfo& rank) { return rank.domain == mine.domain; });
     for (const RankInfo& rank : ranks) result.may_share.push_back(rank.may_share);

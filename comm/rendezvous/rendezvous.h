@@ -13,6 +13,7 @@
 
 namespace tessera::comm {
 
+/// Has what a rank knows once all have met.
 struct Rendezvous {
   GroupStore store;           ///< the group's own part of it; its waits notice ranks that have ended
   bool serves_store = false;  ///< this process runs the server
@@ -24,7 +25,7 @@ struct Rendezvous {
 /// The setting that rendezvous() adds. One that is given stands, as if by another release.
 inline constexpr const char* kVersionSetting = "the version of what ranks say to each other";
 
-/// Those of a group, named as in a run's configuration.
+/// Returns the settings of a group, named as in a run's configuration.
 Settings settings_of(const JoinOptions& options, at::Device device);
 
 /// Collective. Rank 0 serves the store (torchrun's agent, with env.agent_store), all others connect. All of

@@ -26,33 +26,37 @@ std::string answer_key(int rank, const std::string& challenge) {
   return str("answer/", rank, '/', challenge);
 }
 
-/// What has become of each rank's challenge.
-class Challenges {
- public:
-  Challenges(GroupStore store, int world_size, std::string word)
-      : store_(std::move(store)), word_(std::move(word)), answered_(static_cast<size_t>(world_size)) {}
-
-  void answer_new() {
-    for (size_t rank = 1; rank < answered_.size(); ++rank) {
-      const int number = static_cast<int>(rank);
-      try {
-        if (!store_.has(challenge_key(number))) continue;
-        const std::string challenge = store_.get(challenge_key(number));
-        if (challenge == answered_[rank] || challenge.size() != 2 * kWordBytes) continue;
-        store_.set(answer_key(number, challenge), word_);
-        answered_[rank] = challenge;
-      } catch (const StoreIsGone&) {
-        throw;
-      } catch (const CommError&) {  // a stranger's, who has written over it
-      }
+/// Answers the challenges that have come since. `answered`: by rank, the last one.
+void answer_new(const GroupStore& store, const std::string& word, std::vector<std::string>& answered) {
+  for (size_t rank = 1; rank < answered.size(); ++rank) {
+    const int number = static_cast<int>(rank);
+    try {
+      if (!store.has(challenge_key(number))) continue;
+      const std::string challenge = store.get(challenge_key(number));
+      if (challenge == answered[rank] || challenge.size() != 2 * kWordBytes) continue;
+      store.set(answer_key(number, challenge), word);
+      answered[rank] = challenge;
+    } catch (const StoreIsGone&) {
+      throw;
+    } catch (const CommError&) {  // a stranger's, who has written over it
     }
   }
+}
 
- private:
-  const GroupStore store_;
-  const std::string word_;
-  std::vector<std::string> answered_;  ///< by rank: the last challenge
-};
+/// Rank 0's thread.
+void answer_challenges(const std::stop_token& stop, const GroupStore& store, int world_size,
+                       const std::string& word) {
+  std::vector<std::string> answered(static_cast<size_t>(world_size));
+  try {
+    for (milliseconds pause{1}; !stop.stop_requested(); pause = std::min(2 * pause, milliseconds(10))) {
+      const auto begin = Clock::now();
+      answer_new(store, word, answered);
+      // A server that many ranks ask is asked less often.
+      std::this_thread::sleep_for(std::max<Clock::duration>(pause, 5 * (Clock::now() - begin)));
+    }
+  } catch (const CommError&) {  // the store is gone, which this rank's own thread finds too
+  }
+}
 
 std::string ask_rank_0(const GroupStore& store, const GroupStore& plain, const Environment& env,
                        WaitLimit& limit) {
@@ -79,22 +83,6 @@ std::string ask_rank_0(const GroupStore& store, const GroupStore& plain, const E
 
 }  // namespace
 
-SessionAnswers::SessionAnswers(GroupStore store, int world_size, std::string word)
-    : thread_([challenges = Challenges(std::move(store), world_size, std::move(word))](
-                  const std::stop_token& stop) mutable {
-        try {
-          for (milliseconds pause{1}; !stop.stop_requested(); pause = std::min(2 * pause, milliseconds(10))) {
-            const auto begin = Clock::now();
-            challenges.answer_new();
-            // A server that many ranks ask is asked less often.
-            std::this_thread::sleep_for(std::max<Clock::duration>(pause, 5 * (Clock::now() - begin)));
-          }
-        } catch (const CommError&) {  // the store is gone, which this rank's own thread finds too
-        }
-      }) {}
-
-SessionAnswers::~SessionAnswers() = default;
-
 bool check_secret(const GroupStore& plain, const Environment& env) {
   if (!plain.has("secret")) return false;
   const std::string& secret = env.run_secret;
@@ -120,15 +108,15 @@ Session join_session(const c10::intrusive_ptr<c10d::Store>& store, const std::st
   if (env.rank == 0) plain.set("secret", secret.empty() ? "none" : SealedStore::fingerprint(secret));
   if (secret.empty()) {
     check_secret(plain, env);
-    return {plain, nullptr};
+    return {plain, {}};
   }
   const GroupStore challenges =
       GroupStore(c10::make_intrusive<SealedStore>(store, secret), where).under(prefix);
-  std::unique_ptr<SessionAnswers> answers;
+  std::jthread answers;
   std::string word;
   if (env.rank == 0) {
     word = random_digits(kWordBytes);
-    answers = std::make_unique<SessionAnswers>(challenges, env.world_size, word);
+    answers = std::jthread(answer_challenges, challenges, env.world_size, word);
   } else {
     word = ask_rank_0(challenges, plain, env, limit);
   }

@@ -21,25 +21,14 @@
 
 namespace tessera::comm {
 
-/// Rank 0's answers to challenges, by a thread, as long as it lives.
-class SessionAnswers {
- public:
-  SessionAnswers(GroupStore store, int world_size, std::string word);
-  ~SessionAnswers();
-  SessionAnswers(const SessionAnswers&) = delete;
-  SessionAnswers& operator=(const SessionAnswers&) = delete;
-
- private:
-  std::jthread thread_;
-};
-
 /// Throws CommError when rank 0 has written another fingerprint than this rank's secret has. True once
 /// it has written the same.
 bool check_secret(const GroupStore& plain, const Environment& env);
 
+/// Owns the run's part of the store, and rank 0's thread.
 struct Session {
-  GroupStore store;                         ///< for everything that ranks say from here on
-  std::unique_ptr<SessionAnswers> answers;  ///< rank 0's; to be kept until all ranks have registered
+  GroupStore store;      ///< for everything that ranks say from here on
+  std::jthread answers;  ///< rank 0's, to challenges; to be kept until all ranks have registered
 };
 
 /// Collective. `prefix`: this run's part of `store`. Throws CommError: rank 0 does not answer, or has another

@@ -17,7 +17,7 @@
 
 namespace tessera::comm::shm {
 
-/// What must be equal on all ranks for an operation to make sense.
+/// Has what must be equal on all ranks for an operation to make sense.
 struct OperationKey {
   uint32_t tag = 0;     ///< which collective, and of what
   int32_t region = -1;  ///< which memory the input is in
@@ -28,8 +28,8 @@ struct OperationKey {
 /// How many operations can be in flight.
 inline constexpr uint64_t kMaxInFlight = 64;
 
-/// A view of shared memory, zeros at first, which must outlive it. One thread at a time, except leave() and
-/// notify().
+/// Publishes and reads counters in shared memory, zeros at first, which must outlive it. One thread at a
+/// time, except leave() and notify().
 class ProgressCounters {
  public:
   ProgressCounters(std::byte* memory, int rank, int size) : memory_(memory), rank_(rank), size_(size) {}

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <type_traits>
 #include <utility>
 
-#include "comm/shm/reduce_rule.h"
 #include "core/check.h"
 #include "core/every_cpu.h"
 #include "core/float_bits.h"
@@ -96,16 +96,29 @@ void reduce_floats(const Reduction& reduction) {
   }
 }
 
+/// fp64 and integers; `T` is unsigned where overflow wraps. Integers are not scaled.
 template <class T>
 void reduce_as(const Reduction& reduction) {
   const auto& [dtype, inputs, num_inputs, numel, output] = reduction;
-  for (int64_t i = 0; i < numel; ++i)
-    reduce_number<T>(inputs, num_inputs, i, output.data, output.scale, output.add);
+  for (int64_t i = 0; i < numel; ++i) {
+    T value = static_cast<const T*>(inputs[0])[i];
+    for (int input = 1; input < num_inputs; ++input)
+      value = static_cast<T>(value + static_cast<const T*>(inputs[input])[i]);
+    if constexpr (std::is_floating_point_v<T>) value = value * output.scale;
+    T* result = static_cast<T*>(output.data) + i;
+    *result = output.add ? static_cast<T>(*result + value) : value;
+  }
 }
 
 void reduce_bools(const Reduction& reduction) {
   const auto& [dtype, inputs, num_inputs, numel, output] = reduction;
-  for (int64_t i = 0; i < numel; ++i) reduce_bool(inputs, num_inputs, i, output.data, output.add);
+  for (int64_t i = 0; i < numel; ++i) {
+    uint8_t* result = static_cast<uint8_t*>(output.data) + i;
+    uint8_t value = output.add ? *result : 0;
+    for (int input = 0; input < num_inputs; ++input)
+      value = static_cast<uint8_t>(value | static_cast<const uint8_t*>(inputs[input])[i]);
+    *result = value;
+  }
 }
 
 }  // namespace

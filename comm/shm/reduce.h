@@ -8,7 +8,7 @@
 
 namespace tessera::comm::shm {
 
-/// Where a reduction's result goes, and how: output = scale * sum [+ output].
+/// Says where a reduction's result goes, and how: output = scale * sum [+ output].
 struct ReduceOutput {
   void* data = nullptr;  ///< (numel) of `dtype`; may be one of the inputs
   DType dtype = DType::kFloat32;
@@ -16,6 +16,7 @@ struct ReduceOutput {
   bool add = false;
 };
 
+/// Says what is summed up and where the sum goes. Owns nothing.
 struct Reduction {
   DType dtype = DType::kFloat32;        ///< of the inputs
   const void* const* inputs = nullptr;  ///< [num_inputs], each (numel) elements; in rank order
@@ -29,7 +30,7 @@ struct Reduction {
 /// "or". Inputs and output have one dtype, except that fp32, bf16 and fp16 may be mixed.
 void reduce(const Reduction& reduction);
 
-/// From element `numel` of the output on; nowhere stays nowhere.
+/// Returns the output from element `numel` on. Null stays null.
 ReduceOutput at_offset(const ReduceOutput& output, int64_t numel);
 /// Where the slice of an all-reduce that `rank` sums begins, and its length: as even as can be.
 std::pair<int64_t, int64_t> slice_of(int64_t numel, int rank, int size);

@@ -10,7 +10,7 @@
 
 namespace tessera::comm::shm {
 
-/// For messages; rounded up.
+/// Rounds up. Messages say it.
 constexpr int64_t mebibytes(int64_t bytes) { return (bytes + (1 << 20) - 1) >> 20; }
 
 /// Owns a memfd and its mapping. Move-only.
@@ -31,7 +31,7 @@ class SharedMemory {
   std::byte* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
   int fd() const { return fd_.get(); }
-  /// For when all ranks have the descriptor; the mapping stays.
+  /// Closes the descriptor, which all ranks then have to have got. The mapping stays.
   void close_fd() { fd_.reset(); }
 
  private:

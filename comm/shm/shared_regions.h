@@ -17,7 +17,7 @@ namespace tessera::comm::shm {
 /// `bytes`, rounded up to whole pages.
 int64_t whole_pages(int64_t bytes);
 
-/// From one rank's memory to another's; nothing where both are the same.
+/// Copies, unless both addresses are the same.
 void copy_bytes(void* to, const void* from, int64_t bytes);
 
 /// Collective over the peers. Rank 0 makes `bytes` zeros, the others map them. `watch` may throw to end the
@@ -25,8 +25,8 @@ void copy_bytes(void* to, const void* from, int64_t bytes);
 SharedMemory share_memory(PeerSockets& peers, int64_t bytes, std::chrono::milliseconds timeout,
                           const std::function<void()>& watch);
 
-/// Memory that every rank has mapped: `stride` bytes for each, one rank's after another's; 0: the same bytes
-/// for all.
+/// Owns memory that every rank has mapped: `stride` bytes for each, one rank's after another's; 0: the same
+/// bytes for all.
 struct SharedRegion {
   SharedMemory memory;
   int64_t stride = 0;
@@ -37,7 +37,7 @@ struct SharedRegion {
 /// Owns the regions. One thread at a time.
 class SharedRegions {
  public:
-  /// Where each rank's buffer is: the same region and offset.
+  /// Says where each rank's buffer is: in the same region at the same offset.
   struct Location {
     int region = -1;
     int64_t offset = 0;

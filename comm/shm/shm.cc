@@ -21,40 +21,6 @@ using std::chrono::steady_clock;
 
 DType dtype_of(const at::Tensor& tensor) { return from_torch(tensor.scalar_type()); }
 
-/// An operation of the queue. No thread works on it: polling advances it.
-class ShmPending final : public Pending {
- public:
-  ShmPending(std::shared_ptr<shm::OperationQueue> queue, uint64_t number, milliseconds timeout)
-      : queue_(std::move(queue)),
-        number_(number),
-        timeout_(timeout),
-        deadline_(steady_clock::now() + timeout) {}
-
-  bool poll() override {
-    finished_ = finished_ || queue_->poll(number_);
-    if (!finished_) check_deadline();
-    return finished_;
-  }
-
-  bool wait(milliseconds limit) override {
-    const auto left = std::chrono::duration_cast<milliseconds>(deadline_ - steady_clock::now());
-    finished_ = finished_ || queue_->wait(number_, std::clamp(left, milliseconds(0), limit));
-    if (!finished_) check_deadline();
-    return finished_;
-  }
-
- private:
-  void check_deadline() const {
-    if (steady_clock::now() >= deadline_) throw CommError(str("timed out after ", name_duration(timeout_)));
-  }
-
-  const std::shared_ptr<shm::OperationQueue> queue_;
-  const uint64_t number_;
-  const milliseconds timeout_;
-  const steady_clock::time_point deadline_;
-  bool finished_ = false;
-};
-
 class ShmTransport final : public Transport {
  public:
   ShmTransport(std::shared_ptr<shm::PeerSockets> peers, ShmOptions options)
@@ -118,8 +84,19 @@ class ShmTransport final : public Transport {
   }
 
  private:
+  /// No thread works on the operation: asking for its end advances it.
   PendingPtr pending(uint64_t number) const {
-    return std::make_unique<ShmPending>(queue_, number, options_.timeout);
+    return std::make_unique<PendingCall>(
+        [queue = queue_, number, timeout = options_.timeout,
+         deadline = steady_clock::now() + options_.timeout](milliseconds limit) {
+          const auto left = std::chrono::duration_cast<milliseconds>(deadline - steady_clock::now());
+          if (limit.count() == 0 ? queue->poll(number)
+                                 : queue->wait(number, std::clamp(left, milliseconds(0), limit)))
+            return true;
+          if (steady_clock::now() >= deadline)
+            throw CommError(str("timed out after ", name_duration(timeout)));
+          return false;
+        });
   }
 
   at::Tensor allocate(int64_t bytes, bool common) {

@@ -11,11 +11,11 @@
 namespace tessera::comm {
 namespace {
 
-/// For event loops, listening sockets and what is open for a moment, in a group of any size. Measured: up to
-/// 15 on rank 0; the rest is for the program's own files.
+/// Counts event loops, listening sockets and what is open for a moment, in a group of any size. Measured: up
+/// to 15 on rank 0; the rest is for the program's own files.
 constexpr int kFilesPerGroup = 20;
 
-/// For each other rank: its connection to the store, the one of Liveness, and those for collectives.
+/// Counts for each other rank its connection to the store, the one of Liveness, and those for collectives.
 int files_per_rank(bool serves_store, const std::string& backend) {
   const int for_collectives = backend == "nccl"  ? 0
                               : backend == "shm" ? 1

@@ -34,7 +34,7 @@ bool send_whole(int fd, const Message& message) {
 
 }  // namespace
 
-/// What is still to come of a message of a fixed length.
+/// Reads a message of a fixed length as it comes.
 template <class Message>
 class ProvenSockets::Incomplete {
  public:

@@ -29,7 +29,7 @@
 
 namespace tessera::comm {
 
-/// Of a listener: what connect(2) takes, with the kind of the socket.
+/// Has what connect(2) takes, with the kind of the socket.
 struct SocketAddress {
   sockaddr_storage address{};
   socklen_t length = 0;

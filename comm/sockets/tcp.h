@@ -14,11 +14,11 @@ namespace tessera::comm {
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-/// Of an address and a port in numbers. Throws CommError.
+/// Takes an address and a port in numbers. Throws CommError.
 Addresses resolve_numeric(const std::string& address, const std::string& port);
 /// None, with errno, when it cannot be. The kernel completes connections before they are accepted.
 FileDescriptor listen_at(int family, const sockaddr* address, socklen_t length);
-/// Of a socket that is bound.
+/// Requires: the socket is bound.
 int port_of(int fd);
 /// -1: not TCP.
 int port_in(const sockaddr_storage& address);

@@ -16,27 +16,18 @@ namespace {
 
 using std::chrono::milliseconds;
 
-class StagedPending final : public Pending {
- public:
-  StagedPending(std::shared_ptr<HostThread> thread, HostThread::Task task)
-      : thread_(std::move(thread)), task_(task) {}
-  bool poll() override { return thread_->wait_for(task_, milliseconds(0)); }
-  bool wait(milliseconds limit) override { return thread_->wait_for(task_, limit); }
-
- private:
-  const std::shared_ptr<HostThread> thread_;
-  const HostThread::Task task_;
-};
-
 /// Owns the transport of CPU tensors, which only the group's thread uses, except abort() and what is
 /// constant.
 class StagedTransport final : public Transport {
  public:
-  StagedTransport(std::unique_ptr<Transport> host, StagedOptions options, FailureHook on_failure)
-      : options_(std::move(options)),
+  StagedTransport(std::unique_ptr<Transport> host, int rank, at::Device device,
+                  std::shared_ptr<HostTransfer> transfer, FailureHook on_failure)
+      : rank_(rank),
+        device_(device),
+        transfer_(std::move(transfer)),
         on_failure_(std::move(on_failure)),
         host_(std::move(host)),
-        thread_(std::make_shared<HostThread>(options_.device)) {
+        thread_(std::make_shared<HostThread>(device_)) {
     host_->set_watch([this] { check_here(); });
   }
   StagedTransport(const StagedTransport&) = delete;
@@ -55,7 +46,7 @@ class StagedTransport final : public Transport {
     return issue(tag, [=, this](const EventPtr& issued) {
       const auto shard_bytes = static_cast<int64_t>(shard.nbytes());
       const at::Tensor staged = buffer(static_cast<int64_t>(full.nbytes()));
-      const at::Tensor mine = plain_view(staged, options_.rank * shard_bytes, shard_bytes);
+      const at::Tensor mine = plain_view(staged, rank_ * shard_bytes, shard_bytes);
       copy_down(mine, shard, issued);
       run(*host_->all_gather(staged, mine, tag));
       copy_up(full, staged, issued);
@@ -88,9 +79,9 @@ class StagedTransport final : public Transport {
   PendingPtr broadcast(const at::Tensor& given, int root, uint32_t tag) override {
     return issue(tag, [=, this](const EventPtr& issued) {
       const at::Tensor staged = buffer(static_cast<int64_t>(given.nbytes()));
-      if (root == options_.rank) copy_down(staged, given, issued);
+      if (root == rank_) copy_down(staged, given, issued);
       run(*host_->broadcast(staged, root, tag));
-      if (root != options_.rank) copy_up(given, staged, issued);
+      if (root != rank_) copy_up(given, staged, issued);
     });
   }
 
@@ -104,12 +95,12 @@ class StagedTransport final : public Transport {
   }
 
   std::unique_ptr<Transport> duplicate(const GroupStore& store, FailureHook on_failure) override {
-    return staged_over(options_.rank, on_failure, [&] { return host_->duplicate(store, on_failure); });
+    return staged_over(rank_, on_failure, [&] { return host_->duplicate(store, on_failure); });
   }
 
   std::unique_ptr<Transport> split(const std::vector<int>& ranks, const GroupStore& store,
                                    FailureHook on_failure) override {
-    return staged_over(place_of(ranks, options_.rank), on_failure,
+    return staged_over(place_of(ranks, rank_), on_failure,
                        [&] { return host_->split(ranks, store, on_failure); });
   }
 
@@ -119,7 +110,7 @@ class StagedTransport final : public Transport {
   /// `body` gets the point of the current stream, after which the buffers may be read and written.
   template <class Body>
   PendingPtr issue(uint32_t tag, Body body) {
-    const auto task = [this, tag, body = std::move(body), issued = options_.transfer->record(),
+    const auto task = [this, tag, body = std::move(body), issued = transfer_->record(),
                        debug_info = c10::ThreadLocalDebugInfo::current()] {
       const c10::DebugInfoGuard as_the_issuer(debug_info);  // the memory meter counts by it
       try {
@@ -130,7 +121,8 @@ class StagedTransport final : public Transport {
         throw;
       }
     };
-    return std::make_unique<StagedPending>(thread_, thread_->post(task));
+    return std::make_unique<PendingCall>([thread = thread_, number = thread_->post(task)](
+                                             milliseconds limit) { return thread->wait_for(number, limit); });
   }
 
   /// The thread makes it, behind what is in flight.
@@ -138,9 +130,7 @@ class StagedTransport final : public Transport {
   std::unique_ptr<Transport> staged_over(int rank, const FailureHook& on_failure, const Make& make) {
     std::unique_ptr<Transport> host;
     thread_->wait(thread_->post([&] { host = make(); }));
-    StagedOptions options = options_;
-    options.rank = rank;
-    return std::make_unique<StagedTransport>(std::move(host), std::move(options), on_failure);
+    return std::make_unique<StagedTransport>(std::move(host), rank, device_, transfer_, on_failure);
   }
 
   // What the thread calls.
@@ -159,7 +149,7 @@ class StagedTransport final : public Transport {
       const MemoryFor use(MemoryUse::kCommunication);
       const at::DisableRecordFunctionGuard our_own_operators;
       memory_.reset();
-      memory_ = options_.transfer->host_memory(bytes);
+      memory_ = transfer_->host_memory(bytes);
     }
     return plain_view(memory_, 0, bytes);
   }
@@ -169,15 +159,17 @@ class StagedTransport final : public Transport {
   }
 
   void copy_down(const at::Tensor& host, const at::Tensor& device, const EventPtr& issued) const {
-    options_.transfer->synchronize(options_.transfer->d2h(host, plain_bytes(device), issued));
+    transfer_->synchronize(transfer_->d2h(host, plain_bytes(device), issued));
   }
 
   /// The host waits for it: whatever any stream is given from then on comes after it.
   void copy_up(const at::Tensor& device, const at::Tensor& host, const EventPtr& issued) const {
-    options_.transfer->synchronize(options_.transfer->h2d(plain_bytes(device), host, issued));
+    transfer_->synchronize(transfer_->h2d(plain_bytes(device), host, issued));
   }
 
-  const StagedOptions options_;
+  const int rank_;
+  const at::Device device_;
+  const std::shared_ptr<HostTransfer> transfer_;
   const FailureHook on_failure_;
   std::atomic<bool> aborted_ = false;
   const std::unique_ptr<Transport> host_;
@@ -187,9 +179,11 @@ class StagedTransport final : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_staged_transport(std::unique_ptr<Transport> host,
-                                                 const StagedOptions& options, FailureHook on_failure) {
-  return std::make_unique<StagedTransport>(std::move(host), options, std::move(on_failure));
+std::unique_ptr<Transport> make_staged_transport(std::unique_ptr<Transport> host, int rank, at::Device device,
+                                                 std::shared_ptr<HostTransfer> transfer,
+                                                 FailureHook on_failure) {
+  return std::make_unique<StagedTransport>(std::move(host), rank, device, std::move(transfer),
+                                           std::move(on_failure));
 }
 
 }  // namespace tessera::comm

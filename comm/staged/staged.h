@@ -21,14 +21,10 @@
 
 namespace tessera::comm {
 
-struct StagedOptions {
-  int rank = 0;
-  at::Device device = at::kCUDA;
-  std::shared_ptr<HostTransfer> transfer = nullptr;  ///< of that device
-};
-
-/// Local. `host`: a transport of CPU tensors of the same ranks. `on_failure` is called on the group's thread.
-std::unique_ptr<Transport> make_staged_transport(std::unique_ptr<Transport> host,
-                                                 const StagedOptions& options, FailureHook on_failure);
+/// Local. `host`: a transport of CPU tensors, in which this rank is `rank`. `transfer`: of `device`.
+/// `on_failure` is called on the group's thread.
+std::unique_ptr<Transport> make_staged_transport(std::unique_ptr<Transport> host, int rank, at::Device device,
+                                                 std::shared_ptr<HostTransfer> transfer,
+                                                 FailureHook on_failure);
 
 }  // namespace tessera::comm
