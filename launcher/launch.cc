@@ -15,6 +15,7 @@
 
 #include "core/error.h"
 #include "core/files/file_descriptor.h"
+#include "core/files/temporary_folder.h"
 #include "core/str.h"
 #include "launcher/environment/core_binding.h"
 #include "launcher/environment/environment.h"
@@ -26,7 +27,6 @@
 #include "launcher/failure/supervisor.h"
 #include "launcher/process/error_file.h"
 #include "launcher/process/guard.h"
-#include "launcher/process/memory_folder.h"
 #include "launcher/process/output_relay.h"
 #include "launcher/process/process.h"
 #include "launcher/process/run_files.h"
@@ -36,6 +36,20 @@
 
 namespace tessera::launcher {
 namespace {
+
+/// Owns a new folder in /dev/shm, which only this user can read, and removes it with its contents; if the
+/// launcher is killed, a guard of its own does. It outlives the ranks of an attempt: a restart continues from
+/// it.
+class MemoryFolder {
+ public:
+  /// Throws Error, CommError.
+  MemoryFolder() : folder_("tessera_memory", "/dev/shm") { guard_.remove_if_killed(path()); }
+  std::string path() const { return folder_.path().string(); }
+
+ private:
+  TemporaryFolder folder_;
+  Guard guard_;
+};
 
 void check(const Options& options) {
   if (options.nproc < 1 || options.nproc > kMaxRanks)

@@ -1,5 +1,3 @@
-#include "tools/consolidate_command.h"
-
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +14,7 @@
 #include "core/log.h"
 #include "core/str.h"
 #include "core/utf8.h"
+#include "tools/commands.h"
 #include "tools/common/command_line.h"
 #include "train/report/progress.h"
 #include "train/run/run_path.h"

@@ -1,11 +1,10 @@
-#include "tools/eval_command.h"
-
 #include <unistd.h>
 
 #include <iostream>
 #include <memory>
 
 #include "core/log.h"
+#include "tools/commands.h"
 #include "tools/common/command_line.h"
 #include "tools/common/tasks.h"
 #include "tools/launch/launch_command.h"

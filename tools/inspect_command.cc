@@ -1,5 +1,3 @@
-#include "tools/inspect_command.h"
-
 #include <algorithm>
 #include <filesystem>
 #include <iostream>
@@ -14,6 +12,7 @@
 #include "checkpoint/read/verify.h"
 #include "core/log.h"
 #include "core/str.h"
+#include "tools/commands.h"
 #include "tools/common/columns.h"
 #include "train/run/run_path.h"
 

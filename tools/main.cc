@@ -17,15 +17,11 @@
 #include "core/log.h"
 #include "core/str.h"
 #include "launcher/process/error_file.h"
+#include "tools/commands.h"
 #include "tools/common/command_line.h"
-#include "tools/consolidate_command.h"
 #include "tools/doctor/doctor_command.h"
-#include "tools/eval_command.h"
-#include "tools/inspect_command.h"
 #include "tools/launch/launch_command.h"
 #include "tools/memory/memory_command.h"
-#include "tools/predict_command.h"
-#include "tools/train_command.h"
 
 namespace {
 

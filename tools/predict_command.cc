@@ -1,5 +1,3 @@
-#include "tools/predict_command.h"
-
 #include <unistd.h>
 
 #include <iostream>
@@ -12,6 +10,7 @@
 #include "core/log.h"
 #include "core/str.h"
 #include "core/utf8.h"
+#include "tools/commands.h"
 #include "tools/common/command_line.h"
 #include "tools/common/tasks.h"
 #include "train/report/progress.h"

@@ -1,5 +1,3 @@
-#include "tools/train_command.h"
-
 #include <signal.h>
 #include <unistd.h>
 
@@ -17,6 +15,7 @@
 #include "core/log.h"
 #include "core/str.h"
 #include "engine/config/batch.h"
+#include "tools/commands.h"
 #include "tools/common/command_line.h"
 #include "tools/common/tasks.h"
 #include "tools/launch/launch_command.h"

@@ -90,7 +90,7 @@ const Tried* FitSearch::tried(const Setting& setting) const {
 /// Measures it, unless the formula alone says that it does not fit.
 const Tried& FitSearch::consider(const Setting& setting) {
   if (const Tried* known = tried(setting)) return *known;
-  Tried tried{.setting = setting};
+  Tried tried{.setting = setting, .needed = {}};
   const int64_t state = space_.state_bytes(setting, Tier::kDevice);
   if (state > space_.memory_limit) {
     tried.needed = {.memory = state, .is_more = true};
