@@ -14,7 +14,7 @@ MiB          the most a rank holds in a step, over what it held before it had a 
              memory, libraries left out; the mean over the ranks, and the median of the rounds
 layer        the part of a step that is in Tessera's Python code: neither in C++ nor in the module's forward. The smallest of all steps
 loss         the largest difference to DDP's loss (mean over the ranks) in any step. AdamW and batch norm over few samples make last
-             bits large in ResNet18: tests/python/ddp_rank.py compares it properly
+             bits large in ResNet18: tests/python/programs/ddp_rank.py compares it properly
 
 --write replaces the tables of docs/performance.md.
 """

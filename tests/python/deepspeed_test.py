@@ -3,7 +3,7 @@ import json
 import sys
 import unittest
 
-from ranks import HERE, TESSERA, RanksTest, free_port
+from ranks import PROGRAMS, TESSERA, RanksTest, free_port
 
 
 class DeepSpeed(RanksTest):
@@ -11,7 +11,7 @@ class DeepSpeed(RanksTest):
         """On two ranks; what rank 0 printed last."""
         ranks = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 2, "--master-port", free_port()] if torchrun else \
             [TESSERA, "launch", "-n", 2, "--", sys.executable, "-B"]
-        (text,) = self.finish([self.start(*ranks, HERE / script, *arguments)])
+        (text,) = self.finish([self.start(*ranks, PROGRAMS / script, *arguments)])
         lines = [line for line in text.splitlines() if line.startswith('{"')]
         self.assertTrue(lines, text)
         return json.loads(lines[-1])

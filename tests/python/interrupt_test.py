@@ -4,7 +4,7 @@ import sys
 import time
 import unittest
 
-from ranks import HERE, RanksTest, free_port
+from ranks import PROGRAMS, RanksTest, free_port
 
 
 class Interrupt(RanksTest):
@@ -42,7 +42,7 @@ class Interrupt(RanksTest):
         self.interrupt(self.start_ranks(2, "train_script.py", "wait_in_backward"))
 
     def test_at_the_rendezvous(self):
-        lonely = self.start(sys.executable, HERE / "train_script.py", RANK=0, WORLD_SIZE=2, LOCAL_RANK=0, LOCAL_WORLD_SIZE=2,
+        lonely = self.start(sys.executable, PROGRAMS / "train_script.py", RANK=0, WORLD_SIZE=2, LOCAL_RANK=0, LOCAL_WORLD_SIZE=2,
                             MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port())
         time.sleep(8)
         start = time.monotonic()

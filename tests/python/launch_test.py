@@ -5,9 +5,9 @@ import sys
 import unittest
 from pathlib import Path
 
-from ranks import HERE, TESSERA, RanksTest, free_port
+from ranks import PROGRAMS, TESSERA, RanksTest, free_port
 
-SCRIPT = HERE / "train_script.py"
+SCRIPT = PROGRAMS / "train_script.py"
 NOTEBOOK = """
 import sys
 sys.path.insert(0, {here!r})
@@ -98,7 +98,7 @@ class Launch(RanksTest):
                 self.assertAlmostEqual(ours, theirs, places=5)
 
     def test_a_notebook_launches_a_function(self):
-        (text,) = self.finish([self.start(sys.executable, "-c", NOTEBOOK.format(here=str(HERE)))])
+        (text,) = self.finish([self.start(sys.executable, "-c", NOTEBOOK.format(here=str(PROGRAMS)))])
         self.assertEqual(text.splitlines()[0], "2")
         self.assertEqual(json.loads(text.splitlines()[1])["losses"],
                          self.result(TESSERA, "launch", "-n", 2, "--", sys.executable, SCRIPT)["losses"])

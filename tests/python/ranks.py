@@ -10,8 +10,8 @@ import time
 import unittest
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = Path(__file__).resolve().parent / "programs"
 TESSERA = os.environ.get("TESSERA", str(ROOT / "build" / "tessera"))
 _RANK_VARIABLES = re.compile(r"RANK|WORLD_SIZE|LOCAL_|GROUP_|ROLE_|MASTER_|TORCHELASTIC_|TESSERA_")
 
@@ -56,12 +56,12 @@ class RanksTest(unittest.TestCase):
         return process
 
     def start_ranks(self, world, script, *arguments, **variables):
-        """One process a rank; `script` lies beside this file."""
+        """One process a rank; `script` is one of PROGRAMS."""
         port = free_port()
         place = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         if world == 1:
             place = {}
-        return [self.start(sys.executable, HERE / script, *arguments, **place, **({"RANK": rank, "LOCAL_RANK": rank} if place else {}),
+        return [self.start(sys.executable, PROGRAMS / script, *arguments, **place, **({"RANK": rank, "LOCAL_RANK": rank} if place else {}),
                            **variables) for rank in range(world)]
 
     def finish(self, processes, timeout_s=240):

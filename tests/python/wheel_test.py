@@ -18,7 +18,7 @@ from pathlib import Path
 
 import packaging.tags
 import torch
-from ranks import HERE, ROOT, RanksTest, environment
+from ranks import PROGRAMS, ROOT, RanksTest, environment
 
 BUILD = Path(os.environ["BUILD_DIR"])
 SITE_PACKAGES = Path(torch.__file__).parents[1]
@@ -137,7 +137,7 @@ class Wheel(RanksTest):
         command = self.home / "beside" / "bin" / "tessera"
         losses = {}
         for stage in range(4):
-            text = self.installed(command, "launch", "-n", 2, "--", self.python, HERE / "resume_script.py", stage)
+            text = self.installed(command, "launch", "-n", 2, "--", self.python, PROGRAMS / "resume_script.py", stage)
             result = json.loads(text.splitlines()[-1])
             self.assertTrue(result["file"].startswith(str(self.package)), result)
             self.assertEqual(result["resumed"], result["losses"][3:])
@@ -162,7 +162,7 @@ class Wheel(RanksTest):
         (site / "others.pth").write_text(f"{SITE_PACKAGES}\n")
         python = self.home / "above" / "bin" / "python"
         self.assertRegex(self.installed(python, "-m", "tessera", "--version"), r"^\d+\.\d+\.\d+\n$")
-        text = self.installed(python, HERE / "train_script.py")
+        text = self.installed(python, PROGRAMS / "train_script.py")
         self.assertIn('"world": 1', text)
 
     def test_another_torch_is_refused_by_name(self):

@@ -1,6 +1,6 @@
 """Random forwards of PyTorch operators, under each policy of activation_checkpointing beside plain PyTorch: equal to the bit.
 
-    python tests/python/random_programs.py [--first 0] [--programs 200] [--policies-each N]
+    python tests/python/programs/random_programs.py [--first 0] [--programs 200] [--policies-each N]
 
 A program is a list of instructions over a list of tensors: views, whole-tensor and slice in-place operators, aliases that cross the
 blocks (a block begins where a layer of `self.layers` is read), random operators, normalizations with running statistics, functions with
