@@ -10,11 +10,11 @@
 #include "core/error.h"
 #include "core/str.h"
 #include "core/utf8.h"
-#include "examples/torchscript/data_files.h"
-#include "examples/torchscript/dataset.h"
+#include "examples/torchscript/data/data_files.h"
+#include "examples/torchscript/data/dataset.h"
+#include "examples/torchscript/data/tensor_output.h"
 #include "examples/torchscript/script_model.h"
 #include "examples/torchscript/task.h"
-#include "examples/torchscript/tensor_output.h"
 
 namespace tessera::examples {
 

@@ -10,7 +10,7 @@
 #include "core/error.h"
 #include "core/str.h"
 #include "engine/checkpoint/checkpoint_types.h"
-#include "examples/torchscript/data_files.h"
+#include "examples/torchscript/data/data_files.h"
 #include "examples/torchscript/predictor.h"
 #include "examples/torchscript/script_model.h"
 #include "train/data/data_loader.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "examples/torchscript/dataset.h"
+#include "examples/torchscript/data/dataset.h"
 #include "examples/torchscript/loss.h"
 #include "examples/torchscript/metrics.h"
 #include "examples/torchscript/options.h"

@@ -14,7 +14,7 @@
 #include "checkpoint/formats/safetensors_reader.h"
 #include "core/error.h"
 #include "core/files/temporary_folder.h"
-#include "examples/torchscript/tensor_file.h"
+#include "examples/torchscript/data/tensor_file.h"
 #include "tests/support/errors.h"
 #include "tests/support/files.h"
 

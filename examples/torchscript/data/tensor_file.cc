@@ -1,4 +1,4 @@
-#include "examples/torchscript/tensor_file.h"
+#include "examples/torchscript/data/tensor_file.h"
 
 #include <algorithm>
 #include <new>

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "examples/torchscript/tensor_file.h"
+#include "examples/torchscript/data/tensor_file.h"
 
 namespace tessera::examples {
 

@@ -1,4 +1,4 @@
-#include "examples/torchscript/tensor_output.h"
+#include "examples/torchscript/data/tensor_output.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Dispatch.h>

@@ -1,4 +1,4 @@
-#include "examples/torchscript/dataset.h"
+#include "examples/torchscript/data/dataset.h"
 
 #include <ATen/ATen.h>
 

@@ -1,4 +1,4 @@
-#include "examples/torchscript/data_files.h"
+#include "examples/torchscript/data/data_files.h"
 
 #include <glob.h>
 
