@@ -204,7 +204,7 @@ void ShardedModel::connect_gathers_and_reductions() {
                                              first_order_of_reductions(units_),
                                              /*one_order=*/one_group && any_sharded(units_));
   if (options_.tiers.any_below_device())
-    options_.residency.late_update = [this](ParamUnit& unit) {
+    options_.residency.deferred_update = [this](ParamUnit& unit) {
       update_parameters([&] { optimizer_->update(unit); });
     };
   options_.residency.issue_reductions = [this](int count) { gradients_->issue_until(count); };

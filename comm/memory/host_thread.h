@@ -1,5 +1,5 @@
-// HostThread: work of the host that runs beside the device, one task after another. Late updates run here
-// where the device's memory is not the host's ([Note: late updates] in sharded_optimizer.h).
+// HostThread: work of the host that runs beside the device, one task after another. Deferred updates run here
+// where the device's memory is not the host's ([Note: deferred updates] in sharded_optimizer.h).
 #pragma once
 
 #include <c10/core/Device.h>

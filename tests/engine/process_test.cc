@@ -59,20 +59,20 @@ TEST(Processes, AFailureIsSeen) {
 // With state on disk the updates of step N are carried out unit by unit in the forward of step N + 1.
 // Wherever a rank is killed in that, and in backward and saving, the last checkpoint gives the uninterrupted
 // run's bits.
-TEST(Processes, KilledInALateUpdateAndResumed) {
+TEST(Processes, KilledInADeferredUpdateAndResumed) {
   constexpr int kPoints = 8;
   for (const std::string stage : {"2", "3"}) {
-    const TemporaryFolder whole("tessera_late_update_whole");
-    ASSERT_EQ(launch(2, "late_update_rank", {whole.path(), stage, "0"}), 0);
+    const TemporaryFolder whole("tessera_deferred_update_whole");
+    ASSERT_EQ(launch(2, "deferred_update_rank", {whole.path(), stage, "0"}), 0);
     const int64_t operators = std::stoll(contents(whole.path() / "operators"));
     ASSERT_GT(operators, 2 * kPoints);
     for (int point = 0; point < kPoints; ++point) {
-      const TemporaryFolder folder("tessera_late_update");
+      const TemporaryFolder folder("tessera_deferred_update");
       const std::string at = std::to_string(1 + operators * point / kPoints);
-      EXPECT_EQ(launch(2, "late_update_rank", {folder.path(), stage, at}), kKilled) << "operator " << at;
+      EXPECT_EQ(launch(2, "deferred_update_rank", {folder.path(), stage, at}), kKilled) << "operator " << at;
       EXPECT_TRUE(fs::is_empty(folder.path() / "disk")) << "left on the disk";
       EXPECT_FALSE(fs::exists(folder.path() / "result"));
-      EXPECT_EQ(launch(2, "late_update_rank", {folder.path(), stage, "0"}), 0);
+      EXPECT_EQ(launch(2, "deferred_update_rank", {folder.path(), stage, "0"}), 0);
       EXPECT_EQ(contents(folder.path() / "result"), contents(whole.path() / "result"))
           << "stage " << stage << ", killed at operator " << at << " of " << operators;
     }

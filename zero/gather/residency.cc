@@ -354,7 +354,7 @@ void Residency::parameters_updated(bool frozen_too) {
   for (ParamUnit* unit : updated) {
     if (unit->placement.sharded()) {
       drop(*unit);
-    } else if (options_.late_update) {
+    } else if (options_.deferred_update) {
       unit->memory.guard();
       deferred_gathers_.push_back(unit->index);
     } else {
@@ -458,7 +458,7 @@ void Residency::unshard(ParamUnit& unit) {
   wait(unit);
   or_kept([&] {
     streams_.follow();  // what is in the buffer may still be read on another one
-    if (options_.late_update) options_.late_update(unit);
+    if (options_.deferred_update) options_.deferred_update(unit);
     take_buffer(unit);
     if (unit.secondary_current()) ++counts_.secondary_gathers;
     unit.unshard(*comm_, options_.secondary.get());

@@ -49,9 +49,9 @@ struct ResidencyOptions {
   comm::CommunicatorPtr secondary = nullptr;
   /// What has to come before a gather: the update of the unit's shard that step() has left for later, if it
   /// has
-  /// ([Note: late updates] in sharded_optimizer.h; unset: there are none); and `count` reductions of the
+  /// ([Note: deferred updates] in sharded_optimizer.h; unset: there are none); and `count` reductions of the
   /// backward under way, where both have one order. Both are collective.
-  std::function<void(ParamUnit&)> late_update;
+  std::function<void(ParamUnit&)> deferred_update;
   std::function<void(int count)> issue_reductions;
   Logger log;
 };
@@ -107,7 +107,7 @@ class Residency {
   /// Collective. The shards of trainable units (`frozen_too`: and of frozen ones) have new values, or will
   /// have them before they are gathered: what is unsharded of them is stale.
   void parameters_updated(bool frozen_too = false);
-  /// Collective, with late updates. Issues the gathers that parameters_updated() has left for the units'
+  /// Collective, with deferred updates. Issues the gathers that parameters_updated() has left for the units'
   /// first use, in one order on all ranks.
   void flush_deferred_gathers();
   /// All units, in the order a pass of training first uses them.

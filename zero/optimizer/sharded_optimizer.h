@@ -9,7 +9,7 @@
 // A parameter that received no gradient on any rank is left alone, step count and moments included, as
 // torch.optim leaves parameters whose .grad is None. Hence each parameter has its own step count.
 //
-// [Note: late updates]
+// [Note: deferred updates]
 // Where state lies below the device, step() does not update: each unit is updated before it is read again, in
 // the order of the recorded pass. Where the device's memory is the host's, that is right before, while its
 // neighbours are fetched and written. Else a thread of the host goes through the units at once, while the

@@ -1,5 +1,5 @@
 // One rank as a process of its own, for process_test: trains with all state on disk, and may be killed.
-//   late_update_rank FOLDER STAGE KILL_AT
+//   deferred_update_rank FOLDER STAGE KILL_AT
 // Goes on from FOLDER's checkpoint if there is one; a save every two steps. KILL_AT: the last rank kills
 // itself at that operator after the first save, 0 never. At the end rank 0 writes FOLDER/result (parameters
 // and optimizer states), and the last rank FOLDER/operators: how many there were after the first save.
