@@ -5,6 +5,11 @@
 // Ownership runs backwards: a saved tensor owns its Value, a Value its producer, a Call the Values it reads.
 // So whatever no saved tensor needs is freed by itself. A Value that is kept or on disk needs no producer and
 // has none: that cuts the chains.
+//
+// [Note: verification]
+// In a pass that is verified (policy.h: verify) each tensor that an operator reads or autograd saves has the
+// digest of its elements taken, and what backward makes again is compared with it. A difference means that an
+// operator was taken for functional and is not; make() throws then, and names the operator.
 #pragma once
 
 #include <ATen/core/Generator.h>

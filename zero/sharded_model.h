@@ -173,9 +173,9 @@ class ShardedModel {
   /// check_usable() names `call`.
   void begin_replacing(std::string_view call);
   void end_replacing();
-  /// Collective where parameters are gathered. step() may leave updates for the units' first use ([Note: late
-  /// updates] in sharded_optimizer.h): carries them out. To be called before the state is read otherwise than
-  /// by operators; the members of this class do so themselves.
+  /// Collective where parameters are gathered. step() may leave updates for the units' first use ([Note:
+  /// deferred updates] in sharded_optimizer.h): carries them out. To be called before the state is read
+  /// otherwise than by operators; the members of this class do so themselves.
   void finish_updates();
   /// Bytes this rank holds on `tier` between steps, measured from the tensors.
   StateBytes measured_bytes(Tier tier = Tier::kDevice) const;

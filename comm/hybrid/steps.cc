@@ -16,7 +16,7 @@ namespace {
 constexpr uint64_t kMaxExchanges = 8;
 
 uint32_t column_tag(const Operation& operation, uint32_t& counter) {
-  return (operation.tag & 0xffff0000u) | (counter++ & 0xffffu);  // see [Note: tags] in gloo.cc
+  return (operation.tag & 0xffff0000u) | (counter++ & 0xffffu);  // see [Note: tags] in gloo_group.h
 }
 
 }  // namespace

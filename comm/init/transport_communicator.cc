@@ -145,7 +145,7 @@ WorkPtr TransportCommunicator::issue(CollectiveDesc desc, std::vector<at::Tensor
   reap();
   const uint32_t fingerprint = desc.fingerprint();
   const int64_t number = recorder_->record(std::move(desc));
-  const uint32_t tag = (fingerprint << 16) | recorder_->tag_of(number);  // [Note: tags] in gloo.cc
+  const uint32_t tag = (fingerprint << 16) | recorder_->tag_of(number);  // [Note: tags] in gloo_group.h
   PendingPtr pending;
   try {
     pending = begin(tag);

@@ -36,9 +36,8 @@ class StagedTransport final : public Transport {
   ~StagedTransport() override { thread_->stop(); }
 
   std::string_view name() const override { return "staged"; }
-  /// As over NCCL, so that an engine issues the same collectives in the same order (zero/gather/residency.h:
-  /// [Note: one order on a device]). Waiting does block the thread.
-  bool wait_blocks() const override { return false; }
+  /// The group's thread has copied the result by then: see [Note: staged collectives].
+  bool wait_blocks() const override { return true; }
   bool waits_at_end() const override { return !aborted_; }
   int64_t bytes_from_other_hosts() const override { return host_->bytes_from_other_hosts(); }
 

@@ -3,15 +3,13 @@
 //
 // [Note: staged collectives]
 // A group has one thread. It carries out the group's collectives one after another, in the order in which
-// they were issued, which is the same on all ranks:
-//  1. It waits until the stream that was current when the collective was issued has got there, and copies
-//  what
-//     this rank gives to the host.
-//  2. The transport of CPU tensors carries out the collective in the host's memory.
-//  3. The result is copied to the device. The collective has ended when it is there.
+// they were issued, which is the same on all ranks. First it waits until the stream that was current when the
+// collective was issued has got there, and copies what this rank gives to the host. Then the transport of CPU
+// tensors carries out the collective in the host's memory. Last the result is copied to the device; the
+// collective has ended when it is there, and Work::wait blocks until then.
 // So a rank's collectives wait for nothing but other ranks' and for the rank's own device, whose streams
-// never wait for another rank: groups need no common order. A group has one buffer of the host's memory, as
-// large as its largest collective so far.
+// never wait for another rank: groups need no common order, as over CPU transports. A group has one buffer of
+// the host's memory, as large as its largest collective so far.
 #pragma once
 
 #include <memory>

@@ -12,6 +12,8 @@ _LINK = re.compile(r"\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)|\b(?:src|href)
 _HEADING = re.compile(r"^#{1,6} +(.*?) *#*$", re.MULTILINE)
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 _NOTE = re.compile(r"\[Note: ([^\]]+)\]")
+_NOTE_DEFINED = re.compile(r"^\s*(?://|#)\s*\[Note: ([^\]]+)\](?!\s+(?://+\s*)?in\s)", re.MULTILINE)
+_NOTE_IN_FILE = re.compile(r"\[Note:\s*(?://+\s*)?([^\]]+)\]\s+(?://+\s*)?in\s+(?://+\s*)?`?([\w./-]+\.(?:h|cc|cu|py))\b")
 _MAKE = re.compile(r"(?:^|`|&& |; )[ \t]*make ((?:[a-z][a-z-]*[ \t]*)+)", re.MULTILINE)
 _PAGE = re.compile(r"(?<![\w./-])docs/[\w-]+\.\w+\b")
 _NAMED = re.compile(r"(?<![\w./:{}<>*$-])([A-Za-z.][\w.-]*/)[\w./-]*")
@@ -102,6 +104,47 @@ def notes_named(root):
             if (title := re.sub(r"\s+", " ", match[1])) not in notes]
 
 
+def notes_in_their_files(root):
+    """"[Note: title] in FILE" of a comment or a document: FILE defines the note. FILE may be given by its last parts."""
+    defined = {}
+    texts = []
+    for path in project_files(root):
+        if path.suffix not in {".h", ".cc", ".cu", ".py", ".md"} or path.parts[:2] == ("tests", "architecture"):
+            continue
+        text = (Path(root) / path).read_text(encoding="utf-8", errors="replace")
+        texts.append((path, text))
+        if path.suffix != ".md":
+            for title in _NOTE_DEFINED.findall(text):
+                defined.setdefault(title, []).append(path.as_posix())
+    complaints = []
+    for path, text in texts:
+        for match in _NOTE_IN_FILE.finditer(text):
+            title, name = (re.sub(r"\s*\n\s*(?://+|#)?\s*", " ", part) for part in match.groups())
+            if not any(("/" + place).endswith("/" + name) for place in defined.get(title, [])):
+                complaints.append(f"{path.as_posix()}:{_line(text, match.start())}: says that [Note: {title}] is in {name}, "
+                                  f"but it is in {', '.join(defined.get(title, ['no file']))}")
+    return complaints
+
+
+def members_named(root):
+    """`Class::member` of docs/architecture.md: a header or source file has a member or function of that name."""
+    words = set()
+    for path in project_files(root):
+        if path.suffix in {".h", ".cc"} and path.parts[0] not in {"tests", "benchmarks"}:
+            text = (Path(root) / path).read_text(encoding="utf-8", errors="replace")
+            classes = set(re.findall(r"\b(?:class|struct|enum|namespace) (\w+)", text))
+            members = set(re.findall(r"\b(\w+)\b", text))
+            words.update((name, member) for name in classes for member in members)
+            words.update(re.findall(r"\b(\w+)::(\w+)\b", text))
+    complaints = []
+    for path, text in documents(root):
+        if path.as_posix() == "docs/architecture.md":
+            for match in re.finditer(r"`(\w+)::(\w+)(?:\(\))?`", text):
+                if match.groups() not in words:
+                    complaints.append(f"{path.as_posix()}:{_line(text, match.start())}: names {match[1]}::{match[2]}, which is nowhere")
+    return complaints
+
+
 def make_commands(root):
     makefile = Path(root) / "Makefile"
     targets = set(re.findall(r"^([a-z][a-z-]*):", makefile.read_text(encoding="utf-8"), re.MULTILINE)) if makefile.exists() else set()
@@ -120,4 +163,4 @@ def _in_fence(text, position):
         text[text.rfind("\n", 0, position + 1) + 1:].startswith("    ")
 
 
-ALL_RULES = [links, files_named, pages_named, notes_named, make_commands]
+ALL_RULES = [links, files_named, pages_named, notes_named, notes_in_their_files, members_named, make_commands]

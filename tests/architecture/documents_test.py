@@ -78,6 +78,19 @@ class EachRule(unittest.TestCase):
         self.assert_accepted(documents.notes_named, {**source, "a.md": "see [Note: one order\nof things]\n"})
         self.assert_caught(documents.notes_named, {**source, "a.md": "see [Note: another]\n"}, "a.md:1")
 
+    def test_notes_in_their_files(self):
+        source = {"zero/a.h": "// [Note: order]\n// One.\n", "zero/b.h": "// see [Note: order] in a.h.\n// [Note: order] in\n// zero/a.h\n"}
+        self.assert_accepted(documents.notes_in_their_files, source)
+        for text in ["// See [Note: order] in b.h.\n", "// See [Note: none] in a.h.\n", "// See [Note:\n// order] in\n// c.h\n"]:
+            with self.subTest(text=text):
+                self.assertEqual(len(self.check(documents.notes_in_their_files, {**source, "zero/c.cc": text})), 1)
+
+    def test_members_named(self):
+        source = {"zero/a.h": "class A {\n  void b();\n};\n"}
+        self.assert_accepted(documents.members_named, {**source, "docs/architecture.md": "`A::b`, `A::b()`, `A`\n"})
+        self.assert_caught(documents.members_named, {**source, "docs/architecture.md": "`A::b`\n`A::c`\n`B::b`\n"},
+                           "docs/architecture.md:2", "docs/architecture.md:3")
+
     def test_make(self):
         files = {"Makefile": "demo:\nbench-peers: x\n"}
         for text in ["`make demo`", "    make bench-peers ARGS=x", "```\nmake demo\n```", "These\nmake it fast.", "`make`"]:

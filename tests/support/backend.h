@@ -16,10 +16,6 @@ inline std::string default_backend() {
 /// Whether the parameters of stages 1 to 3 are one copy a host, which is not gathered on use.
 inline bool in_shared_memory() { return default_backend() == "shm" || default_backend() == "hybrid"; }
 
-/// Whether waits only order streams, so that gathers and reductions have one group and one order ([Note: one
-/// order on a device] in zero/gather/residency.h).
-inline bool waits_only_order() { return default_backend() == "staged"; }
-
 }  // namespace tessera::testing
 
 /// At the start of a test to which default_backend() means nothing, such as one that chooses its backends:

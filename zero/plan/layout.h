@@ -4,8 +4,9 @@
 // A unit is one flat buffer of one dtype, filled with parameters in registration order. Leaf modules are kept
 // whole where they fit (a Linear's bias is used with its weight). Each parameter starts at a 64-byte
 // boundary, because BLAS and vectorised sums change bits with alignment; a unit's length is a multiple of
-// world x 64 bytes, and rank r owns the r-th of `world` equal slices (its shard). Offsets are in elements and
-// the same in every buffer of the unit: parameters, gradients, master weights, optimizer states.
+// world x 64 bytes, so that it can be cut into equal shards, `world` of them or fewer (mesh.h). Offsets are
+// in elements and the same in every buffer of the unit: parameters, gradients, master weights, optimizer
+// states.
 #pragma once
 
 #include <cstdint>

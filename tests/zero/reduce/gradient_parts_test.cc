@@ -63,8 +63,7 @@ TEST(Reducer, HooksThatFireTwiceInOneBackward) {
             if (step == 0 && micro_steps == 1) {
               EXPECT_EQ(rig.num_late, 1u) << "the first step cannot know";
             }
-            // On a device stage 3 reduces at the places of the first pass.
-            if (step > 0 && !(tessera::testing::waits_only_order() && stage == 3)) {
+            if (step > 0) {
               EXPECT_EQ(rig.num_late, 0u) << "the others do";
             }
           }
