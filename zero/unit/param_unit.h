@@ -21,8 +21,8 @@
 // parameters is copied into its place in the gather's buffer, a gradient shard leaves as its reduction ends
 // (and comes back to be added to, where the optimizer's update is some micro-steps away). Masters and
 // optimizer states never do: they are updated on the host, and new values travel up (sharded_optimizer.h:
-// [Note: deferred updates]). Copies are ordered by events ([Note: host transfers] in host_transfer.h). Where the
-// host's memory is the device's (CPU ranks) there is no transfer, and none of this.
+// [Note: deferred updates]). Copies are ordered by events ([Note: host transfers] in host_transfer.h). Where
+// the host's memory is the device's (CPU ranks) there is no transfer, and none of this.
 #pragma once
 
 #include <ATen/core/Tensor.h>
