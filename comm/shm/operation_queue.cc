@@ -123,8 +123,8 @@ uint64_t OperationQueue::post_in_place(Operation operation, const InputLocation&
   return post(operation, tag);
 }
 
-/// Posts in chunks that half of the mailbox holds. `data`: null where this rank has no input. Returns the last
-/// chunk's number.
+/// Posts in chunks that half of the mailbox holds. `data`: null where this rank has no input. Returns the
+/// last chunk's number.
 uint64_t OperationQueue::post_from_mailbox(const Operation& whole, const void* data, uint32_t tag) {
   const int64_t element_bytes = size_bytes(whole.dtype), longest = kHalfMailbox / element_bytes;
   uint64_t last = 0;

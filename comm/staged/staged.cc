@@ -42,45 +42,44 @@ class StagedTransport final : public Transport {
   int64_t bytes_from_other_hosts() const override { return host_->bytes_from_other_hosts(); }
 
   PendingPtr all_gather(const at::Tensor& full, const at::Tensor& shard, uint32_t tag) override {
-    return issue(tag, [=, this](const EventPtr& issued) {
-      const auto shard_bytes = static_cast<int64_t>(shard.nbytes());
-      const at::Tensor staged = buffer(static_cast<int64_t>(full.nbytes()));
-      const at::Tensor mine = plain_view(staged, rank_ * shard_bytes, shard_bytes);
-      copy_down(mine, shard, issued);
+    return issue(tag, [=, this, to = plain_bytes(full), from = plain_bytes(shard)](const EventPtr& issued) {
+      const at::Tensor staged = buffer(to.numel());
+      const at::Tensor mine = plain_view(staged, rank_ * from.numel(), from.numel());
+      copy_down(mine, from, issued);
       run(*host_->all_gather(staged, mine, tag));
-      copy_up(full, staged, issued);
+      copy_up(to, staged, issued);
     });
   }
 
   PendingPtr reduce_scatter(const at::Tensor& full, const ReduceInto& into, uint32_t tag) override {
-    return issue(tag, [=, this](const EventPtr& issued) {
-      const auto full_bytes = static_cast<int64_t>(full.nbytes());
-      const auto shard_bytes = static_cast<int64_t>(into.shard.nbytes());
-      const int64_t begin = (full_bytes + kAlignment - 1) / kAlignment * kAlignment;
-      const at::Tensor both = buffer(begin + shard_bytes);
-      const at::Tensor staged = plain_view(both, 0, full_bytes), shard = plain_view(both, begin, shard_bytes);
-      copy_down(staged, full, issued);
-      if (into.add) copy_down(shard, into.shard, issued);
+    return issue(tag, [=, this, from = plain_bytes(full),
+                       to = plain_bytes(into.shard)](const EventPtr& issued) {
+      const int64_t begin = (from.numel() + kAlignment - 1) / kAlignment * kAlignment;
+      const at::Tensor both = buffer(begin + to.numel());
+      const at::Tensor staged = plain_view(both, 0, from.numel()),
+                       shard = plain_view(both, begin, to.numel());
+      copy_down(staged, from, issued);
+      if (into.add) copy_down(shard, to, issued);
       run(*host_->reduce_scatter(typed(staged, full), {typed(shard, into.shard), into.scale, into.add}, tag));
-      copy_up(into.shard, shard, issued);
+      copy_up(to, shard, issued);
     });
   }
 
   PendingPtr all_reduce(const at::Tensor& full, double scale, uint32_t tag) override {
-    return issue(tag, [=, this](const EventPtr& issued) {
-      const at::Tensor staged = buffer(static_cast<int64_t>(full.nbytes()));
-      copy_down(staged, full, issued);
+    return issue(tag, [=, this, both = plain_bytes(full)](const EventPtr& issued) {
+      const at::Tensor staged = buffer(both.numel());
+      copy_down(staged, both, issued);
       run(*host_->all_reduce(typed(staged, full), scale, tag));
-      copy_up(full, staged, issued);
+      copy_up(both, staged, issued);
     });
   }
 
   PendingPtr broadcast(const at::Tensor& given, int root, uint32_t tag) override {
-    return issue(tag, [=, this](const EventPtr& issued) {
-      const at::Tensor staged = buffer(static_cast<int64_t>(given.nbytes()));
-      if (root == rank_) copy_down(staged, given, issued);
+    return issue(tag, [=, this, bytes = plain_bytes(given)](const EventPtr& issued) {
+      const at::Tensor staged = buffer(bytes.numel());
+      if (root == rank_) copy_down(staged, bytes, issued);
       run(*host_->broadcast(staged, root, tag));
-      if (root != rank_) copy_up(given, staged, issued);
+      if (root != rank_) copy_up(bytes, staged, issued);
     });
   }
 
@@ -106,7 +105,8 @@ class StagedTransport final : public Transport {
  private:
   static constexpr int64_t kAlignment = 64;
 
-  /// `body` gets the point of the current stream, after which the buffers may be read and written.
+  /// `body` runs on the thread. It gets the point of the stream that is current now; the device's buffers, of
+  /// bytes, may be read and written after it.
   template <class Body>
   PendingPtr issue(uint32_t tag, Body body) {
     const auto task = [this, tag, body = std::move(body), issued = transfer_->record(),
@@ -158,12 +158,12 @@ class StagedTransport final : public Transport {
   }
 
   void copy_down(const at::Tensor& host, const at::Tensor& device, const EventPtr& issued) const {
-    transfer_->synchronize(transfer_->d2h(host, plain_bytes(device), issued));
+    transfer_->synchronize(transfer_->d2h(host, device, issued));
   }
 
   /// The host waits for it: whatever any stream is given from then on comes after it.
   void copy_up(const at::Tensor& device, const at::Tensor& host, const EventPtr& issued) const {
-    transfer_->synchronize(transfer_->h2d(plain_bytes(device), host, issued));
+    transfer_->synchronize(transfer_->h2d(device, host, issued));
   }
 
   const int rank_;
