@@ -197,9 +197,9 @@ SearchObserver Fit::observer() const {
               }};
 }
 
-/// Brings what fits and what does not nearer to each other, to a sixteenth.
+/// Brings what fits and what does not nearer to each other, to an eighth.
 void bisect(int64_t& good, int64_t& bad, const std::function<bool(int64_t)>& fits) {
-  while (std::abs(good - bad) > std::max<int64_t>(1, std::max(good, bad) / 16)) {
+  while (std::abs(good - bad) > std::max<int64_t>(1, std::max(good, bad) / 8)) {
     const int64_t middle = (good + bad) / 2;
     (fits(middle) ? good : bad) = middle;
   }
@@ -227,17 +227,17 @@ std::optional<Tried> Fit::largest_batch() {
     space.micro_batches = {micro_batch};
     return search(space);
   };
-  const auto fits = [&](int64_t size) { return with(size).something_may_fit(); };
+  const auto fits = [&](int64_t size) { return with(size).wanted_batch_fits(/*in_a_run=*/false); };
   const int64_t wanted = space_.micro_batches.front(), most = model_.train_size / space_.world;
   int64_t size = wanted, too_large = most + 1;
-  if (fits(size)) {
+  if (with(wanted).wanted_batch_fits(/*in_a_run=*/true)) {
     while (size < most && too_large > most) {
-      const int64_t next = std::min(2 * size, most);
+      const int64_t next = std::min(4 * size, most);
       (fits(next) ? size : too_large) = next;
     }
     bisect(size, too_large, fits);
   }
-  constexpr int kMaxSizes = 3;  // evaluation and saving need memory too
+  constexpr int kMaxSizes = 3;  // a run with a larger one may need more beside its steps, too
   for (int sizes = 0; size > wanted && sizes < kMaxSizes; ++sizes, size -= std::max<int64_t>(1, size / 8))
     if (const std::optional<Tried> found = with(size).cheapest()) return found;
   return search(space_).cheapest();  // which may have a smaller one

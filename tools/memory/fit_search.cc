@@ -82,6 +82,13 @@ bool FitSearch::may_fit(const Rung& rung) {
 
 bool FitSearch::something_may_fit() { return may_fit(ladder().back()); }
 
+bool FitSearch::wanted_batch_fits(bool in_a_run) {
+  const Rung last = ladder().back();
+  const Setting setting =
+      setting_of(last.stages.back(), last.on_disk, space_.policies.back(), space_.micro_batches.front());
+  return fits(setting) && (!in_a_run || fits_in_a_run(setting));
+}
+
 const Tried* FitSearch::tried(const Setting& setting) const {
   const auto found = tried_.find(setting);
   return found == tried_.end() ? nullptr : &found->second;
@@ -103,9 +110,10 @@ const Tried& FitSearch::consider(const Setting& setting) {
 }
 
 bool FitSearch::fits(const Setting& setting) {
-  const Needed& needed = consider(setting).needed;
-  return !needed.is_more && is_within(needed.memory, space_.memory_limit) &&
-         !outgrows(needed, space_.memory_limit);
+  const Tried& tried = consider(setting);
+  const Needed& needed = tried.needed;
+  return !needed.is_more && !outgrows(needed, space_.memory_limit) &&
+         is_within(needed.memory + (tried.is_whole_run ? 0 : run_extra_), space_.memory_limit);
 }
 
 /// A run evaluates and saves too. What does not fit then no longer counts as fitting.
@@ -122,6 +130,7 @@ bool FitSearch::fits_in_a_run(const Setting& setting) {
   tried.needed.memory = std::max(tried.needed.memory, by_steps.memory);
   tried.needed.step_ms = by_steps.step_ms;
   tried.is_whole_run = true;
+  if (tried.needed.growth == 0) run_extra_ = std::max(run_extra_, tried.needed.memory - by_steps.memory);
   observer_.considered(tried);
   return fits(setting);
 }
@@ -131,6 +140,7 @@ std::optional<Tried> FitSearch::cheapest() {
   constexpr int kMaxRuns = 4;  // of a rung
   const std::vector<Rung> rungs = ladder();
   for (size_t i = 0; i < rungs.size(); ++i) {
+    run_extra_ = 0;
     if (i == 1 && !may_fit(rungs.back())) return std::nullopt;
     for (int runs = 0; runs < kMaxRuns; ++runs) {
       const std::optional<Setting> found = cheapest_by_steps(rungs[i]);
@@ -179,6 +189,7 @@ std::optional<Setting> FitSearch::with_largest_micro_batch(const Rung& rung, con
 
 std::optional<Tried> FitSearch::least(int64_t memory_limit) {
   space_.memory_limit = memory_limit;
+  run_extra_ = 0;
   std::erase_if(tried_, [](const auto& one) { return one.second.needed.is_more; });  // by another limit
   std::vector<Tried> measured;
   for (const Setting& setting : least_settings(ladder().back()))

@@ -12,7 +12,7 @@
 //      measured is taken; of those that are as fast within the noise of that, the one that recomputes least.
 //
 // What was taken is run as `tessera train` does it, with evaluation and checkpoint. Where that needs too much
-// it does not fit, and what comes next is taken.
+// it does not fit, and what comes next is taken; others of the rung are taken to need as much more in a run.
 #pragma once
 
 #include <cstdint>
@@ -67,6 +67,9 @@ class FitSearch {
   std::optional<Tried> cheapest();
   /// Whether a few steps of something fit on the last rung.
   bool something_may_fit();
+  /// Whether the wanted micro-batch fits there with the most recomputation: in a short run, or by a few steps
+  /// and what the last run needed more than those.
+  bool wanted_batch_fits(bool in_a_run);
   /// What needs the least, up to a limit in place of the given one. None: all need more than that.
   std::optional<Tried> least(int64_t memory_limit);
   /// Of a setting that was considered, or null.
@@ -94,6 +97,7 @@ class FitSearch {
   FitTrials& trials_;
   SearchObserver observer_;
   std::map<Setting, Tried> tried_;
+  int64_t run_extra_ = 0;  ///< what a run on this rung needs more than a few steps, as far as is known
   int64_t disk_missing_ = 0;
 };
 
