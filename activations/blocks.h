@@ -15,9 +15,10 @@ struct NamedShape {
 
 /// The block of each parameter, counted from 0; -1 where it is in none.
 ///
-/// Without `is_block`: wherever names number their parts (as ModuleList and Sequential do: `blocks.0.`,
+/// Without `is_block`, wherever names number their parts (as ModuleList and Sequential do: `blocks.0.`,
 /// `blocks.1.`) and two of these have parameters of the same names and shapes, each numbered part is a block.
-/// Of lists inside of lists the outermost counts. With `is_block`: the modules whose name it accepts.
+/// In lists inside of lists the outermost list counts. With `is_block`, the modules whose name it accepts are
+/// the blocks.
 std::vector<int> blocks_of(const std::vector<NamedShape>& parameters,
                            const std::function<bool(const std::string& module)>& is_block = nullptr);
 

@@ -64,7 +64,7 @@ class Chooser {
     return plan_.kept_bytes + buffers;
   }
 
-  /// In memory or on disk: recomputation can start from it.
+  /// Returns whether the result is kept in memory or on disk, so that recomputation can start from it.
   bool kept(int id) const {
     const Profile::Result& result = profile_.results[id];
     return result.saved && candidates_[storages_.at(result.storage)].fate != Fate::kRecompute;
@@ -144,7 +144,7 @@ class Chooser {
     for (const int id : candidate.results) plan_.fates[id] = fate;
   }
 
-  /// Of what is dropped in the end.
+  /// Counts the seconds that recomputing what is dropped in the end takes.
   void count_seconds() {
     repeated_.assign(profile_.calls.size(), false);
     for (const Candidate& candidate : candidates_) {

@@ -25,11 +25,11 @@ namespace tessera::activations {
 /// ShardedModel.
 class Checkpointing {
  public:
-  /// From the next forward on. `install_hooks`: false in a process of Python, where the caller pushes
-  /// hooks that call save_on_this_thread(). The model must outlive it.
+  /// Takes effect from the next forward on. `install_hooks` is false in a process of Python, where the caller
+  /// pushes hooks that call save_on_this_thread(). The model must outlive it.
   Checkpointing(zero::ShardedModel& model, const PolicyOptions& options, bool install_hooks = true);
 
-  /// Before a forward that the engine calls; a model may also be called without.
+  /// Is called before a forward that the engine calls; a model may also be called without it.
   void begin_forward() { subject_->recording->begin_forward(); }
   /// Collective the first time under a budget, where ranks follow rank 0's choice. To be called before
   /// backward. Throws DiskError where saved tensors go to disk.
@@ -37,7 +37,7 @@ class Checkpointing {
   /// In evaluation nothing is recorded.
   void set_training(bool training) { subject_->active = training; }
 
-  /// Of the last forward.
+  /// Returns the counts of the last forward.
   Counts counts() const { return subject_->recording->counts(); }
   /// What a budget has chosen, or null.
   const Plan* plan() const { return plan_ ? &*plan_ : nullptr; }

@@ -61,7 +61,8 @@ int parameter_at(const Subject& subject, int unit, int64_t offset) {
   return after == parameters.begin() ? -1 : *(after - 1);
 }
 
-/// Of an outermost operator: is `tensor` a parameter, and so whose forward is this, and which block?
+/// Looks at an argument of an outermost operator: if `tensor` is a parameter, it tells whose forward this is,
+/// and which block.
 bool visit(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) return false;
   const zero::UnitHandle* handle =

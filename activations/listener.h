@@ -62,8 +62,8 @@ std::shared_ptr<SavedTensor> save_on_this_thread(const at::Tensor& tensor);
 /// Whether this thread is in the forward of a model.
 bool records_on_this_thread();
 
-/// From now on autograd asks us what to save, on all threads. Not in a process of Python, whose own
-/// engine has this place.
+/// From now on autograd asks us what to save, on all threads. Must not be called in a process of Python,
+/// whose own engine has this place.
 void install_autograd_hooks();
 
 }  // namespace tessera::activations

@@ -227,8 +227,8 @@ OperatorFacts read_facts(const at::RecordFunction& function) {
 
 }  // namespace
 
-// By the address of an operator's name, which its schema owns: each overload has its own. An operator that
-// was defined anew may have the address of one that is gone.
+// The facts are found by the address of an operator's name, which its schema owns: each overload has its own.
+// An operator that was defined anew may have the address of one that is gone.
 const OperatorFacts& facts_of(const at::RecordFunction& function) {
   thread_local std::unordered_map<const char*, const OperatorFacts*> seen;
   const char* const name = function.name();

@@ -28,7 +28,7 @@ struct PolicyOptions {
   };
   Kind kind = Kind::kCheap;
   int64_t budget_bytes = 0;  ///< a rank's
-  /// By a module's name: whether it is a block. Unset: they are found by themselves.
+  /// Returns whether the module of this name is a block. Unset: the blocks are found automatically.
   std::function<bool(const std::string& module)> is_block;
   std::unordered_set<std::string> keep;  ///< operators whose results are never made again ("aten::gelu")
   /// So many first forwards are verified (see [Note: verification] in value.h), and one in kVerifiedEvery
@@ -36,7 +36,7 @@ struct PolicyOptions {
   int64_t verify = 1;
   int64_t min_bytes = 4096;           ///< smaller tensors are always kept
   int64_t min_offload_bytes = 16384;  ///< smaller ones are not written to disk
-  /// For kOffload and, where it is not empty, kBudget: where the files are.
+  /// The files of kOffload are in this directory, as are those of kBudget where it is not empty.
   std::string directory;
   int64_t buffer_bytes = 32 << 20;  ///< of what is being written or was read ahead, in memory
   std::string owner = "a rank";     ///< for messages

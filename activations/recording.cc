@@ -314,7 +314,7 @@ void Recording::operator_ended(RunningOperator& running, const std::vector<c10::
     if (running.call) running.call->outputs.resize(tensors.size());
     for (size_t i = 0; i < tensors.size(); ++i) {
       if (!supported(tensors[i]) || is_parameter(tensors[i])) continue;
-      // Of an operator that is not known the operators that it called tell nothing.
+      // If an operator is not known, the operators that it called tell nothing about it.
       const ValuePtr known = find(tensors[i]);
       if (known && (running.facts->repeatable || known->made_at <= running.started_at)) continue;
       if (profiling_ && profile_call < 0) profile_call = profile(running, seconds);

@@ -90,7 +90,7 @@ struct RunningOperator final : at::ObserverContext {
   double digest_seconds = 0;  ///< of the Recording, when it started
 };
 
-/// Of the last forward that has ended.
+/// Counts what the last forward that has ended did.
 struct Counts {
   int64_t kept_bytes = 0;       ///< of saved tensors, each memory once; parameters not counted
   int64_t dropped_bytes = 0;    ///< of saved tensors that were not kept
@@ -186,8 +186,8 @@ class Recording : public std::enable_shared_from_this<Recording> {
   mutable std::recursive_mutex mutex_;
   std::unordered_map<const void*, Known> known_;         // by tensor
   std::unordered_map<const void*, int64_t> last_write_;  // by storage
-  mutable std::mutex
-      kept_mutex_;  // of kept_ alone, beside mutex_: others look whether it has what they write
+  // Guards kept_ alone, beside mutex_: others look whether it has what they write.
+  mutable std::mutex kept_mutex_;
   std::unordered_map<const void*, std::vector<std::weak_ptr<Value>>> kept_;  // by storage
   std::unordered_map<const void*, OnDisk> on_disk_;                          // by storage
   std::vector<const void*> being_written_;  // storages, by operators that run; some more than once

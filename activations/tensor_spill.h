@@ -138,7 +138,7 @@ struct SpilledTensor {
 
   /// `tensor`: dense, on the CPU; its storage is `block`'s data.
   SpilledTensor(std::shared_ptr<SpillBlock> block, const at::Tensor& tensor);
-  /// Without autograd's history. Throws DiskError.
+  /// Returns the tensor without autograd's history. Throws DiskError.
   at::Tensor fetch() const;
 };
 

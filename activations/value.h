@@ -49,7 +49,7 @@ struct Value {
   int segment = 0;      ///< of the forward: see Blocks
   int id = -1;          ///< among the results of the pass; -1: not made by an operator in it
   int depth = 0;        ///< calls from here to what is kept
-  /// Of its elements, when an operator read it or autograd saved it: see [Note: verification].
+  /// The digest of its elements when an operator read it or autograd saved it: see [Note: verification].
   std::optional<uint64_t> digest;
   bool dropped = false;  ///< autograd saved it, and it was not kept
 
@@ -68,7 +68,7 @@ struct Call {
   const OperatorFacts* facts = nullptr;
   std::vector<c10::IValue> arguments;  ///< without the tensors
   std::vector<Input> inputs;
-  /// Of the argument that the operator overwrites without reading it; fresh memory takes its place.
+  /// Describes the argument that the operator overwrites without reading it; fresh memory takes its place.
   struct Blank {
     std::vector<int64_t> sizes, strides;
     at::TensorOptions options;
@@ -87,7 +87,7 @@ at::Tensor alias_of(const at::Tensor& tensor);
 at::Tensor copy_of(const at::Tensor& tensor);
 /// 64-bit XXH3 of the elements, in their order by index, and of shape and type. No operator is heard.
 uint64_t digest_of(const at::Tensor& tensor);
-/// For a random operator that is about to run: copies its generator's state into the call.
+/// Copies the generator's state into the call of a random operator that is about to run.
 void remember_generator(Call& call);
 /// Holds `tensor`, which is the Value's, and forgets the producer.
 void keep(Value& value, const at::Tensor& tensor);

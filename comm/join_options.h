@@ -11,20 +11,23 @@
 namespace tessera::comm {
 
 struct JoinOptions {
-  /// For CUDA tensors "nccl" (a device for each rank) or "staged" (through the host's memory, over what
-  /// "auto" is for CPU tensors; ranks may share a device); for CPU tensors "shm" (all ranks on one host),
-  /// "hybrid" (shared memory within hosts, Gloo between them; on one host it is "shm") or "gloo"; "auto": the
-  /// first of these that can be. Ranks as threads: "auto" is gloo. "p2p" is an old name of "staged".
+  /// The backend for CUDA tensors is "nccl" (a device for each rank) or "staged" (through the host's memory,
+  /// over what "auto" is for CPU tensors; ranks may share a device). The backend for CPU tensors is "shm"
+  /// (all ranks on one host), "hybrid" (shared memory within hosts, Gloo between them; on one host it is
+  /// "shm") or "gloo". "auto" is the first of these that can be; for ranks as threads it is gloo. "p2p" is an
+  /// old name of "staged".
   std::string backend = "auto";
-  /// Where the buffers will lie: "cpu"; "cuda": on the rank's device (cuda_choice.h); "auto": CUDA where this
-  /// host has a device for each of its ranks (any, for "staged") and `backend` moves CUDA tensors, else the
-  /// CPU.
+  /// Says where the buffers will lie: "cpu"; "cuda": on the rank's device (cuda_choice.h); "auto": CUDA where
+  /// this host has a device for each of its ranks (any, for "staged") and `backend` moves CUDA tensors, else
+  /// the CPU.
   std::string device = "cpu";
   std::chrono::milliseconds timeout = std::chrono::minutes(30);  ///< of a collective; the same on all ranks
-  /// From the first attempt to connect until all ranks have met: for connecting, sending and receiving.
+  /// Limits the time from the first attempt to connect until all ranks have met, for connecting, sending and
+  /// receiving.
   std::chrono::milliseconds rendezvous_timeout = std::chrono::minutes(5);
-  /// For data that crosses the network (Gloo, hybrid): each rank compares a digest of what it has received
-  /// with that of what was sent, and a difference is a CommError that names both. The same on all ranks.
+  /// Applies to data that crosses the network (Gloo, hybrid): each rank compares a digest of what it has
+  /// received with that of what was sent, and a difference is a CommError that names both. The same on all
+  /// ranks.
   bool verify = false;
   /// Says what a rendezvous of more than 5 s waits for, and when "auto" has to do without shared memory.
   Logger log{};

@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-/// By TERM, whether a terminal supports ECMA-48 control sequences, as most do: "\x1b[A" moves a line
+/// Returns whether a terminal, by TERM, supports ECMA-48 control sequences, as most do: "\x1b[A" moves a line
 /// up, "\x1b[J" erases from the cursor to the end of the screen, "\x1b[K" to the end of the line.
 bool terminal_knows_sequences();
 

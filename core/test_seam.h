@@ -16,7 +16,7 @@ class TestSeam {
   TestSeam(const TestSeam&) = delete;
   TestSeam& operator=(const TestSeam&) = delete;
 
-  /// Of this thread; T{} outside of any scope.
+  /// Returns this thread's value; T{} outside of any scope.
   static T& current() {
     static thread_local T value{};
     return value;

@@ -26,7 +26,7 @@ void refuse(bool is_set, const optim::Optimizer& optimizer, const char* option, 
   if (is_set) throw ConfigError(str(c10::demangle(typeid(optimizer).name()), ": ", option, ": ", why));
 }
 
-/// Of torch's Adam and AdamW.
+/// Returns the options of torch's Adam and AdamW as ours.
 template <class Ours, class Theirs>
 OptimizerOptions adam_options(const Theirs& o, const optim::Optimizer& optimizer) {
   refuse(o.amsgrad(), optimizer, "amsgrad", "the AMSGrad variant is not built in; expected false");

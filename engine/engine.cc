@@ -150,7 +150,7 @@ void Engine::warn_unmatched_patterns() const {
   }
 }
 
-/// What a loop of the caller's own has to do itself.
+/// Warns of settings that a loop of the caller's own has to follow itself.
 void Engine::warn_unused_reports() const {
   if (rank() != 0) return;
   if (config_.dump_state) options_.log.info("configuration:\n" + dump_resolved(config_));

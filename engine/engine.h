@@ -77,9 +77,9 @@ struct InitOptions {
   std::shared_ptr<const zero::UpdateRule> update_rule = nullptr;
   /// false in a process of Python, whose own autograd engine hears of saved tensors.
   bool autograd_hooks = true;
-  /// For initialize() with a function that makes the model: the parameters, by name, whose values are loaded
-  /// next (load_weights(), load_checkpoint()). Nobody computes theirs, they are zeros until then, and the
-  /// random generators stay as they are. Unset: none.
+  /// Is used by initialize() with a function that makes the model. Returns whether the values of the
+  /// parameter of this name are loaded next (load_weights(), load_checkpoint()). Nobody computes the values
+  /// of such parameters, they are zeros until then, and the random generators stay as they are. Unset: none.
   std::function<bool(const std::string& name)> loaded_next = nullptr;
   /// Whether the caller does what steps_per_print, wall_clock_breakdown, memory_breakdown and the monitors'
   /// sections ask for, as Trainer and the Python package do. false: rank 0 warns of those that are set.
@@ -202,8 +202,8 @@ class Engine {
   int64_t schedule_steps() const { return schedule_steps_; }
   /// Moves the configured schedule there. The same on all ranks.
   void set_schedule_steps(int64_t steps) { schedule_steps_ = steps; }
-  /// Of the next step, by param group: [0] for parameters in no group, then the
-  /// config's groups, then InitOptions'.
+  /// Returns the rates of the next step, by param group: [0] for parameters in no group, then the config's
+  /// groups, then InitOptions'.
   std::vector<double> learning_rates() const;
   /// Rates by param group from now on, in place of the configured schedule's: for a schedule of the
   /// caller's. The same on all ranks. Throws Error for another number of rates than param groups.
@@ -211,7 +211,7 @@ class Engine {
   /// The configured schedule's rates again. The same on all ranks.
   void use_configured_rates() { set_rates_.reset(); }
   double loss_scale() const { return scaler_.scale(); }
-  /// By which the accumulated gradients are multiplied: the last backward()'s loss scale.
+  /// Returns the factor by which the accumulated gradients are multiplied: the last backward()'s loss scale.
   double gradient_scale() const { return gradient_scale_; }
   /// Global L2 norm at the last step, unscaled, before clipping.
   double gradient_norm() const { return gradient_norm_; }
@@ -228,8 +228,8 @@ class Engine {
   zero::StateBytes formula_bytes(zero::Tier tier = zero::Tier::kDevice) const {
     return sharded_->formula_bytes(config_.checkpoint.async, tier);
   }
-  /// Of the host's memory, page-locked: offloaded state with the buffers that it passes through, and
-  /// what asynchronous checkpoints are written from.
+  /// Returns the bytes of the host's memory that are page-locked: offloaded state with the buffers that it
+  /// passes through, and what asynchronous checkpoints are written from.
   int64_t pinned_bytes() const;
   comm::Communicator& comm() { return *comm_; }
   zero::ShardedModel& sharded_model() { return *sharded_; }
@@ -246,7 +246,7 @@ class Engine {
   virtual std::optional<std::vector<zero::NamedTensor>> changed_parameters(
       const std::vector<zero::NamedTensor>& before) const = 0;
 
-  /// Around the model's forward: autocast, and the order of use in evaluation.
+  /// Surrounds the model's forward: it sets autocast, and the order of use in evaluation.
   class ForwardScope {
    public:
     explicit ForwardScope(Engine& engine);
@@ -320,8 +320,8 @@ class Engine {
   std::unique_ptr<activations::Checkpointing> activations_;  ///< refers to sharded_
   std::unique_ptr<CheckpointWriter> checkpoint_writer_;      ///< refers to sharded_
   std::unique_ptr<StepProfiler> profiler_;
-  std::optional<at::ScalarType>
-      input_dtype_;  ///< of forward()'s floating inputs; unset: they stay as they are
+  /// Is the type of forward()'s floating inputs; unset: they stay as they are.
+  std::optional<at::ScalarType> input_dtype_;
 
   bool micro_step_closed_ = true;     ///< step() was called after the last backward()
   bool at_boundary_ = false;          ///< the last backward() was its window's last; step() is to come

@@ -148,7 +148,8 @@ Match match(const SafetensorsModel& file, const std::string& path, zero::Sharded
   std::set<std::string> known = model_names;  // names of the file that the model has
   Match found;
   std::vector<Taken>& taken = found.taken;
-  // By one of these names, or, of the base model, without the prefix.
+  // Takes the tensor that has one of these names, or, in a file of the base model, one of them without the
+  // prefix.
   const auto take = [&](const std::vector<std::string>& own_names, const std::vector<int64_t>& shape,
                         Taken place) {
     std::vector<std::string> names = own_names;

@@ -16,8 +16,8 @@ namespace tessera::launcher {
 /// What starts the launchers on the hosts; kLocal: nothing, all ranks are here.
 enum class Engine { kLocal, kSsh, kPdsh, kOpenMpi, kSlurm };
 
-/// By the name that --launcher gets, in any case: "local", "ssh", "pdsh", "openmpi", "slurm". Throws
-/// ConfigError with the names.
+/// Finds the engine by the name that --launcher gets, in upper or lower case: "local", "ssh", "pdsh",
+/// "openmpi", "slurm". Throws ConfigError with the names.
 Engine engine_of(const std::string& name);
 
 struct ClusterOptions {
@@ -42,7 +42,7 @@ struct ClusterOptions {
   std::chrono::milliseconds timeout{0};  ///< of the run; 0: none
   RestartPolicy restarts;                ///< after failures; its members are filled in
   int restart_count = 0;                 ///< attempts before this one
-  /// By host: TESSERA_MEMORY_DIR of its ranks. Empty: they have none.
+  /// Has TESSERA_MEMORY_DIR of a host's ranks, by host. Empty: they have none.
   std::vector<std::string> memory_folders = {};
 };
 

@@ -29,8 +29,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// From a failure on one host until the others are ended: they may be about to report the same, or to fail
-/// because of it.
+/// The time from a failure on one host until the others are ended: they may be about to report the same, or
+/// to fail because of it.
 constexpr auto kSettle = std::chrono::seconds(2);
 /// What launchers on hosts have to end their ranks after a failure on another one: theirs is 2 s.
 constexpr std::chrono::milliseconds kStopGrace{3000};
@@ -198,7 +198,8 @@ int report(std::vector<FailureReport> reports, const std::vector<Running>& progr
 
 constexpr int kSshFailed = 255;
 
-/// With ssh: whether the host of this program is gone. A launcher there that ends by itself reports why.
+/// Returns, with ssh, whether the host of this program is gone. A launcher there that ends by itself reports
+/// why.
 bool is_lost(const Running& program, size_t node, const ClusterOptions& options,
              const std::vector<FailureReport>& reports) {
   if (options.engine != Engine::kSsh) return false;

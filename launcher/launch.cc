@@ -120,7 +120,7 @@ class RankStarter {
     variables_.memory_folder = options.memory_folder;
     variables_.restart_count = options.restart_count;
     variables_.max_restarts = options.max_restarts;
-    // Of several hosts, those who start them give it to all.
+    // If there are several hosts, whoever starts them gives it to all of them.
     if (options.num_nodes == 1 && !options.is_agent)
       variables_.run_secret = new_run_secret(options.variables);
     variables_.visible_devices = options.visible_devices;

@@ -49,7 +49,7 @@ inline constexpr int kDefaultMasterPort = 29500;  ///< torchrun's
 /// unless that is a terminal; with `tee` it writes to a log as the others. They read /dev/null and write to
 /// their log files. When run() returns, all processes started by ranks have ended.
 ///
-/// To be called from a process without other children. No other thread may take its signals
+/// Must be called from a process without other children. No other thread may take its signals
 /// (launcher/process/signals.h). Throws ConfigError for options out of range, and CommError if the port is in
 /// use or the program cannot be started.
 int run(const Options& options, const Logger& log);

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::string_view kHead = "step,";  // of a file of ours
 
-/// As Python's csv module (QUOTE_MINIMAL) and its repr of a float.
+/// Writes a field as Python's csv module (QUOTE_MINIMAL) does, with its repr of a float.
 std::string csv_field(const std::string& text) {
   if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
   std::string quoted = "\"";

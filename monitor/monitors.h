@@ -27,7 +27,7 @@ class Monitors {
   void open(std::string_view name, const std::function<std::unique_ptr<Monitor>()>& make);
 
   bool empty() const { return monitors_.empty(); }
-  /// As in Monitor.
+  /// Does what Monitor's member of this name does, for all monitors.
   void scalars(int64_t step, const Scalars& scalars);
   void histogram(const std::string& name, int64_t step, const Histogram& histogram);
   void histogram(const std::string& name, int64_t step, std::span<const float> values);

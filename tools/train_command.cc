@@ -44,7 +44,7 @@ constexpr int kStopSignals[] = {SIGINT, SIGTERM, SIGHUP};
 /// Set by any of them; a global, because a signal handler has no arguments of ours.
 volatile std::sig_atomic_t stop_requested = 0;
 
-/// Of each signal in kStopSignals: whether it has come before.
+/// Has, for each signal in kStopSignals, whether it has come before.
 volatile std::sig_atomic_t came_before[std::size(kStopSignals)] = {};
 
 /// The first signal asks; the same signal again ends the process with its default action, below the progress

@@ -62,7 +62,8 @@ class Steps {
   TrainLoader loader_;
 };
 
-/// At most kMaxSamples: the sample with the most bytes of each time interval, so that no peak is lost.
+/// Returns at most kMaxSamples: the sample with the most bytes of each time interval, so that no peak is
+/// lost.
 std::vector<MemorySample> downsample(const std::vector<MemorySample>& all) {
   if (all.size() <= MemoryTrial::kMaxSamples) return all;
   const double end = all.back().seconds;

@@ -102,12 +102,12 @@ std::optional<Saved> saved_by(const std::string& tag, const json& state) try {
 /// What is in the run's folder.
 struct OnDisk {
   std::vector<Saved> own;  // the newest first
-  std::vector<Saved>
-      others;  // of this run, but of an earlier start; the one that `latest` names, then the newest
+  // These are of this run, but of an earlier start: the one that `latest` names, then the newest.
+  std::vector<Saved> others;
   std::vector<std::string> damaged;
 };
 
-/// On rank 0. A folder may hold checkpoints of an earlier run, too.
+/// Is called on rank 0. A folder may hold checkpoints of an earlier run, too.
 OnDisk look_on_disk(const fs::path& output_dir) {
   const fs::path folder = checkpoints_of(output_dir);
   OnDisk found;

@@ -28,17 +28,17 @@ comm::CommunicatorPtr join_group(const TrainerConfig& trainer, const comm::Envir
 /// is a write error and does not end the process. Throws what choose_device() throws.
 void set_up_process(const TrainerConfig& trainer, const comm::Environment& environment);
 
-/// For trainer.deterministic: as torch.use_deterministic_algorithms(True), for the whole process. To
-/// be called before anything runs on CUDA.
+/// Is for trainer.deterministic. Does what torch.use_deterministic_algorithms(True) does, for the whole
+/// process. Must be called before anything runs on CUDA.
 void make_deterministic();
 
-/// For trainer.tf32: as torch.backends.cuda.matmul.allow_tf32 = True and the same of cudnn, for the
-/// whole process. Changes nothing on the CPU.
+/// Is for trainer.tf32. Does what torch.backends.cuda.matmul.allow_tf32 = True and the same of cudnn do, for
+/// the whole process. Changes nothing on the CPU.
 void allow_tf32();
 
-/// For trainer.attention_backends: the kernels that scaled_dot_product_attention may take in this
+/// Is for trainer.attention_backends. Sets the kernels that scaled_dot_product_attention may take in this
 /// process, the preferred first; all others are off. `backends`: at least one of flash, efficient, cudnn and
-/// math. To be called before anything runs on CUDA.
+/// math. Must be called before anything runs on CUDA.
 void prefer_attention(const std::vector<std::string>& backends);
 
 /// Trainer.num_threads; if that is 0, this host's cores divided by its ranks, at least 1. Throws

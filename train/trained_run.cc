@@ -25,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Without momentum and moments, which would take twice the memory of the weights.
+/// Drops momentum and moments, which would take twice the memory of the weights.
 void drop_training_state(EngineConfig& config) {
   config.optimizer = {.options = SGDOptions{.lr = 0}};
   config.scheduler = ConstantLrOptions{};

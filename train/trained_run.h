@@ -41,8 +41,8 @@ std::string load_trained_weights(const TrainedRun& run, Engine& engine, const Lo
 std::vector<Evaluation> evaluate_run(const TrainedRun& run, const Registry& registry,
                                      const comm::Environment& environment, const TrainerOutput& output);
 
-/// For `tessera predict`: the run's model in this one process. Throws as Registry::make_predictor, and
-/// CheckpointError.
+/// Loads the run's model in this one process, for `tessera predict`. Throws what Registry::make_predictor
+/// throws, and CheckpointError.
 std::unique_ptr<Predictor> load_predictor(const TrainedRun& run, const Registry& registry,
                                           const Logger& logger);
 

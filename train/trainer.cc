@@ -92,7 +92,7 @@ void Trainer::compare_ranks() {
   digest_ = check_same_data(task_, *comm_);
 }
 
-/// Before training: an unknown metric would otherwise be noticed only after the first evaluation.
+/// Is called before training: an unknown metric would otherwise be noticed only after the first evaluation.
 void Trainer::check_evaluation_config() const {
   if (task_.eval_size() == 0) {
     if (!early_stopping_.enabled()) return;
@@ -172,7 +172,7 @@ std::string describe_sizes(const Task& task) {
              format_count(task.test_size()), " test");
 }
 
-/// In fp32 for a low-precision loss, as the engine's loss scaling does.
+/// Computes in fp32 for a low-precision loss, as the engine's loss scaling does.
 at::Tensor weighted(const at::Tensor& loss, double weight) {
   if (weight == 1) return loss;
   return (at::isReducedFloatingType(loss.scalar_type()) ? loss.to(at::kFloat) : loss) * weight;

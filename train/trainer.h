@@ -47,7 +47,7 @@ struct TrainerStart {
   /// Asked before each step on each rank; true on any rank: save and end. May be unset.
   std::function<bool()> stop;
   std::string launched_run = {};  ///< stored in the run's checkpoints (train/restart.h); may be empty
-  /// For trainer.save_in_memory_every_steps; unset: there are no such folders.
+  /// Has the folders for trainer.save_in_memory_every_steps; unset: there are no such folders.
   std::shared_ptr<HostFolders> memory = {};
 };
 

@@ -119,7 +119,7 @@ void ShardedModel::connect_to_host() {
   options_.offload.transfer = options_.transfer;
 }
 
-/// What of a unit lies on disk, in bytes.
+/// Adds the sizes of what lies on disk of a unit, in bytes.
 static void add_sizes_on_disk(const UnitSpec& unit, int64_t shard_numel, const ShardedModelOptions& options,
                               std::vector<int64_t>& sizes) {
   const Placement placement =
@@ -190,8 +190,8 @@ void ShardedModel::move_into_units(DeferredModel* deferred) {
                  [&](const at::Tensor& flat) { broadcast_from_rank_0(flat, unit.name); });
 }
 
-/// To the first ranks of the replicas, and from there within each: where a shard group shares memory, one of
-/// its ranks writes.
+/// Sends to the first ranks of the replicas, and from there within each: where a shard group shares memory,
+/// one of its ranks writes.
 void ShardedModel::broadcast_from_rank_0(const at::Tensor& flat, const std::string& label) {
   if (replicas_ && mesh_.shard() == 0) replicas_->broadcast(flat, 0, label)->wait();
   if (gather_comm_->size() > 1) gather_comm_->broadcast(flat, 0, label)->wait();
@@ -267,8 +267,8 @@ void ShardedModel::end_forward() {
 static std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 /// What `function` throws, every later call throws too, until drop_gradients() or a checkpoint puts it right.
-/// Of an exception that is not ours only the text is kept: one of Python's holds the frames of its traceback,
-/// and so whatever owns this model.
+/// If an exception is not ours, only its text is kept: one of Python's holds the frames of its traceback, and
+/// so whatever owns this model.
 template <class Function>
 auto ShardedModel::or_unusable(const Function& function) {
   try {
@@ -318,7 +318,7 @@ GradientSummary ShardedModel::summarize_gradients(bool raise_flag) {
   });
 }
 
-/// Of what `function` throws parameters stay incomplete.
+/// Marks the parameters as incomplete if `function` throws.
 template <class Function>
 void ShardedModel::update_parameters(const Function& function) {
   try {
@@ -573,7 +573,7 @@ at::Tensor ShardedModel::gather_unit(int unit, const at::Tensor& mine, bool whol
   if (whole) return full;
   const at::Tensor part = std::exchange(full, at::empty({layout_->units()[unit].numel}, full.options()));
   comm_->all_gather(full, part, str(what, " of ", layout_->describe(unit)))->wait();
-  // From the order of ranks into that of owned parts.
+  // This changes the order of ranks into that of owned parts.
   return full.view({mesh_.num_replicas(), mesh_.shard_size, part.numel()}).transpose(0, 1).reshape(-1);
 }
 

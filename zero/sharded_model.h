@@ -49,7 +49,7 @@ struct ShardedModelOptions {
   GroupSizes groups;
   Tiers tiers;
   OffloadOptions offload;  ///< where tiers say disk
-  /// Where tiers say device_memory_is_separate. Tests: one whose device is the host.
+  /// Is set where tiers say device_memory_is_separate. Tests give one whose device is the host.
   std::shared_ptr<comm::HostTransfer> transfer = nullptr;
   /// bf16, fp16: that of all parameters. fp32: each keeps its own, see [Note: dtypes].
   DType compute_dtype = DType::kFloat32;
@@ -63,8 +63,8 @@ struct ShardedModelOptions {
   /// gradient. Unset: 0.
   std::function<int(const std::string& name)> group_of;
   static constexpr int kUntrained = -1;
-  /// Of a model made without memory: the parameters whose values are loaded next, so that nobody computes
-  /// them. They are zeros until then. Unset: none.
+  /// Returns, for a model made without memory, whether the values of the parameter of this name are loaded
+  /// next, so that nobody computes them. They are zeros until then. Unset: none.
   std::function<bool(const std::string& name)> loaded_next;
 };
 
@@ -90,8 +90,8 @@ class ShardedModel {
   void train();
   void eval();
   bool training() const { return training_; }
-  /// Around the model's forward. Collective in evaluation, where all ranks call them equally often.
-  /// end_forward() throws what went wrong inside operators.
+  /// Must be called around the model's forward. Collective in evaluation, where all ranks call them equally
+  /// often. end_forward() throws what went wrong inside operators.
   void begin_forward();
   void end_forward();
   /// Collective where gradients are reduced: always, but at micro-steps that only add up (stages 0 and 1).
@@ -154,7 +154,7 @@ class ShardedModel {
   at::Tensor owned_gradient(int unit) const { return gradients_->owned(units_[unit]); }
   /// The buffers that the module has now, by each of their names.
   std::vector<NamedTensor> buffers() const;
-  /// Of those all that a state dict has, also the names without a tensor.
+  /// Returns all of those that a state dict has, also the names without a tensor.
   std::vector<NamedBuffer> persistent_buffers() const;
   /// What initialize() found under a name; unset: no buffer.
   std::optional<BufferKind> first_kind(const std::string& buffer) const;
@@ -182,13 +182,13 @@ class ShardedModel {
   /// What the layout's arithmetic says it should hold; `async_checkpoints`: with the copy they are
   /// written from.
   StateBytes formula_bytes(bool async_checkpoints = false, Tier tier = Tier::kDevice) const;
-  /// What that arithmetic goes by.
+  /// Returns what that arithmetic is computed from.
   StateModel state_model(bool async_checkpoints = false) const;
   /// The state that is on disk, or null.
   OffloadStore* offload_store() const { return offload_store_.get(); }
-  /// Of the host's memory that offloaded state lies in or passes through: see HostTransfer.
+  /// Returns the bytes of the host's memory that offloaded state lies in or passes through: see HostTransfer.
   int64_t pinned_bytes() const { return options_.transfer ? options_.transfer->pinned_bytes() : 0; }
-  /// What state below the device is copied by; null where there is none.
+  /// Returns what copies state below the device; null where there is none.
   const std::shared_ptr<comm::HostTransfer>& transfer() const { return options_.transfer; }
 
   const Layout& layout() const { return *layout_; }
@@ -229,8 +229,8 @@ class ShardedModel {
   ShardedModelOptions options_;
   comm::CommunicatorPtr comm_;
   Mesh mesh_;
-  comm::CommunicatorPtr
-      gather_comm_;  // of this shard group; its gathers need no common order with the reductions
+  // Joins this shard group; its gathers need no common order with the reductions.
+  comm::CommunicatorPtr gather_comm_;
   comm::CommunicatorPtr replicas_;  // of this replicate group; null: there is one replica
   std::vector<at::Tensor> parameters_;
   std::shared_ptr<ModuleState> state_;  // null: there is none

@@ -34,12 +34,12 @@ struct KeepLast {
   int num = 1;                       ///< checkpoints to keep, at least 1
   std::vector<std::string> protect;  ///< tags neither counted nor deleted, such as the best checkpoint's
 };
-/// On rank 0, after a save. Deletes the oldest complete checkpoints beyond `num`, but not the one that
-/// `latest` names. Returns the tags deleted. Throws CheckpointError.
+/// Is called on rank 0, after a save. Deletes the oldest complete checkpoints beyond `num`, but not the one
+/// that `latest` names. Returns the tags deleted. Throws CheckpointError.
 std::vector<std::string> keep_last(const std::filesystem::path& directory, const KeepLast& keep,
                                    const Disk& disk);
 
-// For save():
+// The function below is for save().
 
 /// Removes temporary folders and files (core/files/temporary_name.h) of interrupted saves, recognized
 /// by name only: file locks may not be visible across hosts. No save into the directory may be in progress.

@@ -57,14 +57,14 @@ class ModelWriter {
   ModelWriter& operator=(const ModelWriter&) = delete;
 
   const std::vector<ModelTensor>& tensors() const { return tensors_; }
-  /// Of all tensors; a tied tensor counts once.
+  /// Returns the bytes of all tensors; a tied tensor counts once.
   int64_t total_bytes() const { return total_bytes_; }
 
   /// The model's next bytes: those of the tensors in their order, concatenated, in pieces of any size.
   /// Throws DiskError.
   void append(std::span<const std::byte> data);
-  /// After the last byte: syncs the output and renames it to its name, replacing a file of that name.
-  /// Throws DiskError.
+  /// Is called after the last byte. Syncs the output and renames it to its name, replacing a file of that
+  /// name. Throws DiskError.
   void finish();
 
  protected:
@@ -88,8 +88,8 @@ struct ModelWriterOptions {
   /// A file; with max_shard_bytes a folder, which is created or replaced (see safetensors_writer.h).
   std::filesystem::path path;
   std::vector<ModelTensor> tensors;
-  /// Not 0: safetensors shards with at most this many bytes of tensors, and an index, as transformers'
-  /// save_pretrained.
+  /// If it is not 0, the output is safetensors shards with at most this many bytes of tensors, and an index,
+  /// as transformers' save_pretrained writes them.
   int64_t max_shard_bytes = 0;
 };
 

@@ -3,10 +3,9 @@
 // Hashes in safetensors.
 // __metadata__ of a file that Tessera writes has two entries:
 //
-//   "tessera_blocks"  XXH3-64 (seed 0) of each 1 MiB of each tensor's bytes, the last block of a tensor may
-//   be
-//                     shorter; tensors in the order of their data; 16 lower-case hexadecimal digits per hash,
-//                     concatenated
+//   "tessera_blocks"  XXH3-64 (seed 0) of each 1 MiB of each tensor's bytes, of which the last block of a
+//                     tensor may be shorter; tensors in the order of their data; 16 lower-case hexadecimal
+//                     digits per hash, concatenated
 //   "tessera_digest"  XXH3-128 (seed 0) of the head (the 8 bytes of the header's length and the header), with
 //                     these 32 digits replaced by zeros
 //

@@ -13,8 +13,8 @@ namespace tessera::checkpoint {
 
 inline constexpr std::string_view kSafetensorsMetadata = "__metadata__";
 
-/// In ascending order: the reference implementation writes tensors of the last type first. Its F4 counts
-/// numbers, of which torch's type has two an element, so it stands for none of ours.
+/// The types are in ascending order: the reference implementation writes tensors of the last type first. Its
+/// F4 counts numbers, of which torch's type has two an element, so it stands for none of ours.
 inline constexpr std::array<std::pair<DType, std::string_view>, 19> kSafetensorsTypes = {{
     {DType::kBool, "BOOL"},
     {DType::kUInt8, "U8"},

@@ -18,8 +18,8 @@ namespace tessera::checkpoint {
 /// Computes the layout of one safetensors file. Immutable.
 class SafetensorsLayout {
  public:
-  /// For a file with the tensors `chosen` (indices into `tensors`) under all their names. `file` names it in
-  /// errors. Throws CheckpointError as format_safetensors_header.
+  /// Computes the layout of a file with the tensors `chosen` (indices into `tensors`) under all their names.
+  /// `file` names it in errors. Throws CheckpointError as format_safetensors_header.
   SafetensorsLayout(const std::vector<ModelTensor>& tensors, const std::vector<size_t>& chosen,
                     const std::string& file);
 

@@ -71,7 +71,7 @@ class Pickle {
   std::string bytes_;
 };
 
-// As torch counts them: a size of zero counts as one.
+// Returns the strides as torch counts them: a size of zero counts as one.
 std::vector<int64_t> strides_of(const std::vector<int64_t>& shape) {
   std::vector<int64_t> strides(shape.size());
   int64_t stride = 1;

@@ -1,5 +1,5 @@
-// For callers of the HDF5 library: its lock, owned identifiers and error texts. For checkpoint/*.cc only: it
-// includes hdf5.h.
+// This header has what callers of the HDF5 library need: its lock, owned identifiers and error texts. Only
+// checkpoint/*.cc may include it, because it includes hdf5.h.
 //
 // Only one thread at a time may call HDF5 (Debian's build has a lock of its own, others have none), so every
 // caller holds Hdf5Library, a process-wide lock.

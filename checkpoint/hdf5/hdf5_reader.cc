@@ -182,7 +182,7 @@ struct Hdf5File::Handles {
       size_t num_values = 0;
       const H5Z_filter_t filter = H5Pget_filter2(creation, static_cast<unsigned>(i), &flags, &num_values,
                                                  nullptr, text.size() - 1, text.data(), nullptr);
-      // Of a filter that is not HDF5's own this would load a plugin.
+      // For a filter that is not HDF5's own, H5Zfilter_avail would load a plugin.
       const bool is_known = filter > 0 && filter < H5Z_FILTER_RESERVED && H5Zfilter_avail(filter) > 0;
       if (!is_known)
         fail(name, str("is stored through the filter ", static_cast<int>(filter),

@@ -30,7 +30,7 @@ struct DatasetRecord {
 class DatasetList {
  public:
   DatasetList() : DatasetList(std::vector<DatasetRecord>()) {}
-  /// By offset as created. Names are unique.
+  /// Requires: the records are in the order of their offsets, and their names are unique.
   explicit DatasetList(std::vector<DatasetRecord> records);
 
   auto begin() const { return shared_->records.begin(); }

@@ -279,7 +279,7 @@ DatasetList parse_datasets(const JsonField& field, int64_t file_bytes) {
   return DatasetList(std::move(records));
 }
 
-/// Without its datasets.
+/// Returns the record of a file without its datasets.
 FileRecord parse_file(const JsonField& field) {
   field.expect_keys({"name", "bytes", "blocks", "datasets"});
   FileRecord file{.name = field["name"].text(255),

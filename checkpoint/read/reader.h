@@ -43,9 +43,9 @@ class LatestCheckpoint {
   LatestCheckpoint(std::filesystem::path directory, const std::string& tag);
 
   const std::string& tag() const { return tag_; }
-  /// After reading it failed. If its folder was removed or replaced meanwhile, and no tag was given:
-  /// moves on to the one that `latest` names now. Returns what happened, one line for the user. Empty: the
-  /// failure has another reason, or this has happened too often.
+  /// Is called after reading it failed. If its folder was removed or replaced meanwhile, and no tag was
+  /// given: moves on to the one that `latest` names now. Returns what happened, one line for the user. Empty:
+  /// the failure has another reason, or this has happened too often.
   std::string move_on();
 
  private:

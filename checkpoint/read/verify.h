@@ -15,8 +15,9 @@ struct VerifyReport {
   int64_t num_files = 0;
   int64_t num_blocks = 0;
   int64_t bytes = 0;  ///< read
-  std::vector<std::string>
-      problems;  ///< "rank_00001.h5: block 7 (bytes 7340032 to 8388608, /exp_avg/unit_00002) is damaged: …"
+  /// Has texts such as "rank_00001.h5: block 7 (bytes 7340032 to 8388608, /exp_avg/unit_00002) is damaged:
+  /// …".
+  std::vector<std::string> problems;
   std::vector<std::string> by_file;  ///< the first problem of each file of the manifest; empty: it is whole
   bool ok() const { return problems.empty(); }
 };

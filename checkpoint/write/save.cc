@@ -261,7 +261,7 @@ class Save {
     }
   }
 
-  /// After an error, when all ranks have stopped writing.
+  /// Is called after an error, when all ranks have stopped writing.
   void discard() const noexcept {
     if (!owns_folder() || folder_.empty()) return;
     try {

@@ -4,11 +4,10 @@
 //    DIR/TAG.tmp-XXXXXXXXXXXXXXXX/.
 // 2. Each rank writes and syncs its file there, rank 0 also model.h5; ranks exchange {ok or the error}. An
 //    error on any rank ends the save on all of them, and rank 0 removes the folder.
-// 3. Rank 0 writes the manifest, syncs the folder, renames it to DIR/TAG (exchanging it with an existing
-// one),
-//    syncs DIR, and replaces DIR/latest, which is the commit (with SaveRequest::latest = false the rename
-//    is). If one of these fails, the ones before are undone. Ranks learn the outcome. A replaced checkpoint
-//    is removed last.
+// 3. Rank 0 writes the manifest, syncs the folder, renames it to DIR/TAG (exchanging it with one that
+//    exists), syncs DIR, and replaces DIR/latest, which is the commit (with SaveRequest::latest = false the
+//    rename is). If one of these fails, the ones before are undone. Ranks learn the outcome. A replaced
+//    checkpoint is removed last.
 // At any moment `latest` names a whole checkpoint: the previous one or the new one.
 //
 // A folder on each host.
@@ -37,14 +36,14 @@ namespace tessera::checkpoint {
 using Exchange = std::function<std::vector<std::string>(const std::string& mine)>;
 
 struct SaveRequest {
-  std::filesystem::path
-      directory;    ///< on a file system that all ranks share, or with owners; created if absent
+  /// Is on a file system that all ranks share, or has owners; created if absent.
+  std::filesystem::path directory;
   std::string tag;  ///< a folder's name, such as "global_step1200"
   int rank = 0;     ///< of the file that this process writes; 0 writes what there is once
-  /// By that number: what messages call the rank. Empty: the same number.
+  /// Has what messages call the rank, by that number. Empty: the same number.
   std::vector<int> writers = {};
-  /// By that number: that of the owner of the folder it is written to, which has the same directory and is
-  /// its own owner. Equal on all ranks. Empty: 0, the one folder's.
+  /// Has the number of the owner of the folder that the file is written to, by that number. The owner has the
+  /// same directory and is its own owner. The list is equal on all ranks. Empty: 0, the one folder's.
   std::vector<int> owners = {};
   int stage = 0;                         ///< recorded for information
   const zero::Layout* layout = nullptr;  ///< equal on all ranks, as are tag, stage and state_names

@@ -74,7 +74,7 @@ std::optional<std::string> find_deadlock(const std::vector<std::optional<WaitSta
   std::vector<bool> visited(states.size(), false);
   visited[static_cast<size_t>(rank)] = true;
   if (!close_circle(states, path, visited)) return std::nullopt;
-  // From the lowest rank on, so that all ranks say the same.
+  // The circle begins at its lowest rank, so that all ranks say the same.
   std::rotate(path.begin(), std::min_element(path.begin(), path.end()), path.end());
   std::string out = "the ranks wait for each other: ";
   for (size_t i = 0; i < path.size(); ++i) {

@@ -20,10 +20,10 @@ namespace tessera::comm {
 struct WaitState {
   std::string group;   ///< on which group
   int64_t number = 0;  ///< for which of the group's collectives
-  /// By group, of those that the waiting thread uses: what the rank has issued.
+  /// Has what the rank has issued, by group, for the groups that the waiting thread uses.
   std::map<std::string, RankReport> reports;
 
-  /// Of what the rank waits for: `all_reduce of "unit 3" (1024 x Float)`
+  /// Describes what the rank waits for: `all_reduce of "unit 3" (1024 x Float)`
   std::string description() const;
   std::string encode() const;
   /// The inverse of encode(). Throws CommError on anything else.

@@ -81,7 +81,7 @@ class Liveness {
 
   /// One system call. The ranks whose processes have ended, or whose hosts do not answer.
   std::vector<int> gone() const;
-  /// Those whose hosts do not answer.
+  /// Returns the ranks whose hosts do not answer.
   std::vector<int> silent() const;
   /// Has to be called before a request to the store: waits while its host does not answer. False: that
   /// counts as gone. A request to a silent host fails kHostTimeout after it was sent; so none is sent late.

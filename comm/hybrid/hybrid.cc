@@ -67,7 +67,7 @@ class HybridTransport final : public Transport {
     return std::make_unique<HybridTransport>(store, found_, gloo_, std::move(on_failure));
   }
 
-  /// Over what the ranks need: shared memory alone, Gloo alone, or both.
+  /// Makes a transport over what the ranks need: shared memory alone, Gloo alone, or both.
   std::unique_ptr<Transport> split(const std::vector<int>& ranks, const GroupStore& store,
                                    FailureHook on_failure) override {
     std::vector<int> hosts, mine;  // by rank: its host; the ranks of this host

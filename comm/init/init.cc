@@ -41,10 +41,9 @@ using std::chrono::milliseconds;
 //  - Its flight recorder notes each collective in a map that groups on several threads write to without a
 //    lock, and for an all-gather allocates a full-size buffer only to note its shape; it is turned off
 //    (TORCH_FR_BUFFER_SIZE). Our FlightRecorder keeps what is needed.
-//  - Gloo and the store's client write to connections whose other end may be gone, and rely on what Python
-//  does
-//    for its programs: SIGPIPE is ignored, so that the write fails with an error instead of ending the
-//    process.
+//  - Gloo and the store's client write to connections whose other end may be gone, and rely on what
+//    Python does for its programs: SIGPIPE is ignored, so that the write fails with an error instead of
+//    ending the process.
 // All must happen before the first process group, and while no other thread reads the environment.
 void prepare_libtorch() {
   if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) FLAGS_caffe2_log_level = c10::GLOG_ERROR;

@@ -9,9 +9,9 @@
 namespace tessera::comm {
 
 /// From now on this process's CPU tensors have memory of ours; those that there are keep theirs.
-/// Allocations that fail are noted (core/memory/allocation_failure.h). Once; later calls do nothing. Not in
-/// builds with a sanitizer, which checks libtorch's own blocks, and not where another allocator was set with
-/// a higher priority (c10::SetCPUAllocator).
+/// Allocations that fail are noted (core/memory/allocation_failure.h). The first call has this effect, and
+/// later calls do nothing. It does nothing in builds with a sanitizer, which checks libtorch's own blocks,
+/// and where another allocator was set with a higher priority (c10::SetCPUAllocator).
 void install_cpu_allocator();
 
 /// Counts bytes of blocks of a megabyte and more.

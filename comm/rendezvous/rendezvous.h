@@ -18,7 +18,7 @@ struct Rendezvous {
   GroupStore store;           ///< the group's own part of it; its waits notice ranks that have ended
   bool serves_store = false;  ///< this process runs the server
   bool one_host = false;      ///< all ranks reach each other over the loopback interface
-  /// By rank: equal for ranks that may share memory.
+  /// Has a text by rank, which is equal for ranks that may share memory.
   std::vector<std::string> may_share = {};
 };
 

@@ -53,7 +53,7 @@ class ProvenSockets {
 
   /// Whether there is a proven socket between this rank and `peer`, whoever opened it.
   bool has(int peer, int channel) const { return proven_.contains({peer, channel}); }
-  /// That socket, which does not block; none if there is none.
+  /// Returns that socket, which does not block; none if there is none.
   FileDescriptor take(int peer, int channel);
   /// Whether a connection to `to` was refused, which means that its listener is closed.
   bool was_refused(int to) const;

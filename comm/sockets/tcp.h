@@ -34,7 +34,7 @@ std::string describe_connect_error(int error);
 /// or their answers. What is sent and not acknowledged is sent again at short intervals at first
 /// (TCP_THIN_LINEAR_TIMEOUTS), and not at doubling ones only, for the same reason.
 void keep_alive(int fd, std::chrono::seconds limit);
-/// Since when nothing has come over the connection, acknowledgements included.
+/// Returns for how long nothing has come over the connection, acknowledgements included.
 std::chrono::milliseconds time_without_answer(int fd);
 /// Makes the kernel send a packet every 5 min over an idle connection, so that a firewall between the
 /// hosts does not forget it. It does not find out that a host is gone.

@@ -79,7 +79,7 @@ class Disk {
   OutputFile reopen(const std::filesystem::path& path) const;
   /// Also creates parents; no error when it exists.
   void create_directories(const std::filesystem::path& path) const;
-  /// Without parents: an error when its parent does not exist. No error when the directory exists.
+  /// Creates no parents: it is an error when the parent does not exist, and none when the directory exists.
   void create_directory(const std::filesystem::path& path) const;
   /// Replaces `to` when that is a file.
   void rename(const std::filesystem::path& from, const std::filesystem::path& to) const;

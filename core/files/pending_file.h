@@ -36,8 +36,7 @@ class PendingFile {
   bool renamed_ = false;
 };
 
-/// For destructors and exception handlers: ignores errors, because the first error is the one to
-/// report.
+/// Is for destructors and exception handlers. Ignores errors, because the first error is the one to report.
 void remove_quietly(const Disk& disk, const std::filesystem::path& path) noexcept;
 
 }  // namespace tessera

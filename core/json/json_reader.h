@@ -32,7 +32,7 @@ class JsonError : public Error {
   Kind kind() const { return kind_; }
   /// The byte of the text, from 0.
   size_t offset() const { return offset_; }
-  /// Of the key that is given twice, as in `a.b[2].c`.
+  /// Returns the path of the key that is given twice, as in `a.b[2].c`.
   const std::string& path() const { return path_; }
 
  private:
@@ -89,7 +89,7 @@ class JsonReader {
   /// Throws unless only blanks follow.
   void finish();
 
-  /// Of the last key's closing quote.
+  /// Returns the offset of the last key's closing quote.
   size_t key_offset() const { return key_end_ - 1; }
   /// The line of the last key, from 1.
   int key_line();

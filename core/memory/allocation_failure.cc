@@ -43,7 +43,7 @@ void note_allocation_failure(int64_t bytes, std::optional<int64_t> available,
     const std::lock_guard lock(last_failure().mutex);
     note(last_failure().failure);
   } catch (const std::exception&) {
-    // Without memory for it the failure is told with less.
+    // If there is no memory for the note, the failure is reported with less detail.
   }
 }
 

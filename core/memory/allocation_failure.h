@@ -31,9 +31,9 @@ class MemoryForUnit {
   const std::string* outer_;
 };
 
-/// To be called by an allocator that has no memory, on the thread that asks for it. One outside of all
-/// MemoryForUnit scopes does not replace one inside: the engine does not go on after a failure of its own,
-/// and later ones follow from it. Thread-safe.
+/// Must be called by an allocator that has no memory, on the thread that asks for it. A failure outside of
+/// all MemoryForUnit scopes does not replace one inside: the engine does not go on after a failure of its
+/// own, and later ones follow from it. Thread-safe.
 void note_allocation_failure(int64_t bytes, std::optional<int64_t> available,
                              std::optional<int64_t> total = std::nullopt) noexcept;
 

@@ -35,7 +35,7 @@ std::optional<int64_t> room_in(const ControlGroup& group) {
   return std::max<int64_t>(0, *limit - std::max<int64_t>(0, *used - files));
 }
 
-/// From /proc/meminfo, whose lines are "NAME:  NUMBER kB".
+/// Reads /proc/meminfo, whose lines are "NAME:  NUMBER kB".
 std::optional<int64_t> machines_available(const fs::path& root) {
   std::ifstream lines(root / "proc/meminfo");
   std::string name, unit;

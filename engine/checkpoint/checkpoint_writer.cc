@@ -74,7 +74,7 @@ int64_t CheckpointWriter::bytes_to_copy() const {
   return bytes;
 }
 
-/// Of the tensor's shape and type; undefined where the snapshot has no room.
+/// Returns a place of the tensor's shape and type; undefined where the snapshot has no room.
 at::Tensor CheckpointWriter::place_in_snapshot(const at::Tensor& tensor) {
   const auto bytes = static_cast<int64_t>(tensor.nbytes());
   if (snapshot_used_ + bytes > snapshot_bytes()) return {};
@@ -90,7 +90,7 @@ static at::Tensor on_host(const at::Tensor& tensor, bool copy, at::Tensor place 
   return place.copy_(tensor);
 }
 
-/// Of a copy that the device makes: waits for it when it is written.
+/// Returns the bytes to write. If the device makes the copy, it is waited for when it is written.
 checkpoint::SourceBytes CheckpointWriter::source_of(const at::Tensor& tensor, bool copy, Job& job) {
   at::Tensor place = copy ? place_in_snapshot(tensor) : at::Tensor();
   if (!place.defined() || !transfer_ || tensor.device() != model_.comm().device()) {

@@ -61,9 +61,9 @@ struct CheckpointContent {
 class CheckpointWriter {
  public:
   struct Where {
-    /// In place of one folder that all ranks share; must outlive the writer.
+    /// Takes the place of one folder that all ranks share; must outlive the writer.
     HostFolders* folders = nullptr;
-    /// To the host, where its memory is not the model's: for the copies of `config.async`. Null: one is made.
+    /// Copies to the host, where its memory is not the model's, for `config.async`. Null: one is made.
     std::shared_ptr<comm::HostTransfer> transfer = nullptr;
   };
   /// Collective when `config.async`: makes the second group, and allocates the memory for the copy, which is
@@ -85,14 +85,15 @@ class CheckpointWriter {
   /// Collective as far as it waits. Throws the last asynchronous save's error, logged or not, once and the
   /// same on all ranks.
   void finish();
-  /// On rank 0. Tags that checkpoint.keep_last neither counts nor deletes, from the next save on.
+  /// Is called on rank 0. Sets the tags that checkpoint.keep_last neither counts nor deletes, from the next
+  /// save on.
   void protect(std::vector<std::string> tags) { protected_tags_ = std::move(tags); }
   /// Bytes of the memory for the copy.
   int64_t snapshot_bytes() const {
     return snapshot_.defined() ? static_cast<int64_t>(snapshot_.nbytes()) : 0;
   }
 
-  /// What the copies are made by; null: the host, at once.
+  /// Returns what makes the copies; null: the host makes them, at once.
   const std::shared_ptr<comm::HostTransfer>& transfer() const { return transfer_; }
 
  private:

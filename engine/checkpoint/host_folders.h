@@ -46,7 +46,7 @@ class HostFolders {
   /// Collective, after a save in which this rank has written the file of number `file`: sends the partners'
   /// hosts their copies. Throws CheckpointError, the same on all ranks.
   void copy(const std::string& tag, int file);
-  /// After a save or load that failed on all ranks: removes the checkpoint from this host.
+  /// Is called after a save or load that failed on all ranks. Removes the checkpoint from this host.
   void discard(const std::string& tag) const;
 
   struct Found {
@@ -61,8 +61,8 @@ class HostFolders {
   /// Collective, after find(). Afterwards this host has the files of these numbers of the checkpoint found.
   /// Throws CheckpointError, the same on all ranks.
   void bring(const std::vector<int>& files);
-  /// When all ranks have read what bring() has brought, or failed: removes it, which the next save
-  /// would keep until it is done.
+  /// Is called when all ranks have read what bring() has brought, or failed. Removes it; the next save would
+  /// otherwise keep it until that save is done.
   void release();
 
  private:
@@ -79,7 +79,7 @@ class HostFolders {
   std::vector<int> hosts_;   // by rank
   std::vector<int> owners_;  // by host
 
-  // Of the checkpoint found:
+  // The members below are about the checkpoint found.
   std::string tag_;
   std::vector<std::vector<bool>> has_;  // by host and file: whether it is there, whole
   std::vector<std::filesystem::path> brought_;

@@ -21,12 +21,12 @@ struct BufferChange {
 
 struct ModuleRecord {
   bool is_known = false;  ///< false: of a checkpoint from before there were records
-  std::map<std::string, BufferChange>
-      changed;                           ///< by name; one that is not in the checkpoint is gone, or None
+  /// Has the changes by buffer's name; a buffer that is not in the checkpoint is gone, or None.
+  std::map<std::string, BufferChange> changed;
   std::vector<std::string> extra_state;  ///< names of what get_extra_state() gave
 };
 
-/// Of the module as it is now.
+/// Returns the record of the module as it is now.
 ModuleRecord record_of(const zero::ShardedModel& model);
 nlohmann::json to_json(const ModuleRecord& record);
 /// `state`: the manifest's. Throws CheckpointError naming `source`, key, what was found and expected.

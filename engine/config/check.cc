@@ -114,7 +114,7 @@ class Checker {
     }
   }
 
-  /// Of the sections that are there, or whose type is given.
+  /// Checks the required keys of the sections that are there, or whose type is given.
   void check_required(const Key& key) {
     const Key* parent = table_.find_any(key.parent());
     if (!key.required || !parent || is_undecided(*parent)) return;  // in a list's items: check_value()

@@ -50,8 +50,8 @@ struct ZeroConfig {
   int64_t allgather_bucket_size = 500'000'000;  ///< caps unit_numel
   bool overlap_comm = true;                     ///< false: every collective is waited for where it is issued
   bool reduce_each_micro_step = false;  ///< our own key: reduce at every micro-step at stages 0 and 1 too
-  int communication_buffers =
-      3;  ///< our own key: units whose buffers exist at once (gradients; gathered at stage 3)
+  /// Is a key of our own: it limits how many units have buffers at once (for gradients; gathered at stage 3).
+  int communication_buffers = 3;
   int64_t prefetch_bucket_size = 50'000'000;      ///< stage3_prefetch_bucket_size, elements
   int64_t param_persistence_threshold = 100'000;  ///< stage3_param_persistence_threshold, elements
   int64_t max_live_parameters = 1'000'000'000;    ///< stage3_max_live_parameters, elements

@@ -43,7 +43,7 @@ enum class Use : uint8_t {
   kRefused,   ///< an error, unless the value is one of `harmless`
 };
 
-/// Of a number.
+/// Says which numbers a key accepts.
 struct Range {
   double min = -std::numeric_limits<double>::infinity();
   double max = std::numeric_limits<double>::infinity();
@@ -164,15 +164,15 @@ class KeyTable {
   /// Rows directly inside `parent`, in order of declaration. Inside `LIST[]` also the per-group keys that its
   /// items share with another section.
   std::vector<const Key*> children(const std::string& parent) const;
-  /// Of these the ones that this type has.
+  /// Returns those of these rows that this type has.
   std::vector<const Key*> children(const std::string& parent, const std::string& type) const;
   /// Full paths whose last part is `name`.
   std::vector<std::string> paths_named(const std::string& name) const;
 
  private:
   std::vector<Key> keys_;
-  std::map<std::string, std::vector<size_t>, std::less<>>
-      places_;  // in keys_, by the section that a row is directly inside
+  // Has the rows' places in keys_, by the section that a row is directly inside.
+  std::map<std::string, std::vector<size_t>, std::less<>> places_;
 };
 
 /// "an integer from 0 to 3", `one of "auto", "cpu", "cuda"`, …: what a key accepts, for errors and

@@ -9,7 +9,7 @@ namespace {
 constexpr double kMaxBatch = 1e9;
 constexpr double kMaxNumel = 9e15;  // an exact double
 
-/// Of a DType, with their other spellings.
+/// Makes the choices of a key for a DType, with their other spellings.
 Attribute dtypes(std::vector<std::string> words) {
   std::map<std::string, std::string> aliases;
   for (const std::string& word : words)

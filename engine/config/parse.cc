@@ -73,7 +73,7 @@ void check_offload(const ZeroConfig& zero, const Origins& origins) {
                  str("found \"nvme\" at stage ", zero.stage, "; expected stage 3, which shards parameters"));
 }
 
-/// Of the keys that form groups of ranks. One rank alone is any group.
+/// Checks the keys that form groups of ranks. One rank alone is any group.
 void check_groups(const ZeroConfig& zero, int world_size, const Origins& origins) {
   const bool second_copy = zero.hpz_partition_size > 1, rows = zero.mics_shard_size != -1;
   const auto check = [&](const std::string& name, int size, const OffloadConfig& offload, const char* section,

@@ -4,8 +4,7 @@
 //   config::Section options = run.model;              // {"type": "mlp", "hidden": 128, "dropout": 0.1}
 //   int64_t hidden = options.integer("hidden", 256, 1, 65536);
 //   double dropout = options.number("dropout", 0.0, 0.0, 1.0);
-//   options.finish();                                 // "ds.json:7: model.hiden: unknown key (did you mean
-//   …"
+//   options.finish();                                 // "ds.json:7: model.hiden: unknown key (did you …"
 #pragma once
 
 #include <cstdint>

@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-/// Where the key's value says: on CPU ranks the host's memory is the device's.
+/// Returns the tier that the key's value names: on CPU ranks the host's memory is the device's.
 zero::Tier tier_of(const OffloadConfig& offload, bool device_memory_is_separate) {
   if (offload.on_disk()) return zero::Tier::kDisk;
   return offload.device == "cpu" && device_memory_is_separate ? zero::Tier::kHost : zero::Tier::kDevice;

@@ -157,7 +157,7 @@ class OneCycle : public LrSchedule::Formula {
     const auto stairs =
         static_cast<double>(rising ? first_stairs : options_.cycle_second_stair_count.value_or(first_stairs));
     if (stairs == 0) return rising ? x / peak : (x - 1) / (peak - 1);
-    // From the step count and not from x, whose rounding could drop a whole stair.
+    // The position comes from the step count and not from x, whose rounding could drop a whole stair.
     const double in_this_cycle = std::fmod(count, total);
     const double position = in_this_cycle <= first_size_ ? in_this_cycle * stairs / first_size_
                                                          : (total - in_this_cycle) * stairs / second_size_;

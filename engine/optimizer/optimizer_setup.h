@@ -1,5 +1,5 @@
-// From OptimizerConfig to what the sharded optimizer takes: a kind of update rule and, for each param group,
-// its hyper-parameters.
+// Turns OptimizerConfig into what the sharded optimizer takes: a kind of update rule and, for each param
+// group, its hyper-parameters.
 #pragma once
 
 #include <functional>

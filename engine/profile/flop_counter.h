@@ -24,7 +24,7 @@ struct Flops {
 /// once: these are a model's FLOPs, the numerator of MFU. A causal mask saves none, as in
 /// torch.utils.flop_counter.
 ///
-/// Of all threads of the process. Thread-safe.
+/// Counts the operators of all threads of the process. Thread-safe.
 class FlopCounter {
  public:
   FlopCounter();

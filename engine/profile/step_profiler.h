@@ -28,7 +28,7 @@ class StepProfiler {
   /// `steps` optimizer steps are done: ends what ends here, and begins what begins with the next one.
   void end_step(int64_t steps);
 
-  /// Of one optimizer step of this rank: of the step that was counted; unset before.
+  /// Returns the FLOPs of one optimizer step of this rank, the step that was counted; unset before.
   const std::optional<Flops>& flops() const { return flops_; }
 
  private:

@@ -18,7 +18,7 @@ struct IdxArray {
   std::shared_ptr<const void> storage;  ///< owns the memory of `values`: a buffer or a mapped file
 };
 
-/// In an expected shape: any size of this dimension.
+/// Means, in an expected shape, that any size of this dimension is accepted.
 inline constexpr int64_t kAnySize = -1;
 
 /// Reads `path` and checks it against `expected_shape`. A plain file is mapped, so that the ranks of

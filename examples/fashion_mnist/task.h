@@ -19,7 +19,7 @@ struct FashionMnistOptions {
   FashionCnnOptions model;
 };
 
-/// From the sections `model` and `data`. Throws ConfigError.
+/// Reads the options from the sections `model` and `data`. Throws ConfigError.
 FashionMnistOptions read_options(const config::Section& model, const config::Section& data);
 
 class FashionMnist final : public train::Task {

@@ -19,8 +19,8 @@ struct GptOptions {
   int64_t heads = 4;
   int64_t vocabulary = 256;  ///< 256 for bytes
   int64_t sequence = 128;    ///< tokens of a sample, at most
-  /// Of hidden states (B, T, dim), the output projection (vocabulary, dim) and targets (B, T), in place of
-  /// the cross-entropy of all logits.
+  /// Computes the loss from hidden states (B, T, dim), the output projection (vocabulary, dim) and targets
+  /// (B, T), in place of the cross-entropy of all logits.
   std::function<at::Tensor(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& target)>
       loss = {};
 };

@@ -20,7 +20,7 @@ struct LanguageModelOptions {
   GptOptions model;
 };
 
-/// From the sections `model` and `data`. Throws ConfigError.
+/// Reads the options from the sections `model` and `data`. Throws ConfigError.
 LanguageModelOptions read_language_model_options(const config::Section& model, const config::Section& data);
 
 class LanguageModel final : public train::Task {

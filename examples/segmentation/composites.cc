@@ -24,10 +24,10 @@ constexpr int64_t kSmallestItem = 16;
 class Random {
  public:
   Random(uint64_t seed, uint64_t index) : engine_(mixed(seed, index)) {}
-  /// In [0, 1).
+  /// Returns a number in [0, 1).
   double unit() { return static_cast<double>(engine_() >> 11) * 0x1p-53; }
   double between(double low, double high) { return low + (high - low) * unit(); }
-  /// In [low, high].
+  /// Returns a number in [low, high].
   int64_t integer(int64_t low, int64_t high) {
     return low + static_cast<int64_t>(engine_() % static_cast<uint64_t>(high - low + 1));
   }

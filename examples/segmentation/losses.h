@@ -5,9 +5,9 @@
 // with e = 1e-6, so it is 1 if both are empty. It is used in two ways:
 // - In the loss, 1 - Dice of probabilities and one-hot targets, with all samples, classes and pixels of a
 //   micro-batch as one set, so that a small object in one image does not outweigh a large one in another.
-// - As a metric, of the predicted masks: for every image the mean over the classes except the background,
-// then
-//   the mean over the images. Each image counts once, so the result does not depend on batches or ranks.
+// - As a metric, of the predicted masks: for every image the mean over the classes except the
+//   background, then the mean over the images. Each image counts once, so the result does not depend on
+//   batches or ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -12,8 +12,8 @@
 namespace tessera::examples::codecs {
 namespace {
 
-constexpr int64_t kMaxDeflateRatio =
-    1032;  // largest expansion of a deflate stream (RFC 1951: 258 bytes from 2 bits)
+// Is the largest expansion of a deflate stream (RFC 1951: 258 bytes from 2 bits).
+constexpr int64_t kMaxDeflateRatio = 1032;
 
 /// The callbacks' state: the input, the position in it, and the first error.
 struct Stream {

@@ -11,8 +11,8 @@ namespace tessera::examples {
 namespace {
 
 bool is_punctuation(char32_t c) {
-  // In ASCII everything that is neither letter, digit nor control, as in BERT, although
-  // some are symbols in Unicode ("$", "^").
+  // As in BERT, every ASCII character that is neither letter, digit nor control is punctuation, although some
+  // are symbols in Unicode ("$", "^").
   if ((c >= 33 && c <= 47) || (c >= 58 && c <= 64) || (c >= 91 && c <= 96) || (c >= 123 && c <= 126))
     return true;
   const utf8proc_category_t category = utf8proc_category(static_cast<int32_t>(c));

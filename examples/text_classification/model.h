@@ -210,7 +210,7 @@ struct BertForSequenceClassificationImpl : torch::nn::Module {
     initialise(options);
   }
 
-  /// As BertModel's -> logits (B, num_labels)
+  /// Takes the arguments of BertModel's forward, and returns logits (B, num_labels).
   at::Tensor forward(const at::Tensor& input_ids, const at::Tensor& attention_mask = {},
                      const at::Tensor& token_type_ids = {}) {
     const at::Tensor hidden = bert->forward(input_ids, attention_mask, token_type_ids);

@@ -32,7 +32,7 @@ struct TextClassificationOptions {
   BertOptions model;          ///< vocab_size 0: that of the vocabulary
 };
 
-/// From the sections `model` and `data`. Throws ConfigError.
+/// Reads the options from the sections `model` and `data`. Throws ConfigError.
 TextClassificationOptions read_text_classification_options(const config::Section& model,
                                                            const config::Section& data);
 

@@ -52,13 +52,14 @@ struct LossOptions {
 
 /// A loss function on one device. Immutable except for to(). Not for kModel.
 ///
-/// Of class numbers: scores (B, C, …) and targets (B, …); with causal_lm scores (B, T, C) and tokens (B, T),
-/// of which the scores at t are compared with token t + 1. Other targets have their output's shape.
+/// A loss that counts class numbers takes scores (B, C, …) and targets (B, …); causal_lm takes scores (B, T,
+/// C) and tokens (B, T), where the scores at t are compared with token t + 1. Other targets have their
+/// output's shape.
 class LossFunction {
  public:
   LossFunction() = default;
   explicit LossFunction(const LossOptions& options);
-  /// To be called once, before the first loss on another device than the CPU.
+  /// Must be called once, before the first loss on another device than the CPU.
   void to(at::Device device);
 
   Loss kind() const { return options_.kind; }

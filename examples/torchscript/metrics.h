@@ -35,8 +35,8 @@ class MetricSet {
   /// loss takes them; of class numbers LossFunction::positions(). counted: bool in the labels' shape
   /// (classes), else (B): what is to be counted.
   at::Tensor statistics(const at::Tensor& output, const at::Tensor& target, const at::Tensor& counted) const;
-  /// From the sum of all statistics, fp64 on the CPU, and the mean loss: the
-  /// metrics by name, in the order of `names`.
+  /// Computes the metrics by name, in the order of `names`, from the sum of all statistics, fp64 on the CPU,
+  /// and the mean loss.
   train::Metrics metrics(const at::Tensor& sums, double loss) const;
   /// Scikit-learn's classification_report if it is among the names; else empty.
   std::string report(const at::Tensor& sums) const;

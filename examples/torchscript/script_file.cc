@@ -38,7 +38,7 @@ class PrivateMapping {
  public:
   PrivateMapping(int descriptor, size_t bytes, const std::string& path) : bytes_(bytes) {
     if (bytes == 0) return;
-    // Without a reservation, which would count the file as memory that will be written.
+    // The mapping has no reservation, which would count the file as memory that will be written.
     void* const data =
         ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, descriptor, 0);
     if (data == MAP_FAILED) throw_disk_error("map", path, errno);

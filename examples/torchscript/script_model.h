@@ -60,7 +60,7 @@ at::Tensor tensor_of(const c10::IValue& value, const std::string& key, const std
 /// "NAME.0". What is no tensor is left out.
 std::vector<std::pair<std::string, at::Tensor>> tensors_of(const c10::IValue& value);
 
-/// To be called while handling an exception that came out of a model's forward. What the model did wrong
+/// Must be called while handling an exception that came out of a model's forward. What the model did wrong
 /// (shapes, types, a raise) is thrown as a DataError of one line: `origin()`, which is where its arguments
 /// come from, `path`, and the reason; running out of memory as c10::OutOfMemoryError; all else as it is.
 [[noreturn]] void rethrow_of_model(const std::string& path, const std::function<std::string()>& origin);

@@ -49,7 +49,7 @@ std::string origin_of(const train::Batch& batch, const TensorSet& set) {
   return set.describe_records(records);
 }
 
-/// As PyTorch's losses expect it: class numbers are int64.
+/// Returns the tensor as PyTorch's losses expect it: class numbers are int64.
 at::Tensor for_losses(const at::Tensor& tensor) {
   return at::isIntegralType(tensor.scalar_type(), /*includeBool=*/false) ? tensor.to(at::kLong)
                                                                          : for_layers(tensor);
@@ -134,7 +134,7 @@ void TensorsTask::try_out(int64_t batch_size) {
     if (test_) test_->check_labels(loss_.num_classes(output), kIgnoredLabel);
   }
   engine.train();
-  // By name: forward may have assigned them anew.
+  // The buffers are found by name, since forward may have assigned them anew.
   for (const auto& [name, tensor] : engine.sharded_model().buffers())
     if (const auto found = before.find(name); found != before.end())
       zero::write_buffer(tensor, found->second, /*keep_dtype=*/false);

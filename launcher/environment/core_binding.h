@@ -18,7 +18,7 @@ NumaNodes numa_nodes(const std::vector<int>& allowed, const std::string& root = 
 /// The hardware threads that this process may use (its affinity).
 std::vector<int> allowed_threads();
 
-/// By rank, whole physical cores: ranks are spread over the NUMA nodes in order, and share those of a
+/// Returns whole physical cores, by rank: ranks are spread over the NUMA nodes in order, and share those of a
 /// node evenly, so that no rank spans two nodes unless it has all of both (fewer ranks than nodes). With more
 /// ranks than physical cores on a node its hardware threads are shared instead. Throws ConfigError with more
 /// ranks than hardware threads.

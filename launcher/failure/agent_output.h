@@ -22,8 +22,8 @@ class AgentOutput {
   AgentOutput& operator=(const AgentOutput&) = delete;
   ~AgentOutput() = default;
 
-  /// To be called when the programs have ended: reads what is left, and returns the reports. A process
-  /// that still holds a pipe open, such as a shared connection of ssh, is not waited for.
+  /// Must be called when the programs have ended. Reads what is left, and returns the reports. A process that
+  /// still holds a pipe open, such as a shared connection of ssh, is not waited for.
   std::vector<FailureReport> finish();
   /// Whether a report has come. Whenever one comes, this process gets SIGCHLD.
   bool has_report();

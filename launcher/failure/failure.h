@@ -45,7 +45,7 @@ std::optional<std::string> common_error(const std::vector<RankExit>& exits);
 /// had reported an error and was then ended by the launcher.
 int exit_code(const RankExit& exit);
 
-/// That of a process with this wait status: its own, or 128 + signal.
+/// Returns the exit code of a process with this wait status: its own, or 128 + signal.
 int exit_code(int status);
 
 /// "exit code 3", "SIGSEGV (segmentation fault)".

@@ -112,7 +112,8 @@ void report_error(const std::string& message, bool would_recur) noexcept {
     // ASCII only: torchrun fails on bytes that its locale cannot decode.
     write_once(path, report.dump(-1, ' ', /*ensure_ascii=*/true, nlohmann::json::error_handler_t::replace));
   } catch (...) {
-    // For example out of memory. The exit code still shows the launcher that this rank has failed.
+    // The process may be out of memory, for example. The exit code still shows the launcher that this rank
+    // has failed.
   }
 }
 

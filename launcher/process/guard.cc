@@ -29,10 +29,10 @@ struct PathMessage {
   pid_t mark = 0;
   uint32_t num_bytes = 0;
 };
-/// In place of a group's number: the launcher ends in order.
+/// Is sent in place of a group's number, and says that the launcher ends in order.
 constexpr pid_t kInOrder = std::numeric_limits<pid_t>::min();
 
-/// Only async-signal-safe calls, no heap memory. `name`: in the folder `parent`.
+/// Makes only async-signal-safe calls, and uses no heap memory. `name` is in the folder `parent`.
 void remove_tree(int parent, const char* name, int depth) {
   const int fd = ::openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
   if (fd < 0) {

@@ -13,8 +13,8 @@
 
 namespace tessera::launcher {
 
-inline constexpr int kTimeoutExitCode =
-    124;  ///< of a run that has taken as long as --timeout lets it; as timeout(1)
+/// Is the exit code of a run that has taken as long as --timeout lets it, as with timeout(1).
+inline constexpr int kTimeoutExitCode = 124;
 
 /// What a run can lose and go on without: a rank of this host, or a host with its ranks.
 struct Member {

@@ -34,8 +34,8 @@ struct HttpResponse {
 struct HttpOptions {
   std::chrono::milliseconds timeout{
       30'000};  ///< of a request without a file: to its end; with one: without any progress
-  std::function<bool()>
-      give_up;                 ///< called about once a second during a request; true cancels it. May be unset
+  /// Is called about once a second during a request; true cancels it. May be unset.
+  std::function<bool()> give_up;
   std::string user, password;  ///< HTTP basic authentication; empty: none
   std::string token;           ///< bearer token; empty: none
 };

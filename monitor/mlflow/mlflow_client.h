@@ -58,7 +58,7 @@ class MlflowClient {
   /// sent with every request, and is used nowhere else.
   MlflowClient(HttpClient& http, const std::string& server);
 
-  /// Without the part after a '?'.
+  /// Returns the server without the part after a '?'.
   const std::string& server() const { return server_; }
   const std::string& run_id() const { return run_id_; }
 
@@ -68,12 +68,12 @@ class MlflowClient {
   /// Resumes the run of an earlier process, which keeps its parameters. False when the server has no
   /// run with this id.
   bool resume_run(const std::string& run_id);
-  /// At most kMlflowMetricsPerRequest.
+  /// Logs at most kMlflowMetricsPerRequest metrics.
   void log_metrics(const std::vector<MlflowMetric>& metrics);
-  /// Any number. Parameters that a resumed run has already are not sent: a server refuses to change
-  /// them.
+  /// Logs any number of parameters. Parameters that a resumed run has already are not sent: a server refuses
+  /// to change them.
   void log_params(const MlflowParams& params);
-  /// As `name` ("all_results.json", "images/a.png"): a file, or bytes. The server must store
+  /// Stores a file, or bytes, under `name` ("all_results.json", "images/a.png"). The server must store
   /// artifacts itself (artifact scheme mlflow-artifacts, the default of a server).
   void log_artifact(const std::string& name, const std::filesystem::path& file);
   void log_artifact(const std::string& name, std::string content);

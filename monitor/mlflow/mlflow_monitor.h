@@ -22,15 +22,15 @@
 
 namespace tessera {
 
-/// In the run's folder: the run's id on the server.
+/// This file in the run's folder has the run's id on the server.
 inline constexpr const char* kMlflowRunIdName = "mlflow_run_id";
 
 struct MlflowOptions {
   std::string server = "http://127.0.0.1:5000";
   std::string experiment = "Default";
   std::string run_name;
-  std::filesystem::path
-      id_file;  ///< where the run's id on the server is kept for a process that resumes it; empty: nowhere
+  /// Names where the run's id on the server is kept for a process that resumes it; empty: nowhere.
+  std::filesystem::path id_file;
   bool resume = false;  ///< resumes the run in id_file
   Logger log;
   std::string user, password, token;  ///< of the server's authentication

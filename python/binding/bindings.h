@@ -12,7 +12,7 @@ void bind_config(pybind11::module_& module);
 void bind_engine(pybind11::module_& module);
 void bind_reports(pybind11::module_& module);
 
-/// For whatever may wait for other ranks or take long. Collectives need it: a rank that waits with the GIL
+/// Is for whatever may wait for other ranks or take long. Collectives need it: a rank that waits with the GIL
 /// held stops every other thread of Python, and backward() with it held is an error in libtorch.
 using ReleaseGil = pybind11::call_guard<pybind11::gil_scoped_release>;
 

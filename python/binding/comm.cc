@@ -25,7 +25,7 @@ std::chrono::milliseconds milliseconds_of(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
 }
 
-/// For JoinOptions::on_block. Lets go of the GIL, if this thread has it, until the result is destroyed.
+/// Is for JoinOptions::on_block. Lets go of the GIL, if this thread has it, until the result is destroyed.
 std::shared_ptr<void> release_gil() {
   return PyGILState_Check() ? std::make_shared<py::gil_scoped_release>() : nullptr;
 }

@@ -192,7 +192,8 @@ std::vector<ParamGroup> param_groups(PyEngine& self) {
   return groups;
 }
 
-/// For the next updates. Rates have a function of their own: a schedule may change them.
+/// Sets the hyper-parameters for the next updates. Rates have a function of their own: a schedule may change
+/// them.
 void set_hyper(PyEngine& self, size_t group, const kernels::Hyper& hyper) {
   kernels::Hyper& now = self.sharded_model().param_groups().at(group);
   if (hyper.momentum != 0 && now.momentum == 0) {

@@ -13,7 +13,7 @@ class Interrupted : public std::exception {
   const char* what() const noexcept override { return "interrupted by a signal"; }
 };
 
-/// For comm::JoinOptions::interrupt. Runs the handlers of the signals that have come, as Python does
+/// Is for comm::JoinOptions::interrupt. Runs the handlers of the signals that have come, as Python does
 /// between two instructions: on the main thread; elsewhere it does nothing. Takes the GIL. Throws
 /// Interrupted.
 void check_signals();

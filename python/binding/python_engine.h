@@ -23,11 +23,11 @@ class PyEngine final : public Engine {
   using Engine::check_same_parameters;
   using Engine::prepare_tensor;
 
-  /// Around the module's forward, on one thread. Collective in evaluation. Throws Error for a forward
-  /// inside of another one.
+  /// Must be called around the module's forward, on one thread. Collective in evaluation. Throws Error for a
+  /// forward inside of another one.
   void begin_forward();
   void end_forward();
-  /// After a forward that has thrown.
+  /// Is called after a forward that has thrown.
   void leave_forward() { scope_.reset(); }
 
   /// Collective. Writes parameters and buffers to one safetensors file (or .pt, .h5, by the name's ending);

@@ -109,7 +109,7 @@ class Children {
     return true;
   }
 
-  /// At the limit. False: there is nothing more to wait for.
+  /// Ends all programs when the limit is reached. Returns false if there is nothing more to wait for.
   bool end_all() {
     const int signal = signalled_ ? SIGKILL : SIGTERM;
     for (size_t i = 0; i < children_.size(); ++i)

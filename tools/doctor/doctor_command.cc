@@ -58,7 +58,7 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-/// In one line why a launcher failed: what the program said that it has started, else the launcher's own
+/// Says in one line why a launcher failed: what the program said that it has started, else the launcher's own
 /// error.
 std::string reason_of(const CapturedRun& run, bool launcher_first) {
   if (run.timed_out) return "no answer in time";

@@ -95,7 +95,7 @@ void find_gpus(HostFacts& facts) {
   }
 }
 
-/// Of the libtorch that is loaded, as its wheel says; else the one this was built for.
+/// Returns the version of the libtorch that is loaded, as its wheel says; else the one this was built for.
 std::string torch_version() {
   Dl_info info{};
   if (::dladdr(reinterpret_cast<const void*>(&at::globalContext), &info) != 0 && info.dli_fname) {

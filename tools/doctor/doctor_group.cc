@@ -83,8 +83,8 @@ struct Reading {
   double clock = 0, waited = 0;
 };
 
-/// Of each rank, at one moment. The moments differ by at most the longest time that a rank was in the
-/// barrier: all leave it after the last one has come. The first barrier brings the ranks together.
+/// Reads each rank's clock at one moment. The moments differ by at most the longest time that a rank was in
+/// the barrier: all leave it after the last one has come. The first barrier brings the ranks together.
 std::vector<Reading> read_clocks(Communicator& comm) {
   comm.barrier("doctor: clocks, ready");
   const double start = seconds_now();

@@ -1,4 +1,4 @@
-// From what `tessera doctor` has found out to what is good, what is not, and what to do. Pure.
+// Judges what `tessera doctor` has found out: what is good, what is not, and what to do. Pure.
 #pragma once
 
 #include <string>

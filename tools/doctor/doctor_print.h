@@ -10,7 +10,7 @@
 
 namespace tessera::tools {
 
-/// In lines of at most `width` columns; 60 are enough for all but long words.
+/// Formats the report in lines of at most `width` columns; 60 are enough for all but long words.
 std::string doctor_text(const DoctorReport& report, const std::vector<Finding>& findings, int width);
 
 /// {"ranks", "backend", "device", "problems", "warnings", "findings", "hosts", "collectives"};

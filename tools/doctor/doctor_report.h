@@ -9,7 +9,7 @@
 
 namespace tessera::tools {
 
-/// Of one host. Sizes are bytes.
+/// Has the facts of one host. Sizes are bytes.
 struct HostFacts {
   std::string name = {};
   int cores = 1;          ///< that this process may use: affinity and the control group's quota

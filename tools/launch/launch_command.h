@@ -22,8 +22,8 @@ std::vector<std::string> take_program(int& argc, char** argv);
 void add_launch_command(CLI::App& app, const std::vector<std::string>& program, const Logger& log,
                         int& exit_code);
 
-/// For a command such as `tessera train CONFIG --nproc N`, where starts_ranks() says so: starts ranks
-/// of this very program by the plan, with `args` as argv[1] and on, and returns the exit code. Throws as
+/// Is for a command such as `tessera train CONFIG --nproc N`, where starts_ranks() says so. Starts ranks of
+/// this very program by the plan, with `args` as argv[1] and on, and returns the exit code. Throws as
 /// run_plan.
 int run_ranks_of_self(const LaunchPlan& plan, const std::vector<std::string>& args, const Logger& log);
 /// The same on this host alone, as many ranks as the flags say.

@@ -1,4 +1,4 @@
-// From the flags of a command that starts ranks, and the environment, to what the launcher does.
+// Derives what the launcher does from the flags of a command that starts ranks, and from the environment.
 #pragma once
 
 #include <optional>

@@ -27,7 +27,7 @@ struct CountedModel {
                          zero::Tier tier = zero::Tier::kDevice, bool one_copy_a_host = false) const;
   /// The same in memory at stage 3, with `groups`, which divide `world`.
   zero::StateBytes bytes_in_groups(int64_t world, DType accumulate) const;
-  /// As zero::smallest_world.
+  /// Returns what zero::smallest_world returns for this model.
   int64_t smallest_world(int stage, zero::Tiers tiers, int64_t budget_bytes) const;
 
  private:

@@ -10,7 +10,7 @@
 
 namespace tessera::tools {
 
-/// By stage: one trial of each rank, at least one.
+/// Has the trials of a stage, one of each rank and at least one, by stage.
 using MemoryTrials = std::map<int, std::vector<train::MemoryTrial>>;
 
 /// What a rank holds at its peak by use, next to the formula, what it has on disk, and bars. In
@@ -25,7 +25,7 @@ std::string memory_csv(const MemoryTrials& trials);
 /// each stage over time.
 std::string memory_chart(const MemoryTrials& trials);
 
-/// Of each stage the rank with the greatest peak, in the order of stages.
+/// Returns the rank with the greatest peak of each stage, in the order of stages.
 std::vector<const train::MemoryTrial*> largest_by_stage(const MemoryTrials& trials);
 
 }  // namespace tessera::tools

@@ -37,8 +37,8 @@ class TrainPlan {
   int64_t micro_step_ = 0;
 };
 
-/// For the warning about a loss that is not finite: describes the samples of its micro-step, such as
-/// "of samples 7, 123 and 10 more of the training data: sample 123 holds a value that is not finite".
+/// Is for the warning about a loss that is not finite. Describes the samples of its micro-step, such as "of
+/// samples 7, 123 and 10 more of the training data: sample 123 holds a value that is not finite".
 std::string describe_samples(const Task& task, const TrainPlan::MicroStep& micro_step);
 
 /// One rank's part of a micro-step.

@@ -39,7 +39,7 @@ class StateAdvice {
     return held_bytes(layout_, model, config_, world);
   }
 
-  /// With another configuration.
+  /// Returns what is held with another configuration.
   int64_t held_with(const EngineConfig& config, int64_t world) const {
     const ShardingPlan plan =
         plan_sharding(config, static_cast<int>(world), model_.tiers.device_memory_is_separate);
@@ -53,7 +53,7 @@ class StateAdvice {
     return str(change, " (model state of a rank ", megabytes(bytes), ", now ", megabytes(now_), ")");
   }
 
-  /// Beside a change that needs sharded parameters.
+  /// Returns the words that a change which needs sharded parameters is followed by.
   const char* at_stage_3() const {
     return zero::sharding_of(config_.zero.stage).parameters ? "" : " at stage 3";
   }
@@ -141,7 +141,8 @@ std::string megabytes(int64_t bytes) {
 /// Elements of the gradient slots.
 static int64_t slots_numel(const zero::Layout& layout, const zero::StateModel& model,
                            const EngineConfig& config, int64_t world) {
-  const zero::Placement placement = zero::placement_of(model.sharding, true, model.one_copy_a_host, model.tiers);
+  const zero::Placement placement =
+      zero::placement_of(model.sharding, true, model.one_copy_a_host, model.tiers);
   const zero::ReductionMode mode = zero::reduction_mode(
       placement, config.zero.reduce_each_micro_step,
       config.communication_dtype.value_or(model.accumulate_dtype) == model.accumulate_dtype,

@@ -36,7 +36,7 @@ std::string describe(const std::exception& error, const std::optional<Allocation
   return str(describe(*failure, use), ": ", comm::error_message(error));
 }
 
-/// Where nothing can be computed.
+/// Advises where nothing can be computed.
 std::vector<std::string> what_may_help(const MemoryDemand& demand, const RankMemory& rank) {
   const EngineConfig& config = rank.config;
   std::vector<std::string> advice;

@@ -19,8 +19,8 @@ namespace tessera::train {
 bool is_out_of_memory(const std::exception& error);
 
 /// From now on allocations that fail on this rank's device are noted
-/// (core/memory/allocation_failure.h), as those on the CPU are. Once a process; later calls do nothing.
-/// Throws Error without the CUDA plugin.
+/// (core/memory/allocation_failure.h), as those on the CPU are. The first call of a process has this effect,
+/// and later calls do nothing. Throws Error without the CUDA plugin.
 void note_failures_of(at::Device device);
 
 /// What a rank was doing.

@@ -37,8 +37,8 @@ struct Position {
 std::optional<Position> saved_position(const std::filesystem::path& folder, const std::string& tag,
                                        comm::Communicator& comm);
 
-/// In the trainer's part of client_state: the start of a launcher that has saved the checkpoint
-/// (launched_run()), and the run.
+/// These keys in the trainer's part of client_state hold the start of a launcher that has saved the
+/// checkpoint (launched_run()), and the run.
 inline constexpr const char* kLaunchedKey = "run_id";
 inline constexpr const char* kRunKey = "run";
 inline constexpr size_t kRunIdBytes = 8;  ///< of random numbers in a run's id
@@ -68,9 +68,10 @@ struct Best {
   bool operator==(const Best&) const = default;
 };
 
-/// On rank 0. Throws ConfigError if starting a new run in this folder would discard an unfinished one.
+/// Is called on rank 0. Throws ConfigError if starting a new run in this folder would discard an unfinished
+/// one.
 void check_no_unfinished_run(const TrainerConfig& config);
-/// On rank 0. Moves the checkpoints of an earlier run to checkpoints/previous (itself a checkpoint
+/// Is called on rank 0. Moves the checkpoints of an earlier run to checkpoints/previous (itself a checkpoint
 /// directory), so that a new run cannot be resumed from them. They are removed once the new run has a
 /// complete checkpoint. Throws tessera::Error.
 void set_aside_checkpoints(const std::filesystem::path& output_dir);
@@ -129,8 +130,8 @@ class RunCheckpoints {
   const std::optional<Best>& best() const { return best_; }
   bool saves() const { return config_.save_every_epochs > 0 || config_.save_every_steps > 0; }
   const std::string& last_tag() const { return last_tag_; }
-  /// For the message of an error that ends the run: its last complete checkpoint, and how to resume
-  /// from it.
+  /// Returns text for the message of an error that ends the run: its last complete checkpoint, and how to
+  /// resume from it.
   std::string resume_hint() const;
 
  private:

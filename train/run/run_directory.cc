@@ -95,7 +95,7 @@ std::string RunDirectory::resume(int64_t step) {
   return metrics_->damage();
 }
 
-/// Before metrics.jsonl changes, so that results are never beside another run's metrics.
+/// Is called before metrics.jsonl changes, so that results are never beside another run's metrics.
 void RunDirectory::remove_results() const {
   std::error_code error;
   for (const char* name : {kResultsName, kStateName, kEvalResultsName, kModelName}) {

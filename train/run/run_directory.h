@@ -52,10 +52,11 @@ class RunDirectory {
   /// run's files as they are: begin() or resume() follows once it is certain that this run will train. Throws
   /// ConfigError with the folder and the reason if it cannot be written, and as RunLock.
   explicit RunDirectory(const std::filesystem::path& folder);
-  /// For a new run: removes an earlier run's results and empties metrics.jsonl. Throws tessera::Error.
+  /// Is called for a new run. Removes an earlier run's results and empties metrics.jsonl. Throws
+  /// tessera::Error.
   void begin();
-  /// For a run resumed after `step`: removes the results, and the records of later steps, which will
-  /// be written again. Returns what was damaged in metrics.jsonl, one line for the user; empty: nothing.
+  /// Is called for a run resumed after `step`. Removes the results, and the records of later steps, which
+  /// will be written again. Returns what was damaged in metrics.jsonl, one line for the user; empty: nothing.
   /// Throws tessera::Error.
   std::string resume(int64_t step);
 

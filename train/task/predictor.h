@@ -41,7 +41,7 @@ class Predictor {
   /// Collective at stage 3. One prediction for each text (UTF-8), in order. To be called in evaluation mode.
   /// Throws ConfigError if the model does not take texts.
   virtual std::vector<Prediction> predict(const std::vector<std::string>& texts);
-  /// For one rank with the whole model. Writes the output file and returns the tensors it holds. To be
+  /// Is for one rank with the whole model. Writes the output file and returns the tensors it holds. Must be
   /// called in evaluation mode. Throws DataError, DiskError; ConfigError if the model takes texts.
   virtual std::vector<PredictedTensor> predict_file(const PredictFileOptions& options);
 };

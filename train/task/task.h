@@ -86,7 +86,7 @@ class Task {
   virtual std::vector<std::string> metric_names() const = 0;
   /// Metrics from the sum of all statistics, (K) fp64 on the CPU. Contains "loss" if there is one.
   virtual Metrics metrics(const at::Tensor& total) const = 0;
-  /// From the same sum, a text with more detail for the end of a run, such as a table; empty: none.
+  /// Makes from the same sum a text with more detail for the end of a run, such as a table; empty: none.
   virtual std::string report(const at::Tensor&) const { return {}; }
 
   /// Names and contents of files to write beside the trained model, such as its vocabulary.

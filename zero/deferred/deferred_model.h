@@ -15,8 +15,9 @@
 //
 // Other tensors that the model holds are computed at once when `make` has returned: buffers on rank 0, whose
 // values all ranks get, and tensors that are neither parameters nor buffers on every rank. A parameter that
-// shares memory with such a tensor is one too. What cannot be put off runs while the model is made (recorder.h); if a raw pointer is asked for that is not there yet, the model is made once more, in
-// the ordinary way. So `make` may be called twice. libtorch's generators have the same state both times; what
+// shares memory with such a tensor is one too. What cannot be put off runs while the model is made
+// (recorder.h); if a raw pointer is asked for that is not there yet, the model is made once more, in the
+// ordinary way. So `make` may be called twice. libtorch's generators have the same state both times; what
 // else `make` changes is its caller's to restore.
 //
 // The idea is torchdistX's deferred_init.
@@ -39,7 +40,7 @@ namespace deferred {
 class OperatorLog;
 }
 
-/// For a test or a report.
+/// Has counts for a test or a report.
 struct MakingCounts {
   bool whole = false;        ///< made in the ordinary way, since something could not be put off
   int64_t num_recorded = 0;  ///< operators

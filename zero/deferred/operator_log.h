@@ -136,7 +136,7 @@ class OperatorLog {
   LogCounts counts_;
 };
 
-/// Of a tensor's values, on the CPU; 0 for other devices.
+/// Returns a hash of a tensor's values on the CPU; 0 for other devices.
 uint64_t hash_of(const at::Tensor& tensor);
 
 /// The same argument with each tensor (also in lists) replaced.

@@ -17,7 +17,7 @@ using c10::DispatchKey;
 constexpr std::array<std::string_view, 10> kFills = {
     "aten::uniform_",    "aten::normal_",    "aten::random_", "aten::exponential_", "aten::cauchy_",
     "aten::log_normal_", "aten::geometric_", "aten::zero_",   "aten::fill_",        "aten::copy_"};
-// With a composite kernel that reads and writes memory.
+// These operators have a composite kernel that reads and writes memory.
 constexpr std::array<std::string_view, 1> kCompositesThatCompute = {"aten::copy_"};
 constexpr std::array<std::string_view, 2> kUninitialized = {"aten::empty", "aten::empty_strided"};
 constexpr std::array<std::string_view, 3> kResizes = {"aten::resize_", "aten::resize_as_",

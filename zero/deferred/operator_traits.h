@@ -24,7 +24,7 @@ struct OperatorTraits {
   int device = -1;             ///< the argument that is one
   std::vector<bool> written;   ///< by argument
   std::vector<bool> not_read;  ///< by argument: written without having been read
-  /// By return value: the argument that it is, or -1 for a tensor of its own.
+  /// Has, by return value, the argument that it is, or -1 for a tensor of its own.
   std::vector<int> returns;
   bool only_writes = false;  ///< returns nothing of its own
 };

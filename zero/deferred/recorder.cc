@@ -28,7 +28,7 @@ void hear(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
   current->handle(op, keys & kBelow, *stack);
 }
 
-/// Once a process, when the first model is made without memory.
+/// Is called once in a process, when the first model is made without memory.
 void register_fallback() {
   [[gnu::used]] static torch::Library* const library = [] {
     auto* made =
@@ -66,7 +66,7 @@ at::Tensor on_meta(const at::Tensor& tensor) {
   return meta;
 }
 
-/// Like the meta tensor, on the device, without memory.
+/// Returns a tensor like the meta tensor, on the device, without memory.
 at::Tensor without_memory(const at::Tensor& meta, c10::Device device) {
   int64_t numel = meta.numel() == 0 ? 0 : 1;
   for (int64_t dim = 0; dim < meta.dim() && numel > 0; ++dim)

@@ -33,7 +33,7 @@ class KeptFailure {
   void rethrow();
   /// An operator has thrown its message.
   void was_thrown() { *thrown_ = true; }
-  /// In one line; empty: none.
+  /// Returns the failure's message in one line; empty: there is none.
   const std::string& message() const { return message_; }
   /// Forgets it. One that nobody was told of is thrown in place of that.
   void clear();

@@ -25,7 +25,8 @@ struct ThreadState {
   int depth = 0;                        // operators begun and not ended
   bool inside_residency = false;        // a Residency is at work: the operators that run are ours
   std::vector<Residency*> residencies;  // touched since depth was 0
-  /// By the address of an operator's name, which its schema owns: the arguments it writes, one bit each.
+  /// Has the arguments that an operator writes, one bit each, by the address of its name, which its schema
+  /// owns.
   std::unordered_map<const char*, uint64_t> written_arguments;
 };
 thread_local ThreadState thread_state;
@@ -85,7 +86,7 @@ bool counts(const at::RecordFunction& function) {
   return !thread_state.inside_residency && is_operator(function);
 }
 
-/// Of the process, as the callbacks are. See [Note: compiled graphs].
+/// Returns those of the process, to which the callbacks belong too. See [Note: compiled graphs].
 CompiledGraphs& compiled_graphs() {
   static CompiledGraphs graphs;
   return graphs;
@@ -104,8 +105,8 @@ void note_use(UnitHandle* handle, const char* operator_name) {
   handle->residency->on_use(handle->unit, operator_name);
 }
 
-/// From here on nothing is known of whether an argument is written: of a graph, which has no schema, and of
-/// the arguments that a mask of 64 bits does not hold.
+/// From this argument on nothing is known of whether it is written. This holds for a graph, which has no
+/// schema, and for the arguments that a mask of 64 bits does not hold.
 constexpr size_t kUnknownArgument = 64;
 
 /// Returns the handle when `tensor` is (a view of) a parameter, null for casts of one and for anything else.
@@ -190,7 +191,7 @@ void on_backward_end(const at::RecordFunction& function, at::ObserverContext*) {
   if (--thread_state.depth == 0 && !thread_state.residencies.empty()) release_pins();
 }
 
-/// From the first graph on: each node of backward then costs a call more.
+/// Is called at the first graph: each node of backward costs a call more from then on.
 void listen_to_compiled_backwards() {
   static const at::CallbackHandle once =
       at::addGlobalCallback(at::RecordFunctionCallback(on_backward_start, on_backward_end)

@@ -154,7 +154,7 @@ void Residency::ensure_unsharded(ParamUnit& unit, const char* operator_name) {
   wait(unit);
 }
 
-/// Of an unsharded unit.
+/// Makes an unsharded unit readable.
 void Residency::make_readable(ParamUnit& unit) {
   flush_to(unit);
   wait(unit);
@@ -331,7 +331,8 @@ std::vector<int> Residency::order_of_first_use() const {
   return order;
 }
 
-/// In the order the next forward reads them, so that it can start on the first while the rest arrive.
+/// Returns the units in the order the next forward reads them, so that it can start on the first while the
+/// rest arrive.
 std::vector<ParamUnit*> Residency::updated_units(bool frozen_too) const {
   std::vector<ParamUnit*> updated;
   for (const int index : order_of_first_use()) {
@@ -586,7 +587,7 @@ std::set<int> Residency::kept_units() const {
 
 // -------------------------------------------------------------------------------------------- failures
 
-/// Null: the failure that is kept.
+/// Null stands for the failure that is kept.
 void Residency::refuse(ParamUnit& unit, const std::exception_ptr& failure) noexcept {
   if (failure) failure_.keep(failure);
   unit.memory.refuse(failure_.message());

@@ -45,12 +45,11 @@ struct ResidencyOptions {
   int64_t persistence_numel = 100'000;  ///< units up to this size stay unsharded between updates
   bool track_casts = false;             ///< the model runs under autocast
   Mesh mesh = {};                       ///< who gathers together
-  /// Of the ranks that have a second copy of the parameters among them; null: there is none.
+  /// Joins the ranks that have a second copy of the parameters among them; null: there is none.
   comm::CommunicatorPtr secondary = nullptr;
-  /// What has to come before a gather: the update of the unit's shard that step() has left for later, if it
-  /// has
-  /// ([Note: deferred updates] in sharded_optimizer.h; unset: there are none); and `count` reductions of the
-  /// backward under way, where both have one order. Both are collective.
+  /// These do what has to come before a gather: the update of the unit's shard that step() has left for
+  /// later, if it has ([Note: deferred updates] in sharded_optimizer.h; unset: there are none); and `count`
+  /// reductions of the backward under way, where both have one order. Both are collective.
   std::function<void(ParamUnit&)> deferred_update;
   std::function<void(int count)> issue_reductions;
   Logger log;
@@ -114,10 +113,10 @@ class Residency {
   std::vector<int> order_of_first_use() const;
   /// Throws the first failure met inside an operator.
   void rethrow();
-  /// For failures met where nothing may be thrown; `thrown`: for those that are thrown as well.
+  /// Keeps a failure met where nothing may be thrown; `thrown` is true for one that is thrown as well.
   void keep_failure(const std::exception_ptr& failure, bool thrown = false);
   bool has_failure() const;
-  /// For hooks of backward: whether reductions are issued by the recorded order of use now.
+  /// Tells hooks of backward whether reductions are issued by the recorded order of use now.
   bool reductions_have_places();
   /// Collective. After a failure that all ranks have met alike: ends the pass, and makes readable what the
   /// failure has made unreadable. Where that takes new values, those are gathered. Throws a failure that
@@ -127,7 +126,7 @@ class Residency {
   // -- for GatheredParameters and whole-model access --
   /// Collective. Unshards units and pins them until unpin(); all ranks with the same units. Throws CommError.
   void pin(const std::vector<int>& units, bool writable);
-  /// Unless the gathers of a pass go on: then align() comes first.
+  /// Ends what pin() began. If the gathers of a pass go on, align() comes first.
   void unpin(const std::vector<int>& units, bool writable);
   /// Collective. Brings all ranks to the same place of the plan, so that what changes it changes it alike.
   void align(const char* why);
@@ -205,8 +204,8 @@ class Residency {
   bool hears_reads_;
   bool some_rank_gathers_on_use_;  // replicas may differ: a host's memory is shared, or not
 
-  mutable std::recursive_mutex
-      mutex_;  // guards what follows, the order, memory and use of units; held while a gather is waited for
+  // Guards what follows, the order, memory and use of units; held while a gather is waited for.
+  mutable std::recursive_mutex mutex_;
   BufferPool pool_;
   CastTracker casts_;
   StreamOrder streams_;

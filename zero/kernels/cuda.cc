@@ -30,7 +30,8 @@ at::Tensor empty_on(at::Device device, int64_t numel, at::ScalarType dtype) {
   return at::empty({numel}, at::TensorOptions().device(device).dtype(dtype));
 }
 
-/// For the sums of all segments together. (In fp64 elements; at least one, so that it has a place.)
+/// Makes the memory for the sums of all segments together. (It has fp64 elements, and at least one, so that
+/// it has an address.)
 template <class Segment>
 at::Tensor scratch_for(const std::vector<Segment>& segments, at::Device device) {
   int64_t numel = 1;

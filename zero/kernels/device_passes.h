@@ -72,11 +72,11 @@ inline Groups groups_of(const AccumulateArgs& args) {
   return {.numel = args.numel, .shift = aligned ? shift : 0, .aligned = aligned};
 }
 
-/// Of a sum.
+/// Returns the groups of a pass that sums.
 inline Groups groups_of(const ConstSpan& span) {
   return {.numel = span.numel, .shift = 0, .aligned = misaligned_by(span.data, span.dtype) == 0};
 }
-/// Of a pass that sums too.
+/// Returns the groups of an update that sums too.
 inline Groups unshifted_groups_of(const UpdateArgs& args) {
   Groups groups = groups_of(args);
   groups.aligned &= groups.shift == 0;

@@ -35,7 +35,7 @@ void accumulate(const std::vector<Accumulation>& all);
 /// order that depends on n alone: the same bits whatever the alignment of the slice or the number of threads.
 void squared_norms(const std::vector<at::Tensor>& grads, const at::Tensor& sums,
                    const std::vector<int64_t>& rows);
-/// Of one; waits for it.
+/// Returns the sums of one gradient; waits for them.
 NormPart squared_norm(const at::Tensor& grad);
 /// Index of the first element that is inf or NaN, or -1.
 int64_t first_nonfinite(const at::Tensor& grad);
@@ -67,7 +67,7 @@ void update(OptimizerKind kind, const Hyper& hyper, int64_t step, double grad_sc
 /// updates[i].
 void lamb_norms(double grad_scale, const std::vector<SegmentUpdate>& updates, const at::Tensor& sums,
                 const std::vector<int64_t>& rows);
-/// Of one; waits for it.
+/// Does the first pass of one segment; waits for its sums.
 LambPart lamb_norms(const Hyper& hyper, int64_t step, double grad_scale, const Segment& segment);
 /// Second pass: master -= lr * trust_ratio * update. `trust_ratios[i]` comes from lamb_trust_ratio over the
 /// summed parts. Does not read the gradient.

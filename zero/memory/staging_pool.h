@@ -27,7 +27,7 @@ class StagingPool {
               std::function<at::Tensor(int64_t bytes)> allocate)
       : transfer_(transfer), num_buffers_(num_buffers), allocate_(std::move(allocate)) {}
 
-  /// At least `bytes`.
+  /// Takes a buffer of at least `bytes`.
   Buffer take(int64_t bytes);
   /// The copy that ends at `buffer.free` is the last that uses it.
   void give_back(Buffer buffer);

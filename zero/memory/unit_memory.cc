@@ -22,7 +22,7 @@ struct UnitStorage final : c10::StorageImpl {
 }  // namespace
 
 UnitHandle* find_unit(const c10::StorageImpl& storage) {
-  // By address: comparing two of libtorch's types by name costs more.
+  // The types are compared by address, since comparing two of libtorch's types by name costs more.
   if (&typeid(storage) != &typeid(UnitStorage)) return nullptr;
   return static_cast<const UnitStorage&>(storage).handle.get();
 }

@@ -21,7 +21,7 @@ std::string part_of(const std::string& module, const std::string& name) {
   return module.empty() ? name : str(module, ".", name);
 }
 
-/// Without what may differ between ranks.
+/// Returns the text without what may differ between ranks.
 std::string normalized(const std::string& text) {
   static const std::regex of_a_class(R"(___torch_mangle_[0-9]+\.)"), of_a_device("cuda:[0-9]+");
   return std::regex_replace(std::regex_replace(text, of_a_class, ""), of_a_device, "cuda");

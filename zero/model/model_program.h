@@ -17,9 +17,9 @@ struct Module;
 
 namespace tessera::zero {
 
-/// By part of the model, in its order: "fc1" -> "torch::nn::Linear(in_features=8, …)". A value may have
-/// several lines. What may differ between ranks that have the same model is not in it: numbers of devices,
-/// and the numbers that TorchScript gives to classes of one name.
+/// Has a description by part of the model, in its order: "fc1" -> "torch::nn::Linear(in_features=8, …)". A
+/// value may have several lines. What may differ between ranks that have the same model is not in it: numbers
+/// of devices, and the numbers that TorchScript gives to classes of one name.
 using Program = std::vector<std::pair<std::string, std::string>>;
 
 /// The module tree, each module as it prints itself. (Of compiled code nothing else is known.)

@@ -27,8 +27,8 @@ class DeferredModel;
 
 struct ModelView {
   std::vector<NamedTensor> parameters;  ///< registration order; tied ones once a name
-  std::shared_ptr<ModuleState> state =
-      nullptr;            ///< buffers and more, whenever they are asked for; null: none
+  /// Gives buffers and more, whenever they are asked for; null: there are none.
+  std::shared_ptr<ModuleState> state = nullptr;
   bool scripted = false;  ///< TorchScript
   std::string forks_in;   ///< the TorchScript method that runs parts of itself on other threads
                           ///< (torch.jit.fork); empty: none

@@ -23,7 +23,7 @@ static std::vector<int64_t> rounded_up(std::vector<int64_t> sizes, int64_t (*rou
   return sizes;
 }
 
-/// Null: libtorch's memory.
+/// Null stands for libtorch's memory.
 static BufferPool::Allocate allocator_of(const OffloadOptions& options) {
   if (!options.transfer) return {};
   return [transfer = options.transfer](int64_t bytes) { return transfer->host_memory(bytes); };
@@ -85,7 +85,7 @@ void OffloadStore::look_ahead() {
   }
 }
 
-/// Of what could go at once. Null: there is nothing.
+/// Returns, of the tensors that could go at once, the one that is used last. Null: there is none.
 OffloadedTensor* OffloadStore::used_last_of_unwanted() const {
   std::vector<OffloadedTensor*> candidates;
   for (OffloadedTensor* const tensor : idle_)
@@ -98,7 +98,7 @@ OffloadedTensor* OffloadStore::used_last_of_unwanted() const {
   return candidates.front();
 }
 
-/// Without waiting, until `bytes` have room.
+/// Frees buffers until `bytes` have room, as far as that takes no wait.
 void OffloadStore::free_unwanted(int64_t bytes) {
   const auto reap = [&] {
     if (writing_.empty() || !writing_.front()->transfer_done()) return false;

@@ -31,7 +31,8 @@ class OffloadedTensor;
 struct OffloadOptions {
   std::string directory;  ///< where the file is
   int num_buffers = 13;   ///< of the largest tensor's size: what may be in memory at once
-  std::shared_ptr<comm::HostTransfer> transfer = nullptr;  ///< the device that the buffers are copied to and from
+  /// Copies between the buffers and the device.
+  std::shared_ptr<comm::HostTransfer> transfer = nullptr;
 };
 
 /// Keeps state in a file, and brings what is used next into memory ahead. Owns the file and the buffers of
@@ -55,7 +56,7 @@ class OffloadStore {
   int64_t budget() const { return budget_; }
   int64_t bytes_read() const { return file_.bytes_read(); }
   int64_t bytes_written() const { return file_.bytes_written(); }
-  /// For which acquire() has waited.
+  /// Returns for how many seconds acquire() has waited.
   double seconds_waited() const { return seconds_waited_; }
 
  private:

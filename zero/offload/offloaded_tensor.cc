@@ -43,7 +43,7 @@ void OffloadedTensor::start_reading() {
   if (holders_ == 0) store_.idle_.push_back(this);
 }
 
-/// Of an idle one.
+/// Starts to write an idle tensor to disk.
 void OffloadedTensor::start_writing() {
   std::erase(store_.idle_, this);
   changed_ = false;

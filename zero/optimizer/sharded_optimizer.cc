@@ -155,7 +155,7 @@ StagingPool::Buffer ShardedOptimizer::begin_to_bring_gradient(const ParamUnit& u
   return buffer;
 }
 
-/// Of fp32 units the master is what is copied: it changes with the next update only.
+/// Copies an fp32 unit's master itself: it changes with the next update only.
 void ShardedOptimizer::copy_back(const ParamRange& range, StagedUnit& staged) const {
   const ParamUnit& unit = *range.unit;
   if (!unit.placement.copies_masters_to_device()) return;
@@ -322,8 +322,8 @@ void ShardedOptimizer::step_lamb() {
   }
 }
 
-/// By parameter: its sums, which all ranks add up. A parameter has one range in the part that this rank owns
-/// at most.
+/// Returns the sums of each parameter, which all ranks add up. A parameter has one range in the part that
+/// this rank owns at most.
 std::vector<kernels::LambPart> ShardedOptimizer::lamb_totals() {
   const auto num_parameters = static_cast<int64_t>(layout_.parameters().size());
   at::Tensor norms;  // (parameters and one that takes what is another rank's to report, 2)

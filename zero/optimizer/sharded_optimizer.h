@@ -64,12 +64,12 @@ class ShardedOptimizer {
   void update(ParamUnit& unit);
   /// Updates all units that have not been.
   void finish_step();
-  /// After an update that failed: leaves the units that have not been updated as they are. All of the
-  /// state is to be replaced.
+  /// Is called after an update that failed. Leaves the units that have not been updated as they are. All of
+  /// the state has to be replaced afterwards.
   void drop_step();
 
   std::vector<kernels::Hyper>& groups() { return groups_; }
-  /// Of ParamUnit::states, in their order.
+  /// Returns the names of ParamUnit::states, in their order.
   const std::vector<std::string>& state_names() const { return state_names_; }
   /// Updates a parameter has had (Adam's step count), those to come of the step that has begun included.
   int64_t steps(int parameter) const { return steps_[parameter]; }
@@ -118,8 +118,8 @@ class ShardedOptimizer {
     std::vector<kernels::Hyper> groups;  // as they were when it began
     std::vector<int> order;
     std::vector<bool> updated;  // by unit
-    comm::EventPtr begun =
-        nullptr;  // the device has read the values that are replaced, and has the gradients
+    // The device has read the values that are replaced, and has the gradients.
+    comm::EventPtr begun = nullptr;
     std::vector<comm::HostThread::Task> tasks = {};  // by unit: its update
   };
 

@@ -30,8 +30,8 @@ class UpdateRule {
   /// Elements of one or several parameters of one param group, which have had as many updates.
   struct Elements {
     at::Tensor weights;  ///< (n) fp32, to be updated in place
-    at::Tensor
-        gradient;  ///< (n) fp32, finite: mean over the global batch, unscaled, clipped; may be overwritten
+    /// (n) fp32, finite. It is the mean over the global batch, unscaled and clipped; it may be overwritten.
+    at::Tensor gradient;
     std::vector<at::Tensor> states;  ///< (n) fp32 each, to be updated in place; zeros before the first update
   };
   struct Step {
@@ -45,7 +45,7 @@ class UpdateRule {
   virtual std::string name() const = 0;
   /// Names of the states, in order; they stand in checkpoints.
   virtual std::vector<std::string> state_names() const = 0;
-  /// On the device of the tensors, by torch's operators (no gradient is recorded) or on their memory:
+  /// Updates on the device of the tensors, by torch's operators (no gradient is recorded) or in their memory:
   /// they are contiguous, and slices may begin at any element.
   virtual void update(const Elements& elements, const Step& step) const = 0;
 };

@@ -96,8 +96,8 @@ class CollectiveOrder {
 
   /// No gradient of the unit is missing now.
   void gradient_complete(int unit);
-  /// Of the backward under way: reductions that could be issued, in the agreed order (in the first backward:
-  /// units complete so far). None outside of backward.
+  /// Counts the reductions of the backward under way that could be issued, in the agreed order (in the first
+  /// backward: the units complete so far). Returns 0 outside of backward.
   int num_ready() const;
 
   /// The unit whose turn it is. Requires: not all_issued().
@@ -105,7 +105,7 @@ class CollectiveOrder {
   bool next_is_complete() const { return complete_[num_issued_]; }
   void issued() { ++num_issued_; }
   bool all_issued() const { return num_issued_ == num_reductions(); }
-  /// Since the last begin_backward().
+  /// Returns the number since the last begin_backward().
   int num_issued() const { return num_issued_; }
   int num_completed() const { return num_completed_; }
   int in_flight() const { return num_issued_ - num_completed_; }

@@ -20,8 +20,8 @@ struct Use {
   int unit = 0;
   int64_t first_operator = 0;
   int64_t last_operator = 0;
-  int reductions =
-      0;  ///< how many were ready by then; see [Note: one order on a device] in collective_order.h
+  /// Says how many were ready by then; see [Note: one order on a device] in collective_order.h.
+  int reductions = 0;
   bool operator==(const Use&) const = default;
 };
 using Trace = std::vector<Use>;

@@ -34,8 +34,8 @@ struct StateBytes {
 struct StateModel {
   Sharding sharding;
   DType accumulate_dtype = DType::kFloat32;  ///< gradients
-  bool one_copy_a_host =
-      false;  ///< ranks share memory: trainable parameters exist once as soon as the optimizer is sharded
+  /// Ranks share memory: trainable parameters exist once as soon as the optimizer is sharded.
+  bool one_copy_a_host = false;
   int ranks_a_host = 0;            ///< that share the copy; 0: all
   int num_states = 2;              ///< fp32 moments an element (Adam: 2)
   bool async_checkpoints = false;  ///< a copy of this rank's shards is set aside
@@ -58,8 +58,8 @@ inline StateBytes state_bytes(const StateElements& whole, const StateModel& mode
                               Tier tier = Tier::kDevice) {
   StateBytes bytes;
   const auto held = [&](bool sharded) { return sharded ? whole.shard_numel : whole.numel; };
-  const Placement placement =
-      placement_of(model.sharding, whole.trainable, model.one_copy_a_host, model.tiers, model.groups.secondary > 0);
+  const Placement placement = placement_of(model.sharding, whole.trainable, model.one_copy_a_host,
+                                           model.tiers, model.groups.secondary > 0);
   if (placement.values == tier)
     bytes.parameters = held(placement.parameters != Placement::Parameters::kWhole) * size_bytes(whole.dtype);
   if (placement.second_copy && tier == Tier::kDevice)
@@ -106,7 +106,7 @@ inline StateBytes model_state_bytes(const Layout& layout, const StateModel& mode
   return bytes;
 }
 
-/// For a model of which only the number of (trainable) parameters is known: without padding, which
+/// Is for a model of which only the number of (trainable) parameters is known. Leaves out padding, which
 /// depends on the layout. With bf16, gradients accumulated in bf16 and Adam's two moments these are the
 /// numbers of Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models"
 /// (2020), figure 1: 16 bytes a parameter.

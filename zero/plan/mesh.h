@@ -8,8 +8,7 @@
 //               shard 0  shard 1    (shard dimension)
 //   replica 0   rank 0   rank 1     gathers and reductions of backward stay in a shard group;
 //   replica 1   rank 2   rank 3     at the accumulation boundary each replicate group (the ranks of one
-//   (replicate                      shard) sums its shard of the gradients
-//   dimension)
+//   (replicate dimension)           shard) sums its shard of the gradients
 //
 // The sum is ((ranks of replica 0, in order) + (ranks of replica 1, in order) + …), which is what hybrid
 // communication gives where a shard group is a host. Every replica has the same bits afterwards, and makes
@@ -55,7 +54,7 @@ struct Mesh {
     return part % num_replicas() * shard_size + part / num_replicas();
   }
 
-  // Of a unit of `numel` elements, a multiple of `world`.
+  // The ranges are in a unit of `numel` elements, a multiple of `world`.
   Range shard_of(int64_t numel) const { return part(numel, shard(), shard_size); }
   Range owned_of(int64_t numel) const { return part(numel, owned_part(), world); }
   Range secondary_of(int64_t numel) const { return part(numel, rank % secondary_size, secondary_size); }

@@ -52,11 +52,11 @@ struct Placement {
   bool operator==(const Placement&) const = default;
 };
 
-/// The placement of a trainable or a frozen unit. `one_copy_a_host`: the ranks share memory (which stays in memory:
-/// what is on disk is each rank's own). `second_copy`: of sharded units there is one; a host's copy needs
-/// none.
+/// The placement of a trainable or a frozen unit. `one_copy_a_host`: the ranks share memory (which stays in
+/// memory: what is on disk is each rank's own). `second_copy`: of sharded units there is one; a host's copy
+/// needs none.
 constexpr Placement placement_of(Sharding sharding, bool trainable, bool one_copy_a_host, Tiers tiers = {},
-                          bool second_copy = false) {
+                                 bool second_copy = false) {
   Placement placement;
   placement.device_memory_is_separate = tiers.device_memory_is_separate;
   placement.updates_shard = sharding.updates_shard(trainable);
@@ -81,9 +81,9 @@ enum class ReductionMode {
   kSingleRank,          ///< the same of one rank: see [Note: nothing to sum] in gradient_reducer.h
 };
 
-/// `placement`: of a trainable unit. `each_micro_step`: zero_optimization.reduce_each_micro_step. `same_dtype`:
-/// gradients are communicated in the dtype in which they are accumulated. `nothing_to_sum`: the group is one
-/// rank, and its gradients are not scaled.
+/// `placement` is that of a trainable unit. `each_micro_step`: zero_optimization.reduce_each_micro_step.
+/// `same_dtype`: gradients are communicated in the dtype in which they are accumulated. `nothing_to_sum`: the
+/// group is one rank, and its gradients are not scaled.
 constexpr ReductionMode reduction_mode(const Placement& placement, bool each_micro_step, bool same_dtype,
                                        bool nothing_to_sum) {
   if (placement.gradient_sharded || each_micro_step)

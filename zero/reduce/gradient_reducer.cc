@@ -23,8 +23,9 @@ namespace tessera::zero {
 
 constexpr int kFirstPassesWithoutWaits = 8;
 
-/// On CUDA: little beside what else a backward holds, and as much as a launch over a full table of parameters
-/// of half a megabyte each. A larger one keeps the device busy for longer than its launch takes.
+/// The limit on CUDA is little beside what else a backward holds, and as much as a launch over a full table
+/// of parameters of half a megabyte each takes. A larger gradient keeps the device busy for longer than its
+/// launch takes.
 static int64_t max_waiting_bytes_on(at::Device device) { return device.is_cuda() ? int64_t{32} << 20 : 0; }
 
 /// Collective. (numel) zeros in memory that the other ranks can read, where there is such memory
@@ -105,10 +106,9 @@ GradientReducer::GradientReducer(const Layout& layout, std::vector<ParamUnit>& u
 ReductionMode GradientReducer::choose_mode() const {
   const auto trainable = std::ranges::find_if(units_, [](const auto& unit) { return unit.spec.trainable; });
   if (trainable == units_.end()) return ReductionMode::kAccumulateInPlace;
-  return reduction_mode(
-      trainable->placement, options_.reduce_each_micro_step,
-      options_.accumulate_dtype == options_.communicate_dtype,
-      comm_->size() == 1 && !options_.replicas && prescale_ == 1 && postscale_ == 1);
+  return reduction_mode(trainable->placement, options_.reduce_each_micro_step,
+                        options_.accumulate_dtype == options_.communicate_dtype,
+                        comm_->size() == 1 && !options_.replicas && prescale_ == 1 && postscale_ == 1);
 }
 
 // Collective where the accumulator is reduced in place: other ranks then read it.
@@ -125,8 +125,8 @@ void GradientReducer::make_accumulator(ParamUnit& unit) {
                       : symmetric_zeros(*comm_, numel, like, unit.name);
 }
 
-/// Those that are not there: what Python's register_post_accumulate_grad_hook() sets on a parameter that has
-/// had none takes the place of ours. It runs first from then on.
+/// Installs the hooks that are missing: what Python's register_post_accumulate_grad_hook() sets on a
+/// parameter that has had none takes the place of our hook. Ours runs after it from then on.
 void GradientReducer::install_hooks() {
   for (const int unit : order_.reductions())
     for (const int parameter : units_[unit].spec.parameters) {
@@ -360,7 +360,8 @@ void GradientReducer::copy_into_slot(int parameter, const at::Tensor& slot) {
   gradient.in_slot = true;
 }
 
-/// Where the slot is an accumulator of a wider type, or what is added would be rounded only with the sum.
+/// Rounds the gradient as the slot does: what is added to an accumulator of a wider type would otherwise be
+/// rounded only with the sum.
 at::Tensor GradientReducer::rounded_as_in_slot(const at::Tensor& grad) const {
   if (!single_rank_) return grad;
   const at::ScalarType dtype = options_.communicate_dtype;
@@ -376,8 +377,8 @@ bool GradientReducer::mark_ready(int parameter) {
 
 // ------------------------------------------------------------------------------ before a unit's reduction
 
-/// In p.grad, for the unit's reduction that is about to be issued; what came late stays there until the next
-/// one.
+/// Returns whether p.grad has a gradient for the unit's reduction that is about to be issued; what came late
+/// stays there until the next one.
 bool GradientReducer::has_grad(int parameter) const {
   const ParameterGradient& gradient = gradients_[parameter];
   const bool late = order_.in_backward() && slots_round_ && gradient.came > gradient.expected;
@@ -535,7 +536,7 @@ void GradientReducer::bring_accumulator(ParamUnit& unit, bool add) {
   buffer.free = options_.transfer->h2d(sum_on_device(unit), shard(unit), buffer.free);
 }
 
-/// How a hook waits, now.
+/// Returns how a hook waits now.
 GradientReducer::Wait GradientReducer::in_hook() const {
   if (hooks_may_block_) return Wait::kUntilDone;
   return waits_in_hooks() ? Wait::kLimited : Wait::kNo;

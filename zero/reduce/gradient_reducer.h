@@ -91,8 +91,8 @@ std::vector<int> first_order_of_reductions(const std::vector<ParamUnit>& units);
 /// Accumulates and reduces the gradients of one rank's units. Owns the hooks on the parameters, the buffer of
 /// slots, and what it keeps of each gradient (UnitGradient, by unit, lies in the unit). Used by one thread at
 /// a time: autograd's in hooks, and the one that calls backward(). `parameters[i]` is Layout parameter i.
-/// `comm`: of the ranks that hold the shards of a unit. `residency`: is told of nothing, and asked for
-/// failures and for the order; null: no unit is ever gathered. Requires: layout, units, order and residency
+/// `comm` joins the ranks that hold the shards of a unit. `residency` is asked for failures and for the
+/// order, and is told nothing; null: no unit is ever gathered. Requires: layout, units, order and residency
 /// outlive it.
 class GradientReducer {
  public:
@@ -266,8 +266,9 @@ class GradientReducer {
   int passes_without_waits_ = 0;  // this backward and those after it
   int next_passes_without_waits_ = 8;
 
-  // Over the replicas, of this boundary's backward, in that order: sums of owned parts, and gathers of those,
-  // which have a group of their own where that lets them begin before all sums have.
+  // These are the collectives over the replicas of this boundary's backward, in that order: sums of owned
+  // parts, and gathers of those, which have a group of their own where that lets them begin before all sums
+  // have begun.
   std::vector<comm::WorkPtr> sums_, sum_gathers_;
   comm::CommunicatorPtr sum_gather_comm_;
 };

@@ -18,13 +18,13 @@ namespace tessera::zero {
 
 /// What all ranks know of the accumulated gradients before an update.
 struct GradientSummary {
-  double norm =
-      0;  ///< L2, over all parameters and ranks, of the gradients as accumulated (loss scale included)
+  /// Is the L2 norm, over all parameters and ranks, of the gradients as accumulated (loss scale included).
+  double norm = 0;
   int64_t num_nonfinite = 0;
   std::string first_nonfinite;  ///< name of the first parameter with such an element
   std::vector<bool> used;       ///< by parameter: some rank had a gradient
-  std::vector<int>
-      late_units;            ///< had gradients that came late on some rank: see GradientReducer::late_units
+  /// These units had gradients that came late on some rank: see GradientReducer::late_units.
+  std::vector<int> late_units;
   bool flag_raised = false;  ///< some rank raised its flag
 };
 

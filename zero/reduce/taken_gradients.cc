@@ -19,7 +19,7 @@ TakenGradients::~TakenGradients() {
       parameters_[parameter].mutable_grad().reset();
 }
 
-/// Of the parameter's shape; its storage has no memory.
+/// Makes a tensor of the parameter's shape, whose storage has no memory.
 at::Tensor TakenGradients::make(int parameter) const {
   const at::Tensor& tensor = parameters_[parameter];
   const size_t bytes = tensor.nbytes();

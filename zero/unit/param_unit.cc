@@ -29,7 +29,8 @@ ParamUnit::ParamUnit(const Layout& layout, int index, const UnitOptions& options
   const MemoryForUnit for_this(name);
   const MemoryFor use_of_memory(MemoryUse::kParameters);
   const auto placed = [&](bool one_copy_a_host) {
-    return placement_of(options.sharding, spec.trainable, one_copy_a_host, options.tiers, mesh.secondary_size > 0);
+    return placement_of(options.sharding, spec.trainable, one_copy_a_host, options.tiers,
+                        mesh.secondary_size > 0);
   };
   at::Tensor buffer;
   if (placed(true).host_shared()) buffer = comm.allocate_shared(memory.bytes(), name);

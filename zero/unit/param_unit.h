@@ -131,8 +131,9 @@ class ParamUnit {
 
   // -- values --
   UnitMemory memory;
-  at::Tensor
-      shard;  ///< (shard numel) values of this rank's shard; a slice of the memory unless the unit is sharded
+  /// (shard numel) Has the values of this rank's shard; it is a slice of the memory unless the unit is
+  /// sharded.
+  at::Tensor shard;
   /// (secondary numel) the unit's dtype: this rank's shard of the second copy, where the placement has one.
   /// Current from the first gather of new values on.
   at::Tensor secondary;
@@ -160,15 +161,15 @@ class ParamUnit {
   /// (numel) zeros on that kind's tier.
   at::Tensor make(StateKinds kind, int64_t numel, at::ScalarType dtype, const std::string& what);
   std::vector<OffloadedTensor*> on_disk(StateKinds kinds) const;
-  /// Of which `tensor` is a view; null: of none.
+  /// Returns the tensor on disk of which `tensor` is a view; null: it is a view of none.
   OffloadedTensor* find_on_disk(const at::Tensor& tensor) const;
   bool is_on_disk(StateKinds kinds) const { return !on_disk(kinds).empty(); }
-  /// Around every use of their tensors: see InMemory. Throws Error.
+  /// Must be called around every use of their tensors: see InMemory. Throws Error.
   void acquire(StateKinds kinds, OffloadedTensor::Access access);
   void release(StateKinds kinds);
 
-  /// Where the update is computed on the host: the values on the device are the new ones from `event`
-  /// on.
+  /// Is called where the update is computed on the host: the values on the device are the new ones from
+  /// `event` on.
   void values_arrive(comm::EventPtr event) { arrival_ = copied_up_ = std::move(event); }
   /// What is given to the device's current stream from now on sees them.
   void follow_values();
@@ -194,12 +195,13 @@ class ParamUnit {
   bool wait_for_unshard();
   /// Gives the buffer back. No gather may be in flight.
   void reshard(BufferPool& pool);
-  /// After a failure: what memory.refuse() has made unreadable is readable again where its buffer has
-  /// the unit's values. Returns whether it is, or the unit has no buffer. No gather may be in flight.
+  /// Is called after a failure. Makes what memory.refuse() has made unreadable readable again where its
+  /// buffer has the unit's values. Returns whether it is, or the unit has no buffer. No gather may be in
+  /// flight.
   bool readable_again();
 
-  /// Of a host-shared unit: from the first on, writes of this rank go to a copy of its own, until the
-  /// end.
+  /// These are for a host-shared unit: from the first one on, writes of this rank go to a copy of its own,
+  /// until the last one.
   void begin_private_writes(BufferPool& pool);
   /// Each rank of a host writes its part of what all of them have in their copies to the memory they
   /// share.

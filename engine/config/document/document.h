@@ -47,7 +47,8 @@ class Origins {
     int line = kNowhere;
     int order = 0;
   };
-  /// Of the nearest enclosing key that was written: a missing key has the origin of its section.
+  /// Returns the origin of the nearest enclosing key that was written: a missing key has the origin of its
+  /// section.
   Origin origin_of(const std::string& path) const;
 
   std::string source_;

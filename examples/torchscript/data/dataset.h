@@ -37,7 +37,7 @@ class TensorSet {
   /// "train.safetensors: 'y'" of the first file, for messages.
   std::string target_name() const;
   DType target_type() const { return parts_.front().target->type; }
-  /// Of one sample's target.
+  /// Returns the shape of one sample's target.
   std::vector<int64_t> target_shape() const;
   /// "train.safetensors: records 0 to 11", or the first of those that are no
   /// range; by file where there are several.

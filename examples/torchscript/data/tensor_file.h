@@ -35,7 +35,8 @@ struct StoredTensor {
 /// DataError naming file and tensor.
 class TensorFile {
  public:
-  /// By the name's ending: .safetensors, .h5 or .hdf5. Checks the header of a safetensors file.
+  /// Opens the file by the name's ending: .safetensors, .h5 or .hdf5. Checks the header of a safetensors
+  /// file.
   explicit TensorFile(const std::filesystem::path& path);
   ~TensorFile();
 

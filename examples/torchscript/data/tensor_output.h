@@ -26,7 +26,7 @@ class TensorOutput {
   /// The next rows: contiguous CPU tensors (B, …), of the same names, types and row shapes each time.
   /// `origin` begins the message of the DataError where they are not. Throws DiskError.
   void add(const std::vector<std::pair<std::string, at::Tensor>>& rows, const std::string& origin);
-  /// After the last row. What the file holds. Throws DiskError.
+  /// Is called after the last row. Returns what the file holds. Throws DiskError.
   std::vector<train::PredictedTensor> finish();
 
  private:
