@@ -1,4 +1,5 @@
 """The tree keeps the rules of rules.py, and each rule catches a tree that breaks it."""
+import re
 import sys
 import tempfile
 import unittest
@@ -142,6 +143,17 @@ class CodeOf(unittest.TestCase):
 
     def test_keeps_includes(self):
         self.assertEqual(code_of('#include "a.h"  // "b.h"\n').rstrip(), '#include "a.h"')
+
+
+class ArchitecturePage(unittest.TestCase):
+    def test_its_table_has_the_sub_folders_of_each_room_in_their_order(self):
+        text = (Path(__file__).resolve().parents[2] / "docs/architecture.md").read_text(encoding="utf-8")
+        table, room = {}, ""
+        for row in re.findall(r"^\|(.*)\|$", text.split("### Inside of a room")[1].split("###")[0], re.MULTILINE)[2:]:
+            cells = [cell.strip() for cell in row.split("|")]
+            room = cells[0].strip("`/") or room
+            table.setdefault(room, []).extend(name.rstrip("/") for name in re.findall(r"`([^`]+)`", cells[1]))
+        self.assertEqual(table, rules.SUB_FOLDERS)
 
 
 class ProjectFiles(unittest.TestCase):
