@@ -113,12 +113,18 @@ at::Device choose_device(const JoinOptions& options, const Environment& env) {
     throw CommError(
         str("backend \"", backend, "\" moves CPU tensors; CUDA tensors need \"nccl\" or \"staged\""));
   if (device == "cuda" || (device == "auto" && !moves_cpu_tensors)) {
+    bool some_device = false;
     try {
+      const CudaDevices devices = cuda_devices();
+      some_device = devices.num_visible > 0;
       const bool may_share = backend == "staged" || (backend == "auto" && device == "cuda");
-      const int index = choose_cuda_device(cuda_devices(), env.local_rank, env.local_world_size, may_share);
+      const int index = choose_cuda_device(devices, env.local_rank, env.local_world_size, may_share);
       return {at::kCUDA, static_cast<c10::DeviceIndex>(index)};
-    } catch (const Error&) {
+    } catch (const Error& error) {
       if (device == "cuda") throw;
+      if (some_device && env.rank == 0)
+        options.log.warning(str("the ranks run on the CPU: ", error.what(),
+                                "; with device \"cuda\" they share devices over \"staged\""));
     }
   }
   if (backend == "nccl" || backend == "staged") refuse_cpu_tensors(backend);
