@@ -226,8 +226,8 @@ TEST(Staged, ALateRankEndsACollectiveThatNobodyWaitsFor) {
     }
     comm->all_reduce(buffer, "unit 1");  // neither waited for nor polled
     std::this_thread::sleep_for(milliseconds(1000));
-    EXPECT_EQ(error_of([&] { comm->exchange("", "what was learnt"); }),
-              "all_reduce of \"unit 1\" (8 x Float), collective 2: rank 1 has not arrived within 0.3 s");
+    EXPECT_THAT(error_of([&] { comm->exchange("", "what was learnt"); }),
+                HasSubstr("rank 1 has not arrived within 0.3 s"));
   });
   EXPECT_LT(testing::seconds_since(start), 6);
 }
