@@ -21,6 +21,7 @@ from tessera.errors import CommError
 
 _BACKENDS = ("auto", "nccl", "staged", "p2p", "shm", "hybrid", "gloo")
 _DEVICES = ("auto", "cuda", "cpu")
+_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 _MAX_SECONDS = 1e9  # 31 years: clocks count nanoseconds in 64 bits
 
 _group = None
@@ -74,8 +75,10 @@ def _join(backend, device, timeout_s, rendezvous_timeout_s, verify=False, log=Tr
     given = {"backend": backend, "device": device, "timeout_s": timeout_s, "verify": verify}
     with _lock:
         if _group is None:
-            with _port_beside_torch():
+            with _port_beside_torch() as has_own_port:
                 _group = _engine.join(backend, device, timeout_s, rendezvous_timeout_s, verify, log)
+            if not has_own_port and _group.size > 1:
+                _offer_store_to_torch()
             _joined_with.update(given)
             atexit.register(destroy)
         elif _group.size > 1:
@@ -97,18 +100,18 @@ def _check_joined_alike(given):
 @contextmanager
 def _port_beside_torch():
     """Where a script has made torch.distributed's group before: its store is served at MASTER_PORT, so ours gets another port inside of
-    the `with`. torchrun serves a store for both."""
+    the `with`, which gives True then. torchrun serves a store for both."""
     distributed = torch.distributed
     if not distributed.is_available() or not distributed.is_initialized():
-        yield
+        yield False
         return
     num_ranks = int(_engine.environment()["WORLD_SIZE"])
     if num_ranks != distributed.get_world_size():
         raise CommError(f"torch.distributed has {distributed.get_world_size()} ranks, but WORLD_SIZE is "
                         f"{os.environ.get('WORLD_SIZE', 'not set')}; expected RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun sets them")
     before = os.environ.get("MASTER_PORT")
-    if num_ranks == 1 or before is None or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        yield
+    if num_ranks == 1 or before is None or os.environ.get(_AGENT_STORE) == "True":
+        yield False
         return
     store = distributed.distributed_c10d._get_default_store()
     key = f"tessera/port{next(_ports)}"
@@ -118,9 +121,17 @@ def _port_beside_torch():
             store.set(key, str(probe.getsockname()[1]))
     os.environ["MASTER_PORT"] = store.get(key).decode()
     try:
-        yield
+        yield True
     finally:
         os.environ["MASTER_PORT"] = before
+
+
+def _offer_store_to_torch():
+    """Rank 0 serves the group's store at MASTER_PORT, where `init_process_group` would serve another one (EADDRINUSE). This variable, which
+    torchrun sets too, makes it a client. Until `destroy`, which may end the server."""
+    if os.environ.get(_AGENT_STORE) != "True" and os.environ.get("MASTER_PORT") == _engine.environment()["MASTER_PORT"]:
+        os.environ[_AGENT_STORE] = "True"
+        _joined_with["offered_store"] = True
 
 
 def group() -> _engine.Communicator:
@@ -137,6 +148,8 @@ def destroy() -> None:
     """Leave the group. Engines must be gone, or not be used any more."""
     global _group
     _group = None
+    if _joined_with.pop("offered_store", False):
+        os.environ.pop(_AGENT_STORE, None)
 
 
 def get_rank() -> int:

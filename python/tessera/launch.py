@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 
 def command_path() -> Path:
     """The program `tessera` of this package."""
@@ -63,8 +65,6 @@ def run_command(*arguments: str | os.PathLike) -> None:
 
 def _with_torch_found(environment):
     """The command looks for torch's libraries beside the package; an environment that builds upon another has them elsewhere."""
-    import torch
-
     package, beside = Path(__file__).parent, Path(torch.__file__).parents[1]
     if not command_path().is_symlink() and beside != package.parent:  # a link: of a build tree, which knows where torch is
         folders = [beside / "torch" / "lib", *sorted(beside.glob("nvidia/*/lib"))]
@@ -77,7 +77,7 @@ def launch(function: Callable[..., Any], args: tuple = (), nproc: int = 2) -> An
     """Run a function on several ranks of this host, such as a notebook's. Returns when all have ended.
 
     Each rank is a fork of this process, so the function may be one that was typed into a cell; nothing may have used CUDA, or
-    joined a group, in this process before.
+    joined a group, in this process before. The function may make torch.distributed's group too, by `init_process_group(backend)`.
 
     Parameters
     ----------
@@ -110,25 +110,29 @@ def launch(function: Callable[..., Any], args: tuple = (), nproc: int = 2) -> An
     if comm.is_initialized():
         raise Error("launch() after this process has joined a group; call it in a fresh process, or restart the notebook's kernel")
     context = multiprocessing.get_context("fork")
-    with socket.create_server(("127.0.0.1", 0)) as store:
-        os.set_inheritable(store.fileno(), True)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         results = [context.Pipe(duplex=False) for _ in range(nproc)]
-        ranks = [context.Process(target=_run_rank, args=(function, args, rank, nproc, store, results[rank][1]), daemon=True)
+        ranks = [context.Process(target=_run_rank, args=(function, args, rank, nproc, listener, results[rank][1]), daemon=True)
                  for rank in range(nproc)]
         for rank in ranks:
             rank.start()
+        # This process serves the store, as torchrun's agent does: for Tessera's group and for torch.distributed's. The server has a
+        # thread, so it starts after the forks; ranks that connect earlier wait in the listener's queue.
+        store = torch.distributed.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=os.dup(listener.fileno()))
     for _, sender in results:
         sender.close()
-    return _await_results(ranks, [receiver for receiver, _ in results], Error)
+    try:
+        return _await_results(ranks, [receiver for receiver, _ in results], Error)
+    finally:
+        del store
 
 
-def _run_rank(function, args, rank, nproc, store, sender):
+def _run_rank(function, args, rank, nproc, listener, sender):
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(nproc), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(nproc),
-                      MASTER_ADDR="127.0.0.1", MASTER_PORT=str(store.getsockname()[1]))
-    if rank == 0:
-        os.environ["TESSERA_STORE_FD"] = str(os.dup(store.fileno()))
-        os.set_inheritable(int(os.environ["TESSERA_STORE_FD"]), True)
-    store.close()
+                      MASTER_ADDR="127.0.0.1", MASTER_PORT=str(listener.getsockname()[1]), TORCHELASTIC_USE_AGENT_STORE="True")
+    os.environ.pop("TESSERA_STORE_FD", None)  # of a launcher that started this process
+    listener.close()
     try:
         result = function(*args)
         # Whole: the pickles of torch.multiprocessing name memory and files of this process, which ends.

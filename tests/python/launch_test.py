@@ -21,6 +21,16 @@ def tensors(count):
 for count in (1, 20):
     found = tessera.launch(tensors, args=(count,), nproc=2)
     assert [tensor.tolist() for tensor in found] == [[float(i)] * 3 for i in range(count)], found
+def both_groups(torch_is_first):
+    import torch
+    if not torch_is_first:
+        tessera.comm.init_distributed()
+    torch.distributed.init_process_group("gloo")
+    ranks = [None, None]
+    torch.distributed.all_gather_object(ranks, torch.distributed.get_rank())
+    return ranks, tessera.comm.all_gather(tessera.comm.get_rank())
+for torch_is_first in (True, False):
+    assert tessera.launch(both_groups, args=(torch_is_first,), nproc=2) == ([0, 1], [0, 1])
 def bad(number): raise KeyError(number)
 try:
     tessera.launch(bad, args=(7,), nproc=2)
@@ -40,6 +50,22 @@ TORCH_GROUP = """
 import sys, tessera, torch
 torch.distributed.init_process_group("gloo", init_method=sys.argv[1], rank=int(sys.argv[2]), world_size=2)
 tessera.initialize(model=torch.nn.Linear(2, 2), config={"train_batch_size": 2})
+"""
+
+
+BOTH_GROUPS = """
+import os, sys, tessera, torch
+if sys.argv[1] == "after":
+    tessera.comm.init_distributed()
+torch.distributed.init_process_group("gloo")
+total = torch.tensor([torch.distributed.get_rank() + 1.0])
+torch.distributed.all_reduce(total)
+assert total.item() == 3 == tessera.comm.all_reduce(tessera.comm.get_rank() + 1, "sum")
+torch.distributed.destroy_process_group()
+torch.distributed.init_process_group("gloo")  # it may be made again
+tessera.comm.destroy()
+assert "TORCHELASTIC_USE_AGENT_STORE" not in os.environ or sys.argv[2] == "torchrun"
+print("done")
 """
 
 
@@ -77,6 +103,15 @@ class Launch(RanksTest):
         for code, text in self.outcome(started):
             self.assertNotEqual(code, 0)
             self.assertIn("CommError: torch.distributed has 2 ranks, but WORLD_SIZE is not set; expected RANK, WORLD_SIZE", text)
+
+    def test_a_group_of_torch_may_be_made_before_or_after(self):
+        for order in ("before", "after"):
+            (text,) = self.finish([self.start(TESSERA, "launch", "-n", 2, "--", sys.executable, "-c", BOTH_GROUPS, order, "tessera")])
+            self.assertIn("done", text)
+        script = self.folder / "both.py"
+        script.write_text(BOTH_GROUPS)
+        self.finish([self.start(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 2, "--master-port", free_port(), script,
+                                "after", "torchrun")])
 
     def result(self, *command):
         (text,) = self.finish([self.start(*command)])
