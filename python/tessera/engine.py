@@ -20,7 +20,7 @@ from tessera.containers import map_tensors
 from tessera.data import DataLoader
 from tessera.engine_properties import EngineProperties
 from tessera.errors import Error
-from tessera.lr_scheduler import StepsScheduler
+from tessera.lr_scheduler import LRScheduler, StepsScheduler
 from tessera.optimizer import Optimizer
 
 
@@ -47,6 +47,8 @@ class Engine(EngineProperties, StepsScheduler):
     lr_scheduler: Any
     training_dataloader: DataLoader | None
     config: dict[str, Any]
+    optimizer_class: type[Optimizer] = Optimizer  # what `initialize` makes
+    scheduler_class: type[LRScheduler] = LRScheduler
 
     def __init__(self, module: torch.nn.Module, config: _engine.Config, comm: _engine.Communicator, local_rank: int,
                  steps_per_epoch: int = 0, deferred: _engine.DeferredModel | None = None, untrained: Sequence[str] = ()) -> None:
@@ -447,7 +449,13 @@ class Engine(EngineProperties, StepsScheduler):
         """What the engine has not, its module has: `engine.parameters()`, `engine.generate(...)`, `engine.training`."""
         if name in ("module", "_engine") or name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self.module, name)
+        try:
+            return getattr(self.module, name)
+        except AttributeError as error:
+            if error.name != name or error.obj is not self.module:  # of a property of the module, whose own error it is
+                raise
+            text = f"'{type(self).__name__}' object has no attribute '{name}', and neither has its module, a {type(self.module).__name__}"
+            raise AttributeError(text, name=name, obj=self) from None
 
     def _check_same_parameters(self):
         ids = module_state.parameter_ids(self.module)

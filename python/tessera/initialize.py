@@ -15,7 +15,7 @@ from tessera import _engine, arguments, comm, compiled_graphs, module_state, opt
 from tessera.data import DataLoader
 from tessera.engine import Engine
 from tessera.errors import CommError, ConfigError, Error
-from tessera.lr_scheduler import LRScheduler, check_scheduler, is_factory
+from tessera.lr_scheduler import check_scheduler, is_factory
 from tessera.optimizer import Optimizer, release, to_override
 
 
@@ -136,7 +136,7 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
     _attach_on_all_ranks(engine, optimizer, translation.groups, lr_scheduler)
     compiled_graphs.announce()
     if engine._engine.shards_parameters:
-        whole_model.refuse_released(model)
+        whole_model.refuse_released()
     return engine, engine.optimizer, loader, engine.lr_scheduler
 
 
@@ -277,7 +277,7 @@ def _attach_on_all_ranks(engine, client, groups, lr_scheduler):
 
 
 def _attach(engine, client, groups, lr_scheduler):
-    engine.optimizer = Optimizer(engine, client, groups)
+    engine.optimizer = engine.optimizer_class(engine, client, groups)
     if lr_scheduler is not None:
         scheduler = lr_scheduler
         if is_factory(scheduler):
@@ -285,5 +285,5 @@ def _attach(engine, client, groups, lr_scheduler):
             check_scheduler(scheduler, [client, engine.optimizer])
         engine.attach_scheduler(scheduler)
     elif engine.config.get("scheduler", {}).get("type"):
-        engine.lr_scheduler = LRScheduler(engine)
+        engine.lr_scheduler = engine.scheduler_class(engine)
 

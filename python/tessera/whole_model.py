@@ -55,25 +55,79 @@ def give_back(engine):
     zero.forget(engine)
 
 
-def refuse_released(module):
-    """From now on `state_dict()` of the module, or of a part of it, raises Error where it would return released parameters.
+class ReleasedTensor(torch.Tensor):
+    """In a state dict, in the place of a parameter that is not in memory: its shape and dtype. Reading it raises Error, on every rank alike.
 
-    What `torch.save` or `numpy()` read of them is an error too, which libtorch raises; this one comes first and on every rank.
+    So libraries can ask a module for the keys of its state dict. What libtorch says of released memory comes later, and elsewhere.
     """
-    for part in module.modules():
-        if isinstance(part, torch.jit.ScriptModule):  # takes no hooks: libtorch refuses what is read of released parameters
-            continue
-        if part._parameters and _refuse_released not in part._state_dict_pre_hooks.values():
-            part.register_state_dict_pre_hook(_refuse_released)
+
+    @staticmethod
+    def __new__(cls, parameter, name):
+        tensor = torch.Tensor._make_wrapper_subclass(cls, parameter.shape, dtype=parameter.dtype, device=parameter.device)
+        tensor._name_in_state_dict = name
+        return tensor
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function in _ABOUT_A_TENSOR:
+            return super().__torch_function__(function, types, args, kwargs or {})
+        _raise_released(args)
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        _raise_released(args)
+
+    def __repr__(self):
+        return f"ReleasedTensor({self._name_in_state_dict}, {list(self.shape)}, {self.dtype})"
 
 
-def _refuse_released(module, prefix, keep_vars):
-    if keep_vars:  # nothing is read
+# What can be asked of a tensor without its elements.
+_ABOUT_A_TENSOR = {
+    getattr(torch.Tensor, name) for name in ("size", "dim", "numel", "nelement", "ndimension", "element_size", "stride", "is_floating_point",
+                                             "is_complex", "is_contiguous", "storage_offset", "__len__")} | {
+    getattr(torch.Tensor, name).__get__ for name in ("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_cuda", "is_cpu", "is_meta",
+                                                     "is_sparse", "is_quantized", "is_nested", "is_leaf", "nbytes", "itemsize", "grad_fn", "grad")}
+
+
+def _raise_released(values):
+    name = next((value._name_in_state_dict for value in _flat(values) if isinstance(value, ReleasedTensor)), "a parameter")
+    raise Error(f"state_dict(): {name} is not in memory, because its shards are on all ranks: call engine.state_dict() or "
+                "engine.save_model(path), or call it inside of tessera.GatheredParameters(model)")
+
+
+def _flat(values):
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _flat(value)
+        else:
+            yield value
+
+
+_save_to_state_dict = torch.nn.Module._save_to_state_dict
+
+
+def _save_what_is_in_memory(module, destination, prefix, keep_vars):
+    """In the place of torch.nn.Module's: where a parameter of the module itself is released, a ReleasedTensor. `detach()` of it, which
+    torch's calls, would gather it, which is collective."""
+    released = [] if keep_vars else [name for name, parameter in module._parameters.items()
+                                     if parameter is not None and _engine.is_released(parameter)]
+    if not released:
+        _save_to_state_dict(module, destination, prefix, keep_vars)
         return
-    for name, parameter in module._parameters.items():
-        if parameter is not None and _engine.is_released(parameter):
-            raise Error(f"state_dict(): {prefix}{name} is not in memory, because its shards are on all ranks: call engine.state_dict() or "
-                        "engine.save_model(path), or call it inside of tessera.GatheredParameters(model)")
+    saved = {}
+    _save_to_state_dict(module, saved, prefix, True)
+    for key, value in saved.items():
+        name = key.removeprefix(prefix)
+        if name in released:
+            value = ReleasedTensor(value, key)
+        elif name in module._parameters or name in module._buffers:
+            value = value.detach()
+        destination[key] = value
+
+
+def refuse_released():
+    """From now on the state dict of a module has a ReleasedTensor in the place of each parameter that is not in memory."""
+    torch.nn.Module._save_to_state_dict = _save_what_is_in_memory
 
 
 def save(engine, path, dtype=None, exclude_frozen=False):

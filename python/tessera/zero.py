@@ -1,5 +1,6 @@
 """Parameters before and beside an engine: GatheredParameters, for code that reads raw pointers, for inspection and initialisation; and
 Init, for a model's construction."""
+import itertools
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
@@ -13,11 +14,19 @@ from tessera import _engine, arguments, comm
 from tessera.errors import Error
 
 _engines = weakref.WeakSet()
+_places = weakref.WeakKeyDictionary()  # by engine, of its parameters by identity: (number, name)
+_numbers = itertools.count()
+_gathered = weakref.WeakSet()  # those GatheredParameters that are open, and hold parameters of engines
 _here = threading.local()
 
 
 def register(engine: Any) -> None:
-    """Make an engine known to GatheredParameters, until it is gone."""
+    """Make an engine known to GatheredParameters, until it is gone. Numbers its parameters, in the order of registration."""
+    places = {}
+    for name, parameter in engine.named_tensors:  # a tied one: the first name
+        if id(parameter) not in places:
+            places[id(parameter)] = (next(_numbers), name)
+    _places[engine] = places
     _engines.add(engine)
 
 
@@ -29,6 +38,20 @@ def forget(engine: Any) -> None:
 def engines() -> "weakref.WeakSet":
     """The engines of this process."""
     return _engines
+
+
+def owner_of(parameter: torch.Tensor) -> tuple[Any, int, str] | None:
+    """The engine of a parameter, its number among those of all engines of this process, and its name; None without one."""
+    for engine in list(_engines):
+        place = _places[engine].get(id(parameter))
+        if place is not None:
+            return engine, *place
+    return None
+
+
+def is_held(parameter: torch.Tensor) -> bool:
+    """Whether an engine's parameter is in a GatheredParameters that is open."""
+    return any(id(parameter) in gathered._held for gathered in list(_gathered))
 
 
 @contextmanager
@@ -132,6 +155,7 @@ class GatheredParameters:
             modifier_rank = arguments.integer(modifier_rank, "GatheredParameters(): modifier_rank", -(2**31), 2**31 - 1)
         self._modifier_rank = modifier_rank
         self._open, self._without_engine = [], []
+        self._held: set[int] = set()  # identities of engines' parameters
 
     def __enter__(self) -> "GatheredParameters":
         wanted = {id(parameter): parameter for parameter in self._params}
@@ -142,7 +166,7 @@ class GatheredParameters:
                 if id(parameter) in wanted:
                     names.setdefault(id(parameter), name)
             if names:
-                names_by_engine.append((engine, list(names.values())))
+                names_by_engine.append((engine, list(names.values()), list(names)))
                 owned.update(names)
         self._without_engine = [parameter for key, parameter in wanted.items() if key not in owned]
         if self._modifier_rank is not None and self._without_engine and not getattr(_here, "is_making", False):
@@ -152,11 +176,14 @@ class GatheredParameters:
             if not self._has_order and size > 1 and len(self._without_engine) > 1:
                 raise Error("GatheredParameters: params is a set, which each rank has in another order; expected a list")
         try:
-            for engine, names in names_by_engine:
+            for engine, names, ids in names_by_engine:
                 self._open.append(_engine.GatheredParameters(engine._engine, names, self._modifier_rank))
+                self._held.update(ids)
         except BaseException:
             self._close(abandons=True)
             raise
+        if self._held:
+            _gathered.add(self)
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: Any) -> None:
@@ -166,6 +193,8 @@ class GatheredParameters:
                          "GatheredParameters")
 
     def _close(self, abandons):
+        _gathered.discard(self)
+        self._held = set()
         while self._open:
             gathered = self._open.pop(0)
             try:

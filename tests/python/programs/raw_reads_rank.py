@@ -38,9 +38,23 @@ def released_parameters_are_not_read_past_the_engine():
     if not engine._engine.shards_parameters:  # one copy on this host
         return
     assert tessera._engine.is_released(weight)
-    for read in (model.state_dict, lambda: torch.save(model.state_dict(), io.BytesIO()), model[3].state_dict,
-                 lambda: copy.deepcopy(model.state_dict())):
-        assert "\n" not in raises(tessera.Error, read, "weight is not in memory", *ways)
+    plain_model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.BatchNorm1d(64), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 5))
+    for part, name in ((model, "3.weight"), (model[3], "weight")):
+        state = part.state_dict()
+        assert list(state) == list(part.state_dict(keep_vars=True))
+        assert state[name].shape == (64, 64) and state[name].dtype == torch.float32 and state[name].numel() == 64 * 64
+        for read in (lambda s=state: torch.save(s, io.BytesIO()), lambda s=state: copy.deepcopy(s), lambda s=state: pickle.dumps(s),
+                     lambda s=state: safetensors.torch.save(s), lambda s=state, n=name: s[n].sum(), lambda s=state, n=name: s[n].cpu(),
+                     lambda s=state, n=name: s[n].numpy(), lambda s=state, n=name: s[n].tolist(), lambda s=state, n=name: s[n].data_ptr(),
+                     lambda s=state, n=name: s[n][0], lambda s=state, n=name: torch.stack([s[n]]), lambda s=state, n=name: s[n] + 1,
+                     lambda s=state, n=name: s[n].untyped_storage(), lambda s=state, n=name: s[n].data, lambda s=state, n=name: s[n].clone()):
+            assert "\n" not in raises(tessera.Error, read, "weight is not in memory", *ways)
+        assert "weight" in repr(state[name])
+    raises(RuntimeError, lambda: plain_model.load_state_dict(model.state_dict()), "weight is not in memory", *ways)
+    assert model.state_dict()["2.running_mean"].sum() == 0  # a buffer is as it was
+    if world > 1 and engine.global_rank == 0:
+        list(model.state_dict())  # asks nothing of other ranks
+    tessera.comm.barrier()
     assert list(model.state_dict(keep_vars=True)) == list(whole)  # names and shapes
     for read in (lambda: weight.data_ptr(), lambda: weight.untyped_storage().data_ptr(), lambda: pickle.dumps(weight),
                  lambda: pickle.dumps(model), lambda: torch.save(model, io.BytesIO()),
@@ -66,7 +80,7 @@ def released_parameters_are_not_read_past_the_engine():
     with tessera.GatheredParameters(model, modifier_rank=0):
         model.load_state_dict(other)
     assert largest_difference(engine.state_dict(), other) == 0
-    raises(tessera.Error, model.state_dict, *ways)
+    raises(tessera.Error, lambda: model.state_dict()["3.weight"].sum(), *ways)
     train(engine, [batch(1)], loss_of)
     for stage in range(3):  # whole on each rank
         engine = make(stage)
