@@ -452,7 +452,7 @@ class Engine(EngineProperties, StepsScheduler):
         try:
             return getattr(self.module, name)
         except AttributeError as error:
-            if error.name != name or error.obj is not self.module:  # of a property of the module, whose own error it is
+            if error.name != name or error.obj is not self.module or hasattr(type(self.module), name):  # of a property of the module
                 raise
             text = f"'{type(self).__name__}' object has no attribute '{name}', and neither has its module, a {type(self.module).__name__}"
             raise AttributeError(text, name=name, obj=self) from None

@@ -22,7 +22,7 @@ def command_path() -> Path:
 
 def main() -> None:
     """The command `tessera`, in the place of this process: `python -m tessera`, and the console script."""
-    os.execve(command_path(), ["tessera", *sys.argv[1:]], _with_torch_found(dict(os.environ)))
+    os.execve(command_path(), ["tessera", *sys.argv[1:]], with_torch_found(dict(os.environ)))
 
 
 def run_command(*arguments: str | os.PathLike) -> None:
@@ -49,7 +49,7 @@ def run_command(*arguments: str | os.PathLike) -> None:
     words = ["tessera", *map(os.fspath, arguments)]
     prctl = ctypes.CDLL(None).prctl
     with comm._port_beside_torch():
-        environment = _with_torch_found({**os.environ, **_engine.environment()})
+        environment = with_torch_found({**os.environ, **_engine.environment()})
     for name in ("TESSERA_ERROR_FILE", "TORCHELASTIC_ERROR_FILE"):  # this process's own; the command says its error itself
         environment.pop(name, None)
     with subprocess.Popen(words, executable=command_path(), env=environment, stdin=subprocess.DEVNULL,
@@ -63,7 +63,7 @@ def run_command(*arguments: str | os.PathLike) -> None:
         raise Error(f"{' '.join(words)}: {f'exit code {code}' if code > 0 else f'ended by {signal.Signals(-code).name}'}; what it said is above")
 
 
-def _with_torch_found(environment):
+def with_torch_found(environment: dict[str, str]) -> dict[str, str]:
     """The command looks for torch's libraries beside the package; an environment that builds upon another has them elsewhere."""
     package, beside = Path(__file__).parent, Path(torch.__file__).parents[1]
     if not command_path().is_symlink() and beside != package.parent:  # a link: of a build tree, which knows where torch is

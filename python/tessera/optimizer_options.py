@@ -67,6 +67,11 @@ def _trust_ratio_of_timm(values, group):
     values["max_coeff"], values["min_coeff"] = (1e300, 0.0) if adapts else (1.0, 1.0)
 
 
+def _refused_by_the_class(_):
+    """Of an option that the class's constructor refuses unless it is False, and then keeps nowhere."""
+    return False
+
+
 _DECOUPLED = {True: "AdamW", False: "Adam"}
 _CLASSES = {
     "AdamW": _adam("AdamW"),
@@ -77,7 +82,8 @@ _CLASSES = {
                                           no_effect=_SPEED), module="torch.optim"),
     # DeepSpeed's and Apex's
     "FusedAdam": _Class("AdamW", _options(_ADAM + " bias_correction", only={"amsgrad": _OFF, "master_weights": _OFF},
-                                          chooses={"adam_w_mode": _Chooses(_DECOUPLED)}, no_effect=("set_grad_none", "capturable"))),
+                                          chooses={"adam_w_mode": _Chooses(_DECOUPLED)}, no_effect=("set_grad_none", "capturable")),
+                        read={"amsgrad": _refused_by_the_class}),
     "DeepSpeedCPUAdam": _Class("AdamW", _options(_ADAM + " bias_correction", only={"amsgrad": _OFF, **_FP32_STATES},
                                                  chooses={"adamw_mode": _Chooses(_DECOUPLED)}),
                                read={"adamw_mode": lambda optimizer: optimizer.adam_w_mode}),
@@ -85,7 +91,7 @@ _CLASSES = {
     "FusedLamb": _Class("LAMB", _options(_ADAM + " bias_correction max_coeff min_coeff",
                                          only={"amsgrad": _OFF, "eps_inside_sqrt": _OFF,
                                                "max_grad_norm": _Only((0, None), "gradient_clipping in the configuration clips")}),
-                        read={"eps_inside_sqrt": lambda optimizer: optimizer.eps_mode == 0}),
+                        read={"eps_inside_sqrt": lambda optimizer: optimizer.eps_mode == 0, "amsgrad": _refused_by_the_class}),
     "FusedLion": _Class("Lion", _options("lr betas weight_decay", no_effect=("set_grad_none",))),
     "DeepSpeedCPULion": _Class("Lion", _options("lr betas weight_decay", only=_FP32_STATES)),
     # of other libraries

@@ -35,6 +35,11 @@ def reports_of(engine: Any, parsed: _engine.Config) -> "Reports | None":
     return reports
 
 
+def has_monitors(config: dict[str, Any]) -> bool:
+    """Whether a configuration with all defaults has a monitor that is enabled."""
+    return any(config[name]["enabled"] for name in _MONITORS)
+
+
 class Reports:
     """What one engine reports. Rank 0 writes; other ranks count only."""
 
@@ -132,12 +137,20 @@ class Reports:
         if self._times is not None:
             self._times = {} if at_boundary else {name: value for name, value in self._times.items() if not name.endswith("_microstep")}
 
-    def _write(self, engine):
+    def write(self, samples: int, scalars: list[tuple[str, float]]) -> None:
+        """Write values into the records of the monitors; without monitors, and on other ranks than 0, nothing."""
+        if self._monitored:
+            self._open()
+            self._monitors.scalars(samples, scalars)
+
+    def _open(self):
         if self._monitors is None:
             taken = {other._number for other in _reporting if other._places & self._places}
             self._number = next(number for number in range(1, len(taken) + 2) if number not in taken)
             self._monitors = _engine.Monitors(self._parsed, self._number, self._resumed_after)
             _reporting.add(self)
+
+    def _write(self, engine):
         scalars = [("Train/Samples/lr", engine.get_lr()[0])]
         if self._losses:
             scalars.insert(0, ("Train/Samples/train_loss", torch.stack(self._losses).sum().item()))
@@ -147,7 +160,7 @@ class Reports:
             scalars += [(f"Train/Samples/elapsed_time_ms_{name}", self._times[timer])
                         for timer, name in (("fwd", "forward"), ("bwd", "backward"), ("step", "step")) if timer in self._times]
         self._losses.clear()
-        self._monitors.scalars(engine.global_samples, scalars)
+        self.write(engine.global_samples, scalars)
 
 
 def _momentum(engine):

@@ -69,9 +69,9 @@ class ReleasedTensor(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        if function in _ABOUT_A_TENSOR:
-            return super().__torch_function__(function, types, args, kwargs or {})
-        _raise_released(args)
+        if function not in _ABOUT_A_TENSOR:
+            _raise_released(args)
+        return super().__torch_function__(function, types, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):

@@ -28,7 +28,7 @@ def main():
     data = torch.utils.data.TensorDataset(torch.randn(68, 8, generator=torch.Generator().manual_seed(1)), torch.arange(68) % 4)
     loader = torch.utils.data.DataLoader(data, batch_size=4)
     model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
-    assert accelerator.num_processes == 2 and type(model).__module__ == ("torch.nn.parallel.distributed" if KIND == "plain" else "tessera.deepspeed")
+    assert accelerator.num_processes == 2 and type(model).__module__ == ("torch.nn.parallel.distributed" if KIND == "plain" else "tessera.deepspeed.runtime.engine")
     losses, rates = [], []
     for epoch in range(3):
         for x, y in loader:

@@ -62,7 +62,7 @@ def main():
             "weights": {name: value.double().sum().item() for name, value in saved.items()},
             "prediction": float(predictions.sum())}))
     if KIND != "plain":
-        assert type(trainer.deepspeed).__module__ == "tessera.deepspeed"
+        assert type(trainer.deepspeed).__module__ == "tessera.deepspeed.runtime.engine"
 
 
 main()

@@ -1,0 +1,69 @@
+"""`deepspeed`, for scripts and libraries that were written for it. One line, before Accelerate or transformers are imported:
+
+    import tessera.deepspeed
+
+From then on `import deepspeed` gives this package in this process, whether DeepSpeed is installed or not, so that the Hugging Face
+Trainer (`deepspeed="ds_config.json"`) and Accelerate's DeepSpeedPlugin train with Tessera. Its modules have the names of DeepSpeed's
+(https://github.com/deepspeedai/DeepSpeed), whose interface this is; none of its code is here. What a module has not is an
+AttributeError; what Tessera does not do at all, such as pipelines, is an ImportError that says so.
+"""
+import argparse
+from typing import Any
+
+import torch
+
+from tessera import initialize as _initialize
+from tessera.deepspeed import stand_in
+from tessera.deepspeed.accelerator import get_accelerator
+from tessera.deepspeed.comm import init_distributed
+from tessera.deepspeed.runtime import config_keys
+from tessera.deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
+from tessera.deepspeed.runtime.dataloader import DeepSpeedDataLoader
+from tessera.deepspeed.runtime.engine import DeepSpeedEngine
+from tessera.deepspeed.runtime.lr_schedules import add_tuning_arguments
+from tessera.deepspeed.runtime.optimizer import DeepSpeedOptimizer
+from tessera.deepspeed.utils import OnDevice, log_dist, logger
+
+__all__ = [
+    "HAS_TRITON", "DeepSpeedConfig", "DeepSpeedConfigError", "DeepSpeedDataLoader", "DeepSpeedEngine", "DeepSpeedOptimizer",
+    "DeepSpeedOptimizerCallable", "DeepSpeedSchedulerCallable", "OnDevice", "add_config_arguments", "add_tuning_arguments", "get_accelerator",
+    "init_distributed", "initialize", "is_compile_supported", "log_dist", "logger"]
+__version__ = "0.19.8"  # whose interface this is
+__version_major__, __version_minor__, __version_patch__ = 0, 19, 8
+__git_hash__ = __git_branch__ = None
+HAS_TRITON = False
+DeepSpeedOptimizerCallable = DeepSpeedSchedulerCallable = Any
+"""Types of what `initialize` takes: callable(parameters) that makes an optimizer, callable(optimizer) that makes a scheduler."""
+
+
+def initialize(args=None, model=None, optimizer=None, model_parameters=None, training_data=None, lr_scheduler=None, distributed_port=None,
+               mpu=None, dist_init_required=None, collate_fn=None, config=None, mesh_param=None, config_params=None):
+    """As `tessera.initialize`; the engine is a `DeepSpeedEngine`. Collective.
+
+    Joins the group, and makes torch.distributed's, as `init_distributed` does. A key of the configuration may be written with dots at the
+    top ("zero_optimization.reduce_bucket_size"), as TRL does: it counts as the key of that section.
+    """
+    init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
+    return _initialize(args, model, optimizer, model_parameters, training_data, lr_scheduler, distributed_port, mpu, dist_init_required,
+                       collate_fn, config_keys.readable(config), mesh_param, config_keys.readable(config_params), engine_class=DeepSpeedEngine)
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add --deepspeed and --deepspeed_config to an argparse parser."""
+    group = parser.add_argument_group("DeepSpeed", "DeepSpeed configurations")
+    group.add_argument("--deepspeed", default=False, action="store_true", help="Enable DeepSpeed")
+    group.add_argument("--deepspeed_config", default=None, type=str, help="DeepSpeed json configuration file.")
+    return parser
+
+
+def is_compile_supported() -> bool:
+    """Whether `engine.compile()` works here."""
+    return hasattr(torch, "compile")
+
+
+def __getattr__(name: str) -> Any:
+    stand_in.refuse(name)
+    raise AttributeError(f"module 'deepspeed' has no attribute '{name}': it is tessera.deepspeed, Tessera's stand-in for DeepSpeed")
+
+
+stand_in.install()

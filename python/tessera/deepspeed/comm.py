@@ -1,0 +1,150 @@
+"""`deepspeed.comm`: torch.distributed's collectives, and `init_distributed`, which makes its group beside Tessera's.
+
+Names that are not defined here are torch.distributed's, and so are their arguments.
+"""
+import atexit
+import itertools
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import (  # noqa: F401  DeepSpeed's names
+    P2POp,
+    ProcessGroup,
+    ReduceOp,
+    all_gather,
+    all_gather_into_tensor,
+    all_gather_object,
+    all_reduce,
+    all_to_all,
+    all_to_all_single,
+    barrier,
+    batch_isend_irecv,
+    broadcast,
+    broadcast_object_list,
+    destroy_process_group,
+    gather,
+    get_backend,
+    get_global_rank,
+    get_process_group_ranks,
+    irecv,
+    is_available,
+    is_initialized,
+    isend,
+    monitored_barrier,
+    new_group,
+    recv,
+    reduce,
+    reduce_scatter,
+    reduce_scatter_tensor,
+    scatter,
+    send,
+)
+
+from tessera import _engine
+from tessera import comm as _comm
+from tessera.errors import CommError, Error
+
+_groups = itertools.count()
+group = torch.distributed.group  # with `group.WORLD`
+inference_all_reduce = all_reduce
+all_gather_base = allgather_fn = all_gather_into_tensor
+reduce_scatter_base = reduce_scatter_fn = reduce_scatter_tensor
+get_all_ranks_from_group = get_process_group_ranks
+
+
+def init_distributed(dist_backend=None, auto_mpi_discovery=True, distributed_port=None, verbose=True, timeout=None, init_method=None,
+                     dist_init_required=None, config=None, rank=-1, world_size=-1):
+    """Join Tessera's group, and make torch.distributed's over the same store, for the libraries that use that. Collective.
+
+    `dist_backend` is torch.distributed's. `rank` and `world_size` have to be those of the environment, or -1; `init_method` "env://", or
+    None; `config` None.
+    """
+    _check_place(auto_mpi_discovery, init_method, dist_init_required, config, rank, world_size)
+    if distributed_port is not None:
+        os.environ.setdefault("MASTER_PORT", str(distributed_port))
+    os.environ.update(_engine.environment())  # for those that read torchrun's names, whatever launcher it is
+    if _comm.is_initialized():  # DeepSpeed says so, and goes on
+        if verbose and timeout is not None and _comm.get_rank() == 0:
+            _engine.log_info(f"init_distributed(timeout={timeout}): the group has been joined before, and keeps its timeout")
+        ours = _comm.group()
+    else:
+        ours = _comm._join("auto", "auto", timeout.total_seconds() if timeout else 1800.0, 300.0, log=verbose)
+    timeout = timeout or timedelta(minutes=30)
+    if torch.distributed.is_initialized():
+        return
+    if ours.size == 1:
+        store = torch.distributed.HashStore()
+    else:
+        store = torch.distributed.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=timeout)
+    backend = dist_backend or ("nccl" if ours.device.type == "cuda" else "gloo")
+    prefix = f"torch{next(_groups)}"  # a group that was made and destroyed before has left keys in the store
+    torch.distributed.init_process_group(backend, store=torch.distributed.PrefixStore(prefix, store), rank=ours.rank,
+                                         world_size=ours.size, timeout=timeout)
+    if backend == "gloo":
+        atexit.register(_destroy_torch_group)
+
+
+def _check_place(auto_mpi_discovery, init_method, dist_init_required, config, rank, world_size):
+    place = _engine.environment()
+    for name, given, variable in (("rank", rank, "RANK"), ("world_size", world_size, "WORLD_SIZE")):
+        if given not in (-1, int(place[variable])):
+            raise ValueError(f"init_distributed({name}={given}): the environment says {variable}={place[variable]}; expected that, or -1")
+    if init_method not in (None, "env://"):
+        raise ValueError(f"init_distributed(init_method={init_method!r}): the place in the group comes from the environment; expected 'env://' or None")
+    if config is not None:
+        raise NotImplementedError("init_distributed(config=): it would configure DeepSpeed's log of collectives, which is not here; expected None")
+    if dist_init_required is False and not _comm.is_initialized() and not torch.distributed.is_initialized():
+        raise CommError("init_distributed(dist_init_required=False), and this process has joined no group; expected True or None")
+    if not auto_mpi_discovery and int(place["WORLD_SIZE"]) > 1 and "RANK" not in os.environ:
+        raise Error("init_distributed(auto_mpi_discovery=False), and RANK is not set: the place in the group would come from the launcher's own "
+                    "variables; expected True, or a launcher that sets torchrun's variables")
+
+
+def _destroy_torch_group():
+    """Before the interpreter is gone: Gloo's threads let go of tensors, which takes the GIL, and a thread that asks for it too late ends the
+    process (SIGABRT, "terminate called without an active exception")."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def get_rank(group: Any = None) -> int:
+    """This process's number among all ranks, or in a group of torch.distributed; -1 outside of that group."""
+    return _comm.get_rank() if group is None else torch.distributed.get_rank(group)
+
+
+def get_world_size(group: Any = None) -> int:
+    """The number of all ranks, or of those of a group of torch.distributed."""
+    return _comm.get_world_size() if group is None else torch.distributed.get_world_size(group)
+
+
+def get_local_rank() -> int:
+    """This process's number among those of its host."""
+    return _comm.get_local_rank()
+
+
+def get_world_group() -> Any:
+    """torch.distributed's group of all ranks."""
+    return torch.distributed.group.WORLD
+
+
+def has_all_gather_into_tensor() -> bool:
+    """True: torch.distributed has it."""
+    return True
+
+
+has_reduce_scatter_tensor = has_all_gather_into_tensor
+
+
+def log_summary(show_straggler: bool = False, return_dict: bool = False) -> None:
+    """Raises Error: the log of collectives is DeepSpeed's."""
+    raise Error("deepspeed.comm.log_summary(): the log of collectives is not in Tessera's stand-in for DeepSpeed; expected \"profiler\" in the "
+                "configuration, whose trace has each collective")
+
+
+def configure(deepspeed_config: Any = None, enabled: bool | None = None, prof_all: bool | None = None, prof_ops: Any = None,
+              verbose: bool | None = None, debug: bool | None = None) -> None:
+    """Raises Error where it would turn on the log of collectives."""
+    if deepspeed_config is not None or enabled or prof_all or prof_ops or verbose or debug:
+        log_summary()

@@ -1,0 +1,1 @@
+"""`deepspeed.launcher`: ranks are started by `tessera launch`, torchrun or `accelerate launch`."""

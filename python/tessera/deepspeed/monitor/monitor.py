@@ -1,0 +1,36 @@
+"""`deepspeed.monitor.monitor`: the monitors of a configuration: tensorboard, csv_monitor, jsonl_monitor and mlflow."""
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from tessera import _engine, comm, reports
+
+
+class MonitorMaster:
+    """Writes values, on rank 0.
+
+    Parameters
+    ----------
+    monitor_config : engine, or `DeepSpeedConfig(...).monitor_config`
+        An engine's values go into the same records as those that it writes itself.
+    """
+
+    def __init__(self, monitor_config: Any) -> None:
+        self._reports = getattr(monitor_config, "_reports", None)
+        self._monitors = None
+        if isinstance(monitor_config, _engine.Config) and comm.get_rank() == 0:
+            self._monitors = _engine.Monitors(monitor_config, 1, None)
+        resolved = json.loads(monitor_config.resolved) if isinstance(monitor_config, _engine.Config) else monitor_config.config
+        self.enabled = reports.has_monitors(resolved)
+
+    def write_events(self, event_list: Iterable[tuple[str, Any, int]]) -> None:
+        """[(name, number, samples or step)]. Does nothing on other ranks than 0, and without a monitor in the configuration."""
+        for name, value, step in event_list if self.enabled and comm.get_rank() == 0 else ():
+            write = self._reports.write if self._monitors is None else self._monitors.scalars
+            write(step, [(name, float(value))])
+
+    def close(self) -> None:
+        """End the records of a configuration's monitors; an engine ends its own."""
+        if self._monitors is not None:
+            self._monitors.close(False)
+            self._monitors = None

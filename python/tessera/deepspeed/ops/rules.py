@@ -1,0 +1,64 @@
+"""What the optimizers of `deepspeed.ops` have in common: a step that goes through the param groups."""
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+
+class RuleOptimizer(torch.optim.Optimizer):
+    """An optimizer whose `update(parameter, gradient, state, group)` is the formula for one parameter. A parameter in 16 bits is updated in
+    an fp32 copy, and so are its states.
+
+    `state["step"]` is an int, the number of updates with this one. `amsgrad` and 16-bit states are refused.
+    """
+
+    def __init__(self, params: Iterable[Any], defaults: dict[str, Any], amsgrad: bool = False, fp32_optimizer_states: bool = True) -> None:
+        if amsgrad:
+            raise RuntimeError(f"{type(self).__name__}(amsgrad=True) is not supported, as in DeepSpeed; expected False")
+        if not fp32_optimizer_states:
+            raise ValueError(f"{type(self).__name__}(fp32_optimizer_states=False): states are fp32 here; expected True")
+        super().__init__(params, defaults)
+
+    def update(self, parameter: torch.Tensor, gradient: torch.Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        """Change a parameter and its state in place."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update each parameter that has a gradient. Returns what `closure` returns, which is called before."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                if parameter.grad.is_sparse:
+                    raise RuntimeError(f"{type(self).__name__}: a gradient is sparse; expected dense ones")
+                state = self.state[parameter]
+                state["step"] = state.get("step", 0) + 1
+                is_half = parameter.dtype in (torch.bfloat16, torch.float16)
+                value = parameter.float() if is_half else parameter
+                self.update(value, parameter.grad.to(value.dtype), state, group)
+                if is_half:
+                    parameter.copy_(value)
+        return loss
+
+
+def zeros_in(state: dict[str, Any], name: str, parameter: torch.Tensor) -> torch.Tensor:
+    """A state of the parameter's shape and dtype, of zeros at first."""
+    if name not in state:
+        state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+    return state[name]
+
+
+def moments(parameter: torch.Tensor, gradient: torch.Tensor, state: dict[str, Any], group: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Adam's moments after this gradient: of a step without bias correction as they are, else corrected copies."""
+    beta1, beta2 = group["betas"]
+    mean, square = zeros_in(state, "exp_avg", parameter), zeros_in(state, "exp_avg_sq", parameter)
+    mean.lerp_(gradient, 1 - beta1)
+    square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    if not group["bias_correction"]:
+        return mean, square
+    return mean / (1 - beta1 ** state["step"]), square / (1 - beta2 ** state["step"])

@@ -1,0 +1,35 @@
+"""Configurations as scripts of DeepSpeed give them to `initialize`: what Accelerate and TRL write in another form."""
+import math
+from typing import Any
+
+from tessera.errors import ConfigError
+
+
+def readable(config: Any) -> Any:
+    """A configuration as Tessera reads it; another thing than a dict as it is.
+
+    A value that is infinite, Accelerate's way to say never, is left out. A key with dots at the top is put into its section, where it counts
+    instead of what the section has; a fraction, of elements, is rounded down. Raises ConfigError where the section is none.
+    """
+    if not isinstance(config, dict):
+        return config
+    result = {key: value for key, value in config.items() if not _is_infinite(value) and not _is_dotted(key)}
+    for key, value in config.items():
+        if _is_dotted(key) and not _is_infinite(value):
+            *path, last = key.split(".")
+            section = result
+            for i, name in enumerate(path):
+                section[name] = dict(section.get(name) or {}) if isinstance(section.get(name), (dict, type(None))) else section[name]
+                section = section[name]
+                if not isinstance(section, dict):
+                    raise ConfigError(f"config: {key} is given, and {'.'.join(path[:i + 1])} is no section; expected a dict there")
+            section[last] = int(value) if isinstance(value, float) and path[0] == "zero_optimization" else value
+    return result
+
+
+def _is_infinite(value):
+    return isinstance(value, float) and math.isinf(value)
+
+
+def _is_dotted(key):
+    return isinstance(key, str) and "." in key

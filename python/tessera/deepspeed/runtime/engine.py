@@ -1,0 +1,401 @@
+"""`deepspeed.runtime.engine`: an engine with DeepSpeed's further methods."""
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from tessera import _engine, arguments, checkpoints, whole_model
+from tessera import comm as _comm
+from tessera.data import DataLoader
+from tessera.deepspeed.monitor.monitor import MonitorMaster
+from tessera.deepspeed.runtime.optimizer import DeepSpeedOptimizer, DeepSpeedScheduler
+from tessera.engine import Engine
+from tessera.errors import Error
+from tessera.zero import GatheredParameters
+
+DeepSpeedOptimizerCallable = DeepSpeedSchedulerCallable = Any
+ADAM_OPTIMIZER, ADAMW_OPTIMIZER, LAMB_OPTIMIZER, LION_OPTIMIZER, ADAGRAD_OPTIMIZER = "adam", "adamw", "lamb", "lion", "adagrad"
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class DeepSpeedEngine(Engine):
+    """An Engine with DeepSpeed's further methods. The numbers of the configuration are methods, as there: `engine.fp16_enabled()`."""
+
+    optimizer_class = DeepSpeedOptimizer
+    scheduler_class = DeepSpeedScheduler
+    mpu = None
+    pipeline_parallelism = False
+    enable_backward_allreduce = True
+
+    # -------------------------------------------------------------------------------------------- numbers
+
+    @property
+    def monitor(self) -> MonitorMaster:
+        """Writes values beside the engine's own: `engine.monitor.write_events([(name, value, samples)])`."""
+        if "_monitor" not in self.__dict__:
+            self._monitor = MonitorMaster(self)
+        return self._monitor
+
+    @property
+    def data_parallel_group(self) -> Any:
+        """torch.distributed's group of all ranks."""
+        return torch.distributed.group.WORLD
+
+    dp_process_group = seq_data_parallel_group = data_parallel_group
+    seq_dp_world_size = Engine.world_size
+    mp_world_size = 1
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the module was compiled."""
+        return self.module._compiled_call_impl is not None
+
+    @property
+    def communication_data_type(self) -> torch.dtype:
+        """In which gradients are reduced."""
+        return self._dtype_of(self.config["communication_data_type"] or self._accumulation_dtype())
+
+    @property
+    def tput_timer(self) -> None:
+        """None: `wall_clock_breakdown` measures."""
+
+    def get_batch_info(self) -> tuple[int, int, int]:
+        """(train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps)."""
+        return self.train_batch_size(), self.train_micro_batch_size_per_gpu(), self.gradient_accumulation_steps()
+
+    def get_mom(self) -> list[Any]:
+        """Adam's betas, or SGD's momentum, by param group."""
+        return [group.get("momentum", group.get("betas", 0.0)) for group in self.optimizer.param_groups]
+
+    def get_type(self) -> list[Any]:
+        """The key "type" of the param groups, 0.0 where there is none."""
+        return [group.get("type", 0.0) for group in self.optimizer.param_groups]
+
+    def set_lr(self, lr: float) -> None:
+        """Write a rate into all param groups; a schedule of the configuration sets them anew after the next step."""
+        lr = arguments.number(lr, "set_lr(): lr")
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+
+    def get_data_parallel_rank(self) -> int:
+        """This rank."""
+        return self.global_rank
+
+    def get_data_parallel_world_size(self) -> int:
+        """The number of ranks."""
+        return self.world_size
+
+    def get_model_parallel_rank(self) -> int:
+        """0: each rank has all of the model."""
+        return 0
+
+    get_sequence_parallel_rank = get_tensor_parallel_rank = get_model_parallel_rank
+
+    def get_sequence_parallel_world_size(self) -> int:
+        """1: a sequence is on one rank."""
+        return 1
+
+    get_tensor_parallel_world_size = get_model_parallel_world_size = get_sequence_parallel_world_size
+
+    def zero_optimization(self) -> bool:
+        """Whether the stage is above 0."""
+        return self.zero_optimization_stage() > 0
+
+    def zero_optimization_partition_gradients(self) -> bool:
+        """Whether the stage is 2 or 3."""
+        return self.zero_optimization_stage() >= 2
+
+    def zero_optimization_partition_weights(self) -> bool:
+        """Whether the stage is 3."""
+        return self.zero_optimization_stage() >= 3
+
+    def zero_offload_optimizer(self) -> dict[str, Any] | None:
+        """`zero_optimization.offload_optimizer`, None where nothing is offloaded."""
+        return self._offload("offload_optimizer")
+
+    def zero_offload_param(self) -> dict[str, Any] | None:
+        """`zero_optimization.offload_param`, None where nothing is offloaded."""
+        return self._offload("offload_param")
+
+    def zero_cpu_offload(self) -> bool:
+        """Whether optimizer states are in the host's memory by `offload_optimizer`."""
+        offload = self.zero_offload_optimizer()
+        return offload is not None and offload["device"] == "cpu"
+
+    zero_use_cpu_optimizer = zero_cpu_offload
+
+    def fp16_enabled(self) -> bool:
+        """Whether the model computes in fp16."""
+        return self.config["fp16"]["enabled"]
+
+    def bfloat16_enabled(self) -> bool:
+        """Whether the model computes in bf16."""
+        return self.config["bf16"]["enabled"]
+
+    def amp_enabled(self) -> bool:
+        """False: Apex is not used."""
+        return False
+
+    sparse_gradients_enabled = amp_enabled
+
+    def torch_autocast_enabled(self) -> bool:
+        """Whether operators run under autocast."""
+        return self.config["torch_autocast"]["enabled"]
+
+    def torch_autocast_dtype(self) -> torch.dtype | None:
+        """In which they run; None without autocast."""
+        return self._dtype_of(self.config["torch_autocast"]["dtype"]) if self.torch_autocast_enabled() else None
+
+    def get_data_types(self) -> tuple[torch.dtype, torch.dtype]:
+        """In which the model computes, and in which gradients are accumulated."""
+        model = torch.float16 if self.fp16_enabled() else torch.bfloat16 if self.bfloat16_enabled() else torch.float32
+        return model, self._dtype_of(self._accumulation_dtype())
+
+    def dynamic_loss_scale(self) -> bool:
+        """Whether the loss scale changes with overflows."""
+        return self.optimizer.dynamic_loss_scale
+
+    def initial_dynamic_scale(self) -> float:
+        """2 to the power of `fp16.initial_scale_power`."""
+        return 2.0 ** self.config["fp16"]["initial_scale_power"]
+
+    def optimizer_name(self) -> str:
+        """The name of the optimizer's class that `initialize` was given, or the configuration's `optimizer.type` in small letters."""
+        client = self.optimizer.optimizer
+        return self.config["optimizer"]["type"].lower() if client is self.optimizer else type(client).__name__
+
+    def optimizer_params(self) -> dict[str, Any]:
+        """The configuration's `optimizer.params`."""
+        return self.config["optimizer"]["params"]
+
+    def scheduler_name(self) -> str | None:
+        """The configuration's `scheduler.type`."""
+        return self.config.get("scheduler", {}).get("type")
+
+    def scheduler_params(self) -> dict[str, Any] | None:
+        """The configuration's `scheduler.params`."""
+        return self.config.get("scheduler", {}).get("params")
+
+    def steps_per_print(self) -> int:
+        """Optimizer steps between two lines; 0: none."""
+        return self.config["steps_per_print"]
+
+    def wall_clock_breakdown(self) -> bool:
+        """Whether times are logged."""
+        return self.config["wall_clock_breakdown"]
+
+    def memory_breakdown(self) -> bool:
+        """Whether memory is logged."""
+        return self.config["memory_breakdown"]
+
+    def dump_state(self) -> bool:
+        """Whether the configuration was logged."""
+        return self.config["dump_state"]
+
+    def tensorboard_enabled(self) -> bool:
+        """Whether values are written for TensorBoard."""
+        return self.config["tensorboard"]["enabled"]
+
+    def gradient_predivide_factor(self) -> float:
+        """What gradients are divided by before they are summed."""
+        return self.config["gradient_predivide_factor"]
+
+    def zero_allgather_bucket_size(self) -> int:
+        """`zero_optimization.allgather_bucket_size`."""
+        return self.config["zero_optimization"]["allgather_bucket_size"]
+
+    def zero_reduce_bucket_size(self) -> int:
+        """`zero_optimization.reduce_bucket_size`."""
+        return self.config["zero_optimization"]["reduce_bucket_size"]
+
+    def zero_max_live_parameters(self) -> int:
+        """`zero_optimization.stage3_max_live_parameters`."""
+        return self.config["zero_optimization"]["stage3_max_live_parameters"]
+
+    def zero_prefetch_bucket_size(self) -> int:
+        """`zero_optimization.stage3_prefetch_bucket_size`."""
+        return self.config["zero_optimization"]["stage3_prefetch_bucket_size"]
+
+    def zero_param_persistence_threshold(self) -> int:
+        """`zero_optimization.stage3_param_persistence_threshold`."""
+        return self.config["zero_optimization"]["stage3_param_persistence_threshold"]
+
+    def zero_hpz_partition_size(self) -> int:
+        """`zero_optimization.zero_hpz_partition_size`."""
+        return self.config["zero_optimization"]["zero_hpz_partition_size"]
+
+    def checkpoint_tag_validation_enabled(self) -> bool:
+        """True: a tag that differs between ranks is an error."""
+        return True
+
+    checkpoint_tag_validation_fail = checkpoint_tag_validation_enabled
+
+    def load_universal_checkpoint(self) -> bool:
+        """False: a checkpoint loads on any number of ranks as it is."""
+        return False
+
+    def _offload(self, name):
+        section = self.config["zero_optimization"][name]
+        return None if section["device"] == "none" else section
+
+    def _accumulation_dtype(self):
+        return self.config["data_types"]["grad_accum_dtype"] or "fp32"
+
+    def _dtype_of(self, name):
+        return _DTYPES[name]
+
+    # ------------------------------------------------------------------------------------------- training
+
+    def allreduce_gradients(self, bucket_size: int | None = None) -> None:
+        """Does nothing: `backward()` has reduced them."""
+
+    def clip_fp32_gradients(self) -> None:
+        """Does nothing: `step()` clips, by `gradient_clipping`."""
+
+    def set_train_batch_size(self, train_batch_size: int) -> None:
+        """Raises Error: see `set_gradient_accumulation_steps`. The size that there is, is accepted."""
+        self._refuse_change("set_train_batch_size", "train_batch_size", train_batch_size, self.train_batch_size())
+
+    def set_train_micro_batch_size(self, micro_batch_size: int) -> None:
+        """Raises Error: see `set_gradient_accumulation_steps`. The size that there is, is accepted."""
+        self._refuse_change("set_train_micro_batch_size", "micro_batch_size", micro_batch_size, self.train_micro_batch_size_per_gpu())
+
+    def set_gradient_accumulation_steps(self, steps: int) -> None:
+        """Raises Error: the sizes of a step are fixed by `initialize`. The number that there is, is accepted."""
+        self._refuse_change("set_gradient_accumulation_steps", "steps", steps, self.gradient_accumulation_steps())
+
+    def _refuse_change(self, call, name, wanted, now):
+        if arguments.integer(wanted, f"{call}(): {name}", 1) != now:
+            raise Error(f"{call}({wanted}): the sizes of a step are fixed by initialize(), {now} here; expected that, or "
+                        "engine.set_gradient_accumulation_boundary(True) before the last backward() of each step, with losses that are divided by "
+                        "the number of micro-steps, and backward(loss, scale_wrt_gas=False)")
+
+    def coalesce_grad_reduction(self) -> None:
+        """Raises Error: gradients are reduced inside of `backward()`."""
+        raise Error("coalesce_grad_reduction(): gradients are reduced inside of backward(), and none comes after it here; expected "
+                    "engine.no_sync() around all but the last backward() of a step")
+
+    def scale(self, loss: torch.Tensor) -> None:
+        """Raises Error: `backward()` scales."""
+        raise Error("scale(loss): engine.backward(loss) scales, and has to be called in place of loss.backward()")
+
+    def empty_partition_cache(self) -> None:
+        """Give what PyTorch's allocator keeps back to the device. Units that are unsharded stay within `stage3_max_live_parameters`."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def offload_states(self, include: Any = None, device: Any = None, pin_memory: bool = True, non_blocking: bool = False) -> None:
+        """Raises Error: where states lie is decided by the configuration."""
+        raise Error("offload_states(): where states lie is decided by initialize(); expected \"zero_optimization\": {\"offload_optimizer\": "
+                    "{\"device\": \"cpu\"}} in the configuration, or save_checkpoint() and destroy()")
+
+    def reload_states(self, non_blocking: bool = False) -> None:
+        """Does nothing: all states are where the configuration has put them."""
+
+    def deepspeed_io(self, dataset: torch.utils.data.Dataset, batch_size: int | None = None, route: str = "train",
+                     pin_memory: bool | None = None, data_sampler: Any = None, collate_fn: Callable[[list], Any] | None = None,
+                     num_local_io_workers: int | None = None) -> Any:
+        """A loader of this rank's part of a dataset.
+
+        Parameters
+        ----------
+        dataset : Dataset
+        batch_size : int, optional
+            Samples of a batch; by default those of a micro-batch.
+        route : {"train", "eval", "predict"}
+            "train": a `tessera.DataLoader`, in the training order. Else the samples in their order, each on one rank.
+        pin_memory : bool, optional
+            By default on CUDA.
+        data_sampler : Sampler, optional
+            Says which samples, and their order, on this rank.
+        collate_fn : callable, optional
+        num_local_io_workers : int, optional
+            Processes that load.
+        """
+        if route not in ("train", "eval", "predict"):
+            raise ValueError(f"deepspeed_io(): route is {route!r}; expected 'train', 'eval' or 'predict'")
+        batch_size = self.train_micro_batch_size_per_gpu() if batch_size is None else arguments.integer(batch_size, "deepspeed_io(): batch_size", 1)
+        options = {"collate_fn": collate_fn, "pin_memory": self.device.type == "cuda" if pin_memory is None else pin_memory,
+                   "num_workers": num_local_io_workers or 0}
+        if data_sampler is None and route == "train":
+            return DataLoader(dataset, batch_size, accumulation_steps=self.gradient_accumulation_steps(), seed=self.config["seed"], **options)
+        if data_sampler is None:
+            data_sampler = range(self.global_rank, len(dataset), self.world_size)
+        return torch.utils.data.DataLoader(dataset, batch_size=batch_size, sampler=data_sampler, **options)
+
+    # ------------------------------------------------------------------------------------------- weights
+
+    def module_state_dict(self, destination: Any = None, prefix: str = "", keep_vars: bool = False,
+                          exclude_frozen_parameters: bool = False) -> Any:
+        """As `state_dict`: whole parameters, on the CPU. Collective."""
+        state = self.state_dict(prefix=prefix, keep_vars=keep_vars)
+        if exclude_frozen_parameters:
+            frozen = {prefix + name for name, parameter in self.named_tensors if not parameter.requires_grad}
+            state = OrderedDict((name, value) for name, value in state.items() if name not in frozen)
+        if destination is None:
+            return state
+        destination.update(state)
+        return destination
+
+    def load_module_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True,
+                               custom_load_fn: Callable[..., None] | None = None, fetch_z3_params: bool = False,
+                               z3_params_to_fetch: Iterable[Any] | None = None) -> None:
+        """Load `checkpoint["module"]`, a state dict of whole tensors, into the module. Collective; rank 0's values count.
+
+        `custom_load_fn(src=state_dict, dst=module)` is called in place of `module.load_state_dict`. All parameters are gathered for it,
+        whatever the last two arguments say. Raises KeyError without "module", and what `load_state_dict` raises.
+        """
+        with GatheredParameters(self.module, modifier_rank=0):
+            if custom_load_fn is not None:
+                custom_load_fn(src=checkpoint["module"], dst=self.module)
+            else:
+                self.module.load_state_dict(checkpoint["module"], strict=strict)
+
+    def compile(self, backend="inductor", compile_kwargs=None, schedule=None, compiled_autograd_enabled=False):
+        """Compile the module in place, as `module.compile`. `schedule` and `compiled_autograd_enabled` are DeepCompile's, and refused."""
+        if schedule is not None or compiled_autograd_enabled:
+            raise NotImplementedError("compile(): schedule and compiled_autograd_enabled are of DeepSpeed's compiler; expected None and False")
+        self.module.compile(backend=backend, **(compile_kwargs or {}))
+
+    def load_checkpoint(self, load_dir, tag=None, load_module_strict=True, load_optimizer_states=True, load_lr_scheduler_states=True,
+                        load_module_only=False, custom_load_fn=None):
+        """As `tessera.Engine.load_checkpoint`; without a tag, where LOAD_DIR/latest is missing, a warning and (None, None)."""
+        if tag is None and isinstance(load_dir, (str, os.PathLike)) and load_dir:
+            found = _comm.all_gather(os.path.isfile(os.path.join(load_dir, "latest")), "checkpoint to load")
+            if not found[0]:
+                if self.global_rank == 0:
+                    _engine.log_warning(f"load_checkpoint(): {os.path.join(load_dir, 'latest')} is not there, and no tag was given: nothing is loaded")
+                return None, None
+        return super().load_checkpoint(load_dir, tag, load_module_strict, load_optimizer_states, load_lr_scheduler_states, load_module_only,
+                                       custom_load_fn)
+
+    def zero_gather_16bit_weights_on_model_save(self) -> bool:
+        """True: whole models are written from the shards."""
+        return True
+
+    def _zero3_consolidated_16bit_state_dict(self, exclude_frozen_parameters=False):
+        """The whole model on rank 0, None elsewhere. Collective."""
+        state = whole_model.gathered_state_dict(self, only_rank=0)
+        if exclude_frozen_parameters:
+            frozen = {name for name, parameter in self.named_tensors if not parameter.requires_grad}
+            state = {name: value for name, value in state.items() if name not in frozen}
+        return state if self.global_rank == 0 else None
+
+    _consolidated_16bit_state_dict = _zero3_consolidated_16bit_state_dict
+
+    def save_16bit_model(self, save_dir, save_filename="pytorch_model.bin", exclude_frozen_parameters=False):
+        """Write the model to one file, in the format of its ending (.bin, .safetensors, .h5). Collective. Returns True."""
+        def make_folder():
+            folder = checkpoints.folder_of(save_dir, "save_dir")
+            if self.global_rank == 0:
+                os.makedirs(folder, exist_ok=True)
+            path = os.path.join(folder, arguments.path(save_filename, "save_filename"))
+            return path, {"save_filename": save_filename, "exclude_frozen_parameters": exclude_frozen_parameters}
+
+        path = _comm.agreed("save_16bit_model()", make_folder)
+        whole_model.save(self, path, exclude_frozen=exclude_frozen_parameters)
+        return True
+
+    save_fp16_model = save_16bit_model

@@ -1,0 +1,143 @@
+"""The optimizer and the schedule of a `DeepSpeedEngine`, with DeepSpeed's further names."""
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from tessera import arguments
+from tessera.lr_scheduler import LRScheduler
+from tessera.optimizer import Optimizer
+
+
+class LossScale:
+    """How the loss is scaled now: `optimizer.loss_scaler`, and `optimizer.loss_scale_config`, its newer name. Cannot be written.
+
+    Attributes
+    ----------
+    cur_scale, loss_scale : float
+        By which the next loss is multiplied; 1.0 without fp16.
+    dynamic, dynamic_loss_scale : bool
+        Whether it changes with overflows; False where `fp16.loss_scale` says it, and without fp16.
+    use_grad_scaling : bool
+        Whether losses are scaled.
+    cur_iter : int
+        Optimizer steps, skipped ones included.
+    scale_window, scale_factor, min_scale, min_loss_scale, delayed_shift
+        Of `fp16` in the configuration: loss_scale_window, 2.0, min_loss_scale, hysteresis. None where the scale is not dynamic.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        fp16 = engine.config["fp16"]
+        autocast = engine.config["torch_autocast"]
+        self.use_grad_scaling = fp16["enabled"] or (autocast["enabled"] and autocast["dtype"] == "fp16")
+        self.dynamic = self.dynamic_loss_scale = self.use_grad_scaling and fp16["loss_scale"] == 0
+        self.cur_scale = self.loss_scale = engine.loss_scale
+        self.cur_iter = engine.global_steps
+        self.scale_window, self.scale_factor, self.min_scale, self.delayed_shift = (
+            (fp16["loss_scale_window"], 2.0, fp16["min_loss_scale"], fp16["hysteresis"]) if self.dynamic else (None, None, None, None))
+        self.min_loss_scale = self.min_scale
+
+
+class _ParameterOffload:
+    """What libraries take away from a model at stage 3 while it generates, and give back: hooks, of which Tessera has none."""
+
+    def __init__(self, module):
+        self.module = module
+        self.forward_hooks, self.backward_hooks = [], []
+
+    def _register_deepspeed_module(self, module):
+        """Does nothing: operators gather the parameters that they read."""
+
+
+class DeepSpeedOptimizer(Optimizer):
+    """The optimizer that `initialize` returns: see `tessera.Optimizer`."""
+
+    @property
+    def loss_scaler(self) -> LossScale:
+        """How the loss is scaled."""
+        return LossScale(self._live())
+
+    loss_scale_config = loss_scaler
+
+    @property
+    def loss_scale(self) -> float:
+        """By which the next loss is multiplied; 1.0 without fp16."""
+        return self._live().loss_scale
+
+    cur_scale = loss_scale
+
+    @property
+    def dynamic_loss_scale(self) -> bool:
+        """Whether the scale changes with overflows."""
+        return self.loss_scaler.dynamic
+
+    @property
+    def custom_loss_scaler(self) -> bool:
+        """False."""
+        return False
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer that `initialize` was given; without one this."""
+        return self if self._client is None else self._client
+
+    @property
+    def param_names(self) -> dict[torch.Tensor, str]:
+        """The name of each parameter."""
+        return {parameter: name for name, parameter in reversed(self._live().named_tensors)}
+
+    @property
+    def parameter_offload(self) -> _ParameterOffload:
+        """At stage 3 an object without hooks, for libraries that take DeepSpeed's away; else an AttributeError."""
+        engine = self._live()
+        if engine.zero_optimization_stage() != 3:
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute 'parameter_offload': it is that of stage 3")
+        return _ParameterOffload(engine.module)
+
+    def get_lr(self) -> list[float]:
+        """The rates of the next step, by param group."""
+        return self._live().get_lr()
+
+    def backward(self, loss: torch.Tensor, retain_graph: bool = False) -> torch.Tensor:
+        """As `engine.backward()`."""
+        return self._live().backward(loss, retain_graph)
+
+    def refresh_fp32_params(self) -> None:
+        """Does nothing: what is written into parameters, inside of GatheredParameters, is in the fp32 masters."""
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """As `engine.step()`. `closure` is called before it."""
+        return super().step(closure)
+
+    step.hooked = True  # engine.step() calls the hooks of steps
+
+
+class DeepSpeedScheduler(LRScheduler):
+    """The schedule of the configuration: see `tessera.lr_scheduler.LRScheduler`."""
+
+    @property
+    def last_batch_iteration(self) -> int:
+        """The step whose rates are in the groups, from 0; -1 before the first. One less than `last_epoch`."""
+        return self.last_epoch - 1
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """Whose rates it sets."""
+        return self._live().optimizer
+
+    def step(self, last_batch_iteration: int | None = None) -> None:
+        """Does nothing, because `engine.step()` has advanced the schedule; with a number, sets the rates of that step, from 0."""
+        if last_batch_iteration is not None:
+            self._move_to(arguments.integer(last_batch_iteration, "step(): last_batch_iteration", -1) + 1, "step(): last_batch_iteration")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the schedule is, as DeepSpeed and torch say it. A checkpoint of the engine has it, too."""
+        return {"last_batch_iteration": self.last_batch_iteration, **super().state_dict()}
+
+    def load_state_dict(self, sd: Mapping[str, Any]) -> None:
+        """Moves the schedule to the place in `sd`. The same on all ranks."""
+        self.step(sd["last_batch_iteration"] if "last_batch_iteration" in sd else sd["last_epoch"] - 1)
+
+    def get_mom(self) -> list[Any]:
+        """Adam's betas, or SGD's momentum, by param group."""
+        return self._live().get_mom()

@@ -1,0 +1,55 @@
+"""`deepspeed.runtime.zero.config`: the section "zero_optimization" as an object, read by the parser that `initialize` uses."""
+import enum
+import json
+from typing import Any
+
+from tessera import _engine
+from tessera.deepspeed.runtime.zero.offload_config import (
+    DeepSpeedZeroOffloadOptimizerConfig,
+    DeepSpeedZeroOffloadParamConfig,
+    OffloadDeviceEnum,
+)
+
+ZERO_OPTIMIZATION = "zero_optimization"
+_OLD_NAMES = {"cpu_offload": "offload_optimizer", "cpu_offload_param": "offload_param"}  # of an offload to "cpu"
+
+
+class ZeroStageEnum(enum.IntEnum):
+    """Names of the stages."""
+
+    disabled = 0
+    optimizer_states = 1
+    gradients = 2
+    weights = 3
+    max_stage = 3
+
+
+class DeepSpeedZeroConfig:
+    """The keys of "zero_optimization", with their defaults, as attributes: those of stage 3 by both their names, such as
+    `prefetch_bucket_size` and `stage3_prefetch_bucket_size`. `offload_param` and `offload_optimizer` are None where they are not given.
+
+    Raises ConfigError for a key or a value that the section cannot have.
+    """
+
+    def __init__(self, **data: Any) -> None:
+        section = _read(data)
+        for key, value in {**data, **section}.items():
+            setattr(self, key, value)
+            if key.startswith("stage3_"):
+                setattr(self, key.removeprefix("stage3_").replace("fp16", "16bit"), value)
+        for name, kind in (("offload_optimizer", DeepSpeedZeroOffloadOptimizerConfig), ("offload_param", DeepSpeedZeroOffloadParamConfig)):
+            given = data.get(name)
+            if any(data.get(old) for old, new in _OLD_NAMES.items() if new == name):
+                given = {"device": OffloadDeviceEnum.cpu.value}
+            setattr(self, name, None if given is None else kind(**given))
+
+
+def get_zero_config(param_dict: dict[str, Any]) -> DeepSpeedZeroConfig:
+    """Of a whole configuration."""
+    return DeepSpeedZeroConfig(**param_dict.get(ZERO_OPTIMIZATION, {}))
+
+
+def _read(data):
+    """The section with its defaults. "auto" is what it is for one rank."""
+    text = json.dumps({"train_micro_batch_size_per_gpu": 1, ZERO_OPTIMIZATION: data})
+    return json.loads(_engine.read_config(text, False, 1, [])[0].resolved)[ZERO_OPTIMIZATION]

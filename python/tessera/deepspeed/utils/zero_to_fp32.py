@@ -1,0 +1,103 @@
+"""`deepspeed.utils.zero_to_fp32`: one model out of a sharded checkpoint of Tessera, by the command `tessera consolidate`."""
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tessera import arguments
+from tessera.errors import CheckpointError, Error
+from tessera.launch import command_path, with_torch_found
+
+_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+def get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir: str | Path, tag: str | None = None, exclude_frozen_parameters: bool = False,
+                                             lazy_mode: bool = False) -> dict[str, torch.Tensor]:
+    """The state dict of a checkpoint's model: whole tensors on the CPU, parameters in fp32, their master weights. Local.
+
+    Parameters
+    ----------
+    checkpoint_dir : str or Path
+        A folder of `save_checkpoint`.
+    tag : str, optional
+        By default the one in its file "latest".
+    exclude_frozen_parameters : bool
+        True is refused: save with `exclude_frozen_parameters` then.
+    lazy_mode : bool
+        Tensors are read from the disk, a temporary file, when they are used.
+
+    Raises
+    ------
+    CheckpointError
+        There is none, it is damaged, or not Tessera's.
+    """
+    with tempfile.TemporaryDirectory(prefix="tessera_fp32_") as folder:
+        path = Path(folder) / "model.pt"
+        _consolidate(checkpoint_dir, path, tag, exclude_frozen_parameters, torch.float32)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=bool(lazy_mode))
+
+
+def convert_zero_checkpoint_to_state_dict(checkpoint_dir: str | Path, output_dir: str | Path, dtype: Any = torch.float32,
+                                          max_shard_size: str | None = "5GB", safe_serialization: bool = False, tag: str | None = None,
+                                          exclude_frozen_parameters: bool = False) -> None:
+    """Write that state dict to OUTPUT_DIR/pytorch_model.bin, or with `safe_serialization` to safetensors. Local.
+
+    `dtype`: fp32, bf16 or fp16, of torch or by its name. A model above `max_shard_size` needs `safe_serialization`: it is written in
+    shards with an index. Raises as `get_fp32_state_dict_from_zero_checkpoint`, and Error for a .bin that would be larger.
+    """
+    os.makedirs(output_dir, exist_ok=True)
+    if safe_serialization:
+        more = ["--max-shard-size", str(max_shard_size)] if max_shard_size is not None else []
+        whole = Path(output_dir) / "model.safetensors"
+        _consolidate(checkpoint_dir, output_dir if more else whole, tag, exclude_frozen_parameters, dtype, *more)
+        return
+    path = Path(output_dir) / "pytorch_model.bin"
+    _consolidate(checkpoint_dir, path, tag, exclude_frozen_parameters, dtype)
+    if max_shard_size is not None and path.stat().st_size > _bytes_of(max_shard_size):
+        path.unlink()
+        raise Error(f"{path} would be larger than max_shard_size, {max_shard_size}, and .bin files are written whole; expected "
+                    "safe_serialization=True, or max_shard_size=None")
+
+
+def convert_zero_checkpoint_to_fp32_state_dict(checkpoint_dir: str | Path, output_dir: str | Path, max_shard_size: str | None = "5GB",
+                                               safe_serialization: bool = False, tag: str | None = None,
+                                               exclude_frozen_parameters: bool = False) -> None:
+    """As `convert_zero_checkpoint_to_state_dict`, in fp32."""
+    convert_zero_checkpoint_to_state_dict(checkpoint_dir, output_dir, torch.float32, max_shard_size, safe_serialization, tag,
+                                          exclude_frozen_parameters)
+
+
+def load_state_dict_from_zero_checkpoint(model: torch.nn.Module, checkpoint_dir: str | Path, tag: str | None = None) -> torch.nn.Module:
+    """Move a plain module to the CPU, load the checkpoint's values into it, as far as names fit, and return it. Local."""
+    state = get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag)
+    model = model.cpu()
+    model.load_state_dict(state, strict=False)
+    return model
+
+
+def _consolidate(checkpoint_dir, out, tag, exclude_frozen_parameters, dtype, *more):
+    if exclude_frozen_parameters:
+        raise Error("exclude_frozen_parameters=True: a checkpoint does not say which parameters were frozen; expected False, or "
+                    "save_checkpoint(…, exclude_frozen_parameters=True)")
+    if dtype not in _DTYPES:
+        raise ValueError(f"dtype is {dtype!r}; expected torch.float32, torch.bfloat16 or torch.float16")
+    words = ["tessera", "consolidate", arguments.path(checkpoint_dir, "checkpoint_dir"), str(out), "--dtype", _DTYPES[dtype], *more]
+    if tag is not None:
+        words += ["--tag", str(tag)]
+    done = subprocess.run(words, executable=command_path(), env=with_torch_found(dict(os.environ)), capture_output=True, text=True)
+    if done.returncode != 0:
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise CheckpointError(said[-1].removeprefix("error: ") if said else f"tessera consolidate: exit code {done.returncode}")
+
+
+def _bytes_of(size):
+    """Of "5GB", "500MB", or a number."""
+    units = {"TB": 10**12, "GB": 10**9, "MB": 10**6, "KB": 10**3, "TIB": 2**40, "GIB": 2**30, "MIB": 2**20, "KIB": 2**10}
+    text = str(size).strip().upper()
+    for unit, factor in units.items():
+        if text.endswith(unit):
+            return float(text.removesuffix(unit)) * factor
+    return float(text)

@@ -1,0 +1,400 @@
+"""What DeepSpeed's further names do on a group of ranks, at every stage, beside plain PyTorch."""
+import tessera.deepspeed  # noqa: F401  isort: skip
+import pickle
+import tempfile
+from pathlib import Path
+
+import deepspeed
+import tessera
+import torch
+from checks import check, config, largest_difference, main, raises, train
+from deepspeed.ops.adam import FusedAdam
+from deepspeed.runtime.lr_schedules import OneCycle, WarmupDecayLR, WarmupLR
+from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
+from torch import nn
+from torch.nn import functional
+
+utils = deepspeed.utils
+
+
+def rank():
+    return tessera.comm.get_rank()
+
+
+def world():
+    return tessera.comm.get_world_size()
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 7), nn.GELU(), nn.Linear(7, 3))
+
+
+def make(stage, model=None, **changes):
+    model = net() if model is None else model
+    options = config(stage, unit_numel=40, optimizer={"type": "AdamW", "params": {"lr": 1e-2, "betas": (0.8, 0.9)}})
+    options["zero_optimization"].update(changes.pop("zero_optimization", {}), stage3_max_live_parameters=0)
+    return deepspeed.initialize(model=model, model_parameters=changes.pop("model_parameters", None), optimizer=changes.pop("optimizer", None),
+                                lr_scheduler=changes.pop("lr_scheduler", None), config={**options, **changes})
+
+
+def batch(step):
+    """By rank."""
+    return [torch.randn(2, 6, generator=torch.Generator().manual_seed(100 * step + r)) for r in range(world())]
+
+
+def loss_of(model, x):
+    return functional.cross_entropy(model(x).float(), x.argmax(-1) % 3)
+
+
+@check
+def torch_group():
+    """initialize() makes torch.distributed's group; it can be ended and made anew."""
+    assert not torch.distributed.is_initialized()
+    engine = make(1)[0]
+    for _ in range(2):
+        assert torch.distributed.is_initialized() and torch.distributed.get_backend() == "gloo" == deepspeed.comm.get_backend()
+        assert (torch.distributed.get_rank(), torch.distributed.get_world_size()) == (rank(), world())
+        total = torch.tensor([rank() + 1.0])
+        deepspeed.comm.all_reduce(total)
+        assert total.item() == world() * (world() + 1) / 2
+        gathered = torch.empty(world())
+        deepspeed.comm.all_gather_into_tensor(gathered, torch.tensor([float(rank())]))
+        assert gathered.tolist() == list(range(world()))
+        assert deepspeed.comm.get_world_group() is torch.distributed.group.WORLD is engine.data_parallel_group
+        group = deepspeed.comm.new_group([0])
+        assert deepspeed.comm.get_rank(group) == (0 if rank() == 0 else -1)
+        deepspeed.comm.destroy_process_group()
+        deepspeed.init_distributed()
+    raises(tessera.Error, deepspeed.comm.log_summary, "profiler")
+
+
+@check
+def attributes_of_parameters():
+    for stage in range(4):
+        engine = make(stage, model=nn.Sequential(nn.Linear(6, 7), nn.Linear(7, 3)))[0]
+        weight = engine.module[0].weight
+        if stage < 3:
+            assert not any(hasattr(weight, name) for name in ("ds_id", "ds_shape", "ds_numel", "ds_status", "all_gather", "ds_tensor"))
+            assert not deepspeed.runtime.zero.utils.is_zero_param(weight)
+            continue
+        assert len({parameter.ds_id for parameter in engine.parameters()}) == 4
+        assert set(tessera.comm.all_gather(weight.ds_id)) == {weight.ds_id}
+        assert (weight.ds_shape, weight.ds_numel) == (torch.Size([7, 6]), 42) and deepspeed.runtime.zero.utils.is_zero_param(weight)
+        for _ in range(2):
+            assert weight.ds_status is ZeroParamStatus.NOT_AVAILABLE
+            with deepspeed.zero.GatheredParameters(weight):
+                with deepspeed.zero.GatheredParameters([weight, engine.module[1].weight]):
+                    assert weight.ds_status is engine.module[1].weight.ds_status is ZeroParamStatus.AVAILABLE
+                assert weight.ds_status is ZeroParamStatus.AVAILABLE
+                assert engine.module[1].weight.ds_status is ZeroParamStatus.NOT_AVAILABLE
+            train(engine, [batch(0)], loss_of)
+        weight.all_gather([weight])
+        assert weight.ds_status is ZeroParamStatus.AVAILABLE and weight.detach().numpy().shape == (7, 6)
+        weight.partition()
+        assert weight.ds_status is ZeroParamStatus.NOT_AVAILABLE
+        raises(tessera.Error, lambda w=weight: w.partition(has_been_updated=True), "modifier_rank=0")
+        with deepspeed.zero.GatheredParameters(engine.module):
+            assert not hasattr(pickle.loads(pickle.dumps(weight)), "ds_id")  # nothing is stored in it
+        engine.destroy()
+        assert not hasattr(weight, "ds_id")
+    with deepspeed.zero.Init():
+        model = nn.Linear(3, 2)
+    assert (model.weight.ds_shape, model.weight.ds_status) == ((2, 3), ZeroParamStatus.AVAILABLE)
+    engine = deepspeed.initialize(model=model, config=config(1))[0]
+    assert not hasattr(model.weight, "ds_shape")
+    engine.destroy()
+
+
+@check
+def trls_loop_around_generation():
+    """What TRL does with the engine's hooks around generation at stage 3 (trl/models/utils.py, remove_hooks and add_hooks)."""
+    engine = make(3)[0]
+    offload = engine.optimizer.parameter_offload
+    with deepspeed.zero.GatheredParameters(engine.parameters()):
+        for parameter in (*offload.module.parameters(), *(value for _, value in offload.module.ds_external_parameters())):
+            parameter.ds_active_sub_modules.clear()
+        for hook in (*offload.forward_hooks, *offload.backward_hooks):
+            hook.remove()
+        offload.forward_hooks, offload.backward_hooks = [], []
+        engine(batch(0)[rank()])
+        offload._register_deepspeed_module(offload.module)
+    with deepspeed.runtime.zero.unwrap_model_for_generation(engine) as unwrapped:
+        assert all(parameter.ds_status is ZeroParamStatus.AVAILABLE for parameter in unwrapped.parameters())
+    engine = make(2)[0]
+    assert not hasattr(engine.optimizer, "parameter_offload")
+
+
+def plain_steps(model, optimizer, steps):
+    """As DistributedDataParallel does them."""
+    for step in steps:
+        optimizer.zero_grad()
+        for x in batch(step):
+            (loss_of(model, x) / world()).backward()
+        optimizer.step()
+
+
+@check
+def values_of_single_parameters():
+    """Masters, gradients and moments are read and set; training goes on from what was set as plain PyTorch does."""
+    for stage in range(4):
+        plain = net()
+        theirs = torch.optim.AdamW(plain.parameters(), lr=1e-2, betas=(0.8, 0.9), weight_decay=0)
+        engine, _, _, _ = make(stage)
+        weight = engine.module[2].weight
+        assert utils.safe_get_full_optimizer_state(weight, "exp_avg").count_nonzero() == 0 and utils.safe_get_full_grad(weight) is None
+        train(engine, [batch(0)], loss_of)
+        plain_steps(plain, theirs, [0])
+        engine.backward(loss_of(engine, batch(1)[rank()]))
+        theirs.zero_grad()
+        sum(loss_of(plain, x) for x in batch(1)).div(world()).backward()
+        near(utils.safe_get_full_grad(weight), plain[2].weight.grad)
+        engine.step()
+        theirs.step()
+        near(utils.safe_get_full_fp32_param(weight), plain[2].weight.detach(), 1e-5)
+        for key in ("exp_avg", "exp_avg_sq"):
+            near(utils.safe_get_full_optimizer_state(weight, key), theirs.state[plain[2].weight][key])
+        new = torch.linspace(-1, 1.2345678, 21).view(3, 7)
+        utils.safe_set_full_fp32_param(weight, new + rank())  # rank 0's counts
+        utils.safe_set_full_optimizer_state(weight, new * 0.01 + rank(), "exp_avg")
+        assert torch.equal(utils.safe_get_full_fp32_param(weight), new)
+        with torch.no_grad():
+            plain[2].weight.copy_(new)
+            theirs.state[plain[2].weight]["exp_avg"].copy_(new * 0.01)
+        train(engine, [batch(2)], loss_of)
+        plain_steps(plain, theirs, [2])
+        near(utils.safe_get_full_fp32_param(weight), plain[2].weight.detach(), 2e-5)
+        for call, arguments in ((utils.safe_get_full_optimizer_state, (weight, "momentum")),
+                                (utils.safe_set_full_optimizer_state, (weight, new[0], "exp_avg")), (utils.safe_set_full_grad, (weight, new)),
+                                (utils.safe_update_full_grad_vectorized, ([weight], abs)), (utils.safe_set_full_fp32_param, (weight, new[0])),
+                                (utils.safe_get_full_fp32_param, (nn.Linear(2, 2).weight,))):
+            raises(tessera.Error, lambda c=call, a=arguments: c(*a), "expected")
+        if stage == 3:
+            parts_of_parameters(engine, weight)
+        else:
+            raises(tessera.Error, lambda w=weight: utils.safe_get_local_fp32_param(w), "expected stage 3")
+        engine.destroy()
+
+
+def parts_of_parameters(engine, weight):
+    size = -(-21 // world())
+    for whole, part in ((utils.safe_get_full_fp32_param(weight), utils.safe_get_local_fp32_param(weight)),
+                        (utils.safe_get_full_optimizer_state(weight, "exp_avg"), utils.safe_get_local_optimizer_state(weight, "exp_avg"))):
+        padded = functional.pad(whole.flatten(), (0, size * world() - 21))
+        assert torch.equal(part, padded.view(world(), size)[rank()])
+    values = torch.arange(size, dtype=torch.float32) + 100 * rank()
+    utils.safe_set_local_fp32_param(weight, values)
+    utils.safe_set_local_optimizer_state(weight, -values, "exp_avg_sq")
+    expected = torch.cat([torch.arange(size, dtype=torch.float32) + 100 * r for r in range(world())])[:21].view(3, 7)
+    assert torch.equal(utils.safe_get_full_fp32_param(weight), expected)
+    assert torch.equal(utils.safe_get_full_optimizer_state(weight, "exp_avg_sq"), -expected)
+    raises(tessera.Error, lambda: utils.safe_set_local_fp32_param(weight, values[1:]), "expected a floating tensor of shape")
+    raises(tessera.Error, lambda: utils.safe_set_local_grad(weight, values), "hook")
+    engine.backward(loss_of(engine, batch(3)[rank()]))
+    gradient = utils.safe_get_full_grad(weight)
+    assert torch.equal(utils.safe_get_local_grad(weight), functional.pad(gradient.flatten(), (0, size * world() - 21)).view(world(), size)[rank()])
+    engine.step()
+
+
+@check
+def masters_of_16_bit_parameters():
+    """They are set in fp32, and what the model computes with is their rounded value."""
+    for stage in range(4):
+        engine = make(stage, bf16={"enabled": True}, zero_optimization={"offload_optimizer": {"device": "cpu"}} if stage else {})[0]
+        train(engine, [batch(0)], lambda model, x: loss_of(model, x.bfloat16()))
+        weight, other = engine.module[2].weight, engine.full_parameter("0.weight")
+        value = torch.linspace(-1, 1.2345678, 21).view(3, 7)
+        utils.safe_set_full_fp32_param(weight, value)
+        assert torch.equal(utils.safe_get_full_fp32_param(weight), value) and torch.equal(engine.full_parameter("0.weight"), other)
+        assert torch.equal(engine.state_dict()["2.weight"], value.bfloat16())
+        engine.backward(loss_of(engine, batch(1)[rank()].bfloat16()))
+        raises(tessera.Error, lambda w=weight, v=value: utils.safe_set_full_fp32_param(w, v), "safe_set_full_fp32_param() of a 16-bit model")
+        engine.step()
+        engine.destroy()
+
+
+def near(ours, theirs, limit=1e-6):
+    assert ours.shape == theirs.shape and (ours - theirs).abs().max() <= limit, (ours - theirs).abs().max()
+
+
+@check
+def loss_scale():
+    for stage in range(4):
+        engine, optimizer, _, _ = make(stage, fp16={"enabled": True, "initial_scale_power": 4, "loss_scale_window": 2, "hysteresis": 1})
+        assert (optimizer.loss_scale, optimizer.cur_scale, optimizer.dynamic_loss_scale, engine.dynamic_loss_scale()) == (16, 16, True, True)
+        scale = optimizer.loss_scaler
+        assert (scale.cur_scale, scale.loss_scale, scale.dynamic, scale.scale_window, scale.min_scale, scale.cur_iter) == (16, 16, True, 2, 1, 0)
+        assert optimizer.loss_scale_config.dynamic_loss_scale and engine.initial_dynamic_scale() == 16 and engine.fp16_enabled()
+        x = batch(0)[rank()].half()
+        for factor, expected, iteration in ((float("inf"), 8, 1), (1, 8, 2), (1, 8, 3), (1, 16, 4)):
+            engine.backward(loss_of(engine, x) * factor)
+            engine.step()
+            assert (optimizer.loss_scale_config.cur_scale, optimizer.loss_scale_config.cur_iter) == (expected, iteration)
+            assert optimizer.overflow == (factor != 1)
+        engine.destroy()
+    engine, optimizer, _, _ = make(2)
+    assert (optimizer.cur_scale, optimizer.dynamic_loss_scale, optimizer.loss_scaler.scale_window) == (1, False, None)
+    engine, fixed, _, _ = make(1, fp16={"enabled": True, "loss_scale": 8})
+    assert (fixed.cur_scale, fixed.dynamic_loss_scale) == (8, False)
+
+
+@check
+def schedules():
+    """The configuration's schedule, and a class of the same name, have the same rates, at each step."""
+    parameters = {"warmup_max_lr": 1e-2, "warmup_num_steps": 4, "total_num_steps": 9}
+    for stage in (0, 3):
+        ours, optimizer, _, schedule = make(stage, scheduler={"type": "WarmupDecayLR", "params": parameters})
+        stepped, _, _, client = make(stage, lr_scheduler=lambda o: WarmupDecayLR(o, **parameters))
+        plain = torch.optim.AdamW(net().parameters(), lr=1e-2)
+        alone = WarmupDecayLR(plain, **parameters)
+        assert schedule.last_batch_iteration == client.last_batch_iteration == -1 and schedule.optimizer is optimizer
+        assert ours.get_mom() == schedule.get_mom() == [(0.8, 0.9)] and ours.scheduler_name() == "WarmupDecayLR"
+        for step in range(12):
+            train(ours, [batch(step)], loss_of)
+            train(stepped, [batch(step)], loss_of)
+            alone.step()
+            for rates in (ours.get_lr(), schedule.get_last_lr(), stepped.get_lr()):
+                assert abs(rates[0] - plain.param_groups[0]["lr"]) < 1e-15, (rates, plain.param_groups[0]["lr"])
+            assert schedule.last_batch_iteration == client.last_batch_iteration == step == schedule.state_dict()["last_batch_iteration"]
+        assert largest_difference(ours.state_dict(), stepped.state_dict()) == 0
+        raises(tessera.Error, client.step, "engine.step() steps the scheduler")
+        schedule.step(2)
+        alone.step(2)
+        assert abs(schedule.get_last_lr()[0] - alone.get_last_lr()[0]) < 1e-15
+        schedule.load_state_dict({"last_batch_iteration": 5})
+        assert schedule.last_batch_iteration == 5
+    optimizer = torch.optim.Adam(net().parameters(), lr=1e-2)
+    engine = deepspeed.initialize(model=(model := net()), optimizer=(optimizer := torch.optim.Adam(model.parameters(), lr=1e-2)),
+                                  lr_scheduler=OneCycle(optimizer, 1e-3, 1e-2, cycle_first_step_size=2), config=config(3))[0]
+    for expected in (5.5e-3, 1e-2, 5.5e-3):
+        train(engine, [batch(0)], loss_of)
+        assert abs(engine.get_lr()[0] - expected) < 1e-12 and abs(engine.get_mom()[0][0] - (0.9 - 0.1 * (expected - 1e-3) / 9e-3)) < 1e-12
+    WarmupLR(engine.optimizer, warmup_num_steps=3).step()
+
+
+@check
+def optimizers_as_classes():
+    """FusedAdam trains as torch.optim.AdamW, through the engine and alone."""
+    for stage in range(4):
+        results = []
+        for make_one in (lambda p: FusedAdam(p, lr=1e-2, weight_decay=0.1), lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1)):
+            model = net()
+            client = make_one(model.parameters())
+            engine, optimizer, _, _ = make(stage, model=model, optimizer=client)
+            assert optimizer.optimizer is client and engine.optimizer_name() == type(client).__name__
+            train(engine, [batch(step) for step in range(3)], loss_of)
+            results.append(engine.state_dict())
+            engine.destroy()
+        assert largest_difference(*results) == 0
+        plain = net()
+        plain_steps(plain, FusedAdam(plain.parameters(), lr=1e-2, weight_decay=0.1), range(3))
+        assert largest_difference(results[0], plain.state_dict()) < 2e-5
+
+
+@check
+def numbers_of_an_engine():
+    for stage in range(4):
+        engine, optimizer, _, _ = make(stage, gradient_accumulation_steps=3, bf16={"enabled": True})
+        assert engine.get_batch_info() == (6 * world(), 2, 3)
+        assert (engine.zero_optimization(), engine.zero_optimization_partition_gradients(), engine.zero_optimization_partition_weights()) \
+            == (stage > 0, stage >= 2, stage == 3)
+        assert (engine.bfloat16_enabled(), engine.fp16_enabled(), engine.amp_enabled(), engine.zero_cpu_offload()) == (True, False, False, False)
+        assert engine.get_data_types() == (torch.bfloat16, torch.float32) and engine.communication_data_type is torch.float32
+        assert (engine.get_data_parallel_rank(), engine.get_data_parallel_world_size(), engine.get_model_parallel_rank()) == (rank(), world(), 0)
+        engine.set_lr(0.25)
+        assert engine.get_lr() == [0.25] == optimizer.get_lr() and engine.get_type() == [0.0]
+        assert set(optimizer.param_names.values()) == {name for name, _ in engine.module.named_parameters()}
+        for call in (lambda e=engine: e.set_train_batch_size(12 * world()), lambda e=engine: e.set_gradient_accumulation_steps(2),
+                     lambda e=engine: e.offload_states(), lambda e=engine: e.coalesce_grad_reduction(), lambda e=engine: e.scale(torch.ones(()))):
+            raises(tessera.Error, call)
+        engine.set_train_batch_size(6 * world())
+        engine.empty_partition_cache()
+        engine.allreduce_gradients()
+        loader = engine.deepspeed_io([torch.full((), float(i)) for i in range(12 * world())], route="eval")
+        assert sorted(sum(tessera.comm.all_gather([float(x) for part in loader for x in part]), [])) == [float(i) for i in range(12 * world())]
+        assert len(engine.deepspeed_io([torch.zeros(6)] * 12 * world())) == 6
+        engine.destroy()
+    offloaded = make(3, zero_optimization={"offload_optimizer": {"device": "cpu"}})[0]
+    assert offloaded.zero_cpu_offload() and offloaded.zero_offload_param() is None
+
+
+@check
+def what_an_engine_has_not():
+    class Fails(nn.Linear):
+        @property
+        def broken(self):
+            raise AttributeError("the module's own words")
+
+    engine = deepspeed.initialize(model=Fails(2, 2), config=config(0))[0]
+    text = raises(AttributeError, lambda: engine.no_such_thing, "'DeepSpeedEngine' object has no attribute 'no_such_thing'", "Fails")
+    assert "neither has its module" in text
+    raises(AttributeError, lambda: engine.broken, "'Fails' object has no attribute 'broken'")  # torch's words for a property that raises it
+    assert engine.in_features == 2 and not hasattr(engine, "no_such_thing")
+
+
+@check
+def weights_in_and_out():
+    for stage in range(4):
+        model = net()
+        model[0].bias.requires_grad_(False)
+        engine = make(stage, model=model, bf16={"enabled": True})[0]
+        train(engine, [batch(0)], lambda model, x: loss_of(model, x.bfloat16()))
+        state = engine.module_state_dict()
+        assert largest_difference(dict(state), dict(engine.state_dict())) == 0
+        assert "0.bias" not in engine.module_state_dict(exclude_frozen_parameters=True)
+        engine.load_module_state_dict({"module": {name: value + 1 for name, value in state.items()}})
+        assert largest_difference(dict(engine.state_dict()), {name: value + 1 for name, value in state.items()}) == 0
+        raises(RuntimeError, lambda e=engine: e.load_module_state_dict({"module": {}}), "Missing key")
+        engine.load_module_state_dict({"module": {}}, strict=False)
+        called = []
+        engine.load_module_state_dict({"module": 7}, custom_load_fn=lambda src, dst, to=called: to.append((src, dst)))
+        assert called == [(7, engine.module)]
+        masters = {name: engine.full_parameter(name) for name, _ in engine.named_tensors}
+        if stage in (1, 3):
+            consolidated(engine, masters)
+        engine.destroy()
+
+
+def consolidated(engine, masters):
+    from deepspeed.utils import zero_to_fp32
+    folder = tessera.comm.all_gather(tempfile.mkdtemp() if rank() == 0 else "")[0]
+    engine.save_checkpoint(folder, tag="a")
+    if rank() == 0:
+        states = [zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(folder),
+                  zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(folder, tag="a", lazy_mode=True),
+                  zero_to_fp32.load_state_dict_from_zero_checkpoint(net(), folder).state_dict()]
+        zero_to_fp32.convert_zero_checkpoint_to_fp32_state_dict(folder, f"{folder}/out")
+        states.append(torch.load(f"{folder}/out/pytorch_model.bin", weights_only=True))
+        zero_to_fp32.convert_zero_checkpoint_to_fp32_state_dict(folder, f"{folder}/safe", safe_serialization=True)
+        import safetensors.torch
+        states.append({name: value for path in Path(folder, "safe").glob("*.safetensors") for name, value in safetensors.torch.load_file(path).items()})
+        for state in states:
+            assert largest_difference(dict(state), masters) == 0
+        raises(tessera.CheckpointError, lambda: zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(folder, tag="b"), "b")
+        raises(tessera.Error, lambda: zero_to_fp32.convert_zero_checkpoint_to_fp32_state_dict(folder, f"{folder}/out", max_shard_size="1KB"), "1KB")
+        raises(tessera.Error, lambda: zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(folder, exclude_frozen_parameters=True), "frozen")
+    tessera.comm.barrier()
+
+
+@check
+def values_beside_the_engines_in_its_monitors():
+    folder = tessera.comm.all_gather(tempfile.mkdtemp() if rank() == 0 else "")[0]
+    engine = make(1, csv_monitor={"enabled": True, "output_path": folder, "job_name": "job"})[0]
+    train(engine, [batch(0)], loss_of)
+    engine.monitor.write_events([("Train/mine", 0.5, engine.global_samples), ("Train/mine", 0.25, engine.global_samples + 1)])
+    assert engine.monitor.enabled and not make(1)[0].monitor.enabled
+    engine.destroy()
+    if rank() == 0:
+        found = {path.name: path.read_text() for path in Path(folder).rglob("*.csv")}
+        mine = next(text for name, text in found.items() if "mine" in name)
+        assert f"{engine_samples(0)},0.5" in mine and f"{engine_samples(1)},0.25" in mine, mine
+        assert any("train_loss" in name for name in found), found
+    tessera.comm.barrier()
+
+
+def engine_samples(more):
+    return 2 * world() + more
+
+
+if __name__ == "__main__":
+    main()
