@@ -49,6 +49,7 @@ class Engine(EngineProperties, StepsScheduler):
     config: dict[str, Any]
     optimizer_class: type[Optimizer] = Optimizer  # what `initialize` makes
     scheduler_class: type[LRScheduler] = LRScheduler
+    has_optimizer: bool = True  # False: its parameters have no gradients, masters and states, and keep their values
 
     def __init__(self, module: torch.nn.Module, config: _engine.Config, comm: _engine.Communicator, local_rank: int,
                  steps_per_epoch: int = 0, deferred: _engine.DeferredModel | None = None, untrained: Sequence[str] = ()) -> None:

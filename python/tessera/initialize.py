@@ -119,6 +119,8 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
     if lr_scheduler is not None:
         check_scheduler(lr_scheduler, [optimizer])
     parsed, translation = _parse(config, group, optimizer, model_parameters, lr_scheduler, named)
+    if not engine_class.has_optimizer:
+        translation.untrained = [name for name, parameter in named if parameter.requires_grad]
     loader, steps_per_epoch = None, 0
     if training_data is not None:
         resolved = json.loads(parsed.resolved)

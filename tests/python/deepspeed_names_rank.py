@@ -1,5 +1,6 @@
 """What DeepSpeed's further names do on a group of ranks, at every stage, beside plain PyTorch."""
 import tessera.deepspeed  # noqa: F401  isort: skip
+import json
 import pickle
 import tempfile
 from pathlib import Path
@@ -325,11 +326,31 @@ def what_an_engine_has_not():
         def broken(self):
             raise AttributeError("the module's own words")
 
-    engine = deepspeed.initialize(model=Fails(2, 2), config=config(0))[0]
+    engine = make(0, model=Fails(2, 2))[0]
     text = raises(AttributeError, lambda: engine.no_such_thing, "'DeepSpeedEngine' object has no attribute 'no_such_thing'", "Fails")
     assert "neither has its module" in text
     raises(AttributeError, lambda: engine.broken, "'Fails' object has no attribute 'broken'")  # torch's words for a property that raises it
     assert engine.in_features == 2 and not hasattr(engine, "no_such_thing")
+
+
+@check
+def a_model_without_an_optimizer():
+    """Has no memory for training, and the outputs of the module."""
+    for stage in range(4):
+        model = net()
+        options = config(stage, unit_numel=40, bf16={"enabled": True})
+        (path := Path(tempfile.mkdtemp(), "ds.json")).write_text(json.dumps(options))
+        expected = functional.linear(functional.gelu(functional.linear(
+            batch(0)[rank()].bfloat16(), *(value.detach().bfloat16() for value in model[0].parameters()))), *(
+                value.detach().bfloat16() for value in model[2].parameters()))
+        engine = deepspeed.initialize(model=model, config=options if stage % 2 else str(path))[0]
+        held = engine.measured_bytes()
+        assert held["total"] == held["parameters"] > 0 and isinstance(engine, deepspeed.DeepSpeedEngine)
+        engine.eval()
+        with torch.no_grad():
+            assert torch.equal(engine(batch(0)[rank()]), expected)
+        raises(tessera.Error, engine.step, "given no optimizer", "optimizer=")
+        engine.destroy()
 
 
 @check

@@ -8,9 +8,12 @@ import json
 import math
 import pkgutil
 import sys
+import tempfile
+import types
 import unittest
 from contextlib import redirect_stdout
 from pathlib import Path
+from unittest import mock
 
 import tessera
 import tessera.deepspeed
@@ -325,6 +328,21 @@ class Configurations(unittest.TestCase):
         engine = deepspeed.initialize(model=model, config={**given, "zero_optimization.stage": 2})[0]
         self.assertEqual((engine.zero_optimization_stage(), engine.zero_prefetch_bucket_size(), engine.get_lr()), (2, 3628, [0.5]))
         engine.destroy()
+
+
+    def test_a_file_that_is_hjson(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "ds.json")
+            path.write_text('{\n  # a comment\n  train_batch_size: 1\n}')
+            with mock.patch.dict(sys.modules, hjson=None), self.assertRaisesRegex(tessera.ConfigError, "ds.json:2"):
+                deepspeed.initialize(model=nn.Linear(2, 2), config=path)
+            reads = types.SimpleNamespace(loads=lambda _: {"train_batch_size": 1, "zero_optimization": {"stage": 2}}, HjsonDecodeError=ValueError)
+            with mock.patch.dict(sys.modules, hjson=reads):
+                self.assertEqual(deepspeed.DeepSpeedConfig(path).zero_optimization_stage, 2)
+            path.write_text('{"train_batch_size": 3}  // a comment')
+            self.assertEqual(deepspeed.DeepSpeedConfig(str(path)).train_batch_size, 3)
+            with self.assertRaisesRegex(tessera.ConfigError, "missing.json"):
+                deepspeed.DeepSpeedConfig(Path(folder, "missing.json"))
 
 
 class Tools(unittest.TestCase):

@@ -19,7 +19,7 @@ from tessera.deepspeed.comm import init_distributed
 from tessera.deepspeed.runtime import config_keys
 from tessera.deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
 from tessera.deepspeed.runtime.dataloader import DeepSpeedDataLoader
-from tessera.deepspeed.runtime.engine import DeepSpeedEngine
+from tessera.deepspeed.runtime.engine import DeepSpeedEngine, EngineWithoutOptimizer
 from tessera.deepspeed.runtime.lr_schedules import add_tuning_arguments
 from tessera.deepspeed.runtime.optimizer import DeepSpeedOptimizer
 from tessera.deepspeed.utils import OnDevice, log_dist, logger
@@ -40,12 +40,17 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
                mpu=None, dist_init_required=None, collate_fn=None, config=None, mesh_param=None, config_params=None):
     """As `tessera.initialize`; the engine is a `DeepSpeedEngine`. Collective.
 
-    Joins the group, and makes torch.distributed's, as `init_distributed` does. A key of the configuration may be written with dots at the
-    top ("zero_optimization.reduce_bucket_size"), as TRL does: it counts as the key of that section.
+    Joins the group, and makes torch.distributed's, as `init_distributed` does. Without an optimizer, `model_parameters` and a section
+    "optimizer" the model is evaluated only: it takes no memory for training, and `step()` is an Error. A key of the configuration may be
+    written with dots at the top ("zero_optimization.reduce_bucket_size"), as TRL does: it counts as the key of that section. A file may be
+    Hjson, where the package hjson is installed.
     """
     init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
+    given = next((one for one in (config, config_params, getattr(args, "deepspeed_config", None)) if one is not None), None)
+    is_trained = optimizer is not None or model_parameters is not None or config_keys.names_optimizer(given)
     return _initialize(args, model, optimizer, model_parameters, training_data, lr_scheduler, distributed_port, mpu, dist_init_required,
-                       collate_fn, config_keys.readable(config), mesh_param, config_keys.readable(config_params), engine_class=DeepSpeedEngine)
+                       collate_fn, config_keys.readable(config), mesh_param, config_keys.readable(config_params),
+                       engine_class=DeepSpeedEngine if is_trained else EngineWithoutOptimizer)
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

@@ -38,15 +38,16 @@ class DeepSpeedConfig:
                 raise ConfigError(f"DeepSpeedConfig({name}=): Tessera has data parallelism alone; expected None")
         if not isinstance(config, (dict, str, Path)):
             raise ConfigError(f"config is {arguments.shown(config)}; expected a dict or the path of a ds_config.json")
+        config = config_keys.readable(config)
         is_file = not isinstance(config, dict)
-        text = arguments.path(config, "config") if is_file else json.dumps(config_keys.readable(config))
+        text = arguments.path(config, "config") if is_file else json.dumps(config)
         self.world_size = comm.get_world_size()
         parsed, warnings = _engine.read_config(text, is_file, self.world_size, [])
         for line in warnings:
             _engine.log_warning(line)
-        self._param_dict = json.loads(Path(text).read_text()) if is_file else config
         self.monitor_config = parsed  # for MonitorMaster
         self._resolved = json.loads(parsed.resolved)
+        self._param_dict = _given(Path(text), self._resolved) if is_file else config
         for key, value in self._resolved.items():
             setattr(self, key, _namespace(value))
         self.zero_config = DeepSpeedZeroConfig(**self._param_dict.get("zero_optimization", {}))
@@ -66,6 +67,14 @@ class DeepSpeedConfig:
     def print(self, name: str) -> None:
         """Log what it means, with all defaults."""
         _engine.log_info(f"{name}: {json.dumps(self._resolved)}")
+
+
+def _given(path, resolved):
+    """What a file holds; one with comments: what it means, with all defaults."""
+    try:
+        return json.loads(path.read_text())
+    except ValueError:
+        return resolved
 
 
 def _namespace(value):

@@ -399,3 +399,16 @@ class DeepSpeedEngine(Engine):
         return True
 
     save_fp16_model = save_16bit_model
+
+
+class EngineWithoutOptimizer(DeepSpeedEngine):
+    """The engine of a model that is evaluated only, such as a reference model: nobody has said how to train it. A rank has no more of it than
+    the parameters, at stage 3 its shards of them."""
+
+    has_optimizer = False
+
+    def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
+        """Raises Error: there is no optimizer."""
+        call = "step()" if lr_kwargs is None else "step(lr_kwargs=)"
+        raise Error(f"{call}: initialize() was given no optimizer, and without one nothing is trained, as in DeepSpeed; expected optimizer=, or the "
+                    "section \"optimizer\" in the configuration")
