@@ -376,6 +376,24 @@ def weights_in_and_out():
         engine.destroy()
 
 
+@check
+def an_adapter_with_modules_to_save():
+    """peft asks a module at stage 3 for the keys of its state dict, on the rank that saves."""
+    import peft
+    for stage in (2, 3):
+        model = peft.get_peft_model(net(), peft.LoraConfig(r=2, target_modules=["0"], modules_to_save=["2"]))
+        engine = make(stage, model=model)[0]
+        train(engine, [batch(0)], loss_of)
+        with deepspeed.zero.GatheredParameters(list(engine.parameters())):
+            expected = {name: value.detach().clone() for name, value in peft.get_peft_model_state_dict(model).items()}
+        state = engine._zero3_consolidated_16bit_state_dict()
+        if rank() == 0:
+            found = peft.get_peft_model_state_dict(model, state_dict=state)
+            assert any("lora_A" in name for name in found) and any(name.endswith("2.weight") for name in found), found.keys()
+            assert largest_difference(dict(found), expected) == 0
+        tessera.comm.barrier()
+
+
 def consolidated(engine, masters):
     from deepspeed.utils import zero_to_fp32
     folder = tessera.comm.all_gather(tempfile.mkdtemp() if rank() == 0 else "")[0]
