@@ -18,7 +18,7 @@ from unittest import mock
 import tessera
 import tessera.deepspeed
 import torch
-from ranks import HERE, TESSERA, RanksTest, free_port
+from ranks import PROGRAMS, TESSERA, RanksTest, free_port
 from torch import nn
 
 import deepspeed  # isort: skip
@@ -165,7 +165,7 @@ class Names(unittest.TestCase):
 class Schedules(unittest.TestCase):
     def test_rates_are_deepspeeds(self):
         """deepspeed_schedules.json has what DeepSpeed 0.19.8 has written into the param groups, before the first step and after each."""
-        cases = json.loads((HERE / "deepspeed_schedules.json").read_text())
+        cases = json.loads(Path(__file__).with_name("deepspeed_schedules.json").read_text())
         self.assertEqual({case["type"] for case in cases}, set(lr_schedules.VALID_LR_SCHEDULES))
         for case in cases:
             with self.subTest(case["type"], **case["params"]):
@@ -475,7 +475,7 @@ class Ranks(RanksTest):
 
     def test_under_the_command(self):
         """`tessera launch` gives rank 0 the socket of the store."""
-        self.finish([self.start(TESSERA, "launch", "-n", 2, "--", sys.executable, "-B", HERE / "deepspeed_names_rank.py", "auto",
+        self.finish([self.start(TESSERA, "launch", "-n", 2, "--", sys.executable, "-B", PROGRAMS / "deepspeed_names_rank.py", "auto",
                                 "torch_group")])
 
 

@@ -62,7 +62,9 @@ total = torch.tensor([torch.distributed.get_rank() + 1.0])
 torch.distributed.all_reduce(total)
 assert total.item() == 3 == tessera.comm.all_reduce(tessera.comm.get_rank() + 1, "sum")
 torch.distributed.destroy_process_group()
-torch.distributed.init_process_group("gloo")  # it may be made again
+if sys.argv[2] == "tessera":  # torchrun's store still has the first group's addresses
+    torch.distributed.init_process_group("gloo")  # it may be made again
+    torch.distributed.barrier()  # a rank that ends early would refuse the other's connection
 tessera.comm.destroy()
 assert "TORCHELASTIC_USE_AGENT_STORE" not in os.environ or sys.argv[2] == "torchrun"
 print("done")

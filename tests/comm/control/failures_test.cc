@@ -90,7 +90,7 @@ TEST_P(FailuresTest, EveryCollectiveHasTheTimeout) {
   for (const std::string op : {"all_gather", "reduce_scatter", "broadcast", "barrier"}) {
     const auto errors = errors_of(2, milliseconds(300), [&](CommunicatorPtr comm) {
       at::Tensor full = at::ones({8});
-      if (comm->rank() == 1) std::this_thread::sleep_for(milliseconds(600));
+      if (comm->rank() == 1) std::this_thread::sleep_for(milliseconds(1500));
       if (op == "all_gather") comm->all_gather(full, full.narrow(0, comm->rank() * 4, 4), "late")->wait();
       if (op == "reduce_scatter") comm->reduce_scatter(full, "late")->wait();
       if (op == "broadcast") comm->broadcast(full, 1, "late")->wait();
