@@ -46,10 +46,11 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     Hjson, where the package hjson is installed.
     """
     init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
-    given = next((one for one in (config, config_params, getattr(args, "deepspeed_config", None)) if one is not None), None)
+    config, config_params = config_keys.readable(config), config_keys.readable(config_params)
+    given = next((one for one in (config, config_params, config_keys.readable(getattr(args, "deepspeed_config", None))) if one is not None), None)
     is_trained = optimizer is not None or model_parameters is not None or config_keys.names_optimizer(given)
     return _initialize(args, model, optimizer, model_parameters, training_data, lr_scheduler, distributed_port, mpu, dist_init_required,
-                       collate_fn, config_keys.readable(config), mesh_param, config_keys.readable(config_params),
+                       collate_fn, config, mesh_param, config_params,
                        engine_class=DeepSpeedEngine if is_trained else EngineWithoutOptimizer)
 
 
