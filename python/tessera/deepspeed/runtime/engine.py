@@ -332,8 +332,7 @@ class DeepSpeedEngine(Engine):
         """As `state_dict`: whole parameters, on the CPU. Collective."""
         state = self.state_dict(prefix=prefix, keep_vars=keep_vars)
         if exclude_frozen_parameters:
-            frozen = {prefix + name for name, parameter in self.named_tensors if not parameter.requires_grad}
-            state = OrderedDict((name, value) for name, value in state.items() if name not in frozen)
+            state = self._without_frozen(state, prefix)
         if destination is None:
             return state
         destination.update(state)
@@ -379,9 +378,12 @@ class DeepSpeedEngine(Engine):
         """The whole model on rank 0, None elsewhere. Collective."""
         state = whole_model.gathered_state_dict(self, only_rank=0)
         if exclude_frozen_parameters:
-            frozen = {name for name, parameter in self.named_tensors if not parameter.requires_grad}
-            state = {name: value for name, value in state.items() if name not in frozen}
+            state = self._without_frozen(state)
         return state if self.global_rank == 0 else None
+
+    def _without_frozen(self, state, prefix=""):
+        frozen = {prefix + name for name, parameter in self.named_tensors if not parameter.requires_grad}
+        return OrderedDict((name, value) for name, value in state.items() if name not in frozen)
 
     _consolidated_16bit_state_dict = _zero3_consolidated_16bit_state_dict
 
