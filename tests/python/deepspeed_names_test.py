@@ -340,10 +340,12 @@ class Configurations(unittest.TestCase):
             with mock.patch.dict(sys.modules, hjson=reads):
                 self.assertEqual(deepspeed.DeepSpeedConfig(path).zero_optimization_stage, 2)
             reads.loads = lambda _: {"train_batch_size": 1, "optimizer": {"type": "Adam"}}
-            with mock.patch.dict(sys.modules, hjson=reads):  # its text has no quotes around the key
-                engine = deepspeed.initialize(model=nn.Linear(2, 2), config=path)[0]
-                self.assertTrue(engine.has_optimizer)
-                engine.destroy()
+            sys.modules["hjson"] = reads  # patch.dict would take away what initialize() imports
+            self.addCleanup(sys.modules.pop, "hjson", None)
+            engine = deepspeed.initialize(model=nn.Linear(2, 2), config=path)[0]
+            self.assertTrue(engine.has_optimizer, "its text has no quotes around the key")
+            engine.destroy()
+            del sys.modules["hjson"]
             path.write_text('{"train_batch_size": 3}  // a comment')
             self.assertEqual(deepspeed.DeepSpeedConfig(str(path)).train_batch_size, 3)
             with self.assertRaisesRegex(tessera.ConfigError, "missing.json"):
