@@ -19,7 +19,7 @@
 
 namespace tessera::comm {
 
-/// Local. `host`: a transport of CPU tensors, in which this rank is `rank`. `transfer`: of `device`.
+/// `host`: a transport of CPU tensors, in which this rank is `rank`. `transfer`: of `device`.
 /// `on_failure` is called on the group's thread.
 std::unique_ptr<Transport> make_staged_transport(std::unique_ptr<Transport> host, int rank, at::Device device,
                                                  std::shared_ptr<HostTransfer> transfer,

@@ -55,7 +55,7 @@ struct ResidencyOptions {
   Logger log;
 };
 
-/// The units of one rank that stay within `options`' bounds, for CollectiveOrder.
+/// Returns the bounds of `options` with the size of each unit, for CollectiveOrder.
 PlanBudget budget_of(const std::vector<ParamUnit>& units, const ResidencyOptions& options);
 
 /// Counters of one pass, for tests and metrics.

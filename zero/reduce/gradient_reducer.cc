@@ -136,13 +136,19 @@ void GradientReducer::install_hooks() {
     }
 }
 
+/// The units' sizes, by the order of reductions.
+static std::vector<int64_t> numels_in_order(const std::vector<ParamUnit>& units,
+                                            const CollectiveOrder& order) {
+  std::vector<int64_t> numels;
+  for (const int unit : order.reductions()) numels.push_back(units[unit].spec.numel);
+  return numels;
+}
+
 // Collective: all of them at once, because ranks come to their first use at different times.
 void GradientReducer::make_slots() {
   const MemoryFor use(MemoryUse::kCommunication);
-  std::vector<int64_t> numels;
-  for (const int unit : order_.reductions()) numels.push_back(units_[unit].spec.numel);
   const at::TensorOptions like = units_[order_.reductions().front()].gradient.accumulator.options();
-  slots_ = symmetric_zeros(*comm_, gradient_buffer_numel(numels, options_.num_slots),
+  slots_ = symmetric_zeros(*comm_, gradient_buffer_numel(numels_in_order(units_, order_), options_.num_slots),
                            like.dtype(options_.communicate_dtype), "gradient buffer");
   arrange();
 }
@@ -150,9 +156,7 @@ void GradientReducer::make_slots() {
 /// The units' slots, by the order of reductions. No slot may be in use.
 void GradientReducer::arrange() {
   const std::vector<int>& order = order_.reductions();
-  std::vector<int64_t> numels;
-  for (const int unit : order) numels.push_back(units_[unit].spec.numel);
-  const std::vector<GradientSlot> slots = arrange_slots(numels, slots_.numel());
+  const std::vector<GradientSlot> slots = arrange_slots(numels_in_order(units_, order_), slots_.numel());
   for (size_t place = 0; place < order.size(); ++place) units_[order[place]].gradient.slot = slots[place];
 }
 

@@ -264,7 +264,7 @@ class GradientReducer {
 
   // See [Note: hooks wait with a limit].
   int passes_without_waits_ = 0;  // this backward and those after it
-  int next_passes_without_waits_ = 8;
+  int next_passes_without_waits_;
 
   // These are the collectives over the replicas of this boundary's backward, in that order: sums of owned
   // parts, and gathers of those, which have a group of their own where that lets them begin before all sums
