@@ -63,8 +63,10 @@ def gathered():
 
 reads = {"module": lambda: model(x), "engine": lambda: engine(x), "generate": lambda: engine.generate(x), "norm": weight.norm,
          "item": lambda: weight[0, 0].item(), "print": lambda: print(weight), "numpy": lambda: weight.detach().numpy(),
-         "deepcopy": lambda: copy.deepcopy(weight), "deepcopy_model": lambda: copy.deepcopy(model), "state_dict": model.state_dict,
-         "engine_state_dict": engine.state_dict, "save": lambda: torch.save(weight, io.BytesIO()), "tolist": weight.tolist,
+         "deepcopy": lambda: copy.deepcopy(weight), "deepcopy_model": lambda: copy.deepcopy(model),
+         "state_dict": lambda: model.state_dict()["second.weight"].clone(),
+         "save_state_dict": lambda: torch.save(model.state_dict(), io.BytesIO()), "engine_state_dict": engine.state_dict,
+         "save": lambda: torch.save(weight, io.BytesIO()), "tolist": weight.tolist,
          "to": lambda: weight.to(torch.float64), "compiled": compiled, "autocast": autocast, "thread": on_a_thread, "backward": backward,
          "gathered": gathered, "functional": lambda: torch.func.functional_call(model, {}, (x,))}
 
