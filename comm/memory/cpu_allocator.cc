@@ -2,6 +2,7 @@
 
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <sys/mman.h>
 
@@ -32,6 +33,11 @@ namespace {
 // fits where one of its size was freed.
 
 constexpr size_t kLarge = 1 << 20, kPage = 4096, kHugePage = 2 << 20, kAlignment = 64;
+
+// glibc raises both bounds by itself, up to the size of a large block that the program happens to free.
+// Without such a block, the end of the heap is returned to the system and faulted in again in every step: 3 %
+// of one.
+constexpr int kHeapEndKept = 8 << 20, kMappedByMalloc = 8 << 20;  // bytes
 
 /// Stands in front of each block.
 struct Header {
@@ -250,6 +256,8 @@ void install_cpu_allocator() {
     ::pthread_atfork([] { cache().mutex().lock(); }, [] { cache().mutex().unlock(); },
                      [] { cache().mutex().unlock(); });
     c10::SetCPUAllocator(new CpuAllocator, /*priority=*/1);
+    if (std::getenv("MALLOC_TRIM_THRESHOLD_") == nullptr) ::mallopt(M_TRIM_THRESHOLD, kHeapEndKept);
+    if (std::getenv("MALLOC_MMAP_THRESHOLD_") == nullptr) ::mallopt(M_MMAP_THRESHOLD, kMappedByMalloc);
     return true;
   }();
   (void)installed;
