@@ -15,8 +15,21 @@ namespace {
 void check_buffer(const at::Tensor& buffer, std::string_view label) {
   TESSERA_CHECK(buffer.defined(), label);
   TESSERA_CHECK(buffer.dim() == 1 && buffer.is_contiguous(), label, " has shape ", buffer.sizes());
+}
+
+bool can_be_summed(const at::Tensor& buffer) {
   const auto dtype = find_dtype(buffer.scalar_type());
-  TESSERA_CHECK(dtype && *dtype <= DType::kBool, label, " is ", buffer.scalar_type());
+  return dtype && *dtype <= DType::kBool;
+}
+
+void check_summed(const at::Tensor& buffer, std::string_view label) {
+  check_buffer(buffer, label);
+  TESSERA_CHECK(can_be_summed(buffer), label, " is ", buffer.scalar_type());
+}
+
+/// What a transport moves: types that not every transport knows as bytes.
+at::Tensor as_moved(const at::Tensor& buffer) {
+  return can_be_summed(buffer) && buffer.scalar_type() != at::kShort ? buffer : plain_bytes(buffer);
 }
 
 void check_divisible(const at::Tensor& full, int size, std::string_view label) {
@@ -51,12 +64,12 @@ WorkPtr Communicator::all_gather(const at::Tensor& full, const at::Tensor& shard
   TESSERA_CHECK(shard.numel() * size() == full.numel(), label, ": a shard of ", shard.numel(), " for ",
                 full.numel());
   TESSERA_CHECK(shard.scalar_type() == full.scalar_type() && shard.device() == full.device(), label);
-  return do_all_gather(full, shard, label);
+  return do_all_gather(as_moved(full), as_moved(shard), label);
 }
 
 WorkPtr Communicator::reduce_scatter(const at::Tensor& full, const ReduceInto& into, std::string_view label) {
-  check_buffer(full, label);
-  check_buffer(into.shard, label);
+  check_summed(full, label);
+  check_summed(into.shard, label);
   check_divisible(full, size(), label);
   TESSERA_CHECK(into.shard.numel() * size() == full.numel(), label, ": a shard of ", into.shard.numel(),
                 " for ", full.numel());
@@ -80,7 +93,7 @@ WorkPtr Communicator::reduce_scatter(const at::Tensor& full, std::string_view la
 }
 
 WorkPtr Communicator::all_reduce(const at::Tensor& full, std::string_view label, double scale) {
-  check_buffer(full, label);
+  check_summed(full, label);
   TESSERA_CHECK(scale == 1 || full.is_floating_point(), label, " is scaled");
   return do_all_reduce(full, scale, label);
 }
@@ -96,7 +109,7 @@ at::Tensor Communicator::allocate_shared(int64_t, std::string_view) { return {};
 WorkPtr Communicator::broadcast(const at::Tensor& buffer, int root, std::string_view label) {
   check_buffer(buffer, label);
   TESSERA_CHECK(root >= 0 && root < size(), label, ": root ", root);
-  return do_broadcast(buffer, root, label);
+  return do_broadcast(as_moved(buffer), root, label);
 }
 
 void Communicator::check_exchanged(bool fits, std::string_view label) {

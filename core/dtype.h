@@ -112,6 +112,16 @@ static_assert([] {
 
 /// Whether files' conversions know it as a number with a fraction: fp32, bf16, fp16, fp64.
 constexpr bool is_floating(DType dtype) { return dtype <= DType::kFloat64; }
+/// Whether models compute in it: fp32, bf16, fp16.
+constexpr bool is_compute_type(DType dtype) { return dtype <= DType::kFloat16; }
+/// Whether a frozen parameter may have it: not torch's types of bits, and of less than a byte, which have no
+/// operators.
+constexpr bool is_kept_frozen(DType dtype) { return dtype <= DType::kFloat8E8m0fnu; }
+/// The type of a parameter's values in an engine that computes in `compute`; fp32: each keeps its own. Types
+/// that models do not compute in, such as those of quantized weights, stay.
+constexpr DType dtype_in_unit(DType own, DType compute) {
+  return compute == DType::kFloat32 || !is_compute_type(own) ? own : compute;
+}
 
 /// Bytes of one element.
 constexpr int64_t size_bytes(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].bytes; }

@@ -79,10 +79,15 @@ void Engine::save_in_memory(HostFolders& folders, const json& client_state) {
 std::string Engine::save_with(CheckpointWriter& writer, const std::string& directory, const std::string& tag,
                               const json& client_state, const SaveOptions& options) {
   sharded_->check_usable();
-  if (micro_steps_in_window_ != 0)
-    throw Error(str("save_checkpoint() after ", micro_steps_in_window_, " of ",
-                    config_.gradient_accumulation_steps,
-                    " backward() calls: gradients are not saved; save after a step() that updates"));
+  if (at_boundary_)
+    throw Error(
+        "save_checkpoint() between the last backward() of a step and step(): call step() first, which "
+        "updates with gradients that are not saved");
+  if (micro_steps_in_window_ != 0 && !discarded_ && rank() == 0)
+    options_.log.info(
+        str("save_checkpoint() after ", micro_steps_in_window_, " of ", config_.gradient_accumulation_steps,
+            " backward() calls of a step: their gradients are not saved, and a run that continues "
+            "from it begins the step anew"));
   sharded_->finish_updates();
   sharded_->broadcast_buffers();
   zero::ModuleState* const module = sharded_->module_state();
@@ -93,7 +98,7 @@ std::string Engine::save_with(CheckpointWriter& writer, const std::string& direc
   CheckpointState state;
   state.global_steps = global_steps_;
   state.skipped_steps = skipped_steps_;
-  state.micro_steps = micro_steps_;
+  state.micro_steps = micro_steps_ - micro_steps_in_window_;
   state.schedule_steps = schedule_steps_;
   state.gradient_norm = gradient_norm_;
   state.loss_scaler = scaler_.state();

@@ -2,11 +2,13 @@
 
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/jit/api/module.h>
 
 #include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <unordered_set>
 
 #include "activations/checkpointing.h"
@@ -53,7 +55,8 @@ void set_up_offload(const ZeroConfig& zero, const InitOptions& init, zero::Shard
 }
 
 zero::ShardedModelOptions sharding_options(const EngineConfig& config, const InitOptions& init,
-                                           const OptimizerSetup& optimizer, int world_size) {
+                                           const OptimizerSetup& optimizer, int world_size,
+                                           std::function<void()> on_gradient_outside) {
   const ZeroConfig& zero = config.zero;
   const ShardingPlan plan =
       plan_sharding(config, world_size, !init.device.is_cpu() || ScopedHostTransfer::current() != nullptr);
@@ -73,7 +76,9 @@ zero::ShardedModelOptions sharding_options(const EngineConfig& config, const Ini
   options.reducer.num_slots = zero.communication_buffers;
   options.reducer.predivide_factor = config.gradient_predivide_factor;
   options.reducer.prescale = config.prescale_gradients;
+  options.reducer.sum = config.gradient_allreduce_op == "sum";
   options.reducer.log = init.log;
+  options.reducer.on_gradient_outside = std::move(on_gradient_outside);
   options.residency.overlap = zero.overlap_comm;
   options.residency.capacity_units = zero.communication_buffers;
   options.residency.max_live_numel = zero.max_live_parameters;
@@ -110,7 +115,8 @@ Engine::Engine(const zero::ModelView& model, const EngineConfig& config, comm::C
   warn_unused_reports();
   refuse_unscaled_fp16();
   sharded_ = std::make_unique<zero::ShardedModel>(
-      model, comm_, sharding_options(config_, options_, optimizer_, comm_->size()));
+      model, comm_,
+      sharding_options(config_, options_, optimizer_, comm_->size(), [this] { begin_callers_backward(); }));
   set_up_activations();
   input_dtype_ = input_dtype();
   if (config_.checkpoint.async) checkpoint_writer();
@@ -184,12 +190,11 @@ void Engine::refuse_unscaled_fp16() const {
 
 std::optional<at::ScalarType> Engine::input_dtype() const {
   if (config_.compute_dtype() != DType::kFloat32) return to_torch(config_.compute_dtype());
-  const std::vector<zero::UnitSpec>& units = sharded_->layout().units();
-  const DType first = units.front().dtype;
-  const bool all_alike = std::all_of(units.begin(), units.end(),
-                                     [&](const zero::UnitSpec& unit) { return unit.dtype == first; });
-  if (first == DType::kFloat32 || !all_alike || config_.autocast.enabled) return std::nullopt;
-  return to_torch(first);
+  std::set<DType> found;  // beside those of quantized weights, which nothing is computed in
+  for (const zero::UnitSpec& unit : sharded_->layout().units())
+    if (is_compute_type(unit.dtype)) found.insert(unit.dtype);
+  if (found.size() != 1 || *found.begin() == DType::kFloat32 || config_.autocast.enabled) return std::nullopt;
+  return to_torch(*found.begin());
 }
 
 /// The module may have been given other tensors, which would not be trained.
@@ -216,9 +221,46 @@ void Engine::check_same_parameters(const std::vector<zero::NamedTensor>& now) co
 
 // ----------------------------------------------------------------------------------------- the step
 
+/// Counts the engines that run backward() now.
+class OwnBackward {
+ public:
+  OwnBackward() { ++num_in_process, ++num_on_thread; }
+  ~OwnBackward() { --num_in_process, --num_on_thread; }
+  OwnBackward(const OwnBackward&) = delete;
+  /// Whether the hook that asks runs inside of one. Those of CUDA tensors run on a thread of autograd's.
+  static bool runs(at::Device device) {
+    return (device.is_cpu() ? num_on_thread : num_in_process.load()) > 0;
+  }
+
+ private:
+  static inline std::atomic<int> num_in_process{0};
+  static inline thread_local int num_on_thread = 0;
+};
+
+/// The place of the backward that begins now. `callers`: it is loss.backward().
+zero::MicroStep Engine::begin_micro_step(bool callers) {
+  const bool first = micro_steps_in_window_ == 0 || discarded_;
+  if (first) {
+    if (const auto changed = changed_parameters(parameters_)) check_same_parameters(*changed);
+  } else if (callers != callers_window_ && config_.gradient_accumulation_steps > 1) {
+    throw Error(
+        "engine.backward(loss) and loss.backward() in one accumulation of gradients: expected one of them "
+        "for "
+        "all of its micro-steps");
+  }
+  callers_window_ = callers;
+  gradient_scale_ = scaler_.scale();
+  at_boundary_ = next_is_last();
+  ++micro_steps_;
+  ++micro_steps_in_window_;
+  micro_step_closed_ = stepped_ = discarded_ = false;
+  return {.first = first, .last = at_boundary_};
+}
+
 void Engine::backward(const at::Tensor& loss, bool average) {
   RECORD_USER_SCOPE("tessera.backward");
   sharded_->check_usable();
+  follows_callers_ = false;  // one that has failed
   if (!loss.defined() || loss.numel() != 1)
     throw Error(str(
         "backward() needs a scalar loss, found ",
@@ -232,24 +274,81 @@ void Engine::backward(const at::Tensor& loss, bool average) {
   if (at_boundary_)
     throw Error("backward() at the accumulation boundary: call step() after the last backward()");
   sharded_->check_gradients();
-  gradient_scale_ = scaler_.scale();
   // One factor, applied in fp32: in fp16, 2^16 alone would overflow.
   const double factor =
-      gradient_scale_ / static_cast<double>(average ? config_.gradient_accumulation_steps : 1);
+      scaler_.scale() / static_cast<double>(average ? config_.gradient_accumulation_steps : 1);
   at::Tensor scaled = loss;
   if (factor != 1)
     scaled = (at::isReducedFloatingType(loss.scalar_type()) ? loss.to(at::kFloat) : loss) * factor;
 
-  const bool first = micro_steps_in_window_ == 0 || discarded_;
-  if (first)
-    if (const auto changed = changed_parameters(parameters_)) check_same_parameters(*changed);
   if (activations_) activations_->end_forward();
-  at_boundary_ = next_is_last();
-  ++micro_steps_;
-  ++micro_steps_in_window_;
-  micro_step_closed_ = stepped_ = discarded_ = false;
+  const zero::MicroStep micro_step = begin_micro_step(/*callers=*/false);
   if (activations_) report_activations();
-  sharded_->backward(scaled, {.first = first, .last = at_boundary_});
+  const OwnBackward own;
+  sharded_->backward(scaled, micro_step);
+}
+
+// -------------------------------------------------------------------------------- loss.backward()
+
+at::Tensor Engine::scale(const at::Tensor& loss) {
+  if (!loss.defined() || loss.numel() != 1)
+    throw Error(str("scale() needs a scalar loss, found ",
+                    loss.defined() ? str("a tensor of ", loss.numel(), " elements")
+                                   : std::string("an undefined tensor")));
+  loss_scaled_ = true;
+  if (scaler_.scale() == 1) return loss;
+  return (at::isReducedFloatingType(loss.scalar_type()) ? loss.to(at::kFloat) : loss) * scaler_.scale();
+}
+
+void Engine::watch_tensor(const at::Tensor& tensor) {
+  if (!tensor.requires_grad() || tensor.is_leaf()) return;
+  tensor.register_hook([engine = std::weak_ptr<Engine*>(alive_)](const at::Tensor&) {
+    if (const auto alive = engine.lock()) (*alive)->follow_callers_backward(/*before_gradients=*/true);
+  });
+}
+
+/// Is called inside of a backward, before anything of the forward is read, and again later.
+void Engine::follow_callers_backward(bool before_gradients) {
+  if (follows_callers_ || OwnBackward::runs(options_.device) || !sharded_->training()) return;
+  sharded_->check_usable();
+  if (before_gradients) sharded_->check_gradients();
+  if (activations_) activations_->end_forward();
+  if (activations_) report_activations();
+  torch::autograd::Engine::get_default_engine().queue_callback([engine = std::weak_ptr<Engine*>(alive_)] {
+    if (const auto alive = engine.lock()) (*alive)->end_callers_backward();
+  });
+  follows_callers_ = true;
+}
+
+/// A gradient has come, and no backward() runs.
+void Engine::begin_callers_backward() {
+  follow_callers_backward(/*before_gradients=*/false);
+  if (!follows_callers_ || OwnBackward::runs(options_.device)) return;
+  if (at_boundary_)
+    throw Error(
+        "loss.backward() after the last backward of a step: call step(), or zero_grad(); with "
+        "\"managed_gradient_accumulation\": false each step() takes all gradients since the one before it");
+  if (scaler_.scale() != 1 && !loss_scaled_)
+    throw Error("Loss scaling is required: call engine.backward(loss), or engine.scale(loss).backward()");
+  sharded_->residency().rethrow();
+  zero::MicroStep micro_step = begin_micro_step(/*callers=*/true);
+  micro_step.factor = 1.0 / static_cast<double>(config_.gradient_accumulation_steps);
+  sharded_->begin_backward(micro_step);
+}
+
+void Engine::end_callers_backward() {
+  follows_callers_ = loss_scaled_ = false;
+  if (sharded_->in_backward()) return sharded_->end_backward();
+  if (!stepped_ && !discarded_) sharded_->stand_in_for_gradients();  // autograd::grad() of an input
+}
+
+void Engine::set_gradient_accumulation_boundary(std::optional<bool> is_boundary) {
+  if (is_boundary && !config_.managed_gradient_accumulation)
+    throw Error(
+        "set_gradient_accumulation_boundary(), no_sync(): \"managed_gradient_accumulation\" is false, so "
+        "each "
+        "step() is the boundary");
+  set_boundary_ = is_boundary;
 }
 
 bool Engine::is_gradient_accumulation_boundary() const {
@@ -272,7 +371,8 @@ void Engine::step() {
   sharded_->check_usable();
   sharded_->check_gradients();
   micro_step_closed_ = stepped_ = true;
-  if (!at_boundary_) return;
+  if (!update_is_due()) return;
+  if (!at_boundary_) sharded_->reduce_accumulated();
   update();
   profiler_->end_step(global_steps_);
 }
@@ -357,13 +457,42 @@ std::vector<double> Engine::learning_rates() const {
 at::Tensor Engine::full_gradient(const std::string& name) {
   sharded_->check_usable();
   if (discarded_) throw Error(str("full_gradient(\"", name, "\"): zero_grad() has discarded the gradients"));
-  if (micro_steps_ == 0 || (micro_steps_in_window_ != 0 && !at_boundary_))
-    throw Error(str("full_gradient(\"", name,
-                    "\"): gradients are reduced at the accumulation boundary; after ", micro_steps_in_window_,
-                    " of ", config_.gradient_accumulation_steps, " backward() calls there is none yet"));
+  if (micro_steps_ == 0)
+    throw Error(str("full_gradient(\"", name, "\"): no backward() was called, and there is none yet"));
   const at::NoGradGuard no_grad;
   at::Tensor gradient = sharded_->full_gradient(name);
   return gradient_scale_ == 1 ? gradient : gradient.div_(gradient_scale_);
+}
+
+/// Collective. Rank 0's value on all ranks, on the device in fp32.
+at::Tensor Engine::value_to_set(std::string_view call, const std::string& name, const at::Tensor& value) {
+  sharded_->check_usable();
+  const int parameter = sharded_->layout().find(name);
+  if (parameter < 0) throw Error(str("the model has no parameter named ", name));
+  const std::vector<int64_t>& shape = sharded_->layout().parameters()[parameter].shape;
+  if (!value.defined() || value.sizes() != at::IntArrayRef(shape) || !value.is_floating_point())
+    throw Error(str(
+        call, "(\"", name, "\"): expected a floating tensor of shape ", describe_shape(shape), ", found ",
+        value.defined()
+            ? str("one of ", c10::toString(value.scalar_type()), ", shape ", describe_shape(value.sizes()))
+            : std::string("an undefined one")));
+  const at::NoGradGuard no_grad;
+  const at::Tensor all =
+      value.detach().to(options_.device, at::kFloat, /*non_blocking=*/false, /*copy=*/true).contiguous();
+  if (comm_->size() > 1) comm_->broadcast(all.view(-1), 0, str("value of ", name))->wait();
+  return all;
+}
+
+void Engine::set_full_parameter(const std::string& name, const at::Tensor& value) {
+  sharded_->set_full_parameter(name, value_to_set("set_full_parameter", name, value));
+}
+
+void Engine::set_full_gradient(const std::string& name, const at::Tensor& value) {
+  if (!at_boundary_)
+    throw Error(str("set_full_gradient(\"", name,
+                    "\"): expected between the backward() at the accumulation boundary and step()"));
+  at::Tensor gradient = value_to_set("set_full_gradient", name, value);
+  sharded_->set_full_gradient(name, gradient_scale_ == 1 ? gradient : gradient.mul_(gradient_scale_));
 }
 
 // ------------------------------------------------------------------------------- modes and forward
@@ -388,6 +517,7 @@ Engine::ForwardScope::ForwardScope(Engine& engine)
       named_(at::RecordScope::USER_SCOPE) {
   if (named_.isActive()) named_.before("tessera.forward");
   engine_.sharded_->check_usable();
+  engine_.follows_callers_ = false;  // one that has failed
   // A new micro-step begins, whether or not step() was called after the last.
   if (engine_.sharded_->training()) engine_.micro_step_closed_ = true;
   if (engine_.activations_ && engine_.sharded_->training()) engine_.activations_->begin_forward();

@@ -107,11 +107,18 @@ class Engine {
   Engine(const Engine&) = delete;
 
   /// Collective at stage >= 2 and at the accumulation boundary. Multiplies the loss (a scalar) by loss scale
-  /// / accumulation steps, runs backward, and reduces. Replaces loss.backward(), whose gradients would
-  /// not be reduced: they are refused here and in step(). Throws CommError; Error when the loss is not a
+  /// / accumulation steps, runs backward, and reduces. Throws CommError; Error when the loss is not a
   /// scalar or needs no gradient, in evaluation mode, and when step() is overdue.
   /// `average`: false for a loss that is already divided by the number of accumulation steps.
+  ///
+  /// loss.backward() in its place does the same, also for tensors of several elements and for a loss over
+  /// several engines: gradients are divided by the number of accumulation steps as they come. Its errors are
+  /// libtorch's (c10::Error), with the same text. Where the configuration scales the loss it needs
+  /// scale(loss).backward(). In evaluation mode, and inside of another engine's backward(), gradients stay in
+  /// the parameters' grad().
   void backward(const at::Tensor& loss, bool average = true);
+  /// The loss (a scalar) times the loss scale, for a loss.backward() of the caller's. Throws Error.
+  at::Tensor scale(const at::Tensor& loss);
   /// Collective. At the accumulation boundary: clips, updates, advances the schedule; otherwise does nothing.
   /// A step whose gradients are not finite is skipped on all ranks alike, and logged. Throws CommError; Error
   /// when that happens at the smallest loss scale allowed.
@@ -130,14 +137,18 @@ class Engine {
   /// which keeps what is accumulated, it discards nothing.
   void zero_grad();
   /// Whether the next step() updates.
-  bool update_is_due() const { return at_boundary_; }
+  bool update_is_due() const {
+    return at_boundary_ ||
+           (!config_.managed_gradient_accumulation && micro_steps_in_window_ > 0 && !discarded_);
+  }
   /// Whether the current micro-step is the last one before an update. A micro-step begins with
   /// engine->forward() (or with step(), where step() is called after every backward) and ends when the next
   /// one begins.
   bool is_gradient_accumulation_boundary() const;
   /// From now on the next backward() is the window's last, or is not, whatever number of accumulation
-  /// steps is configured; unset: that number counts again. The same on all ranks.
-  void set_gradient_accumulation_boundary(std::optional<bool> is_boundary) { set_boundary_ = is_boundary; }
+  /// steps is configured; unset: that number counts again. The same on all ranks. Throws Error where
+  /// `managed_gradient_accumulation` is false: there each step() is a boundary.
+  void set_gradient_accumulation_boundary(std::optional<bool> is_boundary);
 
   /// Collective. Both set the mode of the module and its submodules; eval() also copies rank 0's buffers to
   /// all ranks.
@@ -146,17 +157,23 @@ class Engine {
 
   /// Collective. fp32 copy of a whole parameter (its master weights) / of the gradient accumulated for it
   /// (mean over the global batch, unscaled, before clipping), by the model's name. There are gradients
-  /// from the backward() at the accumulation boundary until the next backward(). Throws Error for an
-  /// unknown name, or when there is no gradient.
+  /// from a backward() on, of the micro-steps so far, until the next step begins. Throws Error for an unknown
+  /// name, or when there is no gradient.
   at::Tensor full_parameter(const std::string& name) { return sharded_->full_parameter(name); }
   at::Tensor full_gradient(const std::string& name);
+  /// Collective. Set them; the gradient between the backward() at the accumulation boundary and step(), which
+  /// clips and updates with it. `value`: the parameter's shape; rank 0's counts. Throws Error for an unknown
+  /// name, another shape, a frozen parameter's gradient, and where there is no gradient.
+  void set_full_parameter(const std::string& name, const at::Tensor& value);
+  void set_full_gradient(const std::string& name, const at::Tensor& value);
 
   /// Collective. Saves all that training needs to resume to DIRECTORY/TAG, a folder that all ranks share
   /// (default tag: "global_step" and the number of steps taken), and writes TAG into DIRECTORY/latest:
-  /// completely, or not at all. Only after a step() that updates. With `checkpoint.async` it returns after a
-  /// copy, and a failed write is logged at a later step. `client_state`: rank 0's is kept. Returns
-  /// DIRECTORY/TAG. Throws CheckpointError, the same on all ranks; the engine and older checkpoints are
-  /// unchanged.
+  /// completely, or not at all. Gradients are not saved: of a step under
+  /// way its beginning is. Not between the last backward() of a step and step(). With `checkpoint.async` it
+  /// returns after a copy, and a failed write is logged at a later step. `client_state`: rank 0's is kept.
+  /// Returns DIRECTORY/TAG. Throws CheckpointError, the same on all ranks; the engine and older checkpoints
+  /// are unchanged.
   std::string save_checkpoint(const std::string& directory, const std::string& tag = "");
   std::string save_checkpoint(const std::string& directory, const std::string& tag,
                               const nlohmann::json& client_state);
@@ -260,13 +277,29 @@ class Engine {
         throw;
       }
     }
-    void finish();  ///< Collective in evaluation. Throws what went wrong inside operators.
+    /// Collective in evaluation. `result`: what the forward returns, where it may hold tensors. Throws what
+    /// went wrong inside operators.
+    template <class T>
+    void finish(const T& result) {
+      engine_.watch(result);
+      finish();
+    }
+    void finish();
 
    private:
     Engine& engine_;
     AutocastScope autocast_;
     at::RecordFunction named_;  // in traces
   };
+
+  /// A backward that reaches one of the tensors, which the forward has returned, is followed to its end.
+  template <class T>
+  void watch(const T& result) {
+    if constexpr (HoldsTensors<T>::value)
+      if (sharded_->training() && at::GradMode::is_enabled())
+        convert_tensors(result, [this](const at::Tensor& tensor) { return watch_tensor(tensor), tensor; });
+  }
+  void watch_tensor(const at::Tensor& tensor);
 
   /// Throws Error naming the first parameter by which `now`, those that the model has, differ from
   /// the engine's.
@@ -295,9 +328,15 @@ class Engine {
   void report_activations();
   /// Whether the next backward() is the window's last.
   bool next_is_last() const {
-    return set_boundary_.value_or(micro_steps_in_window_ + 1 == config_.gradient_accumulation_steps);
+    return config_.managed_gradient_accumulation &&
+           set_boundary_.value_or(micro_steps_in_window_ + 1 == config_.gradient_accumulation_steps);
   }
+  at::Tensor value_to_set(std::string_view call, const std::string& name, const at::Tensor& value);
   void begin_window();
+  zero::MicroStep begin_micro_step(bool callers);
+  void follow_callers_backward(bool before_gradients);
+  void begin_callers_backward();
+  void end_callers_backward();
   void update();
   void set_rates();
   double clip_coefficient(double norm) const;
@@ -331,6 +370,10 @@ class Engine {
   int64_t micro_steps_ = 0, micro_steps_in_window_ = 0;
   int64_t schedule_steps_ = 0;
   int64_t global_steps_ = 0, skipped_steps_ = 0;
+  bool callers_window_ = false;   ///< the gradients so far are of loss.backward()
+  bool follows_callers_ = false;  ///< end_callers_backward() will be called
+  bool loss_scaled_ = false;      ///< scale() was called for the loss.backward() that is to come
+  std::shared_ptr<Engine*> alive_ = std::make_shared<Engine*>(this);  ///< hooks of tensors may outlive it
   bool stop_requested_ = false, should_stop_ = false;
   bool left_plan_reported_ = false;
   std::optional<std::vector<double>> set_rates_;  ///< in place of the schedule's
@@ -357,7 +400,7 @@ class TypedEngine final : public Engine {
   auto forward(Args&&... args) {
     ForwardScope scope(*this);
     auto result = scope.run([&] { return call(prepare(std::forward<Args>(args))...); });
-    scope.finish();
+    scope.finish(result);
     return result;
   }
 

@@ -64,6 +64,10 @@ Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const In
   sampler_.emplace(train_sampler(config_, task_, comm_->size(), comm_->rank()));
   total_steps_ = total_steps(config_.trainer, *sampler_);
   check_evaluation_config();
+  if (!config_.engine.managed_gradient_accumulation)
+    throw ConfigError(
+        "managed_gradient_accumulation: found false, which is for a loop of one's own; expected true "
+        "in `tessera train`, whose step() comes after each micro-step");
   const std::string run_id = record_.open(config_.trainer, start_.resume);
   if (start_.resume) total_steps_ = total_steps(config_.trainer, *sampler_, saved_position());
   resolve_schedule();

@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/where.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/jit/passes/tensorexpr_fuser.h>
 
@@ -289,16 +290,35 @@ auto ShardedModel::or_unusable(const Function& function) {
 void ShardedModel::backward(const at::Tensor& loss, MicroStep micro_step) {
   residency_->rethrow();
   taken_->leave();  // what the last backward() has left in grad(), if nobody has called check_gradients()
+  begin_backward(micro_step);
+  or_unusable([&] { torch::autograd::backward({loss}, {}); });
+  end_backward();
+}
+
+void ShardedModel::begin_backward(MicroStep micro_step) {
   or_unusable([&] {
     if (micro_step.first) finish_updates();  // its gradients are in the accumulators
-    gradients_->begin_backward(micro_step.first, micro_step.last);
-    torch::autograd::backward({loss}, {});
+    gradients_->begin_backward(micro_step.first, micro_step.last, micro_step.factor);
+  });
+}
+
+void ShardedModel::end_backward() {
+  or_unusable([&] {
     residency_->rethrow();
     residency_->finish_gathers();
     gradients_->finish_backward();
     taken_->stand_in(gradients_->used());
     if (gathered_) residency_->end_pass();
-    if (!micro_step.last) begin_pass(Pass::kTrain);
+    if (!gradients_->at_boundary()) begin_pass(Pass::kTrain);
+  });
+}
+
+void ShardedModel::reduce_accumulated() {
+  taken_->leave();
+  or_unusable([&] {
+    gradients_->begin_backward(/*first=*/false, /*boundary=*/true);
+    gradients_->finish_backward();
+    if (gathered_) residency_->drop_pass();  // nothing was used in it
   });
 }
 
@@ -381,8 +401,18 @@ void ShardedModel::skip_step() {
 
 // ----------------------------------------------------------------------- a step that fails or is dropped
 
+/// Whether a backward() of the caller's has begun, and ended without end_backward(): no autograd is running.
+bool ShardedModel::backward_was_left() const {
+  return order_->in_backward() && torch::autograd::get_current_graph_task_id() == -1;
+}
+
 void ShardedModel::check_usable() {
   if (failure_) std::rethrow_exception(failure_);
+  if (backward_was_left())
+    throw Error(
+        "an earlier loss.backward() failed half-way, and its gradients are incomplete: call zero_grad() on "
+        "all "
+        "ranks to drop them, or load_checkpoint()");
   residency_->rethrow();
   versions_->check();
 }
@@ -393,7 +423,7 @@ void ShardedModel::check_replaceable(bool whole) {
   versions_->check();
 }
 
-bool ShardedModel::has_failed() const { return failure_ || residency_->has_failure(); }
+bool ShardedModel::has_failed() const { return failure_ || residency_->has_failure() || backward_was_left(); }
 
 void ShardedModel::drop_gradients() {
   leave_step(/*parameters_too=*/false);
@@ -484,12 +514,11 @@ void ShardedModel::check_gradients() {
           str("parameter ", layout_->parameters()[parameter].name,
               " was frozen at initialize() and has a gradient now: leave it trainable there, and freeze "
               "it afterwards until it is to be trained"));
-    throw Error(
-        str("parameter ", layout_->parameters()[parameter].name,
-            " has a gradient that did not come from backward(loss) of its engine, which takes the place of "
-            "loss.backward(); if it is of another engine's loss, or was meant for something else, call "
-            "zero_grad() of this "
-            "engine first. One loss that is to train two models needs both in one module, with one engine"));
+    throw Error(str(
+        "parameter ", layout_->parameters()[parameter].name,
+        " has a gradient that did not come from a backward() of its engine; if it is of another engine's "
+        "loss, or was meant for something else, call zero_grad() of this engine first. One loss that is to "
+        "train several models is loss.backward()"));
   }
 }
 
@@ -529,9 +558,41 @@ at::Tensor ShardedModel::full_gradient(const std::string& name) {
   ParamUnit& unit = units_[layout_->slice(parameter).unit];
   if (!unit.spec.trainable) throw Error(str("parameter ", name, " is frozen and has no gradient"));
   const InMemory gradient(unit, kGradient, InMemory::Access::kRead);
-  const bool whole = !unit.placement.updates_shard && !gradients_->reads_peers();
-  return gather_parameter(parameter, whole ? unit.gradient.accumulator : gradients_->owned(unit), whole,
-                          "gradient");
+  const auto mean = [&] {
+    const PauseListening our_own_operators;
+    const at::NoGradGuard no_grad;
+    return gradients_->mean_so_far(unit);
+  }();
+  return gather_parameter(parameter, mean.values, mean.whole, "gradient");
+}
+
+void ShardedModel::set_full_gradient(const std::string& name, const at::Tensor& value) {
+  const int parameter = find(name);
+  if (!layout_->parameters()[parameter].trainable)
+    throw Error(str("parameter ", name, " is frozen and has no gradient"));
+  gradients_->set(parameter, value);
+}
+
+void ShardedModel::set_full_parameter(const std::string& name, const at::Tensor& value) {
+  const int parameter = find(name);
+  const UnitSlice& slice = layout_->slice(parameter);
+  ParamUnit& unit = units_[slice.unit];
+  pin({slice.unit}, /*writable=*/true);
+  {
+    const PauseListening our_own_operators;
+    const at::NoGradGuard no_grad;
+    unit.memory.full().narrow(0, slice.offset, slice.numel).copy_(value.reshape(-1));
+  }
+  unpin({slice.unit}, /*modifier_rank=*/0);
+  if (!unit.has_own_master()) return;
+  const PauseListening our_own_operators;
+  const at::NoGradGuard no_grad;
+  const InMemory weights(unit, kUpdated, InMemory::Access::kReadWrite);
+  const LocalState local = unit.local_state();
+  const Range range = intersect(slice.range(), local.range);
+  if (range.numel() > 0)
+    local.weights.narrow(0, range.begin - local.range.begin, range.numel())
+        .copy_(value.reshape(-1).narrow(0, range.begin - slice.offset, range.numel()));
 }
 
 void ShardedModel::pin(const std::vector<int>& units, bool writable) {
@@ -577,11 +638,14 @@ at::Tensor ShardedModel::gather_unit(int unit, const at::Tensor& mine, bool whol
   return full.view({mesh_.num_replicas(), mesh_.shard_size, part.numel()}).transpose(0, 1).reshape(-1);
 }
 
-/// An fp32 copy of the parameter's part of `full`, (unit numel).
+/// A copy of the parameter's part of `full`, (unit numel): in fp32, or of a type that models do not compute
+/// in.
 at::Tensor ShardedModel::cut_out(int parameter, const at::Tensor& full) const {
   const zero::UnitSlice& slice = layout_->slice(parameter);
+  const at::ScalarType dtype =
+      is_compute_type(from_torch(full.scalar_type())) ? at::kFloat : full.scalar_type();
   return full.narrow(0, slice.offset, slice.numel)
-      .to(at::kFloat, /*non_blocking=*/false, /*copy=*/true)
+      .to(dtype, /*non_blocking=*/false, /*copy=*/true)
       .view(layout_->parameters()[parameter].shape);
 }
 

@@ -72,6 +72,7 @@ struct ShardedModelOptions {
 struct MicroStep {
   bool first = true;  ///< the gradients start anew
   bool last = true;   ///< an update follows
+  double factor = 1;  ///< each gradient is multiplied by it
 };
 
 /// Shards a model over ranks and carries out its steps. Used by one thread at a time. Calls marked Collective
@@ -98,6 +99,15 @@ class ShardedModel {
   /// Runs autograd from `loss`, a scalar. Throws CommError, and what went wrong inside operators or hooks;
   /// gradients are incomplete then.
   void backward(const at::Tensor& loss, MicroStep micro_step);
+  /// The same of a backward that the caller runs: begin_backward() before the first gradient comes, and
+  /// end_backward() after the last. Where the second is not reached, check_usable() says so.
+  void begin_backward(MicroStep micro_step);
+  void end_backward();
+  /// Between these two.
+  bool in_backward() const { return order_->in_backward(); }
+  /// Collective. Reduces what earlier micro-steps, none of them the last, have added up: the last micro-step
+  /// without a backward.
+  void reduce_accumulated();
   /// Collective. After the last micro-step: reduces what came late, and tells of the gradients. `raise_flag`:
   /// see GradientSummary::flag_raised.
   GradientSummary summarize_gradients(bool raise_flag = false);
@@ -123,6 +133,8 @@ class ShardedModel {
   /// naming a parameter that has another one, or whose grad() was written since backward(). Then nothing
   /// stands in the place of those that were taken any more.
   void check_gradients();
+  /// Puts tensors that cannot be read into grad() again, which check_gradients() has emptied.
+  void stand_in_for_gradients() { taken_->stand_in(gradients_->used()); }
   /// Empties grad() of all parameters. What has been taken stays.
   void free_gradients();
 
@@ -130,10 +142,15 @@ class ShardedModel {
   /// Collective. Buffers become rank 0's, in value, shape and dtype. Throws CommError naming a buffer that
   /// not all ranks have.
   void broadcast_buffers();
-  /// Collective. fp32 copies of a whole parameter (its master weights) and of its accumulated gradient; shape
-  /// as in the model. Throws Error for an unknown name or, for gradients, a frozen parameter.
+  /// Collective. fp32 copies of a whole parameter (its master weights) and of its accumulated gradient, of
+  /// the micro-steps so far; shape as in the model. Throws Error for an unknown name or, for gradients, a
+  /// frozen parameter.
   at::Tensor full_parameter(const std::string& name);
   at::Tensor full_gradient(const std::string& name);
+  /// Collective. Set them, the gradient at the boundary. `value`: the parameter's shape, on the device, the
+  /// same on all ranks. The values that the model computes with are the masters in their dtype.
+  void set_full_parameter(const std::string& name, const at::Tensor& value);
+  void set_full_gradient(const std::string& name, const at::Tensor& value);
   /// Collective. The optimizer's states of all parameters of a unit, whole: by parameter, in the unit's
   /// order, an fp32 copy of each state, in the order of state_names(). Frozen: none.
   std::vector<std::vector<at::Tensor>> full_states(int unit);
@@ -210,6 +227,7 @@ class ShardedModel {
   void adopt_buffers();
   void connect_gathers_and_reductions();
   void begin_pass(Pass pass);
+  bool backward_was_left() const;
   void leave_step(bool parameters_too);
   void begin_step();
   void update(double grad_scale);

@@ -200,10 +200,12 @@ void insert_unique(Names& names, const std::string& name, const JsonField& field
 SavedUnit parse_unit(const JsonField& field, int world_size) {
   field.expect_keys({"dtype", "trainable", "numel"});
   const auto dtype = dtype_named(field["dtype"].text());
-  if (!dtype || !is_floating(*dtype)) field["dtype"].fail("fp32, bf16, fp16 or fp64");
+  const bool trainable = field["trainable"].boolean();
+  if (!dtype || (trainable ? !is_floating(*dtype) : !is_kept_frozen(*dtype)))
+    field["dtype"].fail(trainable ? "fp32, bf16, fp16 or fp64" : "a type of tensors, such as fp32 or int8");
   const int64_t numel = field["numel"].integer(0, kMaxBytes / 8);
   if (numel % world_size != 0) field["numel"].fail(str("a multiple of world_size, ", world_size));
-  return {.dtype = *dtype, .trainable = field["trainable"].boolean(), .numel = numel};
+  return {.dtype = *dtype, .trainable = trainable, .numel = numel};
 }
 
 SavedParameter parse_parameter(const JsonField& field, const std::vector<SavedUnit>& units) {

@@ -159,6 +159,8 @@ struct EngineConfig {
   std::optional<DType> communication_dtype;  ///< communication_data_type; unset: grad_accum_dtype
   double gradient_predivide_factor = 1;
   bool prescale_gradients = false;
+  bool managed_gradient_accumulation = true;
+  std::string gradient_allreduce_op = "mean";  ///< or "sum"
   int64_t steps_per_print = 10;  ///< 0: never
   bool wall_clock_breakdown = false;
   bool memory_breakdown = false;

@@ -168,9 +168,6 @@ void add_precision_rows(Rows rows) {
 
 void add_refused_rows(Rows rows) {
   const Attribute enabled = switched_by("enabled", "false");
-  rows.refused("managed_gradient_accumulation", "step() always counts the micro-steps itself", "true");
-  rows.refused("gradient_allreduce_op", "gradients are averaged over the ranks", "\"mean\"",
-               choices({"mean", "sum"}));
   rows.refused("sparse_gradients", "gradients are sent dense (sparse ones are made dense)", "false");
   rows.refused("sequence_parallel_size", "the sequence is not split over ranks", "1", kInteger);
   rows.refused("amp", "Apex AMP; use `bf16`, `fp16` or `torch_autocast`", "", enabled);

@@ -32,6 +32,11 @@ std::vector<Field> training_fields(EngineConfig& c) {
        "Divides gradients by this before they are summed over the ranks, and by the rest after; of no effect "
        "with `prescale_gradients`",
        above(0)},
+      {"gradient_allreduce_op", &c.gradient_allreduce_op,
+       "Whether gradients are averaged or summed over the ranks", choices({"mean", "sum"})},
+      {"managed_gradient_accumulation", &c.managed_gradient_accumulation,
+       "Counts micro-steps by `gradient_accumulation_steps`; false: each step() takes the gradients of all "
+       "backward() since the one before it, in a loop of one's own"},
       {"steps_per_print", &c.steps_per_print, "Optimizer steps between two progress lines; 0 or null: none",
        between(0, 1e15), kNullable, argument("logging_steps")},
       {"wall_clock_breakdown", &c.wall_clock_breakdown,

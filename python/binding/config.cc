@@ -68,7 +68,7 @@ std::map<std::string, int64_t> state_bytes(const EngineConfig& given,
   for (const auto& [name, shape, dtype, trainable] : parameters)
     specs.push_back({.name = name,
                      .shape = shape,
-                     .dtype = plan.compute == DType::kFloat32 ? from_torch(dtype) : plan.compute,
+                     .dtype = dtype_in_unit(from_torch(dtype), plan.compute),
                      .trainable = trainable,
                      .group = 0,
                      .aliases = {}});

@@ -352,9 +352,10 @@ void bind_engine(py::module_& module) {
       // the step
       .def("prepare", &PyEngine::prepare_tensor, py::arg("tensor"), ReleaseGil())
       .def("begin_forward", &PyEngine::begin_forward, ReleaseGil())
-      .def("end_forward", &PyEngine::end_forward, ReleaseGil())
+      .def("end_forward", &PyEngine::end_forward, py::arg("results"), ReleaseGil())
       .def("leave_forward", &PyEngine::leave_forward, ReleaseGil())
       .def("backward", &PyEngine::backward, py::arg("loss"), py::arg("average"), ReleaseGil())
+      .def("scale", &PyEngine::scale, py::arg("loss"), ReleaseGil())
       .def("step", &PyEngine::step, ReleaseGil())
       .def("zero_grad", &PyEngine::zero_grad, ReleaseGil())
       .def_property_readonly("update_is_due", &PyEngine::update_is_due)
@@ -408,6 +409,9 @@ void bind_engine(py::module_& module) {
       // the whole model
       .def("full_parameter", &PyEngine::full_parameter, py::arg("name"), ReleaseGil())
       .def("full_gradient", &PyEngine::full_gradient, py::arg("name"), ReleaseGil())
+      .def("set_full_parameter", &PyEngine::set_full_parameter, py::arg("name"), py::arg("value"),
+           ReleaseGil())
+      .def("set_full_gradient", &PyEngine::set_full_gradient, py::arg("name"), py::arg("value"), ReleaseGil())
       .def("units", &units)
       .def("save_model", &save_model, py::arg("path"), py::arg("tensors"), ReleaseGil())
       .def(

@@ -19,10 +19,10 @@ void PyEngine::begin_forward() {
   scope_.emplace(*this);
 }
 
-void PyEngine::end_forward() {
+void PyEngine::end_forward(const std::vector<at::Tensor>& results) {
   TESSERA_CHECK(scope_.has_value());
   try {
-    scope_->finish();
+    scope_->finish(results);
   } catch (...) {
     scope_.reset();
     throw;

@@ -26,7 +26,7 @@ class PyEngine final : public Engine {
   /// Must be called around the module's forward, on one thread. Collective in evaluation. Throws Error for a
   /// forward inside of another one.
   void begin_forward();
-  void end_forward();
+  void end_forward(const std::vector<at::Tensor>& results);
   /// Is called after a forward that has thrown.
   void leave_forward() { scope_.reset(); }
 

@@ -1,5 +1,7 @@
-"""Tensors inside of containers: what a batch is made of."""
-from collections.abc import Mapping
+"""Tensors inside of containers: what a batch, or what a module returns, is made of."""
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 
@@ -21,3 +23,16 @@ def map_tensors(value, convert):
         items = {key: map_tensors(item, convert) for key, item in value.items()}
         return items if type(value) is dict else type(value)(items)
     return value
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in `value`: those that `map_tensors` finds, and those of dataclasses."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, Mapping):
+        yield from tensors_in(list(value.values()))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from tensors_in([getattr(value, field.name, None) for field in dataclasses.fields(value)])

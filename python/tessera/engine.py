@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from tessera import _engine, arguments, checkpoints, comm, module_members, module_program, module_state, reports, whole_model
-from tessera.containers import map_tensors
+from tessera.containers import map_tensors, tensors_in
 from tessera.data import DataLoader
 from tessera.engine_properties import EngineProperties
 from tessera.errors import Error
@@ -69,7 +69,7 @@ class Engine(EngineProperties, StepsScheduler):
                                 "or an array: it keeps the values of before initialize() and does not follow the training")
         self.config = json.loads(self._engine.config)
         self.optimizer = self.lr_scheduler = self.training_dataloader = None
-        self._in_no_sync = self._after_no_sync = self._applied = self._keeps_zero_gradients = False
+        self._in_no_sync = self._after_no_sync = self._applied = self._was_skipped = self._keeps_zero_gradients = False
         self._boundary = None  # of set_gradient_accumulation_boundary()
         self._reports = reports.reports_of(self, config)
         if not module.training:
@@ -108,7 +108,7 @@ class Engine(EngineProperties, StepsScheduler):
             if isinstance(error, Exception):
                 self._raise_cause_of(error)
             raise
-        engine.end_forward()
+        engine.end_forward(list(tensors_in(result)) if torch.is_grad_enabled() else [])
         return result
 
     __call__ = forward
@@ -121,7 +121,11 @@ class Engine(EngineProperties, StepsScheduler):
 
     @reports.timed_backward
     def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
-        """Add the loss's gradients to those of this step. Collective where gradients are reduced. In place of `loss.backward()`.
+        """Add the loss's gradients to those of this step. Collective where gradients are reduced.
+
+        `loss.backward()` in its place does the same for `engine(...)` in training mode, also for a tensor of several elements with a
+        gradient, and for one loss over several engines: gradients are divided by the number of accumulation steps as they come. Where the
+        configuration scales the loss, it is `engine.scale(loss).backward()`.
 
         Parameters
         ----------
@@ -155,6 +159,12 @@ class Engine(EngineProperties, StepsScheduler):
         accumulation = self.gradient_accumulation_steps()
         return loss.detach() / accumulation if scale_wrt_gas and accumulation > 1 else loss
 
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss times the loss scale, for a `loss.backward()`. Raises Error where it is not one element."""
+        if not isinstance(loss, torch.Tensor):
+            raise Error(f"scale(): the loss is a {type(loss).__name__}; expected a tensor of one element")
+        return self._engine.scale(loss)
+
     @reports.timed_step
     def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
         """Update the parameters, if this micro-step is the last of its step; else do nothing. Collective.
@@ -180,12 +190,15 @@ class Engine(EngineProperties, StepsScheduler):
             optimizer.call_hooks("pre")
             if self._keeps_zero_gradients:
                 self._refuse_zero_gradients()
+        self._applied = False
         optimizer.push()
         self._engine.step()
         if not updates:
             return
+        self._count_samples()
         self._count_again()
-        self._applied = self.skipped_steps == skipped
+        self._was_skipped = self.skipped_steps > skipped
+        self._applied = not self._was_skipped
         if self._applied:
             optimizer.stepped()
             optimizer.call_hooks("post")
@@ -193,7 +206,7 @@ class Engine(EngineProperties, StepsScheduler):
         optimizer.pull(skipped=not self._applied)
 
     def was_step_applied(self) -> bool:
-        """Whether the last step() at a boundary updated the parameters, and was not skipped."""
+        """Whether the last step() updated the parameters: it was at a boundary, and was not skipped."""
         return self._applied
 
     def is_gradient_accumulation_boundary(self) -> bool:

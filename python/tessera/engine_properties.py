@@ -12,6 +12,8 @@ class EngineProperties:
     _engine: _engine.Engine
     optimizer: Any
     _samples_before = _steps_before = 0  # when a checkpoint was loaded
+    _micro_steps_before = 0  # at the last step
+    config: dict[str, Any]
 
     @property
     def global_steps(self) -> int:
@@ -25,7 +27,7 @@ class EngineProperties:
 
     @property
     def micro_steps(self) -> int:
-        """Calls of `backward`."""
+        """Backward passes."""
         return self._engine.micro_steps
 
     @property
@@ -33,9 +35,16 @@ class EngineProperties:
         """Samples of all optimizer steps, over all ranks, as DeepSpeed counts them; the monitors' values stand beside it."""
         return self._samples_before + (self.global_steps - self._steps_before) * self.train_batch_size()
 
+    def _count_samples(self):
+        """A step was taken. Without managed_gradient_accumulation it may have had any number of micro-steps."""
+        more = self.micro_steps - self._micro_steps_before - self.gradient_accumulation_steps()
+        self._micro_steps_before = self.micro_steps
+        if not self.config["managed_gradient_accumulation"]:
+            self._samples_before += more * self.train_micro_batch_size_per_gpu() * self.world_size
+
     def _set_global_samples(self, samples):
         """Those until now, of the steps that a checkpoint has."""
-        self._samples_before, self._steps_before = samples, self.global_steps
+        self._samples_before, self._steps_before, self._micro_steps_before = samples, self.global_steps, self.micro_steps
 
     @property
     def flops_per_step(self) -> int | None:

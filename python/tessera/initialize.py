@@ -5,11 +5,12 @@ import json
 import os
 import random
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tessera import _engine, arguments, comm, compiled_graphs, module_state, optimizer_groups, reports, whole_model, zero
 from tessera.data import DataLoader
@@ -25,7 +26,7 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
                lr_scheduler: Any = None, distributed_port: int | None = None, mpu: None = None, dist_init_required: bool | None = None,
                collate_fn: Callable[[list], Any] | None = None, config: dict[str, Any] | str | Path | None = None,
                mesh_param: None = None, config_params: dict[str, Any] | str | Path | None = None,
-               engine_class: type[Engine] = Engine) -> tuple[Engine, Optimizer, DataLoader | None, Any]:
+               engine_class: type[Engine] = Engine, overrides: Sequence[str] = ()) -> tuple[Engine, Optimizer, DataLoader | None, Any]:
     """Make an engine that trains a model. Collective; it joins the group of ranks if that was not done.
 
     The model is used as before, through the engine or directly. Its parameters move into the engine's memory, with rank 0's
@@ -67,6 +68,8 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
         An older name of `config`.
     engine_class : type
         Engine, or a class derived from it.
+    overrides : sequence of str
+        "KEY=VALUE" in place of what the configuration says, as behind `tessera train`: "zero_optimization.stage=2".
 
     Returns
     -------
@@ -89,6 +92,8 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
     >>> engine, optimizer, _, _ = tessera.initialize(model=model, config={
     ...     "train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 3}, "optimizer": {"type": "AdamW"}})
     """
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        raise ConfigError("model is wrapped in DistributedDataParallel, whose place the engine takes; expected the module itself, model.module")
     if not isinstance(model, torch.nn.Module) and not callable(model):
         raise ConfigError(f"model is {arguments.shown(model)}; expected a torch.nn.Module, or a callable that makes one")
     for name, value in (("mpu", mpu), ("mesh_param", mesh_param)):
@@ -107,6 +112,13 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
         if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
             raise ConfigError(f"parameter {name} has no shape yet, as lazy modules have none before their first forward; run the model "
                               "once before initialize()")
+        if is_traceable_wrapper_subclass(parameter):
+            raise ConfigError(f"parameter {name} is a {type(parameter).__name__}, a tensor that is made of others and has no memory of its own; "
+                              "expected plain tensors: for quantized weights bitsandbytes' 4 bits, or a layer that keeps them as parameters of "
+                              "their own type")
+        if parameter.is_meta and deferred is None:
+            raise ConfigError(f"parameter {name} is on the meta device and has no values; give initialize() a function that makes the model, "
+                              "model=lambda: Net(…), and then engine.load_weights(path); or model.to_empty(device=…) with values of yours")
     if model_parameters is not None:
         model_parameters = _listed(model_parameters, optimizer, model)
     if callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer):
@@ -118,11 +130,15 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
         release(optimizer)
     if lr_scheduler is not None:
         check_scheduler(lr_scheduler, [optimizer])
-    parsed, translation = _parse(config, group, optimizer, model_parameters, lr_scheduler, named)
+    overrides = arguments.texts(overrides, "overrides")
+    parsed, translation = _parse(config, overrides, group, optimizer, model_parameters, lr_scheduler, named)
     if not engine_class.has_optimizer:
         translation.untrained = [name for name, parameter in named if parameter.requires_grad]
     loader, steps_per_epoch = None, 0
     if training_data is not None:
+        if not hasattr(training_data, "__len__"):
+            raise ConfigError(f"training_data is a {type(training_data).__name__} without len(), such as an IterableDataset; expected a dataset with "
+                              "len() and [i]. Make a torch.utils.data.DataLoader over it, which gives each rank samples of its own, and iterate that")
         resolved = json.loads(parsed.resolved)
         loader = DataLoader(training_data, resolved["train_micro_batch_size_per_gpu"],
                             accumulation_steps=resolved["gradient_accumulation_steps"], seed=resolved.get("seed", 42),
@@ -228,9 +244,9 @@ def _given_config(args, config, config_params):
     return given[0] if isinstance(given[0], dict) else arguments.path(given[0], "config")
 
 
-def _parse(config, group, client, model_parameters, lr_scheduler, named):
+def _parse(config, overrides, group, client, model_parameters, lr_scheduler, named):
     """The configuration with what Python objects say in place of its sections, and what they were translated to."""
-    overrides = []
+    overrides = list(overrides)
     if lr_scheduler is not None:
         overrides.append(to_override("scheduler", {}))
     is_file = not isinstance(config, dict)

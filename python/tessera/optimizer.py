@@ -137,7 +137,7 @@ class Optimizer(torch.optim.Optimizer):
     def overflow(self) -> bool:
         """Whether the last step was skipped."""
         engine = self._live()
-        return engine.global_steps > 0 and not engine.was_step_applied()
+        return engine._was_skipped
 
     # -------------------------------------------------------------------------------- for the engine
 

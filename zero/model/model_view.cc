@@ -37,10 +37,12 @@ void check_can_be_sharded(const NamedTensor& parameter) {
           "goes, save the model, or (in Python) call engine.destroy() on all ranks, which leaves whole "
           "parameters");
   }
-  if (tensor.scalar_type() != at::kFloat && tensor.scalar_type() != at::kBFloat16 &&
-      tensor.scalar_type() != at::kHalf)
+  const std::optional<DType> dtype = find_dtype(tensor.scalar_type());
+  if (tensor.requires_grad() ? !dtype || !is_compute_type(*dtype) : !dtype || !is_kept_frozen(*dtype))
     refuse(str("is ", c10::toString(tensor.scalar_type()),
-               "; parameters must be fp32, bf16 or fp16: call model->to(torch::kFloat32)"));
+               tensor.requires_grad() ? "; parameters that are trained must be fp32, bf16 or fp16: call "
+                                        "model->to(torch::kFloat32), or freeze it"
+                                      : ", whose elements cannot be computed with; register it as a buffer"));
   if (!tensor.is_non_overlapping_and_dense())
     refuse("is an expanded or strided view; register a contiguous tensor (tensor.contiguous())");
 }
@@ -291,9 +293,7 @@ ParameterList list_parameters(const ModelView& model, DType compute_dtype) {
     }
     list.specs.push_back({.name = parameter.name,
                           .shape = parameter.tensor.sizes().vec(),
-                          .dtype = compute_dtype == DType::kFloat32
-                                       ? from_torch(parameter.tensor.scalar_type())
-                                       : compute_dtype,
+                          .dtype = dtype_in_unit(from_torch(parameter.tensor.scalar_type()), compute_dtype),
                           .trainable = parameter.tensor.requires_grad(),
                           .group = 0,
                           .aliases = {}});

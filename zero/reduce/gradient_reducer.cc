@@ -64,8 +64,10 @@ GradientReducer::GradientReducer(const Layout& layout, std::vector<ParamUnit>& u
       residency_(residency),
       comm_(std::move(comm)),
       options_(options),
-      prescale_(options.prescale ? 1.0 / num_ranks(*comm_, options) : 1 / options.predivide_factor),
-      postscale_(options.prescale ? 1 : options.predivide_factor / num_ranks(*comm_, options)),
+      prescale_(options.sum        ? 1
+                : options.prescale ? 1.0 / num_ranks(*comm_, options)
+                                   : 1 / options.predivide_factor),
+      postscale_(options.sum || options.prescale ? 1 : options.predivide_factor / num_ranks(*comm_, options)),
       shard_group_scale_(options.replicas ? 1 : postscale_),
       mode_(choose_mode()),
       single_rank_(mode_ == ReductionMode::kSingleRank),
@@ -168,12 +170,13 @@ GradientReducer::~GradientReducer() {
 
 // ------------------------------------------------------------------------------------------ a backward
 
-void GradientReducer::begin_backward(bool first, bool boundary) {
+void GradientReducer::begin_backward(bool first, bool boundary, double factor) {
   if (order_.in_backward())
     throw Error("the backward pass before this one failed half-way, and its gradients are lost");
   install_hooks();
   first_ = first;
   boundary_ = boundary;
+  factor_ = factor;
   for (ParameterGradient& gradient : gradients_) {
     gradient.came = 0;
     if (first) gradient.used = false;
@@ -246,7 +249,8 @@ void GradientReducer::agree_on_order() {
 // ------------------------------------------------------------------------------- gradients that come
 
 void GradientReducer::on_gradient(int parameter) {
-  if (!order_.in_backward()) return;  // a backward of the user's own, e.g. torch::autograd::grad on the side
+  if (!order_.in_backward() && options_.on_gradient_outside) options_.on_gradient_outside();
+  if (!order_.in_backward()) return;
   if (residency_ != nullptr) residency_->rethrow();
   if (!gradients_[parameter].parameter.grad().defined()) return;  // a hook that ran before has freed it
   const PauseListening our_own_operators;
@@ -296,6 +300,8 @@ at::Tensor GradientReducer::take_grad(int parameter) {
   gradient.used = true;  // also one left in p.grad by a backward of the user's own
   at::Tensor grad = std::exchange(gradient.parameter.mutable_grad(), at::Tensor());
   streams_.uses(grad);  // one that stayed there may be of another stream
+  if (factor_ != 1)
+    grad = at::isReducedFloatingType(grad.scalar_type()) ? grad.to(at::kFloat) * factor_ : grad.mul_(factor_);
   return (grad.is_sparse() ? grad.to_dense() : grad).reshape(-1);
 }
 
@@ -461,6 +467,8 @@ void GradientReducer::issue_ready(bool at_end) {
 }
 
 void GradientReducer::issue_until(int count) {
+  // Rank 0 had gradients at this place: so this is a backward, also if none has come here.
+  if (count > 0 && !order_.in_backward() && options_.on_gradient_outside) options_.on_gradient_outside();
   if (!order_.in_backward() || !reducing()) return;
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
@@ -601,6 +609,55 @@ void GradientReducer::leave_memory(ParamUnit& unit) {
     transfer->synchronize(arrival);
     unit.release(kGradient);
   });
+}
+
+/// Collective. Whether a rank has a gradient of the unit that is still to be reduced.
+bool GradientReducer::late_on_some_rank(const ParamUnit& unit) {
+  const auto on_some = [](comm::Communicator& comm, int mine) {
+    return std::ranges::count(comm.exchange(mine, "late gradients"), 1) > 0 ? 1 : 0;
+  };
+  const int late = on_some(*comm_, unit.gradient.late ? 1 : 0);
+  return (options_.replicas ? on_some(*options_.replicas, late) : late) != 0;
+}
+
+GradientReducer::Mean GradientReducer::mean_so_far(ParamUnit& unit) {
+  if (late_on_some_rank(unit)) {
+    if (!boundary_)
+      throw Error(str("the gradient of ", unit.name,
+                      " has come in parts, of which some are added by the next backward(): read it at the "
+                      "accumulation boundary"));
+    reduce_late({unit.index});
+  }
+  if (boundary_) {
+    const bool whole = update_whole_ && !reads_peers_;
+    return {whole ? unit.gradient.accumulator : owned(unit), whole};
+  }
+  if (!each_backward()) {
+    at::Tensor sum = unit.gradient.accumulator.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+    comm_->all_reduce(sum, unit.name, prescale_ * postscale_)->wait();
+    return {sum, /*whole=*/true};
+  }
+  if (!options_.replicas) return {owned(unit), /*whole=*/false};
+  const at::Tensor sum = shard(unit).to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+  options_.replicas->all_reduce(sum, unit.name, postscale_)->wait();
+  return {sum.narrow(0, unit.owned_range.begin - unit.shard_range.begin, unit.owned_range.numel()),
+          /*whole=*/false};
+}
+
+void GradientReducer::set(int parameter, const at::Tensor& value) {
+  const PauseListening our_own_operators;
+  const at::NoGradGuard no_grad;
+  const UnitSlice& slice = layout_.slice(parameter);
+  ParamUnit& unit = unit_of(parameter);
+  const InMemory gradient(unit, kGradient, InMemory::Access::kReadWrite);
+  if (late_on_some_rank(unit)) reduce_late({unit.index});  // what still lies in p.grad is replaced, too
+  const Range held = unit.placement.gradient_sharded ? unit.shard_range : Range{0, unit.spec.numel};
+  const Range part = intersect(slice.range(), held);
+  if (part.numel() > 0)
+    unit.gradient.accumulator.narrow(0, part.begin - held.begin, part.numel())
+        .copy_(value.reshape(-1).narrow(0, part.begin - slice.offset, part.numel()));
+  gradients_[parameter].used = true;
+  if (norms_.defined()) kernels::squared_norms({shard(unit).to(norms_.device())}, norms_, {unit.index});
 }
 
 at::Tensor GradientReducer::norms() const {

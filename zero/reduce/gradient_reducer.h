@@ -41,6 +41,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -68,6 +69,7 @@ struct ReducerOptions {
   int num_slots = 3;
   double predivide_factor = 1;  ///< DeepSpeed's gradient_predivide_factor
   bool prescale = false;        ///< DeepSpeed's prescale_gradients: divide by the world size before summing
+  bool sum = false;             ///< over the ranks, not their mean; the two above are of no effect then
   /// The ranks that hold the same shards, where there are several replicas (mesh.h): the accumulators
   /// are summed over them at the accumulation boundary.
   comm::CommunicatorPtr replicas = nullptr;
@@ -81,6 +83,9 @@ struct ReducerOptions {
   /// How long a hook waits for a reduction, where it must not wait for ever: see [Note: hooks wait with a
   /// limit].
   std::chrono::milliseconds hook_wait_limit = std::chrono::seconds(1);
+  /// Is called when a gradient comes outside of a backward, and may call begin_backward(). If it does not,
+  /// the gradient stays in p.grad. Unset: nothing.
+  std::function<void()> on_gradient_outside;
   Logger log;
 };
 
@@ -101,8 +106,9 @@ class GradientReducer {
                   const ReducerOptions& options);
   ~GradientReducer();
 
-  /// `first`: the accumulators start anew. `boundary`: the last micro-step before an update.
-  void begin_backward(bool first, bool boundary);
+  /// `first`: the accumulators start anew. `boundary`: the last micro-step before an update. `factor`: each
+  /// gradient is multiplied by it.
+  void begin_backward(bool first, bool boundary, double factor = 1);
   /// Collective. Issues and waits for whatever is left. Throws CommError. Before it
   /// Residency::finish_gathers(), because another rank may be waiting for a gather.
   void finish_backward();
@@ -126,6 +132,17 @@ class GradientReducer {
   at::Tensor shard(const ParamUnit& unit) const;
   /// (owned numel) the part of shard() that this rank alone answers for.
   at::Tensor owned(const ParamUnit& unit) const;
+  /// Collective. The mean over the ranks so far, outside of a backward and also before the boundary, in fp32
+  /// or the accumulate dtype: (numel) of a unit that is `whole`, else this rank's (owned numel). The
+  /// accumulator has to be in memory. Throws Error where a rank still has a part of it in p.grad.
+  struct Mean {
+    at::Tensor values;
+    bool whole;
+  };
+  Mean mean_so_far(ParamUnit& unit);
+  /// Collective. Writes the parameter's part of the reduced gradient, after a boundary's finish_backward:
+  /// `value`, its shape, the same on all ranks.
+  void set(int parameter, const at::Tensor& value);
   /// (units, 2) fp64 on the device, after a boundary's finish_backward: of each trainable unit's
   /// owned() the sum of squares of the finite elements, and the number of the others. Does not wait for the
   /// device.
@@ -226,6 +243,7 @@ class GradientReducer {
   bool complete_next(Wait wait);
   bool arrives_within_limit(const ParamUnit& unit);
   void leave_memory(ParamUnit& unit);
+  bool late_on_some_rank(const ParamUnit& unit);
   void complete_all();
   void gather_results();
   void issue_sums(bool at_end);
@@ -250,6 +268,7 @@ class GradientReducer {
 
   bool first_ = true;     // of the backward under way, or the last one: the accumulators started anew with it
   bool boundary_ = true;  // an update follows
+  double factor_ = 1;     // of the gradients of the backward under way, or the last one
   std::vector<ParameterGradient> gradients_;  // by parameter
   at::Tensor slots_;                          // see [Note: a ring of slots]; undefined while there are none
   std::optional<StagingPool> on_device_;      // where accumulators are on the host

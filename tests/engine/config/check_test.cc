@@ -209,8 +209,6 @@ TEST(ConfigCheck, RefusedByNameUnlessTheyAskForNothing) {
                                             R"("pipeline": {"stages": 2})",
                                             R"("sparse_attention": {"mode": "fixed"})",
                                             R"("wandb": {"enabled": true})",
-                                            R"("gradient_allreduce_op": "sum")",
-                                            R"("managed_gradient_accumulation": false)",
                                             R"("tensor_parallel": {"autotp_size": 2})",
                                             R"("compile": {"deepcompile": true})",
                                             R"("bf16": {"bf16_master_weights_and_grads": true})",
