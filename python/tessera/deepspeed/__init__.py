@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from tessera import _engine
+from tessera import comm as _comm
 from tessera import initialize as _initialize
 from tessera.deepspeed import stand_in
 from tessera.deepspeed.accelerator import get_accelerator
@@ -40,6 +42,8 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
                mpu=None, dist_init_required=None, collate_fn=None, config=None, mesh_param=None, config_params=None):
     """As `tessera.initialize`; the engine is a `DeepSpeedEngine`. Collective.
 
+    Where the configuration does not name gradient_clipping, it is 1.0, as in DeepSpeed since 0.19.3.
+
     Joins the group, and makes torch.distributed's, as `init_distributed` does. Without an optimizer, `model_parameters` and a section
     "optimizer" the model is evaluated only: it takes no memory for training, and `step()` is an Error. A key of the configuration may be
     written with dots at the top ("zero_optimization.reduce_bucket_size"), as TRL does: it counts as the key of that section. A file may be
@@ -48,10 +52,13 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
     config, config_params = config_keys.readable(config), config_keys.readable(config_params)
     given = next((one for one in (config, config_params, config_keys.readable(getattr(args, "deepspeed_config", None))) if one is not None), None)
+    defaults = config_keys.defaults(given)
+    if defaults and _comm.get_rank() == 0:
+        _engine.log_info("gradient_clipping is not in the configuration: 1.0, as in DeepSpeed since 0.19.3; 0 clips nothing")
     is_trained = optimizer is not None or model_parameters is not None or config_keys.names_optimizer(given)
     return _initialize(args, model, optimizer, model_parameters, training_data, lr_scheduler, distributed_port, mpu, dist_init_required,
                        collate_fn, config, mesh_param, config_params,
-                       engine_class=DeepSpeedEngine if is_trained else EngineWithoutOptimizer)
+                       engine_class=DeepSpeedEngine if is_trained else EngineWithoutOptimizer, overrides=defaults)
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

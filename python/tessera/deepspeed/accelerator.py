@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tessera import comm
+from tessera.deepspeed.ops import op_builder
 from tessera.errors import Error
 
 
@@ -68,11 +68,18 @@ class _Accelerator:
         """Whether a tensor's memory is pinned."""
         return tensor.is_pinned()
 
-    def create_op_builder(self, op_name):
-        """Raises ImportError: nothing is compiled at run time."""
-        raise ImportError(f"{op_name}: Tessera's stand-in for DeepSpeed compiles no operators at run time; tessera's own are built in")
+    def get_op_builder(self, class_name):
+        """A class of `deepspeed.ops.op_builder`; None for a name that it has not."""
+        return getattr(op_builder, class_name, None)
 
-    get_op_builder = create_op_builder
+    def create_op_builder(self, class_name):
+        """One of it."""
+        builder = self.get_op_builder(class_name)
+        return None if builder is None else builder()
+
+    def op_builder_dir(self):
+        """The module that has the builders."""
+        return "deepspeed.ops.op_builder"
 
 
 class _Cpu(_Accelerator):
@@ -99,15 +106,15 @@ class _Cpu(_Accelerator):
         return contextlib.nullcontext()
 
     def current_device(self):
-        """This process's number among those of its host."""
-        return comm.get_local_rank()
+        """"cpu": what torch takes as a device, where CUDA ranks have a number."""
+        return "cpu"
 
     def set_device(self, device_index):
         """Does nothing: there is one device."""
 
     def device_count(self):
         """The ranks of this host."""
-        return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        return int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or "1")
 
     def is_synchronized_device(self):
         """True: an operator has ended when its call returns."""

@@ -14,7 +14,6 @@ from torch.distributed import (  # noqa: F401  DeepSpeed's names
     ProcessGroup,
     ReduceOp,
     all_gather,
-    all_gather_into_tensor,
     all_gather_object,
     all_reduce,
     all_to_all,
@@ -49,18 +48,28 @@ from tessera.errors import CommError, Error
 _groups = itertools.count()
 group = torch.distributed.group  # with `group.WORLD`
 inference_all_reduce = all_reduce
-all_gather_base = allgather_fn = all_gather_into_tensor
 reduce_scatter_base = reduce_scatter_fn = reduce_scatter_tensor
 get_all_ranks_from_group = get_process_group_ranks
+
+
+def all_gather_into_tensor(output_tensor, input_tensor, group=None, async_op=False):
+    """torch.distributed's; a tensor without dimensions is sent as one of one element, which Gloo needs."""
+    return torch.distributed.all_gather_into_tensor(output_tensor, input_tensor.reshape(-1) if input_tensor.ndim == 0 else input_tensor, group,
+                                                    async_op)
+
+
+all_gather_base = allgather_fn = all_gather_into_tensor
 
 
 def init_distributed(dist_backend=None, auto_mpi_discovery=True, distributed_port=None, verbose=True, timeout=None, init_method=None,
                      dist_init_required=None, config=None, rank=-1, world_size=-1):
     """Join Tessera's group, and make torch.distributed's over the same store, for the libraries that use that. Collective.
 
-    `dist_backend` is torch.distributed's. `rank` and `world_size` have to be those of the environment, or -1; `init_method` "env://", or
-    None; `config` None.
+    `dist_backend` is torch.distributed's, and `config` is None. `rank` and `world_size` have to be those of the environment, or -1. With
+    `init_method` "tcp://HOST:PORT", `rank` and `world_size` they say the place in the group where the environment says none. "file://…" is
+    how torch.distributed's group meets; Tessera's ranks meet at MASTER_ADDR and MASTER_PORT.
     """
+    _place_from(init_method, rank, world_size)
     _check_place(auto_mpi_discovery, init_method, dist_init_required, config, rank, world_size)
     if distributed_port is not None:
         os.environ.setdefault("MASTER_PORT", str(distributed_port))
@@ -74,14 +83,33 @@ def init_distributed(dist_backend=None, auto_mpi_discovery=True, distributed_por
     timeout = timeout or timedelta(minutes=30)
     if torch.distributed.is_initialized():
         return
+    made = {"backend": dist_backend or ("nccl" if ours.device.type == "cuda" else "gloo"), "rank": ours.rank, "world_size": ours.size,
+            "timeout": timeout}
+    if init_method is not None and init_method.startswith("file://"):
+        torch.distributed.init_process_group(init_method=init_method, **made)
+        _destroy_at_exit(made["backend"])
+        return
     if ours.size == 1:
         store = torch.distributed.HashStore()
     else:
         store = torch.distributed.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=timeout)
-    backend = dist_backend or ("nccl" if ours.device.type == "cuda" else "gloo")
     prefix = f"torch{next(_groups)}"  # a group that was made and destroyed before has left keys in the store
-    torch.distributed.init_process_group(backend, store=torch.distributed.PrefixStore(prefix, store), rank=ours.rank,
-                                         world_size=ours.size, timeout=timeout)
+    torch.distributed.init_process_group(store=torch.distributed.PrefixStore(prefix, store), **made)
+    _destroy_at_exit(made["backend"])
+
+
+def _place_from(init_method, rank, world_size):
+    """Puts what `init_method` "tcp://HOST:PORT", `rank` and `world_size` say into the environment, where no launcher has."""
+    if init_method is None or not init_method.startswith("tcp://"):
+        return
+    host, _, port = init_method.removeprefix("tcp://").partition("?")[0].rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"init_distributed(init_method={init_method!r}): expected tcp://HOST:PORT")
+    if "RANK" not in os.environ and rank >= 0 and world_size > 0:
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), MASTER_ADDR=host, MASTER_PORT=port)
+
+
+def _destroy_at_exit(backend):
     if backend == "gloo":
         atexit.register(_destroy_torch_group)
 
@@ -91,8 +119,12 @@ def _check_place(auto_mpi_discovery, init_method, dist_init_required, config, ra
     for name, given, variable in (("rank", rank, "RANK"), ("world_size", world_size, "WORLD_SIZE")):
         if given not in (-1, int(place[variable])):
             raise ValueError(f"init_distributed({name}={given}): the environment says {variable}={place[variable]}; expected that, or -1")
-    if init_method not in (None, "env://"):
-        raise ValueError(f"init_distributed(init_method={init_method!r}): the place in the group comes from the environment; expected 'env://' or None")
+    if init_method is not None and not init_method.startswith(("env://", "file://", "tcp://")):
+        raise ValueError(f"init_distributed(init_method={init_method!r}): expected env://, tcp://HOST:PORT, file://PATH or None")
+    if init_method is not None and init_method.startswith("tcp://") and int(place["WORLD_SIZE"]) > 1:
+        meets = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        if init_method.removeprefix("tcp://").partition("?")[0] != meets:
+            raise ValueError(f"init_distributed(init_method={init_method!r}): the launcher's ranks meet at {meets}; expected that, or None")
     if config is not None:
         raise NotImplementedError("init_distributed(config=): it would configure DeepSpeed's log of collectives, which is not here; expected None")
     if dist_init_required is False and not _comm.is_initialized() and not torch.distributed.is_initialized():

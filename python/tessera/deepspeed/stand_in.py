@@ -10,7 +10,7 @@ from tessera.errors import Error
 
 _OWN = "tessera.deepspeed"
 # Modules that DeepSpeed does not have, or has under the names in _ALIASES.
-_INTERNAL = ("stand_in", "libraries", "ops.rules", "runtime.config_keys", "runtime.optimizer", "runtime.zero.memory_estimate", "utils.parameters")
+_INTERNAL = ("stand_in", "errors", "libraries", "ops.rules", "runtime.config_keys", "runtime.optimizer", "runtime.zero.memory_estimate", "utils.parameters")
 _ALIASES = {"zero": "runtime.zero", "dist": "comm", "checkpointing": "runtime.activation_checkpointing.checkpointing",
             "runtime.zero.parameter_offload": "runtime.zero.partition_parameters", "runtime.base_optimizer": "runtime.optimizer",
             "utils.tensor_fragment": "utils.parameters", "comm.comm": "comm", "accelerator.real_accelerator": "accelerator"}
@@ -28,7 +28,6 @@ _REFUSED_MODULES = {
     "autotuning": "autotuning: `tessera train --fit` finds sizes that fit",
     "elasticity": "elastic batch sizes: `tessera launch --nproc MIN:MAX` restarts with other numbers of ranks",
     "nvme": "DeepSpeed's I/O tuning: offload to NVMe needs none",
-    "ops.op_builder": "compiled operators: nothing is compiled at run time",
     "ops.transformer": "transformer kernels: use torch.nn.functional.scaled_dot_product_attention",
     "ops.sparse_attention": "sparse attention: use torch.nn.attention.flex_attention",
     "runtime.pipe": f"pipelines: {_DATA_PARALLEL}",
@@ -98,6 +97,8 @@ def install() -> None:
         raise Error("deepspeed is imported already: import tessera.deepspeed first, before accelerate and transformers")
     sys.modules["deepspeed"] = package
     for found in pkgutil.walk_packages(package.__path__, f"{_OWN}."):
+        if found.name == f"{_OWN}.__main__":
+            continue
         module = importlib.import_module(found.name)
         name = found.name.removeprefix(f"{_OWN}.")
         if name not in _INTERNAL:

@@ -167,7 +167,7 @@ def values_of_single_parameters():
         near(utils.safe_get_full_fp32_param(weight), plain[2].weight.detach(), 2e-5)
         for call, arguments in ((utils.safe_get_full_optimizer_state, (weight, "momentum")),
                                 (utils.safe_set_full_optimizer_state, (weight, new[0], "exp_avg")), (utils.safe_set_full_grad, (weight, new)),
-                                (utils.safe_update_full_grad_vectorized, ([weight], abs)), (utils.safe_set_full_fp32_param, (weight, new[0])),
+                                (utils.safe_update_full_grad_vectorized, ([weight], lambda g, p: -g)), (utils.safe_set_full_fp32_param, (weight, new[0])),
                                 (utils.safe_get_full_fp32_param, (nn.Linear(2, 2).weight,))):
             raises(tessera.Error, lambda c=call, a=arguments: c(*a), "expected")
         if stage == 3:
@@ -190,10 +190,14 @@ def parts_of_parameters(engine, weight):
     assert torch.equal(utils.safe_get_full_fp32_param(weight), expected)
     assert torch.equal(utils.safe_get_full_optimizer_state(weight, "exp_avg_sq"), -expected)
     raises(tessera.Error, lambda: utils.safe_set_local_fp32_param(weight, values[1:]), "expected a floating tensor of shape")
-    raises(tessera.Error, lambda: utils.safe_set_local_grad(weight, values), "hook")
+    raises(tessera.Error, lambda: utils.safe_set_local_grad(weight, values), "expected between")
     engine.backward(loss_of(engine, batch(3)[rank()]))
     gradient = utils.safe_get_full_grad(weight)
     assert torch.equal(utils.safe_get_local_grad(weight), functional.pad(gradient.flatten(), (0, size * world() - 21)).view(world(), size)[rank()])
+    utils.safe_set_local_grad(weight, values)
+    assert torch.equal(utils.safe_get_full_grad(weight), expected)
+    utils.safe_update_full_grad_vectorized(list(engine.module.parameters()), lambda gradient, parameter: gradient * 2)
+    assert torch.equal(utils.safe_get_full_grad(weight), 2 * expected)
     engine.step()
 
 
@@ -209,8 +213,11 @@ def masters_of_16_bit_parameters():
         assert torch.equal(utils.safe_get_full_fp32_param(weight), value) and torch.equal(engine.full_parameter("0.weight"), other)
         assert torch.equal(engine.state_dict()["2.weight"], value.bfloat16())
         engine.backward(loss_of(engine, batch(1)[rank()].bfloat16()))
-        raises(tessera.Error, lambda w=weight, v=value: utils.safe_set_full_fp32_param(w, v), "safe_set_full_fp32_param() of a 16-bit model")
+        utils.safe_set_full_fp32_param(weight, -value)
+        utils.safe_set_full_grad(weight, torch.zeros_like(value))
+        utils.safe_set_full_optimizer_state(weight, torch.zeros_like(value), "exp_avg")
         engine.step()
+        assert torch.equal(utils.safe_get_full_fp32_param(weight), -value)
         engine.destroy()
 
 
@@ -306,7 +313,7 @@ def numbers_of_an_engine():
         assert engine.get_lr() == [0.25] == optimizer.get_lr() and engine.get_type() == [0.0]
         assert set(optimizer.param_names.values()) == {name for name, _ in engine.module.named_parameters()}
         for call in (lambda e=engine: e.set_train_batch_size(12 * world()), lambda e=engine: e.set_gradient_accumulation_steps(2),
-                     lambda e=engine: e.offload_states(), lambda e=engine: e.coalesce_grad_reduction(), lambda e=engine: e.scale(torch.ones(()))):
+                     lambda e=engine: e.offload_states(), lambda e=engine: e.coalesce_grad_reduction(), lambda e=engine: e.scale(torch.ones(2))):
             raises(tessera.Error, call)
         engine.set_train_batch_size(6 * world())
         engine.empty_partition_cache()

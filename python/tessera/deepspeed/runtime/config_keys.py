@@ -56,16 +56,24 @@ def _of_hjson(path):
 
 def names_optimizer(config: Any) -> bool:
     """Whether a configuration, or the file that a path names, says how to train: without "optimizer" DeepSpeed trains nothing."""
+    return _names(config, ("optimizer", "optim", "learning_rate", "trainer"))  # with those of Hugging Face, which count, too
+
+
+def defaults(config: Any) -> list[str]:
+    """DeepSpeed's defaults that are not Tessera's, of keys that a configuration, or a file, does not have: "KEY=VALUE"."""
+    return [] if _names(config, ("gradient_clipping", "max_grad_norm"), also_false=True) else ["gradient_clipping=1.0"]
+
+
+def _names(config, keys, also_false=False):
+    """Whether it has one of the keys, with a value that is not empty, or `also_false` with any. True for what cannot be read, whose errors
+    are said by who reads it."""
     if isinstance(config, (str, os.PathLike)):
         try:
             text = Path(config).read_text()
         except (OSError, ValueError):
-            return True  # what is wrong with the file is said by who reads it
-        return any(f'"{key}"' in text for key in _OF_OPTIMIZERS)
-    return not isinstance(config, dict) or any(config.get(key) for key in _OF_OPTIMIZERS)
-
-
-_OF_OPTIMIZERS = ("optimizer", "optim", "learning_rate", "trainer")  # with those of Hugging Face, which Tessera's configurations take
+            return True
+        return any(f'"{key}"' in text for key in keys)
+    return not isinstance(config, dict) or any(key in config if also_false else config.get(key) for key in keys)
 
 
 def _is_infinite(value):

@@ -9,6 +9,7 @@ import torch
 from tessera import _engine, arguments, checkpoints, whole_model
 from tessera import comm as _comm
 from tessera.data import DataLoader
+from tessera.deepspeed.errors import Refused
 from tessera.deepspeed.monitor.monitor import MonitorMaster
 from tessera.deepspeed.runtime.optimizer import DeepSpeedOptimizer, DeepSpeedScheduler
 from tessera.engine import Engine
@@ -28,6 +29,7 @@ class DeepSpeedEngine(Engine):
     mpu = None
     pipeline_parallelism = False
     enable_backward_allreduce = True
+    sparse_tensor_module_names = frozenset()  # modules whose gradients are sent sparse: none
 
     # -------------------------------------------------------------------------------------------- numbers
 
@@ -273,13 +275,25 @@ class DeepSpeedEngine(Engine):
                         "the number of micro-steps, and backward(loss, scale_wrt_gas=False)")
 
     def coalesce_grad_reduction(self) -> None:
-        """Raises Error: gradients are reduced inside of `backward()`."""
-        raise Error("coalesce_grad_reduction(): gradients are reduced inside of backward(), and none comes after it here; expected "
+        """Raises Refused: gradients are reduced inside of `backward()`."""
+        raise Refused("coalesce_grad_reduction(): gradients are reduced inside of backward(), and none comes after it here; expected "
                     "engine.no_sync() around all but the last backward() of a step")
 
-    def scale(self, loss: torch.Tensor) -> None:
-        """Raises Error: `backward()` scales."""
-        raise Error("scale(loss): engine.backward(loss) scales, and has to be called in place of loss.backward()")
+    def managed_gradient_accumulation(self) -> bool:
+        """Whether micro-steps are counted; False: each `step()` takes the gradients since the one before it."""
+        return self.config["managed_gradient_accumulation"]
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool | None) -> None:
+        """As in `tessera.Engine`. Raises Refused where `managed_gradient_accumulation` is false."""
+        if not self.managed_gradient_accumulation():
+            raise Refused("set_gradient_accumulation_boundary(): managed_gradient_accumulation is false, so each step() is the boundary")
+        super().set_gradient_accumulation_boundary(is_boundary)
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """As in `tessera.Engine`. Raises Refused where the loss is not a scalar tensor that depends on something."""
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            raise Refused("scale(): loss must be a scalar tensor that depends on parameters; of other tensors call tensor.backward(gradient)")
+        return super().scale(loss)
 
     def empty_partition_cache(self) -> None:
         """Give what PyTorch's allocator keeps back to the device. Units that are unsharded stay within `stage3_max_live_parameters`."""

@@ -5,12 +5,14 @@ from typing import Any
 import torch
 
 from tessera import arguments
+from tessera.deepspeed.utils.parameters import local_part
 from tessera.lr_scheduler import LRScheduler
 from tessera.optimizer import Optimizer
 
 
 class LossScale:
-    """How the loss is scaled now: `optimizer.loss_scaler`, and `optimizer.loss_scale_config`, its newer name. Cannot be written.
+    """How the loss is scaled at the time of asking: `optimizer.loss_scaler`, and `optimizer.loss_scale_config`, its newer name. Cannot be
+    written.
 
     Attributes
     ----------
@@ -29,13 +31,15 @@ class LossScale:
     def __init__(self, engine: Any) -> None:
         fp16 = engine.config["fp16"]
         autocast = engine.config["torch_autocast"]
+        self._engine = engine
         self.use_grad_scaling = fp16["enabled"] or (autocast["enabled"] and autocast["dtype"] == "fp16")
         self.dynamic = self.dynamic_loss_scale = self.use_grad_scaling and fp16["loss_scale"] == 0
-        self.cur_scale = self.loss_scale = engine.loss_scale
-        self.cur_iter = engine.global_steps
         self.scale_window, self.scale_factor, self.min_scale, self.delayed_shift = (
             (fp16["loss_scale_window"], 2.0, fp16["min_loss_scale"], fp16["hysteresis"]) if self.dynamic else (None, None, None, None))
         self.min_loss_scale = self.min_scale
+
+    cur_scale = loss_scale = property(lambda self: self._engine.loss_scale)
+    cur_iter = property(lambda self: self._engine.global_steps)
 
 
 class _ParameterOffload:
@@ -102,6 +106,26 @@ class DeepSpeedOptimizer(Optimizer):
         """As `engine.backward()`."""
         return self._live().backward(loss, retain_graph)
 
+    @property
+    def fp32_partitioned_groups_flat(self) -> list[torch.Tensor]:
+        """By param group, the parts of all its parameters' master weights that DeepSpeed's stage 3 gives this rank, as a copy. Collective."""
+        engine = self._live()
+        return [torch.cat([local_part(engine, self._master(parameter)) for parameter in group["params"]]) for group in self.param_groups]
+
+    @property
+    def single_partition_of_fp32_groups(self) -> list[torch.Tensor]:
+        """By param group, the part of its master weights that DeepSpeed's stages 1 and 2 give this rank, as a copy. Collective."""
+        engine = self._live()
+        return [local_part(engine, torch.cat([self._master(parameter).flatten() for parameter in group["params"]])) for group in self.param_groups]
+
+    def _master(self, parameter):
+        engine = self._live()
+        return engine.full_parameter(next(name for name, one in engine.named_tensors if one is parameter))
+
+    def needs_scaler(self) -> bool:
+        """Whether losses are scaled, so that `loss.backward()` needs `engine.scale(loss)`."""
+        return self.loss_scaler.use_grad_scaling
+
     def refresh_fp32_params(self) -> None:
         """Does nothing: what is written into parameters, inside of GatheredParameters, is in the fp32 masters."""
 
@@ -110,6 +134,9 @@ class DeepSpeedOptimizer(Optimizer):
         return super().step(closure)
 
     step.hooked = True  # engine.step() calls the hooks of steps
+
+
+ZeROOptimizer = DeepSpeedOptimizer  # of deepspeed.runtime.base_optimizer
 
 
 class DeepSpeedScheduler(LRScheduler):

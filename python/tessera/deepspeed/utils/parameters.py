@@ -4,26 +4,22 @@ All of these calls are collective: all ranks make them, in the same order, those
 DeepSpeed's stage 3 gives it: elements r * n to (r + 1) * n of the parameter in one dimension, with n = ceil(numel / world), and zeros
 behind its end. Tessera's own shards are of units of several parameters.
 """
-import json
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from tessera import arguments, comm, zero
 from tessera.errors import Error
-from tessera.zero import GatheredParameters
-
-_GRADIENTS = ("gradients are in the engine, and cannot be set there; expected a hook of the parameter (register_hook), which changes the "
-              "gradient of one micro-batch as it is made")
 
 
-def safe_get_full_fp32_param(param: torch.nn.Parameter) -> torch.Tensor:
-    """An fp32 copy of a whole parameter, its master weights, in its shape. Collective. Raises Error for a parameter of no engine."""
+def safe_get_full_fp32_param(param: torch.nn.Parameter) -> torch.Tensor | None:
+    """An fp32 copy of a whole parameter, its master weights, in its shape; None for one that is not trained. Collective.
+
+    Raises Error for a parameter of no engine.
+    """
     engine, name = _engine_and_name(param, "safe_get_full_fp32_param")
-    return engine.full_parameter(name)
+    return engine.full_parameter(name) if _is_trained(engine, param) else None
 
 
 def safe_set_full_fp32_param(param: torch.nn.Parameter, value: torch.Tensor) -> None:
@@ -33,27 +29,17 @@ def safe_set_full_fp32_param(param: torch.nn.Parameter, value: torch.Tensor) -> 
     """
     engine, name = _engine_and_name(param, "safe_set_full_fp32_param")
     value = _checked(value, param.shape, "safe_set_full_fp32_param")
-    if param.dtype == torch.float32:  # its values are the masters
-        with GatheredParameters(param, modifier_rank=0), torch.no_grad():
-            if engine.global_rank == 0:
-                param.copy_(value)
-        return
-    value = _broadcast(engine, value)
-    with tempfile.TemporaryDirectory(prefix="tessera_param_") as folder:
-        path = Path(folder) / "value.safetensors"
-        _write_safetensors(path, name, value)
-        try:
-            engine._engine.load_weights(str(path), ["*"], [], [])
-        except Error as error:
-            raise Error(str(error).replace("load_weights()", "safe_set_full_fp32_param() of a 16-bit model")) from None
+    engine._engine.set_full_parameter(name, value)
 
 
-def safe_get_full_optimizer_state(param: torch.nn.Parameter, optim_state_key: str) -> torch.Tensor:
+def safe_get_full_optimizer_state(param: torch.nn.Parameter, optim_state_key: str) -> torch.Tensor | None:
     """An fp32 copy of a state of a whole parameter, such as "exp_avg", in its shape; zeros before the first step. Collective.
 
-    Raises Error for a state that the optimizer has not, and for a parameter that it does not train.
+    None for a parameter that is not trained. Raises Error for a state that the optimizer has not.
     """
     engine, name = _engine_and_name(param, "safe_get_full_optimizer_state")
+    if not _is_trained(engine, param):
+        return None
     index = _index_of(engine, param, optim_state_key, "safe_get_full_optimizer_state")
     return _states(engine, name)[1][index].to(engine.device)
 
@@ -70,9 +56,9 @@ def safe_set_full_optimizer_state(param: torch.nn.Parameter, value: torch.Tensor
 
 
 def safe_get_full_grad(param: torch.nn.Parameter) -> torch.Tensor | None:
-    """The fp32 mean gradient of a whole parameter over the global batch, unscaled, in its shape. Collective.
+    """The fp32 mean gradient of a whole parameter over the ranks and the micro-batches so far, unscaled, in its shape. Collective.
 
-    None where there is none: before the backward() at the accumulation boundary, and for a parameter that no loss depends on.
+    None where there is none: before a backward(), and for a parameter that is not trained.
     """
     engine, name = _engine_and_name(param, "safe_get_full_grad")
     try:
@@ -83,18 +69,26 @@ def safe_get_full_grad(param: torch.nn.Parameter) -> torch.Tensor | None:
 
 
 def safe_set_full_grad(param: torch.nn.Parameter, value: torch.Tensor) -> None:
-    """Raises Error: gradients are changed in hooks."""
-    raise Error(f"safe_set_full_grad(): {_GRADIENTS}")
+    """Set it, between the backward() at the accumulation boundary and step(). Collective; rank 0's value counts.
+
+    Raises Error for another shape, without a gradient, and for a parameter of no engine.
+    """
+    engine, name = _engine_and_name(param, "safe_set_full_grad")
+    engine._engine.set_full_gradient(name, _checked(value, param.shape, "safe_set_full_grad"))
 
 
-def safe_update_full_grad_vectorized(param_list: list[torch.nn.Parameter], update_func: Callable[..., Any]) -> None:
-    """Raises Error: gradients are changed in hooks."""
-    raise Error(f"safe_update_full_grad_vectorized(): {_GRADIENTS}")
+def safe_update_full_grad_vectorized(param_list: list[torch.nn.Parameter],
+                                     update_func: Callable[[torch.Tensor, torch.nn.Parameter], torch.Tensor]) -> None:
+    """Set the gradient of each parameter that is trained and has one to `update_func(gradient, parameter)`. Collective."""
+    for parameter in param_list:
+        gradient = safe_get_full_grad(parameter) if parameter.requires_grad else None
+        if gradient is not None:
+            safe_set_full_grad(parameter, update_func(gradient, parameter))
 
 
-def safe_get_local_fp32_param(param: torch.nn.Parameter) -> torch.Tensor:
+def safe_get_local_fp32_param(param: torch.nn.Parameter) -> torch.Tensor | None:
     """This rank's part of the master weights, in one dimension. Collective. Raises Error below stage 3, as DeepSpeed does."""
-    return _local(_at_stage_3(param, "safe_get_local_fp32_param"), safe_get_full_fp32_param(param))
+    return local_part(_at_stage_3(param, "safe_get_local_fp32_param"), safe_get_full_fp32_param(param))
 
 
 def safe_set_local_fp32_param(param: torch.nn.Parameter, value: torch.Tensor) -> None:
@@ -105,18 +99,18 @@ def safe_set_local_fp32_param(param: torch.nn.Parameter, value: torch.Tensor) ->
 
 def safe_get_local_grad(param: torch.nn.Parameter) -> torch.Tensor | None:
     """This rank's part of `safe_get_full_grad`. Collective. Raises Error below stage 3."""
-    engine, gradient = _at_stage_3(param, "safe_get_local_grad"), safe_get_full_grad(param)
-    return None if gradient is None else _local(engine, gradient)
+    return local_part(_at_stage_3(param, "safe_get_local_grad"), safe_get_full_grad(param))
 
 
 def safe_set_local_grad(param: torch.nn.Parameter, value: torch.Tensor) -> None:
-    """Raises Error: gradients are changed in hooks."""
-    raise Error(f"safe_set_local_grad(): {_GRADIENTS}")
+    """Set it. Collective: each rank gives its part. Raises Error below stage 3, and for a value of another size."""
+    engine = _at_stage_3(param, "safe_set_local_grad")
+    safe_set_full_grad(param, _joined(engine, param, value, "safe_set_local_grad"))
 
 
-def safe_get_local_optimizer_state(param: torch.nn.Parameter, optim_state_key: str) -> torch.Tensor:
+def safe_get_local_optimizer_state(param: torch.nn.Parameter, optim_state_key: str) -> torch.Tensor | None:
     """This rank's part of `safe_get_full_optimizer_state`. Collective. Raises Error below stage 3."""
-    return _local(_at_stage_3(param, "safe_get_local_optimizer_state"), safe_get_full_optimizer_state(param, optim_state_key))
+    return local_part(_at_stage_3(param, "safe_get_local_optimizer_state"), safe_get_full_optimizer_state(param, optim_state_key))
 
 
 def safe_set_local_optimizer_state(param: torch.nn.Parameter, value: torch.Tensor, optim_state_key: str) -> None:
@@ -130,6 +124,10 @@ def _engine_and_name(parameter, call):
     if owner is None:
         raise Error(f"{call}(): the parameter belongs to no engine; expected one of a model that was given to initialize()")
     return owner[0], owner[2]
+
+
+def _is_trained(engine, parameter):
+    return engine.has_optimizer and engine.optimizer.state.is_trained(parameter)
 
 
 def _at_stage_3(parameter, call):
@@ -171,7 +169,10 @@ def _part_size(engine, parameter):
     return -(-parameter.numel() // engine.world_size)
 
 
-def _local(engine, whole):
+def local_part(engine: Any, whole: torch.Tensor | None) -> torch.Tensor | None:
+    """This rank's part of a whole tensor, in one dimension, filled up with zeros; None of None. Local."""
+    if whole is None:
+        return None
     size = _part_size(engine, whole)
     part = whole.reshape(-1)[engine.global_rank * size:(engine.global_rank + 1) * size]
     return torch.nn.functional.pad(part, (0, size - part.numel())).clone()
@@ -183,10 +184,3 @@ def _joined(engine, parameter, value, call):
     whole = torch.zeros(size * engine.world_size, dtype=torch.float32, device=engine.device)
     whole[engine.global_rank * size:(engine.global_rank + 1) * size] = value
     return comm.all_reduce(whole, "sum", "parts of a parameter")[:parameter.numel()].view(parameter.shape)
-
-
-def _write_safetensors(path, name, value):
-    """One fp32 tensor. The format: the header's length in 8 bytes, little-endian; the header, JSON; the elements."""
-    header = json.dumps({name: {"dtype": "F32", "shape": list(value.shape), "data_offsets": [0, 4 * value.numel()]}}).encode()
-    data = value.to("cpu").contiguous().view(-1).view(torch.uint8)
-    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(data.untyped_storage()))

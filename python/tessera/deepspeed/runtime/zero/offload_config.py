@@ -14,6 +14,16 @@ class OffloadDeviceEnum(str, enum.Enum):  # noqa: UP042  formats as DeepSpeed's
     nvme = "nvme"
 
 
+class OffloadStateTypeEnum(str, enum.Enum):  # noqa: UP042  formats as DeepSpeed's
+    """Which state: of `engine.offload_states(include=)`."""
+
+    optim_states = "optim_states"
+    hp_params = "hp_params"
+    lp_params = "lp_params"
+    lp_grads = "lp_grads"
+    contiguous_grad_buffer = "contiguous_grad_buffer"
+
+
 class _OffloadConfig:
     """The keys of the section, with their defaults, as attributes. Raises ConfigError for a key or a value that it cannot have."""
 

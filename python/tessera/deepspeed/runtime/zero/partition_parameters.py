@@ -1,8 +1,8 @@
 """`deepspeed.runtime.zero.partition_parameters`: parameters at stage 3, and what they have as attributes there.
 
 A parameter of an engine at stage 3, or of a model that was made inside of `zero.Init`, has `ds_id`, `ds_shape`, `ds_numel` and
-`ds_status`, by which libraries tell ZeRO-3. Others have not: `hasattr` is False. `ds_tensor`, DeepSpeed's shard of one parameter, is not
-there, because Tessera's shards are of units of several parameters.
+`ds_status`, by which libraries tell ZeRO-3. Others have not: `hasattr` is False. `ds_tensor`, DeepSpeed's shard of one parameter, has its
+shape and no memory (a tensor on "meta"), because Tessera's shards are of units of several parameters: `safe_get_local_fp32_param` reads it.
 """
 import enum
 import itertools
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from tessera import zero
+from tessera import comm, zero
 from tessera.deepspeed.comm import init_distributed
 from tessera.errors import Error
 from tessera.zero import GatheredParameters  # noqa: F401  DeepSpeed's name
@@ -121,6 +121,7 @@ def _partition(parameter, param_list=None, hierarchy=0, has_been_updated=False):
 # By name: what a parameter at stage 3 has.
 _ATTRIBUTES = {
     "ds_id": _number, "ds_shape": lambda parameter: parameter.shape, "ds_numel": lambda parameter: parameter.numel(), "ds_status": _status,
+    "ds_tensor": lambda parameter: torch.empty(-(-parameter.numel() // comm.get_world_size()), dtype=parameter.dtype, device="meta"),
     "ds_persist": lambda _: False, "ds_param_type": lambda _: ZeroParamType.PARTITIONED, "ds_active_sub_modules": lambda _: set(),
     "all_gather": lambda parameter: lambda *args, **kwargs: _all_gather(parameter, *args, **kwargs),
     "partition": lambda parameter: lambda *args, **kwargs: _partition(parameter, *args, **kwargs)}

@@ -5,8 +5,11 @@ from typing import Any
 
 import torch
 
+from tessera.deepspeed.runtime.optimizer import DeepSpeedOptimizer
 from tessera.deepspeed.runtime.zero import memory_estimate
 from tessera.zero import GatheredParameters
+
+DeepSpeedZeroOptimizer_Stage3 = DeepSpeedOptimizer
 
 
 @contextmanager

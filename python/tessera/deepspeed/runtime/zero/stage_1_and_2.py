@@ -1,8 +1,10 @@
 """`deepspeed.runtime.zero.stage_1_and_2`: the memory that stage 2 takes."""
 import torch
 
+from tessera.deepspeed.runtime.optimizer import DeepSpeedOptimizer
 from tessera.deepspeed.runtime.zero import memory_estimate
 
+DeepSpeedZeroOptimizer = DeepSpeedOptimizer
 
 def estimate_zero2_model_states_mem_needs(total_params: int, num_gpus_per_node: int = 1, num_nodes: int = 1, cpu_offload: bool = True,
                                           additional_buffer_factor: float = 1.5) -> tuple[int, int]:
