@@ -4,7 +4,7 @@
 #   make bench-peers ARGS="--write"                         make fuzz SECONDS_EACH=60
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build wheel bundle demo data test test-full test-hosts fashion-hosts asan tsan lint bench bench-peers bench-python bench-hosts bench-activations bench-offload-python methods soak soak-kill soak-restarts soak-damage soak-hosts fuzz mutants clean distclean
+.PHONY: help deps build wheel bundle demo data test test-full test-hosts test-peers fashion-hosts asan tsan lint bench bench-peers bench-python bench-hosts bench-activations bench-offload-python methods soak soak-kill soak-restarts soak-damage soak-hosts fuzz mutants clean distclean
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 NPROC ?= 2
@@ -56,6 +56,11 @@ test-hosts:  ## a training under ssh, mpirun, srun, torchrun, Spark, Ray, ...
 	@$(hosts_program)/hosts_test.py $(ARGS)
 	@$(if $(ARGS),,$(hosts_program)/doctor_test.py)
 	@$(if $(ARGS),,$(hosts_program)/engines_test.py)
+
+test-peers:  ## DeepSpeed's own tests, of DEEPSPEED=checkout: 40 min
+	@scripts/setup.sh --peers
+	@scripts/build.sh release tessera tessera_engine_module
+	@.deps/venv/bin/python -B tests/peers/deepspeed_suite.py $(DEEPSPEED) $(ARGS)
 
 fashion-hosts:  ## make demo's job under each launcher, on one and two hosts
 	@scripts/setup.sh --hosts
