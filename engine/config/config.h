@@ -161,7 +161,7 @@ struct EngineConfig {
   bool prescale_gradients = false;
   bool managed_gradient_accumulation = true;
   std::string gradient_allreduce_op = "mean";  ///< or "sum"
-  int64_t steps_per_print = 10;  ///< 0: never
+  int64_t steps_per_print = 10;                ///< 0: never
   bool wall_clock_breakdown = false;
   bool memory_breakdown = false;
   bool dump_state = false;
