@@ -58,11 +58,12 @@ comm.all_gather_into_tensor comm.reduce_scatter comm.reduce_scatter_tensor comm.
 comm.all_to_all_single comm.get_world_group comm.get_global_rank comm.get_backend comm.monitored_barrier comm.log_summary
 comm.inference_all_reduce comm.is_available comm.group dist.get_rank
 launcher.runner.DEEPSPEED_ENVIRONMENT_NAME monitor.monitor.MonitorMaster
+git_version_info.torch_info ops.op_builder.FusedLambBuilder ops.op_builder.CPUAdamBuilder ops.aio.AsyncIOBuilder ops.__compatible_ops__
+utils.torch.required_torch_version runtime.zero.linear.zero3_linear_wrap runtime.zero.offload_config.OffloadStateTypeEnum
 """.split()
 REFUSED = """
 init_inference default_inference_config PipelineModule pipe.PipelineModule moe.layer.MoE inference.engine.InferenceEngine
 runtime.pipe.engine.PipelineEngine sequence.layer.DistributedAttention compression.compress.init_compression linear.LoRAConfig
-ops.op_builder.FusedLambBuilder
 """.split()
 ACCELERATOR = """
 device_name current_device_name current_device device_count set_device device synchronize is_available communication_backend_name empty_cache
@@ -95,6 +96,24 @@ for x in loader:
     optimizer.zero_grad()
 assert type(model) is deepspeed.DeepSpeedEngine, type(model)
 Path(f"steps{accelerator.process_index}").write_text(str(model.global_steps))
+"""
+
+
+SCRIPT = """
+import argparse
+import beside
+import deepspeed
+import torch
+parser = deepspeed.add_config_arguments(argparse.ArgumentParser())
+given = parser.parse_args()
+
+def clipping(config):
+    model = torch.nn.Linear(2, 2)
+    return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[0].gradient_clipping()
+
+config = {"train_batch_size": 2, "optimizer": {"type": "Adam"}}
+print("clipping", clipping(config), clipping(given.deepspeed_config), clipping({**config, "gradient_clipping": 0}), "argument",
+      given.deepspeed_config, "beside", beside.value)
 """
 
 
@@ -479,6 +498,18 @@ class Ranks(RanksTest):
 
     def test_two_ranks_over_gloo(self):
         self.run_ranks(2, "deepspeed_names_rank.py", "gloo")
+
+    def test_a_script_as_it_is(self):
+        """By `python -m tessera.deepspeed`; clipping is DeepSpeed's default, unless the configuration names it."""
+        (self.folder / "beside.py").write_text("value = 7")
+        (self.folder / "script.py").write_text(SCRIPT)
+        (self.folder / "ds.json").write_text('{"train_batch_size": 2, "gradient_clipping": 0.5, "optimizer": {"type": "Adam"}}')
+        for words in (["script.py"], ["-m", "script"]):
+            said, = self.finish([self.start(sys.executable, "-m", "tessera.deepspeed", *words, "--deepspeed_config", "ds.json")])
+            self.assertIn("clipping 1.0 0.5 0.0 argument ds.json beside 7", said)
+        for words, expected in (([], "expected SCRIPT.py"), (["none.py"], "none.py: no such file")):
+            (code, said), = self.outcome([self.start(sys.executable, "-m", "tessera.deepspeed", *words)])
+            self.assertEqual((code, expected in said), (1, True), said)
 
     def test_under_the_command(self):
         """`tessera launch` gives rank 0 the socket of the store."""

@@ -52,10 +52,10 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
     config, config_params = config_keys.readable(config), config_keys.readable(config_params)
     given = next((one for one in (config, config_params, config_keys.readable(getattr(args, "deepspeed_config", None))) if one is not None), None)
-    defaults = config_keys.defaults(given)
+    is_trained = optimizer is not None or model_parameters is not None or config_keys.names_optimizer(given)
+    defaults = config_keys.defaults(given) if is_trained else []
     if defaults and _comm.get_rank() == 0:
         _engine.log_info("gradient_clipping is not in the configuration: 1.0, as in DeepSpeed since 0.19.3; 0 clips nothing")
-    is_trained = optimizer is not None or model_parameters is not None or config_keys.names_optimizer(given)
     return _initialize(args, model, optimizer, model_parameters, training_data, lr_scheduler, distributed_port, mpu, dist_init_required,
                        collate_fn, config, mesh_param, config_params,
                        engine_class=DeepSpeedEngine if is_trained else EngineWithoutOptimizer, overrides=defaults)

@@ -121,10 +121,11 @@ def _check_place(auto_mpi_discovery, init_method, dist_init_required, config, ra
             raise ValueError(f"init_distributed({name}={given}): the environment says {variable}={place[variable]}; expected that, or -1")
     if init_method is not None and not init_method.startswith(("env://", "file://", "tcp://")):
         raise ValueError(f"init_distributed(init_method={init_method!r}): expected env://, tcp://HOST:PORT, file://PATH or None")
-    if init_method is not None and init_method.startswith("tcp://") and int(place["WORLD_SIZE"]) > 1:
+    if init_method is not None and init_method.startswith("tcp://"):
         meets = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         if init_method.removeprefix("tcp://").partition("?")[0] != meets:
-            raise ValueError(f"init_distributed(init_method={init_method!r}): the launcher's ranks meet at {meets}; expected that, or None")
+            raise ValueError(f"init_distributed(init_method={init_method!r}): ranks meet at {meets}, as MASTER_ADDR and MASTER_PORT say; expected that, None, or "
+                             "rank= and world_size= beside it where no launcher has set them")
     if config is not None:
         raise NotImplementedError("init_distributed(config=): it would configure DeepSpeed's log of collectives, which is not here; expected None")
     if dist_init_required is False and not _comm.is_initialized() and not torch.distributed.is_initialized():

@@ -33,7 +33,7 @@ def net():
 
 def make(stage, model=None, **changes):
     model = net() if model is None else model
-    options = config(stage, unit_numel=40, optimizer={"type": "AdamW", "params": {"lr": 1e-2, "betas": (0.8, 0.9)}})
+    options = config(stage, unit_numel=40, gradient_clipping=0, optimizer={"type": "AdamW", "params": {"lr": 1e-2, "betas": (0.8, 0.9)}})
     options["zero_optimization"].update(changes.pop("zero_optimization", {}), stage3_max_live_parameters=0)
     return deepspeed.initialize(model=model, model_parameters=changes.pop("model_parameters", None), optimizer=changes.pop("optimizer", None),
                                 lr_scheduler=changes.pop("lr_scheduler", None), config={**options, **changes})

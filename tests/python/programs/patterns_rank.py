@@ -205,8 +205,8 @@ def models_that_cannot_be_trained_are_refused():
             raises(tessera.ConfigError, lambda m=model, s=settings: tessera.initialize(model=m, config=s), f"parameter odd {said}",
                    "must be fp32, bf16 or fp16")
         model = mlp()
-        model.register_parameter("packed", nn.Parameter(torch.zeros(3, dtype=torch.int8), requires_grad=False))
-        raises(tessera.ConfigError, lambda m=model, s=settings: tessera.initialize(model=m, config=s), "parameter packed is Char")
+        model.register_parameter("packed", nn.Parameter(torch.zeros(3, dtype=torch.uint8).view(torch.bits8), requires_grad=False))
+        raises(tessera.ConfigError, lambda m=model, s=settings: tessera.initialize(model=m, config=s), "parameter packed is Bits8")
         raises(tessera.ConfigError, lambda s=settings: tessera.initialize(model=nn.Sequential(nn.ReLU(), nn.Flatten()), config=s),
                "the model has no parameters")
         lazy = nn.Sequential(nn.LazyLinear(16), nn.ReLU(), nn.LazyLinear(5))

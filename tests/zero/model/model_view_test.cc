@@ -31,10 +31,14 @@ std::string refusal(const std::vector<NamedTensor>& parameters) {
 
 TEST(ModelView, RefusesByNameWhatCannotBeSharded) {
   EXPECT_EQ(refusal({{"fine", at::ones({3})}}), "");
-  EXPECT_THAT(refusal({{"fine", at::ones({3})}, {"a.double", at::ones({3}, at::kDouble)}}),
+  const auto trained = [](at::ScalarType dtype) { return at::ones({3}, dtype).set_requires_grad(true); };
+  EXPECT_THAT(refusal({{"fine", at::ones({3})}, {"a.double", trained(at::kDouble)}}),
               AllOf(HasSubstr("a.double"), HasSubstr("Double")));
-  EXPECT_THAT(refusal({{"a.complex", at::ones({3}, at::kComplexFloat)}}), HasSubstr("a.complex"));
-  EXPECT_THAT(refusal({{"a.whole", at::ones({3}, at::kInt)}}), HasSubstr("a.whole"));
+  EXPECT_THAT(refusal({{"a.complex", trained(at::kComplexFloat)}}), HasSubstr("a.complex"));
+  for (const at::ScalarType dtype : {at::kDouble, at::kComplexFloat, at::kInt, at::kChar, at::kFloat8_e4m3fn})
+    EXPECT_EQ(refusal({{"frozen", at::zeros({3}, dtype)}}), "") << dtype;
+  EXPECT_THAT(refusal({{"a.bits", at::zeros({3}, at::kByte).view(at::ScalarType::Bits8)}}),
+              AllOf(HasSubstr("a.bits"), HasSubstr("buffer")));
   EXPECT_THAT(refusal({{"a.sparse", at::eye(3).to_sparse()}}),
               AllOf(HasSubstr("a.sparse"), HasSubstr("dense")));
   EXPECT_THAT(refusal({{"a.expanded", at::ones({1, 3}).expand({4, 3})}}),

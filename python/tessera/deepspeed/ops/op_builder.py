@@ -5,6 +5,8 @@ nothing: `CPUAdamBuilder.NAME`, `CPUAdamBuilder().is_compatible()`.
 """
 from typing import Any
 
+from tessera import _engine
+
 
 class OpBuilder:
     """Answers for an operator.
@@ -17,16 +19,19 @@ class OpBuilder:
     NAME = ""
 
     def is_compatible(self, verbose: bool = False) -> bool:
-        """Whether the engine has what it is for."""
-        return COMPATIBLE_OPS.get(self.NAME, False)
+        """Whether the engine has what it is for. `verbose`: a warning says so where it has not."""
+        is_there = COMPATIBLE_OPS.get(self.NAME, False)
+        if verbose and not is_there:
+            _engine.log_warning(f"{self.NAME} is not in Tessera's stand-in for DeepSpeed")
+        return is_there
 
     def builder_available(self) -> bool:
         """As `is_compatible`."""
         return self.is_compatible()
 
-    def load(self, verbose: bool = True) -> Any:
+    def load(self, **options: Any) -> Any:
         """Raises ImportError: nothing is compiled at run time."""
-        raise ImportError(f"{type(self).__name__}.load(): Tessera's stand-in for DeepSpeed compiles no operators at run time; tessera's own are "
+        raise ImportError(f"{type(self).__name__}.load({', '.join(options)}): Tessera's stand-in for DeepSpeed compiles no operators at run time; tessera's own are "
                           "built in")
 
     jit_load = load
