@@ -260,7 +260,6 @@ zero::MicroStep Engine::begin_micro_step(bool callers) {
 void Engine::backward(const at::Tensor& loss, bool average) {
   RECORD_USER_SCOPE("tessera.backward");
   sharded_->check_usable();
-  follows_callers_ = false;  // one that has failed
   if (!loss.defined() || loss.numel() != 1)
     throw Error(str(
         "backward() needs a scalar loss, found ",
@@ -309,21 +308,24 @@ void Engine::watch_tensor(const at::Tensor& tensor) {
 
 /// Is called inside of a backward, before anything of the forward is read, and again later.
 void Engine::follow_callers_backward(bool before_gradients) {
-  if (follows_callers_ || OwnBackward::runs(options_.device) || !sharded_->training()) return;
+  if (!followed_.expired() || OwnBackward::runs(options_.device) || !sharded_->training()) return;
   sharded_->check_usable();
   if (before_gradients) sharded_->check_gradients();
   if (activations_) activations_->end_forward();
   if (activations_) report_activations();
-  torch::autograd::Engine::get_default_engine().queue_callback([engine = std::weak_ptr<Engine*>(alive_)] {
-    if (const auto alive = engine.lock()) (*alive)->end_callers_backward();
-  });
-  follows_callers_ = true;
+  const auto followed =
+      std::make_shared<bool>(true);  // lives as long as the callback, also if that is not called
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [engine = std::weak_ptr<Engine*>(alive_), followed] {
+        if (const auto alive = engine.lock()) (*alive)->end_callers_backward();
+      });
+  followed_ = followed;
 }
 
 /// A gradient has come, and no backward() runs.
 void Engine::begin_callers_backward() {
   follow_callers_backward(/*before_gradients=*/false);
-  if (!follows_callers_ || OwnBackward::runs(options_.device)) return;
+  if (followed_.expired() || OwnBackward::runs(options_.device)) return;
   if (at_boundary_)
     throw Error(
         "loss.backward() after the last backward of a step: call step(), or zero_grad(); with "
@@ -337,7 +339,8 @@ void Engine::begin_callers_backward() {
 }
 
 void Engine::end_callers_backward() {
-  follows_callers_ = loss_scaled_ = false;
+  followed_.reset();
+  loss_scaled_ = false;
   if (sharded_->in_backward()) return sharded_->end_backward();
   if (!stepped_ && !discarded_) sharded_->stand_in_for_gradients();  // autograd::grad() of an input
 }
@@ -346,8 +349,7 @@ void Engine::set_gradient_accumulation_boundary(std::optional<bool> is_boundary)
   if (is_boundary && !config_.managed_gradient_accumulation)
     throw Error(
         "set_gradient_accumulation_boundary(), no_sync(): \"managed_gradient_accumulation\" is false, so "
-        "each "
-        "step() is the boundary");
+        "each step() is the boundary");
   set_boundary_ = is_boundary;
 }
 
@@ -517,7 +519,6 @@ Engine::ForwardScope::ForwardScope(Engine& engine)
       named_(at::RecordScope::USER_SCOPE) {
   if (named_.isActive()) named_.before("tessera.forward");
   engine_.sharded_->check_usable();
-  engine_.follows_callers_ = false;  // one that has failed
   // A new micro-step begins, whether or not step() was called after the last.
   if (engine_.sharded_->training()) engine_.micro_step_closed_ = true;
   if (engine_.activations_ && engine_.sharded_->training()) engine_.activations_->begin_forward();

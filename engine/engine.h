@@ -370,9 +370,10 @@ class Engine {
   int64_t micro_steps_ = 0, micro_steps_in_window_ = 0;
   int64_t schedule_steps_ = 0;
   int64_t global_steps_ = 0, skipped_steps_ = 0;
-  bool callers_window_ = false;   ///< the gradients so far are of loss.backward()
-  bool follows_callers_ = false;  ///< end_callers_backward() will be called
-  bool loss_scaled_ = false;      ///< scale() was called for the loss.backward() that is to come
+  bool callers_window_ = false;  ///< the gradients so far are of loss.backward()
+  /// Autograd has it as long as the loss.backward() runs at whose end it calls end_callers_backward().
+  std::weak_ptr<bool> followed_;
+  bool loss_scaled_ = false;  ///< scale() was called for the loss.backward() that is to come
   std::shared_ptr<Engine*> alive_ = std::make_shared<Engine*>(this);  ///< hooks of tensors may outlive it
   bool stop_requested_ = false, should_stop_ = false;
   bool left_plan_reported_ = false;

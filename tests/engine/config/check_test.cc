@@ -85,7 +85,7 @@ TEST(ConfigCheck, WrongValues) {
 
 TEST(ConfigCheck, UnknownKeys) {
   const auto top = [](const std::string& nearest) {
-    return "; expected one of " + nearest + ", … (all 27 are in docs/configuration.md)";
+    return "; expected one of " + nearest + ", … (all 29 are in docs/configuration.md)";
   };
   const std::vector<std::pair<std::string, std::string>> cases = {
       {R"("sede": 1)", "sede: unknown key (did you mean \"seed\"?), found 1 (a number)" +

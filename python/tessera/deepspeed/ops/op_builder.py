@@ -29,9 +29,9 @@ class OpBuilder:
         """As `is_compatible`."""
         return self.is_compatible()
 
-    def load(self, **options: Any) -> Any:
+    def load(self, verbose: bool = True) -> Any:
         """Raises ImportError: nothing is compiled at run time."""
-        raise ImportError(f"{type(self).__name__}.load({', '.join(options)}): Tessera's stand-in for DeepSpeed compiles no operators at run time; tessera's own are "
+        raise ImportError(f"{type(self).__name__}.load(verbose={verbose}): Tessera's stand-in for DeepSpeed compiles no operators at run time; tessera's own are "
                           "built in")
 
     jit_load = load
