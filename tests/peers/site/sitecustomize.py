@@ -4,7 +4,7 @@ DeepSpeed's test modules import some names, at their top, that Tessera does not 
 then not be collected, with all of their tests. So such a name, out of TESSERA_PEER_NAMES (JSON: module -> names), stands for a class that
 cannot be used. A test that uses it fails. What they compare with is torch's DistributedDataParallel on device_ids=[rank], which CPU ranks
 have not: those arguments are left out. Their checkpoint tests sort parameters into groups of experts, which a model without experts has
-not: one group comes back; and they watch that a method of DeepSpeed's is not called.
+not: one group comes back; they watch that a method of DeepSpeed's is not called; and a layer's size is one of its constants.
 """
 import importlib
 import json
@@ -46,6 +46,7 @@ if "TESSERA_PEER_NAMES" in os.environ:
 
     _without_device_ids()
     _module("deepspeed.moe.utils").split_params_into_different_moe_groups_for_optimizer = lambda groups: [groups]
+    _module("deepspeed.runtime.swap_tensor").MIN_SWAPPABLE_BYTES = 2**20
     tessera.deepspeed.DeepSpeedEngine._get_optimizer_ckpt_name = lambda *arguments: ""
 
     for _name, _names in json.loads(os.environ["TESSERA_PEER_NAMES"]).items():
