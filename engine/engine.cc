@@ -221,6 +221,20 @@ void Engine::check_same_parameters(const std::vector<zero::NamedTensor>& now) co
 
 // ----------------------------------------------------------------------------------------- the step
 
+static void check_scalar(const char* call, const at::Tensor& loss, const char* advice) {
+  if (loss.defined() && loss.numel() == 1) return;
+  throw Error(str(
+      call, "() needs a scalar loss, found ",
+      loss.defined() ? str("a tensor of ", loss.numel(), " elements") : std::string("an undefined tensor"),
+      advice));
+}
+
+/// In fp32 at least: in fp16 a loss scale alone may overflow.
+static at::Tensor times(const at::Tensor& loss, double factor) {
+  if (factor == 1) return loss;
+  return (at::isReducedFloatingType(loss.scalar_type()) ? loss.to(at::kFloat) : loss) * factor;
+}
+
 /// Counts the engines that run backward() now.
 class OwnBackward {
  public:
@@ -260,11 +274,7 @@ zero::MicroStep Engine::begin_micro_step(bool callers) {
 void Engine::backward(const at::Tensor& loss, bool average) {
   RECORD_USER_SCOPE("tessera.backward");
   sharded_->check_usable();
-  if (!loss.defined() || loss.numel() != 1)
-    throw Error(str(
-        "backward() needs a scalar loss, found ",
-        loss.defined() ? str("a tensor of ", loss.numel(), " elements") : std::string("an undefined tensor"),
-        ": reduce it first, e.g. with mean()"));
+  check_scalar("backward", loss, ": reduce it first, e.g. with mean()");
   if (!loss.requires_grad())
     throw Error(
         "backward() needs a loss that depends on the parameters; was it computed under NoGradGuard, or "
@@ -276,10 +286,7 @@ void Engine::backward(const at::Tensor& loss, bool average) {
   // One factor, applied in fp32: in fp16, 2^16 alone would overflow.
   const double factor =
       scaler_.scale() / static_cast<double>(average ? config_.gradient_accumulation_steps : 1);
-  at::Tensor scaled = loss;
-  if (factor != 1)
-    scaled = (at::isReducedFloatingType(loss.scalar_type()) ? loss.to(at::kFloat) : loss) * factor;
-
+  const at::Tensor scaled = times(loss, factor);
   if (activations_) activations_->end_forward();
   const zero::MicroStep micro_step = begin_micro_step(/*callers=*/false);
   if (activations_) report_activations();
@@ -290,13 +297,9 @@ void Engine::backward(const at::Tensor& loss, bool average) {
 // -------------------------------------------------------------------------------- loss.backward()
 
 at::Tensor Engine::scale(const at::Tensor& loss) {
-  if (!loss.defined() || loss.numel() != 1)
-    throw Error(str("scale() needs a scalar loss, found ",
-                    loss.defined() ? str("a tensor of ", loss.numel(), " elements")
-                                   : std::string("an undefined tensor")));
+  check_scalar("scale", loss, "");
   loss_scaled_ = true;
-  if (scaler_.scale() == 1) return loss;
-  return (at::isReducedFloatingType(loss.scalar_type()) ? loss.to(at::kFloat) : loss) * scaler_.scale();
+  return times(loss, scaler_.scale());
 }
 
 void Engine::watch_tensor(const at::Tensor& tensor) {

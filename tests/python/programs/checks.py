@@ -18,6 +18,15 @@ def check(function):
     return function
 
 
+def each_stage(function):
+    """A check of every stage."""
+    def all_stages():
+        for stage in range(4):
+            function(stage)
+    all_stages.__name__ = function.__name__
+    return check(all_stages)
+
+
 def main(backend=None):
     """Joins over the backend that is argument 1; runs the checks named by the others."""
     torch.set_num_threads(1)

@@ -6,7 +6,7 @@ import tempfile
 
 import tessera
 import torch
-from checks import check, config, largest_difference, main, raises, train_plainly
+from checks import check, config, each_stage, largest_difference, main, raises, train_plainly
 from torch import nn
 from torch.nn import functional
 
@@ -50,15 +50,6 @@ def make(stage, model=None, **changes):
     optimizer = torch.optim.SGD(trained, lr=0.1, momentum=0.9) if trained else lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
     zero = {"stage": stage, "unit_numel": 100, "stage3_param_persistence_threshold": 0, **changes.pop("zero_optimization", {})}
     return tessera.initialize(model=model, optimizer=optimizer, config=config(stage, 100, **{**changes, "zero_optimization": zero}))[0]
-
-
-def each_stage(function):
-    """A check of every stage."""
-    def all_stages():
-        for stage in range(4):
-            function(stage)
-    all_stages.__name__ = function.__name__
-    return check(all_stages)
 
 
 def run(engine, batches):

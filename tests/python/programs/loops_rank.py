@@ -5,12 +5,11 @@ import gc
 import models
 import tessera
 import torch
-from checks import check, config, largest_difference, main, raises, train, train_plainly
+from checks import config, each_stage, largest_difference, main, raises, train, train_plainly
 from torch import nn
 from torch.nn import functional
 
 rank, world = tessera.comm.get_rank(), tessera.comm.get_world_size()
-STAGES = range(4)
 BATCHES = [[models._vectors(step * world + r, 4, 16) for r in range(world)] for step in range(8)]
 
 
@@ -30,15 +29,6 @@ def sgd(model):
 def make(stage, model=None, **changes):
     model = model if model is not None else mlp()
     return tessera.initialize(model=model, optimizer=sgd(model), config=config(stage, 500, **changes))[0]
-
-
-def each_stage(function):
-    """A check of every stage."""
-    def all_stages():
-        for stage in STAGES:
-            function(stage)
-    all_stages.__name__ = function.__name__
-    return check(all_stages)
 
 
 def same(engine, plain, limit=1e-5):

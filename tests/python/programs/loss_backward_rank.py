@@ -6,7 +6,7 @@ import dataclasses
 import models
 import tessera
 import torch
-from checks import check, config, largest_difference, main, raises, train_plainly
+from checks import check, config, each_stage, largest_difference, main, raises, train_plainly
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -30,15 +30,6 @@ def make(stage, model=None, lr=0.05, **changes):
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     zero = {"stage": stage, "unit_numel": 500, "stage3_param_persistence_threshold": 0, **changes.pop("zero_optimization", {})}
     return tessera.initialize(model=model, optimizer=optimizer, config=config(stage, 500, **{**changes, "zero_optimization": zero}))[0]
-
-
-def each_stage(function):
-    """A check of every stage."""
-    def all_stages():
-        for stage in range(4):
-            function(stage)
-    all_stages.__name__ = function.__name__
-    return check(all_stages)
 
 
 def same(engine, other, limit=0.0):

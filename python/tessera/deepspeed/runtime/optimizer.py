@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from tessera import arguments
+from tessera import arguments, zero
 from tessera.deepspeed.utils.parameters import local_part
 from tessera.lr_scheduler import LRScheduler
 from tessera.optimizer import Optimizer
@@ -110,17 +110,16 @@ class DeepSpeedOptimizer(Optimizer):
     def fp32_partitioned_groups_flat(self) -> list[torch.Tensor]:
         """By param group, the parts of all its parameters' master weights that DeepSpeed's stage 3 gives this rank, as a copy. Collective."""
         engine = self._live()
-        return [torch.cat([local_part(engine, self._master(parameter)) for parameter in group["params"]]) for group in self.param_groups]
+        return [torch.cat([local_part(engine, master) for master in self._masters(group)]) for group in self.param_groups]
 
     @property
     def single_partition_of_fp32_groups(self) -> list[torch.Tensor]:
         """By param group, the part of its master weights that DeepSpeed's stages 1 and 2 give this rank, as a copy. Collective."""
         engine = self._live()
-        return [local_part(engine, torch.cat([self._master(parameter).flatten() for parameter in group["params"]])) for group in self.param_groups]
+        return [local_part(engine, torch.cat([master.flatten() for master in self._masters(group)])) for group in self.param_groups]
 
-    def _master(self, parameter):
-        engine = self._live()
-        return engine.full_parameter(next(name for name, one in engine.named_tensors if one is parameter))
+    def _masters(self, group):
+        return [self._live().full_parameter(zero.owner_of(parameter)[2]) for parameter in group["params"]]
 
     def needs_scaler(self) -> bool:
         """Whether losses are scaled, so that `loss.backward()` needs `engine.scale(loss)`."""

@@ -141,7 +141,7 @@ def _index_of(engine, parameter, key, call):
     names, name = engine._engine.state_names, _engine_and_name(parameter, call)[1]
     if key not in names:
         raise Error(f"{call}(): {engine.config['optimizer']['type']} has no state {key!r}; expected one of {', '.join(names) or 'none'}")
-    if not engine.optimizer.state.is_trained(parameter):
+    if not _is_trained(engine, parameter):
         raise Error(f"{call}(): {name} has no state, because the optimizer does not train it; expected a parameter of its groups")
     return names.index(key)
 
