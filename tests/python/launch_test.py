@@ -62,7 +62,8 @@ total = torch.tensor([torch.distributed.get_rank() + 1.0])
 torch.distributed.all_reduce(total)
 assert total.item() == 3 == tessera.comm.all_reduce(tessera.comm.get_rank() + 1, "sum")
 torch.distributed.destroy_process_group()
-if sys.argv[2] == "tessera":  # torchrun's store still has the first group's addresses
+if sys.argv[1] == "before":  # torch's own store; torchrun's and Tessera's still have the first group's addresses
+    tessera.comm.barrier()  # or rank 1 could reach the store that rank 0 is about to close
     torch.distributed.init_process_group("gloo")  # it may be made again
     torch.distributed.barrier()  # a rank that ends early would refuse the other's connection
 tessera.comm.destroy()
