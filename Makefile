@@ -46,7 +46,7 @@ test-full:  ## what `make test` leaves out: more backends, worlds, models
 	@scripts/setup.sh --python
 	@scripts/build.sh release
 	@scripts/test.sh release -C Full -L full
-	@PYTHONPATH=build/python TESSERA=build/tessera .deps/venv/bin/python -B tests/python/ddp_test.py full
+	@PYTHONPATH=$(CURDIR)/build/python TESSERA=$(CURDIR)/build/tessera .deps/venv/bin/python -B tests/python/ddp_test.py full
 
 hosts_program = TESSERA_TEST_HOSTS_REQUIRED=1 TESSERA=$(CURDIR)/build/tessera TORCHRUN=$(CURDIR)/.deps/venv/bin/torchrun \
   PYTHONPATH=$(CURDIR)/build/python .deps/venv/bin/python -B tests/hosts
@@ -57,10 +57,12 @@ test-hosts:  ## a training under ssh, mpirun, srun, torchrun, Spark, Ray, ...
 	@$(if $(ARGS),,$(hosts_program)/doctor_test.py)
 	@$(if $(ARGS),,$(hosts_program)/engines_test.py)
 
-test-peers:  ## DeepSpeed's own tests, of DEEPSPEED=checkout: 40 min
+test-peers:  ## tests of DEEPSPEED=checkout (40 min), ACCELERATE=checkout
 	@scripts/setup.sh --peers
 	@scripts/build.sh release tessera tessera_engine_module
-	@.deps/venv/bin/python -B tests/peers/deepspeed_suite.py $(DEEPSPEED) $(ARGS)
+	@$(if $(DEEPSPEED)$(ACCELERATE),,echo "error: expected DEEPSPEED=folder or ACCELERATE=folder, a checkout"; exit 2)
+	@$(if $(DEEPSPEED),.deps/venv/bin/python -B tests/peers/deepspeed_suite.py $(DEEPSPEED) $(ARGS))
+	@$(if $(ACCELERATE),.deps/venv/bin/python -B tests/peers/accelerate_suite.py $(ACCELERATE) $(ARGS))
 
 fashion-hosts:  ## make demo's job under each launcher, on one and two hosts
 	@scripts/setup.sh --hosts
@@ -95,7 +97,7 @@ bench-peers:  ## a step and checkpoints beside DDP, FSDP2 and DeepSpeed
 bench-python:  ## a step in Python beside DDP, FSDP2, DeepSpeed: 5 min
 	@scripts/setup.sh --peers
 	@scripts/build.sh release tessera tessera_engine_module
-	@PYTHONPATH=build/python .deps/venv/bin/python -B benchmarks/python/train_step.py $(ARGS)
+	@PYTHONPATH=$(CURDIR)/build/python .deps/venv/bin/python -B benchmarks/python/train_step.py $(ARGS)
 
 bench-hosts:  ## a step on 2 and 4 hosts beside DDP and FSDP2: 25 min
 	@scripts/setup.sh --python
@@ -105,12 +107,12 @@ bench-hosts:  ## a step on 2 and 4 hosts beside DDP and FSDP2: 25 min
 bench-activations:  ## recomputation and offload beside torch's: 20 min
 	@scripts/setup.sh --python
 	@scripts/build.sh release tessera tessera_engine_module
-	@PYTHONPATH=build/python .deps/venv/bin/python -B benchmarks/python/activations.py $(ARGS)
+	@PYTHONPATH=$(CURDIR)/build/python .deps/venv/bin/python -B benchmarks/python/activations.py $(ARGS)
 
 bench-offload-python:  ## beside FSDP2, DeepSpeed: 12 min
 	@scripts/setup.sh --peers
 	@scripts/build.sh release tessera tessera_engine_module
-	@PYTHONPATH=build/python .deps/venv/bin/python -B benchmarks/python/offload.py $(ARGS)
+	@PYTHONPATH=$(CURDIR)/build/python .deps/venv/bin/python -B benchmarks/python/offload.py $(ARGS)
 
 methods:  ## one training every way, Tessera's and Python's: an hour
 	@scripts/setup.sh --peers
