@@ -459,6 +459,13 @@ std::vector<double> Engine::learning_rates() const {
   return rates;
 }
 
+std::vector<std::optional<Betas>> Engine::scheduled_betas() const {
+  std::vector<std::optional<Betas>> betas;
+  for (size_t group = 0; group < schedule_.num_groups(); ++group)
+    betas.push_back(schedule_.betas(schedule_steps_, group));
+  return betas;
+}
+
 at::Tensor Engine::full_gradient(const std::string& name) {
   sharded_->check_usable();
   if (discarded_) throw Error(str("full_gradient(\"", name, "\"): zero_grad() has discarded the gradients"));

@@ -222,6 +222,8 @@ class Engine {
   /// Returns the rates of the next step, by param group: [0] for parameters in no group, then the config's
   /// groups, then InitOptions'.
   std::vector<double> learning_rates() const;
+  /// Returns the betas of the next step, by param group, where the configured schedule sets them (OneCycle).
+  std::vector<std::optional<Betas>> scheduled_betas() const;
   /// Rates by param group from now on, in place of the configured schedule's: for a schedule of the
   /// caller's. The same on all ranks. Throws Error for another number of rates than param groups.
   void set_learning_rates(std::vector<double> rates);

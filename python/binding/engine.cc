@@ -188,7 +188,11 @@ std::vector<ParamGroup> param_groups(PyEngine& self) {
   for (const zero::ParameterSpec& parameter : self.sharded_model().layout().parameters())
     if (parameter.trainable) groups.at(parameter.group).parameters.push_back(parameter.name);
   const std::vector<double> rates = self.learning_rates();
-  for (size_t i = 0; i < groups.size(); ++i) groups[i].hyper.lr = rates[i];
+  const std::vector<std::optional<Betas>> betas = self.scheduled_betas();
+  for (size_t i = 0; i < groups.size(); ++i) {
+    groups[i].hyper.lr = rates[i];
+    if (betas[i]) std::tie(groups[i].hyper.beta1, groups[i].hyper.beta2) = std::tie(betas[i]->beta1, betas[i]->beta2);
+  }
   return groups;
 }
 
@@ -406,6 +410,14 @@ void bind_engine(py::module_& module) {
       .def("set_optimizer_states", &set_optimizer_states, py::arg("name"), py::arg("states"),
            py::arg("num_updates"), ReleaseGil())
       .def_property_readonly("learning_rates", &PyEngine::learning_rates)
+      .def_property_readonly(
+          "scheduled_betas",
+          [](const PyEngine& self) {
+            std::vector<std::optional<std::pair<double, double>>> pairs;
+            for (const std::optional<Betas>& betas : self.scheduled_betas())
+              pairs.push_back(betas ? std::optional(std::pair(betas->beta1, betas->beta2)) : std::nullopt);
+            return pairs;
+          })
       // the whole model
       .def("full_parameter", &PyEngine::full_parameter, py::arg("name"), ReleaseGil())
       .def("full_gradient", &PyEngine::full_gradient, py::arg("name"), ReleaseGil())

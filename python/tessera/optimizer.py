@@ -213,16 +213,19 @@ class Optimizer(torch.optim.Optimizer):
         self._note_momentum()
 
     def pull(self, skipped: bool = False) -> None:
-        """Show the rates that the configured schedule has for the next step. `skipped`: what was written for this one stays."""
+        """Show the rates, and OneCycle's betas, that the configured schedule has for the next step. `skipped`: what was written for this one
+        stays."""
         if not self._scheduled or (skipped and self._overruled):
             return
         engine = self._live()._engine
         if self._overruled:
             engine.use_configured_rates()
             self._overruled = False
-        rates = engine.learning_rates
+        rates, betas = engine.learning_rates, engine.scheduled_betas if self._schedule_sets_betas() else None
         for index, group, pushed in zip(self._indices, self._groups(), self._pushed):
             group["lr"] = pushed["lr"] = rates[index]
+            if betas is not None and "betas" in group:
+                group["betas"], pushed["betas"] = betas[index], list(betas[index])
 
     def stepped(self) -> None:
         """A step was taken: for torch's schedulers, which warn when they run before the optimizer."""
@@ -302,7 +305,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _schedule_sets_betas(self):
         scheduler = self._live().config["scheduler"]
-        return scheduler["type"] == "OneCycle" and scheduler["params"].get("cycle_momentum", True)
+        return scheduler.get("type") == "OneCycle" and scheduler["params"].get("cycle_momentum", True)
 
 
 def release(client: torch.optim.Optimizer) -> None:
