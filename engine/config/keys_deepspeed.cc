@@ -168,7 +168,6 @@ void add_precision_rows(Rows rows) {
 
 void add_refused_rows(Rows rows) {
   const Attribute enabled = switched_by("enabled", "false");
-  rows.refused("sparse_gradients", "gradients are sent dense (sparse ones are made dense)", "false");
   rows.refused("sequence_parallel_size", "the sequence is not split over ranks", "1", kInteger);
   rows.refused("amp", "Apex AMP; use `bf16`, `fp16` or `torch_autocast`", "", enabled);
   rows.refused("autotuning", "the configuration is taken as it is", "", enabled);
@@ -194,6 +193,7 @@ void add_refused_rows(Rows rows) {
 
 void add_other_rows(Rows rows) {
   const Attribute enabled = switched_by("enabled", "false");
+  rows.no_effect("sparse_gradients", "gradients are sent dense (sparse ones are made dense)");
   rows.no_effect("optimizer.legacy_fusion", "the fusion of DeepSpeed's first fp16 optimizer");
   rows.no_effect("flops_profiler.recompute_fwd_factor", "what is recomputed is not counted",
                  of_type(Type::kNumber));

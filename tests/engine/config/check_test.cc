@@ -148,13 +148,12 @@ TEST(ConfigCheck, TellsAllMistakesOfAFileInItsOrder) {
     return config_error([&] { parse_engine_config(text, {.overrides = overrides}, "c.json"); });
   };
   const std::string stage = "found 9 (a number); expected an integer from 0 to 3, or \"auto\"";
-  EXPECT_EQ(error("{\n\"zero_optimization\": {\n\"stage\": 9},\n\"sparse_gradients\": true,\n\"bf16\": "
+  EXPECT_EQ(error("{\n\"zero_optimization\": {\n\"stage\": 9},\n\"pipeline\": {\"stages\": 2},\n\"bf16\": "
                   "{\n\"enabld\": true,\n\"enabled\": 1},\n\"seed\": -1}",
                   {"fp16.enabled=3"}),
             "c.json:3: zero_optimization.stage: " + stage +
-                "\nc.json:4: sparse_gradients: found true (a boolean), which Tessera does not do: gradients "
-                "are sent dense (sparse ones are made dense); "
-                "expected it to be left out, or false"
+                "\nc.json:4: pipeline: found {\"stages\":2} (a section), which Tessera does not do: there is "
+                "no pipeline parallelism; expected it to be left out"
                 "\nc.json:6: bf16.enabld: unknown key (did you mean \"enabled\"?), found true (a boolean); "
                 "expected one of enabled"
                 "\nc.json:7: bf16.enabled: found 1 (a number); expected true or false, or \"auto\""
@@ -194,10 +193,9 @@ TEST(ConfigCheck, RefusedByNameUnlessTheyAskForNothing) {
   EXPECT_EQ(error_for(R"("amp": {"enabled": true})"),
             "c.json:1: amp: found {\"enabled\":true} (a section), which Tessera does not do: Apex AMP; use "
             "`bf16`, `fp16` or `torch_autocast`; expected it to be left out, or {\"enabled\": false}");
-  EXPECT_EQ(error_for(R"("sparse_gradients": true)"),
-            "c.json:1: sparse_gradients: found true (a boolean), which Tessera does not do: gradients are "
-            "sent dense (sparse ones are made dense); "
-            "expected it to be left out, or false");
+  EXPECT_EQ(error_for(R"("sequence_parallel_size": 2)"),
+            "c.json:1: sequence_parallel_size: found 2 (a number), which Tessera does not do: the sequence is "
+            "not split over ranks; expected it to be left out, or 1");
   EXPECT_EQ(error_for(R"("compression_training": {"x": 1})"),
             "c.json:1: compression_training: found {\"x\":1} (a section), which Tessera does not do: the "
             "model is trained as it is; expected it to be left out");
