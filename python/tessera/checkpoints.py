@@ -102,7 +102,8 @@ def _decoded(text):
 def _load_python_state(engine, path, state, with_optimizer, with_schedule):
     optimizer = engine.optimizer
     if with_optimizer:
-        groups = [{key: value for key, value in group.items() if key != "lr" or with_schedule} for group in state.get(_GROUPS_STATE, [])]
+        with_rates = with_schedule or engine.lr_scheduler is None  # without a schedule of the engine's a rate is the optimizer's
+        groups = [{key: value for key, value in group.items() if key != "lr" or with_rates} for group in state.get(_GROUPS_STATE, [])]
         if groups and len(groups) != len(optimizer.values()):
             _warn(engine, f"{path} has {len(groups)} param groups, and the optimizer {len(optimizer.values())}: their hyper-parameters stay")
         optimizer.load_values(groups)

@@ -69,7 +69,7 @@ class Engine(EngineProperties, StepsScheduler):
                                 "or an array: it keeps the values of before initialize() and does not follow the training")
         self.config = json.loads(self._engine.config)
         self.optimizer = self.lr_scheduler = self.training_dataloader = None
-        self._in_no_sync = self._after_no_sync = self._applied = self._was_skipped = self._keeps_zero_gradients = False
+        self._evaluates = self._in_no_sync = self._after_no_sync = self._applied = self._was_skipped = self._keeps_zero_gradients = False
         self._boundary = None  # of set_gradient_accumulation_boundary()
         self._reports = reports.reports_of(self, config)
         if not module.training:
@@ -96,6 +96,9 @@ class Engine(EngineProperties, StepsScheduler):
             The module's parameters were replaced or written to.
         """
         self._check_same_parameters()
+        if self._evaluates and self.module.training:  # a framework has set the modules' modes one by one, as Lightning does
+            self._engine.train()
+            self._evaluates = False
         engine, prepare = self._engine, self._engine.prepare
         args = [map_tensors(value, prepare) for value in args]
         kwargs = {key: map_tensors(value, prepare) for key, value in kwargs.items()}
@@ -291,17 +294,22 @@ class Engine(EngineProperties, StepsScheduler):
     # -------------------------------------------------------------------------------------------- modes
 
     def train(self, mode: bool = True) -> "Engine":
-        """Set the mode of the module. Collective. Returns the engine."""
+        """Set the mode of the module. Collective. Returns the engine.
+
+        `module.train()` after `eval()` does the same, from the next forward on.
+        """
         if not arguments.flag(mode, "train(): mode"):
             return self.eval()
         self.module.train()
         self._engine.train()
+        self._evaluates = False
         return self
 
     def eval(self) -> "Engine":
         """Set the mode of the module to evaluation, and copy rank 0's buffers to all ranks. Collective. Returns the engine."""
         self.module.eval()
         self._engine.eval()
+        self._evaluates = True
         return self
 
     # ---------------------------------------------------------------------------------- the whole model
@@ -430,7 +438,8 @@ class Engine(EngineProperties, StepsScheduler):
         load_optimizer_states : bool
             False: moments, and the hyper-parameters of the param groups, stay as they are.
         load_lr_scheduler_states : bool
-            False: the schedule goes on where it is, and learning rates stay as they are.
+            False: the schedule goes on where it is, and learning rates stay as they are. Without a schedule of the engine's, rates are
+            the optimizer's, and are loaded with its states.
         load_module_only : bool
             Parameters and buffers alone; counters, optimizer, schedule and random numbers stay.
         custom_load_fn : None

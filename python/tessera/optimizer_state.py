@@ -21,7 +21,15 @@ class _Copy(dict):
         raise Error("optimizer.state[parameter] is a copy of what is in the engine's shards, and writing it would have no effect: assign a "
                     "whole dict, optimizer.state[parameter] = {...}")
 
-    __setitem__ = __delitem__ = __ior__ = setdefault = update = pop = popitem = clear = _refuse
+    def __setitem__(self, key, value):
+        """The same value is accepted, perhaps on another device: frameworks move states to where they are."""
+        now = self.get(key)
+        if not (isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor) and value.shape == now.shape and value.dtype == now.dtype
+                and torch.equal(value.to(now.device), now)):
+            self._refuse()
+        super().__setitem__(key, value)
+
+    __delitem__ = __ior__ = setdefault = update = pop = popitem = clear = _refuse
 
 
 class States(MutableMapping):
