@@ -96,7 +96,48 @@ print("done")
 """
 
 
+DEEPSPEED_SCRIPT = """
+import argparse
+import deepspeed, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--local_rank", type=int, default=-1)
+parser.add_argument("--lr", type=float)
+args = deepspeed.add_config_arguments(parser).parse_args()
+model = torch.nn.Linear(2, 2)
+engine, optimizer, _, _ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters(), config={
+    "train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "Adam", "params": {"lr": args.lr}}})
+said = [None] * engine.world_size
+torch.distributed.all_gather_object(said, (engine.global_rank, args.local_rank, args.lr))
+if engine.global_rank == 0:
+    print("said", said)
+"""
+
+
 class Launch(RanksTest):
+    def test_the_command_line_of_deepspeed(self):
+        (self.folder / "script.py").write_text(DEEPSPEED_SCRIPT)
+        command = (sys.executable, "-m", "tessera.deepspeed")
+        self.assertIn("said [(0, 0, 0.5), (1, 1, 0.5)]", self.finish([self.start(*command, "--num_gpus", 2, "script.py", "--lr", 0.5)])[0])
+        self.assertIn("said [(0, 0, 0.5)]", self.finish([self.start(*command, "--num_gpus=1", "--module", "script", "--lr", 0.5)])[0])
+        self.assertIn("said [(0, -1, 0.5)]", self.finish([self.start(*command, "--no_local_rank", "--include", "localhost:0", "script.py", "--lr", 0.5)])[0])
+        self.assertIn("whose interface this is", self.finish([self.start(*command, "--ds_report")])[0])
+
+    def test_flags_of_deepspeed_that_tessera_launch_has_not(self):
+        import tessera.deepspeed  # noqa: F401
+        from tessera.deepspeed.launcher import runner
+        hosts = self.folder / "hosts"
+        hosts.write_text("a slots=2\nb slots=2\n")
+        words, changes = runner.command_of(runner.parse_args(["-H", str(hosts), "--num_nodes", "2", "--num_gpus", "2", "-i", "a@b:0,1", "--launcher",
+                                                              "OpenMPI", "--master_port", "3000", "--no_python", "--no_local_rank", "run.sh", "--lr", "1"]))
+        self.assertEqual(words, ["tessera", "launch", "--hostfile", str(hosts), "--launcher", "openmpi", "--include", "a@b:0,1", "--nproc", "2", "--nnodes",
+                                 "2", "--master-port", "3000", "--", "run.sh", "--lr", "1"])
+        self.assertEqual(changes, {})
+        for wrong, expected in ((["--include", "worker-0"], "expected localhost:0,1"), (["--launcher", "mpich"], "expected one of pdsh"),
+                                (["-H", "missing"], "--hostfile missing: no such file"), (["--no_python"], "needs --no_local_rank"),
+                                (["-H", str(hosts), "-i", "a", "-e", "b"], "expected one of the two")):
+            with self.assertRaisesRegex(SystemExit, expected):
+                runner.command_of(runner.parse_args([*wrong, "script.py"]))
+
     def test_the_command_as_a_rank(self):
         (text,) = self.finish([self.start(TESSERA, "launch", "-n", 2, "--", sys.executable, "-c", COMMAND)])
         self.assertRegex(text, r"(?s)^\d+\.\d+\.\d+\nerror: missing.json: .*\ndone\n$")
