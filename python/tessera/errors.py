@@ -5,7 +5,7 @@ class Error(RuntimeError):
     """Base of the errors below; raised itself where a call is wrong, such as step() while gradients are missing."""
 
 
-class ConfigError(Error):
+class ConfigError(Error, ValueError):
     """A configuration, model or optimizer that cannot be used. The message begins with the file or the key."""
 
 

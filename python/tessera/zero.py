@@ -16,7 +16,7 @@ from tessera.errors import Error
 _engines = weakref.WeakSet()
 _places = weakref.WeakKeyDictionary()  # by engine, of its parameters by identity: (number, name)
 _numbers = itertools.count()
-_gathered = weakref.WeakSet()  # those GatheredParameters that are open, and hold parameters of engines
+_gathered = weakref.WeakSet()  # those GatheredParameters that are open
 _here = threading.local()
 
 
@@ -50,7 +50,7 @@ def owner_of(parameter: torch.Tensor) -> tuple[Any, int, str] | None:
 
 
 def is_held(parameter: torch.Tensor) -> bool:
-    """Whether an engine's parameter is in a GatheredParameters that is open."""
+    """Whether a parameter is in a GatheredParameters that is open."""
     return any(id(parameter) in gathered._held for gathered in list(_gathered))
 
 
@@ -155,7 +155,7 @@ class GatheredParameters:
             modifier_rank = arguments.integer(modifier_rank, "GatheredParameters(): modifier_rank", -(2**31), 2**31 - 1)
         self._modifier_rank = modifier_rank
         self._open, self._without_engine = [], []
-        self._held: set[int] = set()  # identities of engines' parameters
+        self._held: set[int] = set()  # identities of parameters, while it is open
 
     def __enter__(self) -> "GatheredParameters":
         wanted = {id(parameter): parameter for parameter in self._params}
@@ -182,6 +182,7 @@ class GatheredParameters:
         except BaseException:
             self._close(abandons=True)
             raise
+        self._held.update(map(id, self._without_engine))
         if self._held:
             _gathered.add(self)
         return self

@@ -15,6 +15,7 @@ import torch
 from tessera import _engine
 from tessera import comm as _comm
 from tessera import initialize as _initialize
+from tessera import zero as _zero
 from tessera.deepspeed import stand_in
 from tessera.deepspeed.accelerator import get_accelerator
 from tessera.deepspeed.comm import init_distributed
@@ -44,12 +45,14 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
 
     Where the configuration does not name gradient_clipping, it is 1.0, as in DeepSpeed since 0.19.3.
 
-    Joins the group, and makes torch.distributed's, as `init_distributed` does. Without an optimizer, `model_parameters` and a section
+    Joins the group, and makes torch.distributed's, as `init_distributed` does. An engine that the model has from an earlier call is ended:
+    its `destroy()` is called. Without an optimizer, `model_parameters` and a section
     "optimizer" the model is evaluated only: it takes no memory for training, and `step()` is an Error. A key of the configuration may be
     written with dots at the top ("zero_optimization.reduce_bucket_size"), as TRL does: it counts as the key of that section. A file may be
     Hjson, where the package hjson is installed.
     """
     init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
+    _end_engines_of(model)
     config, config_params = config_keys.readable(config), config_keys.readable(config_params)
     given = next((one for one in (config, config_params, config_keys.readable(getattr(args, "deepspeed_config", None))) if one is not None), None)
     is_trained = optimizer is not None or model_parameters is not None or config_keys.names_optimizer(given)
@@ -59,6 +62,16 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     return _initialize(args, model, optimizer, model_parameters, training_data, lr_scheduler, distributed_port, mpu, dist_init_required,
                        collate_fn, config, mesh_param, config_params,
                        engine_class=DeepSpeedEngine if is_trained else EngineWithoutOptimizer, overrides=defaults)
+
+
+def _end_engines_of(model):
+    """DeepSpeed takes a model again, for instance where a cell of a notebook runs twice. The same on all ranks."""
+    parameters = list(model.parameters()) if isinstance(model, torch.nn.Module) else []
+    owners = {id(owner[0]): owner[0] for owner in map(_zero.owner_of, parameters) if owner is not None}
+    for engine in owners.values():
+        if _comm.get_rank() == 0:
+            _engine.log_warning("initialize(): the model has an engine from an earlier call, which is ended; it trains nothing any more")
+        engine.destroy()
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

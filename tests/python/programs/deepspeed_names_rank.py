@@ -101,7 +101,7 @@ def attributes_of_parameters():
         assert not hasattr(weight, "ds_id")
     with deepspeed.zero.Init():
         model = nn.Linear(3, 2)
-    assert (model.weight.ds_shape, model.weight.ds_status) == ((2, 3), ZeroParamStatus.AVAILABLE)
+    assert (model.weight.ds_shape, model.weight.ds_status) == ((2, 3), ZeroParamStatus.NOT_AVAILABLE)
     engine = deepspeed.initialize(model=model, config=config(1))[0]
     assert not hasattr(model.weight, "ds_shape")
     engine.destroy()

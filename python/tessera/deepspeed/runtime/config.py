@@ -10,6 +10,8 @@ from tessera.deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from tessera.errors import ConfigError
 
 DeepSpeedConfigError = ConfigError
+# Values of "optimizer.type", in small letters.
+ADAM_OPTIMIZER, ADAMW_OPTIMIZER, LAMB_OPTIMIZER, LION_OPTIMIZER, ADAGRAD_OPTIMIZER = "adam", "adamw", "lamb", "lion", "adagrad"
 
 
 class DeepSpeedConfig:

@@ -11,13 +11,19 @@ from tessera import comm as _comm
 from tessera.data import DataLoader
 from tessera.deepspeed.errors import Refused
 from tessera.deepspeed.monitor.monitor import MonitorMaster
+from tessera.deepspeed.runtime.config import (  # noqa: F401  DeepSpeed's names
+    ADAGRAD_OPTIMIZER,
+    ADAM_OPTIMIZER,
+    ADAMW_OPTIMIZER,
+    LAMB_OPTIMIZER,
+    LION_OPTIMIZER,
+)
 from tessera.deepspeed.runtime.optimizer import DeepSpeedOptimizer, DeepSpeedScheduler
 from tessera.engine import Engine
 from tessera.errors import Error
 from tessera.zero import GatheredParameters
 
 DeepSpeedOptimizerCallable = DeepSpeedSchedulerCallable = Any
-ADAM_OPTIMIZER, ADAMW_OPTIMIZER, LAMB_OPTIMIZER, LION_OPTIMIZER, ADAGRAD_OPTIMIZER = "adam", "adamw", "lamb", "lion", "adagrad"
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -294,6 +300,12 @@ class DeepSpeedEngine(Engine):
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
             raise Refused("scale(): loss must be a scalar tensor that depends on parameters; of other tensors call tensor.backward(gradient)")
         return super().scale(loss)
+
+    def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
+        """As in `tessera.Engine`. Raises Refused inside of `no_sync()`."""
+        if self._in_no_sync:
+            raise Refused("step() inside of no_sync(): gradients are not reduced there; leave it for the last backward() of a step")
+        super().step(lr_kwargs)
 
     def empty_partition_cache(self) -> None:
         """Give what PyTorch's allocator keeps back to the device. Units that are unsharded stay within `stage3_max_live_parameters`."""

@@ -164,6 +164,18 @@ class DeepSpeedScheduler(LRScheduler):
         """Moves the schedule to the place in `sd`. The same on all ranks."""
         self.step(sd["last_batch_iteration"] if "last_batch_iteration" in sd else sd["last_epoch"] - 1)
 
+    @property
+    def configured_type(self) -> str | None:
+        """The configuration's `scheduler.type`: `isinstance(scheduler, lr_schedules.WarmupLR)` asks for it."""
+        return self._live().scheduler_name()
+
     def get_mom(self) -> list[Any]:
-        """Adam's betas, or SGD's momentum, by param group."""
-        return self._live().get_mom()
+        """Adam's betas, or SGD's momentum, by param group. Of OneCycle before the first step: `cycle_max_mom`, as DeepSpeed says, though that step
+        has `cycle_min_mom`."""
+        engine = self._live()
+        params = engine.scheduler_params()
+        if engine.scheduler_name() == "OneCycle" and params["cycle_momentum"] and self.last_epoch == 0:
+            largest = params["cycle_max_mom"]
+            groups = len(engine.optimizer.param_groups)
+            return [(one, 0.99) for one in (largest if isinstance(largest, list) else [largest] * groups)]
+        return engine.get_mom()

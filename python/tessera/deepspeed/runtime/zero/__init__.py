@@ -1,4 +1,5 @@
 """`deepspeed.zero`."""
+from tessera.deepspeed.runtime.zero.mics import MiCS_Init
 from tessera.deepspeed.runtime.zero.partition_parameters import (
     GatheredParameters,
     Init,
@@ -10,5 +11,5 @@ from tessera.deepspeed.runtime.zero.partition_parameters import (
 from tessera.deepspeed.runtime.zero.stage3 import unwrap_model_for_generation
 from tessera.deepspeed.runtime.zero.tiling import TiledLinear, TiledLinearReturnBias
 
-__all__ = ["GatheredParameters", "Init", "TiledLinear", "TiledLinearReturnBias", "ZeroParamStatus", "ZeroParamType",
+__all__ = ["GatheredParameters", "Init", "MiCS_Init", "TiledLinear", "TiledLinearReturnBias", "ZeroParamStatus", "ZeroParamType",
            "register_external_parameter", "unregister_external_parameter", "unwrap_model_for_generation"]

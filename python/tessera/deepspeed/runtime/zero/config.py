@@ -1,6 +1,7 @@
 """`deepspeed.runtime.zero.config`: the section "zero_optimization" as an object, read by the parser that `initialize` uses."""
 import enum
 import json
+import sys
 from typing import Any
 
 from tessera import _engine
@@ -12,6 +13,16 @@ from tessera.deepspeed.runtime.zero.offload_config import (
 
 ZERO_OPTIMIZATION = "zero_optimization"
 _OLD_NAMES = {"cpu_offload": "offload_optimizer", "cpu_offload_param": "offload_param"}  # of an offload to "cpu"
+
+
+# Keys that have no effect in Tessera (docs/configuration.md says why), with DeepSpeed's defaults.
+_WITHOUT_EFFECT = {
+    "contiguous_gradients": True, "reduce_scatter": True, "use_multi_rank_bucket_allreduce": True, "allgather_partitions": True,
+    "load_from_fp32_weights": True, "elastic_checkpoint": False, "stage3_model_persistence_threshold": sys.maxsize,
+    "stage3_max_reuse_distance": 10**9, "stage3_gather_16bit_weights_on_model_save": False, "stage3_module_granularity_threshold": 0,
+    "stage3_use_all_reduce_for_fetch_params": False, "stage3_allgather_sequential": False, "ignore_unused_parameters": True,
+    "legacy_stage1": False, "round_robin_gradients": False, "memory_efficient_linear": True, "pipeline_loading_checkpoint": False,
+    "override_module_apply": True, "log_trace_cache_warnings": False, "enable_sanity_checks": False, "grad_hooks": True}
 
 
 class ZeroStageEnum(enum.IntEnum):
@@ -33,7 +44,7 @@ class DeepSpeedZeroConfig:
 
     def __init__(self, **data: Any) -> None:
         section = _read(data)
-        for key, value in {**data, **section}.items():
+        for key, value in {**_WITHOUT_EFFECT, **data, **section}.items():
             setattr(self, key, value)
             if key.startswith("stage3_"):
                 setattr(self, key.removeprefix("stage3_").replace("fp16", "16bit"), value)

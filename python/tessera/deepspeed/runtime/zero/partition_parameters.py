@@ -24,8 +24,7 @@ _opened = WeakIdKeyDictionary()  # parameters that all_gather() has gathered: th
 
 
 class ZeroParamStatus(enum.Enum):
-    """`ds_status` of a parameter at stage 3: AVAILABLE inside of `GatheredParameters`, and where every rank holds the whole, else
-    NOT_AVAILABLE. INFLIGHT is never found."""
+    """`ds_status` of a parameter at stage 3: AVAILABLE inside of `GatheredParameters`, else NOT_AVAILABLE. INFLIGHT is never found."""
 
     AVAILABLE = 1
     NOT_AVAILABLE = 2
@@ -88,8 +87,7 @@ def _number(parameter):
 
 
 def _status(parameter):
-    whole = zero.owner_of(parameter) is None or zero.is_held(parameter)
-    return ZeroParamStatus.AVAILABLE if whole else ZeroParamStatus.NOT_AVAILABLE
+    return ZeroParamStatus.AVAILABLE if zero.is_held(parameter) else ZeroParamStatus.NOT_AVAILABLE
 
 
 def _listed(parameter, param_list):
@@ -107,6 +105,21 @@ def _all_gather(parameter, param_list=None, async_op=False, hierarchy=0):
         _opened[one] = gathered
 
 
+class _Gathered:
+    """What `all_gather_coalesced()` returns: the parameters are there already."""
+
+    def wait(self, handle_dependency=True):
+        """Returns at once."""
+
+
+def _all_gather_coalesced(parameter, params, safe_mode=False, quantize=False):
+    """Hold parameters whole until `partition()`. Collective. `quantize` is refused."""
+    if quantize:
+        raise Error("all_gather_coalesced(quantize=True): parameters are sent as they are; expected False")
+    _all_gather(parameter, params)
+    return _Gathered()
+
+
 def _partition(parameter, param_list=None, hierarchy=0, has_been_updated=False):
     """Give up what `all_gather()` holds. Collective."""
     if has_been_updated:
@@ -118,12 +131,18 @@ def _partition(parameter, param_list=None, hierarchy=0, has_been_updated=False):
             gathered.__exit__(None, None, None)
 
 
+def _shard_size(parameter):
+    return -(-parameter.numel() // comm.get_world_size())
+
+
 # By name: what a parameter at stage 3 has.
 _ATTRIBUTES = {
     "ds_id": _number, "ds_shape": lambda parameter: parameter.shape, "ds_numel": lambda parameter: parameter.numel(), "ds_status": _status,
-    "ds_tensor": lambda parameter: torch.empty(-(-parameter.numel() // comm.get_world_size()), dtype=parameter.dtype, device="meta"),
+    "ds_tensor": lambda parameter: torch.empty(_shard_size(parameter), dtype=parameter.dtype, device="meta"),
+    "partition_numel": lambda parameter: lambda: _shard_size(parameter),
     "ds_persist": lambda _: False, "ds_param_type": lambda _: ZeroParamType.PARTITIONED, "ds_active_sub_modules": lambda _: set(),
     "all_gather": lambda parameter: lambda *args, **kwargs: _all_gather(parameter, *args, **kwargs),
+    "all_gather_coalesced": lambda parameter: lambda *args, **kwargs: _all_gather_coalesced(parameter, *args, **kwargs),
     "partition": lambda parameter: lambda *args, **kwargs: _partition(parameter, *args, **kwargs)}
 
 

@@ -1,4 +1,5 @@
 """`deepspeed.zero.TiledLinear`: a linear layer of several smaller ones."""
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -37,6 +38,8 @@ class TiledLinear(nn.Module):
         self.in_splits, self.out_splits = in_splits, out_splits
         self.input_is_already_split, self.combine_out_splits = input_is_already_split, combine_out_splits
         self.in_sizes, self.out_sizes = _sizes(in_features, in_splits), _sizes(out_features, out_splits)
+        # Part i has features in_parts[i] to in_parts[i + 1].
+        self.in_parts, self.out_parts = ([0, *accumulate(sizes)] for sizes in (self.in_sizes, self.out_sizes))
         self.linears = nn.ModuleList(
             nn.ModuleList(linear_cls(columns, rows, bias=bias and i == in_splits - 1, **kwargs) for i, columns in enumerate(self.in_sizes))
             for rows in self.out_sizes)
