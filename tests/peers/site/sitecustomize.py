@@ -31,6 +31,23 @@ def _module(name):
         return module
 
 
+def _failed_outcomes_are_exceptions():
+    """`pytest.fail` raises a BaseException, which would end a rank's process, and its test would wait for it without an end."""
+    from multiprocessing import pool
+    starmapstar = pool.starmapstar
+
+    def of_exceptions(calls):
+        try:
+            return starmapstar(calls)
+        except Exception:
+            raise
+        except BaseException as outcome:
+            raise AssertionError(str(outcome)) from None
+
+    of_exceptions.__module__, of_exceptions.__qualname__ = starmapstar.__module__, starmapstar.__qualname__
+    pool.starmapstar = of_exceptions
+
+
 def _without_device_ids():
     from torch.nn.parallel import DistributedDataParallel
     init = DistributedDataParallel.__init__
@@ -44,6 +61,7 @@ def _without_device_ids():
 if "TESSERA_PEER_NAMES" in os.environ:
     import tessera.deepspeed  # noqa: F401
 
+    _failed_outcomes_are_exceptions()
     _without_device_ids()
     _module("deepspeed.moe.utils").split_params_into_different_moe_groups_for_optimizer = lambda groups: [groups]
     _module("deepspeed.runtime.swap_tensor").MIN_SWAPPABLE_BYTES = 2**20
