@@ -377,9 +377,16 @@ void Engine::step() {
   sharded_->check_gradients();
   micro_step_closed_ = stepped_ = true;
   if (!update_is_due()) return;
-  if (!at_boundary_) sharded_->reduce_accumulated();
+  reduce_accumulated();
   update();
   profiler_->end_step(global_steps_);
+}
+
+void Engine::reduce_accumulated() {
+  sharded_->check_usable();
+  if (at_boundary_ || micro_steps_in_window_ == 0 || discarded_) return;
+  sharded_->reduce_accumulated();
+  at_boundary_ = true;
 }
 
 void Engine::zero_grad() {

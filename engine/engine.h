@@ -123,6 +123,9 @@ class Engine {
   /// A step whose gradients are not finite is skipped on all ranks alike, and logged. Throws CommError; Error
   /// when that happens at the smallest loss scale allowed.
   void step();
+  /// Collective. The micro-steps so far are all of this step: reduces what they have left to the last, and
+  /// the next step() updates. Without one it does nothing. Throws CommError.
+  void reduce_accumulated();
   /// Whether backward(), step() or an operator has failed, so that calls throw.
   bool has_failed() const { return sharded_->has_failed(); }
   /// Collective. Drops the gradients of this step, all of its micro-steps, and starts it anew: after a

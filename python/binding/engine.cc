@@ -191,7 +191,8 @@ std::vector<ParamGroup> param_groups(PyEngine& self) {
   const std::vector<std::optional<Betas>> betas = self.scheduled_betas();
   for (size_t i = 0; i < groups.size(); ++i) {
     groups[i].hyper.lr = rates[i];
-    if (betas[i]) std::tie(groups[i].hyper.beta1, groups[i].hyper.beta2) = std::tie(betas[i]->beta1, betas[i]->beta2);
+    if (betas[i])
+      std::tie(groups[i].hyper.beta1, groups[i].hyper.beta2) = std::tie(betas[i]->beta1, betas[i]->beta2);
   }
   return groups;
 }
@@ -361,6 +362,7 @@ void bind_engine(py::module_& module) {
       .def("backward", &PyEngine::backward, py::arg("loss"), py::arg("average"), ReleaseGil())
       .def("scale", &PyEngine::scale, py::arg("loss"), ReleaseGil())
       .def("step", &PyEngine::step, ReleaseGil())
+      .def("reduce_accumulated", &PyEngine::reduce_accumulated, ReleaseGil())
       .def("zero_grad", &PyEngine::zero_grad, ReleaseGil())
       .def_property_readonly("update_is_due", &PyEngine::update_is_due)
       .def("train", &PyEngine::train, ReleaseGil())

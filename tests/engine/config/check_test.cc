@@ -193,9 +193,10 @@ TEST(ConfigCheck, RefusedByNameUnlessTheyAskForNothing) {
   EXPECT_EQ(error_for(R"("amp": {"enabled": true})"),
             "c.json:1: amp: found {\"enabled\":true} (a section), which Tessera does not do: Apex AMP; use "
             "`bf16`, `fp16` or `torch_autocast`; expected it to be left out, or {\"enabled\": false}");
-  EXPECT_EQ(error_for(R"("sequence_parallel_size": 2)"),
-            "c.json:1: sequence_parallel_size: found 2 (a number), which Tessera does not do: the sequence is "
-            "not split over ranks; expected it to be left out, or 1");
+  EXPECT_EQ(
+      error_for(R"("sequence_parallel_size": 2)"),
+      "c.json:1: sequence_parallel_size: found 2 (a number), which Tessera does not do: the sequence is "
+      "not split over ranks; expected it to be left out, or 1");
   EXPECT_EQ(error_for(R"("compression_training": {"x": 1})"),
             "c.json:1: compression_training: found {\"x\":1} (a section), which Tessera does not do: the "
             "model is trained as it is; expected it to be left out");

@@ -313,7 +313,7 @@ def numbers_of_an_engine():
         assert engine.get_lr() == [0.25] == optimizer.get_lr() and engine.get_type() == [0.0]
         assert set(optimizer.param_names.values()) == {name for name, _ in engine.module.named_parameters()}
         for call in (lambda e=engine: e.set_train_batch_size(12 * world()), lambda e=engine: e.set_gradient_accumulation_steps(2),
-                     lambda e=engine: e.offload_states(), lambda e=engine: e.coalesce_grad_reduction(), lambda e=engine: e.scale(torch.ones(2))):
+                     lambda e=engine: e.offload_states(), lambda e=engine: e.scale(torch.ones(2))):
             raises(tessera.Error, call)
         engine.set_train_batch_size(6 * world())
         engine.empty_partition_cache()
@@ -324,6 +324,71 @@ def numbers_of_an_engine():
         engine.destroy()
     offloaded = make(3, zero_optimization={"offload_optimizer": {"device": "cpu"}})[0]
     assert offloaded.zero_cpu_offload() and offloaded.zero_offload_param() is None
+
+
+@check
+def backward_passes_are_reduced_together():
+    for stage in range(4):
+        engines = [make(stage, gradient_accumulation_steps=3, gradient_clipping=0.1)[0] for _ in range(2)]
+        for step in range(3):
+            for i in range(3):
+                engines[0].backward(loss_of(engines[0], batch(3 * step + i)[rank()]))
+                engines[0].step()
+            with engines[1].coalesce_grad_reduction():
+                for i in range(3):
+                    engines[1].set_gradient_accumulation_boundary(i == 2)  # it says nothing for this step
+                    engines[1].backward(loss_of(engines[1], batch(3 * step + i)[rank()]))
+                raises(AssertionError, engines[1].step, "expected it after the with")
+                raises(AssertionError, engines[1].no_sync, "cannot be nested")
+                raises(AssertionError, lambda: engines[1].coalesce_grad_reduction().__enter__(), "cannot be nested")
+            engines[1].step()
+            assert engines[1].was_step_applied() and engines[1].global_steps == step + 1
+        assert engines[0].get_global_grad_norm() == engines[1].get_global_grad_norm()
+        assert largest_difference(engines[0].state_dict(), engines[1].state_dict()) == 0
+        with engines[1].coalesce_grad_reduction():
+            pass
+        engines[1].step()
+        assert engines[1].global_steps == 3
+
+
+@check
+def a_model_is_given_to_initialize_again():
+    for stage in range(4):
+        model = net()
+        first, second = make(stage, model)[0], make(stage, model)[0]
+        raises(tessera.Error, lambda e=first: e(batch(0)[rank()]), "was ended by destroy()")
+        before = second.state_dict()
+        second.backward(loss_of(second, batch(0)[rank()]))
+        second.step()
+        assert largest_difference(before, second.state_dict()) > 0
+
+
+@check
+def a_module_that_is_set_to_training_after_eval_trains():
+    engine = make(2)[0]
+    engine.eval()
+    engine(batch(0)[rank()])
+    for module in engine.module.modules():  # as Lightning restores modes
+        module.training = True
+    engine.backward(loss_of(engine, batch(0)[rank()]))
+    engine.step()
+    assert engine.was_step_applied()
+
+
+@check
+def the_schedule_of_a_configuration_shows_its_betas():
+    schedule = {"type": "OneCycle", "params": {"cycle_min_lr": 1e-3, "cycle_max_lr": 1e-2, "cycle_min_mom": 0.5, "cycle_max_mom": 0.9,
+                                               "cycle_first_step_size": 2}}
+    engine, optimizer, _, scheduler = make(1, scheduler=schedule)
+    assert isinstance(scheduler, OneCycle) and not isinstance(scheduler, WarmupLR) and scheduler.get_mom() == [(0.9, 0.99)]
+    of_torch = torch.optim.Adam([nn.Parameter(torch.zeros(1))])
+    same = OneCycle(of_torch, **schedule["params"])
+    for step in range(5):
+        engine.backward(loss_of(engine, batch(step)[rank()]))
+        engine.step()
+        same.step()
+        assert optimizer.param_groups[0]["betas"] == of_torch.param_groups[0]["betas"], (step, optimizer.param_groups[0]["betas"])
+        assert engine.get_mom() == scheduler.get_mom() == [of_torch.param_groups[0]["betas"]]
 
 
 @check

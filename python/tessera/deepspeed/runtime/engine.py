@@ -1,7 +1,8 @@
 """`deepspeed.runtime.engine`: an engine with DeepSpeed's further methods."""
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ class DeepSpeedEngine(Engine):
     pipeline_parallelism = False
     enable_backward_allreduce = True
     sparse_tensor_module_names = frozenset()  # modules whose gradients are sent sparse: none
+    _coalesces = False  # inside of coalesce_grad_reduction()
 
     # -------------------------------------------------------------------------------------------- numbers
 
@@ -280,10 +282,31 @@ class DeepSpeedEngine(Engine):
                         "engine.set_gradient_accumulation_boundary(True) before the last backward() of each step, with losses that are divided by "
                         "the number of micro-steps, and backward(loss, scale_wrt_gas=False)")
 
-    def coalesce_grad_reduction(self) -> None:
-        """Raises Refused: gradients are reduced inside of `backward()`."""
-        raise Refused("coalesce_grad_reduction(): gradients are reduced inside of backward(), and none comes after it here; expected "
-                    "engine.no_sync() around all but the last backward() of a step")
+    @contextmanager
+    def coalesce_grad_reduction(self) -> Iterator[None]:
+        """The backward passes inside are those of one step. What they have left to the last is reduced at the end of the `with`, where it is
+        Collective; `step()` follows. What `set_gradient_accumulation_boundary` says inside counts from the next step on.
+
+        Raises Refused inside of `no_sync()` or of itself, and where `managed_gradient_accumulation` is false.
+        """
+        if not self.managed_gradient_accumulation():
+            raise Refused("coalesce_grad_reduction(): managed_gradient_accumulation is false, so each step() reduces what there is")
+        if self._in_no_sync or self._coalesces:
+            raise Refused("coalesce_grad_reduction() cannot be nested inside of no_sync(), or of itself")
+        self._coalesces = True
+        self._engine.set_boundary(False)
+        try:
+            yield
+        finally:
+            self._coalesces = False
+            self._engine.set_boundary(self._boundary)
+        self._engine.reduce_accumulated()
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """As in `tessera.Engine`. Raises Refused inside of `coalesce_grad_reduction()`."""
+        if self._coalesces:
+            raise Refused("no_sync() cannot be nested inside of coalesce_grad_reduction()")
+        return super().no_sync()
 
     def managed_gradient_accumulation(self) -> bool:
         """Whether micro-steps are counted; False: each `step()` takes the gradients since the one before it."""
@@ -294,6 +317,8 @@ class DeepSpeedEngine(Engine):
         if not self.managed_gradient_accumulation():
             raise Refused("set_gradient_accumulation_boundary(): managed_gradient_accumulation is false, so each step() is the boundary")
         super().set_gradient_accumulation_boundary(is_boundary)
+        if self._coalesces:
+            self._engine.set_boundary(False)
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """As in `tessera.Engine`. Raises Refused where the loss is not a scalar tensor that depends on something."""
@@ -302,9 +327,9 @@ class DeepSpeedEngine(Engine):
         return super().scale(loss)
 
     def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
-        """As in `tessera.Engine`. Raises Refused inside of `no_sync()`."""
-        if self._in_no_sync:
-            raise Refused("step() inside of no_sync(): gradients are not reduced there; leave it for the last backward() of a step")
+        """As in `tessera.Engine`. Raises Refused inside of `no_sync()` and `coalesce_grad_reduction()`."""
+        if self._in_no_sync or self._coalesces:
+            raise Refused("step() inside of no_sync() or coalesce_grad_reduction(): gradients are not reduced there; expected it after the with")
         super().step(lr_kwargs)
 
     def empty_partition_cache(self) -> None:
