@@ -139,6 +139,9 @@ class States(MutableMapping):
         for name, (tensors, num_updates) in states.items():
             engine.set_optimizer_states(name, tensors, num_updates)
 
+    def __contains__(self, parameter: object) -> bool:
+        return id(parameter) in self._names and super().__contains__(parameter)
+
     def is_trained(self, parameter: torch.Tensor) -> bool:
         """Whether the engine updates it: not what was frozen."""
         return self.name_of(parameter) in self._trained

@@ -34,6 +34,10 @@ UNREAD = {
 }
 # The same for tessera.deepspeed: DeepSpeed's arguments that have nothing to say here.
 UNREAD.update({
+    ("env_report.py", "main", "hide_operator_status"): "no operators are compiled at run time",
+    ("env_report.py", "main", "hide_errors_and_warnings"): "no operators are compiled at run time",
+    ("partition_parameters.py", "_all_gather_coalesced", "safe_mode"): "the order is checked at every collective",
+    ("partition_parameters.py", "wait", "handle_dependency"): "the parameters are there",
     ("engine.py", "allreduce_gradients", "bucket_size"): "backward() has reduced",
     ("engine.py", "reload_states", "non_blocking"): "states are where the configuration has put them",
     ("engine.py", "load_module_state_dict", "fetch_z3_params"): "all parameters are gathered",

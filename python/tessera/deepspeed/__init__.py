@@ -15,14 +15,13 @@ import torch
 from tessera import _engine
 from tessera import comm as _comm
 from tessera import initialize as _initialize
-from tessera import zero as _zero
 from tessera.deepspeed import stand_in
 from tessera.deepspeed.accelerator import get_accelerator
 from tessera.deepspeed.comm import init_distributed
 from tessera.deepspeed.runtime import config_keys
 from tessera.deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
 from tessera.deepspeed.runtime.dataloader import DeepSpeedDataLoader
-from tessera.deepspeed.runtime.engine import DeepSpeedEngine, EngineWithoutOptimizer
+from tessera.deepspeed.runtime.engine import DeepSpeedEngine, EngineWithoutOptimizer, end_engines_of
 from tessera.deepspeed.runtime.lr_schedules import add_tuning_arguments
 from tessera.deepspeed.runtime.optimizer import DeepSpeedOptimizer
 from tessera.deepspeed.utils import OnDevice, log_dist, logger
@@ -52,7 +51,7 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     Hjson, where the package hjson is installed.
     """
     init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
-    _end_engines_of(model)
+    end_engines_of(model, "initialize()")
     config, config_params = config_keys.readable(config), config_keys.readable(config_params)
     given = next((one for one in (config, config_params, config_keys.readable(getattr(args, "deepspeed_config", None))) if one is not None), None)
     is_trained = optimizer is not None or model_parameters is not None or config_keys.names_optimizer(given)
@@ -62,16 +61,6 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     return _initialize(args, model, optimizer, model_parameters, training_data, lr_scheduler, distributed_port, mpu, dist_init_required,
                        collate_fn, config, mesh_param, config_params,
                        engine_class=DeepSpeedEngine if is_trained else EngineWithoutOptimizer, overrides=defaults)
-
-
-def _end_engines_of(model):
-    """DeepSpeed takes a model again, for instance where a cell of a notebook runs twice. The same on all ranks."""
-    parameters = list(model.parameters()) if isinstance(model, torch.nn.Module) else []
-    owners = {id(owner[0]): owner[0] for owner in map(_zero.owner_of, parameters) if owner is not None}
-    for engine in owners.values():
-        if _comm.get_rank() == 0:
-            _engine.log_warning("initialize(): the model has an engine from an earlier call, which is ended; it trains nothing any more")
-        engine.destroy()
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

@@ -340,7 +340,7 @@ def backward_passes_are_reduced_together():
                     engines[1].backward(loss_of(engines[1], batch(3 * step + i)[rank()]))
                 raises(AssertionError, engines[1].step, "expected it after the with")
                 raises(AssertionError, engines[1].no_sync, "cannot be nested")
-                raises(AssertionError, lambda: engines[1].coalesce_grad_reduction().__enter__(), "cannot be nested")
+                raises(AssertionError, engines[1].coalesce_grad_reduction().__enter__, "cannot be nested")
             engines[1].step()
             assert engines[1].was_step_applied() and engines[1].global_steps == step + 1
         assert engines[0].get_global_grad_norm() == engines[1].get_global_grad_norm()

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tessera import _engine, arguments, checkpoints, whole_model
+from tessera import _engine, arguments, checkpoints, whole_model, zero
 from tessera import comm as _comm
 from tessera.data import DataLoader
 from tessera.deepspeed.errors import Refused
@@ -452,6 +452,17 @@ class DeepSpeedEngine(Engine):
         return True
 
     save_fp16_model = save_16bit_model
+
+
+def end_engines_of(model: Any, call: str) -> None:
+    """End the engines that a module's parameters have, with a warning that names `call`: DeepSpeed takes such a module again, for instance where
+    a cell of a notebook runs twice. The same on all ranks; Collective at stage 3."""
+    parameters = list(model.parameters()) if isinstance(model, torch.nn.Module) else []
+    owners = {id(owner[0]): owner[0] for owner in map(zero.owner_of, parameters) if owner is not None}
+    for engine in owners.values():
+        if _comm.get_rank() == 0:
+            _engine.log_warning(f"{call}: the model has an engine from an earlier call, which is ended; it trains nothing any more")
+        engine.destroy()
 
 
 class EngineWithoutOptimizer(DeepSpeedEngine):

@@ -71,7 +71,14 @@ def convert_zero_checkpoint_to_fp32_state_dict(checkpoint_dir: str | Path, outpu
 
 
 def load_state_dict_from_zero_checkpoint(model: torch.nn.Module, checkpoint_dir: str | Path, tag: str | None = None) -> torch.nn.Module:
-    """Move a plain module to the CPU, load the checkpoint's values into it, as far as names fit, and return it. Local."""
+    """Move a module to the CPU, load the checkpoint's values into it, as far as names fit, and return it. Local.
+
+    An engine that the module has, or that is given in its place, is ended: all ranks call it then. The module is a plain one afterwards.
+    """
+    from tessera.deepspeed.runtime.engine import end_engines_of  # it imports this package
+
+    model = getattr(model, "module", model) if not isinstance(model, torch.nn.Module) else model
+    end_engines_of(model, "load_state_dict_from_zero_checkpoint()")
     state = get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag)
     model = model.cpu()
     model.load_state_dict(state, strict=False)
