@@ -141,6 +141,10 @@ ZeROOptimizer = DeepSpeedOptimizer  # of deepspeed.runtime.base_optimizer
 class DeepSpeedScheduler(LRScheduler):
     """The schedule of the configuration: see `tessera.lr_scheduler.LRScheduler`."""
 
+    def __init__(self, engine: Any) -> None:
+        super().__init__(engine)
+        self.configured_type = engine.scheduler_name()  # isinstance(scheduler, lr_schedules.WarmupLR) asks for it
+
     @property
     def last_batch_iteration(self) -> int:
         """The step whose rates are in the groups, from 0; -1 before the first. One less than `last_epoch`."""
@@ -163,11 +167,6 @@ class DeepSpeedScheduler(LRScheduler):
     def load_state_dict(self, sd: Mapping[str, Any]) -> None:
         """Moves the schedule to the place in `sd`. The same on all ranks."""
         self.step(sd["last_batch_iteration"] if "last_batch_iteration" in sd else sd["last_epoch"] - 1)
-
-    @property
-    def configured_type(self) -> str | None:
-        """The configuration's `scheduler.type`: `isinstance(scheduler, lr_schedules.WarmupLR)` asks for it."""
-        return self._live().scheduler_name()
 
     def get_mom(self) -> list[Any]:
         """Adam's betas, or SGD's momentum, by param group. Of OneCycle before the first step: `cycle_max_mom`, as DeepSpeed says, though that step
