@@ -16,8 +16,8 @@ constexpr const char* kPage = "docs/configuration.md";
 
 bool is_plain(const std::string& name) { return name.find_first_of(".[") == std::string::npos; }
 
-/// Whether the value has no effect: a refused key with a harmless value, an open section that is off or
-/// empty.
+/// Whether the value asks for nothing: a refused key, or one without effect, with a harmless value; an open
+/// section that is off or empty.
 bool is_harmless(const Key& key, const json& value) {
   if (key.use == Use::kUsed) return false;
   if (value.is_null() && (key.use == Use::kRefused || key.nullable)) return true;
@@ -25,7 +25,7 @@ bool is_harmless(const Key& key, const json& value) {
     return found == "auto" || std::any_of(key.harmless.begin(), key.harmless.end(),
                                           [&](const std::string& text) { return parse_json(text) == found; });
   };
-  if (key.type != Type::kOpenSection) return value == "auto" || (key.use == Use::kRefused && off(value));
+  if (key.type != Type::kOpenSection) return off(value);
   if (value == json(false)) return true;
   if (!value.is_object()) return false;
   const auto found = key.switch_key.empty() ? value.end() : value.find(key.switch_key);

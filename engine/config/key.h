@@ -73,7 +73,7 @@ struct Key {
   std::vector<std::string> aliases = {};    ///< other full paths of this key
   std::vector<std::string> for_types = {};  ///< the types (AdamW, WarmupLR …) that have the key; empty: all
   Use use = Use::kUsed;
-  std::vector<std::string> harmless = {};  ///< kRefused: values (JSON) that are accepted
+  std::vector<std::string> harmless = {};  ///< not kUsed: values (JSON) that ask for nothing
   std::string switch_key = {};             ///< kOpenSection: the key inside that turns it on
   std::string type_key = {};               ///< kSection: the key whose value decides which keys it has
   std::string items_like = {};  ///< kSectionList: items may also have the per-group keys of this section

@@ -193,7 +193,8 @@ void add_refused_rows(Rows rows) {
 
 void add_other_rows(Rows rows) {
   const Attribute enabled = switched_by("enabled", "false");
-  rows.no_effect("sparse_gradients", "gradients are sent dense (sparse ones are made dense)");
+  rows.no_effect("sparse_gradients", "gradients are sent dense (sparse ones are made dense)",
+                 [](Key& key) { key.harmless = {"false"}; });
   rows.no_effect("optimizer.legacy_fusion", "the fusion of DeepSpeed's first fp16 optimizer");
   rows.no_effect("flops_profiler.recompute_fwd_factor", "what is recomputed is not counted",
                  of_type(Type::kNumber));

@@ -111,7 +111,7 @@ def run_examples(folder, scripts, environment, limit_s=600):
             code, text = f"over {limit_s} s", (error.stdout or b"").decode(errors="replace")
         with open(folder / "output_examples.txt", "a") as output:
             output.write(f"== {name}\n{text}\n")
-        said = [line for line in text.splitlines() if "Error" in line or "error" in line]
+        said = [line for line in text.splitlines() if re.search(r"\w(Error|Exception): .", line) and "ChildFailedError" not in line]
         results.append((name, "passed" if code == 0 else "failed", f"exit code {code}: {said[-1] if said else ''}"[:300]))
         print(f"{name}: {results[-1][1]}, {time.monotonic() - begin:.0f} s", flush=True)
     return results

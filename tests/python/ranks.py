@@ -1,5 +1,6 @@
 """Starts Python programs as the ranks of one group. ctest gives the paths: PYTHONPATH (the package), TESSERA (the command)."""
 import os
+import random
 import re
 import signal
 import socket
@@ -17,9 +18,15 @@ _RANK_VARIABLES = re.compile(r"RANK|WORLD_SIZE|LOCAL_|GROUP_|ROLE_|MASTER_|TORCH
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Below the kernel's range for connections (32768 and up): no connection of another test takes it before its server is there."""
+    while True:
+        port = random.randrange(15000, 32000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                pass
 
 
 def environment(**changes):

@@ -46,9 +46,15 @@ def make_data(folder, num_train=NUM_TRAIN, num_test=NUM_TEST):
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Below the kernel's range for connections (32768 and up): no connection of another test takes it before its server is there."""
+    while True:
+        port = random.randrange(15000, 32000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                pass
 
 
 def process_environment(pid):

@@ -84,9 +84,15 @@ class Strangers:
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Below the kernel's range for connections (32768 and up): no connection of another test takes it before its server is there."""
+    while True:
+        port = random.randrange(15000, 32000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                pass
 
 
 def run(backend, disturbed, hosts="aab"):
