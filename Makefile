@@ -57,12 +57,13 @@ test-hosts:  ## a training under ssh, mpirun, srun, torchrun, Spark, Ray, ...
 	@$(if $(ARGS),,$(hosts_program)/doctor_test.py)
 	@$(if $(ARGS),,$(hosts_program)/engines_test.py)
 
-test-peers:  ## tests of DEEPSPEED=checkout (40 min), ACCELERATE=checkout
+test-peers:  ## DEEPSPEED=, ACCELERATE=checkout: their tests; FRAMEWORKS=1
 	@scripts/setup.sh --peers
 	@scripts/build.sh release tessera tessera_engine_module
-	@$(if $(DEEPSPEED)$(ACCELERATE),,echo "error: expected DEEPSPEED=folder or ACCELERATE=folder, a checkout"; exit 2)
+	@$(if $(DEEPSPEED)$(ACCELERATE)$(FRAMEWORKS),,echo "error: expected DEEPSPEED=folder, ACCELERATE=folder (checkouts) or FRAMEWORKS=1"; exit 2)
 	@$(if $(DEEPSPEED),.deps/venv/bin/python -B tests/peers/deepspeed_suite.py $(DEEPSPEED) $(ARGS))
 	@$(if $(ACCELERATE),.deps/venv/bin/python -B tests/peers/accelerate_suite.py $(ACCELERATE) $(ARGS))
+	@$(if $(FRAMEWORKS),.deps/venv/bin/python -B tests/peers/frameworks_suite.py $(ARGS))
 
 fashion-hosts:  ## make demo's job under each launcher, on one and two hosts
 	@scripts/setup.sh --hosts

@@ -1,5 +1,6 @@
 """Trains by frameworks that know DeepSpeed, on two CPU ranks, with Tessera and without: the numbers must be the same.
 
+    make test-peers FRAMEWORKS=1
     .deps/venv/bin/python tests/peers/frameworks_suite.py [--only REGEX]
 
 Lightning's Trainer, with a checkpoint from which it goes on, and TRL's SFT, DPO and GRPO, at stages 2 and 3 beside the framework's own DDP.
