@@ -191,8 +191,9 @@ std::vector<ParamGroup> param_groups(PyEngine& self) {
   const std::vector<std::optional<Betas>> betas = self.scheduled_betas();
   for (size_t i = 0; i < groups.size(); ++i) {
     groups[i].hyper.lr = rates[i];
-    if (betas[i])
-      std::tie(groups[i].hyper.beta1, groups[i].hyper.beta2) = std::tie(betas[i]->beta1, betas[i]->beta2);
+    if (!betas[i]) continue;
+    groups[i].hyper.beta1 = betas[i]->beta1;
+    groups[i].hyper.beta2 = betas[i]->beta2;
   }
   return groups;
 }
@@ -365,6 +366,7 @@ void bind_engine(py::module_& module) {
       .def("reduce_accumulated", &PyEngine::reduce_accumulated, ReleaseGil())
       .def("zero_grad", &PyEngine::zero_grad, ReleaseGil())
       .def_property_readonly("update_is_due", &PyEngine::update_is_due)
+      .def_property_readonly("training", [](PyEngine& self) { return self.sharded_model().training(); })
       .def("train", &PyEngine::train, ReleaseGil())
       .def("eval", &PyEngine::eval, ReleaseGil())
       .def_property_readonly("has_failed", &PyEngine::has_failed)

@@ -69,7 +69,7 @@ class Engine(EngineProperties, StepsScheduler):
                                 "or an array: it keeps the values of before initialize() and does not follow the training")
         self.config = json.loads(self._engine.config)
         self.optimizer = self.lr_scheduler = self.training_dataloader = None
-        self._evaluates = self._in_no_sync = self._after_no_sync = self._applied = self._was_skipped = self._keeps_zero_gradients = False
+        self._in_no_sync = self._after_no_sync = self._applied = self._was_skipped = self._keeps_zero_gradients = False
         self._boundary = None  # of set_gradient_accumulation_boundary()
         self._reports = reports.reports_of(self, config)
         if not module.training:
@@ -96,10 +96,9 @@ class Engine(EngineProperties, StepsScheduler):
             The module's parameters were replaced or written to.
         """
         self._check_same_parameters()
-        if self._evaluates and self.module.training:  # a framework has set the modules' modes one by one, as Lightning does
-            self._engine.train()
-            self._evaluates = False
         engine, prepare = self._engine, self._engine.prepare
+        if self.module.training and not engine.training:  # a framework has set the modules' modes one by one, as Lightning does
+            engine.train()
         args = [map_tensors(value, prepare) for value in args]
         kwargs = {key: map_tensors(value, prepare) for key, value in kwargs.items()}
         engine.begin_forward()
@@ -302,14 +301,12 @@ class Engine(EngineProperties, StepsScheduler):
             return self.eval()
         self.module.train()
         self._engine.train()
-        self._evaluates = False
         return self
 
     def eval(self) -> "Engine":
         """Set the mode of the module to evaluation, and copy rank 0's buffers to all ranks. Collective. Returns the engine."""
         self.module.eval()
         self._engine.eval()
-        self._evaluates = True
         return self
 
     # ---------------------------------------------------------------------------------- the whole model

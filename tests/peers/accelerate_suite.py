@@ -12,7 +12,6 @@ import argparse
 import csv
 import importlib.util
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -101,11 +100,9 @@ def run_examples(folder, scripts, environment, limit_s=600):
         begin = time.monotonic()
         command = ["accelerate", "launch", "--use_deepspeed", "--zero_stage", "2", "--num_processes", "2", "--num_machines", "1",
                    "--mixed_precision", "no", str(folder / name), *words]
-        python_path = os.pathsep.join([str(suite.HERE / "site"), str(suite.ROOT / "build" / "python"), str(folder)])
         try:
-            done = subprocess.run(command, cwd=folder, timeout=limit_s, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={
-                **os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": python_path,
-                "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **environment})
+            done = subprocess.run(command, cwd=folder, timeout=limit_s, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+                                  env=suite.environment_with(environment))
             code, text = done.returncode, done.stdout
         except subprocess.TimeoutExpired as error:
             code, text = f"over {limit_s} s", (error.stdout or b"").decode(errors="replace")

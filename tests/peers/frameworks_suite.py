@@ -9,7 +9,6 @@ Exit code 1: numbers differ by more than 1e-5, or a program has failed; 2: a fra
 import argparse
 import importlib.util
 import json
-import os
 import re
 import subprocess
 import sys
@@ -30,7 +29,7 @@ def numbers(script, words, strategy):
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tessera_frameworks_") as folder:
         done = subprocess.run([*command, folder], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600, check=False,
-                              env={**os.environ, "PYTHONPATH": str(suite.ROOT / "build" / "python"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"})
+                              env=suite.environment_with({}))
     found = re.search(r"numbers (\[.*?\])", done.stdout)
     if done.returncode != 0 or found is None:
         said = [line for line in done.stdout.splitlines() if "Error" in line] or done.stdout.splitlines()

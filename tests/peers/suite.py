@@ -15,12 +15,17 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 
 
+def environment_with(changes):
+    """Of a process that finds the package, the commands beside this Python, and with TESSERA_PEER_NAMES tessera.deepspeed as deepspeed."""
+    python_path = os.pathsep.join([str(HERE / "site"), str(ROOT / "build" / "python"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": python_path,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", **changes}
+
+
 def run(folder, files, environment, only="", jobs=1, options=()):
     """[(test, outcome, message)] of test files in `folder`; the outcome is "passed", "failed" or "skipped". What pytest prints is in
     FOLDER/output*.txt."""
-    python_path = os.pathsep.join([str(HERE / "site"), str(ROOT / "build" / "python"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": python_path,
-                   "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", **environment}
+    environment = environment_with(environment)
 
     def of_file(name):
         slot = slots.get()

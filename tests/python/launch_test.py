@@ -133,6 +133,7 @@ class Launch(RanksTest):
                                  "2", "--master-port", "3000", "--", "run.sh", "--lr", "1"])
         self.assertEqual(changes, {})
         for wrong, expected in ((["--include", "worker-0"], "expected localhost:0,1"), (["--launcher", "mpich"], "expected one of pdsh"),
+                                (["--no_ssh", "--node_rank", "0"], "needs --node_rank and --master_addr"),
                                 (["-H", "missing"], "--hostfile missing: no such file"), (["--no_python"], "needs --no_local_rank"),
                                 (["-H", str(hosts), "-i", "a", "-e", "b"], "expected one of the two")):
             with self.assertRaisesRegex(SystemExit, expected):

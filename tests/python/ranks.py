@@ -1,9 +1,7 @@
 """Starts Python programs as the ranks of one group. ctest gives the paths: PYTHONPATH (the package), TESSERA (the command)."""
 import os
-import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -11,22 +9,13 @@ import unittest
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+from tool import free_port  # noqa: E402, F401  for the tests, too
+
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 TESSERA = os.environ.get("TESSERA", str(ROOT / "build" / "tessera"))
 _RANK_VARIABLES = re.compile(r"RANK|WORLD_SIZE|LOCAL_|GROUP_|ROLE_|MASTER_|TORCHELASTIC_|TESSERA_")
-
-
-def free_port():
-    """Below the kernel's range for connections (32768 and up): no connection of another test takes it before its server is there."""
-    while True:
-        port = random.randrange(15000, 32000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-                return port
-            except OSError:
-                pass
 
 
 def environment(**changes):

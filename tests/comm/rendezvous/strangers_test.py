@@ -15,6 +15,9 @@ import time
 import unittest
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+from tool import free_port  # noqa: E402
+
 WORLD = 3
 SUMS = 300
 RANK_PROGRAM = ""
@@ -81,18 +84,6 @@ class Strangers:
         self.thread.join()
         for stranger in self.kept:
             stranger.close()
-
-
-def free_port():
-    """Below the kernel's range for connections (32768 and up): no connection of another test takes it before its server is there."""
-    while True:
-        port = random.randrange(15000, 32000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-                return port
-            except OSError:
-                pass
 
 
 def run(backend, disturbed, hosts="aab"):

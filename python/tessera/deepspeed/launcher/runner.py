@@ -59,6 +59,8 @@ def command_of(args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
         sys.exit("error: --include and --exclude: expected one of the two")
     if args.launcher not in _LAUNCHERS:
         sys.exit(f"error: --launcher {args.launcher}: expected one of {', '.join(_LAUNCHERS)}")
+    if args.no_ssh and (args.node_rank < 0 or not args.master_addr):
+        sys.exit("error: --no_ssh needs --node_rank and --master_addr")
     nproc = args.num_gpus
     if has_hosts:
         words += ["--hostfile", args.hostfile, "--launcher", args.launcher]

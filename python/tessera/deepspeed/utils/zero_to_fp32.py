@@ -77,7 +77,7 @@ def load_state_dict_from_zero_checkpoint(model: torch.nn.Module, checkpoint_dir:
     """
     from tessera.deepspeed.runtime.engine import end_engines_of  # it imports this package
 
-    model = getattr(model, "module", model) if not isinstance(model, torch.nn.Module) else model
+    model = model if isinstance(model, torch.nn.Module) else model.module
     end_engines_of(model, "load_state_dict_from_zero_checkpoint()")
     state = get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag)
     model = model.cpu()
