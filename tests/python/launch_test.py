@@ -112,8 +112,25 @@ if engine.global_rank == 0:
     print("said", said)
 """
 
+THE_GROUPS_END = """
+import atexit, pathlib
+def threads_of_gloo():
+    return sum(path.read_text() == "pt_gloo_runloop\\n" for path in pathlib.Path("/proc/self/task").glob("*/comm"))
+atexit.register(lambda: print("at the end", threads_of_gloo()))  # what is registered later runs before
+import tessera.deepspeed, deepspeed, torch
+model = torch.nn.Linear(2, 2)
+deepspeed.initialize(model=model, model_parameters=model.parameters(), config={"train_batch_size": 2, "optimizer": {"type": "Adam"}})
+torch.distributed.all_gather_object([None, None], 1)
+print("before", threads_of_gloo())
+"""
+
 
 class Launch(RanksTest):
+    def test_the_threads_of_a_group_that_initialize_made_end_before_the_interpreter(self):
+        (text,) = self.finish([self.start(TESSERA, "launch", "-n", 2, "--", sys.executable, "-c", THE_GROUPS_END)])
+        self.assertRegex(text, "before [1-9]")
+        self.assertIn("at the end 0", text)
+
     def test_the_command_line_of_deepspeed(self):
         (self.folder / "script.py").write_text(DEEPSPEED_SCRIPT)
         command = (sys.executable, "-m", "tessera.deepspeed")

@@ -3,6 +3,7 @@
 Names that are not defined here are torch.distributed's, and so are their arguments.
 """
 import atexit
+import importlib
 import itertools
 import os
 from datetime import timedelta
@@ -86,16 +87,26 @@ def init_distributed(dist_backend=None, auto_mpi_discovery=True, distributed_por
     made = {"backend": dist_backend or ("nccl" if ours.device.type == "cuda" else "gloo"), "rank": ours.rank, "world_size": ours.size,
             "timeout": timeout}
     if init_method is not None and init_method.startswith("file://"):
-        torch.distributed.init_process_group(init_method=init_method, **made)
-        _destroy_at_exit(made["backend"])
+        _make_torch_group(init_method=init_method, **made)
         return
     if ours.size == 1:
         store = torch.distributed.HashStore()
     else:
         store = torch.distributed.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=timeout)
     prefix = f"torch{next(_groups)}"  # a group that was made and destroyed before has left keys in the store
-    torch.distributed.init_process_group(store=torch.distributed.PrefixStore(prefix, store), **made)
-    _destroy_at_exit(made["backend"])
+    _make_torch_group(store=torch.distributed.PrefixStore(prefix, store), **made)
+
+
+def _make_torch_group(**made):
+    # [Note: the group's end] Gloo's threads let go of tensors, which takes the GIL, and a thread that asks for it after the interpreter is gone
+    # ends the process (SIGABRT, "terminate called without an active exception"). The group's destructor joins them, so it has to run before.
+    # Nothing of torch may keep the group then: these modules have functions whose default argument is the group at the time of their import,
+    # which torch._dynamo, and so any optimizer, would do later.
+    for name in ("torch.distributed.nn.functional", "torch.distributed.optim", "torch.distributed.fsdp"):
+        importlib.import_module(name)
+    torch.distributed.init_process_group(**made)
+    if made["backend"] == "gloo":
+        atexit.register(_destroy_torch_group)
 
 
 def _place_from(init_method, rank, world_size):
@@ -107,11 +118,6 @@ def _place_from(init_method, rank, world_size):
         raise ValueError(f"init_distributed(init_method={init_method!r}): expected tcp://HOST:PORT")
     if "RANK" not in os.environ and rank >= 0 and world_size > 0:
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), MASTER_ADDR=host, MASTER_PORT=port)
-
-
-def _destroy_at_exit(backend):
-    if backend == "gloo":
-        atexit.register(_destroy_torch_group)
 
 
 def _check_place(auto_mpi_discovery, init_method, dist_init_required, config, rank, world_size):
@@ -136,8 +142,7 @@ def _check_place(auto_mpi_discovery, init_method, dist_init_required, config, ra
 
 
 def _destroy_torch_group():
-    """Before the interpreter is gone: Gloo's threads let go of tensors, which takes the GIL, and a thread that asks for it too late ends the
-    process (SIGABRT, "terminate called without an active exception")."""
+    """See [Note: the group's end]."""
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
