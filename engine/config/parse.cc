@@ -131,6 +131,25 @@ void check_together(const EngineConfig& config, int world_size, const Origins& o
   problems.collect([&] { check_tracking_uri(config.monitors.mlflow.tracking_uri, origins); });
 }
 
+/// "cpu_offload": true in `zero`, and its like.
+void replace_old_offload(json& zero, const std::string& old_name, const std::string& name,
+                         const json& pin_memory, const Origins& origins, ConfigReport* report) {
+  const auto old = zero.find(old_name);
+  if (old == zero.end() || !old->is_boolean()) return;
+  const bool is_on = old->get<bool>();
+  zero.erase(old);
+  if (!is_on) return;
+  const std::string path = child_path("zero_optimization", old_name);
+  if (zero.contains(name))
+    origins.fail(path, str("found beside ", name, ", whose old form it is; expected ", name, " alone"));
+  zero[name] = {{"device", "cpu"}};
+  if (pin_memory.is_boolean()) zero[name]["pin_memory"] = pin_memory;
+  if (report)
+    report->warnings.push_back(str(origins.where(path), ": ", path,
+                                   ": true is DeepSpeed's old form; read as \"", name,
+                                   "\": ", zero[name].dump()));
+}
+
 void normalise_engine(Document& document, const KeyTable& table, Problems& problems, ConfigReport* report) {
   auto zero = document.json->find("zero_optimization");
   if (zero != document.json->end() && zero->is_boolean()) {
@@ -140,6 +159,14 @@ void normalise_engine(Document& document, const KeyTable& table, Problems& probl
       report->warnings.push_back(str(
           document.origins.where("zero_optimization"),
           ": zero_optimization: true and false are DeepSpeed's old form; read as {\"stage\": ", stage, "}"));
+  }
+  if (zero != document.json->end() && zero->is_object()) {
+    const json pin_memory = zero->value("cpu_offload_use_pin_memory", json());
+    problems.collect([&] {
+      replace_old_offload(*zero, "cpu_offload", "offload_optimizer", pin_memory, document.origins, report);
+      replace_old_offload(*zero, "cpu_offload_param", "offload_param", pin_memory, document.origins, report);
+    });
+    if (pin_memory.is_boolean()) zero->erase("cpu_offload_use_pin_memory");
   }
   normalise(document, table, problems);
 }

@@ -353,6 +353,7 @@ class Configurations(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "ds.json")
             path.write_text('{\n  # a comment\n  train_batch_size: 1\n}')
+            deepspeed.init_distributed()  # what it imports stays imported; patch.dict would take it away
             with mock.patch.dict(sys.modules, hjson=None), self.assertRaisesRegex(tessera.ConfigError, "ds.json:2"):
                 deepspeed.initialize(model=nn.Linear(2, 2), config=path)
             reads = types.SimpleNamespace(loads=lambda _: {"train_batch_size": 1, "zero_optimization": {"stage": 2}}, HjsonDecodeError=ValueError)

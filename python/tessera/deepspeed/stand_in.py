@@ -105,8 +105,7 @@ def install() -> None:
             sys.modules[f"deepspeed.{name}"] = module
     for alias, name in _ALIASES.items():
         _add_alias(alias, sys.modules[f"{_OWN}.{name}"])
-    sys.meta_path.insert(0, _Finder())
-    sys.meta_path.append(_DistributionFinder())
+    sys.meta_path[:0] = [_Finder(), _DistributionFinder()]  # before those of a DeepSpeed that is installed
     libraries = sys.modules[f"{_OWN}.libraries"]
     libraries.teach_accelerate_ranks_on_cpus()
     libraries.teach_transformers_to_load_on_every_rank()

@@ -79,6 +79,26 @@ TEST(ConfigParse, OtherNamesAndOldForms) {
   ASSERT_EQ(report.warnings.size(), 1u);
   EXPECT_EQ(report.warnings[0],
             "c.json:1: zero_optimization: true and false are DeepSpeed's old form; read as {\"stage\": 1}");
+  config = parse_keys(R"("zero_optimization": {"stage": 3, "cpu_offload": true, "cpu_offload_param": true,
+      "cpu_offload_use_pin_memory": true})",
+                      &report);
+  EXPECT_EQ(config.zero.offload_optimizer.device, "cpu");
+  EXPECT_TRUE(config.zero.offload_optimizer.pin_memory);
+  EXPECT_EQ(config.zero.offload_param.device, "cpu");
+  ASSERT_EQ(report.warnings.size(), 3u);
+  EXPECT_EQ(report.warnings[1],
+            "c.json:1: zero_optimization.cpu_offload: true is DeepSpeed's old form; read as "
+            "\"offload_optimizer\": {\"device\":\"cpu\",\"pin_memory\":true}");
+  config = parse_keys(
+      R"("zero_optimization": {"stage": 2, "cpu_offload": false, "offload_optimizer": {"device": "cpu"}})");
+  EXPECT_EQ(config.zero.offload_optimizer.device, "cpu");
+  EXPECT_EQ(
+      config_error([] {
+        parse_keys(R"("zero_optimization": {"stage": 2, "cpu_offload": true, "offload_optimizer": {}})");
+      }),
+      "c.json:1: zero_optimization.cpu_offload: found beside offload_optimizer, whose old form it is; "
+      "expected "
+      "offload_optimizer alone");
   EXPECT_EQ(config_error([] { parse_keys(R"("bf16": {}, "bfloat16": {})"); }),
             "c.json:1: bf16: is also given under its other name \"bfloat16\"; expected one of the two");
 }

@@ -327,6 +327,44 @@ def numbers_of_an_engine():
 
 
 @check
+def isinstance_says_which_optimizer_the_configuration_has():
+    from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
+    from deepspeed.ops.lamb import FusedLamb
+    from deepspeed.ops.lion import DeepSpeedCPULion, FusedLion
+    every = {FusedAdam, DeepSpeedCPUAdam, FusedLamb, FusedLion, DeepSpeedCPULion}
+    for kind, offloads, expected, params in (("Adam", False, FusedAdam, {"adam_w_mode": False}), ("AdamW", True, DeepSpeedCPUAdam, {}),
+                                             ("Lion", False, FusedLion, {}), ("Lion", True, DeepSpeedCPULion, {}), ("LAMB", False, FusedLamb, {})):
+        model = net()
+        engine, optimizer, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config={
+            "train_micro_batch_size_per_gpu": 2, "optimizer": {"type": kind, "params": params},
+            "zero_optimization": {"stage": 2, "cpu_offload": offloads}})
+        assert {one for one in every if isinstance(optimizer.optimizer, one)} == {expected}, kind
+        assert isinstance(optimizer, (deepspeed.DeepSpeedOptimizer, tessera.Optimizer)) and isinstance(optimizer, torch.optim.Optimizer)
+        if "Adam" in kind:
+            assert optimizer.adam_w_mode is (kind == "AdamW")
+        else:
+            assert not hasattr(optimizer, "adam_w_mode")
+        engine.destroy()
+
+
+@check
+def several_models_are_trained_with_one_loss():  # as DeepSpeed's guide does it
+    for stage in range(4):
+        engines = [make(stage)[0] for _ in range(3)]
+        for step in range(3):
+            sum(loss_of(engine, batch(step)[rank()]) for engine in engines[:2]).backward()
+            engines[2].backward(loss_of(engines[2], batch(step)[rank()]))
+            for engine in engines:
+                engine._backward_epilogue()
+                engine.step()
+                engine.optimizer.zero_grad()
+        states = [engine.state_dict() for engine in engines]
+        assert largest_difference(states[0], states[2]) == 0 == largest_difference(states[1], states[2])
+        for engine in engines:
+            engine.destroy()
+
+
+@check
 def backward_passes_are_reduced_together():
     for stage in range(4):
         engines = [make(stage, gradient_accumulation_steps=3, gradient_clipping=0.1)[0] for _ in range(2)]

@@ -93,6 +93,25 @@ def fp16_needs_scale(stage):
     raises(tessera.Error, lambda: engines[1].scale(1.0), "expected a tensor")
 
 
+@each_stage
+def a_module_called_without_its_engine_needs_no_scale(stage):  # as DeepSpeed's guide trains several models with one loss
+    engines = [make(stage, fp16=FP16, gradient_accumulation_steps=2, gradient_clipping=0.1) for _ in range(3)]
+    run(engines[0], BATCHES[:4], scaled)
+    for batches in BATCHES[:4]:
+        samples = batches[rank][0].half(), batches[rank][1]
+        sum(loss_of(engine.module, samples) for engine in engines[1:]).backward()
+        for engine in engines[1:]:
+            engine.step()
+    for engine in engines[1:]:
+        same(engines[0], engine, 2e-4)
+    loss_of(engines[1].module, samples).backward()
+    raises(RuntimeError, lambda: scaled(engines[1], loss_of(engines[1], BATCHES[0][rank])), "a scaled and of an unscaled loss")
+    engines[1].zero_grad()
+    raises(RuntimeError, lambda: loss_of(engines[1], BATCHES[0][rank]).backward(), "Loss scaling is required")
+    engines[1].zero_grad()
+    run(engines[1], BATCHES[:2], scaled)
+
+
 @dataclasses.dataclass
 class Output:
     logits: torch.Tensor

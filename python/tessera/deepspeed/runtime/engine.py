@@ -329,8 +329,13 @@ class DeepSpeedEngine(Engine):
     def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
         """As in `tessera.Engine`. Raises Refused inside of `no_sync()` and `coalesce_grad_reduction()`."""
         if self._in_no_sync or self._coalesces:
-            raise Refused("step() inside of no_sync() or coalesce_grad_reduction(): gradients are not reduced there; expected it after the with")
+            raise Refused("It is illegal to call Engine.step() inside no_sync context manager, or inside of coalesce_grad_reduction(): gradients "
+                          "are not reduced there; expected it after the with")
         super().step(lr_kwargs)
+
+    def _backward_epilogue(self) -> None:
+        """Does nothing. DeepSpeed's guide to training several models calls it after the `loss.backward()` of a loss that they share; here
+        that has reduced the gradients."""
 
     def empty_partition_cache(self) -> None:
         """Give what PyTorch's allocator keeps back to the device. Units that are unsharded stay within `stage3_max_live_parameters`."""
