@@ -2,6 +2,7 @@
 import json
 import os
 import re
+import shutil
 import struct
 import subprocess
 import unittest
@@ -30,6 +31,15 @@ class ConsolidateTest(ToolTest):
     def consolidate(self, *args, program=TESSERA, **options):
         command = ("consolidate",) if program == TESSERA else ()
         return self.run_tool(*command, *args, program=program, **options)
+
+    def test_a_models_own_config_may_lie_beside_its_checkpoints(self):
+        folder = self.folder / "checkpoint-5"  # as Hugging Face's Trainer saves
+        shutil.copytree(self.checkpoints, folder)
+        (folder / "config.json").write_text('{"model_type": "gpt2"}')
+        self.assert_succeeded(self.consolidate(folder, "m.pt"))
+        (folder / "latest").unlink()
+        self.assert_succeeded(self.consolidate(folder, "n.pt", "--tag", "step"))
+        self.assertEqual((self.folder / "m.pt").read_bytes(), (self.folder / "n.pt").read_bytes())
 
     def test_the_format_follows_the_ending(self):
         for name, magic in (("m.safetensors", None), ("m.h5", b"\x89HDF"), ("m.hdf5", b"\x89HDF"), ("m.pt", b"PK\3\4"), ("m.bin", b"PK\3\4")):

@@ -42,9 +42,11 @@ RunPath find_run(const fs::path& folder, const std::string& tag) {
     const fs::path checkpoints = parent_of(folder);
     return {parent_of(checkpoints), checkpoints, name};
   }
+  // A model's own files may lie beside its checkpoints, its config.json too: Hugging Face's Trainer saves so.
+  const bool has_checkpoints = is_file(folder / checkpoint::kLatestName) ||
+                               (!tag.empty() && is_file(folder / tag / checkpoint::kManifestName));
   const fs::path inside = folder / kCheckpointsName;
-  if (is_file(folder / kConfigName) ||
-      (fs::is_directory(inside, error) && !is_file(folder / checkpoint::kLatestName)))
+  if (!has_checkpoints && (is_file(folder / kConfigName) || fs::is_directory(inside, error)))
     return {folder, inside, tag};
   return {fs::is_directory(folder, error) ? parent_of(folder) : folder, folder, tag};
 }

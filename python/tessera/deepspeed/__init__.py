@@ -51,6 +51,7 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     Hjson, where the package hjson is installed.
     """
     init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
+    log_dist(f"DeepSpeed info: version={__version__}, git-hash={__git_hash__}, git-branch={__git_branch__}; Tessera stands in for it", ranks=[0])
     end_engines_of(model, "initialize()")
     config, config_params = config_keys.readable(config), config_keys.readable(config_params)
     given = next((one for one in (config, config_params, config_keys.readable(getattr(args, "deepspeed_config", None))) if one is not None), None)

@@ -3,13 +3,15 @@
 Names that are not defined here are torch.distributed's, and so are their arguments.
 """
 import atexit
-import importlib
 import itertools
 import os
 from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed.fsdp
+import torch.distributed.nn.functional
+import torch.distributed.optim  # these three: [Note: the group's end]
 from torch.distributed import (  # noqa: F401  DeepSpeed's names
     P2POp,
     ProcessGroup,
@@ -83,6 +85,7 @@ def init_distributed(dist_backend=None, auto_mpi_discovery=True, distributed_por
         ours = _comm._join("auto", "auto", timeout.total_seconds() if timeout else 1800.0, 300.0, log=verbose)
     timeout = timeout or timedelta(minutes=30)
     if torch.distributed.is_initialized():
+        _destroy_at_exit()
         return
     made = {"backend": dist_backend or ("nccl" if ours.device.type == "cuda" else "gloo"), "rank": ours.rank, "world_size": ours.size,
             "timeout": timeout}
@@ -98,14 +101,16 @@ def init_distributed(dist_backend=None, auto_mpi_discovery=True, distributed_por
 
 
 def _make_torch_group(**made):
+    torch.distributed.init_process_group(**made)
+    _destroy_at_exit()
+
+
+def _destroy_at_exit():
     # [Note: the group's end] Gloo's threads let go of tensors, which takes the GIL, and a thread that asks for it after the interpreter is gone
     # ends the process (SIGABRT, "terminate called without an active exception"). The group's destructor joins them, so it has to run before.
-    # Nothing of torch may keep the group then: these modules have functions whose default argument is the group at the time of their import,
-    # which torch._dynamo, and so any optimizer, would do later.
-    for name in ("torch.distributed.nn.functional", "torch.distributed.optim", "torch.distributed.fsdp"):
-        importlib.import_module(name)
-    torch.distributed.init_process_group(**made)
-    if made["backend"] == "gloo":
+    # Nothing of torch may keep the group then: some modules, which torch._dynamo and so any optimizer would import later, have functions whose
+    # default argument is the group at the time of their import. They are imported above, before there is a group.
+    if torch.distributed.get_backend() == "gloo":
         atexit.register(_destroy_torch_group)
 
 

@@ -1,28 +1,50 @@
 """What Accelerate and transformers do otherwise with Tessera in DeepSpeed's place."""
 import functools
 import importlib
+import logging
 import os
 from contextlib import contextmanager
+
+import torch
 
 from tessera import zero
 from tessera.deepspeed.comm import init_distributed
 from tessera.deepspeed.runtime.zero.partition_parameters import mark_parameters
+from tessera.errors import Error
+
+_transformers_log = logging.getLogger("transformers.modeling_utils")
 
 
 def teach_accelerate_ranks_on_cpus():
-    """Accelerate has DeepSpeed on devices only: without one it takes each process for a group of its own."""
+    """Accelerate has DeepSpeed on devices only: without one it takes each process for a group of its own. Where it is told to use the CPU, by
+    `cpu=True` or ACCELERATE_USE_CPU, it trains without DeepSpeed and without a word."""
     try:
-        from accelerate.state import DistributedType, PartialState
+        from accelerate.state import AcceleratorState, DistributedType, PartialState
     except ImportError:
         return
-    prepare = PartialState._prepare_backend
+    make, prepare = AcceleratorState.__init__, PartialState._prepare_backend
+
+    @functools.wraps(make)
+    def make_with_cpus(self, mixed_precision=None, cpu=False, *args, **kwargs):
+        told = cpu or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "y", "on")
+        if not told or os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() != "true":
+            return make(self, mixed_precision, cpu, *args, **kwargs)
+        if torch.cuda.is_available():
+            raise Error("Accelerate is told to use the CPU (cpu=True, or ACCELERATE_USE_CPU) beside DeepSpeed, and this machine has a GPU; expected "
+                        "one of the two, or CUDA_VISIBLE_DEVICES=\"\" for ranks on CPUs")
+        variable = os.environ.pop("ACCELERATE_USE_CPU", None)
+        try:
+            return make(self, mixed_precision, False, *args, **kwargs)
+        finally:
+            if variable is not None:
+                os.environ["ACCELERATE_USE_CPU"] = variable
 
     def prepare_with_cpus(self, *args, **kwargs):
         backend, kind = prepare(self, *args, **kwargs)
         is_rank = "LOCAL_RANK" in os.environ and os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
         return ("gloo", DistributedType.MULTI_CPU) if backend is None and is_rank else (backend, kind)
 
-    PartialState._prepare_backend = prepare_with_cpus
+    AcceleratorState.__init__, PartialState._prepare_backend = make_with_cpus, prepare_with_cpus
 
 
 def teach_transformers_to_load_on_every_rank():
@@ -65,6 +87,7 @@ def _load_on_every_rank(model_class, integration):
             if not integration.is_deepspeed_zero3_enabled():
                 return function(self_or_class, *args, **kwargs)
             if modules_of is not None:
+                _transformers_log.info("Detected DeepSpeed ZeRO-3: activating zero.init() for this model")  # transformers' own words
                 init_distributed()
             with without_configuration():
                 result = function(self_or_class, *args, **kwargs)

@@ -1,5 +1,5 @@
-"""A script for the Hugging Face Trainer. Arguments: "plain" or a ZeRO stage, the output folder, and what to do: "train", "resume" or
-"config" (optimizer and schedule from the DeepSpeed configuration). Prints what was logged and the saved model's sums."""
+"""A script for the Hugging Face Trainer. Arguments: "plain" or a ZeRO stage, the output folder, and what to do: "train", "cpu" (the
+same, and Accelerate is told to use the CPU), "resume" or "config" (optimizer and schedule from the DeepSpeed configuration). Prints what was logged and the saved model's sums."""
 import json
 import os
 import sys
@@ -44,6 +44,9 @@ def deepspeed_config():
 def main():
     hf.set_seed(3)
     given = {"use_cpu": True} if KIND == "plain" else {"deepspeed": deepspeed_config()}
+    if WHAT == "cpu":
+        os.environ["ACCELERATE_USE_CPU"] = "true"
+        given["use_cpu"] = True
     arguments = hf.TrainingArguments(
         output_dir=OUT, per_device_train_batch_size=4, gradient_accumulation_steps=2, num_train_epochs=3, learning_rate=1e-3,
         logging_steps=1, eval_strategy="epoch", save_strategy="epoch", report_to=[], disable_tqdm=True, weight_decay=0.01, seed=3, **given)
@@ -63,6 +66,12 @@ def main():
             "prediction": float(predictions.sum())}))
     if KIND != "plain":
         assert type(trainer.deepspeed).__module__ == "tessera.deepspeed.runtime.engine"
+    if WHAT == "cpu":
+        from deepspeed.utils.zero_to_fp32 import load_state_dict_from_zero_checkpoint
+        step = trainer.state.global_step
+        weights = trainer.deepspeed.state_dict()
+        loaded = load_state_dict_from_zero_checkpoint(trainer.model, f"{OUT}/checkpoint-{step}").state_dict()
+        assert all(torch.equal(weights[name], value) for name, value in loaded.items())
 
 
 main()
