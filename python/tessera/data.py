@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from tessera import _engine, arguments, comm
+from tessera.errors import ConfigError
 
 _OWN = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "generator")  # options that are decided here
 
@@ -32,7 +33,7 @@ class DataLoader:
     Raises
     ------
     ConfigError
-        There are fewer samples than one step has.
+        There are fewer samples than one step has, or the dataset has no length.
     TypeError
         torch's loader has no such option, or this one decides it.
     """
@@ -46,6 +47,9 @@ class DataLoader:
             if name not in known:
                 raise TypeError(f"DataLoader({name}=): torch.utils.data.DataLoader has no such option; expected one of "
                                 f"{', '.join(name for name in known if name not in _OWN)}")
+        if not hasattr(dataset, "__len__"):
+            raise ConfigError(f"the training data is a {type(dataset).__name__} without len(), such as an IterableDataset; expected a dataset with "
+                              "len() and [i]. Make a torch.utils.data.DataLoader over it, which gives each rank samples of its own, and iterate that")
         self.dataset = dataset
         self._accumulation_steps = arguments.integer(accumulation_steps, "DataLoader(): accumulation_steps", 1, 2**31 - 1)
         self._seed = arguments.integer(seed, "DataLoader(): seed", 0)

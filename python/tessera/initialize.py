@@ -19,6 +19,8 @@ from tessera.errors import CommError, ConfigError, Error
 from tessera.lr_scheduler import check_scheduler, is_factory
 from tessera.optimizer import Optimizer, release, to_override
 
+_WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")  # torch's
+
 
 def initialize(args: Any = None, model: torch.nn.Module | None = None,
                optimizer: torch.optim.Optimizer | Callable[..., torch.optim.Optimizer] | None = None,
@@ -92,8 +94,9 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
     >>> engine, optimizer, _, _ = tessera.initialize(model=model, config={
     ...     "train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 3}, "optimizer": {"type": "AdamW"}})
     """
-    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        raise ConfigError("model is wrapped in DistributedDataParallel, whose place the engine takes; expected the module itself, model.module")
+    wrapper = next((one.__name__ for one in type(model).__mro__ if one.__name__ in _WRAPPERS and one.__module__.startswith("torch.")), None)
+    if wrapper is not None:
+        raise ConfigError(f"model is wrapped in {wrapper}, whose place the engine takes; expected the module itself, model.module")
     if not isinstance(model, torch.nn.Module) and not callable(model):
         raise ConfigError(f"model is {arguments.shown(model)}; expected a torch.nn.Module, or a callable that makes one")
     for name, value in (("mpu", mpu), ("mesh_param", mesh_param)):
@@ -136,9 +139,6 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
         translation.untrained = [name for name, parameter in named if parameter.requires_grad]
     loader, steps_per_epoch = None, 0
     if training_data is not None:
-        if not hasattr(training_data, "__len__"):
-            raise ConfigError(f"training_data is a {type(training_data).__name__} without len(), such as an IterableDataset; expected a dataset with "
-                              "len() and [i]. Make a torch.utils.data.DataLoader over it, which gives each rank samples of its own, and iterate that")
         resolved = json.loads(parsed.resolved)
         loader = DataLoader(training_data, resolved["train_micro_batch_size_per_gpu"],
                             accumulation_steps=resolved["gradient_accumulation_steps"], seed=resolved.get("seed", 42),

@@ -267,6 +267,10 @@ def configurations_that_cannot_be_used():
     model = mlp()
     raises(tessera.ConfigError, lambda: tessera.initialize(model=model), "no config was given")
     raises(tessera.ConfigError, lambda: tessera.initialize(model="x", config=config(0)), "expected a torch.nn.Module")
+    raises(tessera.ConfigError, lambda: tessera.initialize(model=torch.nn.DataParallel(model), config=config(0)), "wrapped in DataParallel", "model.module")
+    stream = type("Stream", (torch.utils.data.IterableDataset,), {"__iter__": lambda self: iter(())})()
+    for call in (lambda: tessera.initialize(model=model, config=config(0), training_data=stream), lambda: tessera.DataLoader(stream, 2)):
+        raises(tessera.ConfigError, call, "a Stream without len()", "torch.utils.data.DataLoader")
     raises(tessera.ConfigError, lambda: tessera.initialize(model=model, config=config(7)), "zero_optimization.stage")
     raises(tessera.ConfigError, lambda: tessera.initialize(model=model, config=config(0, optimiser={})), "did you mean \"optimizer\"")
     raises(tessera.ConfigError, lambda: tessera.initialize(model=model, config=config(0, x={1, 2})), "expected what JSON has")
