@@ -252,7 +252,7 @@ class OwnBackward {
 };
 
 /// The place of the backward that begins now. `callers`: it is loss.backward().
-zero::MicroStep Engine::begin_micro_step(bool callers, double gradient_scale) {
+zero::MicroStep Engine::begin_micro_step(bool callers) {
   const bool first = micro_steps_in_window_ == 0 || discarded_;
   if (first) {
     if (const auto changed = changed_parameters(parameters_)) check_same_parameters(*changed);
@@ -261,14 +261,9 @@ zero::MicroStep Engine::begin_micro_step(bool callers, double gradient_scale) {
         "engine.backward(loss) and loss.backward() in one accumulation of gradients: expected one of them "
         "for "
         "all of its micro-steps");
-  } else if (gradient_scale != gradient_scale_) {
-    throw Error(
-        "gradients of a scaled and of an unscaled loss in one accumulation: expected engine.scale(loss) for "
-        "all of "
-        "its micro-steps");
   }
   callers_window_ = callers;
-  gradient_scale_ = gradient_scale;
+  gradient_scale_ = scaler_.scale();
   at_boundary_ = next_is_last();
   ++micro_steps_;
   ++micro_steps_in_window_;
@@ -293,7 +288,7 @@ void Engine::backward(const at::Tensor& loss, bool average) {
       scaler_.scale() / static_cast<double>(average ? config_.gradient_accumulation_steps : 1);
   const at::Tensor scaled = times(loss, factor);
   if (activations_) activations_->end_forward();
-  const zero::MicroStep micro_step = begin_micro_step(/*callers=*/false, scaler_.scale());
+  const zero::MicroStep micro_step = begin_micro_step(/*callers=*/false);
   if (activations_) report_activations();
   const OwnBackward own;
   sharded_->backward(scaled, micro_step);
@@ -316,11 +311,7 @@ void Engine::watch_tensor(const at::Tensor& tensor) {
 
 /// Is called inside of a backward, before anything of the forward is read, and again later.
 void Engine::follow_callers_backward(bool before_gradients) {
-  if (OwnBackward::runs(options_.device) || !sharded_->training()) return;
-  if (!followed_.expired()) {
-    forward_backpropagated_ |= before_gradients;
-    return;
-  }
+  if (!followed_.expired() || OwnBackward::runs(options_.device) || !sharded_->training()) return;
   sharded_->check_usable();
   if (before_gradients) sharded_->check_gradients();
   if (activations_) activations_->end_forward();
@@ -332,7 +323,6 @@ void Engine::follow_callers_backward(bool before_gradients) {
         if (const auto alive = engine.lock()) (*alive)->end_callers_backward();
       });
   followed_ = followed;
-  forward_backpropagated_ = before_gradients;
 }
 
 /// A gradient has come, and no backward() runs.
@@ -343,17 +333,10 @@ void Engine::begin_callers_backward() {
     throw Error(
         "loss.backward() after the last backward of a step: call step(), or zero_grad(); with "
         "\"managed_gradient_accumulation\": false each step() takes all gradients since the one before it");
-  const bool scaled = std::exchange(loss_scaled_, false) || scaler_.scale() == 1;
-  if (!scaled && forward_backpropagated_)
+  if (!std::exchange(loss_scaled_, false) && scaler_.scale() != 1)
     throw Error("Loss scaling is required: call engine.backward(loss), or engine.scale(loss).backward()");
   sharded_->residency().rethrow();
-  // DeepSpeed's guide trains several models with one loss in this way.
-  if (!scaled && rank() == 0 && !std::exchange(unscaled_reported_, true))
-    options_.log.warning(
-        "loss.backward() of a module that was called without its engine: its fp16 gradients are not scaled, "
-        "and "
-        "those below 6e-8 are 0; engine.scale(loss).backward() keeps them");
-  zero::MicroStep micro_step = begin_micro_step(/*callers=*/true, scaled ? scaler_.scale() : 1);
+  zero::MicroStep micro_step = begin_micro_step(/*callers=*/true);
   micro_step.factor = 1.0 / static_cast<double>(config_.gradient_accumulation_steps);
   sharded_->begin_backward(micro_step);
 }
@@ -379,6 +362,7 @@ bool Engine::is_gradient_accumulation_boundary() const {
 }
 
 void Engine::drop_gradients() {
+  loss_scaled_ = false;
   sharded_->drop_gradients();
   begin_window();
 }
@@ -407,6 +391,7 @@ void Engine::reduce_accumulated() {
 }
 
 void Engine::zero_grad() {
+  loss_scaled_ = false;  // what was scaled may have been given up
   sharded_->free_gradients();
   if (stepped_ || micro_steps_in_window_ == 0) return;
   discarded_ = true;

@@ -338,7 +338,7 @@ class Engine {
   }
   at::Tensor value_to_set(std::string_view call, const std::string& name, const at::Tensor& value);
   void begin_window();
-  zero::MicroStep begin_micro_step(bool callers, double gradient_scale);
+  zero::MicroStep begin_micro_step(bool callers);
   void follow_callers_backward(bool before_gradients);
   void begin_callers_backward();
   void end_callers_backward();
@@ -378,9 +378,7 @@ class Engine {
   bool callers_window_ = false;  ///< the gradients so far are of loss.backward()
   /// Autograd has it as long as the loss.backward() runs at whose end it calls end_callers_backward().
   std::weak_ptr<bool> followed_;
-  bool loss_scaled_ = false;             ///< scale() was called for the loss.backward() that is to come
-  bool forward_backpropagated_ = false;  ///< this loss.backward() has come to what forward() has returned
-  bool unscaled_reported_ = false;
+  bool loss_scaled_ = false;  ///< scale() was called for the loss.backward() that is to come
   std::shared_ptr<Engine*> alive_ = std::make_shared<Engine*>(this);  ///< hooks of tensors may outlive it
   bool stop_requested_ = false, should_stop_ = false;
   bool left_plan_reported_ = false;

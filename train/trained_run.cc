@@ -86,7 +86,7 @@ TrainedRun open_run(const fs::path& given, int world_size, const std::vector<std
   std::error_code error;
   const fs::path config = folder / kConfigName;
   if (!fs::is_regular_file(config, error))
-    throw ConfigError(str(given.string(),
+    throw ConfigError(str(folder.string(),
                           ": has no config.json; expected the folder of a run of `tessera train` "
                           "(trainer.output_dir), or of its checkpoints"));
   TrainedRun run{.folder = folder,

@@ -19,7 +19,7 @@ bool is_plain(const std::string& name) { return name.find_first_of(".[") == std:
 /// Whether the value asks for nothing: a refused key, or one without effect, with a harmless value; an open
 /// section that is off or empty.
 bool is_harmless(const Key& key, const json& value) {
-  if (key.use == Use::kUsed) return false;
+  if (key.has_effect()) return false;
   if (value.is_null() && (key.use == Use::kRefused || key.nullable)) return true;
   const auto off = [&](const json& found) {
     return found == "auto" || std::any_of(key.harmless.begin(), key.harmless.end(),
@@ -100,7 +100,7 @@ class Checker {
     if (is_off) check_switch(key, path, value);
     if (std::string wrong = mismatch(key, value); !wrong.empty()) document_.origins.fail(path, wrong);
     if (key.use == Use::kRefused && !is_off) fail_refused(key, path, value);
-    if (key.use != Use::kUsed) return without_effect_.push_back(path);
+    if (!key.has_effect()) return without_effect_.push_back(path);
     if (value.is_null() || is_undecided(key)) return;
     if (key.type == Type::kSection || key.type == Type::kFreeSection)
       check_section(value, {path, key.path, &key, type_in(key)});

@@ -39,6 +39,7 @@ enum class Type : uint8_t {
 
 enum class Use : uint8_t {
   kUsed,
+  kOldForm,   ///< has been replaced by another key when keys are checked
   kNoEffect,  ///< accepted with a warning
   kRefused,   ///< an error, unless the value is one of `harmless`
 };
@@ -73,7 +74,7 @@ struct Key {
   std::vector<std::string> aliases = {};    ///< other full paths of this key
   std::vector<std::string> for_types = {};  ///< the types (AdamW, WarmupLR …) that have the key; empty: all
   Use use = Use::kUsed;
-  std::vector<std::string> harmless = {};  ///< not kUsed: values (JSON) that ask for nothing
+  std::vector<std::string> harmless = {};  ///< kNoEffect, kRefused: values (JSON) that ask for nothing
   std::string switch_key = {};             ///< kOpenSection: the key inside that turns it on
   std::string type_key = {};               ///< kSection: the key whose value decides which keys it has
   std::string items_like = {};  ///< kSectionList: items may also have the per-group keys of this section
@@ -81,6 +82,7 @@ struct Key {
   std::string name() const;    ///< the last part of the path
   std::string parent() const;  ///< the path without it
   bool takes_auto() const { return !auto_json.empty(); }
+  bool has_effect() const { return use == Use::kUsed || use == Use::kOldForm; }
   bool is_for(const std::string& type) const;
   bool operator==(const Key&) const = default;
 };

@@ -125,8 +125,6 @@ void add_zero_rows(Rows rows) {
 }
 
 void add_refused_zero_rows(Rows rows) {
-  const char* old_offload =
-      "the old form: true is read as `offload_optimizer` (`offload_param`) with `device` \"cpu\"";
   const char* quantized = "ZeRO++ quantization of what is sent";
   rows.no_effect("offload_optimizer.fast_init", "a new file reads as zeros");
   rows.no_effect(
@@ -137,7 +135,6 @@ void add_refused_zero_rows(Rows rows) {
                  at_least(0));
   rows.no_effect("offload_param.max_in_cpu", "`buffer_count` bounds what is in memory", kInteger,
                  at_least(0));
-  rows.no_effect("cpu_offload cpu_offload_param cpu_offload_use_pin_memory", old_offload);
   rows.refused("zero_quantized_weights zero_quantized_gradients zero_quantized_nontrainable_weights",
                quantized, "false");
   rows.refused("zeropp_loco_param", quantized, "", kSection);

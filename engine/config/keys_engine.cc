@@ -298,6 +298,13 @@ KeyTable engine_keys() {
                      "Optimizer states and gradients that don't fit in memory", kNullable));
   table.add(make_key(Type::kSection, "zero_optimization.offload_param",
                      "Parameters that don't fit in memory (stage 3)", kNullable));
+  const Attribute old_form = [](Key& key) { key.use = Use::kOldForm; };
+  for (const auto& [name, section] :
+       {std::pair{"cpu_offload", "offload_optimizer"}, {"cpu_offload_param", "offload_param"}})
+    table.add(make_key(Type::kBool, str("zero_optimization.", name),
+                       str("The old form: true is read as `", section, "` with `device` \"cpu\""), old_form));
+  table.add(make_key(Type::kBool, "zero_optimization.cpu_offload_use_pin_memory",
+                     "The old form of `pin_memory`, of both", old_form));
   for (const Key& key : keys)
     if (!key.parent().empty()) table.add(key);
   table.add(deepspeed_keys());

@@ -131,23 +131,36 @@ void check_together(const EngineConfig& config, int world_size, const Origins& o
   problems.collect([&] { check_tracking_uri(config.monitors.mlflow.tracking_uri, origins); });
 }
 
-/// "cpu_offload": true in `zero`, and its like.
-void replace_old_offload(json& zero, const std::string& old_name, const std::string& name,
-                         const json& pin_memory, const Origins& origins, ConfigReport* report) {
-  const auto old = zero.find(old_name);
-  if (old == zero.end() || !old->is_boolean()) return;
-  const bool is_on = old->get<bool>();
-  zero.erase(old);
-  if (!is_on) return;
-  const std::string path = child_path("zero_optimization", old_name);
-  if (zero.contains(name))
-    origins.fail(path, str("found beside ", name, ", whose old form it is; expected ", name, " alone"));
-  zero[name] = {{"device", "cpu"}};
-  if (pin_memory.is_boolean()) zero[name]["pin_memory"] = pin_memory;
-  if (report)
-    report->warnings.push_back(str(origins.where(path), ": ", path,
-                                   ": true is DeepSpeed's old form; read as \"", name,
-                                   "\": ", zero[name].dump()));
+/// "cpu_offload": true in `zero`, and its like, after the overrides.
+void replace_old_offload(json& zero, const Origins& origins, ConfigReport* report) {
+  const std::vector<std::pair<const char*, const char*>> forms = {{"cpu_offload", "offload_optimizer"},
+                                                                  {"cpu_offload_param", "offload_param"}};
+  for (const auto& [old_name, name] : forms) {
+    const auto old = zero.find(old_name);
+    if (old == zero.end() || !old->is_boolean()) continue;
+    const bool is_on = old->get<bool>();
+    zero.erase(old);
+    if (!is_on) continue;
+    json& section = zero[name];
+    if (section.is_null()) section = json::object();
+    if (!section.is_object()) continue;  // is refused with the other keys
+    const std::string path = child_path("zero_optimization", old_name);
+    if (section.value("device", json("cpu")) != "cpu")
+      origins.fail(path, str("found true beside ", name, ".device ", section["device"].dump(),
+                             ", whose old form it is; expected ", name, " alone"));
+    section["device"] = "cpu";
+    if (report)
+      report->warnings.push_back(str(origins.where(path), ": ", path,
+                                     ": true is DeepSpeed's old form; read as \"", name,
+                                     "\": {\"device\": \"cpu\"}"));
+  }
+  const auto pin_memory = zero.find("cpu_offload_use_pin_memory");
+  if (pin_memory == zero.end() || !pin_memory->is_boolean()) return;
+  const json value = *pin_memory;
+  zero.erase(pin_memory);
+  for (const auto& [old_name, name] : forms)
+    if (zero.contains(name) && zero[name].is_object() && zero[name].value("device", json()) == "cpu")
+      zero[name].emplace("pin_memory", value);
 }
 
 void normalise_engine(Document& document, const KeyTable& table, Problems& problems, ConfigReport* report) {
@@ -159,14 +172,6 @@ void normalise_engine(Document& document, const KeyTable& table, Problems& probl
       report->warnings.push_back(str(
           document.origins.where("zero_optimization"),
           ": zero_optimization: true and false are DeepSpeed's old form; read as {\"stage\": ", stage, "}"));
-  }
-  if (zero != document.json->end() && zero->is_object()) {
-    const json pin_memory = zero->value("cpu_offload_use_pin_memory", json());
-    problems.collect([&] {
-      replace_old_offload(*zero, "cpu_offload", "offload_optimizer", pin_memory, document.origins, report);
-      replace_old_offload(*zero, "cpu_offload_param", "offload_param", pin_memory, document.origins, report);
-    });
-    if (pin_memory.is_boolean()) zero->erase("cpu_offload_use_pin_memory");
   }
   normalise(document, table, problems);
 }
@@ -207,6 +212,9 @@ void prepare(Document& document, const KeyTable& table, const std::vector<std::s
                    report);  // before overrides, which then find every key at its path
   apply_overrides(document, without_aliases(overrides, table));
   normalise_engine(document, table, problems, report);  // what the overrides have added
+  if (const auto zero = document.json->find("zero_optimization");
+      zero != document.json->end() && zero->is_object())
+    problems.collect([&] { replace_old_offload(*zero, document.origins, report); });
   expand_arguments(document, table, problems, report);
   check(document, table, problems, report);
   problems.raise();

@@ -143,7 +143,7 @@ std::string doc_row(const Key& key) {
   if (!key.aliases.empty()) meaning += str(". Also as `", join(key.aliases, "`, `"), "`");
   if (key.takes_auto() && (key.auto_json != key.default_json || !key.auto_doc.empty()))
     meaning += str(". \"auto\": ", key.auto_doc.empty() ? str("`", key.auto_json, "`") : key.auto_doc);
-  if (key.use != Use::kUsed)
+  if (!key.has_effect())
     return str("| `", key.path, "` | ", escape_pipes(accepted(key)), " | ", escape_pipes(meaning), " |");
   std::string fallback = default_text(key);
   return str("| `", key.path, "` | ", escape_pipes(accepted(key)), " | ", fallback,

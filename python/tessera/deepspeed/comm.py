@@ -85,7 +85,6 @@ def init_distributed(dist_backend=None, auto_mpi_discovery=True, distributed_por
         ours = _comm._join("auto", "auto", timeout.total_seconds() if timeout else 1800.0, 300.0, log=verbose)
     timeout = timeout or timedelta(minutes=30)
     if torch.distributed.is_initialized():
-        _destroy_at_exit()
         return
     made = {"backend": dist_backend or ("nccl" if ours.device.type == "cuda" else "gloo"), "rank": ours.rank, "world_size": ours.size,
             "timeout": timeout}
@@ -101,16 +100,12 @@ def init_distributed(dist_backend=None, auto_mpi_discovery=True, distributed_por
 
 
 def _make_torch_group(**made):
-    torch.distributed.init_process_group(**made)
-    _destroy_at_exit()
-
-
-def _destroy_at_exit():
     # [Note: the group's end] Gloo's threads let go of tensors, which takes the GIL, and a thread that asks for it after the interpreter is gone
     # ends the process (SIGABRT, "terminate called without an active exception"). The group's destructor joins them, so it has to run before.
     # Nothing of torch may keep the group then: some modules, which torch._dynamo and so any optimizer would import later, have functions whose
-    # default argument is the group at the time of their import. They are imported above, before there is a group.
-    if torch.distributed.get_backend() == "gloo":
+    # default argument is the group at the time of their import. They are imported at the top of this module, before this group is made.
+    torch.distributed.init_process_group(**made)
+    if made["backend"] == "gloo":
         atexit.register(_destroy_torch_group)
 
 

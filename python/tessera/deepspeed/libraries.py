@@ -20,14 +20,14 @@ def teach_accelerate_ranks_on_cpus():
     `cpu=True` or ACCELERATE_USE_CPU, it trains without DeepSpeed and without a word."""
     try:
         from accelerate.state import AcceleratorState, DistributedType, PartialState
+        from accelerate.utils import parse_flag_from_env
     except ImportError:
         return
     make, prepare = AcceleratorState.__init__, PartialState._prepare_backend
 
     @functools.wraps(make)
     def make_with_cpus(self, mixed_precision=None, cpu=False, *args, **kwargs):
-        told = cpu or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "y", "on")
-        if not told or os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() != "true":
+        if not (cpu or parse_flag_from_env("ACCELERATE_USE_CPU")) or os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() != "true":
             return make(self, mixed_precision, cpu, *args, **kwargs)
         if torch.cuda.is_available():
             raise Error("Accelerate is told to use the CPU (cpu=True, or ACCELERATE_USE_CPU) beside DeepSpeed, and this machine has a GPU; expected "

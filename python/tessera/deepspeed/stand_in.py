@@ -78,7 +78,7 @@ class _Distribution(importlib.metadata.Distribution):
 
 
 class _DistributionFinder(importlib.metadata.DistributionFinder):
-    """Says that the distribution deepspeed is installed, where it is not: libraries look for it before they import it."""
+    """Gives the distribution deepspeed, whether another one is installed or not: libraries look for it before they import it."""
 
     def find_spec(self, name, path=None, target=None):
         """None: it finds no modules."""

@@ -85,20 +85,30 @@ TEST(ConfigParse, OtherNamesAndOldForms) {
   EXPECT_EQ(config.zero.offload_optimizer.device, "cpu");
   EXPECT_TRUE(config.zero.offload_optimizer.pin_memory);
   EXPECT_EQ(config.zero.offload_param.device, "cpu");
+  EXPECT_TRUE(config.zero.offload_param.pin_memory);
   ASSERT_EQ(report.warnings.size(), 3u);
   EXPECT_EQ(report.warnings[1],
             "c.json:1: zero_optimization.cpu_offload: true is DeepSpeed's old form; read as "
-            "\"offload_optimizer\": {\"device\":\"cpu\",\"pin_memory\":true}");
-  config = parse_keys(
-      R"("zero_optimization": {"stage": 2, "cpu_offload": false, "offload_optimizer": {"device": "cpu"}})");
-  EXPECT_EQ(config.zero.offload_optimizer.device, "cpu");
-  EXPECT_EQ(
-      config_error([] {
-        parse_keys(R"("zero_optimization": {"stage": 2, "cpu_offload": true, "offload_optimizer": {}})");
-      }),
-      "c.json:1: zero_optimization.cpu_offload: found beside offload_optimizer, whose old form it is; "
-      "expected "
-      "offload_optimizer alone");
+            "\"offload_optimizer\": {\"device\": \"cpu\"}");
+  const auto offload = [](const char* zero, std::vector<std::string> overrides = {}) {
+    return parse_engine_config(
+               str(R"({"train_batch_size": 2, "zero_optimization": {"stage": 2, )", zero, "}}"),
+               {.overrides = overrides}, "c.json")
+        .zero.offload_optimizer;
+  };
+  EXPECT_EQ(offload(R"("cpu_offload": false, "offload_optimizer": {"device": "cpu"})").device, "cpu");
+  EXPECT_EQ(offload(R"("cpu_offload": true, "offload_optimizer": null)").device, "cpu");
+  EXPECT_EQ(offload(R"("cpu_offload": true, "offload_optimizer": {"buffer_count": 7})").buffer_count, 7);
+  EXPECT_EQ(offload(R"("cpu_offload": true)", {"zero_optimization.cpu_offload=false"}).device, "none");
+  EXPECT_EQ(offload(R"("cpu_offload": true)", {"zero_optimization.cpu_offload=true"}).device, "cpu");
+  EXPECT_TRUE(
+      offload(R"("cpu_offload": true)", {"zero_optimization.cpu_offload_use_pin_memory=true"}).pin_memory);
+  EXPECT_TRUE(
+      offload(R"("cpu_offload_use_pin_memory": true, "offload_optimizer": {"device": "cpu"})").pin_memory);
+  EXPECT_EQ(config_error([&] { offload(R"("cpu_offload": true, "offload_optimizer": {"device": "nvme"})"); }),
+            "c.json:1: zero_optimization.cpu_offload: found true beside offload_optimizer.device \"nvme\", "
+            "whose old form "
+            "it is; expected offload_optimizer alone");
   EXPECT_EQ(config_error([] { parse_keys(R"("bf16": {}, "bfloat16": {})"); }),
             "c.json:1: bf16: is also given under its other name \"bfloat16\"; expected one of the two");
 }

@@ -94,22 +94,20 @@ def fp16_needs_scale(stage):
 
 
 @each_stage
-def a_module_called_without_its_engine_needs_no_scale(stage):  # as DeepSpeed's guide trains several models with one loss
-    engines = [make(stage, fp16=FP16, gradient_accumulation_steps=2, gradient_clipping=0.1) for _ in range(3)]
-    run(engines[0], BATCHES[:4], scaled)
-    for batches in BATCHES[:4]:
-        samples = batches[rank][0].half(), batches[rank][1]
-        sum(loss_of(engine.module, samples) for engine in engines[1:]).backward()
-        for engine in engines[1:]:
-            engine.step()
-    for engine in engines[1:]:
-        same(engines[0], engine, 2e-4)
-    loss_of(engines[1].module, samples).backward()
-    raises(RuntimeError, lambda: scaled(engines[1], loss_of(engines[1], BATCHES[0][rank])), "a scaled and of an unscaled loss")
-    engines[1].zero_grad()
-    raises(RuntimeError, lambda: loss_of(engines[1], BATCHES[0][rank]).backward(), "Loss scaling is required")
-    engines[1].zero_grad()
-    run(engines[1], BATCHES[:2], scaled)
+def what_was_scaled_and_given_up_does_not_count_as_scaled(stage):
+    for engine in (make(stage, fp16=FP16), make(stage, fp16=FP16, gradient_accumulation_steps=2)):
+        samples = BATCHES[0][rank]
+        engine.scale(loss_of(engine, samples))
+        engine.zero_grad()
+        raises(RuntimeError, lambda e=engine, s=samples: loss_of(e, s).backward(), "Loss scaling is required")
+        engine.zero_grad()
+        lost = engine.scale(loss_of(engine, samples)) * torch.ones((), requires_grad=True)
+        lost.register_hook(lambda gradient: 1 / 0)
+        raises(ZeroDivisionError, lost.backward)
+        engine.zero_grad()
+        raises(RuntimeError, lambda e=engine, s=samples: loss_of(e, s).backward(), "Loss scaling is required")
+        engine.zero_grad()
+        scaled(engine, loss_of(engine, samples))
 
 
 @dataclasses.dataclass

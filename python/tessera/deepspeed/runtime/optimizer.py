@@ -54,36 +54,30 @@ class _ParameterOffload:
         """Does nothing: operators gather the parameters that they read."""
 
 
-# The classes that DeepSpeed makes of `optimizer.type`: without, and with, an offload of the optimizer to the host.
+# The classes that DeepSpeed makes of `optimizer.type`: without, and with, an offload of the optimizer.
 _CLASSES = {"Adam": (adam.FusedAdam, adam.DeepSpeedCPUAdam), "AdamW": (adam.FusedAdam, adam.DeepSpeedCPUAdam),
             "Lion": (lion.FusedLion, lion.DeepSpeedCPULion), "LAMB": (lamb.FusedLamb, lamb.FusedLamb),
-            "Adagrad": (torch.optim.Adagrad, adagrad.DeepSpeedCPUAdagrad), "SGD": (torch.optim.SGD, torch.optim.SGD)}
+            "Adagrad": (None, adagrad.DeepSpeedCPUAdagrad)}
 
 
 class DeepSpeedOptimizer(Optimizer):
     """The optimizer that `initialize` returns: see `tessera.Optimizer`.
 
-    Of one that the configuration names, isinstance says yes to the class that it has in DeepSpeed, too, such as FusedAdam.
+    Attributes
+    ----------
+    configured_class : type, optional
+        Of the optimizer that the configuration names, the class of `deepspeed.ops` that it has in DeepSpeed: `isinstance` asks for it.
     """
 
-    _configured_class = None
+    configured_class = None
 
     def __init__(self, engine: Any, client: torch.optim.Optimizer | None = None, groups: list[dict[str, Any]] | None = None) -> None:
         super().__init__(engine, client, groups)
-        if client is None:
-            self._configured_class = _CLASSES[engine.config["optimizer"]["type"]][engine.zero_cpu_offload()]
-
-    @property
-    def __class__(self) -> type:  # isinstance asks for it where type() is no answer
-        return self._configured_class or type(self)
-
-    @property
-    def adam_w_mode(self) -> bool:
-        """Whether weight decay is decoupled; only of Adam and AdamW."""
-        kind = self._live().config["optimizer"]["type"]
-        if kind not in ("Adam", "AdamW"):
-            raise AttributeError(f"'{type(self).__name__}' object has no attribute 'adam_w_mode': it is that of Adam, and this is {kind}")
-        return kind == "AdamW"
+        kind = engine.config["optimizer"]["type"]
+        if client is None and kind in _CLASSES:
+            self.configured_class = _CLASSES[kind][engine.zero_offload_optimizer() is not None]
+        if kind in ("Adam", "AdamW"):
+            self.adam_w_mode = kind == "AdamW"  # whether weight decay is decoupled
 
     @property
     def loss_scaler(self) -> LossScale:
