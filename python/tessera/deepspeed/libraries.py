@@ -25,9 +25,12 @@ def teach_accelerate_ranks_on_cpus():
         return
     make, prepare = AcceleratorState.__init__, PartialState._prepare_backend
 
+    def uses_deepspeed():
+        return os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
+
     @functools.wraps(make)
     def make_with_cpus(self, mixed_precision=None, cpu=False, *args, **kwargs):
-        if not (cpu or parse_flag_from_env("ACCELERATE_USE_CPU")) or os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() != "true":
+        if not (uses_deepspeed() and (cpu or parse_flag_from_env("ACCELERATE_USE_CPU"))):
             return make(self, mixed_precision, cpu, *args, **kwargs)
         if torch.cuda.is_available():
             raise Error("Accelerate is told to use the CPU (cpu=True, or ACCELERATE_USE_CPU) beside DeepSpeed, and this machine has a GPU; expected "
@@ -41,7 +44,7 @@ def teach_accelerate_ranks_on_cpus():
 
     def prepare_with_cpus(self, *args, **kwargs):
         backend, kind = prepare(self, *args, **kwargs)
-        is_rank = "LOCAL_RANK" in os.environ and os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
+        is_rank = "LOCAL_RANK" in os.environ and uses_deepspeed()
         return ("gloo", DistributedType.MULTI_CPU) if backend is None and is_rank else (backend, kind)
 
     AcceleratorState.__init__, PartialState._prepare_backend = make_with_cpus, prepare_with_cpus

@@ -107,8 +107,7 @@ TEST(ConfigParse, OtherNamesAndOldForms) {
       offload(R"("cpu_offload_use_pin_memory": true, "offload_optimizer": {"device": "cpu"})").pin_memory);
   EXPECT_EQ(config_error([&] { offload(R"("cpu_offload": true, "offload_optimizer": {"device": "nvme"})"); }),
             "c.json:1: zero_optimization.cpu_offload: found true beside offload_optimizer.device \"nvme\", "
-            "whose old form "
-            "it is; expected offload_optimizer alone");
+            "whose old form it is; expected offload_optimizer alone");
   EXPECT_EQ(config_error([] { parse_keys(R"("bf16": {}, "bfloat16": {})"); }),
             "c.json:1: bf16: is also given under its other name \"bfloat16\"; expected one of the two");
 }

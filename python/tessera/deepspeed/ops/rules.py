@@ -4,16 +4,10 @@ from typing import Any
 
 import torch
 
-
-class _OptimizerType(type):
-    """Of the optimizer of a configuration, too, isinstance says which one it is."""
-
-    def __instancecheck__(cls, instance):
-        kind = getattr(instance, "configured_class", None)
-        return super().__instancecheck__(instance) or (isinstance(kind, type) and issubclass(kind, cls))
+from tessera.deepspeed.configured import ConfiguredType
 
 
-class RuleOptimizer(torch.optim.Optimizer, metaclass=_OptimizerType):
+class RuleOptimizer(torch.optim.Optimizer, metaclass=ConfiguredType):
     """An optimizer whose `update(parameter, gradient, state, group)` is the formula for one parameter. A parameter in 16 bits is updated in
     an fp32 copy, and so are its states.
 

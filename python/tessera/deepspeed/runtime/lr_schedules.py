@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from tessera import _engine
+from tessera.deepspeed.configured import ConfiguredType
 
 LR_SCHEDULE = "lr_schedule"
 LR_RANGE_TEST, ONE_CYCLE, WARMUP_LR, WARMUP_DECAY_LR, WARMUP_COSINE_LR = "LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR"
@@ -28,15 +29,7 @@ WARMUP_MIN_LR, WARMUP_MAX_LR, WARMUP_NUM_STEPS, WARMUP_TYPE = "warmup_min_lr", "
 WARMUP_MIN_RATIO, COS_MIN_RATIO, TOTAL_NUM_STEPS = "warmup_min_ratio", "cos_min_ratio", "total_num_steps"
 
 
-class _ScheduleType(type):
-    """Of the schedule of a configuration, too, isinstance says which one it is."""
-
-    def __instancecheck__(cls, instance):
-        kind = globals().get(getattr(instance, "configured_type", None))
-        return super().__instancecheck__(instance) or (isinstance(kind, type) and issubclass(kind, cls))
-
-
-class _Schedule(metaclass=_ScheduleType):
+class _Schedule(metaclass=ConfiguredType):
     """Writes rates into the param groups of an optimizer, at each `step`. A class derived from it has `get_lr`.
 
     Attributes

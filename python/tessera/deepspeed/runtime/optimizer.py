@@ -6,6 +6,7 @@ import torch
 
 from tessera import arguments, zero
 from tessera.deepspeed.ops import adagrad, adam, lamb, lion
+from tessera.deepspeed.runtime import lr_schedules
 from tessera.deepspeed.utils.parameters import local_part
 from tessera.lr_scheduler import LRScheduler
 from tessera.optimizer import Optimizer
@@ -166,7 +167,7 @@ class DeepSpeedScheduler(LRScheduler):
 
     def __init__(self, engine: Any) -> None:
         super().__init__(engine)
-        self.configured_type = engine.scheduler_name()  # isinstance(scheduler, lr_schedules.WarmupLR) asks for it
+        self.configured_class = getattr(lr_schedules, engine.scheduler_name(), None)  # isinstance asks for it
 
     @property
     def last_batch_iteration(self) -> int:

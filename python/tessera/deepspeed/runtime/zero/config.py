@@ -5,14 +5,13 @@ import sys
 from typing import Any
 
 from tessera import _engine
-from tessera.deepspeed.runtime.zero.offload_config import (
+from tessera.deepspeed.runtime.zero.offload_config import (  # noqa: F401  OffloadDeviceEnum is a name of this module in DeepSpeed
     DeepSpeedZeroOffloadOptimizerConfig,
     DeepSpeedZeroOffloadParamConfig,
     OffloadDeviceEnum,
 )
 
 ZERO_OPTIMIZATION = "zero_optimization"
-_OLD_NAMES = {"cpu_offload": "offload_optimizer", "cpu_offload_param": "offload_param"}  # of an offload to "cpu"
 
 
 # Keys that have no effect in Tessera (docs/configuration.md says why), with DeepSpeed's defaults.
@@ -50,8 +49,8 @@ class DeepSpeedZeroConfig:
                 setattr(self, key.removeprefix("stage3_").replace("fp16", "16bit"), value)
         for name, kind in (("offload_optimizer", DeepSpeedZeroOffloadOptimizerConfig), ("offload_param", DeepSpeedZeroOffloadParamConfig)):
             given = data.get(name)
-            if any(data.get(old) for old, new in _OLD_NAMES.items() if new == name):
-                given = {"device": OffloadDeviceEnum.cpu.value}
+            if given is None and section[name]["device"] != "none":  # by its old form, cpu_offload
+                given = {"device": section[name]["device"]}
             setattr(self, name, None if given is None else kind(**given))
 
 
