@@ -70,6 +70,13 @@ class ReadmeTest(ToolTest):
         self.assertLess(losses[-1], losses[0] / 2, outcome)
         self.assert_nothing_runs()
 
+    def test_a_setting_that_fits_is_found(self):
+        (command,) = re.findall(r"^build/tessera (memory --fit \S+ --memory \S+)", README, re.MULTILINE)
+        args = [str(ROOT / word) if word.startswith("configs/") else word for word in command.split()]
+        outcome = self.run_tool(*args, "-o", self.folder / "fit.json")
+        self.assertEqual(outcome.code, 0, outcome)
+        self.assertIn("Chosen: ", outcome.out)
+
     def test_example_says_what_is_wrong(self):
         outcome = self.run_tool("no.json", program=EXAMPLE_MINIMAL)
         self.assert_one_error(outcome, "no.json: cannot be opened")
