@@ -3,6 +3,7 @@
 // (keys_deepspeed.cc).
 #pragma once
 
+#include <array>
 #include <vector>
 
 #include "engine/config/batch.h"
@@ -10,6 +11,14 @@
 #include "engine/config/key.h"
 
 namespace tessera::config {
+
+/// DeepSpeed's old forms of the offload sections: `true` means `device` "cpu" in the section.
+struct OldOffload {
+  const char* name;
+  const char* section;
+};
+inline constexpr std::array<OldOffload, 2> kOldOffload = {
+    {{"cpu_offload", "offload_optimizer"}, {"cpu_offload_param", "offload_param"}}};
 
 /// Every key at the engine's level, DeepSpeed's and our own.
 KeyTable engine_keys();

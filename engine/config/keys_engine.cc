@@ -299,8 +299,7 @@ KeyTable engine_keys() {
   table.add(make_key(Type::kSection, "zero_optimization.offload_param",
                      "Parameters that don't fit in memory (stage 3)", kNullable));
   const Attribute old_form = [](Key& key) { key.use = Use::kOldForm; };
-  for (const auto& [name, section] :
-       {std::pair{"cpu_offload", "offload_optimizer"}, {"cpu_offload_param", "offload_param"}})
+  for (const auto& [name, section] : kOldOffload)
     table.add(make_key(Type::kBool, str("zero_optimization.", name),
                        str("The old form: true is read as `", section, "` with `device` \"cpu\""), old_form));
   table.add(make_key(Type::kBool, "zero_optimization.cpu_offload_use_pin_memory",

@@ -133,9 +133,7 @@ void check_together(const EngineConfig& config, int world_size, const Origins& o
 
 /// "cpu_offload": true in `zero`, and its like, after the overrides.
 void replace_old_offload(json& zero, const Origins& origins, ConfigReport* report) {
-  const std::vector<std::pair<const char*, const char*>> forms = {{"cpu_offload", "offload_optimizer"},
-                                                                  {"cpu_offload_param", "offload_param"}};
-  for (const auto& [old_name, name] : forms) {
+  for (const auto& [old_name, name] : kOldOffload) {
     const auto old = zero.find(old_name);
     if (old == zero.end() || !old->is_boolean()) continue;
     const bool is_on = old->get<bool>();
@@ -158,7 +156,7 @@ void replace_old_offload(json& zero, const Origins& origins, ConfigReport* repor
   if (pin_memory == zero.end() || !pin_memory->is_boolean()) return;
   const json value = *pin_memory;
   zero.erase(pin_memory);
-  for (const auto& [old_name, name] : forms)
+  for (const auto& [old_name, name] : kOldOffload)
     if (zero.contains(name) && zero[name].is_object() && zero[name].value("device", json()) == "cpu")
       zero[name].emplace("pin_memory", value);
 }

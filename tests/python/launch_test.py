@@ -136,6 +136,7 @@ class Launch(RanksTest):
         command = (sys.executable, "-m", "tessera.deepspeed")
         self.assertIn("said [(0, 0, 0.5), (1, 1, 0.5)]", self.finish([self.start(*command, "--num_gpus", 2, "script.py", "--lr", 0.5)])[0])
         self.assertIn("said [(0, 0, 0.5)]", self.finish([self.start(*command, "--num_gpus=1", "--module", "script", "--lr", 0.5)])[0])
+        self.assertIn("said [(0, 0, 0.5)]", self.finish([self.start(*command, "--num_gpus", 1, "-m", "script", "--lr", 0.5)])[0])
         self.assertIn("said [(0, -1, 0.5)]", self.finish([self.start(*command, "--no_local_rank", "--include", "localhost:0", "script.py", "--lr", 0.5)])[0])
         self.assertIn("whose interface this is", self.finish([self.start(*command, "--ds_report")])[0])
 

@@ -34,7 +34,7 @@ def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--node_rank", type=int, default=-1, help="this host's number, with --no_ssh")
     parser.add_argument("--launcher", default="pdsh", type=str.lower, help=", ".join(_LAUNCHERS))
     parser.add_argument("--launcher_args", default="")
-    parser.add_argument("--module", action="store_true", help="the script is a module, as of python -m")
+    parser.add_argument("-m", "--module", action="store_true", help="the script is a module, as of python -m")
     parser.add_argument("--no_python", action="store_true", help="the script is a program; needs --no_local_rank")
     parser.add_argument("--no_local_rank", action="store_true", help="no --local_rank=N is given to the script")
     parser.add_argument("--no_ssh", action="store_true", help="this command runs on each host; needs --node_rank and --master_addr")

@@ -134,7 +134,9 @@ class DeepSpeedEngine(Engine):
         offload = self.zero_offload_optimizer()
         return offload is not None and offload["device"] == "cpu"
 
-    zero_use_cpu_optimizer = zero_cpu_offload
+    def zero_use_cpu_optimizer(self) -> bool:
+        """Whether optimizer states are offloaded, to the host's memory or to disk: its CPU updates them then."""
+        return self.zero_offload_optimizer() is not None
 
     def fp16_enabled(self) -> bool:
         """Whether the model computes in fp16."""
