@@ -323,7 +323,10 @@ def numbers_of_an_engine():
         assert len(engine.deepspeed_io([torch.zeros(6)] * 12 * world())) == 6
         engine.destroy()
     offloaded = make(3, zero_optimization={"offload_optimizer": {"device": "cpu"}})[0]
-    assert offloaded.zero_cpu_offload() and offloaded.zero_offload_param() is None
+    assert offloaded.zero_cpu_offload() and offloaded.zero_use_cpu_optimizer() and offloaded.zero_offload_param() is None
+    states = tessera.comm.all_gather(tempfile.mkdtemp())[0]
+    on_disk = make(3, zero_optimization={"offload_optimizer": {"device": "nvme", "nvme_path": states}})[0]
+    assert on_disk.zero_use_cpu_optimizer() and not on_disk.zero_cpu_offload()
 
 
 @check
