@@ -2,13 +2,24 @@
 # Details of each step are in .deps/log. JOBS=N limits the compilers; ARGS is passed on, for example
 #   make demo ARGS="--set zero_optimization.stage=3"        make test ARGS="-L zero"
 #   make bench-peers ARGS="--write"                         make fuzz SECONDS_EACH=60
+# TESSERA_TORCH=2.12 builds with another torch (requirements.txt), in build-torch2.12:   make test TESSERA_TORCH=2.12
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build wheel bundle demo data test test-full test-hosts test-peers fashion-hosts asan tsan lint bench bench-peers bench-python bench-hosts bench-activations bench-offload-python methods soak soak-kill soak-restarts soak-damage soak-hosts fuzz mutants clean distclean
+.PHONY: help deps build wheel wheels sdist bundle demo data test test-full test-hosts test-torches test-peers fashion-hosts asan tsan lint bench bench-peers bench-python bench-hosts bench-activations bench-offload-python methods soak soak-kill soak-restarts soak-damage soak-hosts fuzz mutants clean distclean
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 NPROC ?= 2
 PLATFORM ?= manylinux_2_35_x86_64
+ifdef TESSERA_TORCH
+  export TESSERA_TORCH
+  SUFFIX := $(shell TESSERA_TORCH=$(TESSERA_TORCH); . scripts/common.sh; echo "suffix $$TESSERA_BUILD_SUFFIX")
+  ifeq ($(SUFFIX),)
+    $(error TESSERA_TORCH is not a torch of requirements.txt)
+  endif
+  export BUILD_DIR := $(CURDIR)/build$(word 2,$(SUFFIX))
+endif
+BUILD := build$(word 2,$(SUFFIX))
+VENV := .deps/venv$(word 2,$(SUFFIX))
 
 help:  ## lists these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -22,17 +33,27 @@ build: deps  ## builds the command, build/tessera
 wheel:  ## makes the Python package's wheel, dist/tessera-*.whl
 	@scripts/setup.sh --python
 	@scripts/build.sh release tessera tessera_engine_module
-	@tag=$$(.deps/venv/bin/python -c 'import sys; print("cp{0}{1}-cp{0}{1}".format(*sys.version_info))'); \
-	.deps/venv/bin/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist . $(if $(PLATFORM), \
+	@tag=$$($(VENV)/bin/python -c 'import sys; print("cp{0}{1}-cp{0}{1}".format(*sys.version_info))'); \
+	$(VENV)/bin/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist . \
+	  --config-settings cmake.define.TESSERA_BUILD_DIR=$(CURDIR)/$(BUILD) --config-settings build-dir=$(BUILD)/wheel $(if $(PLATFORM), \
 	  --config-settings cmake.define.TESSERA_PLATFORM=$(PLATFORM) --config-settings wheel.tags=$$tag-$(PLATFORM))
+	@wheel=$$(ls -t dist/tessera-*.whl | head -n 1); torch=$${wheel#*+torch}; \
+	echo "$$wheel: $$(du -h --apparent-size $$wheel | cut -f 1); install it with: pip install 'torch==$${torch%%-*}.*' numpy $$wheel"
+
+wheels:  ## makes a wheel for each torch of requirements.txt
+	@set -e; for torch in $$(sed -n 's/^# \[torch-\([0-9.]*\)\].*/\1/p' requirements.txt); do $(MAKE) wheel TESSERA_TORCH=$$torch; done
+
+sdist:  ## makes dist/tessera-*.tar.gz, which pip builds for its torch
+	@scripts/setup.sh --python
+	@$(VENV)/bin/python -c 'from scikit_build_core.build import build_sdist; print("dist/" + build_sdist("dist"))'
 
 bundle:  ## makes a folder to take to a GPU node, dist/*.tar.gz
 	@scripts/setup.sh --python
 	@scripts/build.sh release bundle_programs
-	@.deps/venv/bin/python -B bundle/make_bundle.py
+	@$(VENV)/bin/python -B bundle/make_bundle.py --build $(BUILD)
 
 demo: build  ## trains a CNN on Fashion-MNIST on NPROC=2 ranks, ZeRO stage 2
-	@build/tessera train configs/fashion_mnist.json --nproc $(NPROC) $(ARGS)
+	@$(BUILD)/tessera train configs/fashion_mnist.json --nproc $(NPROC) $(ARGS)
 
 data: deps  ## fetches the reviews of text classification, 38 MB, to data/
 	@scripts/data.sh
@@ -46,10 +67,10 @@ test-full:  ## what `make test` leaves out: more backends, worlds, models
 	@scripts/setup.sh --python
 	@scripts/build.sh release
 	@scripts/test.sh release -C Full -L full
-	@PYTHONPATH=$(CURDIR)/build/python TESSERA=$(CURDIR)/build/tessera .deps/venv/bin/python -B tests/python/ddp_test.py full
+	@PYTHONPATH=$(CURDIR)/$(BUILD)/python TESSERA=$(CURDIR)/$(BUILD)/tessera $(VENV)/bin/python -B tests/python/ddp_test.py full
 
-hosts_program = TESSERA_TEST_HOSTS_REQUIRED=1 TESSERA=$(CURDIR)/build/tessera TORCHRUN=$(CURDIR)/.deps/venv/bin/torchrun \
-  PYTHONPATH=$(CURDIR)/build/python .deps/venv/bin/python -B tests/hosts
+hosts_program = TESSERA_TEST_HOSTS_REQUIRED=1 TESSERA=$(CURDIR)/$(BUILD)/tessera TORCHRUN=$(CURDIR)/$(VENV)/bin/torchrun \
+  PYTHONPATH=$(CURDIR)/$(BUILD)/python $(VENV)/bin/python -B tests/hosts
 test-hosts:  ## a training under ssh, mpirun, srun, torchrun, Spark, Ray, ...
 	@scripts/setup.sh --hosts
 	@scripts/build.sh release tessera tessera_engine_module
@@ -57,13 +78,17 @@ test-hosts:  ## a training under ssh, mpirun, srun, torchrun, Spark, Ray, ...
 	@$(if $(ARGS),,$(hosts_program)/doctor_test.py)
 	@$(if $(ARGS),,$(hosts_program)/engines_test.py)
 
+test-torches:  ## each torch of requirements.txt: build, wheel, a training
+	@scripts/setup.sh --python
+	@$(VENV)/bin/python -B tests/install/torches.py $(ARGS)
+
 test-peers:  ## DEEPSPEED=, ACCELERATE=checkout: their tests; FRAMEWORKS=1
 	@scripts/setup.sh --peers
 	@scripts/build.sh release tessera tessera_engine_module
 	@$(if $(DEEPSPEED)$(ACCELERATE)$(FRAMEWORKS),,echo "error: expected DEEPSPEED=folder, ACCELERATE=folder (checkouts) or FRAMEWORKS=1"; exit 2)
-	@$(if $(DEEPSPEED),.deps/venv/bin/python -B tests/peers/deepspeed_suite.py $(DEEPSPEED) $(ARGS))
-	@$(if $(ACCELERATE),.deps/venv/bin/python -B tests/peers/accelerate_suite.py $(ACCELERATE) $(ARGS))
-	@$(if $(FRAMEWORKS),.deps/venv/bin/python -B tests/peers/frameworks_suite.py $(ARGS))
+	@$(if $(DEEPSPEED),$(VENV)/bin/python -B tests/peers/deepspeed_suite.py $(DEEPSPEED) $(ARGS))
+	@$(if $(ACCELERATE),$(VENV)/bin/python -B tests/peers/accelerate_suite.py $(ACCELERATE) $(ARGS))
+	@$(if $(FRAMEWORKS),$(VENV)/bin/python -B tests/peers/frameworks_suite.py $(ARGS))
 
 fashion-hosts:  ## make demo's job under each launcher, on one and two hosts
 	@scripts/setup.sh --hosts
@@ -87,43 +112,43 @@ lint:  ## clang-tidy over the C++ sources (FILES=... some)
 bench:  ## builds and runs the benchmarks
 	@scripts/setup.sh --python
 	@scripts/build.sh release benchmarks
-	@set -e; for program in build/bench_*; do echo "== $$program"; $$program $(ARGS); done
+	@set -e; for program in $(BUILD)/bench_*; do echo "== $$program"; $$program $(ARGS); done
 
 bench-peers:  ## a step and checkpoints beside DDP, FSDP2 and DeepSpeed
 	@scripts/setup.sh --peers
 	@scripts/build.sh release tessera step_rank checkpoint_rank
-	@.deps/venv/bin/python -B benchmarks/peers/train_step.py $(ARGS)
-	@.deps/venv/bin/python -B benchmarks/peers/checkpoint.py
+	@$(VENV)/bin/python -B benchmarks/peers/train_step.py $(ARGS)
+	@$(VENV)/bin/python -B benchmarks/peers/checkpoint.py
 
 bench-python:  ## a step in Python beside DDP, FSDP2, DeepSpeed: 5 min
 	@scripts/setup.sh --peers
 	@scripts/build.sh release tessera tessera_engine_module
-	@PYTHONPATH=$(CURDIR)/build/python .deps/venv/bin/python -B benchmarks/python/train_step.py $(ARGS)
+	@PYTHONPATH=$(CURDIR)/$(BUILD)/python $(VENV)/bin/python -B benchmarks/python/train_step.py $(ARGS)
 
 bench-hosts:  ## a step on 2 and 4 hosts beside DDP and FSDP2: 25 min
 	@scripts/setup.sh --python
 	@scripts/build.sh release tessera step_rank
-	@.deps/venv/bin/python -B benchmarks/hosts/train_step.py $(ARGS)
+	@$(VENV)/bin/python -B benchmarks/hosts/train_step.py $(ARGS)
 
 bench-activations:  ## recomputation and offload beside torch's: 20 min
 	@scripts/setup.sh --python
 	@scripts/build.sh release tessera tessera_engine_module
-	@PYTHONPATH=$(CURDIR)/build/python .deps/venv/bin/python -B benchmarks/python/activations.py $(ARGS)
+	@PYTHONPATH=$(CURDIR)/$(BUILD)/python $(VENV)/bin/python -B benchmarks/python/activations.py $(ARGS)
 
 bench-offload-python:  ## beside FSDP2, DeepSpeed: 12 min
 	@scripts/setup.sh --peers
 	@scripts/build.sh release tessera tessera_engine_module
-	@PYTHONPATH=$(CURDIR)/build/python .deps/venv/bin/python -B benchmarks/python/offload.py $(ARGS)
+	@PYTHONPATH=$(CURDIR)/$(BUILD)/python $(VENV)/bin/python -B benchmarks/python/offload.py $(ARGS)
 
 methods:  ## one training every way, Tessera's and Python's: an hour
 	@scripts/setup.sh --peers
 	@scripts/data.sh
 	@scripts/build.sh release tessera
-	@.deps/venv/bin/python -B benchmarks/methods/methods.py $(ARGS)
+	@$(VENV)/bin/python -B benchmarks/methods/methods.py $(ARGS)
 
 soak: build  ## kills runs at random moments, fails disks: 15 minutes
 	@scripts/build.sh release async_soak
-	@nice build/async_soak
+	@nice $(BUILD)/async_soak
 	@nice python3 -B tests/soak/crash_soak.py $(ARGS)
 
 soak-restarts: build  ## ranks die and hang at random, the launcher goes on
@@ -148,7 +173,7 @@ mutants:  ## puts bugs into a copy; the tests must find them: an hour
 	@nice python3 -B tests/mutants/mutants.py $(ARGS)
 
 clean:  ## removes what was built
-	@rm -rf build build-debug build-asan build-tsan build-fuzz build-mutants
+	@rm -rf build build-*/
 
 distclean: clean  ## removes what was built and installed, .deps/ too
 	@rm -rf .deps

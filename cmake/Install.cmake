@@ -23,7 +23,8 @@ install(CODE "set(SOURCE [[${PROJECT_SOURCE_DIR}]])\nset(ROOMS [[${TESSERA_PUBLI
   set(INCLUDES \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_INCLUDEDIR}\")")
 install(SCRIPT cmake/InstallHeaders.cmake)
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/tesseraConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
-install(FILES cmake/tesseraConfig.cmake cmake/Torch.cmake cmake/Hdf5.cmake cmake/SmallLibraries.cmake "${PROJECT_BINARY_DIR}/tesseraConfigVersion.cmake"
+configure_file(cmake/tesseraConfig.cmake.in "${PROJECT_BINARY_DIR}/tesseraConfig.cmake" @ONLY)
+install(FILES "${PROJECT_BINARY_DIR}/tesseraConfig.cmake" cmake/Torch.cmake cmake/Hdf5.cmake cmake/SmallLibraries.cmake "${PROJECT_BINARY_DIR}/tesseraConfigVersion.cmake"
   DESTINATION "${_package}")
 
 install(TARGETS tessera RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")

@@ -1,5 +1,7 @@
 # Third-party packages from Debian, each with the package that brings it when it is missing. packages.txt lists
 # them all; a test holds the two together.
+set(TESSERA_VENV "${PROJECT_SOURCE_DIR}/.deps/venv" CACHE PATH "The virtual environment that scripts/setup.sh has made")
+
 function(tessera_missing what debian_package)
   message(FATAL_ERROR "${what} not found: Debian package ${debian_package} brings it "
     "(`make deps`, or apt-get install ${debian_package}).")
@@ -79,7 +81,7 @@ if(TESSERA_BUILD_TESTS)
     tessera_missing(python3 python3-venv)
   endif()
   # For tests that need PyPI packages of requirements.txt.
-  find_program(TESSERA_VENV_PYTHON NAMES python3 PATHS "${PROJECT_SOURCE_DIR}/.deps/venv/bin" NO_DEFAULT_PATH)
+  find_program(TESSERA_VENV_PYTHON NAMES python3 PATHS "${TESSERA_VENV}/bin" NO_DEFAULT_PATH)
   if(NOT TESSERA_VENV_PYTHON)
     message(STATUS "Tests with PyPI packages are left out: there is no .deps/venv (`make test` makes it)")
   endif()

@@ -20,8 +20,8 @@ std::string advice(const std::string& path, const std::string& reason) {
   if (!missing.empty() && missing != path) {
     return str("CUDA was asked for, but ", missing,
                ", which libtorch_cuda.so needs, is not installed: "
-               "the PyPI packages nvidia-*, dependencies of torch==2.11.0, bring it "
-               "(pip install torch==2.11.0, with its dependencies)");
+               "the PyPI packages nvidia-*, dependencies of torch, bring it "
+               "(pip install the same torch again, with its dependencies)");
   }
   return str("CUDA was asked for, but ", path, " cannot be loaded (", reason, ")");
 }

@@ -8,8 +8,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 readonly PRESET="$1"
 shift
 case "$PRESET" in
-  release) readonly DIR=build ;;
-  debug | asan | tsan | fuzz) readonly DIR="build-$PRESET" ;;
+  release) readonly DIR="build$TESSERA_BUILD_SUFFIX" ;;
+  debug | asan | tsan | fuzz) readonly DIR="build-$PRESET$TESSERA_BUILD_SUFFIX" ;;
   *) fail "unknown preset $PRESET; there are release, debug, asan, tsan and fuzz" ;;
 esac
 
@@ -25,7 +25,7 @@ default_jobs() {
 # What CMake looks for and scripts/setup.sh installs. A folder that was configured with something else is configured anew, so
 # that the build is the same whichever commands came before.
 installed() {
-  cat .deps/venv-{build,cuda,python}.sha256 .deps/hdf5/built-from 2>/dev/null || true
+  cat "$VENV"/{torch,cuda,python}*.sha256 .deps/hdf5/built-from 2>/dev/null || true
   command -v nvcc /usr/local/cuda/bin/nvcc || true
 }
 
@@ -38,7 +38,7 @@ configured() {
 }
 
 configure() {
-  cmake --preset "$PRESET" --fresh
+  cmake --preset "$PRESET" --fresh -DTESSERA_VENV="$VENV"
   installed >"$DIR/configured-with"
   touch "$DIR/build.ninja"
 }

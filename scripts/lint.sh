@@ -22,6 +22,6 @@ sources() {
     sed -n 's/^ *"file": "\(.*\.c[xc]*\)",*$/\1/p' "$BUILD/compile_commands.json" | grep -v '/cmake/empty.cc$'
   fi
 }
-sources "$@" | xargs -P "${JOBS:-$(nproc)}" -n 1 "$ROOT/.deps/venv/bin/clang-tidy" -quiet -p "$BUILD" \
+sources "$@" | xargs -P "${JOBS:-$(nproc)}" -n 1 "$VENV/bin/clang-tidy" -quiet -p "$BUILD" \
   --extra-arg="-isystem$BUILD/omp" 2>"$LOG_DIR/lint.log" ||
   fail "clang-tidy has found something (above); its own messages are in $LOG_DIR/lint.log"

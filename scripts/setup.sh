@@ -1,6 +1,8 @@
 #!/bin/bash
 # Installs what is missing: the Debian packages of packages.txt and PyPI packages of requirements.txt (into
 # .deps/venv). Safe to run again: done work costs a few hundredths of a second, interrupted work is redone.
+# TESSERA_TORCH=2.12 takes another torch than the first of requirements.txt, and .deps/venv-torch2.12; PYTHON another Python
+# than Debian's.
 #
 #   scripts/setup.sh           all that building and training need (with CUDA too, where nvcc is found)
 #   scripts/setup.sh --python  and what the wheel, the tests and the benchmarks need: Python packages
@@ -11,9 +13,8 @@
 # shellcheck source-path=SCRIPTDIR
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-readonly VENV="$ROOT/.deps/venv"
-readonly PYTHON=/usr/bin/python3  # Debian's: another python3 may come first in PATH
-readonly UNFINISHED="$ROOT/.deps/venv-unfinished"  # stands while pip works
+readonly PYTHON="${PYTHON:-/usr/bin/python3}"  # Debian's: another python3 may come first in PATH
+readonly UNFINISHED="$VENV-unfinished"  # stands while pip works
 
 # Those of packages.txt that are not installed: the main ones, or with `hosts` that section's.
 missing_packages() {
@@ -70,7 +71,7 @@ requirements() {
 
 # What is installed is right if all of this is unchanged. (A venv holds its own path, so it cannot be moved.)
 venv_state() {
-  { echo "$VENV" "$(readlink -f "$PYTHON")"; requirements "$1"; } | sha256sum
+  { echo "$VENV" "$(readlink -f "$(command -v "$PYTHON")")"; requirements "$1"; } | sha256sum
 }
 
 install_requirements() {
@@ -93,12 +94,12 @@ install_requirements() {
 
 # setup_python SECTION LABEL
 setup_python() {
-  local stamp="$ROOT/.deps/venv-$1.sha256"
-  [[ -e $UNFINISHED ]] && rm -rf "$VENV" "$ROOT"/.deps/venv-*.sha256  # pip takes half-installed packages for complete
+  local stamp="$VENV/$1.sha256"
+  [[ -e $UNFINISHED ]] && rm -rf "$VENV"  # pip takes half-installed packages for complete
   if [[ -e $stamp && -x $VENV/bin/python && $(<"$stamp") == "$(venv_state "$1")" ]]; then
     return
   fi
-  [[ -x $PYTHON ]] || fail "$PYTHON not found: Debian package python3 brings it"
+  [[ -x $(command -v "$PYTHON") ]] || fail "$PYTHON not found: Debian package python3 brings /usr/bin/python3; expected a Python in PYTHON"
   step "$2" "pip-$1" install_requirements "$1"
   venv_state "$1" >"$stamp"
 }
@@ -117,9 +118,9 @@ main() {
     hdf5=$!
     trap 'kill "$hdf5" 2>/dev/null' EXIT
   fi
-  setup_python build "libtorch from PyPI (about 0.6 GB to download)"
+  setup_python "torch-$TORCH" "torch $TORCH from PyPI (about 0.6 GB to download)"
   if [[ -n ${1:-} ]] || command -v nvcc /usr/local/cuda/bin/nvcc >/dev/null; then
-    setup_python cuda "NVIDIA's libraries from PyPI (about 1.6 GB to download)"
+    setup_python "cuda-$TORCH" "NVIDIA's libraries from PyPI (about 1.6 GB to download)"
   fi
   if [[ -n $hdf5 ]]; then
     local status=0

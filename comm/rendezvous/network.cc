@@ -16,7 +16,6 @@
 #include <fstream>
 #include <memory>
 #include <thread>
-#include <torch/csrc/distributed/c10d/TCPStoreBackend.hpp>
 
 #include "comm/control/error_message.h"
 #include "comm/control/liveness.h"
@@ -100,11 +99,12 @@ int listen_on_all(const std::string& host, int port) {
 enum class Reply { kStore, kOther, kClosed, kNone };
 
 /// What a TCPStore's client sends first; the server answers with the nonce. (A TCPStore waits for that
-/// without a limit.)
+/// without a limit.) The numbers are those of torch/csrc/distributed/c10d/TCPStoreBackend.hpp, which torch
+/// does not install from 2.14 on.
 struct [[gnu::packed]] StoreGreeting {
-  c10d::detail::QueryType validate = c10d::detail::QueryType::VALIDATE;
-  uint32_t magic = c10d::detail::validationMagicNumber;
-  c10d::detail::QueryType ping = c10d::detail::QueryType::PING;
+  uint8_t validate = 0;
+  uint32_t magic = 0x3C85F7CE;
+  uint8_t ping = 13;
   uint32_t nonce = 0x7E55E3A0;
 };
 

@@ -13,4 +13,5 @@ def _minor(version):
 
 if _minor(torch.__version__) != _minor(TORCH):
     raise ImportError(f"this tessera was built for torch {_minor(TORCH)}, and found torch {torch.__version__} ({torch.__file__}): "
-                      f"pip install 'torch=={_minor(TORCH)}.*', or build tessera for this torch (docs/python.md)")
+                      f"pip install 'torch=={_minor(TORCH)}.*', or the wheel tessera-*+torch{_minor(torch.__version__)}-*.whl, which "
+                      f"`make wheel TESSERA_TORCH={_minor(torch.__version__)}` makes (docs/install.md)")

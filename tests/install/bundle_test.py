@@ -130,18 +130,20 @@ class BundleTest(unittest.TestCase):
         without = self.home / "without"
         machine = bare_root.BareRoot(without)
         shutil.copytree(self.bundle, without / "opt" / self.name, symlinks=True)
-        todo = "expected torch 2.11; pip install 'torch==2.11.*', or set PYTHON to a Python that has it\n"
+        full = re.search(r"__version__ = '([\d.]+)", (Path(os.environ["TORCH_DIR"]) / "version.py").read_text(encoding="utf-8"))[1]
+        minor = full.rpartition(".")[0]
+        todo = f"expected torch {minor}; pip install 'torch=={minor}.*', or set PYTHON to a Python that has it\n"
         self.assertEqual(self.inside("./run.sh", "--version", code=1, machine=machine), f"error: /usr/bin/python3 has no torch: {todo}")
         self.assertEqual(self.inside("./gpu_check.sh", code=1, machine=machine), f"error: /usr/bin/python3 has no torch: {todo}")
         torch = without / "opt" / "python" / "torch"
         torch.mkdir()
         (torch / "__init__.py").touch()
-        (torch / "version.py").write_text("__version__ = '2.12.1+cu130'\n")
+        (torch / "version.py").write_text("__version__ = '2.9.1+cu130'\n")
         self.assertEqual(self.inside("./run.sh", "--version", code=1, machine=machine),
-                         f"error: /usr/bin/python3 has torch 2.12.1+cu130 (/opt/python/torch): {todo}")
-        (torch / "version.py").write_text("__version__ = '2.11.0'\n")
+                         f"error: /usr/bin/python3 has torch 2.9.1+cu130 (/opt/python/torch): {todo}")
+        (torch / "version.py").write_text(f"__version__ = '{full}'\n")
         self.assertIn("/opt/python/torch/lib/libtorch_cpu.so is not there", self.inside("./run.sh", "--version", code=1, machine=machine))
-        self.assertIn("nothing is no program here: expected a Python with torch 2.11",
+        self.assertIn(f"nothing is no program here: expected a Python with torch {minor}",
                       self.inside("./run.sh", "--version", code=1, machine=machine, PYTHON="nothing"))
 
 

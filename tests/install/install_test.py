@@ -76,7 +76,7 @@ class InstallTest(unittest.TestCase):
         configure = (CMAKE, "-S", self.folder / "project", "-B", build, "-G", "Ninja",
                      f"-DCMAKE_CXX_COMPILER={os.environ.get('CXX', 'c++')}", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", "-DCMAKE_CXX_FLAGS=-O1 -Wall -Wextra -Werror")
         missing = self.run_command(*configure, f"-DCMAKE_PREFIX_PATH={self.prefix}", code=1)
-        self.assertIn("PyPI package torch==2.11.0", " ".join(missing.split()))
+        self.assertIn("PyPI package torch brings it, of version ", " ".join(missing.split()))
         # libtorch's folder as for find_package(Torch); -DTESSERA_TORCH_DIR is the other way.
         self.run_command(*configure, f"-DCMAKE_PREFIX_PATH={self.prefix};{TORCH}")
         command = json.loads((build / "compile_commands.json").read_text())[0]["command"].replace(str(Path(TORCH).parent), "SITE")

@@ -25,7 +25,7 @@ def numbers(script, words, strategy):
     """What a program prints, and its seconds. Raises RuntimeError with its last line."""
     command = [sys.executable, str(suite.HERE / "programs" / script), *words, strategy]
     if script != "lightning_fit.py":  # Lightning starts its ranks itself
-        command = [str(suite.ROOT / "build" / "tessera"), "launch", "-n", "2", "--", *command]
+        command = [str(suite.BUILD / "tessera"), "launch", "-n", "2", "--", *command]
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tessera_frameworks_") as folder:
         done = subprocess.run([*command, folder], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600, check=False,

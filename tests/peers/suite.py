@@ -13,11 +13,12 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+BUILD = Path(os.environ.get("BUILD_DIR", ROOT / "build"))
 
 
 def environment_with(changes):
     """Of a process that finds the package, the commands beside this Python, and with TESSERA_PEER_NAMES tessera.deepspeed as deepspeed."""
-    python_path = os.pathsep.join([str(HERE / "site"), str(ROOT / "build" / "python"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    python_path = os.pathsep.join([str(HERE / "site"), str(BUILD / "python"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": python_path,
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", **changes}
 

@@ -10,11 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
-from tool import free_port  # noqa: E402, F401  for the tests, too
+from tool import TESSERA, free_port  # noqa: E402, F401  for the tests, too
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).resolve().parent / "programs"
-TESSERA = os.environ.get("TESSERA", str(ROOT / "build" / "tessera"))
 _RANK_VARIABLES = re.compile(r"RANK|WORLD_SIZE|LOCAL_|GROUP_|ROLE_|MASTER_|TORCHELASTIC_|TESSERA_")
 
 

@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import tempfile
 import unittest
 import zipfile
@@ -18,6 +19,9 @@ from pathlib import Path
 
 import packaging.tags
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bundle"))
+import make_bundle  # noqa: E402
 from ranks import PROGRAMS, ROOT, RanksTest, environment
 
 BUILD = Path(os.environ["BUILD_DIR"])
@@ -79,19 +83,55 @@ class Wheel(RanksTest):
     # ----------------------------------------------------------------------------------------- what it is
 
     def test_tags_and_metadata(self):
-        self.assertRegex(self.wheel.name, rf"^tessera-\d+\.\d+\.\d+-cp{VERSION}-cp{VERSION}-{PLATFORM}\.whl$")
+        minor = ".".join(torch.__version__.split(".")[:2])
+        self.assertRegex(self.wheel.name, rf"^tessera-\d+\.\d+\.\d+\+torch{re.escape(minor)}-cp{VERSION}-cp{VERSION}-{PLATFORM}\.whl$")
         with zipfile.ZipFile(self.wheel) as wheel:
             (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
             metadata = Parser().parsestr(wheel.read(name).decode())
             names = set(wheel.namelist())
         self.assertIn(self.wheel.stem.split("-", 2)[2], {str(tag) for tag in packaging.tags.sys_tags()}, "pip takes it on Debian 12")
-        minor = ".".join(torch.__version__.split(".")[:2])
         self.assertEqual(metadata.get_all("Requires-Dist"), [f"torch=={minor}.*"])
         self.assertEqual(metadata["License-Expression"], "Apache-2.0")
-        for known in ("tessera/py.typed", "tessera/_engine.pyi", "tessera/bin/tessera", "tessera/licenses/hdf5", "tessera/licenses/zlib1g"):
+        for known in ("tessera/py.typed", "tessera/_engine.pyi", "tessera/bin/tessera"):
             self.assertIn(known, names)
+        linked = {name.removesuffix("-dev") for name in make_bundle.LICENSES} - {"libgtest", "libbenchmark", "dataset-fashion-mnist"}
+        self.assertEqual({f"tessera/licenses/{name}" for name in {*linked, "hdf5", "torch"}} - names, set())
+        self.assertIn("Wenzel Jakob", self.licenses(), "pybind11's")
         self.assertFalse([name for name in names if "torch/" in name or "nvidia" in name or name.endswith(".in")])
         self.assertEqual("tessera/bin/libtessera_cuda.so" in names, (BUILD / "libtessera_cuda.so").exists())
+
+    def licenses(self):
+        return "".join(path.read_text(encoding="utf-8", errors="replace") for path in (self.package / "licenses").iterdir())
+
+    def test_sdist(self):
+        """What pip builds for the torch at hand (`make sdist`); test_of_an_sdist in tests/install builds one."""
+        run(sys.executable, "-c", "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])", self.folder, cwd=ROOT)
+        (path,) = self.folder.glob("tessera-*.tar.gz")
+        self.assertLess(path.stat().st_size, 10 << 20)
+        with tarfile.open(path) as sdist:
+            top = path.name.removesuffix(".tar.gz")
+            names = {name.removeprefix(top + "/") for name in sdist.getnames()}
+            metadata = Parser().parsestr(sdist.extractfile(f"{top}/PKG-INFO").read().decode())
+        self.assertRegex(metadata["Version"], r"^\d+\.\d+\.\d+$")
+        self.assertEqual((metadata.get_all("Requires-Dist"), metadata.get_all("Dynamic")), (["torch"], ["Requires-Dist"]))
+        listed = run("git", "ls-files", "core", "zero", "python", "cmake", "engine", cwd=ROOT).split() if (ROOT / ".git").exists() else ["core/error.h"]
+        self.assertEqual(set(listed) - names, set())
+        self.assertFalse([name for name in names if name.startswith(("build", ".deps", "dist", "runs"))])
+
+    def test_a_build_without_torch_says_what_to_do(self):
+        program = "import sys; from scikit_build_core.build import build_wheel; build_wheel(sys.argv[1])"
+        # The backend alone, beside no torch.
+        (self.folder / "site").mkdir()
+        for name in ("scikit_build_core", "packaging", "pathspec"):
+            (self.folder / "site" / name).symlink_to(SITE_PACKAGES / name)
+        for found, metadata in (("torch was not found", None), ("found torch 2.9.1", "Metadata-Version: 2.1\nName: torch\nVersion: 2.9.1\n")):
+            if metadata:
+                (self.folder / "site" / "torch-2.9.1.dist-info").mkdir()
+                (self.folder / "site" / "torch-2.9.1.dist-info" / "METADATA").write_text(metadata)
+            done = subprocess.run([os.path.realpath(sys.executable), "-S", "-c", program, self.folder], cwd=ROOT, text=True, capture_output=True, check=False,
+                                  env=environment(PYTHONPATH=self.folder / "site"))
+            self.assertEqual(done.returncode, 1, done.stderr)
+            self.assertRegex(done.stderr.strip().splitlines()[-1], f"^error: {re.escape(found)}.*expected torch 2.11 or ")
 
     def test_needs_torch_and_what_every_linux_has(self):
         for path in self.binaries():
@@ -166,7 +206,8 @@ class Wheel(RanksTest):
         self.assertIn('"world": 1', text)
 
     def test_another_torch_is_refused_by_name(self):
-        for version, wanted in (("2.12.1+cu130", None), ("2.10.0", None), ("2.11.7", "libtorch")):
+        minor = ".".join(torch.__version__.split(".")[:2])
+        for version, wanted in (("2.16.1+cu130", None), ("2.10.0", None), (f"{minor}.7", "libtorch")):
             folder = self.folder / version
             (folder / "torch").mkdir(parents=True)
             (folder / "torch" / "__init__.py").write_text(f"__version__ = '{version}'\n")
@@ -175,9 +216,9 @@ class Wheel(RanksTest):
                 self.assertNotIn("was built for torch", text)
                 continue
             last = text.strip().splitlines()[-1]
-            self.assertEqual(last, f"ImportError: this tessera was built for torch 2.11, and found torch {version} "
-                                   f"({folder}/torch/__init__.py): pip install 'torch==2.11.*', or build tessera for this torch "
-                                   "(docs/python.md)")
+            self.assertEqual(last, f"ImportError: this tessera was built for torch {minor}, and found torch {version} "
+                                   f"({folder}/torch/__init__.py): pip install 'torch=={minor}.*', or the wheel "
+                                   f"tessera-*+torch{version[:4]}-*.whl, which `make wheel TESSERA_TORCH={version[:4]}` makes (docs/install.md)")
 
     @unittest.skipUnless(ctypes.util.find_library("curl"), "there is no libcurl to compare with")
     def test_the_command_opens_curl_only_for_mlflow(self):

@@ -57,14 +57,23 @@ def requirements(text):
     """{section: {name: version}} of requirements.txt; a ValueError names a line that is not pinned exactly."""
     sections, current = {}, None
     for line in text.splitlines():
-        if match := re.match(r"# \[(\w+)\] \S", line):
+        if match := re.match(r"# \[([\w.-]+)\] \S", line):
             current = sections.setdefault(match.group(1), {})
         elif line.strip() and not line.startswith("#"):
             match = re.fullmatch(r"([A-Za-z0-9._-]+)==([0-9][A-Za-z0-9.]*)", line)
-            if not match or current is None or any(match.group(1) in section for section in sections.values()):
+            if not match or current is None or match.group(1) in current:
                 raise ValueError(f'requirements.txt: "{line}" is not one "name==version" in a section')
             current[match.group(1)] = match.group(2)
+    for torch in torches(sections) or [""]:  # what is installed together has each package once
+        names = [name for section, packages in sections.items() if section.endswith(f"-{torch}") or "-" not in section for name in packages]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"requirements.txt: {', '.join(sorted(twice))}: in two sections")
     return sections
+
+
+def torches(sections):
+    """The versions of torch that have a section, the default first."""
+    return [name.removeprefix("torch-") for name in sections if name.startswith("torch-")]
 
 
 def machine_names(text):
@@ -121,24 +130,39 @@ class Packages(unittest.TestCase):
 class Requirements(unittest.TestCase):
     def test_every_package_is_pinned(self):
         sections = requirements(read("requirements.txt"))
-        self.assertEqual(list(sections), ["build", "cuda", "python", "mlflow", "peers", "engines"])
-        self.assertEqual(sorted(sections["build"]), ["nvidia-cuda-cupti", "nvidia-cuda-runtime", "torch"])
+        of_torch = [f"{name}-{torch}" for torch in torches(sections) for name in ("torch", "cuda")]
+        self.assertEqual(list(sections), [*of_torch, "python", "mlflow", "peers", "engines"])
+        for torch in torches(sections):
+            self.assertEqual(sections[f"torch-{torch}"]["torch"], torch)
+            self.assertEqual(sorted(sections[f"torch-{torch}"]), ["nvidia-cuda-cupti", "nvidia-cuda-runtime", "torch", "torchvision"])
 
     def test_an_inexact_line_is_caught(self):
         for line in ["torch", "torch>=2.11", "torch==2.*", "torch==2.11.0 numpy==1.0", "https://host/torch.whl",
                      "-r other.txt"]:
             with self.subTest(line=line), self.assertRaises(ValueError):
-                requirements(f"# [build] x\n{line}\n")
-        for text in ["torch==2.11.0\n", "# [a] x\nn==1\n# [b] x\nn==1\n"]:
+                requirements(f"# [python] x\n{line}\n")
+        for text in ["torch==2.11.0\n", "# [a] x\nn==1\n# [b] x\nn==1\n", "# [torch-1] x\nn==1\n# [b] x\nn==1\n", "# [torch-1] x\nn==1\nn==1\n"]:
             with self.subTest(text=text), self.assertRaises(ValueError):
                 requirements(text)
+        requirements("# [torch-1] x\nn==1\n# [torch-2] x\nn==2\n# [b] x\nm==1\n")
 
-    def test_cmake_asks_for_the_same_torch(self):
-        sections = requirements(read("requirements.txt"))
-        named = re.findall(r"PyPI package ([a-z0-9-]+)(?:==([0-9.]+[0-9]))?", read("cmake/Torch.cmake"))
-        self.assertIn(("torch", sections["build"]["torch"]), named)
-        for name, version in named:
-            self.assertIn(version or sections["build"][name], sections["build"][name])
+    def test_cmake_takes_the_same_torches(self):
+        minors = re.search(r"set\(TESSERA_TORCH_MINORS ([0-9. ]+)\)", read("cmake/Torch.cmake"))[1].split()
+        self.assertEqual(minors, [torch.rpartition(".")[0] for torch in sorted(torches(requirements(read("requirements.txt"))))])
+
+    def test_a_torch_is_chosen_by_its_version_or_minor(self):
+        versions = torches(requirements(read("requirements.txt")))
+        script = 'source scripts/common.sh; echo "$TORCH ${VENV##*/} build$TESSERA_BUILD_SUFFIX"'
+        for wanted, torch in [("", versions[0]), *((v, v) for v in versions), *((v.rpartition(".")[0], v) for v in versions)]:
+            suffix = "" if torch == versions[0] else "-torch" + torch.rpartition(".")[0]
+            self.assertEqual(self.bash(script, wanted), (0, f"{torch} venv{suffix} build{suffix}\n", ""))
+        for wanted in ("2", "2.1", "2.11.9", "latest", "2.110"):
+            code, _, error = self.bash(script, wanted)
+            self.assertEqual((code, error), (1, f'error: TESSERA_TORCH is "{wanted}"; expected one of {" ".join(versions)} (requirements.txt)\n'))
+
+    def bash(self, script, torch):
+        done = subprocess.run(["bash", "-c", script], cwd=ROOT, env={**os.environ, "TESSERA_TORCH": torch}, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout, done.stderr
 
 
 class Commands(unittest.TestCase):
@@ -174,7 +198,7 @@ class Commands(unittest.TestCase):
     def test_presets_build_where_git_ignores(self):
         presets = json.loads(read("CMakePresets.json"))
         folders = {preset["name"]: preset["binaryDir"] for preset in presets["configurePresets"]}
-        self.assertEqual(folders, {name: "${sourceDir}/" + folder for name, folder in
+        self.assertEqual(folders, {name: "${sourceDir}/" + folder + "$env{TESSERA_BUILD_SUFFIX}" for name, folder in
                                    {"release": "build", "debug": "build-debug", "asan": "build-asan", "tsan": "build-tsan", "fuzz": "build-fuzz"}.items()})
         for kind, without in (("buildPresets", set()), ("testPresets", {"fuzz"})):
             self.assertEqual({preset["configurePreset"] for preset in presets[kind]}, set(folders) - without)
@@ -191,7 +215,7 @@ class Builds(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.root = Path(folder.name)
         (self.root / "scripts").mkdir()
-        for name in ("scripts/build.sh", "scripts/common.sh", "CMakePresets.json"):
+        for name in ("scripts/build.sh", "scripts/common.sh", "CMakePresets.json", "requirements.txt"):
             shutil.copy(ROOT / name, self.root / name)
         (self.root / "CMakeLists.txt").write_text(
             "cmake_minimum_required(VERSION 3.25)\nproject(one NONE)\n"
@@ -219,7 +243,8 @@ class Builds(unittest.TestCase):
 
     def test_each_change_of_what_is_installed_configures_anew(self):
         configured = len(self.build())
-        for name in ("hdf5/built-from", "venv-build.sha256", "venv-cuda.sha256", "venv-python.sha256"):
+        torch = torches(requirements(read("requirements.txt")))[0]
+        for name in ("hdf5/built-from", f"venv/torch-{torch}.sha256", f"venv/cuda-{torch}.sha256", "venv/python.sha256"):
             for text in ("1", "2"):
                 self.install(name, text)
                 configured += 1

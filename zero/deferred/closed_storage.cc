@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "zero/memory/storage_access.h"
+#include "zero/memory/torch_versions.h"
 
 namespace tessera::zero::deferred {
 namespace {
@@ -74,7 +75,7 @@ void watch(const c10::Storage& storage) {
 }
 
 void unwatch(const c10::Storage& storage) {
-  if (is_watched(storage)) c10::impl::cow::materialize_cow_storage(impl(storage));
+  if (is_watched(storage)) materialize_cow(impl(storage));
 }
 
 bool is_watched(const c10::Storage& storage) {

@@ -1,0 +1,151 @@
+"""Each torch of requirements.txt: its build, its wheel in a fresh virtual environment, and what that trains. `make test-torches` runs it.
+
+    .deps/venv/bin/python -B tests/install/torches.py [2.12 2.15.0 ...] [--suite] [--json FILE]
+
+For each torch `make wheel TESSERA_TORCH=...` runs, pip installs the wheel, and a GPT of two layers trains on two ranks at stages 0 to 3. The
+losses of all stages must be the same bits, and equal those of the first torch to rounding. --suite runs `make test` with it, too. Prints
+a table; the exit code is 1 when something failed. torch itself is not installed again: the environment names the one of .deps/venv*.
+"""
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+MOST_DIFFERENCE = {"fp32": 1e-4, "bf16": 2e-2}  # relative: kernels of another torch round otherwise
+
+TRAIN = """
+import json
+import sys
+
+import tessera
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class Gpt(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(64, 32)
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True) for _ in range(2))
+        self.head = nn.Linear(32, 64)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x, src_mask=nn.Transformer.generate_square_subsequent_mask(tokens.shape[1]), is_causal=True)
+        return self.head(x)
+
+
+tessera.comm.init_distributed()
+rank, losses = tessera.comm.get_rank(), {}
+for stage in range(4):
+    torch.manual_seed(0)
+    engine, *_ = tessera.initialize(model=Gpt(), config={"train_batch_size": 8, "gradient_clipping": 1.0, "bf16": {"enabled": sys.argv[1] == "bf16"},
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0}, "optimizer": {"type": "AdamW", "params": {"lr": 3e-3}}})
+    data = torch.randint(64, (12, 8, 17), generator=torch.Generator().manual_seed(1))
+    losses[stage] = []
+    for batch in data:
+        mine = batch[4 * rank:4 * rank + 4]
+        loss = functional.cross_entropy(engine(mine[:, :-1]).flatten(0, 1).float(), mine[:, 1:].flatten())
+        engine.backward(loss)
+        engine.step()
+        losses[stage].append(tessera.comm.all_reduce(loss.item()) / 2)
+    engine.destroy()
+if rank == 0:
+    print("RESULT " + json.dumps({"torch": torch.__version__, "losses": list(losses.values())}))
+"""
+
+
+class Failed(Exception):
+    """What a command said, when it failed."""
+
+
+def run(*command, **environment):
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "BUILD_DIR", "MAKEFLAGS", "TESSERA_TORCH")}
+    done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, check=False, env={**kept, **environment})
+    if done.returncode != 0:
+        raise Failed(f"{' '.join(map(str, command))}: exit code {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}")
+    return done.stdout
+
+
+def torches(wanted):
+    text = (ROOT / "requirements.txt").read_text(encoding="utf-8")
+    known = re.findall(r"^# \[torch-([0-9.]+)\]", text, re.MULTILINE)
+    found = [next((torch for torch in known if name in (torch, torch.rpartition(".")[0])), None) for name in wanted]
+    if None in found:
+        sys.exit(f"error: {wanted[found.index(None)]}: expected some of {', '.join(known)}")
+    return found or known
+
+
+def environment_of(torch, folder):
+    """A virtual environment with the wheel for `torch`, which finds the packages of the one that built it."""
+    minor = torch.rpartition(".")[0]
+    (stamp,) = ROOT.glob(f".deps/venv*/torch-{torch}.sha256")  # of scripts/setup.sh
+    (site,) = stamp.parent.glob("lib/python3*/site-packages")
+    (wheel,) = ROOT.glob(f"dist/tessera-*+torch{minor}-*.whl")
+    run(stamp.parent / "bin" / "python", "-m", "venv", folder)
+    run(folder / "bin" / "pip", "install", "--quiet", "--no-deps", "--no-index", wheel, PIP_DISABLE_PIP_VERSION_CHECK="1")
+    (own,) = folder.glob("lib/python3*/site-packages")
+    (own / "torch.pth").write_text(f"{site}\n")
+    return folder / "bin" / "python"
+
+
+def check(torch, suite):
+    row, start = {"torch": torch}, time.monotonic()
+    run("make", "wheel", TESSERA_TORCH=torch)
+    row["wheel_s"] = round(time.monotonic() - start)
+    with tempfile.TemporaryDirectory(prefix="tessera_torch_") as folder:
+        python = environment_of(torch, Path(folder) / "venv")
+        (Path(folder) / "train.py").write_text(TRAIN)
+        for precision in MOST_DIFFERENCE:
+            said = run(python, "-m", "tessera", "launch", "-n", 2, "--", python, Path(folder) / "train.py", precision, OMP_NUM_THREADS="1")
+            result = json.loads(re.search(r"RESULT (.*)", said)[1])
+            if result["torch"].split("+")[0] != torch:
+                raise Failed(f"the environment has torch {result['torch']}")
+            if any(losses != result["losses"][0] for losses in result["losses"]):
+                raise Failed(f"{precision}: the losses of the stages differ: {result['losses']}")
+            row[precision] = result["losses"][0]
+    if suite:
+        start = time.monotonic()
+        said = run("make", "test", TESSERA_TORCH=torch)
+        row["suite"] = f"{re.search(r'[0-9]+% tests passed.*', said)[0]}, {round(time.monotonic() - start)} s"
+    return row
+
+
+def difference(losses, base):
+    return max(abs(a - b) / abs(b) for a, b in zip(losses, base, strict=True))
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Builds and tries each torch")
+    parser.add_argument("torches", nargs="*", metavar="TORCH")
+    parser.add_argument("--suite", action="store_true", help="run the whole suite with each, too")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    rows, failed = [], False
+    print("| torch | wheel built in s | fp32 losses, largest relative difference | bf16 | suite |\n|---|---|---|---|---|")
+    for torch in torches(args.torches):
+        try:
+            row = check(torch, args.suite)
+        except Failed as error:
+            failed = True
+            print(f"| {torch} | failed | | | |\n{error}", flush=True)
+            continue
+        rows.append(row)
+        differences = {precision: difference(row[precision], rows[0][precision]) for precision in MOST_DIFFERENCE}
+        failed = failed or any(differences[precision] > most for precision, most in MOST_DIFFERENCE.items())
+        print(f"| {torch} | {row['wheel_s']} | {differences['fp32']:.1e} | {differences['bf16']:.1e} | {row.get('suite', 'not run')} |", flush=True)
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
