@@ -10,16 +10,18 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 NPROC ?= 2
 PLATFORM ?= manylinux_2_35_x86_64
-ifdef TESSERA_TORCH
+override TORCH_SUFFIX :=
+ifneq ($(TESSERA_TORCH),)
   export TESSERA_TORCH
-  SUFFIX := $(shell TESSERA_TORCH=$(TESSERA_TORCH); . scripts/common.sh; echo "suffix $$TESSERA_BUILD_SUFFIX")
-  ifeq ($(SUFFIX),)
+  override TORCH_SUFFIX := $(shell TESSERA_TORCH='$(subst ','\'',$(TESSERA_TORCH))'; . scripts/common.sh; echo "found $$TESSERA_BUILD_SUFFIX")
+  ifeq ($(TORCH_SUFFIX),)
     $(error TESSERA_TORCH is not a torch of requirements.txt)
   endif
-  export BUILD_DIR := $(CURDIR)/build$(word 2,$(SUFFIX))
+  override TORCH_SUFFIX := $(word 2,$(TORCH_SUFFIX))
+  export TESSERA_BUILD_DIR := $(CURDIR)/build$(TORCH_SUFFIX)
 endif
-BUILD := build$(word 2,$(SUFFIX))
-VENV := .deps/venv$(word 2,$(SUFFIX))
+override BUILD := build$(TORCH_SUFFIX)
+override VENV := .deps/venv$(TORCH_SUFFIX)
 
 help:  ## lists these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -35,7 +37,7 @@ wheel:  ## makes the Python package's wheel, dist/tessera-*.whl
 	@scripts/build.sh release tessera tessera_engine_module
 	@tag=$$($(VENV)/bin/python -c 'import sys; print("cp{0}{1}-cp{0}{1}".format(*sys.version_info))'); \
 	$(VENV)/bin/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist . \
-	  --config-settings cmake.define.TESSERA_BUILD_DIR=$(CURDIR)/$(BUILD) --config-settings build-dir=$(BUILD)/wheel $(if $(PLATFORM), \
+	  --config-settings "cmake.define.TESSERA_BUILD_DIR=$(CURDIR)/$(BUILD)" --config-settings build-dir=$(BUILD)/wheel $(if $(PLATFORM), \
 	  --config-settings cmake.define.TESSERA_PLATFORM=$(PLATFORM) --config-settings wheel.tags=$$tag-$(PLATFORM))
 	@wheel=$$(ls -t dist/tessera-*.whl | head -n 1); torch=$${wheel#*+torch}; \
 	echo "$$wheel: $$(du -h --apparent-size $$wheel | cut -f 1); install it with: pip install 'torch==$${torch%%-*}.*' numpy $$wheel"
@@ -45,7 +47,7 @@ wheels:  ## makes a wheel for each torch of requirements.txt
 
 sdist:  ## makes dist/tessera-*.tar.gz, which pip builds for its torch
 	@scripts/setup.sh --python
-	@$(VENV)/bin/python -c 'from scikit_build_core.build import build_sdist; print("dist/" + build_sdist("dist"))'
+	@$(VENV)/bin/python -c 'from scikit_build_core.build import build_sdist; print("pip install --no-build-isolation dist/" + build_sdist("dist"))'
 
 bundle:  ## makes a folder to take to a GPU node, dist/*.tar.gz
 	@scripts/setup.sh --python
@@ -173,7 +175,7 @@ mutants:  ## puts bugs into a copy; the tests must find them: an hour
 	@nice python3 -B tests/mutants/mutants.py $(ARGS)
 
 clean:  ## removes what was built
-	@rm -rf build build-*/
+	@rm -rf build build-mutants build-torch* build-debug* build-asan* build-tsan* build-fuzz* build-lint*
 
 distclean: clean  ## removes what was built and installed, .deps/ too
 	@rm -rf .deps

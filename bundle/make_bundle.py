@@ -128,9 +128,7 @@ def copy_licenses(folder):
 
 def torch_version(build):
     """That of the build's libtorch: ("2.11", "2.11.0")."""
-    place = re.search(r"^TESSERA_TORCH_DIR:PATH=(.*)$", (build / "CMakeCache.txt").read_text(encoding="utf-8"), re.MULTILINE)[1]
-    folder = Path(place) if place else next(ROOT.glob(".deps/venv/lib/python3*/site-packages/torch"))
-    full = re.search(r"__version__ = '([\d.]+)", (folder / "version.py").read_text(encoding="utf-8"))[1]
+    full = re.search(r"^TESSERA_TORCH_VERSION:INTERNAL=(.*)$", (build / "CMakeCache.txt").read_text(encoding="utf-8"), re.MULTILINE)[1]
     return full.rpartition(".")[0], full
 
 
@@ -186,7 +184,7 @@ def main():
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     args = parser.parse_args()
     version = output_of(args.build / "tessera", "--version").strip()
-    folder = args.out / f"tessera-{version}-linux_x86_64"
+    folder = args.out / f"tessera-{version}+torch{torch_version(args.build)[0]}-linux_x86_64"
     shutil.rmtree(folder, ignore_errors=True)
     fill(args.build, folder)
     archive = args.out / f"{folder.name}.tar.gz"

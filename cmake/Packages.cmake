@@ -83,7 +83,7 @@ if(TESSERA_BUILD_TESTS)
   # For tests that need PyPI packages of requirements.txt.
   find_program(TESSERA_VENV_PYTHON NAMES python3 PATHS "${TESSERA_VENV}/bin" NO_DEFAULT_PATH)
   if(NOT TESSERA_VENV_PYTHON)
-    message(STATUS "Tests with PyPI packages are left out: there is no .deps/venv (`make test` makes it)")
+    message(STATUS "Tests with PyPI packages are left out: there is no ${TESSERA_VENV} (`make test` makes it)")
   endif()
 endif()
 if(TESSERA_BUILD_BENCHMARKS)

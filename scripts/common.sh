@@ -34,7 +34,7 @@ export VENV="$ROOT/.deps/venv$TESSERA_BUILD_SUFFIX" TESSERA_BUILD_SUFFIX  # CMak
 
 # step LABEL LOG_NAME COMMAND...: prints "LABEL ... 12 s"; when COMMAND fails, the end of its log and its name.
 step() {
-  local label="$1" log="$LOG_DIR/$2.log" start=$SECONDS status=0
+  local label="$1" log="$LOG_DIR/$2$TESSERA_BUILD_SUFFIX.log" start=$SECONDS status=0
   shift 2
   printf '%s ... ' "$label"
   set +e  # not "|| status=$?": inside COMMAND, a function, every failure must still stop it

@@ -4,11 +4,11 @@
 # shellcheck source-path=SCRIPTDIR
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-readonly BUILD="$ROOT/build-lint"
+readonly BUILD="$ROOT/build-lint$TESSERA_BUILD_SUFFIX"
 # Clang reads no precompiled header of GCC's. A file is looked at as a part of its joined file, unless FILEs are named.
 joined=ON
 (($# > 0)) && joined=OFF
-step "Configure (lint)" configure-lint cmake -S "$ROOT" -B "$BUILD" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON \
+step "Configure (lint)" configure-lint cmake -S "$ROOT" -B "$BUILD" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTESSERA_VENV="$VENV" -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON \
   -DTESSERA_JOIN_SOURCES=$joined -DTESSERA_BUILD_TESTS=OFF -DTESSERA_BUILD_BENCHMARKS=OFF
 
 # The one header that clang-tidy's package lacks.

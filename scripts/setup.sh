@@ -13,7 +13,10 @@
 # shellcheck source-path=SCRIPTDIR
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-readonly PYTHON="${PYTHON:-/usr/bin/python3}"  # Debian's: another python3 may come first in PATH
+# Debian's, where nothing else is said and .deps/venv is not there yet: another python3 may come first in PATH.
+python=${PYTHON:-$([[ -x $VENV/bin/python ]] && echo "$VENV/bin/python" || echo /usr/bin/python3)}
+PYTHON=$(readlink -f "$(command -v "$python")") || fail "$python not found: expected a Python in PYTHON, or Debian's package python3"
+readonly PYTHON
 readonly UNFINISHED="$VENV-unfinished"  # stands while pip works
 
 # Those of packages.txt that are not installed: the main ones, or with `hosts` that section's.
@@ -71,12 +74,12 @@ requirements() {
 
 # What is installed is right if all of this is unchanged. (A venv holds its own path, so it cannot be moved.)
 venv_state() {
-  { echo "$VENV" "$(readlink -f "$(command -v "$PYTHON")")"; requirements "$1"; } | sha256sum
+  { echo "$VENV" "$PYTHON"; requirements "$1"; } | sha256sum
 }
 
 install_requirements() {
   : >"$UNFINISHED"
-  if [[ ! -x $VENV/bin/pip ]] || ! grep -q "VIRTUAL_ENV=.*$VENV\"*\$" "$VENV/bin/activate"; then
+  if [[ ! -x $VENV/bin/pip || $(readlink -f "$VENV/bin/python") != "$PYTHON" ]] || ! grep -q "VIRTUAL_ENV=.*$VENV\"*\$" "$VENV/bin/activate"; then
     "$PYTHON" -m venv --clear "$VENV"
   fi
   requirements "$1" >"$ROOT/.deps/requirements-$1.txt"
@@ -94,12 +97,11 @@ install_requirements() {
 
 # setup_python SECTION LABEL
 setup_python() {
-  local stamp="$VENV/$1.sha256"
+  local stamp="$VENV/${1%%-*}.sha256"
   [[ -e $UNFINISHED ]] && rm -rf "$VENV"  # pip takes half-installed packages for complete
   if [[ -e $stamp && -x $VENV/bin/python && $(<"$stamp") == "$(venv_state "$1")" ]]; then
     return
   fi
-  [[ -x $(command -v "$PYTHON") ]] || fail "$PYTHON not found: Debian package python3 brings /usr/bin/python3; expected a Python in PYTHON"
   step "$2" "pip-$1" install_requirements "$1"
   venv_state "$1" >"$stamp"
 }

@@ -10,4 +10,4 @@ shift
 # ctest's processors are halves of a core: a test takes two, or one if it waits more than it computes (cmake/Targets.cmake).
 parallel=$((2 * $(nproc)))
 ctest --preset "$PRESET" --parallel "${CTEST_PARALLEL_LEVEL:-$parallel}" --no-tests=error "$@" 2>&1 </dev/null |
-  tee "$LOG_DIR/ctest-$PRESET.log"
+  tee "$LOG_DIR/ctest-$PRESET$TESSERA_BUILD_SUFFIX.log"

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-BUILD = Path(os.environ.get("BUILD_DIR", HERE.parents[1] / "build"))
+BUILD = Path(os.environ.get("TESSERA_BUILD_DIR", HERE.parents[1] / "build"))
 
 
 class RanksFailed(Exception):

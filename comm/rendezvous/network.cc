@@ -99,8 +99,8 @@ int listen_on_all(const std::string& host, int port) {
 enum class Reply { kStore, kOther, kClosed, kNone };
 
 /// What a TCPStore's client sends first; the server answers with the nonce. (A TCPStore waits for that
-/// without a limit.) The numbers are those of torch/csrc/distributed/c10d/TCPStoreBackend.hpp, which torch
-/// does not install from 2.14 on.
+/// without a limit.) The numbers are those of c10d's TCPStoreBackend.hpp, whose place is not the same in all
+/// versions of torch.
 struct [[gnu::packed]] StoreGreeting {
   uint8_t validate = 0;
   uint32_t magic = 0x3C85F7CE;

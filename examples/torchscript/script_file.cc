@@ -195,11 +195,17 @@ std::shared_ptr<torch::jit::Module> ScriptFile::load() {
     const auto resolve = [&](const c10::QualifiedName& type) {
       return c10::StrongTypePtr(unit, importer.loadType(type));
     };
-    const c10::IValue value = torch::jit::readArchiveAndTensors(
-        name, /*pickle_prefix=*/"", /*tensor_prefix=*/"", resolve, torch::jit::ObjLoaderFunc,
-        at::Device(at::kCPU), reader, torch::jit::Unpickler::defaultTypeParser, storages);
-    check_tensors(value, path_);
-    return value;
+    try {
+      const c10::IValue value = torch::jit::readArchiveAndTensors(
+          name, /*pickle_prefix=*/"", /*tensor_prefix=*/"", resolve, torch::jit::ObjLoaderFunc,
+          at::Device(at::kCPU), reader, torch::jit::Unpickler::defaultTypeParser, storages);
+      check_tensors(value, path_);
+      return value;
+    } catch (const c10::Error& error) {  // torch 2.15 looks at a tensor's size itself
+      const std::string said = error.what_without_backtrace();
+      if (said.find("require a storage of at least") == said.npos) throw;
+      throw DataError(str(path_, ": ", said, "; the file is damaged"));
+    }
   };
   const auto table = read_archive("constants").toTuple();
   for (const c10::IValue& constant : table->elements()) constants.push_back(constant);

@@ -4,14 +4,20 @@ Importing this raises ImportError where it is not, before a library is loaded th
 """
 import torch
 
-from tessera._built_for import TORCH
+from tessera._built_for import SUPPORTED, TORCH
 
 
 def _minor(version):
     return ".".join(version.split("+")[0].split(".")[:2])
 
 
+def _advice(found):
+    this_one = f"pip install 'torch=={_minor(TORCH)}.*'"
+    if found not in SUPPORTED:
+        return f"{this_one}; tessera can be built for torch {SUPPORTED[0]} to {SUPPORTED[-1]}"
+    return f"{this_one}, or the wheel tessera-*+torch{found}-*.whl, which `make wheel TESSERA_TORCH={found}` makes (docs/install.md)"
+
+
 if _minor(torch.__version__) != _minor(TORCH):
     raise ImportError(f"this tessera was built for torch {_minor(TORCH)}, and found torch {torch.__version__} ({torch.__file__}): "
-                      f"pip install 'torch=={_minor(TORCH)}.*', or the wheel tessera-*+torch{_minor(torch.__version__)}-*.whl, which "
-                      f"`make wheel TESSERA_TORCH={_minor(torch.__version__)}` makes (docs/install.md)")
+                      + _advice(_minor(torch.__version__)))

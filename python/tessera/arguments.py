@@ -82,13 +82,18 @@ def tensor(value: Any, name: str) -> torch.Tensor:
 def is_dense(value: torch.Tensor) -> bool:
     """Whether the elements of a tensor lie in memory, as `tensor` says."""
     return (value.layout is torch.strided and value.device.type != "meta" and not value.is_nested and not value.is_quantized
-            and not value.has_names())
+            and not _has_names(value))
 
 
 def described(value: torch.Tensor) -> str:
     """What kind of tensor it is, for messages."""
-    kinds = [name for name, holds in (("nested", value.is_nested), ("quantized", value.is_quantized), ("named", value.has_names())) if holds]
+    kinds = [name for name, holds in (("nested", value.is_nested), ("quantized", value.is_quantized), ("named", _has_names(value))) if holds]
     return f"a {' '.join([*kinds, 'tensor'])} on {value.device}, {value.dtype}, {value.layout}"
+
+
+def _has_names(value):
+    """torch 2.15 has no named tensors."""
+    return hasattr(value, "has_names") and value.has_names()
 
 
 def shown(value: Any) -> str:

@@ -1,10 +1,11 @@
 """Each torch of requirements.txt: its build, its wheel in a fresh virtual environment, and what that trains. `make test-torches` runs it.
 
-    .deps/venv/bin/python -B tests/install/torches.py [2.12 2.15.0 ...] [--suite] [--json FILE]
+    .deps/venv/bin/python -B tests/install/torches.py [2.12 2.15.0 ...] [--sdist] [--suite] [--json FILE]
 
 For each torch `make wheel TESSERA_TORCH=...` runs, pip installs the wheel, and a GPT of two layers trains on two ranks at stages 0 to 3. The
-losses of all stages must be the same bits, and equal those of the first torch to rounding. --suite runs `make test` with it, too. Prints
-a table; the exit code is 1 when something failed. torch itself is not installed again: the environment names the one of .deps/venv*.
+losses of all stages must be the same bits, and equal those of the first torch in the table to rounding. With --sdist pip
+builds the sdist with it, too, and with --suite `make test` runs. Prints a table; the exit code is 1 when something failed. torch itself
+is not installed again: the environments find the one of .deps/venv*.
 """
 import argparse
 import json
@@ -68,7 +69,7 @@ class Failed(Exception):
 
 
 def run(*command, **environment):
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "BUILD_DIR", "MAKEFLAGS", "TESSERA_TORCH")}
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MAKEFLAGS", "TESSERA_TORCH", "TESSERA_BUILD_DIR", "PLATFORM")}
     done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, check=False, env={**kept, **environment})
     if done.returncode != 0:
         raise Failed(f"{' '.join(map(str, command))}: exit code {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}")
@@ -85,33 +86,52 @@ def torches(wanted):
 
 
 def environment_of(torch, folder):
-    """A virtual environment with the wheel for `torch`, which finds the packages of the one that built it."""
-    minor = torch.rpartition(".")[0]
-    (stamp,) = ROOT.glob(f".deps/venv*/torch-{torch}.sha256")  # of scripts/setup.sh
-    (site,) = stamp.parent.glob("lib/python3*/site-packages")
-    (wheel,) = ROOT.glob(f"dist/tessera-*+torch{minor}-*.whl")
-    run(stamp.parent / "bin" / "python", "-m", "venv", folder)
-    run(folder / "bin" / "pip", "install", "--quiet", "--no-deps", "--no-index", wheel, PIP_DISABLE_PIP_VERSION_CHECK="1")
+    """The Python of a new virtual environment, which finds the packages of the one with this torch."""
+    built_in = Path(run("bash", "-c", "source scripts/common.sh; echo $VENV", TESSERA_TORCH=torch).strip())
+    (site,) = built_in.glob("lib/python3*/site-packages")
+    run(built_in / "bin" / "python", "-m", "venv", folder)
     (own,) = folder.glob("lib/python3*/site-packages")
     (own / "torch.pth").write_text(f"{site}\n")
     return folder / "bin" / "python"
 
 
-def check(torch, suite):
-    row, start = {"torch": torch}, time.monotonic()
-    run("make", "wheel", TESSERA_TORCH=torch)
-    row["wheel_s"] = round(time.monotonic() - start)
+def install(python, package):
+    run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation", package, PIP_DISABLE_PIP_VERSION_CHECK="1")
+
+
+def trained(python, torch, folder):
+    """{precision: losses of stage 0, which are those of all stages}."""
+    losses = {}
+    (folder / "train.py").write_text(TRAIN)
+    for precision in MOST_DIFFERENCE:
+        said = run(python, "-m", "tessera", "launch", "-n", 2, "--", python, folder / "train.py", precision, OMP_NUM_THREADS="1")
+        result = json.loads(re.search(r"RESULT (.*)", said)[1])
+        if result["torch"].split("+")[0] != torch:
+            raise Failed(f"the environment has torch {result['torch']}")
+        if any(of_stage != result["losses"][0] for of_stage in result["losses"]):
+            raise Failed(f"{precision}: the losses of the stages differ: {result['losses']}")
+        losses[precision] = result["losses"][0]
+    return losses
+
+
+def check(torch, suite, sdist):
+    start = time.monotonic()
+    wheel = re.search(r"^(dist/tessera-\S+\.whl): ", run("make", "wheel", TESSERA_TORCH=torch), re.MULTILINE)[1]
+    row = {"torch": torch, "wheel_s": round(time.monotonic() - start)}
     with tempfile.TemporaryDirectory(prefix="tessera_torch_") as folder:
-        python = environment_of(torch, Path(folder) / "venv")
-        (Path(folder) / "train.py").write_text(TRAIN)
-        for precision in MOST_DIFFERENCE:
-            said = run(python, "-m", "tessera", "launch", "-n", 2, "--", python, Path(folder) / "train.py", precision, OMP_NUM_THREADS="1")
-            result = json.loads(re.search(r"RESULT (.*)", said)[1])
-            if result["torch"].split("+")[0] != torch:
-                raise Failed(f"the environment has torch {result['torch']}")
-            if any(losses != result["losses"][0] for losses in result["losses"]):
-                raise Failed(f"{precision}: the losses of the stages differ: {result['losses']}")
-            row[precision] = result["losses"][0]
+        folder = Path(folder)
+        python = environment_of(torch, folder / "venv")
+        install(python, wheel)
+        row["losses"] = trained(python, torch, folder)
+        if sdist:
+            start = time.monotonic()
+            python = environment_of(torch, folder / "of_sdist")
+            run(python, "-c", "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])", folder)
+            (path,) = folder.glob("tessera-*.tar.gz")
+            install(python, path)
+            row["sdist_s"] = round(time.monotonic() - start)
+            if trained(python, torch, folder) != row["losses"]:
+                raise Failed("what was built from the sdist has other losses")
     if suite:
         start = time.monotonic()
         said = run("make", "test", TESSERA_TORCH=torch)
@@ -127,21 +147,23 @@ def main():
     parser = argparse.ArgumentParser(description="Builds and tries each torch")
     parser.add_argument("torches", nargs="*", metavar="TORCH")
     parser.add_argument("--suite", action="store_true", help="run the whole suite with each, too")
+    parser.add_argument("--sdist", action="store_true", help="build the sdist with each by pip, too: some minutes")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     rows, failed = [], False
-    print("| torch | wheel built in s | fp32 losses, largest relative difference | bf16 | suite |\n|---|---|---|---|---|")
+    print("| torch | wheel built in s | fp32 losses, largest relative difference | bf16 | sdist built in s | suite |\n|---|---|---|---|---|---|")
     for torch in torches(args.torches):
         try:
-            row = check(torch, args.suite)
+            row = check(torch, args.suite, args.sdist)
         except Failed as error:
             failed = True
-            print(f"| {torch} | failed | | | |\n{error}", flush=True)
+            print(f"| {torch} | failed | | | | |\n{error}", flush=True)
             continue
         rows.append(row)
-        differences = {precision: difference(row[precision], rows[0][precision]) for precision in MOST_DIFFERENCE}
+        differences = {precision: difference(row["losses"][precision], rows[0]["losses"][precision]) for precision in MOST_DIFFERENCE}
         failed = failed or any(differences[precision] > most for precision, most in MOST_DIFFERENCE.items())
-        print(f"| {torch} | {row['wheel_s']} | {differences['fp32']:.1e} | {differences['bf16']:.1e} | {row.get('suite', 'not run')} |", flush=True)
+        print(f"| {torch} | {row['wheel_s']} | {differences['fp32']:.1e} | {differences['bf16']:.1e} | "
+              f"{row.get('sdist_s', 'not run')} | {row.get('suite', 'not run')} |", flush=True)
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     sys.exit(1 if failed else 0)

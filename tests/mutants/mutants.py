@@ -46,6 +46,10 @@ def fail(message):
     sys.exit(f"error: {message}")
 
 
+if os.environ.get("TESSERA_TORCH"):
+    fail("TESSERA_TORCH: bugs are put into a build with the default torch; expected no TESSERA_TORCH")
+
+
 def read_list(path):
     mutants = [Mutant(**entry) for entry in tomllib.loads(path.read_text())["mutant"]]
     names = [mutant.name for mutant in mutants]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-BUILD = Path(os.environ.get("BUILD_DIR", ROOT / "build"))
+BUILD = Path(os.environ.get("TESSERA_BUILD_DIR", ROOT / "build"))
 
 
 def environment_with(changes):

@@ -19,10 +19,11 @@ from pathlib import Path
 
 import packaging.tags
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bundle"))
-import make_bundle  # noqa: E402
 from ranks import PROGRAMS, ROOT, RanksTest, environment
+
+sys.path += [str(ROOT / "bundle"), str(ROOT / "tests" / "architecture")]
+import make_bundle  # noqa: E402
+from source_tree import project_files  # noqa: E402
 
 BUILD = Path(os.environ["BUILD_DIR"])
 SITE_PACKAGES = Path(torch.__file__).parents[1]
@@ -104,19 +105,17 @@ class Wheel(RanksTest):
         return "".join(path.read_text(encoding="utf-8", errors="replace") for path in (self.package / "licenses").iterdir())
 
     def test_sdist(self):
-        """What pip builds for the torch at hand (`make sdist`); test_of_an_sdist in tests/install builds one."""
+        """What pip builds for the torch at hand (`make sdist`); `make test-torches` builds one."""
         run(sys.executable, "-c", "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])", self.folder, cwd=ROOT)
         (path,) = self.folder.glob("tessera-*.tar.gz")
         self.assertLess(path.stat().st_size, 10 << 20)
         with tarfile.open(path) as sdist:
             top = path.name.removesuffix(".tar.gz")
-            names = {name.removeprefix(top + "/") for name in sdist.getnames()}
+            files = {member.name.removeprefix(top + "/") for member in sdist.getmembers() if not member.isdir()}
             metadata = Parser().parsestr(sdist.extractfile(f"{top}/PKG-INFO").read().decode())
         self.assertRegex(metadata["Version"], r"^\d+\.\d+\.\d+$")
         self.assertEqual((metadata.get_all("Requires-Dist"), metadata.get_all("Dynamic")), (["torch"], ["Requires-Dist"]))
-        listed = run("git", "ls-files", "core", "zero", "python", "cmake", "engine", cwd=ROOT).split() if (ROOT / ".git").exists() else ["core/error.h"]
-        self.assertEqual(set(listed) - names, set())
-        self.assertFalse([name for name in names if name.startswith(("build", ".deps", "dist", "runs"))])
+        self.assertEqual(files - {"PKG-INFO"}, {str(name) for name in project_files(ROOT)})
 
     def test_a_build_without_torch_says_what_to_do(self):
         program = "import sys; from scikit_build_core.build import build_wheel; build_wheel(sys.argv[1])"
@@ -132,6 +131,16 @@ class Wheel(RanksTest):
                                   env=environment(PYTHONPATH=self.folder / "site"))
             self.assertEqual(done.returncode, 1, done.stderr)
             self.assertRegex(done.stderr.strip().splitlines()[-1], f"^error: {re.escape(found)}.*expected torch 2.11 or ")
+
+    def test_a_build_for_another_torch_is_refused(self):
+        (self.folder / "build").mkdir()
+        (self.folder / "build" / "build.ninja").touch()
+        (self.folder / "build" / "CMakeCache.txt").write_text("TESSERA_TORCH_VERSION:INTERNAL=2.9.1\n")
+        done = subprocess.run(["cmake", "-S", ROOT / "python" / "wheel", "-B", self.folder / "wheel", f"-DTESSERA_BUILD_DIR={self.folder / 'build'}",
+                               f"-DPython3_EXECUTABLE={sys.executable}"], capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn(f"{self.folder / 'build'} is a build with torch 2.9.1, and {sys.executable} has torch {torch.__version__.split('+')[0]}: "
+                      "name another folder", " ".join(done.stderr.split()))
 
     def test_needs_torch_and_what_every_linux_has(self):
         for path in self.binaries():
@@ -207,18 +216,21 @@ class Wheel(RanksTest):
 
     def test_another_torch_is_refused_by_name(self):
         minor = ".".join(torch.__version__.split(".")[:2])
-        for version, wanted in (("2.16.1+cu130", None), ("2.10.0", None), (f"{minor}.7", "libtorch")):
+        supported = re.search(r"set\(TESSERA_TORCH_MINORS ([0-9. ]+)\)", (ROOT / "cmake" / "Torch.cmake").read_text(encoding="utf-8"))[1].split()
+        others = [version for version in supported if version != minor]
+        for version in ("2.16.1+cu130", "2.10.0", f"{others[0]}.1", f"{others[-1]}.0+cpu", f"{minor}.7"):
             folder = self.folder / version
             (folder / "torch").mkdir(parents=True)
             (folder / "torch" / "__init__.py").write_text(f"__version__ = '{version}'\n")
             text = self.installed(self.python, "-c", "import tessera", PYTHONPATH=folder, code=1)
-            if wanted:  # the same minor version: the libraries are looked for, which this torch has not
+            found = ".".join(version.split(".")[:2])
+            if found == minor:  # the libraries are looked for, which this torch has not
                 self.assertNotIn("was built for torch", text)
                 continue
-            last = text.strip().splitlines()[-1]
-            self.assertEqual(last, f"ImportError: this tessera was built for torch {minor}, and found torch {version} "
-                                   f"({folder}/torch/__init__.py): pip install 'torch=={minor}.*', or the wheel "
-                                   f"tessera-*+torch{version[:4]}-*.whl, which `make wheel TESSERA_TORCH={version[:4]}` makes (docs/install.md)")
+            todo = (f", or the wheel tessera-*+torch{found}-*.whl, which `make wheel TESSERA_TORCH={found}` makes (docs/install.md)"
+                    if found in supported else f"; tessera can be built for torch {supported[0]} to {supported[-1]}")
+            self.assertEqual(text.strip().splitlines()[-1], f"ImportError: this tessera was built for torch {minor}, and found torch {version} "
+                                                            f"({folder}/torch/__init__.py): pip install 'torch=={minor}.*'{todo}")
 
     @unittest.skipUnless(ctypes.util.find_library("curl"), "there is no libcurl to compare with")
     def test_the_command_opens_curl_only_for_mlflow(self):

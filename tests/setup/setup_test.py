@@ -222,9 +222,11 @@ class Builds(unittest.TestCase):
             'set(found system)\nif(EXISTS "${PROJECT_SOURCE_DIR}/.deps/hdf5/lib/libhdf5.a")\n  set(found static)\nendif()\n'
             'file(APPEND "${PROJECT_SOURCE_DIR}/configured" "${found}\\n")\n')
 
-    def build(self):
+    def build(self, torch=""):
         """Returns what each configuration until now has found."""
-        done = subprocess.run([self.root / "scripts" / "build.sh", "release"], capture_output=True, text=True, check=False)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("TESSERA_")}
+        done = subprocess.run([self.root / "scripts" / "build.sh", "release"], env={**environment, "TESSERA_TORCH": torch}, capture_output=True, text=True,
+                              check=False)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         return (self.root / "configured").read_text(encoding="utf-8").split()
 
@@ -243,13 +245,24 @@ class Builds(unittest.TestCase):
 
     def test_each_change_of_what_is_installed_configures_anew(self):
         configured = len(self.build())
-        torch = torches(requirements(read("requirements.txt")))[0]
-        for name in ("hdf5/built-from", f"venv/torch-{torch}.sha256", f"venv/cuda-{torch}.sha256", "venv/python.sha256"):
+        for name in ("hdf5/built-from", "venv/torch.sha256", "venv/cuda.sha256", "venv/python.sha256"):
             for text in ("1", "2"):
                 self.install(name, text)
                 configured += 1
                 self.assertEqual(len(self.build()), configured, name)
         self.assertEqual(len(self.build()), configured)
+
+    def test_another_torch_has_a_folder_and_an_environment_of_its_own(self):
+        other = torches(requirements(read("requirements.txt")))[1]
+        suffix = "-torch" + other.rpartition(".")[0]
+        for number, torch in enumerate(["", other, "", other, other.rpartition(".")[0]]):
+            self.assertEqual(len(self.build(torch)), min(number, 1) + 1)
+        caches = {folder.name: (folder / "CMakeCache.txt").read_text(encoding="utf-8") for folder in self.root.glob("build*")}
+        self.assertEqual(set(caches), {"build", "build" + suffix})
+        for folder, cache in caches.items():
+            self.assertRegex(cache, rf"(?m)^TESSERA_VENV:\w+={re.escape(str(self.root))}/.deps/venv{folder.removeprefix('build')}$")
+        self.install(f"venv{suffix}/torch.sha256", "1")
+        self.assertEqual((len(self.build()), len(self.build(other))), (2, 3))
 
     def test_what_cmake_looks_for_is_installed_by_every_set_up(self):
         """HDF5 does not depend on the flag of setup.sh: it comes in front of all that looks at the flag but the schedulers'."""

@@ -18,7 +18,7 @@ import uuid
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-BUILD = Path(os.environ.get("BUILD_DIR", ROOT / "build"))
+BUILD = Path(os.environ.get("TESSERA_BUILD_DIR", ROOT / "build"))
 TESSERA = os.environ.get("TESSERA", str(BUILD / "tessera"))
 EXAMPLE_MINIMAL = os.environ.get("EXAMPLE_MINIMAL", str(BUILD / "example_minimal"))
 

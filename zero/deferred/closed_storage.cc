@@ -30,15 +30,19 @@ void give_memory(const c10::Storage& storage) {
   const c10::OptionalDeviceGuard device(storage.device());
   c10::Allocator* allocator = impl(storage).allocator();
   if (allocator == nullptr) allocator = c10::GetAllocator(storage.device_type());
+  forget_cow(impl(storage));
   impl(storage).set_data_ptr_noswap(allocator->allocate(storage.nbytes()));
 }
 
 void drop_memory(const c10::Storage& storage) {
   close(storage);
+  forget_cow(impl(storage));
   impl(storage).set_data_ptr_noswap(c10::DataPtr(nullptr, storage.device()));
 }
 
 void take_memory(const c10::Storage& storage, const c10::Storage& from) {
+  unwatch(from);
+  forget_cow(impl(storage));
   c10::DataPtr& data = impl(from)._mutable_data_ptr_no_checks();
   c10::DataPtr taken(nullptr, from.device());
   std::swap(taken, data);

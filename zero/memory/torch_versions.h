@@ -13,8 +13,17 @@ namespace tessera::zero {
 inline void materialize_cow(c10::StorageImpl& storage) {
 #if TORCH_VERSION_MINOR >= 13
   c10::impl::cow::materialize_cow(&storage);
+  storage.clear_materializer();
 #else
   c10::impl::cow::materialize_cow_storage(storage);
+#endif
+}
+
+/// The memory of `storage` is about to be replaced: what was copied on write before is not after it. (From
+/// torch 2.13 on a storage, and no longer its data pointer, says who copies.)
+inline void forget_cow([[maybe_unused]] c10::StorageImpl& storage) {
+#if TORCH_VERSION_MINOR >= 13
+  storage.clear_materializer();
 #endif
 }
 

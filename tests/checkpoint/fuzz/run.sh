@@ -2,7 +2,10 @@
 # Runs each fuzzer of build-fuzz for SECONDS_EACH seconds, from seeds that are real checkpoints. What a run finds new is kept
 # in build-fuzz/corpus, and the next one starts from it; an input that crashes is kept in build-fuzz/crashes.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../../../build-fuzz"
+cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
+# shellcheck source=scripts/common.sh
+source scripts/common.sh
+cd "build-fuzz$TESSERA_BUILD_SUFFIX"
 
 seeds() {
   local folder world
