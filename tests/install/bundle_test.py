@@ -101,6 +101,11 @@ class BundleTest(unittest.TestCase):
         """The version that was built with."""
         return re.search(r"__version__ = '([\d.]+)", (Path(os.environ["TORCH_DIR"]) / "version.py").read_text(encoding="utf-8"))[1]
 
+    def test_size_is_what_the_page_says(self):
+        page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+        megabytes = int(re.search(r"^make bundle +# dist/tessera-\S+, (\d+) MB$", page, re.MULTILINE)[1])
+        self.assertLess(abs(self.archive.stat().st_size / 1e6 - megabytes), 3)
+
     def test_the_command(self):
         self.assertRegex(self.inside("./run.sh", "--version"), r"^\d+\.\d+\.\d+\n$")
         self.assertRegex(self.inside("/bin/sh", "run.sh", "--version"), r"^\d+\.\d+\.\d+\n$")

@@ -41,6 +41,7 @@ class InstallTest(unittest.TestCase):
                      "share/tessera/project/config.json"):
             self.assertTrue((self.prefix / name).exists(), name)
         self.assertFalse((self.prefix / "include/tessera/tests").exists())
+        self.assertEqual(sorted(path.name for path in self.prefix.iterdir()), ["bin", "include", "lib", "share"], "the Python package is the wheel's")
         self.assertRegex(self.run_command(self.prefix / "bin/tessera", "--version"), r"^\d+\.\d+\.\d+$")
         version = self.run_command(self.prefix / "bin/tessera", "--version").strip()
         package = next(self.prefix.rglob("tesseraConfigVersion.cmake")).read_text(encoding="utf-8")
