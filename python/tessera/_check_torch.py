@@ -1,6 +1,7 @@
 """Whether the torch that is imported is the one that the package was built for: its C++ interface is that of a minor version.
 
-Importing this raises ImportError where it is not, before a library is loaded that this torch lacks symbols for.
+Importing this raises ImportError where it is not, before a library is loaded that this torch lacks symbols for. Then it has torch tell of
+every operator that runs, as the engine needs it to.
 """
 import torch
 
@@ -21,3 +22,17 @@ def _advice(found):
 if _minor(torch.__version__) != _minor(TORCH):
     raise ImportError(f"this tessera was built for torch {_minor(TORCH)}, and found torch {torch.__version__} ({torch.__file__}): "
                       + _advice(_minor(torch.__version__)))
+
+
+def _tell_of_operators_in_python():
+    """From torch 2.14 on, Python calls operators of torch.library.custom_op past the dispatcher and at::RecordFunction
+    ("PyObject Dispatcher" in torch/_ops.py). What such an operator writes would be unknown then, so the way of the versions before is taken."""
+    overload = torch._ops.OpOverload
+    if not hasattr(overload, "_enable_pyobj_dispatch"):
+        return
+    overload._can_enable_pyobj_dispatch = lambda self: False
+    for definition in list(torch._library.custom_ops.OPDEFS.values()):
+        definition._opoverload._enable_pyobj_dispatch(False)
+
+
+_tell_of_operators_in_python()

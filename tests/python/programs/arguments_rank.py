@@ -229,7 +229,7 @@ def frozen_parameters_are_left_out_where_asked():
 
 # --------------------------------------------------------------------------------------------------- client state
 
-NO_DENSE_TENSORS = [torch.ones(2, names=("a",)), torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+NO_DENSE_TENSORS = [*([torch.ones(2, names=("a",))] if hasattr(torch.Tensor, "has_names") else []), torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
                     torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), torch.ones(2, device="meta"), torch.ones(2).to_sparse(),
                     torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8)]
 
