@@ -19,6 +19,7 @@ ifneq ($(TESSERA_TORCH),)
   endif
   override TORCH_SUFFIX := $(word 2,$(TORCH_SUFFIX))
   export TESSERA_BUILD_DIR := $(CURDIR)/build$(TORCH_SUFFIX)
+  export TESSERA := $(TESSERA_BUILD_DIR)/tessera
 endif
 override BUILD := build$(TORCH_SUFFIX)
 override VENV := .deps/venv$(TORCH_SUFFIX)
@@ -43,7 +44,7 @@ wheel:  ## makes the Python package's wheel, dist/tessera-*.whl
 	echo "$$wheel: $$(du -h --apparent-size $$wheel | cut -f 1); install it with: pip install 'torch==$${torch%%-*}.*' numpy $$wheel"
 
 wheels:  ## makes a wheel for each torch of requirements.txt
-	@set -e; for torch in $$(sed -n 's/^# \[torch-\([0-9.]*\)\].*/\1/p' requirements.txt); do $(MAKE) wheel TESSERA_TORCH=$$torch; done
+	@set -e; for torch in $$(. scripts/common.sh; echo $$TORCHES); do $(MAKE) wheel TESSERA_TORCH=$$torch; done
 
 sdist:  ## makes dist/tessera-*.tar.gz, which pip builds for its torch
 	@scripts/setup.sh --python

@@ -13,12 +13,12 @@ fail() {
 # TESSERA_TORCH, "2.15" or "2.15.0", chooses one of the sections [torch-...] of requirements.txt; the first is the default. Another one
 # has folders of its own: .deps/venv-torch2.15, build-torch2.15 and, for the other presets, build-asan-torch2.15 and so on.
 choose_torch() {
-  local versions version
-  versions=$(sed -n 's/^# \[torch-\([0-9.]*\)\].*/\1/p' requirements.txt)
-  TORCH=$(head -n 1 <<<"$versions")
+  local version
+  TORCHES=$(sed -n 's/^# \[torch-\([0-9.]*\)\].*/\1/p' requirements.txt)
+  TORCH=$(head -n 1 <<<"$TORCHES")
   TESSERA_BUILD_SUFFIX=""
   [[ -z ${TESSERA_TORCH:-} ]] && return
-  for version in $versions; do
+  for version in $TORCHES; do
     if [[ $TESSERA_TORCH == "$version" || $TESSERA_TORCH == "${version%.*}" ]]; then
       [[ $version == "$TORCH" ]] || TESSERA_BUILD_SUFFIX="-torch${version%.*}"
       TORCH=$version
@@ -26,10 +26,10 @@ choose_torch() {
     fi
   done
   # shellcheck disable=SC2086  # one word a version
-  fail "TESSERA_TORCH is \"$TESSERA_TORCH\"; expected one of" $versions "(requirements.txt)"
+  fail "TESSERA_TORCH is \"$TESSERA_TORCH\"; expected one of" $TORCHES "(requirements.txt)"
 }
 choose_torch
-readonly TORCH
+readonly TORCH TORCHES
 export VENV="$ROOT/.deps/venv$TESSERA_BUILD_SUFFIX" TESSERA_BUILD_SUFFIX  # CMakePresets.json reads the suffix
 
 # step LABEL LOG_NAME COMMAND...: prints "LABEL ... 12 s"; when COMMAND fails, the end of its log and its name.

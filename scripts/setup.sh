@@ -13,10 +13,6 @@
 # shellcheck source-path=SCRIPTDIR
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-# Debian's, where nothing else is said and .deps/venv is not there yet: another python3 may come first in PATH.
-python=${PYTHON:-$([[ -x $VENV/bin/python ]] && echo "$VENV/bin/python" || echo /usr/bin/python3)}
-PYTHON=$(readlink -f "$(command -v "$python")") || fail "$python not found: expected a Python in PYTHON, or Debian's package python3"
-readonly PYTHON
 readonly UNFINISHED="$VENV-unfinished"  # stands while pip works
 
 # Those of packages.txt that are not installed: the main ones, or with `hosts` that section's.
@@ -67,6 +63,17 @@ setup_debian() {
   [[ -z $missing ]] || fail "Debian packages still missing after apt-get install:" $missing
 }
 
+# Sets PYTHON to the file behind it. Where it is not set that is the Python of .deps/venv, if there is one, and else Debian's: another
+# python3 may come first in PATH. Requires: setup_debian has run.
+choose_python() {
+  local python=${PYTHON:-/usr/bin/python3}
+  if [[ -z ${PYTHON:-} && -x $VENV/bin/python ]]; then
+    python="$VENV/bin/python"
+  fi
+  PYTHON=$(readlink -f "$(command -v "$python")") || fail "$python not found: expected a Python in PYTHON, or Debian's package python3"
+  readonly PYTHON
+}
+
 # requirements NAME: the pinned packages of that section of requirements.txt.
 requirements() {
   awk -v section="[$1]" '/^# \[/ { active = ($2 == section) } active && /^[^#[:space:]]/' requirements.txt
@@ -113,6 +120,7 @@ main() {
   if [[ ${1:-} == --hosts ]]; then
     setup_debian hosts
   fi
+  choose_python
   # HDF5 is compiled while pip downloads. On other systems CMake takes the system's HDF5, and makes no wheel.
   local hdf5=""
   if command -v apt-get >/dev/null; then

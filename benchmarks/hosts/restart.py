@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "hosts")]
 import testbed  # noqa: E402
 
-TESSERA = os.environ.get("TESSERA", str(Path(os.environ.get("TESSERA_BUILD_DIR", ROOT / "build")) / "tessera"))
+TESSERA = os.environ.get("TESSERA", str(ROOT / "build" / "tessera"))
 STEP, RESUMED = re.compile(r"step (\d+)/"), re.compile(r"resuming after step (\d+), from /dev/shm/")
 
 

@@ -28,7 +28,7 @@ def torchrun(*words):
 
 
 def tessera(name, title, processes, *settings, start=()):
-    words = [os.environ.get("TESSERA", str(Path(os.environ.get("TESSERA_BUILD_DIR", ROOT / "build")) / "tessera")), "train", "{recipe}", "--init", "{weights}"]
+    words = [os.environ.get("TESSERA", str(ROOT / "build" / "tessera")), "train", "{recipe}", "--init", "{weights}"]
     for setting in settings:
         words += ["--set", setting]
     if processes > 1 and not start:

@@ -20,6 +20,7 @@
 #include <cstddef>
 #include <cstring>
 #include <optional>
+#include <regex>
 #include <string_view>
 #include <utility>
 
@@ -133,7 +134,22 @@ void check_nesting(PyTorchStreamReader& reader, const std::vector<std::string>& 
   }
 }
 
-/// The unpickler does not compare a tensor's shape with its record, which may be damaged.
+[[noreturn]] void fail_for_bytes(const std::string& path, const std::string& shape,
+                                 const std::string& bytes) {
+  throw DataError(
+      str(path, ": a tensor of shape ", shape, " has a record of ", bytes, " bytes; the file is damaged"));
+}
+
+/// What torch 2.15 says of a tensor that exceeds its record, which it looks at itself.
+std::optional<std::pair<std::string, std::string>> shape_and_bytes(const std::string& said) {
+  static const std::regex too_small("Tensor: sizes ([0-9 ]*), .* storage only has ([0-9]+) bytes");
+  std::smatch found;
+  if (!std::regex_search(said, found, too_small)) return std::nullopt;
+  return std::pair(str("[", std::regex_replace(found.str(1), std::regex(" "), ", "), "]"), found.str(2));
+}
+
+/// The unpickler of torch before 2.15 does not compare a tensor's shape with its record, which may be
+/// damaged.
 void check_tensors(const c10::IValue& root, const std::string& path) {
   root.visit([&](const c10::IValue& value) {
     if (!value.isTensor()) return false;
@@ -146,8 +162,7 @@ void check_tensors(const c10::IValue& root, const std::string& path) {
     if (wrong || at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize(),
                                                   static_cast<size_t>(tensor.storage_offset())) >
                      tensor.storage().nbytes())
-      throw DataError(str(path, ": a tensor of shape ", describe_shape(tensor.sizes()), " has a record of ",
-                          tensor.storage().nbytes(), " bytes; the file is damaged"));
+      fail_for_bytes(path, describe_shape(tensor.sizes()), str(tensor.storage().nbytes()));
     return false;
   });
 }
@@ -201,10 +216,10 @@ std::shared_ptr<torch::jit::Module> ScriptFile::load() {
           at::Device(at::kCPU), reader, torch::jit::Unpickler::defaultTypeParser, storages);
       check_tensors(value, path_);
       return value;
-    } catch (const c10::Error& error) {  // torch 2.15 looks at a tensor's size itself
-      const std::string said = error.what_without_backtrace();
-      if (said.find("require a storage of at least") == said.npos) throw;
-      throw DataError(str(path_, ": ", said, "; the file is damaged"));
+    } catch (const c10::Error& error) {
+      if (const auto found = shape_and_bytes(error.what_without_backtrace()))
+        fail_for_bytes(path_, found->first, found->second);
+      throw;
     }
   };
   const auto table = read_archive("constants").toTuple();

@@ -137,10 +137,9 @@ TEST_F(ScriptFileTest, ATensorThatExceedsItsRecordIsNamed) {
   const size_t place = content.find(shape);
   ASSERT_NE(place, content.npos);
   write_text(path, content.replace(place, shape.size(), wrong));
-  const std::string error = error_of<DataError>([&] { ScriptFile(path).load(); });
-  EXPECT_THAT(error, HasSubstr("m.pt: "));
-  EXPECT_THAT(error, HasSubstr("255, "));
-  EXPECT_THAT(error, HasSubstr("40000 bytes; the file is damaged"));
+  EXPECT_THAT(
+      error_of<DataError>([&] { ScriptFile(path).load(); }),
+      HasSubstr("m.pt: a tensor of shape [255, 255] has a record of 40000 bytes; the file is damaged"));
 }
 
 TEST_F(ScriptFileTest, AnEngineIsMadeWithAShardAndTwoUnits) {

@@ -97,7 +97,7 @@ class TorchScriptFilesTest(TorchScriptTest):
             return change
         for name, damaged, replacement, reason in (
                 ("lost.pt", "data/0", None, "no TorchScript module: "),
-                ("short.pt", "data/0", lambda content: content[:-4], " 28 bytes; the file is damaged"),
+                ("short.pt", "data/0", lambda content: content[:-4], "a tensor of shape [8] has a record of 28 bytes; the file is damaged"),
                 ("pickle.pt", "data.pkl", lambda content: content[:len(content) // 2], "data.pkl: byte "),
                 # libtorch would overflow its stack.
                 ("deep.pt", "data.pkl", lambda content: b"\x80\x02)" + b"\x85" * 1_000_000 + b".", "data.pkl: its values are nested deeper than 1000 levels"),

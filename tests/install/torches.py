@@ -69,25 +69,25 @@ class Failed(Exception):
 
 
 def run(*command, **environment):
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MAKEFLAGS", "TESSERA_TORCH", "TESSERA_BUILD_DIR", "PLATFORM")}
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MAKEFLAGS", "TESSERA_TORCH", "TESSERA_BUILD_DIR", "TESSERA", "PLATFORM")}
     done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, check=False, env={**kept, **environment})
     if done.returncode != 0:
         raise Failed(f"{' '.join(map(str, command))}: exit code {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}")
     return done.stdout
 
 
+def of_scripts(name, torch=""):
+    """A variable of scripts/common.sh, which knows the versions and their folders."""
+    return run("bash", "-c", f"source scripts/common.sh; echo ${name}", TESSERA_TORCH=torch).strip()
+
+
 def torches(wanted):
-    text = (ROOT / "requirements.txt").read_text(encoding="utf-8")
-    known = re.findall(r"^# \[torch-([0-9.]+)\]", text, re.MULTILINE)
-    found = [next((torch for torch in known if name in (torch, torch.rpartition(".")[0])), None) for name in wanted]
-    if None in found:
-        sys.exit(f"error: {wanted[found.index(None)]}: expected some of {', '.join(known)}")
-    return found or known
+    return [of_scripts("TORCH", torch) for torch in wanted] or of_scripts("TORCHES").split()
 
 
 def environment_of(torch, folder):
     """The Python of a new virtual environment, which finds the packages of the one with this torch."""
-    built_in = Path(run("bash", "-c", "source scripts/common.sh; echo $VENV", TESSERA_TORCH=torch).strip())
+    built_in = Path(of_scripts("VENV", torch))
     (site,) = built_in.glob("lib/python3*/site-packages")
     run(built_in / "bin" / "python", "-m", "venv", folder)
     (own,) = folder.glob("lib/python3*/site-packages")
@@ -151,8 +151,12 @@ def main():
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     rows, failed = [], False
+    try:
+        chosen = torches(args.torches)
+    except Failed as error:
+        sys.exit(str(error).splitlines()[-1])
     print("| torch | wheel built in s | fp32 losses, largest relative difference | bf16 | sdist built in s | suite |\n|---|---|---|---|---|---|")
-    for torch in torches(args.torches):
+    for torch in chosen:
         try:
             row = check(torch, args.suite, args.sdist)
         except Failed as error:

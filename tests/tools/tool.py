@@ -18,9 +18,8 @@ import uuid
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-BUILD = Path(os.environ.get("TESSERA_BUILD_DIR", ROOT / "build"))
-TESSERA = os.environ.get("TESSERA", str(BUILD / "tessera"))
-EXAMPLE_MINIMAL = os.environ.get("EXAMPLE_MINIMAL", str(BUILD / "example_minimal"))
+TESSERA = os.environ.get("TESSERA", str(ROOT / "build" / "tessera"))
+EXAMPLE_MINIMAL = os.environ.get("EXAMPLE_MINIMAL", str(ROOT / "build" / "example_minimal"))
 
 NUM_TRAIN, NUM_TEST = 203, 101  # primes: they divide by no number of ranks
 TIMEOUT_S = 120

@@ -16,6 +16,11 @@ namespace {
 
 c10::StorageImpl& impl(const c10::Storage& storage) { return *storage.unsafeGetStorageImpl(); }
 
+void set_memory(const c10::Storage& storage, c10::DataPtr memory) {
+  forget_cow(impl(storage));
+  impl(storage).set_data_ptr_noswap(std::move(memory));
+}
+
 }  // namespace
 
 c10::Storage storage_without_memory(size_t bytes, c10::Device device) {
@@ -30,23 +35,20 @@ void give_memory(const c10::Storage& storage) {
   const c10::OptionalDeviceGuard device(storage.device());
   c10::Allocator* allocator = impl(storage).allocator();
   if (allocator == nullptr) allocator = c10::GetAllocator(storage.device_type());
-  forget_cow(impl(storage));
-  impl(storage).set_data_ptr_noswap(allocator->allocate(storage.nbytes()));
+  set_memory(storage, allocator->allocate(storage.nbytes()));
 }
 
 void drop_memory(const c10::Storage& storage) {
   close(storage);
-  forget_cow(impl(storage));
-  impl(storage).set_data_ptr_noswap(c10::DataPtr(nullptr, storage.device()));
+  set_memory(storage, c10::DataPtr(nullptr, storage.device()));
 }
 
 void take_memory(const c10::Storage& storage, const c10::Storage& from) {
   unwatch(from);
-  forget_cow(impl(storage));
   c10::DataPtr& data = impl(from)._mutable_data_ptr_no_checks();
   c10::DataPtr taken(nullptr, from.device());
   std::swap(taken, data);
-  impl(storage).set_data_ptr_noswap(std::move(taken));
+  set_memory(storage, std::move(taken));
 }
 
 void close(const c10::Storage& storage) {
