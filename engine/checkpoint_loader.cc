@@ -40,6 +40,8 @@ std::vector<int> CheckpointLoader::files() const {
   std::set<int> files;
   for (const Piece& piece : pieces_) files.insert(piece.file);
   if (!checkpoint_.manifest().tensors.empty() || !record_.extra_state.empty()) files.insert(0);
+  if (has_blob(0, kOptimizerState))
+    for (int file = 0; file < checkpoint_.manifest().world_size(); ++file) files.insert(file);
   if (const int mine = model_.comm().rank(); mine < checkpoint_.manifest().world_size()) files.insert(mine);
   return {files.begin(), files.end()};
 }
@@ -62,10 +64,16 @@ void CheckpointLoader::compare_parameters() {
     not_loaded_.push_back(str("parameter ", name, ": frozen when saved, so without optimizer state"));
 }
 
-void CheckpointLoader::compare_optimizers(const std::string& saved, const std::string& current) const {
+void CheckpointLoader::compare_optimizers(const std::string& saved, const std::string& current,
+                                          bool is_whole) const {
   if (!with_states()) return;
   const std::vector<std::string>& found = checkpoint_.manifest().state_names;
   const auto& wanted = model_.state_names();
+  const bool saved_whole = has_blob(0, kOptimizerState);
+  if (saved_whole != is_whole || (is_whole && saved != current))
+    throw CheckpointError(str(checkpoint_.path().string(), ": it was saved with the optimizer ", saved,
+                              ", whose states are not those of ", current, "; ",
+                              advice("use the same optimizer, or load_optimizer_states = false")));
   if (std::equal(found.begin(), found.end(), wanted.begin(), wanted.end())) return;
   const auto described = [](const auto& names) {
     return names.empty() ? std::string("no state") : join(names, ", ");
@@ -186,9 +194,10 @@ void CheckpointLoader::for_each_read(const Visit& visit) const {
   for (const Read& read : reads) visit(*read.piece, read.kind, *read.dataset);
 }
 
-void CheckpointLoader::check(const std::string& saved_optimizer, const std::string& optimizer) {
+void CheckpointLoader::check(const std::string& saved_optimizer, const std::string& optimizer,
+                             bool is_whole) {
   compare_parameters();
-  compare_optimizers(saved_optimizer, optimizer);
+  compare_optimizers(saved_optimizer, optimizer, is_whole);
   match_buffers();
   for_each_read([&](const Piece& piece, int, const DatasetRecord& dataset) {
     const int64_t size = size_bytes(dataset.type);
@@ -240,6 +249,16 @@ void CheckpointLoader::load(const std::vector<int64_t>& steps) {
 at::Tensor CheckpointLoader::blob(const std::string& name) const {
   const int rank = model_.comm().rank();
   return blob_of(rank, name);
+}
+
+bool CheckpointLoader::has_blob(int rank, const std::string& name) const {
+  return checkpoint_.manifest().rank_file(rank).datasets.find(checkpoint::blob_dataset(name)) != nullptr;
+}
+
+std::vector<at::Tensor> CheckpointLoader::blob_of_each_rank(const std::string& name) const {
+  std::vector<at::Tensor> blobs;
+  for (int rank = 0; rank < checkpoint_.manifest().world_size(); ++rank) blobs.push_back(blob_of(rank, name));
+  return blobs;
 }
 
 at::Tensor CheckpointLoader::blob_of(int rank, const std::string& name) const {

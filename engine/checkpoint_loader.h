@@ -18,6 +18,8 @@ namespace tessera {
 
 /// The blob of a rank that has what ModuleState::extra_state() gave.
 inline constexpr const char* kExtraState = "extra_state";
+/// The blob of a rank that has what WholeOptimizer::state() gave.
+inline constexpr const char* kOptimizerState = "optimizer_state";
 
 /// Loads a checkpoint into a model that may be sharded otherwise. Owns the open checkpoint and the plan of
 /// what this rank reads. `model` must outlive it. Used by one thread.
@@ -30,16 +32,21 @@ class CheckpointLoader {
   /// The files that this rank will read, by number, ascending.
   std::vector<int> files() const;
   /// Compares the checkpoint with the model and verifies all that load() will read. Throws CheckpointError.
-  void check(const std::string& saved_optimizer, const std::string& optimizer);
+  /// `is_whole`: the optimizer keeps its states itself (zero/optimizer/whole_optimizer.h).
+  void check(const std::string& saved_optimizer, const std::string& optimizer, bool is_whole);
   /// Overwrites weights, optimizer state and buffers; between ShardedModel::begin_replacing() and
   /// end_replacing(). `steps`: number of updates of each parameter of the checkpoint.
   void load(const std::vector<int64_t>& steps);
   /// This rank's blob as it was saved, (n) uint8 on the CPU; undefined when the checkpoint has none for this
   /// rank. To be called before load(). Throws CheckpointError.
   at::Tensor blob(const std::string& name) const;
+  /// The same of every rank of the checkpoint, in rank order.
+  std::vector<at::Tensor> blob_of_each_rank(const std::string& name) const;
   /// The same of the modules' extra state: this rank's own of as many ranks, else rank 0's.
   at::Tensor extra_state() const;
   const ModuleRecord& module_record() const { return record_; }
+  /// Whether optimizer state is loaded; the checkpoint has no other names than the model then.
+  bool with_states() const { return options_.load_optimizer_states && !options_.load_module_only; }
 
   const checkpoint::Checkpoint& checkpoint() const { return checkpoint_; }
   const std::vector<std::string>& not_loaded() const { return not_loaded_; }
@@ -52,11 +59,10 @@ class CheckpointLoader {
     bool keep_dtype = true;                              ///< false: it gets shape and dtype of the checkpoint
     bool to_none = false;                                ///< with dataset null: the name stays
   };
-  /// Whether optimizer state is loaded; the checkpoint has no other names than the model then.
-  bool with_states() const { return options_.load_optimizer_states && !options_.load_module_only; }
   std::string advice(const char* otherwise) const;
   void compare_parameters();
-  void compare_optimizers(const std::string& saved, const std::string& current) const;
+  void compare_optimizers(const std::string& saved, const std::string& current, bool is_whole) const;
+  bool has_blob(int rank, const std::string& name) const;
   void match_buffers();
   void match_buffer(const std::string& name, const zero::NamedBuffer* mine,
                     std::vector<std::string>& problems);

@@ -52,6 +52,7 @@ CheckpointWriter& Engine::checkpoint_writer() {
 // ---------------------------------------------------------------------------------------------------- save
 
 std::string Engine::optimizer_name() const {
+  if (options_.whole_optimizer) return options_.whole_optimizer->name();
   return options_.update_rule ? options_.update_rule->name() : type_of(config_.optimizer.options);
 }
 
@@ -117,6 +118,10 @@ std::string Engine::save_with(CheckpointWriter& writer, const std::string& direc
   for (const zero::NamedBuffer& buffer : sharded_->persistent_buffers())
     if (buffer.tensor.defined()) content.buffers.push_back({buffer.name, buffer.tensor});
   if (extra_state.defined()) content.blobs.push_back({kExtraState, extra_state});
+  if (options_.whole_optimizer)
+    comm::on_all_ranks<CheckpointError>(*comm_, "states of the optimizer", [&] {
+      content.blobs.push_back({kOptimizerState, options_.whole_optimizer->state()});
+    });
   content.blobs.push_back({kCpuGenerator, generator_of(at::kCPU).get_state()});
   if (!device().is_cpu()) content.blobs.push_back({kCudaGenerator, generator_of(device()).get_state()});
   content.state = to_json(state);
@@ -133,6 +138,7 @@ zero::StateBytes Engine::measured_bytes(zero::Tier tier) const {
   zero::StateBytes bytes = sharded_->measured_bytes(tier);
   if (tier != zero::Tier::kDevice) return bytes;
   if (checkpoint_writer_) bytes.snapshot = checkpoint_writer_->snapshot_bytes();
+  if (options_.whole_optimizer) bytes.optimizer += options_.whole_optimizer->bytes();
   return bytes;
 }
 
@@ -169,6 +175,7 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
   std::unique_ptr<CheckpointLoader> loader;
   CheckpointState state;
   at::Tensor cpu_generator, cuda_generator, extra_state;
+  std::vector<at::Tensor> optimizer_state;  // by rank of the checkpoint
   comm::on_all_ranks<CheckpointError>(*comm_, "opened checkpoint", [&] {
     loader = std::make_unique<CheckpointLoader>(directory, chosen, *sharded_, options);
   });
@@ -177,15 +184,18 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
     const checkpoint::Manifest& manifest = loader->checkpoint().manifest();
     state = parse_checkpoint_state(manifest.state, manifest.layout.parameters.size(),
                                    loader->checkpoint().path().string());
-    loader->check(state.optimizer, optimizer_name());
+    loader->check(state.optimizer, optimizer_name(), options_.whole_optimizer != nullptr);
     cpu_generator = loader->blob(kCpuGenerator);
     if (!device().is_cpu()) cuda_generator = loader->blob(kCudaGenerator);
     extra_state = loader->extra_state();
+    if (options_.whole_optimizer && loader->with_states())
+      optimizer_state = loader->blob_of_each_rank(kOptimizerState);
   });
 
   sharded_->begin_replacing("load_checkpoint()");
   comm::on_all_ranks<CheckpointError>(*comm_, "loaded checkpoint", [&] {
     loader->load(state.parameter_steps);
+    if (!optimizer_state.empty()) options_.whole_optimizer->set_state(optimizer_state);
     if (extra_state.defined() && sharded_->module_state() != nullptr)
       sharded_->module_state()->set_extra_state(extra_state);
   });

@@ -85,7 +85,7 @@ zero::ShardedModelOptions sharding_options(const EngineConfig& config, const Ini
   options.residency.prefetch_numel = zero.prefetch_bucket_size;
   options.residency.persistence_numel = zero.param_persistence_threshold;
   options.residency.log = init.log;
-  options.optimizer = {optimizer.kind, optimizer.groups, init.update_rule};
+  options.optimizer = {optimizer.kind, optimizer.groups, init.update_rule, init.whole_optimizer};
   options.group_of = [group_of = optimizer.group_of,
                       untrained = std::unordered_set<std::string>(
                           init.untrained.begin(), init.untrained.end())](const std::string& name) {
@@ -93,6 +93,11 @@ zero::ShardedModelOptions sharding_options(const EngineConfig& config, const Ini
   };
   options.loaded_next = init.loaded_next;
   set_up_offload(zero, init, options);
+  if (init.whole_optimizer && options.transfer)
+    throw ConfigError(str(init.whole_optimizer->name(),
+                          " updates whole parameters on the device, and zero_optimization.offload_optimizer "
+                          "has them updated on the host; expected no offload, or an optimizer of the "
+                          "configuration"));
   return options;
 }
 
@@ -135,6 +140,9 @@ void Engine::check_same_config_everywhere() const {
   if (options_.update_rule)
     shared["update_rule"] = {{"name", options_.update_rule->name()},
                              {"states", options_.update_rule->state_names()}};
+  if (const zero::WholeOptimizer* whole = options_.whole_optimizer.get())
+    shared["optimizer of whole parameters"] = {{"name", whole->name()},
+                                               {"on_one_rank", whole->on_one_rank()}};
   check_same_config(*comm_, shared);
 }
 
@@ -381,6 +389,15 @@ void Engine::step() {
   reduce_accumulated();
   update();
   profiler_->end_step(global_steps_);
+}
+
+void Engine::apply_to_whole(const std::function<void()>& function) {
+  if (micro_steps_in_window_ != 0 && !discarded_)
+    throw Error(
+        "train() or eval() of the optimizer between backward() and step(): expected it after a step, or "
+        "after "
+        "zero_grad()");
+  sharded_->apply_to_whole(function);
 }
 
 void Engine::reduce_accumulated() {

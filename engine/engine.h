@@ -75,6 +75,9 @@ struct InitOptions {
   /// A formula of one's own, in place of the one of the config's optimizer: of that only lr, weight_decay,
   /// param groups and the schedule count then. See zero/optimizer/update_rule.h.
   std::shared_ptr<const zero::UpdateRule> update_rule = nullptr;
+  /// An optimizer of whole parameters, in place of the config's: of that only param groups and the schedule
+  /// count then, which the caller gives to it. See zero/optimizer/whole_optimizer.h.
+  std::shared_ptr<zero::WholeOptimizer> whole_optimizer = nullptr;
   /// false in a process of Python, whose own autograd engine hears of saved tensors.
   bool autograd_hooks = true;
   /// Is used by initialize() with a function that makes the model. Returns whether the values of the
@@ -126,6 +129,9 @@ class Engine {
   /// Collective. The micro-steps so far are all of this step: reduces what they have left to the last, and
   /// the next step() updates. Without one it does nothing. Throws CommError.
   void reduce_accumulated();
+  /// Collective, between steps; see ShardedModel::apply_to_whole(). Throws Error in the middle of an
+  /// accumulation, whose gradients are those of other parameters.
+  void apply_to_whole(const std::function<void()>& function);
   /// Whether backward(), step() or an operator has failed, so that calls throw.
   bool has_failed() const { return sharded_->has_failed(); }
   /// Collective. Drops the gradients of this step, all of its micro-steps, and starts it anew: after a

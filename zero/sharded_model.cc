@@ -56,6 +56,7 @@ ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm,
 
   gathered_ = any_updates_shard(units_);
   connect_gathers_and_reductions();
+  options_.optimizer.parameters = parameters_;
   optimizer_ = std::make_unique<ShardedOptimizer>(*layout_, units_, comm_, options_.optimizer);
   // TorchScript's fuser hands raw pointers to compiled kernels, which no listener hears of. (A switch of the
   // process.)
@@ -279,6 +280,7 @@ auto ShardedModel::or_unusable(const Function& function) {
     if (offload_store_) parameters_incomplete_ = true;  // what a disk has failed to keep may be anything
     throw;
   } catch (const std::exception& error) {
+    if (failure_) throw;    // update() has kept it
     residency_->rethrow();  // an operator has thrown it in libtorch's words
     failure_ = std::make_exception_ptr(
         Error(str("an earlier backward() or step() failed and left gradients or parameters incomplete: ",
@@ -355,9 +357,15 @@ void ShardedModel::update(double grad_scale) {
       optimizer_->begin_step(*gradients_, grad_scale, used_, residency_->order_of_first_use());
       if (!options_.tiers.any_below_device()) optimizer_->finish_step();
     });
-  } catch (...) {
+  } catch (const Error&) {
     // What operators that run from now on are told.
     residency_->keep_failure(std::current_exception(), /*thrown=*/true);
+    throw;
+  } catch (const std::exception& error) {
+    failure_ = std::make_exception_ptr(
+        Error(str("an earlier step() failed and left parameters or optimizer states incomplete: ",
+                  first_line(error.what()))));
+    residency_->keep_failure(failure_, /*thrown=*/true);
     throw;
   }
 }
@@ -396,6 +404,22 @@ void ShardedModel::skip_step() {
   or_unusable([&] {
     begin_step();
     begin_pass(Pass::kTrain);
+  });
+}
+
+void ShardedModel::apply_to_whole(const std::function<void()>& function) {
+  check_usable();
+  TESSERA_CHECK(optimizer_->whole() != nullptr);
+  const PauseListening our_own_operators;
+  or_unusable([&] {
+    finish_updates();
+    if (gathered_) residency_->drop_pass();
+    if (gathered_) residency_->begin_update();
+    update_parameters([&] { optimizer_->whole()->apply(function); });
+    for (int parameter = 0; parameter < layout_->num_parameters(); ++parameter)
+      if (layout_->parameters()[parameter].trainable) versions_->written_by_engine(parameter);
+    if (gathered_) residency_->parameters_updated();
+    if (training_) begin_pass(Pass::kTrain);
   });
 }
 
@@ -539,7 +563,7 @@ at::Tensor ShardedModel::gather_parameter(int parameter, const at::Tensor& mine,
                                           std::string_view what) {
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
-  return cut_out(parameter, gather_unit(layout_->slice(parameter).unit, mine, whole, what));
+  return cut_out(parameter, gather_owned(units_[layout_->slice(parameter).unit], mine, whole, *comm_, what));
 }
 
 at::Tensor ShardedModel::full_parameter(const std::string& name) {
@@ -627,17 +651,6 @@ void ShardedModel::unpin(const std::vector<int>& units, int modifier_rank) {
   residency_->unpin(units, written);
 }
 
-/// `mine`: (unit numel) if `whole`, else the part of the unit that this rank owns. Returns (unit numel) on
-/// the device.
-at::Tensor ShardedModel::gather_unit(int unit, const at::Tensor& mine, bool whole, std::string_view what) {
-  at::Tensor full = mine.to(options_.device);  // from the host, where it lies there
-  if (whole) return full;
-  const at::Tensor part = std::exchange(full, at::empty({layout_->units()[unit].numel}, full.options()));
-  comm_->all_gather(full, part, str(what, " of ", layout_->describe(unit)))->wait();
-  // This changes the order of ranks into that of owned parts.
-  return full.view({mesh_.num_replicas(), mesh_.shard_size, part.numel()}).transpose(0, 1).reshape(-1);
-}
-
 /// A copy of the parameter's part of `full`, (unit numel): in fp32, or of a type that models do not compute
 /// in.
 at::Tensor ShardedModel::cut_out(int parameter, const at::Tensor& full) const {
@@ -661,7 +674,7 @@ std::vector<std::vector<at::Tensor>> ShardedModel::full_states(int index) {
   const bool whole = !unit.placement.updates_shard;
   const LocalState mine = whole ? unit.local_state() : unit.owned_state();
   for (size_t state = 0; state < state_names().size(); ++state) {
-    const at::Tensor full = gather_unit(index, mine.states[state], whole, state_names()[state]);
+    const at::Tensor full = gather_owned(unit, mine.states[state], whole, *comm_, state_names()[state]);
     for (size_t i = 0; i < states.size(); ++i) states[i].push_back(cut_out(unit.spec.parameters[i], full));
   }
   return states;

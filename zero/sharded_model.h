@@ -115,6 +115,9 @@ class ShardedModel {
   /// starts the gathers of the new values. Or leaves the parameters as they are.
   void step(double grad_scale);
   void skip_step();
+  /// Collective, between steps; for an optimizer of whole parameters ([Note: whole parameters]). Calls
+  /// `function` while what this rank owns is whole, and takes over what it writes there. Throws as step().
+  void apply_to_whole(const std::function<void()>& function);
 
   /// Throws what went wrong inside an operator, or in a backward() or update that ended half-way:
   /// gradients or parameters stay incomplete then. Then ParameterVersions::check(). See [Note: who writes
@@ -239,7 +242,6 @@ class ShardedModel {
   void make_offload_store();
   bool host_shared() const;
   int find(const std::string& name) const;
-  at::Tensor gather_unit(int unit, const at::Tensor& mine, bool whole, std::string_view what);
   at::Tensor gather_parameter(int parameter, const at::Tensor& mine, bool whole, std::string_view what);
   at::Tensor cut_out(int parameter, const at::Tensor& full) const;
   void drop_gradients_of_untrained();

@@ -93,12 +93,56 @@ class PyModuleState final : public zero::ModuleState {
   py::object state_;
 };
 
+/// An object of Python with WholeOptimizer's members (tessera.whole_optimizer.WholeOptimizer). Takes the GIL
+/// itself.
+class PyWholeOptimizer final : public zero::WholeOptimizer {
+ public:
+  explicit PyWholeOptimizer(py::object optimizer) : optimizer_(std::move(optimizer)) {}
+  ~PyWholeOptimizer() override {
+    const py::gil_scoped_acquire held;
+    optimizer_ = py::object();
+  }
+
+  std::string name() const override {
+    const py::gil_scoped_acquire held;
+    return optimizer_.attr("name").cast<std::string>();
+  }
+  bool on_one_rank() const override {
+    const py::gil_scoped_acquire held;
+    return optimizer_.attr("on_one_rank").cast<bool>();
+  }
+  void own(const std::vector<std::string>& parameters) override {
+    const py::gil_scoped_acquire held;
+    optimizer_.attr("own")(parameters);
+  }
+  void step() override {
+    const py::gil_scoped_acquire held;
+    optimizer_.attr("step")();
+  }
+  int64_t bytes() const override {
+    const py::gil_scoped_acquire held;
+    return optimizer_.attr("bytes")().cast<int64_t>();
+  }
+  at::Tensor state() const override {
+    const py::gil_scoped_acquire held;
+    return optimizer_.attr("state_bytes")().cast<at::Tensor>();
+  }
+  void set_state(const std::vector<at::Tensor>& saved) override {
+    const py::gil_scoped_acquire held;
+    optimizer_.attr("set_state_bytes")(saved);
+  }
+
+ private:
+  py::object optimizer_;
+};
+
 /// `members`: what the module holds besides, by its name: tensors that are views of parameters are refused.
 std::unique_ptr<PyEngine> make_engine(const Named& parameters, const std::shared_ptr<PyModuleState>& state,
                                       const Named& members, const EngineConfig& config,
                                       const comm::CommunicatorPtr& comm, int local_rank,
                                       int64_t steps_per_epoch, zero::DeferredModel* deferred,
-                                      const std::vector<std::string>& untrained) {
+                                      const std::vector<std::string>& untrained,
+                                      const std::shared_ptr<PyWholeOptimizer>& whole_optimizer) {
   zero::ModelView view;
   view.deferred = deferred;
   view.parameters = named_tensors(parameters);
@@ -110,6 +154,7 @@ std::unique_ptr<PyEngine> make_engine(const Named& parameters, const std::shared
   options.local_rank = local_rank;
   options.steps_per_epoch = steps_per_epoch;
   options.untrained = untrained;
+  options.whole_optimizer = whole_optimizer;
   options.autograd_hooks = false;  // Python's own engine has their place: engine.py pushes hooks
   options.caller_reports = true;   // reports.py
   if (comm->rank() == 0) options.log = Logger(LogOptions{});
@@ -350,11 +395,13 @@ void bind_engine(py::module_& module) {
   module.def("is_released", &is_released, py::arg("tensor"));
   py::class_<PyModuleState, std::shared_ptr<PyModuleState>>(module, "ModuleState")
       .def(py::init<py::object>(), py::arg("state"));
+  py::class_<PyWholeOptimizer, std::shared_ptr<PyWholeOptimizer>>(module, "WholeOptimizer")
+      .def(py::init<py::object>(), py::arg("optimizer"));
   module.def("hash_of", &zero::deferred::hash_of, py::arg("tensor"), ReleaseGil());
   engine
       .def(py::init(&make_engine), py::arg("parameters"), py::arg("state"), py::arg("members"),
            py::arg("config"), py::arg("comm"), py::arg("local_rank"), py::arg("steps_per_epoch"),
-           py::arg("deferred"), py::arg("untrained"), ReleaseGil())
+           py::arg("deferred"), py::arg("untrained"), py::arg("whole_optimizer"), ReleaseGil())
       // the step
       .def("prepare", &PyEngine::prepare_tensor, py::arg("tensor"), ReleaseGil())
       .def("begin_forward", &PyEngine::begin_forward, ReleaseGil())
@@ -428,6 +475,16 @@ void bind_engine(py::module_& module) {
       .def("set_full_parameter", &PyEngine::set_full_parameter, py::arg("name"), py::arg("value"),
            ReleaseGil())
       .def("set_full_gradient", &PyEngine::set_full_gradient, py::arg("name"), py::arg("value"), ReleaseGil())
+      .def(
+          "apply_to_whole",
+          [](PyEngine& self, const py::function& function) {
+            const py::gil_scoped_release released;
+            self.apply_to_whole([&] {
+              const py::gil_scoped_acquire held;
+              function();
+            });
+          },
+          py::arg("function"))
       .def("units", &units)
       .def("save_model", &save_model, py::arg("path"), py::arg("tensors"), ReleaseGil())
       .def(

@@ -22,6 +22,7 @@ from tessera.engine_properties import EngineProperties
 from tessera.errors import Error
 from tessera.lr_scheduler import LRScheduler, StepsScheduler
 from tessera.optimizer import Optimizer
+from tessera.whole_optimizer import WholeOptimizer
 
 
 class Engine(EngineProperties, StepsScheduler):
@@ -52,7 +53,8 @@ class Engine(EngineProperties, StepsScheduler):
     has_optimizer: bool = True  # False: its parameters have no gradients, masters and states, and keep their values
 
     def __init__(self, module: torch.nn.Module, config: _engine.Config, comm: _engine.Communicator, local_rank: int,
-                 steps_per_epoch: int = 0, deferred: _engine.DeferredModel | None = None, untrained: Sequence[str] = ()) -> None:
+                 steps_per_epoch: int = 0, deferred: _engine.DeferredModel | None = None, untrained: Sequence[str] = (),
+                 whole_optimizer: WholeOptimizer | None = None) -> None:
         parameters = module_state.named_parameters(module)
         module_program.check_same(module, comm)
         self.module = module
@@ -63,7 +65,8 @@ class Engine(EngineProperties, StepsScheduler):
         members = [(f"attribute {name}", tensor) for name, tensor in module_members.tensors(module)]
         viewed = module_members.viewed_outside(module, parameters) if deferred is None and comm.rank == 0 else None
         self._engine = _engine.Engine(parameters, state, members, config, comm, local_rank, steps_per_epoch, deferred,
-                                      list(untrained))
+                                      list(untrained), None if whole_optimizer is None else _engine.WholeOptimizer(whole_optimizer))
+        self._whole_optimizer = whole_optimizer
         if viewed is not None:
             _engine.log_warning(f"the memory of parameter {viewed} is also held by a tensor outside of the module, such as a state dict, a view "
                                 "or an array: it keeps the values of before initialize() and does not follow the training")

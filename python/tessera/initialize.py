@@ -45,9 +45,10 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
         (`numpy()`, `tolist()`). The generators of torch, `random` and `numpy.random` then begin in the same state again; what it takes
         from other generators, iterators or files, it takes twice.
     optimizer : torch.optim.Optimizer, or callable(parameters) that makes one, optional
-        AdamW, Adam, SGD or Adagrad of torch.optim, Lion or LAMB, before its first step; in place of the section "optimizer". It is
-        translated: the engine updates the parameters. Its param groups stay those of the returned optimizer, whose methods its own
-        methods call from then on. Trainable parameters in none of its groups keep their values.
+        In place of the section "optimizer". AdamW, Adam, SGD or Adagrad of torch.optim, Lion or LAMB, before the first step, is
+        translated: the engine updates the parameters' shards. Any other runs as it is, on whole parameters, each on the rank that
+        owns it. Its param groups stay those of the returned optimizer, whose methods its own methods call from then on. Trainable
+        parameters in none of its groups keep their values.
     model_parameters : iterable of Parameter, or of dicts with "params", optional
         Param groups for the optimizer of the configuration; other trainable parameters keep their values. Beside `optimizer` they may
         only repeat what its groups say.
@@ -135,6 +136,11 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
         check_scheduler(lr_scheduler, [optimizer])
     overrides = arguments.texts(overrides, "overrides")
     parsed, translation = _parse(config, overrides, group, optimizer, model_parameters, lr_scheduler, named)
+    if translation.whole is not None and json.loads(parsed.resolved).get("scheduler", {}).get("type") == "OneCycle":
+        params = json.loads(parsed.resolved)["scheduler"]["params"]
+        if params.get("cycle_momentum", True):
+            raise ConfigError(f"scheduler: OneCycle with cycle_momentum changes the betas of Adam, and {translation.whole.name} runs as it is; "
+                              "expected cycle_momentum false, or a scheduler of torch as lr_scheduler")
     if not engine_class.has_optimizer:
         translation.untrained = [name for name, parameter in named if parameter.requires_grad]
     loader, steps_per_epoch = None, 0
@@ -148,6 +154,8 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
     more = {} if deferred is None else {"deferred": deferred}  # a class derived from Engine need not know them
     if translation.untrained:
         more["untrained"] = translation.untrained
+    if translation.whole is not None:
+        more["whole_optimizer"] = translation.whole
     engine = engine_class(model, parsed, group, comm.get_local_rank(), steps_per_epoch, **more)
     engine.training_dataloader = loader
     zero.register(engine)
@@ -255,7 +263,7 @@ def _parse(config, overrides, group, client, model_parameters, lr_scheduler, nam
     if isinstance(client, torch.optim.Optimizer):
         if model_parameters is not None:
             _check_repeated(model_parameters, client, named)
-        translation = optimizer_groups.translate(client, named)
+        translation = optimizer_groups.translate(client, named, group.size)
     elif client is not None:
         raise ConfigError(f"optimizer is {arguments.shown(client)}; expected an optimizer of torch.optim, or a callable that makes one")
     elif model_parameters is not None:
@@ -267,6 +275,11 @@ def _parse(config, overrides, group, client, model_parameters, lr_scheduler, nam
     if translation.untrained:
         warnings.append(f"{len(translation.untrained)} trainable parameters are in no param group of the optimizer and keep their values: "
                         + ", ".join(translation.untrained[:3]) + (", …" if len(translation.untrained) > 3 else ""))
+    if translation.whole is not None:
+        translation.whole.agree()
+    if translation.whole is not None and translation.whole.on_one_rank:
+        warnings.append(f"{translation.whole.name}: {translation.whole.why}; so rank 0 updates all parameters and has all of the optimizer's "
+                        "states in its memory")
     if group.rank == 0:
         for line in warnings:
             _engine.log_warning(line)

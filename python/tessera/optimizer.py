@@ -18,9 +18,10 @@ from torch.optim import optimizer as torch_optimizer
 from tessera import _engine
 from tessera.errors import ConfigError, Error
 from tessera.optimizer_options import HYPERS, Options, full_name, is_option
-from tessera.optimizer_state import States
+from tessera.optimizer_state import States, WholeStates
 
-_REPLACED = ("step", "zero_grad", "state_dict", "load_state_dict", "add_param_group")  # methods of the optimizer that was translated
+_REPLACED = ("step", "zero_grad", "state_dict", "load_state_dict", "add_param_group")  # methods of the optimizer that was given
+_MOVES = ("train", "eval")  # the same, where it has them
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -34,10 +35,15 @@ class Optimizer(torch.optim.Optimizer):
     def __init__(self, engine: Any, client: torch.optim.Optimizer | None = None, groups: list[dict[str, Any]] | None = None) -> None:
         self._engine = weakref.ref(engine)
         self._accepts_groups = True
+        self._mode = None  # of train() and eval(), as they were called last
         self._scheduled = bool(engine.config.get("scheduler", {}).get("type"))
         self._overruled = False  # a rate was written over the schedule's, for the next step
         kind = engine.config["optimizer"]["type"]
-        self._options = Options.of_type(kind) if client is None else Options.of(client)
+        self._whole = engine._whole_optimizer
+        if self._whole is not None:
+            self._options = Options.of_whole(client)
+        else:
+            self._options = Options.of_type(kind) if client is None else Options.of(client)
         of_engine = engine._engine.param_groups()
         if client is not None:
             super().__init__([{"params": []}], client.defaults)
@@ -57,10 +63,13 @@ class Optimizer(torch.optim.Optimizer):
         self._structure = self._structure_now()
         self._client = client
         self._pushed = self._translated()
-        self._states = States(engine, self._groups(), kind, client is None or full_name(client).startswith("torch."))
+        self._states = (WholeStates(engine, self._groups(), self._whole) if self._whole is not None else
+                        States(engine, self._groups(), kind, client is None or full_name(client).startswith("torch.")))
         self._note_momentum()
         if client is not None:
             self._take_the_place_of(client)
+        if self._whole is not None:
+            self.pull()  # it reads its rates in its groups
 
     # ------------------------------------------------------------------------------ the interface of torch.optim
 
@@ -85,6 +94,24 @@ class Optimizer(torch.optim.Optimizer):
             raise Error("add_param_group() after initialize(): the group would not be trained. Give all groups to initialize(); layers that "
                         "are to be trained later can be frozen with requires_grad_(False) after it, or have lr 0 until then")
         super().add_param_group(param_group)
+
+    def train(self, mode: bool = True) -> None:
+        """Call the `train()` of an optimizer that has one (schedulefree's), which moves the parameters. Others have nothing to do. Collective.
+
+        Raises Error in the middle of an accumulation of gradients. A second call in a row does nothing.
+        """
+        self._move("train" if mode else "eval")
+
+    def eval(self) -> None:
+        """The same of `eval()`."""
+        self._move("eval")
+
+    def _move(self, mode):
+        function = getattr(type(self._client), mode, None)
+        if self._whole is None or function is None or mode == self._mode:
+            return
+        self._live()._engine.apply_to_whole(lambda: self._whole.call(function, self._client))
+        self._mode = mode
 
     @property
     def state(self) -> States:
@@ -170,7 +197,12 @@ class Optimizer(torch.optim.Optimizer):
                     group[key] = value
 
     def call_hooks(self, when: str) -> None:
-        """Call the hooks of steps of this optimizer and of the one it was translated from. `when`: "pre" or "post"."""
+        """Call the hooks of steps of this optimizer and of the one it was translated from. `when`: "pre" or "post". One that runs as it is
+        calls its own, and everybody's, in its step()."""
+        if self._whole is not None:
+            for hook in getattr(self, f"_optimizer_step_{when}_hooks").values():
+                hook(self, (self,), {})
+            return
         owners = [self] if self._client is None else [self, self._client]
         own = [(owner, hook) for owner in owners for hook in getattr(owner, f"_optimizer_step_{when}_hooks").values()]
         everybodys = [(self, hook) for hook in getattr(torch_optimizer, f"_global_optimizer_{when}_hooks").values()]
@@ -203,10 +235,10 @@ class Optimizer(torch.optim.Optimizer):
                 engine.set_hyper(index, hyper)
             except Error as error:
                 raise Error(f"optimizer.param_groups[{i}]: {error}") from None
-        if [values["lr"] for values in now] != [values["lr"] for values in self._pushed]:
+        if [values.get("lr") for values in now] != [values.get("lr") for values in self._pushed]:
             rates = engine.learning_rates
             for index, values in zip(self._indices, now):
-                rates[index] = values["lr"]
+                rates[index] = values.get("lr", rates[index])
             engine.set_learning_rates(rates)
             self._overruled = self._scheduled
         self._pushed = now
@@ -224,7 +256,7 @@ class Optimizer(torch.optim.Optimizer):
         rates, betas = engine.learning_rates, engine.scheduled_betas if self._schedule_sets_betas() else None
         for index, group, pushed in zip(self._indices, self._groups(), self._pushed):
             group["lr"] = pushed["lr"] = rates[index]
-            if betas is not None and "betas" in group:
+            if betas is not None and "betas" in group and self._whole is None:
                 group["betas"], pushed["betas"] = betas[index], list(betas[index])
 
     def stepped(self) -> None:
@@ -284,8 +316,8 @@ class Optimizer(torch.optim.Optimizer):
     def _take_the_place_of(self, client):
         """Calls of the optimizer that was translated mean this one: it has neither gradients nor states of its own. Until `release`."""
         ours = weakref.ref(self)
-        self._states.replaced = {name: vars(client)[name] for name in ("state", *_REPLACED) if name in vars(client)}
-        for name in _REPLACED:
+        self._states.replaced = {name: vars(client)[name] for name in ("state", *_REPLACED, *_MOVES) if name in vars(client)}
+        for name in (*_REPLACED, *(name for name in _MOVES if hasattr(client, name))):
             def forward(_, *args, _name=name, **kwargs):
                 optimizer = ours()
                 if optimizer is None:
@@ -318,7 +350,7 @@ def release(client: torch.optim.Optimizer) -> None:
         return
     if states.is_live:
         raise ConfigError("the optimizer belongs to an engine already; call engine.destroy() on all ranks before it is given to another one")
-    for name in _REPLACED:
+    for name in (*_REPLACED, *_MOVES):
         vars(client).pop(name, None)
     vars(client).update(states.replaced)
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from tessera.errors import ConfigError
-from tessera.optimizer_options import HYPERS, Options, is_option
+from tessera.optimizer_options import HYPERS, NotBuiltIn, Options, is_option
+from tessera.whole_optimizer import WholeOptimizer
 
 
 class Translation:
@@ -23,30 +24,49 @@ class Translation:
         Trainable parameters in no group. They keep their values.
     groups : list of dict, or None
         Param groups that `initialize` was given, without an optimizer.
+    whole : WholeOptimizer or None
+        The optimizer, where it runs as it is.
     """
 
     def __init__(self, section: dict[str, Any] | None = None, untrained: Iterable[str] = (),
-                 groups: list[dict[str, Any]] | None = None) -> None:
+                 groups: list[dict[str, Any]] | None = None, whole: WholeOptimizer | None = None) -> None:
         self.section = section
         self.untrained = list(untrained)
         self.groups = groups
+        self.whole = whole
 
 
-def translate(optimizer: torch.optim.Optimizer, named_parameters: list[tuple[str, torch.nn.Parameter]]) -> Translation:
+def translate(optimizer: torch.optim.Optimizer, named_parameters: list[tuple[str, torch.nn.Parameter]], world_size: int) -> Translation:
     """A torch optimizer as a configuration. Its groups are told by their parameters' names, which are not patterns.
+
+    One of a class that `optimizer_options` has no table for, or with an option that the formulas here lack, runs as it is.
 
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
-        One that `optimizer_options` has a table for. It has taken no step.
+        If it is translated, it has taken no step.
     named_parameters : list of (str, Parameter)
         The model's, by which the groups' tensors are named.
+    world_size : int
+        The number of ranks.
 
     Raises
     ------
     ConfigError
-        Another class; an option that the formulas here lack; a tensor that is not the model's.
+        A tensor that is not the model's; an optimizer that calls a closure.
     """
+    try:
+        return _translated(optimizer, named_parameters)
+    except NotBuiltIn:
+        pass
+    options = Options.of_whole(optimizer)
+    groups = [(_names_of(group["params"], named_parameters), options.values(group, f"{options.name}, param group {i}"))
+              for i, group in enumerate(optimizer.param_groups)]
+    whole = WholeOptimizer(optimizer, named_parameters, world_size)
+    return Translation(_section(options.type, groups), _untrained(groups, named_parameters), whole=whole)
+
+
+def _translated(optimizer, named_parameters):
     options = Options.of(optimizer)
     if any(float(state.get("step", 1)) > 0 for state in optimizer.state.values()):
         raise ConfigError("the optimizer has taken steps, and its state would be lost; expected one that has not "

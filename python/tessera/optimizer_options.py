@@ -18,6 +18,10 @@ _NO_EFFECT = object()  # on any number
 _HYPER = object()  # a hyper-parameter of the formula, of the same name
 
 
+class NotBuiltIn(ConfigError):
+    """No formula here does what an optimizer, or one of its options, asks for."""
+
+
 @dataclass(frozen=True)
 class _Only:
     """An option that has to have one of these values."""
@@ -134,13 +138,13 @@ class Options:
         name = full_name(optimizer)
         table = _CLASSES.get(kind.__name__)
         if table is None or not _comes_from(kind, table.module):
-            raise ConfigError(f"{name} is not an optimizer Tessera has; expected AdamW, Adam, SGD or Adagrad of torch.optim, Lion, "
-                              "timm's Lamb, DeepSpeed's fused ones, or the section \"optimizer\" of the configuration")
+            raise NotBuiltIn(f"{name} is not an optimizer Tessera has; expected AdamW, Adam, SGD or Adagrad of torch.optim, Lion, "
+                             "timm's Lamb, DeepSpeed's fused ones, or the section \"optimizer\" of the configuration")
         options = cls(name, table.type, table, optimizer)
         options._check_all_known()
         types = {options._chosen_type(group) for group in optimizer.param_groups}
         if len(types) > 1:
-            raise ConfigError(f"{name}: some param groups decouple the weight decay and some do not; expected the same in all")
+            raise NotBuiltIn(f"{name}: some param groups decouple the weight decay and some do not; expected the same in all")
         options.type = types.pop() if types else table.type
         return options
 
@@ -149,18 +153,23 @@ class Options:
         """Of the configuration's optimizer."""
         return cls("the configuration's optimizer", type_, _Class(type_, {**_REFUSED, **dict.fromkeys(HYPERS[type_], _HYPER)}))
 
+    @classmethod
+    def of_whole(cls, optimizer: torch.optim.Optimizer) -> "Options":
+        """Of an optimizer that runs as it is and reads its groups itself. The engine is told of the rates alone, to show them."""
+        return cls(full_name(optimizer), "SGD", _Class("SGD", {"lr": _HYPER}))
+
     def values(self, group: Mapping[str, Any], where: str) -> dict[str, Any]:
         """The hyper-parameters of a group, as JSON has them. Raises ConfigError, which names `where`, for what is not built in."""
         values = {}
         for option, meaning in self._table.options.items():
             if meaning is _HYPER:
-                if option in group:
+                if group.get(option) is not None:
                     values[option] = _hyper(option, group[option], f"{where}: {option}")
             elif isinstance(meaning, _Only):
                 found = self._value(option, group)
                 if found is not _MISSING and plain(found, f"{where}: {option}") not in meaning.values:
-                    raise ConfigError(f"{where}: {option}={found} is not built in; expected {meaning.values[0]}"
-                                      + (f" ({meaning.advice})" if meaning.advice else ""))
+                    raise NotBuiltIn(f"{where}: {option}={found} is not built in; expected {meaning.values[0]}"
+                                     + (f" ({meaning.advice})" if meaning.advice else ""))
         if self._optimizer is not None and (chosen := self._chosen_type(group)) != self.type:
             raise ConfigError(f"{where}: the weight decay is that of {chosen} now, and was that of {self.type} at initialize(); expected "
                               "no change")
@@ -174,11 +183,11 @@ class Options:
         named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)][2:]  # without self and the parameters
         for option in dict.fromkeys([*named, *self._optimizer.defaults]):
             if option not in self._table.options:
-                raise ConfigError(f"{self.name} has an option {option}, which is not known here; expected "
-                                  f"{', '.join(self._table.options)}")
+                raise NotBuiltIn(f"{self.name} has an option {option}, which is not known here; expected "
+                                 f"{', '.join(self._table.options)}")
             is_seen = all(self._value(option, group) is not _MISSING for group in self._optimizer.param_groups)
             if self._table.options[option] is not _NO_EFFECT and not is_seen:
-                raise ConfigError(f"{self.name}: the value of its option {option} cannot be seen in its param groups; expected it there")
+                raise NotBuiltIn(f"{self.name}: the value of its option {option} cannot be seen in its param groups; expected it there")
 
     def _chosen_type(self, group):
         for option, meaning in self._table.options.items():

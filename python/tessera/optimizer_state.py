@@ -9,6 +9,7 @@ import torch
 from tessera import _engine, arguments
 from tessera.errors import Error
 from tessera.optimizer_options import plain
+from tessera.whole_optimizer import WholeOptimizer
 
 _MOST_UPDATES = 2**53  # larger ones are not exact in floating point
 _TYPES_WITH_STEP = ("AdamW", "Adam", "Adagrad", "LAMB")  # whose formula depends on the number of updates
@@ -185,3 +186,42 @@ class States(MutableMapping):
         if self._type not in _TYPES_WITH_STEP:
             return state
         return {"step": torch.tensor(float(num_updates)) if self._step_is_a_tensor else num_updates, **state}
+
+
+class WholeStates(States):
+    """The same of an optimizer that runs as it is: what it keeps of each parameter, whatever that is."""
+
+    def __init__(self, engine: Any, param_groups: list[dict[str, Any]], whole: WholeOptimizer) -> None:
+        super().__init__(engine, param_groups, "", step_is_a_tensor=True)
+        self._whole = whole
+
+    def __getitem__(self, parameter: torch.Tensor) -> Mapping[str, Any]:
+        name = self.name_of(parameter)
+        if not self._has(parameter):
+            return _Copy()
+        self._live().check_usable()
+        return _Copy(self._whole.gathered([name]).get(name, {}))
+
+    def gathered(self) -> dict[torch.Tensor, dict[str, Any]]:
+        """See `States.gathered`."""
+        self._live().check_usable()
+        found = self._whole.gathered([self.name_of(parameter) for parameter in self])
+        return {parameter: found[self.name_of(parameter)] for parameter in self if self.name_of(parameter) in found}
+
+    def parsed(self, parameter: torch.Tensor, state: Mapping[str, Any] | None,
+               group: Mapping[str, Any] = types.MappingProxyType({})) -> Any:
+        """What `write` takes. Raises Error for what is not a dict."""
+        if state is not None and not isinstance(state, Mapping):
+            raise Error(f"state of parameter {self.name_of(parameter)} is a {type(state).__name__}; expected a dict")
+        return dict(state or {}), 1 if state else 0
+
+    def write(self, states: Mapping[str, Any]) -> None:
+        """See `States.write`."""
+        for name, (state, num_updates) in states.items():
+            self._live().set_optimizer_states(name, [], num_updates)
+            self._whole.set_state(name, state)
+            self._whole.began_with.discard(name)
+
+    def _has(self, parameter):
+        name = self.name_of(parameter)
+        return self.is_trained(parameter) and (name in self._whole.began_with or self._live().num_updates(name) > 0)

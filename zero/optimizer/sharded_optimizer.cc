@@ -32,6 +32,7 @@ static std::vector<std::string> checked(std::vector<std::string> names, const st
 
 std::vector<std::string> state_names_of(const ShardedOptimizer::Options& options) {
   if (options.rule) return checked(options.rule->state_names(), options.rule->name());
+  if (options.whole) return {};  // it keeps them itself
   // SGD keeps a momentum buffer when any group has momentum.
   std::vector<std::string> names;
   for (const kernels::Hyper& hyper : options.groups) {
@@ -58,6 +59,10 @@ ShardedOptimizer::ShardedOptimizer(const Layout& layout, std::vector<ParamUnit>&
       const MemoryFor use(MemoryUse::kCommunication);
       return transfer_->host_memory(bytes);
     });
+  if (options.whole) {
+    TESSERA_CHECK(!options.rule && transfer_ == nullptr);
+    whole_.emplace(layout_, units_, options.parameters, comm_, options.whole);
+  }
   const MemoryFor use(MemoryUse::kOptimizer);
   for (ParamUnit& unit : units_) {
     if (!unit.spec.trainable) continue;
@@ -262,6 +267,10 @@ void ShardedOptimizer::begin_step(const GradientReducer& gradients, double grad_
   }
   for (size_t parameter = 0; parameter < used.size(); ++parameter)
     if (used[parameter]) ++steps_[parameter];
+  if (whole_) {
+    whole_->update(gradients, grad_scale, used);
+    return step_.reset();
+  }
   if (kind_ == kernels::OptimizerKind::kLamb && !rule_) {
     step_lamb();
     return step_.reset();

@@ -17,8 +17,8 @@
 // rule, and LAMB, run on the thread that calls.) What the update depends on is known and kept by
 // begin_step(): the scale with the clip coefficient, rates, step counts, which parameters to update; and
 // gradients stay where they are until the next backward begins. So the bits are those of an update at once.
-// Who reads the state in another way calls finish_step() first. LAMB's norms need all units, so it is never
-// late.
+// Who reads the state in another way calls finish_step() first. LAMB's norms need all units, and an optimizer
+// of whole parameters is called once for all of them, so these are never late.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -34,6 +34,7 @@
 #include "zero/kernels/kernels.h"
 #include "zero/memory/staging_pool.h"
 #include "zero/optimizer/update_rule.h"
+#include "zero/optimizer/whole_parameters.h"
 #include "zero/plan/layout.h"
 #include "zero/reduce/gradient_reducer.h"
 #include "zero/unit/param_unit.h"
@@ -47,7 +48,10 @@ class ShardedOptimizer {
     kernels::OptimizerKind kind = kernels::OptimizerKind::kAdamW;
     std::vector<kernels::Hyper> groups;                ///< by ParameterSpec::group
     std::shared_ptr<const UpdateRule> rule = nullptr;  ///< in place of `kind`'s formula
-    comm::HostTransfer* transfer = nullptr;            ///< where the host's memory is not the device's
+    /// In place of a formula: see [Note: whole parameters]. Not with a `transfer`.
+    std::shared_ptr<WholeOptimizer> whole = nullptr;
+    std::vector<at::Tensor> parameters = {};  ///< the model's, for `whole`; by parameter of the layout
+    comm::HostTransfer* transfer = nullptr;   ///< where the host's memory is not the device's
     comm::HostThread* host = nullptr;
   };
 
@@ -55,9 +59,10 @@ class ShardedOptimizer {
   ShardedOptimizer(const Layout& layout, std::vector<ParamUnit>& units, comm::CommunicatorPtr comm,
                    const Options& options);
 
-  /// Collective for LAMB, whose trust ratios need each parameter's norms over all shards. An update of
-  /// values and masters begins; `grad_scale` multiplies the gradients first. `used`: by parameter, what to
-  /// update. `order`: units, as they will be updated. `gradients` must outlive the update.
+  /// Collective for LAMB, whose trust ratios need each parameter's norms over all shards, and for an
+  /// optimizer of whole parameters; both update at once. An update of values and masters begins; `grad_scale`
+  /// multiplies the gradients first. `used`: by parameter, what to update. `order`: units, as they will be
+  /// updated. `gradients` must outlive the update.
   void begin_step(const GradientReducer& gradients, double grad_scale, const std::vector<bool>& used,
                   const std::vector<int>& order);
   /// Updates the unit, if it has not been since begin_step(). Throws Error when the disk fails.
@@ -68,6 +73,8 @@ class ShardedOptimizer {
   /// the state has to be replaced afterwards.
   void drop_step();
 
+  /// Null: it updates elements.
+  WholeParameters* whole() { return whole_ ? &*whole_ : nullptr; }
   std::vector<kernels::Hyper>& groups() { return groups_; }
   /// Returns the names of ParamUnit::states, in their order.
   const std::vector<std::string>& state_names() const { return state_names_; }
@@ -128,6 +135,7 @@ class ShardedOptimizer {
   comm::CommunicatorPtr comm_;
   kernels::OptimizerKind kind_;
   std::shared_ptr<const UpdateRule> rule_;
+  std::optional<WholeParameters> whole_;
   std::vector<kernels::Hyper> groups_;
   std::vector<std::string> state_names_;
   std::vector<int64_t> steps_;  // by parameter

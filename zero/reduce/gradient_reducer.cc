@@ -628,10 +628,7 @@ GradientReducer::Mean GradientReducer::mean_so_far(ParamUnit& unit) {
                       "accumulation boundary"));
     reduce_late({unit.index});
   }
-  if (boundary_) {
-    const bool whole = update_whole_ && !reads_peers_;
-    return {whole ? unit.gradient.accumulator : owned(unit), whole};
-  }
+  if (boundary_) return mean_at_boundary(unit);
   if (!each_backward()) {
     at::Tensor sum = unit.gradient.accumulator.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
     comm_->all_reduce(sum, unit.name, prescale_ * postscale_)->wait();
@@ -642,6 +639,11 @@ GradientReducer::Mean GradientReducer::mean_so_far(ParamUnit& unit) {
   options_.replicas->all_reduce(sum, unit.name, postscale_)->wait();
   return {sum.narrow(0, unit.owned_range.begin - unit.shard_range.begin, unit.owned_range.numel()),
           /*whole=*/false};
+}
+
+GradientReducer::Mean GradientReducer::mean_at_boundary(const ParamUnit& unit) const {
+  const bool whole = update_whole_ && !reads_peers_;
+  return {whole ? unit.gradient.accumulator : owned(unit), whole};
 }
 
 void GradientReducer::set(int parameter, const at::Tensor& value) {

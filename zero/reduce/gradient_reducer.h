@@ -140,6 +140,8 @@ class GradientReducer {
     bool whole;
   };
   Mean mean_so_far(ParamUnit& unit);
+  /// The same after a boundary's finish_backward, without late parts; not Collective.
+  Mean mean_at_boundary(const ParamUnit& unit) const;
   /// Collective. Writes the parameter's part of the reduced gradient, after a boundary's finish_backward:
   /// `value`, its shape, the same on all ranks.
   void set(int parameter, const at::Tensor& value);

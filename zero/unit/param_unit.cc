@@ -287,6 +287,18 @@ bool ParamUnit::readable_again() {
   return has_values_;
 }
 
+at::Tensor gather_owned(const ParamUnit& unit, const at::Tensor& mine, bool whole, comm::Communicator& comm,
+                        std::string_view what) {
+  at::Tensor full = mine.to(unit.memory.full().device());  // from the host, where it lies there
+  if (whole || comm.size() == 1) return full;
+  const at::Tensor part = std::exchange(full, at::empty({unit.spec.numel}, full.options()));
+  comm.all_gather(full, part, str(what, " of ", unit.name))->wait();
+  // This changes the order of ranks into that of owned parts.
+  return full.view({unit.mesh.num_replicas(), unit.mesh.shard_size, part.numel()})
+      .transpose(0, 1)
+      .reshape(-1);
+}
+
 at::Device device_of(const std::vector<ParamUnit>& units) {
   return units.empty() ? at::Device(at::kCPU) : units.front().memory.full().device();
 }

@@ -228,6 +228,11 @@ class ParamUnit {
   at::Tensor common_;         // the host-shared buffer while a private copy is bound
 };
 
+/// Collective over `comm`, of all ranks. (numel) on the device of its group: `mine` itself where it is
+/// `whole`, else each rank's owned part, in the order of the unit. `what` names it in errors.
+at::Tensor gather_owned(const ParamUnit& unit, const at::Tensor& mine, bool whole, comm::Communicator& comm,
+                        std::string_view what);
+
 /// Where the buffers of all units are; the CPU where there are no units.
 at::Device device_of(const std::vector<ParamUnit>& units);
 

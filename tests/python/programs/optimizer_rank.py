@@ -3,8 +3,14 @@ import tessera
 import torch
 from checks import check, config, largest_difference, main, raises, train, train_plainly
 from optimizers import DeepSpeedCPUAdam, FusedAdam, Lion, Named, batches, compare, decay_groups, in_two, loss_of, mlp, rank, steps_together
+from tessera.optimizer_options import NotBuiltIn, Options
 from torch import nn
 from torch.optim import lr_scheduler as schedulers
+
+
+def translate_options(optimizer):
+    options = Options.of(optimizer)
+    return [options.values(group, f"{options.name}, param group {i}") for i, group in enumerate(optimizer.param_groups)]
 
 
 @check
@@ -45,21 +51,21 @@ def options_count_or_are_refused():
         of_deepspeed(0, FusedAdam, "adam_w_mode", decoupled)
         of_deepspeed(3, DeepSpeedCPUAdam, "adamw_mode", decoupled)
 
-    def refused(make, *parts):
-        model = mlp()
-        raises(tessera.ConfigError, lambda: tessera.initialize(model=model, optimizer=make(model), config=config(1)), *parts)
+    def not_built_in(make, *parts):
+        """Such an optimizer runs as it is (whole_optimizer_rank.py)."""
+        raises(NotBuiltIn, lambda: translate_options(make(mlp())), *parts)
 
     class Lion3(Lion):
         def __init__(self, params, lr=1e-4, hard=True):
             super().__init__(params, lr)
 
     Lion3.__name__ = "Lion"
-    refused(lambda m: adamw(in_two(m, {}, {"amsgrad": True})), "torch.optim.adamw.AdamW, param group 1", "amsgrad=True", "expected False")
-    refused(lambda m: sgd(m.parameters(), 0.1, maximize=True), "maximize=True")
-    refused(lambda m: adam(in_two(m, {"decoupled_weight_decay": True})), "some param groups decouple the weight decay")
-    refused(lambda m: adagrad(m.parameters(), initial_accumulator_value=0.1), "initial_accumulator_value=0.1")
-    refused(lambda m: Lion3(m.parameters()), "has an option hard, which is not known here")
-    refused(lambda m: DeepSpeedCPUAdam(m.parameters(), fp32_optimizer_states=False), "fp32_optimizer_states=False")
+    not_built_in(lambda m: adamw(in_two(m, {}, {"amsgrad": True})), "torch.optim.adamw.AdamW, param group 1", "amsgrad=True", "expected False")
+    not_built_in(lambda m: sgd(m.parameters(), 0.1, maximize=True), "maximize=True")
+    not_built_in(lambda m: adam(in_two(m, {"decoupled_weight_decay": True})), "some param groups decouple the weight decay")
+    not_built_in(lambda m: adagrad(m.parameters(), initial_accumulator_value=0.1), "initial_accumulator_value=0.1")
+    not_built_in(lambda m: Lion3(m.parameters()), "has an option hard, which is not known here")
+    not_built_in(lambda m: DeepSpeedCPUAdam(m.parameters(), fp32_optimizer_states=False), "fp32_optimizer_states=False")
 
 
 @check
@@ -73,10 +79,8 @@ def lamb_and_lion_of_timm():
         return optim.Lamb(decay_groups(model), lr=1e-2, max_grad_norm=None)
 
     model = mlp()
-    raises(tessera.ConfigError, lambda: tessera.initialize(model=model, optimizer=optim.Lamb(model.parameters()), config=config(0)),
-           "max_grad_norm=1.0", "gradient_clipping")
-    raises(tessera.ConfigError, lambda: tessera.initialize(
-        model=model, optimizer=optim.Lamb(model.parameters(), max_grad_norm=None, decoupled_decay=True), config=config(0)), "decoupled_decay=True")
+    raises(NotBuiltIn, lambda: translate_options(optim.Lamb(model.parameters())), "max_grad_norm=1.0", "gradient_clipping")
+    raises(NotBuiltIn, lambda: translate_options(optim.Lamb(model.parameters(), max_grad_norm=None, decoupled_decay=True)), "decoupled_decay=True")
     for stage in (0, 3):
         steps_together(stage, lamb)
         steps_together(stage, lambda m: optim.Lamb(m.parameters(), lr=1e-2, max_grad_norm=None, always_adapt=True, weight_decay=0))
@@ -279,9 +283,10 @@ def what_cannot_be_translated_is_refused_by_name():
     class Mine(torch.optim.AdamW):
         pass
 
-    refused(lambda m: torch.optim.Adam(m.parameters(), amsgrad=True), "torch.optim.adam.Adam", "param group 0", "amsgrad=True", "expected False")
-    refused(lambda m: torch.optim.RMSprop(m.parameters()), "RMSprop is not an optimizer Tessera has", "expected AdamW")
-    refused(lambda m: Mine(m.parameters()), "Mine is not an optimizer")
+    raises(NotBuiltIn, lambda: translate_options(torch.optim.Adam(mlp().parameters(), amsgrad=True)), "torch.optim.adam.Adam", "param group 0",
+           "amsgrad=True", "expected False")
+    raises(NotBuiltIn, lambda: translate_options(torch.optim.RMSprop(mlp().parameters())), "RMSprop is not an optimizer Tessera has")
+    raises(NotBuiltIn, lambda: translate_options(Mine(mlp().parameters())), "Mine is not an optimizer")
     refused(stepped, "has taken steps", "load_checkpoint()")
     refused(lambda m: torch.optim.SGD(mlp().parameters()), "[64, 16]", "not a parameter of the model")
     refused(lambda m: "AdamW", "expected an optimizer of torch.optim")

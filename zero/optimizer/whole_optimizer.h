@@ -1,0 +1,46 @@
+// WholeOptimizer: an optimizer that updates whole parameters, as an update of matrices (Muon), of rows and
+// columns (Adafactor) or any torch.optim.Optimizer does. Beside it, UpdateRule is for formulas of elements.
+//
+// [Note: whole parameters]
+// Each trainable parameter has one owner, a rank (zero/plan/owners.h). The owner keeps the parameter's
+// optimizer states, whole; fp32 masters stay in the shards. A step brings the masters and the reduced
+// gradients of what a rank owns together, and while WholeOptimizer::step() runs, the model's own tensors of
+// these parameters are whole fp32 masters, and their grad() is the unscaled, clipped mean over the global
+// batch. Other parameters have no grad(), and so have those that got no gradient on any rank. Then the new
+// masters return to the shards. So what an update computes depends on neither stage, world nor units: it is
+// the update of the optimizer alone, given the same gradients.
+//
+// Between steps a rank has no more than its optimizer states; during a step 8 bytes an element of what it
+// owns, and one unit's buffer.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace tessera::zero {
+
+/// Updates the parameters that this rank owns. Used by one thread.
+class WholeOptimizer {
+ public:
+  virtual ~WholeOptimizer() = default;
+
+  /// Stands in checkpoints: one that another optimizer has saved is refused. Equal on all ranks.
+  virtual std::string name() const = 0;
+  /// Whether rank 0 owns all parameters, because an update of one depends on others. Equal on all ranks.
+  virtual bool on_one_rank() const = 0;
+  /// Is called once, first: the names of the parameters that this rank owns.
+  virtual void own(const std::vector<std::string>& parameters) = 0;
+  /// Updates what this rank owns, which may be nothing, in place. See [Note: whole parameters].
+  virtual void step() = 0;
+  /// Bytes of this rank's states.
+  virtual int64_t bytes() const = 0;
+  /// Returns this rank's states for a checkpoint: (n) uint8 on the CPU.
+  virtual at::Tensor state() const = 0;
+  /// Takes what this rank owns out of what all ranks of a checkpoint have saved. Throws Error.
+  virtual void set_state(const std::vector<at::Tensor>& saved) = 0;
+};
+
+}  // namespace tessera::zero

@@ -1,0 +1,156 @@
+#include "zero/optimizer/whole_parameters.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+
+#include <exception>
+#include <utility>
+
+#include "comm/init/agreement.h"
+#include "core/error.h"
+#include "core/memory/memory_use.h"
+#include "core/str.h"
+#include "zero/memory/pause_listening.h"
+#include "zero/plan/owners.h"
+
+namespace tessera::zero {
+
+WholeParameters::WholeParameters(const Layout& layout, std::vector<ParamUnit>& units,
+                                 std::vector<at::Tensor> parameters, comm::CommunicatorPtr comm,
+                                 std::shared_ptr<WholeOptimizer> optimizer)
+    : layout_(layout),
+      units_(units),
+      parameters_(std::move(parameters)),
+      comm_(std::move(comm)),
+      optimizer_(std::move(optimizer)),
+      owners_(owners_of(layout)) {
+  std::vector<std::string> owned;
+  for (int parameter = 0; parameter < layout_.num_parameters(); ++parameter) {
+    if (owners_[parameter] >= 0 && optimizer_->on_one_rank()) owners_[parameter] = 0;
+    if (owns(parameter)) owned.push_back(layout_.parameters()[parameter].name);
+  }
+  optimizer_->own(owned);
+}
+
+/// A copy of the parameter's part of `full`, (unit numel), in fp32.
+at::Tensor WholeParameters::cut_out(int parameter, const at::Tensor& full) const {
+  const UnitSlice& slice = layout_.slice(parameter);
+  return full.narrow(0, slice.offset, slice.numel)
+      .to(at::kFloat, /*non_blocking=*/false, /*copy=*/true)
+      .view(layout_.parameters()[parameter].shape);
+}
+
+std::vector<WholeParameters::Whole> WholeParameters::gather_weights() {
+  std::vector<Whole> owned;
+  for (ParamUnit& unit : units_) {
+    if (!unit.spec.trainable) continue;
+    const InMemory weights(unit, kUpdated, InMemory::Access::kRead);
+    const bool whole = !unit.placement.updates_shard;
+    const at::Tensor masters = gather_owned(unit, (whole ? unit.local_state() : unit.owned_state()).weights,
+                                            whole, *comm_, "parameters");
+    for (const int parameter : unit.spec.parameters)
+      if (owns(parameter)) owned.push_back({parameter, cut_out(parameter, masters), {}});
+  }
+  return owned;
+}
+
+void WholeParameters::gather_gradients(const GradientReducer& gradients, double grad_scale,
+                                       const std::vector<bool>& used, std::vector<Whole>& owned) {
+  auto next = owned.begin();
+  for (ParamUnit& unit : units_) {
+    if (!unit.spec.trainable) continue;
+    const InMemory gradient(unit, kGradient, InMemory::Access::kRead);
+    const GradientReducer::Mean mean = gradients.mean_at_boundary(unit);
+    const at::Tensor reduced = gather_owned(unit, mean.values, mean.whole, *comm_, "gradient");
+    for (; next != owned.end() && layout_.slice(next->parameter).unit == unit.index; ++next)
+      if (used[next->parameter]) next->gradient = cut_out(next->parameter, reduced).mul_(grad_scale);
+  }
+}
+
+/// A tensor of the model has other memory, shape and dtype as its own during the lifetime. Its identity,
+/// hooks and version counter stay.
+class OtherMemory {
+ public:
+  OtherMemory(at::Tensor tensor, const at::Tensor& memory, const at::Tensor& gradient)
+      : tensor_(std::move(tensor)), before_(tensor_.detach()) {
+    tensor_.unsafeGetTensorImpl()->shallow_copy_from(memory.getIntrusivePtr());
+    tensor_.mutable_grad() = gradient;
+  }
+  ~OtherMemory() {
+    tensor_.mutable_grad().reset();
+    tensor_.unsafeGetTensorImpl()->shallow_copy_from(before_.getIntrusivePtr());
+  }
+  OtherMemory(const OtherMemory&) = delete;
+
+ private:
+  at::Tensor tensor_, before_;
+};
+
+/// Collective. Throws on all ranks what fails on one.
+void WholeParameters::run(const std::vector<Whole>& owned, const std::function<void()>& function) {
+  std::exception_ptr mine;
+  const std::string failure = comm::failure_on_any(*comm_, "step of the optimizer", [&] {
+    try {
+      std::vector<std::unique_ptr<OtherMemory>> whole;
+      for (const Whole& one : owned)
+        whole.push_back(std::make_unique<OtherMemory>(parameters_[one.parameter], one.weights, one.gradient));
+      function();
+      for (const Whole& one : owned)
+        if (!parameters_[one.parameter].is_alias_of(one.weights))
+          throw Error(str(optimizer_->name(), " has replaced the memory of parameter ",
+                          layout_.parameters()[one.parameter].name,
+                          "; expected it to be updated in place, as by p.copy_() or p.add_()"));
+    } catch (...) {
+      mine = std::current_exception();
+      throw;
+    }
+  });
+  if (mine) std::rethrow_exception(mine);
+  if (!failure.empty()) throw Error(str(optimizer_->name(), ": ", failure));
+}
+
+/// The sum over ranks of what each has of a unit, zeros elsewhere, is the unit. As integers, so that it has
+/// the bits of what the owners have.
+void WholeParameters::scatter(const std::vector<Whole>& owned) {
+  auto next = owned.begin();
+  for (ParamUnit& unit : units_) {
+    if (!unit.spec.trainable) continue;
+    const InMemory updated(unit, kUpdated, InMemory::Access::kReadWrite);
+    const at::Tensor full = at::zeros({unit.spec.numel}, unit.memory.full().options().dtype(at::kFloat));
+    for (; next != owned.end() && layout_.slice(next->parameter).unit == unit.index; ++next) {
+      const UnitSlice& slice = layout_.slice(next->parameter);
+      full.narrow(0, slice.offset, slice.numel).copy_(next->weights.reshape(-1));
+    }
+    if (comm_->size() > 1) {
+      const at::Tensor bits = full.view(at::kInt);
+      if (unit.placement.updates_shard && unit.mesh.num_replicas() == 1)
+        comm_->reduce_scatter(bits, str("new values of ", unit.name))->wait();
+      else
+        comm_->all_reduce(bits, str("new values of ", unit.name))->wait();
+    }
+    unit.master.copy_(unit.local(full));
+    if (unit.has_own_master()) at::Tensor(unit.values()).copy_(unit.master);
+  }
+}
+
+void WholeParameters::update(const GradientReducer& gradients, double grad_scale,
+                             const std::vector<bool>& used) {
+  const PauseListening our_own_operators;
+  const at::NoGradGuard no_grad;
+  const MemoryFor use(MemoryUse::kOptimizer);
+  std::vector<Whole> owned = gather_weights();
+  gather_gradients(gradients, grad_scale, used, owned);
+  run(owned, [this] { optimizer_->step(); });
+  scatter(owned);
+}
+
+void WholeParameters::apply(const std::function<void()>& function) {
+  const PauseListening our_own_operators;
+  const at::NoGradGuard no_grad;
+  const MemoryFor use(MemoryUse::kOptimizer);
+  const std::vector<Whole> owned = gather_weights();
+  run(owned, function);
+  scatter(owned);
+}
+
+}  // namespace tessera::zero
