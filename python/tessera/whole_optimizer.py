@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tessera import comm, json_values
-from tessera.errors import ConfigError
+from tessera.errors import ConfigError, Error
 
 _MAX_SIZE = 8  # of the small parameters that the trial is made with, in each dimension
 _TRIAL_STEPS = 4  # some statistics over all parameters count later than from the first update on
@@ -45,7 +45,7 @@ class WholeOptimizer:
     Raises
     ------
     ConfigError
-        It can only be called with a closure.
+        It can only be called with a closure, or its states and groups are another optimizer's.
     """
 
     def __init__(self, client: torch.optim.Optimizer, named_parameters: list[tuple[str, torch.nn.Parameter]], world_size: int) -> None:
@@ -53,6 +53,10 @@ class WholeOptimizer:
         if needs_closure(client):
             raise ConfigError(f"{self.name} calls a closure, which computes the loss anew inside of step(), and here gradients are reduced before "
                               "it; expected an optimizer whose step() needs none")
+        for attribute in ("state", "param_groups"):
+            if isinstance(getattr(type(client), attribute, None), property):
+                raise ConfigError(f"{self.name}.{attribute} is a property, as of an optimizer around another one, and its states cannot be told by "
+                                  "parameter here; expected an optimizer that keeps them itself")
         self._client = client
         self._step = vars(client).get("step") or types.MethodType(type(client).step, client)  # a scheduler may have put one there
         self._tensors = dict(reversed(named_parameters))
@@ -122,6 +126,8 @@ class WholeOptimizer:
 
     def state_bytes(self) -> torch.Tensor:
         """What a checkpoint keeps of this rank's states: (n) uint8."""
+        if problem := self._other_states():
+            raise Error(problem)
         return json_values.to_bytes({"state": {self._names[id(key)]: state for key, state in self._state.items() if id(key) in self._names},
                                      "other": {key: state for key, state in self._state.items() if not isinstance(key, torch.Tensor)}})
 
@@ -140,6 +146,8 @@ class WholeOptimizer:
 
     def gathered(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
         """The states of these parameters, as copies on the CPU, for all ranks. Collective."""
+        if problem := next((text for text in comm.all_gather(self._other_states(), "the optimizer's states") if text), ""):
+            raise Error(problem)
         mine = {name: self._state[self._tensors[name]] for name in names if name in self._owned and self._tensors[name] in self._state}
         data = json_values.to_bytes({"state": mine})
         sizes = comm.all_gather(data.numel(), "sizes of the optimizer's states")
@@ -158,6 +166,14 @@ class WholeOptimizer:
         self._state.pop(parameter, None)
         if state:
             self._state[parameter] = self._placed(parameter, state)
+
+    def _other_states(self):
+        """Why what is in `state` is not all, or "". An optimizer inside of this one that shares its states has the ones of `call`."""
+        for name, inner in vars(self._client).items():
+            if isinstance(inner, torch.optim.Optimizer) and inner.state and inner.state is not self._state:
+                return (f"{self.name}.{name} is an optimizer with states of its own, which nobody saves; expected it to share those of the outer "
+                        f"one, self.{name}.state = self.state, at the beginning of step()")
+        return ""
 
     def _placed(self, parameter, state):
         """As torch.optim's load_state_dict: on the parameter's device, and in fp32 as the masters are, without `step`."""
@@ -247,14 +263,18 @@ def _trial(client, originals, members):
         for value in client.state.get(original, {}).values():
             if isinstance(value, torch.Tensor) and value.shape == original.shape:
                 memo[id(value)] = value.detach()[tuple(slice(0, size) for size in parameter.shape)].to("cpu", torch.float32, copy=True)
+    probe.state = defaultdict(dict)
+    probe.param_groups = [{"params": [memo[id(p)] for p in group["params"] if id(p) in chosen]} for group in client.param_groups]
+    # An optimizer inside of this one may share its states and groups.
+    memo.update({id(client.state): probe.state, id(client.param_groups): probe.param_groups})
+    memo.update((id(group), of_probe) for group, of_probe in zip(client.param_groups, probe.param_groups))
+    for group, of_probe in zip(client.param_groups, probe.param_groups):
+        of_probe.update(copy.deepcopy({key: value for key, value in group.items() if key != "params"}, memo))
+    probe.state.update((memo[id(key)], copy.deepcopy(client.state[key], memo)) for key in originals if id(key) in chosen and key in client.state)
     kept = {key: value for key, value in vars(client).items() if key not in ("state", "param_groups", "step") and "_hooks" not in key}
     ids = {i: id(small_one) for i, small_one in memo.items() if isinstance(small_one, torch.nn.Parameter)}
     vars(probe).update({name: _with_ids(value, ids) for name, value in copy.deepcopy(kept, memo).items()})
     vars(probe).update({name: OrderedDict() for name in vars(client) if "_hooks" in name})
-    probe.state = defaultdict(dict, {memo[id(key)]: copy.deepcopy(client.state[key], memo) for key in originals if id(key) in chosen
-                                     and key in client.state})
-    probe.param_groups = [{**copy.deepcopy({key: value for key, value in group.items() if key != "params"}, memo),
-                           "params": [memo[id(p)] for p in group["params"] if id(p) in chosen]} for group in client.param_groups]
     for group in probe.param_groups:
         if isinstance(group.get("lr"), (float, int)) and group["lr"] == 0:
             group["lr"] = 1e-2  # at the beginning of a warm-up

@@ -73,6 +73,21 @@ class Clipping(torch.optim.SGD):
         return super().step(closure)
 
 
+class Both(torch.optim.Optimizer):
+    """Matrices by one optimizer and the others by another one, which share groups and, if `shares`, states with this."""
+
+    def __init__(self, matrices, others, shares=True):
+        self.first, self.second, self.shares = torch.optim.Adafactor(matrices, lr=0.02), torch.optim.AdamW(others, lr=0.01, amsgrad=True), shares
+        super().__init__([*self.first.param_groups, *self.second.param_groups], {})
+        self.param_groups[:] = [*self.first.param_groups, *self.second.param_groups]
+
+    def step(self, closure=None):
+        if self.shares:
+            self.first.state = self.second.state = self.state
+        self.first.step()
+        self.second.step()
+
+
 def optimizers_of_torch():
     """By class and options. LBFGS and SparseAdam are refused elsewhere, and classes with formulas of ours are here with others' options."""
     makers = {
@@ -90,6 +105,7 @@ def optimizers_of_torch():
         "Rprop": lambda m: torch.optim.Rprop(two_groups(m), lr=0.01),
         "SGD maximize": lambda m: torch.optim.SGD(two_groups(m, momentum=0.9), lr=0.05, maximize=True),
         "a user's": lambda m: Centred(two_groups(m, lr=0.02)),
+        "two in one": lambda m: Both(*([p for p in trained(m) if (p.ndim == 2) == is_2d] for is_2d in (True, False))),
     }
     if hasattr(torch.optim, "Muon"):
         makers["Muon"] = lambda m: torch.optim.Muon([p for p in trained(m) if p.ndim == 2], lr=0.02, weight_decay=0.1)
@@ -254,6 +270,24 @@ def what_cannot_be_right_is_an_error():
                   "LBFGS", "closure")
     assert "step()" in text
 
+    class Around(torch.optim.Optimizer):
+        def __init__(self, inner):
+            self.inner, self.defaults = inner, inner.defaults
+
+        @property
+        def param_groups(self):
+            return self.inner.param_groups
+
+        @property
+        def state(self):
+            return self.inner.state
+
+        def step(self, closure=None):
+            return self.inner.step(closure)
+
+    raises(tessera.ConfigError, lambda: tessera.initialize(model=model, optimizer=Around(torch.optim.RMSprop(model.parameters())), config=config(1)),
+           "Around.state is a property")
+
     class Replacing(torch.optim.SGD):
         def step(self, closure=None):
             for group in self.param_groups:
@@ -262,10 +296,13 @@ def what_cannot_be_right_is_an_error():
 
     class FailsOnOne(torch.optim.RMSprop):
         def step(self, closure=None):
-            if rank == world - 1:
+            if rank == world - 1 and any(p.numel() > 64 for group in self.param_groups for p in group["params"]):  # not in the trial
                 raise OSError("disk of rank 1")
             return super().step(closure)
 
+    engine, ours, theirs = same_bits(2, lambda m: Both(trained(m)[:3], trained(m)[3:], shares=False))
+    raises(tessera.Error, ours.state_dict, "is an optimizer with states of its own", ".state = self.state")
+    raises(tessera.Error, lambda: engine.save_checkpoint("nowhere"), "is an optimizer with states of its own")
     for make, kind, parts in ((lambda m: Replacing(m.parameters(), lr=0.1, maximize=True), tessera.Error, ("has replaced the memory", "in place")),
                               (lambda m: FailsOnOne(m.parameters()), (tessera.Error, OSError), ("disk of rank 1",))):
         for stage in (0, 3):
