@@ -278,8 +278,11 @@ def _parse(config, overrides, group, client, model_parameters, lr_scheduler, nam
     if translation.whole is not None:
         translation.whole.agree()
     if translation.whole is not None and translation.whole.on_one_rank:
-        warnings.append(f"{translation.whole.name}: {translation.whole.why}; so rank 0 updates all parameters and has all of the optimizer's "
-                        "states in its memory")
+        warnings.append(f"{translation.whole.name}: {translation.whole.why or 'it has one parameter'}; so rank 0 updates all parameters and has all "
+                        "of the optimizer's states in its memory")
+    if translation.whole is not None and translation.whole.unsaved:
+        warnings.append(f"{translation.whole.name}: no checkpoint has {translation.whole.unsaved}; what is in self.state and in the param groups is "
+                        "saved")
     if group.rank == 0:
         for line in warnings:
             _engine.log_warning(line)

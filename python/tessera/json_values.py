@@ -27,6 +27,20 @@ class Unsupported(Error, TypeError):
     """A value that cannot be kept as it is; the message begins with its path."""
 
 
+class _Blob:
+    """The bytes behind the JSON text, in parts, so that adding one costs nothing for those that are there."""
+
+    def __init__(self):
+        self.parts: list[torch.Tensor] = []
+        self.size = 0
+
+    def append(self, data):
+        """Returns where the bytes begin."""
+        begin, self.size = self.size, self.size + len(data)
+        self.parts.append(_uint8(data))
+        return begin
+
+
 def encode(value: Any, path: str) -> Any:
     """What `json.dumps` takes and `decode` makes the same value of: equal and of the same type.
 
@@ -57,10 +71,10 @@ def to_bytes(values: dict[str, Any]) -> torch.Tensor:
     It holds the length of a JSON text (8 bytes, little-endian), the text, and the bytes of the tensors and arrays in it. Raises
     Unsupported, with the name, for a value that `encode` does not take.
     """
-    blob: list[torch.Tensor] = []
+    blob = _Blob()
     encoded = {name: _encode(value, name, 0, blob) for name, value in values.items()}
     text = json.dumps({_TYPE: "values", "value": encoded}, allow_nan=False).encode()
-    return torch.cat([_uint8(len(text).to_bytes(8, "little") + text), *blob])
+    return torch.cat([_uint8(len(text).to_bytes(8, "little") + text), *blob.parts])
 
 
 def from_bytes(data: torch.Tensor) -> dict[str, Any]:
@@ -137,7 +151,9 @@ def _encode_tensor(value, path, blob):
         raise Unsupported(f"{path} is {arguments.described(value)}{', that requires a gradient' * value.requires_grad}; "
                           "expected a dense one on the CPU without gradient: give tensor.detach().cpu()")
     flat = value.contiguous().reshape(-1)
-    return {_TYPE: "tensor", "dtype": str(value.dtype), "shape": list(value.shape),
+    order = sorted(range(value.dim()), key=lambda d: -value.stride(d))
+    permuted = blob is not None and not value.is_contiguous() and value.permute(order).is_contiguous()
+    return {_TYPE: "tensor", "dtype": str(value.dtype), "shape": list(value.shape), **({"strides": list(value.stride())} if permuted else {}),
             **_placed(ctypes.string_at(flat.data_ptr(), value.nbytes), path, blob)}
 
 
@@ -145,9 +161,7 @@ def _placed(data, path, blob):
     """The bytes of a tensor or array: in the JSON, or their place behind it."""
     if blob is None:
         return {"value": _text(_limited(data, len(data), path))}
-    place = {"begin": sum(map(len, blob)), "bytes": len(data)}
-    blob.append(_uint8(data))
-    return place
+    return {"begin": blob.append(data), "bytes": len(data)}
 
 
 def _uint8(data):
@@ -191,7 +205,9 @@ def _pairs(value, blob):
 
 
 def _decode_tensor(value, blob):
-    return _data(value, blob).view(_DTYPES[value["dtype"]]).reshape(value["shape"])
+    tensor = _data(value, blob).view(_DTYPES[value["dtype"]]).reshape(value["shape"])
+    # Sums of a column-major matrix may have other bits.
+    return torch.empty_strided(tensor.shape, value["strides"], dtype=tensor.dtype).copy_(tensor) if "strides" in value else tensor
 
 
 def _decode_array(value, blob):

@@ -8,6 +8,7 @@ import json
 import math
 import types
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any
@@ -108,7 +109,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _move(self, mode):
         function = getattr(type(self._client), mode, None)
-        if self._whole is None or function is None or mode == self._mode:
+        if self._whole is None or not callable(function) or mode == self._mode:
             return
         self._live()._engine.apply_to_whole(lambda: self._whole.call(function, self._client))
         self._mode = mode
@@ -128,6 +129,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """What torch's would be: moments and step counts of whole parameters, on the CPU, and the param groups. Collective."""
+        if self._whole is not None and self._whole.is_running:
+            raise Error("state_dict() inside of step(): all ranks would have to call it; expected it after the step")
         self._states, kept = self._states.gathered(), self._states  # torch's function reads self.state
         try:
             return super().state_dict()
@@ -142,6 +145,7 @@ class Optimizer(torch.optim.Optimizer):
         Error
             It does not fit: other groups, shapes or states. Then nothing has changed.
         """
+        self._mode = None
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             result = hook(self, state_dict)
             state_dict = state_dict if result is None else result
@@ -152,6 +156,7 @@ class Optimizer(torch.optim.Optimizer):
         for i, (group, saved) in enumerate(zip(self.param_groups, saved_groups)):
             self._check_values({**group, **saved}, f"load_state_dict(): param group {i}")
         states = self._states
+        states.write_others({key: value for key, value in state_dict["state"].items() if not isinstance(key, int)})
         states.write({states.name_of(parameter): states.parsed(parameter, state_dict["state"].get(index), saved)
                       for group, saved in zip(self.param_groups, saved_groups)
                       for parameter, index in zip(group["params"], saved["params"]) if states.is_trained(parameter)})
@@ -169,9 +174,14 @@ class Optimizer(torch.optim.Optimizer):
     # -------------------------------------------------------------------------------- for the engine
 
     def values(self) -> list[dict[str, Any]]:
-        """What each param group holds besides its parameters; a tensor of one element as its value."""
-        return [{key: value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
-                 for key, value in group.items() if isinstance(key, str) and key not in ("params", "param_names")} for group in self._groups()]
+        """What each param group holds besides its parameters; a tensor of one element as its value, unless the optimizer runs as it is."""
+        def value_of(key, value):
+            if not isinstance(value, torch.Tensor):
+                return value
+            return value.item() if value.numel() == 1 and (self._whole is None or key == "lr") else value.cpu()
+
+        return [{key: value_of(key, value) for key, value in group.items() if isinstance(key, str) and key not in ("params", "param_names")}
+                for group in self._groups()]
 
     def load_values(self, values: list[dict[str, Any]]) -> None:
         """Write what `values` has returned into the groups, if they are as many. What does not fit into one stays as it is, with a warning."""
@@ -192,9 +202,10 @@ class Optimizer(torch.optim.Optimizer):
                         _engine.log_warning(f"load_checkpoint(): {error}; {key} stays {group.get(key)!r}")
                     continue
                 if isinstance(group.get(key), torch.Tensor):
-                    group[key].fill_(value)
+                    group[key].copy_(value if isinstance(value, torch.Tensor) else torch.tensor(value))
                 else:
                     group[key] = value
+        self._mode = None
 
     def call_hooks(self, when: str) -> None:
         """Call the hooks of steps of this optimizer and of the one it was translated from. `when`: "pre" or "post". One that runs as it is
@@ -260,7 +271,9 @@ class Optimizer(torch.optim.Optimizer):
                 group["betas"], pushed["betas"] = betas[index], list(betas[index])
 
     def stepped(self) -> None:
-        """A step was taken: for torch's schedulers, which warn when they run before the optimizer."""
+        """A step was taken: for torch's schedulers, which warn when they run before the optimizer. Collective where it is rank 0's alone."""
+        if self._whole is not None:
+            self._whole.share_groups()
         for optimizer in (self, self._client):
             if optimizer is not None:
                 optimizer._opt_called = True
@@ -317,7 +330,7 @@ class Optimizer(torch.optim.Optimizer):
         """Calls of the optimizer that was translated mean this one: it has neither gradients nor states of its own. Until `release`."""
         ours = weakref.ref(self)
         self._states.replaced = {name: vars(client)[name] for name in ("state", *_REPLACED, *_MOVES) if name in vars(client)}
-        for name in (*_REPLACED, *(name for name in _MOVES if hasattr(client, name))):
+        for name in (*_REPLACED, *(name for name in _MOVES if callable(getattr(type(client), name, None)))):
             def forward(_, *args, _name=name, **kwargs):
                 optimizer = ours()
                 if optimizer is None:
@@ -353,6 +366,8 @@ def release(client: torch.optim.Optimizer) -> None:
     for name in (*_REPLACED, *_MOVES):
         vars(client).pop(name, None)
     vars(client).update(states.replaced)
+    if states.has_stepped:  # what was there before belongs to other weights
+        client.state = defaultdict(dict)
 
 
 def _check_numbers(values, before, where):

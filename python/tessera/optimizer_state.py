@@ -140,6 +140,14 @@ class States(MutableMapping):
         for name, (tensors, num_updates) in states.items():
             engine.set_optimizer_states(name, tensors, num_updates)
 
+    def write_others(self, states: Mapping[Any, Any]) -> None:
+        """Put in what belongs to no parameter. The engine's formulas have none."""
+
+    @property
+    def has_stepped(self) -> bool:
+        """Whether an optimizer that runs as it is has taken steps here."""
+        return False
+
     def __contains__(self, parameter: object) -> bool:
         return id(parameter) in self._names and super().__contains__(parameter)
 
@@ -188,6 +196,16 @@ class States(MutableMapping):
         return {"step": torch.tensor(float(num_updates)) if self._step_is_a_tensor else num_updates, **state}
 
 
+def _protected(value):
+    """With tensors that cannot be written: it would have no effect."""
+    if isinstance(value, torch.Tensor):
+        with torch.inference_mode():
+            return value.clone()
+    if isinstance(value, dict):
+        return {key: _protected(item) for key, item in value.items()}
+    return type(value)(_protected(item) for item in value) if type(value) in (list, tuple) else value
+
+
 class WholeStates(States):
     """The same of an optimizer that runs as it is: what it keeps of each parameter, whatever that is."""
 
@@ -200,13 +218,23 @@ class WholeStates(States):
         if not self._has(parameter):
             return _Copy()
         self._live().check_usable()
-        return _Copy(self._whole.gathered([name]).get(name, {}))
+        found, _ = self._whole.gathered([name])
+        return _Copy((key, _protected(value)) for key, value in found.get(name, {}).items())
 
-    def gathered(self) -> dict[torch.Tensor, dict[str, Any]]:
-        """See `States.gathered`."""
+    def gathered(self) -> dict[Any, Any]:
+        """See `States.gathered`; with what belongs to no parameter."""
         self._live().check_usable()
-        found = self._whole.gathered([self.name_of(parameter) for parameter in self])
-        return {parameter: found[self.name_of(parameter)] for parameter in self if self.name_of(parameter) in found}
+        found, others = self._whole.gathered([self.name_of(parameter) for parameter in self])
+        return {**{parameter: found[self.name_of(parameter)] for parameter in self if self.name_of(parameter) in found}, **others}
+
+    def write_others(self, states: Mapping[Any, Any]) -> None:
+        """See `States.write_others`."""
+        self._whole.set_states_of_none(dict(states))
+
+    @property
+    def has_stepped(self) -> bool:
+        """See `States.has_stepped`."""
+        return self._whole.num_steps > 0
 
     def parsed(self, parameter: torch.Tensor, state: Mapping[str, Any] | None,
                group: Mapping[str, Any] = types.MappingProxyType({})) -> Any:

@@ -1,24 +1,23 @@
 """An optimizer of torch that has no formula here runs as it is, on whole parameters: each has one owner, a rank, which keeps its states.
 
-`zero/optimizer/whole_optimizer.h` says what the engine does around it. An update of a parameter has to depend on that parameter alone,
-which `depends_on_others` tries out on small ones; where it does not, rank 0 owns all parameters, so that the numbers are right in any case.
+`zero/optimizer/whole_optimizer.h` says what the engine does around it. `optimizer_trial` finds out which optimizers can be divided so; the
+others are rank 0's.
 """
 import copy
 import inspect
-import random
-import sys
 import types
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch.optim import optimizer as torch_optimizer
 
-from tessera import comm, json_values
+from tessera import _engine, comm, json_values
 from tessera.errors import ConfigError, Error
+from tessera.optimizer_trial import NoCollectives, try_out
 
-_MAX_SIZE = 8  # of the small parameters that the trial is made with, in each dimension
-_TRIAL_STEPS = 4  # some statistics over all parameters count later than from the first update on
+_GUARDED_STEPS = 2  # a collective in the first steps is an error, and not a wait
 
 
 class WholeOptimizer:
@@ -41,16 +40,18 @@ class WholeOptimizer:
         Whether rank 0 owns all parameters.
     why : str
         Why it does.
+    unsaved : str
+        What of the optimizer no checkpoint has; "": it has all that is known to change.
 
     Raises
     ------
     ConfigError
-        It can only be called with a closure, or its states and groups are another optimizer's.
+        It can only be called with a closure, calls collectives, or its states and groups are another optimizer's.
     """
 
     def __init__(self, client: torch.optim.Optimizer, named_parameters: list[tuple[str, torch.nn.Parameter]], world_size: int) -> None:
         self.name = f"{type(client).__module__}.{type(client).__qualname__}"
-        if needs_closure(client):
+        if _needs_closure(client):
             raise ConfigError(f"{self.name} calls a closure, which computes the loss anew inside of step(), and here gradients are reduced before "
                               "it; expected an optimizer whose step() needs none")
         for attribute in ("state", "param_groups"):
@@ -63,49 +64,108 @@ class WholeOptimizer:
         self._names: dict[int, str] = {}
         for name, parameter in named_parameters:  # a tied one: the first name
             self._names.setdefault(id(parameter), name)
+        self._world_size = world_size
         self._owned: set[str] = set()
-        self.why = depends_on_others(client) if world_size > 1 else ""
-        self.on_one_rank = bool(self.why)
-        self.began_with = {self._names[id(key)] for key in client.state if id(key) in self._names}  # had states; equal on all ranks
+        self._others: set[int] = set()  # ids of parameters that other ranks own
+        trial = try_out(client, self.name)
+        self.unsaved = trial.unsaved
+        self.why = trial.depends if world_size > 1 else ""
+        self.on_one_rank = False
+        self.began_with = {self._names[id(key)] for key in client.state if id(key) in self._names}  # had states at initialize()
         self._state: defaultdict[Any, dict[str, Any]] = defaultdict(dict, client.state)
+        self.num_steps = 0
+        self.is_running = False  # inside of `call`
 
     def agree(self) -> None:
-        """Rank 0 owns all parameters where some rank's trial says so. Collective."""
-        self.why = next((why for why in comm.all_gather(self.why, "trial of the optimizer") if why), "")
-        self.on_one_rank = bool(self.why)
+        """Rank 0 owns all parameters where some rank's trial says so, or where there is one; states that there are, are rank 0's. Collective."""
+        state = {self._names[id(key)]: value for key, value in self._state.items() if id(key) in self._names}
+        other = {key: value for key, value in self._state.items() if not isinstance(key, torch.Tensor)}
+        data = torch.empty(0, dtype=torch.uint8)
+        try:
+            data = json_values.to_bytes({"state": state, "other": other}) if self._state else data
+        except Error as error:
+            self.why = self.why or f"its states cannot be compared between ranks ({error})"
+        said = comm.all_gather([self.why, data.numel(), _engine.hash_of(data)], "trial of the optimizer")
+        self.why = next((one[0] for one in said if one[0]), "")
+        self.on_one_rank = bool(self.why) or (self._world_size > 1 and sum(len(group["params"]) for group in self._client.param_groups) < 2)
+        if not self.on_one_rank and any(one[1:] != said[0][1:] for one in said):  # as the weights, where ranks have made others
+            data = data if comm.get_rank() == 0 else torch.empty(said[0][1], dtype=torch.uint8)
+            values = json_values.from_bytes(comm.broadcast(data.to(comm.group().device), 0, "the optimizer's states").cpu())
+            self._state = defaultdict(dict, values["other"])
+            for name, one in values["state"].items():
+                self._state[self._tensors[name]] = self._on_device(self._tensors[name], one)
+            self.began_with = set(values["state"])
 
     # -------------------------------------------------------------------- for the engine, which calls these members by name
 
     def own(self, names: Iterable[str]) -> None:
         """The names of the parameters that this rank owns. States of others are let go."""
         self._owned = set(names)
+        self._others = {id(p) for group in self._client.param_groups for p in group["params"]
+                        if p.requires_grad and self._names[id(p)] not in self._owned}
         for key in list(self._state):
-            name = self._names.get(id(key))
-            if name is not None and name not in self._owned:
+            if id(key) in self._others:
                 del self._state[key]
-            elif name is not None:
-                self._state[key] = self._placed(key, self._state[key])
+            elif id(key) in self._names:
+                self._state[key] = self._on_device(key, self._state[key])
 
     def step(self) -> None:
-        """Call the optimizer's step() with the parameters in its groups that this rank owns."""
-        self.call(self._step)
+        """Call the optimizer's step() with the parameters in its groups that no other rank owns. Not on the other ranks of one that is rank
+        0's."""
+        self.num_steps += 1
+        if not self._calls_step():
+            self._call_hooks()
+            return
+        if self.num_steps <= _GUARDED_STEPS and self._world_size > 1:
+            with NoCollectives(self.name):
+                self.call(self._step)
+        else:
+            self.call(self._step)
+
+    def _calls_step(self):
+        return not self.on_one_rank or bool(self._owned)
+
+    def _call_hooks(self):
+        """Those that step() would call: they may call collectives."""
+        for when in ("pre", "post"):
+            everybodys, own = getattr(torch_optimizer, f"_global_optimizer_{when}_hooks"), getattr(self._client, f"_optimizer_step_{when}_hooks")
+            for hook in (*everybodys.values(), *own.values()) if when == "pre" else (*own.values(), *everybodys.values()):
+                hook(self._client, (self._client,), {})
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function of the optimizer with the parameters in its groups that this rank owns; not on a rank that owns none. Rank 0 owns
-        the largest."""
-        if not self._owned:
-            return None
+        """Call a function of the optimizer on what this rank owns."""
         client, groups = self._client, self._client.param_groups
-        shown, members = client.state, [group["params"] for group in groups]
+        shown, whole = client.state, [dict(group) for group in groups]
         client.state = self._state
-        for group, all_of_them in zip(groups, members):
-            group["params"] = [parameter for parameter in all_of_them if self._names[id(parameter)] in self._owned]
+        kept = []
+        for group in groups:
+            kept.append([i for i, p in enumerate(group["params"]) if id(p) not in self._others])
+            for key in _lists_by_parameter(group):
+                group[key] = [group[key][i] for i in kept[-1]]
+        self.is_running = True
         try:
             return function(*arguments)
         finally:
+            self.is_running = False
             self._state, client.state = client.state, shown
-            for group, all_of_them in zip(groups, members):
-                group["params"] = all_of_them
+            for group, before, indices in zip(groups, whole, kept):
+                for key in _lists_by_parameter(before):
+                    if key != "params" and isinstance(group.get(key), list) and len(group[key]) == len(indices):
+                        for i, value in zip(indices, group[key]):
+                            before[key][i] = value
+                    group[key] = before[key]
+
+    def share_groups(self) -> None:
+        """After a step that only rank 0 has made: what it has written into the groups is everybody's. Collective."""
+        if not self.on_one_rank:
+            return
+        mine = [{key: value for key, value in group.items() if key != "params" and json_values.can_encode(value)}
+                for group in self._client.param_groups]
+        encoded = json_values.encode(mine, "param_groups") if comm.get_rank() == 0 else None
+        groups = json_values.decode(comm.all_gather(encoded, "param groups of rank 0")[0])
+        if comm.get_rank() > 0:
+            for group, values in zip(self._client.param_groups, groups):
+                group.update(values)
 
     def bytes(self) -> int:
         """Of the tensors that this rank keeps, each counted once."""
@@ -129,10 +189,10 @@ class WholeOptimizer:
         if problem := self._other_states():
             raise Error(problem)
         return json_values.to_bytes({"state": {self._names[id(key)]: state for key, state in self._state.items() if id(key) in self._names},
-                                     "other": {key: state for key, state in self._state.items() if not isinstance(key, torch.Tensor)}})
+                                     "other": self._not_of_parameters()})
 
     def set_state_bytes(self, saved: list[torch.Tensor]) -> None:
-        """Take this rank's states out of what all ranks have saved."""
+        """Take this rank's states out of what all ranks have saved, as they were."""
         found, other = {}, {}
         for i, data in enumerate(saved):
             values = json_values.from_bytes(data)
@@ -140,32 +200,47 @@ class WholeOptimizer:
             other = values["other"] if i == 0 else other
         self._state = defaultdict(dict, other)
         for name, state in found.items():
-            self.set_state(name, state)
+            self._state[self._tensors[name]] = self._on_device(self._tensors[name], state)
 
     # ---------------------------------------------------------------------------------------------- for optimizer.state
 
-    def gathered(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """The states of these parameters, as copies on the CPU, for all ranks. Collective."""
-        if problem := next((text for text in comm.all_gather(self._other_states(), "the optimizer's states") if text), ""):
-            raise Error(problem)
+    def gathered(self, names: Iterable[str]) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+        """The states of these parameters, and those of no parameter, as copies on the CPU, for all ranks. Collective."""
         mine = {name: self._state[self._tensors[name]] for name in names if name in self._owned and self._tensors[name] in self._state}
-        data = json_values.to_bytes({"state": mine})
-        sizes = comm.all_gather(data.numel(), "sizes of the optimizer's states")
-        found = {}
-        for rank, size in enumerate(sizes):
+        problem, data = self._other_states(), torch.empty(0, dtype=torch.uint8)
+        try:
+            data = json_values.to_bytes({"state": mine, "other": self._not_of_parameters()})
+        except Error as error:
+            problem = problem or str(error)
+        said = comm.all_gather([data.numel(), problem], "sizes of the optimizer's states")
+        if problem := next((one[1] for one in said if one[1]), ""):
+            raise Error(problem)
+        found, other = {}, {}
+        for rank, (size, _) in enumerate(said):
             theirs = data if rank == comm.get_rank() else torch.empty(size, dtype=torch.uint8)
             theirs = comm.broadcast(theirs.to(comm.group().device), rank, "the optimizer's states").cpu()
-            found.update(json_values.from_bytes(theirs)["state"])
-        return found
+            values = json_values.from_bytes(theirs)
+            found.update(values["state"])
+            other = values["other"] if rank == 0 else other
+        return found, other
 
     def set_state(self, name: str, state: dict[str, Any] | None) -> None:
-        """Replace the states of a parameter, on the rank that owns it. None: it has none."""
+        """Replace the states of a parameter, on the rank that owns it, by what torch's load_state_dict would make of them. None: it has none."""
         if name not in self._owned:
             return
         parameter = self._tensors[name]
         self._state.pop(parameter, None)
         if state:
-            self._state[parameter] = self._placed(parameter, state)
+            self._state[parameter] = self._on_device(parameter, state, cast=True)
+
+    def set_states_of_none(self, states: dict[str, Any]) -> None:
+        """Replace those that belong to no parameter."""
+        for key in self._not_of_parameters():
+            del self._state[key]
+        self._state.update(copy.deepcopy(states))
+
+    def _not_of_parameters(self):
+        return {key: state for key, state in self._state.items() if not isinstance(key, torch.Tensor)}
 
     def _other_states(self):
         """Why what is in `state` is not all, or "". An optimizer inside of this one that shares its states has the ones of `call`."""
@@ -175,123 +250,34 @@ class WholeOptimizer:
                         f"one, self.{name}.state = self.state, at the beginning of step()")
         return ""
 
-    def _placed(self, parameter, state):
-        """As torch.optim's load_state_dict: on the parameter's device, and in fp32 as the masters are, without `step`."""
+    def _on_device(self, parameter, state, cast=False):
+        """Copies on the parameter's device. `step` is where torch's optimizers have it. `cast`: to fp32, as masters are."""
+        group = next((group for group in self._client.param_groups if any(p is parameter for p in group["params"])), {})
+        step_too = bool(group.get("capturable") or group.get("fused"))
+
         def place(key, value):
             if isinstance(value, torch.Tensor):
-                if key == "step":
+                if key == "step" and not step_too:
                     return value.clone()
-                return value.to(parameter.device, torch.float32 if value.is_floating_point() else value.dtype, copy=True)
+                return value.to(parameter.device, torch.float32 if cast and value.is_floating_point() else value.dtype, copy=True)
             if isinstance(value, dict):
-                return type(value)((inner, place(inner, one)) for inner, one in value.items())
+                placed = copy.copy(value)
+                placed.update((inner, place(inner, one)) for inner, one in value.items())
+                return placed
             return type(value)(place(key, one) for one in value) if type(value) in (list, tuple) else value
 
         return {key: place(key, value) for key, value in state.items()}
 
 
-def needs_closure(client: torch.optim.Optimizer) -> bool:
+def _lists_by_parameter(group):
+    """Keys of a group with an element for each parameter: "params", "param_names" and the like."""
+    return [key for key, value in group.items() if key == "params" or (type(value) is list and len(value) == len(group["params"]))]
+
+
+def _needs_closure(client):
     """Whether step() has an argument that has to be given."""
     try:
         arguments = inspect.signature(type(client).step).parameters.values()
     except (TypeError, ValueError):
         return False
     return any(one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in list(arguments)[1:])
-
-
-def depends_on_others(client: torch.optim.Optimizer) -> str:
-    """Whether an update of a parameter depends on the others, or on their number: why, or "".
-
-    Copies of the optimizer update small parameters of the same kinds, all at once and each alone, and the results have to be equal to the
-    bit, those that it keeps as numbers in its groups or attributes too. Optimizers with statistics over all parameters (prodigy's, a norm
-    that clips, noise from one generator) are found so, and so is one that the trial cannot be made with.
-    """
-    originals = [parameter for group in client.param_groups for parameter in _of_two_shapes(group["params"])]
-    if sum(len(group["params"]) for group in client.param_groups) < 2:
-        return ""
-    python, numpy = random.getstate(), sys.modules.get("numpy.random")
-    of_numpy = None if numpy is None else numpy.get_state(legacy=False)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            together, numbers = _trial(client, originals, range(len(originals)))
-            for i, original in enumerate(originals):
-                alone, numbers_alone = _trial(client, originals, [i])
-                group = next(g for g, group in enumerate(client.param_groups) if any(p is original for p in group["params"]))
-                if not torch.equal(alone[i], together[i]) or any(numbers_alone[g] != numbers[g] for g in (group, -1)):
-                    return "the update of a parameter depends on the other parameters"
-    except Exception as error:
-        return f"a trial on small parameters failed ({type(error).__name__}: {error})".splitlines()[0][:300]
-    finally:
-        random.setstate(python)
-        if numpy is not None and of_numpy is not None:
-            numpy.set_state(of_numpy)
-    return ""
-
-
-def _of_two_shapes(parameters):
-    """Up to two parameters of each number of dimensions."""
-    found = defaultdict(list)
-    for parameter in parameters:
-        if len(found[parameter.dim()]) < 2:
-            found[parameter.dim()].append(parameter)
-    return [parameter for several in found.values() for parameter in several]
-
-
-def _with_ids(value, ids):
-    """An attribute in which ids of parameters are those of the small ones."""
-    if type(value) in (dict, defaultdict, OrderedDict) and any(key in ids for key in value if type(key) is int):
-        changed = {ids.get(key, key) if type(key) is int else key: item for key, item in value.items()}
-        value.clear()
-        value.update(changed)
-    elif type(value) in (list, tuple, set, frozenset) and any(item in ids for item in value if type(item) is int):
-        value = type(value)(ids.get(item, item) if type(item) is int else item for item in value)
-    return value
-
-
-def _trial(client, originals, members):
-    """After some steps of a copy of the optimizer that has these `members` of the small parameters alone: the parameters, and numbers that
-    it keeps, as text, of each group and last of itself."""
-    torch.manual_seed(0)
-    small = [torch.nn.Parameter(torch.randn([min(size, _MAX_SIZE) for size in parameter.shape])) for parameter in originals]
-    gradients = [torch.randn(parameter.shape) * 10.0 ** (i % 3) for i, parameter in enumerate(small)]
-    chosen = {id(originals[i]) for i in members}
-    probe = object.__new__(type(client))
-    memo: dict[int, Any] = {id(client): probe}
-    for group in client.param_groups:  # those that are not tried out, where the optimizer refers to them elsewhere
-        memo.update((id(p), torch.nn.Parameter(torch.zeros([min(size, _MAX_SIZE) for size in p.shape]))) for p in group["params"])
-    for original, parameter in zip(originals, small):
-        memo[id(original)] = parameter
-        for value in client.state.get(original, {}).values():
-            if isinstance(value, torch.Tensor) and value.shape == original.shape:
-                memo[id(value)] = value.detach()[tuple(slice(0, size) for size in parameter.shape)].to("cpu", torch.float32, copy=True)
-    probe.state = defaultdict(dict)
-    probe.param_groups = [{"params": [memo[id(p)] for p in group["params"] if id(p) in chosen]} for group in client.param_groups]
-    # An optimizer inside of this one may share its states and groups.
-    memo.update({id(client.state): probe.state, id(client.param_groups): probe.param_groups})
-    memo.update((id(group), of_probe) for group, of_probe in zip(client.param_groups, probe.param_groups))
-    for group, of_probe in zip(client.param_groups, probe.param_groups):
-        of_probe.update(copy.deepcopy({key: value for key, value in group.items() if key != "params"}, memo))
-    probe.state.update((memo[id(key)], copy.deepcopy(client.state[key], memo)) for key in originals if id(key) in chosen and key in client.state)
-    kept = {key: value for key, value in vars(client).items() if key not in ("state", "param_groups", "step") and "_hooks" not in key}
-    ids = {i: id(small_one) for i, small_one in memo.items() if isinstance(small_one, torch.nn.Parameter)}
-    vars(probe).update({name: _with_ids(value, ids) for name, value in copy.deepcopy(kept, memo).items()})
-    vars(probe).update({name: OrderedDict() for name in vars(client) if "_hooks" in name})
-    for group in probe.param_groups:
-        if isinstance(group.get("lr"), (float, int)) and group["lr"] == 0:
-            group["lr"] = 1e-2  # at the beginning of a warm-up
-    if callable(getattr(probe, "train", None)):  # schedulefree's
-        probe.train()
-    step = type(client).step
-    step = step.__wrapped__ if getattr(step, "hooked", False) and hasattr(step, "__wrapped__") else step  # without the hooks of steps
-    for _ in range(_TRIAL_STEPS):
-        torch.manual_seed(1)
-        for parameter, gradient in zip(small, gradients):
-            parameter.grad = gradient.clone()
-        step(probe)
-    return [parameter.detach() for parameter in small], [_numbers(kept) for kept in (*probe.param_groups, vars(probe))]
-
-
-def _numbers(kept):
-    """As text, so that NaN is equal to itself."""
-    return str({key: value.item() if isinstance(value, torch.Tensor) else value for key, value in kept.items()
-                if isinstance(value, (bool, int, float)) or (isinstance(value, torch.Tensor) and value.numel() == 1)})
-

@@ -6,7 +6,7 @@ import tessera
 import torch
 from checks import check, config, largest_difference, main, raises, standard_error, train, train_plainly
 from optimizers import batches, compare, decay_groups, loss_of, mlp, rank, world
-from tessera.whole_optimizer import depends_on_others
+from tessera.optimizer_trial import try_out
 from torch import nn
 from torch.optim import lr_scheduler as schedulers
 
@@ -120,7 +120,7 @@ def same_bits(stage, make, steps=3, accumulation=1, clipping=0.0, agreed=lambda 
         stage, 500, gradient_accumulation_steps=accumulation, gradient_clipping=clipping, **changes))
     theirs = make(plain)
     in_groups = {id(p) for group in theirs.param_groups for p in group["params"]}
-    names = {name: p for name, p in plain.named_parameters() if id(p) in in_groups}
+    names = {name: p for name, p in plain.named_parameters() if id(p) in in_groups and p.requires_grad}
     samples = batches(steps * accumulation)
     for optimizer in (ours, theirs):
         if hasattr(type(optimizer), "train"):
@@ -246,11 +246,11 @@ def an_update_that_depends_on_others_is_rank_0s():
         def step(self, closure=None):
             raise ValueError("not today")
 
-    for make, part in ((clipping, "depends on the other parameters"), (lambda m: Noisy(trained(m), maximize=True), "depends on the other"),
+    for make, part in ((clipping, "depends on the other parameters"), (lambda m: Noisy(trained(m), maximize=True), "draws random numbers"),
                        (lambda m: Failing(trained(m)), "ValueError: not today"), (spread, "")):
         model = Tied()
         optimizer, before = make(model), torch.get_rng_state()
-        found = depends_on_others(optimizer)
+        found = try_out(optimizer, "an optimizer").depends
         assert torch.equal(before, torch.get_rng_state()) and not optimizer.state
         assert part in found and bool(part) == bool(found), (part, found)
         assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), Tied().state_dict().values()))
@@ -261,6 +261,174 @@ def an_update_that_depends_on_others_is_rank_0s():
             assert engine._whole_optimizer.on_one_rank
             assert (rank == 0) == ("rank 0 updates all parameters" in said[0]), said
         assert_same_state(ours.state_dict(), theirs.state_dict())
+
+
+class OwnList(torch.optim.SGD):
+    """Clips what it has listed when it was made."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, lr, maximize=True)
+        self.listed = [p for group in self.param_groups for p in group["params"]]
+
+    def step(self, closure=None):
+        nn.utils.clip_grad_norm_([p for p in self.listed if p.grad is not None], 0.1)
+        return super().step(closure)
+
+
+class Later(torch.optim.SGD):
+    """Clips by the mean of the norms that it has seen, from the tenth step on."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, lr, maximize=True)
+        self.norms = []
+
+    def step(self, closure=None):
+        gradients = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        self.norms.append(float(nn.utils.get_total_norm([p.grad for p in gradients])))
+        if len(self.norms) > 9:
+            nn.utils.clip_grad_norm_(gradients, sum(self.norms) / len(self.norms) / 2)
+        return super().step(closure)
+
+
+class Counting(torch.optim.SGD):
+    """Its rate falls with the steps in which its group has had a gradient."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["seen"] = group.get("seen", 0) + any(p.grad is not None for p in group["params"])
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.data.sub_(p.grad, alpha=group["lr"] / group["seen"])
+
+
+class Sometimes(torch.optim.SGD):
+    """One number of the generator scales the update of all."""
+
+    def step(self, closure=None):
+        scale = float(torch.rand(()))
+        for p in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+            p.data.sub_(p.grad, alpha=scale)
+
+
+@check
+def the_trial_finds_what_shows_later():
+    def schedule(optimizer, factor):
+        schedulers.LambdaLR(optimizer, lambda step: factor)  # the first rate is there when initialize() is called
+        return optimizer
+
+    for make, part in ((lambda m: OwnList(trained(m), 0.5), "depends on the other parameters"),
+                       (lambda m: Later(trained(m), 0.5), "what it keeps in its groups or attributes"),
+                       (lambda m: Counting(two_groups(m), 0.5), "depends on"), (lambda m: Sometimes(trained(m), 0.5), "draws random numbers"),
+                       (lambda m: schedule(Clipping(trained(m), 0.5, maximize=True), 1e-12), "depends on the other parameters"),
+                       (lambda m: schedule(Clipping(trained(m), torch.tensor(0.5), maximize=True, foreach=False), 0.0), "depends on the other"),
+                       (lambda m: Centred(two_groups(m)), "")):
+        found = try_out(make(Tied()), "an optimizer").depends
+        assert part in found and bool(part) == bool(found), (part, found)
+    model = Tied()
+    optimizer = Later(trained(model), 0.5)
+    optimizer.model = model  # is not copied
+    assert "the attribute norms" in try_out(optimizer, "an optimizer").unsaved and optimizer.norms == []
+    assert not try_out(Both(trained(model)[:3], trained(model)[3:]), "an optimizer").unsaved
+
+    class Names(torch.optim.SGD):
+        """Knows its parameters by the names that torch keeps beside them."""
+
+        def step(self, closure=None):
+            for group in self.param_groups:
+                assert len(group["params"]) == len(group["param_names"])
+                for p, name in zip(group["params"], group["param_names"]):
+                    if p.grad is not None:
+                        p.data.sub_(p.grad, alpha=group["lr"] * len(name))
+
+    for stage in (0, 2):
+        engine, ours, _ = same_bits(stage, lambda m: Names(list(m.named_parameters()), 0.01, maximize=True))
+        assert world == 1 or not engine._whole_optimizer.on_one_rank, engine._whole_optimizer.why
+        assert ours.param_groups[0]["param_names"] == [name for name, _ in Tied().named_parameters()]
+
+
+@check
+def what_only_rank_0_does_is_everybodys():
+    """Values that it writes into the groups, and hooks, which may call collectives."""
+    class Falling(torch.optim.Optimizer):
+        def step(self, closure=None):
+            for group in self.param_groups:
+                group["lr"] *= 0.5
+                group["calls"] = group.get("calls", 0) + 1
+                group["total"] = group.get("total", torch.zeros(1)) + 1
+                nn.utils.clip_grad_norm_(group["params"], 0.1)
+                for p in group["params"]:
+                    p.data.sub_(p.grad, alpha=group["lr"])
+
+    model = mlp()
+    optimizer = Falling(model.parameters(), {"lr": 0.8})
+    seen = []
+    optimizer.register_step_pre_hook(lambda *_: seen.append(tessera.comm.all_gather(rank)))
+    optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+    engine, ours, _, _ = tessera.initialize(model=model, optimizer=optimizer, config=config(2, 500))
+    train(engine, batches(3), loss_of)
+    assert seen == [list(range(world)), "after"] * 3, seen
+    found = tessera.comm.all_gather([ours.param_groups[0]["lr"], ours.param_groups[0]["calls"], engine.get_lr()[0]])
+    assert found == [[0.1, 3, 0.1]] * world, found
+    folder = Path(os.environ["SAVED"]) / f"falling_of_{world}"
+    engine.save_checkpoint(folder)
+    model = mlp()
+    engine, ours, _, _ = tessera.initialize(model=model, optimizer=Falling(model.parameters(), {"lr": 0.8}), config=config(1, 500))
+    engine.load_checkpoint(folder)
+    train(engine, batches(1), loss_of)
+    assert [ours.param_groups[0][key] for key in ("lr", "calls")] == [0.05, 4] and ours.param_groups[0]["total"].tolist() == [4]
+
+
+@check
+def states_of_the_constructor_are_rank_0s():
+    class Anchored(torch.optim.Optimizer):
+        """Pulls back to where the parameters have begun, and keeps a column-major matrix and half precision."""
+
+        def __init__(self, params, lr=0.1):
+            super().__init__(params, {"lr": lr})
+            for p in (p for group in self.param_groups for p in group["params"]):
+                self.state[p].update(begin=p.detach().clone(), half=torch.zeros_like(p, dtype=torch.bfloat16), double=torch.zeros(2).double())
+            self.state["all"] = {"count": 1}
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    if p.grad is not None:
+                        self.state[p]["half"].mul_(0.9).add_(p.grad)
+                        p.sub_(self.state[p]["half"].float() + 0.1 * (p - self.state[p]["begin"]), alpha=group["lr"])
+                        self.state[p]["columns"] = torch.arange(6.0).view(2, 3).t()
+
+    model = mlp()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(rank)  # rank 0's become everybody's
+    optimizer, plain = Anchored(model.parameters()), mlp()
+    engine, ours, _, _ = tessera.initialize(model=model, optimizer=optimizer, config=config(2, 500))
+    theirs = Anchored(plain.parameters())
+    for samples in batches(3):
+        engine.backward(loss_of(engine, samples[rank]))
+        for name, p in plain.named_parameters():
+            p.grad = engine.full_gradient(name)
+        engine.step()
+        theirs.step()
+        assert all(torch.equal(engine.full_parameter(name), p.detach()) for name, p in plain.named_parameters())
+    saved = ours.state_dict()
+    assert saved["state"]["all"] == {"count": 1} and saved["state"][0]["half"].dtype == torch.bfloat16
+    raises(RuntimeError, lambda: ours.state[model[0].weight]["begin"].zero_(), "nference")
+    folder = Path(os.environ["SAVED"]) / f"anchored_of_{world}"
+    engine.save_checkpoint(folder)
+    model = mlp()
+    again = Anchored(model.parameters())
+    resumed = tessera.initialize(model=model, optimizer=again, config=config(3, 500))[0]
+    resumed.load_checkpoint(folder)
+    if resumed._whole_optimizer._owned:
+        (state, *_) = (state for key, state in resumed._whole_optimizer._state.items() if key != "all")
+        assert state["half"].dtype == torch.bfloat16 and state["double"].dtype == torch.float64 and state["columns"].stride() == (1, 3)
+    for one in (engine, resumed):
+        train(one, batches(5)[3:], loss_of)
+    assert all(torch.equal(engine.full_parameter(name), resumed.full_parameter(name)) for name, _ in plain.named_parameters())
+    resumed.destroy()
+    assert not again.state and again.param_groups[0]["lr"] == 0.1  # moments of other weights would be wrong
 
 
 @check
@@ -303,6 +471,26 @@ def what_cannot_be_right_is_an_error():
     engine, ours, theirs = same_bits(2, lambda m: Both(trained(m)[:3], trained(m)[3:], shares=False))
     raises(tessera.Error, ours.state_dict, "is an optimizer with states of its own", ".state = self.state")
     raises(tessera.Error, lambda: engine.save_checkpoint("nowhere"), "is an optimizer with states of its own")
+    if world > 1:
+        if not torch.distributed.is_initialized():
+            torch.distributed.init_process_group("gloo")
+
+        class Distributed(torch.optim.SGD):
+            def step(self, closure=None):
+                torch.distributed.all_reduce(torch.zeros(1))
+
+        raises(tessera.ConfigError, lambda: tessera.initialize(model=model, optimizer=Distributed(model.parameters(), 0.1, maximize=True), config=config(1)),
+               "calls torch.distributed", "for one process")
+
+    class Unsaved(torch.optim.SGD):
+        def step(self, closure=None):
+            for p in (p for group in self.param_groups for p in group["params"]):
+                self.state[p]["object"] = object()
+
+    engine, ours, _, _ = tessera.initialize(model=mlp(), optimizer=lambda parameters: Unsaved(parameters, 0.1, maximize=True), config=config(1, 500))
+    train(engine, batches(1), loss_of)
+    raises(tessera.Error, ours.state_dict, "is of type builtins.object")  # on all ranks
+    train(engine, batches(1), loss_of)
     for make, kind, parts in ((lambda m: Replacing(m.parameters(), lr=0.1, maximize=True), tessera.Error, ("has replaced the memory", "in place")),
                               (lambda m: FailsOnOne(m.parameters()), (tessera.Error, OSError), ("disk of rank 1",))):
         for stage in (0, 3):
