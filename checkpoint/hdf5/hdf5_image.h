@@ -67,10 +67,6 @@ enum class Hdf5Readers {
   kSince1_10,  ///< needed by virtual datasets
 };
 
-/// Whether HDF5 has a type for the elements that its readers take for the same numbers. Others are
-/// laid out as unsigned integers of their size.
-bool is_hdf5_type(DType type);
-
 /// Escapes a tensor's name to one HDF5 link name: '/' becomes "%2F", '%' "%25", and the name "."
 /// "%2E".
 std::string hdf5_name(std::string_view name);
