@@ -6,6 +6,7 @@ import tessera
 import torch
 from checks import check, config, largest_difference, main, raises, standard_error, train, train_plainly
 from optimizers import batches, compare, decay_groups, loss_of, mlp, rank, world
+from tessera.deepspeed.utils import parameters
 from tessera.optimizer_trial import try_out
 from torch import nn
 from torch.optim import lr_scheduler as schedulers
@@ -619,6 +620,10 @@ def states_are_read_and_written():
         raises(tessera.Error, lambda state=ours.state[p], key=key: state.__setitem__(key, None), "is a copy")
         ours.state[p] = {**ours.state[p], key: ours.state[p][key] * 2}
         assert torch.equal(ours.state[p][key], 2 * saved["state"][index_of(ours, p)][key])
+        assert torch.equal(parameters.safe_get_full_optimizer_state(p, key), ours.state[p][key])
+        parameters.safe_set_full_optimizer_state(p, 3 * ours.state[p][key], key)
+        assert torch.equal(ours.state[p][key], 6 * saved["state"][index_of(ours, p)][key])
+        raises(tessera.Error, lambda p=p: parameters.safe_get_full_optimizer_state(p, "exp_avg_cubed"), "has no state 'exp_avg_cubed'", key)
 
 
 def index_of(optimizer, parameter):

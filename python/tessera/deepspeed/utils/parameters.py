@@ -40,6 +40,8 @@ def safe_get_full_optimizer_state(param: torch.nn.Parameter, optim_state_key: st
     engine, name = _engine_and_name(param, "safe_get_full_optimizer_state")
     if not _is_trained(engine, param):
         return None
+    if engine._whole_optimizer is not None:
+        return _state_of_whole(engine, param, optim_state_key, "safe_get_full_optimizer_state")[optim_state_key].to(engine.device, torch.float32)
     index = _index_of(engine, param, optim_state_key, "safe_get_full_optimizer_state")
     return _states(engine, name)[1][index].to(engine.device)
 
@@ -48,6 +50,11 @@ def safe_set_full_optimizer_state(param: torch.nn.Parameter, value: torch.Tensor
     """Set a state of a whole parameter. Collective; rank 0's value counts. Raises as `safe_get_full_optimizer_state`, and Error for a value
     of another shape. The number of updates, by which Adam corrects its moments, stays."""
     engine, name = _engine_and_name(param, "safe_set_full_optimizer_state")
+    if engine._whole_optimizer is not None:
+        state = _state_of_whole(engine, param, optim_state_key, "safe_set_full_optimizer_state")
+        value = _broadcast(engine, _checked(value, state[optim_state_key].shape, "safe_set_full_optimizer_state"))
+        engine.optimizer.state[param] = {**state, optim_state_key: value.to("cpu", state[optim_state_key].dtype)}
+        return
     index = _index_of(engine, param, optim_state_key, "safe_set_full_optimizer_state")
     value = _broadcast(engine, _checked(value, param.shape, "safe_set_full_optimizer_state"))
     num_updates, states = _states(engine, name)
@@ -124,6 +131,16 @@ def _engine_and_name(parameter, call):
     if owner is None:
         raise Error(f"{call}(): the parameter belongs to no engine; expected one of a model that was given to initialize()")
     return owner[0], owner[2]
+
+
+def _state_of_whole(engine, parameter, key, call):
+    """All states of a parameter whose optimizer keeps them itself."""
+    state = dict(engine.optimizer.state[parameter])
+    if not isinstance(state.get(key), torch.Tensor):
+        tensors = [name for name, value in state.items() if isinstance(value, torch.Tensor)]
+        raise Error(f"{call}(): {engine._whole_optimizer.name} has no state {key!r} of this parameter; expected "
+                    f"{', '.join(tensors) or 'a call after the first step'}")
+    return state
 
 
 def _is_trained(engine, parameter):
