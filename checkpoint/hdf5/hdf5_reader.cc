@@ -145,8 +145,8 @@ struct Hdf5File::Handles {
       if (info.type == H5L_TYPE_SOFT && H5Oexists_by_name(file, part.c_str(), links) <= 0) {
         std::string target(info.u.val_size, '\0');
         if (H5Lget_val(file, part.c_str(), target.data(), target.size(), links) < 0) target.clear();
-        fail(name,
-             str("leads by a soft link to ", quoted_name(target.c_str()), ", which is not in the file"));
+        target.resize(std::min(target.find('\0'), target.size()));
+        fail(name, str("leads by a soft link to ", quoted_name(target), ", which is not in the file"));
       }
       if (end == name.npos) return;
     }

@@ -115,7 +115,9 @@ void PeerSockets::await_peers(ProvenSockets& sockets, const GroupStore& store,
   for (std::vector<int> missing = absent(); !missing.empty(); missing = absent()) {
     sockets.advance(kWatchInterval);
     store.check_all_alive();
-    if (steady_clock::now() >= deadline && !(missing = absent()).empty())
+    if (steady_clock::now() < deadline) continue;
+    missing = absent();
+    if (!missing.empty())
       throw CommError(str(name_ranks(missing), missing.size() == 1 ? " has" : " have",
                           " no connection to rank ", number_of(rank_), " over a Unix socket within ",
                           name_duration(timeout)));

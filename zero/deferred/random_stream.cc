@@ -53,7 +53,8 @@ class RandomStream::Watched final : public at::CPUGeneratorImpl {
     return at::CPUGeneratorImpl::get_state();
   }
   void set_state(const c10::TensorImpl& state) override {
-    at::CPUGeneratorImpl::set_state(replaced(state));
+    check();
+    at::CPUGeneratorImpl::set_state(state);
     settled();
   }
   void set_current_seed(uint64_t seed) override {
@@ -75,10 +76,6 @@ class RandomStream::Watched final : public at::CPUGeneratorImpl {
   void check() const {
     if (const RandomStream* const stream = of(this); stream != nullptr && !stream->settled_)
       stream->check_mark();
-  }
-  const c10::TensorImpl& replaced(const c10::TensorImpl& state) const {
-    check();
-    return state;
   }
   void settled() const {
     if (RandomStream* const stream = of(this)) stream->settled_ = true;

@@ -301,7 +301,8 @@ at::Tensor GradientReducer::take_grad(int parameter) {
   at::Tensor grad = std::exchange(gradient.parameter.mutable_grad(), at::Tensor());
   streams_.uses(grad);  // one that stayed there may be of another stream
   if (factor_ != 1)
-    grad = at::isReducedFloatingType(grad.scalar_type()) ? grad.to(at::kFloat) * factor_ : grad.mul_(factor_);
+    grad = at::isReducedFloatingType(grad.scalar_type()) ? grad.to(at::kFloat).mul_(factor_)
+                                                         : grad.mul_(factor_);
   return (grad.is_sparse() ? grad.to_dense() : grad).reshape(-1);
 }
 
