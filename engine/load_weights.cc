@@ -236,7 +236,7 @@ void Engine::load_weights(const std::string& path, const LoadWeightsOptions& opt
     const at::NoGradGuard no_grad;
     for (const Taken& one : found.taken) {
       if (one.parameter < 0) {
-        const auto numel = static_cast<int64_t>(c10::multiply_integers(one.tensor->shape));
+        const int64_t numel = c10::multiply_integers(one.tensor->shape);
         const at::Tensor value = read(*file, *one.tensor, 0, numel).view(one.tensor->shape);
         if (one.extra_state.empty())
           zero::write_buffer(one.buffer, value,
