@@ -26,11 +26,14 @@ class Trial:
     ----------
     depends : str
         Why an update of a parameter depends on others, or on how often step() is called; "": it does not.
+    attributes : list of str
+        Names of the optimizer's attributes that step() changes and that can be saved.
     unsaved : str
-        What changes in a step and is in no checkpoint; "": nothing that is known.
+        What else changes in a step, so that no checkpoint has it; "": nothing that is known.
     """
 
     depends: str
+    attributes: list[str]
     unsaved: str
 
 
@@ -71,12 +74,13 @@ def try_out(client: torch.optim.Optimizer, name: str) -> Trial:
         generators.append((lambda: numpy.get_state(legacy=False), numpy.set_state))
     before = [get() for get, _ in generators]
     rounds: list[tuple[int, ...]] = [(), tuple(range(len(originals)))]
-    depends, unsaved = "", ""
+    depends, attributes, unsaved = "", set(), ""
     try:
         with NoCollectives(name):
             for round_, without in enumerate(rounds):
                 try:
                     together = _run(client, originals, range(len(originals)), without)
+                    attributes |= set(together.attributes)
                     unsaved = unsaved or together.unsaved
                     depends = depends or _difference(client, originals, together, without)
                 except _Collective:
@@ -88,9 +92,9 @@ def try_out(client: torch.optim.Optimizer, name: str) -> Trial:
     finally:
         for (_, put), state in zip(generators, before):
             put(state)
-    if type(client).state_dict is not torch.optim.Optimizer.state_dict and not unsaved:
+    if type(client).state_dict is not torch.optim.Optimizer.state_dict and not attributes and not unsaved:
         unsaved = "what its own state_dict() adds, which is not called"
-    return Trial(depends, unsaved)
+    return Trial(depends, sorted(attributes), unsaved)
 
 
 def _difference(client, originals, together, without):
@@ -113,6 +117,7 @@ class _Outcome:
     parameters: list[torch.Tensor]
     changed: list[dict[str, str]]  # of each group, and last of the attributes, as text
     draws: bool
+    attributes: list[str]
     unsaved: str
 
 
@@ -151,7 +156,8 @@ def _run(client, originals, members, without):
         step(probe)
         draws |= not torch.equal(before[0], torch.get_rng_state()) or before[1:] != (random.getstate(), _numpy_state())
     changed = [{key: value for key, value in now.items() if value != then.get(key)} for then, now in zip(begin, _kept(probe))]
-    return _Outcome([parameter.detach() for parameter in small], changed, draws, _unsaved(probe, sorted(changed[-1])))
+    attributes = [name for name in changed[-1] if not _why_not_saved(vars(probe)[name])]
+    return _Outcome([parameter.detach() for parameter in small], changed, draws, attributes, _unsaved(probe, sorted(set(changed[-1]) - set(attributes))))
 
 
 def _copy_of(client, originals, small, chosen):
@@ -232,11 +238,17 @@ def _unsaved(probe, changed):
     parts = []
     if changed:
         parts.append(f"the attribute{'s' if len(changed) > 1 else ''} {', '.join(changed)}, which step() changes")
-    try:
-        json_values.to_bytes({"state": {f"parameter {i}": state for i, state in enumerate(probe.state.values())}})
-    except Error as error:
-        parts.append(f"a state that cannot be saved: {error}")
+    if why := _why_not_saved({f"of a parameter, {i}": state for i, state in enumerate(probe.state.values())}):
+        parts.append(f"a state that cannot be saved: {why}")
     return "; ".join(parts)
+
+
+def _why_not_saved(value):
+    try:
+        json_values.to_bytes({"it": value})
+    except Error as error:
+        return str(error)
+    return ""
 
 
 def _numpy_state():

@@ -69,6 +69,7 @@ class WholeOptimizer:
         self._others: set[int] = set()  # ids of parameters that other ranks own
         trial = try_out(client, self.name)
         self.unsaved = trial.unsaved
+        self._attributes = trial.attributes
         self.why = trial.depends if world_size > 1 else ""
         self.on_one_rank = False
         self.began_with = {self._names[id(key)] for key in client.state if id(key) in self._names}  # had states at initialize()
@@ -189,7 +190,8 @@ class WholeOptimizer:
         if problem := self._other_states():
             raise Error(problem)
         return json_values.to_bytes({"state": {self._names[id(key)]: state for key, state in self._state.items() if id(key) in self._names},
-                                     "other": self._not_of_parameters()})
+                                     "other": self._not_of_parameters(),
+                                     "attributes": {name: vars(self._client)[name] for name in self._attributes if name in vars(self._client)}})
 
     def set_state_bytes(self, saved: list[torch.Tensor]) -> None:
         """Take this rank's states out of what all ranks have saved, as they were."""
@@ -197,7 +199,9 @@ class WholeOptimizer:
         for i, data in enumerate(saved):
             values = json_values.from_bytes(data)
             found.update({name: state for name, state in values["state"].items() if name in self._owned})
-            other = values["other"] if i == 0 else other
+            if i == 0:
+                other = values["other"]
+                vars(self._client).update((name, value) for name, value in values.get("attributes", {}).items() if name in self._attributes)
         self._state = defaultdict(dict, other)
         for name, state in found.items():
             self._state[self._tensors[name]] = self._on_device(self._tensors[name], state)

@@ -328,7 +328,8 @@ def the_trial_finds_what_shows_later():
     model = Tied()
     optimizer = Later(trained(model), 0.5)
     optimizer.model = model  # is not copied
-    assert "the attribute norms" in try_out(optimizer, "an optimizer").unsaved and optimizer.norms == []
+    found = try_out(optimizer, "an optimizer")
+    assert found.attributes == ["norms"] and not found.unsaved and optimizer.norms == []
     assert not try_out(Both(trained(model)[:3], trained(model)[3:]), "an optimizer").unsaved
 
     class Names(torch.optim.SGD):
@@ -634,8 +635,22 @@ def index_of(optimizer, parameter):
 def checkpoints_resume():
     """To the bit on as many ranks and another stage; SAVED is the folder that another world goes on from."""
     folder = Path(os.environ["SAVED"])
+    class Slowing(torch.optim.RMSprop):
+        """Counts in an attribute, and says so in a state_dict() of its own."""
+
+        number = 0
+
+        def step(self, closure=None):
+            self.number += 1
+            for group in self.param_groups:
+                group["lr"] = 0.01 / self.number
+            return super().step(closure)
+
+        def state_dict(self):
+            return {**super().state_dict(), "number": self.number}
+
     makers = {"user": lambda m: Centred(two_groups(m)), "adafactor": lambda m: torch.optim.Adafactor(two_groups(m), lr=0.02),
-              "clipping": lambda m: Clipping(trained(m), lr=0.05, momentum=0.9, maximize=True)}
+              "clipping": lambda m: Clipping(trained(m), lr=0.05, momentum=0.9, maximize=True), "slowing": lambda m: Slowing(trained(m))}
     for i, (name, make) in enumerate(makers.items()):
         def begin(stage, make=make):
             model = Tied()
@@ -645,7 +660,7 @@ def checkpoints_resume():
         train(engine, batches(2), loss_of)
         engine.save_checkpoint(folder / f"{name}_of_{world}")
         train(engine, batches(4)[2:], loss_of)
-        for stage in (i, 3 - i):
+        for stage in {i, 3 - i}:
             resumed = begin(stage)
             resumed.load_checkpoint(folder / f"{name}_of_{world}")
             train(resumed, batches(4)[2:], loss_of)
