@@ -130,6 +130,7 @@ class Options:
         self.type = type_
         self._table = table
         self._optimizer = optimizer
+        self._reads_its_groups = False
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer) -> "Options":
@@ -156,14 +157,16 @@ class Options:
     @classmethod
     def of_whole(cls, optimizer: torch.optim.Optimizer) -> "Options":
         """Of an optimizer that runs as it is and reads its groups itself. The engine is told of the rates alone, to show them."""
-        return cls(full_name(optimizer), "SGD", _Class("SGD", {"lr": _HYPER}))
+        options = cls(full_name(optimizer), "SGD", _Class("SGD", {"lr": _HYPER}))
+        options._reads_its_groups = True  # Adafactor's rate may be None
+        return options
 
     def values(self, group: Mapping[str, Any], where: str) -> dict[str, Any]:
         """The hyper-parameters of a group, as JSON has them. Raises ConfigError, which names `where`, for what is not built in."""
         values = {}
         for option, meaning in self._table.options.items():
             if meaning is _HYPER:
-                if group.get(option) is not None:
+                if option in group and not (group[option] is None and self._reads_its_groups):
                     values[option] = _hyper(option, group[option], f"{where}: {option}")
             elif isinstance(meaning, _Only):
                 found = self._value(option, group)
