@@ -141,7 +141,9 @@ class States(MutableMapping):
             engine.set_optimizer_states(name, tensors, num_updates)
 
     def write_others(self, states: Mapping[Any, Any]) -> None:
-        """Put in what belongs to no parameter. The engine's formulas have none."""
+        """Put in what belongs to no parameter. Raises Error where there is any: the engine's formulas have none."""
+        for key in states:
+            raise Error(f"load_state_dict(): it has a state of {key!r:.60}, which is not a parameter's number; {self._type} has none")
 
     @property
     def has_stepped(self) -> bool:
@@ -241,7 +243,9 @@ class WholeStates(States):
         """What `write` takes. Raises Error for what is not a dict."""
         if state is not None and not isinstance(state, Mapping):
             raise Error(f"state of parameter {self.name_of(parameter)} is a {type(state).__name__}; expected a dict")
-        return dict(state or {}), 1 if state else 0
+        number = plain((state or {}).get("step", group.get("step", 1)))
+        is_count = isinstance(number, (int, float)) and 1 <= number <= _MOST_UPDATES  # not NaN
+        return dict(state or {}), 0 if not state else int(number) if is_count else 1
 
     def write(self, states: Mapping[str, Any]) -> None:
         """See `States.write`."""
