@@ -395,8 +395,7 @@ void Engine::apply_to_whole(const std::function<void()>& function) {
   if (micro_steps_in_window_ != 0 && !discarded_)
     throw Error(
         "train() or eval() of the optimizer between backward() and step(): expected it after a step, or "
-        "after "
-        "zero_grad()");
+        "after zero_grad()");
   sharded_->apply_to_whole(function);
 }
 

@@ -563,7 +563,8 @@ at::Tensor ShardedModel::gather_parameter(int parameter, const at::Tensor& mine,
                                           std::string_view what) {
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
-  return cut_out(parameter, gather_owned(units_[layout_->slice(parameter).unit], mine, whole, *comm_, what));
+  return cut_out(*layout_, parameter,
+                 gather_owned(units_[layout_->slice(parameter).unit], mine, whole, *comm_, what));
 }
 
 at::Tensor ShardedModel::full_parameter(const std::string& name) {
@@ -651,17 +652,6 @@ void ShardedModel::unpin(const std::vector<int>& units, int modifier_rank) {
   residency_->unpin(units, written);
 }
 
-/// A copy of the parameter's part of `full`, (unit numel): in fp32, or of a type that models do not compute
-/// in.
-at::Tensor ShardedModel::cut_out(int parameter, const at::Tensor& full) const {
-  const zero::UnitSlice& slice = layout_->slice(parameter);
-  const at::ScalarType dtype =
-      is_compute_type(from_torch(full.scalar_type())) ? at::kFloat : full.scalar_type();
-  return full.narrow(0, slice.offset, slice.numel)
-      .to(dtype, /*non_blocking=*/false, /*copy=*/true)
-      .view(layout_->parameters()[parameter].shape);
-}
-
 std::vector<std::vector<at::Tensor>> ShardedModel::full_states(int index) {
   finish_updates();
   residency_->wait_all();
@@ -675,7 +665,8 @@ std::vector<std::vector<at::Tensor>> ShardedModel::full_states(int index) {
   const LocalState mine = whole ? unit.local_state() : unit.owned_state();
   for (size_t state = 0; state < state_names().size(); ++state) {
     const at::Tensor full = gather_owned(unit, mine.states[state], whole, *comm_, state_names()[state]);
-    for (size_t i = 0; i < states.size(); ++i) states[i].push_back(cut_out(unit.spec.parameters[i], full));
+    for (size_t i = 0; i < states.size(); ++i)
+      states[i].push_back(cut_out(*layout_, unit.spec.parameters[i], full));
   }
   return states;
 }

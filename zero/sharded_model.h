@@ -243,7 +243,6 @@ class ShardedModel {
   bool host_shared() const;
   int find(const std::string& name) const;
   at::Tensor gather_parameter(int parameter, const at::Tensor& mine, bool whole, std::string_view what);
-  at::Tensor cut_out(int parameter, const at::Tensor& full) const;
   void drop_gradients_of_untrained();
 
   ShardedModelOptions options_;

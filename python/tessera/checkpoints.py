@@ -21,7 +21,7 @@ def save(engine: Any, save_dir: Any, tag: Any, state: Any, save_latest: bool, ex
     """See `Engine.save_checkpoint`."""
     def prepare():
         engine._engine.check_usable()
-        values = {"client_state": {} if state is None else state, _GROUPS_STATE: _savable(engine.optimizer.values()),
+        values = {"client_state": {} if state is None else state, _GROUPS_STATE: json_values.encodable(engine.optimizer.values()),
                   _SAMPLES: engine.global_samples, _ENCODING: 1}
         if engine._steps_lr_scheduler:
             values[_SCHEDULER_STATE] = engine.lr_scheduler.state_dict()
@@ -80,11 +80,6 @@ def _tag_of(tag):
     if name == "":
         raise ValueError("tag is ''; expected a folder's name, or None for the default")
     return arguments.path(name, "tag")
-
-
-def _savable(groups):
-    """What of the values of param groups a checkpoint can hold; the rest stays as the script makes it."""
-    return [{key: value for key, value in group.items() if json_values.can_encode(value)} for group in groups]
 
 
 def _name_of(key):

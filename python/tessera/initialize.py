@@ -17,7 +17,7 @@ from tessera.data import DataLoader
 from tessera.engine import Engine
 from tessera.errors import CommError, ConfigError, Error
 from tessera.lr_scheduler import check_scheduler, is_factory
-from tessera.optimizer import Optimizer, release, to_override
+from tessera.optimizer import Optimizer, release, schedule_sets_betas, to_override
 
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")  # torch's
 
@@ -136,16 +136,14 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
         check_scheduler(lr_scheduler, [optimizer])
     overrides = arguments.texts(overrides, "overrides")
     parsed, translation = _parse(config, overrides, group, optimizer, model_parameters, lr_scheduler, named)
-    if translation.whole is not None and json.loads(parsed.resolved).get("scheduler", {}).get("type") == "OneCycle":
-        params = json.loads(parsed.resolved)["scheduler"]["params"]
-        if params.get("cycle_momentum", True):
-            raise ConfigError(f"scheduler: OneCycle with cycle_momentum changes the betas of Adam, and {translation.whole.name} runs as it is; "
-                              "expected cycle_momentum false, or a scheduler of torch as lr_scheduler")
+    resolved = json.loads(parsed.resolved)
+    if translation.whole is not None and schedule_sets_betas(resolved):
+        raise ConfigError(f"scheduler: OneCycle with cycle_momentum changes the betas of Adam, and {translation.whole.name} runs as it is; "
+                          "expected cycle_momentum false, or a scheduler of torch as lr_scheduler")
     if not engine_class.has_optimizer:
         translation.untrained = [name for name, parameter in named if parameter.requires_grad]
     loader, steps_per_epoch = None, 0
     if training_data is not None:
-        resolved = json.loads(parsed.resolved)
         loader = DataLoader(training_data, resolved["train_micro_batch_size_per_gpu"],
                             accumulation_steps=resolved["gradient_accumulation_steps"], seed=resolved.get("seed", 42),
                             collate_fn=collate_fn)
@@ -277,12 +275,7 @@ def _parse(config, overrides, group, client, model_parameters, lr_scheduler, nam
                         + ", ".join(translation.untrained[:3]) + (", …" if len(translation.untrained) > 3 else ""))
     if translation.whole is not None:
         translation.whole.agree()
-    if translation.whole is not None and translation.whole.on_one_rank:
-        warnings.append(f"{translation.whole.name}: {translation.whole.why or 'it has one parameter'}; so rank 0 updates all parameters and has all "
-                        "of the optimizer's states in its memory")
-    if translation.whole is not None and translation.whole.unsaved:
-        warnings.append(f"{translation.whole.name}: no checkpoint has {translation.whole.unsaved}; what is in self.state and in the param groups is "
-                        "saved")
+        warnings.extend(translation.whole.warnings())
     if group.rank == 0:
         for line in warnings:
             _engine.log_warning(line)

@@ -60,6 +60,11 @@ def can_encode(value: Any) -> bool:
     return True
 
 
+def encodable(values: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What of each dict `encode` takes."""
+    return [{key: value for key, value in one.items() if can_encode(value)} for one in values]
+
+
 def decode(value: Any) -> Any:
     """The value that `encode` was given."""
     return _decode(value, None)

@@ -10,16 +10,15 @@ import types
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from itertools import chain
 from typing import Any
 
 import torch
-from torch.optim import optimizer as torch_optimizer
 
 from tessera import _engine
 from tessera.errors import ConfigError, Error
 from tessera.optimizer_options import HYPERS, Options, full_name, is_option
 from tessera.optimizer_state import States, WholeStates
+from tessera.whole_optimizer import call_step_hooks
 
 _REPLACED = ("step", "zero_grad", "state_dict", "load_state_dict", "add_param_group")  # methods of the optimizer that was given
 _MOVES = ("train", "eval")  # the same, where it has them
@@ -214,11 +213,7 @@ class Optimizer(torch.optim.Optimizer):
             for hook in getattr(self, f"_optimizer_step_{when}_hooks").values():
                 hook(self, (self,), {})
             return
-        owners = [self] if self._client is None else [self, self._client]
-        own = [(owner, hook) for owner in owners for hook in getattr(owner, f"_optimizer_step_{when}_hooks").values()]
-        everybodys = [(self, hook) for hook in getattr(torch_optimizer, f"_global_optimizer_{when}_hooks").values()]
-        for owner, hook in chain(everybodys, own) if when == "pre" else chain(own, everybodys):
-            hook(owner, (owner,), {})
+        call_step_hooks(when, [self] if self._client is None else [self, self._client])
 
     def push(self) -> None:
         """Give the engine what has been written into the param groups. Raises Error for what cannot change after initialize()."""
@@ -233,7 +228,7 @@ class Optimizer(torch.optim.Optimizer):
         for i, (index, values, before) in enumerate(zip(self._indices, now, self._pushed)):
             if values == before:
                 continue
-            if self._scheduled and values.get("betas") != before.get("betas") and self._schedule_sets_betas():
+            if self._scheduled and values.get("betas") != before.get("betas") and schedule_sets_betas(self._live().config):
                 raise Error(f"optimizer.param_groups[{i}]: betas={values['betas']} was written, and the schedule OneCycle of the "
                             "configuration sets them; expected cycle_momentum false there")
             hyper = hypers[index].hyper
@@ -264,10 +259,10 @@ class Optimizer(torch.optim.Optimizer):
         if self._overruled:
             engine.use_configured_rates()
             self._overruled = False
-        rates, betas = engine.learning_rates, engine.scheduled_betas if self._schedule_sets_betas() else None
+        rates, betas = engine.learning_rates, engine.scheduled_betas if schedule_sets_betas(self._live().config) else None
         for index, group, pushed in zip(self._indices, self._groups(), self._pushed):
             group["lr"] = pushed["lr"] = rates[index]
-            if betas is not None and "betas" in group and self._whole is None:
+            if betas is not None and "betas" in group:
                 group["betas"], pushed["betas"] = betas[index], list(betas[index])
 
     def stepped(self) -> None:
@@ -348,9 +343,11 @@ class Optimizer(torch.optim.Optimizer):
         if self._client is not None and self._client.state is self._states:  # not another engine's by now
             release(self._client)
 
-    def _schedule_sets_betas(self):
-        scheduler = self._live().config["scheduler"]
-        return scheduler.get("type") == "OneCycle" and scheduler["params"].get("cycle_momentum", True)
+
+def schedule_sets_betas(config: dict[str, Any]) -> bool:
+    """Whether the schedule of a configuration, with all its values, sets the betas of Adam too."""
+    scheduler = config.get("scheduler", {})
+    return scheduler.get("type") == "OneCycle" and scheduler["params"].get("cycle_momentum", True)
 
 
 def release(client: torch.optim.Optimizer) -> None:

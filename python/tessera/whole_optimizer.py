@@ -8,6 +8,7 @@ import inspect
 import types
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import Any
 
 import torch
@@ -40,8 +41,6 @@ class WholeOptimizer:
         Whether rank 0 owns all parameters.
     why : str
         Why it does.
-    unsaved : str
-        What of the optimizer no checkpoint has; "": it has all that is known to change.
 
     Raises
     ------
@@ -68,7 +67,7 @@ class WholeOptimizer:
         self._owned: set[str] = set()
         self._others: set[int] = set()  # ids of parameters that other ranks own
         trial = try_out(client, self.name)
-        self.unsaved = trial.unsaved
+        self._unsaved = trial.unsaved  # what of it no checkpoint has; "": nothing that is known
         self._attributes = trial.attributes
         self.why = trial.depends if world_size > 1 else ""
         self.on_one_rank = False
@@ -79,11 +78,9 @@ class WholeOptimizer:
 
     def agree(self) -> None:
         """Rank 0 owns all parameters where some rank's trial says so, or where there is one; states that there are, are rank 0's. Collective."""
-        state = {self._names[id(key)]: value for key, value in self._state.items() if id(key) in self._names}
-        other = {key: value for key, value in self._state.items() if not isinstance(key, torch.Tensor)}
         data = torch.empty(0, dtype=torch.uint8)
         try:
-            data = json_values.to_bytes({"state": state, "other": other}) if self._state else data
+            data = json_values.to_bytes(self._by_name()) if self._state else data
         except Error as error:
             self.why = self.why or f"its states cannot be compared between ranks ({error})"
         said = comm.all_gather([self.why, data.numel(), _engine.hash_of(data)], "trial of the optimizer")
@@ -92,10 +89,18 @@ class WholeOptimizer:
         if not self.on_one_rank and any(one[1:] != said[0][1:] for one in said):  # as the weights, where ranks have made others
             data = data if comm.get_rank() == 0 else torch.empty(said[0][1], dtype=torch.uint8)
             values = json_values.from_bytes(comm.broadcast(data.to(comm.group().device), 0, "the optimizer's states").cpu())
-            self._state = defaultdict(dict, values["other"])
-            for name, one in values["state"].items():
-                self._state[self._tensors[name]] = self._on_device(self._tensors[name], one)
+            self._replace(values["state"], values["other"])
             self.began_with = set(values["state"])
+
+    def warnings(self) -> list[str]:
+        """What a user has to know of it, a line each."""
+        lines = []
+        if self.on_one_rank:
+            lines.append(f"{self.name}: {self.why or 'it has one parameter'}; so rank 0 updates all parameters and has all of the optimizer's "
+                         "states in its memory")
+        if self._unsaved:
+            lines.append(f"{self.name}: no checkpoint has {self._unsaved}; what is in self.state and in the param groups is saved")
+        return lines
 
     # -------------------------------------------------------------------- for the engine, which calls these members by name
 
@@ -115,7 +120,8 @@ class WholeOptimizer:
         0's."""
         self.num_steps += 1
         if not self._calls_step():
-            self._call_hooks()
+            for when in ("pre", "post"):  # those that step() would call: they may call collectives
+                call_step_hooks(when, [self._client])
             return
         if self.num_steps <= _GUARDED_STEPS and self._world_size > 1:
             with NoCollectives(self.name):
@@ -125,13 +131,6 @@ class WholeOptimizer:
 
     def _calls_step(self):
         return not self.on_one_rank or bool(self._owned)
-
-    def _call_hooks(self):
-        """Those that step() would call: they may call collectives."""
-        for when in ("pre", "post"):
-            everybodys, own = getattr(torch_optimizer, f"_global_optimizer_{when}_hooks"), getattr(self._client, f"_optimizer_step_{when}_hooks")
-            for hook in (*everybodys.values(), *own.values()) if when == "pre" else (*own.values(), *everybodys.values()):
-                hook(self._client, (self._client,), {})
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function of the optimizer on what this rank owns."""
@@ -160,9 +159,10 @@ class WholeOptimizer:
         """After a step that only rank 0 has made: what it has written into the groups is everybody's. Collective."""
         if not self.on_one_rank:
             return
-        mine = [{key: value for key, value in group.items() if key != "params" and json_values.can_encode(value)}
-                for group in self._client.param_groups]
-        encoded = json_values.encode(mine, "param_groups") if comm.get_rank() == 0 else None
+        encoded = None
+        if comm.get_rank() == 0:
+            groups = [{key: value for key, value in group.items() if key != "params"} for group in self._client.param_groups]
+            encoded = json_values.encode(json_values.encodable(groups), "param_groups")
         groups = json_values.decode(comm.all_gather(encoded, "param groups of rank 0")[0])
         if comm.get_rank() > 0:
             for group, values in zip(self._client.param_groups, groups):
@@ -189,8 +189,7 @@ class WholeOptimizer:
         """What a checkpoint keeps of this rank's states: (n) uint8."""
         if problem := self._other_states():
             raise Error(problem)
-        return json_values.to_bytes({"state": {self._names[id(key)]: state for key, state in self._state.items() if id(key) in self._names},
-                                     "other": self._not_of_parameters(),
+        return json_values.to_bytes({**self._by_name(),
                                      "attributes": {name: vars(self._client)[name] for name in self._attributes if name in vars(self._client)}})
 
     def set_state_bytes(self, saved: list[torch.Tensor]) -> None:
@@ -202,9 +201,7 @@ class WholeOptimizer:
             if i == 0:
                 other = values["other"]
                 vars(self._client).update((name, value) for name, value in values.get("attributes", {}).items() if name in self._attributes)
-        self._state = defaultdict(dict, other)
-        for name, state in found.items():
-            self._state[self._tensors[name]] = self._on_device(self._tensors[name], state)
+        self._replace(found, other)
 
     # ---------------------------------------------------------------------------------------------- for optimizer.state
 
@@ -243,6 +240,15 @@ class WholeOptimizer:
             del self._state[key]
         self._state.update(copy.deepcopy(states))
 
+    def _by_name(self):
+        return {"state": {self._names[id(key)]: state for key, state in self._state.items() if id(key) in self._names},
+                "other": self._not_of_parameters()}
+
+    def _replace(self, by_name, other):
+        self._state = defaultdict(dict, other)
+        for name, state in by_name.items():
+            self._state[self._tensors[name]] = self._on_device(self._tensors[name], state)
+
     def _not_of_parameters(self):
         return {key: state for key, state in self._state.items() if not isinstance(key, torch.Tensor)}
 
@@ -271,6 +277,14 @@ class WholeOptimizer:
             return type(value)(place(key, one) for one in value) if type(value) in (list, tuple) else value
 
         return {key: place(key, value) for key, value in state.items()}
+
+
+def call_step_hooks(when: str, owners: list[torch.optim.Optimizer]) -> None:
+    """Call the hooks of steps of these optimizers, and everybody's, which get the first, in torch's order. `when`: "pre" or "post"."""
+    own = [(owner, hook) for owner in owners for hook in getattr(owner, f"_optimizer_step_{when}_hooks").values()]
+    everybodys = [(owners[0], hook) for hook in getattr(torch_optimizer, f"_global_optimizer_{when}_hooks").values()]
+    for owner, hook in chain(everybodys, own) if when == "pre" else chain(own, everybodys):
+        hook(owner, (owner,), {})
 
 
 def _lists_by_parameter(group):

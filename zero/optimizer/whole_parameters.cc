@@ -32,14 +32,6 @@ WholeParameters::WholeParameters(const Layout& layout, std::vector<ParamUnit>& u
   optimizer_->own(owned);
 }
 
-/// A copy of the parameter's part of `full`, (unit numel), in fp32.
-at::Tensor WholeParameters::cut_out(int parameter, const at::Tensor& full) const {
-  const UnitSlice& slice = layout_.slice(parameter);
-  return full.narrow(0, slice.offset, slice.numel)
-      .to(at::kFloat, /*non_blocking=*/false, /*copy=*/true)
-      .view(layout_.parameters()[parameter].shape);
-}
-
 std::vector<WholeParameters::Whole> WholeParameters::gather_weights() {
   std::vector<Whole> owned;
   for (ParamUnit& unit : units_) {
@@ -49,7 +41,7 @@ std::vector<WholeParameters::Whole> WholeParameters::gather_weights() {
     const at::Tensor masters = gather_owned(unit, (whole ? unit.local_state() : unit.owned_state()).weights,
                                             whole, *comm_, "parameters");
     for (const int parameter : unit.spec.parameters)
-      if (owns(parameter)) owned.push_back({parameter, cut_out(parameter, masters), {}});
+      if (owns(parameter)) owned.push_back({parameter, cut_out(layout_, parameter, masters), {}});
   }
   return owned;
 }
@@ -63,7 +55,7 @@ void WholeParameters::gather_gradients(const GradientReducer& gradients, double 
     const GradientReducer::Mean mean = gradients.mean_at_boundary(unit);
     const at::Tensor reduced = gather_owned(unit, mean.values, mean.whole, *comm_, "gradient");
     for (; next != owned.end() && layout_.slice(next->parameter).unit == unit.index; ++next)
-      if (used[next->parameter]) next->gradient = cut_out(next->parameter, reduced).mul_(grad_scale);
+      if (used[next->parameter]) next->gradient = cut_out(layout_, next->parameter, reduced).mul_(grad_scale);
   }
 }
 

@@ -43,7 +43,6 @@ class WholeParameters {
   void run(const std::vector<Whole>& owned, const std::function<void()>& function);
   void scatter(const std::vector<Whole>& owned);
   bool owns(int parameter) const { return owners_[parameter] == comm_->rank(); }
-  at::Tensor cut_out(int parameter, const at::Tensor& full) const;
 
   const Layout& layout_;
   std::vector<ParamUnit>& units_;

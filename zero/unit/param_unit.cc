@@ -299,6 +299,15 @@ at::Tensor gather_owned(const ParamUnit& unit, const at::Tensor& mine, bool whol
       .reshape(-1);
 }
 
+at::Tensor cut_out(const Layout& layout, int parameter, const at::Tensor& full) {
+  const UnitSlice& slice = layout.slice(parameter);
+  const at::ScalarType dtype =
+      is_compute_type(from_torch(full.scalar_type())) ? at::kFloat : full.scalar_type();
+  return full.narrow(0, slice.offset, slice.numel)
+      .to(dtype, /*non_blocking=*/false, /*copy=*/true)
+      .view(layout.parameters()[parameter].shape);
+}
+
 at::Device device_of(const std::vector<ParamUnit>& units) {
   return units.empty() ? at::Device(at::kCPU) : units.front().memory.full().device();
 }

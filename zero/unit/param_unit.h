@@ -233,6 +233,10 @@ class ParamUnit {
 at::Tensor gather_owned(const ParamUnit& unit, const at::Tensor& mine, bool whole, comm::Communicator& comm,
                         std::string_view what);
 
+/// A copy of the parameter's part of `full`, (unit numel), in its shape: in fp32, or of a type that models do
+/// not compute in.
+at::Tensor cut_out(const Layout& layout, int parameter, const at::Tensor& full);
+
 /// Where the buffers of all units are; the CPU where there are no units.
 at::Device device_of(const std::vector<ParamUnit>& units);
 
