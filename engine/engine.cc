@@ -23,6 +23,7 @@
 #include "engine/engine_internal.h"
 #include "engine/optimizer/optimizer_setup.h"
 #include "engine/same_config.h"
+#include "zero/optimizer/muon.h"
 
 namespace tessera {
 namespace {
@@ -122,6 +123,7 @@ Engine::Engine(const zero::ModelView& model, const EngineConfig& config, comm::C
   sharded_ = std::make_unique<zero::ShardedModel>(
       model, comm_,
       sharding_options(config_, options_, optimizer_, comm_->size(), [this] { begin_callers_backward(); }));
+  log_muon();
   set_up_activations();
   input_dtype_ = input_dtype();
   if (config_.checkpoint.async) checkpoint_writer();
@@ -144,6 +146,22 @@ void Engine::check_same_config_everywhere() const {
     shared["optimizer of whole parameters"] = {{"name", whole->name()},
                                                {"on_one_rank", whole->on_one_rank()}};
   check_same_config(*comm_, shared);
+}
+
+/// Which parameters are matrices of Muon's depends on shapes and names.
+void Engine::log_muon() const {
+  if (rank() != 0 || optimizer_.kind != kernels::OptimizerKind::kMuon || options_.update_rule ||
+      options_.whole_optimizer)
+    return;
+  int64_t matrices = 0, in_matrices = 0, others = 0, in_others = 0;
+  for (const zero::ParameterSpec& parameter : sharded_->layout().parameters()) {
+    if (!parameter.trainable) continue;
+    const bool is_matrix = zero::is_muon_matrix(parameter) && optimizer_.groups[parameter.group].use_muon;
+    (is_matrix ? matrices : others) += 1;
+    (is_matrix ? in_matrices : in_others) += parameter.numel();
+  }
+  options_.log.info(str("Muon updates ", matrices, " matrices (", in_matrices, " elements), AdamW ", others,
+                        " other parameters (", in_others, ")"));
 }
 
 /// A pattern that matches nothing is most often a typing mistake, and so is a name.

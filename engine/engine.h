@@ -333,6 +333,7 @@ class Engine {
   void check_same_config_everywhere() const;
   void refuse_unscaled_fp16() const;
   std::optional<at::ScalarType> input_dtype() const;
+  void log_muon() const;
   void warn_unmatched_patterns() const;
   void warn_unused_reports() const;
   void set_up_activations();

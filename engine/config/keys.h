@@ -27,13 +27,15 @@ KeyTable engine_keys();
 std::vector<Field> fields_of(EngineConfig& config);
 std::vector<Field> fields_of(GivenBatch& batch);
 
-/// Keys of Adam and AdamW that choose the type and a default, and are not options themselves.
-struct AdamModes {
-  bool adam_w_mode = true;
+/// Keys in JSON that choose the type, a default or other keys' values, and are not options themselves.
+struct OptimizerModes {
+  bool adam_w_mode = true;  ///< Adam, AdamW
   bool torch_adam = false;
+  std::optional<double> muon_lr, adam_lr;  ///< Muon
+  std::string ns_method = "standard";
 };
 /// `modes` may be null: then without these keys.
-std::vector<Field> fields_of(OptimizerOptions& options, AdamModes* modes = nullptr);
+std::vector<Field> fields_of(OptimizerOptions& options, OptimizerModes* modes = nullptr);
 std::vector<Field> fields_of(ScheduleOptions& schedule);
 
 /// The sections `optimizer` and `scheduler`, which fields_of() has for one type, with the keys of all.

@@ -120,7 +120,8 @@ void add_zero_rows(Rows rows) {
   rows.no_effect("pipeline_loading_checkpoint", "each rank reads only its own ranges");
   rows.no_effect("log_trace_cache_warnings", "a change of the recorded order is always logged");
   rows.no_effect("enable_sanity_checks", "the checks are always on");
-  rows.no_effect("save_muon_momentum_buffer_in_memory", "there is no Muon optimizer");
+  rows.no_effect("save_muon_momentum_buffer_in_memory",
+                 "the momentum is in the shards, where every state is");
   rows.no_effect("leaf_module", units, kSection);
 }
 

@@ -24,7 +24,7 @@ Field eps(double& value) {
 }
 
 Field weight_decay(double& value) {
-  return Field("weight_decay", &value, "Weight decay; decoupled for AdamW and Lion", at_least(0),
+  return Field("weight_decay", &value, "Weight decay; decoupled for AdamW, Lion and Muon", at_least(0),
                kAutoIsDefault, kPerGroup, argument("weight_decay"));
 }
 
@@ -33,7 +33,7 @@ Field bias_correction(bool& value) {
 }
 
 template <class Adam>
-std::vector<Field> adam_fields(Adam& o, AdamModes* modes) {
+std::vector<Field> adam_fields(Adam& o, OptimizerModes* modes) {
   std::vector<Field> fields = {lr(o.lr), betas(o.beta1, o.beta2), eps(o.eps), weight_decay(o.weight_decay)};
   if (modes != nullptr) {
     fields.emplace_back("adam_w_mode", &modes->adam_w_mode,
@@ -46,10 +46,10 @@ std::vector<Field> adam_fields(Adam& o, AdamModes* modes) {
   fields.push_back(bias_correction(o.bias_correction));
   return fields;
 }
-std::vector<Field> fields(AdamOptions& o, AdamModes* modes) { return adam_fields(o, modes); }
-std::vector<Field> fields(AdamWOptions& o, AdamModes* modes) { return adam_fields(o, modes); }
+std::vector<Field> fields(AdamOptions& o, OptimizerModes* modes) { return adam_fields(o, modes); }
+std::vector<Field> fields(AdamWOptions& o, OptimizerModes* modes) { return adam_fields(o, modes); }
 
-std::vector<Field> fields(SGDOptions& o, AdamModes*) {
+std::vector<Field> fields(SGDOptions& o, OptimizerModes*) {
   return {lr(o.lr),
           weight_decay(o.weight_decay),
           {"momentum", &o.momentum, "Momentum factor", between(0, 1), kPerGroup},
@@ -57,18 +57,18 @@ std::vector<Field> fields(SGDOptions& o, AdamModes*) {
           {"nesterov", &o.nesterov, "Nesterov momentum; needs momentum above 0 and dampening 0", kPerGroup}};
 }
 
-std::vector<Field> fields(AdagradOptions& o, AdamModes*) {
+std::vector<Field> fields(AdagradOptions& o, OptimizerModes*) {
   return {lr(o.lr),
           eps(o.eps),
           weight_decay(o.weight_decay),
           {"lr_decay", &o.lr_decay, "lr is divided by 1 + (step - 1) * lr_decay", at_least(0), kPerGroup}};
 }
 
-std::vector<Field> fields(LionOptions& o, AdamModes*) {
+std::vector<Field> fields(LionOptions& o, OptimizerModes*) {
   return {lr(o.lr), betas(o.beta1, o.beta2), weight_decay(o.weight_decay)};
 }
 
-std::vector<Field> fields(LambOptions& o, AdamModes*) {
+std::vector<Field> fields(LambOptions& o, OptimizerModes*) {
   return {lr(o.lr),
           betas(o.beta1, o.beta2),
           eps(o.eps),
@@ -76,6 +76,55 @@ std::vector<Field> fields(LambOptions& o, AdamModes*) {
           bias_correction(o.bias_correction),
           {"max_coeff", &o.max_coeff, "Upper bound of the trust ratio", above(0), kPerGroup},
           {"min_coeff", &o.min_coeff, "Lower bound of the trust ratio", at_least(0), kPerGroup}};
+}
+
+std::vector<Field> fields(MuonOptions& o, OptimizerModes* modes) {
+  std::vector<Field> fields = {
+      lr(o.lr),
+      {"adam_lr_ratio", &o.adam_lr_ratio,
+       "The rate of the parameters that AdamW updates is lr times this. Not given: see `adam_lr`; in a group "
+       "with an lr: 1",
+       at_least(0), kPerGroup},
+      {"momentum", &o.momentum, "Momentum factor", between(0, 1), kPerGroup},
+      {"nesterov", &o.nesterov, "Nesterov momentum", kPerGroup},
+      weight_decay(o.weight_decay),
+      {"ns_steps", &o.ns_steps, "Newton-Schulz iterations that make a matrix orthogonal", between(1, 99)},
+      {"adjust_lr_fn", &o.adjust_lr_fn, "How the rate depends on a matrix' shape, as torch.optim.Muon's",
+       choices({"original", "match_rms_adamw", "spectral_unclamped"})},
+      betas(o.beta1, o.beta2),
+      eps(o.eps),
+      {"use_muon", &o.use_muon, "false leaves the matrices to AdamW, too", kPerGroup}};
+  if (modes != nullptr) {
+    fields.emplace_back("muon_lr", &modes->muon_lr, "In place of lr, for matrices", at_least(0), kNullable);
+    fields.emplace_back("adam_lr", &modes->adam_lr,
+                        "The rate of the parameters that AdamW updates. Not given: lr where that is given, "
+                        "else 0.0003",
+                        at_least(0), kNullable);
+    Field method("ns_method", &modes->ns_method, "How a matrix is made orthogonal", choices({"standard"}));
+    method.key.refused_choices["gram"] =
+        "the same iteration on the Gram matrix in fp16; here it is torch.optim.Muon's, in bf16";
+    fields.push_back(std::move(method));
+  }
+  return fields;
+}
+
+/// Sets lr and adam_lr_ratio by all the keys that are about rates. Throws KeyError.
+void settle_rates(MuonOptions& options, const OptimizerModes& modes, const Document& document) {
+  const auto is_given = [&](const char* key) {
+    return value_at(*document.json, str("optimizer.params.", key)) != nullptr;
+  };
+  const double given = options.lr, rest = MuonOptions{}.lr * MuonOptions{}.adam_lr_ratio;
+  if (modes.muon_lr) options.lr = *modes.muon_lr;
+  if (is_given("adam_lr_ratio") && modes.adam_lr)
+    document.origins.fail("optimizer.params.adam_lr", "stands beside adam_lr_ratio; expected one of the two");
+  if (is_given("adam_lr_ratio")) return;
+  const double adam = modes.adam_lr.value_or(is_given("lr") ? given : rest);
+  if (options.lr == 0 && adam != 0)
+    document.origins.fail(str("optimizer.params.", modes.muon_lr ? "muon_lr" : "lr"),
+                          str("found 0 beside ", adam,
+                              " for the parameters that AdamW updates, whose rate is a "
+                              "multiple of it; expected a number above 0"));
+  options.adam_lr_ratio = options.lr == 0 ? 1 : adam / options.lr;
 }
 
 Key type_key() {
@@ -95,7 +144,6 @@ Key type_key() {
   for (const auto& [why, names] :
        {std::pair{"the 1-bit optimizers compress what is sent", "onebitadam zerooneadam onebitlamb"},
         {"muP rescales layers by their width", "muadam muadamw musgd"},
-        {"its update needs whole matrices, not flat shards", "muon"},
         {"this torch.optim update rule is not built in",
          "adadelta adafactor adamax asgd lbfgs nadam radam rmsprop rprop sparseadam"}})
     for (const std::string& name : split_names(names)) key.refused_choices[name] = why;
@@ -104,14 +152,14 @@ Key type_key() {
 
 }  // namespace
 
-std::vector<Field> fields_of(OptimizerOptions& options, AdamModes* modes) {
+std::vector<Field> fields_of(OptimizerOptions& options, OptimizerModes* modes) {
   return in_section("optimizer.params", std::visit([&](auto& o) { return fields(o, modes); }, options));
 }
 
 std::vector<Key> optimizer_keys() {
   std::vector<std::pair<std::string, std::vector<Key>>> types;
   for (OptimizerOptions& options : all_types<OptimizerOptions>()) {
-    AdamModes modes;
+    OptimizerModes modes;
     types.emplace_back(type_of(options), keys_of(fields_of(options, &modes)));
   }
   Key params =
@@ -199,6 +247,9 @@ ParamGroupConfig read_group(const json& item, const std::string& path, const Opt
     read_field(field, *written, child_path(path, field.key.name()), report);
     add_numbers(field, group.params);
   }
+  // A group's lr is that of all its parameters, as in DeepSpeed.
+  if (std::holds_alternative<MuonOptions>(options) && item.contains("lr"))
+    group.params.try_emplace("adam_lr_ratio", 1);
   return group;
 }
 
@@ -236,8 +287,8 @@ OptimizerConfig read_optimizer(const Document& document, ConfigReport* report) {
   OptimizerConfig config;
   if (const json* type = value_at(*document.json, "optimizer.type"); type && type->is_string())
     config.options = *options_named<OptimizerOptions>(type->get<std::string>());
+  OptimizerModes modes;
   const OptimizerOptions defaults = config.options;
-  AdamModes modes;
   read_fields(fields_of(config.options, &modes), document, report);
   if (const auto* adam = std::get_if<AdamOptions>(&config.options); adam && modes.adam_w_mode)
     config.options = AdamWOptions{adam->lr,  adam->beta1,        adam->beta2,
@@ -245,6 +296,7 @@ OptimizerConfig read_optimizer(const Document& document, ConfigReport* report) {
   if (auto* adam_w = std::get_if<AdamWOptions>(&config.options);
       adam_w && modes.torch_adam && !value_at(*document.json, str(kParams, ".weight_decay")))
     adam_w->weight_decay = 0.01;  // torch.optim.AdamW's default
+  if (auto* muon = std::get_if<MuonOptions>(&config.options)) settle_rates(*muon, modes, document);
   if (const json* list = value_at(*document.json, "optimizer.param_groups"))
     for (size_t i = 0; i < list->size(); ++i)
       config.param_groups.push_back(read_group((*list)[i], group_path(i), defaults, report));

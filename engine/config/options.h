@@ -77,8 +77,25 @@ struct LambOptions {
   bool operator==(const LambOptions&) const = default;
 };
 
-using OptimizerOptions =
-    std::variant<AdamOptions, AdamWOptions, SGDOptions, AdagradOptions, LionOptions, LambOptions>;
+/// Muon for matrices, AdamW for the other parameters: zero/optimizer/muon.h. Defaults as in DeepSpeed.
+struct MuonOptions {
+  static constexpr const char* kName = "Muon";
+  double lr = 0.02;
+  double adam_lr_ratio = 0.015;  ///< AdamW's rate is lr times this; "adam_lr" in JSON is the rate itself
+  double momentum = 0.95;
+  bool nesterov = true;
+  int64_t ns_steps = 5;
+  std::string adjust_lr_fn =
+      "original";  ///< or "match_rms_adamw", "spectral_unclamped", as torch.optim.Muon's
+  double weight_decay = 0;
+  double beta1 = 0.9, beta2 = 0.95;  ///< AdamW's, as is eps
+  double eps = 1e-10;
+  bool use_muon = true;  ///< of a param group: false leaves its matrices to AdamW
+  bool operator==(const MuonOptions&) const = default;
+};
+
+using OptimizerOptions = std::variant<AdamOptions, AdamWOptions, SGDOptions, AdagradOptions, LionOptions,
+                                      LambOptions, MuonOptions>;
 
 // -------------------------------------------------------------------------------------------- schedules
 

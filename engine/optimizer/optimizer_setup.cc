@@ -16,6 +16,13 @@ OptimizerKind kind_of(const SGDOptions&) { return OptimizerKind::kSGD; }
 OptimizerKind kind_of(const AdagradOptions&) { return OptimizerKind::kAdagrad; }
 OptimizerKind kind_of(const LionOptions&) { return OptimizerKind::kLion; }
 OptimizerKind kind_of(const LambOptions&) { return OptimizerKind::kLamb; }
+OptimizerKind kind_of(const MuonOptions&) { return OptimizerKind::kMuon; }
+
+kernels::AdjustLr adjust_lr_of(const std::string& name) {
+  if (name == "match_rms_adamw") return kernels::AdjustLr::kMatchRmsAdamW;
+  if (name == "spectral_unclamped") return kernels::AdjustLr::kSpectralUnclamped;
+  return kernels::AdjustLr::kOriginal;
+}
 
 /// Every option that the type has, under the same name.
 template <class Options>
@@ -24,13 +31,16 @@ Hyper hyper_of(const Options& o) {
   if constexpr (requires { o.beta1; }) hyper.beta1 = o.beta1, hyper.beta2 = o.beta2;
   if constexpr (requires { o.eps; }) hyper.eps = o.eps;
   if constexpr (requires { o.bias_correction; }) hyper.bias_correction = o.bias_correction;
-  if constexpr (requires { o.momentum; }) {
-    hyper.momentum = o.momentum;
-    hyper.dampening = o.dampening;
-    hyper.nesterov = o.nesterov;
-  }
+  if constexpr (requires { o.momentum; }) hyper.momentum = o.momentum, hyper.nesterov = o.nesterov;
+  if constexpr (requires { o.dampening; }) hyper.dampening = o.dampening;
   if constexpr (requires { o.lr_decay; }) hyper.lr_decay = o.lr_decay;
   if constexpr (requires { o.max_coeff; }) hyper.max_coeff = o.max_coeff, hyper.min_coeff = o.min_coeff;
+  if constexpr (requires { o.use_muon; }) {
+    hyper.use_muon = o.use_muon;
+    hyper.adam_lr_ratio = o.adam_lr_ratio;
+    hyper.ns_steps = o.ns_steps;
+    hyper.adjust_lr = adjust_lr_of(o.adjust_lr_fn);
+  }
   return hyper;
 }
 

@@ -377,6 +377,8 @@ void bind_param_groups(py::module_& module) {
       .def_readwrite("lr_decay", &Hyper::lr_decay)
       .def_readwrite("bias_correction", &Hyper::bias_correction)
       .def_readwrite("max_coeff", &Hyper::max_coeff)
+      .def_readwrite("adam_lr_ratio", &Hyper::adam_lr_ratio)
+      .def_readwrite("use_muon", &Hyper::use_muon)
       .def_readwrite("min_coeff", &Hyper::min_coeff);
   py::class_<ParamGroup>(module, "ParamGroup")
       .def_readonly("hyper", &ParamGroup::hyper)

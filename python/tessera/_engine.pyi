@@ -66,6 +66,8 @@ class Hyper:
     bias_correction: bool
     max_coeff: float
     min_coeff: float
+    adam_lr_ratio: float
+    use_muon: bool
 
 class ParamGroup:
     @property

@@ -107,9 +107,13 @@ def translate_groups(model_parameters: list[Any], named_parameters: list[tuple[s
         _check_keys(given, type_, where)
         values = {key: section["params"][key] for key in HYPERS[type_]}
         values.update(options.values(given, where))
+        if type_ == "Muon" and "lr" in given and "adam_lr_ratio" not in given:
+            values["adam_lr_ratio"] = 1.0  # as the configuration has it: a group's lr is that of all its parameters
         groups.append((names, values))
         shown.append({**given, "params": list(dict.fromkeys(tensors))})
-    return Translation(_section(type_, groups), _untrained(groups, named_parameters), shown)
+    translated = _section(type_, groups)
+    translated["params"] = {**section["params"], **translated["params"]}  # with the keys that are not a group's
+    return Translation(translated, _untrained(groups, named_parameters), shown)
 
 
 def _section(type_, groups):
@@ -118,7 +122,8 @@ def _section(type_, groups):
         raise ConfigError("the optimizer has no parameters; expected some of the model's")
     params = dict(filled[0][1])
     section = {"type": type_, "params": params,
-               "param_groups": [{"parameters": names, **{key: value for key, value in values.items() if value != params.get(key)}}
+               "param_groups": [{"parameters": names, **{key: value for key, value in values.items()
+                                                         if value != params.get(key) or key == "adam_lr_ratio"}}
                                 for names, values in filled[1:]]}
     if type_ == "Adam":
         params["adam_w_mode"] = False

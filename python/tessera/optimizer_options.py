@@ -117,6 +117,7 @@ HYPERS = {
     "Adagrad": ("lr", "lr_decay", "eps", "weight_decay"),
     "Lion": ("lr", "betas", "weight_decay"),
     "LAMB": ("lr", "betas", "eps", "weight_decay", "bias_correction", "max_coeff", "min_coeff"),
+    "Muon": ("lr", "adam_lr_ratio", "momentum", "nesterov", "weight_decay", "betas", "eps", "use_muon"),
 }
 # What the optimizers of a configuration refuse in their groups, where somebody writes it there.
 _REFUSED = dict.fromkeys(("amsgrad", "maximize", "initial_accumulator_value", "caution", "cautious"), _OFF)

@@ -12,7 +12,7 @@ from tessera.optimizer_options import plain
 from tessera.whole_optimizer import WholeOptimizer
 
 _MOST_UPDATES = 2**53  # larger ones are not exact in floating point
-_TYPES_WITH_STEP = ("AdamW", "Adam", "Adagrad", "LAMB")  # whose formula depends on the number of updates
+_TYPES_WITH_STEP = ("AdamW", "Adam", "Adagrad", "LAMB", "Muon")  # whose formula depends on the number of updates
 
 
 class _Copy(dict):

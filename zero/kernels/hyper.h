@@ -9,7 +9,10 @@
 
 namespace tessera::kernels {
 
-enum class OptimizerKind : uint8_t { kAdam, kAdamW, kSGD, kAdagrad, kLion, kLamb };
+enum class OptimizerKind : uint8_t { kAdam, kAdamW, kSGD, kAdagrad, kLion, kLamb, kMuon };
+
+/// How Muon's rate depends on a matrix' shape; torch.optim.Muon's adjust_lr_fn.
+enum class AdjustLr : uint8_t { kOriginal, kMatchRmsAdamW, kSpectralUnclamped };
 
 /// Hyper-parameters of one param group; each optimizer reads the ones its formula has.
 struct Hyper {
@@ -18,19 +21,23 @@ struct Hyper {
   double beta2 = 0.999;
   double eps = 1e-8;
   double weight_decay = 0.0;
-  double momentum = 0.0;        ///< SGD
+  double momentum = 0.0;        ///< SGD, Muon
   double dampening = 0.0;       ///< SGD
-  bool nesterov = false;        ///< SGD
+  bool nesterov = false;        ///< SGD, Muon
   double lr_decay = 0.0;        ///< Adagrad
   bool bias_correction = true;  ///< Adam, AdamW, LAMB
   double max_coeff = 10.0;      ///< LAMB: bounds of the trust ratio, as DeepSpeed's keys
   double min_coeff = 0.01;
+  bool use_muon = true;                      ///< Muon; false: AdamW updates the group's matrices, too
+  double adam_lr_ratio = 1.0;                ///< Muon: AdamW's rate is lr times this
+  int64_t ns_steps = 5;                      ///< Muon: iterations that make a matrix orthogonal
+  AdjustLr adjust_lr = AdjustLr::kOriginal;  ///< Muon
   bool operator==(const Hyper&) const = default;
 };
 
 /// Names of the fp32 state tensors an optimizer keeps for each element, in order, torch.optim's: Adam,
 /// AdamW, LAMB {"exp_avg", "exp_avg_sq"}; SGD {"momentum_buffer"}, or none without momentum; Adagrad {"sum"};
-/// Lion {"exp_avg"}. Every state starts at zero.
+/// Lion {"exp_avg"}; Muon those of AdamW, of which a matrix uses the first. Every state starts at zero.
 std::vector<std::string_view> state_names(OptimizerKind kind, const Hyper& hyper);
 
 /// |weights| / |update| within [min_coeff, max_coeff]; 1 when either norm is zero.

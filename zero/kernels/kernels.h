@@ -54,10 +54,10 @@ struct SegmentUpdate {
   Segment segment;
 };
 
-/// Every optimizer but LAMB, over segments of one device that do not overlap. `grad_scale` multiplies the
-/// gradient first (1 / loss scale x clip coefficient); with 1.0 the gradient's bits stay as they are. The
-/// gradient must be finite. Follows torch::optim::Adam, AdamW, SGD, Adagrad; Lion is Chen et al.,
-/// arXiv:2302.06675, Algorithm 2.
+/// Every optimizer but LAMB and Muon, over segments of one device that do not overlap. `grad_scale`
+/// multiplies the gradient first (1 / loss scale x clip coefficient); with 1.0 the gradient's bits stay as
+/// they are. The gradient must be finite. Follows torch::optim::Adam, AdamW, SGD, Adagrad; Lion is Chen et
+/// al., arXiv:2302.06675, Algorithm 2.
 void update(OptimizerKind kind, double grad_scale, const std::vector<SegmentUpdate>& updates);
 void update(OptimizerKind kind, const Hyper& hyper, int64_t step, double grad_scale, const Segment& segment);
 

@@ -70,9 +70,10 @@ Rule make_rule(OptimizerKind kind, const Hyper& hyper, int64_t step) {
     case OptimizerKind::kSGD: return make_sgd(hyper, step);
     case OptimizerKind::kAdagrad: return make_adagrad(hyper, step);
     case OptimizerKind::kLion: return make_lion(hyper);
-    case OptimizerKind::kLamb: break;
+    case OptimizerKind::kLamb:
+    case OptimizerKind::kMuon: break;
   }
-  TESSERA_CHECK(false, "LAMB is updated in two passes: lamb_norms and lamb_apply");
+  TESSERA_CHECK(false, "LAMB and Muon are updated in several passes");
   return SgdRule{};
 }
 
@@ -94,7 +95,8 @@ std::vector<std::string_view> state_names(OptimizerKind kind, const Hyper& hyper
   switch (kind) {
     case OptimizerKind::kAdam:
     case OptimizerKind::kAdamW:
-    case OptimizerKind::kLamb: return {"exp_avg", "exp_avg_sq"};
+    case OptimizerKind::kLamb:
+    case OptimizerKind::kMuon: return {"exp_avg", "exp_avg_sq"};
     case OptimizerKind::kSGD:
       if (hyper.momentum == 0) return {};
       return {"momentum_buffer"};

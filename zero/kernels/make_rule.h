@@ -8,7 +8,7 @@
 
 namespace tessera::kernels {
 
-/// `step` counts from 1; every kind but LAMB.
+/// `step` counts from 1; every kind but LAMB and Muon.
 Rule make_rule(OptimizerKind kind, const Hyper& hyper, int64_t step);
 LambRule make_lamb_rule(const Hyper& hyper, int64_t step);
 

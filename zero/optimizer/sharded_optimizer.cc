@@ -11,6 +11,8 @@
 #include "core/error.h"
 #include "core/memory/memory_use.h"
 #include "zero/memory/pause_listening.h"
+#include "zero/optimizer/muon.h"
+#include "zero/plan/owners.h"
 #include "zero/reduce/gradient_summary.h"
 
 namespace tessera::zero {
@@ -62,6 +64,12 @@ ShardedOptimizer::ShardedOptimizer(const Layout& layout, std::vector<ParamUnit>&
   if (options.whole) {
     TESSERA_CHECK(!options.rule && transfer_ == nullptr);
     whole_.emplace(layout_, units_, options.parameters, comm_, options.whole);
+  }
+  if (kind_ == kernels::OptimizerKind::kMuon) {
+    std::vector<int64_t> costs;
+    for (const ParameterSpec& spec : layout_.parameters())
+      costs.push_back(spec.trainable && is_muon_matrix(spec) ? orthogonalization_cost(spec) : -1);
+    owners_ = owners_of(costs, comm_->size());
   }
   const MemoryFor use(MemoryUse::kOptimizer);
   for (ParamUnit& unit : units_) {
@@ -275,6 +283,10 @@ void ShardedOptimizer::begin_step(const GradientReducer& gradients, double grad_
     step_lamb();
     return step_.reset();
   }
+  if (kind_ == kernels::OptimizerKind::kMuon && !rule_) {
+    step_muon();
+    return step_.reset();
+  }
   if (host_ == nullptr || rule_) return;
   step_->tasks.resize(units_.size());
   for (const int index : step_->order)
@@ -362,6 +374,107 @@ std::vector<kernels::LambPart> ShardedOptimizer::lamb_totals() {
     }
   }
   return totals;
+}
+
+// ------------------------------------------------------------------------------- see [Note: Muon on shards]
+
+bool ShardedOptimizer::is_muon(int parameter) const {
+  return owners_[parameter] >= 0 && step_->used[parameter] &&
+         step_->groups[layout_.parameters()[parameter].group].use_muon;
+}
+
+bool ShardedOptimizer::has_muon(const ParamUnit& unit) const {
+  return std::ranges::any_of(unit.spec.parameters, [this](int parameter) { return is_muon(parameter); });
+}
+
+/// All matrices are proposed before any is made orthogonal, so that ranks do that at the same time.
+void ShardedOptimizer::step_muon() {
+  const PauseListening our_own_operators;
+  const at::NoGradGuard no_grad;
+  struct Owned {
+    int parameter;
+    at::Tensor matrix;
+  };
+  std::vector<Owned> owned;
+  for (const int index : step_->order) {
+    ParamUnit& unit = units_[index];
+    if (!has_muon(unit)) continue;
+    const MemoryFor use(MemoryUse::kOptimizer);
+    const at::Tensor full = proposed_by_momentum(unit);
+    for (const int parameter : unit.spec.parameters) {
+      if (!is_muon(parameter) || owners_[parameter] != comm_->rank()) continue;
+      const UnitSlice& slice = layout_.slice(parameter);
+      owned.push_back(
+          {parameter,
+           full.narrow(0, slice.offset, slice.numel).view(layout_.parameters()[parameter].shape).clone()});
+    }
+  }
+  for (Owned& one : owned)
+    one.matrix = orthogonalize(one.matrix, step_->groups[layout_.parameters()[one.parameter].group].ns_steps);
+  auto next = owned.begin();
+  for (const int index : step_->order) {
+    ParamUnit& unit = units_[index];
+    at::Tensor full;
+    if (has_muon(unit)) {
+      const MemoryFor use(MemoryUse::kOptimizer);
+      full = at::zeros({unit.spec.numel}, unit.memory.full().options().dtype(at::kBFloat16));
+      for (; next != owned.end() && layout_.slice(next->parameter).unit == index; ++next) {
+        const UnitSlice& slice = layout_.slice(next->parameter);
+        full.narrow(0, slice.offset, slice.numel).copy_(next->matrix.view(-1));
+      }
+      join_owned(unit, full, *comm_, "orthogonal updates");
+    }
+    apply_muon(unit, full);
+  }
+}
+
+/// Collective. Updates the momentum of the unit's matrices. Returns what it proposes, (numel) bf16, zeros
+/// where no matrix is.
+at::Tensor ShardedOptimizer::proposed_by_momentum(ParamUnit& unit) {
+  const InMemory gradient(unit, kGradient, InMemory::Access::kRead);
+  const InMemory updated(unit, kUpdated, InMemory::Access::kReadWrite);
+  StagedUnit staged = stage_in(unit, Takes::kGradient);
+  const Range local = unit.local_range();
+  at::Tensor proposed = at::zeros({local.numel()}, unit.master.options().dtype(at::kBFloat16));
+  for (const ParamRange& range : ranges(unit, step_->used, /*by_parameter=*/true)) {
+    if (!is_muon(range.parameter)) continue;
+    const kernels::SegmentUpdate update = update_of(range, staged);
+    const at::Tensor& momentum = update.segment.state[0];
+    at::Tensor grad =
+        update.segment.grad.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).mul_(step_->grad_scale);
+    momentum.lerp_(grad, 1 - update.hyper->momentum);
+    if (update.hyper->nesterov) grad.lerp_(momentum, update.hyper->momentum);
+    proposed.narrow(0, range.range.begin - local.begin, range.range.numel())
+        .copy_(update.hyper->nesterov ? grad : momentum);
+  }
+  stage_out(unit, std::move(staged));
+  const bool whole = !unit.placement.updates_shard;
+  if (!whole) proposed = proposed.narrow(0, unit.owned_range.begin - local.begin, unit.owned_range.numel());
+  return gather_owned(unit, proposed.contiguous(), whole, *comm_, "momentum");
+}
+
+/// `orthogonal`: the updates of the unit's matrices, (numel) bf16; undefined: it has none.
+void ShardedOptimizer::apply_muon(ParamUnit& unit, const at::Tensor& orthogonal) {
+  const InMemory gradient(unit, kGradient, InMemory::Access::kRead);
+  const InMemory updated(unit, kUpdated, InMemory::Access::kReadWrite);
+  StagedUnit staged = stage_in(unit, Takes::kBoth);
+  for (const ParamRange& range : ranges(unit, step_->used, /*by_parameter=*/true)) {
+    kernels::SegmentUpdate update = update_of(range, staged);
+    kernels::Hyper hyper = *update.hyper;
+    if (is_muon(range.parameter)) {
+      const double rate = hyper.lr * muon_rate_factor(hyper.adjust_lr, layout_.parameters()[range.parameter]);
+      const at::Tensor& master = update.segment.master;
+      master.mul_(1 - hyper.lr * hyper.weight_decay);
+      master.add_(orthogonal.narrow(0, range.range.begin, range.range.numel()).to(master.device()), -rate);
+      if (update.segment.param.defined()) update.segment.param.copy_(master);
+    } else {
+      hyper.lr *= hyper.adam_lr_ratio;
+      update.hyper = &hyper;
+      kernels::update(kernels::OptimizerKind::kAdamW, step_->grad_scale, {update});
+    }
+    copy_back(range, staged);
+  }
+  stage_out(unit, std::move(staged));
 }
 
 }  // namespace tessera::zero

@@ -17,8 +17,8 @@
 // rule, and LAMB, run on the thread that calls.) What the update depends on is known and kept by
 // begin_step(): the scale with the clip coefficient, rates, step counts, which parameters to update; and
 // gradients stay where they are until the next backward begins. So the bits are those of an update at once.
-// Who reads the state in another way calls finish_step() first. LAMB's norms need all units, and an optimizer
-// of whole parameters is called once for all of them, so these are never late.
+// Who reads the state in another way calls finish_step() first. LAMB's norms need all units, and so do
+// Muon and an optimizer of whole parameters, so these are never late.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -59,10 +59,10 @@ class ShardedOptimizer {
   ShardedOptimizer(const Layout& layout, std::vector<ParamUnit>& units, comm::CommunicatorPtr comm,
                    const Options& options);
 
-  /// Collective for LAMB, whose trust ratios need each parameter's norms over all shards, and for an
-  /// optimizer of whole parameters; both update at once. An update of values and masters begins; `grad_scale`
-  /// multiplies the gradients first. `used`: by parameter, what to update. `order`: units, as they will be
-  /// updated. `gradients` must outlive the update.
+  /// Collective for LAMB, whose trust ratios need each parameter's norms over all shards, for Muon, and for
+  /// an optimizer of whole parameters; these update at once. An update of values and masters begins;
+  /// `grad_scale` multiplies the gradients first. `used`: by parameter, what to update. `order`: units, as
+  /// they will be updated. `gradients` must outlive the update.
   void begin_step(const GradientReducer& gradients, double grad_scale, const std::vector<bool>& used,
                   const std::vector<int>& order);
   /// Updates the unit, if it has not been since begin_step(). Throws Error when the disk fails.
@@ -111,6 +111,11 @@ class ShardedOptimizer {
   void update(const std::vector<ParamRange>& ranges, StagedUnit& staged) const;
   void update_now(ParamUnit& unit);
   void step_lamb();
+  bool is_muon(int parameter) const;
+  bool has_muon(const ParamUnit& unit) const;
+  void step_muon();
+  at::Tensor proposed_by_momentum(ParamUnit& unit);
+  void apply_muon(ParamUnit& unit, const at::Tensor& orthogonal);
   std::vector<kernels::LambPart> lamb_totals();
   StagedUnit stage_in(ParamUnit& unit, Takes takes);
   StagingPool::Buffer begin_to_bring_gradient(const ParamUnit& unit);
@@ -138,8 +143,9 @@ class ShardedOptimizer {
   std::optional<WholeParameters> whole_;
   std::vector<kernels::Hyper> groups_;
   std::vector<std::string> state_names_;
-  std::vector<int64_t> steps_;  // by parameter
-  std::optional<Step> step_;    // some unit is still to be updated
+  std::vector<int64_t> steps_;    // by parameter
+  std::vector<int> owners_ = {};  // of matrices, by parameter: Muon
+  std::optional<Step> step_;      // some unit is still to be updated
   at::Device device_ = at::kCPU;
   comm::HostTransfer* transfer_;
   comm::HostThread* host_;

@@ -22,8 +22,11 @@ WholeParameters::WholeParameters(const Layout& layout, std::vector<ParamUnit>& u
       units_(units),
       parameters_(std::move(parameters)),
       comm_(std::move(comm)),
-      optimizer_(std::move(optimizer)),
-      owners_(owners_of(layout)) {
+      optimizer_(std::move(optimizer)) {
+  std::vector<int64_t> costs;
+  for (int parameter = 0; parameter < layout_.num_parameters(); ++parameter)
+    costs.push_back(layout_.parameters()[parameter].trainable ? layout_.slice(parameter).numel : -1);
+  owners_ = owners_of(costs, comm_->size());
   std::vector<std::string> owned;
   for (int parameter = 0; parameter < layout_.num_parameters(); ++parameter) {
     if (owners_[parameter] >= 0 && optimizer_->on_one_rank()) owners_[parameter] = 0;
@@ -101,8 +104,6 @@ void WholeParameters::run(const std::vector<Whole>& owned, const std::function<v
   if (!failure.empty()) throw Error(str(optimizer_->name(), ": ", failure));
 }
 
-/// The sum over ranks of what each has of a unit, zeros elsewhere, is the unit. As integers, so that it has
-/// the bits of what the owners have.
 void WholeParameters::scatter(const std::vector<Whole>& owned) {
   auto next = owned.begin();
   for (ParamUnit& unit : units_) {
@@ -113,13 +114,7 @@ void WholeParameters::scatter(const std::vector<Whole>& owned) {
       const UnitSlice& slice = layout_.slice(next->parameter);
       full.narrow(0, slice.offset, slice.numel).copy_(next->weights.reshape(-1));
     }
-    if (comm_->size() > 1) {
-      const at::Tensor bits = full.view(at::kInt);
-      if (unit.placement.updates_shard && unit.mesh.num_replicas() == 1)
-        comm_->reduce_scatter(bits, str("new values of ", unit.name))->wait();
-      else
-        comm_->all_reduce(bits, str("new values of ", unit.name))->wait();
-    }
+    join_owned(unit, full, *comm_, "new values");
     unit.master.copy_(unit.local(full));
     if (unit.has_own_master()) at::Tensor(unit.values()).copy_(unit.master);
   }

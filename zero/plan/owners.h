@@ -1,16 +1,15 @@
-// The owner of each parameter: the rank that updates it as a whole, where an optimizer needs more than an
-// element's own weight, gradient and states (zero/optimizer/whole_optimizer.h). Pure arithmetic.
+// The owner of each parameter: the rank that computes its update as a whole, where an optimizer needs more
+// than an element's own weight, gradient and states. Pure arithmetic.
 #pragma once
 
+#include <cstdint>
 #include <vector>
-
-#include "zero/plan/layout.h"
 
 namespace tessera::zero {
 
-/// Returns the rank that owns each parameter; -1: it is not trainable. The largest parameters are given out
-/// first, each to the rank that has the fewest elements by then, so that ranks are even where no parameter is
-/// larger than the others together.
-std::vector<int> owners_of(const Layout& layout);
+/// `costs`: by parameter, in any unit; below 0: it has no owner. Returns the rank that owns each parameter;
+/// -1: none does. The costliest are given out first, each to the rank that has the least by then, so that
+/// ranks are even where no parameter costs more than the others together.
+std::vector<int> owners_of(const std::vector<int64_t>& costs, int world_size);
 
 }  // namespace tessera::zero

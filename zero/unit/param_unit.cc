@@ -299,6 +299,17 @@ at::Tensor gather_owned(const ParamUnit& unit, const at::Tensor& mine, bool whol
       .reshape(-1);
 }
 
+void join_owned(const ParamUnit& unit, const at::Tensor& full, comm::Communicator& comm,
+                std::string_view what) {
+  if (comm.size() == 1) return;
+  const at::Tensor bits = full.view(at::kInt);
+  const std::string name = str(what, " of ", unit.name);
+  if (unit.placement.updates_shard && unit.mesh.num_replicas() == 1)
+    comm.reduce_scatter(bits, name)->wait();
+  else
+    comm.all_reduce(bits, name)->wait();
+}
+
 at::Tensor cut_out(const Layout& layout, int parameter, const at::Tensor& full) {
   const UnitSlice& slice = layout.slice(parameter);
   const at::ScalarType dtype =

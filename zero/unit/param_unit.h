@@ -233,6 +233,12 @@ class ParamUnit {
 at::Tensor gather_owned(const ParamUnit& unit, const at::Tensor& mine, bool whole, comm::Communicator& comm,
                         std::string_view what);
 
+/// Collective over `comm`, of all ranks. `full`: (numel), 4 bytes an element or 2, on the device of its
+/// group: what this rank owns of the unit, zeros elsewhere. What this rank updates of it becomes what all
+/// have, to the bit: sums over ranks, as of integers.
+void join_owned(const ParamUnit& unit, const at::Tensor& full, comm::Communicator& comm,
+                std::string_view what);
+
 /// A copy of the parameter's part of `full`, (unit numel), in its shape: in fp32, or of a type that models do
 /// not compute in.
 at::Tensor cut_out(const Layout& layout, int parameter, const at::Tensor& full);

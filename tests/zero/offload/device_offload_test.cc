@@ -44,7 +44,8 @@ class DeviceOffloadTest : public OffloadTest, public ::testing::WithParamInterfa
 TEST_P(DeviceOffloadTest, TheSameBitsAsOnTheDevice) {
   for (int world = 1; world <= 3; ++world)
     for (int stage = 1; stage <= 3; ++stage)
-      for (const OptimizerKind kind : {OptimizerKind::kAdamW, OptimizerKind::kSGD, OptimizerKind::kLamb})
+      for (const OptimizerKind kind :
+           {OptimizerKind::kAdamW, OptimizerKind::kSGD, OptimizerKind::kLamb, OptimizerKind::kMuon})
         for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
           const bool all = GetParam() == Mode::kLast && world < 3;
           if (!all && (kind != OptimizerKind::kAdamW || (world == 3) != (dtype == DType::kFloat32))) continue;

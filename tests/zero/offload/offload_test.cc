@@ -20,7 +20,8 @@ using ::testing::HasSubstr;
 TEST_F(OffloadTest, TheSameBitsAsInMemory) {
   for (int world = 1; world <= 3; ++world)
     for (int stage = 1; stage <= 3; ++stage)
-      for (const OptimizerKind kind : {OptimizerKind::kAdamW, OptimizerKind::kSGD, OptimizerKind::kLamb})
+      for (const OptimizerKind kind :
+           {OptimizerKind::kAdamW, OptimizerKind::kSGD, OptimizerKind::kLamb, OptimizerKind::kMuon})
         for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
           const bool plain = kind == OptimizerKind::kAdamW && dtype == DType::kFloat32;
           if (world == 3 && !plain) continue;

@@ -10,24 +10,12 @@
 namespace tessera::zero {
 namespace {
 
-Layout layout_of(const std::vector<int64_t>& sizes, int world, const std::vector<bool>& trainable = {}) {
-  std::vector<ParameterSpec> specs;
-  for (size_t i = 0; i < sizes.size(); ++i)
-    specs.push_back({.name = "p" + std::to_string(i),
-                     .shape = {sizes[i]},
-                     .dtype = DType::kFloat32,
-                     .trainable = trainable.empty() || trainable[i],
-                     .group = 0,
-                     .aliases = {}});
-  return {specs, {.world_size = world, .unit_numel = 100}};
-}
-
-TEST(Owners, EachTrainableParameterHasOneAndTheLargestIsRank0s) {
-  EXPECT_EQ(owners_of(layout_of({10, 40, 30, 25}, 2)), (std::vector<int>{0, 0, 1, 1}));
-  EXPECT_EQ(owners_of(layout_of({10, 40, 30, 25}, 2, {true, false, true, true})),
-            (std::vector<int>{1, -1, 0, 1}));
-  EXPECT_EQ(owners_of(layout_of({5}, 3)), (std::vector<int>{0}));
-  EXPECT_EQ(owners_of(layout_of({7, 7, 7}, 3)), (std::vector<int>{0, 1, 2}));
+TEST(Owners, EachThatHasACostHasOneAndTheCostliestIsRank0s) {
+  EXPECT_EQ(owners_of({10, 40, 30, 25}, 2), (std::vector<int>{0, 0, 1, 1}));
+  EXPECT_EQ(owners_of({10, -1, 30, 25}, 2), (std::vector<int>{1, -1, 0, 1}));
+  EXPECT_EQ(owners_of({5}, 3), (std::vector<int>{0}));
+  EXPECT_EQ(owners_of({7, 7, 7}, 3), (std::vector<int>{0, 1, 2}));
+  EXPECT_EQ(owners_of({0}, 2), (std::vector<int>{0}));
 }
 
 // Graham's bound of the rule "largest first": 4/3 of the best, which is at least the mean and the largest.
@@ -37,7 +25,7 @@ TEST(Owners, RanksAreEven) {
     const int world = 1 + static_cast<int>(random() % 8);
     std::vector<int64_t> sizes(1 + random() % 60);
     for (int64_t& size : sizes) size = 1 + static_cast<int64_t>(random() % 5'000);
-    const std::vector<int> owners = owners_of(layout_of(sizes, world));
+    const std::vector<int> owners = owners_of(sizes, world);
     std::vector<int64_t> numel(static_cast<size_t>(world), 0);
     for (size_t i = 0; i < sizes.size(); ++i) numel.at(static_cast<size_t>(owners[i])) += sizes[i];
     const int64_t sum = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});

@@ -1,0 +1,255 @@
+"""The configuration's Muon: beside torch.optim.Muon and AdamW in one process, given the same gradients."""
+import os
+
+import tessera
+import torch
+from checks import check, config, main, raises, standard_error
+from optimizers import batches, loss_of, rank
+from torch import nn
+
+PARAMS = {"lr": 0.02, "adam_lr": 0.01, "momentum": 0.9, "weight_decay": 0.1, "betas": [0.8, 0.9], "eps": 1e-8}
+
+
+class Model(nn.Module):
+    """An embedding, tall and wide matrices, filters, a batch of matrices, vectors, a tied and a frozen matrix, and one without a gradient."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed_in = nn.Linear(16, 24, bias=False)
+        self.up = nn.Linear(24, 40)
+        self.again = nn.Linear(24, 40)
+        self.again.weight = self.up.weight
+        self.frozen = nn.Linear(40, 40).requires_grad_(False)
+        self.down = nn.Linear(40, 12, bias=False)
+        self.filters = nn.Conv2d(1, 3, 3, padding=1)
+        self.experts = nn.Parameter(torch.randn(3, 12, 6) / 4)
+        self.unused = nn.Linear(4, 4)
+        self.lm_head = nn.Linear(18, 5, bias=False)
+
+    def forward(self, x):
+        x = self.frozen(self.up(self.embed_in(x)) + self.again(self.embed_in(x).tanh()))
+        x = self.down(x.tanh())
+        x = self.filters(x.unflatten(1, (1, 3, 4))).flatten(2)
+        return self.lm_head(torch.einsum("bei,eij->bej", x, self.experts).flatten(1))
+
+
+MATRICES = ("up.weight", "down.weight", "filters.weight", "experts")
+
+
+def muon_config(stage, params=None, accumulation=1, clipping=0.0, **changes):
+    return config(stage, 500, gradient_accumulation_steps=accumulation, gradient_clipping=clipping,
+                  optimizer={"type": "Muon", "params": PARAMS if params is None else params}, **changes)
+
+
+class Plain:
+    """The parameters in one process: each matrix, and each matrix of a batch, is a parameter of torch.optim.Muon, the others of AdamW."""
+
+    def __init__(self, model, matrices=MATRICES, muon=(), adam=()):
+        self.weights = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+        options = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.1, **dict(muon)}
+        self.parts, others = {}, []
+        for name, weight in self.weights.items():
+            if name not in matrices:
+                self.parts[name] = [weight.requires_grad_()]
+                others += self.parts[name]
+            elif weight.ndim == 3:
+                self.parts[name] = [part.detach().requires_grad_() for part in weight]
+            else:
+                self.parts[name] = [weight.view(len(weight), -1).detach().requires_grad_()]
+        self.optimizers = [torch.optim.AdamW(others, **{"lr": 0.01, "betas": (0.8, 0.9), "eps": 1e-8, "weight_decay": 0.1, **dict(adam)})]
+        in_muon = [part for name in self.parts if name in matrices for part in self.parts[name]]
+        if in_muon:
+            self.optimizers.append(torch.optim.Muon(in_muon, **options))
+
+    def step(self, gradients):
+        for name, parts in self.parts.items():
+            pieces = gradients[name] if len(parts) > 1 else [gradients[name]] if name in gradients else [None] * len(parts)
+            for part, piece in zip(parts, pieces):
+                part.grad = None if piece is None else piece.reshape(part.shape)
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+
+def beside_torch(stage, plain_options=(), steps=3, accumulation=1, clipping=0.0, make=Model, matrices=MATRICES, given=None, **changes):
+    """Trains the engine, and gives its gradients to torch's optimizers: matrices have their bits, other parameters 1e-6."""
+    plain = Plain(Model(), matrices, **dict(plain_options))
+    model = make()
+    engine = tessera.initialize(model=model, model_parameters=given(model) if given else None,
+                                config=muon_config(stage, accumulation=accumulation, clipping=clipping, **changes))[0]
+    samples = batches(steps * accumulation)
+    for step in range(steps):
+        for micro_step in range(accumulation):
+            engine.backward(loss_of(engine, samples[step * accumulation + micro_step][rank]))
+            if micro_step < accumulation - 1:
+                engine.step()
+        gradients = {name: engine.full_gradient(name) for name in plain.weights if not name.startswith("unused")}
+        engine.step()
+        norm = engine.get_global_grad_norm()
+        coefficient = min(1.0, clipping / (norm + 1e-6)) if clipping else 1.0
+        assert not clipping or coefficient < 1
+        plain.step({name: gradient * coefficient for name, gradient in gradients.items()})
+        for name, expected in plain.weights.items():
+            found = engine.full_parameter(name)
+            if name in matrices:
+                assert torch.equal(found, expected), (name, stage, step, (found - expected).abs().max())
+            else:
+                torch.testing.assert_close(found, expected.detach(), rtol=1e-5, atol=2e-6, msg=lambda text, name=name: f"{name}: {text}")
+    engine.destroy()
+
+
+@check
+def stages_have_the_bits_of_torch():
+    for stage in range(4):
+        beside_torch(stage)
+        beside_torch(stage, accumulation=3, clipping=0.1)
+
+
+@check
+def options_mean_those_of_torch():
+    for muon in ({"adjust_lr_fn": "match_rms_adamw"}, {"adjust_lr_fn": "spectral_unclamped"}, {"nesterov": False}, {"ns_steps": 3},
+                 {"momentum": 0.5, "weight_decay": 0.0}):
+        adam = {"weight_decay": muon["weight_decay"]} if "weight_decay" in muon else {}
+        beside_torch(2, {"muon": muon, "adam": adam}, params={**PARAMS, **muon})
+
+
+@check
+def half_precision_updates_masters():
+    """The update is of the accumulated fp32 gradient, once a step, and bf16 parameters are the masters' cast."""
+    for stage in (0, 2, 3):
+        model = Model()
+        plain = Plain(model)
+        engine = tessera.initialize(model=model, config=muon_config(stage, accumulation=2, bf16={"enabled": True},
+                                                                    data_types={"grad_accum_dtype": "fp32"}))[0]
+        samples = batches(6)
+        before = {name: engine.full_parameter(name) for name in plain.weights}
+        for name, weight in plain.weights.items():
+            assert torch.equal(before[name], weight.detach()), name
+        for step in range(3):
+            for micro_step in range(2):
+                x, y = samples[2 * step + micro_step][rank]
+                engine.backward(nn.functional.cross_entropy(engine(x.bfloat16()).float(), y))
+                if micro_step == 0:
+                    engine.step()
+            gradients = {name: engine.full_gradient(name) for name in plain.weights if not name.startswith("unused")}
+            engine.step()
+            plain.step(gradients)
+            for name in MATRICES:
+                assert torch.equal(engine.full_parameter(name), plain.weights[name]), (name, stage, step)
+                with tessera.GatheredParameters(dict(model.named_parameters())[name]):
+                    assert torch.equal(dict(model.named_parameters())[name], plain.weights[name].bfloat16()), (name, stage, step)
+        engine.destroy()
+
+
+@check
+def made_under_zero_init():
+    def make():
+        with tessera.zero.Init():
+            return Model()
+
+    beside_torch(3, make=make)
+
+
+@check
+def groups_choose():
+    """`use_muon` false, and a group's own rate, which is that of all its parameters."""
+    by_name = {"optimizer": {"type": "Muon", "params": PARAMS, "param_groups": [{"match": ["down*"], "use_muon": False},
+                                                                               {"match": ["up*"], "lr": 0.005, "weight_decay": 0}]}}
+    for stage in (1, 3):
+        model = Model()
+        engine = tessera.initialize(model=model, config={**muon_config(stage), **by_name})[0]
+        groups = engine.optimizer.param_groups
+        assert [group["lr"] for group in groups] == [0.02, 0.02, 0.005], groups
+        assert [group["adam_lr_ratio"] for group in groups] == [0.5, 0.5, 1.0], groups
+        assert [group["use_muon"] for group in groups] == [True, False, True]
+        engine.destroy()
+
+    def given(model):
+        down = [p for name, p in model.named_parameters() if name.startswith("down")]
+        return [{"params": [p for p in model.parameters() if p.requires_grad and all(p is not one for one in down)]},
+                {"params": down, "use_muon": False}]
+
+    without = tuple(name for name in MATRICES if name != "down.weight")
+    beside_torch(2, matrices=without, given=given)
+
+
+@check
+def rates():
+    """Which of the keys means which rate, as DeepSpeed's; a schedule moves both."""
+    for params, (matrices, others) in (({}, (0.02, 3e-4)), ({"lr": 0.1}, (0.1, 0.1)), ({"muon_lr": 0.1}, (0.1, 3e-4)),
+                                       ({"adam_lr": 0.1}, (0.02, 0.1)), ({"lr": 0.3, "muon_lr": 0.1}, (0.1, 0.3)),
+                                       ({"lr": 0.3, "adam_lr": 0.1}, (0.3, 0.1)), ({"lr": 0.4, "muon_lr": 0.1, "adam_lr": 0.2}, (0.1, 0.2))):
+        engine = tessera.initialize(model=Model(), config=muon_config(1, params=params))[0]
+        group = engine.optimizer.param_groups[0]
+        assert group["lr"] == matrices and abs(group["lr"] * group["adam_lr_ratio"] - others) < 1e-12, (params, group)
+        engine.destroy()
+    for params, words in (({"adam_lr": 1, "adam_lr_ratio": 1}, "optimizer.params.adam_lr"), ({"ns_method": "gram"}, "Gram"),
+                          ({"muon_lr": 0, "adam_lr": 1}, "optimizer.params.muon_lr")):
+        raises(tessera.ConfigError, lambda params=params: tessera.initialize(model=Model(), config=muon_config(1, params=params)), words)
+
+
+@check
+def a_scheduler_moves_both_rates():
+    engine = tessera.initialize(model=Model(), config=muon_config(1), lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: 1.0 if step == 0 else 0.0))[0]
+    samples = batches(2)
+    before = {name: p.detach().clone() for name, p in Model().named_parameters()}
+    after = trained(engine, samples[:1])
+    again = trained(engine, samples[1:])
+    for name, value in again.items():
+        assert torch.equal(value, after[name]), name  # at a rate of 0 nothing moves
+        assert name.startswith("unused") or not torch.equal(value, before[name]), name
+    engine.destroy()
+
+
+def trained(engine, samples):
+    for sample in samples:
+        engine.backward(loss_of(engine, sample[rank % len(sample)]))
+        engine.step()
+    return {name: engine.full_parameter(name) for name, p in engine.module.named_parameters() if p.requires_grad}
+
+
+@check
+def checkpoints_resume():
+    for stage in (1, 3):
+        engine = tessera.initialize(model=Model(), config=muon_config(stage))[0]
+        samples = batches(4)
+        trained(engine, samples[:2])
+        engine.save_checkpoint(os.environ["SAVED"], tag=f"muon{stage}")
+        expected = trained(engine, samples[2:])
+        engine.destroy()
+        again = tessera.initialize(model=Model(), config=muon_config(stage))[0]
+        again.load_checkpoint(os.environ["SAVED"], tag=f"muon{stage}")
+        found = trained(again, samples[2:])
+        again.destroy()
+        for name, value in expected.items():
+            assert torch.equal(found[name], value), (name, stage)
+
+
+@check
+def checkpoints_of_another_world():
+    """States are those of the saved, on this world and stage: the momentum is in exp_avg."""
+    for stage in (0, 2, 3):
+        engine = tessera.initialize(model=Model(), config=muon_config(stage))[0]
+        engine.load_checkpoint(os.environ["SAVED"], tag="muon1")
+        states = engine.optimizer.state_dict()["state"]
+        text = [round(float(state["exp_avg"].double().sum()), 12) for state in states.values()]
+        kept = os.path.join(os.environ["SAVED"], "sums.txt")
+        if rank == 0 and not os.path.exists(kept):
+            with open(kept, "w") as file:
+                file.write(str(text))
+        tessera.comm.barrier()
+        with open(kept) as file:
+            assert file.read() == str(text), stage
+        engine.destroy()
+
+
+@check
+def the_log_says_who_updates_what():
+    with standard_error() as said:
+        tessera.initialize(model=Model(), config=muon_config(1))
+    assert ("Muon updates 5 matrices (" in said[0] and "AdamW 6 other parameters (" in said[0]) == (rank == 0), said[0]
+
+
+if __name__ == "__main__":
+    main()
