@@ -1,9 +1,10 @@
 """Each torch of requirements.txt: its build, its wheel in a fresh virtual environment, and what that trains. `make test-torches` runs it.
 
-    .deps/venv/bin/python -B tests/install/torches.py [2.12 2.15.0 ...] [--sdist] [--suite] [--json FILE]
+    .deps/venv/bin/python -B tests/install/torches.py [2.12 2.15.0 ...] [--module | --sdist --suite] [--json FILE]
 
 For each torch `make wheel TESSERA_TORCH=...` runs, pip installs the wheel, and a GPT of two layers trains on two ranks at stages 0 to 3. The
-losses of all stages must be the same bits, and equal those of the first torch in the table to rounding. With --sdist pip
+losses of all stages must be the same bits, and equal those of the first torch in the table to rounding. With --module only
+the Python module is built, and trains where it was built: that takes half of the time. With --sdist pip
 builds the sdist with it, too, and with --suite `make test` runs. Prints a table; the exit code is 1 when something failed. torch itself
 is not installed again: the environments find the one of .deps/venv*.
 """
@@ -99,12 +100,12 @@ def install(python, package):
     run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation", package, PIP_DISABLE_PIP_VERSION_CHECK="1")
 
 
-def trained(python, torch, folder):
-    """{precision: losses of stage 0, which are those of all stages}."""
+def trained(torch, folder, *launch, **environment):
+    """{precision: losses of stage 0, which are those of all stages}. `launch`: a command that starts two ranks of a script."""
     losses = {}
     (folder / "train.py").write_text(TRAIN)
     for precision in MOST_DIFFERENCE:
-        said = run(python, "-m", "tessera", "launch", "-n", 2, "--", python, folder / "train.py", precision, OMP_NUM_THREADS="1")
+        said = run(*launch, folder / "train.py", precision, OMP_NUM_THREADS="1", **environment)
         result = json.loads(re.search(r"RESULT (.*)", said)[1])
         if result["torch"].split("+")[0] != torch:
             raise Failed(f"the environment has torch {result['torch']}")
@@ -114,15 +115,32 @@ def trained(python, torch, folder):
     return losses
 
 
+def by_wheel(python):
+    return python, "-m", "tessera", "launch", "-n", 2, "--", python
+
+
+def check_module(torch):
+    start = time.monotonic()
+    run("scripts/setup.sh", "--python", TESSERA_TORCH=torch)
+    run("scripts/build.sh", "release", "tessera_engine_module", TESSERA_TORCH=torch)
+    row = {"torch": torch, "built_s": round(time.monotonic() - start)}
+    built = ROOT / ("build" + of_scripts("TESSERA_BUILD_SUFFIX", torch))
+    python = Path(of_scripts("VENV", torch)) / "bin" / "python"
+    with tempfile.TemporaryDirectory(prefix="tessera_torch_") as folder:
+        row["losses"] = trained(torch, Path(folder), python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2,
+                                PYTHONPATH=str(built / "python"))
+    return row
+
+
 def check(torch, suite, sdist):
     start = time.monotonic()
     wheel = re.search(r"^(dist/tessera-\S+\.whl): ", run("make", "wheel", TESSERA_TORCH=torch), re.MULTILINE)[1]
-    row = {"torch": torch, "wheel_s": round(time.monotonic() - start)}
+    row = {"torch": torch, "built_s": round(time.monotonic() - start)}
     with tempfile.TemporaryDirectory(prefix="tessera_torch_") as folder:
         folder = Path(folder)
         python = environment_of(torch, folder / "venv")
         install(python, wheel)
-        row["losses"] = trained(python, torch, folder)
+        row["losses"] = trained(torch, folder, *by_wheel(python))
         if sdist:
             start = time.monotonic()
             python = environment_of(torch, folder / "of_sdist")
@@ -130,7 +148,7 @@ def check(torch, suite, sdist):
             (path,) = folder.glob("tessera-*.tar.gz")
             install(python, path)
             row["sdist_s"] = round(time.monotonic() - start)
-            if trained(python, torch, folder) != row["losses"]:
+            if trained(torch, folder, *by_wheel(python)) != row["losses"]:
                 raise Failed("what was built from the sdist has other losses")
     if suite:
         start = time.monotonic()
@@ -146,19 +164,22 @@ def difference(losses, base):
 def main():
     parser = argparse.ArgumentParser(description="Builds and tries each torch")
     parser.add_argument("torches", nargs="*", metavar="TORCH")
+    parser.add_argument("--module", action="store_true", help="build the Python module alone, and no wheel")
     parser.add_argument("--suite", action="store_true", help="run the whole suite with each, too")
     parser.add_argument("--sdist", action="store_true", help="build the sdist with each by pip, too: some minutes")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    if args.module and (args.suite or args.sdist):
+        parser.error("--module builds neither a wheel nor an sdist; expected it without --sdist and --suite")
     rows, failed = [], False
     try:
         chosen = torches(args.torches)
     except Failed as error:
         sys.exit(str(error).splitlines()[-1])
-    print("| torch | wheel built in s | fp32 losses, largest relative difference | bf16 | sdist built in s | suite |\n|---|---|---|---|---|---|")
+    print("| torch | built in s | fp32 losses, largest relative difference | bf16 | sdist built in s | suite |\n|---|---|---|---|---|---|")
     for torch in chosen:
         try:
-            row = check(torch, args.suite, args.sdist)
+            row = check_module(torch) if args.module else check(torch, args.suite, args.sdist)
         except Failed as error:
             failed = True
             print(f"| {torch} | failed | | | | |\n{error}", flush=True)
@@ -166,7 +187,7 @@ def main():
         rows.append(row)
         differences = {precision: difference(row["losses"][precision], rows[0]["losses"][precision]) for precision in MOST_DIFFERENCE}
         failed = failed or any(differences[precision] > most for precision, most in MOST_DIFFERENCE.items())
-        print(f"| {torch} | {row['wheel_s']} | {differences['fp32']:.1e} | {differences['bf16']:.1e} | "
+        print(f"| {torch} | {row['built_s']} | {differences['fp32']:.1e} | {differences['bf16']:.1e} | "
               f"{row.get('sdist_s', 'not run')} | {row.get('suite', 'not run')} |", flush=True)
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
