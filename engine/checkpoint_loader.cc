@@ -70,7 +70,9 @@ void CheckpointLoader::compare_optimizers(const std::string& saved, const std::s
   const std::vector<std::string>& found = checkpoint_.manifest().state_names;
   const auto& wanted = model_.state_names();
   const bool saved_whole = has_blob(0, kOptimizerState);
-  if (saved_whole != is_whole || (is_whole && saved != current))
+  const bool by_name =
+      is_whole || saved.starts_with(MuonOptions::kName) || current.starts_with(MuonOptions::kName);
+  if (saved_whole != is_whole || (by_name && saved != current))
     throw CheckpointError(str(checkpoint_.path().string(), ": it was saved with the optimizer ", saved,
                               ", whose states are not those of ", current, "; ",
                               advice("use the same optimizer, or load_optimizer_states = false")));

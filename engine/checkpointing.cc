@@ -53,7 +53,18 @@ CheckpointWriter& Engine::checkpoint_writer() {
 
 std::string Engine::optimizer_name() const {
   if (options_.whole_optimizer) return options_.whole_optimizer->name();
-  return options_.update_rule ? options_.update_rule->name() : type_of(config_.optimizer.options);
+  if (options_.update_rule) return options_.update_rule->name();
+  std::string name = type_of(config_.optimizer.options);
+  if (optimizer_.kind != kernels::OptimizerKind::kMuon) return name;
+  // The states of a matrix mean something else than those of another parameter, and have the same names.
+  uint32_t sum = 1;  // of the names of the matrices
+  int64_t count = 0;
+  for (const zero::ParameterSpec& parameter : sharded_->layout().parameters()) {
+    if (!is_muon(parameter)) continue;
+    ++count;
+    for (const char letter : parameter.name + '\n') sum = sum * 31 + static_cast<unsigned char>(letter);
+  }
+  return str(name, " of ", count, " matrices (", sum, ")");
 }
 
 std::string Engine::save_checkpoint(const std::string& directory, const std::string& tag) {

@@ -148,6 +148,11 @@ void Engine::check_same_config_everywhere() const {
   check_same_config(*comm_, shared);
 }
 
+bool Engine::is_muon(const zero::ParameterSpec& parameter) const {
+  return parameter.trainable && zero::is_muon_matrix(parameter) &&
+         optimizer_.groups[parameter.group].use_muon;
+}
+
 /// Which parameters are matrices of Muon's depends on shapes and names.
 void Engine::log_muon() const {
   if (rank() != 0 || optimizer_.kind != kernels::OptimizerKind::kMuon || options_.update_rule ||
@@ -156,12 +161,16 @@ void Engine::log_muon() const {
   int64_t matrices = 0, in_matrices = 0, others = 0, in_others = 0;
   for (const zero::ParameterSpec& parameter : sharded_->layout().parameters()) {
     if (!parameter.trainable) continue;
-    const bool is_matrix = zero::is_muon_matrix(parameter) && optimizer_.groups[parameter.group].use_muon;
-    (is_matrix ? matrices : others) += 1;
-    (is_matrix ? in_matrices : in_others) += parameter.numel();
+    (is_muon(parameter) ? matrices : others) += 1;
+    (is_muon(parameter) ? in_matrices : in_others) += parameter.numel();
   }
-  options_.log.info(str("Muon updates ", matrices, " matrices (", in_matrices, " elements), AdamW ", others,
-                        " other parameters (", in_others, ")"));
+  if (matrices == 0)
+    options_.log.warning("optimizer: no parameter is a matrix of Muon's; AdamW updates all");
+  else
+    options_.log.info(str("Muon: ", matrices, " of the parameters (", in_matrices,
+                          " elements); AdamW: ", others, " (", in_others, ")"));
+  if (const auto* cycle = std::get_if<OneCycleOptions>(&config_.scheduler); cycle && cycle->cycle_momentum)
+    options_.log.warning("scheduler.params.cycle_momentum has no effect on Muon, as in DeepSpeed");
 }
 
 /// A pattern that matches nothing is most often a typing mistake, and so is a name.
@@ -475,12 +484,17 @@ void Engine::report_skipped_step(const zero::GradientSummary& summary) {
   if (rank() == 0) options_.log.warning(line);
 }
 
+std::optional<Betas> Engine::betas_of(int64_t num_steps, size_t group) const {
+  if (optimizer_.kind == kernels::OptimizerKind::kMuon) return std::nullopt;
+  return schedule_.betas(num_steps, group);
+}
+
 void Engine::set_rates() {
   const int64_t applied = schedule_steps_++;
   std::vector<kernels::Hyper>& groups = sharded_->param_groups();
   for (size_t group = 0; group < groups.size(); ++group) {
     groups[group].lr = set_rates_ ? (*set_rates_)[group] : schedule_.lr(applied, group);
-    if (const auto betas = schedule_.betas(applied, group)) {
+    if (const auto betas = betas_of(applied, group)) {
       groups[group].beta1 = betas->beta1;
       groups[group].beta2 = betas->beta2;
     }
@@ -505,7 +519,7 @@ std::vector<double> Engine::learning_rates() const {
 std::vector<std::optional<Betas>> Engine::scheduled_betas() const {
   std::vector<std::optional<Betas>> betas;
   for (size_t group = 0; group < schedule_.num_groups(); ++group)
-    betas.push_back(schedule_.betas(schedule_steps_, group));
+    betas.push_back(betas_of(schedule_steps_, group));
   return betas;
 }
 

@@ -1,6 +1,7 @@
 #include "comm/init/init.h"
 
-#include <ATen/ATen.h>
+#include <ATen/ops/tanh.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/Logging.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
@@ -47,12 +48,12 @@ using std::chrono::milliseconds;
 //    ending the process.
 // All must happen before the first process group, and while no other thread reads the environment.
 //
-// A vector function of MKL is called once: where two threads make a process's first call of one (exp, tanh …)
-// at the same time, one of the two calls is sometimes computed with half of the digits (seen with torch 2.11
-// and 2.15: tanh was 5e-5 off in 1 process of 40). Ranks that are threads, or a data loader's thread beside
-// the model, may be two such threads.
+// A vector function of MKL is called once, after which first calls of others are right, too: where two
+// threads make a process's first call of one (exp, tanh …) at the same time, one of the two calls is
+// sometimes computed with half of the digits (seen with torch 2.11 and 2.15: tanh was 5e-5 off in 1 process
+// of 40). Ranks that are threads, or a data loader's thread beside the model, may be two such threads.
 void prepare_libtorch() {
-  at::zeros({1}).tanh_();
+  at::tanh(at::zeros({1}));
   if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) FLAGS_caffe2_log_level = c10::GLOG_ERROR;
   setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
   struct sigaction pipe{};

@@ -55,12 +55,16 @@ void add_optimizer_rows(Rows rows) {
   const char* one_bit = "it belongs to the 1-bit optimizers, which compress what is sent";
   const char* torch_loop = "how torch.optim loops over tensors; every update here is one fused pass";
   rows.refused("amsgrad", "the AMSGrad variant is not built in", "false", for_types("Adam AdamW LAMB"));
-  rows.refused("fp32_optimizer_states", "optimizer state is always fp32", "true", for_types("Adam AdamW"));
+  rows.refused("fp32_optimizer_states", "optimizer state is always fp32", "true",
+               for_types("Adam AdamW Muon"));
+  rows.refused("adam_w_mode", "AdamW updates what is no matrix", "true", for_types("Muon"));
+  rows.no_effect("torch_adam", "AdamW updates what is no matrix", for_types("Muon"));
   rows.refused("initial_accumulator_value", "the sum of squares starts at 0", "0", of_type(Type::kNumber),
                for_types("Adagrad"));
   rows.refused("eps_inside_sqrt", "eps is added outside of the square root", "false", for_types("LAMB"));
   rows.refused("max_grad_norm", "the key for clipping is `gradient_clipping`", "0", of_type(Type::kNumber));
   rows.refused("maximize", "the loss is minimised", "false");
+  rows.refused("per_head_muon", "a matrix is made orthogonal as a whole", "false", for_types("Muon"));
   rows.refused("freeze_step", one_bit, "", kInteger);
   rows.refused("cuda_aware", one_bit, "");
   rows.refused("comm_backend_name", one_bit, "", kText);

@@ -113,6 +113,7 @@ void settle_rates(MuonOptions& options, const OptimizerModes& modes, const Docum
   const auto is_given = [&](const char* key) {
     return value_at(*document.json, str("optimizer.params.", key)) != nullptr;
   };
+  if (!is_given("lr") && !modes.muon_lr && !modes.adam_lr) return;
   const double given = options.lr, rest = MuonOptions{}.lr * MuonOptions{}.adam_lr_ratio;
   if (modes.muon_lr) options.lr = *modes.muon_lr;
   if (is_given("adam_lr_ratio") && modes.adam_lr)
@@ -247,9 +248,6 @@ ParamGroupConfig read_group(const json& item, const std::string& path, const Opt
     read_field(field, *written, child_path(path, field.key.name()), report);
     add_numbers(field, group.params);
   }
-  // A group's lr is that of all its parameters, as in DeepSpeed.
-  if (std::holds_alternative<MuonOptions>(options) && item.contains("lr"))
-    group.params.try_emplace("adam_lr_ratio", 1);
   return group;
 }
 
@@ -270,6 +268,9 @@ std::vector<OptimizerOptions> group_options(const OptimizerConfig& optimizer) {
   std::vector<OptimizerOptions> groups = {optimizer.options};
   for (const ParamGroupConfig& group : optimizer.param_groups) {
     groups.push_back(optimizer.options);
+    // A group's lr is that of all its parameters, as in DeepSpeed.
+    if (auto* muon = std::get_if<MuonOptions>(&groups.back()); muon && group.params.contains("lr"))
+      muon->adam_lr_ratio = 1;
     for (const Field& field : fields_of(groups.back())) apply(group, field);
   }
   return groups;

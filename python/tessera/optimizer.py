@@ -153,6 +153,9 @@ class Optimizer(torch.optim.Optimizer):
         if sizes != saved_sizes:
             raise Error(f"load_state_dict(): its param groups have {saved_sizes} parameters; expected {sizes}, as this optimizer's")
         for i, (group, saved) in enumerate(zip(self.param_groups, saved_groups)):
+            if group.get("use_muon") != saved.get("use_muon"):  # the states have the same names, and mean something else
+                raise Error(f"load_state_dict(): param group {i}: use_muon is {saved.get('use_muon')}; expected {group.get('use_muon')}, as "
+                            "this optimizer's")
             self._check_values({**group, **saved}, f"load_state_dict(): param group {i}")
         states = self._states
         states.write_others({key: value for key, value in state_dict["state"].items() if not isinstance(key, int)})
@@ -347,7 +350,8 @@ class Optimizer(torch.optim.Optimizer):
 def schedule_sets_betas(config: dict[str, Any]) -> bool:
     """Whether the schedule of a configuration, with all its values, sets the betas of Adam too."""
     scheduler = config.get("scheduler", {})
-    return scheduler.get("type") == "OneCycle" and scheduler["params"].get("cycle_momentum", True)
+    return (scheduler.get("type") == "OneCycle" and scheduler["params"].get("cycle_momentum", True)
+            and config.get("optimizer", {}).get("type") != "Muon")
 
 
 def release(client: torch.optim.Optimizer) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tessera.errors import ConfigError
-from tessera.optimizer_options import HYPERS, NotBuiltIn, Options, is_option
+from tessera.optimizer_options import HYPERS, OF_ALL_GROUPS, NotBuiltIn, Options, is_option
 from tessera.whole_optimizer import WholeOptimizer
 
 
@@ -133,6 +133,9 @@ def _section(type_, groups):
 def _check_keys(group, type_, where):
     """What a group may hold besides options: whatever has another name than an option."""
     for key in group:
+        if key in OF_ALL_GROUPS.get(type_, ()):
+            raise ConfigError(f"{where}: {key} is not a group's option; expected it in optimizer.params of the configuration, and in groups "
+                              f"{', '.join(HYPERS[type_])}")
         if key in HYPERS[type_] or key in ("params", "param_names"):
             continue
         near = difflib.get_close_matches(str(key), HYPERS[type_], n=1, cutoff=0.8)

@@ -119,6 +119,8 @@ HYPERS = {
     "LAMB": ("lr", "betas", "eps", "weight_decay", "bias_correction", "max_coeff", "min_coeff"),
     "Muon": ("lr", "adam_lr_ratio", "momentum", "nesterov", "weight_decay", "betas", "eps", "use_muon"),
 }
+# Options that are the same in all param groups, by the configuration's type.
+OF_ALL_GROUPS = {"Muon": ("adam_lr", "muon_lr", "ns_steps", "ns_method", "adjust_lr_fn")}
 # What the optimizers of a configuration refuse in their groups, where somebody writes it there.
 _REFUSED = dict.fromkeys(("amsgrad", "maximize", "initial_accumulator_value", "caution", "cautious"), _OFF)
 

@@ -90,7 +90,10 @@ Change second_copies_of(int size) {
 }
 
 std::vector<Training> trainings() {
-  return {{}, {.dtype = DType::kBFloat16}, {.optimizer = kernels::OptimizerKind::kLamb}};
+  return {{},
+          {.dtype = DType::kBFloat16},
+          {.optimizer = kernels::OptimizerKind::kLamb},
+          {.optimizer = kernels::OptimizerKind::kMuon}};
 }
 
 TEST(Mesh, PiecesOfAColumnAreItsShard) {

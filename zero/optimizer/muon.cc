@@ -4,6 +4,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/norm.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 #include <array>
@@ -73,6 +74,8 @@ double muon_rate_factor(kernels::AdjustLr adjust, const ParameterSpec& parameter
 }
 
 at::Tensor orthogonalize(const at::Tensor& proposed, int64_t num_iterations) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(
+      c10::autocast_dispatch_keyset);  // a caller's, around step()
   const Matrices of = matrices_of(proposed.sizes());
   if (proposed.numel() == 0) return proposed;
   const at::Tensor matrices = proposed.reshape({of.count, of.rows, of.columns});

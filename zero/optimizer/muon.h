@@ -1,12 +1,15 @@
 // The parts of Muon (K. Jordan et al., https://kellerjordan.github.io/posts/muon) that need whole matrices.
-// The formulas are torch.optim.Muon's, with which the bits agree; what is beside matrices follows DeepSpeed's
-// "Muon": other parameters are AdamW's.
+// The formulas are torch.optim.Muon's, with which the bits agree. Other parameters are AdamW's, as in
+// DeepSpeed's "Muon"; docs/optimizers.md says what differs from that.
 //
 // [Note: Muon on shards]
-// The momentum is a formula of elements, and is updated on shards like any state. What it proposes goes, in
-// bf16, in which the orthogonalisation computes, to the rank that owns the matrix; the owner orthogonalises
-// it, once in the world; the result returns in bf16 and is applied on shards. So a step moves 2 bytes an
-// element each way, states are sharded, and what comes out depends on neither stage nor world.
+// The momentum is a formula of elements, and is updated on shards like any state. What it proposes is
+// gathered in bf16, in which the orthogonalisation computes; the rank that owns a matrix makes it orthogonal,
+// once in the world; the result returns in bf16 to the shards, and is applied there. So a step moves 2 bytes
+// an element of the units that have matrices each way (at stage 0, and with replicas, an all-reduce brings
+// the result, and at stage 0 nothing has to be gathered); states are sharded; and what comes out depends on
+// neither stage nor world. A rank has 2 bytes an element of the matrices that it owns meanwhile, and one
+// unit's buffer.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -391,46 +391,28 @@ bool ShardedOptimizer::has_muon(const ParamUnit& unit) const {
 void ShardedOptimizer::step_muon() {
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
-  struct Owned {
-    int parameter;
-    at::Tensor matrix;
-  };
-  std::vector<Owned> owned;
-  for (const int index : step_->order) {
-    ParamUnit& unit = units_[index];
-    if (!has_muon(unit)) continue;
-    const MemoryFor use(MemoryUse::kOptimizer);
-    const at::Tensor full = proposed_by_momentum(unit);
-    for (const int parameter : unit.spec.parameters) {
-      if (!is_muon(parameter) || owners_[parameter] != comm_->rank()) continue;
-      const UnitSlice& slice = layout_.slice(parameter);
-      owned.push_back(
-          {parameter,
-           full.narrow(0, slice.offset, slice.numel).view(layout_.parameters()[parameter].shape).clone()});
-    }
+  const MemoryFor use(MemoryUse::kOptimizer);
+  std::vector<kernels::Hyper> adam = step_->groups;
+  for (kernels::Hyper& hyper : adam) hyper.lr *= hyper.adam_lr_ratio;
+  std::vector<OwnedParameter> owned;
+  if (comm_->size() > 1) {
+    for (const int index : step_->order) propose(units_[index], owned);
+    orthogonalize_all(owned);
   }
-  for (Owned& one : owned)
-    one.matrix = orthogonalize(one.matrix, step_->groups[layout_.parameters()[one.parameter].group].ns_steps);
-  auto next = owned.begin();
   for (const int index : step_->order) {
-    ParamUnit& unit = units_[index];
-    at::Tensor full;
-    if (has_muon(unit)) {
-      const MemoryFor use(MemoryUse::kOptimizer);
-      full = at::zeros({unit.spec.numel}, unit.memory.full().options().dtype(at::kBFloat16));
-      for (; next != owned.end() && layout_.slice(next->parameter).unit == index; ++next) {
-        const UnitSlice& slice = layout_.slice(next->parameter);
-        full.narrow(0, slice.offset, slice.numel).copy_(next->matrix.view(-1));
-      }
-      join_owned(unit, full, *comm_, "orthogonal updates");
+    if (comm_->size() == 1) {
+      propose(units_[index], owned);
+      orthogonalize_all(owned);
     }
-    apply_muon(unit, full);
+    apply_muon(units_[index], owned, adam);
+    if (comm_->size() == 1) owned.clear();
   }
 }
 
-/// Collective. Updates the momentum of the unit's matrices. Returns what it proposes, (numel) bf16, zeros
-/// where no matrix is.
-at::Tensor ShardedOptimizer::proposed_by_momentum(ParamUnit& unit) {
+/// Collective. Updates the momentum of the unit's matrices, and adds to `owned` what it proposes for those
+/// that this rank owns, in bf16.
+void ShardedOptimizer::propose(ParamUnit& unit, std::vector<OwnedParameter>& owned) {
+  if (!has_muon(unit)) return;
   const InMemory gradient(unit, kGradient, InMemory::Access::kRead);
   const InMemory updated(unit, kUpdated, InMemory::Access::kReadWrite);
   StagedUnit staged = stage_in(unit, Takes::kGradient);
@@ -450,30 +432,48 @@ at::Tensor ShardedOptimizer::proposed_by_momentum(ParamUnit& unit) {
   stage_out(unit, std::move(staged));
   const bool whole = !unit.placement.updates_shard;
   if (!whole) proposed = proposed.narrow(0, unit.owned_range.begin - local.begin, unit.owned_range.numel());
-  return gather_owned(unit, proposed.contiguous(), whole, *comm_, "momentum");
+  const at::Tensor full = gather_owned(unit, proposed, whole, *comm_, "momentum");
+  for (const int parameter : unit.spec.parameters) {
+    if (!is_muon(parameter) || owners_[parameter] != comm_->rank()) continue;
+    const UnitSlice& slice = layout_.slice(parameter);
+    const at::Tensor values = full.narrow(0, slice.offset, slice.numel);
+    owned.push_back({parameter, values.view(layout_.parameters()[parameter].shape).clone()});
+  }
 }
 
-/// `orthogonal`: the updates of the unit's matrices, (numel) bf16; undefined: it has none.
-void ShardedOptimizer::apply_muon(ParamUnit& unit, const at::Tensor& orthogonal) {
+void ShardedOptimizer::orthogonalize_all(std::vector<OwnedParameter>& owned) const {
+  for (OwnedParameter& one : owned)
+    one.values = orthogonalize(one.values, step_->groups[layout_.parameters()[one.parameter].group].ns_steps);
+}
+
+/// Collective for a unit with matrices. `adam`: by group, with AdamW's rate.
+void ShardedOptimizer::apply_muon(ParamUnit& unit, std::vector<OwnedParameter>& owned,
+                                  const std::vector<kernels::Hyper>& adam) {
+  at::Tensor orthogonal;
+  if (has_muon(unit))
+    orthogonal = join_owned(unit, layout_, owned, at::kBFloat16, *comm_, "orthogonal updates");
   const InMemory gradient(unit, kGradient, InMemory::Access::kRead);
   const InMemory updated(unit, kUpdated, InMemory::Access::kReadWrite);
   StagedUnit staged = stage_in(unit, Takes::kBoth);
-  for (const ParamRange& range : ranges(unit, step_->used, /*by_parameter=*/true)) {
+  const std::vector<ParamRange> parts = ranges(unit, step_->used, /*by_parameter=*/true);
+  std::vector<kernels::SegmentUpdate> by_adam;
+  for (const ParamRange& range : parts) {
     kernels::SegmentUpdate update = update_of(range, staged);
-    kernels::Hyper hyper = *update.hyper;
-    if (is_muon(range.parameter)) {
-      const double rate = hyper.lr * muon_rate_factor(hyper.adjust_lr, layout_.parameters()[range.parameter]);
-      const at::Tensor& master = update.segment.master;
-      master.mul_(1 - hyper.lr * hyper.weight_decay);
-      master.add_(orthogonal.narrow(0, range.range.begin, range.range.numel()).to(master.device()), -rate);
-      if (update.segment.param.defined()) update.segment.param.copy_(master);
-    } else {
-      hyper.lr *= hyper.adam_lr_ratio;
-      update.hyper = &hyper;
-      kernels::update(kernels::OptimizerKind::kAdamW, step_->grad_scale, {update});
+    const ParameterSpec& parameter = layout_.parameters()[range.parameter];
+    if (!is_muon(range.parameter)) {
+      update.hyper = &adam[parameter.group];
+      by_adam.push_back(std::move(update));
+      continue;
     }
-    copy_back(range, staged);
+    const kernels::Hyper& hyper = *update.hyper;
+    const at::Tensor& master = update.segment.master;
+    master.mul_(1 - hyper.lr * hyper.weight_decay);
+    master.add_(orthogonal.narrow(0, range.range.begin, range.range.numel()).to(master.device()),
+                -hyper.lr * muon_rate_factor(hyper.adjust_lr, parameter));
+    if (update.segment.param.defined()) update.segment.param.copy_(master);
   }
+  kernels::update(kernels::OptimizerKind::kAdamW, step_->grad_scale, by_adam);
+  for (const ParamRange& range : parts) copy_back(range, staged);
   stage_out(unit, std::move(staged));
 }
 

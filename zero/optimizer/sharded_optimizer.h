@@ -14,7 +14,7 @@
 // the order of the recorded pass. Where the device's memory is the host's, that is right before, while its
 // neighbours are fetched and written. Else a thread of the host goes through the units at once, while the
 // device computes on those that are done, and whoever reads a unit waits for its update alone. (A user's
-// rule, and LAMB, run on the thread that calls.) What the update depends on is known and kept by
+// rule, LAMB and Muon run on the thread that calls.) What the update depends on is known and kept by
 // begin_step(): the scale with the clip coefficient, rates, step counts, which parameters to update; and
 // gradients stay where they are until the next backward begins. So the bits are those of an update at once.
 // Who reads the state in another way calls finish_step() first. LAMB's norms need all units, and so do
@@ -114,8 +114,10 @@ class ShardedOptimizer {
   bool is_muon(int parameter) const;
   bool has_muon(const ParamUnit& unit) const;
   void step_muon();
-  at::Tensor proposed_by_momentum(ParamUnit& unit);
-  void apply_muon(ParamUnit& unit, const at::Tensor& orthogonal);
+  void propose(ParamUnit& unit, std::vector<OwnedParameter>& owned);
+  void orthogonalize_all(std::vector<OwnedParameter>& owned) const;
+  void apply_muon(ParamUnit& unit, std::vector<OwnedParameter>& owned,
+                  const std::vector<kernels::Hyper>& adam);
   std::vector<kernels::LambPart> lamb_totals();
   StagedUnit stage_in(ParamUnit& unit, Takes takes);
   StagingPool::Buffer begin_to_bring_gradient(const ParamUnit& unit);

@@ -1,7 +1,6 @@
 #include "zero/optimizer/whole_parameters.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/zeros.h>
 
 #include <exception>
 #include <utility>
@@ -105,17 +104,12 @@ void WholeParameters::run(const std::vector<Whole>& owned, const std::function<v
 }
 
 void WholeParameters::scatter(const std::vector<Whole>& owned) {
-  auto next = owned.begin();
+  std::vector<OwnedParameter> updated;
+  for (const Whole& one : owned) updated.push_back({one.parameter, one.weights});
   for (ParamUnit& unit : units_) {
     if (!unit.spec.trainable) continue;
-    const InMemory updated(unit, kUpdated, InMemory::Access::kReadWrite);
-    const at::Tensor full = at::zeros({unit.spec.numel}, unit.memory.full().options().dtype(at::kFloat));
-    for (; next != owned.end() && layout_.slice(next->parameter).unit == unit.index; ++next) {
-      const UnitSlice& slice = layout_.slice(next->parameter);
-      full.narrow(0, slice.offset, slice.numel).copy_(next->weights.reshape(-1));
-    }
-    join_owned(unit, full, *comm_, "new values");
-    unit.master.copy_(unit.local(full));
+    const InMemory in_memory(unit, kUpdated, InMemory::Access::kReadWrite);
+    unit.master.copy_(unit.local(join_owned(unit, layout_, updated, at::kFloat, *comm_, "new values")));
     if (unit.has_own_master()) at::Tensor(unit.values()).copy_(unit.master);
   }
 }

@@ -299,15 +299,23 @@ at::Tensor gather_owned(const ParamUnit& unit, const at::Tensor& mine, bool whol
       .reshape(-1);
 }
 
-void join_owned(const ParamUnit& unit, const at::Tensor& full, comm::Communicator& comm,
-                std::string_view what) {
-  if (comm.size() == 1) return;
-  const at::Tensor bits = full.view(at::kInt);
+at::Tensor join_owned(const ParamUnit& unit, const Layout& layout, std::vector<OwnedParameter>& owned,
+                      at::ScalarType dtype, comm::Communicator& comm, std::string_view what) {
+  at::Tensor full = at::zeros({unit.spec.numel}, unit.memory.full().options().dtype(dtype));
+  for (OwnedParameter& one : owned) {
+    const UnitSlice& slice = layout.slice(one.parameter);
+    if (slice.unit != unit.index) continue;
+    full.narrow(0, slice.offset, slice.numel).copy_(one.values.reshape(-1));
+    one.values.reset();
+  }
+  if (comm.size() == 1) return full;
+  const at::Tensor bits = full.view(at::kInt);  // a unit's elements fill whole integers
   const std::string name = str(what, " of ", unit.name);
   if (unit.placement.updates_shard && unit.mesh.num_replicas() == 1)
     comm.reduce_scatter(bits, name)->wait();
   else
     comm.all_reduce(bits, name)->wait();
+  return full;
 }
 
 at::Tensor cut_out(const Layout& layout, int parameter, const at::Tensor& full) {

@@ -233,11 +233,17 @@ class ParamUnit {
 at::Tensor gather_owned(const ParamUnit& unit, const at::Tensor& mine, bool whole, comm::Communicator& comm,
                         std::string_view what);
 
-/// Collective over `comm`, of all ranks. `full`: (numel), 4 bytes an element or 2, on the device of its
-/// group: what this rank owns of the unit, zeros elsewhere. What this rank updates of it becomes what all
-/// have, to the bit: sums over ranks, as of integers.
-void join_owned(const ParamUnit& unit, const at::Tensor& full, comm::Communicator& comm,
-                std::string_view what);
+/// What a rank has computed for a parameter that it owns (zero/plan/owners.h).
+struct OwnedParameter {
+  int parameter;
+  at::Tensor values;  ///< of the parameter's shape
+};
+
+/// Collective over `comm`, of all ranks. Returns (numel) of `dtype`, of 4 bytes or 2, on the device of its
+/// group: in what this rank updates of the unit, each parameter as its owner has it in `owned`, to the bit
+/// (ranks add integers up), zeros where nobody has one. Frees the values of the unit's parameters.
+at::Tensor join_owned(const ParamUnit& unit, const Layout& layout, std::vector<OwnedParameter>& owned,
+                      at::ScalarType dtype, comm::Communicator& comm, std::string_view what);
 
 /// A copy of the parameter's part of `full`, (unit numel), in its shape: in fp32, or of a type that models do
 /// not compute in.

@@ -176,6 +176,11 @@ TEST(ConfigParse, OptimizersAndTheirDefaults) {
       {R"({"type": "lion"})", lion},
       {R"({"type": "SGD"})", sgd},
       {R"({"type": "adagrad"})", adagrad},
+      {R"({"type": "muon"})", MuonOptions{}},
+      {R"({"type": "Muon", "params": {"lr": 0.5, "adam_lr": 0.25, "fp32_optimizer_states": true}})",
+       MuonOptions{.lr = 0.5, .adam_lr_ratio = 0.5}},
+      {R"({"type": "Muon", "params": {"lr": 0.5, "muon_lr": 0.25}})",
+       MuonOptions{.lr = 0.25, .adam_lr_ratio = 2}},
   };
   for (const auto& [written, options] : cases) {
     EngineConfig config = parse_keys("\"optimizer\": " + written);

@@ -1,6 +1,7 @@
 """The configuration's Muon: beside torch.optim.Muon and AdamW in one process, given the same gradients."""
 import os
 
+import numpy
 import tessera
 import torch
 from checks import check, config, main, raises, standard_error
@@ -37,9 +38,13 @@ class Model(nn.Module):
 MATRICES = ("up.weight", "down.weight", "filters.weight", "experts")
 
 
-def muon_config(stage, params=None, accumulation=1, clipping=0.0, **changes):
+def muon_config(stage, params=None, accumulation=1, clipping=0.0, groups=(), **changes):
     return config(stage, 500, gradient_accumulation_steps=accumulation, gradient_clipping=clipping,
-                  optimizer={"type": "Muon", "params": PARAMS if params is None else params}, **changes)
+                  optimizer={"type": "Muon", "params": PARAMS if params is None else params, "param_groups": list(groups)}, **changes)
+
+
+def muon_engine(*arguments, model=None, **options):
+    return tessera.initialize(model=Model() if model is None else model, config=muon_config(*arguments, **options))[0]
 
 
 class Plain:
@@ -153,11 +158,9 @@ def made_under_zero_init():
 @check
 def groups_choose():
     """`use_muon` false, and a group's own rate, which is that of all its parameters."""
-    by_name = {"optimizer": {"type": "Muon", "params": PARAMS, "param_groups": [{"match": ["down*"], "use_muon": False},
-                                                                               {"match": ["up*"], "lr": 0.005, "weight_decay": 0}]}}
+    by_name = [{"match": ["down*"], "use_muon": False}, {"match": ["up*"], "lr": 0.005, "weight_decay": 0}]
     for stage in (1, 3):
-        model = Model()
-        engine = tessera.initialize(model=model, config={**muon_config(stage), **by_name})[0]
+        engine = muon_engine(stage, groups=by_name)
         groups = engine.optimizer.param_groups
         assert [group["lr"] for group in groups] == [0.02, 0.02, 0.005], groups
         assert [group["adam_lr_ratio"] for group in groups] == [0.5, 0.5, 1.0], groups
@@ -171,6 +174,14 @@ def groups_choose():
 
     without = tuple(name for name in MATRICES if name != "down.weight")
     beside_torch(2, matrices=without, given=given)
+    beside_torch(2, matrices=without, groups=by_name[:1])
+    slow = {"muon": {"lr": 0.005, "weight_decay": 0}, "adam": {"lr": 0.005, "weight_decay": 0}}
+    beside_torch(3, slow, groups=[{"match": ["*"], "lr": 0.005, "weight_decay": 0}])
+    beside_torch(3, slow, given=lambda model: [{"params": [p for p in model.parameters() if p.requires_grad], "lr": 0.005, "weight_decay": 0}])
+    for key, value in {"adam_lr": 0.1, "muon_lr": 0.1, "ns_steps": 3, "ns_method": "gram", "adjust_lr_fn": "original"}.items():
+        raises(tessera.ConfigError, lambda key=key, value=value: tessera.initialize(
+            model=(model := Model()), model_parameters=[{"params": [p for p in model.parameters() if p.requires_grad], key: value}],
+            config=muon_config(1)), key, "optimizer.params")
 
 
 @check
@@ -188,6 +199,13 @@ def rates():
         raises(tessera.ConfigError, lambda params=params: tessera.initialize(model=Model(), config=muon_config(1, params=params)), words)
 
 
+def trained(engine, samples):
+    for sample in samples:
+        engine.backward(loss_of(engine, sample[rank % len(sample)]))
+        engine.step()
+    return {name: engine.full_parameter(name) for name, p in engine.module.named_parameters() if p.requires_grad}
+
+
 @check
 def a_scheduler_moves_both_rates():
     engine = tessera.initialize(model=Model(), config=muon_config(1), lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.LambdaLR(
@@ -200,13 +218,6 @@ def a_scheduler_moves_both_rates():
         assert torch.equal(value, after[name]), name  # at a rate of 0 nothing moves
         assert name.startswith("unused") or not torch.equal(value, before[name]), name
     engine.destroy()
-
-
-def trained(engine, samples):
-    for sample in samples:
-        engine.backward(loss_of(engine, sample[rank % len(sample)]))
-        engine.step()
-    return {name: engine.full_parameter(name) for name, p in engine.module.named_parameters() if p.requires_grad}
 
 
 @check
@@ -228,27 +239,85 @@ def checkpoints_resume():
 
 @check
 def checkpoints_of_another_world():
-    """States are those of the saved, on this world and stage: the momentum is in exp_avg."""
+    """Its weights and momentum, on this world and stage."""
+    kept = os.path.join(os.environ["SAVED"], "kept.npz")
     for stage in (0, 2, 3):
-        engine = tessera.initialize(model=Model(), config=muon_config(stage))[0]
+        engine = muon_engine(stage)
         engine.load_checkpoint(os.environ["SAVED"], tag="muon1")
         states = engine.optimizer.state_dict()["state"]
-        text = [round(float(state["exp_avg"].double().sum()), 12) for state in states.values()]
-        kept = os.path.join(os.environ["SAVED"], "sums.txt")
+        found = {str(i): state["exp_avg"].numpy() for i, state in states.items()}
+        found.update((name, engine.full_parameter(name).numpy()) for name in MATRICES)
         if rank == 0 and not os.path.exists(kept):
-            with open(kept, "w") as file:
-                file.write(str(text))
+            numpy.savez(kept, **found)
         tessera.comm.barrier()
-        with open(kept) as file:
-            assert file.read() == str(text), stage
+        with numpy.load(kept) as saved:
+            assert set(saved) == set(found), stage
+            for name in saved:
+                assert numpy.array_equal(saved[name], found[name]), (name, stage)
+        trained(engine, batches(1))
         engine.destroy()
+
+
+@check
+def states_of_another_meaning_are_refused():
+    """AdamW's states have the same names, and so has a matrix that AdamW updates."""
+    folder = os.environ["SAVED"]
+    adam = tessera.initialize(model=Model(), config=config(1, 500))[0]
+    muon, others = muon_engine(1), muon_engine(1, groups=[{"match": ["down*"], "use_muon": False}])
+    for engine in (adam, muon, others):
+        trained(engine, batches(1))
+    adam.save_checkpoint(folder, tag="adam")
+    muon.save_checkpoint(folder, tag="muon")
+    for engine, tag in ((adam, "muon"), (muon, "adam"), (others, "muon")):
+        raises(tessera.Error, lambda engine=engine, tag=tag: engine.load_checkpoint(folder, tag=tag), "Muon of 5 matrices")
+        engine.load_checkpoint(folder, tag=tag, load_optimizer_states=False)
+    raises(tessera.Error, lambda: adam.optimizer.load_state_dict(muon.optimizer.state_dict()), "use_muon")
+    muon.optimizer.param_groups[0]["use_muon"] = False
+    muon.backward(loss_of(muon, batches(1)[0][rank]))
+    raises(tessera.Error, muon.step, "use_muon")
+    for engine in (adam, muon, others):
+        engine.destroy()
+
+
+@check
+def what_is_around_a_step_changes_nothing():
+    """A caller's autocast; OneCycle's momentum, which is for Adam."""
+    weights = []
+    for dtype in (None, torch.float16):
+        engine = muon_engine(2)
+        engine.backward(loss_of(engine, batches(1)[0][rank]))
+        with torch.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
+            engine.step()
+        weights.append({name: engine.full_parameter(name) for name in MATRICES})
+        engine.destroy()
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in MATRICES)
+    with standard_error() as said:
+        engine = muon_engine(1, scheduler={"type": "OneCycle", "params": {"cycle_min_lr": 0.001, "cycle_max_lr": 0.01}})
+    assert ("cycle_momentum" in said[0]) == (rank == 0)
+    trained(engine, batches(2))
+    assert engine.optimizer.param_groups[0]["betas"] == (0.8, 0.9)
+    engine.destroy()
+
+
+@check
+def a_skipped_step_leaves_the_momentum():
+    engine = muon_engine(2, fp16={"enabled": True, "initial_scale_power": 40, "hysteresis": 1})
+    before = {name: engine.full_parameter(name) for name in MATRICES}
+    for _ in range(2):
+        x, y = batches(1)[0][rank]
+        engine.backward(nn.functional.cross_entropy(engine(x.half()).float(), y))
+        engine.step()
+    assert engine.skipped_steps == 2, engine.skipped_steps
+    assert all(torch.equal(engine.full_parameter(name), before[name]) for name in MATRICES)
+    assert not engine.optimizer.state_dict()["state"]
+    engine.destroy()
 
 
 @check
 def the_log_says_who_updates_what():
     with standard_error() as said:
         tessera.initialize(model=Model(), config=muon_config(1))
-    assert ("Muon updates 5 matrices (" in said[0] and "AdamW 6 other parameters (" in said[0]) == (rank == 0), said[0]
+    assert ("Muon: 5 of the parameters (1699 elements); AdamW: 6 (561)" in said[0]) == (rank == 0), said[0]
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-// Muon on shards: which parameters are its matrices, what it makes of a matrix, and that the bits depend on
-// neither stage nor owners. Beside torch.optim.Muon: tests/python/muon_test.py.
+// Muon on shards: which parameters are its matrices, what it makes of a matrix, and that every stage has the
+// same bits. Beside torch.optim.Muon: tests/python/muon_test.py.
 #include "zero/optimizer/muon.h"
 
 #include <ATen/ops/linalg_svdvals.h>
@@ -88,7 +88,7 @@ std::vector<at::Tensor> train(const comm::CommunicatorPtr& comm, int stage, DTyp
   return after;
 }
 
-TEST(Muon, TheBitsDependOnNeitherStageNorOwners) {
+TEST(Muon, EveryStageHasTheSameBits) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     for (const int world : {1, 2, 3}) {
       std::vector<at::Tensor> first;
@@ -105,14 +105,19 @@ TEST(Muon, TheBitsDependOnNeitherStageNorOwners) {
   }
 }
 
+// Gradients add up in another order, which shows in bf16; a part in a wrong place would be off by a rate,
+// 0.05.
 TEST(Muon, RowsOfRanksHoldTheSame) {
-  for (const int size : {2, 1}) {
+  std::vector<at::Tensor> expected;
+  for (const int size : {0, 2, 1}) {
     std::vector<std::vector<at::Tensor>> of_rank(4);
     run_ranks(4, [&](comm::CommunicatorPtr comm) {
       of_rank[static_cast<size_t>(comm->rank())] =
           train(comm, 3, DType::kFloat32, [&](ShardedModelOptions& options) { options.groups.shard = size; });
     });
     for (const auto& weights : of_rank) EXPECT_TRUE(same_bits(weights, of_rank[0])) << size;
+    if (expected.empty()) expected = of_rank[0];
+    EXPECT_LT(largest_difference(of_rank[0], expected), 5e-3) << size;
   }
 }
 

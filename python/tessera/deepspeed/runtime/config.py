@@ -12,6 +12,7 @@ from tessera.errors import ConfigError
 DeepSpeedConfigError = ConfigError
 # Values of "optimizer.type", in small letters.
 ADAM_OPTIMIZER, ADAMW_OPTIMIZER, LAMB_OPTIMIZER, LION_OPTIMIZER, ADAGRAD_OPTIMIZER = "adam", "adamw", "lamb", "lion", "adagrad"
+MUON_OPTIMIZER = "muon"
 
 
 class DeepSpeedConfig:
