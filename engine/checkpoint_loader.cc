@@ -64,25 +64,40 @@ void CheckpointLoader::compare_parameters() {
     not_loaded_.push_back(str("parameter ", name, ": frozen when saved, so without optimizer state"));
 }
 
-void CheckpointLoader::compare_optimizers(const std::string& saved, const std::string& current,
+void CheckpointLoader::compare_optimizers(const OptimizerRecord& saved, const OptimizerRecord& current,
                                           bool is_whole) const {
   if (!with_states()) return;
   const std::vector<std::string>& found = checkpoint_.manifest().state_names;
   const auto& wanted = model_.state_names();
   const bool saved_whole = has_blob(0, kOptimizerState);
-  const bool by_name =
-      is_whole || saved.starts_with(MuonOptions::kName) || current.starts_with(MuonOptions::kName);
-  if (saved_whole != is_whole || (by_name && saved != current))
-    throw CheckpointError(str(checkpoint_.path().string(), ": it was saved with the optimizer ", saved,
-                              ", whose states are not those of ", current, "; ",
+  const auto fail = [&](const std::string& what) {
+    throw CheckpointError(str(checkpoint_.path().string(), ": ", what, "; ",
                               advice("use the same optimizer, or load_optimizer_states = false")));
-  if (std::equal(found.begin(), found.end(), wanted.begin(), wanted.end())) return;
-  const auto described = [](const auto& names) {
-    return names.empty() ? std::string("no state") : join(names, ", ");
   };
-  throw CheckpointError(str(checkpoint_.path().string(), ": optimizer ", saved, " was saved with ",
-                            described(found), "; ", current, " needs ", described(wanted), "; ",
-                            advice("use the same optimizer, or load_optimizer_states = false")));
+  if (saved_whole != is_whole || (is_whole && saved.name != current.name) ||
+      saved.by_muon.empty() != current.by_muon.empty())
+    fail(str("it was saved with the optimizer ", saved.name, ", whose states are not those of ",
+             current.name));
+  if (!std::equal(found.begin(), found.end(), wanted.begin(), wanted.end())) {
+    const auto described = [](const auto& names) {
+      return names.empty() ? std::string("no state") : join(names, ", ");
+    };
+    fail(str("optimizer ", saved.name, " was saved with ", described(found), "; ", current.name, " needs ",
+             described(wanted)));
+  }
+  if (saved.by_muon.empty()) return;
+  for (const checkpoint::Match& match : comparison_.matches) {
+    const bool was = saved.by_muon[static_cast<size_t>(match.saved)];
+    const bool is = current.by_muon[static_cast<size_t>(match.current)];
+    const bool has_states = checkpoint_.manifest()
+                                .layout.units[checkpoint_.manifest().layout.parameters[match.saved].unit]
+                                .trainable &&
+                            model_.layout().parameters()[match.current].trainable;
+    if (has_states && was != is)
+      fail(str(was ? "Muon" : "AdamW", " updated the parameter ",
+               model_.layout().parameters()[match.current].name, " when it was saved, and ",
+               is ? "Muon" : "AdamW", " does now (use_muon, or its name)"));
+  }
 }
 
 void CheckpointLoader::match_buffers() {
@@ -196,10 +211,9 @@ void CheckpointLoader::for_each_read(const Visit& visit) const {
   for (const Read& read : reads) visit(*read.piece, read.kind, *read.dataset);
 }
 
-void CheckpointLoader::check(const std::string& saved_optimizer, const std::string& optimizer,
-                             bool is_whole) {
+void CheckpointLoader::check(const OptimizerRecord& saved, const OptimizerRecord& current, bool is_whole) {
   compare_parameters();
-  compare_optimizers(saved_optimizer, optimizer, is_whole);
+  compare_optimizers(saved, current, is_whole);
   match_buffers();
   for_each_read([&](const Piece& piece, int, const DatasetRecord& dataset) {
     const int64_t size = size_bytes(dataset.type);

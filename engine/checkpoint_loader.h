@@ -21,6 +21,12 @@ inline constexpr const char* kExtraState = "extra_state";
 /// The blob of a rank that has what WholeOptimizer::state() gave.
 inline constexpr const char* kOptimizerState = "optimizer_state";
 
+/// What decides what an optimizer's states mean.
+struct OptimizerRecord {
+  std::string name;
+  std::vector<bool> by_muon;  ///< by parameter of the checkpoint, or of the model; empty: another optimizer
+};
+
 /// Loads a checkpoint into a model that may be sharded otherwise. Owns the open checkpoint and the plan of
 /// what this rank reads. `model` must outlive it. Used by one thread.
 class CheckpointLoader {
@@ -33,7 +39,7 @@ class CheckpointLoader {
   std::vector<int> files() const;
   /// Compares the checkpoint with the model and verifies all that load() will read. Throws CheckpointError.
   /// `is_whole`: the optimizer keeps its states itself (zero/optimizer/whole_optimizer.h).
-  void check(const std::string& saved_optimizer, const std::string& optimizer, bool is_whole);
+  void check(const OptimizerRecord& saved, const OptimizerRecord& current, bool is_whole);
   /// Overwrites weights, optimizer state and buffers; between ShardedModel::begin_replacing() and
   /// end_replacing(). `steps`: number of updates of each parameter of the checkpoint.
   void load(const std::vector<int64_t>& steps);
@@ -61,7 +67,7 @@ class CheckpointLoader {
   };
   std::string advice(const char* otherwise) const;
   void compare_parameters();
-  void compare_optimizers(const std::string& saved, const std::string& current, bool is_whole) const;
+  void compare_optimizers(const OptimizerRecord& saved, const OptimizerRecord& current, bool is_whole) const;
   bool has_blob(int rank, const std::string& name) const;
   void match_buffers();
   void match_buffer(const std::string& name, const zero::NamedBuffer* mine,

@@ -54,17 +54,7 @@ CheckpointWriter& Engine::checkpoint_writer() {
 std::string Engine::optimizer_name() const {
   if (options_.whole_optimizer) return options_.whole_optimizer->name();
   if (options_.update_rule) return options_.update_rule->name();
-  std::string name = type_of(config_.optimizer.options);
-  if (optimizer_.kind != kernels::OptimizerKind::kMuon) return name;
-  // The states of a matrix mean something else than those of another parameter, and have the same names.
-  uint32_t sum = 1;  // of the names of the matrices
-  int64_t count = 0;
-  for (const zero::ParameterSpec& parameter : sharded_->layout().parameters()) {
-    if (!is_muon(parameter)) continue;
-    ++count;
-    for (const char letter : parameter.name + '\n') sum = sum * 31 + static_cast<unsigned char>(letter);
-  }
-  return str(name, " of ", count, " matrices (", sum, ")");
+  return type_of(config_.optimizer.options);
 }
 
 std::string Engine::save_checkpoint(const std::string& directory, const std::string& tag) {
@@ -116,9 +106,12 @@ std::string Engine::save_with(CheckpointWriter& writer, const std::string& direc
   state.loss_scaler = scaler_.state();
   state.optimizer = optimizer_name();
   const std::vector<zero::ParameterSpec>& parameters = sharded_->layout().parameters();
-  for (int parameter = 0; parameter < static_cast<int>(parameters.size()); ++parameter)
-    if (parameters[static_cast<size_t>(parameter)].trainable || !options.exclude_frozen_parameters)
-      state.parameter_steps.push_back(sharded_->parameter_steps(parameter));
+  for (int parameter = 0; parameter < static_cast<int>(parameters.size()); ++parameter) {
+    const zero::ParameterSpec& spec = parameters[static_cast<size_t>(parameter)];
+    if (!spec.trainable && options.exclude_frozen_parameters) continue;
+    state.parameter_steps.push_back(sharded_->parameter_steps(parameter));
+    if (has_muon()) state.by_muon.push_back(is_muon(spec));
+  }
   state.module = record_of(*sharded_);
   state.config = parse_json(dump_resolved(config_));
   state.client_state = client_state;
@@ -195,7 +188,12 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
     const checkpoint::Manifest& manifest = loader->checkpoint().manifest();
     state = parse_checkpoint_state(manifest.state, manifest.layout.parameters.size(),
                                    loader->checkpoint().path().string());
-    loader->check(state.optimizer, optimizer_name(), options_.whole_optimizer != nullptr);
+    std::vector<bool> by_muon;
+    if (has_muon())
+      for (const zero::ParameterSpec& spec : sharded_->layout().parameters())
+        by_muon.push_back(is_muon(spec));
+    loader->check({.name = state.optimizer, .by_muon = state.by_muon},
+                  {.name = optimizer_name(), .by_muon = by_muon}, options_.whole_optimizer != nullptr);
     cpu_generator = loader->blob(kCpuGenerator);
     if (!device().is_cpu()) cuda_generator = loader->blob(kCudaGenerator);
     extra_state = loader->extra_state();

@@ -148,6 +148,11 @@ void Engine::check_same_config_everywhere() const {
   check_same_config(*comm_, shared);
 }
 
+bool Engine::has_muon() const {
+  return optimizer_.kind == kernels::OptimizerKind::kMuon && !options_.update_rule &&
+         !options_.whole_optimizer;
+}
+
 bool Engine::is_muon(const zero::ParameterSpec& parameter) const {
   return parameter.trainable && zero::is_muon_matrix(parameter) &&
          optimizer_.groups[parameter.group].use_muon;
@@ -155,18 +160,16 @@ bool Engine::is_muon(const zero::ParameterSpec& parameter) const {
 
 /// Which parameters are matrices of Muon's depends on shapes and names.
 void Engine::log_muon() const {
-  if (rank() != 0 || optimizer_.kind != kernels::OptimizerKind::kMuon || options_.update_rule ||
-      options_.whole_optimizer)
-    return;
+  if (rank() != 0 || !has_muon()) return;
   int64_t matrices = 0, in_matrices = 0, others = 0, in_others = 0;
   for (const zero::ParameterSpec& parameter : sharded_->layout().parameters()) {
     if (!parameter.trainable) continue;
     (is_muon(parameter) ? matrices : others) += 1;
     (is_muon(parameter) ? in_matrices : in_others) += parameter.numel();
   }
-  if (matrices == 0)
+  if (matrices == 0 && others > 0)
     options_.log.warning("optimizer: no parameter is a matrix of Muon's; AdamW updates all");
-  else
+  if (matrices > 0)
     options_.log.info(str("Muon: ", matrices, " of the parameters (", in_matrices,
                           " elements); AdamW: ", others, " (", in_others, ")"));
   if (const auto* cycle = std::get_if<OneCycleOptions>(&config_.scheduler); cycle && cycle->cycle_momentum)
@@ -485,7 +488,7 @@ void Engine::report_skipped_step(const zero::GradientSummary& summary) {
 }
 
 std::optional<Betas> Engine::betas_of(int64_t num_steps, size_t group) const {
-  if (optimizer_.kind == kernels::OptimizerKind::kMuon) return std::nullopt;
+  if (has_muon()) return std::nullopt;
   return schedule_.betas(num_steps, group);
 }
 

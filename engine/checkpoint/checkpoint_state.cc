@@ -37,6 +37,7 @@ json to_json(const CheckpointState& state) {
                         {"last_overflow_iter", scaler.last_overflow},
                         {"cur_hysteresis", scaler.hysteresis}};
   out["optimizer"] = {{"type", state.optimizer}, {"parameter_steps", state.parameter_steps}};
+  if (!state.by_muon.empty()) out["optimizer"]["by_muon"] = state.by_muon;
   out["module"] = to_json(state.module);
   out["config"] = state.config;
   out["client_state"] = state.client_state;
@@ -61,6 +62,12 @@ CheckpointState parse_checkpoint_state(const json& value, size_t num_parameters,
   const JsonField steps = optimizer["parameter_steps"];
   if (steps.list_size() != num_parameters) steps.fail(str("a list of ", num_parameters, " integers"));
   steps.for_each([&](const JsonField& step) { state.parameter_steps.push_back(step.integer(0)); });
+  if (optimizer.value().contains("by_muon")) {
+    const JsonField by_muon = optimizer["by_muon"];
+    if (by_muon.list_size() != num_parameters)
+      by_muon.fail(str("a list of ", num_parameters, " of true or false"));
+    by_muon.for_each([&](const JsonField& one) { state.by_muon.push_back(one.boolean()); });
+  }
   state.config = field["config"].value();
   state.client_state = field["client_state"].value();
   return state;

@@ -20,8 +20,9 @@ struct CheckpointState {
   LossScaler::State loss_scaler;
   std::string optimizer;                 ///< "AdamW"
   std::vector<int64_t> parameter_steps;  ///< number of updates, by parameter in the manifest's order
-  ModuleRecord module;                   ///< written; read by itself
-  nlohmann::json config;                 ///< resolved; for information, not read
+  std::vector<bool> by_muon;  ///< whether Muon updates it, in the same order; empty: another optimizer
+  ModuleRecord module;        ///< written; read by itself
+  nlohmann::json config;      ///< resolved; for information, not read
   nlohmann::json client_state;
 };
 

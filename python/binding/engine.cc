@@ -257,10 +257,10 @@ void set_hyper(PyEngine& self, size_t group, const kernels::Hyper& hyper) {
       throw Error(str("momentum ", hyper.momentum, " and dampening ", hyper.dampening,
                       " after steps without momentum; expected dampening 0"));
   }
-  if (hyper.use_muon != now.use_muon && self.global_steps() > 0)
+  if (hyper.use_muon != now.use_muon)
     throw Error(
-        "use_muon has changed after steps, and the states of matrices are others' with it than without; "
-        "expected no change");
+        "use_muon was changed after initialize(), and states of matrices mean something else with it than "
+        "without; expected no change");
   if (!(hyper.adam_lr_ratio >= 0))
     throw Error(str("adam_lr_ratio is ", hyper.adam_lr_ratio, "; expected a number of at least 0"));
   now = hyper;

@@ -153,7 +153,7 @@ class Optimizer(torch.optim.Optimizer):
         if sizes != saved_sizes:
             raise Error(f"load_state_dict(): its param groups have {saved_sizes} parameters; expected {sizes}, as this optimizer's")
         for i, (group, saved) in enumerate(zip(self.param_groups, saved_groups)):
-            if group.get("use_muon") != saved.get("use_muon"):  # the states have the same names, and mean something else
+            if self._whole is None and group.get("use_muon") != saved.get("use_muon"):  # the states have the same names, and mean something else
                 raise Error(f"load_state_dict(): param group {i}: use_muon is {saved.get('use_muon')}; expected {group.get('use_muon')}, as "
                             "this optimizer's")
             self._check_values({**group, **saved}, f"load_state_dict(): param group {i}")

@@ -471,9 +471,11 @@ void ShardedOptimizer::apply_muon(ParamUnit& unit, std::vector<OwnedParameter>& 
     master.add_(orthogonal.narrow(0, range.range.begin, range.range.numel()).to(master.device()),
                 -hyper.lr * muon_rate_factor(hyper.adjust_lr, parameter));
     if (update.segment.param.defined()) update.segment.param.copy_(master);
+    copy_back(range, staged);
   }
   kernels::update(kernels::OptimizerKind::kAdamW, step_->grad_scale, by_adam);
-  for (const ParamRange& range : parts) copy_back(range, staged);
+  for (const ParamRange& range : parts)
+    if (!is_muon(range.parameter)) copy_back(range, staged);
   stage_out(unit, std::move(staged));
 }
 

@@ -98,6 +98,10 @@ def beside_torch(stage, plain_options=(), steps=3, accumulation=1, clipping=0.0,
             found = engine.full_parameter(name)
             if name in matrices:
                 assert torch.equal(found, expected), (name, stage, step, (found - expected).abs().max())
+                if not name.startswith("unused"):
+                    theirs = torch.cat([plain.optimizers[1].state[part]["momentum_buffer"].flatten() for part in plain.parts[name]])
+                    ours = engine.optimizer.state[dict(engine.module.named_parameters())[name]]["exp_avg"].flatten()
+                    assert torch.equal(ours, theirs), (name, stage, step)
             else:
                 torch.testing.assert_close(found, expected.detach(), rtol=1e-5, atol=2e-6, msg=lambda text, name=name: f"{name}: {text}")
     engine.destroy()
@@ -268,8 +272,9 @@ def states_of_another_meaning_are_refused():
         trained(engine, batches(1))
     adam.save_checkpoint(folder, tag="adam")
     muon.save_checkpoint(folder, tag="muon")
-    for engine, tag in ((adam, "muon"), (muon, "adam"), (others, "muon")):
-        raises(tessera.Error, lambda engine=engine, tag=tag: engine.load_checkpoint(folder, tag=tag), "Muon of 5 matrices")
+    for engine, tag, words in ((adam, "muon", "states are not those of AdamW"), (muon, "adam", "states are not those of Muon"),
+                               (others, "muon", "Muon updated the parameter down.weight")):
+        raises(tessera.Error, lambda engine=engine, tag=tag: engine.load_checkpoint(folder, tag=tag), words)
         engine.load_checkpoint(folder, tag=tag, load_optimizer_states=False)
     raises(tessera.Error, lambda: adam.optimizer.load_state_dict(muon.optimizer.state_dict()), "use_muon")
     muon.optimizer.param_groups[0]["use_muon"] = False

@@ -129,9 +129,9 @@ class OneCycle(_Schedule):
         self.decay_lr_rate, self.decay_mom_rate = decay_lr_rate, decay_mom_rate
         self.min_lrs = self._for_groups(cycle_min_lr, CYCLE_MIN_LR)
         self.max_lrs = self._for_groups(cycle_max_lr, CYCLE_MAX_LR)
-        self.cycle_momentum = cycle_momentum and "betas" in self.optimizer.defaults
+        self.cycle_momentum = cycle_momentum and "betas" in self.optimizer.defaults and "use_muon" not in self.optimizer.defaults
         if cycle_momentum and not self.cycle_momentum:
-            _warn(f"OneCycle: {type(self.optimizer).__name__} has no betas, so that cycle_momentum has no effect; set it to false")
+            _warn(f"OneCycle: {type(self.optimizer).__name__} has no betas, or is Muon, so that cycle_momentum has no effect; set it to false")
         if self.cycle_momentum:
             self.min_moms = self._for_groups(cycle_min_mom, CYCLE_MIN_MOM)
             self.max_moms = self._for_groups(cycle_max_mom, CYCLE_MAX_MOM)

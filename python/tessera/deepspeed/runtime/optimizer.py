@@ -9,7 +9,7 @@ from tessera.deepspeed.ops import adagrad, adam, lamb, lion
 from tessera.deepspeed.runtime import lr_schedules
 from tessera.deepspeed.utils.parameters import local_part
 from tessera.lr_scheduler import LRScheduler
-from tessera.optimizer import Optimizer
+from tessera.optimizer import Optimizer, schedule_sets_betas
 
 
 class LossScale:
@@ -197,7 +197,7 @@ class DeepSpeedScheduler(LRScheduler):
         has `cycle_min_mom`."""
         engine = self._live()
         params = engine.scheduler_params()
-        if engine.scheduler_name() == "OneCycle" and params["cycle_momentum"] and self.last_epoch == 0:
+        if schedule_sets_betas(engine.config) and self.last_epoch == 0:
             largest = params["cycle_max_mom"]
             groups = len(engine.optimizer.param_groups)
             return [(one, 0.99) for one in (largest if isinstance(largest, list) else [largest] * groups)]
