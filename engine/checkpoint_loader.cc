@@ -86,16 +86,15 @@ void CheckpointLoader::compare_optimizers(const OptimizerRecord& saved, const Op
              described(wanted)));
   }
   if (saved.by_muon.empty()) return;
+  const checkpoint::SavedLayout& layout = checkpoint_.manifest().layout;
   for (const checkpoint::Match& match : comparison_.matches) {
+    const zero::ParameterSpec& parameter = model_.layout().parameters()[match.current];
     const bool was = saved.by_muon[static_cast<size_t>(match.saved)];
     const bool is = current.by_muon[static_cast<size_t>(match.current)];
-    const bool has_states = checkpoint_.manifest()
-                                .layout.units[checkpoint_.manifest().layout.parameters[match.saved].unit]
-                                .trainable &&
-                            model_.layout().parameters()[match.current].trainable;
+    const bool has_states =
+        layout.units[layout.parameters[match.saved].unit].trainable && parameter.trainable;
     if (has_states && was != is)
-      fail(str(was ? "Muon" : "AdamW", " updated the parameter ",
-               model_.layout().parameters()[match.current].name, " when it was saved, and ",
+      fail(str(was ? "Muon" : "AdamW", " updated the parameter ", parameter.name, " when it was saved, and ",
                is ? "Muon" : "AdamW", " does now (use_muon, or its name)"));
   }
 }

@@ -53,8 +53,7 @@ CheckpointWriter& Engine::checkpoint_writer() {
 
 std::string Engine::optimizer_name() const {
   if (options_.whole_optimizer) return options_.whole_optimizer->name();
-  if (options_.update_rule) return options_.update_rule->name();
-  return type_of(config_.optimizer.options);
+  return options_.update_rule ? options_.update_rule->name() : type_of(config_.optimizer.options);
 }
 
 std::string Engine::save_checkpoint(const std::string& directory, const std::string& tag) {
@@ -106,11 +105,11 @@ std::string Engine::save_with(CheckpointWriter& writer, const std::string& direc
   state.loss_scaler = scaler_.state();
   state.optimizer = optimizer_name();
   const std::vector<zero::ParameterSpec>& parameters = sharded_->layout().parameters();
-  for (int parameter = 0; parameter < static_cast<int>(parameters.size()); ++parameter) {
-    const zero::ParameterSpec& spec = parameters[static_cast<size_t>(parameter)];
-    if (!spec.trainable && options.exclude_frozen_parameters) continue;
-    state.parameter_steps.push_back(sharded_->parameter_steps(parameter));
-    if (has_muon()) state.by_muon.push_back(is_muon(spec));
+  const std::vector<bool>& by_muon = sharded_->by_muon();
+  for (size_t parameter = 0; parameter < parameters.size(); ++parameter) {
+    if (!parameters[parameter].trainable && options.exclude_frozen_parameters) continue;
+    state.parameter_steps.push_back(sharded_->parameter_steps(static_cast<int>(parameter)));
+    if (!by_muon.empty()) state.by_muon.push_back(by_muon[parameter]);
   }
   state.module = record_of(*sharded_);
   state.config = parse_json(dump_resolved(config_));
@@ -188,12 +187,9 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
     const checkpoint::Manifest& manifest = loader->checkpoint().manifest();
     state = parse_checkpoint_state(manifest.state, manifest.layout.parameters.size(),
                                    loader->checkpoint().path().string());
-    std::vector<bool> by_muon;
-    if (has_muon())
-      for (const zero::ParameterSpec& spec : sharded_->layout().parameters())
-        by_muon.push_back(is_muon(spec));
     loader->check({.name = state.optimizer, .by_muon = state.by_muon},
-                  {.name = optimizer_name(), .by_muon = by_muon}, options_.whole_optimizer != nullptr);
+                  {.name = optimizer_name(), .by_muon = sharded_->by_muon()},
+                  options_.whole_optimizer != nullptr);
     cpu_generator = loader->blob(kCpuGenerator);
     if (!device().is_cpu()) cuda_generator = loader->blob(kCudaGenerator);
     extra_state = loader->extra_state();

@@ -23,7 +23,6 @@
 #include "engine/engine_internal.h"
 #include "engine/optimizer/optimizer_setup.h"
 #include "engine/same_config.h"
-#include "zero/optimizer/muon.h"
 
 namespace tessera {
 namespace {
@@ -148,24 +147,16 @@ void Engine::check_same_config_everywhere() const {
   check_same_config(*comm_, shared);
 }
 
-bool Engine::has_muon() const {
-  return optimizer_.kind == kernels::OptimizerKind::kMuon && !options_.update_rule &&
-         !options_.whole_optimizer;
-}
-
-bool Engine::is_muon(const zero::ParameterSpec& parameter) const {
-  return parameter.trainable && zero::is_muon_matrix(parameter) &&
-         optimizer_.groups[parameter.group].use_muon;
-}
-
 /// Which parameters are matrices of Muon's depends on shapes and names.
 void Engine::log_muon() const {
-  if (rank() != 0 || !has_muon()) return;
+  const std::vector<bool>& by_muon = sharded_->by_muon();
+  if (rank() != 0 || by_muon.empty()) return;
   int64_t matrices = 0, in_matrices = 0, others = 0, in_others = 0;
-  for (const zero::ParameterSpec& parameter : sharded_->layout().parameters()) {
+  for (size_t i = 0; i < by_muon.size(); ++i) {
+    const zero::ParameterSpec& parameter = sharded_->layout().parameters()[i];
     if (!parameter.trainable) continue;
-    (is_muon(parameter) ? matrices : others) += 1;
-    (is_muon(parameter) ? in_matrices : in_others) += parameter.numel();
+    (by_muon[i] ? matrices : others) += 1;
+    (by_muon[i] ? in_matrices : in_others) += parameter.numel();
   }
   if (matrices == 0 && others > 0)
     options_.log.warning("optimizer: no parameter is a matrix of Muon's; AdamW updates all");
@@ -488,7 +479,7 @@ void Engine::report_skipped_step(const zero::GradientSummary& summary) {
 }
 
 std::optional<Betas> Engine::betas_of(int64_t num_steps, size_t group) const {
-  if (has_muon()) return std::nullopt;
+  if (!sharded_->by_muon().empty()) return std::nullopt;
   return schedule_.betas(num_steps, group);
 }
 

@@ -184,6 +184,7 @@ class ShardedModel {
   /// Hyper-parameters by param group, for the next step.
   std::vector<kernels::Hyper>& param_groups() { return optimizer_->groups(); }
   const std::vector<std::string>& state_names() const { return optimizer_->state_names(); }
+  const std::vector<bool>& by_muon() const { return optimizer_->by_muon(); }
   /// Updates a parameter has had (Adam's step count).
   int64_t parameter_steps(int parameter) const { return optimizer_->steps(parameter); }
   void set_parameter_steps(int parameter, int64_t steps) { optimizer_->set_steps(parameter, steps); }

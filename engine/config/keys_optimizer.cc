@@ -108,26 +108,6 @@ std::vector<Field> fields(MuonOptions& o, OptimizerModes* modes) {
   return fields;
 }
 
-/// Sets lr and adam_lr_ratio by all the keys that are about rates. Throws KeyError.
-void settle_rates(MuonOptions& options, const OptimizerModes& modes, const Document& document) {
-  const auto is_given = [&](const char* key) {
-    return value_at(*document.json, str("optimizer.params.", key)) != nullptr;
-  };
-  if (!is_given("lr") && !modes.muon_lr && !modes.adam_lr) return;
-  const double given = options.lr, rest = MuonOptions{}.lr * MuonOptions{}.adam_lr_ratio;
-  if (modes.muon_lr) options.lr = *modes.muon_lr;
-  if (is_given("adam_lr_ratio") && modes.adam_lr)
-    document.origins.fail("optimizer.params.adam_lr", "stands beside adam_lr_ratio; expected one of the two");
-  if (is_given("adam_lr_ratio")) return;
-  const double adam = modes.adam_lr.value_or(is_given("lr") ? given : rest);
-  if (options.lr == 0 && adam != 0)
-    document.origins.fail(str("optimizer.params.", modes.muon_lr ? "muon_lr" : "lr"),
-                          str("found 0 beside ", adam,
-                              " for the parameters that AdamW updates, whose rate is a "
-                              "multiple of it; expected a number above 0"));
-  options.adam_lr_ratio = options.lr == 0 ? 1 : adam / options.lr;
-}
-
 Key type_key() {
   Key key = make_key(Type::kChoice, "optimizer.type",
                      "The update rule, in any case, also under DeepSpeed's class names (FusedAdam, "
@@ -251,6 +231,28 @@ ParamGroupConfig read_group(const json& item, const std::string& path, const Opt
   return group;
 }
 
+/// Sets lr and adam_lr_ratio by all the keys that are about rates. Throws KeyError.
+void settle_rates(MuonOptions& options, const OptimizerModes& modes, const Document& document) {
+  const auto is_given = [&](const char* key) {
+    return value_at(*document.json, child_path(kParams, key)) != nullptr;
+  };
+  if (!is_given("lr") && !modes.muon_lr && !modes.adam_lr) return;
+  const double given = options.lr, rest = MuonOptions{}.lr * MuonOptions{}.adam_lr_ratio;
+  if (modes.muon_lr) options.lr = *modes.muon_lr;
+  if (is_given("adam_lr_ratio")) {
+    if (!modes.adam_lr) return;
+    document.origins.fail(child_path(kParams, "adam_lr"),
+                          "stands beside adam_lr_ratio; expected one of the two");
+  }
+  const double adam = modes.adam_lr.value_or(is_given("lr") ? given : rest);
+  if (options.lr == 0 && adam != 0)
+    document.origins.fail(child_path(kParams, modes.muon_lr ? "muon_lr" : "lr"),
+                          str("found 0 beside ", adam,
+                              " for the parameters that AdamW updates, whose rate is a "
+                              "multiple of it; expected a number above 0"));
+  options.adam_lr_ratio = options.lr == 0 ? 1 : adam / options.lr;
+}
+
 /// Checks options that depend on each other.
 void check_options(const OptimizerOptions& options, const std::string& path, const Origins& origins) {
   if (const auto* sgd = std::get_if<SGDOptions>(&options);
@@ -288,8 +290,8 @@ OptimizerConfig read_optimizer(const Document& document, ConfigReport* report) {
   OptimizerConfig config;
   if (const json* type = value_at(*document.json, "optimizer.type"); type && type->is_string())
     config.options = *options_named<OptimizerOptions>(type->get<std::string>());
-  OptimizerModes modes;
   const OptimizerOptions defaults = config.options;
+  OptimizerModes modes;
   read_fields(fields_of(config.options, &modes), document, report);
   if (const auto* adam = std::get_if<AdamOptions>(&config.options); adam && modes.adam_w_mode)
     config.options = AdamWOptions{adam->lr,  adam->beta1,        adam->beta2,

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "comm/init/init.h"
+#include "comm/torch_dtype.h"
 #include "core/str.h"
 #include "tests/comm/run_ranks.h"
 
@@ -63,6 +64,14 @@ int Rig::num_gathers() {
   int sum = 0;
   for (int gathers : residency().counts().gathers) sum += gathers;
   return sum;
+}
+
+void train_three_steps(Chain& model, Rig& rig, int rank, DType dtype) {
+  for (int step = 0; step < 3; ++step) {
+    const at::Tensor input = batch(rank, step);
+    rig.backward(model->forward(input.to(to_torch(dtype))).to(at::kFloat).square().sum());
+    rig.update(0.5);
+  }
 }
 
 bool same_bits(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {

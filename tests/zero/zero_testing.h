@@ -76,6 +76,9 @@ struct Rig {
   size_t num_late = 0;
 };
 
+/// Three steps of the rank's batches on half of the gradients, with inputs of `dtype`.
+void train_three_steps(Chain& model, Rig& rig, int rank, DType dtype);
+
 bool same_bits(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b);
 
 double largest_difference(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b);

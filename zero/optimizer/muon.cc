@@ -5,6 +5,7 @@
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/norm.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <array>
@@ -23,13 +24,8 @@ struct Matrices {
 };
 
 Matrices matrices_of(at::IntArrayRef shape) {
-  const auto numel = [](at::IntArrayRef sizes) {
-    int64_t product = 1;
-    for (const int64_t size : sizes) product *= size;
-    return product;
-  };
   if (shape.size() == 3) return {shape[0], shape[1], shape[2]};
-  return {1, shape[0], numel(shape.slice(1))};
+  return {1, shape[0], c10::multiply_integers(shape.slice(1))};
 }
 
 /// `matrix`: (rows, columns) bf16. Returns the same.

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cctype>
 #include <iterator>
+#include <span>
 
 #include "core/check.h"
 #include "core/error.h"
@@ -65,10 +66,12 @@ ShardedOptimizer::ShardedOptimizer(const Layout& layout, std::vector<ParamUnit>&
     TESSERA_CHECK(!options.rule && transfer_ == nullptr);
     whole_.emplace(layout_, units_, options.parameters, comm_, options.whole);
   }
-  if (kind_ == kernels::OptimizerKind::kMuon) {
+  if (kind_ == kernels::OptimizerKind::kMuon && !rule_ && !whole_) {
     std::vector<int64_t> costs;
-    for (const ParameterSpec& spec : layout_.parameters())
-      costs.push_back(spec.trainable && is_muon_matrix(spec) ? orthogonalization_cost(spec) : -1);
+    for (const ParameterSpec& spec : layout_.parameters()) {
+      by_muon_.push_back(spec.trainable && groups_[spec.group].use_muon && is_muon_matrix(spec));
+      costs.push_back(by_muon_.back() ? orthogonalization_cost(spec) : -1);
+    }
     owners_ = owners_of(costs, comm_->size());
   }
   const MemoryFor use(MemoryUse::kOptimizer);
@@ -232,11 +235,14 @@ std::vector<kernels::SegmentUpdate> ShardedOptimizer::updates_of(const std::vect
   return updates;
 }
 
+/// A copy in fp32.
+at::Tensor ShardedOptimizer::scaled_gradient(const kernels::Segment& segment) const {
+  return segment.grad.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).mul_(step_->grad_scale);
+}
+
 void ShardedOptimizer::apply_rule(const kernels::SegmentUpdate& update) const {
   const kernels::Segment& elements = update.segment;
-  at::Tensor gradient =
-      elements.grad.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).mul_(step_->grad_scale);
-  rule_->update({elements.master, std::move(gradient), elements.state},
+  rule_->update({elements.master, scaled_gradient(elements), elements.state},
                 {update.step, update.hyper->lr, update.hyper->weight_decay});
   if (elements.param.defined()) at::Tensor(elements.param).copy_(elements.master);
 }
@@ -283,7 +289,7 @@ void ShardedOptimizer::begin_step(const GradientReducer& gradients, double grad_
     step_lamb();
     return step_.reset();
   }
-  if (kind_ == kernels::OptimizerKind::kMuon && !rule_) {
+  if (!by_muon_.empty()) {
     step_muon();
     return step_.reset();
   }
@@ -378,52 +384,46 @@ std::vector<kernels::LambPart> ShardedOptimizer::lamb_totals() {
 
 // ------------------------------------------------------------------------------- see [Note: Muon on shards]
 
-bool ShardedOptimizer::is_muon(int parameter) const {
-  return owners_[parameter] >= 0 && step_->used[parameter] &&
-         step_->groups[layout_.parameters()[parameter].group].use_muon;
+bool ShardedOptimizer::steps_by_muon(const ParamUnit& unit) const {
+  return std::ranges::any_of(unit.spec.parameters,
+                             [this](int parameter) { return steps_by_muon(parameter); });
 }
 
-bool ShardedOptimizer::has_muon(const ParamUnit& unit) const {
-  return std::ranges::any_of(unit.spec.parameters, [this](int parameter) { return is_muon(parameter); });
-}
-
-/// All matrices are proposed before any is made orthogonal, so that ranks do that at the same time.
+/// Where there are several ranks, all matrices are proposed before any is made orthogonal, so that ranks do
+/// that at the same time.
 void ShardedOptimizer::step_muon() {
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
   const MemoryFor use(MemoryUse::kOptimizer);
   std::vector<kernels::Hyper> adam = step_->groups;
   for (kernels::Hyper& hyper : adam) hyper.lr *= hyper.adam_lr_ratio;
-  std::vector<OwnedParameter> owned;
-  if (comm_->size() > 1) {
-    for (const int index : step_->order) propose(units_[index], owned);
-    orthogonalize_all(owned);
-  }
-  for (const int index : step_->order) {
-    if (comm_->size() == 1) {
-      propose(units_[index], owned);
-      orthogonalize_all(owned);
-    }
-    apply_muon(units_[index], owned, adam);
-    if (comm_->size() == 1) owned.clear();
-  }
+  const auto update = [&](std::span<const int> units) {
+    std::vector<OwnedParameter> owned;
+    for (const int unit : units) propose(units_[unit], owned);
+    for (OwnedParameter& one : owned)
+      one.values =
+          orthogonalize(one.values, step_->groups[layout_.parameters()[one.parameter].group].ns_steps);
+    for (const int unit : units) apply_muon(units_[unit], owned, adam);
+  };
+  const std::span<const int> order = step_->order;
+  if (comm_->size() > 1) return update(order);
+  for (size_t i = 0; i < order.size(); ++i) update(order.subspan(i, 1));
 }
 
 /// Collective. Updates the momentum of the unit's matrices, and adds to `owned` what it proposes for those
 /// that this rank owns, in bf16.
 void ShardedOptimizer::propose(ParamUnit& unit, std::vector<OwnedParameter>& owned) {
-  if (!has_muon(unit)) return;
+  if (!steps_by_muon(unit)) return;
   const InMemory gradient(unit, kGradient, InMemory::Access::kRead);
   const InMemory updated(unit, kUpdated, InMemory::Access::kReadWrite);
   StagedUnit staged = stage_in(unit, Takes::kGradient);
   const Range local = unit.local_range();
   at::Tensor proposed = at::zeros({local.numel()}, unit.master.options().dtype(at::kBFloat16));
   for (const ParamRange& range : ranges(unit, step_->used, /*by_parameter=*/true)) {
-    if (!is_muon(range.parameter)) continue;
+    if (!steps_by_muon(range.parameter)) continue;
     const kernels::SegmentUpdate update = update_of(range, staged);
     const at::Tensor& momentum = update.segment.state[0];
-    at::Tensor grad =
-        update.segment.grad.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).mul_(step_->grad_scale);
+    at::Tensor grad = scaled_gradient(update.segment);
     momentum.lerp_(grad, 1 - update.hyper->momentum);
     if (update.hyper->nesterov) grad.lerp_(momentum, update.hyper->momentum);
     proposed.narrow(0, range.range.begin - local.begin, range.range.numel())
@@ -434,23 +434,18 @@ void ShardedOptimizer::propose(ParamUnit& unit, std::vector<OwnedParameter>& own
   if (!whole) proposed = proposed.narrow(0, unit.owned_range.begin - local.begin, unit.owned_range.numel());
   const at::Tensor full = gather_owned(unit, proposed, whole, *comm_, "momentum");
   for (const int parameter : unit.spec.parameters) {
-    if (!is_muon(parameter) || owners_[parameter] != comm_->rank()) continue;
+    if (!steps_by_muon(parameter) || owners_[parameter] != comm_->rank()) continue;
     const UnitSlice& slice = layout_.slice(parameter);
     const at::Tensor values = full.narrow(0, slice.offset, slice.numel);
     owned.push_back({parameter, values.view(layout_.parameters()[parameter].shape).clone()});
   }
 }
 
-void ShardedOptimizer::orthogonalize_all(std::vector<OwnedParameter>& owned) const {
-  for (OwnedParameter& one : owned)
-    one.values = orthogonalize(one.values, step_->groups[layout_.parameters()[one.parameter].group].ns_steps);
-}
-
 /// Collective for a unit with matrices. `adam`: by group, with AdamW's rate.
 void ShardedOptimizer::apply_muon(ParamUnit& unit, std::vector<OwnedParameter>& owned,
                                   const std::vector<kernels::Hyper>& adam) {
   at::Tensor orthogonal;
-  if (has_muon(unit))
+  if (steps_by_muon(unit))
     orthogonal = join_owned(unit, layout_, owned, at::kBFloat16, *comm_, "orthogonal updates");
   const InMemory gradient(unit, kGradient, InMemory::Access::kRead);
   const InMemory updated(unit, kUpdated, InMemory::Access::kReadWrite);
@@ -460,7 +455,7 @@ void ShardedOptimizer::apply_muon(ParamUnit& unit, std::vector<OwnedParameter>& 
   for (const ParamRange& range : parts) {
     kernels::SegmentUpdate update = update_of(range, staged);
     const ParameterSpec& parameter = layout_.parameters()[range.parameter];
-    if (!is_muon(range.parameter)) {
+    if (!steps_by_muon(range.parameter)) {
       update.hyper = &adam[parameter.group];
       by_adam.push_back(std::move(update));
       continue;
@@ -475,7 +470,7 @@ void ShardedOptimizer::apply_muon(ParamUnit& unit, std::vector<OwnedParameter>& 
   }
   kernels::update(kernels::OptimizerKind::kAdamW, step_->grad_scale, by_adam);
   for (const ParamRange& range : parts)
-    if (!is_muon(range.parameter)) copy_back(range, staged);
+    if (!steps_by_muon(range.parameter)) copy_back(range, staged);
   stage_out(unit, std::move(staged));
 }
 

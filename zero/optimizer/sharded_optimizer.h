@@ -78,6 +78,8 @@ class ShardedOptimizer {
   std::vector<kernels::Hyper>& groups() { return groups_; }
   /// Returns the names of ParamUnit::states, in their order.
   const std::vector<std::string>& state_names() const { return state_names_; }
+  /// Whether Muon updates it, by parameter; empty: another optimizer.
+  const std::vector<bool>& by_muon() const { return by_muon_; }
   /// Updates a parameter has had (Adam's step count), those to come of the step that has begun included.
   int64_t steps(int parameter) const { return steps_[parameter]; }
   /// Continues from a checkpoint.
@@ -111,11 +113,11 @@ class ShardedOptimizer {
   void update(const std::vector<ParamRange>& ranges, StagedUnit& staged) const;
   void update_now(ParamUnit& unit);
   void step_lamb();
-  bool is_muon(int parameter) const;
-  bool has_muon(const ParamUnit& unit) const;
+  at::Tensor scaled_gradient(const kernels::Segment& segment) const;
+  bool steps_by_muon(int parameter) const { return by_muon_[parameter] && step_->used[parameter]; }
+  bool steps_by_muon(const ParamUnit& unit) const;
   void step_muon();
   void propose(ParamUnit& unit, std::vector<OwnedParameter>& owned);
-  void orthogonalize_all(std::vector<OwnedParameter>& owned) const;
   void apply_muon(ParamUnit& unit, std::vector<OwnedParameter>& owned,
                   const std::vector<kernels::Hyper>& adam);
   std::vector<kernels::LambPart> lamb_totals();
@@ -145,8 +147,9 @@ class ShardedOptimizer {
   std::optional<WholeParameters> whole_;
   std::vector<kernels::Hyper> groups_;
   std::vector<std::string> state_names_;
-  std::vector<int64_t> steps_;    // by parameter
-  std::vector<int> owners_ = {};  // of matrices, by parameter: Muon
+  std::vector<int64_t> steps_;  // by parameter
+  std::vector<bool> by_muon_ = {};
+  std::vector<int> owners_ = {};  // of Muon's matrices, by parameter
   std::optional<Step> step_;      // some unit is still to be updated
   at::Device device_ = at::kCPU;
   comm::HostTransfer* transfer_;

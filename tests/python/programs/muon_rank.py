@@ -5,7 +5,7 @@ import numpy
 import tessera
 import torch
 from checks import check, config, main, raises, standard_error
-from optimizers import batches, loss_of, rank
+from optimizers import batches, gradients_of_a_step, loss_of, rank
 from torch import nn
 
 PARAMS = {"lr": 0.02, "adam_lr": 0.01, "momentum": 0.9, "weight_decay": 0.1, "betas": [0.8, 0.9], "eps": 1e-8}
@@ -84,16 +84,7 @@ def beside_torch(stage, plain_options=(), steps=3, accumulation=1, clipping=0.0,
                                 config=muon_config(stage, accumulation=accumulation, clipping=clipping, **changes))[0]
     samples = batches(steps * accumulation)
     for step in range(steps):
-        for micro_step in range(accumulation):
-            engine.backward(loss_of(engine, samples[step * accumulation + micro_step][rank]))
-            if micro_step < accumulation - 1:
-                engine.step()
-        gradients = {name: engine.full_gradient(name) for name in plain.weights if not name.startswith("unused")}
-        engine.step()
-        norm = engine.get_global_grad_norm()
-        coefficient = min(1.0, clipping / (norm + 1e-6)) if clipping else 1.0
-        assert not clipping or coefficient < 1
-        plain.step({name: gradient * coefficient for name, gradient in gradients.items()})
+        plain.step(gradients_of_a_step(engine, samples[step * accumulation:(step + 1) * accumulation], plain.weights, clipping))
         for name, expected in plain.weights.items():
             found = engine.full_parameter(name)
             if name in matrices:
@@ -128,21 +119,14 @@ def half_precision_updates_masters():
     for stage in (0, 2, 3):
         model = Model()
         plain = Plain(model)
-        engine = tessera.initialize(model=model, config=muon_config(stage, accumulation=2, bf16={"enabled": True},
-                                                                    data_types={"grad_accum_dtype": "fp32"}))[0]
+        engine = muon_engine(stage, model=model, accumulation=2, bf16={"enabled": True}, data_types={"grad_accum_dtype": "fp32"})
         samples = batches(6)
         before = {name: engine.full_parameter(name) for name in plain.weights}
         for name, weight in plain.weights.items():
             assert torch.equal(before[name], weight.detach()), name
         for step in range(3):
-            for micro_step in range(2):
-                x, y = samples[2 * step + micro_step][rank]
-                engine.backward(nn.functional.cross_entropy(engine(x.bfloat16()).float(), y))
-                if micro_step == 0:
-                    engine.step()
-            gradients = {name: engine.full_gradient(name) for name in plain.weights if not name.startswith("unused")}
-            engine.step()
-            plain.step(gradients)
+            plain.step(gradients_of_a_step(engine, samples[2 * step:2 * step + 2], plain.weights, loss_of=lambda model, sample:
+                                           nn.functional.cross_entropy(model(sample[0].bfloat16()).float(), sample[1])))
             for name in MATRICES:
                 assert torch.equal(engine.full_parameter(name), plain.weights[name]), (name, stage, step)
                 with tessera.GatheredParameters(dict(model.named_parameters())[name]):
@@ -194,13 +178,13 @@ def rates():
     for params, (matrices, others) in (({}, (0.02, 3e-4)), ({"lr": 0.1}, (0.1, 0.1)), ({"muon_lr": 0.1}, (0.1, 3e-4)),
                                        ({"adam_lr": 0.1}, (0.02, 0.1)), ({"lr": 0.3, "muon_lr": 0.1}, (0.1, 0.3)),
                                        ({"lr": 0.3, "adam_lr": 0.1}, (0.3, 0.1)), ({"lr": 0.4, "muon_lr": 0.1, "adam_lr": 0.2}, (0.1, 0.2))):
-        engine = tessera.initialize(model=Model(), config=muon_config(1, params=params))[0]
+        engine = muon_engine(1, params=params)
         group = engine.optimizer.param_groups[0]
         assert group["lr"] == matrices and abs(group["lr"] * group["adam_lr_ratio"] - others) < 1e-12, (params, group)
         engine.destroy()
     for params, words in (({"adam_lr": 1, "adam_lr_ratio": 1}, "optimizer.params.adam_lr"), ({"ns_method": "gram"}, "Gram"),
                           ({"muon_lr": 0, "adam_lr": 1}, "optimizer.params.muon_lr")):
-        raises(tessera.ConfigError, lambda params=params: tessera.initialize(model=Model(), config=muon_config(1, params=params)), words)
+        raises(tessera.ConfigError, lambda params=params: muon_engine(1, params=params), words)
 
 
 def trained(engine, samples):
@@ -227,13 +211,13 @@ def a_scheduler_moves_both_rates():
 @check
 def checkpoints_resume():
     for stage in (1, 3):
-        engine = tessera.initialize(model=Model(), config=muon_config(stage))[0]
+        engine = muon_engine(stage)
         samples = batches(4)
         trained(engine, samples[:2])
         engine.save_checkpoint(os.environ["SAVED"], tag=f"muon{stage}")
         expected = trained(engine, samples[2:])
         engine.destroy()
-        again = tessera.initialize(model=Model(), config=muon_config(stage))[0]
+        again = muon_engine(stage)
         again.load_checkpoint(os.environ["SAVED"], tag=f"muon{stage}")
         found = trained(again, samples[2:])
         again.destroy()
@@ -321,7 +305,7 @@ def a_skipped_step_leaves_the_momentum():
 @check
 def the_log_says_who_updates_what():
     with standard_error() as said:
-        tessera.initialize(model=Model(), config=muon_config(1))
+        muon_engine(1)
     assert ("Muon: 5 of the parameters (1699 elements); AdamW: 6 (561)" in said[0]) == (rank == 0), said[0]
 
 

@@ -23,6 +23,20 @@ def loss_of(model, samples):
     return functional.cross_entropy(model(samples[0]), samples[1])
 
 
+def gradients_of_a_step(engine, samples, names, clipping=0.0, loss_of=loss_of):
+    """Takes a step, of a micro-batch for each of `samples`. Returns the gradients of these parameters as the optimizer had them: clipped."""
+    for i, sample in enumerate(samples):
+        engine.backward(loss_of(engine, sample[rank]))
+        if i < len(samples) - 1:
+            engine.step()
+    gradients = {name: engine.full_gradient(name) for name in names if not name.startswith("unused")}
+    engine.step()
+    norm = engine.get_global_grad_norm()
+    coefficient = min(1.0, clipping / (norm + 1e-6)) if clipping else 1.0
+    assert not clipping or coefficient < 1
+    return {name: gradient * coefficient for name, gradient in gradients.items()}
+
+
 def decay_groups(model, **first):
     return [{"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": 0.1, **first},
             {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0}]

@@ -5,7 +5,7 @@ from pathlib import Path
 import tessera
 import torch
 from checks import check, config, largest_difference, main, raises, standard_error, train, train_plainly
-from optimizers import batches, compare, decay_groups, loss_of, mlp, rank, world
+from optimizers import batches, compare, decay_groups, gradients_of_a_step, loss_of, mlp, rank, world
 from tessera.deepspeed.utils import parameters
 from tessera.optimizer_trial import try_out
 from torch import nn
@@ -127,17 +127,9 @@ def same_bits(stage, make, steps=3, accumulation=1, clipping=0.0, agreed=lambda 
         if hasattr(type(optimizer), "train"):
             optimizer.train()
     for step in range(steps):
-        for micro_step in range(accumulation):
-            engine.backward(loss_of(engine, samples[step * accumulation + micro_step][rank]))
-            if micro_step < accumulation - 1:
-                engine.step()
-        gradients = {name: engine.full_gradient(name) for name in names if not name.startswith("unused")}
-        engine.step()
-        norm = engine.get_global_grad_norm()
-        coefficient = min(1.0, clipping / (norm + 1e-6)) if clipping else 1.0
-        assert not clipping or coefficient < 1
+        gradients = gradients_of_a_step(engine, samples[step * accumulation:(step + 1) * accumulation], names, clipping)
         for name, p in names.items():
-            p.grad = gradients[name] * coefficient if name in gradients else None
+            p.grad = gradients.get(name)
         found = {name: engine.full_parameter(name) for name in names}
         problem = agreed(difference(theirs, names, found))
         assert not problem, f"stage {stage}, step {step}: {problem}"

@@ -76,11 +76,7 @@ std::vector<at::Tensor> train(const comm::CommunicatorPtr& comm, int stage, DTyp
     if (change) change(options);
   });
   const std::vector<at::Tensor> before = rig.weights();
-  for (int step = 0; step < 3; ++step) {
-    const at::Tensor input = batch(comm->rank(), step);
-    rig.backward(model->forward(input.to(to_torch(dtype))).to(at::kFloat).square().sum());
-    rig.update(0.5);
-  }
+  train_three_steps(model, rig, comm->rank(), dtype);
   const std::vector<at::Tensor> after = rig.weights();
   for (size_t i = 0; i < before.size(); ++i)
     EXPECT_EQ(at::equal(before[i], after[i]), i >= before.size() - 2)

@@ -63,11 +63,7 @@ Trained train(const comm::CommunicatorPtr& comm, int stage, DType dtype, bool on
     if (change) change(options);
   });
   const std::vector<at::Tensor> before = rig.weights();
-  for (int step = 0; step < 3; ++step) {
-    const at::Tensor input = batch(comm->rank(), step);
-    rig.backward(model->forward(input.to(to_torch(dtype))).to(at::kFloat).square().sum());
-    rig.update(0.5);
-  }
+  train_three_steps(model, rig, comm->rank(), dtype);
   Trained trained{rig.weights(), {}};
   EXPECT_EQ(optimizer->owned.size(), on_one_rank && comm->rank() > 0 ? 0u : optimizer->owned.size());
   for (const auto& [name, gradient] : optimizer->gradients) trained.gradients[name] = gradient;
