@@ -27,6 +27,7 @@ class CudaHostTransferTest : public ::testing::TestWithParam<bool> {  // pinned
  protected:
   void SetUp() override {
     if (const std::string reason = why_no_cuda(); !reason.empty()) GTEST_SKIP() << reason;
+    at::globalContext().lazyInitDevice(at::kCUDA);  // before that no memory counts as pinned
     transfer_ = make_cuda_host_transfer(device_, GetParam());
   }
 
