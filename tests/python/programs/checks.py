@@ -1,5 +1,6 @@
 """What rank programs share: a list of checks that run one after another, and plain PyTorch's side of a comparison."""
 import copy
+import functools
 import os
 import sys
 import tempfile
@@ -8,6 +9,16 @@ from contextlib import contextmanager
 
 import tessera
 import torch
+
+# Where the ranks' models and batches are: of TESSERA_TEST_DEVICE, as `tessera.comm` names it. Programs make tensors without a device, and
+# some with a generator; on a GPU both are made there.
+DEVICE = os.environ.get("TESSERA_TEST_DEVICE", "cpu")
+if DEVICE == "cuda":
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    torch.set_default_device(DEVICE)
+    torch.Generator = functools.partial(torch.Generator, DEVICE)
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.deterministic = True
 
 _checks = []
 
@@ -30,7 +41,7 @@ def each_stage(function):
 def main(backend=None):
     """Joins over the backend that is argument 1; runs the checks named by the others."""
     torch.set_num_threads(1)
-    tessera.comm.init_distributed(backend=backend or sys.argv[1], timeout_s=60, rendezvous_timeout_s=120)
+    tessera.comm.init_distributed(backend=backend or sys.argv[1], device=DEVICE, timeout_s=60, rendezvous_timeout_s=120)
     wanted = sys.argv[2:]
     for function in _checks:
         if not wanted or function.__name__ in wanted:
@@ -82,7 +93,7 @@ def largest_difference(a, b):
         assert len(a) == len(b)
         return max(abs(x - y) for x, y in zip(a, b))
     assert a.keys() == b.keys(), a.keys() ^ b.keys()
-    return max((a[name].float() - b[name].float()).abs().max().item() for name in a if a[name].numel() > 0)
+    return max((a[name].cpu().float() - b[name].cpu().float()).abs().max().item() for name in a if a[name].numel() > 0)
 
 
 def raises(kind, function, *parts):
