@@ -27,7 +27,7 @@ struct GptOptions {
 
 /// What PyTorch's nn.Linear does. torch::nn::Linear adds the bias of inputs with three dimensions in a pass
 /// of its own.
-inline at::Tensor apply(const torch::nn::Linear& layer, const at::Tensor& x) {
+inline at::Tensor linear(const torch::nn::Linear& layer, const at::Tensor& x) {
   return at::linear(x, layer->weight, layer->bias);
 }
 
@@ -44,8 +44,8 @@ struct GptBlockImpl : torch::nn::Module {
 
   /// x: (B, T, dim) -> (B, T, dim)
   at::Tensor forward(const at::Tensor& x) {
-    const at::Tensor h = x + apply(out, attention(norm1->forward(x)));
-    return h + apply(down, at::gelu(apply(up, norm2->forward(h))));
+    const at::Tensor h = x + linear(out, attention(norm1->forward(x)));
+    return h + linear(down, at::gelu(linear(up, norm2->forward(h))));
   }
 
   /// x: (B, T, dim) -> (B, T, dim)
@@ -53,7 +53,7 @@ struct GptBlockImpl : torch::nn::Module {
     const int64_t batch = x.size(0), length = x.size(1), dim = x.size(2);
     // (B, T, 3 dim) -> 3 of (B, heads, T, dim / heads)
     const auto parts =
-        apply(qkv, x).view({batch, length, 3, heads, dim / heads}).permute({2, 0, 3, 1, 4}).unbind(0);
+        linear(qkv, x).view({batch, length, 3, heads, dim / heads}).permute({2, 0, 3, 1, 4}).unbind(0);
     return at::scaled_dot_product_attention(parts[0], parts[1], parts[2], /*attn_mask=*/{}, /*dropout_p=*/0.0,
                                             /*is_causal=*/true)
         .transpose(1, 2)
@@ -85,7 +85,7 @@ struct GptImpl : torch::nn::Module {
     for (const auto& block : *blocks) x = block->as<GptBlock>()->forward(x);
     x = norm->forward(x);
     if (target.defined() && loss) return loss(x, head->weight, target);
-    const at::Tensor logits = apply(head, x);  // (B, T, vocabulary)
+    const at::Tensor logits = linear(head, x);  // (B, T, vocabulary)
     return target.defined() ? at::cross_entropy_loss(logits.flatten(0, 1), target.flatten()) : logits;
   }
 
