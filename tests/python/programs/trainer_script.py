@@ -43,7 +43,7 @@ def deepspeed_config():
 
 def main():
     hf.set_seed(3)
-    given = {"use_cpu": True} if KIND == "plain" else {"deepspeed": deepspeed_config()}
+    given = {"use_cpu": os.environ.get("TESSERA_TEST_DEVICE") != "cuda"} if KIND == "plain" else {"deepspeed": deepspeed_config()}
     if WHAT == "cpu":
         os.environ["ACCELERATE_USE_CPU"] = "true"
         given["use_cpu"] = True
