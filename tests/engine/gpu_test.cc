@@ -256,6 +256,37 @@ TEST_P(EveryStage, BlocksExceedTheFormulaByTheAllocatorsRoundingAlone) {
   check(MemoryUse::kOptimizer, state.optimizer);
 }
 
+// Host kernels have the device's bits, and what is reduced is reduced on the device.
+TEST_P(EveryStage, StateBelowTheDeviceGivesItsBits) {
+  if (stage() == 0) GTEST_SKIP() << "stage 0 has all of its state on the device";
+  const CommonFolder common(comm());
+  const OffloadConfig none, host{.device = "cpu", .nvme_path = {}},
+      pinned{.device = "cpu", .nvme_path = {}, .pin_memory = true},
+      disk{.device = "nvme", .nvme_path = common.path()};
+  std::vector<std::pair<OffloadConfig, OffloadConfig>> settings{{host, none}, {pinned, none}, {disk, none}};
+  if (stage() == 3)
+    settings.insert(settings.end(),
+                    {{host, host}, {pinned, pinned}, {disk, disk}, {pinned, disk}, {disk, pinned}});
+  for (const char* optimizer : {"AdamW", "SGD"}) {
+    Case c = make_case(stage(), precision());
+    c.optimizer = optimizer;
+    c.accumulation = 2;
+    c.clipping = 0.05;
+    const TrainingRun expected = run(c);
+    for (const auto& [states, parameters] : settings) {
+      c.config.zero.offload_optimizer = states;
+      c.config.zero.offload_param = parameters;
+      const TrainingRun found = run(c);
+      const std::string where = str(optimizer, ", states ", states.device, ", parameters ", parameters.device,
+                                    states.pin_memory ? ", pinned" : "");
+      EXPECT_EQ(found.losses, expected.losses) << where;
+      EXPECT_EQ(found.norms, expected.norms) << where;
+      EXPECT_TRUE(bit_equal(on_host(found.weights), on_host(expected.weights))) << where;
+    }
+  }
+  comm().barrier("offloaded");  // before the folder goes
+}
+
 INSTANTIATE_TEST_SUITE_P(StagesAndPrecisions, EveryStage,
                          ::testing::Combine(::testing::Range(0, 4), ::testing::ValuesIn(kPrecisions)),
                          [](const auto& info) {

@@ -149,7 +149,8 @@ static std::vector<int64_t> numels_in_order(const std::vector<ParamUnit>& units,
 // Collective: all of them at once, because ranks come to their first use at different times.
 void GradientReducer::make_slots() {
   const MemoryFor use(MemoryUse::kCommunication);
-  const at::TensorOptions like = units_[order_.reductions().front()].gradient.accumulator.options();
+  // On the device, also where accumulators are on the host.
+  const at::TensorOptions like = units_.front().memory.full().options().requires_grad(false);
   slots_ = symmetric_zeros(*comm_, gradient_buffer_numel(numels_in_order(units_, order_), options_.num_slots),
                            like.dtype(options_.communicate_dtype), "gradient buffer");
   arrange();

@@ -1,6 +1,5 @@
 """What rank programs share: a list of checks that run one after another, and plain PyTorch's side of a comparison."""
 import copy
-import functools
 import os
 import sys
 import tempfile
@@ -13,10 +12,19 @@ import torch
 # Where the ranks' models and batches are: of TESSERA_TEST_DEVICE, as `tessera.comm` names it. Programs make tensors without a device, and
 # some with a generator; on a GPU both are made there.
 DEVICE = os.environ.get("TESSERA_TEST_DEVICE", "cpu")
+
+
+class _GeneratorOfTheDevice:
+    _of_torch = torch.Generator
+
+    def __new__(cls, device=DEVICE):
+        return cls._of_torch(device)
+
+
 if DEVICE == "cuda":
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     torch.set_default_device(DEVICE)
-    torch.Generator = functools.partial(torch.Generator, DEVICE)
+    torch.Generator = _GeneratorOfTheDevice
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.deterministic = True
 
