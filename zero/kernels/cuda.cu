@@ -14,8 +14,6 @@ namespace {
 using device::kThreads;
 using device::Pair;
 
-constexpr int kWarp = 32;
-
 const char* launch_error() {
   const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
@@ -46,29 +44,24 @@ __global__ void __launch_bounds__(kThreads)
                            static_cast<int>(threadIdx.x));
 }
 
-/// Adds the pairs of a warp in a fixed tree; lane 0 has the sum.
-__device__ Pair reduce_warp(Pair mine) {
-  for (int half = kWarp / 2; half > 0; half /= 2) {
-    mine.first += __shfl_down_sync(~0u, mine.first, half);
-    mine.second += __shfl_down_sync(~0u, mine.second, half);
-  }
-  return mine;
-}
-
 /// Adds the block's pairs in a fixed tree; every thread of the block calls it, *out is written by one.
 __device__ void reduce_block(Pair mine, Pair* out) {
-  __shared__ double first[kThreads / kWarp], second[kThreads / kWarp];
-  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
-  mine = reduce_warp(mine);
-  if (lane == 0) {
-    first[warp] = mine.first;
-    second[warp] = mine.second;
-  }
+  __shared__ double first[kThreads], second[kThreads];
+  const int thread = static_cast<int>(threadIdx.x);
+  first[thread] = mine.first;
+  second[thread] = mine.second;
   __syncthreads();
-  if (warp != 0) return;
-  mine = lane < kThreads / kWarp ? Pair{first[lane], second[lane]} : Pair{};
-  mine = reduce_warp(mine);
-  if (lane == 0) *out = mine;
+  for (int half = kThreads / 2; half > 0; half /= 2) {
+    if (thread < half) {
+      first[thread] += first[thread + half];
+      second[thread] += second[thread + half];
+    }
+    __syncthreads();
+  }
+  if (thread == 0) {
+    out->first = first[0];
+    out->second = second[0];
+  }
 }
 
 __global__ void __launch_bounds__(kThreads)
