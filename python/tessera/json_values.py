@@ -170,7 +170,8 @@ def _placed(data, path, blob):
 
 
 def _uint8(data):
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    with torch.device("cpu"):  # whatever the user's default is
+        return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
 def _limited(value, size, path):

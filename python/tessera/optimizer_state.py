@@ -195,7 +195,7 @@ class States(MutableMapping):
         state = dict(zip(self._live().state_names, tensors))
         if self._type not in _TYPES_WITH_STEP:
             return state
-        return {"step": torch.tensor(float(num_updates)) if self._step_is_a_tensor else num_updates, **state}
+        return {"step": torch.tensor(float(num_updates), device="cpu") if self._step_is_a_tensor else num_updates, **state}
 
 
 def _protected(value):

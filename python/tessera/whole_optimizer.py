@@ -78,7 +78,7 @@ class WholeOptimizer:
 
     def agree(self) -> None:
         """Rank 0 owns all parameters where some rank's trial says so, or where there is one; states that there are, are rank 0's. Collective."""
-        data = torch.empty(0, dtype=torch.uint8)
+        data = torch.empty(0, dtype=torch.uint8, device="cpu")
         try:
             data = json_values.to_bytes(self._by_name()) if self._state else data
         except Error as error:
@@ -87,7 +87,7 @@ class WholeOptimizer:
         self.why = next((one[0] for one in said if one[0]), "")
         self.on_one_rank = bool(self.why) or (self._world_size > 1 and sum(len(group["params"]) for group in self._client.param_groups) < 2)
         if not self.on_one_rank and any(one[1:] != said[0][1:] for one in said):  # as the weights, where ranks have made others
-            data = data if comm.get_rank() == 0 else torch.empty(said[0][1], dtype=torch.uint8)
+            data = data if comm.get_rank() == 0 else torch.empty(said[0][1], dtype=torch.uint8, device="cpu")
             values = json_values.from_bytes(comm.broadcast(data.to(comm.group().device), 0, "the optimizer's states").cpu())
             self._replace(values["state"], values["other"])
             self.began_with = set(values["state"])
@@ -208,7 +208,7 @@ class WholeOptimizer:
     def gathered(self, names: Iterable[str]) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
         """The states of these parameters, and those of no parameter, as copies on the CPU, for all ranks. Collective."""
         mine = {name: self._state[self._tensors[name]] for name in names if name in self._owned and self._tensors[name] in self._state}
-        problem, data = self._other_states(), torch.empty(0, dtype=torch.uint8)
+        problem, data = self._other_states(), torch.empty(0, dtype=torch.uint8, device="cpu")
         try:
             data = json_values.to_bytes({"state": mine, "other": self._not_of_parameters()})
         except Error as error:
@@ -218,7 +218,7 @@ class WholeOptimizer:
             raise Error(problem)
         found, other = {}, {}
         for rank, (size, _) in enumerate(said):
-            theirs = data if rank == comm.get_rank() else torch.empty(size, dtype=torch.uint8)
+            theirs = data if rank == comm.get_rank() else torch.empty(size, dtype=torch.uint8, device="cpu")
             theirs = comm.broadcast(theirs.to(comm.group().device), rank, "the optimizer's states").cpu()
             values = json_values.from_bytes(theirs)
             found.update(values["state"])

@@ -81,7 +81,9 @@ void watch(const c10::Storage& storage) {
 }
 
 void unwatch(const c10::Storage& storage) {
-  if (is_watched(storage)) materialize_cow(impl(storage));
+  if (!is_watched(storage)) return;
+  const Opened opened(storage);  // libtorch asks it for its pointer
+  materialize_cow(impl(storage));
 }
 
 bool is_watched(const c10::Storage& storage) {

@@ -78,6 +78,20 @@ def compare(make, stage, seed_more=lambda: None):
     return engine, plain
 
 
+class Scaled(nn.Module):
+    """Values that are read by operators while the model is made, and used by others afterwards."""
+
+    def __init__(self):
+        super().__init__()
+        weight = torch.randn(300, 300)
+        self.scaled = nn.Parameter(weight * weight[0, 0].item())
+        self.moved = nn.Parameter(weight + 1)
+        small = torch.rand(20)
+        self.first = nn.Parameter(small * torch.rand(20) * small.sum().item())
+        small[3:5].uniform_()
+        self.second = nn.Parameter(small)
+
+
 @check
 def same_bits():
     for stage in range(4):
@@ -93,6 +107,12 @@ def same_bits():
 def values_that_are_computed_with():
     engine, _ = compare(Normed, 3)
     assert not engine.counts[0] and engine.counts[2] > 0, engine.counts
+
+
+@check
+def values_that_are_read_by_operators():
+    for stage in (0, 3):
+        compare(Scaled, stage)
 
 
 @check

@@ -619,6 +619,30 @@ def states_are_read_and_written():
         raises(tessera.Error, lambda p=p: parameters.safe_get_full_optimizer_state(p, "exp_avg_cubed"), "has no state 'exp_avg_cubed'", key)
 
 
+@check
+def a_default_device_of_the_users_changes_nothing():
+    """Tensors that have no values would be made on it."""
+    folder = Path(os.environ["SAVED"]) / f"default_of_{world}"
+    for make in (lambda m: torch.optim.SGD(trained(m), lr=0.05, momentum=0.9, maximize=True), lambda m: torch.optim.AdamW(trained(m), lr=0.01)):
+        results = []
+        for device in ("cpu", "meta"):
+            model, again = Tied(), Tied()
+            optimizer, other = make(model), make(again)
+            samples = batches(4)
+            with torch.device(device):
+                engine = tessera.initialize(model=model, optimizer=optimizer, config=config(3, 500))[0]
+                train(engine, samples[:2], loss_of)
+                engine.save_checkpoint(folder)
+                resumed = tessera.initialize(model=again, optimizer=other, config=config(1, 500))[0]
+                resumed.load_checkpoint(folder)
+                train(resumed, samples[2:], loss_of)
+                if resumed._whole_optimizer:
+                    assert not resumed._whole_optimizer.why, resumed._whole_optimizer.why
+                results.append((resumed.state_dict(), resumed.optimizer.state_dict()))
+        assert all(torch.equal(results[0][0][name], value) for name, value in results[1][0].items())
+        assert_same_state(results[0][1], results[1][1])
+
+
 def index_of(optimizer, parameter):
     return [id(p) for group in optimizer.param_groups for p in group["params"]].index(id(parameter))
 

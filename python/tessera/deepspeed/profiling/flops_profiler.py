@@ -101,7 +101,7 @@ def get_model_profile(model: torch.nn.Module, input_shape: Sequence[int] | None 
     if input_shape is not None:
         if args or kwargs:
             raise Error("get_model_profile(): input_shape is given beside args or kwargs; expected one of the two")
-        first = next(model.parameters(), torch.empty(()))
+        first = next(model.parameters(), torch.empty((), device="cpu"))
         args = [torch.ones(tuple(input_shape), dtype=first.dtype, device=first.device)]
     call = model if mode == "forward" else model.generate
     profiler = FlopsProfiler(model)
