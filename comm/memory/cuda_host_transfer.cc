@@ -1,11 +1,11 @@
 #include "comm/memory/cuda_host_transfer.h"
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/Stream.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -121,7 +121,7 @@ class CudaHostTransfer final : public HostTransfer {
   EventPtr copy(const at::Tensor& to, const at::Tensor& from, const c10::Stream& stream,
                 const EventPtr& after) {
     const at::DisableRecordFunctionGuard our_own_operators;
-    const at::NoGradGuard no_grad;
+    const c10::InferenceMode no_grad;  // its tensors, of another thread, are written nowhere else
     const std::lock_guard lock(mutex_);
     if (after) event_of(after).block(stream);
     const c10::StreamGuard on_copies(stream);

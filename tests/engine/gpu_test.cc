@@ -10,8 +10,10 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <gtest/gtest.h>
+#include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/linear.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <optional>
 
@@ -323,6 +325,34 @@ TEST_P(EveryStage, AnAsynchronousCheckpointHoldsTheMomentItWasCalledIn) {
         << "step " << i;
   }
   comm().barrier("loaded");  // before the folder goes
+}
+
+struct NormedImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return norm->forward(layer->forward(x)).square().mean(); }
+  torch::nn::Linear layer = register_module("layer", torch::nn::Linear(6, 8));
+  torch::nn::BatchNorm1d norm = register_module("norm", torch::nn::BatchNorm1d(8));
+};
+TORCH_MODULE(Normed);
+
+// On CUDA libtorch itself refuses 16-bit weights beside statistics in fp32 (zero/model/cuda_batch_norm.cc).
+TEST_P(EveryStage, RunningStatisticsStayInFp32) {
+  Normed model;
+  fill_parameters(*model, 1);
+  const auto engine = initialize(model, engine_config(make_case(stage(), precision())), group().comm(),
+                                 {.device = device()});
+  double first = 0;
+  for (int step = 0; step < 5; ++step) {
+    const at::Tensor loss = engine->forward(randn({64, 6}, 900));
+    engine->backward(loss);
+    engine->step();
+    if (step == 0) first = loss.item<double>();
+  }
+  const at::Tensor& mean = engine->module().norm->running_mean;
+  EXPECT_EQ(mean.scalar_type(), at::kFloat);
+  EXPECT_GT(mean.abs().max().item<double>(), 0);
+  EXPECT_LT(engine->forward(randn({64, 6}, 900)).item<double>(), first);
+  engine->eval();
+  EXPECT_TRUE(std::isfinite(engine->forward(randn({64, 6}, 900)).item<double>()));
 }
 
 // -------------------------------------------------------------------------------------- streams of the model

@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
+#include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -65,6 +66,18 @@ TEST_P(CudaHostTransferTest, ACopyComesAfterItsEventAndBeforeWhatFollowsIt) {
     EXPECT_TRUE(transfer_->query(back));
     EXPECT_TRUE(down.eq(static_cast<float>(round + 10)).all().item<bool>()) << round;
   }
+}
+
+// A thread of a transport copies what a forward under inference mode gathers into.
+TEST_P(CudaHostTransferTest, TensorsOfInferenceModeAreCopied) {
+  at::Tensor host = on_host(kNumel).fill_(3), back = on_host(kNumel), device;
+  {
+    const c10::InferenceMode evaluation;
+    device = at::empty({kNumel}, at::TensorOptions(device_).dtype(at::kFloat));
+  }
+  const EventPtr there = transfer_->h2d(device, host, transfer_->record());
+  transfer_->synchronize(transfer_->d2h(back, device, there));
+  EXPECT_TRUE(at::equal(back, host));
 }
 
 TEST_P(CudaHostTransferTest, WhatIsIssuedAfterAnEventSeesIt) {
