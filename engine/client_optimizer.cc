@@ -4,6 +4,7 @@
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
@@ -28,17 +29,21 @@ void refuse(bool is_set, const optim::Optimizer& optimizer, const char* option, 
 
 /// Returns the options of torch's Adam and AdamW as ours.
 template <class Ours, class Theirs>
-OptimizerOptions adam_options(const Theirs& o, const optim::Optimizer& optimizer) {
-  refuse(o.amsgrad(), optimizer, "amsgrad", "the AMSGrad variant is not built in; expected false");
+OptimizerOptions adam_options(const Theirs& o) {
   const auto [beta1, beta2] = o.betas();
-  return Ours{.lr = o.lr(), .beta1 = beta1, .beta2 = beta2, .eps = o.eps(), .weight_decay = o.weight_decay()};
+  return Ours{.lr = o.lr(),
+              .beta1 = beta1,
+              .beta2 = beta2,
+              .eps = o.eps(),
+              .weight_decay = o.weight_decay(),
+              .amsgrad = o.amsgrad()};
 }
 
 OptimizerOptions options_of(const optim::OptimizerOptions& options, const optim::Optimizer& optimizer) {
   if (typeid(optimizer) == typeid(optim::Adam))
-    return adam_options<AdamOptions>(dynamic_cast<const optim::AdamOptions&>(options), optimizer);
+    return adam_options<AdamOptions>(dynamic_cast<const optim::AdamOptions&>(options));
   if (typeid(optimizer) == typeid(optim::AdamW))
-    return adam_options<AdamWOptions>(dynamic_cast<const optim::AdamWOptions&>(options), optimizer);
+    return adam_options<AdamWOptions>(dynamic_cast<const optim::AdamWOptions&>(options));
   if (typeid(optimizer) == typeid(optim::SGD)) {
     const auto& o = dynamic_cast<const optim::SGDOptions&>(options);
     return SGDOptions{.lr = o.lr(),
@@ -54,10 +59,18 @@ OptimizerOptions options_of(const optim::OptimizerOptions& options, const optim:
     return AdagradOptions{
         .lr = o.lr(), .eps = o.eps(), .weight_decay = o.weight_decay(), .lr_decay = o.lr_decay()};
   }
-  throw ConfigError(
-      str(c10::demangle(typeid(optimizer).name()),
-          " is not an optimizer Tessera has; expected torch::optim::Adam, AdamW, SGD or Adagrad, or one "
-          "of the configuration's"));
+  if (typeid(optimizer) == typeid(optim::RMSprop)) {
+    const auto& o = dynamic_cast<const optim::RMSpropOptions&>(options);
+    return RMSpropOptions{.lr = o.lr(),
+                          .alpha = o.alpha(),
+                          .eps = o.eps(),
+                          .weight_decay = o.weight_decay(),
+                          .momentum = o.momentum(),
+                          .centered = o.centered()};
+  }
+  throw ConfigError(str(c10::demangle(typeid(optimizer).name()),
+                        " is not an optimizer Tessera has; expected torch::optim::Adam, AdamW, SGD, Adagrad "
+                        "or RMSprop, or one of the configuration's"));
 }
 
 /// Adagrad creates its state in the constructor.
@@ -105,6 +118,11 @@ OptimizerConfig client_optimizer(const optim::Optimizer& optimizer,
     std::vector<std::string> members = names_of(group.params(), names);
     if (members.empty()) continue;  // as in DeepSpeed
     const OptimizerOptions options = options_of(group.options(), optimizer);
+    const auto* const first = std::get_if<RMSpropOptions>(&config.options);
+    const auto* const rmsprop = std::get_if<RMSpropOptions>(&options);
+    if (!is_first && first && rmsprop)
+      refuse(first->centered != rmsprop->centered, optimizer, "centered",
+             "differs between its param groups; expected the same in all");
     if (std::exchange(is_first, false))
       config.options = options;
     else

@@ -183,6 +183,7 @@ class ShardedModel {
   ModuleState* module_state() const { return state_.get(); }
   /// Hyper-parameters by param group, for the next step.
   std::vector<kernels::Hyper>& param_groups() { return optimizer_->groups(); }
+  kernels::OptimizerKind optimizer_kind() const { return optimizer_->kind(); }
   const std::vector<std::string>& state_names() const { return optimizer_->state_names(); }
   const std::vector<bool>& by_muon() const { return optimizer_->by_muon(); }
   /// Updates a parameter has had (Adam's step count).

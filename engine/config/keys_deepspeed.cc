@@ -54,7 +54,7 @@ Attribute switched_by(const char* name, const char* off) {
 void add_optimizer_rows(Rows rows) {
   const char* one_bit = "it belongs to the 1-bit optimizers, which compress what is sent";
   const char* torch_loop = "how torch.optim loops over tensors; every update here is one fused pass";
-  rows.refused("amsgrad", "the AMSGrad variant is not built in", "false", for_types("Adam AdamW LAMB"));
+  rows.refused("amsgrad", "the AMSGrad variant is not built in", "false", for_types("LAMB"));
   rows.refused("fp32_optimizer_states", "optimizer state is always fp32", "true",
                for_types("Adam AdamW Muon"));
   rows.refused("adam_w_mode", "AdamW updates what is no matrix", "true", for_types("Muon"));
@@ -63,7 +63,7 @@ void add_optimizer_rows(Rows rows) {
                for_types("Adagrad"));
   rows.refused("eps_inside_sqrt", "eps is added outside of the square root", "false", for_types("LAMB"));
   rows.refused("max_grad_norm", "the key for clipping is `gradient_clipping`", "0", of_type(Type::kNumber));
-  rows.refused("maximize", "the loss is minimised", "false");
+  rows.refused("maximize", "the loss is minimised", "false", for_types("Lion LAMB Muon"));
   rows.refused("per_head_muon", "a matrix is made orthogonal as a whole", "false", for_types("Muon"));
   rows.refused("freeze_step", one_bit, "", kInteger);
   rows.refused("cuda_aware", one_bit, "");

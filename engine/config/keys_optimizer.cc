@@ -32,6 +32,10 @@ Field bias_correction(bool& value) {
   return {"bias_correction", &value, "Corrects the moments for starting at zero", kPerGroup};
 }
 
+Field maximize(bool& value) {
+  return {"maximize", &value, "Steps along the gradient, not against it", kPerGroup};
+}
+
 template <class Adam>
 std::vector<Field> adam_fields(Adam& o, OptimizerModes* modes) {
   std::vector<Field> fields = {lr(o.lr), betas(o.beta1, o.beta2), eps(o.eps), weight_decay(o.weight_decay)};
@@ -44,6 +48,9 @@ std::vector<Field> adam_fields(Adam& o, OptimizerModes* modes) {
                         "decoupled, as in DeepSpeed");
   }
   fields.push_back(bias_correction(o.bias_correction));
+  fields.emplace_back("amsgrad", &o.amsgrad,
+                      "Divides by the largest mean square so far, which is a third state", kPerGroup);
+  fields.push_back(maximize(o.maximize));
   return fields;
 }
 std::vector<Field> fields(AdamOptions& o, OptimizerModes* modes) { return adam_fields(o, modes); }
@@ -54,14 +61,26 @@ std::vector<Field> fields(SGDOptions& o, OptimizerModes*) {
           weight_decay(o.weight_decay),
           {"momentum", &o.momentum, "Momentum factor", between(0, 1), kPerGroup},
           {"dampening", &o.dampening, "Dampening of the momentum", between(0, 1), kPerGroup},
-          {"nesterov", &o.nesterov, "Nesterov momentum; needs momentum above 0 and dampening 0", kPerGroup}};
+          {"nesterov", &o.nesterov, "Nesterov momentum; needs momentum above 0 and dampening 0", kPerGroup},
+          maximize(o.maximize)};
 }
 
 std::vector<Field> fields(AdagradOptions& o, OptimizerModes*) {
   return {lr(o.lr),
           eps(o.eps),
           weight_decay(o.weight_decay),
-          {"lr_decay", &o.lr_decay, "lr is divided by 1 + (step - 1) * lr_decay", at_least(0), kPerGroup}};
+          {"lr_decay", &o.lr_decay, "lr is divided by 1 + (step - 1) * lr_decay", at_least(0), kPerGroup},
+          maximize(o.maximize)};
+}
+
+std::vector<Field> fields(RMSpropOptions& o, OptimizerModes*) {
+  return {lr(o.lr),
+          {"alpha", &o.alpha, "Decay of the mean square", between(0, 1), kPerGroup},
+          eps(o.eps),
+          weight_decay(o.weight_decay),
+          {"momentum", &o.momentum, "Momentum factor", between(0, 1), kPerGroup},
+          {"centered", &o.centered, "Divides by the standard deviation, which needs one more state"},
+          maximize(o.maximize)};
 }
 
 std::vector<Field> fields(LionOptions& o, OptimizerModes*) {
@@ -126,7 +145,7 @@ Key type_key() {
        {std::pair{"the 1-bit optimizers compress what is sent", "onebitadam zerooneadam onebitlamb"},
         {"muP rescales layers by their width", "muadam muadamw musgd"},
         {"this torch.optim update rule is not built in",
-         "adadelta adafactor adamax asgd lbfgs nadam radam rmsprop rprop sparseadam"}})
+         "adadelta adafactor adamax asgd lbfgs nadam radam rprop sparseadam"}})
     for (const std::string& name : split_names(names)) key.refused_choices[name] = why;
   return key;
 }
@@ -294,8 +313,8 @@ OptimizerConfig read_optimizer(const Document& document, ConfigReport* report) {
   OptimizerModes modes;
   read_fields(fields_of(config.options, &modes), document, report);
   if (const auto* adam = std::get_if<AdamOptions>(&config.options); adam && modes.adam_w_mode)
-    config.options = AdamWOptions{adam->lr,  adam->beta1,        adam->beta2,
-                                  adam->eps, adam->weight_decay, adam->bias_correction};
+    config.options = AdamWOptions{adam->lr,           adam->beta1,           adam->beta2,   adam->eps,
+                                  adam->weight_decay, adam->bias_correction, adam->amsgrad, adam->maximize};
   if (auto* adam_w = std::get_if<AdamWOptions>(&config.options);
       adam_w && modes.torch_adam && !value_at(*document.json, str(kParams, ".weight_decay")))
     adam_w->weight_decay = 0.01;  // torch.optim.AdamW's default

@@ -1,6 +1,6 @@
 // The options of every optimizer and every learning-rate schedule, with their defaults: DeepSpeed's
 // (deepspeed/ops/adam/fused_adam.py, fused_lamb.py, fused_lion.py, runtime/lr_schedules.py) and torch.optim's
-// (SGD, Adagrad, lr_scheduler.StepLR, CosineAnnealingLR). Fields have the names of the keys in
+// (SGD, Adagrad, RMSprop, lr_scheduler.StepLR, CosineAnnealingLR). Fields have the names of the keys in
 // optimizer.params and scheduler.params; keys_optimizer.cc and keys_schedule.cc have a table of fields for
 // each struct.
 #pragma once
@@ -26,6 +26,8 @@ struct AdamOptions {
   double eps = 1e-8;
   double weight_decay = 0;
   bool bias_correction = true;
+  bool amsgrad = false;
+  bool maximize = false;
   bool operator==(const AdamOptions&) const = default;
 };
 
@@ -37,6 +39,8 @@ struct AdamWOptions {
   double eps = 1e-8;
   double weight_decay = 0;
   bool bias_correction = true;
+  bool amsgrad = false;
+  bool maximize = false;
   bool operator==(const AdamWOptions&) const = default;
 };
 
@@ -46,6 +50,7 @@ struct SGDOptions {
   double weight_decay = 0;
   double momentum = 0, dampening = 0;
   bool nesterov = false;
+  bool maximize = false;
   bool operator==(const SGDOptions&) const = default;
 };
 
@@ -55,7 +60,20 @@ struct AdagradOptions {
   double eps = 1e-10;
   double weight_decay = 0;
   double lr_decay = 0;
+  bool maximize = false;
   bool operator==(const AdagradOptions&) const = default;
+};
+
+struct RMSpropOptions {
+  static constexpr const char* kName = "RMSprop";
+  double lr = 1e-2;
+  double alpha = 0.99;
+  double eps = 1e-8;
+  double weight_decay = 0;
+  double momentum = 0;
+  bool centered = false;
+  bool maximize = false;
+  bool operator==(const RMSpropOptions&) const = default;
 };
 
 struct LionOptions {
@@ -94,8 +112,8 @@ struct MuonOptions {
   bool operator==(const MuonOptions&) const = default;
 };
 
-using OptimizerOptions = std::variant<AdamOptions, AdamWOptions, SGDOptions, AdagradOptions, LionOptions,
-                                      LambOptions, MuonOptions>;
+using OptimizerOptions = std::variant<AdamOptions, AdamWOptions, SGDOptions, AdagradOptions, RMSpropOptions,
+                                      LionOptions, LambOptions, MuonOptions>;
 
 // -------------------------------------------------------------------------------------------- schedules
 

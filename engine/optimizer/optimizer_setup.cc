@@ -14,6 +14,7 @@ OptimizerKind kind_of(const AdamOptions&) { return OptimizerKind::kAdam; }
 OptimizerKind kind_of(const AdamWOptions&) { return OptimizerKind::kAdamW; }
 OptimizerKind kind_of(const SGDOptions&) { return OptimizerKind::kSGD; }
 OptimizerKind kind_of(const AdagradOptions&) { return OptimizerKind::kAdagrad; }
+OptimizerKind kind_of(const RMSpropOptions&) { return OptimizerKind::kRMSprop; }
 OptimizerKind kind_of(const LionOptions&) { return OptimizerKind::kLion; }
 OptimizerKind kind_of(const LambOptions&) { return OptimizerKind::kLamb; }
 OptimizerKind kind_of(const MuonOptions&) { return OptimizerKind::kMuon; }
@@ -31,9 +32,13 @@ Hyper hyper_of(const Options& o) {
   if constexpr (requires { o.beta1; }) hyper.beta1 = o.beta1, hyper.beta2 = o.beta2;
   if constexpr (requires { o.eps; }) hyper.eps = o.eps;
   if constexpr (requires { o.bias_correction; }) hyper.bias_correction = o.bias_correction;
-  if constexpr (requires { o.momentum; }) hyper.momentum = o.momentum, hyper.nesterov = o.nesterov;
+  if constexpr (requires { o.momentum; }) hyper.momentum = o.momentum;
+  if constexpr (requires { o.nesterov; }) hyper.nesterov = o.nesterov;
   if constexpr (requires { o.dampening; }) hyper.dampening = o.dampening;
   if constexpr (requires { o.lr_decay; }) hyper.lr_decay = o.lr_decay;
+  if constexpr (requires { o.alpha; }) hyper.alpha = o.alpha, hyper.centered = o.centered;
+  if constexpr (requires { o.amsgrad; }) hyper.amsgrad = o.amsgrad;
+  if constexpr (requires { o.maximize; }) hyper.maximize = o.maximize;
   if constexpr (requires { o.max_coeff; }) hyper.max_coeff = o.max_coeff, hyper.min_coeff = o.min_coeff;
   if constexpr (requires { o.use_muon; }) {
     hyper.use_muon = o.use_muon;

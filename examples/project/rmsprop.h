@@ -1,4 +1,4 @@
-// An optimizer that Tessera does not have, as a plug-in: RMSprop, as torch.optim.RMSprop computes it
+// An optimizer as a plug-in: RMSprop, as torch.optim.RMSprop and Tessera's own "RMSprop" compute it
 // (Tieleman and Hinton, lecture 6.5 of "Neural Networks for Machine Learning", 2012).
 #pragma once
 

@@ -247,16 +247,20 @@ std::vector<ParamGroup> param_groups(PyEngine& self) {
 /// them.
 void set_hyper(PyEngine& self, size_t group, const kernels::Hyper& hyper) {
   kernels::Hyper& now = self.sharded_model().param_groups().at(group);
-  if (hyper.momentum != 0 && now.momentum == 0) {
-    if (self.sharded_model().state_names().empty())
+  if (hyper.centered != now.centered)
+    throw Error("centered was changed after initialize(), which decides about a state; expected no change");
+  const kernels::OptimizerKind kind = self.sharded_model().optimizer_kind();
+  const std::vector<std::string>& kept = self.sharded_model().state_names();
+  for (const std::string_view state : kernels::state_names(kind, hyper))
+    if (std::ranges::find(kept, state) == kept.end())
       throw Error(
-          str("momentum ", hyper.momentum,
-              ", which no param group had at initialize(), so that there is no memory for it; expected a "
-              "momentum above 0 in some group there"));
-    if (hyper.dampening != 0 && self.global_steps() > 0)
-      throw Error(str("momentum ", hyper.momentum, " and dampening ", hyper.dampening,
-                      " after steps without momentum; expected dampening 0"));
-  }
+          str(state == "momentum_buffer" ? str("momentum ", hyper.momentum) : "amsgrad",
+              ", which no param group had at initialize(), so that there is no memory for it; expected "
+              "it in some group there"));
+  if (kind == kernels::OptimizerKind::kSGD && hyper.momentum != 0 && now.momentum == 0 &&
+      hyper.dampening != 0 && self.global_steps() > 0)
+    throw Error(str("momentum ", hyper.momentum, " and dampening ", hyper.dampening,
+                    " after steps without momentum; expected dampening 0"));
   if (hyper.use_muon != now.use_muon)
     throw Error(
         "use_muon was changed after initialize(), and states of matrices mean something else with it than "
@@ -381,6 +385,10 @@ void bind_param_groups(py::module_& module) {
       .def_readwrite("dampening", &Hyper::dampening)
       .def_readwrite("nesterov", &Hyper::nesterov)
       .def_readwrite("lr_decay", &Hyper::lr_decay)
+      .def_readwrite("alpha", &Hyper::alpha)
+      .def_readwrite("centered", &Hyper::centered)
+      .def_readwrite("amsgrad", &Hyper::amsgrad)
+      .def_readwrite("maximize", &Hyper::maximize)
       .def_readwrite("bias_correction", &Hyper::bias_correction)
       .def_readwrite("max_coeff", &Hyper::max_coeff)
       .def_readwrite("adam_lr_ratio", &Hyper::adam_lr_ratio)

@@ -43,6 +43,7 @@ class Config:
     @property
     def stage(self) -> int: ...
 
+def written_section(file_or_json: str, is_file: bool, name: str) -> str: ...
 def read_config(file_or_json: str, is_file: bool, world_size: int, overrides: list[str]) -> tuple[Config, list[str]]: ...
 def state_bytes(config: Config, parameters: list[tuple[str, list[int], torch.dtype, bool]], world_size: int, stage: int) -> dict[str, int]: ...
 
@@ -63,6 +64,10 @@ class Hyper:
     dampening: float
     nesterov: bool
     lr_decay: float
+    alpha: float
+    centered: bool
+    amsgrad: bool
+    maximize: bool
     bias_correction: bool
     max_coeff: float
     min_coeff: float

@@ -17,7 +17,7 @@ import torch
 from tessera import _engine
 from tessera.errors import ConfigError, Error
 from tessera.optimizer_options import HYPERS, Options, full_name, is_option
-from tessera.optimizer_state import States, WholeStates
+from tessera.optimizer_state import STATE_OF, States, WholeStates
 from tessera.whole_optimizer import call_step_hooks
 
 _REPLACED = ("step", "zero_grad", "state_dict", "load_state_dict", "add_param_group")  # methods of the optimizer that was given
@@ -65,7 +65,7 @@ class Optimizer(torch.optim.Optimizer):
         self._pushed = self._translated()
         self._states = (WholeStates(engine, self._groups(), self._whole) if self._whole is not None else
                         States(engine, self._groups(), kind, client is None or full_name(client).startswith("torch.")))
-        self._note_momentum()
+        self._note_options()
         if client is not None:
             self._take_the_place_of(client)
         if self._whole is not None:
@@ -251,7 +251,7 @@ class Optimizer(torch.optim.Optimizer):
             engine.set_learning_rates(rates)
             self._overruled = self._scheduled
         self._pushed = now
-        self._note_momentum()
+        self._note_options()
 
     def pull(self, skipped: bool = False) -> None:
         """Show the rates, and OneCycle's betas, that the configured schedule has for the next step. `skipped`: what was written for this one
@@ -294,13 +294,14 @@ class Optimizer(torch.optim.Optimizer):
         """Raises Error where the next step would refuse the values of a param group."""
         values = self._options.values(group, where)
         _check_numbers(values, values, where)
-        if values.get("momentum") and not self._live()._engine.state_names:
-            raise Error(f"{where}: momentum is {values['momentum']}, and no param group had momentum at initialize(), so that there is no memory "
-                        "for it; expected 0")
+        for option, state in STATE_OF.items():
+            if values.get(option) and self._options.type != "Muon" and state not in self._live()._engine.state_names:
+                raise Error(f"{where}: {option} is {values[option]}, and no param group had {option} at initialize(), so that there is no memory "
+                            f"for it; expected {0 if option == 'momentum' else False}")
 
-    def _note_momentum(self):
+    def _note_options(self):
         for i, values in enumerate(self._pushed):
-            self._states.note_momentum(i, values.get("momentum", 0))
+            self._states.note_options(i, values)
 
     def _structure_now(self):
         return [[id(parameter) for parameter in group["params"]] for group in self.param_groups]

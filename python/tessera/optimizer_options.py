@@ -60,7 +60,7 @@ _ADAM = "lr betas eps weight_decay"
 
 def _adam(own_type):
     """torch.optim's Adam and AdamW."""
-    return _Class(own_type, _options(_ADAM, only={"amsgrad": _OFF, "maximize": _OFF}, no_effect=_SPEED,
+    return _Class(own_type, _options(_ADAM + " amsgrad maximize", no_effect=_SPEED,
                                      chooses={"decoupled_weight_decay": _Chooses({True: "AdamW", False: "Adam"})}),
                   module="torch.optim")
 
@@ -80,10 +80,10 @@ _DECOUPLED = {True: "AdamW", False: "Adam"}
 _CLASSES = {
     "AdamW": _adam("AdamW"),
     "Adam": _adam("Adam"),
-    "SGD": _Class("SGD", _options("lr momentum dampening weight_decay nesterov", only={"maximize": _OFF}, no_effect=_SPEED),
-                  module="torch.optim"),
-    "Adagrad": _Class("Adagrad", _options("lr lr_decay eps weight_decay", only={"initial_accumulator_value": _OFF, "maximize": _OFF},
+    "SGD": _Class("SGD", _options("lr momentum dampening weight_decay nesterov maximize", no_effect=_SPEED), module="torch.optim"),
+    "Adagrad": _Class("Adagrad", _options("lr lr_decay eps weight_decay maximize", only={"initial_accumulator_value": _OFF},
                                           no_effect=_SPEED), module="torch.optim"),
+    "RMSprop": _Class("RMSprop", _options("lr alpha eps weight_decay momentum centered maximize", no_effect=_SPEED), module="torch.optim"),
     # DeepSpeed's and Apex's
     "FusedAdam": _Class("AdamW", _options(_ADAM + " bias_correction", only={"amsgrad": _OFF, "master_weights": _OFF},
                                           chooses={"adam_w_mode": _Chooses(_DECOUPLED)}, no_effect=("set_grad_none", "capturable")),
@@ -111,16 +111,19 @@ _CLASSES = {
 }
 # The hyper-parameters of each formula, by the configuration's type.
 HYPERS = {
-    "AdamW": ("lr", "betas", "eps", "weight_decay", "bias_correction"),
-    "Adam": ("lr", "betas", "eps", "weight_decay", "bias_correction"),
-    "SGD": ("lr", "momentum", "dampening", "weight_decay", "nesterov"),
-    "Adagrad": ("lr", "lr_decay", "eps", "weight_decay"),
+    "AdamW": ("lr", "betas", "eps", "weight_decay", "bias_correction", "amsgrad", "maximize"),
+    "Adam": ("lr", "betas", "eps", "weight_decay", "bias_correction", "amsgrad", "maximize"),
+    "SGD": ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"),
+    "Adagrad": ("lr", "lr_decay", "eps", "weight_decay", "maximize"),
+    "RMSprop": ("lr", "alpha", "eps", "weight_decay", "momentum", "centered", "maximize"),
     "Lion": ("lr", "betas", "weight_decay"),
     "LAMB": ("lr", "betas", "eps", "weight_decay", "bias_correction", "max_coeff", "min_coeff"),
     "Muon": ("lr", "adam_lr_ratio", "momentum", "nesterov", "weight_decay", "betas", "eps", "use_muon"),
 }
 # Options that are the same in all param groups, by the configuration's type.
-OF_ALL_GROUPS = {"Muon": ("adam_lr", "muon_lr", "ns_steps", "ns_method", "adjust_lr_fn")}
+OF_ALL_GROUPS = {"Muon": ("adam_lr", "muon_lr", "ns_steps", "ns_method", "adjust_lr_fn"), "RMSprop": ("centered",)}
+# Classes of torch.optim that a configuration may name in Python.
+RUN_AS_THEY_ARE = ("Adadelta", "Adafactor", "Adamax", "ASGD", "NAdam", "RAdam", "Rprop")
 # What the optimizers of a configuration refuse in their groups, where somebody writes it there.
 _REFUSED = dict.fromkeys(("amsgrad", "maximize", "initial_accumulator_value", "caution", "cautious"), _OFF)
 
@@ -142,7 +145,7 @@ class Options:
         name = full_name(optimizer)
         table = _CLASSES.get(kind.__name__)
         if table is None or not _comes_from(kind, table.module):
-            raise NotBuiltIn(f"{name} is not an optimizer Tessera has; expected AdamW, Adam, SGD or Adagrad of torch.optim, Lion, "
+            raise NotBuiltIn(f"{name} is not an optimizer Tessera has; expected AdamW, Adam, SGD, Adagrad or RMSprop of torch.optim, Lion, "
                              "timm's Lamb, DeepSpeed's fused ones, or the section \"optimizer\" of the configuration")
         options = cls(name, table.type, table, optimizer)
         options._check_all_known()
@@ -150,6 +153,9 @@ class Options:
         if len(types) > 1:
             raise NotBuiltIn(f"{name}: some param groups decouple the weight decay and some do not; expected the same in all")
         options.type = types.pop() if types else table.type
+        for option in OF_ALL_GROUPS.get(options.type, ()):
+            if any(group.get(option) != optimizer.param_groups[0].get(option) for group in optimizer.param_groups):
+                raise NotBuiltIn(f"{name}: {option} differs between its param groups; expected the same in all")
         return options
 
     @classmethod

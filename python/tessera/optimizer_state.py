@@ -12,7 +12,8 @@ from tessera.optimizer_options import plain
 from tessera.whole_optimizer import WholeOptimizer
 
 _MOST_UPDATES = 2**53  # larger ones are not exact in floating point
-_TYPES_WITH_STEP = ("AdamW", "Adam", "Adagrad", "LAMB", "Muon")  # whose formula depends on the number of updates
+_TYPES_WITH_STEP = ("AdamW", "Adam", "Adagrad", "RMSprop", "LAMB", "Muon")  # whose states have a number of updates
+STATE_OF = {"momentum": "momentum_buffer", "amsgrad": "max_exp_avg_sq"}  # options of a group that it has a state for
 
 
 class _Copy(dict):
@@ -61,7 +62,7 @@ class States(MutableMapping):
         for name, parameter in engine.named_tensors:  # a tied one: the first name
             self._names.setdefault(id(parameter), name)
         self._trained = {name for group in engine._engine.param_groups() for name in group.parameters}
-        self._had_momentum = [False] * len(param_groups)
+        self._had: list[set[str]] = [set() for _ in param_groups]  # by group, those of STATE_OF
         self.replaced: dict[str, Any] = {}  # attributes of the optimizer that was translated, as they were before
 
     # ------------------------------------------------------------------------------------ a mapping
@@ -72,7 +73,7 @@ class States(MutableMapping):
             return _Copy()
         engine = self._live()
         unit = next(i for i, names in enumerate(engine.units()) if name in names)
-        state = self._as_torch_has_it(*engine.optimizer_states(unit)[name])
+        state = self._as_torch_has_it(parameter, *engine.optimizer_states(unit)[name])
         with torch.inference_mode():  # whose tensors cannot be written: it would have no effect
             return _Copy((key, value.clone() if isinstance(value, torch.Tensor) else value) for key, value in state.items())
 
@@ -101,7 +102,7 @@ class States(MutableMapping):
             engine = self._live()
             for unit, _ in enumerate(engine.units()):
                 found.update(engine.optimizer_states(unit))
-        return {parameter: self._as_torch_has_it(*found[self.name_of(parameter)]) for parameter in self}
+        return {parameter: self._as_torch_has_it(parameter, *found[self.name_of(parameter)]) for parameter in self}
 
     def parsed(self, parameter: torch.Tensor, state: Mapping[str, Any] | None,
                group: Mapping[str, Any] = types.MappingProxyType({})) -> tuple[list[torch.Tensor], int]:
@@ -123,6 +124,8 @@ class States(MutableMapping):
         tensors = []
         for name in names:
             tensor = state.get(name)
+            if tensor is None and name not in self._state_names(parameter):
+                tensor = torch.zeros(parameter.shape, device="cpu")
             if not isinstance(tensor, torch.Tensor) or tensor.shape != parameter.shape:
                 found = "is missing" if tensor is None else f"is {list(getattr(tensor, 'shape', []))}"
                 raise Error(f"{where}: {name} {found}; expected a tensor of shape {list(parameter.shape)}")
@@ -170,9 +173,9 @@ class States(MutableMapping):
         engine = self._engine()
         return engine is not None and isinstance(engine._engine, _engine.Engine)
 
-    def note_momentum(self, group: int, momentum: float) -> None:
-        """SGD has a state of parameters whose group has, or has had, momentum."""
-        self._had_momentum[group] |= momentum != 0
+    def note_options(self, group: int, values: Mapping[str, Any]) -> None:
+        """A parameter has the state that belongs to an option where its group has, or has had, that option."""
+        self._had[group].update(state for option, state in STATE_OF.items() if values.get(option))
 
     def _live(self):
         engine = self._engine()
@@ -187,12 +190,16 @@ class States(MutableMapping):
             return False
         if self._type == "Adagrad":
             return True  # from the beginning
-        if self._type == "SGD" and not self._had_momentum[self._group_of[id(parameter)]]:
-            return False
-        return engine.num_updates(self.name_of(parameter)) > 0
+        return bool(self._state_names(parameter)) and engine.num_updates(self.name_of(parameter)) > 0
 
-    def _as_torch_has_it(self, num_updates, tensors):
-        state = dict(zip(self._live().state_names, tensors))
+    def _state_names(self, parameter):
+        """Those of the engine that torch's optimizer has of this parameter."""
+        had = self._had[self._group_of[id(parameter)]]
+        return [name for name in self._live().state_names if name in had or name not in STATE_OF.values()]
+
+    def _as_torch_has_it(self, parameter, num_updates, tensors):
+        has = self._state_names(parameter)
+        state = {name: tensor for name, tensor in zip(self._live().state_names, tensors) if name in has}
         if self._type not in _TYPES_WITH_STEP:
             return state
         return {"step": torch.tensor(float(num_updates), device="cpu") if self._step_is_a_tensor else num_updates, **state}

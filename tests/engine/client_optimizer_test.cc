@@ -8,6 +8,7 @@
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/lbfgs.h>
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
@@ -44,7 +45,8 @@ MakeOptimizer in_groups(Options first, Options second, Options third) {
 }
 
 std::vector<Client> clients() {
-  using optim::AdagradOptions, optim::AdamOptions, optim::AdamWOptions, optim::SGDOptions;
+  using optim::AdagradOptions, optim::AdamOptions, optim::AdamWOptions, optim::RMSpropOptions,
+      optim::SGDOptions;
   return {
       {"Adam", in_groups<optim::Adam>(AdamOptions(0.02).weight_decay(0.1), AdamOptions(0.02),
                                       AdamOptions(0.05).betas({0.8, 0.95}))},
@@ -54,6 +56,11 @@ std::vector<Client> clients() {
       {"SGD", in_groups<optim::SGD>(SGDOptions(0.02).momentum(0.9).weight_decay(0.1),
                                     SGDOptions(0.01).momentum(0.8).dampening(0.3),
                                     SGDOptions(0.01).momentum(0.8).nesterov(true))},
+      {"Adam", in_groups<optim::Adam>(AdamOptions(0.02).amsgrad(true), AdamOptions(0.02),
+                                      AdamOptions(0.05).amsgrad(true).weight_decay(0.1))},
+      {"RMSprop",
+       in_groups<optim::RMSprop>(RMSpropOptions(0.01).momentum(0.9), RMSpropOptions(0.02).alpha(0.9),
+                                 RMSpropOptions(0.01).eps(1e-4).weight_decay(0.1))},
       {"Adagrad", in_groups<optim::Adagrad>(AdagradOptions(0.1), AdagradOptions(0.2).lr_decay(0.05),
                                             AdagradOptions(0.1).weight_decay(0.1).eps(1e-6))},
   };
@@ -94,7 +101,7 @@ TEST_P(ClientOptimizer, TrainsAsTheOptimizerItselfDoes) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ClientOptimizer, ::testing::ValuesIn(clients()),
-                         [](const auto& info) { return info.param.name; });
+                         [](const auto& info) { return str(info.param.name, info.index); });
 
 OptimizerConfig config_of(const optim::Optimizer& optimizer, BowlImpl& model) {
   return client_optimizer(optimizer, zero::parameters_of(model));
@@ -130,13 +137,14 @@ TEST(ClientOptimizer, WhatCannotBeTakenIsNamed) {
   const auto error = [&](const optim::Optimizer& optimizer) {
     return error_of<ConfigError>([&] { config_of(optimizer, *model); });
   };
-  EXPECT_EQ(error(optim::AdamW(all, optim::AdamWOptions(0.1).amsgrad(true))),
-            "torch::optim::AdamW: amsgrad: the AMSGrad variant is not built in; expected false");
+  EXPECT_EQ(error(*in_groups<optim::RMSprop>(optim::RMSpropOptions(0.1), optim::RMSpropOptions(0.1),
+                                             optim::RMSpropOptions(0.1).centered(true))(*model)),
+            "torch::optim::RMSprop: centered: differs between its param groups; expected the same in all");
   EXPECT_EQ(error(optim::Adagrad(all, optim::AdagradOptions(0.1).initial_accumulator_value(1))),
             "torch::optim::Adagrad: initial_accumulator_value: the sum of squares starts at 0; expected 0");
   EXPECT_THAT(
-      error(optim::RMSprop(all, optim::RMSpropOptions(0.1))),
-      HasSubstr("torch::optim::RMSprop is not an optimizer Tessera has; expected torch::optim::Adam, AdamW"));
+      error(optim::LBFGS(all, optim::LBFGSOptions(0.1))),
+      HasSubstr("torch::optim::LBFGS is not an optimizer Tessera has; expected torch::optim::Adam, AdamW"));
   EXPECT_EQ(error(optim::SGD(std::vector<at::Tensor>{}, optim::SGDOptions(0.1))),
             "the optimizer has no parameters");
   std::vector<at::Tensor> more = all;

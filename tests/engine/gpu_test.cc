@@ -338,8 +338,8 @@ TORCH_MODULE(Normed);
 TEST_P(EveryStage, RunningStatisticsStayInFp32) {
   Normed model;
   fill_parameters(*model, 1);
-  const auto engine = initialize(model, engine_config(make_case(stage(), precision())), group().comm(),
-                                 {.device = device()});
+  const auto engine =
+      initialize(model, engine_config(make_case(stage(), precision())), group().comm(), {.device = device()});
   double first = 0;
   for (int step = 0; step < 5; ++step) {
     const at::Tensor loss = engine->forward(randn({64, 6}, 900));

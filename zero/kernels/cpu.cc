@@ -138,15 +138,18 @@ NormPart squared_norm_of_finite(const ConstSpan& grad) {
 template <class RuleType>
 TESSERA_EVERY_CPU void update_block(const RuleType rule, int64_t n, float* __restrict weights,
                                     const float* __restrict grad, float* __restrict state0,
-                                    float* __restrict state1) {
+                                    float* __restrict state1, float* __restrict state2) {
   for (int64_t i = 0; i < n; ++i) {
     float s0 = 0;
     float s1 = 0;
+    float s2 = 0;
     if constexpr (RuleType::kNumStates > 0) s0 = state0[i];
     if constexpr (RuleType::kNumStates > 1) s1 = state1[i];
-    weights[i] = rule.step(weights[i], grad[i], s0, s1);
+    if constexpr (RuleType::kNumStates > 2) s2 = state2[i];
+    weights[i] = rule.step(weights[i], grad[i], s0, s1, s2);
     if constexpr (RuleType::kNumStates > 0) state0[i] = s0;
     if constexpr (RuleType::kNumStates > 1) state1[i] = s1;
+    if constexpr (RuleType::kNumStates > 2) state2[i] = s2;
   }
 }
 
@@ -157,7 +160,8 @@ void update_all(const RuleType& rule, const UpdateArgs& args) {
     float* weights = args.master + begin;
     update_block(rule, n, weights, scaled_grad(args, begin, n, block),
                  RuleType::kNumStates > 0 ? args.state0 + begin : nullptr,
-                 RuleType::kNumStates > 1 ? args.state1 + begin : nullptr);
+                 RuleType::kNumStates > 1 ? args.state1 + begin : nullptr,
+                 RuleType::kNumStates > 2 ? args.state2 + begin : nullptr);
     if (args.param != nullptr) convert_out(weights, n, args.param, args.param_dtype, begin);
   });
 }

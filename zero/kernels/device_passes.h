@@ -60,6 +60,7 @@ inline Groups groups_of(const UpdateArgs& args) {
   };
   follows(args.state0, DType::kFloat32);
   follows(args.state1, DType::kFloat32);
+  follows(args.state2, DType::kFloat32);
   follows(args.grad, args.grad_dtype);
   follows(args.param, args.param_dtype);
   if (!groups.aligned) groups.shift = 0;
@@ -229,14 +230,16 @@ TESSERA_HD void update_chunk(const UpdateEntry<RuleType>& entry, int64_t chunk, 
   const UpdateArgs& args = entry.args;
   for_groups(entry.groups, chunk, thread, [&](const GroupAt& at) {
     const FourFloats grad = scaled_grad(args, at);
-    FourFloats weights = at.load(args.master, DType::kFloat32), first = {}, second = {};
+    FourFloats weights = at.load(args.master, DType::kFloat32), first = {}, second = {}, third = {};
     if constexpr (RuleType::kNumStates > 0) first = at.load(args.state0, DType::kFloat32);
     if constexpr (RuleType::kNumStates > 1) second = at.load(args.state1, DType::kFloat32);
+    if constexpr (RuleType::kNumStates > 2) third = at.load(args.state2, DType::kFloat32);
     for (int i = 0; i < kGroup; ++i)
-      weights.values[i] =
-          entry.rule.step(weights.values[i], grad.values[i], first.values[i], second.values[i]);
+      weights.values[i] = entry.rule.step(weights.values[i], grad.values[i], first.values[i],
+                                          second.values[i], third.values[i]);
     if constexpr (RuleType::kNumStates > 0) at.store(args.state0, DType::kFloat32, first);
     if constexpr (RuleType::kNumStates > 1) at.store(args.state1, DType::kFloat32, second);
+    if constexpr (RuleType::kNumStates > 2) at.store(args.state2, DType::kFloat32, third);
     store_weights(args, at, weights);
   });
 }

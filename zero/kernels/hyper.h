@@ -9,7 +9,7 @@
 
 namespace tessera::kernels {
 
-enum class OptimizerKind : uint8_t { kAdam, kAdamW, kSGD, kAdagrad, kLion, kLamb, kMuon };
+enum class OptimizerKind : uint8_t { kAdam, kAdamW, kSGD, kAdagrad, kRMSprop, kLion, kLamb, kMuon };
 
 /// How Muon's rate depends on a matrix' shape; torch.optim.Muon's adjust_lr_fn.
 enum class AdjustLr : uint8_t { kOriginal, kMatchRmsAdamW, kSpectralUnclamped };
@@ -21,10 +21,14 @@ struct Hyper {
   double beta2 = 0.999;
   double eps = 1e-8;
   double weight_decay = 0.0;
-  double momentum = 0.0;        ///< SGD, Muon
+  double momentum = 0.0;        ///< SGD, RMSprop, Muon
   double dampening = 0.0;       ///< SGD
   bool nesterov = false;        ///< SGD, Muon
   double lr_decay = 0.0;        ///< Adagrad
+  double alpha = 0.99;          ///< RMSprop: decay of the mean square
+  bool centered = false;        ///< RMSprop: by the variance; equal in all groups
+  bool amsgrad = false;         ///< Adam, AdamW: by the largest mean square so far
+  bool maximize = false;        ///< Adam, AdamW, SGD, Adagrad, RMSprop: steps along the gradient
   bool bias_correction = true;  ///< Adam, AdamW, LAMB
   double max_coeff = 10.0;      ///< LAMB: bounds of the trust ratio, as DeepSpeed's keys
   double min_coeff = 0.01;
@@ -36,8 +40,10 @@ struct Hyper {
 };
 
 /// Names of the fp32 state tensors an optimizer keeps for each element, in order, torch.optim's: Adam,
-/// AdamW, LAMB {"exp_avg", "exp_avg_sq"}; SGD {"momentum_buffer"}, or none without momentum; Adagrad {"sum"};
-/// Lion {"exp_avg"}; Muon those of AdamW, of which a matrix uses the first. Every state starts at zero.
+/// AdamW, LAMB {"exp_avg", "exp_avg_sq"}, with amsgrad also "max_exp_avg_sq"; SGD {"momentum_buffer"}, or
+/// none without momentum; Adagrad {"sum"}; RMSprop {"square_avg"}, where it is centered "grad_avg", with
+/// momentum "momentum_buffer"; Lion {"exp_avg"}; Muon those of AdamW, of which a matrix uses the first. Every
+/// state starts at zero. Of two groups of an optimizer, the names of one are the first of the other's.
 std::vector<std::string_view> state_names(OptimizerKind kind, const Hyper& hyper);
 
 /// |weights| / |update| within [min_coeff, max_coeff]; 1 when either norm is zero.

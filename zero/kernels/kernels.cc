@@ -65,6 +65,7 @@ UpdateArgs args_of(const Segment& segment, size_t num_states, double grad_scale,
                 num_states);
   if (num_states > 0) args.state0 = fp32_data(segment.state[0], "first state", numel, device);
   if (num_states > 1) args.state1 = fp32_data(segment.state[1], "second state", numel, device);
+  if (num_states > 2) args.state2 = fp32_data(segment.state[2], "third state", numel, device);
   if (reads_grad) {
     check_flat(segment.grad, "grad", numel, device);
     args.grad = segment.grad.const_data_ptr();
@@ -94,6 +95,7 @@ UpdateArgs slice(const UpdateArgs& args, int64_t begin, int64_t end) {
   part.master = args.master + begin;
   part.state0 = args.state0 == nullptr ? nullptr : args.state0 + begin;
   part.state1 = args.state1 == nullptr ? nullptr : args.state1 + begin;
+  part.state2 = args.state2 == nullptr ? nullptr : args.state2 + begin;
   part.grad = advanced(args.grad, args.grad_dtype, begin);
   part.param = advanced(args.param, args.param_dtype, begin);
   return part;
@@ -262,7 +264,8 @@ void update(OptimizerKind kind, double grad_scale, const std::vector<SegmentUpda
     rules.push_back(make_rule(kind, *update.hyper, update.step));
     const size_t num_states =
         std::visit([](const auto& chosen) { return static_cast<size_t>(chosen.kNumStates); }, rules.back());
-    args.push_back(args_of(update.segment, num_states, grad_scale, /*reads_grad=*/true));
+    const double scale = update.hyper->maximize ? -grad_scale : grad_scale;
+    args.push_back(args_of(update.segment, num_states, scale, /*reads_grad=*/true));
     TESSERA_CHECK(update.segment.master.device() == updates.front().segment.master.device());
   }
   const at::Device device = updates.front().segment.master.device();

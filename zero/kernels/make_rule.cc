@@ -13,7 +13,7 @@ double correction(const Hyper& hyper, double beta, int64_t step) {
   return hyper.bias_correction ? 1.0 - std::pow(beta, static_cast<double>(step)) : 1.0;
 }
 
-AdamRule make_adam(const Hyper& hyper, int64_t step, bool decoupled) {
+Rule make_adam(const Hyper& hyper, int64_t step, bool decoupled) {
   AdamRule rule{};
   rule.beta1 = static_cast<float>(hyper.beta1);
   rule.one_minus_beta1 = static_cast<float>(1.0 - hyper.beta1);
@@ -24,6 +24,16 @@ AdamRule make_adam(const Hyper& hyper, int64_t step, bool decoupled) {
   rule.eps = static_cast<float>(hyper.eps);
   rule.inv_sqrt_correction2 = static_cast<float>(1.0 / std::sqrt(correction(hyper, hyper.beta2, step)));
   rule.step_size = static_cast<float>(hyper.lr / correction(hyper, hyper.beta1, step));
+  if (hyper.amsgrad)
+    return AmsgradRule{
+        .one_minus_beta1 = rule.one_minus_beta1,
+        .beta2 = rule.beta2,
+        .one_minus_beta2 = rule.one_minus_beta2,
+        .l2 = rule.l2,
+        .keep = rule.keep,
+        .eps = rule.eps,
+        .sqrt_correction2 = static_cast<float>(std::sqrt(correction(hyper, hyper.beta2, step))),
+        .step_size = rule.step_size};
   return rule;
 }
 
@@ -49,6 +59,24 @@ AdagradRule make_adagrad(const Hyper& hyper, int64_t step) {
   return rule;
 }
 
+template <bool kCentered, bool kMomentum>
+Rule make_rmsprop(const Hyper& hyper) {
+  RmspropRule<kCentered, kMomentum> rule{};
+  rule.lr = static_cast<float>(hyper.lr);
+  rule.l2 = static_cast<float>(hyper.weight_decay);
+  rule.eps = static_cast<float>(hyper.eps);
+  rule.momentum = static_cast<float>(hyper.momentum);
+  rule.alpha = static_cast<float>(hyper.alpha);
+  rule.one_minus_alpha = static_cast<float>(1.0 - hyper.alpha);
+  return rule;
+}
+
+Rule make_rmsprop(const Hyper& hyper) {
+  if (hyper.centered)
+    return hyper.momentum > 0 ? make_rmsprop<true, true>(hyper) : make_rmsprop<true, false>(hyper);
+  return hyper.momentum > 0 ? make_rmsprop<false, true>(hyper) : make_rmsprop<false, false>(hyper);
+}
+
 LionRule make_lion(const Hyper& hyper) {
   LionRule rule{};
   rule.lr = static_cast<float>(hyper.lr);
@@ -69,6 +97,7 @@ Rule make_rule(OptimizerKind kind, const Hyper& hyper, int64_t step) {
     case OptimizerKind::kAdamW: return make_adam(hyper, step, /*decoupled=*/true);
     case OptimizerKind::kSGD: return make_sgd(hyper, step);
     case OptimizerKind::kAdagrad: return make_adagrad(hyper, step);
+    case OptimizerKind::kRMSprop: return make_rmsprop(hyper);
     case OptimizerKind::kLion: return make_lion(hyper);
     case OptimizerKind::kLamb:
     case OptimizerKind::kMuon: break;
@@ -95,8 +124,16 @@ std::vector<std::string_view> state_names(OptimizerKind kind, const Hyper& hyper
   switch (kind) {
     case OptimizerKind::kAdam:
     case OptimizerKind::kAdamW:
+      if (hyper.amsgrad) return {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
+      return {"exp_avg", "exp_avg_sq"};
     case OptimizerKind::kLamb:
     case OptimizerKind::kMuon: return {"exp_avg", "exp_avg_sq"};
+    case OptimizerKind::kRMSprop: {
+      std::vector<std::string_view> names = {"square_avg"};
+      if (hyper.centered) names.emplace_back("grad_avg");
+      if (hyper.momentum > 0) names.emplace_back("momentum_buffer");
+      return names;
+    }
     case OptimizerKind::kSGD:
       if (hyper.momentum == 0) return {};
       return {"momentum_buffer"};

@@ -23,6 +23,7 @@ struct UpdateArgs {
   float* master = nullptr;
   float* state0 = nullptr;  ///< null beyond the rule's kNumStates
   float* state1 = nullptr;
+  float* state2 = nullptr;
   const void* grad = nullptr;
   void* param = nullptr;  ///< null: master is the parameter
   DType grad_dtype = DType::kFloat32;

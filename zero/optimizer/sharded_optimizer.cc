@@ -36,7 +36,7 @@ static std::vector<std::string> checked(std::vector<std::string> names, const st
 std::vector<std::string> state_names_of(const ShardedOptimizer::Options& options) {
   if (options.rule) return checked(options.rule->state_names(), options.rule->name());
   if (options.whole) return {};  // it keeps them itself
-  // SGD keeps a momentum buffer when any group has momentum.
+  // Of all groups: SGD keeps a momentum buffer when any has momentum.
   std::vector<std::string> names;
   for (const kernels::Hyper& hyper : options.groups) {
     const auto of_group = kernels::state_names(options.kind, hyper);
@@ -197,7 +197,7 @@ void ShardedOptimizer::stage_out(ParamUnit& unit, StagedUnit staged) {
 
 // ------------------------------------------------------------------------------------------- the update
 
-/// SGD without momentum reads none, also where another group has momentum.
+/// The first of them: SGD without momentum reads none, also where another group has momentum.
 size_t ShardedOptimizer::num_states_read(const ParamRange& range) const {
   const int group = layout_.parameters()[range.parameter].group;
   return rule_ ? state_names_.size() : kernels::state_names(kind_, step_->groups[group]).size();

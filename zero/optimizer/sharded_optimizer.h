@@ -77,6 +77,7 @@ class ShardedOptimizer {
   WholeParameters* whole() { return whole_ ? &*whole_ : nullptr; }
   std::vector<kernels::Hyper>& groups() { return groups_; }
   /// Returns the names of ParamUnit::states, in their order.
+  kernels::OptimizerKind kind() const { return kind_; }
   const std::vector<std::string>& state_names() const { return state_names_; }
   /// Whether Muon updates it, by parameter; empty: another optimizer.
   const std::vector<bool>& by_muon() const { return by_muon_; }

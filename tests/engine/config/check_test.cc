@@ -37,11 +37,11 @@ TEST(ConfigCheck, WrongValues) {
       {R"("optimizer": "Adam")", "optimizer: found \"Adam\" (a string); expected a section {…}"},
       {R"("optimizer": {"type": "AdmW"})",
        "optimizer.type: found \"AdmW\" (a string); expected one of \"Adam\", \"AdamW\", \"SGD\", "
-       "\"Adagrad\", \"Lion\", \"LAMB\", \"Muon\", or null (did you mean \"AdamW\"?)"},
+       "\"Adagrad\", \"RMSprop\", \"Lion\", \"LAMB\", \"Muon\", or null (did you mean \"AdamW\"?)"},
       {R"("optimizer": {"params": {"lr": 1}, "type": "OneBitAdam"})",
        "optimizer.type: found \"OneBitAdam\" (a string), which Tessera does not have: the 1-bit optimizers "
        "compress what is sent; expected one of "
-       "\"Adam\", \"AdamW\", \"SGD\", \"Adagrad\", \"Lion\", \"LAMB\", \"Muon\", or null"},
+       "\"Adam\", \"AdamW\", \"SGD\", \"Adagrad\", \"RMSprop\", \"Lion\", \"LAMB\", \"Muon\", or null"},
       {R"("optimizer": {"type": "Adam", "params": {"betas": [0.9]}})",
        "optimizer.params.betas: found [0.9] (a list); expected a list of two numbers, each from 0 to below "
        "1, or \"auto\""},
@@ -106,13 +106,13 @@ TEST(ConfigCheck, UnknownKeys) {
        "zero_optimization.stage: unknown key (found 1 (a number)); nested keys are written as "
        "{\"zero_optimization\": {\"stage\": …}}"},
       {R"("optimizer": {"type": "AdamW", "params": {"momentum": 0.9}})",
-       "optimizer.params.momentum: AdamW has no \"momentum\" (found 0.9 (a number)), SGD has; expected one "
-       "of lr, betas, eps, weight_decay, "
-       "adam_w_mode, torch_adam, bias_correction"},
+       "optimizer.params.momentum: AdamW has no \"momentum\" (found 0.9 (a number)), SGD and RMSprop "
+       "have; expected one of betas, torch_adam, bias_correction, eps, amsgrad, … (all 9 are in "
+       "docs/configuration.md)"},
       {R"("optimizer": {"param_groups": [{"match": "a", "weight_dekay": 0}]})",
        "optimizer.param_groups[0].weight_dekay: unknown key (did you mean \"weight_decay\"?), found 0 (a "
-       "number); expected one of match, parameters, lr, betas, "
-       "eps, weight_decay, bias_correction"},
+       "number); expected one of weight_decay, betas, amsgrad, match, parameters, … (all 9 are in "
+       "docs/configuration.md)"},
       {R"("scheduler": {"params": {"warmup_num_steps": 5}})",
        "scheduler.params.warmup_num_steps: found 5 (a number), but scheduler.type is not given; expected "
        "scheduler.type: one of \"WarmupLR\", "
@@ -172,7 +172,7 @@ TEST(ConfigCheck, TellsAllMistakesOfAFileInItsOrder) {
       error_for(
           R"("optimizer": {"type": "Adan", "params": {"lr": 1}, "param_groups": [{"match": "a", "lr": 2}]})"),
       "c.json:1: optimizer.type: found \"Adan\" (a string); expected one of \"Adam\", \"AdamW\", \"SGD\", "
-      "\"Adagrad\", \"Lion\", \"LAMB\", \"Muon\", or null "
+      "\"Adagrad\", \"RMSprop\", \"Lion\", \"LAMB\", \"Muon\", or null "
       "(did you mean \"Adam\"?)");
 }
 
@@ -212,7 +212,7 @@ TEST(ConfigCheck, RefusedByNameUnlessTheyAskForNothing) {
                                             R"("compile": {"deepcompile": true})",
                                             R"("bf16": {"bf16_master_weights_and_grads": true})",
                                             R"("fp16": {"fp16_master_weights_and_grads": true})",
-                                            R"("optimizer": {"params": {"amsgrad": true}})",
+                                            R"("optimizer": {"type": "LAMB", "params": {"amsgrad": true}})",
                                             R"("optimizer": {"params": {"freeze_step": 3}})",
                                             R"("optimizer": {"params": {"max_grad_norm": 1.0}})"};
   for (const std::string& keys : refused)
@@ -227,7 +227,7 @@ TEST(ConfigCheck, RefusedByNameUnlessTheyAskForNothing) {
   parse_engine_config(
       R"({"train_batch_size": 8, "amp": {"enabled": false, "opt_level": "O1"}, "elasticity": {}, "wandb": null,
       "sparse_gradients": false, "gradient_allreduce_op": "mean", "tensor_parallel": {"autotp_size": 1}, "compile": {"deepcompile": false},
-      "optimizer": {"params": {"amsgrad": false, "max_grad_norm": 0.0}},
+      "optimizer": {"type": "Lion", "params": {"maximize": false, "max_grad_norm": 0.0}},
       "zero_optimization": {"zero_hpz_partition_size": 1, "mics_shard_size": -1, "zenflow": null, "offload_param": {"device": "none"}, "offload_optimizer": null,
       "zero_quantized_weights": false}})",
       {.report = &report});

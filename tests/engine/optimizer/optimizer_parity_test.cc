@@ -4,6 +4,7 @@
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
 #include "core/str.h"
@@ -91,6 +92,14 @@ std::vector<Algorithm> algorithms() {
        with<optim::SGD>(optim::SGDOptions(0.01).momentum(0.8).nesterov(true).weight_decay(0.05))},
       {"Adagrad", AdagradOptions{.lr = 0.1, .eps = 1e-10, .weight_decay = 0.1, .lr_decay = 0.05},
        with<optim::Adagrad>(optim::AdagradOptions(0.1).lr_decay(0.05).weight_decay(0.1).eps(1e-10))},
+      {"Amsgrad", AdamWOptions{.lr = 0.01, .weight_decay = 0.1, .amsgrad = true},
+       with<optim::AdamW>(optim::AdamWOptions(0.01).weight_decay(0.1).amsgrad(true))},
+      {"RMSprop", RMSpropOptions{.lr = 0.01, .alpha = 0.9, .weight_decay = 0.1},
+       with<optim::RMSprop>(optim::RMSpropOptions(0.01).alpha(0.9).weight_decay(0.1))},
+      {"RMSpropMomentum", RMSpropOptions{.lr = 0.005, .momentum = 0.8},
+       with<optim::RMSprop>(optim::RMSpropOptions(0.005).momentum(0.8))},
+      {"RMSpropCentered", RMSpropOptions{.lr = 0.005, .eps = 1e-3, .momentum = 0.5, .centered = true},
+       with<optim::RMSprop>(optim::RMSpropOptions(0.005).eps(1e-3).momentum(0.5).centered(true))},
       {"Lion", LionOptions{.lr = 0.003, .beta1 = 0.9, .beta2 = 0.99, .weight_decay = 0.1}, lion},
       {"LAMB", LambOptions{.lr = 0.01, .eps = 1e-6, .weight_decay = 0.01}, lamb},
   };

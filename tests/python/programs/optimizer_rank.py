@@ -21,6 +21,7 @@ def every_optimizer_of_torch_that_has_a_counterpart():
         "SGD": lambda m: torch.optim.SGD(decay_groups(m), lr=0.05, momentum=0.9, nesterov=True),
         "SGD with dampening": lambda m: torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9, dampening=0.5),
         "Adagrad": lambda m: torch.optim.Adagrad(decay_groups(m), lr=0.02, lr_decay=0.1),
+        "RMSprop": lambda m: torch.optim.RMSprop(decay_groups(m, momentum=0.5), lr=1e-3),
         "Lion": lambda m: Lion(decay_groups(m), lr=1e-4),
     }
     for maker in makers.values():
@@ -30,7 +31,7 @@ def every_optimizer_of_torch_that_has_a_counterpart():
 
 @check
 def options_count_or_are_refused():
-    adam, adamw, sgd, adagrad = torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad
+    adam, adamw, sgd, adagrad, rmsprop = torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad, torch.optim.RMSprop
     makers = [
         lambda m: adam(m.parameters(), 1e-2, weight_decay=0.5, decoupled_weight_decay=True),
         lambda m: adam(m.parameters(), 1e-2, weight_decay=0.5, foreach=False, fused=False, differentiable=False, capturable=False),
@@ -39,6 +40,12 @@ def options_count_or_are_refused():
         lambda m: sgd(in_two(m, {"momentum": 0.9, "nesterov": True}), 0.05, weight_decay=0.1),
         lambda m: sgd(in_two(m, {}, {"momentum": 0.9, "dampening": 0.5}), 0.05),
         lambda m: adagrad(in_two(m, {"lr_decay": 0.3}, {"eps": 1e-2}), 0.02),
+        lambda m: adam(in_two(m, {"amsgrad": True}, {"weight_decay": 0.1, "maximize": True}), 1e-2),
+        lambda m: adamw(m.parameters(), 1e-2, amsgrad=True, maximize=True),
+        lambda m: sgd(in_two(m, {"maximize": True}, {"momentum": 0.9}), 0.05),
+        lambda m: adagrad(m.parameters(), 0.02, maximize=True),
+        lambda m: rmsprop(in_two(m, {"alpha": 0.9, "momentum": 0.9}, {"eps": 1e-4, "weight_decay": 0.1}), 1e-3, maximize=True),
+        lambda m: rmsprop(m.parameters(), 1e-3, centered=True, eps=1e-3),
     ]
     for i, maker in enumerate(makers):
         for stage in (i % 4, (i + 2) % 4):
@@ -60,8 +67,7 @@ def options_count_or_are_refused():
             super().__init__(params, lr)
 
     Lion3.__name__ = "Lion"
-    not_built_in(lambda m: adamw(in_two(m, {}, {"amsgrad": True})), "torch.optim.adamw.AdamW, param group 1", "amsgrad=True", "expected False")
-    not_built_in(lambda m: sgd(m.parameters(), 0.1, maximize=True), "maximize=True")
+    not_built_in(lambda m: rmsprop(in_two(m, {}, {"centered": True})), "RMSprop: centered differs between its param groups")
     not_built_in(lambda m: adam(in_two(m, {"decoupled_weight_decay": True})), "some param groups decouple the weight decay")
     not_built_in(lambda m: adagrad(m.parameters(), initial_accumulator_value=0.1), "initial_accumulator_value=0.1")
     not_built_in(lambda m: Lion3(m.parameters()), "has an option hard, which is not known here")
@@ -134,7 +140,7 @@ def subsets_frozen_parameters_and_what_cannot_be_grouped():
         steps_together(stage, frozen_first)
     section = {"type": "AdamW", "params": {"lr": 1e-2}}
 
-    def refused(groups, *parts):
+    def refused(groups, *parts, section=section):
         raises(tessera.ConfigError, lambda: tessera.initialize(model=model, model_parameters=groups, config=config(0, optimizer=section)), *parts)
 
     model = mlp()
@@ -143,7 +149,9 @@ def subsets_frozen_parameters_and_what_cannot_be_grouped():
     refused([{"params": []}], "has no parameters")
     refused([{"params": everything, "weight_dacay": 1}], "AdamW has no option weight_dacay", 'did you mean "weight_decay"?')
     refused([{"params": everything, "momentum": 0.9}], "AdamW has no option momentum")
-    refused([{"params": everything, "amsgrad": True}], "amsgrad")
+    refused([{"params": everything, "amsgrad": "x"}], "amsgrad")
+    refused([{"params": everything, "initial_accumulator_value": 1}], "initial_accumulator_value")
+    refused([{"params": everything, "centered": True}], "centered is not a group's option", section={"type": "RMSprop"})
     refused(everything + [torch.zeros(3)], "[3]", "not a parameter of the model")
     refused([{"lr": 1}], 'expected a dict with "params"')
 
@@ -157,7 +165,11 @@ def what_is_changed_after_initialize_counts_or_is_an_error():
         optimizer.param_groups[0].update(momentum=0.9 if step != 2 else 0.0, nesterov=step > 3)
         optimizer.param_groups[1]["lr"] = 0.01 * step
 
+    def amsgrad(step, optimizer, model):
+        optimizer.param_groups[0].update(amsgrad=step != 2, maximize=step > 2)
+
     for stage in (0, 1, 2, 3):
+        steps_together(stage, lambda m: torch.optim.Adam(in_two(m, {"amsgrad": True}), lr=1e-2), amsgrad)
         steps_together(stage, lambda m: torch.optim.AdamW(in_two(m, {}), lr=1e-2), hyper_parameters)
         steps_together(stage, lambda m: torch.optim.SGD(in_two(m, {"momentum": 0.9}), lr=0.05), momentum)
 
@@ -193,8 +205,9 @@ def what_is_changed_after_initialize_counts_or_is_an_error():
         client.param_groups.append({"params": [], "lr": 1.0})
         return client.param_groups.pop
 
-    refused(1, write(1, amsgrad=True), "optimizer.param_groups[1]", "amsgrad=True")
-    refused(3, write(0, maximize=True), "optimizer.param_groups[0]", "maximize=True")
+    refused(1, write(1, amsgrad=True), "optimizer.param_groups[1]: amsgrad, which no param group had at initialize()")
+    refused(3, write(0, centered=True), "optimizer.param_groups[0]: centered was changed after initialize()",
+            make=lambda m: torch.optim.RMSprop(in_two(m, {}), lr=1e-3))
     refused(0, write(0, lr=float("nan")), "lr is nan")
     refused(2, write(0, decoupled_weight_decay=False), "weight decay is that of Adam now")
     refused(0, move, "0.bias was taken out after initialize()")
@@ -283,9 +296,9 @@ def what_cannot_be_translated_is_refused_by_name():
     class Mine(torch.optim.AdamW):
         pass
 
-    raises(NotBuiltIn, lambda: translate_options(torch.optim.Adam(mlp().parameters(), amsgrad=True)), "torch.optim.adam.Adam", "param group 0",
-           "amsgrad=True", "expected False")
-    raises(NotBuiltIn, lambda: translate_options(torch.optim.RMSprop(mlp().parameters())), "RMSprop is not an optimizer Tessera has")
+    raises(NotBuiltIn, lambda: translate_options(torch.optim.Adagrad(mlp().parameters(), initial_accumulator_value=1.0)),
+           "torch.optim.adagrad.Adagrad", "param group 0", "initial_accumulator_value=1.0", "expected False")
+    raises(NotBuiltIn, lambda: translate_options(torch.optim.Rprop(mlp().parameters())), "Rprop is not an optimizer Tessera has")
     raises(NotBuiltIn, lambda: translate_options(Mine(mlp().parameters())), "Mine is not an optimizer")
     refused(stepped, "has taken steps", "load_checkpoint()")
     refused(lambda m: torch.optim.SGD(mlp().parameters()), "[64, 16]", "not a parameter of the model")

@@ -34,6 +34,8 @@ def moments_are_in_the_state_dict_as_torch_has_them():
         "SGD": lambda m: torch.optim.SGD(in_two(m, {"momentum": 0.9}), lr=0.05, dampening=0.2),
         "plain SGD": lambda m: torch.optim.SGD(m.parameters(), lr=0.05),
         "Adagrad": lambda m: torch.optim.Adagrad(m.parameters(), lr=0.02, lr_decay=0.1),
+        "Adam with amsgrad": lambda m: torch.optim.Adam(in_two(m, {"amsgrad": True}), lr=1e-2),
+        "RMSprop": lambda m: torch.optim.RMSprop(in_two(m, {"momentum": 0.9}), lr=1e-3, eps=1e-2, centered=True),
     }
 
     def alike(ours, theirs, limit):
@@ -99,7 +101,7 @@ def moments_are_in_the_state_dict_as_torch_has_them():
                           (changed(max_exp_avg_sq=torch.zeros(64, 16)), ("max_exp_avg_sq is not a state of AdamW",)),
                           (changed(exp_avg_sq=None), ("exp_avg_sq is missing",)),
                           ({**saved, "param_groups": saved["param_groups"][:1]}, ("its param groups have",)),
-                          ({**saved, "param_groups": [{**g, "amsgrad": True} for g in saved["param_groups"]]}, ("amsgrad=True",))):
+                          ({**saved, "param_groups": [{**g, "amsgrad": True} for g in saved["param_groups"]]}, ("amsgrad is True", "no memory"))):
         raises(tessera.Error, lambda wrong=broken: optimizer.load_state_dict(wrong), *parts)
     alike(optimizer.state_dict(), saved, 0)  # nothing has changed
     optimizer.state[first] = {"step": 5, "exp_avg": torch.ones(64, 16), "exp_avg_sq": torch.ones(64, 16)}

@@ -94,17 +94,13 @@ def optimizers_of_torch():
     makers = {
         "Adadelta": lambda m: torch.optim.Adadelta(two_groups(m, rho=0.8), lr=0.5),
         "Adafactor": lambda m: torch.optim.Adafactor(two_groups(m, weight_decay=0.1), lr=0.02),
-        "Adagrad maximize": lambda m: torch.optim.Adagrad(two_groups(m, lr_decay=0.1), lr=0.02, maximize=True),
         "Adagrad from 0.1": lambda m: torch.optim.Adagrad(two_groups(m), lr=0.02, initial_accumulator_value=0.1),
-        "Adam amsgrad": lambda m: torch.optim.Adam(two_groups(m, weight_decay=0.1), lr=0.01, amsgrad=True),
-        "AdamW maximize": lambda m: torch.optim.AdamW(two_groups(m, betas=(0.8, 0.9)), lr=0.01, maximize=True),
         "Adamax": lambda m: torch.optim.Adamax(two_groups(m, weight_decay=0.1), lr=0.01),
         "ASGD": lambda m: torch.optim.ASGD(two_groups(m, weight_decay=0.1), lr=0.05, t0=1.0),
         "NAdam": lambda m: torch.optim.NAdam(two_groups(m, weight_decay=0.1), lr=0.01, decoupled_weight_decay=True),
         "RAdam": lambda m: torch.optim.RAdam(two_groups(m), lr=0.05),
         "RMSprop": lambda m: torch.optim.RMSprop(two_groups(m, centered=True), lr=0.01, momentum=0.9),
         "Rprop": lambda m: torch.optim.Rprop(two_groups(m), lr=0.01),
-        "SGD maximize": lambda m: torch.optim.SGD(two_groups(m, momentum=0.9), lr=0.05, maximize=True),
         "a user's": lambda m: Centred(two_groups(m, lr=0.02)),
         "two in one": lambda m: Both(*([p for p in trained(m) if (p.ndim == 2) == is_2d] for is_2d in (True, False))),
     }
@@ -203,7 +199,7 @@ def accumulation_clipping_and_bf16():
 def as_one_process_trains():
     """Losses and weights beside the same optimizer in plain PyTorch, with schedulers of torch and of the configuration."""
     for stage in range(4):
-        compare(stage, lambda m: torch.optim.RMSprop(decay_groups(m), lr=1e-3), limit=1e-4)
+        compare(stage, lambda m: torch.optim.NAdam(decay_groups(m), lr=1e-3), limit=1e-4)
         compare(stage, lambda m: torch.optim.NAdam(m.parameters(), lr=1e-3), lambda o: schedulers.StepLR(o, 2, 0.5), limit=1e-4)
     plain, model = mlp(), mlp()
     theirs = torch.optim.Adamax(plain.parameters(), lr=0.1)
@@ -494,7 +490,7 @@ def what_cannot_be_right_is_an_error():
             raises(kind, engine.step, *parts)
             raises(tessera.Error, lambda engine=engine: engine(batches(1)[0][rank][0]))  # it is not used as if nothing had been
     model = mlp()
-    optimizer = torch.optim.RMSprop(model.parameters())
+    optimizer = torch.optim.NAdam(model.parameters())
     engine, ours, _, _ = tessera.initialize(model=model, optimizer=optimizer, config=config(1, 500))
     raises(tessera.Error, lambda: ours.add_param_group({"params": [nn.Parameter(torch.zeros(2))]}), "would not be trained")
     optimizer.param_groups[0]["params"].pop()
@@ -585,7 +581,7 @@ def train_and_eval_of_the_optimizer():
 @check
 def hooks_are_called_once():
     model = mlp()
-    optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.NAdam(model.parameters(), lr=1e-3)
     calls = []
     optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
     optimizer.register_step_post_hook(lambda *_: calls.append("after"))
@@ -598,8 +594,8 @@ def hooks_are_called_once():
 
 @check
 def states_are_read_and_written():
-    for i, make in enumerate((lambda m: Centred(two_groups(m)), lambda m: torch.optim.RMSprop(two_groups(m, momentum=0.9)),
-                              lambda m: torch.optim.Adagrad(two_groups(m), lr=0.02, maximize=True))):
+    for i, make in enumerate((lambda m: Centred(two_groups(m)), lambda m: torch.optim.NAdam(two_groups(m)),
+                              lambda m: torch.optim.Adagrad(two_groups(m), lr=0.02, initial_accumulator_value=0.1))):
         engine, ours, theirs = same_bits((2, 3, 0)[i], make)
         saved = ours.state_dict()
         model, plain = Tied(), Tied()
@@ -620,10 +616,37 @@ def states_are_read_and_written():
 
 
 @check
+def the_configuration_names_classes_of_torch():
+    for stage, (type_, params) in enumerate({"adafactor": {"lr": 0.02}, "NAdam": {"lr": 0.01, "betas": [0.8, 0.9]}, "Rprop": {}, "ASGD": {}}.items()):
+        kind = next(kind for name, kind in vars(torch.optim).items() if name.lower() == type_.lower())
+        results = []
+        for given in (True, False):
+            model = Tied()
+            section = {} if given else {"optimizer": {"type": type_, "params": params}}
+            engine = tessera.initialize(model=model, optimizer=kind(trained(model), **params) if given else None, config=config(stage, 500, **section))[0]
+            train(engine, batches(2), loss_of)
+            results.append(engine.state_dict())
+        assert all(torch.equal(results[0][name], value) for name, value in results[1].items())
+    model = Tied()
+    engine, ours, _, _ = tessera.initialize(model=model, model_parameters=two_groups(model, lr=0.5), config=config(1, 500, optimizer={
+        "type": "Adafactor", "params": {"lr": 0.1}}))
+    assert engine.get_lr() == [0.5, 0.1] and len(ours.param_groups) == 2
+    for section, part in (({"type": "NAdam", "params": {"lr": 0.1, "alpha": 1}}, "torch.optim.NAdam says: "), ({"type": "LBFGS"}, "not built in"),
+                          ({"type": "NAdam", "params": {"lr": -1.0}}, "Invalid learning rate"),
+                          ({"type": "NAdam", "param_groups": [{"match": "*", "lr": 1}]}, "expected them as model_parameters")):
+        raises(tessera.ConfigError, lambda section=section: tessera.initialize(model=Tied(), config=config(1, optimizer=section)), part)
+    raises(tessera.ConfigError, lambda: tessera.initialize(model=Tied(), config=config(1, optimizer={"type": "NAdam"}), overrides=[
+        "optimizer.params.lr=0.1"]), "not built in")
+
+
+@check
 def a_default_device_of_the_users_changes_nothing():
     """Tensors that have no values would be made on it."""
     folder = Path(os.environ["SAVED"]) / f"default_of_{world}"
-    for make in (lambda m: torch.optim.SGD(trained(m), lr=0.05, momentum=0.9, maximize=True), lambda m: torch.optim.AdamW(trained(m), lr=0.01)):
+    class Derived(torch.optim.SGD):
+        """Runs as it is."""
+
+    for make in (lambda m: Derived(trained(m), lr=0.05, momentum=0.9), lambda m: torch.optim.AdamW(trained(m), lr=0.01)):
         results = []
         for device in ("cpu", "meta"):
             model, again = Tied(), Tied()
@@ -725,7 +748,7 @@ def checkpoints_of_another_world():
 @check
 def states_that_there_are_at_initialize_are_kept():
     model, plain = mlp(), mlp()
-    ours, theirs = (torch.optim.RMSprop(m.parameters(), lr=1e-3) for m in (model, plain))
+    ours, theirs = (torch.optim.NAdam(m.parameters(), lr=1e-3) for m in (model, plain))
     for samples in batches(2):
         for one, optimizer in ((model, ours), (plain, theirs)):
             optimizer.zero_grad()

@@ -69,12 +69,13 @@ std::string name_of(const char* pass, DType dtype) {
   return std::string(pass) + "/" + std::string(tessera::name_of(dtype));
 }
 
-kernels::UpdateArgs args_of(Floats& master, Floats& first, Floats& second, const Bytes& grad, Bytes& param,
-                            DType dtype) {
+kernels::UpdateArgs args_of(Floats& master, Floats& first, Floats& second, Floats& third, const Bytes& grad,
+                            Bytes& param, DType dtype) {
   return {.numel = kNumel,
           .master = master.data(),
           .state0 = first.data(),
           .state1 = second.data(),
+          .state2 = third.data(),
           .grad = grad.data(),
           .param = param.data(),
           .grad_dtype = dtype,
@@ -82,22 +83,27 @@ kernels::UpdateArgs args_of(Floats& master, Floats& first, Floats& second, const
           .grad_scale = 0.37f};
 }
 
-void update(const char* name, OptimizerKind kind, double momentum, DType dtype) {
-  Floats master = numbers(1), first = numbers(2), second = numbers(3, /*positive=*/true);
+void update(const char* name, OptimizerKind kind, double momentum, DType dtype, bool more = false) {
+  Floats master = numbers(1), first = numbers(2, kind == OptimizerKind::kRMSprop),
+         second = numbers(3, /*positive=*/true), third = numbers(6, /*positive=*/true);
   const Bytes grad = as(dtype, numbers(4));
   Bytes param(grad.size());
-  const kernels::Hyper hyper{
-      .lr = 0.01, .weight_decay = 0.1, .momentum = momentum, .nesterov = momentum != 0};
+  const kernels::Hyper hyper{.lr = 0.01,
+                             .weight_decay = 0.1,
+                             .momentum = momentum,
+                             .nesterov = momentum != 0,
+                             .centered = more,
+                             .amsgrad = more};
   kernels::cpu::update(kernels::make_rule(kind, hyper, 3),
-                       args_of(master, first, second, grad, param, dtype));
-  Digest().add(master).add(first).add(second).add(param).print(name_of(name, dtype));
+                       args_of(master, first, second, third, grad, param, dtype));
+  Digest().add(master).add(first).add(second).add(third).add(param).print(name_of(name, dtype));
 }
 
 void lamb(DType dtype) {
-  Floats master = numbers(1), first = numbers(2), second = numbers(3, /*positive=*/true);
+  Floats master = numbers(1), first = numbers(2), second = numbers(3, /*positive=*/true), third;
   const Bytes grad = as(dtype, numbers(4));
   Bytes param(grad.size());
-  const kernels::UpdateArgs args = args_of(master, first, second, grad, param, dtype);
+  const kernels::UpdateArgs args = args_of(master, first, second, third, grad, param, dtype);
   const kernels::LambRule rule = kernels::make_lamb_rule({.lr = 0.01, .weight_decay = 0.1}, 3);
   const kernels::LambPart norms = kernels::cpu::lamb_norms(rule, args);
   kernels::cpu::lamb_apply(rule, 0.02f, args);
@@ -149,6 +155,10 @@ void print_all() {
     update("sgd", OptimizerKind::kSGD, 0, dtype);
     update("momentum", OptimizerKind::kSGD, 0.9, dtype);
     update("adagrad", OptimizerKind::kAdagrad, 0, dtype);
+    update("amsgrad", OptimizerKind::kAdamW, 0, dtype, /*more=*/true);
+    update("rmsprop", OptimizerKind::kRMSprop, 0, dtype);
+    update("rmsprop_momentum", OptimizerKind::kRMSprop, 0.9, dtype);
+    update("rmsprop_centered", OptimizerKind::kRMSprop, 0.9, dtype, /*more=*/true);
     update("lion", OptimizerKind::kLion, 0, dtype);
     lamb(dtype);
     squared_norm(dtype);

@@ -96,8 +96,9 @@ TEST_F(KernelsOnCuda, UpdatesEqualTheCpus) {
   hyper.weight_decay = 0.1;
   for (double momentum : {0.0, 0.9}) {
     hyper.momentum = momentum;
+    hyper.amsgrad = hyper.centered = hyper.maximize = momentum != 0;
     for (OptimizerKind kind : {OptimizerKind::kAdam, OptimizerKind::kAdamW, OptimizerKind::kSGD,
-                               OptimizerKind::kAdagrad, OptimizerKind::kLion}) {
+                               OptimizerKind::kAdagrad, OptimizerKind::kRMSprop, OptimizerKind::kLion}) {
       for (at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
         const Segment cpu = make_segment(state_names(kind, hyper).size(), dtype, dtype);
         const Segment cuda = on_cuda(cpu);

@@ -6,6 +6,7 @@
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
 #include <cmath>
@@ -105,14 +106,79 @@ TEST(Optimizers, AdamWEqualsTorch) {
   }
 }
 
+TEST(Optimizers, AmsgradEqualsTorch) {
+  Scenario run = make_scenario();
+  for (size_t step = 10; step < run.grads.size(); ++step) run.grads[step] *= 0.01;  // the largest are behind
+  for (double weight_decay : {0.0, 0.1}) {
+    Hyper hyper = adam_hyper(weight_decay);
+    hyper.amsgrad = true;
+    const auto l2 =
+        torch::optim::AdamOptions(0.1).betas({0.9, 0.99}).weight_decay(weight_decay).amsgrad(true);
+    const auto decoupled =
+        torch::optim::AdamWOptions(0.1).betas({0.9, 0.99}).weight_decay(weight_decay).amsgrad(true);
+    const Segment adam = run_ours(OptimizerKind::kAdam, hyper, run);
+    EXPECT_LT(max_error(adam.master, run_torch<torch::optim::Adam>(l2, run)), 1e-6);
+    EXPECT_LT(max_error(run_ours(OptimizerKind::kAdamW, hyper, run).master,
+                        run_torch<torch::optim::AdamW>(decoupled, run)),
+              1e-6);
+    EXPECT_GT(max_error(run_ours(OptimizerKind::kAdam, adam_hyper(weight_decay), run).master, adam.master),
+              1e-3)
+        << "the option must have an effect";
+    EXPECT_TRUE((adam.state[2] >= adam.state[1]).all().item<bool>());
+  }
+}
+
+TEST(Optimizers, RMSpropEqualsTorch) {
+  const Scenario run = make_scenario();
+  std::vector<at::Tensor> found;
+  for (const bool centered : {false, true})
+    for (const double momentum : {0.0, 0.9})
+      for (const double weight_decay : {0.0, 0.1}) {
+        Hyper hyper;
+        hyper.lr = 0.01;
+        hyper.alpha = 0.95;
+        hyper.momentum = momentum;
+        hyper.centered = centered;
+        hyper.weight_decay = weight_decay;
+        const auto options = torch::optim::RMSpropOptions(0.01)
+                                 .alpha(0.95)
+                                 .eps(1e-8)
+                                 .weight_decay(weight_decay)
+                                 .momentum(momentum)
+                                 .centered(centered);
+        const Segment ours = run_ours(OptimizerKind::kRMSprop, hyper, run);
+        EXPECT_EQ(ours.state.size(), 1u + (centered ? 1 : 0) + (momentum > 0 ? 1 : 0));
+        // Centered, the difference of two squares has fewer digits.
+        EXPECT_LT(max_error(ours.master, run_torch<torch::optim::RMSprop>(options, run)),
+                  centered ? 1e-4 : 1e-6)
+            << "centered " << centered << " momentum " << momentum << " weight decay " << weight_decay;
+        for (const at::Tensor& other : found) EXPECT_GT(max_error(ours.master, other), 1e-4);
+        found.push_back(ours.master);
+      }
+}
+
+TEST(Optimizers, MaximizingIsMinimizingAlongTheGradient) {
+  const Scenario run = make_scenario();
+  Scenario negative = run;
+  for (at::Tensor& grad : negative.grads) grad = -grad;
+  for (const OptimizerKind kind : {OptimizerKind::kAdam, OptimizerKind::kAdamW, OptimizerKind::kSGD,
+                                   OptimizerKind::kAdagrad, OptimizerKind::kRMSprop}) {
+    Hyper hyper = adam_hyper(0.1);
+    const at::Tensor expected = run_ours(kind, hyper, negative).master;
+    hyper.maximize = true;
+    EXPECT_TRUE(at::equal(run_ours(kind, hyper, run).master, expected)) << static_cast<int>(kind);
+  }
+}
+
 // Rows of an embedding that are not used have gradients of zero.
 TEST(Optimizers, AGradientOfZeroMovesNothing) {
   Scenario run = make_scenario();
   for (at::Tensor& grad : run.grads) grad.zero_();
   for (const OptimizerKind kind : {OptimizerKind::kAdam, OptimizerKind::kAdamW, OptimizerKind::kSGD,
-                                   OptimizerKind::kAdagrad, OptimizerKind::kLion}) {
+                                   OptimizerKind::kAdagrad, OptimizerKind::kRMSprop, OptimizerKind::kLion}) {
     Hyper hyper = adam_hyper(0);
     hyper.momentum = 0.9;
+    hyper.amsgrad = hyper.centered = true;
     EXPECT_TRUE(at::equal(run_ours(kind, hyper, run).master, run.weights)) << static_cast<int>(kind);
   }
 }

@@ -199,7 +199,8 @@ TEST_P(EveryOptimizer, DoesNotDependOnTheCut) {
 INSTANTIATE_TEST_SUITE_P(All, EveryOptimizer,
                          ::testing::Combine(::testing::Values(OptimizerKind::kAdam, OptimizerKind::kAdamW,
                                                               OptimizerKind::kSGD, OptimizerKind::kAdagrad,
-                                                              OptimizerKind::kLion, OptimizerKind::kLamb),
+                                                              OptimizerKind::kRMSprop, OptimizerKind::kLion,
+                                                              OptimizerKind::kLamb),
                                             ::testing::Values("gloo", "shm", "hybrid")));
 
 TEST(ShardedOptimizer, GroupsHaveTheirOwnHyperParameters) {
