@@ -104,7 +104,7 @@ Needed FitTrials::run(const Setting& setting, int64_t memory_limit, const std::v
                            std::to_string(setting.stage), "--trial-limit",
                            std::to_string(limit_of_rank(memory_limit, num_ranks))});
   args.insert(args.end(), more.begin(), more.end());
-  if (const int code = run_ranks_of_self(launch, args, log_); code != 0) throw TrialFailed{code};
+  if (const int code = run_ranks_of_self(launch, args, log_); code != 0) throw TrialFailed(code);
   if (fs::exists(folder.path() / kStruck)) return {.memory = memory_limit, .is_more = true};
   Needed needed;
   int64_t code = INT64_MAX;  // ranks share it

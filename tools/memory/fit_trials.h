@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <filesystem>
 #include <string>
 #include <thread>
@@ -47,8 +48,9 @@ struct TrialOptions {
 };
 
 /// The ranks have failed, and have printed why.
-struct TrialFailed {
-  int exit_code;
+struct TrialFailed : std::exception {
+  explicit TrialFailed(int code) : exit_code(code) {}
+  const int exit_code;
 };
 
 /// Runs trials. Each takes seconds to minutes, and ends when the ranks of this host have more than

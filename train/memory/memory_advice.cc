@@ -59,7 +59,7 @@ class StateAdvice {
   }
 
   std::string stage_or_world() const {
-    const auto world = static_cast<int>(layout_.world_size());
+    const int world = layout_.world_size();
     for (int higher = config_.zero.stage + 1; higher <= zero::kMaxStage && world > 1; ++higher)
       if (const int64_t bytes = held_with(at_stage(config_, higher, world), world); bytes <= limit_)
         return with(str("zero_optimization.stage ", higher), bytes);
@@ -73,7 +73,7 @@ class StateAdvice {
   }
 
   std::string offload() const {
-    const auto world = static_cast<int>(layout_.world_size());
+    const int world = layout_.world_size();
     const std::string device = model_.tiers.device_memory_is_separate ? "cpu" : "nvme";
     const Tier below = model_.tiers.device_memory_is_separate ? Tier::kHost : Tier::kDisk;
     if (!can_offload(zero::sharding_of(config_.zero.stage), world, {.optimizer = below}) ||
