@@ -16,10 +16,10 @@
 #include "comm/torch_dtype.h"
 #include "core/error.h"
 #include "core/str.h"
+#include "engine/batch_norm.h"
 #include "engine/checkpoint/checkpoint_writer.h"
 #include "engine/config/parse.h"
 #include "engine/config/sharding_plan.h"
-#include "engine/cpu_batch_norm.h"
 #include "engine/engine_internal.h"
 #include "engine/optimizer/optimizer_setup.h"
 #include "engine/same_config.h"
@@ -113,8 +113,7 @@ Engine::Engine(const zero::ModelView& model, const EngineConfig& config, comm::C
       optimizer_(set_up_optimizer(config_.optimizer)),
       schedule_(config_.scheduler, rates_of(optimizer_.groups), options.steps_per_epoch),
       parameters_(model.parameters) {
-  if (config_.compute_dtype() != DType::kFloat32 && options_.device.is_cpu())
-    let_batch_norm_widen_parameters();
+  if (config_.compute_dtype() != DType::kFloat32) let_batch_norm_widen_parameters();
   check_same_config_everywhere();
   warn_unmatched_patterns();
   warn_unused_reports();
@@ -123,6 +122,7 @@ Engine::Engine(const zero::ModelView& model, const EngineConfig& config, comm::C
       model, comm_,
       sharding_options(config_, options_, optimizer_, comm_->size(), [this] { begin_callers_backward(); }));
   log_muon();
+  warn_unmoved_momentum();
   set_up_activations();
   input_dtype_ = input_dtype();
   if (config_.checkpoint.async) checkpoint_writer();
@@ -163,8 +163,16 @@ void Engine::log_muon() const {
   if (matrices > 0)
     options_.log.info(str("Muon: ", matrices, " of the parameters (", in_matrices,
                           " elements); AdamW: ", others, " (", in_others, ")"));
-  if (const auto* cycle = std::get_if<OneCycleOptions>(&config_.scheduler); cycle && cycle->cycle_momentum)
-    options_.log.warning("scheduler.params.cycle_momentum has no effect on Muon, as in DeepSpeed");
+}
+
+/// OneCycle moves betas; as in DeepSpeed, an optimizer without them trains without that.
+void Engine::warn_unmoved_momentum() const {
+  const auto* const cycle = std::get_if<OneCycleOptions>(&config_.scheduler);
+  const std::string type = type_of(config_.optimizer.options);
+  const bool has_betas =
+      std::visit([](const auto& options) { return requires { options.beta1; }; }, config_.optimizer.options);
+  if (rank() == 0 && cycle && cycle->cycle_momentum && (!has_betas || type == MuonOptions::kName))
+    options_.log.warning(str("scheduler.params.cycle_momentum has no effect on ", type));
 }
 
 /// A pattern that matches nothing is most often a typing mistake, and so is a name.

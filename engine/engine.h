@@ -334,6 +334,7 @@ class Engine {
   void refuse_unscaled_fp16() const;
   std::optional<at::ScalarType> input_dtype() const;
   void log_muon() const;
+  void warn_unmoved_momentum() const;
   std::optional<Betas> betas_of(int64_t num_steps, size_t group) const;
   void warn_unmatched_patterns() const;
   void warn_unused_reports() const;

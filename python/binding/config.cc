@@ -55,14 +55,6 @@ ConfigAndWarnings read_config(const std::string& file_or_json, bool is_file, int
   return {std::move(config), std::move(report.warnings)};
 }
 
-/// A section as it is written, as JSON; "null" where there is none.
-std::string written_section(const std::string& file_or_json, bool is_file, const std::string& name) {
-  const config::Document document =
-      is_file ? config::read_document(file_or_json) : config::parse_document(file_or_json, "config");
-  const nlohmann::json* const section = config::value_at(*document.json, name);
-  return section == nullptr ? "null" : section->dump();
-}
-
 using Parameter = std::tuple<std::string, std::vector<int64_t>, at::ScalarType, bool>;
 
 /// Bytes of a rank's model state by kind, in all tiers together, at a stage.
@@ -104,8 +96,6 @@ void bind_config(py::module_& module) {
   py::class_<EngineConfig>(module, "Config")
       .def_property_readonly("resolved", &dump_resolved)
       .def_property_readonly("stage", [](const EngineConfig& self) { return self.zero.stage; });
-  module.def("written_section", &written_section, py::arg("file_or_json"), py::arg("is_file"),
-             py::arg("name"));
   module.def("read_config", &read_config, py::arg("file_or_json"), py::arg("is_file"), py::arg("world_size"),
              py::arg("overrides"));
   module.def("log_info", [](const std::string& line) { Logger(LogOptions{}).info(line); }, py::arg("line"));

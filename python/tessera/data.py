@@ -88,9 +88,11 @@ class DataLoader:
                 for first in range(begin, end - self._step_size + 1, self._step_size)
                 for micro_step in range(self._accumulation_steps)]
         # A generator of its own: workers' seeds do not take from the one that dropout uses.
-        generator = torch.Generator(torch.get_default_device()).manual_seed(hash((self._seed, self.epoch, begin)) & (2**63 - 1))
+        generator = torch.Generator().manual_seed(hash((self._seed, self.epoch, begin)) & (2**63 - 1))
         batches = torch.utils.data.DataLoader(self.dataset, batch_sampler=plan, generator=generator, **self._options)
-        for number, batch in enumerate(batches, 1):
+        with torch.device("cpu"):  # draws from the generator, whatever the user's default is
+            iterator = iter(batches)
+        for number, batch in enumerate(iterator, 1):
             if number % self._accumulation_steps == 0:
                 self._samples_into_epoch += self._step_size
             if number == len(plan):

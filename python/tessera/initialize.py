@@ -18,7 +18,6 @@ from tessera.engine import Engine
 from tessera.errors import CommError, ConfigError, Error
 from tessera.lr_scheduler import check_scheduler, is_factory
 from tessera.optimizer import Optimizer, release, schedule_sets_betas, to_override
-from tessera.optimizer_options import RUN_AS_THEY_ARE
 
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")  # torch's
 
@@ -46,7 +45,7 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
         (`numpy()`, `tolist()`). The generators of torch, `random` and `numpy.random` then begin in the same state again; what it takes
         from other generators, iterators or files, it takes twice.
     optimizer : torch.optim.Optimizer, or callable(parameters) that makes one, optional
-        In place of the section "optimizer". AdamW, Adam, SGD or Adagrad of torch.optim, Lion or LAMB, before the first step, is
+        In place of the section "optimizer". AdamW, Adam, SGD, Adagrad or RMSprop of torch.optim, Lion or LAMB, before the first step, is
         translated: the engine updates the parameters' shards. Any other runs as it is, on whole parameters, each on the rank that
         owns it. Its param groups stay those of the returned optimizer, whose methods its own methods call from then on. Trainable
         parameters in none of its groups keep their values.
@@ -136,9 +135,6 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
     if lr_scheduler is not None:
         check_scheduler(lr_scheduler, [optimizer])
     overrides = arguments.texts(overrides, "overrides")
-    if optimizer is None and not any(text.startswith("optimizer") for text in overrides):
-        optimizer = _of_torch(config, model_parameters, model)
-        model_parameters = model_parameters if optimizer is None else None
     parsed, translation = _parse(config, overrides, group, optimizer, model_parameters, lr_scheduler, named)
     resolved = json.loads(parsed.resolved)
     if translation.whole is not None and schedule_sets_betas(resolved):
@@ -284,23 +280,6 @@ def _parse(config, overrides, group, client, model_parameters, lr_scheduler, nam
         for line in warnings:
             _engine.log_warning(line)
     return parsed, translation
-
-
-def _of_torch(config, model_parameters, model):
-    """What `optimizer.type` names of torch.optim and no formula here stands for, as DeepSpeed makes it; or None."""
-    is_file = not isinstance(config, dict)
-    section = json.loads(_engine.written_section(config if is_file else _json_of(config), is_file, "optimizer"))
-    type_ = section.get("type") if isinstance(section, dict) else None
-    name = next((name for name in RUN_AS_THEY_ARE if isinstance(type_, str) and type_.lower() == name.lower()), None)
-    if name is None:
-        return None
-    if section.get("param_groups"):
-        raise ConfigError(f"optimizer.param_groups: {name} of torch.optim takes none from the configuration; expected them as model_parameters")
-    params = section.get("params") or {}
-    try:
-        return getattr(torch.optim, name)(model_parameters or [p for p in model.parameters() if p.requires_grad], **params)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"optimizer.params: torch.optim.{name} says: {error}") from error
 
 
 def _json_of(config):

@@ -16,7 +16,7 @@ import torch
 
 from tessera import _engine
 from tessera.errors import ConfigError, Error
-from tessera.optimizer_options import HYPERS, Options, full_name, is_option
+from tessera.optimizer_options import HYPERS, OF_ALL_GROUPS, Options, full_name, is_option
 from tessera.optimizer_state import STATE_OF, States, WholeStates
 from tessera.whole_optimizer import call_step_hooks
 
@@ -164,6 +164,7 @@ class Optimizer(torch.optim.Optimizer):
                       for parameter, index in zip(group["params"], saved["params"]) if states.is_trained(parameter)})
         for group, saved in zip(self.param_groups, saved_groups):
             group.update({key: value for key, value in saved.items() if key not in ("params", "param_names")})
+        self._note_options()
         for hook in self._optimizer_load_state_dict_post_hooks.values():
             hook(self)
 
@@ -207,6 +208,7 @@ class Optimizer(torch.optim.Optimizer):
                     group[key].copy_(value if isinstance(value, torch.Tensor) else torch.tensor(value, device="cpu"))
                 else:
                     group[key] = value
+        self._note_options()
         self._mode = None
 
     def call_hooks(self, when: str) -> None:
@@ -294,13 +296,16 @@ class Optimizer(torch.optim.Optimizer):
         """Raises Error where the next step would refuse the values of a param group."""
         values = self._options.values(group, where)
         _check_numbers(values, values, where)
+        for option in OF_ALL_GROUPS.get(self._options.type, ()):
+            if option in values and values[option] != self._pushed[0][option]:
+                raise Error(f"{where}: {option} is {values[option]}, and was {self._pushed[0][option]} at initialize(); expected no change")
         for option, state in STATE_OF.items():
             if values.get(option) and self._options.type != "Muon" and state not in self._live()._engine.state_names:
                 raise Error(f"{where}: {option} is {values[option]}, and no param group had {option} at initialize(), so that there is no memory "
                             f"for it; expected {0 if option == 'momentum' else False}")
 
     def _note_options(self):
-        for i, values in enumerate(self._pushed):
+        for i, values in enumerate(self._translated()):
             self._states.note_options(i, values)
 
     def _structure_now(self):
@@ -352,7 +357,7 @@ def schedule_sets_betas(config: dict[str, Any]) -> bool:
     """Whether the schedule of a configuration, with all its values, sets the betas of Adam too."""
     scheduler = config.get("scheduler", {})
     return (scheduler.get("type") == "OneCycle" and scheduler["params"].get("cycle_momentum", True)
-            and config.get("optimizer", {}).get("type") != "Muon")
+            and config.get("optimizer", {}).get("type") not in ("SGD", "Adagrad", "RMSprop", "Muon"))
 
 
 def release(client: torch.optim.Optimizer) -> None:

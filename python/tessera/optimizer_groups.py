@@ -135,7 +135,7 @@ def _check_keys(group, type_, where):
     for key in group:
         if key in OF_ALL_GROUPS.get(type_, ()):
             raise ConfigError(f"{where}: {key} is not a group's option; expected it in optimizer.params of the configuration, and in groups "
-                              f"{', '.join(HYPERS[type_])}")
+                              f"{', '.join(option for option in HYPERS[type_] if option not in OF_ALL_GROUPS[type_])}")
         if key in HYPERS[type_] or key in ("params", "param_names"):
             continue
         near = difflib.get_close_matches(str(key), HYPERS[type_], n=1, cutoff=0.8)

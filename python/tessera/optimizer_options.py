@@ -56,6 +56,7 @@ _OFF = _Only((False, None, 0))
 _FP32_STATES = {"fp32_optimizer_states": _Only((True, None))}
 _SPEED = ("foreach", "fused", "capturable", "differentiable")
 _ADAM = "lr betas eps weight_decay"
+_FLAGS = ("amsgrad", "maximize", "centered", "nesterov", "bias_correction", "use_muon")  # in torch's classes also 0, 1 and None
 
 
 def _adam(own_type):
@@ -76,14 +77,23 @@ def _refused_by_the_class(_):
     return False
 
 
+def _within(values, group):
+    """What is outside of the formula's ranges runs as it is."""
+    for option in ("momentum", "alpha"):
+        if not 0 <= values.get(option, 0) <= 1:
+            raise NotBuiltIn(f"{option}={values[option]} is not built in; expected a number from 0 to 1")
+
+
 _DECOUPLED = {True: "AdamW", False: "Adam"}
 _CLASSES = {
     "AdamW": _adam("AdamW"),
     "Adam": _adam("Adam"),
-    "SGD": _Class("SGD", _options("lr momentum dampening weight_decay nesterov maximize", no_effect=_SPEED), module="torch.optim"),
+    "SGD": _Class("SGD", _options("lr momentum dampening weight_decay nesterov maximize", no_effect=_SPEED), adjust=_within,
+                  module="torch.optim"),
     "Adagrad": _Class("Adagrad", _options("lr lr_decay eps weight_decay maximize", only={"initial_accumulator_value": _OFF},
                                           no_effect=_SPEED), module="torch.optim"),
-    "RMSprop": _Class("RMSprop", _options("lr alpha eps weight_decay momentum centered maximize", no_effect=_SPEED), module="torch.optim"),
+    "RMSprop": _Class("RMSprop", _options("lr alpha eps weight_decay momentum centered maximize", no_effect=_SPEED), adjust=_within,
+                      module="torch.optim"),
     # DeepSpeed's and Apex's
     "FusedAdam": _Class("AdamW", _options(_ADAM + " bias_correction", only={"amsgrad": _OFF, "master_weights": _OFF},
                                           chooses={"adam_w_mode": _Chooses(_DECOUPLED)}, no_effect=("set_grad_none", "capturable")),
@@ -122,8 +132,6 @@ HYPERS = {
 }
 # Options that are the same in all param groups, by the configuration's type.
 OF_ALL_GROUPS = {"Muon": ("adam_lr", "muon_lr", "ns_steps", "ns_method", "adjust_lr_fn"), "RMSprop": ("centered",)}
-# Classes of torch.optim that a configuration may name in Python.
-RUN_AS_THEY_ARE = ("Adadelta", "Adafactor", "Adamax", "ASGD", "NAdam", "RAdam", "Rprop")
 # What the optimizers of a configuration refuse in their groups, where somebody writes it there.
 _REFUSED = dict.fromkeys(("amsgrad", "maximize", "initial_accumulator_value", "caution", "cautious"), _OFF)
 
@@ -247,6 +255,8 @@ def plain(value: Any, where: str = "a value") -> Any:
 def _hyper(option, value, where):
     """A number; of betas two."""
     found = plain(value, where)
+    if option in _FLAGS and found in (None, 0, 1):
+        return bool(found)
     if option == "betas" and not (isinstance(found, list) and len(found) == 2):
         raise ConfigError(f"{where} is {value!r:.60} (a {type(value).__name__}); expected two numbers")
     try:

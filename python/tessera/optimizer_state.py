@@ -124,7 +124,7 @@ class States(MutableMapping):
         tensors = []
         for name in names:
             tensor = state.get(name)
-            if tensor is None and name not in self._state_names(parameter):
+            if tensor is None and not self._belongs(name, parameter, group):
                 tensor = torch.zeros(parameter.shape, device="cpu")
             if not isinstance(tensor, torch.Tensor) or tensor.shape != parameter.shape:
                 found = "is missing" if tensor is None else f"is {list(getattr(tensor, 'shape', []))}"
@@ -190,15 +190,20 @@ class States(MutableMapping):
             return False
         if self._type == "Adagrad":
             return True  # from the beginning
-        return bool(self._state_names(parameter)) and engine.num_updates(self.name_of(parameter)) > 0
+        return bool(self.names_of_states(parameter)) and engine.num_updates(self.name_of(parameter)) > 0
 
-    def _state_names(self, parameter):
+    def _belongs(self, name, parameter, group):
+        """Whether a parameter has this state, by what was saved of its group, else by what its group has."""
+        option = next((option for option, state in STATE_OF.items() if state == name), None)
+        return bool(group[option]) if option in group else name in self.names_of_states(parameter)
+
+    def names_of_states(self, parameter: torch.Tensor) -> list[str]:
         """Those of the engine that torch's optimizer has of this parameter."""
         had = self._had[self._group_of[id(parameter)]]
         return [name for name in self._live().state_names if name in had or name not in STATE_OF.values()]
 
     def _as_torch_has_it(self, parameter, num_updates, tensors):
-        has = self._state_names(parameter)
+        has = self.names_of_states(parameter)
         state = {name: tensor for name, tensor in zip(self._live().state_names, tensors) if name in has}
         if self._type not in _TYPES_WITH_STEP:
             return state

@@ -76,7 +76,7 @@ def try_out(client: torch.optim.Optimizer, name: str) -> Trial:
     rounds: list[tuple[int, ...]] = [(), tuple(range(len(originals)))]
     depends, attributes, unsaved = "", set(), ""
     try:
-        with NoCollectives(name):
+        with NoCollectives(name), torch.device("cpu"):  # where the small parameters are, whatever the user's default is
             for round_, without in enumerate(rounds):
                 try:
                     together = _run(client, originals, range(len(originals)), without)

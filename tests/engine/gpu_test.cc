@@ -269,7 +269,7 @@ TEST_P(EveryStage, StateBelowTheDeviceGivesItsBits) {
   if (stage() == 3)
     settings.insert(settings.end(),
                     {{host, host}, {pinned, pinned}, {disk, disk}, {pinned, disk}, {disk, pinned}});
-  for (const char* optimizer : {"AdamW", "SGD"}) {
+  for (const char* optimizer : {"AdamW", "SGD", "AMSGrad"}) {
     Case c = make_case(stage(), precision());
     c.optimizer = optimizer;
     c.accumulation = 2;
@@ -334,7 +334,7 @@ struct NormedImpl : torch::nn::Module {
 };
 TORCH_MODULE(Normed);
 
-// On CUDA libtorch itself refuses 16-bit weights beside statistics in fp32 (zero/model/cuda_batch_norm.cc).
+// libtorch itself refuses 16-bit weights beside statistics in fp32 (engine/batch_norm.h).
 TEST_P(EveryStage, RunningStatisticsStayInFp32) {
   Normed model;
   fill_parameters(*model, 1);

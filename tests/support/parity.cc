@@ -20,6 +20,10 @@ EngineConfig engine_config(const Case& c) {
   config.gradient_clipping = c.clipping;
   if (c.optimizer == "SGD") {
     config.optimizer.options = SGDOptions{.lr = 0.1, .weight_decay = 0.01, .momentum = 0.9};
+  } else if (c.optimizer == "AMSGrad") {
+    config.optimizer.options = AdamWOptions{.lr = 0.01, .weight_decay = 0.1, .amsgrad = true};
+  } else if (c.optimizer == "centered RMSprop") {
+    config.optimizer.options = RMSpropOptions{.lr = 0.001, .eps = 1e-3, .momentum = 0.9, .centered = true};
   } else {
     config.optimizer.options = options_named<OptimizerOptions>(c.optimizer).value();
     std::visit([](auto& options) { options.lr = 0.01, options.weight_decay = 0.1; },

@@ -236,13 +236,14 @@ std::vector<kernels::SegmentUpdate> ShardedOptimizer::updates_of(const std::vect
 }
 
 /// A copy in fp32.
-at::Tensor ShardedOptimizer::scaled_gradient(const kernels::Segment& segment) const {
-  return segment.grad.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).mul_(step_->grad_scale);
+at::Tensor ShardedOptimizer::scaled_gradient(const kernels::SegmentUpdate& update) const {
+  const double scale = update.hyper->maximize ? -step_->grad_scale : step_->grad_scale;
+  return update.segment.grad.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).mul_(scale);
 }
 
 void ShardedOptimizer::apply_rule(const kernels::SegmentUpdate& update) const {
   const kernels::Segment& elements = update.segment;
-  rule_->update({elements.master, scaled_gradient(elements), elements.state},
+  rule_->update({elements.master, scaled_gradient(update), elements.state},
                 {update.step, update.hyper->lr, update.hyper->weight_decay});
   if (elements.param.defined()) at::Tensor(elements.param).copy_(elements.master);
 }
@@ -423,7 +424,7 @@ void ShardedOptimizer::propose(ParamUnit& unit, std::vector<OwnedParameter>& own
     if (!steps_by_muon(range.parameter)) continue;
     const kernels::SegmentUpdate update = update_of(range, staged);
     const at::Tensor& momentum = update.segment.state[0];
-    at::Tensor grad = scaled_gradient(update.segment);
+    at::Tensor grad = scaled_gradient(update);
     momentum.lerp_(grad, 1 - update.hyper->momentum);
     if (update.hyper->nesterov) grad.lerp_(momentum, update.hyper->momentum);
     proposed.narrow(0, range.range.begin - local.begin, range.range.numel())

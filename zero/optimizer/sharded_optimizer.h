@@ -76,8 +76,8 @@ class ShardedOptimizer {
   /// Null: it updates elements.
   WholeParameters* whole() { return whole_ ? &*whole_ : nullptr; }
   std::vector<kernels::Hyper>& groups() { return groups_; }
-  /// Returns the names of ParamUnit::states, in their order.
   kernels::OptimizerKind kind() const { return kind_; }
+  /// Returns the names of ParamUnit::states, in their order.
   const std::vector<std::string>& state_names() const { return state_names_; }
   /// Whether Muon updates it, by parameter; empty: another optimizer.
   const std::vector<bool>& by_muon() const { return by_muon_; }
@@ -114,7 +114,7 @@ class ShardedOptimizer {
   void update(const std::vector<ParamRange>& ranges, StagedUnit& staged) const;
   void update_now(ParamUnit& unit);
   void step_lamb();
-  at::Tensor scaled_gradient(const kernels::Segment& segment) const;
+  at::Tensor scaled_gradient(const kernels::SegmentUpdate& update) const;
   bool steps_by_muon(int parameter) const { return by_muon_[parameter] && step_->used[parameter]; }
   bool steps_by_muon(const ParamUnit& unit) const;
   void step_muon();

@@ -98,7 +98,8 @@ TEST(Resume, IsBitIdenticalAtEveryStageAndPrecision) {
 }
 
 TEST(Resume, WithEveryOptimizer) {
-  for (const std::string optimizer : {"Adam", "SGD", "Adagrad", "RMSprop", "Lion", "LAMB", "Muon"}) {
+  for (const std::string optimizer :
+       {"Adam", "SGD", "Adagrad", "AMSGrad", "centered RMSprop", "Lion", "LAMB", "Muon"}) {
     const TestFolder folder("optimizers");
     Job setup{.world = 2, .stage = 2};
     setup.optimizer = optimizer;

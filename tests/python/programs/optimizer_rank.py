@@ -1,7 +1,7 @@
 """Optimizers of torch beside themselves: translated, and as they are."""
 import tessera
 import torch
-from checks import check, config, largest_difference, main, raises, train, train_plainly
+from checks import check, config, largest_difference, main, raises, standard_error, train, train_plainly
 from optimizers import DeepSpeedCPUAdam, FusedAdam, Lion, Named, batches, compare, decay_groups, in_two, loss_of, mlp, rank, steps_together
 from tessera.optimizer_options import NotBuiltIn, Options
 from torch import nn
@@ -46,6 +46,7 @@ def options_count_or_are_refused():
         lambda m: adagrad(m.parameters(), 0.02, maximize=True),
         lambda m: rmsprop(in_two(m, {"alpha": 0.9, "momentum": 0.9}, {"eps": 1e-4, "weight_decay": 0.1}), 1e-3, maximize=True),
         lambda m: rmsprop(m.parameters(), 1e-3, centered=True, eps=1e-3),
+        lambda m: adam(m.parameters(), 1e-2, amsgrad=0, maximize=1),
     ]
     for i, maker in enumerate(makers):
         for stage in (i % 4, (i + 2) % 4):
@@ -67,6 +68,8 @@ def options_count_or_are_refused():
             super().__init__(params, lr)
 
     Lion3.__name__ = "Lion"
+    not_built_in(lambda m: rmsprop(m.parameters(), alpha=1.5), "alpha=1.5 is not built in")
+    not_built_in(lambda m: sgd(m.parameters(), 0.1, momentum=1.5), "momentum=1.5 is not built in")
     not_built_in(lambda m: rmsprop(in_two(m, {}, {"centered": True})), "RMSprop: centered differs between its param groups")
     not_built_in(lambda m: adam(in_two(m, {"decoupled_weight_decay": True})), "some param groups decouple the weight decay")
     not_built_in(lambda m: adagrad(m.parameters(), initial_accumulator_value=0.1), "initial_accumulator_value=0.1")
@@ -151,7 +154,12 @@ def subsets_frozen_parameters_and_what_cannot_be_grouped():
     refused([{"params": everything, "momentum": 0.9}], "AdamW has no option momentum")
     refused([{"params": everything, "amsgrad": "x"}], "amsgrad")
     refused([{"params": everything, "initial_accumulator_value": 1}], "initial_accumulator_value")
-    refused([{"params": everything, "centered": True}], "centered is not a group's option", section={"type": "RMSprop"})
+    refused([{"params": everything, "centered": True}], "centered is not a group's option", "momentum, maximize", section={"type": "RMSprop"})
+    for type_, warns in (("RMSprop", True), ("SGD", True), ("Adam", False)):
+        with standard_error() as said:
+            tessera.initialize(model=mlp(), config=config(1, optimizer={"type": type_}, scheduler={
+                "type": "OneCycle", "params": {"cycle_min_lr": 0.1, "cycle_max_lr": 0.2}}))
+        assert (f"cycle_momentum has no effect on {type_}" in said[0]) == (warns and rank == 0), said
     refused(everything + [torch.zeros(3)], "[3]", "not a parameter of the model")
     refused([{"lr": 1}], 'expected a dict with "params"')
 

@@ -6,6 +6,7 @@ import tessera
 import torch
 from checks import check, config, largest_difference, main, raises, standard_error, train, train_plainly
 from optimizers import SCHEDULERS, batches, compare, decay_groups, in_two, loss_of, mlp, rank, world
+from tessera.deepspeed.utils import safe_get_full_optimizer_state
 from torch.nn import functional
 from torch.optim import lr_scheduler as schedulers
 
@@ -109,6 +110,57 @@ def moments_are_in_the_state_dict_as_torch_has_them():
     optimizer.state.clear()
     assert optimizer.state_dict()["state"] == {} and len(optimizer.state) == 0
     raises(tessera.Error, lambda: optimizer.state[torch.zeros(1)], "not a parameter")
+
+
+@check
+def states_of_options_that_come_with_what_is_loaded():
+    """amsgrad is one group's at initialize(), and both groups' in what is loaded; or the other way round."""
+    folder = Path(tessera.comm.all_gather(os.getcwd())[0]) / "amsgrad"
+
+    def make(*groups, stage=2):
+        model = mlp()
+        return tessera.initialize(model=model, optimizer=torch.optim.Adam(in_two(model, *groups), lr=1e-2), config=config(stage, 500))[0]
+
+    def largest(state):
+        return {i: one["max_exp_avg_sq"] for i, one in state["state"].items() if "max_exp_avg_sq" in one}
+
+    both = make({"amsgrad": True}, {"amsgrad": True})
+    train(both, batches(3), loss_of)
+    both.save_checkpoint(folder)
+    saved = both.optimizer.state_dict()
+    assert len(largest(saved)) == 6
+    for by_checkpoint in (True, False):
+        first = make({"amsgrad": True}, stage=3)
+        train(first, batches(1), loss_of)
+        assert len(largest(first.optimizer.state_dict())) == 3
+        second = next(p for group in first.optimizer.param_groups[1:] for p in group["params"])
+        raises(tessera.Error, lambda p=second: safe_get_full_optimizer_state(p, "max_exp_avg_sq"), "has no state 'max_exp_avg_sq'", "exp_avg_sq")
+        if by_checkpoint:
+            first.load_checkpoint(folder)
+        else:
+            first.optimizer.load_state_dict(saved)
+        again = first.optimizer.state_dict()
+        assert all(value.equal(largest(again)[i]) for i, value in largest(saved).items()) and len(largest(again)) == 6
+        assert safe_get_full_optimizer_state(second, "max_exp_avg_sq").max() > 0
+        plain = mlp()
+        theirs = torch.optim.Adam(in_two(plain, {}), lr=1e-2)
+        theirs.load_state_dict(again)
+        train_plainly(plain, theirs, batches(1), loss_of)
+    broken = {**saved, "state": {i: {key: value for key, value in one.items() if key != "max_exp_avg_sq"} for i, one in saved["state"].items()}}
+    raises(tessera.Error, lambda: both.optimizer.load_state_dict(broken), "max_exp_avg_sq is missing")
+    plain = mlp()
+    theirs = torch.optim.Adam(in_two(plain, {}), lr=1e-2)
+    train_plainly(plain, theirs, batches(2), loss_of)
+    both.optimizer.load_state_dict(theirs.state_dict())  # without: as in torch, the option is off then
+    assert not any(group["amsgrad"] for group in both.optimizer.param_groups)
+    train(both, batches(1), loss_of)
+
+    model = mlp()
+    engine, ours, _, _ = tessera.initialize(model=model, optimizer=torch.optim.RMSprop(model.parameters()), config=config(1))
+    wrong = torch.optim.RMSprop(mlp().parameters(), centered=True).state_dict()
+    raises(tessera.Error, lambda: ours.load_state_dict(wrong), "param group 0: centered is True, and was False at initialize()")
+    assert not ours.param_groups[0]["centered"]
+    train(engine, batches(1), loss_of)
 
 
 @check

@@ -616,33 +616,16 @@ def states_are_read_and_written():
 
 
 @check
-def the_configuration_names_classes_of_torch():
-    for stage, (type_, params) in enumerate({"adafactor": {"lr": 0.02}, "NAdam": {"lr": 0.01, "betas": [0.8, 0.9]}, "Rprop": {}, "ASGD": {}}.items()):
-        kind = next(kind for name, kind in vars(torch.optim).items() if name.lower() == type_.lower())
-        results = []
-        for given in (True, False):
-            model = Tied()
-            section = {} if given else {"optimizer": {"type": type_, "params": params}}
-            engine = tessera.initialize(model=model, optimizer=kind(trained(model), **params) if given else None, config=config(stage, 500, **section))[0]
-            train(engine, batches(2), loss_of)
-            results.append(engine.state_dict())
-        assert all(torch.equal(results[0][name], value) for name, value in results[1].items())
-    model = Tied()
-    engine, ours, _, _ = tessera.initialize(model=model, model_parameters=two_groups(model, lr=0.5), config=config(1, 500, optimizer={
-        "type": "Adafactor", "params": {"lr": 0.1}}))
-    assert engine.get_lr() == [0.5, 0.1] and len(ours.param_groups) == 2
-    for section, part in (({"type": "NAdam", "params": {"lr": 0.1, "alpha": 1}}, "torch.optim.NAdam says: "), ({"type": "LBFGS"}, "not built in"),
-                          ({"type": "NAdam", "params": {"lr": -1.0}}, "Invalid learning rate"),
-                          ({"type": "NAdam", "param_groups": [{"match": "*", "lr": 1}]}, "expected them as model_parameters")):
-        raises(tessera.ConfigError, lambda section=section: tessera.initialize(model=Tied(), config=config(1, optimizer=section)), part)
-    raises(tessera.ConfigError, lambda: tessera.initialize(model=Tied(), config=config(1, optimizer={"type": "NAdam"}), overrides=[
-        "optimizer.params.lr=0.1"]), "not built in")
-
-
-@check
 def a_default_device_of_the_users_changes_nothing():
     """Tensors that have no values would be made on it."""
     folder = Path(os.environ["SAVED"]) / f"default_of_{world}"
+    samples, orders = [torch.full((2,), float(i)) for i in range(8 * world)], []
+    for device in ("cpu", "meta"):
+        loader = tessera.DataLoader(samples, 2)
+        with torch.device(device):
+            orders.append([batch.tolist() for batch in loader])
+    assert orders[0] == orders[1]
+
     class Derived(torch.optim.SGD):
         """Runs as it is."""
 

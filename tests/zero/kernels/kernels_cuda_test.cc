@@ -62,10 +62,13 @@ Segment part_of(const Segment& segment, int64_t begin, int64_t end) {
 
 /// The whole of it, also what no pass should have touched.
 void expect_equal_to_cpu(const Segment& found, const Segment& expected) {
-  EXPECT_TRUE(at::equal(found.master.cpu(), expected.master));
-  EXPECT_TRUE(at::equal(found.param.cpu(), expected.param));
-  for (size_t i = 0; i < expected.state.size(); ++i)
-    EXPECT_TRUE(at::equal(found.state[i].cpu(), expected.state[i]));
+  // Centered RMSprop makes NaNs of random states.
+  const auto same = [](const at::Tensor& a, const at::Tensor& b) {
+    return at::equal(a.cpu().nan_to_num(7), b.nan_to_num(7));
+  };
+  EXPECT_TRUE(same(found.master, expected.master));
+  EXPECT_TRUE(same(found.param, expected.param));
+  for (size_t i = 0; i < expected.state.size(); ++i) EXPECT_TRUE(same(found.state[i], expected.state[i]));
 }
 
 /// Segments that begin and end anywhere, of one element and of none, more than a launch takes.
@@ -94,9 +97,10 @@ std::vector<SegmentUpdate> cut(const Segment& whole, const std::vector<Hyper>& g
 TEST_F(KernelsOnCuda, UpdatesEqualTheCpus) {
   Hyper hyper;
   hyper.weight_decay = 0.1;
-  for (double momentum : {0.0, 0.9}) {
-    hyper.momentum = momentum;
-    hyper.amsgrad = hyper.centered = hyper.maximize = momentum != 0;
+  for (int round = 0; round < 4; ++round) {
+    hyper.momentum = round % 2 == 0 ? 0.0 : 0.9;
+    hyper.amsgrad = hyper.centered = round / 2 != 0;
+    hyper.maximize = round == 1;
     for (OptimizerKind kind : {OptimizerKind::kAdam, OptimizerKind::kAdamW, OptimizerKind::kSGD,
                                OptimizerKind::kAdagrad, OptimizerKind::kRMSprop, OptimizerKind::kLion}) {
       for (at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {

@@ -1,9 +1,10 @@
-#include "engine/cpu_batch_norm.h"
+#include "engine/batch_norm.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_batch_norm_impl_index.h>
 #include <torch/library.h>
 
+#include <array>
 #include <optional>
 #include <tuple>
 
@@ -32,8 +33,10 @@ void let_batch_norm_widen_parameters() {
     library.impl("batch_norm", batch_norm);
     return library;
   };
-  static const torch::Library autograd = with_kernel(c10::DispatchKey::AutogradCPU);
-  static const torch::Library plain = with_kernel(c10::DispatchKey::CPU);
+  // Inference mode has no autograd: both keys of each device.
+  static const std::array libraries{
+      with_kernel(c10::DispatchKey::AutogradCPU), with_kernel(c10::DispatchKey::CPU),
+      with_kernel(c10::DispatchKey::AutogradCUDA), with_kernel(c10::DispatchKey::CUDA)};
 }
 
 }  // namespace tessera
