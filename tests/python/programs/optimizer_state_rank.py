@@ -132,7 +132,7 @@ def states_of_options_that_come_with_what_is_loaded():
     for by_checkpoint in (True, False):
         first = make({"amsgrad": True}, stage=3)
         train(first, batches(1), loss_of)
-        assert len(largest(first.optimizer.state_dict())) == 3
+        assert len(largest(first.optimizer.state_dict())) == len(first.optimizer.param_groups[0]["params"]) < 6
         second = next(p for group in first.optimizer.param_groups[1:] for p in group["params"])
         raises(tessera.Error, lambda p=second: safe_get_full_optimizer_state(p, "max_exp_avg_sq"), "has no state 'max_exp_avg_sq'", "exp_avg_sq")
         if by_checkpoint:

@@ -160,7 +160,7 @@ def _index_of(engine, parameter, key, call):
         raise Error(f"{call}(): {engine.config['optimizer']['type']} has no state {key!r}; expected one of {', '.join(names) or 'none'}")
     if not _is_trained(engine, parameter):
         raise Error(f"{call}(): {name} has no state, because the optimizer does not train it; expected a parameter of its groups")
-    own = engine.optimizer.names_of_states(parameter)
+    own = engine.optimizer.state.names_of_states(parameter)
     if key not in own:
         raise Error(f"{call}(): the group of {name} has no state {key!r}; expected one of {', '.join(own) or 'none'}")
     return names.index(key)
