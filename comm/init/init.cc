@@ -53,7 +53,7 @@ using std::chrono::milliseconds;
 // sometimes computed with half of the digits (seen with torch 2.11 and 2.15: tanh was 5e-5 off in 1 process
 // of 40). Ranks that are threads, or a data loader's thread beside the model, may be two such threads.
 void prepare_libtorch() {
-  at::tanh(at::zeros({1}));
+  at::tanh(at::zeros({1}, at::kFloat));
   if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) FLAGS_caffe2_log_level = c10::GLOG_ERROR;
   setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
   struct sigaction pipe{};

@@ -205,7 +205,7 @@ class Optimizer(torch.optim.Optimizer):
                         _engine.log_warning(f"load_checkpoint(): {error}; {key} stays {group.get(key)!r}")
                     continue
                 if isinstance(group.get(key), torch.Tensor):
-                    group[key].copy_(value if isinstance(value, torch.Tensor) else torch.tensor(value, device="cpu"))
+                    group[key].copy_(value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=torch.float64, device="cpu"))
                 else:
                     group[key] = value
         self._note_options()

@@ -125,7 +125,7 @@ class States(MutableMapping):
         for name in names:
             tensor = state.get(name)
             if tensor is None and not self._belongs(name, parameter, group):
-                tensor = torch.zeros(parameter.shape, device="cpu")
+                tensor = torch.zeros(parameter.shape, dtype=torch.float32, device="cpu")
             if not isinstance(tensor, torch.Tensor) or tensor.shape != parameter.shape:
                 found = "is missing" if tensor is None else f"is {list(getattr(tensor, 'shape', []))}"
                 raise Error(f"{where}: {name} {found}; expected a tensor of shape {list(parameter.shape)}")
@@ -207,7 +207,8 @@ class States(MutableMapping):
         state = {name: tensor for name, tensor in zip(self._live().state_names, tensors) if name in has}
         if self._type not in _TYPES_WITH_STEP:
             return state
-        return {"step": torch.tensor(float(num_updates), device="cpu") if self._step_is_a_tensor else num_updates, **state}
+        dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32  # as torch's optimizers
+        return {"step": torch.tensor(float(num_updates), dtype=dtype, device="cpu") if self._step_is_a_tensor else num_updates, **state}
 
 
 def _protected(value):

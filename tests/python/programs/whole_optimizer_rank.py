@@ -1,5 +1,6 @@
 """Optimizers that run as they are, on whole parameters: beside themselves in one process, given the same gradients, to the bit."""
 import os
+from contextlib import contextmanager
 from pathlib import Path
 
 import tessera
@@ -615,27 +616,39 @@ def states_are_read_and_written():
         raises(tessera.Error, lambda p=p: parameters.safe_get_full_optimizer_state(p, "exp_avg_cubed"), "has no state 'exp_avg_cubed'", key)
 
 
-@check
-def a_default_device_of_the_users_changes_nothing():
-    """Tensors that have no values would be made on it."""
-    folder = Path(os.environ["SAVED"]) / f"default_of_{world}"
-    samples, orders = [torch.full((2,), float(i)) for i in range(8 * world)], []
-    for device in ("cpu", "meta"):
-        loader = tessera.DataLoader(samples, 2)
+@contextmanager
+def defaults(device, dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
         with torch.device(device):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@check
+def defaults_of_the_users_change_nothing():
+    """On the one device tensors have no values, in the other type few digits."""
+    folder = Path(os.environ["SAVED"]) / f"default_of_{world}"
+    users = (("cpu", torch.float32), ("meta", torch.float32), ("cpu", torch.bfloat16))
+    samples, orders = [torch.full((2,), float(i)) for i in range(8 * world)], []
+    for of_user in users:
+        loader = tessera.DataLoader(samples, 2)
+        with defaults(*of_user):
             orders.append([batch.tolist() for batch in loader])
-    assert orders[0] == orders[1]
+    assert orders[0] == orders[1] == orders[2]
 
     class Derived(torch.optim.SGD):
         """Runs as it is."""
 
-    for make in (lambda m: Derived(trained(m), lr=0.05, momentum=0.9), lambda m: torch.optim.AdamW(trained(m), lr=0.01)):
+    for make in (lambda m: Derived(trained(m), lr=0.05, momentum=0.9), lambda m: torch.optim.AdamW(trained(m), lr=torch.tensor(0.0137))):
         results = []
-        for device in ("cpu", "meta"):
+        for of_user in users:
             model, again = Tied(), Tied()
             optimizer, other = make(model), make(again)
             samples = batches(4)
-            with torch.device(device):
+            with defaults(*of_user):
                 engine = tessera.initialize(model=model, optimizer=optimizer, config=config(3, 500))[0]
                 train(engine, samples[:2], loss_of)
                 engine.save_checkpoint(folder)
@@ -644,9 +657,11 @@ def a_default_device_of_the_users_changes_nothing():
                 train(resumed, samples[2:], loss_of)
                 if resumed._whole_optimizer:
                     assert not resumed._whole_optimizer.why, resumed._whole_optimizer.why
-                results.append((resumed.state_dict(), resumed.optimizer.state_dict()))
-        assert all(torch.equal(results[0][0][name], value) for name, value in results[1][0].items())
-        assert_same_state(results[0][1], results[1][1])
+                results.append((resumed.state_dict(), resumed.optimizer.state_dict(), resumed.get_lr()))
+        for result in results[1:]:
+            assert all(torch.equal(results[0][0][name], value) for name, value in result[0].items())
+            assert_same_state(results[0][1], result[1])
+            assert results[0][2] == result[2]
 
 
 def index_of(optimizer, parameter):
