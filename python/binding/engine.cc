@@ -270,6 +270,15 @@ void set_hyper(PyEngine& self, size_t group, const kernels::Hyper& hyper) {
   now = hyper;
 }
 
+/// The names of the parameters that Muon updates.
+std::vector<std::string> muon_parameters(PyEngine& self) {
+  const zero::ShardedModel& model = self.sharded_model();
+  std::vector<std::string> names;
+  for (size_t i = 0; i < model.by_muon().size(); ++i)
+    if (model.by_muon()[i]) names.push_back(model.layout().parameters()[i].name);
+  return names;
+}
+
 /// The optimizer's states of a unit's parameters, by name: how many updates each has had, and the states on
 /// the CPU, in the order of `state_names`.
 std::map<std::string, std::pair<int64_t, std::vector<at::Tensor>>> optimizer_states(PyEngine& self,
@@ -466,6 +475,7 @@ void bind_engine(py::module_& module) {
       .def("use_configured_rates", &PyEngine::use_configured_rates)
       // the optimizer's state
       .def_property_readonly("state_names", [](PyEngine& self) { return self.sharded_model().state_names(); })
+      .def_property_readonly("muon_parameters", &muon_parameters)
       .def(
           "num_updates",
           [](PyEngine& self, const std::string& name) {

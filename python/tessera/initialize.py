@@ -155,6 +155,7 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
     if translation.whole is not None:
         more["whole_optimizer"] = translation.whole
     engine = engine_class(model, parsed, group, comm.get_local_rank(), steps_per_epoch, **more)
+    _warn_of_marks(engine, named)
     engine.training_dataloader = loader
     zero.register(engine)
     _attach_on_all_ranks(engine, optimizer, translation.groups, lr_scheduler)
@@ -264,7 +265,7 @@ def _parse(config, overrides, group, client, model_parameters, lr_scheduler, nam
         translation = optimizer_groups.translate(client, named, group.size)
     elif client is not None:
         raise ConfigError(f"optimizer is {arguments.shown(client)}; expected an optimizer of torch.optim, or a callable that makes one")
-    elif model_parameters is not None:
+    elif model_parameters is not None or any(hasattr(parameter, "use_muon") for _, parameter in named):
         resolved = json.loads(_engine.read_config(text, is_file, group.size, overrides)[0].resolved)
         translation = optimizer_groups.translate_groups(model_parameters, named, resolved["optimizer"])
     if translation.section is not None:
@@ -280,6 +281,16 @@ def _parse(config, overrides, group, client, model_parameters, lr_scheduler, nam
         for line in warnings:
             _engine.log_warning(line)
     return parsed, translation
+
+
+def _warn_of_marks(engine, named):
+    """`use_muon=True` of a parameter, as in DeepSpeed, makes no matrix of what is none."""
+    by_muon, first = engine._engine.muon_parameters, optimizer_groups.first_names(named)
+    others = sorted({first[id(parameter)] for _, parameter in named if getattr(parameter, "use_muon", False) and parameter.requires_grad}
+                    - set(by_muon))
+    if by_muon and others and engine.global_rank == 0:
+        _engine.log_warning(f"{len(others)} parameters have use_muon=True, and AdamW updates them, because they are vectors or by their names "
+                            f"embeddings or output layers: {', '.join(others[:3])}" + (", …" if len(others) > 3 else ""))
 
 
 def _json_of(config):

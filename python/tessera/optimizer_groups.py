@@ -77,18 +77,34 @@ def _translated(optimizer, named_parameters):
     return Translation(_section(options.type, groups), _untrained(groups, named_parameters))
 
 
-def translate_groups(model_parameters: list[Any], named_parameters: list[tuple[str, torch.nn.Parameter]],
+def translate_groups(model_parameters: list[Any] | None, named_parameters: list[tuple[str, torch.nn.Parameter]],
                      section: dict[str, Any]) -> Translation:
-    """`model_parameters` of `initialize`, beside the configuration's `section`, with all its values.
+    """`model_parameters` of `initialize`, beside the configuration's `section`, with all its values. Of Muon also what parameters say:
+    `use_muon=False` leaves one to AdamW, as in DeepSpeed.
 
     Raises
     ------
     ConfigError
         As `translate`; a parameter in two groups; an option that the configuration's optimizer has not.
     """
+    marked = set()
+    if section["type"] == "Muon":  # DeepSpeed's mark of a parameter
+        marked = {name for name, parameter in named_parameters if getattr(parameter, "use_muon", None) is False}
+    if model_parameters is None:
+        model_parameters = [parameter for _, parameter in named_parameters if parameter.requires_grad]
     if not any(isinstance(item, dict) for item in model_parameters):
-        groups = [(_names_of(model_parameters, named_parameters), {})]
-        return Translation(None, _untrained(groups, named_parameters))
+        names = _names_of(model_parameters, named_parameters)
+        if not marked.intersection(names):
+            return Translation(None, _untrained([(names, {})], named_parameters))
+        if section["param_groups"]:
+            raise ConfigError("parameters have use_muon=False, and the configuration has optimizer.param_groups; expected \"use_muon\": false in a "
+                              "group there, or no groups")
+        values = {key: section["params"][key] for key in HYPERS["Muon"]}
+        groups = [([name for name in names if name not in marked], values),
+                  ([name for name in names if name in marked], {**values, "use_muon": False})]
+        translated = _section("Muon", groups)
+        translated["params"] = {**section["params"], **translated["params"]}
+        return Translation(translated, _untrained(groups, named_parameters))
     if section["param_groups"]:
         raise ConfigError("model_parameters has param groups, and so has optimizer.param_groups of the configuration; expected one of the "
                           "two")
@@ -109,6 +125,8 @@ def translate_groups(model_parameters: list[Any], named_parameters: list[tuple[s
         values.update(options.values(given, where))
         if type_ == "Muon" and "lr" in given and "adam_lr_ratio" not in given:
             values["adam_lr_ratio"] = 1.0  # as the configuration has it: a group's lr is that of all its parameters
+        for name in marked.intersection(names) if values.get("use_muon", False) else ():
+            raise ConfigError(f"{where}: parameter {name} has use_muon=False; expected it in a group with \"use_muon\": False")
         groups.append((names, values))
         shown.append({**given, "params": list(dict.fromkeys(tensors))})
     translated = _section(type_, groups)

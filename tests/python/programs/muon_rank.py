@@ -173,6 +173,29 @@ def groups_choose():
 
 
 @check
+def parameters_say_whose_they_are():
+    """DeepSpeed's mark, beside groups that say the same."""
+    results = []
+    for marks in (True, False):
+        model = Model()
+        if marks:
+            model.up.weight.use_muon = model.experts.use_muon = model.up.bias.use_muon = False
+            model.embed_in.weight.use_muon = model.down.weight.use_muon = True
+        groups = () if marks else ({"match": ["up.weight", "experts"], "use_muon": False},)
+        with standard_error() as said:
+            engine = muon_engine(2, groups=groups, model=model)
+        assert ("embed_in.weight" in said[0] and "use_muon=True" in said[0] and "down" not in said[0]) == (marks and rank == 0), said
+        trained(engine, batches(2))
+        results.append(engine.state_dict())
+    assert all(torch.equal(results[0][name], value) for name, value in results[1].items())
+    model = Model()
+    model.up.weight.use_muon = False
+    raises(tessera.ConfigError, lambda: muon_engine(1, groups=({"match": "*bias", "lr": 0.1},), model=model), "use_muon=False", "optimizer.param_groups")
+    raises(tessera.ConfigError, lambda: tessera.initialize(model=model, model_parameters=[{"params": list(model.parameters())}], config=muon_config(1)),
+           "model_parameters[0]: parameter up.weight has use_muon=False")
+
+
+@check
 def rates():
     """Which of the keys means which rate, as DeepSpeed's; a schedule moves both."""
     for params, (matrices, others) in (({}, (0.02, 3e-4)), ({"lr": 0.1}, (0.1, 0.1)), ({"muon_lr": 0.1}, (0.1, 3e-4)),
