@@ -17,7 +17,7 @@ from tessera.data import DataLoader
 from tessera.engine import Engine
 from tessera.errors import CommError, ConfigError, Error
 from tessera.lr_scheduler import check_scheduler, is_factory
-from tessera.optimizer import Optimizer, release, schedule_sets_betas, to_override
+from tessera.optimizer import Optimizer, release, schedule_cycles_momentum, to_override
 
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")  # torch's
 
@@ -137,7 +137,7 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
     overrides = arguments.texts(overrides, "overrides")
     parsed, translation = _parse(config, overrides, group, optimizer, model_parameters, lr_scheduler, named)
     resolved = json.loads(parsed.resolved)
-    if translation.whole is not None and schedule_sets_betas(resolved):
+    if translation.whole is not None and schedule_cycles_momentum(resolved):
         raise ConfigError(f"scheduler: OneCycle with cycle_momentum changes the betas of Adam, and {translation.whole.name} runs as it is; "
                           "expected cycle_momentum false, or a scheduler of torch as lr_scheduler")
     if not engine_class.has_optimizer:

@@ -353,11 +353,15 @@ class Optimizer(torch.optim.Optimizer):
             release(self._client)
 
 
-def schedule_sets_betas(config: dict[str, Any]) -> bool:
-    """Whether the schedule of a configuration, with all its values, sets the betas of Adam too."""
+def schedule_cycles_momentum(config: dict[str, Any]) -> bool:
+    """Whether the schedule of a configuration, with all its values, is one for betas too."""
     scheduler = config.get("scheduler", {})
-    return (scheduler.get("type") == "OneCycle" and scheduler["params"].get("cycle_momentum", True)
-            and config.get("optimizer", {}).get("type") not in ("SGD", "Adagrad", "RMSprop", "Muon"))
+    return scheduler.get("type") == "OneCycle" and scheduler["params"].get("cycle_momentum", True)
+
+
+def schedule_sets_betas(config: dict[str, Any]) -> bool:
+    """Whether it sets those of the configuration's optimizer."""
+    return schedule_cycles_momentum(config) and config.get("optimizer", {}).get("type") not in ("SGD", "Adagrad", "RMSprop", "Muon")
 
 
 def release(client: torch.optim.Optimizer) -> None:
