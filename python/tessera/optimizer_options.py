@@ -77,7 +77,7 @@ def _refused_by_the_class(_):
     return False
 
 
-def _within(values, group):
+def _within(values, _):
     """What is outside of the formula's ranges runs as it is."""
     for option in ("momentum", "alpha"):
         if not 0 <= values.get(option, 0) <= 1:
