@@ -336,12 +336,14 @@ def isinstance_says_which_optimizer_the_configuration_has():
     from deepspeed.ops.lion import DeepSpeedCPULion, FusedLion
     every = {FusedAdam, DeepSpeedCPUAdam, FusedLamb, FusedLion, DeepSpeedCPULion}
     for kind, offloads, expected, params in (("Adam", False, FusedAdam, {"adam_w_mode": False}), ("AdamW", True, DeepSpeedCPUAdam, {}),
-                                             ("Lion", False, FusedLion, {}), ("Lion", True, DeepSpeedCPULion, {}), ("LAMB", False, FusedLamb, {})):
+                                             ("Lion", False, FusedLion, {}), ("Lion", True, DeepSpeedCPULion, {}), ("LAMB", False, FusedLamb, {}),
+                                             ("Muon", False, None, {}), ("SGD", False, None, {})):
         model = net()
         engine, optimizer, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config={
             "train_micro_batch_size_per_gpu": 2, "optimizer": {"type": kind, "params": params},
             "zero_optimization": {"stage": 2, "cpu_offload": offloads}})
-        assert {one for one in every if isinstance(optimizer.optimizer, one)} == {expected}, kind
+        assert {one for one in every if isinstance(optimizer.optimizer, one)} == {expected} - {None}, kind
+        assert type(engine.basic_optimizer).__name__ == (expected.__name__ if expected else {"Muon": "MuonWithAuxAdam"}.get(kind, kind))
         assert isinstance(optimizer, (deepspeed.DeepSpeedOptimizer, tessera.Optimizer)) and isinstance(optimizer, torch.optim.Optimizer)
         if "Adam" in kind:
             assert optimizer.adam_w_mode is (kind == "AdamW")

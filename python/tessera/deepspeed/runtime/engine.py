@@ -173,6 +173,11 @@ class DeepSpeedEngine(Engine):
         """2 to the power of `fp16.initial_scale_power`."""
         return 2.0 ** self.config["fp16"]["initial_scale_power"]
 
+    @property
+    def basic_optimizer(self) -> torch.optim.Optimizer:
+        """As `optimizer.optimizer`."""
+        return self.optimizer.optimizer
+
     def optimizer_name(self) -> str:
         """The name of the optimizer's class that `initialize` was given, or the configuration's `optimizer.type` in small letters."""
         client = self.optimizer.optimizer

@@ -1,4 +1,5 @@
 """The optimizer and the schedule of a `DeepSpeedEngine`, with DeepSpeed's further names."""
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -61,6 +62,11 @@ _CLASSES = {"Adam": (adam.FusedAdam, adam.DeepSpeedCPUAdam), "AdamW": (adam.Fuse
             "Adagrad": (None, adagrad.DeepSpeedCPUAdagrad)}
 
 
+@functools.cache
+def _named(name, kind):
+    return type(name, (kind,), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+
+
 class DeepSpeedOptimizer(Optimizer):
     """The optimizer that `initialize` returns: see `tessera.Optimizer`.
 
@@ -75,8 +81,11 @@ class DeepSpeedOptimizer(Optimizer):
     def __init__(self, engine: Any, client: torch.optim.Optimizer | None = None, groups: list[dict[str, Any]] | None = None) -> None:
         super().__init__(engine, client, groups)
         kind = engine.config["optimizer"]["type"]
-        if client is None and kind in _CLASSES:
-            self.configured_class = _CLASSES[kind][engine.zero_offload_optimizer() is not None]
+        if client is None:
+            if kind in _CLASSES:
+                self.configured_class = _CLASSES[kind][engine.zero_offload_optimizer() is not None]
+            name = self.configured_class.__name__ if self.configured_class else "MuonWithAuxAdam" if kind == "Muon" else kind
+            self.__class__ = _named(name, type(self))  # scripts ask for the name, too
         if kind in ("Adam", "AdamW"):
             self.adam_w_mode = kind == "AdamW"  # whether weight decay is decoupled
 
