@@ -11,7 +11,7 @@ class Optimizer(RanksTest):
         for script in SCRIPTS:
             self.run_ranks(1, script, "auto")
 
-    def test_two_ranks(self):
+    def test_two_ranks_in_shared_memory(self):
         for script in SCRIPTS:
             self.run_ranks(2, script, "auto")
 
