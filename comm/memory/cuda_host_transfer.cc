@@ -121,7 +121,7 @@ class CudaHostTransfer final : public HostTransfer {
   EventPtr copy(const at::Tensor& to, const at::Tensor& from, const c10::Stream& stream,
                 const EventPtr& after) {
     const at::DisableRecordFunctionGuard our_own_operators;
-    const c10::InferenceMode no_grad;  // its tensors, of another thread, are written nowhere else
+    const c10::InferenceMode without_autograd;  // a tensor that was made in this mode is written in it alone
     const std::lock_guard lock(mutex_);
     if (after) event_of(after).block(stream);
     const c10::StreamGuard on_copies(stream);

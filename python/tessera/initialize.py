@@ -285,10 +285,13 @@ def _parse(config, overrides, group, client, model_parameters, lr_scheduler, nam
 
 def _warn_of_marks(engine, named):
     """`use_muon=True` of a parameter, as in DeepSpeed, makes no matrix of what is none."""
-    by_muon, first = engine._engine.muon_parameters, optimizer_groups.first_names(named)
+    by_muon = engine._engine.muon_parameters
+    if not by_muon or engine.global_rank != 0:
+        return
+    first = optimizer_groups.first_names(named)
     others = sorted({first[id(parameter)] for _, parameter in named if getattr(parameter, "use_muon", False) and parameter.requires_grad}
                     - set(by_muon))
-    if by_muon and others and engine.global_rank == 0:
+    if others:
         _engine.log_warning(f"{len(others)} parameters have use_muon=True, and AdamW updates them, because they are vectors or by their names "
                             f"embeddings or output layers: {', '.join(others[:3])}" + (", …" if len(others) > 3 else ""))
 

@@ -361,7 +361,8 @@ def schedule_cycles_momentum(config: dict[str, Any]) -> bool:
 
 def schedule_sets_betas(config: dict[str, Any]) -> bool:
     """Whether it sets those of the configuration's optimizer."""
-    return schedule_cycles_momentum(config) and config.get("optimizer", {}).get("type") not in ("SGD", "Adagrad", "RMSprop", "Muon")
+    type_ = config["optimizer"]["type"]
+    return schedule_cycles_momentum(config) and "betas" in HYPERS[type_] and type_ != "Muon"
 
 
 def release(client: torch.optim.Optimizer) -> None:

@@ -99,12 +99,9 @@ def translate_groups(model_parameters: list[Any] | None, named_parameters: list[
         if section["param_groups"]:
             raise ConfigError("parameters have use_muon=False, and the configuration has optimizer.param_groups; expected \"use_muon\": false in a "
                               "group there, or no groups")
-        values = {key: section["params"][key] for key in HYPERS["Muon"]}
-        groups = [([name for name in names if name not in marked], values),
-                  ([name for name in names if name in marked], {**values, "use_muon": False})]
-        translated = _section("Muon", groups)
-        translated["params"] = {**section["params"], **translated["params"]}
-        return Translation(translated, _untrained(groups, named_parameters))
+        parameters = dict(named_parameters)
+        model_parameters = [{"params": [parameters[name] for name in names if name not in marked]},
+                            {"params": [parameters[name] for name in names if name in marked], "use_muon": False}]
     if section["param_groups"]:
         raise ConfigError("model_parameters has param groups, and so has optimizer.param_groups of the configuration; expected one of the "
                           "two")

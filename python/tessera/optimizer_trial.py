@@ -131,7 +131,7 @@ def _of_two_shapes(parameters):
 
 
 def _like(parameter):
-    return torch.nn.Parameter(torch.randn([min(size, _MAX_SIZE) for size in parameter.shape], dtype=torch.float32, device="cpu"))
+    return torch.nn.Parameter(torch.randn([min(size, _MAX_SIZE) for size in parameter.shape], dtype=torch.float32))
 
 
 def _run(client, originals, members, without):
@@ -139,7 +139,7 @@ def _run(client, originals, members, without):
     gradients."""
     torch.default_generator.manual_seed(0)
     small = [_like(parameter) for parameter in originals]
-    gradients = [[torch.randn(parameter.shape, dtype=torch.float32, device="cpu") * 10.0 ** (i % 3) for i, parameter in enumerate(small)] for _ in range(_NUM_STEPS)]
+    gradients = [[torch.randn(parameter.shape, dtype=torch.float32) * 10.0 ** (i % 3) for i, parameter in enumerate(small)] for _ in range(_NUM_STEPS)]
     probe = _copy_of(client, originals, small, {id(originals[i]) for i in members})
     step = type(client).step
     step = step.__wrapped__ if getattr(step, "hooked", False) and hasattr(step, "__wrapped__") else step  # without the hooks of steps
