@@ -20,6 +20,7 @@
 #include "core/cuda_plugin.h"
 #include "core/error.h"
 #include "core/str.h"
+#include "zero/kernels/adam_8bit.h"
 #include "zero/kernels/kernels.h"
 
 namespace tessera::benchmarks {
@@ -127,6 +128,20 @@ std::vector<kernels::SegmentUpdate> cut(const kernels::Segment& whole, const ker
   return updates;
 }
 
+/// AdamW with 8-bit moments; bytes are those of weights, gradient, codes and scales.
+void update_8bit(benchmark::State& state, const Place& place) {
+  const at::Tensor weights = values(at::kFloat, place), gradient = values(at::kFloat, place);
+  const auto moment = [&](bool is_signed) {
+    return kernels::Moment8bit{
+        place.make(at::full({kNumel}, kernels::code_of_zero(is_signed), at::kByte)),
+        place.make(at::zeros({(kNumel + kernels::kBlockNumel8bit - 1) / kernels::kBlockNumel8bit}))};
+  };
+  const kernels::Moment8bit first = moment(true), second = moment(false);
+  const kernels::Hyper hyper{.lr = 1e-6};
+  beside_copy(state, place, 3.0 * 4 * kNumel + 4.0 * kNumel,
+              [&] { kernels::adam_8bit(weights, gradient, first, second, hyper, 1); });
+}
+
 void update(benchmark::State& state, const Place& place, const Update& what) {
   const kernels::Hyper hyper{.lr = 1e-3, .weight_decay = 0.01, .momentum = 0.9};
   kernels::Segment segment{
@@ -228,6 +243,7 @@ void add_passes(const std::string& prefix, const Place& place) {
   add(prefix + "update_AdamW/Float/segments_64", [place](benchmark::State& state) {
     update(state, place, {kernels::OptimizerKind::kAdamW, at::kFloat, at::kFloat, 64});
   });
+  add(prefix + "update_AdamW8bit/Float", [place](benchmark::State& state) { update_8bit(state, place); });
   add(prefix + "update_LAMB/Float", [place](benchmark::State& state) { lamb(state, place); });
   add(prefix + "libtorch_fused_adamw/Float",
       [place](benchmark::State& state) { libtorch_adamw(state, place); });

@@ -23,6 +23,7 @@
 #include "engine/engine_internal.h"
 #include "engine/optimizer/optimizer_setup.h"
 #include "engine/same_config.h"
+#include "zero/optimizer/whole_formula.h"
 
 namespace tessera {
 namespace {
@@ -113,6 +114,9 @@ Engine::Engine(const zero::ModelView& model, const EngineConfig& config, comm::C
       optimizer_(set_up_optimizer(config_.optimizer)),
       schedule_(config_.scheduler, rates_of(optimizer_.groups), options.steps_per_epoch),
       parameters_(model.parameters) {
+  if (kernels::updates_whole_parameters(optimizer_.kind) && !options_.whole_optimizer &&
+      !options_.update_rule)
+    options_.whole_optimizer = zero::make_whole_formula(optimizer_.kind, type_of(config_.optimizer.options));
   if (config_.compute_dtype() != DType::kFloat32) let_batch_norm_widen_parameters();
   check_same_config_everywhere();
   warn_unmatched_patterns();

@@ -703,7 +703,10 @@ StateBytes ShardedModel::measured_bytes(Tier tier) const {
 }
 
 StateBytes ShardedModel::formula_bytes(bool async_checkpoints, Tier tier) const {
-  return model_state_bytes(*layout_, state_model(async_checkpoints), tier);
+  StateBytes bytes = model_state_bytes(*layout_, state_model(async_checkpoints), tier);
+  if (const WholeParameters* whole = optimizer_->whole(); whole != nullptr && tier == Tier::kDevice)
+    bytes.optimizer += whole->optimizer().formula_bytes(optimizer_->groups());
+  return bytes;
 }
 
 StateModel ShardedModel::state_model(bool async_checkpoints) const {

@@ -24,7 +24,8 @@ Field eps(double& value) {
 }
 
 Field weight_decay(double& value) {
-  return Field("weight_decay", &value, "Weight decay; decoupled for AdamW, Lion and Muon", at_least(0),
+  return Field("weight_decay", &value,
+               "Weight decay; decoupled for AdamW, Lion, Muon, Adafactor and AdamW8bit", at_least(0),
                kAutoIsDefault, kPerGroup, argument("weight_decay"));
 }
 
@@ -127,6 +128,30 @@ std::vector<Field> fields(MuonOptions& o, OptimizerModes* modes) {
   return fields;
 }
 
+std::vector<Field> fields(AdafactorOptions& o, OptimizerModes*) {
+  return {
+      lr(o.lr),
+      {"beta2_decay", &o.beta2_decay, "The second moment's decay is 1 - step to this power", between(-10, 0),
+       kPerGroup},
+      Field("eps", std::array{&o.eps1, &o.eps2},
+            "Least second moment, and least root mean square of a parameter that the rate is multiplied by",
+            at_least(0), kPerGroup),
+      {"d", &o.d, "Clips the update at this root mean square", at_least(1), kPerGroup},
+      weight_decay(o.weight_decay),
+      maximize(o.maximize)};
+}
+
+std::vector<Field> fields(AdamW8bitOptions& o, OptimizerModes*) {
+  return {
+      lr(o.lr),
+      betas(o.beta1, o.beta2),
+      eps(o.eps),
+      weight_decay(o.weight_decay),
+      {"optim_bits", &o.optim_bits, "Bits of a moment: 8, or 32 for fp32 ones", between(8, 32), kPerGroup},
+      {"min_8bit_size", &o.min_8bit_size, "A parameter with fewer elements has fp32 moments",
+       between(0, int64_t{1} << 40)}};
+}
+
 Key type_key() {
   Key key = make_key(Type::kChoice, "optimizer.type",
                      "The update rule, in any case, also under DeepSpeed's class names (FusedAdam, "
@@ -135,17 +160,19 @@ Key type_key() {
   key.default_json = str('"', type_of(OptimizerConfig{}.options), '"');
   for (const OptimizerOptions& options : all_types<OptimizerOptions>())
     key.choices.push_back(type_of(options));
-  for (const auto& [type, names] : {std::pair{"AdamW", "adamw_torch adamw_torch_fused adamw_hf"},
-                                    {"Adam", "fusedadam deepspeedcpuadam cpuadam"},
-                                    {"LAMB", "fusedlamb"},
-                                    {"Lion", "fusedlion deepspeedcpulion"},
-                                    {"Adagrad", "cpuadagrad deepspeedcpuadagrad"}})
+  for (const auto& [type, names] :
+       {std::pair{"AdamW", "adamw_torch adamw_torch_fused adamw_hf"},
+        {"Adam", "fusedadam deepspeedcpuadam cpuadam"},
+        {"LAMB", "fusedlamb"},
+        {"Lion", "fusedlion deepspeedcpulion"},
+        {"Adagrad", "cpuadagrad deepspeedcpuadagrad"},
+        {"AdamW8bit", "adamw_8bit adamw_bnb_8bit paged_adamw_8bit pagedadamw8bit"}})
     for (const std::string& name : split_names(names)) key.choice_aliases[name] = type;
   for (const auto& [why, names] :
        {std::pair{"the 1-bit optimizers compress what is sent", "onebitadam zerooneadam onebitlamb"},
         {"muP rescales layers by their width", "muadam muadamw musgd"},
         {"this torch.optim update rule is not built in",
-         "adadelta adafactor adamax asgd lbfgs nadam radam rprop sparseadam"}})
+         "adadelta adamax asgd lbfgs nadam radam rprop sparseadam"}})
     for (const std::string& name : split_names(names)) key.refused_choices[name] = why;
   return key;
 }
@@ -197,7 +224,10 @@ std::string group_path(size_t i) { return child_path("optimizer.param_groups", i
 /// A field's names in ParamGroupConfig::params; empty when a group cannot change it.
 std::vector<std::string> names_in_group(const Field& field) {
   if (!field.key.per_group) return {};
-  if (field.key.type == Type::kPair) return {"beta1", "beta2"};
+  if (field.key.type == Type::kPair) {
+    const std::string stem = field.key.name() == "betas" ? "beta" : field.key.name();
+    return {stem + "1", stem + "2"};
+  }
   return {field.key.name()};
 }
 
@@ -278,6 +308,9 @@ void check_options(const OptimizerOptions& options, const std::string& path, con
       sgd && sgd->nesterov && (sgd->momentum <= 0 || sgd->dampening != 0))
     origins.fail(path + ".nesterov", str("found true with momentum ", sgd->momentum, " and dampening ",
                                          sgd->dampening, "; expected a momentum above 0 and dampening 0"));
+  if (const auto* adam = std::get_if<AdamW8bitOptions>(&options);
+      adam && adam->optim_bits != 8 && adam->optim_bits != 32)
+    origins.fail(path + ".optim_bits", str("found ", adam->optim_bits, "; expected 8 or 32"));
   if (const auto* lamb = std::get_if<LambOptions>(&options); lamb && lamb->min_coeff > lamb->max_coeff)
     origins.fail(path + ".min_coeff", str("found ", lamb->min_coeff, ", more than max_coeff ",
                                           lamb->max_coeff, "; expected at most that"));

@@ -112,8 +112,34 @@ struct MuonOptions {
   bool operator==(const MuonOptions&) const = default;
 };
 
-using OptimizerOptions = std::variant<AdamOptions, AdamWOptions, SGDOptions, AdagradOptions, RMSpropOptions,
-                                      LionOptions, LambOptions, MuonOptions>;
+/// torch.optim.Adafactor, on whole parameters: zero/optimizer/whole_formula.h.
+struct AdafactorOptions {
+  static constexpr const char* kName = "Adafactor";
+  double lr = 1e-2;
+  double beta2_decay = -0.8;
+  double eps1 = 1.1920928955078125e-07, eps2 = 1e-3;  ///< "eps"; the first is torch's None: fp32's epsilon
+  double d = 1;
+  double weight_decay = 0;
+  bool maximize = false;
+  bool operator==(const AdafactorOptions&) const = default;
+};
+
+/// AdamW with 8-bit moments, as bitsandbytes' AdamW8bit: zero/kernels/adam_8bit.h. Defaults are
+/// bitsandbytes'.
+struct AdamW8bitOptions {
+  static constexpr const char* kName = "AdamW8bit";
+  double lr = 1e-3;
+  double beta1 = 0.9, beta2 = 0.999;  ///< "betas"
+  double eps = 1e-8;
+  double weight_decay = 0.01;
+  int64_t optim_bits = 8;
+  int64_t min_8bit_size = 4096;
+  bool operator==(const AdamW8bitOptions&) const = default;
+};
+
+using OptimizerOptions =
+    std::variant<AdamOptions, AdamWOptions, SGDOptions, AdagradOptions, RMSpropOptions, LionOptions,
+                 LambOptions, MuonOptions, AdafactorOptions, AdamW8bitOptions>;
 
 // -------------------------------------------------------------------------------------------- schedules
 

@@ -18,6 +18,8 @@ OptimizerKind kind_of(const RMSpropOptions&) { return OptimizerKind::kRMSprop; }
 OptimizerKind kind_of(const LionOptions&) { return OptimizerKind::kLion; }
 OptimizerKind kind_of(const LambOptions&) { return OptimizerKind::kLamb; }
 OptimizerKind kind_of(const MuonOptions&) { return OptimizerKind::kMuon; }
+OptimizerKind kind_of(const AdafactorOptions&) { return OptimizerKind::kAdafactor; }
+OptimizerKind kind_of(const AdamW8bitOptions&) { return OptimizerKind::kAdamW8bit; }
 
 kernels::AdjustLr adjust_lr_of(const std::string& name) {
   if (name == "match_rms_adamw") return kernels::AdjustLr::kMatchRmsAdamW;
@@ -40,6 +42,10 @@ Hyper hyper_of(const Options& o) {
   if constexpr (requires { o.amsgrad; }) hyper.amsgrad = o.amsgrad;
   if constexpr (requires { o.maximize; }) hyper.maximize = o.maximize;
   if constexpr (requires { o.max_coeff; }) hyper.max_coeff = o.max_coeff, hyper.min_coeff = o.min_coeff;
+  if constexpr (requires { o.beta2_decay; })
+    hyper.beta2_decay = o.beta2_decay, hyper.eps = o.eps1, hyper.eps2 = o.eps2, hyper.d = o.d;
+  if constexpr (requires { o.optim_bits; })
+    hyper.optim_bits = o.optim_bits, hyper.min_8bit_size = o.min_8bit_size;
   if constexpr (requires { o.use_muon; }) {
     hyper.use_muon = o.use_muon;
     hyper.adam_lr_ratio = o.adam_lr_ratio;

@@ -21,6 +21,7 @@
 #include "python/binding/bindings.h"
 #include "train/task/sampler.h"
 #include "zero/optimizer/sharded_optimizer.h"
+#include "zero/optimizer/whole_formula.h"
 #include "zero/plan/layout.h"
 #include "zero/plan/memory_model.h"
 #include "zero/plan/stage.h"
@@ -70,7 +71,7 @@ std::map<std::string, int64_t> state_bytes(const EngineConfig& given,
                      .shape = shape,
                      .dtype = dtype_in_unit(from_torch(dtype), plan.compute),
                      .trainable = trainable,
-                     .group = 0,
+                     .group = optimizer.group_of(name),
                      .aliases = {}});
   const zero::Layout layout(specs, zero::LayoutOptions{world_size, plan.unit_numel});
   const zero::StateBytes bytes = zero::model_state_bytes(
@@ -82,7 +83,16 @@ std::map<std::string, int64_t> state_bytes(const EngineConfig& given,
   return {{"parameters", bytes.parameters},
           {"gradients", bytes.gradients},
           {"master", bytes.master},
-          {"optimizer", bytes.optimizer}};
+          {"optimizer",
+           bytes.optimizer + zero::most_owned_state_bytes(optimizer.kind, optimizer.groups, layout)}};
+}
+
+/// By name, the index of the parameter's group: 0, or that of an element of optimizer.param_groups plus 1.
+std::vector<int> group_indices(const EngineConfig& config, const std::vector<std::string>& names) {
+  const OptimizerSetup optimizer = set_up_optimizer(config.optimizer);
+  std::vector<int> indices;
+  for (const std::string& name : names) indices.push_back(optimizer.group_of(name));
+  return indices;
 }
 
 train::TrainSampler make_sampler(int64_t num_samples, int64_t micro_batch, int64_t accumulation_steps,
@@ -98,6 +108,7 @@ void bind_config(py::module_& module) {
       .def_property_readonly("stage", [](const EngineConfig& self) { return self.zero.stage; });
   module.def("read_config", &read_config, py::arg("file_or_json"), py::arg("is_file"), py::arg("world_size"),
              py::arg("overrides"));
+  module.def("group_indices", &group_indices, py::arg("config"), py::arg("names"));
   module.def("log_info", [](const std::string& line) { Logger(LogOptions{}).info(line); }, py::arg("line"));
   module.def(
       "log_warning", [](const std::string& line) { Logger(LogOptions{}).warning(line); }, py::arg("line"));

@@ -26,6 +26,7 @@
 #include "zero/deferred/operator_log.h"
 #include "zero/gathered_parameters.h"
 #include "zero/memory/unit_memory.h"
+#include "zero/optimizer/whole_formula.h"
 #include "zero/plan/stage.h"
 
 namespace tessera::python {
@@ -111,11 +112,13 @@ class PyWholeOptimizer final : public zero::WholeOptimizer {
     const py::gil_scoped_acquire held;
     return optimizer_.attr("on_one_rank").cast<bool>();
   }
-  void own(const std::vector<std::string>& parameters) override {
+  void own(const std::vector<zero::OwnedTensor>& parameters) override {
+    std::vector<std::string> names;
+    for (const zero::OwnedTensor& one : parameters) names.push_back(one.spec->name);
     const py::gil_scoped_acquire held;
-    optimizer_.attr("own")(parameters);
+    optimizer_.attr("own")(names);
   }
-  void step() override {
+  void step(const std::vector<kernels::Hyper>&) override {
     const py::gil_scoped_acquire held;
     optimizer_.attr("step")();
   }
@@ -135,6 +138,22 @@ class PyWholeOptimizer final : public zero::WholeOptimizer {
  private:
   py::object optimizer_;
 };
+
+/// zero::adamw_8bit for tessera.optim. Returns the states.
+zero::FormulaStates adamw_8bit(const at::Tensor& weights, const at::Tensor& gradient,
+                               zero::FormulaStates states, int64_t step, const std::string& name, double lr,
+                               double beta1, double beta2, double eps, double weight_decay,
+                               int64_t optim_bits, int64_t min_8bit_size) {
+  const kernels::Hyper hyper{.lr = lr,
+                             .beta1 = beta1,
+                             .beta2 = beta2,
+                             .eps = eps,
+                             .weight_decay = weight_decay,
+                             .optim_bits = optim_bits,
+                             .min_8bit_size = min_8bit_size};
+  zero::adamw_8bit(weights, gradient, states, hyper, step, zero::is_embedding({.name = name, .shape = {}, .aliases = {}}));
+  return states;
+}
 
 /// `members`: what the module holds besides, by its name: tensors that are views of parameters are refused.
 std::unique_ptr<PyEngine> make_engine(const Named& parameters, const std::shared_ptr<PyModuleState>& state,
@@ -402,6 +421,10 @@ void bind_param_groups(py::module_& module) {
       .def_readwrite("max_coeff", &Hyper::max_coeff)
       .def_readwrite("adam_lr_ratio", &Hyper::adam_lr_ratio)
       .def_readwrite("use_muon", &Hyper::use_muon)
+      .def_readwrite("beta2_decay", &Hyper::beta2_decay)
+      .def_readwrite("eps2", &Hyper::eps2)
+      .def_readwrite("d", &Hyper::d)
+      .def_readwrite("optim_bits", &Hyper::optim_bits)
       .def_readwrite("min_coeff", &Hyper::min_coeff);
   py::class_<ParamGroup>(module, "ParamGroup")
       .def_readonly("hyper", &ParamGroup::hyper)
@@ -422,6 +445,10 @@ void bind_engine(py::module_& module) {
       .def(py::init<py::object>(), py::arg("state"));
   py::class_<PyWholeOptimizer, std::shared_ptr<PyWholeOptimizer>>(module, "WholeOptimizer")
       .def(py::init<py::object>(), py::arg("optimizer"));
+  module.def("adamw_8bit", &adamw_8bit, py::arg("weights"), py::arg("gradient"), py::arg("states"),
+             py::arg("step"), py::arg("name"), py::arg("lr"), py::arg("beta1"), py::arg("beta2"),
+             py::arg("eps"), py::arg("weight_decay"), py::arg("optim_bits"), py::arg("min_8bit_size"),
+             ReleaseGil());
   module.def("hash_of", &zero::deferred::hash_of, py::arg("tensor"), ReleaseGil());
   engine
       .def(py::init(&make_engine), py::arg("parameters"), py::arg("state"), py::arg("members"),

@@ -9,7 +9,7 @@ from pathlib import Path as _Path
 import torch as _torch  # noqa: F401  before the module that links it
 
 import tessera._check_torch as _check_torch  # noqa: F401  and is what it was built for
-from tessera import comm, errors, zero
+from tessera import comm, errors, optim, zero
 from tessera._engine import __version__
 from tessera.data import DataLoader
 from tessera.engine import Engine
@@ -27,4 +27,4 @@ if _plugin.exists():
 
 __all__ = ["CheckpointError", "CommError", "ConfigError", "DataError", "DataLoader", "Engine", "Error", "GatheredParameters", "Optimizer",
            "__version__", "chunked_cross_entropy", "comm", "errors", "estimate", "initialize", "launch",
-           "run_command", "zero"]
+           "optim", "run_command", "zero"]

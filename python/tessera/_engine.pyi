@@ -44,6 +44,7 @@ class Config:
     def stage(self) -> int: ...
 
 def read_config(file_or_json: str, is_file: bool, world_size: int, overrides: list[str]) -> tuple[Config, list[str]]: ...
+def group_indices(config: Config, names: list[str]) -> list[int]: ...
 def state_bytes(config: Config, parameters: list[tuple[str, list[int], torch.dtype, bool]], world_size: int, stage: int) -> dict[str, int]: ...
 
 class TrainSampler:
@@ -72,6 +73,10 @@ class Hyper:
     min_coeff: float
     adam_lr_ratio: float
     use_muon: bool
+    beta2_decay: float
+    eps2: float
+    d: float
+    optim_bits: int
 
 class ParamGroup:
     @property
@@ -99,6 +104,8 @@ class WholeOptimizer:
     def __init__(self, optimizer: object) -> None: ...
 
 def hash_of(tensor: torch.Tensor) -> int: ...
+def adamw_8bit(weights: torch.Tensor, gradient: torch.Tensor, states: dict[str, torch.Tensor], step: int, name: str, lr: float, beta1: float,
+               beta2: float, eps: float, weight_decay: float, optim_bits: int, min_8bit_size: int) -> dict[str, torch.Tensor]: ...
 
 class Engine:
     def __init__(self, parameters: list[tuple[str, torch.Tensor]], state: ModuleState, members: list[tuple[str, torch.Tensor]],

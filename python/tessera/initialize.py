@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from tessera import _engine, arguments, comm, compiled_graphs, module_state, optimizer_groups, reports, whole_model, zero
+from tessera import _engine, arguments, comm, compiled_graphs, module_state, optim, optimizer_groups, reports, whole_model, zero
 from tessera.data import DataLoader
 from tessera.engine import Engine
 from tessera.errors import CommError, ConfigError, Error
@@ -137,6 +137,7 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
     overrides = arguments.texts(overrides, "overrides")
     parsed, translation = _parse(config, overrides, group, optimizer, model_parameters, lr_scheduler, named)
     resolved = json.loads(parsed.resolved)
+    optimizer = translation.client or optimizer
     if translation.whole is not None and schedule_cycles_momentum(resolved):
         raise ConfigError(f"scheduler: OneCycle with cycle_momentum changes the betas of Adam, and {translation.whole.name} runs as it is; "
                           "expected cycle_momentum false, or a scheduler of torch as lr_scheduler")
@@ -274,6 +275,9 @@ def _parse(config, overrides, group, client, model_parameters, lr_scheduler, nam
     if translation.untrained:
         warnings.append(f"{len(translation.untrained)} trainable parameters are in no param group of the optimizer and keep their values: "
                         + ", ".join(translation.untrained[:3]) + (", …" if len(translation.untrained) > 3 else ""))
+    section = json.loads(parsed.resolved)["optimizer"]
+    if translation.whole is None and section["type"] in optim.WHOLE and len(translation.untrained) < sum(p.requires_grad for _, p in named):
+        translation.add_whole(parsed, section, named, group.size)
     if translation.whole is not None:
         translation.whole.agree()
         warnings.extend(translation.whole.warnings())

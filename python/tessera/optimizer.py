@@ -240,6 +240,8 @@ class Optimizer(torch.optim.Optimizer):
             for key, value in values.items():
                 if key == "betas":
                     hyper.beta1, hyper.beta2 = value
+                elif key == "eps" and isinstance(value, list):
+                    hyper.eps, hyper.eps2 = value
                 else:
                     setattr(hyper, key, value)
             try:
@@ -394,6 +396,8 @@ def _check_numbers(values, before, where):
 
 def _shown(type_, hyper):
     values = {key: getattr(hyper, key) for key in HYPERS[type_] if key != "betas"}
+    if type_ == "Adafactor":
+        values["eps"] = (hyper.eps, hyper.eps2)
     return {**values, "betas": (hyper.beta1, hyper.beta2)} if "betas" in HYPERS[type_] else values
 
 

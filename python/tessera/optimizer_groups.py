@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from tessera import _engine, optim
 from tessera.errors import ConfigError
 from tessera.optimizer_options import HYPERS, OF_ALL_GROUPS, NotBuiltIn, Options, is_option
 from tessera.whole_optimizer import WholeOptimizer
@@ -26,6 +27,8 @@ class Translation:
         Param groups that `initialize` was given, without an optimizer.
     whole : WholeOptimizer or None
         The optimizer, where it runs as it is.
+    client : torch.optim.Optimizer or None
+        The configuration's, of a type that runs so.
     """
 
     def __init__(self, section: dict[str, Any] | None = None, untrained: Iterable[str] = (),
@@ -34,6 +37,24 @@ class Translation:
         self.untrained = list(untrained)
         self.groups = groups
         self.whole = whole
+        self.client: torch.optim.Optimizer | None = None
+
+    def add_whole(self, config: Any, section: dict[str, Any], named_parameters: list[tuple[str, torch.nn.Parameter]], world_size: int) -> None:
+        """Make the optimizer of a configuration's section whose type is in `optim.WHOLE`. `config`: what the section is of, for its groups."""
+        names = first_names(named_parameters)
+        trained = [(name, p) for name, p in named_parameters
+                   if p.requires_grad and names[id(p)] == name and name not in self.untrained]
+        options = [section["params"], *({**section["params"], **group} for group in section["param_groups"])]
+        groups = [({key: one[key] for key in section["params"]}, []) for one in options]
+        for (name, parameter), group in zip(trained, _engine.group_indices(config, [name for name, _ in trained])):
+            groups[group][1].append((name, parameter))
+        self.client = optim.of_configuration(section["type"], groups)
+        filled = iter(self.client.param_groups)
+        for given in self.groups or []:  # with keys of the caller's own
+            if given["params"]:
+                group = next(filled)
+                group.update((key, value) for key, value in given.items() if key not in group)
+        self.whole = WholeOptimizer(self.client, named_parameters, world_size, section["type"])
 
 
 def translate(optimizer: torch.optim.Optimizer, named_parameters: list[tuple[str, torch.nn.Parameter]], world_size: int) -> Translation:

@@ -129,9 +129,11 @@ HYPERS = {
     "Lion": ("lr", "betas", "weight_decay"),
     "LAMB": ("lr", "betas", "eps", "weight_decay", "bias_correction", "max_coeff", "min_coeff"),
     "Muon": ("lr", "adam_lr_ratio", "momentum", "nesterov", "weight_decay", "betas", "eps", "use_muon"),
+    "Adafactor": ("lr", "beta2_decay", "eps", "d", "weight_decay", "maximize"),
+    "AdamW8bit": ("lr", "betas", "eps", "weight_decay", "optim_bits"),
 }
 # Options that are the same in all param groups, by the configuration's type.
-OF_ALL_GROUPS = {"Muon": ("adam_lr", "muon_lr", "ns_steps", "ns_method", "adjust_lr_fn"), "RMSprop": ("centered",)}
+OF_ALL_GROUPS = {"Muon": ("adam_lr", "muon_lr", "ns_steps", "ns_method", "adjust_lr_fn"), "RMSprop": ("centered",), "AdamW8bit": ("min_8bit_size",)}
 # What the optimizers of a configuration refuse in their groups, where somebody writes it there.
 _REFUSED = dict.fromkeys(("amsgrad", "maximize", "initial_accumulator_value", "caution", "cautious"), _OFF)
 
@@ -253,14 +255,15 @@ def plain(value: Any, where: str = "a value") -> Any:
 
 
 def _hyper(option, value, where):
-    """A number; of betas two."""
+    """A number; of betas, and of Adafactor's eps, two."""
     found = plain(value, where)
     if option in _FLAGS and found in (None, 0, 1):
         return bool(found)
-    if option == "betas" and not (isinstance(found, list) and len(found) == 2):
+    is_pair = option == "betas" or (option == "eps" and isinstance(found, list))  # Adafactor's
+    if is_pair and not (isinstance(found, list) and len(found) == 2):
         raise ConfigError(f"{where} is {value!r:.60} (a {type(value).__name__}); expected two numbers")
     try:
-        for one in found if option == "betas" else [found]:
+        for one in found if is_pair else [found]:
             arguments.number(one, where)
     except (TypeError, ValueError) as error:
         raise ConfigError(str(error)) from None

@@ -32,11 +32,13 @@ class WholeOptimizer:
         The model's.
     world_size : int
         The number of ranks.
+    name : str or None
+        What stands in checkpoints; None: module and class.
 
     Attributes
     ----------
     name : str
-        Module and class.
+        As given.
     on_one_rank : bool
         Whether rank 0 owns all parameters.
     why : str
@@ -48,8 +50,9 @@ class WholeOptimizer:
         It can only be called with a closure, calls collectives, or its states and groups are another optimizer's.
     """
 
-    def __init__(self, client: torch.optim.Optimizer, named_parameters: list[tuple[str, torch.nn.Parameter]], world_size: int) -> None:
-        self.name = f"{type(client).__module__}.{type(client).__qualname__}"
+    def __init__(self, client: torch.optim.Optimizer, named_parameters: list[tuple[str, torch.nn.Parameter]], world_size: int,
+                 name: str | None = None) -> None:
+        self.name = name or f"{type(client).__module__}.{type(client).__qualname__}"
         if _needs_closure(client):
             raise ConfigError(f"{self.name} calls a closure, which computes the loss anew inside of step(), and here gradients are reduced before "
                               "it; expected an optimizer whose step() needs none")

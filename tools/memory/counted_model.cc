@@ -9,6 +9,7 @@
 #include "engine/optimizer/optimizer_setup.h"
 #include "tools/common/tasks.h"
 #include "train/task/trainer_config.h"
+#include "zero/optimizer/whole_formula.h"
 
 namespace tessera::tools {
 
@@ -35,6 +36,7 @@ zero::StateBytes CountedModel::bytes_in_groups(int64_t world, DType accumulate) 
 zero::StateBytes CountedModel::bytes_of(const zero::StateModel& state, int64_t world, Tier tier) const {
   zero::StateBytes sum =
       zero::estimate_state_bytes(num_trainable, static_cast<int>(world), dtype, state, tier);
+  if (tier == Tier::kDevice) sum.optimizer += (owned_state_bytes + world - 1) / world;
   return sum +=
          zero::state_bytes(zero::elements_of(num_frozen, world, dtype, false, state.groups), state, tier);
 }
@@ -49,6 +51,18 @@ int64_t CountedModel::smallest_world(int stage, zero::Tiers tiers, int64_t budge
 int num_states_of(const OptimizerConfig& config) {
   const OptimizerSetup setup = set_up_optimizer(config);
   return static_cast<int>(zero::state_names_of({.kind = setup.kind, .groups = setup.groups}).size());
+}
+
+int64_t owned_state_bytes_of(const OptimizerConfig& config,
+                             const std::vector<zero::ParameterSpec>& parameters) {
+  const OptimizerSetup setup = set_up_optimizer(config);
+  if (!kernels::updates_whole_parameters(setup.kind)) return 0;
+  int64_t sum = 0;
+  for (const zero::ParameterSpec& parameter : parameters)
+    if (parameter.trainable)
+      sum += zero::formula_state_bytes(
+          setup.kind, setup.groups[static_cast<size_t>(setup.group_of(parameter.name))], parameter);
+  return sum;
 }
 
 CountedModel count_model(const std::string& config, const std::vector<std::string>& given,
@@ -84,6 +98,7 @@ CountedModel count_model(const std::string& config, const std::vector<std::strin
   for (int i = 0; i < static_cast<int>(layout.parameters().size()); ++i)
     (layout.units()[layout.slice(i).unit].trainable ? model.num_trainable : model.num_frozen) +=
         layout.parameters()[i].numel();
+  model.owned_state_bytes = owned_state_bytes_of(run.engine.optimizer, layout.parameters());
   return model;
 }
 

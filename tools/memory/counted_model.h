@@ -17,6 +17,7 @@ struct CountedModel {
   DType dtype = DType::kFloat32;
   DType accumulate_dtype = DType::kFloat32;
   int num_states = 0;
+  int64_t owned_state_bytes = 0;  ///< of an optimizer of whole parameters, which ranks share evenly, about
   /// Groups of ranks, where the configuration forms them; see bytes_in_groups().
   zero::GroupSizes groups = {};
   int64_t train_size = 0;            ///< samples of the training set, where it is a configuration's
@@ -43,6 +44,10 @@ inline constexpr zero::Tiers kAllOnHost{
 
 /// The number of fp32 state tensors of the optimizer.
 int num_states_of(const OptimizerConfig& config);
+/// Bytes of the states that owners of whole parameters keep; 0 for other optimizers. `parameters`: the
+/// model's.
+int64_t owned_state_bytes_of(const OptimizerConfig& config,
+                             const std::vector<zero::ParameterSpec>& parameters);
 
 /// Makes the configuration's model, in this process, on the CPU and without its memory, to count it.
 /// `overrides`: as --set gives them. Throws ConfigError, DataError.

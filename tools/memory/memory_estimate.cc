@@ -56,7 +56,14 @@ CountedModel counted_by_flags(const EstimateFlags& flags) {
   estimated.precision = flags.precision.empty() ? "bf16" : flags.precision;
   estimated.dtype = parse_precision(estimated.precision);
   estimated.optimizer = flags.optimizer.empty() ? "AdamW" : flags.optimizer;
-  estimated.num_states = num_states_of(parse_optimizer(estimated.optimizer));
+  const OptimizerConfig optimizer = parse_optimizer(estimated.optimizer);
+  if (std::holds_alternative<AdafactorOptions>(optimizer.options))
+    throw ConfigError(
+        "--optimizer Adafactor: its states depend on the shapes of the parameters; expected a "
+        "configuration in place of --params, `tessera memory --estimate CONFIG`");
+  estimated.num_states = num_states_of(optimizer);
+  estimated.owned_state_bytes =
+      owned_state_bytes_of(optimizer, {{.name = "", .shape = {estimated.num_trainable}}});  // all in blocks
   estimated.groups = flags.groups;
   return estimated;
 }

@@ -100,9 +100,11 @@ Rule make_rule(OptimizerKind kind, const Hyper& hyper, int64_t step) {
     case OptimizerKind::kRMSprop: return make_rmsprop(hyper);
     case OptimizerKind::kLion: return make_lion(hyper);
     case OptimizerKind::kLamb:
-    case OptimizerKind::kMuon: break;
+    case OptimizerKind::kMuon:
+    case OptimizerKind::kAdafactor:
+    case OptimizerKind::kAdamW8bit: break;
   }
-  TESSERA_CHECK(false, "LAMB and Muon are updated in several passes");
+  TESSERA_CHECK(false, "LAMB, Muon and what updates whole parameters have no rule of elements");
   return SgdRule{};
 }
 
@@ -139,6 +141,8 @@ std::vector<std::string_view> state_names(OptimizerKind kind, const Hyper& hyper
       return {"momentum_buffer"};
     case OptimizerKind::kAdagrad: return {"sum"};
     case OptimizerKind::kLion: return {"exp_avg"};
+    case OptimizerKind::kAdafactor:
+    case OptimizerKind::kAdamW8bit: return {};
   }
   return {};
 }

@@ -283,7 +283,7 @@ void ShardedOptimizer::begin_step(const GradientReducer& gradients, double grad_
   for (size_t parameter = 0; parameter < used.size(); ++parameter)
     if (used[parameter]) ++steps_[parameter];
   if (whole_) {
-    whole_->update(gradients, grad_scale, used);
+    whole_->update(gradients, grad_scale, used, groups_);
     return step_.reset();
   }
   if (kind_ == kernels::OptimizerKind::kLamb && !rule_) {

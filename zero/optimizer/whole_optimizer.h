@@ -20,7 +20,16 @@
 #include <string>
 #include <vector>
 
+#include "zero/kernels/hyper.h"
+#include "zero/plan/layout.h"
+
 namespace tessera::zero {
+
+/// A parameter that this rank owns. `tensor` is the model's own.
+struct OwnedTensor {
+  const ParameterSpec* spec;  ///< lives as long as the engine
+  at::Tensor tensor;
+};
 
 /// Updates the parameters that this rank owns. Used by one thread.
 class WholeOptimizer {
@@ -31,12 +40,15 @@ class WholeOptimizer {
   virtual std::string name() const = 0;
   /// Whether rank 0 owns all parameters, because an update of one depends on others. Equal on all ranks.
   virtual bool on_one_rank() const = 0;
-  /// Is called once, first: the names of the parameters that this rank owns.
-  virtual void own(const std::vector<std::string>& parameters) = 0;
-  /// Updates what this rank owns, which may be nothing, in place. See [Note: whole parameters].
-  virtual void step() = 0;
+  /// Is called once, first: the parameters that this rank owns.
+  virtual void own(const std::vector<OwnedTensor>& parameters) = 0;
+  /// Updates what this rank owns, which may be nothing, in place. See [Note: whole parameters]. `groups`: the
+  /// options of now, by ParameterSpec::group.
+  virtual void step(const std::vector<kernels::Hyper>& groups) = 0;
   /// Bytes of this rank's states.
   virtual int64_t bytes() const = 0;
+  /// What bytes() will be once all that this rank owns has been updated; 0: not known before.
+  virtual int64_t formula_bytes(const std::vector<kernels::Hyper>&) const { return 0; }
   /// Returns this rank's states for a checkpoint: (n) uint8 on the CPU.
   virtual at::Tensor state() const = 0;
   /// Takes what this rank owns out of what all ranks of a checkpoint have saved. Throws Error.

@@ -14,6 +14,13 @@
 
 namespace tessera::zero {
 
+std::vector<int> owners_of_parameters(const Layout& layout) {
+  std::vector<int64_t> costs;
+  for (int parameter = 0; parameter < layout.num_parameters(); ++parameter)
+    costs.push_back(layout.parameters()[parameter].trainable ? layout.slice(parameter).numel : -1);
+  return owners_of(costs, layout.world_size());
+}
+
 WholeParameters::WholeParameters(const Layout& layout, std::vector<ParamUnit>& units,
                                  std::vector<at::Tensor> parameters, comm::CommunicatorPtr comm,
                                  std::shared_ptr<WholeOptimizer> optimizer)
@@ -22,14 +29,11 @@ WholeParameters::WholeParameters(const Layout& layout, std::vector<ParamUnit>& u
       parameters_(std::move(parameters)),
       comm_(std::move(comm)),
       optimizer_(std::move(optimizer)) {
-  std::vector<int64_t> costs;
-  for (int parameter = 0; parameter < layout_.num_parameters(); ++parameter)
-    costs.push_back(layout_.parameters()[parameter].trainable ? layout_.slice(parameter).numel : -1);
-  owners_ = owners_of(costs, comm_->size());
-  std::vector<std::string> owned;
+  owners_ = owners_of_parameters(layout_);
+  std::vector<OwnedTensor> owned;
   for (int parameter = 0; parameter < layout_.num_parameters(); ++parameter) {
     if (owners_[parameter] >= 0 && optimizer_->on_one_rank()) owners_[parameter] = 0;
-    if (owns(parameter)) owned.push_back(layout_.parameters()[parameter].name);
+    if (owns(parameter)) owned.push_back({&layout_.parameters()[parameter], parameters_[parameter]});
   }
   optimizer_->own(owned);
 }
@@ -115,13 +119,13 @@ void WholeParameters::scatter(const std::vector<Whole>& owned) {
 }
 
 void WholeParameters::update(const GradientReducer& gradients, double grad_scale,
-                             const std::vector<bool>& used) {
+                             const std::vector<bool>& used, const std::vector<kernels::Hyper>& groups) {
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
   const MemoryFor use(MemoryUse::kOptimizer);
   std::vector<Whole> owned = gather_weights();
   gather_gradients(gradients, grad_scale, used, owned);
-  run(owned, [this] { optimizer_->step(); });
+  run(owned, [&] { optimizer_->step(groups); });
   scatter(owned);
 }
 

@@ -18,6 +18,9 @@
 
 namespace tessera::zero {
 
+/// By parameter, the rank that owns it: by its number of elements. -1: it is frozen.
+std::vector<int> owners_of_parameters(const Layout& layout);
+
 /// Carries out the updates of a WholeOptimizer. `parameters[i]` is Layout parameter i. Layout and units must
 /// outlive it.
 class WholeParameters {
@@ -28,9 +31,11 @@ class WholeParameters {
   /// Collective. Updates masters and values. `used`: by parameter, what has a gradient. Throws what step()
   /// throws, on the other ranks an Error that names the rank; masters and values are as before then, states
   /// may not be.
-  void update(const GradientReducer& gradients, double grad_scale, const std::vector<bool>& used);
+  void update(const GradientReducer& gradients, double grad_scale, const std::vector<bool>& used,
+              const std::vector<kernels::Hyper>& groups);
   /// Collective. The same around another function than the optimizer's step(), without gradients.
   void apply(const std::function<void()>& function);
+  const WholeOptimizer& optimizer() const { return *optimizer_; }
 
  private:
   struct Whole {

@@ -37,11 +37,13 @@ TEST(ConfigCheck, WrongValues) {
       {R"("optimizer": "Adam")", "optimizer: found \"Adam\" (a string); expected a section {…}"},
       {R"("optimizer": {"type": "AdmW"})",
        "optimizer.type: found \"AdmW\" (a string); expected one of \"Adam\", \"AdamW\", \"SGD\", "
-       "\"Adagrad\", \"RMSprop\", \"Lion\", \"LAMB\", \"Muon\", or null (did you mean \"AdamW\"?)"},
+       "\"Adagrad\", \"RMSprop\", \"Lion\", \"LAMB\", \"Muon\", \"Adafactor\", \"AdamW8bit\", or null (did "
+       "you mean \"AdamW\"?)"},
       {R"("optimizer": {"params": {"lr": 1}, "type": "OneBitAdam"})",
        "optimizer.type: found \"OneBitAdam\" (a string), which Tessera does not have: the 1-bit optimizers "
        "compress what is sent; expected one of "
-       "\"Adam\", \"AdamW\", \"SGD\", \"Adagrad\", \"RMSprop\", \"Lion\", \"LAMB\", \"Muon\", or null"},
+       "\"Adam\", \"AdamW\", \"SGD\", \"Adagrad\", \"RMSprop\", \"Lion\", \"LAMB\", \"Muon\", \"Adafactor\", "
+       "\"AdamW8bit\", or null"},
       {R"("optimizer": {"type": "Adam", "params": {"betas": [0.9]}})",
        "optimizer.params.betas: found [0.9] (a list); expected a list of two numbers, each from 0 to below "
        "1, or \"auto\""},
@@ -172,7 +174,7 @@ TEST(ConfigCheck, TellsAllMistakesOfAFileInItsOrder) {
       error_for(
           R"("optimizer": {"type": "Adan", "params": {"lr": 1}, "param_groups": [{"match": "a", "lr": 2}]})"),
       "c.json:1: optimizer.type: found \"Adan\" (a string); expected one of \"Adam\", \"AdamW\", \"SGD\", "
-      "\"Adagrad\", \"RMSprop\", \"Lion\", \"LAMB\", \"Muon\", or null "
+      "\"Adagrad\", \"RMSprop\", \"Lion\", \"LAMB\", \"Muon\", \"Adafactor\", \"AdamW8bit\", or null "
       "(did you mean \"Adam\"?)");
 }
 

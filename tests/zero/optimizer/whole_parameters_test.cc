@@ -19,8 +19,10 @@ class Normalized final : public WholeOptimizer {
 
   std::string name() const override { return "Normalized"; }
   bool on_one_rank() const override { return on_one_rank_; }
-  void own(const std::vector<std::string>& names) override { owned.insert(names.begin(), names.end()); }
-  void step() override {
+  void own(const std::vector<OwnedTensor>& parameters) override {
+    for (const OwnedTensor& one : parameters) owned.insert(one.spec->name);
+  }
+  void step(const std::vector<kernels::Hyper>&) override {
     if (fails) throw std::runtime_error("no");
     for (const auto& [name, tensor] : parameters_) {
       if (!owned.contains(name)) {

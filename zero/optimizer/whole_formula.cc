@@ -1,0 +1,308 @@
+#include "zero/optimizer/whole_formula.h"
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <c10/util/accumulate.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "comm/torch_dtype.h"
+#include "core/ascii.h"
+#include "core/check.h"
+#include "core/error.h"
+#include "core/json/json_field.h"
+#include "core/json/json_reader.h"
+#include "core/str.h"
+#include "zero/kernels/adam_8bit.h"
+#include "zero/kernels/kernels.h"
+#include "zero/optimizer/whole_parameters.h"
+
+namespace tessera::zero {
+namespace {
+
+using kernels::Hyper;
+using kernels::OptimizerKind;
+using nlohmann::json;
+
+at::Tensor zeros_like_of(const at::Tensor& of, at::IntArrayRef shape, at::ScalarType type = at::kFloat) {
+  return at::zeros(shape, at::TensorOptions().dtype(type).device(of.device()));
+}
+
+at::Tensor flat(const at::Tensor& tensor) { return tensor.view({-1}); }
+
+int64_t num_blocks(int64_t numel) {
+  return (numel + kernels::kBlockNumel8bit - 1) / kernels::kBlockNumel8bit;
+}
+
+struct StateSpec {
+  const char* name;
+  std::vector<int64_t> shape;
+  at::ScalarType type = at::kFloat;
+};
+
+std::vector<StateSpec> states_of(OptimizerKind kind, const ParameterSpec& parameter, bool in_8_bits) {
+  const std::vector<int64_t>& shape = parameter.shape;
+  if (kind == OptimizerKind::kAdafactor) {
+    if (shape.size() < 2) return {{"variance", shape}};
+    std::vector<int64_t> row = shape, column = shape;
+    row.back() = 1;
+    column[shape.size() - 2] = 1;
+    return {{"row_var", row}, {"col_var", column}};
+  }
+  if (!in_8_bits) return {{"state1", shape}, {"state2", shape}};
+  const std::vector<int64_t> blocks = {num_blocks(parameter.numel())};
+  return {
+      {"state1", shape, at::kByte}, {"absmax1", blocks}, {"state2", shape, at::kByte}, {"absmax2", blocks}};
+}
+
+constexpr const char* kStep = "step";  // (), fp32, in checkpoints, as of torch's optimizers
+
+/// torch's linalg.vector_norm(dim, keepdim=True).square_().div_(size)
+at::Tensor mean_square(const at::Tensor& gradient, int64_t dim) {
+  return at::linalg_vector_norm(gradient, 2, at::IntArrayRef{dim}, /*keepdim=*/true)
+      .square_()
+      .div_(gradient.size(dim));
+}
+
+double root_mean_square(const at::Tensor& tensor) {
+  return tensor.norm(2).item<double>() / std::sqrt(static_cast<double>(tensor.numel()));
+}
+
+/// Updates what a rank owns. Owns the states.
+class WholeFormula final : public WholeOptimizer {
+ public:
+  WholeFormula(OptimizerKind kind, std::string name) : kind_(kind), name_(std::move(name)) {}
+
+  std::string name() const override { return name_; }
+  bool on_one_rank() const override { return false; }
+
+  void own(const std::vector<OwnedTensor>& parameters) override {
+    for (const OwnedTensor& one : parameters) owned_.push_back({one.spec, one.tensor, {}, 0});
+  }
+
+  void step(const std::vector<Hyper>& groups) override {
+    for (Owned& one : owned_) {
+      const at::Tensor& gradient = one.tensor.grad();
+      if (!gradient.defined()) continue;
+      const Hyper& hyper = groups[static_cast<size_t>(one.spec->group)];
+      ++one.num_steps;
+      if (kind_ == OptimizerKind::kAdafactor)
+        adafactor(one.tensor, gradient, one.states, hyper, one.num_steps);
+      else
+        adamw_8bit(one.tensor, gradient, one.states, hyper, one.num_steps, is_embedding(*one.spec));
+    }
+  }
+
+  int64_t bytes() const override {
+    int64_t sum = 0;
+    for (const Owned& one : owned_)
+      for (const auto& [state, tensor] : one.states) sum += static_cast<int64_t>(tensor.nbytes());
+    return sum;
+  }
+
+  int64_t formula_bytes(const std::vector<Hyper>& groups) const override {
+    int64_t sum = 0;
+    for (const Owned& one : owned_)
+      sum += formula_state_bytes(kind_, groups[static_cast<size_t>(one.spec->group)], *one.spec);
+    return sum;
+  }
+
+  at::Tensor state() const override {
+    json states = json::object();
+    std::vector<at::Tensor> parts = {at::Tensor()};  // the first: the text
+    int64_t begin = 0;
+    for (const Owned& one : owned_) {
+      if (one.num_steps == 0) continue;
+      FormulaStates all = one.states;
+      all[kStep] =
+          at::scalar_tensor(static_cast<double>(one.num_steps), at::dtype(at::kFloat).device(at::kCPU));
+      for (const auto& [state, tensor] : all) {
+        parts.push_back(bytes_of(tensor.cpu().contiguous()));
+        states[one.spec->name][state] = {
+            {"$tessera", "tensor"},
+            {"dtype", tensor.scalar_type() == at::kByte ? "torch.uint8" : "torch.float32"},
+            {"shape", tensor.sizes().vec()},
+            {"begin", begin},
+            {"bytes", parts.back().numel()}};
+        begin += parts.back().numel();
+      }
+    }
+    const json document = {{"$tessera", "values"}, {"value", {{"state", states}, {"other", json::object()}}}};
+    const std::string text = document.dump();
+    const uint64_t length = text.size();
+    parts[0] =
+        at::empty({static_cast<int64_t>(sizeof(length) + length)}, at::dtype(at::kByte).device(at::kCPU));
+    std::memcpy(parts[0].data_ptr(), &length, sizeof(length));
+    std::memcpy(static_cast<char*>(parts[0].data_ptr()) + sizeof(length), text.data(), length);
+    return at::cat(parts);
+  }
+
+  void set_state(const std::vector<at::Tensor>& saved) override {
+    for (Owned& one : owned_) one.states.clear(), one.num_steps = 0;
+    for (const at::Tensor& of_rank : saved) read_rank(of_rank);
+  }
+
+ private:
+  struct Owned {
+    const ParameterSpec* spec;
+    at::Tensor tensor;
+    FormulaStates states;
+    int64_t num_steps;
+  };
+
+  void read_rank(const at::Tensor& data) {
+    const auto fail = [&](const std::string& what) {
+      throw Error(str("states of ", name_, ": ", what, "; expected what this optimizer has saved"));
+    };
+    uint64_t length = 0;
+    if (data.numel() < static_cast<int64_t>(sizeof(length))) fail(str("found ", data.numel(), " bytes"));
+    const auto* bytes = static_cast<const char*>(data.const_data_ptr());
+    std::memcpy(&length, bytes, sizeof(length));
+    const auto rest = static_cast<uint64_t>(data.numel()) - sizeof(length);
+    if (length > rest) fail(str("found a text of ", length, " bytes in ", data.numel()));
+    json document;
+    try {
+      document = parse_json(std::string_view(bytes + sizeof(length), length));
+    } catch (const JsonError& error) {
+      fail(error.what());
+    }
+    const std::string where = str("states of ", name_);
+    const JsonField whole = JsonField::of<Error>(document, where), value = whole["value"],
+                    states = value["state"];
+    const at::Tensor parts =
+        data.narrow(0, static_cast<int64_t>(sizeof(length) + length), static_cast<int64_t>(rest - length));
+    for (Owned& one : owned_) {
+      if (!states.value().contains(one.spec->name)) continue;
+      const JsonField state = states[one.spec->name];
+      FormulaStates found;
+      // fp32 or 8 bits: as it was saved, by the rate of the parameter's group at that time.
+      const bool in_8_bits = state.value().is_object() && state.value().contains("absmax1");
+      for (const auto& [name, shape, type] : states_of(kind_, *one.spec, in_8_bits)) {
+        found[name] = zeros_like_of(one.tensor, shape, type);
+        bytes_of(found[name]).copy_(part_of(state[name], parts, static_cast<int64_t>(found[name].nbytes())));
+      }
+      float num_steps = 0;
+      std::memcpy(&num_steps, part_of(state[kStep], parts, sizeof(num_steps)).const_data_ptr(),
+                  sizeof(num_steps));
+      if (!(num_steps >= 1 && num_steps < 1e15F))
+        fail(str("found the step ", num_steps, " of parameter ", one.spec->name));
+      one.states = std::move(found);
+      one.num_steps = static_cast<int64_t>(num_steps);
+    }
+  }
+
+  static at::Tensor bytes_of(const at::Tensor& tensor) { return flat(tensor).view(at::kByte); }
+
+  /// The bytes of a tensor in `parts`, contiguous on the CPU.
+  static at::Tensor part_of(const JsonField& part, const at::Tensor& parts, int64_t bytes) {
+    const JsonField begin = part["begin"], size = part["bytes"];
+    if (size.integer(0) != bytes) size.fail(str(bytes, " bytes"));
+    return parts.narrow(0, begin.integer(0, parts.numel() - bytes), bytes).contiguous();
+  }
+
+  OptimizerKind kind_;
+  std::string name_;
+  std::vector<Owned> owned_;
+};
+
+}  // namespace
+
+bool is_embedding(const ParameterSpec& parameter) {
+  const auto says = [](const std::string& name) {
+    const std::string lower = ascii_lower(name);
+    return std::ranges::any_of(std::array{"embed", "wte", "wpe"},
+                               [&](const char* part) { return lower.find(part) != std::string::npos; });
+  };
+  return says(parameter.name) || std::ranges::any_of(parameter.aliases, says);
+}
+
+bool has_fp32_moments(const Hyper& hyper, int64_t numel, bool is_embedding) {
+  return hyper.optim_bits == 32 || numel < hyper.min_8bit_size || is_embedding;
+}
+
+int64_t formula_state_bytes(OptimizerKind kind, const Hyper& hyper, const ParameterSpec& parameter) {
+  const bool in_8_bits = !has_fp32_moments(hyper, parameter.numel(), is_embedding(parameter));
+  int64_t sum = 0;
+  for (const StateSpec& state : states_of(kind, parameter, in_8_bits))
+    sum += c10::multiply_integers(state.shape) * (state.type == at::kByte ? 1 : 4);
+  return sum;
+}
+
+int64_t most_owned_state_bytes(OptimizerKind kind, const std::vector<Hyper>& groups, const Layout& layout) {
+  if (!kernels::updates_whole_parameters(kind)) return 0;
+  const std::vector<int> owners = owners_of_parameters(layout);
+  std::vector<int64_t> bytes(static_cast<size_t>(layout.world_size()), 0);
+  for (int i = 0; i < layout.num_parameters(); ++i) {
+    const ParameterSpec& parameter = layout.parameters()[i];
+    if (owners[i] >= 0)
+      bytes[owners[i]] += formula_state_bytes(kind, groups[static_cast<size_t>(parameter.group)], parameter);
+  }
+  return *std::max_element(bytes.begin(), bytes.end());
+}
+
+void adafactor(const at::Tensor& weights, const at::Tensor& gradient, FormulaStates& states,
+               const Hyper& hyper, int64_t step) {
+  const at::Tensor grad = hyper.maximize ? -gradient : gradient;
+  const auto t = static_cast<double>(step);
+  const double beta2 = std::pow(t, hyper.beta2_decay), eps1 = hyper.eps;  // one minus beta2, in the paper
+  const double rate = std::min(hyper.lr, 1 / std::sqrt(t)) * std::max(hyper.eps2, root_mean_square(weights));
+  if (hyper.weight_decay != 0) weights.mul_(1 - hyper.lr * hyper.weight_decay);
+  const auto state = [&](const char* name, at::IntArrayRef shape) -> at::Tensor& {
+    at::Tensor& tensor = states[name];
+    if (!tensor.defined()) tensor = zeros_like_of(weights, shape);
+    return tensor;
+  };
+  at::Tensor estimate;
+  if (grad.dim() > 1) {
+    std::vector<int64_t> row = grad.sizes().vec(), column = row;
+    row.back() = 1;
+    column[row.size() - 2] = 1;
+    at::Tensor &row_var = state("row_var", row), &col_var = state("col_var", column);
+    row_var.lerp_(mean_square(grad, -1), beta2);
+    col_var.lerp_(mean_square(grad, -2), beta2);
+    estimate = at::matmul(row_var, col_var).div_(row_var.mean(at::IntArrayRef{-2}, true).clamp_(eps1));
+  } else {
+    at::Tensor& variance = state("variance", grad.sizes());
+    variance.lerp_(grad * grad, beta2);
+    estimate = variance.clone();
+  }
+  const at::Tensor update = estimate.clamp_(eps1 * eps1).rsqrt_().mul_(grad);
+  const double clip = std::max(
+      1.0, update.norm(2).item<double>() / (std::sqrt(static_cast<double>(update.numel())) * hyper.d));
+  weights.add_(update, -rate / clip);
+}
+
+void adamw_8bit(const at::Tensor& weights, const at::Tensor& gradient, FormulaStates& states,
+                const Hyper& hyper, int64_t step, bool is_embedding) {
+  if (states.empty()) {
+    const bool in_fp32 = has_fp32_moments(hyper, weights.numel(), is_embedding);
+    for (const auto& [name, is_signed] : {std::pair{"1", true}, {"2", false}}) {
+      at::Tensor& moment = states[str("state", name)];
+      moment = zeros_like_of(weights, weights.sizes(), in_fp32 ? at::kFloat : at::kByte);
+      if (in_fp32) continue;
+      moment.fill_(kernels::code_of_zero(is_signed));
+      states[str("absmax", name)] = zeros_like_of(weights, {num_blocks(weights.numel())});
+    }
+  }
+  if (!states.contains("absmax1"))
+    return kernels::update(OptimizerKind::kAdamW, hyper, step, 1.0,
+                           {.master = flat(weights),
+                            .grad = flat(gradient),
+                            .state = {flat(states["state1"]), flat(states["state2"])},
+                            .param = {}});
+  kernels::adam_8bit(flat(weights), flat(gradient), {flat(states["state1"]), states["absmax1"]},
+                     {flat(states["state2"]), states["absmax2"]}, hyper, step);
+}
+
+std::shared_ptr<WholeOptimizer> make_whole_formula(OptimizerKind kind, const std::string& name) {
+  TESSERA_CHECK(kernels::updates_whole_parameters(kind));
+  return std::make_shared<WholeFormula>(kind, name);
+}
+
+}  // namespace tessera::zero
