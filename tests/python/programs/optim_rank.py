@@ -77,7 +77,7 @@ def python_and_cpp_have_the_same_bits(stage):
     for optimizer in (ADAFACTOR, {**EIGHT_BITS}, {**ADAFACTOR, "params": {"lr": 0.02, "maximize": True, "eps": [1e-5, 1e-2], "beta2_decay": -0.5}}):
         for clipping in (0.0, 0.1):
             python = weights_after(stage, optimizer, gradient_clipping=clipping)
-            cpp = in_cpp(lambda: weights_after(stage, optimizer, gradient_clipping=clipping))
+            cpp = in_cpp(lambda o=optimizer, c=clipping: weights_after(stage, o, gradient_clipping=c))
             assert cpp[2]._whole_optimizer is None and python[2]._whole_optimizer is not None
             assert python[0] == cpp[0] and equal(python[1], cpp[1]), (stage, optimizer, largest_difference(python[1], cpp[1]))
 
@@ -150,15 +150,15 @@ def checkpoints_go_from_python_to_cpp_and_back():
     folder = Path(os.environ["SAVED"]) / f"world_{world}"
     for optimizer in (ADAFACTOR, EIGHT_BITS):
         for there, back in ((lambda f: f(), in_cpp), (in_cpp, lambda f: f())):
-            _, _, engine = there(lambda: weights_after(2, optimizer))
+            _, _, engine = there(lambda o=optimizer: weights_after(2, o))
             engine.save_checkpoint(folder, tag="both")
             more = batches(6)[4:]
             expected = train(engine, more, loss_of), engine.state_dict()
-            other = back(lambda: engine_of(3, optimizer))
+            other = back(lambda o=optimizer: engine_of(3, o))
             other.load_checkpoint(folder, tag="both")
             assert train(other, more, loss_of) == expected[0] and equal(other.state_dict(), expected[1]), optimizer["type"]
             wrong = engine_of(1, {"type": "AdamW"})
-            raises(tessera.Error, lambda: wrong.load_checkpoint(folder, tag="both"), optimizer["type"], "AdamW")
+            raises(tessera.Error, lambda engine=wrong: engine.load_checkpoint(folder, tag="both"), optimizer["type"], "AdamW")
 
 
 @check
