@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "checkpoint/consolidate/convert.h"
+#include "checkpoint/formats/convert.h"
 #include "checkpoint/read/batch_reader.h"
 #include "checkpoint/read/reader.h"
 #include "core/check.h"
