@@ -23,7 +23,7 @@ struct Model {
 Model model_of(const Checkpoint& checkpoint, DType dtype) {
   const Manifest& manifest = checkpoint.manifest();
   Model model;
-  const auto add = [&](const std::string& name, const std::vector<int64_t>& shape, SavedTensor saved,
+  const auto add = [&](const std::string& name, const std::vector<int64_t>& shape, StoredTensor saved,
                        const std::vector<std::string>& aliases) {
     const DType type = output_type(saved.type, dtype);
     model.tensors.push_back({name, shape, type, aliases});

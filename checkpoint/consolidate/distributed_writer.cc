@@ -138,7 +138,7 @@ class DistributedFile : public ArchiveSequence {
     if (names_.insert(entry_name(path)).second) entries_.push_back({std::move(path), item});
   }
 
-  void add_tensor(Path path, const std::vector<int64_t>& shape, SavedTensor saved, DType type,
+  void add_tensor(Path path, const std::vector<int64_t>& shape, StoredTensor saved, DType type,
                   const std::vector<Path>& aliases = {}) {
     const size_t item = add_item({.kind = Item::Kind::kTensor, .type = type, .shape = shape});
     tensors_.push_back({std::move(saved), type});
@@ -165,7 +165,7 @@ class DistributedFile : public ArchiveSequence {
   void list_model() {
     const Manifest& manifest = conversion_.checkpoint.manifest();
     for (const SavedParameter& parameter : manifest.layout.parameters) {
-      SavedTensor saved = saved_weights(manifest.layout, parameter);
+      StoredTensor saved = saved_weights(manifest.layout, parameter);
       std::vector<Path> aliases;
       for (const std::string& alias : parameter.aliases) aliases.push_back({"model", alias});
       const DType type = model_type(saved.type);

@@ -74,7 +74,7 @@ class UnitReader {
 
   void copy(int parameter, const std::string& state, int64_t begin, std::span<std::byte> destination) const {
     const SavedParameter& saved = saved_.parameters[static_cast<size_t>(parameter)];
-    const SavedTensor tensor =
+    const StoredTensor tensor =
         state.empty() ? saved_weights(saved_, saved) : saved_state(saved_, saved, state);
     for (int64_t next = tensor.begin + begin; !destination.empty();) {
       const SavedRange range = tensor.range(checkpoint_, next, std::ssize(destination));

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t kConvertNumel = int64_t{1} << 16;  // elements converted at a time: fit in the cache
 
-SavedTensor saved_range(const SavedLayout& layout, const SavedParameter& parameter, std::string dataset,
+StoredTensor saved_range(const SavedLayout& layout, const SavedParameter& parameter, std::string dataset,
                         DType type) {
   return {.type = type,
           .dataset = std::move(dataset),
@@ -68,24 +68,24 @@ class Converter {
 
 }  // namespace
 
-SavedTensor saved_weights(const SavedLayout& layout, const SavedParameter& parameter) {
+StoredTensor saved_weights(const SavedLayout& layout, const SavedParameter& parameter) {
   return saved_range(layout, parameter, weights_dataset(layout, parameter.unit),
                      layout.weights_type(parameter.unit));
 }
 
-SavedTensor saved_state(const SavedLayout& layout, const SavedParameter& parameter,
+StoredTensor saved_state(const SavedLayout& layout, const SavedParameter& parameter,
                         const std::string& state) {
   return saved_range(layout, parameter, state_dataset(state, parameter.unit), DType::kFloat32);
 }
 
-SavedTensor saved_buffer(const Checkpoint& checkpoint, const TensorRecord& record) {
+StoredTensor saved_buffer(const Checkpoint& checkpoint, const TensorRecord& record) {
   const DatasetRecord& dataset = checkpoint.dataset(0, record.dataset);
   return {dataset.type, record.dataset, 0, dataset.bytes, dataset.bytes};
 }
 
 StreamResult stream_tensors(const Checkpoint& checkpoint, const std::vector<StreamedTensor>& tensors,
                             const std::function<void(size_t, std::span<const std::byte>)>& write) {
-  std::vector<SavedTensor> saved;
+  std::vector<StoredTensor> saved;
   for (const StreamedTensor& tensor : tensors) saved.push_back(tensor.saved);
   BatchReader reader(checkpoint, saved);
   Converter converter(tensors, write);

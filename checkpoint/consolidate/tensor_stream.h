@@ -16,7 +16,7 @@
 namespace tessera::checkpoint {
 
 struct StreamedTensor {
-  SavedTensor saved;
+  StoredTensor saved;
   DType type = DType::kFloat32;  ///< as written: floating-point tensors are converted
   /// Elements of the saved type.
   int64_t numel() const { return (saved.end - saved.begin) / size_bytes(saved.type); }
@@ -25,9 +25,9 @@ struct StreamedTensor {
 };
 
 /// What is read of a parameter: its weights, an optimizer state (of a trainable one); of a buffer.
-SavedTensor saved_weights(const SavedLayout& layout, const SavedParameter& parameter);
-SavedTensor saved_state(const SavedLayout& layout, const SavedParameter& parameter, const std::string& state);
-SavedTensor saved_buffer(const Checkpoint& checkpoint, const TensorRecord& record);
+StoredTensor saved_weights(const SavedLayout& layout, const SavedParameter& parameter);
+StoredTensor saved_state(const SavedLayout& layout, const SavedParameter& parameter, const std::string& state);
+StoredTensor saved_buffer(const Checkpoint& checkpoint, const TensorRecord& record);
 
 struct StreamResult {
   int64_t bytes = 0;            ///< written
