@@ -37,7 +37,8 @@ CheckpointLoader::CheckpointLoader(const std::string& directory, const std::stri
     not_loaded_ = foreign->not_read;
     if (with_states() && checkpoint_.manifest().state_names.empty() && !model_.state_names().empty()) {
       options_.load_optimizer_states = false;
-      not_loaded_.emplace_back("states of the optimizer: there are none that can be told by parameter; they stay as they are");
+      not_loaded_.emplace_back(
+          "states of the optimizer: there are none that can be told by parameter; they stay as they are");
     }
   }
   record_ = parse_module_record(checkpoint_.manifest().state, checkpoint_.path().string());

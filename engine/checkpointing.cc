@@ -174,8 +174,9 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
   // Rank 0 chooses: `latest` may change meanwhile.
   const std::string encoded = comm::from_rank_0<CheckpointError>(*comm_, "checkpoint to load", [&] {
     const checkpoint::FoundCheckpoint found =
-        options.folders ? checkpoint::FoundCheckpoint{directory, checkpoint::find_checkpoint(directory, tag).filename()}
-                        : checkpoint::choose_checkpoint(directory, tag);
+        options.folders
+            ? checkpoint::FoundCheckpoint{directory, checkpoint::find_checkpoint(directory, tag).filename()}
+            : checkpoint::choose_checkpoint(directory, tag);
     return json({found.tag, found.tag.empty() ? found.directory.string() : ""}).dump();
   });
   const json found = parse_json(encoded);

@@ -21,7 +21,8 @@ int64_t numel_of(const std::vector<int64_t>& shape) {
   return numel;
 }
 
-/// Where a schedule is: the number of times that its step() was called after the first, which is made with it.
+/// Where a schedule is: the number of times that its step() was called after the first, which is made with
+/// it.
 std::optional<int64_t> schedule_steps(const ForeignCheckpoint& source) {
   if (!source.lr_scheduler || !source.lr_scheduler->is_object()) return std::nullopt;
   const auto number = [&](const char* key) -> std::optional<int64_t> {
@@ -29,8 +30,9 @@ std::optional<int64_t> schedule_steps(const ForeignCheckpoint& source) {
     if (found == source.lr_scheduler->end() || !found->is_number_integer()) return std::nullopt;
     return found->get<int64_t>();
   };
-  if (const auto last = number("last_batch_iteration")) return std::max<int64_t>(0, *last + 1);  // DeepSpeed's
-  if (const auto last = number("last_epoch")) return std::max<int64_t>(0, *last);                // torch's
+  if (const auto last = number("last_batch_iteration"))
+    return std::max<int64_t>(0, *last + 1);                                        // DeepSpeed's
+  if (const auto last = number("last_epoch")) return std::max<int64_t>(0, *last);  // torch's
   return std::nullopt;
 }
 
@@ -47,7 +49,8 @@ json state_of(const ForeignCheckpoint& source) {
   json scaler = {{"cur_scale", 65536.0}, {"cur_iter", 0}, {"last_overflow_iter", -1}, {"cur_hysteresis", 2}};
   if (source.loss_scaler && source.loss_scaler->is_object())
     for (auto& [key, value] : scaler.items())
-      if (const auto found = source.loss_scaler->find(key); found != source.loss_scaler->end() && found->is_number())
+      if (const auto found = source.loss_scaler->find(key);
+          found != source.loss_scaler->end() && found->is_number())
         value = *found;
   json state;
   state["global_steps"] = global_steps;
@@ -78,7 +81,8 @@ std::vector<std::string> state_names(const ForeignCheckpoint& source) {
     if (parameter.trainable)
       for (const auto& [name, state] : parameter.states) found.insert(name);
   std::vector<std::string> names;
-  for (const char* known : {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "grad_avg", "momentum_buffer"})
+  for (const char* known :
+       {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "grad_avg", "momentum_buffer"})
     if (found.erase(known) > 0) names.emplace_back(known);
   names.insert(names.end(), found.begin(), found.end());
   return names;
@@ -128,8 +132,8 @@ ForeignView::ForeignView(ForeignCheckpoint source) : source_(std::move(source)),
 }
 
 /// Datasets follow each other in a file that is not there.
-void ForeignView::add(std::vector<DatasetRecord>& datasets, const std::string& name, const ForeignTensor* tensor,
-                      DType type, const std::vector<int64_t>& shape) {
+void ForeignView::add(std::vector<DatasetRecord>& datasets, const std::string& name,
+                      const ForeignTensor* tensor, DType type, const std::vector<int64_t>& shape) {
   if (!tensors_.emplace(name, tensor).second)
     throw CheckpointError(str(source_.path.string(), ": has two tensors for ", name));
   const int64_t offset = datasets.empty() ? 0 : datasets.back().offset + datasets.back().bytes;
@@ -141,17 +145,20 @@ void ForeignView::add(std::vector<DatasetRecord>& datasets, const std::string& n
 }
 
 void ForeignView::read(const DatasetRecord& dataset, int64_t begin, std::span<std::byte> destination) const {
-  TESSERA_CHECK(begin >= 0 && static_cast<int64_t>(destination.size()) <= dataset.bytes - begin, dataset.name);
+  TESSERA_CHECK(begin >= 0 && static_cast<int64_t>(destination.size()) <= dataset.bytes - begin,
+                dataset.name);
   const ForeignTensor* const tensor = tensors_.find(dataset.name)->second;
   if (tensor == nullptr) {
     std::memset(destination.data(), 0, destination.size());
     return;
   }
   const int64_t size = size_bytes(dataset.type);
-  const int64_t first = begin / size, end = (begin + static_cast<int64_t>(destination.size()) + size - 1) / size;
+  const int64_t first = begin / size,
+                end = (begin + static_cast<int64_t>(destination.size()) + size - 1) / size;
   const bool whole_elements = begin % size == 0 && static_cast<int64_t>(destination.size()) % size == 0;
   if (whole_elements && tensor->type == dataset.type) return files_.read(*tensor, first, destination);
-  // Converted in pieces; of a piece that begins or ends within an element, the part that is asked for is copied.
+  // Converted in pieces; of a piece that begins or ends within an element, the part that is asked for is
+  // copied.
   constexpr int64_t kPiece = int64_t{1} << 16;
   std::vector<std::byte> source, converted;
   for (int64_t at = first; at < end; at += kPiece) {

@@ -1,5 +1,5 @@
-// ForeignView: another program's checkpoint as if Tessera had written it: a manifest, and where each dataset's
-// elements lie. So whoever reads a Checkpoint reads both alike.
+// ForeignView: another program's checkpoint as if Tessera had written it: a manifest, and where each
+// dataset's elements lie. So whoever reads a Checkpoint reads both alike.
 //
 // It is of one rank. Each parameter is a unit of its own; weights of trainable ones, and states, are fp32
 // whatever the source's type is, and are converted as they are read. The source has no hashes: only what the
@@ -28,8 +28,8 @@ class ForeignView {
   void read(const DatasetRecord& dataset, int64_t begin, std::span<std::byte> destination) const;
 
  private:
-  void add(std::vector<DatasetRecord>& datasets, const std::string& name, const ForeignTensor* tensor, DType type,
-           const std::vector<int64_t>& shape);
+  void add(std::vector<DatasetRecord>& datasets, const std::string& name, const ForeignTensor* tensor,
+           DType type, const std::vector<int64_t>& shape);
 
   ForeignCheckpoint source_;
   ForeignFiles files_;

@@ -88,11 +88,9 @@ fs::path find_checkpoint(const fs::path& directory, const std::string& tag) {
   return folder;
 }
 
-namespace {
-
 /// nullopt: it is Tessera's, by the tag or by what else the directory has, or nobody's.
-std::optional<ForeignCheckpoint> another_programs(const fs::path& directory, const std::string& tag,
-                                                  const std::vector<std::string>& order) {
+static std::optional<ForeignCheckpoint> another_programs(const fs::path& directory, const std::string& tag,
+                                                         const std::vector<std::string>& order) {
   std::error_code error;
   if (!fs::exists(directory, error)) return std::nullopt;
   if (fs::is_directory(directory, error)) {
@@ -103,7 +101,9 @@ std::optional<ForeignCheckpoint> another_programs(const fs::path& directory, con
   return read_foreign(directory, tag, order);
 }
 
-}  // namespace
+bool is_another_programs(const fs::path& directory, const std::string& tag) {
+  return another_programs(directory, tag, {}).has_value();
+}
 
 FoundCheckpoint choose_checkpoint(const fs::path& directory, const std::string& tag) {
   if (const auto foreign = another_programs(directory, tag, {})) return {foreign->path, ""};
@@ -157,6 +157,7 @@ std::string LatestCheckpoint::move_on() {
 void read_latest_checkpoint(const fs::path& directory, const std::string& tag,
                             const std::function<void(const std::string& line)>& say,
                             const std::function<void(const std::string& tag)>& read) {
+  if (is_another_programs(directory, tag)) return read(tag);
   LatestCheckpoint chosen(directory, tag);
   while (true) {
     try {

@@ -35,9 +35,12 @@ struct FoundCheckpoint {
   std::filesystem::path directory;
   std::string tag;  ///< empty: `directory` is the checkpoint of another program itself
 };
-/// Chooses what Checkpoint::open() would open: a checkpoint of Tessera's in the directory, else one that another
-/// program has saved there. Throws CheckpointError where there is neither.
+/// Chooses what Checkpoint::open() would open: a checkpoint of Tessera's in the directory, else one that
+/// another program has saved there. Throws CheckpointError where there is neither.
 FoundCheckpoint choose_checkpoint(const std::filesystem::path& directory, const std::string& tag);
+
+/// Whether open() would read what another program has saved. Throws CheckpointError where that is damaged.
+bool is_another_programs(const std::filesystem::path& directory, const std::string& tag);
 
 /// Reads and checks `folder`/manifest.json only. Throws CheckpointError, also when the folder was
 /// renamed: its name must be the tag in the manifest.
@@ -66,8 +69,9 @@ class LatestCheckpoint {
   int num_moves_ = 0;
 };
 
-/// Calls `read` with the tag of a checkpoint; anew with the next one if this one is removed meanwhile,
-/// after `say` with what happened. Throws what `read` throws, and CheckpointError.
+/// Calls `read` with the tag of a checkpoint (of another program's with `tag`); anew with the next one if
+/// this one is removed meanwhile, after `say` with what happened. Throws what `read` throws, and
+/// CheckpointError.
 void read_latest_checkpoint(const std::filesystem::path& directory, const std::string& tag,
                             const std::function<void(const std::string& line)>& say,
                             const std::function<void(const std::string& tag)>& read);
