@@ -352,7 +352,7 @@ class Folder {
                                 place.offset + place.bytes, " at least, for ", quoted_name(name),
                                 ": the file was cut off"));
     try {
-      return TorchFile(path, {}, place.offset, place.bytes);
+      return TorchFile(path, place.offset, place.bytes);
     } catch (const CheckpointError& caught) {
       throw CheckpointError(str(caught.what(), " (", quoted_name(name), " at byte ", place.offset, ")"));
     }
