@@ -72,18 +72,6 @@ struct Item {
   Place place;  // of a value that is no tensor
 };
 
-std::optional<DType> torch_type(std::string_view text) {
-  if (!text.starts_with("torch.")) return std::nullopt;
-  const std::string_view word = text.substr(6);
-  if (word == "float32") return DType::kFloat32;
-  if (word == "bfloat16") return DType::kBFloat16;
-  if (word == "float16") return DType::kFloat16;
-  if (word == "float64") return DType::kFloat64;
-  for (const DTypeInfo& info : kDTypes)
-    if (!is_floating(info.dtype) && info.name == word) return info.dtype;
-  return std::nullopt;
-}
-
 std::optional<int64_t> whole_number(std::string_view text) {
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -241,7 +229,7 @@ class MetadataReader {
     if (properties != nullptr && properties->state != nullptr && !properties->state->items.empty()) {
       const PickleValue* type =
           properties->state->kind == Kind::kTuple ? properties->state->items[0] : properties->find("dtype");
-      if (type != nullptr && type->kind == Kind::kGlobal) item.type = torch_type(type->text);
+      if (type != nullptr && type->kind == Kind::kGlobal) item.type = torch_dtype(type->text);
     }
     const PickleValue* chunks = value.find("chunks");
     if (chunks == nullptr || chunks->kind != Kind::kList) fail(what, ": has no list of chunks");
@@ -352,7 +340,7 @@ class Folder {
                                 place.offset + place.bytes, " at least, for ", quoted_name(name),
                                 ": the file was cut off"));
     try {
-      return TorchFile(path, {}, place.offset, place.bytes);
+      return TorchFile(path, place.offset, place.bytes);
     } catch (const CheckpointError& caught) {
       throw CheckpointError(str(caught.what(), " (", quoted_name(name), " at byte ", place.offset, ")"));
     }

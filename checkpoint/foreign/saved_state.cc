@@ -174,6 +174,28 @@ void find_ties(ForeignCheckpoint& checkpoint) {
   checkpoint.parameters = std::move(kept);
 }
 
+/// Puts the parameters into the order that is given; those that it does not have come last.
+void reorder(ForeignCheckpoint& checkpoint, const std::vector<std::string>& names,
+             std::map<std::string, size_t>& places) {
+  std::vector<size_t> order;
+  std::vector<bool> taken(checkpoint.parameters.size());
+  const auto take = [&](size_t place) {
+    if (!taken[place]) order.push_back(place);
+    taken[place] = true;
+  };
+  for (const std::string& name : names)
+    if (const auto at = places.find(name); at != places.end()) take(at->second);
+  for (size_t place = 0; place < taken.size(); ++place) take(place);
+  std::vector<ForeignParameter> parameters;
+  std::vector<size_t> moved(order.size());
+  for (const size_t place : order) {
+    moved[place] = parameters.size();
+    parameters.push_back(std::move(checkpoint.parameters[place]));
+  }
+  checkpoint.parameters = std::move(parameters);
+  for (auto& [name, place] : places) place = moved[place];
+}
+
 /// Gives names to the states that have numbers. False: they cannot be told, and not_read says why.
 bool name_states(ForeignCheckpoint& checkpoint, SavedOptimizer& optimizer, const ModelOrder& order,
                  const std::map<std::string, size_t>& places) {
@@ -478,6 +500,7 @@ void assemble(ForeignCheckpoint& checkpoint, std::vector<SavedTensor> model,
     parameter.weights = std::move(entry.tensor);
     checkpoint.parameters.push_back(std::move(parameter));
   }
+  if (!order.names.empty()) reorder(checkpoint, order.names, places);
   if (!optimizer) return;
   checkpoint.optimizer = optimizer_name(*optimizer);
   if (name_states(checkpoint, *optimizer, order, places)) {
