@@ -19,14 +19,28 @@ namespace tessera {
 using checkpoint::DatasetRecord;
 using checkpoint::Piece;
 
+static std::vector<std::string> names_of(const zero::Layout& layout) {
+  std::vector<std::string> names;
+  for (const zero::ParameterSpec& parameter : layout.parameters()) names.push_back(parameter.name);
+  return names;
+}
+
 CheckpointLoader::CheckpointLoader(const std::string& directory, const std::string& tag,
                                    zero::ShardedModel& model, const LoadOptions& options)
     : checkpoint_(options.folders ? checkpoint::Checkpoint::open_part(directory, tag)
-                                  : checkpoint::Checkpoint::open(directory, tag)),
+                                  : checkpoint::Checkpoint::open(directory, tag, names_of(model.layout()))),
       model_(model),
       options_(options) {
   const checkpoint::SavedLayout& saved = checkpoint_.manifest().layout;
   comparison_ = checkpoint::compare(saved, model_.layout());
+  if (const checkpoint::ForeignCheckpoint* foreign = checkpoint_.foreign()) {
+    not_loaded_ = foreign->not_read;
+    if (with_states() && checkpoint_.manifest().state_names.empty() && !model_.state_names().empty()) {
+      options_.load_optimizer_states = false;
+      not_loaded_.emplace_back(
+          "states of the optimizer: there are none that can be told by parameter; they stay as they are");
+    }
+  }
   record_ = parse_module_record(checkpoint_.manifest().state, checkpoint_.path().string());
   std::vector<zero::Range> wanted;
   for (int unit = 0; unit < model_.layout().num_units(); ++unit) {

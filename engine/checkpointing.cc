@@ -171,16 +171,24 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
   const bool whole = options.strict && options.load_optimizer_states && !options.load_module_only;
   sharded_->check_replaceable(whole);
   last_save_failed();  // waits; a failed save does not prevent loading
-  const std::string chosen = comm::from_rank_0<CheckpointError>(*comm_, "checkpoint to load", [&] {
-    return checkpoint::find_checkpoint(directory, tag).filename().string();
+  // Rank 0 chooses: `latest` may change meanwhile.
+  const std::string encoded = comm::from_rank_0<CheckpointError>(*comm_, "checkpoint to load", [&] {
+    const checkpoint::FoundCheckpoint found =
+        options.folders
+            ? checkpoint::FoundCheckpoint{directory, checkpoint::find_checkpoint(directory, tag).filename()}
+            : checkpoint::choose_checkpoint(directory, tag);
+    return json({found.tag, found.tag.empty() ? found.directory.string() : ""}).dump();
   });
+  const json found = parse_json(encoded);
+  const std::string chosen = found[0].get<std::string>();
+  const std::string chosen_directory = chosen.empty() ? found[1].get<std::string>() : directory;
 
   std::unique_ptr<CheckpointLoader> loader;
   CheckpointState state;
   at::Tensor cpu_generator, cuda_generator, extra_state;
   std::vector<at::Tensor> optimizer_state;  // by rank of the checkpoint
   comm::on_all_ranks<CheckpointError>(*comm_, "opened checkpoint", [&] {
-    loader = std::make_unique<CheckpointLoader>(directory, chosen, *sharded_, options);
+    loader = std::make_unique<CheckpointLoader>(chosen_directory, chosen, *sharded_, options);
   });
   if (options.folders) options.folders->bring(loader->files());
   comm::on_all_ranks<CheckpointError>(*comm_, "verified checkpoint", [&] {
@@ -206,17 +214,18 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
   });
   sharded_->end_replacing();
 
+  const checkpoint::ForeignCheckpoint* const foreign = loader->checkpoint().foreign();
   if (!options.load_module_only) {
     global_steps_ = state.global_steps;
     skipped_steps_ = state.skipped_steps;
-    micro_steps_ = state.micro_steps;
+    micro_steps_ = foreign ? state.global_steps * config_.gradient_accumulation_steps : state.micro_steps;
     if (options.load_lr_scheduler_states) schedule_steps_ = state.schedule_steps;
     gradient_norm_ = state.gradient_norm;
-    scaler_.set_state(state.loss_scaler);
+    if (!foreign || foreign->loss_scaler) scaler_.set_state(state.loss_scaler);
     if (cpu_generator.defined()) generator_of(at::kCPU).set_state(cpu_generator);
     if (cuda_generator.defined()) generator_of(device()).set_state(cuda_generator);
   }
-  if (!loader->module_record().is_known && rank() == 0 && sharded_->module_state() != nullptr &&
+  if (!foreign && !loader->module_record().is_known && rank() == 0 && sharded_->module_state() != nullptr &&
       !sharded_->module_state()->extra_state_names().empty())
     options_.log.warning(str(loader->checkpoint().path().string(),
                              ": an older version has saved it without get_extra_state(): ",
@@ -224,7 +233,8 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
   begin_window();
   LoadedCheckpoint loaded;
   loaded.path = loader->checkpoint().path().string();
-  loaded.tag = chosen;
+  loaded.tag = loader->checkpoint().manifest().tag;
+  if (foreign) loaded.foreign = loader->checkpoint().manifest().state.at("foreign");
   loaded.client_state = state.client_state;
   loaded.saved_world_size = loader->checkpoint().manifest().world_size();
   loaded.not_loaded = loader->not_loaded();

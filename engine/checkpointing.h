@@ -37,7 +37,12 @@ struct LoadedCheckpoint {
   std::string tag;
   nlohmann::json client_state;  ///< as given to save_checkpoint()
   int saved_world_size = 0;
-  std::vector<std::string> not_loaded;  ///< one line each; empty after a strict load
+  /// One line each. Of Tessera's own checkpoints empty after a strict load; of another program's also what
+  /// could not be taken over.
+  std::vector<std::string> not_loaded;
+  /// Null, or of another program's checkpoint: {"format", "version", "groups", "lr_scheduler",
+  /// "global_samples", …}, as checkpoint/foreign/foreign_checkpoint.h has them.
+  nlohmann::json foreign;
   int64_t bytes_read = 0;  ///< by this rank; loaded data is read twice: first verified, then copied
 };
 

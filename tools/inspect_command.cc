@@ -48,6 +48,11 @@ int64_t num_elements(const Manifest& manifest) {
   return sum;
 }
 
+size_t num_ranks(const checkpoint::Checkpoint& saved) {
+  return static_cast<size_t>(saved.foreign() != nullptr ? saved.foreign()->world_size
+                                                        : saved.manifest().world_size());
+}
+
 ordered_json to_json(const checkpoint::Checkpoint& saved, const checkpoint::VerifyReport* report) {
   const Manifest& manifest = saved.manifest();
   ordered_json out;
@@ -55,12 +60,19 @@ ordered_json to_json(const checkpoint::Checkpoint& saved, const checkpoint::Veri
   out["tag"] = manifest.tag;
   out["format_version"] = manifest.version;
   out["global_steps"] = state_number(manifest, "global_steps");
-  out["world_size"] = manifest.world_size();
+  out["world_size"] = num_ranks(saved);
   out["zero_stage"] = manifest.stage;
   out["optimizer"] = optimizer_of(manifest);
   out["optimizer_states"] = manifest.state_names;
   out["num_parameters"] = num_elements(manifest);
   out["bytes"] = manifest.total_bytes();
+  if (const checkpoint::ForeignCheckpoint* const foreign = saved.foreign()) {
+    out["format"] = foreign->format;
+    out["version"] = foreign->version;
+    out["client_state"] = foreign->client_state;
+    out["param_groups"] = foreign->groups;
+    out["not_read"] = foreign->not_read;
+  }
   for (const auto& file : manifest.files)
     out["files"].push_back({{"name", file.name}, {"bytes", file.bytes}});
   for (const auto& parameter : manifest.layout.parameters)
@@ -80,17 +92,25 @@ ordered_json to_json(const checkpoint::Checkpoint& saved, const checkpoint::Veri
 
 void print(const checkpoint::Checkpoint& saved) {
   const Manifest& manifest = saved.manifest();
-  std::cout << saved.path().string() << '\n'
-            << "step        " << format_count(state_number(manifest, "global_steps")) << '\n'
-            << "saved by    " << manifest.world_size() << (manifest.world_size() == 1 ? " rank" : " ranks")
-            << " at ZeRO stage " << manifest.stage << '\n'
+  const checkpoint::ForeignCheckpoint* const foreign = saved.foreign();
+  std::cout << saved.path().string() << '\n';
+  if (foreign != nullptr)
+    std::cout << "format      " << foreign->format << (foreign->version.empty() ? "" : " ")
+              << foreign->version << '\n';
+  std::cout << "step        " << format_count(state_number(manifest, "global_steps")) << '\n'
+            << "saved by    " << num_ranks(saved) << (num_ranks(saved) == 1 ? " rank" : " ranks")
+            << (foreign != nullptr && foreign->stage < 0 ? "" : str(" at ZeRO stage ", manifest.stage))
+            << '\n'
             << "optimizer   " << optimizer_of(manifest)
             << (manifest.state_names.empty() ? "" : ": " + join(manifest.state_names, ", ")) << '\n'
             << "parameters  " << format_count(num_elements(manifest)) << " in "
             << manifest.layout.parameters.size() << " tensors\n"
             << "buffers     " << manifest.tensors.size() << '\n'
-            << "on disk     " << mebibytes(manifest.total_bytes()) << " in " << manifest.files.size()
-            << " files\n\n";
+            << (foreign != nullptr ? "tensors     " : "on disk     ") << mebibytes(manifest.total_bytes())
+            << " in " << (foreign != nullptr ? foreign->files.size() : manifest.files.size()) << " files\n";
+  if (foreign != nullptr)
+    for (const std::string& line : foreign->not_read) std::cout << "not read    " << line << '\n';
+  std::cout << '\n';
   size_t width = 0;
   for (const auto& parameter : manifest.layout.parameters) width = std::max(width, parameter.name.size());
   for (const auto& parameter : manifest.layout.parameters) {
@@ -106,8 +126,9 @@ void print(const checkpoint::Checkpoint& saved) {
 int inspect(const InspectFlags& flags, const std::filesystem::path& directory, const std::string& tag) {
   using checkpoint::Checkpoint;
   // Damage first: a checkpoint whose files are short cannot be opened, but its damage can be listed.
-  const Checkpoint saved =
-      flags.verify ? Checkpoint::open_damaged(directory, tag) : Checkpoint::open(directory, tag);
+  const Checkpoint saved = flags.verify && !checkpoint::is_another_programs(directory, tag)
+                               ? Checkpoint::open_damaged(directory, tag)
+                               : Checkpoint::open(directory, tag);
   std::optional<checkpoint::VerifyReport> report;
   if (flags.verify) report = checkpoint::verify(saved);
   const bool ok = !report || report->ok();
@@ -121,7 +142,11 @@ int inspect(const InspectFlags& flags, const std::filesystem::path& directory, c
     print(saved);
     if (report)
       std::cout << "\nverified: " << format_count(report->num_blocks) << " blocks, "
-                << mebibytes(report->bytes) << ", every hash as saved\n";
+                << mebibytes(report->bytes)
+                << (saved.foreign() == nullptr ? ", every hash as saved"
+                                               : str(", ", format_count(report->num_nonfinite),
+                                                     " elements that are NaN or infinite"))
+                << '\n';
   }
   return ok ? 0 : 1;
 }

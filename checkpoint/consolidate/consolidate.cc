@@ -1,10 +1,10 @@
 #include "checkpoint/consolidate/consolidate.h"
 
-#include <algorithm>
+#include <span>
+#include <utility>
 #include <vector>
 
-#include "checkpoint/consolidate/convert.h"
-#include "checkpoint/read/batch_reader.h"
+#include "checkpoint/consolidate/tensor_stream.h"
 #include "checkpoint/read/reader.h"
 #include "core/check.h"
 #include "core/error.h"
@@ -13,90 +13,28 @@
 namespace tessera::checkpoint {
 namespace {
 
-constexpr int64_t kConvertNumel = int64_t{1} << 16;  // elements converted at a time: fit in the cache
-
 DType output_type(DType saved, DType dtype) { return is_floating(saved) ? dtype : saved; }
 
 struct Model {
-  std::vector<ModelTensor> tensors;  // as they will be written
-  std::vector<SavedTensor> saved;    // by tensor
+  std::vector<ModelTensor> tensors;      // as they will be written
+  std::vector<StreamedTensor> streamed;  // by tensor
 };
-
-SavedTensor saved_parameter(const SavedLayout& layout, const SavedParameter& parameter) {
-  const DType type = layout.weights_type(parameter.unit);
-  return {.type = type,
-          .dataset = weights_dataset(layout, parameter.unit),
-          .begin = parameter.range().begin * size_bytes(type),
-          .end = parameter.range().end * size_bytes(type),
-          .shard_bytes = layout.shard_numel(parameter.unit) * size_bytes(type)};
-}
 
 Model model_of(const Checkpoint& checkpoint, DType dtype) {
   const Manifest& manifest = checkpoint.manifest();
   Model model;
-  for (const SavedParameter& parameter : manifest.layout.parameters) {
-    model.saved.push_back(saved_parameter(manifest.layout, parameter));
-    model.tensors.push_back(
-        {parameter.name, parameter.shape, output_type(model.saved.back().type, dtype), parameter.aliases});
-  }
-  for (const TensorRecord& record : manifest.tensors) {
-    const DatasetRecord& dataset = checkpoint.dataset(0, record.dataset);
-    model.saved.push_back({dataset.type, record.dataset, 0, dataset.bytes, dataset.bytes});
-    model.tensors.push_back({record.name, dataset.shape, output_type(dataset.type, dtype), {}});
-  }
+  const auto add = [&](const std::string& name, const std::vector<int64_t>& shape, StoredTensor saved,
+                       const std::vector<std::string>& aliases) {
+    const DType type = output_type(saved.type, dtype);
+    model.tensors.push_back({name, shape, type, aliases});
+    model.streamed.push_back({std::move(saved), type});
+  };
+  for (const SavedParameter& parameter : manifest.layout.parameters)
+    add(parameter.name, parameter.shape, saved_weights(manifest.layout, parameter), parameter.aliases);
+  for (const TensorRecord& record : manifest.tensors)
+    add(record.name, checkpoint.dataset(0, record.dataset).shape, saved_buffer(checkpoint, record), {});
   return model;
 }
-
-/// Converts batches and writes them. Owns the buffer it converts into. Not thread-safe.
-class BatchWriter {
- public:
-  BatchWriter(ModelWriter& writer, const std::vector<SavedTensor>& saved)
-      : writer_(writer), saved_(saved), scratch_(kConvertNumel * 4) {}
-
-  /// Returns the bytes written.
-  int64_t write(const SavedBatch& batch) {
-    std::span<const std::byte> data(batch.buffer);
-    int64_t written = 0;
-    for (const SavedBatch::Part& part : batch.parts) {
-      written += write(part.tensor, data.first(static_cast<size_t>(part.bytes)));
-      data = data.subspan(static_cast<size_t>(part.bytes));
-    }
-    return written;
-  }
-
-  int64_t num_overflowed() const { return num_overflowed_; }
-  /// Name of the first tensor with an element that overflowed; there must be one.
-  const std::string& first_overflowed() const { return writer_.tensors()[first_overflowed_].name; }
-
- private:
-  int64_t write(size_t tensor, std::span<const std::byte> data) {
-    const DType from = saved_[tensor].type, to = writer_.tensors()[tensor].type;
-    if (from == to) {
-      writer_.append(data);
-      return static_cast<int64_t>(data.size());
-    }
-    int64_t written = 0;
-    while (!data.empty()) {
-      const int64_t numel = std::min(kConvertNumel, static_cast<int64_t>(data.size()) / size_bytes(from));
-      const auto source = data.first(static_cast<size_t>(numel * size_bytes(from)));
-      const auto target = std::span(scratch_).first(static_cast<size_t>(numel * size_bytes(to)));
-      if (const int64_t count = convert(source, from, target, to); count > 0) {
-        if (num_overflowed_ == 0) first_overflowed_ = tensor;
-        num_overflowed_ += count;
-      }
-      writer_.append(target);
-      written += static_cast<int64_t>(target.size());
-      data = data.subspan(source.size());
-    }
-    return written;
-  }
-
-  ModelWriter& writer_;
-  const std::vector<SavedTensor>& saved_;
-  std::vector<std::byte> scratch_;
-  int64_t num_overflowed_ = 0;
-  size_t first_overflowed_ = 0;  // index of the tensor
-};
 
 }  // namespace
 
@@ -120,15 +58,17 @@ ConsolidateResult consolidate(const ConsolidateOptions& options) {
     result.num_names += 1 + static_cast<int64_t>(tensor.aliases.size());
     result.numel += tensor.bytes() / size_bytes(tensor.type);
   }
-  BatchReader reader(checkpoint, model.saved);
-  BatchWriter batches(*writer, model.saved);
-  while (const SavedBatch* batch = reader.next()) {
-    result.bytes += batches.write(*batch);
-    if (options.progress) options.progress(result.bytes, writer->total_bytes());
-  }
+  int64_t written = 0;
+  const StreamResult streamed =
+      stream_tensors(checkpoint, model.streamed, [&](size_t, std::span<const std::byte> data) {
+        writer->append(data);
+        written += static_cast<int64_t>(data.size());
+        if (options.progress) options.progress(written, writer->total_bytes());
+      });
   writer->finish();
-  result.num_overflowed = batches.num_overflowed();
-  if (result.num_overflowed > 0) result.first_overflowed = batches.first_overflowed();
+  result.bytes = streamed.bytes;
+  result.num_overflowed = streamed.num_overflowed;
+  if (result.num_overflowed > 0) result.first_overflowed = writer->tensors()[streamed.first_overflowed].name;
   return result;
 }
 

@@ -47,15 +47,13 @@ FileRecord write_image_file(const Disk& disk, const std::filesystem::path& path,
                             std::span<const SourceBytes> data) {
   // The device writes while we hash, so the sync at the end takes a third less time.
   constexpr int64_t kStartSyncBytes = 8 * kBlockBytes;
+  constexpr int64_t kReadBytes = 8 * kBlockBytes;
   TESSERA_CHECK(data.size() == image.offsets.size());
   OutputFile file = disk.create(path);
   file.reserve(image.file_bytes);
   BlockHasher hasher;
   int64_t started = 0;
-  for (const auto& [begin, source] : segments_of(image, data)) {
-    const Acquired acquired(source);
-    std::span<const std::byte> bytes = acquired.bytes;
-    int64_t offset = begin;
+  const auto put = [&](int64_t offset, std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
       const auto room = static_cast<size_t>(kBlockBytes - offset % kBlockBytes);
       const std::span<const std::byte> piece = bytes.first(std::min(bytes.size(), room));
@@ -66,6 +64,22 @@ FileRecord write_image_file(const Disk& disk, const std::filesystem::path& path,
       if (offset - started < kStartSyncBytes) continue;
       file.start_sync(started, offset - started);
       started = offset;
+    }
+  };
+  std::vector<std::byte> buffer;  // of sources that are read
+  for (const auto& [begin, source] : segments_of(image, data)) {
+    if (!source.read) {
+      const Acquired acquired(source);
+      put(begin, acquired.bytes);
+      continue;
+    }
+    buffer.resize(static_cast<size_t>(kReadBytes));
+    for (int64_t done = 0; done < source.size;) {
+      const auto piece =
+          std::span(buffer).first(static_cast<size_t>(std::min(kReadBytes, source.size - done)));
+      source.read(done, piece);
+      put(begin + done, piece);
+      done += std::ssize(piece);
     }
   }
   file.close();

@@ -15,9 +15,12 @@
 
 namespace tessera::checkpoint {
 
-/// Bytes of a dataset: in memory, or brought there while they are written.
+/// Bytes of a dataset: in memory, brought there while they are written, or read in pieces.
 struct SourceBytes {
   int64_t size = 0;
+  /// Fills the destination with the bytes from `begin` on, in the order of the file; if it is there,
+  /// acquire() is not called.
+  std::function<void(int64_t begin, std::span<std::byte> destination)> read;
   std::function<std::span<const std::byte>()> acquire;  ///< gives the bytes, which stay until release()
   std::function<void()> release;
 

@@ -8,9 +8,7 @@
 
 namespace tessera::checkpoint {
 
-/// See open_model_writer. The archive: archive/data.pkl (the pickle), .format_version,
-/// .storage_alignment, byteorder, data/0, data/1, …, version; see torch_zip.h. Source:
-/// torch/serialization.py of torch 2.11.
+/// See open_model_writer and torch_archive.h.
 std::unique_ptr<ModelWriter> open_torch_file(const Disk& disk, ModelWriterOptions options);
 
 }  // namespace tessera::checkpoint

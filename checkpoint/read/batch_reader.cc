@@ -6,7 +6,7 @@
 
 namespace tessera::checkpoint {
 
-SavedRange SavedTensor::range(const Checkpoint& checkpoint, int64_t next, int64_t most) const {
+SavedRange StoredTensor::range(const Checkpoint& checkpoint, int64_t next, int64_t most) const {
   const auto rank = static_cast<int>(next / shard_bytes);
   const int64_t stop = std::min(end, (rank + int64_t{1}) * shard_bytes);
   return {rank, &checkpoint.dataset(rank, dataset), next - rank * shard_bytes, std::min(stop - next, most)};
@@ -17,7 +17,7 @@ bool BatchPlanner::next(SavedBatch& batch) {
   batch.reads.clear();
   int64_t filled = 0;
   for (; tensor_ < saved_.size(); ++tensor_, taken_ = 0) {
-    const SavedTensor& tensor = saved_[tensor_];
+    const StoredTensor& tensor = saved_[tensor_];
     const int64_t before = filled, element_bytes = size_bytes(tensor.type);
     while (tensor.begin + taken_ < tensor.end) {
       // Whole elements, because they are converted.
@@ -33,7 +33,7 @@ bool BatchPlanner::next(SavedBatch& batch) {
   return filled > 0;
 }
 
-BatchReader::BatchReader(const Checkpoint& checkpoint, const std::vector<SavedTensor>& saved)
+BatchReader::BatchReader(const Checkpoint& checkpoint, const std::vector<StoredTensor>& saved)
     : checkpoint_(checkpoint), planner_(checkpoint, saved), thread_([this] { run(); }) {}
 
 BatchReader::~BatchReader() {

@@ -30,7 +30,7 @@ struct SavedRange {
 
 /// A tensor of the checkpoint: a range of a unit, of which rank r's file has the r-th of equal shards. Which
 /// files have it is computed as it is read, so that tables don't grow with the number of ranks.
-struct SavedTensor {
+struct StoredTensor {
   DType type = DType::kFloat32;
   std::string dataset;      ///< of the unit, in each rank's file; of a whole tensor, in rank 0's
   int64_t begin = 0;        ///< byte of the unit
@@ -60,7 +60,7 @@ struct SavedBatch {
 class BatchPlanner {
  public:
   /// Both must outlive the planner.
-  BatchPlanner(const Checkpoint& checkpoint, const std::vector<SavedTensor>& saved)
+  BatchPlanner(const Checkpoint& checkpoint, const std::vector<StoredTensor>& saved)
       : checkpoint_(checkpoint), saved_(saved) {}
 
   /// Fills in the next batch's parts and reads; false when there is nothing left.
@@ -68,7 +68,7 @@ class BatchPlanner {
 
  private:
   const Checkpoint& checkpoint_;
-  const std::vector<SavedTensor>& saved_;
+  const std::vector<StoredTensor>& saved_;
   size_t tensor_ = 0;
   int64_t taken_ = 0;  // bytes of the tensor that earlier batches have
 };
@@ -78,7 +78,7 @@ class BatchPlanner {
 class BatchReader {
  public:
   /// Starts reading. Checkpoint and tensors must outlive the reader.
-  BatchReader(const Checkpoint& checkpoint, const std::vector<SavedTensor>& saved);
+  BatchReader(const Checkpoint& checkpoint, const std::vector<StoredTensor>& saved);
   BatchReader(const BatchReader&) = delete;
   BatchReader& operator=(const BatchReader&) = delete;
   ~BatchReader();

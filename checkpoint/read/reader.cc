@@ -12,6 +12,7 @@
 #include "checkpoint/block_hashes.h"
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/files/catalog.h"
+#include "checkpoint/read/foreign_view.h"
 #include "core/check.h"
 #include "core/error.h"
 #include "core/str.h"
@@ -87,6 +88,28 @@ fs::path find_checkpoint(const fs::path& directory, const std::string& tag) {
   return folder;
 }
 
+/// nullopt: it is Tessera's, by the tag or by what else the directory has, or nobody's.
+static std::optional<ForeignCheckpoint> another_programs(const fs::path& directory, const std::string& tag,
+                                                         const std::vector<std::string>& order) {
+  std::error_code error;
+  if (!fs::exists(directory, error)) return std::nullopt;
+  if (fs::is_directory(directory, error)) {
+    if (!tag.empty() && fs::exists(directory / tag / kManifestName, error)) return std::nullopt;
+    if (!list_folders(directory).empty() || fs::exists(directory / kManifestName, error)) return std::nullopt;
+    if (!tag.empty() && !fs::exists(directory / tag, error)) return std::nullopt;
+  }
+  return read_foreign(directory, tag, order);
+}
+
+bool is_another_programs(const fs::path& directory, const std::string& tag) {
+  return another_programs(directory, tag, {}).has_value();
+}
+
+FoundCheckpoint choose_checkpoint(const fs::path& directory, const std::string& tag) {
+  if (const auto foreign = another_programs(directory, tag, {})) return {foreign->path, ""};
+  return {directory, find_checkpoint(directory, tag).filename().string()};
+}
+
 Manifest read_manifest(const fs::path& folder) {
   const fs::path path = folder / kManifestName;
   try {
@@ -134,6 +157,7 @@ std::string LatestCheckpoint::move_on() {
 void read_latest_checkpoint(const fs::path& directory, const std::string& tag,
                             const std::function<void(const std::string& line)>& say,
                             const std::function<void(const std::string& tag)>& read) {
+  if (is_another_programs(directory, tag)) return read(tag);
   LatestCheckpoint chosen(directory, tag);
   while (true) {
     try {
@@ -157,6 +181,7 @@ struct Checkpoint::Impl {
   };
 
   fs::path path;
+  std::optional<ForeignView> foreign;
   Manifest manifest;
   std::atomic<int64_t> bytes_read = 0;
 
@@ -215,7 +240,17 @@ Checkpoint::Checkpoint(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
 Checkpoint::~Checkpoint() = default;
 
-Checkpoint Checkpoint::open(const fs::path& directory, const std::string& tag) {
+Checkpoint Checkpoint::open(const fs::path& directory, const std::string& tag,
+                            const std::vector<std::string>& order) {
+  if (auto source = another_programs(directory, tag, order)) {
+    auto impl = std::make_unique<Impl>();
+    impl->path = source->path;
+    impl->foreign.emplace(std::move(*source));
+    impl->manifest = impl->foreign->manifest();
+    impl->files.resize(1);
+    impl->checked.resize(1);
+    return Checkpoint(std::move(impl));
+  }
   Checkpoint opened = open_damaged(directory, tag);
   for (int rank = 0; rank < opened.manifest().world_size(); ++rank) {
     const FileRecord& file = opened.manifest().rank_file(rank);
@@ -257,6 +292,9 @@ Checkpoint Checkpoint::open_part(const fs::path& directory, const std::string& t
 }
 
 const InputFile& Checkpoint::file(int index) const { return impl_->file(index); }
+const ForeignCheckpoint* Checkpoint::foreign() const {
+  return impl_->foreign ? &impl_->foreign->source() : nullptr;
+}
 const Manifest& Checkpoint::manifest() const { return impl_->manifest; }
 const fs::path& Checkpoint::path() const { return impl_->path; }
 int64_t Checkpoint::bytes_read() const { return impl_->bytes_read; }
@@ -274,6 +312,10 @@ void Checkpoint::read(int rank, const DatasetRecord& dataset, int64_t begin,
   const FileRecord& file = impl_->manifest.rank_file(rank);
   TESSERA_CHECK(begin >= 0 && static_cast<int64_t>(destination.size()) <= dataset.bytes - begin,
                 dataset.name);
+  if (impl_->foreign) {
+    impl_->bytes_read += static_cast<int64_t>(destination.size());
+    return impl_->foreign->read(dataset, begin, destination);
+  }
   try {
     for (int64_t next = dataset.offset + begin; !destination.empty();) {
       const int64_t block = next / kBlockBytes, skip = next % kBlockBytes,
@@ -295,7 +337,7 @@ void Checkpoint::read(int rank, const DatasetRecord& dataset, int64_t begin,
 void Checkpoint::check(int rank, const DatasetRecord& dataset, int64_t begin, int64_t bytes) const {
   const FileRecord& file = impl_->manifest.rank_file(rank);
   TESSERA_CHECK(begin >= 0 && bytes <= dataset.bytes - begin, dataset.name);
-  if (bytes == 0) return;
+  if (bytes == 0 || impl_->foreign) return;
   const std::lock_guard lock(impl_->checked_mutex);
   std::vector<bool>& checked = impl_->checked[rank];
   checked.resize(file.block_hashes.size());

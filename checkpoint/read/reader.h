@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/foreign/foreign_checkpoint.h"
 #include "checkpoint/manifest/manifest.h"
 #include "core/files/disk.h"
 
@@ -28,6 +29,18 @@ namespace tessera::checkpoint {
 /// DIR/TAG; an empty tag means the one in `latest`. Throws CheckpointError when directory, `latest` or
 /// tag does not exist; the message lists the tags that do.
 std::filesystem::path find_checkpoint(const std::filesystem::path& directory, const std::string& tag);
+
+/// A checkpoint as Checkpoint::open() takes it.
+struct FoundCheckpoint {
+  std::filesystem::path directory;
+  std::string tag;  ///< empty: `directory` is the checkpoint of another program itself
+};
+/// Chooses what Checkpoint::open() would open: a checkpoint of Tessera's in the directory, else one that
+/// another program has saved there. Throws CheckpointError where there is neither.
+FoundCheckpoint choose_checkpoint(const std::filesystem::path& directory, const std::string& tag);
+
+/// Whether open() would read what another program has saved. Throws CheckpointError where that is damaged.
+bool is_another_programs(const std::filesystem::path& directory, const std::string& tag);
 
 /// Reads and checks `folder`/manifest.json only. Throws CheckpointError, also when the folder was
 /// renamed: its name must be the tag in the manifest.
@@ -56,8 +69,9 @@ class LatestCheckpoint {
   int num_moves_ = 0;
 };
 
-/// Calls `read` with the tag of a checkpoint; anew with the next one if this one is removed meanwhile,
-/// after `say` with what happened. Throws what `read` throws, and CheckpointError.
+/// Calls `read` with the tag of a checkpoint (of another program's with `tag`); anew with the next one if
+/// this one is removed meanwhile, after `say` with what happened. Throws what `read` throws, and
+/// CheckpointError.
 void read_latest_checkpoint(const std::filesystem::path& directory, const std::string& tag,
                             const std::function<void(const std::string& line)>& say,
                             const std::function<void(const std::string& tag)>& read);
@@ -67,8 +81,12 @@ void read_latest_checkpoint(const std::filesystem::path& directory, const std::s
 class Checkpoint {
  public:
   /// Reads the manifest and opens the files, up to 500 of them; checks
-  /// that the ranks' files exist and have their saved lengths. Throws CheckpointError.
-  static Checkpoint open(const std::filesystem::path& directory, const std::string& tag = "");
+  /// that the ranks' files exist and have their saved lengths. Where the directory has no checkpoint of
+  /// Tessera's: reads what another program has saved there (checkpoint/foreign/foreign_checkpoint.h), as a
+  /// manifest of one rank. `order`: the names of the model's parameters in its order, by which the numbers of
+  /// torch.optim's states are told; empty: as far as the files say. Throws CheckpointError.
+  static Checkpoint open(const std::filesystem::path& directory, const std::string& tag = "",
+                         const std::vector<std::string>& order = {});
   /// The same without the check, for verify().
   static Checkpoint open_damaged(const std::filesystem::path& directory, const std::string& tag = "");
   /// Reads the manifest: files are opened when they are read, and may come until then.
@@ -78,6 +96,8 @@ class Checkpoint {
 
   const Manifest& manifest() const;
   const std::filesystem::path& path() const;  ///< DIR/TAG
+  /// What another program has saved; null: it is Tessera's. Then there is one rank, without hashes.
+  const ForeignCheckpoint* foreign() const;
 
   /// Fills `destination` from byte `begin` of a dataset in the file of `rank`. Every block touched is
   /// read whole and verified. Throws CheckpointError naming file, block and dataset; `destination` is then

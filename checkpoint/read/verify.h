@@ -15,6 +15,9 @@ struct VerifyReport {
   int64_t num_files = 0;
   int64_t num_blocks = 0;
   int64_t bytes = 0;  ///< read
+  /// Elements of weights and states that are NaN or infinite: of another program's checkpoint alone, which
+  /// has no hashes. Its tensors count as blocks.
+  int64_t num_nonfinite = 0;
   /// Has texts such as "rank_00001.h5: block 7 (bytes 7340032 to 8388608, /exp_avg/unit_00002) is damaged:
   /// …".
   std::vector<std::string> problems;

@@ -210,8 +210,9 @@ void bind_deferred_model(py::module_& module) {
       });
 }
 
-/// What a checkpoint brings: its path, client state (JSON) and what was not loaded.
-std::tuple<std::string, std::string, std::vector<std::string>> load_checkpoint(
+/// What a checkpoint brings: its path, client state (JSON), what was not loaded, and
+/// LoadedCheckpoint::foreign (JSON).
+std::tuple<std::string, std::string, std::vector<std::string>, std::string> load_checkpoint(
     PyEngine& self, const std::string& directory, const std::string& tag, bool strict,
     bool load_optimizer_states, bool load_lr_scheduler_states, bool load_module_only) {
   LoadOptions options;
@@ -223,7 +224,7 @@ std::tuple<std::string, std::string, std::vector<std::string>> load_checkpoint(
       "load_module_strict=False loads what fits, and load_optimizer_states=False leaves the optimizer as it "
       "is";
   LoadedCheckpoint loaded = self.load_checkpoint(directory, tag, options);
-  return {loaded.path, loaded.client_state.dump(), std::move(loaded.not_loaded)};
+  return {loaded.path, loaded.client_state.dump(), std::move(loaded.not_loaded), loaded.foreign.dump()};
 }
 
 std::string save_checkpoint(PyEngine& self, const std::string& directory, const std::string& tag,

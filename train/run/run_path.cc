@@ -1,6 +1,7 @@
 #include "train/run/run_path.h"
 
 #include "checkpoint/files/catalog.h"
+#include "checkpoint/read/reader.h"
 #include "core/error.h"
 #include "core/str.h"
 #include "train/run/run_directory.h"
@@ -46,6 +47,8 @@ RunPath find_run(const fs::path& folder, const std::string& tag) {
   const bool has_checkpoints = is_file(folder / checkpoint::kLatestName) ||
                                (!tag.empty() && is_file(folder / tag / checkpoint::kManifestName));
   const fs::path inside = folder / kCheckpointsName;
+  if (!has_checkpoints && !fs::is_directory(inside, error) && checkpoint::is_another_programs(folder, tag))
+    return {folder, folder, tag};
   if (!has_checkpoints && (is_file(folder / kConfigName) || fs::is_directory(inside, error)))
     return {folder, inside, tag};
   return {fs::is_directory(folder, error) ? parent_of(folder) : folder, folder, tag};

@@ -9,7 +9,7 @@
 #include <map>
 
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/consolidate/convert.h"
+#include "checkpoint/formats/convert.h"
 #include "checkpoint/formats/safetensors_reader.h"
 #include "core/error.h"
 #include "core/str.h"

@@ -3,7 +3,9 @@
 //
 //   consolidate_tool sample DIR WORLD           saves the tests' sample model as DIR/step
 //   consolidate_tool layers DIR WORLD COUNT     saves COUNT layers of 1M fp32 parameters each, without
-//   optimizer states consolidate_tool consolidate DIR OUT FORMAT DTYPE [sync]   prints {"peak_kib": …,
+//   optimizer states
+//   consolidate_tool convert DIR OUT TARGET [DTYPE]   prints {"peak_kib", "bytes", "output", "notes"}
+//   consolidate_tool consolidate DIR OUT FORMAT DTYPE [sync]   prints {"peak_kib": …,
 //   "seconds": …, "bytes": …,
 //                                                              "overflowed": …, "first_overflowed": …}
 #include <chrono>
@@ -11,6 +13,7 @@
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/consolidate/consolidate.h"
+#include "checkpoint/consolidate/convert_checkpoint.h"
 #include "core/error.h"
 #include "core/memory/process_memory.h"
 #include "core/str.h"
@@ -56,6 +59,21 @@ void consolidate(const std::vector<std::string>& args) {
             << "\n";
 }
 
+void convert(const std::vector<std::string>& args) {
+  ConvertOptions options;
+  options.directory = args.at(1);
+  options.output = args.at(2);
+  options.target = parse_convert_target(args.at(3)).value();
+  if (args.size() > 4) options.dtype = parse_dtype(args.at(4));
+  options.disk.sync = false;
+  const ConvertResult result = convert_checkpoint(options);
+  std::cout << nlohmann::json{{"peak_kib", static_cast<int64_t>(peak_resident_bytes()) / 1024},
+                              {"bytes", result.bytes},
+                              {"output", result.output.string()},
+                              {"notes", result.notes}}
+            << "\n";
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -65,6 +83,8 @@ int main(int argc, char** argv) {
       save(checkpoint::testing::sample_model(std::stoi(args[2]), 1), args[1]);
     else if (args.size() == 4 && args[0] == "layers")
       save_layers(args[1], std::stoi(args[2]), std::stoi(args[3]));
+    else if (args.size() >= 4 && args[0] == "convert")
+      convert(args);
     else if (args.size() >= 5 && args[0] == "consolidate")
       consolidate(args);
     else

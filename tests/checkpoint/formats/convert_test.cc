@@ -1,5 +1,5 @@
 // Conversion between the types of files, against arithmetic in double.
-#include "checkpoint/consolidate/convert.h"
+#include "checkpoint/formats/convert.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "checkpoint/consolidate/convert.h"
+#include "checkpoint/formats/convert.h"
 
 #include <bit>
 #include <cmath>

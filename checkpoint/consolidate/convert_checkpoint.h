@@ -1,0 +1,68 @@
+// convert_checkpoint(): writes a checkpoint again, as other programs write theirs, so that a run goes on
+// there with the numbers that it would have had: weights, optimizer states, counts of updates, param groups,
+// the schedule's place, the loss scale, the user's client state.
+//
+// Tensors pass through a few buffers of fixed size, as in consolidate(): memory is that and tables in
+// proportion to the number of tensors.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/files/disk.h"
+
+namespace tessera::checkpoint {
+
+enum class ConvertTarget : uint8_t {
+  kTessera,      ///< docs/checkpoint_format.md, of one rank
+  kUniversal,    ///< DeepSpeed's universal checkpoint
+  kDistributed,  ///< torch.distributed.checkpoint, which FSDP2 reads
+  kTorch,        ///< the weights alone, as torch.save writes a state_dict
+  kSafetensors,  ///< the weights alone
+};
+
+/// "tessera", "universal", "dcp", "pt", "safetensors".
+std::string_view name_of(ConvertTarget target);
+std::optional<ConvertTarget> parse_convert_target(std::string_view word);
+
+struct ConvertOptions {
+  std::filesystem::path directory;  ///< of checkpoints
+  std::string tag;                  ///< empty: the one `latest` names
+  /// A folder of checkpoints (kTessera, kUniversal), a checkpoint's folder (kDistributed), a file (kTorch,
+  /// kSafetensors; with max_shard_bytes a folder).
+  std::filesystem::path output;
+  ConvertTarget target = ConvertTarget::kDistributed;
+  /// Type of the model's floating-point tensors: fp32, bf16 or fp16. nullopt: trainable parameters are fp32,
+  /// others as they were saved. Not for kTessera and kUniversal, whose weights are fp32 masters.
+  std::optional<DType> dtype;
+  int64_t max_shard_bytes = 0;  ///< see ModelWriterOptions
+  /// Gives the rates of the param groups at this place of the configuration's schedule, by the checkpoint's
+  /// `state`; empty: not known. Needed of runs that were no Python programs: their checkpoints have none.
+  std::function<std::vector<double>(const nlohmann::json& state)> learning_rates;
+  DiskOptions disk;
+  std::function<void(int64_t done, int64_t total)> progress;  ///< called with the bytes written and the total
+};
+
+struct ConvertResult {
+  std::filesystem::path checkpoint;     ///< DIR/TAG, which was read
+  std::filesystem::path output;         ///< what was written
+  int64_t num_tensors = 0;              ///< of the model; a tied tensor counts once
+  int64_t numel = 0;                    ///< elements of these
+  int64_t bytes = 0;                    ///< of all tensors written
+  int64_t num_overflowed = 0;           ///< finite elements that became infinite in the type written
+  std::string first_overflowed = {};    ///< the first tensor with such an element; empty: none
+  std::vector<std::string> notes = {};  ///< what could not be carried over, a line each
+};
+
+/// Every block read is verified. The output is whole or absent. Throws CheckpointError (what Checkpoint::open
+/// and read throw; a checkpoint that the target cannot hold, with the reason) and DiskError.
+ConvertResult convert_checkpoint(const ConvertOptions& options);
+
+}  // namespace tessera::checkpoint

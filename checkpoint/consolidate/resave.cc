@@ -1,0 +1,160 @@
+// A checkpoint of Tessera, written by one rank from one of any source. A unit's data pass through one buffer
+// (SourceBytes::read), buffers of the model and the rank's own bytes are in memory.
+#include <algorithm>
+#include <filesystem>
+#include <list>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "checkpoint/checkpoint_error.h"
+#include "checkpoint/consolidate/writers.h"
+#include "checkpoint/files/catalog.h"
+#include "checkpoint/manifest/names.h"
+#include "checkpoint/write/save.h"
+#include "core/str.h"
+#include "zero/plan/layout.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+zero::Layout layout_of(const SavedLayout& saved) {
+  std::vector<zero::ParameterSpec> specs;
+  for (const SavedParameter& parameter : saved.parameters) {
+    const SavedUnit& unit = saved.units[static_cast<size_t>(parameter.unit)];
+    specs.push_back(
+        {parameter.name, parameter.shape, unit.dtype, unit.trainable, parameter.group, parameter.aliases});
+  }
+  return {std::move(specs), {.world_size = 1}};
+}
+
+/// Reads units of the new layout from the checkpoint of the old one. Both have the same parameters.
+class UnitReader {
+ public:
+  UnitReader(const Checkpoint& checkpoint, const zero::Layout& layout,
+             std::function<void(int64_t bytes)> progress)
+      : checkpoint_(checkpoint),
+        saved_(checkpoint.manifest().layout),
+        layout_(layout),
+        progress_(std::move(progress)) {}
+
+  /// `state` empty: the weights.
+  SourceBytes source(int unit, const std::string& state) const {
+    const zero::UnitSpec& spec = layout_.units()[static_cast<size_t>(unit)];
+    const int64_t element = spec.trainable ? size_bytes(DType::kFloat32) : size_bytes(spec.dtype);
+    SourceBytes bytes;
+    bytes.size = spec.numel * element;
+    bytes.read = [this, unit, state, element](int64_t begin, std::span<std::byte> destination) {
+      read(unit, state, element, begin, destination);
+    };
+    return bytes;
+  }
+
+ private:
+  void read(int unit, const std::string& state, int64_t element, int64_t begin,
+            std::span<std::byte> destination) const {
+    std::fill(destination.begin(), destination.end(), std::byte{0});  // between parameters
+    const int64_t end = begin + std::ssize(destination);
+    const std::vector<int>& parameters = layout_.units()[static_cast<size_t>(unit)].parameters;
+    const auto first = std::partition_point(parameters.begin(), parameters.end(), [&](int parameter) {
+      return layout_.slice(parameter).range().end * element <= begin;
+    });
+    for (auto next = first; next != parameters.end(); ++next) {
+      const zero::Range range = layout_.slice(*next).range();
+      if (range.begin * element >= end) break;
+      const int64_t from = std::max(begin, range.begin * element), to = std::min(end, range.end * element);
+      if (from < to)
+        copy(*next, state, from - range.begin * element,
+             destination.subspan(static_cast<size_t>(from - begin), static_cast<size_t>(to - from)));
+    }
+    if (progress_) progress_(std::ssize(destination));
+  }
+
+  void copy(int parameter, const std::string& state, int64_t begin, std::span<std::byte> destination) const {
+    const SavedParameter& saved = saved_.parameters[static_cast<size_t>(parameter)];
+    const StoredTensor tensor =
+        state.empty() ? saved_weights(saved_, saved) : saved_state(saved_, saved, state);
+    for (int64_t next = tensor.begin + begin; !destination.empty();) {
+      const SavedRange range = tensor.range(checkpoint_, next, std::ssize(destination));
+      checkpoint_.read(range.rank, *range.dataset, range.begin,
+                       destination.first(static_cast<size_t>(range.bytes)));
+      destination = destination.subspan(static_cast<size_t>(range.bytes));
+      next += range.bytes;
+    }
+  }
+
+  const Checkpoint& checkpoint_;
+  const SavedLayout& saved_;
+  const zero::Layout& layout_;
+  std::function<void(int64_t)> progress_;
+};
+
+/// The blobs of one rank that another number of ranks can have.
+bool is_of_any_world(std::string_view dataset) { return dataset == blob_dataset("extra_state"); }
+
+}  // namespace
+
+void write_tessera(const Conversion& conversion) {
+  const Checkpoint& checkpoint = conversion.checkpoint;
+  const Manifest& manifest = checkpoint.manifest();
+  const fs::path& directory = conversion.options.output;
+  std::error_code error;
+  if (fs::equivalent(directory / manifest.tag, checkpoint.path(), error))
+    throw CheckpointError(str(directory.string(), " has the checkpoint itself; expected another folder"));
+  if (manifest.world_size() > 1 &&
+      manifest.rank_file(0).datasets.find(blob_dataset("optimizer_state")) != nullptr)
+    throw CheckpointError(str(checkpoint.path().string(), ": its optimizer keeps states of its own, on ",
+                              manifest.world_size(),
+                              " ranks, which one rank cannot have; expected a checkpoint of one rank"));
+  const zero::Layout layout = layout_of(manifest.layout);
+
+  int64_t total = 0;
+  for (const zero::UnitSpec& unit : layout.units())
+    total += unit.numel * (unit.trainable ? size_bytes(DType::kFloat32) *
+                                                (1 + static_cast<int64_t>(manifest.state_names.size()))
+                                          : size_bytes(unit.dtype));
+  const UnitReader reader(checkpoint, layout, [&](int64_t bytes) {
+    conversion.result.bytes += bytes;
+    if (conversion.options.progress) conversion.options.progress(conversion.result.bytes, total);
+  });
+  SaveRequest request;
+  request.directory = directory;
+  request.tag = manifest.tag;
+  request.stage = manifest.stage;
+  request.layout = &layout;
+  request.state_names = manifest.state_names;
+  request.state = manifest.state;
+  request.disk = conversion.options.disk;
+  for (int unit = 0; unit < layout.num_units(); ++unit) {
+    UnitData data{.weights = reader.source(unit, ""), .states = {}};
+    if (layout.units()[static_cast<size_t>(unit)].trainable)
+      for (const std::string& state : manifest.state_names) data.states.push_back(reader.source(unit, state));
+    request.units.push_back(std::move(data));
+  }
+  std::list<std::vector<std::byte>> bytes;  // of buffers and blobs
+  for (const TensorRecord& record : manifest.tensors) {
+    const DatasetRecord& dataset = checkpoint.dataset(0, record.dataset);
+    request.tensors.push_back(
+        {record.name, dataset.type, dataset.shape, bytes.emplace_back(checkpoint.read_all(0, dataset))});
+  }
+  std::list<std::string> left_out;
+  for (const DatasetRecord& dataset : manifest.rank_file(0).datasets) {
+    if (!is_blob_dataset(dataset.name)) continue;
+    const std::string name = dataset.name.substr(dataset.name.rfind('/') + 1);
+    if (manifest.world_size() == 1 || is_of_any_world(dataset.name))
+      request.blobs.push_back({name, bytes.emplace_back(checkpoint.read_all(0, dataset))});
+    else
+      left_out.push_back(name);
+  }
+  if (!left_out.empty())
+    conversion.result.notes.push_back(str("random numbers begin anew: the states of ", manifest.world_size(),
+                                          " ranks' generators are left out"));
+  const SaveResult saved =
+      save(request, [](const std::string& mine) { return std::vector<std::string>{mine}; });
+  if (!saved.warning.empty()) conversion.result.notes.push_back(saved.warning);
+  conversion.result.output = saved.path;
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,134 @@
+// ForeignCheckpoint: what another program has saved: names, shapes, types, and where the elements lie in its
+// files. Each format has a reader that makes one; all that comes after (verify, reshard, consolidate,
+// convert, load) is the same code for every format, and for Tessera's own.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/dtype.h"
+
+namespace tessera::checkpoint {
+
+/// Rows of consecutive elements in a file: the part of a tensor that lies there. A flat slice has one row; a
+/// slice of dimension d has a row for each index of the dimensions before d.
+struct Run {
+  int file = 0;        ///< index in ForeignCheckpoint::files
+  int64_t offset = 0;  ///< byte of the file where the first element is
+  int64_t begin = 0;   ///< the first element, counted in the tensor's row-major order
+  int64_t numel = 0;   ///< elements of a row
+  int64_t rows = 1;
+  int64_t tensor_step = 0;  ///< elements of the tensor from the begin of a row to that of the next
+  int64_t file_step = 0;    ///< bytes of the file, the same
+  bool operator==(const Run&) const = default;
+};
+
+/// A tensor whose elements lie in files. `runs` have each element once.
+struct ForeignTensor {
+  DType type = DType::kFloat32;
+  std::vector<int64_t> shape;
+  std::vector<Run> runs;
+
+  int64_t numel() const;
+};
+
+/// The runs of a tensor of `shape` that lies in one file with these strides (in elements; torch's), from byte
+/// `offset` on.
+std::vector<Run> runs_of_strided(int file, int64_t offset, DType type, const std::vector<int64_t>& shape,
+                                 const std::vector<int64_t>& strides);
+/// The runs of a box of a tensor: elements [begin[d], begin[d] + sizes[d]) of each dimension d of `shape`,
+/// which lie row-major with `strides` (of the box, in elements) from byte `offset` of a file on.
+std::vector<Run> runs_of_box(int file, int64_t offset, DType type, const std::vector<int64_t>& shape,
+                             const std::vector<int64_t>& begin, const std::vector<int64_t>& sizes,
+                             const std::vector<int64_t>& strides);
+
+struct ForeignParameter {
+  std::string name;               ///< as the model calls it, without wrappers' prefixes
+  DType dtype = DType::kFloat32;  ///< that the model computed in
+  bool trainable = true;
+  int group = 0;                     ///< index of its param group
+  std::vector<std::string> aliases;  ///< other names of the same (tied) parameter
+  ForeignTensor weights;             ///< the fp32 master where the source has one
+  std::map<std::string, ForeignTensor>
+      states;         ///< of the optimizer, each of the parameter's shape: "exp_avg"
+  int64_t steps = 0;  ///< updates that the optimizer counts; 0: none known
+};
+
+struct ForeignCheckpoint {
+  std::string format;          ///< "DeepSpeed ZeRO", "DeepSpeed universal", "torch.distributed.checkpoint", …
+  std::string version;         ///< of the program that wrote it; empty: the files do not say
+  int world_size = 1;          ///< ranks that wrote it
+  int stage = 0;               ///< of ZeRO; -1: not said
+  std::filesystem::path path;  ///< the checkpoint's folder or file
+  std::vector<std::filesystem::path> files;  ///< that have elements
+  std::vector<ForeignParameter> parameters;  ///< in the model's order where the source has it
+  std::vector<std::pair<std::string, ForeignTensor>> buffers;  ///< persistent ones, by name
+
+  std::string optimizer;  ///< its class as far as known: "AdamW", "Adam", "SGD", "Lion"; else empty
+  std::vector<nlohmann::json> groups;  ///< options of the param groups: lr, betas, eps, weight_decay, …
+
+  std::optional<int64_t> global_steps;  ///< updates, with skipped ones
+  std::optional<int64_t> skipped_steps;
+  std::optional<int64_t> global_samples;
+  std::optional<nlohmann::json> lr_scheduler;  ///< its state_dict
+  std::optional<nlohmann::json> loss_scaler;   ///< cur_scale, cur_iter, last_overflow_iter, cur_hysteresis
+  nlohmann::json client_state =
+      nlohmann::json::object();  ///< what the user's program added, as far as JSON has it
+  /// What the source has, or should have, that is not above: a line each, "lr_scheduler: an object of class
+  /// …".
+  std::vector<std::string> not_read;
+};
+
+/// Reads elements. Owns the open files. Thread-safe.
+class ForeignFiles {
+ public:
+  /// Opens files as they are read.
+  explicit ForeignFiles(std::vector<std::filesystem::path> files);
+  ForeignFiles(const ForeignFiles&) = delete;
+  ForeignFiles& operator=(const ForeignFiles&) = delete;
+  ~ForeignFiles();
+
+  /// Fills `destination` with the tensor's elements from `begin` on, as the files have them. Throws
+  /// CheckpointError naming the file that ends early, std::logic_error for a range outside of the tensor.
+  void read(const ForeignTensor& tensor, int64_t begin, std::span<std::byte> destination) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Throws CheckpointError naming `source`, tensor, what was found: runs outside of their file or of the
+/// tensor, elements that are there twice or not at all, a state of another shape, a name twice.
+void check(const ForeignCheckpoint& checkpoint);
+
+/// Recognizes the format and reads all but the elements. `path`: what the format's own programs are given: a
+/// folder of checkpoints, one checkpoint's folder, or a file. `tag`: a checkpoint of the folder; empty: the
+/// newest by the format's own rule (`latest`, the highest checkpoint-N). nullopt: no format that is known.
+/// Throws CheckpointError for a checkpoint that is damaged, incomplete or of a kind that is not read.
+/// `order`: the names of the model's parameters in its order, for an optimizer's state that has numbers only
+/// and weights that are not in the model's order; empty: not known.
+std::optional<ForeignCheckpoint> read_foreign(const std::filesystem::path& path, const std::string& tag = "",
+                                              const std::vector<std::string>& order = {});
+
+// The readers of the formats. Each: nullopt when the path does not look like its format.
+std::optional<ForeignCheckpoint> read_deepspeed(const std::filesystem::path& path, const std::string& tag);
+std::optional<ForeignCheckpoint> read_deepspeed_universal(const std::filesystem::path& path,
+                                                          const std::string& tag);
+std::optional<ForeignCheckpoint> read_distributed(const std::filesystem::path& path);  ///< .metadata, .distcp
+/// What trainers write around models: Accelerate, the HF Trainer, Lightning, {"model": …, "optimizer": …}.
+/// `order`: as of read_foreign.
+std::optional<ForeignCheckpoint> read_trainer(const std::filesystem::path& path,
+                                              const std::vector<std::string>& order = {});
+/// A model: a Hugging Face folder, .safetensors, pytorch_model.bin with an index, a state dict's .pt.
+std::optional<ForeignCheckpoint> read_model(const std::filesystem::path& path);
+
+}  // namespace tessera::checkpoint
