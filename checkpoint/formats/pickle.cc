@@ -61,6 +61,7 @@ std::string modern_name(string_view module, string_view name) {
     if (name == "long") name = "int";
   }
   if (module == "copy_reg") module = "copyreg";
+  if (module == "commands") module = "subprocess";
   if (module == "UserDict" && (name == "UserDict" || name == "IterableUserDict"))
     return "collections.UserDict";
   if (module == "UserList" || module == "UserString") module = "collections";
