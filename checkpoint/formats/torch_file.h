@@ -21,7 +21,8 @@ namespace tessera::checkpoint {
 struct TorchTensor {
   DType type = DType::kFloat32;
   std::vector<int64_t> shape;
-  std::vector<int64_t> strides;  ///< in elements, by dimension; not negative
+  std::vector<int64_t> strides;  ///< in elements, by dimension; not negative. 0 where the file has an element
+                                 ///< once for many: numel() may be far more than the file has
   int64_t offset = 0;            ///< byte of the file where the first element is
   std::string storage;           ///< its storage's key: tensors with the same one share memory
   int64_t storage_bytes = 0;
@@ -32,12 +33,15 @@ struct TorchTensor {
   bool is_contiguous() const;
 };
 
+/// "torch.float32" and the like: the names of torch's types.
+std::optional<DType> torch_dtype(std::string_view global);
+
 /// Reads one file. Owns the mapping. Immutable; thread-safe.
 class TorchFile {
  public:
-  /// Reads the archive's directory and its pickle. Throws CheckpointError naming the file and what was found:
-  /// no archive of torch.save, compressed entries, another byte order, a TorchScript program, sizes beyond the
-  /// file, and what Pickle throws; DiskError.
+  /// Reads the archive's directory and its pickle, whose checksum is compared; of tensors, nothing is read.
+  /// Throws CheckpointError naming the file and what was found: no archive of torch.save, compressed entries,
+  /// another byte order, a TorchScript program, sizes beyond the file, and what Pickle throws; DiskError.
   explicit TorchFile(const std::filesystem::path& path, const PickleLimits& limits = {});
   TorchFile(TorchFile&&) noexcept;
   TorchFile& operator=(TorchFile&&) = delete;
@@ -53,6 +57,10 @@ class TorchFile {
   /// one). nullopt: the value is something else. Throws CheckpointError for a tensor that cannot be: outside
   /// of its storage, with a stride or size below 0, of an unknown type, sparse, quantized, on "meta".
   std::optional<TorchTensor> tensor(const PickleValue& value) const;
+  /// Reads the whole file, and compares the CRC-32 of each entry of the archive. False: the file has none,
+  /// because it is of the legacy format, or torch.serialization.set_crc32_options(False) was set. Throws
+  /// CheckpointError naming the entry that is damaged.
+  bool verify() const;
   /// The bytes of the file.
   std::span<const std::byte> bytes() const;
 

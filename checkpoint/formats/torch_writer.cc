@@ -33,38 +33,40 @@ const char* storage_class(DType type) {
 
 // Opcodes of Python's pickle.py. Nothing is memoized: a reader needs no memo,
 // and a state_dict's pickle is small.
-class Pickle {
+class PickleWriter {
  public:
-  Pickle& op(std::string_view opcode) {
+  PickleWriter& op(std::string_view opcode) {
     bytes_ += opcode;
     return *this;
   }
-  Pickle& proto() { return op("\x80\x02"); }
-  Pickle& global(std::string_view module, std::string_view name) {
+  PickleWriter& proto() { return op("\x80\x02"); }
+  PickleWriter& global(std::string_view module, std::string_view name) {
     return op("c").op(module).op("\n").op(name).op("\n");
   }
-  Pickle& text(std::string_view value) {
+  PickleWriter& text(std::string_view value) {
     return op("X").little_endian(value.size(), 4).op(value);
   }  // BINUNICODE
-  Pickle& number(int64_t value) {
+  PickleWriter& number(int64_t value) {
     if (value <= 0xff) return op("K").little_endian(static_cast<uint64_t>(value), 1);    // BININT1
     if (value <= 0xffff) return op("M").little_endian(static_cast<uint64_t>(value), 2);  // BININT2
     if (value <= std::numeric_limits<int32_t>::max())
       return op("J").little_endian(static_cast<uint64_t>(value), 4);       // BININT
     return op("\x8a\x08").little_endian(static_cast<uint64_t>(value), 8);  // LONG1
   }
-  Pickle& tuple(const std::vector<int64_t>& values) {
+  PickleWriter& tuple(const std::vector<int64_t>& values) {
     if (values.empty()) return op(")");  // EMPTY_TUPLE
     op("(");                             // MARK
     for (const int64_t value : values) number(value);
     return op("t");  // TUPLE
   }
-  Pickle& ordered_dict() { return global("collections", "OrderedDict").op(")R"); }  // EMPTY_TUPLE REDUCE
+  PickleWriter& ordered_dict() {
+    return global("collections", "OrderedDict").op(")R");
+  }  // EMPTY_TUPLE REDUCE
 
   std::string take() { return std::move(bytes_); }
 
  private:
-  Pickle& little_endian(uint64_t value, int num_bytes) {
+  PickleWriter& little_endian(uint64_t value, int num_bytes) {
     for (int i = 0; i < num_bytes; ++i) bytes_ += static_cast<char>(value >> (8 * i) & 0xff);
     return *this;
   }
@@ -85,7 +87,7 @@ std::vector<int64_t> strides_of(const std::vector<int64_t>& shape) {
 
 // torch._utils._rebuild_tensor_v2(storage, offset, size, stride, requires_grad, backward_hooks), or
 // torch._utils._rebuild_tensor_v3(…, dtype) of a storage of bytes.
-void rebuild_tensor(Pickle& pickle, const ModelTensor& tensor, size_t index) {
+void rebuild_tensor(PickleWriter& pickle, const ModelTensor& tensor, size_t index) {
   const char* const storage = storage_class(tensor.type);
   pickle.global("torch._utils", storage != nullptr ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3").op("(");
   pickle.op("(").text("storage");
@@ -102,7 +104,7 @@ void rebuild_tensor(Pickle& pickle, const ModelTensor& tensor, size_t index) {
 }  // namespace
 
 std::string state_dict_pickle(const std::vector<ModelTensor>& tensors) {
-  Pickle pickle;
+  PickleWriter pickle;
   pickle.proto().ordered_dict().op("(");
   for (size_t i = 0; i < tensors.size(); ++i) {
     pickle.text(tensors[i].name);

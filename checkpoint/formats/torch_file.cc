@@ -1,0 +1,502 @@
+#include "checkpoint/formats/torch_file.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <map>
+#include <string_view>
+#include <utility>
+
+#include "checkpoint/checkpoint_error.h"
+#include "checkpoint/formats/zip_directory.h"
+#include "core/files/input_file.h"
+#include "core/files/mapped_file.h"
+#include "core/str.h"
+#include "core/utf8.h"
+
+namespace tessera::checkpoint {
+
+using Kind = PickleValue::Kind;
+
+namespace {
+
+using std::string_view;
+
+constexpr string_view kMagicNumber = "119547037146038801333356";  // 0x1950a86a20f9469cfc6c
+constexpr int64_t kLegacyVersion = 1001;
+constexpr size_t kMaxTensorDimensions = 64;  // libtorch's limit
+constexpr int kMaxWrappers = 8;              // of a tensor: a Parameter of a subclass of …
+constexpr int64_t kMaxVersion = 10;          // of the archive, that torch reads
+
+/// Classes of storages by name, without "Storage".
+constexpr std::array<std::pair<string_view, DType>, 15> kStorages = {{{"Float", DType::kFloat32},
+                                                                      {"BFloat16", DType::kBFloat16},
+                                                                      {"Half", DType::kFloat16},
+                                                                      {"Double", DType::kFloat64},
+                                                                      {"Long", DType::kInt64},
+                                                                      {"Int", DType::kInt32},
+                                                                      {"Short", DType::kInt16},
+                                                                      {"Char", DType::kInt8},
+                                                                      {"Byte", DType::kUInt8},
+                                                                      {"Bool", DType::kBool},
+                                                                      {"ComplexHalf", DType::kComplex32},
+                                                                      {"ComplexFloat", DType::kComplex64},
+                                                                      {"ComplexDouble", DType::kComplex128},
+                                                                      {"Untyped", DType::kUInt8},
+                                                                      {"_Untyped", DType::kUInt8}}};
+
+struct Builder {
+  string_view name;
+  const char* not_read;  ///< what its tensors are; null: they are read
+};
+constexpr Builder kBuilders[] = {
+    {"torch._utils._rebuild_tensor", nullptr},
+    {"torch._utils._rebuild_tensor_v2", nullptr},
+    {"torch._utils._rebuild_tensor_v3", nullptr},
+    {"torch._utils._rebuild_parameter", nullptr},
+    {"torch._utils._rebuild_parameter_with_state", nullptr},
+    {"torch._tensor._rebuild_from_type", nullptr},
+    {"torch._tensor._rebuild_from_type_v2", nullptr},
+    {"torch.tensor._rebuild_from_type", nullptr},
+    {"torch._utils._rebuild_sparse_tensor", "a sparse tensor"},
+    {"torch._utils._rebuild_sparse_csr_tensor", "a sparse tensor"},
+    {"torch._utils._rebuild_qtensor", "a quantized tensor"},
+    {"torch._utils._rebuild_nested_tensor", "a nested tensor"},
+    {"torch._utils._rebuild_meta_tensor_no_storage", "a tensor on \"meta\", which has no elements"},
+    {"torch._utils._rebuild_wrapper_subclass", "a tensor of a class that wraps others"},
+    {"torch._utils._rebuild_device_tensor_from_cpu_tensor", "a tensor of another device"},
+    {"torch._utils._rebuild_device_tensor_from_numpy", "a tensor of another device"},
+    {"torch._utils._rebuild_xla_tensor", "a tensor of another device"},
+};
+
+const Builder* builder_of(string_view name) {
+  const auto* found = std::find_if(std::begin(kBuilders), std::end(kBuilders),
+                                   [&](const Builder& b) { return b.name == name; });
+  return found == std::end(kBuilders) ? nullptr : found;
+}
+
+bool is_text(const PickleValue& value, string_view word) {
+  return (value.kind == Kind::kString || value.kind == Kind::kBytes) && value.text == word;
+}
+
+/// What a persistent id says about a storage.
+struct StorageId {
+  std::string key;
+  DType type = DType::kUInt8;
+  int64_t numel = 0;        ///< of the whole storage
+  int64_t view_offset = 0;  ///< elements before the part that is meant
+  int64_t view_numel = 0;
+  bool is_meta = false;
+};
+
+std::string begin_of(std::span<const std::byte> bytes, size_t count) {
+  return {reinterpret_cast<const char*>(bytes.data()), std::min(count, bytes.size())};
+}
+
+/// Whether the file begins with the first pickle of the legacy format.
+bool has_magic_number(std::span<const std::byte> bytes) {
+  const string_view starts = "\x80LI(";
+  if (bytes.empty() || starts.find(static_cast<char>(bytes[0])) == string_view::npos) return false;
+  try {
+    const Pickle magic(bytes.first(std::min<size_t>(bytes.size(), 64)), "");
+    return magic.root().kind == Kind::kLong && magic.root().text == kMagicNumber;
+  } catch (const CheckpointError&) {
+    return false;
+  }
+}
+
+bool is_tar(std::span<const std::byte> bytes) {
+  return bytes.size() > 512 && begin_of(bytes.subspan(257), 5) == "ustar";
+}
+
+}  // namespace
+
+std::optional<DType> torch_dtype(string_view global) {
+  if (!global.starts_with("torch.")) return std::nullopt;
+  const string_view name = global.substr(6);
+  for (const auto& [ours, torchs] : {std::pair<string_view, string_view>{"fp32", "float32"},
+                                     {"bf16", "bfloat16"},
+                                     {"fp16", "float16"},
+                                     {"fp64", "float64"}}) {
+    if (name == torchs) return dtype_named(ours);
+    if (name == ours) return std::nullopt;
+  }
+  return dtype_named(name);
+}
+
+int64_t TorchTensor::numel() const {
+  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;  // the others may be large
+  int64_t count = 1;
+  for (const int64_t size : shape) count *= size;
+  return count;
+}
+
+bool TorchTensor::is_contiguous() const {
+  if (numel() == 0) return true;
+  int64_t step = 1;
+  for (size_t d = shape.size(); d-- > 0;) {
+    if (shape[d] != 1 && strides[d] != step) return false;
+    step *= shape[d];
+  }
+  return true;
+}
+
+struct TorchFile::Impl {
+  struct Place {  // bytes of the file
+    int64_t offset = 0;
+    int64_t bytes = 0;
+  };
+
+  explicit Impl(std::filesystem::path file, const PickleLimits& limits);
+
+  std::span<const std::byte> bytes() const { return {mapping.data(), static_cast<size_t>(mapping.bytes())}; }
+  std::span<const std::byte> bytes_of(const ZipEntry& entry) const {
+    return bytes().subspan(static_cast<size_t>(entry.offset), static_cast<size_t>(entry.bytes));
+  }
+  template <class... Args>
+  [[noreturn]] void fail(const Args&... args) const {
+    throw CheckpointError(str(source, ": ", args...));
+  }
+
+  [[noreturn]] void fail_start(const std::string& start) const;
+  void read_archive(const PickleLimits& limits);
+  std::string small_entry(const std::string& name) const;
+  void read_legacy(const PickleLimits& limits);
+  void place_legacy_storages(const PickleValue& keys, int64_t begin);
+
+  int64_t integer(const PickleValue& value, const char* what) const;
+  std::vector<int64_t> integers(const PickleValue& value, const char* what) const;
+  StorageId storage_id(const PickleValue& value) const;
+  TorchTensor built(string_view builder, const std::vector<const PickleValue*>& arguments) const;
+  void check_within(const TorchTensor& tensor, int64_t offset, int64_t available) const;
+
+  std::filesystem::path path;
+  std::string source;
+  MappedFile mapping;
+  std::unique_ptr<Pickle> pickle;
+  std::vector<ZipEntry> entries;
+  std::string archive;  ///< "NAME/", which all entries begin with
+  bool has_checksums = false;
+  bool is_legacy = false;
+  std::map<std::string, Place> storages;  ///< by key
+};
+
+TorchFile::Impl::Impl(std::filesystem::path file, const PickleLimits& limits)
+    : path((check_input(file), std::move(file))), source(path.string()), mapping(path) {
+  const std::string start = begin_of(bytes(), 4);
+  if (start == "PK\3\4") {
+    read_archive(limits);
+  } else if (has_magic_number(bytes())) {
+    read_legacy(limits);
+  } else {
+    fail_start(start);
+  }
+}
+
+void TorchFile::Impl::fail_start(const std::string& start) const {
+  if (is_tar(bytes()))
+    fail(
+        "is a tar archive, the format of torch.save before torch 0.1.12, which is not read; load it with "
+        "a torch that reads it, and save it again");
+  if (begin_of(bytes(), 8) == "version ") fail("is a Git LFS pointer: git lfs pull brings the file itself");
+  if (start.starts_with('\x80')) fail("is a pickle, but torch.save did not write it");
+  fail("is no file of torch.save: it is neither a zip archive nor begins with torch's magic number");
+}
+
+void TorchFile::Impl::read_archive(const PickleLimits& limits) {
+  entries = read_zip_directory(bytes(), source);
+  const ZipEntry* data = nullptr;
+  for (const ZipEntry& entry : entries) {
+    const size_t slash = entry.name.find('/');
+    if (slash == std::string::npos || entry.name.substr(slash) != "/data.pkl") continue;
+    if (data != nullptr)
+      fail("the archive has ", quoted_name(data->name), " and ", quoted_name(entry.name), "; expected one");
+    data = &entry;
+    archive = entry.name.substr(0, slash + 1);
+  }
+  if (data == nullptr) fail("is a zip archive without a data.pkl: torch.save did not write it");
+  for (const ZipEntry& entry : entries)
+    if (entry.name == archive + "constants.pkl" || entry.name.starts_with(archive + "code/"))
+      fail("is a TorchScript program, with ", quoted_name(entry.name), "; expected what torch.save writes");
+  for (const ZipEntry& entry : entries) {
+    if (!entry.name.starts_with(archive))
+      fail("entry ", quoted_name(entry.name), " of the archive is outside of ", archive,
+           ", where torch.save writes");
+    const string_view name = string_view(entry.name).substr(archive.size());
+    if (entry.method != 0)
+      fail("entry ", quoted_name(entry.name), " of the archive is compressed (method ", entry.method,
+           "); expected stored entries, as torch.save writes them");
+    has_checksums = has_checksums || entry.crc != 0;
+    if (name.starts_with("data/")) storages[std::string(name.substr(5))] = {entry.offset, entry.bytes};
+  }
+  const std::string byte_order = small_entry("byteorder");
+  if (!byte_order.empty() && byte_order != "little")
+    fail("its numbers are in the byte order ", quoted_name(byte_order), "; expected little");
+  std::string version = small_entry("version");
+  if (version.empty()) version = small_entry(".data/version");
+  int64_t number = 0;
+  std::from_chars(version.data(), version.data() + version.size(), number);
+  if (number < 1 || number > kMaxVersion)
+    fail("the archive's version is ", quoted_name(version), "; expected 1 to ", kMaxVersion);
+  if (has_checksums) check_zip_entry(bytes(), *data, source);
+  pickle = std::make_unique<Pickle>(bytes_of(*data), source, limits);
+  if (pickle->bytes() != data->bytes)
+    fail("the pickle ends at byte ", pickle->bytes(), " of ", data->bytes,
+         " of data.pkl; expected at the last");
+}
+
+std::string TorchFile::Impl::small_entry(const std::string& name) const {
+  const auto found = std::find_if(entries.begin(), entries.end(),
+                                  [&](const ZipEntry& entry) { return entry.name == archive + name; });
+  if (found == entries.end()) return "";
+  if (found->bytes > 100)
+    fail("entry ", quoted_name(found->name), " has ", found->bytes, " bytes; expected a word");
+  if (has_checksums) check_zip_entry(bytes(), *found, source);
+  return begin_of(bytes_of(*found), 100);
+}
+
+// The file is one pickle after the other, and then the storages' elements: the magic number, the version,
+// what the machine was like, the object, the keys of the storages.
+void TorchFile::Impl::read_legacy(const PickleLimits& limits) {
+  is_legacy = true;
+  int64_t position = 0;
+  const auto next = [&] {
+    auto read = std::make_unique<Pickle>(bytes().subspan(static_cast<size_t>(position)), source, limits);
+    position += read->bytes();
+    return read;
+  };
+  next();
+  const auto version = next();
+  if (version->root().kind != Kind::kInt || version->root().integer != kLegacyVersion)
+    fail("the version of the format is ", version->root().describe(), "; expected ", kLegacyVersion);
+  const auto machine = next();
+  const PickleValue* little = machine->root().find("little_endian");
+  if (little == nullptr || little->kind != Kind::kBool || little->integer != 1)
+    fail("\"little_endian\" is ", little == nullptr ? "missing" : little->describe(), "; expected True");
+  pickle = next();
+  const auto keys = next();
+  place_legacy_storages(keys->root(), position);
+}
+
+void TorchFile::Impl::place_legacy_storages(const PickleValue& keys, int64_t position) {
+  if (keys.kind != Kind::kList) fail("the keys of the storages are ", keys.describe(), "; expected a list");
+  std::map<std::string, StorageId> ids;
+  for (const PickleValue* value : pickle->persistent()) {
+    StorageId id = storage_id(*value);
+    const std::string key = id.key;
+    ids.try_emplace(key, std::move(id));
+  }
+  for (const PickleValue* value : keys.items) {
+    const std::string key =
+        value->kind == Kind::kInt ? std::to_string(value->integer) : std::string(value->text);
+    const auto id = ids.find(key);
+    if (id == ids.end()) fail("storage ", quoted_name(key), " is in the file, and no tensor has it");
+    const int64_t left = mapping.bytes() - position, element = size_bytes(id->second.type);
+    if (left < 8) fail("the file ends early, before storage ", quoted_name(key));
+    int64_t numel = 0;
+    for (int i = 7; i >= 0; --i)
+      numel = static_cast<int64_t>(static_cast<uint64_t>(numel) << 8 |
+                                   static_cast<uint64_t>(bytes()[static_cast<size_t>(position + i)]));
+    if (numel != id->second.numel)
+      fail("storage ", quoted_name(key), " has ", numel, " elements; expected ", id->second.numel);
+    if (numel > (left - 8) / element)
+      fail("storage ", quoted_name(key), " of ", numel, " elements lies outside of the file, which has ",
+           left - 8, " bytes left");
+    if (!storages.try_emplace(key, Place{position + 8, numel * element}).second)
+      fail("storage ", quoted_name(key), " is in the file twice");
+    position += 8 + numel * element;
+  }
+  if (position != mapping.bytes())
+    fail("the last storage ends at byte ", position, "; expected at the file's end, byte ", mapping.bytes());
+}
+
+int64_t TorchFile::Impl::integer(const PickleValue& value, const char* what) const {
+  if (value.kind != Kind::kInt || value.integer < 0)
+    fail("a tensor's ", what, " is ", value.describe(), "; expected an integer of 0 or more");
+  return value.integer;
+}
+
+std::vector<int64_t> TorchFile::Impl::integers(const PickleValue& value, const char* what) const {
+  if ((value.kind != Kind::kTuple && value.kind != Kind::kList) || value.items.size() > kMaxTensorDimensions)
+    fail("a tensor's ", what, " is ", value.describe(), "; expected a tuple of at most ",
+         kMaxTensorDimensions);
+  std::vector<int64_t> numbers;
+  for (const PickleValue* item : value.items) numbers.push_back(integer(*item, what));
+  return numbers;
+}
+
+// ("storage", CLASS, KEY, LOCATION, NUMEL), in the legacy format with a view: None or (KEY, OFFSET, NUMEL).
+StorageId TorchFile::Impl::storage_id(const PickleValue& value) const {
+  const PickleValue* id = value.kind == Kind::kPersistent ? value.arguments : nullptr;
+  if (id == nullptr || id->kind != Kind::kTuple || (id->items.size() != 5 && id->items.size() != 6) ||
+      !is_text(*id->items[0], "storage"))
+    fail("a storage is ", id == nullptr ? value.describe() : id->describe(),
+         "; expected a tuple of \"storage\" and its type, key, location and size");
+  const PickleValue &type = *id->items[1], &key = *id->items[2], &location = *id->items[3];
+  StorageId storage;
+  string_view name = type.kind == Kind::kGlobal ? type.text : string_view();
+  const bool is_torchs = name.starts_with("torch.") && name.ends_with("Storage");
+  if (is_torchs) name = name.substr(name.rfind('.') + 1, name.size() - name.rfind('.') - 8);
+  const auto known = std::find_if(kStorages.begin(), kStorages.end(),
+                                  [&](const auto& entry) { return is_torchs && entry.first == name; });
+  if (known == kStorages.end()) fail("the type of a storage is ", type.describe(), ", which is not read");
+  storage.type = known->second;
+  if (key.kind != Kind::kString && key.kind != Kind::kInt)
+    fail("the key of a storage is ", key.describe(), "; expected a text");
+  storage.key = key.kind == Kind::kInt ? std::to_string(key.integer) : std::string(key.text);
+  storage.is_meta = is_text(location, "meta");
+  storage.numel = integer(*id->items[4], "storage's size");
+  storage.view_numel = storage.numel;
+  if (id->items.size() == 5 || id->items[5]->kind == Kind::kNone) return storage;
+  const PickleValue& view = *id->items[5];
+  if (view.kind != Kind::kTuple || view.items.size() != 3)
+    fail("the view of a storage is ", view.describe(), "; expected a tuple of its key, offset and size");
+  storage.view_offset = integer(*view.items[1], "storage's offset");
+  storage.view_numel = integer(*view.items[2], "storage's size");
+  if (storage.view_offset > storage.numel || storage.view_numel > storage.numel - storage.view_offset)
+    fail("storage ", quoted_name(storage.key), " of ", storage.numel, " elements has a view of ",
+         storage.view_numel, " from element ", storage.view_offset, " on");
+  return storage;
+}
+
+// (storage, offset, size, stride), v2: and requires_grad, hooks, metadata; v3: and requires_grad, hooks,
+// type, metadata.
+TorchTensor TorchFile::Impl::built(string_view builder,
+                                   const std::vector<const PickleValue*>& arguments) const {
+  const bool is_v1 = builder.ends_with("_tensor"), is_v3 = builder.ends_with("_v3");
+  const size_t least = is_v1 ? 4 : is_v3 ? 7 : 6, metadata = is_v3 ? 7 : 6;
+  if (arguments.size() < least || arguments.size() > (is_v1 ? least : least + 1))
+    fail(builder, " has ", arguments.size(), " arguments; expected ", least);
+  const StorageId id = storage_id(*arguments[0]);
+  if (id.is_meta) fail("a tensor is on \"meta\", which has no elements; it is not read");
+  TorchTensor tensor;
+  tensor.storage = id.key;
+  tensor.type = id.type;
+  if (is_v3) {
+    const auto type = torch_dtype(arguments[6]->global());
+    if (!type) fail("a tensor's type is ", arguments[6]->describe(), ", which is not read");
+    tensor.type = *type;
+  }
+  const int64_t offset = integer(*arguments[1], "offset");
+  tensor.shape = integers(*arguments[2], "size");
+  tensor.strides = integers(*arguments[3], "stride");
+  if (tensor.shape.size() != tensor.strides.size())
+    fail("a tensor has ", tensor.shape.size(), " sizes and ", tensor.strides.size(), " strides");
+  if (!is_v1) tensor.requires_grad = arguments[4]->kind == Kind::kBool && arguments[4]->integer != 0;
+  if (arguments.size() > metadata && !arguments[metadata]->items.empty())
+    for (const char* bit : {"conj", "neg"})
+      if (const PickleValue* set = arguments[metadata]->find(bit); set != nullptr && set->integer != 0)
+        fail("a tensor of size ", describe_shape(tensor.shape), " has its \"", bit,
+             "\" bit set: its elements are not those of the file; expected a tensor after resolve_", bit,
+             "()");
+
+  const auto place = storages.find(id.key);
+  if (place == storages.end()) fail("storage ", quoted_name(id.key), " of a tensor is not in the file");
+  const int64_t element = size_bytes(id.type);
+  if (id.numel > INT64_MAX / element || id.numel * element > place->second.bytes ||
+      place->second.bytes - id.numel * element >= element)
+    fail("storage ", quoted_name(id.key), " is of ", id.numel, " elements of ", element,
+         " bytes, and the file has ", place->second.bytes, " bytes of it");
+  tensor.storage_bytes = place->second.bytes;
+  const int64_t view_begin = id.view_offset * element;
+  check_within(tensor, offset, id.view_numel * element / size_bytes(tensor.type));
+  tensor.offset =
+      place->second.offset + view_begin + (tensor.numel() == 0 ? 0 : offset * size_bytes(tensor.type));
+  return tensor;
+}
+
+/// Checks that the elements are among the `available` ones of the storage.
+void TorchFile::Impl::check_within(const TorchTensor& tensor, int64_t offset, int64_t available) const {
+  using Wide =
+      __int128;  // of numbers that are within 2^63, sums of products do not overflow before they are compared
+  Wide numel = 1, last = offset;
+  const bool is_empty = std::find(tensor.shape.begin(), tensor.shape.end(), 0) != tensor.shape.end();
+  for (size_t d = 0; d < tensor.shape.size() && !is_empty; ++d) {
+    numel *= tensor.shape[d];
+    last += static_cast<Wide>(tensor.shape[d] - 1) * tensor.strides[d];
+    if (numel * size_bytes(tensor.type) > INT64_MAX || last > INT64_MAX) break;
+  }
+  if (is_empty) return;
+  if (numel * size_bytes(tensor.type) > INT64_MAX)
+    fail("a tensor of size ", describe_shape(tensor.shape), " has more than 2^63 bytes");
+  if (last >= available)
+    fail("a tensor of size ", describe_shape(tensor.shape), " and stride ", describe_shape(tensor.strides),
+         " from element ", offset, " on lies outside of storage ", quoted_name(tensor.storage),
+         ", which has ", available, " elements");
+}
+
+TorchFile::TorchFile(const std::filesystem::path& path, const PickleLimits& limits)
+    : impl_(std::make_unique<Impl>(path, limits)) {}
+TorchFile::TorchFile(TorchFile&&) noexcept = default;
+TorchFile::~TorchFile() = default;
+
+bool TorchFile::recognizes(const std::filesystem::path& path) {
+  try {
+    const InputFile file(path);
+    std::array<std::byte, 64> start{};
+    const size_t bytes = file.read_some(0, start);
+    const std::span<const std::byte> found = std::span(start).first(bytes);
+    if (has_magic_number(found)) return true;
+    if (begin_of(found, 4) != "PK\3\4") return false;
+    const MappedFile mapping(path);
+    const auto entries =
+        read_zip_directory({mapping.data(), static_cast<size_t>(mapping.bytes())}, path.string());
+    return std::any_of(entries.begin(), entries.end(),
+                       [](const ZipEntry& entry) { return entry.name.ends_with("/data.pkl"); });
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+const std::filesystem::path& TorchFile::path() const { return impl_->path; }
+const PickleValue& TorchFile::root() const { return impl_->pickle->root(); }
+std::span<const std::byte> TorchFile::bytes() const { return impl_->bytes(); }
+
+std::optional<TorchTensor> TorchFile::tensor(const PickleValue& value) const {
+  if (value.kind != Kind::kObject) return std::nullopt;
+  string_view name = value.global();
+  if (builder_of(name) == nullptr) {
+    if (name.starts_with("torch.") && name.ends_with("Tensor") && name.find('.', 6) == string_view::npos)
+      impl_->fail("a tensor is a ", name, " as torch wrote before 0.1.12, which is not read");
+    return std::nullopt;
+  }
+  bool is_parameter = false;
+  std::optional<bool> requires_grad;
+  const PickleValue* arguments = value.arguments;
+  for (int wrappers = 0; wrappers < kMaxWrappers; ++wrappers) {
+    const Builder* builder = builder_of(name);
+    if (builder == nullptr) impl_->fail("a tensor is made by ", name, ", which is not read");
+    if (builder->not_read != nullptr)
+      impl_->fail("has ", builder->not_read, " (", name, "), which is not read");
+    const std::vector<const PickleValue*>& given = arguments->items;
+    if (name.find("_rebuild_from_type") != string_view::npos) {  // (function, class, arguments, state)
+      if (given[2]->kind != Kind::kTuple)
+        impl_->fail(name, " has ", given[2]->describe(), " as arguments; expected a tuple");
+      is_parameter = is_parameter || given[1]->global().ends_with(".Parameter");
+      name = given[0]->global();
+      arguments = given[2];
+    } else if (name.find("_rebuild_parameter") != string_view::npos) {  // (tensor, requires_grad, hooks, …)
+      if (given.size() < 2 || given[0]->kind != Kind::kObject)
+        impl_->fail("a parameter is of ", given.empty() ? "nothing" : given[0]->describe(),
+                    "; expected a tensor");
+      is_parameter = true;
+      if (!requires_grad) requires_grad = given[1]->kind == Kind::kBool && given[1]->integer != 0;
+      name = given[0]->global();
+      arguments = given[0]->arguments;
+    } else {
+      TorchTensor tensor = impl_->built(name, given);
+      tensor.is_parameter = is_parameter;
+      if (requires_grad) tensor.requires_grad = *requires_grad;
+      return tensor;
+    }
+  }
+  impl_->fail("a tensor is in more than ", kMaxWrappers, " others");
+}
+
+bool TorchFile::verify() const {
+  if (!impl_->has_checksums) return false;
+  for (const ZipEntry& entry : impl_->entries) check_zip_entry(impl_->bytes(), entry, impl_->source);
+  return true;
+}
+
+}  // namespace tessera::checkpoint
