@@ -6,17 +6,20 @@ import tempfile
 import unittest
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
+from accelerate import FullyShardedDataParallelPlugin, PartialState
+from accelerate.utils.fsdp_utils import save_fsdp_model, save_fsdp_optimizer
 from torch import nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from trainers_testing import TrainersTest
 
@@ -77,17 +80,26 @@ def save_fsdp2(folder, world_size):
     dcp.save(untied, storage_writer=HuggingFaceStorageWriter(str(folder / "hub"), save_distributed=True))
 
 
-def save_fsdp1(folder):
+def save_with_accelerate(folder, rank, world_size):
+    """As Accelerator.save_state and the Hugging Face Trainer save a model in FSDP, which they have on GPUs only."""
+    PartialState(cpu=True)  # without which Accelerate's log is not to be used
     device = torch.device("cpu")
-    model = Model()
-    model.fc = FullyShardedDataParallel(model.fc, use_orig_params=True, device_id=device)
-    model = FullyShardedDataParallel(model, use_orig_params=True, device_id=device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    train(model, optimizer)
-    with FullyShardedDataParallel.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
-        dcp.save({"model": model.state_dict()}, checkpoint_id=folder / "fsdp1" / "pytorch_model_fsdp_0")
-        dcp.save({"optimizer": FullyShardedDataParallel.optim_state_dict(model, optimizer)},
-                 checkpoint_id=folder / "fsdp1" / "optimizer_0")
+    for version in (1, 2):
+        torch.manual_seed(0)
+        model = Model()
+        if version == 1:
+            model.fc = FullyShardedDataParallel(model.fc, use_orig_params=True, device_id=device)
+            model = FullyShardedDataParallel(model, use_orig_params=True, device_id=device)
+        else:
+            fully_shard(model.fc, mesh=init_device_mesh("cpu", (world_size,)))
+            fully_shard(model, mesh=init_device_mesh("cpu", (world_size,)))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        train(model, optimizer)
+        accelerator = SimpleNamespace(num_processes=world_size, process_index=rank, is_fsdp2=version == 2)
+        for kind in ("SHARDED_STATE_DICT", "FULL_STATE_DICT"):
+            plugin = FullyShardedDataParallelPlugin(fsdp_version=version, state_dict_type=kind)
+            save_fsdp_model(plugin, accelerator, model, folder / f"fsdp{version}_{kind}")
+            save_fsdp_optimizer(plugin, accelerator, optimizer, model, folder / f"fsdp{version}_{kind}")
 
 
 def save_mesh(folder):
@@ -107,12 +119,12 @@ def save_mesh(folder):
 
 
 def work(rank, world_size, folder, port):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world_size))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
     dist.init_process_group("gloo", rank=rank, world_size=world_size)
     torch.manual_seed(0)
     if world_size == 2:
         save_fsdp2(folder, world_size)
-        save_fsdp1(folder)
+        save_with_accelerate(folder, rank, world_size)
     else:
         save_mesh(folder)
     dist.barrier()
@@ -183,17 +195,29 @@ class Distributed(TrainersTest):
         self.assert_states(found, expected["app"]["optim"]["state"])
         self.assert_all_read(found)
 
-    def test_fsdp1_as_accelerate_saves_it(self):
-        found = self.read("trainer", self.saved / "fsdp1")
-        model = self.torchs(self.saved / "fsdp1" / "pytorch_model_fsdp_0")["model"]
-        optimizer = self.torchs(self.saved / "fsdp1" / "optimizer_0")["optimizer"]
-        self.assert_same(found.entries(), model)
-        self.assert_states(found, optimizer["state"])
-        self.assertEqual(found["groups"][0]["lr"], 0.01)
-        self.assert_all_read(found)
-        alone = self.read("distributed", self.saved / "fsdp1" / "pytorch_model_fsdp_0")
-        self.assert_same(alone.entries(), model)
-        self.assert_refused("distributed", self.saved / "fsdp1" / "optimizer_0", "no model's tensors")
+    def test_what_accelerate_saves(self):
+        wholes = {}
+        for version in (1, 2):
+            path = self.saved / f"fsdp{version}_SHARDED_STATE_DICT"
+            found = self.read("trainer", path)
+            model = self.torchs(path / "pytorch_model_fsdp_0")["model"]
+            optimizer = self.torchs(path / "optimizer_0")["optimizer"]
+            self.assert_same(found.entries(), model)
+            self.assert_states(found, optimizer["state"])
+            self.assertEqual((found["groups"][0]["lr"], found.aliases), (0.01, {"out.weight": "embed.weight"}))
+            self.assert_all_read(found)
+            alone = self.read("distributed", path / "pytorch_model_fsdp_0")
+            self.assert_same(alone.entries(), model)
+            self.assert_refused("distributed", path / "optimizer_0", "no model's tensors")
+
+            path = self.saved / f"fsdp{version}_FULL_STATE_DICT"
+            full = self.read("trainer", path)
+            self.assert_same(full.entries(), model)
+            self.assert_states(full, torch.load(path / "optimizer.bin")["state"])
+            self.assertEqual((full["groups"], full.aliases), (found["groups"], found.aliases))
+            self.assert_all_read(full)
+            wholes[version] = full
+        self.assertEqual(wholes[1].names, wholes[2].names)
 
     def test_every_way_to_split(self):
         found = self.read("distributed", self.saved / "mesh")
@@ -206,6 +230,13 @@ class Distributed(TrainersTest):
         expected = self.torchs(self.saved / "fsdp2")["model"]
         del expected["out.weight"]
         self.assert_same(found.entries(), expected)
+        self.assertEqual(found["not_read"], ["hub: how many shards there were: the files do not say it, and 2 are here"])
+        path = self.copy("hub")
+        first, second = sorted(path.iterdir())
+        first.unlink()
+        self.assert_refused("distributed", path, "has 1 shards up to number 2")
+        second.rename(first)
+        self.assert_refused("distributed", path, "no file has")
 
     def save_alone(self, state, **options):
         path = self.folder / "alone"
@@ -259,7 +290,7 @@ class Distributed(TrainersTest):
         (path / ".metadata").unlink()
         self.assert_refused("distributed", path, ".metadata is missing", "the save was not completed")
         self.assertIsNone(self.ask("distributed", self.folder))
-        self.assertIsNone(self.ask("distributed", self.saved / "fsdp1"))
+        self.assertIsNone(self.ask("distributed", self.saved / "fsdp1_SHARDED_STATE_DICT"))
 
     def test_files_that_were_cut_off(self):
         for name, keep in (("__0_0.distcp", 0.5), ("__0_0.distcp", 0), (".metadata", 0.7), (".metadata", 0)):

@@ -226,7 +226,7 @@ class Lightning(TrainersTest):
         import torch.distributed.checkpoint as dcp
         model, optimizer, state = self.state()
         named = optimizer.state_dict()
-        named["state"] = {name: value for name, value in zip(order_of(model), named["state"].values(), strict=True)}
+        named["state"] = dict(zip(order_of(model), named["state"].values(), strict=True))
         named["param_groups"][0]["params"] = order_of(model)
         del state["state_dict"], state["optimizer_states"]
         path = self.folder / "step.ckpt"
