@@ -114,7 +114,10 @@ void check(const ForeignCheckpoint& checkpoint);
 /// folder of checkpoints, one checkpoint's folder, or a file. `tag`: a checkpoint of the folder; empty: the
 /// newest by the format's own rule (`latest`, the highest checkpoint-N). nullopt: no format that is known.
 /// Throws CheckpointError for a checkpoint that is damaged, incomplete or of a kind that is not read.
-std::optional<ForeignCheckpoint> read_foreign(const std::filesystem::path& path, const std::string& tag = "");
+/// `order`: the names of the model's parameters in its order, for an optimizer's state that has numbers only
+/// and weights that are not in the model's order; empty: not known.
+std::optional<ForeignCheckpoint> read_foreign(const std::filesystem::path& path, const std::string& tag = "",
+                                              const std::vector<std::string>& order = {});
 
 // The readers of the formats. Each: nullopt when the path does not look like its format.
 std::optional<ForeignCheckpoint> read_deepspeed(const std::filesystem::path& path, const std::string& tag);
@@ -122,7 +125,9 @@ std::optional<ForeignCheckpoint> read_deepspeed_universal(const std::filesystem:
                                                           const std::string& tag);
 std::optional<ForeignCheckpoint> read_distributed(const std::filesystem::path& path);  ///< .metadata, .distcp
 /// What trainers write around models: Accelerate, the HF Trainer, Lightning, {"model": …, "optimizer": …}.
-std::optional<ForeignCheckpoint> read_trainer(const std::filesystem::path& path);
+/// `order`: as of read_foreign.
+std::optional<ForeignCheckpoint> read_trainer(const std::filesystem::path& path,
+                                              const std::vector<std::string>& order = {});
 /// A model: a Hugging Face folder, .safetensors, pytorch_model.bin with an index, a state dict's .pt.
 std::optional<ForeignCheckpoint> read_model(const std::filesystem::path& path);
 

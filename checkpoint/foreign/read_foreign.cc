@@ -5,19 +5,21 @@
 
 namespace tessera::checkpoint {
 
-// DeepSpeed first: the folders of trainers that train with it have its files too, which say more. A universal
-// folder is one of DeepSpeed's without the files of ranks. A model last: the folders of trainers have one.
-std::optional<ForeignCheckpoint> read_foreign(const std::filesystem::path& path, const std::string& tag) {
+// Trainers first: their folders have the files of DeepSpeed and DCP, which they have read, and more. A
+// universal folder is one of DeepSpeed's without the files of ranks. A model last: the folders of trainers
+// have one.
+std::optional<ForeignCheckpoint> read_foreign(const std::filesystem::path& path, const std::string& tag,
+                                              const std::vector<std::string>& order) {
   std::error_code error;
   if (!std::filesystem::exists(path, error))
     throw CheckpointError(str(path.string(), " does not exist; expected a checkpoint's folder or file"));
-  std::optional<ForeignCheckpoint> found = read_deepspeed(path, tag);
-  if (!found) found = read_deepspeed_universal(path, tag);
   const std::filesystem::path one = tag.empty() ? path : path / tag;
+  std::optional<ForeignCheckpoint> found = read_trainer(one, order);
+  if (!found) found = read_deepspeed(path, tag);
+  if (!found) found = read_deepspeed_universal(path, tag);
   if (!found && !tag.empty() && !std::filesystem::exists(one, error))
     throw CheckpointError(str(one.string(), " does not exist; expected the checkpoint ", tag, " there"));
   if (!found) found = read_distributed(one);
-  if (!found) found = read_trainer(one);
   if (!found) found = read_model(one);
   if (found) check(*found);
   return found;

@@ -147,9 +147,10 @@ struct TorchFile::Impl {
     int64_t bytes = 0;
   };
 
-  explicit Impl(std::filesystem::path file, const PickleLimits& limits);
+  Impl(std::filesystem::path file, const PickleLimits& limits, int64_t part_begin, int64_t part_bytes);
 
-  std::span<const std::byte> bytes() const { return {mapping.data(), static_cast<size_t>(mapping.bytes())}; }
+  std::span<const std::byte> whole() const { return {mapping.data(), static_cast<size_t>(mapping.bytes())}; }
+  std::span<const std::byte> bytes() const { return part; }
   std::span<const std::byte> bytes_of(const ZipEntry& entry) const {
     return bytes().subspan(static_cast<size_t>(entry.offset), static_cast<size_t>(entry.bytes));
   }
@@ -173,6 +174,8 @@ struct TorchFile::Impl {
   std::filesystem::path path;
   std::string source;
   MappedFile mapping;
+  int64_t begin = 0;                ///< of the part in the file
+  std::span<const std::byte> part;  ///< what torch.save wrote; offsets count from its first byte
   std::unique_ptr<Pickle> pickle;
   std::vector<ZipEntry> entries;
   std::string archive;  ///< "NAME/", which all entries begin with
@@ -181,8 +184,14 @@ struct TorchFile::Impl {
   std::map<std::string, Place> storages;  ///< by key
 };
 
-TorchFile::Impl::Impl(std::filesystem::path file, const PickleLimits& limits)
+TorchFile::Impl::Impl(std::filesystem::path file, const PickleLimits& limits, int64_t part_begin,
+                      int64_t part_bytes)
     : path((check_input(file), std::move(file))), source(path.string()), mapping(path) {
+  if (part_begin < 0 || part_begin > mapping.bytes() || part_bytes > mapping.bytes() - part_begin)
+    fail("ends at byte ", mapping.bytes(), "; expected ", part_bytes, " bytes from byte ", part_begin, " on");
+  begin = part_begin;
+  part = whole().subspan(static_cast<size_t>(begin),
+                         part_bytes < 0 ? std::dynamic_extent : static_cast<size_t>(part_bytes));
   const std::string start = begin_of(bytes(), 4);
   if (start == "PK\3\4") {
     read_archive(limits);
@@ -291,7 +300,7 @@ void TorchFile::Impl::place_legacy_storages(const PickleValue& keys, int64_t pos
         value->kind == Kind::kInt ? std::to_string(value->integer) : std::string(value->text);
     const auto id = ids.find(key);
     if (id == ids.end()) fail("storage ", quoted_name(key), " is in the file, and no tensor has it");
-    const int64_t left = mapping.bytes() - position, element = size_bytes(id->second.type);
+    const int64_t left = static_cast<int64_t>(part.size()) - position, element = size_bytes(id->second.type);
     if (left < 8) fail("the file ends early, before storage ", quoted_name(key));
     int64_t numel = 0;
     for (int i = 7; i >= 0; --i)
@@ -306,8 +315,8 @@ void TorchFile::Impl::place_legacy_storages(const PickleValue& keys, int64_t pos
       fail("storage ", quoted_name(key), " is in the file twice");
     position += 8 + numel * element;
   }
-  if (position != mapping.bytes())
-    fail("the last storage ends at byte ", position, "; expected at the file's end, byte ", mapping.bytes());
+  if (position != static_cast<int64_t>(part.size()))
+    fail("the last storage ends at byte ", position, "; expected at the file's end, byte ", part.size());
 }
 
 int64_t TorchFile::Impl::integer(const PickleValue& value, const char* what) const {
@@ -400,8 +409,8 @@ TorchTensor TorchFile::Impl::built(string_view builder,
   tensor.storage_bytes = place->second.bytes;
   const int64_t view_begin = id.view_offset * element;
   check_within(tensor, offset, id.view_numel * element / size_bytes(tensor.type));
-  tensor.offset =
-      place->second.offset + view_begin + (tensor.numel() == 0 ? 0 : offset * size_bytes(tensor.type));
+  tensor.offset = begin + place->second.offset + view_begin +
+                  (tensor.numel() == 0 ? 0 : offset * size_bytes(tensor.type));
   return tensor;
 }
 
@@ -426,7 +435,10 @@ void TorchFile::Impl::check_within(const TorchTensor& tensor, int64_t offset, in
 }
 
 TorchFile::TorchFile(const std::filesystem::path& path, const PickleLimits& limits)
-    : impl_(std::make_unique<Impl>(path, limits)) {}
+    : impl_(std::make_unique<Impl>(path, limits, 0, -1)) {}
+TorchFile::TorchFile(const std::filesystem::path& path, int64_t begin, int64_t bytes,
+                     const PickleLimits& limits)
+    : impl_(std::make_unique<Impl>(path, limits, begin, bytes)) {}
 TorchFile::TorchFile(TorchFile&&) noexcept = default;
 TorchFile::~TorchFile() = default;
 
@@ -450,7 +462,7 @@ bool TorchFile::recognizes(const std::filesystem::path& path) {
 
 const std::filesystem::path& TorchFile::path() const { return impl_->path; }
 const PickleValue& TorchFile::root() const { return impl_->pickle->root(); }
-std::span<const std::byte> TorchFile::bytes() const { return impl_->bytes(); }
+std::span<const std::byte> TorchFile::bytes() const { return impl_->whole(); }
 
 std::optional<TorchTensor> TorchFile::tensor(const PickleValue& value) const {
   if (value.kind != Kind::kObject) return std::nullopt;

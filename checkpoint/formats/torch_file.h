@@ -43,6 +43,9 @@ class TorchFile {
   /// Throws CheckpointError naming the file and what was found: no archive of torch.save, compressed entries,
   /// another byte order, a TorchScript program, sizes beyond the file, and what Pickle throws; DiskError.
   explicit TorchFile(const std::filesystem::path& path, const PickleLimits& limits = {});
+  /// The same of what torch.save wrote into a part of a file: `bytes` from `begin` on, which must lie within
+  /// it. Offsets of tensors, and bytes(), are of the whole file.
+  TorchFile(const std::filesystem::path& path, int64_t begin, int64_t bytes, const PickleLimits& limits = {});
   TorchFile(TorchFile&&) noexcept;
   TorchFile& operator=(TorchFile&&) = delete;
   ~TorchFile();

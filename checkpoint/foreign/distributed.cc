@@ -1,0 +1,616 @@
+// How a folder's names are those of a model, an optimizer and other things; the folder itself:
+// [Note: folders of torch.distributed.checkpoint] in distributed_metadata.cc.
+#include "checkpoint/foreign/distributed.h"
+
+#include <algorithm>
+#include <charconv>
+#include <memory>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "checkpoint/checkpoint_error.h"
+#include "checkpoint/foreign/distributed_metadata.h"
+#include "checkpoint/foreign/pickle_json.h"
+#include "checkpoint/formats/safetensors_reader.h"
+#include "core/files/input_file.h"
+#include "core/json/json_reader.h"
+#include "core/str.h"
+#include "core/utf8.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using Kind = PickleValue::Kind;
+using Shape = std::vector<int64_t>;
+using Key = std::vector<std::string>;  // of a value in the state dict that was saved
+
+constexpr const char* kMetadata = ".metadata";
+constexpr std::string_view kShardingInfo = "DCP_SHARDING_INFO";
+constexpr size_t kMaxListItems = 1 << 16;
+
+std::optional<int64_t> whole_number(std::string_view text) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || text.empty()) return std::nullopt;
+  return value;
+}
+
+/// Reads what the places have.
+class Folder {
+ public:
+  Folder(ForeignCheckpoint& checkpoint, fs::path folder)
+      : checkpoint_(checkpoint), folder_(std::move(folder)) {}
+
+  ForeignTensor tensor(const DistributedItem& item) {
+    ForeignTensor out;
+    out.shape = item.shape;
+    std::optional<DType> type = item.type;
+    for (const DistributedChunk& chunk : item.chunks) {
+      const TorchFile file = open(item.name, chunk.place);
+      const std::optional<TorchTensor> part = file.tensor(file.root());
+      if (!part) fail(item, chunk.place, str("found ", file.root().describe(), "; expected a tensor"));
+      if (part->shape != chunk.sizes)
+        fail(item, chunk.place,
+             str("found a tensor of ", describe_shape(part->shape), "; expected ",
+                 describe_shape(chunk.sizes), ", as .metadata says"));
+      if (type && *type != part->type)
+        fail(item, chunk.place,
+             str("found a tensor of ", name_of(part->type), "; expected ", name_of(*type)));
+      type = part->type;
+      const auto runs = runs_of(item, chunk, *part);
+      out.runs.insert(out.runs.end(), runs.begin(), runs.end());
+    }
+    if (!type)
+      throw CheckpointError(str(folder_.string(), ": ", quoted_name(item.name), ": its type is not known"));
+    out.type = *type;
+    return out;
+  }
+
+  /// A value that is no tensor, or a tensor of one element, as JSON; else a line in not_read.
+  std::optional<json> value(const DistributedItem& item) {
+    const std::string what = str(folder_.filename().string(), ": ", item.name);
+    if (item.is_tensor && item.chunks.size() != 1) {
+      checkpoint_.not_read.push_back(str(what, ": a tensor of ", describe_shape(item.shape)));
+      return std::nullopt;
+    }
+    const TorchFile file = open(item.name, item.is_tensor ? item.chunks[0].place : item.place);
+    std::vector<std::string> lines;
+    std::optional<json> out = to_json(file.root(), &file, what, lines);
+    say_not_read(checkpoint_, what, lines);
+    return out;
+  }
+
+ private:
+  int index(const std::string& file) {
+    const auto [at, is_new] = indices_.try_emplace(file, 0);
+    if (is_new) at->second = file_index(checkpoint_, folder_ / file);
+    return at->second;
+  }
+
+  std::vector<Run> runs_of(const DistributedItem& item, const DistributedChunk& chunk,
+                           const TorchTensor& part) {
+    try {
+      return runs_of_box(index(chunk.place.file), part.offset, part.type, item.shape, chunk.begin,
+                         chunk.sizes, part.strides);
+    } catch (const CheckpointError& caught) {
+      fail(item, chunk.place, caught.what());
+    }
+  }
+
+  TorchFile open(const std::string& name, const DistributedPlace& place) const {
+    const fs::path path = folder_ / place.file;
+    if (!place.transform.empty())
+      throw CheckpointError(str(path.string(), ": ", quoted_name(name), " was written through ",
+                                quoted_name(place.transform),
+                                "; expected plain bytes: save without _extensions"));
+    std::error_code error;
+    const auto bytes = fs::file_size(path, error);
+    if (error)
+      throw CheckpointError(str(path.string(), " is missing (", error.message(), "); ", kMetadata,
+                                " says that it has ", quoted_name(name), ": copy all files of the folder"));
+    if (place.offset > static_cast<int64_t>(bytes) ||
+        place.bytes > static_cast<int64_t>(bytes) - place.offset)
+      throw CheckpointError(str(path.string(), " has ", bytes, " bytes; expected ",
+                                place.offset + place.bytes, " at least, for ", quoted_name(name),
+                                ": the file was cut off"));
+    try {
+      return TorchFile(path, place.offset, place.bytes);
+    } catch (const CheckpointError& caught) {
+      throw CheckpointError(str(caught.what(), " (", quoted_name(name), " at byte ", place.offset, ")"));
+    }
+  }
+
+  [[noreturn]] void fail(const DistributedItem& item, const DistributedPlace& place,
+                         const std::string& what) const {
+    throw CheckpointError(str((folder_ / place.file).string(), ": ", quoted_name(item.name), " at byte ",
+                              place.offset, ": ", what));
+  }
+
+  ForeignCheckpoint& checkpoint_;
+  fs::path folder_;
+  std::map<std::string, int> indices_;
+};
+
+/// The keys before `word`, where it has a dict or list of values, or begins a flattened name.
+std::optional<Key> keys_before(const Key& key, std::string_view word, size_t least_after) {
+  for (size_t i = 0; i < key.size(); ++i) {
+    const bool nested = key[i] == word && i + least_after < key.size();
+    const bool flat = i + 1 == key.size() && key[i].size() > word.size() && key[i].starts_with(word) &&
+                      key[i][word.size()] == '.';
+    if (nested || flat) return Key(key.begin(), key.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+  return std::nullopt;
+}
+
+/// The keys of the optimizer that has the value: those before "param_groups", and before "state" beside that.
+/// nullopt: no optimizer has it.
+std::optional<Key> optimizer_of(const Key& key, const std::set<Key>& optimizers) {
+  if (std::optional<Key> before = keys_before(key, "param_groups", 1)) return before;
+  std::optional<Key> before = keys_before(key, "state", 2);
+  if (!before) return std::nullopt;
+  const bool is_named = !before->empty() && before->back().find("optim") != std::string::npos;
+  return is_named || optimizers.contains(*before) ? before : std::nullopt;
+}
+
+/// Puts an optimizer's values together.
+class OptimizerBuilder {
+ public:
+  OptimizerBuilder(ForeignCheckpoint& checkpoint, Folder& folder, std::string source)
+      : checkpoint_(checkpoint), folder_(folder), source_(std::move(source)) {}
+
+  /// `rest`: the keys after those of the optimizer.
+  void add(const DistributedItem& item, const Key& rest) {
+    if (rest.size() == 1)
+      flat_.emplace_back(&item, rest[0]);
+    else if (rest[0] == "param_groups")
+      add_option(item, rest);
+    else
+      add_state(item, rest[1], join(std::span(rest).subspan(2), "."));
+  }
+
+  /// `names`: those of the model, with which flattened names are split.
+  SavedOptimizer finish(const std::set<std::string>& names) {
+    std::set<std::string> known = names;
+    for (const auto& [item, text] : flat_)
+      if (text.starts_with("param_groups."))
+        if (const size_t last = text.rfind('.'); last > kGroups)
+          known.insert(text.substr(kGroups, last - kGroups));
+    for (const auto& [item, text] : flat_) {
+      const bool is_option = text.starts_with("param_groups.");
+      const std::string rest = text.substr(is_option ? kGroups : kState);
+      size_t split = rest.rfind('.');
+      for (size_t at = split; at != rest.npos && at > 0; at = rest.rfind('.', at - 1))
+        if (known.contains(rest.substr(0, at))) {
+          split = at;
+          break;
+        }
+      if (split == rest.npos) {
+        checkpoint_.not_read.push_back(str(source_, ": ", item->name));
+        continue;
+      }
+      const std::string parameter = rest.substr(0, split), last = rest.substr(split + 1);
+      if (!is_option)
+        add_state(*item, parameter, last);
+      else if (std::optional<json> value = folder_.value(*item)) {
+        const size_t place = state_of(parameter);
+        flat_options_[place][last] = std::move(*value);
+      }
+    }
+    SavedOptimizer out;
+    out.source = source_;
+    make_groups(out);
+    out.states = std::move(states_);
+    return out;
+  }
+
+ private:
+  static constexpr size_t kGroups = std::string_view("param_groups.").size();
+  static constexpr size_t kState = std::string_view("state.").size();
+
+  size_t state_of(const std::string& key) {
+    const auto [at, is_new] = places_.try_emplace(key, states_.size());
+    if (is_new) {
+      states_.emplace_back();
+      if (!whole_number(key)) states_.back().name = key;
+    }
+    return at->second;
+  }
+
+  void add_state(const DistributedItem& item, const std::string& parameter, const std::string& name) {
+    SavedState* state = &states_[state_of(parameter)];
+    if (name == "step") {
+      if (const std::optional<json> value = folder_.value(item)) state->steps = count_of(*value);
+      if (!state->steps) checkpoint_.not_read.push_back(str(source_, ": ", item.name, ": is no count"));
+    } else if (item.is_tensor) {
+      state->tensors[name] = folder_.tensor(item);
+    } else if (const std::optional<json> value = folder_.value(item); value && !value->is_null()) {
+      checkpoint_.not_read.push_back(str(source_, ": ", item.name));
+    }
+  }
+
+  void add_option(const DistributedItem& item, const Key& rest) {
+    const std::optional<int64_t> group = whole_number(rest[1]);
+    if (!group || *group < 0 || rest.size() != 3) {
+      checkpoint_.not_read.push_back(str(source_, ": ", item.name));
+      return;
+    }
+    if (std::optional<json> value = folder_.value(item)) options_[*group][rest[2]] = std::move(*value);
+  }
+
+  std::string key_of(const json& parameter) const {
+    if (parameter.is_string()) return parameter.get<std::string>();
+    if (parameter.is_number_integer()) return str(parameter.get<int64_t>());
+    throw CheckpointError(str(source_, ": param_groups: params: found ", parameter.dump(),
+                              "; expected names or numbers of parameters"));
+  }
+
+  void make_groups(SavedOptimizer& out) {
+    std::set<size_t> grouped;
+    for (auto& [number, options] : options_) {
+      SavedGroup group;
+      const auto params = options.find("params");
+      if (params == options.end() || !params->is_array())
+        throw CheckpointError(str(source_, ": param_groups.", number, " has no list params"));
+      const json names = options.value("param_names", json::array());
+      for (size_t i = 0; i < params->size(); ++i) {
+        const size_t place = state_of(key_of((*params)[i]));
+        if (names.is_array() && names.size() == params->size() && names[i].is_string() &&
+            states_[place].name.empty())
+          states_[place].name = names[i].get<std::string>();
+        if (!grouped.insert(place).second)
+          throw CheckpointError(
+              str(source_, ": param_groups has the parameter ", key_of((*params)[i]), " twice"));
+        group.members.push_back(place);
+      }
+      options.erase("params");
+      options.erase("param_names");
+      group.options = std::move(options);
+      out.groups.push_back(std::move(group));
+    }
+    // A flattened optimizer has the options by parameter: those with the same ones are a group.
+    std::map<std::string, size_t> by_options;
+    for (size_t place = 0; place < states_.size(); ++place) {
+      if (grouped.contains(place)) continue;
+      const auto found = flat_options_.find(place);
+      if (found == flat_options_.end() && !options_.empty()) {
+        checkpoint_.not_read.push_back(
+            str(source_, ": the state of ", quoted_name(states_[place].name), ", which is in no group"));
+        continue;
+      }
+      json options = found == flat_options_.end() ? json::object() : std::move(found->second);
+      const auto [at, is_new] = by_options.try_emplace(options.dump(), out.groups.size());
+      if (is_new) out.groups.push_back({.options = std::move(options), .members = {}});
+      out.groups[at->second].members.push_back(place);
+    }
+  }
+
+  ForeignCheckpoint& checkpoint_;
+  Folder& folder_;
+  std::string source_;
+  std::vector<SavedState> states_;
+  std::map<std::string, size_t> places_;  // of states, by name or number
+  std::map<int64_t, json> options_;       // by group
+  std::vector<std::pair<const DistributedItem*, std::string>> flat_;
+  std::map<size_t, json> flat_options_;  // by parameter
+};
+
+/// The keys of the dict that has the model. nullopt: the names of tensors are the first keys themselves.
+std::optional<Key> model_of(const std::vector<const DistributedItem*>& items, const std::string& folder) {
+  static constexpr const char* kNames[] = {"model",  "state_dict", "model_state_dict",
+                                           "module", "net",        "network"};
+  std::map<Key, int> counts, first_keys;
+  int flat = 0;
+  for (const DistributedItem* item : items) {
+    if (!item->is_tensor) continue;
+    if (item->key.size() == 1) ++flat;
+    bool named = false;
+    for (size_t i = 0; !named && i + 1 < item->key.size(); ++i)
+      if (std::find(std::begin(kNames), std::end(kNames), item->key[i]) != std::end(kNames)) {
+        ++counts[Key(item->key.begin(), item->key.begin() + static_cast<std::ptrdiff_t>(i) + 1)];
+        named = true;
+      }
+    if (!named && item->key.size() > 1) ++first_keys[{item->key[0]}];
+  }
+  if (counts.size() == 1) return counts.begin()->first;
+  if (counts.size() > 1) {
+    std::vector<std::string> names;
+    for (const auto& [key, count] : counts) names.push_back(join(key, "."));
+    throw CheckpointError(str(folder, ": has several models: ", join(names, ", "), "; expected one"));
+  }
+  if (flat == 0 && first_keys.size() == 1) return first_keys.begin()->first;
+  return std::nullopt;
+}
+
+void set_at(json& root, const Key& key, json value, ForeignCheckpoint& checkpoint, const std::string& name) {
+  json* at = &root;
+  for (const std::string& part : key) {
+    const std::optional<int64_t> number = whole_number(part);
+    if (number && (at->is_array() || (at->is_null() && *number == 0))) {
+      if (at->is_null()) *at = json::array();
+      if (*number < 0 || static_cast<size_t>(*number) > std::min(at->size(), kMaxListItems)) {
+        checkpoint.not_read.push_back(name);
+        return;
+      }
+      if (static_cast<size_t>(*number) == at->size()) at->push_back(nullptr);
+      at = &(*at)[static_cast<size_t>(*number)];
+      continue;
+    }
+    if (!at->is_null() && !at->is_object()) {
+      checkpoint.not_read.push_back(name);
+      return;
+    }
+    at = &(*at)[part];
+  }
+  *at = std::move(value);
+}
+
+DistributedContents read_metadata_folder(ForeignCheckpoint& checkpoint, const fs::path& path) {
+  const DistributedMetadata metadata = read_distributed_metadata(path / kMetadata);
+  const std::vector<DistributedItem>& items = metadata.items;
+  if (checkpoint.version.empty()) checkpoint.version = metadata.version;
+  Folder folder(checkpoint, path);
+  DistributedContents out;
+  out.in_order = metadata.in_order;
+  std::map<Key, std::vector<const DistributedItem*>> optimizers;
+  std::vector<const DistributedItem*> others;
+  std::set<Key> found;
+  for (const DistributedItem& item : items)
+    if (std::optional<Key> before = keys_before(item.key, "param_groups", 1))
+      found.insert(std::move(*before));
+  for (const DistributedItem& item : items)
+    if (const std::optional<Key> optimizer = optimizer_of(item.key, found))
+      optimizers[*optimizer].push_back(&item);
+    else
+      others.push_back(&item);
+
+  const std::optional<Key> model = model_of(others, path.string());
+  std::vector<const DistributedItem*> extras;
+  std::set<std::string> names;
+  for (const DistributedItem* item : others) {
+    const size_t skip = model ? model->size() : 0;
+    const bool inside =
+        model ? item->key.size() > skip && std::equal(model->begin(), model->end(), item->key.begin())
+              : item->key.size() == 1 && item->name.find('.') != item->name.npos;
+    if (!inside || !item->is_tensor) {
+      extras.push_back(item);
+      continue;
+    }
+    SavedTensor entry;
+    entry.name = join(std::span(item->key).subspan(skip), ".");
+    entry.tensor = folder.tensor(*item);
+    names.insert(entry.name);
+    out.model.push_back(std::move(entry));
+  }
+  for (const auto& [key, members] : optimizers) {
+    OptimizerBuilder builder(checkpoint, folder,
+                             str(path.filename().string(), key.empty() ? "" : ": ", join(key, ".")));
+    for (const DistributedItem* item : members)
+      builder.add(*item, Key(item->key.begin() + static_cast<std::ptrdiff_t>(key.size()), item->key.end()));
+    SavedOptimizer one = builder.finish(names);
+    if (out.optimizer)
+      append(*out.optimizer, std::move(one));
+    else
+      out.optimizer = std::move(one);
+  }
+  for (const DistributedItem* item : extras)
+    if (std::optional<json> value = folder.value(*item))
+      set_at(out.extras, item->key, std::move(*value), checkpoint, item->name);
+  return out;
+}
+
+/// 3 of "shard-00003-model-00001-of-00001.safetensors".
+std::optional<int64_t> shard_of(std::string_view name) {
+  const size_t end = name.find("-model-");
+  if (!name.starts_with("shard-") || !name.ends_with(".safetensors") || end == name.npos || end < 6)
+    return std::nullopt;
+  return whole_number(name.substr(6, end - 6));
+}
+
+std::vector<fs::path> files_in(const fs::path& folder) {
+  std::vector<fs::path> out;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) out.push_back(entry.path());
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+/// A folder of DCP's writer for the Hugging Face Hub.
+DistributedContents read_hub_folder(ForeignCheckpoint& checkpoint, const fs::path& folder) {
+  struct Part {
+    int file;
+    SafetensorsTensor tensor;
+    Shape begin;
+  };
+  std::map<std::string, std::vector<Part>> parts;
+  std::set<int64_t> shards;
+  for (const fs::path& path : files_in(folder)) {
+    const std::optional<int64_t> shard = shard_of(path.filename().string());
+    if (!shard) continue;
+    shards.insert(*shard);
+    const SafetensorsFile file(path);
+    const auto info = file.metadata().find(std::string(kShardingInfo));
+    if (info == file.metadata().end())
+      throw CheckpointError(str(path.string(), ": its header has no ", kShardingInfo,
+                                "; expected a file of DCP's HuggingFaceStorageWriter"));
+    json places;
+    try {
+      places = parse_json(info->second);
+    } catch (const JsonError& error) {
+      throw CheckpointError(str(path.string(), ": ", kShardingInfo, ": ", error.what()));
+    }
+    const int index = file_index(checkpoint, path);
+    for (const SafetensorsTensor& tensor : file.tensors()) {
+      const json place = places.value(tensor.name, json::object());
+      const json offsets = place.is_object() ? place.value("saved_offsets", json()) : json();
+      Shape begin;
+      for (const json& one : offsets)
+        if (one.is_number_unsigned()) begin.push_back(one.get<int64_t>());
+      if (!offsets.is_array() || begin.size() != tensor.shape.size())
+        throw CheckpointError(str(path.string(), ": ", kShardingInfo, ": tensor ", quoted_name(tensor.name),
+                                  ": found ", offsets.dump(), "; expected saved_offsets, ",
+                                  tensor.shape.size(), " numbers"));
+      parts[tensor.name].push_back({index, tensor, std::move(begin)});
+    }
+  }
+  if (*shards.begin() != 1 || *shards.rbegin() != static_cast<int64_t>(shards.size()))
+    throw CheckpointError(str(folder.string(), ": has ", shards.size(), " shards up to number ",
+                              *shards.rbegin(), "; expected all from 1 on: copy all files of the folder"));
+  checkpoint.not_read.push_back(str(folder.filename().string(),
+                                    ": how many shards there were: the files do not "
+                                    "say it, and ",
+                                    shards.size(), " are here"));
+  DistributedContents out;
+  for (const auto& [name, pieces] : parts) {
+    SavedTensor entry;
+    entry.name = name;
+    entry.tensor.type = pieces[0].tensor.type;
+    Shape& shape = entry.tensor.shape;
+    shape.assign(pieces[0].begin.size(), 0);
+    for (const Part& part : pieces) {
+      if (part.begin.size() != shape.size() || part.tensor.type != entry.tensor.type)
+        throw CheckpointError(str(folder.string(), ": tensor ", quoted_name(name),
+                                  " has parts of different types or dimensions"));
+      for (size_t d = 0; d < shape.size(); ++d)
+        if (int64_t end = 0; !__builtin_add_overflow(part.begin[d], part.tensor.shape[d], &end))
+          shape[d] = std::max(shape[d], end);
+    }
+    out.model.push_back(std::move(entry));
+  }
+  for (SavedTensor& entry : out.model)
+    for (const Part& part : parts.at(entry.name)) {
+      Shape strides(part.tensor.shape.size(), 1);
+      for (size_t d = strides.size(); d-- > 1;) strides[d - 1] = strides[d] * part.tensor.shape[d];
+      const auto runs = runs_of_box(part.file, part.tensor.offset, part.tensor.type, entry.tensor.shape,
+                                    part.begin, part.tensor.shape, strides);
+      entry.tensor.runs.insert(entry.tensor.runs.end(), runs.begin(), runs.end());
+    }
+  return out;
+}
+
+bool has_shard_names(const fs::path& folder) {
+  const auto files = files_in(folder);
+  return std::any_of(files.begin(), files.end(),
+                     [](const fs::path& path) { return shard_of(path.filename().string()).has_value(); });
+}
+
+/// Ranks that wrote: files are named __RANK_NUMBER.distcp.
+int ranks_of(const fs::path& folder) {
+  int64_t ranks = 1;
+  for (const fs::path& path : files_in(folder)) {
+    const std::string name = path.filename().string();
+    if (!name.starts_with("__") || path.extension() != ".distcp") continue;
+    const size_t end = name.find('_', 2);
+    if (const auto rank = whole_number(std::string_view(name).substr(2, end - 2)); rank && *rank < 1 << 24)
+      ranks = std::max(ranks, *rank + 1);
+  }
+  return static_cast<int>(ranks);
+}
+
+/// torchtitan's folder of checkpoints: that of the highest step which is complete.
+std::optional<fs::path> newest_step(const fs::path& folder) {
+  std::optional<fs::path> newest;
+  int64_t most = -1;
+  for (const fs::path& path : files_in(folder)) {
+    const std::string name = path.filename().string();
+    if (!name.starts_with("step-")) continue;
+    const std::optional<int64_t> step = whole_number(std::string_view(name).substr(5));
+    if (!step || *step <= most || !is_distributed(path)) continue;
+    most = *step;
+    newest = path;
+  }
+  return newest;
+}
+
+}  // namespace
+
+bool is_distributed(const fs::path& folder) {
+  std::error_code error;
+  if (!fs::is_directory(folder, error)) return false;
+  if (fs::exists(folder / kMetadata, error) || has_shard_names(folder)) return true;
+  const auto files = files_in(folder);
+  return std::any_of(files.begin(), files.end(),
+                     [](const fs::path& path) { return path.extension() == ".distcp"; });
+}
+
+DistributedContents read_distributed_contents(ForeignCheckpoint& checkpoint, const fs::path& folder) {
+  std::error_code error;
+  checkpoint.world_size = std::max(checkpoint.world_size, ranks_of(folder));
+  if (fs::exists(folder / kMetadata, error)) return read_metadata_folder(checkpoint, folder);
+  if (has_shard_names(folder)) return read_hub_folder(checkpoint, folder);
+  if (fs::exists(folder / "__0.metadata", error))
+    throw CheckpointError(str(folder.string(),
+                              ": has a .metadata of each rank (use_collectives=False); "
+                              "expected one for all ranks"));
+  throw CheckpointError(str((folder / kMetadata).string(),
+                            " is missing; expected beside the .distcp files: it is written last, so the save "
+                            "was not completed"));
+}
+
+void take_extras(ForeignCheckpoint& checkpoint, json extras) {
+  const auto take = [&](std::initializer_list<const char*> names) -> std::optional<json> {
+    for (const char* name : names)
+      if (const auto at = extras.find(name); at != extras.end() && !at->is_null()) {
+        json value = std::move(*at);
+        extras.erase(at);
+        return value;
+      }
+    return std::nullopt;
+  };
+  if (!checkpoint.lr_scheduler) {
+    checkpoint.lr_scheduler = take({"lr_scheduler", "scheduler", "lr_schedulers", "lr_scheduler_state_dict",
+                                    "scheduler_state_dict", "lr_sched"});
+    if (checkpoint.lr_scheduler && checkpoint.lr_scheduler->is_array() &&
+        checkpoint.lr_scheduler->size() == 1)
+      checkpoint.lr_scheduler = json((*checkpoint.lr_scheduler)[0]);
+    if (checkpoint.lr_scheduler && checkpoint.lr_scheduler->empty()) checkpoint.lr_scheduler.reset();
+  }
+  if (!checkpoint.loss_scaler) {
+    std::optional<json> scaler = take({"scaler", "grad_scaler", "scaler_state_dict", "grad_scaler_state_dict",
+                                       "native_amp_scaling_state", "MixedPrecision", "loss_scaler"});
+    if (scaler && scaler->is_object() && scaler->contains("scale")) {
+      (*scaler)["cur_scale"] = (*scaler)["scale"];
+      scaler->erase("scale");
+      checkpoint.loss_scaler = std::move(scaler);
+    }
+  }
+  if (!checkpoint.global_steps) {
+    const json* found = nullptr;
+    for (const char* name :
+         {"global_step", "global_steps", "step", "steps", "iteration", "iter", "iter_num", "num_updates"})
+      if (const auto at = extras.find(name); found == nullptr && at != extras.end() && count_of(*at))
+        found = &*at;
+    if (const auto state = extras.find("train_state");
+        found == nullptr && state != extras.end() && state->is_object())
+      if (const auto step = state->find("step"); step != state->end()) found = &*step;
+    if (found != nullptr) checkpoint.global_steps = count_of(*found);
+  }
+  for (auto& [name, value] : extras.items()) checkpoint.client_state[name] = std::move(value);
+}
+
+std::optional<ForeignCheckpoint> read_distributed(const fs::path& path) {
+  fs::path folder = path;
+  if (!is_distributed(folder)) {
+    const std::optional<fs::path> step = newest_step(folder);
+    if (!step) return std::nullopt;
+    folder = *step;
+  }
+  ForeignCheckpoint checkpoint;
+  checkpoint.format = "torch.distributed.checkpoint";
+  checkpoint.stage = -1;
+  checkpoint.path = folder;
+  DistributedContents contents = read_distributed_contents(checkpoint, folder);
+  if (contents.model.empty())
+    throw CheckpointError(
+        str(folder.string(), ": has no model's tensors",
+            contents.optimizer ? "; it has an optimizer's state: give the folder above, or that of the model"
+                               : ""));
+  assemble(checkpoint, std::move(contents.model), std::move(contents.optimizer),
+           {.is_entries = contents.in_order, .names = {}});
+  take_extras(checkpoint, std::move(contents.extras));
+  return checkpoint;
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,161 @@
+#include <algorithm>
+#include <array>
+#include <set>
+#include <string_view>
+
+#include "checkpoint/checkpoint_error.h"
+#include "checkpoint/foreign/model_files.h"
+#include "checkpoint/formats/safetensors_index.h"
+#include "checkpoint/formats/safetensors_reader.h"
+#include "core/files/input_file.h"
+#include "core/str.h"
+#include "core/utf8.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kMaxIndexBytes = 100'000'000;
+
+/// In the order in which from_pretrained looks for them.
+constexpr std::array<const char*, 10> kWeightNames = {
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+    "diffusion_pytorch_model.safetensors",
+    "diffusion_pytorch_model.safetensors.index.json",
+    "diffusion_pytorch_model.bin",
+    "diffusion_pytorch_model.bin.index.json",
+    "adapter_model.safetensors",  // of PEFT
+    "adapter_model.bin",
+};
+
+bool is_safetensors(const fs::path& path) { return path.extension() == ".safetensors"; }
+bool is_index(const fs::path& path) { return path.string().ends_with(".index.json"); }
+
+SavedTensor saved_tensor(int index, const SafetensorsTensor& tensor) {
+  SavedTensor out;
+  out.name = tensor.name;
+  std::vector<int64_t> strides(tensor.shape.size(), 1);
+  for (size_t d = strides.size(); d-- > 1;) strides[d - 1] = strides[d] * tensor.shape[d];
+  out.tensor = {.type = tensor.type,
+                .shape = tensor.shape,
+                .runs = runs_of_strided(index, tensor.offset, tensor.type, tensor.shape, strides)};
+  return out;
+}
+
+void read_safetensors(std::vector<SavedTensor>& out, ForeignCheckpoint& checkpoint, const fs::path& path) {
+  const SafetensorsFile file(path);
+  const int index = file_index(checkpoint, path);
+  std::vector<SavedTensor> entries;
+  for (const SafetensorsTensor& tensor : file.tensors()) entries.push_back(saved_tensor(index, tensor));
+  std::sort(entries.begin(), entries.end(),
+            [](const SavedTensor& a, const SavedTensor& b) { return a.name < b.name; });
+  for (SavedTensor& entry : entries) out.push_back(std::move(entry));
+}
+
+void read_torch_file(std::vector<SavedTensor>& out, ForeignCheckpoint& checkpoint, const fs::path& path) {
+  const TorchFile file(path);
+  if (!is_state_dict(file, file.root()))
+    throw CheckpointError(
+        str(path.string(), ": found ", file.root().describe(), "; expected a state dict: names and tensors"));
+  for (SavedTensor& entry : read_state_dict(checkpoint, file, file.root(), path.filename().string()))
+    out.push_back(std::move(entry));
+}
+
+void read_one(std::vector<SavedTensor>& out, ForeignCheckpoint& checkpoint, const fs::path& path) {
+  try {
+    if (is_safetensors(path))
+      read_safetensors(out, checkpoint, path);
+    else
+      read_torch_file(out, checkpoint, path);
+  } catch (const DiskError& error) {
+    throw CheckpointError(error.what());
+  }
+}
+
+/// Reads the files that an index names, and checks that each has what the index says.
+void read_indexed(std::vector<SavedTensor>& out, ForeignCheckpoint& checkpoint, const fs::path& index) {
+  std::string text;
+  try {
+    text = InputFile(index).read_all(kMaxIndexBytes);
+  } catch (const DiskError& error) {
+    throw CheckpointError(error.what());
+  }
+  const auto weight_map = parse_safetensors_index(text, index.string());
+  std::set<std::string> files;
+  for (const auto& [name, file] : weight_map) files.insert(file);
+  std::set<std::string> seen;
+  for (const std::string& file : files) {
+    const fs::path path = index.parent_path() / file;
+    std::error_code error;
+    if (!fs::exists(path, error))
+      throw CheckpointError(str(path.string(), " is missing; ", index.filename().string(),
+                                " says that it has tensors of the model: copy all files of the folder"));
+    const size_t before = out.size();
+    read_one(out, checkpoint, path);
+    for (size_t i = before; i < out.size(); ++i) {
+      const std::string& name = out[i].name;
+      const auto place = weight_map.find(name);
+      if (place == weight_map.end())
+        throw CheckpointError(
+            str(index.string(), ": tensor ", quoted_name(name), " of ", file, " is not in the index"));
+      if (place->second != file || !seen.insert(name).second)
+        throw CheckpointError(str(index.string(), ": tensor ", quoted_name(name), " is in ", file,
+                                  "; the index has it in ", place->second));
+    }
+  }
+  for (const auto& [name, file] : weight_map)
+    if (!seen.contains(name))
+      throw CheckpointError(str(index.string(), ": tensor ", quoted_name(name), " is not in ", file,
+                                ", where the index has it"));
+}
+
+}  // namespace
+
+fs::path weights_in(const fs::path& folder) {
+  std::error_code error;
+  for (const char* name : kWeightNames)
+    if (fs::exists(folder / name, error)) return folder / name;
+  return {};
+}
+
+ModelFiles read_model_files(ForeignCheckpoint& checkpoint, const fs::path& path) {
+  ModelFiles out;
+  out.file = path.filename().string();
+  if (is_index(path))
+    read_indexed(out.entries, checkpoint, path);
+  else
+    read_one(out.entries, checkpoint, path);
+  // save_pretrained fills files in the model's order. A safetensors file has its names sorted.
+  out.in_order = std::none_of(checkpoint.files.begin(), checkpoint.files.end(), is_safetensors);
+  return out;
+}
+
+std::optional<ForeignCheckpoint> read_model(const fs::path& path) {
+  std::error_code error;
+  ForeignCheckpoint checkpoint;
+  checkpoint.path = path;
+  checkpoint.stage = -1;
+  fs::path weights = path;
+  if (fs::is_directory(path, error)) {
+    weights = weights_in(path);
+    if (weights.empty()) return std::nullopt;
+    checkpoint.format = "Hugging Face model";
+  } else if (is_index(path)) {
+    checkpoint.format = "Hugging Face model";
+  } else if (is_safetensors(path)) {
+    checkpoint.format = "safetensors";
+  } else if (TorchFile::recognizes(path)) {
+    checkpoint.format = "torch.save";
+  } else {
+    return std::nullopt;
+  }
+  ModelFiles model = read_model_files(checkpoint, weights);
+  assemble(checkpoint, std::move(model.entries), std::nullopt, {});
+  return checkpoint;
+}
+
+}  // namespace tessera::checkpoint

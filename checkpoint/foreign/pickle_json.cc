@@ -1,0 +1,147 @@
+#include "checkpoint/foreign/pickle_json.h"
+
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "checkpoint/checkpoint_error.h"
+#include "core/float_bits.h"
+#include "core/json/json_reader.h"
+#include "core/str.h"
+#include "core/utf8.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using nlohmann::json;
+using Kind = PickleValue::Kind;
+
+constexpr int64_t kMaxValues = 1 << 20;  // of one text of JSON: values may be shared many times
+
+class Converter {
+ public:
+  Converter(const TorchFile* file, std::vector<std::string>& not_read) : file_(file), not_read_(not_read) {}
+
+  std::optional<json> convert(const PickleValue& value, const std::string& what, int depth) {
+    if (depth > kMaxJsonDepth - 4) return leave_out(what, "nested deeper than JSON may be");
+    if (++num_values_ > kMaxValues) return leave_out(what, "too many values");
+    switch (value.kind) {
+      case Kind::kNone: return json(nullptr);
+      case Kind::kBool: return json(value.integer != 0);
+      case Kind::kInt: return json(value.integer);
+      case Kind::kFloat:
+        if (!std::isfinite(value.number)) return leave_out(what, "a number that JSON does not have");
+        return json(value.number);
+      case Kind::kString:
+        if (!is_utf8(value.text)) return leave_out(what, "a text that is not UTF-8");
+        return json(std::string(value.text));
+      case Kind::kList:
+      case Kind::kTuple:
+      case Kind::kSet: return convert_list(value, what, depth);
+      case Kind::kDict: return convert_dict(value, what, depth);
+      case Kind::kGlobal:
+        if (value.text.starts_with("torch.")) return json(std::string(value.text));
+        return leave_out(what, value.describe());
+      default: return convert_tensor(value, what);
+    }
+  }
+
+ private:
+  std::nullopt_t leave_out(const std::string& what, const std::string& why) {
+    not_read_.push_back(str(what, ": ", why));
+    return std::nullopt;
+  }
+
+  /// A list is whole or not there: its elements are known by their places.
+  std::optional<json> convert_list(const PickleValue& value, const std::string& what, int depth) {
+    json list = json::array();
+    for (size_t i = 0; i < value.items.size(); ++i) {
+      std::optional<json> element = convert(*value.items[i], str(what, "[", i, "]"), depth + 1);
+      if (!element) return std::nullopt;
+      list.push_back(std::move(*element));
+    }
+    return list;
+  }
+
+  std::optional<json> convert_dict(const PickleValue& value, const std::string& what, int depth) {
+    json dict = json::object();
+    for (size_t i = 0; i + 1 < value.items.size(); i += 2) {
+      const PickleValue& key = *value.items[i];
+      std::string name;
+      if (key.kind == Kind::kString && is_utf8(key.text))
+        name = key.text;
+      else if (key.kind == Kind::kInt)
+        name = std::to_string(key.integer);
+      else {
+        leave_out(what, str("the key ", key.describe()));
+        continue;
+      }
+      if (std::optional<json> member = convert(*value.items[i + 1], child_path(what, name), depth + 1))
+        dict[name] = std::move(*member);
+    }
+    return dict;
+  }
+
+  std::optional<json> convert_tensor(const PickleValue& value, const std::string& what) {
+    if (file_ == nullptr) return leave_out(what, value.describe());
+    const std::optional<TorchTensor> tensor = file_->tensor(value);
+    if (!tensor) return leave_out(what, value.describe());
+    if (std::optional<json> number = number_of(*file_, *tensor)) return number;
+    if (tensor->numel() == 1) return leave_out(what, "a number that JSON does not have");
+    return leave_out(what, str("a tensor of ", name_of(tensor->type), " ", describe_shape(tensor->shape)));
+  }
+
+  const TorchFile* file_;
+  std::vector<std::string>& not_read_;
+  int64_t num_values_ = 0;
+};
+
+template <class T>
+T load(const std::byte* from) {
+  T value;
+  std::memcpy(&value, from, sizeof(T));
+  return value;
+}
+
+}  // namespace
+
+std::optional<json> to_json(const PickleValue& value, const TorchFile* file, const std::string& what,
+                            std::vector<std::string>& not_read) {
+  return Converter(file, not_read).convert(value, what, 0);
+}
+
+std::optional<json> number_of(const TorchFile& file, const TorchTensor& tensor) {
+  if (tensor.numel() != 1) return std::nullopt;
+  const std::byte* at = file.bytes().data() + tensor.offset;
+  double number = 0;
+  switch (tensor.type) {
+    case DType::kFloat32: number = static_cast<double>(load<float>(at)); break;
+    case DType::kFloat64: number = load<double>(at); break;
+    case DType::kBFloat16: number = static_cast<double>(float_of_bf16(load<uint16_t>(at))); break;
+    case DType::kFloat16: number = static_cast<double>(float_of_fp16(load<uint16_t>(at))); break;
+    case DType::kInt64: return json(load<int64_t>(at));
+    case DType::kInt32: return json(load<int32_t>(at));
+    case DType::kInt16: return json(load<int16_t>(at));
+    case DType::kInt8: return json(load<int8_t>(at));
+    case DType::kUInt8: return json(load<uint8_t>(at));
+    case DType::kBool: return json(load<uint8_t>(at) != 0);
+    default: return std::nullopt;
+  }
+  if (!std::isfinite(number)) return std::nullopt;
+  return json(number);
+}
+
+std::optional<int64_t> count_of(const json& value) {
+  constexpr double kMost = 9007199254740992.0;  // 2^53: doubles have each integer up to here
+  if (value.is_number_unsigned())
+    return value.get<uint64_t>() <= static_cast<uint64_t>(kMost) ? std::optional(value.get<int64_t>())
+                                                                 : std::nullopt;
+  if (value.is_number_integer())
+    return value.get<int64_t>() >= 0 ? std::optional(value.get<int64_t>()) : std::nullopt;
+  if (!value.is_number_float()) return std::nullopt;
+  const double number = value.get<double>();
+  if (!(number >= 0 && number <= kMost) || number != std::floor(number)) return std::nullopt;
+  return static_cast<int64_t>(number);
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,522 @@
+// [Note: which entries are parameters]
+// A state dict has parameters and persistent buffers, and does not say which is which. What has an
+// optimizer's state, or is in one of its groups, is a parameter. Of the others:
+//
+//   - a batch norm's running_mean, running_var and num_batches_tracked are buffers
+//   - what is no floating-point number is a buffer: torch gives no gradient to others
+//   - the rest are parameters. With an optimizer that is known by names they are not trainable: it was not
+//     given them. A buffer of floating-point numbers is among them, and is none the worse for it: a model
+//     finds it by its name as it finds a parameter.
+//
+// Tied parameters are one memory with several names. torch.save keeps that; then the first name is the
+// parameter's and the others are its aliases. Formats that save each name's elements (DCP, safetensors) do
+// not say it. But an optimizer has a tied parameter once. So an entry that the optimizer does not have, and
+// whose elements are to the bit, and not all alike, those of one it has, is taken for its alias.
+#include "checkpoint/foreign/saved_state.h"
+
+#include <algorithm>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "checkpoint/checkpoint_error.h"
+#include "checkpoint/foreign/optimizer_names.h"
+#include "checkpoint/foreign/pickle_json.h"
+#include "core/json/json_reader.h"
+#include "core/str.h"
+#include "core/utf8.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using Kind = PickleValue::Kind;
+
+constexpr int kMaxNesting = 16;                  // of dicts in a state dict
+constexpr size_t kMaxEntries = size_t{1} << 22;  // of a file; a pickle may say one dict many times
+constexpr size_t kCompareBytes = size_t{4} << 20;
+constexpr int64_t kFirstCompared = 64;
+
+SavedTensor saved_tensor(int index, const std::string& name, const TorchTensor& tensor) {
+  SavedTensor out;
+  out.name = name;
+  out.tensor = {.type = tensor.type,
+                .shape = tensor.shape,
+                .runs = runs_of_strided(index, tensor.offset, tensor.type, tensor.shape, tensor.strides)};
+  out.is_parameter = tensor.is_parameter;
+  if (tensor.numel() > 0 && !tensor.storage.empty())
+    out.memory = str(index, " ", tensor.storage, " ", tensor.offset, " ", name_of(tensor.type), " ",
+                     describe_shape(tensor.shape), " ", describe_shape(tensor.strides));
+  return out;
+}
+
+void read_entries(std::vector<SavedTensor>& out, ForeignCheckpoint& checkpoint, int index,
+                  const TorchFile& file, const PickleValue& value, const std::string& prefix,
+                  const std::string& what, int depth) {
+  if (depth > kMaxNesting) throw CheckpointError(str(what, ": dicts nested deeper than ", kMaxNesting));
+  for (size_t i = 0; i + 1 < value.items.size(); i += 2) {
+    const PickleValue &key = *value.items[i], &member = *value.items[i + 1];
+    if (key.kind != Kind::kString && key.kind != Kind::kInt) {
+      checkpoint.not_read.push_back(str(what, ": the entry with the key ", key.describe()));
+      continue;
+    }
+    const std::string name = key.kind == Kind::kString ? std::string(key.text) : str(key.integer);
+    const std::string full = prefix.empty() ? name : str(prefix, ".", name);
+    if (out.size() > kMaxEntries) throw CheckpointError(str(what, ": more than ", kMaxEntries, " tensors"));
+    if (const std::optional<TorchTensor> tensor = file.tensor(member))
+      out.push_back(saved_tensor(index, full, *tensor));
+    else if (member.kind == Kind::kDict && !member.items.empty())
+      read_entries(out, checkpoint, index, file, member, full, what, depth + 1);
+    else if (member.kind != Kind::kNone && member.kind != Kind::kDict)
+      checkpoint.not_read.push_back(str(what, ": ", quoted_name(full), ": ", member.describe()));
+  }
+}
+
+bool has_only_tensors(const TorchFile& file, const PickleValue& value, size_t& num_tensors, size_t& num_seen,
+                      int depth) {
+  if (value.kind != Kind::kDict || depth > kMaxNesting) return false;
+  for (size_t i = 0; i + 1 < value.items.size(); i += 2) {
+    if (++num_seen > kMaxEntries) return false;
+    const PickleValue &key = *value.items[i], &member = *value.items[i + 1];
+    if (key.kind != Kind::kString) return false;
+    if (key.text.ends_with("_extra_state") || member.kind == Kind::kNone) continue;
+    if (file.tensor(member))
+      ++num_tensors;
+    else if (!has_only_tensors(file, member, num_tensors, num_seen, depth + 1))
+      return false;
+  }
+  return true;
+}
+
+bool ends_in(std::string_view name, std::string_view last) {
+  return name == last ||
+         (name.size() > last.size() && name.ends_with(last) && name[name.size() - last.size() - 1] == '.');
+}
+
+bool is_buffer(const SavedTensor& entry) {
+  for (const char* name : {"running_mean", "running_var", "num_batches_tracked"})
+    if (ends_in(entry.name, name)) return true;
+  const bool fraction = is_floating(entry.tensor.type) || entry.tensor.type == DType::kComplex32 ||
+                        entry.tensor.type == DType::kComplex64 || entry.tensor.type == DType::kComplex128;
+  const bool eight_bits =
+      entry.tensor.type >= DType::kFloat8E5m2 && entry.tensor.type <= DType::kFloat4E2m1fnX2;
+  return !fraction && !eight_bits;
+}
+
+/// Names of torch.optim's classes, as far as states and options tell. Adam and AdamW have been one class with
+/// an option for a while; before, nothing tells them apart.
+std::string optimizer_name(const SavedOptimizer& optimizer) {
+  std::set<std::string, std::less<>> states;
+  for (const SavedState& one : optimizer.states)
+    for (const auto& [name, tensor] : one.tensors) states.insert(name);
+  const json options = optimizer.groups.empty() ? json::object() : optimizer.groups[0].options;
+  const auto has = [&](const char* option) { return options.contains(option); };
+  if (states.contains("exp_avg") && states.contains("exp_avg_sq") && has("betas") && has("amsgrad")) {
+    if (!has("decoupled_weight_decay")) return "";
+    return options["decoupled_weight_decay"] == json(true) ? "AdamW" : "Adam";
+  }
+  if (states.contains("exp_inf")) return "Adamax";
+  if (states.contains("square_avg") && states.contains("acc_delta")) return "Adadelta";
+  if (states.contains("square_avg") && has("alpha")) return "RMSprop";
+  if (states.contains("sum") && has("lr_decay")) return "Adagrad";
+  if (has("dampening") && has("nesterov")) return "SGD";
+  if (states.size() == 1 && states.contains("exp_avg") && has("betas") && !has("eps")) return "Lion";
+  return "";
+}
+
+/// Whether two tensors have the same bits, and not the same element everywhere.
+bool are_tied(const ForeignFiles& files, const ForeignTensor& a, const ForeignTensor& b) {
+  const auto width = static_cast<size_t>(size_bytes(a.type));
+  const int64_t numel = a.numel();
+  std::vector<std::byte> left, right, first;
+  bool is_constant = true;
+  // Others differ in the first elements, of which few are read.
+  for (int64_t begin = 0, step = kFirstCompared; begin < numel; begin += step) {
+    if (begin > 0) step = static_cast<int64_t>(kCompareBytes / width);
+    const auto bytes = static_cast<size_t>(std::min(step, numel - begin)) * width;
+    left.resize(bytes);
+    right.resize(bytes);
+    files.read(a, begin, left);
+    files.read(b, begin, right);
+    if (left != right) return false;
+    if (first.empty()) first.assign(left.begin(), left.begin() + static_cast<std::ptrdiff_t>(width));
+    for (size_t at = 0; is_constant && at < bytes; at += width)
+      is_constant = std::equal(first.begin(), first.end(), left.begin() + static_cast<std::ptrdiff_t>(at));
+  }
+  return !is_constant;
+}
+
+/// Puts parameters that the optimizer does not have under the names of those that they are tied to.
+void find_ties(ForeignCheckpoint& checkpoint) {
+  std::map<std::pair<DType, std::vector<int64_t>>, std::vector<size_t>> trained;
+  for (size_t i = 0; i < checkpoint.parameters.size(); ++i) {
+    const ForeignParameter& one = checkpoint.parameters[i];
+    if (one.trainable) trained[{one.weights.type, one.weights.shape}].push_back(i);
+  }
+  const ForeignFiles files(checkpoint.files);
+  std::vector<ForeignParameter> kept;
+  std::vector<std::pair<std::string, size_t>> aliases;
+  std::vector<size_t> moved(checkpoint.parameters.size());
+  for (size_t i = 0; i < checkpoint.parameters.size(); ++i) {
+    ForeignParameter& one = checkpoint.parameters[i];
+    size_t tied_to = checkpoint.parameters.size();
+    if (!one.trainable && one.weights.numel() > 1)
+      if (const auto same = trained.find({one.weights.type, one.weights.shape}); same != trained.end())
+        for (const size_t other : same->second)
+          if (are_tied(files, one.weights, checkpoint.parameters[other].weights)) {
+            tied_to = other;
+            break;
+          }
+    if (tied_to < checkpoint.parameters.size()) {
+      aliases.emplace_back(one.name, tied_to);
+      continue;
+    }
+    moved[i] = kept.size();
+    kept.push_back(one);
+  }
+  for (const auto& [name, to] : aliases) kept[moved[to]].aliases.push_back(name);
+  checkpoint.parameters = std::move(kept);
+}
+
+/// Puts the parameters into the order that is given; those that it does not have come last.
+void reorder(ForeignCheckpoint& checkpoint, const std::vector<std::string>& names,
+             std::map<std::string, size_t>& places) {
+  std::vector<size_t> order;
+  std::vector<bool> taken(checkpoint.parameters.size());
+  const auto take = [&](size_t place) {
+    if (!taken[place]) order.push_back(place);
+    taken[place] = true;
+  };
+  for (const std::string& name : names)
+    if (const auto at = places.find(name); at != places.end()) take(at->second);
+  for (size_t place = 0; place < taken.size(); ++place) take(place);
+  std::vector<ForeignParameter> parameters;
+  std::vector<size_t> moved(order.size());
+  for (const size_t place : order) {
+    moved[place] = parameters.size();
+    parameters.push_back(std::move(checkpoint.parameters[place]));
+  }
+  checkpoint.parameters = std::move(parameters);
+  for (auto& [name, place] : places) place = moved[place];
+}
+
+/// Gives names to the states that have numbers. False: they cannot be told, and not_read says why.
+bool name_states(ForeignCheckpoint& checkpoint, SavedOptimizer& optimizer, const ModelOrder& order,
+                 const std::map<std::string, size_t>& places) {
+  const bool numbered = std::any_of(optimizer.states.begin(), optimizer.states.end(),
+                                    [](const SavedState& one) { return one.name.empty(); });
+  if (!numbered) return true;
+  std::vector<NamedShape> model;
+  if (order.names.empty()) {
+    for (const ForeignParameter& one : checkpoint.parameters) model.push_back({one.name, one.weights.shape});
+  } else {
+    std::set<size_t> seen;
+    for (const std::string& name : order.names) {
+      const auto at = places.find(name);
+      const bool is_buffer = std::any_of(checkpoint.buffers.begin(), checkpoint.buffers.end(),
+                                         [&](const auto& buffer) { return buffer.first == name; });
+      if (is_buffer) continue;
+      if (at == places.end())
+        throw CheckpointError(str(checkpoint.path.string(), ": the order of the model's parameters has ",
+                                  quoted_name(name), ", which the checkpoint does not have"));
+      if (seen.insert(at->second).second)
+        model.push_back(
+            {checkpoint.parameters[at->second].name, checkpoint.parameters[at->second].weights.shape});
+    }
+  }
+  std::vector<GroupShapes> groups;
+  for (const SavedGroup& group : optimizer.groups) {
+    groups.emplace_back();
+    for (const size_t member : group.members) groups.back().push_back(optimizer.states[member].shape());
+  }
+  const bool in_order = order.is_entries || !order.names.empty();
+  const NamedGroups named = name_groups(model, groups, in_order, order.is_hugging_face);
+  if (named.members.empty() && !optimizer.states.empty()) {
+    checkpoint.not_read.push_back(
+        str(optimizer.source, ": the states of ", optimizer.states.size(),
+            " parameters, which it has by number: ", named.why_not,
+            in_order ? "" : ", and the file of the weights does not have the model's order",
+            "; the names in the model's order would say which is which"));
+    return false;
+  }
+  for (size_t group = 0; group < groups.size(); ++group)
+    for (size_t i = 0; i < groups[group].size(); ++i)
+      optimizer.states[optimizer.groups[group].members[i]].name = model[named.members[group][i]].name;
+  return true;
+}
+
+/// Counts what is left out by the name of the state, for a line each.
+class LeftOut {
+ public:
+  void add(const std::string& state, const std::string& why) {
+    auto& [count, reason] = by_state_[state];
+    if (++count == 1) reason = why;
+  }
+  void say(ForeignCheckpoint& checkpoint, const std::string& source) const {
+    for (const auto& [state, found] : by_state_)
+      checkpoint.not_read.push_back(str(source, ": the state ", quoted_name(state), " of ", found.first,
+                                        found.first == 1 ? " parameter: " : " parameters: ", found.second));
+  }
+
+ private:
+  std::map<std::string, std::pair<int, std::string>> by_state_;
+};
+
+void give_states(ForeignCheckpoint& checkpoint, SavedOptimizer& optimizer,
+                 const std::map<std::string, size_t>& places) {
+  for (ForeignParameter& one : checkpoint.parameters) one.trainable = false;
+  for (SavedGroup& group : optimizer.groups) checkpoint.groups.push_back(std::move(group.options));
+  std::vector<int> group_of(optimizer.states.size(), 0);
+  for (size_t g = 0; g < optimizer.groups.size(); ++g)
+    for (const size_t member : optimizer.groups[g].members) group_of[member] = static_cast<int>(g);
+  LeftOut left_out;
+  std::set<size_t> seen;
+  for (size_t i = 0; i < optimizer.states.size(); ++i) {
+    SavedState& state = optimizer.states[i];
+    const auto at = places.find(state.name);
+    if (at == places.end()) {
+      checkpoint.not_read.push_back(str(optimizer.source, ": the state of ", quoted_name(state.name),
+                                        ", which is no parameter of the model that was saved"));
+      continue;
+    }
+    ForeignParameter& parameter = checkpoint.parameters[at->second];
+    if (!seen.insert(at->second).second)
+      throw CheckpointError(str(checkpoint.path.string(), ": ", optimizer.source, ": parameter ",
+                                quoted_name(state.name), " has two states; expected one"));
+    parameter.trainable = true;
+    parameter.group = group_of[i];
+    parameter.steps = state.steps.value_or(0);
+    for (auto& [name, tensor] : state.tensors) {
+      if (tensor.shape != parameter.weights.shape)
+        left_out.add(name,
+                     str("has the shape ", describe_shape(tensor.shape), ", ", quoted_name(parameter.name),
+                         " has ", describe_shape(parameter.weights.shape)));
+      else if (!is_floating(tensor.type))
+        left_out.add(name, str("is of the type ", name_of(tensor.type)));
+      else
+        parameter.states.emplace(name, std::move(tensor));
+    }
+  }
+  left_out.say(checkpoint, optimizer.source);
+}
+
+SavedState read_state(const TorchFile& file, const PickleValue& value, int index, const std::string& what,
+                      LeftOut& left_out) {
+  SavedState out;
+  if (value.kind != Kind::kDict)
+    throw CheckpointError(str(what, ": found ", value.describe(), "; expected a dict of states"));
+  for (size_t i = 0; i + 1 < value.items.size(); i += 2) {
+    const PickleValue &key = *value.items[i], &member = *value.items[i + 1];
+    const std::string name = key.kind == Kind::kString ? std::string(key.text) : key.describe();
+    const std::optional<TorchTensor> tensor = file.tensor(member);
+    if (name == "step") {
+      std::vector<std::string> ignored;
+      const std::optional<json> number = to_json(member, &file, what, ignored);
+      out.steps = number ? count_of(*number) : std::nullopt;
+      if (!out.steps) left_out.add(name, member.describe());
+    } else if (tensor) {
+      out.tensors[name] = saved_tensor(index, name, *tensor).tensor;
+    } else if (member.kind != Kind::kNone) {
+      left_out.add(name, member.describe());
+    }
+  }
+  return out;
+}
+
+/// "state.3" of the number 3, "fc.weight" of the name.
+std::string key_of(const PickleValue& key, const std::string& what) {
+  if (key.kind == Kind::kInt) return str("#", key.integer);
+  if (key.kind == Kind::kString) return std::string(key.text);
+  throw CheckpointError(str(what, ": found ", key.describe(), "; expected a parameter's number or name"));
+}
+
+}  // namespace
+
+std::optional<std::vector<int64_t>> SavedState::shape() const {
+  if (tensors.empty()) return std::nullopt;
+  const std::vector<int64_t>& first = tensors.begin()->second.shape;
+  for (const auto& [state, tensor] : tensors)
+    if (tensor.shape != first) return std::nullopt;
+  return first;
+}
+
+void append(SavedOptimizer& to, SavedOptimizer more) {
+  const size_t before = to.states.size();
+  for (SavedState& state : more.states) to.states.push_back(std::move(state));
+  for (SavedGroup& group : more.groups) {
+    for (size_t& member : group.members) member += before;
+    to.groups.push_back(std::move(group));
+  }
+}
+
+void say_not_read(ForeignCheckpoint& checkpoint, const std::string& what,
+                  const std::vector<std::string>& lines) {
+  constexpr size_t kMost = 8;
+  for (size_t i = 0; i < std::min(lines.size(), kMost); ++i) checkpoint.not_read.push_back(lines[i]);
+  if (lines.size() > kMost)
+    checkpoint.not_read.push_back(str(what, ": ", lines.size() - kMost, " more of these"));
+}
+
+int file_index(ForeignCheckpoint& checkpoint, const fs::path& path) {
+  const auto at = std::find(checkpoint.files.begin(), checkpoint.files.end(), path);
+  const auto index = static_cast<int>(at - checkpoint.files.begin());
+  if (at == checkpoint.files.end()) checkpoint.files.push_back(path);
+  return index;
+}
+
+std::vector<SavedTensor> read_state_dict(ForeignCheckpoint& checkpoint, const TorchFile& file,
+                                         const PickleValue& value, const std::string& what) {
+  std::vector<SavedTensor> out;
+  read_entries(out, checkpoint, file_index(checkpoint, file.path()), file, value, "", what, 0);
+  return out;
+}
+
+bool is_state_dict(const TorchFile& file, const PickleValue& value) {
+  size_t num_tensors = 0, num_seen = 0;
+  return has_only_tensors(file, value, num_tensors, num_seen, 0) && num_tensors > 0;
+}
+
+bool is_optimizer_state(const PickleValue& value) {
+  if (value.kind != Kind::kDict) return false;
+  const PickleValue *state = value.find("state"), *groups = value.find("param_groups");
+  return state != nullptr && groups != nullptr && state->kind == Kind::kDict &&
+         (groups->kind == Kind::kList || groups->kind == Kind::kTuple);
+}
+
+SavedOptimizer read_optimizer_state(ForeignCheckpoint& checkpoint, const TorchFile& file,
+                                    const PickleValue& value, const std::string& what) {
+  if (!is_optimizer_state(value))
+    throw CheckpointError(str(what, ": found ", value.describe(),
+                              "; expected an optimizer's {\"state\": {…}, \"param_groups\": […]}"));
+  SavedOptimizer out;
+  out.source = what;
+  const int index = file_index(checkpoint, file.path());
+  std::map<std::string, size_t> places;
+  for (const PickleValue* group : value.find("param_groups")->items) {
+    const PickleValue* params = group->find("params");
+    if (group->kind != Kind::kDict || params == nullptr || params->kind != Kind::kList)
+      throw CheckpointError(
+          str(what, ": param_groups: found ", group->describe(), "; expected dicts with a list \"params\""));
+    const PickleValue* names = group->find("param_names");
+    SavedGroup saved;
+    for (size_t i = 0; i < params->items.size(); ++i) {
+      const PickleValue& key = *params->items[i];
+      if (!places.emplace(key_of(key, what), out.states.size()).second)
+        throw CheckpointError(
+            str(what, ": param_groups: the parameter ", key_of(key, what), " is there twice"));
+      saved.members.push_back(out.states.size());
+      out.states.emplace_back();
+      if (key.kind == Kind::kString) out.states.back().name = key.text;
+      if (names != nullptr && names->items.size() == params->items.size() &&
+          names->items[i]->kind == Kind::kString)
+        out.states.back().name = names->items[i]->text;
+    }
+    for (size_t i = 0; i + 1 < group->items.size(); i += 2) {
+      const PickleValue& key = *group->items[i];
+      if (key.kind != Kind::kString || key.text == "params" || key.text == "param_names") continue;
+      const std::string option(key.text);
+      const std::string path = str(what, ": param_groups[", out.groups.size(), "].", option);
+      if (std::optional<json> one = to_json(*group->items[i + 1], &file, path, checkpoint.not_read))
+        saved.options[option] = std::move(*one);
+    }
+    out.groups.push_back(std::move(saved));
+  }
+  LeftOut left_out;
+  size_t num_tensors = 0;
+  const PickleValue& state = *value.find("state");
+  for (size_t i = 0; i + 1 < state.items.size(); i += 2) {
+    const std::string key = key_of(*state.items[i], what);
+    const auto place = places.find(key);
+    if (place == places.end()) {
+      checkpoint.not_read.push_back(str(what, ": the state of ", quoted_name(key), ", which is in no group"));
+      continue;
+    }
+    SavedState read = read_state(file, *state.items[i + 1], index, str(what, ": state of ", key), left_out);
+    num_tensors += read.tensors.size();
+    if (num_tensors > kMaxEntries) throw CheckpointError(str(what, ": more than ", kMaxEntries, " tensors"));
+    SavedState& one = out.states[place->second];
+    one.tensors = std::move(read.tensors);
+    one.steps = read.steps;
+  }
+  left_out.say(checkpoint, what);
+  return out;
+}
+
+std::vector<std::string> without_wrappers(const std::vector<std::string>& names) {
+  std::vector<std::string> out = names;
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (std::string& name : out)
+      for (const std::string_view wrapper :
+           {"_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."})
+        for (size_t at = name.find(wrapper); at != name.npos; at = name.find(wrapper, at)) {
+          if (at > 0 && name[at - 1] != '.') {
+            at += wrapper.size();
+            continue;
+          }
+          name.erase(at, wrapper.size());
+        }
+    for (const std::string_view wrapper : {"module.", "_forward_module."}) {
+      const bool all = !out.empty() && std::all_of(out.begin(), out.end(), [&](const std::string& name) {
+        return name.starts_with(wrapper) && name.size() > wrapper.size();
+      });
+      if (!all) continue;
+      for (std::string& name : out) name.erase(0, wrapper.size());
+      changed = true;
+    }
+  }
+  return std::set<std::string>(out.begin(), out.end()).size() == out.size() ? out : names;
+}
+
+void assemble(ForeignCheckpoint& checkpoint, std::vector<SavedTensor> model,
+              std::optional<SavedOptimizer> optimizer, const ModelOrder& order) {
+  std::vector<std::string> names;
+  for (const SavedTensor& entry : model) names.push_back(entry.name);
+  names = without_wrappers(names);
+  for (size_t i = 0; i < model.size(); ++i) model[i].name = names[i];
+  std::set<std::string> trained;  // by name: they are parameters, whatever they look like
+  if (optimizer) {
+    std::vector<std::string> known;
+    for (const SavedState& state : optimizer->states)
+      if (!state.name.empty()) known.push_back(state.name);
+    const std::vector<std::string> clean = without_wrappers(known);
+    size_t next = 0;
+    for (SavedState& state : optimizer->states)
+      if (!state.name.empty()) state.name = clean[next++];
+    trained.insert(clean.begin(), clean.end());
+  }
+  std::map<std::string, size_t> by_memory, places;
+  for (SavedTensor& entry : model) {
+    const bool buffer = !entry.is_parameter && !trained.contains(entry.name) && is_buffer(entry);
+    if (buffer) {
+      checkpoint.buffers.emplace_back(entry.name, std::move(entry.tensor));
+      continue;
+    }
+    if (!entry.memory.empty()) {
+      const auto [first, is_new] = by_memory.try_emplace(entry.memory, checkpoint.parameters.size());
+      if (!is_new) {
+        checkpoint.parameters[first->second].aliases.push_back(entry.name);
+        places.emplace(entry.name, first->second);
+        continue;
+      }
+    }
+    places.emplace(entry.name, checkpoint.parameters.size());
+    ForeignParameter parameter;
+    parameter.name = entry.name;
+    parameter.dtype = entry.tensor.type;
+    parameter.weights = std::move(entry.tensor);
+    checkpoint.parameters.push_back(std::move(parameter));
+  }
+  if (!order.names.empty()) reorder(checkpoint, order.names, places);
+  if (!optimizer) return;
+  checkpoint.optimizer = optimizer_name(*optimizer);
+  if (name_states(checkpoint, *optimizer, order, places)) {
+    give_states(checkpoint, *optimizer, places);
+    find_ties(checkpoint);
+  } else if (optimizer->groups.size() == 1) {
+    checkpoint.groups.push_back(std::move(optimizer->groups[0].options));
+  }
+}
+
+}  // namespace tessera::checkpoint

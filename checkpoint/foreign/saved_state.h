@@ -1,0 +1,89 @@
+// What files of different trainers have in common: a model's state dict and an optimizer's state_dict, as
+// they lie in files. assemble() makes a ForeignCheckpoint of both.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/foreign/foreign_checkpoint.h"
+#include "checkpoint/formats/pickle.h"
+#include "checkpoint/formats/torch_file.h"
+
+namespace tessera::checkpoint {
+
+/// An entry of a model's state dict.
+struct SavedTensor {
+  std::string name;
+  ForeignTensor tensor;
+  bool is_parameter = false;  ///< the file says so; a state dict of values alone does not
+  std::string memory;  ///< entries with the same text are the same elements of one memory; empty: not known
+};
+
+/// A parameter of a saved optimizer.
+struct SavedState {
+  std::string name;  ///< empty: it is known by its number only
+  std::map<std::string, ForeignTensor> tensors;
+  std::optional<int64_t> steps;
+
+  /// The parameter's shape, as its state has it. nullopt: no state, or states of different shapes.
+  std::optional<std::vector<int64_t>> shape() const;
+};
+
+struct SavedGroup {
+  nlohmann::json options = nlohmann::json::object();
+  std::vector<size_t>
+      members;  ///< indices in SavedOptimizer::states, in the order in which the group has them
+};
+
+struct SavedOptimizer {
+  std::string source;  ///< its file, or place in a file, for messages
+  std::vector<SavedState> states;
+  std::vector<SavedGroup> groups;
+};
+
+/// Adds another optimizer of the same model: its groups come after those that are there.
+void append(SavedOptimizer& to, SavedOptimizer more);
+
+/// What is known about the order in which a model has its parameters.
+struct ModelOrder {
+  bool is_entries = false;         ///< that of the state dict's entries
+  std::vector<std::string> names;  ///< all parameters in order; empty: not known
+  bool is_hugging_face = false;    ///< the optimizer's groups are those of the Hugging Face Trainer
+};
+
+/// Adds a file to the checkpoint's, if it is not there, and returns its index.
+int file_index(ForeignCheckpoint& checkpoint, const std::filesystem::path& path);
+
+/// The entries of a state dict: a dict of names and tensors. What is no tensor is said in `not_read`. Dicts
+/// in dicts have names with a period between. Throws as TorchFile::tensor.
+std::vector<SavedTensor> read_state_dict(ForeignCheckpoint& checkpoint, const TorchFile& file,
+                                         const PickleValue& value, const std::string& what);
+/// Whether a value is a state dict of a model: a dict of names and tensors, one at least.
+bool is_state_dict(const TorchFile& file, const PickleValue& value);
+/// Whether a value is what torch.optim's state_dict() gives: {"state": {…}, "param_groups": […]}.
+bool is_optimizer_state(const PickleValue& value);
+/// What torch.optim's state_dict() gave, or FSDP.optim_state_dict(), which has names in place of numbers.
+/// Throws CheckpointError for a state that is not of this form.
+SavedOptimizer read_optimizer_state(ForeignCheckpoint& checkpoint, const TorchFile& file,
+                                    const PickleValue& value, const std::string& what);
+
+/// Names without the prefixes that wrappers add: "module." and "_forward_module." where all names begin so;
+/// "_orig_mod.", "_fsdp_wrapped_module." and "_checkpoint_wrapped_module." anywhere. Names stay as they are
+/// where two would become one.
+std::vector<std::string> without_wrappers(const std::vector<std::string>& names);
+
+/// Adds lines to not_read; of many, the first and how many more there are.
+void say_not_read(ForeignCheckpoint& checkpoint, const std::string& what,
+                  const std::vector<std::string>& lines);
+
+/// Fills parameters, buffers, groups and the optimizer's name.
+/// [Note: which entries are parameters] in saved_state.cc.
+void assemble(ForeignCheckpoint& checkpoint, std::vector<SavedTensor> model,
+              std::optional<SavedOptimizer> optimizer, const ModelOrder& order);
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,401 @@
+// [Note: what trainers write]
+// A file of torch.save: Lightning's {"state_dict", "optimizer_states": […], "lr_schedulers": […],
+// "global_step", "epoch", "pytorch-lightning_version", …}, and what programs without a trainer write:
+// {"model": …, "optimizer": …, "epoch": …}, under one of several usual keys.
+//
+// A folder:
+//
+//   Accelerate's save_state   the weights as of a Hugging Face model, optimizer.bin, scheduler.bin,
+//   scaler.pt,
+//                             random_states_RANK.pkl, custom_checkpoint_N.pkl
+//   Hugging Face Trainer      checkpoint-STEP: the weights, optimizer.pt, scheduler.pt, scaler.pt,
+//                             rng_state.pth, trainer_state.json
+//   with FSDP                 pytorch_model_fsdp_0/ and optimizer_0/ (DCP), or pytorch_model_fsdp.bin and
+//                             optimizer.bin with names in place of numbers
+//   with DeepSpeed            its own folder and `latest`
+//   Lightning with FSDP       DCP's files, and meta.pt with what is no tensor
+#include <algorithm>
+#include <charconv>
+#include <set>
+#include <string_view>
+
+#include "checkpoint/checkpoint_error.h"
+#include "checkpoint/foreign/distributed.h"
+#include "checkpoint/foreign/foreign_checkpoint.h"
+#include "checkpoint/foreign/model_files.h"
+#include "checkpoint/foreign/model_orders.h"
+#include "checkpoint/foreign/pickle_json.h"
+#include "core/files/input_file.h"
+#include "core/json/json_reader.h"
+#include "core/str.h"
+#include "core/utf8.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using Kind = PickleValue::Kind;
+
+constexpr int64_t kMaxJsonBytes = int64_t{1} << 28;
+constexpr const char* kTrainerState = "trainer_state.json";
+constexpr const char* kFsdpFolder = "pytorch_model_fsdp_0";
+constexpr const char* kFsdpFile = "pytorch_model_fsdp.bin";
+constexpr const char* kLightningVersion = "pytorch-lightning_version";
+constexpr const char* kModelKeys[] = {"state_dict",     "model_state_dict", "model",  "model_state", "net",
+                                      "net_state_dict", "network",          "module", "weights"};
+
+bool is_there(const fs::path& path) {
+  std::error_code error;
+  return fs::exists(path, error);
+}
+
+std::vector<std::string> names_in(const fs::path& folder) {
+  std::vector<std::string> out;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error))
+    out.push_back(entry.path().filename().string());
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+/// The number between `before` and `after`; nullopt for other names.
+std::optional<int64_t> number_in(std::string_view name, std::string_view before, std::string_view after) {
+  if (!name.starts_with(before) || !name.ends_with(after) || name.size() <= before.size() + after.size())
+    return std::nullopt;
+  const std::string_view digits = name.substr(before.size(), name.size() - before.size() - after.size());
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+  if (error != std::errc() || end != digits.data() + digits.size() || value < 0) return std::nullopt;
+  return value;
+}
+
+/// Files of ranks 0 to N - 1: N. 0: there is none.
+int ranks_of(const fs::path& folder, std::string_view before, std::string_view after) {
+  int64_t ranks = 0;
+  for (const std::string& name : names_in(folder))
+    if (const auto rank = number_in(name, before, after); rank && *rank < 1 << 24)
+      ranks = std::max(ranks, *rank + 1);
+  return static_cast<int>(ranks);
+}
+
+/// Python writes NaN and Infinity into JSON, as numbers of a log. They become null.
+std::string without_nan(std::string text) {
+  bool in_string = false;
+  for (size_t at = 0; at < text.size(); ++at) {
+    if (text[at] == '\\' && in_string) {
+      ++at;
+      continue;
+    }
+    if (text[at] == '"') in_string = !in_string;
+    if (in_string) continue;
+    for (const std::string_view word : {"-Infinity", "Infinity", "NaN"})
+      if (std::string_view(text).substr(at).starts_with(word)) {
+        text.replace(at, word.size(), "null");
+        break;
+      }
+  }
+  return text;
+}
+
+json read_json(const fs::path& path) {
+  try {
+    return parse_json(without_nan(InputFile(path).read_all(kMaxJsonBytes)));
+  } catch (const JsonError& error) {
+    throw CheckpointError(
+        str(path.string(), ": is no JSON at byte ", error.offset() + 1, ": ", error.what()));
+  } catch (const DiskError& error) {
+    throw CheckpointError(error.what());
+  }
+}
+
+/// The value of a whole file as JSON, with lines for what JSON does not have.
+std::optional<json> read_value(ForeignCheckpoint& checkpoint, const fs::path& path) {
+  const TorchFile file(path);
+  std::vector<std::string> lines;
+  std::optional<json> value = to_json(file.root(), &file, path.filename().string(), lines);
+  say_not_read(checkpoint, path.filename().string(), lines);
+  return value;
+}
+
+/// Optimizers of a value: one, or a list or dict of them. Empty: it is something else.
+std::vector<const PickleValue*> optimizers_in(const PickleValue& value) {
+  if (is_optimizer_state(value)) return {&value};
+  std::vector<const PickleValue*> out;
+  const bool is_dict = value.kind == Kind::kDict;
+  if (!is_dict && value.kind != Kind::kList && value.kind != Kind::kTuple) return {};
+  for (size_t i = is_dict ? 1 : 0; i < value.items.size(); i += is_dict ? 2 : 1) {
+    if (!is_optimizer_state(*value.items[i])) return {};
+    out.push_back(value.items[i]);
+  }
+  return out;
+}
+
+/// What a dict has beside the model. `model`: its value, or null.
+void read_members(ForeignCheckpoint& checkpoint, const TorchFile& file, const PickleValue* model,
+                  std::optional<SavedOptimizer>& optimizer, json& extras) {
+  const PickleValue& root = file.root();
+  const std::string source = file.path().filename().string();
+  for (size_t i = 0; i + 1 < root.items.size(); i += 2) {
+    const PickleValue &key = *root.items[i], &value = *root.items[i + 1];
+    if (&value == model) continue;
+    const std::string name = key.kind == Kind::kString ? std::string(key.text) : key.describe();
+    const std::string what = str(source, ": ", name);
+    if (const auto found = optimizers_in(value); !found.empty()) {
+      for (const PickleValue* one : found) {
+        SavedOptimizer read = read_optimizer_state(checkpoint, file, *one, what);
+        if (optimizer)
+          append(*optimizer, std::move(read));
+        else
+          optimizer = std::move(read);
+      }
+    } else if (is_state_dict(file, value)) {
+      checkpoint.not_read.push_back(str(what, ": another state dict: ", value.describe()));
+    } else {
+      std::vector<std::string> lines;
+      if (std::optional<json> read = to_json(value, &file, what, lines)) extras[name] = std::move(*read);
+      say_not_read(checkpoint, what, lines);
+    }
+  }
+}
+
+const PickleValue* model_in(const TorchFile& file) {
+  for (const char* key : kModelKeys)
+    if (const PickleValue* value = file.root().find(key); value != nullptr && is_state_dict(file, *value))
+      return value;
+  return nullptr;
+}
+
+std::optional<ForeignCheckpoint> read_file(const fs::path& path, const ModelOrder& given) {
+  if (!TorchFile::recognizes(path)) return std::nullopt;
+  const TorchFile file(path);
+  const PickleValue& root = file.root();
+  if (root.kind != Kind::kDict || root.find("ds_version") != nullptr || is_state_dict(file, root))
+    return std::nullopt;
+  const PickleValue* model = model_in(file);
+  const PickleValue* lightning = root.find(kLightningVersion);
+  if (model == nullptr) {
+    if (lightning != nullptr)
+      throw CheckpointError(str(path.string(), ": Lightning's checkpoint has no state_dict"));
+    for (const char* key : kModelKeys)
+      if (const PickleValue* value = root.find(key); value != nullptr && value->kind == Kind::kObject)
+        throw CheckpointError(str(path.string(), ": ", key, " is ", value->describe(),
+                                  "; expected its state_dict(): a module itself is code"));
+    return std::nullopt;
+  }
+  ForeignCheckpoint checkpoint;
+  checkpoint.format = lightning != nullptr ? "Lightning" : "torch.save";
+  if (lightning != nullptr && lightning->kind == Kind::kString) checkpoint.version = lightning->text;
+  checkpoint.stage = -1;
+  checkpoint.path = path;
+  std::vector<SavedTensor> entries = read_state_dict(checkpoint, file, *model, path.filename().string());
+  std::optional<SavedOptimizer> optimizer;
+  json extras = json::object();
+  read_members(checkpoint, file, model, optimizer, extras);
+  ModelOrder order = given;
+  order.is_entries = true;
+  assemble(checkpoint, std::move(entries), std::move(optimizer), order);
+  take_extras(checkpoint, std::move(extras));
+  return checkpoint;
+}
+
+/// Lightning's folder: DCP's files and meta.pt.
+ForeignCheckpoint read_lightning_folder(const fs::path& path, const ModelOrder& given) {
+  ForeignCheckpoint checkpoint;
+  checkpoint.format = "Lightning";
+  checkpoint.stage = -1;
+  checkpoint.path = path;
+  const TorchFile meta(path / "meta.pt");
+  if (meta.root().kind != Kind::kDict)
+    throw CheckpointError(
+        str((path / "meta.pt").string(), ": found ", meta.root().describe(), "; expected a dict"));
+  if (const PickleValue* version = meta.root().find(kLightningVersion);
+      version != nullptr && version->kind == Kind::kString)
+    checkpoint.version = version->text;
+  DistributedContents contents = read_distributed_contents(checkpoint, path);
+  std::optional<SavedOptimizer> more;
+  read_members(checkpoint, meta, nullptr, more, contents.extras);
+  if (!contents.optimizer) contents.optimizer = std::move(more);
+  ModelOrder order = given;
+  order.is_entries = contents.in_order;
+  assemble(checkpoint, std::move(contents.model), std::move(contents.optimizer), order);
+  take_extras(checkpoint, std::move(contents.extras));
+  return checkpoint;
+}
+
+/// Reads a folder of Accelerate or of the Hugging Face Trainer.
+class TrainerFolder {
+ public:
+  TrainerFolder(fs::path path, const ModelOrder& given) : path_(std::move(path)), order_(given) {}
+
+  /// Whether the names of the files are those of such a folder.
+  bool is_one() const {
+    const bool weights = !weights_in(path_).empty() || has(kFsdpFile) || has(kFsdpFolder);
+    return has(kTrainerState) || has(kFsdpFile) || has(kFsdpFolder) ||
+           ranks_of(path_, "random_states_", ".pkl") > 0 ||
+           ((has("optimizer.bin") || has("optimizer.pt")) && weights) || is_local();
+  }
+
+  ForeignCheckpoint read() {
+    order_.is_hugging_face = has(kTrainerState);
+    const char* name = order_.is_hugging_face ? "Hugging Face Trainer" : "Accelerate";
+    if (is_local())
+      throw CheckpointError(str(path_.string(),
+                                ": has a file of weights of each rank (LOCAL_STATE_DICT, or "
+                                "use_dcp=False); expected FULL_STATE_DICT, or SHARDED_STATE_DICT with DCP"));
+    if (!read_deepspeed_files()) read_files();
+    checkpoint_.format = checkpoint_.format.empty() ? name : str(name, " (", checkpoint_.format, ")");
+    checkpoint_.path = path_;
+    read_rest();
+    return std::move(checkpoint_);
+  }
+
+ private:
+  bool has(const std::string& name) const { return is_there(path_ / name); }
+  bool is_local() const {
+    return has("pytorch_model_fsdp_rank0.bin") || has("pytorch_model_fsdp_0_rank0.bin");
+  }
+
+  bool read_deepspeed_files() {
+    if (!has("latest")) return false;
+    std::optional<ForeignCheckpoint> found = read_deepspeed(path_, "");
+    if (!found) return false;
+    checkpoint_ = std::move(*found);
+    return true;
+  }
+
+  void read_files() {
+    checkpoint_.stage = -1;
+    std::vector<SavedTensor> entries;
+    json extras = json::object();
+    if (has(kFsdpFolder)) {
+      if (!is_distributed(path_ / kFsdpFolder))
+        throw CheckpointError(
+            str((path_ / kFsdpFolder).string(), " has neither .metadata nor .distcp files"));
+      checkpoint_.format = "torch.distributed.checkpoint";
+      DistributedContents contents = read_distributed_contents(checkpoint_, path_ / kFsdpFolder);
+      entries = std::move(contents.model);
+      order_.is_entries = contents.in_order;
+      extras = std::move(contents.extras);
+    } else {
+      const fs::path weights = has(kFsdpFile) ? path_ / kFsdpFile : weights_in(path_);
+      if (weights.empty())
+        throw CheckpointError(str(path_.string(),
+                                  " has no file of weights; expected model.safetensors, "
+                                  "pytorch_model.bin or an index of them"));
+      ModelFiles model = read_model_files(checkpoint_, weights);
+      entries = std::move(model.entries);
+      order_.is_entries = model.in_order;
+    }
+    std::optional<SavedOptimizer> optimizer = read_optimizer();
+    if (!order_.is_entries && order_.names.empty() && has("config.json"))
+      order_.names = known_order(read_json(path_ / "config.json"), entries);
+    assemble(checkpoint_, std::move(entries), std::move(optimizer), order_);
+    take_extras(checkpoint_, std::move(extras));
+  }
+
+  std::optional<SavedOptimizer> read_optimizer() {
+    const fs::path folder = path_ / "optimizer_0";
+    if (is_distributed(folder)) {
+      DistributedContents contents = read_distributed_contents(checkpoint_, folder);
+      if (!contents.optimizer) throw CheckpointError(str(folder.string(), ": has no optimizer's state"));
+      return std::move(contents.optimizer);
+    }
+    for (const char* name : {"optimizer.pt", "optimizer.bin"})
+      if (has(name)) {
+        const TorchFile file(path_ / name);
+        return read_optimizer_state(checkpoint_, file, file.root(), name);
+      }
+    checkpoint_.not_read.push_back(str(path_.string(), ": has no optimizer's state: the weights only"));
+    return std::nullopt;
+  }
+
+  void read_rest() {
+    json extras = json::object();
+    for (const char* name : {"scheduler.pt", "scheduler.bin"})
+      if (has(name))
+        if (std::optional<json> value = read_value(checkpoint_, path_ / name))
+          extras["lr_scheduler"] = std::move(*value);
+    if (has("scaler.pt"))
+      if (std::optional<json> value = read_value(checkpoint_, path_ / "scaler.pt"))
+        extras["scaler"] = std::move(*value);
+    const int ranks =
+        std::max(ranks_of(path_, "random_states_", ".pkl"), ranks_of(path_, "rng_state_", ".pth"));
+    checkpoint_.world_size = std::max(checkpoint_.world_size, ranks);
+    if (has(kTrainerState)) {
+      json state = read_json(path_ / kTrainerState);
+      const auto steps = state.find("global_step");
+      if (steps == state.end() || !count_of(*steps))
+        throw CheckpointError(str((path_ / kTrainerState).string(), ": has no count global_step"));
+      checkpoint_.global_steps = count_of(*steps);
+      extras["trainer_state"] = std::move(state);
+    }
+    for (const std::string& name : names_in(path_)) {
+      const bool is_custom = number_in(name, "custom_checkpoint_", ".pkl").has_value();
+      if (is_custom) {
+        if (std::optional<json> value = read_value(checkpoint_, path_ / name))
+          extras[name.substr(0, name.size() - 4)] = std::move(*value);
+      }
+      const bool second = number_in(name, "model_", ".safetensors") ||
+                          number_in(name, "pytorch_model_", ".bin") ||
+                          number_in(name, "optimizer_", ".bin") || number_in(name, "scheduler_", ".bin") ||
+                          (name != kFsdpFolder && number_in(name, "pytorch_model_fsdp_", "")) ||
+                          (name != "optimizer_0" && number_in(name, "optimizer_", ""));
+      if (second) checkpoint_.not_read.push_back(str(name, ": of another model of the program"));
+      if (name.starts_with("random_states_") || name.starts_with("rng_state"))
+        checkpoint_.not_read.push_back(str(name, ": states of generators of random numbers"));
+      if (name == "training_args.bin" || name.starts_with("sampler") || name.starts_with("dl_state_dict"))
+        checkpoint_.not_read.push_back(str(name, ": an object of the trainer's program"));
+    }
+    take_extras(checkpoint_, std::move(extras));
+  }
+
+  fs::path path_;
+  ModelOrder order_;
+  ForeignCheckpoint checkpoint_;
+};
+
+/// The folder checkpoint-N, or checkpoint_N, of the highest N.
+fs::path newest_in(const fs::path& folder) {
+  fs::path newest;
+  int64_t most = -1;
+  for (const std::string& name : names_in(folder))
+    for (const char* before : {"checkpoint-", "checkpoint_"}) {
+      std::error_code error;
+      const std::optional<int64_t> number = number_in(name, before, "");
+      if (!number || *number <= most || !fs::is_directory(folder / name, error)) continue;
+      most = *number;
+      newest = folder / name;
+    }
+  return newest;
+}
+
+}  // namespace
+
+std::optional<ForeignCheckpoint> read_trainer(const fs::path& path, const std::vector<std::string>& order) {
+  const ModelOrder given{.names = order};
+  std::error_code error;
+  if (!fs::is_directory(path, error)) return read_file(path, given);
+  if (is_there(path / "meta.pt") && is_distributed(path)) return read_lightning_folder(path, given);
+  TrainerFolder folder(path, given);
+  const bool is_one = folder.is_one();
+  const bool is_complete = is_one && (is_there(path / "optimizer.pt") || is_there(path / "optimizer.bin") ||
+                                      is_there(path / kFsdpFolder) || is_there(path / "latest"));
+  // The Trainer leaves the final model, without an optimizer's state, in the folder of the checkpoints.
+  if (!is_complete) {
+    fs::path newest = newest_in(path);
+    if (newest.empty()) newest = newest_in(path / "checkpoints");
+    if (!newest.empty()) {
+      TrainerFolder inner(newest, given);
+      if (inner.is_one()) return inner.read();
+      if (is_one || !weights_in(newest).empty())
+        throw CheckpointError(
+            str(newest.string(), " is the newest checkpoint, and has no ", kTrainerState,
+                " and no random_states_0.pkl: the save was not completed; give an older one"));
+    }
+  }
+  if (!is_one) return std::nullopt;
+  return folder.read();
+}
+
+}  // namespace tessera::checkpoint
