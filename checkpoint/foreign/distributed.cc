@@ -1,22 +1,5 @@
-// [Note: folders of torch.distributed.checkpoint]
-// `.metadata` is a pickle of a Metadata (torch/distributed/checkpoint/metadata.py):
-//
-//   state_dict_metadata  by name: a TensorStorageMetadata (type, size, chunks: boxes of the tensor by their
-//                        offsets and sizes), or a BytesStorageMetadata for a value that is no tensor
-//   storage_data         by MetadataIndex(name, offset of the chunk): a _StorageInfo: file, first byte,
-//   length planner_data         by name: the keys by which the value is found in the state dict that was
-//   saved, of
-//                        which the name is the join with periods
-//
-// The bytes of a chunk in a .distcp file, and of a value, are what torch.save writes: a zip archive. A chunk
-// that several ranks have is saved by one of them.
-//
-// An optimizer's state comes in one of three forms: by name (get_optimizer_state_dict, FSDP.optim_state_dict:
-// "optimizer", "state", "fc.weight", "exp_avg"), flattened (torchtitan: "optimizer",
-// "state.fc.weight.exp_avg"), or by number (torch.optim's own state_dict).
-//
-// DCP's writer for the Hugging Face Hub has no .metadata: each safetensors file says in its header, at
-// DCP_SHARDING_INFO, where its tensors begin in those of the model.
+// How a folder's names are those of a model, an optimizer and other things; the folder itself:
+// [Note: folders of torch.distributed.checkpoint] in distributed_metadata.cc.
 #include "checkpoint/foreign/distributed.h"
 
 #include <algorithm>
@@ -27,6 +10,7 @@
 #include <utility>
 
 #include "checkpoint/checkpoint_error.h"
+#include "checkpoint/foreign/distributed_metadata.h"
 #include "checkpoint/foreign/pickle_json.h"
 #include "checkpoint/formats/safetensors_reader.h"
 #include "core/files/input_file.h"
@@ -45,32 +29,7 @@ using Key = std::vector<std::string>;  // of a value in the state dict that was 
 
 constexpr const char* kMetadata = ".metadata";
 constexpr std::string_view kShardingInfo = "DCP_SHARDING_INFO";
-constexpr int64_t kMaxMetadataBytes = int64_t{1} << 31;
 constexpr size_t kMaxListItems = 1 << 16;
-
-/// Where a chunk or a value lies.
-struct Place {
-  std::string file;
-  int64_t offset = 0;
-  int64_t bytes = 0;
-  std::string transform;  // of a stream that was changed on its way into the file
-};
-
-struct Chunk {
-  Shape begin;
-  Shape sizes;
-  Place place;
-};
-
-struct Item {
-  std::string name;
-  Key key;
-  bool is_tensor = false;
-  std::optional<DType> type;
-  Shape shape;
-  std::vector<Chunk> chunks;
-  Place place;  // of a value that is no tensor
-};
 
 std::optional<int64_t> whole_number(std::string_view text) {
   int64_t value = 0;
@@ -79,208 +38,17 @@ std::optional<int64_t> whole_number(std::string_view text) {
   return value;
 }
 
-/// Reads `.metadata`.
-class MetadataReader {
- public:
-  explicit MetadataReader(const fs::path& folder)
-      : source_((folder / kMetadata).string()),
-        text_(read_text(folder / kMetadata)),
-        pickle_(bytes(), source_) {}
-
-  std::vector<Item> items() {
-    const PickleValue& root = pickle_.root();
-    if (!root.global().ends_with("checkpoint.metadata.Metadata"))
-      fail("found ", root.describe(), "; expected torch.distributed.checkpoint's Metadata");
-    read_planner_data(root);
-    read_storage_data(root);
-    std::map<std::string, Item, std::less<>> items;
-    std::vector<std::string> order;
-    const PickleValue& entries = dict_of(root, "state_dict_metadata");
-    for (size_t i = 0; i + 1 < entries.items.size(); i += 2) {
-      Item item = read_item(text_of(*entries.items[i], "a name"), *entries.items[i + 1]);
-      order.push_back(item.name);
-      items[item.name] = std::move(item);
-    }
-    std::vector<Item> out;
-    for (const auto* names : {&planner_order_, &order})  // the planner has the order of the state dict
-      for (const std::string& name : *names)
-        if (auto node = items.extract(name)) out.push_back(std::move(node.mapped()));
-    return out;
-  }
-  bool has_planner_data() const { return !keys_.empty(); }
-  std::string version() const {
-    const PickleValue* version = pickle_.root().find("version");
-    return version != nullptr && version->kind == Kind::kString ? std::string(version->text) : "";
-  }
-
- private:
-  static std::string read_text(const fs::path& path) {
-    const InputFile file(path);
-    return file.read_all(kMaxMetadataBytes);
-  }
-  std::span<const std::byte> bytes() const { return std::as_bytes(std::span(text_.data(), text_.size())); }
-
-  template <class... What>
-  [[noreturn]] void fail(const What&... what) const {
-    throw CheckpointError(str(source_, ": ", what...));
-  }
-
-  const PickleValue& dict_of(const PickleValue& value, const char* key) const {
-    const PickleValue* member = value.find(key);
-    if (member == nullptr || member->kind != Kind::kDict)
-      fail(key, ": found ", member == nullptr ? "nothing" : member->describe(), "; expected a dict");
-    return *member;
-  }
-  std::string text_of(const PickleValue& value, const char* what) const {
-    if (value.kind != Kind::kString) fail("found ", value.describe(), "; expected ", what);
-    return std::string(value.text);
-  }
-  int64_t number_of(const PickleValue* value, const std::string& what) const {
-    if (value == nullptr || value->kind != Kind::kInt || value->integer < 0)
-      fail(what, ": found ", value == nullptr ? "nothing" : value->describe(),
-           "; expected an integer from 0 on");
-    return value->integer;
-  }
-  /// A torch.Size, or a tuple or list of sizes.
-  Shape sizes_of(const PickleValue* value, const std::string& what) const {
-    if (value != nullptr && value->kind == Kind::kObject && value->global() == "torch.Size" &&
-        value->arguments != nullptr)
-      value = value->arguments->items.empty() ? value->arguments : value->arguments->items[0];
-    if (value == nullptr || (value->kind != Kind::kTuple && value->kind != Kind::kList))
-      fail(what, ": found ", value == nullptr ? "nothing" : value->describe(), "; expected a torch.Size");
-    Shape sizes;
-    for (const PickleValue* size : value->items) sizes.push_back(number_of(size, what));
-    return sizes;
-  }
-
-  void read_planner_data(const PickleValue& root) {
-    const PickleValue* data = root.find("planner_data");
-    if (data == nullptr || data->kind != Kind::kDict) return;
-    for (size_t i = 0; i + 1 < data->items.size(); i += 2) {
-      const std::string name = text_of(*data->items[i], "a name");
-      const PickleValue& path = *data->items[i + 1];
-      Key key;
-      if (path.kind != Kind::kTuple && path.kind != Kind::kList)
-        fail("planner_data of ", quoted_name(name), ": found ", path.describe(),
-             "; expected a tuple of keys");
-      for (const PickleValue* part : path.items)
-        key.push_back(part->kind == Kind::kInt ? str(part->integer) : text_of(*part, "a key"));
-      if (key.empty()) fail("planner_data of ", quoted_name(name), ": found no key");
-      planner_order_.push_back(name);
-      keys_.emplace(name, std::move(key));
-    }
-  }
-
-  void read_storage_data(const PickleValue& root) {
-    const PickleValue& data = dict_of(root, "storage_data");
-    for (size_t i = 0; i + 1 < data.items.size(); i += 2) {
-      const PickleValue &index = *data.items[i], &info = *data.items[i + 1];
-      const PickleValue* name = index.find("fqn");
-      if (name == nullptr) fail("storage_data: found ", index.describe(), "; expected a MetadataIndex");
-      const std::string text = text_of(*name, "a name");
-      const PickleValue* offset = index.find("offset");
-      std::optional<Shape> begin;
-      if (offset != nullptr && offset->kind != Kind::kNone)
-        begin = sizes_of(offset, str("storage_data of ", quoted_name(text)));
-      Place place;
-      const PickleValue* path = info.find("relative_path");
-      if (path == nullptr)
-        fail("storage_data of ", quoted_name(text), ": found ", info.describe(), "; expected a _StorageInfo");
-      place.file = text_of(*path, "the name of a file");
-      place.offset = number_of(info.find("offset"), str("storage_data of ", quoted_name(text), ": offset"));
-      place.bytes = number_of(info.find("length"), str("storage_data of ", quoted_name(text), ": length"));
-      const PickleValue* transforms = info.find("transform_descriptors");
-      if (transforms != nullptr && !transforms->items.empty())
-        place.transform = transforms->items[0]->kind == Kind::kString
-                              ? std::string(transforms->items[0]->text)
-                              : transforms->items[0]->describe();
-      const fs::path relative(place.file);
-      if (place.file.empty() || relative.is_absolute() ||
-          std::find(relative.begin(), relative.end(), fs::path("..")) != relative.end())
-        fail("storage_data of ", quoted_name(text), ": found the file ", quoted_name(place.file),
-             "; expected one within the folder");
-      if (!places_.emplace(std::pair(text, begin.value_or(Shape{})), std::move(place)).second)
-        fail("storage_data has a part of ", quoted_name(text), " twice; expected each once");
-    }
-  }
-
-  Place place_of(const std::string& name, const Shape& begin) {
-    const auto at = places_.find({name, begin});
-    if (at == places_.end())
-      fail("storage_data has no file for ", quoted_name(name), " at ", describe_shape(begin));
-    return at->second;
-  }
-
-  Item read_item(const std::string& name, const PickleValue& value) {
-    Item item;
-    item.name = name;
-    const auto key = keys_.find(name);
-    item.key = key == keys_.end() ? guess_key(name) : key->second;
-    if (value.global().ends_with(".BytesStorageMetadata")) {
-      item.place = place_of(name, {});
-      return item;
-    }
-    const std::string what = str("state_dict_metadata of ", quoted_name(name));
-    if (!value.global().ends_with(".TensorStorageMetadata"))
-      fail(what, ": found ", value.describe(), "; expected a tensor's or bytes' metadata");
-    item.is_tensor = true;
-    item.shape = sizes_of(value.find("size"), what);
-    const PickleValue* properties = value.find("properties");
-    if (properties != nullptr && properties->state != nullptr && !properties->state->items.empty()) {
-      const PickleValue* type =
-          properties->state->kind == Kind::kTuple ? properties->state->items[0] : properties->find("dtype");
-      if (type != nullptr && type->kind == Kind::kGlobal) item.type = torch_dtype(type->text);
-    }
-    const PickleValue* chunks = value.find("chunks");
-    if (chunks == nullptr || chunks->kind != Kind::kList) fail(what, ": has no list of chunks");
-    for (const PickleValue* one : chunks->items) {
-      Chunk chunk;
-      chunk.begin = sizes_of(one->find("offsets"), what);
-      chunk.sizes = sizes_of(one->find("sizes"), what);
-      bool fits = chunk.begin.size() == item.shape.size() && chunk.sizes.size() == item.shape.size();
-      bool is_empty = false;
-      for (size_t d = 0; fits && d < item.shape.size(); ++d) {
-        is_empty |= chunk.sizes[d] == 0;
-        fits = chunk.sizes[d] == 0 ||
-               (chunk.begin[d] <= item.shape[d] && chunk.sizes[d] <= item.shape[d] - chunk.begin[d]);
-      }
-      if (!fits)
-        fail(what, ": a chunk from ", describe_shape(chunk.begin), " on of ", describe_shape(chunk.sizes),
-             "; expected one within ", describe_shape(item.shape));
-      if (is_empty) continue;
-      chunk.place = place_of(name, chunk.begin);
-      item.chunks.push_back(std::move(chunk));
-    }
-    return item;
-  }
-
-  /// Of a name without planner_data: the usual first keys are those of a dict.
-  static Key guess_key(const std::string& name) {
-    for (const std::string_view first : {"model.", "optimizer.", "optim."})
-      if (name.starts_with(first) && name.size() > first.size())
-        return {std::string(first.substr(0, first.size() - 1)), name.substr(first.size())};
-    return {name};
-  }
-
-  std::string source_;
-  std::string text_;
-  Pickle pickle_;
-  std::map<std::string, Key> keys_;
-  std::vector<std::string> planner_order_;
-  std::map<std::pair<std::string, Shape>, Place> places_;
-};
-
 /// Reads what the places have.
 class Folder {
  public:
   Folder(ForeignCheckpoint& checkpoint, fs::path folder)
       : checkpoint_(checkpoint), folder_(std::move(folder)) {}
 
-  ForeignTensor tensor(const Item& item) {
+  ForeignTensor tensor(const DistributedItem& item) {
     ForeignTensor out;
     out.shape = item.shape;
     std::optional<DType> type = item.type;
-    for (const Chunk& chunk : item.chunks) {
+    for (const DistributedChunk& chunk : item.chunks) {
       const TorchFile file = open(item.name, chunk.place);
       const std::optional<TorchTensor> part = file.tensor(file.root());
       if (!part) fail(item, chunk.place, str("found ", file.root().describe(), "; expected a tensor"));
@@ -292,8 +60,7 @@ class Folder {
         fail(item, chunk.place,
              str("found a tensor of ", name_of(part->type), "; expected ", name_of(*type)));
       type = part->type;
-      const auto runs = runs_of_box(index(chunk.place.file), part->offset, *type, item.shape, chunk.begin,
-                                    chunk.sizes, part->strides);
+      const auto runs = runs_of(item, chunk, *part);
       out.runs.insert(out.runs.end(), runs.begin(), runs.end());
     }
     if (!type)
@@ -303,7 +70,7 @@ class Folder {
   }
 
   /// A value that is no tensor, or a tensor of one element, as JSON; else a line in not_read.
-  std::optional<json> value(const Item& item) {
+  std::optional<json> value(const DistributedItem& item) {
     const std::string what = str(folder_.filename().string(), ": ", item.name);
     if (item.is_tensor && item.chunks.size() != 1) {
       checkpoint_.not_read.push_back(str(what, ": a tensor of ", describe_shape(item.shape)));
@@ -323,7 +90,17 @@ class Folder {
     return at->second;
   }
 
-  TorchFile open(const std::string& name, const Place& place) const {
+  std::vector<Run> runs_of(const DistributedItem& item, const DistributedChunk& chunk,
+                           const TorchTensor& part) {
+    try {
+      return runs_of_box(index(chunk.place.file), part.offset, part.type, item.shape, chunk.begin,
+                         chunk.sizes, part.strides);
+    } catch (const CheckpointError& caught) {
+      fail(item, chunk.place, caught.what());
+    }
+  }
+
+  TorchFile open(const std::string& name, const DistributedPlace& place) const {
     const fs::path path = folder_ / place.file;
     if (!place.transform.empty())
       throw CheckpointError(str(path.string(), ": ", quoted_name(name), " was written through ",
@@ -346,7 +123,8 @@ class Folder {
     }
   }
 
-  [[noreturn]] void fail(const Item& item, const Place& place, const std::string& what) const {
+  [[noreturn]] void fail(const DistributedItem& item, const DistributedPlace& place,
+                         const std::string& what) const {
     throw CheckpointError(str((folder_ / place.file).string(), ": ", quoted_name(item.name), " at byte ",
                               place.offset, ": ", what));
   }
@@ -384,7 +162,7 @@ class OptimizerBuilder {
       : checkpoint_(checkpoint), folder_(folder), source_(std::move(source)) {}
 
   /// `rest`: the keys after those of the optimizer.
-  void add(const Item& item, const Key& rest) {
+  void add(const DistributedItem& item, const Key& rest) {
     if (rest.size() == 1)
       flat_.emplace_back(&item, rest[0]);
     else if (rest[0] == "param_groups")
@@ -441,7 +219,7 @@ class OptimizerBuilder {
     return at->second;
   }
 
-  void add_state(const Item& item, const std::string& parameter, const std::string& name) {
+  void add_state(const DistributedItem& item, const std::string& parameter, const std::string& name) {
     SavedState* state = &states_[state_of(parameter)];
     if (name == "step") {
       if (const std::optional<json> value = folder_.value(item)) state->steps = count_of(*value);
@@ -453,7 +231,7 @@ class OptimizerBuilder {
     }
   }
 
-  void add_option(const Item& item, const Key& rest) {
+  void add_option(const DistributedItem& item, const Key& rest) {
     const std::optional<int64_t> group = whole_number(rest[1]);
     if (!group || *group < 0 || rest.size() != 3) {
       checkpoint_.not_read.push_back(str(source_, ": ", item.name));
@@ -515,17 +293,17 @@ class OptimizerBuilder {
   std::vector<SavedState> states_;
   std::map<std::string, size_t> places_;  // of states, by name or number
   std::map<int64_t, json> options_;       // by group
-  std::vector<std::pair<const Item*, std::string>> flat_;
+  std::vector<std::pair<const DistributedItem*, std::string>> flat_;
   std::map<size_t, json> flat_options_;  // by parameter
 };
 
 /// The keys of the dict that has the model. nullopt: the names of tensors are the first keys themselves.
-std::optional<Key> model_of(const std::vector<const Item*>& items, const std::string& folder) {
+std::optional<Key> model_of(const std::vector<const DistributedItem*>& items, const std::string& folder) {
   static constexpr const char* kNames[] = {"model",  "state_dict", "model_state_dict",
                                            "module", "net",        "network"};
   std::map<Key, int> counts, first_keys;
   int flat = 0;
-  for (const Item* item : items) {
+  for (const DistributedItem* item : items) {
     if (!item->is_tensor) continue;
     if (item->key.size() == 1) ++flat;
     bool named = false;
@@ -570,28 +348,28 @@ void set_at(json& root, const Key& key, json value, ForeignCheckpoint& checkpoin
 }
 
 DistributedContents read_metadata_folder(ForeignCheckpoint& checkpoint, const fs::path& path) {
-  MetadataReader metadata(path);
-  const std::vector<Item> items = metadata.items();
-  if (checkpoint.version.empty()) checkpoint.version = metadata.version();
+  const DistributedMetadata metadata = read_distributed_metadata(path / kMetadata);
+  const std::vector<DistributedItem>& items = metadata.items;
+  if (checkpoint.version.empty()) checkpoint.version = metadata.version;
   Folder folder(checkpoint, path);
   DistributedContents out;
-  out.in_order = metadata.has_planner_data();
-  std::map<Key, std::vector<const Item*>> optimizers;
-  std::vector<const Item*> others;
+  out.in_order = metadata.in_order;
+  std::map<Key, std::vector<const DistributedItem*>> optimizers;
+  std::vector<const DistributedItem*> others;
   std::set<Key> found;
-  for (const Item& item : items)
+  for (const DistributedItem& item : items)
     if (std::optional<Key> before = keys_before(item.key, "param_groups", 1))
       found.insert(std::move(*before));
-  for (const Item& item : items)
+  for (const DistributedItem& item : items)
     if (const std::optional<Key> optimizer = optimizer_of(item.key, found))
       optimizers[*optimizer].push_back(&item);
     else
       others.push_back(&item);
 
   const std::optional<Key> model = model_of(others, path.string());
-  std::vector<const Item*> extras;
+  std::vector<const DistributedItem*> extras;
   std::set<std::string> names;
-  for (const Item* item : others) {
+  for (const DistributedItem* item : others) {
     const size_t skip = model ? model->size() : 0;
     const bool inside =
         model ? item->key.size() > skip && std::equal(model->begin(), model->end(), item->key.begin())
@@ -609,7 +387,7 @@ DistributedContents read_metadata_folder(ForeignCheckpoint& checkpoint, const fs
   for (const auto& [key, members] : optimizers) {
     OptimizerBuilder builder(checkpoint, folder,
                              str(path.filename().string(), key.empty() ? "" : ": ", join(key, ".")));
-    for (const Item* item : members)
+    for (const DistributedItem* item : members)
       builder.add(*item, Key(item->key.begin() + static_cast<std::ptrdiff_t>(key.size()), item->key.end()));
     SavedOptimizer one = builder.finish(names);
     if (out.optimizer)
@@ -617,14 +395,18 @@ DistributedContents read_metadata_folder(ForeignCheckpoint& checkpoint, const fs
     else
       out.optimizer = std::move(one);
   }
-  for (const Item* item : extras)
+  for (const DistributedItem* item : extras)
     if (std::optional<json> value = folder.value(*item))
       set_at(out.extras, item->key, std::move(*value), checkpoint, item->name);
   return out;
 }
 
-bool is_shard_name(const std::string& name) {
-  return name.starts_with("shard-") && name.find("-model-") != name.npos && name.ends_with(".safetensors");
+/// 3 of "shard-00003-model-00001-of-00001.safetensors".
+std::optional<int64_t> shard_of(std::string_view name) {
+  const size_t end = name.find("-model-");
+  if (!name.starts_with("shard-") || !name.ends_with(".safetensors") || end == name.npos || end < 6)
+    return std::nullopt;
+  return whole_number(name.substr(6, end - 6));
 }
 
 std::vector<fs::path> files_in(const fs::path& folder) {
@@ -643,8 +425,11 @@ DistributedContents read_hub_folder(ForeignCheckpoint& checkpoint, const fs::pat
     Shape begin;
   };
   std::map<std::string, std::vector<Part>> parts;
+  std::set<int64_t> shards;
   for (const fs::path& path : files_in(folder)) {
-    if (!is_shard_name(path.filename().string())) continue;
+    const std::optional<int64_t> shard = shard_of(path.filename().string());
+    if (!shard) continue;
+    shards.insert(*shard);
     const SafetensorsFile file(path);
     const auto info = file.metadata().find(std::string(kShardingInfo));
     if (info == file.metadata().end())
@@ -670,6 +455,13 @@ DistributedContents read_hub_folder(ForeignCheckpoint& checkpoint, const fs::pat
       parts[tensor.name].push_back({index, tensor, std::move(begin)});
     }
   }
+  if (*shards.begin() != 1 || *shards.rbegin() != static_cast<int64_t>(shards.size()))
+    throw CheckpointError(str(folder.string(), ": has ", shards.size(), " shards up to number ",
+                              *shards.rbegin(), "; expected all from 1 on: copy all files of the folder"));
+  checkpoint.not_read.push_back(str(folder.filename().string(),
+                                    ": how many shards there were: the files do not "
+                                    "say it, and ",
+                                    shards.size(), " are here"));
   DistributedContents out;
   for (const auto& [name, pieces] : parts) {
     SavedTensor entry;
@@ -682,8 +474,8 @@ DistributedContents read_hub_folder(ForeignCheckpoint& checkpoint, const fs::pat
         throw CheckpointError(str(folder.string(), ": tensor ", quoted_name(name),
                                   " has parts of different types or dimensions"));
       for (size_t d = 0; d < shape.size(); ++d)
-        if (__builtin_add_overflow(part.begin[d], part.tensor.shape[d], &shape[d]) == false)
-          shape[d] = std::max(shape[d], part.begin[d] + part.tensor.shape[d]);
+        if (int64_t end = 0; !__builtin_add_overflow(part.begin[d], part.tensor.shape[d], &end))
+          shape[d] = std::max(shape[d], end);
     }
     out.model.push_back(std::move(entry));
   }
@@ -701,7 +493,7 @@ DistributedContents read_hub_folder(ForeignCheckpoint& checkpoint, const fs::pat
 bool has_shard_names(const fs::path& folder) {
   const auto files = files_in(folder);
   return std::any_of(files.begin(), files.end(),
-                     [](const fs::path& path) { return is_shard_name(path.filename().string()); });
+                     [](const fs::path& path) { return shard_of(path.filename().string()).has_value(); });
 }
 
 /// Ranks that wrote: files are named __RANK_NUMBER.distcp.

@@ -30,7 +30,7 @@ class Converter {
       case Kind::kBool: return json(value.integer != 0);
       case Kind::kInt: return json(value.integer);
       case Kind::kFloat:
-        if (!std::isfinite(value.number)) return leave_out(what, str(value.number, " is no number of JSON"));
+        if (!std::isfinite(value.number)) return leave_out(what, "a number that JSON does not have");
         return json(value.number);
       case Kind::kString:
         if (!is_utf8(value.text)) return leave_out(what, "a text that is not UTF-8");
@@ -87,6 +87,7 @@ class Converter {
     const std::optional<TorchTensor> tensor = file_->tensor(value);
     if (!tensor) return leave_out(what, value.describe());
     if (std::optional<json> number = number_of(*file_, *tensor)) return number;
+    if (tensor->numel() == 1) return leave_out(what, "a number that JSON does not have");
     return leave_out(what, str("a tensor of ", name_of(tensor->type), " ", describe_shape(tensor->shape)));
   }
 

@@ -15,7 +15,6 @@
 #include "checkpoint/foreign/saved_state.h"
 
 #include <algorithm>
-#include <cstring>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -34,8 +33,10 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using Kind = PickleValue::Kind;
 
-constexpr int kMaxNesting = 16;  // of dicts in a state dict
+constexpr int kMaxNesting = 16;                  // of dicts in a state dict
+constexpr size_t kMaxEntries = size_t{1} << 22;  // of a file; a pickle may say one dict many times
 constexpr size_t kCompareBytes = size_t{4} << 20;
+constexpr int64_t kFirstCompared = 64;
 
 SavedTensor saved_tensor(int index, const std::string& name, const TorchTensor& tensor) {
   SavedTensor out;
@@ -62,6 +63,7 @@ void read_entries(std::vector<SavedTensor>& out, ForeignCheckpoint& checkpoint, 
     }
     const std::string name = key.kind == Kind::kString ? std::string(key.text) : str(key.integer);
     const std::string full = prefix.empty() ? name : str(prefix, ".", name);
+    if (out.size() > kMaxEntries) throw CheckpointError(str(what, ": more than ", kMaxEntries, " tensors"));
     if (const std::optional<TorchTensor> tensor = file.tensor(member))
       out.push_back(saved_tensor(index, full, *tensor));
     else if (member.kind == Kind::kDict && !member.items.empty())
@@ -71,15 +73,17 @@ void read_entries(std::vector<SavedTensor>& out, ForeignCheckpoint& checkpoint, 
   }
 }
 
-bool has_only_tensors(const TorchFile& file, const PickleValue& value, int& num_tensors, int depth) {
+bool has_only_tensors(const TorchFile& file, const PickleValue& value, size_t& num_tensors, size_t& num_seen,
+                      int depth) {
   if (value.kind != Kind::kDict || depth > kMaxNesting) return false;
   for (size_t i = 0; i + 1 < value.items.size(); i += 2) {
+    if (++num_seen > kMaxEntries) return false;
     const PickleValue &key = *value.items[i], &member = *value.items[i + 1];
     if (key.kind != Kind::kString) return false;
     if (key.text.ends_with("_extra_state") || member.kind == Kind::kNone) continue;
     if (file.tensor(member))
       ++num_tensors;
-    else if (!has_only_tensors(file, member, num_tensors, depth + 1))
+    else if (!has_only_tensors(file, member, num_tensors, num_seen, depth + 1))
       return false;
   }
   return true;
@@ -124,20 +128,21 @@ std::string optimizer_name(const SavedOptimizer& optimizer) {
 /// Whether two tensors have the same bits, and not the same element everywhere.
 bool are_tied(const ForeignFiles& files, const ForeignTensor& a, const ForeignTensor& b) {
   const auto width = static_cast<size_t>(size_bytes(a.type));
-  const int64_t numel = a.numel(), step = static_cast<int64_t>(kCompareBytes / width);
-  std::vector<std::byte> left, right;
+  const int64_t numel = a.numel();
+  std::vector<std::byte> left, right, first;
   bool is_constant = true;
-  std::vector<std::byte> first;
-  for (int64_t begin = 0; begin < numel; begin += step) {
+  // Others differ in the first elements, of which few are read.
+  for (int64_t begin = 0, step = kFirstCompared; begin < numel; begin += step) {
+    if (begin > 0) step = static_cast<int64_t>(kCompareBytes / width);
     const auto bytes = static_cast<size_t>(std::min(step, numel - begin)) * width;
     left.resize(bytes);
     right.resize(bytes);
     files.read(a, begin, left);
     files.read(b, begin, right);
-    if (std::memcmp(left.data(), right.data(), bytes) != 0) return false;
+    if (left != right) return false;
     if (first.empty()) first.assign(left.begin(), left.begin() + static_cast<std::ptrdiff_t>(width));
     for (size_t at = 0; is_constant && at < bytes; at += width)
-      is_constant = std::memcmp(left.data() + at, first.data(), width) == 0;
+      is_constant = std::equal(first.begin(), first.end(), left.begin() + static_cast<std::ptrdiff_t>(at));
   }
   return !is_constant;
 }
@@ -368,8 +373,8 @@ std::vector<SavedTensor> read_state_dict(ForeignCheckpoint& checkpoint, const To
 }
 
 bool is_state_dict(const TorchFile& file, const PickleValue& value) {
-  int num_tensors = 0;
-  return has_only_tensors(file, value, num_tensors, 0) && num_tensors > 0;
+  size_t num_tensors = 0, num_seen = 0;
+  return has_only_tensors(file, value, num_tensors, num_seen, 0) && num_tensors > 0;
 }
 
 bool is_optimizer_state(const PickleValue& value) {
@@ -418,6 +423,7 @@ SavedOptimizer read_optimizer_state(ForeignCheckpoint& checkpoint, const TorchFi
     out.groups.push_back(std::move(saved));
   }
   LeftOut left_out;
+  size_t num_tensors = 0;
   const PickleValue& state = *value.find("state");
   for (size_t i = 0; i + 1 < state.items.size(); i += 2) {
     const std::string key = key_of(*state.items[i], what);
@@ -427,6 +433,8 @@ SavedOptimizer read_optimizer_state(ForeignCheckpoint& checkpoint, const TorchFi
       continue;
     }
     SavedState read = read_state(file, *state.items[i + 1], index, str(what, ": state of ", key), left_out);
+    num_tensors += read.tensors.size();
+    if (num_tensors > kMaxEntries) throw CheckpointError(str(what, ": more than ", kMaxEntries, " tensors"));
     SavedState& one = out.states[place->second];
     one.tensors = std::move(read.tensors);
     one.steps = read.steps;

@@ -10,8 +10,8 @@ using Members = std::vector<std::vector<size_t>>;
 const std::vector<int64_t> kMatrix = {8, 8}, kWide = {8, 32}, kVector = {8};
 
 /// Two layers of a matrix, a bias and a norm.
-const std::vector<NamedShape> kModel = {{"embed.weight", kWide},        {"layers.0.fc.weight", kMatrix},
-                                        {"layers.0.fc.bias", kVector},  {"layers.0.ln.weight", kVector},
+const std::vector<NamedShape> kModel = {{"embed.weight", kWide},         {"layers.0.fc.weight", kMatrix},
+                                        {"layers.0.fc.bias", kVector},   {"layers.0.ln.weight", kVector},
                                         {"layers.1.fc.weight", kMatrix}, {"layers.1.fc.bias", kVector},
                                         {"layers.1.ln.weight", kVector}};
 
@@ -25,8 +25,10 @@ TEST(OptimizerNames, OneGroupOfAllHasTheModelsOrder) {
 
 TEST(OptimizerNames, MatricesAndVectorsAreTwoGroups) {
   const GroupShapes matrices = {kWide, kMatrix, kMatrix}, vectors = {kVector, kVector, kVector, kVector};
-  EXPECT_EQ(name_groups(kModel, {matrices, vectors}, true, false).members, (Members{{0, 1, 4}, {2, 3, 5, 6}}));
-  EXPECT_EQ(name_groups(kModel, {vectors, matrices}, true, false).members, (Members{{2, 3, 5, 6}, {0, 1, 4}}));
+  EXPECT_EQ(name_groups(kModel, {matrices, vectors}, true, false).members,
+            (Members{{0, 1, 4}, {2, 3, 5, 6}}));
+  EXPECT_EQ(name_groups(kModel, {vectors, matrices}, true, false).members,
+            (Members{{2, 3, 5, 6}, {0, 1, 4}}));
 }
 
 TEST(OptimizerNames, GroupsThatSeveralWaysFitHaveNoNames) {

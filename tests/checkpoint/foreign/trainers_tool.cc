@@ -1,11 +1,12 @@
-// Reads checkpoints of other programs for tests in Python, which have the programs' own loaders to compare with.
+// Reads checkpoints of other programs for tests in Python, which have the programs' own loaders to compare
+// with.
 //
 //   trainers_tool READER PATH DATA [ORDER]
 //
-// READER: distributed, trainer or model. Writes all elements to the file DATA, one tensor after the other, and
-// prints what the reader found, in which a tensor is {"type", "shape", "begin": its byte of DATA}. Prints null
-// for a path that is not the reader's, {"error": …} for one that it refuses. ORDER: a file of names, one a
-// line: the parameters in the model's order.
+// READER: distributed, trainer or model. Writes all elements to the file DATA, one tensor after the other,
+// and prints what the reader found, in which a tensor is {"type", "shape", "begin": its byte of DATA}. Prints
+// null for a path that is not the reader's, {"error": …} for one that it refuses. ORDER: a file of names, one
+// a line: the parameters in the model's order.
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>

@@ -1,0 +1,471 @@
+"""Checkpoints of trainers, written by Accelerate, transformers' Trainer and torch, compared with what torch loads from them.
+
+Lightning is no requirement of ours: its files are written in its layout, and by Lightning itself where it is installed.
+"""
+import importlib.util
+import io
+import json
+import random
+import re
+import shutil
+import tempfile
+import unittest
+import warnings
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import torch
+import transformers
+from accelerate import Accelerator
+from safetensors.torch import load_file
+from torch import nn
+from trainers_testing import TrainersTest
+
+warnings.filterwarnings("ignore")
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(11, 6)
+        self.fc = nn.Linear(6, 7)
+        self.norm = nn.BatchNorm1d(7)
+        self.fc2 = nn.Linear(7, 6)
+        self.register_buffer("places", torch.arange(5))
+
+    def forward(self, x):
+        return self.fc2(self.norm(self.fc(self.embed(x))))
+
+
+def trained(make=lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2), steps=3, model=None):
+    torch.manual_seed(0)
+    model = model or Model()
+    optimizer = make(model)
+    for _ in range(steps):
+        model(torch.randint(0, 11, (5,))).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+def decay_groups(model):
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    return torch.optim.AdamW([{"params": [p for _, p in named if p.dim() >= 2], "weight_decay": 0.1},
+                              {"params": [p for _, p in named if p.dim() < 2], "weight_decay": 0.0}], lr=1e-2)
+
+
+def by_name(model, optimizer):
+    return {name: optimizer.state[p] for name, p in model.named_parameters() if p in optimizer.state}
+
+
+def order_of(model):
+    return [name for name, _ in model.named_parameters()]
+
+
+class Files(TrainersTest):
+    """What programs write with torch.save."""
+
+    def save(self, state, **options):
+        path = self.folder / "checkpoint.pt"
+        torch.save(state, path, **options)
+        return path
+
+    def assert_is(self, found, model, optimizer):
+        self.assert_same(found.entries(), model.state_dict())
+        self.assertEqual(found.names, order_of(model))
+        self.assert_states(found, by_name(model, optimizer))
+
+    def test_usual_keys(self):
+        model, optimizer = trained()
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        for keys in (("model", "optimizer", "scheduler", "step"), ("state_dict", "optim", "lr_scheduler", "iteration"),
+                     ("model_state_dict", "optimizer_state_dict", "scheduler_state_dict", "global_step")):
+            for legacy in (False, True):
+                state = dict(zip(keys, (model.state_dict(), optimizer.state_dict(), scheduler.state_dict(), 3), strict=True))
+                found = self.read("trainer", self.save({**state, "epoch": 1, "args": {"lr": 0.1, "name": "run"}},
+                                                       _use_new_zipfile_serialization=not legacy))
+                self.assert_is(found, model, optimizer)
+                self.assertEqual(sorted(found.buffers), ["norm.num_batches_tracked", "norm.running_mean",
+                                                         "norm.running_var", "places"])
+                self.assertEqual((found["global_steps"], found["lr_scheduler"]["step_size"], found["optimizer"]), (3, 2, "AdamW"))
+                self.assertEqual(found["client_state"], {"epoch": 1, "args": {"lr": 0.1, "name": "run"}, keys[3]: 3})
+                self.assertEqual(found["groups"][0]["betas"], [0.9, 0.999])
+                self.assert_all_read(found)
+
+    def test_optimizers(self):
+        for name, make in {"SGD": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, nesterov=True),
+                           "Adam": lambda m: torch.optim.Adam(m.parameters(), amsgrad=True),
+                           "Adagrad": lambda m: torch.optim.Adagrad(m.parameters()),
+                           "RMSprop": lambda m: torch.optim.RMSprop(m.parameters(), momentum=0.1),
+                           "Adamax": lambda m: torch.optim.Adamax(m.parameters()),
+                           "Adadelta": lambda m: torch.optim.Adadelta(m.parameters())}.items():
+            model, optimizer = trained(make)
+            found = self.read("trainer", self.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}))
+            self.assert_is(found, model, optimizer)
+            self.assertEqual(found["optimizer"], name)
+
+    def test_names_of_the_optimizers_own(self):
+        model, optimizer = trained(lambda m: torch.optim.AdamW(list(m.named_parameters())[::-1]))
+        found = self.read("trainer", self.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}))
+        self.assert_is(found, model, optimizer)
+
+    def test_two_groups(self):
+        model, optimizer = trained(decay_groups)
+        found = self.read("trainer", self.save({"net": model.state_dict(), "optimizer": optimizer.state_dict()}))
+        self.assert_is(found, model, optimizer)
+        self.assertEqual({name: found.groups[name] for name in ("embed.weight", "fc.bias")}, {"embed.weight": 0, "fc.bias": 1})
+
+    def test_two_optimizers_of_one_model(self):
+        model, first = trained(lambda m: torch.optim.SGD(m.embed.parameters(), lr=0.1, momentum=0.9))
+        rest = [p for name, p in model.named_parameters() if not name.startswith("embed")]
+        _, second = trained(lambda m: torch.optim.AdamW(rest), model=model)
+        found = self.read("trainer", self.save({"model": model.state_dict(),
+                                                "optimizers": [first.state_dict(), second.state_dict()]}))
+        self.assert_states(found, {**by_name(model, first), **by_name(model, second)})
+        self.assertEqual(len(found["groups"]), 2)
+
+    def test_frozen_parameters(self):
+        model = Model()
+        model.embed.requires_grad_(False)
+        model, optimizer = trained(lambda m: torch.optim.AdamW([p for p in m.parameters() if p.requires_grad]), model=model)
+        found = self.read("trainer", self.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}))
+        self.assert_is(found, model, optimizer)
+        self.assertEqual(found.frozen, {"embed.weight"})
+
+    def test_wrappers_prefixes(self):
+        model, optimizer = trained()
+        for prefix in ("module.", "_orig_mod.", "module._orig_mod.", "_forward_module."):
+            state = {prefix + name: value for name, value in model.state_dict().items()}
+            found = self.read("trainer", self.save({"model": state, "optimizer": optimizer.state_dict()}))
+            self.assert_is(found, model, optimizer)
+        state = {name.replace("fc.", "fc._orig_mod."): value for name, value in model.state_dict().items()}
+        self.assert_is(self.read("trainer", self.save({"model": state, "optimizer": optimizer.state_dict()})), model, optimizer)
+
+    def test_tied_parameters(self):
+        model = Model()
+        model.out = nn.Linear(6, 11, bias=False)
+        model.out.weight = model.embed.weight
+        model, optimizer = trained(model=model)
+        found = self.read("trainer", self.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}))
+        self.assert_is(found, model, optimizer)
+        self.assertEqual(found.aliases, {"out.weight": "embed.weight"})
+
+    def test_groups_that_may_be_others_are_said(self):
+        model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)])
+        optimizer = torch.optim.AdamW([{"params": model[:2].parameters()}, {"params": model[2:].parameters()}])
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        path = self.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+        found = self.read("trainer", path)
+        self.assert_same(found.parameters, model.state_dict())
+        self.assertEqual(found.states, {})
+        self.assertIn("several orders of the model's parameters have these shapes", found["not_read"][0])
+
+    def test_what_is_not_read_is_said(self):
+        model, optimizer = trained()
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "ema": model.state_dict(),
+                 "rng": torch.get_rng_state(), "best": float("inf"), "args": transformers.GPT2Config().to_dict(),
+                 "path": Path("/data"), "names": {"a", "b"}}
+        found = self.read("trainer", self.save(state))
+        self.assert_is(found, model, optimizer)
+        lines = "\n".join(found["not_read"])
+        for word in ("ema", "rng", "best", "path"):
+            self.assertIn(f"checkpoint.pt: {word}", lines)
+        self.assertEqual(found["client_state"]["args"]["n_embd"], 768)
+        self.assertEqual(sorted(found["client_state"]["names"]), ["a", "b"])
+
+    def test_files_that_are_something_else(self):
+        for state in ({"epoch": 3}, [1, 2], {"optimizer": trained()[1].state_dict()}, trained()[0].state_dict()):
+            self.assertIsNone(self.ask("trainer", self.save(state)))
+        (self.folder / "text.pt").write_text("hello")
+        self.assertIsNone(self.ask("trainer", self.folder / "text.pt"))
+        self.assertIsNone(self.ask("trainer", self.folder))
+
+    def test_a_whole_module_is_refused(self):
+        self.assert_refused("trainer", self.save({"model": Model(), "epoch": 1}), "expected its state_dict()")
+
+    def test_damage(self):
+        model, optimizer = trained()
+        path = self.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+        content = path.read_bytes()
+        for size in (len(content) // 2, len(content) - 30):
+            path.write_bytes(content[:size])
+            self.assertFalse(self.ask("trainer", path))  # no archive: its directory is at the end
+        state = optimizer.state_dict()
+        state["param_groups"][0]["params"][1] = 0
+        self.assert_refused("trainer", self.save({"model": model.state_dict(), "optimizer": state}), "#0 is there twice")
+
+
+class Lightning(TrainersTest):
+    def state(self):
+        model, optimizer = trained()
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        return model, optimizer, {
+            "epoch": 1, "global_step": 3, "pytorch-lightning_version": "2.6.6",
+            "state_dict": {f"model.{name}": value for name, value in model.state_dict().items()},
+            "loops": {"fit_loop": {"state_dict": {}, "epoch_progress": {"total": {"ready": 1}}}},
+            "callbacks": {"ModelCheckpoint{'monitor': None}": {"best_model_score": torch.tensor(0.5), "dirpath": "/x"}},
+            "optimizer_states": [optimizer.state_dict()], "lr_schedulers": [scheduler.state_dict()],
+            "MixedPrecision": {"scale": 1024.0, "growth_factor": 2.0, "_growth_tracker": 3},
+            "hparams_name": "kwargs", "hyper_parameters": {"lr": 0.01}}
+
+    def test_a_file(self):
+        model, optimizer, state = self.state()
+        torch.save(state, self.folder / "epoch=1-step=3.ckpt")
+        found = self.read("trainer", self.folder / "epoch=1-step=3.ckpt")
+        self.assert_same(found.entries(), state["state_dict"])
+        self.assert_states(found, {f"model.{name}": value for name, value in by_name(model, optimizer).items()})
+        self.assertEqual((found["format"], found["version"], found["global_steps"]), ("Lightning", "2.6.6", 3))
+        self.assertEqual(found["lr_scheduler"]["step_size"], 2)
+        self.assertEqual((found["loss_scaler"]["cur_scale"], found["client_state"]["epoch"]), (1024.0, 1))
+        self.assertEqual(found["client_state"]["hyper_parameters"], {"lr": 0.01})
+        self.assert_all_read(found)
+
+    def test_a_folder(self):
+        import torch.distributed.checkpoint as dcp
+        model, optimizer, state = self.state()
+        named = optimizer.state_dict()
+        named["state"] = dict(zip(order_of(model), named["state"].values(), strict=True))
+        named["param_groups"][0]["params"] = order_of(model)
+        del state["state_dict"], state["optimizer_states"]
+        path = self.folder / "step.ckpt"
+        dcp.save({"model": model.state_dict(), "optimizer_0": named}, checkpoint_id=path, no_dist=True)
+        torch.save(state, path / "meta.pt")
+        found = self.read("trainer", path)
+        self.assert_same(found.entries(), model.state_dict())
+        self.assert_states(found, by_name(model, optimizer))
+        self.assertEqual((found["format"], found["global_steps"], found["lr_scheduler"]["step_size"]), ("Lightning", 3, 2))
+        self.assert_all_read(found)
+
+    @unittest.skipUnless(importlib.util.find_spec("lightning"), "lightning is not installed")
+    def test_lightning_itself(self):
+        import lightning
+
+        class Module(lightning.LightningModule):
+            def __init__(self):
+                super().__init__()
+                self.save_hyperparameters({"lr": 0.01})
+                self.model = Model()
+
+            def training_step(self, batch, _):
+                return self.model(batch[0]).square().sum()
+
+            def configure_optimizers(self):
+                optimizer = decay_groups(self)
+                return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 2)]
+
+        data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randint(0, 11, (20,))), batch_size=5)
+        trainer = lightning.Trainer(max_epochs=2, accelerator="cpu", logger=False, default_root_dir=self.folder,
+                                    enable_progress_bar=False, enable_model_summary=False)
+        module = Module()
+        trainer.fit(module, data)
+        path = self.folder / "it.ckpt"
+        trainer.save_checkpoint(path)
+        found = self.read("trainer", path)
+        self.assert_same(found.entries(), module.state_dict())
+        self.assert_states(found, by_name(module, trainer.optimizers[0]))
+        self.assertEqual((found["global_steps"], found["client_state"]["epoch"]), (8, 2))
+        self.assertEqual(len(found["not_read"]), 1)  # ModelCheckpoint's kth_value, which is infinite
+        self.assertIn("kth_value: a number that JSON does not have", found["not_read"][0])
+
+
+class Accelerate(TrainersTest):
+    def save(self, make=decay_groups, model=None, safe=True):
+        accelerator = Accelerator(cpu=True)
+        model, optimizer = trained(make, model=model)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+        accelerator.register_for_checkpointing(torch.optim.lr_scheduler.StepLR(optimizer.optimizer, 7))
+        accelerator.save_state(self.folder / "saved", safe_serialization=safe)
+        return model, optimizer.optimizer, self.folder / "saved"
+
+    def assert_rest(self, found):
+        self.assertEqual((found["format"], found["optimizer"]), ("Accelerate", "AdamW"))
+        self.assertEqual(found["lr_scheduler"]["step_size"], 2)
+        self.assertEqual(found["client_state"]["custom_checkpoint_0"]["step_size"], 7)
+
+    def test_pytorch_model_bin(self):
+        model, optimizer, path = self.save(safe=False)
+        found = self.read("trainer", path)
+        self.assert_same(found.entries(), model.state_dict())
+        self.assert_states(found, by_name(model, optimizer))
+        self.assert_rest(found)
+        self.assertEqual(found["not_read"], ["random_states_0.pkl: states of generators of random numbers"])
+
+    def test_safetensors_need_the_order(self):
+        model, optimizer, path = self.save()
+        found = self.read("trainer", path)
+        self.assert_same(found.entries(), model.state_dict())
+        self.assertEqual(found.states, {})
+        self.assertIn("the file of the weights does not have the model's order", "\n".join(found["not_read"]))
+        self.assert_rest(found)
+        found = self.read("trainer", path, order_of(model))
+        self.assertEqual(found.names, order_of(model))
+        self.assert_states(found, by_name(model, optimizer))
+        swapped = [name for name, _ in model.named_parameters()][::-1]
+        found = self.read("trainer", path, swapped)
+        self.assertEqual(found.states, {})
+        self.assertIn("its shapes are not those of the model in order", "\n".join(found["not_read"]))
+
+    def test_safetensors_whose_shapes_differ(self):
+        model = nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 3), nn.Linear(3, 5))
+        model, optimizer, path = self.save(model=model)
+        found = self.read("trainer", path)
+        self.assert_states(found, by_name(model, optimizer))
+
+    def test_fsdp_full_state(self):
+        """As save_fsdp_model and save_fsdp_optimizer write it with FULL_STATE_DICT: names in place of numbers."""
+        model, optimizer = trained()
+        path = self.folder / "saved"
+        path.mkdir()
+        state = optimizer.state_dict()
+        torch.save(model.state_dict(), path / "pytorch_model_fsdp.bin")
+        torch.save({"state": dict(zip(order_of(model), state["state"].values(), strict=True)),
+                    "param_groups": [{**state["param_groups"][0], "params": order_of(model)}]}, path / "optimizer.bin")
+        torch.save({"step": 0}, path / "random_states_0.pkl")
+        torch.save({"step": 0}, path / "random_states_1.pkl")
+        found = self.read("trainer", path)
+        self.assert_same(found.entries(), model.state_dict())
+        self.assert_states(found, by_name(model, optimizer))
+        self.assertEqual(found["world_size"], 2)
+        (path / "pytorch_model_fsdp.bin").rename(path / "pytorch_model_fsdp_0_rank0.bin")
+        self.assert_refused("trainer", path, "use_dcp=False")
+
+    def test_the_newest_of_automatic_names(self):
+        _, _, path = self.save(safe=False)
+        for number in (2, 10, 9):
+            shutil.copytree(path, self.folder / "checkpoints" / f"checkpoint_{number}")
+        for folder in (self.folder, self.folder / "checkpoints"):
+            self.assertTrue(self.read("trainer", folder)["path"].endswith("checkpoint_10"))
+
+    def test_without_weights(self):
+        _, _, path = self.save()
+        (path / "model.safetensors").unlink()
+        self.assert_refused("trainer", path, "has no file of weights")
+        _, _, path = self.save()
+        (path / "optimizer.bin").write_bytes((path / "optimizer.bin").read_bytes()[:300])
+        self.assert_refused("trainer", path, "optimizer.bin")
+
+
+class HuggingFace(TrainersTest):
+    @classmethod
+    def setUpClass(cls):
+        cls._saved = tempfile.TemporaryDirectory(prefix="tessera_trainer_")
+        cls.addClassCleanup(cls._saved.cleanup)
+        cls.saved = Path(cls._saved.name)
+        config = transformers.GPT2Config(vocab_size=31, n_positions=16, n_embd=8, n_layer=2, n_head=2)
+        torch.manual_seed(0)
+        cls.model = transformers.GPT2LMHeadModel(config)
+        rows = [{"input_ids": torch.randint(0, 31, (8,))} for _ in range(16)]
+        data = [{**row, "labels": row["input_ids"]} for row in rows]
+        arguments = transformers.TrainingArguments(
+            output_dir=str(cls.saved), max_steps=4, save_steps=2, per_device_train_batch_size=2, report_to=[], use_cpu=True,
+            weight_decay=0.01, logging_steps=1, disable_tqdm=True)
+        cls.trainer = transformers.Trainer(cls.model, arguments, train_dataset=data)
+        with redirect_stdout(io.StringIO()):
+            cls.trainer.train()
+
+    def assert_last(self, found):
+        self.assertEqual(found["path"], str(self.saved / "checkpoint-4"))
+        self.assert_same(found.parameters, load_file(self.saved / "checkpoint-4" / "model.safetensors"))
+        self.assertEqual(found.names, order_of(self.model))
+        self.assert_states(found, by_name(self.model, self.trainer.optimizer.optimizer))
+        self.assertEqual((found["format"], found["global_steps"], found["optimizer"]), ("Hugging Face Trainer", 4, "AdamW"))
+        self.assertEqual([group["weight_decay"] for group in found["groups"]], [0.01, 0.0])
+        self.assertEqual({found.groups[name] for name in found.names if "ln_" in name or "bias" in name}, {1})
+        self.assertEqual(found["lr_scheduler"]["last_epoch"], 4)
+        self.assertEqual(found["client_state"]["trainer_state"]["max_steps"], 4)
+        self.assertEqual(found["not_read"], ["rng_state.pth: states of generators of random numbers",
+                                             "training_args.bin: an object of the trainer's program"])
+
+    def test_the_newest(self):
+        self.assert_last(self.read("trainer", self.saved))
+        self.assert_last(self.read("trainer", self.saved / "checkpoint-4"))
+        self.assertEqual(self.read("trainer", self.saved / "checkpoint-2")["global_steps"], 2)
+
+    def copy(self):
+        return Path(shutil.copytree(self.saved, self.folder / "copy", dirs_exist_ok=True))
+
+    def test_an_architecture_that_is_not_known(self):
+        path = self.copy() / "checkpoint-4"
+        (path / "config.json").unlink()
+        found = self.read("trainer", path)
+        self.assertEqual(found.states, {})
+        self.assertIn("which it has by number", found["not_read"][0])
+        found = self.read("trainer", path, order_of(self.model))
+        self.assert_states(found, by_name(self.model, self.trainer.optimizer.optimizer))
+
+    def test_the_final_model_beside_the_checkpoints(self):
+        path = self.copy()
+        shutil.copy(path / "checkpoint-4" / "model.safetensors", path)
+        shutil.copy(path / "checkpoint-4" / "trainer_state.json", path)
+        self.assertEqual(self.read("trainer", path)["path"], str(path / "checkpoint-4"))
+        shutil.rmtree(path / "checkpoint-4")
+        shutil.rmtree(path / "checkpoint-2")
+        found = self.read("trainer", path)
+        self.assertEqual(found["global_steps"], 4)
+        self.assertIn("has no optimizer's state", found["not_read"][0])
+
+    def test_damage(self):
+        path = self.copy() / "checkpoint-4"
+        (path / "trainer_state.json").unlink()
+        (path / "optimizer.pt").unlink()
+        self.assert_refused("trainer", path.parent, "checkpoint-4 is the newest checkpoint", "give an older one")
+        path = self.copy() / "checkpoint-4"
+        (path / "model.safetensors").write_bytes((path / "model.safetensors").read_bytes()[:-8])
+        self.assert_refused("trainer", path, "model.safetensors", "truncated")
+        path = self.copy() / "checkpoint-4"
+        (path / "trainer_state.json").write_text('{"global_step": "many"}')
+        self.assert_refused("trainer", path, "trainer_state.json", "global_step")
+
+    def test_a_log_with_nan(self):
+        path = self.copy() / "checkpoint-4"
+        state = json.loads((path / "trainer_state.json").read_text())
+        state["log_history"] = [{"loss": float("nan"), "note": "NaN \\\" Infinity"}, {"loss": float("-inf")}]
+        (path / "trainer_state.json").write_text(json.dumps(state))
+        found = self.read("trainer", path)
+        self.assertEqual(found["client_state"]["trainer_state"]["log_history"],
+                         [{"loss": None, "note": "NaN \\\" Infinity"}, {"loss": None}])
+
+
+class Orders(unittest.TestCase):
+    """The lines of model_orders.cc are the orders of the installed transformers."""
+
+    SIZES = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
+             "max_position_embeddings": 16, "num_key_value_heads": 2, "n_embd": 16, "n_layer": 2, "n_head": 2, "ffn_dim": 24,
+             "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24, "word_embed_proj_dim": 16, "pad_token_id": 0}
+    CLASSES = {"gpt2": "GPT2LMHead GPT2ForSequenceClassification", "llama": "LlamaForCausalLM LlamaForSequenceClassification",
+               "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
+               "gemma": "GemmaForCausalLM", "gemma2": "Gemma2ForCausalLM", "gemma3_text": "Gemma3ForCausalLM",
+               "olmo2": "Olmo2ForCausalLM", "smollm3": "SmolLM3ForCausalLM", "phi3": "Phi3ForCausalLM", "phi": "PhiForCausalLM",
+               "gpt_neox": "GPTNeoXForCausalLM", "opt": "OPTForCausalLM",
+               "bert": "BertForMaskedLM BertForSequenceClassification BertForTokenClassification BertForQuestionAnswering Bert"
+                       "Model BertForPreTraining",
+               "distilbert": "DistilBertForMaskedLM DistilBertForSequenceClassification DistilBertForQuestionAnswering"}
+
+    @classmethod
+    def setUpClass(cls):
+        source = (ROOT / "checkpoint" / "foreign" / "model_orders.cc").read_text()
+        text = re.search(r"kLlamaWords =(.*?);", source, re.DOTALL)[1]
+        lines = re.findall(r'Architecture\{\s*"([^"]*)",\s*(kLlamaWords|(?:"[^"]*"\s*)+)\}', source)
+        words = {types: "".join(re.findall(r'"([^"]*)"', text if line == "kLlamaWords" else line)) for types, line in lines}
+        cls.orders = {kind: line.split() for types, line in words.items() for kind in types.split()}
+
+    def test_every_architecture(self):
+        self.assertEqual(sorted(self.orders), sorted(self.CLASSES))
+        for kind, classes in self.CLASSES.items():
+            places = {word: place for place, word in enumerate(self.orders[kind])}
+            self.assertEqual(len(places), len(self.orders[kind]), kind)
+            for name in classes.replace("GPT2LMHead ", "GPT2LMHeadModel ").split():
+                with torch.device("meta"):
+                    model = getattr(transformers, name)(transformers.CONFIG_MAPPING[kind](**self.SIZES))
+                names = order_of(model)
+                shuffled = random.Random(0).sample(names, len(names))
+                ordered = sorted(shuffled, key=lambda name, places=places: [
+                    (0, int(part)) if part.isdigit() else (1, places[part]) for part in name.split(".")])
+                self.assertEqual(ordered, names, name)
+
+
+if __name__ == "__main__":
+    unittest.main()
