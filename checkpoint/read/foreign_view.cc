@@ -15,7 +15,7 @@ namespace {
 
 using nlohmann::json;
 
-int64_t numel_of(const std::vector<int64_t>& shape) {
+int64_t product_of(const std::vector<int64_t>& shape) {
   int64_t numel = 1;
   for (const int64_t size : shape) numel *= size;
   return numel;
@@ -141,7 +141,7 @@ void ForeignView::add(std::vector<DatasetRecord>& datasets, const std::string& n
                       .type = type,
                       .shape = shape,
                       .offset = offset,
-                      .bytes = numel_of(shape) * size_bytes(type)});
+                      .bytes = product_of(shape) * size_bytes(type)});
 }
 
 void ForeignView::read(const DatasetRecord& dataset, int64_t begin, std::span<std::byte> destination) const {

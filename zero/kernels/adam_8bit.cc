@@ -4,10 +4,10 @@
 #include <ATen/TensorOperators.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 
 #include "core/check.h"
+#include "core/every_cpu.h"
 #include "zero/kernels/parallel.h"
 
 namespace tessera::kernels {
@@ -42,59 +42,48 @@ std::array<float, 256> make_values(bool is_signed) {
   return array;
 }
 
-/// Finds the nearest value of a magnitude from 0 to 1 among ascending values. A table has the answer for the
-/// lower end of each range of floats with the same first 16 bits; at most two further values begin in it.
-class Nearest {
- public:
-  /// `values`: ascending, from 0.
-  explicit Nearest(const std::vector<float>& values) {
-    for (size_t i = 0; i + 1 < values.size(); ++i) middles_[i] = (values[i] + values[i + 1]) / 2;
-    std::fill(middles_.begin() + static_cast<int64_t>(values.size()) - 1, middles_.end(), 2.0F);
-    const auto search = [&](uint32_t bits) {
-      const auto x = std::bit_cast<float>(bits);
-      return static_cast<uint8_t>(std::lower_bound(middles_.begin(), middles_.end(), x) - middles_.begin());
-    };
-    for (uint32_t i = 0; i < kTable; ++i) {
-      table_[i] = search(i << 16);
-      TESSERA_CHECK(search((i << 16) | 0xffff) - table_[i] <= 2);
-    }
-  }
-  /// `x`: from 0 to 1.
-  uint8_t operator()(float x) const {
-    uint32_t at = table_[std::bit_cast<uint32_t>(x) >> 16];
-    at += x > middles_[at] ? 1 : 0;
-    at += x > middles_[at] ? 1 : 0;
-    return static_cast<uint8_t>(at);
-  }
-
- private:
-  static constexpr uint32_t kTable = 0x3f81;  // up to 1.0F
-  std::array<float, 260> middles_{};
-  std::array<uint8_t, kTable> table_{};
+/// Where a magnitude from 0 to 1 lies among the codes of its sign: below threshold 0 it is 0, above the last
+/// one 1, and between thresholds j and j + 1 in decade j, whose values are the middles of equal parts: so the
+/// nearest one is found by arithmetic, which vector instructions have.
+struct Decades {
+  static constexpr int kThresholds = kDecades + 1;
+  std::array<float, kThresholds> above{};  // halfway between the values on both sides
+  std::array<float, kThresholds> factor{},
+      offset{};                                      // the code is factor * magnitude + offset, rounded down,
+  std::array<int32_t, kThresholds> least{}, most{};  // and within these
 };
+
+Decades make_decades(int64_t first) {
+  const std::vector<float> values = positive_values(first);
+  Decades decades;
+  double below = 0;
+  int32_t code = 1;  // of the decade's first value; 0 is 0
+  for (size_t i = 0; i <= kDecades; ++i) {
+    const double lowest = values[static_cast<size_t>(code) - 1];
+    decades.above[i] = static_cast<float>((below + lowest) / 2);
+    decades.least[i] = decades.most[i] = code;
+    if (i == kDecades) break;  // 1 itself
+    const auto parts = static_cast<double>(first << i);
+    decades.factor[i] =
+        static_cast<float>(std::pow(10.0, kDecades - 1 - static_cast<double>(i)) / 0.9 * parts);
+    decades.offset[i] = static_cast<float>(code - 0.1 / 0.9 * parts);
+    code += static_cast<int32_t>(parts);
+    decades.most[i] = code - 1;
+    below = values[static_cast<size_t>(code) - 2];
+  }
+  decades.offset[kDecades] = static_cast<float>(code);
+  return decades;
+}
 
 struct Codebook {
   std::array<float, 256> values;
-  uint8_t zero;      // the code of 0
-  Nearest positive;  // codes from `zero` on
-  Nearest negative;  // codes from `zero` down; of magnitudes
+  int32_t zero;  // the code of 0
+  Decades decades;
 
   explicit Codebook(bool is_signed)
       : values(make_values(is_signed)),
-        zero(static_cast<uint8_t>(std::find(values.begin(), values.end(), 0.0F) - values.begin())),
-        positive(std::vector<float>(values.begin() + zero, values.end())),
-        negative(magnitudes(values, zero)) {}
-
-  static std::vector<float> magnitudes(const std::array<float, 256>& values, uint8_t zero) {
-    std::vector<float> found;
-    for (int i = zero; i >= 0; --i) found.push_back(-values[static_cast<size_t>(i)]);
-    found.front() = 0.0F;
-    return found;
-  }
-  uint8_t signed_code(float fraction) const {
-    return fraction < 0 ? static_cast<uint8_t>(zero - negative(-fraction))
-                        : static_cast<uint8_t>(zero + positive(fraction));
-  }
+        zero(static_cast<int32_t>(std::find(values.begin(), values.end(), 0.0F) - values.begin())),
+        decades(make_decades(is_signed ? 1 : 2)) {}
 };
 
 const Codebook& codebook(bool is_signed) {
@@ -128,31 +117,83 @@ struct Block {
   int64_t numel;
 };
 
+/// Writes the codes of `in` / `most`. `most` is above 0.
+TESSERA_EVERY_CPU void write_codes(const float* __restrict in, float most, const Codebook& book, int64_t n,
+                                   uint8_t* __restrict codes) {
+  const Decades& decades = book.decades;
+  const float scale = 1 / most;
+  const int32_t zero = book.zero, largest_negative = zero;
+  for (int64_t i = 0; i < n; ++i) {
+    const float x = std::abs(in[i]) * scale;
+    float factor = 0, offset = 0;
+    int32_t least = 0, greatest = 0;
+    for (int j = 0; j < Decades::kThresholds; ++j) {
+      const bool is_above = x > decades.above[static_cast<size_t>(j)];
+      factor = is_above ? decades.factor[static_cast<size_t>(j)] : factor;
+      offset = is_above ? decades.offset[static_cast<size_t>(j)] : offset;
+      least = is_above ? decades.least[static_cast<size_t>(j)] : least;
+      greatest = is_above ? decades.most[static_cast<size_t>(j)] : greatest;
+    }
+    int32_t code = static_cast<int32_t>(x * factor + offset);
+    code = code < least ? least : code;
+    code = code > greatest ? greatest : code;
+    const int32_t negative = code > largest_negative ? largest_negative : code;  // there is no -1
+    codes[i] = static_cast<uint8_t>(in[i] < 0 ? zero - negative : zero + code);
+  }
+}
+
+/// Brings the moments of a block up to date, and the weights by them.
+TESSERA_EVERY_CPU void update_values(const Formula& f, const float* __restrict first,
+                                     const float* __restrict second, const float* __restrict gradient,
+                                     int64_t n, float* __restrict m, float* __restrict v,
+                                     float* __restrict weights) {
+  for (int64_t i = 0; i < n; ++i) {
+    const float g = gradient[i];
+    m[i] = f.beta1 * first[i] + f.one_minus_beta1 * g;
+    v[i] = f.beta2 * second[i] + f.one_minus_beta2 * g * g;
+    const float denominator = std::sqrt(v[i]) / f.root_correction2 + f.eps;
+    weights[i] = weights[i] * f.keep - f.step_size * (m[i] / denominator);
+  }
+}
+
+TESSERA_EVERY_CPU float largest_magnitude(const float* __restrict in, int64_t n) {
+  constexpr int kLanes = 16;
+  std::array<float, kLanes> lanes{};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const float x = std::abs(in[i + lane]);
+      lanes[static_cast<size_t>(lane)] =
+          x > lanes[static_cast<size_t>(lane)] ? x : lanes[static_cast<size_t>(lane)];
+    }
+  for (; i < n; ++i) lanes[0] = std::max(lanes[0], std::abs(in[i]));
+  return *std::max_element(lanes.begin(), lanes.end());
+}
+
+void read_codes(const uint8_t* __restrict codes, float absmax, const Codebook& book, int64_t n,
+                float* __restrict out) {
+  for (int64_t i = 0; i < n; ++i) out[i] = book.values[codes[i]] * absmax;
+}
+
+void quantize_block(const float* in, const Codebook& book, int64_t n, uint8_t* codes, float* absmax) {
+  *absmax = largest_magnitude(in, n);
+  // 1 / a subnormal number is not finite: codes of such a block are zeros, as are its values next to any
+  // other.
+  if (*absmax < 1e-37F)
+    std::fill(codes, codes + n, static_cast<uint8_t>(book.zero));
+  else
+    write_codes(in, *absmax, book, n, codes);
+}
+
 void update_block(const Block& block, const Formula& f, const Codebook& first, const Codebook& second) {
-  std::array<float, kBlockNumel8bit> m, v;  // NOLINT(cppcoreguidelines-pro-type-member-init): written below
-  float most1 = 0, most2 = 0;
-  const float before1 = *block.absmax1, before2 = *block.absmax2;
-  for (int64_t i = 0; i < block.numel; ++i) {
-    const auto at = static_cast<size_t>(i);
-    const float g = block.gradient[i];
-    m[at] = f.beta1 * (first.values[block.codes1[i]] * before1) + f.one_minus_beta1 * g;
-    v[at] = f.beta2 * (second.values[block.codes2[i]] * before2) + f.one_minus_beta2 * g * g;
-  }
-  for (int64_t i = 0; i < block.numel; ++i) {
-    const auto at = static_cast<size_t>(i);
-    const float denominator = std::sqrt(v[at]) / f.root_correction2 + f.eps;
-    block.weights[i] = block.weights[i] * f.keep - f.step_size * (m[at] / denominator);
-    most1 = std::max(most1, std::abs(m[at]));
-    most2 = std::max(most2, v[at]);
-  }
-  *block.absmax1 = most1;
-  *block.absmax2 = most2;
-  for (int64_t i = 0; i < block.numel; ++i) {
-    const auto at = static_cast<size_t>(i);
-    block.codes1[i] = most1 > 0 ? first.signed_code(m[at] / most1) : first.zero;
-    block.codes2[i] =
-        most2 > 0 ? static_cast<uint8_t>(second.zero + second.positive(v[at] / most2)) : second.zero;
-  }
+  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init): written before they are read
+  alignas(64) std::array<float, kBlockNumel8bit> m, v, m_before, v_before;
+  read_codes(block.codes1, *block.absmax1, first, block.numel, m_before.data());
+  read_codes(block.codes2, *block.absmax2, second, block.numel, v_before.data());
+  update_values(f, m_before.data(), v_before.data(), block.gradient, block.numel, m.data(), v.data(),
+                block.weights);
+  quantize_block(m.data(), first, block.numel, block.codes1, block.absmax1);
+  quantize_block(v.data(), second, block.numel, block.codes2, block.absmax2);
 }
 
 /// (blocks, 256), the last one filled up with zeros.
@@ -172,7 +213,7 @@ void quantize(const at::Tensor& values, const Moment8bit& into, bool is_signed) 
   const at::Tensor blocks = in_blocks(values);
   const at::Tensor most = blocks.abs().amax(1);
   into.absmax.copy_(most);
-  const at::Tensor fractions = blocks / at::where(most > 0, most, at::ones_like(most)).unsqueeze(1);
+  const at::Tensor fractions = blocks / at::where(most >= 1e-37, most, at::ones_like(most)).unsqueeze(1);
   const at::Tensor known = values_on(values.device(), is_signed);
   const at::Tensor middles = (known.slice(0, 0, 255) + known.slice(0, 1)) / 2;
   into.codes.copy_(
@@ -183,7 +224,7 @@ void quantize(const at::Tensor& values, const Moment8bit& into, bool is_signed) 
 
 const std::array<float, 256>& code_values(bool is_signed) { return codebook(is_signed).values; }
 
-uint8_t code_of_zero(bool is_signed) { return codebook(is_signed).zero; }
+uint8_t code_of_zero(bool is_signed) { return static_cast<uint8_t>(codebook(is_signed).zero); }
 
 at::Tensor dequantize(const Moment8bit& moment, bool is_signed) {
   const at::Tensor fractions =
