@@ -194,10 +194,8 @@ class OptimizerBuilder {
       const std::string parameter = rest.substr(0, split), last = rest.substr(split + 1);
       if (!is_option)
         add_state(*item, parameter, last);
-      else if (std::optional<json> value = folder_.value(*item)) {
-        const size_t place = state_of(parameter);
-        flat_options_[place][last] = std::move(*value);
-      }
+      else if (std::optional<json> value = folder_.value(*item))
+        flat_options_[state_of(parameter)][last] = std::move(*value);
     }
     SavedOptimizer out;
     out.source = source_;

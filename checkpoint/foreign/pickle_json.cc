@@ -67,15 +67,12 @@ class Converter {
     json dict = json::object();
     for (size_t i = 0; i + 1 < value.items.size(); i += 2) {
       const PickleValue& key = *value.items[i];
-      std::string name;
-      if (key.kind == Kind::kString && is_utf8(key.text))
-        name = key.text;
-      else if (key.kind == Kind::kInt)
-        name = std::to_string(key.integer);
-      else {
+      const bool is_number = key.kind == Kind::kInt;
+      if (!is_number && (key.kind != Kind::kString || !is_utf8(key.text))) {
         leave_out(what, str("the key ", key.describe()));
         continue;
       }
+      const std::string name = is_number ? std::to_string(key.integer) : std::string(key.text);
       if (std::optional<json> member = convert(*value.items[i + 1], child_path(what, name), depth + 1))
         dict[name] = std::move(*member);
     }

@@ -2,6 +2,7 @@
 
 Lightning is no requirement of ours: its files are written in its layout, and by Lightning itself where it is installed.
 """
+import argparse
 import importlib.util
 import io
 import json
@@ -151,6 +152,26 @@ class Files(TrainersTest):
         self.assert_is(found, model, optimizer)
         self.assertEqual(found.aliases, {"out.weight": "embed.weight"})
 
+    def test_a_buffer_among_the_parameters(self):
+        """As nanoGPT has a mask of floating-point numbers in each layer, and names of torch.compile."""
+        class Layer(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+                self.register_buffer("mask", torch.tril(torch.ones(3, 3)))
+
+            def forward(self, x):
+                return self.b(self.a(x))
+
+        model, optimizer = trained(decay_groups, model=nn.Sequential(nn.Embedding(11, 6), Layer(), Layer()))
+        state = {f"_orig_mod.{name}": value for name, value in model.state_dict().items()}
+        found = self.read("trainer", self.save({"model": state, "optimizer": optimizer.state_dict(), "iter_num": 3,
+                                                "best_val_loss": torch.tensor(2.5), "model_args": {"n_layer": 2}}))
+        self.assert_same(found.entries(), model.state_dict())
+        self.assert_states(found, by_name(model, optimizer))
+        self.assertEqual(found.frozen, {"1.mask", "2.mask"})
+        self.assertEqual((found["global_steps"], found["client_state"]["best_val_loss"]), (3, 2.5))
+
     def test_groups_that_may_be_others_are_said(self):
         model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)])
         optimizer = torch.optim.AdamW([{"params": model[:2].parameters()}, {"params": model[2:].parameters()}])
@@ -166,11 +187,11 @@ class Files(TrainersTest):
         model, optimizer = trained()
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "ema": model.state_dict(),
                  "rng": torch.get_rng_state(), "best": float("inf"), "args": transformers.GPT2Config().to_dict(),
-                 "path": Path("/data"), "names": {"a", "b"}}
+                 "path": Path("/data"), "names": {"a", "b"}, "flags": argparse.Namespace(lr=0.1)}
         found = self.read("trainer", self.save(state))
         self.assert_is(found, model, optimizer)
         lines = "\n".join(found["not_read"])
-        for word in ("ema", "rng", "best", "path"):
+        for word in ("ema", "rng", "best", "path", "flags"):
             self.assertIn(f"checkpoint.pt: {word}", lines)
         self.assertEqual(found["client_state"]["args"]["n_embd"], 768)
         self.assertEqual(sorted(found["client_state"]["names"]), ["a", "b"])
