@@ -19,16 +19,23 @@ namespace tessera {
 using checkpoint::DatasetRecord;
 using checkpoint::Piece;
 
-static std::vector<std::string> names_of(const zero::Layout& layout) {
-  std::vector<std::string> names;
-  for (const zero::ParameterSpec& parameter : layout.parameters()) names.push_back(parameter.name);
-  return names;
+/// The trainable parameters by param group, as a client optimizer numbers them.
+static checkpoint::ParameterOrder order_of(const zero::Layout& layout) {
+  std::map<int, std::vector<std::string>> groups;
+  for (const zero::ParameterSpec& parameter : layout.parameters())
+    if (parameter.trainable) groups[parameter.group].push_back(parameter.name);
+  checkpoint::ParameterOrder order;
+  for (auto& [group, names] : groups) {
+    order.group_sizes.push_back(names.size());
+    order.names.insert(order.names.end(), names.begin(), names.end());
+  }
+  return order;
 }
 
 CheckpointLoader::CheckpointLoader(const std::string& directory, const std::string& tag,
                                    zero::ShardedModel& model, const LoadOptions& options)
     : checkpoint_(options.folders ? checkpoint::Checkpoint::open_part(directory, tag)
-                                  : checkpoint::Checkpoint::open(directory, tag, names_of(model.layout()))),
+                                  : checkpoint::Checkpoint::open(directory, tag, order_of(model.layout()))),
       model_(model),
       options_(options) {
   const checkpoint::SavedLayout& saved = checkpoint_.manifest().layout;

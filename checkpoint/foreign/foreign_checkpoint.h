@@ -110,14 +110,21 @@ class ForeignFiles {
 /// tensor, elements that are there twice or not at all, a state of another shape, a name twice.
 void check(const ForeignCheckpoint& checkpoint);
 
+/// The names of a model's parameters, by which the numbers that torch.optim gives to states are told.
+struct ParameterOrder {
+  std::vector<std::string> names;  ///< in the model's order; empty: not known
+  /// Where an optimizer is known that has the source's param groups: the number of parameters of each of its
+  /// groups, and `names` has these alone, one group after another.
+  std::vector<size_t> group_sizes = {};
+};
+
 /// Recognizes the format and reads all but the elements. `path`: what the format's own programs are given: a
 /// folder of checkpoints, one checkpoint's folder, or a file. `tag`: a checkpoint of the folder; empty: the
 /// newest by the format's own rule (`latest`, the highest checkpoint-N). nullopt: no format that is known.
 /// Throws CheckpointError for a checkpoint that is damaged, incomplete or of a kind that is not read.
-/// `order`: the names of the model's parameters in its order, for an optimizer's state that has numbers only
-/// and weights that are not in the model's order; empty: not known.
+/// `order`: for an optimizer's state that has numbers only, where the files do not tell which is which.
 std::optional<ForeignCheckpoint> read_foreign(const std::filesystem::path& path, const std::string& tag = "",
-                                              const std::vector<std::string>& order = {});
+                                              const ParameterOrder& order = {});
 
 // The readers of the formats. Each: nullopt when the path does not look like its format.
 std::optional<ForeignCheckpoint> read_deepspeed(const std::filesystem::path& path, const std::string& tag);
@@ -127,7 +134,7 @@ std::optional<ForeignCheckpoint> read_distributed(const std::filesystem::path& p
 /// What trainers write around models: Accelerate, the HF Trainer, Lightning, {"model": …, "optimizer": …}.
 /// `order`: as of read_foreign.
 std::optional<ForeignCheckpoint> read_trainer(const std::filesystem::path& path,
-                                              const std::vector<std::string>& order = {});
+                                              const ParameterOrder& order = {});
 /// A model: a Hugging Face folder, .safetensors, pytorch_model.bin with an index, a state dict's .pt.
 std::optional<ForeignCheckpoint> read_model(const std::filesystem::path& path);
 

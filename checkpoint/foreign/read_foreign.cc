@@ -9,7 +9,7 @@ namespace tessera::checkpoint {
 // universal folder is one of DeepSpeed's without the files of ranks. A model last: the folders of trainers
 // have one.
 std::optional<ForeignCheckpoint> read_foreign(const std::filesystem::path& path, const std::string& tag,
-                                              const std::vector<std::string>& order) {
+                                              const ParameterOrder& order) {
   std::error_code error;
   if (!std::filesystem::exists(path, error))
     throw CheckpointError(str(path.string(), " does not exist; expected a checkpoint's folder or file"));

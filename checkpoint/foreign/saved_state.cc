@@ -201,12 +201,34 @@ void reorder(ForeignCheckpoint& checkpoint, const std::vector<std::string>& name
   for (auto& [name, place] : places) place = moved[place];
 }
 
+/// Gives names to the states by their places in the groups of `order`. False: it has other groups or shapes.
+bool name_by_groups(const ForeignCheckpoint& checkpoint, SavedOptimizer& optimizer, const ModelOrder& order,
+                    const std::map<std::string, size_t>& places) {
+  std::vector<size_t> sizes;
+  for (const SavedGroup& group : optimizer.groups)
+    if (!group.members.empty()) sizes.push_back(group.members.size());
+  if (order.group_sizes.empty() || sizes != order.group_sizes) return false;
+  std::vector<std::pair<SavedState*, std::string>> found;
+  for (const SavedGroup& group : optimizer.groups) {
+    for (const size_t member : group.members) {
+      SavedState& state = optimizer.states[member];
+      const auto place = places.find(order.names[found.size()]);
+      if (place == places.end()) return false;
+      const ForeignParameter& parameter = checkpoint.parameters[place->second];
+      if (state.shape() && *state.shape() != parameter.weights.shape) return false;
+      found.emplace_back(&state, parameter.name);
+    }
+  }
+  for (auto& [state, name] : found) state->name = std::move(name);
+  return true;
+}
+
 /// Gives names to the states that have numbers. False: they cannot be told, and not_read says why.
 bool name_states(ForeignCheckpoint& checkpoint, SavedOptimizer& optimizer, const ModelOrder& order,
                  const std::map<std::string, size_t>& places) {
   const bool numbered = std::any_of(optimizer.states.begin(), optimizer.states.end(),
                                     [](const SavedState& one) { return one.name.empty(); });
-  if (!numbered) return true;
+  if (!numbered || name_by_groups(checkpoint, optimizer, order, places)) return true;
   std::vector<NamedShape> model;
   if (order.names.empty()) {
     for (const ForeignParameter& one : checkpoint.parameters) model.push_back({one.name, one.weights.shape});
@@ -217,6 +239,7 @@ bool name_states(ForeignCheckpoint& checkpoint, SavedOptimizer& optimizer, const
       const bool is_buffer = std::any_of(checkpoint.buffers.begin(), checkpoint.buffers.end(),
                                          [&](const auto& buffer) { return buffer.first == name; });
       if (is_buffer) continue;
+      if (at == places.end() && !order.group_sizes.empty()) continue;  // of an engine, which says so
       if (at == places.end())
         throw CheckpointError(str(checkpoint.path.string(), ": the order of the model's parameters has ",
                                   quoted_name(name), ", which the checkpoint does not have"));

@@ -51,9 +51,10 @@ void append(SavedOptimizer& to, SavedOptimizer more);
 
 /// What is known about the order in which a model has its parameters.
 struct ModelOrder {
-  bool is_entries = false;         ///< that of the state dict's entries
-  std::vector<std::string> names;  ///< all parameters in order; empty: not known
-  bool is_hugging_face = false;    ///< the optimizer's groups are those of the Hugging Face Trainer
+  bool is_entries = false;               ///< that of the state dict's entries
+  std::vector<std::string> names;        ///< all parameters in order; empty: not known
+  std::vector<size_t> group_sizes = {};  ///< see ParameterOrder
+  bool is_hugging_face = false;          ///< the optimizer's groups are those of the Hugging Face Trainer
 };
 
 /// Adds a file to the checkpoint's, if it is not there, and returns its index.

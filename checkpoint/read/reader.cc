@@ -90,7 +90,7 @@ fs::path find_checkpoint(const fs::path& directory, const std::string& tag) {
 
 /// nullopt: it is Tessera's, by the tag or by what else the directory has, or nobody's.
 static std::optional<ForeignCheckpoint> another_programs(const fs::path& directory, const std::string& tag,
-                                                         const std::vector<std::string>& order) {
+                                                         const ParameterOrder& order) {
   std::error_code error;
   if (!fs::exists(directory, error)) return std::nullopt;
   if (fs::is_directory(directory, error)) {
@@ -241,7 +241,7 @@ Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
 Checkpoint::~Checkpoint() = default;
 
 Checkpoint Checkpoint::open(const fs::path& directory, const std::string& tag,
-                            const std::vector<std::string>& order) {
+                            const ParameterOrder& order) {
   if (auto source = another_programs(directory, tag, order)) {
     auto impl = std::make_unique<Impl>();
     impl->path = source->path;

@@ -83,10 +83,9 @@ class Checkpoint {
   /// Reads the manifest and opens the files, up to 500 of them; checks
   /// that the ranks' files exist and have their saved lengths. Where the directory has no checkpoint of
   /// Tessera's: reads what another program has saved there (checkpoint/foreign/foreign_checkpoint.h), as a
-  /// manifest of one rank. `order`: the names of the model's parameters in its order, by which the numbers of
-  /// torch.optim's states are told; empty: as far as the files say. Throws CheckpointError.
+  /// manifest of one rank. `order`: see read_foreign(). Throws CheckpointError.
   static Checkpoint open(const std::filesystem::path& directory, const std::string& tag = "",
-                         const std::vector<std::string>& order = {});
+                         const ParameterOrder& order = {});
   /// The same without the check, for verify().
   static Checkpoint open_damaged(const std::filesystem::path& directory, const std::string& tag = "");
   /// Reads the manifest: files are opened when they are read, and may come until then.

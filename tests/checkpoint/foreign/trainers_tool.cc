@@ -86,7 +86,7 @@ std::optional<ForeignCheckpoint> read(const std::string& reader, const char* pat
     std::ifstream in(order_file);
     for (std::string line; std::getline(in, line);) order.push_back(line);
   }
-  return read_trainer(path, order);
+  return read_trainer(path, {.names = order, .group_sizes = {}});
 }
 
 }  // namespace
