@@ -38,14 +38,17 @@ std::optional<int64_t> schedule_steps(const ForeignCheckpoint& source) {
 
 /// Manifest::state, as the engine writes it (docs/checkpoint_format.md).
 json state_of(const ForeignCheckpoint& source) {
+  const int64_t skipped = source.skipped_steps.value_or(0);
   int64_t most_steps = 0;
+  for (const ForeignParameter& parameter : source.parameters)
+    most_steps = std::max(most_steps, parameter.steps);
+  const int64_t global_steps = source.global_steps.value_or(most_steps + skipped);
   json parameter_steps = json::array();
   for (const ForeignParameter& parameter : source.parameters) {
-    parameter_steps.push_back(parameter.steps);
-    most_steps = std::max(most_steps, parameter.steps);
+    // SGD of torch counts no updates; one with a momentum has had some.
+    const bool uncounted = parameter.steps == 0 && !parameter.states.empty();
+    parameter_steps.push_back(uncounted ? std::max<int64_t>(1, global_steps - skipped) : parameter.steps);
   }
-  const int64_t skipped = source.skipped_steps.value_or(0);
-  const int64_t global_steps = source.global_steps.value_or(most_steps + skipped);
   json scaler = {{"cur_scale", 65536.0}, {"cur_iter", 0}, {"last_overflow_iter", -1}, {"cur_hysteresis", 2}};
   if (source.loss_scaler && source.loss_scaler->is_object())
     for (auto& [key, value] : scaler.items())
@@ -59,7 +62,8 @@ json state_of(const ForeignCheckpoint& source) {
   state["schedule_steps"] = schedule_steps(source).value_or(std::max<int64_t>(0, global_steps - skipped));
   state["gradient_norm"] = nullptr;
   state["loss_scaler"] = scaler;
-  state["optimizer"] = {{"type", source.optimizer}, {"parameter_steps", parameter_steps}};
+  state["optimizer"] = {{"type", source.optimizer.empty() ? "unknown" : source.optimizer},
+                        {"parameter_steps", parameter_steps}};
   state["config"] = nullptr;
   state["client_state"] = source.client_state;
   // What only a foreign checkpoint has: CheckpointState's reader takes it from here.
