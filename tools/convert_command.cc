@@ -5,6 +5,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "checkpoint/consolidate/convert_checkpoint.h"
@@ -61,7 +62,7 @@ std::vector<json> scheduled_options(const checkpoint::Manifest& manifest) {
         state.at("config").dump(), {.world_size = manifest.world_size()}, "the checkpoint's config");
     std::vector<double> base_lrs;
     for (const OptimizerOptions& group : config::group_options(config.optimizer))
-      base_lrs.push_back(group.lr);
+      base_lrs.push_back(std::visit([](const auto& options) { return options.lr; }, group));
     const LrSchedule schedule(config.scheduler, base_lrs);
     const auto steps = state.at("schedule_steps").get<int64_t>();
     std::vector<json> options;
