@@ -28,7 +28,7 @@ namespace {
 using checkpoint::ConvertTarget;
 using nlohmann::json;
 
-constexpr int64_t kDefaultShardBytes = 5'000'000'000;  // as of `tessera consolidate`
+constexpr int64_t kShardBytes = 5'000'000'000;  // as of `tessera consolidate`
 
 struct ConvertFlags {
   std::string source;
@@ -67,9 +67,10 @@ std::vector<json> scheduled_options(const checkpoint::Manifest& manifest) {
     const auto steps = state.at("schedule_steps").get<int64_t>();
     std::vector<json> options;
     for (size_t group = 0; group < schedule.num_groups(); ++group) {
-      options.push_back({{"lr", schedule.lr(steps, group)}});
+      json& of_group = options.emplace_back(json::object());
+      of_group["lr"] = schedule.lr(steps, group);
       if (const auto betas = schedule.betas(steps, group))
-        options.back()["betas"] = {{"$tessera", "tuple"}, {"value", {betas->beta1, betas->beta2}}};
+        of_group["betas"] = {{"$tessera", "tuple"}, {"value", {betas->beta1, betas->beta2}}};
     }
     return options;
   } catch (const ConfigError&) {  // of another version, or it needs the number of steps of an epoch
@@ -90,7 +91,7 @@ void run(const ConvertFlags& flags) {
   options.output = flags.output;
   options.scheduled_options = scheduled_options;
   if (options.target == ConvertTarget::kSafetensors && options.output.extension() != ".safetensors")
-    options.max_shard_bytes = kDefaultShardBytes;  // a folder
+    options.max_shard_bytes = kShardBytes;  // a folder
   if (options.target == ConvertTarget::kTorch || options.target == ConvertTarget::kSafetensors)
     check_output("DST", flags.output, "");
 

@@ -21,7 +21,8 @@ import suite
 
 MOST = 1e-6
 # By optimizer, DeepSpeed's stages. Its stage 3 reads the states of Adam alone, and gives all groups the options of the first.
-OPTIMIZERS = {"AdamW": (1, 2, 3), "AdamW, two groups": (1, 2), "AdamW, amsgrad": (1, 2), "SGD": (1, 2), "Adagrad": (1, 2)}
+OPTIMIZERS = {"AdamW": (1, 2, 3), "AdamW, two groups": (1, 2), "AdamW, amsgrad": (1, 2), "SGD": (1, 2), "Adagrad": (1, 2),
+              "AdamW of the configuration": (1, 2, 3)}
 
 
 def losses(world, framework, given, folder):
@@ -44,7 +45,7 @@ def rows(optimizer):
     """(what goes on, its world, the target, the framework, what its program is told)"""
     for world in (1, 2):
         yield f"Tessera, resaved, stage 2, {world} ranks", world, "tessera", "tessera", {"stage": 2, "save": None}
-        for flatten in (False, True):
+        for flatten in (False, True) if optimizer != "AdamW of the configuration" else ():
             yield f"FSDP2{', flattened' * flatten}, {world} ranks", world, "dcp", "fsdp2", {"flatten": flatten}
         for stage in OPTIMIZERS[optimizer]:
             yield f"DeepSpeed, stage {stage}, {world} ranks", world, "universal", "deepspeed", {"stage": stage}

@@ -54,11 +54,14 @@ def make_optimizer(kind, model):
         return torch.optim.SGD(trained, lr=0.05, momentum=0.9, nesterov=True)
     if kind == "Adagrad":
         return torch.optim.Adagrad(trained, lr=0.05)
+    if kind == "AdamW of the configuration":
+        return None
     raise SystemExit(f"unknown optimizer {kind}")
 
 
 def make_scheduler(optimizer):
-    return torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.7)
+    """None where the configuration has one."""
+    return None if optimizer is None else torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.7)
 
 
 def batch(step, rank, world):
@@ -69,7 +72,10 @@ def batch(step, rank, world):
 
 
 def config(given, world):
-    return {"train_batch_size": BATCH, "train_micro_batch_size_per_gpu": BATCH // world, "zero_optimization": {"stage": given["stage"]},
+    by_itself = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "betas": [0.8, 0.95], "weight_decay": 0.1, "torch_adam": True}},
+                 "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 4, "total_num_steps": 20, "warmup_max_lr": 1e-2}}}
+    return {**(by_itself if given["optimizer"] == "AdamW of the configuration" else {}),
+            "train_batch_size": BATCH, "train_micro_batch_size_per_gpu": BATCH // world, "zero_optimization": {"stage": given["stage"]},
             "gradient_clipping": 0.0, "zero_allow_untested_optimizer": True, "steps_per_print": 1000}
 
 
