@@ -205,6 +205,13 @@ class Parser {
       state_.lr_scheduler = {{"last_batch_iteration", steps - 1}};  // DeepSpeed's count from -1
       return;
     }
+    const json* const params = find(state_.config["scheduler"], "params");
+    const json* const interval = params != nullptr ? find(*params, "interval") : nullptr;
+    if (interval != nullptr && *interval == "epoch") {
+      note(str("the place of the schedule (", *type,
+               ") is left out: it counts epochs, the checkpoint updates"));
+      return;
+    }
     json rates = json::array();
     for (const json& group : state_.groups)
       if (group.contains("lr")) rates.push_back(group["lr"]);

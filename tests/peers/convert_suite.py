@@ -85,6 +85,8 @@ def main():
         return 2
     well = True
     for optimizer in OPTIMIZERS:
+        if not any(re.search(given.only, f"{optimizer}: {name}") for name, *_ in rows(optimizer)):
+            continue
         with tempfile.TemporaryDirectory(prefix="tessera_convert_") as folder:
             well &= check(optimizer, given.command, given.only, Path(folder))
     return 0 if well else 1

@@ -152,8 +152,7 @@ TEST_F(ConvertCheckpoint, EachOperationFails) {
        {ConvertTarget::kTessera, ConvertTarget::kUniversal, ConvertTarget::kDistributed}) {
     constexpr size_t kMostTries = 100;  // of universal's many files not each operation
     size_t num_operations = 0;
-    for (size_t fatal = 0; fatal == 0 || fatal < num_operations;
-         fatal += 1 + num_operations / kMostTries) {
+    for (size_t fatal = 0; fatal == 0 || fatal < num_operations; fatal += 1 + num_operations / kMostTries) {
       ConvertOptions failing = options(target);
       failing.disk.sync = true;
       size_t count = 0;
@@ -254,6 +253,13 @@ TEST_F(ConvertCheckpoint, OptionsOfGroupsComeFromTheConfigurationWhereNoneWereSa
   EXPECT_EQ(state.groups[1]["lr"], 0.2);
   EXPECT_EQ(state.groups[1]["initial_lr"], 0.125);
   EXPECT_THAT(state.notes, IsEmpty());
+
+  json& schedule = manifest.state["config"]["scheduler"];
+  schedule = {{"type", "StepLR"}, {"params", {{"interval", "step"}}}};
+  EXPECT_EQ(training_state(manifest, "here", {}).lr_scheduler["last_epoch"], 6);
+  schedule["params"]["interval"] = "epoch";
+  EXPECT_TRUE(training_state(manifest, "here", {}).lr_scheduler.is_null());
+  schedule = {{"type", nullptr}};
 
   manifest.state["client_state"] = {
       {"tessera.encoding", 1},

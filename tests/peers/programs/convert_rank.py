@@ -60,8 +60,10 @@ def make_optimizer(kind, model):
 
 
 def make_scheduler(optimizer):
-    """None where the configuration has one."""
-    return None if optimizer is None else torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.7)
+    """None where the configuration has one. DeepSpeed makes another Adagrad of the one that it is given, which a schedule does not see."""
+    if optimizer is None:
+        return None
+    return torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=1.0 if isinstance(optimizer, torch.optim.Adagrad) else 0.7)
 
 
 def batch(step, rank, world):
