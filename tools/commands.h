@@ -21,5 +21,7 @@ void add_inspect_command(CLI::App& app, int& exit_code);
 /// `tessera consolidate DIR OUT`, also called zero_to_fp32 (DeepSpeed's name): a sharded checkpoint as one
 /// model.
 void add_consolidate_command(CLI::App& app);
+/// `tessera convert SRC DST --to FORMAT`: a checkpoint as DeepSpeed or FSDP2 would have written it.
+void add_convert_command(CLI::App& app);
 
 }  // namespace tessera::tools

@@ -71,6 +71,7 @@ int run(int num_given, char** given) {
   tools::add_predict_command(app);
   tools::add_launch_command(app, program, log, exit_code);
   tools::add_consolidate_command(app);
+  tools::add_convert_command(app);
   tools::add_inspect_command(app, exit_code);
   tools::add_doctor_command(app, exit_code);
   tools::add_memory_command(app, {argv + 1, argv + argc}, exit_code);

@@ -115,9 +115,7 @@ ConvertResult convert_checkpoint(const ConvertOptions& options) {
   count_tensors(checkpoint, result);
   TrainingState state;
   if (options.target != ConvertTarget::kTessera) {
-    state = training_state(
-        manifest, checkpoint.path().string(),
-        options.learning_rates ? options.learning_rates(manifest.state) : std::vector<double>());
+    state = training_state(manifest, checkpoint.path().string(), options.scheduled_options);
     result.notes = state.notes;
     note_extra_state(manifest, result.notes);
   }

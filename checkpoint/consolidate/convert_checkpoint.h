@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "checkpoint/manifest/manifest.h"
 #include "core/dtype.h"
 #include "core/files/disk.h"
 
@@ -43,9 +44,10 @@ struct ConvertOptions {
   /// others as they were saved. Not for kTessera and kUniversal, whose weights are fp32 masters.
   std::optional<DType> dtype;
   int64_t max_shard_bytes = 0;  ///< see ModelWriterOptions
-  /// Gives the rates of the param groups at this place of the configuration's schedule, by the checkpoint's
-  /// `state`; empty: not known. Needed of runs that were no Python programs: their checkpoints have none.
-  std::function<std::vector<double>(const nlohmann::json& state)> learning_rates;
+  /// Gives what the configuration's schedule has set in the options of each param group by then, such as
+  /// {"lr": 1e-4}; empty: not known. It is asked of runs that were no Python programs: their checkpoints have
+  /// the configuration alone.
+  std::function<std::vector<nlohmann::json>(const Manifest& manifest)> scheduled_options;
   DiskOptions disk;
   std::function<void(int64_t done, int64_t total)> progress;  ///< called with the bytes written and the total
 };

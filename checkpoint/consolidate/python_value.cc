@@ -132,10 +132,4 @@ void write_value(PickleWriter& pickle, const json& value) {
   }
 }
 
-const json& untagged(const json& value) {
-  if (value.is_object() && type_of(value) == "tuple")
-    if (const json* const list = list_in(value, "value")) return *list;
-  return value;
-}
-
 }  // namespace tessera::checkpoint

@@ -14,7 +14,4 @@ namespace tessera::checkpoint {
 std::string unwritable(const nlohmann::json& value);
 void write_value(PickleWriter& pickle, const nlohmann::json& value);
 
-/// What a plain value means: the list that is in a tuple, the value itself of everything else.
-const nlohmann::json& untagged(const nlohmann::json& value);
-
 }  // namespace tessera::checkpoint

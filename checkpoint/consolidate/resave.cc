@@ -4,7 +4,6 @@
 #include <filesystem>
 #include <list>
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include "checkpoint/checkpoint_error.h"
@@ -91,9 +90,6 @@ class UnitReader {
   std::function<void(int64_t)> progress_;
 };
 
-/// The blobs of one rank that another number of ranks can have.
-bool is_of_any_world(std::string_view dataset) { return dataset == blob_dataset("extra_state"); }
-
 }  // namespace
 
 void write_tessera(const Conversion& conversion) {
@@ -139,18 +135,11 @@ void write_tessera(const Conversion& conversion) {
     request.tensors.push_back(
         {record.name, dataset.type, dataset.shape, bytes.emplace_back(checkpoint.read_all(0, dataset))});
   }
-  std::list<std::string> left_out;
-  for (const DatasetRecord& dataset : manifest.rank_file(0).datasets) {
-    if (!is_blob_dataset(dataset.name)) continue;
-    const std::string name = dataset.name.substr(dataset.name.rfind('/') + 1);
-    if (manifest.world_size() == 1 || is_of_any_world(dataset.name))
-      request.blobs.push_back({name, bytes.emplace_back(checkpoint.read_all(0, dataset))});
-    else
-      left_out.push_back(name);
-  }
-  if (!left_out.empty())
-    conversion.result.notes.push_back(str("random numbers begin anew: the states of ", manifest.world_size(),
-                                          " ranks' generators are left out"));
+  for (const DatasetRecord& dataset : manifest.rank_file(0).datasets)
+    if (is_blob_dataset(dataset.name))
+      request.blobs.push_back({blob_name(dataset.name), bytes.emplace_back(checkpoint.read_all(0, dataset))});
+  if (manifest.world_size() > 1)
+    conversion.result.notes.push_back("random numbers and the extra state of modules are rank 0's");
   const SaveResult saved =
       save(request, [](const std::string& mine) { return std::vector<std::string>{mine}; });
   if (!saved.warning.empty()) conversion.result.notes.push_back(saved.warning);

@@ -82,8 +82,9 @@ size_t num_groups(const SavedLayout& layout) {
 /// Reads the state's parts one by one.
 class Parser {
  public:
-  Parser(const Manifest& manifest, const std::string& source, const std::vector<double>& rates)
-      : manifest_(manifest), where_(str(source, ": state")), rates_(rates) {}
+  Parser(const Manifest& manifest, const std::string& source,
+         const std::function<std::vector<json>(const Manifest&)>& scheduled)
+      : manifest_(manifest), where_(str(source, ": state")), scheduled_options_(scheduled) {}
 
   TrainingState parse() {
     const json& value = manifest_.state;
@@ -146,6 +147,8 @@ class Parser {
     const json defaults = torch_options(state_.optimizer);
     const size_t count = num_groups(manifest_.layout);
     const bool is_live = groups_ != nullptr && groups_->is_array() && groups_->size() >= count;
+    std::vector<json> scheduled;
+    if (!is_live && optimizer != nullptr && scheduled_options_) scheduled = scheduled_options_(manifest_);
     for (size_t group = 0; group < count; ++group) {
       const json configured = optimizer != nullptr ? configured_group(*optimizer, group) : json::object();
       json options = json::object();
@@ -157,7 +160,7 @@ class Parser {
             note(str("param group ", group, ": ", key, " is left out: it has ", lacking));
       } else {
         options = configured;
-        if (group < rates_.size()) options["lr"] = rates_[group];
+        if (group < scheduled.size()) options.update(scheduled[group]);
       }
       if (defaults.is_object())
         for (const auto& [key, value] : defaults.items())
@@ -174,7 +177,7 @@ class Parser {
             ": the checkpoint has no options of it; the program that goes on must set lr and the others"));
       state_.groups.push_back(std::move(options));
     }
-    if (!is_live && rates_.empty() && configured_schedule() != nullptr)
+    if (!is_live && scheduled.empty() && configured_schedule() != nullptr)
       note(
           "lr is the configuration's: the checkpoint does not have the schedule's rate; set it, or let a "
           "schedule set it");
@@ -202,6 +205,13 @@ class Parser {
       state_.lr_scheduler = {{"last_batch_iteration", steps - 1}};  // DeepSpeed's count from -1
       return;
     }
+    const json* const params = find(state_.config["scheduler"], "params");
+    const json* const interval = params != nullptr ? find(*params, "interval") : nullptr;
+    if (interval != nullptr && *interval == "epoch") {
+      note(str("the place of the schedule (", *type,
+               ") is left out: it counts epochs, the checkpoint updates"));
+      return;
+    }
     json rates = json::array();
     for (const json& group : state_.groups)
       if (group.contains("lr")) rates.push_back(group["lr"]);
@@ -210,7 +220,7 @@ class Parser {
 
   const Manifest& manifest_;
   std::string where_;
-  const std::vector<double>& rates_;
+  const std::function<std::vector<json>(const Manifest&)>& scheduled_options_;
   const json* groups_ = nullptr;
   const json* scheduler_ = nullptr;
   TrainingState state_;
@@ -219,8 +229,8 @@ class Parser {
 }  // namespace
 
 TrainingState training_state(const Manifest& manifest, const std::string& source,
-                             const std::vector<double>& learning_rates) {
-  return Parser(manifest, source, learning_rates).parse();
+                             const std::function<std::vector<json>(const Manifest&)>& scheduled_options) {
+  return Parser(manifest, source, scheduled_options).parse();
 }
 
 bool has_state(const json& group, const std::string& state) {

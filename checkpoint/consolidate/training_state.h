@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -27,10 +28,10 @@ struct TrainingState {
   std::vector<std::string> notes;                          ///< what is not above, a line each
 };
 
-/// `learning_rates`: of each group, where the checkpoint itself has none (see ConvertOptions). Throws
-/// CheckpointError for a state that is not one.
-TrainingState training_state(const Manifest& manifest, const std::string& source,
-                             const std::vector<double>& learning_rates);
+/// `scheduled_options`: see ConvertOptions; may be empty. Throws CheckpointError for a state that is not one.
+TrainingState training_state(
+    const Manifest& manifest, const std::string& source,
+    const std::function<std::vector<nlohmann::json>(const Manifest&)>& scheduled_options);
 
 /// Whether torch's optimizer has a state of this name for the parameters of a group with these options:
 /// SGD has a "momentum_buffer" where it has momentum.

@@ -39,6 +39,7 @@ using nlohmann::json;
 
 constexpr const char* kDeepSpeedVersion = "0.19.8";  // whose files these are
 constexpr double kUniversalVersion = 0.4;
+constexpr double kDefaultClipping = 1.0;
 constexpr const char* kFolderEnding = "_universal";
 constexpr const char* kLatestUniversal = "latest_universal";
 constexpr const char* kModelFile = "mp_rank_00_model_states.pt";
@@ -81,6 +82,12 @@ int64_t common_step(const Manifest& manifest, const TrainingState& state, std::v
     notes.push_back(str(without.size(), " parameters without an update (", without.front(),
                         without.size() > 1 ? ", …" : "", ") count ", step, " now, as DeepSpeed counts them"));
   return step;
+}
+
+std::optional<double> clipping_of(const json& config) {
+  const auto clipping = config.find("gradient_clipping");
+  return clipping != config.end() && clipping->is_number() ? std::optional(clipping->get<double>())
+                                                           : std::nullopt;
 }
 
 /// A tensor of the module, in the order of the model's file.
@@ -250,9 +257,7 @@ class UniversalFiles : public ArchiveSequence {
     pickle.end_dict();
     if (!state_.loss_scaler.is_null()) write_loss_scaler(pickle);
     pickle.text("overflow").boolean(false);
-    if (const auto clipping = state_.config.find("gradient_clipping");
-        clipping != state_.config.end() && clipping->is_number())
-      pickle.text("clip_grad").number(clipping->get<double>());
+    if (const auto clipping = clipping_of(state_.config)) pickle.text("clip_grad").number(*clipping);
     pickle.text("ds_version").text(kDeepSpeedVersion).end_dict();
     archive.pickle = pickle.finish();
     return archive;
@@ -394,6 +399,11 @@ void add_notes(const Conversion& conversion) {
   if (!has("exp_avg") || !has("exp_avg_sq"))
     notes.push_back(str("DeepSpeed ", kDeepSpeedVersion,
                         " loads this at stages 1 and 2; its stage 3 loads the states of Adam alone"));
+  const double clipping = clipping_of(state.config).value_or(kDefaultClipping);
+  if (clipping != kDefaultClipping)
+    notes.push_back(str("DeepSpeed ", kDeepSpeedVersion,
+                        " at stage 3 clips gradients as its own configuration says, by default at ",
+                        kDefaultClipping, ": give it \"gradient_clipping\": ", clipping));
   const auto differ = [&](const json& group) { return group != state.groups.front(); };
   if (std::any_of(state.groups.begin(), state.groups.end(), differ))
     notes.push_back(

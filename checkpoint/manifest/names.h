@@ -13,6 +13,8 @@ std::string rank_file_name(int rank);
 /// HDF5 path of a whole tensor, "/buffers/NAME", and of a blob, "/blobs/NAME" (see hdf5_name()).
 std::string tensor_dataset(const std::string& name);
 std::string blob_dataset(const std::string& name);
+/// The inverse of blob_dataset().
+std::string blob_name(std::string_view dataset);
 bool is_tensor_dataset(std::string_view dataset);
 bool is_blob_dataset(std::string_view dataset);
 

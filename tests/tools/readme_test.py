@@ -92,7 +92,7 @@ class ReadmeTest(ToolTest):
                     num_flags += 1
                     with self.subTest(page=page.name, command=name, flag=flag):
                         self.assertRegex(helps[name].out, rf"(?<![\w-]){re.escape(flag)}(?![\w-])")
-        self.assertLessEqual({"train", "eval", "predict", "launch", "inspect", "consolidate", "memory"}, set(helps))
+        self.assertLessEqual({"train", "eval", "predict", "launch", "inspect", "consolidate", "convert", "memory"}, set(helps))
         self.assertGreater(num_flags, 40)
 
 

@@ -1,0 +1,115 @@
+"""Converted checkpoints in the hands of torch: torch.distributed.checkpoint reads the distributed one, torch.load the files of DeepSpeed's
+universal one. Each has the bits of the consolidated model. That runs go on from them is shown by tests/peers/convert_suite.py.
+
+The path comes from ctest: CONSOLIDATE_TOOL. Runs with the Python of .deps/venv (`make test` installs its packages).
+"""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+TOOL = os.environ["CONSOLIDATE_TOOL"]
+SANITIZED = b"__asan_init" in Path(TOOL).read_bytes()  # then red zones and shadow count as the program's memory
+FROZEN = {"frozen.weight": torch.bfloat16, "frozen.table": torch.float16, "frozen.exact": torch.float64}
+STATES = ("exp_avg", "exp_avg_sq")
+
+
+def tool(*args):
+    return json.loads(subprocess.run([TOOL, *map(str, args)], capture_output=True, text=True, check=True).stdout or "null")
+
+
+def without_nan(tensor):
+    return tensor.nan_to_num(nan=0.125) if tensor.is_floating_point() else tensor
+
+
+class ConvertTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="tessera_convert_")
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def model(self, world):
+        """The consolidated model of a sample on so many ranks."""
+        tool("sample", self.folder / "checkpoints", world)
+        tool("consolidate", self.folder / "checkpoints", self.folder / "model.pt", "pt", "fp32")
+        return torch.load(self.folder / "model.pt", weights_only=True)
+
+    def same(self, found, expected, name):
+        """As the consolidated model has it, in fp32; but what is frozen, and buffers, are in their own types."""
+        self.assertEqual(found.shape, expected.shape, name)
+        self.assertEqual(found.dtype, FROZEN.get(name, found.dtype), name)
+        self.assertTrue(torch.equal(without_nan(found.to(expected.dtype)), without_nan(expected)), name)
+
+    def test_dcp_to_torch_save_gives_the_model_and_the_optimizer(self):
+        for world in (1, 2, 3):
+            model = self.model(world)
+            tool("convert", self.folder / "checkpoints", self.folder / "dcp", "dcp")
+            dcp_to_torch_save(self.folder / "dcp", self.folder / "dcp.pt")
+            found = torch.load(self.folder / "dcp.pt", weights_only=False)
+            self.assertEqual(set(found["model"]), set(model))
+            for name, tensor in model.items():
+                self.same(found["model"][name], tensor, name)
+            states = found["optimizer"]["state"]
+            self.assertEqual(set(states) & set(FROZEN), set())
+            self.assertIn("fc.weight", states)
+            for name, state in states.items():
+                self.assertEqual(set(state), {*STATES, "step"})
+                for key in STATES:
+                    self.assertEqual((state[key].shape, state[key].dtype), (model[name].shape, torch.float32))
+                self.assertEqual((state["step"].shape, state["step"].dtype), ((), torch.float32))
+            self.assertEqual([len(group["params"]) for group in found["optimizer"]["param_groups"]], [10, 1])
+
+    def test_universal_has_the_same_tensors(self):
+        model = self.model(3)
+        tool("convert", self.folder / "checkpoints", self.folder / "dcp", "dcp")
+        universal = Path(tool("convert", self.folder / "checkpoints", self.folder / "universal", "universal")["output"])
+        dcp_to_torch_save(self.folder / "dcp", self.folder / "dcp.pt")
+        states = torch.load(self.folder / "dcp.pt", weights_only=False)["optimizer"]["state"]
+        for name, state in states.items():
+            folder = universal / "zero" / name
+            self.same(torch.load(folder / "fp32.pt", weights_only=True)["param"], model[name], name)
+            for key in STATES:
+                self.same(torch.load(folder / f"{key}.pt", weights_only=True)["param"], state[key], f"{name}: {key}")
+            self.assertEqual(torch.load(folder / "step.pt", weights_only=True).shape, ())
+        for file, lacks in (("mp_rank_00_model_states.pt", set()), ("zero_pp_rank_0_mp_rank_00_model_states.pt", {*states, "head.weight"})):
+            saved = torch.load(universal / file, weights_only=False)
+            self.assertEqual(set(saved["module"]), set(model) - lacks)
+            self.assertEqual(saved["shared_params"], {"head.weight": "embedding.weight"})
+            self.assertEqual(set(saved["frozen_param_shapes"]), set(FROZEN))
+            self.assertEqual(set(saved["param_shapes"][0]) | set(saved["param_shapes"][1]), set(states))
+        self.same(saved["module"]["frozen.table"], model["frozen.table"], "frozen.table")
+
+    def test_the_model_has_the_type_that_is_asked_for(self):
+        model = self.model(2)
+        tool("convert", self.folder / "checkpoints", self.folder / "dcp", "dcp", "bf16")
+        wanted = {name: torch.empty(tensor.shape, dtype=torch.bfloat16) for name, tensor in model.items() if tensor.is_floating_point()}
+        dcp.load({"model": wanted}, checkpoint_id=self.folder / "dcp", no_dist=True)
+        metadata = dcp.FileSystemReader(self.folder / "dcp").read_metadata().state_dict_metadata
+        for name, tensor in wanted.items():
+            self.assertEqual(metadata[f"model.{name}"].properties.dtype, torch.bfloat16)
+            self.assertTrue(torch.equal(without_nan(tensor), without_nan(model[name].to(torch.bfloat16))), name)
+
+    def test_memory_does_not_grow_with_the_model(self):
+        """At most 64 MiB, in all, for models of 40 and of 200 MB."""
+        for target in ("dcp", "universal", "tessera"):
+            peaks = []
+            for count in (10, 50):
+                tool("layers", self.folder / str(count), 2, count)
+                report = tool("convert", self.folder / str(count), self.folder / f"{target}{count}", target)
+                self.assertGreater(report["bytes"], count * 4_000_000 - 1)
+                peaks.append(report["peak_kib"])
+            if not SANITIZED:
+                self.assertLess(max(peaks), 64 << 10, target)
+            self.assertLess(peaks[1] - peaks[0], 4 << 10, target)
+
+
+if __name__ == "__main__":
+    sys.dont_write_bytecode = True
+    unittest.main()

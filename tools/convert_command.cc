@@ -1,0 +1,166 @@
+#include <unistd.h>
+
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "checkpoint/consolidate/convert_checkpoint.h"
+#include "checkpoint/read/reader.h"
+#include "core/error.h"
+#include "core/log.h"
+#include "core/str.h"
+#include "core/utf8.h"
+#include "engine/config/optimizer.h"
+#include "engine/config/parse.h"
+#include "engine/optimizer/lr_schedule.h"
+#include "tools/commands.h"
+#include "tools/common/command_line.h"
+#include "train/report/progress.h"
+#include "train/run/run_path.h"
+
+namespace tessera::tools {
+namespace {
+
+using checkpoint::ConvertTarget;
+using nlohmann::json;
+
+constexpr int64_t kShardBytes = 5'000'000'000;  // as of `tessera consolidate`
+
+struct ConvertFlags {
+  std::string source;
+  std::string output;
+  std::string target;
+  std::string tag;
+  std::string dtype;
+};
+
+ConvertTarget parse_target(const std::string& word) {
+  if (const auto target = checkpoint::parse_convert_target(word)) return *target;
+  throw ConfigError(
+      str("--to ", word.empty() ? "''" : word, ": expected tessera, universal, dcp, pt or safetensors"));
+}
+
+DType parse_output_dtype(const std::string& word, ConvertTarget target) {
+  if (target == ConvertTarget::kTessera || target == ConvertTarget::kUniversal)
+    throw ConfigError(str("--dtype with --to ", name_of(target),
+                          ": its weights are fp32 masters; expected --to dcp, pt or safetensors"));
+  const auto dtype = parse_dtype(word);
+  if (dtype && dtype != DType::kFloat64) return *dtype;
+  throw ConfigError(str("--dtype ", word.empty() ? "''" : word, ": expected fp32, bf16 or fp16"));
+}
+
+/// The rates, and the betas of OneCycle, that the schedule of the checkpoint's configuration has for the next
+/// step.
+std::vector<json> scheduled_options(const checkpoint::Manifest& manifest) {
+  try {
+    const json& state = manifest.state;
+    const EngineConfig config = parse_engine_config(
+        state.at("config").dump(), {.world_size = manifest.world_size()}, "the checkpoint's config");
+    std::vector<double> base_lrs;
+    for (const OptimizerOptions& group : config::group_options(config.optimizer))
+      base_lrs.push_back(std::visit([](const auto& options) { return options.lr; }, group));
+    const LrSchedule schedule(config.scheduler, base_lrs);
+    const auto steps = state.at("schedule_steps").get<int64_t>();
+    std::vector<json> options;
+    for (size_t group = 0; group < schedule.num_groups(); ++group) {
+      json& of_group = options.emplace_back(json::object());
+      of_group["lr"] = schedule.lr(steps, group);
+      if (const auto betas = schedule.betas(steps, group))
+        of_group["betas"] = {{"$tessera", "tuple"}, {"value", {betas->beta1, betas->beta2}}};
+    }
+    return options;
+  } catch (const ConfigError&) {  // of another version, or it needs the number of steps of an epoch
+    return {};
+  } catch (const json::exception&) {
+    return {};
+  }
+}
+
+void run(const ConvertFlags& flags) {
+  if (flags.source.empty()) throw ConfigError("SRC is empty; expected the folder of a checkpoint");
+  if (flags.output.empty()) throw ConfigError("DST is empty; expected the name of a file or folder");
+  checkpoint::ConvertOptions options;
+  options.target = parse_target(flags.target);
+  if (!flags.dtype.empty()) options.dtype = parse_output_dtype(flags.dtype, options.target);
+  const train::RunPath path = train::find_run(flags.source, flags.tag);
+  options.directory = path.checkpoints;
+  options.output = flags.output;
+  options.scheduled_options = scheduled_options;
+  if (options.target == ConvertTarget::kSafetensors && options.output.extension() != ".safetensors")
+    options.max_shard_bytes = kShardBytes;  // a folder
+  if (options.target == ConvertTarget::kTorch || options.target == ConvertTarget::kSafetensors)
+    check_output("DST", flags.output, "");
+
+  constexpr int64_t kMegabyte = 1'000'000;
+  std::unique_ptr<train::ProgressBar> bar;
+  options.progress = [&](int64_t done, int64_t total) {
+    const train::BarState start{
+        .description = "convert", .total = (total + kMegabyte - 1) / kMegabyte, .unit = "MB"};
+    if (!bar)
+      bar = std::make_unique<train::ProgressBar>(train::display_for(std::cout, STDOUT_FILENO), start,
+                                                 /*keep=*/false);
+    bar->update(done == total ? start.total : done / kMegabyte);
+  };
+  const Logger log{LogOptions{}};
+  checkpoint::ConvertResult result;
+  checkpoint::read_latest_checkpoint(
+      path.checkpoints, path.tag,
+      [&](const std::string& line) {
+        bar.reset();
+        log.warning(line);
+      },
+      [&](const std::string& tag) {
+        options.tag = tag;
+        result = checkpoint::convert_checkpoint(options);
+      });
+  bar.reset();
+  std::cout << result.output.string() << ": " << flags.target << ", " << result.num_tensors
+            << " tensors of the model, " << format_count(result.numel) << " elements, from "
+            << result.checkpoint.string() << std::endl;
+  for (const std::string& note : result.notes) std::cout << "note: " << note << std::endl;
+  if (result.num_overflowed > 0 && options.dtype && *options.dtype != DType::kFloat32)
+    log.warning(str(result.output.string(), ": ", format_count(result.num_overflowed),
+                    result.num_overflowed == 1 ? " element is" : " elements are", " too large for ",
+                    name_of(*options.dtype), " and infinite now, first in ",
+                    quoted_name(result.first_overflowed)));
+}
+
+}  // namespace
+
+void add_convert_command(CLI::App& app) {
+  CLI::App* command = app.add_subcommand(
+      "convert", "Write a checkpoint as another program's, which goes on from it: DeepSpeed, FSDP2");
+  const auto flags = std::make_shared<ConvertFlags>();
+  command->add_option("SRC", flags->source, "Folder of a run, of its checkpoints, or of one of them")
+      ->required()
+      ->type_name("")
+      ->option_text(" ");
+  command
+      ->add_option(
+          "DST", flags->output,
+          "Folder of checkpoints (tessera, universal), a checkpoint's folder (dcp), or a model's file or "
+          "folder (pt, safetensors)")
+      ->required()
+      ->type_name("")
+      ->option_text(" ");
+  command
+      ->add_option("--to", flags->target,
+                   "universal: DeepSpeed's, for \"checkpoint\": {\"load_universal\": true}; dcp: "
+                   "torch.distributed.checkpoint, for FSDP2; tessera; pt, safetensors: the weights alone")
+      ->required()
+      ->type_name("FORMAT");
+  command->add_option("-t,--tag", flags->tag, "The checkpoint (default: the one SRC/latest names)")
+      ->type_name("TAG");
+  command
+      ->add_option(
+          "--dtype", flags->dtype,
+          "fp32, bf16 or fp16: of the model in dcp, pt and safetensors (default: fp32, the master weights)")
+      ->type_name("TYPE");
+  command->callback([flags] { run(*flags); });
+}
+
+}  // namespace tessera::tools
