@@ -52,7 +52,7 @@ class PageTest(ToolTest):
         params = "487654321"
         self.assert_succeeded(self.run_tool("memory", "--estimate", "--params", params, "--world", 8, "--precision", "fp32", "--out", "m"))
         source = random.Random(3)
-        worlds = [1, 2, 3] + [source.randrange(1, 5000) for _ in range(22)]
+        worlds = [1, 2, 3] + [source.randrange(1, 5000) for _ in range(9)]
         tiers = ["memory", "optimizer_disk", "all_disk", "gpu_optimizer_host", "gpu_all_host", "gpu_all_disk"]
         settings = [(source.choice(worlds), source.choice(["fp32", "bf16", "fp16"]), source.randrange(4), source.choice(tiers)) for _ in range(500)]
         script = "const settings = " + json.dumps(settings) + """;
@@ -91,7 +91,7 @@ class PageTest(ToolTest):
           set("limit", 16.5);
           return [...first, second, text("verdict"), document.querySelectorAll("#measured *").length];""")
         self.assertEqual(found, ["80", "135.0 GB of model state: does not fit on 80 GB; 55.0 GB are missing.", "16.9 GB of model state: fits on 80 GB.",
-                                 "16.9 GB of model state: does not fit on 16.5 GB; 370.3 MB are missing.", 0])
+                                 "16.9 GB of model state: does not fit on 16.5 GB; 375.0 MB are missing.", 0])
 
     def test_the_page_of_a_measurement(self):
         self.write("c.json", self.config(model={"type": "gpt", "dim": 64, "layers": 3, "heads": 4, "vocabulary": 256, "sequence": 64},
@@ -146,7 +146,7 @@ class PageTest(ToolTest):
         self.assertIn("This is the peak", found["heard"][0])
         self.assertRegex(found["heard"][1], r"1 of \d+: ")
         self.assertNotEqual(found["heard"][1], found["heard"][2])
-        self.assertIn("before forward", found["heard"][4])
+        self.assertRegex(found["heard"][4], r"^0\.\d+ ms, ")
         hovered = "\n".join(found["hovered"])
         for word in ("unit: unit 0", "module: ", "operator: aten::", "Backward0", "of optimizer state", "of parameters", "of activations"):
             self.assertIn(word, hovered)
