@@ -58,6 +58,16 @@ function(tessera_library name)
   endif()
 endfunction()
 
+# Compiles the text of FILE into TARGET, as the std::string_view NAME (with its namespace).
+function(tessera_embed_text target file name)
+  set(made "${CMAKE_CURRENT_BINARY_DIR}/${file}.cc")
+  add_custom_command(OUTPUT "${made}"
+    COMMAND ${CMAKE_COMMAND} "-DFROM=${CMAKE_CURRENT_SOURCE_DIR}/${file}" "-DTO=${made}" "-DNAME=${name}" -P "${PROJECT_SOURCE_DIR}/cmake/EmbedText.cmake"
+    DEPENDS "${file}" "${PROJECT_SOURCE_DIR}/cmake/EmbedText.cmake" VERBATIM)
+  target_sources(${target} PRIVATE "${made}")
+  set_source_files_properties("${made}" PROPERTIES SKIP_PRECOMPILE_HEADERS ON SKIP_UNITY_BUILD_INCLUSION ON)
+endfunction()
+
 # What tests are built of is compiled with -O1: less to compile; what is tested has -O2.
 function(tessera_test_options target)
   cmake_parse_arguments(PARSE_ARGV 1 ARG "TORCH;NN" "" "")

@@ -40,9 +40,9 @@ struct LoadedCheckpoint {
   /// One line each. Of Tessera's own checkpoints empty after a strict load; of another program's also what
   /// could not be taken over.
   std::vector<std::string> not_loaded;
-  /// Null, or of another program's checkpoint: {"format", "version", "groups", "lr_scheduler",
-  /// "global_samples", …}, as checkpoint/foreign/foreign_checkpoint.h has them.
-  nlohmann::json foreign;
+  /// The program that has saved it, where that is not Tessera. `client_state` is then as of a Python program:
+  /// {"client_state": what its caller gave, "tessera.param_groups", "tessera.lr_scheduler", …}.
+  std::string saved_by;
   int64_t bytes_read = 0;  ///< by this rank; loaded data is read twice: first verified, then copied
 };
 

@@ -12,6 +12,7 @@
 #include "comm/init/self.h"
 #include "core/memory/process_memory.h"
 #include "core/str.h"
+#include "engine/config/sharding_plan.h"
 #include "train/data/train_loader.h"
 #include "train/report/report.h"
 #include "train/run.h"
@@ -81,7 +82,43 @@ std::vector<MemorySample> downsample(const std::vector<MemorySample>& all) {
   return few;
 }
 
+/// What the formulas need, as tools/memory/counted_model.h counts it.
+ModelCount count_of(Engine& engine) {
+  const EngineConfig& config = engine.config();
+  ModelCount count{.num_states = static_cast<int>(engine.sharded_model().state_names().size()),
+                   .dtype = config.compute_dtype(),
+                   .accumulate = config.grad_accum_dtype.value_or(DType::kFloat32)};
+  const zero::Layout& layout = engine.sharded_model().layout();
+  for (int i = 0; i < layout.num_parameters(); ++i)
+    (layout.units()[static_cast<size_t>(layout.slice(i).unit)].trainable ? count.num_trainable
+                                                                         : count.num_frozen) +=
+        layout.parameters()[static_cast<size_t>(i)].numel();
+  return count;
+}
+
+std::string key_of(const zero::Tiers& tiers) {
+  if (!tiers.any_below_device()) return kTierSettings.front().key;
+  for (const TierSetting& setting : kTierSettings)
+    if (setting.tiers == tiers) return setting.key;
+  return "other";
+}
+
 }  // namespace
+
+void describe_engine(Engine& engine, MemoryTrial& trial) {
+  const EngineConfig& config = engine.config();
+  const comm::Communicator& comm = engine.comm();
+  trial.stage = config.zero.stage;
+  trial.rank = comm.rank();
+  trial.world_size = comm.size();
+  trial.device = engine.device().is_cpu() ? "cpu" : "cuda";
+  trial.backend = comm.backend();
+  trial.precision = precision_of(config);
+  trial.optimizer = type_of(config.optimizer.options);
+  trial.activations = config.activations.policy;
+  trial.tiers = key_of(plan_sharding(config, comm.size(), !engine.device().is_cpu()).tiers);
+  trial.model = count_of(engine);
+}
 
 int64_t MemoryTrial::model_state() const {
   int64_t sum = 0;
@@ -191,9 +228,10 @@ void measure_steps(Steps& steps, Engine& engine, const ZeroConfig& zero, MemoryM
   trial.held = meter.now();
   if (trial.device != "cpu") trial.rounding = trial.model_state() - state_on_device(engine);
   const auto start = Clock::now();
-  meter.record();
+  meter.record(&engine.sharded_model().layout());
   steps.run([&](const char* phase) { trial.phases.emplace_back(phase, seconds_since(start)); });
-  trial.timeline = downsample(meter.take_record());
+  trial.record = meter.take_record();
+  trial.timeline = downsample(trial.record.samples());
   trial.peak = meter.peak();
 }
 
@@ -218,10 +256,11 @@ MemoryTrial run_memory_trial(RunConfig run, const Registry& registry, const comm
 
   // A simulated rank trains on its own samples: the whole group's batch may be larger than the data.
   const bool alone = options.simulate_world > 0;
-  Steps steps(*task, engine, train_sampler(run, *task, alone ? 1 : comm->size(), alone ? 0 : comm->rank()),
-              data_loader_options(run.trainer, device));
+  TrainSampler sampler = train_sampler(run, *task, alone ? 1 : comm->size(), alone ? 0 : comm->rank());
+  trial.micro_batch = sampler.shape().micro_batch;
+  Steps steps(*task, engine, std::move(sampler), data_loader_options(run.trainer, device));
   meter.set_default_use(MemoryUse::kActivations);
-  trial.device = device.is_cpu() ? "cpu" : "cuda";
+  describe_engine(engine, trial);
   if (options.brief) {
     measure_briefly(steps, *comm, options.num_steps, trial);
   } else {
@@ -231,13 +270,6 @@ MemoryTrial run_memory_trial(RunConfig run, const Registry& registry, const comm
   trial.whole_peak = std::llround(peak_bytes());
   trial.code = std::llround(file_mapping_bytes());
 
-  trial.stage = run.engine.zero.stage;
-  trial.rank = comm->rank();
-  trial.world_size = comm->size();
-  trial.backend = comm->backend();
-  trial.precision = precision_of(run.engine);
-  trial.optimizer = type_of(run.engine.optimizer.options);
-  trial.activations = run.engine.activations.policy;
   trial.peak_reserved = meter.peak_reserved();
   return trial;
 }
@@ -273,6 +305,8 @@ nlohmann::ordered_json to_json(const MemoryTrial& trial) {
   json["precision"] = trial.precision;
   json["optimizer"] = trial.optimizer;
   json["activations"] = trial.activations;
+  json["micro_batch"] = trial.micro_batch;
+  json["tiers"] = trial.tiers;
   json["formula"] = to_json(trial.formula);
   json["model_state"] = trial.model_state();
   json["held"] = to_json(trial.held);
@@ -313,6 +347,8 @@ MemoryTrial memory_trial_of(const nlohmann::json& json) {
   trial.precision = json.at("precision");
   trial.optimizer = json.at("optimizer");
   trial.activations = json.at("activations");
+  trial.micro_batch = json.at("micro_batch");
+  trial.tiers = json.at("tiers");
   trial.formula = state_bytes_of(json.at("formula"));
   trial.held = bytes_of(json.at("held"));
   trial.rounding = json.at("rounding");

@@ -12,9 +12,15 @@
 #include "comm/init/init.h"
 #include "core/memory/memory_use.h"
 #include "engine/profile/memory_meter.h"
+#include "train/memory/memory_timeline.h"
+#include "train/memory/state_formulas.h"
 #include "train/task/registry.h"
 #include "train/task/trainer_config.h"
 #include "zero/plan/memory_model.h"
+
+namespace tessera {
+class Engine;
+}
 
 namespace tessera::train {
 
@@ -57,7 +63,9 @@ struct MemoryTrial {
   std::string backend;    ///< Communicator::backend()
   std::string precision;  ///< precision_of()
   std::string optimizer;
-  std::string activations;    ///< activation_checkpointing.policy
+  std::string activations;  ///< activation_checkpointing.policy
+  int64_t micro_batch = 1;
+  std::string tiers;          ///< TierSetting::key; "other": none of them
   zero::StateBytes formula;   ///< model state in memory
   MemoryBytes held;           ///< between steps
   int64_t rounding = 0;       ///< CUDA: by how much the model state's blocks in `held` exceed its tensors
@@ -74,11 +82,16 @@ struct MemoryTrial {
   double step_ms = 0;                  ///< median; the least of a brief trial
   std::vector<MemorySample> timeline;  ///< of one step; at most kMaxSamples, each the largest of its interval
   /// "forward", "backward", "step": when they begin, in seconds on the timeline.
-  std::vector<std::pair<std::string, double>> phases;
+  Phases phases;
   static constexpr size_t kMaxSamples = 150;
+  MemoryRecord record;  ///< of the same step, with every block; not in to_json()
+  ModelCount model;     ///< not in to_json()
 
   int64_t model_state() const;  ///< of `held`
 };
+
+/// Fills in what needs no measurement: what the engine and its configuration are, `tiers` and `model`.
+void describe_engine(Engine& engine, MemoryTrial& trial);
 
 /// Collective. Throws what run() throws.
 MemoryTrial run_memory_trial(RunConfig run, const Registry& registry, const comm::Environment& environment,

@@ -65,16 +65,11 @@ json state_of(const ForeignCheckpoint& source) {
   state["optimizer"] = {{"type", source.optimizer.empty() ? "unknown" : source.optimizer},
                         {"parameter_steps", parameter_steps}};
   state["config"] = nullptr;
-  state["client_state"] = source.client_state;
-  // What only a foreign checkpoint has: CheckpointState's reader takes it from here.
-  json& foreign = state["foreign"];
-  foreign["format"] = source.format;
-  foreign["version"] = source.version;
-  foreign["groups"] = source.groups;
-  foreign["has_loss_scaler"] = source.loss_scaler.has_value();
-  foreign["lr_scheduler"] = source.lr_scheduler.value_or(nullptr);
-  foreign["global_samples"] = source.global_samples ? json(*source.global_samples) : json(nullptr);
-  foreign["not_read"] = source.not_read;
+  // As the Python package writes it (python/tessera/checkpoints.py).
+  json& client = state["client_state"];
+  client = {{"client_state", source.client_state}, {"tessera.param_groups", source.groups}, {"tessera.encoding", 1}};
+  if (source.lr_scheduler) client["tessera.lr_scheduler"] = *source.lr_scheduler;
+  if (source.global_samples) client["tessera.global_samples"] = *source.global_samples;
   return state;
 }
 

@@ -27,6 +27,7 @@ LastFailure& last_failure() {
 MemoryForUnit::MemoryForUnit(const std::string& description)
     : outer_(std::exchange(current_unit, &description)) {}
 MemoryForUnit::~MemoryForUnit() { current_unit = outer_; }
+const std::string* MemoryForUnit::current() { return current_unit; }
 
 void note_allocation_failure(int64_t bytes, std::optional<int64_t> available,
                              std::optional<int64_t> total) noexcept {

@@ -27,6 +27,9 @@ class MemoryForUnit {
   MemoryForUnit(const MemoryForUnit&) = delete;
   MemoryForUnit& operator=(const MemoryForUnit&) = delete;
 
+  /// The description of this thread's innermost scope; null outside of all.
+  static const std::string* current();
+
  private:
   const std::string* outer_;
 };

@@ -1,5 +1,6 @@
 #include "engine/profile/memory_meter.h"
 
+#include <ATen/record_function.h>
 #include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
@@ -8,6 +9,9 @@
 #include <mutex>
 #include <unordered_map>
 #include <utility>
+
+#include "core/memory/allocation_failure.h"
+#include "engine/profile/operator_origin.h"
 
 namespace tessera {
 
@@ -23,9 +27,13 @@ class MemoryMeter::Books final : public c10::MemoryReportingInfoBase {
     if (device.type() != device_ || bytes == 0) return;
     const std::lock_guard lock(mutex_);
     peak_reserved_ = std::max(peak_reserved_, static_cast<int64_t>(total_reserved));
-    take_back(data);
+    const double seconds = recording_ ? std::chrono::duration<double>(Clock::now() - start_).count() : 0;
+    take_back(data, seconds);
     if (bytes > 0) {
-      const Block block{MemoryFor::current().value_or(default_use_), bytes};
+      const std::string* const unit = MemoryForUnit::current();
+      Block block{{.bytes = bytes, .use = MemoryFor::current().value_or(default_use_)}};
+      if (unit != nullptr) block.unit = intern(*unit);
+      if (recording_) begin_in_record(block, seconds);
       blocks_.emplace(data, block);
       now_[block.use] += bytes;
       total_ += bytes;
@@ -34,7 +42,6 @@ class MemoryMeter::Books final : public c10::MemoryReportingInfoBase {
         peak_ = now_;
       }
     }
-    if (recording_) record_.push_back({std::chrono::duration<double>(Clock::now() - start_).count(), now_});
   }
 
   void reportOutOfMemory(int64_t, size_t, size_t, c10::Device device) override {
@@ -68,32 +75,76 @@ class MemoryMeter::Books final : public c10::MemoryReportingInfoBase {
     const std::lock_guard lock(mutex_);
     return at_failure_;
   }
-  void record() {
+  void record(const zero::Layout* layout) {
+    const auto number = [this](const std::string& name) {
+      const std::lock_guard lock(mutex_);
+      return intern(name);
+    };
+    auto origin = std::make_unique<OperatorOrigin>(layout, number);
     const std::lock_guard lock(mutex_);
+    origin_ = std::move(origin);
+    record_ = {};
+    for (auto& [data, block] : blocks_) {
+      block.place = static_cast<int>(record_.blocks.size());
+      record_.blocks.push_back(block);
+    }
     recording_ = true;
     start_ = Clock::now();
-    record_ = {{0, now_}};
   }
-  std::vector<MemorySample> take_record() {
+  MemoryRecord take_record() {
     const std::lock_guard lock(mutex_);
+    if (recording_) record_.seconds = std::chrono::duration<double>(Clock::now() - start_).count();
     recording_ = false;
+    for (auto& [data, block] : blocks_) block.place = -1;
+    record_.names = names_;
     return std::exchange(record_, {});
+  }
+
+  /// Those of the meter that hears this thread, while it records; else null.
+  static OperatorOrigin* origin_here() {
+    const auto* books =
+        dynamic_cast<Books*>(c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE));
+    return books == nullptr ? nullptr : books->origin_.get();
   }
 
  private:
   using Clock = std::chrono::steady_clock;
-  struct Block {
-    MemoryUse use;
-    int64_t bytes;
+  struct Block : MemoryBlock {
+    int place = -1;     // in the record
+    uint64_t call = 0;  // OperatorOrigin::Place::call
   };
+
+  int intern(const std::string& name) {
+    const auto [entry, is_new] = numbers_.try_emplace(name, static_cast<int>(names_.size()));
+    if (is_new) names_.push_back(name);
+    return entry->second;
+  }
+
+  void begin_in_record(Block& block, double seconds) {
+    const OperatorOrigin::Place& origin = OperatorOrigin::here();
+    block.begin_s = seconds;
+    block.op = origin.op;
+    block.module = origin.module;
+    block.call = origin.call;
+    block.place = static_cast<int>(record_.blocks.size());
+    record_.blocks.push_back(block);
+    record_.changes.push_back({seconds, block.place, true});
+  }
 
   /// Also for a block whose end was not reported here: its address is allocated again. Unknown blocks are
   /// older than the meter.
-  void take_back(void* data) {
+  void take_back(void* data, double seconds) {
     const auto found = blocks_.find(data);
     if (found == blocks_.end()) return;
-    now_[found->second.use] -= found->second.bytes;
-    total_ -= found->second.bytes;
+    const Block& block = found->second;
+    now_[block.use] -= block.bytes;
+    total_ -= block.bytes;
+    if (recording_ && block.place >= 0) {
+      MemoryBlock& recorded = record_.blocks[static_cast<size_t>(block.place)];
+      recorded.end_s = seconds;
+      recorded.in_call = block.call != 0 && block.call == OperatorOrigin::here().call;
+      record_.changes.push_back({seconds, block.place, false});
+    }
     blocks_.erase(found);
   }
 
@@ -106,8 +157,23 @@ class MemoryMeter::Books final : public c10::MemoryReportingInfoBase {
   int64_t total_ = 0, peak_total_ = 0, peak_reserved_ = 0;
   bool recording_ = false;
   Clock::time_point start_;
-  std::vector<MemorySample> record_;
+  MemoryRecord record_;
+  std::vector<std::string> names_;
+  std::unordered_map<std::string, int> numbers_;  // of names_
+  std::unique_ptr<OperatorOrigin> origin_;        // stays after a record: a thread may be in an operator
 };
+
+namespace {
+
+std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function) {
+  if (OperatorOrigin* const origin = MemoryMeter::Books::origin_here()) origin->begin(function);
+  return nullptr;
+}
+void on_end(const at::RecordFunction& function, at::ObserverContext*) {
+  if (OperatorOrigin* const origin = MemoryMeter::Books::origin_here()) origin->end(function);
+}
+
+}  // namespace
 
 class MemoryMeter::Scope {
  public:
@@ -120,7 +186,9 @@ class MemoryMeter::Scope {
 
 MemoryMeter::MemoryMeter(c10::DeviceType device)
     : books_(std::make_shared<Books>(device)), scope_(std::make_unique<Scope>(books_)) {}
-MemoryMeter::~MemoryMeter() = default;
+MemoryMeter::~MemoryMeter() {
+  if (listens_) at::removeCallback(*listens_);
+}
 
 void MemoryMeter::set_default_use(MemoryUse use) { books_->set_default_use(use); }
 MemoryBytes MemoryMeter::now() const { return books_->now(); }
@@ -128,7 +196,35 @@ MemoryBytes MemoryMeter::peak() const { return books_->peak(); }
 void MemoryMeter::reset_peak() { books_->reset_peak(); }
 std::optional<MemoryBytes> MemoryMeter::at_failure() const { return books_->at_failure(); }
 int64_t MemoryMeter::peak_reserved() const { return books_->peak_reserved(); }
-void MemoryMeter::record() { books_->record(); }
-std::vector<MemorySample> MemoryMeter::take_record() { return books_->take_record(); }
+void MemoryMeter::record(const zero::Layout* layout) {
+  books_->record(layout);
+  // Autograd's threads take over this thread's callbacks.
+  listens_ = at::addThreadLocalCallback(
+      at::RecordFunctionCallback(on_start, on_end)
+          .needsInputs(true)
+          .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
+}
+MemoryRecord MemoryMeter::take_record() {
+  if (listens_) at::removeCallback(*std::exchange(listens_, std::nullopt));
+  return books_->take_record();
+}
+
+std::vector<MemorySample> MemoryRecord::samples() const {
+  MemorySample now;
+  for (const MemoryBlock& block : blocks) now.bytes[block.use] += block.bytes;
+  for (const Change& change : changes)
+    if (change.begins) {
+      const MemoryBlock& block = blocks[static_cast<size_t>(change.block)];
+      now.bytes[block.use] -= block.bytes;
+    }
+  std::vector<MemorySample> all = {now};
+  for (const Change& change : changes) {
+    const MemoryBlock& block = blocks[static_cast<size_t>(change.block)];
+    now.bytes[block.use] += change.begins ? block.bytes : -block.bytes;
+    now.seconds = change.seconds;
+    all.push_back(now);
+  }
+  return all;
+}
 
 }  // namespace tessera

@@ -10,6 +10,11 @@
 //
 // A thread's reports go to its meter, and so do those of the threads on which autograd continues its work. A
 // block that another thread frees stays counted until its address is allocated again.
+//
+// [Note: what a record knows of a block]
+// The unit is that of the MemoryForUnit scope around the allocation (core/memory/allocation_failure.h). While
+// a record is made, operators are heard too (operator_origin.h), so that a block has the operator and the
+// module that allocated it. Blocks that are older have neither.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -17,9 +22,11 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "core/memory/memory_use.h"
+#include "zero/plan/layout.h"
 
 namespace tessera {
 
@@ -27,6 +34,34 @@ namespace tessera {
 struct MemorySample {
   double seconds = 0;
   MemoryBytes bytes;
+};
+
+/// A block of memory that was held during a record. The names are places in MemoryRecord::names; -1: none.
+struct MemoryBlock {
+  int64_t bytes = 0;
+  MemoryUse use = MemoryUse::kOther;
+  double begin_s = 0;  ///< 0: it was there when the record began
+  double end_s = -1;   ///< -1: it was there when the record ended
+  int unit = -1;       ///< "unit 3 (a.weight … b.bias)"; of a buffer for several units the first
+  int module = -1;     ///< whose parameter was read last: "encoder.0.linear"; in backward that of the forward
+  int op = -1;         ///< the outermost operator, or node of backward: "aten::linear", "AddmmBackward0"
+  bool in_call = false;  ///< freed before `op` returned
+};
+
+/// What was allocated and freed from record() to take_record().
+struct MemoryRecord {
+  struct Change {
+    double seconds;
+    int block;  ///< place in `blocks`
+    bool begins;
+  };
+  double seconds = 0;               ///< the length
+  std::vector<MemoryBlock> blocks;  ///< those that were there at the beginning, and then by `begin_s`
+  std::vector<Change> changes;      ///< in the order in which they came
+  std::vector<std::string> names;
+
+  /// The bytes at the beginning and after each change.
+  std::vector<MemorySample> samples() const;
 };
 
 /// Counts this process's memory by what it is for. Constructed and destroyed on one thread; other calls may
@@ -51,15 +86,18 @@ class MemoryMeter {
   /// CUDA: the most bytes that libtorch's caching allocator had reserved, 0 on the CPU.
   int64_t peak_reserved() const;
 
-  /// Starts a record of every change; take_record() ends it.
-  void record();
-  std::vector<MemorySample> take_record();
+  /// Starts a record of every change; take_record() ends it. Both are called by the thread that runs the
+  /// model. `layout`: of the model whose modules are to be named; it lives until take_record().
+  void record(const zero::Layout* layout = nullptr);
+  MemoryRecord take_record();
+
+  class Books;
 
  private:
-  class Books;
   class Scope;
   std::shared_ptr<Books> books_;
   std::unique_ptr<Scope> scope_;
+  std::optional<uint64_t> listens_;  // at::CallbackHandle, while it records
 };
 
 }  // namespace tessera

@@ -224,7 +224,7 @@ std::tuple<std::string, std::string, std::vector<std::string>, std::string> load
       "load_module_strict=False loads what fits, and load_optimizer_states=False leaves the optimizer as it "
       "is";
   LoadedCheckpoint loaded = self.load_checkpoint(directory, tag, options);
-  return {loaded.path, loaded.client_state.dump(), std::move(loaded.not_loaded), loaded.foreign.dump()};
+  return {loaded.path, loaded.client_state.dump(), std::move(loaded.not_loaded), loaded.saved_by};
 }
 
 std::string save_checkpoint(PyEngine& self, const std::string& directory, const std::string& tag,

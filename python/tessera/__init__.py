@@ -18,6 +18,7 @@ from tessera.estimate import estimate
 from tessera.initialize import initialize
 from tessera.launch import launch, run_command
 from tessera.loss import chunked_cross_entropy
+from tessera.memory import memory_report
 from tessera.optimizer import Optimizer
 from tessera.zero import GatheredParameters
 
@@ -27,4 +28,4 @@ if _plugin.exists():
 
 __all__ = ["CheckpointError", "CommError", "ConfigError", "DataError", "DataLoader", "Engine", "Error", "GatheredParameters", "Optimizer",
            "__version__", "chunked_cross_entropy", "comm", "errors", "estimate", "initialize", "launch",
-           "optim", "run_command", "zero"]
+           "memory_report", "optim", "run_command", "zero"]

@@ -49,13 +49,11 @@ def load(engine: Any, load_dir: Any, tag: Any, load_module_strict: bool, load_op
         name = _tag_of(tag)
         return (folder_of(load_dir, "load_dir"), name or "", *flags.values()), {"tag": name, **flags}
 
-    path, text, not_loaded, foreign = engine._engine.load_checkpoint(*comm.agreed("load_checkpoint()", prepare))
+    path, text, not_loaded, saved_by = engine._engine.load_checkpoint(*comm.agreed("load_checkpoint()", prepare))
     engine._count_again()
-    state, source = _decoded(text), json.loads(foreign)
-    if source is not None:
-        state = _of_another_program(json.loads(text), source)
-        _warn(engine, f"load_checkpoint(): {path} is a checkpoint of {source['format']}{' ' * bool(source['version'])}{source['version']}"
-                      + (f"; not taken over: {_listed(not_loaded)}" if not_loaded else ""))
+    state = _decoded(text)
+    if saved_by:
+        _warn(engine, f"load_checkpoint(): {path} is a checkpoint of {saved_by}" + (f"; not taken over: {_listed(not_loaded)}" if not_loaded else ""))
     elif not_loaded:
         _warn(engine, f"load_checkpoint(load_module_strict=False): {path}: {_listed(not_loaded)}")
     if not load_module_only:
@@ -96,16 +94,6 @@ def _decoded(text):
     if not isinstance(state, dict) or "client_state" not in state:  # saved from C++
         return {"client_state": state}
     return {key: json_values.decode(value) for key, value in state.items()} if _ENCODING in state else state
-
-
-def _of_another_program(client_state, source):
-    """What `_load_python_state` takes, of DeepSpeed's checkpoint and the like. `source`: LoadedCheckpoint::foreign."""
-    state = {"client_state": client_state, _GROUPS_STATE: source["groups"]}
-    if source["lr_scheduler"] is not None:
-        state[_SCHEDULER_STATE] = source["lr_scheduler"]
-    if source["global_samples"] is not None:
-        state[_SAMPLES] = source["global_samples"]
-    return state
 
 
 def _load_python_state(engine, path, state, with_optimizer, with_schedule):

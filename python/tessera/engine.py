@@ -74,6 +74,7 @@ class Engine(EngineProperties, StepsScheduler):
         self.optimizer = self.lr_scheduler = self.training_dataloader = None
         self._in_no_sync = self._after_no_sync = self._applied = self._was_skipped = self._keeps_zero_gradients = False
         self._boundary = None  # of set_gradient_accumulation_boundary()
+        self.memory_record = self.recorded_timeline = None  # of memory.memory_report()
         self._reports = reports.reports_of(self, config)
         if not module.training:
             module.train()
@@ -278,6 +279,30 @@ class Engine(EngineProperties, StepsScheduler):
             raise Error(f"step(): parameter {unused[0]} has no gradient, and had one in an earlier step: after zero_grad(set_to_none=False) torch "
                         "would update it with zeros (weight decay and momentum go on), which is not built in; call zero_grad() without it, or "
                         "use the parameter in each loss")
+
+    def memory_timeline(self) -> dict[str, Any]:
+        """The memory of the step that `tessera.memory_report` has recorded last.
+
+        Returns
+        -------
+        dict
+            "blocks", each [begin, end, bytes, category, unit, module, operator], in nanoseconds from the beginning (0: it was there before;
+            None: it was there afterwards) and places in "categories" and "names" (-1: none); "phases"; "peak", with "total", "by_category"
+            and "alive", the blocks that were there.
+
+        Raises
+        ------
+        Error
+            Nothing was recorded.
+        """
+        if self.recorded_timeline is None:
+            raise Error("memory_timeline: nothing was recorded; expected `with tessera.memory_report(engine):` around a step before")
+        return self.recorded_timeline
+
+    def mark_phase(self, phase: str) -> None:
+        """Is called where forward, backward and step begin."""
+        if self.memory_record is not None:
+            self.memory_record.begin(phase)
 
     def destroy(self) -> None:
         """End the engine, and close its monitors: its module keeps whole parameters in memory of its own, as a plain module.

@@ -20,6 +20,11 @@ _meters = []  # one of the process, since allocators report to one; made for the
 _reporting = weakref.WeakSet()  # the Reports whose monitors are open
 
 
+def meter_of_process() -> "_engine.MemoryMeter | None":
+    """The one that `memory_breakdown` has made."""
+    return _meters[0] if _meters else None
+
+
 def meter_memory(parsed: _engine.Config, device: torch.device) -> None:
     """Begin to count this process's memory, before an engine is made, if the configuration has `memory_breakdown`."""
     if json.loads(parsed.resolved)["memory_breakdown"] and not _meters:
@@ -92,6 +97,8 @@ class Reports:
             if due and self._is_first:
                 _engine.log_info(f"[Rank 0] step={engine.global_steps}, skipped={engine.skipped_steps}, lr={engine.get_lr()}, mom={_momentum(engine)}")
             if self._meter and (due or not self._steps_per_print):
+                if self._monitored:
+                    self.write(engine.global_samples, [(f"Train/Samples/memory_peak_bytes/{use}", size) for use, size in self._meter.peak()])
                 peak = self._meter.take_peak()
                 if self._is_first:
                     _engine.log_info(f"[Rank 0] memory at the peak (MB) | {peak}")
@@ -172,6 +179,7 @@ def timed_forward(method):
     """Decorates `Engine.forward`."""
     @functools.wraps(method)
     def call(engine, *args, **kwargs):
+        engine.mark_phase("forward")
         if engine._reports is None or not engine.module.training:
             return method(engine, *args, **kwargs)
         return engine._reports.time("fwd", lambda: method(engine, *args, **kwargs))
@@ -182,6 +190,7 @@ def timed_backward(method):
     """Decorates `Engine.backward`, which returns the loss as it counts for the step."""
     @functools.wraps(method)
     def call(engine, *args, **kwargs):
+        engine.mark_phase("backward")
         if engine._reports is None:
             return method(engine, *args, **kwargs)
         loss = engine._reports.time("bwd", lambda: method(engine, *args, **kwargs))
@@ -194,6 +203,7 @@ def timed_step(method):
     """Decorates `Engine.step`."""
     @functools.wraps(method)
     def call(engine, *args, **kwargs):
+        engine.mark_phase("step")
         if engine._reports is None:
             return method(engine, *args, **kwargs)
         before = engine.global_steps

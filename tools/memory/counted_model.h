@@ -8,6 +8,7 @@
 #include "core/dtype.h"
 #include "core/log.h"
 #include "engine/config/config.h"
+#include "train/memory/state_formulas.h"
 #include "zero/plan/memory_model.h"
 
 namespace tessera::tools {
@@ -35,12 +36,7 @@ struct CountedModel {
   zero::StateBytes bytes_of(const zero::StateModel& state, int64_t world, zero::Tier tier) const;
 };
 
-inline constexpr zero::Tiers kOptimizerOnDisk{.optimizer = zero::Tier::kDisk};
-inline constexpr zero::Tiers kAllOnDisk{.parameters = zero::Tier::kDisk, .optimizer = zero::Tier::kDisk};
-inline constexpr zero::Tiers kOptimizerOnHost{.optimizer = zero::Tier::kHost,
-                                              .device_memory_is_separate = true};
-inline constexpr zero::Tiers kAllOnHost{
-    .parameters = zero::Tier::kHost, .optimizer = zero::Tier::kHost, .device_memory_is_separate = true};
+using train::kAllOnDisk, train::kAllOnHost, train::kOptimizerOnDisk, train::kOptimizerOnHost;
 
 /// The number of fp32 state tensors of the optimizer.
 int num_states_of(const OptimizerConfig& config);

@@ -12,9 +12,6 @@
 #include "core/environment/environment.h"
 #include "core/error.h"
 #include "core/files/disk.h"
-#include "core/files/input_file.h"
-#include "core/files/temporary_folder.h"
-#include "core/json/json_reader.h"
 #include "core/log.h"
 #include "core/str.h"
 #include "core/terminal.h"
@@ -28,6 +25,8 @@
 #include "tools/memory/fit_trials.h"
 #include "tools/memory/memory_estimate.h"
 #include "tools/memory/memory_report.h"
+#include "tools/memory/trial_ranks.h"
+#include "train/memory_page.h"
 #include "train/memory_trial.h"
 
 namespace tessera::tools {
@@ -41,6 +40,7 @@ struct MemoryFlags {
   std::optional<std::string> stages;  ///< unset: all at which the configuration's state may lie where it says
   int num_steps = 5;
   std::string out;
+  bool compare = false;
   int simulate_world = 0;
   int rank = 0;
   LaunchFlags launch;
@@ -97,13 +97,45 @@ int run_trial(const MemoryFlags& flags, const Logger& log) {
       run_config(flags, world_size, flags.trial.stage), tasks(), environment,
       {.num_steps = flags.num_steps, .simulate_world = flags.simulate_world, .simulate_rank = flags.rank},
       log);
-  replace_file(fs::path(flags.trial.folder) / str("stage", trial.stage, "_rank", trial.rank, ".json"),
-               to_json(trial).dump());
+  write_trial(flags.trial.folder, trial, /*timeline=*/!flags.out.empty());
   return 0;
 }
 
-train::MemoryTrial read_trial(const fs::path& path) {
-  return train::memory_trial_of(parse_json(InputFile(path).read_all()));
+/// Makes the folder of --out, if there is one.
+void make_out(const std::string& out) {
+  if (out.empty()) return;
+  std::error_code error;
+  fs::create_directories(out, error);
+  if (error) throw ConfigError(str("--out ", out, ": cannot be made: ", error.message()));
+}
+
+/// The files of --out.
+void write_files(const fs::path& out, const MemoryTrials& trials, const train::MemoryPage& page) {
+  replace_file(out / "memory.json", memory_json(trials).dump(1) + "\n");
+  replace_file(out / "memory.csv", memory_csv(trials));
+  replace_file(out / "memory.svg", memory_chart(trials));
+  replace_file(out / "memory.html", train::memory_page_html(page));
+  std::vector<std::pair<std::string, nlohmann::ordered_json>> timelines;
+  for (const auto* runs : {&page.runs, &page.variants})
+    for (const train::MeasuredRun& run : *runs) timelines.emplace_back(run.label, run.timeline);
+  replace_file(out / "memory_trace.json", train::memory_trace(timelines));
+  std::cout << "\nwritten: memory.html (the page), memory.svg (the chart), memory.json, memory.csv and\n"
+            << "memory_trace.json (for Perfetto) in " << out.string() << '\n';
+}
+
+/// --compare: returns the exit code of the first that fails.
+int compare(const MemoryFlags& flags, const TrialStart& start, train::MemoryPage& page, const Logger& log) {
+  const auto own = std::find_if(page.runs.begin(), page.runs.end(),
+                                [&](const train::MeasuredRun& run) { return run.trial.stage == page.stage; });
+  const train::MemoryTrial& trial = (own == page.runs.end() ? page.runs.front() : *own).trial;
+  const train::RunConfig config = run_config(flags, trial.world_size, trial.stage);
+  for (const TrialSetting& setting :
+       variants_of(trial, config.engine.gradient_accumulation_steps, flags.out)) {
+    TrialResult result = run_trial_ranks(start, setting, log);
+    if (result.exit_code != 0) return result.exit_code;
+    page.variants.push_back(std::move(result.largest));
+  }
+  return 0;
 }
 
 int measure(const MemoryFlags& flags, const std::vector<std::string>& args, const Logger& log) {
@@ -137,38 +169,29 @@ int measure(const MemoryFlags& flags, const std::vector<std::string>& args, cons
   const std::vector<int> stages = stages_of(flags, world_size);
   for (const int stage : stages)
     run_config(flags, world_size, stage);  // mistakes are one line here, not one from every rank
-  if (!flags.out.empty()) {
-    std::error_code error;
-    fs::create_directories(flags.out, error);
-    if (error) throw ConfigError(str("--out ", flags.out, ": cannot be made: ", error.message()));
-  }
+  if (flags.compare && flags.out.empty())
+    throw ConfigError("--compare is shown by the page; expected --out DIR too");
+  make_out(flags.out);
 
-  const TemporaryFolder folder("tessera_memory");
+  TrialStart start{.launch = launch, .args = args, .ranks = {}, .timelines = !flags.out.empty()};
+  if (flags.simulate_world > 0) start.ranks = {flags.rank};
+  for (int rank = 0; flags.simulate_world == 0 && rank < *launch.nproc; ++rank) start.ranks.push_back(rank);
   MemoryTrials trials;
+  train::MemoryPage page{.world_size = world_size};
   for (const int stage : stages) {
-    if (::isatty(STDERR_FILENO) != 0) std::cerr << "\rstage " << stage << " ..." << std::flush;
-    std::vector<std::string> rank_args = args;
-    for (const std::string& word : {std::string("--trial-stage"), std::to_string(stage),
-                                    std::string("--trial-folder"), folder.path().string()})
-      rank_args.push_back(word);
-    const int code = run_ranks_of_self(launch, rank_args, log);
-    if (::isatty(STDERR_FILENO) != 0) std::cerr << "\r            \r" << std::flush;
-    if (code != 0) return code;
-    if (flags.simulate_world > 0) {
-      trials[stage].push_back(read_trial(folder.path() / str("stage", stage, "_rank", flags.rank, ".json")));
-    } else {
-      for (int rank = 0; rank < *launch.nproc; ++rank)
-        trials[stage].push_back(read_trial(folder.path() / str("stage", stage, "_rank", rank, ".json")));
-    }
+    TrialResult result =
+        run_trial_ranks(start, {.stage = stage, .overrides = {}, .label = str("stage ", stage)}, log);
+    if (result.exit_code != 0) return result.exit_code;
+    trials[stage] = std::move(result.ranks);
+    page.runs.push_back(std::move(result.largest));
   }
+  page.model = page.runs.front().trial.model;
+  page.optimizer = page.runs.front().trial.optimizer;
+  page.stage = train::load_run_config(flags.config, world_size, flags.overrides).engine.zero.stage;
+  if (flags.compare)
+    if (const int code = compare(flags, start, page, log); code != 0) return code;
   std::cout << memory_table(trials, terminal_width(STDOUT_FILENO));
-  if (!flags.out.empty()) {
-    const fs::path out = flags.out;
-    replace_file(out / "memory.json", memory_json(trials).dump(1) + "\n");
-    replace_file(out / "memory.csv", memory_csv(trials));
-    replace_file(out / "memory.svg", memory_chart(trials));
-    std::cout << "\nwritten: memory.json, memory.csv and memory.svg (the chart) in " << out.string() << '\n';
-  }
+  if (!flags.out.empty()) write_files(flags.out, trials, page);
   return 0;
 }
 
@@ -212,7 +235,20 @@ int memory(const MemoryFlags& flags, const std::vector<std::string>& args) {
   EstimateFlags by_formula = flags.by_formula;
   by_formula.fit = flags.fit_value;
   if (flags.fit && by_formula.fit.empty()) throw ConfigError("--fit: expected a size, such as 80GiB");
-  print_memory_estimate(flags.config, flags.overrides, by_formula, log);
+  if (flags.compare) throw ConfigError("--compare measures; expected it without --estimate");
+  make_out(flags.out);
+  const CountedModel model = print_memory_estimate(flags.config, flags.overrides, by_formula, log);
+  if (flags.out.empty()) return 0;
+  train::MemoryPage page{.model = {.num_trainable = model.num_trainable,
+                                   .num_frozen = model.num_frozen,
+                                   .num_states = model.num_states,
+                                   .dtype = model.dtype,
+                                   .accumulate = model.accumulate_dtype},
+                         .optimizer = model.optimizer,
+                         .world_size = std::max(1, by_formula.world)};
+  if (flags.fit) page.limit = parse_size("--fit", by_formula.fit, /*bare_bytes=*/false);
+  replace_file(fs::path(flags.out) / "memory.html", train::memory_page_html(page));
+  std::cout << "\nwritten: memory.html (the page) in " << flags.out << '\n';
   return 0;
 }
 
@@ -264,8 +300,14 @@ void add_memory_command(CLI::App& app, const std::vector<std::string>& args, int
   command->add_option("--steps", flags->num_steps, "Timed training steps at each stage (default: 5)")
       ->type_name("K")
       ->check(CLI::Range(1, 1'000'000).description(""));
-  command->add_option("--out", flags->out, "Folder for memory.json, memory.csv and the chart, memory.svg")
+  command
+      ->add_option("--out", flags->out,
+                   "Folder for the page memory.html, the chart memory.svg, memory.json, memory.csv and "
+                   "memory_trace.json")
       ->type_name("DIR");
+  command->add_flag("--compare", flags->compare,
+                    "With --out: also measure other recomputation, another micro-batch, and optimizer states "
+                    "on disk, for the page");
   command
       ->add_option("--simulate-world", flags->simulate_world,
                    "Measure one rank of a group of N, alone on this machine")

@@ -130,8 +130,6 @@ void print_tiers(const CountedModel& estimated, int world) {
 /// A device whose memory is not the host's.
 void print_host_tiers(const CountedModel& estimated, int world) {
   const double unit = unit_of(estimated);
-  constexpr zero::Tiers kDiskBehindHost{
-      .parameters = zero::Tier::kDisk, .optimizer = zero::Tier::kDisk, .device_memory_is_separate = true};
   std::cout << "\nThe same on GPUs, with state in the host's memory or on disk\n\n"
             << "           optimizer on host      parameters too     both on disk\n"
             << "            device      host    device      host    device      disk\n";
@@ -139,7 +137,7 @@ void print_host_tiers(const CountedModel& estimated, int world) {
     std::cout << "stage " << stage << ' ';
     for (const auto& [tiers, below] : {std::pair{kOptimizerOnHost, zero::Tier::kHost},
                                        {kAllOnHost, zero::Tier::kHost},
-                                       {kDiskBehindHost, zero::Tier::kDisk}})
+                                       {train::kDiskBehindHost, zero::Tier::kDisk}})
       for (const zero::Tier tier : {zero::Tier::kDevice, below}) {
         const zero::StateBytes bytes = estimated.bytes(stage, world, estimated.accumulate_dtype, tiers, tier);
         std::cout << (can_offload(zero::sharding_of(stage), world, tiers) ? in_unit(bytes.total(), unit, 10)
@@ -179,8 +177,8 @@ void print_fit(const CountedModel& estimated, const std::string& size, int given
 
 }  // namespace
 
-void print_memory_estimate(const std::string& config, const std::vector<std::string>& overrides,
-                           const EstimateFlags& flags, const Logger& log) {
+CountedModel print_memory_estimate(const std::string& config, const std::vector<std::string>& overrides,
+                                   const EstimateFlags& flags, const Logger& log) {
   if (flags.params.empty() == config.empty())
     throw ConfigError("--estimate: expected either CONFIG or the size of a model, e.g. --params 7.5e9");
   if (!config.empty() && !(flags.precision.empty() && flags.optimizer.empty()))
@@ -213,6 +211,7 @@ void print_memory_estimate(const std::string& config, const std::vector<std::str
     if (flags.offload_plan) print_offload_plan(estimated, flags.world);
   }
   if (!flags.fit.empty()) print_fit(estimated, flags.fit, flags.world);
+  return estimated;
 }
 
 }  // namespace tessera::tools

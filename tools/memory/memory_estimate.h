@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/log.h"
+#include "tools/memory/counted_model.h"
 #include "zero/plan/mesh.h"
 
 namespace tessera::tools {
@@ -21,8 +22,9 @@ struct EstimateFlags {
 };
 
 /// Prints the estimate for the model of the JSON file `config` (with `overrides`, as --set gives
-/// them), or of `flags.params` parameters where `config` is empty. Throws ConfigError.
-void print_memory_estimate(const std::string& config, const std::vector<std::string>& overrides,
-                           const EstimateFlags& flags, const Logger& log);
+/// them), or of `flags.params` parameters where `config` is empty, and returns that model. Throws
+/// ConfigError.
+CountedModel print_memory_estimate(const std::string& config, const std::vector<std::string>& overrides,
+                                   const EstimateFlags& flags, const Logger& log);
 
 }  // namespace tessera::tools

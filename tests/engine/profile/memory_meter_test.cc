@@ -7,6 +7,8 @@
 #include <chrono>
 #include <cmath>
 #include <optional>
+#include <set>
+#include <string>
 #include <thread>
 
 #include "comm/init/self.h"
@@ -51,13 +53,67 @@ TEST(MemoryMeterTest, RecordsEveryChange) {
   {
     const at::Tensor passing = at::empty({5}, at::kByte);
   }
-  const std::vector<MemorySample> record = meter.take_record();
+  const std::vector<MemorySample> record = meter.take_record().samples();
   ASSERT_EQ(record.size(), 3u);
   EXPECT_EQ(record[0].bytes.total(), 10);
   EXPECT_EQ(record[1].bytes.total(), 15);
   EXPECT_EQ(record[2].bytes.total(), 10);
   EXPECT_LE(record[0].seconds, record[1].seconds);
   EXPECT_LE(record[1].seconds, record[2].seconds);
+}
+
+/// What a record of a step says of its blocks: "use unit module operator", without those from before.
+std::set<std::string> origins_in_a_step(int stage) {
+  MemoryMeter meter(at::kCPU);
+  Odds model;
+  const auto engine =
+      initialize(model, engine_config(small_units(1, stage)),
+                 std::make_shared<comm::SelfCommunicator>(comm::SimulatedGroup{.rank = 1, .size = 3}));
+  meter.set_default_use(MemoryUse::kActivations);
+  const auto step = [&](int i) {
+    engine->backward(odds_loss(*model, i, 0, 2));
+    engine->step();
+  };
+  step(0);
+  meter.record(&engine->sharded_model().layout());
+  step(1);
+  const MemoryRecord record = meter.take_record();
+  EXPECT_EQ(record.samples().back().bytes, meter.now());
+  std::set<std::string> origins;
+  const auto name = [&](int place) {
+    return place < 0 ? std::string("-") : record.names[static_cast<size_t>(place)];
+  };
+  for (const MemoryBlock& block : record.blocks) {
+    if (block.begin_s > 0)
+      origins.insert(str(key_of(block.use), " ", name(block.module), " ", name(block.op),
+                         block.in_call ? " in it" : ""));
+    else
+      EXPECT_EQ(block.op, -1);
+    if (block.use == MemoryUse::kGradients || block.use == MemoryUse::kOptimizer) {
+      EXPECT_TRUE(name(block.unit).starts_with("unit ")) << name(block.unit);
+    }
+  }
+  return origins;
+}
+
+TEST(MemoryMeterTest, ARecordKnowsUnitModuleAndOperator) {
+  for (const int stage : {0, 3}) {
+    SCOPED_TRACE(stage);
+    const std::set<std::string> origins = origins_in_a_step(stage);
+    std::string all;
+    for (const std::string& one : origins) all += one + "\n";
+    const Odds model;
+    int known = 0;
+    for (const auto& module : model->named_children())
+      for (const char* kind : {" aten::", "Backward0"})
+        for (const std::string& one : origins)
+          if (one.find(" " + module.key()) != std::string::npos && one.find(kind) != std::string::npos) {
+            ++known;
+            break;
+          }
+    EXPECT_GE(known, 4) << "modules in forward and in backward\n" << all;
+    EXPECT_NE(all.find(" in it"), std::string::npos) << "workspace\n" << all;
+  }
 }
 
 TEST(MemoryMeterTest, HearsNothingOnceItIsGone) {

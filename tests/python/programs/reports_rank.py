@@ -80,6 +80,42 @@ def times_are_printed_by_micro_step_and_by_step():
 
 
 @check
+def the_memory_of_a_step_is_recorded():
+    place = folder()
+    for stage, breakdown in ((0, False), (3, False), (0, True), (3, True)):  # one with it is never undone: it counts the process
+        engine = make(stage, memory_breakdown=breakdown)
+        losses_of(engine, range(2))
+        for ending in ("html", "json"):
+            with tessera.memory_report(engine, place / f"stage{stage}.{ending}"):
+                losses_of(engine, range(2, 3))
+        timeline = engine.memory_timeline()
+        assert [phase for phase, _ in timeline["phases"]] == ["forward", "backward", "step"], timeline["phases"]
+        formula = engine._engine.formula_bytes()
+        by_category = timeline["peak"]["by_category"]
+        assert timeline["complete"] == breakdown
+        for kind in ("parameters", "gradients", "optimizer"):
+            assert by_category[kind] == formula[kind] if not breakdown else by_category[kind] >= formula[kind], (kind, by_category, formula)
+        assert sum(by_category.values()) == timeline["peak"]["total"]
+        named = {timeline["names"][block[6]] for block in timeline["blocks"] if block[6] >= 0}
+        modules = {timeline["names"][block[5]] for block in timeline["blocks"] if block[5] >= 0}
+        assert any(name.startswith("aten::") for name in named) and any("Backward" in name for name in named), named
+        assert {"0", "1"} <= modules, modules
+        if rank == 0:
+            page = (place / f"stage{stage}.html").read_text(encoding="utf-8")
+            assert f"stage {stage}" in page and "@DATA@" not in page
+            assert {"M", "C", "X"} <= {event["ph"] for event in json.loads((place / f"stage{stage}.json").read_text())["traceEvents"]}
+    fresh = make(0)
+    for wrong, error in ((lambda: fresh.memory_timeline(), tessera.Error), (lambda: tessera.memory_report(3).__enter__(), TypeError),
+                         (lambda: tessera.memory_report(fresh, place / "no" / "page.html").__enter__(), FileNotFoundError)):
+        try:
+            wrong()
+        except error as found:
+            assert "expected" in str(found), found
+        else:
+            raise AssertionError("no error")
+
+
+@check
 def memory_and_the_configuration_are_printed():
     with standard_error() as said:
         losses_of(make(3, memory_breakdown=True), range(2))

@@ -1,0 +1,63 @@
+"""Where the memory of a step goes: a record of one step of one's own loop, as data and as a page."""
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tessera import _engine, arguments, reports
+from tessera.engine import Engine
+from tessera.errors import Error
+
+
+@contextmanager
+def memory_report(engine: Engine, path: str | Path | None = None) -> Iterator[None]:
+    """Record the memory of what runs inside: a context manager around a step, or a micro-step, of one's own loop.
+
+        with tessera.memory_report(engine, "memory.html"):
+            engine.backward(loss_of(engine(x), y))
+            engine.step()
+
+    Parameters
+    ----------
+    engine : Engine
+    path : str or Path, optional
+        Of the page, one HTML file; rank 0 writes it. A name that ends in ".json" gives a trace for Perfetto instead.
+        `engine.memory_timeline()` has the data, on each rank.
+
+    Raises
+    ------
+    Error
+        Another record is being made.
+    """
+    if not isinstance(engine, Engine):
+        raise TypeError(f"engine is {arguments.shown(engine)}; expected what tessera.initialize returns")
+    file = None if path is None else Path(arguments.path(path, "path"))
+    if file is not None and not file.absolute().parent.is_dir():
+        raise FileNotFoundError(f"path is {str(file)!r}, whose folder does not exist; expected a file in a folder that does")
+    if engine.memory_record is not None:
+        raise Error("memory_report: a record of this engine is being made; expected one at a time")
+    kept = reports.meter_of_process()
+    meter = kept or _engine.MemoryMeter(engine.device)
+    engine.memory_record = record = _Record()
+    meter.record(engine._engine)
+    try:
+        yield
+    finally:
+        engine.memory_record = None
+        text = meter.take_timeline(engine._engine, record.phases, kept is None)
+    engine.recorded_timeline = json.loads(text)
+    if file is not None and engine.global_rank == 0:
+        page = _engine.memory_trace(text) if file.suffix == ".json" else _engine.memory_page(engine._engine, text)
+        file.write_text(page, encoding="utf-8")
+
+
+class _Record:
+    """When the phases of a step begin, in seconds from its beginning."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+        self.phases: list[tuple[str, float]] = []
+
+    def begin(self, phase: str) -> None:
+        self.phases.append((phase, time.perf_counter() - self._start))

@@ -1,0 +1,177 @@
+"""The page of `tessera memory` in headless Chromium: its numbers beside those of --estimate and of memory.json, its controls, its size. Skips
+where there is no Chromium."""
+import html
+import json
+import random
+import re
+import shutil
+import subprocess
+import unittest
+
+from tool import ROOT, ToolTest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+PARTS = ["parameters", "gradients", "master", "optimizer"]
+# Is put into the page: `answer` is what the test reads.
+DRIVER = """<script>
+const set = (id, value) => { const one = document.getElementById(id); one.value = value; one.dispatchEvent(new Event("input")); };
+const text = id => { const one = document.getElementById(id); return one ? one.textContent : ""; };
+const key = (element, name) => element.dispatchEvent(new KeyboardEvent("keydown", { key: name, bubbles: true, cancelable: true }));
+let answer;
+try { answer = (() => { %s })(); } catch (error) { answer = { error: String(error) }; }
+const pre = document.createElement("pre");
+pre.id = "answer", pre.textContent = JSON.stringify({ answer, errors: window.testErrors });
+document.body.replaceChildren(pre);
+</script></body>"""
+
+
+@unittest.skipUnless(CHROMIUM, "no Chromium on this machine (Debian package chromium)")
+class PageTest(ToolTest):
+    def ask(self, script, folder="m"):
+        """What the script returns that runs at the end of the page."""
+        page = (self.folder / folder / "memory.html").read_text()
+        page = page.replace("<head>", "<head><script>window.testErrors = []; addEventListener('error', e => testErrors.push(e.message));</script>", 1)
+        driven = self.folder / "driven.html"
+        driven.write_text(page.replace("</body>", DRIVER.replace("%s", script)))
+        outcome = subprocess.run([CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={self.folder / 'profile'}", "--window-size=1200,900",
+                                  "--dump-dom", driven.as_uri()], capture_output=True, text=True, timeout=120, check=True)
+        found = re.search(r'<pre id="answer">(.*?)</pre>', outcome.stdout, re.S)
+        self.assertIsNotNone(found, outcome.stdout[-2000:])
+        result = json.loads(html.unescape(found[1]))
+        self.assertEqual(result["errors"], [])
+        if isinstance(result["answer"], dict):
+            self.assertNotIn("error", result["answer"])
+        return result["answer"]
+
+    def rows(self, out):
+        """The tables of --estimate, by stage: in memory, on CPU ranks, on GPUs."""
+        tables = out.split("The same")
+        return [{int(line.split()[1]): line.split()[2:] for line in table.splitlines() if line.startswith("stage ")} for table in tables]
+
+    def test_500_settings_have_the_numbers_of_estimate(self):
+        params = "487654321"
+        self.assert_succeeded(self.run_tool("memory", "--estimate", "--params", params, "--world", 8, "--precision", "fp32", "--out", "m"))
+        source = random.Random(3)
+        worlds = [1, 2, 3] + [source.randrange(1, 5000) for _ in range(9)]
+        tiers = ["memory", "optimizer_disk", "all_disk", "gpu_optimizer_host", "gpu_all_host", "gpu_all_disk"]
+        settings = [(source.choice(worlds), source.choice(["fp32", "bf16", "fp16"]), source.randrange(4), source.choice(tiers)) for _ in range(500)]
+        script = "const settings = " + json.dumps(settings) + """;
+          return settings.map(([ranks, precision, stage, tiers]) => {
+            set("ranks", ranks), set("precision", precision), set("gradients", "fp32"), set("stage", stage), set("tiers", tiers);
+            const shown = {};
+            for (const cell of document.querySelectorAll("#result td[id]")) shown[cell.id] = cell.textContent;
+            set("gradients", precision);
+            shown.narrow = text("total-device");
+            return shown;
+          });"""
+        estimates = {}
+        for (world, precision, stage, where), shown in zip(settings, self.ask(script)):
+            if (world, precision) not in estimates:
+                outcome = self.run_tool("memory", "--estimate", "--params", params, "--world", world, "--precision", precision)
+                self.assert_succeeded(outcome)
+                self.assertIn("MB (10^6 bytes)", outcome.out)
+                estimates[world, precision] = self.rows(outcome.out)
+            memory, on_cpus, on_gpus = estimates[world, precision]
+            message = (world, precision, stage, where, shown)
+            if where == "memory":
+                self.assertEqual([shown[f"{part}-device"] for part in [*PARTS, "total"]], memory[stage][:5], message)
+                if precision != "fp32":
+                    self.assertEqual(shown["narrow"], memory[stage][5], message)
+                continue
+            table, place = (on_cpus, tiers.index(where) - 1) if "gpu" not in where else (on_gpus, tiers.index(where) - 3)
+            above, below = table[stage][2 * place:2 * place + 2]
+            self.assertEqual(shown.get("total-device", "-"), above, message)
+            self.assertEqual(shown.get("total-host", shown.get("total-disk", "-")), below, message)
+
+    def test_the_limit_of_an_estimate(self):
+        self.assert_succeeded(self.run_tool("memory", "--estimate", "--params", "7.5e9", "--world", 64, "--fit", "80GB", "--out", "m"))
+        found = self.ask("""const first = [document.getElementById("limit").value, text("verdict")];
+          set("stage", 2);
+          const second = text("verdict");
+          set("limit", 16.5);
+          return [...first, second, text("verdict"), document.querySelectorAll("#measured *").length];""")
+        self.assertEqual(found, ["80", "135.0 GB of model state: does not fit on 80 GB; 55.0 GB are missing.", "16.9 GB of model state: fits on 80 GB.",
+                                 "16.9 GB of model state: does not fit on 16.5 GB; 375.0 MB are missing.", 0])
+
+    def test_the_page_of_a_measurement(self):
+        self.write("c.json", self.config(model={"type": "gpt", "dim": 64, "layers": 3, "heads": 4, "vocabulary": 256, "sequence": 64},
+                                         data={"type": "text", "path": str(ROOT / "LICENSE"), "test_fraction": 0.2},
+                                         train_batch_size=None, train_micro_batch_size_per_gpu=4, zero_optimization={"stage": 2}))
+        self.assert_succeeded(self.run_tool("memory", "c.json", "--steps", 1, "--nproc", 2, "--out", "m", "--compare", "--set", "comm.backend=gloo"))
+        page = (self.folder / "m" / "memory.html").read_text()
+        self.assertLess(len(page.encode()), 1_000_000)
+        self.assertEqual(set(re.findall(r"https?://[^\s\"'<]*", page)), {"http://www.w3.org/2000/svg"}, "nothing is fetched")
+        self.assertNotRegex(page, r"<link|<script src|<img|@import|fetch\(|url\(")
+        trials = json.loads((self.folder / "m" / "memory.json").read_text())["trials"]
+        largest = [max((t for t in trials if t["stage"] == stage), key=lambda t: t["peak"]["total"]) for stage in range(4)]
+
+        found = self.ask("""
+          const titles = [...document.querySelectorAll("section.run h3")].map(one => one.textContent);
+          const numbers = id => +document.getElementById(id).dataset.bytes, value = id => document.getElementById(id).value;
+          const before = { batch: value("batch"), stage: value("stage"), verdict: text("verdict"), sum: numbers("sum-device") };
+          const start = { activations: numbers("activations-device"), rest: numbers("rest-device"), state: numbers("total-device") };
+          set("batch-slider", 2);
+          const half = { batch: document.getElementById("batch").value, activations: numbers("activations-device"), notes: text("notes") };
+          set("batch-slider", 4); set("policy", "block");
+          const block = { activations: numbers("activations-device"), notes: text("notes") };
+          set("policy", "none"); set("ranks-slider", 6);
+          const many = { ranks: document.getElementById("ranks").value, state: numbers("total-device") };
+          const plot = document.querySelector(".plot"), told = plot.nextElementSibling, heard = [];
+          for (const name of ["p", "ArrowDown", "ArrowDown", "ArrowRight", "Home"]) key(plot, name), heard.push(told.textContent);
+          const box = plot.getBoundingClientRect(), hovered = new Set();
+          for (let x = 60; x < box.width; x += 7) for (let y = 25; y < 230; y += 5) {
+            plot.dispatchEvent(new PointerEvent("pointermove", { clientX: box.left + x, clientY: box.top + y }));
+            hovered.add(told.textContent.replace(/^[^.]*\\d ms, /, ""));
+          }
+          const unnamed = [...document.querySelectorAll("input, select")].filter(one => !one.labels.length && !one.hasAttribute("aria-label")).map(one => one.id);
+          const wide = document.documentElement.scrollWidth <= document.documentElement.clientWidth;
+          return { titles, before, start, half, block, many, heard, hovered: [...hovered], unnamed, wide, value: plot.getAttribute("aria-valuetext"),
+                   captions: [...document.querySelectorAll("caption")].map(one => one.textContent), phases: [...plot.querySelectorAll("text")].map(one => one.textContent) };""")
+        for stage, trial in enumerate(largest):
+            amount, unit = re.search(r"peak ([\d.]+) ([kM])B", found["titles"][stage]).groups()
+            self.assertAlmostEqual(float(amount) * {"k": 1e3, "M": 1e6}[unit] / trial["peak"]["total"], 1, delta=0.01)
+        own = largest[2]
+        self.assertEqual(found["before"]["stage"], "2")
+        self.assertEqual(found["before"]["batch"], "4")
+        self.assertEqual(found["start"]["activations"], own["peak"]["activations"])
+        self.assertEqual(found["start"]["rest"], own["peak"]["communication"] + own["peak"]["other"])
+        self.assertEqual(found["before"]["sum"], sum(found["start"].values()))
+        self.assertIn("fits on 1 GB", found["before"]["verdict"])
+        self.assertEqual(found["half"]["batch"], "2")
+        self.assertLess(found["half"]["activations"], 0.75 * own["peak"]["activations"])
+        self.assertIn("Activations and workspace: measured.", found["half"]["notes"])
+        self.assertLess(found["block"]["activations"], 0.8 * own["peak"]["activations"])
+        self.assertEqual(found["many"]["ranks"], "64")
+        self.assertLess(found["many"]["state"], found["start"]["state"])
+        self.assertIn("This is the peak", found["heard"][0])
+        self.assertRegex(found["heard"][1], r"1 of \d+: ")
+        self.assertNotEqual(found["heard"][1], found["heard"][2])
+        self.assertRegex(found["heard"][4], r"^0\.\d+ ms, ")
+        hovered = "\n".join(found["hovered"])
+        for word in ("unit: unit 0", "module: ", "operator: aten::", "Backward0", "of optimizer state", "of parameters", "of activations"):
+            self.assertIn(word, hovered)
+        self.assertEqual(found["unnamed"], [])
+        self.assertTrue(found["wide"], "the page is not wider than the window")
+        for phase in ("forward", "backward"):
+            self.assertIn(phase, found["phases"])
+        self.assertTrue(any("alive at the peak" in caption for caption in found["captions"]))
+        labels = " ".join(found["titles"])
+        for variant in ("recomputation cheap", "recomputation block", "optimizer on disk"):
+            self.assertIn(variant, labels)
+
+        trace = json.loads((self.folder / "m" / "memory_trace.json").read_text())["traceEvents"]
+        self.assertEqual({event["ph"] for event in trace}, set("MXCbe"))
+        begun, ended = ([(event["pid"], event["cat"], event["id"]) for event in trace if event["ph"] == kind] for kind in "be")
+        self.assertEqual(sorted(begun), sorted(ended))
+        peaks = [max(sum(event["args"].values()) for event in trace if event["ph"] == "C" and event["pid"] == pid) for pid in range(4)]
+        for peak, trial in zip(peaks, largest):
+            self.assertAlmostEqual(peak / trial["peak"]["total"], 1, delta=0.01)
+
+    def test_mistakes(self):
+        name = self.write("c.json", self.config())
+        self.assert_one_error(self.run_tool("memory", name, "--compare"), "--compare", "--out DIR")
+        self.assert_one_error(self.run_tool("memory", "--estimate", "--params", "1B", "--world", 2, "--compare", "--out", "m"), "--compare", "--estimate")
+
+
+if __name__ == "__main__":
+    unittest.main()
