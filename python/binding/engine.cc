@@ -211,7 +211,7 @@ void bind_deferred_model(py::module_& module) {
 }
 
 /// What a checkpoint brings: its path, client state (JSON), what was not loaded, and
-/// LoadedCheckpoint::foreign (JSON).
+/// LoadedCheckpoint::saved_by.
 std::tuple<std::string, std::string, std::vector<std::string>, std::string> load_checkpoint(
     PyEngine& self, const std::string& directory, const std::string& tag, bool strict,
     bool load_optimizer_states, bool load_lr_scheduler_states, bool load_module_only) {
