@@ -177,7 +177,6 @@ struct TorchFile::Impl {
   std::vector<ZipEntry> entries;
   std::string archive;  ///< "NAME/", which all entries begin with
   bool has_checksums = false;
-  bool is_legacy = false;
   std::map<std::string, Place> storages;  ///< by key
 };
 
@@ -258,7 +257,6 @@ std::string TorchFile::Impl::small_entry(const std::string& name) const {
 // The file is one pickle after the other, and then the storages' elements: the magic number, the version,
 // what the machine was like, the object, the keys of the storages.
 void TorchFile::Impl::read_legacy(const PickleLimits& limits) {
-  is_legacy = true;
   int64_t position = 0;
   const auto next = [&] {
     auto read = std::make_unique<Pickle>(bytes().subspan(static_cast<size_t>(position)), source, limits);
