@@ -63,7 +63,7 @@ constexpr Builder kBuilders[] = {
     {"torch._utils._rebuild_qtensor", "a quantized tensor"},
     {"torch._utils._rebuild_nested_tensor", "a nested tensor"},
     {"torch._utils._rebuild_meta_tensor_no_storage", "a tensor on \"meta\", which has no elements"},
-    {"torch._utils._rebuild_wrapper_subclass", "a tensor of a class that wraps others"},
+    {"torch._utils._rebuild_wrapper_subclass", "a tensor that wraps others"},
     {"torch._utils._rebuild_device_tensor_from_cpu_tensor", "a tensor of another device"},
     {"torch._utils._rebuild_device_tensor_from_numpy", "a tensor of another device"},
     {"torch._utils._rebuild_xla_tensor", "a tensor of another device"},
@@ -180,7 +180,6 @@ struct TorchFile::Impl {
   std::vector<ZipEntry> entries;
   std::string archive;  ///< "NAME/", which all entries begin with
   bool has_checksums = false;
-  bool is_legacy = false;
   std::map<std::string, Place> storages;  ///< by key
 };
 
@@ -267,7 +266,6 @@ std::string TorchFile::Impl::small_entry(const std::string& name) const {
 // The file is one pickle after the other, and then the storages' elements: the magic number, the version,
 // what the machine was like, the object, the keys of the storages.
 void TorchFile::Impl::read_legacy(const PickleLimits& limits) {
-  is_legacy = true;
   int64_t position = 0;
   const auto next = [&] {
     auto read = std::make_unique<Pickle>(bytes().subspan(static_cast<size_t>(position)), source, limits);
@@ -482,8 +480,9 @@ std::optional<TorchTensor> TorchFile::tensor(const PickleValue& value) const {
       impl_->fail("has ", builder->not_read, " (", name, "), which is not read");
     const std::vector<const PickleValue*>& given = arguments->items;
     if (name.find("_rebuild_from_type") != string_view::npos) {  // (function, class, arguments, state)
-      if (given[2]->kind != Kind::kTuple)
-        impl_->fail(name, " has ", given[2]->describe(), " as arguments; expected a tuple");
+      if (given.size() != 4 || given[2]->kind != Kind::kTuple)
+        impl_->fail(name, " has ", given.size() == 4 ? given[2]->describe() : arguments->describe(),
+                    " as arguments; expected a tuple");
       is_parameter = is_parameter || given[1]->global().ends_with(".Parameter");
       name = given[0]->global();
       arguments = given[2];
