@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+FUSED_ADAM = None
 STATES = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 
 
@@ -96,6 +97,10 @@ def unsharded_truth(engine):
                     return vector.detach()[begin:begin + like.numel()].reshape(like.shape)
                 found[id(one)] = {"fp32": part(flat), **{key: part(value) for key, value in inner.state[flat].items() if key in STATES}}
                 offset += one.numel()
+    elif hasattr(wrapper, "fp32_groups"):  # FP16_UnfusedOptimizer
+        for group, masters in zip(wrapper.fp16_groups, wrapper.fp32_groups, strict=True):
+            for one, master in zip(group, masters, strict=True):
+                found[id(one)] = {"fp32": master.detach(), **{key: value for key, value in inner.state[master].items() if key in STATES}}
     else:
         for group in inner.param_groups:
             for one in group["params"]:
@@ -127,6 +132,8 @@ def truth(engine, case, deepspeed):
 
 
 def run(deepspeed, folder, case):
+    from deepspeed.runtime import engine as engines
+    engines.FusedAdam = torch.optim.AdamW if case.get("fused") else FUSED_ADAM  # whose wrapper keeps flat masters
     torch.manual_seed(7)
     model = Model(case.get("frozen", False), case.get("tied", True))
     optimizer = optimizer_of(case, model)
@@ -150,6 +157,9 @@ def main():
     import old_deepspeed  # what old releases ask of torch and Python
     old_deepspeed.prepare()
     import deepspeed
+    from deepspeed.runtime import engine as engines
+    global FUSED_ADAM
+    FUSED_ADAM = engines.FusedAdam
     deepspeed.init_distributed(dist_backend="gloo")
     for name, case in json.loads(Path(sys.argv[2]).read_text()).items():
         folder = Path(sys.argv[1]) / name
