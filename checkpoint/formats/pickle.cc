@@ -61,6 +61,7 @@ std::string modern_name(string_view module, string_view name) {
     if (name == "long") name = "int";
   }
   if (module == "copy_reg") module = "copyreg";
+  if (module == "commands") module = "subprocess";
   if (module == "UserDict" && (name == "UserDict" || name == "IterableUserDict"))
     return "collections.UserDict";
   if (module == "UserList" || module == "UserString") module = "collections";
@@ -790,8 +791,12 @@ PickleValue* PickleMachine::reconstructed(const std::vector<const Value*>& argum
   check_call(*arguments[1], PickleCall::kClass);
   const Value& from = *arguments[2];
   const bool has_items = from.kind == Kind::kList || from.kind == Kind::kDict;
-  const bool has_value = from.kind != Kind::kNone && !has_items;
-  Value* object = record(arguments[0], has_value ? make_tuple({&from}) : make_tuple({}));
+  const Value* given = &from;
+  if (from.kind == Kind::kNone || has_items)
+    given = make_tuple({});
+  else if (from.kind != Kind::kTuple)
+    given = make_tuple({&from});  // of a named tuple, they are its fields
+  Value* object = record(arguments[0], given);
   if (has_items)
     for (const Value* item : from.items) add(*object, item);
   object->pairs = from.kind == Kind::kDict && !from.items.empty();

@@ -224,13 +224,17 @@ void TorchFile::Impl::read_archive(const PickleLimits& limits) {
     archive = entry.name.substr(0, slash + 1);
   }
   if (data == nullptr) fail("is a zip archive without a data.pkl: torch.save did not write it");
+  for (const ZipEntry& entry : entries)
+    if (entry.name == archive + "constants.pkl" || entry.name.starts_with(archive + "code/"))
+      fail("is a TorchScript program, with ", quoted_name(entry.name), "; expected what torch.save writes");
   for (const ZipEntry& entry : entries) {
     if (!entry.name.starts_with(archive))
       fail("entry ", quoted_name(entry.name), " of the archive is outside of ", archive,
            ", where torch.save writes");
     const string_view name = string_view(entry.name).substr(archive.size());
-    if (name == "constants.pkl" || name.starts_with("code/"))
-      fail("is a TorchScript program, with ", quoted_name(name), "; expected what torch.save writes");
+    if (entry.method != 0)
+      fail("entry ", quoted_name(entry.name), " of the archive is compressed (method ", entry.method,
+           "); expected stored entries, as torch.save writes them");
     has_checksums = has_checksums || entry.crc != 0;
     if (name.starts_with("data/")) storages[std::string(name.substr(5))] = {entry.offset, entry.bytes};
   }

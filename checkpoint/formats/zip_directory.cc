@@ -169,17 +169,19 @@ class ZipReader {
     const string_view extra = rest.substr(kCentralBytes + name_bytes, extra_bytes);
     rest.remove_prefix(kCentralBytes + name_bytes + extra_bytes + comment_bytes);
     take_zip64(extra, entry.name, {&bytes, &packed, &offset});
-    check_packing(entry.name, flags, method);
+    check_flags(entry.name, flags, method);
     if (disk != 0) fail("entry ", quoted_name(entry.name), " is in another file");
-    if (packed != bytes) fail("entry ", quoted_name(entry.name), " has ", packed, " bytes for ", bytes);
+    if (method == 0 && packed != bytes)
+      fail("entry ", quoted_name(entry.name), " has ", packed, " bytes for ", bytes);
     const auto end = static_cast<uint64_t>(data_end);
-    if (offset > end || end - offset < kLocalBytes || bytes > end - offset - kLocalBytes)
-      fail("entry ", quoted_name(entry.name), " of ", bytes, " bytes at byte ", offset,
+    if (offset > end || end - offset < kLocalBytes || packed > end - offset - kLocalBytes)
+      fail("entry ", quoted_name(entry.name), " of ", packed, " bytes at byte ", offset,
            " lies outside of the first ", end, ", where entries are");
     entry.header_offset = static_cast<int64_t>(offset);
-    entry.bytes = static_cast<int64_t>(bytes);
+    entry.bytes = static_cast<int64_t>(packed);
+    entry.method = static_cast<int>(method);
     entry.crc = static_cast<uint32_t>(crc);
-    read_local(entry, flags, data_end);
+    read_local(entry, flags, bytes, data_end);
     return entry;
   }
 
@@ -192,19 +194,15 @@ class ZipReader {
           str(source_, ": entry ", quoted_name(name), " of the zip archive leads out of it"));
   }
 
-  void check_packing(const std::string& name, uint64_t flags, uint64_t method) const {
+  void check_flags(const std::string& name, uint64_t flags, uint64_t method) const {
     if ((flags & kEncrypted) != 0)
       throw CheckpointError(str(source_, ": entry ", quoted_name(name), " of the zip archive is encrypted"));
-    if (method != 0)
-      throw CheckpointError(str(source_, ": entry ", quoted_name(name),
-                                " of the zip archive is compressed (method ", method,
-                                "); expected stored entries, as torch.save writes them"));
-    if ((flags & ~(kHasDescriptor | kUtf8Name)) != 0)
+    if (method == 0 && (flags & ~(kHasDescriptor | kUtf8Name)) != 0)
       fail("entry ", quoted_name(name), " has the flags ", flags);
   }
 
   /// Compares the entry's own header with the directory, and finds its data.
-  void read_local(ZipEntry& entry, uint64_t flags, int64_t data_end) const {
+  void read_local(ZipEntry& entry, uint64_t flags, uint64_t unpacked, int64_t data_end) const {
     const auto at = static_cast<size_t>(entry.header_offset);
     if (!has(entry.header_offset, "PK\3\4"))
       fail("entry ", quoted_name(entry.name), " has no header at byte ", at);
@@ -222,7 +220,9 @@ class ZipReader {
     if (file_.substr(at + kLocalBytes, name_bytes) != entry.name)
       fail("entry ", quoted_name(entry.name), " has the name ",
            quoted_name(file_.substr(at + kLocalBytes, name_bytes)), " in its own header");
-    check_packing(entry.name, local_flags, method);
+    check_flags(entry.name, local_flags, method);
+    if (method != static_cast<uint64_t>(entry.method))
+      fail("entry ", quoted_name(entry.name), " is compressed in two ways: ", method, " and ", entry.method);
     take_zip64(file_.substr(at + kLocalBytes + name_bytes, extra_bytes), entry.name, {&bytes, &packed});
     // With a descriptor, the header may leave the numbers out.
     const bool may_be_left_out = ((flags | local_flags) & kHasDescriptor) != 0;
@@ -230,7 +230,7 @@ class ZipReader {
       return here == there || (may_be_left_out && (here == 0 || here == kElsewhere32));
     };
     const auto size = static_cast<uint64_t>(entry.bytes);
-    if (!agrees(bytes, size) || !agrees(packed, size) || !agrees(crc, entry.crc))
+    if (!agrees(bytes, unpacked) || !agrees(packed, size) || !agrees(crc, entry.crc))
       fail("entry ", quoted_name(entry.name), " has ", bytes, " bytes in its own header, and ", size,
            " in the directory");
     entry.offset = entry.header_offset + kLocalBytes + static_cast<int64_t>(name_bytes + extra_bytes);

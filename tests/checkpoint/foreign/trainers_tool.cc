@@ -3,10 +3,10 @@
 //
 //   trainers_tool READER PATH DATA [ORDER]
 //
-// READER: distributed, trainer or model. Writes all elements to the file DATA, one tensor after the other,
-// and prints what the reader found, in which a tensor is {"type", "shape", "begin": its byte of DATA}. Prints
-// null for a path that is not the reader's, {"error": …} for one that it refuses. ORDER: a file of names, one
-// a line: the parameters in the model's order.
+// READER: deepspeed, universal, distributed, trainer, model, or foreign for all of them in turn. Writes all
+// elements to the file DATA, one tensor after the other, and prints what the reader found, in which a tensor
+// is {"type", "shape", "begin": its byte of DATA}. Prints null for a path that is not the reader's, {"error":
+// …} for one that it refuses. ORDER: a file of names, one a line: the parameters in the model's order.
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -65,6 +65,7 @@ json describe(const ForeignCheckpoint& found, const char* data) {
   return {{"format", found.format},
           {"version", found.version},
           {"world_size", found.world_size},
+          {"stage", found.stage},
           {"path", found.path.string()},
           {"num_files", found.files.size()},
           {"parameters", std::move(parameters)},
@@ -72,6 +73,8 @@ json describe(const ForeignCheckpoint& found, const char* data) {
           {"optimizer", found.optimizer},
           {"groups", found.groups},
           {"global_steps", optional(found.global_steps)},
+          {"skipped_steps", optional(found.skipped_steps)},
+          {"global_samples", optional(found.global_samples)},
           {"lr_scheduler", optional(found.lr_scheduler)},
           {"loss_scaler", optional(found.loss_scaler)},
           {"client_state", found.client_state},
@@ -79,6 +82,8 @@ json describe(const ForeignCheckpoint& found, const char* data) {
 }
 
 std::optional<ForeignCheckpoint> read(const std::string& reader, const char* path, const char* order_file) {
+  if (reader == "deepspeed") return read_deepspeed(path, "");
+  if (reader == "universal") return read_deepspeed_universal(path, "");
   if (reader == "distributed") return read_distributed(path);
   if (reader == "model") return read_model(path);
   std::vector<std::string> order;
@@ -86,7 +91,7 @@ std::optional<ForeignCheckpoint> read(const std::string& reader, const char* pat
     std::ifstream in(order_file);
     for (std::string line; std::getline(in, line);) order.push_back(line);
   }
-  return read_trainer(path, order);
+  return reader == "trainer" ? read_trainer(path, order) : read_foreign(path, "", order);
 }
 
 }  // namespace

@@ -19,14 +19,18 @@ seeds() {
   grep -oh '"[a-z_]\{2,24\}"' corpus/manifest_fuzz/1.json | sort -u | sed 's/"/\\"/g; s/.*/"&"/' >manifest_fuzz.dict
   printf '"\\"%s\\""\n' F32 BF16 I64 BOOL dtype shape data_offsets __metadata__ >safetensors_fuzz.dict
   echo '# no words' >folder_fuzz.dict
+  "$VENV/bin/python" -B ../tests/checkpoint/fuzz/torch_seeds.py corpus/pickle_fuzz corpus/torch_file_fuzz
+  printf '"%s"\n' OrderedDict torch._utils _rebuild_tensor_v2 FloatStorage storage cpu builtins getattr copyreg _reconstructor PK\\x01\\x02 \
+    PK\\x03\\x04 PK\\x05\\x06 >torch_file_fuzz.dict
+  cp torch_file_fuzz.dict pickle_fuzz.dict
 }
 
-mkdir -p corpus/{manifest,safetensors,folder}_fuzz crashes
+mkdir -p corpus/{manifest,safetensors,folder,pickle,torch_file}_fuzz crashes
 seeds
 TMPDIR=$(mktemp -d -p /dev/shm tessera_fuzz_XXXXXX)  # folder_fuzz rewrites its files for every input, and a crash leaves them
 export TMPDIR
 trap 'rm -r "$TMPDIR"' EXIT
-for fuzzer in manifest_fuzz safetensors_fuzz folder_fuzz; do
+for fuzzer in manifest_fuzz safetensors_fuzz folder_fuzz pickle_fuzz torch_file_fuzz; do
   printf '%s ... ' "$fuzzer"
   if ! "./$fuzzer" -max_total_time="${SECONDS_EACH:-20}" -rss_limit_mb=4096 -dict="$fuzzer.dict" -artifact_prefix="crashes/$fuzzer-" \
     "corpus/$fuzzer" >"$fuzzer.log" 2>&1; then

@@ -1,0 +1,493 @@
+// [Note: DeepSpeed's flat groups]
+// At stages 1 and 2 the parameters of a param group lie one after the other, in the order of param_shapes, in
+// a vector that is padded at its end (to a multiple of 2 * ranks), and since 0.19 behind parameters too
+// (param_alignment_paddings). Rank r has its r-th of equal parts: fp32 masters without the padding at the end
+// (single_partition_of_fp32_groups), and the optimizer's state with it, or without where the checkpoint is
+// elastic. BF16_Optimizer, which does the same without a stage, leaves the padding in both.
+//
+// At stage 3 each parameter is divided: rank r has its r-th of parts of ceil(numel / ranks) elements, with
+// padding where the parameter ends earlier. These lie one after the other in the rank's sub-groups
+// (fp32_flat_groups), in the order of param_shapes. Masters and state have the same length.
+#include "checkpoint/foreign/deepspeed_optimizer.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "checkpoint/checkpoint_error.h"
+#include "checkpoint/foreign/pickle_json.h"
+#include "checkpoint/foreign/saved_state.h"
+#include "core/str.h"
+#include "core/utf8.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using Kind = PickleValue::Kind;
+
+/// The file of one rank.
+struct RankState {
+  fs::path path;
+  int file = 0;
+  int64_t stage = -1;  ///< -1: the file does not say
+  std::vector<FlatPart> parts;
+  std::vector<json> groups;
+  std::vector<int> group_of_part;
+  std::vector<int64_t> partitions;                  ///< by group, or one
+  std::vector<std::vector<int64_t>> param_padding;  ///< by group and parameter; empty: none
+};
+
+[[noreturn]] void fail(const fs::path& path, const std::string& what) {
+  throw CheckpointError(str(path.string(), ": ", what));
+}
+
+/// Elements [begin, begin + numel) of a rank's part, which are those of the parameter from `element` on.
+struct Piece {
+  size_t rank, part;
+  int64_t begin, element, numel;
+};
+
+class RankReader {
+ public:
+  RankReader(const fs::path& path, int index, std::vector<std::string>& not_read, ForeignCheckpoint* counters)
+      : file_(path), not_read_(not_read), counters_(counters) {
+    out_.path = path;
+    out_.file = index;
+  }
+
+  RankState read() {
+    const PickleValue* state = file_.root().find("optimizer_state_dict");
+    if (state == nullptr || state->kind != Kind::kDict)
+      fail(out_.path,
+           str("is ", file_.root().describe(),
+               " without \"optimizer_state_dict\"; expected an optimizer's file of DeepSpeed's ZeRO"));
+    if (counters_ != nullptr) {
+      read_loss_scaler(*counters_, state->find("loss_scaler"));
+      const PickleValue* version = file_.root().find("ds_version");
+      if (version == nullptr) version = state->find("ds_version");
+      if (version != nullptr && version->kind == Kind::kString && counters_->version.empty())
+        counters_->version = version->text;
+    }
+    out_.stage = integer_of(state->find("zero_stage")).value_or(-1);
+    if (out_.stage > 3 || state->find("ds_zero_partition_groups") != nullptr)
+      fail(
+          out_.path,
+          "is of a run whose experts are partitioned among themselves (DeepSpeed AutoEP), which is not read");
+    const PickleValue* counts = state->find("partition_count");
+    if (counts != nullptr && counts->kind == Kind::kList)
+      for (const PickleValue* count : counts->items) out_.partitions.push_back(integer_of(count).value_or(0));
+    else if (const auto count = integer_of(counts))
+      out_.partitions.push_back(*count);
+    if (out_.stage == 3)
+      read_parts(*state, "fp32_flat_groups", "optimizer_state_dict");
+    else
+      read_parts(*state, "single_partition_of_fp32_groups", "base_optimizer_state");
+    read_paddings(*state);
+    return std::move(out_);
+  }
+
+ private:
+  void read_parts(const PickleValue& state, const char* weights_key, const char* optimizer_key) {
+    const PickleValue* weights = state.find(weights_key);
+    if (weights == nullptr && state.find("fp32_groups") != nullptr)
+      fail(out_.path,
+           "is an elastic checkpoint of stage 3 (fp32_groups), which DeepSpeed has given up and which is not "
+           "read");
+    if (weights == nullptr || (weights->kind != Kind::kList && weights->kind != Kind::kTuple))
+      fail(out_.path, str("has no list ", weights_key, ", the fp32 masters; expected one"));
+    for (const PickleValue* value : weights->items) {
+      std::optional<TorchTensor> tensor = file_.tensor(*value);
+      if (!tensor || !tensor->is_contiguous() || !is_floating(tensor->type))
+        fail(out_.path, str(weights_key, " has ", value->describe(),
+                            "; expected flat tensors of floating-point numbers"));
+      out_.parts.push_back({.weights = std::move(*tensor), .states = {}, .steps = {}, .padding = 0});
+    }
+    const PickleValue* optimizer = state.find(optimizer_key);
+    if (optimizer == nullptr || optimizer->kind == Kind::kNone) {
+      not_read_.push_back(
+          str("the optimizer's state: ", out_.path.filename().string(), " has no ", optimizer_key));
+      out_.group_of_part.assign(out_.parts.size(), 0);
+      return;
+    }
+    FlatOptimizer read = read_flat_optimizer(file_, *optimizer, not_read_);
+    if (read.states.size() != out_.parts.size())
+      fail(out_.path,
+           str("has ", out_.parts.size(), " flat groups of fp32 masters and the optimizer's state of ",
+               read.states.size(), "; expected as many"));
+    const auto all_steps = integer_of(state.find("base_optimizer_state_step"));
+    for (size_t i = 0; i < out_.parts.size(); ++i) {
+      out_.parts[i].states = std::move(read.states[i].tensors);
+      out_.parts[i].steps = read.states[i].steps ? read.states[i].steps : all_steps;
+      out_.group_of_part.push_back(read.states[i].group);
+    }
+    out_.groups = std::move(read.groups);
+  }
+
+  void read_paddings(const PickleValue& state) {
+    const PickleValue* paddings = state.find("group_paddings");
+    if (paddings != nullptr && paddings->items.size() == out_.parts.size() && out_.stage != 3)
+      for (size_t i = 0; i < out_.parts.size(); ++i)
+        out_.parts[i].padding = std::max<int64_t>(integer_of(paddings->items[i]).value_or(0), 0);
+    const PickleValue* inner = state.find("param_alignment_paddings");
+    if (inner == nullptr || inner->kind != Kind::kList) return;
+    for (const PickleValue* group : inner->items) {
+      out_.param_padding.emplace_back();
+      for (const PickleValue* one : group->items) {
+        const int64_t padding = integer_of(one).value_or(-1);
+        if (padding < 0 || padding > (1 << 20))
+          fail(out_.path,
+               str("param_alignment_paddings has ", one->describe(), "; expected counts of elements"));
+        out_.param_padding.back().push_back(padding);
+      }
+    }
+  }
+
+  TorchFile file_;
+  std::vector<std::string>& not_read_;
+  ForeignCheckpoint* counters_;
+  RankState out_;
+};
+
+/// Puts the ranks' parts together.
+class ZeroAssembly {
+ public:
+  ZeroAssembly(ForeignCheckpoint& checkpoint, std::vector<RankState> ranks, const DeepSpeedModel& model)
+      : checkpoint_(checkpoint), ranks_(std::move(ranks)), model_(model) {}
+
+  void run() {
+    const std::optional<std::vector<ShapesByName>> shapes = model_.param_shapes();
+    if (!shapes)
+      model_.fail("has no param_shapes, but there are files of ZeRO's optimizer; expected those of one run");
+    check_ranks();
+    if (first().stage == 3)
+      place_divided(*shapes);
+    else
+      place_in_groups(*shapes);
+  }
+
+ private:
+  const RankState& first() const { return ranks_.front(); }
+
+  void check_ranks() const {
+    for (const RankState& rank : ranks_) {
+      if (rank.stage != first().stage)
+        fail(rank.path, str("is of stage ", rank.stage, ", rank 0's of stage ", first().stage,
+                            "; expected files of one checkpoint"));
+      if (rank.parts.size() != first().parts.size())
+        fail(rank.path, str("has ", rank.parts.size(), " flat groups, rank 0's file ", first().parts.size(),
+                            "; expected files of one checkpoint"));
+      for (size_t i = 0; i < rank.parts.size(); ++i) {
+        const FlatPart &one = rank.parts[i], &other = first().parts[i];
+        if (one.weights.type != other.weights.type)
+          fail(rank.path, str("has ", name_of(one.weights.type), " masters, rank 0's file ",
+                              name_of(other.weights.type), "; expected files of one checkpoint"));
+        if (one.steps && other.steps && *one.steps != *other.steps)
+          fail(rank.path, str("its optimizer counts ", *one.steps, " updates, rank 0's ", *other.steps,
+                              "; expected files of one checkpoint"));
+      }
+    }
+  }
+
+  void add(const std::string& name, const std::vector<int64_t>& shape, int group,
+           const std::vector<Piece>& pieces, size_t part) {
+    ForeignParameter parameter;
+    parameter.name = name;
+    parameter.group = group;
+    parameter.steps = first().parts[part].steps.value_or(0);
+    parameter.weights = {.type = first().parts[part].weights.type, .shape = shape, .runs = {}};
+    for (const Piece& piece : pieces) {
+      const FlatPart& from = ranks_[piece.rank].parts[piece.part];
+      parameter.weights.runs.push_back(run_of(piece, from.weights));
+    }
+    for (const Piece& piece : pieces)
+      for (const auto& [state, tensor] : ranks_[piece.rank].parts[piece.part].states)
+        if (!parameter.states.contains(state)) add_state(parameter, state, shape, pieces);
+    checkpoint_.parameters.push_back(std::move(parameter));
+  }
+
+  void add_state(ForeignParameter& parameter, const std::string& state, const std::vector<int64_t>& shape,
+                 const std::vector<Piece>& pieces) {
+    ForeignTensor out{.type = DType::kFloat32, .shape = shape, .runs = {}};
+    for (const Piece& piece : pieces) {
+      const RankState& rank = ranks_[piece.rank];
+      const FlatPart& from = rank.parts[piece.part];
+      const auto found = from.states.find(state);
+      if (found == from.states.end())
+        fail(rank.path, str("has no ", quoted_name(state), " of flat group ", piece.part,
+                            ", which other ranks have; expected files of one checkpoint"));
+      const TorchTensor& tensor = found->second;
+      const int64_t numel = tensor.numel(), masters = from.weights.numel();
+      if (numel < masters || numel > masters + std::max(from.padding, masters == 0 ? numel : from.padding)) {
+        left_out_.insert(str("the optimizer's state ", quoted_name(state), ": a tensor of ", numel,
+                             " elements for ", masters));
+        return;
+      }
+      if (!out.runs.empty() && out.type != tensor.type)
+        fail(rank.path, str(quoted_name(state), " is of ", name_of(tensor.type), ", of other ranks ",
+                            name_of(out.type), "; expected files of one checkpoint"));
+      out.type = tensor.type;
+      out.runs.push_back(run_of(piece, tensor));
+    }
+    parameter.states.emplace(state, std::move(out));
+  }
+
+  Run run_of(const Piece& piece, const TorchTensor& tensor) const {
+    return flat_run(ranks_[piece.rank].file, tensor.offset + piece.begin * size_bytes(tensor.type),
+                    piece.element, piece.numel);
+  }
+
+  void say_left_out() {
+    const std::vector<std::string> lines(left_out_.begin(), left_out_.end());
+    say_not_read(checkpoint_, "the optimizer's state", lines);
+  }
+
+  void place_in_groups(const std::vector<ShapesByName>& shapes) {
+    if (shapes.size() != first().parts.size())
+      model_.fail(str("param_shapes has ", shapes.size(), " groups, the optimizer's files ",
+                      first().parts.size(), "; expected files of one checkpoint"));
+    const auto world = static_cast<int64_t>(ranks_.size());
+    for (size_t group = 0; group < shapes.size(); ++group) {
+      int64_t part = 0, available = 0, offset = 0;
+      for (const RankState& rank : ranks_) {
+        part = std::max(part, rank.parts[group].weights.numel());
+        available += rank.parts[group].weights.numel();
+      }
+      const std::vector<int64_t> paddings = first().param_padding.empty()
+                                                ? std::vector<int64_t>(shapes[group].size())
+                                                : padding_of(group, shapes[group].size());
+      size_t index = 0;
+      for (const auto& [name, shape] : shapes[group]) {
+        const int64_t numel = numel_of(shape);
+        add(name, shape, static_cast<int>(group), pieces_of(name, group, offset, numel, part), group);
+        offset += numel + paddings[index++];
+      }
+      if (available - offset >= 2 * world || available < offset)
+        model_.fail(str("param_shapes has ", offset, " elements in group ", group,
+                        ", the optimizer's files have ", available, "; expected files of one checkpoint"));
+    }
+    say_left_out();
+  }
+
+  const std::vector<int64_t>& padding_of(size_t group, size_t count) const {
+    const auto& all = first().param_padding;
+    if (group >= all.size() || all[group].size() != count)
+      fail(first().path, str("param_alignment_paddings does not have those of the ", count,
+                             " parameters of group ", group));
+    return all[group];
+  }
+
+  /// Elements [offset, offset + numel) of a group's vector, of which each rank has `part`.
+  std::vector<Piece> pieces_of(const std::string& name, size_t group, int64_t offset, int64_t numel,
+                               int64_t part) const {
+    std::vector<Piece> pieces;
+    for (int64_t done = 0; done < numel;) {
+      const int64_t at = offset + done, rank = part == 0 ? 0 : at / part, begin = part == 0 ? 0 : at % part;
+      const int64_t has = rank < static_cast<int64_t>(ranks_.size())
+                              ? ranks_[static_cast<size_t>(rank)].parts[group].weights.numel()
+                              : 0;
+      const int64_t count = std::min(has - begin, numel - done);
+      if (count <= 0)
+        model_.fail(str("parameter ", quoted_name(name), " of the ", numel,
+                        " elements that param_shapes says is not there from element ", done,
+                        " on: the part of rank ", rank, " ends at element ", has, " of group ", group,
+                        "; expected files of one checkpoint"));
+      pieces.push_back({static_cast<size_t>(rank), group, begin, done, count});
+      done += count;
+    }
+    return pieces;
+  }
+
+  void place_divided(const std::vector<ShapesByName>& shapes) {
+    const auto world = static_cast<int64_t>(ranks_.size());
+    std::vector<int64_t> ends;  // of the sub-groups, in a rank's vector
+    for (const FlatPart& part : first().parts)
+      ends.push_back((ends.empty() ? 0 : ends.back()) + part.weights.numel());
+    const int64_t available = ends.empty() ? 0 : ends.back();
+    for (const RankState& rank : ranks_)
+      for (size_t i = 0; i < ends.size(); ++i)
+        if (rank.parts[i].weights.numel() != first().parts[i].weights.numel())
+          fail(rank.path,
+               str("flat group ", i, " has ", rank.parts[i].weights.numel(), " elements, rank 0's ",
+                   first().parts[i].weights.numel(), "; expected files of one checkpoint"));
+    int64_t wanted = 0;
+    for (const ShapesByName& group : shapes)
+      for (const auto& [name, shape] : group) wanted += (numel_of(shape) + world - 1) / world;
+    if (wanted != available) fail_sizes(wanted, available);
+    int64_t offset = 0;
+    for (const ShapesByName& group : shapes)
+      for (const auto& [name, shape] : group) {
+        const int64_t numel = numel_of(shape), share = (numel + world - 1) / world;
+        const size_t part = part_at(ends, offset);
+        std::vector<Piece> pieces;
+        for (int64_t rank = 0; rank < world; ++rank)
+          add_pieces(pieces, static_cast<size_t>(rank), ends, offset, rank * share,
+                     std::min(share, numel - rank * share));
+        add(name, shape, first().group_of_part[part], pieces, part);
+        offset += share;
+      }
+    say_left_out();
+  }
+
+  [[noreturn]] void fail_sizes(int64_t wanted, int64_t available) const {
+    std::error_code error;
+    const fs::path swapped = first().path.parent_path() / "offloaded_tensors";
+    const bool is_swapped = available < wanted && fs::exists(swapped, error);
+    fail(first().path,
+         str("has ", available, " elements of a rank's parameters; expected ", wanted,
+             ", as param_shapes says",
+             is_swapped ? ": the optimizer was offloaded to NVMe, whose files (offloaded_tensors) are not "
+                          "read; save with the optimizer in memory, or on the CPU"
+             : available < wanted ? ": parameters or the optimizer's state may have been on NVMe"
+                                  : ": ranks may have been grouped (MiCS), or files are of two checkpoints"));
+  }
+
+  static size_t part_at(const std::vector<int64_t>& ends, int64_t offset) {
+    const auto at = std::upper_bound(ends.begin(), ends.end(), offset);
+    return std::min(static_cast<size_t>(at - ends.begin()), ends.empty() ? 0 : ends.size() - 1);
+  }
+
+  static void add_pieces(std::vector<Piece>& pieces, size_t rank, const std::vector<int64_t>& ends,
+                         int64_t offset, int64_t element, int64_t numel) {
+    for (int64_t done = 0; done < numel;) {
+      const size_t part = part_at(ends, offset + done);
+      const int64_t begin = offset + done - (part == 0 ? 0 : ends[part - 1]);
+      const int64_t count = std::min(ends[part] - offset - done, numel - done);
+      pieces.push_back({rank, part, begin, element + done, count});
+      done += count;
+    }
+  }
+
+  ForeignCheckpoint& checkpoint_;
+  std::vector<RankState> ranks_;
+  const DeepSpeedModel& model_;
+  std::set<std::string> left_out_;
+};
+
+/// The steps that a group or a state has.
+std::optional<int64_t> steps_in(const PickleValue& dict, const TorchFile& file) {
+  const PickleValue* step = dict.find("step");
+  if (step == nullptr) return std::nullopt;
+  std::vector<std::string> ignored;
+  const std::optional<json> number = to_json(*step, &file, "step", ignored);
+  return number ? count_of(*number) : std::nullopt;
+}
+
+void read_flat_state(FlatState& out, const TorchFile& file, const PickleValue& state,
+                     std::vector<std::string>& not_read) {
+  if (state.kind != Kind::kDict) return not_read.push_back(str("the optimizer's state: ", state.describe()));
+  for (size_t i = 0; i + 1 < state.items.size(); i += 2) {
+    const PickleValue &key = *state.items[i], &value = *state.items[i + 1];
+    if (key.kind == Kind::kString && key.text == "step") continue;
+    const std::optional<TorchTensor> tensor = file.tensor(value);
+    if (key.kind != Kind::kString || !is_utf8(key.text) || !tensor || tensor->shape.size() != 1 ||
+        !tensor->is_contiguous() || !is_floating(tensor->type))
+      not_read.push_back(
+          str("the optimizer's state ", key.describe(), ": ",
+              tensor ? str("a tensor of ", name_of(tensor->type), " ", describe_shape(tensor->shape))
+                     : value.describe()));
+    else
+      out.tensors.emplace(key.text, *tensor);
+  }
+  if (const auto steps = steps_in(state, file)) out.steps = steps;
+}
+
+}  // namespace
+
+FlatOptimizer read_flat_optimizer(const TorchFile& file, const PickleValue& value,
+                                  std::vector<std::string>& not_read) {
+  FlatOptimizer out;
+  const auto fail_here = [&](const std::string& what) {
+    fail(file.path(), str("the optimizer's state: ", what));
+  };
+  if (value.kind == Kind::kList) {
+    for (size_t i = 0; i < value.items.size(); ++i) {
+      out.members.push_back({i});
+      out.groups.push_back(json::object());
+      out.states.emplace_back().group = static_cast<int>(i);
+      read_flat_state(out.states.back(), file, *value.items[i], not_read);
+    }
+    not_read.push_back("the param groups' options: an elastic checkpoint does not have them");
+    return out;
+  }
+  const PickleValue *groups = value.find("param_groups"), *states = value.find("state");
+  if (value.kind != Kind::kDict || groups == nullptr || groups->kind != Kind::kList || states == nullptr ||
+      states->kind != Kind::kDict)
+    fail_here(str("is ", value.describe(), "; expected what torch.optim's state_dict() gives"));
+  std::map<int64_t, size_t> places;
+  for (const PickleValue* group : groups->items) {
+    const PickleValue* members = group->find("params");
+    if (members == nullptr || members->kind != Kind::kList)
+      fail_here(str("a param group is ", group->describe(), "; expected one with a list \"params\""));
+    out.groups.push_back(group_options(*group, file, not_read));
+    out.members.emplace_back();
+    for (const PickleValue* member : members->items) {
+      if (member->kind != Kind::kInt)
+        fail_here(str("a parameter of a group is ", member->describe(), "; expected a number"));
+      if (!places.emplace(member->integer, out.states.size()).second)
+        fail_here(str("parameter ", member->integer, " is in two groups"));
+      out.members.back().push_back(out.states.size());
+      FlatState& state = out.states.emplace_back();
+      state.group = static_cast<int>(out.groups.size()) - 1;
+      state.steps = steps_in(*group, file);
+    }
+  }
+  for (size_t i = 0; i + 1 < states->items.size(); i += 2) {
+    const PickleValue& key = *states->items[i];
+    const auto place = key.kind == Kind::kInt ? places.find(key.integer) : places.end();
+    if (place == places.end()) {
+      not_read.push_back(str("the optimizer's state of ", key.describe(), ", which is in no group"));
+      continue;
+    }
+    read_flat_state(out.states[place->second], file, *states->items[i + 1], not_read);
+  }
+  return out;
+}
+
+void read_zero_optimizer(ForeignCheckpoint& checkpoint, const DeepSpeedFiles& files,
+                         const DeepSpeedModel& model) {
+  std::vector<RankState> ranks;
+  for (size_t rank = 0; rank < files.optimizer.size(); ++rank) {
+    std::vector<std::string> not_read;  // all ranks say the same
+    const int index = file_index(checkpoint, files.optimizer[rank]);
+    ranks.push_back(
+        RankReader(files.optimizer[rank], index, not_read, rank == 0 ? &checkpoint : nullptr).read());
+    if (rank > 0) continue;
+    const std::set<std::string> lines(not_read.begin(), not_read.end());
+    say_not_read(checkpoint, "the optimizer's state", {lines.begin(), lines.end()});
+    const auto& counts = ranks[0].partitions;
+    const int64_t world = counts.empty() ? static_cast<int64_t>(files.optimizer.size())
+                                         : *std::max_element(counts.begin(), counts.end());
+    if (!counts.empty() && *std::min_element(counts.begin(), counts.end()) != world)
+      fail(ranks[0].path,
+           "has groups that are divided among different numbers of ranks, as a mixture of experts has, which "
+           "is not read");
+    if (world != static_cast<int64_t>(files.optimizer.size()))
+      fail(files.folder, str("has the optimizer's files of ", files.optimizer.size(), " ranks; expected ",
+                             world, ", as ", ranks[0].path.filename().string(), " says",
+                             world > static_cast<int64_t>(files.optimizer.size())
+                                 ? str(": the file of rank ", files.optimizer.size(), " is missing")
+                                 : ": the others are of another run, remove them"));
+  }
+  const bool is_divided = ranks[0].stage == 3;
+  if (is_divided != files.model_by_rank)
+    fail(files.folder, str("the optimizer's files are of stage ", ranks[0].stage, ", the model's file is ",
+                           files.model[0].filename().string(), "; expected those of one run"));
+  if (is_divided && files.model.size() != files.optimizer.size())
+    fail(files.folder, str("has the model's files of ", files.model.size(), " ranks and the optimizer's of ",
+                           files.optimizer.size(), "; expected those of all ranks"));
+  checkpoint.world_size = static_cast<int>(files.optimizer.size());
+  checkpoint.groups = ranks[0].groups;
+  if (ranks[0].stage >= 0) {
+    checkpoint.stage = static_cast<int>(ranks[0].stage);
+  } else {  // BF16_Optimizer: of stage 1, or of none
+    const auto zero = model.config().find("zero_optimization");
+    const json stage =
+        zero != model.config().end() && zero->is_object() ? zero->value("stage", json()) : json();
+    checkpoint.stage = stage.is_number_integer() ? stage.get<int>() : 0;
+  }
+  ZeroAssembly(checkpoint, std::move(ranks), model).run();
+}
+
+}  // namespace tessera::checkpoint

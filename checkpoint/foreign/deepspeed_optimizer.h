@@ -1,0 +1,53 @@
+// DeepSpeed's files "…_optim_states.pt": of each rank a part of flat groups, in which parameters lie one
+// after the other.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/foreign/deepspeed_files.h"
+#include "checkpoint/foreign/deepspeed_model.h"
+#include "checkpoint/foreign/foreign_checkpoint.h"
+
+namespace tessera::checkpoint {
+
+/// A rank's part of a flat group: of stages 1 and 2 a partition, of stage 3 parts of the parameters of a
+/// sub-group.
+struct FlatPart {
+  TorchTensor weights;
+  std::map<std::string, TorchTensor> states;  ///< of the same length, or longer by `padding`
+  std::optional<int64_t> steps;
+  int64_t padding = 0;
+};
+
+/// What an optimizer's state_dict says of one flat parameter, and its group.
+struct FlatState {
+  std::map<std::string, TorchTensor> tensors;  ///< with one dimension
+  std::optional<int64_t> steps;
+  int group = 0;
+};
+
+struct FlatOptimizer {
+  std::vector<nlohmann::json> groups;  ///< options
+  std::vector<FlatState> states;       ///< by number, as the groups have them
+  std::vector<std::vector<size_t>> members;
+};
+
+/// Reads torch.optim's state_dict(), or the list of states of an elastic checkpoint, which has no options.
+/// What is no tensor of one dimension, nor a count, is said in `not_read`.
+FlatOptimizer read_flat_optimizer(const TorchFile& file, const PickleValue& value,
+                                  std::vector<std::string>& not_read);
+
+/// Fills parameters, groups, stage, world size and loss scaler from the files of all ranks.
+void read_zero_optimizer(ForeignCheckpoint& checkpoint, const DeepSpeedFiles& files,
+                         const DeepSpeedModel& model);
+
+/// A run without ZeRO: the model's file has the optimizer's state. [Note: names without ZeRO] in
+/// deepspeed_unsharded.cc.
+void read_unsharded(ForeignCheckpoint& checkpoint, const DeepSpeedModel& model);
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,223 @@
+// [Note: names without ZeRO]
+// Without ZeRO the optimizer's state has no names. Of a run in fp32 it has a state of each parameter, by
+// number: names are given as to any state of torch.optim ([Note: names of numbers] in optimizer_names.cc). Of
+// a run in fp16 or bf16 it has the fp32 masters: of each group a flat vector (FP16_Optimizer), or a tensor of
+// each parameter (FP16_UnfusedOptimizer). The module has these numbers too, rounded. So the parameter that
+// lies at a place of a vector is the one whose numbers are there. Groups have parameters in the model's
+// order: the first one in order whose numbers fit is taken, but none where parameters of different shapes
+// fit.
+#include <algorithm>
+#include <cstring>
+
+#include "checkpoint/checkpoint_error.h"
+#include "checkpoint/foreign/deepspeed_optimizer.h"
+#include "checkpoint/foreign/optimizer_names.h"
+#include "checkpoint/foreign/pickle_json.h"
+#include "checkpoint/foreign/saved_state.h"
+#include "core/float_bits.h"
+#include "core/str.h"
+#include "core/utf8.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using nlohmann::json;
+using Kind = PickleValue::Kind;
+
+constexpr int64_t kCompared = 1024;  // elements of a parameter
+
+template <class T>
+T load(const TorchFile& file, int64_t offset) {
+  T value;
+  std::memcpy(&value, file.bytes().data() + offset, sizeof(T));
+  return value;
+}
+
+/// Whether the fp32 master at byte `master` rounds to the element at byte `own` of the module.
+bool is_rounded(const TorchFile& file, int64_t master, int64_t own, DType type) {
+  const auto value = load<float>(file, master);
+  switch (type) {
+    case DType::kFloat16: return fp16_of_float(value) == load<uint16_t>(file, own);
+    case DType::kBFloat16: return bf16_of_float(value) == load<uint16_t>(file, own);
+    case DType::kFloat32: return bits_of(value) == load<uint32_t>(file, own);
+    default: return false;
+  }
+}
+
+/// A parameter that the module's state dict has.
+struct Candidate {
+  std::string name;
+  const TorchTensor* tensor;
+  bool taken = false;
+};
+
+class Masters {
+ public:
+  Masters(ForeignCheckpoint& checkpoint, const DeepSpeedModel& model, int file_number)
+      : checkpoint_(checkpoint), model_(model), file_number_(file_number) {
+    std::set<std::string> shared;
+    for (const auto& [alias, name] : model.shared_names()) shared.insert(alias);
+    std::set<std::pair<std::string, int64_t>> seen;
+    for (const auto& [name, tensor] : model.module())
+      if (!model.buffer_names().contains(name) && !shared.contains(name) && tensor.numel() > 0 &&
+          tensor.is_contiguous() && seen.emplace(tensor.storage, tensor.offset).second)
+        candidates_.push_back({name, &tensor});
+  }
+
+  /// False: a place's parameter cannot be told; nothing is added.
+  bool name_all(const FlatOptimizer& optimizer, const std::vector<std::vector<TorchTensor>>& masters,
+                bool flat) {
+    std::vector<ForeignParameter> found;
+    size_t next = 0;
+    for (size_t group = 0; group < masters.size(); ++group)
+      for (const TorchTensor& master : masters[group]) {
+        if (master.type != DType::kFloat32 || !master.is_contiguous() || next >= optimizer.states.size())
+          return say_why(str("the masters of group ", group, " are of ", name_of(master.type), " ",
+                             describe_shape(master.shape)));
+        if (!name_one(found, optimizer.states[next++], static_cast<int>(group), master, flat)) return false;
+      }
+    for (ForeignParameter& one : found) checkpoint_.parameters.push_back(std::move(one));
+    return true;
+  }
+
+ private:
+  bool say_why(const std::string& why) {
+    checkpoint_.not_read.push_back(str("the fp32 masters and the optimizer's state, which have no names: ",
+                                       why, "; the weights are those that the model computed in"));
+    return false;
+  }
+
+  bool fits(const Candidate& one, const TorchTensor& master, int64_t offset) const {
+    const int64_t numel = one.tensor->numel(), width = size_bytes(one.tensor->type);
+    if (one.taken || numel > master.numel() - offset) return false;
+    const int64_t step = std::max<int64_t>(numel / kCompared, 1);
+    for (int64_t i = 0; i < numel; i += step)
+      if (!is_rounded(model_.file(), master.offset + (offset + i) * 4, one.tensor->offset + i * width,
+                      one.tensor->type))
+        return false;
+    return true;
+  }
+
+  bool name_one(std::vector<ForeignParameter>& found, const FlatState& state, int group,
+                const TorchTensor& master, bool flat) {
+    for (int64_t offset = 0; offset < master.numel();) {
+      Candidate* chosen = nullptr;
+      for (Candidate& one : candidates_) {
+        if (!flat && one.tensor->shape != master.shape) continue;
+        if (!fits(one, master, offset)) continue;
+        if (chosen == nullptr)
+          chosen = &one;
+        else if (chosen->tensor->shape != one.tensor->shape)
+          return say_why(str("the numbers of both ", quoted_name(chosen->name), " and ",
+                             quoted_name(one.name), " are at element ", offset, " of group ", group));
+      }
+      if (chosen == nullptr)
+        return say_why(str("no parameter has the numbers at element ", offset, " of group ", group));
+      chosen->taken = true;
+      found.push_back(parameter_of(*chosen, state, group, master, offset));
+      offset += chosen->tensor->numel();
+    }
+    return true;
+  }
+
+  ForeignParameter parameter_of(const Candidate& one, const FlatState& state, int group,
+                                const TorchTensor& master, int64_t offset) {
+    const int64_t numel = one.tensor->numel();
+    const auto slice = [&](const TorchTensor& tensor) {
+      return ForeignTensor{
+          .type = tensor.type,
+          .shape = one.tensor->shape,
+          .runs = {flat_run(file_number_, tensor.offset + offset * size_bytes(tensor.type), 0, numel)}};
+    };
+    ForeignParameter parameter;
+    parameter.name = one.name;
+    parameter.group = group;
+    parameter.steps = state.steps.value_or(0);
+    parameter.weights = slice(master);
+    for (const auto& [name, tensor] : state.tensors)
+      if (tensor.numel() == master.numel())
+        parameter.states.emplace(name, slice(tensor));
+      else
+        checkpoint_.not_read.push_back(str("the optimizer's state ", quoted_name(name), " of ",
+                                           quoted_name(one.name), ": a tensor of ",
+                                           describe_shape(tensor.shape)));
+    return parameter;
+  }
+
+  ForeignCheckpoint& checkpoint_;
+  const DeepSpeedModel& model_;
+  int file_number_;
+  std::vector<Candidate> candidates_;
+};
+
+std::vector<std::vector<TorchTensor>> masters_in(const DeepSpeedModel& model, const PickleValue& groups) {
+  const auto read = [&](const PickleValue& value) {
+    std::optional<TorchTensor> tensor = model.file().tensor(value);
+    if (!tensor) model.fail(str("the fp32 masters have ", value.describe(), "; expected tensors"));
+    return *tensor;
+  };
+  std::vector<std::vector<TorchTensor>> masters;
+  for (const PickleValue* group : groups.items) {
+    masters.emplace_back();
+    if (group->kind == Kind::kList)
+      for (const PickleValue* one : group->items) masters.back().push_back(read(*one));
+    else
+      masters.back().push_back(read(*group));
+  }
+  return masters;
+}
+
+/// Of a run in fp32: names as torch.optim's numbers have them.
+void read_plain(ForeignCheckpoint& checkpoint, const DeepSpeedModel& model, const PickleValue& optimizer) {
+  const std::string file_name = model.file().path().filename().string();
+  SavedOptimizer saved =
+      read_optimizer_state(checkpoint, model.file(), optimizer, str(file_name, ", optimizer"));
+  std::vector<SavedTensor> entries;
+  for (SavedTensor& one :
+       read_state_dict(checkpoint, model.file(), *model.find("module"), str(file_name, ", module")))
+    if (!model.buffer_names().contains(one.name)) {
+      one.is_parameter = true;
+      entries.push_back(std::move(one));
+    }
+  ModelOrder order;
+  order.is_entries = true;
+  assemble(checkpoint, std::move(entries), std::move(saved), order);
+}
+
+}  // namespace
+
+void read_unsharded(ForeignCheckpoint& checkpoint, const DeepSpeedModel& model) {
+  checkpoint.stage = 0;
+  const PickleValue* optimizer = model.find("optimizer");
+  if (optimizer == nullptr) {
+    checkpoint.not_read.push_back("the optimizer's state: the checkpoint has none");
+    return;
+  }
+  const PickleValue* masters = optimizer->find("fp32_groups_flat");
+  const bool flat = masters != nullptr;
+  if (!flat) masters = optimizer->find("fp32_groups");
+  if (masters == nullptr && is_optimizer_state(*optimizer)) return read_plain(checkpoint, model, *optimizer);
+  const PickleValue* state = optimizer->find("optimizer_state_dict");
+  if (masters == nullptr || masters->kind != Kind::kList || state == nullptr) {
+    checkpoint.not_read.push_back(
+        str("the optimizer's state: ", optimizer->describe(), ", without fp32 masters"));
+    return;
+  }
+  if (optimizer->find("cur_scale") != nullptr) {
+    json scaler = json::object();
+    for (const char* key : {"dynamic_loss_scale", "cur_scale", "cur_iter", "last_overflow_iter",
+                            "scale_factor", "scale_window"})
+      if (const PickleValue* value = optimizer->find(key))
+        if (auto read = to_json(*value, &model.file(), str("loss_scaler.", key), checkpoint.not_read))
+          scaler[key] = *read;
+    checkpoint.loss_scaler = std::move(scaler);
+  }
+  std::vector<std::string> not_read;
+  FlatOptimizer read = read_flat_optimizer(model.file(), *state, not_read);
+  say_not_read(checkpoint, "the optimizer's state", not_read);
+  const int file = file_index(checkpoint, model.file().path());
+  Masters(checkpoint, model, file).name_all(read, masters_in(model, *masters), flat);
+  checkpoint.groups = std::move(read.groups);
+}
+
+}  // namespace tessera::checkpoint
