@@ -7,14 +7,12 @@
 //   - Anything else of Python's standard library may not: os.system, builtins.eval, functools.partial.
 //   - Nor may anything that is reached through a module such as os, subprocess or builtins, whichever package
 //     the name begins with, nor through a "__name__".
-//   - Of all other packages, ours to know or not, a class may be called, which is a record then: its name
-//   begins
-//     with a capital letter, or NEWOBJ calls it, which only calls classes. A function may not.
-//   - Only a name can be called, and only a record or a dict gets attributes (BUILD): never the result of
-//   another
-//     call, and never a module or a class.
-// An argument that the callee would call is held to the same: _rebuild_from_type_v2(FUNCTION, …),
-// copyreg.__newobj__(CLASS, …), copyreg._reconstructor(CLASS, …).
+//   - Of all other packages, a class may be called, which is a record then: its name begins with a capital
+//     letter, or NEWOBJ calls it, which only calls classes. A function may not.
+//   - Only a name can be called, never the result of another call. Only a record or a dict gets attributes
+//     (BUILD), never a module or a class.
+// An argument that the callee would call is held to the same: _rebuild_from_type_v2(FUNCTION, …), numpy's
+// builders, copyreg.__newobj__(CLASS, …), copyreg._reconstructor(CLASS, …).
 #include "checkpoint/formats/pickle.h"
 
 #include <algorithm>
@@ -50,22 +48,6 @@ uint64_t little_endian(string_view bytes) {
   uint64_t value = 0;
   for (size_t i = bytes.size(); i-- > 0;) value = value << 8 | static_cast<uint8_t>(bytes[i]);
   return value;
-}
-
-/// Words of Python 2, and of modules that were renamed since, as Python 3 has them.
-std::string modern_name(string_view module, string_view name) {
-  if (module == "__builtin__") {
-    module = "builtins";
-    if (name == "xrange") name = "range";
-    if (name == "unicode") name = "str";
-    if (name == "long") name = "int";
-  }
-  if (module == "copy_reg") module = "copyreg";
-  if (module == "commands") module = "subprocess";
-  if (module == "UserDict" && (name == "UserDict" || name == "IterableUserDict"))
-    return "collections.UserDict";
-  if (module == "UserList" || module == "UserString") module = "collections";
-  return str(module, ".", name);
 }
 
 bool is_sequence(const PickleValue& value) {
@@ -153,6 +135,7 @@ class PickleMachine {
 
   // Calls.
   void check_call(const Value& callable, PickleCall call) const;
+  void check_called_by(string_view name, const std::vector<const Value*>& arguments) const;
   Value* called(const Value* callable, const Value* arguments, PickleCall call);
   Value* known(string_view name, const std::vector<const Value*>& arguments);
   Value* dict_of(string_view name, std::span<const Value* const> arguments);
@@ -725,12 +708,29 @@ PickleValue* PickleMachine::known(string_view name, const std::vector<const Valu
     }
     return called(arguments[0], make_tuple({arguments.begin() + 1, arguments.end()}), PickleCall::kClass);
   }
-  if (name == "torch._tensor._rebuild_from_type_v2" || name == "torch._tensor._rebuild_from_type" ||
-      name == "torch.tensor._rebuild_from_type") {
-    if (arguments.size() != 4) fail_arguments(name, str(arguments.size(), " arguments"));
-    check_call(*arguments[0], PickleCall::kCall);
-  }
+  check_called_by(name, arguments);
   return nullptr;
+}
+
+// Torch's builder of subclasses calls its first argument with the third; numpy's of random generators and of
+// arrays call classes that they are given.
+void PickleMachine::check_called_by(string_view name, const std::vector<const Value*>& arguments) const {
+  constexpr int kMaxNested = 8;
+  const auto is_from_type = [](string_view builder) {
+    return builder.starts_with("torch.") && builder.find("._rebuild_from_type") != string_view::npos;
+  };
+  const std::vector<const Value*>* given = &arguments;
+  for (int nested = 0; is_from_type(name); ++nested) {
+    if (given->size() != 4 || (*given)[2]->kind != Kind::kTuple || nested == kMaxNested)
+      fail_arguments(name, str(given->size(), " arguments"));
+    check_call(*(*given)[0], PickleCall::kCall);
+    check_call(*(*given)[0], PickleCall::kClass);  // nor the functions that have a meaning here
+    name = (*given)[0]->text;
+    given = &(*given)[2]->items;
+  }
+  if (!name.starts_with("numpy.")) return;
+  for (const Value* argument : *given)
+    if (argument->kind == Kind::kGlobal) check_call(*argument, PickleCall::kCall);
 }
 
 PickleValue* PickleMachine::dict_of(string_view name, std::span<const Value* const> arguments) {

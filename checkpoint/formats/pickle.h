@@ -82,6 +82,9 @@ class Pickle {
   /// data (the message names it).
   Pickle(std::span<const std::byte> bytes, const std::string& source, const PickleLimits& limits = {});
 
+  Pickle(const Pickle&) = delete;  // values refer to each other by address
+  Pickle& operator=(const Pickle&) = delete;
+
   const PickleValue& root() const { return *root_; }
   /// Bytes up to and with the STOP.
   int64_t bytes() const { return bytes_; }

@@ -4,6 +4,8 @@
 #include <iterator>
 #include <unordered_set>
 
+#include "core/str.h"
+
 namespace tessera::checkpoint {
 namespace {
 
@@ -100,8 +102,10 @@ const Words kData{
     "datetime.timedelta datetime.timezone decimal.Decimal fractions.Fraction ipaddress.IPv4Address "
     "ipaddress.IPv6Address numpy._core.multiarray._reconstruct numpy._core.multiarray.scalar "
     "numpy._core.numeric._frombuffer numpy.core.multiarray._reconstruct numpy.core.multiarray.scalar "
-    "numpy.core.numeric._frombuffer numpy.dtype numpy.ndarray numpy.random._pickle.__bit_generator_ctor "
-    "numpy.random._pickle.__generator_ctor numpy.random._pickle.__randomstate_ctor pathlib.Path "
+    "numpy.core.numeric._frombuffer numpy.dtype numpy.matrix numpy.memmap numpy.ndarray numpy.recarray "
+    "numpy.rec.recarray numpy.random._pickle.__bit_generator_ctor "
+    "numpy.random._pickle.__generator_ctor numpy.random._pickle.__randomstate_ctor "
+    "numpy.random.__RandomState_ctor pathlib.Path "
     "pathlib.PosixPath pathlib.PurePath pathlib.PurePosixPath pathlib.PureWindowsPath pathlib.WindowsPath "
     "pathlib._local.Path pathlib._local.PosixPath pathlib._local.PurePath pathlib._local.PurePosixPath "
     "pathlib._local.PureWindowsPath pathlib._local.WindowsPath random.Random re._compile time.struct_time "
@@ -113,7 +117,8 @@ const Words kData{
     "torch._utils._rebuild_sparse_tensor torch._utils._rebuild_tensor torch._utils._rebuild_tensor_v2 "
     "torch._utils._rebuild_tensor_v3 torch._utils._rebuild_wrapper_subclass "
     "torch._utils._rebuild_xla_tensor torch.device torch.fx.immutable_collections.immutable_dict "
-    "torch.fx.immutable_collections.immutable_list torch.serialization._get_layout "
+    "torch.distributed.remote_device._remote_device torch.fx.immutable_collections.immutable_list "
+    "torch.serialization._get_layout "
     "torch.tensor._rebuild_from_type types.GenericAlias types.SimpleNamespace uuid.UUID "
     "zoneinfo.ZoneInfo._unpickle"};
 
@@ -154,6 +159,21 @@ bool leads_to_no_harm(string_view name, string_view& last) {
 }
 
 }  // namespace
+
+std::string modern_name(string_view module, string_view name) {
+  if (module == "__builtin__") {
+    module = "builtins";
+    if (name == "xrange") name = "range";
+    if (name == "unicode") name = "str";
+    if (name == "long") name = "int";
+  }
+  if (module == "copy_reg") module = "copyreg";
+  if (module == "commands") module = "subprocess";
+  if (module == "UserDict" && (name == "UserDict" || name == "IterableUserDict"))
+    return "collections.UserDict";
+  if (module == "UserList" || module == "UserString") module = "collections";
+  return str(module, ".", name);
+}
 
 bool is_data_call(string_view name, PickleCall call) {
   if (kData.has(name)) return call == PickleCall::kCall || !kFunctions.has(name);

@@ -3,9 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace tessera::checkpoint {
+
+/// "module.name", with the words of Python 3 for those of Python 2.
+std::string modern_name(std::string_view module, std::string_view name);
 
 enum class PickleCall : uint8_t {
   kCall,   ///< any callable with arguments: REDUCE, INST, OBJ

@@ -63,7 +63,7 @@ constexpr Builder kBuilders[] = {
     {"torch._utils._rebuild_qtensor", "a quantized tensor"},
     {"torch._utils._rebuild_nested_tensor", "a nested tensor"},
     {"torch._utils._rebuild_meta_tensor_no_storage", "a tensor on \"meta\", which has no elements"},
-    {"torch._utils._rebuild_wrapper_subclass", "a tensor of a class that wraps others"},
+    {"torch._utils._rebuild_wrapper_subclass", "a tensor that wraps others"},
     {"torch._utils._rebuild_device_tensor_from_cpu_tensor", "a tensor of another device"},
     {"torch._utils._rebuild_device_tensor_from_numpy", "a tensor of another device"},
     {"torch._utils._rebuild_xla_tensor", "a tensor of another device"},
@@ -482,8 +482,9 @@ std::optional<TorchTensor> TorchFile::tensor(const PickleValue& value) const {
       impl_->fail("has ", builder->not_read, " (", name, "), which is not read");
     const std::vector<const PickleValue*>& given = arguments->items;
     if (name.find("_rebuild_from_type") != string_view::npos) {  // (function, class, arguments, state)
-      if (given[2]->kind != Kind::kTuple)
-        impl_->fail(name, " has ", given[2]->describe(), " as arguments; expected a tuple");
+      if (given.size() != 4 || given[2]->kind != Kind::kTuple)
+        impl_->fail(name, " has ", given.size() == 4 ? given[2]->describe() : arguments->describe(),
+                    " as arguments; expected a tuple");
       is_parameter = is_parameter || given[1]->global().ends_with(".Parameter");
       name = given[0]->global();
       arguments = given[2];

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import pickle
-import resource
 import struct
 import subprocess
 import sys
@@ -19,6 +18,25 @@ from pathlib import Path
 
 TOOL = os.environ["TORCH_FILE_TOOL"]
 MARKER = "tessera_was_here"
+# What attacks call, as MODULE:NAME.
+HARM = """
+os:system posix:system nt:system os:popen os:execv os:remove subprocess:Popen subprocess:check_output subprocess:call pty:spawn commands:getoutput runpy:_run_code
+runpy:run_path webbrowser:open shutil:rmtree importlib:import_module imp:load_source marshal:loads pickle:loads _pickle:loads socket:create_connection ctypes:CDLL
+http.client:HTTPSConnection urllib.request:urlopen requests.api:get aiohttp.client:request asyncio:run asyncio.unix_events:_UnixSubprocessTransport._start
+multiprocessing:Process threading:Thread code:InteractiveInterpreter codeop:compile_command pdb:run bdb:Bdb.run timeit:timeit timeit:Timer cProfile:run cProfile:runctx
+profile:Profile.run doctest:debug_script trace:Trace.run lib2to3.pgen2.pgen:ParserGenerator.make_label functools:partial functools:reduce operator:attrgetter
+operator:methodcaller itertools:starmap types:FunctionType types:CodeType builtins:eval builtins:exec builtins:compile builtins:open builtins:__import__ builtins:map
+builtins:globals builtins:setattr builtins:apply io:open _io:FileIO pathlib:Path.write_text logging.config:listen uuid:_get_command_stdout distutils.file_util:write_file
+pip:main pydoc:pipepager venv:create ensurepip._bootstrap:_run_pip idlelib.run:Executive.runcode idlelib.autocomplete:AutoComplete.get_entity tempfile:mktemp
+sqlite3:connect zipimport:zipimporter smtplib:SMTP signal:alarm gc:get_objects sys:exit atexit:register weakref:finalize torch:load torch.hub:load torch.jit:load
+torch.serialization:load torch.storage:_load_from_bytes torch.serialization:os.system torch:serialization.os.system torch.utils.collect_env:run
+torch.utils._config_module:ConfigModule.load_config torch._dynamo.guards:GuardBuilder.get torch._inductor.codecache:compile_file
+torch.fx.experimental.symbolic_shapes:ShapeEnv.evaluate_guards_expression torch.package:PackageImporter torch.utils.data.datapipes.utils.decoder:basichandlers
+numpy.testing._private.utils:runstring numpy.f2py.crackfortran:getlincoef numpy.load:x numpy:fromfile numpy.core.multiarray:_reconstruct.__globals__
+joblib._memmapping_reducer:os.system cloudpickle.cloudpickle:_builtin_type dill._dill:_create_function pandas.core.computation.eval:eval pandas:read_pickle
+sympy.core.sympify:sympify keras.src.models.model:Lambda.subprocess.Popen mypackage.tools:Popen mypackage:os.system mypackage.sys:modules mypackage:Thing.__init__
+mypackage:helper __main__:run collections:OrderedDict.__init__.__globals__ collections:OrderedDict.fromkeys antigravity:geohash
+""".split()
 
 
 def text(word):
@@ -62,30 +80,10 @@ def calls(folder):
     h = harm(folder)
     python = text(f"open({str(folder / MARKER)!r}, 'w')")
     found = {}
-
-    def add(what, body, words=None, number=2):
-        found[what] = (proto(body, number), words or f"the pickle calls {what}: that is no data")
-
-    for module, attribute in [
-            ("os", "system"), ("posix", "system"), ("nt", "system"), ("os", "popen"), ("os", "execv"), ("os", "remove"), ("subprocess", "Popen"), ("subprocess", "check_output"),
-            ("subprocess", "call"), ("pty", "spawn"), ("commands", "getoutput"), ("runpy", "_run_code"), ("runpy", "run_path"), ("webbrowser", "open"), ("shutil", "rmtree"),
-            ("importlib", "import_module"), ("imp", "load_source"), ("marshal", "loads"), ("pickle", "loads"), ("_pickle", "loads"), ("socket", "create_connection"), ("ctypes", "CDLL"),
-            ("http.client", "HTTPSConnection"), ("urllib.request", "urlopen"), ("requests.api", "get"), ("aiohttp.client", "request"), ("asyncio", "run"), ("asyncio.unix_events", "_UnixSubprocessTransport._start"),
-            ("multiprocessing", "Process"), ("threading", "Thread"), ("code", "InteractiveInterpreter"), ("codeop", "compile_command"), ("pdb", "run"), ("bdb", "Bdb.run"), ("timeit", "timeit"), ("timeit", "Timer"),
-            ("cProfile", "run"), ("cProfile", "runctx"), ("profile", "Profile.run"), ("doctest", "debug_script"), ("trace", "Trace.run"), ("lib2to3.pgen2.pgen", "ParserGenerator.make_label"),
-            ("functools", "partial"), ("functools", "reduce"), ("operator", "attrgetter"), ("operator", "methodcaller"), ("itertools", "starmap"), ("types", "FunctionType"), ("types", "CodeType"),
-            ("builtins", "eval"), ("builtins", "exec"), ("builtins", "compile"), ("builtins", "open"), ("builtins", "__import__"), ("builtins", "map"), ("builtins", "globals"), ("builtins", "setattr"),
-            ("builtins", "apply"), ("io", "open"), ("_io", "FileIO"), ("pathlib", "Path.write_text"), ("logging.config", "listen"), ("uuid", "_get_command_stdout"), ("distutils.file_util", "write_file"), ("pip", "main"),
-            ("pydoc", "pipepager"), ("venv", "create"), ("ensurepip._bootstrap", "_run_pip"), ("idlelib.run", "Executive.runcode"), ("idlelib.autocomplete", "AutoComplete.get_entity"), ("tempfile", "mktemp"),
-            ("sqlite3", "connect"), ("zipimport", "zipimporter"), ("smtplib", "SMTP"), ("signal", "alarm"), ("gc", "get_objects"), ("sys", "exit"), ("atexit", "register"), ("weakref", "finalize"),
-            ("torch", "load"), ("torch.hub", "load"), ("torch.jit", "load"), ("torch.serialization", "load"), ("torch.storage", "_load_from_bytes"), ("torch.serialization", "os.system"), ("torch", "serialization.os.system"),
-            ("torch.utils.collect_env", "run"), ("torch.utils._config_module", "ConfigModule.load_config"), ("torch._dynamo.guards", "GuardBuilder.get"), ("torch._inductor.codecache", "compile_file"),
-            ("torch.fx.experimental.symbolic_shapes", "ShapeEnv.evaluate_guards_expression"), ("torch.package", "PackageImporter"), ("torch.utils.data.datapipes.utils.decoder", "basichandlers"),
-            ("numpy.testing._private.utils", "runstring"), ("numpy.f2py.crackfortran", "getlincoef"), ("numpy.load", "x"), ("numpy", "fromfile"), ("numpy.core.multiarray", "_reconstruct.__globals__"),
-            ("joblib._memmapping_reducer", "os.system"), ("cloudpickle.cloudpickle", "_builtin_type"), ("dill._dill", "_create_function"), ("pandas.core.computation.eval", "eval"), ("pandas", "read_pickle"),
-            ("sympy.core.sympify", "sympify"), ("keras.src.models.model", "Lambda.subprocess.Popen"), ("mypackage.tools", "Popen"), ("mypackage", "os.system"), ("mypackage.sys", "modules"), ("mypackage", "Thing.__init__"),
-            ("mypackage", "helper"), ("__main__", "run"), ("collections", "OrderedDict.__init__.__globals__"), ("collections", "OrderedDict.fromkeys"), ("antigravity", "geohash")]:
-        add(f"{module}.{attribute}", call(name(module, attribute), h))
+    for word in HARM:
+        module, attribute = word.split(":")
+        words = "subprocess.getoutput" if module == "commands" else f"{module}.{attribute}"
+        found[word] = (proto(call(name(module, attribute), h)), f"the pickle calls {words}: that is no data")
     return found | variations(folder, h, python)
 
 
@@ -121,10 +119,12 @@ def variations(folder, h, python):
         "after a pop of the mark": (b"((1" + call(system, h), refused),
         "getattr": (call(name("builtins", "getattr"), name("os", "path"), text("os")), "the pickle calls builtins.getattr with the name os.path"),
         "getattr of a module": (call(name("builtins", "getattr"), name("torch", "serialization"), text("os")), "calls builtins.getattr with the name torch.serialization"),
-        "getattr's chain": (call(call(name("builtins", "getattr"), call(name("builtins", "getattr"), thing, text("Other")), text("__subclasses__"))), "calls builtins.getattr with the name mypackage.Thing.Other and the text '__subclasses__'"),
+        "getattr's chain": (call(call(name("builtins", "getattr"), call(name("builtins", "getattr"), thing, text("Other")), text("__subclasses__"))),
+                            "calls builtins.getattr with the name mypackage.Thing.Other and the text '__subclasses__'"),
         "getattr, called": (call(call(name("builtins", "getattr"), thing, text("run")), h), "the pickle calls mypackage.Thing.run"),
         "getattr of a list": (call(name("builtins", "getattr"), b"]", text("append")), "calls builtins.getattr with a list of 0"),
-        "getattr of os": (call(name("builtins", "getattr"), thing, text("os")) + b"0" + call(name("mypackage", "Thing.os.system"), h), "the pickle calls mypackage.Thing.os.system"),
+        "getattr of os": (call(name("builtins", "getattr"), thing, text("os")) + b"0" + call(name("mypackage", "Thing.os.system"), h),
+                          "the pickle calls mypackage.Thing.os.system"),
         "a result called": (call(call(thing), h), f"the pickle calls mypackage.Thing, at byte 81: {value}"),
         "a text called": (call(text("os.system"), h), value),
         "a dict called": (call(b"}", h), value),
@@ -137,7 +137,15 @@ def variations(folder, h, python):
         "attributes of a list": (b"]}b", "the pickle sets attributes of a list of 0"),
         "attributes of an id": (text("x") + b"Q}b", "the pickle sets attributes of a persistent id"),
         "torch's builder of a function": (call(name("torch._tensor", "_rebuild_from_type_v2"), system, thing, b"(" + h + b"t", b"}"), refused),
-        "torch's old builder of a function": (call(name("torch.tensor", "_rebuild_from_type"), name("builtins", "eval"), thing, b"(" + python + b"t", b"}"), "the pickle calls builtins.eval"),
+        "torch's old builder of a function": (call(name("torch.tensor", "_rebuild_from_type"), name("builtins", "eval"), thing, b"(" + python + b"t", b"}"),
+                                              "the pickle calls builtins.eval"),
+        "torch's builder of itself": (call(name("torch._tensor", "_rebuild_from_type_v2"), name("torch._tensor", "_rebuild_from_type_v2"), thing,
+                                           b"(" + system + thing + b"(" + h + b"t}t", b"}"), refused),
+        "torch's builder of nothing": (call(name("torch._tensor", "_rebuild_from_type_v2"), name("torch._tensor", "_rebuild_from_type_v2"), thing, b")", b"}"), "with 0 arguments"),
+        "numpy's random state": (call(name("numpy.random._pickle", "__randomstate_ctor"), h, system), refused),
+        "numpy's old random state": (call(name("numpy.random", "__RandomState_ctor"), h, system), refused),
+        "numpy's generator": (call(name("numpy.random._pickle", "__bit_generator_ctor"), name("subprocess", "Popen")), "the pickle calls subprocess.Popen"),
+        "numpy's array": (call(name("numpy._core.multiarray", "_reconstruct"), name("subprocess", "Popen"), b"K\x00\x85", b"C\x01b"), "the pickle calls subprocess.Popen"),
         "copyreg": (call(name("copyreg", "__newobj__"), name("subprocess", "Popen"), h), "the pickle calls subprocess.Popen"),
         "copyreg in copyreg": (call(name("copyreg", "__newobj__"), name("copyreg", "__newobj__"), system, h), "the pickle calls copyreg.__newobj__"),
         "copyreg with keywords": (call(name("copyreg", "__newobj_ex__"), name("subprocess", "Popen"), b"(" + h + b"t", b"}"), "the pickle calls subprocess.Popen"),
@@ -167,7 +175,8 @@ def bombs():
     deep = b"]" * 5000 + b"a" * 4999
     deep_after = b"]q\x00" + b"".join(b"h" + bytes([i]) + b"]q" + bytes([i + 1]) + b"a0" for i in range(250)) + b"h\x00"
     items = 40_000
-    copied = b"](" + b"N" * items + b"eq\x00" + call(name("builtins", "tuple"), b"h\x00") + b"q\x01" + b"".join(call(name("builtins", "tuple"), b"h\x01") + b"0" for _ in range(3000))
+    copied = (b"](" + b"N" * items + b"eq\x00" + call(name("builtins", "tuple"), b"h\x00") + b"q\x01"
+              + b"".join(call(name("builtins", "tuple"), b"h\x01") + b"0" for _ in range(3000)))
     digits = b"L" + b"9" * 5000 + b"L\n"
     return {
         "a billion laughs": (laughs + b"0", None),
@@ -280,10 +289,14 @@ def tensors():
         "a view outside": (tensor(stored=storage(view=b"(" + text("1") + b"K\x03K\x02t")), "has a view of 2 from element 3 on"),
         "no storage": (tensor(stored=b"N"), "a storage is None"),
         "too many arguments": (tensor(more=b"}}"), "has 8 arguments"),
-        "a parameter of a parameter of": (b"".join(name("torch._utils", "_rebuild_parameter") + b"(" for _ in range(9)) + tensor() + b"\x89}tR" * 9, "a tensor is in more than 8 others"),
+        "a parameter of a parameter of": (b"".join(name("torch._utils", "_rebuild_parameter") + b"(" for _ in range(9)) + tensor() + b"\x89}tR" * 9,
+                                          "a tensor is in more than 8 others"),
         "a parameter of nothing": (call(name("torch._utils", "_rebuild_parameter"), b"N", b"\x89", b"}"), "a parameter is of None"),
-        "a tensor's type": (call(name("torch._utils", "_rebuild_tensor_v3"), storage(16, kind="UntypedStorage"), b"K\x00", numbers((4,)), numbers((1,)), b"\x89", b"}", name("torch", "quint8")), "a tensor's type is the name torch.quint8"),
-        "a subclass by another function": (call(name("torch._tensor", "_rebuild_from_type_v2"), name("mypackage", "Thing"), name("mypackage", "Thing"), b")", b"}"), "a tensor is made by mypackage.Thing"),
+        "a tensor's type": (call(name("torch._utils", "_rebuild_tensor_v3"), storage(16, kind="UntypedStorage"), b"K\x00",
+                              numbers((4,)), numbers((1,)), b"\x89", b"}", name("torch", "quint8")),
+                            "a tensor's type is the name torch.quint8"),
+        "a subclass by another function": (call(name("torch._tensor", "_rebuild_from_type_v2"), name("mypackage", "Thing"), name("mypackage", "Thing"), b")", b"}"),
+                                           "a tensor is made by mypackage.Thing"),
     }
     return {what: (archive(proto(body), {"0": b"\0" * 16}), words) for what, (body, words) in found.items()}
 
@@ -325,7 +338,8 @@ def archives(folder):
         "a size of its own": (patched(whole, b"PK\3\4", 18, b"\1\0\0\0\1\0\0\0"), "has 1 bytes in its own header"),
         "a size beyond": (patched(whole, central, 20, b"\xff\xff\0\0\xff\xff\0\0"), "lies outside"),
         "a place beyond": (patched(whole, central, 42, b"\xff\xff\xff\0"), "lies outside"),
-        "a place of another": (patched(whole, central, 42, whole[whole.rindex(central) + 42:whole.rindex(central) + 46]), "entry 'archive/data.pkl' of 102 bytes at byte 208 lies outside"),
+        "a place of another": (patched(whole, central, 42, whole[whole.rindex(central) + 42:whole.rindex(central) + 46]),
+                               "entry 'archive/data.pkl' of 102 bytes at byte 208 lies outside"),
         "a checksum of its own": (patched(whole, central, 16, b"\1\2\3\4"), "entry 'archive/data.pkl'"),
         "fewer entries": (patched(whole, end, 8, b"\2\0\2\0"), "the directory has 3 entries, and the archive's end says 2"),
         "more entries": (patched(whole, end, 8, b"\4\0\4\0"), "the directory has 3 entries"),
@@ -368,11 +382,6 @@ def legacies(folder):
     }
 
 
-def limited():
-    resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
 class Hostile(unittest.TestCase):
     maxDiff = None
 
@@ -388,12 +397,13 @@ class Hostile(unittest.TestCase):
             paths.append(self.folder / f"{what}{i}")
             paths[-1].write_bytes(content)
         start = time.monotonic()
-        result = subprocess.run([TOOL, what, *map(str, paths)], capture_output=True, text=True, check=False, preexec_fn=limited, timeout=120, cwd=self.folder)
+        result = subprocess.run([TOOL, what, *map(str, paths)], capture_output=True, text=True, check=False, timeout=120, cwd=self.folder)
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertLess(time.monotonic() - start, seconds)
         for (case, (_, words)), path, line in zip(cases.items(), paths, result.stdout.splitlines(), strict=True):
             with self.subTest(case=case):
                 tree = json.loads(line)
+                self.assertLess(tree["peak_kib"], 1 << 20)
                 if words is None:
                     self.assertEqual(tree.get("error", "the dump is too large"), "the dump is too large")
                     continue
@@ -411,7 +421,7 @@ class Hostile(unittest.TestCase):
 
     def test_the_attacks_work(self):
         """On Python: else the test above would show nothing."""
-        for case in ("os.system", "stacked", "stacked, dotted", "inst", "obj", "memo swapped", "from the memo", "below what is returned"):
+        for case in ("os:system", "stacked", "stacked, dotted", "inst", "obj", "memo swapped", "from the memo", "below what is returned"):
             content, _ = calls(self.folder)[case]
             subprocess.run([sys.executable, "-c", "import pickle, sys\npickle.load(sys.stdin.buffer)"], input=content, capture_output=True, check=False)
             self.assertTrue((self.folder / MARKER).exists(), case)
@@ -420,7 +430,8 @@ class Hostile(unittest.TestCase):
     def test_reduce_of_pickle_itself(self):
         cases = {}
         for protocol in range(6):
-            for callable_, words in ((os.system, f"calls {os.name}.system: that is no data"), (eval, "calls builtins.eval: that is no data"), (subprocess.Popen, "calls subprocess.Popen: that is no data")):
+            for callable_, words in ((os.system, f"calls {os.name}.system: that is no data"),
+                                              (eval, "calls builtins.eval: that is no data"), (subprocess.Popen, "calls subprocess.Popen: that is no data")):
                 reduced = Reduced(callable_, (f"touch {self.folder}/{MARKER}",))
                 cases[f"{callable_} {protocol}"] = (pickle.dumps({"weights": [1, reduced]}, protocol), words)
         self.check("pickle", cases)

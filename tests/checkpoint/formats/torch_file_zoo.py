@@ -31,7 +31,7 @@ class Stage(enum.IntEnum):
     WEIGHTS = 3
 
 
-class Strategy(str, enum.Enum):
+class Strategy(str, enum.Enum):  # noqa: UP042, as people write it
     NO = "no"
     STEPS = "steps"
 
@@ -146,7 +146,7 @@ def without_tensors():
         "slots": Slotted(1, "b"),
         "keywords": Keyworded(size=3),
         "names": [Settings, collections.OrderedDict, torch.nn.Linear, torch.nn.functional.relu, len, int],
-        "dates": [datetime.datetime(2024, 1, 2, 3, 4, 5, 6), datetime.date(2024, 1, 2), datetime.timedelta(1, 2, 3), datetime.timezone.utc],
+        "dates": [datetime.datetime(2024, 1, 2, 3, 4, 5, 6), datetime.date(2024, 1, 2), datetime.timedelta(1, 2, 3), datetime.UTC],
         "standard": [decimal.Decimal("1.50"), fractions.Fraction(1, 3), uuid.UUID(int=5), pathlib.PurePosixPath("/a/b"), 1 + 2j, slice(1, 2, None), range(3),
                      re.compile("a+"), type(None), array.array("d", [1.5])],
         "numpy": [np.float64(1.5), np.int64(-3), np.float32(2), np.bool_(True), np.arange(6).reshape(2, 3), np.zeros((0, 3), np.float16),
