@@ -169,7 +169,7 @@ DeepSpeedFiles list_deepspeed_files(const fs::path& folder, bool universal) {
                                 other->second.filename().string(), " and ", path.filename().string(),
                                 "; expected those of one run: remove the other's"));
   }
-  if (whole && !model.empty())
+  if (whole && !model.empty() && !universal)  // a universal folder may have both, for either kind of stage
     throw CheckpointError(str(folder.string(), ": has both ", whole->filename().string(), " and ",
                               model.begin()->second.filename().string(),
                               ", which stage 3 writes; expected those of one run: remove the other's"));

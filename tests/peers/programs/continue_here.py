@@ -28,7 +28,7 @@ def main():
             loss = begun.loss_of(engine, begun.data(model, i, rank, world))
             engine.backward(loss)
             engine.step()
-            losses.append(tessera.comm.all_reduce(loss.item()) / world)
+            losses.append(tessera.comm.all_reduce(loss.item()))  # the mean
         found[stage] = losses
         engine.destroy()
     if rank == 0:
