@@ -6,6 +6,7 @@
 
 Ranks of programs/deepspeed_writer.py train a small model and save it. Compared are: every parameter and moment with what the engine's own
 functions return, the masters with zero_to_fp32.py's, and Tessera's reading of the folder that ds_to_universal.py makes with the same. With
+round_robin_gradients the engine's functions, and so ds_to_universal.py, mix up parameters on several ranks: there the module counts. Of
 several FOLDERs the first that has a module counts, so that an old release needs only itself. Exit code 1: a difference.
 """
 import argparse
@@ -45,7 +46,7 @@ CASES = {
     "1_bf16": {"stage": 1, "dtype": "bf16", **ADAM, "groups": 2},
     "1_bf16_fp32_grads": {"stage": 1, "dtype": "bf16", **ADAM, "config": {"data_types": {"grad_accum_dtype": "fp32"}}, "script": False},
     "1_elastic": {"stage": 1, "dtype": "fp32", **ADAM, "zero": {"elastic_checkpoint": True}, "universal": False},
-    "2_fp32": {"stage": 2, "dtype": "fp32", **ADAM, "zero": {"round_robin_gradients": True}},
+    "2_fp32": {"stage": 2, "dtype": "fp32", **ADAM, "zero": {"round_robin_gradients": True}, "shuffled": True, "universal": False},
     "2_fp16": {"stage": 2, "dtype": "fp16", **ADAM, "frozen": True},
     "2_bf16": {"stage": 2, "dtype": "bf16", "optimizer": "config", "frozen": True, "groups": 2},
     "2_sgd": {"stage": 2, "dtype": "bf16", "optimizer": "sgd", "groups": 2, "universal": False},
