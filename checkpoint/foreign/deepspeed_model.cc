@@ -295,11 +295,12 @@ void read_loss_scaler(ForeignCheckpoint& checkpoint, const PickleValue* scaler) 
     checkpoint.not_read.push_back(str("loss_scaler: ", scaler->describe()));
     return;
   }
-  const bool is_dynamic =
-      read->value("dynamic", json()) == json(true) || read->value("dynamic_loss_scale", json()) == json(true);
-  const json scale = read->value("cur_scale", json());
-  if (is_dynamic || !scale.is_number() || scale.get<double>() != 1.0)
-    checkpoint.loss_scaler = std::move(*read);
+  if (is_needed(*read)) checkpoint.loss_scaler = std::move(read);
+}
+
+bool is_needed(const json& scaler) {
+  const json scale = scaler.value("cur_scale", json());
+  return scaler.value("dynamic", json()) == json(true) || !scale.is_number() || scale.get<double>() != 1.0;
 }
 
 json group_options(const PickleValue& group, const TorchFile& file, std::vector<std::string>& not_read) {
@@ -321,7 +322,10 @@ class Completion {
  public:
   Completion(ForeignCheckpoint& checkpoint, const DeepSpeedModel& model, int model_file)
       : checkpoint_(checkpoint), model_(model), model_file_(model_file) {
-    for (size_t i = 0; i < checkpoint.parameters.size(); ++i) places_[checkpoint.parameters[i].name] = i;
+    for (size_t i = 0; i < checkpoint.parameters.size(); ++i) {
+      places_[checkpoint.parameters[i].name] = i;
+      for (const std::string& alias : checkpoint.parameters[i].aliases) places_[alias] = i;
+    }
   }
 
   void run(const std::vector<fs::path>& ranks) {

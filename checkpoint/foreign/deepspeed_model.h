@@ -79,6 +79,8 @@ void check_parallelism(const DeepSpeedModel& model, bool universal);
 void read_counters(ForeignCheckpoint& checkpoint, const DeepSpeedModel& model);
 /// The loss scaler of an optimizer's file; null: none.
 void read_loss_scaler(ForeignCheckpoint& checkpoint, const PickleValue* scaler);
+/// Whether a scaler's state says more than that the loss is not scaled.
+bool is_needed(const nlohmann::json& scaler);
 /// The options of a param group, without its parameters.
 nlohmann::json group_options(const PickleValue& group, const TorchFile& file,
                              std::vector<std::string>& not_read);

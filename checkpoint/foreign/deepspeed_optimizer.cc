@@ -219,7 +219,8 @@ class ZeroAssembly {
                             ", which other ranks have; expected files of one checkpoint"));
       const TorchTensor& tensor = found->second;
       const int64_t numel = tensor.numel(), masters = from.weights.numel();
-      if (numel < masters || numel > masters + std::max(from.padding, masters == 0 ? numel : from.padding)) {
+      if (tensor.shape.size() != 1 || numel < masters ||
+          numel - masters > (masters == 0 ? numel : from.padding)) {
         left_out_.insert(str("the optimizer's state ", quoted_name(state), ": a tensor of ", numel,
                              " elements for ", masters));
         return;
@@ -381,12 +382,12 @@ void read_flat_state(FlatState& out, const TorchFile& file, const PickleValue& s
     const PickleValue &key = *state.items[i], &value = *state.items[i + 1];
     if (key.kind == Kind::kString && key.text == "step") continue;
     const std::optional<TorchTensor> tensor = file.tensor(value);
-    if (key.kind != Kind::kString || !is_utf8(key.text) || !tensor || tensor->shape.size() != 1 ||
+    if (key.kind != Kind::kString || !is_utf8(key.text) || !tensor || tensor->shape.empty() ||
         !tensor->is_contiguous() || !is_floating(tensor->type))
-      not_read.push_back(
-          str("the optimizer's state ", key.describe(), ": ",
-              tensor ? str("a tensor of ", name_of(tensor->type), " ", describe_shape(tensor->shape))
-                     : value.describe()));
+      not_read.push_back(str(
+          "the optimizer's state ", key.kind == Kind::kString ? quoted_name(key.text) : key.describe(), ": ",
+          tensor ? str("a tensor of ", name_of(tensor->type), " ", describe_shape(tensor->shape))
+                 : value.describe()));
     else
       out.tensors.emplace(key.text, *tensor);
   }

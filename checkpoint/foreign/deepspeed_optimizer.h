@@ -26,7 +26,7 @@ struct FlatPart {
 
 /// What an optimizer's state_dict says of one flat parameter, and its group.
 struct FlatState {
-  std::map<std::string, TorchTensor> tensors;  ///< with one dimension
+  std::map<std::string, TorchTensor> tensors;
   std::optional<int64_t> steps;
   int group = 0;
 };
@@ -38,7 +38,8 @@ struct FlatOptimizer {
 };
 
 /// Reads torch.optim's state_dict(), or the list of states of an elastic checkpoint, which has no options.
-/// What is no tensor of one dimension, nor a count, is said in `not_read`.
+/// What is no contiguous tensor of floating-point numbers, nor a count, is said in `not_read`; nor is a
+/// tensor of no dimension one.
 FlatOptimizer read_flat_optimizer(const TorchFile& file, const PickleValue& value,
                                   std::vector<std::string>& not_read);
 

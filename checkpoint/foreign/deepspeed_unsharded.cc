@@ -114,14 +114,14 @@ class Masters {
       if (chosen == nullptr)
         return say_why(str("no parameter has the numbers at element ", offset, " of group ", group));
       chosen->taken = true;
-      found.push_back(parameter_of(*chosen, state, group, master, offset));
+      found.push_back(parameter_of(*chosen, state, group, master, offset, flat));
       offset += chosen->tensor->numel();
     }
     return true;
   }
 
   ForeignParameter parameter_of(const Candidate& one, const FlatState& state, int group,
-                                const TorchTensor& master, int64_t offset) {
+                                const TorchTensor& master, int64_t offset, bool flat) {
     const int64_t numel = one.tensor->numel();
     const auto slice = [&](const TorchTensor& tensor) {
       return ForeignTensor{
@@ -135,7 +135,7 @@ class Masters {
     parameter.steps = state.steps.value_or(0);
     parameter.weights = slice(master);
     for (const auto& [name, tensor] : state.tensors)
-      if (tensor.numel() == master.numel())
+      if (flat ? tensor.shape.size() == 1 && tensor.numel() == master.numel() : tensor.shape == master.shape)
         parameter.states.emplace(name, slice(tensor));
       else
         checkpoint_.not_read.push_back(str("the optimizer's state ", quoted_name(name), " of ",
@@ -179,9 +179,19 @@ void read_plain(ForeignCheckpoint& checkpoint, const DeepSpeedModel& model, cons
       one.is_parameter = true;
       entries.push_back(std::move(one));
     }
+  std::vector<std::string> names;
+  for (const SavedTensor& one : entries) names.push_back(one.name);
+  const std::vector<std::string> clean = without_wrappers(names);
   ModelOrder order;
   order.is_entries = true;
   assemble(checkpoint, std::move(entries), std::move(saved), order);
+  // complete_parameters() compares the names with the file's.
+  std::map<std::string, std::string> original;
+  for (size_t i = 0; i < names.size(); ++i) original.emplace(clean[i], names[i]);
+  for (ForeignParameter& one : checkpoint.parameters) {
+    one.name = original.at(one.name);
+    for (std::string& alias : one.aliases) alias = original.at(alias);
+  }
 }
 
 }  // namespace
@@ -209,8 +219,8 @@ void read_unsharded(ForeignCheckpoint& checkpoint, const DeepSpeedModel& model) 
                             "scale_factor", "scale_window"})
       if (const PickleValue* value = optimizer->find(key))
         if (auto read = to_json(*value, &model.file(), str("loss_scaler.", key), checkpoint.not_read))
-          scaler[key] = *read;
-    checkpoint.loss_scaler = std::move(scaler);
+          scaler[std::string_view(key) == "dynamic_loss_scale" ? "dynamic" : key] = *read;
+    if (is_needed(scaler)) checkpoint.loss_scaler = std::move(scaler);
   }
   std::vector<std::string> not_read;
   FlatOptimizer read = read_flat_optimizer(model.file(), *state, not_read);

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+FUSED_ADAM = None
 STATES = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 
 
@@ -96,6 +97,10 @@ def unsharded_truth(engine):
                     return vector.detach()[begin:begin + like.numel()].reshape(like.shape)
                 found[id(one)] = {"fp32": part(flat), **{key: part(value) for key, value in inner.state[flat].items() if key in STATES}}
                 offset += one.numel()
+    elif hasattr(wrapper, "fp32_groups"):  # FP16_UnfusedOptimizer
+        for group, masters in zip(wrapper.fp16_groups, wrapper.fp32_groups, strict=True):
+            for one, master in zip(group, masters, strict=True):
+                found[id(one)] = {"fp32": master.detach(), **{key: value for key, value in inner.state[master].items() if key in STATES}}
     else:
         for group in inner.param_groups:
             for one in group["params"]:
@@ -103,23 +108,41 @@ def unsharded_truth(engine):
     return found
 
 
+def grouped_states(engine, keys):
+    """Of stages 1 and 2 where safe_get_full_optimizer_state does not know them: of a second group, and with round_robin_gradients."""
+    wrapper, found = engine.optimizer, {}
+    groups = getattr(wrapper, "round_robin_bit16_groups", None) or wrapper.bf16_groups
+    flats = getattr(wrapper, "single_partition_of_fp32_groups", None) or wrapper.fp32_groups_flat_partition
+    for index, (group, flat) in enumerate(zip(groups, flats, strict=True)):
+        paddings = getattr(wrapper, "round_robin_bit16_padding", None)
+        for key in keys:
+            own = wrapper.optimizer.state[flat][key]
+            parts = [torch.empty_like(own) for _ in range(WORLD)]
+            torch.distributed.all_gather(parts, own)
+            whole, offset = torch.cat(parts), 0
+            for place, one in enumerate(group):
+                found.setdefault(id(one), {})[key] = whole[offset:offset + one.numel()].reshape(one.shape)
+                offset += one.numel() + (paddings[index][place] if paddings else 0)
+    return found
+
+
 def truth(engine, case, deepspeed):
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
     parameters, whole = {}, unsharded_truth(engine) if case["stage"] == 0 and not case.get("bf16_optimizer") else {}
+    keys = () if case.get("steps") == 0 else STATES[2:] if case["optimizer"] == "sgd" else STATES[:2]
+    grouped = grouped_states(engine, keys) if case["stage"] in (1, 2) and (case.get("groups") == 2 or case.get("shuffled")) else {}
     for name, one in engine.module.named_parameters():
         with deepspeed.zero.GatheredParameters([one], enabled=case["stage"] == 3):
             saved = {"dtype": str(one.dtype), "trainable": one.requires_grad, "compute": one.detach().clone()}
         if one.requires_grad and whole:
             saved.update(whole[id(one)])
+        elif one.requires_grad and case.get("shuffled"):  # fp32: the module has the masters
+            saved.update(fp32=saved["compute"], **grouped[id(one)])
         elif one.requires_grad:
             saved["fp32"] = safe_get_full_fp32_param(one)
-            for key in STATES if case.get("sharded_states", True) else ():
-                try:
-                    value = safe_get_full_optimizer_state(one, key)
-                except (KeyError, ValueError, AssertionError):
-                    continue
-                if value is not None:
-                    saved[key] = value
+            for key in keys if not grouped else ():
+                saved[key] = safe_get_full_optimizer_state(one, key)
+            saved.update(grouped.get(id(one), {}))
         parameters[name] = {key: value.clone() if torch.is_tensor(value) else value for key, value in saved.items()}
     buffers = {name: one.clone() for name, one in engine.module.state_dict().items() if name in dict(engine.module.named_buffers())}
     return {"parameters": parameters, "buffers": buffers, "steps": engine.global_steps, "samples": engine.global_samples,
@@ -127,6 +150,8 @@ def truth(engine, case, deepspeed):
 
 
 def run(deepspeed, folder, case):
+    from deepspeed.runtime import engine as engines
+    engines.FusedAdam = torch.optim.AdamW if case.get("fused") else FUSED_ADAM  # whose wrapper keeps flat masters
     torch.manual_seed(7)
     model = Model(case.get("frozen", False), case.get("tied", True))
     optimizer = optimizer_of(case, model)
@@ -150,6 +175,9 @@ def main():
     import old_deepspeed  # what old releases ask of torch and Python
     old_deepspeed.prepare()
     import deepspeed
+    from deepspeed.runtime import engine as engines
+    global FUSED_ADAM
+    FUSED_ADAM = engines.FusedAdam
     deepspeed.init_distributed(dist_backend="gloo")
     for name, case in json.loads(Path(sys.argv[2]).read_text()).items():
         folder = Path(sys.argv[1]) / name

@@ -4,6 +4,5 @@ import types
 
 
 def prepare():
-    import torch
     if "torch._six" not in sys.modules:  # gone since torch 2.0
         sys.modules["torch._six"] = types.SimpleNamespace(inf=float("inf"), string_classes=(str, bytes), int_classes=int)
