@@ -228,8 +228,16 @@ class TrainerFolder {
  public:
   TrainerFolder(fs::path path, const ModelOrder& given) : path_(std::move(path)), order_(given) {}
 
-  /// Whether the names of the files are those of such a folder.
+  /// Whether it trained with Tessera, whose checkpoint is there.
+  bool has_tessera() const {
+    for (const std::string& name : names_in(path_))
+      if (name.starts_with("global_step") && has(name + "/manifest.json")) return true;
+    return false;
+  }
+
+  /// Whether the names of the files are those of such a folder. Tessera's checkpoint is no foreign one.
   bool is_one() const {
+    if (has_tessera()) return false;
     const bool weights = !weights_in(path_).empty() || has(kFsdpFile) || has(kFsdpFolder);
     return has(kTrainerState) || has(kFsdpFile) || has(kFsdpFolder) ||
            ranks_of(path_, "random_states_", ".pkl") > 0 ||
@@ -389,7 +397,7 @@ std::optional<ForeignCheckpoint> read_trainer(const fs::path& path, const Parame
     if (!newest.empty()) {
       TrainerFolder inner(newest, given);
       if (inner.is_one()) return inner.read();
-      if (is_one || !weights_in(newest).empty())
+      if ((is_one || !weights_in(newest).empty()) && !inner.has_tessera())
         throw CheckpointError(
             str(newest.string(), " is the newest checkpoint, and has no ", kTrainerState,
                 " and no random_states_0.pkl: the save was not completed; give an older one"));

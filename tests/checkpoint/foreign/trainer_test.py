@@ -440,6 +440,13 @@ class HuggingFace(TrainersTest):
         (path / "trainer_state.json").write_text('{"global_step": "many"}')
         self.assert_refused("trainer", path, "trainer_state.json", "global_step")
 
+    def test_a_run_that_trained_with_tessera_is_no_foreign_one(self):
+        path = self.copy()
+        (path / "checkpoint-4" / "global_step4").mkdir()
+        (path / "checkpoint-4" / "global_step4" / "manifest.json").write_text("{}")
+        for given in (path, path / "checkpoint-4"):
+            self.assertIsNone(self.ask("trainer", given))
+
     def test_a_log_with_nan(self):
         path = self.copy() / "checkpoint-4"
         state = json.loads((path / "trainer_state.json").read_text())
