@@ -125,8 +125,8 @@ void write_files(const fs::path& out, const MemoryTrials& trials, const train::M
 
 /// --compare: returns the exit code of the first that fails.
 int compare(const MemoryFlags& flags, const TrialStart& start, train::MemoryPage& page, const Logger& log) {
-  const auto own = std::find_if(page.runs.begin(), page.runs.end(),
-                                [&](const train::MeasuredRun& run) { return run.trial.stage == page.stage; });
+  const auto own =
+      std::ranges::find(page.runs, page.stage, [](const train::MeasuredRun& run) { return run.trial.stage; });
   const train::MemoryTrial& trial = (own == page.runs.end() ? page.runs.front() : *own).trial;
   const train::RunConfig config = run_config(flags, trial.world_size, trial.stage);
   for (const TrialSetting& setting :

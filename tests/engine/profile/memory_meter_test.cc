@@ -67,7 +67,7 @@ std::set<std::string> origins_in_a_step(int stage) {
   MemoryMeter meter(at::kCPU);
   Odds model;
   const auto engine =
-      initialize(model, engine_config(small_units(1, stage)),
+      initialize(model, engine_config(small_units(3, stage)),
                  std::make_shared<comm::SelfCommunicator>(comm::SimulatedGroup{.rank = 1, .size = 3}));
   meter.set_default_use(MemoryUse::kActivations);
   const auto step = [&](int i) {
