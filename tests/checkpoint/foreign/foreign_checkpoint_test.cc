@@ -110,7 +110,7 @@ TEST_F(Files, BoxesOfManyFilesMakeATensor) {
   checkpoint.buffers.emplace_back("whole", tensor);
   EXPECT_NO_THROW(check(checkpoint));
   checkpoint.buffers[0].second.runs.pop_back();
-  EXPECT_NE(error_of<CheckpointError>([&] { check(checkpoint); }).find("no file has elements"),
+  EXPECT_NE(error_of<CheckpointError>([&] { check(checkpoint); }).find("no file has element"),
             std::string::npos);
 }
 
