@@ -85,7 +85,7 @@ def write_checkpoints(folders, to, cases, world):
     path = os.pathsep.join(map(str, [*folders, suite.HERE / "programs"]))
     environment = {**os.environ, "PYTHONPATH": path, "DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0", "OMP_NUM_THREADS": "1",
                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world), "CUDA_VISIBLE_DEVICES": "",
-                   "PYTHONDONTWRITEBYTECODE": "1"}
+                   "PYTHONDONTWRITEBYTECODE": "1", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}
     ranks = []
     for rank in range(world):
         with open(to / f"rank{rank}.log", "w") as log:
@@ -121,7 +121,7 @@ def compare(found, truth, case, world, universal=False):
         for key, value in states.items():
             expect_bits(found.states[name][key], value, f"{what}{name}: {key}")
         if "exp_avg" in states:
-            expect(found.steps.get(name, 0) - (case["stage"] == 0 and case["dtype"] != "fp32") in (truth["steps"], truth["steps"] + 1), True,
+            expect(found.steps.get(name, 0) in (truth["steps"], truth["steps"] + 1), True,  # some of its wrappers make a step at the start
                    f"{what}{name}: steps {found.steps.get(name, 0)}")
         if case.get("groups") == 2 and one["trainable"]:
             expect(found.groups[name], 0 if one["compute"].dim() > 1 else 1, f"{what}{name}: group")
@@ -186,7 +186,7 @@ def main():
     parser.add_argument("--keep", type=Path, help="keeps the checkpoints in this new folder")
     given = parser.parse_args()
     folders = [one.resolve() for one in given.folders]
-    os.environ.update(DS_ACCELERATOR="cpu", DS_BUILD_OPS="0")
+    os.environ.update(DS_ACCELERATOR="cpu", DS_BUILD_OPS="0", TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD="1")
     sys.path[:0] = map(str, folders)
     import old_deepspeed
     old_deepspeed.prepare()

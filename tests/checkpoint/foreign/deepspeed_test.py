@@ -313,7 +313,7 @@ class DeepSpeed(TrainersTest):
         (root / "global_step14_universal" / "zero" / "gain" / "exp_avg.pt").write_bytes(b"no file of torch.save")
         self.assert_refused("universal", root, "exp_avg.pt")
         shutil.rmtree(root / "global_step14_universal" / "zero" / "gain")
-        self.assert_refused("universal", root, "has no folder \"gain\"")
+        self.assert_refused("universal", root, "has no folder 'gain'")
 
     def test_paths(self):
         run = Run(2)
@@ -324,7 +324,7 @@ class DeepSpeed(TrainersTest):
         self.assertIsNone(self.ask("universal", root))
         self.assertIsNone(self.ask("deepspeed", self.folder))
         (root / "latest").write_text("global_step99\n")
-        self.assert_refused("deepspeed", root, "latest", "\"global_step99\", which is no folder")
+        self.assert_refused("deepspeed", root, "latest", "'global_step99', which is no folder")
         for text in ("/etc", "../run", ""):
             (root / "latest").write_text(text)
             self.assert_refused("deepspeed", root, "expected the name of a checkpoint's folder")
@@ -370,7 +370,7 @@ class DeepSpeed(TrainersTest):
         self.assert_refused("deepspeed", self.folder_of({**files, "mp_rank_00_model_states.pt": model}), "param_shapes has 1 groups")
         state = run.zero12(1)
         del state["optimizer_state_dict"]["base_optimizer_state"]["state"][0]["exp_avg"]
-        self.assert_refused("deepspeed", self.folder_of({**files, name: state}), "has no \"exp_avg\" of flat group 0")
+        self.assert_refused("deepspeed", self.folder_of({**files, name: state}), "has no 'exp_avg' of flat group 0")
 
     def test_what_is_refused_by_name(self):
         run = Run(2)

@@ -14,6 +14,7 @@ namespace tessera::checkpoint {
 namespace {
 
 using Shape = std::vector<int64_t>;
+using Runs = std::vector<Run>;  // a test of GoogleTest has a Run of its own
 using ::tessera::testing::error_of;
 
 /// A file whose n-th element of four bytes is n.
@@ -89,7 +90,8 @@ TEST_F(Files, BoxesOfManyFilesMakeATensor) {
         const auto file = static_cast<int>(paths.size());
         paths.push_back(make(std::to_string(file), 60));
         const Shape sizes = {a_size, b_size, c_size}, strides = {b_size * c_size, c_size, 1};
-        for (const Run& run : runs_of_box(file, 4 * file, DType::kInt32, shape, {a, b, c}, sizes, strides))
+        for (const checkpoint::Run& run :
+             runs_of_box(file, 4 * file, DType::kInt32, shape, {a, b, c}, sizes, strides))
           tensor.runs.push_back(run);
         for (int i = 0; i < a_size; ++i)
           for (int j = 0; j < b_size; ++j)
@@ -108,7 +110,7 @@ TEST_F(Files, BoxesOfManyFilesMakeATensor) {
   checkpoint.buffers.emplace_back("whole", tensor);
   EXPECT_NO_THROW(check(checkpoint));
   checkpoint.buffers[0].second.runs.pop_back();
-  EXPECT_NE(error_of<CheckpointError>([&] { check(checkpoint); }).find("no file has elements"),
+  EXPECT_NE(error_of<CheckpointError>([&] { check(checkpoint); }).find("no file has element"),
             std::string::npos);
 }
 
@@ -143,7 +145,7 @@ TEST_F(Files, StridesAndBoxesThatCannotBe) {
 /// What check() says of a tensor [10] with these runs of a file of 20 elements.
 class Check : public Files {
  protected:
-  std::string complaint(std::vector<Run> runs, const Shape& shape = {10}) {
+  std::string complaint(Runs runs, const Shape& shape = {10}) {
     ForeignCheckpoint checkpoint;
     checkpoint.path = "folder";
     checkpoint.files = {make("file", 20)};
@@ -156,12 +158,12 @@ class Check : public Files {
 
 TEST_F(Check, RunsThatDoNotFit) {
   EXPECT_EQ(complaint({{.begin = 0, .numel = 4}, {.begin = 5, .numel = 5}}),
-            "folder: parameter \"w\": no file has element 4 of 10; expected each once");
+            "folder: parameter 'w': no file has element 4 of 10; expected each once");
   EXPECT_EQ(complaint({{.begin = 0, .numel = 7}, {.begin = 5, .numel = 5}}),
-            "folder: parameter \"w\": the files have elements 5 to 6 of 10 twice; expected each once");
+            "folder: parameter 'w': the files have elements 5 to 6 of 10 twice; expected each once");
   EXPECT_EQ(complaint({{.begin = 0, .numel = 9}}),
-            "folder: parameter \"w\": no file has element 9 of 10; expected each once");
-  EXPECT_EQ(complaint({}), "folder: parameter \"w\": no file has elements 0 to 9 of 10; expected each once");
+            "folder: parameter 'w': no file has element 9 of 10; expected each once");
+  EXPECT_EQ(complaint({}), "folder: parameter 'w': no file has elements 0 to 9 of 10; expected each once");
   EXPECT_NE(complaint({{.begin = 0, .numel = 11}}).find("elements up to 11; expected 10"), std::string::npos);
   EXPECT_NE(complaint({{.offset = 41, .begin = 0, .numel = 10}}).find("which has 80 bytes; expected 81"),
             std::string::npos);
@@ -195,7 +197,7 @@ TEST_F(Check, RowsThatAreWoven) {
   EXPECT_NO_THROW(check(checkpoint));
   checkpoint.buffers[0].second.runs[0].rows = 1;
   EXPECT_EQ(error_of<CheckpointError>([&] { check(checkpoint); }),
-            "folder: buffer \"b\": no file has element 9 of 10; expected each once");
+            "folder: buffer 'b': no file has element 9 of 10; expected each once");
 }
 
 TEST_F(Check, NamesAndShapes) {
@@ -208,7 +210,7 @@ TEST_F(Check, NamesAndShapes) {
   one.weights = {DType::kInt32, {2, 5}, {{.begin = 0, .numel = 10}}};
   one.states["exp_avg"] = {DType::kInt32, {10}, {{.begin = 0, .numel = 10}}};
   EXPECT_EQ(error_of<CheckpointError>([&] { check(checkpoint); }),
-            "folder: parameter \"w\", state \"exp_avg\": has the shape [10]; expected that of the parameter, "
+            "folder: parameter 'w', state 'exp_avg': has the shape [10]; expected that of the parameter, "
             "[2, 5]");
   one.states["exp_avg"].shape = {2, 5};
   EXPECT_NO_THROW(check(checkpoint));

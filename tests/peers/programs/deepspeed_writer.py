@@ -128,7 +128,7 @@ def grouped_states(engine, keys):
 
 def truth(engine, case, deepspeed):
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
-    parameters, whole = {}, unsharded_truth(engine) if case["stage"] == 0 and not case.get("bf16_optimizer") else {}
+    parameters, whole = {}, unsharded_truth(engine) if case["stage"] == 0 and not hasattr(engine.optimizer, "fp32_groups_flat_partition") else {}
     keys = () if case.get("steps") == 0 else STATES[2:] if case["optimizer"] == "sgd" else STATES[:2]
     grouped = grouped_states(engine, keys) if case["stage"] in (1, 2) and (case.get("groups") == 2 or case.get("shuffled")) else {}
     for name, one in engine.module.named_parameters():

@@ -4,10 +4,13 @@ import importlib.util
 import sys
 import types
 
+CPU_PACKAGES = ("intel_extension_for_pytorch", "oneccl_bindings_for_pytorch")  # before 0.14 its CPU accelerator asks for them
+
 
 def prepare():
     if "torch._six" not in sys.modules:  # gone since torch 2.0
         sys.modules["torch._six"] = types.SimpleNamespace(inf=float("inf"), string_classes=(str, bytes), int_classes=int)
-    if importlib.util.find_spec("intel_extension_for_pytorch") is None:  # before 0.14 the CPU's accelerator asks for it
-        sys.modules["intel_extension_for_pytorch"] = types.ModuleType("intel_extension_for_pytorch")
-        sys.modules["intel_extension_for_pytorch"].__spec__ = importlib.machinery.ModuleSpec("intel_extension_for_pytorch", None)
+    for name in CPU_PACKAGES:
+        if importlib.util.find_spec(name) is None:
+            sys.modules[name] = types.ModuleType(name)
+            sys.modules[name].__spec__ = importlib.machinery.ModuleSpec(name, None)
