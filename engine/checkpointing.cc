@@ -234,7 +234,9 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
   LoadedCheckpoint loaded;
   loaded.path = loader->checkpoint().path().string();
   loaded.tag = loader->checkpoint().manifest().tag;
-  if (foreign) loaded.saved_by = foreign->version.empty() ? foreign->format : str(foreign->format, " ", foreign->version);
+  if (foreign)
+    loaded.saved_by =
+        foreign->version.empty() ? foreign->format : str(foreign->format, " ", foreign->version);
   loaded.client_state = state.client_state;
   loaded.saved_world_size = loader->checkpoint().manifest().world_size();
   loaded.not_loaded = loader->not_loaded();

@@ -99,7 +99,7 @@ void print(const checkpoint::Checkpoint& saved) {
               << foreign->version << '\n';
   std::cout << "step        " << format_count(state_number(manifest, "global_steps")) << '\n'
             << "saved by    " << num_ranks(saved) << (num_ranks(saved) == 1 ? " rank" : " ranks")
-            << (foreign != nullptr && foreign->stage < 0 ? "" : str(" at ZeRO stage ", manifest.stage))
+            << (foreign != nullptr && !foreign->has_stage() ? "" : str(" at ZeRO stage ", manifest.stage))
             << '\n'
             << "optimizer   " << optimizer_of(manifest)
             << (manifest.state_names.empty() ? "" : ": " + join(manifest.state_names, ", ")) << '\n'

@@ -10,7 +10,7 @@ namespace {
 constexpr int64_t kConvertNumel = int64_t{1} << 16;  // elements converted at a time: fit in the cache
 
 StoredTensor saved_range(const SavedLayout& layout, const SavedParameter& parameter, std::string dataset,
-                        DType type) {
+                         DType type) {
   return {.type = type,
           .dataset = std::move(dataset),
           .begin = parameter.range().begin * size_bytes(type),
@@ -74,7 +74,7 @@ StoredTensor saved_weights(const SavedLayout& layout, const SavedParameter& para
 }
 
 StoredTensor saved_state(const SavedLayout& layout, const SavedParameter& parameter,
-                        const std::string& state) {
+                         const std::string& state) {
   return saved_range(layout, parameter, state_dataset(state, parameter.unit), DType::kFloat32);
 }
 

@@ -26,7 +26,8 @@ struct StreamedTensor {
 
 /// What is read of a parameter: its weights, an optimizer state (of a trainable one); of a buffer.
 StoredTensor saved_weights(const SavedLayout& layout, const SavedParameter& parameter);
-StoredTensor saved_state(const SavedLayout& layout, const SavedParameter& parameter, const std::string& state);
+StoredTensor saved_state(const SavedLayout& layout, const SavedParameter& parameter,
+                         const std::string& state);
 StoredTensor saved_buffer(const Checkpoint& checkpoint, const TensorRecord& record);
 
 struct StreamResult {

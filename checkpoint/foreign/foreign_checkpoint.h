@@ -86,6 +86,8 @@ struct ForeignCheckpoint {
   /// What the source has, or should have, that is not above: a line each, "lr_scheduler: an object of class
   /// …".
   std::vector<std::string> not_read;
+
+  bool has_stage() const { return stage >= 0; }
 };
 
 /// Reads elements. Owns the open files. Thread-safe.

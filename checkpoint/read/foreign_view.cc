@@ -67,7 +67,9 @@ json state_of(const ForeignCheckpoint& source) {
   state["config"] = nullptr;
   // As the Python package writes it (python/tessera/checkpoints.py).
   json& client = state["client_state"];
-  client = {{"client_state", source.client_state}, {"tessera.param_groups", source.groups}, {"tessera.encoding", 1}};
+  client = {{"client_state", source.client_state},
+            {"tessera.param_groups", source.groups},
+            {"tessera.encoding", 1}};
   if (source.lr_scheduler) client["tessera.lr_scheduler"] = *source.lr_scheduler;
   if (source.global_samples) client["tessera.global_samples"] = *source.global_samples;
   return state;

@@ -240,8 +240,7 @@ Checkpoint::Checkpoint(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
 Checkpoint::~Checkpoint() = default;
 
-Checkpoint Checkpoint::open(const fs::path& directory, const std::string& tag,
-                            const ParameterOrder& order) {
+Checkpoint Checkpoint::open(const fs::path& directory, const std::string& tag, const ParameterOrder& order) {
   if (auto source = another_programs(directory, tag, order)) {
     auto impl = std::make_unique<Impl>();
     impl->path = source->path;

@@ -151,7 +151,8 @@ zero::FormulaStates adamw_8bit(const at::Tensor& weights, const at::Tensor& grad
                              .weight_decay = weight_decay,
                              .optim_bits = optim_bits,
                              .min_8bit_size = min_8bit_size};
-  zero::adamw_8bit(weights, gradient, states, hyper, step, zero::is_embedding({.name = name, .shape = {}, .aliases = {}}));
+  zero::adamw_8bit(weights, gradient, states, hyper, step,
+                   zero::is_embedding({.name = name, .shape = {}, .aliases = {}}));
   return states;
 }
 

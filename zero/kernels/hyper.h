@@ -52,10 +52,10 @@ struct Hyper {
   int64_t ns_steps = 5;                      ///< Muon: iterations that make a matrix orthogonal
   AdjustLr adjust_lr = AdjustLr::kOriginal;  ///< Muon
   double beta2_decay = -0.8;                 ///< Adafactor: exponent of the step in the second moment's decay
-  double eps2 = 1e-3;                        ///< Adafactor: least root mean square of a parameter; eps is eps1
-  double d = 1.0;                            ///< Adafactor: clipping threshold of the update
-  int64_t optim_bits = 8;                    ///< AdamW8bit: 8, or 32 for fp32 moments
-  int64_t min_8bit_size = 4096;              ///< AdamW8bit: a smaller parameter has fp32 moments
+  double eps2 = 1e-3;            ///< Adafactor: least root mean square of a parameter; eps is eps1
+  double d = 1.0;                ///< Adafactor: clipping threshold of the update
+  int64_t optim_bits = 8;        ///< AdamW8bit: 8, or 32 for fp32 moments
+  int64_t min_8bit_size = 4096;  ///< AdamW8bit: a smaller parameter has fp32 moments
   bool operator==(const Hyper&) const = default;
 };
 
@@ -63,7 +63,8 @@ struct Hyper {
 /// AdamW, LAMB {"exp_avg", "exp_avg_sq"}, with amsgrad also "max_exp_avg_sq"; SGD {"momentum_buffer"}, or
 /// none without momentum; Adagrad {"sum"}; RMSprop {"square_avg"}, where it is centered "grad_avg", with
 /// momentum "momentum_buffer"; Lion {"exp_avg"}; Muon those of AdamW, of which a matrix uses the first; none
-/// for those that update whole parameters. Every state starts at zero. Of two groups of an optimizer, the names of one are the first of the other's.
+/// for those that update whole parameters. Every state starts at zero. Of two groups of an optimizer, the
+/// names of one are the first of the other's.
 std::vector<std::string_view> state_names(OptimizerKind kind, const Hyper& hyper);
 
 /// |weights| / |update| within [min_coeff, max_coeff]; 1 when either norm is zero.

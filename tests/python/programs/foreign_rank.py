@@ -118,8 +118,9 @@ def a_file_of_a_tutorial():
             source = begun(kind, grouped)
             path = FOLDER / f"tutorial_{kind}_{grouped}_{world}.pt"
             model, optimizer, scheduler, _ = source
-            on_rank_0(lambda: torch.save({"model_state_dict": model.state_dict(), "optimizer_state_dict": optimizer.state_dict(), "epoch": 3,
-                                          "step": STEPS, "scheduler": scale(scheduler)}, path, _use_new_zipfile_serialization=i % 2 == 0))
+            values = {"model_state_dict": model.state_dict(), "optimizer_state_dict": optimizer.state_dict(), "epoch": 3, "step": STEPS,
+                      "scheduler": scale(scheduler)}
+            on_rank_0(lambda values=values, path=path, i=i: torch.save(values, path, _use_new_zipfile_serialization=i % 2 == 0))
             compare(path, kind, source, grouped)
 
 
@@ -130,11 +131,9 @@ def a_folder_of_dcp():
         path = FOLDER / f"dcp_{kind}_{world}"
         model, optimizer, scheduler, _ = source
 
-        def write():
-            state, of_optimizer = get_state_dict(model, optimizer)
-            dcp.save({"model": state, "optimizer": of_optimizer, "global_steps": STEPS, "lr_scheduler": scale(scheduler)}, checkpoint_id=path, no_dist=True)
-
-        on_rank_0(write)
+        state, of_optimizer = get_state_dict(model, optimizer)
+        values = {"model": state, "optimizer": of_optimizer, "global_steps": STEPS, "lr_scheduler": scale(scheduler)}
+        on_rank_0(lambda values=values, path=path: dcp.save(values, checkpoint_id=path, no_dist=True))
         compare(path, kind, source)
 
 

@@ -25,7 +25,7 @@ kernels::Hyper hyper_of(OptimizerKind kind) {
 
 /// Three updates of a chain of layers; of `saved`, by all ranks of a checkpoint, three more.
 ByFormula train_by_formula(const comm::CommunicatorPtr& comm, int stage, OptimizerKind kind,
-              const std::vector<at::Tensor>& saved = {}) {
+                           const std::vector<at::Tensor>& saved = {}) {
   Chain model(4);
   const std::shared_ptr<WholeOptimizer> optimizer = make_whole_formula(kind, "a formula");
   Rig rig(*model, comm, stage, [&](ShardedModelOptions& options) {
@@ -65,7 +65,8 @@ TEST(WholeFormula, StatesOfACheckpointGoToWhoeverOwnsThem) {
     std::vector<at::Tensor> first;
     for (const int world : {2, 1}) {
       run_ranks(world, [&](comm::CommunicatorPtr comm) {
-        const ByFormula with = train_by_formula(comm, 3, kind, saved), without = train_by_formula(comm, 3, kind);
+        const ByFormula with = train_by_formula(comm, 3, kind, saved),
+                        without = train_by_formula(comm, 3, kind);
         if (comm->rank() != 0) return;
         EXPECT_FALSE(same_bits(with.weights, without.weights)) << "the states must count";
       });
