@@ -89,6 +89,15 @@ std::vector<int> stages_of(const MemoryFlags& flags, int world_size) {
   return stages;
 }
 
+/// The stage of the configuration, or `otherwise`: it may be valid at other stages than its own alone.
+int configured_stage(const MemoryFlags& flags, int world_size, int otherwise) {
+  try {
+    return train::load_run_config(flags.config, world_size, flags.overrides).engine.zero.stage;
+  } catch (const ConfigError&) {
+    return otherwise;
+  }
+}
+
 /// What a rank does: trains at one stage, and writes what it measured into the trial folder.
 int run_trial(const MemoryFlags& flags, const Logger& log) {
   const comm::Environment environment = comm::environment();
@@ -119,8 +128,8 @@ void write_files(const fs::path& out, const MemoryTrials& trials, const train::M
   for (const auto* runs : {&page.runs, &page.variants})
     for (const train::MeasuredRun& run : *runs) timelines.emplace_back(run.label, run.timeline);
   replace_file(out / "memory_trace.json", train::memory_trace(timelines));
-  std::cout << "\nwritten: memory.html (the page), memory.svg (the chart), memory.json, memory.csv and\n"
-            << "memory_trace.json (for Perfetto) in " << out.string() << '\n';
+  std::cout << "\nwritten: memory.html (the page), memory.svg (the chart), memory.json,\n"
+            << "memory.csv and memory_trace.json (for Perfetto) in " << out.string() << '\n';
 }
 
 /// --compare: returns the exit code of the first that fails.
@@ -187,7 +196,7 @@ int measure(const MemoryFlags& flags, const std::vector<std::string>& args, cons
   }
   page.model = page.runs.front().trial.model;
   page.optimizer = page.runs.front().trial.optimizer;
-  page.stage = train::load_run_config(flags.config, world_size, flags.overrides).engine.zero.stage;
+  page.stage = configured_stage(flags, world_size, stages.back());
   if (flags.compare)
     if (const int code = compare(flags, start, page, log); code != 0) return code;
   std::cout << memory_table(trials, terminal_width(STDOUT_FILENO));
