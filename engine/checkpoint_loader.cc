@@ -22,9 +22,11 @@ using checkpoint::Piece;
 /// The trainable parameters by param group, as a client optimizer numbers them.
 static checkpoint::ParameterOrder order_of(const zero::Layout& layout) {
   std::map<int, std::vector<std::string>> groups;
-  for (const zero::ParameterSpec& parameter : layout.parameters())
-    if (parameter.trainable) groups[parameter.group].push_back(parameter.name);
   checkpoint::ParameterOrder order;
+  for (const zero::ParameterSpec& parameter : layout.parameters()) {
+    if (parameter.trainable) groups[parameter.group].push_back(parameter.name);
+    if (!parameter.aliases.empty()) order.aliases[parameter.name] = parameter.aliases;
+  }
   for (auto& [group, names] : groups) {
     order.group_sizes.push_back(names.size());
     order.names.insert(order.names.end(), names.begin(), names.end());

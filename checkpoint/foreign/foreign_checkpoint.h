@@ -118,6 +118,8 @@ struct ParameterOrder {
   /// Where an optimizer is known that has the source's param groups: the number of parameters of each of its
   /// groups, and `names` has these alone, one group after another.
   std::vector<size_t> group_sizes = {};
+  /// Further names of tied parameters, by the one in `names`: a file may have either.
+  std::map<std::string, std::vector<std::string>> aliases = {};
 };
 
 /// Recognizes the format and reads all but the elements. `path`: what the format's own programs are given: a

@@ -212,7 +212,11 @@ bool name_by_groups(const ForeignCheckpoint& checkpoint, SavedOptimizer& optimiz
   for (const SavedGroup& group : optimizer.groups) {
     for (const size_t member : group.members) {
       SavedState& state = optimizer.states[member];
-      const auto place = places.find(order.names[found.size()]);
+      const std::string& name = order.names[found.size()];
+      auto place = places.find(name);
+      if (const auto tied = order.aliases.find(name); place == places.end() && tied != order.aliases.end())
+        for (const std::string& other : tied->second)
+          if (place == places.end()) place = places.find(other);
       if (place == places.end()) return false;
       const ForeignParameter& parameter = checkpoint.parameters[place->second];
       if (state.shape() && *state.shape() != parameter.weights.shape) return false;

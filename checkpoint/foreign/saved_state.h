@@ -53,8 +53,9 @@ void append(SavedOptimizer& to, SavedOptimizer more);
 struct ModelOrder {
   bool is_entries = false;               ///< that of the state dict's entries
   std::vector<std::string> names;        ///< all parameters in order; empty: not known
-  std::vector<size_t> group_sizes = {};  ///< see ParameterOrder
-  bool is_hugging_face = false;          ///< the optimizer's groups are those of the Hugging Face Trainer
+  std::vector<size_t> group_sizes = {};  ///< see ParameterOrder, as aliases
+  std::map<std::string, std::vector<std::string>> aliases = {};
+  bool is_hugging_face = false;  ///< the optimizer's groups are those of the Hugging Face Trainer
 };
 
 /// Adds a file to the checkpoint's, if it is not there, and returns its index.

@@ -381,8 +381,11 @@ fs::path newest_in(const fs::path& folder) {
 }  // namespace
 
 std::optional<ForeignCheckpoint> read_trainer(const fs::path& path, const ParameterOrder& order) {
-  const ModelOrder given{
-      .is_entries = false, .names = order.names, .group_sizes = order.group_sizes, .is_hugging_face = false};
+  const ModelOrder given{.is_entries = false,
+                         .names = order.names,
+                         .group_sizes = order.group_sizes,
+                         .aliases = order.aliases,
+                         .is_hugging_face = false};
   std::error_code error;
   if (!fs::is_directory(path, error)) return read_file(path, given);
   if (is_there(path / "meta.pt") && is_distributed(path)) return read_lightning_folder(path, given);
