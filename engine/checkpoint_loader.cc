@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <set>
 #include <tuple>
@@ -19,32 +20,29 @@ namespace tessera {
 using checkpoint::DatasetRecord;
 using checkpoint::Piece;
 
-/// The trainable parameters by param group, as a client optimizer numbers them.
-static checkpoint::ParameterOrder order_of(const zero::Layout& layout) {
-  std::map<int, std::vector<std::string>> groups;
-  checkpoint::ParameterOrder order;
-  for (const zero::ParameterSpec& parameter : layout.parameters()) {
-    if (parameter.trainable) groups[parameter.group].push_back(parameter.name);
+/// What another program's checkpoint does not say of the model.
+static checkpoint::ParameterOrder order_of(const zero::ShardedModel& model, const LoadOptions& options) {
+  checkpoint::ParameterOrder order{
+      .names = {}, .groups = options.optimizer_groups, .aliases = {}, .buffers = {}, .may_differ = true};
+  for (const zero::ParameterSpec& parameter : model.layout().parameters()) {
+    if (parameter.trainable) order.names.push_back(parameter.name);
     if (!parameter.aliases.empty()) order.aliases[parameter.name] = parameter.aliases;
   }
-  for (auto& [group, names] : groups) {
-    order.group_sizes.push_back(names.size());
-    order.names.insert(order.names.end(), names.begin(), names.end());
-  }
+  for (const zero::NamedBuffer& buffer : model.persistent_buffers()) order.buffers.push_back(buffer.name);
   return order;
 }
 
 CheckpointLoader::CheckpointLoader(const std::string& directory, const std::string& tag,
                                    zero::ShardedModel& model, const LoadOptions& options)
     : checkpoint_(options.folders ? checkpoint::Checkpoint::open_part(directory, tag)
-                                  : checkpoint::Checkpoint::open(directory, tag, order_of(model.layout()))),
+                                  : checkpoint::Checkpoint::open(directory, tag, order_of(model, options))),
       model_(model),
       options_(options) {
   const checkpoint::SavedLayout& saved = checkpoint_.manifest().layout;
   comparison_ = checkpoint::compare(saved, model_.layout());
   if (const checkpoint::ForeignCheckpoint* foreign = checkpoint_.foreign()) {
     not_loaded_ = foreign->not_read;
-    if (with_states() && checkpoint_.manifest().state_names.empty() && !model_.state_names().empty()) {
+    if (with_states() && checkpoint_.manifest().state_names.empty()) {
       options_.load_optimizer_states = false;
       not_loaded_.emplace_back(
           "states of the optimizer: there are none that can be told by parameter; they stay as they are");
@@ -282,6 +280,24 @@ void CheckpointLoader::load(const std::vector<int64_t>& steps) {
   if (!with_states()) return;
   for (const checkpoint::Match& match : comparison_.matches)
     model_.set_parameter_steps(match.current, steps[match.saved]);
+}
+
+bool CheckpointLoader::groups_agree() const {
+  std::map<int, int> current_of, saved_of;
+  for (const checkpoint::Match& match : comparison_.matches) {
+    const zero::ParameterSpec& parameter = model_.layout().parameters()[match.current];
+    if (!parameter.trainable) continue;
+    const int saved = checkpoint_.manifest().layout.parameters[match.saved].group;
+    if (current_of.try_emplace(saved, parameter.group).first->second != parameter.group) return false;
+    if (saved_of.try_emplace(parameter.group, saved).first->second != saved) return false;
+  }
+  // In the same order, so that the n-th has the n-th's values.
+  int before = std::numeric_limits<int>::min();
+  for (const auto& [saved, current] : current_of) {
+    if (current < before) return false;
+    before = current;
+  }
+  return true;
 }
 
 at::Tensor CheckpointLoader::blob(const std::string& name) const {

@@ -51,6 +51,8 @@ class CheckpointLoader {
   /// The same of the modules' extra state: this rank's own of as many ranks, else rank 0's.
   at::Tensor extra_state() const;
   const ModuleRecord& module_record() const { return record_; }
+  /// Whether the model's param groups have the parameters of the checkpoint's, group by group.
+  bool groups_agree() const;
   /// Whether optimizer state is loaded; the checkpoint has no other names than the model then.
   bool with_states() const { return options_.load_optimizer_states && !options_.load_module_only; }
 

@@ -240,6 +240,12 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
   loaded.client_state = state.client_state;
   loaded.saved_world_size = loader->checkpoint().manifest().world_size();
   loaded.not_loaded = loader->not_loaded();
+  if (foreign && loader->with_states() && !foreign->groups.empty() && !loader->groups_agree()) {
+    loaded.client_state["tessera.param_groups"] = json::array();
+    loaded.not_loaded.emplace_back(
+        "param groups: they have other parameters than the optimizer's, so that its rates and other values "
+        "stay");
+  }
   loaded.bytes_read = loader->checkpoint().bytes_read();
   return loaded;
 }

@@ -24,6 +24,9 @@ struct LoadOptions {
   bool load_lr_scheduler_states = true;
   /// True: parameters and buffers only; optimizer, counters, loss scale and random numbers stay as they are.
   bool load_module_only = false;
+  /// Of another program's checkpoint, whose states may have numbers: the names of the parameters in the
+  /// groups of the optimizer that was made as the source's, in their order. Empty: as far as the files tell.
+  std::vector<std::vector<std::string>> optimizer_groups = {};
   /// The folders in memory whose HostFolders::find() has found the checkpoint; `directory` is this host's.
   /// Unset: `directory` is one folder that all ranks share.
   HostFolders* folders = nullptr;

@@ -115,11 +115,14 @@ void check(const ForeignCheckpoint& checkpoint);
 /// The names of a model's parameters, by which the numbers that torch.optim gives to states are told.
 struct ParameterOrder {
   std::vector<std::string> names;  ///< in the model's order; empty: not known
-  /// Where an optimizer is known that has the source's param groups: the number of parameters of each of its
-  /// groups, and `names` has these alone, one group after another.
-  std::vector<size_t> group_sizes = {};
+  /// Where an optimizer is known that was made as the source's: the parameters of its groups, in their order.
+  std::vector<std::vector<std::string>> groups = {};
   /// Further names of tied parameters, by the one in `names`: a file may have either.
   std::map<std::string, std::vector<std::string>> aliases = {};
+  /// Names of the model's buffers: a file may not say which of its tensors are such.
+  std::vector<std::string> buffers = {};
+  /// Whether names that the checkpoint lacks are left to the caller, and no error.
+  bool may_differ = false;
 };
 
 /// Recognizes the format and reads all but the elements. `path`: what the format's own programs are given: a

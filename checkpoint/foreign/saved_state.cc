@@ -204,17 +204,20 @@ void reorder(ForeignCheckpoint& checkpoint, const std::vector<std::string>& name
 /// Gives names to the states by their places in the groups of `order`. False: it has other groups or shapes.
 bool name_by_groups(const ForeignCheckpoint& checkpoint, SavedOptimizer& optimizer, const ModelOrder& order,
                     const std::map<std::string, size_t>& places) {
-  std::vector<size_t> sizes;
-  for (const SavedGroup& group : optimizer.groups)
-    if (!group.members.empty()) sizes.push_back(group.members.size());
-  if (order.group_sizes.empty() || sizes != order.group_sizes) return false;
+  std::vector<std::vector<std::string>> filled;
+  for (const auto& group : order.groups)
+    if (!group.empty()) filled.push_back(group);
+  size_t next_group = 0;
   std::vector<std::pair<SavedState*, std::string>> found;
   for (const SavedGroup& group : optimizer.groups) {
-    for (const size_t member : group.members) {
-      SavedState& state = optimizer.states[member];
-      const std::string& name = order.names[found.size()];
-      auto place = places.find(name);
-      if (const auto tied = order.aliases.find(name); place == places.end() && tied != order.aliases.end())
+    if (group.members.empty()) continue;
+    if (next_group == filled.size() || filled[next_group].size() != group.members.size()) return false;
+    const std::vector<std::string>& names = filled[next_group++];
+    for (size_t i = 0; i < names.size(); ++i) {
+      SavedState& state = optimizer.states[group.members[i]];
+      auto place = places.find(names[i]);
+      if (const auto tied = order.aliases.find(names[i]);
+          place == places.end() && tied != order.aliases.end())
         for (const std::string& other : tied->second)
           if (place == places.end()) place = places.find(other);
       if (place == places.end()) return false;
@@ -223,6 +226,7 @@ bool name_by_groups(const ForeignCheckpoint& checkpoint, SavedOptimizer& optimiz
       found.emplace_back(&state, parameter.name);
     }
   }
+  if (next_group != filled.size()) return false;
   for (auto& [state, name] : found) state->name = std::move(name);
   return true;
 }
@@ -243,7 +247,7 @@ bool name_states(ForeignCheckpoint& checkpoint, SavedOptimizer& optimizer, const
       const bool is_buffer = std::any_of(checkpoint.buffers.begin(), checkpoint.buffers.end(),
                                          [&](const auto& buffer) { return buffer.first == name; });
       if (is_buffer) continue;
-      if (at == places.end() && !order.group_sizes.empty()) continue;  // of an engine, which says so
+      if (at == places.end() && order.may_differ) continue;
       if (at == places.end())
         throw CheckpointError(str(checkpoint.path.string(), ": the order of the model's parameters has ",
                                   quoted_name(name), ", which the checkpoint does not have"));

@@ -51,10 +51,11 @@ void append(SavedOptimizer& to, SavedOptimizer more);
 
 /// What is known about the order in which a model has its parameters.
 struct ModelOrder {
-  bool is_entries = false;               ///< that of the state dict's entries
-  std::vector<std::string> names;        ///< all parameters in order; empty: not known
-  std::vector<size_t> group_sizes = {};  ///< see ParameterOrder, as aliases
+  bool is_entries = false;                            ///< that of the state dict's entries
+  std::vector<std::string> names;                     ///< all parameters in order; empty: not known
+  std::vector<std::vector<std::string>> groups = {};  ///< see ParameterOrder, as the others
   std::map<std::string, std::vector<std::string>> aliases = {};
+  bool may_differ = false;
   bool is_hugging_face = false;  ///< the optimizer's groups are those of the Hugging Face Trainer
 };
 

@@ -383,8 +383,9 @@ fs::path newest_in(const fs::path& folder) {
 std::optional<ForeignCheckpoint> read_trainer(const fs::path& path, const ParameterOrder& order) {
   const ModelOrder given{.is_entries = false,
                          .names = order.names,
-                         .group_sizes = order.group_sizes,
+                         .groups = order.groups,
                          .aliases = order.aliases,
+                         .may_differ = order.may_differ,
                          .is_hugging_face = false};
   std::error_code error;
   if (!fs::is_directory(path, error)) return read_file(path, given);

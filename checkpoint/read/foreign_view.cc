@@ -36,6 +36,29 @@ std::optional<int64_t> schedule_steps(const ForeignCheckpoint& source) {
   return std::nullopt;
 }
 
+/// Takes counts that contradict each other for what they are.
+void settle_counts(ForeignCheckpoint& source) {
+  int64_t updates = 0;
+  for (const ForeignParameter& parameter : source.parameters) updates = std::max(updates, parameter.steps);
+  if (updates > 0 && !source.skipped_steps && source.global_steps && *source.global_steps != updates) {
+    // A script's "step" may count micro-batches.
+    source.not_read.push_back(str("steps: ", *source.global_steps, ", where the optimizer has counted ",
+                                  updates, " updates, which are taken"));
+    source.global_steps = updates;
+    source.global_samples.reset();
+  }
+  const int64_t applied =
+      updates > 0 ? updates : source.global_steps.value_or(0) - source.skipped_steps.value_or(0);
+  const bool is_deepspeeds = source.lr_scheduler && source.lr_scheduler->contains("last_batch_iteration");
+  if (const auto steps = schedule_steps(source);
+      steps && !is_deepspeeds && applied > 0 && *steps != applied) {
+    source.not_read.push_back(str("lr_scheduler: it is at ", *steps, " and the optimizer at ", applied,
+                                  " updates, so that it does not step with each; a schedule goes on at ",
+                                  applied));
+    source.lr_scheduler.reset();
+  }
+}
+
 /// Manifest::state, as the engine writes it (docs/checkpoint_format.md).
 json state_of(const ForeignCheckpoint& source) {
   const int64_t skipped = source.skipped_steps.value_or(0);
@@ -55,6 +78,8 @@ json state_of(const ForeignCheckpoint& source) {
       if (const auto found = source.loss_scaler->find(key);
           found != source.loss_scaler->end() && found->is_number())
         value = *found;
+  // torch's GradScaler does not count; a scaler without updates would keep its first scale.
+  if (source.loss_scaler && scaler["cur_iter"] == 0) scaler["cur_iter"] = std::max<int64_t>(1, global_steps);
   json state;
   state["global_steps"] = global_steps;
   state["skipped_steps"] = skipped;
@@ -92,6 +117,7 @@ std::vector<std::string> state_names(const ForeignCheckpoint& source) {
 }  // namespace
 
 ForeignView::ForeignView(ForeignCheckpoint source) : source_(std::move(source)), files_(source_.files) {
+  settle_counts(source_);
   manifest_.tag = source_.path.filename().string();
   manifest_.stage = std::max(source_.stage, 0);
   manifest_.state = state_of(source_);
@@ -104,7 +130,9 @@ ForeignView::ForeignView(ForeignCheckpoint source) : source_(std::move(source)),
   std::vector<DatasetRecord> datasets;
   for (const ForeignParameter& parameter : source_.parameters) {
     const int unit = layout.num_units();
-    const bool trainable = parameter.trainable && is_floating(parameter.dtype);
+    // Without states nothing tells what was trained.
+    const bool trainable =
+        (parameter.trainable || manifest_.state_names.empty()) && is_floating(parameter.dtype);
     const DType kept = is_floating(parameter.weights.type) ? parameter.dtype : parameter.weights.type;
     layout.units.push_back({.dtype = kept, .trainable = trainable, .numel = parameter.weights.numel()});
     layout.parameters.push_back({.name = parameter.name,

@@ -12,6 +12,7 @@
 #include "checkpoint/block_hashes.h"
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/files/catalog.h"
+#include "checkpoint/manifest/names.h"
 #include "checkpoint/read/foreign_view.h"
 #include "core/check.h"
 #include "core/error.h"
@@ -88,17 +89,46 @@ fs::path find_checkpoint(const fs::path& directory, const std::string& tag) {
   return folder;
 }
 
+namespace {
+
+/// Whether a folder is, or was to be, a checkpoint of Tessera's.
+bool is_tesseras(const fs::path& folder) {
+  std::error_code error;
+  return fs::exists(folder / kManifestName, error) || fs::exists(folder / rank_file_name(0), error);
+}
+
+/// Makes buffers of the parameters that the model has as such.
+void take_buffers(ForeignCheckpoint& source, const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    const auto found = std::find_if(source.parameters.begin(), source.parameters.end(),
+                                    [&](const ForeignParameter& one) { return one.name == name; });
+    if (found == source.parameters.end() || !found->states.empty()) continue;
+    source.buffers.emplace_back(name, std::move(found->weights));
+    source.parameters.erase(found);
+  }
+}
+
+}  // namespace
+
 /// nullopt: it is Tessera's, by the tag or by what else the directory has, or nobody's.
 static std::optional<ForeignCheckpoint> another_programs(const fs::path& directory, const std::string& tag,
                                                          const ParameterOrder& order) {
   std::error_code error;
   if (!fs::exists(directory, error)) return std::nullopt;
   if (fs::is_directory(directory, error)) {
-    if (!tag.empty() && fs::exists(directory / tag / kManifestName, error)) return std::nullopt;
-    if (!list_folders(directory).empty() || fs::exists(directory / kManifestName, error)) return std::nullopt;
-    if (!tag.empty() && !fs::exists(directory / tag, error)) return std::nullopt;
+    std::string one = tag;  // that folder decides
+    try {
+      if (one.empty()) one = read_latest(directory).value_or("");
+    } catch (const CheckpointError&) {
+      // `latest` is something else.
+    }
+    if (fs::exists(directory / kManifestName, error)) return std::nullopt;
+    if (one.empty() ? !list_folders(directory).empty() : is_tesseras(directory / one)) return std::nullopt;
+    if (!one.empty() && !fs::exists(directory / one, error)) return std::nullopt;
   }
-  return read_foreign(directory, tag, order);
+  std::optional<ForeignCheckpoint> found = read_foreign(directory, tag, order);
+  if (found) take_buffers(*found, order.buffers);
+  return found;
 }
 
 bool is_another_programs(const fs::path& directory, const std::string& tag) {

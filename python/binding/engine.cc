@@ -215,8 +215,10 @@ void bind_deferred_model(py::module_& module) {
 /// LoadedCheckpoint::saved_by.
 std::tuple<std::string, std::string, std::vector<std::string>, std::string> load_checkpoint(
     PyEngine& self, const std::string& directory, const std::string& tag, bool strict,
-    bool load_optimizer_states, bool load_lr_scheduler_states, bool load_module_only) {
+    bool load_optimizer_states, bool load_lr_scheduler_states, bool load_module_only,
+    const std::vector<std::vector<std::string>>& optimizer_groups) {
   LoadOptions options;
+  options.optimizer_groups = optimizer_groups;
   options.strict = strict;
   options.load_optimizer_states = load_optimizer_states;
   options.load_lr_scheduler_states = load_lr_scheduler_states;
@@ -561,7 +563,7 @@ void bind_engine(py::module_& module) {
            py::arg("save_latest"), py::arg("exclude_frozen_parameters"), ReleaseGil())
       .def("load_checkpoint", &load_checkpoint, py::arg("directory"), py::arg("tag"), py::arg("strict"),
            py::arg("load_optimizer_states"), py::arg("load_lr_scheduler_states"), py::arg("load_module_only"),
-           ReleaseGil())
+           py::arg("optimizer_groups"), ReleaseGil())
       .def("finish_checkpoint", &PyEngine::finish_checkpoint, ReleaseGil())
       // numbers
       .def_property_readonly("global_steps", &PyEngine::global_steps)

@@ -49,7 +49,7 @@ def load(engine: Any, load_dir: Any, tag: Any, load_module_strict: bool, load_op
         name = _tag_of(tag)
         return (folder_of(load_dir, "load_dir"), name or "", *flags.values()), {"tag": name, **flags}
 
-    path, text, not_loaded, saved_by = engine._engine.load_checkpoint(*comm.agreed("load_checkpoint()", prepare))
+    path, text, not_loaded, saved_by = engine._engine.load_checkpoint(*comm.agreed("load_checkpoint()", prepare), _groups_of(engine))
     engine._count_again()
     state = _decoded(text)
     if saved_by:
@@ -57,10 +57,22 @@ def load(engine: Any, load_dir: Any, tag: Any, load_module_strict: bool, load_op
     elif not_loaded:
         _warn(engine, f"load_checkpoint(load_module_strict=False): {path}: {_listed(not_loaded)}")
     if not load_module_only:
+        if saved_by and load_lr_scheduler_states and _SCHEDULER_STATE in state and engine._steps_lr_scheduler:
+            _check_schedule(engine, path, state)
         _load_python_state(engine, path, state, load_optimizer_states, load_lr_scheduler_states)
     engine.optimizer.pull()
     engine._module_state.finish_load()
     return path, state["client_state"]
+
+
+def _groups_of(engine):
+    """The names of the parameters in the optimizer's groups, as torch numbers them; none of an engine without one."""
+    if engine.optimizer is None:
+        return []
+    names = {}
+    for name, parameter in engine.named_tensors:  # a tied one: the first name
+        names.setdefault(id(parameter), name)
+    return [[names[id(p)] for p in group["params"]] for group in engine.optimizer.param_groups]
 
 
 def folder_of(value: Any, name: str) -> str:
@@ -94,6 +106,17 @@ def _decoded(text):
     if not isinstance(state, dict) or "client_state" not in state:  # saved from C++
         return {"client_state": state}
     return {key: json_values.decode(value) for key, value in state.items()} if _ENCODING in state else state
+
+
+def _check_schedule(engine, path, state):
+    """Takes the state of another program's scheduler out of `state`, if it is not one of this class."""
+    saved, own = state[_SCHEDULER_STATE], engine.lr_scheduler.state_dict()
+    if isinstance(saved, dict) and saved.keys() >= own.keys() - {"_get_lr_called_within_step", "_is_initial"} and \
+            saved.get("last_epoch", engine._engine.schedule_steps) == engine._engine.schedule_steps:
+        return
+    del state[_SCHEDULER_STATE]
+    _warn(engine, f"{path} has the state of another scheduler than {type(engine.lr_scheduler).__name__}, or of one that does not step with each "
+                  f"update: expected its steps to be {engine._engine.schedule_steps}")
 
 
 def _load_python_state(engine, path, state, with_optimizer, with_schedule):

@@ -39,13 +39,14 @@ def memory_report(engine: Engine, path: str | Path | None = None) -> Iterator[No
         raise Error("memory_report: a record of this engine is being made; expected one at a time")
     kept = reports.meter_of_process()
     meter = kept or _engine.MemoryMeter(engine.device)
-    engine.memory_record = record = _Record()
     meter.record(engine._engine)
+    engine.memory_record = record = _Record()
     try:
         yield
     finally:
         engine.memory_record = None
         text = meter.take_timeline(engine._engine, record.phases, kept is None)
+        del meter  # a traceback keeps this frame, and a meter listens as long as it lives
     engine.recorded_timeline = json.loads(text)
     if file is not None and engine.global_rank == 0:
         page = _engine.memory_trace(text) if file.suffix == ".json" else _engine.memory_page(engine._engine, text)

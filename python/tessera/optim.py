@@ -40,6 +40,14 @@ class AdamW8bit(torch.optim.Optimizer):
         for group in self.param_groups:
             _check(group)
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's, which makes states of the parameters' dtype: codes become bytes again."""
+        super().load_state_dict(state_dict)
+        for state in self.state.values():
+            for moment in ("1", "2"):
+                if f"absmax{moment}" in state:
+                    state[f"state{moment}"] = state[f"state{moment}"].to(torch.uint8)
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters that have a gradient. Raises Error for one that is not fp32 and dense."""

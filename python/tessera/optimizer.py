@@ -59,7 +59,10 @@ class Optimizer(torch.optim.Optimizer):
                               for group in of_engine if group.parameters] or nothing, _shown(kind, of_engine[0].hyper))
         self._accepts_groups = False
         given = client is not None or groups is not None
-        self._indices = [i for i, group in enumerate(of_engine) if given or group.parameters]
+        # The engine has no groups without parameters but those of its configuration.
+        has_all = given and len(of_engine) == len(self.param_groups)
+        self._indices = [i for i, group in enumerate(self.param_groups if has_all else of_engine)
+                         if (group["params"] if has_all else given or group.parameters)]
         self._structure = self._structure_now()
         self._client = client
         self._pushed = self._translated()

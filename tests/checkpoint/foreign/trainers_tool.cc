@@ -91,7 +91,7 @@ std::optional<ForeignCheckpoint> read(const std::string& reader, const char* pat
     std::ifstream in(order_file);
     for (std::string line; std::getline(in, line);) order.push_back(line);
   }
-  const ParameterOrder names{.names = order, .group_sizes = {}, .aliases = {}};
+  const ParameterOrder names{.names = order, .groups = {}, .aliases = {}, .buffers = {}};
   return reader == "trainer" ? read_trainer(path, names) : read_foreign(path, "", names);
 }
 

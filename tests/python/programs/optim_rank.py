@@ -112,17 +112,18 @@ def check_formula(expected):
 
 @check
 def groups_rates_and_state_dicts():
-    optimizer = {**EIGHT_BITS, "param_groups": [{"match": ["head*"], "lr": 0.5, "optim_bits": 32}, {"match": ["nothing*"], "lr": 3.0}]}
-    engine = engine_of(1, optimizer, scheduler={"type": "WarmupLR", "params": {"warmup_min_lr": 0, "warmup_max_lr": 0.01, "warmup_num_steps": 4,
-                                                                               "warmup_type": "linear"}})
-    assert [len(group["params"]) for group in engine.optimizer.param_groups] == [5, 2, 0], engine.optimizer.param_groups
+    optimizer = {**EIGHT_BITS, "param_groups": [{"match": ["head*"], "lr": 0.5, "optim_bits": 32}, {"match": ["nothing*"], "lr": 3.0}, {"match": ["*bias"], "lr": 0.25}]}
+    engine = engine_of(1, optimizer, scheduler={"type": "WarmupLR", "params": {"warmup_min_lr": [0, 0, 0, 0], "warmup_max_lr": [0.01, 0.02, 0.03, 0.04],
+                                                                               "warmup_num_steps": 4, "warmup_type": "linear"}})
+    assert [len(group["params"]) for group in engine.optimizer.param_groups] == [2, 2, 0, 3], engine.optimizer.param_groups
     assert engine.optimizer.param_groups[1]["optim_bits"] == 32
     rates = []
     for batch in batches(3):
         rates.append(engine.get_lr()[0])
         train(engine, [batch], loss_of)
     assert rates[0] <= rates[1] < rates[2], rates
-    assert [group["lr"] for group in engine.optimizer.param_groups[:2]] == engine.get_lr()[:2], (engine.get_lr(), engine.optimizer.param_groups)
+    rate = engine.optimizer.param_groups[0]["lr"]  # of the group without parameters in the middle nothing is asked
+    assert rate == engine.get_lr()[0] and [engine.optimizer.param_groups[i]["lr"] / rate for i in (1, 3)] == [2, 4], engine.get_lr()
     assert engine.optimizer.state[engine.module.head.weight]["state1"].dtype == torch.float32
     saved, expected = engine.optimizer.state_dict(), engine.state_dict()
     model = Net()
@@ -132,7 +133,8 @@ def groups_rates_and_state_dicts():
     more = batches(2)
     # The schedules are apart, so the rates are set.
     for one in (engine, other):
-        one.optimizer.param_groups[0]["lr"], one.optimizer.param_groups[1]["lr"] = 0.01, 0.02
+        for group in one.optimizer.param_groups:
+            group["lr"] = 0.01
         train(one, more[:1], loss_of)
     assert equal(engine.state_dict(), other.state_dict())
     model = Net()
@@ -200,7 +202,9 @@ def without_an_engine():
     kept = eight.state_dict()
     again = optim.AdamW8bit(ours.named_parameters(), lr=0.01)
     again.load_state_dict(kept)
+    assert again.state[ours.weight]["state1"].dtype == torch.uint8
     assert torch.equal(again.state[ours.weight]["state1"], eight.state[ours.weight]["state1"])
+    again.step()
     raises(tessera.ConfigError, lambda: optim.AdamW8bit(ours.parameters(), optim_bits=4), "optim_bits", "8 or 32")
     half = nn.Linear(4, 4).bfloat16()
     half(torch.randn(2, 4, dtype=torch.bfloat16)).sum().backward()
