@@ -1,5 +1,6 @@
 #include "train/run/run_path.h"
 
+#include "checkpoint/checkpoint_error.h"
 #include "checkpoint/files/catalog.h"
 #include "checkpoint/read/reader.h"
 #include "core/error.h"
@@ -47,8 +48,14 @@ RunPath find_run(const fs::path& folder, const std::string& tag) {
   const bool has_checkpoints = is_file(folder / checkpoint::kLatestName) ||
                                (!tag.empty() && is_file(folder / tag / checkpoint::kManifestName));
   const fs::path inside = folder / kCheckpointsName;
-  if (!has_checkpoints && !fs::is_directory(inside, error) && checkpoint::is_another_programs(folder, tag))
-    return {folder, folder, tag};
+  if (!has_checkpoints && !fs::is_directory(inside, error)) {
+    try {
+      if (checkpoint::is_another_programs(folder, tag)) return {folder, folder, tag};
+    } catch (const CheckpointError&) {
+      // A run without checkpoints has files of the same names as a folder of Hugging Face's Trainer.
+      if (!is_file(folder / kConfigName) || !is_file(folder / kStateName)) throw;
+    }
+  }
   if (!has_checkpoints && (is_file(folder / kConfigName) || fs::is_directory(inside, error)))
     return {folder, inside, tag};
   return {fs::is_directory(folder, error) ? parent_of(folder) : folder, folder, tag};
