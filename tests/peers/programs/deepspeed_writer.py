@@ -178,6 +178,7 @@ def main():
     from deepspeed.runtime import engine as engines
     global FUSED_ADAM
     FUSED_ADAM = engines.FusedAdam
+    old_deepspeed.complete()
     deepspeed.init_distributed(dist_backend="gloo")
     for name, case in json.loads(Path(sys.argv[2]).read_text()).items():
         folder = Path(sys.argv[1]) / name
