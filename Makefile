@@ -85,7 +85,7 @@ test-torches:  ## each torch of requirements.txt: build, wheel, a training
 	@scripts/setup.sh --python
 	@$(VENV)/bin/python -B tests/install/torches.py $(ARGS)
 
-test-peers:  ## DEEPSPEED=, ACCELERATE=checkout; FRAMEWORKS=1, OPTIMIZERS=1, BEGUN=1, CONVERT=1, DEEPSPEED_CHECKPOINTS=
+test-peers:  ## beside the real ones: its error lists the variables
 	@scripts/setup.sh --peers
 	@scripts/build.sh release tessera tessera_engine_module
 	@$(if $(DEEPSPEED)$(ACCELERATE)$(FRAMEWORKS)$(OPTIMIZERS)$(BEGUN)$(CONVERT)$(DEEPSPEED_CHECKPOINTS),,echo "error: expected DEEPSPEED=folder, ACCELERATE=folder (checkouts), FRAMEWORKS=1, OPTIMIZERS=1, BEGUN=1, CONVERT=1 or DEEPSPEED_CHECKPOINTS=folder (packages)"; exit 2)
