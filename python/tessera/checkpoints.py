@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tessera import _engine, arguments, comm, json_values
+from tessera.optimizer_groups import first_names
 
 # Keys of the client state of a checkpoint that are the package's own.
 _GROUPS_STATE = "tessera.param_groups"
@@ -69,9 +70,7 @@ def _groups_of(engine):
     """The names of the parameters in the optimizer's groups, as torch numbers them; none of an engine without one."""
     if engine.optimizer is None:
         return []
-    names = {}
-    for name, parameter in engine.named_tensors:  # a tied one: the first name
-        names.setdefault(id(parameter), name)
+    names = first_names(engine.named_tensors)
     return [[names[id(p)] for p in group["params"]] for group in engine.optimizer.param_groups]
 
 
