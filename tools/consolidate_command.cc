@@ -1,5 +1,3 @@
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -9,14 +7,13 @@
 #include <string_view>
 
 #include "checkpoint/consolidate/consolidate.h"
-#include "checkpoint/read/reader.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "core/str.h"
 #include "core/utf8.h"
 #include "tools/commands.h"
+#include "tools/common/checkpoint_pass.h"
 #include "tools/common/command_line.h"
-#include "train/report/progress.h"
 #include "train/run/run_path.h"
 
 namespace tessera::tools {
@@ -101,29 +98,13 @@ void run(const ConsolidateFlags& flags) {
   choose_output(flags, options);
   check_output("OUT", flags.output, "");
 
-  constexpr int64_t kMegabyte = 1'000'000;
-  std::unique_ptr<train::ProgressBar> bar;
-  options.progress = [&](int64_t done, int64_t total) {
-    const train::BarState start{
-        .description = "consolidate", .total = (total + kMegabyte - 1) / kMegabyte, .unit = "MB"};
-    if (!bar)
-      bar = std::make_unique<train::ProgressBar>(train::display_for(std::cout, STDOUT_FILENO), start,
-                                                 /*keep=*/false);
-    bar->update(done == total ? start.total : done / kMegabyte);
-  };
   const Logger log{LogOptions{}};
   checkpoint::ConsolidateResult result;
-  checkpoint::read_latest_checkpoint(
-      path.checkpoints, path.tag,
-      [&](const std::string& line) {
-        bar.reset();
-        log.warning(line);
-      },
-      [&](const std::string& tag) {
-        options.tag = tag;
-        result = checkpoint::consolidate(options);
-      });
-  bar.reset();
+  pass_over_checkpoint("consolidate", path, [&](const std::string& tag, const OnProgress& progress) {
+    options.tag = tag;
+    options.progress = progress;
+    result = checkpoint::consolidate(options);
+  });
   std::cout << flags.output << ": " << result.num_names << " tensors, "
             << format_short(static_cast<double>(result.numel)) << " elements, " << name_of(options.dtype)
             << ", from " << result.checkpoint.string() << std::endl;

@@ -1,5 +1,3 @@
-#include <unistd.h>
-
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -9,7 +7,6 @@
 #include <vector>
 
 #include "checkpoint/consolidate/convert_checkpoint.h"
-#include "checkpoint/read/reader.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "core/str.h"
@@ -18,8 +15,8 @@
 #include "engine/config/parse.h"
 #include "engine/optimizer/lr_schedule.h"
 #include "tools/commands.h"
+#include "tools/common/checkpoint_pass.h"
 #include "tools/common/command_line.h"
-#include "train/report/progress.h"
 #include "train/run/run_path.h"
 
 namespace tessera::tools {
@@ -95,29 +92,13 @@ void run(const ConvertFlags& flags) {
   if (options.target == ConvertTarget::kTorch || options.target == ConvertTarget::kSafetensors)
     check_output("DST", flags.output, "");
 
-  constexpr int64_t kMegabyte = 1'000'000;
-  std::unique_ptr<train::ProgressBar> bar;
-  options.progress = [&](int64_t done, int64_t total) {
-    const train::BarState start{
-        .description = "convert", .total = (total + kMegabyte - 1) / kMegabyte, .unit = "MB"};
-    if (!bar)
-      bar = std::make_unique<train::ProgressBar>(train::display_for(std::cout, STDOUT_FILENO), start,
-                                                 /*keep=*/false);
-    bar->update(done == total ? start.total : done / kMegabyte);
-  };
   const Logger log{LogOptions{}};
   checkpoint::ConvertResult result;
-  checkpoint::read_latest_checkpoint(
-      path.checkpoints, path.tag,
-      [&](const std::string& line) {
-        bar.reset();
-        log.warning(line);
-      },
-      [&](const std::string& tag) {
-        options.tag = tag;
-        result = checkpoint::convert_checkpoint(options);
-      });
-  bar.reset();
+  pass_over_checkpoint("convert", path, [&](const std::string& tag, const OnProgress& progress) {
+    options.tag = tag;
+    options.progress = progress;
+    result = checkpoint::convert_checkpoint(options);
+  });
   std::cout << result.output.string() << ": " << flags.target << ", " << result.num_tensors
             << " tensors of the model, " << format_count(result.numel) << " elements, from "
             << result.checkpoint.string() << std::endl;
