@@ -1,13 +1,15 @@
-// Engine::load_weights: a model's parameters and buffers from safetensors, without the rest of a checkpoint.
+// Engine::load_weights: a model's parameters and buffers from a file, without the rest of a checkpoint.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <set>
 
 #include "checkpoint/checkpoint_error.h"
+#include "checkpoint/foreign/foreign_checkpoint.h"
 #include "checkpoint/formats/safetensors_reader.h"
 #include "comm/init/agreement.h"
 #include "core/error.h"
@@ -20,12 +22,82 @@
 namespace tessera {
 namespace {
 
-using checkpoint::SafetensorsModel;
-using checkpoint::SafetensorsTensor;
+/// A tensor of the file.
+struct FileTensor {
+  std::string name;
+  DType type;
+  std::vector<int64_t> shape;
+  const checkpoint::ForeignTensor* elements = nullptr;  // null: safetensors finds them by the name
+};
+
+/// The weights of a file or folder: safetensors, whose hashes are verified, or what another program has
+/// saved.
+class WeightsFile {
+ public:
+  WeightsFile(const std::string& path, const checkpoint::ParameterOrder& order) {
+    if (!is_safetensors(path)) foreign_ = checkpoint::read_foreign(path, "", order);
+    if (!foreign_) {
+      safetensors_.emplace(path);
+      for (const std::string& name : safetensors_->names())
+        add({name, safetensors_->find(name)->type, safetensors_->find(name)->shape});
+      return;
+    }
+    foreign_files_.emplace(foreign_->files);
+    for (const checkpoint::ForeignParameter& parameter : foreign_->parameters) {
+      add({parameter.name, parameter.weights.type, parameter.weights.shape, &parameter.weights});
+      for (const std::string& alias : parameter.aliases)
+        add({alias, parameter.weights.type, parameter.weights.shape, &parameter.weights});
+    }
+    for (const auto& [name, tensor] : foreign_->buffers) add({name, tensor.type, tensor.shape, &tensor});
+  }
+
+  std::vector<std::string> names() const {
+    std::vector<std::string> names;
+    for (const auto& [name, tensor] : tensors_) names.push_back(name);
+    return names;
+  }
+  const FileTensor* find(const std::string& name) const {
+    const auto found = tensors_.find(name);
+    return found == tensors_.end() ? nullptr : &found->second;
+  }
+  at::Tensor read(const FileTensor& tensor, int64_t begin, int64_t numel) const {
+    const at::Tensor elements = at::empty({numel}, to_torch(tensor.type));
+    if (tensor.elements != nullptr)
+      foreign_files_->read(*tensor.elements, begin, bytes_of(elements));
+    else
+      safetensors_->read(tensor.name, begin * size_bytes(tensor.type), bytes_of(elements));
+    return elements;
+  }
+
+ private:
+  static bool is_safetensors(const std::string& path) {
+    std::error_code error;
+    const std::filesystem::path folder = path;
+    return path.ends_with(".safetensors") || path.ends_with(".safetensors.index.json") ||
+           std::filesystem::exists(folder / "model.safetensors", error) ||
+           std::filesystem::exists(folder / "model.safetensors.index.json", error);
+  }
+  void add(FileTensor tensor) { tensors_.try_emplace(tensor.name, std::move(tensor)); }
+
+  std::optional<checkpoint::SafetensorsModel> safetensors_;
+  std::optional<checkpoint::ForeignCheckpoint> foreign_;
+  std::optional<checkpoint::ForeignFiles> foreign_files_;
+  std::map<std::string, FileTensor> tensors_;
+};
+
+/// What another program's file does not say of the model.
+checkpoint::ParameterOrder order_of(const zero::ShardedModel& model) {
+  checkpoint::ParameterOrder order{
+      .names = {}, .groups = {}, .aliases = {}, .buffers = {}, .may_differ = true};
+  for (const zero::ParameterSpec& parameter : model.layout().parameters())
+    if (!parameter.aliases.empty()) order.aliases[parameter.name] = parameter.aliases;
+  for (const zero::NamedBuffer& buffer : model.persistent_buffers()) order.buffers.push_back(buffer.name);
+  return order;
+}
 
 /// A tensor of the file and its destination.
 struct Taken {
-  const SafetensorsTensor* tensor;
+  const FileTensor* tensor;
   int parameter = -1;  // -1: a buffer
   at::Tensor buffer;
   std::string extra_state;  // its name; empty: a parameter or a buffer
@@ -81,8 +153,7 @@ std::vector<std::pair<at::Tensor, std::vector<std::string>>> names_of_buffers(
 /// The file's tensors by the names that the model would have for them.
 class NamedInFile {
  public:
-  NamedInFile(const SafetensorsModel& file, const LoadWeightsOptions& options,
-              std::vector<std::string>& problems)
+  NamedInFile(const WeightsFile& file, const LoadWeightsOptions& options, std::vector<std::string>& problems)
       : file_(file) {
     for (const std::string& name : file.names()) {
       const auto [other, is_new] = names_.try_emplace(renamed(name, options), name);
@@ -91,7 +162,7 @@ class NamedInFile {
     }
   }
 
-  const SafetensorsTensor* find(const std::string& name) const {
+  const FileTensor* find(const std::string& name) const {
     const auto found = names_.find(name);
     return found == names_.end() ? nullptr : file_.find(found->second);
   }
@@ -104,7 +175,7 @@ class NamedInFile {
     return name;
   }
 
-  const SafetensorsModel& file_;
+  const WeightsFile& file_;
   std::map<std::string, std::string> names_;
 };
 
@@ -122,7 +193,7 @@ std::string prefix_between(const std::vector<std::string>& without, const std::s
 }
 
 /// The names that both sides have, and the prefix by which they differ.
-std::string describe_names(const SafetensorsModel& file, const std::set<std::string>& model_names,
+std::string describe_names(const WeightsFile& file, const std::set<std::string>& model_names,
                            const LoadWeightsOptions& options) {
   const std::vector<std::string> in_file = file.names(), in_model(model_names.begin(), model_names.end());
   std::string text =
@@ -139,7 +210,7 @@ std::string describe_names(const SafetensorsModel& file, const std::set<std::str
 /// Every parameter and buffer of the model with its tensor, by name or one of its aliases. Throws
 /// CheckpointError naming those that the file lacks, those of another shape, and tensors that the model
 /// lacks.
-Match match(const SafetensorsModel& file, const std::string& path, zero::ShardedModel& model,
+Match match(const WeightsFile& file, const std::string& path, zero::ShardedModel& model,
             const LoadWeightsOptions& options) {
   const std::set<std::string> model_names = names_of(model);
   std::vector<std::string> problems;
@@ -162,7 +233,7 @@ Match match(const SafetensorsModel& file, const std::string& path, zero::Sharded
                          [&](const std::string& name) { return matches_any(patterns, name); });
     };
     for (const std::string& name : names)
-      if (const SafetensorsTensor* tensor = in_file.find(name)) {
+      if (const FileTensor* tensor = in_file.find(name)) {
         known.insert(name);
         const std::string differs = str(name, ": ", describe_shape(tensor->shape), " in the file, ",
                                         describe_shape(shape), " in the model");
@@ -194,7 +265,7 @@ Match match(const SafetensorsModel& file, const std::string& path, zero::Sharded
       }
     for (const std::string& name : state->extra_state_names()) {
       known.insert(name);
-      if (const SafetensorsTensor* tensor = in_file.find(name))
+      if (const FileTensor* tensor = in_file.find(name))
         taken.push_back({tensor, -1, {}, name});
       else
         found.missing.push_back(str("extra state ", name, ": not in the file"));
@@ -212,22 +283,16 @@ Match match(const SafetensorsModel& file, const std::string& path, zero::Sharded
                                                      : "; " + options.advice));
 }
 
-at::Tensor read(const SafetensorsModel& file, const SafetensorsTensor& tensor, int64_t begin, int64_t numel) {
-  const at::Tensor elements = at::empty({numel}, to_torch(tensor.type));
-  file.read(tensor.name, begin * size_bytes(tensor.type), bytes_of(elements));
-  return elements;
-}
-
 }  // namespace
 
 void Engine::load_weights(const std::string& path, const LoadWeightsOptions& options) {
   sharded_->check_usable();
   if (micro_steps_in_window_ != 0)
     throw Error("load_weights() between backward() and the step() that updates");
-  std::optional<SafetensorsModel> file;
+  std::optional<WeightsFile> file;
   Match found;
   comm::on_all_ranks<CheckpointError>(*comm_, "weights to load", [&] {
-    file.emplace(path);
+    file.emplace(path, order_of(*sharded_));
     found = match(*file, path, *sharded_, options);
   });
   sharded_->begin_replacing("load_weights()");
@@ -237,7 +302,7 @@ void Engine::load_weights(const std::string& path, const LoadWeightsOptions& opt
     for (const Taken& one : found.taken) {
       if (one.parameter < 0) {
         const int64_t numel = c10::multiply_integers(one.tensor->shape);
-        const at::Tensor value = read(*file, *one.tensor, 0, numel).view(one.tensor->shape);
+        const at::Tensor value = file->read(*one.tensor, 0, numel).view(one.tensor->shape);
         if (one.extra_state.empty())
           zero::write_buffer(one.buffer, value,
                              /*keep_dtype=*/zero::converts(value.scalar_type(), one.buffer.scalar_type()));
@@ -252,7 +317,7 @@ void Engine::load_weights(const std::string& path, const LoadWeightsOptions& opt
       const zero::TensorInMemory in_memory(sharded_->unit(slice.unit), held.weights,
                                            zero::InMemory::Access::kReadWrite);
       held.weights.narrow(0, mine.begin - held.range.begin, mine.numel())
-          .copy_(read(*file, *one.tensor, mine.begin - slice.offset, mine.numel()));
+          .copy_(file->read(*one.tensor, mine.begin - slice.offset, mine.numel()));
     }
   });
   sharded_->end_replacing();

@@ -34,6 +34,8 @@ struct TrainFlags {
   LaunchFlags launch;
   std::optional<std::string> resume;  // a tag; empty: the latest
   std::filesystem::path resume_from;  // the checkpoints' folder, where --resume was given a checkpoint's
+  std::filesystem::path begin_from;   // where --resume was given what another program has saved
+  std::string begin_tag;
   std::string init;
   std::vector<std::string> init_prefixes, init_ignore;
 };
@@ -73,16 +75,25 @@ void ask_to_stop_on_signals() {
 
 constexpr const char* kLatest = "latest";  // a file's name in the checkpoints' folder, so no checkpoint's
 
-/// `--resume CONFIG`: the word after --resume is a tag only if CONFIG is given besides. A checkpoint's folder
-/// stands for its tag.
+/// `--resume CONFIG`: the word after --resume is a tag only if CONFIG is given besides. The folder of a run's
+/// checkpoint stands for its tag. What another program has saved begins a new run.
 void read_resume(TrainFlags& flags, bool has_config) {
   if (!has_config) {
     if (!flags.resume || *flags.resume == kLatest) throw CLI::RequiredError("CONFIG");
     flags.config = std::exchange(*flags.resume, kLatest);
   }
   if (flags.resume && *flags.resume == kLatest) flags.resume = "";
-  if (!flags.resume || flags.resume->find('/') == std::string::npos) return;
+  std::error_code error;
+  if (!flags.resume || (flags.resume->find('/') == std::string::npos &&
+                        !std::filesystem::is_regular_file(*flags.resume, error)))
+    return;
   const train::RunPath path = train::find_run(*flags.resume, "");
+  if (!train::is_of_a_run(path.checkpoints, path.tag)) {
+    flags.begin_from = path.checkpoints;
+    flags.begin_tag = path.tag;
+    flags.resume.reset();
+    return;
+  }
   flags.resume_from = path.checkpoints;
   flags.resume = path.tag;
 }
@@ -162,6 +173,8 @@ int train(const TrainFlags& flags, const std::vector<std::string>& args) {
   train::run(std::move(run), tasks(), environment, {train::display_for(std::cout, STDOUT_FILENO), log},
              {.resume = flags.resume.has_value(),
               .resume_tag = flags.resume.value_or(""),
+              .begin_from = flags.begin_from,
+              .begin_tag = flags.begin_tag,
               .init = flags.init,
               .init_options = weights,
               .joined = ask_to_stop_on_signals,
@@ -181,13 +194,16 @@ void add_train_command(CLI::App& app, const std::vector<std::string>& args, int&
                 "Override a key, e.g. --set zero_optimization.stage=3 (repeatable)");
   command
       ->add_option("--resume", flags->resume,
-                   "Continue from the latest checkpoint in the run's folder, or from checkpoint TAG")
+                   "Continue from the latest checkpoint in the run's folder, or from checkpoint TAG; or "
+                   "begin with what another program has saved, a folder or file")
       ->expected(0, 1)
       ->default_str(kLatest)  // --resume without a tag
-      ->option_text("[TAG]");
+      ->option_text("[TAG|PATH]");
   command
       ->add_option("--init", flags->init,
-                   "Start from the weights of a .safetensors file (or a folder of them)")
+                   "Start from the weights of a .safetensors file (or a folder of them), or of what another "
+                   "program has "
+                   "saved")
       ->type_name("FILE");
   command
       ->add_option(

@@ -74,7 +74,10 @@ Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const In
   initialize_engine(init);
   checkpoints_.emplace(config_.trainer, *engine_, output_.logger,
                        RunName{.id = run_id, .launched = start_.launched_run}, start_.memory);
-  if (start_.resume) resume();
+  if (start_.resume)
+    resume();
+  else if (!start_.begin_from.empty())
+    begin_elsewhere();
   if (!was_finished_)
     record_.begin(config_, checkpoints_->run_id(), start_.resume ? std::optional(steps_done_) : std::nullopt,
                   task_.files());
@@ -92,7 +95,10 @@ std::optional<Position> Trainer::saved_position() {
 /// Collective. Before anything else: a rank with less data than the others could fail alone, and leave them
 /// waiting.
 void Trainer::compare_ranks() {
-  check_same_run(config_, *comm_, {{"--resume", start_.resume}, {"--init", !start_.init.empty()}});
+  check_same_run(config_, *comm_,
+                 {{"--resume", start_.resume},
+                  {"--init", !start_.init.empty()},
+                  {"--resume with another program's checkpoint", !start_.begin_from.empty()}});
   digest_ = check_same_data(task_, *comm_);
 }
 
@@ -127,7 +133,8 @@ void Trainer::initialize_engine(const InitOptions& init) {
   options.steps_per_epoch = sampler_->steps_per_epoch();
   const bool loads = !start_.init.empty() && !start_.resume;
   const LoadWeightsOptions how = merge(task_.init_weights(), start_.init_options);
-  if (start_.resume) options.loaded_next = [](const std::string&) { return true; };
+  const bool is_loaded_next = start_.resume || !start_.begin_from.empty();
+  if (is_loaded_next) options.loaded_next = [](const std::string&) { return true; };
   if (loads) options.loaded_next = [how](const std::string& name) { return must_be_loaded(name, how); };
   if (config_.engine.memory_breakdown) memory_.emplace(init.device.type());
   EngineConfig engine = config_.engine;
@@ -161,6 +168,19 @@ void Trainer::resume() {
   const bool at_end = steps_done_ >= total_steps_ || stopped_early();
   was_finished_ = record_.has_results() && at_end;
   if (at_end && !was_finished_) checkpoints_->check_best();
+}
+
+/// Collective.
+void Trainer::begin_elsewhere() {
+  start_position_ = checkpoints_->begin_from(start_.begin_from, start_.begin_tag, *sampler_);
+  steps_done_ = start_position_.steps_done;
+  total_steps_ = total_steps(config_.trainer, *sampler_, start_position_);
+  if (steps_done_ >= total_steps_)
+    throw ConfigError(str("trainer.", config_.trainer.max_steps > 0 ? "max_steps" : "epochs",
+                          ": the run ends after step ", total_steps_, ", and ", checkpoints_->resumed_from(),
+                          " is of step ", steps_done_, "; expected more"));
+  if (const std::string warning = schedule_warning(config_.engine.scheduler, total_steps_); !warning.empty())
+    output_.logger.warning(warning);
 }
 
 // -------------------------------------------------------------------------------------------------- the loop
@@ -227,7 +247,7 @@ void Trainer::print_header() {
                  engine.gradient_accumulation_steps, " accumulated x ", comm_->size(),
                  comm_->size() == 1 ? " rank" : " ranks", ", ZeRO stage ", engine.zero.stage, ", ",
                  precision_of(engine), " on ", engine_->device().is_cpu() ? "cpu" : "cuda"));
-  if (start_.resume)
+  if (!checkpoints_->resumed_from().empty())
     print_line(output_.display, str("resuming after step ", format_count(steps_done_), ", from ",
                                     checkpoints_->resumed_from()));
 }

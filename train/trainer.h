@@ -39,8 +39,12 @@ struct TrainerStart {
   bool resume = false;            ///< from a checkpoint in its output folder
   std::string resume_tag = {};    ///< which checkpoint; empty: the latest
   RestartFrom restart_from = {};  ///< after a restart, instead of resume_tag (train/restart.h)
-  std::string init = {};  ///< weights to start from, ignored by a resumed run: a .safetensors file, or a
-                          ///< folder with one; empty: the model's own initialization
+  /// Of a program other than `tessera train`: the run begins with its weights, optimizer states and steps,
+  /// and with its data where as many samples are used. Ignored by a resumed run. Empty: none.
+  std::filesystem::path begin_from = {};
+  std::string begin_tag = {};  ///< which checkpoint of that folder; empty: the newest
+  std::string init = {};       ///< weights to start from, ignored by a resumed run: a .safetensors file, or a
+                               ///< folder with one; empty: the model's own initialization
   LoadWeightsOptions init_options = {};  ///< how they are matched to the model, added to the task's options
   std::function<void()> joined = {};  ///< called once all ranks have connected. From then on `stop` is asked
                                       ///< and may end the run. May be unset
@@ -80,6 +84,7 @@ class Trainer {
   void resolve_schedule();
   void initialize_engine(const InitOptions& init);
   void resume();
+  void begin_elsewhere();
 
   // trainer.cc
   Summary train();

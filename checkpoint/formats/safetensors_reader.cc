@@ -22,15 +22,12 @@ constexpr const char* kFileName = "model.safetensors";
 constexpr int64_t kMaxIndexBytes = 100'000'000;
 
 /// The format of a file that is not safetensors, by its first bytes; "" if unknown.
-std::string other_kind(const InputFile& input, std::span<const unsigned char, 8> start) {
+std::string other_kind(std::span<const unsigned char, 8> start) {
   const std::string_view text(reinterpret_cast<const char*>(start.data()), start.size());
   const auto begins_with = [&](std::string_view bytes) { return text.starts_with(bytes); };
-  const std::string converted = fs::path(input.path()).replace_extension(".safetensors").string();
   if (begins_with("PK\3\4") || (begins_with("\x80") && start[1] >= 2 && start[1] <= 5))
-    return str(
-        "it is what torch.save wrote; to convert a state dict: python -c \"import torch, safetensors.torch "
-        "as s; s.save_file({k: v.clone() for k, v in torch.load('",
-        input.path().string(), "', map_location='cpu').items()}, '", converted, "')\"");
+    return "it begins as what torch.save writes, which is read where it is whole and has another ending "
+           "(.pt, .bin)";
   if (begins_with("\x89HDF")) return "it is an HDF5 file";
   if (begins_with("version ")) return "it is a Git LFS pointer: git lfs pull brings the file itself";
   return "";
@@ -47,7 +44,7 @@ SafetensorsHeader read_header(const InputFile& input, std::optional<SafetensorsH
   for (int i = 7; i >= 0; --i) header_bytes = header_bytes << 8 | length[i];
   const auto room = static_cast<uint64_t>(input.bytes() - 8);
   if (header_bytes > kMaxSafetensorsHeaderBytes || header_bytes > room) {
-    if (const std::string kind = other_kind(input, length); !kind.empty())
+    if (const std::string kind = other_kind(length); !kind.empty())
       throw CheckpointError(str(file, ": is not safetensors: ", kind));
     throw CheckpointError(str(file, ": the header's length is ", header_bytes, ", expected at most ",
                               std::min<uint64_t>(room, kMaxSafetensorsHeaderBytes),

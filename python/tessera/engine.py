@@ -401,6 +401,7 @@ class Engine(EngineProperties, StepsScheduler):
     def load_weights(self, path: str | Path, ignore_missing: Sequence[str] = (), ignore_unexpected: Sequence[str] = ()) -> None:
         """Load parameters and buffers from a .safetensors file, or a folder of them, in any precision. Collective.
 
+        What another program has saved is read as well (docs/migrating.md): `pytorch_model.bin`, a file of `torch.save`, a checkpoint.
         `ignore_missing`: a list of globs of names that the file may lack; `ignore_unexpected`: of those that the model may lack. Raises
         CheckpointError, the same on all ranks, before anything has changed, and Error for a module with a hook of its own that changes
         a state dict before it is loaded.

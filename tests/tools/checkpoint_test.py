@@ -231,9 +231,9 @@ class CheckpointTest(ToolTest):
     def test_weights_that_are_not_safetensors(self):
         config = self.run_config("run", 1)
         (self.folder / "hub").mkdir()
-        for name, start, said in (("pytorch_model.bin", b"PK\3\4\0\0\x08\x08" + b"\0" * 99, "is not safetensors: it is what torch.save wrote; to convert"),
-                                  ("old.bin", b"\x80\x02\x8a\x0al\xfc\x9cF" + b"\0" * 99, "is not safetensors: it is what torch.save wrote"),
-                                  ("hub/pytorch_model.bin", b"PK\3\4\0\0\x08\x08" + b"\0" * 99, "is not safetensors"),
+        for name, start, said in (("pytorch_model.bin", b"PK\3\4\0\0\x08\x08" + b"\0" * 99, "is not safetensors: it begins as what torch.save writes, which is read where it is whole"),
+                                  ("old.bin", b"\x80\x02\x8a\x0al\xfc\x9cF" + b"\0" * 99, "is not safetensors: it begins as what torch.save writes"),
+                                  ("hub/pytorch_model.bin", b"PK\3\4\0\0\x08\x08" + b"\0" * 99, "the zip archive is damaged"),
                                   ("model.h5", b"\x89HDF\r\n\x1a\n" + b"\0" * 99, "is not safetensors: it is an HDF5 file"),
                                   ("lfs.safetensors", b"version https://git-lfs.github.com/spec/v1\n" + b"\0" * 99, "git lfs pull")):
             (self.folder / name).write_bytes(start)
@@ -286,6 +286,45 @@ class CheckpointTest(ToolTest):
         shutil.rmtree(self.folder / "run/checkpoints/global_step30")
         self.train(config, 2, "--resume=global_step20")
         self.assertEqual(self.losses("run"), whole)
+
+    def test_begins_with_what_another_program_has_saved(self):
+        """As the run that goes on by itself: the same samples, losses and weights to the bit. Nothing is drawn at random here."""
+        still = {"model": {"type": "fashion_mnist_cnn", "channels": 4, "hidden": 16, "dropout": 0.0}, "gradient_clipping": 0.5,
+                 "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 4}}}
+
+        def run(name, ranks, stage, *args):
+            config = json.loads((self.folder / self.run_config(name, 30)).read_text())
+            config.update(still, zero_optimization={"stage": stage})
+            config["model"] = still["model"]
+            return self.train(self.write(f"{name}.json", config), ranks, *args)
+
+        run("whole", 2, 1)
+        whole = self.losses("whole")
+        for number, (form, ranks, stage) in enumerate((("universal", 2, 3), ("dcp", 2, 1), ("universal", 2, 2))):
+            source = self.folder / f"{form}{number}"
+            self.assertEqual(self.run_tool("convert", "whole", source, "--to", form, "--tag", "global_step20").code, 0)
+            with self.subTest(form, ranks=ranks, stage=stage):
+                outcome = run(f"here{number}", ranks, stage, "--resume", f"./{source.name}")
+                self.assertIn("resuming after step 20, from ./" + source.name, outcome.out)
+                self.assertEqual(self.losses(f"here{number}"), whole[20:])
+                self.assertEqual(self.consolidated(f"here{number}", "global_step30"), self.consolidated("whole", "global_step30"))
+        # The new run is one of its own: it is resumed without the source, and does not discard another.
+        shutil.rmtree(source)
+        self.assertIn("already finished", run("here2", 2, 2, "--resume").out)
+        (self.folder / "here0/all_results.json").unlink()
+        self.assertIn("trainer.overwrite_output_dir=true", self.fails("here0.json", "--nproc", 2, "--resume", "./dcp1"))
+        error = self.fails("here0.json", "--nproc", 2, "--resume", "./dcp1", "--set", "trainer.max_steps=20", "--set", "trainer.output_dir=short")
+        self.assertIn("trainer.max_steps: the run ends after step 20, and ./dcp1 is of step 20; expected more", error)
+        outcome = self.run_tool("train", "here0.json", "--init", "./dcp1", "--set", "trainer.output_dir=init", "--set", "optimizer.params.lr=0",
+                                "--set", "optimizer.params.weight_decay=0", "--set", "scheduler.params.warmup_max_lr=0")
+        self.assertEqual(outcome.code, 0, outcome)
+        self.assertEqual(self.consolidated("init", "global_step30"), self.consolidated("whole", "global_step20"))
+        # One with the weights alone, and one that does not fit.
+        self.assertEqual(self.run_tool("convert", "whole", "weights.pt", "--to", "pt").code, 0)
+        outcome = self.run_tool("train", "here0.json", "--resume", "weights.pt", "--set", "trainer.output_dir=weights", "--set", "trainer.max_steps=3")
+        self.assertEqual(outcome.code, 0, outcome)
+        self.assertIn("weights.pt: states of the optimizer: there are none that can be told by parameter", outcome.err)
+        self.assertIn("--init", self.fails("here0.json", "--resume", "./dcp1", "--set", "model.hidden=17", "--set", "trainer.output_dir=other"))
 
     def test_the_model_of_another_configuration_is_not_resumed(self):
         self.train(self.run_config("run", 10), 1)

@@ -16,7 +16,7 @@ class CommandLineTest(ToolTest):
         for command, parts in (((), ("train", "eval", "predict", "launch", "consolidate", "convert", "inspect", "memory", "--version")),
                                (("consolidate",), ("DIR", "OUT", "--max-shard-size SIZE", "zero_to_fp32")),
                                (("convert",), ("SRC", "DST", "--to FORMAT", "--tag TAG", "--dtype TYPE")),
-                               (("train",), ("CONFIG", "--set KEY=VALUE", "-n, --nproc, --nproc-per-node N", "--resume [TAG]", "--init-prefix OLD=NEW", "--init-ignore GLOB")),
+                               (("train",), ("CONFIG", "--set KEY=VALUE", "-n, --nproc, --nproc-per-node N", "--resume [TAG|PATH]", "--init-prefix OLD=NEW", "--init-ignore GLOB")),
                                (("eval",), ("RUN", "--tag TAG", "--set KEY=VALUE", "-n, --nproc")),
                                (("predict",), ("RUN", "--text TEXT", "--file FILE", "--json")),
                                (("inspect",), ("DIR", "--tag TAG", "--verify", "--json")),

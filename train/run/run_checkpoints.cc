@@ -140,6 +140,13 @@ std::optional<Position> saved_position(const fs::path& folder, const std::string
   return std::nullopt;
 }
 
+bool is_of_a_run(const fs::path& folder, const std::string& tag) {
+  const checkpoint::FoundCheckpoint found = checkpoint::choose_checkpoint(folder, tag);
+  if (found.tag.empty()) return false;
+  const json state = checkpoint::read_manifest(found.directory / found.tag).state;
+  return state.contains(json::json_pointer("/client_state/trainer"));
+}
+
 void check_no_unfinished_run(const TrainerConfig& config) {
   const fs::path folder = checkpoints_of(config.output_dir);
   std::error_code error;
@@ -317,6 +324,26 @@ Position RunCheckpoints::resume(const RestartFrom& restart) {
   // As a mistake in the configuration it would occur again at each restart, and two are enough.
   throw ConfigError(str("trainer.output_dir: no checkpoint of this run can be loaded: ", join(damaged, "; "),
                         "; expected one, or a new start with --set trainer.overwrite_output_dir=true"));
+}
+
+Position RunCheckpoints::begin_from(const fs::path& source, const std::string& tag,
+                                    const TrainSampler& sampler) {
+  LoadOptions options;
+  options.advice = kAdvice;
+  const LoadedCheckpoint loaded = engine_.load_checkpoint(source.string(), tag, options);
+  resumed_from_ = loaded.path;
+  for (const std::string& line : loaded.not_loaded) log_.warning(str(loaded.path, ": ", line));
+  const json& state = loaded.client_state;
+  const json samples_used = state.is_object() ? state.value("tessera.global_samples", json()) : json();
+  const int64_t steps = engine_.global_steps();
+  const int64_t samples = samples_used.is_number_integer() ? samples_used.get<int64_t>()
+                                                           : steps * engine_.config().train_batch_size;
+  const int64_t epoch = sampler.samples_per_epoch();
+  return {.steps_done = steps,
+          .data = {samples / epoch, samples % epoch},
+          .totals = {},
+          .early_stopping = {},
+          .digest = {}};
 }
 
 /// Collective. `folders`: of a checkpoint in memory, else nullptr.

@@ -68,6 +68,10 @@ struct Best {
   bool operator==(const Best&) const = default;
 };
 
+/// Whether `tessera train` has saved the checkpoint `tag` (empty: the newest) of this folder. Throws
+/// CheckpointError where there is none.
+bool is_of_a_run(const std::filesystem::path& folder, const std::string& tag);
+
 /// Is called on rank 0. Throws ConfigError if starting a new run in this folder would discard an unfinished
 /// one.
 void check_no_unfinished_run(const TrainerConfig& config);
@@ -107,13 +111,17 @@ class RunCheckpoints {
   /// Collective. Loads the first of these that can be loaded. One in memory that cannot is removed there.
   /// Says what was damaged and what was loaded instead. Throws ConfigError if there is none.
   Position resume(const RestartFrom& restart);
+  /// Collective. Loads what another program than `tessera train` has saved: weights, optimizer states, steps,
+  /// schedule, loss scale. Says in a warning each what could not be taken over. Throws CheckpointError.
+  Position begin_from(const std::filesystem::path& source, const std::string& tag,
+                      const TrainSampler& sampler);
   /// Collective, after resume(), of a run that has done all of its steps: verifies the best checkpoint, whose
   /// weights are still to be loaded. One that is damaged is no longer the best, and a warning says so: else
   /// each restart would fail at the end as the one before.
   void check_best();
   /// The run's id, which is not empty.
   const std::string& run_id() const { return run_.id; }
-  /// The path of the checkpoint that resume() has loaded.
+  /// The path of the checkpoint that resume() or begin_from() has loaded; else empty.
   const std::string& resumed_from() const { return resumed_from_; }
   /// Collective. Waits for an asynchronous save. Throws CheckpointError.
   void finish();

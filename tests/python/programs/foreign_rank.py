@@ -159,6 +159,36 @@ def weights_alone(stage):
 
 
 @check
+def load_weights_takes_them():
+    """Of each format, with the names of another model, and with what may differ."""
+    model, optimizer, *_ = begun("AdamW")
+    dict_file, folder, renamed = FOLDER / f"dict_{world}.pt", FOLDER / f"both_{world}", FOLDER / f"renamed_{world}.bin"
+
+    def write():
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": STEPS}, dict_file, _use_new_zipfile_serialization=False)
+        state, of_optimizer = get_state_dict(model, optimizer)
+        dcp.save({"model": state, "optimizer": of_optimizer}, checkpoint_id=folder, no_dist=True)
+        torch.save({**{name: value for name, value in model.state_dict().items() if name != "head.bias"}, "extra": torch.ones(2)}, renamed)
+
+    on_rank_0(write)
+    for stage in (0, 3):
+        for path, options in ((dict_file, {}), (folder, {}), (renamed, {"ignore_missing": ["head.b*"], "ignore_unexpected": ["extra"]})):
+            other = Net()
+            with torch.no_grad():
+                for p in other.parameters():
+                    p.add_(0.5)
+                kept = other.head.bias.detach().clone()
+            engine, *_ = tessera.initialize(model=other, config=config(stage, 700, optimizer={"type": "SGD", "params": {"lr": 0.1}}))
+            engine.load_weights(path, **options)
+            expected = {**model.state_dict(), **({"head.bias": kept} if options else {})}
+            found = engine.state_dict()
+            assert found.keys() == expected.keys()
+            assert all(torch.equal(found[name], value) for name, value in expected.items()), (stage, path)
+            if options:
+                raises(tessera.CheckpointError, lambda engine=engine: engine.load_weights(renamed), "head.bias: not in the file", "extra: not in the model")
+
+
+@check
 def what_does_not_fit_is_named():
     model, optimizer, _, rest = begun("AdamW")
     other = FOLDER / f"other_{world}.pt"
