@@ -231,7 +231,7 @@ class CheckpointTest(ToolTest):
     def test_weights_that_are_not_safetensors(self):
         config = self.run_config("run", 1)
         (self.folder / "hub").mkdir()
-        for name, start, said in (("pytorch_model.bin", b"PK\3\4\0\0\x08\x08" + b"\0" * 99, "is not safetensors: it begins as what torch.save writes, which is read where it is whole"),
+        for name, start, said in (("pytorch_model.bin", b"PK\3\4\0\0\x08\x08" + b"\0" * 99, "is not safetensors: it begins as what torch.save writes"),
                                   ("old.bin", b"\x80\x02\x8a\x0al\xfc\x9cF" + b"\0" * 99, "is not safetensors: it begins as what torch.save writes"),
                                   ("hub/pytorch_model.bin", b"PK\3\4\0\0\x08\x08" + b"\0" * 99, "the zip archive is damaged"),
                                   ("model.h5", b"\x89HDF\r\n\x1a\n" + b"\0" * 99, "is not safetensors: it is an HDF5 file"),

@@ -22,7 +22,7 @@ TESSERA = os.environ.get("TESSERA", str(ROOT / "build" / "tessera"))
 EXAMPLE_MINIMAL = os.environ.get("EXAMPLE_MINIMAL", str(ROOT / "build" / "example_minimal"))
 
 NUM_TRAIN, NUM_TEST = 203, 101  # primes: they divide by no number of ranks
-TIMEOUT_S = 120
+TIMEOUT_S = 300  # of a command that hangs; beside other work those that measure take minutes
 MARKER = "TESSERA_TEST_MARKER"
 # Text that must never be printed: crashes of the C++ runtime, libtorch and Python.
 NOISE = re.compile(r"terminate called|what\(\)|Traceback|frame #|\[[WEIF]\d{3}|\[rank\d|Sanitizer|Aborted|core dumped")
