@@ -105,9 +105,19 @@ def stages_have_the_bits_of_torch():
         beside_torch(stage, accumulation=3, clipping=0.1)
 
 
+def knows_unclamped():
+    """torch 2.11 to 2.13 do not."""
+    try:
+        torch.optim.Muon([nn.Parameter(torch.ones(2, 2))], adjust_lr_fn="spectral_unclamped")
+        return True
+    except ValueError:
+        return False
+
+
 @check
 def options_mean_those_of_torch():
-    for muon in ({"adjust_lr_fn": "match_rms_adamw"}, {"adjust_lr_fn": "spectral_unclamped"}, {"nesterov": False}, {"ns_steps": 3},
+    unclamped = ({"adjust_lr_fn": "spectral_unclamped"},) if knows_unclamped() else ()
+    for muon in ({"adjust_lr_fn": "match_rms_adamw"}, *unclamped, {"nesterov": False}, {"ns_steps": 3},
                  {"momentum": 0.5, "weight_decay": 0.0}):
         adam = {"weight_decay": muon["weight_decay"]} if "weight_decay" in muon else {}
         beside_torch(2, {"muon": muon, "adam": adam}, params={**PARAMS, **muon})
