@@ -132,7 +132,7 @@ bench-python:  ## a step in Python beside DDP, FSDP2, DeepSpeed: 5 min
 	@scripts/build.sh release tessera tessera_engine_module
 	@PYTHONPATH=$(CURDIR)/$(BUILD)/python $(VENV)/bin/python -B benchmarks/python/train_step.py $(ARGS)
 
-bench-consolidate:  ## beside zero_to_fp32.py: 45 GB of disk
+bench-consolidate:  ## beside zero_to_fp32.py: 65 GB of disk
 	@scripts/setup.sh --peers
 	@scripts/build.sh release tessera
 	@$(VENV)/bin/python -B benchmarks/peers/consolidate.py $(ARGS)

@@ -3,7 +3,8 @@
     .deps/venv/bin/python -B benchmarks/peers/consolidate.py [--stage 3] [--width 1600] [--folder DIR] [--json FILE]
 
 DeepSpeed trains a GPT-2 of 48 layers and a small width for a step, on 8 ranks, and saves. Its tensors are then replaced by random ones of
-the width that is asked for (1600: GPT-2 XL, 1.56 billion parameters, 19 to 22 GB of files); names, param groups and classes stay DeepSpeed's.
+the width that is asked for (1600: GPT-2 XL, 1.56 billion parameters, 19 to 22 GB of files, 65 GB of disk in all); names, param groups and
+classes stay DeepSpeed's.
 Each program reads the files from the disk: the page cache is emptied before it, where this runs as root. Memory is the peak of
 Pss_Anon + Pss_Shmem of all of its processes, sampled every 20 ms, with that of mapped files (Pss_File) beside it. What ours and theirs write is
 compared, element by element.
@@ -194,7 +195,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stage", type=int, nargs="*", default=[3, 2])
     parser.add_argument("--width", type=int, default=1600, help="of the model; 1600: GPT-2 XL")
-    parser.add_argument("--folder", type=Path, help="a folder on the disk to be measured, with 45 GB (default: the one for temporary files)")
+    parser.add_argument("--folder", type=Path, help="a folder on the disk to be measured (default: the one for temporary files)")
     parser.add_argument("--json", help="file for the numbers")
     given = parser.parse_args()
     tessera = os.environ.get("TESSERA", ROOT / "build" / "tessera")
@@ -204,6 +205,11 @@ def main():
     rows = []
     with tempfile.TemporaryDirectory(prefix="tessera_consolidate_", dir=given.folder) as folder:
         folder = Path(folder)
+        # A parameter has at most 14 bytes in the source, and 12 each in the slices and in the outcome of ds_to_universal.
+        needed, free = 40 * sum(shape.numel() for shape in shapes_of(given.width).values()), shutil.disk_usage(folder).free
+        if needed > free:
+            print(f"error: {folder.parent}: found {free / 1e9:.0f} GB free; expected {needed / 1e9:.0f} for --width {given.width}: another --folder")
+            return 2
         for stage in given.stage:
             source = folder / "source"
             numel = write(source, stage, given.width)
