@@ -11,6 +11,7 @@
 #include <optional>
 #include <utility>
 
+#include "checkpoint/checkpoint_error.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "core/str.h"
@@ -33,7 +34,6 @@ struct TrainFlags {
   std::vector<std::string> overrides;
   LaunchFlags launch;
   std::optional<std::string> resume;  // a tag; empty: the latest
-  std::filesystem::path resume_from;  // the checkpoints' folder, where --resume was given a checkpoint's
   std::filesystem::path begin_from;   // where --resume was given what another program has saved
   std::string begin_tag;
   std::string init;
@@ -75,37 +75,47 @@ void ask_to_stop_on_signals() {
 
 constexpr const char* kLatest = "latest";  // a file's name in the checkpoints' folder, so no checkpoint's
 
-/// `--resume CONFIG`: the word after --resume is a tag only if CONFIG is given besides. The folder of a run's
-/// checkpoint stands for its tag. What another program has saved begins a new run.
+/// `--resume CONFIG`: the word after --resume is a tag or a path only if CONFIG is given besides.
 void read_resume(TrainFlags& flags, bool has_config) {
   if (!has_config) {
     if (!flags.resume || *flags.resume == kLatest) throw CLI::RequiredError("CONFIG");
     flags.config = std::exchange(*flags.resume, kLatest);
   }
   if (flags.resume && *flags.resume == kLatest) flags.resume = "";
-  std::error_code error;
-  if (!flags.resume || (flags.resume->find('/') == std::string::npos &&
-                        !std::filesystem::is_regular_file(*flags.resume, error)))
-    return;
-  const train::RunPath path = train::find_run(*flags.resume, "");
-  if (!train::is_of_a_run(path.checkpoints, path.tag)) {
-    flags.begin_from = path.checkpoints;
-    flags.begin_tag = path.tag;
-    flags.resume.reset();
-    return;
-  }
-  flags.resume_from = path.checkpoints;
-  flags.resume = path.tag;
 }
 
-/// Throws ConfigError for a checkpoint of another run.
-void check_resume(const TrainFlags& flags, const train::TrainerConfig& trainer) {
+/// What --resume names, for a run in this folder: a checkpoint of its own, by the tag or as a path, or what
+/// another program has saved, which begins a new run. `has_started`: a restart may have checkpoints of its
+/// own by now, and no longer needs what it began with. Throws ConfigError for a checkpoint of another run,
+/// CheckpointError for a path without any.
+void find_resumed(TrainFlags& flags, const train::TrainerConfig& trainer, bool has_started) {
+  namespace fs = std::filesystem;
+  if (!flags.resume || flags.resume->empty()) return;
   std::error_code error;
-  const std::filesystem::path own = std::filesystem::path(trainer.output_dir) / train::kCheckpointsName;
-  if (flags.resume_from.empty() || std::filesystem::equivalent(flags.resume_from, own, error)) return;
-  throw ConfigError(str("--resume: found a checkpoint in ", flags.resume_from.string(),
-                        "; expected one of this run's, in ", own.string(),
-                        " (tessera consolidate makes a file of another's weights for --init)"));
+  const fs::path word = *flags.resume, own = fs::path(trainer.output_dir) / train::kCheckpointsName;
+  const bool is_tag = word.string().find('/') == std::string::npos &&
+                      (fs::exists(own / word, error) || !fs::exists(word, error));
+  if (is_tag) return;
+  try {
+    const train::RunPath path = train::find_run(word, "");
+    if (fs::equivalent(path.checkpoints, own, error)) {
+      flags.resume = path.tag;
+      return;
+    }
+    if (train::is_of_a_run(path.checkpoints, path.tag))
+      throw ConfigError(str("--resume: found a checkpoint in ", path.checkpoints.string(),
+                            "; expected one of this run's, in ", own.string(),
+                            " (tessera consolidate makes a file of another's weights for --init)"));
+    flags.begin_from = path.checkpoints;
+    flags.begin_tag = path.tag;
+  } catch (const CheckpointError&) {
+    if (!has_started) throw;
+    flags.begin_from = word;
+  }
+  flags.resume.reset();
+  if (!flags.init.empty())
+    throw ConfigError(str("--init ", flags.init, ": found with --resume ", word.string(),
+                          ", which has weights, too; expected one of them"));
 }
 
 /// Throws ConfigError.
@@ -148,7 +158,7 @@ std::optional<std::vector<std::string>> args_on(int num_ranks, const TrainFlags&
   return args;
 }
 
-int train(const TrainFlags& flags, const std::vector<std::string>& args) {
+int train(TrainFlags flags, const std::vector<std::string>& args) {
   const Logger log{LogOptions{}};
   const LoadWeightsOptions weights = init_options(flags);
   if (flags.config.empty()) throw ConfigError("CONFIG is empty; expected the name of a JSON file");
@@ -156,7 +166,7 @@ int train(const TrainFlags& flags, const std::vector<std::string>& args) {
     LaunchPlan plan = plan_launch(flags.launch);
     // A mistake in the configuration is one line here, not one from every rank.
     const train::RunConfig run = train::load_run_config(flags.config, plan.num_ranks, flags.overrides);
-    check_resume(flags, run.trainer);
+    find_resumed(flags, run.trainer, /*has_started=*/false);
     if (plan.is_first_host) train::check_not_in_use(run.trainer.output_dir);
     if (plan.is_first_host && !flags.resume) train::check_no_unfinished_run(run.trainer);
     if (plan.restarts.max_restarts > 0)
@@ -167,7 +177,7 @@ int train(const TrainFlags& flags, const std::vector<std::string>& args) {
   }
   const comm::Environment environment = comm::environment();
   train::RunConfig run = train::load_run_config(flags.config, environment.world_size, flags.overrides);
-  check_resume(flags, run.trainer);
+  find_resumed(flags, run.trainer, environment.restart_count > 0);
   std::setvbuf(stdout, nullptr, _IOFBF,
                1 << 16);  // both bars are drawn by one write, so that no other line comes between them
   train::run(std::move(run), tasks(), environment, {train::display_for(std::cout, STDOUT_FILENO), log},

@@ -70,6 +70,10 @@ Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const In
         "in `tessera train`, whose step() comes after each micro-step");
   const std::string run_id = record_.open(config_.trainer, start_.resume);
   if (start_.resume) total_steps_ = total_steps(config_.trainer, *sampler_, saved_position());
+  if (!start_.resume && !start_.begin_from.empty()) {
+    start_position_ = begun_position(start_.begin_from, start_.begin_tag, *sampler_, *comm_, output_.logger);
+    total_steps_ = total_steps(config_.trainer, *sampler_, start_position_);
+  }
   resolve_schedule();
   initialize_engine(init);
   checkpoints_.emplace(config_.trainer, *engine_, output_.logger,
@@ -154,12 +158,7 @@ void Trainer::resume() {
   start_position_ = start_.restart_from.sources.empty() ? checkpoints_->resume(start_.resume_tag)
                                                         : checkpoints_->resume(start_.restart_from);
   steps_done_ = start_position_.steps_done;
-  if (const int64_t epoch = steps_done_ / sampler_->steps_per_epoch();
-      counts_epochs(config_.engine.scheduler) && std::abs(epoch - start_position_.data.epoch) > 1)
-    output_.logger.warning(
-        str("scheduler.params.interval: \"epoch\" counts optimizer steps of the current batch size, which is "
-            "not the checkpoint's: the learning rate continues as in epoch ",
-            epoch, ", not ", start_position_.data.epoch));
+  warn_of_epochs();
   if (const std::string change = describe_change(start_position_.digest, digest_); !change.empty())
     output_.logger.warning(str("the data have changed since the checkpoint: ", change,
                                ". The evaluation may from now on use samples the model was trained on"));
@@ -170,17 +169,34 @@ void Trainer::resume() {
   if (at_end && !was_finished_) checkpoints_->check_best();
 }
 
+/// Of a schedule by epochs, where these had another number of steps before.
+void Trainer::warn_of_epochs() const {
+  if (const int64_t epoch = steps_done_ / sampler_->steps_per_epoch();
+      counts_epochs(config_.engine.scheduler) && std::abs(epoch - start_position_.data.epoch) > 1)
+    output_.logger.warning(
+        str("scheduler.params.interval: \"epoch\" counts optimizer steps of the current batch size, which is "
+            "not the checkpoint's: the learning rate continues as in epoch ",
+            epoch, ", not ", start_position_.data.epoch));
+}
+
 /// Collective.
 void Trainer::begin_elsewhere() {
-  start_position_ = checkpoints_->begin_from(start_.begin_from, start_.begin_tag, *sampler_);
-  steps_done_ = start_position_.steps_done;
-  total_steps_ = total_steps(config_.trainer, *sampler_, start_position_);
+  checkpoints_->begin_from(start_.begin_from, start_.begin_tag);
+  steps_done_ = engine_->global_steps();
+  if (steps_done_ != start_position_.steps_done) {  // which the file does not say without the model's names
+    start_position_ = position_after(steps_done_, steps_done_ * config_.engine.train_batch_size, *sampler_);
+    const int64_t planned =
+        std::exchange(total_steps_, total_steps(config_.trainer, *sampler_, start_position_));
+    if (planned != total_steps_)
+      output_.logger.warning(str("the schedule of the learning rate was made for ", planned,
+                                 " steps, and the run ends after ", total_steps_,
+                                 ": give its number of steps, or trainer.max_steps"));
+  }
   if (steps_done_ >= total_steps_)
     throw ConfigError(str("trainer.", config_.trainer.max_steps > 0 ? "max_steps" : "epochs",
                           ": the run ends after step ", total_steps_, ", and ", checkpoints_->resumed_from(),
                           " is of step ", steps_done_, "; expected more"));
-  if (const std::string warning = schedule_warning(config_.engine.scheduler, total_steps_); !warning.empty())
-    output_.logger.warning(warning);
+  warn_of_epochs();
 }
 
 // -------------------------------------------------------------------------------------------------- the loop

@@ -85,6 +85,7 @@ class Trainer {
   void initialize_engine(const InitOptions& init);
   void resume();
   void begin_elsewhere();
+  void warn_of_epochs() const;
 
   // trainer.cc
   Summary train();

@@ -170,12 +170,15 @@ def same_weights(theirs, ours):
     from safetensors import safe_open
 
     with safe_open(ours, "pt") as file:
-        names = set(file.keys())
+        names, compared = set(file.keys()), 0
         for path in sorted(theirs.glob("pytorch_model*.bin")):
             for name, value in torch.load(path, map_location="cpu", mmap=True, weights_only=True).items():
-                if name in names and not torch.equal(file.get_tensor(name), value):
+                if not torch.equal(file.get_tensor(name), value):
                     raise RuntimeError(f"{name} differs")
-    return len(names)
+                compared += 1
+    if compared != len(names):
+        raise RuntimeError(f"{compared} of {len(names)} tensors are in {theirs}")
+    return compared
 
 
 def same_universal(theirs, ours):
@@ -188,6 +191,8 @@ def same_universal(theirs, ours):
         if not torch.equal(*(one["param"] if isinstance(one, dict) else one for one in (a, b))):
             raise RuntimeError(f"{path.parent.name}/{path.name} differs")
         count += 1
+    if count == 0:
+        raise RuntimeError(f"{theirs} has nothing to compare")
     return count
 
 

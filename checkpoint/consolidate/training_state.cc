@@ -118,6 +118,10 @@ class Parser {
         else
           note(str("client_state: ", key, " is left out: it has ", lacking));
       }
+    // A run of the command has the same batch in all of its steps, as far as its configuration says.
+    if (const json* batch = find(state_.config, "train_batch_size");
+        !from_python && batch != nullptr && batch->is_number_integer())
+      state_.global_samples = state_.global_steps * batch->get<int64_t>();
     if (!from_python) return;
     if (const json* samples = find(*saved, kSamples); samples != nullptr && samples->is_number_integer())
       state_.global_samples = samples->get<int64_t>();

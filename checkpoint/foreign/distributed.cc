@@ -585,6 +585,8 @@ void take_extras(ForeignCheckpoint& checkpoint, json extras) {
       if (const auto step = state->find("step"); step != state->end()) found = &*step;
     if (found != nullptr) checkpoint.global_steps = count_of(*found);
   }
+  if (const auto samples = extras.find("global_samples"); samples != extras.end() && count_of(*samples))
+    checkpoint.global_samples = count_of(*samples);
   for (auto& [name, value] : extras.items()) checkpoint.client_state[name] = std::move(value);
 }
 

@@ -26,8 +26,7 @@ std::string other_kind(std::span<const unsigned char, 8> start) {
   const std::string_view text(reinterpret_cast<const char*>(start.data()), start.size());
   const auto begins_with = [&](std::string_view bytes) { return text.starts_with(bytes); };
   if (begins_with("PK\3\4") || (begins_with("\x80") && start[1] >= 2 && start[1] <= 5))
-    return "it begins as what torch.save writes, which is read where it is whole and has another ending "
-           "(.pt, .bin)";
+    return "it begins as what torch.save writes, which is read where it is whole, and not as .safetensors";
   if (begins_with("\x89HDF")) return "it is an HDF5 file";
   if (begins_with("version ")) return "it is a Git LFS pointer: git lfs pull brings the file itself";
   return "";

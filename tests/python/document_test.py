@@ -53,7 +53,7 @@ class Document(unittest.TestCase):
             self.assertEqual(names["engine"].global_steps, 2)
 
 class Migrating(unittest.TestCase):
-    """Each source is written as its program writes it, of a model that plain PyTorch has trained for three steps."""
+    """Each source is written by its program (that of DeepSpeed by `convert`, from one of torch), of a model that plain PyTorch has trained for three steps."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()

@@ -308,6 +308,13 @@ class CheckpointTest(ToolTest):
                 self.assertIn("resuming after step 20, from ./" + source.name, outcome.out)
                 self.assertEqual(self.losses(f"here{number}"), whole[20:])
                 self.assertEqual(self.consolidated(f"here{number}", "global_step30"), self.consolidated("whole", "global_step30"))
+        # Another batch, and the number of epochs in place of that of steps: the rest of the second epoch, after 240 samples.
+        outcome = self.run_tool("train", "here0.json", "--resume", "universal0", "--set", "trainer.output_dir=epochs", "--set", "trainer.max_steps=0",
+                                "--set", "trainer.epochs=2", "--set", "train_batch_size=24")
+        self.assert_succeeded(outcome)
+        rates = [record["learning_rate"] for record in self.lines_of_metrics("epochs") if "loss" in record]
+        self.assertEqual(len(rates), 6)  # of the 8 of an epoch
+        self.assertTrue(all(a > b for a, b in zip(rates, rates[1:])) and rates[-2] > 0, rates)
         # The new run is one of its own: it is resumed without the source, and does not discard another.
         shutil.rmtree(source)
         self.assertIn("already finished", run("here2", 2, 2, "--resume").out)

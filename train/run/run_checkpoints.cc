@@ -140,6 +140,34 @@ std::optional<Position> saved_position(const fs::path& folder, const std::string
   return std::nullopt;
 }
 
+Position position_after(int64_t steps, int64_t samples, const TrainSampler& sampler) {
+  const int64_t epoch = sampler.samples_per_epoch();
+  return {.steps_done = steps,
+          .data = {samples / epoch, samples % epoch},
+          .totals = {},
+          .early_stopping = {},
+          .digest = {}};
+}
+
+Position begun_position(const fs::path& source, const std::string& tag, const TrainSampler& sampler,
+                        comm::Communicator& comm, const Logger& log) {
+  const json read = parse_json(comm::from_rank_0<CheckpointError>(comm, "steps and samples", [&] {
+    const json state = checkpoint::Checkpoint::open(source, tag).manifest().state;
+    const auto at = [&](const char* path) { return state.value(json::json_pointer(path), json()); };
+    return json::array({at("/global_steps"), at("/client_state/tessera.global_samples"),
+                        at("/config/train_batch_size")})
+        .dump();
+  }));
+  const int64_t steps = read[0].is_number_integer() ? read[0].get<int64_t>() : 0;
+  if (read[1].is_number_integer()) return position_after(steps, read[1].get<int64_t>(), sampler);
+  const int64_t own_batch = sampler.shape().global_batch();
+  if (!read[2].is_number_integer() && steps > 0)
+    log.warning(str(source.string(), ": does not say how many samples were used: the data go on as after ",
+                    steps, " steps of this run's batch of ", own_batch));
+  return position_after(steps, steps * (read[2].is_number_integer() ? read[2].get<int64_t>() : own_batch),
+                        sampler);
+}
+
 bool is_of_a_run(const fs::path& folder, const std::string& tag) {
   const checkpoint::FoundCheckpoint found = checkpoint::choose_checkpoint(folder, tag);
   if (found.tag.empty()) return false;
@@ -326,24 +354,16 @@ Position RunCheckpoints::resume(const RestartFrom& restart) {
                         "; expected one, or a new start with --set trainer.overwrite_output_dir=true"));
 }
 
-Position RunCheckpoints::begin_from(const fs::path& source, const std::string& tag,
-                                    const TrainSampler& sampler) {
+void RunCheckpoints::begin_from(const fs::path& source, const std::string& tag) {
   LoadOptions options;
   options.advice = kAdvice;
   const LoadedCheckpoint loaded = engine_.load_checkpoint(source.string(), tag, options);
   resumed_from_ = loaded.path;
   for (const std::string& line : loaded.not_loaded) log_.warning(str(loaded.path, ": ", line));
-  const json& state = loaded.client_state;
-  const json samples_used = state.is_object() ? state.value("tessera.global_samples", json()) : json();
-  const int64_t steps = engine_.global_steps();
-  const int64_t samples = samples_used.is_number_integer() ? samples_used.get<int64_t>()
-                                                           : steps * engine_.config().train_batch_size;
-  const int64_t epoch = sampler.samples_per_epoch();
-  return {.steps_done = steps,
-          .data = {samples / epoch, samples % epoch},
-          .totals = {},
-          .early_stopping = {},
-          .digest = {}};
+  if (engine_.global_steps() == 0)
+    log_.warning(str(loaded.path,
+                     ": does not say how many steps were done: the run begins with the first, "
+                     "at the begin of the data and of the schedule"));
 }
 
 /// Collective. `folders`: of a checkpoint in memory, else nullptr.

@@ -37,6 +37,14 @@ struct Position {
 std::optional<Position> saved_position(const std::filesystem::path& folder, const std::string& tag,
                                        comm::Communicator& comm);
 
+/// Collective. Where a run goes on that begins with what another program has saved, read by rank 0: after its
+/// steps, and in the data after the samples that it had used. Where it does not say how many these were, they
+/// are steps of this run's batch, and a warning says so. Throws CheckpointError.
+Position begun_position(const std::filesystem::path& source, const std::string& tag,
+                        const TrainSampler& sampler, comm::Communicator& comm, const Logger& log);
+/// The position after this many steps of another program, and samples.
+Position position_after(int64_t steps, int64_t samples, const TrainSampler& sampler);
+
 /// These keys in the trainer's part of client_state hold the start of a launcher that has saved the
 /// checkpoint (launched_run()), and the run.
 inline constexpr const char* kLaunchedKey = "run_id";
@@ -112,9 +120,9 @@ class RunCheckpoints {
   /// Says what was damaged and what was loaded instead. Throws ConfigError if there is none.
   Position resume(const RestartFrom& restart);
   /// Collective. Loads what another program than `tessera train` has saved: weights, optimizer states, steps,
-  /// schedule, loss scale. Says in a warning each what could not be taken over. Throws CheckpointError.
-  Position begin_from(const std::filesystem::path& source, const std::string& tag,
-                      const TrainSampler& sampler);
+  /// the place in the schedule, loss scale. Options of optimizer and schedule are the configuration's. Says
+  /// in a warning each what could not be taken over. Throws CheckpointError.
+  void begin_from(const std::filesystem::path& source, const std::string& tag);
   /// Collective, after resume(), of a run that has done all of its steps: verifies the best checkpoint, whose
   /// weights are still to be loaded. One that is damaged is no longer the best, and a warning says so: else
   /// each restart would fail at the end as the one before.
