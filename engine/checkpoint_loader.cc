@@ -20,15 +20,20 @@ namespace tessera {
 using checkpoint::DatasetRecord;
 using checkpoint::Piece;
 
-/// What another program's checkpoint does not say of the model.
-static checkpoint::ParameterOrder order_of(const zero::ShardedModel& model, const LoadOptions& options) {
+checkpoint::ParameterOrder order_of(const zero::ShardedModel& model) {
   checkpoint::ParameterOrder order{
-      .names = {}, .groups = options.optimizer_groups, .aliases = {}, .buffers = {}, .may_differ = true};
+      .names = {}, .groups = {}, .aliases = {}, .buffers = {}, .may_differ = true};
   for (const zero::ParameterSpec& parameter : model.layout().parameters()) {
     if (parameter.trainable) order.names.push_back(parameter.name);
     if (!parameter.aliases.empty()) order.aliases[parameter.name] = parameter.aliases;
   }
   for (const zero::NamedBuffer& buffer : model.persistent_buffers()) order.buffers.push_back(buffer.name);
+  return order;
+}
+
+static checkpoint::ParameterOrder order_of(const zero::ShardedModel& model, const LoadOptions& options) {
+  checkpoint::ParameterOrder order = order_of(model);
+  order.groups = options.optimizer_groups;
   return order;
 }
 

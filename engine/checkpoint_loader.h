@@ -16,6 +16,9 @@
 
 namespace tessera {
 
+/// What another program's checkpoint does not say of the model: its names, tied ones, buffers.
+checkpoint::ParameterOrder order_of(const zero::ShardedModel& model);
+
 /// The blob of a rank that has what ModuleState::extra_state() gave.
 inline constexpr const char* kExtraState = "extra_state";
 /// The blob of a rank that has what WholeOptimizer::state() gave.

@@ -204,8 +204,7 @@ class Engine {
                                    const LoadOptions& options);
   /// Collective. Loads parameters and buffers from a .safetensors file, or a folder or index of them, in any
   /// precision; or from what another program has saved (docs/migrating.md). One name of a tied parameter is
-  /// enough. Throws CheckpointError, the same on all ranks, before
-  /// anything has changed.
+  /// enough. Throws CheckpointError, the same on all ranks, before anything has changed.
   void load_weights(const std::string& path, const LoadWeightsOptions& options = {});
   /// Waits for an asynchronous save. Throws the last save's CheckpointError, logged or not, once and
   /// the same on all ranks.

@@ -15,6 +15,7 @@
 #include "core/error.h"
 #include "core/str.h"
 #include "engine/checkpoint/checkpoint_types.h"
+#include "engine/checkpoint_loader.h"
 #include "engine/engine.h"
 #include "engine/optimizer/optimizer_setup.h"
 #include "zero/memory/pause_listening.h"
@@ -84,16 +85,6 @@ class WeightsFile {
   std::optional<checkpoint::ForeignFiles> foreign_files_;
   std::map<std::string, FileTensor> tensors_;
 };
-
-/// What another program's file does not say of the model.
-checkpoint::ParameterOrder order_of(const zero::ShardedModel& model) {
-  checkpoint::ParameterOrder order{
-      .names = {}, .groups = {}, .aliases = {}, .buffers = {}, .may_differ = true};
-  for (const zero::ParameterSpec& parameter : model.layout().parameters())
-    if (!parameter.aliases.empty()) order.aliases[parameter.name] = parameter.aliases;
-  for (const zero::NamedBuffer& buffer : model.persistent_buffers()) order.buffers.push_back(buffer.name);
-  return order;
-}
 
 /// A tensor of the file and its destination.
 struct Taken {

@@ -69,8 +69,9 @@ Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const In
         "managed_gradient_accumulation: found false, which is for a loop of one's own; expected true "
         "in `tessera train`, whose step() comes after each micro-step");
   const std::string run_id = record_.open(config_.trainer, start_.resume);
-  if (start_.resume) total_steps_ = total_steps(config_.trainer, *sampler_, saved_position());
-  if (!start_.resume && !start_.begin_from.empty()) {
+  if (start_.resume) {
+    total_steps_ = total_steps(config_.trainer, *sampler_, saved_position());
+  } else if (!start_.begin_from.empty()) {
     start_position_ = begun_position(start_.begin_from, start_.begin_tag, *sampler_, *comm_, output_.logger);
     total_steps_ = total_steps(config_.trainer, *sampler_, start_position_);
   }

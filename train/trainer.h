@@ -43,8 +43,8 @@ struct TrainerStart {
   /// and with its data where as many samples are used. Ignored by a resumed run. Empty: none.
   std::filesystem::path begin_from = {};
   std::string begin_tag = {};  ///< which checkpoint of that folder; empty: the newest
-  std::string init = {};       ///< weights to start from, ignored by a resumed run: a .safetensors file, or a
-                               ///< folder with one; empty: the model's own initialization
+  std::string init = {};       ///< weights to start from, ignored by a resumed run: what
+                               ///< Engine::load_weights() takes; empty: the model's own initialization
   LoadWeightsOptions init_options = {};  ///< how they are matched to the model, added to the task's options
   std::function<void()> joined = {};  ///< called once all ranks have connected. From then on `stop` is asked
                                       ///< and may end the run. May be unset

@@ -60,12 +60,12 @@ void check_folder_name(const fs::path& folder, const std::string& tag) {
 
 fs::path find_checkpoint(const fs::path& directory, const std::string& tag) {
   std::error_code error;
-  if (fs::exists(directory, error) && !fs::is_directory(directory, error))
+  if (!fs::exists(directory, error))
+    throw CheckpointError(str("no checkpoint directory ", directory.string()));
+  if (!fs::is_directory(directory, error))
     throw CheckpointError(str(directory.string(),
                               ": is no checkpoint; expected a folder of them, or a whole file that "
                               "torch.save or safetensors has written"));
-  if (!fs::is_directory(directory, error))
-    throw CheckpointError(str("no checkpoint directory ", directory.string()));
   std::string wanted = tag;
   if (tag.empty()) {
     std::optional<std::string> latest;
