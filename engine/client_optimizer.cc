@@ -4,12 +4,16 @@
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/lbfgs.h>
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
+#include <optional>
 #include <set>
+#include <stdexcept>
 #include <string>
 #include <typeinfo>
 #include <utility>
@@ -17,15 +21,12 @@
 #include "core/error.h"
 #include "core/str.h"
 #include "engine/config/optimizer.h"
+#include "engine/torch_optimizer.h"
 
 namespace tessera {
 namespace {
 
 namespace optim = torch::optim;
-
-void refuse(bool is_set, const optim::Optimizer& optimizer, const char* option, const char* why) {
-  if (is_set) throw ConfigError(str(c10::demangle(typeid(optimizer).name()), ": ", option, ": ", why));
-}
 
 /// Returns the options of torch's Adam and AdamW as ours.
 template <class Ours, class Theirs>
@@ -54,8 +55,6 @@ OptimizerOptions options_of(const optim::OptimizerOptions& options, const optim:
   }
   if (typeid(optimizer) == typeid(optim::Adagrad)) {
     const auto& o = dynamic_cast<const optim::AdagradOptions&>(options);
-    refuse(o.initial_accumulator_value() != 0, optimizer, "initial_accumulator_value",
-           "the sum of squares starts at 0; expected 0");
     return AdagradOptions{
         .lr = o.lr(), .eps = o.eps(), .weight_decay = o.weight_decay(), .lr_decay = o.lr_decay()};
   }
@@ -68,9 +67,7 @@ OptimizerOptions options_of(const optim::OptimizerOptions& options, const optim:
                           .momentum = o.momentum(),
                           .centered = o.centered()};
   }
-  throw ConfigError(str(c10::demangle(typeid(optimizer).name()),
-                        " is not an optimizer Tessera has; expected torch::optim::Adam, AdamW, SGD, Adagrad "
-                        "or RMSprop, or one of the configuration's"));
+  throw std::logic_error("no formula");
 }
 
 /// Adagrad creates its state in the constructor.
@@ -103,10 +100,10 @@ std::vector<std::string> names_of(const std::vector<at::Tensor>& group, const Na
   return found;
 }
 
-}  // namespace
-
-OptimizerConfig client_optimizer(const optim::Optimizer& optimizer,
-                                 const std::vector<zero::NamedTensor>& parameters) {
+/// `options_of`: of a group.
+template <class OptionsOf>
+OptimizerConfig config_of(const optim::Optimizer& optimizer, const std::vector<zero::NamedTensor>& parameters,
+                          OptionsOf&& options_of) {
   if (has_stepped(optimizer))
     throw ConfigError(
         "the optimizer has taken steps, and its state would be lost; expected one that has not "
@@ -117,12 +114,7 @@ OptimizerConfig client_optimizer(const optim::Optimizer& optimizer,
   for (const optim::OptimizerParamGroup& group : optimizer.param_groups()) {
     std::vector<std::string> members = names_of(group.params(), names);
     if (members.empty()) continue;  // as in DeepSpeed
-    const OptimizerOptions options = options_of(group.options(), optimizer);
-    const auto* const first = std::get_if<RMSpropOptions>(&config.options);
-    const auto* const rmsprop = std::get_if<RMSpropOptions>(&options);
-    if (!is_first && first && rmsprop)
-      refuse(first->centered != rmsprop->centered, optimizer, "centered",
-             "differs between its param groups; expected the same in all");
+    const OptimizerOptions options = options_of(group.options());
     if (std::exchange(is_first, false))
       config.options = options;
     else
@@ -132,6 +124,86 @@ OptimizerConfig client_optimizer(const optim::Optimizer& optimizer,
   }
   if (is_first) throw ConfigError("the optimizer has no parameters");
   return config;
+}
+
+}  // namespace
+
+OptimizerConfig client_optimizer(const optim::Optimizer& optimizer,
+                                 const std::vector<zero::NamedTensor>& parameters) {
+  if (const std::string why = without_formula(optimizer); !why.empty()) throw ConfigError(why);
+  return config_of(optimizer, parameters,
+                   [&](const optim::OptimizerOptions& options) { return options_of(options, optimizer); });
+}
+
+std::string without_formula(const optim::Optimizer& optimizer) {
+  const std::type_info& type = typeid(optimizer);
+  const std::string name = c10::demangle(type.name());
+  const std::array known = {&typeid(optim::Adam), &typeid(optim::AdamW), &typeid(optim::SGD),
+                            &typeid(optim::Adagrad), &typeid(optim::RMSprop)};
+  if (std::ranges::none_of(known, [&](const std::type_info* one) { return *one == type; }))
+    return str(name, " has no formula here, as torch::optim::Adam, AdamW, SGD, Adagrad and RMSprop have");
+  std::optional<bool> centered;
+  for (const optim::OptimizerParamGroup& group : optimizer.param_groups()) {
+    if (const auto* adagrad = dynamic_cast<const optim::AdagradOptions*>(&group.options());
+        adagrad && adagrad->initial_accumulator_value() != 0)
+      return str(name, ": the formula's sum of squares starts at 0, and not at initial_accumulator_value");
+    if (const auto* rmsprop = dynamic_cast<const optim::RMSpropOptions*>(&group.options()); rmsprop) {
+      if (centered.value_or(rmsprop->centered()) != rmsprop->centered())
+        return str(name, ": centered is the same in all groups of the formula");
+      centered = rmsprop->centered();
+    }
+  }
+  return "";
+}
+
+InitOptions with_client_optimizer(std::shared_ptr<optim::Optimizer> optimizer,
+                                  const std::vector<zero::NamedTensor>& parameters, EngineConfig& config,
+                                  const comm::Communicator& comm, const InitOptions& options,
+                                  Division division) {
+  if (!options.param_groups.empty() || options.update_rule || options.whole_optimizer)
+    throw ConfigError(str("InitOptions has ", options.param_groups.empty() ? "an optimizer" : "param_groups",
+                          " beside an optimizer", options.param_groups.empty() ? "" : ", which has its own",
+                          "; expected one of the two"));
+  InitOptions with_client = options;
+  with_client.untrained = untrained_by(*optimizer, parameters);
+  if (without_formula(*optimizer).empty()) {
+    config.optimizer = client_optimizer(*optimizer, parameters);
+    return with_client;
+  }
+  const std::string name = c10::demangle(typeid(*optimizer).name());
+  if (dynamic_cast<const optim::LBFGS*>(optimizer.get()) != nullptr)
+    throw ConfigError(str(name,
+                          " calls a closure, which computes the loss anew inside of step(), and here "
+                          "gradients are reduced before it; expected an optimizer whose step() needs none"));
+  const auto* const cycle = std::get_if<OneCycleOptions>(&config.scheduler);
+  if (cycle != nullptr && cycle->cycle_momentum)
+    throw ConfigError(str("scheduler: OneCycle with cycle_momentum changes the betas of Adam, and ", name,
+                          " runs as it is; expected cycle_momentum false"));
+  // Of the configuration, the groups' rates count alone.
+  config.optimizer = config_of(*optimizer, parameters, [&](const optim::OptimizerOptions& its) {
+    try {
+      return OptimizerOptions(SGDOptions{.lr = its.get_lr()});
+    } catch (const c10::Error&) {
+      throw ConfigError(str("the options of ", name,
+                            " do not override get_lr() and set_lr(), by which its rate is known here; "
+                            "expected options that do, as those of torch::optim"));
+    }
+  });
+  std::vector<int> group_of;
+  int next = 0;
+  for (const optim::OptimizerParamGroup& group : optimizer->param_groups())
+    group_of.push_back(group.params().empty() ? -1 : next++);
+  const bool of_torch =
+      typeid(*optimizer) == typeid(optim::Adagrad) || typeid(*optimizer) == typeid(optim::RMSprop);
+  const bool on_rank_0 = division == Division::kRank0 && !of_torch && comm.size() > 1;
+  if (on_rank_0 && comm.rank() == 0)
+    options.log.warning(
+        str(name,
+            ": rank 0 updates all parameters and has all of the optimizer's states in its memory; where the "
+            "update of a parameter depends on that parameter alone, Division::kParameters divides them"));
+  with_client.whole_optimizer = run_as_it_is(std::move(optimizer), parameters, on_rank_0, std::move(group_of),
+                                             !std::holds_alternative<ConstantLrOptions>(config.scheduler));
+  return with_client;
 }
 
 std::vector<std::string> untrained_by(const optim::Optimizer& optimizer,

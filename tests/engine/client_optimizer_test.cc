@@ -139,12 +139,12 @@ TEST(ClientOptimizer, WhatCannotBeTakenIsNamed) {
   };
   EXPECT_EQ(error(*in_groups<optim::RMSprop>(optim::RMSpropOptions(0.1), optim::RMSpropOptions(0.1),
                                              optim::RMSpropOptions(0.1).centered(true))(*model)),
-            "torch::optim::RMSprop: centered: differs between its param groups; expected the same in all");
+            "torch::optim::RMSprop: centered is the same in all groups of the formula");
   EXPECT_EQ(error(optim::Adagrad(all, optim::AdagradOptions(0.1).initial_accumulator_value(1))),
-            "torch::optim::Adagrad: initial_accumulator_value: the sum of squares starts at 0; expected 0");
-  EXPECT_THAT(
-      error(optim::LBFGS(all, optim::LBFGSOptions(0.1))),
-      HasSubstr("torch::optim::LBFGS is not an optimizer Tessera has; expected torch::optim::Adam, AdamW"));
+            "torch::optim::Adagrad: the formula's sum of squares starts at 0, and not at "
+            "initial_accumulator_value");
+  EXPECT_THAT(error(optim::LBFGS(all, optim::LBFGSOptions(0.1))),
+              HasSubstr("torch::optim::LBFGS has no formula here, as torch::optim::Adam, AdamW, SGD"));
   EXPECT_EQ(error(optim::SGD(std::vector<at::Tensor>{}, optim::SGDOptions(0.1))),
             "the optimizer has no parameters");
   std::vector<at::Tensor> more = all;

@@ -6,7 +6,6 @@
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#define XXH_INLINE_ALL
 #include <xxhash.h>
 
 #include <algorithm>

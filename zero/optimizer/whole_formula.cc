@@ -7,20 +7,16 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
-#include <limits>
-#include <nlohmann/json.hpp>
 #include <utility>
 
-#include "comm/torch_dtype.h"
 #include "core/ascii.h"
 #include "core/check.h"
 #include "core/error.h"
 #include "core/json/json_field.h"
-#include "core/json/json_reader.h"
 #include "core/str.h"
 #include "zero/kernels/adam_8bit.h"
 #include "zero/kernels/kernels.h"
+#include "zero/optimizer/state_values.h"
 #include "zero/optimizer/whole_parameters.h"
 
 namespace tessera::zero {
@@ -74,12 +70,24 @@ double root_mean_square(const at::Tensor& tensor) {
   return tensor.norm(2).item<double>() / std::sqrt(static_cast<double>(tensor.numel()));
 }
 
+/// A formula of whole parameters: Tessera's own, or a rule of the caller's.
+struct Formula {
+  std::string name;
+  std::function<void(const ParameterSpec&, const at::Tensor& weights, const at::Tensor& gradient,
+                     FormulaStates&, const Hyper&, int64_t step)>
+      update;
+  /// Returns what the states of a parameter are. Unset: they are what the rule has made.
+  std::function<std::vector<StateSpec>(const ParameterSpec&, bool in_8_bits)> states;
+  /// Bytes of a parameter's states after an update. Unset: not known before.
+  std::function<int64_t(const ParameterSpec&, const Hyper&)> bytes;
+};
+
 /// Updates what a rank owns. Owns the states.
 class WholeFormula final : public WholeOptimizer {
  public:
-  WholeFormula(OptimizerKind kind, std::string name) : kind_(kind), name_(std::move(name)) {}
+  explicit WholeFormula(Formula formula) : formula_(std::move(formula)) {}
 
-  std::string name() const override { return name_; }
+  std::string name() const override { return formula_.name; }
   bool on_one_rank() const override { return false; }
 
   void own(const std::vector<OwnedTensor>& parameters) override {
@@ -90,12 +98,8 @@ class WholeFormula final : public WholeOptimizer {
     for (Owned& one : owned_) {
       const at::Tensor& gradient = one.tensor.grad();
       if (!gradient.defined()) continue;
-      const Hyper& hyper = groups[static_cast<size_t>(one.spec->group)];
-      ++one.num_steps;
-      if (kind_ == OptimizerKind::kAdafactor)
-        adafactor(one.tensor, gradient, one.states, hyper, one.num_steps);
-      else
-        adamw_8bit(one.tensor, gradient, one.states, hyper, one.num_steps, is_embedding(*one.spec));
+      formula_.update(*one.spec, one.tensor, gradient, one.states,
+                      groups[static_cast<size_t>(one.spec->group)], ++one.num_steps);
     }
   }
 
@@ -108,39 +112,29 @@ class WholeFormula final : public WholeOptimizer {
 
   int64_t formula_bytes(const std::vector<Hyper>& groups) const override {
     int64_t sum = 0;
+    if (!formula_.bytes) return sum;
     for (const Owned& one : owned_)
-      sum += formula_state_bytes(kind_, groups[static_cast<size_t>(one.spec->group)], *one.spec);
+      sum += formula_.bytes(*one.spec, groups[static_cast<size_t>(one.spec->group)]);
     return sum;
   }
 
   at::Tensor state() const override {
+    StateValuesWriter writer;
     json states = json::object();
-    std::vector<at::Tensor> parts = {at::Tensor()};  // the first: the text
-    int64_t begin = 0;
     for (const Owned& one : owned_) {
       if (one.num_steps == 0) continue;
-      FormulaStates all = one.states;
-      all[kStep] =
-          at::scalar_tensor(static_cast<double>(one.num_steps), at::dtype(at::kFloat).device(at::kCPU));
-      for (const auto& [state, tensor] : all) {
-        parts.push_back(bytes_of(tensor.cpu().contiguous()));
-        states[one.spec->name][state] = {
-            {"$tessera", "tensor"},
-            {"dtype", tensor.scalar_type() == at::kByte ? "torch.uint8" : "torch.float32"},
-            {"shape", tensor.sizes().vec()},
-            {"begin", begin},
-            {"bytes", parts.back().numel()}};
-        begin += parts.back().numel();
+      json& of_parameter = states[one.spec->name];
+      for (const auto& [state, tensor] : one.states) {
+        if (!tensor.defined() || state == kStep)
+          throw Error(str(formula_.name, ": the state ", state, " of parameter ", one.spec->name,
+                          tensor.defined() ? " has the name of the step count" : " is no tensor",
+                          "; expected defined tensors by other names"));
+        of_parameter[state] = writer.add(tensor);
       }
+      of_parameter[kStep] = writer.add(
+          at::scalar_tensor(static_cast<double>(one.num_steps), at::dtype(at::kFloat).device(at::kCPU)));
     }
-    const json document = {{"$tessera", "values"}, {"value", {{"state", states}, {"other", json::object()}}}};
-    const std::string text = document.dump();
-    const uint64_t length = text.size();
-    parts[0] =
-        at::empty({static_cast<int64_t>(sizeof(length) + length)}, at::dtype(at::kByte).device(at::kCPU));
-    std::memcpy(parts[0].data_ptr(), &length, sizeof(length));
-    std::memcpy(static_cast<char*>(parts[0].data_ptr()) + sizeof(length), text.data(), length);
-    return at::cat(parts);
+    return writer.finish({{"state", states}, {"other", json::object()}});
   }
 
   void set_state(const std::vector<at::Tensor>& saved) override {
@@ -157,57 +151,36 @@ class WholeFormula final : public WholeOptimizer {
   };
 
   void read_rank(const at::Tensor& data) {
-    const auto fail = [&](const std::string& what) {
-      throw Error(str("states of ", name_, ": ", what, "; expected what this optimizer has saved"));
-    };
-    uint64_t length = 0;
-    if (data.numel() < static_cast<int64_t>(sizeof(length))) fail(str("found ", data.numel(), " bytes"));
-    const auto* bytes = static_cast<const char*>(data.const_data_ptr());
-    std::memcpy(&length, bytes, sizeof(length));
-    const auto rest = static_cast<uint64_t>(data.numel()) - sizeof(length);
-    if (length > rest) fail(str("found a text of ", length, " bytes in ", data.numel()));
-    json document;
-    try {
-      document = parse_json(std::string_view(bytes + sizeof(length), length));
-    } catch (const JsonError& error) {
-      fail(error.what());
-    }
-    const std::string where = str("states of ", name_);
-    const JsonField whole = JsonField::of<Error>(document, where), value = whole["value"],
-                    states = value["state"];
-    const at::Tensor parts =
-        data.narrow(0, static_cast<int64_t>(sizeof(length) + length), static_cast<int64_t>(rest - length));
+    const StateValuesReader reader(data, str("states of ", formula_.name));
+    const JsonField values = reader.values(), states = values["state"];
     for (Owned& one : owned_) {
       if (!states.value().contains(one.spec->name)) continue;
       const JsonField state = states[one.spec->name];
       FormulaStates found;
+      for (const auto& item : state.value().items())
+        if (item.key() != kStep) found[item.key()] = reader.tensor(state[item.key()]).to(one.tensor.device());
       // fp32 or 8 bits: as it was saved, by the rate of the parameter's group at that time.
-      const bool in_8_bits = state.value().is_object() && state.value().contains("absmax1");
-      for (const auto& [name, shape, type] : states_of(kind_, *one.spec, in_8_bits)) {
-        found[name] = zeros_like_of(one.tensor, shape, type);
-        bytes_of(found[name]).copy_(part_of(state[name], parts, static_cast<int64_t>(found[name].nbytes())));
-      }
-      float num_steps = 0;
-      std::memcpy(&num_steps, part_of(state[kStep], parts, sizeof(num_steps)).const_data_ptr(),
-                  sizeof(num_steps));
-      if (!(num_steps >= 1 && num_steps < 1e15F))
-        fail(str("found the step ", num_steps, " of parameter ", one.spec->name));
+      if (formula_.states) check(state, found, formula_.states(*one.spec, found.contains("absmax1")));
+      const JsonField step = state[kStep];
+      const at::Tensor count = reader.tensor(step);
+      const double num_steps = count.numel() == 1 ? count.item<double>() : 0;
+      if (!(num_steps >= 1 && num_steps < 1e15)) step.complain(str("found the step ", num_steps));
       one.states = std::move(found);
       one.num_steps = static_cast<int64_t>(num_steps);
     }
   }
 
-  static at::Tensor bytes_of(const at::Tensor& tensor) { return flat(tensor).view(at::kByte); }
-
-  /// The bytes of a tensor in `parts`, contiguous on the CPU.
-  static at::Tensor part_of(const JsonField& part, const at::Tensor& parts, int64_t bytes) {
-    const JsonField begin = part["begin"], size = part["bytes"];
-    if (size.integer(0) != bytes) size.fail(str(bytes, " bytes"));
-    return parts.narrow(0, begin.integer(0, parts.numel() - bytes), bytes).contiguous();
+  static void check(const JsonField& state, const FormulaStates& found,
+                    const std::vector<StateSpec>& expected) {
+    for (const auto& [name, shape, type] : expected) {
+      const auto one = found.find(name);
+      if (one == found.end() || one->second.sizes() != shape || one->second.scalar_type() != type)
+        state.complain(str("expected ", name, " of ", describe_shape(shape)));
+    }
+    if (found.size() != expected.size()) state.complain(str("expected ", expected.size(), " states"));
   }
 
-  OptimizerKind kind_;
-  std::string name_;
+  Formula formula_;
   std::vector<Owned> owned_;
 };
 
@@ -302,7 +275,37 @@ void adamw_8bit(const at::Tensor& weights, const at::Tensor& gradient, FormulaSt
 
 std::shared_ptr<WholeOptimizer> make_whole_formula(OptimizerKind kind, const std::string& name) {
   TESSERA_CHECK(kernels::updates_whole_parameters(kind));
-  return std::make_shared<WholeFormula>(kind, name);
+  return std::make_shared<WholeFormula>(Formula{
+      .name = name,
+      .update =
+          [kind](const ParameterSpec& parameter, const at::Tensor& weights, const at::Tensor& gradient,
+                 FormulaStates& states, const Hyper& hyper, int64_t step) {
+            if (kind == OptimizerKind::kAdafactor)
+              adafactor(weights, gradient, states, hyper, step);
+            else
+              adamw_8bit(weights, gradient, states, hyper, step, is_embedding(parameter));
+          },
+      .states = [kind](const ParameterSpec& parameter,
+                       bool in_8_bits) { return states_of(kind, parameter, in_8_bits); },
+      .bytes = [kind](const ParameterSpec& parameter,
+                      const Hyper& hyper) { return formula_state_bytes(kind, hyper, parameter); },
+  });
+}
+
+std::shared_ptr<WholeOptimizer> make_whole_optimizer(std::shared_ptr<const WholeUpdateRule> rule) {
+  const std::string name = rule->name();
+  return std::make_shared<WholeFormula>(Formula{
+      .name = name,
+      .update =
+          [rule = std::move(rule)](const ParameterSpec& parameter, const at::Tensor& weights,
+                                   const at::Tensor& gradient, FormulaStates& states, const Hyper& hyper,
+                                   int64_t step) {
+            rule->update({parameter.name, weights, gradient, states},
+                         {.number = step, .lr = hyper.lr, .weight_decay = hyper.weight_decay});
+          },
+      .states = {},
+      .bytes = {},
+  });
 }
 
 }  // namespace tessera::zero

@@ -12,18 +12,18 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
 
 #include "zero/kernels/hyper.h"
+#include "zero/optimizer/update_rule.h"
 #include "zero/optimizer/whole_optimizer.h"
 #include "zero/plan/layout.h"
 
 namespace tessera::zero {
 
 /// The states of a parameter by name, on its device. Empty before the first update.
-using FormulaStates = std::map<std::string, at::Tensor>;
+using FormulaStates = WholeUpdateRule::States;
 
 /// Whether a part of one of its names says that it is an embedding: "embed", "wte", "wpe".
 bool is_embedding(const ParameterSpec& parameter);
@@ -47,8 +47,7 @@ void adamw_8bit(const at::Tensor& weights, const at::Tensor& gradient, FormulaSt
                 const kernels::Hyper& hyper, int64_t step, bool is_embedding);
 
 /// Updates what a rank owns by the formula of `kind`. `name` stands in checkpoints. Its states in a
-/// checkpoint are as tessera.json_values of the Python package writes them: {"state": {parameter: {"step":
-/// number, …}}}.
+/// checkpoint (state_values.h) are {"state": {parameter: {"step": number, …}}}, as in the Python package.
 std::shared_ptr<WholeOptimizer> make_whole_formula(kernels::OptimizerKind kind, const std::string& name);
 
 }  // namespace tessera::zero

@@ -125,5 +125,79 @@ TEST(WholeFormula, DamagedStatesAreRefused) {
   });
 }
 
+/// A rule of a user's: the mean of each row, in fp32, and the number of the update in a byte.
+struct RowMeans final : WholeUpdateRule {
+  std::string name() const override { return "RowMeans"; }
+  void update(const Parameter& p, const Step& step) const override {
+    EXPECT_NE(p.name, "");
+    at::Tensor &means = p.states["means"], &count = p.states["count"];
+    if (!means.defined()) {
+      means = at::zeros_like(p.gradient.mean(-1, true));
+      count = at::zeros({1}, at::kByte);
+    }
+    EXPECT_EQ(count.item<int64_t>() + 1, step.number);
+    count.add_(1);
+    means.lerp_(p.gradient.mean(-1, true), 0.5);
+    p.weights.mul_(1 - step.lr * step.weight_decay).sub_(means.tanh(), step.lr);
+  }
+};
+
+ByFormula train_by_rule(const comm::CommunicatorPtr& comm, int stage,
+                        const std::vector<at::Tensor>& saved = {}) {
+  Chain model(4);
+  const std::shared_ptr<WholeOptimizer> optimizer = make_whole_optimizer(std::make_shared<RowMeans>());
+  EXPECT_EQ(optimizer->name(), "RowMeans");
+  Rig rig(*model, comm, stage, [&](ShardedModelOptions& options) {
+    options.optimizer.groups = {{.lr = 0.1, .weight_decay = 0.1}};
+    options.optimizer.whole = optimizer;
+    options.unit_numel = 100;
+  });
+  if (!saved.empty()) optimizer->set_state(saved);
+  train_three_steps(model, rig, comm->rank(), DType::kFloat32);
+  return {rig.weights(), {optimizer->state()}, optimizer->bytes(), optimizer->formula_bytes({{}})};
+}
+
+TEST(WholeUpdateRule, TheBitsDependOnNeitherStageNorWorldAndStatesGoToOwners) {
+  for (const int world : {1, 2, 3}) {
+    std::vector<at::Tensor> first, saved(static_cast<size_t>(world)), second;
+    for (int stage = 0; stage <= 3; ++stage) {
+      run_ranks(world, [&](comm::CommunicatorPtr comm) {
+        const ByFormula trained = train_by_rule(comm, stage);
+        saved[static_cast<size_t>(comm->rank())] = trained.saved[0];
+        if (world == 1) {
+          EXPECT_EQ(trained.bytes, 4 * (4 * (kWidth + 1) + 2)) << "of 4 layers: means in fp32, two counts";
+        }
+        if (comm->rank() != 0) return;
+        if (first.empty() || (stage == 1 && !in_shared_memory())) first = trained.weights;
+        EXPECT_TRUE(same_bits(trained.weights, first)) << "world " << world << " stage " << stage;
+      });
+      run_ranks(3, [&](comm::CommunicatorPtr comm) {
+        const std::vector<at::Tensor> weights = train_by_rule(comm, stage, saved).weights;
+        if (comm->rank() != 0) return;
+        if (second.empty() || (stage == 1 && !in_shared_memory())) second = weights;
+        EXPECT_TRUE(same_bits(weights, second)) << "stage " << stage;
+        EXPECT_FALSE(same_bits(weights, first)) << "the states must count";
+      });
+    }
+  }
+}
+
+struct NamedStep final : WholeUpdateRule {
+  std::string name() const override { return "NamedStep"; }
+  void update(const Parameter& p, const Step&) const override { p.states["step"] = p.gradient; }
+};
+
+TEST(WholeUpdateRule, AStateWithTheNameOfTheStepCountIsRefused) {
+  const ParameterSpec spec{.name = "w", .shape = {2}, .aliases = {}};
+  const at::Tensor tensor = at::ones({2});
+  tensor.mutable_grad() = at::ones({2});
+  const auto optimizer = make_whole_optimizer(std::make_shared<NamedStep>());
+  optimizer->own({{&spec, tensor}});
+  optimizer->step({{}});
+  EXPECT_NE(
+      message_of([&] { optimizer->state(); }).find("state step of parameter w has the name of the step"),
+      std::string::npos);
+}
+
 }  // namespace
 }  // namespace tessera::zero::testing

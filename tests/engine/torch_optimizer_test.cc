@@ -1,0 +1,412 @@
+// An optimizer of torch::optim that has no formula here: its own numbers at every stage and number of ranks,
+// its states in checkpoints, its rates, and what is refused.
+#include "engine/torch_optimizer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/lbfgs.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/schedulers/step_lr.h>
+#include <torch/optim/serialize.h>
+#include <torch/optim/sgd.h>
+
+#include "checkpoint/checkpoint_error.h"
+#include "core/files/temporary_folder.h"
+#include "engine/checkpointing.h"
+#include "engine/client_optimizer.h"
+#include "tests/support/log_file.h"
+#include "tests/support/losses.h"
+#include "zero/optimizer/state_values.h"
+
+namespace tessera::testing::torch_optimizer {
+namespace {
+
+using ::testing::HasSubstr;
+namespace optim = torch::optim;
+
+/// Steps by the sign of each row's mean of the momentum: it needs whole rows.
+struct RowsOptions : optim::OptimizerCloneableOptions<RowsOptions> {
+  RowsOptions(double lr = 0.01) : lr_(lr) {}  // NOLINT: as torch's
+  TORCH_ARG(double, lr);
+  TORCH_ARG(double, momentum) = 0.9;
+  using Pair = std::tuple<double, double>;
+  TORCH_ARG(Pair, betas) = std::make_tuple(0.5, std::numeric_limits<double>::infinity());
+
+ public:
+  void serialize(torch::serialize::InputArchive& archive) override {
+    _TORCH_OPTIM_DESERIALIZE_TORCH_ARG(double, lr);
+    _TORCH_OPTIM_DESERIALIZE_TORCH_ARG(double, momentum);
+    _TORCH_OPTIM_DESERIALIZE_TORCH_ARG(Pair, betas);
+  }
+  void serialize(torch::serialize::OutputArchive& archive) const override {
+    _TORCH_OPTIM_SERIALIZE_TORCH_ARG(lr);
+    _TORCH_OPTIM_SERIALIZE_TORCH_ARG(momentum);
+    _TORCH_OPTIM_SERIALIZE_TORCH_ARG(betas);
+  }
+  double get_lr() const override { return lr(); }
+  void set_lr(const double lr) override { this->lr(lr); }
+};
+
+struct RowsState : optim::OptimizerCloneableParamState<RowsState> {
+  TORCH_ARG(at::Tensor, momentum);
+  TORCH_ARG(int64_t, step) = 0;
+  TORCH_ARG(std::vector<int64_t>, steps);
+  TORCH_ARG(std::string, note);
+
+ public:
+  void serialize(torch::serialize::InputArchive& archive) override {
+    _TORCH_OPTIM_DESERIALIZE_TORCH_ARG(at::Tensor, momentum);
+    _TORCH_OPTIM_DESERIALIZE_TORCH_ARG(int64_t, step);
+    _TORCH_OPTIM_DESERIALIZE_TORCH_ARG(std::vector<int64_t>, steps);
+    _TORCH_OPTIM_DESERIALIZE_TORCH_ARG(std::string, note);
+  }
+  void serialize(torch::serialize::OutputArchive& archive) const override {
+    _TORCH_OPTIM_SERIALIZE_TORCH_ARG(momentum);
+    _TORCH_OPTIM_SERIALIZE_TORCH_ARG(step);
+    _TORCH_OPTIM_SERIALIZE_TORCH_ARG(steps);
+    _TORCH_OPTIM_SERIALIZE_TORCH_ARG(note);
+  }
+};
+
+struct Rows : optim::Optimizer {
+  Rows(const std::vector<optim::OptimizerParamGroup>& groups, RowsOptions defaults)
+      : Optimizer(groups, std::make_unique<RowsOptions>(defaults)) {}
+  Rows(std::vector<at::Tensor> parameters, RowsOptions defaults)
+      : Rows(std::vector<optim::OptimizerParamGroup>{optim::OptimizerParamGroup(std::move(parameters))},
+             defaults) {}
+
+  at::Tensor step(LossClosure = nullptr) override {
+    const at::NoGradGuard no_grad;
+    for (optim::OptimizerParamGroup& group : param_groups()) {
+      const auto& options = static_cast<const RowsOptions&>(group.options());
+      for (at::Tensor& p : group.params()) {
+        EXPECT_TRUE(p.grad().defined()) << "a parameter of another rank";
+        auto& held = state()[p.unsafeGetTensorImpl()];
+        if (!held) {
+          held = std::make_unique<RowsState>();
+          static_cast<RowsState&>(*held).momentum(at::zeros_like(p)).note("ünïcode");
+        }
+        auto& mine = static_cast<RowsState&>(*held);
+        mine.step(mine.step() + 1);
+        mine.steps().push_back(mine.step());
+        mine.momentum().mul_(options.momentum()).add_(p.grad());
+        const double rate = options.lr() / std::sqrt(static_cast<double>(mine.steps().size()));
+        p.sub_(mine.momentum().mean(-1, true).tanh(), rate);
+      }
+    }
+    return {};
+  }
+  void save(torch::serialize::OutputArchive& archive) const override {
+    optim::serialize<RowsState, RowsOptions>(archive, *this);
+  }
+  void load(torch::serialize::InputArchive& archive) override {
+    optim::serialize<RowsState, RowsOptions>(archive, *this);
+  }
+};
+
+using Made = std::shared_ptr<optim::Optimizer>;
+struct Client {
+  friend void PrintTo(const Client& client, std::ostream* out) { *out << client.name; }
+  std::string name;
+  std::function<Made(BowlImpl&)> make;
+};
+
+/// Two groups of other options.
+template <class Optimizer, class Options>
+std::function<Made(BowlImpl&)> in_groups(Options first, Options second) {
+  return [=](BowlImpl& model) {
+    std::vector<optim::OptimizerParamGroup> groups;
+    groups.emplace_back(std::vector<at::Tensor>{}, std::make_unique<Options>(first));
+    groups.emplace_back(std::vector<at::Tensor>{model.weight, model.bias}, std::make_unique<Options>(first));
+    groups.emplace_back(std::vector<at::Tensor>{model.norm_weight, model.matrix},
+                        std::make_unique<Options>(second));
+    auto optimizer = std::make_shared<Optimizer>(groups, first);
+    // torch 2.15 gives a group of a class that it does not know the defaults in place of the group's options.
+    static_cast<Options&>(optimizer->param_groups()[2].options()) = second;
+    return optimizer;
+  };
+}
+
+const Client& rows() {
+  static const Client client{"Rows", in_groups<Rows>(RowsOptions(0.02), RowsOptions(0.05).momentum(0.5))};
+  return client;
+}
+
+std::vector<Client> clients() {
+  using optim::AdagradOptions, optim::RMSpropOptions;
+  return {rows(),
+          {"Adagrad", in_groups<optim::Adagrad>(AdagradOptions(0.1).initial_accumulator_value(0.5),
+                                                AdagradOptions(0.2).initial_accumulator_value(0.1))},
+          {"RMSprop", in_groups<optim::RMSprop>(RMSpropOptions(0.01), RMSpropOptions(0.02).centered(true))}};
+}
+
+EngineConfig config_at(int stage) {
+  EngineConfig config;
+  config.train_micro_batch_size_per_gpu = 1;
+  config.zero = {.stage = stage, .unit_numel = 200, .param_persistence_threshold = 0};
+  return config;
+}
+
+template <class Engine>
+void train(Engine& engine, int steps) {
+  for (int step = 0; step < steps; ++step) {
+    engine.backward(engine.forward());
+    engine.step();
+  }
+}
+
+auto engine_of(Bowl& model, const Client& client, const comm::CommunicatorPtr& comm, int stage,
+               Division division = Division::kParameters, Made* made = nullptr) {
+  fill_parameters(*model, 1);
+  const Made optimizer = client.make(*model);
+  if (made != nullptr) *made = optimizer;
+  return initialize(model, optimizer, config_at(stage), comm, {}, division);
+}
+
+Tensors alone(const Client& client, int steps,
+              const std::function<void(optim::Optimizer&, int)>& after = {}) {
+  Bowl model;
+  fill_parameters(*model, 1);
+  const Made optimizer = client.make(*model);
+  for (int step = 0; step < steps; ++step) {
+    optimizer->zero_grad();
+    model->forward().backward();
+    optimizer->step();
+    if (after) after(*optimizer, step);
+  }
+  Tensors weights;
+  for (const auto& item : model->named_parameters()) weights[item.key()] = item.value().detach();
+  return weights;
+}
+
+class TorchOptimizer : public ::testing::TestWithParam<Client> {};
+
+TEST_P(TorchOptimizer, TrainsAsItDoesByItself) {
+  const Tensors plain = alone(GetParam(), 10);
+  for (int world = 1; world <= 3; ++world)
+    for (int stage = 0; stage <= 3; ++stage)
+      for (const Division division : {Division::kParameters, Division::kRank0})
+        on_ranks(world, [&](comm::CommunicatorPtr comm) {
+          Bowl model;
+          Made optimizer;
+          const auto engine = engine_of(model, GetParam(), comm, stage, division, &optimizer);
+          train(*engine, 10);
+          const Tensors weights = full_parameters(*engine);
+          // The mean of two equal gradients is that gradient; of three it may be rounded.
+          if (world < 3) {
+            EXPECT_TRUE(bit_equal(weights, plain)) << "world " << world << " stage " << stage;
+          } else {
+            EXPECT_LT(largest_difference(weights, plain), 1e-5) << "stage " << stage;
+          }
+          const size_t num_states = optimizer->state().size();
+          const bool on_rank_0 = division == Division::kRank0 && GetParam().name == "Rows";
+          EXPECT_LE(num_states, 4U);
+          EXPECT_EQ(num_states == 4, world == 1 || (on_rank_0 && comm->rank() == 0));
+          for (const auto& group : optimizer->param_groups())
+            EXPECT_NE(group.params().size(), 1U) << "all of them are in the groups between steps";
+        });
+}
+
+TEST_P(TorchOptimizer, CheckpointsLoadOnOtherNumbersOfRanks) {
+  for (const int saved_by : {1, 2}) {
+    const TemporaryFolder folder("torch_optimizer");
+    Tensors expected;
+    on_ranks(saved_by, [&](comm::CommunicatorPtr comm) {
+      Bowl model;
+      const auto engine = engine_of(model, GetParam(), comm, 2);
+      train(*engine, 3);
+      engine->save_checkpoint(folder.path().string());
+      train(*engine, 3);
+      const Tensors mine = full_parameters(*engine);
+      if (comm->rank() == 0) expected = mine;
+    });
+    for (const int world : {1, 2, 3})
+      on_ranks(world, [&](comm::CommunicatorPtr comm) {
+        Bowl model;
+        Made optimizer;
+        const auto engine = engine_of(model, GetParam(), comm, 3, Division::kParameters, &optimizer);
+        train(*engine, 1);  // what it has by then is replaced
+        for (auto& group : optimizer->param_groups()) group.options().set_lr(100);  // and so are its options
+        engine->load_checkpoint(folder.path().string());
+        train(*engine, 3);
+        const Tensors weights = full_parameters(*engine);
+        if (world < 3) {
+          EXPECT_TRUE(bit_equal(weights, expected)) << "from " << saved_by << " ranks to " << world;
+        } else {
+          EXPECT_LT(largest_difference(weights, expected), 1e-5) << "from " << saved_by << " ranks to 3";
+        }
+      });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, TorchOptimizer, ::testing::ValuesIn(clients()),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(TorchOptimizer, StatesAreDividedAndCounted) {
+  for (const Division division : {Division::kParameters, Division::kRank0}) {
+    std::vector<int64_t> bytes(2);
+    on_ranks(2, [&](comm::CommunicatorPtr comm) {
+      Bowl model;
+      const auto engine = engine_of(model, rows(), comm, 1, division);
+      train(*engine, 2);
+      bytes[static_cast<size_t>(comm->rank())] = engine->measured_bytes().optimizer;
+    });
+    Bowl model;
+    int64_t numel = 0;
+    for (const at::Tensor& p : model->parameters()) numel += p.numel();
+    EXPECT_EQ(bytes[0] + bytes[1], 4 * numel) << "one momentum an element";
+    EXPECT_EQ(bytes[1] == 0, division == Division::kRank0);
+  }
+}
+
+TEST(TorchOptimizer, ASchedulerOfTorchWorksOnIt) {
+  std::unique_ptr<optim::StepLR> scheduler;
+  const Tensors plain = alone(rows(), 6, [&](optim::Optimizer& optimizer, int step) {
+    if (step == 0) scheduler = std::make_unique<optim::StepLR>(optimizer, 2, 0.5);
+    if (step > 0) scheduler->step();
+  });
+  on_ranks(2, [&](comm::CommunicatorPtr comm) {
+    Bowl model;
+    Made optimizer;
+    const auto engine = engine_of(model, rows(), comm, 3, Division::kParameters, &optimizer);
+    train(*engine, 1);
+    optim::StepLR own(*optimizer, 2, 0.5);
+    for (int step = 1; step < 6; ++step) {
+      train(*engine, 1);
+      own.step();
+    }
+    EXPECT_TRUE(bit_equal(full_parameters(*engine), plain));
+  });
+}
+
+TEST(TorchOptimizer, TheEnginesRatesAreWrittenIntoIt) {
+  const Tensors plain = alone(rows(), 4, [](optim::Optimizer& optimizer, int step) {
+    for (auto& group : optimizer.param_groups())
+      if (step == 1) group.options().set_lr(group.options().get_lr() / 2);
+  });
+  on_ranks(2, [&](comm::CommunicatorPtr comm) {
+    Bowl model;
+    const auto engine = engine_of(model, rows(), comm, 2);
+    EXPECT_EQ(engine->learning_rates(), (std::vector<double>{0.02, 0.05}));
+    train(*engine, 2);
+    engine->set_learning_rates({0.01, 0.025});
+    train(*engine, 2);
+    EXPECT_TRUE(bit_equal(full_parameters(*engine), plain));
+  });
+  EngineConfig config = config_at(2);
+  config.scheduler = StepLrOptions{.step_size = 2, .gamma = 0.5};
+  on_ranks(2, [&](comm::CommunicatorPtr comm) {
+    Bowl model;
+    fill_parameters(*model, 1);
+    const auto engine = initialize(model, rows().make(*model), config, comm, {}, Division::kParameters);
+    train(*engine, 4);
+    EXPECT_TRUE(bit_equal(full_parameters(*engine), plain));
+  });
+}
+
+struct NothingSaved final : Rows {
+  using Rows::Rows;
+  void save(torch::serialize::OutputArchive&) const override {}
+};
+struct NothingLoaded final : Rows {
+  using Rows::Rows;
+  void load(torch::serialize::InputArchive&) override {}
+};
+
+TEST(TorchOptimizer, StatesThatCannotBeSavedOrLoadedAreErrors) {
+  const TemporaryFolder folder("torch_optimizer");
+  on_ranks(2, [&](comm::CommunicatorPtr comm) {
+    Bowl model;
+    const auto make = [](auto rows) { return rows; };
+    const auto engine =
+        initialize(model, make(std::make_shared<NothingSaved>(model->parameters(), RowsOptions(0.01))),
+                   config_at(2), comm, {}, Division::kParameters);
+    train(*engine, 1);
+    EXPECT_THAT(
+        error_of<CheckpointError>([&] { engine->save_checkpoint(folder.path().string()); }),
+        AllOf(HasSubstr("NothingSaved: save() writes nothing"), HasSubstr("override save() and load()")));
+    Bowl second;
+    const auto loads =
+        initialize(second, make(std::make_shared<NothingLoaded>(second->parameters(), RowsOptions(0.01))),
+                   config_at(2), comm, {}, Division::kParameters);
+    train(*loads, 1);
+    loads->save_checkpoint(folder.path().string());
+    EXPECT_THAT(error_of([&] { loads->load_checkpoint(folder.path().string()); }),
+                HasSubstr("load() has restored 0 of"));
+  });
+}
+
+TEST(TorchOptimizer, DamagedStatesAreRefused) {
+  Bowl model;
+  fill_parameters(*model, 1);
+  const std::vector<zero::NamedTensor> parameters = zero::parameters_of(*model);
+  std::vector<zero::ParameterSpec> specs(parameters.size());
+  const auto owning = [&] {
+    auto whole = run_as_it_is(rows().make(*model), parameters, false, {-1, 0, 1}, false);
+    std::vector<zero::OwnedTensor> owned;
+    for (size_t i = 0; i < parameters.size(); ++i) owned.push_back({&specs[i], parameters[i].tensor});
+    whole->own(owned);
+    return whole;
+  };
+  const auto whole = owning();
+  model->forward().backward();
+  whole->step({{.lr = 0.02}, {.lr = 0.05}});
+  const at::Tensor saved = whole->state();
+  EXPECT_EQ(error_of([&] { owning()->set_state({saved}); }), "");
+  for (const int64_t size : {int64_t{0}, int64_t{5}, int64_t{20}, saved.numel() - 1})
+    EXPECT_NE(error_of([&] { owning()->set_state({saved.narrow(0, 0, size)}); }), "") << size;
+  // Every byte of the text is changed in turn: an error, or values of the same types.
+  int64_t length = 0;
+  std::memcpy(&length, saved.data_ptr(), sizeof(length));
+  int refused = 0;
+  for (int64_t i = 0; i < 8 + length; i += 7) {
+    at::Tensor damaged = saved.clone();
+    damaged[i].bitwise_xor_(1);
+    refused += error_of([&] { owning()->set_state({damaged}); }).empty() ? 0 : 1;
+  }
+  EXPECT_GT(refused, length / 7 / 3);
+}
+
+struct NoRate : optim::OptimizerCloneableOptions<NoRate> {};
+struct WithoutRate final : optim::Optimizer {
+  explicit WithoutRate(std::vector<at::Tensor> parameters)
+      : Optimizer(std::move(parameters), std::make_unique<NoRate>()) {}
+  at::Tensor step(LossClosure = nullptr) override { return {}; }
+};
+
+TEST(TorchOptimizer, WhatCannotRunIsNamed) {
+  on_ranks(1, [&](comm::CommunicatorPtr comm) {
+    Bowl model;
+    const auto said = [&](const Made& optimizer, EngineConfig config = config_at(1)) {
+      return error_of<ConfigError>([&] { initialize(model, optimizer, config, comm); });
+    };
+    EXPECT_THAT(said(std::make_shared<optim::LBFGS>(model->parameters(), optim::LBFGSOptions(0.1))),
+                HasSubstr("torch::optim::LBFGS calls a closure"));
+    EXPECT_THAT(said(std::make_shared<WithoutRate>(model->parameters())),
+                HasSubstr("do not override get_lr() and set_lr()"));
+    EngineConfig cycle = config_at(1);
+    cycle.scheduler = OneCycleOptions{.cycle_min_lr = {0.01}, .cycle_max_lr = {0.1}};
+    EXPECT_THAT(said(rows().make(*model), cycle), HasSubstr("OneCycle with cycle_momentum"));
+    const Rows on_the_stack(model->parameters(), RowsOptions(0.1));
+    EXPECT_THAT(error_of<ConfigError>([&] { initialize(model, on_the_stack, config_at(1), comm); }),
+                AllOf(HasSubstr("Rows has no formula here"), HasSubstr("expected a std::shared_ptr of it")));
+  });
+}
+
+TEST(TorchOptimizer, WhoUpdatesAllIsSaid) {
+  for (const Division division : {Division::kParameters, Division::kRank0})
+    on_ranks(2, [&](comm::CommunicatorPtr comm) {
+      LogFile log;
+      InitOptions options;
+      options.log = log.logger();
+      Bowl model;
+      initialize(model, rows().make(*model), config_at(1), comm, options, division);
+      EXPECT_EQ(log.text().find("Division::kParameters divides them") != std::string::npos,
+                division == Division::kRank0 && comm->rank() == 0)
+          << log.text();
+    });
+}
+
+}  // namespace
+}  // namespace tessera::testing::torch_optimizer
