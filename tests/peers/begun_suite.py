@@ -35,7 +35,10 @@ ROWS = [
     ("accelerate", 1, "lora", "AdamW", 3),
     ("plain", 2, "gpt2", "AdamW", 3),
     ("plain", 3, "bert", "SGD", 1),
+    # transformers' Trainer counts one rank on CPUs with the real DeepSpeed, whatever their number: its ranks have the same data.
+    *((f"trainer:{stage}", world, "gpt2", "AdamW", 1) for stage, world in ((1, 2), (2, 2), (3, 2), (3, 1))),
 ]
+FROM_STEP = 16  # of the Trainer's 36
 
 
 def numbers(command, environment):
@@ -57,12 +60,28 @@ def run(row, folder):
     here_too = suite.environment_with({})
     # The real DeepSpeed, and not ours, which `suite` puts first.
     elsewhere = {**here_too, "PYTHONPATH": os.environ.get("PYTHONPATH", ""), "DS_ACCELERATOR": "cpu", "GLOO_SOCKET_IFNAME": "lo"}
-    there = numbers([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", world, programs / "begin_elsewhere.py",
-                     writer, model, optimizer, folder], elsewhere)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", world]
+    if writer.startswith("trainer"):
+        return apart_of_trainer(writer.split(":")[1], launch, more, folder / "out", here_too, elsewhere), LIMIT[dtype]
+    there = numbers([*launch, programs / "begin_elsewhere.py", writer, model, optimizer, folder], elsewhere)
     saved = folder / "checkpoint.pt" if writer == "plain" else folder
     here = numbers([suite.BUILD / "tessera", "launch", "-n", more, "--", sys.executable, "-B", programs / "continue_here.py", model, optimizer, saved,
                     dtype, 0, 1, 2, 3], here_too)
     return max(abs(a - b) for losses in here.values() for a, b in zip(there, losses, strict=True)), LIMIT[dtype]
+
+
+def apart_of_trainer(stage, launch, more, folder, here_too, elsewhere):
+    """The Trainer on DeepSpeed, and from one of its checkpoints on at stages 1 to 3 here: losses, norms and rates by step."""
+    program = suite.HERE / "programs" / "trainer_begun.py"
+    there = numbers([*launch, program, "deepspeed", stage, folder, ""], elsewhere)
+    apart = 0.0
+    for other in (1, 2, 3):
+        here = numbers([suite.BUILD / "tessera", "launch", "-n", more, "--", sys.executable, "-B", program, "tessera", other, folder,
+                        folder / f"checkpoint-{FROM_STEP}"], here_too)
+        if sorted(here) != sorted(there):
+            raise RuntimeError(f"steps {sorted(here)}; expected {sorted(there)}")
+        apart = max(apart, *(abs(a - b) / max(abs(b), 1) for step in there for a, b in zip(here[step], there[step], strict=True)))
+    return apart
 
 
 def main():
@@ -71,7 +90,7 @@ def main():
     parser.add_argument("--json", help="file for the outcomes")
     given = parser.parse_args()
     rows = [row for row in ROWS if re.search(given.only, " ".join(map(str, row)))]
-    missing = {row[0].split(":")[0] for row in rows} - {"fsdp2", "plain"}
+    missing = {row[0].split(":")[0].replace("trainer", "deepspeed") for row in rows} - {"fsdp2", "plain"}
     missing = sorted(name for name in missing if importlib.util.find_spec(name) is None)
     if missing:
         print(f"error: {', '.join(missing)} not installed in {sys.prefix}; expected them: {sys.executable} -m pip install {' '.join(missing)}")
