@@ -1,4 +1,5 @@
 """Starts Python programs as the ranks of one group. ctest gives the paths: PYTHONPATH (the package), TESSERA (the command)."""
+import getpass
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ from tool import TESSERA, free_port  # noqa: E402, F401  for the tests, too
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).resolve().parent / "programs"
+_COMPILED = Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")  # torch's own folder: what is compiled is kept between tests
 _RANK_VARIABLES = re.compile(r"RANK|WORLD_SIZE|LOCAL_|GROUP_|ROLE_|MASTER_|TORCHELASTIC_|TESSERA_")
 
 
@@ -26,16 +28,19 @@ def environment(**changes):
 
 
 class RanksTest(unittest.TestCase):
-    """Each test has a folder, in which its programs run; none of them outlives it."""
+    """Each test has a folder, in which its programs run, and one for their temporary files; none of them outlives it."""
 
     maxDiff = None
 
     def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="tessera_python_")
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        self.folder, self._temporary = self._make_folder("python"), self._make_folder("tmp")
         self._started = []
         self.addCleanup(self._kill)
+
+    def _make_folder(self, name):
+        folder = tempfile.TemporaryDirectory(prefix=f"tessera_{name}_")
+        self.addCleanup(folder.cleanup)
+        return Path(folder.name)
 
     def _kill(self):
         for process in self._started:
@@ -45,6 +50,7 @@ class RanksTest(unittest.TestCase):
 
     def start(self, *command, **variables):
         """A program, in a process group of its own, with stdout and stderr together."""
+        variables = {"TMPDIR": self._temporary, "TORCHINDUCTOR_CACHE_DIR": _COMPILED, **variables}
         process = subprocess.Popen(list(map(str, command)), cwd=self.folder, env=environment(**variables), text=True,
                                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
         self._started.append(process)

@@ -4,7 +4,7 @@
 
 After each kill: no process is left, `latest` verifies, no temporary folder but the one of the unfinished save, nothing on the
 disk that state is offloaded to. The next start takes another ZeRO stage, synchronous or asynchronous saves, with or without
-fsync, state in memory or on disk, another policy of activation_checkpointing. A run that has come to its end this
+fsync, state in memory or on disk, another policy of activation_checkpointing. Each run has one of KINDS. A run that has come to its end this
 way must equal the uninterrupted one to the bit: exported model, weights of the last step, every loss. Needs the
 standard library only, and one core; a seed draws the same plan again, though not the same microseconds.
 """
@@ -28,6 +28,8 @@ MAX_STEPS, SAVE_EVERY = 64, 2  # 16 steps an epoch
 KEEP_LAST = 2
 OPTIMIZER, BOTH = ("offload_optimizer",), ("offload_optimizer", "offload_param")
 OFFLOADS = {0: [()], 1: [(), OPTIMIZER], 2: [(), OPTIMIZER], 3: [(), OPTIMIZER, BOTH]}  # by stage
+# Precision and optimizer. Muon orthogonalises whole matrices; AdamW8bit and Adafactor run on whole parameters.
+KINDS = ("fp32", "bf16", "fp32 Muon", "bf16 AdamW8bit", "fp32 Adafactor")
 POLICIES = ("none", "none", "cheap", "block", "offload")
 LIMIT_S = 300.0  # of one start
 RUN_FILES = {"config.json", "run_id", "metrics.jsonl", "trainer_state.json", "checkpoints", "model.safetensors", "all_results.json"}
@@ -56,8 +58,8 @@ class Run:
     place = ("--nproc", 2)  # where the ranks are
     sameness = "the same bits"  # as an undisturbed one
 
-    def __init__(self, base, name, precision):
-        self.base, self.folder, self.precision = base, base / name, precision
+    def __init__(self, base, name, kind):
+        self.base, self.folder, self.kind = base, base / name, kind
         self.checkpoints = self.folder / "checkpoints"
         self.tmp, self.disk = base / "tmp", base / "disk"
         self.tmp.mkdir(exist_ok=True)
@@ -80,8 +82,12 @@ class Run:
                          for key, value in (("device", "nvme"), ("nvme_path", self.disk), ("buffer_count", 1))}
         if policy != "none":
             settings |= {"activation_checkpointing.policy": policy, "activation_checkpointing.nvme_path": self.disk}
-        if self.precision == "bf16":
+        precision, _, optimizer = self.kind.partition(" ")
+        if precision == "bf16":
             settings["bf16.enabled"] = "true"
+        if optimizer:
+            settings["optimizer"] = json.dumps({"type": optimizer, "params": {"lr": 3e-3, "weight_decay": 0.01},
+                                                "param_groups": [{"match": ["*.bias"], "weight_decay": 0.0}]})
         args = [TESSERA, "train", ROOT / "configs/fashion_mnist.json", *self.place]
         for key, value in settings.items():
             args += ["--set", f"{key}={value}"]
@@ -180,6 +186,7 @@ class Moment:
 class Soak:
     make_run = Run
     gone_within_s = 10.0
+    kinds = KINDS[:2]
 
     def __init__(self, base, seed, num_kills):
         self.base, self.source, self.num_kills = base, random.Random(seed), num_kills
@@ -187,8 +194,8 @@ class Soak:
         self.worst = collections.Counter()
         make_data(base / "data")
         self.expected = {}
-        for precision in ("fp32", "bf16"):
-            self.expected[precision] = self.undisturbed(self.make_run(base, f"whole_{precision}", precision))
+        for kind in self.kinds:
+            self.expected[kind] = self.undisturbed(self.make_run(base, f"whole_{kind.replace(' ', '_')}", kind))
 
     def undisturbed(self, run):
         """What the run must equal."""
@@ -201,7 +208,7 @@ class Soak:
     def go(self):
         number = 0
         while self.counts["kills"] < self.num_kills:
-            run = self.make_run(self.base, f"run_{number}", ("fp32", "bf16")[number % 2])
+            run = self.make_run(self.base, f"run_{number}", self.kinds[number % len(self.kinds)])
             number += 1
             while self.counts["kills"] < self.num_kills and not self.start_and_kill(run):
                 pass
@@ -211,7 +218,7 @@ class Soak:
                     expect(process.wait(LIMIT_S) == 0, run.output())
             self.check_finished(run)
             shutil.rmtree(run.folder)
-            print(f"run {number} ({run.precision}): the same bits after {self.counts['kills']} kills in all, "
+            print(f"run {number} ({run.kind}): the same bits after {self.counts['kills']} kills in all, "
                   f"{dict(self.counts)}", flush=True)
 
     def start(self, run):
@@ -301,7 +308,7 @@ class Soak:
 
     def check_finished(self, run):
         self.counts["runs"] += 1
-        model, last, losses, results = self.expected[run.precision]
+        model, last, losses, results = self.expected[run.kind]
         expect(run.losses() == losses, "losses differ:", [(a, b) for a, b in zip(run.losses(), losses) if a != b][:3])
         expect(run.results() == results, "results differ:", run.results(), results)
         found_model, found_last = run.weights()
@@ -312,6 +319,12 @@ class Soak:
         expect("previous" not in names(run.checkpoints), "what a start before the first checkpoint had put aside is left over")
         whole = [name for name in names(run.checkpoints) if name != "latest"]
         expect(len(whole) <= KEEP_LAST + 1, "keep_last and the best, but there are", whole)
+
+
+class CrashSoak(Soak):
+    """Of all kinds."""
+
+    kinds = KINDS
 
 
 def carry_out(make_soak, description, prefix):
@@ -334,7 +347,7 @@ def carry_out(make_soak, description, prefix):
 
 
 def main():
-    soak, seconds = carry_out(Soak, __doc__.splitlines()[0], "tessera_soak_")
+    soak, seconds = carry_out(CrashSoak, __doc__.splitlines()[0], "tessera_soak_")
     counts = ", ".join(f"{number} {what}" for what, number in soak.counts.items())
     worst = ", ".join(f"{number} {what}" for what, number in soak.worst.items())
     print(f"{counts}\nat most {worst}\n{seconds:.0f} s")

@@ -43,7 +43,7 @@ class Soak(crash_soak.Soak):
         expect(memory_folders() <= self.memory_before, "left in memory:", memory_folders() - self.memory_before)
 
     def new_run(self, number):
-        return self.make_run(self.base, f"run_{number}", ("fp32", "bf16")[number % 2])
+        return self.make_run(self.base, f"run_{number}", self.kinds[number % len(self.kinds)])
 
     def go(self):
         number = 0
@@ -54,7 +54,7 @@ class Soak(crash_soak.Soak):
                 pass
             self.check_finished(run)
             shutil.rmtree(run.folder)
-            print(f"run {number} ({run.precision}): {run.sameness} after {self.counts['faults']} faults in all", flush=True)
+            print(f"run {number} ({run.kind}): {run.sameness} after {self.counts['faults']} faults in all", flush=True)
 
     def start_and_disturb(self, run):
         """Whether the run came to its end; else its launcher was killed."""
