@@ -5,7 +5,7 @@
 # TESSERA_TORCH=2.12 builds with another torch (requirements.txt), in build-torch2.12:   make test TESSERA_TORCH=2.12
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build wheel wheels sdist bundle demo data test test-full test-hosts test-torches test-peers fashion-hosts asan tsan lint bench bench-peers bench-python bench-consolidate bench-hosts bench-activations bench-offload-python methods soak soak-kill soak-restarts soak-damage soak-hosts fuzz mutants clean distclean
+.PHONY: help deps build wheel wheels sdist bundle demo data test test-full test-hosts test-torches test-peers fashion-hosts asan tsan lint bench bench-peers bench-python bench-consolidate bench-curves bench-hosts bench-activations bench-offload-python methods soak soak-kill soak-restarts soak-damage soak-hosts fuzz mutants clean distclean
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 NPROC ?= 2
@@ -136,6 +136,11 @@ bench-consolidate:  ## beside zero_to_fp32.py: 65 GB of disk
 	@scripts/setup.sh --peers
 	@scripts/build.sh release tessera
 	@$(VENV)/bin/python -B benchmarks/peers/consolidate.py $(ARGS)
+
+bench-curves:  ## losses of a GPT under several optimizers: 10 min
+	@scripts/setup.sh --python
+	@scripts/build.sh release tessera tessera_engine_module
+	@PYTHONPATH=$(CURDIR)/$(BUILD)/python $(BUILD)/tessera launch -n 2 -- $(VENV)/bin/python -B benchmarks/python/optimizer_curves.py $(ARGS)
 
 bench-hosts:  ## a step on 2 and 4 hosts beside DDP and FSDP2: 25 min
 	@scripts/setup.sh --python

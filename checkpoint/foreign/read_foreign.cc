@@ -1,6 +1,7 @@
 // read_foreign(): asks the readers of the formats in turn.
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/foreign/foreign_checkpoint.h"
+#include "checkpoint/foreign/saved_state.h"
 #include "core/str.h"
 
 namespace tessera::checkpoint {
@@ -21,7 +22,9 @@ std::optional<ForeignCheckpoint> read_foreign(const std::filesystem::path& path,
     throw CheckpointError(str(one.string(), " does not exist; expected the checkpoint ", tag, " there"));
   if (!found) found = read_distributed(one);
   if (!found) found = read_model(one);
-  if (found) check(*found);
+  if (!found) return found;
+  check(*found);
+  join_tied(*found, order.aliases);
   return found;
 }
 

@@ -125,8 +125,10 @@ std::string optimizer_name(const SavedOptimizer& optimizer) {
   return "";
 }
 
-/// Whether two tensors have the same bits, and not the same element everywhere.
-bool are_tied(const ForeignFiles& files, const ForeignTensor& a, const ForeignTensor& b) {
+/// Whether two tensors of one shape and type have the same bits; without `may_be_constant`, and not the same
+/// element everywhere.
+bool are_tied(const ForeignFiles& files, const ForeignTensor& a, const ForeignTensor& b,
+              bool may_be_constant) {
   const auto width = static_cast<size_t>(size_bytes(a.type));
   const int64_t numel = a.numel();
   std::vector<std::byte> left, right, first;
@@ -144,7 +146,26 @@ bool are_tied(const ForeignFiles& files, const ForeignTensor& a, const ForeignTe
     for (size_t at = 0; is_constant && at < bytes; at += width)
       is_constant = std::equal(first.begin(), first.end(), left.begin() + static_cast<std::ptrdiff_t>(at));
   }
-  return !is_constant;
+  return may_be_constant || !is_constant;
+}
+
+/// Puts the parameters of which tied_to(i) is another one's place under that one's names.
+void join(ForeignCheckpoint& checkpoint, const std::vector<size_t>& tied_to) {
+  std::vector<ForeignParameter> kept;
+  std::vector<size_t> moved(checkpoint.parameters.size());
+  for (size_t i = 0; i < tied_to.size(); ++i) {
+    if (tied_to[i] != i) continue;
+    moved[i] = kept.size();
+    kept.push_back(checkpoint.parameters[i]);
+  }
+  for (size_t i = 0; i < tied_to.size(); ++i)
+    if (tied_to[i] != i) {
+      std::vector<std::string>& aliases = kept[moved[tied_to[i]]].aliases;
+      aliases.push_back(checkpoint.parameters[i].name);
+      aliases.insert(aliases.end(), checkpoint.parameters[i].aliases.begin(),
+                     checkpoint.parameters[i].aliases.end());
+    }
+  checkpoint.parameters = std::move(kept);
 }
 
 /// Puts parameters that the optimizer does not have under the names of those that they are tied to.
@@ -155,28 +176,19 @@ void find_ties(ForeignCheckpoint& checkpoint) {
     if (one.trainable) trained[{one.weights.type, one.weights.shape}].push_back(i);
   }
   const ForeignFiles files(checkpoint.files);
-  std::vector<ForeignParameter> kept;
-  std::vector<std::pair<std::string, size_t>> aliases;
-  std::vector<size_t> moved(checkpoint.parameters.size());
-  for (size_t i = 0; i < checkpoint.parameters.size(); ++i) {
-    ForeignParameter& one = checkpoint.parameters[i];
-    size_t tied_to = checkpoint.parameters.size();
-    if (!one.trainable && one.weights.numel() > 1)
-      if (const auto same = trained.find({one.weights.type, one.weights.shape}); same != trained.end())
-        for (const size_t other : same->second)
-          if (are_tied(files, one.weights, checkpoint.parameters[other].weights)) {
-            tied_to = other;
-            break;
-          }
-    if (tied_to < checkpoint.parameters.size()) {
-      aliases.emplace_back(one.name, tied_to);
-      continue;
-    }
-    moved[i] = kept.size();
-    kept.push_back(one);
+  std::vector<size_t> tied_to(checkpoint.parameters.size());
+  for (size_t i = 0; i < tied_to.size(); ++i) {
+    const ForeignParameter& one = checkpoint.parameters[i];
+    tied_to[i] = i;
+    if (one.trainable || one.weights.numel() <= 1) continue;
+    const auto same = trained.find({one.weights.type, one.weights.shape});
+    if (same == trained.end()) continue;
+    const auto other = std::ranges::find_if(same->second, [&](size_t place) {
+      return are_tied(files, one.weights, checkpoint.parameters[place].weights, /*may_be_constant=*/false);
+    });
+    if (other != same->second.end()) tied_to[i] = *other;
   }
-  for (const auto& [name, to] : aliases) kept[moved[to]].aliases.push_back(name);
-  checkpoint.parameters = std::move(kept);
+  join(checkpoint, tied_to);
 }
 
 /// Puts the parameters into the order that is given; those that it does not have come last.
@@ -548,6 +560,31 @@ void assemble(ForeignCheckpoint& checkpoint, std::vector<SavedTensor> model,
   } else if (optimizer->groups.size() == 1) {
     checkpoint.groups.push_back(std::move(optimizer->groups[0].options));
   }
+}
+
+void join_tied(ForeignCheckpoint& checkpoint,
+               const std::map<std::string, std::vector<std::string>>& aliases) {
+  std::map<std::string, size_t, std::less<>> places;
+  std::vector<size_t> tied_to(checkpoint.parameters.size());
+  for (size_t i = 0; i < tied_to.size(); ++i) {
+    places[checkpoint.parameters[i].name] = i;
+    tied_to[i] = i;
+  }
+  const ForeignFiles files(checkpoint.files);
+  for (const auto& [name, others] : aliases) {
+    std::vector<size_t> found;
+    if (const auto at = places.find(name); at != places.end()) found.push_back(at->second);
+    for (const std::string& other : others)
+      if (const auto at = places.find(other); at != places.end()) found.push_back(at->second);
+    for (size_t i = 1; i < found.size(); ++i) {
+      const ForeignParameter &first = checkpoint.parameters[found[0]], &one = checkpoint.parameters[found[i]];
+      if (one.states.empty() && one.weights.type == first.weights.type &&
+          one.weights.shape == first.weights.shape &&
+          are_tied(files, one.weights, first.weights, /*may_be_constant=*/true))
+        tied_to[found[i]] = found[0];
+    }
+  }
+  join(checkpoint, tied_to);
 }
 
 }  // namespace tessera::checkpoint

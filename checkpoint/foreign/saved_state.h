@@ -89,4 +89,8 @@ void say_not_read(ForeignCheckpoint& checkpoint, const std::string& what,
 void assemble(ForeignCheckpoint& checkpoint, std::vector<SavedTensor> model,
               std::optional<SavedOptimizer> optimizer, const ModelOrder& order);
 
+/// Makes one parameter of those that are one in the model, by `aliases` (ParameterOrder), where their
+/// elements are the same: a format that saves each name's elements does not say it. Others stay two.
+void join_tied(ForeignCheckpoint& checkpoint, const std::map<std::string, std::vector<std::string>>& aliases);
+
 }  // namespace tessera::checkpoint

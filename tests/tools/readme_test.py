@@ -77,6 +77,32 @@ class ReadmeTest(ToolTest):
         self.assertEqual(outcome.code, 0, outcome)
         self.assertIn("Chosen: ", outcome.out)
 
+    def test_estimates_shown_are_printed(self):
+        """docs/memory.md and docs/offload.md show what `memory --estimate` prints."""
+        text = (ROOT / "docs" / "memory.md").read_text(encoding="utf-8")
+        command = re.search(r"^build/tessera (memory --estimate configs/.*)$", text, re.MULTILINE)[1]
+        shown = re.search(r"^The first prints\n\n```\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)[1]
+        outcome = self.run_tool(*[str(ROOT / word) if word.startswith("configs/") else word for word in command.split()])
+        self.assertEqual(outcome.code, 0, outcome)
+        self.assertEqual(shown.count("\nstage "), 4)
+        for part in shown.split("\n...\n"):
+            self.assertIn(part.strip(), outcome.out)
+
+        text = (ROOT / "docs" / "offload.md").read_text(encoding="utf-8")
+        command = re.search(r"`tessera (memory --estimate [^`]*--offload-plan)`", text)[1]
+        printed = self.run_tool(*command.split(), "--precision", "bf16").out
+        plan = printed[printed.index("\noffload_"):].splitlines()
+
+        def printed_at(label):
+            return re.findall(r"\d+\.\d+", next(line for line in plan if line.strip().startswith(label)))
+
+        def shown_at(label):
+            return re.findall(r"\d+\.\d+", re.search(rf"^\| {label} \|(.*)$", text, re.MULTILINE)[1])
+
+        parts = zip(printed_at("on the device, GB: parameters"), printed_at("gradients"), strict=True)
+        self.assertEqual(shown_at("on the device"), [f"{float(parameters) + float(gradients):.1f}" for parameters, gradients in parts])
+        self.assertEqual(shown_at("on the host"), printed_at("in all"))
+
     def test_example_says_what_is_wrong(self):
         outcome = self.run_tool("no.json", program=EXAMPLE_MINIMAL)
         self.assert_one_error(outcome, "no.json: cannot be opened")

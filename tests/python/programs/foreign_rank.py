@@ -141,9 +141,14 @@ def a_folder_of_dcp():
 def weights_alone(stage):
     model, _, _, rest = begun("AdamW")
     file, folder = FOLDER / f"weights_{stage}_{world}.safetensors", FOLDER / f"hf_{stage}_{world}"
+    both, sharded, apart = FOLDER / f"both_names_{stage}_{world}.safetensors", FOLDER / f"dcp_weights_{stage}_{world}", FOLDER / f"apart_{stage}_{world}.safetensors"
 
     def write():
         state = {name: value.contiguous() for name, value in model.state_dict().items()}
+        copies = {name: value.clone() for name, value in state.items()}
+        save_file(copies, both)
+        dcp.save({"model": copies}, checkpoint_id=sharded, no_dist=True)
+        save_file({**copies, "tied.weight": copies["tied.weight"] + 1}, apart)
         del state["tied.weight"]
         save_file(state, file)
         folder.mkdir()
@@ -151,11 +156,12 @@ def weights_alone(stage):
         (folder / "config.json").write_text(json.dumps({"model_type": "net"}))
 
     on_rank_0(write)
-    for path in (file, folder):
+    for path in (file, folder, both, sharded):
         engine, losses, said = continued(path, stage, "AdamW", rest[:1])
         expected = train_plainly(model, torch.optim.SGD(model.parameters(), lr=0.0), rest[:1], loss_of)
         assert largest_difference(losses, expected) < 1e-6
         assert rank > 0 or "states of the optimizer" in said, said
+    raises(tessera.CheckpointError, lambda: continued(apart, stage, "AdamW", rest[:1]), "tied.weight")
 
 
 @check
