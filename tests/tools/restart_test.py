@@ -3,6 +3,7 @@ latest checkpoint, on as many ranks or on fewer, and ends as a run that nothing 
 import fcntl
 import os
 import re
+import shutil
 import signal
 import time
 import unittest
@@ -134,6 +135,27 @@ class RestartTest(Restarts):
         self.assertEqual(starts[0], 8)
         self.assertIn(starts[1], (8, 10))
         self.assertEqual(starts[2] % 10, 0)
+        self.assertEqual(self.digest("run"), self.digest("undisturbed"))
+        self.check_left_nothing(outcome)
+
+    def test_a_run_begun_with_another_programs_checkpoint(self):
+        """--resume PATH: from there, until there is a checkpoint of this run, and then without it."""
+        model = {**NO_DROPOUT, "channels": 24, "hidden": 128}  # its steps take a while
+        self.undisturbed("--nproc", 2, model=model, checkpoint={"keep_last": 0})
+        self.assert_succeeded(self.run_tool("convert", "undisturbed", "source", "--to", "universal", "--tag", "global_step8"))
+        name = self.configure("run", model=model, trainer={"save_every_steps": 10})
+        process = self.start("train", name, "--nproc", 2, "--max-restarts", 2, "--resume", "./source")
+        self.kill_at(process, 1, "run", 1)
+        self.wait_for_steps("run", 22, process)  # step 30: the second start has saved
+        shutil.rmtree(self.folder / "source")
+        self.kill_at(process, 0, "run", 24)
+        outcome = self.finish(process)
+        self.assertEqual(outcome.code, 0, outcome)
+        starts = self.resumed_at(outcome)
+        self.assertEqual(starts[0], 8)
+        self.assertIn(starts[1], (8, 10))
+        self.assertGreaterEqual(starts[2], 20)
+        self.assertEqual(self.losses("run"), self.losses("undisturbed")[8:])
         self.assertEqual(self.digest("run"), self.digest("undisturbed"))
         self.check_left_nothing(outcome)
 

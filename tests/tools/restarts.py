@@ -41,7 +41,14 @@ class Restarts(ToolTest):
         """Kills a rank once the run has a record of so many steps."""
         self.wait_for_steps(folder, num_steps, process)
         self.memory_folders |= {environment["TESSERA_MEMORY_DIR"] for environment in self.marked().values() if "TESSERA_MEMORY_DIR" in environment}
-        os.kill(self.ranks()[rank], number)
+        give_up = time.monotonic() + 60
+        while rank not in (ranks := self.ranks()):  # those before have just died
+            self.assertIsNone(process.poll(), "the run has ended")
+            self.assertLess(time.monotonic(), give_up, f"there is no rank {rank}")
+            time.sleep(0.005)
+        os.kill(ranks[rank], number)
+        while number == signal.SIGKILL and ranks[rank] in self.ranks().values():
+            time.sleep(0.005)
 
     def wait_for_steps(self, folder, num_steps, process):
         metrics, give_up = self.folder / folder / "metrics.jsonl", time.monotonic() + 60
