@@ -1,6 +1,6 @@
 """A training step in Python: DDP, FSDP2, DeepSpeed and Tessera, same models, same data, in turns.
 
-    .deps/venv/bin/python benchmarks/python/train_step.py [--minutes 4.5] [--steps 6] [--ranks 2] [--only REGEX] [--json FILE] [--write]
+    .deps/venv/bin/python benchmarks/python/train_step.py [--minutes 4.5] [--steps 6] [--ranks 2] [--optimizer AdamW|Muon] [--only REGEX] [--json FILE] [--write]
 
 GPT-2 of transformers (7 million parameters, 128 tokens) and ResNet18 of torchvision (11 million, 4 images of 64 x 64), in fp32 on the
 CPU with one thread a rank, AdamW and clipping at norm 1. Peers have torch's fused AdamW and their default settings, but for views into
@@ -161,12 +161,14 @@ def parse_arguments():
     parser.add_argument("--minutes", type=float, default=4.5)
     parser.add_argument("--steps", type=int, default=6, help="timed ones, in each round")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--optimizer", choices=("AdamW", "Muon"), default=ways.OPTIMIZER, help="Muon: of matrices, and AdamW of the rest")
     parser.add_argument("--only", default="", metavar="REGEX", help="rows whose model and name match")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the numbers go")
     parser.add_argument("--write", action="store_true", help="puts the tables into docs/performance.md")
     args = parser.parse_args()
-    if args.write and args.only:
-        parser.error("--write: found --only; expected all rows in a document")
+    if args.write and (args.only or args.optimizer != ways.OPTIMIZER):
+        parser.error("--write: found --only or --optimizer; expected all rows of AdamW in a document")
+    ways.OPTIMIZER = args.optimizer
     return args
 
 
@@ -185,7 +187,7 @@ def main():
     table = {model: {row: summary(rounds, rows.get("DDP")) for row, rounds in rows.items()} for model, rows in measured.items()}
     found = {"date": datetime.date.today().isoformat(), "machine": machine.describe(),
              "versions": {"tessera": ways.tessera.__version__, **machine.versions(("torch", "transformers", "torchvision", "deepspeed"))},
-             "settings": {key: getattr(args, key) for key in ("minutes", "steps", "ranks")}, "table": table, "rounds": measured}
+             "settings": {key: getattr(args, key) for key in ("minutes", "steps", "ranks", "optimizer")}, "table": table, "rounds": measured}
     print_tables(table)
     if args.json:
         args.json.write_text(results.text(found), encoding="utf-8")

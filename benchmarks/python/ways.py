@@ -1,5 +1,5 @@
 """What train_step.py measures: two models as their makers wrote them, and the ways in which a user trains them. A way makes, of a model
-and its AdamW, a function step(batch) -> loss that forwards, reduces, clips at norm 1 and updates; and the engine or None."""
+and its optimizer (OPTIMIZER), a function step(batch) -> loss that forwards, reduces, clips at norm 1 and updates; and the engine or None."""
 import sys
 from pathlib import Path
 
@@ -18,6 +18,8 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "peers"))
 from peer import fused_adamw, load_deepspeed  # noqa: E402
 
 ADAMW = {"lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.01}
+MUON = {"lr": 0.02, "momentum": 0.95, "weight_decay": 0.01}
+OPTIMIZER = "AdamW"  # or "Muon": with AdamW for embeddings and vectors, of the same parameters in all ways
 CLIPPING, MICRO_BATCH = 1.0, {"gpt2": 1, "resnet18": 4}
 STAGES = range(4)
 
@@ -62,15 +64,53 @@ def loss_of(model, batch):
 # -------------------------------------------------------------------------------------------------------- ways
 
 
-def torch_step(model, optimizer):
+def is_matrix(name, parameter):
+    """Whether Muon updates it: Tessera's rule."""
+    return parameter.ndim >= 2 and not any(part in name for part in ("embed", "wte", "wpe", "lm_head"))
+
+
+class FlatMuon(torch.optim.Muon):
+    """torch's, which takes matrices only: the filters of a convolution are the rows of one."""
+
+    def step(self, closure=None):
+        filters = [p for group in self.param_groups for p in group["params"] if p.ndim > 2]
+        shapes = [p.shape for p in filters]
+        for p in filters:
+            p.data, p.grad = p.data.flatten(1), p.grad.flatten(1)
+        super().step(closure)
+        for p, shape in zip(filters, shapes):
+            p.grad = None
+            p.data = p.data.view(shape)
+
+
+def flat_muon(parameters):
+    filters = [p for p in parameters if p.ndim > 2]
+    shapes = [p.shape for p in filters]
+    for p in filters:
+        p.data = p.data.flatten(1)
+    optimizer = FlatMuon(parameters, **MUON)
+    for p, shape in zip(filters, shapes):
+        p.data = p.data.view(shape)
+    return optimizer
+
+
+def client_optimizers(model):
+    if OPTIMIZER == "AdamW":
+        return [fused_adamw(model.parameters(), **ADAMW)]
+    named = list(model.named_parameters())
+    return [flat_muon([p for name, p in named if is_matrix(name, p)]), fused_adamw([p for name, p in named if not is_matrix(name, p)], **ADAMW)]
+
+
+def torch_step(model, optimizers):
     parameters = list(model.parameters())
 
     def step(batch):
         loss = loss_of(model, batch)
         loss.backward()
         clip_grad_norm_(parameters, CLIPPING)
-        optimizer.step()
-        optimizer.zero_grad()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
         return loss.item()
 
     return step, None
@@ -78,7 +118,7 @@ def torch_step(model, optimizer):
 
 def ddp(model):
     wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    return torch_step(wrapped, fused_adamw(model.parameters(), **ADAMW))
+    return torch_step(wrapped, client_optimizers(model))
 
 
 def fsdp2(model):
@@ -86,7 +126,7 @@ def fsdp2(model):
     for block in blocks(model):
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    return torch_step(model, fused_adamw(model.parameters(), **ADAMW))
+    return torch_step(model, client_optimizers(model))
 
 
 def engine_step(engine):
@@ -99,20 +139,38 @@ def engine_step(engine):
     return step, engine
 
 
-def settings(stage, micro_batch):
-    return {"train_micro_batch_size_per_gpu": micro_batch, "gradient_clipping": CLIPPING, "zero_optimization": {"stage": stage},
+def settings(stage, micro_batch, more=None):
+    return {**(more or {}), "train_micro_batch_size_per_gpu": micro_batch, "gradient_clipping": CLIPPING, "zero_optimization": {"stage": stage},
             "steps_per_print": 10**9}
 
 
+def muon_section():
+    """The configuration's `optimizer`, in DeepSpeed's keys."""
+    return {"optimizer": {"type": "Muon", "params": {"lr": MUON["lr"], "momentum": MUON["momentum"], "weight_decay": MUON["weight_decay"], "adam_lr": ADAMW["lr"],
+                                                     "betas": ADAMW["betas"], "eps": ADAMW["eps"], "ns_method": "standard"}}}
+
+
 def deepspeed(model, stage, micro_batch):
-    optimizer = fused_adamw(model.parameters(), **ADAMW)
-    engine, *_ = load_deepspeed().initialize(model=model, optimizer=optimizer, config=settings(stage, micro_batch), dist_init_required=False)
+    library = load_deepspeed()
+    if OPTIMIZER == "AdamW":
+        given, more = {"optimizer": fused_adamw(model.parameters(), **ADAMW)}, {}
+    else:
+        def mark(_, marked):  # in place of its own, which takes wte and wpe for matrices
+            for name, parameter in marked.named_parameters():
+                parameter.use_muon = is_matrix(name, parameter)
+
+        library.set_optimizer_flags = mark
+        given, more = {"model_parameters": model.parameters()}, muon_section()
+    engine, *_ = library.initialize(model=model, **given, config=settings(stage, micro_batch, more), dist_init_required=False)
     return engine_step(engine)
 
 
 def own(model, stage, micro_batch):
-    optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
-    engine, *_ = tessera.initialize(model=model, optimizer=optimizer, config=settings(stage, micro_batch))
+    if OPTIMIZER == "AdamW":
+        given, more = {"optimizer": torch.optim.AdamW(model.parameters(), **ADAMW)}, {}
+    else:
+        given, more = {}, muon_section()
+    engine, *_ = tessera.initialize(model=model, **given, config=settings(stage, micro_batch, more))
     return engine_step(engine)
 
 

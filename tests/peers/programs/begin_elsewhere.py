@@ -62,11 +62,9 @@ def fsdp2(_, model, make, folder, dtype):
 def accelerate(_, model, make, folder, dtype):
     from accelerate import Accelerator
 
-    accelerator = Accelerator(cpu=True)
+    accelerator = Accelerator(cpu=True, step_scheduler_with_optimizer=False)  # a step of it is one, on any number of ranks
     optimizer = make(begun.groups_of(model))
-    scheduler = begun.schedule(optimizer)
-    model, optimizer = accelerator.prepare(model, optimizer)
-    accelerator.register_for_checkpointing(scheduler)
+    model, optimizer, scheduler = accelerator.prepare(model, optimizer, begun.schedule(optimizer))
 
     def step(batch):
         optimizer.zero_grad()
@@ -82,7 +80,7 @@ def accelerate(_, model, make, folder, dtype):
 
 def plain(_, model, make, folder, dtype):
     """DistributedDataParallel and torch.save."""
-    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    wrapped = torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)  # BERT has one
     optimizer = make(begun.groups_of(model))
     scheduler = begun.schedule(optimizer)
 
