@@ -144,10 +144,10 @@ def settings(stage, micro_batch, more=None):
             "steps_per_print": 10**9}
 
 
-def muon_section():
+def muon_section(**more):
     """The configuration's `optimizer`, in DeepSpeed's keys."""
     return {"optimizer": {"type": "Muon", "params": {"lr": MUON["lr"], "momentum": MUON["momentum"], "weight_decay": MUON["weight_decay"], "adam_lr": ADAMW["lr"],
-                                                     "betas": ADAMW["betas"], "eps": ADAMW["eps"], "ns_method": "standard"}}}
+                                                     "betas": ADAMW["betas"], "eps": ADAMW["eps"], "ns_method": "standard", **more}}}
 
 
 def deepspeed(model, stage, micro_batch):
@@ -160,7 +160,7 @@ def deepspeed(model, stage, micro_batch):
                 parameter.use_muon = is_matrix(name, parameter)
 
         library.set_optimizer_flags = mark
-        given, more = {"model_parameters": model.parameters()}, muon_section()
+        given, more = {"model_parameters": model.parameters()}, muon_section(torch_adam=True)  # its own AdamW would have to be compiled
     engine, *_ = library.initialize(model=model, **given, config=settings(stage, micro_batch, more), dist_init_required=False)
     return engine_step(engine)
 
