@@ -104,10 +104,6 @@ std::vector<std::string> names_of(const std::vector<at::Tensor>& group, const Na
 template <class OptionsOf>
 OptimizerConfig config_of(const optim::Optimizer& optimizer, const std::vector<zero::NamedTensor>& parameters,
                           OptionsOf&& options_of) {
-  if (has_stepped(optimizer))
-    throw ConfigError(
-        "the optimizer has taken steps, and its state would be lost; expected one that has not "
-        "(load_checkpoint() brings an engine's state)");
   const Names names = names_by_identity(parameters);
   OptimizerConfig config;
   bool is_first = true;
@@ -131,6 +127,10 @@ OptimizerConfig config_of(const optim::Optimizer& optimizer, const std::vector<z
 OptimizerConfig client_optimizer(const optim::Optimizer& optimizer,
                                  const std::vector<zero::NamedTensor>& parameters) {
   if (const std::string why = without_formula(optimizer); !why.empty()) throw ConfigError(why);
+  if (has_stepped(optimizer))
+    throw ConfigError(
+        "the optimizer has taken steps, and its state would be lost; expected one that has not "
+        "(load_checkpoint() brings an engine's state)");
   return config_of(optimizer, parameters,
                    [&](const optim::OptimizerOptions& options) { return options_of(options, optimizer); });
 }
@@ -142,17 +142,18 @@ std::string without_formula(const optim::Optimizer& optimizer) {
                             &typeid(optim::Adagrad), &typeid(optim::RMSprop)};
   if (std::ranges::none_of(known, [&](const std::type_info* one) { return *one == type; }))
     return str(name, " has no formula here, as torch::optim::Adam, AdamW, SGD, Adagrad and RMSprop have");
-  std::optional<bool> centered;
-  for (const optim::OptimizerParamGroup& group : optimizer.param_groups()) {
-    if (const auto* adagrad = dynamic_cast<const optim::AdagradOptions*>(&group.options());
-        adagrad && adagrad->initial_accumulator_value() != 0)
+  // Adagrad fills its sums in its constructor, and not always with what its groups say.
+  for (const auto& [parameter, state] : optimizer.state())
+    if (const auto* adagrad = dynamic_cast<const optim::AdagradParamState*>(state.get());
+        adagrad && adagrad->step() == 0 && adagrad->sum().count_nonzero().item<int64_t>() > 0)
       return str(name, ": the formula's sum of squares starts at 0, and not at initial_accumulator_value");
+  std::optional<bool> centered;
+  for (const optim::OptimizerParamGroup& group : optimizer.param_groups())
     if (const auto* rmsprop = dynamic_cast<const optim::RMSpropOptions*>(&group.options()); rmsprop) {
       if (centered.value_or(rmsprop->centered()) != rmsprop->centered())
         return str(name, ": centered is the same in all groups of the formula");
       centered = rmsprop->centered();
     }
-  }
   return "";
 }
 
@@ -160,10 +161,14 @@ InitOptions with_client_optimizer(std::shared_ptr<optim::Optimizer> optimizer,
                                   const std::vector<zero::NamedTensor>& parameters, EngineConfig& config,
                                   const comm::Communicator& comm, const InitOptions& options,
                                   Division division) {
-  if (!options.param_groups.empty() || options.update_rule || options.whole_optimizer)
-    throw ConfigError(str("InitOptions has ", options.param_groups.empty() ? "an optimizer" : "param_groups",
-                          " beside an optimizer", options.param_groups.empty() ? "" : ", which has its own",
-                          "; expected one of the two"));
+  if (optimizer == nullptr) throw ConfigError("the optimizer is a null pointer; expected one");
+  const char* const beside = !options.param_groups.empty() ? "param_groups"
+                             : options.update_rule         ? "update_rule"
+                             : options.whole_optimizer     ? "whole_optimizer"
+                                                           : nullptr;
+  if (beside != nullptr)
+    throw ConfigError(
+        str("InitOptions has ", beside, " beside an optimizer, which has its own; expected one of the two"));
   InitOptions with_client = options;
   with_client.untrained = untrained_by(*optimizer, parameters);
   if (without_formula(*optimizer).empty()) {
@@ -201,8 +206,7 @@ InitOptions with_client_optimizer(std::shared_ptr<optim::Optimizer> optimizer,
         str(name,
             ": rank 0 updates all parameters and has all of the optimizer's states in its memory; where the "
             "update of a parameter depends on that parameter alone, Division::kParameters divides them"));
-  with_client.whole_optimizer = run_as_it_is(std::move(optimizer), parameters, on_rank_0, std::move(group_of),
-                                             !std::holds_alternative<ConstantLrOptions>(config.scheduler));
+  with_client.whole_optimizer = run_as_it_is(std::move(optimizer), parameters, on_rank_0, std::move(group_of));
   return with_client;
 }
 

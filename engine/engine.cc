@@ -496,10 +496,11 @@ std::optional<Betas> Engine::betas_of(int64_t num_steps, size_t group) const {
 }
 
 void Engine::set_rates() {
+  const std::vector<double> rates = learning_rates();
   const int64_t applied = schedule_steps_++;
   std::vector<kernels::Hyper>& groups = sharded_->param_groups();
   for (size_t group = 0; group < groups.size(); ++group) {
-    groups[group].lr = set_rates_ ? (*set_rates_)[group] : schedule_.lr(applied, group);
+    groups[group].lr = rates[group];
     if (const auto betas = betas_of(applied, group)) {
       groups[group].beta1 = betas->beta1;
       groups[group].beta2 = betas->beta2;
@@ -517,6 +518,9 @@ void Engine::set_learning_rates(std::vector<double> rates) {
 std::vector<double> Engine::learning_rates() const {
   if (set_rates_) return *set_rates_;
   std::vector<double> rates;
+  if (options_.whole_optimizer && std::holds_alternative<ConstantLrOptions>(config_.scheduler))
+    rates = options_.whole_optimizer->rates();
+  if (!rates.empty()) return rates;
   for (size_t group = 0; group < schedule_.num_groups(); ++group)
     rates.push_back(schedule_.lr(schedule_steps_, group));
   return rates;

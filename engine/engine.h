@@ -236,7 +236,8 @@ class Engine {
   /// Rates by param group from now on, in place of the configured schedule's: for a schedule of the
   /// caller's. The same on all ranks. Throws Error for another number of rates than param groups.
   void set_learning_rates(std::vector<double> rates);
-  /// The configured schedule's rates again. The same on all ranks.
+  /// The configured schedule's rates again; without one, an optimizer that runs as it is keeps those that its
+  /// groups have. The same on all ranks.
   void use_configured_rates() { set_rates_.reset(); }
   double loss_scale() const { return scaler_.scale(); }
   /// Returns the factor by which the accumulated gradients are multiplied: the last backward()'s loss scale.

@@ -5,12 +5,15 @@
 #include <torch/serialize/input-archive.h>
 #include <torch/serialize/output-archive.h>
 
+#include <algorithm>
 #include <cmath>
-#include <functional>
+#include <exception>
+#include <limits>
 #include <map>
 #include <set>
 #include <sstream>
 #include <string>
+#include <type_traits>
 #include <typeinfo>
 #include <utility>
 
@@ -41,6 +44,14 @@ InputArchive read_back(OutputArchive& written, at::Device device) {
 }
 
 // ------------------------------------------------------------------------------------- archives as values
+
+/// Whether libtorch may write the key into an archive. It stands there in a text that is compiled when the
+/// archive is read, and is not escaped.
+bool is_harmless(const std::string& key) {
+  return !key.empty() && std::ranges::all_of(key, [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '/';
+  });
+}
 
 json to_values(const c10::IValue& value, const std::string& path, StateValuesWriter& writer) {
   const auto elements = [&](const auto& list) {
@@ -75,6 +86,8 @@ json to_values(InputArchive& archive, const std::string& path, StateValuesWriter
   json all = json::object();
   for (const std::string& key : archive.keys()) {
     const std::string inner_path = path.empty() ? key : str(path, ".", key);
+    if (!is_harmless(key))
+      throw Error(str("save() has written the key ", inner_path, "; expected letters, digits, '_' and '/'"));
     InputArchive inner;
     c10::IValue value;
     if (archive.try_read(key, inner)) {
@@ -127,6 +140,7 @@ c10::IValue to_ivalue(const JsonField& field, const StateValuesReader& reader) {
 
 void to_archive(const JsonField& values, const StateValuesReader& reader, OutputArchive& archive) {
   for (const auto& item : values.value().items()) {
+    if (!is_harmless(item.key())) values.complain("has a key that save() of an optimizer does not write");
     const JsonField field = values[item.key()];
     if (field.value().is_object() && field[kType].value() == "archive") {
       OutputArchive inner(archive.compilation_unit());
@@ -180,18 +194,15 @@ class OtherParameters {
 class AsItIs final : public zero::WholeOptimizer {
  public:
   AsItIs(std::shared_ptr<optim::Optimizer> optimizer, const std::vector<zero::NamedTensor>& parameters,
-         bool on_one_rank, std::vector<int> group_of, bool has_schedule)
+         bool on_one_rank, std::vector<int> group_of)
       : optimizer_(std::move(optimizer)),
         name_(c10::demangle(typeid(*optimizer_).name())),
         on_one_rank_(on_one_rank),
-        group_of_(std::move(group_of)),
-        writes_rates_(has_schedule) {
+        group_of_(std::move(group_of)) {
     for (const zero::NamedTensor& one : parameters) {
       tensors_.emplace(one.name, one.tensor);
       names_.emplace(one.tensor.unsafeGetTensorImpl(), one.name);  // a tied one: the first name
     }
-    for (const optim::OptimizerParamGroup& group : optimizer_->param_groups())
-      rates_.push_back(group.options().get_lr());
   }
 
   std::string name() const override { return name_; }
@@ -200,15 +211,27 @@ class AsItIs final : public zero::WholeOptimizer {
   void own(const std::vector<zero::OwnedTensor>& parameters) override {
     for (const zero::OwnedTensor& one : parameters) owned_.insert(one.tensor.unsafeGetTensorImpl());
     drop_states_of_others();
+    const bool on_cpu = parameters.empty() || parameters.front().tensor.is_cpu();
+    if (!on_cpu && !optimizer_->state().empty()) set_state({state()});  // made where the model was before
   }
 
   void step(const std::vector<kernels::Hyper>& groups) override {
-    write_rates(groups);
+    for (size_t i = 0; i < group_of_.size(); ++i)
+      if (group_of_[i] >= 0)
+        optimizer_->param_groups()[i].options().set_lr(groups[static_cast<size_t>(group_of_[i])].lr);
     if (owned_.empty()) return;
     const OtherParameters mine(*optimizer_, owned_parameters());
     optimizer_->step();
   }
 
+  std::vector<double> rates() const override {
+    std::vector<double> rates;
+    for (size_t i = 0; i < group_of_.size(); ++i)
+      if (group_of_[i] >= 0) rates.push_back(optimizer_->param_groups()[i].options().get_lr());
+    return rates;
+  }
+
+  /// Counted anew when there are more states.
   int64_t bytes() const override {
     if (optimizer_->state().size() == measured_states_) return measured_bytes_;
     int64_t sum = 0;
@@ -227,6 +250,22 @@ class AsItIs final : public zero::WholeOptimizer {
   }
 
   at::Tensor state() const override {
+    const at::Tensor saved = written_state();
+    if (std::exchange(load_is_proven_, true)) return saved;
+    // Whether load() takes what save() writes is found out at the first save, and not when it is needed.
+    States mine = std::exchange(optimizer_->state(), {});
+    try {
+      load_rank(saved);
+    } catch (...) {
+      load_is_proven_ = false;
+      optimizer_->state() = std::move(mine);
+      throw;
+    }
+    optimizer_->state() = std::move(mine);
+    return saved;
+  }
+
+  at::Tensor written_state() const {
     StateValuesWriter writer;
     json groups = json::array();
     const std::vector<std::vector<at::Tensor>> owned = owned_parameters();
@@ -235,6 +274,11 @@ class AsItIs final : public zero::WholeOptimizer {
       for (const at::Tensor& tensor : group) names.push_back(names_.at(tensor.unsafeGetTensorImpl()));
       groups.push_back(names);
     }
+    for (const auto& [parameter, state] : optimizer_->state())
+      if (!owned_.contains(parameter))
+        throw Error(str(name_,
+                        " has a state that is of no parameter in its groups, and cannot be saved; "
+                        "expected states of parameters alone"));
     json archive = json::object();
     if (!owned_.empty()) {
       OutputArchive written;
@@ -244,28 +288,33 @@ class AsItIs final : public zero::WholeOptimizer {
       }
       InputArchive read = read_back(written, at::kCPU);
       archive = to_values(read, "", writer);
-      if (archive.empty() && !optimizer_->state().empty())
+      if (archive.empty())
         throw Error(str(name_,
-                        ": save() writes nothing, and its states cannot be saved without; expected it "
-                        "to override save() and load(), as the optimizers of torch::optim do"));
+                        ": save() writes nothing, so what it keeps would be lost; expected it to override "
+                        "save() and load(), as the optimizers of torch::optim do"));
     }
     return writer.finish(
         {{"torch::optim", archive}, {"groups", groups}, {"num_states", optimizer_->state().size()}});
   }
 
   void set_state(const std::vector<at::Tensor>& saved) override {
-    std::map<void*, std::unique_ptr<optim::OptimizerParamState>> mine;
+    States mine = std::exchange(optimizer_->state(), {});  // of a parameter that is not saved it stays
     for (const at::Tensor& of_rank : saved) {
-      load_rank(of_rank);
-      for (auto& [parameter, state] : optimizer_->state())
-        if (owned_.contains(parameter)) mine[parameter] = std::move(state);
+      optimizer_->state().clear();
+      for (void* parameter : load_rank(of_rank)) {
+        mine.erase(parameter);
+        const auto state = optimizer_->state().find(parameter);
+        if (owned_.contains(parameter) && state != optimizer_->state().end())
+          mine[parameter] = std::move(state->second);
+      }
     }
-    optimizer_->state().clear();
-    for (auto& [parameter, state] : mine) optimizer_->state()[parameter] = std::move(state);
+    optimizer_->state() = std::move(mine);
     measured_states_ = kNotMeasured;
   }
 
  private:
+  using States = std::remove_cvref_t<decltype(std::declval<optim::Optimizer&>().state())>;
+
   std::vector<std::vector<at::Tensor>> owned_parameters() const {
     std::vector<std::vector<at::Tensor>> all;
     for (const optim::OptimizerParamGroup& group : optimizer_->param_groups()) {
@@ -284,23 +333,13 @@ class AsItIs final : public zero::WholeOptimizer {
           optimizer_->state().erase(tensor.unsafeGetTensorImpl());
   }
 
-  void write_rates(const std::vector<kernels::Hyper>& groups) {
-    for (size_t i = 0; i < group_of_.size(); ++i)
-      if (group_of_[i] >= 0 && groups[static_cast<size_t>(group_of_[i])].lr != rates_[i])
-        writes_rates_ = true;
-    if (!writes_rates_) return;
-    for (size_t i = 0; i < group_of_.size(); ++i)
-      if (group_of_[i] >= 0)
-        optimizer_->param_groups()[i].options().set_lr(groups[static_cast<size_t>(group_of_[i])].lr);
-  }
-
-  /// The optimizer's states are then those of one rank of the checkpoint.
-  void load_rank(const at::Tensor& data) {
+  /// The optimizer's states are then those of one rank of the checkpoint. Returns the parameters that the
+  /// rank owned.
+  std::set<void*> load_rank(const at::Tensor& data) const {
     const std::string what = str("states of ", name_);
     const StateValuesReader reader(data, what);
     const JsonField values = reader.values(), groups = values["groups"], archive = values["torch::optim"];
-    optimizer_->state().clear();
-    if (archive.value().empty()) return;
+    std::set<void*> owned;
     std::vector<std::vector<at::Tensor>> parameters;
     groups.for_each([&](const JsonField& group) {
       parameters.emplace_back();
@@ -308,23 +347,30 @@ class AsItIs final : public zero::WholeOptimizer {
         const auto tensor = tensors_.find(name.text());
         if (tensor == tensors_.end()) name.fail("a parameter of the model");
         parameters.back().push_back(tensor->second);
+        owned.insert(tensor->second.unsafeGetTensorImpl());
       });
     });
     if (parameters.size() != optimizer_->param_groups().size())
       groups.fail(str("the optimizer's ", optimizer_->param_groups().size(), " groups"));
-    OutputArchive written;
-    to_archive(archive, reader, written);
-    InputArchive read = read_back(written, tensors_.begin()->second.device());
+    if (owned.empty()) return owned;
     try {
+      OutputArchive written;
+      to_archive(archive, reader, written);
+      InputArchive read = read_back(written, tensors_.begin()->second.device());
       const OtherParameters theirs(*optimizer_, std::move(parameters));
       optimizer_->load(read);
+    } catch (const Error&) {
+      throw;
     } catch (const c10::Error& error) {
       throw Error(str(what, ": ", error.what_without_backtrace()));
+    } catch (const std::exception& error) {  // of std::stoull, in libtorch
+      throw Error(str(what, ": ", error.what(), "; expected what this optimizer has saved"));
     }
     const int64_t expected = values["num_states"].integer(0);
     if (static_cast<int64_t>(optimizer_->state().size()) != expected)
       throw Error(str(what, ": load() has restored ", optimizer_->state().size(), " of ", expected,
                       "; expected it to take what save() writes"));
+    return owned;
   }
 
   static constexpr size_t kNotMeasured = static_cast<size_t>(-1);
@@ -333,11 +379,10 @@ class AsItIs final : public zero::WholeOptimizer {
   std::string name_;
   bool on_one_rank_;
   std::vector<int> group_of_;
-  std::vector<double> rates_;  ///< by group of the optimizer, at the start
-  bool writes_rates_;
   std::map<std::string, at::Tensor> tensors_;
   std::map<void*, std::string> names_;
   std::set<void*> owned_;
+  mutable bool load_is_proven_ = false;
   mutable size_t measured_states_ = kNotMeasured;
   mutable int64_t measured_bytes_ = 0;
 };
@@ -346,10 +391,8 @@ class AsItIs final : public zero::WholeOptimizer {
 
 std::shared_ptr<zero::WholeOptimizer> run_as_it_is(std::shared_ptr<optim::Optimizer> optimizer,
                                                    const std::vector<zero::NamedTensor>& parameters,
-                                                   bool on_one_rank, std::vector<int> group_of,
-                                                   bool has_schedule) {
-  return std::make_shared<AsItIs>(std::move(optimizer), parameters, on_one_rank, std::move(group_of),
-                                  has_schedule);
+                                                   bool on_one_rank, std::vector<int> group_of) {
+  return std::make_shared<AsItIs>(std::move(optimizer), parameters, on_one_rank, std::move(group_of));
 }
 
 }  // namespace tessera

@@ -22,7 +22,6 @@ namespace tessera {
 /// which they are others than at the start.
 std::shared_ptr<zero::WholeOptimizer> run_as_it_is(std::shared_ptr<torch::optim::Optimizer> optimizer,
                                                    const std::vector<zero::NamedTensor>& parameters,
-                                                   bool on_one_rank, std::vector<int> group_of,
-                                                   bool has_schedule);
+                                                   bool on_one_rank, std::vector<int> group_of);
 
 }  // namespace tessera

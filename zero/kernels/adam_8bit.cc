@@ -49,8 +49,8 @@ struct Decades {
   static constexpr int kThresholds = kDecades + 1;
   std::array<float, kThresholds> above{};  // halfway between the values on both sides
   std::array<float, kThresholds> factor{},
-      offset{};                                      // the code is factor * magnitude + offset, rounded down,
-  std::array<int32_t, kThresholds> least{}, most{};  // and within these
+      offset{};                                    // the code is factor * magnitude + offset, rounded down,
+  std::array<float, kThresholds> least{}, most{};  // and within these
 };
 
 Decades make_decades(int64_t first) {
@@ -61,14 +61,14 @@ Decades make_decades(int64_t first) {
   for (size_t i = 0; i <= kDecades; ++i) {
     const double lowest = values[static_cast<size_t>(code) - 1];
     decades.above[i] = static_cast<float>((below + lowest) / 2);
-    decades.least[i] = decades.most[i] = code;
+    decades.least[i] = decades.most[i] = static_cast<float>(code);
     if (i == kDecades) break;  // 1 itself
     const auto parts = static_cast<double>(first << i);
     decades.factor[i] =
         static_cast<float>(std::pow(10.0, kDecades - 1 - static_cast<double>(i)) / 0.9 * parts);
     decades.offset[i] = static_cast<float>(code - 0.1 / 0.9 * parts);
     code += static_cast<int32_t>(parts);
-    decades.most[i] = code - 1;
+    decades.most[i] = static_cast<float>(code - 1);
     below = values[static_cast<size_t>(code) - 2];
   }
   decades.offset[kDecades] = static_cast<float>(code);
@@ -117,29 +117,36 @@ struct Block {
   int64_t numel;
 };
 
-/// Writes the codes of `in` / `most`. `most` is above 0.
+/// Writes the codes of `in` / `most`, of a block at most. `most` is above 0. GCC makes vector instructions of
+/// this form: the tables are local copies, codes are fp32 until the end (all are below 2^24), and bytes are
+/// written by a loop of their own.
 TESSERA_EVERY_CPU void write_codes(const float* __restrict in, float most, const Codebook& book, int64_t n,
                                    uint8_t* __restrict codes) {
-  const Decades& decades = book.decades;
+  const auto above = book.decades.above, factors = book.decades.factor, offsets = book.decades.offset,
+             least_codes = book.decades.least, greatest_codes = book.decades.most;
   const float scale = 1 / most;
-  const int32_t zero = book.zero, largest_negative = zero;
+  const int32_t zero = book.zero;
+  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init): written before it is read
+  alignas(64) std::array<int32_t, kBlockNumel8bit> wide;
   for (int64_t i = 0; i < n; ++i) {
     const float x = std::abs(in[i]) * scale;
-    float factor = 0, offset = 0;
-    int32_t least = 0, greatest = 0;
-    for (int j = 0; j < Decades::kThresholds; ++j) {
-      const bool is_above = x > decades.above[static_cast<size_t>(j)];
-      factor = is_above ? decades.factor[static_cast<size_t>(j)] : factor;
-      offset = is_above ? decades.offset[static_cast<size_t>(j)] : offset;
-      least = is_above ? decades.least[static_cast<size_t>(j)] : least;
-      greatest = is_above ? decades.most[static_cast<size_t>(j)] : greatest;
+    float factor = 0, offset = 0, least = 0, greatest = 0;
+#pragma GCC unroll 8
+    for (size_t j = 0; j < Decades::kThresholds; ++j) {
+      const bool is_above = x > above[j];
+      factor = is_above ? factors[j] : factor;
+      offset = is_above ? offsets[j] : offset;
+      least = is_above ? least_codes[j] : least;
+      greatest = is_above ? greatest_codes[j] : greatest;
     }
-    int32_t code = static_cast<int32_t>(x * factor + offset);
+    float code = x * factor + offset;
     code = code < least ? least : code;
     code = code > greatest ? greatest : code;
-    const int32_t negative = code > largest_negative ? largest_negative : code;  // there is no -1
-    codes[i] = static_cast<uint8_t>(in[i] < 0 ? zero - negative : zero + code);
+    const auto positive = static_cast<int32_t>(code);            // rounded down
+    const int32_t negative = positive > zero ? zero : positive;  // there is no -1
+    wide[static_cast<size_t>(i)] = in[i] < 0 ? zero - negative : zero + positive;
   }
+  for (int64_t i = 0; i < n; ++i) codes[i] = static_cast<uint8_t>(wide[static_cast<size_t>(i)]);
 }
 
 /// Brings the moments of a block up to date, and the weights by them.
@@ -187,7 +194,8 @@ void quantize_block(const float* in, const Codebook& book, int64_t n, uint8_t* c
 
 void update_block(const Block& block, const Formula& f, const Codebook& first, const Codebook& second) {
   // NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init): written before they are read
-  alignas(64) std::array<float, kBlockNumel8bit> m, v, m_before, v_before;
+  alignas(64) std::array<float, kBlockNumel8bit> m, v;
+  alignas(64) std::array<float, kBlockNumel8bit> m_before{}, v_before{};
   read_codes(block.codes1, *block.absmax1, first, block.numel, m_before.data());
   read_codes(block.codes2, *block.absmax2, second, block.numel, v_before.data());
   update_values(f, m_before.data(), v_before.data(), block.gradient, block.numel, m.data(), v.data(),

@@ -35,20 +35,27 @@ at::Tensor bytes_of(const at::Tensor& contiguous) { return contiguous.view({-1})
 
 at::TensorOptions on_cpu(at::ScalarType type) { return at::TensorOptions(at::kCPU).dtype(type); }
 
-}  // namespace
-
-json StateValuesWriter::add(const at::Tensor& tensor) {
-  const auto type = std::ranges::find_if(kTypes, [&](const auto& one) {
+const std::pair<at::ScalarType, std::string_view>& type_of(const at::Tensor& tensor) {
+  const auto* const type = std::ranges::find_if(kTypes, [&](const auto& one) {
     return tensor.layout() == at::kStrided && one.first == tensor.scalar_type();
   });
   if (type == kTypes.end())
-    throw Error(
-        tessera::str("a tensor of ", tensor.layout(), " ", tensor.scalar_type(),
-            " cannot be saved; expected a dense one of fp64, fp32, fp16, bf16, an integer type or bool"));
+    throw Error(tessera::str(
+        "a tensor of ", tensor.layout(), " ", tensor.scalar_type(),
+        " cannot be saved; expected a dense one of fp64, fp32, fp16, bf16, an integer type or bool"));
+  return *type;
+}
+
+}  // namespace
+
+void StateValuesWriter::check(const at::Tensor& tensor) { type_of(tensor); }
+
+json StateValuesWriter::add(const at::Tensor& tensor) {
+  const std::string_view type = type_of(tensor).second;
   parts_.push_back(bytes_of(tensor.detach().cpu().contiguous()));
   const int64_t bytes = parts_.back().numel();
   return {{"$tessera", "tensor"},
-          {"dtype", type->second},
+          {"dtype", type},
           {"shape", tensor.sizes().vec()},
           {"begin", std::exchange(size_, size_ + bytes)},
           {"bytes", bytes}};
@@ -99,17 +106,22 @@ at::Tensor StateValuesReader::tensor(const JsonField& value) const {
   const auto* const type = std::ranges::find_if(kTypes, [&](const auto& one) { return one.second == name; });
   if (type == kTypes.end()) dtype.fail("a type of torch");
   std::vector<int64_t> shape;
-  int64_t bytes = static_cast<int64_t>(c10::elementSize(type->first));
+  const auto width = static_cast<int64_t>(c10::elementSize(type->first));
+  int64_t bytes = width, without_zeros = width;  // strides of a tensor without elements have to fit, too
   dims.for_each([&](const JsonField& dim) {
-    shape.push_back(dim.integer(0, parts_.numel()));
-    if (__builtin_mul_overflow(bytes, shape.back(), &bytes)) dims.fail("a shape");
+    shape.push_back(dim.integer(0));
+    if (__builtin_mul_overflow(without_zeros, std::max<int64_t>(shape.back(), 1), &without_zeros))
+      dims.fail("a shape");
+    bytes = shape.back() == 0 ? 0 : bytes * shape.back();
   });
   if (size.integer(0) != bytes) size.fail(str(bytes, " bytes"));
   if (bytes > parts_.numel()) size.fail(str("at most ", parts_.numel(), " bytes"));
   const int64_t first = begin.integer(0, parts_.numel() - bytes);
   at::Tensor tensor = at::empty(shape, on_cpu(type->first));
-  if (bytes > 0)
-    std::memcpy(tensor.data_ptr(), static_cast<const char*>(parts_.const_data_ptr()) + first, bytes);
+  const auto* const data = static_cast<const uint8_t*>(parts_.const_data_ptr()) + first;
+  if (type->first == at::kBool && std::any_of(data, data + bytes, [](uint8_t byte) { return byte > 1; }))
+    value.fail("bytes of bool, 0 or 1");
+  if (bytes > 0) std::memcpy(tensor.data_ptr(), data, static_cast<size_t>(bytes));
   return tensor;
 }
 

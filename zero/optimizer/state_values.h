@@ -26,6 +26,8 @@ class StateValuesWriter {
   /// Returns what stands for the tensor in the values. Throws Error for a sparse one, and for a type that
   /// is none of fp64, fp32, fp16, bf16, int64, int32, int16, int8, uint8 and bool.
   nlohmann::json add(const at::Tensor& tensor);
+  /// Throws what add() throws.
+  static void check(const at::Tensor& tensor);
   /// All of it: (n) uint8 on the CPU. `values`: an object.
   at::Tensor finish(const nlohmann::json& values) const;
 

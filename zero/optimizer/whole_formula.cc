@@ -100,6 +100,7 @@ class WholeFormula final : public WholeOptimizer {
       if (!gradient.defined()) continue;
       formula_.update(*one.spec, one.tensor, gradient, one.states,
                       groups[static_cast<size_t>(one.spec->group)], ++one.num_steps);
+      if (one.num_steps == 1) check_new_states(one);
     }
   }
 
@@ -124,13 +125,7 @@ class WholeFormula final : public WholeOptimizer {
     for (const Owned& one : owned_) {
       if (one.num_steps == 0) continue;
       json& of_parameter = states[one.spec->name];
-      for (const auto& [state, tensor] : one.states) {
-        if (!tensor.defined() || state == kStep)
-          throw Error(str(formula_.name, ": the state ", state, " of parameter ", one.spec->name,
-                          tensor.defined() ? " has the name of the step count" : " is no tensor",
-                          "; expected defined tensors by other names"));
-        of_parameter[state] = writer.add(tensor);
-      }
+      for (const auto& [state, tensor] : one.states) of_parameter[state] = writer.add(tensor);
       of_parameter[kStep] = writer.add(
           at::scalar_tensor(static_cast<double>(one.num_steps), at::dtype(at::kFloat).device(at::kCPU)));
     }
@@ -149,6 +144,20 @@ class WholeFormula final : public WholeOptimizer {
     FormulaStates states;
     int64_t num_steps;
   };
+
+  /// At the first update, and not at the first save.
+  void check_new_states(const Owned& one) const {
+    for (const auto& [state, tensor] : one.states) {
+      const std::string what = str(formula_.name, ": the state ", state, " of parameter ", one.spec->name);
+      if (state == kStep) throw Error(str(what, " has the name of the step count; expected another one"));
+      if (!tensor.defined()) throw Error(str(what, " is no tensor; expected a defined one"));
+      try {
+        StateValuesWriter::check(tensor);
+      } catch (const Error& error) {
+        throw Error(str(what, ": ", error.what()));
+      }
+    }
+  }
 
   void read_rank(const at::Tensor& data) {
     const StateValuesReader reader(data, str("states of ", formula_.name));

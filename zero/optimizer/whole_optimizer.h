@@ -45,6 +45,9 @@ class WholeOptimizer {
   /// Updates what this rank owns, which may be nothing, in place. See [Note: whole parameters]. `groups`: the
   /// options of now, by ParameterSpec::group.
   virtual void step(const std::vector<kernels::Hyper>& groups) = 0;
+  /// Its own rates by param group, which count where the configuration has no schedule and none are set.
+  /// Empty: it has none. Equal on all ranks.
+  virtual std::vector<double> rates() const { return {}; }
   /// Bytes of this rank's states.
   virtual int64_t bytes() const = 0;
   /// What bytes() will be once all that this rank owns has been updated; 0: not known before.

@@ -182,21 +182,29 @@ TEST(WholeUpdateRule, TheBitsDependOnNeitherStageNorWorldAndStatesGoToOwners) {
   }
 }
 
-struct NamedStep final : WholeUpdateRule {
-  std::string name() const override { return "NamedStep"; }
-  void update(const Parameter& p, const Step&) const override { p.states["step"] = p.gradient; }
+/// Makes one state, at the first update.
+struct Makes final : WholeUpdateRule {
+  Makes(std::string state, at::Tensor tensor) : state(std::move(state)), tensor(std::move(tensor)) {}
+  std::string name() const override { return "Makes"; }
+  void update(const Parameter& p, const Step&) const override { p.states[state] = tensor; }
+  std::string state;
+  at::Tensor tensor;
 };
 
-TEST(WholeUpdateRule, AStateWithTheNameOfTheStepCountIsRefused) {
+TEST(WholeUpdateRule, AStateThatCannotBeSavedIsAnErrorOfTheFirstUpdate) {
   const ParameterSpec spec{.name = "w", .shape = {2}, .aliases = {}};
-  const at::Tensor tensor = at::ones({2});
-  tensor.mutable_grad() = at::ones({2});
-  const auto optimizer = make_whole_optimizer(std::make_shared<NamedStep>());
-  optimizer->own({{&spec, tensor}});
-  optimizer->step({{}});
-  EXPECT_NE(
-      message_of([&] { optimizer->state(); }).find("state step of parameter w has the name of the step"),
-      std::string::npos);
+  const auto said = [&](const std::string& state, const at::Tensor& tensor) {
+    const at::Tensor weights = at::ones({2});
+    weights.mutable_grad() = at::ones({2});
+    const auto optimizer = make_whole_optimizer(std::make_shared<Makes>(state, tensor));
+    optimizer->own({{&spec, weights}});
+    return message_of([&] { optimizer->step({{}}); });
+  };
+  EXPECT_EQ(said("a", at::ones({3})), "");
+  EXPECT_NE(said("step", at::ones({3})).find("the state step of parameter w has the name of the step count"),
+            std::string::npos);
+  EXPECT_NE(said("a", {}).find("the state a of parameter w is no tensor"), std::string::npos);
+  EXPECT_NE(said("a", at::ones({3}, at::kComplexFloat)).find("ComplexFloat"), std::string::npos);
 }
 
 }  // namespace
