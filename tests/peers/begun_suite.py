@@ -80,7 +80,8 @@ def apart_of_trainer(stage, launch, more, folder, here_too, elsewhere):
                         folder / f"checkpoint-{FROM_STEP}"], here_too)
         if sorted(here) != sorted(there):
             raise RuntimeError(f"steps {sorted(here)}; expected {sorted(there)}")
-        apart = max(apart, *(abs(a - b) / max(abs(b), 1) for step in there for a, b in zip(here[step], there[step], strict=True)))
+        after = [step for step in there if int(step) > FROM_STEP]  # those before are in the checkpoint's own log
+        apart = max(apart, *(abs(a - b) / max(abs(b), 1e-6) for step in after for a, b in zip(here[step], there[step], strict=True)))
     return apart
 
 

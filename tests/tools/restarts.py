@@ -1,4 +1,5 @@
 """Runs whose ranks die in the middle of training and are started again: what the tests of it have in common."""
+import contextlib
 import hashlib
 import os
 import re
@@ -31,8 +32,12 @@ class Restarts(ToolTest):
         self.assertEqual(len(self.losses("undisturbed")), NUM_STEPS)
 
     def ranks(self):
-        return {int(environment["RANK"]): pid for pid, environment in self.marked().items()
-                if "RANK" in environment and Path(f"/proc/{pid}/comm").read_text().strip() == "tessera"}
+        found = {}
+        for pid, environment in self.marked().items():
+            with contextlib.suppress(OSError):  # it has just died
+                if "RANK" in environment and Path(f"/proc/{pid}/comm").read_text().strip() == "tessera":
+                    found[int(environment["RANK"])] = pid
+        return found
 
     def parent(self, pid):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -48,6 +53,7 @@ class Restarts(ToolTest):
             time.sleep(0.005)
         os.kill(ranks[rank], number)
         while number == signal.SIGKILL and ranks[rank] in self.ranks().values():
+            self.assertLess(time.monotonic(), give_up, f"rank {rank} does not die")
             time.sleep(0.005)
 
     def wait_for_steps(self, folder, num_steps, process):

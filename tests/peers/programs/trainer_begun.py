@@ -1,7 +1,7 @@
 """transformers' Trainer on DeepSpeed's stages: `trainer_begun.py LIBRARY STAGE FOLDER CHECKPOINT`, on the ranks of a launcher.
 
 LIBRARY: "deepspeed", the real one, or "tessera". CHECKPOINT: one of FOLDER, from which it goes on, or "". Rank 0 prints losses, norms and rates by
-step, and the sums of the weights at the end.
+step.
 """
 import json
 import sys
