@@ -114,7 +114,10 @@ class PyWholeOptimizer final : public zero::WholeOptimizer {
   }
   void own(const std::vector<zero::OwnedTensor>& parameters) override {
     std::vector<std::string> names;
-    for (const zero::OwnedTensor& one : parameters) names.push_back(one.spec->name);
+    for (const zero::OwnedTensor& one : parameters) {
+      names.push_back(one.spec->name);
+      owned_.push_back(one.spec);
+    }
     const py::gil_scoped_acquire held;
     optimizer_.attr("own")(names);
   }
@@ -125,6 +128,17 @@ class PyWholeOptimizer final : public zero::WholeOptimizer {
   int64_t bytes() const override {
     const py::gil_scoped_acquire held;
     return optimizer_.attr("bytes")().cast<int64_t>();
+  }
+  int64_t formula_bytes(const std::vector<kernels::Hyper>& groups) const override {
+    int64_t sum = 0;
+    if (!formula_) return sum;
+    for (const zero::ParameterSpec* one : owned_)  // and the step, which is a tensor there
+      sum += zero::formula_state_bytes(*formula_, groups[static_cast<size_t>(one->group)], *one) + 4;
+    return sum;
+  }
+  /// The configuration's optimizer, if it is one that runs on whole parameters.
+  void set_formula(kernels::OptimizerKind kind) {
+    if (kernels::updates_whole_parameters(kind)) formula_ = kind;
   }
   at::Tensor state() const override {
     const py::gil_scoped_acquire held;
@@ -137,6 +151,8 @@ class PyWholeOptimizer final : public zero::WholeOptimizer {
 
  private:
   py::object optimizer_;
+  std::optional<kernels::OptimizerKind> formula_;
+  std::vector<const zero::ParameterSpec*> owned_;
 };
 
 /// zero::adamw_8bit for tessera.optim. Returns the states.
@@ -174,6 +190,7 @@ std::unique_ptr<PyEngine> make_engine(const Named& parameters, const std::shared
   options.local_rank = local_rank;
   options.steps_per_epoch = steps_per_epoch;
   options.untrained = untrained;
+  if (whole_optimizer) whole_optimizer->set_formula(set_up_optimizer(config.optimizer).kind);
   options.whole_optimizer = whole_optimizer;
   options.autograd_hooks = false;  // Python's own engine has their place: engine.py pushes hooks
   options.caller_reports = true;   // reports.py

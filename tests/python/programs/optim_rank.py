@@ -99,6 +99,7 @@ def eight_bits_are_near_fp32_and_their_bytes_are_the_formula():
     steps = 7 * 4  # a fp32 number of each parameter, in Python
     total = sum(tessera.comm.all_gather(engine.measured_bytes()["optimizer"], "bytes"))
     assert total == expected + steps, (total, expected)
+    assert engine.measured_bytes()["optimizer"] == engine.formula_bytes()["optimizer"], engine.formula_bytes()
     assert in_cpp(lambda: check_formula(expected))
 
 
