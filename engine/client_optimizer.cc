@@ -206,7 +206,8 @@ InitOptions with_client_optimizer(std::shared_ptr<optim::Optimizer> optimizer,
         str(name,
             ": rank 0 updates all parameters and has all of the optimizer's states in its memory; where the "
             "update of a parameter depends on that parameter alone, Division::kParameters divides them"));
-  with_client.whole_optimizer = run_as_it_is(std::move(optimizer), parameters, on_rank_0, std::move(group_of));
+  with_client.whole_optimizer =
+      run_as_it_is(std::move(optimizer), parameters, on_rank_0, std::move(group_of));
   return with_client;
 }
 

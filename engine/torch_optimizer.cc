@@ -265,6 +265,24 @@ class AsItIs final : public zero::WholeOptimizer {
     return saved;
   }
 
+  void set_state(const std::vector<at::Tensor>& saved) override {
+    States mine = std::exchange(optimizer_->state(), {});  // of a parameter that is not saved it stays
+    for (const at::Tensor& of_rank : saved) {
+      optimizer_->state().clear();
+      for (void* parameter : load_rank(of_rank)) {
+        mine.erase(parameter);
+        const auto state = optimizer_->state().find(parameter);
+        if (owned_.contains(parameter) && state != optimizer_->state().end())
+          mine[parameter] = std::move(state->second);
+      }
+    }
+    optimizer_->state() = std::move(mine);
+    measured_states_ = kNotMeasured;
+  }
+
+ private:
+  using States = std::remove_cvref_t<decltype(std::declval<optim::Optimizer&>().state())>;
+
   at::Tensor written_state() const {
     StateValuesWriter writer;
     json groups = json::array();
@@ -296,24 +314,6 @@ class AsItIs final : public zero::WholeOptimizer {
     return writer.finish(
         {{"torch::optim", archive}, {"groups", groups}, {"num_states", optimizer_->state().size()}});
   }
-
-  void set_state(const std::vector<at::Tensor>& saved) override {
-    States mine = std::exchange(optimizer_->state(), {});  // of a parameter that is not saved it stays
-    for (const at::Tensor& of_rank : saved) {
-      optimizer_->state().clear();
-      for (void* parameter : load_rank(of_rank)) {
-        mine.erase(parameter);
-        const auto state = optimizer_->state().find(parameter);
-        if (owned_.contains(parameter) && state != optimizer_->state().end())
-          mine[parameter] = std::move(state->second);
-      }
-    }
-    optimizer_->state() = std::move(mine);
-    measured_states_ = kNotMeasured;
-  }
-
- private:
-  using States = std::remove_cvref_t<decltype(std::declval<optim::Optimizer&>().state())>;
 
   std::vector<std::vector<at::Tensor>> owned_parameters() const {
     std::vector<std::vector<at::Tensor>> all;
