@@ -229,7 +229,8 @@ def main():
             shutil.rmtree(theirs)
             shutil.rmtree(ours)
             of_stage.append(run("ds_to_universal.py", [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--input_folder", step,
-                                                       "--output_folder", theirs / "universal"], theirs))
+                                                       "--output_folder", theirs / "universal",
+                                                       *(["--inject_missing_state"] if stage < 3 else [])], theirs))  # of Megatron
             expected = theirs / "universal"
             sample = folder / "sample"  # there is no room for both
             shutil.rmtree(sample, ignore_errors=True)
