@@ -1,5 +1,6 @@
 """What train_step.py measures: two models as their makers wrote them, and the ways in which a user trains them. A way makes, of a model
 and its optimizer (OPTIMIZER), a function step(batch) -> loss that forwards, reduces, clips at norm 1 and updates; and the engine or None."""
+import contextlib
 import sys
 from pathlib import Path
 
@@ -69,29 +70,27 @@ def is_matrix(name, parameter):
     return parameter.ndim >= 2 and not any(part in name for part in ("embed", "wte", "wpe", "lm_head"))
 
 
-class FlatMuon(torch.optim.Muon):
-    """torch's, which takes matrices only: the filters of a convolution are the rows of one."""
+@contextlib.contextmanager
+def flattened(parameters):
+    """Filters of convolutions as matrices, a filter a row: torch's Muon takes no others. Their gradients are dropped at the end."""
+    shapes = [(p, p.shape) for p in parameters if p.ndim > 2]
+    for p, _ in shapes:
+        p.data, p.grad = p.data.flatten(1), None if p.grad is None else p.grad.flatten(1)
+    yield
+    for p, shape in shapes:
+        p.grad = None
+        p.data = p.data.view(shape)
 
+
+class FlatMuon(torch.optim.Muon):
     def step(self, closure=None):
-        filters = [p for group in self.param_groups for p in group["params"] if p.ndim > 2]
-        shapes = [p.shape for p in filters]
-        for p in filters:
-            p.data, p.grad = p.data.flatten(1), p.grad.flatten(1)
-        super().step(closure)
-        for p, shape in zip(filters, shapes):
-            p.grad = None
-            p.data = p.data.view(shape)
+        with flattened([p for group in self.param_groups for p in group["params"]]):
+            super().step(closure)
 
 
 def flat_muon(parameters):
-    filters = [p for p in parameters if p.ndim > 2]
-    shapes = [p.shape for p in filters]
-    for p in filters:
-        p.data = p.data.flatten(1)
-    optimizer = FlatMuon(parameters, **MUON)
-    for p, shape in zip(filters, shapes):
-        p.data = p.data.view(shape)
-    return optimizer
+    with flattened(parameters):
+        return FlatMuon(parameters, **MUON)
 
 
 def client_optimizers(model):

@@ -564,6 +564,7 @@ void assemble(ForeignCheckpoint& checkpoint, std::vector<SavedTensor> model,
 
 void join_tied(ForeignCheckpoint& checkpoint,
                const std::map<std::string, std::vector<std::string>>& aliases) {
+  if (aliases.empty()) return;  // consolidate and convert have no model: nothing is opened for them
   std::map<std::string, size_t, std::less<>> places;
   std::vector<size_t> tied_to(checkpoint.parameters.size());
   for (size_t i = 0; i < tied_to.size(); ++i) {

@@ -10,8 +10,8 @@ import warnings
 LIBRARY, STAGE, FOLDER, CHECKPOINT = sys.argv[1:]
 if LIBRARY == "tessera":
     import tessera.deepspeed  # noqa: F401  the one line
-import torch  # noqa: E402
-import transformers as hf  # noqa: E402
+import torch
+import transformers as hf
 
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)
