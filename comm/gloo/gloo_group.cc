@@ -1,10 +1,16 @@
 #include "comm/gloo/gloo_group.h"
 
+#include <c10/util/Logging.h>
 #include <net/if.h>
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
 #include <cstring>
 #include <future>
+#include <mutex>
+#include <random>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -24,6 +30,7 @@ using std::chrono::steady_clock;
 
 constexpr int kMaxAttempts = 5;
 constexpr size_t kWordBytes = 32;
+constexpr unsigned kMostNumbersPassed = 4096;
 /// The words arrive within this time, once a rank has connected: the others may still be connecting.
 constexpr milliseconds kProofTime{5000};
 
@@ -40,6 +47,29 @@ GroupPtr connect(const GroupStore& store, const GlooOptions& options) {
   group_options->devices = options.devices;
   group_options->group_name = "tessera";
   return c10::make_intrusive<GlooGroup>(store.c10d_store(), options.rank, options.size, group_options);
+}
+
+/// Lets nothing be said: a group that is made with it fails after it has given numbers to its connections.
+class SilentStore final : public c10d::PrefixStore {
+ public:
+  SilentStore() : PrefixStore("", c10::make_intrusive<c10d::HashStore>()) {}
+  void set(const std::string&, const std::vector<uint8_t>&) override { throw CommError("nothing is said"); }
+};
+
+/// Makes the devices give their connections numbers from a random one on [Note: proven connections].
+void begin_at_random_number(const GlooDevices& devices) {
+  std::random_device random;
+  auto options = c10d::ProcessGroupGloo::Options::create(milliseconds(1));
+  options->devices = devices;
+  static std::mutex of_level;
+  const std::lock_guard lock(of_level);
+  const int level = std::exchange(FLAGS_caffe2_log_level, c10::GLOG_FATAL);
+  const int size = 2 + static_cast<int>(random() % kMostNumbersPassed);
+  try {
+    c10::make_intrusive<GlooGroup>(c10::make_intrusive<SilentStore>(), 0, size, options);
+  } catch (const std::exception&) {
+  }
+  FLAGS_caffe2_log_level = level;
 }
 
 /// Collective. Sends this rank's word to all over each device, and expects each rank's from it. Throws.
@@ -185,10 +215,8 @@ c10::intrusive_ptr<GlooGroup> connect_gloo_group(const GroupStore& store, const 
 GlooDevices open_gloo_devices(const GlooOptions& options) {
   GlooDevices opened;
   try {
-    if (options.interfaces.empty()) {
+    if (options.interfaces.empty())
       opened.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(options.address));
-      return opened;
-    }
     std::istringstream names(options.interfaces);
     for (std::string name; std::getline(names, name, ',');) {
       if (if_nametoindex(name.c_str()) == 0) {
@@ -203,6 +231,7 @@ GlooDevices open_gloo_devices(const GlooOptions& options) {
     throw CommError(str("rank ", number_of(options), " cannot listen on ", bound_to(options), " (",
                         error_message(error), ")"));
   }
+  begin_at_random_number(opened);
   return opened;
 }
 

@@ -55,10 +55,11 @@ def listening_ports(processes):
 
 
 class Strangers:
-    """Connect again and again to each port of the processes; half of the connections stay open."""
+    """Connect again and again to each port of the processes; the given share of the connections stays open."""
 
-    def __init__(self, processes):
+    def __init__(self, processes, messages=MESSAGES, share_kept=0.5):
         self.processes, self.ended, self.kept = processes, threading.Event(), []
+        self.messages, self.share_kept = messages, share_kept
         self.connections, self.ports = 0, set()
         self.thread = threading.Thread(target=self.disturb, daemon=True)
         self.thread.start()
@@ -71,9 +72,9 @@ class Strangers:
                 with contextlib.suppress(OSError):
                     stranger = socket.create_connection(("127.0.0.1" if family == socket.AF_INET else "::1", port), timeout=1)
                     stranger.setblocking(False)
-                    stranger.send(rng.choice(MESSAGES))
+                    stranger.send(rng.choice(self.messages))
                     self.connections += 1
-                    if rng.random() < 0.5 and len(self.kept) < 300:
+                    if rng.random() < self.share_kept and len(self.kept) < 300:
                         self.kept.append(stranger)
                     else:
                         stranger.close()
@@ -171,6 +172,20 @@ class StrangersTest(unittest.TestCase):
         ranks.append(start(2))
         self.finish(ranks)
         self.assertLess(time.monotonic() - begin, 10)
+
+    def test_the_first_numbers_of_gloo(self):
+        """A connection that brings the right number and stays silent would hold a rank's place. The numbers begin anywhere."""
+        port = free_port()
+        variables = {"TEST_HOSTS": "aaaaabbb", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8", "TEST_LOG": "1"}
+        ranks = [subprocess.Popen([RANK_PROGRAM, "sum"], env=environment(rank, port, "hybrid", **variables), text=True, stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE) for rank in range(8)]
+        strangers = Strangers(ranks, [struct.pack("=Q", number) for number in range(16)], share_kept=1)
+        self.addCleanup(strangers.end)
+        self.addCleanup(lambda: [rank.kill() for rank in ranks])
+        said = [rank.communicate(timeout=60) for rank in ranks]
+        self.assertEqual([rank.returncode for rank in ranks], [0] * 8, said)
+        self.assertNotIn("connecting again", "".join(err for _, err in said))
+        self.assertGreater(len(strangers.kept), 20)
 
     def test_connections_to_the_sockets_of_shared_memory(self):
         port = free_port()
