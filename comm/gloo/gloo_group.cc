@@ -56,15 +56,16 @@ class SilentStore final : public c10d::PrefixStore {
   void set(const std::string&, const std::vector<uint8_t>&) override { throw CommError("nothing is said"); }
 };
 
-/// Makes the devices give their connections numbers from a random one on [Note: proven connections].
-void begin_at_random_number(const GlooDevices& devices) {
+/// Makes the device give its connections numbers from a random one on [Note: proven connections]: a group of
+/// that many ranks takes them, and is given up before it connects anything.
+void begin_at_random_number(const GlooDevices::value_type& device) {
   std::random_device random;
   auto options = c10d::ProcessGroupGloo::Options::create(milliseconds(1));
-  options->devices = devices;
+  options->devices = {device};
+  const int size = 2 + static_cast<int>(random() % kMostNumbersPassed);
   static std::mutex of_level;
   const std::lock_guard lock(of_level);
-  const int level = std::exchange(FLAGS_caffe2_log_level, c10::GLOG_FATAL);
-  const int size = 2 + static_cast<int>(random() % kMostNumbersPassed);
+  const int level = std::exchange(FLAGS_caffe2_log_level, c10::GLOG_FATAL);  // c10d says that it failed
   try {
     c10::make_intrusive<GlooGroup>(c10::make_intrusive<SilentStore>(), 0, size, options);
   } catch (const std::exception&) {
@@ -231,7 +232,7 @@ GlooDevices open_gloo_devices(const GlooOptions& options) {
     throw CommError(str("rank ", number_of(options), " cannot listen on ", bound_to(options), " (",
                         error_message(error), ")"));
   }
-  begin_at_random_number(opened);
+  for (const auto& device : opened) begin_at_random_number(device);
   return opened;
 }
 
