@@ -489,17 +489,6 @@ class Libraries(RanksTest):
             "--mixed_precision", "no", "--main_process_port", free_port(), "script.py", PYTHONPATH=path, HF_HOME=self.folder / "hf")])
         self.assertEqual([(self.folder / f"steps{rank}").read_text() for rank in range(2)], ["2", "2"])
 
-
-class Ranks(RanksTest):
-    def test_alone(self):
-        self.run_ranks(1, "deepspeed_names_rank.py", "auto")
-
-    def test_two_ranks_in_shared_memory(self):
-        self.run_ranks(2, "deepspeed_names_rank.py", "shm")
-
-    def test_two_ranks_over_gloo(self):
-        self.run_ranks(2, "deepspeed_names_rank.py", "gloo")
-
     def test_a_script_as_it_is(self):
         """By `python -m tessera.deepspeed`; clipping is DeepSpeed's default, unless the configuration names it."""
         (self.folder / "beside.py").write_text("value = 7")
