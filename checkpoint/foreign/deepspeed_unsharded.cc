@@ -4,10 +4,13 @@
 // a run in fp16 or bf16 it has the fp32 masters: of each group a flat vector (FP16_Optimizer), or a tensor of
 // each parameter (FP16_UnfusedOptimizer). The module has these numbers too, rounded. So the parameter that
 // lies at a place of a vector is the one whose numbers are there. Groups have parameters in the model's
-// order: the first one in order whose numbers fit is taken, but none where parameters of different shapes
-// fit.
+// order: the first one in order whose numbers fit is taken. Nothing is taken where parameters of different
+// shapes fit, or where one that fits, too, is in another group or in none: the layer norms of an untrained
+// model have equal numbers.
 #include <algorithm>
 #include <cstring>
+#include <span>
+#include <utility>
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/foreign/deepspeed_optimizer.h"
@@ -48,7 +51,7 @@ bool is_rounded(const TorchFile& file, int64_t master, int64_t own, DType type) 
 struct Candidate {
   std::string name;
   const TorchTensor* tensor;
-  bool taken = false;
+  int group = -1;  ///< that it was found in
 };
 
 class Masters {
@@ -76,6 +79,11 @@ class Masters {
                              describe_shape(master.shape)));
         if (!name_one(found, optimizer.states[next++], static_cast<int>(group), master, flat)) return false;
       }
+    for (const auto& [chosen, other] : also_fitted_)
+      if (candidates_[chosen].group != candidates_[other].group)
+        return say_why(str(quoted_name(candidates_[chosen].name), " and ",
+                           quoted_name(candidates_[other].name),
+                           " have the same numbers, and are not in one group"));
     for (ForeignParameter& one : found) checkpoint_.parameters.push_back(std::move(one));
     return true;
   }
@@ -89,7 +97,7 @@ class Masters {
 
   bool fits(const Candidate& one, const TorchTensor& master, int64_t offset) const {
     const int64_t numel = one.tensor->numel(), width = size_bytes(one.tensor->type);
-    if (one.taken || numel > master.numel() - offset) return false;
+    if (one.group >= 0 || numel > master.numel() - offset) return false;
     const int64_t step = std::max<int64_t>(numel / kCompared, 1);
     for (int64_t i = 0; i < numel; i += step)
       if (!is_rounded(model_.file(), master.offset + (offset + i) * 4, one.tensor->offset + i * width,
@@ -101,21 +109,23 @@ class Masters {
   bool name_one(std::vector<ForeignParameter>& found, const FlatState& state, int group,
                 const TorchTensor& master, bool flat) {
     for (int64_t offset = 0; offset < master.numel();) {
-      Candidate* chosen = nullptr;
-      for (Candidate& one : candidates_) {
-        if (!flat && one.tensor->shape != master.shape) continue;
-        if (!fits(one, master, offset)) continue;
-        if (chosen == nullptr)
-          chosen = &one;
-        else if (chosen->tensor->shape != one.tensor->shape)
-          return say_why(str("the numbers of both ", quoted_name(chosen->name), " and ",
-                             quoted_name(one.name), " are at element ", offset, " of group ", group));
-      }
-      if (chosen == nullptr)
+      std::vector<size_t> fitting;
+      for (size_t i = 0; i < candidates_.size(); ++i)
+        if ((flat || candidates_[i].tensor->shape == master.shape) && fits(candidates_[i], master, offset))
+          fitting.push_back(i);
+      if (fitting.empty())
         return say_why(str("no parameter has the numbers at element ", offset, " of group ", group));
-      chosen->taken = true;
-      found.push_back(parameter_of(*chosen, state, group, master, offset, flat));
-      offset += chosen->tensor->numel();
+      Candidate& chosen = candidates_[fitting[0]];
+      for (const size_t other : std::span(fitting).subspan(1)) {
+        if (chosen.tensor->shape != candidates_[other].tensor->shape)
+          return say_why(str("the numbers of both ", quoted_name(chosen.name), " and ",
+                             quoted_name(candidates_[other].name), " are at element ", offset, " of group ",
+                             group));
+        also_fitted_.emplace_back(fitting[0], other);
+      }
+      chosen.group = group;
+      found.push_back(parameter_of(chosen, state, group, master, offset, flat));
+      offset += chosen.tensor->numel();
     }
     return true;
   }
@@ -148,6 +158,7 @@ class Masters {
   const DeepSpeedModel& model_;
   int file_number_;
   std::vector<Candidate> candidates_;
+  std::vector<std::pair<size_t, size_t>> also_fitted_;  // a candidate that was taken, another that fitted
 };
 
 std::vector<std::vector<TorchTensor>> masters_in(const DeepSpeedModel& model, const PickleValue& groups) {

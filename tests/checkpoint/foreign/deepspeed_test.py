@@ -266,6 +266,23 @@ class DeepSpeed(TrainersTest):
             "optimizer_state_dict": run.torch_state(flat), "fp32_groups_flat": [run.flat("fp32", group) for group in GROUPS], "cur_scale": 1.0}))
         self.assert_is_unnamed(found, run, "the numbers of both")
 
+    def test_stage_0_with_equal_numbers(self):
+        """As layer norms have them. In one group their order tells them; in two, or where one is frozen, nothing does."""
+        def read(run, groups):
+            flat = [[{key: run.flat(key, group) for key in STATES}] for group in groups]
+            return self.read("deepspeed", self.stage_0(run, {
+                "optimizer_state_dict": run.torch_state(flat), "fp32_groups_flat": [run.flat("fp32", group) for group in groups], "cur_scale": 1.0}))
+
+        run = Run(1)
+        run.values["fp32"].update({"norm.weight": torch.ones(5), "norm.bias": torch.ones(5) + 1e-5 * torch.rand(5)})  # one number in bf16
+        self.assert_is(read(run, GROUPS), run)
+        apart = [["embed.weight", "norm.bias", "hidden.weight", "out.weight"], ["norm.weight", "gain", "hidden.bias"]]
+        self.assert_is_unnamed(read(run, apart), run, "'norm.weight' and 'norm.bias' have the same numbers, and are not in one group")
+        without = [GROUPS[0], ["norm.bias", "gain", "hidden.bias"]]
+        found = read(run, without)
+        self.assertEqual(found.states, {})
+        self.assertTrue(any("are not in one group" in line for line in found["not_read"]), found["not_read"])
+
     def assert_is_unnamed(self, found, run, why):
         self.assertEqual(found.states, {})
         self.assertTrue(any(why in line for line in found["not_read"]), found["not_read"])
