@@ -14,17 +14,19 @@
 #include "core/str.h"
 #include "engine/checkpoint/checkpoint_types.h"
 #include "zero/memory/pause_listening.h"
+#include "zero/optimizer/state_values.h"
 
 namespace tessera {
 
 using checkpoint::DatasetRecord;
 using checkpoint::Piece;
+using nlohmann::json;
 
 checkpoint::ParameterOrder order_of(const zero::ShardedModel& model) {
   checkpoint::ParameterOrder order{
-      .names = {}, .groups = {}, .aliases = {}, .buffers = {}, .may_differ = true};
+      .names = {}, .groups = {}, .aliases = {}, .buffers = {}, .frozen = {}, .may_differ = true};
   for (const zero::ParameterSpec& parameter : model.layout().parameters()) {
-    if (parameter.trainable) order.names.push_back(parameter.name);
+    (parameter.trainable ? order.names : order.frozen).push_back(parameter.name);
     if (!parameter.aliases.empty()) order.aliases[parameter.name] = parameter.aliases;
   }
   for (const zero::NamedBuffer& buffer : model.persistent_buffers()) order.buffers.push_back(buffer.name);
@@ -42,12 +44,21 @@ CheckpointLoader::CheckpointLoader(const std::string& directory, const std::stri
     : checkpoint_(options.folders ? checkpoint::Checkpoint::open_part(directory, tag)
                                   : checkpoint::Checkpoint::open(directory, tag, order_of(model, options))),
       model_(model),
-      options_(options) {
+      options_(options),
+      owned_(model.owned_parameters()) {
   const checkpoint::SavedLayout& saved = checkpoint_.manifest().layout;
   comparison_ = checkpoint::compare(saved, model_.layout());
   if (const checkpoint::ForeignCheckpoint* foreign = checkpoint_.foreign()) {
     not_loaded_ = foreign->not_read;
-    if (with_states() && checkpoint_.manifest().state_names.empty()) {
+    const std::vector<std::string>& others = foreign->other_states;
+    if (!is_whole()) not_loaded_.insert(not_loaded_.end(), others.begin(), others.end());
+    const bool has_others = is_whole() && std::ranges::any_of(foreign->parameters, [](const auto& parameter) {
+                              return !parameter.other_states.empty() || !parameter.other_values.empty();
+                            });
+    if (is_whole() && with_states() && foreign->optimizer.empty())
+      not_loaded_.emplace_back(
+          "states of the optimizer: the files do not say of which class; they are taken for this one's");
+    if (with_states() && checkpoint_.manifest().state_names.empty() && !has_others) {
       options_.load_optimizer_states = false;
       not_loaded_.emplace_back(
           "states of the optimizer: there are none that can be told by parameter; they stay as they are");
@@ -72,6 +83,15 @@ std::vector<int> CheckpointLoader::files() const {
   return {files.begin(), files.end()};
 }
 
+/// Whether these are two classes of torch.optim. A state says which class it is of by its names, which a
+/// class of somebody's own may have, too. `current`: "torch.optim.nadam.NAdam", or the configuration's
+/// "Adafactor".
+static bool are_others_of_torch(const std::string& saved, const std::string& current) {
+  const size_t last = current.rfind('.');
+  const bool is_torchs = last == current.npos || current.starts_with("torch.optim.");
+  return is_torchs && !saved.empty() && saved != "unknown" && saved != current.substr(last + 1);
+}
+
 std::string CheckpointLoader::advice(const char* otherwise) const {
   return options_.advice.empty() ? otherwise : options_.advice;
 }
@@ -90,21 +110,25 @@ void CheckpointLoader::compare_parameters() {
     not_loaded_.push_back(str("parameter ", name, ": frozen when saved, so without optimizer state"));
 }
 
-void CheckpointLoader::compare_optimizers(const OptimizerRecord& saved, const OptimizerRecord& current,
-                                          bool is_whole) const {
+void CheckpointLoader::compare_optimizers(const OptimizerRecord& saved,
+                                          const OptimizerRecord& current) const {
   if (!with_states()) return;
   const std::vector<std::string>& found = checkpoint_.manifest().state_names;
   const auto& wanted = model_.state_names();
-  const bool saved_whole = has_blob(0, kOptimizerState);
+  const checkpoint::ForeignCheckpoint* const foreign = checkpoint_.foreign();
+  const bool saved_whole = foreign != nullptr ? is_whole() : has_blob(0, kOptimizerState);
+  const bool is_another =
+      foreign != nullptr ? are_others_of_torch(saved.name, current.name) : saved.name != current.name;
   const auto fail = [&](const std::string& what) {
     throw CheckpointError(str(checkpoint_.path().string(), ": ", what, "; ",
                               advice("use the same optimizer, or load_optimizer_states = false")));
   };
-  if (saved_whole != is_whole || (is_whole && saved.name != current.name) ||
+  if (saved_whole != is_whole() || (is_whole() && is_another) ||
       saved.by_muon.empty() != current.by_muon.empty())
     fail(str("it was saved with the optimizer ", saved.name, ", whose states are not those of ",
              current.name));
-  if (!std::equal(found.begin(), found.end(), wanted.begin(), wanted.end())) {
+  const bool by_element = !is_whole() || foreign == nullptr;
+  if (by_element && !std::equal(found.begin(), found.end(), wanted.begin(), wanted.end())) {
     const auto described = [](const auto& names) {
       return names.empty() ? std::string("no state") : join(names, ", ");
     };
@@ -216,7 +240,7 @@ void CheckpointLoader::for_each_read(const Visit& visit) const {
   };
   std::vector<Read> reads;
   const checkpoint::Manifest& manifest = checkpoint_.manifest();
-  const int num_states = with_states() ? static_cast<int>(manifest.state_names.size()) : 0;
+  const int num_states = with_states() && !is_whole() ? static_cast<int>(manifest.state_names.size()) : 0;
   for (int kind = 0; kind <= num_states; ++kind) {
     for (const Piece& piece : pieces_) {
       const bool has_states =
@@ -236,9 +260,9 @@ void CheckpointLoader::for_each_read(const Visit& visit) const {
   for (const Read& read : reads) visit(*read.piece, read.kind, *read.dataset);
 }
 
-void CheckpointLoader::check(const OptimizerRecord& saved, const OptimizerRecord& current, bool is_whole) {
+void CheckpointLoader::check(const OptimizerRecord& saved, const OptimizerRecord& current) {
   compare_parameters();
-  compare_optimizers(saved, current, is_whole);
+  compare_optimizers(saved, current);
   match_buffers();
   for_each_read([&](const Piece& piece, int, const DatasetRecord& dataset) {
     const int64_t size = size_bytes(dataset.type);
@@ -287,22 +311,22 @@ void CheckpointLoader::load(const std::vector<int64_t>& steps) {
     model_.set_parameter_steps(match.current, steps[match.saved]);
 }
 
-bool CheckpointLoader::groups_agree() const {
+std::optional<std::map<int, int>> CheckpointLoader::matched_groups() const {
   std::map<int, int> current_of, saved_of;
   for (const checkpoint::Match& match : comparison_.matches) {
     const zero::ParameterSpec& parameter = model_.layout().parameters()[match.current];
     if (!parameter.trainable) continue;
     const int saved = checkpoint_.manifest().layout.parameters[match.saved].group;
-    if (current_of.try_emplace(saved, parameter.group).first->second != parameter.group) return false;
-    if (saved_of.try_emplace(parameter.group, saved).first->second != saved) return false;
+    if (current_of.try_emplace(saved, parameter.group).first->second != parameter.group) return std::nullopt;
+    if (saved_of.try_emplace(parameter.group, saved).first->second != saved) return std::nullopt;
   }
   // In the same order, so that the n-th has the n-th's values.
   int before = std::numeric_limits<int>::min();
   for (const auto& [saved, current] : current_of) {
-    if (current < before) return false;
+    if (current < before) return std::nullopt;
     before = current;
   }
-  return true;
+  return current_of;
 }
 
 at::Tensor CheckpointLoader::blob(const std::string& name) const {
@@ -314,10 +338,37 @@ bool CheckpointLoader::has_blob(int rank, const std::string& name) const {
   return checkpoint_.manifest().rank_file(rank).datasets.find(checkpoint::blob_dataset(name)) != nullptr;
 }
 
-std::vector<at::Tensor> CheckpointLoader::blob_of_each_rank(const std::string& name) const {
+std::vector<at::Tensor> CheckpointLoader::whole_states() const {
+  if (!is_whole() || !with_states()) return {};
+  if (const checkpoint::ForeignCheckpoint* foreign = checkpoint_.foreign())
+    return {states_of_owned(*foreign)};
   std::vector<at::Tensor> blobs;
-  for (int rank = 0; rank < checkpoint_.manifest().world_size(); ++rank) blobs.push_back(blob_of(rank, name));
+  for (int rank = 0; rank < checkpoint_.manifest().world_size(); ++rank)
+    blobs.push_back(blob_of(rank, kOptimizerState));
   return blobs;
+}
+
+/// In the form of zero/optimizer/state_values.h. Floating-point numbers are in fp32, as masters are; "step"
+/// is as it was, as torch's load_state_dict() leaves it.
+at::Tensor CheckpointLoader::states_of_owned(const checkpoint::ForeignCheckpoint& foreign) const {
+  const checkpoint::ForeignFiles files(foreign.files);
+  zero::StateValuesWriter writer;
+  json states = json::object();
+  for (const checkpoint::Match& match : comparison_.matches) {
+    if (!owned_[match.current]) continue;
+    const checkpoint::ForeignParameter& parameter = foreign.parameters.at(static_cast<size_t>(match.saved));
+    json found = parameter.other_values;
+    const auto add = [&](const std::string& name, const checkpoint::ForeignTensor& tensor) {
+      at::Tensor read = at::empty(tensor.shape, to_torch(tensor.type));
+      files.read(tensor, 0, bytes_of(read));
+      if (name != "step" && read.is_floating_point()) read = read.to(at::kFloat);
+      found[name] = writer.add(read);
+    };
+    for (const auto& [name, tensor] : parameter.states) add(name, tensor);
+    for (const auto& [name, tensor] : parameter.other_states) add(name, tensor);
+    if (!found.empty()) states[model_.layout().parameters()[match.current].name] = std::move(found);
+  }
+  return writer.finish({{"state", states}, {"other", json::object()}});
 }
 
 at::Tensor CheckpointLoader::blob_of(int rank, const std::string& name) const {

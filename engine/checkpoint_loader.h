@@ -5,6 +5,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,21 +43,22 @@ class CheckpointLoader {
   /// The files that this rank will read, by number, ascending.
   std::vector<int> files() const;
   /// Compares the checkpoint with the model and verifies all that load() will read. Throws CheckpointError.
-  /// `is_whole`: the optimizer keeps its states itself (zero/optimizer/whole_optimizer.h).
-  void check(const OptimizerRecord& saved, const OptimizerRecord& current, bool is_whole);
+  void check(const OptimizerRecord& saved, const OptimizerRecord& current);
   /// Overwrites weights, optimizer state and buffers; between ShardedModel::begin_replacing() and
   /// end_replacing(). `steps`: number of updates of each parameter of the checkpoint.
   void load(const std::vector<int64_t>& steps);
   /// This rank's blob as it was saved, (n) uint8 on the CPU; undefined when the checkpoint has none for this
   /// rank. To be called before load(). Throws CheckpointError.
   at::Tensor blob(const std::string& name) const;
-  /// The same of every rank of the checkpoint, in rank order.
-  std::vector<at::Tensor> blob_of_each_rank(const std::string& name) const;
+  /// For WholeOptimizer::set_state(): what each rank of the checkpoint has saved, in rank order; of another
+  /// program's checkpoint, the states of what this rank owns.
+  std::vector<at::Tensor> whole_states() const;
   /// The same of the modules' extra state: this rank's own of as many ranks, else rank 0's.
   at::Tensor extra_state() const;
   const ModuleRecord& module_record() const { return record_; }
-  /// Whether the model's param groups have the parameters of the checkpoint's, group by group.
-  bool groups_agree() const;
+  /// The model's param group by the checkpoint's, of which each has the other's parameters, in the same
+  /// order. nullopt: they have other parameters than each other.
+  std::optional<std::map<int, int>> matched_groups() const;
   /// Whether optimizer state is loaded; the checkpoint has no other names than the model then.
   bool with_states() const { return options_.load_optimizer_states && !options_.load_module_only; }
 
@@ -72,7 +75,10 @@ class CheckpointLoader {
   };
   std::string advice(const char* otherwise) const;
   void compare_parameters();
-  void compare_optimizers(const OptimizerRecord& saved, const OptimizerRecord& current, bool is_whole) const;
+  void compare_optimizers(const OptimizerRecord& saved, const OptimizerRecord& current) const;
+  at::Tensor states_of_owned(const checkpoint::ForeignCheckpoint& foreign) const;
+  /// Whether the optimizer keeps its states itself (zero/optimizer/whole_optimizer.h).
+  bool is_whole() const { return !owned_.empty(); }
   bool has_blob(int rank, const std::string& name) const;
   void match_buffers();
   void match_buffer(const std::string& name, const zero::NamedBuffer* mine,
@@ -91,6 +97,7 @@ class CheckpointLoader {
   zero::ShardedModel& model_;
   LoadOptions options_;
   checkpoint::Comparison comparison_;
+  std::vector<bool> owned_;             // ShardedModel::owned_parameters()
   std::vector<zero::LocalState> held_;  // by unit
   std::vector<checkpoint::Piece> pieces_;
   ModuleRecord record_;

@@ -16,6 +16,7 @@
 #include "engine/checkpoint/checkpoint_writer.h"
 #include "engine/checkpoint/host_folders.h"
 #include "engine/checkpoint_loader.h"
+#include "engine/config/optimizer.h"
 #include "engine/config/parse.h"
 #include "engine/engine.h"
 
@@ -196,13 +197,11 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
     state = parse_checkpoint_state(manifest.state, manifest.layout.parameters.size(),
                                    loader->checkpoint().path().string());
     loader->check({.name = state.optimizer, .by_muon = state.by_muon},
-                  {.name = optimizer_name(), .by_muon = sharded_->by_muon()},
-                  options_.whole_optimizer != nullptr);
+                  {.name = optimizer_name(), .by_muon = sharded_->by_muon()});
     cpu_generator = loader->blob(kCpuGenerator);
     if (!device().is_cpu()) cuda_generator = loader->blob(kCudaGenerator);
     extra_state = loader->extra_state();
-    if (options_.whole_optimizer && loader->with_states())
-      optimizer_state = loader->blob_of_each_rank(kOptimizerState);
+    optimizer_state = loader->whole_states();
   });
 
   sharded_->begin_replacing("load_checkpoint()");
@@ -240,11 +239,20 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
   loaded.client_state = state.client_state;
   loaded.saved_world_size = loader->checkpoint().manifest().world_size();
   loaded.not_loaded = loader->not_loaded();
-  if (foreign && loader->with_states() && !foreign->groups.empty() && !loader->groups_agree()) {
-    loaded.client_state["tessera.param_groups"] = json::array();
-    loaded.not_loaded.emplace_back(
-        "param groups: they have other parameters than the optimizer's, so that its rates and other values "
-        "stay");
+  if (foreign && loader->with_states() && !foreign->groups.empty()) {
+    const std::optional<std::map<int, int>> groups = loader->matched_groups();
+    const std::vector<OptimizerOptions> options_of = config::group_options(config_.optimizer);
+    for (const auto& [saved, current] : groups.value_or(std::map<int, int>()))
+      for (const std::string& line : config::differing_values(options_of.at(static_cast<size_t>(current)),
+                                                              foreign->groups.at(static_cast<size_t>(saved)),
+                                                              foreign->lr_scheduler.has_value()))
+        loaded.other_values.push_back(str("param group ", saved, ": ", line));
+    if (!groups) {
+      loaded.client_state["tessera.param_groups"] = json::array();
+      loaded.not_loaded.emplace_back(
+          "param groups: they have other parameters than the optimizer's, so that its rates and other values "
+          "stay");
+    }
   }
   loaded.bytes_read = loader->checkpoint().bytes_read();
   return loaded;

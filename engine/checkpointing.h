@@ -46,6 +46,9 @@ struct LoadedCheckpoint {
   /// The program that has saved it, where that is not Tessera. `client_state` is then as of a Python program:
   /// {"client_state": what its caller gave, "tessera.param_groups", "tessera.lr_scheduler", …}.
   std::string saved_by;
+  /// Of another program's checkpoint: what its optimizer had other values for than this one, which keeps its
+  /// own: "param group 0: weight_decay: it was 0.1, and is 0.01". The same on all ranks.
+  std::vector<std::string> other_values;
   int64_t bytes_read = 0;  ///< by this rank; loaded data is read twice: first verified, then copied
 };
 

@@ -338,6 +338,10 @@ class AsItIs final : public zero::WholeOptimizer {
   std::set<void*> load_rank(const at::Tensor& data) const {
     const std::string what = str("states of ", name_);
     const StateValuesReader reader(data, what);
+    if (!reader.values().value().contains("torch::optim"))
+      throw Error(str(what,
+                      ": another program's cannot be given to an optimizer of C++; expected "
+                      "load_optimizer_states = false"));
     const JsonField values = reader.values(), groups = values["groups"], archive = values["torch::optim"];
     std::set<void*> owned;
     std::vector<std::vector<at::Tensor>> parameters;

@@ -72,6 +72,7 @@ ordered_json to_json(const checkpoint::Checkpoint& saved, const checkpoint::Veri
     out["client_state"] = foreign->client_state;
     out["param_groups"] = foreign->groups;
     out["not_read"] = foreign->not_read;
+    out["other_states"] = foreign->other_states;
   }
   for (const auto& file : manifest.files)
     out["files"].push_back({{"name", file.name}, {"bytes", file.bytes}});
@@ -110,6 +111,8 @@ void print(const checkpoint::Checkpoint& saved) {
             << " in " << (foreign != nullptr ? foreign->files.size() : manifest.files.size()) << " files\n";
   if (foreign != nullptr)
     for (const std::string& line : foreign->not_read) std::cout << "not read    " << line << '\n';
+  if (foreign != nullptr)
+    for (const std::string& line : foreign->other_states) std::cout << "other state " << line << '\n';
   std::cout << '\n';
   size_t width = 0;
   for (const auto& parameter : manifest.layout.parameters) width = std::max(width, parameter.name.size());

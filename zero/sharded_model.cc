@@ -696,6 +696,13 @@ void ShardedModel::set_states(const std::string& name, const std::vector<at::Ten
 
 // --------------------------------------------------------------------------------- what this rank keeps
 
+std::vector<bool> ShardedModel::owned_parameters() const {
+  std::vector<bool> owned;
+  if (const WholeParameters* whole = optimizer_->whole())
+    for (int i = 0; i < layout_->num_parameters(); ++i) owned.push_back(whole->owns(i));
+  return owned;
+}
+
 StateBytes ShardedModel::measured_bytes(Tier tier) const {
   StateBytes bytes;
   for (const ParamUnit& unit : units_) bytes += unit.bytes(tier);

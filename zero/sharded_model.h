@@ -118,6 +118,8 @@ class ShardedModel {
   /// Collective, between steps; for an optimizer of whole parameters ([Note: whole parameters]). Calls
   /// `function` while what this rank owns is whole, and takes over what it writes there. Throws as step().
   void apply_to_whole(const std::function<void()>& function);
+  /// By parameter, whether an optimizer of whole parameters has its states on this rank. Empty: another one.
+  std::vector<bool> owned_parameters() const;
 
   /// Throws what went wrong inside an operator, or in a backward() or update that ended half-way:
   /// gradients or parameters stay incomplete then. Then ParameterVersions::check(). See [Note: who writes

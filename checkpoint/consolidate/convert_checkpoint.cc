@@ -113,10 +113,13 @@ ConvertResult convert_checkpoint(const ConvertOptions& options) {
   const Manifest& manifest = checkpoint.manifest();
   ConvertResult result{.checkpoint = checkpoint.path(), .output = options.output};
   count_tensors(checkpoint, result);
+  if (const ForeignCheckpoint* const foreign = checkpoint.foreign())
+    for (const std::vector<std::string>* lines : {&foreign->not_read, &foreign->other_states})
+      for (const std::string& line : *lines) result.notes.push_back(str("left out: ", line));
   TrainingState state;
   if (options.target != ConvertTarget::kTessera) {
     state = training_state(manifest, checkpoint.path().string(), options.scheduled_options);
-    result.notes = state.notes;
+    result.notes.insert(result.notes.end(), state.notes.begin(), state.notes.end());
     note_extra_state(manifest, result.notes);
   }
   const Disk disk(options.disk);

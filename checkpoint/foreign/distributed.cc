@@ -158,6 +158,8 @@ std::optional<Key> optimizer_of(const Key& key, const std::set<Key>& optimizers)
 /// Puts an optimizer's values together.
 class OptimizerBuilder {
  public:
+  static constexpr std::string_view kState = "state.";  ///< of flattened names
+
   OptimizerBuilder(ForeignCheckpoint& checkpoint, Folder& folder, std::string source)
       : checkpoint_(checkpoint), folder_(folder), source_(std::move(source)) {}
 
@@ -175,12 +177,12 @@ class OptimizerBuilder {
   SavedOptimizer finish(const std::set<std::string>& names) {
     std::set<std::string> known = names;
     for (const auto& [item, text] : flat_)
-      if (text.starts_with("param_groups."))
-        if (const size_t last = text.rfind('.'); last > kGroups)
-          known.insert(text.substr(kGroups, last - kGroups));
+      if (text.starts_with(kGroups))
+        if (const size_t last = text.rfind('.'); last > kGroups.size())
+          known.insert(text.substr(kGroups.size(), last - kGroups.size()));
     for (const auto& [item, text] : flat_) {
-      const bool is_option = text.starts_with("param_groups.");
-      const std::string rest = text.substr(is_option ? kGroups : kState);
+      const bool is_option = text.starts_with(kGroups);
+      const std::string rest = text.substr((is_option ? kGroups : kState).size());
       size_t split = rest.rfind('.');
       for (size_t at = split; at != rest.npos && at > 0; at = rest.rfind('.', at - 1))
         if (known.contains(rest.substr(0, at))) {
@@ -205,8 +207,7 @@ class OptimizerBuilder {
   }
 
  private:
-  static constexpr size_t kGroups = std::string_view("param_groups.").size();
-  static constexpr size_t kState = std::string_view("state.").size();
+  static constexpr std::string_view kGroups = "param_groups.";
 
   size_t state_of(const std::string& key) {
     const auto [at, is_new] = places_.try_emplace(key, states_.size());
@@ -222,10 +223,17 @@ class OptimizerBuilder {
     if (name == "step") {
       if (const std::optional<json> value = folder_.value(item)) state->steps = count_of(*value);
       if (!state->steps) checkpoint_.not_read.push_back(str(source_, ": ", item.name, ": is no count"));
+      if (item.is_tensor)
+        state->step_tensor = folder_.tensor(item);
+      else if (state->steps)
+        state->values[name] = *state->steps;
     } else if (item.is_tensor) {
       state->tensors[name] = folder_.tensor(item);
     } else if (const std::optional<json> value = folder_.value(item); value && !value->is_null()) {
-      checkpoint_.not_read.push_back(str(source_, ": ", item.name));
+      if (value->is_primitive())
+        state->values[name] = *value;
+      else
+        checkpoint_.not_read.push_back(str(source_, ": ", item.name));
     }
   }
 
@@ -365,13 +373,24 @@ DistributedContents read_metadata_folder(ForeignCheckpoint& checkpoint, const fs
       others.push_back(&item);
 
   const std::optional<Key> model = model_of(others, path.string());
+  // Entries of the model at the top have a period in their names, are the optimizer's parameters, or are all.
+  std::set<std::string> trained;
+  for (const auto& [key, members] : optimizers)
+    for (const DistributedItem* item : members)
+      if (const std::string& last = item->key.back(); last.starts_with(OptimizerBuilder::kState))
+        if (const size_t end = last.rfind('.'); end > OptimizerBuilder::kState.size())
+          trained.insert(last.substr(OptimizerBuilder::kState.size(), end - OptimizerBuilder::kState.size()));
+  const bool is_state_dict =
+      std::ranges::all_of(others, [](const auto* item) { return item->is_tensor && item->key.size() == 1; });
   std::vector<const DistributedItem*> extras;
   std::set<std::string> names;
   for (const DistributedItem* item : others) {
     const size_t skip = model ? model->size() : 0;
+    const bool is_entry =
+        is_state_dict || item->name.find('.') != item->name.npos || trained.contains(item->name);
     const bool inside =
         model ? item->key.size() > skip && std::equal(model->begin(), model->end(), item->key.begin())
-              : item->key.size() == 1 && item->name.find('.') != item->name.npos;
+              : item->key.size() == 1 && is_entry;
     if (!inside || !item->is_tensor) {
       extras.push_back(item);
       continue;

@@ -407,6 +407,8 @@ void check(const ForeignCheckpoint& checkpoint) {
                                   describe_shape(parameter.weights.shape)));
       check_tensor(state, which, checkpoint, sizes);
     }
+    for (const auto& [name, state] : parameter.other_states)
+      check_tensor(state, str(what, ", state ", quoted_name(name)), checkpoint, sizes);
   }
   for (const auto& [name, buffer] : checkpoint.buffers) {
     add_name(name);

@@ -61,6 +61,10 @@ struct ForeignParameter {
   std::map<std::string, ForeignTensor>
       states;         ///< of the optimizer, each of the parameter's shape: "exp_avg"
   int64_t steps = 0;  ///< updates that the optimizer counts; 0: none known
+  /// What an optimizer that runs on whole parameters has besides: states of another shape or type, "step"
+  /// where it is a tensor, and values that are none.
+  std::map<std::string, ForeignTensor> other_states = {};
+  nlohmann::json other_values = nlohmann::json::object();
 };
 
 struct ForeignCheckpoint {
@@ -86,6 +90,8 @@ struct ForeignCheckpoint {
   /// What the source has, or should have, that is not above: a line each, "lr_scheduler: an object of class
   /// …".
   std::vector<std::string> not_read;
+  /// What ForeignParameter::other_states are, a line each: not read where states are kept by element.
+  std::vector<std::string> other_states;
 
   bool has_stage() const { return stage >= 0; }
 };
@@ -114,13 +120,15 @@ void check(const ForeignCheckpoint& checkpoint);
 
 /// The names of a model's parameters, by which the numbers that torch.optim gives to states are told.
 struct ParameterOrder {
-  std::vector<std::string> names;  ///< in the model's order; empty: not known
+  std::vector<std::string> names;  ///< of trainable ones, in the model's order; empty: not known
   /// Where an optimizer is known that was made as the source's: the parameters of its groups, in their order.
   std::vector<std::vector<std::string>> groups = {};
   /// Further names of tied parameters, by the one in `names`: a file may have either.
   std::map<std::string, std::vector<std::string>> aliases = {};
   /// Names of the model's buffers: a file may not say which of its tensors are such.
   std::vector<std::string> buffers = {};
+  /// Names of its parameters that are not trained.
+  std::vector<std::string> frozen = {};
   /// Whether names that the checkpoint lacks are left to the caller, and no error.
   bool may_differ = false;
 };
@@ -129,7 +137,8 @@ struct ParameterOrder {
 /// folder of checkpoints, one checkpoint's folder, or a file. `tag`: a checkpoint of the folder; empty: the
 /// newest by the format's own rule (`latest`, the highest checkpoint-N). nullopt: no format that is known.
 /// Throws CheckpointError for a checkpoint that is damaged, incomplete or of a kind that is not read.
-/// `order`: for an optimizer's state that has numbers only, where the files do not tell which is which.
+/// `order`: for an optimizer's state that has numbers only, where the files do not tell which is which. Names
+/// that differ from the model's by wrappers' prefixes ("module.") are the model's in the result.
 std::optional<ForeignCheckpoint> read_foreign(const std::filesystem::path& path, const std::string& tag = "",
                                               const ParameterOrder& order = {});
 

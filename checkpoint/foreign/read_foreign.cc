@@ -1,16 +1,80 @@
 // read_foreign(): asks the readers of the formats in turn.
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/foreign/foreign_checkpoint.h"
 #include "checkpoint/foreign/saved_state.h"
 #include "core/str.h"
 
 namespace tessera::checkpoint {
+namespace {
+
+/// A model's own names by the names without wrappers' prefixes, which sources are read with: a model may have
+/// a part of its own that is called "module".
+std::map<std::string, std::string> own_names(const ParameterOrder& order) {
+  std::vector<std::string> names = order.names;
+  names.insert(names.end(), order.frozen.begin(), order.frozen.end());
+  names.insert(names.end(), order.buffers.begin(), order.buffers.end());
+  for (const auto& [name, aliases] : order.aliases) names.insert(names.end(), aliases.begin(), aliases.end());
+  const std::vector<std::string> clean = without_wrappers(names);
+  std::map<std::string, std::string> own;
+  for (size_t i = 0; i < names.size(); ++i) own.emplace(clean[i], names[i]);
+  return own;
+}
+
+ParameterOrder without_wrappers(const ParameterOrder& order, const std::map<std::string, std::string>& own) {
+  std::map<std::string, std::string> clean;
+  for (const auto& [name, original] : own) clean.emplace(original, name);
+  const auto rename = [&](std::vector<std::string>& names) {
+    for (std::string& name : names)
+      if (const auto found = clean.find(name); found != clean.end()) name = found->second;
+  };
+  ParameterOrder out = order;
+  rename(out.names);
+  rename(out.frozen);
+  rename(out.buffers);
+  for (std::vector<std::string>& group : out.groups) rename(group);
+  out.aliases.clear();
+  for (const auto& [name, aliases] : order.aliases) {
+    const auto found = clean.find(name);
+    std::vector<std::string>& renamed = out.aliases[found == clean.end() ? name : found->second] = aliases;
+    rename(renamed);
+  }
+  return out;
+}
+
+/// Names that the model does not have become those of the model that differ by prefixes alone, and that the
+/// checkpoint has not besides.
+void give_own_names(ForeignCheckpoint& checkpoint, const std::map<std::string, std::string>& own) {
+  std::vector<std::string*> names;
+  for (ForeignParameter& parameter : checkpoint.parameters) {
+    names.push_back(&parameter.name);
+    for (std::string& alias : parameter.aliases) names.push_back(&alias);
+  }
+  for (auto& [name, tensor] : checkpoint.buffers) names.push_back(&name);
+  std::set<std::string> originals, taken;
+  for (const auto& [name, original] : own) originals.insert(original);
+  for (const std::string* name : names) taken.insert(*name);
+  for (std::string* const name : names) {
+    if (originals.contains(*name)) continue;
+    const auto found = own.find(*name);
+    const std::string original = found != own.end() ? found->second : "module." + *name;
+    if (originals.contains(original) && taken.insert(original).second) *name = original;
+  }
+}
+
+}  // namespace
 
 // Trainers first: their folders have the files of DeepSpeed and DCP, which they have read, and more. A
 // universal folder is one of DeepSpeed's without the files of ranks. A model last: the folders of trainers
 // have one.
 std::optional<ForeignCheckpoint> read_foreign(const std::filesystem::path& path, const std::string& tag,
-                                              const ParameterOrder& order) {
+                                              const ParameterOrder& given) {
+  const std::map<std::string, std::string> own = own_names(given);
+  const ParameterOrder order = without_wrappers(given, own);
   std::error_code error;
   if (!std::filesystem::exists(path, error))
     throw CheckpointError(str(path.string(), " does not exist; expected a checkpoint's folder or file"));
@@ -25,6 +89,7 @@ std::optional<ForeignCheckpoint> read_foreign(const std::filesystem::path& path,
   if (!found) return found;
   check(*found);
   join_tied(*found, order.aliases);
+  give_own_names(*found, own);
   return found;
 }
 

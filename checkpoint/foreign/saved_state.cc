@@ -116,6 +116,14 @@ std::string optimizer_name(const SavedOptimizer& optimizer) {
     if (!has("decoupled_weight_decay")) return "";
     return options["decoupled_weight_decay"] == json(true) ? "AdamW" : "Adam";
   }
+  if (states.contains("mu_product")) return "NAdam";
+  if (has("ns_steps") && has("ns_coefficients")) return "Muon";
+  if (has("beta2_decay") && has("d")) return "Adafactor";
+  if (has("etas") && has("step_sizes")) return "Rprop";
+  if (has("lambd") && has("t0")) return "ASGD";
+  if (states.contains("exp_avg") && states.contains("exp_avg_sq") && has("decoupled_weight_decay") &&
+      has("betas"))
+    return "RAdam";
   if (states.contains("exp_inf")) return "Adamax";
   if (states.contains("square_avg") && states.contains("acc_delta")) return "Adadelta";
   if (states.contains("square_avg") && has("alpha")) return "RMSprop";
@@ -296,10 +304,10 @@ class LeftOut {
     auto& [count, reason] = by_state_[state];
     if (++count == 1) reason = why;
   }
-  void say(ForeignCheckpoint& checkpoint, const std::string& source) const {
+  void say(std::vector<std::string>& lines, const std::string& source) const {
     for (const auto& [state, found] : by_state_)
-      checkpoint.not_read.push_back(str(source, ": the state ", quoted_name(state), " of ", found.first,
-                                        found.first == 1 ? " parameter: " : " parameters: ", found.second));
+      lines.push_back(str(source, ": the state ", quoted_name(state), " of ", found.first,
+                          found.first == 1 ? " parameter: " : " parameters: ", found.second));
   }
 
  private:
@@ -331,17 +339,21 @@ void give_states(ForeignCheckpoint& checkpoint, SavedOptimizer& optimizer,
     parameter.group = group_of[i];
     parameter.steps = state.steps.value_or(0);
     for (auto& [name, tensor] : state.tensors) {
+      const bool by_element = tensor.shape == parameter.weights.shape && is_floating(tensor.type);
       if (tensor.shape != parameter.weights.shape)
         left_out.add(name,
                      str("has the shape ", describe_shape(tensor.shape), ", ", quoted_name(parameter.name),
                          " has ", describe_shape(parameter.weights.shape)));
-      else if (!is_floating(tensor.type))
+      else if (!by_element)
         left_out.add(name, str("is of the type ", name_of(tensor.type)));
-      else
-        parameter.states.emplace(name, std::move(tensor));
+      (by_element ? parameter.states : parameter.other_states).emplace(name, std::move(tensor));
     }
+    for (const auto& [name, value] : state.values.items())
+      if (name != "step") left_out.add(name, value.dump());
+    if (state.step_tensor) parameter.other_states.emplace("step", std::move(*state.step_tensor));
+    parameter.other_values = std::move(state.values);
   }
-  left_out.say(checkpoint, optimizer.source);
+  left_out.say(checkpoint.other_states, optimizer.source);
 }
 
 SavedState read_state(const TorchFile& file, const PickleValue& value, int index, const std::string& what,
@@ -358,8 +370,16 @@ SavedState read_state(const TorchFile& file, const PickleValue& value, int index
       const std::optional<json> number = to_json(member, &file, what, ignored);
       out.steps = number ? count_of(*number) : std::nullopt;
       if (!out.steps) left_out.add(name, member.describe());
+      if (tensor)
+        out.step_tensor = saved_tensor(index, name, *tensor).tensor;
+      else if (number)
+        out.values[name] = *number;
     } else if (tensor) {
       out.tensors[name] = saved_tensor(index, name, *tensor).tensor;
+    } else if (member.kind == Kind::kInt || member.kind == Kind::kFloat || member.kind == Kind::kBool) {
+      std::vector<std::string> ignored;
+      if (const std::optional<json> number = to_json(member, &file, what, ignored))
+        out.values[name] = *number;
     } else if (member.kind != Kind::kNone) {
       left_out.add(name, member.describe());
     }
@@ -377,11 +397,13 @@ std::string key_of(const PickleValue& key, const std::string& what) {
 }  // namespace
 
 std::optional<std::vector<int64_t>> SavedState::shape() const {
-  if (tensors.empty()) return std::nullopt;
-  const std::vector<int64_t>& first = tensors.begin()->second.shape;
-  for (const auto& [state, tensor] : tensors)
-    if (tensor.shape != first) return std::nullopt;
-  return first;
+  std::optional<std::vector<int64_t>> first;
+  for (const auto& [state, tensor] : tensors) {
+    if (tensor.shape.empty()) continue;
+    if (first && tensor.shape != *first) return std::nullopt;
+    first = tensor.shape;
+  }
+  return first || tensors.empty() ? first : std::vector<int64_t>();
 }
 
 void append(SavedOptimizer& to, SavedOptimizer more) {
@@ -479,10 +501,10 @@ SavedOptimizer read_optimizer_state(ForeignCheckpoint& checkpoint, const TorchFi
     num_tensors += read.tensors.size();
     if (num_tensors > kMaxEntries) throw CheckpointError(str(what, ": more than ", kMaxEntries, " tensors"));
     SavedState& one = out.states[place->second];
-    one.tensors = std::move(read.tensors);
-    one.steps = read.steps;
+    read.name = std::move(one.name);
+    one = std::move(read);
   }
-  left_out.say(checkpoint, what);
+  left_out.say(checkpoint.not_read, what);
   return out;
 }
 
@@ -514,16 +536,25 @@ std::vector<std::string> without_wrappers(const std::vector<std::string>& names)
 
 void assemble(ForeignCheckpoint& checkpoint, std::vector<SavedTensor> model,
               std::optional<SavedOptimizer> optimizer, const ModelOrder& order) {
-  std::vector<std::string> names;
-  for (const SavedTensor& entry : model) names.push_back(entry.name);
-  names = without_wrappers(names);
+  std::vector<std::string> entries;
+  for (const SavedTensor& entry : model) entries.push_back(entry.name);
+  const std::vector<std::string> names = without_wrappers(entries);
   for (size_t i = 0; i < model.size(); ++i) model[i].name = names[i];
   std::set<std::string> trained;  // by name: they are parameters, whatever they look like
   if (optimizer) {
     std::vector<std::string> known;
     for (const SavedState& state : optimizer->states)
       if (!state.name.empty()) known.push_back(state.name);
-    const std::vector<std::string> clean = without_wrappers(known);
+    // Names of the model lose what the model's lose. Its parts may have one prefix without being wrapped:
+    // "module".
+    std::map<std::string, std::string> clean_of;
+    for (size_t i = 0; i < entries.size(); ++i) clean_of.emplace(entries[i], names[i]);
+    const bool are_entries =
+        std::ranges::all_of(known, [&](const std::string& name) { return clean_of.contains(name); });
+    std::vector<std::string> clean = without_wrappers(known);
+    if (are_entries)
+      std::ranges::transform(known, clean.begin(),
+                             [&](const std::string& name) { return clean_of.at(name); });
     size_t next = 0;
     for (SavedState& state : optimizer->states)
       if (!state.name.empty()) state.name = clean[next++];

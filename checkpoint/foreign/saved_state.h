@@ -29,8 +29,11 @@ struct SavedState {
   std::string name;  ///< empty: it is known by its number only
   std::map<std::string, ForeignTensor> tensors;
   std::optional<int64_t> steps;
+  std::optional<ForeignTensor> step_tensor;          ///< "step" as it is saved, where it is a tensor
+  nlohmann::json values = nlohmann::json::object();  ///< states that are no tensors
 
-  /// The parameter's shape, as its state has it. nullopt: no state, or states of different shapes.
+  /// The parameter's shape, as its state has it, but for single numbers. nullopt: no state, or states of
+  /// different shapes.
   std::optional<std::vector<int64_t>> shape() const;
 };
 

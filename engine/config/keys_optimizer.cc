@@ -338,6 +338,31 @@ std::map<std::string, double> changed_options(OptimizerOptions base, OptimizerOp
   return params;
 }
 
+std::vector<std::string> differing_values(OptimizerOptions options, const json& saved, bool has_schedule) {
+  std::vector<std::string> lines;
+  const auto compare = [&](const std::string& name, const json& was, const json& is) {
+    const bool comparable = was.is_number() || was.is_boolean() || was.is_array();
+    const auto number = [](const json& value) {  // 0 and false are one
+      return value.is_boolean() ? json(value.get<bool>() ? 1.0 : 0.0) : value;
+    };
+    if (comparable && number(was) != number(is))
+      lines.push_back(str(name, ": it was ", was.dump(), ", and is ", is.dump()));
+  };
+  bool decays = false;
+  for (const Field& field : fields_of(options)) {
+    const std::string name = field.key.name();
+    decays = decays || (name == "weight_decay" && value_of(field) != json(0.0));
+    const char* const saved_name = name == "lr" && saved.contains("initial_lr") ? "initial_lr" : name.c_str();
+    if (name == "lr" && has_schedule && !saved.contains("initial_lr")) continue;
+    if (const auto was = saved.find(saved_name); was != saved.end()) compare(name, *was, value_of(field));
+  }
+  const bool is_adam_w = std::holds_alternative<AdamWOptions>(options);
+  if (const auto was = saved.find("decoupled_weight_decay");
+      was != saved.end() && decays && (is_adam_w || std::holds_alternative<AdamOptions>(options)))
+    compare("decoupled_weight_decay", *was, is_adam_w);
+  return lines;
+}
+
 OptimizerConfig read_optimizer(const Document& document, ConfigReport* report) {
   OptimizerConfig config;
   if (const json* type = value_at(*document.json, "optimizer.type"); type && type->is_string())

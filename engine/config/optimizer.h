@@ -20,6 +20,13 @@ std::vector<OptimizerOptions> group_options(const OptimizerConfig& optimizer);
 /// type: those that differ.
 std::map<std::string, double> changed_options(OptimizerOptions base, OptimizerOptions options);
 
+/// Where a param group that another program has saved has other values than one with `options`: lines such as
+/// "weight_decay: it was 0.1, and is 0.01". `saved`: as in the state_dict of torch's or DeepSpeed's
+/// optimizers. A rate counts only where `saved` has the one that a schedule begins with, initial_lr, or the
+/// source has no schedule.
+std::vector<std::string> differing_values(OptimizerOptions options, const nlohmann::json& saved,
+                                          bool has_schedule);
+
 /// The sections of a checked document. read_schedule throws KeyError where two keys contradict each
 /// other.
 OptimizerConfig read_optimizer(const Document& document, ConfigReport* report);

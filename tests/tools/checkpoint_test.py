@@ -315,6 +315,14 @@ class CheckpointTest(ToolTest):
         rates = [record["learning_rate"] for record in self.lines_of_metrics("epochs") if "loss" in record]
         self.assertEqual(len(rates), 6)  # of the 8 of an epoch
         self.assertTrue(all(a > b for a, b in zip(rates, rates[1:])) and rates[-2] > 0, rates)
+        # Values of the configuration count; those that the source had are said. One without a difference says nothing.
+        self.assertNotIn("as the configuration has it", outcome.err)
+        outcome = self.run_tool("train", "here0.json", "--resume", "./dcp1", "--set", "trainer.output_dir=values", "--set", "trainer.max_steps=21",
+                                "--set", "optimizer.params.weight_decay=0.25", "--set", "optimizer.params.betas=[0.8, 0.999]")
+        self.assertEqual(outcome.code, 0, outcome)
+        self.assertRegex(outcome.err, r"dcp1: param group 0: weight_decay: it was [0-9.]+, and is 0.25, as the configuration has it")
+        self.assertIn("dcp1: param group 0: betas: it was [0.9,0.999], and is [0.8,0.999], as the configuration has it", outcome.err)
+        self.assertEqual(outcome.err.count("as the configuration has it"), 2)
         # The new run is one of its own: it is resumed without the source, and does not discard another.
         shutil.rmtree(source)
         self.assertIn("already finished", run("here2", 2, 2, "--resume").out)

@@ -360,6 +360,8 @@ void RunCheckpoints::begin_from(const fs::path& source, const std::string& tag) 
   const LoadedCheckpoint loaded = engine_.load_checkpoint(source.string(), tag, options);
   resumed_from_ = loaded.path;
   for (const std::string& line : loaded.not_loaded) log_.warning(str(loaded.path, ": ", line));
+  for (const std::string& line : loaded.other_values)
+    log_.warning(str(loaded.path, ": ", line, ", as the configuration has it"));
   if (engine_.global_steps() == 0)
     log_.warning(str(loaded.path,
                      ": does not say how many steps were done: the run begins with the first, "

@@ -172,8 +172,11 @@ class WholeFormula final : public WholeOptimizer {
       // fp32 or 8 bits: as it was saved, by the rate of the parameter's group at that time.
       if (formula_.states) check(state, found, formula_.states(*one.spec, found.contains("absmax1")));
       const JsonField step = state[kStep];
-      const at::Tensor count = reader.tensor(step);
-      const double num_steps = count.numel() == 1 ? count.item<double>() : 0;
+      double num_steps = 0;
+      if (step.value().is_number())
+        num_steps = step.value().get<double>();  // of another program
+      else if (const at::Tensor count = reader.tensor(step); count.numel() == 1)
+        num_steps = count.item<double>();
       if (!(num_steps >= 1 && num_steps < 1e15)) step.complain(str("found the step ", num_steps));
       one.states = std::move(found);
       one.num_steps = static_cast<int64_t>(num_steps);

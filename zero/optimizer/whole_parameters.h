@@ -36,6 +36,7 @@ class WholeParameters {
   /// Collective. The same around another function than the optimizer's step(), without gradients.
   void apply(const std::function<void()>& function);
   const WholeOptimizer& optimizer() const { return *optimizer_; }
+  bool owns(int parameter) const { return owners_[parameter] == comm_->rank(); }
 
  private:
   struct Whole {
@@ -47,7 +48,6 @@ class WholeParameters {
                         std::vector<Whole>& owned);
   void run(const std::vector<Whole>& owned, const std::function<void()>& function);
   void scatter(const std::vector<Whole>& owned);
-  bool owns(int parameter) const { return owners_[parameter] == comm_->rank(); }
 
   const Layout& layout_;
   std::vector<ParamUnit>& units_;

@@ -78,7 +78,8 @@ json describe(const ForeignCheckpoint& found, const char* data) {
           {"lr_scheduler", optional(found.lr_scheduler)},
           {"loss_scaler", optional(found.loss_scaler)},
           {"client_state", found.client_state},
-          {"not_read", found.not_read}};
+          {"not_read", found.not_read},
+          {"other_states", found.other_states}};
 }
 
 std::optional<ForeignCheckpoint> read(const std::string& reader, const char* path, const char* order_file) {

@@ -1,24 +1,61 @@
 """What other programs have saved, loaded and continued: beside the same training that goes on in plain PyTorch."""
 import json
 import os
+import re
+import subprocess
 from pathlib import Path
 
 import tessera
 import torch
 import torch.distributed.checkpoint as dcp
 from checks import check, config, each_stage, largest_difference, main, raises, standard_error, train, train_plainly
-from optimizers import batches, loss_of, rank, world
+from optimizers import Lion, batches, loss_of, rank, world
 from safetensors.torch import save_file
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
 FOLDER = Path(os.environ["SAVED"])
 STEPS = 5
-OPTIMIZERS = {  # the configuration's, and torch's
-    "AdamW": ({"lr": 0.01, "weight_decay": 0.1}, lambda groups: torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1)),
-    "SGD": ({"lr": 0.05, "momentum": 0.9}, lambda groups: torch.optim.SGD(groups, lr=0.05, momentum=0.9)),
-    "Adagrad": ({"lr": 0.05, "eps": 1e-10}, lambda groups: torch.optim.Adagrad(groups, lr=0.05)),
+OPTIMIZERS = {
+    "AdamW": lambda groups: torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1),
+    "SGD": lambda groups: torch.optim.SGD(groups, lr=0.05, momentum=0.9),
+    "Adagrad": lambda groups: torch.optim.Adagrad(groups, lr=0.05),
+    "Lion": lambda groups: Lion(groups, lr=0.001, weight_decay=0.1),
 }
+
+
+class OneOfOurs(torch.optim.Optimizer):
+    """States of another shape, numbers, flags, and one that is of the parameter's shape and no floating-point number."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state.update(step=0, scale=1.0, even=True, rows=torch.zeros(p.shape[:1]), signs=torch.zeros(p.shape, dtype=torch.int8))
+                state["step"] += 1
+                state["even"] = not state["even"]
+                state["scale"] *= 0.9
+                state["rows"].lerp_(p.grad.flatten(1).mean(1) if p.ndim > 1 else p.grad, 0.1)
+                state["signs"] = (state["signs"] + p.grad.sign().to(torch.int8)).clamp_(-3, 3)
+                rows = state["rows"].view(-1, *[1] * (p.ndim - 1))
+                p.sub_((0.1 * state["signs"] * state["scale"] + rows / state["step"] + 0.01 * state["even"]) * group["lr"])
+
+
+# They run as they are, on whole parameters.
+WHOLE = {
+    "NAdam": lambda groups: torch.optim.NAdam(groups, lr=0.01), "RAdam": lambda groups: torch.optim.RAdam(groups, lr=0.05),
+    "Adamax": lambda groups: torch.optim.Adamax(groups, lr=0.01), "Adafactor": lambda groups: torch.optim.Adafactor(groups, lr=0.05),
+    "Rprop": lambda groups: torch.optim.Rprop(groups, lr=0.001), "ASGD": lambda groups: torch.optim.ASGD(groups, lr=0.05),
+    "Adadelta": lambda groups: torch.optim.Adadelta(groups, lr=1.0), "OneOfOurs": lambda groups: OneOfOurs(groups, lr=0.01),
+}
+MAKE = {**OPTIMIZERS, **WHOLE}
 
 
 class Net(nn.Module):
@@ -48,13 +85,29 @@ def groups_of(model):
     return [{"params": [p for p in trained if p.ndim > 1]}, {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0}]
 
 
-def begun(kind, grouped=False):
+class Named(nn.Module):
+    """A model with a part of its own that is called as wrappers call theirs."""
+
+    def __init__(self, beside):
+        super().__init__()
+        self.module = Net()
+        if beside:
+            self.beside = nn.Linear(5, 5).requires_grad_(False)
+
+    def forward(self, x):
+        x = self.module(x)
+        return self.beside(x) if hasattr(self, "beside") else x
+
+
+def begun(kind, grouped=False, make_model=Net):
     """A training in plain PyTorch: model, optimizer, losses of the second half, and where it was in the middle."""
     torch.manual_seed(0)
-    model = Net()
+    model = make_model()
     with torch.no_grad():
-        model.norm.running_mean.normal_()
-    make = OPTIMIZERS[kind][1]
+        for name, buffer in model.named_buffers():
+            if name.endswith("running_mean"):
+                buffer.normal_()
+    make = MAKE[kind]
     optimizer = make(groups_of(model) if grouped else [p for p in model.parameters() if p.requires_grad])
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.5, total_iters=2 * STEPS)
     all_batches = batches(2 * STEPS)
@@ -72,13 +125,13 @@ def go_on(model, optimizer, scheduler, rest):
     return losses
 
 
-def continued(path, stage, kind, rest, grouped=False, tag=None, **changes):
+def continued(path, stage, kind, rest, grouped=False, tag=None, make_model=Net, **changes):
     """The same in an engine that begins with other weights and loads what is in `path`."""
-    model = Net()
+    model = make_model()
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.5)
-    optimizer = OPTIMIZERS[kind][1](groups_of(model) if grouped else [p for p in model.parameters() if p.requires_grad])
+    optimizer = MAKE[kind](groups_of(model) if grouped else [p for p in model.parameters() if p.requires_grad])
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.5, total_iters=2 * STEPS)
     engine, *_ = tessera.initialize(model=model, optimizer=optimizer, lr_scheduler=scheduler, config=config(stage, 700, **changes))
     with standard_error() as said:
@@ -96,11 +149,11 @@ def on_rank_0(write):
     tessera.comm.barrier()
 
 
-def compare(path, kind, source, grouped=False, limit=1e-6, tag=None):
+def compare(path, kind, source, grouped=False, limit=1e-6, tag=None, make_model=Net, stages=range(4)):
     model, optimizer, scheduler, rest = source
     expected = go_on(model, optimizer, scheduler, rest)
-    for stage in range(4):
-        engine, losses, said = continued(path, stage, kind, rest, grouped, tag)
+    for stage in stages:
+        engine, losses, said = continued(path, stage, kind, rest, grouped, tag, make_model)
         assert largest_difference(losses, expected) < limit, (path, stage, losses, expected, said)
         assert largest_difference(engine.state_dict(), model.state_dict()) < 20 * limit, (path, stage)
         assert engine.global_steps == 2 * STEPS, engine.global_steps
@@ -135,6 +188,61 @@ def a_folder_of_dcp():
         values = {"model": state, "optimizer": of_optimizer, "global_steps": STEPS, "lr_scheduler": scale(scheduler)}
         on_rank_0(lambda values=values, path=path: dcp.save(values, checkpoint_id=path, no_dist=True))
         compare(path, kind, source)
+
+
+@check
+def a_folder_of_torchtitan():
+    """The model's entries are at the top, the optimizer's are flattened to names of parameters, and its counts are a part of their own."""
+    for grouped in (False, True):
+        source = begun("AdamW", grouped)
+        path = FOLDER / f"titan_{grouped}_{world}"
+        model, optimizer, scheduler, _ = source
+        state, of_optimizer = get_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
+        values = {**state, "optimizer": of_optimizer, "lr_scheduler": scale(scheduler), "dataloader": {"dp_rank_0": b"at 7", "world_size": 1},
+                  "train_state": {"step": torch.tensor(STEPS, dtype=torch.int32), "ntokens_seen": torch.tensor(640)}}
+        on_rank_0(lambda values=values, path=path: dcp.save(values, checkpoint_id=path / f"step-{STEPS}", no_dist=True))
+        compare(path, "AdamW", source, grouped)
+
+
+def save_both_ways(name, source):
+    """A file of torch.save and a folder of DCP."""
+    model, optimizer, scheduler, _ = source
+    file, folder = FOLDER / f"{name}_{world}.pt", FOLDER / f"{name}_{world}_dcp"
+
+    def write():
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": STEPS, "scheduler": scale(scheduler)}, file)
+        state, of_optimizer = get_state_dict(model, optimizer)
+        dcp.save({"model": state, "optimizer": of_optimizer, "global_steps": STEPS, "lr_scheduler": scale(scheduler)}, checkpoint_id=folder, no_dist=True)
+
+    on_rank_0(write)
+    return file, folder
+
+
+@check
+def optimizers_of_whole_parameters():
+    """States of any shape and type, numbers, and the step in the form that the class has it in."""
+    for i, kind in enumerate(WHOLE):
+        for which in (0, 1):
+            source = begun(kind, grouped=which == 0 and i % 2 == 0)
+            path = save_both_ways(f"whole_{kind}", source)[which]
+            said = compare(path, kind, source, grouped=which == 0 and i % 2 == 0, limit=2e-6, stages=(0, 3) if which else (1, 2))
+            assert rank > 0 or ("do not say of which class" in said) == (kind == "OneOfOurs"), (kind, which, said)
+    adamax = save_both_ways("adamax", begun("Adamax"))[0]
+    raises(tessera.CheckpointError, lambda: continued(adamax, 3, "NAdam", []), "Adamax", "NAdam", "load_optimizer_states")
+    if rank == 0:  # the command says what a format that has states by element leaves out
+        nadam = FOLDER / f"whole_NAdam_{world}_dcp"
+        for words in (["inspect", nadam], ["convert", nadam, FOLDER / f"converted_{world}", "--to", "universal"]):
+            said = subprocess.run([os.environ["TESSERA"], *words], check=True, capture_output=True, text=True).stdout
+            assert re.search(r'(other state|left out:) .*the state "?.?mu_product.? of \d+ parameters: has the shape \[\]', said), said
+
+
+@check
+def a_part_that_is_called_module():
+    for which in (0, 1):
+        for beside in (False, True):
+            source = begun("AdamW", make_model=lambda beside=beside: Named(beside))
+            path = save_both_ways(f"module_{beside}_{which}", source)[which]
+            compare(path, "AdamW", source, make_model=lambda beside=beside: Named(beside), stages=(0, 3))
 
 
 @each_stage
