@@ -55,9 +55,6 @@ CheckpointLoader::CheckpointLoader(const std::string& directory, const std::stri
     const bool has_others = is_whole() && std::ranges::any_of(foreign->parameters, [](const auto& parameter) {
                               return !parameter.other_states.empty() || !parameter.other_values.empty();
                             });
-    if (is_whole() && with_states() && foreign->optimizer.empty())
-      not_loaded_.emplace_back(
-          "states of the optimizer: the files do not say of which class; they are taken for this one's");
     if (with_states() && checkpoint_.manifest().state_names.empty() && !has_others) {
       options_.load_optimizer_states = false;
       not_loaded_.emplace_back(
@@ -83,13 +80,17 @@ std::vector<int> CheckpointLoader::files() const {
   return {files.begin(), files.end()};
 }
 
-/// Whether these are two classes of torch.optim. A state says which class it is of by its names, which a
-/// class of somebody's own may have, too. `current`: "torch.optim.nadam.NAdam", or the configuration's
-/// "Adafactor".
+/// "NAdam" of "torch.optim.nadam.NAdam", and of the configuration's "Adafactor" all.
+static std::string class_of(const std::string& optimizer) {
+  const size_t last = optimizer.rfind('.');
+  return last == optimizer.npos ? optimizer : optimizer.substr(last + 1);
+}
+
+/// Whether these are two classes of torch.optim. The names of states and options tell the source's, and a
+/// class of somebody's own may have the same.
 static bool are_others_of_torch(const std::string& saved, const std::string& current) {
-  const size_t last = current.rfind('.');
-  const bool is_torchs = last == current.npos || current.starts_with("torch.optim.");
-  return is_torchs && !saved.empty() && saved != "unknown" && saved != current.substr(last + 1);
+  const bool is_torchs = current.find('.') == current.npos || current.starts_with("torch.optim.");
+  return is_torchs && saved != "unknown" && saved != class_of(current);
 }
 
 std::string CheckpointLoader::advice(const char* otherwise) const {
@@ -260,9 +261,29 @@ void CheckpointLoader::for_each_read(const Visit& visit) const {
   for (const Read& read : reads) visit(*read.piece, read.kind, *read.dataset);
 }
 
+/// Of an optimizer of whole parameters: all states of a parameter have to be there, and nothing but their
+/// names says whose they are.
+void CheckpointLoader::compare_foreign_states(const OptimizerRecord& current) {
+  const checkpoint::ForeignCheckpoint* const foreign = checkpoint_.foreign();
+  if (foreign == nullptr || !is_whole() || !with_states()) return;
+  for (const checkpoint::ForeignParameter& parameter : foreign->parameters)
+    if (!parameter.unread_state.empty())
+      throw CheckpointError(str(checkpoint_.path().string(), ": the optimizer's states of ", parameter.name,
+                                " cannot all be read: ", parameter.unread_state, "; ",
+                                advice("load_optimizer_states = false leaves all as they are")));
+  if (foreign->optimizer.empty())
+    not_loaded_.push_back(
+        str("states of the optimizer: the files do not say of which class; they are taken for ", current.name,
+            "'s"));
+  else if (foreign->optimizer != class_of(current.name))
+    not_loaded_.push_back(str("states of the optimizer: they look like those of ", foreign->optimizer,
+                              "; they are taken for ", current.name, "'s"));
+}
+
 void CheckpointLoader::check(const OptimizerRecord& saved, const OptimizerRecord& current) {
   compare_parameters();
   compare_optimizers(saved, current);
+  compare_foreign_states(current);
   match_buffers();
   for_each_read([&](const Piece& piece, int, const DatasetRecord& dataset) {
     const int64_t size = size_bytes(dataset.type);

@@ -76,6 +76,7 @@ class CheckpointLoader {
   std::string advice(const char* otherwise) const;
   void compare_parameters();
   void compare_optimizers(const OptimizerRecord& saved, const OptimizerRecord& current) const;
+  void compare_foreign_states(const OptimizerRecord& current);
   at::Tensor states_of_owned(const checkpoint::ForeignCheckpoint& foreign) const;
   /// Whether the optimizer keeps its states itself (zero/optimizer/whole_optimizer.h).
   bool is_whole() const { return !owned_.empty(); }

@@ -202,6 +202,9 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
     if (!device().is_cpu()) cuda_generator = loader->blob(kCudaGenerator);
     extra_state = loader->extra_state();
     optimizer_state = loader->whole_states();
+    if (loader->checkpoint().foreign() != nullptr)
+      for (const at::Tensor& states : optimizer_state)
+        options_.whole_optimizer->check_state_of_another_program(states);
   });
 
   sharded_->begin_replacing("load_checkpoint()");
@@ -242,7 +245,11 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
   if (foreign && loader->with_states() && !foreign->groups.empty()) {
     const std::optional<std::map<int, int>> groups = loader->matched_groups();
     const std::vector<OptimizerOptions> options_of = config::group_options(config_.optimizer);
-    for (const auto& [saved, current] : groups.value_or(std::map<int, int>()))
+    // Of the caller's optimizer the configuration says nothing.
+    const bool is_configured = !options_.update_rule && (!options_.whole_optimizer ||
+                                                         kernels::updates_whole_parameters(optimizer_.kind));
+    for (const auto& [saved, current] :
+         is_configured ? groups.value_or(std::map<int, int>()) : std::map<int, int>())
       for (const std::string& line : config::differing_values(options_of.at(static_cast<size_t>(current)),
                                                               foreign->groups.at(static_cast<size_t>(saved)),
                                                               foreign->lr_scheduler.has_value()))

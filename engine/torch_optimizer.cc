@@ -265,6 +265,11 @@ class AsItIs final : public zero::WholeOptimizer {
     return saved;
   }
 
+  void check_state_of_another_program(const at::Tensor&) const override {
+    throw Error(str("states of another program cannot be given to ", name_,
+                    ", whose load() reads those of C++ alone; expected load_optimizer_states = false"));
+  }
+
   void set_state(const std::vector<at::Tensor>& saved) override {
     States mine = std::exchange(optimizer_->state(), {});  // of a parameter that is not saved it stays
     for (const at::Tensor& of_rank : saved) {
@@ -338,10 +343,6 @@ class AsItIs final : public zero::WholeOptimizer {
   std::set<void*> load_rank(const at::Tensor& data) const {
     const std::string what = str("states of ", name_);
     const StateValuesReader reader(data, what);
-    if (!reader.values().value().contains("torch::optim"))
-      throw Error(str(what,
-                      ": another program's cannot be given to an optimizer of C++; expected "
-                      "load_optimizer_states = false"));
     const JsonField values = reader.values(), groups = values["groups"], archive = values["torch::optim"];
     std::set<void*> owned;
     std::vector<std::vector<at::Tensor>> parameters;

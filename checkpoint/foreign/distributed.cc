@@ -155,6 +155,14 @@ std::optional<Key> optimizer_of(const Key& key, const std::set<Key>& optimizers)
   return is_named || optimizers.contains(*before) ? before : std::nullopt;
 }
 
+/// Names of what counts updates.
+constexpr const char* kCounts[] = {"global_step", "global_steps", "step",     "steps",
+                                   "iteration",   "iter",         "iter_num", "num_updates"};
+
+bool is_count(const std::string& name) {
+  return std::find(std::begin(kCounts), std::end(kCounts), name) != std::end(kCounts);
+}
+
 /// Puts an optimizer's values together.
 class OptimizerBuilder {
  public:
@@ -222,19 +230,25 @@ class OptimizerBuilder {
     SavedState* state = &states_[state_of(parameter)];
     if (name == "step") {
       if (const std::optional<json> value = folder_.value(item)) state->steps = count_of(*value);
-      if (!state->steps) checkpoint_.not_read.push_back(str(source_, ": ", item.name, ": is no count"));
       if (item.is_tensor)
         state->step_tensor = folder_.tensor(item);
       else if (state->steps)
         state->values[name] = *state->steps;
+      if (!state->steps) note_unread(*state, name, item);
+    } else if (name.find('.') != name.npos) {  // of a list or dict
+      note_unread(*state, name.substr(0, name.find('.')), item);
     } else if (item.is_tensor) {
       state->tensors[name] = folder_.tensor(item);
-    } else if (const std::optional<json> value = folder_.value(item); value && !value->is_null()) {
-      if (value->is_primitive())
-        state->values[name] = *value;
-      else
-        checkpoint_.not_read.push_back(str(source_, ": ", item.name));
+    } else if (const std::optional<json> value = folder_.value(item); value && value->is_primitive()) {
+      state->values[name] = *value;
+    } else {
+      note_unread(*state, name, item);
     }
+  }
+
+  void note_unread(SavedState& state, const std::string& name, const DistributedItem& item) {
+    if (state.unread.empty()) state.unread = str("the state ", quoted_name(name), " is no tensor or number");
+    checkpoint_.not_read.push_back(str(source_, ": ", item.name));
   }
 
   void add_option(const DistributedItem& item, const Key& rest) {
@@ -353,6 +367,22 @@ void set_at(json& root, const Key& key, json value, ForeignCheckpoint& checkpoin
   *at = std::move(value);
 }
 
+/// The names of the parameters of which optimizers have states: of flattened ones, `state.NAME.exp_avg`, and
+/// of others, whose keys are after `state`.
+std::set<std::string> trained_names(const std::map<Key, std::vector<const DistributedItem*>>& optimizers) {
+  std::set<std::string> trained;
+  for (const auto& [key, members] : optimizers)
+    for (const DistributedItem* item : members) {
+      const std::string& last = item->key.back();
+      const size_t begin = OptimizerBuilder::kState.size(), end = last.rfind('.');
+      if (item->key.size() > key.size() + 2 && item->key[key.size()] == "state")
+        trained.insert(item->key[key.size() + 1]);
+      else if (last.starts_with(OptimizerBuilder::kState) && end > begin && end != last.npos)
+        trained.insert(last.substr(begin, end - begin));
+    }
+  return trained;
+}
+
 DistributedContents read_metadata_folder(ForeignCheckpoint& checkpoint, const fs::path& path) {
   const DistributedMetadata metadata = read_distributed_metadata(path / kMetadata);
   const std::vector<DistributedItem>& items = metadata.items;
@@ -373,24 +403,23 @@ DistributedContents read_metadata_folder(ForeignCheckpoint& checkpoint, const fs
       others.push_back(&item);
 
   const std::optional<Key> model = model_of(others, path.string());
-  // Entries of the model at the top have a period in their names, are the optimizer's parameters, or are all.
-  std::set<std::string> trained;
-  for (const auto& [key, members] : optimizers)
-    for (const DistributedItem* item : members)
-      if (const std::string& last = item->key.back(); last.starts_with(OptimizerBuilder::kState))
-        if (const size_t end = last.rfind('.'); end > OptimizerBuilder::kState.size())
-          trained.insert(last.substr(OptimizerBuilder::kState.size(), end - OptimizerBuilder::kState.size()));
+  // Entries of the model at the top have a period in their names, or are the optimizer's parameters.
+  const std::set<std::string> trained = trained_names(optimizers);
+  const auto is_named = [&](const DistributedItem* item) {
+    return item->name.find('.') != item->name.npos || trained.contains(item->name);
+  };
+  // Those of a state dict alone may have no such name.
   const bool is_state_dict =
-      std::ranges::all_of(others, [](const auto* item) { return item->is_tensor && item->key.size() == 1; });
+      std::ranges::all_of(others,
+                          [](const auto* item) { return item->is_tensor && item->key.size() == 1; }) &&
+      std::ranges::none_of(others, is_named);
   std::vector<const DistributedItem*> extras;
   std::set<std::string> names;
   for (const DistributedItem* item : others) {
     const size_t skip = model ? model->size() : 0;
-    const bool is_entry =
-        is_state_dict || item->name.find('.') != item->name.npos || trained.contains(item->name);
     const bool inside =
         model ? item->key.size() > skip && std::equal(model->begin(), model->end(), item->key.begin())
-              : item->key.size() == 1 && is_entry;
+              : item->key.size() == 1 && (is_named(item) || (is_state_dict && !is_count(item->name)));
     if (!inside || !item->is_tensor) {
       extras.push_back(item);
       continue;
@@ -595,8 +624,7 @@ void take_extras(ForeignCheckpoint& checkpoint, json extras) {
   }
   if (!checkpoint.global_steps) {
     const json* found = nullptr;
-    for (const char* name :
-         {"global_step", "global_steps", "step", "steps", "iteration", "iter", "iter_num", "num_updates"})
+    for (const char* name : kCounts)
       if (const auto at = extras.find(name); found == nullptr && at != extras.end() && count_of(*at))
         found = &*at;
     if (const auto state = extras.find("train_state");

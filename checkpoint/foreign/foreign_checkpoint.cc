@@ -192,6 +192,11 @@ class FileSizes {
     }
     return bytes_[file];
   }
+  int64_t all() {
+    int64_t sum = 0;
+    for (size_t file = 0; file < files_.size(); ++file) sum += (*this)[file];
+    return sum;
+  }
 
  private:
   const std::vector<fs::path>& files_;
@@ -381,7 +386,10 @@ void ForeignFiles::read(const ForeignTensor& tensor, int64_t begin, std::span<st
 }
 
 void check(const ForeignCheckpoint& checkpoint) {
+  constexpr int64_t kSharedBytes = int64_t{1} << 26;  // that parameters have in common
   FileSizes sizes(checkpoint.files);
+  Wide other_bytes = 0;
+  int64_t most_bytes = -1;
   std::set<std::string_view> names;
   const auto add_name = [&](const std::string& name) {
     if (name.empty())
@@ -407,8 +415,16 @@ void check(const ForeignCheckpoint& checkpoint) {
                                   describe_shape(parameter.weights.shape)));
       check_tensor(state, which, checkpoint, sizes);
     }
-    for (const auto& [name, state] : parameter.other_states)
-      check_tensor(state, str(what, ", state ", quoted_name(name)), checkpoint, sizes);
+    for (const auto& [name, state] : parameter.other_states) {
+      const std::string which = str(what, ", state ", quoted_name(name));
+      check_tensor(state, which, checkpoint, sizes);
+      // Nothing else bounds them: a tensor may have one element of a file many times.
+      other_bytes += Wide{state.numel()} * size_bytes(state.type);
+      if (most_bytes < 0) most_bytes = sizes.all() + kSharedBytes;
+      if (other_bytes > most_bytes)
+        throw CheckpointError(str(checkpoint.path.string(), ": ", which,
+                                  ": with it the optimizer's states have more bytes than the files"));
+    }
   }
   for (const auto& [name, buffer] : checkpoint.buffers) {
     add_name(name);

@@ -65,6 +65,8 @@ struct ForeignParameter {
   /// where it is a tensor, and values that are none.
   std::map<std::string, ForeignTensor> other_states = {};
   nlohmann::json other_values = nlohmann::json::object();
+  std::string unread_state =
+      {};  ///< a state that is not read, and why: an optimizer of whole parameters needs all
 };
 
 struct ForeignCheckpoint {

@@ -221,6 +221,20 @@ void reorder(ForeignCheckpoint& checkpoint, const std::vector<std::string>& name
   for (auto& [name, place] : places) place = moved[place];
 }
 
+using Shapes = std::set<std::vector<int64_t>>;
+
+Shapes shapes_of(const ForeignCheckpoint& checkpoint) {
+  Shapes shapes;
+  for (const ForeignParameter& one : checkpoint.parameters) shapes.insert(one.weights.shape);
+  return shapes;
+}
+
+/// The state's shape, unless no parameter has it: an optimizer of whole parameters has states of others.
+std::optional<std::vector<int64_t>> known_shape(const SavedState& state, const Shapes& shapes) {
+  std::optional<std::vector<int64_t>> shape = state.shape();
+  return shape && shapes.contains(*shape) ? shape : std::nullopt;
+}
+
 /// Gives names to the states by their places in the groups of `order`. False: it has other groups or shapes.
 bool name_by_groups(const ForeignCheckpoint& checkpoint, SavedOptimizer& optimizer, const ModelOrder& order,
                     const std::map<std::string, size_t>& places) {
@@ -228,6 +242,7 @@ bool name_by_groups(const ForeignCheckpoint& checkpoint, SavedOptimizer& optimiz
   for (const auto& group : order.groups)
     if (!group.empty()) filled.push_back(group);
   size_t next_group = 0;
+  const Shapes shapes = shapes_of(checkpoint);
   std::vector<std::pair<SavedState*, std::string>> found;
   for (const SavedGroup& group : optimizer.groups) {
     if (group.members.empty()) continue;
@@ -242,7 +257,8 @@ bool name_by_groups(const ForeignCheckpoint& checkpoint, SavedOptimizer& optimiz
           if (place == places.end()) place = places.find(other);
       if (place == places.end()) return false;
       const ForeignParameter& parameter = checkpoint.parameters[place->second];
-      if (state.shape() && *state.shape() != parameter.weights.shape) return false;
+      const auto shape = known_shape(state, shapes);
+      if (shape && *shape != parameter.weights.shape) return false;
       found.emplace_back(&state, parameter.name);
     }
   }
@@ -276,10 +292,12 @@ bool name_states(ForeignCheckpoint& checkpoint, SavedOptimizer& optimizer, const
             {checkpoint.parameters[at->second].name, checkpoint.parameters[at->second].weights.shape});
     }
   }
+  const Shapes shapes = shapes_of(checkpoint);
   std::vector<GroupShapes> groups;
   for (const SavedGroup& group : optimizer.groups) {
     groups.emplace_back();
-    for (const size_t member : group.members) groups.back().push_back(optimizer.states[member].shape());
+    for (const size_t member : group.members)
+      groups.back().push_back(known_shape(optimizer.states[member], shapes));
   }
   const bool in_order = order.is_entries || !order.names.empty();
   const NamedGroups named = name_groups(model, groups, in_order, order.is_hugging_face);
@@ -349,9 +367,10 @@ void give_states(ForeignCheckpoint& checkpoint, SavedOptimizer& optimizer,
       (by_element ? parameter.states : parameter.other_states).emplace(name, std::move(tensor));
     }
     for (const auto& [name, value] : state.values.items())
-      if (name != "step") left_out.add(name, value.dump());
+      if (name != "step" && !value.is_null()) left_out.add(name, value.dump());
     if (state.step_tensor) parameter.other_states.emplace("step", std::move(*state.step_tensor));
     parameter.other_values = std::move(state.values);
+    parameter.unread_state = std::move(state.unread);
   }
   left_out.say(checkpoint.other_states, optimizer.source);
 }
@@ -361,6 +380,10 @@ SavedState read_state(const TorchFile& file, const PickleValue& value, int index
   SavedState out;
   if (value.kind != Kind::kDict)
     throw CheckpointError(str(what, ": found ", value.describe(), "; expected a dict of states"));
+  const auto unread = [&](const std::string& name, const PickleValue& member) {
+    left_out.add(name, member.describe());
+    if (out.unread.empty()) out.unread = str("the state ", quoted_name(name), " is ", member.describe());
+  };
   for (size_t i = 0; i + 1 < value.items.size(); i += 2) {
     const PickleValue &key = *value.items[i], &member = *value.items[i + 1];
     const std::string name = key.kind == Kind::kString ? std::string(key.text) : key.describe();
@@ -369,7 +392,7 @@ SavedState read_state(const TorchFile& file, const PickleValue& value, int index
       std::vector<std::string> ignored;
       const std::optional<json> number = to_json(member, &file, what, ignored);
       out.steps = number ? count_of(*number) : std::nullopt;
-      if (!out.steps) left_out.add(name, member.describe());
+      if (!out.steps) unread(name, member);
       if (tensor)
         out.step_tensor = saved_tensor(index, name, *tensor).tensor;
       else if (number)
@@ -380,8 +403,12 @@ SavedState read_state(const TorchFile& file, const PickleValue& value, int index
       std::vector<std::string> ignored;
       if (const std::optional<json> number = to_json(member, &file, what, ignored))
         out.values[name] = *number;
-    } else if (member.kind != Kind::kNone) {
-      left_out.add(name, member.describe());
+      else
+        unread(name, member);
+    } else if (member.kind == Kind::kNone) {
+      out.values[name] = nullptr;
+    } else {
+      unread(name, member);
     }
   }
   return out;
@@ -610,7 +637,7 @@ void join_tied(ForeignCheckpoint& checkpoint,
       if (const auto at = places.find(other); at != places.end()) found.push_back(at->second);
     for (size_t i = 1; i < found.size(); ++i) {
       const ForeignParameter &first = checkpoint.parameters[found[0]], &one = checkpoint.parameters[found[i]];
-      if (one.states.empty() && one.weights.type == first.weights.type &&
+      if (one.states.empty() && one.other_states.empty() && one.weights.type == first.weights.type &&
           one.weights.shape == first.weights.shape &&
           are_tied(files, one.weights, first.weights, /*may_be_constant=*/true))
         tied_to[found[i]] = found[0];

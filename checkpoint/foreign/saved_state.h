@@ -30,7 +30,8 @@ struct SavedState {
   std::map<std::string, ForeignTensor> tensors;
   std::optional<int64_t> steps;
   std::optional<ForeignTensor> step_tensor;          ///< "step" as it is saved, where it is a tensor
-  nlohmann::json values = nlohmann::json::object();  ///< states that are no tensors
+  nlohmann::json values = nlohmann::json::object();  ///< states that are no tensors; null for None
+  std::string unread;                                ///< a state that is not read, and why; empty: all are
 
   /// The parameter's shape, as its state has it, but for single numbers. nullopt: no state, or states of
   /// different shapes.

@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <future>
 #include <mutex>
@@ -30,7 +31,9 @@ using std::chrono::steady_clock;
 
 constexpr int kMaxAttempts = 5;
 constexpr size_t kWordBytes = 32;
-constexpr unsigned kMostNumbersPassed = 4096;
+/// A device's first number is at least this, which no program sends by chance, and one of so many.
+constexpr int kFewestNumbersPassed = 1024;
+constexpr unsigned kFirstNumbers = 4096;
 /// The words arrive within this time, once a rank has connected: the others may still be connecting.
 constexpr milliseconds kProofTime{5000};
 
@@ -56,21 +59,37 @@ class SilentStore final : public c10d::PrefixStore {
   void set(const std::string&, const std::vector<uint8_t>&) override { throw CommError("nothing is said"); }
 };
 
-/// Makes the device give its connections numbers from a random one on [Note: proven connections]: a group of
-/// that many ranks takes them, and is given up before it connects anything.
-void begin_at_random_number(const GlooDevices::value_type& device) {
-  std::random_device random;
-  auto options = c10d::ProcessGroupGloo::Options::create(milliseconds(1));
-  options->devices = {device};
-  const int size = 2 + static_cast<int>(random() % kMostNumbersPassed);
-  static std::mutex of_level;
-  const std::lock_guard lock(of_level);
-  const int level = std::exchange(FLAGS_caffe2_log_level, c10::GLOG_FATAL);  // c10d says that it failed
-  try {
-    c10::make_intrusive<GlooGroup>(c10::make_intrusive<SilentStore>(), 0, size, options);
-  } catch (const std::exception&) {
+/// c10d logs nothing meanwhile.
+class Quiet {
+ public:
+  Quiet() : lock_(mutex()), before_(level().exchange(c10::GLOG_FATAL)) {}
+  Quiet(const Quiet&) = delete;
+  Quiet& operator=(const Quiet&) = delete;
+  ~Quiet() { level().store(before_); }
+
+ private:
+  static std::mutex& mutex() {
+    static std::mutex one;
+    return one;
   }
-  FLAGS_caffe2_log_level = level;
+  static std::atomic_ref<int> level() { return std::atomic_ref<int>(FLAGS_caffe2_log_level); }
+
+  std::lock_guard<std::mutex> lock_;
+  int before_;
+};
+
+/// Makes the device give its connections numbers from a random one on [Note: proven connections]: a group of
+/// that many ranks takes those before it, and is given up before it connects anything.
+void begin_at_random_number(const GlooDevices::value_type& device) {
+  try {
+    std::random_device random;
+    auto options = c10d::ProcessGroupGloo::Options::create(milliseconds(1));
+    options->devices = {device};
+    const int size = 1 + kFewestNumbersPassed + static_cast<int>(random() % kFirstNumbers);
+    const Quiet quiet;
+    c10::make_intrusive<GlooGroup>(c10::make_intrusive<SilentStore>(), 0, size, options);
+  } catch (const std::exception&) {  // of the store, as it should be; else the numbers begin at 0
+  }
 }
 
 /// Collective. Sends this rank's word to all over each device, and expects each rank's from it. Throws.

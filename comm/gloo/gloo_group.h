@@ -59,11 +59,11 @@ int number_of(const GlooOptions& options);
 // Gloo takes a connection for the rank's that it waits for if its first 8 bytes are the right number, and
 // these numbers count up from 0. So a program outside of the run that connects (a port scanner that sends
 // zeros) could get a rank's place: it then closes the connection, and connecting fails, or is silent, and the
-// first collective never ends. So a device's numbers begin at a random one here, below 4096, and the ranks
-// prove after connecting that they talk to each other: each sends, over every connection, a random word that
-// it has told the others through the store. Where that fails on any rank, all connect anew, up to 5 times in
-// all, and until one of them has spent connect_timeout.
-// What a program could still do that knows the protocol of Gloo: docs/security.md.
+// first collective never ends. So a device's numbers begin at a random one here, from 1024 to 5119, and the
+// ranks prove after connecting that they talk to each other: each sends, over every connection, a random word
+// that it has told the others through the store. Where that fails on any rank, all connect anew, up to 5
+// times in all, and until one of them has spent connect_timeout. What a program could still do that knows the
+// protocol of Gloo: docs/security.md.
 
 /// Collective. Connects every pair of ranks, which find each other through `store`, over options.devices.
 /// Throws CommError when that fails on a rank (with its reason, the same on all ranks), RankIsGone.

@@ -1,6 +1,8 @@
 // The section `optimizer`: its keys, which depend on optimizer.type, and how it is read, checked and written.
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "core/str.h"
 #include "engine/config/keys.h"
@@ -338,15 +340,26 @@ std::map<std::string, double> changed_options(OptimizerOptions base, OptimizerOp
   return params;
 }
 
+/// Whether two numbers, or lists of them, are others; 0 and false are one, a number of fp32 is the one that
+/// it rounds, and what is none differs from nothing: None is a default.
+static bool differ(const json& a, const json& b) {
+  if (a.is_array() && b.is_array() && a.size() == b.size()) {
+    for (size_t i = 0; i < a.size(); ++i)
+      if (differ(a[i], b[i])) return true;
+    return false;
+  }
+  const auto number = [](const json& value) -> std::optional<double> {
+    if (value.is_boolean()) return value.get<bool>() ? 1.0 : 0.0;
+    return value.is_number() ? std::optional(value.get<double>()) : std::nullopt;
+  };
+  const std::optional<double> left = number(a), right = number(b);
+  return left && right && std::abs(*left - *right) > 1e-6 * std::max(std::abs(*left), std::abs(*right));
+}
+
 std::vector<std::string> differing_values(OptimizerOptions options, const json& saved, bool has_schedule) {
   std::vector<std::string> lines;
   const auto compare = [&](const std::string& name, const json& was, const json& is) {
-    const bool comparable = was.is_number() || was.is_boolean() || was.is_array();
-    const auto number = [](const json& value) {  // 0 and false are one
-      return value.is_boolean() ? json(value.get<bool>() ? 1.0 : 0.0) : value;
-    };
-    if (comparable && number(was) != number(is))
-      lines.push_back(str(name, ": it was ", was.dump(), ", and is ", is.dump()));
+    if (differ(was, is)) lines.push_back(str(name, ": it was ", was.dump(), ", and is ", is.dump()));
   };
   bool decays = false;
   for (const Field& field : fields_of(options)) {

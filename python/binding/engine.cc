@@ -144,6 +144,10 @@ class PyWholeOptimizer final : public zero::WholeOptimizer {
     const py::gil_scoped_acquire held;
     return optimizer_.attr("state_bytes")().cast<at::Tensor>();
   }
+  void check_state_of_another_program(const at::Tensor& saved) const override {
+    const py::gil_scoped_acquire held;
+    optimizer_.attr("check_state_of_another_program")(saved);
+  }
   void set_state(const std::vector<at::Tensor>& saved) override {
     const py::gil_scoped_acquire held;
     optimizer_.attr("set_state_bytes")(saved);

@@ -201,6 +201,8 @@ class Optimizer(torch.optim.Optimizer):
             for key, value in saved.items():
                 if key not in group and is_option(key):  # of another optimizer
                     continue
+                if isinstance(group.get(key), tuple) and isinstance(value, list):  # another program's, read without its types
+                    value = tuple(value)
                 try:
                     self._check_values({**group, key: value}, f"param group {i}")
                 except Error as error:

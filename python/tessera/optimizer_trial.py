@@ -30,11 +30,14 @@ class Trial:
         Names of the optimizer's attributes that step() changes and that can be saved.
     unsaved : str
         What else changes in a step, so that no checkpoint has it; "": nothing that is known.
+    states : dict of int to set of str
+        The names of a parameter's states by its number of dimensions; none for one that was not tried out.
     """
 
     depends: str
     attributes: list[str]
     unsaved: str
+    states: dict[int, set[str]]
 
 
 class NoCollectives(TorchDispatchMode):
@@ -75,6 +78,7 @@ def try_out(client: torch.optim.Optimizer, name: str) -> Trial:
     before = [get() for get, _ in generators]
     rounds: list[tuple[int, ...]] = [(), tuple(range(len(originals)))]
     depends, attributes, unsaved = "", set(), ""
+    states: dict[int, set[str]] = {}
     try:
         with NoCollectives(name), torch.device("cpu"):  # where the small parameters are, whatever the user's default is
             for round_, without in enumerate(rounds):
@@ -82,6 +86,7 @@ def try_out(client: torch.optim.Optimizer, name: str) -> Trial:
                     together = _run(client, originals, range(len(originals)), without)
                     attributes |= set(together.attributes)
                     unsaved = unsaved or together.unsaved
+                    states = states or {parameter.dim(): names for parameter, names in zip(originals, together.states)}
                     depends = depends or _difference(client, originals, together, without)
                 except _Collective:
                     raise
@@ -94,7 +99,7 @@ def try_out(client: torch.optim.Optimizer, name: str) -> Trial:
             put(state)
     if type(client).state_dict is not torch.optim.Optimizer.state_dict and not attributes and not unsaved:
         unsaved = "what its own state_dict() adds, which is not called"
-    return Trial(depends, sorted(attributes), unsaved)
+    return Trial(depends, sorted(attributes), unsaved, states)
 
 
 def _difference(client, originals, together, without):
@@ -119,6 +124,7 @@ class _Outcome:
     draws: bool
     attributes: list[str]
     unsaved: str
+    states: list[set[str]]  # names, of each parameter
 
 
 def _of_two_shapes(parameters):
@@ -157,7 +163,8 @@ def _run(client, originals, members, without):
         draws |= not torch.equal(before[0], torch.get_rng_state()) or before[1:] != (random.getstate(), _numpy_state())
     changed = [{key: value for key, value in now.items() if value != then.get(key)} for then, now in zip(begin, _kept(probe))]
     attributes = [name for name in changed[-1] if not _why_not_saved(vars(probe)[name])]
-    return _Outcome([parameter.detach() for parameter in small], changed, draws, attributes, _unsaved(probe, sorted(set(changed[-1]) - set(attributes))))
+    return _Outcome([parameter.detach() for parameter in small], changed, draws, attributes, _unsaved(probe, sorted(set(changed[-1]) - set(attributes))),
+                    [{str(name) for name in probe.state.get(parameter, {})} for parameter in small])
 
 
 def _copy_of(client, originals, small, chosen):

@@ -72,6 +72,7 @@ class WholeOptimizer:
         trial = try_out(client, self.name)
         self._unsaved = trial.unsaved  # what of it no checkpoint has; "": nothing that is known
         self._attributes = trial.attributes
+        self._tried_states = trial.states
         self.why = trial.depends if world_size > 1 else ""
         self.on_one_rank = False
         self.began_with = {self._names[id(key)] for key in client.state if id(key) in self._names}  # had states at initialize()
@@ -194,6 +195,14 @@ class WholeOptimizer:
             raise Error(problem)
         return json_values.to_bytes({**self._by_name(),
                                      "attributes": {name: vars(self._client)[name] for name in self._attributes if name in vars(self._client)}})
+
+    def check_state_of_another_program(self, saved: torch.Tensor) -> None:
+        """Raises Error where a parameter lacks a state that step() has made of a small one with as many dimensions."""
+        for name, state in json_values.from_bytes(saved)["state"].items():
+            lacking = sorted(self._tried_states.get(self._tensors[name].dim(), set()) - state.keys())
+            if lacking:
+                raise Error(f"{name} has the states {', '.join(sorted(state)) or 'none'}, and {self.name} needs {', '.join(lacking)} too; expected "
+                            "the checkpoint of the same optimizer, or load_optimizer_states=False")
 
     def set_state_bytes(self, saved: list[torch.Tensor]) -> None:
         """Take this rank's states out of what all ranks have saved, as they were."""

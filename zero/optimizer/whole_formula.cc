@@ -133,9 +133,17 @@ class WholeFormula final : public WholeOptimizer {
     return writer.finish({{"state", states}, {"other", json::object()}});
   }
 
+  void check_state_of_another_program(const at::Tensor& saved) const override {
+    read_rank(saved, [](size_t, FormulaStates, int64_t) {});
+  }
+
   void set_state(const std::vector<at::Tensor>& saved) override {
     for (Owned& one : owned_) one.states.clear(), one.num_steps = 0;
-    for (const at::Tensor& of_rank : saved) read_rank(of_rank);
+    for (const at::Tensor& of_rank : saved)
+      read_rank(of_rank, [&](size_t i, FormulaStates states, int64_t num_steps) {
+        owned_[i].states = std::move(states);
+        owned_[i].num_steps = num_steps;
+      });
   }
 
  private:
@@ -160,10 +168,13 @@ class WholeFormula final : public WholeOptimizer {
     }
   }
 
-  void read_rank(const at::Tensor& data) {
+  /// Calls `take(i, states, num_steps)` for each of owned_ that the data have.
+  template <class Take>
+  void read_rank(const at::Tensor& data, const Take& take) const {
     const StateValuesReader reader(data, str("states of ", formula_.name));
     const JsonField values = reader.values(), states = values["state"];
-    for (Owned& one : owned_) {
+    for (size_t i = 0; i < owned_.size(); ++i) {
+      const Owned& one = owned_[i];
       if (!states.value().contains(one.spec->name)) continue;
       const JsonField state = states[one.spec->name];
       FormulaStates found;
@@ -178,8 +189,7 @@ class WholeFormula final : public WholeOptimizer {
       else if (const at::Tensor count = reader.tensor(step); count.numel() == 1)
         num_steps = count.item<double>();
       if (!(num_steps >= 1 && num_steps < 1e15)) step.complain(str("found the step ", num_steps));
-      one.states = std::move(found);
-      one.num_steps = static_cast<int64_t>(num_steps);
+      take(i, std::move(found), static_cast<int64_t>(num_steps));
     }
   }
 

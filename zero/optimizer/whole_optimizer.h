@@ -54,6 +54,9 @@ class WholeOptimizer {
   virtual int64_t formula_bytes(const std::vector<kernels::Hyper>&) const { return 0; }
   /// Returns this rank's states for a checkpoint: (n) uint8 on the CPU.
   virtual at::Tensor state() const = 0;
+  /// Throws Error where set_state() would not take the states of what this rank owns as another program has
+  /// saved them: {"state": {NAME: {…}}, "other": {}} in the form of state_values.h. Changes nothing.
+  virtual void check_state_of_another_program(const at::Tensor& saved) const = 0;
   /// Takes what this rank owns out of what all ranks of a checkpoint have saved. Throws Error.
   virtual void set_state(const std::vector<at::Tensor>& saved) = 0;
 };

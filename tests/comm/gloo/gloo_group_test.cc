@@ -14,6 +14,7 @@
 #include <sstream>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "core/files/file_descriptor.h"
 #include "core/files/temporary_folder.h"
@@ -53,16 +54,21 @@ FileDescriptor stranger(int port, int64_t number) {
   return fd;
 }
 
+/// The numbers of the devices' connections begin at 0, as if a stranger had found out where they begin.
 class GlooGroupTest : public ::testing::Test {
  protected:
-  GlooGroupTest() {
+  GlooGroupTest()
+      : GlooGroupTest([](const GlooOptions& options) -> GlooDevices {
+          return {c10d::ProcessGroupGloo::createDeviceForHostname(options.address)};
+        }) {}
+  explicit GlooGroupTest(const std::function<GlooDevices(const GlooOptions&)>& open) {
     const std::set<int> before = listening_ports();
     for (int rank = 0; rank < kSize; ++rank) {
       GlooOptions& options = options_.emplace_back();
       options.rank = rank;
       options.size = kSize;
       options.timeout = options.connect_timeout = seconds(20);
-      options.devices = open_gloo_devices(options);
+      options.devices = open(options);
       options.log = Logger({.terminal = false, .file = log_file().string()});
     }
     for (const int port : listening_ports())
@@ -113,6 +119,18 @@ class GlooGroupTest : public ::testing::Test {
 };
 
 TEST_F(GlooGroupTest, UndisturbedItConnectsAtOnce) {
+  EXPECT_EQ(connect_all(), std::vector<std::string>(kSize));
+  EXPECT_EQ(log(), "");
+}
+
+class OpenedGlooGroupTest : public GlooGroupTest {
+ protected:
+  OpenedGlooGroupTest() : GlooGroupTest(open_gloo_devices) {}
+};
+
+TEST_F(OpenedGlooGroupTest, TheFirst1000NumbersAreNoPlaces) {
+  take_places(300, /*stay=*/true);
+  for (const int port : ports_) strangers_.push_back(stranger(port, 1000));
   EXPECT_EQ(connect_all(), std::vector<std::string>(kSize));
   EXPECT_EQ(log(), "");
 }

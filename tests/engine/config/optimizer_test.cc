@@ -25,6 +25,13 @@ TEST(DifferingValues, EachIsNamedWithBoth) {
                           "weight_decay: it was 0.1, and is 0.01", "amsgrad: it was true, and is false"));
 }
 
+TEST(DifferingValues, NoneAndARoundedNumberAreNoDifference) {
+  EXPECT_THAT(differing_values(AdafactorOptions{}, {{"eps", {nullptr, 0.001}}}, false), IsEmpty());
+  EXPECT_THAT(differing_values(AdafactorOptions{}, {{"eps", {nullptr, 0.01}}}, false),
+              ElementsAre(::testing::StartsWith("eps: it was [null,0.01], and is ")));
+  EXPECT_THAT(differing_values(SGDOptions{.lr = 0.1}, {{"lr", static_cast<double>(0.1F)}}, false), IsEmpty());
+}
+
 TEST(DifferingValues, ARateIsTheOneThatAScheduleBeginsWith) {
   const SGDOptions options{.lr = 0.1, .momentum = 0.9};
   EXPECT_THAT(differing_values(options, {{"lr", 0.05}}, /*has_schedule=*/true), IsEmpty());

@@ -48,12 +48,29 @@ class OneOfOurs(torch.optim.Optimizer):
                 p.sub_((0.1 * state["signs"] * state["scale"] + rows / state["step"] + 0.01 * state["even"]) * group["lr"])
 
 
+class LowRank(torch.optim.Optimizer):
+    """Moments of another shape than the parameter's, as GaLore has them."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                small = p.grad.flatten()[:2 * (p.numel() // 2)].view(2, -1).mean(1, keepdim=True).expand(2, 3)
+                moment = self.state[p].setdefault("exp_avg", torch.zeros(2, 3))
+                p.sub_(p.grad + moment.lerp_(small, 0.1).mean(), alpha=group["lr"])
+
+
 # They run as they are, on whole parameters.
 WHOLE = {
     "NAdam": lambda groups: torch.optim.NAdam(groups, lr=0.01), "RAdam": lambda groups: torch.optim.RAdam(groups, lr=0.05),
     "Adamax": lambda groups: torch.optim.Adamax(groups, lr=0.01), "Adafactor": lambda groups: torch.optim.Adafactor(groups, lr=0.05),
     "Rprop": lambda groups: torch.optim.Rprop(groups, lr=0.001), "ASGD": lambda groups: torch.optim.ASGD(groups, lr=0.05),
-    "Adadelta": lambda groups: torch.optim.Adadelta(groups, lr=1.0), "OneOfOurs": lambda groups: OneOfOurs(groups, lr=0.01),
+    "Adadelta": lambda groups: torch.optim.Adadelta(groups, lr=1.0), "OneOfOurs": lambda groups: OneOfOurs(groups, lr=0.01), "LowRank": lambda groups: LowRank(groups, lr=0.01),
 }
 MAKE = {**OPTIMIZERS, **WHOLE}
 
@@ -79,9 +96,12 @@ class Net(nn.Module):
         return self.head((self.tied(self.again(x).relu()) @ self.turned).tanh())
 
 
-def groups_of(model):
-    """Biases and vectors have no decay, as in the HF Trainer."""
+def groups_of(model, head_apart=False):
+    """Biases and vectors have no decay, as in the HF Trainer. `head_apart`: a group has as many parameters as betas has numbers."""
     trained = [p for p in model.parameters() if p.requires_grad]
+    if head_apart:
+        head = list(model.head.parameters())
+        return [{"params": [p for p in trained if not any(p is one for one in head)]}, {"params": head}]
     return [{"params": [p for p in trained if p.ndim > 1]}, {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0}]
 
 
@@ -99,7 +119,7 @@ class Named(nn.Module):
         return self.beside(x) if hasattr(self, "beside") else x
 
 
-def begun(kind, grouped=False, make_model=Net):
+def begun(kind, grouped=False, make_model=Net, head_apart=False):
     """A training in plain PyTorch: model, optimizer, losses of the second half, and where it was in the middle."""
     torch.manual_seed(0)
     model = make_model()
@@ -108,7 +128,7 @@ def begun(kind, grouped=False, make_model=Net):
             if name.endswith("running_mean"):
                 buffer.normal_()
     make = MAKE[kind]
-    optimizer = make(groups_of(model) if grouped else [p for p in model.parameters() if p.requires_grad])
+    optimizer = make(groups_of(model, head_apart) if grouped or head_apart else [p for p in model.parameters() if p.requires_grad])
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.5, total_iters=2 * STEPS)
     all_batches = batches(2 * STEPS)
     for batch in all_batches[:STEPS]:
@@ -125,13 +145,13 @@ def go_on(model, optimizer, scheduler, rest):
     return losses
 
 
-def continued(path, stage, kind, rest, grouped=False, tag=None, make_model=Net, **changes):
+def continued(path, stage, kind, rest, grouped=False, tag=None, make_model=Net, head_apart=False, **changes):
     """The same in an engine that begins with other weights and loads what is in `path`."""
     model = make_model()
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.5)
-    optimizer = MAKE[kind](groups_of(model) if grouped else [p for p in model.parameters() if p.requires_grad])
+    optimizer = MAKE[kind](groups_of(model, head_apart) if grouped or head_apart else [p for p in model.parameters() if p.requires_grad])
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.5, total_iters=2 * STEPS)
     engine, *_ = tessera.initialize(model=model, optimizer=optimizer, lr_scheduler=scheduler, config=config(stage, 700, **changes))
     with standard_error() as said:
@@ -149,11 +169,11 @@ def on_rank_0(write):
     tessera.comm.barrier()
 
 
-def compare(path, kind, source, grouped=False, limit=1e-6, tag=None, make_model=Net, stages=range(4)):
+def compare(path, kind, source, grouped=False, limit=1e-6, tag=None, make_model=Net, stages=range(4), head_apart=False):
     model, optimizer, scheduler, rest = source
     expected = go_on(model, optimizer, scheduler, rest)
     for stage in stages:
-        engine, losses, said = continued(path, stage, kind, rest, grouped, tag, make_model)
+        engine, losses, said = continued(path, stage, kind, rest, grouped, tag, make_model, head_apart)
         assert largest_difference(losses, expected) < limit, (path, stage, losses, expected, said)
         assert largest_difference(engine.state_dict(), model.state_dict()) < 20 * limit, (path, stage)
         assert engine.global_steps == 2 * STEPS, engine.global_steps
@@ -226,14 +246,103 @@ def optimizers_of_whole_parameters():
             source = begun(kind, grouped=which == 0 and i % 2 == 0)
             path = save_both_ways(f"whole_{kind}", source)[which]
             said = compare(path, kind, source, grouped=which == 0 and i % 2 == 0, limit=2e-6, stages=(0, 3) if which else (1, 2))
-            assert rank > 0 or ("do not say of which class" in said) == (kind == "OneOfOurs"), (kind, which, said)
-    adamax = save_both_ways("adamax", begun("Adamax"))[0]
-    raises(tessera.CheckpointError, lambda: continued(adamax, 3, "NAdam", []), "Adamax", "NAdam", "load_optimizer_states")
+            assert rank > 0 or ("do not say of which class" in said) == (kind in ("OneOfOurs", "LowRank")), (kind, which, said)
+    for kind in ("NAdam", "Adafactor", "Rprop"):  # their betas, eps, etas are tuples, and stay such
+        source = begun(kind, head_apart=True)
+        compare(save_both_ways(f"pair_{kind}", source)[0], kind, source, limit=2e-6, stages=(2,), head_apart=True)
     if rank == 0:  # the command says what a format that has states by element leaves out
         nadam = FOLDER / f"whole_NAdam_{world}_dcp"
         for words in (["inspect", nadam], ["convert", nadam, FOLDER / f"converted_{world}", "--to", "universal"]):
             said = subprocess.run([os.environ["TESSERA"], *words], check=True, capture_output=True, text=True).stdout
             assert re.search(r'(other state|left out:) .*the state "?.?mu_product.? of \d+ parameters: has the shape \[\]', said), said
+
+
+class Listed(OneOfOurs):
+    """A state is a list of tensors."""
+
+    def step(self, closure=None):
+        super().step()
+        for state in self.state.values():
+            state["basis"] = [torch.eye(2), torch.eye(3)]
+
+
+class Momentless(torch.optim.Optimizer):
+    """Nobody's: it has AdamW's names of states, and one of them is enough for it."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    moment = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
+                    p.sub_(moment.lerp_(p.grad, 0.1), alpha=group["lr"])
+
+
+MAKE.update(Listed=lambda groups: Listed(groups, lr=0.01), Momentless=lambda groups: Momentless(groups, lr=0.01))
+
+
+@check
+def states_of_another_optimizer():
+    """Are refused before anything has changed, or are said to be."""
+    adamax = save_both_ways("adamax", begun("Adamax"))[0]
+    raises(tessera.CheckpointError, lambda: continued(adamax, 3, "NAdam", []), "Adamax", "NAdam", "load_optimizer_states")
+    for path in save_both_ways("listed", begun("Listed")):
+        raises(tessera.CheckpointError, lambda path=path: continued(path, 2, "Listed", []), "basis", "load_optimizer_states")
+    adamw = save_both_ways("adamw", begun("AdamW"))
+    said = continued(adamw[1], 2, "Momentless", [])[2]
+    assert rank > 0 or "look like those of AdamW; they are taken for" in said, said
+    for path in adamw:
+        model = Net()
+        engine, *_ = tessera.initialize(model=model, optimizer=OneOfOurs([p for p in model.parameters() if p.requires_grad], lr=0.01), config=config(3, 700))
+        before = {name: value.clone() for name, value in engine.state_dict().items()}
+        raises(tessera.CheckpointError, lambda path=path, engine=engine: engine.load_checkpoint(path), "has the states exp_avg, exp_avg_sq, step", "rows, scale")
+        assert all(torch.equal(value, before[name]) for name, value in engine.state_dict().items())
+        engine.load_checkpoint(path, load_optimizer_states=False)
+        assert not torch.equal(engine.state_dict()["head.weight"], before["head.weight"])
+    bomb = FOLDER / f"bomb_{world}.pt"
+
+    def write():
+        model, optimizer, *_ = begun("OneOfOurs")
+        state = optimizer.state_dict()
+        state["state"][0]["rows"] = torch.ones(1).expand(1 << 35)
+        torch.save({"model": model.state_dict(), "optimizer": state}, bomb)
+
+    on_rank_0(write)
+    raises(tessera.CheckpointError, lambda: continued(bomb, 2, "OneOfOurs", []), "more bytes than the files")
+
+
+@check
+def entries_of_dcp_at_the_top():
+    """Names without a period: those that the optimizer has, and all of a state dict alone, but for a count."""
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.fc, self.scale = nn.Linear(16, 5), nn.Parameter(torch.ones(5))
+
+        def forward(self, x):
+            return self.fc(x) * self.scale
+
+    def linear():
+        torch.manual_seed(0)
+        return nn.Linear(16, 5)
+
+    for i, (make_model, flat, beside) in enumerate(((Scaled, False, {"epoch": 3}), (Scaled, True, {"step": torch.tensor(STEPS)}), (linear, False, {"epoch": 3}))):
+        source = begun("AdamW", make_model=make_model)
+        path = FOLDER / f"top_{i}_{world}"
+        state, of_optimizer = get_state_dict(source[0], source[1], options=StateDictOptions(flatten_optimizer_state_dict=flat))
+        values = {**state, "optimizer": of_optimizer, "lr_scheduler": scale(source[2]), **beside}
+        on_rank_0(lambda values=values, path=path: dcp.save(values, checkpoint_id=path, no_dist=True))
+        compare(path, "AdamW", source, make_model=make_model, stages=(0, 3))
+    alone = FOLDER / f"alone_{world}"
+    trained = begun("AdamW", make_model=linear)[0]
+    on_rank_0(lambda: dcp.save({**trained.state_dict(), "step": torch.tensor(STEPS)}, checkpoint_id=alone, no_dist=True))
+    engine, *_ = continued(alone, 3, "AdamW", [], make_model=linear)
+    assert largest_difference(engine.state_dict(), trained.state_dict()) == 0
+    assert engine.global_steps == STEPS, engine.global_steps
 
 
 @check
