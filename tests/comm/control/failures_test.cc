@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -282,15 +283,22 @@ TEST_P(FailuresTest, AnErrorStays) {
 }
 
 TEST_P(FailuresTest, TheFailureOfADroppedWorkIsNoticedAtTheNextCall) {
-  const auto errors = errors_of(2, milliseconds(500), [](CommunicatorPtr comm) {
+  std::promise<void> noticed;
+  const auto errors = errors_of(2, milliseconds(500), [&](CommunicatorPtr comm) {
     if (comm->rank() == 1) {
-      std::this_thread::sleep_for(milliseconds(1500));
+      noticed.get_future().wait_for(seconds(20));
       error_of([&] { comm->all_reduce(at::ones({8}), "dropped")->wait(); });
       return;
     }
     comm->all_reduce(at::ones({8}), "dropped");
     std::this_thread::sleep_for(seconds(1));
-    comm->all_reduce(at::ones({8}), "next");
+    try {
+      comm->all_reduce(at::ones({8}), "next");
+    } catch (const CommError&) {
+      noticed.set_value();
+      throw;
+    }
+    noticed.set_value();
   });
   EXPECT_EQ(errors[0],
             "all_reduce of \"dropped\" (8 x Float), collective 1: rank 1 has not arrived within 0.5 s");
