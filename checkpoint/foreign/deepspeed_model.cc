@@ -498,12 +498,7 @@ class Completion {
   }
 
   void clean_names() {
-    std::vector<std::string*> all;
-    for (ForeignParameter& one : checkpoint_.parameters) {
-      all.push_back(&one.name);
-      for (std::string& alias : one.aliases) all.push_back(&alias);
-    }
-    for (auto& [name, tensor] : checkpoint_.buffers) all.push_back(&name);
+    const std::vector<std::string*> all = names_in(checkpoint_);
     std::vector<std::string> names;
     names.reserve(all.size());
     for (const std::string* name : all) names.push_back(*name);

@@ -49,12 +49,7 @@ ParameterOrder without_wrappers(const ParameterOrder& order, const std::map<std:
 /// Names that the model does not have become those of the model that differ by prefixes alone, and that the
 /// checkpoint has not besides.
 void give_own_names(ForeignCheckpoint& checkpoint, const std::map<std::string, std::string>& own) {
-  std::vector<std::string*> names;
-  for (ForeignParameter& parameter : checkpoint.parameters) {
-    names.push_back(&parameter.name);
-    for (std::string& alias : parameter.aliases) names.push_back(&alias);
-  }
-  for (auto& [name, tensor] : checkpoint.buffers) names.push_back(&name);
+  const std::vector<std::string*> names = names_in(checkpoint);
   std::set<std::string> originals, taken;
   for (const auto& [name, original] : own) originals.insert(original);
   for (const std::string* name : names) taken.insert(*name);

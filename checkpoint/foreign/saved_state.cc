@@ -237,12 +237,11 @@ std::optional<std::vector<int64_t>> known_shape(const SavedState& state, const S
 
 /// Gives names to the states by their places in the groups of `order`. False: it has other groups or shapes.
 bool name_by_groups(const ForeignCheckpoint& checkpoint, SavedOptimizer& optimizer, const ModelOrder& order,
-                    const std::map<std::string, size_t>& places) {
+                    const std::map<std::string, size_t>& places, const Shapes& shapes) {
   std::vector<std::vector<std::string>> filled;
   for (const auto& group : order.groups)
     if (!group.empty()) filled.push_back(group);
   size_t next_group = 0;
-  const Shapes shapes = shapes_of(checkpoint);
   std::vector<std::pair<SavedState*, std::string>> found;
   for (const SavedGroup& group : optimizer.groups) {
     if (group.members.empty()) continue;
@@ -272,7 +271,9 @@ bool name_states(ForeignCheckpoint& checkpoint, SavedOptimizer& optimizer, const
                  const std::map<std::string, size_t>& places) {
   const bool numbered = std::any_of(optimizer.states.begin(), optimizer.states.end(),
                                     [](const SavedState& one) { return one.name.empty(); });
-  if (!numbered || name_by_groups(checkpoint, optimizer, order, places)) return true;
+  if (!numbered) return true;
+  const Shapes shapes = shapes_of(checkpoint);
+  if (name_by_groups(checkpoint, optimizer, order, places, shapes)) return true;
   std::vector<NamedShape> model;
   if (order.names.empty()) {
     for (const ForeignParameter& one : checkpoint.parameters) model.push_back({one.name, one.weights.shape});
@@ -292,7 +293,6 @@ bool name_states(ForeignCheckpoint& checkpoint, SavedOptimizer& optimizer, const
             {checkpoint.parameters[at->second].name, checkpoint.parameters[at->second].weights.shape});
     }
   }
-  const Shapes shapes = shapes_of(checkpoint);
   std::vector<GroupShapes> groups;
   for (const SavedGroup& group : optimizer.groups) {
     groups.emplace_back();
@@ -559,6 +559,16 @@ std::vector<std::string> without_wrappers(const std::vector<std::string>& names)
     }
   }
   return std::set<std::string>(out.begin(), out.end()).size() == out.size() ? out : names;
+}
+
+std::vector<std::string*> names_in(ForeignCheckpoint& checkpoint) {
+  std::vector<std::string*> names;
+  for (ForeignParameter& one : checkpoint.parameters) {
+    names.push_back(&one.name);
+    for (std::string& alias : one.aliases) names.push_back(&alias);
+  }
+  for (auto& [name, tensor] : checkpoint.buffers) names.push_back(&name);
+  return names;
 }
 
 void assemble(ForeignCheckpoint& checkpoint, std::vector<SavedTensor> model,

@@ -84,6 +84,9 @@ SavedOptimizer read_optimizer_state(ForeignCheckpoint& checkpoint, const TorchFi
 /// where two would become one.
 std::vector<std::string> without_wrappers(const std::vector<std::string>& names);
 
+/// All names of a checkpoint's tensors: parameters, their aliases, buffers. They point into it.
+std::vector<std::string*> names_in(ForeignCheckpoint& checkpoint);
+
 /// Adds lines to not_read; of many, the first and how many more there are.
 void say_not_read(ForeignCheckpoint& checkpoint, const std::string& what,
                   const std::vector<std::string>& lines);

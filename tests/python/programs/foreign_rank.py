@@ -9,7 +9,7 @@ import tessera
 import torch
 import torch.distributed.checkpoint as dcp
 from checks import check, config, each_stage, largest_difference, main, raises, standard_error, train, train_plainly
-from optimizers import Lion, batches, loss_of, rank, world
+from optimizers import ByParameter, Lion, batches, loss_of, rank, world
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
@@ -24,45 +24,28 @@ OPTIMIZERS = {
 }
 
 
-class OneOfOurs(torch.optim.Optimizer):
+class OneOfOurs(ByParameter):
     """States of another shape, numbers, flags, and one that is of the parameter's shape and no floating-point number."""
 
-    def __init__(self, params, lr):
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state = self.state[p]
-                if not state:
-                    state.update(step=0, scale=1.0, even=True, rows=torch.zeros(p.shape[:1]), signs=torch.zeros(p.shape, dtype=torch.int8))
-                state["step"] += 1
-                state["even"] = not state["even"]
-                state["scale"] *= 0.9
-                state["rows"].lerp_(p.grad.flatten(1).mean(1) if p.ndim > 1 else p.grad, 0.1)
-                state["signs"] = (state["signs"] + p.grad.sign().to(torch.int8)).clamp_(-3, 3)
-                rows = state["rows"].view(-1, *[1] * (p.ndim - 1))
-                p.sub_((0.1 * state["signs"] * state["scale"] + rows / state["step"] + 0.01 * state["even"]) * group["lr"])
+    def update(self, p, state, group):
+        if not state:
+            state.update(step=0, scale=1.0, even=True, rows=torch.zeros(p.shape[:1]), signs=torch.zeros(p.shape, dtype=torch.int8))
+        state["step"] += 1
+        state["even"] = not state["even"]
+        state["scale"] *= 0.9
+        state["rows"].lerp_(p.grad.flatten(1).mean(1) if p.ndim > 1 else p.grad, 0.1)
+        state["signs"] = (state["signs"] + p.grad.sign().to(torch.int8)).clamp_(-3, 3)
+        rows = state["rows"].view(-1, *[1] * (p.ndim - 1))
+        p.sub_((0.1 * state["signs"] * state["scale"] + rows / state["step"] + 0.01 * state["even"]) * group["lr"])
 
 
-class LowRank(torch.optim.Optimizer):
+class LowRank(ByParameter):
     """Moments of another shape than the parameter's, as GaLore has them."""
 
-    def __init__(self, params, lr):
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                small = p.grad.flatten()[:2 * (p.numel() // 2)].view(2, -1).mean(1, keepdim=True).expand(2, 3)
-                moment = self.state[p].setdefault("exp_avg", torch.zeros(2, 3))
-                p.sub_(p.grad + moment.lerp_(small, 0.1).mean(), alpha=group["lr"])
+    def update(self, p, state, group):
+        small = p.grad.flatten()[:2 * (p.numel() // 2)].view(2, -1).mean(1, keepdim=True).expand(2, 3)
+        moment = state.setdefault("exp_avg", torch.zeros(2, 3))
+        p.sub_(p.grad + moment.lerp_(small, 0.1).mean(), alpha=group["lr"])
 
 
 # They run as they are, on whole parameters.
@@ -266,19 +249,11 @@ class Listed(OneOfOurs):
             state["basis"] = [torch.eye(2), torch.eye(3)]
 
 
-class Momentless(torch.optim.Optimizer):
+class Momentless(ByParameter):
     """Nobody's: it has AdamW's names of states, and one of them is enough for it."""
 
-    def __init__(self, params, lr):
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    moment = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
-                    p.sub_(moment.lerp_(p.grad, 0.1), alpha=group["lr"])
+    def update(self, p, state, group):
+        p.sub_(state.setdefault("exp_avg", torch.zeros_like(p)).lerp_(p.grad, 0.1), alpha=group["lr"])
 
 
 MAKE.update(Listed=lambda groups: Listed(groups, lr=0.01), Momentless=lambda groups: Momentless(groups, lr=0.01))

@@ -42,6 +42,20 @@ def decay_groups(model, **first):
             {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0}]
 
 
+class ByParameter(torch.optim.Optimizer):
+    """Of a user's: update(p, state, group) is called for each parameter that has a gradient."""
+
+    def __init__(self, params, lr=0.05):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self.update(p, self.state[p], group)
+
+
 class Lion(torch.optim.Optimizer):
     """Chen et al. 2023, as lion_pytorch has it."""
 

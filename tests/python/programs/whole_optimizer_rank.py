@@ -6,7 +6,7 @@ from pathlib import Path
 import tessera
 import torch
 from checks import check, config, largest_difference, main, raises, standard_error, train, train_plainly
-from optimizers import batches, compare, decay_groups, gradients_of_a_step, loss_of, mlp, rank, world
+from optimizers import ByParameter, batches, compare, decay_groups, gradients_of_a_step, loss_of, mlp, rank, world
 from tessera.deepspeed.utils import parameters
 from tessera.optimizer_trial import try_out
 from torch import nn
@@ -43,28 +43,22 @@ def two_groups(model, **first):
     return [{"params": [p for p in trained(model) if p.ndim == 2], **first}, {"params": [p for p in trained(model) if p.ndim != 2]}]
 
 
-class Centred(torch.optim.Optimizer):
+class Centred(ByParameter):
     """Of a user's: needs each gradient whole, keeps a tensor of another shape, a number and a text, and knows its parameters by id()."""
 
     def __init__(self, params, lr=0.05):
-        super().__init__(params, {"lr": lr})
+        super().__init__(params, lr)
         self.numbers = {id(p): i for i, p in enumerate(p for group in self.param_groups for p in group["params"])}
 
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state = self.state[p]
-                if not state:
-                    state.update(rows=torch.zeros(p.shape[:1]), calls=0, kind="vector" if p.ndim < 2 else "more", number=self.numbers[id(p)])
-                centred = p.grad - p.grad.mean()
-                if p.ndim > 1:
-                    centred = centred / (1e-3 + centred.flatten(1).norm(dim=1).view(-1, *[1] * (p.ndim - 1)))
-                    state["rows"] += centred.flatten(1).sum(1)
-                state["calls"] += 1
-                p.data.add_(centred, alpha=-group["lr"] / state["calls"] / (1 + 0.01 * state["number"]))
+    def update(self, p, state, group):
+        if not state:
+            state.update(rows=torch.zeros(p.shape[:1]), calls=0, kind="vector" if p.ndim < 2 else "more", number=self.numbers[id(p)])
+        centred = p.grad - p.grad.mean()
+        if p.ndim > 1:
+            centred = centred / (1e-3 + centred.flatten(1).norm(dim=1).view(-1, *[1] * (p.ndim - 1)))
+            state["rows"] += centred.flatten(1).sum(1)
+        state["calls"] += 1
+        p.data.add_(centred, alpha=-group["lr"] / state["calls"] / (1 + 0.01 * state["number"]))
 
 
 class Clipping(torch.optim.SGD):
