@@ -86,13 +86,6 @@ static std::string class_of(const std::string& optimizer) {
   return last == optimizer.npos ? optimizer : optimizer.substr(last + 1);
 }
 
-/// Whether these are two classes of torch.optim. The names of states and options tell the source's, and a
-/// class of somebody's own may have the same.
-static bool are_others_of_torch(const std::string& saved, const std::string& current) {
-  const bool is_torchs = current.find('.') == current.npos || current.starts_with("torch.optim.");
-  return is_torchs && saved != "unknown" && saved != class_of(current);
-}
-
 std::string CheckpointLoader::advice(const char* otherwise) const {
   return options_.advice.empty() ? otherwise : options_.advice;
 }
@@ -111,32 +104,64 @@ void CheckpointLoader::compare_parameters() {
     not_loaded_.push_back(str("parameter ", name, ": frozen when saved, so without optimizer state"));
 }
 
-void CheckpointLoader::compare_optimizers(const OptimizerRecord& saved,
-                                          const OptimizerRecord& current) const {
+CheckpointError CheckpointLoader::other_states(const std::string& what) const {
+  return CheckpointError(str(checkpoint_.path().string(), ": ", what, "; ",
+                             advice("use the same optimizer, or load_optimizer_states = false")));
+}
+
+void CheckpointLoader::compare_optimizers(const OptimizerRecord& saved, const OptimizerRecord& current) {
   if (!with_states()) return;
-  const std::vector<std::string>& found = checkpoint_.manifest().state_names;
-  const auto& wanted = model_.state_names();
   const checkpoint::ForeignCheckpoint* const foreign = checkpoint_.foreign();
   const bool saved_whole = foreign != nullptr ? is_whole() : has_blob(0, kOptimizerState);
-  const bool is_another =
-      foreign != nullptr ? are_others_of_torch(saved.name, current.name) : saved.name != current.name;
-  const auto fail = [&](const std::string& what) {
-    throw CheckpointError(str(checkpoint_.path().string(), ": ", what, "; ",
-                              advice("use the same optimizer, or load_optimizer_states = false")));
+  const bool is_another_whole = foreign == nullptr && is_whole() && saved.name != current.name;
+  if (saved_whole != is_whole() || is_another_whole || saved.by_muon.empty() != current.by_muon.empty())
+    throw other_states(str("it was saved with the optimizer ", saved.name, ", whose states are not those of ",
+                           current.name));
+  if (foreign != nullptr && is_whole())
+    compare_whole_states(*foreign, current);
+  else
+    compare_state_names(saved, current);
+  if (!saved.by_muon.empty()) compare_by_muon(saved, current);
+}
+
+void CheckpointLoader::compare_state_names(const OptimizerRecord& saved,
+                                           const OptimizerRecord& current) const {
+  const std::vector<std::string>& found = checkpoint_.manifest().state_names;
+  const auto& wanted = model_.state_names();
+  if (std::equal(found.begin(), found.end(), wanted.begin(), wanted.end())) return;
+  const auto described = [](const auto& names) {
+    return names.empty() ? std::string("no state") : join(names, ", ");
   };
-  if (saved_whole != is_whole() || (is_whole() && is_another) ||
-      saved.by_muon.empty() != current.by_muon.empty())
-    fail(str("it was saved with the optimizer ", saved.name, ", whose states are not those of ",
-             current.name));
-  const bool by_element = !is_whole() || foreign == nullptr;
-  if (by_element && !std::equal(found.begin(), found.end(), wanted.begin(), wanted.end())) {
-    const auto described = [](const auto& names) {
-      return names.empty() ? std::string("no state") : join(names, ", ");
-    };
-    fail(str("optimizer ", saved.name, " was saved with ", described(found), "; ", current.name, " needs ",
-             described(wanted)));
+  throw other_states(str("optimizer ", saved.name, " was saved with ", described(found), "; ", current.name,
+                         " needs ", described(wanted)));
+}
+
+/// All states of a parameter have to be there, and nothing but their names says whose they are. A class of
+/// somebody's own may have the names of another's; two classes of torch.optim are never taken for each other.
+void CheckpointLoader::compare_whole_states(const checkpoint::ForeignCheckpoint& foreign,
+                                            const OptimizerRecord& current) {
+  const std::string& saved = foreign.optimizer;
+  const bool is_torchs =
+      current.name.find('.') == current.name.npos || current.name.starts_with("torch.optim.");
+  if (!saved.empty() && saved != class_of(current.name)) {
+    if (is_torchs)
+      throw other_states(
+          str("it was saved with the optimizer ", saved, ", whose states are not those of ", current.name));
+    not_loaded_.push_back(str("states of the optimizer: they look like those of ", saved,
+                              "; they are taken for ", current.name, "'s"));
   }
-  if (saved.by_muon.empty()) return;
+  for (const checkpoint::ForeignParameter& parameter : foreign.parameters)
+    if (!parameter.unread_state.empty())
+      throw CheckpointError(str(checkpoint_.path().string(), ": the optimizer's states of ", parameter.name,
+                                " cannot all be read: ", parameter.unread_state, "; ",
+                                advice("load_optimizer_states = false leaves all as they are")));
+  if (saved.empty())
+    not_loaded_.push_back(
+        str("states of the optimizer: the files do not say of which class; they are taken for ", current.name,
+            "'s"));
+}
+
+void CheckpointLoader::compare_by_muon(const OptimizerRecord& saved, const OptimizerRecord& current) const {
   const checkpoint::SavedLayout& layout = checkpoint_.manifest().layout;
   for (const checkpoint::Match& match : comparison_.matches) {
     const zero::ParameterSpec& parameter = model_.layout().parameters()[match.current];
@@ -145,8 +170,9 @@ void CheckpointLoader::compare_optimizers(const OptimizerRecord& saved,
     const bool has_states =
         layout.units[layout.parameters[match.saved].unit].trainable && parameter.trainable;
     if (has_states && was != is)
-      fail(str(was ? "Muon" : "AdamW", " updated the parameter ", parameter.name, " when it was saved, and ",
-               is ? "Muon" : "AdamW", " does now (use_muon, or its name)"));
+      throw other_states(str(was ? "Muon" : "AdamW", " updated the parameter ", parameter.name,
+                             " when it was saved, and ", is ? "Muon" : "AdamW",
+                             " does now (use_muon, or its name)"));
   }
 }
 
@@ -261,29 +287,9 @@ void CheckpointLoader::for_each_read(const Visit& visit) const {
   for (const Read& read : reads) visit(*read.piece, read.kind, *read.dataset);
 }
 
-/// Of an optimizer of whole parameters: all states of a parameter have to be there, and nothing but their
-/// names says whose they are.
-void CheckpointLoader::compare_foreign_states(const OptimizerRecord& current) {
-  const checkpoint::ForeignCheckpoint* const foreign = checkpoint_.foreign();
-  if (foreign == nullptr || !is_whole() || !with_states()) return;
-  for (const checkpoint::ForeignParameter& parameter : foreign->parameters)
-    if (!parameter.unread_state.empty())
-      throw CheckpointError(str(checkpoint_.path().string(), ": the optimizer's states of ", parameter.name,
-                                " cannot all be read: ", parameter.unread_state, "; ",
-                                advice("load_optimizer_states = false leaves all as they are")));
-  if (foreign->optimizer.empty())
-    not_loaded_.push_back(
-        str("states of the optimizer: the files do not say of which class; they are taken for ", current.name,
-            "'s"));
-  else if (foreign->optimizer != class_of(current.name))
-    not_loaded_.push_back(str("states of the optimizer: they look like those of ", foreign->optimizer,
-                              "; they are taken for ", current.name, "'s"));
-}
-
 void CheckpointLoader::check(const OptimizerRecord& saved, const OptimizerRecord& current) {
   compare_parameters();
   compare_optimizers(saved, current);
-  compare_foreign_states(current);
   match_buffers();
   for_each_read([&](const Piece& piece, int, const DatasetRecord& dataset) {
     const int64_t size = size_bytes(dataset.type);

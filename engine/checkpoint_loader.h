@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/checkpoint_error.h"
 #include "checkpoint/read/reader.h"
 #include "checkpoint/read/reshard.h"
 #include "engine/checkpoint/module_record.h"
@@ -75,8 +76,12 @@ class CheckpointLoader {
   };
   std::string advice(const char* otherwise) const;
   void compare_parameters();
-  void compare_optimizers(const OptimizerRecord& saved, const OptimizerRecord& current) const;
-  void compare_foreign_states(const OptimizerRecord& current);
+  /// Throws for states that are not those of `current`; lists in not_loaded() what cannot be told.
+  void compare_optimizers(const OptimizerRecord& saved, const OptimizerRecord& current);
+  void compare_state_names(const OptimizerRecord& saved, const OptimizerRecord& current) const;
+  void compare_whole_states(const checkpoint::ForeignCheckpoint& foreign, const OptimizerRecord& current);
+  void compare_by_muon(const OptimizerRecord& saved, const OptimizerRecord& current) const;
+  CheckpointError other_states(const std::string& what) const;
   at::Tensor states_of_owned(const checkpoint::ForeignCheckpoint& foreign) const;
   /// Whether the optimizer keeps its states itself (zero/optimizer/whole_optimizer.h).
   bool is_whole() const { return !owned_.empty(); }
