@@ -4,20 +4,19 @@
 // A moment is an array of codes, one byte an element, and the largest magnitude of each block of 256
 // elements. A code stands for a fraction of that magnitude: 256 values, denser around 0 ("dynamic tree",
 // section 2 of the paper). Blocks are counted from a parameter's first element, so what an update computes
-// depends on the parameter alone. The update itself is AdamW's of torch, in fp32, by the moments before they
-// are rounded to codes.
+// depends on the parameter alone. The update itself is AdamRule's, in fp32, by the moments before they are
+// rounded to codes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
-#include <array>
 #include <cstdint>
+#include <span>
 
+#include "zero/kernels/adam_8bit_block.h"
 #include "zero/kernels/hyper.h"
 
 namespace tessera::kernels {
-
-inline constexpr int64_t kBlockNumel8bit = 256;
 
 /// A moment of a parameter of n elements.
 struct Moment8bit {
@@ -26,21 +25,17 @@ struct Moment8bit {
 };
 
 /// The fractions that the codes stand for, ascending. Of the first moment, which has a sign, and the second.
-const std::array<float, 256>& code_values(bool is_signed);
+std::span<const float, 256> code_values(bool is_signed);
+
+const Codebook& codebook(bool is_signed);
 
 /// The code of 0.
 uint8_t code_of_zero(bool is_signed);
 
-/// Returns the moments as fp32, (n).
-at::Tensor dequantize(const Moment8bit& moment, bool is_signed);
-
 /// One update of a whole parameter. `weights`: (n) fp32; `gradient`: (n) fp32, finite. Both moments, on the
-/// same device, are updated. `step` counts from 1. On CPUs torch's threads share the blocks without changing
-/// a bit; on other devices torch's operators do the same.
+/// same device (the CPU or CUDA), are updated. `step` counts from 1. Torch's threads share the blocks without
+/// changing a bit. On CUDA a warp has a block, and the bits are the CPU's. Throws what kernels::cuda does.
 void adam_8bit(const at::Tensor& weights, const at::Tensor& gradient, const Moment8bit& first,
                const Moment8bit& second, const Hyper& hyper, int64_t step);
-/// The same by torch's operators, on any device, to rounding.
-void adam_8bit_by_operators(const at::Tensor& weights, const at::Tensor& gradient, const Moment8bit& first,
-                            const Moment8bit& second, const Hyper& hyper, int64_t step);
 
 }  // namespace tessera::kernels

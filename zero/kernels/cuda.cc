@@ -90,4 +90,11 @@ void lamb_apply(const std::vector<LambRule>& rules, const std::vector<float>& st
         "lamb_apply");
 }
 
+void adam_8bit(const Adam8bitArgs& parameter, const AdamRule& rule, const Codebook& first,
+               const Codebook& second, at::Device device) {
+  static const auto launch = TESSERA_RESOLVE(tessera_cuda_adam_8bit);
+  const c10::DeviceGuard guard(device);
+  check(launch(&parameter, &rule, &first, &second, current_stream(device)), "adam_8bit");
+}
+
 }  // namespace tessera::kernels::cuda

@@ -102,6 +102,74 @@ __global__ void first_nonfinite_kernel(ConstSpan grad, unsigned long long* resul
   }
 }
 
+/// What adam_8bit_kernel gets, in the constant memory of its arguments.
+struct Adam8bit {
+  Adam8bitArgs parameter;
+  AdamRule rule;
+  Codebook first, second;
+};
+
+constexpr int kWarp = 32;
+constexpr int kWarps = kThreads / kWarp;                // of a block of threads
+constexpr int kElements8bit = kBlockNumel8bit / kWarp;  // a thread has of a block of elements: each 32nd
+
+__device__ float largest_of_warp(const float (&values)[kElements8bit]) {
+  float most = 0;
+  for (const float value : values) most = fmaxf(most, fabsf(value));
+  for (int distance = kWarp / 2; distance > 0; distance /= 2)
+    most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFU, most, distance));
+  return most;
+}
+
+/// Writes the codes and the largest magnitude of a block's moments. `codes`: the first of this thread's, of
+/// which it has those before `left`.
+__device__ void write_codes(const float (&moment)[kElements8bit], const Codebook& book, int64_t left,
+                            uint8_t* codes, float* absmax, bool is_first_lane) {
+  const float most = largest_of_warp(moment), scale = 1 / most;
+  if (is_first_lane) *absmax = most;
+  for (int j = 0; j < kElements8bit; ++j)
+    if (j * kWarp < left)
+      codes[j * kWarp] =
+          most < kLeastMagnitude8bit ? static_cast<uint8_t>(book.zero) : code_of(moment[j], scale, book);
+}
+
+/// A warp has a block of elements, and then the one that is the grid's number of warps further on.
+__global__ void __launch_bounds__(kThreads) adam_8bit_kernel(const __grid_constant__ Adam8bit args) {
+  // Threads look different codes up at once, which constant memory is slow at.
+  __shared__ Codebook books[2];
+  const auto* const words = reinterpret_cast<const uint32_t*>(&args.first);
+  for (int i = static_cast<int>(threadIdx.x); i < static_cast<int>(sizeof(books) / sizeof(uint32_t));
+       i += kThreads)
+    reinterpret_cast<uint32_t*>(books)[i] = words[i];
+  __syncthreads();
+
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const Adam8bitArgs& p = args.parameter;
+  const int64_t num_blocks = (p.numel + kBlockNumel8bit - 1) / kBlockNumel8bit;
+  for (int64_t block = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; block < num_blocks;
+       block += int64_t{gridDim.x} * kWarps) {
+    const int64_t begin = block * kBlockNumel8bit + lane, left = p.numel - begin;
+    const float absmax1 = p.absmax1[block], absmax2 = p.absmax2[block];
+    // All are read before the first is written, so that a thread waits for memory once.
+    float m[kElements8bit], v[kElements8bit], w[kElements8bit], g[kElements8bit];
+    for (int j = 0; j < kElements8bit; ++j) {
+      const bool is_there = j * kWarp < left;
+      const int64_t i = begin + j * kWarp;
+      w[j] = is_there ? p.weights[i] : 0;
+      g[j] = is_there ? p.gradient[i] : 0;
+      m[j] = is_there ? books[0].values[p.codes1[i]] * absmax1 : 0;
+      v[j] = is_there ? books[1].values[p.codes2[i]] * absmax2 : 0;
+    }
+    for (int j = 0; j < kElements8bit; ++j) {
+      float none = 0;
+      const float updated = args.rule.step(w[j], g[j], m[j], v[j], none);
+      if (j * kWarp < left) p.weights[begin + j * kWarp] = updated;
+    }
+    write_codes(m, books[0], left, p.codes1 + begin, p.absmax1 + block, lane == 0);
+    write_codes(v, books[1], left, p.codes2 + begin, p.absmax2 + block, lane == 0);
+  }
+}
+
 // ------------------------------------------------------------------------------------------ launches
 
 template <class Table, class Launch>
@@ -249,4 +317,15 @@ const char* tessera_cuda_lamb_apply(const tk::LambRule* rules, const float* step
               full);
         });
       });
+}
+
+const char* tessera_cuda_adam_8bit(const tk::Adam8bitArgs* parameter, const tk::AdamRule* rule,
+                                   const tk::Codebook* first, const tk::Codebook* second, void* stream) {
+  constexpr int64_t kMaxBlocks = 2048;  // of threads: more than a device runs at once
+  const int64_t block_numel = tk::kWarps * tk::kBlockNumel8bit;
+  const int64_t blocks = (parameter->numel + block_numel - 1) / block_numel;
+  if (blocks == 0) return nullptr;
+  tk::adam_8bit_kernel<<<static_cast<int>(blocks < kMaxBlocks ? blocks : kMaxBlocks), tk::kThreads, 0,
+                         static_cast<cudaStream_t>(stream)>>>({*parameter, *rule, *first, *second});
+  return tk::launch_error();
 }

@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "zero/kernels/adam_8bit_block.h"
 #include "zero/kernels/passes.h"
 
 namespace tessera::kernels::cuda {
@@ -20,5 +21,7 @@ void lamb_norms(const std::vector<LambRule>& rules, const std::vector<UpdateArgs
                 const std::vector<double*>& rows, at::Device device);
 void lamb_apply(const std::vector<LambRule>& rules, const std::vector<float>& step_sizes,
                 const std::vector<UpdateArgs>& args, at::Device device);
+void adam_8bit(const Adam8bitArgs& parameter, const AdamRule& rule, const Codebook& first,
+               const Codebook& second, at::Device device);
 
 }  // namespace tessera::kernels::cuda

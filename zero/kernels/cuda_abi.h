@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "zero/kernels/adam_8bit_block.h"
 #include "zero/kernels/passes.h"
 
 extern "C" {
@@ -33,4 +34,9 @@ const char* tessera_cuda_lamb_norms(const tessera::kernels::LambRule* rules,
 
 const char* tessera_cuda_lamb_apply(const tessera::kernels::LambRule* rules, const float* step_sizes,
                                     const tessera::kernels::UpdateArgs* args, int64_t count, void* stream);
+
+const char* tessera_cuda_adam_8bit(const tessera::kernels::Adam8bitArgs* parameter,
+                                   const tessera::kernels::AdamRule* rule,
+                                   const tessera::kernels::Codebook* first,
+                                   const tessera::kernels::Codebook* second, void* stream);
 }

@@ -10,6 +10,7 @@
 
 #include "core/cuda_plugin.h"
 #include "core/error.h"
+#include "zero/kernels/adam_8bit.h"
 #include "zero/kernels/kernels.h"
 
 namespace tessera::kernels {
@@ -243,6 +244,31 @@ TEST_F(KernelsOnCuda, NormsOfManyEqualThoseOfEach) {
       EXPECT_EQ(found[static_cast<int64_t>(i)][0].item<double>(), squared_norm(parts[i]).sum_of_squares);
       EXPECT_EQ(found[static_cast<int64_t>(i)][1].item<double>(), 0);
     }
+  }
+}
+
+TEST_F(KernelsOnCuda, Adam8bitHasTheCpusBits) {
+  at::manual_seed(3);
+  const Hyper hyper{.lr = 0.05, .weight_decay = 0.1};
+  for (const int64_t numel : {1, 255, 257, 100'000, 3'000'017}) {
+    const int64_t blocks = (numel + kBlockNumel8bit - 1) / kBlockNumel8bit;
+    // Each begins anywhere in memory.
+    std::vector<at::Tensor> on_cpu = {
+        at::randn({numel + 1}), at::full({numel + 1}, code_of_zero(true), at::kByte), at::zeros({blocks + 1}),
+        at::full({numel + 1}, code_of_zero(false), at::kByte), at::zeros({blocks + 1})};
+    std::vector<at::Tensor> on_device;
+    for (const at::Tensor& tensor : on_cpu) on_device.push_back(tensor.to(kCuda));
+    for (int64_t step = 1; step <= 3; ++step) {
+      at::Tensor gradient = at::randn({numel}) * at::pow(10.0, at::randn({numel}));
+      if (numel > 1'000) gradient.narrow(0, 256, 256).zero_();
+      for (auto* const tensors : {&on_cpu, &on_device}) {
+        const auto part = [&](size_t i) { return (*tensors)[i].slice(0, 1); };
+        adam_8bit(part(0), gradient.to((*tensors)[0].device()), {part(1), part(2)}, {part(3), part(4)}, hyper,
+                  step);
+      }
+    }
+    for (size_t i = 0; i < on_cpu.size(); ++i)
+      EXPECT_TRUE(at::equal(on_device[i].cpu(), on_cpu[i])) << numel << " " << i;
   }
 }
 
