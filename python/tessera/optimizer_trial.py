@@ -202,6 +202,9 @@ def _copy_of(client, originals, small, chosen):
     ids = {i: id(one) for i, one in memo.items() if isinstance(one, torch.nn.Parameter)}
     vars(probe).update({name: _with_ids(value, ids) for name, value in copy.deepcopy(kept, memo).items()})
     vars(probe).update({name: OrderedDict() for name in vars(client) if "_hooks" in name})
+    for value in vars(probe).values():
+        if isinstance(value, torch.optim.Optimizer):  # torch's copy of one asks each group for "capturable" where there is a GPU
+            value._warned_capturable_if_run_uncaptured = True
     return probe
 
 

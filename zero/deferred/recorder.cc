@@ -6,6 +6,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/DefaultDtype.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -66,6 +67,12 @@ at::Tensor on_meta(const at::Tensor& tensor) {
   return meta;
 }
 
+/// "cuda" is the current device of the kind, as it is for libtorch's operators.
+c10::Device with_index(c10::Device device) {
+  if (device.has_index() || device.is_cpu() || device.is_meta()) return device;
+  return c10::impl::VirtualGuardImpl(device.type()).getDevice();
+}
+
 /// Returns a tensor like the meta tensor, on the device, without memory.
 at::Tensor without_memory(const at::Tensor& meta, c10::Device device) {
   int64_t numel = meta.numel() == 0 ? 0 : 1;
@@ -99,7 +106,7 @@ struct Recorder::Call {
   };
   c10::Device device() const {
     if (traits.device >= 0 && stack[first + traits.device].isDevice())
-      return stack[first + traits.device].toDevice();
+      return with_index(stack[first + traits.device].toDevice());
     for (const Argument& argument : tensors)
       if (argument.tensor.dim() > 0) return argument.tensor.device();
     return tensors.empty() ? c10::Device(c10::kCPU) : tensors[0].tensor.device();
