@@ -226,8 +226,9 @@ class OptimizerBuilder {
     return at->second;
   }
 
-  void add_state(const DistributedItem& item, const std::string& parameter, const std::string& name) {
+  void add_state(const DistributedItem& item, const std::string& parameter, std::string name) {
     SavedState* state = &states_[state_of(parameter)];
+    if (name.starts_with(str(kStatesOfBitsandbytes, "."))) name.erase(0, kStatesOfBitsandbytes.size() + 1);
     if (name == "step") {
       if (const std::optional<json> value = folder_.value(item)) state->steps = count_of(*value);
       if (item.is_tensor)

@@ -375,9 +375,8 @@ void give_states(ForeignCheckpoint& checkpoint, SavedOptimizer& optimizer,
   left_out.say(checkpoint.other_states, optimizer.source);
 }
 
-SavedState read_state(const TorchFile& file, const PickleValue& value, int index, const std::string& what,
-                      LeftOut& left_out) {
-  SavedState out;
+void read_members(SavedState& out, const TorchFile& file, const PickleValue& value, int index,
+                  const std::string& what, LeftOut& left_out, bool is_nested = false) {
   if (value.kind != Kind::kDict)
     throw CheckpointError(str(what, ": found ", value.describe(), "; expected a dict of states"));
   const auto unread = [&](const std::string& name, const PickleValue& member) {
@@ -388,7 +387,9 @@ SavedState read_state(const TorchFile& file, const PickleValue& value, int index
     const PickleValue &key = *value.items[i], &member = *value.items[i + 1];
     const std::string name = key.kind == Kind::kString ? std::string(key.text) : key.describe();
     const std::optional<TorchTensor> tensor = file.tensor(member);
-    if (name == "step") {
+    if (name == kStatesOfBitsandbytes && !is_nested) {
+      read_members(out, file, member, index, str(what, ".", name), left_out, /*is_nested=*/true);
+    } else if (name == "step") {
       std::vector<std::string> ignored;
       const std::optional<json> number = to_json(member, &file, what, ignored);
       out.steps = number ? count_of(*number) : std::nullopt;
@@ -411,6 +412,12 @@ SavedState read_state(const TorchFile& file, const PickleValue& value, int index
       unread(name, member);
     }
   }
+}
+
+SavedState read_state(const TorchFile& file, const PickleValue& value, int index, const std::string& what,
+                      LeftOut& left_out) {
+  SavedState out;
+  read_members(out, file, value, index, what, left_out);
   return out;
 }
 
@@ -424,6 +431,7 @@ std::string key_of(const PickleValue& key, const std::string& what) {
 }  // namespace
 
 std::optional<std::vector<int64_t>> SavedState::shape() const {
+  if (const auto codes = tensors.find("state1"); codes != tensors.end()) return codes->second.shape;
   std::optional<std::vector<int64_t>> first;
   for (const auto& [state, tensor] : tensors) {
     if (tensor.shape.empty()) continue;

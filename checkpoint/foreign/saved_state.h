@@ -25,6 +25,10 @@ struct SavedTensor {
 };
 
 /// A parameter of a saved optimizer.
+/// The dict in which the optimizers of bitsandbytes save the states that are not like the parameter, so that
+/// FSDP leaves them alone. Its states are read as the others are.
+inline constexpr std::string_view kStatesOfBitsandbytes = "__bnb_optimizer_quant_state__";
+
 struct SavedState {
   std::string name;  ///< empty: it is known by its number only
   std::map<std::string, ForeignTensor> tensors;
@@ -33,8 +37,8 @@ struct SavedState {
   nlohmann::json values = nlohmann::json::object();  ///< states that are no tensors; null for None
   std::string unread;                                ///< a state that is not read, and why; empty: all are
 
-  /// The parameter's shape, as its state has it, but for single numbers. nullopt: no state, or states of
-  /// different shapes.
+  /// The parameter's shape, as its state has it, but for single numbers; bitsandbytes' "state1" has it where
+  /// there are tables besides. nullopt: no state, or states of different shapes.
   std::optional<std::vector<int64_t>> shape() const;
 };
 

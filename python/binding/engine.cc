@@ -474,6 +474,9 @@ void bind_engine(py::module_& module) {
              py::arg("step"), py::arg("name"), py::arg("lr"), py::arg("beta1"), py::arg("beta2"),
              py::arg("eps"), py::arg("weight_decay"), py::arg("optim_bits"), py::arg("min_8bit_size"),
              ReleaseGil());
+  module.def(
+      "adamw_8bit_problem", [](zero::FormulaStates states) { return zero::take_code_values(states); },
+      py::arg("states"));
   module.def("hash_of", &zero::deferred::hash_of, py::arg("tensor"), ReleaseGil());
   engine
       .def(py::init(&make_engine), py::arg("parameters"), py::arg("state"), py::arg("members"),

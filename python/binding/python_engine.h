@@ -36,8 +36,8 @@ class PyEngine final : public Engine {
   struct SavedTensor {
     std::string name;
     std::vector<std::string> aliases;
-    std::optional<at::Tensor> buffer;
-    std::string parameter;  ///< its name in the model; "": it is a buffer
+    std::optional<at::Tensor> buffer = {};
+    std::string parameter = {};  ///< its name in the model; "": it is a buffer
     at::ScalarType dtype = at::kFloat;
   };
   void save_model(const std::string& path, const std::vector<SavedTensor>& tensors);

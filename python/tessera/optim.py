@@ -76,7 +76,7 @@ class AdamW8bit(torch.optim.Optimizer):
                                      float(group["eps"]), float(group["weight_decay"]), group["optim_bits"], group["min_8bit_size"])
         if weights is not p:
             p.copy_(weights)
-        state.update(updated, step=step)
+        self.state[p] = {**updated, "step": step}
 
 
 def _check(group):

@@ -16,6 +16,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from tessera import _engine, comm, json_values
 from tessera.errors import ConfigError, Error
+from tessera.optim import AdamW8bit
 from tessera.optimizer_trial import NoCollectives, try_out
 
 _GUARDED_STEPS = 2  # a collective in the first steps is an error, and not a wait
@@ -197,12 +198,17 @@ class WholeOptimizer:
                                      "attributes": {name: vars(self._client)[name] for name in self._attributes if name in vars(self._client)}})
 
     def check_state_of_another_program(self, saved: torch.Tensor) -> None:
-        """Raises Error where a parameter lacks a state that step() has made of a small one with as many dimensions."""
+        """Raises Error where a parameter lacks a state that step() has made of a small one with as many dimensions, and where codes of
+        AdamW8bit's states stand for other numbers."""
         for name, state in json_values.from_bytes(saved)["state"].items():
             lacking = sorted(self._tried_states.get(self._tensors[name].dim(), set()) - state.keys())
             if lacking:
                 raise Error(f"{name} has the states {', '.join(sorted(state)) or 'none'}, and {self.name} needs {', '.join(lacking)} too; expected "
                             "the checkpoint of the same optimizer, or load_optimizer_states=False")
+            if isinstance(self._client, AdamW8bit):
+                tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+                if problem := _engine.adamw_8bit_problem(tensors):
+                    raise Error(f"{name}: {problem}, or load_optimizer_states=False")
 
     def set_state_bytes(self, saved: list[torch.Tensor]) -> None:
         """Take this rank's states out of what all ranks have saved, as they were."""

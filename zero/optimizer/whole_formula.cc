@@ -8,6 +8,7 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <span>
 #include <utility>
 
 #include "core/ascii.h"
@@ -180,6 +181,7 @@ class WholeFormula final : public WholeOptimizer {
       FormulaStates found;
       for (const auto& item : state.value().items())
         if (item.key() != kStep) found[item.key()] = reader.tensor(state[item.key()]).to(one.tensor.device());
+      if (const std::string problem = take_code_values(found); !problem.empty()) state.complain(problem);
       // fp32 or 8 bits: as it was saved, by the rate of the parameter's group at that time.
       if (formula_.states) check(state, found, formula_.states(*one.spec, found.contains("absmax1")));
       const JsonField step = state[kStep];
@@ -242,6 +244,22 @@ int64_t most_owned_state_bytes(OptimizerKind kind, const std::vector<Hyper>& gro
   return *std::max_element(bytes.begin(), bytes.end());
 }
 
+std::string take_code_values(FormulaStates& states) {
+  for (const auto& [name, is_signed] : {std::pair{"qmap1", true}, {"qmap2", false}}) {
+    const auto given = states.find(name);
+    if (given == states.end()) continue;
+    const std::span<const float> values = kernels::code_values(is_signed);
+    const at::Tensor ours = at::tensor(at::ArrayRef<float>(values.data(), values.size()));
+    const at::Tensor theirs = given->second.to(at::kCPU);
+    if (theirs.scalar_type() != at::kFloat || !theirs.sizes().equals(ours.sizes()) ||
+        !theirs.allclose(ours, /*rtol=*/1e-5, /*atol=*/1e-12))
+      return str("the codes of ", name,
+                 " stand for other numbers; expected those of bitsandbytes' dynamic map");
+    states.erase(given);
+  }
+  return "";
+}
+
 void adafactor(const at::Tensor& weights, const at::Tensor& gradient, FormulaStates& states,
                const Hyper& hyper, int64_t step) {
   const at::Tensor grad = hyper.maximize ? -gradient : gradient;
@@ -276,6 +294,8 @@ void adafactor(const at::Tensor& weights, const at::Tensor& gradient, FormulaSta
 
 void adamw_8bit(const at::Tensor& weights, const at::Tensor& gradient, FormulaStates& states,
                 const Hyper& hyper, int64_t step, bool is_embedding) {
+  if (const std::string problem = take_code_values(states); !problem.empty())
+    throw Error(str("AdamW8bit: ", problem));
   if (states.empty()) {
     const bool in_fp32 = has_fp32_moments(hyper, weights.numel(), is_embedding);
     for (const auto& [name, is_signed] : {std::pair{"1", true}, {"2", false}}) {

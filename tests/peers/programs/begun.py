@@ -1,4 +1,6 @@
 """The models, data and optimizers of begin_elsewhere.py and continue_here.py: fp32, the same global batch on any number of ranks."""
+import importlib
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -74,7 +76,13 @@ class Norms(nn.Module):
 
 MODELS = {"gpt2": Gpt2, "bert": Bert, "lora": Lora, "norms": Norms}
 OPTIMIZERS = {"AdamW": lambda groups: torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.95)),
-              "SGD": lambda groups: torch.optim.SGD(groups, lr=0.05, momentum=0.9)}
+              "SGD": lambda groups: torch.optim.SGD(groups, lr=0.05, momentum=0.9),
+              "bitsandbytes": lambda groups: in_8_bits("bitsandbytes", groups), "tessera": lambda groups: in_8_bits("tessera", groups)}
+
+
+def in_8_bits(package, groups):
+    """AdamW8bit of a package, with 8 bits for parameters as small as these."""
+    return importlib.import_module(f"{package}.optim").AdamW8bit(groups, lr=3e-3, betas=(0.9, 0.95), min_8bit_size=100)
 
 
 def blocks_of(model):

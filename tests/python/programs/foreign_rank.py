@@ -289,6 +289,64 @@ def states_of_another_optimizer():
     raises(tessera.CheckpointError, lambda: continued(bomb, 2, "OneOfOurs", []), "more bytes than the files")
 
 
+def dynamic_map(is_signed):
+    """What bitsandbytes' codes of 8 bits stand for: create_dynamic_map of its functional.py."""
+    values = [0.0, 1.0]
+    for exponent in range(7):
+        edges = torch.linspace(0.1, 1, 2 ** (exponent if is_signed else exponent + 1) + 1)
+        means = (10.0 ** (exponent - 6) * (edges[:-1] + edges[1:]) / 2).tolist()
+        values += means + ([-mean for mean in means] if is_signed else [])
+    return torch.tensor(sorted(values))
+
+
+class Bitsandbytes(tessera.optim.AdamW8bit):
+    """Saves what bitsandbytes' AdamW8bit does: states in a dict, with what the codes stand for, and the step as a number."""
+
+    change = 0.0  # of what the codes stand for
+
+    def state_dict(self):
+        saved = super().state_dict()
+        for number, state in saved["state"].items():
+            maps = {f"qmap{i}": dynamic_map(i == 1) + self.change for i in (1, 2) if f"absmax{i}" in state}
+            arrays = {key: value for key, value in state.items() if key != "step"}
+            saved["state"][number] = {"step": int(state["step"]), "__bnb_optimizer_quant_state__": {**arrays, **maps}}
+        return saved
+
+
+MAKE["Bitsandbytes"] = lambda groups: Bitsandbytes(groups, lr=0.01, weight_decay=0.1, min_8bit_size=100)
+
+
+@check
+def states_of_bitsandbytes():
+    """Codes, scales and what the codes stand for, in a dict of their own: into the class, and into the configuration's AdamW8bit."""
+    source = begun("Bitsandbytes")
+    assert len(dynamic_map(True)) == len(dynamic_map(False)) == 256
+    paths = save_both_ways("bitsandbytes", source)
+    model, optimizer, scheduler, rest = source
+    expected = go_on(model, optimizer, scheduler, rest)
+    for stage, path in enumerate(paths * 2):
+        engine, losses, said = continued(path, stage, "Bitsandbytes", rest)
+        assert largest_difference(losses, expected) < 2e-6, (path, stage, losses, expected, said)
+        named = {"type": "AdamW8bit", "params": {"lr": 0.01, "weight_decay": 0.1, "min_8bit_size": 100}}
+        engine, *_ = tessera.initialize(model=Net(), config=config(stage, 700, optimizer=named))
+        with standard_error():
+            engine.load_checkpoint(path, load_lr_scheduler_states=False)
+        losses = []
+        for i, batch in enumerate(rest):
+            for group in engine.optimizer.param_groups:
+                group["lr"] = 0.01 * (1 - 0.5 * (STEPS + i) / (2 * STEPS))
+            losses += train(engine, [batch], loss_of)
+        assert largest_difference(losses, expected) < 2e-6, (path, stage, losses, expected)
+    Bitsandbytes.change = 0.01
+    try:
+        changed = save_both_ways("changed_codes", begun("Bitsandbytes"))
+    finally:
+        Bitsandbytes.change = 0.0
+    for path in changed:
+        engine, *_ = tessera.initialize(model=Net(), config=config(2, 700, optimizer=named))
+        raises(tessera.Error, lambda path=path, engine=engine: engine.load_checkpoint(path), "qmap1", "stand for other numbers")
+
+
 @check
 def entries_of_dcp_at_the_top():
     """Names without a period: those that the optimizer has, and all of a state dict alone, but for a count."""
