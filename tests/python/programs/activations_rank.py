@@ -62,7 +62,7 @@ def run(make, loss_of, stage, section, autocast=False, steps=3):
 
 
 POLICIES = [{"policy": "cheap"}, {"policy": "block"}, {"policy": "budget", "budget_bytes": 300_000},
-            {"policy": "offload", **({"nvme_path": "spill"} if DEVICE == "cpu" else {})}]
+            *([{"policy": "offload", "nvme_path": "spill"}] if DEVICE == "cpu" else [])]
 
 
 def compare(make, loss_of, stage, autocast=False):

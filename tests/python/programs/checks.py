@@ -28,7 +28,7 @@ if DEVICE == "cuda":
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.deterministic = True
     _equal = torch.equal  # a state_dict of an engine is on the host
-    torch.equal = lambda a, b: _equal(a.cpu(), b.cpu())
+    torch.equal = torch.Tensor.equal = lambda a, b: _equal(a.cpu(), b.cpu())
 
 _checks = []
 

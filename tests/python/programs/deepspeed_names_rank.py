@@ -8,7 +8,7 @@ from pathlib import Path
 import deepspeed
 import tessera
 import torch
-from checks import check, config, largest_difference, main, raises, train
+from checks import DEVICE, check, config, largest_difference, main, raises, train
 from deepspeed.ops.adam import FusedAdam
 from deepspeed.runtime.lr_schedules import OneCycle, WarmupDecayLR, WarmupLR
 from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
@@ -54,7 +54,7 @@ def torch_group():
     assert not torch.distributed.is_initialized()
     engine = make(1)[0]
     for _ in range(2):
-        assert torch.distributed.is_initialized() and torch.distributed.get_backend() == "gloo" == deepspeed.comm.get_backend()
+        assert torch.distributed.is_initialized() and torch.distributed.get_backend() == deepspeed.comm.get_backend() == ("gloo" if DEVICE == "cpu" else "nccl")
         assert (torch.distributed.get_rank(), torch.distributed.get_world_size()) == (rank(), world())
         total = torch.tensor([rank() + 1.0])
         deepspeed.comm.all_reduce(total)

@@ -5,7 +5,7 @@ import gc
 import models
 import tessera
 import torch
-from checks import config, each_stage, largest_difference, main, raises, train, train_plainly
+from checks import DEVICE, config, each_stage, largest_difference, main, raises, train, train_plainly
 from torch import nn
 from torch.nn import functional
 
@@ -69,7 +69,7 @@ def gradients_that_were_taken_cannot_be_read_written_or_reset(stage):
     assert all(p.grad.shape == p.shape and p.grad.dtype == p.dtype for p in parameters)
     reads = [lambda: torch.nn.utils.clip_grad_norm_(parameters, 1.0), lambda: torch.nn.utils.clip_grad_value_(parameters, 1.0),
              lambda: parameters[0].grad.norm(), lambda: parameters[0].grad.mul_(0.5), lambda: repr(parameters[0].grad),
-             lambda: parameters[0].grad.numpy()]
+             *([lambda: parameters[0].grad.numpy()] if DEVICE == "cpu" else [])]
     for read in reads if stage == 0 else reads[:1]:  # libtorch takes a tenth of a second for the backtrace of each
         raises(RuntimeError, read, "the gradient of parameter 0.weight is not in its grad", "full_gradient()", "gradient_clipping")
     engine.step()

@@ -102,7 +102,7 @@ def beside_torch(stage, plain_options=(), steps=3, accumulation=1, clipping=0.0,
 def stages_have_the_bits_of_torch():
     for stage in range(4):
         beside_torch(stage)
-        beside_torch(stage, accumulation=3, clipping=0.1)
+        beside_torch(stage, accumulation=3, clipping=0.01)
 
 
 def knows_unclamped():
@@ -266,8 +266,8 @@ def checkpoints_of_another_world():
         engine = muon_engine(stage)
         engine.load_checkpoint(os.environ["SAVED"], tag="muon1")
         states = engine.optimizer.state_dict()["state"]
-        found = {str(i): state["exp_avg"].numpy() for i, state in states.items()}
-        found.update((name, engine.full_parameter(name).numpy()) for name in MATRICES)
+        found = {str(i): state["exp_avg"].cpu().numpy() for i, state in states.items()}
+        found.update((name, engine.full_parameter(name).cpu().numpy()) for name in MATRICES)
         if rank == 0 and not os.path.exists(kept):
             numpy.savez(kept, **found)
         tessera.comm.barrier()

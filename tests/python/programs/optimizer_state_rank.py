@@ -47,7 +47,7 @@ def moments_are_in_the_state_dict_as_torch_has_them():
             assert state.keys() == expected.keys(), (state.keys(), expected.keys())
             for name, tensor in expected.items():
                 assert state[name].dtype == tensor.dtype and state[name].shape == tensor.shape
-                assert (state[name] - tensor).abs().max() <= limit, (index, name)
+                assert (state[name].cpu() - tensor.cpu()).abs().max() <= limit, (index, name)
 
     def make(maker, stage):
         model = mlp()
