@@ -109,14 +109,19 @@ CheckpointError CheckpointLoader::other_states(const std::string& what) const {
                              advice("use the same optimizer, or load_optimizer_states = false")));
 }
 
+CheckpointError CheckpointLoader::saved_by_another(const std::string& saved,
+                                                   const std::string& current) const {
+  return other_states(
+      str("it was saved with the optimizer ", saved, ", whose states are not those of ", current));
+}
+
 void CheckpointLoader::compare_optimizers(const OptimizerRecord& saved, const OptimizerRecord& current) {
   if (!with_states()) return;
   const checkpoint::ForeignCheckpoint* const foreign = checkpoint_.foreign();
   const bool saved_whole = foreign != nullptr ? is_whole() : has_blob(0, kOptimizerState);
   const bool is_another_whole = foreign == nullptr && is_whole() && saved.name != current.name;
   if (saved_whole != is_whole() || is_another_whole || saved.by_muon.empty() != current.by_muon.empty())
-    throw other_states(str("it was saved with the optimizer ", saved.name, ", whose states are not those of ",
-                           current.name));
+    throw saved_by_another(saved.name, current.name);
   if (foreign != nullptr && is_whole())
     compare_whole_states(*foreign, current);
   else
@@ -144,9 +149,7 @@ void CheckpointLoader::compare_whole_states(const checkpoint::ForeignCheckpoint&
   const bool is_torchs =
       current.name.find('.') == current.name.npos || current.name.starts_with("torch.optim.");
   if (!saved.empty() && saved != class_of(current.name)) {
-    if (is_torchs)
-      throw other_states(
-          str("it was saved with the optimizer ", saved, ", whose states are not those of ", current.name));
+    if (is_torchs) throw saved_by_another(saved, current.name);
     not_loaded_.push_back(str("states of the optimizer: they look like those of ", saved,
                               "; they are taken for ", current.name, "'s"));
   }

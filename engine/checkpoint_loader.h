@@ -82,6 +82,7 @@ class CheckpointLoader {
   void compare_whole_states(const checkpoint::ForeignCheckpoint& foreign, const OptimizerRecord& current);
   void compare_by_muon(const OptimizerRecord& saved, const OptimizerRecord& current) const;
   CheckpointError other_states(const std::string& what) const;
+  CheckpointError saved_by_another(const std::string& saved, const std::string& current) const;
   at::Tensor states_of_owned(const checkpoint::ForeignCheckpoint& foreign) const;
   /// Whether the optimizer keeps its states itself (zero/optimizer/whole_optimizer.h).
   bool is_whole() const { return !owned_.empty(); }

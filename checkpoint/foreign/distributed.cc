@@ -228,7 +228,13 @@ class OptimizerBuilder {
 
   void add_state(const DistributedItem& item, const std::string& parameter, std::string name) {
     SavedState* state = &states_[state_of(parameter)];
-    if (name.starts_with(str(kStatesOfBitsandbytes, "."))) name.erase(0, kStatesOfBitsandbytes.size() + 1);
+    if (name.starts_with(str(kStatesOfBitsandbytes, "."))) {
+      state->of_bitsandbytes = true;
+      name.erase(0, kStatesOfBitsandbytes.size() + 1);
+    }
+    if (state->tensors.contains(name) || state->values.contains(name))
+      throw CheckpointError(str(checkpoint_.path.string(), ": ", source_, ": the state ", quoted_name(name),
+                                " of ", quoted_name(parameter), " is there twice; expected it once"));
     if (name == "step") {
       if (const std::optional<json> value = folder_.value(item)) state->steps = count_of(*value);
       if (item.is_tensor)

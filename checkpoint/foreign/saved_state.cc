@@ -332,6 +332,25 @@ class LeftOut {
   std::map<std::string, std::pair<int, std::string>> by_state_;
 };
 
+/// Nothing but the sizes of bitsandbytes' states says that they are the parameter's: under FSDP1 a rank saves
+/// those of its own part, and older versions had a scale for each 2,048 elements. Returns what is wrong, or
+/// "".
+std::string problem_of_bitsandbytes(const SavedState& state, const ForeignTensor& weights) {
+  if (!state.of_bitsandbytes) return "";
+  if (const auto shape = state.shape(); shape && *shape != weights.shape)
+    return str("bitsandbytes' states have the shape ", describe_shape(*shape), "; expected ",
+               describe_shape(weights.shape));
+  constexpr int64_t kBlock = 256;
+  const int64_t blocks = (weights.numel() + kBlock - 1) / kBlock;
+  for (const char* name : {"absmax1", "absmax2"}) {
+    const auto scales = state.tensors.find(name);
+    if (scales == state.tensors.end() || scales->second.numel() % std::max<int64_t>(blocks, 1) == 0) continue;
+    return str("the state ", quoted_name(name), " has ", scales->second.numel(), " scales; expected ", blocks,
+               ", one for each 256 elements");
+  }
+  return "";
+}
+
 void give_states(ForeignCheckpoint& checkpoint, SavedOptimizer& optimizer,
                  const std::map<std::string, size_t>& places) {
   for (ForeignParameter& one : checkpoint.parameters) one.trainable = false;
@@ -356,6 +375,8 @@ void give_states(ForeignCheckpoint& checkpoint, SavedOptimizer& optimizer,
     parameter.trainable = true;
     parameter.group = group_of[i];
     parameter.steps = state.steps.value_or(0);
+    parameter.unread_state =
+        state.unread.empty() ? problem_of_bitsandbytes(state, parameter.weights) : state.unread;
     for (auto& [name, tensor] : state.tensors) {
       const bool by_element = tensor.shape == parameter.weights.shape && is_floating(tensor.type);
       if (tensor.shape != parameter.weights.shape)
@@ -370,7 +391,6 @@ void give_states(ForeignCheckpoint& checkpoint, SavedOptimizer& optimizer,
       if (name != "step" && !value.is_null()) left_out.add(name, value.dump());
     if (state.step_tensor) parameter.other_states.emplace("step", std::move(*state.step_tensor));
     parameter.other_values = std::move(state.values);
-    parameter.unread_state = std::move(state.unread);
   }
   left_out.say(checkpoint.other_states, optimizer.source);
 }
@@ -387,7 +407,11 @@ void read_members(SavedState& out, const TorchFile& file, const PickleValue& val
     const PickleValue &key = *value.items[i], &member = *value.items[i + 1];
     const std::string name = key.kind == Kind::kString ? std::string(key.text) : key.describe();
     const std::optional<TorchTensor> tensor = file.tensor(member);
+    if (out.tensors.contains(name) || out.values.contains(name))
+      throw CheckpointError(
+          str(what, ": the state ", quoted_name(name), " is there twice; expected it once"));
     if (name == kStatesOfBitsandbytes && !is_nested) {
+      out.of_bitsandbytes = true;
       read_members(out, file, member, index, str(what, ".", name), left_out, /*is_nested=*/true);
     } else if (name == "step") {
       std::vector<std::string> ignored;
@@ -431,7 +455,9 @@ std::string key_of(const PickleValue& key, const std::string& what) {
 }  // namespace
 
 std::optional<std::vector<int64_t>> SavedState::shape() const {
-  if (const auto codes = tensors.find("state1"); codes != tensors.end()) return codes->second.shape;
+  if (of_bitsandbytes)
+    for (const char* last : {"state2", "state1"})
+      if (const auto found = tensors.find(last); found != tensors.end()) return found->second.shape;
   std::optional<std::vector<int64_t>> first;
   for (const auto& [state, tensor] : tensors) {
     if (tensor.shape.empty()) continue;

@@ -24,11 +24,11 @@ struct SavedTensor {
   std::string memory;  ///< entries with the same text are the same elements of one memory; empty: not known
 };
 
-/// A parameter of a saved optimizer.
 /// The dict in which the optimizers of bitsandbytes save the states that are not like the parameter, so that
 /// FSDP leaves them alone. Its states are read as the others are.
 inline constexpr std::string_view kStatesOfBitsandbytes = "__bnb_optimizer_quant_state__";
 
+/// A parameter of a saved optimizer.
 struct SavedState {
   std::string name;  ///< empty: it is known by its number only
   std::map<std::string, ForeignTensor> tensors;
@@ -36,9 +36,10 @@ struct SavedState {
   std::optional<ForeignTensor> step_tensor;          ///< "step" as it is saved, where it is a tensor
   nlohmann::json values = nlohmann::json::object();  ///< states that are no tensors; null for None
   std::string unread;                                ///< a state that is not read, and why; empty: all are
+  bool of_bitsandbytes = false;                      ///< it had kStatesOfBitsandbytes
 
-  /// The parameter's shape, as its state has it, but for single numbers; bitsandbytes' "state1" has it where
-  /// there are tables besides. nullopt: no state, or states of different shapes.
+  /// The parameter's shape, as its state has it, but for single numbers. bitsandbytes has it in the last of
+  /// "state1" and "state2", and tables besides. nullopt: no state, or states of different shapes.
   std::optional<std::vector<int64_t>> shape() const;
 };
 

@@ -475,8 +475,13 @@ void bind_engine(py::module_& module) {
              py::arg("eps"), py::arg("weight_decay"), py::arg("optim_bits"), py::arg("min_8bit_size"),
              ReleaseGil());
   module.def(
-      "adamw_8bit_problem", [](zero::FormulaStates states) { return zero::take_code_values(states); },
-      py::arg("states"));
+      "take_8bit_states",
+      [](const std::vector<int64_t>& shape, zero::FormulaStates states) {
+        std::string problem =
+            zero::problem_of_8bit_states({.name = {}, .shape = shape, .aliases = {}}, states);
+        return std::pair(std::move(states), std::move(problem));
+      },
+      py::arg("shape"), py::arg("states"));
   module.def("hash_of", &zero::deferred::hash_of, py::arg("tensor"), ReleaseGil());
   engine
       .def(py::init(&make_engine), py::arg("parameters"), py::arg("state"), py::arg("members"),

@@ -2,20 +2,22 @@
 
 `AdamW8bit` is a `torch.optim.Optimizer` like any other: it works without an engine, too.
 """
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from tessera import _engine, arguments
-from tessera.errors import ConfigError
+from tessera.errors import ConfigError, Error
 
 _FP32_EPS = torch.finfo(torch.float32).eps
 WHOLE = ("Adafactor", "AdamW8bit")  # the configuration's types that update whole parameters
+_STATES_OF_BITSANDBYTES = "__bnb_optimizer_quant_state__"
 
 
 class AdamW8bit(torch.optim.Optimizer):
-    """AdamW whose moments have 8 bits an element, and a scale for each 256: 2.03 bytes an element, not 8.
+    """AdamW whose moments have 8 bits an element, and a scale for each 256: 2.03 bytes an element, not 8. On the CPU, and on CUDA where
+    Tessera was built for it.
 
     T. Dettmers et al., arXiv:2110.02861; the formulas are in `zero/kernels/adam_8bit.h`. Arguments and states have the names of
     bitsandbytes' AdamW8bit.
@@ -41,10 +43,14 @@ class AdamW8bit(torch.optim.Optimizer):
             _check(group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, which makes states of the parameters' dtype: codes become bytes again."""
-        super().load_state_dict(state_dict)
+        """As torch's, of bitsandbytes' AdamW8bit, too. Raises Error for states of another one."""
+        ours, theirs = ([one for group in groups for one in group["params"]] for groups in (self.param_groups, state_dict["param_groups"]))
+        shapes = {index: p.shape for p, index in zip(ours, theirs)}
+        states = {index: taken_states(self, shapes[index], state, f"state of parameter {index}") if index in shapes else state
+                  for index, state in state_dict["state"].items()}
+        super().load_state_dict({**state_dict, "state": states})
         for state in self.state.values():
-            for moment in ("1", "2"):
+            for moment in ("1", "2"):  # torch makes states of the parameters' dtype: codes become bytes again
                 if f"absmax{moment}" in state:
                     state[f"state{moment}"] = state[f"state{moment}"].to(torch.uint8)
 
@@ -89,6 +95,36 @@ def _check(group):
                                             ("min_8bit_size", group["min_8bit_size"], group["min_8bit_size"] >= 0, "a number from 0")):
         if not is_right:
             raise ConfigError(f"AdamW8bit: {what} is {value}; expected {expected}")
+
+
+def opened_states(state: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The states of a parameter, of which bitsandbytes' optimizers save some in a dict of their own. Raises Error for one that is there twice."""
+    inner = state.get(_STATES_OF_BITSANDBYTES)
+    if not isinstance(inner, Mapping):
+        return dict(state)
+    outer = {key: value for key, value in state.items() if key != _STATES_OF_BITSANDBYTES}
+    if twice := outer.keys() & inner.keys():
+        raise Error(f"{where}: {', '.join(sorted(twice))} is there twice, in {_STATES_OF_BITSANDBYTES} too; expected it once")
+    return {**outer, **inner}
+
+
+def taken_states(optimizer: torch.optim.Optimizer, shape: Sequence[int], state: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The states of a parameter of this shape that an optimizer of the class has saved, here or elsewhere.
+
+    Of AdamW8bit, what is not as its own is an Error that begins with `where`. Other classes take what they are given.
+    """
+    state = opened_states(state, where)
+    if not isinstance(optimizer, AdamW8bit) or not state:
+        return state
+    others = sorted(key for key, value in state.items() if key != "step" and not isinstance(value, torch.Tensor) and value is not None)
+    found, problem = _engine.take_8bit_states(list(shape), {key: value for key, value in state.items() if key != "step" and isinstance(value, torch.Tensor)})
+    if others:
+        problem = f"found the state {others[0]}, which this optimizer does not have"
+    if not problem and "step" not in state:
+        problem = "step is missing; expected the number of updates"
+    if problem:
+        raise Error(f"{where}: {problem}")
+    return {**found, "step": torch.as_tensor(state["step"], dtype=torch.float32, device="cpu")}
 
 
 def of_configuration(type_: str, groups: list[tuple[dict[str, Any], list[tuple[str, torch.nn.Parameter]]]]) -> torch.optim.Optimizer:

@@ -203,8 +203,9 @@ def _copy_of(client, originals, small, chosen):
     vars(probe).update({name: _with_ids(value, ids) for name, value in copy.deepcopy(kept, memo).items()})
     vars(probe).update({name: OrderedDict() for name in vars(client) if "_hooks" in name})
     for value in vars(probe).values():
-        if isinstance(value, torch.optim.Optimizer):  # torch's copy of one asks each group for "capturable" where there is a GPU
-            value._warned_capturable_if_run_uncaptured = True
+        for one in value if isinstance(value, (list, tuple)) else value.values() if isinstance(value, dict) else [value]:
+            if isinstance(one, torch.optim.Optimizer):  # torch's copy of one asks each group for "capturable" where there is a GPU
+                one._warned_capturable_if_run_uncaptured = True
     return probe
 
 

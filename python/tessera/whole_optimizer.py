@@ -7,7 +7,7 @@ import copy
 import inspect
 import types
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from tessera import _engine, comm, json_values
 from tessera.errors import ConfigError, Error
-from tessera.optim import AdamW8bit
+from tessera.optim import taken_states
 from tessera.optimizer_trial import NoCollectives, try_out
 
 _GUARDED_STEPS = 2  # a collective in the first steps is an error, and not a wait
@@ -198,24 +198,28 @@ class WholeOptimizer:
                                      "attributes": {name: vars(self._client)[name] for name in self._attributes if name in vars(self._client)}})
 
     def check_state_of_another_program(self, saved: torch.Tensor) -> None:
-        """Raises Error where a parameter lacks a state that step() has made of a small one with as many dimensions, and where codes of
-        AdamW8bit's states stand for other numbers."""
+        """Raises Error where a parameter lacks a state that step() has made of a small one with as many dimensions, and where
+        taken_states() does."""
         for name, state in json_values.from_bytes(saved)["state"].items():
             lacking = sorted(self._tried_states.get(self._tensors[name].dim(), set()) - state.keys())
             if lacking:
                 raise Error(f"{name} has the states {', '.join(sorted(state)) or 'none'}, and {self.name} needs {', '.join(lacking)} too; expected "
                             "the checkpoint of the same optimizer, or load_optimizer_states=False")
-            if isinstance(self._client, AdamW8bit):
-                tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
-                if problem := _engine.adamw_8bit_problem(tensors):
-                    raise Error(f"{name}: {problem}, or load_optimizer_states=False")
+            self.taken(name, state, "; expected the checkpoint of the same optimizer, or load_optimizer_states=False")
+
+    def taken(self, name: str, state: Mapping[str, Any], advice: str = "") -> dict[str, Any]:
+        """What taken_states() makes of a parameter's states. `advice`: the end of its Error."""
+        try:
+            return taken_states(self._client, self._tensors[name].shape, state, f"state of parameter {name}")
+        except Error as error:
+            raise Error(f"{error}{advice}") from None
 
     def set_state_bytes(self, saved: list[torch.Tensor]) -> None:
         """Take this rank's states out of what all ranks have saved, as they were."""
         found, other = {}, {}
         for i, data in enumerate(saved):
             values = json_values.from_bytes(data)
-            found.update({name: state for name, state in values["state"].items() if name in self._owned})
+            found.update({name: self.taken(name, state) for name, state in values["state"].items() if name in self._owned})
             if i == 0:
                 other = values["other"]
                 vars(self._client).update((name, value) for name, value in values.get("attributes", {}).items() if name in self._attributes)

@@ -6,6 +6,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/DefaultDtype.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/library.h>
 
@@ -69,7 +70,7 @@ at::Tensor on_meta(const at::Tensor& tensor) {
 
 /// "cuda" is the current device of the kind, as it is for libtorch's operators.
 c10::Device with_index(c10::Device device) {
-  if (device.has_index() || device.is_cpu() || device.is_meta()) return device;
+  if (device.has_index() || device.is_cpu() || !c10::impl::hasDeviceGuardImpl(device.type())) return device;
   return c10::impl::VirtualGuardImpl(device.type()).getDevice();
 }
 

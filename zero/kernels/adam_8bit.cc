@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/error.h"
 #include "core/every_cpu.h"
+#include "core/str.h"
 #include "zero/kernels/adam_8bit_block.h"
 #include "zero/kernels/cuda.h"
 #include "zero/kernels/make_rule.h"
@@ -104,7 +106,10 @@ TESSERA_EVERY_CPU void write_codes(const float* __restrict in, float most, const
 TESSERA_EVERY_CPU void update_values(const AdamRule& rule, const float* __restrict gradient, int64_t n,
                                      float* __restrict m, float* __restrict v, float* __restrict weights) {
   float none = 0;
-  for (int64_t i = 0; i < n; ++i) weights[i] = rule.step(weights[i], gradient[i], m[i], v[i], none);
+  for (int64_t i = 0; i < n; ++i) {
+    weights[i] = rule.step(weights[i], gradient[i], m[i], v[i], none);
+    v[i] = v[i] > kMostMagnitude8bit ? kMostMagnitude8bit : v[i];
+  }
 }
 
 TESSERA_EVERY_CPU float largest_magnitude(const float* __restrict in, int64_t n) {
@@ -166,7 +171,9 @@ uint8_t code_of_zero(bool is_signed) { return static_cast<uint8_t>(codebook(is_s
 void adam_8bit(const at::Tensor& weights, const at::Tensor& gradient, const Moment8bit& first,
                const Moment8bit& second, const Hyper& hyper, int64_t step) {
   const int64_t numel = weights.numel(), num_blocks = (numel + kBlockNumel8bit - 1) / kBlockNumel8bit;
-  TESSERA_CHECK(step >= 1, "step is ", step);
+  TESSERA_CHECK(step >= 1 && !hyper.amsgrad && !hyper.maximize, "step is ", step);
+  if (!weights.is_cpu() && !weights.is_cuda())
+    throw Error(str("AdamW8bit: a parameter is on ", weights.device().str(), "; expected the CPU or CUDA"));
   const auto check = [&](const at::Tensor& tensor, at::ScalarType type, int64_t expected) {
     TESSERA_CHECK(tensor.scalar_type() == type && tensor.dim() == 1 && tensor.numel() == expected &&
                   tensor.is_contiguous() && tensor.device() == weights.device());
@@ -186,7 +193,7 @@ void adam_8bit(const at::Tensor& weights, const at::Tensor& gradient, const Mome
                            second.codes.data_ptr<uint8_t>(),
                            first.absmax.data_ptr<float>(),
                            second.absmax.data_ptr<float>()};
-  if (!weights.is_cpu()) return cuda::adam_8bit(whole, rule, book1, book2, weights.device());
+  if (weights.is_cuda()) return cuda::adam_8bit(whole, rule, book1, book2, weights.device());
   parallel_chunks(num_blocks, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t at = i * kBlockNumel8bit;

@@ -26,6 +26,8 @@ struct Codebook {
   float most[kThresholds];
 };
 
+/// Moments are at most this: the square of a gradient may be inf, whose fraction of a block would be NaN.
+inline constexpr float kMostMagnitude8bit = 8e37F;
 /// Moments whose largest magnitude is smaller have the code of 0: 1 / a subnormal number is not finite.
 inline constexpr float kLeastMagnitude8bit = 1e-37F;
 

@@ -1,8 +1,8 @@
 // The CUDA kernels. Elements: the same rules as the CPU's; compiled with --fmad=false, so that an element's
-// bits are the CPU's. What a thread does is in device_passes.h. Sums: every thread adds its elements in order
-// in fp64, a block adds its threads in a fixed tree, a second kernel adds a segment's blocks the same way.
-// Which elements a thread adds depends on their number alone, so the bits depend on nothing else (no atomics,
-// not the device, not what else is in the launch).
+// bits are the CPU's. What a thread does is in device_passes.h, but for the kernel of 8-bit moments. Sums:
+// every thread adds its elements in order in fp64, a block adds its threads in a fixed tree, a second kernel
+// adds a segment's blocks the same way. Which elements a thread adds depends on their number alone, so the
+// bits depend on nothing else (no atomics, not the device, not what else is in the launch).
 #include <cuda_runtime.h>
 
 #include "zero/kernels/cuda_abi.h"
@@ -163,6 +163,7 @@ __global__ void __launch_bounds__(kThreads) adam_8bit_kernel(const __grid_consta
     for (int j = 0; j < kElements8bit; ++j) {
       float none = 0;
       const float updated = args.rule.step(w[j], g[j], m[j], v[j], none);
+      v[j] = v[j] > kMostMagnitude8bit ? kMostMagnitude8bit : v[j];
       if (j * kWarp < left) p.weights[begin + j * kWarp] = updated;
     }
     write_codes(m, books[0], left, p.codes1 + begin, p.absmax1 + block, lane == 0);

@@ -59,6 +59,39 @@ std::vector<StateSpec> states_of(OptimizerKind kind, const ParameterSpec& parame
       {"state1", shape, at::kByte}, {"absmax1", blocks}, {"state2", shape, at::kByte}, {"absmax2", blocks}};
 }
 
+/// bitsandbytes keeps what its codes stand for beside them. Takes that away where it is what ours stand for,
+/// to rounding. Returns what is wrong, or "".
+std::string take_code_values(FormulaStates& states) {
+  for (const auto& [name, is_signed] : {std::pair{"qmap1", true}, {"qmap2", false}}) {
+    const auto given = states.find(name);
+    if (given == states.end()) continue;
+    const std::span<const float> values = kernels::code_values(is_signed);
+    const at::Tensor ours = at::tensor(at::ArrayRef<float>(values.data(), values.size()));
+    const at::Tensor theirs = given->second.to(at::kCPU);
+    if (theirs.scalar_type() != at::kFloat || !theirs.sizes().equals(ours.sizes()))
+      return str("found ", name, " of ", c10::toString(theirs.scalar_type()), " and ",
+                 describe_shape(theirs.sizes()), "; expected Float and ", describe_shape(ours.sizes()));
+    if (!theirs.allclose(ours, /*rtol=*/1e-5, /*atol=*/1e-12))
+      return str("the codes of ", name,
+                 " stand for other numbers; expected those of bitsandbytes' dynamic map");
+    states.erase(given);
+  }
+  return "";
+}
+
+/// What is wrong with the states of a parameter, or "".
+std::string problem_of(const FormulaStates& found, const std::vector<StateSpec>& expected) {
+  for (const auto& [name, shape, type] : expected) {
+    const auto one = found.find(name);
+    if (one == found.end() || one->second.sizes() != shape || one->second.scalar_type() != type)
+      return str("expected ", name, " of ", describe_shape(shape), " and ", c10::toString(type));
+  }
+  for (const auto& [name, tensor] : found)
+    if (std::ranges::none_of(expected, [&](const StateSpec& one) { return one.name == name; }))
+      return str("found the state ", name, ", which this optimizer does not have");
+  return "";
+}
+
 constexpr const char* kStep = "step";  // (), fp32, in checkpoints, as of torch's optimizers
 
 /// torch's linalg.vector_norm(dim, keepdim=True).square_().div_(size)
@@ -78,8 +111,9 @@ struct Formula {
   std::function<void(const ParameterSpec&, const at::Tensor& weights, const at::Tensor& gradient,
                      FormulaStates&, const Hyper&, int64_t step)>
       update;
-  /// Returns what the states of a parameter are. Unset: they are what the rule has made.
-  std::function<std::vector<StateSpec>(const ParameterSpec&, bool in_8_bits)> states;
+  /// Returns what is wrong with states that were saved, or "". May take away what another program has added.
+  /// Unset: they are what the rule has made.
+  std::function<std::string(const ParameterSpec&, FormulaStates&)> problem;
   /// Bytes of a parameter's states after an update. Unset: not known before.
   std::function<int64_t(const ParameterSpec&, const Hyper&)> bytes;
 };
@@ -135,7 +169,12 @@ class WholeFormula final : public WholeOptimizer {
   }
 
   void check_state_of_another_program(const at::Tensor& saved) const override {
-    read_rank(saved, [](size_t, FormulaStates, int64_t) {});
+    try {
+      read_rank(saved, [](size_t, FormulaStates, int64_t) {});
+    } catch (const Error& error) {
+      throw Error(str(error.what(),
+                      "; expected the checkpoint of the same optimizer, or load_optimizer_states = false"));
+    }
   }
 
   void set_state(const std::vector<at::Tensor>& saved) override {
@@ -181,9 +220,9 @@ class WholeFormula final : public WholeOptimizer {
       FormulaStates found;
       for (const auto& item : state.value().items())
         if (item.key() != kStep) found[item.key()] = reader.tensor(state[item.key()]).to(one.tensor.device());
-      if (const std::string problem = take_code_values(found); !problem.empty()) state.complain(problem);
-      // fp32 or 8 bits: as it was saved, by the rate of the parameter's group at that time.
-      if (formula_.states) check(state, found, formula_.states(*one.spec, found.contains("absmax1")));
+      if (formula_.problem)
+        if (const std::string problem = formula_.problem(*one.spec, found); !problem.empty())
+          state.complain(problem);
       const JsonField step = state[kStep];
       double num_steps = 0;
       if (step.value().is_number())
@@ -193,16 +232,6 @@ class WholeFormula final : public WholeOptimizer {
       if (!(num_steps >= 1 && num_steps < 1e15)) step.complain(str("found the step ", num_steps));
       take(i, std::move(found), static_cast<int64_t>(num_steps));
     }
-  }
-
-  static void check(const JsonField& state, const FormulaStates& found,
-                    const std::vector<StateSpec>& expected) {
-    for (const auto& [name, shape, type] : expected) {
-      const auto one = found.find(name);
-      if (one == found.end() || one->second.sizes() != shape || one->second.scalar_type() != type)
-        state.complain(str("expected ", name, " of ", describe_shape(shape)));
-    }
-    if (found.size() != expected.size()) state.complain(str("expected ", expected.size(), " states"));
   }
 
   Formula formula_;
@@ -244,20 +273,10 @@ int64_t most_owned_state_bytes(OptimizerKind kind, const std::vector<Hyper>& gro
   return *std::max_element(bytes.begin(), bytes.end());
 }
 
-std::string take_code_values(FormulaStates& states) {
-  for (const auto& [name, is_signed] : {std::pair{"qmap1", true}, {"qmap2", false}}) {
-    const auto given = states.find(name);
-    if (given == states.end()) continue;
-    const std::span<const float> values = kernels::code_values(is_signed);
-    const at::Tensor ours = at::tensor(at::ArrayRef<float>(values.data(), values.size()));
-    const at::Tensor theirs = given->second.to(at::kCPU);
-    if (theirs.scalar_type() != at::kFloat || !theirs.sizes().equals(ours.sizes()) ||
-        !theirs.allclose(ours, /*rtol=*/1e-5, /*atol=*/1e-12))
-      return str("the codes of ", name,
-                 " stand for other numbers; expected those of bitsandbytes' dynamic map");
-    states.erase(given);
-  }
-  return "";
+std::string problem_of_8bit_states(const ParameterSpec& parameter, FormulaStates& states) {
+  if (const std::string problem = take_code_values(states); !problem.empty()) return problem;
+  // fp32 or 8 bits: as it was saved, by the options of the parameter's group at that time.
+  return problem_of(states, states_of(OptimizerKind::kAdamW8bit, parameter, states.contains("absmax1")));
 }
 
 void adafactor(const at::Tensor& weights, const at::Tensor& gradient, FormulaStates& states,
@@ -294,8 +313,6 @@ void adafactor(const at::Tensor& weights, const at::Tensor& gradient, FormulaSta
 
 void adamw_8bit(const at::Tensor& weights, const at::Tensor& gradient, FormulaStates& states,
                 const Hyper& hyper, int64_t step, bool is_embedding) {
-  if (const std::string problem = take_code_values(states); !problem.empty())
-    throw Error(str("AdamW8bit: ", problem));
   if (states.empty()) {
     const bool in_fp32 = has_fp32_moments(hyper, weights.numel(), is_embedding);
     for (const auto& [name, is_signed] : {std::pair{"1", true}, {"2", false}}) {
@@ -328,8 +345,12 @@ std::shared_ptr<WholeOptimizer> make_whole_formula(OptimizerKind kind, const std
             else
               adamw_8bit(weights, gradient, states, hyper, step, is_embedding(parameter));
           },
-      .states = [kind](const ParameterSpec& parameter,
-                       bool in_8_bits) { return states_of(kind, parameter, in_8_bits); },
+      .problem =
+          [kind](const ParameterSpec& parameter, FormulaStates& states) {
+            return kind == OptimizerKind::kAdamW8bit
+                       ? problem_of_8bit_states(parameter, states)
+                       : problem_of(states, states_of(kind, parameter, /*in_8_bits=*/false));
+          },
       .bytes = [kind](const ParameterSpec& parameter,
                       const Hyper& hyper) { return formula_state_bytes(kind, hyper, parameter); },
   });
@@ -346,7 +367,7 @@ std::shared_ptr<WholeOptimizer> make_whole_optimizer(std::shared_ptr<const Whole
             rule->update({parameter.name, weights, gradient, states},
                          {.number = step, .lr = hyper.lr, .weight_decay = hyper.weight_decay});
           },
-      .states = {},
+      .problem = {},
       .bytes = {},
   });
 }

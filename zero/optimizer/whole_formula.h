@@ -39,9 +39,11 @@ int64_t formula_state_bytes(kernels::OptimizerKind kind, const kernels::Hyper& h
 int64_t most_owned_state_bytes(kernels::OptimizerKind kind, const std::vector<kernels::Hyper>& groups,
                                const Layout& layout);
 
-/// AdamW8bit's states of another program: bitsandbytes keeps what its codes stand for beside them, "qmap1"
-/// and "qmap2". Takes that away where it is what ours stand for, to rounding. Returns what is wrong, or "".
-std::string take_code_values(FormulaStates& states);
+/// Returns what is wrong with AdamW8bit's states of the parameter that were saved, here or by bitsandbytes,
+/// or
+/// "". Takes away what bitsandbytes adds where it is ours, too: the numbers that the codes stand for, "qmap1"
+/// and "qmap2".
+std::string problem_of_8bit_states(const ParameterSpec& parameter, FormulaStates& states);
 
 /// One update in place. `weights` and `gradient`: fp32, of the parameter's shape; the gradient may be
 /// overwritten. `step` counts from 1.

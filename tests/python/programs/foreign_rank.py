@@ -302,14 +302,16 @@ def dynamic_map(is_signed):
 class Bitsandbytes(tessera.optim.AdamW8bit):
     """Saves what bitsandbytes' AdamW8bit does: states in a dict, with what the codes stand for, and the step as a number."""
 
-    change = 0.0  # of what the codes stand for
+    change = None  # a state that is saved otherwise, and how
 
     def state_dict(self):
         saved = super().state_dict()
         for number, state in saved["state"].items():
-            maps = {f"qmap{i}": dynamic_map(i == 1) + self.change for i in (1, 2) if f"absmax{i}" in state}
-            arrays = {key: value for key, value in state.items() if key != "step"}
-            saved["state"][number] = {"step": int(state["step"]), "__bnb_optimizer_quant_state__": {**arrays, **maps}}
+            maps = {f"qmap{i}": dynamic_map(i == 1) for i in (1, 2) if f"absmax{i}" in state}
+            inner = {**{key: value for key, value in state.items() if key != "step"}, **maps}
+            if self.change and "qmap1" in inner:
+                inner[self.change[0]] = self.change[1](inner.get(self.change[0]))
+            saved["state"][number] = {"step": int(state["step"]), "__bnb_optimizer_quant_state__": inner}
         return saved
 
 
@@ -337,14 +339,20 @@ def states_of_bitsandbytes():
                 group["lr"] = 0.01 * (1 - 0.5 * (STEPS + i) / (2 * STEPS))
             losses += train(engine, [batch], loss_of)
         assert largest_difference(losses, expected) < 2e-6, (path, stage, losses, expected)
-    Bitsandbytes.change = 0.01
-    try:
-        changed = save_both_ways("changed_codes", begun("Bitsandbytes"))
-    finally:
-        Bitsandbytes.change = 0.0
-    for path in changed:
-        engine, *_ = tessera.initialize(model=Net(), config=config(2, 700, optimizer=named))
-        raises(tessera.Error, lambda path=path, engine=engine: engine.load_checkpoint(path), "qmap1", "stand for other numbers")
+    changes = {"qmap1": (lambda maps: maps + 0.01, "qmap1 stand for other numbers"), "absmax1": (lambda scales: scales[:-1], "absmax1", "one for each 256"),
+               "state1": (lambda codes: codes[:-1], "state"), "state2": (lambda codes: codes.flatten()[1:], "state"),
+               "gnorm_vec": (lambda _: torch.zeros(100), "gnorm_vec")}
+    for state, (change, *parts) in changes.items():
+        Bitsandbytes.change = state, change
+        try:
+            paths = save_both_ways(f"changed_{state}", begun("Bitsandbytes"))
+        finally:
+            Bitsandbytes.change = None
+        for path in paths:
+            engine, *_ = tessera.initialize(model=Net(), config=config(2, 700, optimizer=named))
+            before = {name: value.clone() for name, value in engine.state_dict().items()}
+            raises(tessera.Error, lambda path=path, engine=engine: engine.load_checkpoint(path), "load_optimizer_states", *parts)
+            assert all(torch.equal(value, before[name]) for name, value in engine.state_dict().items()), (path, "has changed")
 
 
 @check

@@ -206,6 +206,16 @@ def without_an_engine():
     assert again.state[ours.weight]["state1"].dtype == torch.uint8
     assert torch.equal(again.state[ours.weight]["state1"], eight.state[ours.weight]["state1"])
     again.step()
+    saved = eight.state_dict()
+    inner = {index: {key: value for key, value in state.items() if key != "step"} for index, state in saved["state"].items()}
+    nested = {index: {"step": int(state["step"]), "__bnb_optimizer_quant_state__": inner[index]} for index, state in saved["state"].items()}
+    again.load_state_dict({**saved, "state": nested})
+    for index, state in again.state_dict()["state"].items():
+        assert state.keys() == saved["state"][index].keys()
+        assert all(torch.equal(value, saved["state"][index][key]) and value.dtype == saved["state"][index][key].dtype for key, value in state.items())
+    for wrong, *parts in (({"gnorm_vec": torch.zeros(100)}, "gnorm_vec"), ({"state1": torch.zeros(3)}, "state1"), ({"beta": 0.5}, "beta"),
+                          ({"step": 1.0, "__bnb_optimizer_quant_state__": {**inner[0], "step": 2}}, "step", "twice")):
+        raises(tessera.Error, lambda wrong=wrong: again.load_state_dict({**saved, "state": {**saved["state"], 0: {**saved["state"][0], **wrong}}}), *parts)
     raises(tessera.ConfigError, lambda: optim.AdamW8bit(ours.parameters(), optim_bits=4), "optim_bits", "8 or 32")
     half = nn.Linear(4, 4).bfloat16()
     half(torch.randn(2, 4, dtype=torch.bfloat16)).sum().backward()

@@ -151,6 +151,21 @@ TEST(Adam8bit, AnElementAloneHasTheCodeOfTheVectorLoop) {
   }
 }
 
+TEST(Adam8bit, AGradientWhoseSquareIsInfiniteLeavesAllFinite) {
+  const Hyper hyper{.lr = 0.05};
+  State state = start(512);
+  const at::Tensor before = state.weights.clone();
+  at::Tensor gradient = at::ones({512});
+  gradient[7] = 1e20F;
+  for (int64_t step = 1; step <= 3; ++step) {
+    adam_8bit(state.weights, gradient, state.first, state.second, hyper, step);
+    gradient.fill_(1);
+  }
+  EXPECT_TRUE(state.weights.isfinite().all().item<bool>());
+  EXPECT_NEAR(state.weights[7].item<float>(), before[7].item<float>(), 3 * hyper.lr);
+  EXPECT_TRUE((state.weights.narrow(0, 256, 256) != before.narrow(0, 256, 256)).all().item<bool>());
+}
+
 TEST(Adam8bit, ThreadsChangeNoBit) {
   const Hyper hyper{.lr = 0.05};
   const int before = at::get_num_threads();
