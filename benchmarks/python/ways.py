@@ -160,7 +160,10 @@ def deepspeed(model, stage, micro_batch):
 
         library.set_optimizer_flags = mark
         given, more = {"model_parameters": model.parameters()}, muon_section(torch_adam=True)  # its own AdamW would have to be compiled
-    engine, *_ = library.initialize(model=model, **given, config=settings(stage, micro_batch, more), dist_init_required=False)
+    config = settings(stage, micro_batch, more)
+    if OPTIMIZER == "Muon" and stage == 3:
+        config["zero_optimization"]["reduce_scatter"] = False  # with it, it is an error there
+    engine, *_ = library.initialize(model=model, **given, config=config, dist_init_required=False)
     return engine_step(engine)
 
 
