@@ -5,9 +5,14 @@ from ranks import RanksTest
 
 
 class Foreign(RanksTest):
-    def test_worlds(self):
-        for world in (2, 1):
-            self.run_ranks(world, "foreign_rank.py", "auto", SAVED=self.folder)
+    def _run(self, world):
+        self.run_ranks(world, "foreign_rank.py", "auto", SAVED=self.folder)
+
+    def test_alone(self):
+        self._run(1)
+
+    def test_in_shared_memory(self):
+        self._run(2)
 
 
 if __name__ == "__main__":
