@@ -1,7 +1,8 @@
 """Optimizers of packages, one row each: `optimizers_rank.py BACKEND STAGES ROWS.json` prints a JSON line a row and stage on rank 0.
 
 Each trains a model with two param groups, a frozen and a tied parameter, three micro-batches a step and clipping. Beside each update the
-same class in one process gets the same gradients; all parameters have to have the same bits.
+same class in one process gets the same gradients; all parameters have to have the same bits, and where Tessera has a formula of the class,
+as of RMSprop, they are within 1e-6.
 """
 import gc
 import importlib
@@ -30,13 +31,13 @@ def outcome(row, stage):
     torch.manual_seed(1)
     try:
         engine, _, _ = rank_program.same_bits(
-            stage, lambda model: made(row, model), steps=4, accumulation=3, clipping=row.get("clipping", 0.01),
+            stage, lambda model: made(row, model), steps=4, accumulation=3, clipping=row.get("clipping", 0.01), limit_on_shards=1e-6,
             agreed=lambda problem: next((text for text in tessera.comm.all_gather(problem, "verdict") if text), ""))
     except Exception as error:  # of any optimizer
         return f"{type(error).__name__}: {error}".splitlines()[0][:220]
     whole = engine._whole_optimizer
     if whole is None:
-        return "translated"
+        return "within 1e-6, on shards"
     return f"same bits, on rank 0: {whole.why}" if whole.on_one_rank and tessera.comm.get_world_size() > 1 else "same bits"
 
 
@@ -48,7 +49,7 @@ def main():
         for stage in map(int, sys.argv[2].split(",")):
             said = tessera.comm.all_gather(outcome(row, stage), "row")
             if tessera.comm.get_rank() == 0:
-                different = next((text for text in said if not text.startswith("same bits")), said[0])
+                different = next((text for text in said if not text.startswith(("same bits", "within"))), said[0])
                 print(json.dumps({"row": row["name"], "stage": stage, "outcome": different}), flush=True)
             gc.collect()
 

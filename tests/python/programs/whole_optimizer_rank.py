@@ -104,9 +104,9 @@ def optimizers_of_torch():
     return makers
 
 
-def same_bits(stage, make, steps=3, accumulation=1, clipping=0.0, agreed=lambda problem: problem, **changes):
+def same_bits(stage, make, steps=3, accumulation=1, clipping=0.0, agreed=lambda problem: problem, limit_on_shards=0.0, **changes):
     """Beside each update of an engine, the same optimizer in one process gets the engine's gradients: all parameters have the same bits.
-    `agreed`: makes what is wrong on one rank, a text, wrong on all."""
+    `agreed`: makes what is wrong on one rank, a text, wrong on all. `limit_on_shards`: how far a class may be apart that has a formula here."""
     model, plain = Tied(), Tied()
     engine, ours, _, _ = tessera.initialize(model=model, optimizer=make(model), config=config(
         stage, 500, gradient_accumulation_steps=accumulation, gradient_clipping=clipping, **changes))
@@ -122,19 +122,19 @@ def same_bits(stage, make, steps=3, accumulation=1, clipping=0.0, agreed=lambda 
         for name, p in names.items():
             p.grad = gradients.get(name)
         found = {name: engine.full_parameter(name) for name in names}
-        problem = agreed(difference(theirs, names, found))
+        problem = agreed(difference(theirs, names, found, limit_on_shards if engine._whole_optimizer is None else 0.0))
         assert not problem, f"stage {stage}, step {step}: {problem}"
     return engine, ours, theirs
 
 
-def difference(theirs, names, found):
+def difference(theirs, names, found, limit=0.0):
     """After a step of the reference: which parameter has other bits, or what the step raised; or ""."""
     try:
         theirs.step()
     except Exception as error:  # of any optimizer
         return f"in one process: {type(error).__name__}: {error}"
     return next((f"{name} is apart by {(found[name] - p.detach()).abs().max()}" for name, p in names.items()
-                 if not torch.equal(found[name].nan_to_num(7), p.detach().nan_to_num(7))), "")
+                 if not torch.equal(found[name].nan_to_num(7), p.detach().nan_to_num(7)) and not (found[name] - p.detach()).abs().max() <= limit), "")
 
 
 @check
