@@ -344,9 +344,11 @@ std::string problem_of_bitsandbytes(const SavedState& state, const ForeignTensor
   const int64_t blocks = (weights.numel() + kBlock - 1) / kBlock;
   for (const char* name : {"absmax1", "absmax2"}) {
     const auto scales = state.tensors.find(name);
-    if (scales == state.tensors.end() || scales->second.numel() % std::max<int64_t>(blocks, 1) == 0) continue;
-    return str("the state ", quoted_name(name), " has ", scales->second.numel(), " scales; expected ", blocks,
-               ", one for each 256 elements");
+    if (scales == state.tensors.end()) continue;
+    const int64_t found = scales->second.numel();
+    if (found < blocks || found % std::max<int64_t>(blocks, 1) != 0)
+      return str("the state ", quoted_name(name), " has ", found, " scales; expected ", blocks,
+                 ", one for each 256 elements");
   }
   return "";
 }
