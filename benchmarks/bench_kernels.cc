@@ -132,9 +132,8 @@ std::vector<kernels::SegmentUpdate> cut(const kernels::Segment& whole, const ker
 void update_8bit(benchmark::State& state, const Place& place) {
   const at::Tensor weights = values(at::kFloat, place), gradient = values(at::kFloat, place);
   const auto moment = [&](bool is_signed) {
-    return kernels::Moment8bit{
-        place.make(at::full({kNumel}, kernels::code_of_zero(is_signed), at::kByte)),
-        place.make(at::zeros({(kNumel + kernels::kBlockNumel8bit - 1) / kernels::kBlockNumel8bit}))};
+    return kernels::Moment8bit{place.make(at::full({kNumel}, kernels::code_of_zero(is_signed), at::kByte)),
+                               place.make(at::zeros({kernels::num_blocks_8bit(kNumel)}))};
   };
   const kernels::Moment8bit first = moment(true), second = moment(false);
   const kernels::Hyper hyper{.lr = 1e-6};

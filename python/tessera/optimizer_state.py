@@ -254,9 +254,8 @@ class WholeStates(States):
     def parsed(self, parameter: torch.Tensor, state: Mapping[str, Any] | None,
                group: Mapping[str, Any] = types.MappingProxyType({})) -> Any:
         """What `write` takes. Raises Error for what is not a dict, and what WholeOptimizer.taken() does."""
-        where = f"state of parameter {self.name_of(parameter)}"
         if state is not None and not isinstance(state, Mapping):
-            raise Error(f"{where} is a {type(state).__name__}; expected a dict")
+            raise Error(f"state of parameter {self.name_of(parameter)} is a {type(state).__name__}; expected a dict")
         state = self._whole.taken(self.name_of(parameter), state or {})
         number = plain(state.get("step", group.get("step", 1)))
         is_count = isinstance(number, (int, float)) and 1 <= number <= _MOST_UPDATES  # not NaN

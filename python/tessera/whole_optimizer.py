@@ -205,14 +205,14 @@ class WholeOptimizer:
             if lacking:
                 raise Error(f"{name} has the states {', '.join(sorted(state)) or 'none'}, and {self.name} needs {', '.join(lacking)} too; expected "
                             "the checkpoint of the same optimizer, or load_optimizer_states=False")
-            self.taken(name, state, "; expected the checkpoint of the same optimizer, or load_optimizer_states=False")
+            try:
+                self.taken(name, state)
+            except Error as error:
+                raise Error(f"{error}; expected the checkpoint of the same optimizer, or load_optimizer_states=False") from None
 
-    def taken(self, name: str, state: Mapping[str, Any], advice: str = "") -> dict[str, Any]:
-        """What taken_states() makes of a parameter's states. `advice`: the end of its Error."""
-        try:
-            return taken_states(self._client, self._tensors[name].shape, state, f"state of parameter {name}")
-        except Error as error:
-            raise Error(f"{error}{advice}") from None
+    def taken(self, name: str, state: Mapping[str, Any]) -> dict[str, Any]:
+        """What taken_states() makes of a parameter's states."""
+        return taken_states(self._client, self._tensors[name].shape, state, f"state of parameter {name}")
 
     def set_state_bytes(self, saved: list[torch.Tensor]) -> None:
         """Take this rank's states out of what all ranks have saved, as they were."""

@@ -170,8 +170,9 @@ uint8_t code_of_zero(bool is_signed) { return static_cast<uint8_t>(codebook(is_s
 
 void adam_8bit(const at::Tensor& weights, const at::Tensor& gradient, const Moment8bit& first,
                const Moment8bit& second, const Hyper& hyper, int64_t step) {
-  const int64_t numel = weights.numel(), num_blocks = (numel + kBlockNumel8bit - 1) / kBlockNumel8bit;
-  TESSERA_CHECK(step >= 1 && !hyper.amsgrad && !hyper.maximize, "step is ", step);
+  const int64_t numel = weights.numel(), num_blocks = num_blocks_8bit(numel);
+  TESSERA_CHECK(step >= 1, "step is ", step);
+  TESSERA_CHECK(!hyper.amsgrad && !hyper.maximize);
   if (!weights.is_cpu() && !weights.is_cuda())
     throw Error(str("AdamW8bit: a parameter is on ", weights.device().str(), "; expected the CPU or CUDA"));
   const auto check = [&](const at::Tensor& tensor, at::ScalarType type, int64_t expected) {

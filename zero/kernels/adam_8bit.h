@@ -27,6 +27,7 @@ struct Moment8bit {
 /// The fractions that the codes stand for, ascending. Of the first moment, which has a sign, and the second.
 std::span<const float, 256> code_values(bool is_signed);
 
+/// The table that they, and what finds the code of a value, are in.
 const Codebook& codebook(bool is_signed);
 
 /// The code of 0.

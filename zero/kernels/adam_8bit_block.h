@@ -11,16 +11,20 @@ namespace tessera::kernels {
 
 inline constexpr int64_t kBlockNumel8bit = 256;
 
+/// Blocks of a parameter of `numel` elements; the last may be shorter.
+TESSERA_HD int64_t num_blocks_8bit(int64_t numel) { return (numel + kBlockNumel8bit - 1) / kBlockNumel8bit; }
+
 /// The fractions that codes stand for, and where a magnitude from 0 to 1 lies among the codes of its sign:
 /// below threshold 0 it is 0, above the last one 1, and between thresholds j and j + 1 in decade j, whose
-/// values are the middles of equal parts: so the nearest one is found by arithmetic.
+/// values are the middles of equal parts. So the nearest code is found by arithmetic: it is factor *
+/// magnitude
+/// + offset, rounded down, from least to most.
 struct Codebook {
   static constexpr int kThresholds = 8;
   float values[256];         ///< ascending
   int32_t zero;              ///< the code of 0
   float above[kThresholds];  ///< halfway between the values on both sides
-  float
-      factor[kThresholds];  ///< the code is factor * magnitude + offset, rounded down, and from least to most
+  float factor[kThresholds];
   float offset[kThresholds];
   float least[kThresholds];
   float most[kThresholds];

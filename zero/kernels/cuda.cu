@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(kThreads) adam_8bit_kernel(const __grid_consta
 
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const Adam8bitArgs& p = args.parameter;
-  const int64_t num_blocks = (p.numel + kBlockNumel8bit - 1) / kBlockNumel8bit;
+  const int64_t num_blocks = num_blocks_8bit(p.numel);
   for (int64_t block = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; block < num_blocks;
        block += int64_t{gridDim.x} * kWarps) {
     const int64_t begin = block * kBlockNumel8bit + lane, left = p.numel - begin;
@@ -323,8 +323,7 @@ const char* tessera_cuda_lamb_apply(const tk::LambRule* rules, const float* step
 const char* tessera_cuda_adam_8bit(const tk::Adam8bitArgs* parameter, const tk::AdamRule* rule,
                                    const tk::Codebook* first, const tk::Codebook* second, void* stream) {
   constexpr int64_t kMaxBlocks = 2048;  // of threads: more than a device runs at once
-  const int64_t block_numel = tk::kWarps * tk::kBlockNumel8bit;
-  const int64_t blocks = (parameter->numel + block_numel - 1) / block_numel;
+  const int64_t blocks = (tk::num_blocks_8bit(parameter->numel) + tk::kWarps - 1) / tk::kWarps;
   if (blocks == 0) return nullptr;
   tk::adam_8bit_kernel<<<static_cast<int>(blocks < kMaxBlocks ? blocks : kMaxBlocks), tk::kThreads, 0,
                          static_cast<cudaStream_t>(stream)>>>({*parameter, *rule, *first, *second});

@@ -34,10 +34,6 @@ at::Tensor zeros_like_of(const at::Tensor& of, at::IntArrayRef shape, at::Scalar
 
 at::Tensor flat(const at::Tensor& tensor) { return tensor.view({-1}); }
 
-int64_t num_blocks(int64_t numel) {
-  return (numel + kernels::kBlockNumel8bit - 1) / kernels::kBlockNumel8bit;
-}
-
 struct StateSpec {
   const char* name;
   std::vector<int64_t> shape;
@@ -54,7 +50,7 @@ std::vector<StateSpec> states_of(OptimizerKind kind, const ParameterSpec& parame
     return {{"row_var", row}, {"col_var", column}};
   }
   if (!in_8_bits) return {{"state1", shape}, {"state2", shape}};
-  const std::vector<int64_t> blocks = {num_blocks(parameter.numel())};
+  const std::vector<int64_t> blocks = {kernels::num_blocks_8bit(parameter.numel())};
   return {
       {"state1", shape, at::kByte}, {"absmax1", blocks}, {"state2", shape, at::kByte}, {"absmax2", blocks}};
 }
@@ -320,7 +316,7 @@ void adamw_8bit(const at::Tensor& weights, const at::Tensor& gradient, FormulaSt
       moment = zeros_like_of(weights, weights.sizes(), in_fp32 ? at::kFloat : at::kByte);
       if (in_fp32) continue;
       moment.fill_(kernels::code_of_zero(is_signed));
-      states[str("absmax", name)] = zeros_like_of(weights, {num_blocks(weights.numel())});
+      states[str("absmax", name)] = zeros_like_of(weights, {kernels::num_blocks_8bit(weights.numel())});
     }
   }
   if (!states.contains("absmax1"))

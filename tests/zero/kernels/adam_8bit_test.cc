@@ -25,7 +25,7 @@ struct State {
 };
 
 State start(int64_t numel, uint64_t seed = 1) {
-  const int64_t blocks = (numel + kBlockNumel8bit - 1) / kBlockNumel8bit;
+  const int64_t blocks = num_blocks_8bit(numel);
   const auto moment = [&](bool is_signed) {
     return Moment8bit{at::full({numel}, code_of_zero(is_signed), at::kByte), at::zeros({blocks})};
   };

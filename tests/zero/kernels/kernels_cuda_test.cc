@@ -251,7 +251,7 @@ TEST_F(KernelsOnCuda, Adam8bitHasTheCpusBits) {
   at::manual_seed(3);
   const Hyper hyper{.lr = 0.05, .weight_decay = 0.1};
   for (const int64_t numel : {1, 255, 257, 100'000, 3'000'017}) {
-    const int64_t blocks = (numel + kBlockNumel8bit - 1) / kBlockNumel8bit;
+    const int64_t blocks = num_blocks_8bit(numel);
     // Each begins anywhere in memory.
     std::vector<at::Tensor> on_cpu = {
         at::randn({numel + 1}), at::full({numel + 1}, code_of_zero(true), at::kByte), at::zeros({blocks + 1}),
