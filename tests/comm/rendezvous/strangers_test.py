@@ -178,7 +178,7 @@ class StrangersTest(unittest.TestCase):
     def test_the_first_numbers_of_gloo(self):
         """A connection that brings the right number and stays silent would hold a rank's place. The numbers begin anywhere.
 
-        The last rank starts when strangers are at the ports of the others, however fast the machine is.
+        The last rank starts when strangers are at the ports of the others, however fast the machine is. (Of Gloo alone: gloo_group_test.)
         """
         port = free_port()
         variables = {"TEST_HOSTS": "aaaaabbb", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8", "TEST_LOG": "1"}
