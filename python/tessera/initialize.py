@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from tessera import _engine, arguments, comm, compiled_graphs, module_state, optim, optimizer_groups, reports, whole_model, zero
+from tessera import _engine, arguments, comm, compiled_graphs, module_state, optim, optimizer_groups, reports, whole_model, wrapper_tensors, zero
 from tessera.data import DataLoader
 from tessera.engine import Engine
 from tessera.errors import CommError, ConfigError, Error
@@ -116,7 +115,7 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
         if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
             raise ConfigError(f"parameter {name} has no shape yet, as lazy modules have none before their first forward; run the model "
                               "once before initialize()")
-        if is_traceable_wrapper_subclass(parameter):
+        if wrapper_tensors.is_wrapper(parameter):
             raise ConfigError(f"parameter {name} is a {type(parameter).__name__}, a tensor that is made of others and has no memory of its own; "
                               "expected plain tensors: for quantized weights bitsandbytes' 4 bits, or a layer that keeps them as parameters of "
                               "their own type")

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tessera import arguments
+from tessera import arguments, wrapper_tensors
 from tessera.errors import Error
 
 _TYPE = "$tessera"
@@ -45,8 +45,9 @@ def encode(value: Any, path: str) -> Any:
     """What `json.dumps` takes and `decode` makes the same value of: equal and of the same type.
 
     None, bool, int, float (NaN and infinities too), complex, str, bytes, bytearray, list, tuple, set, frozenset, dict with any of these
-    as keys, OrderedDict, Counter, torch's dtype, device and Size, numpy's scalars and arrays, and tensors on the CPU. Raises
-    Unsupported for any other type, a derived one too, and names the value by `path`.
+    as keys, OrderedDict, Counter, torch's dtype, device and Size, numpy's scalars and arrays, and tensors on the CPU, also those of a
+    class with `__tensor_flatten__` (a quantized one of torchao), whose parts are kept. Raises Unsupported for any other type, a derived
+    one too, and names the value by `path`.
     """
     return _encode(value, path, 0, None)
 
@@ -135,6 +136,10 @@ def _encode(value, path, depth, blob):
         return {_TYPE: "Size", "value": list(value)}
     if kind is torch.Tensor or (kind is torch.nn.Parameter and blob is not None):
         return _encode_tensor(value, path, blob)
+    if wrapper_tensors.is_wrapper(value):
+        return {_TYPE: "wrapper", "class": wrapper_tensors.name_of(kind), "shape": list(value.shape), "strides": list(value.stride()),
+                "parts": {name: _encode(part, f"{path}.{name}", depth + 1, blob) for name, part in wrapper_tensors.parts(value).items()},
+                "context": _encode(value.__tensor_flatten__()[1], f"what {path} has besides tensors", depth + 1, blob)}
     numpy = sys.modules.get("numpy")  # without it there are no values of its types
     if numpy and kind is numpy.str_:  # as an array it would lose NULs at its end
         return {_TYPE: "str_", "value": _text(value.encode("utf-8", "surrogatepass"))}
@@ -216,6 +221,11 @@ def _decode_tensor(value, blob):
     return torch.empty_strided(tensor.shape, value["strides"], dtype=tensor.dtype).copy_(tensor) if "strides" in value else tensor
 
 
+def _decode_wrapper(value, blob):
+    parts = {name: _decode(part, blob) for name, part in value["parts"].items()}
+    return wrapper_tensors.made(value["class"], parts, _decode(value["context"], blob), value["shape"], value["strides"])
+
+
 def _decode_array(value, blob):
     return _data(value, blob).numpy().view(_numpy().dtype(value["dtype"])).reshape(value["shape"])
 
@@ -243,6 +253,7 @@ _DECODERS = {
     "device": lambda value, _: torch.device(value["value"]),
     "Size": lambda value, _: torch.Size(value["value"]),
     "tensor": _decode_tensor,
+    "wrapper": _decode_wrapper,
     "array": _decode_array,
     "str_": lambda value, _: _numpy().str_(_bytes(value).decode("utf-8", "surrogatepass")),
     "bytes_": lambda value, _: _numpy().bytes_(_bytes(value)),

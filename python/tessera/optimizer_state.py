@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tessera import _engine, arguments
+from tessera import _engine, arguments, wrapper_tensors
 from tessera.errors import Error
 from tessera.optimizer_options import plain
 from tessera.whole_optimizer import WholeOptimizer
@@ -215,7 +215,7 @@ def _protected(value):
     """With tensors that cannot be written: it would have no effect."""
     if isinstance(value, torch.Tensor):
         with torch.inference_mode():
-            return value.clone()
+            return wrapper_tensors.with_parts(value, lambda _, part: part.clone()) if wrapper_tensors.is_wrapper(value) else value.clone()
     if isinstance(value, dict):
         return {key: _protected(item) for key, item in value.items()}
     return type(value)(_protected(item) for item in value) if type(value) in (list, tuple) else value

@@ -47,6 +47,11 @@ class NoCollectives(TorchDispatchMode):
         super().__init__()
         self._name = name
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """What step() compiles, as torchao's does, is compiled as without this mode, which sees the operators that the compiled code calls."""
+        return True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Of any operator."""
         if func.namespace in ("c10d", "_c10d_functional", "c10d_functional"):

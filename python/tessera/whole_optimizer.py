@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.optim import optimizer as torch_optimizer
 
-from tessera import _engine, comm, json_values
+from tessera import _engine, comm, json_values, wrapper_tensors
 from tessera.errors import ConfigError, Error
 from tessera.optim import taken_states
 from tessera.optimizer_trial import NoCollectives, try_out
@@ -178,7 +178,9 @@ class WholeOptimizer:
         found: dict[int, int] = {}
 
         def count(value):
-            if isinstance(value, torch.Tensor):
+            if wrapper_tensors.is_wrapper(value):
+                count(wrapper_tensors.parts(value))
+            elif isinstance(value, torch.Tensor):
                 found[id(value)] = value.nbytes
             elif isinstance(value, dict):
                 for item in value.values():
@@ -288,6 +290,8 @@ class WholeOptimizer:
         step_too = bool(group.get("capturable") or group.get("fused"))
 
         def place(key, value):
+            if wrapper_tensors.is_wrapper(value):
+                return wrapper_tensors.with_parts(value, lambda _, part: part.to(parameter.device, copy=True))
             if isinstance(value, torch.Tensor):
                 if key == "step" and not step_too:
                     return value.clone()

@@ -24,7 +24,8 @@ OWNERS, RANK_0 = "on the owners", "on rank 0"  # where an update has the bits of
 SHARDS = "on shards"  # by a formula of Tessera's, within 1e-6
 _PACKAGES = {"schedulefree": "schedulefree", "prodigyopt": "prodigyopt", "dadaptation": "dadaptation", "came_pytorch": "came-pytorch",
              "galore_torch": "galore-torch", "bitsandbytes": "bitsandbytes", "adan_pytorch": "adan-pytorch", "grokadamw": "grokadamw",
-             "apollo_torch": "apollo-torch", "pytorch_optimizer": "pytorch-optimizer", "heavyball": "heavyball", "muon": "muon-optimizer"}
+             "apollo_torch": "apollo-torch", "pytorch_optimizer": "pytorch-optimizer", "heavyball": "heavyball", "muon": "muon-optimizer", "torchao": "torchao",
+             "torch_optimizer": "torch-optimizer", "lion_pytorch": "lion-pytorch", "madgrad": "madgrad", "optimi": "torch-optimi", "timm": "timm"}
 
 
 def _row(name, expected=OWNERS, **more):
@@ -54,6 +55,15 @@ ROWS = [
     _row("apollo_torch.APOLLOAdamW"),
     *(_row(f"pytorch_optimizer.{kind}") for kind in ("SOAP", "ScalableShampoo", "Lion", "AdaBelief", "Ranger", "Fromage")),
     _row("pytorch_optimizer.Adai", RANK_0),
+    *(_row(f"torchao.optim.{kind}") for kind in ("AdamW8bit", "AdamW4bit", "AdamWFp8")),
+    *(_row(f"torch_optimizer.{kind}") for kind in ("A2GradUni", "AdaBound", "Apollo", "NovoGrad", "QHAdam")),
+    _row("torch_optimizer.RAdam", RANK_0),
+    _row("torch_optimizer.Shampoo", RANK_0),
+    _row("lion_pytorch.Lion", SHARDS),
+    _row("madgrad.MADGRAD"),
+    *(_row(f"optimi.{kind}", options={"lr": 1e-3}) for kind in ("Adan", "StableAdamW")),
+    *(_row(f"timm.optim.{kind}", options={"lr": 1e-3}) for kind in ("Adopt", "LaProp", "Mars", "NvNovoGrad")),
+    _row("timm.optim.Lamb", RANK_0, options={"lr": 1e-3}),
 ]
 
 

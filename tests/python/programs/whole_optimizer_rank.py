@@ -7,6 +7,7 @@ import tessera
 import torch
 from checks import check, config, largest_difference, main, raises, standard_error, train, train_plainly
 from optimizers import ByParameter, batches, compare, decay_groups, gradients_of_a_step, loss_of, mlp, rank, world
+from tessera import json_values
 from tessera.deepspeed.utils import parameters
 from tessera.optimizer_trial import try_out
 from torch import nn
@@ -59,6 +60,55 @@ class Centred(ByParameter):
             state["rows"] += centred.flatten(1).sum(1)
         state["calls"] += 1
         p.data.add_(centred, alpha=-group["lr"] / state["calls"] / (1 + 0.01 * state["number"]))
+
+
+class InTwo(torch.Tensor):
+    """fp32 values kept as two tensors of bf16, as libraries' quantized states are kept: copying one is not implemented."""
+
+    @staticmethod
+    def __new__(cls, high, low):
+        return torch.Tensor._make_wrapper_subclass(cls, high.shape, dtype=torch.float32, device=high.device)
+
+    def __init__(self, high, low):
+        self.high, self.low = high, low
+
+    def whole(self):
+        return self.high.float() + self.low.float()
+
+    def __tensor_flatten__(self):
+        return ["high", "low"], {"parts": 2}
+
+    @staticmethod
+    def __tensor_unflatten__(parts, context, size, stride):
+        assert context == {"parts": len(parts)} and parts["high"].shape == size
+        return InTwo(**parts)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if "clone" in func.name() or "copy" in func.name():
+            raise NotImplementedError(func.name())
+        return func(*[one.whole() if isinstance(one, InTwo) else one for one in args], **(kwargs or {}))
+
+
+def halves(value):
+    high = value.bfloat16()
+    return InTwo(high, (value - high.float()).bfloat16())
+
+
+def _moved(value, momentum, gradient):
+    momentum = 0.9 * momentum + gradient / (gradient.norm() + 1e-6)
+    return value - 0.05 * momentum, momentum
+
+
+class Compiled(ByParameter):
+    """Compiles its update in one graph, as torchao's do, and keeps what it needs as an InTwo."""
+
+    def update(self, p, state, group):
+        momentum = state["momentum"].whole() if state else torch.zeros_like(p)
+        with torch._dynamo.config.patch(recompile_limit=1000):  # once for each shape
+            value, momentum = torch.compile(_moved, fullgraph=True, dynamic=False, backend="eager")(p.detach(), momentum, p.grad)
+        p.data.copy_(value)
+        state["momentum"] = halves(momentum)
 
 
 class Clipping(torch.optim.SGD):
@@ -681,17 +731,18 @@ def checkpoints_resume():
             return {**super().state_dict(), "number": self.number}
 
     makers = {"user": lambda m: Centred(two_groups(m)), "adafactor": lambda m: torch.optim.Adafactor(two_groups(m), lr=0.02),
-              "clipping": lambda m: Clipping(trained(m), lr=0.05, momentum=0.9, maximize=True), "slowing": lambda m: Slowing(trained(m))}
+              "clipping": lambda m: Clipping(trained(m), lr=0.05, momentum=0.9, maximize=True), "slowing": lambda m: Slowing(trained(m)),
+              "compiled": lambda m: Compiled(trained(m), lr=0.05)}
     for i, (name, make) in enumerate(makers.items()):
         def begin(stage, make=make):
             model = Tied()
             return tessera.initialize(model=model, optimizer=make(model), config=config(stage, 500))[0]
 
-        engine = begin(i)
+        engine = begin(i % 4)
         train(engine, batches(2), loss_of)
         engine.save_checkpoint(folder / f"{name}_of_{world}")
         train(engine, batches(4)[2:], loss_of)
-        for stage in {i, 3 - i}:
+        for stage in {i % 4, 3 - i % 4}:
             resumed = begin(stage)
             resumed.load_checkpoint(folder / f"{name}_of_{world}")
             train(resumed, batches(4)[2:], loss_of)
@@ -751,6 +802,22 @@ def states_that_there_are_at_initialize_are_kept():
     train_plainly(plain, theirs, batches(4)[2:], loss_of)
     train(engine, batches(4)[2:], loss_of)
     assert largest_difference(engine.state_dict(), plain.state_dict()) < 1e-5
+
+
+@check
+def a_compiled_update_and_states_of_a_class_of_the_optimizers():
+    for stage in range(4):
+        engine, ours, _ = same_bits(stage, lambda m: Compiled(trained(m), lr=0.05))
+        assert not engine._whole_optimizer.on_one_rank, engine._whole_optimizer.why
+        state = ours.state[next(p for p in engine.module.parameters() if p.requires_grad)]["momentum"]
+        assert type(state) is InTwo
+        raises(RuntimeError, lambda state=state: state.high.zero_(), "inference")  # a copy, as all that `state` gives
+    elements = sum(p.numel() for name, p in engine.module.named_parameters() if p.requires_grad and not name.startswith("unused"))
+    measured = sum(tessera.comm.all_gather(engine.measured_bytes()["optimizer"], "states"))
+    assert measured == 4 * elements, (measured, elements)
+    kept = json_values.to_bytes({"it": halves(torch.randn(3))}).numpy().tobytes()
+    unknown = torch.frombuffer(bytearray(kept.replace(b"InTwo", b"Other")), dtype=torch.uint8)
+    raises(tessera.Error, lambda: json_values.from_bytes(unknown), "__main__.Other, the class of a tensor", "imported before")
 
 
 @check
