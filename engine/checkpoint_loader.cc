@@ -48,6 +48,7 @@ CheckpointLoader::CheckpointLoader(const std::string& directory, const std::stri
       owned_(model.owned_parameters()) {
   const checkpoint::SavedLayout& saved = checkpoint_.manifest().layout;
   comparison_ = checkpoint::compare(saved, model_.layout());
+  find_buffers_among_parameters();
   if (const checkpoint::ForeignCheckpoint* foreign = checkpoint_.foreign()) {
     not_loaded_ = foreign->not_read;
     const std::vector<std::string>& others = foreign->other_states;
@@ -179,6 +180,24 @@ void CheckpointLoader::compare_by_muon(const OptimizerRecord& saved, const Optim
   }
 }
 
+/// What was converted from another program's checkpoint has buffers of floating-point numbers among the
+/// parameters that are not trained [Note: which entries are parameters]; it is of one rank.
+void CheckpointLoader::find_buffers_among_parameters() {
+  const checkpoint::Manifest& manifest = checkpoint_.manifest();
+  if (manifest.world_size() != 1) return;
+  std::set<std::string> buffers;
+  for (const zero::NamedBuffer& buffer : model_.persistent_buffers())
+    if (manifest.find_tensor(buffer.name) == nullptr) buffers.insert(buffer.name);
+  const checkpoint::SavedLayout& layout = manifest.layout;
+  for (size_t i = 0; i < layout.parameters.size(); ++i) {
+    const checkpoint::SavedParameter& parameter = layout.parameters[i];
+    const bool was_trained =
+        layout.units[static_cast<size_t>(parameter.unit)].trainable && !manifest.state_names.empty();
+    if (!was_trained && buffers.contains(parameter.name)) among_parameters_[parameter.name] = i;
+  }
+  std::erase_if(comparison_.extra, [&](const std::string& name) { return among_parameters_.contains(name); });
+}
+
 void CheckpointLoader::match_buffers() {
   std::vector<std::string> problems;
   std::map<std::string, const zero::NamedBuffer*> mine;  // null: not in the module
@@ -212,9 +231,18 @@ void CheckpointLoader::match_buffer(const std::string& name, const zero::NamedBu
                                     std::vector<std::string>& problems) {
   const checkpoint::TensorRecord* record = checkpoint_.manifest().find_tensor(name);
   const DatasetRecord* dataset = record != nullptr ? &checkpoint_.dataset(0, record->dataset) : nullptr;
+  std::vector<int64_t> shape = dataset != nullptr ? dataset->shape : std::vector<int64_t>();
+  int64_t begin = 0;
+  if (const auto at = among_parameters_.find(name); at != among_parameters_.end()) {
+    const checkpoint::SavedLayout& layout = checkpoint_.manifest().layout;
+    const checkpoint::SavedParameter& parameter = layout.parameters[at->second];
+    dataset = &checkpoint_.dataset(0, checkpoint::weights_dataset(layout, parameter.unit));
+    shape = parameter.shape;
+    begin = parameter.offset * size_bytes(dataset->type);
+  }
   const auto change = record_.changed.find(name);
   std::optional<zero::BufferKind> saved, first;
-  if (dataset != nullptr) first = saved = zero::BufferKind{to_torch(dataset->type), dataset->shape};
+  if (dataset != nullptr) first = saved = zero::BufferKind{to_torch(dataset->type), shape};
   if (change != record_.changed.end()) first = change->second.first;
   const at::Tensor tensor = mine != nullptr ? mine->tensor : at::Tensor();
   if (!saved && !tensor.defined()) return;
@@ -226,7 +254,7 @@ void CheckpointLoader::match_buffer(const std::string& name, const zero::NamedBu
     const bool changes_names = !saved || !tensor.defined();
     if (!changes_names || (model_.module_state() != nullptr && model_.module_state()->can_assign(name))) {
       const bool to_none = !saved && change != record_.changed.end() && change->second.is_none;
-      buffers_.push_back({name, tensor, dataset, /*keep_dtype=*/false, to_none});
+      buffers_.push_back({name, tensor, dataset, shape, begin, /*keep_dtype=*/false, to_none});
       return;
     }
   }
@@ -238,7 +266,7 @@ void CheckpointLoader::match_buffer(const std::string& name, const zero::NamedBu
   if (!zero::converts(saved->dtype, tensor.scalar_type()))
     return problem(": ", c10::toString(saved->dtype), " in the checkpoint, ",
                    c10::toString(tensor.scalar_type()), " in the model");
-  buffers_.push_back({name, tensor, dataset});
+  buffers_.push_back({name, tensor, dataset, shape, begin});
 }
 
 void CheckpointLoader::match_extra_state(std::vector<std::string>& problems) {
@@ -299,7 +327,7 @@ void CheckpointLoader::check(const OptimizerRecord& saved, const OptimizerRecord
     checkpoint_.check(piece.file, dataset, piece.saved_begin * size, piece.numel * size);
   });
   for (const Buffer& buffer : buffers_)
-    if (buffer.dataset != nullptr) checkpoint_.check(0, *buffer.dataset, 0, buffer.dataset->bytes);
+    if (buffer.dataset != nullptr) checkpoint_.check(0, *buffer.dataset, buffer.begin, buffer.bytes());
 }
 
 void CheckpointLoader::load_piece(const Piece& piece, int kind, const DatasetRecord& dataset) const {
@@ -322,8 +350,8 @@ void CheckpointLoader::load_buffer(const Buffer& buffer) const {
   zero::ModuleState* const state = model_.module_state();
   if (buffer.dataset == nullptr)
     return buffer.to_none ? state->assign(buffer.name, at::Tensor()) : state->remove(buffer.name);
-  const at::Tensor read = at::empty(buffer.dataset->shape, to_torch(buffer.dataset->type));
-  checkpoint_.read(0, *buffer.dataset, 0, bytes_of(read));
+  const at::Tensor read = at::empty(buffer.shape, to_torch(buffer.dataset->type));
+  checkpoint_.read(0, *buffer.dataset, buffer.begin, bytes_of(read));
   if (buffer.tensor.defined())
     zero::write_buffer(buffer.tensor, read, buffer.keep_dtype);
   else

@@ -71,8 +71,16 @@ class CheckpointLoader {
     std::string name;
     at::Tensor tensor;                                   ///< the module's; undefined: it has none
     const checkpoint::DatasetRecord* dataset = nullptr;  ///< null: the buffer is taken from the module
+    std::vector<int64_t> shape = {};                     ///< of what is read, with the dataset's type
+    int64_t begin = 0;                                   ///< where it begins in the dataset, in bytes
     bool keep_dtype = true;                              ///< false: it gets shape and dtype of the checkpoint
     bool to_none = false;                                ///< with dataset null: the name stays
+
+    int64_t bytes() const {
+      int64_t bytes = size_bytes(dataset->type);
+      for (const int64_t size : shape) bytes *= size;
+      return bytes;
+    }
   };
   std::string advice(const char* otherwise) const;
   void compare_parameters();
@@ -87,6 +95,7 @@ class CheckpointLoader {
   /// Whether the optimizer keeps its states itself (zero/optimizer/whole_optimizer.h).
   bool is_whole() const { return !owned_.empty(); }
   bool has_blob(int rank, const std::string& name) const;
+  void find_buffers_among_parameters();
   void match_buffers();
   void match_buffer(const std::string& name, const zero::NamedBuffer* mine,
                     std::vector<std::string>& problems);
@@ -108,6 +117,7 @@ class CheckpointLoader {
   std::vector<zero::LocalState> held_;  // by unit
   std::vector<checkpoint::Piece> pieces_;
   ModuleRecord record_;
+  std::map<std::string, size_t> among_parameters_;  ///< of the module's buffers: the saved parameter
   std::vector<Buffer> buffers_;
   std::vector<std::string> not_loaded_;
 };

@@ -48,6 +48,7 @@ ConsolidateResult consolidate(const ConsolidateOptions& options) {
                                                .tensors = std::move(model.tensors),
                                                .max_shard_bytes = options.max_shard_bytes});
   ConsolidateResult result{.checkpoint = checkpoint.path()};
+  if (const ForeignCheckpoint* const foreign = checkpoint.foreign()) result.not_read = foreign->not_read;
   const auto& state = checkpoint.manifest().state;  // the engine's
   if (const auto module = state.find("module"); module != state.end() && module->is_object())
     if (const auto names = module->find("extra_state"); names != module->end() && names->is_array())

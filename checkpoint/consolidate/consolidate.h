@@ -40,6 +40,7 @@ struct ConsolidateResult {
   int64_t bytes = 0;                       ///< of these elements, as written
   int64_t num_overflowed = 0;              ///< finite elements that became infinite in the type written
   std::vector<std::string> left_out = {};  ///< names in a state dict of what is no tensor
+  std::vector<std::string> not_read = {};  ///< of another program's checkpoint: ForeignCheckpoint::not_read
   std::string first_overflowed = {};       ///< the first tensor with such an element; empty: none
 };
 

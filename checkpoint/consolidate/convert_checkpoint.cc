@@ -42,6 +42,7 @@ ConvertResult write_model(const ConvertOptions& options) {
                        .first_overflowed = model.first_overflowed};
   result.notes.push_back(
       str(name_of(options.target), " has the model's tensors alone: no optimizer states, no counts"));
+  for (const std::string& line : model.not_read) result.notes.push_back(str("left out: ", line));
   if (!model.left_out.empty())
     result.notes.push_back(str("what get_extra_state() gave is left out: ", join(model.left_out, ", ")));
   return result;

@@ -201,8 +201,10 @@ class DistributedFile : public ArchiveSequence {
 
   void list_group(int group) {
     json names = json::array();
-    for (const SavedParameter& parameter : conversion_.checkpoint.manifest().layout.parameters)
-      if (parameter.group == group) names.push_back(parameter.name);
+    const SavedLayout& layout = conversion_.checkpoint.manifest().layout;
+    for (const SavedParameter& parameter : layout.parameters)
+      if (parameter.group == group && layout.units[static_cast<size_t>(parameter.unit)].trainable)
+        names.push_back(parameter.name);
     const Path path{"optimizer", "param_groups", int64_t{group}};
     add_entry(path + "params", add_item({.value = names}));
     for (const auto& [option, value] : conversion_.state.groups[static_cast<size_t>(group)].items()) {

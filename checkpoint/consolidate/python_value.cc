@@ -25,7 +25,9 @@ std::string_view type_of(const json& value) {
 bool is_sequence(std::string_view type) {
   return type == "tuple" || type == "set" || type == "frozenset" || type == "Size";
 }
-bool is_mapping(std::string_view type) { return type == "dict" || type == "OrderedDict"; }
+bool is_mapping(std::string_view type) {
+  return type == "dict" || type == "OrderedDict" || type == "Counter";
+}
 
 /// The list that a tagged value must have under a key; null where it has none.
 const json* list_in(const json& value, const char* key) {
@@ -55,9 +57,11 @@ void write_tagged(PickleWriter& pickle, std::string_view type, const json& value
   } else if (type == "dtype") {
     pickle.global("torch", value["value"].get_ref<const std::string&>());
   } else if (is_mapping(type)) {
-    type == "dict" ? pickle.begin_dict() : pickle.begin_ordered_dict();
+    if (type == "Counter") pickle.global("collections", "Counter").begin_tuple();
+    type == "OrderedDict" ? pickle.begin_ordered_dict() : pickle.begin_dict();
     for (const json& pair : value["items"]) write_items(pickle, pair);
     pickle.end_dict();
+    if (type == "Counter") pickle.end_tuple().call();
   } else if (type == "tuple") {
     pickle.begin_tuple();
     write_items(pickle, value["value"]);

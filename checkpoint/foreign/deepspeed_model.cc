@@ -262,7 +262,7 @@ void read_counters(ForeignCheckpoint& checkpoint, const DeepSpeedModel& model) {
       version != nullptr && version->kind == Kind::kString)
     checkpoint.version = version->text;
   if (const PickleValue* scheduler = model.find("lr_scheduler"))
-    checkpoint.lr_scheduler = to_json(*scheduler, &file, "lr_scheduler", checkpoint.not_read);
+    checkpoint.lr_scheduler = to_tagged_json(*scheduler, &file, "lr_scheduler", checkpoint.not_read);
   for (const char* key : {"data_sampler", "random_ltd"})
     if (const PickleValue* value = model.find(key))
       checkpoint.not_read.push_back(str(key, ": ", value->describe()));
@@ -270,15 +270,13 @@ void read_counters(ForeignCheckpoint& checkpoint, const DeepSpeedModel& model) {
   std::vector<std::string> left_out;
   for (size_t i = 0; i + 1 < root.items.size(); i += 2) {
     const PickleValue& key = *root.items[i];
-    const std::string name = key.kind == Kind::kString && is_utf8(key.text) ? std::string(key.text)
-                             : key.kind == Kind::kInt                       ? str(key.integer)
-                                                                            : "";
-    if (name.empty()) {
+    const std::string name = key.kind == Kind::kString && is_utf8(key.text) ? std::string(key.text) : "";
+    if (name.empty() || name == kValueTag) {
       left_out.push_back(str("client_state: the key ", key.describe()));
       continue;
     }
     if (std::find(kOwnKeys.begin(), kOwnKeys.end(), name) != kOwnKeys.end()) continue;
-    if (auto value = to_json(*root.items[i + 1], &file, str("client_state.", name), left_out))
+    if (auto value = to_tagged_json(*root.items[i + 1], &file, str("client_state.", name), left_out))
       checkpoint.client_state[name] = std::move(*value);
   }
   say_not_read(checkpoint, "client_state", left_out);

@@ -69,8 +69,9 @@ class Folder {
     return out;
   }
 
-  /// A value that is no tensor, or a tensor of one element, as JSON; else a line in not_read.
-  std::optional<json> value(const DistributedItem& item) {
+  /// A value that is no tensor, or a tensor of one element, as JSON, by to_json or to_tagged_json (`tags`);
+  /// else a line in not_read.
+  std::optional<json> value(const DistributedItem& item, bool tags = false) {
     const std::string what = str(folder_.filename().string(), ": ", item.name);
     if (item.is_tensor && item.chunks.size() != 1) {
       checkpoint_.not_read.push_back(str(what, ": a tensor of ", describe_shape(item.shape)));
@@ -78,7 +79,8 @@ class Folder {
     }
     const TorchFile file = open(item.name, item.is_tensor ? item.chunks[0].place : item.place);
     std::vector<std::string> lines;
-    std::optional<json> out = to_json(file.root(), &file, what, lines);
+    std::optional<json> out =
+        tags ? to_tagged_json(file.root(), &file, what, lines) : to_json(file.root(), &file, what, lines);
     say_not_read(checkpoint_, what, lines);
     return out;
   }
@@ -351,25 +353,21 @@ std::optional<Key> model_of(const std::vector<const DistributedItem*>& items, co
   return std::nullopt;
 }
 
-void set_at(json& root, const Key& key, json value, ForeignCheckpoint& checkpoint, const std::string& name) {
+/// Puts a value where the item was in the state dict: lists and dicts of `root`.
+void set_at(json& root, const DistributedItem& item, json value, ForeignCheckpoint& checkpoint) {
   json* at = &root;
-  for (const std::string& part : key) {
-    const std::optional<int64_t> number = whole_number(part);
-    if (number && (at->is_array() || (at->is_null() && *number == 0))) {
-      if (at->is_null()) *at = json::array();
-      if (*number < 0 || static_cast<size_t>(*number) > std::min(at->size(), kMaxListItems)) {
-        checkpoint.not_read.push_back(name);
-        return;
-      }
-      if (static_cast<size_t>(*number) == at->size()) at->push_back(nullptr);
-      at = &(*at)[static_cast<size_t>(*number)];
-      continue;
-    }
-    if (!at->is_null() && !at->is_object()) {
-      checkpoint.not_read.push_back(name);
+  for (size_t i = 0; i < item.key.size(); ++i) {
+    const std::string& part = item.key[i];
+    const bool is_index = i < item.is_index.size() && item.is_index[i];
+    const int64_t number = is_index ? whole_number(part).value_or(-1) : 0;
+    if (at->is_null()) *at = is_index ? json::array() : json::object();
+    if (is_index != at->is_array() || (!is_index && !at->is_object()) || part == kValueTag || number < 0 ||
+        (is_index && static_cast<size_t>(number) > std::min(at->size(), kMaxListItems))) {
+      checkpoint.not_read.push_back(item.name);
       return;
     }
-    at = &(*at)[part];
+    if (is_index && static_cast<size_t>(number) == at->size()) at->push_back(nullptr);
+    at = is_index ? &(*at)[static_cast<size_t>(number)] : &(*at)[part];
   }
   *at = std::move(value);
 }
@@ -410,25 +408,33 @@ DistributedContents read_metadata_folder(ForeignCheckpoint& checkpoint, const fs
       others.push_back(&item);
 
   const std::optional<Key> model = model_of(others, path.string());
-  // Entries of the model at the top have a period in their names, or are the optimizer's parameters.
+  // Entries of the model at the top have a period in their names, or are the optimizer's parameters; where
+  // all are tensors, all are the model's but counts; else those that have dimensions.
   const std::set<std::string> trained = trained_names(optimizers);
-  const auto is_named = [&](const DistributedItem* item) {
-    return item->name.find('.') != item->name.npos || trained.contains(item->name);
-  };
-  // Those of a state dict alone may have no such name.
   const bool is_state_dict =
-      std::ranges::all_of(others,
-                          [](const auto* item) { return item->is_tensor && item->key.size() == 1; }) &&
-      std::ranges::none_of(others, is_named);
+      std::ranges::all_of(others, [](const auto* item) { return item->is_tensor && item->key.size() == 1; });
+  const bool has_periods = std::ranges::any_of(others, [](const auto* item) {
+    return item->is_tensor && item->key.size() == 1 && item->name.find('.') != item->name.npos;
+  });
+  const auto is_of_model = [&](const DistributedItem* item) {
+    if (item->name.find('.') != item->name.npos || trained.contains(item->name)) return true;
+    if (is_state_dict) return !(is_count(item->name) && item->type && !is_floating(*item->type));
+    return has_periods && !item->shape.empty();
+  };
   std::vector<const DistributedItem*> extras;
   std::set<std::string> names;
   for (const DistributedItem* item : others) {
     const size_t skip = model ? model->size() : 0;
     const bool inside =
         model ? item->key.size() > skip && std::equal(model->begin(), model->end(), item->key.begin())
-              : item->key.size() == 1 && (is_named(item) || (is_state_dict && !is_count(item->name)));
+              : item->key.size() == 1 && item->is_tensor && is_of_model(item);
     if (!inside || !item->is_tensor) {
       extras.push_back(item);
+      if (!model && has_periods && item->is_tensor && item->key.size() == 1 && !is_count(item->name))
+        checkpoint.not_read.push_back(
+            str(path.filename().string(), ": ", item->name,
+                ": a number beside the model's tensors, taken for one of the client "
+                "state: if it is a parameter, save {\"model\": …}"));
       continue;
     }
     SavedTensor entry;
@@ -449,8 +455,8 @@ DistributedContents read_metadata_folder(ForeignCheckpoint& checkpoint, const fs
       out.optimizer = std::move(one);
   }
   for (const DistributedItem* item : extras)
-    if (std::optional<json> value = folder.value(*item))
-      set_at(out.extras, item->key, std::move(*value), checkpoint, item->name);
+    if (std::optional<json> value = folder.value(*item, /*tags=*/true))
+      set_at(out.extras, *item, std::move(*value), checkpoint);
   return out;
 }
 

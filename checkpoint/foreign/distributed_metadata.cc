@@ -128,8 +128,11 @@ class MetadataReader {
       if (path.kind != Kind::kTuple && path.kind != Kind::kList)
         fail("planner_data of ", quoted_name(name), ": found ", path.describe(),
              "; expected a tuple of keys");
-      for (const PickleValue* part : std::span(path.items).first(std::min(path.items.size(), kMaxKeys + 1)))
+      std::vector<bool>& is_index = is_index_[name];
+      for (const PickleValue* part : std::span(path.items).first(std::min(path.items.size(), kMaxKeys + 1))) {
         key.push_back(part->kind == Kind::kInt ? str(part->integer) : text_of(*part, "a key"));
+        is_index.push_back(part->kind == Kind::kInt);  // torch makes texts of dicts' keys
+      }
       if (key.empty() || key.size() > kMaxKeys)
         fail("planner_data of ", quoted_name(name), ": found ", key.size(), " keys; expected 1 to ",
              kMaxKeys);
@@ -183,6 +186,7 @@ class MetadataReader {
     item.name = name;
     const auto key = keys_.find(name);
     item.key = key == keys_.end() ? guess_key(name) : key->second;
+    if (key != keys_.end()) item.is_index = is_index_[name];
     if (value.global().ends_with(".BytesStorageMetadata")) {
       item.place = place_of(name, {});
       return item;
@@ -234,6 +238,7 @@ class MetadataReader {
   std::string text_;
   Pickle pickle_;
   std::map<std::string, Key> keys_;
+  std::map<std::string, std::vector<bool>> is_index_;  // by name, as of DistributedItem
   std::vector<std::string> planner_order_;
   std::map<std::pair<std::string, Shape>, DistributedPlace> places_;
   size_t num_chunks_ = 0;

@@ -29,6 +29,7 @@ struct DistributedChunk {
 struct DistributedItem {
   std::string name;
   std::vector<std::string> key;  ///< of the value in the state dict that was saved: keys of dicts in dicts
+  std::vector<bool> is_index;    ///< by part of the key: the place in a list; shorter: false
   bool is_tensor = false;
   std::optional<DType> type;
   std::vector<int64_t> shape;

@@ -56,11 +56,22 @@ void read_safetensors(std::vector<SavedTensor>& out, ForeignCheckpoint& checkpoi
   for (SavedTensor& entry : entries) out.push_back(std::move(entry));
 }
 
+/// ", in which 'epoch' is 3": the first value of a dict that is no tensor.
+std::string other_value(const TorchFile& file) {
+  const PickleValue& root = file.root();
+  if (root.kind != PickleValue::Kind::kDict) return "";
+  for (size_t i = 0; i + 1 < root.items.size(); i += 2)
+    if (!file.tensor(*root.items[i + 1]))
+      return str(", in which ", root.items[i]->describe(), " is ", root.items[i + 1]->describe());
+  return "";
+}
+
 void read_torch_file(std::vector<SavedTensor>& out, ForeignCheckpoint& checkpoint, const fs::path& path) {
   const TorchFile file(path);
   if (!is_state_dict(file, file.root()))
-    throw CheckpointError(
-        str(path.string(), ": found ", file.root().describe(), "; expected a state dict: names and tensors"));
+    throw CheckpointError(str(path.string(), ": found ", file.root().describe(), other_value(file),
+                              "; expected a state dict, names and tensors, or a dict that has one as "
+                              "\"model\", \"state_dict\" or the like"));
   for (SavedTensor& entry : read_state_dict(checkpoint, file, file.root(), path.filename().string()))
     out.push_back(std::move(entry));
 }

@@ -1,5 +1,6 @@
 #include "checkpoint/foreign/pickle_json.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -20,26 +21,30 @@ constexpr int64_t kMaxValues = 1 << 20;  // of one text of JSON: values may be s
 
 class Converter {
  public:
-  Converter(const TorchFile* file, std::vector<std::string>& not_read) : file_(file), not_read_(not_read) {}
+  Converter(const TorchFile* file, std::vector<std::string>& not_read, bool tags)
+      : file_(file), not_read_(not_read), tags_(tags) {}
 
   std::optional<json> convert(const PickleValue& value, const std::string& what, int depth) {
-    if (depth > kMaxJsonDepth - 4) return leave_out(what, "nested deeper than JSON may be");
+    if (depth > kMaxJsonDepth - 8) return leave_out(what, "nested deeper than JSON may be");
     if (++num_values_ > kMaxValues) return leave_out(what, "too many values");
     switch (value.kind) {
       case Kind::kNone: return json(nullptr);
       case Kind::kBool: return json(value.integer != 0);
       case Kind::kInt: return json(value.integer);
       case Kind::kFloat:
-        if (!std::isfinite(value.number)) return leave_out(what, "a number that JSON does not have");
-        return json(value.number);
+        if (std::isfinite(value.number)) return json(value.number);
+        if (!tags_) return leave_out(what, "a number that JSON does not have");
+        return tagged("float", std::isnan(value.number) ? "nan" : value.number > 0 ? "inf" : "-inf");
       case Kind::kString:
         if (!is_utf8(value.text)) return leave_out(what, "a text that is not UTF-8");
         return json(std::string(value.text));
-      case Kind::kList:
-      case Kind::kTuple:
-      case Kind::kSet: return convert_list(value, what, depth);
-      case Kind::kDict: return convert_dict(value, what, depth);
+      case Kind::kList: return convert_list(value, what, depth);
+      case Kind::kTuple: return convert_tagged_list("tuple", value, what, depth);
+      case Kind::kSet: return convert_tagged_list("set", value, what, depth);
+      case Kind::kDict:
+        return tags_ ? convert_tagged_dict(value, what, depth) : convert_dict(value, what, depth);
       case Kind::kGlobal:
+        if (tags_ && torch_dtype(value.text)) return tagged("dtype", std::string(value.text.substr(6)));
         if (value.text.starts_with("torch.")) return json(std::string(value.text));
         return leave_out(what, value.describe());
       default: return convert_tensor(value, what);
@@ -50,6 +55,16 @@ class Converter {
   std::nullopt_t leave_out(const std::string& what, const std::string& why) {
     not_read_.push_back(str(what, ": ", why));
     return std::nullopt;
+  }
+
+  static json tagged(const char* type, json value) {
+    return {{kValueTag, type}, {"value", std::move(value)}};
+  }
+  std::optional<json> convert_tagged_list(const char* type, const PickleValue& value, const std::string& what,
+                                          int depth) {
+    std::optional<json> list = convert_list(value, what, depth + 1);
+    if (!list || !tags_) return list;
+    return tagged(type, std::move(*list));
   }
 
   /// A list is whole or not there: its elements are known by their places.
@@ -63,20 +78,59 @@ class Converter {
     return list;
   }
 
+  static bool is_name(const PickleValue& key) { return key.kind == Kind::kString && is_utf8(key.text); }
+
   std::optional<json> convert_dict(const PickleValue& value, const std::string& what, int depth) {
     json dict = json::object();
     for (size_t i = 0; i + 1 < value.items.size(); i += 2) {
       const PickleValue& key = *value.items[i];
-      const bool is_number = key.kind == Kind::kInt;
-      if (!is_number && (key.kind != Kind::kString || !is_utf8(key.text))) {
+      if (!is_name(key)) {
         leave_out(what, str("the key ", key.describe()));
         continue;
       }
-      const std::string name = is_number ? std::to_string(key.integer) : std::string(key.text);
+      const std::string name(key.text);
       if (std::optional<json> member = convert(*value.items[i + 1], child_path(what, name), depth + 1))
         dict[name] = std::move(*member);
     }
     return dict;
+  }
+
+  std::optional<json> convert_tagged_dict(const PickleValue& value, const std::string& what, int depth) {
+    bool is_plain = value.text.empty();
+    for (size_t i = 0; i < value.items.size(); i += 2)
+      is_plain = is_plain && is_name(*value.items[i]) && value.items[i]->text != kValueTag;
+    if (is_plain) return convert_dict(value, what, depth);
+    json items = json::array();
+    for (size_t i = 0; i + 1 < value.items.size(); i += 2) {
+      const PickleValue& key = *value.items[i];
+      const std::string name = child_path(what, is_name(key) ? std::string(key.text) : key.describe());
+      const std::optional<json> found = is_key(key, depth) ? convert(key, name, depth + 3) : std::nullopt;
+      if (!found) {
+        leave_out(what, str("the key ", key.describe()));
+        continue;
+      }
+      if (std::optional<json> member = convert(*value.items[i + 1], name, depth + 3))
+        items.push_back(json::array({*found, std::move(*member)}));
+    }
+    const std::string_view type = value.text.empty() ? "dict" : value.text.substr(value.text.rfind('.') + 1);
+    return json{{kValueTag, std::string(type)}, {"items", std::move(items)}};
+  }
+
+  /// Whether Python has such a key of a dict, and this class makes the same of it.
+  bool is_key(const PickleValue& key, int depth) const {
+    switch (key.kind) {
+      case Kind::kNone:
+      case Kind::kBool:
+      case Kind::kInt:
+      case Kind::kFloat: return true;
+      case Kind::kString: return is_utf8(key.text);
+      case Kind::kTuple:
+        return depth < kMaxJsonDepth &&
+               std::all_of(
+                   key.items.begin(), key.items.end(),
+                   [&](const PickleValue* item) { return is_key(*item, depth + 1); });
+      default: return false;
+    }
   }
 
   std::optional<json> convert_tensor(const PickleValue& value, const std::string& what) {
@@ -90,6 +144,7 @@ class Converter {
 
   const TorchFile* file_;
   std::vector<std::string>& not_read_;
+  bool tags_;
   int64_t num_values_ = 0;
 };
 
@@ -104,7 +159,12 @@ T load(const std::byte* from) {
 
 std::optional<json> to_json(const PickleValue& value, const TorchFile* file, const std::string& what,
                             std::vector<std::string>& not_read) {
-  return Converter(file, not_read).convert(value, what, 0);
+  return Converter(file, not_read, /*tags=*/false).convert(value, what, 0);
+}
+
+std::optional<json> to_tagged_json(const PickleValue& value, const TorchFile* file, const std::string& what,
+                                   std::vector<std::string>& not_read) {
+  return Converter(file, not_read, /*tags=*/true).convert(value, what, 0);
 }
 
 std::optional<json> number_of(const TorchFile& file, const TorchTensor& tensor) {

@@ -12,12 +12,21 @@
 
 namespace tessera::checkpoint {
 
-/// The value as JSON: tuples and sets are arrays, keys are texts, a tensor of one element is its number, a
-/// torch.dtype its name. Members of dicts that JSON does not have are left out, with a line "WHAT.KEY: an
-/// object of class …" in `not_read`. nullopt, with a line, where the whole value is of that kind.
-/// `file`: has the tensors; null: tensors are not read.
+/// The value as JSON: tuples and sets are arrays, a tensor of one element is its number, a torch.dtype its
+/// name. Members of dicts that JSON does not have, and those whose keys are no texts, are left out, with a
+/// line "WHAT.KEY: an object of class …" in `not_read`. nullopt, with a line, where the whole value is of
+/// that kind. `file`: has the tensors; null: tensors are not read.
 std::optional<nlohmann::json> to_json(const PickleValue& value, const TorchFile* file,
                                       const std::string& what, std::vector<std::string>& not_read);
+
+/// The key of an object that is a value which JSON does not have.
+inline constexpr const char* kValueTag = "$tessera";
+
+/// The same for what Python gets back: what JSON does not have is an object with the key kValueTag, as
+/// python/tessera/json_values.py reads it. So tuples, sets, numbers that are not finite, OrderedDicts,
+/// Counters, and dicts whose keys are numbers or tuples are what they were.
+std::optional<nlohmann::json> to_tagged_json(const PickleValue& value, const TorchFile* file,
+                                             const std::string& what, std::vector<std::string>& not_read);
 
 /// The number that a tensor of one element has. nullopt: more elements, or a type that JSON does not have.
 std::optional<nlohmann::json> number_of(const TorchFile& file, const TorchTensor& tensor);

@@ -663,6 +663,9 @@ void assemble(ForeignCheckpoint& checkpoint, std::vector<SavedTensor> model,
     find_ties(checkpoint);
   } else if (optimizer->groups.size() == 1) {
     checkpoint.groups.push_back(std::move(optimizer->groups[0].options));
+  } else {
+    checkpoint.not_read.push_back(str("param groups: ", optimizer->groups.size(),
+                                      ", whose parameters cannot be told: their rates and other values"));
   }
 }
 

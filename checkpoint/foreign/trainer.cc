@@ -113,7 +113,7 @@ json read_json(const fs::path& path) {
 std::optional<json> read_value(ForeignCheckpoint& checkpoint, const fs::path& path) {
   const TorchFile file(path);
   std::vector<std::string> lines;
-  std::optional<json> value = to_json(file.root(), &file, path.filename().string(), lines);
+  std::optional<json> value = to_tagged_json(file.root(), &file, path.filename().string(), lines);
   say_not_read(checkpoint, path.filename().string(), lines);
   return value;
 }
@@ -139,7 +139,11 @@ void read_members(ForeignCheckpoint& checkpoint, const TorchFile& file, const Pi
   for (size_t i = 0; i + 1 < root.items.size(); i += 2) {
     const PickleValue &key = *root.items[i], &value = *root.items[i + 1];
     if (&value == model) continue;
-    const std::string name = key.kind == Kind::kString ? std::string(key.text) : key.describe();
+    if (key.kind != Kind::kString || key.text == kValueTag) {
+      checkpoint.not_read.push_back(str(source, ": the key ", key.describe()));
+      continue;
+    }
+    const std::string name(key.text);
     const std::string what = str(source, ": ", name);
     if (const auto found = optimizers_in(value); !found.empty()) {
       for (const PickleValue* one : found) {
@@ -153,7 +157,8 @@ void read_members(ForeignCheckpoint& checkpoint, const TorchFile& file, const Pi
       checkpoint.not_read.push_back(str(what, ": another state dict: ", value.describe()));
     } else {
       std::vector<std::string> lines;
-      if (std::optional<json> read = to_json(value, &file, what, lines)) extras[name] = std::move(*read);
+      if (std::optional<json> read = to_tagged_json(value, &file, what, lines))
+        extras[name] = std::move(*read);
       say_not_read(checkpoint, what, lines);
     }
   }

@@ -736,6 +736,7 @@ void PickleMachine::check_called_by(string_view name, const std::vector<const Va
 PickleValue* PickleMachine::dict_of(string_view name, std::span<const Value* const> arguments) {
   if (arguments.size() > 1) fail_arguments(name, str(arguments.size(), " arguments"));
   Value* dict = make(Kind::kDict);
+  if (name == "collections.OrderedDict" || name == "collections.Counter") dict->text = name;
   if (arguments.empty()) return dict;
   const Value& from = *arguments[0];
   if (from.kind == Kind::kDict) {

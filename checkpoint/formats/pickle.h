@@ -39,7 +39,8 @@ struct PickleValue {
     kTuple,       ///< `items`
     kSet,         ///< `items`: set, frozenset
     kDict,        ///< `items`: key, value, key, value, … in the order in which they were set; no text, number
-                  ///< or bytes is a key twice. An OrderedDict's own attributes ("_metadata") are `state`.
+                  ///< or bytes is a key twice. `text`: "collections.OrderedDict", "collections.Counter" of
+                  ///< these, else empty. An OrderedDict's own attributes ("_metadata") are `state`.
     kGlobal,      ///< `text`: "torch.float32", "collections.OrderedDict"
     kObject,      ///< a class or function that would be called: `callable`, `arguments`, `state`, `items`
     kPersistent,  ///< `arguments`: what persistent_load would be given

@@ -191,16 +191,19 @@ void ForeignView::read(const DatasetRecord& dataset, int64_t begin, std::span<st
   constexpr int64_t kPiece = int64_t{1} << 16;
   std::vector<std::byte> source, converted;
   for (int64_t at = first; at < end; at += kPiece) {
-    const int64_t count = std::min(kPiece, end - at);
-    source.resize(static_cast<size_t>(count * size_bytes(tensor->type)));
+    const int64_t numel = std::min(kPiece, end - at);
+    source.resize(static_cast<size_t>(numel * size_bytes(tensor->type)));
     files_.read(*tensor, at, source);
     if (tensor->type != dataset.type) {
-      converted.resize(static_cast<size_t>(count * size));
-      convert(source, tensor->type, converted, dataset.type);
+      converted.resize(static_cast<size_t>(numel * size));
+      if (const int64_t count = convert(source, tensor->type, converted, dataset.type); count > 0)
+        throw CheckpointError(str(source_.path.string(), ": ", dataset.name, ": ", count, " elements of ",
+                                  name_of(tensor->type), " are too large for ", name_of(dataset.type),
+                                  "; expected a model whose weights and states fit into it"));
     }
     const std::vector<std::byte>& elements = tensor->type == dataset.type ? source : converted;
     const int64_t from = std::max(begin, at * size),
-                  to = std::min(begin + static_cast<int64_t>(destination.size()), (at + count) * size);
+                  to = std::min(begin + static_cast<int64_t>(destination.size()), (at + numel) * size);
     std::memcpy(destination.data() + (from - begin), elements.data() + (from - at * size),
                 static_cast<size_t>(to - from));
   }

@@ -109,13 +109,27 @@ def _decoded(text):
 
 def _check_schedule(engine, path, state):
     """Takes the state of another program's scheduler out of `state`, if it is not one of this class."""
-    saved, own = state[_SCHEDULER_STATE], engine.lr_scheduler.state_dict()
+    own = engine.lr_scheduler.state_dict()
+    saved = state[_SCHEDULER_STATE] = _with_keys_as(state[_SCHEDULER_STATE], own)
     if isinstance(saved, dict) and saved.keys() >= own.keys() - {"_get_lr_called_within_step", "_is_initial"} and \
             saved.get("last_epoch", engine._engine.schedule_steps) == engine._engine.schedule_steps:
         return
     del state[_SCHEDULER_STATE]
     _warn(engine, f"{path} has the state of another scheduler than {type(engine.lr_scheduler).__name__}, or of one that does not step with each "
                   f"update: expected its steps to be {engine._engine.schedule_steps}")
+
+
+def _with_keys_as(saved, own):
+    """The state of a scheduler, in which the keys of dicts are numbers where its own have such: torch.distributed.checkpoint makes texts of
+    those, as of MultiStepLR's milestones."""
+    if not isinstance(saved, dict):
+        return saved
+
+    def converted(value, like):
+        is_other = isinstance(like, dict) and like and type(value) is dict and all(type(key) is int for key in like)
+        return type(like)({int(key): item for key, item in value.items()}) if is_other and all(str(key).isdecimal() for key in value) else value
+
+    return {key: converted(value, own.get(key)) for key, value in saved.items()}
 
 
 def _load_python_state(engine, path, state, with_optimizer, with_schedule):

@@ -99,7 +99,11 @@ def _decode(value, blob):
         return value
     if _TYPE not in value:
         return {key: _decode(item, blob) for key, item in value.items()}
-    return _DECODERS[value[_TYPE]](value, blob)
+    try:
+        return _DECODERS[value[_TYPE]](value, blob)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise Error(f"found {str(value):.100}, which is not written as a value of a type that JSON lacks ({type(error).__name__}: {error}); expected "
+                    "a checkpoint that is not damaged") from None
 
 
 def _encode(value, path, depth, blob):
@@ -249,7 +253,7 @@ _DECODERS = {
     "dict": lambda value, blob: dict(_pairs(value, blob)),
     "OrderedDict": lambda value, blob: OrderedDict(_pairs(value, blob)),
     "Counter": lambda value, blob: Counter(dict(_pairs(value, blob))),
-    "dtype": lambda value, _: getattr(torch, value["value"]),
+    "dtype": lambda value, _: _DTYPES[f"torch.{value['value']}"],
     "device": lambda value, _: torch.device(value["value"]),
     "Size": lambda value, _: torch.Size(value["value"]),
     "tensor": _decode_tensor,

@@ -272,8 +272,35 @@ class Distributed(TrainersTest):
         found = self.read("distributed", self.save_alone({"model": model.state_dict(), "optim": optimizer.state_dict()}))
         self.assert_same(found.parameters, model.state_dict())
         self.assertEqual((found.states, found["groups"]), ({}, []))
-        self.assertEqual(len(found["not_read"]), 1)
+        self.assertEqual(len(found["not_read"]), 2)
         self.assertIn("the states of 3 parameters, which it has by number", found["not_read"][0])
+        self.assertIn("param groups: 2, whose parameters cannot be told", found["not_read"][1])
+
+    def test_a_state_dict_alone_has_all_of_its_tensors(self):
+        """Also those whose names have no period, which a value beside the model's could have."""
+        class Plain(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.fc, self.logit_scale, self.iteration = nn.Linear(3, 2), nn.Parameter(torch.tensor(2.5)), nn.Parameter(torch.tensor([7.]))
+                self.cls_token = nn.Parameter(torch.randn(1, 1, 3))
+                self.register_buffer("ids", torch.arange(3))
+
+        state = Plain().state_dict()
+        for more in ({}, {"step": torch.tensor(4)}):
+            found = self.read("distributed", self.save_alone({**state, **more}))
+            self.assert_same({**found.parameters, **found.buffers}, state)
+            self.assertEqual(found["global_steps"], 4 if more else None)
+            self.assertEqual(found["not_read"], [])
+        found = self.read("distributed", self.save_alone({**state, "epoch": 3}))  # a number beside them may be either
+        self.assert_same({**found.parameters, **found.buffers}, {name: one for name, one in state.items() if name != "logit_scale"})
+        self.assertEqual((found["client_state"], len(found["not_read"])), ({"epoch": 3, "logit_scale": 2.5}, 1))
+        self.assertIn("logit_scale: a number beside the model's tensors", found["not_read"][0])
+
+    def test_lists_and_dicts_are_what_they_were(self):
+        """Torch makes texts of a dict's keys, and numbers tell the places in a list."""
+        values = {"list": ["a", {"x": [1]}], "dict": {"0": "x", "1": "y"}, "numbers": {0: "a", 1: {3: 4}}}
+        found = self.read("distributed", self.save_alone({"model": Model().state_dict(), **values}))
+        self.assertEqual(found["client_state"], {**values, "numbers": {"0": "a", "1": {"3": 4}}})
 
     def test_one_file_for_each_entry(self):
         model = Model()

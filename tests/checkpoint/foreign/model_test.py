@@ -127,7 +127,9 @@ class Model(TrainersTest):
         self.assertIsNone(self.ask("model", self.folder))
         self.assertIsNone(self.ask("model", self.folder / "notes.txt"))
         torch.save([1, 2, 3], self.folder / "list.pt")
-        self.assert_refused("model", self.folder / "list.pt", "expected a state dict")
+        self.assert_refused("model", self.folder / "list.pt", "found a list of 3; expected a state dict")
+        torch.save({"w": torch.ones(2), "epoch": 3}, self.folder / "dict.pt")
+        self.assert_refused("model", self.folder / "dict.pt", "found a dict of 2, in which the text 'epoch' is 3; expected a state dict")
 
     def test_shards_that_are_not_complete(self):
         path, _ = self.bin_shards("pytorch_model")

@@ -6,12 +6,14 @@ import argparse
 import importlib.util
 import io
 import json
+import math
 import random
 import re
 import shutil
 import tempfile
 import unittest
 import warnings
+from collections import Counter, OrderedDict
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -20,7 +22,7 @@ import transformers
 from accelerate import Accelerator
 from safetensors.torch import load_file
 from torch import nn
-from trainers_testing import TrainersTest
+from trainers_testing import TrainersTest, decoded
 
 warnings.filterwarnings("ignore")
 ROOT = Path(__file__).resolve().parents[3]
@@ -191,10 +193,24 @@ class Files(TrainersTest):
         found = self.read("trainer", self.save(state))
         self.assert_is(found, model, optimizer)
         lines = "\n".join(found["not_read"])
-        for word in ("ema", "rng", "best", "path", "flags"):
+        for word in ("ema", "rng", "path", "flags"):
             self.assertIn(f"checkpoint.pt: {word}", lines)
         self.assertEqual(found["client_state"]["args"]["n_embd"], 768)
-        self.assertEqual(sorted(found["client_state"]["names"]), ["a", "b"])
+        values = {key: decoded(value) for key, value in found["client_state"].items()}
+        self.assertEqual((values["best"], values["names"]), (float("inf"), {"a", "b"}))
+
+    def test_values_that_json_has_not_are_as_they_were(self):
+        model, optimizer = trained()
+        extras = {"tuples": (1, (2.5, None)), "by number": {1: "a", 2: {3: [4]}, -1: ()}, "both": {1: "a", "1": "b"}, "counts": Counter({2: 1, 5: 3}),
+                  "order": OrderedDict([("z", 1), ("a", 2)]), "numbers": [math.inf, -math.inf], "type": torch.bfloat16, "keys": {(1, "x"): 2, None: 3, 0.5: 4},
+                  "$tessera": "no tag", "inside": {"$tessera": "tuple", "value": 3}}
+        found = self.read("trainer", self.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), **extras}))
+        lost = extras.pop("$tessera")
+        values = decoded(found["client_state"])
+        self.assertEqual(values, extras)
+        self.assertEqual([type(values[key]) for key in ("tuples", "counts", "order")], [tuple, Counter, OrderedDict])
+        self.assertEqual(list(values["order"]), ["z", "a"])
+        self.assertEqual(len(found["not_read"]), 1, (found["not_read"], lost))
 
     def test_files_that_are_something_else(self):
         for state in ({"epoch": 3}, [1, 2], {"optimizer": trained()[1].state_dict()}, trained()[0].state_dict()):

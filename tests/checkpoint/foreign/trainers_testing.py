@@ -7,6 +7,7 @@ import os
 import subprocess
 import tempfile
 import unittest
+from collections import Counter, OrderedDict
 from pathlib import Path
 
 import torch
@@ -18,6 +19,22 @@ TYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "
 
 def bits(tensor):
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+def decoded(value):
+    """What Python gets back: python/tessera/json_values.py says how types that JSON lacks are written."""
+    if isinstance(value, list):
+        return [decoded(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "$tessera" not in value:
+        return {key: decoded(item) for key, item in value.items()}
+    kind = value["$tessera"]
+    if "items" in value:
+        return {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}[kind]({decoded(key): decoded(item) for key, item in value["items"]})
+    if kind == "dtype":
+        return getattr(torch, value["value"])
+    return {"tuple": tuple, "set": set, "float": float}[kind](decoded(value["value"]))
 
 
 class Found:

@@ -3,6 +3,7 @@ import json
 import os
 import re
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import tessera
@@ -12,6 +13,7 @@ from checks import check, config, each_stage, largest_difference, main, raises, 
 from optimizers import ByParameter, Lion, batches, loss_of, rank, world
 from safetensors.torch import save_file
 from torch import nn
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
 FOLDER = Path(os.environ["SAVED"])
@@ -102,7 +104,15 @@ class Named(nn.Module):
         return self.beside(x) if hasattr(self, "beside") else x
 
 
-def begun(kind, grouped=False, make_model=Net, head_apart=False):
+def tessera_command(*words):
+    return subprocess.run([os.environ["TESSERA"], *map(str, words)], check=True, capture_output=True, text=True).stdout
+
+
+def linear_schedule(optimizer):
+    return torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.5, total_iters=2 * STEPS)
+
+
+def begun(kind, grouped=False, make_model=Net, head_apart=False, schedule=linear_schedule):
     """A training in plain PyTorch: model, optimizer, losses of the second half, and where it was in the middle."""
     torch.manual_seed(0)
     model = make_model()
@@ -112,7 +122,7 @@ def begun(kind, grouped=False, make_model=Net, head_apart=False):
                 buffer.normal_()
     make = MAKE[kind]
     optimizer = make(groups_of(model, head_apart) if grouped or head_apart else [p for p in model.parameters() if p.requires_grad])
-    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.5, total_iters=2 * STEPS)
+    scheduler = schedule(optimizer)
     all_batches = batches(2 * STEPS)
     for batch in all_batches[:STEPS]:
         train_plainly(model, optimizer, [batch], loss_of)
@@ -128,14 +138,14 @@ def go_on(model, optimizer, scheduler, rest):
     return losses
 
 
-def continued(path, stage, kind, rest, grouped=False, tag=None, make_model=Net, head_apart=False, **changes):
+def continued(path, stage, kind, rest, grouped=False, tag=None, make_model=Net, head_apart=False, schedule=linear_schedule, **changes):
     """The same in an engine that begins with other weights and loads what is in `path`."""
     model = make_model()
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.5)
     optimizer = MAKE[kind](groups_of(model, head_apart) if grouped or head_apart else [p for p in model.parameters() if p.requires_grad])
-    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.5, total_iters=2 * STEPS)
+    scheduler = schedule(optimizer)
     engine, *_ = tessera.initialize(model=model, optimizer=optimizer, lr_scheduler=scheduler, config=config(stage, 700, **changes))
     with standard_error() as said:
         engine.load_checkpoint(path, tag)
@@ -152,11 +162,11 @@ def on_rank_0(write):
     tessera.comm.barrier()
 
 
-def compare(path, kind, source, grouped=False, limit=1e-6, tag=None, make_model=Net, stages=range(4), head_apart=False):
+def compare(path, kind, source, grouped=False, limit=1e-6, tag=None, make_model=Net, stages=range(4), head_apart=False, schedule=linear_schedule):
     model, optimizer, scheduler, rest = source
     expected = go_on(model, optimizer, scheduler, rest)
     for stage in stages:
-        engine, losses, said = continued(path, stage, kind, rest, grouped, tag, make_model, head_apart)
+        engine, losses, said = continued(path, stage, kind, rest, grouped, tag, make_model, head_apart, schedule)
         assert largest_difference(losses, expected) < limit, (path, stage, losses, expected, said)
         assert largest_difference(engine.state_dict(), model.state_dict()) < 20 * limit, (path, stage)
         assert engine.global_steps == 2 * STEPS, engine.global_steps
@@ -222,6 +232,62 @@ def save_both_ways(name, source):
 
 
 @check
+def schedules_whose_state_has_numbers_as_keys():
+    """MultiStepLR looks its step up in a Counter: with texts as keys its rate would never change. ReduceLROnPlateau begins with inf."""
+    def steps(optimizer):
+        return torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, STEPS + 1, STEPS + 3], gamma=0.3)
+
+    for which in (0, 1):
+        source = begun("AdamW", schedule=steps)
+        path = save_both_ways("steps", source)[which]
+        compare(path, "AdamW", source, stages=(0, 3), schedule=steps)
+    back = FOLDER / f"steps_back_{world}"
+    on_rank_0(lambda: tessera_command("convert", path, back, "--to", "dcp"))
+    compare(back, "AdamW", begun("AdamW", schedule=steps), stages=(1,), schedule=steps)
+
+
+@check
+def client_states_of_python_types():
+    values = {"by number": {1: "a", 2: {3: (4, 5)}}, "counts": Counter(a=2), "best": float("inf"), "kinds": {"x"}}
+    path = FOLDER / f"values_{world}.pt"
+    model = Net()
+    on_rank_0(lambda: torch.save({"model": model.state_dict(), **values}, path))
+    engine = tessera.initialize(model=model, optimizer=torch.optim.AdamW([p for p in model.parameters() if p.requires_grad]), config=config(2, 700))[0]
+    _, found = engine.load_checkpoint(path)
+    assert found == values and type(found["counts"]) is Counter, found
+
+
+@check
+def buffers_of_a_converted_checkpoint():
+    """A buffer of floating-point numbers is a parameter that is not trained for a command, which has no model."""
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.fc, self.frozen = nn.Linear(16, 5), nn.Linear(5, 7).requires_grad_(False)
+            self.register_buffer("mask", torch.rand(7))
+
+        def forward(self, x):
+            return self.frozen(self.fc(x)) * self.mask
+
+    source = begun("AdamW", make_model=Masked)
+    for which, path in enumerate(save_both_ways("masked", source)):
+        converted, back, again = (FOLDER / f"masked_{step}_{which}_{world}" for step in ("converted", "back", "again"))
+        on_rank_0(lambda path=path, converted=converted: tessera_command("convert", path, converted, "--to", "tessera"))
+        on_rank_0(lambda converted=converted, back=back: tessera_command("convert", converted, back, "--to", "dcp"))
+        on_rank_0(lambda back=back, again=again: tessera_command("convert", back, again, "--to", "tessera"))
+        on_rank_0(lambda back=back: dcp_to_torch_save(back, FOLDER / "back.pt"))
+        groups = torch.load(FOLDER / "back.pt", weights_only=True)["optimizer"]["param_groups"]
+        assert [group["params"] for group in groups] == [["fc.weight", "fc.bias"]], groups
+        for folder in (converted, back, again):
+            mask = source[0].mask.clone()
+            engine, _, said = continued(folder, 2, "AdamW", [], make_model=Masked)
+            assert torch.equal(engine.module.mask, mask), (folder, said)
+            assert largest_difference(engine.state_dict(), source[0].state_dict()) == 0
+            assert engine.global_steps == STEPS, (folder, engine.global_steps)
+
+
+@check
 def optimizers_of_whole_parameters():
     """States of any shape and type, numbers, and the step in the form that the class has it in."""
     for i, kind in enumerate(WHOLE):
@@ -236,7 +302,7 @@ def optimizers_of_whole_parameters():
     if rank == 0:  # the command says what a format that has states by element leaves out
         nadam = FOLDER / f"whole_NAdam_{world}_dcp"
         for words in (["inspect", nadam], ["convert", nadam, FOLDER / f"converted_{world}", "--to", "universal"]):
-            said = subprocess.run([os.environ["TESSERA"], *words], check=True, capture_output=True, text=True).stdout
+            said = tessera_command(*words)
             assert re.search(r'(other state|left out:) .*the state "?.?mu_product.? of \d+ parameters: has the shape \[\]', said), said
 
 

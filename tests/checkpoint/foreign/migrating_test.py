@@ -1,0 +1,155 @@
+"""Every command of docs/migrating.md runs as it stands there, on checkpoints that have the page's names, and writes the source's tensors.
+
+The path of the command comes from ctest, TESSERA, beside TRAINERS_TOOL. Runs with the Python of .deps/venv.
+"""
+import os
+import re
+import shlex
+import subprocess
+import tempfile
+import unittest
+import warnings
+from pathlib import Path
+from unittest import mock
+
+import torch
+import torch.distributed.checkpoint as dcp
+import trainer_test
+import transformers
+from accelerate import Accelerator
+from safetensors.torch import load_file
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "migrating.md").read_text(encoding="utf-8")
+warnings.filterwarnings("ignore")
+
+
+def commands_of(heading):
+    """The words of each line of a section's shell blocks."""
+    (text,) = re.findall(rf"^## {re.escape(heading)}\n((?:(?!## ).*\n)*)", PAGE, re.MULTILINE)
+    lines = "".join(re.findall(r"^```sh\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)).splitlines()
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+def tessera(folder, *arguments):
+    result = subprocess.run([os.environ["TESSERA"], *map(str, arguments)], cwd=folder, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise AssertionError(f"tessera {shlex.join(map(str, arguments))}\n{result.stdout}{result.stderr}")
+    return result.stdout
+
+
+class MigratingTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="tessera_migrating_")
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def run_page(self, heading, source):
+        """{what a command writes: its tensors by name} of a section's three commands; the first one's output has `source`."""
+        commands = commands_of(heading)
+        self.assertEqual([command[0] for command in commands], ["tessera"] * 3)
+        outputs = [tessera(self.folder, *command[1:]) for command in commands]
+        if source:
+            self.assertEqual(commands[0][1], "inspect")
+            self.assertIn(source, outputs[0])
+            commands = commands[1:]
+        return {command[3]: self.tensors(self.folder / command[3]) for command in commands}
+
+    def tensors(self, path):
+        if (path / ".metadata").exists():
+            dcp_to_torch_save(path, self.folder / "dcp.pt")
+            return torch.load(self.folder / "dcp.pt", weights_only=True)["model"]
+        if path.is_dir() or path.suffix == ".h5":
+            tessera(self.folder, "inspect", path, "--verify")
+            tessera(self.folder, "consolidate", path, "read.safetensors")
+            path = self.folder / "read.safetensors"
+        return load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True)
+
+    def assert_tensors(self, found, expected, dtype=None):
+        """All that is found, and all that is expected but second names of tied parameters, which a file may leave out."""
+        for name, tensor in found.items():
+            want = expected[name].to(dtype) if dtype and expected[name].is_floating_point() else expected[name]
+            self.assertTrue(torch.equal(tensor.to(want.dtype), want), name)
+        self.assertEqual({tensor.data_ptr() for name, tensor in expected.items() if name not in found} -
+                         {expected[name].data_ptr() for name in found}, set())
+
+    def assert_page(self, heading, source, expected, num_written=2):
+        written = self.run_page(heading, source)
+        self.assertEqual(len(written), num_written)
+        for tensors in written.values():
+            self.assert_tensors(tensors, expected)
+
+    def test_deepspeed(self):
+        (self.folder / "runs").mkdir()
+        with mock.patch.dict("sys.modules"):  # what the next line imports makes modules called deepspeed; transformers is not to find them
+            import deepspeed_test
+            run, writer = deepspeed_test.Run(2), deepspeed_test.DeepSpeed()
+            writer.folder = self.folder
+            writer.folder_of(writer.zero3_files(run)).rename(self.folder / "runs" / "ds")
+        expected = {**run.values["fp32"], **run.frozen, **run.buffers, "head.weight": run.values["fp32"]["embed.weight"]}
+        self.assert_page("DeepSpeed", "DeepSpeed", expected)
+
+    def test_fsdp(self):
+        model, optimizer = trainer_test.trained()
+        dcp.save({"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)},
+                 checkpoint_id=self.folder / "runs" / "fsdp" / "step-1000", no_dist=True)
+        self.assert_page("FSDP and torchtitan", "torch.distributed.checkpoint", model.state_dict())
+
+    def test_trainer(self):
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=31, n_positions=16, n_embd=8, n_layer=2, n_head=2))
+        rows = [{"input_ids": torch.randint(0, 31, (8,))} for _ in range(4)]
+        arguments = transformers.TrainingArguments(output_dir=str(self.folder / "output"), max_steps=2, save_steps=2, report_to=[], use_cpu=True,
+                                                   per_device_train_batch_size=2, disable_tqdm=True)
+        transformers.Trainer(model, arguments, train_dataset=[{**row, "labels": row["input_ids"]} for row in rows]).train()
+        (self.folder / "output" / "checkpoint-2").rename(self.folder / "output" / "checkpoint-500")
+        self.assert_page("Accelerate and the HF Trainer", "Hugging Face Trainer", model.state_dict())
+
+    def test_accelerate(self):
+        model, optimizer = trainer_test.trained()
+        accelerator = Accelerator(cpu=True)
+        accelerator.prepare(model, optimizer)
+        accelerator.save_state(str(self.folder / "output" / "checkpoint-500"))
+        self.assert_page("Accelerate and the HF Trainer", "Accelerate", model.state_dict())
+
+    def test_lightning(self):
+        _, _, state = trainer_test.Lightning().state()
+        torch.save(state, self.folder / "epoch=3.ckpt")
+        self.assert_page("Lightning, and files of torch.save", "Lightning", state["state_dict"])
+
+    def test_torch_save(self):
+        model, optimizer = trainer_test.trained()
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, self.folder / "epoch=3.ckpt")
+        self.assert_page("Lightning, and files of torch.save", "torch.save", model.state_dict())
+
+    def test_what_is_left_out_of_a_model_is_said(self):
+        model, optimizer = trainer_test.trained()
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "rng": torch.get_rng_state()}, self.folder / "one.pt")
+        self.assertIn("note: left out: one.pt: rng", tessera(self.folder, "consolidate", "one.pt", "model.safetensors"))
+
+    def test_numbers_that_are_too_large_are_an_error(self):
+        torch.save({"w": torch.tensor([1e300, 1.0], dtype=torch.float64)}, self.folder / "wide.pt")
+        for dtype in ("fp32", "bf16", "fp16"):
+            with self.assertRaisesRegex(AssertionError, "1 elements of fp64 are too large for fp32"):
+                tessera(self.folder, "consolidate", "wide.pt", "model.safetensors", "--dtype", dtype)
+            self.assertFalse((self.folder / "model.safetensors").exists())
+
+    def test_models(self):
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=31, n_positions=16, n_embd=8, n_layer=2, n_head=2))
+        model.save_pretrained(self.folder / "my-model", max_shard_size="2KB")
+        written = self.run_page("Models", "Hugging Face model")
+        self.assertEqual({name: str(next(iter(one.values())).dtype) for name, one in written.items()},
+                         {"model.safetensors": "torch.bfloat16", "my-model-copy.pt": "torch.float32"})
+        for name, tensors in written.items():
+            self.assert_tensors(tensors, model.state_dict(), torch.bfloat16 if name == "model.safetensors" else None)
+
+    def test_the_way_back(self):
+        model, optimizer = trainer_test.trained()
+        dcp.save({"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)},
+                 checkpoint_id=self.folder / "source", no_dist=True)
+        tessera(self.folder, "convert", "source", "runs/mine", "--to", "tessera")
+        self.assert_page("The way back", "", model.state_dict(), num_written=3)
+
+
+if __name__ == "__main__":
+    unittest.main()
