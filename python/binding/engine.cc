@@ -3,6 +3,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <exception>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -25,6 +26,7 @@
 #include "zero/deferred/deferred_model.h"
 #include "zero/deferred/operator_log.h"
 #include "zero/gathered_parameters.h"
+#include "zero/kernels/kernels.h"
 #include "zero/memory/unit_memory.h"
 #include "zero/optimizer/whole_formula.h"
 #include "zero/plan/stage.h"
@@ -173,6 +175,31 @@ zero::FormulaStates adamw_8bit(const at::Tensor& weights, const at::Tensor& grad
                              .min_8bit_size = min_8bit_size};
   zero::adamw_8bit(weights, gradient, states, hyper, step,
                    zero::is_embedding({.name = name, .shape = {}, .aliases = {}}));
+  return states;
+}
+
+/// One update of a parameter by the formula of shards: (n) fp32 each, on the CPU, contiguous. Returns the
+/// states; none: they begin here. Throws std::out_of_range for another type.
+std::vector<at::Tensor> update_by_formula(const std::string& type, const kernels::Hyper& hyper, int64_t step,
+                                          const at::Tensor& weights, const at::Tensor& gradient,
+                                          std::vector<at::Tensor> states) {
+  using kernels::OptimizerKind;
+  static const std::map<std::string, OptimizerKind> kinds{
+      {"Adam", OptimizerKind::kAdam},       {"AdamW", OptimizerKind::kAdamW},
+      {"SGD", OptimizerKind::kSGD},         {"Adagrad", OptimizerKind::kAdagrad},
+      {"RMSprop", OptimizerKind::kRMSprop}, {"Lion", OptimizerKind::kLion},
+      {"LAMB", OptimizerKind::kLamb}};
+  const OptimizerKind kind = kinds.at(type);
+  if (states.empty())
+    for (size_t i = 0; i < kernels::state_names(kind, hyper).size(); ++i)
+      states.push_back(at::zeros_like(weights));
+  const kernels::Segment segment{.master = weights, .grad = gradient, .state = states, .param = {}};
+  if (kind != OptimizerKind::kLamb) {
+    kernels::update(kind, hyper, step, /*grad_scale=*/1.0, segment);
+    return states;
+  }
+  const kernels::LambPart part = kernels::lamb_norms(hyper, step, /*grad_scale=*/1.0, segment);
+  kernels::lamb_apply(hyper, step, kernels::lamb_trust_ratio(hyper, part), segment);
   return states;
 }
 
@@ -474,6 +501,8 @@ void bind_engine(py::module_& module) {
              py::arg("step"), py::arg("name"), py::arg("lr"), py::arg("beta1"), py::arg("beta2"),
              py::arg("eps"), py::arg("weight_decay"), py::arg("optim_bits"), py::arg("min_8bit_size"),
              ReleaseGil());
+  module.def("update_by_formula", &update_by_formula, py::arg("type"), py::arg("hyper"), py::arg("step"),
+             py::arg("weights"), py::arg("gradient"), py::arg("states"), ReleaseGil());
   module.def(
       "take_8bit_states",
       [](const std::vector<int64_t>& shape, zero::FormulaStates states) {

@@ -45,9 +45,8 @@ def encode(value: Any, path: str) -> Any:
     """What `json.dumps` takes and `decode` makes the same value of: equal and of the same type.
 
     None, bool, int, float (NaN and infinities too), complex, str, bytes, bytearray, list, tuple, set, frozenset, dict with any of these
-    as keys, OrderedDict, Counter, torch's dtype, device and Size, numpy's scalars and arrays, and tensors on the CPU, also those of a
-    class with `__tensor_flatten__` (a quantized one of torchao), whose parts are kept. Raises Unsupported for any other type, a derived
-    one too, and names the value by `path`.
+    as keys, OrderedDict, Counter, torch's dtype, device and Size, numpy's scalars and arrays, and tensors on the CPU. Raises
+    Unsupported for any other type, a derived one too, and names the value by `path`.
     """
     return _encode(value, path, 0, None)
 
@@ -72,7 +71,8 @@ def decode(value: Any) -> Any:
 
 
 def to_bytes(values: dict[str, Any]) -> torch.Tensor:
-    """The values as a tensor (n) uint8. Tensors and arrays may have any size, parameters and other devices' tensors are as tensors on the CPU.
+    """The values as a tensor (n) uint8. Tensors and arrays may have any size, parameters and other devices' tensors are as tensors on the CPU,
+    and of a tensor that is made of others (a quantized one of torchao) the parts are kept.
 
     It holds the length of a JSON text (8 bytes, little-endian), the text, and the bytes of the tensors and arrays in it. Raises
     Unsupported, with the name, for a value that `encode` does not take.
@@ -140,7 +140,7 @@ def _encode(value, path, depth, blob):
         return {_TYPE: "Size", "value": list(value)}
     if kind is torch.Tensor or (kind is torch.nn.Parameter and blob is not None):
         return _encode_tensor(value, path, blob)
-    if wrapper_tensors.is_wrapper(value):
+    if blob is not None and wrapper_tensors.is_wrapper(value) and all(type(size) is int for size in (*value.shape, *value.stride())):
         return {_TYPE: "wrapper", "class": wrapper_tensors.name_of(kind), "shape": list(value.shape), "strides": list(value.stride()),
                 "parts": {name: _encode(part, f"{path}.{name}", depth + 1, blob) for name, part in wrapper_tensors.parts(value).items()},
                 "context": _encode(value.__tensor_flatten__()[1], f"what {path} has besides tensors", depth + 1, blob)}

@@ -16,7 +16,7 @@ import torch
 
 from tessera import _engine
 from tessera.errors import ConfigError, Error
-from tessera.optimizer_options import HYPERS, OF_ALL_GROUPS, Options, full_name, is_option
+from tessera.optimizer_options import HYPERS, OF_ALL_GROUPS, Options, full_name, is_option, write_hyper
 from tessera.optimizer_state import STATE_OF, States, WholeStates
 from tessera.whole_optimizer import call_step_hooks
 
@@ -242,13 +242,7 @@ class Optimizer(torch.optim.Optimizer):
                 raise Error(f"optimizer.param_groups[{i}]: betas={values['betas']} was written, and the schedule OneCycle of the "
                             "configuration sets them; expected cycle_momentum false there")
             hyper = hypers[index].hyper
-            for key, value in values.items():
-                if key == "betas":
-                    hyper.beta1, hyper.beta2 = value
-                elif key == "eps" and isinstance(value, list):
-                    hyper.eps, hyper.eps2 = value
-                else:
-                    setattr(hyper, key, value)
+            write_hyper(hyper, values)
             try:
                 engine.set_hyper(index, hyper)
             except Error as error:

@@ -10,7 +10,8 @@ import torch
 
 from tessera import _engine, optim
 from tessera.errors import ConfigError
-from tessera.optimizer_options import HYPERS, OF_ALL_GROUPS, NotBuiltIn, Options, is_option
+from tessera.optimizer_options import HYPERS, OF_ALL_GROUPS, NotBuiltIn, Options, is_option, write_hyper
+from tessera.optimizer_trial import is_replaced, updates_as
 from tessera.whole_optimizer import WholeOptimizer
 
 
@@ -95,7 +96,24 @@ def _translated(optimizer, named_parameters):
                           "optimizer's)")
     groups = [(_names_of(group["params"], named_parameters), options.values(group, f"{options.name}, param group {i}"))
               for i, group in enumerate(optimizer.param_groups)]
+    if not _has_the_formula(optimizer, options):
+        raise NotBuiltIn(f"{options.name}: its step() updates otherwise than {options.type} does here")
     return Translation(_section(options.type, groups), _untrained(groups, named_parameters))
+
+
+def _has_the_formula(optimizer, options):
+    """What a name and options promise is tried out on small parameters; of a class that has no step() without its device, it is believed."""
+    def hyper_of(group):
+        hyper = _engine.Hyper()
+        write_hyper(hyper, options.values(group, options.name))
+        return hyper
+
+    if is_replaced(optimizer):
+        return False
+    try:
+        return updates_as(optimizer, options.type, hyper_of)
+    except Exception:  # of any class: FusedAdam's on a CPU
+        return type(optimizer).__module__.split(".")[0] in ("torch", "deepspeed", "apex", "tessera")
 
 
 def translate_groups(model_parameters: list[Any] | None, named_parameters: list[tuple[str, torch.nn.Parameter]],

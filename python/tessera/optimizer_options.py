@@ -229,6 +229,17 @@ class Options:
         return getattr(self._optimizer, option, _MISSING) if self._optimizer is not None else _MISSING
 
 
+def write_hyper(hyper: Any, values: Mapping[str, Any]) -> None:
+    """Write what `Options.values` returns into an `_engine.Hyper`."""
+    for key, value in values.items():
+        if key == "betas":
+            hyper.beta1, hyper.beta2 = value
+        elif key == "eps" and isinstance(value, list):
+            hyper.eps, hyper.eps2 = value
+        else:
+            setattr(hyper, key, value)
+
+
 def is_option(name: str) -> bool:
     """Whether some optimizer has an option of this name."""
     return any(name in table.options for table in _CLASSES.values()) or any(name in hypers for hypers in HYPERS.values())

@@ -3,18 +3,22 @@ what of it changes that a checkpoint does not have."""
 import copy
 import random
 import sys
+import types
 from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tessera import json_values
+from tessera import _engine, json_values
 from tessera.errors import ConfigError, Error
+from tessera.optimizer_options import full_name, is_option
 
 _MAX_SIZE = 8  # of the small parameters, in each dimension
-_NUM_STEPS = 5
+_SCALES = (1.0, 1e-4, 1.0, 1e2, 1e5)  # of the gradients, by step: some clip, or leave out a step, by a norm
 _MIN_LR = 1e-2  # a schedule may begin with a rate that changes no bit
 
 
@@ -76,35 +80,128 @@ def try_out(client: torch.optim.Optimizer, name: str) -> Trial:
     ConfigError
         It calls collectives.
     """
-    originals = [parameter for group in client.param_groups for parameter in _of_two_shapes([p for p in group["params"] if p.requires_grad])]
+    originals = _originals(client)
+    rounds: list[tuple[int, ...]] = [(), tuple(range(len(originals)))]
+    depends, attributes, unsaved = "", set(), ""
+    states: dict[int, set[str]] = {}
+    with _without_a_trace(client, name), NoCollectives(name):
+        for round_, without in enumerate(rounds):
+            try:
+                together = _run(client, originals, range(len(originals)), without)
+                attributes |= set(together.attributes)
+                unsaved = unsaved or together.unsaved
+                states = states or {parameter.dim(): names for parameter, names in zip(originals, together.states)}
+                depends = depends or _difference(client, originals, together, without)
+            except _Collective:
+                raise
+            except Exception as error:
+                if round_ == 0:  # else it cannot do without gradients at all
+                    depends = f"a trial on small parameters failed ({type(error).__name__}: {error})".splitlines()[0][:300]
+                    unsaved = "attributes that step() may change, as the trial failed"
+                break
+    if type(client).state_dict is not torch.optim.Optimizer.state_dict and not attributes and not unsaved:
+        unsaved = "what its own state_dict() adds, which is not called"
+    return Trial(depends, sorted(attributes), unsaved, states)
+
+
+def is_replaced(client: torch.optim.Optimizer) -> bool:
+    """Whether somebody has put another step() into the optimizer than its class has; torch's schedulers put one around it."""
+    return _step_of(client) is not _plain_step(type(client))
+
+
+def updates_as(client: torch.optim.Optimizer, type_: str, hyper_of: Callable[[dict[str, Any]], Any]) -> bool:
+    """Whether step() updates small parameters as a formula of Tessera's does, to rounding.
+
+    Parameters
+    ----------
+    client : torch.optim.Optimizer
+        Any; it stays as it is.
+    type_ : str
+        The formula: the configuration's `optimizer.type`.
+    hyper_of : callable
+        The formula's hyper-parameters, an `_engine.Hyper`, of a param group.
+
+    Raises
+    ------
+    Exception
+        What step() raises.
+    """
+    originals = _originals(client)
+    with _without_a_trace(client, full_name(client)):
+        torch.default_generator.manual_seed(0)
+        small = [_like(parameter) for parameter in originals]
+        probe, step = _copy_of(client, originals, small, {id(parameter) for parameter in originals}), _step_of(client)
+        group_of = {id(p): group for group in probe.param_groups for p in group["params"]}
+        expected, states = [parameter.detach().clone().reshape(-1) for parameter in small], [[] for _ in small]
+        for number, scale in enumerate(_SCALES):
+            for i, parameter in enumerate(small):
+                parameter.grad = torch.randn(parameter.shape, dtype=torch.float32) * scale
+                states[i] = _engine.update_by_formula(type_, hyper_of(group_of[id(parameter)]), number + 1, expected[i],
+                                                      parameter.grad.reshape(-1).clone(), states[i])
+            step(probe)
+            if not all(torch.allclose(parameter.detach().reshape(-1), one, rtol=1e-4, atol=1e-6) for parameter, one in zip(small, expected)):
+                return False
+    return True
+
+
+def lists_by_parameter(group: Mapping[str, Any]) -> list[str]:
+    """Keys of a group with an element for each parameter: "params", "param_names" and the like, but no option as `betas`."""
+    return [key for key, value in group.items()
+            if key == "params" or (type(value) is list and len(value) == len(group["params"]) and not is_option(key))]
+
+
+def _originals(client):
+    return [parameter for group in client.param_groups for parameter in _some_of([p for p in group["params"] if p.requires_grad])]
+
+
+@contextmanager
+def _without_a_trace(client, name):
+    """Small parameters are on the CPU inside of it. Generators, and tensors of modules that the optimizer has, are then as before.
+
+    Raises
+    ------
+    ConfigError
+        The parameters themselves were written.
+    """
     generators = [(random.getstate, random.setstate), (torch.get_rng_state, torch.set_rng_state)]
     if numpy := sys.modules.get("numpy.random"):
         generators.append((lambda: numpy.get_state(legacy=False), numpy.set_state))
     before = [get() for get, _ in generators]
-    rounds: list[tuple[int, ...]] = [(), tuple(range(len(originals)))]
-    depends, attributes, unsaved = "", set(), ""
-    states: dict[int, set[str]] = {}
+    parameters = {id(p): p for group in client.param_groups for p in group["params"]}
+    versions = {key: p._version for key, p in parameters.items() if not p.is_inference()}
+    modules = [value for value in vars(client).values() if isinstance(value, torch.nn.Module)]
+    others = {id(t): t for module in modules for t in (*module.parameters(), *module.buffers()) if id(t) not in parameters and not t.is_inference()}
+    copies = {key: (t._version, t.detach().clone()) for key, t in others.items()}
     try:
-        with NoCollectives(name), torch.device("cpu"):  # where the small parameters are, whatever the user's default is
-            for round_, without in enumerate(rounds):
-                try:
-                    together = _run(client, originals, range(len(originals)), without)
-                    attributes |= set(together.attributes)
-                    unsaved = unsaved or together.unsaved
-                    states = states or {parameter.dim(): names for parameter, names in zip(originals, together.states)}
-                    depends = depends or _difference(client, originals, together, without)
-                except _Collective:
-                    raise
-                except Exception as error:
-                    if round_ == 0:  # else it cannot do without gradients at all
-                        depends = f"a trial on small parameters failed ({type(error).__name__}: {error})".splitlines()[0][:300]
-                    break
+        with torch.device("cpu"):  # whatever the user's default is
+            yield
     finally:
         for (_, put), state in zip(generators, before):
             put(state)
-    if type(client).state_dict is not torch.optim.Optimizer.state_dict and not attributes and not unsaved:
-        unsaved = "what its own state_dict() adds, which is not called"
-    return Trial(depends, sorted(attributes), unsaved, states)
+        with torch.no_grad():
+            for key, (version, copy_) in copies.items():
+                if others[key]._version != version:
+                    others[key].copy_(copy_)
+    if any(parameters[key]._version != version for key, version in versions.items()):
+        raise ConfigError(f"{name}: step() writes the model's parameters past param_groups, by a function or object that it keeps, and a trial of it "
+                          "on small parameters has changed the model; expected one that updates the parameters in its param_groups, and a model that "
+                          "is made anew")
+
+
+def _plain_step(kind):
+    """The step() of a class, without the hooks that torch puts around it."""
+    step = kind.step
+    return step.__wrapped__ if getattr(step, "hooked", False) and hasattr(step, "__wrapped__") else step
+
+
+def _step_of(client):
+    """What is called with the optimizer, or a copy of it."""
+    own = vars(client).get("step")
+    if getattr(own, "_wrapped_by_lr_sched", False):
+        own = own.__wrapped__
+    if isinstance(own, types.MethodType) and own.__self__ is client:
+        own = own.__func__
+    return _plain_step(type(client)) if own is None or own is type(client).step else own
 
 
 def _difference(client, originals, together, without):
@@ -117,8 +214,8 @@ def _difference(client, originals, together, without):
             return "the update of a parameter depends on the other parameters"
         if alone.changed[group] != together.changed[group] or alone.changed[-1] != together.changed[-1]:
             return "what it keeps in its groups or attributes depends on all parameters"
-    if len(originals) > 1:
-        _run(client, originals, [], without)  # as on a rank that owns none
+    if len(originals) > 1 and _run(client, originals, [], without).changed != together.changed:  # as on a rank that owns none
+        return "what it keeps in its groups or attributes depends on whether it has parameters"
     return ""
 
 
@@ -132,13 +229,13 @@ class _Outcome:
     states: list[set[str]]  # names, of each parameter
 
 
-def _of_two_shapes(parameters):
-    """Up to two parameters of each number of dimensions."""
+def _some_of(parameters):
+    """Of each number of dimensions the first four and the last four: neighbours, as an adapter's matrices are."""
     found = defaultdict(list)
     for parameter in parameters:
-        if len(found[parameter.dim()]) < 2:
-            found[parameter.dim()].append(parameter)
-    return [parameter for several in found.values() for parameter in several]
+        found[parameter.dim()].append(parameter)
+    chosen = {id(parameter) for several in found.values() for parameter in (*several[:4], *several[-4:])}
+    return [parameter for parameter in parameters if id(parameter) in chosen]
 
 
 def _like(parameter):
@@ -150,10 +247,9 @@ def _run(client, originals, members, without):
     gradients."""
     torch.default_generator.manual_seed(0)
     small = [_like(parameter) for parameter in originals]
-    gradients = [[torch.randn(parameter.shape, dtype=torch.float32) * 10.0 ** (i % 3) for i, parameter in enumerate(small)] for _ in range(_NUM_STEPS)]
+    gradients = [[torch.randn(parameter.shape, dtype=torch.float32) * 10.0 ** (i % 3) * scale for i, parameter in enumerate(small)] for scale in _SCALES]
     probe = _copy_of(client, originals, small, {id(originals[i]) for i in members})
-    step = type(client).step
-    step = step.__wrapped__ if getattr(step, "hooked", False) and hasattr(step, "__wrapped__") else step  # without the hooks of steps
+    step = _step_of(client)
     if callable(getattr(probe, "train", None)):  # schedulefree's
         probe.train()
     begin, draws = _kept(probe), False
@@ -167,7 +263,8 @@ def _run(client, originals, members, without):
         step(probe)
         draws |= not torch.equal(before[0], torch.get_rng_state()) or before[1:] != (random.getstate(), _numpy_state())
     changed = [{key: value for key, value in now.items() if value != then.get(key)} for then, now in zip(begin, _kept(probe))]
-    attributes = [name for name in changed[-1] if not _why_not_saved(vars(probe)[name])]
+    parameters = {id(parameter) for parameter in small}
+    attributes = [name for name in changed[-1] if not _why_not_saved(vars(probe)[name]) and not _has_parameters(vars(probe)[name], parameters)]
     return _Outcome([parameter.detach() for parameter in small], changed, draws, attributes, _unsaved(probe, sorted(set(changed[-1]) - set(attributes))),
                     [{str(name) for name in probe.state.get(parameter, {})} for parameter in small])
 
@@ -194,7 +291,7 @@ def _copy_of(client, originals, small, chosen):
     for group, of_probe in zip(client.param_groups, probe.param_groups):
         indices = [i for i, p in enumerate(group["params"]) if id(p) in chosen or not p.requires_grad]
         for key, value in group.items():
-            by_parameter = type(value) is list and len(value) == len(group["params"])
+            by_parameter = key in lists_by_parameter(group)
             of_probe[key] = copy.deepcopy([value[i] for i in indices] if key == "params" or by_parameter else value, memo)
         lr = of_probe.get("lr")
         if isinstance(lr, torch.Tensor) and lr.numel() == 1:
@@ -247,7 +344,26 @@ def _text(value, depth=0):
         return str([_text(item, depth + 1) for item in value])
     if isinstance(value, torch.optim.Optimizer):
         return str([_text(inner, depth + 1) for inner in value.state.values()])
-    return ""
+    if isinstance(value, torch.Generator):
+        return bytes(value.get_state().tolist()).hex()
+    numpy = sys.modules.get("numpy")
+    if numpy and isinstance(value, (numpy.ndarray, numpy.generic)):
+        return f"{value.dtype}{value.tolist()}"
+    if isinstance(value, (torch.nn.Module, type, types.FunctionType, types.MethodType, types.ModuleType)):
+        return ""
+    return f"{type(value).__qualname__}{_text(vars(value), depth + 1)}" if hasattr(value, "__dict__") else ""
+
+
+def _has_parameters(value, parameters, depth=0):
+    """Whether the value has parameters, or keys that are their ids: they are others after a checkpoint was loaded."""
+    if isinstance(value, torch.nn.Parameter) or (isinstance(value, torch.Tensor) and id(value) in parameters):
+        return True
+    if depth > 6:
+        return False
+    if isinstance(value, dict):
+        return any((type(key) is int and key in parameters) or _has_parameters(key, parameters, depth + 1) or
+                   _has_parameters(item, parameters, depth + 1) for key, item in value.items())
+    return isinstance(value, (list, tuple, set, frozenset)) and any(_has_parameters(item, parameters, depth + 1) for item in value)
 
 
 def _unsaved(probe, changed):

@@ -17,7 +17,7 @@ from torch.optim import optimizer as torch_optimizer
 from tessera import _engine, comm, json_values, wrapper_tensors
 from tessera.errors import ConfigError, Error
 from tessera.optim import taken_states
-from tessera.optimizer_trial import NoCollectives, try_out
+from tessera.optimizer_trial import NoCollectives, lists_by_parameter, try_out
 
 _GUARDED_STEPS = 2  # a collective in the first steps is an error, and not a wait
 
@@ -70,6 +70,7 @@ class WholeOptimizer:
         self._world_size = world_size
         self._owned: set[str] = set()
         self._others: set[int] = set()  # ids of parameters that other ranks own
+        self._by_parameter = [lists_by_parameter(group) for group in client.param_groups]
         trial = try_out(client, self.name)
         self._unsaved = trial.unsaved  # what of it no checkpoint has; "": nothing that is known
         self._attributes = trial.attributes
@@ -143,9 +144,9 @@ class WholeOptimizer:
         shown, whole = client.state, [dict(group) for group in groups]
         client.state = self._state
         kept = []
-        for group in groups:
+        for group, keys in zip(groups, self._by_parameter):
             kept.append([i for i, p in enumerate(group["params"]) if id(p) not in self._others])
-            for key in _lists_by_parameter(group):
+            for key in keys:
                 group[key] = [group[key][i] for i in kept[-1]]
         self.is_running = True
         try:
@@ -153,9 +154,12 @@ class WholeOptimizer:
         finally:
             self.is_running = False
             self._state, client.state = client.state, shown
-            for group, before, indices in zip(groups, whole, kept):
-                for key in _lists_by_parameter(before):
-                    if key != "params" and isinstance(group.get(key), list) and len(group[key]) == len(indices):
+            for group, before, indices, keys in zip(groups, whole, kept, self._by_parameter):
+                for key in keys:
+                    if key != "params" and isinstance(group.get(key), list):
+                        if len(group[key]) != len(indices):
+                            raise Error(f"{self.name}: step() changed the number of elements of param_groups[{whole.index(before)}]['{key}'], which "
+                                        "was taken for a list with one for each parameter; expected another place for it, such as an attribute")
                         for i, value in zip(indices, group[key]):
                             before[key][i] = value
                     group[key] = before[key]
@@ -307,15 +311,10 @@ class WholeOptimizer:
 
 def call_step_hooks(when: str, owners: list[torch.optim.Optimizer]) -> None:
     """Call the hooks of steps of these optimizers, and everybody's, which get the first, in torch's order. `when`: "pre" or "post"."""
-    own = [(owner, hook) for owner in owners for hook in getattr(owner, f"_optimizer_step_{when}_hooks").values()]
+    own = [(owner, hook) for owner in owners for hook in getattr(owner, f"_optimizer_step_{when}_hooks", {}).values()]
     everybodys = [(owners[0], hook) for hook in getattr(torch_optimizer, f"_global_optimizer_{when}_hooks").values()]
     for owner, hook in chain(everybodys, own) if when == "pre" else chain(own, everybodys):
         hook(owner, (owner,), {})
-
-
-def _lists_by_parameter(group):
-    """Keys of a group with an element for each parameter: "params", "param_names" and the like."""
-    return [key for key, value in group.items() if key == "params" or (type(value) is list and len(value) == len(group["params"]))]
 
 
 def _needs_closure(client):

@@ -94,7 +94,12 @@ def compare(stage, make_optimizer, make_scheduler=None, steps=6, limit=2e-5):
 
 
 class FusedAdam(torch.optim.Adam):
-    """DeepSpeed's interface: the kind of weight decay is not in its param groups."""
+    """DeepSpeed's interface: the kind of weight decay is not in its param groups, and step() needs its kernels."""
+
+    __module__ = "deepspeed.ops.adam.fused_adam"
+
+    def step(self, closure=None):
+        raise RuntimeError("its kernels are not built")
 
     def __init__(self, params, lr=1e-3, bias_correction=True, betas=(0.9, 0.999), eps=1e-8, adam_w_mode=True, weight_decay=0.0, amsgrad=False,
                  set_grad_none=True):
@@ -106,6 +111,8 @@ class FusedAdam(torch.optim.Adam):
 
 
 class DeepSpeedCPUAdam(FusedAdam):
+    __module__ = "deepspeed.ops.adam.cpu_adam"
+
     def __init__(self, model_params, lr=1e-3, bias_correction=True, betas=(0.9, 0.999), eps=1e-8, weight_decay=0, amsgrad=False,
                  adamw_mode=True, fp32_optimizer_states=True):
         super().__init__(model_params, lr, bias_correction, betas, eps, adamw_mode, weight_decay)

@@ -18,7 +18,7 @@ class _Lion(RuleOptimizer):
 class FusedLion(_Lion):
     """Lion, with DeepSpeed's arguments."""
 
-    def __init__(self, params: Iterable[Any], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0,
+    def __init__(self, params: Iterable[Any], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), weight_decay: float = 0.0,
                  set_grad_none: bool = True) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
         self.set_grad_none = set_grad_none
