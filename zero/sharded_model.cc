@@ -383,8 +383,10 @@ void ShardedModel::step(double grad_scale) {
     begin_step();
     update(grad_scale);
     gradients_->done_reading();
+    const bool any = optimizer_->whole() != nullptr;  // may update what has no gradient
     for (int parameter = 0; parameter < layout_->num_parameters(); ++parameter)
-      if (used_[parameter]) versions_->written_by_engine(parameter);
+      if (used_[parameter] || (any && layout_->parameters()[parameter].trainable))
+        versions_->written_by_engine(parameter);
     used_.clear();
     if (gathered_) residency_->parameters_updated();
     begin_pass(Pass::kTrain);

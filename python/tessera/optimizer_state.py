@@ -239,8 +239,10 @@ class WholeStates(States):
     def gathered(self) -> dict[Any, Any]:
         """See `States.gathered`; with what belongs to no parameter."""
         self._live().check_usable()
-        found, others = self._whole.gathered([self.name_of(parameter) for parameter in self])
-        return {**{parameter: found[self.name_of(parameter)] for parameter in self if self.name_of(parameter) in found}, **others}
+        trained = {self.name_of(parameter): parameter for parameter in self._parameters if self.is_trained(parameter)}
+        found, others = self._whole.gathered(trained)
+        # An optimizer may keep states of a parameter that has never had a gradient.
+        return {**{parameter: found[name] for name, parameter in trained.items() if found.get(name) or (name in found and self._has(parameter))}, **others}
 
     def write_others(self, states: Mapping[Any, Any]) -> None:
         """See `States.write_others`."""

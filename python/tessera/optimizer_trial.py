@@ -168,10 +168,10 @@ def _without_a_trace(client, name):
         generators.append((lambda: numpy.get_state(legacy=False), numpy.set_state))
     before = [get() for get, _ in generators]
     parameters = {id(p): p for group in client.param_groups for p in group["params"]}
-    versions = {key: p._version for key, p in parameters.items() if not p.is_inference()}
+    samples = {key: _first_elements(p).clone() for key, p in parameters.items()}
     modules = [value for value in vars(client).values() if isinstance(value, torch.nn.Module)]
-    others = {id(t): t for module in modules for t in (*module.parameters(), *module.buffers()) if id(t) not in parameters and not t.is_inference()}
-    copies = {key: (t._version, t.detach().clone()) for key, t in others.items()}
+    others = {id(t): t for module in modules for t in (*module.parameters(), *module.buffers()) if id(t) not in parameters}
+    copies = {key: t.detach().clone() for key, t in others.items()}
     try:
         with torch.device("cpu"):  # whatever the user's default is
             yield
@@ -179,13 +179,18 @@ def _without_a_trace(client, name):
         for (_, put), state in zip(generators, before):
             put(state)
         with torch.no_grad():
-            for key, (version, copy_) in copies.items():
-                if others[key]._version != version:
-                    others[key].copy_(copy_)
-    if any(parameters[key]._version != version for key, version in versions.items()):
+            for key, kept in copies.items():
+                if not torch.equal(others[key], kept):
+                    others[key].copy_(kept)
+    if not all(torch.allclose(_first_elements(parameters[key]), kept, rtol=0, atol=0, equal_nan=True) for key, kept in samples.items()
+               if not kept.is_meta):
         raise ConfigError(f"{name}: step() writes the model's parameters past param_groups, by a function or object that it keeps, and a trial of it "
                           "on small parameters has changed the model; expected one that updates the parameters in its param_groups, and a model that "
                           "is made anew")
+
+
+def _first_elements(parameter):
+    return parameter.detach().reshape(-1)[:64]
 
 
 def _plain_step(kind):

@@ -1,5 +1,6 @@
 """Optimizers that run as they are, on whole parameters: beside themselves in one process, given the same gradients, to the bit."""
 import os
+import types
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -134,6 +135,66 @@ class Both(torch.optim.Optimizer):
         self.second.step()
 
 
+class GoingOn(torch.optim.Optimizer):
+    """Decays, and goes on with its momentum, where a parameter has no gradient, too."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                momentum = self.state[p].setdefault("momentum", torch.zeros_like(p)).mul_(0.9)
+                if p.grad is not None:
+                    momentum.add_(p.grad)
+                p.mul_(0.99).sub_(momentum, alpha=group["lr"])
+
+
+class OfTheSameName(torch.optim.Optimizer):
+    """A user's, with the name and the options of one that has a formula here, and another update."""
+
+    def __init__(self, params, lr=0.05, betas=(0.9, 0.99), weight_decay=0.1):
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad.sign() + group["weight_decay"] * p, alpha=group["lr"])
+
+
+OfTheSameName.__name__ = OfTheSameName.__qualname__ = "Lion"
+
+
+def with_other_step(optimizer):
+    """What some programs do: they put a step() of their own into the optimizer."""
+    def step(self, closure=None):
+        for p in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+            p.data.sub_(p.grad.sign(), alpha=0.01)
+
+    optimizer.step = types.MethodType(step, optimizer)
+    return optimizer
+
+
+class Growing(ByParameter):
+    """Its groups have a list that grows past the number of the group's parameters, and an option that is a list of two."""
+
+    def __init__(self, params):
+        super().__init__(params)
+        for group in self.param_groups:
+            group.update(rates=[], betas=[0.5, 0.25])
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["rates"].append(group["lr"])
+        return super().step(closure)
+
+    def update(self, p, state, group):
+        p.sub_(p.grad, alpha=sum(group["rates"]) * group["betas"][0] / 10)
+
+
 def optimizers_of_torch():
     """By class and options. LBFGS and SparseAdam are refused elsewhere, and classes with formulas of ours are here with others' options."""
     makers = {
@@ -147,6 +208,11 @@ def optimizers_of_torch():
         "RMSprop": lambda m: torch.optim.RMSprop(two_groups(m, centered=True), lr=0.01, momentum=0.9),
         "Rprop": lambda m: torch.optim.Rprop(two_groups(m), lr=0.01),
         "a user's": lambda m: Centred(two_groups(m, lr=0.02)),
+        "going on": lambda m: GoingOn(two_groups(m), lr=0.05),
+        "of the same name": lambda m: OfTheSameName(two_groups(m)),
+        "another step": lambda m: with_other_step(torch.optim.AdamW(two_groups(m), lr=0.05)),
+        "growing": lambda m: Growing([{"params": [p]} if i % 2 else {"params": [p], "lr": 0.02} for i, p in enumerate(trained(m))][:2] +
+                                     [{"params": trained(m)[2:4]}, {"params": trained(m)[4:]}]),
         "two in one": lambda m: Both(*([p for p in trained(m) if (p.ndim == 2) == is_2d] for is_2d in (True, False))),
     }
     if hasattr(torch.optim, "Muon"):
@@ -342,6 +408,82 @@ class Sometimes(torch.optim.SGD):
         scale = float(torch.rand(()))
         for p in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
             p.data.sub_(p.grad, alpha=scale)
+
+
+class Counted(torch.optim.SGD):
+    """Counts in its groups, but not in those that have no parameters on a rank."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            if group["params"]:
+                group["number"] = group.get("number", 0) + 1
+        return super().step(closure)
+
+
+class ByNeighbours(torch.optim.SGD):
+    """Each second matrix is scaled by the one before, as adapters' are by some methods."""
+
+    def step(self, closure=None):
+        matrices = [p for group in self.param_groups for p in group["params"] if p.ndim == 2]
+        for i in range(3, len(matrices), 2):
+            if matrices[i].grad is not None:
+                matrices[i].grad.mul_(1 + matrices[i - 1].detach().norm())
+        return super().step(closure)
+
+
+class SkippingLargeNorms(torch.optim.SGD):
+    def step(self, closure=None):
+        norm = nn.utils.get_total_norm([p.grad for group in self.param_groups for p in group["params"] if p.grad is not None])
+        return super().step(closure) if norm < 5000 else None
+
+
+class Attached(torch.optim.SGD):
+    """Keeps what no checkpoint has: by parameter, in a generator, in an object."""
+
+    def __init__(self, params, lr, what):
+        super().__init__(params, lr, maximize=True)
+        self.what, self.by_parameter, self.generator, self.object = what, {}, torch.Generator(), types.SimpleNamespace(number=0)
+
+    def step(self, closure=None):
+        for p in (p for group in self.param_groups for p in group["params"]):
+            if self.what == "by_parameter":
+                self.by_parameter[p] = self.by_parameter.get(p, 0) + 1
+            elif self.what == "generator" and p.grad is not None:
+                p.grad.mul_(torch.rand((), generator=self.generator))
+        self.object.number += self.what == "object"
+        return super().step(closure)
+
+
+@check
+def the_trial_finds_what_is_kept_elsewhere():
+    for make, part in ((lambda m: Counted([{"params": [p]} for p in trained(m)], 0.5, maximize=True), "whether it has parameters"),
+                       (lambda m: ByNeighbours([*trained(m)[3:], *trained(m)[:3]], 0.5, maximize=True), "depends on the other parameters"),
+                       (lambda m: SkippingLargeNorms(trained(m), 0.5, maximize=True), "depends on the other parameters")):
+        found = try_out(make(Tied()), "an optimizer").depends
+        assert part in found, (part, found)
+    for what in ("by_parameter", "generator", "object"):
+        found = try_out(Attached(trained(Tied()), 0.5, what), "an optimizer")
+        assert f"the attribute {what}, which step() changes" in found.unsaved, (what, found)
+
+    class Averaging(torch.optim.SGD):
+        def step(self, closure=None):
+            for p in self.average.parameters():
+                p.data.add_(1)
+            return super().step(closure)
+
+    class Reaching(torch.optim.SGD):
+        def step(self, closure=None):
+            for p in self.tensors():
+                p.data.add_(1)
+
+    model, average = Tied(), Tied()
+    optimizer = Averaging(trained(model), 0.5, maximize=True)
+    optimizer.average = average
+    try_out(optimizer, "an optimizer")
+    assert largest_difference(average.state_dict(), Tied().state_dict()) == 0
+    optimizer = Reaching(trained(model), 0.5, maximize=True)
+    optimizer.tensors = lambda: trained(model)
+    raises(tessera.ConfigError, lambda: tessera.initialize(model=model, optimizer=optimizer, config=config(1)), "past param_groups")
 
 
 @check
