@@ -66,7 +66,7 @@ def translate(optimizer: torch.optim.Optimizer, named_parameters: list[tuple[str
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
-        If it is translated, it has taken no step.
+        Its states are not looked at.
     named_parameters : list of (str, Parameter)
         The model's, by which the groups' tensors are named.
     world_size : int
@@ -90,10 +90,6 @@ def translate(optimizer: torch.optim.Optimizer, named_parameters: list[tuple[str
 
 def _translated(optimizer, named_parameters):
     options = Options.of(optimizer)
-    if any(float(state.get("step", 1)) > 0 for state in optimizer.state.values()):
-        raise ConfigError("the optimizer has taken steps, and its state would be lost; expected one that has not "
-                          "(load_checkpoint() brings an engine's state, and load_state_dict() of the returned optimizer a torch "
-                          "optimizer's)")
     groups = [(_names_of(group["params"], named_parameters), options.values(group, f"{options.name}, param group {i}"))
               for i, group in enumerate(optimizer.param_groups)]
     if not _has_the_formula(optimizer, options):
@@ -114,6 +110,15 @@ def _has_the_formula(optimizer, options):
         return updates_as(optimizer, options.type, hyper_of)
     except Exception:  # of any class: FusedAdam's on a CPU
         return type(optimizer).__module__.split(".")[0] in ("torch", "deepspeed", "apex", "tessera")
+
+
+def states_of(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any] | None, list[Any]]:
+    """Torch's state_dict of one that has taken steps or loaded some, else None; and what is equal on two ranks that have the same states."""
+    if not any(float(state.get("step", 1)) > 0 for state in optimizer.state.values()):
+        return None, []
+    found = torch.optim.Optimizer.state_dict(optimizer)
+    return found, [[index, key, _engine.hash_of(value.detach().cpu().contiguous()) if isinstance(value, torch.Tensor) else repr(value)]
+                   for index, state in found["state"].items() for key, value in state.items()]
 
 
 def translate_groups(model_parameters: list[Any] | None, named_parameters: list[tuple[str, torch.nn.Parameter]],

@@ -131,6 +131,8 @@ def updates_as(client: torch.optim.Optimizer, type_: str, hyper_of: Callable[[di
         torch.default_generator.manual_seed(0)
         small = [_like(parameter) for parameter in originals]
         probe, step = _copy_of(client, originals, small, {id(parameter) for parameter in originals}), _step_of(client)
+        for state in probe.state.values():
+            _begin_again(state)
         group_of = {id(p): group for group in probe.param_groups for p in group["params"]}
         expected, states = [parameter.detach().clone().reshape(-1) for parameter in small], [[] for _ in small]
         for number, scale in enumerate(_SCALES):
@@ -148,6 +150,14 @@ def lists_by_parameter(group: Mapping[str, Any]) -> list[str]:
     """Keys of a group with an element for each parameter: "params", "param_names" and the like, but no option as `betas`."""
     return [key for key, value in group.items()
             if key == "params" or (type(value) is list and len(value) == len(group["params"]) and not is_option(key))]
+
+
+def _begin_again(state):
+    """States as before the first update, where the optimizer has been used before."""
+    if list(state) == ["momentum_buffer"]:  # SGD's begins as the first gradient
+        state.clear()
+    for key, value in state.items():
+        state[key] = value.detach().mul(0) if isinstance(value, torch.Tensor) else type(value)() if isinstance(value, (int, float)) else value
 
 
 def _originals(client):

@@ -295,12 +295,6 @@ def what_cannot_be_translated_is_refused_by_name():
         model = mlp()
         raises(tessera.ConfigError, lambda: tessera.initialize(model=model, optimizer=make(model), config=config(1)), *parts)
 
-    def stepped(model):
-        optimizer = torch.optim.AdamW(model.parameters())
-        loss_of(model, batches(1)[0][0]).backward()
-        optimizer.step()
-        return optimizer
-
     class Mine(torch.optim.AdamW):
         pass
 
@@ -308,9 +302,36 @@ def what_cannot_be_translated_is_refused_by_name():
            "torch.optim.adagrad.Adagrad", "param group 0", "initial_accumulator_value=1.0", "expected False")
     raises(NotBuiltIn, lambda: translate_options(torch.optim.Rprop(mlp().parameters())), "Rprop is not an optimizer Tessera has")
     raises(NotBuiltIn, lambda: translate_options(Mine(mlp().parameters())), "Mine is not an optimizer")
-    refused(stepped, "has taken steps", "load_checkpoint()")
     refused(lambda m: torch.optim.SGD(mlp().parameters()), "[64, 16]", "not a parameter of the model")
     refused(lambda m: "AdamW", "expected an optimizer of torch.optim")
+
+
+@check
+def one_that_has_taken_steps_goes_on():
+    """As a script has it that loads into its optimizer before it calls initialize()."""
+    makers = [lambda m: torch.optim.AdamW(decay_groups(m), lr=0.01, amsgrad=True), lambda m: torch.optim.SGD(m.parameters(), 0.05, momentum=0.9),
+              lambda m: torch.optim.Adagrad(m.parameters(), 0.02), lambda m: torch.optim.RMSprop(m.parameters(), 0.01, momentum=0.9, centered=True),
+              lambda m: Lion(m.parameters(), 1e-3)]
+    for i, make in enumerate(makers):
+        for stage in {i % 4, 3}:
+            plain, model = mlp(), mlp()
+            theirs, given = make(plain), make(model)
+            train_plainly(plain, theirs, batches(3), loss_of)
+            model.load_state_dict(plain.state_dict())
+            given.load_state_dict(theirs.state_dict())
+            engine, ours, *_ = tessera.initialize(model=model, optimizer=given, config=config(stage, 500))
+            assert engine._whole_optimizer is None
+            expected = train_plainly(plain, theirs, batches(6)[3:], loss_of)
+            assert largest_difference(train(engine, batches(6)[3:], loss_of), expected) < 2e-5, (i, stage)
+            assert largest_difference(engine.state_dict(), plain.state_dict()) < 2e-5, (i, stage)
+    if tessera.comm.get_world_size() > 1:
+        model = mlp()
+        optimizer = torch.optim.AdamW(model.parameters())
+        loss_of(model, batches(1)[0][0]).backward()
+        for p in model.parameters():
+            p.grad.add_(rank)
+        optimizer.step()
+        raises(tessera.ConfigError, lambda: tessera.initialize(model=model, optimizer=optimizer, config=config(1)), "states differ between ranks")
 
 
 if __name__ == "__main__":
