@@ -119,9 +119,10 @@ endfunction()
 
 # tessera_test(name SOURCES a_test.cc DEPS ...): one GoogleTest binary; ctest runs it as one test, with the ranks in shared memory; with
 # BACKENDS gloo hybrid also as NAME_gloo, over the network, and as NAME_hybrid, on two hosts (tests/support/backend.h). FULL_BACKENDS are
-# those that only `make test-full` has; with staged the device is host memory. WAITS, LONG: see above.
+# those that only `make test-full` has; with staged the device is host memory. FULL_CASES: GoogleTest's pattern of cases that only it has.
+# WAITS, LONG: see above.
 function(tessera_test name)
-  cmake_parse_arguments(ARG "TORCH;NN;WAITS;LONG" "" "SOURCES;DEPS;BACKENDS;FULL_BACKENDS" ${ARGN})
+  cmake_parse_arguments(ARG "TORCH;NN;WAITS;LONG" "FULL_CASES" "SOURCES;DEPS;BACKENDS;FULL_BACKENDS" ${ARGN})
   set(torch)
   if(ARG_NN)
     set(torch NN)
@@ -135,7 +136,13 @@ function(tessera_test name)
       list(APPEND schedule ${word})
     endif()
   endforeach()
-  tessera_add_test(NAME ${name} ${schedule} COMMAND ${name})
+  if(ARG_FULL_CASES)
+    tessera_add_test(NAME ${name} ${schedule} COMMAND ${name} --gtest_filter=-${ARG_FULL_CASES})
+    tessera_add_test(NAME ${name}_full ${schedule} CONFIGURATIONS Full COMMAND ${name} --gtest_filter=${ARG_FULL_CASES})
+    set_tests_properties(${name}_full PROPERTIES LABELS full TIMEOUT 1500)
+  else()
+    tessera_add_test(NAME ${name} ${schedule} COMMAND ${name})
+  endif()
   foreach(backend ${ARG_BACKENDS})
     tessera_add_test(NAME ${name}_${backend} ${schedule} COMMAND ${name})
     set_tests_properties(${name}_${backend} PROPERTIES ENVIRONMENT TESSERA_TEST_BACKEND=${backend})

@@ -10,7 +10,7 @@ class Muon(RanksTest):
     def _run(self, world, backend, *checks):
         self.run_ranks(world, SCRIPT, backend, *checks, SAVED=self.folder)
 
-    def test_two_ranks(self):
+    def test_two_ranks_in_shared_memory(self):
         self._run(2, "auto")
 
     def test_two_ranks_over_gloo(self):

@@ -13,7 +13,7 @@ class WholeOptimizer(RanksTest):
     def test_alone(self):
         self._run(1, "auto")
 
-    def test_two_ranks(self):
+    def test_two_ranks_in_shared_memory(self):
         self._run(2, "auto")
 
     def test_two_ranks_over_gloo(self):
