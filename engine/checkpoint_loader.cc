@@ -181,7 +181,8 @@ void CheckpointLoader::compare_by_muon(const OptimizerRecord& saved, const Optim
 }
 
 /// What was converted from another program's checkpoint has buffers of floating-point numbers among the
-/// parameters that are not trained [Note: which entries are parameters]; it is of one rank.
+/// parameters that are not trained [Note: which entries are parameters]. It is of one rank, and so any
+/// checkpoint of one rank may have them there.
 void CheckpointLoader::find_buffers_among_parameters() {
   const checkpoint::Manifest& manifest = checkpoint_.manifest();
   if (manifest.world_size() != 1) return;

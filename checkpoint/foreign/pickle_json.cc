@@ -40,7 +40,8 @@ class Converter {
         return json(std::string(value.text));
       case Kind::kList: return convert_list(value, what, depth);
       case Kind::kTuple: return convert_tagged_list("tuple", value, what, depth);
-      case Kind::kSet: return convert_tagged_list("set", value, what, depth);
+      case Kind::kSet:
+        return convert_tagged_list(value.text.empty() ? "set" : "frozenset", value, what, depth);
       case Kind::kDict:
         return tags_ ? convert_tagged_dict(value, what, depth) : convert_dict(value, what, depth);
       case Kind::kGlobal:
@@ -116,8 +117,9 @@ class Converter {
     return json{{kValueTag, std::string(type)}, {"items", std::move(items)}};
   }
 
-  /// Whether Python has such a key of a dict, and this class makes the same of it.
-  bool is_key(const PickleValue& key, int depth) const {
+  /// Whether Python has such a key of a dict, and this class makes the same of it. What is looked at counts.
+  bool is_key(const PickleValue& key, int depth) {
+    if (++num_values_ > kMaxValues) return false;
     switch (key.kind) {
       case Kind::kNone:
       case Kind::kBool:

@@ -532,7 +532,10 @@ bool PickleMachine::do_container() {
     case 0x8f: push(make(Kind::kSet)); return true;          // EMPTY_SET
     case 'l': return filled(Kind::kList);                    // LIST
     case 'd': return filled(Kind::kDict);                    // DICT
-    case 0x91: return filled(Kind::kSet);                    // FROZENSET
+    case 0x91:                                               // FROZENSET
+      filled(Kind::kSet);
+      top()->text = "builtins.frozenset";
+      return true;
     case 'a': append({pop()}); return true;                  // APPEND
     case 'e':                                                // APPENDS
     case 0x90: append(pop_to_mark()); return true;           // ADDITEMS
@@ -758,6 +761,7 @@ PickleValue* PickleMachine::sequence_of(Kind kind, string_view name,
   if (arguments.size() > 1) fail_arguments(name, str(arguments.size(), " arguments"));
   if (!arguments.empty() && !is_sequence(*arguments[0])) fail_arguments(name, arguments[0]->describe());
   Value* value = make(kind);
+  if (name == "builtins.frozenset") value->text = name;
   if (!arguments.empty())
     for (const Value* item : arguments[0]->items) add(*value, item);
   return value;

@@ -37,7 +37,7 @@ struct PickleValue {
     kBytes,       ///< `text`: bytes, bytearray; also a str of Python 2 that is no UTF-8
     kList,        ///< `items`
     kTuple,       ///< `items`
-    kSet,         ///< `items`: set, frozenset
+    kSet,         ///< `items`; `text`: "builtins.frozenset" of one, else empty
     kDict,        ///< `items`: key, value, key, value, … in the order in which they were set; no text, number
                   ///< or bytes is a key twice. `text`: "collections.OrderedDict", "collections.Counter" of
                   ///< these, else empty. An OrderedDict's own attributes ("_metadata") are `state`.

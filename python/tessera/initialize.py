@@ -321,10 +321,7 @@ def _attach_on_all_ranks(engine, client, groups, lr_scheduler):
 
 
 def _attach(engine, client, groups, lr_scheduler):
-    is_translated = client is not None and engine._whole_optimizer is None
-    begun, mark = optimizer_groups.states_of(client) if is_translated else (None, [])
-    if is_translated and any(said != mark for said in comm.all_gather(mark, "the optimizer's states")):
-        raise ConfigError("the optimizer's states differ between ranks; expected the same on all, as load_state_dict() of one file gives them")
+    begun = optimizer_groups.states_of(client) if client is not None and engine._whole_optimizer is None else None
     engine.optimizer = engine.optimizer_class(engine, client, groups)
     if begun is not None:
         engine.optimizer.load_state_dict(begun)

@@ -101,7 +101,9 @@ def _decode(value, blob):
         return {key: _decode(item, blob) for key, item in value.items()}
     try:
         return _DECODERS[value[_TYPE]](value, blob)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except Error:
+        raise
+    except Exception as error:
         raise Error(f"found {str(value):.100}, which is not written as a value of a type that JSON lacks ({type(error).__name__}: {error}); expected "
                     "a checkpoint that is not damaged") from None
 
@@ -221,8 +223,11 @@ def _pairs(value, blob):
 
 def _decode_tensor(value, blob):
     tensor = _data(value, blob).view(_DTYPES[value["dtype"]]).reshape(value["shape"])
-    # Sums of a column-major matrix may have other bits.
-    return torch.empty_strided(tensor.shape, value["strides"], dtype=tensor.dtype).copy_(tensor) if "strides" in value else tensor
+    if "strides" not in value:
+        return tensor
+    if 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, value["strides"], strict=True)) != tensor.numel():
+        raise ValueError(f"strides {value['strides']} of the shape {list(tensor.shape)}")
+    return torch.empty_strided(tensor.shape, value["strides"], dtype=tensor.dtype).copy_(tensor)  # sums of a column-major matrix have other bits
 
 
 def _decode_wrapper(value, blob):

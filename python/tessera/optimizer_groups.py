@@ -3,16 +3,19 @@
 A group is told by the names of its parameters, which are found by identity, and are not patterns.
 """
 import difflib
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from tessera import _engine, optim
+from tessera import _engine, comm, optim
 from tessera.errors import ConfigError
 from tessera.optimizer_options import HYPERS, OF_ALL_GROUPS, NotBuiltIn, Options, is_option, write_hyper
 from tessera.optimizer_trial import is_replaced, updates_as
 from tessera.whole_optimizer import WholeOptimizer
+
+_BELIEVED = frozenset(("torch", "deepspeed", "apex", "tessera", "timm", "lion_pytorch", "pytorch_optimizer"))  # packages whose names are known
 
 
 class Translation:
@@ -77,10 +80,18 @@ def translate(optimizer: torch.optim.Optimizer, named_parameters: list[tuple[str
     ConfigError
         A tensor that is not the model's; an optimizer that calls a closure.
     """
+    translation, error = None, None
     try:
-        return _translated(optimizer, named_parameters)
+        translation = _translated(optimizer, named_parameters)
     except NotBuiltIn:
         pass
+    except Exception as raised:  # the other ranks are told first
+        error = raised
+    said = comm.all_gather([translation is not None, "" if error is None else f"{type(error).__name__}: {error}"], "kind of the optimizer")
+    if failed := next((f"initialize(): rank {rank}: {text}" for rank, (_, text) in enumerate(said) if text), ""):
+        raise error or ConfigError(failed)
+    if all(translated for translated, _ in said):  # what one rank finds otherwise runs as it is on all
+        return translation
     options = Options.of_whole(optimizer)
     groups = [(_names_of(group["params"], named_parameters), options.values(group, f"{options.name}, param group {i}"))
               for i, group in enumerate(optimizer.param_groups)]
@@ -92,13 +103,14 @@ def _translated(optimizer, named_parameters):
     options = Options.of(optimizer)
     groups = [(_names_of(group["params"], named_parameters), options.values(group, f"{options.name}, param group {i}"))
               for i, group in enumerate(optimizer.param_groups)]
-    if not _has_the_formula(optimizer, options):
+    if not _has_the_formula(optimizer, options, [p for _, p in named_parameters]):
         raise NotBuiltIn(f"{options.name}: its step() updates otherwise than {options.type} does here")
     return Translation(_section(options.type, groups), _untrained(groups, named_parameters))
 
 
-def _has_the_formula(optimizer, options):
-    """What a name and options promise is tried out on small parameters; of a class that has no step() without its device, it is believed."""
+def _has_the_formula(optimizer, options, model):
+    """What a name and options promise is tried out on small parameters. Of a known package's class whose step() fails there, as one that needs
+    its device, it is believed."""
     def hyper_of(group):
         hyper = _engine.Hyper()
         write_hyper(hyper, options.values(group, options.name))
@@ -107,18 +119,34 @@ def _has_the_formula(optimizer, options):
     if is_replaced(optimizer):
         return False
     try:
-        return updates_as(optimizer, options.type, hyper_of)
+        return updates_as(optimizer, options.type, hyper_of, model)
+    except ConfigError:
+        raise
     except Exception:  # of any class: FusedAdam's on a CPU
-        return type(optimizer).__module__.split(".")[0] in ("torch", "deepspeed", "apex", "tessera")
+        kind = type(optimizer)
+        packages = {one.split(".")[0] for one in (kind.__module__, inspect.unwrap(kind.step).__module__)}
+        return len(packages) == 1 and packages <= _BELIEVED
 
 
-def states_of(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any] | None, list[Any]]:
-    """Torch's state_dict of one that has taken steps or loaded some, else None; and what is equal on two ranks that have the same states."""
-    if not any(float(state.get("step", 1)) > 0 for state in optimizer.state.values()):
-        return None, []
-    found = torch.optim.Optimizer.state_dict(optimizer)
-    return found, [[index, key, _engine.hash_of(value.detach().cpu().contiguous()) if isinstance(value, torch.Tensor) else repr(value)]
-                   for index, state in found["state"].items() for key, value in state.items()]
+def states_of(optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
+    """Torch's state_dict of one that has taken steps or loaded some, else None. Collective.
+
+    Raises
+    ------
+    ConfigError
+        Ranks have other states.
+    """
+    def mark(value):
+        return _engine.hash_of(value.detach().cpu().contiguous()) if isinstance(value, torch.Tensor) else \
+            value if value is None or type(value) in (bool, int, float) else type(value).__name__
+
+    found = None
+    if any(float(state.get("step") or 0) > 0 or "step" not in state for state in optimizer.state.values()):
+        found = torch.optim.Optimizer.state_dict(optimizer)
+    marks = [[str(index), key, mark(value)] for index, state in found["state"].items() for key, value in state.items()] if found else []
+    if any(said != marks for said in comm.all_gather(marks, "states of the optimizer")):
+        raise ConfigError("the optimizer's states differ between ranks; expected the same on all, as load_state_dict() of one file gives them")
+    return found
 
 
 def translate_groups(model_parameters: list[Any] | None, named_parameters: list[tuple[str, torch.nn.Parameter]],

@@ -5,7 +5,7 @@ import random
 import sys
 import types
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from tessera.optimizer_options import full_name, is_option
 _MAX_SIZE = 8  # of the small parameters, in each dimension
 _SCALES = (1.0, 1e-4, 1.0, 1e2, 1e5)  # of the gradients, by step: some clip, or leave out a step, by a norm
 _MIN_LR = 1e-2  # a schedule may begin with a rate that changes no bit
+_MOST = 24  # small parameters: each is tried alone, too
 
 
 @dataclass(frozen=True)
@@ -68,12 +69,13 @@ class _Collective(ConfigError):
     """What NoCollectives raises."""
 
 
-def try_out(client: torch.optim.Optimizer, name: str) -> Trial:
+def try_out(client: torch.optim.Optimizer, name: str, model: Iterable[torch.Tensor] = ()) -> Trial:
     """Let copies of an optimizer update small parameters of the same kinds, all at once and each alone: all bits have to be equal.
 
     So have numbers and tensors that it keeps in groups and attributes. Some gradients are None in a second round. Optimizers with
     statistics over all parameters (prodigy's, a norm that clips), noise from a generator, or counters are found so, and one that the trial
     cannot be made with is taken for such. What shows neither on small parameters nor in a few steps is not found. Generators are as before.
+    `model`: its parameters, which a module that the optimizer keeps may have, too.
 
     Raises
     ------
@@ -84,7 +86,7 @@ def try_out(client: torch.optim.Optimizer, name: str) -> Trial:
     rounds: list[tuple[int, ...]] = [(), tuple(range(len(originals)))]
     depends, attributes, unsaved = "", set(), ""
     states: dict[int, set[str]] = {}
-    with _without_a_trace(client, name), NoCollectives(name):
+    with _without_a_trace(client, name, model), NoCollectives(name):
         for round_, without in enumerate(rounds):
             try:
                 together = _run(client, originals, range(len(originals)), without)
@@ -109,7 +111,7 @@ def is_replaced(client: torch.optim.Optimizer) -> bool:
     return _step_of(client) is not _plain_step(type(client))
 
 
-def updates_as(client: torch.optim.Optimizer, type_: str, hyper_of: Callable[[dict[str, Any]], Any]) -> bool:
+def updates_as(client: torch.optim.Optimizer, type_: str, hyper_of: Callable[[dict[str, Any]], Any], model: Iterable[torch.Tensor] = ()) -> bool:
     """Whether step() updates small parameters as a formula of Tessera's does, to rounding.
 
     Parameters
@@ -120,6 +122,8 @@ def updates_as(client: torch.optim.Optimizer, type_: str, hyper_of: Callable[[di
         The formula: the configuration's `optimizer.type`.
     hyper_of : callable
         The formula's hyper-parameters, an `_engine.Hyper`, of a param group.
+    model : iterable of Tensor
+        The model's parameters.
 
     Raises
     ------
@@ -127,21 +131,26 @@ def updates_as(client: torch.optim.Optimizer, type_: str, hyper_of: Callable[[di
         What step() raises.
     """
     originals = _originals(client)
-    with _without_a_trace(client, full_name(client)):
+    with _without_a_trace(client, full_name(client), model):
         torch.default_generator.manual_seed(0)
         small = [_like(parameter) for parameter in originals]
         probe, step = _copy_of(client, originals, small, {id(parameter) for parameter in originals}), _step_of(client)
         for state in probe.state.values():
             _begin_again(state)
+        for group in probe.param_groups:
+            group.update((key, False) for key in ("capturable", "fused") if group.get(key))  # for other devices
+            if "lr" in group:  # a large one enlarges what rounding leaves
+                group["lr"] = _MIN_LR
         group_of = {id(p): group for group in probe.param_groups for p in group["params"]}
         expected, states = [parameter.detach().clone().reshape(-1) for parameter in small], [[] for _ in small]
         for number, scale in enumerate(_SCALES):
+            before = [one.clone() for one in expected]
             for i, parameter in enumerate(small):
                 parameter.grad = torch.randn(parameter.shape, dtype=torch.float32) * scale
                 states[i] = _engine.update_by_formula(type_, hyper_of(group_of[id(parameter)]), number + 1, expected[i],
                                                       parameter.grad.reshape(-1).clone(), states[i])
             step(probe)
-            if not all(torch.allclose(parameter.detach().reshape(-1), one, rtol=1e-4, atol=1e-6) for parameter, one in zip(small, expected)):
+            if not all(_is_near(parameter.detach().reshape(-1), one, then) for parameter, one, then in zip(small, expected, before)):
                 return False
     return True
 
@@ -152,35 +161,49 @@ def lists_by_parameter(group: Mapping[str, Any]) -> list[str]:
             if key == "params" or (type(value) is list and len(value) == len(group["params"]) and not is_option(key))]
 
 
+def _is_near(found, expected, before):
+    """To the rounding of an update."""
+    moved = (expected - before).abs().nan_to_num(0).max().item() if expected.numel() else 0.0
+    return torch.allclose(found, expected, rtol=1e-4, atol=1e-6 + 1e-4 * moved, equal_nan=True)
+
+
 def _begin_again(state):
     """States as before the first update, where the optimizer has been used before."""
     if list(state) == ["momentum_buffer"]:  # SGD's begins as the first gradient
         state.clear()
     for key, value in state.items():
-        state[key] = value.detach().mul(0) if isinstance(value, torch.Tensor) else type(value)() if isinstance(value, (int, float)) else value
+        if isinstance(value, torch.Tensor):
+            state[key] = torch.zeros_like(value, dtype=torch.float32 if value.is_floating_point() else value.dtype, device="cpu")
+        elif isinstance(value, (int, float)):
+            state[key] = type(value)()
 
 
 def _originals(client):
-    return [parameter for group in client.param_groups for parameter in _some_of([p for p in group["params"] if p.requires_grad])]
+    groups = [some for group in client.param_groups if (some := _some_of([p for p in group["params"] if p.requires_grad]))]
+    if sum(len(some) for some in groups) <= _MOST:
+        return [parameter for some in groups for parameter in some]
+    groups = [groups[i * len(groups) // min(len(groups), _MOST)] for i in range(min(len(groups), _MOST))]
+    share = _MOST // len(groups)
+    return [parameter for some in groups for parameter in (some if len(some) <= share else some[:share - share // 2] + some[len(some) - share // 2:])]
 
 
 @contextmanager
-def _without_a_trace(client, name):
+def _without_a_trace(client, name, model):
     """Small parameters are on the CPU inside of it. Generators, and tensors of modules that the optimizer has, are then as before.
 
     Raises
     ------
     ConfigError
-        The parameters themselves were written.
+        The parameters themselves were written, as their first elements show.
     """
     generators = [(random.getstate, random.setstate), (torch.get_rng_state, torch.set_rng_state)]
     if numpy := sys.modules.get("numpy.random"):
         generators.append((lambda: numpy.get_state(legacy=False), numpy.set_state))
     before = [get() for get, _ in generators]
-    parameters = {id(p): p for group in client.param_groups for p in group["params"]}
+    parameters = {id(p): p for p in (*model, *(p for group in client.param_groups for p in group["params"])) if not p.is_meta}
     samples = {key: _first_elements(p).clone() for key, p in parameters.items()}
     modules = [value for value in vars(client).values() if isinstance(value, torch.nn.Module)]
-    others = {id(t): t for module in modules for t in (*module.parameters(), *module.buffers()) if id(t) not in parameters}
+    others = {id(t): t for module in modules for t in (*module.parameters(), *module.buffers()) if id(t) not in parameters and not t.is_meta}
     copies = {key: t.detach().clone() for key, t in others.items()}
     try:
         with torch.device("cpu"):  # whatever the user's default is
@@ -192,8 +215,7 @@ def _without_a_trace(client, name):
             for key, kept in copies.items():
                 if not torch.equal(others[key], kept):
                     others[key].copy_(kept)
-    if not all(torch.allclose(_first_elements(parameters[key]), kept, rtol=0, atol=0, equal_nan=True) for key, kept in samples.items()
-               if not kept.is_meta):
+    if not all(torch.allclose(_first_elements(parameters[key]), kept, rtol=0, atol=0, equal_nan=True) for key, kept in samples.items()):
         raise ConfigError(f"{name}: step() writes the model's parameters past param_groups, by a function or object that it keeps, and a trial of it "
                           "on small parameters has changed the model; expected one that updates the parameters in its param_groups, and a model that "
                           "is made anew")

@@ -71,7 +71,7 @@ class WholeOptimizer:
         self._owned: set[str] = set()
         self._others: set[int] = set()  # ids of parameters that other ranks own
         self._by_parameter = [lists_by_parameter(group) for group in client.param_groups]
-        trial = try_out(client, self.name)
+        trial = try_out(client, self.name, self._tensors.values())
         self._unsaved = trial.unsaved  # what of it no checkpoint has; "": nothing that is known
         self._attributes = trial.attributes
         self._tried_states = trial.states
@@ -154,15 +154,22 @@ class WholeOptimizer:
         finally:
             self.is_running = False
             self._state, client.state = client.state, shown
-            for group, before, indices, keys in zip(groups, whole, kept, self._by_parameter):
-                for key in keys:
-                    if key != "params" and isinstance(group.get(key), list):
-                        if len(group[key]) != len(indices):
-                            raise Error(f"{self.name}: step() changed the number of elements of param_groups[{whole.index(before)}]['{key}'], which "
-                                        "was taken for a list with one for each parameter; expected another place for it, such as an attribute")
-                        for i, value in zip(indices, group[key]):
-                            before[key][i] = value
-                    group[key] = before[key]
+            self._restore(groups, whole, kept)
+
+    def _restore(self, groups, whole, kept):
+        """All parameters are in the groups again, with what step() has written into lists that have an element for each."""
+        changed = ""
+        for number, (group, before, indices, keys) in enumerate(zip(groups, whole, kept, self._by_parameter)):
+            for key in keys:
+                if key != "params" and isinstance(group.get(key), list):
+                    if len(group[key]) != len(indices):
+                        changed = f"param_groups[{number}]['{key}']"
+                    for i, value in zip(indices, group[key]):
+                        before[key][i] = value
+                group[key] = before[key]
+        if changed:
+            raise Error(f"{self.name}: step() changed the number of elements of {changed}, which was taken for a list with one for each parameter; "
+                        "expected another place for it, such as an attribute")
 
     def share_groups(self) -> None:
         """After a step that only rank 0 has made: what it has written into the groups is everybody's. Collective."""

@@ -23,17 +23,20 @@ def name_of(kind: type) -> str:
 
 
 def made(name: str, parts: dict[str, torch.Tensor], context: Any, shape: list[int], strides: list[int]) -> torch.Tensor:
-    """A tensor of the class of that name, which is looked for among those that the program has: nothing is imported.
+    """A tensor of the class of that name, which is looked for among those that the program has beside torch's own: nothing is imported.
 
     Raises
     ------
     Error
         The program has no such class.
     """
-    kind = next((one for one in _derived(torch.Tensor) if name_of(one) == name and is_traceable_wrapper_subclass_type(one)), None)
+    kind = next((one for one in _derived(torch.Tensor) if name_of(one) == name and is_traceable_wrapper_subclass_type(one)
+                 and not one.__module__.startswith("torch.")), None)
     if kind is None:
         raise Error(f"{name}, the class of a tensor among the values, is in no module that this program has imported; expected it imported "
                     "before the values are loaded")
+    if not all(isinstance(part, torch.Tensor) for part in parts.values()):
+        raise Error(f"{name}: its parts {', '.join(parts)} are not all tensors; expected a checkpoint that is not damaged")
     return kind.__tensor_unflatten__(parts, context, torch.Size(shape), tuple(strides))
 
 

@@ -34,7 +34,7 @@ def decoded(value):
         return {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}[kind]({decoded(key): decoded(item) for key, item in value["items"]})
     if kind == "dtype":
         return getattr(torch, value["value"])
-    return {"tuple": tuple, "set": set, "float": float}[kind](decoded(value["value"]))
+    return {"tuple": tuple, "set": set, "frozenset": frozenset, "float": float}[kind](decoded(value["value"]))
 
 
 class Found:

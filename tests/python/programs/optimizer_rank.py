@@ -1,4 +1,6 @@
 """Optimizers of torch beside themselves: translated, and as they are."""
+import types
+
 import tessera
 import torch
 from checks import check, config, largest_difference, main, raises, standard_error, train, train_plainly
@@ -304,6 +306,41 @@ def what_cannot_be_translated_is_refused_by_name():
     raises(NotBuiltIn, lambda: translate_options(Mine(mlp().parameters())), "Mine is not an optimizer")
     refused(lambda m: torch.optim.SGD(mlp().parameters()), "[64, 16]", "not a parameter of the model")
     refused(lambda m: "AdamW", "expected an optimizer of torch.optim")
+
+
+@check
+def what_a_name_promises_is_tried_out():
+    """Whatever a class of torch's is given, it is translated; what is called so and updates otherwise runs as it is."""
+    def is_translated(make, model=None, **changes):
+        model = model or mlp()
+        engine = tessera.initialize(model=model, optimizer=make(model), config=config(1, **changes))[0]
+        return engine._whole_optimizer is None
+
+    for make in (lambda m: torch.optim.AdamW(m.parameters(), capturable=True), lambda m: torch.optim.Adam(m.parameters(), fused=True),
+                 lambda m: torch.optim.AdamW(m.parameters(), lr=torch.tensor(100.0), weight_decay=0.3), lambda m: torch.optim.SGD(m.parameters(), lr=0.0),
+                 lambda m: torch.optim.RMSprop(m.parameters(), lr=1.0, centered=True, momentum=0.5, weight_decay=0.1),
+                 lambda m: torch.optim.Adam([{"params": [p], "lr": 10.0 ** -i} for i, p in enumerate(m.parameters())])):
+        assert is_translated(make), make(mlp())
+    assert is_translated(lambda m: torch.optim.Adagrad(m.parameters()), mlp().bfloat16(), bf16={"enabled": True})
+
+    def by_sign(self, closure=None):
+        for p in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+            p.data.sub_(p.grad.sign(), alpha=0.01)
+
+    before = torch.optim.AdamW.step
+    torch.optim.AdamW.step = by_sign
+    try:
+        assert not is_translated(lambda m: torch.optim.AdamW(m.parameters()))
+    finally:
+        torch.optim.AdamW.step = before
+    if tessera.comm.get_world_size() > 1:
+        def by_sign_on_one(m):
+            optimizer = torch.optim.AdamW(m.parameters())
+            if rank == 0:
+                optimizer.step = types.MethodType(by_sign, optimizer)
+            return optimizer
+
+        assert not is_translated(by_sign_on_one)  # on all ranks
 
 
 @check

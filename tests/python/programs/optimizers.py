@@ -101,6 +101,8 @@ class FusedAdam(torch.optim.Adam):
     def step(self, closure=None):
         raise RuntimeError("its kernels are not built")
 
+    step.__module__ = __module__
+
     def __init__(self, params, lr=1e-3, bias_correction=True, betas=(0.9, 0.999), eps=1e-8, adam_w_mode=True, weight_decay=0.0, amsgrad=False,
                  set_grad_none=True):
         super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
