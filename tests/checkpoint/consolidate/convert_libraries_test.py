@@ -64,7 +64,8 @@ class ConvertTest(unittest.TestCase):
                 for key in STATES:
                     self.assertEqual((state[key].shape, state[key].dtype), (model[name].shape, torch.float32))
                 self.assertEqual((state["step"].shape, state["step"].dtype), ((), torch.float32))
-            self.assertEqual([len(group["params"]) for group in found["optimizer"]["param_groups"]], [10, 1])
+            self.assertEqual([len(group["params"]) for group in found["optimizer"]["param_groups"]], [7, 1])
+            self.assertFalse({name for group in found["optimizer"]["param_groups"] for name in group["params"]} & set(FROZEN))
 
     def test_universal_has_the_same_tensors(self):
         model = self.model(3)
