@@ -536,10 +536,10 @@ bool PickleMachine::do_container() {
       filled(Kind::kSet);
       top()->text = "builtins.frozenset";
       return true;
-    case 'a': append({pop()}); return true;                  // APPEND
-    case 'e':                                                // APPENDS
-    case 0x90: append(pop_to_mark()); return true;           // ADDITEMS
-    case 's': {                                              // SETITEM
+    case 'a': append({pop()}); return true;         // APPEND
+    case 'e':                                       // APPENDS
+    case 0x90: append(pop_to_mark()); return true;  // ADDITEMS
+    case 's': {                                     // SETITEM
       const Value* value = pop();
       const Value* key = pop();
       set_items({key, value});
