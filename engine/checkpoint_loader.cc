@@ -192,8 +192,7 @@ void CheckpointLoader::find_buffers_among_parameters() {
   const checkpoint::SavedLayout& layout = manifest.layout;
   for (size_t i = 0; i < layout.parameters.size(); ++i) {
     const checkpoint::SavedParameter& parameter = layout.parameters[i];
-    const bool was_trained =
-        layout.units[static_cast<size_t>(parameter.unit)].trainable && !manifest.state_names.empty();
+    const bool was_trained = layout.is_trainable(parameter) && !manifest.state_names.empty();
     if (!was_trained && buffers.contains(parameter.name)) among_parameters_[parameter.name] = i;
   }
   std::erase_if(comparison_.extra, [&](const std::string& name) { return among_parameters_.contains(name); });

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/accumulate.h>
 
 #include <cstdint>
 #include <map>
@@ -76,11 +77,7 @@ class CheckpointLoader {
     bool keep_dtype = true;                              ///< false: it gets shape and dtype of the checkpoint
     bool to_none = false;                                ///< with dataset null: the name stays
 
-    int64_t bytes() const {
-      int64_t bytes = size_bytes(dataset->type);
-      for (const int64_t size : shape) bytes *= size;
-      return bytes;
-    }
+    int64_t bytes() const { return c10::multiply_integers(shape) * size_bytes(dataset->type); }
   };
   std::string advice(const char* otherwise) const;
   void compare_parameters();

@@ -1,4 +1,5 @@
 #include "engine/torch_optimizer.h"
+#include "checkpoint/manifest/names.h"
 
 #include <ATen/core/List.h>
 #include <c10/util/Type.h>
@@ -30,8 +31,6 @@ using torch::serialize::InputArchive;
 using torch::serialize::OutputArchive;
 using zero::StateValuesReader;
 using zero::StateValuesWriter;
-
-constexpr const char* kType = "$tessera";
 
 /// Passes what is written on to what reads it.
 InputArchive read_back(OutputArchive& written, at::Device device) {
@@ -69,14 +68,19 @@ json to_values(const c10::IValue& value, const std::string& path, StateValuesWri
   if (value.isDouble()) {
     const double number = value.toDouble();
     if (std::isfinite(number)) return number;
-    return {{kType, "float"}, {"value", std::isnan(number) ? "nan" : number > 0 ? "inf" : "-inf"}};
+    return {{checkpoint::kValueTag, "float"},
+            {"value", std::isnan(number) ? "nan"
+                      : number > 0       ? "inf"
+                                         : "-inf"}};
   }
   if (value.isString()) return value.toStringRef();
-  if (value.isTuple()) return {{kType, "tuple"}, {"value", elements(value.toTupleRef().elements())}};
+  if (value.isTuple())
+    return {{checkpoint::kValueTag, "tuple"}, {"value", elements(value.toTupleRef().elements())}};
   if (value.isList()) {
     const std::string of = value.toList().elementType()->str();
     for (const char* known : {"int", "float", "bool", "str", "Tensor"})
-      if (of == known) return {{kType, "list"}, {"of", of}, {"value", elements(value.toList())}};
+      if (of == known)
+        return {{checkpoint::kValueTag, "list"}, {"of", of}, {"value", elements(value.toList())}};
   }
   throw Error(str(path, " is of type ", value.tagKind(),
                   " and cannot be saved; expected tensors, numbers, texts, and lists and tuples of these"));
@@ -91,7 +95,7 @@ json to_values(InputArchive& archive, const std::string& path, StateValuesWriter
     InputArchive inner;
     c10::IValue value;
     if (archive.try_read(key, inner)) {
-      all[key] = {{kType, "archive"}, {"value", to_values(inner, inner_path, writer)}};
+      all[key] = {{checkpoint::kValueTag, "archive"}, {"value", to_values(inner, inner_path, writer)}};
     } else {
       archive.read(key, value);
       all[key] = to_values(value, inner_path, writer);
@@ -115,7 +119,7 @@ c10::IValue to_ivalue(const JsonField& field, const StateValuesReader& reader) {
   if (value.is_number()) return value.get<double>();
   if (value.is_string()) return value.get<std::string>();
   if (StateValuesReader::is_tensor(field)) return reader.tensor(field);
-  const JsonField type = field[kType], inner = field["value"];
+  const JsonField type = field[checkpoint::kValueTag], inner = field["value"];
   if (type.text() == "float") {
     const std::string& text = inner.text();
     const double infinity = std::numeric_limits<double>::infinity();
@@ -142,7 +146,7 @@ void to_archive(const JsonField& values, const StateValuesReader& reader, Output
   for (const auto& item : values.value().items()) {
     if (!is_harmless(item.key())) values.complain("has a key that save() of an optimizer does not write");
     const JsonField field = values[item.key()];
-    if (field.value().is_object() && field[kType].value() == "archive") {
+    if (field.value().is_object() && field[checkpoint::kValueTag].value() == "archive") {
       OutputArchive inner(archive.compilation_unit());
       to_archive(field["value"], reader, inner);
       archive.write(item.key(), inner);

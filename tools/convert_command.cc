@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "checkpoint/consolidate/convert_checkpoint.h"
+#include "checkpoint/manifest/names.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "core/str.h"
@@ -67,7 +68,7 @@ std::vector<json> scheduled_options(const checkpoint::Manifest& manifest) {
       json& of_group = options.emplace_back(json::object());
       of_group["lr"] = schedule.lr(steps, group);
       if (const auto betas = schedule.betas(steps, group))
-        of_group["betas"] = {{"$tessera", "tuple"}, {"value", {betas->beta1, betas->beta2}}};
+        of_group["betas"] = {{checkpoint::kValueTag, "tuple"}, {"value", {betas->beta1, betas->beta2}}};
     }
     return options;
   } catch (const ConfigError&) {  // of another version, or it needs the number of steps of an epoch

@@ -20,6 +20,7 @@
 #include "checkpoint/consolidate/writers.h"
 #include "checkpoint/formats/pending_output.h"
 #include "checkpoint/formats/pickle_writer.h"
+#include "checkpoint/manifest/names.h"
 #include "core/str.h"
 
 namespace tessera::checkpoint {
@@ -75,9 +76,9 @@ struct Entry {
 // As torch's traverse_state_dict: a list with dicts in it has an entry for each of their values, any other
 // list is one value.
 bool is_leaf(const json& value) {
-  if (value.is_object()) return value.contains("$tessera");
+  if (value.is_object()) return value.contains(kValueTag);
   return !value.is_array() || std::all_of(value.begin(), value.end(), [](const json& item) {
-    return item.is_object() ? item.contains("$tessera") : is_leaf(item);
+    return item.is_object() ? item.contains(kValueTag) : is_leaf(item);
   });
 }
 
@@ -183,7 +184,7 @@ class DistributedFile : public ArchiveSequence {
     const TrainingState& state = conversion_.state;
     for (size_t i = 0; i < manifest.layout.parameters.size(); ++i) {
       const SavedParameter& parameter = manifest.layout.parameters[i];
-      if (!manifest.layout.units[static_cast<size_t>(parameter.unit)].trainable) continue;
+      if (!manifest.layout.is_trainable(parameter)) continue;
       const Path path{"optimizer", "state", parameter.name};
       bool has_any = false;
       for (const std::string& name : manifest.state_names) {
@@ -203,8 +204,7 @@ class DistributedFile : public ArchiveSequence {
     json names = json::array();
     const SavedLayout& layout = conversion_.checkpoint.manifest().layout;
     for (const SavedParameter& parameter : layout.parameters)
-      if (parameter.group == group && layout.units[static_cast<size_t>(parameter.unit)].trainable)
-        names.push_back(parameter.name);
+      if (parameter.group == group && layout.is_trainable(parameter)) names.push_back(parameter.name);
     const Path path{"optimizer", "param_groups", int64_t{group}};
     add_entry(path + "params", add_item({.value = names}));
     for (const auto& [option, value] : conversion_.state.groups[static_cast<size_t>(group)].items()) {

@@ -1,4 +1,5 @@
 #include "checkpoint/consolidate/python_value.h"
+#include "checkpoint/manifest/names.h"
 
 #include <cmath>
 #include <cstdint>
@@ -13,11 +14,9 @@ namespace {
 
 using nlohmann::json;
 
-constexpr const char* kType = "$tessera";
-
 /// The type that an object names; empty: it is a plain dict.
 std::string_view type_of(const json& value) {
-  const auto found = value.find(kType);
+  const auto found = value.find(kValueTag);
   return found != value.end() && found->is_string() ? found->get_ref<const std::string&>()
                                                     : std::string_view();
 }

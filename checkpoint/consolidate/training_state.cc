@@ -69,7 +69,7 @@ json configured_group(const json& optimizer, size_t group) {
   for (const char* ours : {"adam_w_mode", "torch_adam"}) options.erase(ours);
   if (json* betas = options.contains("betas") ? &options["betas"] : nullptr;
       betas != nullptr && betas->is_array())
-    *betas = {{"$tessera", "tuple"}, {"value", json(*betas)}};
+    *betas = {{kValueTag, "tuple"}, {"value", json(*betas)}};
   return options;
 }
 

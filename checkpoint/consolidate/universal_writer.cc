@@ -65,7 +65,7 @@ int64_t common_step(const Manifest& manifest, const TrainingState& state, std::v
   std::vector<std::string> without;
   for (size_t i = 0; i < manifest.layout.parameters.size(); ++i) {
     const SavedParameter& parameter = manifest.layout.parameters[i];
-    if (!manifest.layout.units[static_cast<size_t>(parameter.unit)].trainable) continue;
+    if (!manifest.layout.is_trainable(parameter)) continue;
     if (state.steps[i] == 0) {
       without.push_back(parameter.name);
     } else if (first == nullptr) {
@@ -136,9 +136,6 @@ class UniversalFiles : public ArchiveSequence {
   };
 
   const SavedLayout& layout() const { return manifest_.layout; }
-  bool is_trainable(const SavedParameter& parameter) const {
-    return layout().units[static_cast<size_t>(parameter.unit)].trainable;
-  }
 
   void stream(const std::string& name, StreamedTensor tensor) {
     tensors_.push_back(std::move(tensor));
@@ -147,7 +144,7 @@ class UniversalFiles : public ArchiveSequence {
 
   void list_parameters() {
     for (const SavedParameter& parameter : layout().parameters) {
-      if (!is_trainable(parameter)) continue;
+      if (!layout().is_trainable(parameter)) continue;
       check_name(parameter.name);
       const std::string folder = "zero/" + parameter.name;
       folders_.insert(folder_ / folder);
@@ -169,7 +166,7 @@ class UniversalFiles : public ArchiveSequence {
                          .shape = parameter.shape,
                          .streamed = {saved_weights(layout(), parameter), type},
                          .aliases = parameter.aliases,
-                         .is_trainable = is_trainable(parameter)});
+                         .is_trainable = layout().is_trainable(parameter)});
     }
     for (const TensorRecord& record : manifest_.tensors) {
       const DatasetRecord& dataset = conversion_.checkpoint.dataset(0, record.dataset);
@@ -315,7 +312,7 @@ class UniversalFiles : public ArchiveSequence {
     for (size_t group = 0; group < state_.groups.size(); ++group) {
       pickle.begin_ordered_dict();
       for (const SavedParameter& parameter : layout().parameters)
-        if (is_trainable(parameter) && parameter.group == static_cast<int>(group))
+        if (layout().is_trainable(parameter) && parameter.group == static_cast<int>(group))
           pickle.text(parameter.name).size(parameter.shape);
       pickle.end_dict();
     }

@@ -70,13 +70,18 @@ class MetadataReader {
         if (auto node = items.extract(name)) out.push_back(std::move(node.mapped()));
     return out;
   }
-  bool has_planner_data() const { return !keys_.empty(); }
+  bool has_planner_data() const { return !paths_.empty(); }
   std::string version() const {
     const PickleValue* version = pickle_.root().find("version");
     return version != nullptr && version->kind == Kind::kString ? std::string(version->text) : "";
   }
 
  private:
+  struct Path {  // as of DistributedItem
+    Key key;
+    std::vector<bool> is_index;
+  };
+
   static std::string read_text(const fs::path& path) {
     const InputFile file(path);
     return file.read_all(kMaxMetadataBytes);
@@ -124,20 +129,19 @@ class MetadataReader {
     for (size_t i = 0; i + 1 < data->items.size(); i += 2) {
       const std::string name = text_of(*data->items[i], "a name");
       const PickleValue& path = *data->items[i + 1];
-      Key key;
+      Path place;
       if (path.kind != Kind::kTuple && path.kind != Kind::kList)
         fail("planner_data of ", quoted_name(name), ": found ", path.describe(),
              "; expected a tuple of keys");
-      std::vector<bool>& is_index = is_index_[name];
       for (const PickleValue* part : std::span(path.items).first(std::min(path.items.size(), kMaxKeys + 1))) {
-        key.push_back(part->kind == Kind::kInt ? str(part->integer) : text_of(*part, "a key"));
-        is_index.push_back(part->kind == Kind::kInt);  // torch makes texts of dicts' keys
+        place.key.push_back(part->kind == Kind::kInt ? str(part->integer) : text_of(*part, "a key"));
+        place.is_index.push_back(part->kind == Kind::kInt);  // torch makes texts of dicts' keys
       }
-      if (key.empty() || key.size() > kMaxKeys)
-        fail("planner_data of ", quoted_name(name), ": found ", key.size(), " keys; expected 1 to ",
+      if (place.key.empty() || place.key.size() > kMaxKeys)
+        fail("planner_data of ", quoted_name(name), ": found ", place.key.size(), " keys; expected 1 to ",
              kMaxKeys);
       planner_order_.push_back(name);
-      keys_.emplace(name, std::move(key));
+      paths_.emplace(name, std::move(place));
     }
   }
 
@@ -184,9 +188,9 @@ class MetadataReader {
   DistributedItem read_item(const std::string& name, const PickleValue& value) {
     DistributedItem item;
     item.name = name;
-    const auto key = keys_.find(name);
-    item.key = key == keys_.end() ? guess_key(name) : key->second;
-    if (key != keys_.end()) item.is_index = is_index_[name];
+    const auto path = paths_.find(name);
+    item.key = path == paths_.end() ? guess_key(name) : path->second.key;
+    if (path != paths_.end()) item.is_index = path->second.is_index;
     if (value.global().ends_with(".BytesStorageMetadata")) {
       item.place = place_of(name, {});
       return item;
@@ -237,8 +241,7 @@ class MetadataReader {
   std::string source_;
   std::string text_;
   Pickle pickle_;
-  std::map<std::string, Key> keys_;
-  std::map<std::string, std::vector<bool>> is_index_;  // by name, as of DistributedItem
+  std::map<std::string, Path> paths_;  // by name
   std::vector<std::string> planner_order_;
   std::map<std::pair<std::string, Shape>, DistributedPlace> places_;
   size_t num_chunks_ = 0;

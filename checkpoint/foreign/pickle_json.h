@@ -19,9 +19,6 @@ namespace tessera::checkpoint {
 std::optional<nlohmann::json> to_json(const PickleValue& value, const TorchFile* file,
                                       const std::string& what, std::vector<std::string>& not_read);
 
-/// The key of an object that is a value which JSON does not have.
-inline constexpr const char* kValueTag = "$tessera";
-
 /// The same for what Python gets back: what JSON does not have is an object with the key kValueTag, as
 /// python/tessera/json_values.py reads it. So tuples, sets, numbers that are not finite, OrderedDicts,
 /// Counters, and dicts whose keys are numbers or tuples are what they were.

@@ -25,6 +25,7 @@
 #include "checkpoint/foreign/model_files.h"
 #include "checkpoint/foreign/model_orders.h"
 #include "checkpoint/foreign/pickle_json.h"
+#include "checkpoint/manifest/names.h"
 #include "core/files/input_file.h"
 #include "core/json/json_reader.h"
 #include "core/str.h"

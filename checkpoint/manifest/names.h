@@ -1,10 +1,14 @@
-// The names of a checkpoint's files, and of the datasets in them that are not a unit's.
+// The names of a checkpoint's files, of the datasets in them that are not a unit's, and of what marks a value
+// that JSON lacks.
 #pragma once
 
 #include <string>
 #include <string_view>
 
 namespace tessera::checkpoint {
+
+/// The key of an object that is a value which JSON does not have (docs/checkpoint_format.md).
+inline constexpr const char* kValueTag = "$tessera";
 
 inline constexpr std::string_view kModelFileName = "model.h5";
 /// "rank_00003.h5".

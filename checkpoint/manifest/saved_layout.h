@@ -39,6 +39,9 @@ struct SavedLayout {
   std::vector<SavedParameter> parameters;
 
   int num_units() const { return static_cast<int>(units.size()); }
+  bool is_trainable(const SavedParameter& parameter) const {
+    return units[static_cast<size_t>(parameter.unit)].trainable;
+  }
   int64_t shard_numel(int unit) const { return units[unit].numel / world_size; }
   /// Type of the weights in the files: fp32 masters of trainable units, the compute dtype of frozen ones.
   DType weights_type(int unit) const { return units[unit].trainable ? DType::kFloat32 : units[unit].dtype; }

@@ -84,7 +84,7 @@ Comparison compare(const SavedLayout& saved, const zero::Layout& current) {
       continue;
     }
     result.matches.push_back({.saved = found->second, .current = i});
-    if (spec.trainable && !saved.units[parameter.unit].trainable) result.unfrozen.push_back(spec.name);
+    if (spec.trainable && !saved.is_trainable(parameter)) result.unfrozen.push_back(spec.name);
   }
   for (size_t i = 0; i < used.size(); ++i)
     if (!used[i]) result.extra.push_back(saved.parameters[i].name);

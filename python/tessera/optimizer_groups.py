@@ -62,7 +62,7 @@ class Translation:
 
 
 def translate(optimizer: torch.optim.Optimizer, named_parameters: list[tuple[str, torch.nn.Parameter]], world_size: int) -> Translation:
-    """A torch optimizer as a configuration. Its groups are told by their parameters' names, which are not patterns.
+    """A torch optimizer as a configuration. Its groups are told by their parameters' names, which are not patterns. Collective.
 
     One of a class that `optimizer_options` has no table for, or with an option that the formulas here lack, runs as it is.
 
@@ -80,17 +80,14 @@ def translate(optimizer: torch.optim.Optimizer, named_parameters: list[tuple[str
     ConfigError
         A tensor that is not the model's; an optimizer that calls a closure.
     """
-    translation, error = None, None
-    try:
-        translation = _translated(optimizer, named_parameters)
-    except NotBuiltIn:
-        pass
-    except Exception as raised:  # the other ranks are told first
-        error = raised
-    said = comm.all_gather([translation is not None, "" if error is None else f"{type(error).__name__}: {error}"], "kind of the optimizer")
-    if failed := next((f"initialize(): rank {rank}: {text}" for rank, (_, text) in enumerate(said) if text), ""):
-        raise error or ConfigError(failed)
-    if all(translated for translated, _ in said):  # what one rank finds otherwise runs as it is on all
+    def prepare():
+        try:
+            return _translated(optimizer, named_parameters), {}
+        except NotBuiltIn:
+            return None, {}
+
+    translation = comm.agreed("initialize()", prepare)
+    if all(comm.all_gather(translation is not None, "kind of the optimizer")):  # what one rank finds otherwise runs as it is on all
         return translation
     options = Options.of_whole(optimizer)
     groups = [(_names_of(group["params"], named_parameters), options.values(group, f"{options.name}, param group {i}"))

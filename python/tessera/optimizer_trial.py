@@ -327,9 +327,9 @@ def _copy_of(client, originals, small, chosen):
     memo.update((id(group), of_probe) for group, of_probe in zip(client.param_groups, probe.param_groups))
     for group, of_probe in zip(client.param_groups, probe.param_groups):
         indices = [i for i, p in enumerate(group["params"]) if id(p) in chosen or not p.requires_grad]
+        by_parameter = lists_by_parameter(group)
         for key, value in group.items():
-            by_parameter = key in lists_by_parameter(group)
-            of_probe[key] = copy.deepcopy([value[i] for i in indices] if key == "params" or by_parameter else value, memo)
+            of_probe[key] = copy.deepcopy([value[i] for i in indices] if key in by_parameter else value, memo)
         lr = of_probe.get("lr")
         if isinstance(lr, torch.Tensor) and lr.numel() == 1:
             lr.fill_(max(lr.item(), _MIN_LR))

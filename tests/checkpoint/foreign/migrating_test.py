@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import subprocess
-import tempfile
 import unittest
 import warnings
 from pathlib import Path
@@ -20,6 +19,7 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+from trainers_testing import TrainersTest
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "migrating.md").read_text(encoding="utf-8")
 warnings.filterwarnings("ignore")
@@ -39,12 +39,7 @@ def tessera(folder, *arguments):
     return result.stdout
 
 
-class MigratingTest(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="tessera_migrating_")
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
+class MigratingTest(TrainersTest):
     def run_page(self, heading, source):
         """{what a command writes: its tensors by name} of a section's three commands; the first one's output has `source`."""
         commands = commands_of(heading)
