@@ -76,8 +76,7 @@ function(tessera_cuda_finish)
     target_compile_options(tessera_cuda PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-isystem ${_dir}>")
   endforeach()
   target_compile_definitions(tessera_cuda PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${_torch_definitions};USE_C10D_NCCL;USE_CUDA>)
-  target_compile_options(tessera_cuda PRIVATE
-    $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-unused-parameter -ffp-contract=off>)
+  target_compile_options(tessera_cuda PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${TESSERA_CXX_FLAGS}>")
   target_link_libraries(tessera_cuda PRIVATE
     "${TESSERA_TORCH_DIR}/lib/libtorch_cuda.so" "${TESSERA_TORCH_DIR}/lib/libc10_cuda.so"
     "${TESSERA_TORCH_DIR}/lib/libtorch_cpu.so" "${TESSERA_TORCH_DIR}/lib/libc10.so" CUDA::cudart)

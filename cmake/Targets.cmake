@@ -1,8 +1,11 @@
 # tessera_library(core SOURCES a.cc DEPS ...): one static library a folder, with the warnings we keep clean.
 # TORCH compiles it against libtorch with the shared precompiled header.
+# __FILE__ is the path in the tree or in libtorch's headers, and no folder of the machine that builds.
+set(TESSERA_CXX_FLAGS -Wall -Wextra -Wno-unused-parameter -ffp-contract=off
+  -fmacro-prefix-map=${PROJECT_SOURCE_DIR}/= -fmacro-prefix-map=${TESSERA_TORCH_DIR}/include/=)
 function(tessera_compile_options target)
   target_compile_features(${target} PUBLIC cxx_std_20)
-  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-unused-parameter -ffp-contract=off>)
+  target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${TESSERA_CXX_FLAGS}>")
   target_include_directories(${target} PUBLIC "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>" "$<INSTALL_INTERFACE:include>")
   if(TESSERA_SANITIZE)
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${TESSERA_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all>)

@@ -68,7 +68,8 @@ Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const In
     throw ConfigError(
         "managed_gradient_accumulation: found false, which is for a loop of one's own; expected true "
         "in `tessera train`, whose step() comes after each micro-step");
-  const std::string run_id = record_.open(config_.trainer, start_.resume);
+  const std::string run_id =
+      record_.open(config_.trainer, start_.resume, start_.resume && start_.restart_from.sources.empty());
   if (start_.resume) {
     total_steps_ = total_steps(config_.trainer, *sampler_, saved_position());
   } else if (!start_.begin_from.empty()) {

@@ -6,9 +6,7 @@
 import os as _os
 from pathlib import Path as _Path
 
-import torch as _torch  # noqa: F401  before the module that links it
-
-import tessera._check_torch as _check_torch  # noqa: F401  and is what it was built for
+import tessera._check_torch as _check_torch  # noqa: F401  imports torch, before the module that links it
 from tessera import comm, errors, optim, zero
 from tessera._engine import __version__
 from tessera.data import DataLoader

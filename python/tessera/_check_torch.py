@@ -3,9 +3,15 @@
 Importing this raises ImportError where it is not, before a library is loaded that this torch lacks symbols for. Then it has torch tell of
 every operator that runs, as the engine needs it to.
 """
-import torch
-
 from tessera._built_for import SUPPORTED, TORCH
+
+try:
+    import torch
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    minor = TORCH.rpartition(".")[0]
+    raise ImportError(f"tessera needs torch {minor}, which is not installed here: pip install 'torch=={minor}.*'", name="torch") from None
 
 
 def _minor(version):

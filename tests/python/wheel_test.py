@@ -157,6 +157,7 @@ class Wheel(RanksTest):
                 self.assertTrue(folder.startswith("$ORIGIN/"), f"{path.name}: {folder}")
             for name, number in re.findall(r"\b(GLIBC|GLIBCXX|CXXABI)_([0-9.]+)", run("readelf", "-V", path)):
                 self.assertLessEqual(tuple(map(int, number.split("."))), NEWEST[name], path)
+            self.assertNotIn(f"{ROOT}/".encode(), path.read_bytes(), "a folder of the machine that built it")
 
     @unittest.skipUnless(hasattr(ctypes.CDLL(None), "arc4random"), "glibc is older than 2.36, which brought arc4random")
     def test_a_tag_that_is_not_true_is_refused(self):
@@ -212,7 +213,11 @@ class Wheel(RanksTest):
         self.assertIn("Returns\n", text)
 
     def test_torch_elsewhere(self):
+        """First nowhere."""
         site = self.make_environment("above")
+        needs = f"tessera needs torch {'.'.join(torch.__version__.split('.')[:2])}, which is not installed here: pip install 'torch=="
+        self.assertRegex(self.installed(self.home / "above" / "bin" / "tessera", "--version", code=1), rf"\Aerror: {re.escape(needs)}[\d.]+\*'\n\Z")
+        self.assertIn(f"ImportError: {needs}", self.installed(self.home / "above" / "bin" / "python", "-c", "import tessera", code=1))
         (site / "others.pth").write_text(f"{SITE_PACKAGES}\n")
         python = self.home / "above" / "bin" / "python"
         self.assertRegex(self.installed(python, "-m", "tessera", "--version"), r"^\d+\.\d+\.\d+\n$")

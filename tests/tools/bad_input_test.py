@@ -191,6 +191,10 @@ class RanksTest(ToolTest):
                             (("--resume", ""), "--resume is empty")]:
             with self.subTest(flags=flags):
                 self.assert_one_error(self.refused(*flags), part)
+        (self.folder / "empty").mkdir()
+        for folder in ("empty", "absent"):
+            self.assert_one_error(self.refused("--resume", "--set", f"trainer.output_dir={folder}"), f"trainer.output_dir {folder} has no checkpoints")
+            self.assertEqual(list(self.folder.glob(f"{folder}/*")), [], "nothing was written")
         self.write("env", "A=1\nRANK=3\n")
         self.assert_one_error(self.refused("--env-file", "env"), "env:2: RANK is set by the launcher")
         self.assert_one_error(self.refused("--env-file", "."), "is a folder")

@@ -131,6 +131,12 @@ class FitTest(ToolTest):
         self.assertEqual(list(self.tmp.iterdir()), [])
         self.assert_nothing_runs()
 
+    def test_the_formula_alone_says_that_nothing_fits(self):
+        outcome = self.run_tool("memory", "c.json", "--fit", "--memory", "10MB", "--no-disk")
+        self.assertEqual(outcome.code, 1, outcome)
+        self.assertRegex(outcome.err, r"^error: --memory 10MB: no setting fits; model state alone needs \d+MB \(.*\); --least-memory measures what a run needs\n$")
+        self.assertTrue(all(row["step"] == "-" for row in self.rows(outcome.out)), "nothing was measured")
+
     def small_disk(self, megabytes):
         """A file system of that size, or a skipped test where none may be mounted."""
         image, folder = self.folder / "image", self.folder / "disk"

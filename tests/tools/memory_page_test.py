@@ -93,6 +93,15 @@ class PageTest(ToolTest):
         self.assertEqual(found, ["80", "135.0 GB of model state: does not fit on 80 GB; 55.0 GB are missing.", "16.9 GB of model state: fits on 80 GB.",
                                  "16.9 GB of model state: does not fit on 16.5 GB; 375.0 MB are missing.", 0])
 
+    def test_numbers_that_cannot_be_are_refused(self):
+        self.assert_succeeded(self.run_tool("memory", "--estimate", "--params", "1e9", "--world", 2, "--out", "m"))
+        typed = [["ranks", "0"], ["ranks", ""], ["ranks", "2.5"], ["ranks", "2"], ["limit", "0"], ["limit", "80"]]
+        shown = self.ask("return " + json.dumps(typed) + """.map(([id, value]) =>
+          (set(id, value), [text("verdict"), document.querySelectorAll("#result td[id]").length > 0]));""")
+        ranks = ["Ranks: expected a whole number from 1 to 1073741824.", False]
+        self.assertEqual(shown[:3] + shown[4:5], [ranks] * 3 + [["Memory of a rank, GB (10^9 bytes): expected a number of at least 0.001.", False]])
+        self.assertTrue(all(has_numbers for _, has_numbers in (shown[3], shown[5])), shown)
+
     def test_the_page_of_a_measurement(self):
         self.write("c.json", self.config(model={"type": "gpt", "dim": 64, "layers": 3, "heads": 4, "vocabulary": 256, "sequence": 64},
                                          data={"type": "text", "path": str(ROOT / "LICENSE"), "test_fraction": 0.2},

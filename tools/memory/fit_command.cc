@@ -47,7 +47,7 @@ fs::path existing(fs::path folder) {
 /// Bytes that a file in `folder` may have. Throws ConfigError where a file would be in memory.
 int64_t disk_space(const std::string& folder) {
   const fs::path place = existing(folder);
-  struct statfs system{};
+  struct statfs system {};
   constexpr auto kTmpfs = 0x01021994, kRamfs = static_cast<int>(0x858458f6);
   if (::statfs(place.c_str(), &system) == 0 &&
       (system.f_type == kTmpfs || static_cast<int>(system.f_type) == kRamfs))
@@ -250,6 +250,12 @@ void Fit::fail() {
   const std::string on_disk = disk == 0 ? ""
                                         : str(", and state on disk needs ", megabytes(disk), " in ", folder_,
                                               ", which has ", megabytes(space_.disk_limit), " free");
+  if (trials_->num_trials() == 0) {  // what could be measured takes minutes, and is far from the limit
+    const Setting& least = search_->least_state().setting;
+    throw ConfigError(str(limit, ": no setting fits; model state alone needs ",
+                          whole_mb(space_.state_bytes(least, Tier::kDevice)), " (", in_words(least), ")",
+                          on_disk, "; --least-memory measures what a run needs"));
+  }
   const std::optional<Tried> least = search_->least(std::max(limit_, available_memory()));
   clear_progress();
   throw ConfigError(str(

@@ -94,6 +94,13 @@ const Tried* FitSearch::tried(const Setting& setting) const {
   return found == tried_.end() ? nullptr : &found->second;
 }
 
+const Tried& FitSearch::least_state() const {
+  const auto state = [&](const auto& one) { return space_.state_bytes(one.first, Tier::kDevice); };
+  return std::min_element(tried_.begin(), tried_.end(),
+                          [&](const auto& a, const auto& b) { return state(a) < state(b); })
+      ->second;
+}
+
 /// Measures it, unless the formula alone says that it does not fit.
 const Tried& FitSearch::consider(const Setting& setting) {
   if (const Tried* known = tried(setting)) return *known;

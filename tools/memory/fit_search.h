@@ -74,6 +74,8 @@ class FitSearch {
   std::optional<Tried> least(int64_t memory_limit);
   /// Of a setting that was considered, or null.
   const Tried* tried(const Setting& setting) const;
+  /// Of those that were considered, the one with the least model state in memory. Requires: there is one.
+  const Tried& least_state() const;
   /// The least that a rung needs on disk which was left out because of disk_limit; 0: none was.
   int64_t least_disk_missing() const { return disk_missing_; }
 

@@ -175,6 +175,15 @@ bool is_of_a_run(const fs::path& folder, const std::string& tag) {
   return state.contains(json::json_pointer("/client_state/trainer"));
 }
 
+void check_has_a_run(const TrainerConfig& config) {
+  std::error_code error;
+  if (fs::exists(checkpoints_of(config.output_dir), error)) return;
+  throw ConfigError(
+      str("--resume: trainer.output_dir ", config.output_dir,
+          " has no checkpoints; expected the folder of a run that has saved one, or no --resume "
+          "for a new run there"));
+}
+
 void check_no_unfinished_run(const TrainerConfig& config) {
   const fs::path folder = checkpoints_of(config.output_dir);
   std::error_code error;

@@ -80,6 +80,10 @@ struct Best {
 /// CheckpointError where there is none.
 bool is_of_a_run(const std::filesystem::path& folder, const std::string& tag);
 
+/// Is called on rank 0. Throws ConfigError if this folder has no checkpoint that a run could be continued
+/// from.
+void check_has_a_run(const TrainerConfig& config);
+
 /// Is called on rank 0. Throws ConfigError if starting a new run in this folder would discard an unfinished
 /// one.
 void check_no_unfinished_run(const TrainerConfig& config);

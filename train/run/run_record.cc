@@ -15,8 +15,9 @@ void RunRecord::do_on_rank_0(const std::function<void()>& part) {
   comm::from_rank_0<ConfigError>(comm_, "output folder", [&] { return part(), ""; });
 }
 
-std::string RunRecord::open(const TrainerConfig& config, bool resume) {
+std::string RunRecord::open(const TrainerConfig& config, bool resume, bool must_have_a_run) {
   return comm::from_rank_0<ConfigError>(comm_, "output folder", [&] {
+    if (must_have_a_run) check_has_a_run(config);
     directory_.emplace(config.output_dir);  // takes the lock before anything in the folder is read
     if (!resume) check_no_unfinished_run(config);
     if (const std::string& missing = directory_->lock().missing(); !missing.empty())

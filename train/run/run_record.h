@@ -30,9 +30,10 @@ class RunRecord {
   RunRecord(comm::Communicator& comm, Logger log) : comm_(comm), log_(std::move(log)) {}
 
   /// Collective. Locks the folder and checks that it can be written and, for a new run, that it has no
-  /// unfinished one. Changes no files. Returns the run's id: for a run that is resumed the folder's, which is
-  /// empty if it has none; else a new one. Throws ConfigError on every rank alike.
-  std::string open(const TrainerConfig& config, bool resume);
+  /// unfinished one; `must_have_a_run`: that it has checkpoints. Changes no files. Returns the run's id: for
+  /// a run that is resumed the folder's, which is empty if it has none; else a new one. Throws ConfigError on
+  /// every rank alike.
+  std::string open(const TrainerConfig& config, bool resume, bool must_have_a_run);
   /// Collective. Prepares the folder and opens the monitors, once it is certain that this run trains.
   /// `run_id`: the run's; `resumed_after`: the step after which the run is resumed; unset: a new run.
   /// `files`: Task::files(). Throws as open().

@@ -182,11 +182,11 @@ void set_length(const GivenTrainer& given, const config::Origins& origins, Train
   const bool use_epochs =
       given.epochs && origins.is_override("trainer.epochs") && !origins.is_override("trainer.max_steps");
   if (given.epochs && report)
-    report->resolved.push_back(use_epochs ? str("trainer.epochs: ", *given.epochs,
-                                                " of the command line count in place of trainer.max_steps ",
-                                                *given.max_steps)
-                                          : str("trainer.max_steps: ", *given.max_steps,
-                                                " count in place of trainer.epochs ", *given.epochs));
+    report->resolved.push_back(
+        use_epochs
+            ? str("trainer.epochs ", *given.epochs,
+                  ", of the command line, is used and not trainer.max_steps ", *given.max_steps)
+            : str("trainer.max_steps ", *given.max_steps, " is used and not trainer.epochs ", *given.epochs));
   (use_epochs ? trainer.max_steps : trainer.epochs) = 0;
 }
 

@@ -149,7 +149,7 @@ TEST(TrainerConfig, MaxStepsWinOverEpochs) {
   EXPECT_EQ(length(R"("max_steps": 5)", {"num_train_epochs=3", "max_steps=7"}), Length(0, 7));
   const RunConfig run = parse(R"("epochs": 2, "max_steps": 5)");
   EXPECT_EQ(run.report.resolved,
-            std::vector<std::string>{"trainer.max_steps: 5 count in place of trainer.epochs 2"});
+            std::vector<std::string>{"trainer.max_steps 5 is used and not trainer.epochs 2"});
   EXPECT_EQ(parse(R"("device": "gpu")").trainer.device, "cuda");
 }
 
