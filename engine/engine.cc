@@ -416,6 +416,7 @@ void Engine::begin_window() {
 
 void Engine::step() {
   sharded_->check_usable();
+  if (update_is_due()) sharded_->residency().refuse_held("step()");
   sharded_->check_gradients();
   micro_step_closed_ = stepped_ = true;
   if (!update_is_due()) return;

@@ -325,7 +325,7 @@ void ShardedModel::reduce_accumulated() {
 }
 
 GradientSummary ShardedModel::summarize_gradients(bool raise_flag) {
-  taken_->leave();  // late gradients are taken from grad()
+  taken_->leave();
   return or_unusable([&] {
     GradientSummary summary = summarize(*layout_, units_, *gradients_, *comm_, raise_flag);
     if (!summary.late_units.empty()) {
@@ -379,7 +379,10 @@ void ShardedModel::step(double grad_scale) {
   const PauseListening our_own_operators;
   TESSERA_CHECK(used_.size() == parameters_.size(), "step() without summarize_gradients() before it");
   or_unusable([&] {
-    if (gathered_) residency_->begin_update();
+    if (gathered_) {
+      residency_->drop_pass();  // train() after an evaluation between backward() and step() has begun one
+      residency_->begin_update();
+    }
     begin_step();
     update(grad_scale);
     gradients_->done_reading();
@@ -389,7 +392,7 @@ void ShardedModel::step(double grad_scale) {
         versions_->written_by_engine(parameter);
     used_.clear();
     if (gathered_) residency_->parameters_updated();
-    begin_pass(Pass::kTrain);
+    if (training_) begin_pass(Pass::kTrain);
   });
 }
 
@@ -405,12 +408,13 @@ void ShardedModel::finish_updates() {
 void ShardedModel::skip_step() {
   or_unusable([&] {
     begin_step();
-    begin_pass(Pass::kTrain);
+    if (training_) begin_pass(Pass::kTrain);
   });
 }
 
 void ShardedModel::apply_to_whole(const std::function<void()>& function) {
   check_usable();
+  residency_->refuse_held("train() or eval() of the optimizer");
   TESSERA_CHECK(optimizer_->whole() != nullptr);
   const PauseListening our_own_operators;
   or_unusable([&] {
@@ -492,6 +496,7 @@ void ShardedModel::leave_step(bool parameters_too) {
 }
 
 void ShardedModel::begin_replacing(std::string_view call) {
+  residency_->refuse_held(call, /*frozen_too=*/true);
   leave_step(/*parameters_too=*/true);
   failure_ = std::make_exception_ptr(
       Error(str(call, " failed half-way, and the parameters are neither old nor new")));
@@ -533,8 +538,7 @@ void ShardedModel::check_gradients() {
   for (const at::Tensor& parameter : untrained_)  // where a hook of the user's has replaced ours
     parameter.mutable_grad().reset();
   for (size_t parameter = 0; parameter < parameters_.size(); ++parameter) {
-    const ParamUnit& unit = units_[layout_->slice(static_cast<int>(parameter)).unit];
-    if (!parameters_[parameter].grad().defined() || unit.gradient.late) continue;
+    if (!parameters_[parameter].grad().defined()) continue;
     if (!layout_->parameters()[parameter].trainable)
       throw Error(
           str("parameter ", layout_->parameters()[parameter].name,
