@@ -613,6 +613,7 @@ void ShardedModel::set_full_parameter(const std::string& name, const at::Tensor&
     const PauseListening our_own_operators;
     const at::NoGradGuard no_grad;
     unit.memory.full().narrow(0, slice.offset, slice.numel).copy_(value.reshape(-1));
+    torch::autograd::impl::bump_version(parameters_[parameter]);
   }
   unpin({slice.unit}, /*modifier_rank=*/0);
   if (!unit.has_own_master()) return;
@@ -637,9 +638,9 @@ void ShardedModel::unpin(const std::vector<int>& units, int modifier_rank) {
   residency_->align("end of GatheredParameters");
   const bool written = modifier_rank >= 0;
   if (written && options_.transfer) options_.transfer->synchronize();  // copies read what is written here
+  if (written) allow_writes(units);
   for (int index : written ? units : std::vector<int>()) {
     ParamUnit& unit = units_[index];
-    for (int parameter : unit.spec.parameters) versions_->allow(parameter);
     const at::Tensor& full = unit.memory.full();
     if (comm_->size() > 1) comm_->broadcast(full, modifier_rank, unit.name)->wait();
     const InMemory weights(unit, kUpdated, InMemory::Access::kReadWrite);
@@ -656,6 +657,21 @@ void ShardedModel::unpin(const std::vector<int>& units, int modifier_rank) {
   }
   if (written && host_shared()) gather_comm_->barrier("end of GatheredParameters");
   residency_->unpin(units, written);
+}
+
+/// Collective. What a rank has written changes on all of them: a graph that has saved it is stale everywhere.
+void ShardedModel::allow_writes(const std::vector<int>& units) {
+  std::vector<int> parameters;
+  for (const int unit : units)
+    parameters.insert(parameters.end(), units_[unit].spec.parameters.begin(),
+                      units_[unit].spec.parameters.end());
+  std::vector<char> mine;
+  for (const int parameter : parameters) mine.push_back(versions_->was_written(parameter) ? 1 : 0);
+  const std::vector<std::vector<char>> by_rank = comm_->exchange(mine, "written in GatheredParameters");
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const bool elsewhere = std::ranges::any_of(by_rank, [&](const auto& theirs) { return theirs[i] != 0; });
+    elsewhere && mine[i] == 0 ? versions_->written_by_engine(parameters[i]) : versions_->allow(parameters[i]);
+  }
 }
 
 std::vector<std::vector<at::Tensor>> ShardedModel::full_states(int index) {

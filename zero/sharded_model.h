@@ -248,6 +248,7 @@ class ShardedModel {
   int find(const std::string& name) const;
   at::Tensor gather_parameter(int parameter, const at::Tensor& mine, bool whole, std::string_view what);
   void drop_gradients_of_untrained();
+  void allow_writes(const std::vector<int>& units);
 
   ShardedModelOptions options_;
   comm::CommunicatorPtr comm_;

@@ -202,13 +202,18 @@ class Sequence:
                 run = lambda: self.engine.backward(loss)  # noqa: E731  that of plain PyTorch uses up the graph before it fails
             return self.expect("at the accumulation boundary", run)
         del self.pending[-count:]
+        before = {name: None if p.grad is None else p.grad.clone() for name, p in self.plain.parameters.items()}
         try:
             self.plain.backward([sum(theirs[r] for _, theirs in chosen) for r in range(self.world)])
         except RuntimeError as error:  # the parameters were updated since the forward
             assert "modified by an inplace operation" in str(error), error
             self.expect("written in place since the forward" if self.kind == "recomputed" else "modified by an inplace operation", run)
-            self.engine.zero_grad()
-            return self.plain.drop()
+            for name, p in self.plain.parameters.items():
+                p.grad = before[name]
+            if self.engine._engine.has_failed:  # not where a loss.backward() has failed before its first gradient
+                self.engine.zero_grad()
+                self.plain.drop()
+            return
         run()
 
     def no_sync(self, held):
@@ -271,6 +276,13 @@ class Sequence:
                     [self.engine.module.get_parameter(name).mul_(0.9) for name in names]
             [self.plain.parameters[name].mul_(0.9) for name in names]
 
+    def set_full_parameter(self, held):
+        name = self.chance.choice(list(self.plain.parameters))
+        value = self.plain.parameters[name].detach() * 0.9
+        self.engine._engine.set_full_parameter(name, value)
+        with torch.no_grad():
+            self.plain.parameters[name].copy_(value)
+
     def save(self, held):
         tag = self.chance.choice("ab")
         if self.plain.at_boundary:
@@ -319,7 +331,7 @@ class Sequence:
 
 WEIGHTS = {"forward": 14, "backward": 16, "step": 14, "eval": 7, "train": 9, "no_grad_forward": 6, "direct_forward": 2, "zero_grad": 3, "state_dict": 3,
            "deepcopy": 1, "full_parameter": 2, "full_gradient": 3, "gathered": 3, "written": 2, "no_sync": 3, "save": 2, "load": 2, "second_engine": 2,
-           "failing_forward": 1, "input_gradient": 3, "optimizer_state": 1,
+           "failing_forward": 1, "input_gradient": 3, "optimizer_state": 1, "set_full_parameter": 1,
            "reinitialize": 1}
 
 
