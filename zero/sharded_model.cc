@@ -378,6 +378,7 @@ void ShardedModel::begin_step() {
 void ShardedModel::step(double grad_scale) {
   const PauseListening our_own_operators;
   TESSERA_CHECK(used_.size() == parameters_.size(), "step() without summarize_gradients() before it");
+  residency_->refuse_held("step()");
   or_unusable([&] {
     if (gathered_) {
       residency_->drop_pass();  // train() after an evaluation between backward() and step() has begun one
@@ -670,7 +671,7 @@ void ShardedModel::allow_writes(const std::vector<int>& units) {
   const std::vector<std::vector<char>> by_rank = comm_->exchange(mine, "written in GatheredParameters");
   for (size_t i = 0; i < parameters.size(); ++i) {
     const bool elsewhere = std::ranges::any_of(by_rank, [&](const auto& theirs) { return theirs[i] != 0; });
-    elsewhere && mine[i] == 0 ? versions_->written_by_engine(parameters[i]) : versions_->allow(parameters[i]);
+    elsewhere&& mine[i] == 0 ? versions_->written_by_engine(parameters[i]) : versions_->allow(parameters[i]);
   }
 }
 

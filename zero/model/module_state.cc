@@ -109,8 +109,8 @@ void write_buffer(at::Tensor tensor, const at::Tensor& value, bool keep_dtype) {
 static std::string describe(const std::vector<NamedTensor>& buffers) {
   std::string text;
   for (const auto& [name, tensor] : buffers)
-    text += str(name, '\t', static_cast<int>(tensor.scalar_type()), '\t', join(tensor.sizes().vec(), ","), '\t',
-                deferred::hash_of(bytes_of_elements(tensor).cpu()), '\n');
+    text += str(name, '\t', static_cast<int>(tensor.scalar_type()), '\t', join(tensor.sizes().vec(), ","),
+                '\t', deferred::hash_of(bytes_of_elements(tensor).cpu()), '\n');
   return text;
 }
 
@@ -118,7 +118,8 @@ static std::vector<std::pair<std::string, BufferKind>> parse_buffers(const std::
   std::vector<std::pair<std::string, BufferKind>> buffers;
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
-    const size_t hash = line.rfind('\t'), sizes = line.rfind('\t', hash - 1), dtype = line.rfind('\t', sizes - 1);
+    const size_t hash = line.rfind('\t'), sizes = line.rfind('\t', hash - 1),
+                 dtype = line.rfind('\t', sizes - 1);
     BufferKind kind;
     kind.dtype = static_cast<at::ScalarType>(std::stoi(line.substr(dtype + 1)));
     std::istringstream list(line.substr(sizes + 1, hash - sizes - 1));
@@ -196,7 +197,8 @@ void broadcast_buffers(const std::vector<NamedTensor>& mine, comm::Communicator&
     if (comm.rank() != 0)
       write_buffer(buffer, from_bytes(bytes, kind), /*keep_dtype=*/false);
     else if (!buffer.is_inference())
-      torch::autograd::impl::bump_version(buffer);  // a graph that has saved it is stale on all ranks or on none
+      torch::autograd::impl::bump_version(
+          buffer);  // a graph that has saved it is stale on all ranks or on none
   }
 }
 

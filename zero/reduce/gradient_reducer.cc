@@ -763,7 +763,8 @@ void GradientReducer::reduce_late(const std::vector<int>& units) {
     comm_->reduce_scatter(flat, {sum, boundary_ ? postscale_ : shard_group_scale_, /*add=*/true}, unit.name)
         ->wait();
     leave_memory(unit);
-    if (update_whole_ && boundary_) comm_->all_gather(unit.gradient.accumulator, shard(unit), unit.name)->wait();
+    if (update_whole_ && boundary_)
+      comm_->all_gather(unit.gradient.accumulator, shard(unit), unit.name)->wait();
     free_slot(unit);
   }
 }

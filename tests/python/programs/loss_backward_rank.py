@@ -291,7 +291,7 @@ def of_a_layer_used_twice_and_of_several_forwards(stage):
     """Also where the model is called without its engine, so that the first gradient comes in a backward inside of a node of another one."""
     ways = {"engine": lambda e: (e, e.backward), "loss": lambda e: (e, torch.Tensor.backward), "module": lambda e: (e.module, torch.Tensor.backward)}
     for number, (way, loss_of) in enumerate((way, loss_of) for way in ways for loss_of in (simcse, dpo)):
-        for use_reentrant in (False, True):
+        for use_reentrant in (True, False) if way == "engine" else (True,):
             accumulation, outside = 1 + number % 2, number % 3 > 0
             plain, engine = Shared(use_reentrant, outside), make(stage, Shared(use_reentrant, outside), gradient_accumulation_steps=accumulation)
             optimizer = torch.optim.SGD(plain.parameters(), lr=0.05, momentum=0.9)

@@ -196,11 +196,13 @@ class Sequence:
         call = self.chance.choice(("engine", "loss")) if self.plain.accumulation == 1 else "engine"
         run = (lambda: self.engine.backward(loss)) if call == "engine" or not self.engine._engine.training else loss.backward
         if not self.engine._engine.training:
-            return self.expect("backward() in evaluation mode", run)
+            self.expect("backward() in evaluation mode", run)
+            return
         if self.plain.at_boundary:
             if run == loss.backward:
                 run = lambda: self.engine.backward(loss)  # noqa: E731  that of plain PyTorch uses up the graph before it fails
-            return self.expect("at the accumulation boundary", run)
+            self.expect("at the accumulation boundary", run)
+            return
         del self.pending[-count:]
         before = {name: None if p.grad is None else p.grad.clone() for name, p in self.plain.parameters.items()}
         try:
@@ -225,7 +227,8 @@ class Sequence:
 
     def step(self, held):
         if held and self.stage > 0 and self.plain.at_boundary:
-            return self.expect("step() inside of a GatheredParameters", self.engine.step)
+            self.expect("step() inside of a GatheredParameters", self.engine.step)
+            return
         self.plain.step()
         self.engine.step()
 
@@ -256,7 +259,8 @@ class Sequence:
     def full_gradient(self, held):
         name = self.chance.choice(list(self.plain.parameters))
         if self.plain.discarded:
-            return self.expect("zero_grad() has discarded", lambda: self.engine.full_gradient(name))
+            self.expect("zero_grad() has discarded", lambda: self.engine.full_gradient(name))
+            return
         gradient = self.plain.parameters[name].grad
         if gradient is not None:
             self.same(self.engine.full_gradient(name), gradient, f"gradient of {name}")
@@ -286,7 +290,8 @@ class Sequence:
     def save(self, held):
         tag = self.chance.choice("ab")
         if self.plain.at_boundary:
-            return self.expect("save_checkpoint() between the last backward() of a step and step()", lambda: self.engine.save_checkpoint(self.folder, tag))
+            self.expect("save_checkpoint() between the last backward() of a step and step()", lambda: self.engine.save_checkpoint(self.folder, tag))
+            return
         self.engine.save_checkpoint(self.folder, tag)
         self.plain.share_buffers()
         self.saved[tag] = copy.deepcopy((self.plain.nets[0].state_dict(), self.plain.optimizer.state_dict()))
@@ -296,7 +301,8 @@ class Sequence:
             return
         tag = self.chance.choice(sorted(self.saved))
         if held and self.stage > 0:
-            return self.expect("load_checkpoint() inside of a GatheredParameters", lambda: self.engine.load_checkpoint(self.folder, tag))
+            self.expect("load_checkpoint() inside of a GatheredParameters", lambda: self.engine.load_checkpoint(self.folder, tag))
+            return
         self.engine.load_checkpoint(self.folder, tag)
         model, optimizer = copy.deepcopy(self.saved[tag])
         self.plain.nets[0].load_state_dict(model)
