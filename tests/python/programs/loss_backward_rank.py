@@ -290,27 +290,26 @@ def dpo(model, samples):
 def of_a_layer_used_twice_and_of_several_forwards(stage):
     """Also where the model is called without its engine, so that the first gradient comes in a backward inside of a node of another one."""
     ways = {"engine": lambda e: (e, e.backward), "loss": lambda e: (e, torch.Tensor.backward), "module": lambda e: (e.module, torch.Tensor.backward)}
-    for number, (way, loss_of) in enumerate((way, loss_of) for way in ways for loss_of in (simcse, dpo)):
-        for use_reentrant in (True, False) if way == "engine" else (True,):
-            accumulation, outside = 1 + number % 2, number % 3 > 0
-            plain, engine = Shared(use_reentrant, outside), make(stage, Shared(use_reentrant, outside), gradient_accumulation_steps=accumulation)
-            optimizer = torch.optim.SGD(plain.parameters(), lr=0.05, momentum=0.9)
-            model, backward = ways[way](engine)
-            for step in range(3):
-                optimizer.zero_grad()
-                for batch in BATCHES[step * accumulation:(step + 1) * accumulation]:
-                    for samples in batch:
-                        (loss_of(plain, samples) / (world * accumulation)).backward()
-                    backward(loss_of(model, batch[rank]))
-                    if step != 1:
-                        for name, parameter in plain.named_parameters():
-                            apart = (engine.full_gradient(name) - parameter.grad).abs().max().item()
-                            assert apart < 1e-6, (way, loss_of.__name__, use_reentrant, step, name, apart)
-                    engine.step()
-                    engine.zero_grad()  # discards nothing after step()
-                optimizer.step()
-            same(engine, plain, 1e-5)
-            engine.destroy()
+    for way, loss_of, use_reentrant, accumulation, outside in (("engine", simcse, True, 2, True), ("engine", dpo, False, 1, True), ("loss", dpo, True, 1, True),
+                                                               ("module", dpo, True, 2, True), ("module", simcse, True, 1, False)):
+        plain, engine = Shared(use_reentrant, outside), make(stage, Shared(use_reentrant, outside), gradient_accumulation_steps=accumulation)
+        optimizer = torch.optim.SGD(plain.parameters(), lr=0.05, momentum=0.9)
+        model, backward = ways[way](engine)
+        for step in range(3):
+            optimizer.zero_grad()
+            for batch in BATCHES[step * accumulation:(step + 1) * accumulation]:
+                for samples in batch:
+                    (loss_of(plain, samples) / (world * accumulation)).backward()
+                backward(loss_of(model, batch[rank]))
+                if step != 1:
+                    for name, parameter in plain.named_parameters():
+                        apart = (engine.full_gradient(name) - parameter.grad).abs().max().item()
+                        assert apart < 1e-6, (way, loss_of.__name__, use_reentrant, step, name, apart)
+                engine.step()
+                engine.zero_grad()  # discards nothing after step()
+            optimizer.step()
+        same(engine, plain, 1e-5)
+        engine.destroy()
 
 
 @each_stage
