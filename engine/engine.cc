@@ -3,6 +3,8 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/jit/api/module.h>
 
 #include <algorithm>
@@ -292,6 +294,19 @@ class OwnBackward {
   static inline thread_local int num_on_thread = 0;
 };
 
+/// Calls a function before a node of the graph runs, each time.
+class BeforeNode : public torch::autograd::FunctionPreHook {
+ public:
+  explicit BeforeNode(std::function<void()> function) : function_(std::move(function)) {}
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override {
+    function_();
+    return gradients;
+  }
+
+ private:
+  const std::function<void()> function_;
+};
+
 /// The place of the backward that begins now. `callers`: it is loss.backward().
 zero::MicroStep Engine::begin_micro_step(bool callers) {
   const bool first = micro_steps_in_window_ == 0 || discarded_;
@@ -357,6 +372,11 @@ void Engine::follow_callers_backward(bool before_gradients) {
   if (before_gradients) sharded_->check_gradients();
   if (activations_) activations_->end_forward();
   if (activations_) report_activations();
+  end_with_this_backward();
+}
+
+/// Has end_callers_backward() called at the end of the backward that this thread is in.
+void Engine::end_with_this_backward() {
   const auto followed =
       std::make_shared<bool>(true);  // lives as long as the callback, also if that is not called
   torch::autograd::Engine::get_default_engine().queue_callback(
@@ -383,6 +403,21 @@ void Engine::begin_callers_backward() {
 }
 
 void Engine::end_callers_backward() {
+  // What has ended may be a backward inside of a node of another one, as reentrant recomputation runs it:
+  // that one goes on, with gradients that are still to come. (Inside of that node a callback of its own
+  // cannot be queued; where one of the next nodes begins, it can.)
+  if (const auto node = torch::autograd::get_current_node()) {
+    const auto followed = std::make_shared<bool>(true);
+    for (const torch::autograd::Edge& edge : node->next_edges())
+      if (edge.is_valid())
+        edge.function->add_pre_hook(
+            std::make_unique<BeforeNode>([engine = std::weak_ptr<Engine*>(alive_), followed] {
+              const auto alive = engine.lock();
+              if (alive && (*alive)->followed_.lock() == followed) (*alive)->end_with_this_backward();
+            }));
+    followed_ = followed;
+    return;
+  }
   followed_.reset();
   loss_scaled_ = false;
   if (sharded_->in_backward()) return sharded_->end_backward();
@@ -403,6 +438,7 @@ bool Engine::is_gradient_accumulation_boundary() const {
 }
 
 void Engine::drop_gradients() {
+  followed_.reset();
   loss_scaled_ = false;
   sharded_->drop_gradients();
   begin_window();
@@ -416,6 +452,7 @@ void Engine::begin_window() {
 
 void Engine::step() {
   sharded_->check_usable();
+  if (update_is_due()) sharded_->residency().refuse_held("step()");
   sharded_->check_gradients();
   micro_step_closed_ = stepped_ = true;
   if (!update_is_due()) return;

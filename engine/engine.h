@@ -308,7 +308,7 @@ class Engine {
   template <class T>
   void watch(const T& result) {
     if constexpr (HoldsTensors<T>::value)
-      if (sharded_->training() && at::GradMode::is_enabled())
+      if (at::GradMode::is_enabled())
         convert_tensors(result, [this](const at::Tensor& tensor) { return watch_tensor(tensor), tensor; });
   }
   void watch_tensor(const at::Tensor& tensor);
@@ -350,6 +350,7 @@ class Engine {
   void begin_window();
   zero::MicroStep begin_micro_step(bool callers);
   void follow_callers_backward(bool before_gradients);
+  void end_with_this_backward();
   void begin_callers_backward();
   void end_callers_backward();
   void update();
@@ -386,7 +387,7 @@ class Engine {
   int64_t schedule_steps_ = 0;
   int64_t global_steps_ = 0, skipped_steps_ = 0;
   bool callers_window_ = false;  ///< the gradients so far are of loss.backward()
-  /// Autograd has it as long as the loss.backward() runs at whose end it calls end_callers_backward().
+  /// Autograd has it until the end of the loss.backward(), where it calls end_callers_backward().
   std::weak_ptr<bool> followed_;
   bool loss_scaled_ = false;  ///< scale() was called for the loss.backward() that is to come
   std::shared_ptr<Engine*> alive_ = std::make_shared<Engine*>(this);  ///< hooks of tensors may outlive it

@@ -325,7 +325,7 @@ void ShardedModel::reduce_accumulated() {
 }
 
 GradientSummary ShardedModel::summarize_gradients(bool raise_flag) {
-  taken_->leave();  // late gradients are taken from grad()
+  taken_->leave();
   return or_unusable([&] {
     GradientSummary summary = summarize(*layout_, units_, *gradients_, *comm_, raise_flag);
     if (!summary.late_units.empty()) {
@@ -378,8 +378,12 @@ void ShardedModel::begin_step() {
 void ShardedModel::step(double grad_scale) {
   const PauseListening our_own_operators;
   TESSERA_CHECK(used_.size() == parameters_.size(), "step() without summarize_gradients() before it");
+  residency_->refuse_held("step()");
   or_unusable([&] {
-    if (gathered_) residency_->begin_update();
+    if (gathered_) {
+      residency_->drop_pass();  // train() after an evaluation between backward() and step() has begun one
+      residency_->begin_update();
+    }
     begin_step();
     update(grad_scale);
     gradients_->done_reading();
@@ -389,7 +393,7 @@ void ShardedModel::step(double grad_scale) {
         versions_->written_by_engine(parameter);
     used_.clear();
     if (gathered_) residency_->parameters_updated();
-    begin_pass(Pass::kTrain);
+    if (training_) begin_pass(Pass::kTrain);
   });
 }
 
@@ -405,12 +409,13 @@ void ShardedModel::finish_updates() {
 void ShardedModel::skip_step() {
   or_unusable([&] {
     begin_step();
-    begin_pass(Pass::kTrain);
+    if (training_) begin_pass(Pass::kTrain);
   });
 }
 
 void ShardedModel::apply_to_whole(const std::function<void()>& function) {
   check_usable();
+  residency_->refuse_held("train() or eval() of the optimizer");
   TESSERA_CHECK(optimizer_->whole() != nullptr);
   const PauseListening our_own_operators;
   or_unusable([&] {
@@ -492,6 +497,7 @@ void ShardedModel::leave_step(bool parameters_too) {
 }
 
 void ShardedModel::begin_replacing(std::string_view call) {
+  residency_->refuse_held(call, /*frozen_too=*/true);
   leave_step(/*parameters_too=*/true);
   failure_ = std::make_exception_ptr(
       Error(str(call, " failed half-way, and the parameters are neither old nor new")));
@@ -533,8 +539,7 @@ void ShardedModel::check_gradients() {
   for (const at::Tensor& parameter : untrained_)  // where a hook of the user's has replaced ours
     parameter.mutable_grad().reset();
   for (size_t parameter = 0; parameter < parameters_.size(); ++parameter) {
-    const ParamUnit& unit = units_[layout_->slice(static_cast<int>(parameter)).unit];
-    if (!parameters_[parameter].grad().defined() || unit.gradient.late) continue;
+    if (!parameters_[parameter].grad().defined()) continue;
     if (!layout_->parameters()[parameter].trainable)
       throw Error(
           str("parameter ", layout_->parameters()[parameter].name,
@@ -609,6 +614,7 @@ void ShardedModel::set_full_parameter(const std::string& name, const at::Tensor&
     const PauseListening our_own_operators;
     const at::NoGradGuard no_grad;
     unit.memory.full().narrow(0, slice.offset, slice.numel).copy_(value.reshape(-1));
+    torch::autograd::impl::bump_version(parameters_[parameter]);
   }
   unpin({slice.unit}, /*modifier_rank=*/0);
   if (!unit.has_own_master()) return;
@@ -633,9 +639,9 @@ void ShardedModel::unpin(const std::vector<int>& units, int modifier_rank) {
   residency_->align("end of GatheredParameters");
   const bool written = modifier_rank >= 0;
   if (written && options_.transfer) options_.transfer->synchronize();  // copies read what is written here
+  if (written) allow_writes(units);
   for (int index : written ? units : std::vector<int>()) {
     ParamUnit& unit = units_[index];
-    for (int parameter : unit.spec.parameters) versions_->allow(parameter);
     const at::Tensor& full = unit.memory.full();
     if (comm_->size() > 1) comm_->broadcast(full, modifier_rank, unit.name)->wait();
     const InMemory weights(unit, kUpdated, InMemory::Access::kReadWrite);
@@ -652,6 +658,21 @@ void ShardedModel::unpin(const std::vector<int>& units, int modifier_rank) {
   }
   if (written && host_shared()) gather_comm_->barrier("end of GatheredParameters");
   residency_->unpin(units, written);
+}
+
+/// Collective. What a rank has written changes on all of them: a graph that has saved it is stale everywhere.
+void ShardedModel::allow_writes(const std::vector<int>& units) {
+  std::vector<int> parameters;
+  for (const int unit : units)
+    parameters.insert(parameters.end(), units_[unit].spec.parameters.begin(),
+                      units_[unit].spec.parameters.end());
+  std::vector<char> mine;
+  for (const int parameter : parameters) mine.push_back(versions_->was_written(parameter) ? 1 : 0);
+  const std::vector<std::vector<char>> by_rank = comm_->exchange(mine, "written in GatheredParameters");
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const bool elsewhere = std::ranges::any_of(by_rank, [&](const auto& theirs) { return theirs[i] != 0; });
+    elsewhere&& mine[i] == 0 ? versions_->written_by_engine(parameters[i]) : versions_->allow(parameters[i]);
+  }
 }
 
 std::vector<std::vector<at::Tensor>> ShardedModel::full_states(int index) {

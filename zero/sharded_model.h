@@ -134,9 +134,9 @@ class ShardedModel {
   /// failed on all ranks, or in the middle of an accumulation. Throws what has failed where parameters are
   /// incomplete, which only a checkpoint puts right; CommError.
   void drop_gradients();
-  /// Between backward passes every gradient has been taken, except those that came late: throws Error
-  /// naming a parameter that has another one, or whose grad() was written since backward(). Then nothing
-  /// stands in the place of those that were taken any more.
+  /// Between backward passes every gradient has been taken: throws Error naming a parameter that has another
+  /// one, or whose grad() was written since backward(). Then nothing stands in the place of those that were
+  /// taken any more.
   void check_gradients();
   /// Puts tensors that cannot be read into grad() again, which check_gradients() has emptied.
   void stand_in_for_gradients() { taken_->stand_in(gradients_->used()); }
@@ -248,6 +248,7 @@ class ShardedModel {
   int find(const std::string& name) const;
   at::Tensor gather_parameter(int parameter, const at::Tensor& mine, bool whole, std::string_view what);
   void drop_gradients_of_untrained();
+  void allow_writes(const std::vector<int>& units);
 
   ShardedModelOptions options_;
   comm::CommunicatorPtr comm_;

@@ -9,6 +9,7 @@
 
 #include "comm/communicator.h"
 #include "comm/init/init.h"
+#include "comm/labelled.h"
 #include "core/environment/environment.h"
 #include "core/error.h"
 #include "python/binding/bindings.h"
@@ -91,7 +92,13 @@ void bind_comm(py::module_& module) {
             self.broadcast(flat(tensor), root, label)->wait();
           },
           py::arg("tensor"), py::arg("root"), py::arg("label"))
-      .def("exchange", &exchange, py::arg("value"), py::arg("label"));
+      .def("exchange", &exchange, py::arg("value"), py::arg("label"))
+      .def(
+          "labelled",
+          [](const comm::CommunicatorPtr& self, const std::string& suffix) -> comm::CommunicatorPtr {
+            return std::make_shared<comm::LabelledCommunicator>(self, suffix);
+          },
+          py::arg("suffix"));
 
   module.def(
       "check_same_program",

@@ -154,10 +154,11 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
         more["untrained"] = translation.untrained
     if translation.whole is not None:
         more["whole_optimizer"] = translation.whole
-    engine = engine_class(model, parsed, group, comm.get_local_rank(), steps_per_epoch, **more)
+    number, labelled = zero.group_of_next_engine()
+    engine = engine_class(model, parsed, labelled, comm.get_local_rank(), steps_per_epoch, **more)
     _warn_of_marks(engine, named)
     engine.training_dataloader = loader
-    zero.register(engine)
+    zero.register(engine, number)
     _attach_on_all_ranks(engine, optimizer, translation.groups, lr_scheduler)
     compiled_graphs.announce()
     if engine._engine.shards_parameters:

@@ -324,7 +324,7 @@ class Optimizer(torch.optim.Optimizer):
                         "or one that went, would have no effect. Give all groups to initialize()")
         for i, (ids, before) in enumerate(zip(now, self._structure)):
             if ids != before:
-                changed = next(iter(set(ids) ^ set(before)), ids[0] if ids else before[0])
+                changed = next(iter(sorted(set(ids) ^ set(before))), ids[0] if ids else before[0])
                 parameter = next((p for group in self.param_groups for p in group["params"] if id(p) == changed), None)
                 name = "a parameter" if parameter is None else self._states.name_of(parameter)
                 raise Error(f"optimizer.param_groups[{i}]: {name} was {'added' if changed in ids else 'taken out'} after initialize(), which "

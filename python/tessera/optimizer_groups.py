@@ -191,7 +191,7 @@ def translate_groups(model_parameters: list[Any] | None, named_parameters: list[
         values.update(options.values(given, where))
         if type_ == "Muon" and "lr" in given and "adam_lr_ratio" not in given:
             values["adam_lr_ratio"] = 1.0  # as the configuration has it: a group's lr is that of all its parameters
-        for name in marked.intersection(names) if values.get("use_muon", False) else ():
+        for name in sorted(marked.intersection(names)) if values.get("use_muon", False) else ():
             raise ConfigError(f"{where}: parameter {name} has use_muon=False; expected it in a group with \"use_muon\": False")
         groups.append((names, values))
         shown.append({**given, "params": list(dict.fromkeys(tensors))})

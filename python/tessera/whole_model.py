@@ -43,6 +43,11 @@ def give_back(engine):
     """See `Engine.destroy`."""
     if isinstance(engine._engine, _Ended):
         return
+    held = next((name for name, parameter in engine.named_tensors if zero.is_held(parameter)), None)
+    if held is not None:
+        raise Error(f"destroy() inside of a GatheredParameters that holds {held}; leave it first")
+    if engine._engine.has_failed:
+        engine._engine.drop_gradients()
     by_name = dict(engine.named_tensors)
     copies = []
     for names in engine._engine.units():

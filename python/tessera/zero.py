@@ -13,36 +13,46 @@ from torch.nn.modules import module as torch_module
 from tessera import _engine, arguments, comm
 from tessera.errors import Error
 
-_engines = weakref.WeakSet()
+_engines = weakref.WeakValueDictionary()  # by number, which is ascending: what is collective goes in this order, the same on all ranks
+_engine_numbers = itertools.count()
 _places = weakref.WeakKeyDictionary()  # by engine, of its parameters by identity: (number, name)
 _numbers = itertools.count()
-_gathered = weakref.WeakSet()  # those GatheredParameters that are open
+_gathered = weakref.WeakValueDictionary()  # by identity, those GatheredParameters that are open
 _here = threading.local()
 
 
-def register(engine: Any) -> None:
+def group_of_next_engine() -> tuple[int, _engine.Communicator]:
+    """The number of the engine that `initialize` makes now, the same on all ranks, and the group with the number in its labels: ranks that
+    are in calls of two engines find out that they differ."""
+    number, group = next(_engine_numbers), comm.group()
+    return number, group.labelled(f" of engine {number}") if number > 0 and group.size > 1 else group
+
+
+def register(engine: Any, number: int) -> None:
     """Make an engine known to GatheredParameters, until it is gone. Numbers its parameters, in the order of registration."""
     places = {}
     for name, parameter in engine.named_tensors:  # a tied one: the first name
         if id(parameter) not in places:
             places[id(parameter)] = (next(_numbers), name)
     _places[engine] = places
-    _engines.add(engine)
+    _engines[number] = engine
 
 
 def forget(engine: Any) -> None:
     """The engine owns no parameters any more."""
-    _engines.discard(engine)
+    for number, one in list(_engines.items()):
+        if one is engine:
+            del _engines[number]
 
 
-def engines() -> "weakref.WeakSet":
-    """The engines of this process."""
-    return _engines
+def engines() -> list[Any]:
+    """The engines of this process, in the order of `initialize`, which is the same on all ranks."""
+    return list(_engines.values())
 
 
 def owner_of(parameter: torch.Tensor) -> tuple[Any, int, str] | None:
     """The engine of a parameter, its number among those of all engines of this process, and its name; None without one."""
-    for engine in list(_engines):
+    for engine in engines():
         place = _places[engine].get(id(parameter))
         if place is not None:
             return engine, *place
@@ -51,7 +61,7 @@ def owner_of(parameter: torch.Tensor) -> tuple[Any, int, str] | None:
 
 def is_held(parameter: torch.Tensor) -> bool:
     """Whether a parameter is in a GatheredParameters that is open."""
-    return any(id(parameter) in gathered._held for gathered in list(_gathered))
+    return any(id(parameter) in gathered._held for gathered in list(_gathered.values()))
 
 
 @contextmanager
@@ -77,7 +87,7 @@ def share_values(named: Iterable[tuple[str, torch.Tensor]], root: int = 0, what:
     """
     if getattr(_here, "is_making", False) or comm.group().size == 1:
         return
-    owned = {id(parameter) for engine in _engines for _, parameter in engine.named_tensors}
+    owned = {id(parameter) for engine in engines() for _, parameter in engine.named_tensors}
     tensors = {}
     for name, tensor in named:
         if id(tensor) not in owned and _has_memory(tensor):
@@ -160,7 +170,7 @@ class GatheredParameters:
     def __enter__(self) -> "GatheredParameters":
         wanted = {id(parameter): parameter for parameter in self._params}
         names_by_engine, owned = [], set()
-        for engine in list(_engines) if wanted else ():
+        for engine in engines() if wanted else ():
             names = {}
             for name, parameter in engine.named_tensors:
                 if id(parameter) in wanted:
@@ -184,7 +194,7 @@ class GatheredParameters:
             raise
         self._held.update(map(id, self._without_engine))
         if self._held:
-            _gathered.add(self)
+            _gathered[id(self)] = self
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: Any) -> None:
@@ -194,7 +204,7 @@ class GatheredParameters:
                          "GatheredParameters")
 
     def _close(self, abandons):
-        _gathered.discard(self)
+        _gathered.pop(id(self), None)
         self._held = set()
         while self._open:
             gathered = self._open.pop(0)

@@ -56,6 +56,17 @@ class EachRule(unittest.TestCase):
             with self.subTest(source=source, target=target):
                 self.assert_caught(rules.include_direction, self.include(source, target), f"{source}:2")
 
+    def test_sets_are_iterated_in_an_order_that_ranks_have_in_common(self):
+        made = "import weakref\n_engines = weakref.WeakSet()\nclass A:\n    def __init__(self, n):\n        self._held: set[int] = set(n)\n"
+        for broken in ("for e in list(_engines):\n    e.gather()", "[e for e in _engines]", "print(*_engines)", "dict.fromkeys(_engines | {1})",
+                       "def f(a):\n    names = {x.name for x in a}\n    more = names - {1}\n    for n in more: pass", "for x in self._held: pass",
+                       "def f(a: set[str]):\n    for x in a: pass", "for x in set(a).union(b): pass", "','.join(frozenset(a))"):
+            with self.subTest(broken=broken):
+                line = made.count("\n") + 1 + broken.count("\n", 0, max(broken.find("for x"), broken.find("for n in"), 0))
+                self.assert_caught(rules.order_of_sets, {"python/tessera/a.py": f"{made}{broken}\n"}, f"python/tessera/a.py:{line}")
+        self.assert_accepted(rules.order_of_sets, {"python/tessera/a.py": made + "for e in sorted(_engines): pass\nany(x for x in self._held)\n"
+                                                   "{id(e) for e in _engines}\nsorted(x for x in {1})\nfor x in {1: 2}: pass\n"})
+
     def test_angle_brackets_hide_nothing(self):
         self.assert_caught(rules.include_direction, self.include("core/a.h", "comm/b.h", "#  include <comm/b.h>\n"),
                            "core/a.h:1")

@@ -1,4 +1,5 @@
 """The rules of docs/architecture.md that a program can check. Each returns complaints: "file:line: what is wrong"."""
+import ast
 import re
 from pathlib import Path, PurePosixPath
 
@@ -49,6 +50,11 @@ JSON_PARSED = re.compile(r"json\s*::\s*(?:sax_)?parse\s*\(")
 
 MAX_LINES = 900
 LINE_LIMITED = CPP_SUFFIXES | {".py", ".sh", ".cmake"}
+
+SETS = {"set", "frozenset", "WeakSet"}
+SET_METHODS = {"union", "difference", "intersection", "symmetric_difference"}
+ORDER_FREE = {"sorted", "any", "all", "min", "max", "sum", "set", "frozenset"}  # what they give is the same in any order
+ITERATING = {"list", "tuple", "iter", "enumerate", "map", "filter", "zip", "join", "fromkeys", "extend"}
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
@@ -173,6 +179,81 @@ def json_readers(root):
     return complaints
 
 
+def order_of_sets(root):
+    """Ranks iterate a set in different orders (of addresses, of hashes of texts); what follows may be collective."""
+    complaints = []
+    for path in project_files(root):
+        if path.suffix == ".py" and path.parts[0] == "python":
+            tree = ast.parse((Path(root) / path).read_text(encoding="utf-8"))
+            complaints += [f"{path.as_posix()}:{line}: iterates a set, in another order on each rank; expected sorted(...) of it, or a list or "
+                           "dict in an order that all ranks have" for line in sorted(set(_iterated_sets(tree)))]
+    return complaints
+
+
+def _iterated_sets(tree):
+    """The lines where one is iterated, otherwise than by what asks for no order."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    inside = {id(node) for function in functions for node in ast.walk(function) if node is not function}
+    attributes = {name for name in _names_of_sets(ast.walk(tree), set()) if name.startswith(".")}
+    everywhere = _names_of_sets((node for node in ast.walk(tree) if id(node) not in inside), attributes)
+    for scope in (tree, *functions):
+        nodes = [node for node in ast.walk(scope) if scope is not tree or id(node) not in inside]
+        known = _names_of_sets(nodes, everywhere)
+        free = {id(given) for node in nodes if isinstance(node, ast.Call) and _last_name(node.func) in ORDER_FREE for given in node.args}
+        for node in nodes:
+            iterated = []
+            if isinstance(node, ast.For):
+                iterated = [node.iter]
+            elif isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.DictComp)) and id(node) not in free:
+                iterated = [part.iter for part in node.generators]
+            elif isinstance(node, ast.Starred) and id(node) not in free:
+                iterated = [node.value]
+            elif isinstance(node, ast.Call) and _last_name(node.func) in ITERATING:
+                iterated = node.args
+            yield from (one.lineno for one in iterated if _is_set(one, known))
+
+
+def _names_of_sets(nodes, known):
+    """Names, and attributes with a dot before them, that somewhere among the nodes get a set."""
+    nodes, known, before = list(nodes), set(known), None
+    while before != len(known):
+        before = len(known)
+        for node in nodes:
+            pairs = []
+            if isinstance(node, ast.Assign):
+                pairs = [(target, node.value) for target in node.targets]
+                if isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
+                    pairs = zip(node.targets[0].elts, node.value.elts)
+            elif isinstance(node, (ast.AnnAssign, ast.AugAssign, ast.NamedExpr)):
+                pairs = [(node.target, node.value)]
+            elif isinstance(node, ast.arg):
+                pairs = [(ast.Name(node.arg), None)]
+            annotation = getattr(node, "annotation", None)
+            is_annotated = annotation is not None and _last_name(getattr(annotation, "value", annotation)) in SETS
+            known |= {_name_of(target) for target, value in pairs if is_annotated or (value is not None and _is_set(value, known))}
+    return known - {""}
+
+
+def _name_of(node):
+    return f".{node.attr}" if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def _last_name(node):
+    return _name_of(node).removeprefix(".")
+
+
+def _is_set(node, known):
+    if isinstance(node, (ast.Set, ast.SetComp)):
+        return True
+    if isinstance(node, ast.Call):
+        return _last_name(node.func) in SETS or (_last_name(node.func) in SET_METHODS and _is_set(node.func.value, known))
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, (ast.BitAnd, ast.BitOr, ast.BitXor, ast.Sub)) and (_is_set(node.left, known) or _is_set(node.right, known))
+    if isinstance(node, ast.IfExp):
+        return _is_set(node.body, known) or _is_set(node.orelse, known)
+    return _name_of(node) in known
+
+
 def file_lengths(root):
     complaints = []
     for path in project_files(root):
@@ -183,4 +264,4 @@ def file_lengths(root):
     return complaints
 
 
-ALL_RULES = [include_direction, sub_folder_direction, torch_headers, stage_comparisons, json_readers, file_lengths]
+ALL_RULES = [include_direction, sub_folder_direction, torch_headers, stage_comparisons, json_readers, order_of_sets, file_lengths]

@@ -196,9 +196,11 @@ TEST(GatheredParameters, StepWhileOneIsHeldIsRefused) {
     Chain model(2);
     Rig rig(*model, alone(), stage);
     rig.backward(model->forward(batch(0, 0)).sum());
-    const GatheredParameters gathered(*rig.sharded, {"fc1.weight"});
-    EXPECT_THAT(error_of([&] { rig.update(); }), HasSubstr("GatheredParameters holds unit 1"))
+    GatheredParameters gathered(*rig.sharded, {"fc1.weight"});
+    EXPECT_THAT(error_of([&] { rig.update(); }), HasSubstr("GatheredParameters that holds unit 1"))
         << "stage " << stage;
+    gathered.close();
+    rig.update();
   }
 }
 

@@ -311,6 +311,14 @@ void Residency::end_pass() {
   order_.end(std::move(trace));
 }
 
+void Residency::refuse_held(std::string_view call, bool frozen_too) const {
+  const Lock lock(mutex_);
+  for (const ParamUnit* unit : updated_units(frozen_too))
+    if (unit->use.pins > 0)
+      throw Error(str(call, " inside of a GatheredParameters that holds ", unit->name,
+                      ": its parameters would change; leave it first"));
+}
+
 void Residency::begin_update() {
   const Lock lock = enter("step()");
   streams_.follow();
@@ -348,11 +356,7 @@ void Residency::parameters_updated(bool frozen_too) {
   updating_ = false;
   deferred_gathers_.clear();  // what an update that failed has left there
   max_unsharded_ = 0;
-  const std::vector<ParamUnit*> updated = updated_units(frozen_too);
-  for (const ParamUnit* unit : updated)
-    if (unit->use.pins > 0 && unit->unsharded())
-      throw Error(str("step() while a GatheredParameters holds ", unit->name));
-  for (ParamUnit* unit : updated) {
+  for (ParamUnit* unit : updated_units(frozen_too)) {
     if (unit->placement.sharded()) {
       drop(*unit);
     } else if (options_.deferred_update) {

@@ -22,6 +22,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -100,6 +101,9 @@ class Residency {
   void finish_gathers();
   /// Collective. Issues what is left of the plan; adopts the order after a recorded pass.
   void end_pass();
+  /// Throws Error, which names `call`, where a GatheredParameters holds what the call would change: what
+  /// parameters_updated() is told of.
+  void refuse_held(std::string_view call, bool frozen_too = false) const;
   /// The shards are about to get new values, until parameters_updated(): waits for gathers in flight,
   /// refuses readers.
   void begin_update();

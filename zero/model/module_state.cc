@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
 
@@ -12,6 +13,7 @@
 
 #include "core/error.h"
 #include "core/str.h"
+#include "zero/deferred/operator_log.h"
 #include "zero/memory/pause_listening.h"
 
 namespace tessera::zero {
@@ -103,12 +105,12 @@ void write_buffer(at::Tensor tensor, const at::Tensor& value, bool keep_dtype) {
   tensor.set_data(own.is_same(value) ? from_bytes(bytes_of_elements(own).clone(), kind_of(own)) : own);
 }
 
-/// A line a buffer: name, dtype and sizes.
+/// A line a buffer: name, dtype, sizes, and a hash of the values.
 static std::string describe(const std::vector<NamedTensor>& buffers) {
   std::string text;
   for (const auto& [name, tensor] : buffers)
-    text +=
-        str(name, '\t', static_cast<int>(tensor.scalar_type()), '\t', join(tensor.sizes().vec(), ","), '\n');
+    text += str(name, '\t', static_cast<int>(tensor.scalar_type()), '\t', join(tensor.sizes().vec(), ","),
+                '\t', deferred::hash_of(bytes_of_elements(tensor).cpu()), '\n');
   return text;
 }
 
@@ -116,10 +118,11 @@ static std::vector<std::pair<std::string, BufferKind>> parse_buffers(const std::
   std::vector<std::pair<std::string, BufferKind>> buffers;
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
-    const size_t sizes = line.rfind('\t'), dtype = line.rfind('\t', sizes - 1);
+    const size_t hash = line.rfind('\t'), sizes = line.rfind('\t', hash - 1),
+                 dtype = line.rfind('\t', sizes - 1);
     BufferKind kind;
     kind.dtype = static_cast<at::ScalarType>(std::stoi(line.substr(dtype + 1)));
-    std::istringstream list(line.substr(sizes + 1));
+    std::istringstream list(line.substr(sizes + 1, hash - sizes - 1));
     for (std::string size; std::getline(list, size, ',');) kind.shape.push_back(std::stoll(size));
     buffers.emplace_back(line.substr(0, dtype), std::move(kind));
   }
@@ -154,6 +157,22 @@ static void check_same_buffers(const std::vector<std::string>& by_rank) {
   }
 }
 
+/// By line of rank 0's text, whether a rank has another one there. All have as many lines.
+static std::vector<bool> differing_lines(const std::vector<std::string>& by_rank) {
+  std::vector<bool> differs;
+  std::vector<std::istringstream> texts;
+  for (const std::string& text : by_rank) texts.emplace_back(text);
+  for (std::string first; std::getline(texts[0], first);) {
+    differs.push_back(false);
+    for (size_t rank = 1; rank < texts.size(); ++rank) {
+      std::string line;
+      std::getline(texts[rank], line);
+      if (line != first) differs.back() = true;
+    }
+  }
+  return differs;
+}
+
 void broadcast_buffers(const std::vector<NamedTensor>& mine, comm::Communicator& comm, at::Device device) {
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
@@ -164,7 +183,9 @@ void broadcast_buffers(const std::vector<NamedTensor>& mine, comm::Communicator&
   const std::vector<std::string> by_rank = comm.exchange(describe(mine), "buffers");
   check_same_buffers(by_rank);
   const std::vector<std::pair<std::string, BufferKind>> first = parse_buffers(by_rank[0]);
+  const std::vector<bool> differs = differing_lines(by_rank);
   for (size_t i = 0; i < mine.size(); ++i) {
+    if (!differs[i]) continue;
     const BufferKind& kind = first[i].second;
     const at::Tensor& buffer = mine[i].tensor;
     // A collective needs memory of its own: another buffer may share this one's.
@@ -173,7 +194,11 @@ void broadcast_buffers(const std::vector<NamedTensor>& mine, comm::Communicator&
                                                      static_cast<int64_t>(c10::elementSize(kind.dtype))},
                                                     at::TensorOptions(at::kByte).device(device));
     if (bytes.numel() > 0) comm.broadcast(bytes, 0, "buffers")->wait();
-    if (comm.rank() != 0) write_buffer(buffer, from_bytes(bytes, kind), /*keep_dtype=*/false);
+    if (comm.rank() != 0)
+      write_buffer(buffer, from_bytes(bytes, kind), /*keep_dtype=*/false);
+    else if (!buffer.is_inference())
+      torch::autograd::impl::bump_version(
+          buffer);  // a graph that has saved it is stale on all ranks or on none
   }
 }
 

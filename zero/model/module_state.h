@@ -88,7 +88,8 @@ bool converts(at::ScalarType from, at::ScalarType to);
 void write_buffer(at::Tensor tensor, const at::Tensor& value, bool keep_dtype);
 
 /// Collective. Makes `buffers` rank 0's, in value, shape and dtype; they are on `device`, which the transport
-/// takes. Throws CommError naming a buffer that not all ranks have, Error for one that cannot be sent.
+/// takes. Those that no rank has otherwise are not sent, and not written. Throws CommError naming a buffer
+/// that not all ranks have, Error for one that cannot be sent.
 void broadcast_buffers(const std::vector<NamedTensor>& buffers, comm::Communicator& comm, at::Device device);
 
 }  // namespace tessera::zero

@@ -180,12 +180,15 @@ void GradientReducer::begin_backward(bool first, bool boundary, double factor) {
   factor_ = factor;
   for (ParameterGradient& gradient : gradients_) {
     gradient.came = 0;
-    if (first) gradient.used = false;
+    if (first) {
+      gradient.used = false;
+      gradient.parts = at::Tensor();  // of a step that was given up
+    }
     if (single_rank_) gradient.in_slot = !first;
   }
   for (ParamUnit& unit : units_) {
     unit.gradient.num_missing = static_cast<int>(unit.spec.parameters.size());
-    unit.gradient.late = false;  // what came late is still in p.grad, and goes with this micro-step
+    unit.gradient.late = false;  // what came late is in its parts, and goes with this micro-step
   }
   if (all_have_read_) std::exchange(all_have_read_, nullptr)->wait();
   sums_.clear();
@@ -207,6 +210,8 @@ void GradientReducer::finish_backward() {
   }
   put_waiting();
   order_.end_backward();
+  for (const ParamUnit& unit : units_)
+    if (unit.gradient.late) take_late_parts(unit);
 }
 
 void GradientReducer::drop_backward() {
@@ -336,18 +341,32 @@ void GradientReducer::accumulate(int parameter) {
                   .add = add});
 }
 
+/// Where slots round, or a late part of the micro-step before waits.
 void GradientReducer::add_partial(int parameter) {
-  if (!slots_round_) return;
+  ParameterGradient& gradient = gradients_[parameter];
+  if (!slots_round_ && !gradient.parts.defined()) return;
+  if (gradient.expected == 1 && !gradient.parts.defined()) {
+    gradient.parts = take_grad(parameter);
+  } else {
+    add_to_parts(parameter);
+  }
+}
+
+void GradientReducer::add_to_parts(int parameter) {
   const at::Tensor grad = take_grad(parameter);
   at::Tensor& sum = gradients_[parameter].parts;
   if (sum.defined()) {
     streams_.uses(sum);
     sum.add_(grad);
   } else {
-    sum = gradients_[parameter].expected == 1
-              ? grad
-              : grad.to(options_.accumulate_dtype, /*non_blocking=*/false, /*copy=*/true);
+    sum = grad.to(options_.accumulate_dtype, /*non_blocking=*/false, /*copy=*/true);
   }
+}
+
+/// Nothing of the engine's stays in p.grad between backward passes, where the caller reads and resets it.
+void GradientReducer::take_late_parts(const ParamUnit& unit) {
+  for (const int parameter : unit.spec.parameters)
+    if (gradients_[parameter].parameter.grad().defined()) add_to_parts(parameter);
 }
 
 bool GradientReducer::ready_for_slot(int parameter) const {
@@ -390,11 +409,11 @@ bool GradientReducer::mark_ready(int parameter) {
 // ------------------------------------------------------------------------------ before a unit's reduction
 
 /// Returns whether p.grad has a gradient for the unit's reduction that is about to be issued; what came late
-/// stays there until the next one.
+/// stays there until the end of backward.
 bool GradientReducer::has_grad(int parameter) const {
   const ParameterGradient& gradient = gradients_[parameter];
-  const bool late = order_.in_backward() && slots_round_ && gradient.came > gradient.expected;
-  return gradient.parameter.grad().defined() && !late;
+  const bool late = slots_round_ && gradient.came > gradient.expected;
+  return order_.in_backward() && gradient.parameter.grad().defined() && !late;
 }
 
 /// `came`: whether something came of a gradient. Zeroes the gaps between parameters too: slots are shared by
@@ -623,13 +642,7 @@ bool GradientReducer::late_on_some_rank(const ParamUnit& unit) {
 }
 
 GradientReducer::Mean GradientReducer::mean_so_far(ParamUnit& unit) {
-  if (late_on_some_rank(unit)) {
-    if (!boundary_)
-      throw Error(str("the gradient of ", unit.name,
-                      " has come in parts, of which some are added by the next backward(): read it at the "
-                      "accumulation boundary"));
-    reduce_late({unit.index});
-  }
+  if (late_on_some_rank(unit)) reduce_late({unit.index});
   if (boundary_) return mean_at_boundary(unit);
   if (!each_backward()) {
     at::Tensor sum = unit.gradient.accumulator.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
@@ -744,12 +757,14 @@ void GradientReducer::reduce_late(const std::vector<int>& units) {
     complete_slot(unit, flat);
     unit.gradient.late = false;
     if (single_rank_) continue;
-    // The accumulator is the mean over all ranks by now: so has to be what is added.
-    if (options_.replicas) sum_over(*options_.replicas, flat, unit.name);
+    // At the boundary the accumulator is the mean over all ranks: so has to be what is added.
+    if (options_.replicas && boundary_) sum_over(*options_.replicas, flat, unit.name);
     const at::Tensor sum = sum_goes_to(unit, /*add=*/true);
-    comm_->reduce_scatter(flat, {sum, postscale_, /*add=*/true}, unit.name)->wait();
+    comm_->reduce_scatter(flat, {sum, boundary_ ? postscale_ : shard_group_scale_, /*add=*/true}, unit.name)
+        ->wait();
     leave_memory(unit);
-    if (update_whole_) comm_->all_gather(unit.gradient.accumulator, shard(unit), unit.name)->wait();
+    if (update_whole_ && boundary_)
+      comm_->all_gather(unit.gradient.accumulator, shard(unit), unit.name)->wait();
     free_slot(unit);
   }
 }

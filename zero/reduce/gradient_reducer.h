@@ -134,7 +134,7 @@ class GradientReducer {
   at::Tensor owned(const ParamUnit& unit) const;
   /// Collective. The mean over the ranks so far, outside of a backward and also before the boundary, in fp32
   /// or the accumulate dtype: (numel) of a unit that is `whole`, else this rank's (owned numel). The
-  /// accumulator has to be in memory. Throws Error where a rank still has a part of it in p.grad.
+  /// accumulator has to be in memory.
   struct Mean {
     at::Tensor values;
     bool whole;
@@ -186,7 +186,7 @@ class GradientReducer {
     bool used = false;      ///< one came on this rank since the accumulators started anew
     bool in_slot = false;   ///< the slot has something of it: of this backward, or, where accumulators are
                             ///< the slots, since these started anew
-    at::Tensor parts = {};  ///< the sum of those so far; undefined where none waits
+    at::Tensor parts = {};  ///< the sum of those so far, or of late ones; undefined where none waits
     int64_t launch = -1;    ///< the number of the launch that its last gradient was given to
   };
 
@@ -210,6 +210,8 @@ class GradientReducer {
   void defer(int parameter);
   void accumulate(int parameter);
   void add_partial(int parameter);
+  void add_to_parts(int parameter);
+  void take_late_parts(const ParamUnit& unit);
   bool ready_for_slot(int parameter) const;
   void copy_into_slot(int parameter, const at::Tensor& slot);
   at::Tensor rounded_as_in_slot(const at::Tensor& grad) const;

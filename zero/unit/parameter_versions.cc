@@ -27,6 +27,10 @@ ParameterVersions::ParameterVersions(const Layout& layout, const std::vector<Par
 
 void ParameterVersions::allow(int parameter) { versions_[parameter] = version_of(parameters_[parameter]); }
 
+bool ParameterVersions::was_written(int parameter) const {
+  return version_of(parameters_[static_cast<size_t>(parameter)]) != versions_[static_cast<size_t>(parameter)];
+}
+
 void ParameterVersions::written_by_engine(int parameter) {
   torch::autograd::impl::bump_version(parameters_[parameter]);
   allow(parameter);
@@ -47,7 +51,7 @@ void ParameterVersions::check() const {
               ", and it would not be trained. Choose dtype (by the config) and device before initialize(); "
               "give values with load_weights(), or inside a GatheredParameters with modifier_rank set"));
     }
-    if (version_of(tensor) != versions_[parameter] && unit.use.writers == 0)
+    if (was_written(static_cast<int>(parameter)) && unit.use.writers == 0)
       throw Error(str("parameter ", spec.name,
                       " was written in place outside of a GatheredParameters: the values would be lost, or "
                       "differ between ranks. Write inside a GatheredParameters with modifier_rank set, or "

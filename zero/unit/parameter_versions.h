@@ -30,6 +30,8 @@ class ParameterVersions {
 
   /// The value that the parameter has now is allowed.
   void allow(int parameter);
+  /// Whether it was written since, in a way that autograd has seen.
+  bool was_written(int parameter) const;
   /// The engine has written the parameter, in a way that autograd has not seen: it is told now.
   void written_by_engine(int parameter);
   /// A few loads a parameter. Throws Error naming the first parameter whose memory was replaced

@@ -1,6 +1,7 @@
 """What loops of plain PyTorch do around an engine: they read and write p.grad, discard gradients, set hooks, train two models with one
 loss or against each other, and initialize a model twice. Beside plain PyTorch, at every stage."""
 import gc
+import threading
 
 import models
 import tessera
@@ -408,6 +409,49 @@ def zeros_in_grad_are_refused_where_they_would_count(stage):
         engine.backward(loss_of(engine, BATCHES[0][rank]))
         engine.step()
         assert not engine.full_parameter("second.weight").equal(before)
+
+
+def layer(seed):
+    torch.manual_seed(seed)
+    return nn.Linear(4, 1, bias=False)
+
+
+@each_stage
+def several_engines_in_one_gathered_parameters(stage):
+    """Rank 1 has made other objects, so that its engines have other addresses in another order."""
+    kept = []
+    for extra in (1, 7):
+        if rank == 1:
+            kept += [threading.Event() for _ in range(3 * extra)]
+        engines = [make(stage, layer(seed)) for seed in range(3)]
+        weights = [engine.module.weight for engine in engines]
+        expected = [layer(seed).weight.detach() for seed in range(3)]
+        with torch.no_grad(), tessera.GatheredParameters(weights[::-1], modifier_rank=0):
+            if rank == 0:
+                weights[1].fill_(7)
+        expected[1] = torch.full((1, 4), 7.0)
+        with tessera.GatheredParameters(weights[:2], modifier_rank=world - 1), torch.no_grad():  # nested, and overlapping
+            with tessera.GatheredParameters(weights[1:]):
+                assert all(w.equal(e) for w, e in zip(weights, expected))
+                raises(tessera.Error, engines[2].destroy, "destroy() inside of a GatheredParameters that holds weight")
+            inner = tessera.GatheredParameters(weights[1:], modifier_rank=0)
+            inner.__enter__()
+            if rank == world - 1:
+                weights[0].fill_(8)
+            if rank == 0:
+                weights[2].fill_(9)
+        inner.__exit__(None, None, None)
+        expected[0], expected[2] = torch.full((1, 4), 8.0), torch.full((1, 4), 9.0)
+        assert all(e.state_dict()["weight"].equal(w) for e, w in zip(engines, expected))
+        engines[1].destroy()
+        with tessera.GatheredParameters(weights, modifier_rank=0), torch.no_grad():  # one of them is a plain module's
+            if rank == 0:
+                weights[1].zero_()
+                weights[2].zero_()
+        assert weights[1].equal(torch.zeros(1, 4)) and engines[2].state_dict()["weight"].equal(torch.zeros(1, 4))
+        for engine in engines:
+            engine.destroy()
+        assert weights[0].equal(expected[0])
 
 
 if __name__ == "__main__":

@@ -253,6 +253,65 @@ def with_torchs_checkpoint(stage):
             same(*engines)
 
 
+class Shared(nn.Module):
+    """All layers are under recomputation; one is used outside of it too where `outside`: its gradient comes in parts."""
+
+    def __init__(self, use_reentrant, outside):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.shared, self.head = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 5)
+        self.use_reentrant, self.outside = use_reentrant, outside
+
+    def forward(self, x):
+        def part(function, x):
+            return checkpoint(function, x, use_reentrant=self.use_reentrant)
+
+        x = part(lambda x: self.shared(self.first(x)).tanh(), x.clone().requires_grad_())
+        if self.outside:
+            x = self.shared(x).tanh()
+        return part(lambda x: self.head(part(lambda x: self.shared(x).tanh(), x)), x)
+
+
+def simcse(model, samples):
+    """Two forwards of one batch, one backward."""
+    a, b = model(samples[0]), model(samples[0] * 0.9)
+    return functional.cross_entropy(a @ b.t(), torch.arange(len(a)))
+
+
+def dpo(model, samples):
+    """The policy twice, and once as its own reference."""
+    with torch.no_grad():
+        reference = model(samples[0])
+    chosen, rejected = model(samples[0]), model(samples[0] * 0.9)
+    return -functional.logsigmoid((chosen - rejected).mean(1) + reference.mean(1)).mean()
+
+
+@each_stage
+def of_a_layer_used_twice_and_of_several_forwards(stage):
+    """Also where the model is called without its engine, so that the first gradient comes in a backward inside of a node of another one."""
+    ways = {"engine": lambda e: (e, e.backward), "loss": lambda e: (e, torch.Tensor.backward), "module": lambda e: (e.module, torch.Tensor.backward)}
+    for way, loss_of, use_reentrant, accumulation, outside in (("engine", simcse, True, 2, True), ("engine", dpo, False, 1, True), ("loss", dpo, True, 1, True),
+                                                               ("module", dpo, True, 2, True), ("module", simcse, True, 1, False)):
+        plain, engine = Shared(use_reentrant, outside), make(stage, Shared(use_reentrant, outside), gradient_accumulation_steps=accumulation)
+        optimizer = torch.optim.SGD(plain.parameters(), lr=0.05, momentum=0.9)
+        model, backward = ways[way](engine)
+        for step in range(3):
+            optimizer.zero_grad()
+            for batch in BATCHES[step * accumulation:(step + 1) * accumulation]:
+                for samples in batch:
+                    (loss_of(plain, samples) / (world * accumulation)).backward()
+                backward(loss_of(model, batch[rank]))
+                if step != 1:
+                    for name, parameter in plain.named_parameters():
+                        apart = (engine.full_gradient(name) - parameter.grad).abs().max().item()
+                        assert apart < 1e-6, (way, loss_of.__name__, use_reentrant, step, name, apart)
+                engine.step()
+                engine.zero_grad()  # discards nothing after step()
+            optimizer.step()
+        same(engine, plain, 1e-5)
+        engine.destroy()
+
+
 @each_stage
 def it_does_nothing_in_evaluation(stage):
     engine = make(stage)

@@ -6,10 +6,10 @@ from tessera import zero
 
 def is_autocast_initialized() -> bool:
     """Whether an engine of this process runs its module under autocast."""
-    return any(engine.config["torch_autocast"]["enabled"] for engine in list(zero.engines()))
+    return any(engine.config["torch_autocast"]["enabled"] for engine in zero.engines())
 
 
 def get_autocast_dtype() -> torch.dtype | None:
     """In which its operators run; None without one."""
     return next((getattr(torch, {"bf16": "bfloat16", "fp16": "float16"}[engine.config["torch_autocast"]["dtype"]])
-                 for engine in list(zero.engines()) if engine.config["torch_autocast"]["enabled"]), None)
+                 for engine in zero.engines() if engine.config["torch_autocast"]["enabled"]), None)

@@ -1,0 +1,22 @@
+"""Random orders of an engine's calls beside plain PyTorch: alone, on two ranks in shared memory, and over Gloo. A sequence is run at each stage."""
+import unittest
+
+from ranks import RanksTest
+
+
+class RandomCalls(RanksTest):
+    def test_alone(self):
+        print(*self.run_ranks(1, "random_calls.py", "auto", "--sequences", 60))
+
+    def test_shared_memory(self):
+        print(self.run_ranks(2, "random_calls.py", "auto", "--sequences", 25, "--first", 1000)[0])
+
+    def test_2000(self):
+        """500 at four stages."""
+        for world, backend, first, sequences in ((1, "auto", 10_000, 300), (2, "auto", 20_000, 130), (2, "gloo", 30_000, 70)):
+            processes = self.start_ranks(world, "random_calls.py", backend, "--first", first, "--sequences", sequences)
+            print(self.finish(processes, timeout_s=1400)[0])
+
+
+if __name__ == "__main__":
+    unittest.main()
