@@ -2,6 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/init.h>
+#include <unistd.h>
+
+#include <csignal>
 
 #include "tests/zero/zero_testing.h"
 
@@ -67,12 +70,25 @@ TEST(ReleasedMemoryDeathTest, ReadingARawPointerNamesTheUnit) {
   EXPECT_DEATH(const_cast<volatile float*>(values)[0] = 1, "unit 1 .* is not in memory");
 }
 
+TEST(ReleasedMemoryDeathTest, ASignalThatIsSentEndsTheProcess) {
+  ::testing::GTEST_FLAG(death_test_style) = "threadsafe";
+  for (const int signal : {SIGSEGV, SIGBUS}) std::signal(signal, SIG_DFL);  // sanitizers have their own
+  Chain model(2);
+  Rig rig(*model, alone(), 3);
+  const auto send = [](int signal, bool to_thread) {
+    to_thread ? raise(signal) : kill(getpid(), signal);
+    usleep(1'000'000);  // another thread may get what is sent to the process
+    _exit(0);
+  };
+  for (const int signal : {SIGSEGV, SIGBUS})
+    for (const bool to_thread : {true, false})
+      EXPECT_EXIT(send(signal, to_thread), ::testing::KilledBySignal(signal), "");
+}
+
 TEST(ReleasedMemoryDeathTest, AfterTheEngineToo) {
   ::testing::GTEST_FLAG(death_test_style) = "threadsafe";
   Chain model(2);
-  {
-    const Rig rig(*model, alone(), 3);
-  }
+  { const Rig rig(*model, alone(), 3); }
   EXPECT_EQ(model->layers[0]->weight.numel(), kWidth * kWidth);
   EXPECT_THAT(access_error(model->layers[0]->weight), HasSubstr("unit 0"));
   EXPECT_DEATH(sink = unchecked(model->layers[0]->weight)[0], "unit 0 .* is not in memory");
@@ -91,9 +107,7 @@ TEST(ReleasedMemory, ModelAndEngineMayGoInEitherOrder) {
       EXPECT_EQ(alive.numel(), kWidth * kWidth);
     }
     Chain second(3);
-    {
-      Rig(*second, alone(), stage).step(second->forward(x).sum());
-    }
+    { Rig(*second, alone(), stage).step(second->forward(x).sum()); }
     if (stage < 3) {
       EXPECT_TRUE(second->forward(x).isfinite().all().item<bool>()) << "a plain model again";
     }
@@ -123,8 +137,9 @@ void expect_refused(const std::string& operator_name, const std::function<void(C
 TEST(ReleasedMemory, WritesAreRefusedByName) {
   expect_refused("aten::zero_", [](ChainImpl& model) { model.layers[1]->weight.zero_(); });
   expect_refused("aten::add_", [](ChainImpl& model) { model.layers[1]->bias += 1; });
-  expect_refused("aten::copy_",
-                 [](ChainImpl& model) { model.layers[1]->weight.copy_(at::ones({kWidth, kWidth})); });
+  expect_refused("aten::copy_", [](ChainImpl& model) {
+    model.layers[1]->weight.copy_(at::ones({kWidth, kWidth}));
+  });
   expect_refused("aten::fill_", [](ChainImpl& model) { model.layers[1]->weight.detach()[3].fill_(2); });
 }
 
