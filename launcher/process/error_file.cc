@@ -21,6 +21,7 @@
 #include "core/files/input_file.h"
 #include "core/files/temporary_name.h"
 #include "core/json/json_reader.h"
+#include "core/peer_failure.h"
 #include "core/str.h"
 
 namespace tessera::launcher {
@@ -74,7 +75,7 @@ void write_once(const std::string& path, const std::string& content) {
 
 /// The time of the last change of a file, as CLOCK_MONOTONIC: torch's reports have whole seconds.
 int64_t time_of_file(const std::string& path) {
-  struct stat status{};
+  struct stat status {};
   timespec now{};
   ::clock_gettime(CLOCK_REALTIME, &now);
   if (::stat(path.c_str(), &status) != 0) return monotonic_ns();
@@ -104,8 +105,12 @@ void report_error(const std::string& message, bool would_recur) noexcept {
     const char* path = std::getenv("TESSERA_ERROR_FILE");
     if (!path) path = std::getenv("TORCHELASTIC_ERROR_FILE");
     if (!path) return;
-    nlohmann::json extra = {{"timestamp", std::to_string(::time(nullptr))},
-                            {"monotonic_ns", std::to_string(monotonic_ns())}};
+    // torchrun names the least one, and for a rank without a report takes the time at which it has noticed
+    // its end.
+    constexpr int kLaterS = 3;
+    nlohmann::json extra = {
+        {"timestamp", std::to_string(::time(nullptr) + (tells_of_a_peer(message) ? kLaterS : 0))},
+        {"monotonic_ns", std::to_string(monotonic_ns())}};
     if (would_recur) extra["would_recur"] = "true";
     const nlohmann::json report = {
         {"message", {{"message", one_line(message, kMaxReportBytes)}, {"extraInfo", extra}}}};
