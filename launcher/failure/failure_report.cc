@@ -37,15 +37,14 @@ std::string memory_hint(const RankExit& exit, std::optional<int64_t> oom_kills_b
   return *now > *oom_kills_before ? "; the kernel killed it because memory ran out" : "";
 }
 
-/// The ranks that had ended with 0 when `exit` failed because of one of them.
-std::string early_end_hint(const RankExit& exit, const std::vector<RankExit>& exits,
-                           const std::string& error) {
+/// The ranks that ended with 0 and because of which `exit` failed.
+std::string early_end_hint(const std::vector<RankExit>& exits, const std::string& error) {
   if (!tells_of_a_peer(error)) return "";
   std::string hint;
   for (const RankExit& other : exits) {
-    if (&other == &exit) break;
-    if (other.status != 0) continue;
-    hint += str("; rank ", other.rank, " had ended with exit code 0 while others still waited for it");
+    const bool is_named = error.find(str("rank ", other.rank, " ")) != error.npos;
+    if (other.status != 0 || other.signalled || !is_named) continue;
+    hint += str("; rank ", other.rank, " ended with exit code 0 while others still waited for it");
     if (other.report) hint += str(" (", other.report->message, ")");
   }
   return hint;
@@ -88,7 +87,7 @@ FailureReport report_of(const RankExit& exit, const Outcome& outcome, const RunF
   report.what = by_launcher ? "it reported an error and was then ended by the launcher"
                             : describe_status(exit.status) + memory_hint(exit, facts.oom_kills_before);
   report.error = last_error(exit, facts, files);
-  report.error += early_end_hint(exit, outcome.exits, report.error);
+  report.error += early_end_hint(outcome.exits, report.error);
   report.exit_code = exit_code(exit);
   report.would_recur = exit.report && exit.report->would_recur;
   if (const auto common = common_error(outcome.exits)) {

@@ -3,6 +3,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <map>
 #include <string>
 #include <string_view>
@@ -14,6 +15,7 @@
 #include "core/environment/environment.h"
 #include "core/error.h"
 #include "core/peer_failure.h"
+#include "core/str.h"
 #include "launcher/process/error_file.h"
 #include "python/binding/bindings.h"
 #include "python/binding/interrupt.h"
@@ -80,6 +82,17 @@ void leave(Communicator& self, const std::string& reason) {
     group->abort(tells_of_a_peer(reason) ? comm::kLeftByFault : std::string_view(reason));
 }
 
+/// Reports an exit code other than 0, if nothing was reported, with the time of this call. Only the C library
+/// knows the code of `raise SystemExit(3)`, when Python has ended and all has been destroyed.
+void report_exit_code() {
+  static const int64_t time_ns = launcher::monotonic_ns();
+  ::on_exit(
+      [](int code, void*) {
+        if (code != 0) launcher::report_error(str("exit code ", code), /*would_recur=*/false, time_ns);
+      },
+      nullptr);
+}
+
 }  // namespace
 
 void bind_comm(py::module_& module) {
@@ -112,6 +125,7 @@ void bind_comm(py::module_& module) {
   module.def(
       "report_error", [](const std::string& message) { launcher::report_error(message); },
       py::arg("message"));
+  module.def("report_exit_code", &report_exit_code);
   module.def("tells_of_a_peer", &tells_of_a_peer, py::arg("message"));
   module.def("join", &join, py::arg("backend"), py::arg("device"), py::arg("timeout_s"),
              py::arg("rendezvous_timeout_s"), py::arg("verify"), py::arg("log"), ReleaseGil());

@@ -80,15 +80,22 @@ def at_exit() -> None:
         tell_ranks(f"it raised {_state.reason}")
     elif _state.aside and _state.is_rank:  # the exit code is 0, and the launcher shows it if others fail because this rank is gone
         _engine.report_error(_state.aside)
+    if _state.is_rank and _is_under_torchrun():
+        _engine.report_exit_code()
 
 
 def _is_interactive():
     return hasattr(sys, "ps1") or bool(sys.flags.interactive)
 
 
+def _is_under_torchrun():
+    return "TORCHELASTIC_ERROR_FILE" in os.environ and "TESSERA_ERROR_FILE" not in os.environ
+
+
 def _on_exception(kind, error, trace):
     if _is_interactive() or not _state.is_rank:
-        return _state.before.exception(kind, error, trace)
+        _state.before.exception(kind, error, trace)
+        return
     reason = describe(error.with_traceback(trace))
     interrupted = isinstance(error, KeyboardInterrupt)
     if not interrupted:
@@ -96,7 +103,7 @@ def _on_exception(kind, error, trace):
     _state.before.exception(kind, error, trace)
     tell_ranks("it was interrupted" if interrupted else f"it raised {reason}")
     # torchrun names the first process that it finds ended, and then ends the others.
-    if _engine.tells_of_a_peer(reason) and "TORCHELASTIC_ERROR_FILE" in os.environ and "TESSERA_ERROR_FILE" not in os.environ:
+    if _engine.tells_of_a_peer(reason) and _is_under_torchrun():
         sys.stderr.flush()
         time.sleep(_TIME_TO_BE_SECOND_S)
 

@@ -12,7 +12,7 @@ from ranks import PROGRAMS, TESSERA, RanksTest, free_port
 RUNS = int(sys.argv.pop(1)) if len(sys.argv) > 1 and sys.argv[1].isdigit() else 4
 # What the launcher shows, where the victim's own exception is not all of it.
 REASONS = {"sys.exit": "SystemExit: a bug of mine at raising_rank.py:", "collective": "TypeError: all_reduce", "SystemExit": "exit code 3",
-           "os._exit(3)": "exit code 3", "os._exit(0)": "rank {} had ended with exit code 0 while others still waited for it",
+           "os._exit(3)": "exit code 3", "os._exit(0)": "rank {} ended with exit code 0 while others still waited for it",
            "before, 0": "rank {} of {} has ended with exit code 0 before it joined the others", "thread": "KeyError: 'a bug of mine' at raising_rank.py:",
            "worker": "KeyError: Caught KeyError in DataLoader worker process 0: KeyError: 'a bug of mine'",
            "atexit": "KeyError: 'a bug of mine' at raising_rank.py:"}
