@@ -54,7 +54,7 @@ volatile std::sig_atomic_t came_before[std::size(kStopSignals)] = {};
 /// The first signal asks; the same of kStopSignals again ends the process with its default action, below the
 /// progress bars. One that is ignored (nohup) stays ignored.
 void ask_to_stop_on_signals() {
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_handler = [](int signal) {
     stop_requested = 1;
     volatile std::sig_atomic_t& before =
@@ -68,7 +68,7 @@ void ask_to_stop_on_signals() {
   };
   action.sa_flags = SA_RESTART;
   const auto set = [&](int signal) {
-    struct sigaction before {};
+    struct sigaction before{};
     const bool is_ignored = ::sigaction(signal, nullptr, &before) == 0 && before.sa_handler == SIG_IGN;
     if (!is_ignored || signal == SIGINT || signal == SIGTERM) ::sigaction(signal, &action, nullptr);
   };

@@ -19,7 +19,7 @@ constexpr std::array kEnding = {SIGTERM, SIGINT,  SIGHUP,    SIGQUIT, SIGUSR1,
                                 SIGUSR2, SIGALRM, SIGVTALRM, SIGXCPU, SIGPWR};
 
 bool is_ignored(int signal) {
-  struct sigaction action {};
+  struct sigaction action{};
   return ::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
 }
 
@@ -64,7 +64,7 @@ SignalWatch::SignalWatch(SignalPolicy policy, std::initializer_list<int> extra) 
     if (!is_ignored(signal)) ::sigaddset(&watched_, signal);
   ::pthread_sigmask(SIG_BLOCK, &watched_, &previous_mask_);
   // An inherited SIG_IGN for SIGCHLD would make the kernel reap the ranks and lose their status.
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_handler = SIG_DFL;
   ::sigaction(SIGCHLD, &action, &previous_child_action_);
 }

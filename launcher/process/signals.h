@@ -59,7 +59,7 @@ class SignalWatch {
   const SignalPolicy policy_;
   sigset_t watched_{};
   sigset_t previous_mask_{};
-  struct sigaction previous_child_action_ {};
+  struct sigaction previous_child_action_{};
 };
 
 }  // namespace tessera::launcher

@@ -88,7 +88,9 @@ TEST(ReleasedMemoryDeathTest, ASignalThatIsSentEndsTheProcess) {
 TEST(ReleasedMemoryDeathTest, AfterTheEngineToo) {
   ::testing::GTEST_FLAG(death_test_style) = "threadsafe";
   Chain model(2);
-  { const Rig rig(*model, alone(), 3); }
+  {
+    const Rig rig(*model, alone(), 3);
+  }
   EXPECT_EQ(model->layers[0]->weight.numel(), kWidth * kWidth);
   EXPECT_THAT(access_error(model->layers[0]->weight), HasSubstr("unit 0"));
   EXPECT_DEATH(sink = unchecked(model->layers[0]->weight)[0], "unit 0 .* is not in memory");
@@ -107,7 +109,9 @@ TEST(ReleasedMemory, ModelAndEngineMayGoInEitherOrder) {
       EXPECT_EQ(alive.numel(), kWidth * kWidth);
     }
     Chain second(3);
-    { Rig(*second, alone(), stage).step(second->forward(x).sum()); }
+    {
+      Rig(*second, alone(), stage).step(second->forward(x).sum());
+    }
     if (stage < 3) {
       EXPECT_TRUE(second->forward(x).isfinite().all().item<bool>()) << "a plain model again";
     }
@@ -137,9 +141,8 @@ void expect_refused(const std::string& operator_name, const std::function<void(C
 TEST(ReleasedMemory, WritesAreRefusedByName) {
   expect_refused("aten::zero_", [](ChainImpl& model) { model.layers[1]->weight.zero_(); });
   expect_refused("aten::add_", [](ChainImpl& model) { model.layers[1]->bias += 1; });
-  expect_refused("aten::copy_", [](ChainImpl& model) {
-    model.layers[1]->weight.copy_(at::ones({kWidth, kWidth}));
-  });
+  expect_refused("aten::copy_",
+                 [](ChainImpl& model) { model.layers[1]->weight.copy_(at::ones({kWidth, kWidth})); });
   expect_refused("aten::fill_", [](ChainImpl& model) { model.layers[1]->weight.detach()[3].fill_(2); });
 }
 
