@@ -104,13 +104,13 @@ EngineCommand ssh_agent_command(const ClusterOptions& options, size_t node) {
   if (!options.memory_folders.empty())
     variables.push_back("TESSERA_MEMORY_DIR=" + options.memory_folders[node]);
   return ssh_command(
-      options, options.hosts[node].name,
+      options, options.hosts[node].target(),
       shell_line(options, "stdin", agent_command(options, {str("--node-rank=", node)}), variables));
 }
 
 std::vector<std::string> names_of(const std::vector<Host>& hosts) {
   std::vector<std::string> names;
-  for (const Host& host : hosts) names.push_back(host.name);
+  for (const Host& host : hosts) names.push_back(host.target());
   return names;
 }
 
@@ -135,7 +135,7 @@ EngineCommand pdsh_command(const ClusterOptions& options) {
 }
 
 EngineCommand openmpi_command(const ClusterOptions& options) {
-  EngineCommand mpirun{.program = "mpirun", .label = "mpirun", .end_signal = SIGUSR1};
+  EngineCommand mpirun{.program = "mpirun", .label = "mpirun", .end_signal = SIGUSR2};
   mpirun.args = {"-n",        std::to_string(options.hosts.size()),
                  "--host",    join(names_of(options.hosts), ","),
                  "--map-by",  "ppr:1:node",
@@ -155,7 +155,7 @@ EngineCommand openmpi_command(const ClusterOptions& options) {
 }
 
 EngineCommand slurm_command(const ClusterOptions& options) {
-  EngineCommand srun{.program = "srun", .label = "srun", .end_signal = SIGUSR1};
+  EngineCommand srun{.program = "srun", .label = "srun", .end_signal = SIGUSR2};
   srun.variables = options.variables;
   for (const std::string& variable : agent_variables(options, "1")) srun.variables.push_back(variable);
   size_t slots = options.hosts.empty() ? static_cast<size_t>(options.nproc) : 1;

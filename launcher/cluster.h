@@ -10,6 +10,7 @@
 #include "core/log.h"
 #include "launcher/environment/hosts.h"
 #include "launcher/process/restarts.h"
+#include "launcher/process/signals.h"
 
 namespace tessera::launcher {
 
@@ -40,8 +41,9 @@ struct ClusterOptions {
   std::string run_secret;
   std::chrono::milliseconds save_grace{30000};
   std::chrono::milliseconds timeout{0};  ///< of the run; 0: none
-  RestartPolicy restarts;                ///< after failures; its members are filled in
-  int restart_count = 0;                 ///< attempts before this one
+  SignalPolicy signals;
+  RestartPolicy restarts;  ///< after failures; its members are filled in
+  int restart_count = 0;   ///< attempts before this one
   /// Has TESSERA_MEMORY_DIR of a host's ranks, by host. Empty: they have none.
   std::vector<std::string> memory_folders = {};
 };
@@ -51,8 +53,8 @@ struct EngineCommand {
   std::string program;
   std::string label;  ///< for messages: "ssh to n1", "srun"
   /// What makes the launchers on the hosts end their ranks as SIGTERM does, besides the end of standard
-  /// input. mpirun and srun hand SIGUSR1 on; after SIGTERM mpirun would kill them within a second. 0: none
-  /// needed.
+  /// input. mpirun and srun hand SIGUSR2 on (and SIGUSR1, which is the ranks'); after SIGTERM mpirun would
+  /// kill them within a second. 0: none needed.
   int end_signal = 0;
   std::vector<std::string> args = {};
   std::vector<std::string> variables = {};  ///< "NAME=value", besides this process's

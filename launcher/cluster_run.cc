@@ -22,6 +22,7 @@
 #include "launcher/launch.h"
 #include "launcher/process/process.h"
 #include "launcher/process/signals.h"
+#include "launcher/process/stdin_watch.h"
 #include "launcher/remote_folders.h"
 
 namespace tessera::launcher {
@@ -101,7 +102,7 @@ class ClusterSupervisor {
                        [](const Running& one) { return one.process.running(); })) {
       const auto signal = signals_.wait(deadline_);
       if (signal == SIGTSTP) signals_.stop_here();
-      if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP) on_signal(*signal);
+      if (signal && *signal != SIGTSTP && *signal != SIGCHLD) on_signal(*signal);
       collect_ended();
       if (deadline_ && Clock::now() >= *deadline_) end_all();
     }
@@ -114,12 +115,24 @@ class ClusterSupervisor {
 
  private:
   void on_signal(int signal) {
+    const bool goes_on = signals_.policy().passes_on(signal);
+    if (step_ == 0 && (goes_on || signals_.policy().is_handled(signal))) pass_on(signal);
+    if (goes_on) return log_.info(str(signal_name(signal), ": passed on to the hosts' ranks"));
     was_asked_ = true;
     if (!interrupted_by_ && step_ == 0)
       log_.warning(str(signal_name(signal), ": the ranks have ", static_cast<double>(grace_.count()) / 1000.0,
                        " s to end; a second signal kills them"));
     if (!interrupted_by_) interrupted_by_ = signal;
     end_all();
+  }
+
+  /// The launchers that ssh has started read it, mpirun and srun hand SIGUSR1 on.
+  void pass_on(int signal) {
+    for (const Running& one : programs_)
+      if (one.end_signal == 0)
+        send_all(one.input.get(), std::string(1, signal_byte(signal)));
+      else if (one.process.running() && signals_.policy().is_end_by_user_2 && signal == SIGUSR1)
+        one.process.signal(signal);
   }
 
   /// First the launchers on the hosts end as by SIGTERM; then the programs here are ended, and killed.
@@ -132,7 +145,7 @@ class ClusterSupervisor {
     const std::chrono::milliseconds grace = after_failure ? kStopGrace : grace_;
     deadline_ = Clock::now() + (step_ == 1 ? grace + kEndGrace : kEndGrace);
     for (Running& one : programs_) {
-      if (after_failure) send_all(one.input.get(), "\n");
+      if (after_failure) send_all(one.input.get(), std::string(1, kFailureByte));
       one.input.reset();
       const int signal = step_ == 1 ? one.end_signal : step_ == 2 ? SIGTERM : SIGKILL;
       if (signal == 0) continue;
@@ -264,7 +277,8 @@ ClusterOptions options_of(const ClusterOptions& options, const Attempt& attempt)
 }  // namespace
 
 int run_cluster(const ClusterOptions& options, const Logger& log) {
-  SignalWatch signals;  // between attempts it keeps the signals that come
+  ::signal(SIGPIPE, SIG_IGN);            // as in run()
+  SignalWatch signals(options.signals);  // between attempts it keeps the signals that come
   RemoteFolders memory(options, signals.previous_mask());
   const auto run = [&](const Attempt& attempt, std::chrono::milliseconds time_limit) {
     ClusterOptions all = options;

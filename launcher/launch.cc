@@ -275,8 +275,8 @@ int run(const Options& options, const Logger& log) {
   ensure_standard_files();
   // The one that started it on this host: sshd, mpirun, slurmstepd.
   if (options.is_agent) ::prctl(PR_SET_PDEATHSIG, SIGTERM);
-  // When it is gone, a message to it must not end this process before its ranks have saved.
-  if (options.is_agent) ::signal(SIGPIPE, SIG_IGN);
+  // When nobody reads what this process says, a message must not end it before its ranks have saved.
+  ::signal(SIGPIPE, SIG_IGN);
   Options first = options;
   if (first.run_id.empty()) first.run_id = new_run_id();  // the same after a restart
   std::optional<MemoryFolder> memory;
@@ -287,8 +287,7 @@ int run(const Options& options, const Logger& log) {
     }
   for (int rank = 0; rank < options.nproc; ++rank) first.restarts.members.push_back({str("rank ", rank)});
   // Between attempts it keeps the signals that come.
-  SignalWatch signals(options.is_agent ? std::initializer_list<int>{SIGUSR1, kFailureElsewhere}
-                                       : std::initializer_list<int>{});
+  SignalWatch signals(options.signals, {kFailureElsewhere});
   const auto run = [&](const Attempt& attempt, std::chrono::milliseconds time_limit) {
     Options now = options_of(first, attempt);
     now.timeout = time_limit;

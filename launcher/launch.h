@@ -8,6 +8,7 @@
 
 #include "core/log.h"
 #include "launcher/process/restarts.h"
+#include "launcher/process/signals.h"
 
 namespace tessera::launcher {
 
@@ -31,9 +32,10 @@ struct Options {
   std::string memory_folder;             ///< TESSERA_MEMORY_DIR; empty: run() makes one if it may restart
   std::string run_id;                    ///< TESSERA_RUN_ID; empty: a new one
   std::chrono::milliseconds timeout{0};  ///< ends the run as SIGTERM does; 0: no limit
-  RestartPolicy restarts;                ///< after failures; its members are filled in
-  int restart_count = 0;  ///< of an agent, whose launcher restarts: TORCHELASTIC_RESTART_COUNT of its ranks
-  int max_restarts = 0;   ///< and TORCHELASTIC_MAX_RESTARTS
+  SignalPolicy signals;
+  RestartPolicy restarts;  ///< after failures; its members are filled in
+  int restart_count = 0;   ///< of an agent, whose launcher restarts: TORCHELASTIC_RESTART_COUNT of its ranks
+  int max_restarts = 0;    ///< and TORCHELASTIC_MAX_RESTARTS
   /// Started by the launcher of a run on several hosts: it gets the report of a failure.
   bool is_agent = false;
   bool watch_stdin = false;                     ///< ends as by SIGTERM when standard input ends

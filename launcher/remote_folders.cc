@@ -62,7 +62,7 @@ RemoteFolders::~RemoteFolders() {
 EngineCommand RemoteFolders::command_for(size_t host) const {
   const std::string& path = paths_[host];
   return ssh_command(
-      options_, options_.hosts[host].name,
+      options_, options_.hosts[host].target(),
       str("trap '' HUP INT TERM; mkdir -m 700 ", path, " || exit; cat; ",
           "for i in 1 2 3 4 5 6 7 8 9; do rm -rf ", path, "; sleep 0.2; [ -e ", path, " ] || exit 0; done"));
 }

@@ -41,7 +41,9 @@ struct TrainFlags {
 };
 
 /// They ask a run to save and end after the current step. SIGHUP: its terminal was closed.
-constexpr int kStopSignals[] = {SIGINT, SIGTERM, SIGHUP};
+constexpr int kStopSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
+/// They ask too, however often they come: a job that is preempted, a limit of CPU time, a battery.
+constexpr int kGentleSignals[] = {SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGXCPU, SIGPWR};
 
 /// Set by any of them; a global, because a signal handler has no arguments of ours.
 volatile std::sig_atomic_t stop_requested = 0;
@@ -49,8 +51,8 @@ volatile std::sig_atomic_t stop_requested = 0;
 /// Has, for each signal in kStopSignals, whether it has come before.
 volatile std::sig_atomic_t came_before[std::size(kStopSignals)] = {};
 
-/// The first signal asks; the same signal again ends the process with its default action, below the progress
-/// bars. A SIGHUP that is ignored (nohup) stays ignored.
+/// The first signal asks; the same of kStopSignals again ends the process with its default action, below the
+/// progress bars. One that is ignored (nohup) stays ignored.
 void ask_to_stop_on_signals() {
   struct sigaction action{};
   action.sa_handler = [](int signal) {
@@ -65,12 +67,14 @@ void ask_to_stop_on_signals() {
     before = 1;
   };
   action.sa_flags = SA_RESTART;
-  for (const int signal : kStopSignals) {
+  const auto set = [&](int signal) {
     struct sigaction before{};
-    if (signal == SIGHUP && ::sigaction(signal, nullptr, &before) == 0 && before.sa_handler == SIG_IGN)
-      continue;
-    ::sigaction(signal, &action, nullptr);
-  }
+    const bool is_ignored = ::sigaction(signal, nullptr, &before) == 0 && before.sa_handler == SIG_IGN;
+    if (!is_ignored || signal == SIGINT || signal == SIGTERM) ::sigaction(signal, &action, nullptr);
+  };
+  for (const int signal : kStopSignals) set(signal);
+  action.sa_handler = [](int) { stop_requested = 1; };
+  for (const int signal : kGentleSignals) set(signal);
 }
 
 constexpr const char* kLatest = "latest";  // a file's name in the checkpoints' folder, so no checkpoint's
@@ -169,6 +173,9 @@ int train(TrainFlags flags, const std::vector<std::string>& args) {
     find_resumed(flags, run.trainer, /*has_started=*/false);
     if (plan.is_first_host) train::check_not_in_use(run.trainer.output_dir);
     if (plan.is_first_host && !flags.resume) train::check_no_unfinished_run(run.trainer);
+    for (launcher::SignalPolicy* signals :
+         {&plan.local.signals, plan.cluster ? &plan.cluster->signals : nullptr})
+      if (signals) signals->handled.insert(signals->handled.end(), {SIGUSR1, SIGUSR2});  // ranks save and end
     if (plan.restarts.max_restarts > 0)
       plan.restarts.arguments = [&, num_ranks = plan.num_ranks](int now) {
         return now == num_ranks ? std::optional(args) : args_on(now, flags, run, args);

@@ -19,7 +19,7 @@ namespace tessera::comm {
 /// What a rank writes when it leaves the group: its last CommError is in its failure report …
 inline constexpr std::string_view kLeftByFault = "!";
 /// … or it is done.
-inline constexpr std::string_view kLeftInOrder = "it has finished";
+inline constexpr std::string_view kLeftInOrder = "it has ended";
 
 /// Its keys are `fault/R` (a failure of rank R, with R's collectives) in the group's store, and `left/R` (by
 /// its number in the GroupContext) in the store of that. `fault/any` and `left/any` exist once any rank has

@@ -6,6 +6,7 @@
 
 #include "comm/control/error_message.h"
 #include "comm/rendezvous/network.h"
+#include "core/environment/ended_ranks.h"
 #include "core/error.h"
 #include "core/str.h"
 
@@ -56,11 +57,21 @@ std::vector<int> missing_ranks(const GroupStore& store, int world_size) {
   return missing;
 }
 
+std::string describe_early_end(int rank, const Environment& env) {
+  return str(
+      "rank ", rank, " of ", env.world_size,
+      " has ended with exit code 0 before it joined the others, which wait for it; expected all ranks to "
+      "join the group");
+}
+
 /// The last one to arrive tells the others, so that each asks for one key only.
 void await_all(const GroupStore& store, const Environment& env, WaitLimit& limit) {
   if (store.add("arrived", 1) == env.world_size) return store.set("complete", "");
   const auto watch = [&] {
     if (store.has("refused")) throw CommError(store.get("refused"));
+    for (const int ended : ended_ranks())
+      if (ended < env.world_size && !store.has(str("rank/", ended)))
+        throw refusal(store, describe_early_end(ended, env));
     limit.still_waiting([&] {
       const std::vector<int> missing = missing_ranks(store, env.world_size);
       const std::string whom =
@@ -95,6 +106,11 @@ void WaitLimit::still_waiting(const std::function<std::string()>& describe) {
   if (Clock::now() < next_) return;
   next_ = Clock::now() + std::chrono::minutes(1);
   log_.info(str(describe(), "; gives up in ", std::chrono::ceil<std::chrono::seconds>(left()).count(), " s"));
+}
+
+void check_rank_0_runs(const Environment& env) {
+  const std::vector<int> ended = ended_ranks();
+  if (std::find(ended.begin(), ended.end(), 0) != ended.end()) throw CommError(describe_early_end(0, env));
 }
 
 std::vector<RankInfo> register_rank(const GroupStore& store, const Environment& env, const RankInfo& mine,

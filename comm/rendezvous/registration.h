@@ -46,9 +46,14 @@ class WaitLimit {
   Clock::time_point next_ = Clock::now() + std::chrono::seconds(5);
 };
 
+/// Throws CommError if the launcher says that rank 0 has ended with exit code 0. For a rank that waits for
+/// its store.
+void check_rank_0_runs(const Environment& env);
+
 /// Collective. Publishes `mine` and returns what all ranks publish, in a number of requests that does not
 /// depend on the number of ranks, but for waiting. Throws CommError, on all ranks: some are missing when the
-/// limit is reached (which), WORLD_SIZE or a setting differs, one RANK is given to two processes.
+/// limit is reached or the launcher says that one has ended with exit code 0 (which), WORLD_SIZE or a setting
+/// differs, one RANK is given to two processes.
 std::vector<RankInfo> register_rank(const GroupStore& store, const Environment& env, const RankInfo& mine,
                                     WaitLimit& limit);
 

@@ -45,6 +45,7 @@ c10::intrusive_ptr<c10d::Store> open_store(const Environment& env, const std::st
     // TCPStore would wait without a limit for the answer of a server of another kind.
     const char* who = env.agent_store ? "torchrun's agent" : "rank 0";
     await_server(host, env.master_port, timeout, [&](const std::string& instead) {
+      check_rank_0_runs(env);
       limit.still_waiting([&] {
         return str("rank ", env.rank, " waits for ", who, " to serve the rendezvous at ",
                    endpoint(host, env.master_port), " (", instead, ")");

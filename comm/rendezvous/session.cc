@@ -64,6 +64,7 @@ std::string ask_rank_0(const GroupStore& store, const GroupStore& plain, const E
   const auto deadline = Clock::now() + limit.left();
   const auto watch = [&] {
     check_secret(plain, env);
+    check_rank_0_runs(env);
     limit.still_waiting([&] {
       return str("rank ", env.rank, " waits at the rendezvous at ",
                  endpoint(env.master_addr, env.master_port), " for rank 0 of ", env.world_size);

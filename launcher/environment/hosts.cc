@@ -1,5 +1,7 @@
 #include "launcher/environment/hosts.h"
 
+#include <arpa/inet.h>
+
 #include <algorithm>
 #include <charconv>
 #include <fstream>
@@ -39,20 +41,70 @@ auto find_host(std::vector<Host>& hosts, std::string_view name) {
   return std::find_if(hosts.begin(), hosts.end(), [&](const Host& host) { return host.name == name; });
 }
 
+bool is_word(std::string_view text) {
+  const auto is_good = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||
+           c == '-' || c == '_';
+  };
+  return !text.empty() && text[0] != '-' && std::all_of(text.begin(), text.end(), is_good);
+}
+
+/// With the interface of a link-local one behind '%'.
+bool is_ipv6(const std::string& text) {
+  const size_t zone = text.find('%');
+  in6_addr address{};
+  return ::inet_pton(AF_INET6, text.substr(0, zone).c_str(), &address) == 1 &&
+         (zone == text.npos || is_word(text.substr(zone + 1)));
+}
+
+/// "n1", "user@n1", "10.0.0.1", "fe80::1%eth0", "[::1]". nullopt: anything else, which a shell or ssh might
+/// take for something other than a host.
+std::optional<Host> parse_host(std::string text) {
+  Host host;
+  if (const size_t at = text.find('@'); at != text.npos) {
+    host.user = text.substr(0, at);
+    text.erase(0, at + 1);
+    if (!is_word(host.user)) return std::nullopt;
+  }
+  if (text.size() > 2 && text.front() == '[' && text.back() == ']' && text.find(':') != text.npos)
+    text = text.substr(1, text.size() - 2);
+  if (text.size() > kLongestHostName || !(is_word(text) || is_ipv6(text))) return std::nullopt;
+  host.name = std::move(text);
+  return host;
+}
+
+/// N of "slots=N max_slots=M", in any order; M has no effect. nullopt: another form.
+std::optional<int> parse_slots(std::istringstream& words) {
+  std::optional<int> slots, most;
+  for (std::string word; words >> word;) {
+    const size_t equals = word.find('=');
+    const std::string key = word.substr(0, equals);
+    std::optional<int>& value = key == "slots" ? slots : most;
+    const bool is_known = key == "slots" || key == "max_slots" || key == "max-slots";
+    if (equals == word.npos || !is_known || value) return std::nullopt;
+    value = number_in(std::string_view(word).substr(equals + 1));
+    if (!value || *value < 1) return std::nullopt;
+  }
+  return slots && *slots <= kMaxRanks && *slots <= most.value_or(*slots) ? slots : std::nullopt;
+}
+
 /// One NAME[:SLOTS] of a filter; the slots are those of the hostfile where it names none.
 Host parse_filter(std::string_view item, const std::vector<Host>& hosts, std::string_view option) {
-  const size_t colon = item.find(':');
+  const auto find = [&](std::string_view name) {
+    return std::find_if(hosts.begin(), hosts.end(), [&](const Host& one) { return one.name == name; });
+  };
+  const size_t colon =
+      find(item) == hosts.end() ? item.rfind(':') : item.npos;  // an IPv6 address has its own
   const std::string_view name = item.substr(0, colon);
-  const auto host =
-      std::find_if(hosts.begin(), hosts.end(), [&](const Host& one) { return one.name == name; });
+  const auto host = find(name);
   if (host == hosts.end()) {
     std::vector<std::string> names;
     for (const Host& one : hosts) names.push_back(one.name);
     throw ConfigError(
-        str(option, ": host '", name, "' is not in the hostfile, which has ", join(names, ", ")));
+        str(option, ": host ", quoted_name(name), " is not in the hostfile, which has ", join(names, ", ")));
   }
   if (colon == item.npos) return *host;
-  Host chosen{host->name, parse_numbers(item.substr(colon + 1), option)};
+  Host chosen{host->name, parse_numbers(item.substr(colon + 1), option), host->user};
   for (const int slot : chosen.slots)
     if (std::find(host->slots.begin(), host->slots.end(), slot) == host->slots.end())
       throw ConfigError(
@@ -95,22 +147,27 @@ std::vector<Host> read_hostfile(const std::string& path) {
     ++number;
     const std::string before_comment = line.substr(0, line.find('#'));
     std::istringstream words(before_comment);
-    std::string name, slots, more;
+    std::string name;
     if (!(words >> name)) continue;
     const std::string where = str(path, ":", number, ": ");
-    const bool complete = (words >> slots) && !(words >> more) && slots.starts_with("slots=");
-    const auto count = complete ? number_in(std::string_view(slots).substr(6)) : std::nullopt;
-    if (!count || *count < 1 || *count > kMaxRanks || name.size() > kLongestHostName ||
-        name.find_first_of("@:,=") != name.npos)
+    const auto count = parse_slots(words);
+    if (!count)
       throw ConfigError(
           str(where, quoted_name(line), ": expected HOST slots=N, with 1 to ", kMaxRanks, " slots"));
-    if (!names.insert(name).second)
+    std::optional<Host> host = parse_host(name);
+    if (!host)
       throw ConfigError(
-          str(where, "host '", name, "' stands there twice; expected one line with all its slots"));
+          str(where, quoted_name(name),
+              " is no host; expected HOST or USER@HOST, of letters, digits, '.', '-' and '_' and not "
+              "beginning with '-', or an address"));
+    if (!names.insert(host->name).second)
+      throw ConfigError(
+          str(where, "host '", host->name, "' stands there twice; expected one line with all its slots"));
     if (hosts.size() == kMaxRanks)
       throw ConfigError(str(where, "more than ", kMaxRanks, " hosts; expected at most that many"));
-    hosts.push_back({name, std::vector<int>(static_cast<size_t>(*count))});
-    std::iota(hosts.back().slots.begin(), hosts.back().slots.end(), 0);
+    host->slots.resize(static_cast<size_t>(*count));
+    std::iota(host->slots.begin(), host->slots.end(), 0);
+    hosts.push_back(*std::move(host));
   }
   if (file.bad() || hosts.empty())
     throw ConfigError(str("--hostfile ", path, ": no hosts; expected lines HOST slots=N"));
@@ -154,9 +211,9 @@ std::vector<Host> decode_hosts(std::string_view text) {
   std::vector<Host> hosts;
   while (!text.empty()) {
     const std::string_view item = take_item(text, '@');
-    const size_t colon = item.find(':');
-    if (colon == item.npos || colon == 0)
-      throw ConfigError(str(kHostsVariable, ": '", item, "' is not a host; expected HOST:SLOTS"));
+    const size_t colon = item.rfind(':');
+    if (colon == item.npos || !parse_host(std::string(item.substr(0, colon))))
+      throw ConfigError(str(kHostsVariable, ": ", quoted_name(item), " is not a host; expected HOST:SLOTS"));
     hosts.push_back(
         {std::string(item.substr(0, colon)), parse_numbers(item.substr(colon + 1), kHostsVariable)});
   }

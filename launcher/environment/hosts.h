@@ -10,12 +10,19 @@ namespace tessera::launcher {
 
 /// A host and its slots, in order: a rank each; the numbers are those of its devices.
 struct Host {
-  std::string name;
+  std::string name;  ///< or address; an IPv6 address without brackets
   std::vector<int> slots;
+  std::string user = {};  ///< of user@host; empty: none was given
+
+  /// What ssh and pdsh get: "n1", "user@n1".
+  std::string target() const { return user.empty() ? name : user + '@' + name; }
 };
 
-/// Reads a hostfile: a host a line, with slots 0 to N-1; `#` begins a comment. Throws ConfigError with
-/// FILE:LINE for a line of another form and for a host that stands there twice, and for a file without hosts.
+/// Reads a hostfile: a host a line, as "HOST slots=N" with slots 0 to N-1, or "USER@HOST slots=N
+/// max_slots=M" as Open MPI's have it; `#` begins a comment. A host is a name of letters, digits, '.', '-'
+/// and
+/// '_' or an address. Throws ConfigError with FILE:LINE for a line of another form and for a host that stands
+/// there twice, and for a file without hosts.
 std::vector<Host> read_hostfile(const std::string& path);
 
 /// The hosts and slots that --include names (without slots: all of a host), or all but those that

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cctype>
 
+#include "core/peer_failure.h"
 #include "core/str.h"
 
 namespace tessera::launcher {
@@ -48,10 +49,17 @@ bool was_lost(const RankExit& exit) {
 }
 
 const RankExit* root_cause(const std::vector<RankExit>& exits) {
+  const auto is_consequence = [](const RankExit& exit) {
+    return exit.report && tells_of_a_peer(exit.report->message);
+  };
+  const auto is_before = [&](const RankExit& a, const RankExit& b) {
+    if (is_consequence(a) != is_consequence(b)) return is_consequence(b);
+    return failure_time_ns(a) < failure_time_ns(b);
+  };
   const RankExit* first = nullptr;
   for (const RankExit& exit : exits) {
     if (exit.status == 0 || (exit.signalled && !exit.report && !crashed(exit))) continue;
-    if (!first || failure_time_ns(exit) < failure_time_ns(*first)) first = &exit;
+    if (!first || is_before(exit, *first)) first = &exit;
   }
   return first;
 }

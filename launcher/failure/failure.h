@@ -31,7 +31,8 @@ bool crashed(const RankExit& exit);
 /// crashed()'s, or somebody else's SIGKILL.
 bool was_lost(const RankExit& exit);
 
-/// The first failure by time, or null if no rank failed by itself. A rank's time is that of its
+/// The first failure by time, or null if no rank failed by itself. Ranks whose report says that another one
+/// has ended or left count only if no other has failed. A rank's time is that of its
 /// report, else that of its end, minus the head start if it died of a signal that no peer can cause (SIGSEGV,
 /// SIGBUS, SIGILL, SIGFPE, SIGSYS, SIGTRAP, SIGKILL). Ranks ended by the launcher do not count unless they
 /// had reported an error or crashed.

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/json/json_reader.h"
+#include "core/peer_failure.h"
 #include "core/str.h"
 #include "launcher/environment/environment.h"
 #include "launcher/environment/host.h"
@@ -36,12 +37,25 @@ std::string memory_hint(const RankExit& exit, std::optional<int64_t> oom_kills_b
   return *now > *oom_kills_before ? "; the kernel killed it because memory ran out" : "";
 }
 
+/// The ranks that ended with 0 and because of which `exit` failed.
+std::string early_end_hint(const std::vector<RankExit>& exits, const std::string& error) {
+  if (!tells_of_a_peer(error)) return "";
+  std::string hint;
+  for (const RankExit& other : exits) {
+    const bool is_named = error.find(str("rank ", other.rank, " ")) != error.npos;
+    if (other.status != 0 || other.signalled || !is_named) continue;
+    hint += str("; rank ", other.rank, " ended with exit code 0 while others still waited for it");
+    if (other.report) hint += str(" (", other.report->message, ")");
+  }
+  return hint;
+}
+
 /// Whether this is the normal end of a rank interrupted by `signal`, which needs no report.
 bool is_answer_to(const RankExit& exit, std::optional<int> signal) {
   if (!signal) return false;
   if (crashed(exit)) return false;  // most likely while saving
   return WIFSIGNALED(exit.status) || WEXITSTATUS(exit.status) == 128 + *signal ||
-         WEXITSTATUS(exit.status) == 128 + SIGTERM;  // SIGHUP is forwarded as SIGTERM
+         WEXITSTATUS(exit.status) == 128 + SIGTERM;  // what most signals are forwarded as
 }
 
 /// A time of CLOCK_MONOTONIC as CLOCK_REALTIME.
@@ -73,6 +87,7 @@ FailureReport report_of(const RankExit& exit, const Outcome& outcome, const RunF
   report.what = by_launcher ? "it reported an error and was then ended by the launcher"
                             : describe_status(exit.status) + memory_hint(exit, facts.oom_kills_before);
   report.error = last_error(exit, facts, files);
+  report.error += early_end_hint(outcome.exits, report.error);
   report.exit_code = exit_code(exit);
   report.would_recur = exit.report && exit.report->would_recur;
   if (const auto common = common_error(outcome.exits)) {

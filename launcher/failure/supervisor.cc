@@ -11,6 +11,7 @@
 #include <fstream>
 #include <utility>
 
+#include "core/environment/ended_ranks.h"
 #include "core/str.h"
 #include "launcher/process/stdin_watch.h"
 
@@ -88,8 +89,8 @@ void Supervisor::on_signal(int signal) {
   if (signal == SIGCHLD) return;  // handled by collect_ended(): one signal may stand for several exits
   if (signal == SIGTSTP) return suspend();
   if (signal == kFailureElsewhere) return on_failure_elsewhere();
-  outcome_.was_asked = true;                // in any phase
-  if (signal == SIGUSR1) signal = SIGTERM;  // by way of mpirun or srun (EngineCommand::end_signal)
+  if (signals_.policy().passes_on(signal)) return pass_on(signal);
+  outcome_.was_asked = true;  // in any phase
   if (phase_ == Phase::kRunning) return interrupt(signal);
   if (signal != SIGINT || phase_ == Phase::kKilled) return;  // the ranks are ending already
   if (phase_ == Phase::kInterrupted && Clock::now() - interrupted_at_ < kSameInterrupt) return;
@@ -101,13 +102,18 @@ void Supervisor::interrupt(int signal) {
   outcome_.was_asked = true;
   outcome_.interrupted_by = signal;
   interrupted_at_ = Clock::now();
-  // Programs that save handle SIGTERM, few handle SIGHUP.
-  const int passed_on = signal == SIGHUP ? SIGTERM : signal;
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) send_signal(rank, passed_on);
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) send_signal(rank, signals_.policy().for_ranks(signal));
   enter(Phase::kInterrupted, options_.save_grace);
   log_.warning(str(signal_name(signal), ": ", num_running_, " ranks have ",
                    options_.save_grace.count() / 1000.0, " s to end; Ctrl-C",
                    signal == SIGINT ? " again" : "", " kills them"));
+}
+
+void Supervisor::pass_on(int signal) {
+  for (const Process& rank : ranks_)
+    if (rank.running()) ::kill(rank.pid(), signal);
+  log_.info(
+      str(signal_name(signal), ": passed on to ", num_running_, num_running_ == 1 ? " rank" : " ranks"));
 }
 
 void Supervisor::on_failure_elsewhere() {
@@ -159,7 +165,8 @@ void Supervisor::kill_all() {
 void Supervisor::send_signal(size_t rank, int signal) {
   if (!ranks_[rank].running()) return;
   signalled_[rank] = true;
-  ranks_[rank].signal(signal);
+  if (signal == SIGINT || signal == SIGTERM || signal == SIGKILL) return ranks_[rank].signal(signal);
+  ::kill(ranks_[rank].pid(), signal);  // its children have no handler, or a copy of the rank's
 }
 
 void Supervisor::enter(Phase phase, milliseconds limit) {
@@ -192,7 +199,7 @@ void Supervisor::on_rank_ended(int rank) {
   exit.report = read_error_report(options_.error_files[rank]);
   --num_running_;
   outcome_.exits.push_back(exit);
-  if (exit.status == 0) return;
+  if (exit.status == 0) return add_ended_rank(options_.error_files[rank], exit.rank);
   if (phase_ == Phase::kRunning) enter(Phase::kSettling, exit.report ? kSettleAfterReport : kSettle);
   // If a rank crashes while saving, the others wait for it and do not end by themselves.
   const bool crashed =

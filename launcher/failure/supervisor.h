@@ -53,6 +53,7 @@ class Supervisor {
   void collect_ended();
   void on_rank_ended(int rank);
   void interrupt(int signal);
+  void pass_on(int signal);
   void on_failure_elsewhere();
   void suspend();
   void kill_all();

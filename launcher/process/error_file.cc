@@ -21,6 +21,7 @@
 #include "core/files/input_file.h"
 #include "core/files/temporary_name.h"
 #include "core/json/json_reader.h"
+#include "core/peer_failure.h"
 #include "core/str.h"
 
 namespace tessera::launcher {
@@ -99,13 +100,18 @@ int64_t monotonic_ns() {
   return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
-void report_error(const std::string& message, bool would_recur) noexcept {
+void report_error(const std::string& message, bool would_recur, int64_t time_ns) noexcept {
   try {
     const char* path = std::getenv("TESSERA_ERROR_FILE");
     if (!path) path = std::getenv("TORCHELASTIC_ERROR_FILE");
     if (!path) return;
-    nlohmann::json extra = {{"timestamp", std::to_string(::time(nullptr))},
-                            {"monotonic_ns", std::to_string(monotonic_ns())}};
+    // torchrun names the least one, and for a rank without a report takes the time at which it has noticed
+    // its end.
+    constexpr int64_t kLaterS = 3;
+    const int64_t now_ns = monotonic_ns(), ago_s = time_ns == 0 ? 0 : (now_ns - time_ns) / 1'000'000'000;
+    nlohmann::json extra = {
+        {"timestamp", std::to_string(::time(nullptr) - ago_s + (tells_of_a_peer(message) ? kLaterS : 0))},
+        {"monotonic_ns", std::to_string(time_ns == 0 ? now_ns : time_ns)}};
     if (would_recur) extra["would_recur"] = "true";
     const nlohmann::json report = {
         {"message", {{"message", one_line(message, kMaxReportBytes)}, {"extraInfo", extra}}}};

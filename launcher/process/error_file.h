@@ -21,8 +21,8 @@ struct ErrorReport {
 /// format of torch.distributed.elastic.multiprocessing.errors.ErrorHandler, so that torchrun's summary shows
 /// the message too. Does nothing without either variable, or if the file exists. Atomic: a reader sees a
 /// complete report or none. `would_recur`: the error is a mistake in the configuration, which another start
-/// would find again. Never throws.
-void report_error(const std::string& message, bool would_recur = false) noexcept;
+/// would find again. `time_ns`: when it happened, as monotonic_ns(); 0: now. Never throws.
+void report_error(const std::string& message, bool would_recur = false, int64_t time_ns = 0) noexcept;
 
 /// The report in `path`, ours or that of a Python program under torch's @record; nullopt if the file
 /// is absent or not a report.

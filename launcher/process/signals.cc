@@ -1,10 +1,22 @@
 #include "launcher/process/signals.h"
 
+#include <string.h>  // sigabbrev_np
+
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <sstream>
+#include <utility>
+
+#include "core/error.h"
+#include "core/str.h"
+#include "core/utf8.h"
 
 namespace tessera::launcher {
 namespace {
+
+constexpr std::array kEnding = {SIGTERM, SIGINT,  SIGHUP,    SIGQUIT, SIGUSR1,
+                                SIGUSR2, SIGALRM, SIGVTALRM, SIGXCPU, SIGPWR};
 
 bool is_ignored(int signal) {
   struct sigaction action{};
@@ -13,12 +25,42 @@ bool is_ignored(int signal) {
 
 }  // namespace
 
-SignalWatch::SignalWatch(std::initializer_list<int> extra) {
+bool SignalPolicy::is_handled(int signal) const {
+  return std::find(handled.begin(), handled.end(), signal) != handled.end();
+}
+
+bool SignalPolicy::passes_on(int signal) const {
+  return !is_handled(signal) && (signal == SIGUSR1 || (signal == SIGUSR2 && !is_end_by_user_2));
+}
+
+int SignalPolicy::for_ranks(int signal) const {
+  const bool as_it_is = signal == SIGINT || (is_handled(signal) && !(signal == SIGUSR2 && is_end_by_user_2));
+  return as_it_is ? signal : SIGTERM;
+}
+
+std::vector<int> parse_signals(const std::string& text, const std::string& option) {
+  std::vector<int> signals;
+  std::vector<std::string> names;
+  for (const int signal : kEnding) names.push_back(str("SIG", ::sigabbrev_np(signal)));
+  std::istringstream items(text);
+  for (std::string item; std::getline(items, item, ',');) {
+    item.erase(0, std::min(item.find_first_not_of(' '), item.size()));
+    item.erase(item.find_last_not_of(' ') + 1);
+    const auto found = std::find(names.begin(), names.end(), item);
+    if (found == names.end())
+      throw ConfigError(str(option, ": found ", quoted_name(item), "; expected some of ", join(names, ",")));
+    signals.push_back(kEnding[static_cast<size_t>(found - names.begin())]);
+  }
+  return signals;
+}
+
+SignalWatch::SignalWatch(SignalPolicy policy, std::initializer_list<int> extra) : policy_(std::move(policy)) {
   ::sigemptyset(&watched_);
   for (const int signal : extra) ::sigaddset(&watched_, signal);
   // SIGINT even if it is ignored, as in a script's background job: it must still end every rank.
   for (const int signal : {SIGCHLD, SIGINT, SIGTERM}) ::sigaddset(&watched_, signal);
-  for (const int signal : {SIGHUP, SIGTSTP})
+  if (!is_ignored(SIGTSTP)) ::sigaddset(&watched_, SIGTSTP);
+  for (const int signal : kEnding)
     if (!is_ignored(signal)) ::sigaddset(&watched_, signal);
   ::pthread_sigmask(SIG_BLOCK, &watched_, &previous_mask_);
   // An inherited SIG_IGN for SIGCHLD would make the kernel reap the ranks and lose their status.
@@ -40,7 +82,7 @@ bool SignalWatch::take_pending_end() {
     errno = 0;
     const int signal = ::sigtimedwait(&watched_, nullptr, &now);
     if (signal < 0 && errno != EINTR) return has_come;
-    if (signal > 0 && signal != SIGCHLD && signal != SIGTSTP) has_come = true;
+    if (signal > 0 && signal != SIGCHLD && signal != SIGTSTP && !policy_.passes_on(signal)) has_come = true;
   }
 }
 

@@ -25,7 +25,8 @@ namespace {
   char byte;
   for (int signal = SIGTERM;;) {
     const ssize_t n = ::read(STDIN_FILENO, &byte, 1);
-    if (n > 0) signal = kFailureElsewhere;
+    if (n > 0 && byte == kFailureByte) signal = kFailureElsewhere;
+    if (n > 0 && byte > '@' && ::getppid() == launcher) ::kill(launcher, byte - '@');
     if (n > 0 || (n < 0 && errno == EINTR)) continue;
     if (::getppid() == launcher) ::kill(launcher, signal);
     ::_exit(0);

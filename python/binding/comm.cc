@@ -3,15 +3,21 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "comm/communicator.h"
 #include "comm/init/init.h"
+#include "comm/init/transport_communicator.h"
 #include "comm/labelled.h"
 #include "core/environment/environment.h"
 #include "core/error.h"
+#include "core/peer_failure.h"
+#include "core/str.h"
+#include "launcher/process/error_file.h"
 #include "python/binding/bindings.h"
 #include "python/binding/interrupt.h"
 #include "zero/model/model_program.h"
@@ -71,6 +77,23 @@ std::vector<py::bytes> exchange(Communicator& self, const std::string& value, co
   return {values.begin(), values.end()};
 }
 
+/// Tells the other ranks why this one ends. The communicator is of no use any more.
+void leave(Communicator& self, const std::string& reason) {
+  if (auto* group = dynamic_cast<comm::TransportCommunicator*>(&self))
+    group->abort(tells_of_a_peer(reason) ? comm::kLeftByFault : std::string_view(reason));
+}
+
+/// Reports an exit code other than 0, if nothing was reported, with the time of this call. Only the C library
+/// knows the code of `raise SystemExit(3)`, when Python has ended and all has been destroyed.
+void report_exit_code() {
+  static const int64_t time_ns = launcher::monotonic_ns();
+  ::on_exit(
+      [](int code, void*) {
+        if (code != 0) launcher::report_error(str("exit code ", code), /*would_recur=*/false, time_ns);
+      },
+      nullptr);
+}
+
 }  // namespace
 
 void bind_comm(py::module_& module) {
@@ -105,6 +128,12 @@ void bind_comm(py::module_& module) {
       [](Communicator& comm, const zero::Program& program) { zero::check_same_program(program, comm); },
       py::arg("comm"), py::arg("program"), ReleaseGil());
   module.def("environment", &torchrun_variables);
+  module.def("leave", &leave, py::arg("comm"), py::arg("reason"), ReleaseGil());
+  module.def(
+      "report_error", [](const std::string& message) { launcher::report_error(message); },
+      py::arg("message"));
+  module.def("report_exit_code", &report_exit_code);
+  module.def("tells_of_a_peer", &tells_of_a_peer, py::arg("message"));
   module.def("join", &join, py::arg("backend"), py::arg("device"), py::arg("timeout_s"),
              py::arg("rendezvous_timeout_s"), py::arg("verify"), py::arg("log"), ReleaseGil());
 }

@@ -7,7 +7,7 @@ import os as _os
 from pathlib import Path as _Path
 
 import tessera._check_torch as _check_torch  # noqa: F401  imports torch, before the module that links it
-from tessera import comm, errors, optim, zero
+from tessera import comm, errors, failures, optim, zero
 from tessera._engine import __version__
 from tessera.data import DataLoader
 from tessera.engine import Engine
@@ -20,6 +20,7 @@ from tessera.memory import memory_report
 from tessera.optimizer import Optimizer
 from tessera.zero import GatheredParameters
 
+failures.install()
 _plugin = _Path(__file__).parent / "bin" / "libtessera_cuda.so"
 if _plugin.exists():
     _os.environ.setdefault("TESSERA_CUDA_PLUGIN", str(_plugin))

@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 
-from tessera import _engine, arguments, errors, json_values
+from tessera import _engine, arguments, errors, failures, json_values
 from tessera.errors import CommError
 
 _BACKENDS = ("auto", "nccl", "staged", "p2p", "shm", "hybrid", "gloo")
@@ -75,12 +76,13 @@ def _join(backend, device, timeout_s, rendezvous_timeout_s, verify=False, log=Tr
     given = {"backend": backend, "device": device, "timeout_s": timeout_s, "verify": verify}
     with _lock:
         if _group is None:
+            failures.this_process_is_the_rank()
             with _port_beside_torch() as has_own_port:
                 _group = _engine.join(backend, device, timeout_s, rendezvous_timeout_s, verify, log)
             if not has_own_port and _group.size > 1:
                 _offer_store_to_torch()
             _joined_with.update(given)
-            atexit.register(destroy)
+            atexit.register(_end)
         elif _group.size > 1:
             _check_joined_alike(given)
         return _group
@@ -144,9 +146,17 @@ def is_initialized() -> bool:
     return _group is not None
 
 
+def _end():
+    failures.at_exit()
+    destroy()
+
+
 def destroy() -> None:
     """Leave the group. Engines must be gone, or not be used any more."""
     global _group
+    error = sys.exc_info()[1]
+    if error is not None and not (isinstance(error, SystemExit) and error.code in (None, 0)):  # called in a `finally`
+        failures.tell_ranks(f"it raised {failures.describe(error)}")
     _group = None
     if _joined_with.pop("offered_store", False):
         os.environ.pop(_AGENT_STORE, None)

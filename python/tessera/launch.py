@@ -131,25 +131,33 @@ def launch(function: Callable[..., Any], args: tuple = (), nproc: int = 2) -> An
 def _run_rank(function, args, rank, nproc, listener, sender):
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(nproc), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(nproc),
                       MASTER_ADDR="127.0.0.1", MASTER_PORT=str(listener.getsockname()[1]), TORCHELASTIC_USE_AGENT_STORE="True")
-    os.environ.pop("TESSERA_STORE_FD", None)  # of a launcher that started this process
+    for name in ("TESSERA_STORE_FD", "TESSERA_ERROR_FILE", "TORCHELASTIC_ERROR_FILE"):  # of a launcher that started this process
+        os.environ.pop(name, None)
     listener.close()
+    from tessera import comm, failures
+
     try:
         result = function(*args)
         # Whole: the pickles of torch.multiprocessing name memory and files of this process, which ends.
         sender.send_bytes(pickle.dumps((None, result if rank == 0 else None)))
-    except BaseException:
-        sender.send_bytes(pickle.dumps((traceback.format_exc(), None)))
+    except BaseException as error:
+        sender.send_bytes(pickle.dumps((traceback.format_exc(), None)))  # before the others can fail because of it
+        failures.tell_ranks(f"it raised {failures.describe(error)}")
         raise SystemExit(1) from None
     finally:
-        from tessera import comm
         comm.destroy()
 
 
 def _await_results(ranks, receivers, error):
-    waiting, outcome = dict(enumerate(receivers)), None
+    from tessera._engine import tells_of_a_peer
+
+    waiting, outcome, failed = dict(enumerate(receivers)), None, []
     try:
-        while waiting:
-            for receiver in multiprocessing.connection.wait(list(waiting.values())):
+        while waiting and all(by_peer for by_peer, _ in failed):
+            ready = multiprocessing.connection.wait(list(waiting.values()), timeout=1 if failed else None)
+            if not ready:
+                break  # no other rank has failed by itself
+            for receiver in ready:
                 rank = next(number for number, other in waiting.items() if other is receiver)
                 del waiting[rank]
                 try:
@@ -158,8 +166,10 @@ def _await_results(ranks, receivers, error):
                     ranks[rank].join()
                     failure, result = f"its process ended with exit code {ranks[rank].exitcode}", None
                 if failure:
-                    raise error(f"rank {rank} failed: {failure}")
+                    failed.append((tells_of_a_peer(failure), f"rank {rank} failed: {failure}"))
                 outcome = result if rank == 0 else outcome
+        if failed:
+            raise error(min(failed, key=lambda one: one[0])[1])
     finally:
         for process in ranks:
             if waiting:

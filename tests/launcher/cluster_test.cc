@@ -284,7 +284,7 @@ TEST(ClusterCommands, EachEngineIsToldWhatItNeeds) {
 
   options.engine = Engine::kOpenMpi;
   const auto mpirun = engine_commands(options);
-  EXPECT_EQ(mpirun[0].end_signal, SIGUSR1);
+  EXPECT_EQ(mpirun[0].end_signal, SIGUSR2);
   EXPECT_THAT(mpirun[0].args, Contains("SECRET"));
   EXPECT_THAT(mpirun[0].args, Not(Contains(HasSubstr("x y"))));
   EXPECT_THAT(mpirun[0].args, Not(Contains(HasSubstr("known to"))));

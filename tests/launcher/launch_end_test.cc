@@ -2,8 +2,10 @@
 #include <signal.h>
 
 #include <chrono>
+#include <tuple>
 
 #include "core/str.h"
+#include "launcher/failure/failure.h"
 #include "tests/launcher/launch_testing.h"
 
 namespace tessera::launcher {
@@ -90,6 +92,53 @@ TEST_F(LaunchTest, HangupIsForwardedAsSigterm) {
   tool.signal(SIGHUP);
   EXPECT_EQ(tool.wait(10), 0);
   EXPECT_TRUE(folder_.has("saved_0"));
+}
+
+TEST_F(LaunchTest, SignalsThatWouldEndTheLauncherLeaveTimeToSave) {
+  for (const int signal : {SIGQUIT, SIGALRM, SIGVTALRM, SIGXCPU, SIGPWR}) {
+    const Folder folder;
+    Tool tool(folder, launch_args(folder, 2, {"save", "0"}));
+    ASSERT_TRUE(folder.wait_for("ready", 2));
+    tool.signal(signal);
+    EXPECT_EQ(tool.wait(10), 0);
+    EXPECT_TRUE(folder.has("saved_0") && folder.has("saved_1"));
+    EXPECT_THAT(folder.read("tool.err"), HasSubstr(signal_name(signal) + ": 2 ranks have 30 s to end"));
+  }
+}
+
+TEST_F(LaunchTest, TheUsersSignalsGoToTheRanksAndTheRunGoesOn) {
+  Tool tool(folder_, launch_args(folder_, 2, {"take_signals", "3"}));
+  ASSERT_TRUE(folder_.wait_for("ready", 2));
+  std::string expected;
+  for (const int signal : {SIGUSR1, SIGUSR2, SIGUSR1}) {
+    EXPECT_EQ(tool.wait(0.3), -1) << "it goes on";
+    tool.signal(signal);
+    expected += str(signal, " ");
+    for (const char* name : {"signals_0", "signals_1"})
+      for (int tries = 0; tries < 1000 && (!folder_.has(name) || folder_.read(name) != expected); ++tries)
+        ::usleep(5000);
+  }
+  EXPECT_EQ(tool.wait(5), 0);
+  for (const char* name : {"signals_0", "signals_1"}) EXPECT_EQ(folder_.read(name), expected);
+  EXPECT_THAT(errors(), HasSubstr("SIGUSR2: passed on to 2 ranks"));
+}
+
+TEST_F(LaunchTest, SignalsToHandleAreTorchruns) {
+  for (const auto& [flag, sent, got] : {std::tuple(" SIGTERM, SIGUSR1", SIGUSR1, SIGUSR1),
+                                        {"SIGUSR1,SIGUSR2", SIGUSR2, SIGUSR2},
+                                        {"SIGUSR1", SIGHUP, SIGTERM},
+                                        {"SIGUSR1", SIGINT, SIGINT}}) {
+    const Folder folder;
+    Tool tool(folder, launch_args(folder, 2, {"take_signals", "9"},
+                                  {"--signals-to-handle", flag, "--save-grace", "0.5"}));
+    ASSERT_TRUE(folder.wait_for("ready", 2));
+    tool.signal(sent);
+    EXPECT_EQ(tool.wait(5), 128 + sent) << "killed after the grace";
+    EXPECT_EQ(folder.read("signals_1"), str(got, " "));
+    EXPECT_THAT(folder.read("tool.err"), HasSubstr(signal_name(sent) + ": 2 ranks have 0.5 s to end"));
+  }
+  EXPECT_EQ(run_tool(1, {"ok"}, {"--signals-to-handle", "SIGUSR1,SIGKILL"}), 1);
+  EXPECT_THAT(errors(), HasSubstr("--signals-to-handle: found 'SIGKILL'; expected some of SIGTERM,SIGINT,"));
 }
 
 TEST_F(LaunchTest, RanksThatIgnoreSigtermAreKilledAfterTheGrace) {

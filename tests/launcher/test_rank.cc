@@ -169,6 +169,25 @@ int save(const Args& args) {
   return 0;
 }
 
+std::atomic<int> taken[8], num_taken{0};
+
+/// Ends with 0 after N signals, and leaves their numbers.
+int take_signals(const Args& args) {
+  for (const int signal : {SIGUSR1, SIGUSR2, SIGTERM, SIGINT})
+    ::signal(signal, [](int number) { taken[num_taken++ % 8] = number; });
+  leave(str("ready_", rank), "");
+  std::string numbers;
+  for (int seen = 0; seen < std::stoi(args.at(0));) {
+    if (seen == num_taken) {
+      sleep_ms(5);
+      continue;
+    }
+    numbers += str(taken[seen++].load(), " ");
+    leave(str("signals_", rank), numbers);
+  }
+  return 0;
+}
+
 int count_interrupts(const Args&) {
   ::signal(SIGINT, [](int) { ++num_interrupts; });
   leave(str("ready_", rank), "");
@@ -257,6 +276,7 @@ int main(int argc, char** argv) {
       {"raise", raise_signal},
       {"hang", hang},
       {"save", save},
+      {"take_signals", take_signals},
       {"count_interrupts", count_interrupts},
       {"family", family},
       {"rendezvous", rendezvous},

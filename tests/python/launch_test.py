@@ -36,6 +36,16 @@ try:
     tessera.launch(bad, args=(7,), nproc=2)
 except tessera.Error as error:
     assert "failed: Traceback" in str(error) and "KeyError: 7" in str(error), error
+def fails_alone(culprit):
+    tessera.comm.barrier()
+    if tessera.comm.get_rank() == culprit:
+        raise KeyError("mine")
+    tessera.comm.barrier()
+for culprit in (0, 1, 2) * 2:
+    try:
+        tessera.launch(fails_alone, args=(culprit,), nproc=3)
+    except tessera.Error as error:
+        assert str(error).startswith(f"rank {{culprit}} failed: ") and "KeyError: 'mine'" in str(error), error
 def dies():
     import os
     os._exit(3)

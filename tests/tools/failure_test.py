@@ -30,9 +30,9 @@ class FailureTest(ToolTest):
             self.assertLess(time.monotonic(), give_up, "the run does not start")
             time.sleep(0.02)
 
-    def start_training(self, num_ranks=2):
+    def start_training(self, num_ranks=2, *args):
         """The launcher, once its ranks have done some steps, and the ranks' process ids."""
-        launcher = self.start("train", self.name, "--nproc", num_ranks)
+        launcher = self.start("train", self.name, "--nproc", num_ranks, *args)
         self.wait_for_steps(launcher)
         ranks = {int(environment["RANK"]): pid for pid, environment in self.marked().items() if "RANK" in environment}
         self.assertEqual(sorted(ranks), list(range(num_ranks)))
@@ -60,9 +60,9 @@ class FailureTest(ToolTest):
     def test_rank_0_is_killed(self):
         self.check_killed(0, 3)
 
-    def check_told_to_end(self, number):
+    def check_told_to_end(self, number, *args):
         """The run finishes the step, saves, prints how to resume, and resumes from there."""
-        launcher, _ = self.start_training()
+        launcher, _ = self.start_training(2, *args)
         launcher.send_signal(number)
         outcome = self.finish(launcher)
         self.assertLess(outcome.seconds, 5)
@@ -86,6 +86,19 @@ class FailureTest(ToolTest):
 
     def test_terminate(self):
         self.check_told_to_end(signal.SIGTERM)
+
+    def test_preempted(self):
+        """Slurm's --signal=USR1@60 may come to the launcher and to the ranks, and then SIGTERM to all."""
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            self.check_told_to_end(number, "--set", "trainer.overwrite_output_dir=true")
+        launcher, ranks = self.start_training(2, "--set", "trainer.overwrite_output_dir=true")
+        for process in (*ranks.values(), launcher.pid, *ranks.values()):
+            os.kill(process, signal.SIGUSR1)
+        launcher.terminate()
+        outcome = self.finish(launcher)
+        self.assertEqual(outcome.code, 0, outcome)
+        self.assertIn("SIGUSR1: 2 ranks have 30 s to end", outcome.err)
+        self.assertIn("stopped  saved in run/checkpoints/global_step", outcome.out)
 
     def test_a_mistake_of_all_ranks_is_said_once(self):
         for change, words in (({"data": {"type": "fashion_mnist", "path": "nowhere"}}, "nowhere"),
@@ -118,14 +131,17 @@ class FailureTest(ToolTest):
         steps = [record["step"] for record in self.lines_of_metrics() if "loss" in record]
         self.assertEqual(steps, list(range(1, last_step + 6)))  # no step is missing or repeated
 
-    def test_hang_up_without_a_launcher(self):
-        process = self.start("train", self.name)
-        self.wait_for_steps(process)
-        process.send_signal(signal.SIGHUP)
-        outcome = self.finish(process)
-        self.assertEqual(outcome.code, 0, outcome)
-        self.assertIn("stopped  saved in run/checkpoints/global_step", outcome.out)
-        self.resume_after_stop()
+    def test_signals_without_a_launcher(self):
+        for sent in ((signal.SIGHUP,), (signal.SIGQUIT,), (signal.SIGUSR1, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM), (signal.SIGXCPU,)):
+            process = self.start("train", self.name)
+            self.wait_for_steps(process)
+            for number in sent:
+                process.send_signal(number)
+            outcome = self.finish(process)
+            self.assertEqual(outcome.code, 0, outcome)
+            self.assertIn("stopped  saved in run/checkpoints/global_step", outcome.out)
+            self.resume_after_stop()
+            shutil.rmtree(self.folder / "run")
 
     def test_the_terminal_is_closed(self):
         """The terminal of a run is closed, and nothing can be printed any more."""
@@ -209,6 +225,17 @@ class FailureTest(ToolTest):
         self.assertEqual(process.wait(20), 0)
         self.assertTrue(all((self.folder / f"saved_{rank}").exists() for rank in (0, 1)))
         self.assert_nothing_runs()
+
+    def test_a_signal_for_the_ranks_of_a_host(self):
+        """As the launcher of a run sends it by ssh: it comes at once, and the run goes on."""
+        script = "trap 'echo more; touch usr_$RANK' USR1; touch ready_$RANK; while [ ! -e usr_0 -o ! -e usr_1 ]; do sleep 0.1; done"
+        process = self.start("launch", "-n", 2, "--", "sh", "-c", script, stdin=subprocess.PIPE, env={"TESSERA_LAUNCH_AGENT": "stdin"})
+        while not all((self.folder / f"ready_{rank}").exists() for rank in (0, 1)):
+            time.sleep(0.02)
+        process.stdin.write(chr(ord("@") + signal.SIGUSR1))
+        process.stdin.flush()
+        self.assertEqual(process.wait(20), 0)
+        self.assertIn("SIGUSR1: passed on to 2 ranks", self.finish(process).err)
 
     def test_launcher_is_killed(self):
         launcher, _ = self.start_training()

@@ -90,7 +90,7 @@ LaunchPlan quiet(LaunchPlan plan) {
 LaunchPlan on_one_host(const LaunchPlan& plan, const launcher::Host& host) {
   LaunchPlan one = plan;
   one.num_ranks = one.cluster->num_nodes = one.cluster->nproc = 1;
-  one.cluster->hosts = {{host.name, {host.slots.front()}}};
+  one.cluster->hosts = {{host.name, {host.slots.front()}, host.user}};
   one.cluster->master_addr = "";
   if (one.cluster->engine == launcher::Engine::kSsh)  // what --launcher-args says comes first, and counts
     one.cluster->engine_args.insert(one.cluster->engine_args.end(), {"-o", "ConnectTimeout=10"});

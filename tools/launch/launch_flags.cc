@@ -138,6 +138,9 @@ void add_rank_flags(CLI::App& command, LaunchFlags& flags) {
               "Seconds until the run is asked to save and end; the exit code is then 124");
   add_seconds(command, "--save-grace", flags.save_grace_s,
               "Seconds ranks have to end after Ctrl-C or SIGTERM (default: 30)");
+  add_text(command, "--signals-to-handle,--signals_to_handle", "SIGNALS", flags.signals_to_handle,
+           "Signals that ranks get as they are and then have --save-grace to end, as torchrun's, besides "
+           "SIGTERM and SIGINT: SIGUSR1,SIGUSR2 (default: ranks get these two and go on)");
 }
 
 }  // namespace

@@ -25,9 +25,10 @@ struct LaunchFlags {
                         ///< was printed
   std::optional<std::string> tee;  ///< --tee; "3" or "": all ranks of a host; "0:3,1:3": these
   bool bind_cores = false;
-  std::string core_list;     ///< --bind-core-list
-  double timeout_s = 0;      ///< 0: none
-  double save_grace_s = 30;  ///< --save-grace
+  std::string core_list;          ///< --bind-core-list
+  double timeout_s = 0;           ///< 0: none
+  double save_grace_s = 30;       ///< --save-grace
+  std::string signals_to_handle;  ///< --signals-to-handle; empty: torchrun's
 };
 
 /// Adds the flags to `command`. `flags` must outlive the parse. --rendezvous-timeout becomes

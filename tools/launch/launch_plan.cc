@@ -1,5 +1,7 @@
 #include "tools/launch/launch_plan.h"
 
+#include <signal.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -54,8 +56,9 @@ std::vector<int> ranks_to_show(const std::string& text) {
   return ranks;
 }
 
-bool is_this_host(const std::string& name) {
-  return name == "localhost" || name == "127.0.0.1" || name == launcher::host_name();
+bool is_this_host(const Host& host) {
+  const std::string& name = host.name;
+  return host.user.empty() && (name == "localhost" || name == "127.0.0.1" || name == launcher::host_name());
 }
 
 /// The hosts that --hostfile, --include, --exclude, --nnodes and --nproc leave.
@@ -94,6 +97,7 @@ launcher::Options common_options(const LaunchFlags& flags) {
   if (!flags.env_file.empty()) options.variables = launcher::read_env_file(flags.env_file);
   options.timeout = milliseconds_of(flags.timeout_s);
   options.save_grace = milliseconds_of(flags.save_grace_s);
+  options.signals.handled = launcher::parse_signals(flags.signals_to_handle, "--signals-to-handle");
   return options;
 }
 
@@ -137,6 +141,7 @@ void take_place(launcher::Options& options, const LaunchFlags& flags) {
 void become_agent(launcher::Options& options, const LaunchFlags& flags, std::string_view kind) {
   options.is_agent = true;
   options.watch_stdin = kind == "stdin";
+  options.signals.is_end_by_user_2 = !options.watch_stdin;
   if (const char* run_id = std::getenv("TESSERA_RUN_ID")) options.run_id = run_id;
   options.restart_count = integer_variable("TORCHELASTIC_RESTART_COUNT").value_or(0);
   options.max_restarts = integer_variable("TORCHELASTIC_MAX_RESTARTS").value_or(0);
@@ -164,6 +169,7 @@ std::vector<std::string> flags_for_hosts(const LaunchFlags& flags) {
   if (flags.tee) words.push_back("--tee=" + *flags.tee);
   if (flags.bind_cores) words.emplace_back("--bind-cores");
   if (!flags.core_list.empty()) words.push_back("--bind-core-list=" + flags.core_list);
+  if (!flags.signals_to_handle.empty()) words.push_back("--signals-to-handle=" + flags.signals_to_handle);
   return words;
 }
 
@@ -172,6 +178,18 @@ int nodes_in_slurm(const LaunchFlags& flags) {
   for (const char* name : {"SLURM_JOB_NUM_NODES", "SLURM_NNODES"})
     if (const auto nodes = integer_variable(name)) return *nodes;
   throw ConfigError("--launcher slurm: expected --nnodes N or --hostfile FILE outside of a job of Slurm");
+}
+
+/// What ssh takes as a host, but the others do not.
+void check_hosts(const std::vector<Host>& hosts, Engine engine, const std::string& name) {
+  for (const Host& host : hosts) {
+    const bool has_user = !host.user.empty() && (engine == Engine::kOpenMpi || engine == Engine::kSlurm);
+    if (has_user || (host.name.find(':') != std::string::npos && engine != Engine::kSsh))
+      throw ConfigError(
+          str("--launcher ", name, ": it takes no host with ", has_user ? "a user" : "an IPv6 address",
+              ", but the hostfile has ", host.target(), "; expected ",
+              has_user ? host.name + ", and User in ssh's configuration" : "its name", ", or ssh"));
+  }
 }
 
 launcher::ClusterOptions cluster_of(const LaunchFlags& flags, Engine engine, const launcher::Options& local,
@@ -193,6 +211,10 @@ launcher::ClusterOptions cluster_of(const LaunchFlags& flags, Engine engine, con
   cluster.run_secret = launcher::new_run_secret(local.variables);
   cluster.save_grace = local.save_grace;
   cluster.timeout = local.timeout;
+  cluster.signals = local.signals;
+  cluster.signals.is_end_by_user_2 = engine == Engine::kOpenMpi || engine == Engine::kSlurm;
+  if (engine == Engine::kPdsh)  // it passes none on, but ends the run as by SIGTERM
+    cluster.signals.handled.insert(cluster.signals.handled.end(), {SIGUSR1, SIGUSR2});
   return cluster;
 }
 
@@ -226,6 +248,7 @@ static std::string flag_of_launcher(const LaunchFlags& flags) {
       {"--log-dir", !flags.log_dir.empty()},
       {"--tee", flags.tee.has_value()},
       {"--timeout", flags.timeout_s != 0},
+      {"--signals-to-handle", !flags.signals_to_handle.empty()},
       {"--bind-cores-to-rank", flags.bind_cores},
       {"--bind-core-list", !flags.core_list.empty()},
       {"--node-rank", flags.node_rank.has_value()},
@@ -265,13 +288,14 @@ LaunchPlan plan_launch(const LaunchFlags& flags) {
   std::vector<Host> hosts = agent ? std::vector<Host>() : hosts_of(flags);
   Engine engine = hosts.empty() ? Engine::kLocal : Engine::kSsh;
   if (!flags.launcher.empty()) engine = launcher::engine_of(flags.launcher);
-  const bool is_here = hosts.size() == 1 && is_this_host(hosts.front().name);
+  const bool is_here = hosts.size() == 1 && is_this_host(hosts.front());
   if (is_here && flags.launcher.empty()) engine = Engine::kLocal;
   if (engine != Engine::kLocal && !agent) {
     if (flags.node_rank)
       throw ConfigError("--node-rank: --launcher starts all hosts from here; expected one of them");
     if (hosts.empty() && engine != Engine::kSlurm)
       throw ConfigError(str("--launcher ", flags.launcher, ": expected --hostfile FILE, the hosts"));
+    check_hosts(hosts, engine, flags.launcher);
     plan.restarts = restarts_of(flags, engine, plan.local);
     plan.cluster = cluster_of(flags, engine, plan.local, std::move(hosts));
     plan.num_ranks = plan.cluster->num_nodes * plan.cluster->nproc;

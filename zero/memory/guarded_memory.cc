@@ -29,7 +29,14 @@ constexpr int kMaxRegions = 16384;
 std::array<Region, kMaxRegions> regions;
 struct sigaction previous_action;
 
-void on_fault(int signal, siginfo_t* info, void* context) {
+void on_fault(int signal, siginfo_t* info, void*) {
+  sigaction(signal, &previous_action, nullptr);
+  // A signal that a process has sent (kill, sigqueue, tgkill) does not come again by itself, as that of an
+  // instruction does. It is blocked here, and so delivered when this handler returns.
+  if (info->si_code <= 0) {
+    raise(signal);
+    return;
+  }
   const auto address = reinterpret_cast<uintptr_t>(info->si_addr);
   for (const Region& region : regions) {
     const uintptr_t begin = region.begin.load(std::memory_order_acquire);
@@ -39,7 +46,6 @@ void on_fault(int signal, siginfo_t* info, void* context) {
     break;
   }
   // Returning to the faulting instruction raises the signal again, now for the handler before ours.
-  sigaction(signal, &previous_action, nullptr);
 }
 
 void install_handler() {

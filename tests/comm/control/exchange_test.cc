@@ -266,7 +266,7 @@ TEST_P(ExchangeTest, ARankThatLeftIsNoticedAtOnce) {
                        if (comm->rank() == 0) error = error_of([&] { comm->exchange("x", "plan"); });
                      });
   EXPECT_LT(testing::seconds_since(start), 5);
-  EXPECT_EQ(error, "exchange of \"plan\", collective 1: rank 1 left the group: it has finished");
+  EXPECT_EQ(error, "exchange of \"plan\", collective 1: rank 1 left the group: it has ended");
 }
 
 }  // namespace

@@ -257,7 +257,7 @@ TEST_P(FailuresTest, ARankThatReturnsEarlyIsNamed) {
   EXPECT_EQ(errors[0], "");
   for (const int rank : {1, 2}) {
     EXPECT_EQ(errors[rank],
-              "all_reduce of \"unit 1\" (100 x Float), collective 2: rank 0 left the group: it has finished");
+              "all_reduce of \"unit 1\" (100 x Float), collective 2: rank 0 left the group: it has ended");
   }
 }
 

@@ -17,8 +17,10 @@ namespace tessera::launcher {
 namespace {
 
 using tessera::testing::error_of;
+using ::testing::AllOf;
 using testing::Folder;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 class HostsTest : public ::testing::Test {
  protected:
@@ -35,14 +37,46 @@ class HostsTest : public ::testing::Test {
 TEST_F(HostsTest, AHostAndItsSlotsALine) {
   const auto hosts = read_hostfile(file("# two hosts\n\nn1 slots=2\n  n2\tslots=1   # the small one\n"));
   EXPECT_EQ(encode_hosts(hosts), "n1:0,1@n2:0");
-  EXPECT_EQ(encode_hosts(decode_hosts("n1:0,1@n2:0")), "n1:0,1@n2:0");
+  for (const char* text : {"n1:0,1@n2:0", "fe80::1%eth0:0@::1:0,1"})
+    EXPECT_EQ(encode_hosts(decode_hosts(text)), text);
+}
+
+TEST_F(HostsTest, OtherFormsOfALine) {  // the second word: what ssh gets
+  for (const auto& [line, target] : {std::pair("me@n1 slots=2", "me@n1"),
+                                     {"n1 slots=2 max_slots=4", "n1"},
+                                     {"n1 max-slots=2 slots=2  # Open MPI's", "n1"},
+                                     {"me.x-1@my_host-1.example.org slots=2", "me.x-1@my_host-1.example.org"},
+                                     {"10.0.0.1 slots=2", "10.0.0.1"},
+                                     {"[::1] slots=2", "::1"},
+                                     {"me@fe80::1%eth0 slots=2", "me@fe80::1%eth0"}}) {
+    const auto hosts = read_hostfile(file(line));
+    EXPECT_EQ(hosts.at(0).target(), target);
+    EXPECT_EQ(hosts[0].slots.size(), 2u) << line;
+    EXPECT_EQ(select_hosts(hosts, hosts[0].name, "").at(0).target(), target) << line;
+    EXPECT_EQ(select_hosts(hosts, hosts[0].name + ":1", "").at(0).slots, std::vector<int>{1}) << line;
+  }
+}
+
+TEST_F(HostsTest, WhatSshMayTakeForSomethingElseIsNoHost) {
+  const std::string nul("n1\0", 3);
+  for (const std::string& name :
+       {std::string("n1;reboot"), std::string("$HOME"), std::string("`id`"), std::string("-oProxyCommand=x"),
+        std::string("me@-n1"), std::string("-l@n1"), std::string("@n1"), std::string("me@"),
+        std::string("n1:0"), std::string("n1,n2"), std::string("n1/x"), std::string("n\x1b[0m1"),
+        std::string("n1|x"), std::string("n'1"), std::string("[n1]"), std::string("b\xc3\xbc"), nul})
+    EXPECT_THAT(refusal("n0 slots=1\n" + name + " slots=2\n"),
+                AllOf(StartsWith(folder_.path("hosts") + ":2: '"),
+                      HasSubstr("is no host; expected HOST or USER@HOST")))
+        << name;
+  EXPECT_THAT(error_of<ConfigError>([] { decode_hosts("-x:0"); }), HasSubstr("'-x:0' is not a host"));
 }
 
 TEST_F(HostsTest, ABadLineIsNamedWithFileAndLine) {
   const std::string path = folder_.path("hosts");
   EXPECT_EQ(refusal("n1 slots=2\nn2\n"), path + ":2: 'n2': expected HOST slots=N, with 1 to 4096 slots");
   for (const char* line : {"n1 slots=", "n1 slots=x", "n1 slots=0", "n1 slots=-1", "n1 slots=4097",
-                           "n1 slot=2", "slots=2", "n1 slots=2 n2 slots=2", "n1, slots=2", "n1:0 slots=2"})
+                           "n1 slot=2", "slots=2", "n1 slots=2 n2 slots=2", "n1 slots=2 slots=2",
+                           "n1 max_slots=4", "n1 slots=4 max_slots=2", "n1 n2 slots=2"})
     EXPECT_THAT(refusal(std::string(line) + "\n"),
                 HasSubstr(path + ":1: '" + line + "': expected HOST slots=N"))
         << line;

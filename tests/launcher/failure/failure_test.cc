@@ -51,6 +51,24 @@ TEST(FailureTest, FirstByTimeNotByRankOrOrder) {
       2);
 }
 
+TEST(FailureTest, ARankThatBlamesAnotherIsTheCauseOnlyAlone) {
+  const auto blaming = [](RankExit exit, const char* message) {
+    exit.report->message = message;
+    return exit;
+  };
+  for (const char* message :
+       {"CommError: exchange, collective 3: rank 1 left the group: it raised KeyError: 'x'",
+        "all_reduce, collective 3: ranks 1 and 2 are gone (its connection closed)",
+        "rank 0 is gone: its store at 127.0.0.1:29500 does not answer",
+        "rank 1 of 2 has ended with exit code 0 before it joined the others"}) {
+    const RankExit early = blaming(reported(0, exited(1), 2, 1), message);
+    EXPECT_EQ(cause({early, at(1, exited(3), 900)}), 1) << message;
+    EXPECT_EQ(cause({early, reported(1, exited(1), 900, 500)}), 1) << message;
+    EXPECT_EQ(cause({blaming(reported(1, exited(1), 900, 500), message), early}), 0) << message;
+    EXPECT_EQ(cause({at(1, 0, 1), early}), 0) << message;
+  }
+}
+
 TEST(FailureTest, KilledRankIsTheCauseBeforeItsPeersReports) {
   // Rank 1 noticed the closed connection and reported it before the launcher noticed rank 0's death.
   EXPECT_EQ(cause({reported(1, exited(1), 1005, 1001), at(0, SIGKILL, 1006)}), 0);

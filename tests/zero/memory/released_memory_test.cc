@@ -2,6 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/init.h>
+#include <unistd.h>
+
+#include <csignal>
 
 #include "tests/zero/zero_testing.h"
 
@@ -65,6 +68,21 @@ TEST(ReleasedMemoryDeathTest, ReadingARawPointerNamesTheUnit) {
   const volatile float* values = unchecked(model->layers[1]->bias);
   EXPECT_DEATH(sink = values[1], "unit 1 \\(fc1.weight, fc1.bias\\) is not in memory.*GatheredParameters");
   EXPECT_DEATH(const_cast<volatile float*>(values)[0] = 1, "unit 1 .* is not in memory");
+}
+
+TEST(ReleasedMemoryDeathTest, ASignalThatIsSentEndsTheProcess) {
+  ::testing::GTEST_FLAG(death_test_style) = "threadsafe";
+  for (const int signal : {SIGSEGV, SIGBUS}) std::signal(signal, SIG_DFL);  // sanitizers have their own
+  Chain model(2);
+  Rig rig(*model, alone(), 3);
+  const auto send = [](int signal, bool to_thread) {
+    to_thread ? raise(signal) : kill(getpid(), signal);
+    usleep(1'000'000);  // another thread may get what is sent to the process
+    _exit(0);
+  };
+  for (const int signal : {SIGSEGV, SIGBUS})
+    for (const bool to_thread : {true, false})
+      EXPECT_EXIT(send(signal, to_thread), ::testing::KilledBySignal(signal), "");
 }
 
 TEST(ReleasedMemoryDeathTest, AfterTheEngineToo) {
