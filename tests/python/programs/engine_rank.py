@@ -71,10 +71,10 @@ def inputs_are_converted_inside_of_containers():
             self.seen = (first, named, flag)
             return self.layer(first["x"][0]).sum()
 
-    engine = make(0, Model(), bf16={"enabled": True})
+    engine = make(0, Model(), bf16={"enabled": True, "auto_cast": True})
     engine({"x": [torch.ones(2, 4)], "n": torch.ones(2, dtype=torch.long)}, named=(torch.ones(1), "text"), flag=None)
     first, named, flag = engine.module.seen
-    assert first["x"][0].dtype == torch.float32 and first["n"].dtype == torch.long
+    assert first["x"][0].dtype == torch.bfloat16 and first["n"].dtype == torch.long
     assert named[0].dtype == torch.float32 and named[1] == "text" and flag is None
 
 
