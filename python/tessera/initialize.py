@@ -48,7 +48,7 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
         translated: the engine updates the parameters' shards. Any other runs as it is, on whole parameters, each on the rank that
         owns it. Its param groups stay those of the returned optimizer, whose methods its own methods call from then on. Trainable
         parameters in none of its groups keep their values.
-        Without one, the section and `model_parameters` too, it is AdamW with lr 0.001, and rank 0 logs a warning.
+        Without one, the section and `model_parameters` too, it is AdamW with lr 0.001, and rank 0 logs that.
     model_parameters : iterable of Parameter, or of dicts with "params", optional
         Param groups for the optimizer of the configuration; other trainable parameters keep their values. Beside `optimizer` they may
         only repeat what its groups say.
@@ -279,9 +279,9 @@ def _parse(config, overrides, group, client, model_parameters, lr_scheduler, nam
     section = json.loads(parsed.resolved)["optimizer"]
     if translation.whole is None and section["type"] in optim.WHOLE and len(translation.untrained) < sum(p.requires_grad for _, p in named):
         translation.add_whole(parsed, section, named, group.size)
-    if client is None and "optimizer" not in given and trains and any(p.requires_grad for _, p in named):
-        warnings.append(f"no optimizer was given: {section['type']} with lr {section['params']['lr']} updates all that is trainable; expected "
-                        "optimizer=, or the section \"optimizer\" in the configuration")
+    if group.rank == 0 and client is None and "optimizer" not in given and trains and any(p.requires_grad for _, p in named):
+        _engine.log_info(f"no optimizer was given: {section['type']} with lr {section['params']['lr']} updates all that is trainable; optimizer=, or "
+                         "the section \"optimizer\" in the configuration, says otherwise")
     if translation.whole is not None:
         translation.whole.agree()
         warnings.extend(translation.whole.warnings())
