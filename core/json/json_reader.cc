@@ -15,6 +15,13 @@ namespace tessera {
 namespace {
 
 bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
+/// Where the line of an offset ends.
+size_t line_end(std::string_view text, size_t at) {
+  return std::min(text.find_first_of("\r\n", at), text.size());
+}
+std::string_view trimmed(std::string_view text) {
+  return text.substr(0, text.find_last_not_of(" \t\r\n") + 1);
+}
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool is_hex_digit(char c) { return is_digit(c) || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F'); }
 bool is_word(char c) {
@@ -54,13 +61,22 @@ JsonReader::JsonReader(std::string_view text, const JsonOptions& options) : text
 }
 
 void JsonReader::fail(size_t offset, const std::string& what, JsonError::Kind kind) const {
+  if (kind == JsonError::Kind::kSyntax && unquoted_ < offset) {  // it has probably taken what is missed here
+    const size_t length = std::min<size_t>(line_end(text_, unquoted_) - unquoted_, 40);
+    throw JsonError(kind, unquoted_,
+                    str("found '", without_control_characters(text_.substr(unquoted_, length), true),
+                        "', which without quotes is a text up to the end of its line; expected true, false, "
+                        "null or a number and then ',' or a new line, or the text in double quotes"));
+  }
   throw JsonError(kind, offset, what);
 }
 
 /// About a token that is not what the grammar has at this place.
 void JsonReader::fail_expecting(const std::string& expected) const {
-  if (at_ >= text_.size()) fail(text_.size(), "the text ends too early; a '}' or ']' is missing");
-  if (text_[at_] == '\'') fail(at_, "found '; JSON strings stand in double quotes");
+  if (at_ >= text_.size())
+    fail(text_.size(), str("the text ends too early; ",
+                           open_.ends_with('\0') ? "expected " + expected : "a '}' or ']' is missing"));
+  if (text_[at_] == '\'' && !options_.hjson) fail(at_, "found '; JSON strings stand in double quotes");
   fail(at_, str("found ", token_at(at_), "; expected ", expected));
 }
 
@@ -89,9 +105,9 @@ char JsonReader::peek() {
   while (at_ < text_.size()) {
     if (is_blank(text_[at_])) {
       ++at_;
-    } else if (options_.comments && text_.substr(at_, 2) == "//") {
-      at_ = std::min(text_.find('\n', at_), text_.size());
-    } else if (options_.comments && text_.substr(at_, 2) == "/*") {
+    } else if (options_.hjson && (text_[at_] == '#' || text_.substr(at_, 2) == "//")) {
+      at_ = line_end(text_, at_);
+    } else if (options_.hjson && text_.substr(at_, 2) == "/*") {
       const size_t end = text_.find("*/", at_ + 2);
       if (end == text_.npos) fail(text_.size(), "the text ends inside a comment");
       at_ = end + 2;
@@ -104,7 +120,8 @@ char JsonReader::peek() {
 
 /// What may follow a value.
 const char* JsonReader::after_value() const {
-  return open_.empty() ? "the end" : open_.back() == '}' ? "',' or '}'" : "',' or ']'";
+  if (open_.empty()) return "the end";
+  return open_.back() == '}' ? "',' or '}'" : open_.back() == ']' ? "',' or ']'" : "a key";
 }
 
 std::string_view JsonReader::word_at(size_t start) const {
@@ -125,14 +142,18 @@ void JsonReader::scan() {
   const char c = peek();
   if (++num_values_ > options_.max_values)
     fail(at_, str("more than ", options_.max_values, " values; expected a ", options_.name));
-  if (c == '{' || c == '[') {
+  const bool has_no_braces =
+      options_.hjson && num_values_ == 1 && c != '{' && c != '[';  // an object around all
+  if (c == '{' || c == '[' || has_no_braces) {
     if (open_.size() == kMaxJsonDepth)
       fail(at_, str("nested deeper than ", kMaxJsonDepth, " levels"), JsonError::Kind::kTooDeep);
-    kind_ = c == '{' ? JsonKind::kObject : JsonKind::kArray;
-    end_ = at_ + 1;
-  } else if (c == '"') {
-    scan_string();
+    kind_ = c == '[' ? JsonKind::kArray : JsonKind::kObject;
+    end_ = at_ + (has_no_braces ? 0 : 1);
+  } else if (c == '"' || (options_.hjson && c == '\'')) {
+    text_.substr(at_, 3) == "'''" ? scan_lines() : scan_string();
     kind_ = JsonKind::kString;
+  } else if (options_.hjson) {
+    scan_unquoted();
   } else {
     scan_word(word_at(at_));
   }
@@ -141,14 +162,16 @@ void JsonReader::scan() {
 
 /// Sets string_ and end_.
 void JsonReader::scan_string() {
+  const char quote = text_[at_];
   size_t end = at_ + 1;
   bool has_escape = false;
-  for (; end < text_.size() && text_[end] != '"'; ++end) {
+  for (; end < text_.size() && text_[end] != quote; ++end) {
     if (static_cast<unsigned char>(text_[end]) < 0x20)
-      fail(end, "a string is not closed on its line; a '\"' is missing");
+      fail(end, str("a string is not closed on its line; a '", quote, "' is missing"));
     if (text_[end] != '\\') continue;
     has_escape = true;
     if (++end >= text_.size()) break;
+    if (options_.hjson && text_[end] == '\'') continue;
     if (std::string_view("\"\\/bfnrtu").find(text_[end]) == std::string_view::npos) fail_escape(end);
     for (int digits = text_[end] == 'u' ? 4 : 0; digits > 0; --digits)
       if (++end < text_.size() && !is_hex_digit(text_[end])) fail_escape(end);
@@ -159,12 +182,63 @@ void JsonReader::scan_string() {
     string_ = text_.substr(at_ + 1, end - at_ - 1);
     return;
   }
-  nlohmann::json decoded =
-      nlohmann::json::parse(text_.substr(at_, end_ - at_), nullptr, /*allow_exceptions=*/false);
+  std::string in_json = "\"";
+  for (size_t i = at_ + 1; i < end; ++i) {
+    if (text_[i] == '"') in_json += '\\';  // between '
+    if (text_[i] == '\\' && text_[++i] != '\'') in_json += '\\';
+    in_json += text_[i];
+  }
+  nlohmann::json decoded = nlohmann::json::parse(in_json + '"', nullptr, /*allow_exceptions=*/false);
   if (decoded.is_discarded()) fail_escape(end);  // half of a surrogate pair
   string_ = std::move(decoded.get_ref<std::string&>());
   if (!options_.nul_in_strings && string_.find('\0') != std::string::npos)
     fail(at_, "a string has a NUL character (\\u0000); expected text without");
+}
+
+/// The same for a text of several lines between '''. Its lines are without the blanks that are before the
+/// first quote, and there is no line end before the closing ones.
+void JsonReader::scan_lines() {
+  const size_t close = text_.find("'''", at_ + 3);
+  if (close == text_.npos) fail(text_.size(), "the text ends inside '''");
+  const size_t indent = at_ - (text_.substr(0, at_).rfind('\n') + 1);  // npos + 1 is 0
+  const auto past_blanks = [&](size_t at, size_t most) {
+    while (most-- > 0 && is_blank(text_[at]) && text_[at] != '\n') ++at;
+    return at;
+  };
+  size_t at = past_blanks(at_ + 3, text_.size());
+  if (text_[at] == '\n') at = past_blanks(at + 1, indent);
+  string_.clear();
+  while (at < close) {
+    const char c = text_[at];
+    if (c != '\r') string_ += c;
+    at = c == '\n' ? past_blanks(at + 1, indent) : at + 1;
+  }
+  if (string_.ends_with('\n')) string_.pop_back();
+  end_ = close + 3;
+}
+
+/// true, false, null or a number before a comma, a bracket or a comment, or else the text up to the end of
+/// the line.
+void JsonReader::scan_unquoted() {
+  if (peek() == '\0' || std::string_view("{}[],:").find(text_[at_]) != std::string_view::npos)
+    fail_expecting("a value (true, false, null, a number, \"text\", [list], {section})");
+  const size_t end = line_end(text_, at_);
+  for (size_t i = at_; i <= end; ++i) {
+    const std::string_view rest = text_.substr(i, end - i);
+    if (!rest.empty() && std::string_view(",}]#").find(rest[0]) == std::string_view::npos &&
+        !rest.starts_with("//") && !rest.starts_with("/*"))
+      continue;
+    const std::string_view word = trimmed(text_.substr(at_, i - at_));
+    if (word.empty() ||
+        (word != "true" && word != "false" && word != "null" && number_length(word) != word.size()))
+      continue;
+    return scan_word(word);
+  }
+  kind_ = JsonKind::kString;
+  string_ = trimmed(text_.substr(at_, end - at_));
+  end_ = at_ + string_.size();
+  if (unquoted_ == std::string_view::npos && string_.find_first_of(",{}[]\"") != std::string::npos)
+    unquoted_ = at_;
 }
 
 /// true, false, null or a number.
@@ -259,8 +333,9 @@ void JsonReader::enter_object() { enter(JsonKind::kObject); }
 void JsonReader::enter_array() { enter(JsonKind::kArray); }
 
 void JsonReader::enter(JsonKind kind) {
+  const bool has_no_braces = next() == kind && end_ == at_;
   take(kind);
-  open_ += kind == JsonKind::kObject ? '}' : ']';
+  open_ += has_no_braces ? '\0' : kind == JsonKind::kObject ? '}' : ']';
   is_first_ = true;
 }
 
@@ -268,7 +343,7 @@ void JsonReader::enter(JsonKind kind) {
 bool JsonReader::next_item() {
   const char c = peek(), closing = open_.back();
   if (c == closing) {
-    ++at_;
+    if (c != '\0') ++at_;
     open_.pop_back();
     is_first_ = false;
     return false;
@@ -276,6 +351,13 @@ bool JsonReader::next_item() {
   if (is_first_) {
     is_first_ = false;
     return true;
+  }
+  if (options_.hjson) {
+    if (c == '\0' || c == '}' || c == ']' || c == ':') fail_expecting(after_value());
+    if (c != ',') return true;
+    ++at_;
+    is_first_ = peek() == closing;  // a comma before the end is nothing
+    return is_first_ ? next_item() : true;
   }
   if (c != ',') fail_expecting(after_value());
   ++at_;
@@ -286,9 +368,15 @@ bool JsonReader::next_item() {
 
 bool JsonReader::next_key(std::string& key) {
   if (!next_item()) return false;
-  if (peek() != '"') fail_expecting("a key in double quotes");
-  scan_string();
-  std::swap(key, string_);
+  const char quote = peek();
+  if (quote == '"' || (options_.hjson && quote == '\'')) {
+    scan_string();
+    std::swap(key, string_);
+  } else {
+    end_ = options_.hjson ? std::min(text_.find_first_of(" \t\r\n{}[],:", at_), text_.size()) : at_;
+    if (end_ == at_) fail_expecting(options_.hjson ? after_value() : "a key in double quotes");
+    key = text_.substr(at_, end_ - at_);
+  }
   at_ = key_end_ = end_;
   if (peek() != ':') fail_expecting("':' after a key");
   ++at_;

@@ -3,7 +3,8 @@
 //
 // The grammar is RFC 8259: no trailing comma, no NaN and Infinity, no text after the value. A text is refused
 // where it has invalid UTF-8, a control character, a number that a double or an integer of 64 bits cannot
-// hold, or more levels of nesting than allowed. A byte order mark at its start is skipped.
+// hold, or more levels of nesting than allowed. A byte order mark at its start is skipped. JsonOptions::hjson
+// is for what people write: the grammar is then that of https://hjson.github.io/syntax.html.
 #pragma once
 
 #include <cstddef>
@@ -43,7 +44,7 @@ class JsonError : public Error {
 
 struct JsonOptions {
   const char* name = "JSON text";  ///< what the text is, for messages: "configuration"
-  bool comments = false;           ///< whether `//` and `/* */` are blanks
+  bool hjson = false;              ///< whether Hjson, of which each JSON text is one, is accepted
   bool nul_in_strings = true;      ///< whether a string may have a \u0000
   int64_t max_values = std::numeric_limits<int64_t>::max();
 };
@@ -103,6 +104,8 @@ class JsonReader {
   char peek();
   void scan();
   void scan_string();
+  void scan_lines();
+  void scan_unquoted();
   void scan_word(std::string_view word);
   void scan_number(std::string_view word);
   void take(JsonKind kind);
@@ -115,7 +118,7 @@ class JsonReader {
   std::string_view text_;
   JsonOptions options_;
   size_t at_ = 0;
-  std::string open_;       // the brackets that will close what is open
+  std::string open_;       // the brackets that will close what is open; '\0': the end of the text will
   bool is_first_ = false;  // nothing of the innermost has been read
   int64_t num_values_ = 0;
 
@@ -129,7 +132,8 @@ class JsonReader {
   bool boolean_ = false;
 
   size_t key_end_ = 1;
-  size_t counted_ = 0;  // lines before this byte are counted in line_
+  size_t unquoted_ = std::string_view::npos;  // where the first text without quotes begins that has a bracket
+  size_t counted_ = 0;                        // lines before this byte are counted in line_
   int line_ = 1;
 };
 

@@ -251,6 +251,16 @@ std::vector<ArgumentRow> argument_rows() {
   return rows;
 }
 
+std::string_view instead_of_section(std::string_view name) {
+  if (name == "comm")
+    return "it gives backend and time limits to tessera.comm.init_distributed() before initialize(), in C++ "
+           "to "
+           "comm::init()";
+  if (name == "data" || name == "model" || name == "trainer")
+    return "it gives its own model and data to initialize(), and has its own loop";
+  return "";
+}
+
 std::string_view instead_of_argument(std::string_view name) {
   for (const OtherArgument& argument : kOtherArguments)
     for (const std::string& known : split_names(argument.names))

@@ -179,6 +179,9 @@ class Checker {
         fail(place.type, " has no \"", name, "\" (", found, "), ", join(other->for_types, " and "),
              other->for_types.size() == 1 ? " has" : " have", expected);
     }
+    if (place.path.empty())
+      if (const std::string_view instead = instead_of_section(name); !instead.empty())
+        fail(found, ", a section of `tessera train` that a program does not have: ", instead);
     if (place.path.empty() || place.path == "trainer")
       if (const std::string_view instead = instead_of_argument(name); !instead.empty())
         fail(found, ", an argument of Hugging Face's or Accelerate's: ", instead);

@@ -14,6 +14,8 @@ namespace tessera::config {
 struct ConfigReport {
   std::vector<std::string> warnings;
   std::vector<std::string> resolved;  ///< `optimizer.params.lr: "auto" is 5e-05`
+  std::vector<std::string>
+      given;  ///< keys at the top, by their own names, in the file or on the command line
 };
 
 /// Replaces aliases by the keys' paths, and choices by their canonical spelling. A key given under two

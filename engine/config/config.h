@@ -43,6 +43,14 @@ struct OffloadConfig {
   bool operator==(const OffloadConfig&) const = default;
 };
 
+/// zero_optimization.leaf_module, of Python modules: those whose parameters are gathered together.
+struct LeafModuleConfig {
+  std::vector<std::string> classes = {};
+  std::vector<std::string> names = {};
+  std::vector<std::string> name_suffixes = {};
+  bool operator==(const LeafModuleConfig&) const = default;
+};
+
 struct ZeroConfig {
   int stage = 0;
   int64_t unit_numel = 4'000'000;               ///< our own key: elements a unit aims at
@@ -60,13 +68,15 @@ struct ZeroConfig {
   int mics_shard_size = -1;    ///< ranks that hold one copy of the model state; -1: all
   OffloadConfig offload_optimizer = {};
   OffloadConfig offload_param{.nvme_path = {}, .buffer_count = 5};
+  LeafModuleConfig leaf_module = {};
   bool operator==(const ZeroConfig&) const = default;
 };
 
 /// How the loss is scaled is also for torch_autocast in fp16.
 struct Fp16Config {
   bool enabled = false;
-  double loss_scale = 0;  ///< 0: dynamic
+  bool auto_cast = false;  ///< of Python's engine: casts positional arguments
+  double loss_scale = 0;   ///< 0: dynamic
   int initial_scale_power = 16;
   int64_t loss_scale_window = 1000;
   int hysteresis = 2;
@@ -153,6 +163,7 @@ struct EngineConfig {
   ZeroConfig zero;
   Fp16Config fp16;
   bool bf16 = false;
+  bool bf16_auto_cast = false;
   AutocastConfig autocast;
   std::optional<DType> grad_accum_dtype;     ///< data_types.grad_accum_dtype; unset: fp32
   std::optional<DType> buffer_dtype;         ///< data_types.buffer_dtype; unset: buffers keep their dtypes

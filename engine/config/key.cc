@@ -289,7 +289,7 @@ std::string canonical_choice(const Key& key, const std::string& written) {
 }
 
 std::string mismatch(const Key& key, const json& value) {
-  if (value.is_null() && key.nullable) return "";
+  if (key.nullable && (value.is_null() || (key.type == Type::kTextList && value == json::array()))) return "";
   if (key.takes_auto() && value == "auto") return "";
   if (fits(key, value)) return "";
   if (key.type == Type::kChoiceList)

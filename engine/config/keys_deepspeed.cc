@@ -126,7 +126,6 @@ void add_zero_rows(Rows rows) {
   rows.no_effect("enable_sanity_checks", "the checks are always on");
   rows.no_effect("save_muon_momentum_buffer_in_memory",
                  "the momentum is in the shards, where every state is");
-  rows.no_effect("leaf_module", units, kSection);
 }
 
 void add_refused_zero_rows(Rows rows) {
@@ -151,7 +150,6 @@ void add_refused_zero_rows(Rows rows) {
 void add_precision_rows(Rows rows) {
   const Attribute dtype = choices({"fp32", "fp16", "bf16"});
   const char* master = "master weights are always fp32";
-  rows.no_effect("fp16.auto_cast", "how inputs are cast does not depend on it");
   rows.no_effect("fp16.opt_level", "a level of Apex AMP, which fp16 does not use", kText);
   rows.no_effect("fp16.fp16_scale_tolerance", "fp16.hysteresis says how many overflows are tolerated",
                  of_type(Type::kNumber));
@@ -183,8 +181,6 @@ void add_refused_rows(Rows rows) {
   rows.refused("hybrid_engine", "there is no inference engine", "", enabled);
   rows.refused("expert_parallel", "there is no expert parallelism", "", enabled);
   rows.refused("nebula", "checkpoints go to the file system", "", enabled);
-  rows.refused("wandb", "there is no Weights & Biases client", "", enabled);
-  rows.refused("comet", "there is no Comet client", "", enabled);
   rows.refused("compression_training", "the model is trained as it is", "", kSection);
   rows.refused("sparse_attention", "the model's attention is used as it is", "", kSection);
   rows.refused("pipeline", "there is no pipeline parallelism", "", kSection);
@@ -219,6 +215,8 @@ void add_other_rows(Rows rows) {
                  "the loader of Python's initialize(training_data=) always leaves out the samples after an "
                  "epoch's last whole step; `tessera train` takes it for trainer.dataloader_drop_last");
   rows.no_effect("comms_config", "collectives are not logged one by one", kSection);
+  rows.no_effect("wandb", "there is no Weights & Biases client", enabled, kNullable);
+  rows.no_effect("comet", "there is no Comet client", enabled, kNullable);
   rows.no_effect("monitor_config", "each monitor has a section of its own", kSection);
   rows.no_effect("cuda_visible_devices", "the environment variable of this name decides",
                  of_type(Type::kNumbersOrTexts), kNullable);

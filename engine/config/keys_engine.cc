@@ -49,10 +49,17 @@ std::vector<Field> training_fields(EngineConfig& c) {
   };
 }
 
+constexpr const char* kAutoCast =
+    "the floating tensors among the positional arguments of Python's `engine(...)`, which are left as they "
+    "are "
+    "otherwise, as in DeepSpeed; in C++ and in `tessera train` inputs are always cast";
+
 std::vector<Field> precision_fields(EngineConfig& c) {
   return {
       {"bf16.enabled", &c.bf16, "Computes in bfloat16, with fp32 master weights"},
+      {"bf16.auto_cast", &c.bf16_auto_cast, str("Casts to bf16 ", kAutoCast)},
       {"fp16.enabled", &c.fp16.enabled, "Computes in float16, with fp32 master weights and loss scaling"},
+      {"fp16.auto_cast", &c.fp16.auto_cast, str("Casts to fp16 ", kAutoCast)},
       {"fp16.loss_scale", &c.fp16.loss_scale, "Fixed loss scale; 0: dynamic", between(0, 1e30)},
       {"fp16.initial_scale_power", &c.fp16.initial_scale_power, "The dynamic scale starts at 2 to this power",
        between(0, 64)},
@@ -229,6 +236,14 @@ std::vector<Field> mlflow_fields(MlflowConfig& c) {
   };
 }
 
+std::vector<Field> leaf_module_fields(LeafModuleConfig& c) {
+  return {
+      {"classes", &c.classes, "Classes of modules: `Experts`, or with their Python module", kNullable},
+      {"names", &c.names, "Names of modules in the model: `layers.0.mlp`", kNullable},
+      {"name_suffixes", &c.name_suffixes, "Ends of their names", kNullable},
+  };
+}
+
 }  // namespace
 
 std::vector<Field> fields_of(EngineConfig& config) {
@@ -240,6 +255,7 @@ std::vector<Field> fields_of(EngineConfig& config) {
       {"zero_optimization.offload_optimizer",
        offload_fields(config.zero.offload_optimizer, "optimizer states, fp32 masters and sharded gradients")},
       {"zero_optimization.offload_param", offload_fields(config.zero.offload_param, "sharded parameters")},
+      {"zero_optimization.leaf_module", leaf_module_fields(config.zero.leaf_module)},
       {"activation_checkpointing", activation_fields(config.activations)},
       {"flops_profiler", flops_profiler_fields(config.flops_profiler)},
       {"profiler", profiler_fields(config.profiler)},
@@ -298,6 +314,11 @@ KeyTable engine_keys() {
                      "Optimizer states and gradients that don't fit in memory", kNullable));
   table.add(make_key(Type::kSection, "zero_optimization.offload_param",
                      "Parameters that don't fit in memory (stage 3)", kNullable));
+  table.add(
+      make_key(Type::kSection, "zero_optimization.leaf_module",
+               "Python: modules all of whose parameters are gathered together (stage 3), so that ranks may "
+               "use different ones. C++ has no classes' names, and no leaf modules",
+               kNullable));
   const Attribute old_form = [](Key& key) { key.use = Use::kOldForm; };
   for (const auto& [name, section] : kOldOffload)
     table.add(make_key(Type::kBool, str("zero_optimization.", name),

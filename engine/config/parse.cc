@@ -216,6 +216,9 @@ void prepare(Document& document, const KeyTable& table, const std::vector<std::s
   expand_arguments(document, table, problems, report);
   check(document, table, problems, report);
   problems.raise();
+  if (report)
+    for (const auto& [name, value] : document.json->items())
+      if (!value.is_null() && value != json::object()) report->given.push_back(name);
 }
 
 EngineConfig read_engine_config(const Document& document, int world_size, Problems& problems,

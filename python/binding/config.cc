@@ -30,31 +30,23 @@ namespace tessera::python {
 namespace {
 
 namespace py = pybind11;
-using ConfigAndWarnings = std::pair<EngineConfig, std::vector<std::string>>;
 
-/// Whether a key or one of its other names is in the document.
-bool is_given(const config::Document& document, const std::string& name) {
-  const config::KeyTable table = config::engine_keys();
-  const config::Key* const key = table.find(name);
-  std::vector<std::string> names = key->aliases;
-  names.push_back(name);
-  return std::any_of(names.begin(), names.end(), [&](const std::string& path) {
-    return config::value_at(*document.json, path) != nullptr;
-  });
-}
-
-/// In Python, as in DeepSpeed, no progress line is printed unless `steps_per_print` is given.
-ConfigAndWarnings read_config(const std::string& file_or_json, bool is_file, int world_size,
-                              const std::vector<std::string>& overrides) {
+/// The configuration, its warnings, and the keys that were given at the top. In Python, as in DeepSpeed, no
+/// progress line is printed unless `steps_per_print` is given.
+std::tuple<EngineConfig, std::vector<std::string>, std::vector<std::string>> read_config(
+    const std::string& file_or_json, bool is_file, int world_size,
+    const std::vector<std::string>& overrides) {
   config::ConfigReport report;
   const ConfigOptions options{.world_size = world_size, .overrides = overrides, .report = &report};
   EngineConfig config =
       is_file ? load_engine_config(file_or_json, options) : parse_engine_config(file_or_json, options);
-  const config::Document document =
-      is_file ? config::read_document(file_or_json) : config::parse_document(file_or_json, "config");
-  if (!is_given(document, "steps_per_print")) config.steps_per_print = 0;
-  return {std::move(config), std::move(report.warnings)};
+  if (std::find(report.given.begin(), report.given.end(), "steps_per_print") == report.given.end())
+    config.steps_per_print = 0;
+  return {std::move(config), std::move(report.warnings), std::move(report.given)};
 }
+
+/// A file of a configuration as JSON text, with the keys as they are written in it.
+std::string read_document(const std::string& file) { return config::read_document(file).json->dump(); }
 
 using Parameter = std::tuple<std::string, std::vector<int64_t>, at::ScalarType, bool>;
 
@@ -108,6 +100,7 @@ void bind_config(py::module_& module) {
       .def_property_readonly("stage", [](const EngineConfig& self) { return self.zero.stage; });
   module.def("read_config", &read_config, py::arg("file_or_json"), py::arg("is_file"), py::arg("world_size"),
              py::arg("overrides"));
+  module.def("read_document", &read_document, py::arg("file"));
   module.def("group_indices", &group_indices, py::arg("config"), py::arg("names"));
   module.def("log_info", [](const std::string& line) { Logger(LogOptions{}).info(line); }, py::arg("line"));
   module.def(

@@ -19,7 +19,7 @@ from tessera import _engine, arguments, checkpoints, comm, module_members, modul
 from tessera.containers import map_tensors, tensors_in
 from tessera.data import DataLoader
 from tessera.engine_properties import EngineProperties
-from tessera.errors import Error
+from tessera.errors import CannotBeCopied, Error
 from tessera.lr_scheduler import LRScheduler, StepsScheduler
 from tessera.optimizer import Optimizer
 from tessera.whole_optimizer import WholeOptimizer
@@ -71,6 +71,7 @@ class Engine(EngineProperties, StepsScheduler):
             _engine.log_warning(f"the memory of parameter {viewed} is also held by a tensor outside of the module, such as a state dict, a view "
                                 "or an array: it keeps the values of before initialize() and does not follow the training")
         self.config = json.loads(self._engine.config)
+        self._casts = self.config["bf16"]["auto_cast"] or self.config["fp16"]["auto_cast"]
         self.optimizer = self.lr_scheduler = self.training_dataloader = None
         self._in_no_sync = self._after_no_sync = self._applied = self._was_skipped = self._keeps_zero_gradients = False
         self._boundary = None  # of set_gradient_accumulation_boundary()
@@ -85,8 +86,8 @@ class Engine(EngineProperties, StepsScheduler):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward. Collective at stage 3, and in evaluation, where all ranks call it equally often.
 
-        Tensors among the arguments, also inside of lists, tuples and dicts, are moved to the engine's device; floating ones are
-        cast to bf16 or fp16 where the model computes in it.
+        Tensors among the arguments, also inside of lists, tuples and dicts, are moved to the engine's device, in their own dtypes. With
+        `auto_cast` in the section "bf16" or "fp16", floating ones among the positional arguments are cast to that type.
 
         Returns
         -------
@@ -100,11 +101,11 @@ class Engine(EngineProperties, StepsScheduler):
             The module's parameters were replaced or written to.
         """
         self._check_same_parameters()
-        engine, prepare = self._engine, self._engine.prepare
+        engine = self._engine
         if self.module.training and not engine.training:  # a framework has set the modules' modes one by one, as Lightning does
             engine.train()
-        args = [map_tensors(value, prepare) for value in args]
-        kwargs = {key: map_tensors(value, prepare) for key, value in kwargs.items()}
+        args = [map_tensors(value, engine.prepare if self._casts else self._moved) for value in args]
+        kwargs = {key: map_tensors(value, self._moved) for key, value in kwargs.items()}
         engine.begin_forward()
         try:
             with self._saved_tensors_hooks():
@@ -118,6 +119,9 @@ class Engine(EngineProperties, StepsScheduler):
         return result
 
     __call__ = forward
+
+    def _moved(self, tensor):
+        return tensor.to(self.device)
 
     def _saved_tensors_hooks(self) -> AbstractContextManager:
         """While the module runs: what `activation_checkpointing` drops of what autograd saves."""
@@ -494,6 +498,11 @@ class Engine(EngineProperties, StepsScheduler):
 
     # --------------------------------------------------------------------------------------- the module
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Raises CannotBeCopied: the engine's memory, shards and group of ranks are this process's."""
+        raise CannotBeCopied("an engine cannot be pickled or copied; expected engine.save_checkpoint(folder) for all that training needs, "
+                             "engine.save_model(path) or engine.state_dict() for the model, copy.deepcopy(engine.module) for a plain model")
+
     def __getattr__(self, name: str) -> Any:
         """What the engine has not, its module has: `engine.parameters()`, `engine.generate(...)`, `engine.training`."""
         if name in ("module", "_engine") or name.startswith("__"):
@@ -513,7 +522,13 @@ class Engine(EngineProperties, StepsScheduler):
             self._parameter_ids = ids
 
     def _raise_cause_of(self, error):
-        """An operator that could not read its parameters raises torch's RuntimeError; the engine has kept the error that it is."""
+        """An operator that could not read its parameters raises torch's RuntimeError; the engine has kept the error that it is. One of other
+        dtypes than the model's gets a note."""
+        if isinstance(error, RuntimeError) and not self._casts and ("dtype" in str(error) or "should be the same" in str(error)):
+            section = next((name for name in ("bf16", "fp16") if self.config[name]["enabled"]), None)
+            if section is not None and hasattr(error, "add_note"):
+                error.add_note(f'the model computes in {section}, and arguments of the engine keep their dtypes: give them as x.to(...), or set '
+                               f'"{section}": {{"auto_cast": true}} in the configuration')
         try:
             self._engine.check_usable()
         except Error as cause:

@@ -9,6 +9,10 @@ class ConfigError(Error, ValueError):
     """A configuration, model or optimizer that cannot be used. The message begins with the file or the key."""
 
 
+class CannotBeCopied(Error, TypeError):
+    """An object of one process was pickled or copied, as by `torch.save` or `copy.deepcopy`. The message names the call to use."""
+
+
 class CommError(Error):
     """A collective, rendezvous or launch that failed. The message names the operation and the ranks."""
 

@@ -48,7 +48,7 @@ def estimate(model: torch.nn.Module, world: int = 1, config: dict[str, Any] | st
     is_file = isinstance(config, (str, Path))
     text = arguments.path(config, "config") if is_file else json.dumps({"train_micro_batch_size_per_gpu": 1, **(config or {})})
     table = Estimate()
-    parsed, _ = _engine.read_config(text, is_file, world, [])
+    parsed = _engine.read_config(text, is_file, world, [])[0]
     for stage in range(4):
         table[stage] = _engine.state_bytes(parsed, parameters, world, stage)
         table[stage]["total"] = sum(table[stage].values())

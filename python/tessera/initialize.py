@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tessera import _engine, arguments, comm, compiled_graphs, module_state, optim, optimizer_groups, reports, whole_model, wrapper_tensors, zero
+from tessera import _engine, arguments, comm, compiled_graphs, leaf_modules, module_state, optim, optimizer_groups, reports, whole_model, wrapper_tensors, zero
 from tessera.data import DataLoader
 from tessera.engine import Engine
 from tessera.errors import CommError, ConfigError, Error
@@ -48,6 +48,7 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
         translated: the engine updates the parameters' shards. Any other runs as it is, on whole parameters, each on the rank that
         owns it. Its param groups stay those of the returned optimizer, whose methods its own methods call from then on. Trainable
         parameters in none of its groups keep their values.
+        Without one, the section and `model_parameters` too, it is AdamW with lr 0.001, and rank 0 logs that.
     model_parameters : iterable of Parameter, or of dicts with "params", optional
         Param groups for the optimizer of the configuration; other trainable parameters keep their values. Beside `optimizer` they may
         only repeat what its groups say.
@@ -134,7 +135,7 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
     if lr_scheduler is not None:
         check_scheduler(lr_scheduler, [optimizer])
     overrides = arguments.texts(overrides, "overrides")
-    parsed, translation = _parse(config, overrides, group, optimizer, model_parameters, lr_scheduler, named)
+    parsed, translation = _parse(config, overrides, group, optimizer, model_parameters, lr_scheduler, named, engine_class.has_optimizer)
     resolved = json.loads(parsed.resolved)
     optimizer = translation.client or optimizer
     if translation.whole is not None and schedule_cycles_momentum(resolved):
@@ -161,6 +162,7 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
     zero.register(engine, number)
     _attach_on_all_ranks(engine, optimizer, translation.groups, lr_scheduler)
     compiled_graphs.announce()
+    _mark_leaf_modules(engine)
     if engine._engine.shards_parameters:
         whole_model.refuse_released()
     return engine, engine.optimizer, loader, engine.lr_scheduler
@@ -252,7 +254,7 @@ def _given_config(args, config, config_params):
     return given[0] if isinstance(given[0], dict) else arguments.path(given[0], "config")
 
 
-def _parse(config, overrides, group, client, model_parameters, lr_scheduler, named):
+def _parse(config, overrides, group, client, model_parameters, lr_scheduler, named, trains):
     """The configuration with what Python objects say in place of its sections, and what they were translated to."""
     overrides = list(overrides)
     if lr_scheduler is not None:
@@ -271,13 +273,16 @@ def _parse(config, overrides, group, client, model_parameters, lr_scheduler, nam
         translation = optimizer_groups.translate_groups(model_parameters, named, resolved["optimizer"])
     if translation.section is not None:
         overrides.append(to_override("optimizer", translation.section))
-    parsed, warnings = _engine.read_config(text, is_file, group.size, overrides)
+    parsed, warnings, given = _engine.read_config(text, is_file, group.size, overrides)
     if translation.untrained:
         warnings.append(f"{len(translation.untrained)} trainable parameters are in no param group of the optimizer and keep their values: "
                         + ", ".join(translation.untrained[:3]) + (", …" if len(translation.untrained) > 3 else ""))
     section = json.loads(parsed.resolved)["optimizer"]
     if translation.whole is None and section["type"] in optim.WHOLE and len(translation.untrained) < sum(p.requires_grad for _, p in named):
         translation.add_whole(parsed, section, named, group.size)
+    if group.rank == 0 and client is None and "optimizer" not in given and trains and any(p.requires_grad for _, p in named):
+        _engine.log_info(f"no optimizer was given: {section['type']} with lr {section['params']['lr']} updates all that is trainable; optimizer=, or "
+                         "the section \"optimizer\" in the configuration, says otherwise")
     if translation.whole is not None:
         translation.whole.agree()
         warnings.extend(translation.whole.warnings())
@@ -298,6 +303,16 @@ def _warn_of_marks(engine, named):
     if others:
         _engine.log_warning(f"{len(others)} parameters have use_muon=True, and AdamW updates them, because they are vectors or by their names "
                             f"embeddings or output layers: {', '.join(others[:3])}" + (", …" if len(others) > 3 else ""))
+
+
+def _mark_leaf_modules(engine):
+    wanted = {key: values or () for key, values in engine.config["zero_optimization"]["leaf_module"].items()}
+    found = leaf_modules.matching(engine.module, wanted["classes"], wanted["names"], wanted["name_suffixes"])
+    if any(wanted.values()) and not found and engine.global_rank == 0:
+        _engine.log_warning("zero_optimization.leaf_module: no module of the model has one of these classes or names")
+    for module in found:
+        setattr(module, leaf_modules.MARK, True)
+    leaf_modules.attach(engine.module)
 
 
 def _json_of(config):

@@ -8,18 +8,22 @@ import ctypes
 import json
 import math
 import sys
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict, deque
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import torch
 
 from tessera import arguments, wrapper_tensors
+from tessera.containers import is_plain_object
 from tessera.errors import Error
 
 _TYPE = "$tessera"
 _MAX_DEPTH = 64  # of lists and dicts inside of each other; a checkpoint's manifest has a limit of its own
 _MAX_BYTES = 1 << 20  # of one tensor or array inside of the JSON
 _NUMPY_KINDS = "biufcSUmM"
+_FACTORIES = {kind.__name__: kind for kind in (bool, int, float, complex, str, bytes, list, tuple, set, dict, OrderedDict, Counter, deque)}
 _DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 
 
@@ -28,9 +32,11 @@ class Unsupported(Error, TypeError):
 
 
 class _Blob:
-    """The bytes behind the JSON text, in parts, so that adding one costs nothing for those that are there."""
+    """The bytes behind the JSON text, in parts, so that adding one costs nothing for those that are there. `package`: whose classes' objects
+    are taken."""
 
-    def __init__(self):
+    def __init__(self, package: str):
+        self.package = package
         self.parts: list[torch.Tensor] = []
         self.size = 0
 
@@ -44,9 +50,9 @@ class _Blob:
 def encode(value: Any, path: str) -> Any:
     """What `json.dumps` takes and `decode` makes the same value of: equal and of the same type.
 
-    None, bool, int, float (NaN and infinities too), complex, str, bytes, bytearray, list, tuple, set, frozenset, dict with any of these
-    as keys, OrderedDict, Counter, torch's dtype, device and Size, numpy's scalars and arrays, and tensors on the CPU. Raises
-    Unsupported for any other type, a derived one too, and names the value by `path`.
+    None, bool, int, float (NaN and infinities too), complex, str, bytes, bytearray, list, tuple, set, frozenset, deque, dict with any of
+    these as keys, OrderedDict, Counter, defaultdict of one of these types, torch's dtype, device, Size and Generator, numpy's scalars and
+    arrays, and tensors on the CPU. Raises Unsupported for any other type, a derived one too, and names the value by `path`.
     """
     return _encode(value, path, 0, None)
 
@@ -70,26 +76,40 @@ def decode(value: Any) -> Any:
     return _decode(value, None)
 
 
-def to_bytes(values: dict[str, Any]) -> torch.Tensor:
+def to_bytes(values: dict[str, Any], package: str = "") -> torch.Tensor:
     """The values as a tensor (n) uint8. Tensors and arrays may have any size, parameters and other devices' tensors are as tensors on the CPU,
     and of a tensor that is made of others (a quantized one of torchao) the parts are kept.
+
+    Named tuples, members of an Enum, and objects that are their attributes (`containers.is_plain_object`), dataclasses too, are taken if
+    their class is a module's of `package`, a name without dots.
 
     It holds the length of a JSON text (8 bytes, little-endian), the text, and the bytes of the tensors and arrays in it. Raises
     Unsupported, with the name, for a value that `encode` does not take.
     """
-    blob = _Blob()
+    blob = _Blob(package)
     encoded = {name: _encode(value, name, 0, blob) for name, value in values.items()}
     text = json.dumps({_TYPE: "values", "value": encoded}, allow_nan=False).encode()
     return torch.cat([_uint8(len(text).to_bytes(8, "little") + text), *blob.parts])
 
 
-def from_bytes(data: torch.Tensor) -> dict[str, Any]:
-    """The values that `to_bytes` was given. Raises Error for bytes that it has not made."""
+def from_bytes(data: torch.Tensor, package: str = "") -> dict[str, Any]:
+    """The values that `to_bytes` was given. Raises Error for bytes that it has not made.
+
+    No class is taken that is not in `package`, nothing is imported, and no method of a class is called.
+    """
     begin = 8 + int.from_bytes(bytes(data[:8].tolist()), "little")
     document = json.loads(bytes(data[8:begin].tolist()))
     if document.get(_TYPE) != "values":
         raise Error("the values of get_extra_state() are not written as this version does; expected a checkpoint saved by it")
-    return {name: _decode(value, data[begin:]) for name, value in document["value"].items()}
+    return {name: _decode(value, _Source(data[begin:], package)) for name, value in document["value"].items()}
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What `from_bytes` has."""
+
+    data: torch.Tensor
+    package: str
 
 
 def _decode(value, blob):
@@ -128,10 +148,12 @@ def _encode(value, path, depth, blob):
         return {_TYPE: "dict", "items": _items(value, path, depth, blob)}
     if kind in (OrderedDict, Counter):
         return {_TYPE: kind.__name__, "items": _items(value, path, depth, blob)}
-    if kind in (tuple, set, frozenset):
-        name = kind.__name__
-        return {_TYPE: name, "value": [_encode(item, f"{path}[{i}]" if kind is tuple else f"an element of {path}", depth + 1, blob)
-                                       for i, item in enumerate(value)]}
+    if kind is defaultdict and (value.default_factory is None or value.default_factory in _FACTORIES.values()):
+        return {_TYPE: "defaultdict", "of": getattr(value.default_factory, "__name__", None), "items": _items(value, path, depth, blob)}
+    if kind in (tuple, set, frozenset, deque):
+        return {_TYPE: kind.__name__, **({"maxlen": value.maxlen} if kind is deque else {}),
+                "value": [_encode(item, f"{path}[{i}]" if kind in (tuple, deque) else f"an element of {path}", depth + 1, blob)
+                          for i, item in enumerate(value)]}
     if kind in (bytes, bytearray):
         return {_TYPE: kind.__name__, "value": _text(_limited(value, len(value), path))}
     if kind is complex:
@@ -140,6 +162,8 @@ def _encode(value, path, depth, blob):
         return {_TYPE: kind.__name__, "value": str(value).removeprefix("torch.")}
     if kind is torch.Size:
         return {_TYPE: "Size", "value": list(value)}
+    if kind is torch.Generator:
+        return {_TYPE: "Generator", "device": str(value.device), "state": _encode(value.get_state(), path, depth + 1, blob)}
     if kind is torch.Tensor or (kind is torch.nn.Parameter and blob is not None):
         return _encode_tensor(value, path, blob)
     if blob is not None and wrapper_tensors.is_wrapper(value) and all(type(size) is int for size in (*value.shape, *value.stride())):
@@ -155,8 +179,28 @@ def _encode(value, path, depth, blob):
             and value.dtype.kind in _NUMPY_KINDS:
         return {_TYPE: "array" if kind is numpy.ndarray else "scalar", "dtype": value.dtype.str, "shape": list(value.shape),
                 **_placed(value.tobytes(), path, blob)}
+    if blob is not None and _class_named(kind.__module__, kind.__qualname__, blob.package) is kind:
+        of = {"module": kind.__module__, "class": kind.__qualname__}
+        if isinstance(value, Enum) and value.name in kind.__members__:
+            return {_TYPE: "enum", **of, "value": value.name}
+        if _is_named_tuple(kind):
+            return {_TYPE: "namedtuple", **of, "value": [_encode(item, f"{path}.{name}", depth + 1, blob) for name, item in zip(value._fields, value)]}
+        if is_plain_object(value):
+            return {_TYPE: "object", **of, "value": {name: _encode(item, f"{path}.{name}", depth + 1, blob) for name, item in vars(value).items()}}
     raise Unsupported(f"{path} is of type {kind.__module__}.{kind.__qualname__}, which would not come back as it is; expected what JSON has, "
                       "tuples, sets, bytes, complex, numpy's values or CPU tensors (of an object give vars(object))")
+
+
+def _class_named(module, name, package):
+    """A class that a module of `package` has, among those that are imported; or None."""
+    found = sys.modules.get(module) if package and module.split(".")[0] == package else None
+    for part in name.split("."):
+        found = vars(found).get(part) if hasattr(found, "__dict__") else None
+    return found if isinstance(found, type) and found.__module__ == module else None
+
+
+def _is_named_tuple(kind):
+    return issubclass(kind, tuple) and isinstance(getattr(kind, "_fields", None), tuple) and kind.__base__ is tuple
 
 
 def _encode_tensor(value, path, blob):
@@ -214,7 +258,7 @@ def _bytes(value):
 
 def _data(value, blob):
     """A new tensor (n) uint8: what `_placed` was given."""
-    return _uint8(_bytes(value)) if blob is None else blob[value["begin"]:value["begin"] + value["bytes"]].clone()
+    return _uint8(_bytes(value)) if blob is None else blob.data[value["begin"]:value["begin"] + value["bytes"]].clone()
 
 
 def _pairs(value, blob):
@@ -239,6 +283,29 @@ def _decode_array(value, blob):
     return _data(value, blob).numpy().view(_numpy().dtype(value["dtype"])).reshape(value["shape"])
 
 
+def _decode_generator(value, blob):
+    generator = torch.Generator(value["device"])
+    generator.set_state(_decode(value["state"], blob))
+    return generator
+
+
+def _decode_of_class(value, blob):
+    """A member of an Enum, a named tuple or another object: made without its constructor."""
+    kind = _class_named(value["module"], value["class"], "" if blob is None else blob.package)
+    if kind is None:
+        raise Error(f"{value['module']}.{value['class']}, the class of an object among the values, is in no module of this package that this program "
+                    "has imported; expected it as it was when they were saved")
+    if value[_TYPE] == "enum" and issubclass(kind, Enum):
+        return kind.__members__[value["value"]]
+    if value[_TYPE] == "namedtuple" and _is_named_tuple(kind) and len(value["value"]) == len(kind._fields):
+        return tuple.__new__(kind, _decode(value["value"], blob))
+    made = object.__new__(kind)
+    if value[_TYPE] != "object" or not is_plain_object(made):
+        raise TypeError(f"{kind.__qualname__} is another kind of class")
+    vars(made).update((name, _decode(item, blob)) for name, item in value["value"].items())
+    return made
+
+
 def _numpy():
     import numpy
 
@@ -258,6 +325,12 @@ _DECODERS = {
     "dict": lambda value, blob: dict(_pairs(value, blob)),
     "OrderedDict": lambda value, blob: OrderedDict(_pairs(value, blob)),
     "Counter": lambda value, blob: Counter(dict(_pairs(value, blob))),
+    "defaultdict": lambda value, blob: defaultdict(None if value["of"] is None else _FACTORIES[value["of"]], _pairs(value, blob)),
+    "deque": lambda value, blob: deque(_decode(value["value"], blob), value["maxlen"]),
+    "enum": _decode_of_class,
+    "namedtuple": _decode_of_class,
+    "object": _decode_of_class,
+    "Generator": _decode_generator,
     "dtype": lambda value, _: _DTYPES[f"torch.{value['value']}"],
     "device": lambda value, _: torch.device(value["value"]),
     "Size": lambda value, _: torch.Size(value["value"]),

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from tessera import _engine, arguments
-from tessera.errors import ConfigError, Error
+from tessera import _engine, arguments, json_values
+from tessera.errors import CannotBeCopied, ConfigError, Error
 
 
 class LRScheduler:
@@ -42,6 +42,10 @@ class LRScheduler:
         """Moves the schedule to the place in `state_dict`. The same on all ranks."""
         self._move_to(state_dict["last_epoch"], "load_state_dict(): last_epoch")
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Raises CannotBeCopied: where the schedule is, the engine knows."""
+        _refuse_copy()
+
     def _move_to(self, steps, name):
         engine = self._live()
         engine._engine.set_schedule_steps(arguments.integer(steps, name, 0))
@@ -65,6 +69,7 @@ class StepsScheduler:
     def attach_scheduler(self, scheduler: Any) -> None:
         """Have step() step a scheduler of the caller's, which writes rates into the optimizer's param groups."""
         self.lr_scheduler = scheduler
+        check_state_of(scheduler)
         if not needs_arguments(scheduler):
             refuse_steps_of_others(scheduler, self)
 
@@ -86,6 +91,11 @@ class StepsScheduler:
             self.steps_scheduler_now = False
 
 
+def _refuse_copy():
+    raise CannotBeCopied("the scheduler of an engine cannot be pickled or copied, as its optimizer cannot; expected scheduler.state_dict(), or "
+                         "engine.save_checkpoint(folder), which has it")
+
+
 def is_factory(scheduler: Any) -> bool:
     """Whether it is a callable(optimizer) that makes a scheduler: a class, too."""
     return callable(scheduler) and (isinstance(scheduler, type) or not hasattr(scheduler, "step"))
@@ -103,6 +113,17 @@ def check_scheduler(scheduler: Any, optimizers: Sequence[torch.optim.Optimizer |
     if isinstance(owner, torch.optim.Optimizer) and not any(owner is optimizer for optimizer in optimizers):
         raise ConfigError(f"lr_scheduler is a {type(scheduler).__name__} of another optimizer than the engine's, whose rates it would not "
                           "change; expected one of the optimizer given to initialize(), or a callable(optimizer) that makes one")
+
+
+def check_state_of(scheduler: Any) -> None:
+    """Raises ConfigError where no checkpoint could have the state of a scheduler."""
+    name = f"lr_scheduler, a {type(scheduler).__name__},"
+    if not callable(getattr(scheduler, "state_dict", None)) or not callable(getattr(scheduler, "load_state_dict", None)):
+        raise ConfigError(f"{name} has no state_dict() and load_state_dict(), so that save_checkpoint() could not save it; expected both")
+    try:
+        json_values.encode(scheduler.state_dict(), "lr_scheduler.state_dict()")
+    except json_values.Unsupported as error:
+        raise ConfigError(f"{name} could not be saved by save_checkpoint(): {error}") from None
 
 
 def needs_arguments(scheduler: Any) -> bool:
@@ -128,8 +149,15 @@ def refuse_steps_of_others(scheduler: Any, engine: Any) -> None:
                         "yourself")
         return kind.step(self, *args, **kwargs)
 
+    def reduce(self, protocol):
+        engine = of_engine()
+        if engine is not None and isinstance(engine._engine, _engine.Engine):
+            _refuse_copy()
+        self.__class__ = kind  # as it was
+        return kind.__reduce_ex__(self, protocol)
+
     try:
         scheduler.__class__ = types.new_class(kind.__name__, (kind,), exec_body=lambda body: body.update(
-            step=step, __module__=kind.__module__, __qualname__=kind.__qualname__, __doc__=kind.__doc__))
+            step=step, __reduce_ex__=reduce, __module__=kind.__module__, __qualname__=kind.__qualname__, __doc__=kind.__doc__))
     except TypeError:  # a class of one's own that cannot be derived from, or with another layout
         return

@@ -17,7 +17,7 @@ import torch
 from tessera import _engine
 from tessera.errors import ConfigError, Error
 from tessera.optimizer_options import HYPERS, OF_ALL_GROUPS, Options, full_name, is_option, write_hyper
-from tessera.optimizer_state import STATE_OF, States, WholeStates
+from tessera.optimizer_state import STATE_OF, States, WholeStates, refuse_copy
 from tessera.whole_optimizer import call_step_hooks
 
 _REPLACED = ("step", "zero_grad", "state_dict", "load_state_dict", "add_param_group")  # methods of the optimizer that was given
@@ -170,6 +170,10 @@ class Optimizer(torch.optim.Optimizer):
         self._note_options()
         for hook in self._optimizer_load_state_dict_post_hooks.values():
             hook(self)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Raises CannotBeCopied: moments are in the engine's shards."""
+        refuse_copy()
 
     @property
     def overflow(self) -> bool:

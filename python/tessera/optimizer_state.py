@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from tessera import _engine, arguments, wrapper_tensors
-from tessera.errors import Error
+from tessera.containers import map_tensors
+from tessera.errors import CannotBeCopied, Error
 from tessera.optimizer_options import plain
 from tessera.whole_optimizer import WholeOptimizer
 
@@ -32,6 +33,12 @@ class _Copy(dict):
         super().__setitem__(key, value)
 
     __delitem__ = __ior__ = setdefault = update = pop = popitem = clear = _refuse
+
+
+def refuse_copy() -> None:
+    """Raise CannotBeCopied: of an optimizer of an engine, and of one that it has replaced, which has its states."""
+    raise CannotBeCopied("the optimizer of an engine cannot be pickled or copied; expected optimizer.state_dict(), on all ranks, or "
+                         "engine.save_checkpoint(folder)")
 
 
 class States(MutableMapping):
@@ -92,6 +99,9 @@ class States(MutableMapping):
     def clear(self) -> None:
         """Reset all parameters."""
         self.write({self.name_of(parameter): ([], 0) for parameter in self})
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        refuse_copy()
 
     # --------------------------------------------------------------------------------- for the optimizer
 
@@ -213,12 +223,11 @@ class States(MutableMapping):
 
 def _protected(value):
     """With tensors that cannot be written: it would have no effect."""
-    if isinstance(value, torch.Tensor):
+    def copied(tensor):
         with torch.inference_mode():
-            return wrapper_tensors.with_parts(value, lambda _, part: part.clone()) if wrapper_tensors.is_wrapper(value) else value.clone()
-    if isinstance(value, dict):
-        return {key: _protected(item) for key, item in value.items()}
-    return type(value)(_protected(item) for item in value) if type(value) in (list, tuple) else value
+            return wrapper_tensors.with_parts(tensor, lambda _, part: part.clone()) if wrapper_tensors.is_wrapper(tensor) else tensor.clone()
+
+    return map_tensors(value, copied, objects=True)
 
 
 class WholeStates(States):

@@ -4,7 +4,7 @@ import copy
 import random
 import sys
 import types
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tessera import _engine, json_values
+from tessera.containers import is_plain_object
 from tessera.errors import ConfigError, Error
 from tessera.optimizer_options import full_name, is_option
 
@@ -35,6 +36,8 @@ class Trial:
         Names of the optimizer's attributes that step() changes and that can be saved.
     unsaved : str
         What else changes in a step, so that no checkpoint has it; "": nothing that is known.
+    unsaved_state : str
+        Why the states of its parameters cannot be saved, behind "it has"; "": they can.
     states : dict of int to set of str
         The names of a parameter's states by its number of dimensions; none for one that was not tried out.
     """
@@ -42,6 +45,7 @@ class Trial:
     depends: str
     attributes: list[str]
     unsaved: str
+    unsaved_state: str
     states: dict[int, set[str]]
 
 
@@ -84,14 +88,14 @@ def try_out(client: torch.optim.Optimizer, name: str, model: Iterable[torch.Tens
     """
     originals = _originals(client)
     rounds: list[tuple[int, ...]] = [(), tuple(range(len(originals)))]
-    depends, attributes, unsaved = "", set(), ""
+    depends, attributes, unsaved, unsaved_state = "", set(), "", ""
     states: dict[int, set[str]] = {}
     with _without_a_trace(client, name, model), NoCollectives(name):
         for round_, without in enumerate(rounds):
             try:
                 together = _run(client, originals, range(len(originals)), without)
                 attributes |= set(together.attributes)
-                unsaved = unsaved or together.unsaved
+                unsaved, unsaved_state = unsaved or together.unsaved, unsaved_state or together.unsaved_state
                 states = states or {parameter.dim(): names for parameter, names in zip(originals, together.states)}
                 depends = depends or _difference(client, originals, together, without)
             except _Collective:
@@ -103,7 +107,7 @@ def try_out(client: torch.optim.Optimizer, name: str, model: Iterable[torch.Tens
                 break
     if type(client).state_dict is not torch.optim.Optimizer.state_dict and not attributes and not unsaved:
         unsaved = "what its own state_dict() adds, which is not called"
-    return Trial(depends, sorted(attributes), unsaved, states)
+    return Trial(depends, sorted(attributes), unsaved, unsaved_state, states)
 
 
 def is_replaced(client: torch.optim.Optimizer) -> bool:
@@ -263,6 +267,7 @@ class _Outcome:
     draws: bool
     attributes: list[str]
     unsaved: str
+    unsaved_state: str
     states: list[set[str]]  # names, of each parameter
 
 
@@ -301,9 +306,9 @@ def _run(client, originals, members, without):
         draws |= not torch.equal(before[0], torch.get_rng_state()) or before[1:] != (random.getstate(), _numpy_state())
     changed = [{key: value for key, value in now.items() if value != then.get(key)} for then, now in zip(begin, _kept(probe))]
     parameters = {id(parameter) for parameter in small}
-    attributes = [name for name in changed[-1] if not _why_not_saved(vars(probe)[name]) and not _has_parameters(vars(probe)[name], parameters)]
-    return _Outcome([parameter.detach() for parameter in small], changed, draws, attributes, _unsaved(probe, sorted(set(changed[-1]) - set(attributes))),
-                    [{str(name) for name in probe.state.get(parameter, {})} for parameter in small])
+    attributes = [name for name in changed[-1] if not _why_not_saved(probe, vars(probe)[name], parameters)]
+    return _Outcome([parameter.detach() for parameter in small], changed, draws, attributes, _unsaved(probe, changed, set(attributes)),
+                    _unsaved_state(probe, parameters), [{str(name) for name in probe.state.get(parameter, {})} for parameter in small])
 
 
 def _copy_of(client, originals, small, chosen):
@@ -377,7 +382,7 @@ def _text(value, depth=0):
         return repr(value)
     if isinstance(value, dict):
         return str([(_text(key, depth + 1), _text(item, depth + 1)) for key, item in value.items()])
-    if isinstance(value, (list, tuple, set, frozenset)) or type(value).__name__ == "deque":
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
         return str([_text(item, depth + 1) for item in value])
     if isinstance(value, torch.optim.Optimizer):
         return str([_text(inner, depth + 1) for inner in value.state.values()])
@@ -400,23 +405,51 @@ def _has_parameters(value, parameters, depth=0):
     if isinstance(value, dict):
         return any((type(key) is int and key in parameters) or _has_parameters(key, parameters, depth + 1) or
                    _has_parameters(item, parameters, depth + 1) for key, item in value.items())
-    return isinstance(value, (list, tuple, set, frozenset)) and any(_has_parameters(item, parameters, depth + 1) for item in value)
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
+        return any(_has_parameters(item, parameters, depth + 1) for item in value)
+    return is_plain_object(value) and _has_parameters(vars(value), parameters, depth + 1)
 
 
-def _unsaved(probe, changed):
+def _unsaved(probe, changed, saved):
     parts = []
-    if changed:
-        parts.append(f"the attribute{'s' if len(changed) > 1 else ''} {', '.join(changed)}, which step() changes")
-    if why := _why_not_saved({f"of a parameter, {i}": state for i, state in enumerate(probe.state.values())}):
-        parts.append(f"a state that cannot be saved: {why}")
+    for what, names in (("attribute", sorted(set(changed[-1]) - saved)),
+                        ("option", sorted({key for group, keys in zip(probe.param_groups, changed) for key in keys
+                                           if key in group and not json_values.can_encode(group[key])}))):
+        if names:
+            parts.append(f"the {what}{'s' if len(names) > 1 else ''} {', '.join(names)}, which step() changes")
     return "; ".join(parts)
 
 
-def _why_not_saved(value):
+def _unsaved_state(probe, parameters):
+    for key, state in probe.state.items():
+        of = "of a parameter" if isinstance(key, torch.Tensor) else f"of {key!r:.40}"
+        for name, value in state.items() if isinstance(state, Mapping) else [("", state)]:
+            if why := _why_not_saved(probe, value, parameters):
+                return f"a state {of} that cannot be saved: {str(name) + ': ' if name else ''}{why}"
+    return own_states_inside(probe, probe.state)
+
+
+def _why_not_saved(probe, value, parameters):
+    if _has_parameters(value, parameters):
+        return "it has a parameter of the model in it, or the id of one, which are others when it is loaded"
     try:
-        json_values.to_bytes({"it": value})
+        json_values.to_bytes({"it": value}, package_of(probe))
     except Error as error:
         return str(error)
+    return ""
+
+
+def package_of(client: torch.optim.Optimizer) -> str:
+    """The package whose classes' objects a checkpoint may have of it: that of its class."""
+    return type(client).__module__.split(".")[0]
+
+
+def own_states_inside(client: torch.optim.Optimizer, states: Mapping[Any, Any]) -> str:
+    """Names an optimizer inside of this one that has states of its own, and does not share `states`; "" without one."""
+    for name, inner in vars(client).items():
+        if isinstance(inner, torch.optim.Optimizer) and inner.state and inner.state is not states:
+            return (f"an optimizer inside of it, self.{name}, that has states of its own, which nobody saves; expected it to share those of the "
+                    f"outer one, self.{name}.state = self.state, at the beginning of step()")
     return ""
 
 

@@ -7,7 +7,7 @@ import copy
 import inspect
 import types
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -15,9 +15,10 @@ import torch
 from torch.optim import optimizer as torch_optimizer
 
 from tessera import _engine, comm, json_values, wrapper_tensors
+from tessera.containers import map_tensors, tensors_in
 from tessera.errors import ConfigError, Error
 from tessera.optim import taken_states
-from tessera.optimizer_trial import NoCollectives, lists_by_parameter, try_out
+from tessera.optimizer_trial import NoCollectives, lists_by_parameter, own_states_inside, package_of, try_out
 
 _GUARDED_STEPS = 2  # a collective in the first steps is an error, and not a wait
 
@@ -48,7 +49,7 @@ class WholeOptimizer:
     Raises
     ------
     ConfigError
-        It can only be called with a closure, calls collectives, or its states and groups are another optimizer's.
+        It can only be called with a closure, calls collectives, its states and groups are another optimizer's, or its states cannot be saved.
     """
 
     def __init__(self, client: torch.optim.Optimizer, named_parameters: list[tuple[str, torch.nn.Parameter]], world_size: int,
@@ -71,7 +72,10 @@ class WholeOptimizer:
         self._owned: set[str] = set()
         self._others: set[int] = set()  # ids of parameters that other ranks own
         self._by_parameter = [lists_by_parameter(group) for group in client.param_groups]
+        self._package = package_of(client)
         trial = try_out(client, self.name, self._tensors.values())
+        if trial.unsaved_state:
+            raise ConfigError(f"{self.name} has {trial.unsaved_state}; a checkpoint could not be continued")
         self._unsaved = trial.unsaved  # what of it no checkpoint has; "": nothing that is known
         self._attributes = trial.attributes
         self._tried_states = trial.states
@@ -86,7 +90,7 @@ class WholeOptimizer:
         """Rank 0 owns all parameters where some rank's trial says so, or where there is one; states that there are, are rank 0's. Collective."""
         data = torch.empty(0, dtype=torch.uint8, device="cpu")
         try:
-            data = json_values.to_bytes(self._by_name()) if self._state else data
+            data = self._to_bytes(self._by_name()) if self._state else data
         except Error as error:
             self.why = self.why or f"its states cannot be compared between ranks ({error})"
         said = comm.all_gather([self.why, data.numel(), _engine.hash_of(data)], "trial of the optimizer")
@@ -94,7 +98,7 @@ class WholeOptimizer:
         self.on_one_rank = bool(self.why) or (self._world_size > 1 and sum(len(group["params"]) for group in self._client.param_groups) < 2)
         if not self.on_one_rank and any(one[1:] != said[0][1:] for one in said):  # as the weights, where ranks have made others
             data = data if comm.get_rank() == 0 else torch.empty(said[0][1], dtype=torch.uint8, device="cpu")
-            values = json_values.from_bytes(comm.broadcast(data.to(comm.group().device), 0, "the optimizer's states").cpu())
+            values = self._from_bytes(comm.broadcast(data.to(comm.group().device), 0, "the optimizer's states").cpu())
             self._replace(values["state"], values["other"])
             self.began_with = set(values["state"])
 
@@ -186,34 +190,19 @@ class WholeOptimizer:
 
     def bytes(self) -> int:
         """Of the tensors that this rank keeps, each counted once."""
-        found: dict[int, int] = {}
-
-        def count(value):
-            if wrapper_tensors.is_wrapper(value):
-                count(wrapper_tensors.parts(value))
-            elif isinstance(value, torch.Tensor):
-                found[id(value)] = value.nbytes
-            elif isinstance(value, dict):
-                for item in value.values():
-                    count(item)
-            elif isinstance(value, (list, tuple)):
-                for item in value:
-                    count(item)
-
-        count(self._state)
-        return sum(found.values())
+        return sum({id(tensor): tensor.nbytes for tensor in _in_memory(self._state)}.values())
 
     def state_bytes(self) -> torch.Tensor:
         """What a checkpoint keeps of this rank's states: (n) uint8."""
         if problem := self._other_states():
             raise Error(problem)
-        return json_values.to_bytes({**self._by_name(),
-                                     "attributes": {name: vars(self._client)[name] for name in self._attributes if name in vars(self._client)}})
+        return self._to_bytes({**self._by_name(),
+                               "attributes": {name: vars(self._client)[name] for name in self._attributes if name in vars(self._client)}})
 
     def check_state_of_another_program(self, saved: torch.Tensor) -> None:
         """Raises Error where a parameter lacks a state that step() has made of a small one with as many dimensions, and where
         taken_states() does."""
-        for name, state in json_values.from_bytes(saved)["state"].items():
+        for name, state in self._from_bytes(saved)["state"].items():
             lacking = sorted(self._tried_states.get(self._tensors[name].dim(), set()) - state.keys())
             if lacking:
                 raise Error(f"{name} has the states {', '.join(sorted(state)) or 'none'}, and {self.name} needs {', '.join(lacking)} too; expected "
@@ -231,7 +220,7 @@ class WholeOptimizer:
         """Take this rank's states out of what all ranks have saved, as they were."""
         found, other = {}, {}
         for i, data in enumerate(saved):
-            values = json_values.from_bytes(data)
+            values = self._from_bytes(data)
             found.update({name: self.taken(name, state) for name, state in values["state"].items() if name in self._owned})
             if i == 0:
                 other = values["other"]
@@ -245,7 +234,7 @@ class WholeOptimizer:
         mine = {name: self._state[self._tensors[name]] for name in names if name in self._owned and self._tensors[name] in self._state}
         problem, data = self._other_states(), torch.empty(0, dtype=torch.uint8, device="cpu")
         try:
-            data = json_values.to_bytes({"state": mine, "other": self._not_of_parameters()})
+            data = self._to_bytes({"state": mine, "other": self._not_of_parameters()})
         except Error as error:
             problem = problem or str(error)
         said = comm.all_gather([data.numel(), problem], "sizes of the optimizer's states")
@@ -255,7 +244,7 @@ class WholeOptimizer:
         for rank, (size, _) in enumerate(said):
             theirs = data if rank == comm.get_rank() else torch.empty(size, dtype=torch.uint8, device="cpu")
             theirs = comm.broadcast(theirs.to(comm.group().device), rank, "the optimizer's states").cpu()
-            values = json_values.from_bytes(theirs)
+            values = self._from_bytes(theirs)
             found.update(values["state"])
             other = values["other"] if rank == 0 else other
         return found, other
@@ -275,6 +264,12 @@ class WholeOptimizer:
             del self._state[key]
         self._state.update(copy.deepcopy(states))
 
+    def _to_bytes(self, values):
+        return json_values.to_bytes(values, self._package)
+
+    def _from_bytes(self, data):
+        return json_values.from_bytes(data, self._package)
+
     def _by_name(self):
         return {"state": {self._names[id(key)]: state for key, state in self._state.items() if id(key) in self._names},
                 "other": self._not_of_parameters()}
@@ -288,12 +283,9 @@ class WholeOptimizer:
         return {key: state for key, state in self._state.items() if not isinstance(key, torch.Tensor)}
 
     def _other_states(self):
-        """Why what is in `state` is not all, or "". An optimizer inside of this one that shares its states has the ones of `call`."""
-        for name, inner in vars(self._client).items():
-            if isinstance(inner, torch.optim.Optimizer) and inner.state and inner.state is not self._state:
-                return (f"{self.name}.{name} is an optimizer with states of its own, which nobody saves; expected it to share those of the outer "
-                        f"one, self.{name}.state = self.state, at the beginning of step()")
-        return ""
+        """Why what is in `state` is not all, or ""."""
+        inside = own_states_inside(self._client, self._state)  # that one which shares has the states of `call`
+        return f"{self.name} has {inside}" if inside else ""
 
     def _on_device(self, parameter, state, cast=False):
         """Copies on the parameter's device. `step` is where torch's optimizers have it. `cast`: to fp32, as masters are."""
@@ -303,17 +295,17 @@ class WholeOptimizer:
         def place(key, value):
             if wrapper_tensors.is_wrapper(value):
                 return wrapper_tensors.with_parts(value, lambda _, part: part.to(parameter.device, copy=True))
-            if isinstance(value, torch.Tensor):
-                if key == "step" and not step_too:
-                    return value.clone()
-                return value.to(parameter.device, torch.float32 if cast and value.is_floating_point() else value.dtype, copy=True)
-            if isinstance(value, dict):
-                placed = copy.copy(value)
-                placed.update((inner, place(inner, one)) for inner, one in value.items())
-                return placed
-            return type(value)(place(key, one) for one in value) if type(value) in (list, tuple) else value
+            if key == "step" and not step_too:
+                return value.clone()
+            return value.to(parameter.device, torch.float32 if cast and value.is_floating_point() else value.dtype, copy=True)
 
-        return {key: place(key, value) for key, value in state.items()}
+        return {key: map_tensors(value, lambda tensor, key=key: place(key, tensor), objects=True) for key, value in state.items()}
+
+
+def _in_memory(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors with memory of their own in a state."""
+    for tensor in tensors_in(value, objects=True):
+        yield from _in_memory(wrapper_tensors.parts(tensor)) if wrapper_tensors.is_wrapper(tensor) else [tensor]
 
 
 def call_step_hooks(when: str, owners: list[torch.optim.Optimizer]) -> None:

@@ -9,11 +9,9 @@ import math
 import pkgutil
 import sys
 import tempfile
-import types
 import unittest
 from contextlib import redirect_stdout
 from pathlib import Path
-from unittest import mock
 
 import tessera
 import tessera.deepspeed
@@ -352,20 +350,24 @@ class Configurations(unittest.TestCase):
     def test_a_file_that_is_hjson(self):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "ds.json")
-            path.write_text('{\n  # a comment\n  train_batch_size: 1\n}')
-            deepspeed.init_distributed()  # what it imports stays imported; patch.dict would take it away
-            with mock.patch.dict(sys.modules, hjson=None), self.assertRaisesRegex(tessera.ConfigError, "ds.json:2"):
-                deepspeed.initialize(model=nn.Linear(2, 2), config=path)
-            reads = types.SimpleNamespace(loads=lambda _: {"train_batch_size": 1, "zero_optimization": {"stage": 2}}, HjsonDecodeError=ValueError)
-            with mock.patch.dict(sys.modules, hjson=reads):
-                self.assertEqual(deepspeed.DeepSpeedConfig(path).zero_optimization_stage, 2)
-            reads.loads = lambda _: {"train_batch_size": 1, "optimizer": {"type": "Adam"}}
-            sys.modules["hjson"] = reads  # patch.dict would take away what initialize() imports
-            self.addCleanup(sys.modules.pop, "hjson", None)
-            engine = deepspeed.initialize(model=nn.Linear(2, 2), config=path)[0]
-            self.assertTrue(engine.has_optimizer, "its text has no quotes around the key")
+            for text, trained, clips in (("# gradient_clipping: 3\ntrain_batch_size: 1\noptimizer: {type: 'Adam', params: {lr: 0.5,},}", True, 1.0),
+                                         ("{train_batch_size: 1\n zero_optimization: {stage: 2}\n}", False, 0.0),
+                                         ('{"train_batch_size": 1, "optimizer": {"type": "Adam"}, /* "gradient_clipping": 3 */}', True, 1.0),
+                                         ("train_batch_size: 1\noptimizer: {type: Adam\n}\ngradient_clipping: 0", True, 0.0)):
+                path.write_text(text)
+                for given in ({"config": path}, {"config": str(path)}, {"args": argparse.Namespace(deepspeed_config=str(path), local_rank=-1)}):
+                    engine = deepspeed.initialize(model=nn.Linear(2, 2), **given)[0]
+                    self.assertEqual((engine.has_optimizer, engine.gradient_clipping()), (trained, clips), text)
+                    engine.destroy()
+            args = argparse.Namespace(deepspeed_config={"train_batch_size": 1, "zero_optimization.stage": 2})
+            engine = deepspeed.initialize(args, nn.Linear(2, 2))[0]
+            self.assertEqual(engine.zero_optimization_stage(), 2)
             engine.destroy()
-            del sys.modules["hjson"]
+            path.write_text("train_batch_size: 1\nzero_optimization: {stage: 2}")
+            self.assertEqual(deepspeed.DeepSpeedConfig(path).zero_optimization_stage, 2)
+            path.write_text("{\n  # a comment\n  train_batch_size: 1\n  bf16: {enabled: 2}\n}")
+            with self.assertRaisesRegex(tessera.ConfigError, "ds.json:4: bf16.enabled: found 2"):
+                deepspeed.initialize(model=nn.Linear(2, 2), config=path)
             path.write_text('{"train_batch_size": 3}  // a comment')
             self.assertEqual(deepspeed.DeepSpeedConfig(str(path)).train_batch_size, 3)
             with self.assertRaisesRegex(tessera.ConfigError, "missing.json"):

@@ -24,6 +24,9 @@ class Patterns(RanksTest):
     def test_what_they_are_told_to_do_helps(self):
         self.run_ranks(2, "uneven_rank.py", "held")
 
+    def test_leaf_modules_of_ranks_that_use_different_experts_helps(self):
+        self.run_ranks(2, "uneven_rank.py", "leaf")
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -101,7 +101,7 @@ void write_fit_config(const fs::path& config, const std::vector<std::string>& ov
   const config::KeyTable table = train::run_keys();
   std::vector<std::string> all = overrides;
   for (const std::string& one : overrides_of(setting, disk_folder)) all.push_back(one);
-  const ordered_json as_written = parse_ordered_json(InputFile(config).read_all(), {.comments = true});
+  const ordered_json as_written = parse_ordered_json(InputFile(config).read_all(), {.hjson = true});
   config::prepare(document, table, all, nullptr);
   json& zero = document.json->at("zero_optimization");
   for (const char* section : {"offload_optimizer", "offload_param"})

@@ -441,7 +441,8 @@ void Residency::unpin(const std::vector<int>& units, bool writable) {
   const Lock lock(mutex_);
   for (int index : units) {
     ParamUnit& unit = units_[index];
-    --unit.use.pins;
+    // Ranks have used different ones of them, and make room alike.
+    if (--unit.use.pins == 0) unit.use.last_operator = operator_count_;
     if (writable && --unit.use.writers == 0) unit.end_private_writes(pool_);
   }
   reshard_unpinned();

@@ -107,8 +107,7 @@ Document parse_document(std::string_view text, const std::string& source) {
     throw ConfigError(str(source, ": is empty; expected a JSON object"));
   try {
     *document.json = parse_json(
-        text,
-        {.name = "configuration", .comments = true, .nul_in_strings = false, .max_values = kMaxJsonValues},
+        text, {.name = "configuration", .hjson = true, .nul_in_strings = false, .max_values = kMaxJsonValues},
         [&](const std::string& path, int line) { document.origins.set_line(path, line); });
   } catch (const JsonError& error) {
     fail_json(error, text, source);
@@ -200,7 +199,7 @@ std::vector<std::string> split_path(const std::string& path) {
 
 json read_value(const std::string& text) {
   try {
-    return parse_json(text, {.comments = true, .nul_in_strings = false});
+    return parse_json(text, {.nul_in_strings = false});
   } catch (const JsonError&) {
     return text;  // a bare word: --set trainer.device=cpu
   }

@@ -1,6 +1,6 @@
 // Document: a configuration as it was written, with the line of every key, so that an error can say
 // `ds_config.json:12: zero_optimization.stage: …`. Reading is strict: duplicate keys, trailing text, invalid
-// UTF-8 and very deep nesting are errors. Comments (`//` and `/* */`) are allowed.
+// UTF-8 and very deep nesting are errors. The text may be Hjson, as DeepSpeed's may be.
 #pragma once
 
 #include <map>
@@ -105,8 +105,8 @@ struct Document {
   Origins origins;
 };
 
-/// A JSON object. `source` names the text in errors. Throws ConfigError: "source:line:column: …" for a text
-/// that is not JSON.
+/// An object of JSON or Hjson. `source` names the text in errors. Throws ConfigError: "source:line:column: …"
+/// for a text that is neither.
 Document parse_document(std::string_view text, const std::string& source);
 
 /// Throws ConfigError when the file is missing, a folder, unreadable, empty, or not valid JSON.

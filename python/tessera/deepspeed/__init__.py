@@ -8,6 +8,7 @@ Trainer (`deepspeed="ds_config.json"`) and Accelerate's DeepSpeedPlugin train wi
 AttributeError; what Tessera does not do at all, such as pipelines, is an ImportError that says so.
 """
 import argparse
+import copy
 from typing import Any
 
 import torch
@@ -47,14 +48,16 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     Joins the group, and makes torch.distributed's, as `init_distributed` does. An engine that the model has from an earlier call is ended:
     its `destroy()` is called. Without an optimizer, `model_parameters` and a section
     "optimizer" the model is evaluated only: it takes no memory for training, and `step()` is an Error. A key of the configuration may be
-    written with dots at the top ("zero_optimization.reduce_bucket_size"), as TRL does: it counts as the key of that section. A file may be
-    Hjson, where the package hjson is installed.
+    written with dots at the top ("zero_optimization.reduce_bucket_size"), as TRL does: it counts as the key of that section.
     """
     init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
     log_dist(f"DeepSpeed info: version={__version__}, git-hash={__git_hash__}, git-branch={__git_branch__}; Tessera stands in for it", ranks=[0])
     end_engines_of(model, "initialize()")
     config, config_params = config_keys.readable(config), config_keys.readable(config_params)
-    given = next((one for one in (config, config_params, config_keys.readable(getattr(args, "deepspeed_config", None))) if one is not None), None)
+    if isinstance(getattr(args, "deepspeed_config", None), dict):
+        args = copy.copy(args)
+        args.deepspeed_config = config_keys.readable(args.deepspeed_config)
+    given = config_keys.given(next((one for one in (config, config_params, getattr(args, "deepspeed_config", None)) if one is not None), None))
     is_trained = optimizer is not None or model_parameters is not None or config_keys.names_optimizer(given)
     defaults = config_keys.defaults(given) if is_trained else []
     if defaults and _comm.get_rank() == 0:

@@ -98,14 +98,38 @@ TEST(JsonReader, WhatNlohmannAcceptsAndWeRefuse) {
 }
 
 TEST(JsonReader, WhatOptionsAllow) {
-  const std::string comments = "/* a */ [1, // b\n 2]";
-  EXPECT_THAT(error_in(comments), HasSubstr("found '/'"));
-  EXPECT_EQ(error_in(comments, {.comments = true}), "");
   EXPECT_EQ(error_in(R"(["\u0000"])"), "");
   EXPECT_THAT(error_in(R"(["\u0000"])", {.nul_in_strings = false}), HasSubstr("a NUL character"));
   EXPECT_EQ(error_in("[1, 2, 3]", {.name = "list", .max_values = 3}), "more than 3 values; expected a list");
   EXPECT_TRUE(parse_json_or_discard("{\"a\": ").is_discarded());
   EXPECT_EQ(parse_json_or_discard("[1]"), json({1}));
+}
+
+/// What the Python package hjson 3.1.0 makes of the same texts.
+TEST(JsonReader, ReadsHjson) {
+  const std::vector<std::pair<const char*, json>> cases = {
+      {"/* a */ [1, // b\n 2]", {1, 2}},
+      {"{a: 1,}", {{"a", 1}}},
+      {"a: 1\nb: [2\n3,] # c\n", {{"a", 1}, {"b", {2, 3}}}},
+      {"# only\n", json::object()},
+      {"{'a b': 'say \"hi\" \\n it\\'s', \"c\": \"it\\'s\"}", {{"a b", "say \"hi\" \n it's"}, {"c", "it's"}}},
+      {"{a: two words # and no comment\n b: -1.5e3 # one\n}",
+       {{"a", "two words # and no comment"}, {"b", -1500.0}}},
+      {"{\"a\": \"x\" \"b\": 1, c: null, d: false}", {{"a", "x"}, {"b", 1}, {"c", nullptr}, {"d", false}}},
+      {"{a: 01\n b: 1 2\n c: truex\n d: 1/2\r\n e: http://x.y/z\n f: it's\n}",
+       {{"a", "01"}, {"b", "1 2"}, {"c", "truex"}, {"d", "1/2"}, {"e", "http://x.y/z"}, {"f", "it's"}}},
+      {"{a:\n  '''\n  first\n    second\r\n third\n\n  '''\n b: '''x'''}",
+       {{"a", "first\n  second\nthird\n"}, {"b", "x"}}},
+      {"{a#b: x, y\n c:\n  1}", {{"a#b", "x, y"}, {"c", 1}}},
+  };
+  for (const auto& [text, expected] : cases) {
+    EXPECT_EQ(parse_json(text, {.hjson = true}), expected) << text;
+    EXPECT_NE(error_in(text), "") << text;
+  }
+  for (const char* text :
+       {"a", "a:", "{a: 1} x", "{a: }", "{,a: 1}", "{a: 1,, b: 2}", "{: 1}", "{a b: 1}", "}", "{a: [1, 2}",
+        "a: 1\n}", "{a: '''x}", "{a: 1 b: 2}", "{a: True}", "{a: 'x\n'}"})
+    EXPECT_NE(error_in(text, {.hjson = true}), "") << text;
 }
 
 TEST(JsonReader, ErrorsKnowTheirPlace) {

@@ -98,11 +98,11 @@ TEST(ConfigCheck, UnknownKeys) {
        "qqqq: unknown key, found [1,2] (a list)" +
            top("train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps, "
                "gradient_clipping, communication_data_type")},
-      {R"("model": {})", "model: unknown key, found {} (a section)" +
-                             top("profiler, optimizer, scheduler, seed, memory_breakdown")},
+      {R"("modle": {})", "modle: unknown key, found {} (a section)" +
+                             top("profiler, scheduler, mlflow, flops_profiler, dump_state")},
       {R"("fp16": {"enable": true})",
        "fp16.enable: unknown key (did you mean \"enabled\"?), found true (a boolean); expected one of "
-       "enabled, loss_scale, initial_scale_power, "
+       "enabled, auto_cast, loss_scale, initial_scale_power, "
        "loss_scale_window, hysteresis, consecutive_hysteresis, min_loss_scale"},
       {R"("zero_optimization.stage": 1)",
        "zero_optimization.stage: unknown key (found 1 (a number)); nested keys are written as "
@@ -157,7 +157,7 @@ TEST(ConfigCheck, TellsAllMistakesOfAFileInItsOrder) {
                 "\nc.json:4: pipeline: found {\"stages\":2} (a section), which Tessera does not do: there is "
                 "no pipeline parallelism; expected it to be left out"
                 "\nc.json:6: bf16.enabld: unknown key (did you mean \"enabled\"?), found true (a boolean); "
-                "expected one of enabled"
+                "expected one of enabled, auto_cast"
                 "\nc.json:7: bf16.enabled: found 1 (a number); expected true or false, or \"auto\""
                 "\nc.json:8: seed: found -1 (a number); expected an integer from 0 to 9e15"
                 "\n--set: fp16.enabled: found 3 (a number); expected true or false, or \"auto\"");
@@ -179,6 +179,12 @@ TEST(ConfigCheck, TellsAllMistakesOfAFileInItsOrder) {
 }
 
 TEST(ConfigCheck, SaysWhereOthersArgumentsAreSaidHere) {
+  EXPECT_EQ(error_for(R"("comm": {"backend": "gloo"})"),
+            "c.json:1: comm: found {\"backend\":\"gloo\"} (a section), a section of `tessera train` that a "
+            "program does not have: it gives "
+            "backend and time limits to tessera.comm.init_distributed() before initialize(), in C++ to "
+            "comm::init()");
+  EXPECT_NE(error_for(R"("trainer": {"epochs": 2})").find("a section of `tessera train`"), std::string::npos);
   EXPECT_EQ(error_for(R"("resume_from_checkpoint": true)"),
             "c.json:1: resume_from_checkpoint: found true (a boolean), an argument of Hugging Face's or "
             "Accelerate's: here it is --resume, or --resume TAG, on "
@@ -209,7 +215,6 @@ TEST(ConfigCheck, RefusedByNameUnlessTheyAskForNothing) {
                                             R"("autotuning": {"enabled": true})",
                                             R"("pipeline": {"stages": 2})",
                                             R"("sparse_attention": {"mode": "fixed"})",
-                                            R"("wandb": {"enabled": true})",
                                             R"("tensor_parallel": {"autotp_size": 2})",
                                             R"("compile": {"deepcompile": true})",
                                             R"("bf16": {"bf16_master_weights_and_grads": true})",
@@ -240,12 +245,12 @@ TEST(ConfigCheck, KeysWithoutEffectGiveOneWarning) {
   config::ConfigReport report;
   parse_engine_config(
       R"({"train_batch_size": 8, "zero_allow_untested_optimizer": true, "flops_profiler": {"enabled": false}, "comms_logger": {"enabled": true},
-      "activation_checkpointing": {"partition_activations": true}, "wandb": {"project": "p"},
+      "activation_checkpointing": {"partition_activations": true}, "wandb": {"enabled": true, "project": "p"}, "comet": {"enabled": true},
       "zero_optimization": {"contiguous_gradients": true, "sub_group_size": 1e12, "max_reuse_distance": 1e9}})",
       {.report = &report}, "c.json");
   ASSERT_EQ(report.warnings.size(), 1u);
   EXPECT_EQ(report.warnings[0],
-            "c.json: these DeepSpeed keys have no effect in Tessera: comms_logger, wandb, "
+            "c.json: these DeepSpeed keys have no effect in Tessera: comet, comms_logger, wandb, "
             "zero_allow_untested_optimizer, activation_checkpointing.partition_activations, "
             "zero_optimization.contiguous_gradients, "
             "zero_optimization.stage3_max_reuse_distance");
@@ -321,7 +326,7 @@ TEST(ConfigCheck, LinesAndOverridesAreNamed) {
   EXPECT_EQ(error({"zero_optimization.stage=3"}), "");
   EXPECT_EQ(error({"zero_optimization.stage=3", "fp16.enabeld=true"}),
             "--set: fp16.enabeld: unknown key (did you mean \"enabled\"?), found true (a boolean); expected "
-            "one of enabled, loss_scale, "
+            "one of enabled, auto_cast, loss_scale, "
             "initial_scale_power, loss_scale_window, hysteresis, consecutive_hysteresis, min_loss_scale");
 }
 

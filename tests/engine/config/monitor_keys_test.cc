@@ -76,10 +76,5 @@ TEST(MonitorKeys, WhatIsWrong) {
                   "\" (a string); expected the address of a server, http://… or https://…");
 }
 
-TEST(MonitorKeys, OthersAreRefusedWhenTheyAreOn) {
-  EXPECT_EQ(error_for(R"("wandb": {"enabled": true, "project": "p"})").substr(0, 14), "c.json:1: wand");
-  EXPECT_NE(error_for(R"("comet": {"enabled": true})"), "");
-}
-
 }  // namespace
 }  // namespace tessera

@@ -55,7 +55,7 @@ TEST(ConfigParse, EveryKeyReachesItsField) {
   EXPECT_TRUE(config.wall_clock_breakdown);
   EXPECT_TRUE(config.memory_breakdown);
   EXPECT_EQ(config.seed, 7);
-  EXPECT_EQ(config.fp16, (Fp16Config{true, 128, 12, 500, 4, true, 0.5}));
+  EXPECT_EQ(config.fp16, (Fp16Config{true, false, 128, 12, 500, 4, true, 0.5}));
   EXPECT_EQ(config.autocast, (AutocastConfig{false, DType::kFloat16}));
   EXPECT_EQ(config.grad_accum_dtype, DType::kFloat16);
   EXPECT_EQ(config.zero, (ZeroConfig{3, 1'000'000, 50'000'000, 60'000'000, false, true, 5, 1, 2, 3}));

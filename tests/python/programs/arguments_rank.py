@@ -1,7 +1,9 @@
 """Every argument that a call accepts counts, or is refused by name on all ranks alike: checkpoints, client state, the group, loaders."""
 import collections
 import copy
+import io
 import os
+import pickle
 import random
 import tempfile
 from pathlib import Path
@@ -550,6 +552,93 @@ def a_second_call_for_the_group_may_not_ask_for_another():
 
 
 @check
+def what_is_not_said_is_said_and_what_cannot_be_is_refused():
+    """No optimizer, monitors that are not here, sections of another program, a scheduler that no checkpoint could have, copies."""
+    def make(**given):
+        with standard_error() as said:
+            engine = tessera.initialize(model=mlp(), **given)[0]
+        return engine, said[0]
+
+    line = "no optimizer was given: AdamW with lr 0.001"
+    for changes, expected in (({}, True), ({"optimizer": {}}, True), ({"optimizer": ADAM}, False)):
+        engine, said = make(config=config(1, **changes))
+        assert (line in said) == (expected and rank == 0), said
+    assert line not in make(config=config(1), optimizer=lambda parameters: torch.optim.SGD(parameters, 0.1))[1]
+    engine, said = make(config={**config(1), "wandb": {"enabled": True, "project": "p"}, "comet": {"enabled": True}}, overrides=["steps_per_print=5"])
+    assert rank != 0 or "no effect in Tessera: comet, wandb" in said, said
+    assert engine.config["steps_per_print"] == 5
+    raises(tessera.ConfigError, lambda: make(config={**config(1), "comm": {"backend": "gloo"}}), "config:1: comm", "tessera.comm.init_distributed()")
+    path = folder() / "ds.hjson"
+    path.write_text("# Hjson\ntrain_micro_batch_size_per_gpu: 2\noptimizer: {\n type: AdamW\n params: {lr: 0.25,}}\nzero_optimization: {stage: 2}")
+    tessera.comm.barrier()
+    assert make(config=path)[0].get_lr() == [0.25]
+
+    class Held:
+        def __init__(self, state):
+            self.state = state
+
+        def step(self):
+            pass
+
+        def state_dict(self):
+            return self.state
+
+        def load_state_dict(self, state):
+            assert same_queue(state["queue"])
+
+    queue = collections.deque([torch.ones(2), ({"x": collections.defaultdict(list, {1: [2]})},)], maxlen=5)
+
+    def same_queue(found):
+        return found.maxlen == 5 and found[0].equal(queue[0]) and found[1] == queue[1] and type(found[1][0]["x"]) is collections.defaultdict
+
+    raises(tessera.ConfigError, lambda: make(config=config(1), lr_scheduler=lambda _: Held({"at": [object()]})), "lr_scheduler.state_dict()['at'][0]")
+    raises(tessera.ConfigError, lambda: make(config=config(1), lr_scheduler=lambda _: type("Bare", (), {"step": Held.step})()), "no state_dict()")
+    engine, _ = make(config=config(2), lr_scheduler=lambda _: Held({"queue": queue}), optimizer=lambda p: torch.optim.AdamW(p))
+    place = folder()
+    engine.save_checkpoint(place, client_state={"queue": queue})
+    assert same_queue(engine.load_checkpoint(place)[1]["queue"])
+
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters())
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    engine, ours, _, _ = tessera.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule, config=config(3))
+    configured = tessera.initialize(model=mlp(), config=config(1, optimizer=ADAM, scheduler=WARMUP))[0]
+    for one, instead in ((engine, "engine.save_checkpoint(folder)"), (ours, "optimizer.state_dict()"), (optimizer, "optimizer.state_dict()"),
+                         (schedule, "scheduler.state_dict()"), (configured.lr_scheduler, "scheduler.state_dict()")):
+        for call in (pickle.dumps, copy.deepcopy, copy.copy, lambda value: torch.save(value, io.BytesIO())):
+            if not (one is optimizer and call is copy.copy):
+                raises(tessera.errors.CannotBeCopied, lambda call=call, one=one: call(one), instead)
+    engine.destroy()
+    assert type(pickle.loads(pickle.dumps(schedule))) is torch.optim.lr_scheduler.StepLR
+    assert len(copy.deepcopy(optimizer).param_groups) == 1
+
+
+@check
+def arguments_keep_their_dtypes():
+    """As in DeepSpeed: bf16 and fp16 cast the model and not what it is given, unless auto_cast says so, and then what is given by position."""
+    class Seen(nn.Linear):
+        def forward(self, x, target, **more):
+            self.seen = [x.dtype, target.dtype, more["named"][0].dtype]
+            return (super().forward(x.to(self.weight.dtype)).float() - target.float()).square().mean()
+
+    for precision, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        for cast in (False, True):
+            engine = tessera.initialize(model=Seen(8, 8), config=config(2, optimizer=ADAM, **{precision: {"enabled": True, "auto_cast": cast}}))[0]
+            target = torch.full((2, 8), 2005.0)
+            engine(torch.ones(2, 8), target, named=[torch.ones(1)])
+            assert engine.module.seen == [dtype if cast else torch.float32] * 2 + [torch.float32], (engine.module.seen, precision, cast)
+    engine = make(2, bf16={"enabled": True})
+    try:
+        engine(torch.ones(2, 8))
+    except RuntimeError as error:
+        assert not hasattr(error, "add_note") or '"bf16": {"auto_cast": true}' in error.__notes__[0]
+    else:
+        raise AssertionError("a model in bf16 took fp32")
+    engine.zero_grad()
+    engine(torch.ones(2, 8).bfloat16())
+
+
+@check
 def calls_of_deepspeed():
     import tessera.deepspeed as deepspeed
 
@@ -557,7 +646,7 @@ def calls_of_deepspeed():
     model = mlp()
     model[0].requires_grad_(False)
     engine, *_ = deepspeed.initialize(model=model, model_parameters=[p for p in model.parameters() if p.requires_grad],
-                                      config=config(3, 300, optimizer=ADAM, bf16={"enabled": True}))
+                                      config=config(3, 300, optimizer=ADAM, bf16={"enabled": True, "auto_cast": True}))
     with standard_error() as said:
         assert engine.load_checkpoint(place / "nothing") == (None, None)
     assert ("nothing is loaded" in said[0]) == (rank == 0), said

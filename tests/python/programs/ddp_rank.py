@@ -80,7 +80,7 @@ def summed_in_fp32(gradients, bucket):
 
 
 def narrow(tensor):
-    """As Engine.forward() does."""
+    """Floating tensors as bf16."""
     return tensor.bfloat16() if tensor.is_floating_point() else tensor
 
 
@@ -136,11 +136,9 @@ def train_by_tessera(model, batches, loss_of, precision, rate, stage):
                                     config=config(stage, max(2000, sum(p.numel() for p in model.parameters()) // 20), **SECTIONS[precision]))
     losses, norms = [], []
     for batch in batches:
-        if precision == "autocast":  # the loss too: DDP's is inside of its autocast
-            with torch.autocast("cpu", torch.bfloat16):
-                loss = loss_of(engine, batch[engine.global_rank])
-        else:
-            loss = loss_of(engine, batch[engine.global_rank])
+        mine = map_tensors(batch[engine.global_rank], narrow) if precision == "bf16" else batch[engine.global_rank]
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):  # the loss too: DDP's is inside of its autocast
+            loss = loss_of(engine, mine)
         engine.backward(loss)
         engine.step()
         losses.append(mean(loss))

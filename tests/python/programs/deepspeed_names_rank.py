@@ -463,7 +463,7 @@ def a_model_without_an_optimizer():
         assert held["total"] == held["parameters"] > 0 and isinstance(engine, deepspeed.DeepSpeedEngine)
         engine.eval()
         with torch.no_grad():
-            assert torch.equal(engine(batch(0)[rank()]), expected)
+            assert torch.equal(engine(batch(0)[rank()].bfloat16()), expected)
         raises(tessera.Error, engine.step, "given no optimizer", "optimizer=")
         engine.destroy()
 

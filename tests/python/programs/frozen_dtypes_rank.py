@@ -89,7 +89,7 @@ def they_keep_their_bits_and_train_as_in_plain_pytorch(stage):
 
 @each_stage
 def in_bf16_the_others_are_cast(stage):
-    engine = make(stage, bf16={"enabled": True})
+    engine = make(stage, bf16={"enabled": True, "auto_cast": True})
     run(engine, BATCHES)
     same_frozen({name: value.to(torch.float32) if name.endswith(".scale") else value for name, value in engine.state_dict().items()
                  if not name.endswith(".scale")} | {name: value for name, value in net().state_dict().items() if name.endswith(".scale")}, net())

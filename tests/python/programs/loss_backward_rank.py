@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 rank, world = tessera.comm.get_rank(), tessera.comm.get_world_size()
 BATCHES = [[models._vectors(step * world + r, 4, 16) for r in range(world)] for step in range(12)]
-FP16 = {"enabled": True, "initial_scale_power": 8}
+FP16 = {"enabled": True, "auto_cast": True, "initial_scale_power": 8}
 
 
 def mlp():
@@ -57,7 +57,7 @@ def scaled(engine, loss):
 
 @each_stage
 def it_gives_the_bits_of_engine_backward(stage):
-    for changes in ({}, {"gradient_accumulation_steps": 4}, {"bf16": {"enabled": True}}, {"gradient_clipping": 0.1},
+    for changes in ({}, {"gradient_accumulation_steps": 4}, {"bf16": {"enabled": True, "auto_cast": True}}, {"gradient_clipping": 0.1},
                     {"zero_optimization": {"reduce_bucket_size": 1000}}, {"communication_data_type": "bf16"}):
         engines = [make(stage, **changes) for _ in range(2)]
         run(engines[0], BATCHES[:8], own)
@@ -421,7 +421,7 @@ def gradients_are_read_before_the_boundary(stage):
 
 @each_stage
 def gradients_and_masters_are_set_before_the_step(stage):
-    for changes in ({}, {"bf16": {"enabled": True}}, {"fp16": FP16}, {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
+    for changes in ({}, {"bf16": {"enabled": True, "auto_cast": True}}, {"fp16": FP16}, {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
                     {"gradient_accumulation_steps": 2}):
         model = mlp()
         engine = tessera.initialize(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5), config=config(

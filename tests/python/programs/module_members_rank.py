@@ -131,7 +131,7 @@ def a_write_into_a_parameter_is_an_error_of_the_operator_and_of_the_next_call():
               "foreach": lambda p: torch._foreach_mul_([p.data], 2.0), "view": lambda p: p.data[1:].zero_(), "copy": lambda p: p.data.copy_(p * 2),
               "out": lambda p: torch.mul(p.detach(), 2, out=p.data), "index": lambda p: p.data.__setitem__(0, 1.0)}
     for stage in range(4):
-        for precision in ({}, {"bf16": {"enabled": True}}):
+        for precision in ({}, {"bf16": {"enabled": True, "auto_cast": True}}):
             for write in list(writes.values())[:len(writes) if stage == 0 else 2]:
                 model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
                 engine = make(model, stage, **precision)

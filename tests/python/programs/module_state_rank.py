@@ -321,7 +321,7 @@ def floating_buffers_keep_their_dtype_in_16_bits():
         torch.manual_seed(0)
         model = Net()
         kept = model.inv_freq.clone()
-        engine = make(model, 2, **{precision: {"enabled": True}})
+        engine = make(model, 2, **{precision: {"enabled": True, "auto_cast": True}})
         x = torch.randn(4, 1, 6, 6)
         tracked = nn.BatchNorm2d(8)
         for _ in range(3):

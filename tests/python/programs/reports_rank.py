@@ -191,7 +191,7 @@ def defaults_of_monitors_are_deepspeeds_and_engines_do_not_share_a_file():
 @check
 def the_loss_scale_is_an_event_in_fp16():
     place = folder()
-    engine = make(2, fp16={"enabled": True, "initial_scale_power": 4}, csv_monitor={"enabled": True, "output_path": str(place), "job_name": "y"})
+    engine = make(2, fp16={"enabled": True, "auto_cast": True, "initial_scale_power": 4}, csv_monitor={"enabled": True, "output_path": str(place), "job_name": "y"})
     losses_of(engine, range(2))
     if rank == 0:
         assert rows(place / "y" / "Train_Samples_loss_scale.csv")[1] == [(2 * world, 16.0), (4 * world, 16.0)]

@@ -1,6 +1,9 @@
 """Optimizers that run as they are, on whole parameters: beside themselves in one process, given the same gradients, to the bit."""
+import copy
+import enum
 import os
 import types
+from collections import deque
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,7 +16,7 @@ from tessera.deepspeed.utils import parameters
 from tessera.optimizer_trial import try_out
 from torch import nn
 from torch.optim import lr_scheduler as schedulers
-from whole_optimizers import Both, Centred, Clipping, Compiled, InTwo, Tied, halves, optimizers_of_torch, trained, two_groups
+from whole_optimizers import Both, Centred, Clipping, Compiled, InTwo, Keeping, Tied, halves, optimizers_of_torch, trained, two_groups
 
 
 def same_bits(stage, make, steps=3, accumulation=1, clipping=0.0, agreed=lambda problem: problem, limit_on_shards=0.0, **changes):
@@ -59,6 +62,21 @@ def every_optimizer_of_torch_has_its_own_bits():
             assert_same_state(ours.state_dict(), theirs.state_dict())
 
 
+def same(found, value):
+    """Bits of tensors, and types, in containers, too."""
+    if type(found) is not type(value):
+        return False
+    if isinstance(value, torch.Generator):
+        return torch.equal(found.get_state(), value.get_state())
+    if isinstance(value, torch.Tensor):
+        return torch.equal(found, value) and found.dtype == value.dtype
+    if isinstance(value, dict):
+        return list(found) == list(value) and all(same(found[key], item) for key, item in value.items())
+    if isinstance(value, (list, tuple, deque)):
+        return len(found) == len(value) and getattr(found, "maxlen", 0) == getattr(value, "maxlen", 0) and all(map(same, found, value))
+    return same(vars(found), vars(value)) if type(value).__module__ == "whole_optimizers" and not isinstance(value, enum.Enum) else found == value
+
+
 def assert_same_state(ours, theirs):
     assert [{**g, "params": len(g["params"])} for g in ours["param_groups"]] == [{**g, "params": len(g["params"])} for g in theirs["param_groups"]]
     assert ours["state"].keys() == theirs["state"].keys(), (ours["state"].keys(), theirs["state"].keys())
@@ -66,8 +84,7 @@ def assert_same_state(ours, theirs):
         assert ours["state"][index].keys() == expected.keys()
         for key, value in expected.items():
             found = ours["state"][index][key]
-            same = torch.equal(found, value) and found.dtype == value.dtype if isinstance(value, torch.Tensor) else found == value
-            assert same, (index, key, found, value)
+            assert type(found) is type(value) and same(found, value), (index, key, found, value)
 
 
 @check
@@ -91,7 +108,7 @@ def accumulation_clipping_and_bf16():
         for node in accumulators:
             node.register_hook(lambda *_, hooked=hooked: hooked.append(1))
         for samples in batches(3):
-            engine.backward(nn.functional.cross_entropy(engine(samples[rank][0]).float(), samples[rank][1]))
+            engine.backward(nn.functional.cross_entropy(engine(samples[rank][0].bfloat16()).float(), samples[rank][1]))
             for name, p in names.items():
                 p.grad = engine.full_gradient(name) if not name.startswith("unused") else None
             engine.step()
@@ -234,7 +251,7 @@ class SkippingLargeNorms(torch.optim.SGD):
 
 
 class Attached(torch.optim.SGD):
-    """Keeps what no checkpoint has: by parameter, in a generator, in an object."""
+    """Keeps by parameter and in an object, which no checkpoint has, or in a generator."""
 
     def __init__(self, params, lr, what):
         super().__init__(params, lr, maximize=True)
@@ -257,7 +274,8 @@ def the_trial_finds_what_is_kept_elsewhere():
                        (lambda m: SkippingLargeNorms(trained(m), 0.5, maximize=True), "depends on the other parameters")):
         found = try_out(make(Tied()), "an optimizer").depends
         assert part in found, (part, found)
-    for what in ("by_parameter", "generator", "object"):
+    assert try_out(Attached(trained(Tied()), 0.5, "generator"), "an optimizer").attributes == ["generator"]
+    for what in ("by_parameter", "object"):
         found = try_out(Attached(trained(Tied()), 0.5, what), "an optimizer")
         assert f"the attribute {what}, which step() changes" in found.unsaved, (what, found)
 
@@ -441,9 +459,24 @@ def what_cannot_be_right_is_an_error():
                 raise OSError("disk of rank 1")
             return super().step(closure)
 
-    engine, ours, theirs = same_bits(2, lambda m: Both(trained(m)[:3], trained(m)[3:], shares=False))
-    raises(tessera.Error, ours.state_dict, "is an optimizer with states of its own", ".state = self.state")
-    raises(tessera.Error, lambda: engine.save_checkpoint("nowhere"), "is an optimizer with states of its own")
+    class Keeps(torch.optim.SGD):
+        """What no checkpoint can have, of which only the model's size decides in the end."""
+
+        def __init__(self, params, make, least=0):
+            super().__init__(params, 0.1, maximize=True)
+            self.make, self.least = make, least
+
+        def step(self, closure=None):
+            for p in (p for group in self.param_groups for p in group["params"] if p.numel() > self.least):
+                self.state[p]["kept"] = self.make(p)
+
+    for make, parts in ((lambda m: Both(trained(m)[:3], trained(m)[3:], shares=False), ("states of its own", ".state = self.state")),
+                        (lambda m: Keeps(trained(m), lambda p: object()), ("kept", "is of type builtins.object")),
+                        (lambda m: Keeps(trained(m), lambda p: deque([lambda: 0])), ("it[0] is of type builtins.function",)),
+                        (lambda m: Keeps(trained(m), lambda p: nn.Linear(2, 2)), ("torch.nn.modules.linear.Linear",)),
+                        (lambda m: Keeps(trained(m), lambda p: deque([{"of": p}])), ("parameter of the model",))):
+        model = Tied()
+        raises(tessera.ConfigError, lambda make=make, model=model: tessera.initialize(model=model, optimizer=make(model), config=config(2)), *parts)
     if world > 1:
         if not torch.distributed.is_initialized():
             torch.distributed.init_process_group("gloo")
@@ -455,12 +488,7 @@ def what_cannot_be_right_is_an_error():
         raises(tessera.ConfigError, lambda: tessera.initialize(model=model, optimizer=Distributed(model.parameters(), 0.1, maximize=True), config=config(1)),
                "calls torch.distributed", "for one process")
 
-    class Unsaved(torch.optim.SGD):
-        def step(self, closure=None):
-            for p in (p for group in self.param_groups for p in group["params"]):
-                self.state[p]["object"] = object()
-
-    engine, ours, _, _ = tessera.initialize(model=mlp(), optimizer=lambda parameters: Unsaved(parameters, 0.1, maximize=True), config=config(1, 500))
+    engine, ours, _, _ = tessera.initialize(model=mlp(), optimizer=lambda params: Keeps(params, lambda p: object(), least=64), config=config(1, 500))
     train(engine, batches(1), loss_of)
     raises(tessera.Error, ours.state_dict, "is of type builtins.object")  # on all ranks
     train(engine, batches(1), loss_of)
@@ -670,7 +698,7 @@ def checkpoints_resume():
 
     makers = {"user": lambda m: Centred(two_groups(m)), "adafactor": lambda m: torch.optim.Adafactor(two_groups(m), lr=0.02),
               "clipping": lambda m: Clipping(trained(m), lr=0.05, momentum=0.9, maximize=True), "slowing": lambda m: Slowing(trained(m)),
-              "compiled": lambda m: Compiled(trained(m), lr=0.05)}
+              "compiled": lambda m: Compiled(trained(m), lr=0.05), "keeping": lambda m: Keeping(two_groups(m))}
     for i, (name, make) in enumerate(makers.items()):
         def begin(stage, make=make):
             model = Tied()
@@ -700,19 +728,25 @@ def checkpoints_resume():
 @check
 def checkpoints_of_another_world():
     folder = Path(os.environ["SAVED"])
-    for name in ("user", "adafactor", "clipping"):
+    for name in ("user", "adafactor", "clipping", "keeping"):
         for other in (1, 2, 3):
             saved = folder / f"{name}_of_{other}"
             if not saved.exists():
                 continue
             model = Tied()
             make = {"user": lambda m: Centred(two_groups(m)), "adafactor": lambda m: torch.optim.Adafactor(two_groups(m), lr=0.02),
-                    "clipping": lambda m: Clipping(trained(m), lr=0.05, momentum=0.9, maximize=True)}[name]
+                    "clipping": lambda m: Clipping(trained(m), lr=0.05, momentum=0.9, maximize=True),
+                    "keeping": lambda m: Keeping(two_groups(m))}[name]
             engine, ours, _, _ = tessera.initialize(model=model, optimizer=make(model), config=config(3, 500))
             engine.load_checkpoint(saved)
             plain = Tied()
             theirs = make(plain)
-            theirs.load_state_dict(ours.state_dict())
+            if name == "keeping":  # torch's load_state_dict() knows no such states
+                parameters = [p for group in theirs.param_groups for p in group["params"]]
+                theirs.state.update((parameters[i], copy.deepcopy(state)) for i, state in ours.state_dict()["state"].items())
+                assert {state["queue"].maxlen for state in theirs.state.values()} == {2}
+            else:
+                theirs.load_state_dict(ours.state_dict())
             with torch.no_grad():
                 for key, p in plain.named_parameters():
                     p.copy_(engine.full_parameter(key))

@@ -1,5 +1,8 @@
 """Optimizers that run as they are, and the model that they train in tests: of torch, and of users with unusual ways."""
+import enum
 import types
+from collections import OrderedDict, defaultdict, deque, namedtuple
+from dataclasses import dataclass
 
 import torch
 from optimizers import ByParameter
@@ -52,6 +55,43 @@ class Centred(ByParameter):
             state["rows"] += centred.flatten(1).sum(1)
         state["calls"] += 1
         p.data.add_(centred, alpha=-group["lr"] / state["calls"] / (1 + 0.01 * state["number"]))
+
+
+Pair = namedtuple("Pair", "mean count")
+Phase = enum.Enum("Phase", "WARM HOT")
+
+
+@dataclass
+class Projection:
+    """An object among the states, as GaLore's and Shampoo's are."""
+
+    rows: torch.Tensor
+    calls: int = 0
+
+
+class Keeping(ByParameter):
+    """Keeps what other optimizers do: queues of tensors (AdaShift's), objects (GaLore's), and containers inside of each other."""
+
+    def update(self, p, state, group):
+        if not state:
+            state.update(queue=deque(maxlen=2), numbers=defaultdict(list), pair=Pair(torch.zeros_like(p), 0), phase=Phase.WARM,
+                         projection=Projection(torch.zeros(p.shape[:1])), inside=OrderedDict(of=deque([({"last": torch.zeros(2)}, [])])),
+                         generator=torch.Generator().manual_seed(p.numel()))
+        self.seen = getattr(self, "seen", None) or deque(maxlen=3)
+        self.seen.append(1)
+        state["queue"].append(p.grad.clone())
+        state["numbers"]["norms"].append(float(p.grad.norm()))
+        state["pair"] = Pair(0.9 * state["pair"].mean + p.grad, state["pair"].count + 1)
+        state["phase"] = Phase.HOT if len(state["numbers"]["norms"]) > 2 else Phase.WARM
+        state["projection"].calls += 1
+        state["projection"].rows += 0.01 * p.grad.reshape(p.grad.shape[0] if p.ndim else 1, -1).sum(1).view(p.shape[:1])
+        inner, listed = state["inside"]["of"][0]
+        inner["last"] = inner["last"] * 0.5 + state["queue"][0].sum()
+        listed.append(state["projection"].calls)
+        scale = 0.02 if state["phase"] is Phase.HOT else 0.01
+        scale /= len(listed) + float(torch.rand((), generator=state["generator"])) + abs(float(inner["last"].sum())) % 1
+        p.data.sub_(sum(state["queue"]) + state["pair"].mean / state["pair"].count + state["projection"].rows.view(-1, *[1] * (p.ndim - 1))
+                    if p.ndim else sum(state["queue"]), alpha=scale)
 
 
 class InTwo(torch.Tensor):

@@ -45,12 +45,12 @@ class DeepSpeedConfig:
         is_file = not isinstance(config, dict)
         text = arguments.path(config, "config") if is_file else json.dumps(config)
         self.world_size = comm.get_world_size()
-        parsed, warnings = _engine.read_config(text, is_file, self.world_size, [])
+        parsed, warnings, _ = _engine.read_config(text, is_file, self.world_size, [])
         for line in warnings:
             _engine.log_warning(line)
         self.monitor_config = parsed  # for MonitorMaster
         self._resolved = json.loads(parsed.resolved)
-        self._param_dict = _given(Path(text), self._resolved) if is_file else config
+        self._param_dict = config_keys.given(config)
         for key, value in self._resolved.items():
             setattr(self, key, _namespace(value))
         self.zero_config = DeepSpeedZeroConfig(**self._param_dict.get("zero_optimization", {}))
@@ -59,7 +59,7 @@ class DeepSpeedConfig:
         self.float16_config, self.bfloat16_config = self.fp16, self.bf16
         self.loss_scale, self.initial_dynamic_scale = self.fp16.loss_scale, 2**self.fp16.initial_scale_power
         optimizer, scheduler = self._resolved.get("optimizer", {}), self._resolved.get("scheduler", {})
-        self.optimizer_name = (self._param_dict.get("optimizer") or {}).get("type", "").lower() or None
+        self.optimizer_name = ((self._param_dict.get("optimizer") or {}).get("type") or "").lower() or None
         self.optimizer_params = optimizer.get("params") if self.optimizer_name else None
         self.scheduler_name, self.scheduler_params = scheduler.get("type"), scheduler.get("params")
 
@@ -70,14 +70,6 @@ class DeepSpeedConfig:
     def print(self, name: str) -> None:
         """Log what it means, with all defaults."""
         _engine.log_info(f"{name}: {json.dumps(self._resolved)}")
-
-
-def _given(path, resolved):
-    """What a file holds; one with comments: what it means, with all defaults."""
-    try:
-        return json.loads(path.read_text())
-    except ValueError:
-        return resolved
 
 
 def _namespace(value):

@@ -2,20 +2,18 @@
 import json
 import math
 import os
-from pathlib import Path
 from typing import Any
 
+from tessera import _engine, arguments
 from tessera.errors import ConfigError
 
 
 def readable(config: Any) -> Any:
-    """A configuration as Tessera reads it; another thing than a dict, or a file that is Hjson, as it is.
+    """A configuration as Tessera reads it; another thing than a dict as it is.
 
     A value that is infinite, Accelerate's way to say never, is left out. A key with dots at the top is put into its section, where it counts
     instead of what the section has; a fraction, of elements, is rounded down. Raises ConfigError where the section is none.
     """
-    if isinstance(config, (str, os.PathLike)):
-        config = _of_hjson(config)
     if not isinstance(config, dict):
         return config
     result = {key: value for key, value in config.items() if not _is_infinite(value) and not _is_dotted(key)}
@@ -32,48 +30,21 @@ def readable(config: Any) -> Any:
     return result
 
 
-def _of_hjson(path):
-    """What a file holds that is no JSON, but Hjson, which DeepSpeed reads; else the path. Without the package hjson Tessera's reader of
-    configurations says what is wrong with it; comments alone are not."""
-    try:
-        text = Path(path).read_text()
-    except (OSError, ValueError):
-        return path
-    try:
-        json.loads(text)
-        return path
-    except ValueError:
-        pass
-    try:
-        import hjson
-    except ImportError:
-        return path
-    try:
-        return hjson.loads(text)
-    except hjson.HjsonDecodeError as error:
-        raise ConfigError(f"{path}: {error}; expected JSON or Hjson") from None
-
-
-def names_optimizer(config: Any) -> bool:
-    """Whether a configuration, or the file that a path names, says how to train: without "optimizer" DeepSpeed trains nothing."""
-    return _names(config, ("optimizer", "optim", "learning_rate", "trainer"))  # with those of Hugging Face, which count, too
-
-
-def defaults(config: Any) -> list[str]:
-    """DeepSpeed's defaults that are not Tessera's, of keys that a configuration, or a file, does not have: "KEY=VALUE"."""
-    return [] if _names(config, ("gradient_clipping", "max_grad_norm"), also_false=True) else ["gradient_clipping=1.0"]
-
-
-def _names(config, keys, also_false=False):
-    """Whether it has one of the keys, with a value that is not empty, or `also_false` with any. True for what cannot be read, whose errors
-    are said by who reads it."""
+def given(config: Any) -> dict[str, Any]:
+    """What a configuration, or the file that a path names, holds. Raises ConfigError for a file that is none."""
     if isinstance(config, (str, os.PathLike)):
-        try:
-            text = Path(config).read_text()
-        except (OSError, ValueError):
-            return True
-        return any(f'"{key}"' in text for key in keys)
-    return not isinstance(config, dict) or any(key in config if also_false else config.get(key) for key in keys)
+        return json.loads(_engine.read_document(arguments.path(config, "config")))
+    return config if isinstance(config, dict) else {}
+
+
+def names_optimizer(given: dict[str, Any]) -> bool:
+    """Whether it says how to train: without "optimizer" DeepSpeed trains nothing."""
+    return any(given.get(key) for key in ("optimizer", "optim", "learning_rate", "trainer"))  # with those of Hugging Face, which count, too
+
+
+def defaults(given: dict[str, Any]) -> list[str]:
+    """DeepSpeed's defaults that are not Tessera's, of keys that it does not have: "KEY=VALUE"."""
+    return [] if {"gradient_clipping", "max_grad_norm"} & given.keys() else ["gradient_clipping=1.0"]
 
 
 def _is_infinite(value):

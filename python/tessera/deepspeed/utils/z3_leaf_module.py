@@ -1,15 +1,15 @@
 """`deepspeed.utils.z3_leaf_module`: modules whose parameters DeepSpeed gathers at once.
 
-Here the mark is kept, and has no effect: parameters are gathered by units, when an operator reads them. At stage 3 over Gloo or NCCL,
-ranks that use different parameters of a module hold all of it in `GatheredParameters` (docs/python.md, Branches); without it they get an
-error.
+So do they here, so that ranks may use different parameters of one (docs/python.md, Branches).
 """
 from collections.abc import Iterable
 
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-_MARK = "_z3_leaf"
+from tessera import leaf_modules
+
+_MARK = leaf_modules.MARK
 _parameters = WeakIdKeyDictionary()  # of modules that are marked
 
 
@@ -36,6 +36,7 @@ def set_z3_leaf_module(model: nn.Module, flag: bool) -> None:
             _parameters[parameter] = True
         else:
             _parameters.pop(parameter, None)
+    leaf_modules.attach(model)
 
 
 def set_z3_leaf_modules(model: nn.Module, leaf_module_classes: Iterable[type | str], raise_if_not_found: bool = True) -> list[nn.Module]:
@@ -54,7 +55,7 @@ def set_z3_leaf_modules_by_name(model: nn.Module, module_names: Iterable[str], f
     named = dict(model.named_modules())
     names = list(module_names)
     found, missing = [named[name] for name in names if name in named], [name for name in names if name not in named]
-    return _marked("set_z3_leaf_modules_by_name", found, missing, flag, raise_if_not_found)
+    return _marked("set_z3_leaf_modules_by_name", model, found, missing, flag, raise_if_not_found)
 
 
 def set_z3_leaf_modules_by_suffix(model: nn.Module, module_name_suffixes: Iterable[str], flag: bool = True,
@@ -63,27 +64,23 @@ def set_z3_leaf_modules_by_suffix(model: nn.Module, module_name_suffixes: Iterab
     ends = list(module_name_suffixes)
     found = [module for name, module in model.named_modules() if name.endswith(tuple(ends))] if ends else []
     missing = [end for end in ends if not any(name.endswith(end) for name, _ in model.named_modules())]
-    return _marked("set_z3_leaf_modules_by_suffix", found, missing, flag, raise_if_not_found)
+    return _marked("set_z3_leaf_modules_by_suffix", model, found, missing, flag, raise_if_not_found)
 
 
 def _mark_classes(call, model, classes, flag, raise_if_not_found):
     if isinstance(classes, str) or not all(isinstance(one, (type, str)) for one in classes):
         raise TypeError(f"{call}(): leaf_module_classes is {classes!r}; expected a list of classes or their names")
-    kinds = tuple(one for one in classes if isinstance(one, type))
-    names = {one for one in classes if isinstance(one, str)}
-    found = [module for module in model.modules() if isinstance(module, kinds) or {
-        type(module).__name__, type(module).__qualname__, f"{type(module).__module__}.{type(module).__qualname__}"} & names]
+    found = leaf_modules.matching(model, classes)
     if not found and raise_if_not_found:
         shown = ", ".join(one if isinstance(one, str) else one.__qualname__ for one in classes)
         raise ValueError(f"{call}(): no module of the model is one of {shown}")
-    for module in found:
-        set_z3_leaf_module(module, flag)
-    return found
+    return _marked(call, model, found, [], flag, raise_if_not_found)[0]
 
 
-def _marked(call, found, missing, flag, raise_if_not_found):
+def _marked(call, model, found, missing, flag, raise_if_not_found):
     if missing and raise_if_not_found:
         raise ValueError(f"{call}(): the model has no module {', '.join(missing)}")
     for module in found:
         set_z3_leaf_module(module, flag)
+    leaf_modules.attach(model)  # of one without a forward it is the module around it that is entered
     return found, missing

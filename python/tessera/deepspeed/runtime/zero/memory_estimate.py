@@ -14,7 +14,7 @@ def needs(stage: int, total_params: int, num_gpus_per_node: int, num_nodes: int,
     world = arguments.integer(num_gpus_per_node, "num_gpus_per_node", 1) * arguments.integer(num_nodes, "num_nodes", 1)
     text = json.dumps({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": {"stage": stage},
                        "optimizer": {"type": "AdamW"}})
-    parsed, _ = _engine.read_config(text, False, world, [])
+    parsed = _engine.read_config(text, False, world, [])[0]
     total = arguments.integer(total_params, "total_params", 1)
     sizes = _engine.state_bytes(parsed, [("model", [total], torch.bfloat16, True)], world, stage)
     host = sum(sizes[kind] for kind in ("gradients", "master", "optimizer")) if cpu_offload else 0

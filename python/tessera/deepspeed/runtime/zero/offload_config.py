@@ -33,7 +33,7 @@ class _OffloadConfig:
         given = {key: value.value if isinstance(value, enum.Enum) else str(value) if key == "nvme_path" and value is not None else value
                  for key, value in data.items()}
         zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}, self._section: given}
-        parsed, _ = _engine.read_config(json.dumps({"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero}), False, 1, [])
+        parsed = _engine.read_config(json.dumps({"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero}), False, 1, [])[0]
         for key, value in {**given, **json.loads(parsed.resolved)["zero_optimization"][self._section]}.items():
             setattr(self, key, value)
         self.device = OffloadDeviceEnum(self.device)
