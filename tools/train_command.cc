@@ -36,6 +36,7 @@ struct TrainFlags {
   std::optional<std::string> resume;  // a tag; empty: the latest
   std::filesystem::path begin_from;   // where --resume was given what another program has saved
   std::string begin_tag;
+  bool allow_partial_load = false;
   std::string init;
   std::vector<std::string> init_prefixes, init_ignore;
 };
@@ -52,7 +53,7 @@ volatile std::sig_atomic_t came_before[std::size(kStopSignals)] = {};
 /// The first signal asks; the same signal again ends the process with its default action, below the progress
 /// bars. A SIGHUP that is ignored (nohup) stays ignored.
 void ask_to_stop_on_signals() {
-  struct sigaction action{};
+  struct sigaction action {};
   action.sa_handler = [](int signal) {
     stop_requested = 1;
     volatile std::sig_atomic_t& before =
@@ -66,7 +67,7 @@ void ask_to_stop_on_signals() {
   };
   action.sa_flags = SA_RESTART;
   for (const int signal : kStopSignals) {
-    struct sigaction before{};
+    struct sigaction before {};
     if (signal == SIGHUP && ::sigaction(signal, nullptr, &before) == 0 && before.sa_handler == SIG_IGN)
       continue;
     ::sigaction(signal, &action, nullptr);
@@ -185,6 +186,7 @@ int train(TrainFlags flags, const std::vector<std::string>& args) {
               .resume_tag = flags.resume.value_or(""),
               .begin_from = flags.begin_from,
               .begin_tag = flags.begin_tag,
+              .allow_partial_load = flags.allow_partial_load,
               .init = flags.init,
               .init_options = weights,
               .joined = ask_to_stop_on_signals,
@@ -209,6 +211,10 @@ void add_train_command(CLI::App& app, const std::vector<std::string>& args, int&
       ->expected(0, 1)
       ->default_str(kLatest)  // --resume without a tag
       ->option_text("[TAG|PATH]");
+  command->add_flag(
+      "--allow-partial-load", flags->allow_partial_load,
+      "With --resume PATH: go on without what cannot be taken over of its schedule and moments, which "
+      "is an error otherwise");
   command
       ->add_option("--init", flags->init,
                    "Start from the weights of a .safetensors file (or a folder of them), or of what another "
