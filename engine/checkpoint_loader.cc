@@ -45,6 +45,7 @@ CheckpointLoader::CheckpointLoader(const std::string& directory, const std::stri
                                   : checkpoint::Checkpoint::open(directory, tag, order_of(model, options))),
       model_(model),
       options_(options),
+      wants_states_(with_states()),
       owned_(model.owned_parameters()) {
   const checkpoint::SavedLayout& saved = checkpoint_.manifest().layout;
   comparison_ = checkpoint::compare(saved, model_.layout());
@@ -79,6 +80,21 @@ std::vector<int> CheckpointLoader::files() const {
     for (int file = 0; file < checkpoint_.manifest().world_size(); ++file) files.insert(file);
   if (const int mine = model_.comm().rank(); mine < checkpoint_.manifest().world_size()) files.insert(mine);
   return {files.begin(), files.end()};
+}
+
+std::vector<std::string> CheckpointLoader::lost_states() const {
+  std::vector<std::string> lines;
+  const checkpoint::ForeignCheckpoint* const foreign = checkpoint_.foreign();
+  if (foreign == nullptr || !wants_states_) return lines;
+  using Kind = checkpoint::LostValue::Kind;
+  const auto& wanted = model_.state_names();
+  for (const checkpoint::LostValue& one : foreign->lost) {
+    const bool is_state = one.kind == Kind::kState || (one.kind == Kind::kOtherState && !is_whole());
+    const bool is_wanted = one.name.empty() || one.name == "step" || is_whole() ||
+                           std::find(wanted.begin(), wanted.end(), one.name) != wanted.end();
+    if (is_state && is_wanted) lines.push_back(one.line);
+  }
+  return lines;
 }
 
 /// "NAdam" of "torch.optim.nadam.NAdam", and of the configuration's "Adafactor" all.
@@ -319,6 +335,9 @@ void CheckpointLoader::for_each_read(const Visit& visit) const {
 }
 
 void CheckpointLoader::check(const OptimizerRecord& saved, const OptimizerRecord& current) {
+  if (const checkpoint::ForeignCheckpoint* const foreign = checkpoint_.foreign())  // each file on one rank
+    checkpoint::check_archives(*foreign, static_cast<size_t>(model_.comm().rank()),
+                               static_cast<size_t>(model_.comm().size()));
   compare_parameters();
   compare_optimizers(saved, current);
   match_buffers();

@@ -61,6 +61,9 @@ class CheckpointLoader {
   /// The model's param group by the checkpoint's, of which each has the other's parameters, in the same
   /// order. nullopt: they have other parameters than each other.
   std::optional<std::map<int, int>> matched_groups() const;
+  /// Of another program's checkpoint: states of the optimizer that are to be loaded, and could not be read,
+  /// or told whose they are: a line each.
+  std::vector<std::string> lost_states() const;
   /// Whether optimizer state is loaded; the checkpoint has no other names than the model then.
   bool with_states() const { return options_.load_optimizer_states && !options_.load_module_only; }
 
@@ -109,6 +112,7 @@ class CheckpointLoader {
   checkpoint::Checkpoint checkpoint_;
   zero::ShardedModel& model_;
   LoadOptions options_;
+  bool wants_states_;  // as the caller said, whether there are any or none
   checkpoint::Comparison comparison_;
   std::vector<bool> owned_;             // ShardedModel::owned_parameters()
   std::vector<zero::LocalState> held_;  // by unit

@@ -4,6 +4,9 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 
+#include <algorithm>
+#include <variant>
+
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/files/catalog.h"
 #include "checkpoint/read/reader.h"
@@ -32,6 +35,33 @@ at::Generator generator_of(at::Device device) {
 
 constexpr const char* kCpuGenerator = "rng_cpu";
 constexpr const char* kCudaGenerator = "rng_cuda";
+constexpr const char* kOtherGroups =
+    "param groups: they have other parameters than the optimizer's, so that its rates and other values stay";
+
+/// What of another program's checkpoint is to be loaded and cannot be taken over, a line each. Throws
+/// CheckpointError, unless that is allowed.
+std::vector<std::string> lost_of(const CheckpointLoader& loader, const CheckpointState& state,
+                                 const LoadOptions& options, bool has_schedule) {
+  using checkpoint::LostValue;
+  const checkpoint::ForeignCheckpoint& foreign = *loader.checkpoint().foreign();
+  std::vector<std::string> lines = loader.lost_states();
+  std::vector<LostValue> lost = foreign.lost;
+  if (loader.with_states() && !foreign.groups.empty() && !loader.matched_groups())
+    lost.push_back({LostValue::Kind::kOption, "", kOtherGroups});
+  if (options.load_module_only) {
+    lost.clear();
+  } else if (options.not_taken_over) {
+    for (std::string& line : options.not_taken_over(state.client_state, state.schedule_steps, lost))
+      lines.push_back(std::move(line));
+  } else if (options.load_lr_scheduler_states && has_schedule) {
+    for (const LostValue& one : lost)
+      if (one.kind == LostValue::Kind::kSchedule) lines.push_back(one.line);
+  }
+  if (!lines.empty() && !options.allow_partial_load)
+    throw CheckpointError(str(loader.checkpoint().path().string(),
+                              ": cannot be taken over: ", join(lines, "; "), "; ", options.partial_advice));
+  return lines;
+}
 
 }  // namespace
 
@@ -186,6 +216,7 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
 
   std::unique_ptr<CheckpointLoader> loader;
   CheckpointState state;
+  std::vector<std::string> lost;
   at::Tensor cpu_generator, cuda_generator, extra_state;
   std::vector<at::Tensor> optimizer_state;  // by rank of the checkpoint
   comm::on_all_ranks<CheckpointError>(*comm_, "opened checkpoint", [&] {
@@ -198,6 +229,8 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
                                    loader->checkpoint().path().string());
     loader->check({.name = state.optimizer, .by_muon = state.by_muon},
                   {.name = optimizer_name(), .by_muon = sharded_->by_muon()});
+    if (loader->checkpoint().foreign() != nullptr)
+      lost = lost_of(*loader, state, options, !std::holds_alternative<ConstantLrOptions>(config_.scheduler));
     cpu_generator = loader->blob(kCpuGenerator);
     if (!device().is_cpu()) cuda_generator = loader->blob(kCudaGenerator);
     extra_state = loader->extra_state();
@@ -242,6 +275,9 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
   loaded.client_state = state.client_state;
   loaded.saved_world_size = loader->checkpoint().manifest().world_size();
   loaded.not_loaded = loader->not_loaded();
+  for (std::string& line : lost)
+    if (std::ranges::find(loaded.not_loaded, line) == loaded.not_loaded.end())
+      loaded.not_loaded.push_back(std::move(line));
   if (foreign && loader->with_states() && !foreign->groups.empty()) {
     const std::optional<std::map<int, int>> groups = loader->matched_groups();
     const std::vector<OptimizerOptions> options_of = config::group_options(config_.optimizer);
@@ -256,9 +292,7 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
         loaded.other_values.push_back(str("param group ", saved, ": ", line));
     if (!groups) {
       loaded.client_state["tessera.param_groups"] = json::array();
-      loaded.not_loaded.emplace_back(
-          "param groups: they have other parameters than the optimizer's, so that its rates and other values "
-          "stay");
+      if (lost.empty()) loaded.not_loaded.emplace_back(kOtherGroups);
     }
   }
   loaded.bytes_read = loader->checkpoint().bytes_read();

@@ -1,9 +1,12 @@
 // Arguments and results of Engine::load_checkpoint. Names follow deepspeed.DeepSpeedEngine's arguments.
 #pragma once
 
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
+
+#include "checkpoint/foreign/foreign_checkpoint.h"
 
 namespace tessera {
 
@@ -24,6 +27,17 @@ struct LoadOptions {
   bool load_lr_scheduler_states = true;
   /// True: parameters and buffers only; optimizer, counters, loss scale and random numbers stay as they are.
   bool load_module_only = false;
+  /// Of another program's checkpoint. False: a schedule's state, a rate or states of the optimizer that it
+  /// has and that cannot be taken over are an error that names them. True: they are listed in
+  /// LoadedCheckpoint::not_loaded, and this run's own are used.
+  bool allow_partial_load = false;
+  /// Says, a line each, what the caller cannot take over of another program's client state (as of
+  /// LoadedCheckpoint::client_state), where the schedule has counted `schedule_steps`, and of what was lost
+  /// of options and schedule. Is called on all ranks, before anything changes. Unset: the configuration has
+  /// the options, and a schedule of its own the place of the source's.
+  std::function<std::vector<std::string>(const nlohmann::json& client_state, int64_t schedule_steps,
+                                         const std::vector<checkpoint::LostValue>& lost)>
+      not_taken_over = {};
   /// Of another program's checkpoint, whose states may have numbers: the names of the parameters in the
   /// groups of the optimizer that was made as the source's, in their order. Empty: as far as the files tell.
   std::vector<std::vector<std::string>> optimizer_groups = {};
@@ -33,6 +47,8 @@ struct LoadOptions {
   /// The end of the error for a checkpoint that does not fit: what the caller's user can do. Empty: these
   /// options' names.
   std::string advice = {};
+  /// The same of what cannot be taken over.
+  std::string partial_advice = "allow_partial_load = true goes on without";
 };
 
 struct LoadedCheckpoint {

@@ -43,6 +43,7 @@ class WeightsFile {
         add({name, safetensors_->find(name)->type, safetensors_->find(name)->shape});
       return;
     }
+    checkpoint::check_archives(*foreign_);
     foreign_files_.emplace(foreign_->files);
     for (const checkpoint::ForeignParameter& parameter : foreign_->parameters) {
       add({parameter.name, parameter.weights.type, parameter.weights.shape, &parameter.weights});

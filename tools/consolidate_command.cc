@@ -108,7 +108,8 @@ void run(const ConsolidateFlags& flags) {
   std::cout << flags.output << ": " << result.num_names << " tensors, "
             << format_short(static_cast<double>(result.numel)) << " elements, " << name_of(options.dtype)
             << ", from " << result.checkpoint.string() << std::endl;
-  for (const std::string& line : result.not_read) std::cout << "note: left out: " << line << std::endl;
+  for (const std::string& line : result.not_read)
+    std::cout << "note: left out: " << without_control_characters(line, /*one_line=*/true) << std::endl;
   if (!result.left_out.empty())
     Logger(LogOptions{})
         .warning(str(flags.output, ": holds tensors alone, and not ", join(result.left_out, ", "),

@@ -103,7 +103,8 @@ void run(const ConvertFlags& flags) {
   std::cout << result.output.string() << ": " << flags.target << ", " << result.num_tensors
             << " tensors of the model, " << format_count(result.numel) << " elements, from "
             << result.checkpoint.string() << std::endl;
-  for (const std::string& note : result.notes) std::cout << "note: " << note << std::endl;
+  for (const std::string& note : result.notes)
+    std::cout << "note: " << without_control_characters(note, /*one_line=*/true) << std::endl;
   if (result.num_overflowed > 0 && options.dtype && *options.dtype != DType::kFloat32)
     log.warning(str(result.output.string(), ": ", format_count(result.num_overflowed),
                     result.num_overflowed == 1 ? " element is" : " elements are", " too large for ",

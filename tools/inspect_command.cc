@@ -12,6 +12,7 @@
 #include "checkpoint/read/verify.h"
 #include "core/log.h"
 #include "core/str.h"
+#include "core/utf8.h"
 #include "tools/commands.h"
 #include "tools/common/columns.h"
 #include "train/run/run_path.h"
@@ -30,6 +31,8 @@ struct InspectFlags {
 };
 
 std::string mebibytes(int64_t bytes) { return fixed(static_cast<double>(bytes) / (1 << 20), 1) + " MiB"; }
+
+std::string shown(const std::string& text) { return without_control_characters(text, /*one_line=*/true); }
 
 /// A number of the engine's state; -1 if it has no number of that name.
 int64_t state_number(const Manifest& manifest, const char* name) {
@@ -110,18 +113,19 @@ void print(const checkpoint::Checkpoint& saved) {
             << (foreign != nullptr ? "tensors     " : "on disk     ") << mebibytes(manifest.total_bytes())
             << " in " << (foreign != nullptr ? foreign->files.size() : manifest.files.size()) << " files\n";
   if (foreign != nullptr)
-    for (const std::string& line : foreign->not_read) std::cout << "not read    " << line << '\n';
+    for (const std::string& line : foreign->not_read) std::cout << "not read    " << shown(line) << '\n';
   if (foreign != nullptr)
-    for (const std::string& line : foreign->other_states) std::cout << "other state " << line << '\n';
+    for (const std::string& line : foreign->other_states) std::cout << "other state " << shown(line) << '\n';
   std::cout << '\n';
   size_t width = 0;
-  for (const auto& parameter : manifest.layout.parameters) width = std::max(width, parameter.name.size());
+  for (const auto& parameter : manifest.layout.parameters)
+    width = std::max(width, shown(parameter.name).size());
   for (const auto& parameter : manifest.layout.parameters) {
     const auto& unit = manifest.layout.units[parameter.unit];
-    std::cout << "  " << parameter.name << std::string(width - parameter.name.size() + 2, ' ')
-              << name_of(unit.dtype) << "  " << describe_shape(parameter.shape)
-              << (unit.trainable ? "" : "  frozen")
-              << (parameter.aliases.empty() ? "" : "  tied: " + join(parameter.aliases, ", ")) << '\n';
+    const std::string name = shown(parameter.name);
+    std::cout << "  " << name << std::string(width - name.size() + 2, ' ') << name_of(unit.dtype) << "  "
+              << describe_shape(parameter.shape) << (unit.trainable ? "" : "  frozen")
+              << (parameter.aliases.empty() ? "" : "  tied: " + shown(join(parameter.aliases, ", "))) << '\n';
   }
 }
 
@@ -140,15 +144,16 @@ int inspect(const InspectFlags& flags, const std::filesystem::path& directory, c
   if (flags.json) {
     std::cout << to_json(saved, report ? &*report : nullptr).dump(2) << '\n';
   } else if (!ok) {
-    for (const std::string& problem : report->problems) std::cout << "damaged: " << problem << '\n';
+    for (const std::string& problem : report->problems) std::cout << "damaged: " << shown(problem) << '\n';
   } else {
     print(saved);
     if (report)
       std::cout << "\nverified: " << format_count(report->num_blocks) << " blocks, "
                 << mebibytes(report->bytes)
-                << (saved.foreign() == nullptr ? ", every hash as saved"
-                                               : str(", ", format_count(report->num_nonfinite),
-                                                     " elements that are NaN or infinite"))
+                << (saved.foreign() == nullptr
+                        ? ", every hash as saved"
+                        : str(", the CRC-32 of ", format_count(report->num_archives), " archives as saved, ",
+                              format_count(report->num_nonfinite), " elements that are NaN or infinite"))
                 << '\n';
   }
   return ok ? 0 : 1;

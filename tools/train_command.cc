@@ -36,6 +36,7 @@ struct TrainFlags {
   std::optional<std::string> resume;  // a tag; empty: the latest
   std::filesystem::path begin_from;   // where --resume was given what another program has saved
   std::string begin_tag;
+  bool allow_partial_load = false;
   std::string init;
   std::vector<std::string> init_prefixes, init_ignore;
 };
@@ -192,6 +193,7 @@ int train(TrainFlags flags, const std::vector<std::string>& args) {
               .resume_tag = flags.resume.value_or(""),
               .begin_from = flags.begin_from,
               .begin_tag = flags.begin_tag,
+              .allow_partial_load = flags.allow_partial_load,
               .init = flags.init,
               .init_options = weights,
               .joined = ask_to_stop_on_signals,
@@ -216,6 +218,10 @@ void add_train_command(CLI::App& app, const std::vector<std::string>& args, int&
       ->expected(0, 1)
       ->default_str(kLatest)  // --resume without a tag
       ->option_text("[TAG|PATH]");
+  command->add_flag(
+      "--allow-partial-load", flags->allow_partial_load,
+      "With --resume PATH: go on without what cannot be taken over of its schedule and moments, which "
+      "is an error otherwise");
   command
       ->add_option("--init", flags->init,
                    "Start from the weights of a .safetensors file (or a folder of them), or of what another "

@@ -183,7 +183,7 @@ void Trainer::warn_of_epochs() const {
 
 /// Collective.
 void Trainer::begin_elsewhere() {
-  checkpoints_->begin_from(start_.begin_from, start_.begin_tag);
+  checkpoints_->begin_from(start_.begin_from, start_.begin_tag, start_.allow_partial_load);
   steps_done_ = engine_->global_steps();
   if (steps_done_ != start_position_.steps_done) {  // which the file does not say without the model's names
     start_position_ = position_after(steps_done_, steps_done_ * config_.engine.train_batch_size, *sampler_);

@@ -42,9 +42,10 @@ struct TrainerStart {
   /// Of a program other than `tessera train`: the run begins with its weights, optimizer states and steps,
   /// and with its data where as many samples are used. Ignored by a resumed run. Empty: none.
   std::filesystem::path begin_from = {};
-  std::string begin_tag = {};  ///< which checkpoint of that folder; empty: the newest
-  std::string init = {};       ///< weights to start from, ignored by a resumed run: what
-                               ///< Engine::load_weights() takes; empty: the model's own initialization
+  std::string begin_tag = {};       ///< which checkpoint of that folder; empty: the newest
+  bool allow_partial_load = false;  ///< LoadOptions::allow_partial_load of it
+  std::string init = {};            ///< weights to start from, ignored by a resumed run: what
+                                    ///< Engine::load_weights() takes; empty: the model's own initialization
   LoadWeightsOptions init_options = {};  ///< how they are matched to the model, added to the task's options
   std::function<void()> joined = {};  ///< called once all ranks have connected. From then on `stop` is asked
                                       ///< and may end the run. May be unset

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "checkpoint/consolidate/tensor_stream.h"
+#include "checkpoint/formats/convert.h"
 #include "checkpoint/read/reader.h"
 #include "core/check.h"
 #include "core/error.h"
@@ -18,6 +19,7 @@ DType output_type(DType saved, DType dtype) { return is_floating(saved) ? dtype 
 struct Model {
   std::vector<ModelTensor> tensors;      // as they will be written
   std::vector<StreamedTensor> streamed;  // by tensor
+  std::vector<std::string> rounded;      // of fp64, written in fp32
 };
 
 Model model_of(const Checkpoint& checkpoint, DType dtype) {
@@ -26,6 +28,7 @@ Model model_of(const Checkpoint& checkpoint, DType dtype) {
   const auto add = [&](const std::string& name, const std::vector<int64_t>& shape, StoredTensor saved,
                        const std::vector<std::string>& aliases) {
     const DType type = output_type(saved.type, dtype);
+    if (saved.type == DType::kFloat64 && type == DType::kFloat32) model.rounded.push_back(name);
     model.tensors.push_back({name, shape, type, aliases});
     model.streamed.push_back({std::move(saved), type});
   };
@@ -41,6 +44,7 @@ Model model_of(const Checkpoint& checkpoint, DType dtype) {
 ConsolidateResult consolidate(const ConsolidateOptions& options) {
   TESSERA_CHECK(options.dtype != DType::kFloat64, "dtype ", name_of(options.dtype));
   const Checkpoint checkpoint = Checkpoint::open(options.directory, options.tag);
+  if (checkpoint.foreign() != nullptr) check_archives(*checkpoint.foreign());
   Model model = model_of(checkpoint, options.dtype);
   const Disk disk(options.disk);
   const auto writer = open_model_writer(disk, {.format = options.format,
@@ -49,6 +53,7 @@ ConsolidateResult consolidate(const ConsolidateOptions& options) {
                                                .max_shard_bytes = options.max_shard_bytes});
   ConsolidateResult result{.checkpoint = checkpoint.path()};
   if (const ForeignCheckpoint* const foreign = checkpoint.foreign()) result.not_read = foreign->not_read;
+  if (!model.rounded.empty()) result.not_read.push_back(rounded_to_fp32(model.rounded));
   const auto& state = checkpoint.manifest().state;  // the engine's
   if (const auto module = state.find("module"); module != state.end() && module->is_object())
     if (const auto names = module->find("extra_state"); names != module->end() && names->is_array())

@@ -1,5 +1,8 @@
 #include "checkpoint/consolidate/convert_checkpoint.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+
 #include <array>
 #include <utility>
 
@@ -8,12 +11,15 @@
 #include "checkpoint/consolidate/training_state.h"
 #include "checkpoint/consolidate/writers.h"
 #include "checkpoint/read/reader.h"
+#include "checkpoint/write/publish.h"
 #include "core/error.h"
+#include "core/files/file_descriptor.h"
 #include "core/str.h"
 
 namespace tessera::checkpoint {
 namespace {
 
+namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr std::array kTargets{std::pair{ConvertTarget::kTessera, std::string_view("tessera")},
@@ -60,6 +66,18 @@ void note_extra_state(const Manifest& manifest, std::vector<std::string>& notes)
   notes.push_back(str("what get_extra_state() gave is left out: ", join(texts, ", ")));
 }
 
+/// Makes the folder in which a checkpoint of Tessera is saved, and keeps others of this command out of it: a
+/// save removes what an earlier one has left there. Without locks in its file system, holds nothing.
+FileDescriptor alone_in(const fs::path& folder, const Disk& disk) {
+  disk.create_directories(folder);
+  FileDescriptor lock(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (lock && ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+    throw CheckpointError(str(folder.string(),
+                              ": another process is converting a checkpoint into it; expected to be alone: "
+                              "wait until that has ended, or give another folder"));
+  return lock;
+}
+
 void count_tensors(const Checkpoint& checkpoint, ConvertResult& result) {
   const Manifest& manifest = checkpoint.manifest();
   for (const SavedParameter& parameter : manifest.layout.parameters) {
@@ -103,7 +121,7 @@ void stream_into(const Conversion& conversion, const std::vector<StreamedTensor>
   if (streamed.num_overflowed > 0) conversion.result.first_overflowed = name_of(streamed.first_overflowed);
 }
 
-ConvertResult convert_checkpoint(const ConvertOptions& options) {
+static ConvertResult convert(const ConvertOptions& options) {
   if (options.target == ConvertTarget::kTorch || options.target == ConvertTarget::kSafetensors)
     return write_model(options);
   if (options.dtype && options.target != ConvertTarget::kDistributed)
@@ -114,9 +132,11 @@ ConvertResult convert_checkpoint(const ConvertOptions& options) {
   const Manifest& manifest = checkpoint.manifest();
   ConvertResult result{.checkpoint = checkpoint.path(), .output = options.output};
   count_tensors(checkpoint, result);
-  if (const ForeignCheckpoint* const foreign = checkpoint.foreign())
+  if (const ForeignCheckpoint* const foreign = checkpoint.foreign()) {
+    check_archives(*foreign);
     for (const std::vector<std::string>* lines : {&foreign->not_read, &foreign->other_states})
       for (const std::string& line : *lines) result.notes.push_back(str("left out: ", line));
+  }
   TrainingState state;
   if (options.target != ConvertTarget::kTessera) {
     state = training_state(manifest, checkpoint.path().string(), options.scheduled_options);
@@ -131,6 +151,20 @@ ConvertResult convert_checkpoint(const ConvertOptions& options) {
     default: write_tessera(conversion); break;
   }
   return result;
+}
+
+ConvertResult convert_checkpoint(const ConvertOptions& options) {
+  const std::vector<fs::path> missing = missing_folders(options.output);
+  FileDescriptor lock;
+  if (options.target == ConvertTarget::kTessera) lock = alone_in(options.output, Disk(options.disk));
+  try {
+    return convert(options);
+  } catch (...) {  // leaves no folder that is empty and was not there
+    std::error_code error;
+    for (const fs::path& folder : missing)
+      if (fs::is_directory(folder, error)) fs::remove(folder, error);
+    throw;
+  }
 }
 
 }  // namespace tessera::checkpoint

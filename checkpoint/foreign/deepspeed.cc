@@ -10,7 +10,8 @@
 
 namespace tessera::checkpoint {
 
-std::optional<ForeignCheckpoint> read_deepspeed(const std::filesystem::path& path, const std::string& tag) {
+std::optional<ForeignCheckpoint> read_deepspeed(const std::filesystem::path& path, const std::string& tag,
+                                                const ParameterOrder& order) {
   const auto folder = deepspeed_folder(path, tag, "latest");
   if (!folder || is_deepspeed_universal(*folder)) return std::nullopt;
   const DeepSpeedFiles files = list_deepspeed_files(*folder, false);
@@ -26,7 +27,7 @@ std::optional<ForeignCheckpoint> read_deepspeed(const std::filesystem::path& pat
                               ": has no optimizer's files; expected one of each rank, "
                               "zero_pp_rank_0_mp_rank_00_optim_states.pt and so on"));
   } else {
-    read_unsharded(checkpoint, model);
+    read_unsharded(checkpoint, model, order);
   }
   checkpoint.format = checkpoint.stage == 0 ? "DeepSpeed" : "DeepSpeed ZeRO";
   read_counters(checkpoint, model);

@@ -262,8 +262,10 @@ void read_counters(ForeignCheckpoint& checkpoint, const DeepSpeedModel& model) {
   if (const PickleValue* version = model.find("ds_version");
       version != nullptr && version->kind == Kind::kString)
     checkpoint.version = version->text;
+  const size_t before = checkpoint.not_read.size();
   if (const PickleValue* scheduler = model.find("lr_scheduler"))
     checkpoint.lr_scheduler = to_tagged_json(*scheduler, &file, "lr_scheduler", checkpoint.not_read);
+  checkpoint.lose_since(before, LostValue::Kind::kSchedule, "lr_scheduler");
   for (const char* key : {"data_sampler", "random_ltd"})
     if (const PickleValue* value = model.find(key))
       checkpoint.not_read.push_back(str(key, ": ", value->describe()));
@@ -302,14 +304,16 @@ bool is_needed(const json& scaler) {
   return scaler.value("dynamic", json()) == json(true) || !scale.is_number() || scale.get<double>() != 1.0;
 }
 
-json group_options(const PickleValue& group, const TorchFile& file, std::vector<std::string>& not_read) {
+json group_options(const PickleValue& group, const TorchFile& file, std::vector<LostValue>& lost) {
   json options = json::object();
   for (size_t i = 0; i + 1 < group.items.size(); i += 2) {
     const PickleValue& key = *group.items[i];
     if (key.kind != Kind::kString || key.text == "params" || key.text == "param_names") continue;
     const std::string name(key.text);
-    if (auto value = to_json(*group.items[i + 1], &file, str("the param groups' option ", name), not_read))
+    std::vector<std::string> lines;
+    if (auto value = to_json(*group.items[i + 1], &file, str("the param groups' option ", name), lines))
       options[name] = std::move(*value);
+    for (const std::string& line : lines) lost.push_back({LostValue::Kind::kOption, name, line});
   }
   return options;
 }

@@ -82,8 +82,7 @@ void read_loss_scaler(ForeignCheckpoint& checkpoint, const PickleValue* scaler);
 /// Whether a scaler's state says more than that the loss is not scaled.
 bool is_needed(const nlohmann::json& scaler);
 /// The options of a param group, without its parameters.
-nlohmann::json group_options(const PickleValue& group, const TorchFile& file,
-                             std::vector<std::string>& not_read);
+nlohmann::json group_options(const PickleValue& group, const TorchFile& file, std::vector<LostValue>& lost);
 
 /// Completes the parameters that the optimizer has: their types, those that it does not have, tied names,
 /// buffers, the model's order; names lose wrappers' prefixes. `fragments`: files of frozen parameters, by

@@ -8,6 +8,10 @@
 // At stage 3 each parameter is divided: rank r has its r-th of parts of ceil(numel / ranks) elements, with
 // padding where the parameter ends earlier. These lie one after the other in the rank's sub-groups
 // (fp32_flat_groups), in the order of param_shapes. Masters and state have the same length.
+//
+// A file does not say of which rank it is: its name does. At stages 1 and 2 param_slice_mappings says which
+// elements of the rank's part are which parameter's, and that is compared. At any stage two ranks never have
+// the same masters to the bit, unless these are all one number: one file was copied over the other.
 #include "checkpoint/foreign/deepspeed_optimizer.h"
 
 #include <algorithm>
@@ -27,6 +31,11 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using Kind = PickleValue::Kind;
 
+constexpr int64_t kShownBytes = 256;
+
+/// Of the parameters that have elements in a rank's part: the first one's place there, and how many.
+using Slices = std::map<std::string, std::pair<int64_t, int64_t>>;
+
 /// The file of one rank.
 struct RankState {
   fs::path path;
@@ -37,6 +46,8 @@ struct RankState {
   std::vector<int> group_of_part;
   std::vector<int64_t> partitions;                  ///< by group, or one
   std::vector<std::vector<int64_t>> param_padding;  ///< by group and parameter; empty: none
+  std::vector<Slices> slices;                       ///< by group; empty: the file does not say
+  std::string begin_of_masters;
 };
 
 [[noreturn]] void fail(const fs::path& path, const std::string& what) {
@@ -51,8 +62,8 @@ struct Piece {
 
 class RankReader {
  public:
-  RankReader(const fs::path& path, int index, std::vector<std::string>& not_read, ForeignCheckpoint* counters)
-      : file_(path), not_read_(not_read), counters_(counters) {
+  RankReader(const fs::path& path, int index, std::vector<LostValue>& lost, ForeignCheckpoint* counters)
+      : file_(path), lost_(lost), counters_(counters) {
     out_.path = path;
     out_.file = index;
   }
@@ -85,6 +96,7 @@ class RankReader {
     else
       read_parts(*state, "single_partition_of_fp32_groups", "base_optimizer_state");
     read_paddings(*state);
+    read_slices(state->find("param_slice_mappings"));
     return std::move(out_);
   }
 
@@ -102,16 +114,20 @@ class RankReader {
       if (!tensor || !tensor->is_contiguous() || !is_floating(tensor->type))
         fail(out_.path, str(weights_key, " has ", value->describe(),
                             "; expected flat tensors of floating-point numbers"));
+      const int64_t shown = std::min<int64_t>(tensor->numel() * size_bytes(tensor->type), kShownBytes);
+      out_.begin_of_masters.append(reinterpret_cast<const char*>(file_.bytes().data()) + tensor->offset,
+                                   static_cast<size_t>(shown));
       out_.parts.push_back({.weights = std::move(*tensor), .states = {}, .steps = {}, .padding = 0});
     }
     const PickleValue* optimizer = state.find(optimizer_key);
     if (optimizer == nullptr || optimizer->kind == Kind::kNone) {
-      not_read_.push_back(
-          str("the optimizer's state: ", out_.path.filename().string(), " has no ", optimizer_key));
+      if (counters_ != nullptr)
+        counters_->not_read.push_back(
+            str("the optimizer's state: ", out_.path.filename().string(), " has no ", optimizer_key));
       out_.group_of_part.assign(out_.parts.size(), 0);
       return;
     }
-    FlatOptimizer read = read_flat_optimizer(file_, *optimizer, not_read_);
+    FlatOptimizer read = read_flat_optimizer(file_, *optimizer, lost_);
     if (read.states.size() != out_.parts.size())
       fail(out_.path,
            str("has ", out_.parts.size(), " flat groups of fp32 masters and the optimizer's state of ",
@@ -144,8 +160,23 @@ class RankReader {
     }
   }
 
+  /// Of each group {NAME: fragment_address(numel=…, start=…)}.
+  void read_slices(const PickleValue* mappings) {
+    if (mappings == nullptr || mappings->kind != Kind::kList || mappings->items.size() != out_.parts.size())
+      return;
+    for (const PickleValue* group : mappings->items) {
+      Slices& slices = out_.slices.emplace_back();
+      for (size_t i = 0; i + 1 < group->items.size(); i += 2) {
+        const PickleValue &name = *group->items[i], &address = *group->items[i + 1];
+        const auto start = integer_of(address.find("start")), numel = integer_of(address.find("numel"));
+        if (name.kind != Kind::kString || !start || !numel) return out_.slices.clear();
+        slices.emplace(name.text, std::pair(*start, *numel));
+      }
+    }
+  }
+
   TorchFile file_;
-  std::vector<std::string>& not_read_;
+  std::vector<LostValue>& lost_;
   ForeignCheckpoint* counters_;
   RankState out_;
 };
@@ -161,6 +192,7 @@ class ZeroAssembly {
     if (!shapes)
       model_.fail("has no param_shapes, but there are files of ZeRO's optimizer; expected those of one run");
     check_ranks();
+    check_copies();
     if (first().stage == 3)
       place_divided(*shapes);
     else
@@ -221,8 +253,9 @@ class ZeroAssembly {
       const int64_t numel = tensor.numel(), masters = from.weights.numel();
       if (tensor.shape.size() != 1 || numel < masters ||
           numel - masters > (masters == 0 ? numel : from.padding)) {
-        left_out_.insert(str("the optimizer's state ", quoted_name(state), ": a tensor of ", numel,
-                             " elements for ", masters));
+        left_out_.push_back({LostValue::Kind::kState, state,
+                             str("the optimizer's state ", quoted_name(state), ": a tensor of ", numel,
+                                 " elements for ", masters)});
         return;
       }
       if (!out.runs.empty() && out.type != tensor.type)
@@ -239,10 +272,7 @@ class ZeroAssembly {
                     piece.element, piece.numel);
   }
 
-  void say_left_out() {
-    const std::vector<std::string> lines(left_out_.begin(), left_out_.end());
-    say_not_read(checkpoint_, "the optimizer's state", lines);
-  }
+  void say_left_out() { say_lost(checkpoint_, left_out_); }
 
   void place_in_groups(const std::vector<ShapesByName>& shapes) {
     if (shapes.size() != first().parts.size())
@@ -258,17 +288,88 @@ class ZeroAssembly {
       const std::vector<int64_t> paddings = first().param_padding.empty()
                                                 ? std::vector<int64_t>(shapes[group].size())
                                                 : padding_of(group, shapes[group].size());
+      std::vector<Slices> expected(ranks_.size());
       size_t index = 0;
       for (const auto& [name, shape] : shapes[group]) {
         const int64_t numel = numel_of(shape);
-        add(name, shape, static_cast<int>(group), pieces_of(name, group, offset, numel, part), group);
+        const std::vector<Piece> pieces = pieces_of(name, group, offset, numel, part);
+        for (const Piece& piece : pieces) expected[piece.rank][name] = {piece.begin, piece.numel};
+        add(name, shape, static_cast<int>(group), pieces, group);
         offset += numel + paddings[index++];
       }
       if (available - offset >= 2 * world || available < offset)
         model_.fail(str("param_shapes has ", offset, " elements in group ", group,
                         ", the optimizer's files have ", available, "; expected files of one checkpoint"));
+      check_slices(group, expected);
     }
     say_left_out();
+  }
+
+  /// Throws for a file that is not its rank's. Where there is padding behind parameters, the file counts
+  /// without it.
+  void check_slices(size_t group, const std::vector<Slices>& expected) const {
+    Slices expected_anywhere;
+    for (const Slices& slices : expected) expected_anywhere.insert(slices.begin(), slices.end());
+    const auto places_of = [](const Slices& slices) {
+      std::set<std::pair<int64_t, int64_t>> places;
+      for (const auto& [name, place] : slices) places.insert(place);
+      return places;
+    };
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      if (ranks_[rank].slices.empty() || !first().param_padding.empty()) continue;
+      const Slices& found = ranks_[rank].slices[group];
+      if (found == expected[rank]) continue;
+      // Where somebody has renamed the parameters of one of the files, the places are compared.
+      const bool is_renamed =
+          std::ranges::none_of(found, [&](const auto& one) { return expected_anywhere.contains(one.first); });
+      if (is_renamed && places_of(found) == places_of(expected[rank])) continue;
+      const auto other = std::ranges::find(expected, found);
+      const auto describe = [](const Slices& slices) {
+        if (slices.empty()) return std::string("no parameter");
+        const auto first =
+            std::ranges::min_element(slices, {}, [](const auto& one) { return one.second.first; });
+        return str(slices.size(), " parameters, first ", first->second.second, " elements of ",
+                   quoted_name(first->first));
+      };
+      fail(ranks_[rank].path,
+           str("param_slice_mappings has ", describe(found), " in group ", group, "; expected ",
+               describe(expected[rank]), ", as param_shapes says of rank ", rank,
+               other == expected.end()
+                   ? ": it is the file of another run, or the parameters lie in another order"
+                   : str(": it is the file of rank ", other - expected.begin()),
+               "; copy the checkpoint again"));
+    }
+  }
+
+  /// Throws for two ranks whose masters have the same bits, and are not all one number.
+  void check_copies() const {
+    const ForeignFiles files(checkpoint_.files);
+    std::map<std::string, std::vector<size_t>> alike;  // ranks, by the first elements
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      for (const size_t other : alike[ranks_[rank].begin_of_masters])
+        if (same_masters(files, ranks_[other], ranks_[rank]))
+          fail(ranks_[rank].path, str("has the same fp32 masters as ", ranks_[other].path.filename().string(),
+                                      "; expected those of rank ", rank,
+                                      ": one file was copied over the other, copy the checkpoint again"));
+      alike[ranks_[rank].begin_of_masters].push_back(rank);
+    }
+  }
+
+  static bool same_masters(const ForeignFiles& files, const RankState& a, const RankState& b) {
+    bool is_constant = true;
+    for (size_t i = 0; i < a.parts.size(); ++i) {
+      const auto whole = [&](const RankState& rank) {
+        const TorchTensor& tensor = rank.parts[i].weights;
+        return ForeignTensor{.type = tensor.type,
+                             .shape = {tensor.numel()},
+                             .runs = {flat_run(rank.file, tensor.offset, 0, tensor.numel())}};
+      };
+      const ForeignTensor left = whole(a), right = whole(b);
+      if (left.shape != right.shape || !have_same_bits(files, left, right, /*may_be_constant=*/true))
+        return false;
+      is_constant = is_constant && !have_same_bits(files, left, right, /*may_be_constant=*/false);
+    }
+    return !is_constant;
   }
 
   const std::vector<int64_t>& padding_of(size_t group, size_t count) const {
@@ -363,7 +464,7 @@ class ZeroAssembly {
   ForeignCheckpoint& checkpoint_;
   std::vector<RankState> ranks_;
   const DeepSpeedModel& model_;
-  std::set<std::string> left_out_;
+  std::vector<LostValue> left_out_;
 };
 
 /// The steps that a group or a state has.
@@ -376,28 +477,48 @@ std::optional<int64_t> steps_in(const PickleValue& dict, const TorchFile& file) 
 }
 
 void read_flat_state(FlatState& out, const TorchFile& file, const PickleValue& state,
-                     std::vector<std::string>& not_read) {
-  if (state.kind != Kind::kDict) return not_read.push_back(str("the optimizer's state: ", state.describe()));
+                     std::vector<LostValue>& lost) {
+  const auto lose = [&](const std::string& name, const std::string& line) {
+    lost.push_back({LostValue::Kind::kState, name, line});
+  };
+  if (state.kind != Kind::kDict) return lose("", str("the optimizer's state: ", state.describe()));
   for (size_t i = 0; i + 1 < state.items.size(); i += 2) {
     const PickleValue &key = *state.items[i], &value = *state.items[i + 1];
     if (key.kind == Kind::kString && key.text == "step") continue;
-    const std::optional<TorchTensor> tensor = file.tensor(value);
+    const char* const unread = TorchFile::unread_tensor(value);
+    const std::optional<TorchTensor> tensor = unread != nullptr ? std::nullopt : file.tensor(value);
     if (key.kind != Kind::kString || !is_utf8(key.text) || !tensor || tensor->shape.empty() ||
         !tensor->is_contiguous() || !is_floating(tensor->type))
-      not_read.push_back(str(
-          "the optimizer's state ", key.kind == Kind::kString ? quoted_name(key.text) : key.describe(), ": ",
-          tensor ? str("a tensor of ", name_of(tensor->type), " ", describe_shape(tensor->shape))
-                 : value.describe()));
+      lose(std::string(key.text),
+           str("the optimizer's state ", key.kind == Kind::kString ? quoted_name(key.text) : key.describe(),
+               ": ",
+               tensor   ? str("a tensor of ", name_of(tensor->type), " ", describe_shape(tensor->shape))
+               : unread ? std::string(unread)
+                        : value.describe()));
     else
       out.tensors.emplace(key.text, *tensor);
   }
-  if (const auto steps = steps_in(state, file)) out.steps = steps;
+  if (const auto steps = steps_in(state, file))
+    out.steps = steps;
+  else if (const PickleValue* step = state.find("step"))
+    lose("step", str("the optimizer's state 'step': ", step->describe()));
 }
 
 }  // namespace
 
+void say_lost(ForeignCheckpoint& checkpoint, const std::vector<LostValue>& lost) {
+  std::set<std::string> seen;
+  std::vector<std::string> lines;
+  for (const LostValue& one : lost) {
+    if (!seen.insert(one.line).second) continue;
+    lines.push_back(one.line);
+    checkpoint.lost.push_back(one);
+  }
+  say_not_read(checkpoint, "the optimizer's state", lines);
+}
+
 FlatOptimizer read_flat_optimizer(const TorchFile& file, const PickleValue& value,
-                                  std::vector<std::string>& not_read) {
+                                  std::vector<LostValue>& lost) {
   FlatOptimizer out;
   const auto fail_here = [&](const std::string& what) {
     fail(file.path(), str("the optimizer's state: ", what));
@@ -407,9 +528,10 @@ FlatOptimizer read_flat_optimizer(const TorchFile& file, const PickleValue& valu
       out.members.push_back({i});
       out.groups.push_back(json::object());
       out.states.emplace_back().group = static_cast<int>(i);
-      read_flat_state(out.states.back(), file, *value.items[i], not_read);
+      read_flat_state(out.states.back(), file, *value.items[i], lost);
     }
-    not_read.push_back("the param groups' options: an elastic checkpoint does not have them");
+    lost.push_back({LostValue::Kind::kOption, "lr",
+                    "the param groups' options: an elastic checkpoint does not have them"});
     return out;
   }
   const PickleValue *groups = value.find("param_groups"), *states = value.find("state");
@@ -421,7 +543,7 @@ FlatOptimizer read_flat_optimizer(const TorchFile& file, const PickleValue& valu
     const PickleValue* members = group->find("params");
     if (members == nullptr || members->kind != Kind::kList)
       fail_here(str("a param group is ", group->describe(), "; expected one with a list \"params\""));
-    out.groups.push_back(group_options(*group, file, not_read));
+    out.groups.push_back(group_options(*group, file, lost));
     out.members.emplace_back();
     for (const PickleValue* member : members->items) {
       if (member->kind != Kind::kInt)
@@ -438,10 +560,11 @@ FlatOptimizer read_flat_optimizer(const TorchFile& file, const PickleValue& valu
     const PickleValue& key = *states->items[i];
     const auto place = key.kind == Kind::kInt ? places.find(key.integer) : places.end();
     if (place == places.end()) {
-      not_read.push_back(str("the optimizer's state of ", key.describe(), ", which is in no group"));
+      lost.push_back({LostValue::Kind::kState, "",
+                      str("the optimizer's state of ", key.describe(), ", which is in no group")});
       continue;
     }
-    read_flat_state(out.states[place->second], file, *states->items[i + 1], not_read);
+    read_flat_state(out.states[place->second], file, *states->items[i + 1], lost);
   }
   return out;
 }
@@ -450,13 +573,11 @@ void read_zero_optimizer(ForeignCheckpoint& checkpoint, const DeepSpeedFiles& fi
                          const DeepSpeedModel& model) {
   std::vector<RankState> ranks;
   for (size_t rank = 0; rank < files.optimizer.size(); ++rank) {
-    std::vector<std::string> not_read;  // all ranks say the same
+    std::vector<LostValue> lost;  // all ranks say the same
     const int index = file_index(checkpoint, files.optimizer[rank]);
-    ranks.push_back(
-        RankReader(files.optimizer[rank], index, not_read, rank == 0 ? &checkpoint : nullptr).read());
+    ranks.push_back(RankReader(files.optimizer[rank], index, lost, rank == 0 ? &checkpoint : nullptr).read());
     if (rank > 0) continue;
-    const std::set<std::string> lines(not_read.begin(), not_read.end());
-    say_not_read(checkpoint, "the optimizer's state", {lines.begin(), lines.end()});
+    say_lost(checkpoint, lost);
     const auto& counts = ranks[0].partitions;
     const int64_t world = counts.empty() ? static_cast<int64_t>(files.optimizer.size())
                                          : *std::max_element(counts.begin(), counts.end());

@@ -38,17 +38,19 @@ struct FlatOptimizer {
 };
 
 /// Reads torch.optim's state_dict(), or the list of states of an elastic checkpoint, which has no options.
-/// What is no contiguous tensor of floating-point numbers, nor a count, is said in `not_read`; nor is a
-/// tensor of no dimension one.
+/// What is no contiguous tensor of floating-point numbers, nor a count, is added to `lost`; nor is a tensor
+/// of no dimension one.
 FlatOptimizer read_flat_optimizer(const TorchFile& file, const PickleValue& value,
-                                  std::vector<std::string>& not_read);
+                                  std::vector<LostValue>& lost);
+/// Says what read_flat_optimizer() has lost, each line once.
+void say_lost(ForeignCheckpoint& checkpoint, const std::vector<LostValue>& lost);
 
 /// Fills parameters, groups, stage, world size and loss scaler from the files of all ranks.
 void read_zero_optimizer(ForeignCheckpoint& checkpoint, const DeepSpeedFiles& files,
                          const DeepSpeedModel& model);
 
 /// A run without ZeRO: the model's file has the optimizer's state. [Note: names without ZeRO] in
-/// deepspeed_unsharded.cc.
-void read_unsharded(ForeignCheckpoint& checkpoint, const DeepSpeedModel& model);
+/// deepspeed_unsharded.cc. `order`: as of read_foreign.
+void read_unsharded(ForeignCheckpoint& checkpoint, const DeepSpeedModel& model, const ParameterOrder& order);
 
 }  // namespace tessera::checkpoint

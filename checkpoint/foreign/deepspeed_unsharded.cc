@@ -4,9 +4,10 @@
 // a run in fp16 or bf16 it has the fp32 masters: of each group a flat vector (FP16_Optimizer), or a tensor of
 // each parameter (FP16_UnfusedOptimizer). The module has these numbers too, rounded. So the parameter that
 // lies at a place of a vector is the one whose numbers are there. Groups have parameters in the model's
-// order: the first one in order whose numbers fit is taken. Nothing is taken where parameters of different
-// shapes fit, or where one that fits, too, is in another group or in none: the layer norms of an untrained
-// model have equal numbers.
+// order: the first one in order whose numbers fit is taken. Where an optimizer is known that was made as the
+// source's, its groups say which it is, and the numbers have to fit. Nothing is taken where parameters of
+// different shapes fit, or where one that fits, too, is in another group or in none: the layer norms of an
+// untrained model have equal numbers.
 #include <algorithm>
 #include <cstring>
 #include <span>
@@ -56,8 +57,9 @@ struct Candidate {
 
 class Masters {
  public:
-  Masters(ForeignCheckpoint& checkpoint, const DeepSpeedModel& model, int file_number)
-      : checkpoint_(checkpoint), model_(model), file_number_(file_number) {
+  Masters(ForeignCheckpoint& checkpoint, const DeepSpeedModel& model, int file_number,
+          const ParameterOrder& order)
+      : checkpoint_(checkpoint), model_(model), file_number_(file_number), order_(order) {
     std::set<std::string> shared;
     for (const auto& [alias, name] : model.shared_names()) shared.insert(alias);
     std::set<std::pair<std::string, int64_t>> seen;
@@ -71,6 +73,15 @@ class Masters {
   bool name_all(const FlatOptimizer& optimizer, const std::vector<std::vector<TorchTensor>>& masters,
                 bool flat) {
     std::vector<ForeignParameter> found;
+    const size_t said = checkpoint_.not_read.size(), lost = checkpoint_.lost.size();
+    if (name_by_groups(found, optimizer, masters, flat)) {
+      for (ForeignParameter& one : found) checkpoint_.parameters.push_back(std::move(one));
+      return true;
+    }
+    found.clear();
+    checkpoint_.not_read.resize(said);
+    checkpoint_.lost.resize(lost);
+    for (Candidate& one : candidates_) one.group = -1;
     size_t next = 0;
     for (size_t group = 0; group < masters.size(); ++group)
       for (const TorchTensor& master : masters[group]) {
@@ -89,9 +100,48 @@ class Masters {
   }
 
  private:
+  /// By the groups of the order that was given. False: there are none, or other numbers are at the places.
+  bool name_by_groups(std::vector<ForeignParameter>& found, const FlatOptimizer& optimizer,
+                      const std::vector<std::vector<TorchTensor>>& masters, bool flat) {
+    std::vector<std::string> names;
+    for (const Candidate& one : candidates_) names.push_back(one.name);
+    names = without_wrappers(names);
+    const auto candidate_of = [&](const std::string& name) -> Candidate* {
+      std::vector<std::string> wanted = {name};
+      if (const auto tied = order_.aliases.find(name); tied != order_.aliases.end())
+        wanted.insert(wanted.end(), tied->second.begin(), tied->second.end());
+      for (const std::string& one : wanted)
+        if (const auto at = std::ranges::find(names, one); at != names.end())
+          return &candidates_[static_cast<size_t>(at - names.begin())];
+      return nullptr;
+    };
+    if (order_.groups.size() != masters.size()) return false;
+    size_t state = 0;
+    for (size_t group = 0; group < masters.size(); ++group) {
+      auto name = order_.groups[group].begin();
+      for (const TorchTensor& master : masters[group]) {
+        if (master.type != DType::kFloat32 || !master.is_contiguous() || state >= optimizer.states.size())
+          return false;
+        for (int64_t offset = 0; offset < master.numel(); ++name) {
+          Candidate* const one = name == order_.groups[group].end() ? nullptr : candidate_of(*name);
+          if (one == nullptr || !(flat || one->tensor->shape == master.shape) || !fits(*one, master, offset))
+            return false;
+          one->group = static_cast<int>(group);
+          found.push_back(
+              parameter_of(*one, optimizer.states[state], static_cast<int>(group), master, offset, flat));
+          offset += one->tensor->numel();
+        }
+        ++state;
+      }
+      if (name != order_.groups[group].end()) return false;
+    }
+    return true;
+  }
+
   bool say_why(const std::string& why) {
-    checkpoint_.not_read.push_back(str("the fp32 masters and the optimizer's state, which have no names: ",
-                                       why, "; the weights are those that the model computed in"));
+    checkpoint_.lose(LostValue::Kind::kState, "",
+                     str("the fp32 masters and the optimizer's state, which have no names: ", why,
+                         "; the weights are those that the model computed in"));
     return false;
   }
 
@@ -148,15 +198,16 @@ class Masters {
       if (flat ? tensor.shape.size() == 1 && tensor.numel() == master.numel() : tensor.shape == master.shape)
         parameter.states.emplace(name, slice(tensor));
       else
-        checkpoint_.not_read.push_back(str("the optimizer's state ", quoted_name(name), " of ",
-                                           quoted_name(one.name), ": a tensor of ",
-                                           describe_shape(tensor.shape)));
+        checkpoint_.lose(LostValue::Kind::kState, name,
+                         str("the optimizer's state ", quoted_name(name), " of ", quoted_name(one.name),
+                             ": a tensor of ", describe_shape(tensor.shape)));
     return parameter;
   }
 
   ForeignCheckpoint& checkpoint_;
   const DeepSpeedModel& model_;
   int file_number_;
+  const ParameterOrder& order_;
   std::vector<Candidate> candidates_;
   std::vector<std::pair<size_t, size_t>> also_fitted_;  // a candidate that was taken, another that fitted
 };
@@ -179,7 +230,8 @@ std::vector<std::vector<TorchTensor>> masters_in(const DeepSpeedModel& model, co
 }
 
 /// Of a run in fp32: names as torch.optim's numbers have them.
-void read_plain(ForeignCheckpoint& checkpoint, const DeepSpeedModel& model, const PickleValue& optimizer) {
+void read_plain(ForeignCheckpoint& checkpoint, const DeepSpeedModel& model, const PickleValue& optimizer,
+                const ParameterOrder& given) {
   const std::string file_name = model.file().path().filename().string();
   SavedOptimizer saved =
       read_optimizer_state(checkpoint, model.file(), optimizer, str(file_name, ", optimizer"));
@@ -193,7 +245,7 @@ void read_plain(ForeignCheckpoint& checkpoint, const DeepSpeedModel& model, cons
   std::vector<std::string> names;
   for (const SavedTensor& one : entries) names.push_back(one.name);
   const std::vector<std::string> clean = without_wrappers(names);
-  ModelOrder order;
+  ModelOrder order(given);
   order.is_entries = true;
   assemble(checkpoint, std::move(entries), std::move(saved), order);
   // complete_parameters() compares the names with the file's.
@@ -207,7 +259,7 @@ void read_plain(ForeignCheckpoint& checkpoint, const DeepSpeedModel& model, cons
 
 }  // namespace
 
-void read_unsharded(ForeignCheckpoint& checkpoint, const DeepSpeedModel& model) {
+void read_unsharded(ForeignCheckpoint& checkpoint, const DeepSpeedModel& model, const ParameterOrder& order) {
   checkpoint.stage = 0;
   const PickleValue* optimizer = model.find("optimizer");
   if (optimizer == nullptr) {
@@ -217,11 +269,12 @@ void read_unsharded(ForeignCheckpoint& checkpoint, const DeepSpeedModel& model) 
   const PickleValue* masters = optimizer->find("fp32_groups_flat");
   const bool flat = masters != nullptr;
   if (!flat) masters = optimizer->find("fp32_groups");
-  if (masters == nullptr && is_optimizer_state(*optimizer)) return read_plain(checkpoint, model, *optimizer);
+  if (masters == nullptr && is_optimizer_state(*optimizer))
+    return read_plain(checkpoint, model, *optimizer, order);
   const PickleValue* state = optimizer->find("optimizer_state_dict");
   if (masters == nullptr || masters->kind != Kind::kList || state == nullptr) {
-    checkpoint.not_read.push_back(
-        str("the optimizer's state: ", optimizer->describe(), ", without fp32 masters"));
+    checkpoint.lose(LostValue::Kind::kState, "",
+                    str("the optimizer's state: ", optimizer->describe(), ", without fp32 masters"));
     return;
   }
   if (optimizer->find("cur_scale") != nullptr) {
@@ -233,11 +286,11 @@ void read_unsharded(ForeignCheckpoint& checkpoint, const DeepSpeedModel& model) 
           scaler[std::string_view(key) == "dynamic_loss_scale" ? "dynamic" : key] = *read;
     if (is_needed(scaler)) checkpoint.loss_scaler = std::move(scaler);
   }
-  std::vector<std::string> not_read;
-  FlatOptimizer read = read_flat_optimizer(model.file(), *state, not_read);
-  say_not_read(checkpoint, "the optimizer's state", not_read);
+  std::vector<LostValue> lost;
+  FlatOptimizer read = read_flat_optimizer(model.file(), *state, lost);
+  say_lost(checkpoint, lost);
   const int file = file_index(checkpoint, model.file().path());
-  Masters(checkpoint, model, file).name_all(read, masters_in(model, *masters), flat);
+  Masters(checkpoint, model, file, order).name_all(read, masters_in(model, *masters), flat);
   checkpoint.groups = std::move(read.groups);
 }
 

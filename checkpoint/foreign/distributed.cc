@@ -7,6 +7,7 @@
 #include <charconv>
 #include <memory>
 #include <set>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -103,7 +104,7 @@ class Folder {
     }
   }
 
-  TorchFile open(const std::string& name, const DistributedPlace& place) const {
+  TorchFile open(const std::string& name, const DistributedPlace& place) {
     const fs::path path = folder_ / place.file;
     if (!place.transform.empty())
       throw CheckpointError(str(path.string(), ": ", quoted_name(name), " was written through ",
@@ -119,6 +120,7 @@ class Folder {
       throw CheckpointError(str(path.string(), " has ", bytes, " bytes; expected ",
                                 place.offset + place.bytes, " at least, for ", quoted_name(name),
                                 ": the file was cut off"));
+    checkpoint_.archives.push_back({path, place.offset, place.bytes});
     try {
       return TorchFile(path, place.offset, place.bytes);
     } catch (const CheckpointError& caught) {
@@ -152,10 +154,16 @@ std::optional<Key> keys_before(const Key& key, std::string_view word, size_t lea
 /// nullopt: no optimizer has it.
 std::optional<Key> optimizer_of(const Key& key, const std::set<Key>& optimizers) {
   if (std::optional<Key> before = keys_before(key, "param_groups", 1)) return before;
-  std::optional<Key> before = keys_before(key, "state", 2);
-  if (!before) return std::nullopt;
-  const bool is_named = !before->empty() && before->back().find("optim") != std::string::npos;
-  return is_named || optimizers.contains(*before) ? before : std::nullopt;
+  for (size_t begin = 0; begin < key.size(); ++begin) {  // a dict of all may be called "state", too
+    const std::optional<Key> rest =
+        keys_before(Key(key.begin() + static_cast<std::ptrdiff_t>(begin), key.end()), "state", 2);
+    if (!rest) break;
+    Key before(key.begin(), key.begin() + static_cast<std::ptrdiff_t>(begin + rest->size()));
+    const bool is_named = !before.empty() && before.back().find("optim") != std::string::npos;
+    if (is_named || optimizers.contains(before)) return before;
+    begin += rest->size();
+  }
+  return std::nullopt;
 }
 
 /// Names of what counts updates.
@@ -207,7 +215,7 @@ class OptimizerBuilder {
       const std::string parameter = rest.substr(0, split), last = rest.substr(split + 1);
       if (!is_option)
         add_state(*item, parameter, last);
-      else if (std::optional<json> value = folder_.value(*item))
+      else if (std::optional<json> value = option(*item, last))
         flat_options_[state_of(parameter)][last] = std::move(*value);
     }
     SavedOptimizer out;
@@ -258,16 +266,24 @@ class OptimizerBuilder {
 
   void note_unread(SavedState& state, const std::string& name, const DistributedItem& item) {
     if (state.unread.empty()) state.unread = str("the state ", quoted_name(name), " is no tensor or number");
-    checkpoint_.not_read.push_back(str(source_, ": ", item.name));
+    checkpoint_.lose(LostValue::Kind::kState, name, str(source_, ": ", item.name));
+  }
+
+  std::optional<json> option(const DistributedItem& item, const std::string& name) {
+    const size_t before = checkpoint_.not_read.size();
+    std::optional<json> value = folder_.value(item);
+    checkpoint_.lose_since(before, LostValue::Kind::kOption, name);
+    return value;
   }
 
   void add_option(const DistributedItem& item, const Key& rest) {
     const std::optional<int64_t> group = whole_number(rest[1]);
     if (!group || *group < 0 || rest.size() != 3) {
-      checkpoint_.not_read.push_back(str(source_, ": ", item.name));
+      checkpoint_.lose(LostValue::Kind::kOption, rest[rest.size() > 2 ? 2 : 1],
+                       str(source_, ": ", item.name));
       return;
     }
-    if (std::optional<json> value = folder_.value(item)) options_[*group][rest[2]] = std::move(*value);
+    if (std::optional<json> value = option(item, rest[2])) options_[*group][rest[2]] = std::move(*value);
   }
 
   std::string key_of(const json& parameter) const {
@@ -306,7 +322,8 @@ class OptimizerBuilder {
       if (grouped.contains(place)) continue;
       const auto found = flat_options_.find(place);
       if (found == flat_options_.end() && !options_.empty()) {
-        checkpoint_.not_read.push_back(
+        checkpoint_.lose(
+            LostValue::Kind::kState, "",
             str(source_, ": the state of ", quoted_name(states_[place].name), ", which is in no group"));
         continue;
       }
@@ -409,6 +426,7 @@ DistributedContents read_metadata_folder(ForeignCheckpoint& checkpoint, const fs
       others.push_back(&item);
 
   const std::optional<Key> model = model_of(others, path.string());
+  if (model && !model->empty()) out.beside_model.assign(model->begin(), model->end() - 1);
   // Entries of the model at the top have a period in their names, or are the optimizer's parameters; where
   // all are tensors, all are the model's but counts; else those that have dimensions.
   const std::set<std::string> trained = trained_names(optimizers);
@@ -455,9 +473,15 @@ DistributedContents read_metadata_folder(ForeignCheckpoint& checkpoint, const fs
     else
       out.optimizer = std::move(one);
   }
-  for (const DistributedItem* item : extras)
+  for (const DistributedItem* item : extras) {
+    const size_t before = checkpoint.not_read.size();
     if (std::optional<json> value = folder.value(*item, /*tags=*/true))
       set_at(out.extras, *item, std::move(*value), checkpoint);
+    const bool is_beside = item->key.size() > out.beside_model.size() &&
+                           std::equal(out.beside_model.begin(), out.beside_model.end(), item->key.begin());
+    const std::string& name = item->key[is_beside ? out.beside_model.size() : 0];
+    if (is_scheduler_key(name)) checkpoint.lose_since(before, LostValue::Kind::kSchedule, name);
+  }
   return out;
 }
 
@@ -609,8 +633,9 @@ DistributedContents read_distributed_contents(ForeignCheckpoint& checkpoint, con
                             "was not completed"));
 }
 
-void take_extras(ForeignCheckpoint& checkpoint, json extras) {
-  const auto take = [&](std::initializer_list<const char*> names) -> std::optional<json> {
+/// Moves what has a place in the checkpoint out of a dict.
+static void take_known(ForeignCheckpoint& checkpoint, json& extras) {
+  const auto take = [&](std::span<const char* const> names) -> std::optional<json> {
     for (const char* name : names)
       if (const auto at = extras.find(name); at != extras.end() && !at->is_null()) {
         json value = std::move(*at);
@@ -620,38 +645,57 @@ void take_extras(ForeignCheckpoint& checkpoint, json extras) {
     return std::nullopt;
   };
   if (!checkpoint.lr_scheduler) {
-    checkpoint.lr_scheduler = take({"lr_scheduler", "scheduler", "lr_schedulers", "lr_scheduler_state_dict",
-                                    "scheduler_state_dict", "lr_sched"});
+    checkpoint.lr_scheduler = take(kSchedulerKeys);
     if (checkpoint.lr_scheduler && checkpoint.lr_scheduler->is_array() &&
         checkpoint.lr_scheduler->size() == 1)
       checkpoint.lr_scheduler = json((*checkpoint.lr_scheduler)[0]);
     if (checkpoint.lr_scheduler && checkpoint.lr_scheduler->empty()) checkpoint.lr_scheduler.reset();
   }
   if (!checkpoint.loss_scaler) {
-    std::optional<json> scaler = take({"scaler", "grad_scaler", "scaler_state_dict", "grad_scaler_state_dict",
-                                       "native_amp_scaling_state", "MixedPrecision", "loss_scaler"});
+    static constexpr const char* kScalerKeys[] = {"scaler",
+                                                  "grad_scaler",
+                                                  "scaler_state_dict",
+                                                  "grad_scaler_state_dict",
+                                                  "native_amp_scaling_state",
+                                                  "MixedPrecision",
+                                                  "loss_scaler"};
+    std::optional<json> scaler = take(kScalerKeys);
     if (scaler && scaler->is_object() && scaler->contains("scale")) {
       (*scaler)["cur_scale"] = (*scaler)["scale"];
       scaler->erase("scale");
       checkpoint.loss_scaler = std::move(scaler);
     }
   }
-  if (!checkpoint.global_steps) {
-    const json* found = nullptr;
+  const auto count_in = [](const json& dict, const char* name) {
+    const auto at = dict.find(name);
+    return at == dict.end() ? std::nullopt : count_of(*at);
+  };
+  // A dict of counts inside of it, such as torchtitan's train_state, has an epoch or is called so: one of
+  // options has others.
+  std::vector<const json*> dicts = {&extras};
+  for (const auto& [name, value] : extras.items())
+    if (value.is_object() && (name == "train_state" || count_in(value, "epoch"))) dicts.push_back(&value);
+  for (const json* dict : dicts)
     for (const char* name : kCounts)
-      if (const auto at = extras.find(name); found == nullptr && at != extras.end() && count_of(*at))
-        found = &*at;
-    if (const auto state = extras.find("train_state");
-        found == nullptr && state != extras.end() && state->is_object())
-      if (const auto step = state->find("step"); step != state->end()) found = &*step;
-    if (found != nullptr) checkpoint.global_steps = count_of(*found);
-  }
-  if (const auto samples = extras.find("global_samples"); samples != extras.end() && count_of(*samples))
-    checkpoint.global_samples = count_of(*samples);
+      if (!checkpoint.global_steps && count_in(*dict, name)) {
+        checkpoint.global_steps = count_in(*dict, name);
+        const bool is_of_all =
+            std::string_view(name).starts_with("global") || std::string_view(name) == "num_updates";
+        checkpoint.may_count_in_epoch = !is_of_all && count_in(*dict, "epoch").value_or(0) > 0;
+      }
+  if (const auto samples = count_in(extras, "global_samples")) checkpoint.global_samples = samples;
+}
+
+void take_extras(ForeignCheckpoint& checkpoint, json extras, const std::vector<std::string>& beside_model) {
+  json* inner = beside_model.empty() ? nullptr : &extras;
+  for (const std::string& key : beside_model)
+    inner = inner != nullptr && inner->is_object() && inner->contains(key) ? &(*inner)[key] : nullptr;
+  if (inner != nullptr && inner->is_object()) take_known(checkpoint, *inner);
+  take_known(checkpoint, extras);
   for (auto& [name, value] : extras.items()) checkpoint.client_state[name] = std::move(value);
 }
 
-std::optional<ForeignCheckpoint> read_distributed(const fs::path& path) {
+std::optional<ForeignCheckpoint> read_distributed(const fs::path& path, const ParameterOrder& given) {
   fs::path folder = path;
   if (!is_distributed(folder)) {
     const std::optional<fs::path> step = newest_step(folder);
@@ -668,9 +712,10 @@ std::optional<ForeignCheckpoint> read_distributed(const fs::path& path) {
         str(folder.string(), ": has no model's tensors",
             contents.optimizer ? "; it has an optimizer's state: give the folder above, or that of the model"
                                : ""));
-  assemble(checkpoint, std::move(contents.model), std::move(contents.optimizer),
-           {.is_entries = contents.in_order, .names = {}});
-  take_extras(checkpoint, std::move(contents.extras));
+  ModelOrder order(given);
+  order.is_entries = contents.in_order;
+  assemble(checkpoint, std::move(contents.model), std::move(contents.optimizer), order);
+  take_extras(checkpoint, std::move(contents.extras), contents.beside_model);
   return checkpoint;
 }
 

@@ -15,6 +15,8 @@ struct DistributedContents {
   bool in_order = false;
   std::optional<SavedOptimizer> optimizer;
   nlohmann::json extras = nlohmann::json::object();  ///< what is neither
+  std::vector<std::string>
+      beside_model;  ///< keys of the dict in `extras` that was the model's; empty: the first
 };
 
 /// Whether the folder has DCP's files, as far as names say.
@@ -26,7 +28,8 @@ DistributedContents read_distributed_contents(ForeignCheckpoint& checkpoint,
                                               const std::filesystem::path& folder);
 
 /// Moves what has a place in ForeignCheckpoint there: the scheduler, the counts of updates, the loss scaler.
-/// The rest becomes client_state.
-void take_extras(ForeignCheckpoint& checkpoint, nlohmann::json extras);
+/// The rest becomes client_state. `beside_model`: keys of a dict that is looked at first.
+void take_extras(ForeignCheckpoint& checkpoint, nlohmann::json extras,
+                 const std::vector<std::string>& beside_model = {});
 
 }  // namespace tessera::checkpoint

@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <future>
 #include <mutex>
 #include <set>
 #include <string_view>
 #include <system_error>
+#include <thread>
 
 #include "checkpoint/checkpoint_error.h"
+#include "checkpoint/formats/torch_file.h"
 #include "core/check.h"
 #include "core/files/input_file.h"
 #include "core/str.h"
@@ -249,6 +252,36 @@ void check_tensor(const ForeignTensor& tensor, const std::string& what, const Fo
 }
 
 }  // namespace
+
+void ForeignCheckpoint::lose(LostValue::Kind kind, const std::string& name, const std::string& line) {
+  not_read.push_back(line);
+  lost.push_back({kind, name, line});
+}
+
+void ForeignCheckpoint::lose_since(size_t begin, LostValue::Kind kind, const std::string& name) {
+  for (size_t i = begin; i < not_read.size(); ++i) lost.push_back({kind, name, not_read[i]});
+}
+
+int64_t check_archives(const ForeignCheckpoint& checkpoint) {
+  const size_t threads = std::min<size_t>(std::max(1U, std::thread::hardware_concurrency()), 8);
+  std::vector<std::future<int64_t>> parts;
+  for (size_t first = 0; first < std::min(threads, checkpoint.archives.size()); ++first)
+    parts.push_back(
+        std::async(std::launch::async, [&, first] { return check_archives(checkpoint, first, threads); }));
+  int64_t checked = 0;
+  for (std::future<int64_t>& part : parts) checked += part.get();
+  return checked;
+}
+
+int64_t check_archives(const ForeignCheckpoint& checkpoint, size_t first, size_t step) {
+  int64_t checked = 0;
+  for (size_t i = first; i < checkpoint.archives.size(); i += step) {
+    const ArchivePart& one = checkpoint.archives[i];
+    const TorchFile file = one.bytes < 0 ? TorchFile(one.path) : TorchFile(one.path, one.begin, one.bytes);
+    checked += file.verify() ? 1 : 0;
+  }
+  return checked;
+}
 
 int64_t ForeignTensor::numel() const {
   int64_t product = 1;

@@ -51,6 +51,13 @@ std::vector<Run> runs_of_box(int file, int64_t offset, DType type, const std::ve
                              const std::vector<int64_t>& begin, const std::vector<int64_t>& sizes,
                              const std::vector<int64_t>& strides);
 
+/// What torch.save has written: a file, or a part of one.
+struct ArchivePart {
+  std::filesystem::path path;
+  int64_t begin = 0;
+  int64_t bytes = -1;  ///< -1: to the file's end
+};
+
 struct ForeignParameter {
   std::string name;               ///< as the model calls it, without wrappers' prefixes
   DType dtype = DType::kFloat32;  ///< that the model computed in
@@ -69,13 +76,27 @@ struct ForeignParameter {
       {};  ///< a state that is not read, and why: an optimizer of whole parameters needs all
 };
 
+/// What a run that goes on computes with, and that could not be read, or told whose it is.
+struct LostValue {
+  enum class Kind : uint8_t {
+    kState,       ///< of the optimizer: moments and counts of updates
+    kOtherState,  ///< the same, that only an optimizer which keeps its states itself takes over
+    kOption,      ///< of a param group: a rate
+    kSchedule,    ///< of the state of the learning-rate schedule
+  };
+  Kind kind = Kind::kState;
+  std::string name;  ///< "exp_avg", "lr"; empty: several, or all
+  std::string line;  ///< as in ForeignCheckpoint::not_read or other_states
+};
+
 struct ForeignCheckpoint {
-  std::string format;          ///< "DeepSpeed ZeRO", "DeepSpeed universal", "torch.distributed.checkpoint", …
-  std::string version;         ///< of the program that wrote it; empty: the files do not say
-  int world_size = 1;          ///< ranks that wrote it
-  int stage = 0;               ///< of ZeRO; -1: not said
-  std::filesystem::path path;  ///< the checkpoint's folder or file
+  std::string format;   ///< "DeepSpeed ZeRO", "DeepSpeed universal", "torch.distributed.checkpoint", …
+  std::string version;  ///< of the program that wrote it; empty: the files do not say
+  int world_size = 1;   ///< ranks that wrote it
+  int stage = 0;        ///< of ZeRO; -1: not said
+  std::filesystem::path path;                ///< the checkpoint's folder or file
   std::vector<std::filesystem::path> files;  ///< that have elements
+  std::vector<ArchivePart> archives;         ///< that were read; read_foreign() adds those in `files`
   std::vector<ForeignParameter> parameters;  ///< in the model's order where the source has it
   std::vector<std::pair<std::string, ForeignTensor>> buffers;  ///< persistent ones, by name
 
@@ -83,6 +104,7 @@ struct ForeignCheckpoint {
   std::vector<nlohmann::json> groups;  ///< options of the param groups: lr, betas, eps, weight_decay, …
 
   std::optional<int64_t> global_steps;  ///< updates, with skipped ones
+  bool may_count_in_epoch = false;      ///< a program's "step" beside its "epoch" may be of that epoch alone
   std::optional<int64_t> skipped_steps;
   std::optional<int64_t> global_samples;
   std::optional<nlohmann::json> lr_scheduler;  ///< its state_dict
@@ -92,10 +114,15 @@ struct ForeignCheckpoint {
   /// What the source has, or should have, that is not above: a line each, "lr_scheduler: an object of class
   /// …".
   std::vector<std::string> not_read;
+  std::vector<LostValue> lost;  ///< of `not_read` and `other_states`
   /// What ForeignParameter::other_states are, a line each: not read where states are kept by element.
   std::vector<std::string> other_states;
 
   bool has_stage() const { return stage >= 0; }
+  /// Adds the line to not_read and to `lost`.
+  void lose(LostValue::Kind kind, const std::string& name, const std::string& line);
+  /// Adds the lines of not_read from `begin` on to `lost`.
+  void lose_since(size_t begin, LostValue::Kind kind, const std::string& name);
 };
 
 /// Reads elements. Owns the open files. Thread-safe.
@@ -119,6 +146,12 @@ class ForeignFiles {
 /// Throws CheckpointError naming `source`, tensor, what was found: runs outside of their file or of the
 /// tensor, elements that are there twice or not at all, a state of another shape, a name twice.
 void check(const ForeignCheckpoint& checkpoint);
+
+/// Reads every `step`-th archive of the checkpoint from `first` on, and compares the CRC-32 of its entries.
+/// Returns how many archives have such. Throws CheckpointError naming the file and the entry that is damaged.
+int64_t check_archives(const ForeignCheckpoint& checkpoint, size_t first, size_t step);
+/// The same of all, on several threads.
+int64_t check_archives(const ForeignCheckpoint& checkpoint);
 
 /// The names of a model's parameters, by which the numbers that torch.optim gives to states are told.
 struct ParameterOrder {
@@ -145,12 +178,15 @@ std::optional<ForeignCheckpoint> read_foreign(const std::filesystem::path& path,
                                               const ParameterOrder& order = {});
 
 // The readers of the formats. Each: nullopt when the path does not look like its format.
-std::optional<ForeignCheckpoint> read_deepspeed(const std::filesystem::path& path, const std::string& tag);
+/// `order`: as of read_foreign, here and below.
+std::optional<ForeignCheckpoint> read_deepspeed(const std::filesystem::path& path, const std::string& tag,
+                                                const ParameterOrder& order = {});
 std::optional<ForeignCheckpoint> read_deepspeed_universal(const std::filesystem::path& path,
                                                           const std::string& tag);
-std::optional<ForeignCheckpoint> read_distributed(const std::filesystem::path& path);  ///< .metadata, .distcp
+/// A folder of torch.distributed.checkpoint: .metadata, .distcp.
+std::optional<ForeignCheckpoint> read_distributed(const std::filesystem::path& path,
+                                                  const ParameterOrder& order = {});
 /// What trainers write around models: Accelerate, the HF Trainer, Lightning, {"model": …, "optimizer": …}.
-/// `order`: as of read_foreign.
 std::optional<ForeignCheckpoint> read_trainer(const std::filesystem::path& path,
                                               const ParameterOrder& order = {});
 /// A model: a Hugging Face folder, .safetensors, pytorch_model.bin with an index, a state dict's .pt.

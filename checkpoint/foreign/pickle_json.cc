@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "checkpoint/checkpoint_error.h"
+#include "checkpoint/formats/numpy_value.h"
 #include "core/float_bits.h"
 #include "core/json/json_reader.h"
 #include "core/str.h"
@@ -18,7 +19,20 @@ namespace {
 using nlohmann::json;
 using Kind = PickleValue::Kind;
 
-constexpr int64_t kMaxValues = 1 << 20;  // of one text of JSON: values may be shared many times
+constexpr int64_t kMaxValues = 1 << 20;          // of one text of JSON: values may be shared many times
+constexpr int64_t kMostArrayElements = 1 << 16;  // of an array of numpy's
+
+std::string base64(std::string_view bytes) {
+  constexpr std::string_view kDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string out;
+  for (size_t i = 0; i < bytes.size(); i += 3) {
+    uint32_t three = 0;
+    for (size_t k = 0; k < 3; ++k)
+      three = three << 8 | (i + k < bytes.size() ? static_cast<uint8_t>(bytes[i + k]) : 0U);
+    for (size_t k = 0; k < 4; ++k) out += i + k > bytes.size() ? '=' : kDigits[three >> (18 - 6 * k) & 63];
+  }
+  return out;
+}
 
 class Converter {
  public:
@@ -129,15 +143,48 @@ class Converter {
       case Kind::kString: return is_utf8(key.text);
       case Kind::kTuple:
         return depth < kMaxJsonDepth &&
-               std::all_of(
-                   key.items.begin(), key.items.end(),
-                   [&](const PickleValue* item) { return is_key(*item, depth + 1); });
+               std::all_of(key.items.begin(), key.items.end(),
+                           [&](const PickleValue* item) { return is_key(*item, depth + 1); });
       default: return false;
     }
   }
 
+  /// With tags an array is one of numpy's again, else a list of lists. One without dimensions is its number.
+  std::optional<json> convert_array(const NumpyArray& array, const std::string& what) {
+    const std::vector<NumpyScalar> elements = elements_of(array);
+    num_values_ += std::ssize(elements);
+    if (std::ssize(elements) > kMostArrayElements || num_values_ > kMaxValues)
+      return leave_out(what, str("numpy's array of ", array.dtype, " ", describe_shape(array.shape)));
+    if (tags_ && !array.shape.empty())
+      return json{{kValueTag, "array"},
+                  {"dtype", array.dtype},
+                  {"shape", array.shape},
+                  {"value", base64(array.bytes)}};
+    size_t next = 0;
+    return convert_elements(array.shape, 0, elements, next, what);
+  }
+  std::optional<json> convert_elements(const std::vector<int64_t>& shape, size_t dimension,
+                                       const std::vector<NumpyScalar>& elements, size_t& next,
+                                       const std::string& what) {
+    if (dimension == shape.size()) {
+      const NumpyScalar& one = elements[next++];
+      PickleValue value;
+      value.kind = one.kind, value.integer = one.integer, value.number = one.number;
+      return convert(value, what, static_cast<int>(dimension));
+    }
+    json list = json::array();
+    for (int64_t i = 0; i < shape[dimension]; ++i) {
+      std::optional<json> inner = convert_elements(shape, dimension + 1, elements, next, what);
+      if (!inner) return std::nullopt;
+      list.push_back(std::move(*inner));
+    }
+    return list;
+  }
+
   std::optional<json> convert_tensor(const PickleValue& value, const std::string& what) {
+    if (const std::optional<NumpyArray> array = numpy_array(value)) return convert_array(*array, what);
     if (file_ == nullptr) return leave_out(what, value.describe());
+    if (const char* unread = TorchFile::unread_tensor(value)) return leave_out(what, unread);
     const std::optional<TorchTensor> tensor = file_->tensor(value);
     if (!tensor) return leave_out(what, value.describe());
     if (std::optional<json> number = number_of(*file_, *tensor)) return number;

@@ -7,6 +7,7 @@
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/foreign/foreign_checkpoint.h"
 #include "checkpoint/foreign/saved_state.h"
+#include "checkpoint/formats/torch_file.h"
 #include "core/str.h"
 
 namespace tessera::checkpoint {
@@ -75,14 +76,18 @@ std::optional<ForeignCheckpoint> read_foreign(const std::filesystem::path& path,
     throw CheckpointError(str(path.string(), " does not exist; expected a checkpoint's folder or file"));
   const std::filesystem::path one = tag.empty() ? path : path / tag;
   std::optional<ForeignCheckpoint> found = read_trainer(one, order);
-  if (!found) found = read_deepspeed(path, tag);
+  if (!found) found = read_deepspeed(path, tag, order);
   if (!found) found = read_deepspeed_universal(path, tag);
   if (!found && !tag.empty() && !std::filesystem::exists(one, error))
     throw CheckpointError(str(one.string(), " does not exist; expected the checkpoint ", tag, " there"));
-  if (!found) found = read_distributed(one);
+  if (!found) found = read_distributed(one, order);
   if (!found) found = read_model(one);
   if (!found) return found;
   check(*found);
+  std::set<std::filesystem::path> known;
+  for (const ArchivePart& archive : found->archives) known.insert(archive.path);
+  for (const std::filesystem::path& file : found->files)
+    if (known.insert(file).second && TorchFile::recognizes(file)) found->archives.push_back({.path = file});
   join_tied(*found, order.aliases);
   give_own_names(*found, own);
   return found;

@@ -22,6 +22,7 @@
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/foreign/optimizer_names.h"
 #include "checkpoint/foreign/pickle_json.h"
+#include "checkpoint/formats/numpy_value.h"
 #include "core/json/json_reader.h"
 #include "core/str.h"
 #include "core/utf8.h"
@@ -81,7 +82,7 @@ bool has_only_tensors(const TorchFile& file, const PickleValue& value, size_t& n
     const PickleValue &key = *value.items[i], &member = *value.items[i + 1];
     if (key.kind != Kind::kString) return false;
     if (key.text.ends_with("_extra_state") || member.kind == Kind::kNone) continue;
-    if (file.tensor(member))
+    if (TorchFile::unread_tensor(member) != nullptr || file.tensor(member))
       ++num_tensors;
     else if (!has_only_tensors(file, member, num_tensors, num_seen, depth + 1))
       return false;
@@ -133,30 +134,6 @@ std::string optimizer_name(const SavedOptimizer& optimizer) {
   return "";
 }
 
-/// Whether two tensors of one shape and type have the same bits; without `may_be_constant`, and not the same
-/// element everywhere.
-bool are_tied(const ForeignFiles& files, const ForeignTensor& a, const ForeignTensor& b,
-              bool may_be_constant) {
-  const auto width = static_cast<size_t>(size_bytes(a.type));
-  const int64_t numel = a.numel();
-  std::vector<std::byte> left, right, first;
-  bool is_constant = true;
-  // Others differ in the first elements, of which few are read.
-  for (int64_t begin = 0, step = kFirstCompared; begin < numel; begin += step) {
-    if (begin > 0) step = static_cast<int64_t>(kCompareBytes / width);
-    const auto bytes = static_cast<size_t>(std::min(step, numel - begin)) * width;
-    left.resize(bytes);
-    right.resize(bytes);
-    files.read(a, begin, left);
-    files.read(b, begin, right);
-    if (left != right) return false;
-    if (first.empty()) first.assign(left.begin(), left.begin() + static_cast<std::ptrdiff_t>(width));
-    for (size_t at = 0; is_constant && at < bytes; at += width)
-      is_constant = std::equal(first.begin(), first.end(), left.begin() + static_cast<std::ptrdiff_t>(at));
-  }
-  return may_be_constant || !is_constant;
-}
-
 /// Puts the parameters of which tied_to(i) is another one's place under that one's names.
 void join(ForeignCheckpoint& checkpoint, const std::vector<size_t>& tied_to) {
   std::vector<ForeignParameter> kept;
@@ -192,7 +169,8 @@ void find_ties(ForeignCheckpoint& checkpoint) {
     const auto same = trained.find({one.weights.type, one.weights.shape});
     if (same == trained.end()) continue;
     const auto other = std::ranges::find_if(same->second, [&](size_t place) {
-      return are_tied(files, one.weights, checkpoint.parameters[place].weights, /*may_be_constant=*/false);
+      return have_same_bits(files, one.weights, checkpoint.parameters[place].weights,
+                            /*may_be_constant=*/false);
     });
     if (other != same->second.end()) tied_to[i] = *other;
   }
@@ -302,11 +280,11 @@ bool name_states(ForeignCheckpoint& checkpoint, SavedOptimizer& optimizer, const
   const bool in_order = order.is_entries || !order.names.empty();
   const NamedGroups named = name_groups(model, groups, in_order, order.is_hugging_face);
   if (named.members.empty() && !optimizer.states.empty()) {
-    checkpoint.not_read.push_back(
-        str(optimizer.source, ": the states of ", optimizer.states.size(),
-            " parameters, which it has by number: ", named.why_not,
-            in_order ? "" : ", and the file of the weights does not have the model's order",
-            "; the names in the model's order would say which is which"));
+    checkpoint.lose(LostValue::Kind::kState, "",
+                    str(optimizer.source, ": the states of ", optimizer.states.size(),
+                        " parameters, which it has by number: ", named.why_not,
+                        in_order ? "" : ", and the file of the weights does not have the model's order",
+                        "; the names in the model's order would say which is which"));
     return false;
   }
   for (size_t group = 0; group < groups.size(); ++group)
@@ -322,10 +300,13 @@ class LeftOut {
     auto& [count, reason] = by_state_[state];
     if (++count == 1) reason = why;
   }
-  void say(std::vector<std::string>& lines, const std::string& source) const {
-    for (const auto& [state, found] : by_state_)
+  void say(std::vector<std::string>& lines, std::vector<LostValue>& lost, LostValue::Kind kind,
+           const std::string& source) const {
+    for (const auto& [state, found] : by_state_) {
       lines.push_back(str(source, ": the state ", quoted_name(state), " of ", found.first,
                           found.first == 1 ? " parameter: " : " parameters: ", found.second));
+      lost.push_back({kind, state, lines.back()});
+    }
   }
 
  private:
@@ -394,7 +375,12 @@ void give_states(ForeignCheckpoint& checkpoint, SavedOptimizer& optimizer,
     if (state.step_tensor) parameter.other_states.emplace("step", std::move(*state.step_tensor));
     parameter.other_values = std::move(state.values);
   }
-  left_out.say(checkpoint.other_states, optimizer.source);
+  left_out.say(checkpoint.other_states, checkpoint.lost, LostValue::Kind::kOtherState, optimizer.source);
+}
+
+bool has_no_dimension(const PickleValue& value) {
+  const std::optional<NumpyArray> array = numpy_array(value);
+  return array && array->shape.empty();
 }
 
 void read_members(SavedState& out, const TorchFile& file, const PickleValue& value, int index,
@@ -402,13 +388,16 @@ void read_members(SavedState& out, const TorchFile& file, const PickleValue& val
   if (value.kind != Kind::kDict)
     throw CheckpointError(str(what, ": found ", value.describe(), "; expected a dict of states"));
   const auto unread = [&](const std::string& name, const PickleValue& member) {
-    left_out.add(name, member.describe());
-    if (out.unread.empty()) out.unread = str("the state ", quoted_name(name), " is ", member.describe());
+    const char* const tensor = TorchFile::unread_tensor(member);
+    const std::string found = tensor != nullptr ? tensor : member.describe();
+    left_out.add(name, found);
+    if (out.unread.empty()) out.unread = str("the state ", quoted_name(name), " is ", found);
   };
   for (size_t i = 0; i + 1 < value.items.size(); i += 2) {
     const PickleValue &key = *value.items[i], &member = *value.items[i + 1];
     const std::string name = key.kind == Kind::kString ? std::string(key.text) : key.describe();
-    const std::optional<TorchTensor> tensor = file.tensor(member);
+    const char* const is_unread = TorchFile::unread_tensor(member);
+    const std::optional<TorchTensor> tensor = is_unread != nullptr ? std::nullopt : file.tensor(member);
     if (out.tensors.contains(name) || out.values.contains(name))
       throw CheckpointError(
           str(what, ": the state ", quoted_name(name), " is there twice; expected it once"));
@@ -426,7 +415,8 @@ void read_members(SavedState& out, const TorchFile& file, const PickleValue& val
         out.values[name] = *number;
     } else if (tensor) {
       out.tensors[name] = saved_tensor(index, name, *tensor).tensor;
-    } else if (member.kind == Kind::kInt || member.kind == Kind::kFloat || member.kind == Kind::kBool) {
+    } else if (member.kind == Kind::kInt || member.kind == Kind::kFloat || member.kind == Kind::kBool ||
+               has_no_dimension(member)) {
       std::vector<std::string> ignored;
       if (const std::optional<json> number = to_json(member, &file, what, ignored))
         out.values[name] = *number;
@@ -484,6 +474,32 @@ void say_not_read(ForeignCheckpoint& checkpoint, const std::string& what,
   for (size_t i = 0; i < std::min(lines.size(), kMost); ++i) checkpoint.not_read.push_back(lines[i]);
   if (lines.size() > kMost)
     checkpoint.not_read.push_back(str(what, ": ", lines.size() - kMost, " more of these"));
+}
+
+bool have_same_bits(const ForeignFiles& files, const ForeignTensor& a, const ForeignTensor& b,
+                    bool may_be_constant) {
+  const auto width = static_cast<size_t>(size_bytes(a.type));
+  const int64_t numel = a.numel();
+  std::vector<std::byte> left, right, first;
+  bool is_constant = true;
+  // Others differ in the first elements, of which few are read.
+  for (int64_t begin = 0, step = kFirstCompared; begin < numel; begin += step) {
+    if (begin > 0) step = static_cast<int64_t>(kCompareBytes / width);
+    const auto bytes = static_cast<size_t>(std::min(step, numel - begin)) * width;
+    left.resize(bytes);
+    right.resize(bytes);
+    files.read(a, begin, left);
+    files.read(b, begin, right);
+    if (left != right) return false;
+    if (first.empty()) first.assign(left.begin(), left.begin() + static_cast<std::ptrdiff_t>(width));
+    for (size_t at = 0; is_constant && at < bytes; at += width)
+      is_constant = std::equal(first.begin(), first.end(), left.begin() + static_cast<std::ptrdiff_t>(at));
+  }
+  return may_be_constant || !is_constant;
+}
+
+bool is_scheduler_key(std::string_view key) {
+  return std::ranges::find(kSchedulerKeys, key) != std::end(kSchedulerKeys);
 }
 
 int file_index(ForeignCheckpoint& checkpoint, const fs::path& path) {
@@ -545,8 +561,10 @@ SavedOptimizer read_optimizer_state(ForeignCheckpoint& checkpoint, const TorchFi
       if (key.kind != Kind::kString || key.text == "params" || key.text == "param_names") continue;
       const std::string option(key.text);
       const std::string path = str(what, ": param_groups[", out.groups.size(), "].", option);
+      const size_t before = checkpoint.not_read.size();
       if (std::optional<json> one = to_json(*group->items[i + 1], &file, path, checkpoint.not_read))
         saved.options[option] = std::move(*one);
+      checkpoint.lose_since(before, LostValue::Kind::kOption, option);
     }
     out.groups.push_back(std::move(saved));
   }
@@ -557,7 +575,8 @@ SavedOptimizer read_optimizer_state(ForeignCheckpoint& checkpoint, const TorchFi
     const std::string key = key_of(*state.items[i], what);
     const auto place = places.find(key);
     if (place == places.end()) {
-      checkpoint.not_read.push_back(str(what, ": the state of ", quoted_name(key), ", which is in no group"));
+      checkpoint.lose(LostValue::Kind::kState, "",
+                      str(what, ": the state of ", quoted_name(key), ", which is in no group"));
       continue;
     }
     SavedState read = read_state(file, *state.items[i + 1], index, str(what, ": state of ", key), left_out);
@@ -567,7 +586,7 @@ SavedOptimizer read_optimizer_state(ForeignCheckpoint& checkpoint, const TorchFi
     read.name = std::move(one.name);
     one = std::move(read);
   }
-  left_out.say(checkpoint.not_read, what);
+  left_out.say(checkpoint.not_read, checkpoint.lost, LostValue::Kind::kState, what);
   return out;
 }
 
@@ -664,8 +683,9 @@ void assemble(ForeignCheckpoint& checkpoint, std::vector<SavedTensor> model,
   } else if (optimizer->groups.size() == 1) {
     checkpoint.groups.push_back(std::move(optimizer->groups[0].options));
   } else {
-    checkpoint.not_read.push_back(str("param groups: ", optimizer->groups.size(),
-                                      ", whose parameters cannot be told: their rates and other values"));
+    checkpoint.lose(LostValue::Kind::kOption, "",
+                    str("param groups: ", optimizer->groups.size(),
+                        ", whose parameters cannot be told: their rates and other values"));
   }
 }
 
@@ -688,7 +708,7 @@ void join_tied(ForeignCheckpoint& checkpoint,
       const ForeignParameter &first = checkpoint.parameters[found[0]], &one = checkpoint.parameters[found[i]];
       if (one.states.empty() && one.other_states.empty() && one.weights.type == first.weights.type &&
           one.weights.shape == first.weights.shape &&
-          are_tied(files, one.weights, first.weights, /*may_be_constant=*/true))
+          have_same_bits(files, one.weights, first.weights, /*may_be_constant=*/true))
         tied_to[found[i]] = found[0];
     }
   }

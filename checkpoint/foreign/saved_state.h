@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/foreign/foreign_checkpoint.h"
@@ -27,6 +28,11 @@ struct SavedTensor {
 /// The dict in which the optimizers of bitsandbytes save the states that are not like the parameter, so that
 /// FSDP leaves them alone. Its states are read as the others are.
 inline constexpr std::string_view kStatesOfBitsandbytes = "__bnb_optimizer_quant_state__";
+
+/// What trainers call the learning-rate schedule's state.
+inline constexpr const char* kSchedulerKeys[] = {"lr_scheduler",         "scheduler",
+                                                 "lr_schedulers",        "lr_scheduler_state_dict",
+                                                 "scheduler_state_dict", "lr_sched"};
 
 /// A parameter of a saved optimizer.
 struct SavedState {
@@ -66,6 +72,10 @@ struct ModelOrder {
   std::map<std::string, std::vector<std::string>> aliases = {};
   bool may_differ = false;
   bool is_hugging_face = false;  ///< the optimizer's groups are those of the Hugging Face Trainer
+
+  ModelOrder() = default;
+  explicit ModelOrder(const ParameterOrder& order)
+      : names(order.names), groups(order.groups), aliases(order.aliases), may_differ(order.may_differ) {}
 };
 
 /// Adds a file to the checkpoint's, if it is not there, and returns its index.
@@ -95,6 +105,12 @@ std::vector<std::string*> names_in(ForeignCheckpoint& checkpoint);
 /// Adds lines to not_read; of many, the first and how many more there are.
 void say_not_read(ForeignCheckpoint& checkpoint, const std::string& what,
                   const std::vector<std::string>& lines);
+/// Whether two tensors of one shape and type have the same bits; without `may_be_constant`, and not the same
+/// element everywhere. Of others few elements are read. Throws as ForeignFiles::read.
+bool have_same_bits(const ForeignFiles& files, const ForeignTensor& a, const ForeignTensor& b,
+                    bool may_be_constant);
+/// Whether a trainer's key is that of the learning-rate schedule's state.
+bool is_scheduler_key(std::string_view key);
 
 /// Fills parameters, buffers, groups and the optimizer's name.
 /// [Note: which entries are parameters] in saved_state.cc.

@@ -113,6 +113,7 @@ json read_json(const fs::path& path) {
 /// The value of a whole file as JSON, with lines for what JSON does not have.
 std::optional<json> read_value(ForeignCheckpoint& checkpoint, const fs::path& path) {
   const TorchFile file(path);
+  checkpoint.archives.push_back({.path = path});
   std::vector<std::string> lines;
   std::optional<json> value = to_tagged_json(file.root(), &file, path.filename().string(), lines);
   say_not_read(checkpoint, path.filename().string(), lines);
@@ -160,7 +161,9 @@ void read_members(ForeignCheckpoint& checkpoint, const TorchFile& file, const Pi
       std::vector<std::string> lines;
       if (std::optional<json> read = to_tagged_json(value, &file, what, lines))
         extras[name] = std::move(*read);
+      const size_t before = checkpoint.not_read.size();
       say_not_read(checkpoint, what, lines);
+      if (is_scheduler_key(name)) checkpoint.lose_since(before, LostValue::Kind::kSchedule, name);
     }
   }
 }
@@ -232,7 +235,8 @@ ForeignCheckpoint read_lightning_folder(const fs::path& path, const ModelOrder& 
 /// Reads a folder of Accelerate or of the Hugging Face Trainer.
 class TrainerFolder {
  public:
-  TrainerFolder(fs::path path, const ModelOrder& given) : path_(std::move(path)), order_(given) {}
+  TrainerFolder(fs::path path, const ParameterOrder& given)
+      : path_(std::move(path)), given_(given), order_(given) {}
 
   /// Whether it trained with Tessera, whose checkpoint is there.
   bool has_tessera() const {
@@ -272,7 +276,7 @@ class TrainerFolder {
 
   bool read_deepspeed_files() {
     if (!has("latest")) return false;
-    std::optional<ForeignCheckpoint> found = read_deepspeed(path_, "");
+    std::optional<ForeignCheckpoint> found = read_deepspeed(path_, "", given_);
     if (!found) return false;
     checkpoint_ = std::move(*found);
     return true;
@@ -326,10 +330,12 @@ class TrainerFolder {
 
   void read_rest() {
     json extras = json::object();
+    const size_t before = checkpoint_.not_read.size();
     for (const char* name : {"scheduler.pt", "scheduler.bin"})
       if (has(name))
         if (std::optional<json> value = read_value(checkpoint_, path_ / name))
           extras["lr_scheduler"] = std::move(*value);
+    checkpoint_.lose_since(before, LostValue::Kind::kSchedule, "lr_scheduler");
     if (has("scaler.pt"))
       if (std::optional<json> value = read_value(checkpoint_, path_ / "scaler.pt"))
         extras["scaler"] = std::move(*value);
@@ -365,6 +371,7 @@ class TrainerFolder {
   }
 
   fs::path path_;
+  const ParameterOrder& given_;
   ModelOrder order_;
   ForeignCheckpoint checkpoint_;
 };
@@ -387,16 +394,11 @@ fs::path newest_in(const fs::path& folder) {
 }  // namespace
 
 std::optional<ForeignCheckpoint> read_trainer(const fs::path& path, const ParameterOrder& order) {
-  const ModelOrder given{.is_entries = false,
-                         .names = order.names,
-                         .groups = order.groups,
-                         .aliases = order.aliases,
-                         .may_differ = order.may_differ,
-                         .is_hugging_face = false};
+  const ModelOrder given(order);
   std::error_code error;
   if (!fs::is_directory(path, error)) return read_file(path, given);
   if (is_there(path / "meta.pt") && is_distributed(path)) return read_lightning_folder(path, given);
-  TrainerFolder folder(path, given);
+  TrainerFolder folder(path, order);
   const bool is_one = folder.is_one();
   const bool is_complete = is_one && (is_there(path / "optimizer.pt") || is_there(path / "optimizer.bin") ||
                                       is_there(path / kFsdpFolder) || is_there(path / "latest"));
@@ -405,7 +407,7 @@ std::optional<ForeignCheckpoint> read_trainer(const fs::path& path, const Parame
     fs::path newest = newest_in(path);
     if (newest.empty()) newest = newest_in(path / "checkpoints");
     if (!newest.empty()) {
-      TrainerFolder inner(newest, given);
+      TrainerFolder inner(newest, order);
       if (inner.is_one()) return inner.read();
       if ((is_one || !weights_in(newest).empty()) && !inner.has_tessera())
         throw CheckpointError(

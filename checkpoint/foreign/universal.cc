@@ -15,6 +15,7 @@
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/foreign/deepspeed_files.h"
 #include "checkpoint/foreign/deepspeed_model.h"
+#include "checkpoint/foreign/deepspeed_optimizer.h"
 #include "checkpoint/foreign/foreign_checkpoint.h"
 #include "checkpoint/foreign/pickle_json.h"
 #include "checkpoint/foreign/saved_state.h"
@@ -90,7 +91,8 @@ class UniversalReader {
     const fs::path path = folder_ / "zero" / "optimizer_state.pt";
     std::error_code error;
     if (!fs::exists(path, error)) {
-      checkpoint_.not_read.push_back("the param groups' options: there is no zero/optimizer_state.pt");
+      checkpoint_.lose(LostValue::Kind::kOption, "lr",
+                       "the param groups' options: there is no zero/optimizer_state.pt");
       return;
     }
     const TorchFile file(path);
@@ -103,7 +105,9 @@ class UniversalReader {
     for (const PickleValue* group : groups == nullptr ? std::vector<const PickleValue*>() : groups->items) {
       if (group->kind != Kind::kDict)
         fail(path, str("a param group is ", group->describe(), "; expected a dict"));
-      checkpoint_.groups.push_back(group_options(*group, file, checkpoint_.not_read));
+      std::vector<LostValue> lost;
+      checkpoint_.groups.push_back(group_options(*group, file, lost));
+      say_lost(checkpoint_, lost);
       const PickleValue *step = group->find("step"), *members = group->find("params");
       const auto of_group = step == nullptr ? std::nullopt : count_in(*step, file);
       group_steps_.push_back(of_group);

@@ -1,10 +1,12 @@
 #include "checkpoint/formats/convert.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
 
 #include "core/check.h"
+#include "core/str.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -108,6 +110,13 @@ int64_t convert(std::span<const std::byte> from, DType from_type, std::span<std:
       return convert_from(from, from_type, to, [](float value) { return Fp16{to_fp16(value)}; });
     default: TESSERA_CHECK(false, "no conversion to ", name_of(to_type)); return 0;
   }
+}
+
+std::string rounded_to_fp32(const std::vector<std::string>& names) {
+  constexpr size_t kMost = 5;
+  return str("the precision of fp64: ", names.size(), names.size() == 1 ? " tensor is" : " tensors are",
+             " rounded to fp32: ", join(std::span(names).first(std::min(names.size(), kMost)), ", "),
+             names.size() > kMost ? ", …" : "");
 }
 
 }  // namespace tessera::checkpoint

@@ -23,6 +23,7 @@
 #include <utility>
 
 #include "checkpoint/checkpoint_error.h"
+#include "checkpoint/formats/numpy_value.h"
 #include "checkpoint/formats/pickle_names.h"
 #include "checkpoint/formats/pickle_text.h"
 #include "core/str.h"
@@ -175,11 +176,8 @@ void PickleMachine::fail_opcode() const {
     case 0x82:
     case 0x83:
     case 0x84:
-      fail("the pickle calls for an extension by its number (EXT",
-           code == 0x82   ? 1
-           : code == 0x83 ? 2
-                          : 4,
-           " at byte ", op_begin_, "), which only the program that wrote it knows; expected data");
+      fail("the pickle calls for an extension by its number (EXT", 1U << (code - 0x82), " at byte ",
+           op_begin_, "), which only the program that wrote it knows; expected data");
     case 0x97:
     case 0x98:
       fail("the pickle keeps data outside of itself (", code == 0x97 ? "NEXT_BUFFER" : "READONLY_BUFFER",
@@ -696,6 +694,12 @@ PickleValue* PickleMachine::known(string_view name, const std::vector<const Valu
   if (name == "builtins.bytes" || name == "builtins.bytearray") return bytes_of(name, all);
   if (name == "_codecs.encode") return encoded(arguments);
   if (name == "builtins.getattr") return attribute_of(arguments);
+  if (name.ends_with(".multiarray.scalar") && arguments.size() == 2)
+    if (auto scalar = numpy_scalar(*arguments[0], arguments[1]->text)) {
+      Value* value = make_text(scalar->kind, std::move(scalar->text));
+      value->integer = scalar->integer, value->number = scalar->number;
+      return value;
+    }
   if (name == "copyreg._reconstructor") return reconstructed(arguments);
   if (name == "builtins.type") {  // of None, …, NotImplemented
     if (arguments.size() != 1 || arguments[0]->kind != Kind::kNone) fail_arguments(name, "what is not None");

@@ -6,7 +6,8 @@
 // arguments and the state. So a file can say what it likes: it is only read.
 //
 // Calls that only make a value of plain data are that value: OrderedDict, defaultdict, Counter, dict, list,
-// tuple, set, frozenset, bytearray, bytes, torch.Size, and _codecs.encode(TEXT, "latin1"). Names of Python 2
+// tuple, set, frozenset, bytearray, bytes, torch.Size, _codecs.encode(TEXT, "latin1"), and numpy's scalars of
+// booleans, numbers of up to 64 bits and texts (numpy_value.h has its arrays). Names of Python 2
 // (__builtin__, copy_reg) are those of Python 3. Python 3.11 writes a member of an enum as getattr(CLASS,
 // "NAME"): it is the kGlobal "CLASS.NAME". Other versions write the call CLASS(VALUE), a kObject.
 //
@@ -29,20 +30,20 @@ namespace tessera::checkpoint {
 struct PickleValue {
   enum class Kind : uint8_t {
     kNone,
-    kBool,        ///< `integer`: 0 or 1
-    kInt,         ///< `integer`
-    kLong,        ///< an integer that 64 bits do not hold: `text` has its decimal digits
-    kFloat,       ///< `number`
-    kString,      ///< `text`, UTF-8; a lone surrogate is "\\udc80", as Python's backslashreplace writes it
-    kBytes,       ///< `text`: bytes, bytearray; also a str of Python 2 that is no UTF-8
-    kList,        ///< `items`
-    kTuple,       ///< `items`
-    kSet,         ///< `items`; `text`: "builtins.frozenset" of one, else empty
-    kDict,        ///< `items`: key, value, key, value, … in the order in which they were set; no text, number
-                  ///< or bytes is a key twice. `text`: "collections.OrderedDict", "collections.Counter" of
-                  ///< these, else empty. An OrderedDict's own attributes ("_metadata") are `state`.
-    kGlobal,      ///< `text`: "torch.float32", "collections.OrderedDict"
-    kObject,      ///< a class or function that would be called: `callable`, `arguments`, `state`, `items`
+    kBool,    ///< `integer`: 0 or 1
+    kInt,     ///< `integer`
+    kLong,    ///< an integer that 64 bits do not hold: `text` has its decimal digits
+    kFloat,   ///< `number`
+    kString,  ///< `text`, UTF-8; a lone surrogate is "\\udc80", as Python's backslashreplace writes it
+    kBytes,   ///< `text`: bytes, bytearray; also a str of Python 2 that is no UTF-8
+    kList,    ///< `items`
+    kTuple,   ///< `items`
+    kSet,     ///< `items`; `text`: "builtins.frozenset" of one, else empty
+    kDict,    ///< `items`: key, value, key, value, … in the order in which they were set; no text, number
+              ///< or bytes is a key twice. `text`: "collections.OrderedDict", "collections.Counter" of
+              ///< these, else empty. An OrderedDict's own attributes ("_metadata") are `state`.
+    kGlobal,  ///< `text`: "torch.float32", "collections.OrderedDict"
+    kObject,  ///< a class or function that would be called: `callable`, `arguments`, `state`, `items`
     kPersistent,  ///< `arguments`: what persistent_load would be given
   };
   Kind kind = Kind::kNone;

@@ -13,23 +13,6 @@ namespace {
 
 using std::string_view;
 
-void append_utf8(std::string& out, uint32_t code) {
-  const auto put = [&](uint32_t byte) { out += static_cast<char>(byte); };
-  if (code < 0x80) return put(code);
-  if (code < 0x800) {
-    put(0xc0 | code >> 6);
-  } else {
-    if (code < 0x10000) {
-      put(0xe0 | code >> 12);
-    } else {
-      put(0xf0 | code >> 18);
-      put(0x80 | (code >> 12 & 0x3f));
-    }
-    put(0x80 | (code >> 6 & 0x3f));
-  }
-  put(0x80 | (code & 0x3f));
-}
-
 void append_surrogate(std::string& out, uint32_t code) {
   constexpr char kDigits[] = "0123456789abcdef";
   out += "\\u";
@@ -48,6 +31,23 @@ std::optional<uint32_t> number_of_digits(string_view text, size_t digits, int ba
 }
 
 }  // namespace
+
+void append_utf8(std::string& out, uint32_t code) {
+  const auto put = [&](uint32_t byte) { out += static_cast<char>(byte); };
+  if (code < 0x80) return put(code);
+  if (code < 0x800) {
+    put(0xc0 | code >> 6);
+  } else {
+    if (code < 0x10000) {
+      put(0xe0 | code >> 12);
+    } else {
+      put(0xf0 | code >> 18);
+      put(0x80 | (code >> 12 & 0x3f));
+    }
+    put(0x80 | (code >> 6 & 0x3f));
+  }
+  put(0x80 | (code & 0x3f));
+}
 
 std::string shown_text(string_view text) {
   const string_view first = first_characters(text, 120);

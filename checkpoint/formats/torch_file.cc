@@ -462,6 +462,24 @@ const std::filesystem::path& TorchFile::path() const { return impl_->path; }
 const PickleValue& TorchFile::root() const { return impl_->pickle->root(); }
 std::span<const std::byte> TorchFile::bytes() const { return impl_->whole(); }
 
+const char* TorchFile::unread_tensor(const PickleValue& value) {
+  const PickleValue* inner = &value;
+  for (int wrappers = 0; wrappers < kMaxWrappers && inner->kind == Kind::kObject; ++wrappers) {
+    const Builder* builder = builder_of(inner->global());
+    if (builder == nullptr) return nullptr;
+    if (builder->not_read != nullptr) return builder->not_read;
+    const std::vector<const PickleValue*>& given = inner->arguments->items;
+    const bool from_type = builder->name.find("_rebuild_from_type") != string_view::npos;
+    if (from_type && !given.empty())  // (function, class, arguments, state)
+      if (const Builder* called = builder_of(given[0]->global());
+          called != nullptr && called->not_read != nullptr)
+        return called->not_read;
+    if (from_type || given.empty()) return nullptr;
+    inner = given[0];  // of a parameter
+  }
+  return nullptr;
+}
+
 std::optional<TorchTensor> TorchFile::tensor(const PickleValue& value) const {
   if (value.kind != Kind::kObject) return std::nullopt;
   string_view name = value.global();

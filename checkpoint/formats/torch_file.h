@@ -60,6 +60,9 @@ class TorchFile {
   /// one). nullopt: the value is something else. Throws CheckpointError for a tensor that cannot be: outside
   /// of its storage, with a stride or size below 0, of an unknown type, sparse, quantized, on "meta".
   std::optional<TorchTensor> tensor(const PickleValue& value) const;
+  /// What a value is, "a sparse tensor", where tensor() would throw because it reads none of that kind. Null:
+  /// something else. Such a value may be left out, where one that is damaged may not.
+  static const char* unread_tensor(const PickleValue& value);
   /// Reads the whole file, and compares the CRC-32 of each entry of the archive. False: the file has none,
   /// because it is of the legacy format, or torch.serialization.set_crc32_options(False) was set. Throws
   /// CheckpointError naming the entry that is damaged.

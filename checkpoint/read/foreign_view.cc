@@ -31,8 +31,10 @@ std::optional<int64_t> schedule_steps(const ForeignCheckpoint& source) {
     return found->get<int64_t>();
   };
   if (const auto last = number("last_batch_iteration"))
-    return std::max<int64_t>(0, *last + 1);                                        // DeepSpeed's
-  if (const auto last = number("last_epoch")) return std::max<int64_t>(0, *last);  // torch's
+    return std::max<int64_t>(0, *last + 1);  // DeepSpeed's
+  // torch's. ReduceLROnPlateau counts metrics.
+  if (source.lr_scheduler->contains("num_bad_epochs")) return std::nullopt;
+  if (const auto last = number("last_epoch")) return std::max<int64_t>(0, *last);
   return std::nullopt;
 }
 
@@ -47,14 +49,25 @@ void settle_counts(ForeignCheckpoint& source) {
     source.global_steps = updates;
     source.global_samples.reset();
   }
-  const int64_t applied =
-      updates > 0 ? updates : source.global_steps.value_or(0) - source.skipped_steps.value_or(0);
+  if (source.may_count_in_epoch && updates == 0 && source.global_steps) {
+    const std::optional<int64_t> steps = schedule_steps(source);
+    const bool is_less = steps && *steps > *source.global_steps;
+    source.not_read.push_back(
+        str("steps: ", *source.global_steps, ", beside an epoch, of which alone they may be",
+            is_less ? str(": the schedule has counted ", *steps, ", which are taken") : ""));
+    if (is_less) source.global_steps = steps;
+  }
+  // The wrappers of DeepSpeed for fp16 and bf16 update once when they are made, so that the optimizer has
+  // counted one more. Its own counts are those of the schedule.
+  const int64_t counted = source.global_steps.value_or(0) - source.skipped_steps.value_or(0);
+  const int64_t applied = updates > 0 && !source.skipped_steps ? updates : counted;
   const bool is_deepspeeds = source.lr_scheduler && source.lr_scheduler->contains("last_batch_iteration");
   if (const auto steps = schedule_steps(source);
       steps && !is_deepspeeds && applied > 0 && *steps != applied) {
-    source.not_read.push_back(str("lr_scheduler: it is at ", *steps, " and the optimizer at ", applied,
-                                  " updates, so that it does not step with each; a schedule goes on at ",
-                                  applied));
+    source.lose(
+        LostValue::Kind::kSchedule, "last_epoch",
+        str("lr_scheduler: it is at ", *steps, " and the optimizer at ", applied,
+            " updates, so that it does not step with each; one of the configuration goes on at ", applied));
     source.lr_scheduler.reset();
   }
 }
@@ -128,6 +141,7 @@ ForeignView::ForeignView(ForeignCheckpoint source) : source_(std::move(source)),
                                 "'; expected letters, digits and _"));
   SavedLayout& layout = manifest_.layout;
   std::vector<DatasetRecord> datasets;
+  std::vector<std::string> rounded;
   for (const ForeignParameter& parameter : source_.parameters) {
     const int unit = layout.num_units();
     // Without states nothing tells what was trained.
@@ -143,17 +157,22 @@ ForeignView::ForeignView(ForeignCheckpoint source) : source_(std::move(source)),
                                  .offset = 0});
     const std::vector<int64_t> flat = {parameter.weights.numel()};
     add(datasets, weights_dataset(layout, unit), &parameter.weights, layout.weights_type(unit), flat);
+    if (parameter.weights.type == DType::kFloat64 && layout.weights_type(unit) == DType::kFloat32)
+      rounded.push_back(parameter.name);
     if (!trainable) continue;
     for (const std::string& name : manifest_.state_names) {
       const auto state = parameter.states.find(name);
       add(datasets, state_dataset(name, unit), state == parameter.states.end() ? nullptr : &state->second,
           DType::kFloat32, flat);
+      if (state != parameter.states.end() && state->second.type == DType::kFloat64)
+        rounded.push_back(str(name, " of ", parameter.name));
     }
   }
   for (const auto& [name, tensor] : source_.buffers) {
     manifest_.tensors.push_back({.name = name, .dataset = tensor_dataset(name)});
     add(datasets, manifest_.tensors.back().dataset, &tensor, tensor.type, tensor.shape);
   }
+  if (!rounded.empty()) source_.not_read.push_back(rounded_to_fp32(rounded));
   FileRecord file{.name = source_.path.filename().string(), .bytes = 0, .block_hashes = {}, .datasets = {}};
   if (!datasets.empty()) file.bytes = datasets.back().offset + datasets.back().bytes;
   file.datasets = DatasetList(std::move(datasets));

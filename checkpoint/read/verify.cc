@@ -95,12 +95,19 @@ int64_t num_nonfinite(std::span<const std::byte> bytes, DType type) {
   }
 }
 
-/// Of another program's checkpoint: all elements can be read. Their places were checked when it was opened.
+/// Of another program's checkpoint: the checksums of torch.save's archives are as saved, and all elements can
+/// be read. Their places were checked when it was opened.
 VerifyReport verify_foreign(const Checkpoint& checkpoint,
                             const std::function<void(int64_t, int64_t)>& progress) {
   VerifyReport report;
   report.num_files = static_cast<int64_t>(checkpoint.foreign()->files.size());
   report.by_file.emplace_back();
+  const ForeignCheckpoint& foreign = *checkpoint.foreign();
+  for (size_t i = 0; i < foreign.archives.size(); ++i) try {
+      report.num_archives += check_archives(foreign, i, foreign.archives.size());
+    } catch (const Error& error) {
+      report.problems.emplace_back(error.what());
+    }
   const FileRecord& file = checkpoint.manifest().files[0];
   std::vector<std::byte> buffer;
   for (const DatasetRecord& dataset : file.datasets) {
@@ -116,9 +123,9 @@ VerifyReport verify_foreign(const Checkpoint& checkpoint,
       }
     } catch (const Error& error) {
       report.problems.push_back(str(dataset.name, ": ", error.what()));
-      report.by_file[0] = report.problems[0];
     }
   }
+  if (!report.ok()) report.by_file[0] = report.problems[0];
   return report;
 }
 

@@ -19,7 +19,7 @@ using Identity = std::pair<dev_t, ino_t>;
 
 /// Device and inode of a path. A failed rename may have taken effect, so undo() compares these.
 std::optional<Identity> identity(const fs::path& path) {
-  struct stat status{};
+  struct stat status {};
   if (::lstat(path.c_str(), &status) != 0) return std::nullopt;
   return Identity{status.st_dev, status.st_ino};
 }
@@ -88,6 +88,15 @@ class Publisher {
 };
 
 }  // namespace
+
+std::vector<fs::path> missing_folders(const fs::path& directory) {
+  std::vector<fs::path> missing;
+  std::error_code error;
+  for (fs::path next = fs::absolute(directory); !fs::exists(next, error) && next.has_relative_path();
+       next = next.parent_path())
+    if (next.has_filename()) missing.push_back(next);
+  return missing;
+}
 
 void publish(const Publication& publication, const Disk& disk) {
   Publisher publisher(publication, disk);

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "core/files/disk.h"
 
@@ -15,6 +16,9 @@ struct Publication {
   std::string temporary;  ///< name of the finished, synced folder within `directory`
   bool latest = true;     ///< whether `latest` names it from now on
 };
+
+/// The folders that create_directories(directory) would create, innermost first.
+std::vector<std::filesystem::path> missing_folders(const std::filesystem::path& directory);
 
 /// Renames the folder and replaces `latest`, if it is to; when it returns, the checkpoint is
 /// committed, and a replaced checkpoint has the folder's old name. On an error it undoes its changes, so that

@@ -52,16 +52,6 @@ DiskOptions without_sync(DiskOptions options) {
   return options;
 }
 
-/// The folders that create_directories(directory) would create, innermost first.
-std::vector<fs::path> missing_folders(const fs::path& directory) {
-  std::vector<fs::path> missing;
-  std::error_code error;
-  for (fs::path next = fs::absolute(directory); !fs::exists(next, error) && next.has_relative_path();
-       next = next.parent_path())
-    if (next.has_filename()) missing.push_back(next);
-  return missing;
-}
-
 /// One rank's part of a save. Used by one thread, once.
 class Save {
  public:

@@ -263,9 +263,28 @@ void bind_deferred_model(py::module_& module) {
 /// LoadedCheckpoint::saved_by.
 std::tuple<std::string, std::string, std::vector<std::string>, std::string> load_checkpoint(
     PyEngine& self, const std::string& directory, const std::string& tag, bool strict,
-    bool load_optimizer_states, bool load_lr_scheduler_states, bool load_module_only,
-    const std::vector<std::vector<std::string>>& optimizer_groups) {
+    bool load_optimizer_states, bool load_lr_scheduler_states, bool load_module_only, bool allow_partial_load,
+    const std::vector<std::vector<std::string>>& optimizer_groups, const py::function& not_taken_over) {
   LoadOptions options;
+  options.allow_partial_load = allow_partial_load;
+  options.not_taken_over = [&](const nlohmann::json& client_state, int64_t schedule_steps,
+                               const std::vector<checkpoint::LostValue>& lost) {
+    using Kind = checkpoint::LostValue::Kind;
+    std::vector<std::tuple<bool, std::string, std::string>> values;  // whether it is the schedule's
+    for (const checkpoint::LostValue& one : lost)
+      if (one.kind == Kind::kOption || one.kind == Kind::kSchedule)
+        values.emplace_back(one.kind == Kind::kSchedule, one.name, one.line);
+    const py::gil_scoped_acquire gil;
+    try {
+      return not_taken_over(client_state.dump(), schedule_steps, values).cast<std::vector<std::string>>();
+    } catch (const py::error_already_set& error) {
+      throw CheckpointError(error.what());
+    }
+  };
+  options.partial_advice =
+      "allow_partial_load=True goes on without, load_optimizer_states=False and "
+      "load_lr_scheduler_states=False "
+      "leave all of theirs as it is";
   options.optimizer_groups = optimizer_groups;
   options.strict = strict;
   options.load_optimizer_states = load_optimizer_states;
@@ -621,7 +640,8 @@ void bind_engine(py::module_& module) {
            py::arg("save_latest"), py::arg("exclude_frozen_parameters"), ReleaseGil())
       .def("load_checkpoint", &load_checkpoint, py::arg("directory"), py::arg("tag"), py::arg("strict"),
            py::arg("load_optimizer_states"), py::arg("load_lr_scheduler_states"), py::arg("load_module_only"),
-           py::arg("optimizer_groups"), ReleaseGil())
+           py::arg("allow_partial_load"), py::arg("optimizer_groups"), py::arg("not_taken_over"),
+           ReleaseGil())
       .def("finish_checkpoint", &PyEngine::finish_checkpoint, ReleaseGil())
       // numbers
       .def_property_readonly("global_steps", &PyEngine::global_steps)

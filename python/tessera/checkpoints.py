@@ -5,7 +5,10 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from tessera import _engine, arguments, comm, json_values
+from tessera.lr_scheduler import needs_arguments
 from tessera.optimizer_groups import first_names
 
 # Keys of the client state of a checkpoint that are the package's own.
@@ -16,6 +19,7 @@ _SAMPLES = "tessera.global_samples"
 _ENCODING = "tessera.encoding"  # 1: values are encoded by json_values.py; absent: they are plain JSON
 
 _MAX_LISTED = 20
+_OF_SOME_VERSIONS = {"_get_lr_called_within_step", "_is_initial", "verbose"}  # attributes of torch's schedulers that say nothing
 
 
 def save(engine: Any, save_dir: Any, tag: Any, state: Any, save_latest: bool, exclude_frozen_parameters: bool) -> str:
@@ -37,11 +41,11 @@ def save(engine: Any, save_dir: Any, tag: Any, state: Any, save_latest: bool, ex
 
 
 def load(engine: Any, load_dir: Any, tag: Any, load_module_strict: bool, load_optimizer_states: bool, load_lr_scheduler_states: bool,
-         load_module_only: bool, custom_load_fn: Callable[..., Any] | None) -> tuple[str, Any]:
+         load_module_only: bool, custom_load_fn: Callable[..., Any] | None, allow_partial_load: bool) -> tuple[str, Any]:
     """See `Engine.load_checkpoint`."""
     def prepare():
         given = {"load_module_strict": load_module_strict, "load_optimizer_states": load_optimizer_states,
-                 "load_lr_scheduler_states": load_lr_scheduler_states, "load_module_only": load_module_only}
+                 "load_lr_scheduler_states": load_lr_scheduler_states, "load_module_only": load_module_only, "allow_partial_load": allow_partial_load}
         flags = {name: arguments.flag(value, name) for name, value in given.items()}
         if custom_load_fn is not None:
             raise NotImplementedError("custom_load_fn: parameters are read from the shards of a checkpoint, and no state_dict of all is made; "
@@ -50,16 +54,21 @@ def load(engine: Any, load_dir: Any, tag: Any, load_module_strict: bool, load_op
         name = _tag_of(tag)
         return (folder_of(load_dir, "load_dir"), name or "", *flags.values()), {"tag": name, **flags}
 
-    path, text, not_loaded, saved_by = engine._engine.load_checkpoint(*comm.agreed("load_checkpoint()", prepare), _groups_of(engine))
+    taken = {}
+
+    def not_taken_over(text, schedule_steps, lost):
+        foreign = taken["state"] = _decoded(text)
+        return [*(_without_lost_schedule(engine, foreign, schedule_steps, lost) if load_lr_scheduler_states else []),
+                *(_lost_options(engine, foreign, lost, load_lr_scheduler_states) if load_optimizer_states else [])]
+
+    path, text, not_loaded, saved_by = engine._engine.load_checkpoint(*comm.agreed("load_checkpoint()", prepare), _groups_of(engine), not_taken_over)
     engine._count_again()
-    state = _decoded(text)
+    state = taken.get("state") or _decoded(text)
     if saved_by:
         _warn(engine, f"load_checkpoint(): {path} is a checkpoint of {saved_by}" + (f"; not taken over: {_listed(not_loaded)}" if not_loaded else ""))
     elif not_loaded:
         _warn(engine, f"load_checkpoint(load_module_strict=False): {path}: {_listed(not_loaded)}")
     if not load_module_only:
-        if saved_by and load_lr_scheduler_states and _SCHEDULER_STATE in state and engine._steps_lr_scheduler:
-            _check_schedule(engine, path, state)
         _load_python_state(engine, path, state, load_optimizer_states, load_lr_scheduler_states)
     engine.optimizer.pull()
     engine._module_state.finish_load()
@@ -107,29 +116,74 @@ def _decoded(text):
     return {key: json_values.decode(value) for key, value in state.items()} if _ENCODING in state else state
 
 
-def _check_schedule(engine, path, state):
-    """Takes the state of another program's scheduler out of `state`, if it is not one of this class."""
-    own = engine.lr_scheduler.state_dict()
-    saved = state[_SCHEDULER_STATE] = _with_keys_as(state[_SCHEDULER_STATE], own)
-    if isinstance(saved, dict) and saved.keys() >= own.keys() - {"_get_lr_called_within_step", "_is_initial"} and \
-            saved.get("last_epoch", engine._engine.schedule_steps) == engine._engine.schedule_steps:
-        return
-    del state[_SCHEDULER_STATE]
-    _warn(engine, f"{path} has the state of another scheduler than {type(engine.lr_scheduler).__name__}, or of one that does not step with each "
-                  f"update: expected its steps to be {engine._engine.schedule_steps}")
+def _without_lost_schedule(engine, state, steps, lost):
+    """Makes of the saved state of a scheduler in `state` what the engine's takes over, or takes it out. Returns why it is not whole, a line
+    each. `steps`: the updates that the checkpoint's schedule has counted."""
+    unread = [line for of_schedule, _, line in lost if of_schedule]
+    if engine.lr_scheduler is None:  # the loop steps its own
+        return []
+    if not engine._steps_lr_scheduler or _SCHEDULER_STATE not in state:
+        return unread
+    scheduler = engine.lr_scheduler
+    kind, own = type(scheduler).__name__, scheduler.state_dict()
+    saved, missing = _with_own(state[_SCHEDULER_STATE], own, bool(unread))
+    is_torchs = type(scheduler).__module__ == torch.optim.lr_scheduler.__name__
+    others = [key for key in saved if key not in own and key not in _OF_SOME_VERSIONS] if is_torchs and isinstance(saved, dict) else []
+    if not isinstance(saved, dict) or others or (missing and not unread):
+        what = f"it has {', '.join(map(str, others[:3]))}" if others else f"it has no {missing[0]}" if missing else "it is no dict"
+        del state[_SCHEDULER_STATE]
+        return [*unread, f"lr_scheduler: the state of another scheduler than {kind}: {what}"]
+    found = saved.get("last_epoch", steps)
+    if not needs_arguments(scheduler) and found != steps:
+        del state[_SCHEDULER_STATE]
+        return [*unread, f"lr_scheduler: it is at {found!r:.60}; expected {steps}, a step with each update"]
+    state[_SCHEDULER_STATE] = saved
+    return unread if missing else []
 
 
-def _with_keys_as(saved, own):
-    """The state of a scheduler, in which the keys of dicts are numbers where its own have such: torch.distributed.checkpoint makes texts of
-    those, as of MultiStepLR's milestones."""
-    if not isinstance(saved, dict):
-        return saved
+def _with_own(saved, own, deep, path=""):
+    """A saved state with the values of `own` where it has none, and their names. Inside of other values than schedulers' states it is looked at
+    where `deep`. Keys of dicts are numbers where its own have such: torch.distributed.checkpoint makes texts of those, as of MultiStepLR's
+    milestones."""
+    if isinstance(own, list) and isinstance(saved, list) and len(own) == len(saved):
+        pairs = [_with_own(value, like, deep, f"{path}[{i}].") for i, (value, like) in enumerate(zip(saved, own))]
+        return [value for value, _ in pairs], [name for _, names in pairs for name in names]
+    if not isinstance(own, dict) or not isinstance(saved, dict):
+        return saved, []
+    if own and all(type(key) is int for key in own):
+        by_text = type(saved) is dict and all(str(key).isdecimal() for key in saved)
+        return type(own)({int(key): value for key, value in saved.items()}) if by_text else saved, []
+    missing = [path + str(key) for key in own if key not in saved and key not in _OF_SOME_VERSIONS]
+    merged = type(saved)(own if missing else ())
+    for key, value in saved.items():
+        like = own.get(key)
+        of_numbers = isinstance(like, dict) and like and all(type(one) is int for one in like)
+        merged[key], names = _with_own(value, like, deep, f"{path}{key}") if deep or of_numbers or key == "_schedulers" else (value, [])
+        missing += names
+    return merged, missing
 
-    def converted(value, like):
-        is_other = isinstance(like, dict) and like and type(value) is dict and all(type(key) is int for key in like)
-        return type(like)({int(key): item for key, item in value.items()}) if is_other and all(str(key).isdecimal() for key in value) else value
 
-    return {key: converted(value, own.get(key)) for key, value in saved.items()}
+def _lost_options(engine, state, lost, with_schedule):
+    """What of param groups cannot be taken over, a line each. Takes out the groups of another number."""
+    groups, own = state.get(_GROUPS_STATE, []), engine.optimizer.values()
+    if groups and len(groups) != len(own):
+        del state[_GROUPS_STATE]
+        return [f"{len(groups)} param groups, and the optimizer has {len(own)}: their rates and other values"]
+    known = {key for group in own for key in group}
+    if engine.lr_scheduler is not None and (not with_schedule or not engine._steps_lr_scheduler or _rates_of(state, len(own))):
+        known -= {"lr", "initial_lr"}  # a schedule's, which has them or is asked to stay
+    lines = [line for of_schedule, name, line in lost if not of_schedule and (not name or name in known)]
+    if any(not name for of_schedule, name, _ in lost if not of_schedule):
+        state.pop(_GROUPS_STATE, None)
+    return lines
+
+
+def _rates_of(state, count):
+    """The rates that a saved scheduler has set last, of as many groups; else none."""
+    saved = state.get(_SCHEDULER_STATE)
+    rates = saved.get("_last_lr") if isinstance(saved, dict) else None
+    are_numbers = isinstance(rates, list) and all(isinstance(rate, numbers.Real) for rate in rates)
+    return rates if are_numbers and len(rates) == count else []
 
 
 def _load_python_state(engine, path, state, with_optimizer, with_schedule):
@@ -137,6 +191,8 @@ def _load_python_state(engine, path, state, with_optimizer, with_schedule):
     if with_optimizer:
         with_rates = with_schedule or engine.lr_scheduler is None  # without a schedule of the engine's a rate is the optimizer's
         groups = [{key: value for key, value in group.items() if key != "lr" or with_rates} for group in state.get(_GROUPS_STATE, [])]
+        if with_schedule and engine._steps_lr_scheduler:  # of a checkpoint that has them nowhere else
+            groups = [{"lr": rate, **group} for group, rate in zip(groups, _rates_of(state, len(groups)))] or groups
         if groups and len(groups) != len(optimizer.values()):
             _warn(engine, f"{path} has {len(groups)} param groups, and the optimizer {len(optimizer.values())}: their hyper-parameters stay")
         optimizer.load_values(groups)
@@ -144,7 +200,7 @@ def _load_python_state(engine, path, state, with_optimizer, with_schedule):
         if _SCHEDULER_STATE in state:
             engine.lr_scheduler.load_state_dict(state[_SCHEDULER_STATE])
         else:
-            _warn(engine, f"{path} has no state of a scheduler: the one of initialize(lr_scheduler=) goes on where it is")
+            _warn(engine, f"{path} has no state of a scheduler that is taken over: the one of initialize(lr_scheduler=) goes on where it is")
     if _LOADER_STATE in state and hasattr(engine.training_dataloader, "load_state_dict"):
         engine.training_dataloader.load_state_dict(state[_LOADER_STATE])
     engine._set_global_samples(state.get(_SAMPLES, engine.global_steps * engine.train_batch_size()))

@@ -455,7 +455,7 @@ class Engine(EngineProperties, StepsScheduler):
 
     def load_checkpoint(self, load_dir: str | Path, tag: str | int | Path | None = None, load_module_strict: bool = True,
                         load_optimizer_states: bool = True, load_lr_scheduler_states: bool = True, load_module_only: bool = False,
-                        custom_load_fn: Callable[..., Any] | None = None) -> tuple[str, Any]:
+                        custom_load_fn: Callable[..., Any] | None = None, *, allow_partial_load: bool = False) -> tuple[str, Any]:
         """Load LOAD_DIR/TAG, saved with any stage, number of ranks and precision. Collective.
 
         Parameters
@@ -474,6 +474,9 @@ class Engine(EngineProperties, StepsScheduler):
             Parameters and buffers alone; counters, optimizer, schedule and random numbers stay.
         custom_load_fn : None
             DeepSpeed's; a function is refused.
+        allow_partial_load : bool
+            Of another program's checkpoint. False: a schedule's state, a rate or moments that it has and that cannot be taken over are a
+            CheckpointError that names them. True: they are a warning, and the engine's own are used.
 
         Returns
         -------
@@ -490,7 +493,7 @@ class Engine(EngineProperties, StepsScheduler):
             Ranks gave different arguments.
         """
         return checkpoints.load(self, load_dir, tag, load_module_strict, load_optimizer_states, load_lr_scheduler_states, load_module_only,
-                                custom_load_fn)
+                                custom_load_fn, allow_partial_load)
 
     def finish_checkpoint(self) -> None:
         """Wait for an asynchronous save. Raises the last save's CheckpointError, once and the same on all ranks."""

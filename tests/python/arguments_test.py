@@ -123,7 +123,7 @@ class Signatures(unittest.TestCase):
         engine = tessera.deepspeed.DeepSpeedEngine
         self.assertEqual(names(engine.save_checkpoint), ["save_dir", "tag", "client_state", "save_latest", "exclude_frozen_parameters"])
         self.assertEqual(names(engine.load_checkpoint), ["load_dir", "tag", "load_module_strict", "load_optimizer_states", "load_lr_scheduler_states",
-                                                         "load_module_only", "custom_load_fn"])
+                                                         "load_module_only", "custom_load_fn", "allow_partial_load"])
         self.assertEqual(names(engine.save_16bit_model), ["save_dir", "save_filename", "exclude_frozen_parameters"])
         self.assertEqual(inspect.signature(engine.save_16bit_model).parameters["save_filename"].default, "pytorch_model.bin")
         self.assertEqual(names(engine.backward), ["loss", "retain_graph", "scale_wrt_gas"])

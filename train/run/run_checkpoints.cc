@@ -363,9 +363,11 @@ Position RunCheckpoints::resume(const RestartFrom& restart) {
                         "; expected one, or a new start with --set trainer.overwrite_output_dir=true"));
 }
 
-void RunCheckpoints::begin_from(const fs::path& source, const std::string& tag) {
+void RunCheckpoints::begin_from(const fs::path& source, const std::string& tag, bool allow_partial_load) {
   LoadOptions options;
   options.advice = kAdvice;
+  options.allow_partial_load = allow_partial_load;
+  options.partial_advice = "--allow-partial-load goes on without";
   const LoadedCheckpoint loaded = engine_.load_checkpoint(source.string(), tag, options);
   resumed_from_ = loaded.path;
   for (const std::string& line : loaded.not_loaded) log_.warning(str(loaded.path, ": ", line));

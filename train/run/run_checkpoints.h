@@ -126,7 +126,7 @@ class RunCheckpoints {
   /// Collective. Loads what another program than `tessera train` has saved: weights, optimizer states, steps,
   /// the place in the schedule, loss scale. Options of optimizer and schedule are the configuration's. Says
   /// in a warning each what could not be taken over. Throws CheckpointError.
-  void begin_from(const std::filesystem::path& source, const std::string& tag);
+  void begin_from(const std::filesystem::path& source, const std::string& tag, bool allow_partial_load);
   /// Collective, after resume(), of a run that has done all of its steps: verifies the best checkpoint, whose
   /// weights are still to be loaded. One that is damaged is no longer the best, and a warning says so: else
   /// each restart would fail at the end as the one before.

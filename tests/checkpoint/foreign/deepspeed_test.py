@@ -10,6 +10,7 @@ import types
 import unittest
 from collections import Counter, OrderedDict
 
+import numpy as np
 import torch
 from trainers_testing import TrainersTest, bits, decoded
 
@@ -100,6 +101,17 @@ class Run:
             groups.append({**own, "params": members})
         return {"state": state, "param_groups": groups}
 
+    def slices(self, group, part, rank):
+        """The elements of a rank's part that are a parameter's, as get_hp_fragment_mapping counts them: without padding behind parameters."""
+        found, offset = OrderedDict(), 0
+        for name in group:
+            numel = self.values["fp32"][name].numel()
+            begin, end = max(offset, rank * part), min(offset + numel, (rank + 1) * part)
+            if begin < end:
+                found[name] = made(fragment_address, start=begin - rank * part, numel=end - begin)
+            offset += numel
+        return found
+
     def zero12(self, rank, kind="plain", behind=None):
         """The optimizer's file of a rank at stages 1 and 2."""
         masters = [self.partitions("fp32", group, pad) for group, pad in zip(GROUPS, behind or [None, None], strict=True)]
@@ -114,7 +126,7 @@ class Run:
                "dynamic_loss_scale": True, "overflow": False, "clip_grad": 0.0, "base_optimizer_state": self.torch_state([[one] for one in states]),
                "single_partition_of_fp32_groups": [lean(part[rank], padding) for part, padding in zip(masters, paddings, strict=True)],
                "zero_stage": 2, "group_paddings": paddings, "partition_count": [self.world, self.world], "ds_version": "0.14.5",
-               "param_slice_mappings": [OrderedDict((name, made(fragment_address, start=0, numel=1)) for name in group) for group in GROUPS]}
+               "param_slice_mappings": [self.slices(group, part[0].numel(), rank) for group, part in zip(GROUPS, masters, strict=True)]}
         if behind:
             own["param_alignment_paddings"] = behind
         if kind == "elastic":
@@ -294,6 +306,37 @@ class DeepSpeed(TrainersTest):
         apart = [[{key: run.values[key][name] for key in STATES} for name in group] for group in GROUPS]
         self.assert_is(self.read("deepspeed", self.stage_0(run, run.torch_state(apart))), run)
 
+    def test_values_that_cannot_be_read_leave_the_others(self):
+        """Of a schedule, of the optimizer's states and options, of the client state; numpy's numbers are read."""
+        numpy_values = {"base_lrs": [np.float64(0.5), np.float32(0.25)], "last_epoch": np.int64(11), "done": np.bool_(True), "half": np.float16(1.5),
+                        "big": np.frombuffer(np.array([2.5], ">f8").tobytes(), ">f8")[0], "many": np.uint64(7), "zero": np.array(3.5), "name": np.str_("é")}
+        schedule = {**numpy_values, "table": np.arange(6, dtype=">i4").reshape(2, 3).T, "code": types.SimpleNamespace(a=1), "inner": {"code": [1, 2j], "gamma": 0.5},
+                    "sparse": torch.eye(2).to_sparse()}
+        run = Run(2)
+        files = self.zero12_files(run, lr_scheduler=schedule, extra=np.float64(1.25))
+        for rank in range(2):
+            state = files[f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"]["optimizer_state_dict"]["base_optimizer_state"]
+            state["param_groups"][0].update(lr=np.float64(0.1), why=types.SimpleNamespace(a=1), decay=np.array([0.5, 0.25]))
+            state["state"][0].update(step=np.int64(run.steps), sparse=torch.eye(2).to_sparse(), code=2j)
+        for protocol in (2, 5):
+            with self.subTest(protocol=protocol):
+                root = self.folder_of(files)
+                for name, content in files.items():
+                    torch.save(content, root / "global_step14" / name, pickle_protocol=protocol)
+                answer = self.read("deepspeed", root)
+                found = decoded(answer["lr_scheduler"])
+                table = found.pop("table")
+                self.assertEqual(table.tolist(), schedule["table"].tolist())
+                self.assertEqual(found, {key: value.item() if hasattr(value, "item") else value for key, value in numpy_values.items()} | {"inner": {"gamma": 0.5}})
+                self.assertEqual((answer["groups"][0]["lr"], answer["groups"][0]["decay"], answer["client_state"]["extra"]), (0.1, [0.5, 0.25], 1.25))
+                self.assertEqual(set(answer.steps.values()), {run.steps})
+                self.assertEqual(bits(answer.states["gain"]["exp_avg"]), bits(run.values["exp_avg"]["gain"]))
+                self.assertEqual({(one["kind"], one["name"]) for one in answer["lost"]},
+                                 {("schedule", "lr_scheduler"), ("option", "why"), ("state", "sparse"), ("state", "code")})
+                for word in ("lr_scheduler.code: types.SimpleNamespace", "lr_scheduler.inner.code[1]: builtins.complex", "lr_scheduler.sparse: a sparse tensor",
+                             "option why: types.SimpleNamespace", "'sparse': a sparse tensor"):
+                    self.assertTrue(any(word in line for line in answer["not_read"]), (word, answer["not_read"]))
+
     def universal(self, run, stage):
         """As ds_to_universal.py writes it: stage 3 has flat tensors and no steps beside them."""
         files = {}
@@ -377,6 +420,32 @@ class DeepSpeed(TrainersTest):
         without(lambda at: (at / "expp_rank_0_mp_rank_00_optim_states.pt").touch(), "mixture of experts")
         without(lambda at: [(at / name.format(rank)).unlink() for rank in range(3)], "has no optimizer's files")
         without(lambda at: (at / name.format(1)).write_bytes((at / name.format(1)).read_bytes()[:-500]), name.format(1))
+
+    def test_a_file_copied_over_another(self):
+        """The parts of all ranks are as long as each other: what is in the files tells. Of one parameter alone the mappings are equal, too."""
+        one = {"embed.weight": (12, 4)}
+        for stage, shapes in ((2, None), (2, one), (3, None)):
+            with self.subTest(stage=stage, shapes=shapes):
+                run = Run(2)
+                files = self.zero3_files(run) if stage == 3 else self.zero12_files(run)
+                if shapes:
+                    for rank in range(2):
+                        own = files[f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"]["optimizer_state_dict"]
+                        own["single_partition_of_fp32_groups"] = [torch.randn(24)]
+                        own["base_optimizer_state"] = run.torch_state([[{key: torch.randn(24) for key in STATES}]], OPTIONS[:1])
+                        own["param_slice_mappings"] = [{"embed.weight": made(fragment_address, start=0, numel=24)}]
+                        own["group_paddings"], own["partition_count"] = [0], [2]
+                    files["mp_rank_00_model_states.pt"]["param_shapes"] = [OrderedDict(shapes)]
+                    files["mp_rank_00_model_states.pt"]["module"] = {"embed.weight": torch.randn(12, 4).bfloat16()}
+                    files["mp_rank_00_model_states.pt"].update(buffer_names=[], shared_params={}, frozen_param_shapes=None, frozen_param_fragments=None)
+                first, second = sorted(name for name in files if "optim_states" in name)
+                self.read("deepspeed", self.folder_of(files))
+                self.assert_refused("deepspeed", self.folder_of({**files, second: files[first]}), second, "has the same fp32 masters as", "copy the checkpoint again")
+        files = self.zero12_files(Run(2))
+        own = Run(2).zero12(0)  # of another run
+        own["optimizer_state_dict"]["single_partition_of_fp32_groups"] = [part + 1 for part in own["optimizer_state_dict"]["single_partition_of_fp32_groups"]]
+        name = "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+        self.assert_refused("deepspeed", self.folder_of({**files, name: own}), name, "param_slice_mappings", "it is the file of rank 0")
 
     def test_files_of_two_checkpoints(self):
         run, later = Run(2), Run(2)

@@ -307,6 +307,24 @@ class Distributed(TrainersTest):
         found = self.read("distributed", self.save_alone({"model": model.state_dict()}, single_file_per_rank=False))
         self.assert_same(found.entries(), model.state_dict())
 
+    def test_counts_and_schedules_in_dicts(self):
+        """Of an optimizer that does not count. A dict around all has its values beside the model, one of counts has an epoch; options have others."""
+        model = nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        both = {"model": get_model_state_dict(model), "optim": get_optimizer_state_dict(model, optimizer)}
+        schedule = {"last_epoch": 9, "_step_count": 10}
+        for name, state in {"app": {"app": {**both, "epoch": 4, "step": 9, "scheduler": schedule}},
+                            "state": {"state": {**both, "epoch": 4, "global_step": 9, "scheduler": schedule}},
+                            "counts": {**both, "progress": {"epoch": 4, "iteration": 9}, "args": {"steps": 100}, "scheduler": schedule},
+                            "train_state": {**both, "train_state": {"epoch": 4, "step": 9}, "epoch": 4, "lr_scheduler": schedule}}.items():
+            with self.subTest(name):
+                found = self.read("distributed", self.save_alone(state))
+                self.assertEqual((found["global_steps"], found["lr_scheduler"]), (9, schedule))
+                self.assertEqual(sorted(found.states), ["bias", "weight"])
+                self.assertNotIn("steps", [key for key in found["client_state"] if key != "args"])
+
     def test_a_model_whose_module_is_called_state(self):
         model = nn.ModuleDict({"state": nn.Linear(2, 3), "optim": nn.Linear(3, 2)})
         found = self.read("distributed", self.save_alone({"model": model.state_dict()}))

@@ -2,6 +2,7 @@
 
 The path of the command comes from ctest, TESSERA, beside TRAINERS_TOOL. Runs with the Python of .deps/venv.
 """
+import fcntl
 import os
 import re
 import shlex
@@ -128,6 +129,72 @@ class MigratingTest(TrainersTest):
             with self.assertRaisesRegex(AssertionError, "1 elements of fp64 are too large for fp32"):
                 tessera(self.folder, "consolidate", "wide.pt", "model.safetensors", "--dtype", dtype)
             self.assertFalse((self.folder / "model.safetensors").exists())
+
+    def test_numbers_of_fp64_that_are_rounded_are_said(self):
+        torch.save({"w": torch.ones(2, dtype=torch.float64), "b": torch.ones(2)}, self.folder / "wide.pt")
+        for target in ("tessera", "safetensors", "dcp"):
+            self.assertIn("the precision of fp64: 1 tensor is rounded to fp32: w\n", tessera(self.folder, "convert", "wide.pt", f"out_{target}", "--to", target))
+        torch.save({"w": torch.ones(2)}, self.folder / "narrow.pt")
+        self.assertNotIn("fp64", tessera(self.folder, "convert", "narrow.pt", "out_narrow", "--to", "tessera"))
+
+    def assert_fails(self, *arguments):
+        """Returns the only line of the error."""
+        result = subprocess.run([os.environ["TESSERA"], *map(str, arguments)], cwd=self.folder, capture_output=True, check=False)
+        self.assertEqual(result.returncode, 1, result)
+        self.assertEqual(result.stderr.count(b"\n"), 1, result)
+        self.assertNotIn(b"\0", result.stderr)
+        return result.stderr.decode()
+
+    def test_checksums(self):
+        """One byte of a tensor, of each format that is made of torch.save's archives."""
+        model, optimizer = trainer_test.trained()
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save(state, self.folder / "one.pt")
+        (self.folder / "hf").mkdir()
+        torch.save(model.state_dict(), self.folder / "hf" / "pytorch_model.bin")
+        (self.folder / "hf" / "config.json").write_text("{}")
+        dcp.save({"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}, checkpoint_id=self.folder / "dcp", no_dist=True)
+        with mock.patch.dict("sys.modules"):
+            import deepspeed_test
+            run, writer = deepspeed_test.Run(2), deepspeed_test.DeepSpeed()
+            writer.folder = self.folder
+            part = run.zero12(1)["optimizer_state_dict"]["single_partition_of_fp32_groups"][0]
+            writer.folder_of(writer.zero12_files(run))
+        weight = model.state_dict()[next(iter(model.state_dict()))]
+        for source, file, tensor in (("one.pt", "one.pt", weight), ("hf", "hf/pytorch_model.bin", weight), ("dcp", "dcp/__0_0.distcp", weight),
+                                     ("run", "run/global_step14/zero_pp_rank_1_mp_rank_00_optim_states.pt", part)):
+            with self.subTest(source):
+                self.assertRegex(tessera(self.folder, "inspect", source, "--verify"), r"verified: .*the CRC-32 of [1-9]\d* archives as saved")
+                data = bytearray((self.folder / file).read_bytes())
+                data[data.index(tensor.numpy().tobytes()) + 5] ^= 4
+                (self.folder / file).write_bytes(data)
+                outcome = subprocess.run([os.environ["TESSERA"], "inspect", source, "--verify"], cwd=self.folder, capture_output=True, text=True, check=False)
+                self.assertEqual(outcome.returncode, 1)
+                self.assertRegex(outcome.stdout, rf"damaged: .*{Path(file).name}.*CRC-32")
+                for words in (("convert", source, "new/out", "--to", "tessera"), ("convert", source, "new/out", "--to", "universal"),
+                              ("convert", source, "new/out", "--to", "dcp"), ("consolidate", source, "out.safetensors")):
+                    self.assertIn(Path(file).name, self.assert_fails(*words))
+                    self.assertFalse((self.folder / "new").exists())
+
+    def test_names_with_control_characters(self):
+        torch.save({"../a\0b\x1b\nc": torch.ones(2)}, self.folder / "names.pt")
+        self.assertRegex(self.assert_fails("convert", "names.pt", "out", "--to", "universal"), r"'\.\./a\\x00b\\x1b\\x0ac'.*expected a name that is one")
+        self.assertIn("../a\\x00b\\x1b\\x0ac", tessera(self.folder, "inspect", "names.pt"))
+
+    def test_two_commands_at_once(self):
+        torch.save({f"w{i}": torch.full((300, 1000), float(i)) for i in range(40)}, self.folder / "one.pt")
+        words = [os.environ["TESSERA"], "convert", "one.pt", "out", "--to", "tessera"]
+        for _ in range(3):
+            both = [subprocess.Popen(words, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+            outcomes = [(*one.communicate(), one.returncode) for one in both]
+            self.assertTrue(any(code == 0 for *_, code in outcomes), outcomes)
+            for _, error, code in outcomes:
+                self.assertTrue(code == 0 or (code == 1 and "another process is converting a checkpoint into it" in error), outcomes)
+            self.assertIn("every hash as saved", tessera(self.folder, "inspect", "out", "--verify"))
+        alone = os.open(self.folder / "out", os.O_RDONLY)
+        fcntl.flock(alone, fcntl.LOCK_EX)
+        self.assertIn("out: another process is converting a checkpoint into it; expected to be alone", self.assert_fails(*words[1:]))
+        os.close(alone)
 
     def test_models(self):
         model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=31, n_positions=16, n_embd=8, n_layer=2, n_head=2))

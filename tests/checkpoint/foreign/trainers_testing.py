@@ -2,6 +2,7 @@
 
 The path of the program comes from ctest: TRAINERS_TOOL. Runs with the Python of .deps/venv.
 """
+import base64
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ import unittest
 from collections import Counter, OrderedDict
 from pathlib import Path
 
+import numpy as np
 import torch
 
 TOOL = os.environ["TRAINERS_TOOL"]
@@ -32,6 +34,8 @@ def decoded(value):
     kind = value["$tessera"]
     if "items" in value:
         return {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}[kind]({decoded(key): decoded(item) for key, item in value["items"]})
+    if kind == "array":
+        return np.frombuffer(base64.b64decode(value["value"]), value["dtype"]).reshape(value["shape"])
     if kind == "dtype":
         return getattr(torch, value["value"])
     return {"tuple": tuple, "set": set, "frozenset": frozenset, "float": float}[kind](decoded(value["value"]))

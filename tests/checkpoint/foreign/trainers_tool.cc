@@ -62,6 +62,11 @@ json describe(const ForeignCheckpoint& found, const char* data) {
   }
   for (const auto& [name, tensor] : found.buffers) buffers[name] = writer.write(tensor);
   const auto optional = [](const auto& value) { return value ? json(*value) : json(); };
+  json lost = json::array();
+  for (const LostValue& one : found.lost) {
+    constexpr const char* kKinds[] = {"state", "other state", "option", "schedule"};
+    lost.push_back({{"kind", kKinds[static_cast<int>(one.kind)]}, {"name", one.name}});
+  }
   return {{"format", found.format},
           {"version", found.version},
           {"world_size", found.world_size},
@@ -79,6 +84,7 @@ json describe(const ForeignCheckpoint& found, const char* data) {
           {"loss_scaler", optional(found.loss_scaler)},
           {"client_state", found.client_state},
           {"not_read", found.not_read},
+          {"lost", std::move(lost)},
           {"other_states", found.other_states}};
 }
 

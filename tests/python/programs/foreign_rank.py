@@ -6,6 +6,7 @@ import subprocess
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import tessera
 import torch
 import torch.distributed.checkpoint as dcp
@@ -244,6 +245,150 @@ def schedules_whose_state_has_numbers_as_keys():
     back = FOLDER / f"steps_back_{world}"
     on_rank_0(lambda: tessera_command("convert", path, back, "--to", "dcp"))
     compare(back, "AdamW", begun("AdamW", schedule=steps), stages=(1,), schedule=steps)
+
+
+class Decay:
+    """A schedule that is an object, whose attributes its state has."""
+
+    def __init__(self):
+        self.rate, self.table = np.float32(0.25), np.linspace(1, 0.1, 2 * STEPS + 1)
+
+    def __call__(self, step):
+        return self.table[step] * (1 - self.rate)
+
+
+LR = torch.optim.lr_scheduler
+SCHEDULES = {
+    "cosine of numpy": lambda o: LR.LambdaLR(o, lambda i: 0.5 * (1 + np.cos(np.pi * i / 20))),
+    "object": lambda o: LR.LambdaLR(o, Decay()),
+    "one cycle": lambda o: LR.OneCycleLR(o, max_lr=np.float64(0.02), total_steps=3 * STEPS),
+    "sequence": lambda o: LR.SequentialLR(o, [LR.LinearLR(o, 0.5, 1.0, 3), LR.MultiStepLR(o, [1, 4], gamma=0.3)], milestones=[3]),
+    "chain": lambda o: LR.ChainedScheduler([LR.LambdaLR(o, lambda i: np.float64(0.9) ** i), LR.ExponentialLR(o, 0.95)]),
+}
+
+
+@check
+def schedules_of_many_kinds():
+    """numpy's scalars and arrays in them are data."""
+    for i, (name, schedule) in enumerate(SCHEDULES.items()):
+        source = begun("AdamW", schedule=schedule)
+        path = save_both_ways(name.replace(" ", "_"), source)[i % 2]
+        said = compare(path, "AdamW", source, stages=(i % 4,), schedule=schedule)
+        assert "schedule" not in said and "lr" not in said, (name, said)
+
+
+def deepspeed_folder(kind, source):
+    """What DeepSpeed writes of a run with fp32 and no ZeRO ("plain"), with fp16 ("flat", where its wrapper has updated once more), and with
+    the elastic checkpoints of stage 2, on one rank."""
+    model, optimizer, scheduler, _ = source
+    folder = FOLDER / f"ds_{kind}_{world}" / "global_step5"
+    state, names = optimizer.state_dict(), {id(p): name for name, p in model.named_parameters()}
+    groups = [group["params"] for group in optimizer.param_groups]
+
+    def flat(values):
+        return torch.cat([value.detach().reshape(-1) for value in values])
+
+    moments = [{key: flat(optimizer.state[p][key] for p in group) for key in ("exp_avg", "exp_avg_sq")} for group in groups]
+    options = [{key: value for key, value in group.items() if key != "params"} for group in state["param_groups"]]
+    file = {"module": model.state_dict(), "buffer_names": [name for name, _ in model.named_buffers()], "optimizer": state if kind == "plain" else None,
+            "param_shapes": None, "shared_params": {"tied.weight": "again.weight"}, "lr_scheduler": scale(scheduler), "skipped_steps": 0,
+            "global_steps": STEPS, "dp_world_size": 1, "mp_world_size": 1, "ds_config": {}, "ds_version": "0.19.8"}
+    zero = {}
+    if kind == "flat":
+        for one in optimizer.state.values():
+            one["step"] += 1
+        for p in model.frozen.parameters():  # has no master
+            p.copy_(p.half())
+        file["module"] = {name: value.half().contiguous() if value.is_floating_point() else value for name, value in model.state_dict().items()}
+        file["module"].update((name, value) for name, value in model.named_buffers())
+        inner = {"state": {i: {"step": torch.tensor(STEPS + 1.0), **own} for i, own in enumerate(moments)},
+                 "param_groups": [{**own, "params": [i]} for i, own in enumerate(options)]}
+        file["optimizer"] = {"dynamic_loss_scale": False, "cur_scale": 1.0, "cur_iter": STEPS, "optimizer_state_dict": inner,
+                             "fp32_groups_flat": [flat(group) for group in groups]}
+    if kind == "elastic":
+        file["param_shapes"] = [{names[id(p)]: p.shape for p in group} for group in groups]
+        zero = {"zero_stage": 2, "partition_count": [1] * len(groups), "group_paddings": [0] * len(groups), "base_optimizer_state": moments,
+                "base_optimizer_state_step": STEPS, "single_partition_of_fp32_groups": [flat(group) for group in groups]}
+
+    def write():
+        folder.mkdir(parents=True)
+        torch.save(file, folder / "mp_rank_00_model_states.pt")
+        if zero:
+            torch.save({"optimizer_state_dict": zero, "ds_version": "0.19.8"}, folder / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+        (folder.parent / "latest").write_text(folder.name)
+
+    on_rank_0(write)
+    return folder.parent
+
+
+@check
+def deepspeed_with_schedules_of_torch():
+    """Two groups and a frozen parameter of another one's shape: the engine's optimizer says which is which. Elastic checkpoints have no rates but
+    the schedule's."""
+    for stage, kind in enumerate(("plain", "flat", "elastic")):
+        source = begun("AdamW", grouped=True)
+        said = compare(deepspeed_folder(kind, source), "AdamW", source, grouped=True, stages=(stage,))
+        assert "lr_scheduler" not in said and "states" not in said, (kind, said)
+
+
+class Code:
+    """An object of a program's own, which is no data."""
+
+
+def group_value(saved, key, value):
+    saved["optimizer"]["param_groups"][0][key] = value
+
+
+def state_value(saved, key, value):
+    saved["optimizer"]["state"][2][key] = value
+
+
+@check
+def what_cannot_be_taken_over():
+    """A value that is no data leaves the others: it is an error that names it where it would have been used, before anything has changed; what
+    nobody asks for, or the schedule says, too, is none."""
+    cases = {
+        "base_lrs": (lambda saved: saved["scheduler"].update(base_lrs=[Code()]), "load_lr_scheduler_states", "scheduler.base_lrs[0]: __main__.Code"),
+        "another": (lambda saved: saved.update(scheduler={**scale(LR.StepLR(torch.optim.SGD([torch.ones(1)]), 2)), "last_epoch": STEPS}),
+                    "load_lr_scheduler_states", "another scheduler"),
+        "epochs": (lambda saved: saved["scheduler"].update(last_epoch=2), "load_lr_scheduler_states", "does not step with each"),
+        "whole": (lambda saved: saved.update(scheduler=Code()), "load_lr_scheduler_states", "scheduler: __main__.Code"),
+        "decay": (lambda saved: group_value(saved, "weight_decay", Code()), "load_optimizer_states", "weight_decay: __main__.Code"),
+        "moment": (lambda saved: state_value(saved, "exp_avg", Code()), "load_optimizer_states", "'exp_avg' of 1 parameter: __main__.Code"),
+        "sparse": (lambda saved: state_value(saved, "exp_avg_sq", torch.eye(2).to_sparse()), "load_optimizer_states", "a sparse tensor"),
+        "step": (lambda saved: state_value(saved, "step", Code()), "load_optimizer_states", "'step' of 1 parameter"),
+        "numbers": (lambda saved: saved["optimizer"].update(param_groups=[{**saved["optimizer"]["param_groups"][0], "params": list(range(9))}]),
+                    "load_optimizer_states", "in no group"),
+        "lr": (lambda saved: group_value(saved, "lr", Code()), None, ""),
+        "others": (lambda saved: (state_value(saved, "why", Code()), group_value(saved, "why", Code()), saved.update(why=Code()), saved["scheduler"].update(why=Code())), None, ""),
+    }
+    for i, (name, (change, flag, part)) in enumerate(cases.items()):
+        source = begun("AdamW", grouped=True)
+        path = FOLDER / f"lost_{name}_{world}.pt"
+
+        def write(source=source, path=path, change=change):
+            model, optimizer, scheduler, _ = source
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": STEPS, "scheduler": scale(scheduler)}, path)
+            saved = torch.load(path, weights_only=False)
+            change(saved)
+            torch.save(saved, path)
+
+        on_rank_0(write)
+        if flag is None:
+            compare(path, "AdamW", source, grouped=True, stages=(i % 4,))
+            continue
+        raises(tessera.CheckpointError, lambda path=path: continued(path, 2, "AdamW", [], grouped=True), path.name, part, "allow_partial_load=True", flag)
+        model = Net()
+        optimizer = MAKE["AdamW"](groups_of(model))
+        engine, *_ = tessera.initialize(model=model, optimizer=optimizer, lr_scheduler=linear_schedule(optimizer), config=config(i % 4, 700))
+        before = {key: value.clone() for key, value in engine.state_dict().items()}
+        raises(tessera.CheckpointError, lambda engine=engine, path=path: engine.load_checkpoint(path), part)
+        assert all(torch.equal(value, before[key]) for key, value in engine.state_dict().items()), name
+        for options in ({flag: False}, {"allow_partial_load": True}):
+            with standard_error() as said:
+                engine.load_checkpoint(path, **options)
+            assert torch.equal(engine.state_dict()["head.weight"], source[0].head.weight), (name, options)
+            assert rank > 0 or part in said[0] or flag in options, (name, options, said)
 
 
 @check

@@ -422,7 +422,7 @@ class DeepSpeedEngine(Engine):
         self.module.compile(backend=backend, **(compile_kwargs or {}))
 
     def load_checkpoint(self, load_dir, tag=None, load_module_strict=True, load_optimizer_states=True, load_lr_scheduler_states=True,
-                        load_module_only=False, custom_load_fn=None):
+                        load_module_only=False, custom_load_fn=None, *, allow_partial_load=False):
         """As `tessera.Engine.load_checkpoint`; without a tag, where LOAD_DIR/latest is missing, a warning and (None, None)."""
         if tag is None and isinstance(load_dir, (str, os.PathLike)) and load_dir:
             found = _comm.all_gather(os.path.isfile(os.path.join(load_dir, "latest")), "checkpoint to load")
@@ -431,7 +431,7 @@ class DeepSpeedEngine(Engine):
                     _engine.log_warning(f"load_checkpoint(): {os.path.join(load_dir, 'latest')} is not there, and no tag was given: nothing is loaded")
                 return None, None
         return super().load_checkpoint(load_dir, tag, load_module_strict, load_optimizer_states, load_lr_scheduler_states, load_module_only,
-                                       custom_load_fn)
+                                       custom_load_fn, allow_partial_load=allow_partial_load)
 
     def zero_gather_16bit_weights_on_model_save(self) -> bool:
         """True: whole models are written from the shards."""
