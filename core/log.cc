@@ -31,18 +31,8 @@ std::string blank() {
   return line;
 }
 
-/// A line of more than 4,000 bytes, which is some value of a file, without its middle.
-std::string abridged(const std::string& line) {
-  constexpr size_t kLongest = 4'000, kFirst = 3'000, kLast = 500;
-  if (line.size() <= kLongest) return line;
-  const std::string_view view = line;
-  size_t last = view.size() - kLast;
-  while (last < view.size() && (static_cast<unsigned char>(view[last]) & 0xc0) == 0x80)
-    ++last;  // within a character
-  size_t first = kFirst;
-  while (first > 0 && (static_cast<unsigned char>(view[first]) & 0xc0) == 0x80) --first;
-  return str(view.substr(0, first), " … (", view.size(), " bytes in all) … ", view.substr(last));
-}
+/// Of a longer line, which has some value of a file, the middle is left out.
+constexpr size_t kLongestLine = 4'000;
 
 }  // namespace
 
@@ -75,7 +65,9 @@ Logger::Logger(const LogOptions& options) : sinks_(std::make_shared<Sinks>()) {
 
 void Logger::write(LogLevel level, const std::string& line) const {
   if (!sinks_) return;
-  const std::string safe = abridged(without_control_characters(line, /*one_line=*/level == LogLevel::kError));
+  const bool is_long = line.size() > kLongestLine;
+  const std::string safe = is_long ? abridged(line, kLongestLine)
+                                   : without_control_characters(line, /*one_line=*/level == LogLevel::kError);
   if (sinks_->terminal) {
     // Information is printed without a prefix, other levels with their name.
     const char* prefix = level == LogLevel::kWarning ? "warning: "

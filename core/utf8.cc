@@ -81,27 +81,38 @@ std::string without_control_characters(std::string_view text, bool one_line) {
   return out;
 }
 
-std::string quoted_name(std::string_view name) {
-  constexpr size_t kLongestQuoted = 200;
-  std::string out = "'";
-  while (!name.empty()) {
-    const size_t length = utf8_length(name);
-    const auto first = static_cast<uint8_t>(name[0]);
-    if (out.size() > kLongestQuoted) {
-      out += "…";
-      break;
-    }
-    if (length == 0 || first < 0x20 || first == 0x7f) {  // not UTF-8, or a control character
-      char escape[5];
-      std::snprintf(escape, sizeof escape, "\\x%02x", first);
-      out += escape;
-      name.remove_prefix(1);
-    } else {
-      out += name.substr(0, length);
-      name.remove_prefix(length);
-    }
+std::string abridged(std::string_view text, size_t longest) {
+  std::string_view last;
+  size_t left_out = 0;
+  if (text.size() > longest) {
+    // Not within a character.
+    const auto begins = [&](size_t at) { return (static_cast<uint8_t>(text[at]) & 0xc0) != 0x80; };
+    size_t first = longest - longest / 4, end = text.size() - longest / 4;
+    for (int i = 0; i < 3 && !begins(first); ++i) --first;
+    for (int i = 0; i < 3 && !begins(end); ++i) ++end;
+    left_out = end - first;
+    last = text.substr(end);
+    text = text.substr(0, first);
   }
-  return out + "'";
+  const auto escaped = [](std::string_view part) {
+    std::string out;
+    while (!part.empty()) {
+      const size_t length = utf8_length(part);
+      if (length == 0) {
+        char escape[5];
+        std::snprintf(escape, sizeof escape, "\\x%02x", static_cast<uint8_t>(part[0]));
+        out += escape;
+      } else {
+        out += part.substr(0, length);
+      }
+      part.remove_prefix(std::max<size_t>(1, length));
+    }
+    return without_control_characters(out, /*one_line=*/true);
+  };
+  if (left_out == 0) return escaped(text);
+  return escaped(text) + "… (" + std::to_string(left_out) + " bytes more) …" + escaped(last);
 }
+
+std::string quoted_name(std::string_view name) { return "'" + abridged(name) + "'"; }
 
 }  // namespace tessera

@@ -28,7 +28,12 @@ std::string_view first_characters(std::string_view text, size_t count);
 /// stay, unless `one_line`.
 std::string without_control_characters(std::string_view text, bool one_line = false);
 
-/// "'encoder.weight'" for an error message: always one line, at most 200 bytes of the name.
+/// What a user gave (a key, a value, a file's name) for an error message: one line, with control characters
+/// and bytes that are not UTF-8 as \x1b. Of more than 200 bytes the middle is left out, and how much it was
+/// is said.
+std::string abridged(std::string_view text, size_t longest = 200);
+
+/// "'encoder.weight'": the same in quotes.
 std::string quoted_name(std::string_view name);
 
 }  // namespace tessera

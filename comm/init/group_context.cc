@@ -9,6 +9,7 @@
 #include "comm/control/deadlock.h"
 #include "core/error.h"
 #include "core/str.h"
+#include "core/utf8.h"
 
 namespace tessera::comm {
 
@@ -82,21 +83,36 @@ void GroupContext::end_wait() {
   }
 }
 
+void GroupContext::set_failed(const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  if (failure_.empty()) failure_ = why;
+  failed_ = true;
+}
+
+std::string GroupContext::why_it_failed() const {
+  const std::lock_guard lock(mutex_);
+  return failure_.empty() ? "an error ended it" : abridged(failure_, 500);
+}
+
+// The server's end shows as an error on every rank that still has a question. So a rank's last request is its
+// good-bye, and the server waits for all of them however long that takes: a rank may evaluate, or save, for
+// an hour after rank 0 is done, or its link may be slow. Ranks that ended without one show as gone.
 GroupContext::~GroupContext() {
-  constexpr milliseconds kShutdownTime{5000}, kShutdownTimeAfterError{1000};
-  const bool in_order = !left_ && std::uncaught_exceptions() == 0;
-  leave(in_order ? kLeftInOrder : std::string_view("an error ended it"));
+  constexpr milliseconds kTimeAfterError{1000};
+  const bool in_order = !left_ && !failed_ && std::uncaught_exceptions() == 0;
+  leave(in_order ? std::string(kLeftInOrder) : why_it_failed());
   if (!serves_store_) return;
-  const auto deadline = Clock::now() + (in_order ? kShutdownTime : kShutdownTimeAfterError);
+  const auto deadline = Clock::now() + (in_order ? std::chrono::hours(24 * 365) : kTimeAfterError);
   std::vector<int> others(static_cast<size_t>(size_));
   std::iota(others.begin(), others.end(), 0);
   while (Clock::now() < deadline) {
     try {
-      store_.await_ranks("left/", others, std::chrono::ceil<milliseconds>(deadline - Clock::now()), [] {});
+      store_.await_ranks("left/", others, std::chrono::ceil<milliseconds>(deadline - Clock::now()),
+                         [&] { check_interrupt(); });
       return;
     } catch (const RankIsGone& gone) {
       for (const int rank : gone.ranks()) std::erase(others, rank);
-    } catch (const CommError&) {
+    } catch (const std::exception&) {  // interrupted, or the store has failed
       return;
     }
   }

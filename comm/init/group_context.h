@@ -32,8 +32,8 @@ class GroupContext {
         step_aside_(std::move(on_block)) {}
   GroupContext(const GroupContext&) = delete;
   GroupContext& operator=(const GroupContext&) = delete;
-  /// The shutdown: leave(); the store's server then waits for the others to leave, up to 5 s (1 s after an
-  /// error).
+  /// The shutdown: leave(); the store's server then stays until all others have left, ended, or no longer
+  /// answer. After an error it stays 1 s.
   ~GroupContext();
 
   const GroupStore& store() const { return store_; }
@@ -53,9 +53,11 @@ class GroupContext {
   /// Tells the other ranks why this one leaves; the first reason stands. Never throws.
   void leave(std::string_view reason);
 
-  /// One of the groups has failed: the others are of no use to this rank either.
-  void set_failed() { failed_ = true; }
+  /// One of the groups has failed: the others are of no use to this rank either. The first reason stands.
+  void set_failed(const std::string& why);
   bool has_failed() const { return failed_; }
+  /// Why this rank leaves because of an error: what failed, as far as a group knows it.
+  std::string why_it_failed() const;
 
   /// Adds a group, under a name that is the same on all ranks.
   void add_group(const std::string& name, std::weak_ptr<const FlightRecorder> recorder);
@@ -72,8 +74,9 @@ class GroupContext {
   const bool serves_store_;
   const std::function<void()> interrupt_;
   const std::function<std::shared_ptr<void>()> step_aside_;
-  std::mutex mutex_;  ///< guards what follows
+  mutable std::mutex mutex_;  ///< guards what follows
   bool left_ = false;
+  std::string failure_;
   std::optional<std::chrono::steady_clock::time_point> report_deadline_;
   std::map<std::string, std::weak_ptr<const FlightRecorder>> recorders_;  ///< by group
   std::atomic<bool> wait_published_ = false;

@@ -32,6 +32,7 @@
 #include "core/check.h"
 #include "core/error.h"
 #include "core/str.h"
+#include "core/utf8.h"
 
 namespace tessera::comm {
 namespace {
@@ -167,15 +168,24 @@ CommunicatorPtr join(const JoinOptions& asked, const Environment& env, const Giv
       return make_transport(choice, store, gloo_options(env, options, met.one_host), options, device,
                             std::move(on_failure));
     };
-    return std::make_shared<TransportCommunicator>(std::move(context), options.timeout, make, device);
+    return std::make_shared<TransportCommunicator>(context, options.timeout, make, device);
   } catch (const RankIsGone& error) {
+    context->leave(error.what());
     std::set<int> gone(error.ranks().begin(), error.ranks().end());
     for (const int rank : met.store.gone()) gone.insert(rank);
     throw RankIsGone(std::vector<int>(gone.begin(), gone.end()));
   } catch (const StoreIsGone&) {  // rank 0 may have ended because of another
     if (const std::vector<int> gone = met.store.gone(); gone.size() > 1) throw RankIsGone(gone);
     throw;
+  } catch (const std::exception& error) {
+    context->leave(error_message(error));
+    throw;
   }
+}
+
+void leave_because_of(const std::exception& error, Communicator& comm) {
+  if (auto* group = dynamic_cast<TransportCommunicator*>(&comm))
+    group->abort(abridged(error_message(error), 500));
 }
 
 void run_threads(int world_size, const JoinOptions& options,

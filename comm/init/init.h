@@ -1,6 +1,7 @@
 // How a rank joins its group: from torchrun's environment variables, alone, or as a thread (tests).
 #pragma once
 
+#include <exception>
 #include <functional>
 
 #include "comm/communicator.h"
@@ -26,9 +27,14 @@ at::Device choose_device(const JoinOptions& options, const Environment& env);
 ///
 /// Communicator::device() is choose_device(); on CUDA it is the current device from now on.
 ///
-/// Destroying the last communicator of the group on rank 0 waits up to 5 s for the others to do the same,
-/// because rank 0 serves the store they may still be reading.
+/// Destroying the last communicator of the group on rank 0 waits until the others have done the same or
+/// ended, because rank 0 serves the store they may still be reading; after an error 1 s.
 CommunicatorPtr join(const JoinOptions& options = {}, const Environment& env = environment());
+
+/// Tells the other ranks why this one leaves the group, which is of no use from then on. To be called where
+/// an error is caught, before what uses the communicator is destroyed: the others' messages then say the
+/// reason.
+void leave_because_of(const std::exception& error, Communicator& comm);
 
 /// Runs `body(comm)` on `world_size` threads, each a rank of one group over c10d's HashStore, and returns
 /// when all have ended. When one throws, its group is aborted: the others' collectives fail at once, naming

@@ -408,7 +408,7 @@ void TransportCommunicator::open(const MakeTransport& make) {
 TransportCommunicator::~TransportCommunicator() {
   const auto aside = context_->on_block();
   if (!error_ && (std::uncaught_exceptions() > exceptions_at_birth_ || context_->has_failed()))
-    abort("an error ended it");
+    abort(context_->why_it_failed());
   if (!error_ && transport_->waits_at_end()) finish_in_flight();
   if (error_) context_->leave(kLeftByFault);
   transport_.reset();
@@ -502,7 +502,7 @@ std::string TransportCommunicator::named(std::vector<int> ranks) const {
 
 void TransportCommunicator::fail_with(std::string message) {
   error_ = std::move(message);
-  context_->set_failed();
+  context_->set_failed(*error_);
   transport_->abort();
   in_flight_.clear();
   throw_error();

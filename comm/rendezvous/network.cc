@@ -220,6 +220,19 @@ void set_timeout_of_connections_to(int port, milliseconds timeout) {
   }
 }
 
+namespace {
+
+bool loopback_is_up() {
+  ifaddrs* all = nullptr;
+  if (getifaddrs(&all) != 0) return false;
+  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(all, &freeifaddrs);
+  for (const ifaddrs* one = all; one != nullptr; one = one->ifa_next)
+    if ((one->ifa_flags & IFF_LOOPBACK) != 0 && (one->ifa_flags & IFF_UP) != 0) return true;
+  return false;
+}
+
+}  // namespace
+
 std::string address_towards(const std::string& host, int port) {
   const Addresses addresses = resolve(host, port, SOCK_DGRAM, "MASTER_ADDR");
   for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
@@ -238,7 +251,9 @@ std::string address_towards(const std::string& host, int port) {
     }
   }
   throw CommError(str("there is no route to MASTER_ADDR=", host,
-                      is_loopback(host) ? ": the loopback interface is down" : ""));
+                      !is_loopback(host) ? ""
+                      : loopback_is_up() ? ": the loopback interface is up, but has no such address"
+                                         : ": the loopback interface is down"));
 }
 
 std::string address_of_interface(const std::string& name, const std::string& variable) {

@@ -26,6 +26,8 @@ int files_per_rank(bool serves_store, const std::string& backend) {
 int64_t num_open_files() {
   std::error_code error;
   const auto files = std::filesystem::directory_iterator("/proc/self/fd", error);
+  if (error == std::errc::no_such_file_or_directory)
+    throw CommError("/proc is not mounted; expected the kernel's (mount -t proc proc /proc)");
   return error ? -1 : std::distance(begin(files), end(files)) - 1;  // without the folder itself
 }
 

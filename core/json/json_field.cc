@@ -4,6 +4,7 @@
 
 #include "core/json/json_reader.h"
 #include "core/str.h"
+#include "core/utf8.h"
 
 namespace tessera {
 namespace {
@@ -26,7 +27,7 @@ std::string JsonField::path() const {
 }
 
 void JsonField::complain(std::string_view sentence) const {
-  const std::string where = path();
+  const std::string where = abridged(path());
   raise_(str(*source_, ": ", where, where.empty() ? "" : ": ", sentence));
   throw std::logic_error("an error that was not thrown");
 }

@@ -455,9 +455,8 @@ class TreeBuilder {
       const auto [member, fresh] = out.emplace(key, nullptr);
       if (!fresh) {
         const std::string path = path_of(&place);
-        throw JsonError(
-            JsonError::Kind::kKeyTwice, in_.key_offset(),
-            str(without_control_characters(path, true), ": this key is given twice; expected it once"), path);
+        throw JsonError(JsonError::Kind::kKeyTwice, in_.key_offset(),
+                        str(abridged(path), ": this key is given twice; expected it once"), path);
       }
       if (on_key_) on_key_(path_of(&place), in_.key_line());
       *member = value(&place);

@@ -191,8 +191,19 @@ void run(const std::string& scenario, const std::string& what, const Communicato
       if (first) say("running");
     }
   } else if (scenario == "fail") {
-    if (comm->rank() == 1) throw tessera::DataError("data/train: truncated");
+    try {
+      if (comm->rank() == 1) throw tessera::DataError("data/train: truncated");
+    } catch (const tessera::Error& error) {
+      tessera::comm::leave_because_of(error, *comm);
+      throw;
+    }
     add_up(comm, buffer);
+  } else if (scenario == "rank_0_is_done_first") {
+    const bool is_first = comm->rank() == 0;
+    const auto others = comm->split(is_first ? std::vector<int>{0} : std::vector<int>{1, 2}, "others");
+    if (is_first) return;
+    std::this_thread::sleep_for(std::chrono::seconds(7));
+    others->exchange("", "late");
   } else {
     throw std::logic_error("unknown scenario " + scenario);
   }

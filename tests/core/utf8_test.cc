@@ -47,8 +47,11 @@ TEST(Utf8, QuotedIsOneShortLine) {
   EXPECT_EQ(quoted_name("encoder.weight"), "'encoder.weight'");
   EXPECT_EQ(quoted_name("重み\n\x7f\xff"), "'重み\\x0a\\x7f\\xff'");
   const std::string quoted = quoted_name(std::string(10'000, 'x'));
-  EXPECT_LT(quoted.size(), 210u);
-  EXPECT_TRUE(quoted.ends_with("…'"));
+  EXPECT_EQ(quoted, "'" + std::string(150, 'x') + "… (9800 bytes more) …" + std::string(50, 'x') + "'");
+  std::string odd(1'000, '\0');
+  odd += "größe";
+  EXPECT_EQ(abridged(odd, 8), "\\x00\\x00\\x00\\x00\\x00\\x00… (998 bytes more) …e");
+  EXPECT_EQ(abridged("ééé", 5), "é… (2 bytes more) …é") << "no half of a character";
 }
 
 }  // namespace

@@ -74,7 +74,7 @@ std::string Origins::where(const std::string& path) const {
 }
 
 std::string Origins::message(const std::string& path, const std::string& text) const {
-  return str(where(path), ": ", without_control_characters(path, true), ": ", text);
+  return str(where(path), ": ", abridged(path), ": ", text);
 }
 
 void Origins::fail(const std::string& path, const std::string& text) const {
@@ -207,7 +207,7 @@ json read_value(const std::string& text) {
 
 void apply(Document& document, const std::string& override_text) {
   const auto fail = [&](const std::string& what) {
-    throw ConfigError(str("--set ", without_control_characters(override_text, true), ": ", what));
+    throw ConfigError(str("--set ", abridged(override_text), ": ", what));
   };
   const size_t equals = override_text.find('=');
   if (equals == std::string::npos || equals == 0)
@@ -221,12 +221,13 @@ void apply(Document& document, const std::string& override_text) {
     if (step.front() == '[') {
       const size_t index = std::stoul(step.substr(1));
       if (!at->is_array() || index >= at->size())
-        fail(str(done, " is ", describe_value(*at), ", which has no element ", index));
+        fail(str(abridged(done), " is ", describe_value(*at), ", which has no element ", index));
       at = &(*at)[index];
       done = child_path(done, index);
     } else {
       if (at->is_null()) *at = json::object();
-      if (!at->is_object()) fail(str(done, " is ", describe_value(*at), ", not a section with keys"));
+      if (!at->is_object())
+        fail(str(abridged(done), " is ", describe_value(*at), ", not a section with keys"));
       done = child_path(done, step);
       if (!at->contains(step)) document.origins.set_override(done);  // a section only this path has, too
       at = &(*at)[step];
