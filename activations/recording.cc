@@ -1,7 +1,6 @@
 #include "activations/recording.h"
 
 #include <ATen/Context.h>
-#include <ATen/core/grad_mode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
@@ -144,7 +143,7 @@ ValuePtr Recording::input_value(const at::Tensor& tensor) {
 ValuePtr Recording::copied_value(const at::Tensor& tensor) {
   auto value = std::make_shared<Value>();
   take_digest(*value, tensor);
-  std::weak_ptr<Value>& known = copies_[{*value->digest, tensor.strides().vec()}];
+  std::weak_ptr<Value>& known = copies_[{value->digest->hash, tensor.strides().vec()}];
   if (ValuePtr before = known.lock()) return before;
   value->made_version = tensor._version();
   value->bytes = static_cast<int64_t>(tensor.nbytes());
@@ -186,7 +185,9 @@ void Recording::add_input(RunningOperator& running, size_t argument, int64_t pos
   ValuePtr value = input_value(tensor);
   // Nothing can bring back what is about to be overwritten.
   if (written && (!value->producer && !value->recomputed)) running.call.reset();
-  if (running.call) running.call->inputs.push_back({argument, position, std::move(value)});
+  if (running.call)
+    running.call->inputs.push_back(
+        {argument, position, std::move(value), tensor.unsafeGetTensorImpl()->is_wrapped_number()});
 }
 
 void Recording::operator_started(RunningOperator& running, c10::ArrayRef<const c10::IValue> inputs) {
@@ -198,7 +199,9 @@ void Recording::operator_started(RunningOperator& running, c10::ArrayRef<const c
   if (!facts.composite && wants(facts) && inputs.size() == facts.num_arguments) {
     running.call = std::make_shared<Call>();
     running.call->facts = &facts;
-    running.call->grad_mode = at::GradMode::is_enabled();
+    const KernelSettings settings = current_settings();
+    if (!settings_ || *settings_ != settings) settings_ = std::make_shared<const KernelSettings>(settings);
+    running.call->settings = settings_;
     running.call->arguments.assign(inputs.begin(), inputs.end());
     if (facts.training_argument >= 0 && inputs[facts.training_argument].toBool())
       for (const int statistic : {0, 1})
@@ -209,8 +212,11 @@ void Recording::operator_started(RunningOperator& running, c10::ArrayRef<const c
       if (given.isTensor()) {
         argument = c10::IValue();
         if (!given.toTensor().defined()) continue;
-        running.call->device = given.toTensor().device();
+        if (running.call->device.is_cpu())
+          running.call->device = given.toTensor().device();  // not a number's
         add_input(running, i, -1, given.toTensor());
+      } else if (given.isDevice()) {
+        running.call->device = given.toDevice();
       } else if (given.isTensorList() || given.isOptionalTensorList()) {
         const auto items = given.toListRef();
         bool any = false;

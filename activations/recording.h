@@ -193,8 +193,9 @@ class Recording : public std::enable_shared_from_this<Recording> {
   std::vector<const void*> being_written_;  // storages, by operators that run; some more than once
   /// Copies of memory of others and of small tensors, by digest and strides.
   std::map<std::pair<uint64_t, std::vector<int64_t>>, std::weak_ptr<Value>> copies_;
-  int64_t passes_ = 0;      // since the plan was chosen, where there is one
-  bool verifying_ = false;  // this pass is verified
+  int64_t passes_ = 0;                              // since the plan was chosen, where there is one
+  bool verifying_ = false;                          // this pass is verified
+  std::shared_ptr<const KernelSettings> settings_;  // of the last call
   double digest_seconds_ = 0;
   std::unordered_set<const void*> counted_;  // storages, in counts_.kept_bytes
   int64_t clock_ = 0;                        // of operators' starts and ends

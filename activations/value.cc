@@ -3,7 +3,6 @@
 #include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/List.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
@@ -11,6 +10,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <xxhash.h>
 
+#include <cctype>
 #include <chrono>
 #include <mutex>
 #include <utility>
@@ -39,12 +39,25 @@ Value::~Value() {
   queue = nullptr;
 }
 
+namespace {
+
+/// The operators that are called while one lives run below autograd, and below modes of Python
+/// (TorchDispatchMode), which are the model's.
+struct BelowAutograd {
+  at::AutoDispatchBelowADInplaceOrView no_autograd;
+  c10::impl::ExcludeDispatchKeyGuard no_modes{c10::python_ks};
+};
+
+}  // namespace
+
 at::Tensor alias_of(const at::Tensor& tensor) { return tensor.tensor_data(); }
 
 at::Tensor copy_of(const at::Tensor& tensor) {
   const at::DisableRecordFunctionGuard unheard;
-  const at::AutoDispatchBelowADInplaceOrView no_autograd;
-  if (tensor.numel() == 0 || tensor.is_conj() || tensor.is_neg()) return tensor.clone();
+  const BelowAutograd below;
+  if (tensor.is_conj()) return copy_of(tensor.conj()).conj();
+  if (tensor.is_neg()) return copy_of(tensor._neg_view())._neg_view();
+  if (tensor.numel() == 0) return tensor.clone();
   int64_t span = 1;  // elements from the first to the last
   for (int64_t d = 0; d < tensor.dim(); ++d) span += (tensor.size(d) - 1) * tensor.stride(d);
   constexpr uintptr_t kAlignment = 64;
@@ -55,9 +68,9 @@ at::Tensor copy_of(const at::Tensor& tensor) {
   return memory.as_strided(tensor.sizes(), tensor.strides(), before);
 }
 
-uint64_t digest_of(const at::Tensor& given) {
+Digest digest_of(const at::Tensor& given) {
   const at::DisableRecordFunctionGuard unheard;
-  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  const BelowAutograd below;
   at::Tensor tensor = given;
   for (int64_t d = 0; d < tensor.dim(); ++d)  // of an expanded one each element once
     if (tensor.stride(d) == 0 && tensor.size(d) > 1) tensor = tensor.narrow(d, 0, 1);
@@ -66,7 +79,9 @@ uint64_t digest_of(const at::Tensor& given) {
   const auto kind =
       static_cast<uint64_t>(given.scalar_type()) << 2 | (given.is_conj() ? 2 : 0) | (given.is_neg() ? 1 : 0);
   const uint64_t seed = XXH3_64bits_withSeed(sizes.data(), sizes.size() * sizeof(int64_t), kind);
-  return XXH3_64bits_withSeed(tensor.const_data_ptr(), tensor.nbytes(), seed);
+  return {.hash = XXH3_64bits_withSeed(tensor.const_data_ptr(), tensor.nbytes(), seed),
+          .dtype = given.scalar_type(),
+          .sizes = sizes.vec()};
 }
 
 void remember_generator(Call& call) {
@@ -117,18 +132,30 @@ std::vector<at::Tensor> flatten(const std::vector<c10::IValue>& results) {
 namespace {
 
 /// "float 64x64"
-std::string describe(const at::Tensor& tensor) {
-  return str(at::toString(tensor.scalar_type()), " ",
-             tensor.dim() == 0 ? "scalar" : join(tensor.sizes(), "x"));
+std::string describe(const Digest& digest) {
+  std::string dtype = at::toString(digest.dtype);
+  for (char& letter : dtype) letter = static_cast<char>(std::tolower(letter));
+  return str(dtype, " ", digest.sizes.empty() ? "scalar" : join(digest.sizes, "x"));
 }
 
-/// Recomputation runs the kernels that ran: no autograd, no autocast around them.
-struct BelowAutograd {
-  at::AutoDispatchBelowADInplaceOrView no_autograd;
-  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
-  at::AutoGradMode grad_mode;
-  explicit BelowAutograd(bool grad_mode) : grad_mode(grad_mode) {}
-};
+/// "float 64x64 in the forward, double 64x64 again"
+std::string difference(const Digest& before, const Digest& now) {
+  const std::string was = describe(before), is = describe(now);
+  return was == is ? str("other values in the ", was) : str(was, " in the forward, ", is, " again");
+}
+
+/// Compares the value with its digest, once. Returns what it has become where it differs.
+std::optional<Digest> differs(Value& value, Digest& before, Work& work) {
+  if (!value.digest) return std::nullopt;
+  ++work.num_verified;
+  before = *std::exchange(value.digest, std::nullopt);
+  Digest now = digest_of(value.kept);
+  return now == before ? std::nullopt : std::optional(std::move(now));
+}
+
+std::string keep_advice(const OperatorFacts& facts) {
+  return str("\"activation_checkpointing\": {\"keep\": [\"", facts.name, "\"]}");
+}
 
 /// Where an operator takes no generator: the default one has the recorded state while it runs.
 class GeneratorState {
@@ -160,30 +187,28 @@ void check_unchanged(Value& value, const OperatorFacts& reader, Work& work) {
             " is run again in backward, but a tensor that it reads was written in place after it had run "
             "(between forward and backward?): write into a copy, or train without "
             "activation_checkpointing"));
-  if (!value.digest) return;
-  ++work.num_verified;
-  if (digest_of(value.kept) != std::exchange(value.digest, std::nullopt))
+  Digest before;
+  if (const auto now = differs(value, before, work))
     throw Error(
         str("activation_checkpointing: ", reader.name,
-            " is run again in backward, but a tensor that it reads (", describe(value.kept),
-            ") has other values than in the forward: code that calls no operator has written it (numpy, an "
-            "extension, a graph of torch.compile); give the model a copy, or add \"",
-            reader.name, "\" to activation_checkpointing.keep"));
+            " is run again in backward, and a tensor that it reads differs: ", difference(before, *now),
+            ". Possible causes: code that calls no operator (numpy, an extension, a graph of "
+            "torch.compile) has written it since the forward. What to do: give the model a copy, or "
+            "keep the results: ",
+            keep_advice(reader)));
 }
 
 /// See [Note: verification].
 void verify(const Call& call, Value& value, Work& work) {
-  if (!value.digest) return;
-  ++work.num_verified;
-  if (digest_of(value.kept) != std::exchange(value.digest, std::nullopt))
+  Digest before;
+  if (const auto now = differs(value, before, work))
     throw Error(str("activation_checkpointing: ", call.facts->name,
-                    " was run again in backward and made another tensor (", describe(value.kept),
-                    ") than in the forward. Either it does not compute the same each time, or code that "
-                    "calls no operator "
-                    "(numpy, an extension) has written what it made. Its results are kept with "
-                    "\"activation_checkpointing\": "
-                    "{\"keep\": [\"",
-                    call.facts->name, "\"]}"));
+                    " was run again in backward, and its result differs: ", difference(before, *now),
+                    ". Possible causes: the operator does not compute the same each time, it reads something "
+                    "that is not recorded (then this is a fault of tessera), or code that calls no operator "
+                    "(numpy, an extension) has written the result in the forward. What to do: keep its "
+                    "results: ",
+                    keep_advice(*call.facts)));
 }
 
 /// What the call's in-place operator may write into: the memory of a value that nobody else needs, or a copy.
@@ -203,6 +228,10 @@ void put_tensors(const Call& call, torch::jit::Stack& stack, Work& work) {
     check_unchanged(*input.value, *call.facts, work);
     const bool written = static_cast<int>(input.argument) == call.facts->in_place_argument;
     at::Tensor tensor = written ? writable(input) : input.value->kept;
+    if (input.wrapped_number) {  // a mark of the argument: others read the same value without it
+      tensor = alias_of(tensor);
+      tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+    }
     if (input.position < 0) {
       stack[input.argument] = std::move(tensor);
     } else {
@@ -229,7 +258,8 @@ void put_tensors(const Call& call, torch::jit::Stack& stack, Work& work) {
 }
 
 void run(const Call& call, Work& work) {
-  const BelowAutograd below(call.grad_mode);
+  const BelowAutograd below;
+  const WithSettings settings(*call.settings);
   torch::jit::Stack stack(call.arguments);
   put_tensors(call, stack, work);
   if (call.generator && call.facts->generator_argument >= 0)
@@ -264,14 +294,12 @@ at::Tensor make(const ValuePtr& value, Work& work) {
       next->kept = next->on_disk->fetch();
       work.read_seconds += seconds_since(start);
       next->recomputed = true;
-      if (next->digest) {
-        ++work.num_verified;
-        if (digest_of(next->kept) != std::exchange(next->digest, std::nullopt))
-          throw Error(
-              str("activation_checkpointing: a saved tensor (", describe(next->kept),
-                  ") that was read back from disk has other values than were written there: the disk, or its "
-                  "file system, has damaged it (activation_checkpointing.nvme_path)"));
-      }
+      Digest before;
+      if (differs(*next, before, work))
+        throw Error(
+            str("activation_checkpointing: a saved tensor (", describe(before),
+                ") that was read back from disk has other values than were written there: the disk, or its "
+                "file system, has damaged it (activation_checkpointing.nvme_path)"));
     }
     if (next->kept.defined()) {
       wanted.pop_back();

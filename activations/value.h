@@ -9,7 +9,8 @@
 // [Note: verification]
 // In a pass that is verified (policy.h: verify) each tensor that an operator reads or autograd saves has the
 // digest of its elements taken, and what backward makes again is compared with it. A difference means that an
-// operator was taken for functional and is not; make() throws then, and names the operator.
+// operator was taken for functional and is not, or that the call lacks something of what the operator reads;
+// make() throws then, and names the operator and what differs.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -21,12 +22,21 @@
 #include <optional>
 #include <vector>
 
+#include "activations/kernel_settings.h"
 #include "activations/operator_facts.h"
 #include "activations/tensor_spill.h"
 
 namespace tessera::activations {
 
 struct Call;
+
+/// What a tensor was: equal digests are equal bits.
+struct Digest {
+  uint64_t hash = 0;  ///< 64-bit XXH3 of the elements, in their order by index, and of shape and type
+  at::ScalarType dtype = at::kFloat;
+  std::vector<int64_t> sizes;
+  bool operator==(const Digest&) const = default;
+};
 
 struct Value {
   Value() = default;
@@ -50,7 +60,7 @@ struct Value {
   int id = -1;          ///< among the results of the pass; -1: not made by an operator in it
   int depth = 0;        ///< calls from here to what is kept
   /// The digest of its elements when an operator read it or autograd saved it: see [Note: verification].
-  std::optional<uint64_t> digest;
+  std::optional<Digest> digest;
   bool dropped = false;  ///< autograd saved it, and it was not kept
 
   /// Nothing needs to be computed to have it.
@@ -64,6 +74,7 @@ struct Call {
     size_t argument;
     int64_t position;  ///< in a list of tensors; -1: the argument itself
     ValuePtr value;
+    bool wrapped_number;  ///< made of a number of Python or C++: its dtype gives way to that of tensors
   };
   const OperatorFacts* facts = nullptr;
   std::vector<c10::IValue> arguments;  ///< without the tensors
@@ -77,7 +88,7 @@ struct Call {
   std::vector<std::weak_ptr<Value>> outputs;  ///< results, lists flattened
   std::optional<at::Generator> generator;     ///< a copy, as it was before the call
   at::Device device = at::kCPU;
-  bool grad_mode = true;  ///< some kernels ask for it
+  std::shared_ptr<const KernelSettings> settings;  ///< when it was called; shared by calls
 };
 
 /// `tensor`'s memory without autograd's history. No operator is called.
@@ -85,8 +96,8 @@ at::Tensor alias_of(const at::Tensor& tensor);
 /// A copy with memory of its own, with the strides of `tensor` and its alignment (to 64 bytes):
 /// kernels choose their way by these. No operator is heard.
 at::Tensor copy_of(const at::Tensor& tensor);
-/// 64-bit XXH3 of the elements, in their order by index, and of shape and type. No operator is heard.
-uint64_t digest_of(const at::Tensor& tensor);
+/// No operator is heard.
+Digest digest_of(const at::Tensor& tensor);
 /// Copies the generator's state into the call of a random operator that is about to run.
 void remember_generator(Call& call);
 /// Holds `tensor`, which is the Value's, and forgets the producer.
@@ -112,9 +123,9 @@ struct Work {
 };
 
 /// Brings the value back where it is not kept: reads it from disk, or runs the calls that lead to it,
-/// below autograd and autocast, and keeps what they make for whoever else needs it. `work`: increased by what
-/// it took. Throws Error when the value cannot be made, because what it is made of was written in place
-/// since, or when what was made differs from its digest, and DiskError.
+/// below autograd and with the settings of their time, and keeps what they make for whoever else needs it.
+/// `work`: increased by what it took. Throws Error when the value cannot be made, because what it is made of
+/// was written in place since, or when what was made differs from its digest, and DiskError.
 at::Tensor make(const ValuePtr& value, Work& work);
 
 }  // namespace tessera::activations
