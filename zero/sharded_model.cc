@@ -671,7 +671,10 @@ void ShardedModel::allow_writes(const std::vector<int>& units) {
   const std::vector<std::vector<char>> by_rank = comm_->exchange(mine, "written in GatheredParameters");
   for (size_t i = 0; i < parameters.size(); ++i) {
     const bool elsewhere = std::ranges::any_of(by_rank, [&](const auto& theirs) { return theirs[i] != 0; });
-    elsewhere&& mine[i] == 0 ? versions_->written_by_engine(parameters[i]) : versions_->allow(parameters[i]);
+    if (elsewhere && mine[i] == 0)
+      versions_->written_by_engine(parameters[i]);
+    else
+      versions_->allow(parameters[i]);
   }
 }
 
