@@ -536,3 +536,7 @@ class Engine(EngineProperties, StepsScheduler):
             self._engine.check_usable()
         except Error as cause:
             raise cause from error
+        if self._engine.recomputes and "saved tensor hooks" in str(error):  # torch.func's own words
+            raise Error("activation_checkpointing: torch.func.grad, vjp, jacrev and hessian refuse the saved-tensor hooks that it sets while "
+                        'the model runs; use torch.autograd.grad(..., create_graph=True) in the model, or train with '
+                        '"activation_checkpointing": {"policy": "none"}') from error

@@ -6,7 +6,8 @@ import unittest
 from ranks import RanksTest
 
 ALONE = ("two_in_place_operators_on_a_tensor_from_before_the_block noise_of_rrelu running_statistics_read_and_written lists_that_are_written strides "
-         "memory_that_no_operator_writes written_between_forward_and_backward operators_of_others recurrent_cells forward_mode "
+         "memory_that_no_operator_writes what_belongs_to_a_call_besides_its_values torch_func_grad_names_activation_checkpointing "
+         "written_between_forward_and_backward operators_of_others recurrent_cells forward_mode "
          "a_difference_is_an_error_that_names_the_operator what_is_kept_is_not_made_again names_to_keep_are_checked "
          "the_first_forwards_are_verified_and_one_of_256_later").split()
 

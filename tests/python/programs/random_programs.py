@@ -4,7 +4,7 @@
 
 A program is a list of instructions over a list of tensors: views, whole-tensor and slice in-place operators, aliases that cross the
 blocks (a block begins where a layer of `self.layers` is read), random operators, normalizations with running statistics, functions with
-a backward of their own, lists, casts, autocast, nested torch.utils.checkpoint, memory that numpy writes. What plain PyTorch refuses (a
+a backward of their own, lists, casts, autocast, nested torch.utils.checkpoint, memory that numpy writes, scalars and numbers, hooks. What plain PyTorch refuses (a
 tensor that its backward needs was written) is left out, and so are writes through `.data` to tensors that may have been saved: plain
 PyTorch's backward reads what was written, and ours what was saved. A program that differs is made shorter as long as it differs, and printed.
 """
@@ -81,12 +81,23 @@ def halve(x: torch.Tensor) -> None:
     x.mul_(0.5)
 
 
+@torch.compile(backend="aot_eager", dynamic=False)
+def compiled(a, b):
+    return (a - 0.1 * b.square().mean()).tanh() * b
+
+
 UNARY = {"sin": torch.sin, "tanh": torch.tanh, "exp": lambda a: (a * 0.1).exp(), "relu": torch.relu, "sigmoid": torch.sigmoid, "abs": torch.abs,
          "gelu": functional.gelu, "silu": functional.silu, "softmax": lambda a: a.softmax(1) * 8, "cumsum": lambda a: a.cumsum(1) * 0.1,
          "sort": lambda a: a.sort(1)[0], "fft": lambda a: torch.fft.fft(a).abs() * 0.2, "where": lambda a: torch.where(a > 0, a, 0.1 * a),
          "pow": lambda a: (a.abs() + 0.1).pow(1.5), "logsumexp": lambda a: a - a.logsumexp(1, keepdim=True), "norm": lambda a: a / (1 + a.norm(dim=1, keepdim=True)),
          "max": lambda a: a - a.max(1, keepdim=True)[0], "glu": lambda a: functional.glu(torch.cat([a, a.flip(1)], 1), 1),
          "clone": torch.clone, "pool": lambda a: functional.avg_pool1d(a[None], 3, 1, 1)[0], "cosh": lambda a: a.clamp(-3, 3).cosh()}
+SCALAR = {"loss": lambda a: 0.1 * a.square().mean(), "in_place": lambda a: a.mean().mul_(0.3).add_(1), "norm": lambda a: 2 - a.norm() * 0.01, "mean": lambda a: a.mean() / 3,
+          "logdet": lambda a: torch.logdet(a.tanh().t() @ a.tanh() * 0.01 + torch.eye(WIDTH)) * 0.01, "double": lambda a: torch.tensor(0.1, dtype=torch.double) * a.mean(),
+          "power": lambda a: 2.0 ** a.mean().tanh(), "integers": lambda a: (torch.arange(4) * 0.5).sum() * a.tanh().max(), "entropy": lambda a: -(a.softmax(1) * a.log_softmax(1)).sum(1).mean()}
+NUMBER = {"left": lambda a, b: 1 - 0.5 * a, "power": lambda a, b: 2.0 ** a.tanh(), "divided": lambda a, b: 1 / (2 + a.tanh()), "alpha": lambda a, b: torch.add(a, b, alpha=0.3),
+          "integers": lambda a, b: a * (torch.arange(ROWS * WIDTH).view(ROWS, WIDTH) * 0.001).sin(), "compared": lambda a, b: (a > 0) * 0.5 * b, "remainder": lambda a, b: a + torch.remainder(b, 0.7),
+          "half": lambda a, b: (a.bfloat16() * 0.1 * b.bfloat16().mean()).float()}
 WRITE = {"sin": torch.sin_, "tanh": torch.tanh_, "sigmoid": torch.sigmoid_, "relu": torch.relu_, "neg": torch.neg_, "cos": torch.cos_,
          "halve": lambda a: a.mul_(0.5), "one_more": lambda a: a.add_(1), "clamp": lambda a: a.clamp_(-2, 2), "zero": torch.zero_,
          "leaky": lambda a: functional.leaky_relu(a, 0.1, inplace=True), "silu": lambda a: functional.silu(a, inplace=True),
@@ -105,7 +116,7 @@ VIEW = {"transposed": lambda a: a.t().contiguous().t(), "reshaped": lambda a: a.
 KINDS = ["unary", "unary", "binary", "binary", "layer", "layer", "write", "write", "write_with", "write_with", "slice_write", "slice_write_with", "view", "view", "dropout",
          "rrelu", "buffer", "buffer_write", "halves", "unsafe_halves", "batch_norm", "batch_norm_mean", "statistics", "layer_norm", "group_norm", "function", "checkpoint",
          "checkpoint", "cast", "autocast", "list", "numpy_mask", "numpy_input", "empty", "out", "op_noise", "op_count", "op_halve",
-         "python_random", "gru", "no_grad_write", "tanh_chain"]
+         "scalar", "scalar", "number", "number_list", "autocast_region", "hook", "reentrant", "compiled", "python_random", "gru", "no_grad_write", "tanh_chain"]
 
 
 def program(seed):
@@ -127,6 +138,7 @@ class Net(nn.Module):
         self.layer_norm, self.group_norm, self.cell = nn.LayerNorm(WIDTH), nn.GroupNorm(4, WIDTH), nn.GRUCell(WIDTH, WIDTH)
         self.register_buffer("average", torch.ones(WIDTH))
         self.register_buffer("table", torch.linspace(0.5, 1.5, ROWS * WIDTH).view(ROWS, WIDTH))
+        self.register_buffer("bilinear", torch.linspace(-0.1, 0.1, WIDTH**3).view(WIDTH, WIDTH, WIDTH))
         self.instructions = instructions
 
     def forward(self, x):
@@ -232,6 +244,29 @@ class Net(nn.Module):
             return noise(a).sin()
         if kind == "op_count":
             return count(a).tanh()
+        if kind == "scalar":
+            return a + b.tanh() * choose(SCALAR, number)(a) * 0.1
+        if kind == "number":
+            return choose(NUMBER, number)(a, b)
+        if kind == "number_list":
+            total = a.mean()
+            scaled = torch._foreach_mul([total, a, b], [0.1, 0.5, 2])
+            return torch.where(a > 0, 0.3 * total, scaled[1]) + scaled[0] + torch.cat([(2 * total)[None].expand(1, WIDTH), scaled[2][1:]])
+        if kind == "autocast_region":
+            with torch.autocast("cpu", [torch.bfloat16, torch.float16][number % 2]):
+                h = layer(a.clamp(-9, 9)).tanh()
+                with torch.autocast("cpu", enabled=False):
+                    h = h.float() * (0.1 * b.tanh().sum()).tanh()
+                return functional.bilinear(h, h.sin(), self.bilinear) + layer(h).float()
+        if kind == "hook":
+            y = layer(a.clamp(-9, 9)).tanh()
+            if y.requires_grad:
+                y.register_hook(lambda gradient: gradient * 0.5 + 0.1 * gradient.mean())
+            return y.sin() * b
+        if kind == "reentrant":
+            return checkpoint(lambda t: functional.dropout(layer(t.tanh()) * (0.1 * t.tanh().sum()), 0.2).sin(), a, use_reentrant=True)
+        if kind == "compiled":
+            return compiled(a, b)
         if kind == "python_random":
             return (a * chance.random()).sin() * torch.tensor([chance.random() for _ in range(WIDTH)])
         if kind == "gru":

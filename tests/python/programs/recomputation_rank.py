@@ -1,4 +1,5 @@
 """Models whose forward does more than call functional operators: each policy's gradients are plain PyTorch's, to the bit."""
+import contextlib
 import ctypes
 import sys
 import threading
@@ -286,6 +287,48 @@ def count(x: torch.Tensor) -> torch.Tensor:
 count.register_autograd(lambda ctx, gradient: gradient, setup_context=lambda ctx, inputs, output: None)
 
 
+@contextlib.contextmanager
+def setting(change, value, back):
+    change(value)
+    yield
+    change(back)
+
+
+CONJUGATED, WEIGHT = torch.full((4, ROWS), 1 + 2j).conj(), torch.linspace(-1, 1, WIDTH ** 3).view(WIDTH, WIDTH, WIDTH)
+MARKS = {  # what an argument is besides its value: a wrapped number's dtype gives way, a conjugate is lazy
+    "number times scalar": lambda h: h - 0.1 * h.square().sum(),
+    "scalar times number, in place": lambda h: h * torch.rsub(h.sum().mul_(0.3).add_(1), 2.5),
+    "number and a double of the same value": lambda h: h - 0.1 * h.sum() - torch.tensor(0.1, dtype=torch.double) * h.mean(),
+    "number times integers": lambda h: h * (torch.arange(ROWS * WIDTH).view(ROWS, WIDTH) * 0.001).sin(),
+    "half precision": lambda h: (h.bfloat16() * (h.bfloat16().sum() * 0.1)).float(),
+    "lists": lambda h: torch.stack([0.1 * h.sum() + row for row in h]) + torch.cat([2 * h.sum()[None], h[0]])[1:],
+    "where and masks": lambda h: torch.where(h > 0, 0.2 * h.sum(), h).masked_fill(h > 1, 0.5),
+    "conjugate": lambda h: h + (CONJUGATED @ torch.complex(h, h.sin())).abs().mean(0)}
+SETTINGS = {  # around a part of the forward: the context, and what is computed in it
+    "default dtype": (lambda: setting(torch.set_default_dtype, torch.double, torch.float), lambda h: h * ((h > 0) / 3).float()),
+    "autocast of a kernel's own operators": (lambda: torch.autocast("cpu", torch.bfloat16), lambda h: functional.bilinear(h.float(), h.float().sin(), WEIGHT).float()),
+    "oneDNN": (lambda: torch.backends.mkldnn.flags(enabled=False), lambda h: functional.conv2d(h.view(1, 16, 16, 16), WEIGHT[:16, :16, :3, None], padding=(1, 0)).view(ROWS, WIDTH)),
+    "denormal numbers": (lambda: setting(torch.set_flush_denormal, True, False), lambda h: h * 1e-20 * 1e-20 * 1e38),
+    "threads": (lambda: setting(torch.set_num_threads, 2, 1), lambda h: h * h.repeat(32, 32).sum(0)[:WIDTH].sin())}
+
+
+@check
+def what_belongs_to_a_call_besides_its_values():
+    torch.set_num_threads(1)
+    for name, compute in MARKS.items():
+        print(name)
+        compare(lambda self, x, compute=compute: self.head(functional.gelu(compute(self.layers[0](self.first(x))))))
+    for name, (context, compute) in SETTINGS.items():
+        def then(self, x, context=context, compute=compute):
+            h = self.layers[0](self.first(x))
+            with context():
+                h = compute(h)
+            return self.head(h.tanh().sin())
+
+        print(name)
+        compare(then)
+
+
 @check
 def operators_of_others():
     def then(self, x):
@@ -412,7 +455,7 @@ def lies(self, x):
 @check
 def a_difference_is_an_error_that_names_the_operator():
     engine = engine_of(lies, {"policy": "block"})
-    raises(RuntimeError, lambda: engine.backward(loss_of(engine, 0)), "aten::clone was run again in backward and made another tensor",
+    raises(RuntimeError, lambda: engine.backward(loss_of(engine, 0)), "aten::clone was run again in backward, and its result differs: other values in the float 64x64",
            '"activation_checkpointing": {"keep": ["aten::clone"]}')
 
 
@@ -421,6 +464,15 @@ def what_is_kept_is_not_made_again():
     wanted = plain(lies)
     for one, other in zip(run(lies, {"policy": "block", "keep": ["aten::clone"]}), wanted, strict=True):
         assert torch.equal(one, other)
+
+
+@check
+def torch_func_grad_names_activation_checkpointing():
+    def then(self, x):
+        return self.head(self.first(x) + torch.func.grad(lambda t: t.sin().sum())(x))
+
+    engine = engine_of(then, {"policy": "cheap"})
+    raises(tessera.Error, lambda: loss_of(engine, 0), "activation_checkpointing: torch.func.grad", "torch.autograd.grad", '"policy": "none"')
 
 
 @check
