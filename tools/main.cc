@@ -52,10 +52,21 @@ int finish(const tessera::Logger& log, int exit_code) {
                                 "; what was printed is not complete"));
 }
 
+/// What libtorch, MKL and we need of any process, and end without saying so.
+const char* missing_of_process() {
+  char folder[1];
+  if (::getcwd(folder, sizeof folder) == nullptr && errno == ENOENT)
+    return "the working folder has been removed; expected one that exists: cd elsewhere, and start again";
+  if (::access("/proc/self/status", R_OK) != 0)
+    return "/proc is not mounted, or cannot be read; expected the kernel's (mount -t proc proc /proc)";
+  return nullptr;
+}
+
 /// The exit code of the command that was given.
 int run(int num_given, char** given) {
   using namespace tessera;
   std::signal(SIGXFSZ, SIG_IGN);  // a write beyond the limit of file sizes fails, as on a full disk
+  if (const char* missing = missing_of_process()) return fail(Logger(LogOptions{}), missing);
   std::vector<char*> arguments = tools::with_command(num_given, given);
   int argc = static_cast<int>(arguments.size()) - 1;
   char** argv = arguments.data();

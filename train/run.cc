@@ -8,11 +8,14 @@
 #include <cmath>
 #include <csignal>
 #include <cstdlib>
+#include <exception>
 #include <filesystem>
+#include <optional>
 #include <string_view>
 #include <thread>
 #include <utility>
 
+#include "comm/init/init.h"
 #include "core/error.h"
 #include "core/str.h"
 #include "train/report/report.h"
@@ -138,8 +141,14 @@ Summary run(RunConfig run, const Registry& registry, const comm::Environment& en
   InitOptions init;
   init.device = comm->device();
   init.local_rank = environment.local_rank;
-  Trainer trainer(std::move(run), *task, comm, init, output, std::move(start));
-  return trainer.run();
+  std::optional<Trainer> trainer;
+  try {
+    trainer.emplace(std::move(run), *task, comm, init, output, std::move(start));
+    return trainer->run();
+  } catch (const std::exception& error) {
+    comm::leave_because_of(error, *comm);
+    throw;
+  }
 }
 
 }  // namespace tessera::train

@@ -1,6 +1,7 @@
 #include "examples/torchscript/script_file.h"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/Parallel.h>
 #include <ATen/core/ivalue.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/Storage.h>
@@ -21,9 +22,11 @@
 #include <cstring>
 #include <optional>
 #include <regex>
+#include <span>
 #include <string_view>
 #include <utility>
 
+#include "checkpoint/formats/zip_directory.h"
 #include "core/error.h"
 #include "core/files/disk_error.h"
 #include "core/files/input_file.h"
@@ -118,6 +121,30 @@ c10::Storage storage_of(c10::DataPtr data, size_t bytes) {
           /*resizable=*/false};
 }
 
+/// Compares every entry with its CRC-32, which libtorch does not do. An archive without them (their writer
+/// can be told so) has zeros.
+void check_sums(PyTorchStreamReader& reader, const PrivateMapping& mapping, const std::string& path) {
+  const std::span<const std::byte> file(mapping.data(), mapping.bytes());
+  const std::vector<checkpoint::ZipEntry> entries = checkpoint::read_zip_directory(file, path);
+  if (std::all_of(entries.begin(), entries.end(), [](const auto& entry) { return entry.crc == 0; })) return;
+  at::parallel_for(0, static_cast<int64_t>(entries.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const checkpoint::ZipEntry& entry = entries[static_cast<size_t>(i)];
+      if (entry.method != 0) continue;
+      checkpoint::check_zip_entry(file, entry, path);
+      mapping.drop(static_cast<size_t>(entry.offset), static_cast<size_t>(entry.bytes));
+    }
+  });
+  for (checkpoint::ZipEntry entry : entries) {
+    const size_t folder = entry.name.find('/');
+    if (entry.method == 0 || folder == std::string::npos) continue;
+    const auto [data, bytes] = reader.getRecord(entry.name.substr(folder + 1));  // uncompressed
+    entry.offset = 0;
+    entry.bytes = static_cast<int64_t>(bytes);
+    checkpoint::check_zip_entry({static_cast<const std::byte*>(data.get()), bytes}, entry, path);
+  }
+}
+
 /// Reads what libtorch is about to parse: see script_nesting.h.
 void check_nesting(PyTorchStreamReader& reader, const std::vector<std::string>& records,
                    const std::string& path) {
@@ -179,6 +206,7 @@ ScriptFile::~ScriptFile() = default;
 std::shared_ptr<torch::jit::Module> ScriptFile::load() {
   torch::jit::populate_upgraders_graph_map();
   PyTorchStreamReader reader(std::make_shared<MappingAdapter>(mapping_));
+  check_sums(reader, *mapping_, path_);
   const auto unit = std::make_shared<torch::jit::CompilationUnit>();
   std::vector<c10::IValue> constants;
   const torch::jit::SourceImporter importer(

@@ -4,10 +4,11 @@
 // torch::jit::load() allocates memory for each record of the archive and reads it there, so each rank would
 // hold a whole copy of the model until its parameters are in the engine's units. torch.jit.save stores
 // tensors uncompressed and aligned to 64 bytes. So the file is mapped, and a tensor's storage is a part of
-// the mapping: the ranks of a host share its pages through the page cache, and pages that nobody reads are
-// never read from the disk. When a storage goes, its pages are unmapped, so that a process never has more of
-// the model than it is using. The mapping is private: what is written into a tensor stays in the process.
-// A record that is compressed or not aligned (other programs write such archives) is read into memory.
+// the mapping: the ranks of a host share its pages through the page cache. Each entry is first compared with
+// its CRC-32, which libtorch's loader leaves out. When a storage goes, its pages are unmapped, so that a
+// process never has more of the model than it is using. The mapping is private: what is written into a tensor
+// stays in the process. A record that is compressed or not aligned (other programs write such archives) is
+// read into memory.
 //
 // libtorch's loader cannot be told where a record's memory is. But the functions that it is made of are
 // public: the reader of archives, the importer of sources, and an unpickler that takes storages which exist
@@ -47,8 +48,8 @@ class ScriptFile {
   ScriptFile(const ScriptFile&) = delete;
   ScriptFile& operator=(const ScriptFile&) = delete;
 
-  /// The module, on the CPU. To be called once. Throws c10::Error, or DataError if a tensor exceeds
-  /// its record.
+  /// The module, on the CPU. To be called once. Throws c10::Error; CheckpointError
+  /// if an entry differs from its CRC-32; DataError if a tensor exceeds its record.
   std::shared_ptr<torch::jit::Module> load();
 
   /// Gives storages that are still in use memory of their own, and closes the file. Throws DataError

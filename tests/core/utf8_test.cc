@@ -50,8 +50,8 @@ TEST(Utf8, QuotedIsOneShortLine) {
   EXPECT_EQ(quoted, "'" + std::string(150, 'x') + "… (9800 bytes more) …" + std::string(50, 'x') + "'");
   std::string odd(1'000, '\0');
   odd += "größe";
-  EXPECT_EQ(abridged(odd, 8), "\\x00\\x00\\x00\\x00\\x00\\x00… (998 bytes more) …e");
-  EXPECT_EQ(abridged("ééé", 5), "é… (2 bytes more) …é") << "no half of a character";
+  EXPECT_EQ(abridged(odd, 8), "\\x00\\x00\\x00\\x00\\x00\\x00… (1000 bytes more) …e");
+  EXPECT_EQ(abridged("ééé", 5), "éé… (2 bytes more) …") << "no half of a character";
 }
 
 }  // namespace

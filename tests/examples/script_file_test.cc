@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "checkpoint/checkpoint_error.h"
 #include "comm/init/self.h"
 #include "core/error.h"
 #include "core/files/temporary_folder.h"
@@ -24,6 +25,7 @@ namespace tessera::examples {
 namespace {
 
 using tessera::testing::error_of;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using torch::jit::Module;
 
@@ -49,6 +51,14 @@ Module make(int num_layers, int64_t size) {
   graph.return_node()->replaceInput(0,
                                     graph.insert(c10::aten::mul, {graph.return_node()->input(0), constant}));
   return model;
+}
+
+/// As torch writes an archive after set_crc32_options(False): zeros in headers and in the directory.
+std::string without_sums(std::string content) {
+  for (const auto& [signature, sum] : {std::pair("PK\3\4", 14), std::pair("PK\1\2", 16)})
+    for (size_t at = 0; (at = content.find(signature, at)) != content.npos; ++at)
+      content.replace(at + static_cast<size_t>(sum), 4, 4, '\0');
+  return content;
 }
 
 class ScriptFileTest : public ::testing::Test {
@@ -136,10 +146,35 @@ TEST_F(ScriptFileTest, ATensorThatExceedsItsRecordIsNamed) {
   const std::string shape = "(KdKdt", wrong = "(K\xffK\xfft";
   const size_t place = content.find(shape);
   ASSERT_NE(place, content.npos);
-  write_text(path, content.replace(place, shape.size(), wrong));
+  content.replace(place, shape.size(), wrong);
+  write_text(path, content);
+  EXPECT_THAT(error_of<CheckpointError>([&] { ScriptFile(path).load(); }), HasSubstr("CRC-32"));
+  write_text(path, without_sums(content));
   EXPECT_THAT(
       error_of<DataError>([&] { ScriptFile(path).load(); }),
       HasSubstr("m.pt: a tensor of shape [255, 255] has a record of 40000 bytes; the file is damaged"));
+}
+
+TEST_F(ScriptFileTest, AChangedByteIsFoundBeforeLibtorchReadsIt) {
+  const std::string path = save(make(3, 100)), content = read_text(path);
+  const Module saved = torch::jit::load(path);
+  int num_found = 0;
+  for (const at::Tensor& tensor : {saved.attr("w0").toTensor(), saved.attr("w1").toTensor()})
+    for (const size_t byte : {0, 3, 20'001, 39'999}) {
+      const std::string_view bytes(static_cast<const char*>(tensor.data_ptr()), tensor.nbytes());
+      const size_t place = content.find(bytes);
+      ASSERT_NE(place, content.npos);
+      std::string changed = content;
+      changed[place + byte] ^= 0x40;
+      write_text(path, changed);
+      EXPECT_THAT(error_of<CheckpointError>([&] { ScriptFile(path).load(); }),
+                  AllOf(HasSubstr("m.pt: entry '"), HasSubstr("is damaged: its CRC-32 is ")));
+      EXPECT_NO_THROW(torch::jit::load(path)) << "libtorch takes it";
+      write_text(path, without_sums(changed));
+      EXPECT_NO_THROW(ScriptFile(path).load()) << "its writer left the sums out";
+      ++num_found;
+    }
+  EXPECT_EQ(num_found, 8);
 }
 
 TEST_F(ScriptFileTest, AnEngineIsMadeWithAShardAndTwoUnits) {
