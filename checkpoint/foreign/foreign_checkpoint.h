@@ -90,11 +90,11 @@ struct LostValue {
 };
 
 struct ForeignCheckpoint {
-  std::string format;   ///< "DeepSpeed ZeRO", "DeepSpeed universal", "torch.distributed.checkpoint", …
-  std::string version;  ///< of the program that wrote it; empty: the files do not say
-  int world_size = 1;   ///< ranks that wrote it
-  int stage = 0;        ///< of ZeRO; -1: not said
-  std::filesystem::path path;                ///< the checkpoint's folder or file
+  std::string format;          ///< "DeepSpeed ZeRO", "DeepSpeed universal", "torch.distributed.checkpoint", …
+  std::string version;         ///< of the program that wrote it; empty: the files do not say
+  int world_size = 1;          ///< ranks that wrote it
+  int stage = 0;               ///< of ZeRO; -1: not said
+  std::filesystem::path path;  ///< the checkpoint's folder or file
   std::vector<std::filesystem::path> files;  ///< that have elements
   std::vector<ArchivePart> archives;         ///< that were read; read_foreign() adds those in `files`
   std::vector<ForeignParameter> parameters;  ///< in the model's order where the source has it

@@ -143,8 +143,9 @@ class Converter {
       case Kind::kString: return is_utf8(key.text);
       case Kind::kTuple:
         return depth < kMaxJsonDepth &&
-               std::all_of(key.items.begin(), key.items.end(),
-                           [&](const PickleValue* item) { return is_key(*item, depth + 1); });
+               std::all_of(
+                   key.items.begin(), key.items.end(),
+                   [&](const PickleValue* item) { return is_key(*item, depth + 1); });
       default: return false;
     }
   }

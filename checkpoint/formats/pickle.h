@@ -30,20 +30,20 @@ namespace tessera::checkpoint {
 struct PickleValue {
   enum class Kind : uint8_t {
     kNone,
-    kBool,    ///< `integer`: 0 or 1
-    kInt,     ///< `integer`
-    kLong,    ///< an integer that 64 bits do not hold: `text` has its decimal digits
-    kFloat,   ///< `number`
-    kString,  ///< `text`, UTF-8; a lone surrogate is "\\udc80", as Python's backslashreplace writes it
-    kBytes,   ///< `text`: bytes, bytearray; also a str of Python 2 that is no UTF-8
-    kList,    ///< `items`
-    kTuple,   ///< `items`
-    kSet,     ///< `items`; `text`: "builtins.frozenset" of one, else empty
-    kDict,    ///< `items`: key, value, key, value, … in the order in which they were set; no text, number
-              ///< or bytes is a key twice. `text`: "collections.OrderedDict", "collections.Counter" of
-              ///< these, else empty. An OrderedDict's own attributes ("_metadata") are `state`.
-    kGlobal,  ///< `text`: "torch.float32", "collections.OrderedDict"
-    kObject,  ///< a class or function that would be called: `callable`, `arguments`, `state`, `items`
+    kBool,        ///< `integer`: 0 or 1
+    kInt,         ///< `integer`
+    kLong,        ///< an integer that 64 bits do not hold: `text` has its decimal digits
+    kFloat,       ///< `number`
+    kString,      ///< `text`, UTF-8; a lone surrogate is "\\udc80", as Python's backslashreplace writes it
+    kBytes,       ///< `text`: bytes, bytearray; also a str of Python 2 that is no UTF-8
+    kList,        ///< `items`
+    kTuple,       ///< `items`
+    kSet,         ///< `items`; `text`: "builtins.frozenset" of one, else empty
+    kDict,        ///< `items`: key, value, key, value, … in the order in which they were set; no text, number
+                  ///< or bytes is a key twice. `text`: "collections.OrderedDict", "collections.Counter" of
+                  ///< these, else empty. An OrderedDict's own attributes ("_metadata") are `state`.
+    kGlobal,      ///< `text`: "torch.float32", "collections.OrderedDict"
+    kObject,      ///< a class or function that would be called: `callable`, `arguments`, `state`, `items`
     kPersistent,  ///< `arguments`: what persistent_load would be given
   };
   Kind kind = Kind::kNone;

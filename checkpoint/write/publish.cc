@@ -19,7 +19,7 @@ using Identity = std::pair<dev_t, ino_t>;
 
 /// Device and inode of a path. A failed rename may have taken effect, so undo() compares these.
 std::optional<Identity> identity(const fs::path& path) {
-  struct stat status {};
+  struct stat status{};
   if (::lstat(path.c_str(), &status) != 0) return std::nullopt;
   return Identity{status.st_dev, status.st_ino};
 }

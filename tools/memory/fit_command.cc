@@ -47,7 +47,7 @@ fs::path existing(fs::path folder) {
 /// Bytes that a file in `folder` may have. Throws ConfigError where a file would be in memory.
 int64_t disk_space(const std::string& folder) {
   const fs::path place = existing(folder);
-  struct statfs system {};
+  struct statfs system{};
   constexpr auto kTmpfs = 0x01021994, kRamfs = static_cast<int>(0x858458f6);
   if (::statfs(place.c_str(), &system) == 0 &&
       (system.f_type == kTmpfs || static_cast<int>(system.f_type) == kRamfs))
