@@ -94,9 +94,11 @@ UNARY = {"sin": torch.sin, "tanh": torch.tanh, "exp": lambda a: (a * 0.1).exp(),
          "clone": torch.clone, "pool": lambda a: functional.avg_pool1d(a[None], 3, 1, 1)[0], "cosh": lambda a: a.clamp(-3, 3).cosh()}
 SCALAR = {"loss": lambda a: 0.1 * a.square().mean(), "in_place": lambda a: a.mean().mul_(0.3).add_(1), "norm": lambda a: 2 - a.norm() * 0.01, "mean": lambda a: a.mean() / 3,
           "logdet": lambda a: torch.logdet(a.tanh().t() @ a.tanh() * 0.01 + torch.eye(WIDTH)) * 0.01, "double": lambda a: torch.tensor(0.1, dtype=torch.double) * a.mean(),
-          "power": lambda a: 2.0 ** a.mean().tanh(), "integers": lambda a: (torch.arange(4) * 0.5).sum() * a.tanh().max(), "entropy": lambda a: -(a.softmax(1) * a.log_softmax(1)).sum(1).mean()}
+          "power": lambda a: 2.0 ** a.mean().tanh(), "integers": lambda a: (torch.arange(4) * 0.5).sum() * a.tanh().max(),
+          "entropy": lambda a: -(a.softmax(1) * a.log_softmax(1)).sum(1).mean()}
 NUMBER = {"left": lambda a, b: 1 - 0.5 * a, "power": lambda a, b: 2.0 ** a.tanh(), "divided": lambda a, b: 1 / (2 + a.tanh()), "alpha": lambda a, b: torch.add(a, b, alpha=0.3),
-          "integers": lambda a, b: a * (torch.arange(ROWS * WIDTH).view(ROWS, WIDTH) * 0.001).sin(), "compared": lambda a, b: (a > 0) * 0.5 * b, "remainder": lambda a, b: a + torch.remainder(b, 0.7),
+          "integers": lambda a, b: a * (torch.arange(ROWS * WIDTH).view(ROWS, WIDTH) * 0.001).sin(), "compared": lambda a, b: (a > 0) * 0.5 * b,
+          "remainder": lambda a, b: a + torch.remainder(b, 0.7),
           "half": lambda a, b: (a.bfloat16() * 0.1 * b.bfloat16().mean()).float()}
 WRITE = {"sin": torch.sin_, "tanh": torch.tanh_, "sigmoid": torch.sigmoid_, "relu": torch.relu_, "neg": torch.neg_, "cos": torch.cos_,
          "halve": lambda a: a.mul_(0.5), "one_more": lambda a: a.add_(1), "clamp": lambda a: a.clamp_(-2, 2), "zero": torch.zero_,

@@ -306,8 +306,10 @@ MARKS = {  # what an argument is besides its value: a wrapped number's dtype giv
     "conjugate": lambda h: h + (CONJUGATED @ torch.complex(h, h.sin())).abs().mean(0)}
 SETTINGS = {  # around a part of the forward: the context, and what is computed in it
     "default dtype": (lambda: setting(torch.set_default_dtype, torch.double, torch.float), lambda h: h * ((h > 0) / 3).float()),
-    "autocast of a kernel's own operators": (lambda: torch.autocast("cpu", torch.bfloat16), lambda h: functional.bilinear(h.float(), h.float().sin(), WEIGHT).float()),
-    "oneDNN": (lambda: torch.backends.mkldnn.flags(enabled=False), lambda h: functional.conv2d(h.view(1, 16, 16, 16), WEIGHT[:16, :16, :3, None], padding=(1, 0)).view(ROWS, WIDTH)),
+    "autocast of a kernel's own operators": (lambda: torch.autocast("cpu", torch.bfloat16),
+                                             lambda h: functional.bilinear(h.float(), h.float().sin(), WEIGHT).float()),
+    "oneDNN": (lambda: torch.backends.mkldnn.flags(enabled=False),
+               lambda h: functional.conv2d(h.view(1, 16, 16, 16), WEIGHT[:16, :16, :3, None], padding=(1, 0)).view(ROWS, WIDTH)),
     "denormal numbers": (lambda: setting(torch.set_flush_denormal, True, False), lambda h: h * 1e-20 * 1e-20 * 1e38),
     "threads": (lambda: setting(torch.set_num_threads, 2, 1), lambda h: h * h.repeat(32, 32).sum(0)[:WIDTH].sin())}
 
