@@ -84,9 +84,12 @@ class CheckpointTest(ToolTest):
         self.assertEqual(len(self.losses("run")), 24)
 
     def test_nothing_to_resume(self):
-        outcome = self.run_tool("train", self.run_config("run", 20), "--nproc", 2, "--resume")
-        self.assertEqual(outcome.code, 1, outcome)
-        self.assertIn("run/checkpoints", outcome.err)
+        for begun in (False, True):
+            if begun:
+                (self.folder / "run" / "checkpoints").mkdir(parents=True)
+            outcome = self.run_tool("train", self.run_config("run", 20), "--nproc", 2, "--resume")
+            self.assertEqual(outcome.code, 1, outcome)
+            self.assertIn("run/checkpoints: has no file" if begun else "trainer.output_dir run has no checkpoints", outcome.err)
 
     def files_of(self, folder):
         """name -> bytes of all files below a folder."""
