@@ -116,8 +116,12 @@ class ClusterSupervisor {
  private:
   void on_signal(int signal) {
     const bool goes_on = signals_.policy().passes_on(signal);
-    if (step_ == 0 && (goes_on || signals_.policy().is_handled(signal))) pass_on(signal);
-    if (goes_on) return log_.info(str(signal_name(signal), ": passed on to the hosts' ranks"));
+    const bool passed = step_ == 0 && (goes_on || signals_.policy().is_handled(signal)) && pass_on(signal);
+    if (goes_on)
+      return log_.info(
+          str(signal_name(signal), passed ? ": passed on to the hosts' ranks"
+                                          : ": not passed on: the ranks end, or their launcher does "
+                                            "not take it to them"));
     was_asked_ = true;
     if (!interrupted_by_ && step_ == 0)
       log_.warning(str(signal_name(signal), ": the ranks have ", static_cast<double>(grace_.count()) / 1000.0,
@@ -126,13 +130,18 @@ class ClusterSupervisor {
     end_all();
   }
 
-  /// The launchers that ssh has started read it, mpirun and srun hand SIGUSR1 on.
-  void pass_on(int signal) {
+  /// The launchers that ssh has started read it, mpirun and srun hand SIGUSR1 on. Returns whether one got it.
+  bool pass_on(int signal) {
+    bool passed = false;
     for (const Running& one : programs_)
-      if (one.end_signal == 0)
+      if (one.end_signal == 0) {
         send_all(one.input.get(), std::string(1, signal_byte(signal)));
-      else if (one.process.running() && signals_.policy().is_end_by_user_2 && signal == SIGUSR1)
+        passed = true;
+      } else if (one.process.running() && signals_.policy().is_end_by_user_2 && signal == SIGUSR1) {
         one.process.signal(signal);
+        passed = true;
+      }
+    return passed;
   }
 
   /// First the launchers on the hosts end as by SIGTERM; then the programs here are ended, and killed.

@@ -121,9 +121,9 @@ class RankReader {
     }
     const PickleValue* optimizer = state.find(optimizer_key);
     if (optimizer == nullptr || optimizer->kind == Kind::kNone) {
-      if (counters_ != nullptr)
-        counters_->not_read.push_back(
-            str("the optimizer's state: ", out_.path.filename().string(), " has no ", optimizer_key));
+      lost_.push_back(
+          {LostValue::Kind::kState, "",
+           str("the optimizer's state: ", out_.path.filename().string(), " has no ", optimizer_key)});
       out_.group_of_part.assign(out_.parts.size(), 0);
       return;
     }

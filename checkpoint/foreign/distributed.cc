@@ -673,8 +673,10 @@ static void take_known(ForeignCheckpoint& checkpoint, json& extras) {
   // A dict of counts inside of it, such as torchtitan's train_state, has an epoch or is called so: one of
   // options has others.
   std::vector<const json*> dicts = {&extras};
+  const auto train_state = extras.find("train_state");
+  if (train_state != extras.end() && train_state->is_object()) dicts.push_back(&*train_state);
   for (const auto& [name, value] : extras.items())
-    if (value.is_object() && (name == "train_state" || count_in(value, "epoch"))) dicts.push_back(&value);
+    if (value.is_object() && name != "train_state" && count_in(value, "epoch")) dicts.push_back(&value);
   for (const json* dict : dicts)
     for (const char* name : kCounts)
       if (!checkpoint.global_steps && count_in(*dict, name)) {

@@ -161,6 +161,7 @@ class Converter {
                   {"dtype", array.dtype},
                   {"shape", array.shape},
                   {"value", base64(array.bytes)}};
+    if (elements.empty()) return json::array();
     size_t next = 0;
     return convert_elements(array.shape, 0, elements, next, what);
   }

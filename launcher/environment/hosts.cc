@@ -53,6 +53,7 @@ bool is_word(std::string_view text) {
 bool is_ipv6(const std::string& text) {
   const size_t zone = text.find('%');
   in6_addr address{};
+  if (text.find('\0') != text.npos) return false;
   return ::inet_pton(AF_INET6, text.substr(0, zone).c_str(), &address) == 1 &&
          (zone == text.npos || is_word(text.substr(zone + 1)));
 }

@@ -58,12 +58,13 @@ TEST_F(HostsTest, OtherFormsOfALine) {  // the second word: what ssh gets
 }
 
 TEST_F(HostsTest, WhatSshMayTakeForSomethingElseIsNoHost) {
-  const std::string nul("n1\0", 3);
+  const std::string nul("n1\0", 3), nul_in_address("::1\0;x", 6);
   for (const std::string& name :
        {std::string("n1;reboot"), std::string("$HOME"), std::string("`id`"), std::string("-oProxyCommand=x"),
         std::string("me@-n1"), std::string("-l@n1"), std::string("@n1"), std::string("me@"),
         std::string("n1:0"), std::string("n1,n2"), std::string("n1/x"), std::string("n\x1b[0m1"),
-        std::string("n1|x"), std::string("n'1"), std::string("[n1]"), std::string("b\xc3\xbc"), nul})
+        std::string("n1|x"), std::string("n'1"), std::string("[n1]"), std::string("b\xc3\xbc"), nul,
+        nul_in_address})
     EXPECT_THAT(refusal("n0 slots=1\n" + name + " slots=2\n"),
                 AllOf(StartsWith(folder_.path("hosts") + ":2: '"),
                       HasSubstr("is no host; expected HOST or USER@HOST")))
