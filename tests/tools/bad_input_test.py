@@ -65,7 +65,7 @@ class ConfigurationTest(ToolTest):
 
     def test_long_values_and_many_mistakes_are_told_in_short(self):
         long, many = "k" * 3_000_000, {f"k{i}": i for i in range(50_000)}
-        for config, parts in ((self.config(**{long: 1}), ("kkk", "bytes in all", "unknown key")),
+        for config, parts in ((self.config(**{long: 1}), ("kkk", "bytes more", "unknown key")),
                               (self.config(model={"type": long}), ("model.type", "kkk")),
                               (self.config(trainer={"output_dir": "run", **many}), ("trainer.k0: unknown key", "at least 180 more errors")),
                               (self.config(zero_optimization={"stage": 9, **many}), ("zero_optimization.k", "more errors")),
