@@ -149,9 +149,9 @@ class TorchFileTest(unittest.TestCase):
             self.assertEqual(len(found), len(expected), where)
             for i, value in enumerate(expected):
                 self.assert_same(found[i], value, f"{where}[{i}]")
-        elif isinstance(expected, np.generic):  # is read as the number that it is
+        elif isinstance(expected, (np.number, np.bool_)):  # is read as the number that it is
             self.assertEqual((type(found), found), (type(expected.item()), expected.item()), where)
-        elif isinstance(expected, np.ndarray):
+        elif isinstance(expected, (np.ndarray, np.generic)):
             self.assertEqual((found.dtype, found.shape, found.tobytes()), (expected.dtype, expected.shape, expected.tobytes()), where)
         elif isinstance(expected, bytearray):
             self.assertEqual(found, bytes(expected), where)
