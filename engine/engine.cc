@@ -406,7 +406,9 @@ void Engine::end_callers_backward() {
   // What has ended may be a backward inside of a node of another one, as reentrant recomputation runs it:
   // that one goes on, with gradients that are still to come. (Inside of that node a callback of its own
   // cannot be queued; where one of the next nodes begins, it can.)
-  if (const auto node = torch::autograd::get_current_node()) {
+  // The node of a leaf has no next one: its hook's backward ends here.
+  const auto node = torch::autograd::get_current_node();
+  if (node && std::ranges::any_of(node->next_edges(), [](const auto& edge) { return edge.is_valid(); })) {
     const auto followed = std::make_shared<bool>(true);
     for (const torch::autograd::Edge& edge : node->next_edges())
       if (edge.is_valid())

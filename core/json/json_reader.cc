@@ -222,17 +222,18 @@ void JsonReader::scan_lines() {
 void JsonReader::scan_unquoted() {
   if (peek() == '\0' || std::string_view("{}[],:").find(text_[at_]) != std::string_view::npos)
     fail_expecting("a value (true, false, null, a number, \"text\", [list], {section})");
-  const size_t end = line_end(text_, at_);
-  for (size_t i = at_; i <= end; ++i) {
-    const std::string_view rest = text_.substr(i, end - i);
-    if (!rest.empty() && std::string_view(",}]#").find(rest[0]) == std::string_view::npos &&
+  size_t end = at_;
+  for (;; ++end) {
+    const std::string_view rest = text_.substr(end);
+    const bool line_ends = rest.empty() || rest[0] == '\r' || rest[0] == '\n';
+    if (!line_ends && std::string_view(",}]#").find(rest[0]) == std::string_view::npos &&
         !rest.starts_with("//") && !rest.starts_with("/*"))
       continue;
-    const std::string_view word = trimmed(text_.substr(at_, i - at_));
-    if (word.empty() ||
-        (word != "true" && word != "false" && word != "null" && number_length(word) != word.size()))
-      continue;
-    return scan_word(word);
+    const std::string_view word = trimmed(text_.substr(at_, end - at_));
+    if (!word.empty() &&
+        (word == "true" || word == "false" || word == "null" || number_length(word) == word.size()))
+      return scan_word(word);
+    if (line_ends) break;
   }
   kind_ = JsonKind::kString;
   string_ = trimmed(text_.substr(at_, end - at_));

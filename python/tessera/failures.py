@@ -125,6 +125,9 @@ class _Exit(builtins.SystemExit):
 
     reason = None
 
+    def __reduce__(self):
+        return builtins.SystemExit, self.args
+
     def __del__(self, sys=sys):
         if self.reason and not sys.is_finalizing() and sys._getframe().f_back is None:  # nobody has caught it, but the interpreter
             tell_launcher(self.reason)
@@ -135,7 +138,7 @@ _Exit.__module__ = "builtins"
 
 
 def _on_exit(status=None, /):
-    if status is None or (isinstance(status, int) and status == 0) or threading.current_thread() is not threading.main_thread():
+    if not _state.is_rank or status is None or (isinstance(status, int) and status == 0) or threading.current_thread() is not threading.main_thread():
         return _state.before.exit(status)
     raised, leaving = sys.exc_info()[1], _Exit(status)
     if raised is not None and not isinstance(raised, builtins.SystemExit):

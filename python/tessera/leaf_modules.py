@@ -46,7 +46,7 @@ class _Leaf:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._open: list[_Held | None] = []  # of the forwards that are running
+        self._open: list[tuple[_Held | None, BaseException | None]] = []  # of the forwards that run, with what was being handled before
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Leaf) and other._path == self._path
@@ -67,15 +67,15 @@ class _Leaf:
             held.open()
             if torch.is_grad_enabled():
                 held.watch_inputs(tensors_in([args, kwargs]))
-        self._open.append(held)
+        self._open.append((held, sys.exc_info()[1]))
 
     def leave(self, _module: torch.nn.Module, _args: Any, output: Any) -> None:
         """After it, or where it has failed."""
-        held = self._open.pop()
+        held, handled_before = self._open.pop()
         if held is not None:
-            failure = sys.exc_info()[0]
-            stops = failure is not None and failure.__name__ == "_StopRecomputationError"  # torch.utils.checkpoint has what it needs
-            held.forward_has_ended(tensors_in(output), failed=failure is not None and not stops)
+            failure = sys.exc_info()[1]
+            stops = type(failure).__name__ == "_StopRecomputationError"  # torch.utils.checkpoint has what it needs
+            held.forward_has_ended(tensors_in(output), failed=failure is not None and failure is not handled_before and not stops)
 
 
 class _Held:

@@ -46,7 +46,7 @@ def give_back(engine):
     held = next((name for name, parameter in engine.named_tensors if zero.is_held(parameter)), None)
     if held is not None:
         raise Error(f"destroy() inside of a GatheredParameters that holds {held}; leave it first")
-    if engine._engine.has_failed:
+    if engine._engine.has_failed and engine._engine.stage > 0:  # at stage 0 a rank may have failed alone, and its parameters are whole
         engine._engine.drop_gradients()
     by_name = dict(engine.named_tensors)
     copies = []
