@@ -14,8 +14,8 @@ using KernelSettings = std::array<int32_t, 27>;
 /// Returns those that operators of this thread read now.
 KernelSettings current_settings();
 
-/// Gives this thread's operators `wanted` during its lifetime. What differs is set, and set back: of the
-/// process where it is the process's, so other threads read it meanwhile, too.
+/// Gives this thread's operators `wanted` during its lifetime. It sets what differs, and sets it back. Some
+/// settings belong to the process: other threads read them meanwhile, too.
 class WithSettings {
  public:
   explicit WithSettings(const KernelSettings& wanted);

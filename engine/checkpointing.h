@@ -47,7 +47,7 @@ struct LoadOptions {
   /// The end of the error for a checkpoint that does not fit: what the caller's user can do. Empty: these
   /// options' names.
   std::string advice = {};
-  /// The same of what cannot be taken over.
+  /// The end of the error for a checkpoint of which something cannot be taken over.
   std::string partial_advice = "allow_partial_load = true goes on without";
 };
 

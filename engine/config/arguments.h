@@ -30,7 +30,7 @@ std::vector<ArgumentRow> argument_rows();
 /// What replaces an argument that a configuration does not accept, for an error: "here it is --resume
 /// on the command line". "" for other names.
 std::string_view instead_of_argument(std::string_view name);
-/// The same for a section that only `tessera train` has.
+/// What replaces a section that only `tessera train` has, for an error. "" for other names.
 std::string_view instead_of_section(std::string_view name);
 
 }  // namespace tessera::config

@@ -37,7 +37,8 @@ std::string_view take_item(std::string_view& text, char separator) {
   return item;
 }
 
-auto find_host(std::vector<Host>& hosts, std::string_view name) {
+template <class Hosts>
+auto find_host(Hosts& hosts, std::string_view name) {
   return std::find_if(hosts.begin(), hosts.end(), [&](const Host& host) { return host.name == name; });
 }
 
@@ -91,13 +92,10 @@ std::optional<int> parse_slots(std::istringstream& words) {
 
 /// One NAME[:SLOTS] of a filter; the slots are those of the hostfile where it names none.
 Host parse_filter(std::string_view item, const std::vector<Host>& hosts, std::string_view option) {
-  const auto find = [&](std::string_view name) {
-    return std::find_if(hosts.begin(), hosts.end(), [&](const Host& one) { return one.name == name; });
-  };
   const size_t colon =
-      find(item) == hosts.end() ? item.rfind(':') : item.npos;  // an IPv6 address has its own
+      find_host(hosts, item) == hosts.end() ? item.rfind(':') : item.npos;  // an IPv6 address has its own
   const std::string_view name = item.substr(0, colon);
-  const auto host = find(name);
+  const auto host = find_host(hosts, name);
   if (host == hosts.end()) {
     std::vector<std::string> names;
     for (const Host& one : hosts) names.push_back(one.name);

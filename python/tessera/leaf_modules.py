@@ -57,7 +57,7 @@ class _Leaf:
         return _Leaf(self._path)
 
     def enter(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        """Before the forward."""
+        """Gathers the leaf's parameters before its forward begins."""
         leaf = module.get_submodule(self._path)
         parameters = list(leaf.parameters())
         owner = zero.owner_of(parameters[0]) if parameters and vars(leaf).get(MARK, False) else None
@@ -70,7 +70,7 @@ class _Leaf:
         self._open.append((held, sys.exc_info()[1]))
 
     def leave(self, _module: torch.nn.Module, _args: Any, output: Any) -> None:
-        """After it, or where it has failed."""
+        """Releases them when the forward has ended or failed, or keeps them for backward."""
         held, handled_before = self._open.pop()
         if held is not None:
             failure = sys.exc_info()[1]

@@ -341,7 +341,7 @@ void GradientReducer::accumulate(int parameter) {
                   .add = add});
 }
 
-/// Where slots round, or a late part of the micro-step before waits.
+/// Adds p.grad to the parameter's parts where slots round, or where a late part of the last micro-step waits.
 void GradientReducer::add_partial(int parameter) {
   ParameterGradient& gradient = gradients_[parameter];
   if (!slots_round_ && !gradient.parts.defined()) return;
