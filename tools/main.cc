@@ -1,14 +1,18 @@
 // The `tessera` command.
+#include <fcntl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <iostream>
 #include <sstream>
 #include <string_view>
+#include <thread>
 #include <typeinfo>
 
 #include "comm/control/error_message.h"
@@ -24,6 +28,8 @@
 #include "tools/memory/memory_command.h"
 
 namespace {
+
+constexpr rlim_t kMinStackBytes = 1 << 20;
 
 // Rank 0 shares the launcher's terminal, and the launcher prints the error that a rank reported: printed here
 // too, it would stand there twice. Other ranks print to their logs.
@@ -52,21 +58,53 @@ int finish(const tessera::Logger& log, int exit_code) {
                                 "; what was printed is not complete"));
 }
 
-/// What libtorch, MKL and we need of any process, and end without saying so.
+/// Opens the standard streams that are closed, so that no file or socket gets their numbers, into which this
+/// process prints then. What is printed to standard output is an error at the end.
+void hold_standard_streams() {
+  for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(descriptor, F_GETFD) >= 0) continue;
+    const int mode = O_CLOEXEC | (descriptor == STDERR_FILENO ? O_WRONLY : O_RDONLY);
+    if (::open("/dev/null", mode) < 0) return;  // else it has the lowest number that is free: this one
+  }
+}
+
+/// What libtorch and MKL need of any process, and end without saying so; nullptr: it is there.
 const char* missing_of_process() {
   char folder[1];
   if (::getcwd(folder, sizeof folder) == nullptr && errno == ENOENT)
     return "the working folder has been removed; expected one that exists: cd elsewhere, and start again";
   if (::access("/proc/self/status", R_OK) != 0)
     return "/proc is not mounted, or cannot be read; expected the kernel's (mount -t proc proc /proc)";
+  rlimit stack{};
+  if (::getrlimit(RLIMIT_STACK, &stack) == 0 && stack.rlim_cur < kMinStackBytes)
+    return "the limit of a stack is too low for libtorch, which ends with a segmentation fault; expected at "
+           "least 1 MiB (ulimit -s 1024)";
   return nullptr;
+}
+
+/// Runs before the constructors of libtorch and MKL, which look at the working folder. Of ours and of the C++
+/// library nothing is initialized: system calls alone.
+void check_process(int, char**, char**) {
+  hold_standard_streams();
+  const char* const missing = missing_of_process();
+  if (missing == nullptr) return;
+  for (const char* part : {"error: ", missing, "\n"})
+    if (::write(STDERR_FILENO, part, std::strlen(part)) < 0) break;
+  ::_exit(1);
+}
+
+[[gnu::section(".preinit_array"), gnu::used]] void (*const kCheckProcess)(int, char**,
+                                                                          char**) = &check_process;
+
+/// Throws std::system_error where no thread can be started: OpenMP ends the process then.
+void check_threads() {
+  std::thread([] {}).join();
 }
 
 /// The exit code of the command that was given.
 int run(int num_given, char** given) {
   using namespace tessera;
   std::signal(SIGXFSZ, SIG_IGN);  // a write beyond the limit of file sizes fails, as on a full disk
-  if (const char* missing = missing_of_process()) return fail(Logger(LogOptions{}), missing);
   std::vector<char*> arguments = tools::with_command(num_given, given);
   int argc = static_cast<int>(arguments.size()) - 1;
   char** argv = arguments.data();
@@ -88,6 +126,7 @@ int run(int num_given, char** given) {
   tools::add_memory_command(app, {argv + 1, argv + argc}, exit_code);
   tools::refuse_empty_values(app);
   try {
+    check_threads();
     app.parse(argc, argv);
   } catch (const CLI::Success& asked) {  // --help, --version
     return finish(log, app.exit(asked));

@@ -3,13 +3,13 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <sys/resource.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 
 #include "core/error.h"
+#include "core/files/disk_error.h"
 #include "core/str.h"
 
 namespace tessera::comm {
@@ -80,11 +80,7 @@ FileDescriptor connect_to(const addrinfo& address, Clock::time_point deadline) {
 }
 
 std::string describe_connect_error(int error) {
-  if (error != EMFILE) return std::strerror(error);
-  rlimit limit{};
-  getrlimit(RLIMIT_NOFILE, &limit);
-  return str("this process may have no more than ", limit.rlim_cur,
-             " files open; raise the limit (ulimit -n)");
+  return error == EMFILE ? describe_errno(error) : std::strerror(error);
 }
 
 void keep_alive(int fd, std::chrono::seconds limit) {

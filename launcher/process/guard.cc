@@ -17,6 +17,7 @@
 #include <limits>
 
 #include "core/error.h"
+#include "core/files/disk_error.h"
 #include "core/str.h"
 #include "launcher/environment/environment.h"
 
@@ -106,11 +107,11 @@ void remove_folder(const char* path) {
 Guard::Guard() {
   int sockets[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) != 0)
-    throw CommError(str("cannot start the launcher's guard: ", std::strerror(errno)));
+    throw CommError(str("cannot start the launcher's guard: ", describe_errno(errno)));
   FileDescriptor ours(sockets[0]), theirs(sockets[1]);
   pid_ = ::fork();
   if (pid_ == 0) guard_main(theirs.get());
-  if (pid_ < 0) throw CommError(str("cannot start the launcher's guard: ", std::strerror(errno)));
+  if (pid_ < 0) throw CommError(str("cannot start the launcher's guard: ", describe_errno(errno)));
   socket_ = std::move(ours);
 }
 

@@ -7,11 +7,11 @@
 
 #include <array>
 #include <cerrno>
-#include <cstring>
 #include <tuple>
 #include <utility>
 
 #include "core/error.h"
+#include "core/files/disk_error.h"
 #include "core/str.h"
 
 namespace tessera::launcher {
@@ -53,7 +53,7 @@ void copy_all(const std::stop_token& stop, const std::array<Source, 2>& sources)
 std::pair<FileDescriptor, FileDescriptor> make_pipe() {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0)
-    throw CommError(str("no pipe could be made for the output of rank 0: ", std::strerror(errno)));
+    throw CommError(str("no pipe could be made for the output of rank 0: ", describe_errno(errno)));
   ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
   return {FileDescriptor(ends[0]), FileDescriptor(ends[1])};
 }

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/files/disk_error.h"
 #include "core/files/file_descriptor.h"
 #include "core/str.h"
 
@@ -81,7 +82,7 @@ std::string too_much_given(const SpawnOptions& options) {
 Process Process::spawn(const SpawnOptions& options) {
   int pipe_fds[2];
   if (::pipe2(pipe_fds, O_CLOEXEC) != 0)
-    throw CommError(str("cannot start '", options.program, "': ", std::strerror(errno)));
+    throw CommError(str("cannot start '", options.program, "': ", describe_errno(errno)));
   FileDescriptor reader(pipe_fds[0]), writer(pipe_fds[1]);
   std::vector<std::string> argv = {options.program};
   argv.insert(argv.end(), options.args.begin(), options.args.end());
@@ -98,7 +99,7 @@ Process Process::spawn(const SpawnOptions& options) {
     if (::write(plan.error_pipe, &error, sizeof(error)) < 0) ::_exit(126);
     ::_exit(127);
   }
-  if (pid < 0) throw CommError(str("cannot start '", options.program, "': ", std::strerror(errno)));
+  if (pid < 0) throw CommError(str("cannot start '", options.program, "': ", describe_errno(errno)));
   ::setpgid(pid, pid);  // also in the parent: the group must exist before the first signal to it
   writer.reset();
   if (const int error = exec_error(reader.get())) {

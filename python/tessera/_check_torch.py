@@ -1,9 +1,31 @@
 """Whether the torch that is imported is the one that the package was built for: its C++ interface is that of a minor version.
 
-Importing this raises ImportError where it is not, before a library is loaded that this torch lacks symbols for. Then it has torch tell of
-every operator that runs, as the engine needs it to.
+Importing this raises ImportError where it is not, before a library is loaded that this torch lacks symbols for, and where the process lacks what
+torch needs. Then it has torch tell of every operator that runs, as the engine needs it to.
 """
+import os
+import sys
+
 from tessera._built_for import SUPPORTED, TORCH
+
+
+def _check_process():
+    """As tools/main.cc does it for the command."""
+    for stream in range(3):  # a file that got the number of a closed stream would have in it what is printed
+        try:
+            os.fstat(stream)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # has the lowest number that is free: this one
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        if "torch" not in sys.modules:  # MKL ends the process otherwise
+            raise ImportError("the working folder has been removed; expected one that exists: cd elsewhere, and start again") from None
+    if not os.access("/proc/self/status", os.R_OK):
+        raise ImportError("/proc is not mounted, or cannot be read; expected the kernel's (mount -t proc proc /proc)")
+
+
+_check_process()
 
 try:
     import torch

@@ -181,6 +181,27 @@ class InputFilesTest(ToolTest):
                 self.assertIn("File too large: this process may write files of at most 2000 bytes (ulimit -f", done.stderr)
         self.assertFalse((self.inputs / "limited.safetensors").exists())
 
+    def test_what_a_process_lacks_is_said_in_one_line(self):
+        """Under a shell that takes it away: streams, the working folder, /proc, the stack, threads (as a user who is not root)."""
+        inspect, write = ["inspect", "run/checkpoints"], ["consolidate", "run/checkpoints", "lacking.pt"]
+        unwritten = "standard output cannot be written"
+        as_nobody = "exec setpriv --reuid 65534 --regid 65534 --clear-groups"
+        cases = [('exec "$@" >&-', inspect, unwritten), ('exec "$@" >&-', write, unwritten), ('exec "$@" <&- >&- 2>&-', write, None),
+                 ('exec "$@" >&-', ["train", "idx.json", "--set", "trainer.output_dir=closed"], unwritten),
+                 ('mkdir gone; cd gone; rmdir ../gone; exec "$@"', inspect, "the working folder has been removed"),
+                 ('ulimit -s 128; exec "$@"', inspect, "the limit of a stack is too low"), ('umount -l /proc; exec "$@"', inspect, "/proc is not mounted"),
+                 (f'ulimit -u 1; {as_nobody} "$@"', inspect, "a thread cannot be started: Resource temporarily unavailable: this user may have 1 process")]
+        for shell, args, expected in cases:
+            needs_root = "umount" in shell or "setpriv" in shell
+            if needs_root and os.geteuid() != 0:
+                continue
+            with self.subTest(shell=shell, args=args):
+                wrapped = [*(["unshare", "-m"] if needs_root else []), "bash", "-c", shell, "bash", TESSERA, *args]
+                done = subprocess.run(wrapped, cwd=self.inputs, env=self.environment(), capture_output=True, text=True, timeout=TIMEOUT_S)
+                self.assertEqual(done.returncode, 1, done)
+                self.assertRegex(done.stderr, rf"\Aerror: [^\n]*{expected}[^\n]*\n\Z" if expected else r"\A\Z")
+        self.assertNotIn(b"standard output", (self.inputs / "lacking.pt").read_bytes())
+
 
 if __name__ == "__main__":
     unittest.main()
