@@ -35,22 +35,36 @@ at::Generator generator_of(at::Device device) {
 
 constexpr const char* kCpuGenerator = "rng_cpu";
 constexpr const char* kCudaGenerator = "rng_cuda";
-constexpr const char* kOtherGroups =
-    "param groups: they have other parameters than the optimizer's, so that its rates and other values stay";
 
-/// What of another program's checkpoint is to be loaded and cannot be taken over, a line each. Throws
-/// CheckpointError, unless that is allowed.
-std::vector<std::string> lost_of(const CheckpointLoader& loader, const CheckpointState& state,
-                                 const LoadOptions& options, bool has_schedule) {
+/// Why the source's param groups are not this optimizer's, so that its rates and other values stay; empty:
+/// they are, or nobody asks for them.
+std::string other_groups(const CheckpointLoader& loader, const LoadOptions& options) {
+  const size_t found = loader.checkpoint().foreign()->groups.size(), own = options.optimizer_groups.size();
+  if (!loader.with_states() || found == 0) return "";
+  if (own > 0 && own != found)
+    return str("param groups: the checkpoint has ", found, ", and the optimizer ", own,
+               ", so that its rates and other values stay");
+  if (loader.matched_groups()) return "";
+  return "param groups: they have other parameters than the optimizer's, so that its rates and other values "
+         "stay";
+}
+
+/// What of another program's checkpoint is to be loaded and cannot be taken over, a line each. Takes it out
+/// of `state`. Throws CheckpointError, unless that is allowed.
+std::vector<std::string> lost_of(const CheckpointLoader& loader, CheckpointState& state,
+                                 const LoadOptions& options, bool has_schedule, bool has_scale) {
   using checkpoint::LostValue;
-  const checkpoint::ForeignCheckpoint& foreign = *loader.checkpoint().foreign();
   std::vector<std::string> lines = loader.lost_states();
-  std::vector<LostValue> lost = foreign.lost;
-  if (loader.with_states() && !foreign.groups.empty() && !loader.matched_groups())
-    lost.push_back({LostValue::Kind::kOption, "", kOtherGroups});
-  if (options.load_module_only) {
-    lost.clear();
-  } else if (options.not_taken_over) {
+  std::vector<LostValue> lost = loader.checkpoint().foreign()->lost;
+  if (const std::string line = other_groups(loader, options); !line.empty()) {
+    lost.push_back({LostValue::Kind::kOption, "", line});
+    state.client_state["tessera.param_groups"] = json::array();
+  }
+  if (options.load_module_only) lost.clear();
+  for (const LostValue& one : lost)
+    if (one.kind == LostValue::Kind::kCount || (one.kind == LostValue::Kind::kScale && has_scale))
+      lines.push_back(one.line);
+  if (options.not_taken_over && !options.load_module_only) {
     for (std::string& line : options.not_taken_over(state.client_state, state.schedule_steps, lost))
       lines.push_back(std::move(line));
   } else if (options.load_lr_scheduler_states && has_schedule) {
@@ -230,7 +244,8 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
     loader->check({.name = state.optimizer, .by_muon = state.by_muon},
                   {.name = optimizer_name(), .by_muon = sharded_->by_muon()});
     if (loader->checkpoint().foreign() != nullptr)
-      lost = lost_of(*loader, state, options, !std::holds_alternative<ConstantLrOptions>(config_.scheduler));
+      lost = lost_of(*loader, state, options, !std::holds_alternative<ConstantLrOptions>(config_.scheduler),
+                     config_.scales_loss() && config_.fp16.loss_scale == 0);
     cpu_generator = loader->blob(kCpuGenerator);
     if (!device().is_cpu()) cuda_generator = loader->blob(kCudaGenerator);
     extra_state = loader->extra_state();
@@ -278,21 +293,20 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
   for (std::string& line : lost)
     if (std::ranges::find(loaded.not_loaded, line) == loaded.not_loaded.end())
       loaded.not_loaded.push_back(std::move(line));
+  // Of the caller's optimizer the configuration says nothing.
+  const bool is_configured = !options_.update_rule && (!options_.whole_optimizer ||
+                                                       kernels::updates_whole_parameters(optimizer_.kind));
   if (foreign && loader->with_states() && !foreign->groups.empty()) {
-    const std::optional<std::map<int, int>> groups = loader->matched_groups();
-    const std::vector<OptimizerOptions> options_of = config::group_options(config_.optimizer);
-    // Of the caller's optimizer the configuration says nothing.
-    const bool is_configured = !options_.update_rule && (!options_.whole_optimizer ||
-                                                         kernels::updates_whole_parameters(optimizer_.kind));
-    for (const auto& [saved, current] :
-         is_configured ? groups.value_or(std::map<int, int>()) : std::map<int, int>())
-      for (const std::string& line : config::differing_values(options_of.at(static_cast<size_t>(current)),
-                                                              foreign->groups.at(static_cast<size_t>(saved)),
-                                                              foreign->lr_scheduler.has_value()))
-        loaded.other_values.push_back(str("param group ", saved, ": ", line));
-    if (!groups) {
-      loaded.client_state["tessera.param_groups"] = json::array();
-      if (lost.empty()) loaded.not_loaded.emplace_back(kOtherGroups);
+    if (std::string line = other_groups(*loader, options); !line.empty()) {
+      if (std::ranges::find(loaded.not_loaded, line) == loaded.not_loaded.end())
+        loaded.not_loaded.push_back(std::move(line));
+    } else if (const auto groups = loader->matched_groups(); is_configured && groups) {
+      const std::vector<OptimizerOptions> options_of = config::group_options(config_.optimizer);
+      for (const auto& [saved, current] : *groups)
+        for (const std::string& line : config::differing_values(
+                 options_of.at(static_cast<size_t>(current)), foreign->groups.at(static_cast<size_t>(saved)),
+                 foreign->lr_scheduler.has_value()))
+          loaded.other_values.push_back(str("param group ", saved, ": ", line));
     }
   }
   loaded.bytes_read = loader->checkpoint().bytes_read();

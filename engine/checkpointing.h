@@ -27,9 +27,9 @@ struct LoadOptions {
   bool load_lr_scheduler_states = true;
   /// True: parameters and buffers only; optimizer, counters, loss scale and random numbers stay as they are.
   bool load_module_only = false;
-  /// Of another program's checkpoint. False: a schedule's state, a rate or states of the optimizer that it
-  /// has and that cannot be taken over are an error that names them. True: they are listed in
-  /// LoadedCheckpoint::not_loaded, and this run's own are used.
+  /// Of another program's checkpoint. False: a schedule's state, a rate, states of the optimizer, a loss
+  /// scale or a count of updates that it has and that cannot be taken over are an error that names them.
+  /// True: they are listed in LoadedCheckpoint::not_loaded, and this run's own are used.
   bool allow_partial_load = false;
   /// Says, a line each, what the caller cannot take over of another program's client state (as of
   /// LoadedCheckpoint::client_state), where the schedule has counted `schedule_steps`, and of what was lost

@@ -220,8 +220,8 @@ void add_train_command(CLI::App& app, const std::vector<std::string>& args, int&
       ->option_text("[TAG|PATH]");
   command->add_flag(
       "--allow-partial-load", flags->allow_partial_load,
-      "With --resume PATH: go on without what cannot be taken over of its schedule and moments, which "
-      "is an error otherwise");
+      "With --resume PATH: go on without what cannot be taken over of its schedule, moments and loss scale, "
+      "which is an error otherwise");
   command
       ->add_option("--init", flags->init,
                    "Start from the weights of a .safetensors file (or a folder of them), or of what another "

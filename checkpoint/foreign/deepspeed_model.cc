@@ -251,9 +251,14 @@ void read_counters(ForeignCheckpoint& checkpoint, const DeepSpeedModel& model) {
   const auto count = [&](const char* key) -> std::optional<int64_t> {
     const PickleValue* value = model.find(key);
     if (value == nullptr) return std::nullopt;
-    const std::optional<json> number = to_json(*value, &file, key, checkpoint.not_read);
+    std::vector<std::string> ignored;
+    const std::optional<json> number = to_json(*value, &file, key, ignored);
     const std::optional<int64_t> read = number ? count_of(*number) : std::nullopt;
-    if (!read) checkpoint.not_read.push_back(str(key, ": ", value->describe()));
+    const std::string line = str(key, ": found ", value->describe(), "; expected a count");
+    if (!read && std::string_view(key) == "global_samples")
+      checkpoint.not_read.push_back(line);  // nothing but reports has it
+    else if (!read)
+      checkpoint.lose(LostValue::Kind::kCount, key, line);
     return read;
   };
   checkpoint.global_steps = count("global_steps");
@@ -285,23 +290,21 @@ void read_counters(ForeignCheckpoint& checkpoint, const DeepSpeedModel& model) {
   say_not_read(checkpoint, "client_state", left_out);
 }
 
-void read_loss_scaler(ForeignCheckpoint& checkpoint, const PickleValue* scaler) {
+void read_loss_scaler(ForeignCheckpoint& checkpoint, const TorchFile& file, const PickleValue* scaler) {
   if (scaler == nullptr || scaler->kind == Kind::kNone) return;
   const PickleValue* state = scaler->kind == Kind::kObject ? scaler->state : scaler;
   if (state != nullptr && state->kind == Kind::kTuple && !state->items.empty()) state = state->items[0];
-  std::optional<json> read;
-  if (state != nullptr && state->kind == Kind::kDict)
-    read = to_json(*state, nullptr, "loss_scaler", checkpoint.not_read);
-  if (!read) {
-    checkpoint.not_read.push_back(str("loss_scaler: ", scaler->describe()));
-    return;
+  json read = scaler->describe();
+  if (state != nullptr && state->kind == Kind::kDict) {
+    read = json::object();
+    for (const char* key :
+         {"dynamic_loss_scale", "dynamic", "cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis"})
+      if (const PickleValue* value = state->find(key))
+        if (auto one = to_json(*value, &file, str("loss_scaler.", key), checkpoint.not_read))
+          read[std::string_view(key) == "dynamic_loss_scale" ? "dynamic" : key] = std::move(*one);
+    if (read.empty()) read = scaler->describe();
   }
-  if (is_needed(*read)) checkpoint.loss_scaler = std::move(read);
-}
-
-bool is_needed(const json& scaler) {
-  const json scale = scaler.value("cur_scale", json());
-  return scaler.value("dynamic", json()) == json(true) || !scale.is_number() || scale.get<double>() != 1.0;
+  take_loss_scaler(checkpoint, std::move(read), file.path().filename().string() + ": loss_scaler");
 }
 
 json group_options(const PickleValue& group, const TorchFile& file, std::vector<LostValue>& lost) {

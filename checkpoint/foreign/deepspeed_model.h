@@ -77,10 +77,8 @@ int64_t numel_of(const std::vector<int64_t>& shape);
 void check_parallelism(const DeepSpeedModel& model, bool universal);
 /// Counters, scheduler, version, configuration's optimizer, what the user's program added.
 void read_counters(ForeignCheckpoint& checkpoint, const DeepSpeedModel& model);
-/// The loss scaler of an optimizer's file; null: none.
-void read_loss_scaler(ForeignCheckpoint& checkpoint, const PickleValue* scaler);
-/// Whether a scaler's state says more than that the loss is not scaled.
-bool is_needed(const nlohmann::json& scaler);
+/// The loss scaler of the optimizer's file `file`; null: none.
+void read_loss_scaler(ForeignCheckpoint& checkpoint, const TorchFile& file, const PickleValue* scaler);
 /// The options of a param group, without its parameters.
 nlohmann::json group_options(const PickleValue& group, const TorchFile& file, std::vector<LostValue>& lost);
 

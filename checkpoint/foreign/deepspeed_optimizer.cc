@@ -11,7 +11,7 @@
 //
 // A file does not say of which rank it is: its name does. At stages 1 and 2 param_slice_mappings says which
 // elements of the rank's part are which parameter's, and that is compared. At any stage two ranks never have
-// the same masters to the bit, unless these are all one number: one file was copied over the other.
+// the same masters to the bit, unless each parameter is one number: one file was copied over the other.
 #include "checkpoint/foreign/deepspeed_optimizer.h"
 
 #include <algorithm>
@@ -75,7 +75,7 @@ class RankReader {
            str("is ", file_.root().describe(),
                " without \"optimizer_state_dict\"; expected an optimizer's file of DeepSpeed's ZeRO"));
     if (counters_ != nullptr) {
-      read_loss_scaler(*counters_, state->find("loss_scaler"));
+      read_loss_scaler(*counters_, file_, state->find("loss_scaler"));
       const PickleValue* version = file_.root().find("ds_version");
       if (version == nullptr) version = state->find("ds_version");
       if (version != nullptr && version->kind == Kind::kString && counters_->version.empty())
@@ -192,11 +192,11 @@ class ZeroAssembly {
     if (!shapes)
       model_.fail("has no param_shapes, but there are files of ZeRO's optimizer; expected those of one run");
     check_ranks();
-    check_copies();
     if (first().stage == 3)
       place_divided(*shapes);
     else
       place_in_groups(*shapes);
+    check_copies();
   }
 
  private:
@@ -341,13 +341,14 @@ class ZeroAssembly {
     }
   }
 
-  /// Throws for two ranks whose masters have the same bits, and are not all one number.
+  /// Throws for two ranks whose masters have the same bits, unless these are one number in each parameter, as
+  /// norms and biases are before the first update.
   void check_copies() const {
     const ForeignFiles files(checkpoint_.files);
     std::map<std::string, std::vector<size_t>> alike;  // ranks, by the first elements
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
       for (const size_t other : alike[ranks_[rank].begin_of_masters])
-        if (same_masters(files, ranks_[other], ranks_[rank]))
+        if (same_masters(files, ranks_[other], ranks_[rank]) && !has_constants_alone(files, ranks_[rank]))
           fail(ranks_[rank].path, str("has the same fp32 masters as ", ranks_[other].path.filename().string(),
                                       "; expected those of rank ", rank,
                                       ": one file was copied over the other, copy the checkpoint again"));
@@ -355,21 +356,30 @@ class ZeroAssembly {
     }
   }
 
+  static ForeignTensor flat_tensor(const RankState& rank, DType type, int64_t offset, int64_t numel) {
+    return {.type = type, .shape = {numel}, .runs = {flat_run(rank.file, offset, 0, numel)}};
+  }
+
   static bool same_masters(const ForeignFiles& files, const RankState& a, const RankState& b) {
-    bool is_constant = true;
     for (size_t i = 0; i < a.parts.size(); ++i) {
-      const auto whole = [&](const RankState& rank) {
-        const TorchTensor& tensor = rank.parts[i].weights;
-        return ForeignTensor{.type = tensor.type,
-                             .shape = {tensor.numel()},
-                             .runs = {flat_run(rank.file, tensor.offset, 0, tensor.numel())}};
-      };
-      const ForeignTensor left = whole(a), right = whole(b);
-      if (left.shape != right.shape || !have_same_bits(files, left, right, /*may_be_constant=*/true))
+      const TorchTensor &left = a.parts[i].weights, &right = b.parts[i].weights;
+      if (left.shape != right.shape ||
+          !have_same_bits(files, flat_tensor(a, left.type, left.offset, left.numel()),
+                          flat_tensor(b, right.type, right.offset, right.numel()), /*may_be_constant=*/true))
         return false;
-      is_constant = is_constant && !have_same_bits(files, left, right, /*may_be_constant=*/false);
     }
-    return !is_constant;
+    return true;
+  }
+
+  /// Whether each parameter has one number in the rank's masters.
+  bool has_constants_alone(const ForeignFiles& files, const RankState& rank) const {
+    for (const ForeignParameter& parameter : checkpoint_.parameters)
+      for (const Run& run : parameter.weights.runs) {
+        if (run.file != rank.file) continue;
+        const ForeignTensor piece = flat_tensor(rank, parameter.weights.type, run.offset, run.numel);
+        if (have_same_bits(files, piece, piece, /*may_be_constant=*/false)) return false;
+      }
+    return true;
   }
 
   const std::vector<int64_t>& padding_of(size_t group, size_t count) const {

@@ -277,15 +277,7 @@ void read_unsharded(ForeignCheckpoint& checkpoint, const DeepSpeedModel& model, 
                     str("the optimizer's state: ", optimizer->describe(), ", without fp32 masters"));
     return;
   }
-  if (optimizer->find("cur_scale") != nullptr) {
-    json scaler = json::object();
-    for (const char* key : {"dynamic_loss_scale", "cur_scale", "cur_iter", "last_overflow_iter",
-                            "scale_factor", "scale_window"})
-      if (const PickleValue* value = optimizer->find(key))
-        if (auto read = to_json(*value, &model.file(), str("loss_scaler.", key), checkpoint.not_read))
-          scaler[std::string_view(key) == "dynamic_loss_scale" ? "dynamic" : key] = *read;
-    if (is_needed(scaler)) checkpoint.loss_scaler = std::move(scaler);
-  }
+  if (optimizer->find("cur_scale") != nullptr) read_loss_scaler(checkpoint, model.file(), optimizer);
   std::vector<LostValue> lost;
   FlatOptimizer read = read_flat_optimizer(model.file(), *state, lost);
   say_lost(checkpoint, lost);

@@ -166,14 +166,6 @@ std::optional<Key> optimizer_of(const Key& key, const std::set<Key>& optimizers)
   return std::nullopt;
 }
 
-/// Names of what counts updates.
-constexpr const char* kCounts[] = {"global_step", "global_steps", "step",     "steps",
-                                   "iteration",   "iter",         "iter_num", "num_updates"};
-
-bool is_count(const std::string& name) {
-  return std::find(std::begin(kCounts), std::end(kCounts), name) != std::end(kCounts);
-}
-
 /// Puts an optimizer's values together.
 class OptimizerBuilder {
  public:
@@ -437,7 +429,8 @@ DistributedContents read_metadata_folder(ForeignCheckpoint& checkpoint, const fs
   });
   const auto is_of_model = [&](const DistributedItem* item) {
     if (item->name.find('.') != item->name.npos || trained.contains(item->name)) return true;
-    if (is_state_dict) return !(is_count(item->name) && item->type && !is_floating(*item->type));
+    if (is_state_dict)
+      return !(kind_of(item->name) == LostValue::Kind::kCount && item->type && !is_floating(*item->type));
     return has_periods && !item->shape.empty();
   };
   std::vector<const DistributedItem*> extras;
@@ -449,7 +442,8 @@ DistributedContents read_metadata_folder(ForeignCheckpoint& checkpoint, const fs
               : item->key.size() == 1 && item->is_tensor && is_of_model(item);
     if (!inside || !item->is_tensor) {
       extras.push_back(item);
-      if (!model && has_periods && item->is_tensor && item->key.size() == 1 && !is_count(item->name))
+      if (!model && has_periods && item->is_tensor && item->key.size() == 1 &&
+          kind_of(item->name) != LostValue::Kind::kCount)
         checkpoint.not_read.push_back(
             str(path.filename().string(), ": ", item->name,
                 ": a number beside the model's tensors, taken for one of the client "
@@ -475,12 +469,13 @@ DistributedContents read_metadata_folder(ForeignCheckpoint& checkpoint, const fs
   }
   for (const DistributedItem* item : extras) {
     const size_t before = checkpoint.not_read.size();
-    if (std::optional<json> value = folder.value(*item, /*tags=*/true))
-      set_at(out.extras, *item, std::move(*value), checkpoint);
     const bool is_beside = item->key.size() > out.beside_model.size() &&
                            std::equal(out.beside_model.begin(), out.beside_model.end(), item->key.begin());
     const std::string& name = item->key[is_beside ? out.beside_model.size() : 0];
-    if (is_scheduler_key(name)) checkpoint.lose_since(before, LostValue::Kind::kSchedule, name);
+    std::optional<json> value = folder.value(*item, /*tags=*/true);
+    if (value || is_scaler_key(name))
+      set_at(out.extras, *item, value ? std::move(*value) : json(kUnread), checkpoint);
+    if (const auto kind = kind_of(name)) checkpoint.lose_since(before, *kind, name);
   }
   return out;
 }
@@ -633,11 +628,25 @@ DistributedContents read_distributed_contents(ForeignCheckpoint& checkpoint, con
                             "was not completed"));
 }
 
+static std::optional<int64_t> count_in(const json& dict, const char* name) {
+  const auto at = dict.find(name);
+  return at == dict.end() ? std::nullopt : count_of(*at);
+}
+
+/// Whether a dict is a loss scaler's state, as far as it was read, and not that of another thing of the name.
+static bool is_scaler(const json& value) {
+  static constexpr const char* kOwn[] = {"scale",          "_growth_tracker", "growth_factor",
+                                         "backoff_factor", "growth_interval", "cur_scale",
+                                         "cur_iter"};
+  return !value.is_object() || value.empty() ||
+         std::ranges::any_of(kOwn, [&](const char* key) { return value.contains(key); });
+}
+
 /// Moves what has a place in the checkpoint out of a dict.
 static void take_known(ForeignCheckpoint& checkpoint, json& extras) {
-  const auto take = [&](std::span<const char* const> names) -> std::optional<json> {
+  const auto take = [&](std::span<const char* const> names, const auto& fits) -> std::optional<json> {
     for (const char* name : names)
-      if (const auto at = extras.find(name); at != extras.end() && !at->is_null()) {
+      if (const auto at = extras.find(name); at != extras.end() && !at->is_null() && fits(*at)) {
         json value = std::move(*at);
         extras.erase(at);
         return value;
@@ -645,55 +654,50 @@ static void take_known(ForeignCheckpoint& checkpoint, json& extras) {
     return std::nullopt;
   };
   if (!checkpoint.lr_scheduler) {
-    checkpoint.lr_scheduler = take(kSchedulerKeys);
+    checkpoint.lr_scheduler = take(kSchedulerKeys, [](const json&) { return true; });
     if (checkpoint.lr_scheduler && checkpoint.lr_scheduler->is_array() &&
         checkpoint.lr_scheduler->size() == 1)
       checkpoint.lr_scheduler = json((*checkpoint.lr_scheduler)[0]);
     if (checkpoint.lr_scheduler && checkpoint.lr_scheduler->empty()) checkpoint.lr_scheduler.reset();
   }
   if (!checkpoint.loss_scaler) {
-    static constexpr const char* kScalerKeys[] = {"scaler",
-                                                  "grad_scaler",
-                                                  "scaler_state_dict",
-                                                  "grad_scaler_state_dict",
-                                                  "native_amp_scaling_state",
-                                                  "MixedPrecision",
-                                                  "loss_scaler"};
-    std::optional<json> scaler = take(kScalerKeys);
-    if (scaler && scaler->is_object() && scaler->contains("scale")) {
-      (*scaler)["cur_scale"] = (*scaler)["scale"];
-      scaler->erase("scale");
-      checkpoint.loss_scaler = std::move(scaler);
-    }
+    if (std::optional<json> scaler = take(kScalerKeys, is_scaler))
+      take_loss_scaler(checkpoint, std::move(*scaler), "the loss scaler");
   }
-  const auto count_in = [](const json& dict, const char* name) {
-    const auto at = dict.find(name);
-    return at == dict.end() ? std::nullopt : count_of(*at);
-  };
-  // A dict of counts inside of it, such as torchtitan's train_state, has an epoch or is called so: one of
-  // options has others.
-  std::vector<const json*> dicts = {&extras};
-  const auto train_state = extras.find("train_state");
-  if (train_state != extras.end() && train_state->is_object()) dicts.push_back(&*train_state);
-  for (const auto& [name, value] : extras.items())
-    if (value.is_object() && name != "train_state" && count_in(value, "epoch")) dicts.push_back(&value);
-  for (const json* dict : dicts)
-    for (const char* name : kCounts)
-      if (!checkpoint.global_steps && count_in(*dict, name)) {
-        checkpoint.global_steps = count_in(*dict, name);
-        const bool is_of_all =
-            std::string_view(name).starts_with("global") || std::string_view(name) == "num_updates";
-        checkpoint.may_count_in_epoch = !is_of_all && count_in(*dict, "epoch").value_or(0) > 0;
-      }
   if (const auto samples = count_in(extras, "global_samples")) checkpoint.global_samples = samples;
+}
+
+/// Takes the count of updates from a dict and those in it: each has it by the first of these names. Of
+/// several dicts the largest counts: others are of an epoch, or of the best model so far. A dict of counts
+/// has an epoch, or is torchtitan's train_state: one of options has others.
+static void take_count(ForeignCheckpoint& checkpoint, const json& dict, bool is_counting, int depth = 0) {
+  std::optional<int64_t> found;
+  bool is_of_all = true;
+  for (const char* name : kCounts)
+    if (!found) found = count_in(dict, name);
+  for (const char* name : kCountsOfSome)
+    if (!found && (found = count_in(dict, name))) is_of_all = false;
+  if (is_counting && found && *found > checkpoint.global_steps.value_or(-1)) {
+    checkpoint.global_steps = found;
+    checkpoint.may_count_in_epoch = !is_of_all && count_in(dict, "epoch").value_or(0) > 0;
+  }
+  constexpr int kMaxDepth = 4;
+  for (const auto& [name, value] : dict.items())
+    if (value.is_object() && depth < kMaxDepth)
+      take_count(checkpoint, value, name == "train_state" || count_in(value, "epoch"), depth + 1);
 }
 
 void take_extras(ForeignCheckpoint& checkpoint, json extras, const std::vector<std::string>& beside_model) {
   json* inner = beside_model.empty() ? nullptr : &extras;
   for (const std::string& key : beside_model)
     inner = inner != nullptr && inner->is_object() && inner->contains(key) ? &(*inner)[key] : nullptr;
-  if (inner != nullptr && inner->is_object()) take_known(checkpoint, *inner);
+  const bool has_count = checkpoint.global_steps.has_value();
+  if (inner != nullptr && inner->is_object()) {
+    take_known(checkpoint, *inner);
+    if (!has_count) take_count(checkpoint, *inner, /*is_counting=*/true);
+  }
   take_known(checkpoint, extras);
+  if (!has_count) take_count(checkpoint, extras, /*is_counting=*/true);
   for (auto& [name, value] : extras.items()) checkpoint.client_state[name] = std::move(value);
 }
 

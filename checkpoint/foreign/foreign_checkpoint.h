@@ -83,6 +83,8 @@ struct LostValue {
     kOtherState,  ///< the same, that only an optimizer which keeps its states itself takes over
     kOption,      ///< of a param group: a rate
     kSchedule,    ///< of the state of the learning-rate schedule
+    kScale,       ///< of the loss scaler's state: the scale, and when it changes
+    kCount,       ///< of updates, by which a schedule goes on that has no state of its own
   };
   Kind kind = Kind::kState;
   std::string name;  ///< "exp_avg", "lr"; empty: several, or all

@@ -498,8 +498,43 @@ bool have_same_bits(const ForeignFiles& files, const ForeignTensor& a, const For
   return may_be_constant || !is_constant;
 }
 
-bool is_scheduler_key(std::string_view key) {
-  return std::ranges::find(kSchedulerKeys, key) != std::end(kSchedulerKeys);
+bool is_scaler_key(std::string_view key) {
+  return std::ranges::find(kScalerKeys, key) != std::end(kScalerKeys);
+}
+
+std::optional<LostValue::Kind> kind_of(std::string_view key) {
+  const auto is_in = [&](const auto& keys) { return std::ranges::find(keys, key) != std::end(keys); };
+  if (is_in(kSchedulerKeys)) return LostValue::Kind::kSchedule;
+  if (is_in(kCounts) || is_in(kCountsOfSome)) return LostValue::Kind::kCount;
+  return std::nullopt;
+}
+
+void take_loss_scaler(ForeignCheckpoint& checkpoint, json scaler, const std::string& source) {
+  if (scaler.is_null() || (scaler.is_object() && scaler.empty())) return;  // a GradScaler that is off
+  const auto lose = [&](const char* key, const char* expected) {
+    const json found = scaler.is_object() ? scaler.value(key, json()) : scaler;
+    checkpoint.lose(LostValue::Kind::kScale, key,
+                    str(source, ": ", key, ": found ",
+                        found.is_null() ? "none that can be read" : found.dump(), "; expected ", expected));
+  };
+  const bool is_torchs = scaler.is_object() && !scaler.contains("cur_scale") &&
+                         (scaler.contains("scale") || scaler.contains("_growth_tracker"));
+  const char* const key = is_torchs ? "scale" : "cur_scale";
+  const json scale = scaler.is_object() ? scaler.value(key, json()) : json();
+  if (!scale.is_number() || !(scale.get<double>() > 0)) return lose(key, "a number above 0");
+  const bool is_dynamic = is_torchs || scaler.value("dynamic", json()) == json(true);
+  if (!is_dynamic && scale.get<double>() == 1.0) return;
+  if (is_torchs) {
+    const std::optional<int64_t> steps = count_of(scaler.value("_growth_tracker", json()));
+    if (!steps) return lose("_growth_tracker", "a count of steps since the scale has changed");
+    scaler["cur_scale"] = scale;
+    scaler.erase("scale");
+    scaler["cur_iter"] = *steps + 1;  // Tessera's scaler does not count the first step after a change
+  } else if (is_dynamic) {
+    for (const char* count : {"cur_iter", "last_overflow_iter"})
+      if (!scaler.value(count, json()).is_number_integer()) return lose(count, "a whole number");
+  }
+  checkpoint.loss_scaler = std::move(scaler);
 }
 
 int file_index(ForeignCheckpoint& checkpoint, const fs::path& path) {

@@ -34,6 +34,20 @@ inline constexpr const char* kSchedulerKeys[] = {"lr_scheduler",         "schedu
                                                  "lr_schedulers",        "lr_scheduler_state_dict",
                                                  "scheduler_state_dict", "lr_sched"};
 
+/// What trainers call the count of updates: those that say that they count all of them, and those that may
+/// count those of an epoch.
+inline constexpr const char* kCounts[] = {"global_step", "global_steps", "num_updates"};
+inline constexpr const char* kCountsOfSome[] = {"step", "steps", "iteration", "iter", "iter_num"};
+
+/// What trainers call the loss scaler's state.
+inline constexpr const char* kScalerKeys[] = {"scaler",
+                                              "grad_scaler",
+                                              "scaler_state_dict",
+                                              "grad_scaler_state_dict",
+                                              "native_amp_scaling_state",
+                                              "MixedPrecision",
+                                              "loss_scaler"};
+
 /// A parameter of a saved optimizer.
 struct SavedState {
   std::string name;  ///< empty: it is known by its number only
@@ -109,8 +123,17 @@ void say_not_read(ForeignCheckpoint& checkpoint, const std::string& what,
 /// element everywhere. Of others few elements are read. Throws as ForeignFiles::read.
 bool have_same_bits(const ForeignFiles& files, const ForeignTensor& a, const ForeignTensor& b,
                     bool may_be_constant);
-/// Whether a trainer's key is that of the learning-rate schedule's state.
-bool is_scheduler_key(std::string_view key);
+/// Whether a trainer's key is that of the loss scaler's state, and what stands there in place of what is not
+/// read, so that take_loss_scaler() finds it.
+bool is_scaler_key(std::string_view key);
+inline constexpr const char* kUnread = "what cannot be read";
+/// What a trainer's key is: the learning-rate schedule's state, a count of updates; nullopt: neither.
+std::optional<LostValue::Kind> kind_of(std::string_view key);
+
+/// Takes over the state of a loss scaler, of DeepSpeed's or of torch's GradScaler, as far as `source` has
+/// read it. One without a scale, or without the counts by which a dynamic one changes, is lost. One that is
+/// off, or is always 1, is none.
+void take_loss_scaler(ForeignCheckpoint& checkpoint, nlohmann::json scaler, const std::string& source);
 
 /// Fills parameters, buffers, groups and the optimizer's name.
 /// [Note: which entries are parameters] in saved_state.cc.

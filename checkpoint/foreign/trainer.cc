@@ -159,11 +159,11 @@ void read_members(ForeignCheckpoint& checkpoint, const TorchFile& file, const Pi
       checkpoint.not_read.push_back(str(what, ": another state dict: ", value.describe()));
     } else {
       std::vector<std::string> lines;
-      if (std::optional<json> read = to_tagged_json(value, &file, what, lines))
-        extras[name] = std::move(*read);
+      std::optional<json> read = to_tagged_json(value, &file, what, lines);
+      if (read || is_scaler_key(name)) extras[name] = read ? std::move(*read) : json(kUnread);
       const size_t before = checkpoint.not_read.size();
       say_not_read(checkpoint, what, lines);
-      if (is_scheduler_key(name)) checkpoint.lose_since(before, LostValue::Kind::kSchedule, name);
+      if (const auto kind = kind_of(name)) checkpoint.lose_since(before, *kind, name);
     }
   }
 }
@@ -336,9 +336,7 @@ class TrainerFolder {
         if (std::optional<json> value = read_value(checkpoint_, path_ / name))
           extras["lr_scheduler"] = std::move(*value);
     checkpoint_.lose_since(before, LostValue::Kind::kSchedule, "lr_scheduler");
-    if (has("scaler.pt"))
-      if (std::optional<json> value = read_value(checkpoint_, path_ / "scaler.pt"))
-        extras["scaler"] = std::move(*value);
+    if (has("scaler.pt")) extras["scaler"] = read_value(checkpoint_, path_ / "scaler.pt").value_or(kUnread);
     const int ranks =
         std::max(ranks_of(path_, "random_states_", ".pkl"), ranks_of(path_, "rng_state_", ".pth"));
     checkpoint_.world_size = std::max(checkpoint_.world_size, ranks);

@@ -97,7 +97,7 @@ class UniversalReader {
     }
     const TorchFile file(path);
     const PickleValue& root = file.root();
-    read_loss_scaler(checkpoint_, root.find("loss_scaler"));
+    read_loss_scaler(checkpoint_, file, root.find("loss_scaler"));
     optimizer_.stage = integer_of(root.find("zero_stage"));
     optimizer_.all_steps = integer_of(root.find("base_optimizer_state_step"));
     const PickleValue *groups = root.find("param_groups"), *inner = root.find("optimizer_state_dict");

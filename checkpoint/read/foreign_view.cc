@@ -42,6 +42,8 @@ std::optional<int64_t> schedule_steps(const ForeignCheckpoint& source) {
 void settle_counts(ForeignCheckpoint& source) {
   int64_t updates = 0;
   for (const ForeignParameter& parameter : source.parameters) updates = std::max(updates, parameter.steps);
+  if (updates > 0)  // the optimizer's own count is taken
+    std::erase_if(source.lost, [](const LostValue& one) { return one.kind == LostValue::Kind::kCount; });
   if (updates > 0 && !source.skipped_steps && source.global_steps && *source.global_steps != updates) {
     // A script's "step" may count micro-batches.
     source.not_read.push_back(str("steps: ", *source.global_steps, ", where the optimizer has counted ",
@@ -64,10 +66,12 @@ void settle_counts(ForeignCheckpoint& source) {
   const bool is_deepspeeds = source.lr_scheduler && source.lr_scheduler->contains("last_batch_iteration");
   if (const auto steps = schedule_steps(source);
       steps && !is_deepspeeds && applied > 0 && *steps != applied) {
-    source.lose(
-        LostValue::Kind::kSchedule, "last_epoch",
-        str("lr_scheduler: it is at ", *steps, " and the optimizer at ", applied,
-            " updates, so that it does not step with each; one of the configuration goes on at ", applied));
+    source.lose(LostValue::Kind::kSchedule, "last_epoch",
+                str("lr_scheduler: it was stepped ", *steps, " times in ", applied,
+                    " updates of the optimizer, and here a schedule steps with each update: its state is not "
+                    "used, and "
+                    "the schedule of this run goes on as after ",
+                    applied, " steps"));
     source.lr_scheduler.reset();
   }
 }
@@ -85,13 +89,17 @@ json state_of(const ForeignCheckpoint& source) {
     const bool uncounted = parameter.steps == 0 && !parameter.states.empty();
     parameter_steps.push_back(uncounted ? std::max<int64_t>(1, global_steps - skipped) : parameter.steps);
   }
-  json scaler = {{"cur_scale", 65536.0}, {"cur_iter", 0}, {"last_overflow_iter", -1}, {"cur_hysteresis", 2}};
+  // Those that have no hysteresis lower the scale at the first overflow.
+  json scaler = {{"cur_scale", 65536.0},
+                 {"cur_iter", 0},
+                 {"last_overflow_iter", -1},
+                 {"cur_hysteresis", source.loss_scaler ? 1 : 2}};
   if (source.loss_scaler && source.loss_scaler->is_object())
     for (auto& [key, value] : scaler.items())
       if (const auto found = source.loss_scaler->find(key);
           found != source.loss_scaler->end() && found->is_number())
         value = *found;
-  // torch's GradScaler does not count; a scaler without updates would keep its first scale.
+  // One that has counted no updates would keep the scale of the configuration.
   if (source.loss_scaler && scaler["cur_iter"] == 0) scaler["cur_iter"] = std::max<int64_t>(1, global_steps);
   json state;
   state["global_steps"] = global_steps;

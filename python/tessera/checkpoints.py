@@ -164,18 +164,12 @@ def _with_own(saved, own, deep, path=""):
 
 
 def _lost_options(engine, state, lost, with_schedule):
-    """What of param groups cannot be taken over, a line each. Takes out the groups of another number."""
-    groups, own = state.get(_GROUPS_STATE, []), engine.optimizer.values()
-    if groups and len(groups) != len(own):
-        del state[_GROUPS_STATE]
-        return [f"{len(groups)} param groups, and the optimizer has {len(own)}: their rates and other values"]
+    """What of param groups cannot be taken over, a line each."""
+    own = engine.optimizer.values()
     known = {key for group in own for key in group}
     if engine.lr_scheduler is not None and (not with_schedule or not engine._steps_lr_scheduler or _rates_of(state, len(own))):
         known -= {"lr", "initial_lr"}  # a schedule's, which has them or is asked to stay
-    lines = [line for of_schedule, name, line in lost if not of_schedule and (not name or name in known)]
-    if any(not name for of_schedule, name, _ in lost if not of_schedule):
-        state.pop(_GROUPS_STATE, None)
-    return lines
+    return [line for of_schedule, name, line in lost if not of_schedule and (not name or name in known)]
 
 
 def _rates_of(state, count):

@@ -337,6 +337,28 @@ class DeepSpeed(TrainersTest):
                              "option why: types.SimpleNamespace", "'sparse': a sparse tensor"):
                     self.assertTrue(any(word in line for line in answer["not_read"]), (word, answer["not_read"]))
 
+    def test_loss_scales_and_counts_that_cannot_be_read(self):
+        """What decides the scale, and when it changes, is lost; what the configuration has, too, is not."""
+        unread, run = types.SimpleNamespace(a=1), Run(2)
+        scaler = {"cur_scale": unread, "cur_iter": unread, "last_overflow_iter": np.array([1, 2]), "scale_factor": unread, "dtype": unread}
+        for key, value in [*scaler.items(), ("cur_scale", 0.0), ("cur_scale", math.nan), ("cur_scale", "1"), (None, unread)]:
+            files = self.zero12_files(run)
+            for rank in range(2):
+                own = files[f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"]["optimizer_state_dict"]
+                if key:
+                    setattr(own["loss_scaler"], key, value)
+                else:
+                    own["loss_scaler"] = value
+            lost = key is None or key.startswith(("cur", "last"))
+            found = self.read("deepspeed", self.folder_of(files))
+            self.assertEqual([(one["kind"], one["name"]) for one in found["lost"]], [("scale", key or "cur_scale")] if lost else [], (key, value))
+            self.assertEqual(found["loss_scaler"] is None, lost)
+        flat = {"optimizer_state_dict": run.torch_state([], []), "fp32_groups_flat": [], "dynamic_loss_scale": True, "cur_scale": unread, "cur_iter": 3}
+        self.assertIn({"kind": "scale", "name": "cur_scale"}, self.read("deepspeed", self.stage_0(run, flat))["lost"])
+        for key in ("global_steps", "skipped_steps"):
+            found = self.read("deepspeed", self.folder_of(self.zero12_files(run, **{key: unread})))
+            self.assertEqual([(one["kind"], one["name"]) for one in found["lost"]], [("count", key)])
+
     def universal(self, run, stage):
         """As ds_to_universal.py writes it: stage 3 has flat tensors and no steps beside them."""
         files = {}
@@ -440,12 +462,22 @@ class DeepSpeed(TrainersTest):
                     files["mp_rank_00_model_states.pt"].update(buffer_names=[], shared_params={}, frozen_param_shapes=None, frozen_param_fragments=None)
                 first, second = sorted(name for name in files if "optim_states" in name)
                 self.read("deepspeed", self.folder_of(files))
-                self.assert_refused("deepspeed", self.folder_of({**files, second: files[first]}), second, "has the same fp32 masters as", "copy the checkpoint again")
+                why = "it is the file of rank 0" if stage == 2 and not shapes else "has the same fp32 masters as"
+                self.assert_refused("deepspeed", self.folder_of({**files, second: files[first]}), second, why, "copy the checkpoint again")
         files = self.zero12_files(Run(2))
         own = Run(2).zero12(0)  # of another run
         own["optimizer_state_dict"]["single_partition_of_fp32_groups"] = [part + 1 for part in own["optimizer_state_dict"]["single_partition_of_fp32_groups"]]
         name = "zero_pp_rank_1_mp_rank_00_optim_states.pt"
         self.assert_refused("deepspeed", self.folder_of({**files, name: own}), name, "param_slice_mappings", "it is the file of rank 0")
+
+    def test_masters_that_are_alike_before_the_first_update(self):
+        """Of norms and biases alone each rank has the same part: of each one number, and padding."""
+        for world in (2, 5):
+            with self.subTest(world=world):
+                run = Run(world)
+                run.values["fp32"] = {name: torch.full(shape, float(i % 2)) for i, (name, shape) in enumerate(SHAPES.items())}
+                run.values.update((key, {name: torch.zeros(shape) for name, shape in SHAPES.items()}) for key in STATES)
+                self.assert_is(self.read("deepspeed", self.folder_of(self.zero3_files(run))), run)
 
     def test_files_of_two_checkpoints(self):
         run, later = Run(2), Run(2)

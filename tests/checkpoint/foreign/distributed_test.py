@@ -325,6 +325,19 @@ class Distributed(TrainersTest):
                 self.assertEqual(sorted(found.states), ["bias", "weight"])
                 self.assertNotIn("steps", [key for key in found["client_state"] if key != "args"])
 
+    def test_a_count_of_all_updates_is_taken_before_one_of_an_epoch(self):
+        """Wherever both are: at the top, beside the model, in dicts of counts; and before the best model's."""
+        model = {"w": torch.ones(2, 2)}
+        for all_updates in ("global_step", "num_updates"):
+            for some in ("step", "iteration", "epoch"):
+                one, other = {some: 4, "epoch": 4}, {all_updates: 9, "epoch": 4}
+                for state in ({"model": model, **one, "trainer": other}, {"model": model, **other, "trainer": one}, {"app": {"model": model, **one, "trainer": other}},
+                              {"app": {"model": model, "trainer": one}, "progress": other}, {"model": model, "train_state": one, "client": other},
+                              {"model": model, **one, "app": {"client": other}}, {"app": {"model": model, **one}, "client": {"state": other}},
+                              {"model": model, "step": 9, "epoch": 5, "best": one}):
+                    found = self.read("distributed", self.save_alone(state))
+                    self.assertEqual(found["global_steps"], 9, state)
+
     def test_a_model_whose_module_is_called_state(self):
         model = nn.ModuleDict({"state": nn.Linear(2, 3), "optim": nn.Linear(3, 2)})
         found = self.read("distributed", self.save_alone({"model": model.state_dict()}))

@@ -3,10 +3,14 @@
 The path of the command comes from ctest, TESSERA, beside TRAINERS_TOOL. Runs with the Python of .deps/venv.
 """
 import fcntl
+import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
+import sys
+import types
 import unittest
 import warnings
 from pathlib import Path
@@ -21,6 +25,9 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from trainers_testing import TrainersTest
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
+from tool import make_data  # noqa: E402
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "migrating.md").read_text(encoding="utf-8")
 warnings.filterwarnings("ignore")
@@ -195,6 +202,27 @@ class MigratingTest(TrainersTest):
         fcntl.flock(alone, fcntl.LOCK_EX)
         self.assertIn("out: another process is converting a checkpoint into it; expected to be alone", self.assert_fails(*words[1:]))
         os.close(alone)
+
+    def test_train_goes_on_without_what_cannot_be_taken_over(self):
+        """Of a run of its own, converted, with a schedule that cannot be read: an error, and with the flag a warning."""
+        config = {"model": {"type": "fashion_mnist_cnn", "channels": 2, "hidden": 8}, "data": {"type": "fashion_mnist", "path": str(make_data(self.folder / "data"))},
+                  "trainer": {"max_steps": 2, "device": "cpu", "output_dir": "first"}, "train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+                  "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 8}}}
+        (self.folder / "config.json").write_text(json.dumps(config))
+        tessera(self.folder, "train", "config.json")
+        tessera(self.folder, "convert", "first/checkpoints", "copy", "--to", "universal")
+        (path,) = (self.folder / "copy").rglob("mp_rank_00_model_states.pt")
+        saved = torch.load(path, weights_only=False)
+        torch.save({**saved, "lr_scheduler": types.SimpleNamespace(a=1)}, path)
+        words = ["train", "config.json", "--resume", "copy", "--set", "trainer.max_steps=4", "trainer.output_dir=second"]
+        error = self.assert_fails(*words)
+        for part in ("lr_scheduler: types.SimpleNamespace", "cannot be taken over", "; --allow-partial-load goes on without"):
+            self.assertIn(part, error)
+        shutil.rmtree(self.folder / "second", ignore_errors=True)
+        outcome = subprocess.run([os.environ["TESSERA"], *words, "--allow-partial-load"], cwd=self.folder, capture_output=True, text=True, check=False)
+        self.assertEqual(outcome.returncode, 0, outcome)
+        self.assertIn("lr_scheduler: types.SimpleNamespace", outcome.stderr)
+        self.assertIn("resuming after step 2, from copy/", outcome.stdout)
 
     def test_models(self):
         model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=31, n_positions=16, n_embd=8, n_layer=2, n_head=2))

@@ -64,7 +64,7 @@ json describe(const ForeignCheckpoint& found, const char* data) {
   const auto optional = [](const auto& value) { return value ? json(*value) : json(); };
   json lost = json::array();
   for (const LostValue& one : found.lost) {
-    constexpr const char* kKinds[] = {"state", "other state", "option", "schedule"};
+    constexpr const char* kKinds[] = {"state", "other state", "option", "schedule", "scale", "count"};
     lost.push_back({{"kind", kKinds[static_cast<int>(one.kind)]}, {"name", one.name}});
   }
   return {{"format", found.format},

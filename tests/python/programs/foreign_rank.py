@@ -139,7 +139,7 @@ def go_on(model, optimizer, scheduler, rest):
     return losses
 
 
-def continued(path, stage, kind, rest, grouped=False, tag=None, make_model=Net, head_apart=False, schedule=linear_schedule, **changes):
+def continued(path, stage, kind, rest, grouped=False, tag=None, make_model=Net, head_apart=False, schedule=linear_schedule, allow=False, **changes):
     """The same in an engine that begins with other weights and loads what is in `path`."""
     model = make_model()
     with torch.no_grad():
@@ -149,7 +149,7 @@ def continued(path, stage, kind, rest, grouped=False, tag=None, make_model=Net, 
     scheduler = schedule(optimizer)
     engine, *_ = tessera.initialize(model=model, optimizer=optimizer, lr_scheduler=scheduler, config=config(stage, 700, **changes))
     with standard_error() as said:
-        engine.load_checkpoint(path, tag)
+        engine.load_checkpoint(path, tag, allow_partial_load=allow)
     losses = []
     for batch in rest:
         losses += train(engine, [batch], loss_of)
@@ -351,7 +351,7 @@ def what_cannot_be_taken_over():
         "base_lrs": (lambda saved: saved["scheduler"].update(base_lrs=[Code()]), "load_lr_scheduler_states", "scheduler.base_lrs[0]: __main__.Code"),
         "another": (lambda saved: saved.update(scheduler={**scale(LR.StepLR(torch.optim.SGD([torch.ones(1)]), 2)), "last_epoch": STEPS}),
                     "load_lr_scheduler_states", "another scheduler"),
-        "epochs": (lambda saved: saved["scheduler"].update(last_epoch=2), "load_lr_scheduler_states", "does not step with each"),
+        "epochs": (lambda saved: saved["scheduler"].update(last_epoch=2), "load_lr_scheduler_states", "was stepped 2 times in 5 updates"),
         "whole": (lambda saved: saved.update(scheduler=Code()), "load_lr_scheduler_states", "scheduler: __main__.Code"),
         "decay": (lambda saved: group_value(saved, "weight_decay", Code()), "load_optimizer_states", "weight_decay: __main__.Code"),
         "moment": (lambda saved: state_value(saved, "exp_avg", Code()), "load_optimizer_states", "'exp_avg' of 1 parameter: __main__.Code"),
@@ -389,6 +389,45 @@ def what_cannot_be_taken_over():
                 engine.load_checkpoint(path, **options)
             assert torch.equal(engine.state_dict()["head.weight"], source[0].head.weight), (name, options)
             assert rank > 0 or part in said[0] or flag in options, (name, options, said)
+
+
+@check
+def loss_scales():
+    """GradScaler's goes on as it does in plain PyTorch, and changes at the same step. One that cannot be read is an error for a run in fp16 alone."""
+    def linear():
+        torch.manual_seed(0)
+        return nn.Linear(16, 5)
+
+    def step():
+        scaler.scale(model.weight.square().sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return scaler.get_scale()
+
+    def load(path, stage=2, **changes):
+        return continued(path, stage, "SGD", [], make_model=linear, **changes)
+
+    model, optimizer, *_ = begun("SGD", make_model=linear)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0 ** 12, growth_interval=4)
+    step(), step()
+    saved, expected = scaler.state_dict(), [step() for _ in range(7)]
+    fp16 = {"fp16": {"enabled": True, "auto_cast": True, "loss_scale_window": 4, "initial_scale_power": 8, "hysteresis": 1}}
+    lost = [{"scale": Code()}, {"scale": float("inf")}, {"scale": "much"}, {"scale": 0.0}, {"_growth_tracker": Code()}, None]
+    for i, change in enumerate([{}, {}, {"growth_factor": Code()}, *lost, lost[0], None]):
+        path = FOLDER / f"scale_{i}_{world}"
+        state = {"model": model.state_dict(), "grad_scaler": Code() if change is None else {**saved, **change}, "step": 2, "scaler": {"mean": [0.5]}}
+        on_rank_0(lambda i=i, path=path, state=state: torch.save(state, path) if i % 2 else dcp.save(state, checkpoint_id=path, no_dist=True))
+        if change not in lost:
+            engine, scales = load(path, i % 4, **fp16)[0], []
+            for batch in batches(7):
+                train(engine, [batch], loss_of)
+                scales.append(engine.loss_scale)
+            assert scales == expected, (change, scales, expected)
+            continue
+        raises(tessera.CheckpointError, lambda path=path: load(path, **fp16), "the loss scaler: ", "allow_partial_load=True")
+        said = load(path)[2]  # in fp32 none is used
+        assert rank > 0 or "the loss scaler: " in said, (change, said)
+        assert load(path, allow=True, **fp16)[0].loss_scale == 2 ** 8, change
 
 
 @check
