@@ -1,5 +1,6 @@
 """One script, started in every way that there is: plainly, by torchrun, by the command, in a notebook."""
 import json
+import os
 import re
 import sys
 import unittest
@@ -227,6 +228,17 @@ class Launch(RanksTest):
         self.assertNotEqual(code, 0)
         self.assertRegex(text, re.compile(r"CommError.*rank 1", re.DOTALL))
         self.assertIn("rank 1 waits here", text)
+
+    def test_what_a_process_lacks_is_said_at_the_import(self):
+        """The working folder, /proc; streams that are closed are held, so that no file has their numbers."""
+        script = "import tessera; raise SystemExit(open('/dev/null').fileno() <= 2)"
+        for shell, expected in (('mkdir gone; cd gone; rmdir ../gone; exec "$@"', "ImportError: the working folder has been removed"),
+                                ('umount -l /proc; exec "$@"', "ImportError: /proc is not mounted"), ('"$@" <&- >&- 2>&-; echo held $?', "held 0")):
+            if "umount" in shell and os.geteuid() != 0:
+                continue
+            ((code, text),) = self.outcome([self.start(*(["unshare", "-m"] if "umount" in shell else []), "bash", "-c", shell, "bash", sys.executable, "-c", script)])
+            self.assertIn(expected, text.splitlines()[-1])
+            self.assertEqual(code, 0 if "held" in expected else 1, text)
 
     def test_the_package_is_the_build_trees(self):
         (text,) = self.finish([self.start(sys.executable, "-c", "import tessera; print(tessera.__file__)")])
