@@ -359,6 +359,8 @@ def what_cannot_be_taken_over():
         "step": (lambda saved: state_value(saved, "step", Code()), "load_optimizer_states", "'step' of 1 parameter"),
         "numbers": (lambda saved: saved["optimizer"].update(param_groups=[{**saved["optimizer"]["param_groups"][0], "params": list(range(9))}]),
                     "load_optimizer_states", "in no group"),
+        "groups": (lambda saved: saved["optimizer"].update(param_groups=[{**saved["optimizer"]["param_groups"][0], "params": [0, 1, 4, 5, 6, 2, 7, 8, 3, 9]}]),
+                   "load_optimizer_states", "param groups: the checkpoint has 1, and the optimizer 2"),  # in the model's order
         "lr": (lambda saved: group_value(saved, "lr", Code()), None, ""),
         "others": (lambda saved: (state_value(saved, "why", Code()), group_value(saved, "why", Code()), saved.update(why=Code()), saved["scheduler"].update(why=Code())), None, ""),
     }
