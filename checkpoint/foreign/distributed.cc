@@ -667,37 +667,38 @@ static void take_known(ForeignCheckpoint& checkpoint, json& extras) {
   if (const auto samples = count_in(extras, "global_samples")) checkpoint.global_samples = samples;
 }
 
-/// Takes the count of updates from a dict and those in it: each has it by the first of these names. Of
+/// Takes the count of updates from a dict and those in it: each has it by the first of the names, and of
 /// several dicts the largest counts: others are of an epoch, or of the best model so far. A dict of counts
 /// has an epoch, or is torchtitan's train_state: one of options has others.
-static void take_count(ForeignCheckpoint& checkpoint, const json& dict, bool is_counting, int depth = 0) {
+static void take_count(ForeignCheckpoint& checkpoint, std::span<const char* const> names, const json& dict,
+                       bool is_counting = true, int depth = 0) {
   std::optional<int64_t> found;
-  bool is_of_all = true;
-  for (const char* name : kCounts)
+  for (const char* name : names)
     if (!found) found = count_in(dict, name);
-  for (const char* name : kCountsOfSome)
-    if (!found && (found = count_in(dict, name))) is_of_all = false;
   if (is_counting && found && *found > checkpoint.global_steps.value_or(-1)) {
     checkpoint.global_steps = found;
-    checkpoint.may_count_in_epoch = !is_of_all && count_in(dict, "epoch").value_or(0) > 0;
+    checkpoint.may_count_in_epoch = count_in(dict, "epoch").value_or(0) > 0;
   }
   constexpr int kMaxDepth = 4;
   for (const auto& [name, value] : dict.items())
     if (value.is_object() && depth < kMaxDepth)
-      take_count(checkpoint, value, name == "train_state" || count_in(value, "epoch"), depth + 1);
+      take_count(checkpoint, names, value, name == "train_state" || count_in(value, "epoch"), depth + 1);
 }
 
 void take_extras(ForeignCheckpoint& checkpoint, json extras, const std::vector<std::string>& beside_model) {
   json* inner = beside_model.empty() ? nullptr : &extras;
   for (const std::string& key : beside_model)
     inner = inner != nullptr && inner->is_object() && inner->contains(key) ? &(*inner)[key] : nullptr;
-  const bool has_count = checkpoint.global_steps.has_value();
-  if (inner != nullptr && inner->is_object()) {
-    take_known(checkpoint, *inner);
-    if (!has_count) take_count(checkpoint, *inner, /*is_counting=*/true);
-  }
+  const bool has_inner = inner != nullptr && inner->is_object();
+  if (has_inner) take_known(checkpoint, *inner);
   take_known(checkpoint, extras);
-  if (!has_count) take_count(checkpoint, extras, /*is_counting=*/true);
+  using Names = std::span<const char* const>;
+  for (const Names names : {Names(kCounts), Names(kCountsOfSome)}) {
+    if (checkpoint.global_steps) break;
+    if (has_inner) take_count(checkpoint, names, *inner);
+    take_count(checkpoint, names, extras);
+    if (names.data() == kCounts) checkpoint.may_count_in_epoch = false;
+  }
   for (auto& [name, value] : extras.items()) checkpoint.client_state[name] = std::move(value);
 }
 

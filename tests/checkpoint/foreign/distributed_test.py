@@ -334,7 +334,7 @@ class Distributed(TrainersTest):
                 for state in ({"model": model, **one, "trainer": other}, {"model": model, **other, "trainer": one}, {"app": {"model": model, **one, "trainer": other}},
                               {"app": {"model": model, "trainer": one}, "progress": other}, {"model": model, "train_state": one, "client": other},
                               {"model": model, **one, "app": {"client": other}}, {"app": {"model": model, **one}, "client": {"state": other}},
-                              {"model": model, "step": 9, "epoch": 5, "best": one}):
+                              {"model": model, "step": 9, "epoch": 5, "best": one}, {"model": model, **other, "micro": {"iter": 36, "epoch": 4}}):
                     found = self.read("distributed", self.save_alone(state))
                     self.assertEqual(found["global_steps"], 9, state)
 
