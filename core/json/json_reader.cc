@@ -74,8 +74,9 @@ void JsonReader::fail(size_t offset, const std::string& what, JsonError::Kind ki
 /// About a token that is not what the grammar has at this place.
 void JsonReader::fail_expecting(const std::string& expected) const {
   if (at_ >= text_.size())
-    fail(text_.size(), str("the text ends too early; ",
-                           open_.ends_with('\0') ? "expected " + expected : "a '}' or ']' is missing"));
+    fail(text_.size(), str("the text ends too early; ", open_.empty() || open_.back() == '\0'
+                                                            ? "expected " + expected
+                                                            : str("a '", open_.back(), "' is missing")));
   if (text_[at_] == '\'' && !options_.hjson) fail(at_, "found '; JSON strings stand in double quotes");
   fail(at_, str("found ", token_at(at_), "; expected ", expected));
 }
@@ -143,7 +144,9 @@ void JsonReader::scan() {
   if (++num_values_ > options_.max_values)
     fail(at_, str("more than ", options_.max_values, " values; expected a ", options_.name));
   const bool has_no_braces =
-      options_.hjson && num_values_ == 1 && c != '{' && c != '[';  // an object around all
+      options_.hjson && !options_.quoted && num_values_ == 1 && c != '{' && c != '[';  // an object around all
+  if (has_no_braces && c == '\0')
+    fail(at_, str("the ", options_.name, " is empty; expected an object"), JsonError::Kind::kEmpty);
   if (c == '{' || c == '[' || has_no_braces) {
     if (open_.size() == kMaxJsonDepth)
       fail(at_, str("nested deeper than ", kMaxJsonDepth, " levels"), JsonError::Kind::kTooDeep);
@@ -152,7 +155,7 @@ void JsonReader::scan() {
   } else if (c == '"' || (options_.hjson && c == '\'')) {
     text_.substr(at_, 3) == "'''" ? scan_lines() : scan_string();
     kind_ = JsonKind::kString;
-  } else if (options_.hjson) {
+  } else if (options_.hjson && !options_.quoted) {
     scan_unquoted();
   } else {
     scan_word(word_at(at_));
@@ -240,6 +243,7 @@ void JsonReader::scan_unquoted() {
   end_ = at_ + string_.size();
   if (unquoted_ == std::string_view::npos && string_.find_first_of(",{}[]\"") != std::string::npos)
     unquoted_ = at_;
+  if (half_quoted_ == std::string_view::npos && string_.find('"') != std::string::npos) half_quoted_ = at_;
 }
 
 /// true, false, null or a number.
@@ -259,8 +263,7 @@ void JsonReader::scan_word(std::string_view word) {
 
 void JsonReader::scan_number(std::string_view word) {
   const size_t length = number_length(word);
-  if (length == 0) fail(at_, str("found ", token_at(at_), ", which is no JSON number"));
-  if (length < word.size()) fail_expecting(after_value());
+  if (length < word.size()) fail(at_, str("found ", token_at(at_), ", which is no JSON number"));
   const char *begin = word.data(), *end = begin + word.size();
   if (word.find_first_of(".eE") == word.npos) {
     kind_ = word[0] == '-' ? JsonKind::kNegative : JsonKind::kUnsigned;
@@ -342,6 +345,7 @@ void JsonReader::enter(JsonKind kind) {
 
 /// Goes past the comma before an item; false when the innermost object or array has been left.
 bool JsonReader::next_item() {
+  const size_t begin = at_;
   const char c = peek(), closing = open_.back();
   if (c == closing) {
     if (c != '\0') ++at_;
@@ -354,7 +358,9 @@ bool JsonReader::next_item() {
     return true;
   }
   if (options_.hjson) {
-    if (c == '\0' || c == '}' || c == ']' || c == ':') fail_expecting(after_value());
+    const bool on_one_line = text_.substr(begin, at_ - begin).find_first_of("\r\n") == std::string_view::npos;
+    if (c == '\0' || c == '}' || c == ']' || c == ':' || (options_.quoted && on_one_line && c != ','))
+      fail_expecting(after_value());
     if (c != ',') return true;
     ++at_;
     is_first_ = peek() == closing;  // a comma before the end is nothing
@@ -374,9 +380,13 @@ bool JsonReader::next_key(std::string& key) {
     scan_string();
     std::swap(key, string_);
   } else {
-    end_ = options_.hjson ? std::min(text_.find_first_of(" \t\r\n{}[],:", at_), text_.size()) : at_;
-    if (end_ == at_) fail_expecting(options_.hjson ? after_value() : "a key in double quotes");
+    const bool unquoted = options_.hjson && !options_.quoted;
+    end_ = unquoted ? std::min(text_.find_first_of(" \t\r\n{}[],:", at_), text_.size()) : at_;
+    if (end_ == at_) fail_expecting(unquoted ? after_value() : "a key in double quotes");
     key = text_.substr(at_, end_ - at_);
+    if (key.find('"') != key.npos)
+      fail(at_,
+           str("found ", quoted_name(key), "; expected a key between quotes, or without; one is missing"));
   }
   at_ = key_end_ = end_;
   if (peek() != ':') fail_expecting("':' after a key");
@@ -481,9 +491,26 @@ class TreeBuilder {
 
 template <class Json>
 Json parse(std::string_view text, const JsonOptions& options, const OnJsonKey& on_key) {
+  const auto fail_as_json = [&](size_t offset) {
+    JsonOptions in_json = options;
+    in_json.quoted = true;
+    try {
+      parse<Json>(text, in_json, {});
+    } catch (const JsonError& error) {
+      if (error.offset() >= offset) throw;  // else it is about something before, which Hjson has
+    }
+  };
   JsonReader in(text, options);
-  Json tree = TreeBuilder<Json>(in, on_key).build();
-  in.finish();
+  Json tree;
+  try {
+    tree = TreeBuilder<Json>(in, on_key).build();
+    in.finish();
+  } catch (const JsonError& error) {
+    if (options.hjson && !options.quoted && error.kind() == JsonError::Kind::kSyntax)
+      fail_as_json(error.offset());
+    throw;
+  }
+  if (in.half_quoted() != std::string_view::npos) fail_as_json(in.half_quoted());
   return tree;
 }
 

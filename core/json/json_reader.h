@@ -27,7 +27,7 @@ inline constexpr int kMaxJsonDepth = 64;
 /// neither the file nor the place: who reads the file adds those in its own way.
 class JsonError : public Error {
  public:
-  enum class Kind { kSyntax, kTooDeep, kKeyTwice };
+  enum class Kind { kSyntax, kEmpty, kTooDeep, kKeyTwice };
   JsonError(Kind kind, size_t offset, const std::string& what, std::string path = "")
       : Error(what), kind_(kind), offset_(offset), path_(std::move(path)) {}
   Kind kind() const { return kind_; }
@@ -45,7 +45,8 @@ class JsonError : public Error {
 struct JsonOptions {
   const char* name = "JSON text";  ///< what the text is, for messages: "configuration"
   bool hjson = false;              ///< whether Hjson, of which each JSON text is one, is accepted
-  bool nul_in_strings = true;      ///< whether a string may have a \u0000
+  bool quoted = false;         ///< of Hjson, what is JSON but for comments and commas at the ends of lines
+  bool nul_in_strings = true;  ///< whether a string may have a \u0000
   int64_t max_values = std::numeric_limits<int64_t>::max();
 };
 
@@ -92,6 +93,8 @@ class JsonReader {
 
   /// Returns the offset of the last key's closing quote.
   size_t key_offset() const { return key_end_ - 1; }
+  /// Where the first text without quotes begins that has a '"' inside; npos without one.
+  size_t half_quoted() const { return half_quoted_; }
   /// The line of the last key, from 1.
   int key_line();
 
@@ -133,14 +136,17 @@ class JsonReader {
 
   size_t key_end_ = 1;
   size_t unquoted_ = std::string_view::npos;  // where the first text without quotes begins that has a bracket
-  size_t counted_ = 0;                        // lines before this byte are counted in line_
+  size_t half_quoted_ = std::string_view::npos;
+  size_t counted_ = 0;  // lines before this byte are counted in line_
   int line_ = 1;
 };
 
 /// Called for each key with its path, as in `a.b[2].c`, and its line.
 using OnJsonKey = std::function<void(const std::string& path, int line)>;
 
-/// The whole text as a tree, in which no object has a key twice. Throws JsonError.
+/// The whole text as a tree, in which no object has a key twice. Throws JsonError. Where a text is JSON but
+/// for a comma or a quote that is missing, the error is JSON's, also if Hjson takes what follows for a text
+/// without quotes.
 nlohmann::json parse_json(std::string_view text, const JsonOptions& options = {},
                           const OnJsonKey& on_key = {});
 /// The same with the keys in the order of the text, for short objects: each looks through the keys before it.

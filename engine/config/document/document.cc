@@ -24,10 +24,15 @@ constexpr int64_t kMaxJsonValues = 100'000;
 
 /// "source:line:column: …".
 [[noreturn]] void fail_json(const JsonError& error, std::string_view text, const std::string& source) {
-  const std::string_view before = text.substr(0, error.offset());
-  const size_t line_start = before.rfind('\n') + 1;  // npos + 1 is 0
-  throw ConfigError(str(source, ":", 1 + std::count(before.begin(), before.end(), '\n'), ":",
-                        error.offset() - line_start + 1, ": ", error.what()));
+  if (error.kind() == JsonError::Kind::kEmpty)
+    throw ConfigError(str(source, ": is empty; expected a JSON object"));
+  std::string_view before = text.substr(0, error.offset());
+  if (before.starts_with("\xef\xbb\xbf")) before.remove_prefix(3);      // byte order mark
+  const std::string_view line = before.substr(before.rfind('\n') + 1);  // npos + 1 is 0
+  const auto column =
+      std::ranges::count_if(line, [](char c) { return (c & 0xc0) != 0x80; });  // in characters
+  throw ConfigError(
+      str(source, ":", 1 + std::ranges::count(before, '\n'), ":", column + 1, ": ", error.what()));
 }
 
 /// True when `path` is `prefix` or lies below it.
@@ -103,8 +108,6 @@ Document::~Document() = default;
 Document parse_document(std::string_view text, const std::string& source) {
   Document document;
   document.origins = Origins(source);
-  if (text.find_first_not_of(" \t\n\r") == text.npos)
-    throw ConfigError(str(source, ": is empty; expected a JSON object"));
   try {
     *document.json = parse_json(
         text, {.name = "configuration", .hjson = true, .nul_in_strings = false, .max_values = kMaxJsonValues},
