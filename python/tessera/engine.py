@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tessera import _engine, arguments, checkpoints, comm, module_members, module_program, module_state, reports, whole_model
+from tessera import _engine, arguments, checkpoints, comm, leaf_modules, module_members, module_program, module_state, reports, whole_model
 from tessera.containers import map_tensors, tensors_in
 from tessera.data import DataLoader
 from tessera.engine_properties import EngineProperties
@@ -114,6 +114,7 @@ class Engine(EngineProperties, StepsScheduler):
             engine.leave_forward()
             if isinstance(error, Exception):
                 self._raise_cause_of(error)
+            leaf_modules.abandon(self.module)
             raise
         engine.end_forward(list(tensors_in(result)) if torch.is_grad_enabled() else [])
         return result

@@ -3,6 +3,8 @@ ranks, "held": the branches are held by a GatheredParameters, and training equal
 modules, and training equals plain PyTorch's."""
 import contextlib
 import sys
+import unittest.mock
+import warnings
 
 import patterns
 import tessera
@@ -104,8 +106,52 @@ def train_leaves():
         assert largest_difference(engine.state_dict(), plain.state_dict()) < 1e-5, (marked, changes)
 
 
+def leaves_leave_nothing_behind():
+    """An input that outlives the steps has no more hooks than before, and a forward that fails at any place closes what it has opened."""
+    batches, failing = routed_batches(), []
+    model = Routed()
+
+    def fail(*_):
+        if failing:
+            raise failing.pop()
+
+    model.blocks[1]["mlp"].register_forward_pre_hook(fail)  # before the leaf's own
+    set_z3_leaf_modules(model, [Experts])
+    model.blocks[0]["mlp"].register_forward_pre_hook(fail, prepend=True)
+    engine = tessera.initialize(model=model, config=config(3, 500, optimizer={"type": "SGD", "params": {"lr": 0.2}}))[0]
+    x = batches[0][engine.global_rank][0].requires_grad_()
+    leaf, chosen = engine.module.blocks[0]["mlp"], batches[0][engine.global_rank][2]
+    for number in range(8):
+        for error in (KeyError("mine"), KeyboardInterrupt(), None) if number == 4 else (None,):
+            raising = contextlib.nullcontext() if error is None else unittest.TestCase().assertRaises(type(error))
+            with warnings.catch_warnings(), raising:
+                warnings.simplefilter("error")
+                failing.extend([] if error is None else [error])
+                loss = (engine(x, chosen).square().mean() + leaf(x, chosen).square().mean())
+            if error is None and number % 2:
+                engine.backward(loss)
+                engine.step()
+            else:
+                engine.zero_grad()
+            assert not tessera.zero._gathered and not any(one._open for one in hooks_of(engine.module)), (number, error)
+    del loss
+    assert len(x._backward_hooks) == 0, x._backward_hooks
+    with unittest.mock.patch.object(tessera.zero.GatheredParameters, "__enter__", side_effect=MemoryError("no memory")), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        unittest.TestCase().assertRaises(MemoryError, engine, x, chosen)
+    assert not any(one._open for one in hooks_of(engine.module))
+
+
+def hooks_of(model):
+    leaves = [getattr(hook, "__self__", None) for module in model.modules() for hook in module._forward_pre_hooks.values()]
+    leaves = [one for one in leaves if hasattr(one, "_open")]
+    assert len(leaves) == 2
+    return leaves
+
+
 if sys.argv[1] == "leaf":
     train_leaves()
+    leaves_leave_nothing_behind()
     sys.exit()
 losses, weights = train(3, sys.argv[1] == "held")
 expected_losses, expected = train(2, False)
