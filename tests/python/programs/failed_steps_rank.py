@@ -105,4 +105,30 @@ def a_forward_that_raised_leaves_a_checkpoint_that_can_be_loaded():
         expect_equal(stage, 1, "engine", "forward", ValueError("no memory"))
 
 
+@check
+def destroy_ends_also_where_one_rank_has_failed_alone():
+    for stage in range(4):
+        for alone in (True, False) if stage < 3 else (False,):
+            engine = make(stage, 2)
+            for number in range(2):
+                micro_step(engine, number)
+            before = engine.state_dict()
+            if not alone:
+                fail(engine, 2, "backward", ValueError("mine"))
+            elif rank == 0:
+                Trap.armed["backward"] = ValueError("mine")
+                x = torch.zeros(2, 16)
+                loss = Trap.apply(engine.module.layers[2](x[:, :1].expand(2, 32))).mean()  # it fails before the first gradient
+                try:
+                    engine.backward(loss)
+                except ValueError:
+                    assert engine._engine.has_failed
+            engine.destroy()
+            assert all(torch.equal(value, before[name]) for name, value in engine.module.state_dict().items()), (stage, alone)
+            again = tessera.initialize(model=engine.module, config=config(stage, unit_numel=300, optimizer={"type": "SGD", "params": {"lr": 0.1}}))[0]
+            micro_step(again, 7)
+            assert not torch.equal(again.state_dict()["layers.0.weight"], before["layers.0.weight"])
+            again.destroy()
+
+
 main()
