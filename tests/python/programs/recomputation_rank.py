@@ -462,6 +462,18 @@ def a_difference_is_an_error_that_names_the_operator():
 
 
 @check
+def a_difference_of_dtype_or_shape_is_an_error_that_says_both():
+    for change, said in ((torch.Tensor.double, "double 64x64"), (lambda x: x[:, :32].clone(), "float 64x32")):
+        results = iter((torch.clone, change))
+        changing = torch.library.Library("aten", "IMPL")
+        changing.impl("erfc", lambda x, results=results: next(results)(x), "CPU")
+        engine = engine_of(lambda self, x: self.head((h := self.layers[0](self.first(x))) * (torch.erfc(h.detach()) * 2).sin()), {"policy": "block"})
+        raises(RuntimeError, lambda engine=engine: engine.backward(loss_of(engine, 0)),
+               f"aten::erfc was run again in backward, and its result differs: float 64x64 in the forward, {said} again", "keep its results")
+        changing._destroy()
+
+
+@check
 def what_is_kept_is_not_made_again():
     wanted = plain(lies)
     for one, other in zip(run(lies, {"policy": "block", "keep": ["aten::clone"]}), wanted, strict=True):
