@@ -14,6 +14,10 @@ class RandomCalls(RanksTest):
     def test_one_rank_fails_alone_in_shared_memory(self):
         print(self.run_ranks(1, "random_calls.py", "auto", "--lone", 2, "--sequences", 12, "--calls", 10)[0])
 
+    def test_one_rank_alone_writes_what_all_hold(self):
+        """What it has read meanwhile may not decide which units it releases next: the others would gather other ones."""
+        self.run_ranks(2, "random_calls.py", "gloo", "--first", 50045, "--sequences", 1, "--stages", "3")
+
     def test_2000(self):
         """500 at four stages."""
         for world, backend, first, sequences in ((1, "auto", 10_000, 300), (2, "auto", 20_000, 130), (2, "gloo", 30_000, 70)):

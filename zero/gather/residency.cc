@@ -445,6 +445,7 @@ void Residency::unpin(const std::vector<int>& units, bool writable) {
     if (--unit.use.pins == 0) unit.use.last_operator = operator_count_;
     if (writable && --unit.use.writers == 0) unit.end_private_writes(pool_);
   }
+  ++operator_count_;  // what was held is used later than what was before, also where no operator has read it
   reshard_unpinned();
 }
 
