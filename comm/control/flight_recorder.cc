@@ -83,9 +83,7 @@ bool FlightRecorder::has_failed_or_left(int rank) const {
 }
 
 std::optional<std::string> FlightRecorder::departure(int rank) const {
-  const std::string key = left_key(ranks_[static_cast<size_t>(rank)]);
-  if (!context_store_.has(key)) return std::nullopt;
-  return context_store_.get(key);
+  return context_store_.find(left_key(ranks_[static_cast<size_t>(rank)]));
 }
 
 bool FlightRecorder::read_report(int rank, RankReport& report) const {
@@ -94,9 +92,9 @@ bool FlightRecorder::read_report(int rank, RankReport& report) const {
     report.left = *left;
     return true;
   }
-  if (!store_.has(fault_key(rank))) return false;
-  const std::string text = store_.get(fault_key(rank));
-  std::string_view rest = text;
+  const std::optional<std::string> text = store_.find(fault_key(rank));
+  if (!text) return false;
+  std::string_view rest = *text;
   report = RankReport::decode(rest);
   return true;
 }

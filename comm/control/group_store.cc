@@ -19,21 +19,24 @@ using Clock = std::chrono::steady_clock;
 namespace {
 
 /// Calls `has_come` at growing intervals until it returns true; false: not before the deadline. Calls `watch`
-/// about every 100 ms. The interval is at least ten times what an answer takes: a server that many ranks ask
-/// is asked less often.
+/// about every 100 ms, or every five answers. The interval is at least ten times what an answer takes longer
+/// than the fastest one: a server that many ranks ask is asked less often, one that is far away is not.
 template <class HasCome, class Watch>
-bool poll_until(Clock::time_point deadline, const HasCome& has_come, const Watch& watch) {
-  constexpr milliseconds kWatchInterval{100};
+bool poll_until(Clock::time_point deadline, std::atomic<int64_t>& fastest, const HasCome& has_come,
+                const Watch& watch) {
+  constexpr std::chrono::microseconds kWatchInterval{100'000};
   std::chrono::microseconds interval{100};
   auto next_watch = Clock::now() + kWatchInterval;
   for (auto asked = Clock::now(); !has_come(); asked = Clock::now()) {
     if (Clock::now() >= deadline) return false;
     const auto answer = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - asked);
+    const std::chrono::microseconds delay{std::min<int64_t>(fastest, answer.count())};
+    fastest = delay.count();
     std::this_thread::sleep_for(
-        std::clamp<std::chrono::microseconds>(10 * answer, interval, milliseconds(500)));
+        std::clamp<std::chrono::microseconds>(10 * (answer - delay), interval, milliseconds(500)));
     interval = std::min<std::chrono::microseconds>(interval * 2, milliseconds(10));
     if (Clock::now() < next_watch) continue;
-    next_watch = Clock::now() + kWatchInterval;
+    next_watch = Clock::now() + std::max(kWatchInterval, 5 * delay);
     watch();
   }
   return true;
@@ -51,19 +54,31 @@ std::vector<int> all_ranks(int size) {
   return ranks;
 }
 
+/// Returns the value of a key, or none where it does not exist. Asks for no exchange that can take place:
+/// get() takes two round trips, and blocks on the server where the key does not exist.
+std::optional<std::vector<uint8_t>> find_in(c10d::Store& store, const std::string& key) {
+  static const std::vector<uint8_t> nobodys{'n', 'o', 'b', 'o', 'd', 'y', '\0', 's'};
+  std::vector<uint8_t> value = store.compareSet(key, nobodys, nobodys);
+  if (value == nobodys) return std::nullopt;
+  return value;
+}
+
 /// Serves c10d's groups: a wait for a key does not block on the server, and fails when a rank ends, which no
 /// rank may while a group is set up.
 class WatchedStore final : public c10d::PrefixStore {
  public:
-  WatchedStore(c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<const Liveness> liveness)
-      : PrefixStore("c10d", std::move(store)), liveness_(std::move(liveness)) {}
+  WatchedStore(c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<const Liveness> liveness,
+               std::shared_ptr<std::atomic<int64_t>> fastest)
+      : PrefixStore("c10d", std::move(store)), liveness_(std::move(liveness)), fastest_(std::move(fastest)) {}
 
   c10::intrusive_ptr<c10d::Store> clone() override {
-    return c10::make_intrusive<WatchedStore>(store_->clone(), liveness_);
+    return c10::make_intrusive<WatchedStore>(store_->clone(), liveness_, fastest_);
   }
   std::vector<uint8_t> get(const std::string& key) override {
-    wait({key});
-    return PrefixStore::get(key);
+    std::optional<std::vector<uint8_t>> value;
+    const auto has_come = [&] { return (value = find_in(*this, key)).has_value(); };
+    poll(has_come, getTimeout(), key);
+    return std::move(*value);
   }
   std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& keys) override {
     wait(keys);
@@ -71,16 +86,22 @@ class WatchedStore final : public c10d::PrefixStore {
   }
   void wait(const std::vector<std::string>& keys) override { wait(keys, getTimeout()); }
   void wait(const std::vector<std::string>& keys, const milliseconds& timeout) override {
+    poll([&] { return check(keys); }, timeout, keys.front());
+  }
+
+ private:
+  template <class HasCome>
+  void poll(const HasCome& has_come, const milliseconds& timeout, const std::string& key) {
     const auto deadline = Clock::now() + (timeout == kNoTimeout ? std::chrono::hours(24) : timeout);
     const auto check_all_alive = [&] {
       if (const std::vector<int> ranks = liveness_->gone(); !ranks.empty()) throw liveness_->error_of(ranks);
     };
-    if (!poll_until(deadline, [&] { return check(keys); }, check_all_alive))
-      throw CommError(str("timed out after ", name_duration(timeout), ": nobody has set ", keys.front()));
+    if (!poll_until(deadline, *fastest_, has_come, check_all_alive))
+      throw CommError(str("timed out after ", name_duration(timeout), ": nobody has set ", key));
   }
 
- private:
   const std::shared_ptr<const Liveness> liveness_;
+  const std::shared_ptr<std::atomic<int64_t>> fastest_;
 };
 
 }  // namespace
@@ -102,20 +123,25 @@ void GroupStore::set(const std::string& key, const std::string& value) const {
   guarded([&] { store_->set(key, std::vector<uint8_t>(value.begin(), value.end())); });
 }
 
-std::string GroupStore::get(const std::string& key) const {
+std::optional<std::string> GroupStore::find(const std::string& key) const {
   return guarded([&] {
-    const std::vector<uint8_t> value = store_->get(key);
-    return std::string(value.begin(), value.end());
+    const auto value = find_in(*store_, key);
+    return value ? std::optional(std::string(value->begin(), value->end())) : std::nullopt;
+  });
+}
+
+std::vector<std::string> GroupStore::get_all(const std::string& prefix, const std::vector<int>& ranks) const {
+  std::vector<std::string> values;
+  if (ranks.empty()) return values;
+  return guarded([&] {
+    for (const std::vector<uint8_t>& value : store_->multiGet(keys_of(prefix, ranks)))
+      values.emplace_back(value.begin(), value.end());
+    return values;
   });
 }
 
 std::vector<std::string> GroupStore::get_all(const std::string& prefix, int size) const {
-  return guarded([&] {
-    std::vector<std::string> values;
-    for (const std::vector<uint8_t>& value : store_->multiGet(keys_of(prefix, all_ranks(size))))
-      values.emplace_back(value.begin(), value.end());
-    return values;
-  });
+  return get_all(prefix, all_ranks(size));
 }
 
 bool GroupStore::has(const std::string& key) const {
@@ -138,10 +164,16 @@ int64_t GroupStore::add(const std::string& key, int64_t amount) const {
   return guarded([&] { return store_->add(key, amount); });
 }
 
-bool GroupStore::await(const std::string& key, milliseconds timeout,
+std::optional<std::string> GroupStore::await(const std::string& key, milliseconds timeout,
+                                             const std::function<void()>& watch) const {
+  std::optional<std::string> value;
+  await([&] { return (value = find(key)).has_value(); }, timeout, watch);
+  return value;
+}
+
+bool GroupStore::await(const std::function<bool()>& has_come, milliseconds timeout,
                        const std::function<void()>& watch) const {
-  const auto has_come = [&] { return has(key); };
-  return poll_until(Clock::now() + timeout, has_come, [&] {
+  return poll_until(Clock::now() + timeout, *fastest_, has_come, [&] {
     watch();
     // A rank may end in order as soon as the key is there: looked for again.
     if (const std::vector<int> ranks = gone(); !ranks.empty() && !has_come())
@@ -169,18 +201,20 @@ std::vector<int> GroupStore::await_ranks(const std::string& prefix, const std::v
     if (!lost.empty()) throw liveness_->error_of(lost);
   };
   std::vector<int> missing;
-  if (!poll_until(Clock::now() + timeout, has_all, watch_ranks))
+  if (!poll_until(Clock::now() + timeout, *fastest_, has_all, watch_ranks))
     std::copy_if(ranks.begin(), ranks.end(), std::back_inserter(missing), is_missing);
   return missing;
 }
 
 GroupStore GroupStore::under(const std::string& prefix) const {
-  return GroupStore(c10::make_intrusive<c10d::PrefixStore>(prefix, store_), where_).watched(liveness_);
+  GroupStore part = *this;
+  part.store_ = part.watched_store_ = c10::make_intrusive<c10d::PrefixStore>(prefix, store_);
+  return part.watched(liveness_);
 }
 
 GroupStore GroupStore::watched(std::shared_ptr<const Liveness> liveness) const {
   GroupStore store = *this;
-  if (liveness) store.watched_store_ = c10::make_intrusive<WatchedStore>(store_, liveness);
+  if (liveness) store.watched_store_ = c10::make_intrusive<WatchedStore>(store_, liveness, fastest_);
   store.liveness_ = std::move(liveness);
   return store;
 }

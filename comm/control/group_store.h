@@ -5,9 +5,12 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <atomic>
 #include <chrono>
 #include <functional>
+#include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,10 +34,11 @@ class GroupStore {
       : store_(std::move(store)), watched_store_(store_), where_(std::move(where)) {}
 
   void set(const std::string& key, const std::string& value) const;
-  /// The key must exist (has()).
-  std::string get(const std::string& key) const;
-  /// The values of the keys `prefix`0 … `prefix`(size-1), which must exist, with one request.
-  std::vector<std::string> get_all(const std::string& prefix, int size) const;
+  /// The key's value, with one round trip; none: the key does not exist.
+  std::optional<std::string> find(const std::string& key) const;
+  /// The values of the keys `prefix`R, which must exist, with two round trips.
+  std::vector<std::string> get_all(const std::string& prefix, const std::vector<int>& ranks) const;
+  std::vector<std::string> get_all(const std::string& prefix, int size) const;  ///< of the ranks 0 … size-1
   bool has(const std::string& key) const;
   void erase(const std::string& key) const;
   /// Sets the key unless it exists; returns the value it then has.
@@ -43,11 +47,15 @@ class GroupStore {
   int64_t add(const std::string& key, int64_t amount) const;
 
   // Waits ask again at growing intervals, up to 10 ms (more where the server is slow), instead of blocking on
-  // the server, so that other threads can use the connection. `watch` runs about every 100 ms and may throw.
+  // the server, so that other threads can use the connection. `watch` runs about every 100 ms, or every five
+  // round trips, and may throw.
 
-  /// Waits for a key; false: it did not appear in time. Throws RankIsGone when any rank has ended before it
-  /// appeared.
-  bool await(const std::string& key, std::chrono::milliseconds timeout,
+  /// Waits for a key and returns its value; none: it did not appear in time. Throws RankIsGone when any rank
+  /// has ended before it appeared.
+  std::optional<std::string> await(const std::string& key, std::chrono::milliseconds timeout,
+                                   const std::function<void()>& watch) const;
+  /// The same for what `has_come` asks the store for; false: not in time.
+  bool await(const std::function<bool()>& has_come, std::chrono::milliseconds timeout,
              const std::function<void()>& watch) const;
   /// Waits for the keys `prefix`0 … `prefix`(size-1). Returns the ranks whose key did not appear in time.
   /// Throws RankIsGone for one that has ended without its key.
@@ -78,6 +86,9 @@ class GroupStore {
 
   c10::intrusive_ptr<c10d::Store> store_, watched_store_;
   std::string where_;
+  /// What the fastest answer took, in microseconds: the link's delay. What others take longer is the load.
+  std::shared_ptr<std::atomic<int64_t>> fastest_ =
+      std::make_shared<std::atomic<int64_t>>(std::numeric_limits<int64_t>::max());
   std::shared_ptr<const Liveness> liveness_;  ///< null: ranks as threads, or before they know each other
 };
 

@@ -89,12 +89,9 @@ PeerSockets::PeerSockets(const GroupStore& store, int rank, int size, millisecon
 
 /// What the ranks before this one have written.
 std::vector<std::string> PeerSockets::read_names(const GroupStore& store) const {
-  std::vector<std::string> names;
-  if (numbers_.empty()) {
-    names = store.get_all("socket/", rank_);
-  } else {
-    for (int lower = 0; lower < rank_; ++lower) names.push_back(store.get(str("socket/", number_of(lower))));
-  }
+  std::vector<int> numbers;
+  for (int lower = 0; lower < rank_; ++lower) numbers.push_back(number_of(lower));
+  std::vector<std::string> names = store.get_all("socket/", numbers);
   for (int lower = 0; lower < rank_; ++lower) check_token(names[lower], str("socket/", number_of(lower)));
   return names;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -75,31 +76,40 @@ StoreExchange::Result StoreExchange::run_part(const std::string& value, std::chr
   ++round_;
   store_.set(value_key(rank_), str(round_, '\n', value));
   Result result;
-  std::string packed;
-  if (store_.add("arrived", 1) == round_ * size_) {
-    packed = store_.claim(result_key(round_), pack(store_.get_all("value/", size_)));
-    if (round_ > 1) store_.erase(result_key(round_ - 1));  // every rank has read it, or it would not be here
-  } else {
-    packed = await_result(timeout, watch, result);
-  }
-  if (!packed.starts_with(kGivenUp))
+  const bool is_last = store_.add("arrived", 1) == round_ * size_;
+  std::string packed = await_result(is_last, timeout, watch, result);
+  if (!packed.starts_with(kGivenUp)) {
     result.values = unpack(packed, size_);
-  else if (result.cause.empty())  // another rank's
+    if (rank_ == 0 && round_ > 1) store_.erase(result_key(round_ - 1));  // read by every rank that has come
+  } else if (result.cause.empty()) {                                     // another rank's
     result.cause = packed.substr(kGivenUp.size());
+  }
   return result;
 }
 
-std::string StoreExchange::await_result(std::chrono::milliseconds timeout, const std::function<void()>& watch,
-                                        Result& failure) const {
+std::string StoreExchange::await_result(bool is_last, std::chrono::milliseconds timeout,
+                                        const std::function<void()>& watch, Result& failure) const {
   std::string for_others = "others gave up";
   try {
-    if (store_.await(result_key(round_), timeout, watch)) return store_.get(result_key(round_));
+    std::optional<std::string> result;
+    bool passes_on = rank_ == 0;
+    const auto has_result = [&] {
+      if (passes_on && (is_last || store_.add("arrived", 0) == round_ * size_))
+        result = store_.claim(result_key(round_), pack(store_.get_all("value/", size_)));
+      else
+        result = store_.find(result_key(round_));
+      return result.has_value();
+    };
+    const auto watch_rank_0 = [&] {
+      watch();
+      passes_on = passes_on || is_last;  // rank 0 may have been interrupted
+    };
+    if (store_.await(has_result, timeout, watch_rank_0)) return *result;
     for (int rank = 0; rank < size_; ++rank)
       if (!has_arrived(rank)) failure.missing.push_back(rank);
-    failure.cause =
-        str("timed out after ", name_duration(timeout), ": ",
-            failure.missing.empty() ? "all ranks came, but the last of them has not passed on what they said"
-                                    : "not all ranks came");
+    failure.cause = str("timed out after ", name_duration(timeout), ": ",
+                        failure.missing.empty() ? "all ranks came, but none has passed on what they said"
+                                                : "not all ranks came");
   } catch (const CommError& error) {
     failure.cause = for_others = error.what();
   }
@@ -125,9 +135,9 @@ std::string StoreExchange::first_obstacle(const std::string& mine, std::chrono::
 }
 
 bool StoreExchange::has_arrived(int rank) const {
-  if (!store_.has(value_key(rank))) return false;
-  const std::string text = store_.get(value_key(rank));
-  std::string_view value = text;
+  const std::optional<std::string> text = store_.find(value_key(rank));
+  if (!text) return false;
+  std::string_view value = *text;
   return take_number(value) >= round_;
 }
 

@@ -1,10 +1,12 @@
 // StoreExchange: each rank gives a string and receives those of all ranks, over the store.
 //
-// Requests to the store: Each rank writes its value and counts itself. The rank that counts last reads
-// all values with one request and writes them, packed together, under a key of this exchange, which each
-// other rank reads with one request. So an exchange costs the store's server some four requests a rank, for
-// any number of ranks. That key is written by compare-and-set, and a rank that gives up writes it too: an
-// exchange succeeds on all ranks or on none, also on a rank that arrives later.
+// Requests to the store: Each rank writes its value and counts itself. Rank 0, which mostly is the one beside
+// the server, reads all values with one request and writes them, packed together, under a key of this
+// exchange, which each other rank reads with one request. So an exchange costs the store's server some three
+// requests a rank, for any number of ranks, and a rank that comes last two round trips. Where rank 0 has been
+// interrupted meanwhile, the rank that came last does it. That key is written by compare-and-set, and a rank
+// that gives up writes it too: an exchange succeeds on all ranks or on none, also on a rank that arrives
+// later.
 //
 // Long values: c10d's store takes 8 MiB at once. Values that are longer than a rank's share of half of
 // that are sent in parts, one exchange each.
@@ -47,8 +49,8 @@ class StoreExchange {
  private:
   Result run_part(const std::string& value, std::chrono::milliseconds timeout,
                   const std::function<void()>& watch);
-  std::string await_result(std::chrono::milliseconds timeout, const std::function<void()>& watch,
-                           Result& failure) const;
+  std::string await_result(bool is_last, std::chrono::milliseconds timeout,
+                           const std::function<void()>& watch, Result& failure) const;
 
   const GroupStore store_;
   const int rank_;

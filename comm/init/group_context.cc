@@ -63,9 +63,9 @@ std::optional<std::string> GroupContext::publish_wait(const std::string& group, 
     wait_published_ = true;
     store_.set(str("waits/", rank_), mine.encode());
     for (int r = 0; r < size_; ++r) {
-      if (r == rank_ || !store_.has(str("waits/", r))) continue;
-      if (const std::string theirs = store_.get(str("waits/", r)); !theirs.empty())
-        states[static_cast<size_t>(r)] = WaitState::decode(theirs);
+      if (r == rank_) continue;
+      if (const auto theirs = store_.find(str("waits/", r)); theirs && !theirs->empty())
+        states[static_cast<size_t>(r)] = WaitState::decode(*theirs);
     }
   } catch (const CommError&) {
     return std::nullopt;  // a store that is gone shows elsewhere

@@ -68,7 +68,7 @@ std::string describe_early_end(int rank, const Environment& env) {
 void await_all(const GroupStore& store, const Environment& env, WaitLimit& limit) {
   if (store.add("arrived", 1) == env.world_size) return store.set("complete", "");
   const auto watch = [&] {
-    if (store.has("refused")) throw CommError(store.get("refused"));
+    if (const auto refused = store.find("refused")) throw CommError(*refused);
     for (const int ended : ended_ranks())
       if (ended < env.world_size && !store.has(str("rank/", ended)))
         throw refusal(store, describe_early_end(ended, env));

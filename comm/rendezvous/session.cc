@@ -1,6 +1,7 @@
 #include "comm/rendezvous/session.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -31,11 +32,10 @@ void answer_new(const GroupStore& store, const std::string& word, std::vector<st
   for (size_t rank = 1; rank < answered.size(); ++rank) {
     const int number = static_cast<int>(rank);
     try {
-      if (!store.has(challenge_key(number))) continue;
-      const std::string challenge = store.get(challenge_key(number));
-      if (challenge == answered[rank] || challenge.size() != 2 * kWordBytes) continue;
-      store.set(answer_key(number, challenge), word);
-      answered[rank] = challenge;
+      const std::optional<std::string> challenge = store.find(challenge_key(number));
+      if (!challenge || *challenge == answered[rank] || challenge->size() != 2 * kWordBytes) continue;
+      store.set(answer_key(number, *challenge), word);
+      answered[rank] = *challenge;
     } catch (const StoreIsGone&) {
       throw;
     } catch (const CommError&) {  // a stranger's, who has written over it
@@ -73,8 +73,8 @@ std::string ask_rank_0(const GroupStore& store, const GroupStore& plain, const E
   for (;;) {
     store.set(challenge_key(env.rank), challenge);
     watch();
-    if (store.await(answer_key(env.rank, challenge), std::min(kAgain, limit.left()), watch))
-      return store.get(answer_key(env.rank, challenge));
+    const auto answer = store.await(answer_key(env.rank, challenge), std::min(kAgain, limit.left()), watch);
+    if (answer) return *answer;
     if (Clock::now() >= deadline)
       throw CommError(str("rank 0 of ", env.world_size, " has not answered rank ", env.rank,
                           " at the rendezvous within ", name_duration(limit.timeout()),
@@ -85,12 +85,12 @@ std::string ask_rank_0(const GroupStore& store, const GroupStore& plain, const E
 }  // namespace
 
 bool check_secret(const GroupStore& plain, const Environment& env) {
-  if (!plain.has("secret")) return false;
+  const std::optional<std::string> theirs = plain.find("secret");
+  if (!theirs) return false;
   const std::string& secret = env.run_secret;
   const std::string mine = secret.empty() ? "none" : SealedStore::fingerprint(secret);
-  const std::string theirs = plain.get("secret");
-  if (theirs == mine) return true;
-  const bool both = !secret.empty() && theirs != "none";
+  if (*theirs == mine) return true;
+  const bool both = !secret.empty() && *theirs != "none";
   throw CommError(str("TESSERA_RUN_SECRET ",
                       secret.empty() ? "is not set"
                       : both         ? "differs"

@@ -16,8 +16,8 @@ struct Traffic {
   std::atomic<int64_t> requests{0}, questions{0}, bytes{0};
 };
 
-/// A store in memory, which counts. Questions ("is it there?") are counted apart: how often a rank that waits
-/// asks depends on time.
+/// A store in memory, which counts. Questions ("what is there?", which change nothing) are counted apart: how
+/// often a rank that waits asks depends on time.
 class CountingStore final : public c10d::Store {
  public:
   explicit CountingStore(Traffic& traffic) : traffic_(traffic) {}
@@ -30,7 +30,7 @@ class CountingStore final : public c10d::Store {
   std::vector<uint8_t> compareSet(const std::string& key, const std::vector<uint8_t>& expected,
                                   const std::vector<uint8_t>& desired) override {
     auto found = store_->compareSet(key, expected, desired);
-    count(key.size() + expected.size() + desired.size() + found.size());
+    count(key.size() + expected.size() + desired.size() + found.size(), expected == desired);
     return found;
   }
   std::vector<uint8_t> get(const std::string& key) override {
@@ -39,7 +39,7 @@ class CountingStore final : public c10d::Store {
     return value;
   }
   int64_t add(const std::string& key, int64_t value) override {
-    count(key.size() + sizeof value);
+    count(key.size() + sizeof value, value == 0);
     return store_->add(key, value);
   }
   bool deleteKey(const std::string& key) override {
@@ -65,8 +65,8 @@ class CountingStore final : public c10d::Store {
   }
 
  private:
-  void count(size_t bytes) {
-    ++traffic_.requests;
+  void count(size_t bytes, bool is_question = false) {
+    ++(is_question ? traffic_.questions : traffic_.requests);
     traffic_.bytes += static_cast<int64_t>(bytes);
   }
 
