@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 from pathlib import Path
 
@@ -98,6 +99,20 @@ class HostsTest(unittest.TestCase):
             self.assertEqual(losses, expected)
         print(f"{relay.carried} packets carried, {relay.lost} lost")
         self.assertGreater(relay.lost, 10)
+
+    def test_a_link_with_a_long_delay(self):
+        far = self.make_hosts(2, bridged=False)
+        try:
+            relay = hosts.Relay(far, delay_s=0.1, loss=0, bytes_per_s=100e6)
+        except OSError as error:
+            self.skipTest(f"no TUN devices: {error}")
+        self.addCleanup(relay.end)
+        begin = time.monotonic()
+        losses, _ = self.train("far", far, 2, **{"trainer.max_steps": 3})
+        seconds = time.monotonic() - begin
+        print(f"3 steps at 100 ms each way took {seconds:.0f} s")
+        self.assertEqual(len(losses), 3)
+        self.assertLess(seconds, 90)
 
 
 if __name__ == "__main__":
