@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <fstream>
+#include <limits>
 #include <utility>
 
 #include "core/environment/ended_ranks.h"
@@ -34,6 +35,20 @@ pid_t parent_of(const std::string& pid) {
   const size_t name_end = line.rfind(')');
   if (name_end == std::string::npos || name_end + 4 > line.size()) return 0;
   return std::atoi(line.c_str() + name_end + 4);
+}
+
+/// Whether a signal would end a process, which has no handler for it, or not yet, and does not ignore or
+/// block it. /proc/PID/status has masks in hexadecimal.
+bool would_end(pid_t pid, int signal) {
+  std::ifstream file(str("/proc/", pid, "/status"));
+  uint64_t mask = 0, taken = 0;
+  int num_masks = 0;
+  for (std::string name; file >> name; file.ignore(std::numeric_limits<std::streamsize>::max(), '\n'))
+    if ((name == "SigBlk:" || name == "SigIgn:" || name == "SigCgt:") && file >> std::hex >> mask) {
+      taken |= mask;
+      ++num_masks;
+    }
+  return num_masks == 3 && (taken >> (signal - 1) & 1) == 0;
 }
 
 std::vector<pid_t> children() {
@@ -78,7 +93,13 @@ Supervisor::Supervisor(std::vector<Process>& ranks, Guard& guard, SignalWatch& s
 Outcome Supervisor::supervise() {
   if (options_.timeout.count() > 0) deadline_ = Clock::now() + options_.timeout;
   while (num_running_ > 0) {
-    if (const auto signal = signals_.wait(deadline_)) on_signal(*signal);
+    std::optional<Clock::time_point> until = deadline_;
+    if (!undelivered_.empty()) {
+      const auto next = Clock::now() + milliseconds(50);
+      until = until ? std::min(*until, next) : next;
+    }
+    if (const auto signal = signals_.wait(until)) on_signal(*signal);
+    deliver();
     collect_ended();
     if (deadline_ && Clock::now() >= *deadline_) on_deadline();
   }
@@ -109,11 +130,27 @@ void Supervisor::interrupt(int signal) {
                    signal == SIGINT ? " again" : "", " kills them"));
 }
 
+/// A program that has just been started has no handler yet, and the default action would end it.
 void Supervisor::pass_on(int signal) {
-  for (const Process& rank : ranks_)
-    if (rank.running()) ::kill(rank.pid(), signal);
-  log_.info(
-      str(signal_name(signal), ": passed on to ", num_running_, num_running_ == 1 ? " rank" : " ranks"));
+  for (size_t rank = 0; rank < ranks_.size(); ++rank)
+    if (ranks_[rank].running()) undelivered_.insert({rank, signal});
+  deliver();
+  const auto is_left = [&](const auto& one) { return one.second == signal; };
+  const auto num_left = std::count_if(undelivered_.begin(), undelivered_.end(), is_left);
+  const auto num_told = static_cast<int64_t>(num_running_) - num_left;
+  log_.info(str(signal_name(signal), ": passed on to ", num_told, num_told == 1 ? " rank" : " ranks",
+                num_left > 0
+                    ? str("; ", num_left, " without a handler would end, and get it once they have one")
+                    : ""));
+}
+
+void Supervisor::deliver() {
+  std::erase_if(undelivered_, [&](const auto& one) {
+    const auto& [rank, signal] = one;
+    if (ranks_[rank].running() && would_end(ranks_[rank].pid(), signal)) return false;
+    if (ranks_[rank].running()) ::kill(ranks_[rank].pid(), signal);
+    return true;
+  });
 }
 
 void Supervisor::on_failure_elsewhere() {

@@ -6,7 +6,9 @@
 
 #include <chrono>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/log.h"
@@ -54,6 +56,7 @@ class Supervisor {
   void on_rank_ended(int rank);
   void interrupt(int signal);
   void pass_on(int signal);
+  void deliver();  ///< undelivered_ signals, to ranks that have a handler
   void on_failure_elsewhere();
   void suspend();
   void kill_all();
@@ -70,6 +73,7 @@ class Supervisor {
   Clock::time_point interrupted_at_;
   size_t num_running_ = 0;
   std::vector<bool> signalled_;
+  std::set<std::pair<size_t, int>> undelivered_;  ///< ranks and signals that they have no handler for yet
   Outcome outcome_;
 };
 

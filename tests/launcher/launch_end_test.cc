@@ -11,6 +11,7 @@
 namespace tessera::launcher {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -121,6 +122,23 @@ TEST_F(LaunchTest, TheUsersSignalsGoToTheRanksAndTheRunGoesOn) {
   EXPECT_EQ(tool.wait(5), 0);
   for (const char* name : {"signals_0", "signals_1"}) EXPECT_EQ(folder_.read(name), expected);
   EXPECT_THAT(errors(), HasSubstr("SIGUSR2: passed on to 2 ranks"));
+}
+
+TEST_F(LaunchTest, TheUsersSignalsWaitForAHandler) {
+  Tool tool(folder_, launch_args(folder_, 2, {"take_signals", "2", "1000"}));
+  ASSERT_TRUE(folder_.wait_for("started", 2));
+  for (const int signal : {SIGUSR2, SIGUSR1}) tool.signal(signal);
+  EXPECT_EQ(tool.wait(10), 0);
+  for (const char* name : {"signals_0", "signals_1"})
+    EXPECT_THAT(folder_.read(name), AllOf(HasSubstr(str(SIGUSR1)), HasSubstr(str(SIGUSR2))));
+  EXPECT_THAT(errors(), HasSubstr("SIGUSR1: passed on to 0 ranks; 2 without a handler would end"));
+  const Folder folder;
+  Tool never(folder, launch_args(folder, 2, {"hang"}));
+  ASSERT_TRUE(folder.wait_for("ready", 2));
+  never.signal(SIGUSR1);
+  EXPECT_EQ(never.wait(1), -1) << "it goes on";
+  never.signal(SIGTERM);
+  EXPECT_EQ(never.wait(10), 128 + SIGTERM);
 }
 
 TEST_F(LaunchTest, SignalsToHandleAreTorchruns) {

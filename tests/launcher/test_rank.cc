@@ -171,8 +171,12 @@ int save(const Args& args) {
 
 std::atomic<int> taken[8], num_taken{0};
 
-/// Ends with 0 after N signals, and leaves their numbers.
+/// take_signals N [MS]: ends with 0 after N signals, and leaves their numbers. It has handlers after MS.
 int take_signals(const Args& args) {
+  if (args.size() > 1) {
+    leave(str("started_", rank), "");
+    sleep_ms(std::stoi(args[1]));
+  }
   for (const int signal : {SIGUSR1, SIGUSR2, SIGTERM, SIGINT})
     ::signal(signal, [](int number) { taken[num_taken++ % 8] = number; });
   leave(str("ready_", rank), "");
