@@ -128,21 +128,20 @@ Summary run(RunConfig run, const Registry& registry, const comm::Environment& en
   set_up_process(run.trainer, environment);
   const std::unique_ptr<Task> task = registry.make(run.model, run.data);
   const comm::CommunicatorPtr comm = join_group(run.trainer, environment, output.logger);
-  if (start.joined) start.joined();
-  start.launched_run = launched_run();
-  start.memory = HostFolders::join(comm, memory_folder());
-  if (run.trainer.save_in_memory_every_steps > 0 && !start.memory && environment.rank == 0)
-    output.logger.warning(
-        "trainer.save_in_memory_every_steps: no effect without --max-restarts of tessera's launcher, on one "
-        "host "
-        "or by ssh");
-  continue_after_restart(run, start, environment.restart_count, *comm);
-
-  InitOptions init;
-  init.device = comm->device();
-  init.local_rank = environment.local_rank;
   std::optional<Trainer> trainer;
   try {
+    if (start.joined) start.joined();
+    start.launched_run = launched_run();
+    start.memory = HostFolders::join(comm, memory_folder());
+    if (run.trainer.save_in_memory_every_steps > 0 && !start.memory && environment.rank == 0)
+      output.logger.warning(
+          "trainer.save_in_memory_every_steps: no effect without --max-restarts of tessera's launcher, on "
+          "one host or by ssh");
+    continue_after_restart(run, start, environment.restart_count, *comm);
+
+    InitOptions init;
+    init.device = comm->device();
+    init.local_rank = environment.local_rank;
     trainer.emplace(std::move(run), *task, comm, init, output, std::move(start));
     return trainer->run();
   } catch (const std::exception& error) {

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <exception>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -10,6 +11,7 @@
 #include "checkpoint/files/catalog.h"
 #include "checkpoint/read/reader.h"
 #include "comm/init/agreement.h"
+#include "comm/init/init.h"
 #include "core/error.h"
 #include "core/files/disk.h"
 #include "core/str.h"
@@ -119,38 +121,53 @@ std::string load_trained_weights(const TrainedRun& run, Engine& engine, const Lo
   return engine.load_checkpoint(checkpoints.string(), run.tag, options).path;
 }
 
-std::vector<Evaluation> evaluate_run(const TrainedRun& run, const Registry& registry,
-                                     const comm::Environment& environment, const TrainerOutput& output) {
-  const TrainerConfig& trainer = run.config.trainer;
-  set_up_process(trainer, environment);
-  const std::unique_ptr<Task> task = registry.make(run.config.model, run.config.data, run.folder);
-  const comm::CommunicatorPtr comm = join_group(trainer, environment, output.logger);
+namespace {
+
+std::vector<Evaluation> evaluate_in_group(const TrainedRun& run, Task& task,
+                                          const comm::CommunicatorPtr& comm,
+                                          const comm::Environment& environment, const TrainerOutput& output) {
   check_same_run(run.config, *comm);
-  if (comm->size() > 1) check_same_data(*task, *comm);
+  if (comm->size() > 1) check_same_data(task, *comm);
   InitOptions init;
   init.device = comm->device();
   init.log = comm->rank() == 0 ? output.logger : Logger{};
   init.caller_reports = true;  // nothing is trained
   init.local_rank = environment.local_rank;
   init.loaded_next = [](const std::string&) { return true; };
-  Engine& engine = task->initialize(run.config.engine, comm, init);
+  Engine& engine = task.initialize(run.config.engine, comm, init);
   const std::string model = load_trained_weights(run, engine, output.logger);
 
   const Display display = comm->rank() == 0 ? output.display : Display{};
   std::vector<Evaluation> evaluations;
   nlohmann::ordered_json numbers;
   for (const EvaluationSet set : {EvaluationSet::kEval, EvaluationSet::kTest}) {
-    if ((set == EvaluationSet::kTest ? task->test_size() : task->eval_size()) == 0) continue;
-    evaluations.push_back(evaluate(*task, engine, trainer, display, set));
+    if ((set == EvaluationSet::kTest ? task.test_size() : task.eval_size()) == 0) continue;
+    evaluations.push_back(evaluate(task, engine, run.config.trainer, display, set));
     add_evaluation(evaluations.back(), numbers);
     print_line(display, format_result(evaluations.back()), kSummaryIndent);
   }
   if (evaluations.empty())
-    throw ConfigError(str(run.folder.string(), ": ", task->name(),
+    throw ConfigError(str(run.folder.string(), ": ", task.name(),
                           " has no samples to evaluate; expected a part for it in data"));
   print_line(display, str("model    ", model), kSummaryIndent);
   if (comm->rank() == 0) write_results(run.folder, model, numbers, output.logger);
   return evaluations;
+}
+
+}  // namespace
+
+std::vector<Evaluation> evaluate_run(const TrainedRun& run, const Registry& registry,
+                                     const comm::Environment& environment, const TrainerOutput& output) {
+  const TrainerConfig& trainer = run.config.trainer;
+  set_up_process(trainer, environment);
+  const std::unique_ptr<Task> task = registry.make(run.config.model, run.config.data, run.folder);
+  const comm::CommunicatorPtr comm = join_group(trainer, environment, output.logger);
+  try {
+    return evaluate_in_group(run, *task, comm, environment, output);
+  } catch (const std::exception& error) {
+    comm::leave_because_of(error, *comm);
+    throw;
+  }
 }
 
 std::unique_ptr<Predictor> load_predictor(const TrainedRun& run, const Registry& registry,
