@@ -193,7 +193,10 @@ class ClusterSupervisor {
   bool was_asked_ = false;
 };
 
-bool is_earlier(const FailureReport& a, const FailureReport& b) { return a.time_ns < b.time_ns; }
+/// As root_cause().
+bool is_earlier(const FailureReport& a, const FailureReport& b) {
+  return a.of_peer != b.of_peer ? b.of_peer : a.time_ns < b.time_ns;
+}
 
 /// Logs the first failure by the hosts' clocks; the exit code.
 int report(std::vector<FailureReport> reports, const std::vector<Running>& programs, int num_hosts,

@@ -19,6 +19,7 @@
 #include "core/error.h"
 #include "core/files/disk_error.h"
 #include "core/log.h"
+#include "core/peer_failure.h"
 #include "core/str.h"
 #include "launcher/process/error_file.h"
 #include "tools/commands.h"
@@ -39,8 +40,10 @@ bool launcher_prints_errors() {
   return rank && report && std::string_view(rank) == "0" && ::access(report, F_OK) == 0;
 }
 
-int fail(const tessera::Logger& log, const std::string& message, bool would_recur = false) {
-  tessera::launcher::report_error(message, would_recur);
+using tessera::launcher::ErrorKind;
+
+int fail(const tessera::Logger& log, const std::string& message, ErrorKind kind = ErrorKind::kOwn) {
+  tessera::launcher::report_error(message, kind);
   if (launcher_prints_errors()) return 1;
   std::istringstream lines(message);  // one for each mistake of a configuration
   for (std::string line; std::getline(lines, line);) log.error(line);
@@ -131,9 +134,11 @@ int run(int num_given, char** given) {
   } catch (const CLI::Success& asked) {  // --help, --version
     return finish(log, app.exit(asked));
   } catch (const CLI::ParseError& error) {
-    return fail(log, tools::describe_mistake(app, error, argc, argv), /*would_recur=*/true);
+    return fail(log, tools::describe_mistake(app, error, argc, argv), ErrorKind::kWouldRecur);
   } catch (const ConfigError& error) {
-    return fail(log, error.what(), /*would_recur=*/true);
+    return fail(log, error.what(), ErrorKind::kWouldRecur);
+  } catch (const PeerFailure& error) {
+    return fail(log, error.what(), ErrorKind::kOfPeer);
   } catch (const Error& error) {
     return fail(log, error.what());
   } catch (const std::exception& error) {

@@ -203,6 +203,10 @@ std::string other_causes(const Failure& failure) {
 
 }  // namespace
 
+bool is_of_peer(const Failure& failure) {
+  return differences(failure).empty() && (!failure.gone.empty() || !departures(failure).empty());
+}
+
 std::string diagnose(const Failure& failure) {
   if (std::string text = differences(failure); !text.empty()) return text;
   const CollectiveDesc* desc = own_report(failure).find(failure.number);

@@ -81,5 +81,7 @@ struct Failure {
 
 /// `all_reduce of "unit 3" (8 x Float), collective 17: ranks 1 and 2 have not arrived within 2 s`
 std::string diagnose(const Failure& failure);
+/// Whether another rank has ended or left, and so is the cause.
+bool is_of_peer(const Failure& failure);
 
 }  // namespace tessera::comm

@@ -109,7 +109,7 @@ std::vector<int> FlightRecorder::of_group(const std::vector<int>& ranks) const {
   return found;
 }
 
-std::string FlightRecorder::diagnose(Failure failure, Clock::time_point deadline) const {
+std::string FlightRecorder::diagnose(Failure& failure, Clock::time_point deadline) const {
   failure.rank = rank_;
   failure.reports.resize(static_cast<size_t>(size_));
   failure.names = ranks_;

@@ -54,8 +54,8 @@ class FlightRecorder {
   std::vector<int> gone() const;
 
   /// Waits until all ranks have reported, left or ended, at most until `deadline`, and says who is to
-  /// blame. Fills in the reports and the ranks that are gone. Throws CommError when the store is gone.
-  std::string diagnose(Failure failure, std::chrono::steady_clock::time_point deadline) const;
+  /// blame. Fills in the reports and the ranks that are gone. Throws StoreIsGone.
+  std::string diagnose(Failure& failure, std::chrono::steady_clock::time_point deadline) const;
 
  private:
   /// Reads what `rank` has said of itself since a collective failed; false: nothing yet.

@@ -19,9 +19,9 @@
 namespace tessera::comm {
 
 /// Says that the store does not answer: its server has ended, or the rank that serves it.
-class StoreIsGone : public CommError {
+class StoreIsGone : public PeerFailure {
  public:
-  using CommError::CommError;
+  using PeerFailure::PeerFailure;
 };
 
 /// Reads and writes a part of the store. Copies share the connection. Thread-safe as far as the c10d store is

@@ -64,7 +64,7 @@ std::vector<std::vector<int>> group_by_host(const std::vector<Liveness::Peer>& p
 }  // namespace
 
 RankIsGone::RankIsGone(std::vector<int> ranks, const std::string& why)
-    : CommError(str(name_ranks(ranks), ranks.size() == 1 ? " is" : " are", " gone (", why, ")")),
+    : PeerFailure(str(name_ranks(ranks), ranks.size() == 1 ? " is" : " are", " gone (", why, ")")),
       ranks_(std::move(ranks)) {}
 
 Liveness::Liveness(const std::string& address, int rank, std::string key, int store_rank)

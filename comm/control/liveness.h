@@ -21,8 +21,8 @@
 #include <vector>
 
 #include "comm/sockets/proven_sockets.h"
-#include "core/error.h"
 #include "core/files/file_descriptor.h"
+#include "core/peer_failure.h"
 
 namespace tessera::comm {
 
@@ -33,7 +33,7 @@ class PeerSockets;
 
 /// Says that processes of ranks have ended before they did their part. Of several all are named: one may have
 /// ended because of another.
-class RankIsGone : public CommError {
+class RankIsGone : public PeerFailure {
  public:
   /// `why`: for messages.
   explicit RankIsGone(std::vector<int> ranks, const std::string& why = kConnectionClosed);

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "comm/control/error_message.h"
-#include "core/error.h"
+#include "core/peer_failure.h"
 #include "core/str.h"
 
 namespace tessera::comm {
@@ -52,6 +52,11 @@ std::vector<std::string> unpack(std::string_view packed, int size) {
 
 }  // namespace
 
+void StoreExchange::Result::fail(const std::string& message) const {
+  if (of_peer) throw PeerFailure(message);
+  throw CommError(message);
+}
+
 StoreExchange::Result StoreExchange::run(const std::string& value, std::chrono::milliseconds timeout,
                                          const std::function<void()>& watch) {
   const auto part = static_cast<size_t>(std::max<int64_t>(kMostBytes / size_, 1));
@@ -83,6 +88,7 @@ StoreExchange::Result StoreExchange::run_part(const std::string& value, std::chr
     if (rank_ == 0 && round_ > 1) store_.erase(result_key(round_ - 1));  // read by every rank that has come
   } else if (result.cause.empty()) {                                     // another rank's
     result.cause = packed.substr(kGivenUp.size());
+    result.of_peer = true;
   }
   return result;
 }
@@ -112,6 +118,7 @@ std::string StoreExchange::await_result(bool is_last, std::chrono::milliseconds 
                                                 : "not all ranks came");
   } catch (const CommError& error) {
     failure.cause = for_others = error.what();
+    failure.of_peer = dynamic_cast<const PeerFailure*>(&error) != nullptr;
   }
   return store_.claim(result_key(round_), str(kGivenUp, for_others));
 }
@@ -122,7 +129,7 @@ std::vector<std::string> StoreExchange::ask_all(const std::string& value, std::c
   if (!result.missing.empty())
     throw CommError(str(name_ranks(result.missing), " left during the rendezvous"));
   if (result.values.empty())
-    throw CommError(str("rank ", rank_, " at the rendezvous (", question, "): ", result.cause));
+    result.fail(str("rank ", rank_, " at the rendezvous (", question, "): ", result.cause));
   return std::move(result.values);
 }
 

@@ -32,6 +32,9 @@ class StoreExchange {
     std::vector<std::string> values;  ///< by rank; empty: the exchange has failed
     std::string cause;         ///< why it has failed, on the first rank that gave up if not on this one
     std::vector<int> missing;  ///< the ranks that had not arrived after `timeout`
+    bool of_peer = false;      ///< another rank gave up first, or has ended
+    /// Throws the failure, as a PeerFailure where it is of_peer.
+    [[noreturn]] void fail(const std::string& message) const;
   };
   /// Collective. `timeout`: of each part. `watch` is called about every 100 ms of waiting, and may throw a
   /// CommError to give up. Throws CommError when the store is gone.

@@ -1,5 +1,10 @@
 #include "comm/init/group_context.h"
 
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
 #include <exception>
 #include <numeric>
 #include <thread>
@@ -7,6 +12,7 @@
 #include <vector>
 
 #include "comm/control/deadlock.h"
+#include "comm/control/error_message.h"
 #include "core/error.h"
 #include "core/str.h"
 #include "core/utf8.h"
@@ -15,6 +21,91 @@ namespace tessera::comm {
 
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
+
+namespace {
+
+/// Keeps the stores that this process serves and whose groups it has left. [Note: the last to end]
+class ServedStores {
+ public:
+  struct Served {
+    GroupStore store;
+    std::vector<int> others;  ///< that have not left yet
+    int size;
+    Clock::time_point deadline;
+    Logger log;
+  };
+
+  void add(Served served) {
+    const std::lock_guard lock(mutex_);
+    if (process_ != ::getpid()) {
+      std::atexit(&await_at_exit);
+      std::at_quick_exit(&await_at_exit);
+      process_ = ::getpid();
+      stores_.clear();  // a fork's copies
+    }
+    stores_.push_back(std::move(served));
+  }
+
+  void await_ranks(const std::function<void()>& interrupt) {
+    const std::lock_guard lock(mutex_);
+    if (process_ != ::getpid()) return;
+    for (; !stores_.empty(); stores_.pop_back()) await(stores_.back(), interrupt);
+  }
+
+ private:
+  static void await_at_exit();
+
+  static void await(Served& served, const std::function<void()>& interrupt) {
+    constexpr std::chrono::seconds kSilence{5};
+    auto say_at = Clock::now() + kSilence;
+    const auto watch = [&] {
+      if (interrupt) interrupt();
+      if (Clock::now() < say_at) return;
+      say_at = Clock::time_point::max();
+      std::vector<int> there;
+      for (const int rank : served.others)
+        if (!served.store.has(str("left/", rank))) there.push_back(rank);
+      if (there.empty()) return;
+      served.log.info(str("rank 0 of ", served.size, " is done and waits until ", name_ranks(there),
+                          there.size() == 1 ? " has" : " have",
+                          " left the group, whose store it serves; Ctrl-C ends it"));
+    };
+    while (!served.others.empty() && Clock::now() < served.deadline) {
+      const auto limit = std::min<Clock::duration>(served.deadline - Clock::now(), std::chrono::hours(1));
+      try {
+        served.others =
+            served.store.await_ranks("left/", served.others, std::chrono::ceil<milliseconds>(limit), watch);
+      } catch (const RankIsGone& gone) {
+        for (const int rank : gone.ranks()) std::erase(served.others, rank);
+      } catch (const CommError&) {  // the store has failed
+        return;
+      }
+    }
+  }
+
+  std::mutex mutex_;
+  std::vector<Served> stores_;
+  pid_t process_ = 0;  ///< whose exit waits
+};
+
+ServedStores& served_stores() {
+  static ServedStores stores;
+  return stores;
+}
+
+void ServedStores::await_at_exit() {
+  // What handlers would do is of no use to a process that is done: a signal ends it.
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {
+    struct sigaction action {};
+    if (::sigaction(signal, nullptr, &action) == 0 && action.sa_handler != SIG_IGN) ::signal(signal, SIG_DFL);
+  }
+  try {
+    served_stores().await_ranks({});
+  } catch (const std::exception&) {
+  }
+}
+
+}  // namespace
 
 Clock::time_point GroupContext::report_deadline() {
   // Half of the two seconds that a launcher gives this process to end. The rest is for what it still has to
@@ -83,9 +174,12 @@ void GroupContext::end_wait() {
   }
 }
 
-void GroupContext::set_failed(const std::string& why) {
+void GroupContext::set_failed(const std::string& why, bool by_peer) {
   const std::lock_guard lock(mutex_);
-  if (failure_.empty()) failure_ = why;
+  if (failure_.empty()) {
+    failure_ = why;
+    failed_by_peer_ = by_peer;
+  }
   failed_ = true;
 }
 
@@ -94,28 +188,18 @@ std::string GroupContext::why_it_failed() const {
   return failure_.empty() ? "an error ended it" : abridged(failure_, 500);
 }
 
-// The server's end shows as an error on every rank that still has a question. So a rank's last request is its
-// good-bye, and the server waits for all of them however long that takes: a rank may evaluate, or save, for
-// an hour after rank 0 is done, or its link may be slow. Ranks that ended without one show as gone.
 GroupContext::~GroupContext() {
   constexpr milliseconds kTimeAfterError{1000};
   const bool in_order = !left_ && !failed_ && std::uncaught_exceptions() == 0;
   leave(in_order ? std::string(kLeftInOrder) : why_it_failed());
   if (!serves_store_) return;
-  const auto deadline = Clock::now() + (in_order ? std::chrono::hours(24 * 365) : kTimeAfterError);
   std::vector<int> others(static_cast<size_t>(size_));
   std::iota(others.begin(), others.end(), 0);
-  while (Clock::now() < deadline) {
-    try {
-      store_.await_ranks("left/", others, std::chrono::ceil<milliseconds>(deadline - Clock::now()),
-                         [&] { check_interrupt(); });
-      return;
-    } catch (const RankIsGone& gone) {
-      for (const int rank : gone.ranks()) std::erase(others, rank);
-    } catch (const std::exception&) {  // interrupted, or the store has failed
-      return;
-    }
-  }
+  std::erase(others, rank_);
+  const auto deadline = in_order ? Clock::time_point::max() : Clock::now() + kTimeAfterError;
+  served_stores().add({store_, std::move(others), size_, deadline, log_});
 }
+
+void await_other_ranks(const std::function<void()>& interrupt) { served_stores().await_ranks(interrupt); }
 
 }  // namespace tessera::comm

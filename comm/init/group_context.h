@@ -14,6 +14,7 @@
 
 #include "comm/control/flight_recorder.h"
 #include "comm/control/group_store.h"
+#include "comm/join_options.h"
 
 namespace tessera::comm {
 
@@ -21,19 +22,17 @@ namespace tessera::comm {
 class GroupContext {
  public:
   /// `serves_store`: this rank's process runs the store's server, and so must be the last to end.
-  /// `interrupt`, `on_block`: of JoinOptions.
-  GroupContext(GroupStore store, int rank, int size, bool serves_store, std::function<void()> interrupt = {},
-               std::function<std::shared_ptr<void>()> on_block = {})
+  GroupContext(GroupStore store, int rank, int size, bool serves_store, const JoinOptions& options = {})
       : store_(std::move(store)),
         rank_(rank),
         size_(size),
         serves_store_(serves_store),
-        interrupt_(std::move(interrupt)),
-        step_aside_(std::move(on_block)) {}
+        interrupt_(options.interrupt),
+        step_aside_(options.on_block),
+        log_(options.log) {}
   GroupContext(const GroupContext&) = delete;
   GroupContext& operator=(const GroupContext&) = delete;
-  /// The shutdown: leave(); the store's server then stays until all others have left, ended, or no longer
-  /// answer. After an error it stays 1 s.
+  /// The shutdown: leave(). A server stays behind, for await_other_ranks().
   ~GroupContext();
 
   const GroupStore& store() const { return store_; }
@@ -54,8 +53,10 @@ class GroupContext {
   void leave(std::string_view reason);
 
   /// One of the groups has failed: the others are of no use to this rank either. The first reason stands.
-  void set_failed(const std::string& why);
+  /// `by_peer`: because another rank had ended or left.
+  void set_failed(const std::string& why, bool by_peer);
   bool has_failed() const { return failed_; }
+  bool has_failed_by_peer() const { return failed_by_peer_; }
   /// Why this rank leaves because of an error: what failed, as far as a group knows it.
   std::string why_it_failed() const;
 
@@ -74,13 +75,25 @@ class GroupContext {
   const bool serves_store_;
   const std::function<void()> interrupt_;
   const std::function<std::shared_ptr<void>()> step_aside_;
+  const Logger log_;
   mutable std::mutex mutex_;  ///< guards what follows
   bool left_ = false;
   std::string failure_;
   std::optional<std::chrono::steady_clock::time_point> report_deadline_;
   std::map<std::string, std::weak_ptr<const FlightRecorder>> recorders_;  ///< by group
   std::atomic<bool> wait_published_ = false;
-  std::atomic<bool> failed_ = false;
+  std::atomic<bool> failed_ = false, failed_by_peer_ = false;
 };
+
+/// [Note: the last to end] A server's end shows as an error on every rank that still has a question. So a
+/// process that serves a store ends when all other ranks have said good-bye, have ended, or no longer answer;
+/// a rank may evaluate, or save, for an hour after rank 0 is done. It waits at its exit and not before: a
+/// rank may need something of this one until it leaves, such as a barrier of torch.distributed. After an
+/// error it stays 1 s.
+///
+/// Waits for all ranks of the groups that this process has left and whose stores it serves, and then ends
+/// those. Says whom it waits for after 5 s. An exit of the process does it by itself, and signals
+/// that end a process then have their default action. `interrupt`: of JoinOptions; what it throws is thrown.
+void await_other_ranks(const std::function<void()>& interrupt);
 
 }  // namespace tessera::comm

@@ -157,10 +157,11 @@ CommunicatorPtr join(const JoinOptions& asked, const Environment& env, const Giv
   if (env.world_size == 1)
     return std::make_shared<SelfCommunicator>(SimulatedGroup{.timeout = options.timeout, .device = device});
   check_open_files(env.world_size, env.rank == 0 && !env.agent_store, options.backend);
+  if (env.rank == 0) await_other_ranks(options.interrupt);  // of an earlier group, which may be at this port
   const Rendezvous met =
       rendezvous(env, options, settings_of(options, device), given.host ? given.host(env.rank) : "");
-  auto context = std::make_shared<GroupContext>(met.store, env.rank, env.world_size, met.serves_store,
-                                                options.interrupt, options.on_block);
+  auto context =
+      std::make_shared<GroupContext>(met.store, env.rank, env.world_size, met.serves_store, options);
   try {
     const Choice choice =
         choose_backend(met, env, options, device, device_is_given ? given.transfer(env.rank) : nullptr);
@@ -184,8 +185,11 @@ CommunicatorPtr join(const JoinOptions& asked, const Environment& env, const Giv
 }
 
 void leave_because_of(const std::exception& error, Communicator& comm) {
-  if (auto* group = dynamic_cast<TransportCommunicator*>(&comm))
-    group->abort(abridged(error_message(error), 500));
+  auto* group = dynamic_cast<TransportCommunicator*>(&comm);
+  if (group == nullptr) return;
+  group->abort(abridged(error_message(error), 500));
+  if (group->has_failed_by_peer() && dynamic_cast<const PeerFailure*>(&error) == nullptr)
+    throw PeerFailure(error_message(error));
 }
 
 void run_threads(int world_size, const JoinOptions& options,
@@ -236,8 +240,7 @@ void run_threads(int world_size, const JoinOptions& options, const GivenMachine&
         return make_transport(choice, group_store, gloo, options, at::kCPU, std::move(on_failure));
       };
       comm = std::make_shared<TransportCommunicator>(
-          std::make_shared<GroupContext>(store, rank, world_size, /*serves_store=*/false, options.interrupt,
-                                         options.on_block),
+          std::make_shared<GroupContext>(store, rank, world_size, /*serves_store=*/false, options),
           options.timeout, make);
       body(comm);
     } catch (const CommError&) {

@@ -27,13 +27,13 @@ at::Device choose_device(const JoinOptions& options, const Environment& env);
 ///
 /// Communicator::device() is choose_device(); on CUDA it is the current device from now on.
 ///
-/// Destroying the last communicator of the group on rank 0 waits until the others have done the same or
-/// ended, because rank 0 serves the store they may still be reading; after an error 1 s.
+/// Rank 0's process serves the store: at its exit it waits for the others [Note: the last to end].
 CommunicatorPtr join(const JoinOptions& options = {}, const Environment& env = environment());
 
 /// Tells the other ranks why this one leaves the group, which is of no use from then on. To be called where
 /// an error is caught, before what uses the communicator is destroyed: the others' messages then say the
-/// reason.
+/// reason. Throws a PeerFailure with the error's message where that is none, because something of libtorch
+/// has passed it on, and another rank's end is why.
 void leave_because_of(const std::exception& error, Communicator& comm);
 
 /// Runs `body(comm)` on `world_size` threads, each a rank of one group over c10d's HashStore, and returns

@@ -239,7 +239,7 @@ at::Tensor TransportCommunicator::allocate(CollectiveDesc desc, int64_t bytes, c
     return allocate();
   } catch (const CommError& error) {
     recorder_->report_fault(fault_of(error.what()), number);
-    fail_with(str("memory for ", label, ": ", error.what()));
+    fail_with(str("memory for ", label, ": ", error.what()), kind_of(error));
   }
 }
 
@@ -282,7 +282,7 @@ std::vector<std::string> TransportCommunicator::exchange(const std::string& valu
     result = exchange_.run(str(label, '\n', value), timeout, watch);
   } catch (const CommError& error) {  // the store is gone
     check_usable();
-    fail_with(error.what());
+    fail_with(error.what(), kind_of(error));
   }
   check_usable();
   if (result.values.empty()) fail(number, result.cause, timeout, std::move(result.missing));
@@ -291,8 +291,9 @@ std::vector<std::string> TransportCommunicator::exchange(const std::string& valu
     std::string& text = result.values[r];
     const std::string their_label = text.substr(0, text.find('\n'));
     if (their_label != label)
-      differ(str("rank ", global_rank(rank_), " exchanges \"", label, "\" but rank ",
-                 global_rank(static_cast<int>(r)), " exchanges \"", their_label, '"'));
+      fail_with(str("rank ", global_rank(rank_), " exchanges \"", label, "\" but rank ",
+                    global_rank(static_cast<int>(r)), " exchanges \"", their_label, '"'),
+                Kind::kRanksDiffer);
     text.erase(0, their_label.size() + 1);
   }
   return std::move(result.values);
@@ -377,7 +378,7 @@ std::shared_ptr<Communicator> TransportCommunicator::part(const std::vector<int>
     return std::make_shared<TransportCommunicator>(*this, ranks, str(name_, "/", name), store_.under(place),
                                                    make);
   } catch (const CommError& error) {
-    fail_with(error.what());
+    fail_with(error.what(), kind_of(error));
   }
 }
 
@@ -395,14 +396,14 @@ void TransportCommunicator::open(const MakeTransport& make) {
     if (!recorder_->any_failed_or_left()) return;
     for (int r = 0; r < size(); ++r)
       if (const auto departure = recorder_->departure(r); departure && !exchange_.has_arrived(r))
-        throw CommError(str("rank ", global_rank(r), " left the group while it was set up: ", *departure));
+        throw PeerFailure(str("rank ", global_rank(r), " left the group while it was set up: ", *departure));
   };
   const StoreExchange::Result result = exchange_.run("", kOpenTimeout, watch);
   if (!result.missing.empty())
     throw CommError(str(named(result.missing), result.missing.size() == 1 ? " has" : " have",
                         " not connected within ", name_duration(kOpenTimeout)));
   if (result.values.empty())
-    throw CommError(str("rank ", global_rank(rank_), ", while the group was set up: ", result.cause));
+    result.fail(str("rank ", global_rank(rank_), ", while the group was set up: ", result.cause));
 }
 
 TransportCommunicator::~TransportCommunicator() {
@@ -438,7 +439,8 @@ void TransportCommunicator::check_usable() const {
 }
 
 void TransportCommunicator::throw_error() const {
-  if (ranks_differ_) throw RanksDiffer(*error_);
+  if (error_kind_ == Kind::kRanksDiffer) throw RanksDiffer(*error_);
+  if (error_kind_ == Kind::kPeer) throw PeerFailure(*error_);
   throw CommError(*error_);
 }
 
@@ -467,7 +469,7 @@ void TransportCommunicator::check_all_alive(int64_t number) {
 void TransportCommunicator::check_stalled(int64_t number) {
   if (auto problem = context_->publish_wait(name_, number)) {
     recorder_->report_fault(Fault::kClosed, number);
-    differ(*std::move(problem));
+    fail_with(*std::move(problem), Kind::kRanksDiffer);
   }
 }
 
@@ -480,19 +482,23 @@ void TransportCommunicator::fail(int64_t number, const std::string& cause, milli
     fail_with(str(desc ? desc->text() : "a collective", ", collective ", number, ": ", cause));
   }
   transport_->abort();
-  if (auto problem = context_->publish_wait(name_, number)) differ(*std::move(problem));
+  if (auto problem = context_->publish_wait(name_, number))
+    fail_with(*std::move(problem), Kind::kRanksDiffer);
   Failure failure;
   failure.number = number;
   failure.cause = cause;
   failure.timeout = timeout;
   failure.missing = std::move(missing);
   std::string message;
+  Kind kind = Kind::kOwn;
   try {
-    message = recorder_->diagnose(std::move(failure), context_->report_deadline());
+    message = recorder_->diagnose(failure, context_->report_deadline());
+    if (is_of_peer(failure)) kind = Kind::kPeer;
   } catch (const CommError& error) {
     message = error.what();
+    kind = kind_of(error);
   }
-  fail_with(std::move(message));
+  fail_with(std::move(message), kind);
 }
 
 std::string TransportCommunicator::named(std::vector<int> ranks) const {
@@ -500,17 +506,17 @@ std::string TransportCommunicator::named(std::vector<int> ranks) const {
   return name_ranks(ranks);
 }
 
-void TransportCommunicator::fail_with(std::string message) {
+TransportCommunicator::Kind TransportCommunicator::kind_of(const CommError& error) {
+  return dynamic_cast<const PeerFailure*>(&error) != nullptr ? Kind::kPeer : Kind::kOwn;
+}
+
+void TransportCommunicator::fail_with(std::string message, Kind kind) {
   error_ = std::move(message);
-  context_->set_failed(*error_);
+  error_kind_ = kind;
+  context_->set_failed(*error_, kind == Kind::kPeer);
   transport_->abort();
   in_flight_.clear();
   throw_error();
-}
-
-void TransportCommunicator::differ(std::string message) {
-  ranks_differ_ = true;
-  fail_with(std::move(message));
 }
 
 }  // namespace tessera::comm

@@ -73,6 +73,8 @@ class TransportCommunicator final : public Communicator,
   /// Leaves the group at once: everything pending fails, here and on the other ranks, whose errors
   /// give the reason. (Duplicates do so when an exception destroys them.) Never throws.
   void abort(std::string_view reason);
+  /// Whether one of this rank's groups has failed because another rank had ended or left.
+  bool has_failed_by_peer() const { return context_->has_failed_by_peer(); }
 
  protected:
   WorkPtr do_all_gather(const at::Tensor& full, const at::Tensor& shard, std::string_view label) override;
@@ -110,11 +112,11 @@ class TransportCommunicator final : public Communicator,
   /// Reports, aborts, and throws what diagnose() says.
   [[noreturn]] void fail(int64_t number, const std::string& cause, std::chrono::milliseconds timeout,
                          std::vector<int> missing = {});
-  [[noreturn]] void fail_with(std::string message);
+  enum class Kind { kOwn, kPeer, kRanksDiffer };  ///< what is thrown: CommError, PeerFailure, RanksDiffer
+  static Kind kind_of(const CommError& error);
+  [[noreturn]] void fail_with(std::string message, Kind kind = Kind::kOwn);
   /// Names ranks as messages call them.
   std::string named(std::vector<int> ranks) const;
-  /// The same, with a RanksDiffer.
-  [[noreturn]] void differ(std::string message);
 
   const std::shared_ptr<GroupContext> context_;
   const std::vector<int> ranks_;  ///< of this group: their numbers in the context, by rank
@@ -126,7 +128,7 @@ class TransportCommunicator final : public Communicator,
   const std::string name_;
   const int exceptions_at_birth_;
   std::optional<std::string> error_;  ///< once set, every call throws it
-  bool ranks_differ_ = false;         ///< as a RanksDiffer
+  Kind error_kind_ = Kind::kOwn;
   bool was_interrupted_ = false;
   std::deque<std::shared_ptr<PendingCollective>> in_flight_;
   int64_t num_duplicates_ = 0;            ///< and parts

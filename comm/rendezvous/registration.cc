@@ -7,7 +7,7 @@
 #include "comm/control/error_message.h"
 #include "comm/rendezvous/network.h"
 #include "core/environment/ended_ranks.h"
-#include "core/error.h"
+#include "core/peer_failure.h"
 #include "core/str.h"
 
 namespace tessera::comm {
@@ -16,9 +16,18 @@ using std::chrono::milliseconds;
 
 namespace {
 
-/// Tells the ranks that wait that there will be no group. Returns what to throw: the first such reason.
-CommError refusal(const GroupStore& store, const std::string& why) {
-  return CommError(store.claim("refused", why));
+/// Begins a reason that is another rank's end.
+constexpr char kOfPeer = '!';
+
+/// Throws what a rank has written as the reason why there will be no group.
+[[noreturn]] void throw_refused(const std::string& why) {
+  if (why.starts_with(kOfPeer)) throw PeerFailure(why.substr(1));
+  throw CommError(why);
+}
+
+/// Tells the ranks that wait that there will be no group. Throws the first such reason.
+[[noreturn]] void refuse(const GroupStore& store, const std::string& why) {
+  throw_refused(store.claim("refused", why));
 }
 
 std::string encode(const RankInfo& info) {
@@ -68,10 +77,10 @@ std::string describe_early_end(int rank, const Environment& env) {
 void await_all(const GroupStore& store, const Environment& env, WaitLimit& limit) {
   if (store.add("arrived", 1) == env.world_size) return store.set("complete", "");
   const auto watch = [&] {
-    if (const auto refused = store.find("refused")) throw CommError(*refused);
+    if (const auto refused = store.find("refused")) throw_refused(*refused);
     for (const int ended : ended_ranks())
       if (ended < env.world_size && !store.has(str("rank/", ended)))
-        throw refusal(store, describe_early_end(ended, env));
+        refuse(store, kOfPeer + describe_early_end(ended, env));
     limit.still_waiting([&] {
       const std::vector<int> missing = missing_ranks(store, env.world_size);
       const std::string whom =
@@ -83,12 +92,10 @@ void await_all(const GroupStore& store, const Environment& env, WaitLimit& limit
   if (store.await("complete", limit.left(), watch)) return;
   const std::vector<int> missing = missing_ranks(store, env.world_size);
   if (missing.empty())
-    throw refusal(store, str("all ", env.world_size,
-                             " ranks have arrived at the rendezvous, but the last of them has "
-                             "not said so within ",
-                             name_duration(limit.timeout())));
-  throw refusal(store,
-                str(name_ranks(missing), " of ", env.world_size, missing.size() == 1 ? " has" : " have",
+    refuse(store, str("all ", env.world_size,
+                      " ranks have arrived at the rendezvous, but the last of them has not said so within ",
+                      name_duration(limit.timeout())));
+  refuse(store, str(name_ranks(missing), " of ", env.world_size, missing.size() == 1 ? " has" : " have",
                     " not arrived at the rendezvous within ", name_duration(limit.timeout())));
 }
 
@@ -110,20 +117,20 @@ void WaitLimit::still_waiting(const std::function<std::string()>& describe) {
 
 void check_rank_0_runs(const Environment& env) {
   const std::vector<int> ended = ended_ranks();
-  if (std::find(ended.begin(), ended.end(), 0) != ended.end()) throw CommError(describe_early_end(0, env));
+  if (std::find(ended.begin(), ended.end(), 0) != ended.end()) throw PeerFailure(describe_early_end(0, env));
 }
 
 std::vector<RankInfo> register_rank(const GroupStore& store, const Environment& env, const RankInfo& mine,
                                     WaitLimit& limit) {
   const std::string claimed = store.claim("world", str(env.world_size, " on rank ", env.rank));
   if (claimed.substr(0, claimed.find(' ')) != std::to_string(env.world_size)) {
-    throw refusal(store, str("WORLD_SIZE differs between ranks: it is ", env.world_size, " on rank ",
-                             env.rank, " and ", claimed));
+    refuse(store, str("WORLD_SIZE differs between ranks: it is ", env.world_size, " on rank ", env.rank,
+                      " and ", claimed));
   }
   const RankInfo holder = decode(store.claim(str("rank/", env.rank), encode(mine)));
   if (holder.process != mine.process) {
-    throw refusal(
-        store, str("RANK=", env.rank, " is given to two processes: ", holder.process, " and ", mine.process));
+    refuse(store,
+           str("RANK=", env.rank, " is given to two processes: ", holder.process, " and ", mine.process));
   }
   await_all(store, env, limit);
   std::vector<RankInfo> ranks;

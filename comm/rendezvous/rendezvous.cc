@@ -98,7 +98,7 @@ void connect_all(const std::shared_ptr<Liveness>& liveness, const std::vector<Ra
   if (!result.missing.empty())
     throw CommError(str(name_ranks(result.missing), result.missing.size() == 1 ? " has" : " have",
                         " not connected to the other ranks within ", name_duration(limit.timeout())));
-  if (result.values.empty()) throw CommError(result.cause);
+  if (result.values.empty()) result.fail(result.cause);
   liveness->stop_listening();
 }
 

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cctype>
 
-#include "core/peer_failure.h"
 #include "core/str.h"
 
 namespace tessera::launcher {
@@ -49,9 +48,7 @@ bool was_lost(const RankExit& exit) {
 }
 
 const RankExit* root_cause(const std::vector<RankExit>& exits) {
-  const auto is_consequence = [](const RankExit& exit) {
-    return exit.report && tells_of_a_peer(exit.report->message);
-  };
+  const auto is_consequence = [](const RankExit& exit) { return exit.report && exit.report->of_peer; };
   const auto is_before = [&](const RankExit& a, const RankExit& b) {
     if (is_consequence(a) != is_consequence(b)) return is_consequence(b);
     return failure_time_ns(a) < failure_time_ns(b);

@@ -10,7 +10,6 @@
 #include <nlohmann/json.hpp>
 
 #include "core/json/json_reader.h"
-#include "core/peer_failure.h"
 #include "core/str.h"
 #include "launcher/environment/environment.h"
 #include "launcher/environment/host.h"
@@ -38,8 +37,9 @@ std::string memory_hint(const RankExit& exit, std::optional<int64_t> oom_kills_b
 }
 
 /// The ranks that ended with 0 and because of which `exit` failed.
-std::string early_end_hint(const std::vector<RankExit>& exits, const std::string& error) {
-  if (!tells_of_a_peer(error)) return "";
+std::string early_end_hint(const RankExit& exit, const std::vector<RankExit>& exits,
+                           const std::string& error) {
+  if (!exit.report || !exit.report->of_peer) return "";
   std::string hint;
   for (const RankExit& other : exits) {
     const bool is_named = error.find(str("rank ", other.rank, " ")) != error.npos;
@@ -87,9 +87,10 @@ FailureReport report_of(const RankExit& exit, const Outcome& outcome, const RunF
   report.what = by_launcher ? "it reported an error and was then ended by the launcher"
                             : describe_status(exit.status) + memory_hint(exit, facts.oom_kills_before);
   report.error = last_error(exit, facts, files);
-  report.error += early_end_hint(outcome.exits, report.error);
+  report.error += early_end_hint(exit, outcome.exits, report.error);
   report.exit_code = exit_code(exit);
   report.would_recur = exit.report && exit.report->would_recur;
+  report.of_peer = exit.report && exit.report->of_peer;
   if (const auto common = common_error(outcome.exits)) {
     report.error = *common;
     report.is_common = true;
@@ -136,7 +137,8 @@ std::string to_line(const FailureReport& report) {
                                {"num_ranks", report.num_ranks}, {"time_ns", report.time_ns},
                                {"what", report.what},           {"error", report.error},
                                {"is_common", report.is_common}, {"where", report.where},
-                               {"exit_code", report.exit_code}, {"would_recur", report.would_recur}};
+                               {"exit_code", report.exit_code}, {"would_recur", report.would_recur},
+                               {"of_peer", report.of_peer}};
   return str(kMark, json.dump(-1, ' ', /*ensure_ascii=*/true, nlohmann::json::error_handler_t::replace));
 }
 
@@ -156,6 +158,7 @@ std::optional<FailureReport> failure_report_of(std::string_view line) {
     json.at("where").get_to(report.where);
     json.at("exit_code").get_to(report.exit_code);
     json.at("would_recur").get_to(report.would_recur);
+    json.at("of_peer").get_to(report.of_peer);
     return report;
   } catch (const nlohmann::json::exception&) {
     return std::nullopt;

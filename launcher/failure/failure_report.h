@@ -27,6 +27,7 @@ struct FailureReport {
   std::string where;       ///< "the log of rank 3 is ..."; may be empty
   int exit_code = 1;
   bool would_recur = false;  ///< ErrorReport's
+  bool of_peer = false;      ///< ErrorReport's
 };
 
 /// One line: "rank 2 of 4 failed first: exit code 3, on host n1 at 16:34:05.120; last error: ...", or

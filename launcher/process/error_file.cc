@@ -21,7 +21,6 @@
 #include "core/files/input_file.h"
 #include "core/files/temporary_name.h"
 #include "core/json/json_reader.h"
-#include "core/peer_failure.h"
 #include "core/str.h"
 
 namespace tessera::launcher {
@@ -100,7 +99,7 @@ int64_t monotonic_ns() {
   return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
-void report_error(const std::string& message, bool would_recur, int64_t time_ns) noexcept {
+void report_error(const std::string& message, ErrorKind kind, int64_t time_ns) noexcept {
   try {
     const char* path = std::getenv("TESSERA_ERROR_FILE");
     if (!path) path = std::getenv("TORCHELASTIC_ERROR_FILE");
@@ -110,9 +109,10 @@ void report_error(const std::string& message, bool would_recur, int64_t time_ns)
     constexpr int64_t kLaterS = 3;
     const int64_t now_ns = monotonic_ns(), ago_s = time_ns == 0 ? 0 : (now_ns - time_ns) / 1'000'000'000;
     nlohmann::json extra = {
-        {"timestamp", std::to_string(::time(nullptr) - ago_s + (tells_of_a_peer(message) ? kLaterS : 0))},
+        {"timestamp", std::to_string(::time(nullptr) - ago_s + (kind == ErrorKind::kOfPeer ? kLaterS : 0))},
         {"monotonic_ns", std::to_string(time_ns == 0 ? now_ns : time_ns)}};
-    if (would_recur) extra["would_recur"] = "true";
+    if (kind == ErrorKind::kWouldRecur) extra["would_recur"] = "true";
+    if (kind == ErrorKind::kOfPeer) extra["of_peer"] = "true";
     const nlohmann::json report = {
         {"message", {{"message", one_line(message, kMaxReportBytes)}, {"extraInfo", extra}}}};
     // ASCII only: torchrun fails on bytes that its locale cannot decode.
@@ -145,6 +145,7 @@ std::optional<ErrorReport> read_error_report(const std::string& path) {
     };
     const std::string digits = text_of("monotonic_ns");
     report.would_recur = text_of("would_recur") == "true";
+    report.of_peer = text_of("of_peer") == "true";
     int64_t time_ns = 0;
     if (std::from_chars(digits.data(), digits.data() + digits.size(), time_ns).ec == std::errc())
       report.time_ns = time_ns;

@@ -14,15 +14,19 @@ struct ErrorReport {
   int64_t time_ns = 0;       ///< CLOCK_MONOTONIC, common to all processes of a host
   std::string message;       ///< one line
   bool would_recur = false;  ///< a mistake in the configuration: not to be restarted
+  bool of_peer = false;      ///< another rank's end is why
 };
+
+/// What ends a rank: an error of its own, a mistake in the configuration, which another start would find
+/// again, or another rank's end (PeerFailure).
+enum class ErrorKind { kOwn, kWouldRecur, kOfPeer };
 
 /// Reports the error that is about to end this rank; to be called where `main` catches. Writes the
 /// file that TORCHELASTIC_ERROR_FILE names (this launcher gives the same name as TESSERA_ERROR_FILE), in the
 /// format of torch.distributed.elastic.multiprocessing.errors.ErrorHandler, so that torchrun's summary shows
 /// the message too. Does nothing without either variable, or if the file exists. Atomic: a reader sees a
-/// complete report or none. `would_recur`: the error is a mistake in the configuration, which another start
-/// would find again. `time_ns`: when it happened, as monotonic_ns(); 0: now. Never throws.
-void report_error(const std::string& message, bool would_recur = false, int64_t time_ns = 0) noexcept;
+/// complete report or none. `time_ns`: when it happened, as monotonic_ns(); 0: now. Never throws.
+void report_error(const std::string& message, ErrorKind kind = ErrorKind::kOwn, int64_t time_ns = 0) noexcept;
 
 /// The report in `path`, ours or that of a Python program under torch's @record; nullopt if the file
 /// is absent or not a report.

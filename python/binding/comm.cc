@@ -15,7 +15,6 @@
 #include "comm/labelled.h"
 #include "core/environment/environment.h"
 #include "core/error.h"
-#include "core/peer_failure.h"
 #include "core/str.h"
 #include "launcher/process/error_file.h"
 #include "python/binding/bindings.h"
@@ -80,7 +79,13 @@ std::vector<py::bytes> exchange(Communicator& self, const std::string& value, co
 /// Tells the other ranks why this one ends. The communicator is of no use any more.
 void leave(Communicator& self, const std::string& reason) {
   if (auto* group = dynamic_cast<comm::TransportCommunicator*>(&self))
-    group->abort(tells_of_a_peer(reason) ? comm::kLeftByFault : std::string_view(reason));
+    group->abort(group->has_failed_by_peer() ? comm::kLeftByFault : std::string_view(reason));
+}
+
+/// Whether a group of this rank has failed because another rank had ended or left.
+bool has_failed_by_peer(const Communicator& self) {
+  const auto* group = dynamic_cast<const comm::TransportCommunicator*>(&self);
+  return group != nullptr && group->has_failed_by_peer();
 }
 
 /// Reports an exit code other than 0, if nothing was reported, with the time of this call. Only the C library
@@ -89,7 +94,7 @@ void report_exit_code() {
   static const int64_t time_ns = launcher::monotonic_ns();
   ::on_exit(
       [](int code, void*) {
-        if (code != 0) launcher::report_error(str("exit code ", code), /*would_recur=*/false, time_ns);
+        if (code != 0) launcher::report_error(str("exit code ", code), launcher::ErrorKind::kOwn, time_ns);
       },
       nullptr);
 }
@@ -130,10 +135,15 @@ void bind_comm(py::module_& module) {
   module.def("environment", &torchrun_variables);
   module.def("leave", &leave, py::arg("comm"), py::arg("reason"), ReleaseGil());
   module.def(
-      "report_error", [](const std::string& message) { launcher::report_error(message); },
-      py::arg("message"));
+      "report_error",
+      [](const std::string& message, bool of_peer) {
+        launcher::report_error(message, of_peer ? launcher::ErrorKind::kOfPeer : launcher::ErrorKind::kOwn);
+      },
+      py::arg("message"), py::arg("of_peer"));
   module.def("report_exit_code", &report_exit_code);
-  module.def("tells_of_a_peer", &tells_of_a_peer, py::arg("message"));
+  module.def("has_failed_by_peer", &has_failed_by_peer, py::arg("comm"));
+  module.def(
+      "await_other_ranks", [] { comm::await_other_ranks(&check_signals); }, ReleaseGil());
   module.def("join", &join, py::arg("backend"), py::arg("device"), py::arg("timeout_s"),
              py::arg("rendezvous_timeout_s"), py::arg("verify"), py::arg("log"), ReleaseGil());
 }

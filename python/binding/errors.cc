@@ -6,7 +6,7 @@
 #include <string>
 
 #include "checkpoint/checkpoint_error.h"
-#include "core/error.h"
+#include "core/peer_failure.h"
 #include "core/utf8.h"
 #include "python/binding/interrupt.h"
 
@@ -16,10 +16,12 @@ namespace {
 namespace py = pybind11;
 
 /// The class is looked up for each error: a module that kept it would hold a Python object for ever.
-void set_error(const char* name, const std::string& what) {
+void set_error(const char* name, const std::string& what, bool of_peer = false) {
   try {
     const py::object type = py::module_::import("tessera.errors").attr(name);
-    PyErr_SetString(type.ptr(), without_control_characters(what).c_str());
+    const py::object error = type(without_control_characters(what));
+    if (of_peer) error.attr("of_peer") = true;
+    PyErr_SetObject(type.ptr(), error.ptr());
   } catch (py::error_already_set& error) {  // at interpreter shutdown
     error.restore();
   }
@@ -30,6 +32,8 @@ void translate(std::exception_ptr thrown) {
     if (thrown) std::rethrow_exception(thrown);
   } catch (const ConfigError& error) {
     set_error("ConfigError", error.what());
+  } catch (const PeerFailure& error) {
+    set_error("CommError", error.what(), /*of_peer=*/true);
   } catch (const CommError& error) {
     set_error("CommError", error.what());
   } catch (const DataError& error) {

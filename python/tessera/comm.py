@@ -7,6 +7,7 @@ set too, or those of mpirun, srun, Horovod and PyTorchJob (docs/launching.md). A
 import atexit
 import itertools
 import json
+import multiprocessing.util
 import os
 import socket
 import sys
@@ -83,6 +84,8 @@ def _join(backend, device, timeout_s, rendezvous_timeout_s, verify=False, log=Tr
                 _offer_store_to_torch()
             _joined_with.update(given)
             atexit.register(_end)
+            if multiprocessing.parent_process() is not None:  # it ends without atexit's functions
+                multiprocessing.util.Finalize(None, _end_child, exitpriority=0)
         elif _group.size > 1:
             _check_joined_alike(given)
         return _group
@@ -149,6 +152,11 @@ def is_initialized() -> bool:
 def _end():
     failures.at_exit()
     destroy()
+
+
+def _end_child():
+    _end()
+    _engine.await_other_ranks()
 
 
 def destroy() -> None:

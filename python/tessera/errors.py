@@ -14,7 +14,12 @@ class CannotBeCopied(Error, TypeError):
 
 
 class CommError(Error):
-    """A collective, rendezvous or launch that failed. The message names the operation and the ranks."""
+    """A collective, rendezvous or launch that failed. The message names the operation and the ranks.
+
+    `of_peer`: another rank has ended or left the group. A rank that fails with it is not the cause.
+    """
+
+    of_peer = False
 
 
 class CheckpointError(Error):

@@ -18,9 +18,10 @@ _LIBRARIES = tuple(f"{Path(path).resolve().parent}/" for path in (__file__, torc
 _MAX_TEXT = 400  # characters
 _TIME_TO_BE_SECOND_S = 3.0
 
-# is_rank: not a process that the rank has forked or spawned. reason: what ends the rank. is_told: the other ranks know. aside: what a thread
-# or an atexit function has raised, which ends nothing. before: the hooks that were there.
-_state = SimpleNamespace(is_rank=multiprocessing.parent_process() is None, reason=None, is_told=False, aside=None, before=SimpleNamespace())
+# is_rank: not a process that the rank has forked or spawned. reason: what ends the rank. of_peer: another rank's end is why. is_told: the
+# other ranks know. aside: what a thread or an atexit function has raised, which ends nothing. before: the hooks that were there.
+_state = SimpleNamespace(is_rank=multiprocessing.parent_process() is None, reason=None, of_peer=False, is_told=False, aside=None,
+                         before=SimpleNamespace())
 
 
 def install() -> None:
@@ -33,7 +34,7 @@ def install() -> None:
 
 def this_process_is_the_rank() -> None:
     """It joins the group, also where it is a fork."""
-    _state.is_rank, _state.reason, _state.is_told = True, None, False
+    _state.is_rank, _state.reason, _state.of_peer, _state.is_told = True, None, False, False
 
 
 def describe(error: BaseException) -> str:
@@ -59,7 +60,15 @@ def tell_launcher(reason: str) -> None:
     """It names the rank that reported first, and shows its reason. The first one counts."""
     if _state.is_rank:
         _state.reason = _state.reason or reason
-        _engine.report_error(reason)
+        _engine.report_error(reason, is_of_peer())
+
+
+def is_of_peer(error: BaseException | None = None) -> bool:
+    """Whether this rank fails because another one has ended or left. An error that libtorch passes on has lost its type; the group knows."""
+    from tessera import comm
+
+    _state.of_peer = (_state.of_peer or getattr(error, "of_peer", False) or (comm.is_initialized() and _engine.has_failed_by_peer(comm.group())))
+    return _state.of_peer
 
 
 def tell_ranks(reason: str) -> None:
@@ -68,6 +77,7 @@ def tell_ranks(reason: str) -> None:
 
     if _state.is_rank and not _state.is_told and comm.is_initialized():
         _state.is_told = True
+        is_of_peer()  # the group may be gone when the launcher is told
         _engine.leave(comm.group(), reason)
 
 
@@ -75,11 +85,12 @@ def at_exit() -> None:
     """The end of a program, before its group is left. Where another excepthook has taken the place of ours, Python keeps the exception."""
     error = getattr(sys, "last_value", None)
     if error is not None and not _state.reason and not isinstance(error, KeyboardInterrupt) and not _is_interactive():
+        is_of_peer(error)
         tell_launcher(describe(error))
     if _state.reason:
         tell_ranks(f"it raised {_state.reason}")
     elif _state.aside and _state.is_rank:  # the exit code is 0, and the launcher shows it if others fail because this rank is gone
-        _engine.report_error(_state.aside)
+        _engine.report_error(_state.aside, is_of_peer())
     if _state.is_rank and _is_under_torchrun():
         _engine.report_exit_code()
 
@@ -96,14 +107,14 @@ def _on_exception(kind, error, trace):
     if _is_interactive() or not _state.is_rank:
         _state.before.exception(kind, error, trace)
         return
-    reason = describe(error.with_traceback(trace))
+    reason, of_peer = describe(error.with_traceback(trace)), is_of_peer(error)
     interrupted = isinstance(error, KeyboardInterrupt)
     if not interrupted:
         tell_launcher(reason)
     _state.before.exception(kind, error, trace)
     tell_ranks("it was interrupted" if interrupted else f"it raised {reason}")
     # torchrun names the first process that it finds ended, and then ends the others.
-    if _engine.tells_of_a_peer(reason) and _is_under_torchrun():
+    if of_peer and _is_under_torchrun():
         sys.stderr.flush()
         time.sleep(_TIME_TO_BE_SECOND_S)
 
@@ -142,6 +153,7 @@ def _on_exit(status=None, /):
         return _state.before.exit(status)
     raised, leaving = sys.exc_info()[1], _Exit(status)
     if raised is not None and not isinstance(raised, builtins.SystemExit):
+        is_of_peer(raised)
         leaving.reason = describe(raised)
     else:
         text, frame = (str(status).strip() or repr(status)).splitlines()[0], sys._getframe(1)

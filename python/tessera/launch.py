@@ -139,9 +139,10 @@ def _run_rank(function, args, rank, nproc, listener, sender):
     try:
         result = function(*args)
         # Whole: the pickles of torch.multiprocessing name memory and files of this process, which ends.
-        sender.send_bytes(pickle.dumps((None, result if rank == 0 else None)))
+        sender.send_bytes(pickle.dumps((None, False, result if rank == 0 else None)))
     except BaseException as error:
-        sender.send_bytes(pickle.dumps((traceback.format_exc(), None)))  # before the others can fail because of it
+        # Before the others can fail because of it.
+        sender.send_bytes(pickle.dumps((traceback.format_exc(), failures.is_of_peer(error), None)))
         failures.tell_ranks(f"it raised {failures.describe(error)}")
         raise SystemExit(1) from None
     finally:
@@ -149,8 +150,6 @@ def _run_rank(function, args, rank, nproc, listener, sender):
 
 
 def _await_results(ranks, receivers, error):
-    from tessera._engine import tells_of_a_peer
-
     waiting, outcome, failed = dict(enumerate(receivers)), None, []
     try:
         while waiting and all(by_peer for by_peer, _ in failed):
@@ -161,12 +160,12 @@ def _await_results(ranks, receivers, error):
                 rank = next(number for number, other in waiting.items() if other is receiver)
                 del waiting[rank]
                 try:
-                    failure, result = pickle.loads(receiver.recv_bytes())
+                    failure, of_peer, result = pickle.loads(receiver.recv_bytes())
                 except EOFError:
                     ranks[rank].join()
-                    failure, result = f"its process ended with exit code {ranks[rank].exitcode}", None
+                    failure, of_peer, result = f"its process ended with exit code {ranks[rank].exitcode}", False, None
                 if failure:
-                    failed.append((tells_of_a_peer(failure), f"rank {rank} failed: {failure}"))
+                    failed.append((of_peer, f"rank {rank} failed: {failure}"))
                 outcome = result if rank == 0 else outcome
         if failed:
             raise error(min(failed, key=lambda one: one[0])[1])

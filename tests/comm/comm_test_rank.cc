@@ -8,6 +8,7 @@
 //   what
 //                            this rank gets
 //   comm_test_rank fail      joins, then rank 1 ends by an error of its own while the others add up
+//   comm_test_rank needs_rank_0_to_leave  the others stay until rank 0 has left and written TEST_FILE
 //   comm_test_rank wait WHAT joins; the others call WHAT and wait for rank TEST_VICTIM, which is killed by
 //                            SIGKILL after kMoment
 // TEST_HOSTS is a letter a rank: ranks with different ones share no memory, as if on different hosts.
@@ -15,7 +16,8 @@
 // TEST_NUMEL is the length of what is added up, TEST_VERIFY=1 sets JoinOptions::verify, TEST_PAUSE_MS is a
 // pause before each sum of `loop`. TEST_RENDEZVOUS_MS and TEST_TIMEOUT_MS set the timeouts, TEST_BACKEND the
 // backend (the device of "staged" is host memory unless TEST_DEVICE is cuda), TEST_LOG=1 shows the log,
-// TEST_NOFILE limits the files that may be open, TEST_NO_LOOPBACK=1 goes to a network namespace whose
+// TEST_KIND=1 shows the kind of an
+// error, TEST_NOFILE limits the files that may be open, TEST_NO_LOOPBACK=1 goes to a network namespace whose
 // loopback interface is down. A tessera::Error is printed as "error: LINE"; exit code 3.
 #include <ATen/ATen.h>
 
@@ -26,12 +28,14 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <string>
 #include <thread>
 
 #include "comm/init/given_machine.h"
 #include "comm/rendezvous/rendezvous.h"
-#include "core/error.h"
+#include "core/peer_failure.h"
 #include "core/str.h"
 #include "tests/comm/run_ranks.h"
 
@@ -152,7 +156,7 @@ uint64_t bits_of_collectives(const CommunicatorPtr& comm) {
   return hash_of(results);
 }
 
-void run(const std::string& scenario, const std::string& what, const CommunicatorPtr& comm) {
+void run(const std::string& scenario, const std::string& what, CommunicatorPtr comm) {
   const char* numel = std::getenv("TEST_NUMEL");
   at::Tensor buffer = at::ones({numel != nullptr ? std::atoll(numel) : 1 << 16});
   if (scenario == "wait") {
@@ -204,6 +208,17 @@ void run(const std::string& scenario, const std::string& what, const Communicato
     if (is_first) return;
     std::this_thread::sleep_for(std::chrono::seconds(7));
     others->exchange("", "late");
+  } else if (scenario == "needs_rank_0_to_leave") {
+    // Rank 0 leaves, and then does what the other needs before it leaves; for TEST_PAUSE_MS it is there.
+    const std::filesystem::path file = std::getenv("TEST_FILE");
+    if (comm->rank() == 0) {
+      comm.reset();
+      std::ofstream{file};
+      say("left");
+      return;
+    }
+    while (!std::filesystem::exists(file)) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    std::this_thread::sleep_for(setting("TEST_PAUSE_MS", 0));
   } else {
     throw std::logic_error("unknown scenario " + scenario);
   }
@@ -234,6 +249,8 @@ int main(int argc, char** argv) {
     const std::string scenario = argc > 1 ? argv[1] : "sum", what = argc > 2 ? argv[2] : "";
     run(scenario, what, join(what, tessera::comm::environment(), options, given));
   } catch (const tessera::Error& error) {
+    const bool of_peer = dynamic_cast<const tessera::PeerFailure*>(&error) != nullptr;
+    if (std::getenv("TEST_KIND")) say(of_peer ? "of a peer" : "its own");
     say(std::string("error: ") + error.what());
     return 3;
   }

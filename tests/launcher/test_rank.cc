@@ -88,16 +88,18 @@ int fail_alike(const Args& args) {
   return std::stoi(args.at(0));
 }
 
-/// The given rank reports its error and ends slowly; the others fail because of it and end quickly.
+/// cascade RANK [late]: that rank reports its error, maybe after the others, and ends slowly; the others fail
+/// because of it and end quickly.
 int cascade(const Args& args) {
   wait_for_all();
   if (rank == std::stoi(args.at(0))) {
+    if (args.size() > 1) sleep_ms(300);
     tessera::launcher::report_error("the real reason");
     sleep_ms(400);
     return 7;
   }
   sleep_ms(150);
-  tessera::launcher::report_error("connection closed by peer");
+  tessera::launcher::report_error("connection closed by peer", tessera::launcher::ErrorKind::kOfPeer);
   return 1;
 }
 
@@ -140,7 +142,7 @@ int killed_while_many(const Args& args) {
 
 /// mistake MESSAGE: an error of the configuration, on all ranks.
 int mistake(const Args& args) {
-  tessera::launcher::report_error(args.at(0), /*would_recur=*/true);
+  tessera::launcher::report_error(args.at(0), tessera::launcher::ErrorKind::kWouldRecur);
   return 1;
 }
 

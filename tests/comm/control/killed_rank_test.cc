@@ -1,10 +1,12 @@
 // Ranks as processes: one is killed, stopped or fails, and the others end with an error that names it.
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
 #include <regex>
+#include <thread>
 
 #include "core/str.h"
 #include "launcher/launch.h"
@@ -117,13 +119,16 @@ TEST_P(OnEachBackend, ARankZeroThatIsStoppedIsNotWaitedForAnyLonger) {
 
 TEST_P(OnEachBackend, AnErrorOfOneRankEndsTheOthers) {
   const auto begin = Clock::now();
-  const Processes processes = start("fail", 3, on(GetParam()));
+  Variables variables = on(GetParam());
+  variables["TEST_KIND"] = "1";
+  const Processes processes = start("fail", 3, variables);
   EXPECT_EQ(processes[1]->wait(), 3);
-  EXPECT_EQ(processes[1]->output(), "error: data/train: truncated\n");
+  EXPECT_EQ(processes[1]->output(), "its own\nerror: data/train: truncated\n");
   for (const int rank : {0, 2}) {
     EXPECT_EQ(processes[rank]->wait(), 3);
-    EXPECT_NE(processes[rank]->output().find("rank 1 left the group: data/train: truncated"),
-              std::string::npos)
+    EXPECT_TRUE(
+        std::regex_search(processes[rank]->output(),
+                          std::regex("of a peer\nerror: .*rank 1 left the group: data/train: truncated")))
         << processes[rank]->output();
   }
   EXPECT_LT(seconds_since(begin), 10);
@@ -132,6 +137,27 @@ TEST_P(OnEachBackend, AnErrorOfOneRankEndsTheOthers) {
 TEST_P(OnEachBackend, TheStoreStaysUntilAllAreDone) {
   const Processes processes = start("rank_0_is_done_first", 3, on(GetParam()));
   for (const auto& process : processes) EXPECT_EQ(process->wait(), 0) << process->output();
+}
+
+/// [Note: the last to end] in comm/init/group_context.h
+TEST(ProcessTest, RankZeroWaitsForTheOthersAtItsEndAndNotBefore) {
+  const std::string file = str(std::filesystem::temp_directory_path().string(), "/left_", ::getpid());
+  for (const auto& [pause_ms, signal] : {std::pair(0, 0), {7000, 0}, {60'000, SIGINT}, {60'000, SIGTERM}}) {
+    const Processes processes =
+        start("needs_rank_0_to_leave", 2,
+              {{"TEST_FILE", file}, {"TEST_PAUSE_MS", std::to_string(pause_ms)}, {"TEST_LOG", "1"}});
+    ASSERT_TRUE(processes[0]->await_output("left")) << processes[0]->output();
+    if (signal != 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(500));
+      processes[0]->kill(signal);
+    }
+    EXPECT_EQ(processes[0]->wait(), signal != 0 ? 128 + signal : 0) << processes[0]->output();
+    if (signal != 0) processes[1]->kill(SIGKILL);
+    EXPECT_EQ(processes[1]->wait(), signal != 0 ? 128 + SIGKILL : 0) << processes[1]->output();
+    const std::string said = "rank 0 of 2 is done and waits until rank 1 has left the group";
+    EXPECT_EQ(processes[0]->output().find(said) != std::string::npos, pause_ms == 7000);
+    std::filesystem::remove(file);
+  }
 }
 
 // The table in docs/communication.md, row by row: ranks started by hand. One is killed while the other
@@ -154,6 +180,7 @@ TEST_P(KilledRank, EndsEveryWait) {
                            "exchange", "duplicate"}) {
     Variables variables = on(backend);
     variables["TEST_VICTIM"] = std::to_string(victim);
+    variables["TEST_KIND"] = "1";
     groups.emplace_back(what, start("wait", world, variables, what));
   }
   for (const auto& [what, processes] : groups)
@@ -163,6 +190,8 @@ TEST_P(KilledRank, EndsEveryWait) {
     for (int rank = 0; rank < world; ++rank) {
       if (rank == victim) continue;
       EXPECT_EQ(processes[rank]->wait(), 3) << what;
+      EXPECT_NE(processes[rank]->output().find("of a peer\n"), std::string::npos)
+          << what << processes[rank]->output();
       // A rank that has ended because of the victim may be named too; while ranks connect in place of it, if
       // rank 0 was the first to end, and its store with it.
       const auto names = [&, &output = processes[rank]->output()](int gone) {

@@ -40,12 +40,13 @@ TEST_F(ErrorFileTest, ReportIsReadBackOnOneLineWithItsTime) {
   EXPECT_LE(report->time_ns, monotonic_ns());
 }
 
-TEST_F(ErrorFileTest, AMistakeInTheConfigurationIsMarked) {
-  for (const bool would_recur : {false, true}) {
-    const std::string path = folder_.path(would_recur ? "mistake" : "failure");
+TEST_F(ErrorFileTest, TheKindOfErrorIsMarked) {
+  for (const ErrorKind kind : {ErrorKind::kOwn, ErrorKind::kWouldRecur, ErrorKind::kOfPeer}) {
+    const std::string path = folder_.path(std::to_string(static_cast<int>(kind)));
     ::setenv("TESSERA_ERROR_FILE", path.c_str(), 1);
-    report_error("no such key", would_recur);
-    EXPECT_EQ(read_error_report(path)->would_recur, would_recur);
+    report_error("rank 1 left the group", kind);
+    EXPECT_EQ(read_error_report(path)->would_recur, kind == ErrorKind::kWouldRecur);
+    EXPECT_EQ(read_error_report(path)->of_peer, kind == ErrorKind::kOfPeer);
   }
 }
 

@@ -13,7 +13,7 @@ IS_VICTIM = int(os.environ["RANK"]) == VICTIM
 
 
 def fail(*_):
-    raise KeyError("a bug of mine")
+    raise KeyError("a bug of mine: rank 1 is gone (to lunch)")
 
 
 class Data(torch.utils.data.Dataset):
@@ -52,7 +52,7 @@ def train():
             if WHERE == "hook":
                 model[0].register_forward_hook(fail)
             if WHERE == "sys.exit":
-                sys.exit("a bug of mine")
+                sys.exit("a bug of mine: rank 1 is gone (to lunch)")
             if WHERE == "caught":
                 try:
                     fail()
