@@ -96,7 +96,7 @@ ServedStores& served_stores() {
 void ServedStores::await_at_exit() {
   // What handlers would do is of no use to a process that is done: a signal ends it.
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {
-    struct sigaction action {};
+    struct sigaction action{};
     if (::sigaction(signal, nullptr, &action) == 0 && action.sa_handler != SIG_IGN) ::signal(signal, SIG_DFL);
   }
   try {

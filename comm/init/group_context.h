@@ -85,15 +85,15 @@ class GroupContext {
   std::atomic<bool> failed_ = false, failed_by_peer_ = false;
 };
 
-/// [Note: the last to end] A server's end shows as an error on every rank that still has a question. So a
-/// process that serves a store ends when all other ranks have said good-bye, have ended, or no longer answer;
-/// a rank may evaluate, or save, for an hour after rank 0 is done. It waits at its exit and not before: a
-/// rank may need something of this one until it leaves, such as a barrier of torch.distributed. After an
-/// error it stays 1 s.
-///
+// [Note: the last to end] A server's end shows as an error on every rank that still has a question. So a
+// process that serves a store ends when all other ranks have said good-bye, have ended, or no longer answer;
+// a rank may evaluate, or save, for an hour after rank 0 is done. It waits at its exit and not before: a rank
+// may need something of this one until it leaves, such as a barrier of torch.distributed. After an error it
+// stays 1 s.
+
 /// Waits for all ranks of the groups that this process has left and whose stores it serves, and then ends
-/// those. Says whom it waits for after 5 s. An exit of the process does it by itself, and signals
-/// that end a process then have their default action. `interrupt`: of JoinOptions; what it throws is thrown.
+/// those. Says whom it waits for after 5 s. An exit of the process does it by itself, and signals that end a
+/// process then have their default action. `interrupt`: of JoinOptions; what it throws is thrown.
 void await_other_ranks(const std::function<void()>& interrupt);
 
 }  // namespace tessera::comm

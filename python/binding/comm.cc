@@ -142,8 +142,7 @@ void bind_comm(py::module_& module) {
       py::arg("message"), py::arg("of_peer"));
   module.def("report_exit_code", &report_exit_code);
   module.def("has_failed_by_peer", &has_failed_by_peer, py::arg("comm"));
-  module.def(
-      "await_other_ranks", [] { comm::await_other_ranks(&check_signals); }, ReleaseGil());
+  module.def("await_other_ranks", [] { comm::await_other_ranks(&check_signals); }, ReleaseGil());
   module.def("join", &join, py::arg("backend"), py::arg("device"), py::arg("timeout_s"),
              py::arg("rendezvous_timeout_s"), py::arg("verify"), py::arg("log"), ReleaseGil());
 }

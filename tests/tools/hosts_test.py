@@ -34,8 +34,8 @@ class HostsTest(unittest.TestCase):
         self.machines += [hosts.Host(number, network, bridged) for number in range(count)]
         return self.machines[-count:]
 
-    def train(self, name, machines, stage, **settings):
-        """Returns (the losses, what rank 0 said)."""
+    def start(self, name, machines, stage, **settings):
+        """Returns (the ranks' processes, their logs)."""
         words = [TESSERA, "train", ROOT / "configs" / "gpt_33m.json", "--set", f"trainer.output_dir={self.folder / name}"]
         for key, value in {**SMALL_GPT, "zero_optimization.stage": stage, **settings}.items():
             words += ["--set", f"{key}={value}"]
@@ -45,6 +45,11 @@ class HostsTest(unittest.TestCase):
             with open(log, "w", encoding="utf-8") as out:
                 ranks.append(machines[rank * len(machines) // WORLD].popen(
                     words, env=hosts.rank_environment(rank, WORLD, machines, PORT), stdout=out, stderr=subprocess.STDOUT, cwd=self.folder))
+        return ranks, logs
+
+    def train(self, name, machines, stage, **settings):
+        """Returns (the losses, what rank 0 said)."""
+        ranks, logs = self.start(name, machines, stage, **settings)
         for process, log in zip(ranks, logs):
             self.assertEqual(process.wait(timeout=120), 0, log.read_text())
         lines = (self.folder / name / "metrics.jsonl").read_text().splitlines()
@@ -88,11 +93,7 @@ class HostsTest(unittest.TestCase):
 
     def test_a_bad_network_changes_no_bit(self):
         good, bad = self.make_hosts(2), self.make_hosts(2, bridged=False)
-        try:
-            relay = hosts.Relay(bad, delay_s=0.003, loss=0.005, bytes_per_s=20e6)
-        except OSError as error:
-            self.skipTest(f"no TUN devices: {error}")
-        self.addCleanup(relay.end)
+        relay = self.relay(bad, delay_s=0.003, loss=0.005, bytes_per_s=20e6)
         for stage in (1, 3):
             expected, _ = self.train(f"good{stage}", good, stage)
             losses, _ = self.train(f"bad{stage}", bad, stage)
@@ -100,13 +101,31 @@ class HostsTest(unittest.TestCase):
         print(f"{relay.carried} packets carried, {relay.lost} lost")
         self.assertGreater(relay.lost, 10)
 
-    def test_a_link_with_a_long_delay(self):
-        far = self.make_hosts(2, bridged=False)
+    def relay(self, machines, delay_s, loss, bytes_per_s):
         try:
-            relay = hosts.Relay(far, delay_s=0.1, loss=0, bytes_per_s=100e6)
+            relay = hosts.Relay(machines, delay_s, loss, bytes_per_s)
         except OSError as error:
             self.skipTest(f"no TUN devices: {error}")
         self.addCleanup(relay.end)
+        return relay
+
+    def test_a_cut_link_is_the_reason_on_each_rank(self):
+        machines = self.make_hosts(2, bridged=False)
+        relay = self.relay(machines, delay_s=0, loss=0, bytes_per_s=100e6)
+        ranks, logs = self.start("cut", machines, 1, **{"trainer.max_steps": 10**6, "trainer.save_every_steps": 2, "checkpoint.keep_last": 1})
+        metrics = self.folder / "cut" / "metrics.jsonl"
+        while not (metrics.exists() and metrics.read_text().count("\n") > 3):
+            self.assertIsNone(ranks[0].poll(), logs[0].read_text())
+            time.sleep(0.05)
+        relay.loss = 1.0
+        for process, log in zip(ranks, logs):
+            self.assertEqual(process.wait(timeout=100), 1)
+            (line,) = [line for line in log.read_text().splitlines() if line.startswith("error")]
+            self.assertRegex(line, "has not answered for 20 s|does not answer")
+
+    def test_a_link_with_a_long_delay(self):
+        far = self.make_hosts(2, bridged=False)
+        self.relay(far, delay_s=0.1, loss=0, bytes_per_s=100e6)
         begin = time.monotonic()
         losses, _ = self.train("far", far, 2, **{"trainer.max_steps": 3})
         seconds = time.monotonic() - begin
