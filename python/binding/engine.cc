@@ -562,7 +562,8 @@ void bind_engine(py::module_& module) {
       .def_property_readonly("recomputes", [](const PyEngine& self) { return self.activations() != nullptr; })
       .def("activation_counts",
            [](const PyEngine& self) {
-             const activations::Counts counts = self.activations()->counts();
+             const activations::Checkpointing* activations = self.activations();
+             const activations::Counts counts = activations ? activations->counts() : activations::Counts{};
              return std::map<std::string, int64_t>{
                  {"kept_bytes", counts.kept_bytes},
                  {"dropped_bytes", counts.dropped_bytes},

@@ -308,9 +308,10 @@ def plain(instructions):
 
 
 def with_policy(instructions, section, stage):
+    recomputation = {"activation_checkpointing": section} if section else {}
     engine, *_ = tessera.initialize(model=Net(instructions), config={
         "train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "SGD", "params": {"lr": 0.0}},
-        "zero_optimization": {"stage": stage}, "activation_checkpointing": section})
+        "zero_optimization": {"stage": stage}, **recomputation})
 
     def gradients():
         found = [engine.full_gradient(name) for name, _ in engine.module.named_parameters()]
@@ -318,7 +319,7 @@ def with_policy(instructions, section, stage):
         return found
 
     found = steps_of(engine, gradients, engine.backward) + list(engine.module.buffers()) + [torch.get_rng_state()]
-    return found, engine._engine.activation_counts()
+    return found, engine._engine.activation_counts() if section else None
 
 
 def policies(folder):
@@ -343,7 +344,9 @@ def outcome(instructions, section, stage, wanted=None):
         found, counts = with_policy(instructions, section, stage)
     except Exception as error:  # noqa: BLE001 - to be reported with the program
         return f"{type(error).__name__}: {error}", None
-    return ("equal" if same_bits(found, wanted) else "differs"), counts
+    # At stage 3 the first step may add up the parts of a layer in another order (docs/python.md), with or without recomputation.
+    same = same_bits(found, wanted) or (stage == 3 and section and same_bits(found, with_policy(instructions, None, stage)[0]))
+    return ("equal" if same else "differs"), counts
 
 
 def shorten(instructions, section, stage):
