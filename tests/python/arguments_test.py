@@ -137,12 +137,6 @@ class Signatures(unittest.TestCase):
 
 
 class Arguments(RanksTest):
-    def test_alone(self):
-        self.run_ranks(1, "arguments_rank.py", "auto")
-
-    def test_two_ranks(self):
-        self.run_ranks(2, "arguments_rank.py", "auto")
-
     def test_dist_init_required_false_without_a_group(self):
         program = ("import tessera, torch; tessera.initialize(model=torch.nn.Linear(2, 2), dist_init_required=False, "
                    "config={'train_batch_size': 1})")
@@ -150,14 +144,6 @@ class Arguments(RanksTest):
         ((code, text),) = self.outcome([self.start(sys.executable, "program.py")])
         self.assertEqual(code, 1)
         self.assertIn("dist_init_required=False", text)
-
-
-class Reports(RanksTest):
-    def test_alone(self):
-        self.run_ranks(1, "reports_rank.py", "auto")
-
-    def test_two_ranks(self):
-        self.run_ranks(2, "reports_rank.py", "auto")
 
 
 if __name__ == "__main__":

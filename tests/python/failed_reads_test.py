@@ -50,6 +50,13 @@ class FailedReads(RanksTest):
     def test_that_nothing_was_read_of_fails_the_program_without_an_engine(self):
         self.expect_failed_at_the_end("view_gone")
 
+    def test_ranks_that_use_different_parameters_at_stage_3_are_told(self):
+        for code, text in self.outcome(self.start_ranks(2, "uneven_rank.py", "plain")):
+            self.assertNotEqual(code, 0, text)
+            last = text.strip().splitlines()[-1]
+            self.assertRegex(last, r"^tessera\.errors\.CommError: rank \d exchanges \"gather of unit \d+ \(branches\.\d.*rank \d exchanges")
+            self.assertRegex(last, r"zero_optimization\.stage to 2, or .* in one GatheredParameters$")
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import unittest
 
-from ranks import PROGRAMS, TESSERA, RanksTest, free_port
+from ranks import PROGRAMS, TESSERA, RanksTest, free_port, python
 
 RUNS = int(sys.argv.pop(1)) if len(sys.argv) > 1 and sys.argv[1].isdigit() else 4
 LIMIT_S = 120  # for a machine that does much else
@@ -34,14 +34,8 @@ def cases():
 
 
 class RaisingRank(RanksTest):
-    def setUp(self):
-        super().setUp()
-        self.socket = self.folder / "socket"
-        self.warm = self.start(sys.executable, PROGRAMS / "warm.py", self.socket)
-        self.assertEqual(self.warm.stdout.readline(), "ready\n")
-
     def run_case(self, way, where, world, victim, stage, backend):
-        program = [sys.executable, "-S", PROGRAMS / "warm.py", self.socket, PROGRAMS / "raising_rank.py", where, victim, stage, backend]
+        program = [*python(), PROGRAMS / "raising_rank.py", where, victim, stage, backend]
         reason = REASONS.get(where, f"KeyError: '{BUG}' at raising_rank.py:").format(victim, world)
         if way == "hand":
             place = {"WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}

@@ -1,5 +1,4 @@
 """What rank programs share: a list of checks that run one after another, and plain PyTorch's side of a comparison."""
-import copy
 import os
 import sys
 import tempfile
@@ -8,6 +7,8 @@ from contextlib import contextmanager
 
 import tessera
 import torch
+from torch import nn
+from torch.nn import functional
 
 # Where the ranks' models and batches are: of TESSERA_TEST_DEVICE, as `tessera.comm` names it. Programs make tensors without a device, and
 # some with a generator; on a GPU both are made there.
@@ -48,18 +49,31 @@ def each_stage(function):
     return check(all_stages)
 
 
+def _report(line):
+    """For ranks.py: a line in the file TESSERA_TEST_REPORT.RANK."""
+    if "TESSERA_TEST_REPORT" in os.environ:
+        with open(f"{os.environ['TESSERA_TEST_REPORT']}.{tessera.comm.get_rank()}", "a") as file:
+            print(line, file=file)
+
+
 def main(backend=None):
-    """Joins over the backend that is argument 1; runs the checks named by the others."""
+    """Joins over the backend that is argument 1; runs the checks named by the others, or with a minus all but those. Reports their names, and after each its seconds."""
     torch.set_num_threads(1)
     tessera.comm.init_distributed(backend=backend or sys.argv[1], device=DEVICE, timeout_s=60, rendezvous_timeout_s=120)
-    wanted = sys.argv[2:]
-    for function in _checks:
-        if not wanted or function.__name__ in wanted:
-            start = time.monotonic()
-            print(function.__name__, end=" ", flush=True)
-            function()
-            tessera.comm.barrier(function.__name__)
-            print(f"{time.monotonic() - start:.1f} s", flush=True)
+    wanted, names = sys.argv[2:], [function.__name__ for function in _checks]
+    unknown = {name.lstrip("-") for name in wanted} - set(names)
+    if unknown:
+        sys.exit(f"error: no check is named {' or '.join(sorted(unknown))}; expected some of {' '.join(names)}")
+    all_but = not wanted or wanted[0].startswith("-")
+    chosen = [function for function in _checks if ("-" + function.__name__ not in wanted if all_but else function.__name__ in wanted)]
+    _report(" ".join(function.__name__ for function in chosen))
+    for function in chosen:
+        start = time.monotonic()
+        print(function.__name__, end=" ", flush=True)
+        function()
+        tessera.comm.barrier(function.__name__)
+        print(f"{time.monotonic() - start:.1f} s", flush=True)
+        _report(f"{time.monotonic() - start:.1f}")
 
 
 def config(stage, unit_numel=20_000, **changes):
@@ -136,5 +150,22 @@ def standard_error():
             os.write(2, said[0].encode())
 
 
-def deep_copy(model):
-    return copy.deepcopy(model)
+def mlp():
+    """Of vectors of 16 numbers, into 5 classes."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 5))
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def loss_of(model, samples):
+    """Cross-entropy of (inputs, classes)."""
+    return functional.cross_entropy(model(samples[0]).float(), samples[1])
+
+
+def same(engine, other, limit=0.0):
+    """Asserts that an engine's or a module's parameters and buffers are those of another, up to a difference."""
+    apart = largest_difference(engine.state_dict(), other.state_dict())
+    assert apart <= limit, apart

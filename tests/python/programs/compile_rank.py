@@ -6,16 +6,12 @@ import sys
 import models
 import tessera
 import torch
-from checks import check, config, largest_difference, main, train, train_plainly
+from checks import check, config, largest_difference, main, sgd, train, train_plainly
 from torch import nn
 
 COMPILER, STAGES = sys.argv[2], [int(stage) for stage in sys.argv[3]]
 world = tessera.comm.get_world_size()
 make, tokens, loss_of = models.transformers_cases()["gpt2"]
-
-
-def sgd(model):
-    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
 def compile_whole(model):

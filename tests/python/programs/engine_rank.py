@@ -10,7 +10,7 @@ import models
 import safetensors.torch
 import tessera
 import torch
-from checks import DEVICE, check, config, largest_difference, main, raises, train
+from checks import DEVICE, check, config, largest_difference, loss_of, main, raises, train
 from torch import nn
 from torch.nn import functional
 
@@ -26,10 +26,6 @@ def mlp(seed=0):
 def batch(step, size=4):
     """By rank."""
     return [models._vectors(step * world + r, size, 16) for r in range(world)]
-
-
-def loss_of(model, samples):
-    return functional.cross_entropy(model(samples[0]), samples[1])
 
 
 def make(stage, model=None, **changes):

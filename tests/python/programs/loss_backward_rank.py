@@ -6,7 +6,7 @@ import dataclasses
 import models
 import tessera
 import torch
-from checks import check, config, each_stage, largest_difference, main, raises, train_plainly
+from checks import check, config, each_stage, loss_of, main, mlp, raises, same, train_plainly
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -16,25 +16,11 @@ BATCHES = [[models._vectors(step * world + r, 4, 16) for r in range(world)] for 
 FP16 = {"enabled": True, "auto_cast": True, "initial_scale_power": 8}
 
 
-def mlp():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 5))
-
-
-def loss_of(model, samples):
-    return functional.cross_entropy(model(samples[0]).float(), samples[1])
-
-
 def make(stage, model=None, lr=0.05, **changes):
     model = model if model is not None else mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     zero = {"stage": stage, "unit_numel": 500, "stage3_param_persistence_threshold": 0, **changes.pop("zero_optimization", {})}
     return tessera.initialize(model=model, optimizer=optimizer, config=config(stage, 500, **{**changes, "zero_optimization": zero}))[0]
-
-
-def same(engine, other, limit=0.0):
-    apart = largest_difference(engine.state_dict(), other.state_dict())
-    assert apart <= limit, apart
 
 
 def run(engine, batches, backward, loss_of=loss_of):
@@ -290,8 +276,8 @@ def dpo(model, samples):
 def of_a_layer_used_twice_and_of_several_forwards(stage):
     """Also where the model is called without its engine, so that the first gradient comes in a backward inside of a node of another one."""
     ways = {"engine": lambda e: (e, e.backward), "loss": lambda e: (e, torch.Tensor.backward), "module": lambda e: (e.module, torch.Tensor.backward)}
-    for way, loss_of, use_reentrant, accumulation, outside in (("engine", simcse, True, 2, True), ("engine", dpo, False, 1, True), ("loss", dpo, True, 1, True),
-                                                               ("module", dpo, True, 2, True), ("module", simcse, True, 1, False)):
+    for way, loss, use_reentrant, accumulation, outside in (("engine", simcse, True, 2, True), ("engine", dpo, False, 1, True), ("loss", dpo, True, 1, True),
+                                                            ("module", dpo, True, 2, True), ("module", simcse, True, 1, False)):
         plain, engine = Shared(use_reentrant, outside), make(stage, Shared(use_reentrant, outside), gradient_accumulation_steps=accumulation)
         optimizer = torch.optim.SGD(plain.parameters(), lr=0.05, momentum=0.9)
         model, backward = ways[way](engine)
@@ -299,12 +285,12 @@ def of_a_layer_used_twice_and_of_several_forwards(stage):
             optimizer.zero_grad()
             for batch in BATCHES[step * accumulation:(step + 1) * accumulation]:
                 for samples in batch:
-                    (loss_of(plain, samples) / (world * accumulation)).backward()
-                backward(loss_of(model, batch[rank]))
+                    (loss(plain, samples) / (world * accumulation)).backward()
+                backward(loss(model, batch[rank]))
                 if step != 1:
                     for name, parameter in plain.named_parameters():
                         apart = (engine.full_gradient(name) - parameter.grad).abs().max().item()
-                        assert apart < 1e-6, (way, loss_of.__name__, use_reentrant, step, name, apart)
+                        assert apart < 1e-6, (way, loss.__name__, use_reentrant, step, name, apart)
                 engine.step()
                 engine.zero_grad()  # discards nothing after step()
             optimizer.step()

@@ -5,7 +5,7 @@ import copy
 import models
 import tessera
 import torch
-from checks import check, config, largest_difference, main, raises, train, train_plainly
+from checks import check, config, largest_difference, loss_of, main, mlp, raises, sgd, train, train_plainly
 from torch import nn
 from torch.nn import functional
 
@@ -15,22 +15,9 @@ BATCHES = [[models._vectors(step * world + r, 4, 16) for r in range(world)] for 
 MINE = BATCHES[0][rank]
 
 
-def mlp():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 5))
-
-
-def sgd(model):
-    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-
-
 def make(stage, model=None):
     model = model if model is not None else mlp()
     return tessera.initialize(model=model, optimizer=sgd(model), config=config(stage, 500))[0]
-
-
-def loss_of(model, samples):
-    return functional.cross_entropy(model(samples[0]), samples[1])
 
 
 @check

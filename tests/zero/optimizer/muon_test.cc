@@ -1,5 +1,5 @@
 // Muon on shards: which parameters are its matrices, what it makes of a matrix, and that every stage has the
-// same bits. Beside torch.optim.Muon: tests/python/muon_test.py.
+// same bits. Beside torch.optim.Muon: tests/python/programs/muon_rank.py.
 #include "zero/optimizer/muon.h"
 
 #include <ATen/ops/linalg_svdvals.h>

@@ -1,5 +1,5 @@
 // Adafactor and AdamW8bit on owners: bits, bytes, and what a checkpoint keeps. Adafactor beside torch's is in
-// tests/python/optim_test.py.
+// tests/python/programs/optim_rank.py.
 #include "zero/optimizer/whole_formula.h"
 
 #include <gtest/gtest.h>

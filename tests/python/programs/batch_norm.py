@@ -1,32 +1,10 @@
-"""What a module holds besides its parameters, alone and on two ranks."""
-import sys
-import unittest
-
-from ranks import RanksTest
-
-
-class ModuleState(RanksTest):
-    def test_alone(self):
-        self.run_ranks(1, "module_state_rank.py", "auto")
-
-    def test_two_ranks_in_shared_memory(self):
-        self.run_ranks(2, "module_state_rank.py", "shm")
-
-    def test_members_alone(self):
-        self.run_ranks(1, "module_members_rank.py", "auto")
-
-    def test_members_on_two_ranks_in_shared_memory(self):
-        self.run_ranks(2, "module_members_rank.py", "shm")
-
-    def test_batch_norm_on_cuda_helps_itself(self):
-        """Tensors that have no values stand for the device's: what arrives at libtorch's operator is what that takes on CUDA."""
-        self.finish([self.start(sys.executable, "-B", "-c", BATCH_NORM)])
-
-
-BATCH_NORM = """
-import tessera, torch
+"""Batch normalization on CUDA helps itself. Tensors that have no values stand for the device's: what arrives at libtorch's operator is what
+that takes on CUDA."""
+import tessera
+import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
 
 class Arrived(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
@@ -54,8 +32,3 @@ assert dtypes(single, half, single) == [single] * 5
 assert dtypes(half, None, single) == [half, single, single]
 for same in ((half, half, half), (half, single, single), (single, single, single)):
     assert dtypes(*same) == [same[0], same[1], same[1], same[2], same[2]], same
-"""
-
-
-if __name__ == "__main__":
-    unittest.main()
