@@ -1,11 +1,10 @@
-// Muon on shards: which parameters are its matrices, what it makes of a matrix, and that every stage has the
-// same bits. Beside torch.optim.Muon: tests/python/programs/muon_rank.py.
+// Muon: which parameters are its matrices, and what it makes of a matrix. On shards:
+// whole_parameters_test.cc. Beside torch.optim.Muon: tests/python/programs/muon_rank.py.
 #include "zero/optimizer/muon.h"
 
 #include <ATen/ops/linalg_svdvals.h>
 #include <gtest/gtest.h>
 
-#include "tests/zero/kernels/vectors.h"
 #include "tests/zero/zero_testing.h"
 
 namespace tessera::zero::testing {
@@ -63,58 +62,6 @@ TEST(Muon, SingularValuesComeNearOne) {
   }
   const at::Tensor zero = at::zeros({3, 4}, at::kBFloat16);
   EXPECT_TRUE(at::equal(orthogonalize(zero, 5), zero));
-}
-
-std::vector<at::Tensor> train(const comm::CommunicatorPtr& comm, int stage, DType dtype,
-                              const Change& change = {}) {
-  Chain model(4);
-  Rig rig(*model, comm, stage, [&](ShardedModelOptions& options) {
-    options.optimizer.kind = kernels::OptimizerKind::kMuon;
-    options.optimizer.groups[0] = {.lr = 0.05, .weight_decay = 0.1, .momentum = 0.9, .nesterov = true};
-    options.compute_dtype = dtype;
-    options.unit_numel = 100;
-    if (change) change(options);
-  });
-  const std::vector<at::Tensor> before = rig.weights();
-  train_three_steps(model, rig, comm->rank(), dtype);
-  const std::vector<at::Tensor> after = rig.weights();
-  for (size_t i = 0; i < before.size(); ++i)
-    EXPECT_EQ(at::equal(before[i], after[i]), i >= before.size() - 2)
-        << i;  // Chain's extra layer has no gradient
-  return after;
-}
-
-TEST(Muon, EveryStageHasTheSameBits) {
-  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    for (const int world : {1, 2, 3}) {
-      std::vector<at::Tensor> first;
-      for (int stage = 0; stage <= 3; ++stage) {
-        run_ranks(world, [&](comm::CommunicatorPtr comm) {
-          const std::vector<at::Tensor> weights = train(comm, stage, dtype);
-          if (comm->rank() != 0) return;
-          // Over Gloo the sums of stage 0 have another order on three ranks and more.
-          if (first.empty() || (stage == 1 && !in_shared_memory())) first = weights;
-          EXPECT_TRUE(same_bits(weights, first)) << "world " << world << " stage " << stage;
-        });
-      }
-    }
-  }
-}
-
-// Gradients add up in another order, which shows in bf16; a part in a wrong place would be off by a rate,
-// 0.05.
-TEST(Muon, RowsOfRanksHoldTheSame) {
-  std::vector<at::Tensor> expected;
-  for (const int size : {0, 2, 1}) {
-    std::vector<std::vector<at::Tensor>> of_rank(4);
-    run_ranks(4, [&](comm::CommunicatorPtr comm) {
-      of_rank[static_cast<size_t>(comm->rank())] =
-          train(comm, 3, DType::kFloat32, [&](ShardedModelOptions& options) { options.groups.shard = size; });
-    });
-    for (const auto& weights : of_rank) EXPECT_TRUE(same_bits(weights, of_rank[0])) << size;
-    if (expected.empty()) expected = of_rank[0];
-    EXPECT_LT(largest_difference(of_rank[0], expected), 5e-3) << size;
-  }
 }
 
 }  // namespace
