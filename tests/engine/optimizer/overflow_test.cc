@@ -28,9 +28,7 @@ TEST_P(Overflow, OnOneRankSkipsTheStepOnAll) {
     Case c = small_units(2, GetParam());
     c.optimizer = "AdamW";
     c.config.fp16 = {.enabled = true, .initial_scale_power = 8, .loss_scale_window = 3, .hysteresis = 2};
-    Mlp model;
-    fill_parameters(*model, 1);
-    auto engine = initialize(model, engine_config(c), comm, {.log = log.logger()});
+    auto engine = mlp_engine(c, comm, {.log = log.logger()});
     // Two overflows lower the scale (hysteresis 2); three good steps after the first raise it again.
     const std::vector<bool> overflows{false, true, true, false, false, false, false, false};
     const std::vector<double> scales{256, 256, 128, 128, 128, 128, 256, 256};
@@ -66,12 +64,9 @@ TEST_P(Overflow, InFp32AndBf16TooAndTrainingGoesOnAsIfNothingHadBeen) {
         Case c = small_units(2, GetParam());
         c.optimizer = "AdamW";
         c.config.bf16 = bf16;
-        Mlp model;
-        fill_parameters(*model, 1);
-        EngineConfig config = engine_config(c);
-        config.scheduler =
+        c.config.scheduler =
             WarmupLrOptions{.warmup_min_lr = {1e-4}, .warmup_max_lr = {0.05}, .warmup = {.num_steps = 10}};
-        auto engine = initialize(model, config, comm);
+        auto engine = mlp_engine(c, comm);
         for (int step = 0; step < 4; ++step) {
           if (step == 2 && overflow) train_or_overflow(*engine, 77, comm->rank() == 0);
           train_or_overflow(*engine, step, false);
@@ -90,9 +85,7 @@ TEST_P(Overflow, AtTheSmallestScaleIsAnErrorThatCanBeSurvived) {
   on_ranks(2, [&](comm::CommunicatorPtr comm) {
     Case c = small_units(2, GetParam());
     c.config.fp16 = {.enabled = true, .initial_scale_power = 0, .hysteresis = 1};
-    Mlp model;
-    fill_parameters(*model, 1);
-    auto engine = initialize(model, engine_config(c), comm);
+    auto engine = mlp_engine(c, comm);
     train_or_overflow(*engine, 0, false);
     const Tensors before = full_parameters(*engine);
     const std::string error = error_of([&] { train_or_overflow(*engine, 1, comm->rank() == 1); });
