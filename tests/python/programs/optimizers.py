@@ -73,26 +73,6 @@ class Lion(torch.optim.Optimizer):
                 moment.mul_(beta2).add_(p.grad, alpha=1 - beta2)
 
 
-def compare(stage, make_optimizer, make_scheduler=None, steps=6, limit=2e-5):
-    plain, model = mlp(), mlp()
-    theirs = make_optimizer(plain)
-    their_schedule = make_scheduler(theirs) if make_scheduler else None
-    optimizer = make_optimizer(model)
-    schedule = make_scheduler(optimizer) if make_scheduler else None
-    engine, ours, _, returned = tessera.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule, config=config(stage))
-    assert returned is schedule and ours.param_groups is optimizer.param_groups
-    for batch in batches(steps):
-        assert [group["lr"] for group in ours.param_groups] == [group["lr"] for group in theirs.param_groups] == engine.get_lr()
-        expected = train_plainly(plain, theirs, [batch], loss_of)
-        got = train(engine, [batch], loss_of)
-        assert largest_difference(got, expected) < limit, (stage, got, expected)
-        if their_schedule:
-            their_schedule.step()
-    apart = largest_difference(engine.state_dict(), plain.state_dict())
-    assert apart < limit, (stage, apart)
-    return engine
-
-
 class FusedAdam(torch.optim.Adam):
     """DeepSpeed's interface: the kind of weight decay is not in its param groups, and step() needs its kernels."""
 
@@ -121,16 +101,22 @@ class DeepSpeedCPUAdam(FusedAdam):
         self.fp32_optimizer_states = fp32_optimizer_states
 
 
-def steps_together(stage, make_optimizer, by_hand=lambda step, optimizer, model: None, reference=None, make=None, steps=5, limit=2e-5):
-    """Trains plain PyTorch's and ours; `by_hand` changes both optimizers before each step."""
-    plain, model = (make or mlp)(), (make or mlp)()
-    theirs = (reference or make_optimizer)(plain)
-    engine, ours, _, _ = tessera.initialize(model=model, optimizer=make_optimizer(model), config=config(stage, 500))
+def steps_together(stage, make_optimizer, by_hand=lambda step, optimizer, model: None, make_scheduler=lambda optimizer: None, reference=None,
+                   make=mlp, steps=5, limit=2e-5):
+    """Trains plain PyTorch's and ours; `by_hand` changes both optimizers before each step, and a scheduler of torch's moves both after it."""
+    plain, model = make(), make()
+    theirs, given = (reference or make_optimizer)(plain), make_optimizer(model)
+    their_schedule, schedule = make_scheduler(theirs), make_scheduler(given)
+    engine, ours, _, returned = tessera.initialize(model=model, optimizer=given, lr_scheduler=schedule, config=config(stage, 500))
+    assert returned is schedule and ours.param_groups is given.param_groups
     for step, batch in enumerate(batches(steps)):
         by_hand(step, theirs, plain)
         by_hand(step, ours, model)
+        assert [group["lr"] for group in ours.param_groups] == [group["lr"] for group in theirs.param_groups] == engine.get_lr()
         expected = train_plainly(plain, theirs, [batch], loss_of)
         assert largest_difference(train(engine, [batch], loss_of), expected) < limit, (stage, step)
+        if their_schedule:
+            their_schedule.step()
     apart = largest_difference(engine.state_dict(), plain.state_dict())
     assert apart < limit, (stage, apart)
     return engine

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from optimizers import ByParameter
 from torch import nn
+from torch.optim import lr_scheduler as schedulers
 
 
 class Tied(nn.Module):
@@ -143,14 +144,6 @@ class Compiled(ByParameter):
         state["momentum"] = halves(momentum)
 
 
-class Clipping(torch.optim.SGD):
-    """Clips by the norm of all gradients itself."""
-
-    def step(self, closure=None):
-        nn.utils.clip_grad_norm_([p for group in self.param_groups for p in group["params"]], 0.1)
-        return super().step(closure)
-
-
 class Both(torch.optim.Optimizer):
     """Matrices by one optimizer and the others by another one, which share groups and, if `shares`, states with this."""
 
@@ -164,6 +157,41 @@ class Both(torch.optim.Optimizer):
             self.first.state = self.second.state = self.state
         self.first.step()
         self.second.step()
+
+
+class Averaging(torch.optim.Optimizer):
+    """As schedulefree's classes: the parameters are one sequence in train(), and its average in eval()."""
+
+    def __init__(self, params, lr=0.05):
+        super().__init__(params, {"lr": lr, "steps": 0, "averaged": False})
+
+    @torch.no_grad()
+    def _swap(self, averaged):
+        for group in self.param_groups:
+            if group["averaged"] != averaged:
+                for p in group["params"]:
+                    if "average" in self.state[p]:
+                        kept = p.clone()
+                        p.copy_(self.state[p]["average"])
+                        self.state[p]["average"].copy_(kept)
+                group["averaged"] = averaged
+
+    def train(self):
+        self._swap(False)
+
+    def eval(self):
+        self._swap(True)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            assert not group["averaged"]
+            group["steps"] += 1
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad / (1e-6 + p.grad.norm()), alpha=group["lr"])
+                    average = self.state[p].setdefault("average", p.clone())
+                    average.lerp_(p, 1 / group["steps"])
 
 
 class GoingOn(torch.optim.Optimizer):
@@ -249,3 +277,132 @@ def optimizers_of_torch():
     if hasattr(torch.optim, "Muon"):
         makers["Muon"] = lambda m: torch.optim.Muon([p for p in trained(m) if p.ndim == 2], lr=0.02, weight_decay=0.1)
     return makers
+
+
+class Hostile(torch.optim.SGD):
+    """SGD, after what `first(optimizer, parameters)` does with those that have gradients. SGD's update does not follow where that is False."""
+
+    def __init__(self, params, first, lr=0.5, maximize=True, momentum=0.0, foreach=None, **attributes):
+        super().__init__(params, lr, maximize=maximize, momentum=momentum, foreach=foreach)
+        self.first = first
+        vars(self).update(attributes)
+
+    def step(self, closure=None):
+        go_on = self.first(self, [p for group in self.param_groups for p in group["params"] if p.grad is not None])
+        return None if go_on is False else super().step(closure)
+
+
+def clips(optimizer, parameters):
+    """By the norm of all gradients."""
+    nn.utils.clip_grad_norm_(parameters, 0.1)
+
+
+def clips_its_own_list(optimizer, parameters):
+    """What it has listed when it was made."""
+    nn.utils.clip_grad_norm_([p for p in optimizer.listed if p.grad is not None], 0.1)
+
+
+def clips_later(optimizer, parameters):
+    """By the mean of the norms that it has seen, from the tenth step on."""
+    optimizer.norms.append(float(nn.utils.get_total_norm([p.grad for p in parameters])))
+    if len(optimizer.norms) > 9:
+        nn.utils.clip_grad_norm_(parameters, sum(optimizer.norms) / len(optimizer.norms) / 2)
+
+
+def skips_large_norms(optimizer, parameters):
+    return bool(nn.utils.get_total_norm([p.grad for p in parameters]) < 5000)
+
+
+def scales_by_neighbours(optimizer, parameters):
+    """Each second matrix is scaled by the one before, as adapters' are by some methods."""
+    matrices = [p for group in optimizer.param_groups for p in group["params"] if p.ndim == 2]
+    for i in range(3, len(matrices), 2):
+        if matrices[i].grad is not None:
+            matrices[i].grad.mul_(1 + matrices[i - 1].detach().norm())
+
+
+def draws_for_each(optimizer, parameters):
+    for p in parameters:
+        p.grad += torch.randn_like(p.grad)
+
+
+def draws_once(optimizer, parameters):
+    """One number of the generator scales the update of all."""
+    scale = float(torch.rand(()))
+    for p in parameters:
+        p.grad.mul_(scale)
+
+
+def draws_of_its_own(optimizer, parameters):
+    for p in parameters:
+        p.grad.mul_(torch.rand((), generator=optimizer.generator))
+
+
+def fails(optimizer, parameters):
+    raise ValueError("not today")
+
+
+def counts_gradients(optimizer, parameters):
+    """Its rate falls with the steps in which its group has had a gradient."""
+    for group in optimizer.param_groups:
+        group["seen"] = group.get("seen", 0) + any(p.grad is not None for p in group["params"])
+        for p in group["params"]:
+            if p.grad is not None:
+                p.grad.div_(group["seen"])
+
+
+def counts_in_full_groups(optimizer, parameters):
+    """Not in those that have no parameters on a rank."""
+    for group in optimizer.param_groups:
+        if group["params"]:
+            group["number"] = group.get("number", 0) + 1
+
+
+def counts_by_parameter(optimizer, parameters):
+    """In an attribute, which no checkpoint has."""
+    for p in (p for group in optimizer.param_groups for p in group["params"]):
+        optimizer.by_parameter[p] = optimizer.by_parameter.get(p, 0) + 1
+
+
+def counts_in_an_object(optimizer, parameters):
+    optimizer.object.number += 1
+
+
+def with_schedule(optimizer, factor):
+    schedulers.LambdaLR(optimizer, lambda step: factor)  # the first rate is there when initialize() is called
+    return optimizer
+
+
+@dataclass
+class Tried:
+    """An optimizer, and what the trial says of it: the two texts are parts of its own, and "" is all of it."""
+
+    make: object
+    depends: str = ""
+    unsaved: str = ""
+    attributes: tuple = ()
+
+
+_ON_OTHERS = "depends on the other parameters"
+TRIED = {
+    "only its own": Tried(lambda m: Centred(two_groups(m))),
+    "clips": Tried(lambda m: Hostile(trained(m), clips), _ON_OTHERS),
+    "clips at a rate of nearly 0": Tried(lambda m: with_schedule(Hostile(trained(m), clips), 1e-12), _ON_OTHERS),
+    "clips at a rate of 0": Tried(lambda m: with_schedule(Hostile(trained(m), clips, torch.tensor(0.5), foreach=False), 0.0), _ON_OTHERS),
+    "clips its own list": Tried(lambda m: Hostile(trained(m), clips_its_own_list, listed=trained(m)), _ON_OTHERS),
+    "clips later": Tried(lambda m: Hostile(trained(m), clips_later, maximize=False, norms=[], model=m),  # the model is not copied
+                         "what it keeps in its groups or attributes", attributes=("norms",)),
+    "skips": Tried(lambda m: Hostile(trained(m), skips_large_norms), _ON_OTHERS),
+    "neighbours": Tried(lambda m: Hostile([*trained(m)[3:], *trained(m)[:3]], scales_by_neighbours), _ON_OTHERS),
+    "draws for each": Tried(lambda m: Hostile(trained(m), draws_for_each), "draws random numbers"),
+    "draws once": Tried(lambda m: Hostile(trained(m), draws_once, maximize=False), "draws random numbers"),
+    "draws of its own": Tried(lambda m: Hostile(trained(m), draws_of_its_own, generator=torch.Generator()), "depends", attributes=("generator",)),
+    "fails": Tried(lambda m: Hostile(trained(m), fails), "ValueError: not today", "as the trial failed"),
+    "counts gradients": Tried(lambda m: Hostile(two_groups(m), counts_gradients, maximize=False), "whether it has parameters"),
+    "counts in full groups": Tried(lambda m: Hostile([{"params": [p]} for p in trained(m)], counts_in_full_groups), "whether it has parameters"),
+    "counts by parameter": Tried(lambda m: Hostile(trained(m), counts_by_parameter, by_parameter={}), "what it keeps in its groups or attributes",
+                                 "the attribute by_parameter, which step() changes"),
+    "counts in an object": Tried(lambda m: Hostile(trained(m), counts_in_an_object, object=types.SimpleNamespace(number=0)),
+                                 unsaved="the attribute object, which step() changes"),
+    "two in one": Tried(lambda m: Both(trained(m)[:3], trained(m)[3:])),
+}
