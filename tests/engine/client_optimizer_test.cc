@@ -61,7 +61,7 @@ std::vector<Client> clients() {
        in_groups<optim::RMSprop>(RMSpropOptions(0.01).momentum(0.9), RMSpropOptions(0.02).alpha(0.9),
                                  RMSpropOptions(0.01).eps(1e-4).weight_decay(0.1))},
       {"Adagrad", in_groups<optim::Adagrad>(AdagradOptions(0.1), AdagradOptions(0.2).lr_decay(0.05),
-                                            AdagradOptions(0.1).weight_decay(0.1).eps(1e-6))},
+                                            AdagradOptions(0.1).weight_decay(0.1).eps(1e-2))},
   };
 }
 

@@ -26,23 +26,25 @@ InitOptions with_rmsprop() {
   return options;
 }
 
+/// SGD as a rule.
+struct Descent final : zero::UpdateRule {
+  std::string name() const override { return "Descent"; }
+  std::vector<std::string> state_names() const override { return {}; }
+  void update(const Elements& elements, const Step& step) const override {
+    at::Tensor(elements.weights).sub_(elements.gradient, step.lr);
+  }
+};
+
 TEST(UpdateRule, ClippingScheduleAndLossScaleComeBeforeIt) {
-  const auto weights = [](const std::function<void(EngineConfig&)>& change) {
-    EngineConfig config = rule_config(2);
-    change(config);
-    return bowl_weights(2, config, with_rmsprop());
-  };
-  const auto scaled_by = [&](double scale) {
-    return weights([scale](EngineConfig& config) {
-      config.fp16 = {.enabled = true, .loss_scale = scale};
-      config.gradient_clipping = 1e-3;
-    });
-  };
-  EXPECT_LT(largest_difference(scaled_by(1024), scaled_by(64)), 2e-2) << "the scale is taken out before it";
-  const Tensors still = weights([](EngineConfig& config) {
-    config.optimizer.param_groups = {{.match = {"*"}, .params = {{"lr", 0.0}, {"weight_decay", 0.0}}}};
-  });
-  EXPECT_TRUE(bit_equal(still, bowl_weights(1, rule_config(0), {}, 0)))
+  EngineConfig config = bowl_config(2, SGDOptions{.lr = 0.1});
+  config.fp16 = {.enabled = true, .loss_scale = 1024};
+  config.gradient_clipping = 0.5;
+  config.scheduler = StepLrOptions{.step_size = 5, .gamma = 0.5};
+  const Tensors as_rule = bowl_weights(2, config, {.update_rule = std::make_shared<Descent>()});
+  EXPECT_LT(largest_difference(as_rule, bowl_weights(2, config)), 1e-5) << "as the engine's SGD";
+  config.optimizer.param_groups = {{.match = {"*"}, .params = {{"lr", 0.0}}}};
+  EXPECT_TRUE(bit_equal(bowl_weights(2, config, {.update_rule = std::make_shared<Descent>()}),
+                        bowl_weights(2, config, {}, 0)))
       << "a group's rate of 0 moves nothing";
 }
 

@@ -102,13 +102,14 @@ class DeepSpeedCPUAdam(FusedAdam):
 
 
 def steps_together(stage, make_optimizer, by_hand=lambda step, optimizer, model: None, make_scheduler=lambda optimizer: None, reference=None,
-                   make=mlp, steps=5, limit=2e-5):
-    """Trains plain PyTorch's and ours; `by_hand` changes both optimizers before each step, and a scheduler of torch's moves both after it."""
+                   make=mlp, steps=5, limit=2e-5, on_shards=True):
+    """Trains plain PyTorch's and ours; `by_hand` changes both optimizers before each step, and a scheduler of torch's moves both after it.
+    `on_shards`: whether it is translated, or runs as it is on whole parameters."""
     plain, model = make(), make()
     theirs, given = (reference or make_optimizer)(plain), make_optimizer(model)
     their_schedule, schedule = make_scheduler(theirs), make_scheduler(given)
     engine, ours, _, returned = tessera.initialize(model=model, optimizer=given, lr_scheduler=schedule, config=config(stage, 500))
-    assert returned is schedule and ours.param_groups is given.param_groups
+    assert returned is schedule and ours.param_groups is given.param_groups and (engine._whole_optimizer is None) == on_shards
     for step, batch in enumerate(batches(steps)):
         by_hand(step, theirs, plain)
         by_hand(step, ours, model)

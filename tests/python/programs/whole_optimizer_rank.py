@@ -124,7 +124,8 @@ def accumulation_clipping_and_bf16():
 def as_one_process_trains():
     """Losses and weights beside the same optimizer in plain PyTorch, with schedulers of torch and of the configuration."""
     for stage in (0, 3):
-        steps_together(stage, lambda m: torch.optim.NAdam(decay_groups(m), lr=1e-3), make_scheduler=lambda o: schedulers.StepLR(o, 2, 0.5), limit=1e-4)
+        steps_together(stage, lambda m: torch.optim.NAdam(decay_groups(m), lr=1e-3), make_scheduler=lambda o: schedulers.StepLR(o, 2, 0.5), limit=1e-4,
+                       on_shards=False)
     plain, model = mlp(), mlp()
     theirs = torch.optim.Adamax(plain.parameters(), lr=0.1)
     engine, ours, _, _ = tessera.initialize(model=model, optimizer=torch.optim.Adamax(model.parameters(), lr=0.1), config=config(
@@ -150,6 +151,9 @@ def an_update_that_depends_on_others_is_rank_0s():
             assert engine._whole_optimizer.on_one_rank
             assert (rank == 0) == ("rank 0 updates all parameters" in said[0]), said
         assert_same_state(ours.state_dict(), theirs.state_dict())
+    model = mlp()
+    engine = tessera.initialize(model=model, optimizer=Hostile(model.parameters(), clips if rank == 0 else lambda *_: None), config=config(1))[0]
+    assert engine._whole_optimizer.on_one_rank == (world > 1)  # by what one rank's trial says
 
 
 @check
@@ -177,19 +181,25 @@ def the_trial_finds_what_owners_cannot_do_alone():
 
 
 @check
-def names_are_kept_beside_parameters():
-    """As torch has them in `param_names`, also on a rank that owns some."""
+def lists_beside_parameters():
+    """Those with an element for each parameter, as torch's `param_names`: step() has the elements of what a rank owns, and may write them."""
     def by_names(optimizer, _):
         for group in optimizer.param_groups:
-            assert len(group["params"]) == len(group["param_names"])
-            for p, name in zip(group["params"], group["param_names"]):
+            assert len(group["params"]) == len(group["param_names"]) == len(group["calls"])
+            for i, (p, name) in enumerate(zip(group["params"], group["param_names"])):
                 if p.grad is not None:
                     p.grad.mul_(len(name))
+                    group["calls"][i] += optimizer.counts
 
-    for stage in (0, 3):
-        engine, ours, _ = same_bits(stage, lambda m: Hostile(list(m.named_parameters()), by_names, 0.01))
-        assert world == 1 or not engine._whole_optimizer.on_one_rank, engine._whole_optimizer.why
+    for stage, counts in ((0, False), (3, False), (3, True)):
+        def make(model, counts=counts):
+            named = list(model.named_parameters())
+            return Hostile([{"params": named, "calls": [0] * len(named)}], by_names, 0.01, counts=counts)
+
+        engine, ours, theirs = same_bits(stage, make)
+        assert world == 1 or engine._whole_optimizer.on_one_rank == counts, engine._whole_optimizer.why
         assert ours.param_groups[0]["param_names"] == [name for name, _ in Tied().named_parameters()]
+        assert ours.param_groups[0]["calls"] == theirs.param_groups[0]["calls"] and (3 in ours.param_groups[0]["calls"]) == counts
 
 
 @check
@@ -316,6 +326,10 @@ def what_cannot_be_right_is_an_error():
     def distributed(optimizer, _):
         torch.distributed.all_reduce(torch.zeros(1))
 
+    def distributed_later(optimizer, parameters):
+        if any(p.numel() > 64 for p in parameters):
+            torch.distributed.all_reduce(torch.zeros(1))
+
     if world > 1 and not torch.distributed.is_initialized():
         torch.distributed.init_process_group("gloo")
     for make, parts in ((lambda m: Both(trained(m)[:3], trained(m)[3:], shares=False), ("states of its own", ".state = self.state")),
@@ -332,7 +346,8 @@ def what_cannot_be_right_is_an_error():
     raises(tessera.Error, ours.state_dict, "is of type builtins.object")  # on all ranks
     train(engine, batches(1), loss_of)
     for first, kind, parts in ((replaces, tessera.Error, ("has replaced the memory", "in place")),
-                               (fails_on_one, (tessera.Error, OSError), ("disk of rank 1",))):
+                               (fails_on_one, (tessera.Error, OSError), ("disk of rank 1",)),
+                               *([(distributed_later, tessera.Error, ("calls torch.distributed",))] if world > 1 else ())):
         for stage in (0, 3):
             model = mlp()
             engine = tessera.initialize(model=model, optimizer=Hostile(model.parameters(), first, 0.1), config=config(stage, 500))[0]

@@ -37,7 +37,9 @@ class Normalized final : public WholeOptimizer {
       }
       EXPECT_EQ(tensor.scalar_type(), at::kFloat);
       if (replaces) tensor.set_data(tensor.clone());
-      if (tensor.grad().defined()) at::Tensor(tensor).sub_(tensor.grad() / tensor.grad().norm(), 0.1);
+      if (!tensor.grad().defined()) continue;
+      gradients[name] = tensor.grad().clone();
+      at::Tensor(tensor).sub_(tensor.grad() / tensor.grad().norm(), 0.1);
     }
   }
   int64_t bytes() const override { return static_cast<int64_t>(owned.size()); }
@@ -46,6 +48,7 @@ class Normalized final : public WholeOptimizer {
   void set_state(const std::vector<at::Tensor>&) override {}
 
   std::set<std::string> owned;
+  std::map<std::string, at::Tensor> gradients;  // of the last step
   bool fails = false, replaces = false;
 
  private:
@@ -126,8 +129,8 @@ struct Trained {
 /// Three updates of a chain of layers.
 Trained train(const comm::CommunicatorPtr& comm, int stage, const Rule& rule, const How& how = {}) {
   Chain model(4);
-  const Made optimizer =
-      rule.makers.empty() ? nullptr : rule.makers.at(how.maker)(view_of(*model).parameters);
+  const std::vector<NamedTensor> parameters = view_of(*model).parameters;
+  const Made optimizer = rule.makers.empty() ? nullptr : rule.makers.at(how.maker)(parameters);
   Rig rig(*model, comm, stage, [&](ShardedModelOptions& options) {
     options.optimizer.kind = rule.kind;
     options.optimizer.groups = {rule.hyper};
@@ -147,6 +150,10 @@ Trained train(const comm::CommunicatorPtr& comm, int stage, const Rule& rule, co
     const double moved = (trained.weights[i] - before[i]).norm().item<double>();
     EXPECT_EQ(moved == 0, i >= before.size() - 2) << i << ": Chain's extra layer has no gradient";
     EXPECT_LE(moved, rule.furthest) << i;
+    if (stage > 0) continue;
+    const at::Tensor values = parameters[i].tensor.detach();
+    EXPECT_TRUE(at::equal(values, trained.weights[i].view_as(values).to(values.scalar_type())))
+        << "the model has the masters' cast, " << i;
   }
   return trained;
 }
@@ -320,6 +327,25 @@ struct NormalizedRig {
   std::shared_ptr<Normalized> optimizer;
   Rig rig;
 };
+
+TEST(WholeParameters, GradientsAreTheScaledMeanOfAllRanks) {
+  for (const int stage : {0, 3}) {
+    run_ranks(2, [&](comm::CommunicatorPtr comm) {
+      NormalizedRig by(comm, stage);
+      by.rig.backward(by.model->forward(batch(comm->rank(), 0)).square().sum());
+      by.rig.update(0.5);
+      Chain plain(4);
+      const at::Tensor both = at::cat({batch(0, 0), batch(1, 0)});
+      const std::vector<at::Tensor> expected =
+          plain_gradients(*plain, plain->forward(both).square().sum() / 2);
+      for (size_t i = 0; i < by.parameters.size(); ++i) {
+        const auto found = by.optimizer->gradients.find(by.parameters[i].name);
+        if (found == by.optimizer->gradients.end()) continue;  // another rank's, or unused
+        EXPECT_LT((found->second - 0.5 * expected[i]).abs().max().item<double>(), 1e-5) << found->first;
+      }
+    });
+  }
+}
 
 TEST(WholeParameters, AFailureIsEveryRanksAndLeavesTheParameters) {
   for (const int stage : {0, 2, 3}) {
