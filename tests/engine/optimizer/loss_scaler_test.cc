@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -12,11 +13,6 @@
 
 namespace tessera {
 namespace {
-
-struct After {
-  double scale;
-  int64_t hysteresis;
-};
 
 EngineConfig with(const Fp16Config& fp16) {
   EngineConfig config;
@@ -33,57 +29,34 @@ EngineConfig dynamic(int power, int64_t window, double minimum, int hysteresis, 
                .min_loss_scale = minimum});
 }
 
-void expect_table(LossScaler scaler, const std::string& pattern, const std::vector<After>& table) {
-  ASSERT_EQ(pattern.size(), table.size());
+/// After each letter of the pattern: the scale is two to the power, and the digit is the hysteresis that is
+/// left.
+void expect_table(LossScaler scaler, const std::string& pattern, const std::vector<int>& powers,
+                  const std::string& hysteresis) {
+  ASSERT_EQ(pattern.size(), powers.size());
+  ASSERT_EQ(pattern.size(), hysteresis.size());
   for (size_t i = 0; i < pattern.size(); ++i) {
     scaler.update(pattern[i] == 'x');
-    EXPECT_EQ(scaler.scale(), table[i].scale) << "after update " << i;
-    EXPECT_EQ(scaler.state().hysteresis, table[i].hysteresis) << "after update " << i;
+    EXPECT_EQ(scaler.scale(), std::exp2(powers[i])) << "after update " << i;
+    EXPECT_EQ(scaler.state().hysteresis, hysteresis[i] - '0') << "after update " << i;
   }
 }
 
 TEST(LossScaler, HysteresisAndWindow) {
   expect_table(
       LossScaler(dynamic(16, 4, 1, 2)), "xx.....x....xx.........x",
-      {{65536, 1}, {32768, 1}, {32768, 1}, {32768, 1}, {32768, 1}, {32768, 1}, {65536, 2}, {65536, 1},
-       {65536, 1}, {65536, 1}, {65536, 1}, {65536, 1}, {32768, 1}, {16384, 1}, {16384, 1}, {16384, 1},
-       {16384, 1}, {16384, 1}, {32768, 2}, {32768, 2}, {32768, 2}, {32768, 2}, {65536, 2}, {65536, 1}});
+      {16, 15, 15, 15, 15, 15, 16, 16, 16, 16, 16, 16, 15, 14, 14, 14, 14, 14, 15, 15, 15, 15, 16, 16},
+      "111111211111111111222221");
 }
 
 TEST(LossScaler, ConsecutiveHysteresis) {
   expect_table(LossScaler(dynamic(16, 3, 1, 2, true)), "x.x.xx....x...",
-               {{65536, 1},
-                {65536, 2},
-                {65536, 1},
-                {65536, 2},
-                {65536, 1},
-                {32768, 1},
-                {32768, 2},
-                {32768, 2},
-                {32768, 2},
-                {65536, 2},
-                {65536, 1},
-                {65536, 2},
-                {65536, 2},
-                {65536, 2}});
+               {16, 16, 16, 16, 16, 15, 15, 15, 15, 16, 16, 16, 16, 16}, "12121122221222");
 }
 
 TEST(LossScaler, WindowOfOne) {
-  expect_table(LossScaler(dynamic(4, 1, 1, 3)), "xxxx..x..xx...",
-               {{16, 2},
-                {16, 1},
-                {8, 1},
-                {4, 1},
-                {4, 1},
-                {8, 3},
-                {8, 2},
-                {8, 2},
-                {16, 3},
-                {16, 2},
-                {16, 1},
-                {16, 1},
-                {32, 3},
-                {64, 3}});
+  expect_table(LossScaler(dynamic(4, 1, 1, 3)), "xxxx..x..xx...", {4, 4, 3, 2, 2, 3, 3, 3, 4, 4, 4, 4, 5, 6},
+               "21111322321133");
 }
 
 TEST(LossScaler, StopsAtTheMinimum) {
