@@ -55,8 +55,7 @@ module_state           full  1      module_state_rank.py auto
 module_state           full  1      module_members_rank.py auto
 muon                   test  2      muon_rank.py auto
 muon                   full  2      muon_rank.py gloo : stages_have_the_bits_of_torch half_precision_updates_masters
-muon                   full  2      muon_rank.py auto : checkpoints_resume
-and                    full  2,3,1  muon_rank.py auto : checkpoints_of_another_world stages_have_the_bits_of_torch
+muon                   full  3,1    muon_rank.py auto : stages_have_the_bits_of_torch
 optim                  test  2      optim_rank.py auto
 optim                  test  3,1,2  optim_rank.py auto : what_another_world_has_saved
 optimizer              test  2      optimizer_rank.py auto
