@@ -1,6 +1,5 @@
 """Ranks that die and continue from a checkpoint in memory (trainer.save_in_memory_every_steps), which the launcher keeps for them."""
 import os
-import signal
 import time
 import unittest
 from pathlib import Path
@@ -38,64 +37,35 @@ class RestartInMemoryTest(Restarts):
             done.append(self.num_recorded())
             self.assertEqual(os.stat(self.memory_folder()).st_mode & 0o777, 0o700)
         outcome = self.finish(process)
-        self.assertEqual(outcome.code, 0, outcome)
-        starts = self.resumed_at(outcome)
-        self.assertEqual(len(starts), 2, outcome)
-        for start, recorded in zip(starts, done):
+        for start, recorded in zip(self.resumed_at(outcome), done, strict=True):
             self.assertGreaterEqual(start, recorded - 1)
         self.assertEqual(outcome.out.count("from /dev/shm/tessera_memory_"), 2, outcome)
-        self.check_complete("run")
-        self.assertEqual(self.losses("run"), self.losses("undisturbed"))
-        self.assertEqual(self.digest("run"), self.digest("undisturbed"))
-        self.check_left_nothing(outcome)
+        self.check_same(outcome)
 
     def test_the_later_of_disk_and_memory(self):
         """Every 3 steps in memory, every 4 on disk: the later one, or where both are of one step that on disk."""
         self.undisturbed("--nproc", 2)
         process = self.start("train", self.configure("run", trainer={"save_in_memory_every_steps": 3, "save_every_steps": 4}), "--nproc", 2,
-                             "--max-restarts", 6)
+                             "--max-restarts", 3)
         done = []
-        for step in (5, 9, 13, 16, 21, 27):
+        for step in (5, 11, 22):
             self.kill_at(process, 1, "run", step)
             done.append(self.num_recorded())
             while len(self.ranks()) == 2 or process.poll() is not None:
                 time.sleep(0.002)
         outcome = self.finish(process)
-        self.assertEqual(outcome.code, 0, outcome)
         for line, recorded in zip((line for line in outcome.out.splitlines() if "resuming after step" in line), done, strict=True):
             step = int(line.split(",")[0].split()[-1])
             self.assertTrue(step % 3 == 0 or step % 4 == 0, line)
             self.assertIn("/dev/shm/" if step % 4 else "run/checkpoints/", line)
-            self.assertGreaterEqual(step, recorded - 3)  # 9, 12: at most 2 steps, and the one under way
-        self.assertEqual(self.losses("run"), self.losses("undisturbed"))
-        self.assertEqual(self.digest("run"), self.digest("undisturbed"))
-        self.check_left_nothing(outcome)
-
-    def test_one_that_is_damaged_is_not_used(self):
-        self.undisturbed("--nproc", 2)
-        process = self.start("train", self.configure("run", trainer={"save_in_memory_every_steps": 1}), "--nproc", 2, "--max-restarts", 1)
-        self.wait_for_steps("run", 10, process)
-        ranks = list(self.ranks().values())
-        for pid in ranks:
-            os.kill(pid, signal.SIGSTOP)
-        files = self.files_of(self.memory_folder(), "rank_00001.h5")  # two, while one is saved
-        self.assertTrue(files)
-        for file in files:
-            content = bytearray(file.read_bytes())
-            content[len(content) // 2] ^= 1
-            file.write_bytes(content)
-        for pid in ranks:
-            os.kill(pid, signal.SIGKILL)
-        outcome = self.finish(process)
-        self.assertEqual(outcome.code, 0, outcome)
-        self.assertRegex(outcome.err, "warning: the latest checkpoint in memory is not used: global_step\\d+: rank_00001.h5 is whole on no host; [^\n]* is damaged")
-        self.assertIn("from run/checkpoints/global_step", outcome.out)
-        self.assertEqual(self.digest("run"), self.digest("undisturbed"))
-        self.check_left_nothing(outcome)
+            finished = recorded - 1  # the last step that is recorded may not be saved yet
+            self.assertGreaterEqual(step, max(finished - finished % 3, finished - finished % 4), line)
+        self.check_same(outcome)
 
     def test_fewer_ranks(self):
         outcome = self.check_fewer("1:3", 1, 2, disturbed={"trainer": STEPS})
-        self.assertIn("from /dev/shm/tessera_memory_", outcome.out)
+        for said in ("from /dev/shm/tessera_memory_", "batch 12 = 4 x 1 accumulated x 3 ranks", "batch 12 = 3 x 2 accumulated x 2 ranks"):
+            self.assertIn(said, outcome.out)
 
     def test_a_killed_launcher_leaves_no_memory(self):
         """Also after a restart."""
@@ -115,13 +85,13 @@ class RestartInMemoryTest(Restarts):
 
     def test_a_full_memory_is_a_warning(self):
         """A folder that cannot be written, as where /dev/shm is full: said once."""
-        outcome = self.run_tool("train", self.configure("run", trainer=STEPS), env={"TESSERA_MEMORY_DIR": "/proc/nowhere"})
+        outcome = self.run_tool("train", self.configure("run", trainer={**STEPS, "max_steps": 5}), env={"TESSERA_MEMORY_DIR": "/proc/nowhere"})
         self.assertEqual(outcome.code, 0, outcome)
         self.assertEqual(outcome.err.count("warning: no checkpoint in memory at step 1, training continues"), 1, outcome)
         self.assertEqual(outcome.err.count("checkpoint in memory"), 1, outcome)
 
     def test_without_restarts_it_has_no_effect(self):
-        outcome = self.run_tool("train", self.configure("run", trainer=STEPS), "--nproc", 2)
+        outcome = self.run_tool("train", self.configure("run", trainer={**STEPS, "max_steps": 5}), "--nproc", 2)
         self.assertEqual(outcome.code, 0, outcome)
         self.assertEqual(outcome.err.count("trainer.save_in_memory_every_steps: no effect without --max-restarts"), 1, outcome)
 

@@ -107,6 +107,7 @@ class ToolTest(unittest.TestCase):
             "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
         }
         config.update(changes)
+        config["trainer"] = {"num_threads": 1, **config["trainer"]}
         return {key: value for key, value in config.items() if value is not None}
 
     def write(self, name, content):
@@ -118,7 +119,8 @@ class ToolTest(unittest.TestCase):
     def environment(self, **changes):
         ours = re.compile(r"RANK|WORLD_SIZE|LOCAL_|GROUP_|ROLE_|MASTER_|TORCHELASTIC_|TESSERA_|OMP_NUM_THREADS")
         environment = {name: value for name, value in os.environ.items() if not ours.match(name)}
-        environment.update(TMPDIR=str(self.tmp), LC_ALL="C.UTF-8", **{MARKER: self.marker})
+        # Threads of OpenMP that spin while they wait take the cores from each other on a busy machine.
+        environment.update(TMPDIR=str(self.tmp), LC_ALL="C.UTF-8", OMP_WAIT_POLICY="passive", **{MARKER: self.marker})
         environment.update({name: str(value) for name, value in changes.items()})
         return environment
 
@@ -197,6 +199,14 @@ class ToolTest(unittest.TestCase):
         self.assertNotRegex(outcome.out, NOISE, outcome)
         self.assertEqual(list(self.tmp.glob("tessera_*")), [], "temporary files were left behind")
         self.assert_nothing_runs()
+
+    def error_of(self, *args):
+        """The one line of a command that must fail. A run's folder, and the logs of its ranks, may be there."""
+        outcome = self.run_tool(*args)
+        self.assertEqual(outcome.code, 1, outcome)
+        self.assertEqual(len(outcome.err.splitlines()), 1, outcome)
+        self.assert_nothing_runs()
+        return outcome.err
 
     def assert_one_error(self, outcome, *parts):
         """Exit code 1 and one `error:` line with these parts in it, for any number of ranks; nothing else, and no logs."""

@@ -1,4 +1,4 @@
-"""Training from one command: every way to start ranks, every stage, and the files a run leaves."""
+"""Training from one command: every way to start ranks, and the files a run leaves."""
 import os
 import subprocess
 import unittest
@@ -23,12 +23,26 @@ def torchrun():
 
 
 class TrainingTest(ToolTest):
+    """Numbers of ranks and ways to start them. tests/train and tests/engine own stages and worlds; here each way to start two ranks is at
+    another stage, and all of them give the same bits."""
+
     def setUp(self):
         super().setUp()
-        self.name = self.write("config.json", self.config())
+        if not (self.shared / "run").exists():
+            self.train("run", "--nproc", 2, stage=0)
+            for name in ("run", "config.json"):
+                (self.folder / name).rename(self.shared / name)
+        for name in ("run", "config.json"):
+            (self.folder / name).symlink_to(self.shared / name)
+        self.expected = self.losses()
 
-    def train(self, folder, *args):
-        outcome = self.run_tool("train", self.name, "--set", f"trainer.output_dir={folder}", *args)
+    def flags(self, folder, stage, config="config.json"):
+        settings = {"trainer.output_dir": folder, "zero_optimization.stage": stage, "zero_optimization.unit_numel": 500,
+                    "zero_optimization.stage3_param_persistence_threshold": 0}
+        return ["train", config, *(word for key, value in settings.items() for word in ("--set", f"{key}={value}"))]
+
+    def train(self, folder, *args, stage=2, config=None):
+        outcome = self.run_tool(*self.flags(folder, stage, config or self.write("config.json", self.config())), *args)
         self.assert_succeeded(outcome)
         return outcome
 
@@ -40,15 +54,26 @@ class TrainingTest(ToolTest):
         # An accuracy is a whole number of samples.
         self.assertAlmostEqual(results["eval_accuracy"] * NUM_TEST % 1, 0, delta=1e-9)
         losses = self.losses(folder)
-        self.assertEqual(len(losses), 5)
+        self.assertEqual(len(set(losses)), 5)
         self.assertAlmostEqual(sum(loss for loss, _ in losses) / 5, results["train_loss"], places=12)
         self.assertEqual(sorted(path.name for path in (self.folder / folder).iterdir()),
                          ["all_results.json", "checkpoints", "config.json", "metrics.jsonl", "model.safetensors", "run_id", "trainer_state.json"])
 
+    def check_same(self, stage):
+        """The two ranks that were started in another way computed what those of `--nproc 2` had."""
+        self.check_run("again", 2)
+        self.assertEqual(self.losses("again"), self.expected)
+        for key in ("train_loss", "eval_loss", "eval_accuracy"):
+            self.assertEqual(self.results("again")[key], self.results("run")[key], key)
+        self.assertEqual(self.results("again")["zero_stage"], stage)
+        self.assert_nothing_runs()
+
     def test_numbers_of_ranks(self):
-        for ranks in (1, 2, 3):
+        """All of them print on rank 0 alone."""
+        self.check_run("run", 2)
+        for ranks in (1, 3):
             with self.subTest(ranks=ranks):
-                outcome = self.train(f"run{ranks}", *(["--nproc", ranks] if ranks > 1 else []))
+                outcome = self.train(f"run{ranks}", *(["--nproc", ranks, "--log-dir", "logs"] if ranks > 1 else []))
                 self.check_run(f"run{ranks}", ranks)
                 lines = outcome.out.splitlines()
                 self.assertIn(f"{NUM_TRAIN} training and {NUM_TEST} test samples", outcome.out)
@@ -56,78 +81,35 @@ class TrainingTest(ToolTest):
                 self.assertIn(f"on {NUM_TEST} test samples", outcome.out)
                 self.assertNotIn("\r", outcome.out)  # stdout is no terminal: whole lines, no bar
                 self.assertNotIn("\x1b", outcome.out)
-
-    def test_stages_give_the_same_bits(self):
-        losses, accuracies = [], []
-        for stage in range(4):
-            self.train(f"stage{stage}", "--nproc", 2, "--set", f"zero_optimization.stage={stage}",
-                       "--set", "zero_optimization.stage3_param_persistence_threshold=0",
-                       "--set", "zero_optimization.unit_numel=500")
-            losses.append(self.losses(f"stage{stage}"))
-            accuracies.append({key: value for key, value in self.results(f"stage{stage}").items()
-                               if key in ("train_loss", "eval_loss", "eval_accuracy")})
-            self.assertEqual(self.results(f"stage{stage}")["zero_stage"], stage)
-        for stage in (1, 2, 3):
-            self.assertEqual(losses[stage], losses[0], f"stage {stage}")
-            self.assertEqual(accuracies[stage], accuracies[0], f"stage {stage}")
-        self.assertGreater(len(set(losses[0])), 4)
+        self.assertEqual({log.name: log.read_text() for log in (self.folder / "logs").iterdir()}, {"rank_00001.log": "", "rank_00002.log": ""})
 
     def test_saved_configuration_runs_again(self):
-        self.train("first", "--nproc", 2, "--set", "scheduler.type=WarmupDecayLR", "--set",
-                   "scheduler.params.warmup_num_steps=2", "--set", "zero_optimization.stage=1")
-        self.name = "first/config.json"
-        self.train("second", "--nproc", 2)
-        self.assertEqual(self.losses("second"), self.losses("first"))
-        without_place = [(self.folder / folder / "config.json").read_text().replace('"second"', '"first"')
-                         for folder in ("first", "second")]
-        self.assertEqual(without_place[1], without_place[0])
-
-    def test_ranks_above_zero_are_silent(self):
-        self.train("run", "--nproc", 3, "--log-dir", "logs")
-        logs = sorted((self.folder / "logs").iterdir())
-        self.assertEqual([log.name for log in logs], ["rank_00001.log", "rank_00002.log"])
-        for log in logs:
-            self.assertEqual(log.read_text(), "")
-
-
-class StartingTest(ToolTest):
-    """However two ranks are started, they compute the same."""
-
-    def setUp(self):
-        super().setUp()
-        self.name = self.write("config.json", self.config())
-        self.assert_succeeded(self.run_tool("train", self.name, "--nproc", 2))
-        self.expected = self.losses()
-        self.again = ("train", self.name, "--set", "trainer.output_dir=again")
-
-    def check(self):
-        self.assertEqual(self.losses("again"), self.expected)
-        self.assertEqual(self.results("again")["world_size"], 2)
-        self.assertEqual(self.results("again")["eval_samples"], NUM_TEST)
-        self.assert_nothing_runs()
+        self.assert_succeeded(self.run_tool("train", "run/config.json", "--set", "trainer.output_dir=again", "--nproc", 2))
+        self.check_same(0)
+        again, first = [(self.folder / folder / "config.json").read_text() for folder in ("again", "run")]
+        self.assertEqual(again.replace('"again"', '"run"'), first)
 
     def test_by_hand(self):
-        zero, one = [self.finish(process) for process in self.start_by_hand([2, 2], *self.again)]
+        zero, one = [self.finish(process) for process in self.start_by_hand([2, 2], *self.flags("again", 1))]
         self.assert_succeeded(zero)
         self.assert_succeeded(one)
         self.assertEqual(one.out, "")
-        self.check()
+        self.check_same(1)
 
     def test_under_tessera_launch(self):
-        self.assert_succeeded(self.run_tool("launch", "-n", 2, "--", TESSERA, *self.again))
-        self.check()
+        self.assert_succeeded(self.run_tool("launch", "-n", 2, "--", TESSERA, *self.flags("again", 2)))
+        self.check_same(2)
 
     def test_under_torchrun(self):
         program, reason = torchrun()
         if program is None:
             self.skipTest(reason)
-        outcome = self.run_tool("--no-python", "--nproc-per-node", 2, "--master-port", free_port(), TESSERA, *self.again,
-                                program=program)
+        agent = ("--no-python", "--nproc-per-node", 2, "--master-port", free_port(), TESSERA)
+        outcome = self.run_tool(*agent, *self.flags("again", 3), program=program)
         self.assertEqual(outcome.code, 0, outcome)
         self.assertEqual(outcome.out.count("eval     accuracy"), 1, outcome)  # only rank 0 prints
-        self.check()
-        failed = self.run_tool("--no-python", "--nproc-per-node", 2, "--master-port", free_port(), TESSERA, *self.again,
-                               "--set", "data.path=/nowhere", program=program)
+        self.check_same(3)
+        failed = self.run_tool(*agent, *self.flags("again", 3), "--set", "data.path=/nowhere", program=program)
         self.assertEqual(failed.code, 1, failed)
         self.assertIn("error: /nowhere/train-images", failed.err)
         summary = failed.err[failed.err.index("Root Cause"):]
