@@ -5,7 +5,7 @@
 # TESSERA_TORCH=2.12 builds with another torch (requirements.txt), in build-torch2.12:   make test TESSERA_TORCH=2.12
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build wheel wheels sdist bundle demo data test test-full test-hosts test-torches test-peers fashion-hosts asan tsan lint bench bench-peers bench-python bench-consolidate bench-curves bench-hosts bench-activations bench-offload-python methods soak soak-kill soak-restarts soak-damage soak-hosts fuzz mutants clean distclean
+.PHONY: help deps build wheel wheels sdist bundle demo data test test-full test-hosts test-torches test-peers fashion-hosts asan tsan lint bench bench-peers bench-python bench-consolidate bench-curves bench-hosts bench-activations bench-offload-python methods soak fuzz mutants clean distclean
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 NPROC ?= 2
@@ -163,22 +163,8 @@ methods:  ## one training every way, Tessera's and Python's: an hour
 	@scripts/build.sh release tessera
 	@$(VENV)/bin/python -B benchmarks/methods/methods.py $(ARGS)
 
-soak: build  ## kills runs at random moments, fails disks: 15 minutes
-	@scripts/build.sh release async_soak
-	@nice $(BUILD)/async_soak
-	@nice python3 -B tests/soak/crash_soak.py $(ARGS)
-
-soak-restarts: build  ## ranks die and hang at random, the launcher goes on
-	@nice python3 -B tests/soak/restart_soak.py $(ARGS)
-
-soak-damage: build  ## checkpoints are damaged while ranks die
-	@nice python3 -B tests/soak/damage_soak.py $(ARGS)
-
-soak-hosts: build  ## hosts die, cables are pulled: 20 minutes, as root
-	@nice python3 -B tests/soak/hosts_soak.py $(ARGS)
-
-soak-kill: build  ## kills ranks at random: the others must end within 30 s
-	@nice python3 -B tests/soak/kill_soak.py $(ARGS)
+soak: build  ## kills ranks at random; ARGS=restarts, damage, alone or hosts
+	@nice python3 -B tests/soak/soak.py $(ARGS)
 
 fuzz: deps  ## feeds damaged checkpoints to the readers; needs clang++
 	@command -v clang++ >/dev/null || { echo "error: clang++ not found: Debian package clang brings it" >&2; exit 1; }

@@ -22,7 +22,7 @@ class FailureTest(ToolTest):
     def wait_for_steps(self, process, num_more=3):
         """Waits until the run has reported some more steps."""
         metrics = self.folder / "run" / "metrics.jsonl"
-        give_up, start = time.monotonic() + 60, None
+        give_up, start = time.monotonic() + TIMEOUT_S, None
         while start is None or metrics.read_text().count("\n") < start + num_more:
             if start is None and metrics.exists():
                 start = metrics.read_text().count("\n")
@@ -126,7 +126,7 @@ class FailureTest(ToolTest):
             os.chdir(self.folder)
             os.execve(TESSERA, [TESSERA, "train", self.name], self.environment())
         metrics = self.folder / "run" / "metrics.jsonl"
-        give_up = time.monotonic() + 60
+        give_up = time.monotonic() + TIMEOUT_S
         while not metrics.exists() or metrics.read_text().count("\n") < 3:
             self.assertLess(time.monotonic(), give_up, "the run does not start")
             if select.select([terminal], [], [], 0.02)[0]:

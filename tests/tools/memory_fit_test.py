@@ -7,7 +7,7 @@ import subprocess
 import unittest
 
 from terminal import render, run_on_terminal
-from tool import ROOT, TESSERA, ToolTest
+from tool import ROOT, TESSERA, TIMEOUT_S, ToolTest
 
 # A GPT with 5 million parameters: 80 MB of state in fp32 with AdamW.
 MODEL = {"type": "gpt", "dim": 256, "layers": 6, "heads": 4, "vocabulary": 512, "sequence": 32}
@@ -38,13 +38,13 @@ class FitTest(ToolTest):
         return json.loads((self.folder / name).read_text())
 
     def train(self, *args):
-        """`tessera train` with one rank and 20 steps: its largest resident set by the kernel, as the only child of a process, in MB,
+        """`tessera train` with one rank and 6 steps: its largest resident set by the kernel, as the only child of a process, in MB,
         and its losses."""
-        args = [*args, "--set", "trainer.max_steps=20"]
+        args = [*args, "--set", "trainer.max_steps=6"]
         script = ("import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, capture_output=True);"
                   "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)")
         done = subprocess.run(["python3", "-c", script, TESSERA, "train", *map(str, args)], cwd=self.folder, check=True, capture_output=True,
-                              text=True, env=self.environment(), timeout=120)
+                              text=True, env=self.environment(), timeout=TIMEOUT_S)
         losses = self.losses()
         shutil.rmtree(self.folder / "run")
         return int(done.stdout) * 1024 / 1e6, losses
@@ -172,7 +172,7 @@ class FitTest(ToolTest):
 
     def test_on_a_terminal(self):
         columns = 60
-        process, written = run_on_terminal(lambda **streams: self.start("memory", "--fit", "c.json", "--memory", "8GB", **streams), columns, 120)
+        process, written = run_on_terminal(lambda **streams: self.start("memory", "--fit", "c.json", "--memory", "8GB", **streams), columns, TIMEOUT_S)
         self.assertEqual(process.returncode, 0, written)
         self.assertIn(b"trial 1: nothing on disk, stage 0", written)
         self.assertIn(b"trial 2: run, nothing on disk", written)

@@ -5,7 +5,7 @@ import unittest
 import xml.etree.ElementTree as ElementTree
 
 from terminal import render, run_on_terminal
-from tool import ROOT, ToolTest
+from tool import ROOT, TIMEOUT_S, ToolTest
 
 USES = ["parameters", "gradients", "master", "optimizer", "snapshot", "communication", "disk_buffers", "activations", "other"]
 STATE = USES[:5]
@@ -36,17 +36,15 @@ class MeasuredTest(ToolTest):
             self.assertTrue(any(line.startswith(label) for line in lines), label)
         self.assertEqual(sorted(path.name for path in self.folder.iterdir()), ["c.json", "tmp"], "no files unless asked for")
 
-    def test_state_is_the_formula_at_every_stage_and_precision(self):
-        for changes in ({}, {"bf16": {"enabled": True}}, {"optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}}}):
-            self.write("c.json", self.config(train_batch_size=None, train_micro_batch_size_per_gpu=4, **changes))
-            for trial in self.trials("--nproc", 2, "--set", "comm.backend=gloo"):
-                for use in STATE:
-                    self.assertEqual(trial["held"][use], trial["formula"][use], (changes, trial["stage"], use))
-                self.assertEqual(trial["peak"]["total"], sum(trial["peak"][use] for use in USES))
-                self.assertEqual(trial["peak"]["total"], max(max(sum(row[1:]) for row in trial["timeline"]), trial["peak"]["total"]))
-                self.assertEqual(list(trial["phases"]), ["forward", "backward", "step"])
-                self.assertGreater(trial["step_ms"], 0)
-                self.assertGreater(trial["process_peak"], 0)
+    def test_state_is_the_formula_at_every_stage(self):
+        for trial in self.trials("--nproc", 2, "--set", "comm.backend=gloo", "--set", "bf16.enabled=true"):
+            for use in STATE:
+                self.assertEqual(trial["held"][use], trial["formula"][use], (trial["stage"], use))
+            self.assertEqual(trial["peak"]["total"], sum(trial["peak"][use] for use in USES))
+            self.assertEqual(trial["peak"]["total"], max(max(sum(row[1:]) for row in trial["timeline"]), trial["peak"]["total"]))
+            self.assertEqual(list(trial["phases"]), ["forward", "backward", "step"])
+            self.assertGreater(trial["step_ms"], 0)
+            self.assertGreater(trial["process_peak"], 0)
 
     def test_files(self):
         out = self.memory("--nproc", 3, "--stages", "0,3", "--out", "a/b")
@@ -84,20 +82,19 @@ class MeasuredTest(ToolTest):
         self.assert_every_colour_is_literal(ElementTree.parse(ROOT / "docs" / "memory.svg").getroot())
 
     def test_a_simulated_rank_holds_what_a_real_one_does(self):
-        for backend, world, ranks in (("shm", 2, [0]), ("gloo", 3, [0, 2])):
+        for backend, world, rank in (("shm", 2, 0), ("gloo", 3, 2)):
             real = self.trials("--nproc", world, "--set", f"comm.backend={backend}")
-            for rank in ranks:
-                for simulated in self.trials("--simulate-world", world, "--rank", rank, "--set", f"comm.backend={backend}"):
-                    match = next(t for t in real if (t["stage"], t["rank"]) == (simulated["stage"], rank))
-                    for use in STATE:
-                        self.assertEqual(simulated["held"][use], match["held"][use])
-                    self.assertAlmostEqual(simulated["peak"]["total"] / match["peak"]["total"], 1, delta=0.01,
-                                           msg=(backend, world, rank, simulated["stage"]))
+            for simulated in self.trials("--simulate-world", world, "--rank", rank, "--set", f"comm.backend={backend}"):
+                match = next(t for t in real if (t["stage"], t["rank"]) == (simulated["stage"], rank))
+                for use in STATE:
+                    self.assertEqual(simulated["held"][use], match["held"][use])
+                self.assertAlmostEqual(simulated["peak"]["total"] / match["peak"]["total"], 1, delta=0.01,
+                                       msg=(backend, world, rank, simulated["stage"]))
 
     def test_schedules_that_end_with_the_run(self):
         for scheduler in ({"type": "WarmupDecayLR", "params": {"warmup_num_steps": 2}}, {"type": "StepLR", "params": {"step_size": 1, "interval": "epoch"}}):
             self.write("c.json", self.config(scheduler=scheduler))
-            self.memory("--nproc", 2, "--stages", "2")
+            self.memory("--stages", "2")
 
     def test_a_large_simulated_world(self):
         trials = self.trials("--simulate-world", 1000, "--rank", 999, "--stages", "3")
@@ -121,9 +118,11 @@ class OnDiskTest(ToolTest):
         return {(t["stage"], t["rank"]): t for t in json.loads((self.folder / "m" / "memory.json").read_text())["trials"]}
 
     def test_memory_and_disk_hold_what_memory_held(self):
-        for world, changes in ((1, {}), (2, {"bf16": {"enabled": True}})):
-            together = self.trials({}, "--nproc", world, **changes)
-            for zero, kinds in ((self.OPTIMIZER, ("optimizer", "master")), (self.ALL, ("optimizer", "master", "gradients", "parameters"))):
+        in_memory = {1: self.trials({}), 2: self.trials({}, "--nproc", 2, bf16={"enabled": True})}
+        for world, zero, kinds in ((1, self.OPTIMIZER, ("optimizer", "master")), (2, self.OPTIMIZER, ("optimizer", "master")),
+                                   (2, self.ALL, ("optimizer", "master", "gradients", "parameters"))):
+            together, changes = in_memory[world], {"bf16": {"enabled": True}} if world == 2 else {}
+            with self.subTest(world=world, kinds=kinds):
                 apart = self.trials(zero, "--nproc", world, **changes)
                 self.assertEqual({stage for stage, rank in apart}, {3} if zero is self.ALL else {0, 1, 2, 3} if world == 1 else {1, 2, 3})
                 for key, trial in apart.items():
@@ -145,10 +144,10 @@ class OnDiskTest(ToolTest):
                     buffered = trial["disk"]["buffers_limit"]
                     self.assertGreaterEqual(trial["disk"]["written"], disk["optimizer"] - buffered)
                     self.assertGreaterEqual(trial["disk"]["read"], disk["optimizer"] - buffered)
-            self.assertEqual(next(iter(together.values()))["peak"]["disk_buffers"], 0)
+                self.assertEqual(next(iter(together.values()))["peak"]["disk_buffers"], 0)
         self.assertEqual(list((self.folder / "disk").iterdir()), [], "the file has no name, and is gone")
 
-    def test_the_table_and_the_files_have_both(self):
+    def test_the_table_the_files_and_the_estimate_have_both(self):
         self.trials(self.ALL, "--nproc", 2)
         self.assertLessEqual(max(map(len, self.out.splitlines())), 80, self.out)
         above, below = self.out.split("on disk, between steps\n")
@@ -163,20 +162,16 @@ class OnDiskTest(ToolTest):
             row = next(row for row in rows if row["rank"] == "1" and row["use"] == f"disk_{kind}")
             self.assertEqual((row["held_bytes"], row["formula_bytes"]), (str(trial["disk"]["held"][kind]), str(trial["disk"]["formula"][kind])))
         self.assertIn("on disk", (self.folder / "m" / "memory.svg").read_text())
-
-    def test_a_stage_that_cannot_is_refused_when_asked_for(self):
-        self.write("c.json", self.config(zero_optimization={"stage": 3, **self.ALL}))
-        self.assert_one_error(self.run_tool("memory", "c.json", "--stages", "1"), "offload_param", "stage 3")
-
-    def test_estimates_have_both(self):
-        self.trials(self.ALL, "--nproc", 2)
         outcome = self.run_tool("memory", "c.json", "--estimate", "--world", 2)
         self.assert_succeeded(outcome)
-        trial = json.loads((self.folder / "m" / "memory.json").read_text())["trials"][0]
         on_cpus = outcome.out.split("on CPU ranks")[1].split("on GPUs")[0]
         last = next(line for line in on_cpus.splitlines() if line.startswith("stage 3")).split()
         self.assertEqual(float(last[4]), 0)
         self.assertAlmostEqual(float(last[5]), trial["disk"]["held"]["total"] / 1e6, delta=0.06)
+
+    def test_a_stage_that_cannot_is_refused_when_asked_for(self):
+        self.write("c.json", self.config(zero_optimization={"stage": 3, **self.ALL}))
+        self.assert_one_error(self.run_tool("memory", "c.json", "--stages", "1"), "offload_param", "stage 3")
 
     def test_recomputed_activations_are_not_held(self):
         self.write("c.json", self.config(model={"type": "gpt", "dim": 64, "layers": 4, "heads": 4, "vocabulary": 256, "sequence": 64},
@@ -191,14 +186,14 @@ class OnDiskTest(ToolTest):
         self.assertLess(held["cheap"], 0.9 * held["none"])
         self.assertLess(held["block"], 0.7 * held["cheap"])
 
-    def test_on_terminals(self):
+    def test_on_a_narrow_terminal(self):
+        """Two stages beside each other, and then the others."""
         self.write("c.json", self.config(zero_optimization={"stage": 3, **self.OPTIMIZER}))
-        for columns, at_once in ((60, 2), (80, 4)):
-            process, written = run_on_terminal(lambda **streams: self.start("memory", "c.json", "--steps", 1, **streams), columns, 120)
-            self.assertEqual(process.returncode, 0, written)
-            lines = render(written, columns)
-            self.assertEqual([line.split().count("stage") for line in lines if line.startswith("   ") and "stage" in line], [at_once] * (4 // at_once))
-            self.assertEqual(sum(line.startswith("model state, measured") for line in lines), 2 * (4 // at_once), lines)
+        process, written = run_on_terminal(lambda **streams: self.start("memory", "c.json", "--steps", 1, **streams), 60, TIMEOUT_S)
+        self.assertEqual(process.returncode, 0, written)
+        lines = render(written, 60)
+        self.assertEqual([line.split().count("stage") for line in lines if line.startswith("   ") and "stage" in line], [2, 2])
+        self.assertEqual(sum(line.startswith("model state, measured") for line in lines), 4, lines)
 
 
 class EstimateTest(ToolTest):
@@ -276,7 +271,7 @@ class EstimateTest(ToolTest):
     def test_of_a_configuration(self):
         """The estimate equals the measured state of the same model."""
         name = self.write("c.json", self.config(model={"type": "fashion_mnist_cnn", "channels": 16, "hidden": 256}, train_batch_size=10))
-        for changes in ([], ["--set", "bf16.enabled=true"], ["--set", "optimizer.type=SGD", "--set", "data_types.grad_accum_dtype=fp32"]):
+        for changes in (["--set", "bf16.enabled=true"], ["--set", "optimizer.type=SGD", "--set", "data_types.grad_accum_dtype=fp32"]):
             changes = [*changes, "--set", "comm.backend=gloo"]
             self.assert_succeeded(self.run_tool("memory", name, "--steps", 1, "--nproc", 2, "--stages", "0,3", "--out", "m", *changes))
             measured = {trial["stage"]: trial["held"] for trial in json.loads((self.folder / "m" / "memory.json").read_text())["trials"]}
@@ -298,38 +293,36 @@ class EstimateTest(ToolTest):
 
 
 class MistakesTest(ToolTest):
-    def expect(self, *parts, args):
-        with self.subTest(args=args):
-            self.assert_one_error(self.run_tool("memory", *args), *parts)
-
     def test_mistakes(self):
         name = self.write("c.json", self.config())
-        self.expect("CONFIG", "--estimate", args=())
-        self.expect("--stages 4", "from 0 to 3", args=(name, "--stages", "4"))
-        self.expect("--stages ''", args=(name, "--stages", ""))
-        self.expect("--rank 4", "0 to 3", args=(name, "--simulate-world", 4, "--rank", 4))
-        self.expect("--nproc", args=(name, "--simulate-world", 4, "--nproc", 2))
-        self.expect("--rank", "--simulate-world", args=(name, "--rank", 1))
-        self.expect("--max-restarts", args=(name, "--nproc", "1:2"))
-        self.expect("--max-restarts", args=(name, "--max-restarts", 1))
-        self.expect("--nproc 0", args=(name, "--nproc", 0))
-        self.expect("no.json", args=("no.json", "--nproc", 2))
-        self.expect("--params", args=("--estimate",))
-        self.expect("CONFIG", "--params", args=(name, "--estimate", "--params", "1B", "--world", 2))
-        self.expect("--precision", "--set", args=(name, "--estimate", "--world", 2, "--precision", "bf16"))
-        self.expect("--fit 80: expected a size with its unit, such as 5GB", args=("--estimate", "--params", "1B", "--fit", "80"))
-        self.expect("--world 6: mics_shard_size is 4", "a multiple", args=("--estimate", "--params", "1B", "--world", 6, "--mics-shard-size", 4))
-        self.expect("--mics-shard-size", "--set", args=(name, "--estimate", "--world", 2, "--mics-shard-size", 2))
-        self.expect("--params many", "7.5e9", args=("--estimate", "--params", "many", "--world", 2))
-        self.expect("--precision int8", "bf16", args=("--estimate", "--params", "1B", "--world", 2, "--precision", "int8"))
-        self.expect("--fit 80GX", "GiB", args=("--estimate", "--params", "1B", "--fit", "80GX"))
-        self.expect("--optimizer Adan", "AdamW", args=("--estimate", "--params", "1B", "--world", 2, "--optimizer", "Adan"))
+        self.write("nowhere.json", self.config(data={"type": "fashion_mnist", "path": "nowhere"}))
         self.write("taken", "a file")
-        self.expect("--out taken", args=(name, "--nproc", 2, "--out", "taken"))
-
-    def test_a_failing_rank(self):
-        name = self.write("c.json", self.config(data={"type": "fashion_mnist", "path": "nowhere"}))
-        self.assert_one_error(self.run_tool("memory", name, "--nproc", 2), "nowhere")
+        billion = ("--estimate", "--params", "1B")
+        for args, *parts in (
+                ((), "CONFIG", "--estimate"),
+                ((name, "--stages", "4"), "--stages 4", "from 0 to 3"),
+                ((name, "--stages", ""), "--stages ''"),
+                ((name, "--simulate-world", 4, "--rank", 4), "--rank 4", "0 to 3"),
+                ((name, "--simulate-world", 4, "--nproc", 2), "--nproc"),
+                ((name, "--rank", 1), "--rank", "--simulate-world"),
+                ((name, "--nproc", "1:2"), "--max-restarts"),
+                ((name, "--max-restarts", 1), "--max-restarts"),
+                ((name, "--nproc", 0), "--nproc 0"),
+                (("no.json", "--nproc", 2), "no.json"),
+                (("nowhere.json", "--nproc", 2), "nowhere"),  # a rank fails
+                (("--estimate",), "--params"),
+                ((name, *billion, "--world", 2), "CONFIG", "--params"),
+                ((name, "--estimate", "--world", 2, "--precision", "bf16"), "--precision", "--set"),
+                ((*billion, "--fit", "80"), "--fit 80: expected a size with its unit, such as 5GB"),
+                ((*billion, "--world", 6, "--mics-shard-size", 4), "--world 6: mics_shard_size is 4", "a multiple"),
+                ((name, "--estimate", "--world", 2, "--mics-shard-size", 2), "--mics-shard-size", "--set"),
+                (("--estimate", "--params", "many", "--world", 2), "--params many", "7.5e9"),
+                ((*billion, "--world", 2, "--precision", "int8"), "--precision int8", "bf16"),
+                ((*billion, "--fit", "80GX"), "--fit 80GX", "GiB"),
+                ((*billion, "--world", 2, "--optimizer", "Adan"), "--optimizer Adan", "AdamW"),
+                ((name, "--nproc", 2, "--out", "taken"), "--out taken")):
+            with self.subTest(args=args):
+                self.assert_one_error(self.run_tool("memory", *args), *parts)
 
 
 if __name__ == "__main__":

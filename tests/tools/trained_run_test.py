@@ -1,6 +1,7 @@
 """A trained model used again: `tessera eval` and `tessera predict`."""
 import json
 import os
+import shutil
 import subprocess
 import time
 import unittest
@@ -22,53 +23,53 @@ class TrainedRunTest(ToolTest):
             lines = [LETTERS[i % 10] * (i % 5) + sign + LETTERS[i // 10] * (1 + i % 3) + str(i) for i in range(100)]
             (cls.texts / f"{label}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
-    def train_texts(self, **trainer):
-        name = self.write("texts.json", {
-            "model": {"type": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 24,
-                      "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
-            "data": {"type": "labelled_text", "path": str(self.texts)},
-            "trainer": {"epochs": 4, "output_dir": "run", "device": "cpu", "metric_for_best": "accuracy", **trainer},
-            "train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr": 5e-3}}, "checkpoint": {"fsync": False}})
-        outcome = self.run_tool("train", name, "--nproc", 2, "--set", "zero_optimization.stage=3")
-        self.assert_succeeded(outcome)
-        return outcome
+    def setUp(self):
+        """Each test begins with a copy of one run."""
+        super().setUp()
+        if not (self.shared / "run").exists():
+            name = self.write("texts.json", {
+                "model": {"type": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 24,
+                          "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+                "data": {"type": "labelled_text", "path": str(self.texts)},
+                "trainer": {"epochs": 4, "output_dir": "run", "device": "cpu", "metric_for_best": "accuracy", "num_threads": 1},
+                "train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr": 5e-3}}, "checkpoint": {"fsync": False}})
+            outcome = self.run_tool("train", name, "--nproc", 2, "--set", "zero_optimization.stage=3")
+            self.assert_succeeded(outcome)
+            type(self).said = outcome.out
+            (self.folder / "run").rename(self.shared / "run")
+        shutil.copytree(self.shared / "run", self.folder / "run")
 
-    def eval_results(self):
-        return json.loads((self.folder / "run" / "eval_results.json").read_text())
+    def eval_results(self, *args):
+        """Those of `tessera eval run`, and what it prints."""
+        outcome = self.run_tool("eval", "run", *args)
+        self.assert_succeeded(outcome)
+        return json.loads((self.folder / "run" / "eval_results.json").read_text()), outcome.out
 
     def test_eval_on_other_numbers_of_ranks(self):
-        trained = self.train_texts()
-        table = trained.out[trained.out.index("              precision"):trained.out.index("\ntraining ")]
-        for ranks in (1, 2, 3):
+        table = self.said[self.said.index("              precision"):self.said.index("\ntraining ")]
+        for ranks in ([], ["-n", 3]):
             with self.subTest(ranks=ranks):
-                outcome = self.run_tool("eval", "run", *(["-n", ranks] if ranks > 1 else []))
-                self.assert_succeeded(outcome)
-                results = self.eval_results()
+                results, said = self.eval_results(*ranks)
                 self.assertEqual((results["eval_samples"], results["test_samples"]), (20, 20))
                 self.assertEqual(results["test_accuracy"], self.results()["test_accuracy"])
                 self.assertAlmostEqual(results["test_loss"], self.results()["test_loss"], delta=1e-6)
-                self.assertTrue(outcome.out.startswith("              precision"), outcome)
-                self.assertIn(table[:-12], outcome.out)  # with the weights that were tested at the end of training
-                self.assertRegex(outcome.out, r"\neval     accuracy .*, on 20 validation samples\n")
-                self.assertLessEqual(max(map(len, outcome.out.splitlines())), 80)
+                self.assertTrue(said.startswith("              precision"), said)
+                self.assertIn(table[:-12], said)  # with the weights that were tested at the end of training
+                self.assertRegex(said, r"\neval     accuracy .*, on 20 validation samples\n")
+                self.assertLessEqual(max(map(len, said.splitlines())), 80)
 
     def test_eval_on_other_data_keeps_the_vocabulary(self):
-        self.train_texts()
-        self.assert_succeeded(self.run_tool("eval", "run"))
-        before = self.eval_results()
+        before, _ = self.eval_results()
         others = self.folder / "others"
         others.mkdir()
         for label in ("neg", "pos"):  # the same texts after others, whose characters are more frequent
             (others / f"{label}.txt").write_text("\n".join(f"{chr(0x4e00 + i)}{chr(0x4e00 + i)}{label}" for i in range(60)) + "\n" +
                                                  (self.texts / f"{label}.txt").read_text(encoding="utf-8"), encoding="utf-8")
-        self.assert_succeeded(self.run_tool("eval", "run", "--set", f"data.path={others}", "--set", "trainer.num_workers=1"))
-        self.assertGreater(self.eval_results()["eval_samples"], before["eval_samples"])
-        self.assert_succeeded(self.run_tool("eval", "run"))
-        self.assertEqual(self.eval_results()["test_loss"], before["test_loss"])
+        found, _ = self.eval_results("--set", f"data.path={others}", "--set", "trainer.num_workers=1")
+        self.assertGreater(found["eval_samples"], before["eval_samples"])
+        self.assertEqual(self.eval_results()[0]["test_loss"], before["test_loss"])
 
     def test_predict(self):
-        self.train_texts()
-        self.assert_succeeded(self.run_tool("eval", "run"))
         outcome = self.run_tool("predict", "run", "--text", "a好b", "--text", "cc坏d")
         self.assert_succeeded(outcome)
         self.assertRegex(outcome.out, r"^pos 0\.\d{4}\nneg 0\.\d{4}\n$")
@@ -85,7 +86,6 @@ class TrainedRunTest(ToolTest):
         self.assertAlmostEqual(json.loads(first.out)["score"], answers[0]["score"], delta=1e-6)  # alone or in a batch
 
     def test_predict_needs_no_data(self):
-        self.train_texts()
         self.assert_succeeded(self.run_tool("predict", "run", "--set", "data.path=/nowhere", "--text", "好"))
         (self.folder / "run" / "model.safetensors").unlink()
         self.assert_succeeded(self.run_tool("predict", "run", "--set", "data.path=/nowhere", "--text", "好"))  # of the checkpoint
@@ -95,35 +95,38 @@ class TrainedRunTest(ToolTest):
         name = self.write("gpt.json", {
             "model": {"type": "gpt", "dim": 16, "layers": 1, "heads": 2, "sequence": 16},
             "data": {"type": "text", "path": "letters.txt", "sample_bytes": 11, "temperature": 0.0},
-            "trainer": {"max_steps": 150, "output_dir": "run", "device": "cpu"},
+            "trainer": {"max_steps": 150, "output_dir": "letters", "device": "cpu", "num_threads": 1},
             "train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}}, "checkpoint": {"fsync": False}})
         self.assert_succeeded(self.run_tool("train", name))
-        outcome = self.run_tool("predict", "run", "--text", "cdefg", "--json")
+        outcome = self.run_tool("predict", "letters", "--text", "cdefg", "--json")
         self.assert_succeeded(outcome)
         self.assertEqual(json.loads(outcome.out), {"generated_text": "cdefgabcdefgabcd"})
-        outcome = self.run_tool("eval", "run", "-n", 2)
+        outcome = self.run_tool("eval", "letters", "-n", 2)
         self.assert_succeeded(outcome)
         self.assertIn("perplexity", outcome.out)
 
     def test_mistakes(self):
-        self.assert_one_error(self.run_tool("predict", "run", "--text", "x"), "run: has no config.json")
+        (self.folder / "run").rename(self.folder / "trained")
         self.write("in.safetensors", "inputs")
-        self.assert_one_error(self.run_tool("predict", "run", "--file", "in.safetensors", "--out", "in.safetensors"), "--out in.safetensors: is the input")
-        self.assertEqual((self.folder / "in.safetensors").read_text(), "inputs")
-        self.assert_one_error(self.run_tool("eval", "run", "-n", 2), "run: has no config.json")
-        self.assert_one_error(self.run_tool("predict", "run"), "nothing to predict", "--text TEXT")
-        self.assert_one_error(self.run_tool("predict", "run", "--file", "none.txt"), "none.txt: cannot be read: No such file or directory")
-        self.assert_one_error(self.run_tool("predict", "run", "--file", self.write("empty.txt", "")), "empty.txt: has no lines")
+        self.write("empty.txt", "")
         (self.folder / "latin1.txt").write_bytes("grün\n".encode() + b"gr\xfcn\n")
-        self.assert_one_error(self.run_tool("predict", "run", "--text", "x", "--file", "latin1.txt"), "latin1.txt: line 2 is not UTF-8")
-        self.assert_one_error(self.run_tool("predict", "run", "--text", "x", "--text", "gr\udcfcn"), "--text 2: is not UTF-8")
-        self.write("config.json", self.config())
-        outcome = self.run_tool("train", "config.json", "--set", "trainer.output_dir=images")
-        self.assert_succeeded(outcome)
+        for args, *parts in (
+                (("predict", "run", "--text", "x"), "run: has no config.json"),
+                (("predict", "run", "--file", "in.safetensors", "--out", "in.safetensors"), "--out in.safetensors: is the input"),
+                (("eval", "run", "-n", 2), "run: has no config.json"),
+                (("predict", "run"), "nothing to predict", "--text TEXT"),
+                (("predict", "run", "--file", "none.txt"), "none.txt: cannot be read: No such file or directory"),
+                (("predict", "run", "--file", "empty.txt"), "empty.txt: has no lines"),
+                (("predict", "run", "--text", "x", "--file", "latin1.txt"), "latin1.txt: line 2 is not UTF-8"),
+                (("predict", "run", "--text", "x", "--text", "gr\udcfcn"), "--text 2: is not UTF-8"),
+                (("eval", "trained", "--tag", "global_step77"), "global_step77")):
+            with self.subTest(args=args):
+                self.assert_one_error(self.run_tool(*args), *parts)
+        self.assertEqual((self.folder / "in.safetensors").read_text(), "inputs")
+        self.assert_succeeded(self.run_tool("train", self.write("config.json", self.config()), "--set", "trainer.output_dir=images"))
         self.assert_one_error(self.run_tool("predict", "images", "--text", "x"), "data.type", "fashion_mnist", "to predict with", "labelled_text, tensors, text")
-        self.assert_one_error(self.run_tool("eval", "images", "--tag", "global_step77"), "global_step77")
-        (self.folder / "images" / "model.safetensors").write_bytes(b"damaged")
-        self.assert_one_error(self.run_tool("eval", "images"), "images/model.safetensors")
+        (self.folder / "trained" / "model.safetensors").write_bytes(b"damaged")
+        self.assert_one_error(self.run_tool("eval", "trained"), "trained/model.safetensors")
 
 
 class ReadingTest(ToolTest):
@@ -156,16 +159,12 @@ class ReadingTest(ToolTest):
         while not (self.folder / "run" / "checkpoints" / "latest").exists():
             self.assertIsNone(process.poll())
             time.sleep(0.01)
-        for number in range(5):
-            commands = [("inspect", "run", "--verify"), ("consolidate", "run", "out.safetensors"), ("consolidate", "run", "folder/")]
-            if number % 5 == 0:
-                commands.append(("eval", "run"))
-            for command in commands:
-                outcome = self.run_tool(*command)
-                self.assertEqual(outcome.code, 0, outcome)
-                for line in outcome.err.splitlines():
-                    self.assertRegex(line, r"^warning: run/checkpoints/global_step\d+ was removed by its run while it was read; "
-                                           r"run/checkpoints/global_step\d+ is read instead$")
+        for command in 3 * [("inspect", "run", "--verify"), ("consolidate", "run", "out.safetensors"), ("consolidate", "run", "folder/")] + [("eval", "run")]:
+            outcome = self.run_tool(*command)
+            self.assertEqual(outcome.code, 0, outcome)
+            for line in outcome.err.splitlines():
+                self.assertRegex(line, r"^warning: run/checkpoints/global_step\d+ was removed by its run while it was read; "
+                                       r"run/checkpoints/global_step\d+ is read instead$")
         self.assertIsNone(process.poll())
         process.kill()
         self.finish(process)
