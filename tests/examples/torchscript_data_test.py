@@ -96,12 +96,8 @@ class FilesTest(TorchScriptTest):
         self.train(data={"eval_path": ["part-00.safetensors", "part-01.safetensors"]})
         self.assertEqual(self.results()["eval_samples"], 8)
 
-    def expect(self, *parts, path, engine_made=False):
-        outcome = self.run_tool("train", self.write("config.json", self.run_config(data={"path": path})))
-        self.assertEqual(outcome.code, 1, outcome)
-        self.assertEqual(len(outcome.err.splitlines()), 1, outcome)
-        for part in parts:
-            self.assertIn(part, outcome.err)
+    def expect(self, part, path):
+        self.assertIn(part, self.error_of("train", self.write("config.json", self.run_config(data={"path": path}))))
 
     def test_mistakes(self):
         self.expect("data/part-*.h5: no file matches this pattern", path="data/part-*.h5")
@@ -188,8 +184,8 @@ class EvaluationTraceTest(Exported):
         else:
             self.assertGreater(difference, 1e-3)
 
-    def test_evaluates_without_dropout_at_every_stage(self):
-        for stage in (0, 2, 3):
+    def test_evaluates_without_dropout(self):
+        for stage in (0, 3):
             with self.subTest(stage=stage):
                 self.check(zero_optimization={"stage": stage, "unit_numel": 100, "stage3_param_persistence_threshold": 0})
         self.check(comm={"backend": "gloo"}, zero_optimization={"stage": 3, "unit_numel": 100, "stage3_param_persistence_threshold": 0})
@@ -219,12 +215,7 @@ class EvaluationTraceTest(Exported):
         self.assertRegex(outcome.err, r"\Aerror: the model's \S+ uses torch.jit.fork: at stage 3 one thread at a time may run the model.*\n\Z")
 
     def expect(self, *parts, **changes):
-        outcome = self.run_tool("train", self.write("config.json", self.run_config(**changes)))
-        self.assertEqual(outcome.code, 1, outcome)
-        self.assertEqual(len(outcome.err.splitlines()), 1, outcome)
-        for part in parts:
-            self.assertIn(part, outcome.err)
-        self.assertFalse((self.folder / "run").exists())
+        self.assert_one_error(self.run_tool("train", self.write("config.json", self.run_config(**changes))), *parts)
 
     def test_mistakes(self):
         self.expect("no.pt: cannot be opened", eval_path="no.pt")
@@ -305,11 +296,9 @@ class PredictTest(Exported):
 
     def test_mistakes(self):
         def expect(*args, parts):
-            outcome = self.run_tool("predict", "run", *args)
-            self.assertEqual(outcome.code, 1, outcome)
-            self.assertEqual(len(outcome.err.splitlines()), 1, outcome)
+            error = self.error_of("predict", "run", *args)
             for part in parts:
-                self.assertIn(part, outcome.err)
+                self.assertIn(part, error)
             self.assertEqual([path.name for path in self.folder.glob("out*")], [])
         expect("--file", "new.safetensors", parts=["--file new.safetensors: holds tensors; expected --out FILE.safetensors or --out FILE.csv"])
         expect("--out", "out.csv", parts=["--out out.csv: is for tensors; expected --file"])

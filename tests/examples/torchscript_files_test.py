@@ -69,7 +69,7 @@ class TorchScriptFilesTest(TorchScriptTest):
 
     def test_archives_of_other_programs_give_the_same_bits(self):
         self.export(self.recurrent(), lambda model: torch.jit.trace(model, torch.ones(2, 4, 6)))
-        expected = self.train()
+        expected = self.train(ranks=1)
 
         def compressed(archive, name, content):
             archive.writestr(name, content, zipfile.ZIP_DEFLATED)
@@ -79,13 +79,13 @@ class TorchScriptFilesTest(TorchScriptTest):
         for change in (compressed, not_aligned):
             with self.subTest(change.__name__):
                 rewrite(self.folder / "m.pt", self.folder / "other.pt", change)
-                self.assertEqual(self.train(model="other.pt"), expected)
+                self.assertEqual(self.train(model="other.pt", ranks=1), expected)
 
     def test_damaged_files(self):
         self.export(self.recurrent(), lambda model: torch.jit.trace(model, torch.ones(2, 4, 6)))
 
         def expect(name, *parts):
-            outcome = self.run_tool("train", self.write("config.json", self.run_config(model=name)), "--nproc", 2)
+            outcome = self.run_tool("train", self.write("config.json", self.run_config(model=name)))
             self.assert_one_error(outcome, *parts)
 
         def change_of(damaged, replacement):
@@ -95,18 +95,15 @@ class TorchScriptFilesTest(TorchScriptTest):
                 elif replacement is not None:
                     archive.writestr(name, replacement(content))
             return change
+        # tests/examples/script_file_test.cc and script_nesting_test.cc have the others.
         for name, damaged, replacement, reason in (
                 ("lost.pt", "data/0", None, "no TorchScript module: "),
                 ("short.pt", "data/0", lambda content: content[:-4], "a tensor of shape [8] has a record of 28 bytes; the file is damaged"),
                 ("pickle.pt", "data.pkl", lambda content: content[:len(content) // 2], "data.pkl: byte "),
                 # libtorch would overflow its stack.
-                ("deep.pt", "data.pkl", lambda content: b"\x80\x02)" + b"\x85" * 1_000_000 + b".", "data.pkl: its values are nested deeper than 1000 levels"),
-                ("deep_constants.pt", "constants.pkl", lambda content: b"\x80\x02" + b"](" * 1_000_000 + b"N" + b"e" * 1_000_000 + b".",
-                 "constants.pkl: its values are nested deeper than 1000 levels"),
                 ("deep_code.pt", ".py", lambda content: content.replace(b"return ", b"return " + b"-" * 1_000_000, 1),
                  ".py: its expressions are nested deeper than 1000 levels"),
-                ("code.pt", ".py", lambda content: content.replace(b"def forward", b"dfe forward"), "no TorchScript module: "),
-                ("constants.pt", "constants.pkl", None, "no TorchScript module: ")):
+                ("code.pt", ".py", lambda content: content.replace(b"def forward", b"dfe forward"), "no TorchScript module: ")):
             with self.subTest(name):
                 rewrite(self.folder / "m.pt", self.folder / name, change_of(damaged, replacement))
                 expect(name, f"{name}: ", reason)
@@ -142,9 +139,9 @@ class TorchScriptFilesTest(TorchScriptTest):
         save_file({"x": models.random(models.NUM_SAMPLES, 6, seed=2), "y": models.numbers(5, models.NUM_SAMPLES, seed=3)},
                   self.folder / "train.safetensors")
         for name, size in (("small.pt", 8), ("large.pt", 1024)):
-            torch.jit.script(Frozen(48, size)).save(str(self.folder / name))
+            torch.jit.script(Frozen(24, size)).save(str(self.folder / name))
         whole, unit = os.path.getsize(self.folder / "large.pt"), 4 * MIB
-        self.assertGreater(whole, 190 * MIB)
+        self.assertGreater(whole, 95 * MIB)
         # Over Gloo a rank has its half; in shared memory the parameters are not anonymous.
         for backend, shard in (("gloo", whole / 2), ("shm", 0)):
             with self.subTest(backend):

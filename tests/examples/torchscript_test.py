@@ -1,8 +1,5 @@
 """Models and data from Python: the same losses as PyTorch's own training, and weights that go back."""
-import json
 import math
-import os
-import subprocess
 import sys
 import unittest
 from pathlib import Path
@@ -15,7 +12,7 @@ from sampler import batches
 from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
-from tool import ToolTest, free_port  # noqa: E402
+from tool import ToolTest  # noqa: E402
 
 LOSSES = {"cross_entropy": F.cross_entropy, "mse": F.mse_loss, "l1": F.l1_loss, "smooth_l1": F.smooth_l1_loss,
           "bce_with_logits": F.binary_cross_entropy_with_logits, "nll": lambda x, y: F.nll_loss(x, y)}
@@ -83,25 +80,15 @@ class TorchScriptTest(ToolTest):
 
 
 class ParityTest(TorchScriptTest):
-    def losses_of_ddp(self):
-        place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        ranks = [subprocess.Popen([sys.executable, "-B", "-W", "ignore", str(Path(__file__).with_name("ddp_rank.py"))],
-                                  stdout=subprocess.PIPE, text=True, env={**os.environ, **place, "RANK": str(rank)})
-                 for rank in range(2)]
-        outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
-        self.assertEqual([rank.returncode for rank in ranks], [0, 0])
-        return json.loads(outputs[0])
-
-    def test_equals_ddp_at_every_stage(self):
+    def test_equals_pytorch_at_the_first_and_the_last_stage(self):
+        """tests/python/ddp_test.py holds what PyTorch's own ranks compute."""
         model, data = self.export(models.classification())
-        expected = self.losses_of_ddp()
-        self.assertGreater(expected[0] - expected[-1], 0.05)  # it has trained
-        self.assert_close(train_plainly(model, data, ["x"], "cross_entropy", models.NUM_SAMPLES), expected)
         found = [self.train("--set", f"zero_optimization.stage={stage}", "--set", "zero_optimization.unit_numel=100",
-                            "--set", "zero_optimization.stage3_param_persistence_threshold=0") for stage in range(4)]
+                            "--set", "zero_optimization.stage3_param_persistence_threshold=0") for stage in (0, 3)]
+        expected = train_plainly(model, data, ["x"], "cross_entropy", models.NUM_SAMPLES)
+        self.assertGreater(expected[0] - expected[-1], 0.05)  # it has trained
         self.assert_close(found[0], expected)
-        for stage in (1, 2, 3):
-            self.assertEqual(found[stage], found[0], f"stage {stage}: not the same bits")
+        self.assertEqual(found[1], found[0], "not the same bits")
 
     def check(self, case, inputs=("x",), loss="cross_entropy", accuracy=None, accumulation=1, **changes):
         """Losses, weights and the evaluation of a run whose last 15 samples are the test set, against PyTorch's."""
@@ -159,7 +146,10 @@ class ParityTest(TorchScriptTest):
 
 
 class DataTest(TorchScriptTest):
-    """Ways to store the same samples give the same bits."""
+    """Ways to store the same samples give the same bits, on one rank."""
+
+    def train(self, *args, **changes):
+        return super().train(*args, ranks=1, **changes)
 
     def setUp(self):
         super().setUp()
@@ -208,7 +198,7 @@ class DataTest(TorchScriptTest):
         model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(108), torch.nn.Linear(108, 5))
         torch.jit.trace(model, torch.randn(6, 3, 6, 6), check_trace=False).save(str(self.folder / "m.pt"))
         before = int(model[1].num_batches_tracked)
-        self.train(ranks=1)
+        self.train()
         state = load_file(self.folder / "run" / "model.safetensors")
         self.assertEqual(int(state["1.num_batches_tracked"]) - before, models.STEPS)
 

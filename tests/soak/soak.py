@@ -112,6 +112,7 @@ class Run:
         self.tmp.mkdir(exist_ok=True)
         self.disk.mkdir(exist_ok=True)
         self.marker = uuid.uuid4().hex
+        self.memory = set()  # folders of checkpoints in memory
 
     def environment(self):
         return {**os.environ, "TMPDIR": str(self.tmp), MARKER: self.marker, **self.variables}
@@ -160,6 +161,7 @@ class Run:
         for entry in names("/proc"):
             if entry.isdigit() and (environment := process_environment(entry)).get(MARKER) == self.marker:
                 found[int(entry)] = environment
+        self.memory |= {Path(environment["TESSERA_MEMORY_DIR"]) for environment in found.values() if "TESSERA_MEMORY_DIR" in environment}
         return found
 
     def ranks(self):
@@ -250,7 +252,6 @@ class Soak:
     def __init__(self, base, seed, num_faults):
         self.base, self.source, self.num_faults = base, random.Random(seed), num_faults
         self.counts, self.worst, self.seconds = collections.Counter(), collections.Counter(), []
-        self.memory_before = memory_folders()
         make_data(base / "data")
         self.expected = {kind: self.undisturbed(self.make_run(base, f"whole_{kind.replace(' ', '_')}", kind)) for kind in self.kinds}
 
@@ -383,7 +384,8 @@ class Soak:
         while left := run.processes():
             expect(time.monotonic() - begin < self.gone_within_s, "left behind:", left.keys())
             time.sleep(0.01)
-        expect(memory_folders() <= self.memory_before, "left in memory:", memory_folders() - self.memory_before)
+        left = [folder for folder in run.memory if folder.exists()]
+        expect(not left, "left in memory:", left)
 
     def check_end(self, run, kind, code):
         """What a start has left that does not go on by itself."""
@@ -662,7 +664,7 @@ class Hosts(Soak):
         self.expected["elastic"] = self.undisturbed(Elastic(base, "whole_elastic", "fp32"))
         self.whole_s *= 2  # ranks are there later than on one host
         self.restore_at = self.return_at = self.restore = None
-        self.processes_before = set(testbed.processes())
+        self.processes_before, self.memory_before = set(testbed.processes()), memory_folders()
 
     def new_run(self, number):
         is_elastic = number % 3 == 2

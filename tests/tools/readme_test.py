@@ -73,7 +73,8 @@ class ReadmeTest(ToolTest):
     def test_a_setting_that_fits_is_found(self):
         (command,) = re.findall(r"^build/tessera (memory --fit \S+ --memory \S+)", README, re.MULTILINE)
         args = [str(ROOT / word) if word.startswith("configs/") else word for word in command.split()]
-        outcome = self.run_tool(*args, "-o", self.folder / "fit.json")
+        small = ("--set", "model.dim=64", "--set", "model.layers=1")  # measures in a moment
+        outcome = self.run_tool(*args, *small, "-o", self.folder / "fit.json")
         self.assertEqual(outcome.code, 0, outcome)
         self.assertIn("Chosen: ", outcome.out)
 
