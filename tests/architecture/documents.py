@@ -146,11 +146,12 @@ def members_named(root):
 
 
 def make_commands(root):
+    """The changelog may name what is gone."""
     makefile = Path(root) / "Makefile"
     targets = set(re.findall(r"^([a-z][a-z-]*):", makefile.read_text(encoding="utf-8"), re.MULTILINE)) if makefile.exists() else set()
     complaints = []
     for path, text in documents(root):
-        for match in _MAKE.finditer(text):
+        for match in _MAKE.finditer(text) if path.name != "CHANGELOG.md" else ():
             # In a sentence "make" is a verb; as a command it stands in a code block or span.
             word = match[1].split()[0]
             if (match.group().startswith("`") or _in_fence(text, match.start())) and word not in targets:

@@ -2,6 +2,7 @@
 import os
 import re
 import subprocess
+import tempfile
 from pathlib import Path
 
 # Written by tools, not by us. (.gitignore says the same; this is for a tree that is no git checkout.)
@@ -22,6 +23,16 @@ def project_files(root):
         files = [path.relative_to(root) for path in root.rglob("*")
                  if not GENERATED.search(path.relative_to(root).as_posix())]
     return sorted(path for path in set(files) if (root / path).is_file())
+
+
+def in_a_tree(rule, files):
+    """The complaints of a rule about a tree of these files, name -> text."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in files.items():
+            path = Path(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        return rule(folder)
 
 
 _RAW_STRING = r'R"(?P<tag>[^()\\\s]{0,16})\((?:.|\n)*?\)(?P=tag)"'
