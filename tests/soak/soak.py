@@ -545,8 +545,8 @@ class Damage(Soak):
 
     def change(self, path):
         """Damages a file. Returns how."""
-        how = self.source.choice(("flipped", "cut", "emptied", "removed"))
         size = path.stat().st_size
+        how = self.source.choice(("flipped", "cut", "emptied", "removed")) if size else "removed"
         if how == "flipped":
             with open(path, "r+b") as file:
                 at = self.source.randrange(size)

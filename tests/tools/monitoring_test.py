@@ -94,8 +94,7 @@ class MonitorsTest(MonitoringTest):
         self.assertIn("train/loss", expected)
         self.assertIn("eval/accuracy", expected)
         folder = self.folder / "output" / "ds_logs" / "train_bert"
-        events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
-        events.Reload()
+        events = read_events(folder)
         self.assertEqual(sorted(events.Tags()["scalars"]), sorted(expected))
         for scalar, values in expected.items():
             found = [(event.step, event.value) for event in events.Scalars(scalar)]
