@@ -21,8 +21,8 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "hosts")]
-import testbed  # noqa: E402
+sys.path[:0] = [str(ROOT / "tests" / "support")]
+import hosts as testbed  # noqa: E402
 
 TESSERA = os.environ.get("TESSERA", str(ROOT / "build" / "tessera"))
 STEP, RESUMED = re.compile(r"step (\d+)/"), re.compile(r"resuming after step (\d+), from /dev/shm/")

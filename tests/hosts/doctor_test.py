@@ -5,28 +5,13 @@ cannot be reached is named with the reason, and the others are checked.
 """
 import contextlib
 import json
-import os
 import subprocess
 import sys
-import tempfile
-import unittest
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent / "tools"), str(HERE)]
-import testbed  # noqa: E402
-from tool import ToolTest  # noqa: E402
-
-SKIPPED = 77
-REQUIRED = bool(os.environ.get("TESSERA_TEST_HOSTS_REQUIRED"))
-
-
-def needs(*programs):
-    missing = [name for name in programs if not testbed.which(name)]
-    reason = f"not installed: {', '.join(missing)}; `make test-hosts` installs the Debian packages"
-    if missing and REQUIRED:
-        raise SystemExit(reason)
-    return unittest.skipIf(missing, reason)
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import hosts_case  # noqa: E402
+from hosts_case import HostsCase, needs, testbed  # noqa: E402
 
 
 @contextlib.contextmanager
@@ -39,26 +24,11 @@ def small_shm(size):
 
 
 @needs("ssh", "sshd")
-class DoctorOnHosts(ToolTest):
-    @classmethod
-    def setUpClass(cls):
-        super().setUpClass()
-        cls.bed = testbed.Testbed(tempfile.mkdtemp(dir=cls.shared, prefix="bed"))
-        cls.addClassCleanup(cls.bed.end)
-        cls.bed.start_sshd()
-        if testbed.which("slurmctld") and testbed.which("munged"):
-            cls.bed.start_slurm()
-
+class DoctorOnHosts(HostsCase):
     def setUp(self):
         super().setUp()
         self.write("hosts", "n1 slots=2\nn2 slots=2\n")
         self.write("three", "n1 slots=2\nn3 slots=2\nn2 slots=2\n")
-
-    def environment(self, **changes):
-        return {**super().environment(**changes), **self.bed.environment(), "OMP_NUM_THREADS": "1"}
-
-    def ssh_flags(self):
-        return ["--launcher-args", f"-F {self.bed.folder}/ssh_config"]
 
     def report(self, *flags, code=0):
         outcome = self.run_tool("doctor", "--json", *flags)
@@ -148,7 +118,4 @@ class DoctorOnHosts(ToolTest):
 
 
 if __name__ == "__main__":
-    if reason := testbed.enter():
-        print(f"skipped: {reason}")
-        sys.exit(1 if REQUIRED else SKIPPED)
-    unittest.main(verbosity=2)
+    hosts_case.main()

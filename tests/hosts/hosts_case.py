@@ -8,11 +8,10 @@ import unittest
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent / "tools"), str(HERE)]
-import testbed  # noqa: E402
+sys.path[:0] = [str(HERE.parent / "tools"), str(HERE.parent / "support")]
+import hosts as testbed  # noqa: E402
 from tool import TESSERA, ToolTest  # noqa: E402
 
-SKIPPED = 77
 TORCHRUN = os.environ.get("TORCHRUN") or "torchrun"
 LAUNCHERS = re.compile(r"OMPI_|PMIX?_|SLURM_|HOROVOD_|PET_|PDSH_")
 
@@ -107,5 +106,5 @@ class HostsCase(ToolTest):
 def main():
     if reason := testbed.enter():
         print(f"skipped: {reason}")
-        sys.exit(1 if os.environ.get("TESSERA_TEST_HOSTS_REQUIRED") else SKIPPED)
+        sys.exit(1 if os.environ.get("TESSERA_TEST_HOSTS_REQUIRED") else testbed.SKIPPED)
     unittest.main(module="__main__", verbosity=2)

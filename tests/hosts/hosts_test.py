@@ -13,8 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import hosts_case  # noqa: E402
-import testbed  # noqa: E402
-from hosts_case import TORCHRUN, HostsCase, needs  # noqa: E402
+from hosts_case import TORCHRUN, HostsCase, needs, testbed  # noqa: E402
 from tool import TESSERA  # noqa: E402
 
 
