@@ -100,7 +100,7 @@ test-peers:  ## beside the real ones: its error lists the variables
 fashion-hosts:  ## make demo's job under each launcher, on one and two hosts
 	@scripts/setup.sh --hosts
 	@scripts/build.sh release tessera
-	@$(hosts_program)/fashion_mnist_test.py $(ARGS)
+	@TESSERA_TEST_JOB=fashion_mnist $(hosts_program)/hosts_test.py $(or $(ARGS),-k test_torchrun -k test_mp -k test_s -k test_pdsh -k test_openmpi)
 
 asan:  ## the same under Address- and UndefinedBehaviorSanitizer
 	@scripts/setup.sh --python

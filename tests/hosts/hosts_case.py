@@ -1,4 +1,5 @@
 """What the tests on two hosts share: the testbed, and a training by any launcher, whose losses are compared."""
+import json
 import os
 import re
 import sys
@@ -10,9 +11,12 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "tools"), str(HERE.parent / "support")]
 import hosts as testbed  # noqa: E402
-from tool import TESSERA, ToolTest  # noqa: E402
+from tool import ROOT, TESSERA, ToolTest  # noqa: E402
 
 TORCHRUN = os.environ.get("TORCHRUN") or "torchrun"
+# The training: five steps of a small one; or an epoch of configs/fashion_mnist.json, 128 of the 60,000 images a step (make fashion-hosts).
+IS_FASHION = os.environ.get("TESSERA_TEST_JOB") == "fashion_mnist"
+NUM_STEPS = 468 if IS_FASHION else 5
 LAUNCHERS = re.compile(r"OMPI_|PMIX?_|SLURM_|HOROVOD_|PET_|PDSH_")
 
 
@@ -68,6 +72,10 @@ class HostsCase(ToolTest):
 
     def write_config(self, name):
         config = self.config()
+        if IS_FASHION:
+            config = json.loads(re.sub(r"(?m)^ *//.*$", "", (ROOT / "configs" / "fashion_mnist.json").read_text()))
+            config["trainer"].update(epochs=1, device="cpu")
+            config["steps_per_print"] = 1
         config["trainer"].update(output_dir=f"run_{name}", num_threads=1)  # the number of threads changes sums
         return self.write(f"{name}.json", config)
 
@@ -81,7 +89,7 @@ class HostsCase(ToolTest):
 
     def expected(self, num_ranks=2):
         losses = self.train("expected", TESSERA, "train", "CONFIG", "--nproc", num_ranks)
-        self.assertEqual(len(losses), 5)
+        self.assertEqual(len(losses), NUM_STEPS)
         return losses
 
     def ssh_flags(self):
