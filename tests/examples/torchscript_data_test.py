@@ -1,5 +1,6 @@
 """Data of models from Python: their order, their parts, several files; a trace for evaluation; predictions."""
 import csv
+import itertools
 import json
 import unittest
 
@@ -9,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from sampler import shuffled_indices
 from torch.nn import functional as F
-from torchscript_test import TorchScriptTest
+from torchscript_test import TorchScriptTest, train_plainly
 
 
 class OrderTest(TorchScriptTest):
@@ -22,17 +23,9 @@ class OrderTest(TorchScriptTest):
 
     def train_plainly(self, order_of_epoch):
         """order_of_epoch(number): the samples of an epoch in order."""
-        optimizer, losses, epoch, order = models.optimizer(self.model), [], 0, []
-        while len(losses) < models.STEPS:
-            if len(order) < models.BATCH:
-                order, epoch = list(order_of_epoch(epoch)), epoch + 1
-            loss = self.loss(order[:models.BATCH])
-            order = order[models.BATCH:]
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-        return losses
+        order = (rows[begin:begin + models.BATCH] for rows in map(list, map(order_of_epoch, itertools.count()))
+                 for begin in range(0, len(rows) - models.BATCH + 1, models.BATCH))
+        return train_plainly(self.model, itertools.islice(order, models.STEPS), self.loss)
 
     def test_without_shuffle(self):
         expected = self.train_plainly(lambda epoch: range(models.NUM_SAMPLES))

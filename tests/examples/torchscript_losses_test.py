@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from sampler import batches
 from sklearn import metrics as sklearn_metrics
 from torch.nn import functional as F
-from torchscript_test import TorchScriptTest
+from torchscript_test import TorchScriptTest, train_plainly
 from transformers import GPT2Config, GPT2LMHeadModel
 
 CUT = (2, 3)  # ranks, micro-steps: 2 of 12 samples at once
@@ -30,20 +30,10 @@ class LanguageModel(torch.nn.Module):
 class StepTest(TorchScriptTest):
     """A step's loss is that of one batch of all its samples."""
 
-    def train_plainly(self, model, size, loss_of):
-        optimizer, losses = models.optimizer(model), []
-        for rows in batches(size, models.BATCH, models.STEPS):
-            loss = loss_of(rows)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-        return losses
-
     def check(self, model, data, loss_of, num_test=0, compare_weights=True, **changes):
         size = len(data["y"]) - num_test
         state = {name: value.clone() for name, value in model.state_dict().items()}
-        expected = self.train_plainly(model, size, loss_of)
+        expected = train_plainly(model, batches(size, models.BATCH, models.STEPS), loss_of)
         self.assertGreater(max(expected) - min(expected), 0.01)
         trained = {name: value.clone() for name, value in model.state_dict().items()}
         model.load_state_dict(state)

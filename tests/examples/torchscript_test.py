@@ -31,18 +31,25 @@ def loss_of(model, data, inputs, name, rows):
     return LOSSES[name](output_of(model(*arguments), "logits"), data["y"][rows])
 
 
-def train_plainly(model, data, inputs, name, size, accumulation=1, world=2):
-    """PyTorch on the global batch: the mean over the micro-batches of all ranks, as with DDP and accumulation."""
+def train_plainly(model, order, loss_of):
+    """PyTorch's losses, of a step for each batch of rows in `order`."""
     optimizer, losses = models.optimizer(model), []
-    for rows in batches(size, models.BATCH, models.STEPS):
-        share = len(rows) // (world * accumulation)
-        parts = [rows[i:i + share] for i in range(0, len(rows), share)]
-        loss = sum(loss_of(model, data, inputs, name, part) for part in parts) / len(parts)
+    for rows in order:
+        loss = loss_of(rows)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
     return losses
+
+
+def train_in_parts(model, data, inputs, name, size, accumulation=1, world=2):
+    """A step's loss is the mean over the micro-batches of all ranks, as with DDP and accumulation."""
+    def loss_of_step(rows):
+        share = len(rows) // (world * accumulation)
+        parts = [rows[i:i + share] for i in range(0, len(rows), share)]
+        return sum(loss_of(model, data, inputs, name, part) for part in parts) / len(parts)
+    return train_plainly(model, batches(size, models.BATCH, models.STEPS), loss_of_step)
 
 
 class TorchScriptTest(ToolTest):
@@ -85,7 +92,7 @@ class ParityTest(TorchScriptTest):
         model, data = self.export(models.classification())
         found = [self.train("--set", f"zero_optimization.stage={stage}", "--set", "zero_optimization.unit_numel=100",
                             "--set", "zero_optimization.stage3_param_persistence_threshold=0") for stage in (0, 3)]
-        expected = train_plainly(model, data, ["x"], "cross_entropy", models.NUM_SAMPLES)
+        expected = train_in_parts(model, data, ["x"], "cross_entropy", models.NUM_SAMPLES)
         self.assertGreater(expected[0] - expected[-1], 0.05)  # it has trained
         self.assert_close(found[0], expected)
         self.assertEqual(found[1], found[0], "not the same bits")
@@ -97,7 +104,7 @@ class ParityTest(TorchScriptTest):
         data_section = {"eval_fraction": num_test / models.NUM_SAMPLES + 1e-9, **changes.pop("data", {})}
         found = self.train("--set", f"gradient_accumulation_steps={accumulation}", loss=loss, inputs=inputs, data=data_section,
                            zero_optimization={"stage": 3}, **changes)
-        self.assert_close(found, train_plainly(model, data, inputs, loss, size, accumulation))
+        self.assert_close(found, train_in_parts(model, data, inputs, loss, size, accumulation))
 
         state = load_file(self.folder / "run" / "model.safetensors")
         model.load_state_dict(state, strict=True)  # replaces what PyTorch has trained by what Tessera has
@@ -141,7 +148,7 @@ class ParityTest(TorchScriptTest):
     def test_bf16(self):
         """Inputs are cast; class numbers are not."""
         model, data = self.export(models.classification())
-        expected = train_plainly(model, data, ["x"], "cross_entropy", models.NUM_SAMPLES)
+        expected = train_in_parts(model, data, ["x"], "cross_entropy", models.NUM_SAMPLES)
         self.assert_close(self.train(bf16={"enabled": True}, zero_optimization={"stage": 3}), expected, 0.05)
 
 

@@ -83,8 +83,9 @@ class MeasuredTest(ToolTest):
 
     def test_a_simulated_rank_holds_what_a_real_one_does(self):
         for backend, world, rank in (("shm", 2, 0), ("gloo", 3, 2)):
-            real = self.trials("--nproc", world, "--set", f"comm.backend={backend}")
-            for simulated in self.trials("--simulate-world", world, "--rank", rank, "--set", f"comm.backend={backend}"):
+            changes = ("--stages", "0,3", "--set", f"comm.backend={backend}")
+            real = self.trials("--nproc", world, *changes)
+            for simulated in self.trials("--simulate-world", world, "--rank", rank, *changes):
                 match = next(t for t in real if (t["stage"], t["rank"]) == (simulated["stage"], rank))
                 for use in STATE:
                     self.assertEqual(simulated["held"][use], match["held"][use])
