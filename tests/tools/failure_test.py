@@ -19,17 +19,6 @@ class FailureTest(ToolTest):
         self.name = self.write("config.json", self.config(
             trainer={"max_steps": 1000000, "output_dir": "run", "device": "cpu"}, zero_optimization={"stage": 2}))
 
-    def wait_for_steps(self, process, num_more=3):
-        """Waits until the run has reported some more steps."""
-        metrics = self.folder / "run" / "metrics.jsonl"
-        give_up, start = time.monotonic() + TIMEOUT_S, None
-        while start is None or metrics.read_text().count("\n") < start + num_more:
-            if start is None and metrics.exists():
-                start = metrics.read_text().count("\n")
-            self.assertIsNone(process.poll(), "the run has ended")
-            self.assertLess(time.monotonic(), give_up, "the run does not start")
-            time.sleep(0.02)
-
     def start_training(self, num_ranks=2, *args):
         """The launcher, once its ranks have done some steps, and the ranks' process ids."""
         launcher = self.start("train", self.name, "--nproc", num_ranks, *args)
@@ -125,9 +114,8 @@ class FailureTest(ToolTest):
         if pid == 0:
             os.chdir(self.folder)
             os.execve(TESSERA, [TESSERA, "train", self.name], self.environment())
-        metrics = self.folder / "run" / "metrics.jsonl"
         give_up = time.monotonic() + TIMEOUT_S
-        while not metrics.exists() or metrics.read_text().count("\n") < 3:
+        while self.count_steps() < 3:
             self.assertLess(time.monotonic(), give_up, "the run does not start")
             if select.select([terminal], [], [], 0.02)[0]:
                 os.read(terminal, 65536)
@@ -139,7 +127,7 @@ class FailureTest(ToolTest):
         process = self.start("train", self.name, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
         self.wait_for_steps(process)
         process.send_signal(signal.SIGHUP)
-        self.wait_for_steps(process)
+        self.wait_for_steps(process, self.count_steps() + 3)
         process.terminate()
         self.assertEqual(self.finish(process).code, 0)
 

@@ -21,7 +21,7 @@ class FitTest(ToolTest):
         self.write("c.json", self.gpt())
 
     def gpt(self, **changes):
-        config = self.config(model=MODEL, data={"type": "text", "path": str(ROOT / "LICENSE"), "test_fraction": 0.2, "sample_bytes": 8},
+        config = self.config(model=MODEL, data={"type": "text", "path": str(ROOT / "LICENSE"), "test_fraction": 0.05, "sample_bytes": 8},
                              train_batch_size=None, train_micro_batch_size_per_gpu=4, zero_optimization={"unit_numel": 300_000})
         # One thread: on a busy machine several of them wait for each other in each small operator.
         config["trainer"].update(eval_batch_size=4, num_threads=1)
@@ -123,6 +123,7 @@ class FitTest(ToolTest):
         self.assertTrue(all(row["above"] or row["MB"] + RESERVE_MB > alone + RESERVE_MB - 20 for row in self.rows(out) if row["times"] == 1), out)
 
     def test_no_setting_fits(self):
+        self.write("c.json", self.gpt(model={**MODEL, "dim": 32, "layers": 1}))
         outcome = self.run_tool("memory", "c.json", "--fit", "--memory", "20MB")
         self.assertEqual(outcome.code, 1, outcome)
         self.assertEqual(len(outcome.err.splitlines()), 1, outcome)

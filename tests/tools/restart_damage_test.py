@@ -44,7 +44,7 @@ IN_MEMORY = ("latest is empty", "latest is gone", "manifest flipped", "folder go
 class RestartDamageTest(Restarts):
     def damage(self, process, what, at):
         """Stops the ranks of `run` after step `at`, damages its newest checkpoint, and kills them."""
-        self.wait_for_steps("run", at, process)
+        self.wait_for_steps(process, at)
         ranks = list(self.ranks().values())
         for pid in ranks:
             os.kill(pid, signal.SIGSTOP)

@@ -30,7 +30,7 @@ class RestartInMemoryTest(Restarts):
         process = self.start("train", self.configure("run", trainer=STEPS), "--nproc", 2, "--max-restarts", 2)
         done = []
         for rank, step in ((1, 7), (0, 18)):
-            self.kill_at(process, rank, "run", step)
+            self.kill_at(process, rank, step)
             done.append(self.num_recorded)
             (memory,) = self.memory_folders
             self.assertEqual(os.stat(memory).st_mode & 0o777, 0o700)
@@ -47,7 +47,7 @@ class RestartInMemoryTest(Restarts):
                              "--max-restarts", 3)
         done = []
         for step in (5, 11, 22):
-            self.kill_at(process, 1, "run", step)
+            self.kill_at(process, 1, step)
             done.append(self.num_recorded)
             while len(self.ranks()) == 2 or process.poll() is not None:
                 time.sleep(0.002)
@@ -68,8 +68,8 @@ class RestartInMemoryTest(Restarts):
     def test_a_killed_launcher_leaves_no_memory(self):
         """Also after a restart."""
         process = self.start("train", self.configure("run", trainer=STEPS), "--nproc", 2, "--max-restarts", 1)
-        self.kill_at(process, 1, "run", 5)
-        self.wait_for_steps("run", self.num_recorded + 5, process)
+        self.kill_at(process, 1, 5)
+        self.wait_for_steps(process, self.num_recorded + 5)
         memory = self.memory_folder()
         self.assertGreater(len(self.files_of(memory, "rank_*.h5")), 1)
         process.kill()

@@ -23,8 +23,8 @@ class RestartTest(Restarts):
         """Two kills, of rank 1 and of rank 0. The model, and the losses of all steps, are those of a run without."""
         self.undisturbed("--nproc", 2)
         process = self.start("train", self.configure("run"), "--nproc", 2, "--max-restarts", 2)
-        self.kill_at(process, 1, "run", 10)
-        self.kill_at(process, 0, "run", 25)
+        self.kill_at(process, 1, 10)
+        self.kill_at(process, 0, 25)
         outcome = self.finish(process)
         self.assertEqual(outcome.code, 0, outcome)
         self.assertIn("rank 1 of 2 failed first: SIGKILL", outcome.err)
@@ -58,14 +58,14 @@ class RestartTest(Restarts):
         def wait(process):
             while (self.folder / "run" / "all_results.json").exists():
                 time.sleep(0.002)
-            self.wait_for_steps("run", 3, process)
+            self.wait_for_steps(process, 3)
         self.check_before_the_first_checkpoint(wait)
 
     def test_one_rank_whose_folder_is_in_use_for_a_while(self):
         """As by rank 0 on a host that is gone, whose lock a network file system keeps."""
         self.undisturbed()
         process = self.start("train", self.configure("run"), "--max-restarts", 1)
-        self.wait_for_steps("run", 10, process)
+        self.wait_for_steps(process, 10)
         with open(self.folder / "run" / ".lock") as lock:
             rank_0 = self.ranks()[0]
             os.kill(rank_0, signal.SIGKILL)
@@ -86,8 +86,8 @@ class RestartTest(Restarts):
         name = self.configure("run", trainer={"save_every_steps": 10})
         (self.folder / "run" / "metrics.jsonl").unlink()
         process = self.start("train", name, "--nproc", 2, "--max-restarts", 2, "--resume", "global_step8")
-        self.kill_at(process, 1, "run", 1)
-        self.kill_at(process, 1, "run", 17)
+        self.kill_at(process, 1, 1)
+        self.kill_at(process, 1, 17)
         outcome = self.finish(process)
         self.assertEqual(outcome.code, 0, outcome)
         starts = self.resumed_at(outcome)
@@ -104,10 +104,10 @@ class RestartTest(Restarts):
         self.assert_succeeded(self.run_tool("convert", "undisturbed", "source", "--to", "universal", "--tag", "global_step8"))
         name = self.configure("run", model=model, trainer={"save_every_steps": 10})
         process = self.start("train", name, "--nproc", 2, "--max-restarts", 2, "--resume", "./source")
-        self.kill_at(process, 1, "run", 1)
-        self.wait_for_steps("run", 22, process)  # step 30: the second start has saved
+        self.kill_at(process, 1, 1)
+        self.wait_for_steps(process, 22)  # step 30: the second start has saved
         shutil.rmtree(self.folder / "source")
-        self.kill_at(process, 0, "run", 24)
+        self.kill_at(process, 0, 24)
         outcome = self.finish(process)
         self.assertEqual(outcome.code, 0, outcome)
         starts = self.resumed_at(outcome)
@@ -153,7 +153,7 @@ class RestartTest(Restarts):
                              "--rdzv-endpoint", endpoint, "--rdzv-conf", f"is_host={host},last_call_timeout=3,keep_alive_interval=1,"
                              "keep_alive_max_attempt=2", "--no-python", TESSERA, "train", name, program=TORCHRUN)
                   for host in ("true", "false")]  # the first one serves the rendezvous
-        self.wait_for_steps("run", 10, agents[0])
+        self.wait_for_steps(agents[0], 10)
         (leaves,) = [pid for pid in self.ranks().values() if self.parent(pid) == agents[1].pid]
         agents[1].kill()
         os.kill(leaves, signal.SIGKILL)

@@ -56,9 +56,9 @@ class Restarts(ToolTest):
     def parent(self, pid):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
-    def kill_at(self, process, rank, folder, num_steps, number=signal.SIGKILL):
+    def kill_at(self, process, rank, num_steps, number=signal.SIGKILL):
         """Kills a rank once the run has a record of so many steps, and of one more than when a rank was killed before: it has gone on."""
-        self.wait_for_steps(folder, max(num_steps, self.num_recorded + 1), process)
+        self.wait_for_steps(process, max(num_steps, self.num_recorded + 1))
         self.memory_folders |= {environment["TESSERA_MEMORY_DIR"] for environment in self.marked().values() if "TESSERA_MEMORY_DIR" in environment}
         give_up = time.monotonic() + TIMEOUT_S
         while rank not in (ranks := self.ranks()):  # those before have just died
@@ -69,18 +69,7 @@ class Restarts(ToolTest):
         while number == signal.SIGKILL and ranks[rank] in self.ranks().values():
             self.assertLess(time.monotonic(), give_up, f"rank {rank} does not die")
             time.sleep(0.005)
-        self.num_recorded = self.count_steps(folder)
-
-    def count_steps(self, folder):
-        metrics = self.folder / folder / "metrics.jsonl"
-        return metrics.read_text().count('"loss"') if metrics.exists() else 0
-
-    def wait_for_steps(self, folder, num_steps, process):
-        give_up = time.monotonic() + TIMEOUT_S
-        while self.count_steps(folder) < num_steps:
-            self.assertIsNone(process.poll(), "the run has ended")
-            self.assertLess(time.monotonic(), give_up, "the run does not get there")
-            time.sleep(0.005)
+        self.num_recorded = self.count_steps()
 
     def largest_difference(self):
         """Of a loss or gradient norm from that of the undisturbed run, relative."""
@@ -122,7 +111,7 @@ class Restarts(ToolTest):
         changes["model"] = NO_DROPOUT
         self.undisturbed("--nproc", most, **changes)
         process = self.start("train", self.configure("run", **changes, **(disturbed or {})), "--nproc", nproc)
-        self.kill_at(process, killed, "run", 10)
+        self.kill_at(process, killed, 10)
         outcome = self.finish(process)
         self.assertEqual(outcome.code, 0, outcome)
         self.assertRegex(outcome.err, rf"restart 1 of \d: {ranks} ranks? instead of {most}, without rank {killed}")

@@ -186,6 +186,18 @@ class ToolTest(unittest.TestCase):
     def lines_of_metrics(self, folder="run"):
         return [json.loads(line) for line in (self.folder / folder / "metrics.jsonl").read_text().splitlines()]
 
+    def count_steps(self):
+        """Those of `run` that are recorded."""
+        metrics = self.folder / "run" / "metrics.jsonl"
+        return metrics.read_text().count('"loss"') if metrics.exists() else 0
+
+    def wait_for_steps(self, process, num_steps=3):
+        give_up = time.monotonic() + TIMEOUT_S
+        while self.count_steps() < num_steps:
+            self.assertIsNone(process.poll(), "the run has ended")
+            self.assertLess(time.monotonic(), give_up, "the run does not get there")
+            time.sleep(0.005)
+
     def losses(self, folder="run"):
         """(loss, gradient norm) of every step, as printed to all 17 digits."""
         return [(record["loss"], record["grad_norm"]) for record in self.lines_of_metrics(folder) if "loss" in record]
