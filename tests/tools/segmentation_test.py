@@ -41,19 +41,17 @@ class SegmentationTest(ToolTest):
         return outcome
 
     def test_stages_give_the_same_bits(self):
-        for precision in ("false", "true"):
-            seen, models = [], []
-            for stage in (0, 3):
-                folder = f"stage{stage}_{precision}"
-                self.train(folder, f"zero_optimization.stage={stage}", f"torch_autocast.enabled={precision}",
-                           "zero_optimization.stage3_param_persistence_threshold=0", "zero_optimization.unit_numel=2000")
-                results = self.results(folder)
-                seen.append((self.losses(folder), results["eval_dice"], results["eval_loss"]))
-                models.append((self.folder / folder / "model.safetensors").read_bytes())
-                self.assertEqual((results["eval_samples"], results["zero_stage"]), (12, stage))
-            self.assertEqual(len(set(seen[0][0])), NUM_STEPS)
-            self.assertEqual(seen[1], seen[0], f"autocast {precision}")
-            self.assertEqual(models[1], models[0], f"autocast {precision}")
+        """With autocast, and running statistics."""
+        seen = []
+        for stage in (0, 3):
+            folder = f"stage{stage}"
+            self.train(folder, f"zero_optimization.stage={stage}", "torch_autocast.enabled=true",
+                       "zero_optimization.stage3_param_persistence_threshold=0", "zero_optimization.unit_numel=2000")
+            results = self.results(folder)
+            self.assertEqual((results["eval_samples"], results["zero_stage"]), (12, stage))
+            seen.append((self.losses(folder), results["eval_dice"], results["eval_loss"], (self.folder / folder / "model.safetensors").read_bytes()))
+        self.assertEqual(len(set(seen[0][0])), NUM_STEPS)
+        self.assertEqual(seen[1], seen[0])
 
     def test_pictures(self):
         outcome = self.train("run", "jsonl_monitor.enabled=true")
