@@ -56,7 +56,8 @@ ROUNDING = 1e-5
 # What happens, and how often in each scenario.
 FAULTS = {
     "a rank killed": {"crashes": 1, "restarts": 8, "alone": 1, "hosts": 6},
-    "both ranks killed": {"crashes": 1, "restarts": 2},
+    "both ranks killed": {"restarts": 2},
+    "everything killed": {"crashes": 1},
     "a rank crashed": {"restarts": 3, "hosts": 2},
     "a rank hung": {"restarts": 2, "hosts": 2},
     "a rank cannot write": {"restarts": 3},
@@ -333,19 +334,23 @@ class Soak:
     def carry_out(self, kind, run, process):
         """False: there was nobody to meet."""
         ranks = run.ranks()
-        if len(ranks) < 2 and kind != "the launcher killed":
+        if len(ranks) < 2 and kind not in ("the launcher killed", "everything killed"):
             return False
-        victims = {"the launcher killed": [process.pid], "both ranks killed": ranks.values()}.get(kind) or [ranks[self.source.randrange(2)]]
-        try:
-            if kind == "a rank cannot write":
-                self.deny_disk(run, ranks[1])
-            else:
-                for pid in victims:
+        victims = {"the launcher killed": [process.pid], "both ranks killed": ranks.values(),
+                   "everything killed": run.processes(), "a rank cannot write": [ranks.get(1)]}.get(kind) or [ranks[self.source.randrange(2)]]
+        num_met = 0
+        for pid in victims:
+            try:
+                if kind == "a rank cannot write":
+                    self.deny_disk(run, pid)
+                else:
                     os.kill(pid, SIGNALS.get(kind, signal.SIGKILL))
-        except ProcessLookupError:
-            return False
-        self.count_fault(kind, run)
-        return True
+                num_met += 1
+            except ProcessLookupError:
+                pass  # it has ended
+        if num_met:
+            self.count_fault(kind, run)
+        return num_met > 0
 
     def deny_disk(self, run, pid):
         """No file of the rank grows beyond 4 kB for a while, as on a full disk: saves fail, training goes on."""
