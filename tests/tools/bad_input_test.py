@@ -1,7 +1,6 @@
 """Every mistake is one line that says what and where, and a non-zero exit code; no files or processes stay."""
 import shutil
 import socket
-import time
 import unittest
 
 from tool import ToolTest, free_port
@@ -10,18 +9,46 @@ from tool import ToolTest, free_port
 class ConfigurationTest(ToolTest):
     """What is wrong with the configuration is found before any rank is started."""
 
-    def expect(self, config, *parts, args=("--nproc", "2")):
-        with self.subTest(parts=parts):
-            name = self.write("config.json", config)
-            self.assert_one_error(self.run_tool("train", name, *args), *parts)
+    def test_mistakes(self):
+        triple = {"train_batch_size": 30, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 2}
+        for config, *parts in (
+                ({"train_batch_sise": 12}, "config.json:1: train_batch_sise", 'did you mean "train_batch_size"?', "found 12", "expected"),
+                ({"zero_optimization": {"stge": 2}}, "zero_optimization.stge", 'did you mean "stage"?'),
+                ({"amp": {"enabled": True}}, "amp", "does not do"),
+                ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}}},
+                 "zero_optimization.offload_optimizer.nvme_path", "is missing", "expected a folder"),
+                ({"trainer": {"output_dir": "nul\0x"}}, "NUL character"),
+                ({"train_batch_size": "many"}, 'train_batch_size: found "many"', "expected an integer"),
+                ({"zero_optimization": {"stage": 7}}, "stage: found 7", "from 0 to 3"),
+                ({"optimizer": {"type": "Adan"}}, "optimizer.type", '"Adan"', '"AdamW"', "did you mean"),
+                ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "fp16.enabled", "bf16.enabled"),
+                (triple, "train_batch_size 30", "8 x gradient_accumulation_steps 2 x world size 2 = 32", "would do"),
+                ({"train_batch_size": 13}, "train_batch_size 13", "12 or 14 would do"),
+                ('{"train_batch_size": 4,\n "train_batch_size": 8}', "config.json:2", "train_batch_size", "twice"),
+                ('{"train_batch_size": 4} and more', "config.json:1", "found 'and", "after the end"),
+                ('{"train_batch_size": 4', "config.json:1", "ends too early"),
+                ('{"train_batch_size": }', "config.json:1"),
+                ("", "config.json", "is empty", "expected a JSON object"),
+                ("[1]", "config.json", "found [1]", "expected an object"),
+                ("[" + "1," * 200_000 + "1]", "more than 100000 values")):
+            with self.subTest(parts=parts):
+                name = self.write("config.json", config if isinstance(config, str) else self.config(**config))
+                self.assert_one_error(self.run_tool("train", name, "--nproc", 2), *parts)
 
-    def test_keys(self):
-        self.expect(self.config(train_batch_sise=12), "config.json:1: train_batch_sise",
-                    'did you mean "train_batch_size"?', "found 12", "expected")
-        self.expect(self.config(zero_optimization={"stge": 2}), "zero_optimization.stge", 'did you mean "stage"?')
-        self.expect(self.config(amp={"enabled": True}), "amp", "does not do")
-        self.expect(self.config(zero_optimization={"stage": 2, "offload_optimizer": {"device": "nvme"}}),
-                    "zero_optimization.offload_optimizer.nvme_path", "is missing", "expected a folder")
+    def test_files_and_overrides(self):
+        good = self.write("config.json", self.config())
+        (self.folder / "binary.json").write_bytes(bytes(range(256)))
+        for args, *parts in (
+                (("binary.json",), "binary.json:1:1"),
+                (("no.json", "-n", "2"), "no.json: cannot be opened", "No such file"),
+                ((self.folder, "-n", "2"), f"{self.folder}: is a folder"),
+                (("", "-n", "2"), "CONFIG is empty"),
+                ((good, "--set", "zero_optimization.stag=3"), "--set: zero_optimization.stag", 'did you mean "stage"?'),
+                ((good, "-n", "2", "--set", "zero_optimization.stage=9"), "stage: found 9"),
+                ((good, "--set", "zero_optimization.stage"), "--set zero_optimization.stage: expected PATH=VALUE"),
+                ((good, "--set"), "--set", "required")):
+            with self.subTest(args=args):
+                self.assert_one_error(self.run_tool("train", *args), *parts)
 
     def test_a_folder_for_state_that_cannot_be_made(self):
         offload = {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "/proc/none"}}
@@ -48,21 +75,6 @@ class ConfigurationTest(ToolTest):
             self.assertLess(len(line), 250, line)
         self.assertEqual(outcome.out, "")
 
-    def test_characters_that_names_cannot_have(self):
-        self.expect(self.config(trainer={"output_dir": "nul\0x"}), "NUL character")
-
-    def test_values(self):
-        self.expect(self.config(train_batch_size="many"), 'train_batch_size: found "many"', "expected an integer")
-        self.expect(self.config(zero_optimization={"stage": 7}), "stage: found 7", "from 0 to 3")
-        self.expect(self.config(optimizer={"type": "Adan"}), "optimizer.type", '"Adan"', '"AdamW"', "did you mean")
-        self.expect(self.config(fp16={"enabled": True}, bf16={"enabled": True}), "fp16.enabled", "bf16.enabled")
-
-    def test_batch_triple(self):
-        triple = {"train_batch_size": 30, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 2}
-        self.expect(self.config(**triple), "train_batch_size 30", "8 x gradient_accumulation_steps 2 x world size 2 = 32",
-                    "would do")
-        self.expect(self.config(train_batch_size=13), "train_batch_size 13", "12 or 14 would do")
-
     def test_long_values_and_many_mistakes_are_told_in_short(self):
         long, many = "k" * 3_000_000, {f"k{i}": i for i in range(50_000)}
         for config, parts in ((self.config(**{long: 1}), ("kkk", "bytes more", "unknown key")),
@@ -71,91 +83,45 @@ class ConfigurationTest(ToolTest):
                               (self.config(zero_optimization={"stage": 9, **many}), ("zero_optimization.k", "more errors")),
                               (self.config(optimizer={"type": "AdamW", "param_groups": [{"macht": "x"}] * 45_000}), ("param_groups[0].macht: unknown key",))):
             name = self.write("config.json", config)
-            started = time.monotonic()
             outcome = self.run_tool("train", name)
-            self.assertLess(time.monotonic() - started, 5)
+            self.assertLess(outcome.seconds, 60, "it takes time that grows with the square")
             self.assertEqual((outcome.code, outcome.out), (1, ""))
             self.assertLess(len(outcome.err), 10_000)
             self.assertLessEqual(len(outcome.err.splitlines()), 21)
             for part in parts:
                 self.assertIn(part, outcome.err)
-        self.expect("[" + "1," * 200_000 + "1]", "more than 100000 values")
-
-    def test_text(self):
-        self.expect('{"train_batch_size": 4,\n "train_batch_size": 8}', "config.json:2", "train_batch_size", "twice")
-        self.expect('{"train_batch_size": 4} and more', "config.json:1", "found 'and", "after the end")
-        self.expect('{"train_batch_size": 4', "config.json:1", "ends too early")
-        self.expect('{"train_batch_size": }', "config.json:1")
-        self.expect("", "config.json", "is empty", "expected a JSON object")
-        self.expect("[1]", "config.json", "found [1]", "expected an object")
-        (self.folder / "binary.json").write_bytes(bytes(range(256)))
-        self.assert_one_error(self.run_tool("train", "binary.json"), "binary.json:1:1")
-
-    def test_file(self):
-        self.assert_one_error(self.run_tool("train", "no.json", "-n", "2"), "no.json: cannot be opened", "No such file")
-        self.assert_one_error(self.run_tool("train", self.folder, "-n", "2"), f"{self.folder}: is a folder")
-        self.assert_one_error(self.run_tool("train", "", "-n", "2"), "CONFIG is empty")
-
-    def test_overrides(self):
-        good = self.config()
-        self.expect(good, "--set: zero_optimization.stag", 'did you mean "stage"?',
-                    args=("--set", "zero_optimization.stag=3"))
-        self.expect(good, "stage: found 9", args=("-n", "2", "--set", "zero_optimization.stage=9"))
-        self.expect(good, "--set zero_optimization.stage: expected PATH=VALUE", args=("--set", "zero_optimization.stage"))
-        self.expect(good, "--set", "required", args=("--set",))
 
 
 class TaskTest(ToolTest):
-    """Mistakes that ranks find: printed once, by one rank alone and by two."""
+    """Mistakes that ranks find: two of them say it once, and so does one alone."""
 
-    def expect(self, overrides, *parts):
+    def test_mistakes(self):
         name = self.write("config.json", self.config())
-        flags = [word for override in overrides for word in ("--set", override)]
-        for ranks in (1, 2):
-            with self.subTest(overrides=overrides, ranks=ranks):
-                outcome = self.run_tool("train", name, "--nproc", ranks, *flags)
-                self.assert_one_error(outcome, *parts)
-
-    def copy_of_data(self):
-        shutil.copytree(self.data, self.folder / "copy")
-        return self.folder / "copy"
-
-    def test_names(self):
-        self.expect(["model.type=resnet50"], "model.type", '"resnet50"', "known: fashion_mnist_cnn")
-        self.expect(["data.type=fashion_mnits"], "data.type", '"fashion_mnits"', 'did you mean "fashion_mnist"?')
-        self.expect(["model.chanels=3"], "model.chanels", 'did you mean "channels"?')
-        self.expect(["model.channels=-3"], "model.channels", "found -3", "expected an integer")
-
-    def test_missing_data(self):
-        self.expect(["data.path=/nowhere"], "/nowhere/train-images", "not found", "data.path", "dataset-fashion-mnist")
-
-    def test_truncated_data(self):
-        images = self.copy_of_data() / "train-images-idx3-ubyte.gz"
-        images.write_bytes(images.read_bytes()[:5000])
-        self.expect(["data.path=copy"], "copy/train-images-idx3-ubyte.gz", "truncated")
-
-    def test_foreign_data(self):
-        labels = self.copy_of_data() / "t10k-labels-idx1-ubyte.gz"
-        labels.write_bytes(b"<!DOCTYPE html>\n" * 20)
-        self.expect(["data.path=copy"], "copy/t10k-labels-idx1-ubyte.gz", "another kind of file", "expected an IDX file")
-
-    def test_folder_for_a_file(self):
-        images = self.copy_of_data() / "train-images-idx3-ubyte.gz"
-        images.unlink()
-        images.mkdir()
-        self.expect(["data.path=copy"], "copy/train-images-idx3-ubyte.gz", "directory")
-
-    def test_too_few_samples(self):
-        self.expect(["train_batch_size=1000"], "train_batch_size", "1000", "203")
-
-    def test_output_folder(self):
+        images, labels = "train-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"
+        for folder in ("cut", "foreign", "folder"):
+            shutil.copytree(self.data, self.folder / folder)
+        (self.folder / "cut" / images).write_bytes((self.data / images).read_bytes()[:5000])
+        (self.folder / "foreign" / labels).write_bytes(b"<!DOCTYPE html>\n" * 20)
+        (self.folder / "folder" / images).unlink()
+        (self.folder / "folder" / images).mkdir()
         self.write("taken", "")
-        self.expect(["trainer.output_dir=taken"], "trainer.output_dir", "taken", "cannot be written")
-        self.expect(["trainer.output_dir=taken/run"], "trainer.output_dir", "taken/run", "cannot be written")
+        for ranks, change, *parts in (
+                (1, "model.type=resnet50", "model.type", '"resnet50"', "known: fashion_mnist_cnn"),
+                (2, "data.type=fashion_mnits", "data.type", '"fashion_mnits"', 'did you mean "fashion_mnist"?'),
+                (2, "model.chanels=3", "model.chanels", 'did you mean "channels"?'),
+                (1, "model.channels=-3", "model.channels", "found -3", "expected an integer"),
+                (1, "data.path=/nowhere", "/nowhere/train-images", "not found", "data.path", "dataset-fashion-mnist"),
+                (2, "data.path=/nowhere", "/nowhere/train-images", "not found", "data.path", "dataset-fashion-mnist"),
+                (2, "data.path=cut", f"cut/{images}", "truncated"),
+                (1, "data.path=foreign", f"foreign/{labels}", "another kind of file", "expected an IDX file"),
+                (2, "data.path=folder", f"folder/{images}", "directory"),
+                (2, "train_batch_size=1000", "train_batch_size", "1000", "203"),
+                (1, "trainer.output_dir=taken", "trainer.output_dir", "taken", "cannot be written"),
+                (2, "trainer.output_dir=taken/run", "trainer.output_dir", "taken/run", "cannot be written"),
+                (2, "comm.backend=nccl", "comm.backend", "nccl", "CPU")):
+            with self.subTest(change, ranks=ranks):
+                self.assert_one_error(self.run_tool("train", name, "--nproc", ranks, "--set", change), *parts)
         self.assertEqual((self.folder / "taken").read_text(), "")
-
-    def test_backend(self):
-        self.expect(["comm.backend=nccl"], "comm.backend", "nccl", "CPU")
 
 
 class RanksTest(ToolTest):
@@ -168,36 +134,31 @@ class RanksTest(ToolTest):
     def refused(self, *flags):
         return self.run_tool("train", self.name, *flags)
 
-    def test_number_of_ranks(self):
-        for value in ("0", "-1", "5000", "abc", "2.5", "", "99999999999"):
-            with self.subTest(value=value):
-                self.assert_one_error(self.refused("--nproc", value), f"--nproc {value or chr(39) * 2}",
-                                      "expected 1 to 4096 ranks")
-
-    def test_other_flags(self):
-        self.assert_one_error(self.refused("-n", "2", "--master-port", "70000"), "--master-port 70000", "65535")
-        self.assert_one_error(self.refused("-n", "2", "--master-port", "http"), "--master-port http", "65535")
-        self.assert_one_error(self.refused("-n", "2", "--save-grace", "soon"), "--save-grace soon", "seconds")
-        self.assert_one_error(self.refused("-n", "2", "--save-grace", "nan"), "--save-grace nan", "seconds")
+    def test_flags(self):
+        """Those of a launcher count for one rank too."""
         self.write("taken", "")
-        self.assert_one_error(self.refused("-n", "2", "--log-dir", "taken"), "--log-dir taken")
-
-    def test_flags_of_a_launcher_count_for_one_rank_too(self):
-        for flags, part in [(("--env-file", "nope"), "--env-file nope"), (("--bind-core-list", "9999"), "core 9999"),
-                            (("--log-dir", "config.json"), "--log-dir config.json"), (("--tee=x",), "--tee"), (("--tee=9:9",), "--tee 9:9"),
-                            (("--include", "x"), "--include"), (("--node-rank", "7"), "--node-rank 7"),
-                            (("--master-port", "99999"), "--master-port 99999"), (("--init", ""), "--init: is empty"),
-                            (("--log-dir", ""), "--log-dir: is empty"), (("--master-addr", ""), "--master-addr: is empty"),
-                            (("--resume", ""), "--resume is empty")]:
+        self.write("env", "A=1\nRANK=3\n")
+        for flags, *parts in (
+                *((("--nproc", value), f"--nproc {value or chr(39) * 2}", "expected 1 to 4096 ranks")
+                  for value in ("0", "-1", "5000", "abc", "2.5", "", "99999999999")),
+                (("-n", "2", "--master-port", "70000"), "--master-port 70000", "65535"),
+                (("-n", "2", "--master-port", "http"), "--master-port http", "65535"),
+                (("-n", "2", "--save-grace", "soon"), "--save-grace soon", "seconds"),
+                (("-n", "2", "--save-grace", "nan"), "--save-grace nan", "seconds"),
+                (("-n", "2", "--log-dir", "taken"), "--log-dir taken"),
+                (("--env-file", "nope"), "--env-file nope"), (("--bind-core-list", "9999"), "core 9999"),
+                (("--log-dir", "config.json"), "--log-dir config.json"), (("--tee=x",), "--tee"), (("--tee=9:9",), "--tee 9:9"),
+                (("--include", "x"), "--include"), (("--node-rank", "7"), "--node-rank 7"),
+                (("--master-port", "99999"), "--master-port 99999"), (("--init", ""), "--init: is empty"),
+                (("--log-dir", ""), "--log-dir: is empty"), (("--master-addr", ""), "--master-addr: is empty"),
+                (("--resume", ""), "--resume is empty"),
+                (("--env-file", "env"), "env:2: RANK is set by the launcher"), (("--env-file", "."), "is a folder")):
             with self.subTest(flags=flags):
-                self.assert_one_error(self.refused(*flags), part)
+                self.assert_one_error(self.refused(*flags), *parts)
         (self.folder / "empty").mkdir()
         for folder in ("empty", "absent"):
             self.assert_one_error(self.refused("--resume", "--set", f"trainer.output_dir={folder}"), f"trainer.output_dir {folder} has no checkpoints")
             self.assertEqual(list(self.folder.glob(f"{folder}/*")), [], "nothing was written")
-        self.write("env", "A=1\nRANK=3\n")
-        self.assert_one_error(self.refused("--env-file", "env"), "env:2: RANK is set by the launcher")
-        self.assert_one_error(self.refused("--env-file", "."), "is a folder")
 
     def test_port_in_use(self):
         with socket.socket() as server:
