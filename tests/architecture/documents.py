@@ -145,6 +145,23 @@ def members_named(root):
     return complaints
 
 
+def owners_have_their_tests(root):
+    """Rows of tests/README.md: | promise | `file` | `test`, ... |. A test is a suite or a case of GoogleTest, or a function of Python."""
+    complaints = []
+    for path, text in documents(root):
+        if path.as_posix() != "tests/README.md":
+            continue
+        for number, line in enumerate(text.splitlines(), 1):
+            row = re.fullmatch(r"\|[^|]*\| `([^`]+)` \| (.*) \|", line)
+            source = Path(root) / row[1] if row else None
+            if source is None or not source.exists():  # files_named complains
+                continue
+            for test in re.findall(r"`(\w+)`", row[2]):
+                if not re.search(rf"\b(TEST(_[FP])?\((\w+,\s*)?|def ){test}\b", source.read_text(encoding="utf-8")):
+                    complaints.append(f"{path}:{number}: {row[1]} has no test {test}")
+    return complaints
+
+
 def make_commands(root):
     """The changelog may name what is gone."""
     makefile = Path(root) / "Makefile"
@@ -164,4 +181,4 @@ def _in_fence(text, position):
         text[text.rfind("\n", 0, position + 1) + 1:].startswith("    ")
 
 
-ALL_RULES = [links, files_named, pages_named, notes_named, notes_in_their_files, members_named, make_commands]
+ALL_RULES = [links, files_named, pages_named, notes_named, notes_in_their_files, members_named, owners_have_their_tests, make_commands]

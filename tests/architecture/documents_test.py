@@ -32,6 +32,7 @@ NAMED = {"core/a.h": "", "docs/b.md": ""}
 NOTES = {"zero/a.h": "// [Note: one order of\n// things] says it.\n"}
 DEFINED = {"zero/a.h": "// [Note: order]\n// One.\n", "zero/b.h": "// see [Note: order] in a.h.\n// [Note: order] in\n// zero/a.h\n"}
 MEMBERS = {"zero/a.h": "class A {\n  void b();\n};\n"}
+OWNED = {"tests/a_test.cc": "TEST_P(A, B) {}\n"}
 MAKEFILE = {"Makefile": "demo:\nbench-peers: x\n"}
 # A rule, a tree that breaks it, and where: one sample for each complaint, or for each form in which the rule finds it.
 BROKEN = [
@@ -44,6 +45,7 @@ BROKEN = [
     *((documents.notes_in_their_files, {**DEFINED, "zero/c.cc": text}, "zero/c.cc:1")
       for text in ("// See [Note: order] in b.h.\n", "// See [Note:\n// none] in\n// a.h\n")),
     (documents.members_named, {**MEMBERS, "docs/architecture.md": "`A::b`\n`A::c`\n"}, "docs/architecture.md:2"),
+    (documents.owners_have_their_tests, {**OWNED, "tests/README.md": "\n| a | `tests/a_test.cc` | `A`, `C` |\n"}, "tests/README.md:2"),
     *((documents.make_commands, {**MAKEFILE, "a.md": text + "\n"}, f"a.md:{line}") for text, line in (("`make none`", 1), ("```\nmake none\n```", 2), ("    make none", 1))),
 ]
 # What looks like it, and is none.
@@ -56,6 +58,7 @@ ACCEPTED = [
     (documents.notes_named, {**NOTES, "a.md": "see [Note: one order\nof things]\n"}),
     (documents.notes_in_their_files, DEFINED),
     (documents.members_named, {**MEMBERS, "docs/architecture.md": "`A::b`, `A::b()`, `A`\n"}),
+    (documents.owners_have_their_tests, {**OWNED, "tests/README.md": "| a | `tests/a_test.cc` | `A`, `B` |\n"}),
     (documents.make_commands, {**MAKEFILE, "a.md": "`make demo`\n    make bench-peers ARGS=x\n```\nmake demo\n```\nThese\nmake it fast. `make`\n"}),
 ]
 
