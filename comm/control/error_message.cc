@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <system_error>
 
-#include "core/files/disk_error.h"
+#include "core/environment/start_error.h"
 #include "core/str.h"
 
 namespace tessera::comm {
@@ -26,7 +26,7 @@ std::string_view without_traceback(std::string_view text) {
 std::string error_message(const std::exception& error) {
   const auto* system = dynamic_cast<const std::system_error*>(&error);
   if (system != nullptr && system->code() == std::errc::resource_unavailable_try_again)  // std::thread's
-    return str("a thread cannot be started: ", describe_errno(system->code().value()));
+    return str("a thread cannot be started: ", describe_start_errno(system->code().value()));
   const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
   const std::string message = first_line(
       without_traceback(c10_error != nullptr ? c10_error->what_without_backtrace() : error.what()));

@@ -4,27 +4,30 @@
 
 #include <cerrno>
 #include <cstring>
+#include <optional>
 
 #include "core/str.h"
 
 namespace tessera {
 
+namespace {
+
+std::optional<rlim_t> limit_of(__rlimit_resource resource) {
+  rlimit limit{};
+  if (::getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return std::nullopt;
+  return limit.rlim_cur;
+}
+
+}  // namespace
+
 std::string describe_errno(int error) {
   const char* reason = std::strerror(error);
-  rlimit limit{};
-  const auto limited = [&](int resource) {
-    return ::getrlimit(static_cast<__rlimit_resource>(resource), &limit) == 0 &&
-           limit.rlim_cur != RLIM_INFINITY;
-  };
-  if (error == EFBIG && limited(RLIMIT_FSIZE))
-    return str(reason, ": this process may write files of at most ", limit.rlim_cur,
+  if (const auto limit = limit_of(RLIMIT_FSIZE); error == EFBIG && limit)
+    return str(reason, ": this process may write files of at most ", *limit,
                " bytes (ulimit -f; RLIMIT_FSIZE)");
-  if (error == EMFILE && limited(RLIMIT_NOFILE))
-    return str(reason, ": this process may have no more than ", limit.rlim_cur,
+  if (const auto limit = limit_of(RLIMIT_NOFILE); error == EMFILE && limit)
+    return str(reason, ": this process may have no more than ", *limit,
                " files open; raise the limit (ulimit -n)");
-  if (error == EAGAIN && limited(RLIMIT_NPROC))  // of fork(), and of a new thread
-    return str(reason, ": this user may have ", limit.rlim_cur,
-               " processes and threads (ulimit -u; RLIMIT_NPROC)");
   return reason;
 }
 

@@ -23,8 +23,8 @@ class DiskError : public Error {
   std::string reason_;
 };
 
-/// The message for an errno. For EFBIG, EMFILE and EAGAIN it names the limit of the process that was reached,
-/// if it has one: of file sizes, of open files, and of processes and threads.
+/// The message for an errno. For EFBIG and EMFILE it names the limit of the process that was reached, if it
+/// has one: of file sizes, and of open files.
 std::string describe_errno(int error);
 
 /// Throws DiskError "cannot WHAT PATH: REASON"; the second form for an errno.

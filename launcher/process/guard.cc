@@ -16,6 +16,7 @@
 #include <cstring>
 #include <limits>
 
+#include "core/environment/start_error.h"
 #include "core/error.h"
 #include "core/files/disk_error.h"
 #include "core/str.h"
@@ -111,7 +112,7 @@ Guard::Guard() {
   FileDescriptor ours(sockets[0]), theirs(sockets[1]);
   pid_ = ::fork();
   if (pid_ == 0) guard_main(theirs.get());
-  if (pid_ < 0) throw CommError(str("cannot start the launcher's guard: ", describe_errno(errno)));
+  if (pid_ < 0) throw CommError(str("cannot start the launcher's guard: ", describe_start_errno(errno)));
   socket_ = std::move(ours);
 }
 

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/environment/start_error.h"
 #include "core/error.h"
 #include "core/files/disk_error.h"
 #include "core/files/file_descriptor.h"
@@ -99,7 +100,7 @@ Process Process::spawn(const SpawnOptions& options) {
     if (::write(plan.error_pipe, &error, sizeof(error)) < 0) ::_exit(126);
     ::_exit(127);
   }
-  if (pid < 0) throw CommError(str("cannot start '", options.program, "': ", describe_errno(errno)));
+  if (pid < 0) throw CommError(str("cannot start '", options.program, "': ", describe_start_errno(errno)));
   ::setpgid(pid, pid);  // also in the parent: the group must exist before the first signal to it
   writer.reset();
   if (const int error = exec_error(reader.get())) {

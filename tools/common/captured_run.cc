@@ -12,6 +12,7 @@
 #include <iostream>
 #include <optional>
 
+#include "core/environment/start_error.h"
 #include "core/error.h"
 #include "core/files/disk_error.h"
 #include "core/files/file_descriptor.h"
@@ -56,7 +57,7 @@ Child start(const std::function<int()>& body) {
   std::cout.flush();
   std::fflush(nullptr);
   child.pid = ::fork();
-  if (child.pid < 0) throw Error(str("no process could be started: ", describe_errno(errno)));
+  if (child.pid < 0) throw Error(str("no process could be started: ", describe_start_errno(errno)));
   if (child.pid == 0) be_child(body, out_end.get(), err_end.get());
   return child;
 }

@@ -145,12 +145,16 @@ TEST_P(FailuresTest, AnInterruptEndsAWaitAndTheGroup) {
 }
 
 TEST_P(FailuresTest, ARankThatIsBusyButHasArrivedIsNotBlamed) {
-  const auto errors = errors_of(3, milliseconds(500), [](CommunicatorPtr comm) {
+  std::promise<void> has_given_up;  // rank 0
+  const std::shared_future<void> given_up = has_given_up.get_future().share();
+  const auto errors = errors_of(3, milliseconds(500), [&](CommunicatorPtr comm) {
     at::Tensor buffer = at::ones({8});
-    if (comm->rank() == 2) std::this_thread::sleep_for(milliseconds(1200));
+    if (comm->rank() == 2) given_up.wait_for(seconds(60));
     const WorkPtr work = comm->all_reduce(buffer, "unit 0");
-    if (comm->rank() == 1) std::this_thread::sleep_for(milliseconds(1200));  // issued, then busy elsewhere
-    work->wait();
+    if (comm->rank() == 1) given_up.wait_for(seconds(60));  // issued, then busy elsewhere
+    const std::string error = error_of([&] { work->wait(); });
+    if (comm->rank() == 0) has_given_up.set_value();
+    throw CommError(error);
   });
   EXPECT_EQ(errors[0],
             "all_reduce of \"unit 0\" (8 x Float), collective 1: rank 2 has not arrived within 0.5 s");

@@ -1,6 +1,7 @@
 // Rules that need whole parameters: Muon on shards, the formulas and a user's rule and optimizer on owners.
 // The bits, the states in checkpoints, the bytes, what is refused, and what a failure leaves. Adafactor and
-// Muon beside torch's: tests/python/programs/{optim_rank,muon_rank}.py; AdamW8bit's formula: adam_8bit_test.cc.
+// Muon beside torch's: tests/python/programs/{optim_rank,muon_rank}.py; AdamW8bit's formula:
+// adam_8bit_test.cc.
 #include "zero/optimizer/whole_parameters.h"
 
 #include <gtest/gtest.h>
