@@ -147,17 +147,19 @@ TEST_P(FailuresTest, AnInterruptEndsAWaitAndTheGroup) {
 TEST_P(FailuresTest, ARankThatIsBusyButHasArrivedIsNotBlamed) {
   std::promise<void> has_given_up;  // rank 0
   const std::shared_future<void> given_up = has_given_up.get_future().share();
-  const auto errors = errors_of(3, milliseconds(500), [&](CommunicatorPtr comm) {
+  const auto errors = errors_of(3, seconds(2), [&](CommunicatorPtr comm) {
     at::Tensor buffer = at::ones({8});
+    comm->barrier("start");
     if (comm->rank() == 2) given_up.wait_for(seconds(60));
     const WorkPtr work = comm->all_reduce(buffer, "unit 0");
-    if (comm->rank() == 1) given_up.wait_for(seconds(60));  // issued, then busy elsewhere
+    // Issued, then busy elsewhere for longer than the limit. It tells what it has issued in the second after.
+    if (comm->rank() == 1) std::this_thread::sleep_for(milliseconds(2200));
     const std::string error = error_of([&] { work->wait(); });
     if (comm->rank() == 0) has_given_up.set_value();
     throw CommError(error);
   });
   EXPECT_EQ(errors[0],
-            "all_reduce of \"unit 0\" (8 x Float), collective 1: rank 2 has not arrived within 0.5 s");
+            "all_reduce of \"unit 0\" (8 x Float), collective 2: rank 2 has not arrived within 2 s");
 }
 
 TEST_P(FailuresTest, DifferentCollectivesAreAnErrorNotAHang) {
