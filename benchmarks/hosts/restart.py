@@ -22,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "support")]
-import hosts as testbed  # noqa: E402
+import hosts  # noqa: E402
 
 TESSERA = os.environ.get("TESSERA", str(ROOT / "build" / "tessera"))
 STEP, RESUMED = re.compile(r"step (\d+)/"), re.compile(r"resuming after step (\d+), from /dev/shm/")
@@ -36,8 +36,8 @@ class Setting:
         self.name = "1 host x 2 ranks" if rate is None else f"2 hosts x 1 rank, {rate}/s"
         (folder / "pair").write_text("n1 slots=1\nn2 slots=1\n")
         if rate is not None:
-            for host in testbed.ADDRESSES:
-                testbed.run(*bed.on(host), "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", rate, "burst", "1mb", "latency", "50ms")
+            for host in hosts.ADDRESSES:
+                hosts.run(*bed.on(host), "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", rate, "burst", "1mb", "latency", "50ms")
 
     def start(self, args, every, steps):
         where = ["--nproc", 2] if self.rate is None else ["--hostfile", "pair", "--launcher-args", f"-F {self.folder}/ssh_config"]
@@ -93,7 +93,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=2)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="restart_bench_") as name:
-        bed = testbed.Testbed(name)
+        bed = hosts.Testbed(name)
         bed.start_sshd()
         os.environ.update(bed.environment())
         print(f"{'':28}{'step':>9}{'save':>9}{'restart':>9}{'lost':>6}", flush=True)
@@ -111,6 +111,6 @@ def main():
 
 
 if __name__ == "__main__":
-    if reason := testbed.enter():
+    if reason := hosts.enter():
         sys.exit(reason)
     main()

@@ -254,12 +254,13 @@ void read_counters(ForeignCheckpoint& checkpoint, const DeepSpeedModel& model) {
     std::vector<std::string> ignored;
     const std::optional<json> number = to_json(*value, &file, key, ignored);
     const std::optional<int64_t> read = number ? count_of(*number) : std::nullopt;
+    if (read) return read;
     const std::string line = str(key, ": found ", value->describe(), "; expected a count");
-    if (!read && std::string_view(key) == "global_samples")
+    if (std::string_view(key) == "global_samples")
       checkpoint.not_read.push_back(line);  // nothing but reports has it
-    else if (!read)
+    else
       checkpoint.lose(LostValue::Kind::kCount, key, line);
-    return read;
+    return std::nullopt;
   };
   checkpoint.global_steps = count("global_steps");
   checkpoint.skipped_steps = count("skipped_steps");

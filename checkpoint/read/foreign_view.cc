@@ -69,8 +69,7 @@ void settle_counts(ForeignCheckpoint& source) {
     source.lose(LostValue::Kind::kSchedule, "last_epoch",
                 str("lr_scheduler: it was stepped ", *steps, " times in ", applied,
                     " updates of the optimizer, and here a schedule steps with each update: its state is not "
-                    "used, and "
-                    "the schedule of this run goes on as after ",
+                    "used, and the schedule of this run goes on as after ",
                     applied, " steps"));
     source.lr_scheduler.reset();
   }

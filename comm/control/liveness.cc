@@ -11,6 +11,7 @@
 #include "comm/control/group_store.h"
 #include "comm/control/peer_sockets.h"
 #include "comm/sockets/tcp.h"
+#include "core/files/disk_error.h"
 #include "core/str.h"
 
 namespace tessera::comm {
@@ -72,7 +73,7 @@ Liveness::Liveness(const std::string& address, int rank, std::string key, int st
   const Addresses found = resolve_numeric(address, "0");
   FileDescriptor listener = listen_at(found->ai_family, found->ai_addr, found->ai_addrlen);
   if (!listener)
-    throw CommError(str("no TCP port can be opened at ", address, " (", describe_connect_error(errno), ")"));
+    throw CommError(str("no TCP port can be opened at ", address, " (", describe_errno(errno), ")"));
   endpoint_ = str(address, ' ', port_of(listener.get()));
   sockets_ = std::make_unique<ProvenSockets>(std::move(listener), rank, std::move(key));
 }
@@ -151,7 +152,7 @@ void Liveness::connect(const std::vector<Peer>& peers, milliseconds timeout,
       const int other = expected[0].first;
       const int error = sockets_->last_error(other);
       throw unreachable(other, peers[static_cast<size_t>(other)].endpoint,
-                        describe_connect_error(error != 0 && error != ECONNRESET ? error : ETIMEDOUT));
+                        describe_errno(error != 0 && error != ECONNRESET ? error : ETIMEDOUT));
     }
   }
   for (const FileDescriptor& connection : connections_)

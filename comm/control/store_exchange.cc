@@ -85,8 +85,10 @@ StoreExchange::Result StoreExchange::run_part(const std::string& value, std::chr
   std::string packed = await_result(is_last, timeout, watch, result);
   if (!packed.starts_with(kGivenUp)) {
     result.values = unpack(packed, size_);
-    if (rank_ == 0 && round_ > 1) store_.erase(result_key(round_ - 1));  // read by every rank that has come
-  } else if (result.cause.empty()) {                                     // another rank's
+    // Every rank that has come has read the one before.
+    if (rank_ == 0 && round_ > 1) store_.erase(result_key(round_ - 1));
+  } else if (result.cause.empty()) {
+    // Another rank has given up.
     result.cause = packed.substr(kGivenUp.size());
     result.of_peer = true;
   }

@@ -62,9 +62,7 @@ class ServedStores {
       if (interrupt) interrupt();
       if (Clock::now() < say_at) return;
       say_at = Clock::time_point::max();
-      std::vector<int> there;
-      for (const int rank : served.others)
-        if (!served.store.has(str("left/", rank))) there.push_back(rank);
+      const std::vector<int> there = served.store.await_ranks("left/", served.others, milliseconds(0), [] {});
       if (there.empty()) return;
       served.log.info(str("rank 0 of ", served.size, " is done and waits until ", name_ranks(there),
                           there.size() == 1 ? " has" : " have",

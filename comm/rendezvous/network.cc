@@ -21,6 +21,7 @@
 #include "comm/control/liveness.h"
 #include "comm/sockets/tcp.h"
 #include "core/error.h"
+#include "core/files/disk_error.h"
 #include "core/str.h"
 
 namespace tessera::comm {
@@ -162,7 +163,7 @@ void check_reachable(const std::string& host, int port) {
   const Addresses addresses = resolve(host, port, SOCK_STREAM, "MASTER_ADDR");
   if (connect_to_any(addresses.get(), Clock::now() + 5 * kAttemptTime)) return;
   throw CommError(str("rank 0 cannot connect to its own server of the rendezvous at ", endpoint(host, port),
-                      " (", describe_connect_error(errno),
+                      " (", describe_errno(errno),
                       errno == ENETUNREACH ? "): is the loopback interface up?" : ")"));
 }
 
@@ -176,8 +177,8 @@ void await_server(const std::string& host, int port, milliseconds timeout,
     const FileDescriptor server = connect_to_any(addresses.get(), deadline);
     const int error = errno;
     if (!server && is_local_shortage(error))
-      throw CommError(str("no connection to the rendezvous at ", where, ": ", describe_connect_error(error)));
-    std::string instead = describe_connect_error(error);
+      throw CommError(str("no connection to the rendezvous at ", where, ": ", describe_errno(error)));
+    std::string instead = describe_errno(error);
     for (bool is_first = true; server; is_first = false) {
       // Rank 0 may listen already and serve later; it then answers the greeting that was sent first.
       const Reply reply = is_first

@@ -9,7 +9,6 @@
 #include <cstring>
 
 #include "core/error.h"
-#include "core/files/disk_error.h"
 #include "core/str.h"
 
 namespace tessera::comm {
@@ -77,10 +76,6 @@ FileDescriptor connect_to(const addrinfo& address, Clock::time_point deadline) {
   socket.reset();
   errno = error;
   return {};
-}
-
-std::string describe_connect_error(int error) {
-  return error == EMFILE ? describe_errno(error) : std::strerror(error);
 }
 
 void keep_alive(int fd, std::chrono::seconds limit) {

@@ -26,8 +26,6 @@ int port_in(const sockaddr_storage& address);
 bool await_event(int fd, short events, std::chrono::steady_clock::time_point deadline);
 /// None, with errno, when there is no connection by then.
 FileDescriptor connect_to(const addrinfo& address, std::chrono::steady_clock::time_point deadline);
-/// The message of an errno; for the limit of open files, with the limit.
-std::string describe_connect_error(int error);
 /// Makes the kernel close the connection when the other host's kernel has not answered for `limit`,
 /// and not sooner. Once nothing has come for a quarter of `limit`, the kernel asks every second, and one
 /// answer is enough. So lost packets do not close it: of the 15 questions in 20 s all would have to be lost,

@@ -60,11 +60,11 @@ def tell_launcher(reason: str) -> None:
     """It names the rank that reported first, and shows its reason. The first one counts."""
     if _state.is_rank:
         _state.reason = _state.reason or reason
-        _engine.report_error(reason, is_of_peer())
+        _engine.report_error(reason, note_of_peer())
 
 
-def is_of_peer(error: BaseException | None = None) -> bool:
-    """Whether this rank fails because another one has ended or left. An error that libtorch passes on has lost its type; the group knows."""
+def note_of_peer(error: BaseException | None = None) -> bool:
+    """Keeps, and returns, whether this rank fails because another one has ended or left. An error that libtorch passes on has lost its type; the group knows."""
     from tessera import comm
 
     _state.of_peer = (_state.of_peer or getattr(error, "of_peer", False) or (comm.is_initialized() and _engine.has_failed_by_peer(comm.group())))
@@ -77,7 +77,7 @@ def tell_ranks(reason: str) -> None:
 
     if _state.is_rank and not _state.is_told and comm.is_initialized():
         _state.is_told = True
-        is_of_peer()  # the group may be gone when the launcher is told
+        note_of_peer()  # the group may be gone when the launcher is told
         _engine.leave(comm.group(), reason)
 
 
@@ -85,12 +85,12 @@ def at_exit() -> None:
     """The end of a program, before its group is left. Where another excepthook has taken the place of ours, Python keeps the exception."""
     error = getattr(sys, "last_value", None)
     if error is not None and not _state.reason and not isinstance(error, KeyboardInterrupt) and not _is_interactive():
-        is_of_peer(error)
+        note_of_peer(error)
         tell_launcher(describe(error))
     if _state.reason:
         tell_ranks(f"it raised {_state.reason}")
     elif _state.aside and _state.is_rank:  # the exit code is 0, and the launcher shows it if others fail because this rank is gone
-        _engine.report_error(_state.aside, is_of_peer())
+        _engine.report_error(_state.aside, note_of_peer())
     if _state.is_rank and _is_under_torchrun():
         _engine.report_exit_code()
 
@@ -107,7 +107,7 @@ def _on_exception(kind, error, trace):
     if _is_interactive() or not _state.is_rank:
         _state.before.exception(kind, error, trace)
         return
-    reason, of_peer = describe(error.with_traceback(trace)), is_of_peer(error)
+    reason, of_peer = describe(error.with_traceback(trace)), note_of_peer(error)
     interrupted = isinstance(error, KeyboardInterrupt)
     if not interrupted:
         tell_launcher(reason)
@@ -153,7 +153,7 @@ def _on_exit(status=None, /):
         return _state.before.exit(status)
     raised, leaving = sys.exc_info()[1], _Exit(status)
     if raised is not None and not isinstance(raised, builtins.SystemExit):
-        is_of_peer(raised)
+        note_of_peer(raised)
         leaving.reason = describe(raised)
     else:
         text, frame = (str(status).strip() or repr(status)).splitlines()[0], sys._getframe(1)

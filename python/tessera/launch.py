@@ -142,7 +142,7 @@ def _run_rank(function, args, rank, nproc, listener, sender):
         sender.send_bytes(pickle.dumps((None, False, result if rank == 0 else None)))
     except BaseException as error:
         # Before the others can fail because of it.
-        sender.send_bytes(pickle.dumps((traceback.format_exc(), failures.is_of_peer(error), None)))
+        sender.send_bytes(pickle.dumps((traceback.format_exc(), failures.note_of_peer(error), None)))
         failures.tell_ranks(f"it raised {failures.describe(error)}")
         raise SystemExit(1) from None
     finally:

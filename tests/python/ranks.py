@@ -105,7 +105,8 @@ class RanksTest(unittest.TestCase):
                 path.unlink()
             names = reports[0][0].split() if reports else []
             num_passed = min(map(len, reports)) - 1 if len(reports) == world else 0
-            print(*(f"    passed  {name}  {seconds} s" for name, seconds in zip(names[:num_passed], reports[0][1:] if reports else [])), sep="\n")
+            for name, seconds in zip(names[:num_passed], reports[0][1:] if reports else []):
+                print(f"    passed  {name}  {seconds} s")
             if all(code == 0 for code, _ in outcome) and num_passed == len(names) > 0:
                 return
             failed = (names + ["after the checks" if names else "before the checks"])[num_passed]

@@ -5,8 +5,8 @@ python_NAME_full_test those that only `make test-full` has.
     suites.py NAME [SUITE]       runs them
 
 The words of a row: name, suite, numbers of ranks (several run one after another in one folder), the program of programs/ and its
-arguments, of which the first is the backend; after a colon the checks, if not all. "and" in place of a name: in the folder of the row
-before, after it. A program that has no checks is marked with an exclamation mark. Environment variables come first.
+arguments, of which the first is the backend; after a colon the checks, if not all, or with a minus before each those that are left out.
+"and" in place of a name: in the folder of the row before, after it. A program that has no checks is marked with an exclamation mark.
 """
 import os
 import sys
@@ -18,6 +18,8 @@ ROWS = """
 activations            test  2      activations_rank.py shm
 activations            full  1      activations_rank.py auto
 activations            full  2      activations_rank.py gloo
+arguments_ranks        test  1      arguments_rank.py auto
+arguments_ranks        test  2      arguments_rank.py auto
 compile_inductor       test  2      compile_rank.py shm inductor 03
 compile_inductor       full  2      compile_rank.py gloo inductor 123
 compile_aot_eager      full  2      compile_rank.py gloo aot_eager 13
@@ -32,8 +34,6 @@ engine                 full  2      engine_rank.py gloo
 failed_steps           test  2      failed_steps_rank.py gloo
 failed_steps           full  1      failed_steps_rank.py auto
 failed_steps           full  2      failed_steps_rank.py shm
-arguments_ranks        test  1      arguments_rank.py auto
-arguments_ranks        test  2      arguments_rank.py auto
 foreign                test  2      foreign_rank.py auto
 foreign                full  1      foreign_rank.py auto
 frozen_dtypes          test  2      frozen_dtypes_rank.py auto
@@ -86,11 +86,15 @@ random_calls           test  1      random_calls.py! auto --sequences 60
 random_calls           test  2      random_calls.py! auto --sequences 25 --first 1000
 random_calls           test  1      random_calls.py! auto --lone 2 --sequences 12 --calls 10
 random_calls           test  2      random_calls.py! gloo --first 50045 --sequences 1 --stages 3
-random_calls           full  1      random_calls.py! auto --lone 2 --sequences 60 --first 100
-random_calls           full  1      random_calls.py! gloo --lone 2 --sequences 60 --first 100
+random_calls_lone      full  1      random_calls.py! auto --lone 2 --sequences 60 --first 100
+random_calls_lone      full  1      random_calls.py! gloo --lone 2 --sequences 60 --first 100
 random_calls           full  1      random_calls.py! auto --sequences 300 --first 10000
 random_calls           full  2      random_calls.py! auto --sequences 130 --first 20000
 random_calls           full  2      random_calls.py! gloo --sequences 70 --first 30000
+random_programs_1      full  1      random_programs.py! --first 100000 --programs 1250
+random_programs_2      full  1      random_programs.py! --first 120000 --programs 1250
+random_programs_3      full  1      random_programs.py! --first 200000 --programs 1250
+random_programs_4      full  1      random_programs.py! --first 220000 --programs 1250
 raw_reads              test  2      raw_reads_rank.py shm
 raw_reads              full  1      raw_reads_rank.py auto
 raw_reads              full  2      raw_reads_rank.py gloo
@@ -98,8 +102,6 @@ recomputation          test  1      recomputation_rank.py auto : -collectives_in
 recomputation          test  2      recomputation_rank.py gloo : collectives_in_the_forward a_rank_without_a_forward
 recomputation          test  1      random_programs.py! --programs 200 --policies-each 2
 recomputation          full  1      recomputation_rank.py auto : compiled_functions_with_fallback_kernels
-recomputation          full  1      random_programs.py! --first 100000 --programs 2500
-recomputation          full  1      random_programs.py! --first 200000 --programs 2500
 reports                test  1      reports_rank.py auto
 reports                test  2      reports_rank.py auto
 same_program           test  2      same_program_rank.py auto

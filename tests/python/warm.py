@@ -1,11 +1,10 @@
 """A process that has imported torch and Tessera, and forks programs: each starts in milliseconds. ctest starts one for a run of the suite.
 
-    warm.py FOLDER start [MODULE...]     starts it, with these modules, too; returns when it is ready. Its socket and its log are in FOLDER
+    warm.py FOLDER start                 starts it; returns when it is ready. Its socket and its log are in FOLDER
     warm.py FOLDER run SCRIPT ARGUMENT…  runs the script as `python SCRIPT ARGUMENT…` does, with this process's files, folder, environment
                                          and exit code
     warm.py FOLDER end
 """
-import importlib
 import json
 import os
 import select
@@ -29,7 +28,7 @@ def connect(folder):
         os.chdir(here)
 
 
-def start(folder, modules):
+def start(folder):
     end(folder)
     os.makedirs(folder, exist_ok=True)
     reader, writer = os.pipe()
@@ -48,11 +47,11 @@ def start(folder, modules):
     from ranks import environment
 
     os.environ.update(environment())  # libgomp reads its number of threads once
-    for module in ("tessera", *modules):
-        importlib.import_module(module)
+    import tessera  # noqa: F401
+
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
-        sys.exit(f"error: {threads} threads after importing {modules}; a process that forks must have 1")
+        sys.exit(f"error: {threads} threads after importing tessera; a process that forks must have 1")
     listener = socket.socket(socket.AF_UNIX)
     if os.path.exists("socket"):
         os.unlink("socket")
@@ -155,4 +154,7 @@ def end(folder):
 
 if __name__ == "__main__":
     _folder, _verb, *_words = sys.argv[1:]
-    {"start": start, "run": run, "end": lambda folder, _: end(folder)}[_verb](_folder, _words)
+    if _verb == "run":
+        run(_folder, _words)
+    else:
+        {"start": start, "end": end}[_verb](_folder)
