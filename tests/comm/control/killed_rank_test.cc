@@ -258,7 +258,10 @@ TEST(ProcessTest, RankZeroKilledAtTheRendezvousEndsIt) {
   const int port = free_port();
   Variables first = rank_variables(0, 3, port);
   first.emplace("TEST_VICTIM", "0");
-  RankProcess zero({"wait", "rendezvous"}, first), one({"wait", "rendezvous"}, rank_variables(1, 3, port));
+  RankProcess one({"wait", "rendezvous"}, rank_variables(1, 3, port));
+  std::this_thread::sleep_for(
+      std::chrono::seconds(1));  // it asks for rank 0's server: that lives for a moment
+  RankProcess zero({"wait", "rendezvous"}, first);
   EXPECT_EQ(zero.wait(), 128 + SIGKILL);
   const auto begin = Clock::now();
   EXPECT_EQ(one.wait(), 3);
