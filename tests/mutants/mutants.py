@@ -6,6 +6,7 @@ built and run, and the edit is taken back. A bug that no test notices is a test 
     make mutants                                   all of them, about a minute each
     make mutants ARGS="--only 'reducer|residency'" those whose name matches
     make mutants ARGS="--changed"                  those in files that differ from the last commit
+    make mutants ARGS="--log FILE"                 goes on where a run that was stopped has left off
 """
 
 import argparse
@@ -124,7 +125,7 @@ class Copy:
         return self.run(["ninja", "-C", str(self.build), "-j", str(jobs), *sorted(targets)])
 
     def run_tests(self, names, timeout_s):
-        """The first test that fails, whether it was by its time limit, and what it printed; or (None, False, "")."""
+        """The first entry of ctest that fails, whether it was by its time limit, and what it printed; or (None, False, "")."""
         pattern = "^(" + "|".join(re.escape(name) for name in names) + ")$"
         output = self.run(["ctest", "--test-dir", str(self.build), "-C", "Hosts", "--stop-on-failure", "--output-on-failure",
                            "--timeout", str(timeout_s), "-R", pattern],
@@ -136,27 +137,36 @@ class Copy:
         return None, False, ""
 
 
+def read_log(path):
+    """Verdicts by name, of a run that was stopped."""
+    return {entry["name"]: entry["verdict"] for entry in map(json.loads, path.read_text().splitlines())} if path.exists() else {}
+
+
+def failed_check(output):
+    """The test inside of an entry of ctest that failed, of GoogleTest or unittest; or ""."""
+    found = re.search(r"\[  FAILED  \] (\S+?),? |^(?:FAIL|ERROR): (\S+)|(\S+) FAILS", output, re.MULTILINE)
+    return next(filter(None, found.groups())) if found else ""
+
+
 def try_mutant(copy, mutant, programs, args):
-    """(verdict, by which test, seconds)."""
-    start = time.monotonic()
+    """(verdict, by which test): the tests are built and run one by one, until one fails."""
     names = [name for name in programs if re.match(mutant.tests, name)]
     if not names:
-        return "invalid", f"no test's name begins with {mutant.tests}", 0
+        return "invalid", f"no test's name begins with {mutant.tests}"
     path = copy.tree / mutant.file
     before = path.read_text()
     path.write_text(mutant.applied_to(before))
     try:
-        targets = set().union(*(programs[name] for name in names))
-        built = copy.build_targets(targets, args.jobs)
-        if built.returncode != 0:
-            errors = [line for line in built.stdout.splitlines() if "error" in line]
-            return "invalid", "does not compile: " + (errors or ["?"])[0], time.monotonic() - start
         # The quickest first: a bug is mostly noticed by the test next to it.
         for name in sorted(names, key=lambda name: (name.startswith(("tools_", "examples_")), name)):
-            failed, late, _ = copy.run_tests([name], args.timeout)
+            built = copy.build_targets(programs[name], args.jobs)
+            if built.returncode != 0:
+                errors = [line for line in built.stdout.splitlines() if "error" in line]
+                return "invalid", "does not compile: " + (errors or ["?"])[0]
+            failed, late, output = copy.run_tests([name], args.timeout)
             if failed:
-                return ("timeout" if late else "noticed"), failed, time.monotonic() - start
-        return "survived", ", ".join(names), time.monotonic() - start
+                return ("timeout" if late else "noticed"), f"{failed} {failed_check(output)}".strip()
+        return "survived", ", ".join(names)
     finally:
         path.write_text(before)
 
@@ -170,6 +180,7 @@ def options():
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilers at once")
     parser.add_argument("--timeout", type=int, default=300, help="seconds a test may take")
     parser.add_argument("--at-least", type=float, default=95, metavar="PERCENT", help="fewer noticed is a failure")
+    parser.add_argument("--log", type=pathlib.Path, help="a file of results: those that stand there are kept, new ones are added")
     parser.add_argument("--check", action="store_true", help="only look whether every edit still fits the code")
     return parser.parse_args()
 
@@ -200,20 +211,28 @@ def main():
     if built.returncode != 0:
         fail("the build fails without a bug:\n" + built.stdout[-2000:])
     programs = copy.tests()  # now: ctest names programs that are there
-    needed = {name for name in programs if any(re.match(mutant.tests, name) for mutant in mutants)}
-    print(f"running the {len(needed)} tests in question", flush=True)
-    failed, _, output = copy.run_tests(sorted(needed), args.timeout)
-    if failed:
-        fail(f"{failed} fails without a bug:\n{output[-4000:]}")
+    verdicts = read_log(args.log) if args.log else {}
+    if not verdicts:
+        needed = {name for name in programs if any(re.match(mutant.tests, name) for mutant in mutants)}
+        print(f"running the {len(needed)} tests in question", flush=True)
+        failed, _, output = copy.run_tests(sorted(needed), args.timeout)
+        if failed:
+            fail(f"{failed} fails without a bug:\n{output[-4000:]}")
 
-    verdicts = {}
     for number, mutant in enumerate(mutants, 1):
-        verdict, by, seconds = try_mutant(copy, mutant, programs, args)
+        if mutant.name in verdicts:
+            continue
+        start = time.monotonic()
+        verdict, by = try_mutant(copy, mutant, programs, args)
         verdicts[mutant.name] = verdict
-        print(f"{number:3}/{len(mutants)}  {verdict:<8}  {mutant.name:<45}  {seconds:4.0f} s  {by}", flush=True)
+        print(f"{number:3}/{len(mutants)}  {verdict:<8}  {mutant.name:<45}  {time.monotonic() - start:4.0f} s  {by}", flush=True)
         if verdict == "survived":
             print(f"{'':19}{mutant.effect}", flush=True)
+        if args.log:
+            with args.log.open("a") as log:
+                log.write(json.dumps({"name": mutant.name, "verdict": verdict, "by": by}) + "\n")
 
+    verdicts = {mutant.name: verdicts[mutant.name] for mutant in mutants}
     count = {verdict: list(verdicts.values()).count(verdict) for verdict in ("noticed", "timeout", "survived", "invalid")}
     valid = len(mutants) - count["invalid"]
     share = 100 * (count["noticed"] + count["timeout"]) / max(1, valid)
