@@ -103,12 +103,13 @@ void TensorSpill::collect_left(bool wait_for_first) {
   }
 }
 
-/// Waits for the transfer. Afterwards the block is on disk only.
+/// Waits for the transfer. Afterwards the block is on disk only, or lost if it could not be written.
 void TensorSpill::drop_buffer(Block& block) {
   buffered_ -= block.bytes_;
   const at::Tensor buffer = std::exchange(block.buffer_, at::Tensor());
   block.reading_ = false;
   wait(block.place_, block.transfer_);
+  block.written_ = true;
 }
 
 /// The oldest first: backward needs them last.
@@ -151,7 +152,7 @@ void TensorSpill::read_ahead(int64_t before) {
   collect_left(/*wait_for_first=*/false);
   for (auto next = live_.lower_bound(before); next != live_.begin();) {
     Block& block = *(--next)->second;
-    if (block.buffer_.defined() || !block.lent_.expired()) continue;
+    if (block.buffer_.defined() || !block.written_ || !block.lent_.expired()) continue;
     if (buffered_ + block.bytes_ > options_.buffer_bytes) return;
     start_reading(block);
   }
@@ -160,7 +161,10 @@ void TensorSpill::read_ahead(int64_t before) {
 TensorSpill::Memory TensorSpill::read(Block& block) {
   const std::lock_guard lock(mutex_);
   if (auto lent = block.lent_.lock()) return {c10::Storage(std::move(lent)), block.lent_offset_};
-  if (!block.buffer_.defined()) start_reading(block);
+  if (!block.buffer_.defined()) {
+    if (!block.written_) wait(block.place_, block.transfer_);  // throws what the write has failed with
+    start_reading(block);
+  }
   const at::Tensor buffer = block.buffer_;
   SpillFile& file = *files_[block.place_.file].file;
   if (block.reading_ || file.done(block.transfer_)) drop_buffer(block);

@@ -63,7 +63,8 @@ class TensorSpill : public std::enable_shared_from_this<TensorSpill> {
     c10::Storage storage;
     int64_t byte_offset = 0;  ///< of the block in it; its address is a multiple of SpillFile::kAlignment
   };
-  /// Waits for the block, and reads those saved before it ahead. Throws DiskError.
+  /// Waits for the block, and reads those saved before it ahead. Throws DiskError, at every call for a
+  /// block that could not be written.
   Memory read(Block& block);
   /// How fast it is now, measured with 16 MiB.
   SpillRates measure();
@@ -123,6 +124,7 @@ class TensorSpill::Block {
   at::Tensor buffer_;  // undefined: on disk only
   SpillFile::Transfer transfer_ = 0;
   bool reading_ = false;
+  bool written_ = false;  // and known to be. Without a buffer: false if the write has failed
   /// The buffer that was given to a reader, while that one has it.
   c10::weak_intrusive_ptr<c10::StorageImpl> lent_{c10::intrusive_ptr<c10::StorageImpl>()};
   int64_t lent_offset_ = 0;

@@ -52,7 +52,8 @@ void OffloadedTensor::start_writing() {
   store_.writing_.push_back(this);
 }
 
-/// Waits for the transfer under way. Without a holder, what could not be read or written leaves memory.
+/// Waits for the transfer under way. What could not be written stays in memory, and is to be written again;
+/// what could not be read is on disk as before.
 void OffloadedTensor::finish_transfer() {
   const Transfer transfer = std::exchange(transfer_, Transfer::kNone);
   if (transfer == Transfer::kNone) return;
@@ -64,7 +65,10 @@ void OffloadedTensor::finish_transfer() {
   try {
     store_.file_.wait(std::exchange(ticket_, 0));
   } catch (...) {
-    if (holders_ == 0) free_buffer();
+    if (transfer == Transfer::kWriting)
+      changed_ = true;
+    else
+      free_buffer();
     throw;
   }
   store_.seconds_waited_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -96,14 +100,14 @@ void OffloadedTensor::acquire(Access access) {
     std::erase(store_.idle_, this);
     store_.held_bytes_ += reserved();
   }
+  const bool without_contents = access == Access::kOverwrite && !memory_.has_buffer();
   try {
     get_buffer(access);
     changed_ |= access != Access::kRead;
     store_.look_ahead();
   } catch (...) {
     let_go();
-    // It may hold anything now.
-    if (holders_ == 0 && transfer_ == Transfer::kNone && memory_.has_buffer()) free_buffer();
+    if (without_contents && memory_.has_buffer()) free_buffer();
     throw;
   }
   if (!memory_.bound()) memory_.bind();

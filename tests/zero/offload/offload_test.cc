@@ -236,5 +236,44 @@ TEST_F(OffloadTest, AFailingDiskIsSaidOnceAndLeavesTheModelUnusable) {
     }
 }
 
+TEST_F(OffloadTest, AFailedWriteLosesNothingWhereTheErrorIsCaught) {
+  using Access = OffloadedTensor::Access;
+  constexpr int kNumTensors = 6;
+  constexpr int64_t kNumel = 4096;
+  for (const int num_buffers : {1, 2, 4})
+    for (int at = 0; at < 12; ++at) {
+      const ScopedSpillFileProbe probe(fails("write", at, EIO));
+      OffloadStore store({.directory = folder_.path().string(), .num_buffers = num_buffers},
+                         std::vector<int64_t>(kNumTensors, kNumel * 4), "test");
+      std::vector<std::unique_ptr<OffloadedTensor>> tensors;
+      for (int i = 0; i < kNumTensors; ++i)
+        tensors.push_back(std::make_unique<OffloadedTensor>(store, kNumel, at::kFloat, "test"));
+      std::vector<int> expected(kNumTensors, 0);
+      int num_errors = 0;
+      for (int turn = 0; turn < 4 * kNumTensors; ++turn) {
+        const int i = turn * 5 % kNumTensors;
+        const Access access = std::array{Access::kReadWrite, Access::kRead, Access::kOverwrite}[turn % 3];
+        const std::string error = error_of([&] {
+          tensors[i]->acquire(access);
+          if (access != Access::kOverwrite) {
+            EXPECT_TRUE(tensors[i]->tensor().eq(expected[i]).all().item<bool>()) << num_buffers << " " << at;
+          }
+          if (access != Access::kRead) tensors[i]->tensor().fill_(expected[i] = turn + 1);
+          tensors[i]->release();
+        });
+        EXPECT_THAT(error, AnyOf("", HasSubstr("Input/output error")));
+        num_errors += !error.empty();
+      }
+      num_errors += !error_of([&] { store.flush(); }).empty();
+      EXPECT_EQ(num_errors, 1) << num_buffers << " " << at;
+      store.flush();  // it writes what has failed
+      for (int i = 0; i < kNumTensors; ++i) {
+        tensors[i]->acquire(Access::kRead);
+        EXPECT_TRUE(tensors[i]->tensor().eq(expected[i]).all().item<bool>()) << num_buffers << " " << at;
+        tensors[i]->release();
+      }
+    }
+}
+
 }  // namespace
 }  // namespace tessera::zero::testing
