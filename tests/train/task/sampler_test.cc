@@ -10,12 +10,14 @@
 #include <set>
 
 #include "core/error.h"
+#include "tests/support/errors.h"
 
 namespace tessera::train {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 // All samples of one global step, over ranks and micro-steps, in the order of the epoch.
 std::vector<int64_t> global_batch(int64_t num_samples, BatchShape shape, int64_t epoch, int64_t step) {
@@ -92,13 +94,8 @@ TEST(TrainSampler, EpochIsAPartitionWithTheRemainderDropped) {
 
 TEST(TrainSampler, RefusesFewerSamplesThanOneBatch) {
   EXPECT_EQ(TrainSampler(12, {3, 2, 2, 0}, 7).steps_per_epoch(), 1);
-  try {
-    TrainSampler(11, {3, 2, 2, 0}, 7);
-    FAIL() << "accepted";
-  } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("train_batch_size: 12"));
-    EXPECT_THAT(error.what(), HasSubstr("only 11"));
-  }
+  EXPECT_THAT(tessera::testing::error_of<ConfigError>([] { TrainSampler(11, {3, 2, 2, 0}, 7); }),
+              AllOf(HasSubstr("train_batch_size: 12"), HasSubstr("only 11")));
 }
 
 // The mean of the weighted slices is the mean of the step; each sample is used once,
@@ -107,7 +104,7 @@ TEST(TrainSampler, TheRestOfAnEpochIsAStepOfItsOwn) {
   for (int64_t num_samples : {1, 2, 5, 12, 23, 24, 25, 29, 100}) {
     for (BatchShape shape :
          std::vector<BatchShape>{{12, 1, 1, 0}, {3, 2, 2, 0}, {1, 3, 4, 0}, {4, 1, 3, 0}}) {
-      SCOPED_TRACE(testing::Message()
+      SCOPED_TRACE(::testing::Message()
                    << num_samples << " samples, " << shape.accumulation_steps << " x " << shape.world_size);
       EXPECT_EQ(TrainSampler(num_samples, shape, 7, {.drop_last = false}).steps_per_epoch(),
                 (num_samples + 11) / 12);
