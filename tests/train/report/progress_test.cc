@@ -175,7 +175,7 @@ TEST(ProgressBar, ShorterLineLeavesNoRemains) {
   EXPECT_EQ(terminal.out.str().find('\033'), std::string::npos) << "no escape sequences";
 }
 
-struct TwoBars : testing::Test {
+struct TwoBars : ::testing::Test {
   TwoBars() { upper_display.has_sequences = true; }
   std::vector<std::string> rows() const { return screen(terminal.out.str()); }
 
