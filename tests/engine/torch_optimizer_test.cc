@@ -214,23 +214,6 @@ TEST_P(TorchOptimizer, CheckpointsLoadOnOtherNumbersOfRanks) {
 INSTANTIATE_TEST_SUITE_P(All, TorchOptimizer, ::testing::ValuesIn(clients()),
                          [](const auto& info) { return info.param.name; });
 
-TEST(TorchOptimizer, StatesAreDividedAndCounted) {
-  for (const Division division : {Division::kParameters, Division::kRank0}) {
-    std::vector<int64_t> bytes(2);
-    on_ranks(2, [&](comm::CommunicatorPtr comm) {
-      Bowl model;
-      const auto engine = engine_of(model, rows(), comm, 1, division);
-      train_bowl(*engine, 2);
-      bytes[static_cast<size_t>(comm->rank())] = engine->measured_bytes().optimizer;
-    });
-    Bowl model;
-    int64_t numel = 0;
-    for (const at::Tensor& p : model->parameters()) numel += p.numel();
-    EXPECT_EQ(bytes[0] + bytes[1], 4 * numel) << "one momentum an element";
-    EXPECT_EQ(bytes[1] == 0, division == Division::kRank0);
-  }
-}
-
 TEST(TorchOptimizer, ASchedulerOfTorchWorksOnIt) {
   std::unique_ptr<optim::StepLR> scheduler;
   const Tensors plain = plain_bowl(rows().make, 6, [&](optim::Optimizer& optimizer, int step) {

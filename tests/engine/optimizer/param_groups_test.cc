@@ -153,25 +153,5 @@ TEST(LearningRates, FollowTheScheduleByGroupAndAreTheOnesUsed) {
     });
 }
 
-TEST(LearningRates, DoNotAdvanceInSkippedSteps) {
-  on_ranks(1, [](comm::CommunicatorPtr comm) {
-    EngineConfig config = bowl_config(1, kAdamW);
-    config.scheduler = StepLrOptions{.step_size = 1, .gamma = 0.5};
-    Bowl model;
-    fill_parameters(*model, 1);
-    auto engine = initialize(model, config, comm);
-    const auto step = [&](double factor) {
-      engine->backward(engine->forward() * factor);
-      engine->step();
-      return engine->learning_rates()[0];
-    };
-    EXPECT_EQ(step(1), 0.01);
-    EXPECT_EQ(step(INFINITY), 0.01);
-    EXPECT_EQ(step(1), 0.005);
-    EXPECT_EQ(engine->global_steps(), 3);
-    EXPECT_EQ(engine->skipped_steps(), 1);
-  });
-}
-
 }  // namespace
 }  // namespace tessera::testing
