@@ -169,19 +169,6 @@ TEST_P(EngineAt, GradientsInTheMiddleOfAccumulationAreThoseSoFar) {
   });
 }
 
-TEST(Engine, SaysWhoAndWhereItIs) {
-  on_ranks(3, [&](comm::CommunicatorPtr comm) {
-    Case c = small_units(3, 2);
-    auto engine = mlp_engine(c, comm, {.local_rank = comm->rank() % 2});
-    EXPECT_EQ(engine->rank(), comm->rank());
-    EXPECT_EQ(engine->local_rank(), comm->rank() % 2);
-    EXPECT_EQ(engine->world_size(), 3);
-    EXPECT_EQ(engine->device(), at::Device(at::kCPU));
-    EXPECT_EQ(engine->config().zero.stage, 2);
-    EXPECT_EQ(&engine->comm(), comm.get());
-  });
-}
-
 // -------------------------------------------------------------------------------------- starting out
 
 TEST(Engine, CompletesAConfigMadeInCpp) {

@@ -42,33 +42,20 @@ TEST_F(TrainerTest, TerminalShowsABar) {
                     HasSubstr("\repoch 1.00 | eval accuracy "), Not(HasSubstr("step 4/30 |"))));
 }
 
-TEST_F(TrainerTest, Fp16ShowsTheLossScale) {
+TEST_F(TrainerTest, Fp16ShowsTheLossScaleAndBreakdownsTimeAndMemory) {
   json config = base_config();
   config["fp16"] = {{"enabled", true}, {"initial_scale_power", 10}};
+  config["wall_clock_breakdown"] = config["memory_breakdown"] = true;
   const Result result = train(config, 2);
-  EXPECT_THAT(result.output, HasSubstr("| loss scale 1024 |"));
-  EXPECT_EQ(json_lines(folder_ / "metrics.jsonl")[0].at("loss_scale"), 1024);
+  EXPECT_THAT(result.output, AllOf(HasSubstr("| loss scale 1024 |"), HasSubstr("\n  time (ms) | data "),
+                                   HasSubstr("\n  memory at the peak (MB) | parameters ")));
   EXPECT_GT(result.summary.evaluation->metrics[0].second, 0.9);
-}
-
-TEST_F(TrainerTest, BreakdownOfTime) {
-  json config = base_config();
-  config["wall_clock_breakdown"] = true;
-  const Result result = train(config, 1);
-  EXPECT_THAT(result.output, HasSubstr("\n  time (ms) | data "));
   const json record = json_lines(folder_ / "metrics.jsonl")[0];
+  EXPECT_EQ(record.at("loss_scale"), 1024);
   for (const char* phase : {"data_ms", "forward_ms", "backward_ms", "step_ms"})
     EXPECT_GT(record.at(phase), 0) << phase;
-}
-
-TEST_F(TrainerTest, BreakdownOfMemory) {
-  json config = base_config();
-  config["memory_breakdown"] = true;
-  config["zero_optimization"]["stage"] = 2;
-  const Result result = train(config, 2);
-  EXPECT_THAT(result.output, HasSubstr("\n  memory at the peak (MB) | parameters "));
-  const json bytes = json_lines(folder_ / "metrics.jsonl")[0].at("memory_peak_bytes");
-  // AdamW in fp32: two states a parameter, and the gradient's shard is as large as one of them.
+  const json& bytes = record.at("memory_peak_bytes");
+  // AdamW: two states a parameter, and the gradient's shard in fp32 is as large as one of them.
   EXPECT_GT(bytes.at("gradients"), 0);
   EXPECT_EQ(bytes.at("optimizer"), 2 * bytes.at("gradients").get<int64_t>());
   EXPECT_GT(bytes.at("activations"), 0);
