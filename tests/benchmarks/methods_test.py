@@ -53,7 +53,7 @@ def write_texts(folder):
 
 
 class Rows(unittest.TestCase):
-    """Three rows, run once."""
+    """Two rows, run once."""
 
     @classmethod
     def setUpClass(cls):
@@ -62,7 +62,7 @@ class Rows(unittest.TestCase):
         cls.folder = Path(folder.name)
         write_texts(cls.folder)
         (cls.folder / "recipe.json").write_text(RECIPE.replace("PATH", folder.name), encoding="utf-8")
-        cls.outcome = cls.run_methods("--only", "tessera", "single", "ddp")
+        cls.outcome = cls.run_methods("--only", "tessera", "ddp")
         results = cls.folder / "out" / "results.jsonl"
         lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
         cls.results = {result["row"]: result for result in map(json.loads, lines)}
@@ -77,14 +77,13 @@ class Rows(unittest.TestCase):
         ours = self.results["tessera"]["losses"]
         self.assertGreaterEqual(len(ours), 24, "three epochs, each with its own order")
         self.assertGreater(max(ours) - min(ours), 0.2, "it learns, so that optimizer and schedule show")
-        for row in ("single", "ddp"):
-            theirs = self.results[row]["losses"]
-            self.assertEqual(len(theirs), len(ours), row)
-            self.assertAlmostEqual(theirs[0], ours[0], delta=1e-5, msg=row)
-            for step, (a, b) in enumerate(zip(ours, theirs)):
-                self.assertAlmostEqual(a, b, delta=1e-4, msg=f"{row}, step {step + 1}")
-            for name in ("validation_accuracy", "test_accuracy"):
-                self.assertAlmostEqual(self.results[row][name], self.results["tessera"][name], places=6, msg=row)
+        theirs = self.results["ddp"]["losses"]
+        self.assertEqual(len(theirs), len(ours))
+        self.assertAlmostEqual(theirs[0], ours[0], delta=1e-5)
+        for step, (a, b) in enumerate(zip(ours, theirs)):
+            self.assertAlmostEqual(a, b, delta=1e-4, msg=f"step {step + 1}")
+        for name in ("validation_accuracy", "test_accuracy"):
+            self.assertAlmostEqual(self.results["ddp"][name], self.results["tessera"][name], places=6)
 
     def test_the_whole_takes_longer_than_the_training(self):
         for row, result in self.results.items():
@@ -94,7 +93,7 @@ class Rows(unittest.TestCase):
     def test_the_table_fits_and_goes_on(self):
         document = self.folder / "methods.md"
         document.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n", encoding="utf-8")
-        again = self.run_methods("--only", "tessera", "single", "--resume", "--write", str(document))
+        again = self.run_methods("--only", "tessera", "--resume", "--write", str(document))
         self.assertEqual(again.returncode, 0, again.stderr)
         table = self.outcome.stdout[self.outcome.stdout.index("\n\n"):]
         self.assertEqual(again.stdout[again.stdout.index("\n"):].strip(), table.strip(), "nothing was run again, nothing is lost")

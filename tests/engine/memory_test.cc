@@ -19,40 +19,6 @@ EngineConfig with_precision(EngineConfig config, Precision precision) {
   return config;
 }
 
-/// Ranks that share a host-shared unit: all; with "hybrid" the first half of them or the others.
-int64_t ranks_of_host(int64_t rank, int64_t world) {
-  if (default_backend() != "hybrid") return world;
-  return 2 * rank < world ? (world + 1) / 2 : world / 2;
-}
-
-/// The table in README.md, written out: bytes of one rank from the sizes of the units alone.
-zero::StateBytes table(const zero::Layout& layout, int64_t rank, int stage, Precision precision,
-                       int num_states) {
-  zero::StateBytes bytes;
-  const int64_t parameter = precision == Precision::kFp32 ? 4 : 2;
-  const int64_t gradient = precision == Precision::kBf16Accumulating ? 2 : 4;
-  const int64_t world = layout.world_size();
-  for (const zero::UnitSpec& unit : layout.units()) {
-    // In shared memory one copy of what is trained serves a host's ranks as soon as each updates a shard.
-    const bool parted = stage >= 3 || (stage >= 1 && unit.trainable && world > 1 && in_shared_memory());
-    const int64_t parts = !parted ? 1 : in_shared_memory() ? ranks_of_host(rank, world) : world;
-    bytes.parameters += (parameter * unit.numel + parts - 1) / parts;
-    if (!unit.trainable) continue;
-    bytes.gradients += gradient * unit.numel / (stage >= 2 ? world : 1);
-    const int64_t mine = unit.numel / (stage >= 1 ? world : 1);
-    if (parameter == 2) bytes.master += 4 * mine;
-    bytes.optimizer += 4 * num_states * mine;
-  }
-  return bytes;
-}
-
-void expect_equal(const zero::StateBytes& found, const zero::StateBytes& expected) {
-  EXPECT_EQ(found.parameters, expected.parameters);
-  EXPECT_EQ(found.gradients, expected.gradients);
-  EXPECT_EQ(found.master, expected.master);
-  EXPECT_EQ(found.optimizer, expected.optimizer);
-}
-
 // Weights and moments in fp32, and frozen weights as they are: this rank's shards, at every stage alike.
 TEST(StateBytes, AsynchronousCheckpointsSetMemoryAside) {
   for (int stage = 0; stage <= 3; ++stage) {
@@ -75,37 +41,26 @@ TEST(StateBytes, AsynchronousCheckpointsSetMemoryAside) {
   }
 }
 
-class StateBytesOf : public ::testing::TestWithParam<int> {};  // world
-
-TEST_P(StateBytesOf, EveryStagePrecisionAndOptimizer) {
-  const int world = GetParam();
-  on_ranks(world, [&](comm::CommunicatorPtr comm) {
+// The formula's numbers: zero/plan/memory_model_test.cc and train/memory/state_formulas_test.cc.
+TEST(StateBytes, AreTheFormulasAtEveryStagePrecisionAndOptimizer) {
+  on_ranks(2, [&](comm::CommunicatorPtr comm) {
     for (int stage = 0; stage <= 3; ++stage)
       for (const Precision precision :
            {Precision::kFp32, Precision::kBf16, Precision::kFp16, Precision::kBf16Accumulating})
-        for (const auto& [optimizer, num_states] :
-             {std::pair<std::string, int>{"AdamW", 2}, {"SGD", 1}, {"AMSGrad", 3}}) {
-          if (world > 2 && num_states == 1) continue;  // moments are counted the same way
+        for (const std::string optimizer : {"AdamW", "SGD", "AMSGrad"}) {
           SCOPED_TRACE(str("stage ", stage, " precision ", static_cast<int>(precision), " ", optimizer));
-          Case c = small_units(world, stage);
+          Case c = small_units(2, stage);
           c.optimizer = optimizer;
           c.config = with_precision(c.config, precision);
           Odds model;
           auto engine = initialize(model, engine_config(c), comm);
-          for (int step = 0; step < 2; ++step) {
-            engine->backward(odds_loss(*model, step, 0, 2));
-            engine->step();
-          }
-          zero::ShardedModel& sharded = engine->sharded_model();
-          expect_equal(sharded.measured_bytes(),
-                       table(sharded.layout(), comm->rank(), stage, precision, num_states));
-          expect_equal(sharded.formula_bytes(), sharded.measured_bytes());
+          engine->backward(odds_loss(*model, 0, 0, 2));
+          engine->step();
+          EXPECT_GT(engine->measured_bytes().optimizer, 0);
+          EXPECT_EQ(engine->measured_bytes(), engine->formula_bytes());
         }
   });
 }
-
-INSTANTIATE_TEST_SUITE_P(Worlds, StateBytesOf, ::testing::Values(1, 2, 3, 4),
-                         [](const auto& info) { return str("World", info.param); });
 
 /// Twelve layers of 64 x 64, about 50,000 parameters: big beside everything else the process holds.
 torch::nn::Sequential stack() {
@@ -169,18 +124,8 @@ TEST_P(Allocations, NothingElseOfTheModelsSizeIsAlive) {
       "gloo");  // what lies in shared memory does not come from the allocator
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, Allocations, ::testing::Values(1, 2, 4),
+INSTANTIATE_TEST_SUITE_P(Worlds, Allocations, ::testing::Values(1, 3),
                          [](const auto& info) { return str("World", info.param); });
-
-TEST(LiveBytesOfAThread, SeesAllocationsAndFrees) {
-  LiveBytes live;
-  {
-    const at::Tensor tensor = at::empty({1000});
-    EXPECT_GE(live.now(), 4000);
-  }
-  EXPECT_EQ(live.now(), 0);
-  EXPECT_GE(live.peak(), 4000);
-}
 
 }  // namespace
 }  // namespace tessera::testing

@@ -1,7 +1,6 @@
-// Engines of modules called directly, of Sequential and of TorchScript.
+// Engines of modules called directly and of TorchScript.
 #include <gtest/gtest.h>
 #include <torch/csrc/jit/api/module.h>
-#include <torch/nn/modules/container/sequential.h>
 
 #include "core/str.h"
 #include "tests/support/losses.h"
@@ -30,19 +29,6 @@ TEST_P(ModelKinds, EngineForwardAndTheModelsOwnAreTheSame) {
       }
     });
   EXPECT_TRUE(bit_equal(weights[0], weights[1]));
-}
-
-TEST_P(ModelKinds, Sequential) {
-  torch::nn::Sequential plain(torch::nn::Linear(7, 9), torch::nn::Linear(9, 3));
-  fill_parameters(*plain, 1);
-  const at::Tensor x = randn({2, 7}, 1);
-  const at::Tensor expected = plain->forward(x);
-  on_ranks(2, [&](comm::CommunicatorPtr comm) {
-    torch::nn::Sequential model(torch::nn::Linear(7, 9), torch::nn::Linear(9, 3));
-    fill_parameters(*model, 1);
-    auto engine = initialize(model, engine_config(small_units(2, GetParam())), comm);
-    EXPECT_TRUE(at::equal(engine->forward(x), expected));
-  });
 }
 
 torch::jit::Module script_module() {

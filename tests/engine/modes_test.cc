@@ -15,7 +15,7 @@ struct NormRun {
 };
 
 /// Trains with batches of its own on each rank; `evaluate`: three evaluation batches after every second step.
-NormRun norm_run(int world, int stage, bool evaluate, bool through_engine = true) {
+NormRun norm_run(int world, int stage, bool evaluate) {
   NormRun run;
   on_ranks(world, [&](comm::CommunicatorPtr comm) {
     Case c = small_units(world, stage);
@@ -25,14 +25,11 @@ NormRun norm_run(int world, int stage, bool evaluate, bool through_engine = true
     fill_parameters(*model, 1);
     auto engine = initialize(model, engine_config(c), comm);
     NormRun mine;
-    const auto forward = [&](const at::Tensor& x) {
-      return through_engine ? engine->forward(x) : model->forward(x);
-    };
     for (int step = 0; step < 5; ++step) {
       for (int micro = 0; micro < 2; ++micro) {
         const uint64_t seed = 1000 * (comm->rank() + 1) + 10 * step + micro;
         const at::Tensor loss =
-            at::mse_loss(forward(randn({6, 6}, seed) + comm->rank()), randn({6, 3}, seed + 500));
+            at::mse_loss(engine->forward(randn({6, 6}, seed) + comm->rank()), randn({6, 3}, seed + 500));
         mine.losses.push_back(loss.item<double>());
         engine->backward(loss);
         engine->step();
@@ -41,7 +38,7 @@ NormRun norm_run(int world, int stage, bool evaluate, bool through_engine = true
         EXPECT_FALSE(model->norm->is_training());
         const at::NoGradGuard no_grad;
         for (int batch = 0; batch < 3; ++batch)
-          mine.evaluations.push_back(forward(randn({4, 6}, 7000 + batch)));
+          mine.evaluations.push_back(engine->forward(randn({4, 6}, 7000 + batch)));
         engine->train();
         EXPECT_TRUE(model->norm->is_training());
       }
@@ -86,13 +83,6 @@ TEST(Modes, EvaluationInBetweenDoesNotDisturbTraining) {
     const NormRun with = norm_run(1, stage, true), without = norm_run(1, stage, false);
     EXPECT_EQ(with.losses, without.losses);
     EXPECT_TRUE(bit_equal(with.weights, without.weights));
-  }
-}
-
-TEST(Modes, CallingTheModelDirectlyIsTheSameInBothModes) {
-  for (int stage = 0; stage <= 3; ++stage) {
-    SCOPED_TRACE(stage);
-    expect_same_run(norm_run(2, stage, true, /*through_engine=*/false), norm_run(2, stage, true));
   }
 }
 
@@ -143,26 +133,6 @@ TEST(Modes, EvaluationBeforeTheFirstStepAndTwiceInARow) {
       if (comm->rank() == 0) results[stage] = result.detach();
     });
   for (int stage = 1; stage <= 3; ++stage) EXPECT_TRUE(at::equal(results[stage], results[0]));
-}
-
-TEST(Modes, DropoutDrawsTheSameNumbersAtEveryStage) {
-  TrainingRun runs[4];
-  const LossOf<DropoutNetImpl> loss = [](DropoutNetImpl& model, int step, int64_t first, int64_t num) {
-    return model.forward(randn({8, 7}, step).narrow(0, first, num),
-                         randn({8, 3}, 50 + step).narrow(0, first, num));
-  };
-  for (int stage = 0; stage <= 3; ++stage) {
-    Case c = small_units(1, stage);
-    c.micro_batch = 4;
-    at::manual_seed(5);
-    runs[stage] = engine_run<DropoutNet>(c, loss);
-  }
-  at::manual_seed(6);
-  EXPECT_NE(engine_run<DropoutNet>(small_units(1, 0), loss).losses, runs[0].losses) << "the seed must matter";
-  for (int stage = 1; stage <= 3; ++stage) {
-    EXPECT_EQ(runs[stage].losses, runs[0].losses);
-    EXPECT_TRUE(bit_equal(runs[stage].weights, runs[0].weights));
-  }
 }
 
 }  // namespace

@@ -230,6 +230,7 @@ std::string name_of_case(const ::testing::TestParamInfo<ParametersAt::ParamType>
              : precision == Precision::kBf16 ? "Bf16"
                                              : "Fp16");
 }
+// Host-shared units and those of a rank's own, in full and in 16 bits; the rest is for test-full.
 INSTANTIATE_TEST_SUITE_P(
     All, ParametersAt,
     ::testing::Combine(::testing::Values("gloo", "shm", "hybrid"), ::testing::Values(0, 1, 2, 3),

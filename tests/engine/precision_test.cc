@@ -52,7 +52,7 @@ TEST_P(Mixed, EqualsMastersByHand) {
 }
 
 INSTANTIATE_TEST_SUITE_P(WorldsAndStages, Mixed,
-                         ::testing::Combine(::testing::Values(1, 2, 3), ::testing::Values(0, 1, 2, 3)),
+                         ::testing::Combine(::testing::Values(1, 3), ::testing::Values(0, 1, 2, 3)),
                          [](const auto& info) {
                            return str("World", std::get<0>(info.param), "Stage", std::get<1>(info.param));
                          });

@@ -141,12 +141,15 @@ std::vector<Client> clients() {
           {"RMSprop", in_groups<optim::RMSprop>(RMSpropOptions(0.01), RMSpropOptions(0.02).centered(true))}};
 }
 
-auto engine_of(Bowl& model, const Client& client, const comm::CommunicatorPtr& comm, int stage,
-               Division division = Division::kParameters, Made* made = nullptr) {
+/// An engine of a Bowl, and the optimizer that it was given.
+auto engine_of(const Client& client, const comm::CommunicatorPtr& comm, int stage,
+               Division division = Division::kParameters, const EngineConfig* config = nullptr) {
+  Bowl model;
   fill_parameters(*model, 1);
   const Made optimizer = client.make(*model);
-  if (made != nullptr) *made = optimizer;
-  return initialize(model, optimizer, bowl_config(stage), comm, {}, division);
+  auto engine =
+      initialize(model, optimizer, config != nullptr ? *config : bowl_config(stage), comm, {}, division);
+  return std::pair(std::move(engine), optimizer);
 }
 
 class TorchOptimizer : public ::testing::TestWithParam<Client> {};
@@ -158,9 +161,7 @@ TEST_P(TorchOptimizer, TrainsAsItDoesByItself) {
     for (const int stage : in_full ? std::vector<int>{0, 1, 2, 3} : std::vector<int>{0, 3})
       for (const Division division : {Division::kParameters, Division::kRank0})
         on_ranks(world, [&](comm::CommunicatorPtr comm) {
-          Bowl model;
-          Made optimizer;
-          const auto engine = engine_of(model, GetParam(), comm, stage, division, &optimizer);
+          const auto [engine, optimizer] = engine_of(GetParam(), comm, stage, division);
           train_bowl(*engine, 10);
           const Tensors weights = full_parameters(*engine);
           // The mean of two equal gradients is that gradient; of three it may be rounded.
@@ -184,8 +185,7 @@ TEST_P(TorchOptimizer, CheckpointsLoadOnOtherNumbersOfRanks) {
     const TemporaryFolder folder("torch_optimizer");
     Tensors expected;
     on_ranks(saved_by, [&](comm::CommunicatorPtr comm) {
-      Bowl model;
-      const auto engine = engine_of(model, GetParam(), comm, 2);
+      const auto engine = engine_of(GetParam(), comm, 2).first;
       train_bowl(*engine, 3);
       engine->save_checkpoint(folder.path().string());
       train_bowl(*engine, 3);
@@ -194,9 +194,7 @@ TEST_P(TorchOptimizer, CheckpointsLoadOnOtherNumbersOfRanks) {
     });
     for (const int world : in_full ? std::vector<int>{1, 2, 3} : std::vector<int>{1})
       on_ranks(world, [&](comm::CommunicatorPtr comm) {
-        Bowl model;
-        Made optimizer;
-        const auto engine = engine_of(model, GetParam(), comm, 3, Division::kParameters, &optimizer);
+        const auto [engine, optimizer] = engine_of(GetParam(), comm, 3);
         train_bowl(*engine, 1);  // what it has by then is replaced
         for (auto& group : optimizer->param_groups()) group.options().set_lr(100);  // and so are its options
         engine->load_checkpoint(folder.path().string());
@@ -214,23 +212,6 @@ TEST_P(TorchOptimizer, CheckpointsLoadOnOtherNumbersOfRanks) {
 INSTANTIATE_TEST_SUITE_P(All, TorchOptimizer, ::testing::ValuesIn(clients()),
                          [](const auto& info) { return info.param.name; });
 
-TEST(TorchOptimizer, StatesAreDividedAndCounted) {
-  for (const Division division : {Division::kParameters, Division::kRank0}) {
-    std::vector<int64_t> bytes(2);
-    on_ranks(2, [&](comm::CommunicatorPtr comm) {
-      Bowl model;
-      const auto engine = engine_of(model, rows(), comm, 1, division);
-      train_bowl(*engine, 2);
-      bytes[static_cast<size_t>(comm->rank())] = engine->measured_bytes().optimizer;
-    });
-    Bowl model;
-    int64_t numel = 0;
-    for (const at::Tensor& p : model->parameters()) numel += p.numel();
-    EXPECT_EQ(bytes[0] + bytes[1], 4 * numel) << "one momentum an element";
-    EXPECT_EQ(bytes[1] == 0, division == Division::kRank0);
-  }
-}
-
 TEST(TorchOptimizer, ASchedulerOfTorchWorksOnIt) {
   std::unique_ptr<optim::StepLR> scheduler;
   const Tensors plain = plain_bowl(rows().make, 6, [&](optim::Optimizer& optimizer, int step) {
@@ -238,9 +219,7 @@ TEST(TorchOptimizer, ASchedulerOfTorchWorksOnIt) {
     if (step > 0) scheduler->step();
   });
   on_ranks(2, [&](comm::CommunicatorPtr comm) {
-    Bowl model;
-    Made optimizer;
-    const auto engine = engine_of(model, rows(), comm, 3, Division::kParameters, &optimizer);
+    const auto [engine, optimizer] = engine_of(rows(), comm, 3);
     train_bowl(*engine, 1);
     optim::StepLR own(*optimizer, 2, 0.5);
     for (int step = 1; step < 6; ++step) {
@@ -257,8 +236,7 @@ TEST(TorchOptimizer, TheEnginesRatesAreWrittenIntoIt) {
       if (step == 1) group.options().set_lr(group.options().get_lr() / 2);
   });
   on_ranks(2, [&](comm::CommunicatorPtr comm) {
-    Bowl model;
-    const auto engine = engine_of(model, rows(), comm, 2);
+    const auto engine = engine_of(rows(), comm, 2).first;
     EXPECT_EQ(engine->learning_rates(), (std::vector<double>{0.02, 0.05}));
     train_bowl(*engine, 2);
     engine->set_learning_rates({0.01, 0.025});
@@ -268,9 +246,7 @@ TEST(TorchOptimizer, TheEnginesRatesAreWrittenIntoIt) {
   EngineConfig config = bowl_config(2);
   config.scheduler = StepLrOptions{.step_size = 2, .gamma = 0.5};
   on_ranks(2, [&](comm::CommunicatorPtr comm) {
-    Bowl model;
-    fill_parameters(*model, 1);
-    const auto engine = initialize(model, rows().make(*model), config, comm, {}, Division::kParameters);
+    const auto engine = engine_of(rows(), comm, 2, Division::kParameters, &config).first;
     train_bowl(*engine, 4);
     EXPECT_TRUE(bit_equal(full_parameters(*engine), plain));
   });
@@ -364,14 +340,11 @@ TEST(TorchOptimizer, DamagedStatesAreRefused) {
 TEST(TorchOptimizer, RatesAfterALoad) {
   const TemporaryFolder folder("torch_optimizer");
   on_ranks(2, [&](comm::CommunicatorPtr comm) {
-    Bowl model;
-    const auto engine = engine_of(model, rows(), comm, 2);
+    const auto engine = engine_of(rows(), comm, 2).first;
     engine->set_learning_rates({0.001, 0.002});
     train_bowl(*engine, 2);
     engine->save_checkpoint(folder.path().string());
-    Bowl second;
-    Made optimizer;
-    const auto loaded = engine_of(second, rows(), comm, 2, Division::kParameters, &optimizer);
+    const auto [loaded, optimizer] = engine_of(rows(), comm, 2);
     loaded->load_checkpoint(folder.path().string());
     EXPECT_EQ(loaded->learning_rates(), (std::vector<double>{0.001, 0.002})) << "those that were saved";
     loaded->set_learning_rates({0.02, 0.05});  // as in the constructor

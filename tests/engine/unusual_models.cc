@@ -28,11 +28,6 @@ namespace init = torch::nn::init;
 // Above what is small enough to be computed at once.
 constexpr int64_t kLarge = 300;
 
-void tied(BuiltImpl& m) {
-  const Linear in = m.module("in", Linear(8, 12));
-  m.parameter("out", in->weight);
-}
-
 void views(BuiltImpl& m) {
   m.parameter("transposed", torch::randn({6, 10}).t());
   const at::Tensor flat = torch::rand({40});
@@ -127,11 +122,6 @@ void seeds(BuiltImpl& m) {
   m.parameter("f", torch::randn({20}, own));
   m.parameter("g", torch::randn({20}));
   m.parameter("h", torch::randn({20}, own));
-}
-
-void seeds_last(BuiltImpl& m) {
-  m.parameter("a", torch::randn({50}));
-  torch::manual_seed(1234);
 }
 
 void buffers(BuiltImpl& m) {
@@ -340,12 +330,10 @@ void prints(BuiltImpl& m) {
 void draws_itself(BuiltImpl& m) {
   m.parameter("before", torch::randn({20}));
   at::Generator generator = at::detail::getDefaultCPUGenerator();
-  const std::lock_guard lock(generator.mutex());
-  m.parameter("number", torch::full({3}, generator.get<at::CPUGeneratorImpl>()->random() / 7e9));
-}
-
-void draws_itself_first(BuiltImpl& m) {
-  draws_itself(m);
+  {
+    const std::lock_guard lock(generator.mutex());
+    m.parameter("number", torch::full({3}, generator.get<at::CPUGeneratorImpl>()->random() / 7e9));
+  }
   m.parameter("after", torch::randn({20}));
 }
 
@@ -353,7 +341,6 @@ void draws_itself_first(BuiltImpl& m) {
 
 const std::vector<UnusualModel>& unusual_models() {
   static const std::vector<UnusualModel> models = {
-      {"Tied", tied},
       {"Views", views, false, true},  // autograd keeps what they are views of
       {"GivenOtherData", given_other_data, false, true},
       {"SixteenBits", sixteen_bits},
@@ -363,7 +350,6 @@ const std::vector<UnusualModel>& unusual_models() {
       {"Twice", twice},
       {"Overtaken", overtaken},
       {"Seeds", seeds, false, true},  // asks for the state
-      {"SeedsLast", seeds_last},
       {"Buffers", buffers},
       {"Others", others, false, true},
       {"Values", values, false, true},
@@ -381,7 +367,6 @@ const std::vector<UnusualModel>& unusual_models() {
       {"GeneratorsOfAnotherClass", generators_of_another_class, false, true},
       {"Prints", prints, true},
       {"DrawsItself", draws_itself, true},
-      {"DrawsItselfFirst", draws_itself_first, true},
   };
   return models;
 }

@@ -65,37 +65,35 @@ class FailingServerTest(MonitorTest):
         self.addCleanup(server.shutdown)
         return server
 
-    def send(self, uri, *calls, close_s, env=None):
-        """The warnings; every call but close() returned at once, and close() within `close_s`."""
+    def send(self, uri, *calls, env=None):
+        """The warnings; no call, close() included, waited for as long as a request may take, 30 s."""
         seconds, warnings = self.monitor({"mlflow": {"enabled": True, "tracking_uri": uri}}, *calls, ["close", "FINISHED"], env=env)
-        waited = [time for call, time in zip(calls, seconds) if call[0] != "sleep"]
-        self.assertLess(sum(waited), 0.5)
-        self.assertLess(seconds[-1], close_s)
+        self.assertLess(sum(time for call, time in zip([*calls, ["close"]], seconds) if call[0] != "sleep"), 20)
         return warnings
 
     def test_a_dead_port(self):
         uri = f"http://127.0.0.1:{free_port()}"
-        warnings = self.send(uri, *CALLS, ["sleep", 0.3], *CALLS, close_s=3.5)
+        warnings = self.send(uri, *CALLS, ["sleep", 0.3], *CALLS)
         self.assertEqual(len(warnings), 1, warnings)
         self.assertRegex(warnings[0], rf"^warning: mlflow: {uri} does not answer \(.*onnect.*\); the run does not wait for it$")
 
     def test_a_server_that_never_answers(self):
         with socket.create_server(("127.0.0.1", 0)) as silent:
             uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
-            warnings = self.send(uri, *CALLS, close_s=6.5)
+            warnings = self.send(uri, *CALLS)
         self.assertEqual(warnings, [f"warning: mlflow: {uri} has not taken everything in time; the run does not wait for it"])
 
     def test_a_busy_server_gets_everything_later(self):
         server = self.serve(lambda number: {1: 503, 2: 429, 3: 408}.get(number, 200))
-        warnings = self.send(server.uri, *CALLS, ["sleep", 7.5], *CALLS, close_s=2)
+        warnings = self.send(server.uri, *CALLS, ["sleep", 7.5], *CALLS)
         self.assertEqual(warnings, [f"warning: mlflow: {server.uri} refuses experiments/get-by-name: status 503, 'said\\x0athe server'; "
                                     "the run does not wait for it"])
         self.assertEqual(server.values("loss"), 2 * list(range(1, 51)))
         self.assertEqual(server.statuses(), ["FINISHED"])
 
     def test_a_slow_server_gets_the_newest(self):
-        server = self.serve(lambda number: time.sleep(1.5 if number == 1 else 0) or 200)
-        warnings = self.send(server.uri, *[["scalars", step, {"loss": step}] for step in range(3000)], close_s=5)
+        server = self.serve(lambda number: time.sleep(3 if number == 1 else 0) or 200)
+        warnings = self.send(server.uri, *[["scalars", step, {"loss": step}] for step in range(3000)])
         self.assertEqual(warnings, [])
         values = server.values("loss")
         self.assertEqual(values, list(range(3000 - len(values), 3000)))
@@ -103,7 +101,7 @@ class FailingServerTest(MonitorTest):
 
     def test_what_is_refused_is_left_out(self):
         server = self.serve(lambda number: 400 if number == 3 else 200)  # the parameters, after experiment and run
-        warnings = self.send(server.uri, *CALLS, close_s=2)
+        warnings = self.send(server.uri, *CALLS)
         self.assertEqual(warnings, [f"warning: mlflow: {server.uri} refuses runs/log-batch: status 400, 'said\\x0athe server'; "
                                     "the run does not wait for it"])
         self.assertEqual(server.values("loss"), list(range(1, 51)))
@@ -113,14 +111,14 @@ class FailingServerTest(MonitorTest):
                             ('{"run": 5}', "json"), ('{"experiment": [], "run": {"info": 1}}', "json")):
             with self.subTest(body=body):
                 server = self.serve(lambda number: 200, body=body)
-                warnings = self.send(server.uri, *CALLS, close_s=2)
+                warnings = self.send(server.uri, *CALLS)
                 self.assertEqual(len(warnings), 1, warnings)
                 self.assertIn(wrong, warnings[0])
                 self.assertEqual(server.values("loss"), [])
 
     def test_a_server_without_artifacts(self):
         server = self.serve(lambda number: 200)
-        warnings = self.send(server.uri, ["artifact", __file__], ["scalars", 1, {"loss": 1}], close_s=2)
+        warnings = self.send(server.uri, ["artifact", __file__], ["scalars", 1, {"loss": 1}])
         self.assertEqual(len(warnings), 1, warnings)
         self.assertIn("does not store artifacts itself (the run's artifact URI is 's3://elsewhere/7')", warnings[0])
         self.assertEqual(server.values("loss"), [1])
@@ -129,14 +127,14 @@ class FailingServerTest(MonitorTest):
         for environment, header in (({"MLFLOW_TRACKING_TOKEN": "abc"}, "Bearer abc"),
                                     ({"MLFLOW_TRACKING_USERNAME": "u", "MLFLOW_TRACKING_PASSWORD": "p"}, "Basic dTpw")):
             server = self.serve(lambda number: 200)
-            self.send(server.uri, ["scalars", 1, {"loss": 1}], close_s=2, env=environment)
+            self.send(server.uri, ["scalars", 1, {"loss": 1}], env=environment)
             self.assertEqual({authorization for _, _, authorization in server.received}, {header})
 
     def test_a_token_in_the_address(self):
         """It goes into each request, and into no warning."""
         server = self.serve(lambda number: 200 if number != 2 else 400)
         for uri in (f"{server.uri}/?token=s3cret", f"http://127.0.0.1:{free_port()}?token=s3cret"):
-            warnings = self.send(uri, ["params", {"a": 1}], ["scalars", 1, {"loss": 1}], close_s=3.5)
+            warnings = self.send(uri, ["params", {"a": 1}], ["scalars", 1, {"loss": 1}])
             self.assertEqual(len(warnings), 1, warnings)
             self.assertNotIn("s3cret", warnings[0])
         paths = [path for path, _, _ in server.received]

@@ -26,9 +26,8 @@ class MlflowTest(MonitorTest):
         self.config = {"mlflow": {"enabled": True, "tracking_uri": self.server.uri + "/", "experiment_name": self.experiment}}
 
     def send(self, *calls, **run):
-        seconds, warnings = self.monitor(self.config, *calls, **run)
+        _, warnings = self.monitor(self.config, *calls, **run)
         self.assertEqual(warnings, [])
-        self.assertLess(sum(time for time, call in zip(seconds, calls) if call[0] != "close"), 0.5)
 
     def test_a_run(self):
         before = time.time() * 1e3
@@ -66,15 +65,15 @@ class MlflowTest(MonitorTest):
 
     def test_more_than_fits_into_a_request(self):
         long = "ü" * 7000
-        params = {f"section {i}": {"key": i} for i in range(250)}
+        params = {f"section {i}": {"key": i} for i in range(110)}  # 100 fit
         self.send(["params", {**params, "long": long, "list": [{"x": 1}, {"x": "a"}], "strange*name": 1}],
-                  *[["scalars", step, {f"m{i}": step + i for i in range(60)}] for step in range(100)], ["close", "FINISHED"])
+                  *[["scalars", step, {f"m{i}": step + i for i in range(60)}] for step in range(20)], ["close", "FINISHED"])  # 1,000 fit
         run, = self.server.runs(self.experiment)
         sent = params_of(run)
-        self.assertEqual(len(sent), 254)
-        self.assertEqual((sent["section 249.key"], sent["list.1.x"], sent["strange_name"]), ("249", "a", "1"))
+        self.assertEqual(len(sent), 114)
+        self.assertEqual((sent["section 109.key"], sent["list.1.x"], sent["strange_name"]), ("109", "a", "1"))
         self.assertEqual(sent["long"], long[:6000])
-        self.assertEqual([value for _, value, _ in self.server.history(run, "m59")], [step + 59 for step in range(100)])
+        self.assertEqual([value for _, value, _ in self.server.history(run, "m59")], [step + 59 for step in range(20)])
 
     def test_a_resumed_run_goes_on(self):
         self.send(["params", {"a": 1, "steps": 10}], ["scalars", 1, {"loss": 3}], ["scalars", 2, {"loss": 2}], ["close", "KILLED"])

@@ -11,6 +11,7 @@
 #include <sstream>
 #include <thread>
 
+#include "tests/support/errors.h"
 #include "tests/train/trainer_testing.h"
 
 namespace tessera::train {
@@ -129,12 +130,8 @@ TEST(ChooseDevice, Cpu) {
   crowded.local_world_size = 4096;  // more ranks than any host has devices
   EXPECT_TRUE(choose_device(trainer, crowded).is_cpu());
   trainer.device = "cuda";
-  try {
-    choose_device(trainer, crowded);
-    FAIL() << "accepted";
-  } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("trainer.device"), Not(HasSubstr("\n"))));
-  }
+  EXPECT_THAT(tessera::testing::error_of<ConfigError>([&] { choose_device(trainer, crowded); }),
+              AllOf(HasSubstr("trainer.device"), Not(HasSubstr("\n"))));
 }
 
 TEST(ChooseNumThreads, SharesTheCores) {
@@ -153,14 +150,9 @@ TEST(ChooseNumThreads, RefusesFarMoreThanThereAreCores) {
   trainer.num_threads = std::max<int64_t>(16, 4 * static_cast<int64_t>(std::thread::hardware_concurrency()));
   EXPECT_EQ(choose_num_threads(trainer, {}), trainer.num_threads);
   ++trainer.num_threads;
-  try {
-    choose_num_threads(trainer, {});
-    FAIL() << "accepted";
-  } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(),
-                AllOf(HasSubstr("trainer.num_threads: found " + std::to_string(trainer.num_threads)),
-                      HasSubstr("; expected at most ")));
-  }
+  EXPECT_THAT(tessera::testing::error_of<ConfigError>([&] { choose_num_threads(trainer, {}); }),
+              AllOf(HasSubstr("trainer.num_threads: found " + std::to_string(trainer.num_threads)),
+                    HasSubstr("; expected at most ")));
 }
 
 }  // namespace

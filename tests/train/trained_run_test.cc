@@ -90,7 +90,7 @@ TEST_F(TrainedRunTest, EvaluatesCheckpointsToo) {
               HasSubstr("global_step11"));
 }
 
-TEST_F(TrainedRunTest, AnotherNumberOfRanksKeepsTheMicroBatch) {
+TEST_F(TrainedRunTest, AnotherNumberOfRanksKeepsTheMicroBatchAndOverridesCount) {
   train();
   const TrainedRun run = open_run(folder_, 5);
   EXPECT_EQ(run.config.engine.train_micro_batch_size_per_gpu, 24);
@@ -98,11 +98,7 @@ TEST_F(TrainedRunTest, AnotherNumberOfRanksKeepsTheMicroBatch) {
   EXPECT_EQ(type_of(run.config.engine.optimizer.options), "SGD") << "without moments";
   EXPECT_TRUE(run.config.engine.optimizer.param_groups.empty());
   EXPECT_FALSE(run.config.engine.checkpoint.async);
-}
-
-// config.json has every key under its own name.
-TEST_F(TrainedRunTest, OverridesMayUseOtherNames) {
-  train();
+  // config.json has every key under its own name; an override may use another one.
   EXPECT_EQ(open_run(folder_, 1, {"trainer.num_workers=2"}).config.trainer.dataloader_num_workers, 2);
 }
 

@@ -42,33 +42,20 @@ TEST_F(TrainerTest, TerminalShowsABar) {
                     HasSubstr("\repoch 1.00 | eval accuracy "), Not(HasSubstr("step 4/30 |"))));
 }
 
-TEST_F(TrainerTest, Fp16ShowsTheLossScale) {
+TEST_F(TrainerTest, Fp16ShowsTheLossScaleAndBreakdownsTimeAndMemory) {
   json config = base_config();
   config["fp16"] = {{"enabled", true}, {"initial_scale_power", 10}};
+  config["wall_clock_breakdown"] = config["memory_breakdown"] = true;
   const Result result = train(config, 2);
-  EXPECT_THAT(result.output, HasSubstr("| loss scale 1024 |"));
-  EXPECT_EQ(json_lines(folder_ / "metrics.jsonl")[0].at("loss_scale"), 1024);
+  EXPECT_THAT(result.output, AllOf(HasSubstr("| loss scale 1024 |"), HasSubstr("\n  time (ms) | data "),
+                                   HasSubstr("\n  memory at the peak (MB) | parameters ")));
   EXPECT_GT(result.summary.evaluation->metrics[0].second, 0.9);
-}
-
-TEST_F(TrainerTest, BreakdownOfTime) {
-  json config = base_config();
-  config["wall_clock_breakdown"] = true;
-  const Result result = train(config, 1);
-  EXPECT_THAT(result.output, HasSubstr("\n  time (ms) | data "));
   const json record = json_lines(folder_ / "metrics.jsonl")[0];
+  EXPECT_EQ(record.at("loss_scale"), 1024);
   for (const char* phase : {"data_ms", "forward_ms", "backward_ms", "step_ms"})
     EXPECT_GT(record.at(phase), 0) << phase;
-}
-
-TEST_F(TrainerTest, BreakdownOfMemory) {
-  json config = base_config();
-  config["memory_breakdown"] = true;
-  config["zero_optimization"]["stage"] = 2;
-  const Result result = train(config, 2);
-  EXPECT_THAT(result.output, HasSubstr("\n  memory at the peak (MB) | parameters "));
-  const json bytes = json_lines(folder_ / "metrics.jsonl")[0].at("memory_peak_bytes");
-  // AdamW in fp32: two states a parameter, and the gradient's shard is as large as one of them.
+  const json& bytes = record.at("memory_peak_bytes");
+  // AdamW: two states a parameter, and the gradient's shard in fp32 is as large as one of them.
   EXPECT_GT(bytes.at("gradients"), 0);
   EXPECT_EQ(bytes.at("optimizer"), 2 * bytes.at("gradients").get<int64_t>());
   EXPECT_GT(bytes.at("activations"), 0);
@@ -153,24 +140,13 @@ TEST_F(TrainerTest, OutOfMemoryErrorNamesTheUnitAndWhatWouldFit) {
               "now [0-9.]+ MB\\)");
 }
 
-TEST_F(TrainerTest, WarnsOnceAboutALossThatIsNotFinite) {
-  const Result result = train(base_config(), 2, {.nan_from_step = 20});
-  const std::string words = "the training loss is nan at step 11 on rank 0";
-  ASSERT_THAT(result.log, HasSubstr(words));
-  EXPECT_THAT(result.log.substr(result.log.find(words) + 1), Not(HasSubstr("the training loss is")));
-  EXPECT_EQ(result.summary.skipped_steps, 20) << "from step 11 on no gradient is finite";
-  EXPECT_THAT(result.output, HasSubstr("| skipped 2\n"));
-  EXPECT_THAT(result.output, HasSubstr(" s, 20 skipped\n"));
-  EXPECT_TRUE(std::isfinite(result.summary.evaluation->metrics[1].second))
-      << "the weights stayed as they were";
-}
-
-TEST_F(TrainerTest, FailureToWriteTheStateIsAWarning) {
+TEST_F(TrainerTest, FailuresToWriteTheStateAndSamplesAreWarnings) {
   const fs::path state = folder_ / "trainer_state.json";
   TrainerStart start;
   start.stop = [&] { return fs::create_directories(state / "in the way"), false; };
-  const Result result = train(base_config(), 2, {}, false, start);
-  EXPECT_THAT(result.log, HasSubstr(state.string()));
+  const Result result =
+      train(base_config(), 2, {.samples_error = "samples/10.png: the disk is full"}, false, start);
+  EXPECT_THAT(result.log, AllOf(HasSubstr(state.string()), HasSubstr("samples/10.png: the disk is full")));
   EXPECT_EQ(result.summary.num_steps, 30);
   EXPECT_TRUE(fs::exists(folder_ / "all_results.json"));
 }
@@ -188,12 +164,6 @@ TEST_F(TrainerTest, SamplesAreWrittenAtEachEvaluation) {
   EXPECT_TRUE(fs::exists(folder_ / "samples" / "step_by_step.txt"));
   EXPECT_FALSE(fs::exists(folder_ / "samples" / "step_00000030.txt")) << "written by the earlier run";
   EXPECT_TRUE(fs::exists(folder_ / "samples" / "step_00000010.txt"));
-}
-
-TEST_F(TrainerTest, FailureToWriteSamplesIsAWarning) {
-  const Result result = train(base_config(), 2, {.samples_error = "samples/10.png: the disk is full"});
-  EXPECT_THAT(result.log, HasSubstr("samples/10.png: the disk is full"));
-  EXPECT_EQ(result.summary.num_steps, 30);
 }
 
 }  // namespace

@@ -14,7 +14,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-TEST_F(TrainerTest, LearnsAndCountsEverySampleOnceInEveryWorld) {
+TEST_F(TrainerTest, LearnsFromTheSameSamplesAtEveryStepInEveryWorld) {
+  std::map<int, std::vector<std::set<int64_t>>> steps_of_world;
   for (int world_size : {1, 2, 3}) {
     SCOPED_TRACE(::testing::Message() << world_size << " ranks");
     const Result result = train(base_config(), world_size);
@@ -30,49 +31,33 @@ TEST_F(TrainerTest, LearnsAndCountsEverySampleOnceInEveryWorld) {
     ASSERT_GE(records.size(), 2u);
     EXPECT_LT(records[records.size() - 2].at("loss").get<double>(),
               0.5 * records[0].at("loss").get<double>());
-  }
-}
 
-TEST_F(TrainerTest, EveryWorldTrainsOnTheSameSamplesAtEveryStep) {
-  std::map<int, std::vector<std::set<int64_t>>> steps_of_world;
-  for (int world_size : {1, 2, 3}) {
-    const Result result = train(base_config(), world_size);
-    std::vector<std::set<int64_t>> steps(30);
+    std::vector<std::set<int64_t>>& steps = steps_of_world[world_size];
+    steps.resize(30);
     for (const auto& seen : result.seen) {
       const size_t share = 48 / static_cast<size_t>(world_size);  // of both micro-steps together
       ASSERT_EQ(seen.size(), 30 * share);
       for (size_t i = 0; i < seen.size(); ++i) steps[i / share].insert(seen[i]);
     }
     for (const auto& step : steps) EXPECT_EQ(step.size(), 48u);
-    steps_of_world[world_size] = steps;
+    EXPECT_EQ(steps, steps_of_world[1]);
   }
-  EXPECT_EQ(steps_of_world[2], steps_of_world[1]);
-  EXPECT_EQ(steps_of_world[3], steps_of_world[1]);
 }
 
 TEST_F(TrainerTest, StagesGiveTheSameNumbers) {
-  std::map<int, double> losses;
-  std::map<int, double> test_losses;
+  json config = base_config();
+  config["gradient_accumulation_steps"] = 1;
+  config["trainer"]["epochs"] = 1;
+  std::vector<std::pair<double, double>> losses;
   for (int stage : {0, 1, 2, 3}) {
-    json config = base_config(stage);
-    config["gradient_accumulation_steps"] = 1;
+    config["zero_optimization"]["stage"] = stage;
     const Summary summary = train(config, 2).summary;
     EXPECT_EQ(summary.stage, stage);
-    losses[stage] = summary.train_loss;
-    test_losses[stage] = summary.evaluation->metrics[1].second;
+    losses.emplace_back(summary.train_loss, summary.evaluation->metrics[1].second);
+    EXPECT_EQ(losses.back(), losses.front()) << "stage " << stage;
   }
-  for (int stage : {1, 2, 3}) {
-    EXPECT_EQ(losses[stage], losses[0]) << "stage " << stage;
-    EXPECT_EQ(test_losses[stage], test_losses[0]) << "stage " << stage;
-  }
-}
-
-TEST_F(TrainerTest, RunsAreReproducible) {
-  const double loss = train(base_config(), 2).summary.train_loss;
-  EXPECT_EQ(train(base_config(), 2).summary.train_loss, loss);
-  json other = base_config();
-  other["seed"] = 43;
-  EXPECT_NE(train(other, 2).summary.train_loss, loss);
+  config["seed"] = 43;
+  EXPECT_NE(train(config, 2).summary.train_loss, losses.front().first);
 }
 
 TEST_F(TrainerTest, WritesItsFiles) {
@@ -126,10 +111,12 @@ TEST_F(TrainerTest, TrainingTimeEndsWithTheLastStep) {
   config["trainer"].erase("epochs");
   BlobsOptions slow;
   slow.test_size = 32;
-  slow.test_delay_s = 0.5;  // per batch; there are two
+  slow.test_delay_s = 0.3;  // per batch; there are two
+  const auto start = std::chrono::steady_clock::now();
   const Summary summary = train(config, 1, slow).summary;
-  EXPECT_GT(summary.test->seconds, 0.9);
-  EXPECT_LT(summary.train_s, 0.9) << "the final test is not training time";
+  const std::chrono::duration<double> whole = std::chrono::steady_clock::now() - start;
+  EXPECT_GE(summary.test->seconds, 0.6);
+  EXPECT_LE(summary.train_s + summary.test->seconds, whole.count()) << "the test is not training time";
 }
 
 TEST_F(TrainerTest, WithoutATestSet) {
@@ -173,24 +160,9 @@ TEST_F(TrainerTest, AnEvaluationBatchIsNotLargerThanTheData) {
 TEST_F(TrainerTest, UnwritableFolderStopsEveryRankBeforeTraining) {
   fs::create_directories(folder_.parent_path());
   std::ofstream(folder_) << "a file where the folder should be";
-  for (int world_size : {1, 3}) {
-    EXPECT_THAT(error_of(base_config(), world_size),
-                AllOf(HasSubstr("trainer.output_dir: " + folder_.string()), Not(HasSubstr("\n"))));
-  }
+  EXPECT_THAT(error_of(base_config(), 3),
+              AllOf(HasSubstr("trainer.output_dir: " + folder_.string()), Not(HasSubstr("\n"))));
   fs::remove(folder_);
-}
-
-TEST_F(TrainerTest, TooFewSamplesForOneBatch) {
-  EXPECT_THAT(error_of(base_config(), 2, {.train_size = 47}), HasSubstr("train_batch_size: 48"));
-}
-
-TEST_F(TrainerTest, MoreEpochsThanCanBeCounted) {
-  json config = base_config();
-  config["trainer"]["epochs"] = 9e15;
-  config["train_batch_size"] = 1;
-  config["gradient_accumulation_steps"] = 1;
-  EXPECT_THAT(error_of(config, 1, {.train_size = 100'000}),
-              HasSubstr("trainer.epochs: found 9000000000000000"));
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "comm/init/init.h"
 #include "core/error.h"
 #include "core/files/temporary_folder.h"
+#include "tests/support/errors.h"
 #include "tests/support/files.h"
 #include "tests/train/blobs_task.h"
 #include "train/trainer.h"
@@ -41,6 +42,7 @@ class TrainerTest : public ::testing::Test {
             {"train_batch_size", 48},
             {"gradient_accumulation_steps", 2},
             {"steps_per_print", 4},
+            {"checkpoint", {{"fsync", false}}},
             {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 0.01}}}}},
             {"zero_optimization", {{"stage", stage}}}};
   }
@@ -77,13 +79,25 @@ class TrainerTest : public ::testing::Test {
     return result;
   }
 
+  Result resume(const json& config, int world_size, const BlobsOptions& options = {}) const {
+    return train(config, world_size, options, false, {.resume = true, .init = {}, .stop = {}});
+  }
+
+  /// A number of the run's results.
+  double result(const char* name) const {
+    return json::parse(read_text(folder_ / "all_results.json")).at(name).get<double>();
+  }
+
+  /// The loss of the run's last evaluation of the validation set.
+  double last_eval_loss() const {
+    double last = 0;
+    for (const json& record : json_lines(folder_ / "metrics.jsonl"))
+      if (record.contains("eval_loss")) last = record.at("eval_loss");
+    return last;
+  }
+
   std::string error_of(const json& config, int world_size, const BlobsOptions& options = {}) const {
-    try {
-      train(config, world_size, options);
-    } catch (const ConfigError& error) {
-      return error.what();
-    }
-    return "no ConfigError";
+    return tessera::testing::error_of<ConfigError>([&] { train(config, world_size, options); });
   }
 
   const TemporaryFolder temporary_{"trainer"};

@@ -27,14 +27,20 @@ void train_bowl(Engine& engine, int64_t steps = 20) {
   }
 }
 
+inline std::unique_ptr<TypedEngine<BowlImpl>> bowl_engine(const EngineConfig& config,
+                                                          comm::CommunicatorPtr comm,
+                                                          const InitOptions& options = {}) {
+  Bowl model;
+  fill_parameters(*model, 1);
+  return initialize(model, config, std::move(comm), options);
+}
+
 /// The weights after `steps` steps of `world` ranks.
 inline Tensors bowl_weights(int world, const EngineConfig& config, const InitOptions& options = {},
                             int64_t steps = 20) {
   Tensors weights;
   on_ranks(world, [&](comm::CommunicatorPtr comm) {
-    Bowl model;
-    fill_parameters(*model, 1);
-    auto engine = initialize(model, config, comm, options);
+    const auto engine = bowl_engine(config, comm, options);
     train_bowl(*engine, steps);
     Tensors mine = full_parameters(*engine);
     if (comm->rank() == 0) weights = std::move(mine);

@@ -91,7 +91,7 @@ TEST_P(Optimizer, EqualsThePlainOneAndItselfEverywhere) {
   ASSERT_GT(largest_difference(bowl_weights(1, bowl_config(0), {}, 0), plain), 0.03) << "it must have moved";
   EXPECT_LT(largest_difference(one, plain), GetParam().limit);
   EXPECT_GE(largest_difference(one, plain), GetParam().at_least);
-  for (int world = 1; world <= 3; ++world) {
+  for (const int world : {2, 3}) {
     Tensors first;
     for (int stage = 0; stage <= 3; ++stage) {
       const Tensors weights = train(world, stage);

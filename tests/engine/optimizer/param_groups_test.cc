@@ -67,9 +67,8 @@ TEST(ParamGroups, TheConfigsComeBeforeInitOptionsAndTheFirstMatchWins) {
   EngineConfig config = bowl_config(1, kAdamW);
   config.optimizer.param_groups = {{.match = {"matrix"}, .params = {{"lr", 0.5}}}};
   on_ranks(1, [&](comm::CommunicatorPtr comm) {
-    Bowl model;
-    auto engine =
-        initialize(model, config, comm, {.param_groups = {{.match = {"*"}, .params = {{"lr", 0.25}}}}});
+    const auto engine =
+        bowl_engine(config, comm, {.param_groups = {{.match = {"*"}, .params = {{"lr", 0.25}}}}});
     EXPECT_EQ(engine->learning_rates(), (std::vector<double>{0.02, 0.5, 0.25}));
     const zero::Layout& layout = engine->sharded_model().layout();
     EXPECT_EQ(layout.parameters()[layout.find("matrix")].group, 1);
@@ -82,9 +81,8 @@ TEST(ParamGroups, TheConfigsComeBeforeInitOptionsAndTheFirstMatchWins) {
 TEST(ParamGroups, WrongOnesAreNamed) {
   on_ranks(1, [&](comm::CommunicatorPtr comm) {
     const auto error = [&](const ParamGroupConfig& group) {
-      Bowl model;
       return error_of<ConfigError>(
-          [&] { initialize(model, bowl_config(1, kAdamW), comm, {.param_groups = {group}}); });
+          [&] { bowl_engine(bowl_config(1, kAdamW), comm, {.param_groups = {group}}); });
     };
     EXPECT_THAT(error({.match = {"bias"}, .params = {{"weight_decai", 0}}}), HasSubstr("weight_decai"));
     EXPECT_THAT(error({.match = {"bias"}, .params = {{"momentum", 0.9}}}), HasSubstr("momentum"))
@@ -129,9 +127,7 @@ TEST(LearningRates, FollowTheScheduleByGroupAndAreTheOnesUsed) {
       config.optimizer.param_groups = {{.match = {"matrix"}, .params = {{"lr", 0.2}}}};
       config.scheduler =
           WarmupLrOptions{.warmup_min_lr = {0.001}, .warmup = {.num_steps = 5, .type = "linear"}};
-      Bowl model;
-      fill_parameters(*model, 1);
-      auto engine = initialize(model, config, comm);
+      const auto engine = bowl_engine(config, comm);
       const LrSchedule schedule(engine->config().scheduler, {0.05, 0.2});
       std::set<double> seen;
       for (int step = 0; step < 8; ++step) {
@@ -151,26 +147,6 @@ TEST(LearningRates, FollowTheScheduleByGroupAndAreTheOnesUsed) {
       EXPECT_GT(seen.size(), 4U);
       EXPECT_EQ(engine->learning_rates(), (std::vector<double>{0.05, 0.2})) << "after the warm-up";
     });
-}
-
-TEST(LearningRates, DoNotAdvanceInSkippedSteps) {
-  on_ranks(1, [](comm::CommunicatorPtr comm) {
-    EngineConfig config = bowl_config(1, kAdamW);
-    config.scheduler = StepLrOptions{.step_size = 1, .gamma = 0.5};
-    Bowl model;
-    fill_parameters(*model, 1);
-    auto engine = initialize(model, config, comm);
-    const auto step = [&](double factor) {
-      engine->backward(engine->forward() * factor);
-      engine->step();
-      return engine->learning_rates()[0];
-    };
-    EXPECT_EQ(step(1), 0.01);
-    EXPECT_EQ(step(INFINITY), 0.01);
-    EXPECT_EQ(step(1), 0.005);
-    EXPECT_EQ(engine->global_steps(), 3);
-    EXPECT_EQ(engine->skipped_steps(), 1);
-  });
 }
 
 }  // namespace

@@ -52,9 +52,7 @@ TEST(UpdateRule, CheckpointsHaveItsNameAndStates) {
   const TemporaryFolder folder("update_rule");
   Tensors saved;
   on_ranks(2, [&](comm::CommunicatorPtr comm) {
-    Bowl model;
-    fill_parameters(*model, 1);
-    auto engine = initialize(model, rule_config(2), comm, with_rmsprop());
+    const auto engine = bowl_engine(rule_config(2), comm, {.update_rule = std::make_shared<RMSprop>()});
     train_bowl(*engine, 3);
     engine->save_checkpoint(folder.path().string());
     train_bowl(*engine, 3);
@@ -62,14 +60,12 @@ TEST(UpdateRule, CheckpointsHaveItsNameAndStates) {
     if (comm->rank() == 0) saved = std::move(mine);
   });
   on_ranks(1, [&](comm::CommunicatorPtr comm) {
-    Bowl model;
-    fill_parameters(*model, 2);
-    auto engine = initialize(model, rule_config(3), comm, with_rmsprop());
+    const auto engine = bowl_engine(rule_config(3), comm, with_rmsprop());
+    train_bowl(*engine, 1);  // something to be overwritten
     engine->load_checkpoint(folder.path().string());
     train_bowl(*engine, 3);
     EXPECT_LT(largest_difference(full_parameters(*engine), saved), 1e-6) << "states came along";
-    Bowl other;
-    auto adamw = initialize(other, rule_config(3), comm);
+    const auto adamw = bowl_engine(rule_config(3), comm);
     EXPECT_THAT(error_of([&] { adamw->load_checkpoint(folder.path().string()); }),
                 AllOf(HasSubstr("RMSprop"), HasSubstr("AdamW")));
   });
@@ -87,10 +83,9 @@ TEST(UpdateRule, StatesNeedNamesThatCheckpointsCanHave) {
   for (const std::vector<std::string>& states :
        {std::vector<std::string>{""}, {"square-avg"}, {"master"}, {"a", "b", "a"}, {"../a"}}) {
     on_ranks(1, [&](comm::CommunicatorPtr comm) {
-      Bowl model;
-      InitOptions options;
-      options.update_rule = std::make_shared<OfNames>(states);
-      EXPECT_THAT(error_of([&] { initialize(model, rule_config(1), comm, options); }),
+      EXPECT_THAT(error_of([&] {
+                    bowl_engine(rule_config(1), comm, {.update_rule = std::make_shared<OfNames>(states)});
+                  }),
                   AllOf(HasSubstr("update rule OfNames"), HasSubstr("is named")))
           << states.front();
     });
@@ -126,10 +121,10 @@ TEST(UpdateRule, AnUpdateThatThrowsEndsTraining) {
 
 TEST(UpdateRule, RanksWithOtherRulesAreRefused) {
   on_ranks(2, [&](comm::CommunicatorPtr comm) {
-    Bowl model;
-    const std::string error = error_of(
-        [&] { initialize(model, rule_config(1), comm, comm->rank() == 0 ? with_rmsprop() : InitOptions{}); });
-    EXPECT_THAT(error, HasSubstr("update_rule"));
+    EXPECT_THAT(error_of([&] {
+                  bowl_engine(rule_config(1), comm, comm->rank() == 0 ? with_rmsprop() : InitOptions{});
+                }),
+                HasSubstr("update_rule"));
   });
 }
 

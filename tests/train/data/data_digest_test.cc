@@ -6,15 +6,16 @@
 
 #include "comm/init/init.h"
 #include "core/error.h"
+#include "tests/support/errors.h"
 #include "tests/train/blobs_task.h"
 
 namespace tessera::train {
 namespace {
 
-using testing::AllOf;
-using testing::Each;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 const BlobsOptions kSets{.train_size = 100, .eval_size = 7, .test_size = 40, .noise = 0.1};
 
@@ -24,11 +25,8 @@ std::vector<std::string> errors(const BlobsOptions& theirs, int strange) {
   std::vector<std::string> heard(3);
   comm::run_threads(3, {.timeout = std::chrono::seconds(60)}, [&](comm::CommunicatorPtr comm) {
     const BlobsTask task(comm->rank() == strange ? theirs : kSets);
-    try {
-      check_same_data(task, *comm);
-    } catch (const E& error) {
-      heard[static_cast<size_t>(comm->rank())] = error.what();
-    }
+    heard[static_cast<size_t>(comm->rank())] =
+        tessera::testing::error_of<E>([&] { check_same_data(task, *comm); });
   });
   return heard;
 }

@@ -31,6 +31,8 @@ struct Outcome {
   std::map<std::string, at::Tensor> weights;
 };
 
+const TrainerStart kResumed{.resume = true, .init = {}, .stop = {}};
+
 class TrainingData : public ::testing::Test {
  protected:
   json config(int64_t batch, int64_t accumulation, const json& trainer) const {
@@ -109,7 +111,7 @@ TEST_F(TrainingData, ARunThatGoesOnDrawsTheSameAugmentation) {
     start.stop = [&] { return num_asked++ >= 2 * (stop_at - 1); };  // once a step by each of the two ranks
     const Outcome first = train(three, 2, options, start);
     EXPECT_EQ(first.summary.num_steps, stop_at);
-    const Outcome rest = train(none, 2, options, {.resume = true, .init = {}, .stop = {}});
+    const Outcome rest = train(none, 2, options, kResumed);
     EXPECT_EQ(rest.summary.num_steps, 20);
     for (size_t rank : {0, 1})
       EXPECT_TRUE(at::equal(at::cat({first.points[rank], rest.points[rank]}), whole.points[rank]))
@@ -148,11 +150,11 @@ Plain plain_training(int64_t num_samples, int64_t batch) {
 }
 
 TEST_F(TrainingData, TheRestOfAnEpochIsTrainedLikeInPyTorch) {
-  for (const int64_t num_samples :
-       {50, 59, 7}) {  // a rest of 2 for up to 6 slices, one of 11, and less than a batch altogether
+  // A rest of 2 for up to 6 slices, one of 11, and less than a batch altogether.
+  for (const int64_t num_samples : {50, 59, 7}) {
     const Plain plain = plain_training(num_samples, 12);
-    for (const int stage : {0, 2, 3}) {
-      for (const int world_size : {1, 2, 3}) {
+    for (const int stage : {0, 3}) {
+      for (const int world_size : {1, 3}) {
         SCOPED_TRACE(::testing::Message()
                      << num_samples << " samples, stage " << stage << ", " << world_size << " ranks");
         json run = config(12, 2, {{"epochs", 2}, {"overwrite_output_dir", true}});
@@ -182,7 +184,7 @@ TEST_F(TrainingData, AnotherBatchSizeOnResumingLeavesNoSampleOut) {
   EXPECT_EQ(seen.size(), 24u);
   json shorter = data;
   shorter["max_steps"] = 7;  // 20 and 6 samples more of this epoch, then 20, 20 and 10
-  const Outcome rest = train(config(20, 1, shorter), 1, options, {.resume = true, .init = {}, .stop = {}});
+  const Outcome rest = train(config(20, 1, shorter), 1, options, kResumed);
   seen.insert(seen.end(), rest.seen[0].begin(), rest.seen[0].end());
   std::vector<int64_t> expected = shuffled_indices(50, 42, 0);
   const std::vector<int64_t> second = shuffled_indices(50, 42, 1);
@@ -205,7 +207,7 @@ TEST_F(TrainingData, AnotherBatchSizeOnResumingCountsEpochsOfData) {
       const BlobsOptions options{.train_size = 50, .norm = false};
       std::vector<int64_t> seen = train(run, 1, options, start).seen[0];
       run["train_batch_size"] = batch;
-      const Outcome rest = train(run, 1, options, {.resume = true, .init = {}, .stop = {}});
+      const Outcome rest = train(run, 1, options, kResumed);
       seen.insert(seen.end(), rest.seen[0].begin(), rest.seen[0].end());
       std::sort(seen.begin(), seen.end());
       ASSERT_EQ(seen.size(), 100u);
@@ -217,7 +219,7 @@ TEST_F(TrainingData, AnotherBatchSizeOnResumingCountsEpochsOfData) {
                                        : left(std::max<int64_t>(50 - 12 * stop_at, 0)) + left(50)));
       const json written = json::parse(std::ifstream(folder_ / "config.json"));
       EXPECT_EQ(written.at("scheduler").at("params").at("total_num_steps"), rest.summary.num_steps);
-      EXPECT_TRUE(train(run, 1, options, {.resume = true, .init = {}, .stop = {}}).summary.was_finished);
+      EXPECT_TRUE(train(run, 1, options, kResumed).summary.was_finished);
     }
   }
 }
@@ -230,7 +232,7 @@ TEST_F(TrainingData, AnotherBatchSizeOnResumingEvaluatesAtTheEndsOfEpochs) {
   const BlobsOptions options{.train_size = 50, .norm = false};
   train(run, 1, options, start);
   run["train_batch_size"] = 6;  // 38 samples left: 6 steps, then 8 an epoch
-  const Outcome rest = train(run, 1, options, {.resume = true, .init = {}, .stop = {}});
+  const Outcome rest = train(run, 1, options, kResumed);
   EXPECT_EQ(rest.summary.num_steps, 5 + 6 + 8);
   std::vector<int64_t> evaluations;
   std::ifstream file(folder_ / "metrics.jsonl");

@@ -1,3 +1,4 @@
+// Sums of classification over a batch. Reports of them: scikit_learn_test.py.
 #include "train/report/classification.h"
 
 #include <ATen/ATen.h>
@@ -5,6 +6,8 @@
 
 #include <cmath>
 #include <limits>
+
+#include "train/report/classification_report.h"
 
 namespace tessera::train {
 namespace {
@@ -40,7 +43,9 @@ TEST(Classification, PaddingNeverCounts) {
   logits[3].fill_(std::numeric_limits<float>::quiet_NaN());
   logits[4].fill_(std::numeric_limits<float>::infinity());
   EXPECT_TRUE(at::equal(classification_statistics(logits, target, mask), expected));
-  EXPECT_EQ(classification_statistics(logits, target, at::zeros({5}, at::kBool)).sum().item<double>(), 0);
+  const at::Tensor none = classification_statistics(logits, target, at::zeros({5}, at::kBool));
+  EXPECT_EQ(none.sum().item<double>(), 0);
+  EXPECT_EQ(classification_report(confusion_matrix(none)).weighted.f1, 0) << "nothing is divided by zero";
 }
 
 TEST(Classification, HalfPrecisionLogits) {

@@ -62,8 +62,8 @@ void compare(const std::string& precision, int stage, int world_size) {
 }
 
 TEST(Histograms, AreThoseOfTheWholeTensors) {
-  for (int stage : {0, 1, 2, 3})
-    for (int world_size : {1, 2, 3}) compare("", stage, world_size);
+  for (const auto& [stage, world_size] : {std::pair(0, 1), {0, 2}, {1, 2}, {2, 3}, {3, 3}})
+    compare("", stage, world_size);
 }
 
 TEST(Histograms, OfMasterWeightsAndUnscaledGradients) {

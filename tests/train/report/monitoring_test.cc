@@ -19,8 +19,8 @@ namespace {
 
 using nlohmann::json;
 using nlohmann::ordered_json;
-using testing::ElementsAre;
-using testing::Pair;
+using ::testing::ElementsAre;
+using ::testing::Pair;
 namespace fs = std::filesystem;
 
 TEST(Monitoring, NamesAreHuggingFaces) {
@@ -43,7 +43,7 @@ TEST(Monitoring, NoneAreEnabledByDefault) {
   EXPECT_TRUE(open_monitors(MonitorConfig{}, MonitoredRun{}).empty());
 }
 
-class MonitoredRunTest : public testing::Test {
+class MonitoredRunTest : public ::testing::Test {
  protected:
   json config() const {
     return {{"model", {{"type", "mlp"}}},

@@ -132,37 +132,17 @@ TEST(ProgressBar, RedrawsAtMostTenTimesASecondAndAtTheEnd) {
   EXPECT_EQ(screen(terminal.out.str()).back().substr(0, 5), "100%|");
 }
 
-TEST(ProgressBar, KeptBarEndsItsLine) {
+TEST(ProgressBar, KeptBarEndsItsLineAndExcludedTimeDoesNotCount) {
   FakeTerminal terminal;
   terminal.width = 44;
   {
     ProgressBar bar(terminal.display(), {.total = 8}, /*keep=*/true);
-    terminal.now_s += 4;
+    terminal.now_s += 64;
+    bar.exclude_time(60);
     bar.update(8);
   }
-  const auto rows = screen(terminal.out.str());
-  ASSERT_EQ(rows.size(), 2u);
-  EXPECT_EQ(rows[0], "100%|████████| 8/8 [00:04<00:00, 2.00 it/s]");
-  EXPECT_EQ(rows[1], "");
-}
-
-TEST(ProgressBar, ExcludedTimeDoesNotCount) {
-  FakeTerminal terminal;
-  terminal.width = 44;
-  ProgressBar bar(terminal.display(), {.total = 8}, /*keep=*/true);
-  terminal.now_s += 64;
-  bar.exclude_time(60);
-  bar.update(8);
-  EXPECT_EQ(screen(terminal.out.str()).back(), "100%|████████| 8/8 [00:04<00:00, 2.00 it/s]");
-}
-
-TEST(ProgressBar, OtherBarLeavesNothing) {
-  FakeTerminal terminal;
-  {
-    ProgressBar bar(terminal.display(), {.total = 8}, /*keep=*/false);
-    bar.update(8);
-  }
-  EXPECT_EQ(screen(terminal.out.str()), std::vector<std::string>{""});
+  EXPECT_EQ(screen(terminal.out.str()),
+            (std::vector<std::string>{"100%|████████| 8/8 [00:04<00:00, 2.00 it/s]", ""}));
 }
 
 TEST(ProgressBar, LinesStandAboveTheBar) {
@@ -195,7 +175,7 @@ TEST(ProgressBar, ShorterLineLeavesNoRemains) {
   EXPECT_EQ(terminal.out.str().find('\033'), std::string::npos) << "no escape sequences";
 }
 
-struct TwoBars : testing::Test {
+struct TwoBars : ::testing::Test {
   TwoBars() { upper_display.has_sequences = true; }
   std::vector<std::string> rows() const { return screen(terminal.out.str()); }
 
@@ -270,29 +250,17 @@ TEST_F(TwoBars, OfAClosedBarOnlyTheOtherIsDrawn) {
   EXPECT_EQ(rows()[1].substr(0, 9), "evaluate:");
 }
 
-TEST(ProgressBar, PlainOutputHasLinesOnly) {
+TEST(ProgressBar, PlainOutputHasLinesOnlyAndNoOutputNone) {
   FakeTerminal terminal;
-  {
-    ProgressBar bar(terminal.display(/*is_terminal=*/false), {.total = 4}, /*keep=*/true);
+  for (const Display& display : {terminal.display(/*is_terminal=*/false), Display{}}) {
+    ProgressBar bar(display, {.total = 4}, /*keep=*/true);
     bar.update(2);
     bar.print("step 2/4");
     bar.update(4);
+    bar.close();
+    print_line(display, "a line");
   }
-  EXPECT_EQ(terminal.out.str(), "step 2/4\n");
-}
-
-TEST(PrintLine, IsTheLineAndNoBar) {
-  FakeTerminal terminal;
-  print_line(terminal.display(), "a line");
-  EXPECT_EQ(terminal.out.str(), "a line\n");
-  print_line(Display{}, "not shown");
-}
-
-TEST(ProgressBar, SilentDisplayWritesNowhere) {
-  ProgressBar bar(Display{}, {.total = 4}, /*keep=*/true);
-  bar.update(4);
-  bar.print("not shown");
-  bar.close();
+  EXPECT_EQ(terminal.out.str(), "step 2/4\na line\n");
 }
 
 TEST(DisplayFor, AFileIsNoTerminal) {

@@ -46,7 +46,7 @@ class ScikitLearnTest(unittest.TestCase):
         target = np.array([0, 0, 3, 3, 3, 1] * 5)
         logits = random.normal(size=(30, 5))
         logits[:, [1, 4]] = -9  # never predicted; 2 is never right; 4 is neither
-        self.check(logits, target, ["a", "b", "c", "d", "e"])
+        self.check(logits, target, ["a", "a name of some length", "坏", "d", "e"])
 
 
 if __name__ == "__main__":

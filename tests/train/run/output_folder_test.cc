@@ -3,6 +3,7 @@
 
 #include <atomic>
 
+#include "tests/support/errors.h"
 #include "tests/train/trainer_testing.h"
 #include "train/trained_run.h"
 
@@ -17,33 +18,27 @@ class OutputFolderTest : public TrainerTest {
  protected:
   /// Trains, and calls `body` before step 15 of 30.
   void in_the_middle_of_a_run(int world_size, const std::function<void()>& body) const {
-    json config = base_config();
-    config["checkpoint"]["fsync"] = false;
     std::atomic<int64_t> num_asked = 0;
     TrainerStart start;
     start.stop = [&] {
       if (++num_asked == 15 * world_size) body();
       return false;
     };
-    EXPECT_EQ(train(config, world_size, {}, false, start).summary.num_steps, 30);
+    EXPECT_EQ(train(base_config(), world_size, {}, false, start).summary.num_steps, 30);
   }
 
   /// A second run in the folder, with its own log and output.
   std::string second(bool resume, bool overwrite) const {
     json config = base_config();
     config["trainer"]["overwrite_output_dir"] = overwrite;
-    std::string error;
-    try {
+    return tessera::testing::error_of<ConfigError>([&] {
       comm::run_threads(1, {}, [&](comm::CommunicatorPtr comm) {
         BlobsTask task({});
         Trainer(parse_run_config(config.dump(), "blobs.json", 1), task, comm, {}, {},
                 {.resume = resume, .init = {}, .stop = {}})
             .run();
       });
-    } catch (const ConfigError& caught) {
-      error = caught.what();
-    }
-    return error;
+    });
   }
 };
 

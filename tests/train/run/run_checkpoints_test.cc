@@ -2,14 +2,13 @@
 #include "train/run/run_checkpoints.h"
 
 #include <cmath>
+#include <functional>
 #include <limits>
 
 #include "tests/train/trainer_testing.h"
 
 namespace tessera::train {
 namespace {
-
-using testing::HasSubstr;
 
 class RunCheckpointsTest : public TrainerTest {
  protected:
@@ -26,122 +25,101 @@ class RunCheckpointsTest : public TrainerTest {
   static Evaluation with_loss(double loss) { return {.num_samples = 1, .metrics = {{"loss", loss}}}; }
 };
 
-// Later evaluations are compared with the older best one, cleaning up keeps it,
-// and it is exported.
-TEST_F(RunCheckpointsTest, ASaveOfANewBestThatFailsLeavesTheOlderOneTheBest) {
-  for (const bool async : {false, true}) {
-    SCOPED_TRACE(async ? "async" : "sync");
-    fs::remove_all(folder_);
+class SavesOfTheBest : public RunCheckpointsTest, public ::testing::WithParamInterface<bool> {  // async
+ protected:
+  using Step = std::function<Position()>;
+  using Body = std::function<void(const RunConfig&, Engine&, RunCheckpoints&, const Step&)>;
+
+  void with_run(const Body& body) const {
     fs::create_directories(folder_);
     json json_config = base_config();
     json_config["gradient_accumulation_steps"] = 1;
-    json_config["checkpoint"] = {{"keep_last", 1}, {"fsync", false}, {"async", async}};
+    json_config["checkpoint"].update({{"keep_last", 1}, {"async", GetParam()}});
     comm::run_threads(1, {}, [&](comm::CommunicatorPtr comm) {
       const RunConfig config = parse_run_config(json_config.dump(), "blobs.json", 1);
       BlobsTask task({});
       Engine& engine = task.initialize(config.engine, comm, {});
       RunCheckpoints run(config.trainer, engine, {});
-      int64_t steps = 0;
-      const auto step = [&] {
+      body(config, engine, run, [&, steps = int64_t{0}]() mutable {
         engine.backward(task.loss(task.train_batch({0, 1, 2, 3}, at::Generator())));
         engine.step();
         return Position{.steps_done = ++steps, .data = {}, .totals = {}, .early_stopping = {}, .digest = {}};
-      };
-      const auto saved = [&](const Position& position) {
-        const bool begun = run.save(position, /*must_succeed=*/false);
-        return begun && !engine.last_save_failed();
-      };
-
-      const Position first = step();
-      ASSERT_TRUE(run.is_best(with_loss(0.5), 1));
-      ASSERT_TRUE(saved(first));
-      const at::Tensor best_weights = engine.full_parameter("second.weight").clone();
-
-      const Position second = step();
-      hide();
-      EXPECT_TRUE(run.is_best(with_loss(0.4), 2));
-      EXPECT_FALSE(saved(second));
-      show();
-
-      const Position third = step();
-      EXPECT_FALSE(run.is_best(with_loss(0.6), 3)) << "0.5 is still the best";
-      ASSERT_TRUE(run.best());
-      EXPECT_EQ(*run.best(), (Best{0.5, 1, "global_step1"}));
-      EXPECT_TRUE(saved(third));  // only the last one and the best are kept
-      const Position fourth = step();
-      EXPECT_TRUE(run.save(fourth, /*must_succeed=*/true));
-      run.finish();
-      EXPECT_TRUE(fs::exists(checkpoints() / "global_step1"));
-      EXPECT_FALSE(fs::exists(checkpoints() / "global_step3"));
-
-      run.export_model(folder_);
-      BlobsTask other({});
-      Engine& exported = other.initialize(config.engine, comm, {});
-      exported.load_weights((folder_ / "model.safetensors").string());
-      EXPECT_TRUE(at::equal(exported.full_parameter("second.weight"), best_weights));
-
-      step();
-      EXPECT_TRUE(run.is_best(with_loss(0.45), 5)) << "the lost one was better";
+      });
     });
   }
-}
 
-// What is exported, kept, recorded and resumed follows the save that has succeeded at last.
-TEST_F(RunCheckpointsTest, ASaveOfANewBestThatSucceedsWhenItIsRetriedIsTheBest) {
-  for (const bool async : {false, true}) {
-    SCOPED_TRACE(async ? "async" : "sync");
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-    json json_config = base_config();
-    json_config["gradient_accumulation_steps"] = 1;
-    json_config["checkpoint"] = {{"keep_last", 1}, {"fsync", false}, {"async", async}};
+  /// `best` is what is exported, and what another process resumes with.
+  void expect_exported(const RunConfig& config, RunCheckpoints& run, const at::Tensor& weights,
+                       const Best& best) const {
+    ASSERT_TRUE(run.best());
+    EXPECT_EQ(*run.best(), best);
+    run.export_model(folder_);
     comm::run_threads(1, {}, [&](comm::CommunicatorPtr comm) {
-      const RunConfig config = parse_run_config(json_config.dump(), "blobs.json", 1);
-      BlobsTask task({});
-      Engine& engine = task.initialize(config.engine, comm, {});
-      RunCheckpoints run(config.trainer, engine, {});
-      auto step = [&, steps = int64_t{0}]() mutable {
-        engine.backward(task.loss(task.train_batch({0, 1, 2, 3}, at::Generator())));
-        engine.step();
-        return Position{.steps_done = ++steps, .data = {}, .totals = {}, .early_stopping = {}, .digest = {}};
-      };
-      const auto on_rank_0 = [&](const std::function<void()>& body) {
-        if (comm->rank() == 0) body();
-        comm->barrier("files");
-      };
-
-      const Position first = step();
-      ASSERT_TRUE(run.is_best(with_loss(0.5), 1));
-      ASSERT_TRUE(run.save(first, /*must_succeed=*/false));
-      engine.last_save_failed();  // waits
-
-      const Position second = step();
-      on_rank_0([&] { hide(); });
-      EXPECT_TRUE(run.is_best(with_loss(0.4), 2));
-      run.save(second, /*must_succeed=*/false);
-      EXPECT_EQ(engine.last_save_failed(), async);
-      on_rank_0([&] { show(); });
-
-      EXPECT_TRUE(run.save(second, /*must_succeed=*/true)) << "as at the end of a run";
-      run.finish();
-      const Best best{0.4, 2, "global_step2"};
-      ASSERT_TRUE(run.best());
-      EXPECT_EQ(*run.best(), best);
-      EXPECT_TRUE(fs::exists(checkpoints() / "global_step2"));
-      const at::Tensor weights = engine.full_parameter("second.weight").clone();
-
-      run.export_model(folder_);
       BlobsTask other({});
       Engine& exported = other.initialize(config.engine, comm, {});
       exported.load_weights((folder_ / "model.safetensors").string());
       EXPECT_TRUE(at::equal(exported.full_parameter("second.weight"), weights));
-
       RunCheckpoints resumed(config.trainer, exported, {});
       resumed.resume("");
       ASSERT_TRUE(resumed.best());
       EXPECT_EQ(*resumed.best(), best);
     });
   }
+};
+INSTANTIATE_TEST_SUITE_P(All, SavesOfTheBest, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "Async" : "Sync"; });
+
+// Later evaluations are compared with the older best one, cleaning up keeps it, and it is exported.
+TEST_P(SavesOfTheBest, OneThatFailsLeavesTheOlderOneTheBest) {
+  with_run([&](const RunConfig& config, Engine& engine, RunCheckpoints& run, const auto& step) {
+    const auto saved = [&](const Position& position) {
+      const bool begun = run.save(position, /*must_succeed=*/false);
+      return begun && !engine.last_save_failed();
+    };
+    const Position first = step();
+    ASSERT_TRUE(run.is_best(with_loss(0.5), 1));
+    ASSERT_TRUE(saved(first));
+    const at::Tensor best_weights = engine.full_parameter("second.weight").clone();
+
+    const Position second = step();
+    hide();
+    EXPECT_TRUE(run.is_best(with_loss(0.4), 2));
+    EXPECT_FALSE(saved(second));
+    show();
+
+    const Position third = step();
+    EXPECT_FALSE(run.is_best(with_loss(0.6), 3)) << "0.5 is still the best";
+    EXPECT_TRUE(saved(third));  // only the last one and the best are kept
+    EXPECT_TRUE(run.save(step(), /*must_succeed=*/true));
+    run.finish();
+    EXPECT_TRUE(fs::exists(checkpoints() / "global_step1"));
+    EXPECT_FALSE(fs::exists(checkpoints() / "global_step3"));
+    expect_exported(config, run, best_weights, {0.5, 1, "global_step1"});
+    step();
+    EXPECT_TRUE(run.is_best(with_loss(0.45), 5)) << "the lost one was better";
+  });
+}
+
+// What is exported, kept, recorded and resumed follows the save that has succeeded at last.
+TEST_P(SavesOfTheBest, OneThatSucceedsWhenItIsRetriedIsTheBest) {
+  with_run([&](const RunConfig& config, Engine& engine, RunCheckpoints& run, const auto& step) {
+    const Position first = step();
+    ASSERT_TRUE(run.is_best(with_loss(0.5), 1));
+    ASSERT_TRUE(run.save(first, /*must_succeed=*/false));
+    engine.last_save_failed();  // waits
+
+    const Position second = step();
+    hide();
+    EXPECT_TRUE(run.is_best(with_loss(0.4), 2));
+    run.save(second, /*must_succeed=*/false);
+    EXPECT_EQ(engine.last_save_failed(), GetParam());
+    show();
+
+    EXPECT_TRUE(run.save(second, /*must_succeed=*/true)) << "as at the end of a run";
+    run.finish();
+    EXPECT_TRUE(fs::exists(checkpoints() / "global_step2"));
+    expect_exported(config, run, engine.full_parameter("second.weight").clone(), {0.4, 2, "global_step2"});
+  });
 }
 
 TEST_F(RunCheckpointsTest, WhatIsNoNumberIsNotTheBest) {

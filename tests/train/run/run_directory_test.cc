@@ -8,18 +8,25 @@
 
 #include "core/error.h"
 #include "core/files/temporary_folder.h"
+#include "tests/support/errors.h"
 #include "tests/support/files.h"
 
 namespace tessera::train {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
 namespace fs = std::filesystem;
 
-class RunDirectoryTest : public testing::Test {
+class RunDirectoryTest : public ::testing::Test {
  protected:
   const TemporaryFolder temporary_{"run_directory"};
   const fs::path root_ = temporary_.path() / "run";
+
+  static std::string error_of(const fs::path& folder) {
+    return tessera::testing::error_of<ConfigError>([&] { RunDirectory directory(folder); });
+  }
 };
 
 TEST_F(RunDirectoryTest, WritesWholeFilesAndLines) {
@@ -59,12 +66,7 @@ TEST_F(RunDirectoryTest, EarlierResultsAreNotTakenForThisRuns) {
 TEST_F(RunDirectoryTest, WhatCannotBeReplacedIsSaidBeforeAnythingIsRemoved) {
   fs::create_directories(root_ / kRunIdName);
   std::ofstream(root_ / kModelName) << "weights";
-  try {
-    const RunDirectory directory(root_);
-    FAIL();
-  } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("run_id cannot be written: it is not a regular file"));
-  }
+  EXPECT_THAT(error_of(root_), HasSubstr("run_id cannot be written: it is not a regular file"));
   EXPECT_EQ(read_text(root_ / kModelName), "weights");
 }
 
@@ -82,15 +84,9 @@ TEST_F(RunDirectoryTest, ARunsIdIsSixteenDigitsOrNone) {
 TEST_F(RunDirectoryTest, SaysWhyItCannotBeWritten) {
   fs::create_directories(root_);
   std::ofstream(root_ / "file") << "x";
-  for (const fs::path& folder : {root_ / "file", root_ / "file" / "below"}) {
-    try {
-      RunDirectory directory(folder);
-      FAIL() << folder << " accepted";
-    } catch (const ConfigError& error) {
-      EXPECT_THAT(error.what(), HasSubstr("trainer.output_dir: " + folder.string()));
-      EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos);
-    }
-  }
+  for (const fs::path& folder : {root_ / "file", root_ / "file" / "below"})
+    EXPECT_THAT(error_of(folder),
+                AllOf(HasSubstr("trainer.output_dir: " + folder.string()), Not(HasSubstr("\n"))));
   if (geteuid() != 0) {  // root may write anywhere
     fs::permissions(root_, fs::perms::owner_read | fs::perms::owner_exec);
     EXPECT_THROW(RunDirectory(root_ / "new"), ConfigError);

@@ -6,15 +6,16 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "tests/support/errors.h"
 #include "tests/train/blobs_task.h"
 
 namespace tessera::train {
 namespace {
 
 using nlohmann::json;
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 Registry registry() {
   Registry registry;
@@ -31,12 +32,7 @@ std::unique_ptr<Task> make(const json& model, const json& data) {
 }
 
 std::string error_of(const json& model, const json& data) {
-  try {
-    make(model, data);
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "accepted";
+  return tessera::testing::error_of<ConfigError>([&] { make(model, data); });
 }
 
 TEST(Registry, MakesWhatIsAskedFor) {

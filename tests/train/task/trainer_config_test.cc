@@ -182,17 +182,5 @@ TEST(TrainerConfig, WarnsOfAScheduleThatEndsAtNothing) {
   EXPECT_EQ(schedule_warning(WarmupLrOptions{}, 1000), "");
 }
 
-TEST(TrainerConfig, FashionMnistIsStageTwo) {
-  RunConfig run = load_run_config(TESSERA_SOURCE_DIR "/configs/fashion_mnist.json", 2);
-  EXPECT_TRUE(run.report.warnings.empty());
-  EXPECT_EQ(run.engine.zero.stage, 2);
-  EXPECT_EQ(run.engine.train_micro_batch_size_per_gpu * 2, run.engine.train_batch_size);
-  EXPECT_EQ(run.trainer.name, "fashion_mnist");
-  EXPECT_EQ(
-      load_run_config(TESSERA_SOURCE_DIR "/configs/fashion_mnist.json", 1, {"zero_optimization.stage=3"})
-          .engine.zero.stage,
-      3);
-}
-
 }  // namespace
 }  // namespace tessera::train
