@@ -3,7 +3,7 @@ import tempfile
 
 import tessera
 import torch
-from checks import check, config, main
+from checks import STAGES, check, config, main
 from torch import nn
 from torch.nn import functional
 
@@ -88,7 +88,7 @@ def expect_equal(stage, accumulation, *failure):
 
 @check
 def a_backward_that_raised_is_dropped():
-    for stage in range(4):
+    for stage in STAGES:
         for accumulation in (1, 2):
             for recover in ("engine", "optimizer", "load"):
                 expect_equal(stage, accumulation, recover, "backward", RuntimeError("no memory"))
@@ -98,7 +98,7 @@ def a_backward_that_raised_is_dropped():
 
 @check
 def a_forward_that_raised_leaves_a_checkpoint_that_can_be_loaded():
-    for stage in range(4):
+    for stage in STAGES:
         for accumulation in (1, 2):
             expect_equal(stage, accumulation, "load", "forward", KeyboardInterrupt())
             expect_equal(stage, accumulation, "load", "forward", MemoryError("no memory"))
@@ -107,7 +107,7 @@ def a_forward_that_raised_leaves_a_checkpoint_that_can_be_loaded():
 
 @check
 def destroy_ends_also_where_one_rank_has_failed_alone():
-    for stage in range(4):
+    for stage in STAGES:
         for alone in (True, False) if stage < 3 else (False,):
             engine = make(stage, 2)
             for number in range(2):

@@ -9,7 +9,7 @@ from pathlib import Path
 import safetensors.torch
 import tessera
 import torch
-from checks import check, config, main, raises
+from checks import STAGES, check, config, main, raises
 from torch import nn
 
 rank, world = tessera.comm.get_rank(), tessera.comm.get_world_size()
@@ -459,7 +459,7 @@ class OwnEntries(nn.Linear):
 @check
 def what_modules_add_to_a_state_dict_is_saved_and_loaded():
     path = folder("own_entries")
-    for stage in range(4):
+    for stage in STAGES:
         engine = make(nn.Sequential(OwnEntries(), nn.Linear(8, 8)), stage)
         step(engine)
         tag = f"stage{stage}"
@@ -520,7 +520,7 @@ def slices_of_one_tensor_are_parameters_of_their_own():
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    for stage in range(4):
+    for stage in STAGES:
         engine, *_ = tessera.initialize(model=model(), config={"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": stage},
                                                                "optimizer": {"type": "SGD", "params": {"lr": 0.1}}})
         for wanted in losses:
@@ -552,7 +552,7 @@ def a_buffer_may_require_a_gradient():
 @check
 def submodules_of_torchscript_train():
     for submodule in (torch.jit.script(nn.Linear(8, 8)), torch.jit.trace(nn.Linear(8, 8), torch.ones(1, 8))):
-        for stage in range(4):
+        for stage in STAGES:
             engine = make(nn.Sequential(nn.Linear(8, 8), submodule), stage)
             step(engine)
             engine.destroy()

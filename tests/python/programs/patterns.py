@@ -1,7 +1,5 @@
 """Ways in which modules are put together and used, which sharded training has to bear: (make, batch_of(i), loss_of(model, batch)).
 FSDP's own tests look at the same ways; the cases are ours."""
-import dataclasses
-
 import torch
 from models import _classify, _vectors
 from torch import nn
@@ -192,41 +190,6 @@ def _adversarial(model, batch):
     return functional.cross_entropy(model(batch[0] + 0.1 * slope.sign()), batch[1])
 
 
-# ------------------------------------------------------------------------------------------ what a forward returns
-
-
-@dataclasses.dataclass
-class Output:
-    logits: torch.Tensor
-    extra: dict
-
-
-class Returns(nn.Module):
-    def __init__(self, kind):
-        super().__init__()
-        self.body, self.head, self.kind = block(), nn.Linear(16, 5), kind
-
-    def forward(self, x, labels):
-        hidden = self.body(x)
-        logits = self.head(hidden)
-        if self.kind == "dict":
-            return {"logits": logits, "hidden": [hidden, {"deep": (hidden * 2,)}], "name": "a text"}
-        if self.kind == "dataclass":
-            return Output(logits, {"hidden": hidden})
-        self.result = functional.cross_entropy(logits, labels)
-        return None
-
-
-def _loss_of_returned(model, batch):
-    returned = model(*batch)
-    if returned is None:
-        return model.result  # the engine has what its module has
-    if isinstance(returned, dict):
-        deep = returned["hidden"][1]["deep"][0]
-        return functional.cross_entropy(returned["logits"], batch[1]) + 0.1 * deep.square().mean()
-    return functional.cross_entropy(returned.logits, batch[1]) + 0.1 * returned.extra["hidden"].square().mean()
-
-
 # --------------------------------------------------------------------------------------------- shapes of batches
 
 
@@ -350,9 +313,6 @@ def cases():
         "several_forwards": (sequential, _vector_batch, _contrastive),
         "gradient_penalty": (sequential, _vector_batch, _gradient_penalty),
         "adversarial": (sequential, _vector_batch, _adversarial),
-        "returns_a_dict": (lambda: Returns("dict"), _vector_batch, _loss_of_returned),
-        "returns_a_dataclass": (lambda: Returns("dataclass"), _vector_batch, _loss_of_returned),
-        "returns_none": (lambda: Returns(None), _vector_batch, _loss_of_returned),
         "changing_shapes": (sequential, _changing_shapes, _classify),
         "changing_lengths": (Tokens, _changing_tokens, _next_token),
         "hooks": (Hooked, _vector_batch, _classify),

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import tessera
 import torch
-from checks import check, config, main, standard_error
+from checks import STAGES, check, config, main, standard_error
 from torch import nn
 
 rank, world = tessera.comm.get_rank(), tessera.comm.get_world_size()
-STAGES = (0, 3)
 
 
 def folder():

@@ -550,9 +550,9 @@ def checkpoints_resume():
 def checkpoints_of_another_world():
     folder = Path(os.environ["SAVED"])
     for name in ("user", "adafactor", "clipping", "keeping"):
-        for saved in (folder / f"{name}_of_{other}" for other in (1, 2, 3)):
-            if not saved.exists():
-                continue
+        others = [path for other in (1, 2, 3) if (path := folder / f"{name}_of_{other}").exists()]
+        assert others
+        for saved in others:
             engine = engine_of(SAVED[name], 3)
             engine.load_checkpoint(saved)
             plain = Tied()
