@@ -5,23 +5,17 @@ import io
 import os
 import pickle
 import random
-import tempfile
 from pathlib import Path
 
 import numpy as np
 import tessera
 import torch
-from checks import STAGES, check, config, main, raises, standard_error, train
+from checks import STAGES, check, config, folder, main, raises, standard_error, train
 from torch import nn
 
 rank, world = tessera.comm.get_rank(), tessera.comm.get_world_size()
 ADAM = {"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1}}
 WARMUP = {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 4, "total_num_steps": 20, "warmup_max_lr": 0.01, "warmup_type": "linear"}}
-
-
-def folder():
-    """A new one that all ranks share."""
-    return Path(tessera.comm.all_gather(tempfile.mkdtemp(dir=os.getcwd()))[0])
 
 
 def mlp(seed=0):
@@ -222,6 +216,7 @@ VALUES = {
     "numpy": [np.float32(0.1), np.float64(0.1), np.int64(7), np.bool_(True), np.str_("x"), np.complex64(1 + 2j), np.datetime64("2020-01-01")],
     "numpy's text": [np.bytes_(b"ab\0"), np.bytes_(b""), np.str_("ab\0"), np.str_(""), np.str_("\ud800")],
     "random": random.Random(3).getstate(),
+    "torch's": [torch.float16, torch.Size([1, 2]), torch.arange(3).to(torch.uint16)],
 }
 
 

@@ -4,6 +4,7 @@ import sys
 import tempfile
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import tessera
 import torch
@@ -111,6 +112,11 @@ def train_plainly(model, optimizer, batches, loss_of):
         optimizer.step()
         losses.append(sum(values) / len(values))
     return losses
+
+
+def folder():
+    """A new one that all ranks share."""
+    return Path(tessera.comm.all_gather(tempfile.mkdtemp(dir=os.getcwd()))[0])
 
 
 def largest_difference(a, b):

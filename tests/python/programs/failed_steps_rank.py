@@ -89,19 +89,15 @@ def expect_equal(stage, accumulation, *failure):
 @check
 def a_backward_that_raised_is_dropped():
     for stage in STAGES:
-        for accumulation in (1, 2):
-            for recover in ("engine", "optimizer", "load"):
-                expect_equal(stage, accumulation, recover, "backward", RuntimeError("no memory"))
+        for accumulation, recover in ((1, "engine"), (2, "optimizer"), (2, "load")):
+            expect_equal(stage, accumulation, recover, "backward", RuntimeError("no memory"))
     expect_equal(3, 2, "engine", "backward", KeyboardInterrupt())
-    expect_equal(1, 2, "load", "backward", KeyboardInterrupt())
 
 
 @check
 def a_forward_that_raised_leaves_a_checkpoint_that_can_be_loaded():
     for stage in STAGES:
-        for accumulation in (1, 2):
-            expect_equal(stage, accumulation, "load", "forward", KeyboardInterrupt())
-            expect_equal(stage, accumulation, "load", "forward", MemoryError("no memory"))
+        expect_equal(stage, 2, "load", "forward", KeyboardInterrupt())
         expect_equal(stage, 1, "engine", "forward", ValueError("no memory"))
 
 

@@ -173,8 +173,9 @@ def what_no_sync_says_ends_with_it(stage):
     """Nested, too; and what was said by hand counts again. One alone: random_calls.py."""
     engine = make(stage, gradient_accumulation_steps=2)
     engine.set_gradient_accumulation_boundary(False)
-    with engine.no_sync(), engine.no_sync():
-        engine.backward(loss_of(engine, BATCHES[0][rank]))
+    with engine.no_sync():
+        with engine.no_sync():
+            engine.backward(loss_of(engine, BATCHES[0][rank]))
         raises(tessera.Error, engine.step, "no_sync()")
     engine.backward(loss_of(engine, BATCHES[1][rank]))
     engine.step()

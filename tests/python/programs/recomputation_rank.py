@@ -85,48 +85,8 @@ def compare(then, exactly=True, **how):
 
 
 @check
-def strides():
-    def by_stride(self, x):
-        c = self.first(x * 1)
-        w = x.as_strided((16, WIDTH), (4, 1)) * 2
-        y = self.layers[0](w).tanh()
-        x += 1
-        return self.head(self.layers[1](y)) + c[:16]
-
-    def column(self, x):
-        h = self.first(x * 1)
-        w = x[:, 3].reshape(8, 8).repeat(8, 8).sin()
-        y = self.layers[1](w * h)
-        x += 1
-        return self.head(y + x)
-
-    def half(model, step):
-        return model(torch.randn(ROWS, 2 * WIDTH, generator=torch.Generator().manual_seed(step))[:, :WIDTH]).square().mean()
-
-    for then in (by_stride, column):
-        compare(then)
-        compare(then, loss=half)
-
-
-@check
 def memory_that_no_operator_writes():
-    def masks(self, x):
-        x = self.first(x)
-        for layer, make in zip(self.layers, (lambda y: y.new_zeros(ROWS, WIDTH), lambda y: torch.ones_like(y.detach()))):
-            x = layer(x)
-            mask = make(x)
-            mask.numpy()[:, ::2] = 2.0
-            x = x.sin() * mask
-        return self.head(x)
-
     buffer = numpy.zeros((ROWS, WIDTH), numpy.float32)
-
-    def features(self, x):
-        c = self.first(x)
-        for k in range(2):
-            buffer[:] = numpy.sin(x.numpy() + k)
-            c = c + self.layers[1](torch.from_numpy(buffer) * 2)
-        return self.head(c)
 
     def kept_view(self, x):  # one tensor over memory that changes
         c, memory = self.first(x), torch.from_numpy(buffer)
@@ -142,7 +102,7 @@ def memory_that_no_operator_writes():
         worker.join()
         return self.head(self.layers[0]((y * 2).sin()) + c)
 
-    for then in (masks, features, kept_view, thread):
+    for then in (kept_view, thread):
         compare(then)
 
     def staged(model, step):  # the next batch arrives before backward
