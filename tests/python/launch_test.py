@@ -152,7 +152,7 @@ class Launch(RanksTest):
 
     def test_the_command_line_of_deepspeed(self):
         (self.folder / "script.py").write_text(DEEPSPEED_SCRIPT)
-        command = (sys.executable, "-m", "tessera.deepspeed")
+        command = self.program("import runpy; runpy.run_module('tessera.deepspeed', run_name='__main__', alter_sys=True)")
         self.assertIn("said [(0, 0, 0.5), (1, 1, 0.5)]", self.finish([self.start(*command, "--num_gpus", 2, "script.py", "--lr", 0.5)])[0])
         self.assertIn("said [(0, -1, 0.5)]", self.finish([self.start(*command, "--no_local_rank", "--include", "localhost:0", "-m", "script",
                                                                      "--lr", 0.5)])[0])

@@ -275,22 +275,16 @@ def schedules():
 
 
 @check
-def optimizers_as_classes():
-    """FusedAdam trains as torch.optim.AdamW, through the engine and alone."""
-    for stage in STAGES:
-        results = []
-        for make_one in (lambda p: FusedAdam(p, lr=1e-2, weight_decay=0.1), lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1)):
-            model = net()
-            client = make_one(model.parameters())
-            engine, optimizer, _, _ = make(stage, model=model, optimizer=client)
-            assert optimizer.optimizer is client and engine.optimizer_name() == type(client).__name__
-            train(engine, [batch(step) for step in range(3)], loss_of)
-            results.append(engine.state_dict())
-            engine.destroy()
-        assert largest_difference(*results) == 0
-        plain = net()
-        plain_steps(plain, FusedAdam(plain.parameters(), lr=1e-2, weight_decay=0.1), range(3))
-        assert largest_difference(results[0], plain.state_dict()) < 2e-5
+def an_optimizer_of_its_classes():
+    """What FusedAdam computes: optimizer_rank.py, and alone deepspeed_names_test.py."""
+    model = net()
+    client = FusedAdam(model.parameters(), lr=1e-2, weight_decay=0.1)
+    engine, optimizer, _, _ = make(3, model=model, optimizer=client)
+    assert optimizer.optimizer is client and engine.optimizer_name() == "FusedAdam"
+    plain = net()
+    train(engine, [batch(step) for step in range(3)], loss_of)
+    plain_steps(plain, torch.optim.AdamW(plain.parameters(), lr=1e-2, weight_decay=0.1), range(3))
+    assert largest_difference(engine.state_dict(), plain.state_dict()) < 2e-5
 
 
 @check
