@@ -1,9 +1,8 @@
 """Ranks that are forked from a process which has imported everything: a row of a benchmark then takes a second, and not ten."""
 import gc
 import json
+import multiprocessing
 import os
-import select
-import signal
 import socket
 import time
 import traceback
@@ -21,46 +20,35 @@ def run(num_ranks, body, timeout_s=120):
     gc.collect()
     gc.freeze()
     place = {"WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    ranks = []
-    for rank in range(num_ranks):
-        reader, writer = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            os.close(reader)
-            os.environ.update({name: str(value) for name, value in {**place, "RANK": rank, "LOCAL_RANK": rank}.items()})
-            _report(writer, body, rank)
-        os.close(writer)
-        ranks.append((pid, reader))
-    texts = _read({reader: b"" for _, reader in ranks}, time.monotonic() + timeout_s)
-    for pid, reader in ranks:
-        if texts[reader] is None:
-            os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        os.close(reader)
-    return [json.loads(texts[reader]) if texts[reader] else None for _, reader in ranks]
+    context = multiprocessing.get_context("fork")
+    ranks, receivers = [], []
+    for rank in range(num_ranks):  # a rank has no other rank's sender
+        receiver, sender = context.Pipe(duplex=False)
+        ranks.append(context.Process(target=_report, args=(sender, body, rank, place)))
+        ranks[-1].start()
+        sender.close()
+        receivers.append(receiver)
+    give_up = time.monotonic() + timeout_s
+    reports = [_read(receiver, give_up) for receiver in receivers]
+    for rank in ranks:
+        rank.kill()
+        rank.join()
+    return reports
 
 
-def _report(writer, body, rank):
+def _report(sender, body, rank, place):
+    os.environ.update({name: str(value) for name, value in {**place, "RANK": rank, "LOCAL_RANK": rank}.items()})
     try:
-        text = json.dumps(body(rank)).encode()
-        while text:
-            text = text[os.write(writer, text):]
+        sender.send_bytes(json.dumps(body(rank)).encode())
     except BaseException:
         traceback.print_exc()
     finally:
         os._exit(0)
 
 
-def _read(texts, give_up):
-    """{pipe: all that was written; None when the time was over}."""
-    waiting = set(texts)
-    while waiting:
-        ready, _, _ = select.select(list(waiting), [], [], max(0.0, give_up - time.monotonic()))
-        if not ready:
-            return {reader: None if reader in waiting else text for reader, text in texts.items()}
-        for reader in ready:
-            part = os.read(reader, 65536)
-            texts[reader] += part
-            if not part:
-                waiting.remove(reader)
-    return texts
+def _read(receiver, give_up):
+    with receiver:
+        try:
+            return json.loads(receiver.recv_bytes()) if receiver.poll(max(0.0, give_up - time.monotonic())) else None
+        except EOFError:
+            return None

@@ -1,4 +1,4 @@
-"""The documents keep the rules of documents.py, and each rule catches a document that breaks it."""
+"""The documents keep the rules of documents.py, and the rows of Python's tests those of suites.py; each rule catches what breaks it."""
 import sys
 import unittest
 from pathlib import Path
@@ -7,6 +7,8 @@ import documents
 from source_tree import in_a_tree
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "python"))
+import suites  # noqa: E402
 
 
 class TheDocuments(unittest.TestCase):
@@ -75,6 +77,26 @@ class EachRule(unittest.TestCase):
         for rule, files in ACCEPTED:
             with self.subTest(rule.__name__, files=files):
                 self.assertEqual(in_a_tree(rule, files), [])
+
+
+CHECKED = "@check\ndef a():\n    pass\n\n@each_stage\ndef b(stage):\n    pass\n\nmain()\n"
+ROWS = "name test 2 p.py auto"
+
+
+class RowsOfPythonsTests(unittest.TestCase):
+    def test_run_every_check(self):
+        self.assertEqual(suites.complaints(suites.rows(), *suites.programs_and_others()), [])
+
+    def test_what_is_wrong_is_said(self):
+        for rows, program, said in (
+                (f"{ROWS} : a", CHECKED, "p.py: no row runs b"), (f"{ROWS} : -a", CHECKED, "p.py: no row runs a"),
+                (f"{ROWS} : -c", CHECKED, "p.py: no check is named c"), ("name test 2 p.py! auto", CHECKED, "p.py: a row leaves out its checks, and it has some"),
+                (ROWS, "main()\n", "p.py: a row runs its checks, and it has none"), (ROWS, CHECKED + CHECKED.replace("main()", ""), "two checks are named a"),
+                (ROWS, "main()\n" + CHECKED, "p.py:3: a check after main() does not run"), ("name test 2 q.py auto", CHECKED, "q.py: there is no such program")):
+            with self.subTest(said):
+                self.assertIn(said, "\n".join(suites.complaints(suites.rows(rows), {"p.py": program})))
+        self.assertEqual(suites.complaints(suites.rows(ROWS), {"p.py": CHECKED, "q.py": ""}), ["q.py: nothing runs it"])
+        self.assertEqual(suites.complaints(suites.rows(f"{ROWS} : a\nand full 1 p.py gloo : b"), {"p.py": CHECKED, "q.py": ""}, "q.py"), [])
 
 
 if __name__ == "__main__":

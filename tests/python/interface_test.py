@@ -80,10 +80,6 @@ class Interface(unittest.TestCase):
             arguments = [argument for argument in inspect.signature(function).parameters if argument != "self"]
             self.assertEqual(sorted(types), sorted([*arguments, "return"]), name)
 
-    def test_types_go_with_the_package(self):
-        for name in ("py.typed", "_engine.pyi"):
-            self.assertTrue((Path(tessera.__file__).parent / name).exists(), name)
-
     def test_sections_are_numpys(self):
         """Every argument that a section "Parameters" lists is one of the function, in its order."""
         with_sections = 0

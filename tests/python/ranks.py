@@ -53,6 +53,7 @@ class RanksTest(unittest.TestCase):
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
+        self._started.clear()
 
     def start(self, *command, **variables):
         """A program, in a process group of its own, with stdout and stderr together."""
@@ -61,6 +62,12 @@ class RanksTest(unittest.TestCase):
                                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
         self._started.append(process)
         return process
+
+    def program(self, text):
+        """The first words of the command that runs this text as a rank's program."""
+        path = self._make_folder("program") / "program.py"
+        path.write_text(text)
+        return [*python(), path]
 
     def start_ranks(self, world, script, *arguments, **variables):
         """One process a rank; `script` is one of PROGRAMS. They are forks of the warm process of this run of ctest, if there is one."""

@@ -1,10 +1,12 @@
 """A process that has imported torch and Tessera, and forks programs: each starts in milliseconds. ctest starts one for a run of the suite.
 
-    warm.py FOLDER start                 starts it; returns when it is ready. Its socket and its log are in FOLDER
+    warm.py FOLDER start MODULE…         starts it, with further imports; returns when it is ready. Its socket and its log are in FOLDER
     warm.py FOLDER run SCRIPT ARGUMENT…  runs the script as `python SCRIPT ARGUMENT…` does, with this process's files, folder, environment
                                          and exit code
     warm.py FOLDER end
 """
+import gc
+import importlib
 import json
 import os
 import select
@@ -28,7 +30,7 @@ def connect(folder):
         os.chdir(here)
 
 
-def start(folder):
+def start(folder, modules):
     end(folder)
     os.makedirs(folder, exist_ok=True)
     reader, writer = os.pipe()
@@ -47,11 +49,12 @@ def start(folder):
     from ranks import environment
 
     os.environ.update(environment())  # libgomp reads its number of threads once
-    import tessera  # noqa: F401
-
-    threads = len(os.listdir("/proc/self/task"))
-    if threads != 1:
-        sys.exit(f"error: {threads} threads after importing tessera; a process that forks must have 1")
+    for module in ("tessera", *modules):
+        importlib.import_module(module)
+        threads = len(os.listdir("/proc/self/task"))
+        if threads != 1:
+            sys.exit(f"error: {threads} threads after importing {module}; a process that forks must have 1")
+    gc.freeze()  # a program's own gc.collect() looks at its own objects
     listener = socket.socket(socket.AF_UNIX)
     if os.path.exists("socket"):
         os.unlink("socket")
@@ -103,11 +106,11 @@ def serve(listener):
 
 
 def receive(client):
-    """What a client wants, and its files 0, 1 and 2; (None, []) where it wants the end."""
-    text, files, _, _ = socket.recv_fds(client, 1 << 20, 3)
+    """What a client wants, and its files 0, 1 and 2, and that of a launcher's store; (None, []) where it wants the end."""
+    text, files, _, _ = socket.recv_fds(client, 1 << 20, 4)
     while text and not text.endswith(b"\0"):
         text += client.recv(1 << 20)
-    return (json.loads(text[:-1]), files) if len(files) == 3 else (None, [])
+    return (json.loads(text[:-1]), files) if files else (None, [])
 
 
 def become(given, files):
@@ -115,9 +118,10 @@ def become(given, files):
     import runpy
 
     os.setsid()
-    for number, file in enumerate(files):
+    for number, file in zip((0, 1, 2, *store_of(given["environment"])), files):
         os.dup2(file, number)
-        os.close(file)
+        if file != number:
+            os.close(file)
     os.chdir(given["folder"])
     os.environ.clear()
     os.environ.update(given["environment"])
@@ -129,12 +133,17 @@ def become(given, files):
     sys.exit()
 
 
+def store_of(environment):
+    """The number of the file that a launcher has left open for its rank 0."""
+    return [int(environment[name]) for name in ("TESSERA_STORE_FD",) if environment.get("RANK") == "0" and name in environment]
+
+
 def run(folder, words):
     server = connect(folder)
     if server is None:
         os.execv(sys.executable, [sys.executable, "-B", *words])
     text = json.dumps({"folder": os.getcwd(), "environment": dict(os.environ), "words": words}).encode() + b"\0"
-    socket.send_fds(server, [text], [0, 1, 2])
+    socket.send_fds(server, [text], [0, 1, 2, *store_of(os.environ)])
     pid = int.from_bytes(server.recv(4), "little")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: os.kill(pid, number))
@@ -145,7 +154,7 @@ def run(folder, words):
     os._exit(os.WEXITSTATUS(status))
 
 
-def end(folder):
+def end(folder, _=()):
     server = connect(folder)
     if server is not None:
         server.send(b"\0")
@@ -157,4 +166,4 @@ if __name__ == "__main__":
     if _verb == "run":
         run(_folder, _words)
     else:
-        {"start": start, "end": end}[_verb](_folder)
+        {"start": start, "end": end}[_verb](_folder, _words)

@@ -40,13 +40,12 @@ def encoder_loss(engine, step):
     return engine(x).square().mean()
 
 
-def run(make, loss_of, stage, section, autocast=False, steps=3):
+def run(make, loss_of, stage, section, steps=3):
     """Losses, last gradients, weights; and what the last forward kept."""
     torch.manual_seed(0)
     model = make()
     engine, *_ = tessera.initialize(model=model, config=config(
-        stage, activation_checkpointing=section, torch_autocast={"enabled": autocast},
-        optimizer={"type": "SGD", "params": {"lr": 0.1}}))
+        stage, activation_checkpointing=section, optimizer={"type": "SGD", "params": {"lr": 0.1}}))
     losses, gradients = [], {}
     for step in range(steps):
         torch.manual_seed(100 * step + rank)  # dropout
@@ -65,10 +64,10 @@ POLICIES = [{"policy": "cheap"}, {"policy": "block"}, {"policy": "budget", "budg
             *([{"policy": "offload", "nvme_path": "spill"}] if DEVICE == "cpu" else [])]
 
 
-def compare(make, loss_of, stage, autocast=False):
-    losses, gradients, weights, _ = run(make, loss_of, stage, {}, autocast)
+def compare(make, loss_of, stage):
+    losses, gradients, weights, _ = run(make, loss_of, stage, {})
     for section in POLICIES:
-        got = run(make, loss_of, stage, section, autocast)
+        got = run(make, loss_of, stage, section)
         assert got[0] == losses, (section, got[0], losses)
         for name, gradient in gradients.items():
             assert torch.equal(got[1][name], gradient), (section, name)
@@ -90,58 +89,6 @@ def gpt2_of_transformers():
 def encoder_of_torch():
     for stage in (0, 3):
         compare(Encoder, encoder_loss, stage)
-
-
-@check
-def under_autocast():
-    for stage in (0, 3):
-        compare(gpt2, gpt2_loss, stage, autocast=True)
-
-
-@check
-def block_keeps_less():
-    kept = {section["policy"]: run(gpt2, gpt2_loss, 0, section)[3]["kept_bytes"] for section in POLICIES[:2]}
-    assert kept["block"] < kept["cheap"] / 2, kept
-
-
-class EncoderLoss(Encoder):
-    """Hooks are set while the module runs, so a budget is for what is saved there."""
-
-    def forward(self, x):
-        return super().forward(x).square().mean()
-
-
-def held_bytes(stage, section, steps=4):
-    """What the last forward leaves allocated, as PyTorch's profiler counts it; and the engine's own count of saved tensors."""
-    torch.manual_seed(0)
-    engine, *_ = tessera.initialize(model=EncoderLoss(), config=config(stage, activation_checkpointing=section))
-    x = torch.randn(32, 24, 64)
-    kept = 0
-    for step in range(steps):
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profile:
-            loss = engine(x)
-        held = sum(event.self_cpu_memory_usage for event in profile.events())
-        engine.backward(loss)
-        engine.step()
-        if engine._engine.recomputes:
-            counts = engine._engine.activation_counts()
-            assert not counts["left_plan"], (stage, step)
-            kept = counts["kept_bytes"]
-    return held, kept
-
-
-@check
-def budget_is_held_with_dropout():
-    """At every stage the operators of each step are those of the first one, so the plan is followed."""
-    every, _ = held_bytes(0, {})
-    for percent in (70, 50):
-        budget = every * percent // 100
-        held, kept = held_bytes(0, {"policy": "budget", "budget_bytes": budget})
-        assert 0.95 * budget <= held <= 1.05 * budget, (percent, held, budget, every)
-        assert 0.95 * budget <= kept <= budget, (percent, kept, budget, every)
-        # How many units are gathered when the forward ends is a matter of time: the allocator's bytes say nothing here.
-        _, kept = held_bytes(3, {"policy": "budget", "budget_bytes": budget})
-        assert 0.95 * budget <= kept <= budget, (percent, kept, budget, every)
 
 
 class TinyLanguageModel(nn.Module):
@@ -169,7 +116,6 @@ def chunked_loss():
         torch.testing.assert_close(chunked[0], plain[0], rtol=0, atol=1e-6)
         for name, gradient in plain[1].items():
             torch.testing.assert_close(chunked[1][name], gradient, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
-        compare(lambda: TinyLanguageModel(chunk_rows=13), tiny_loss, stage)
 
 
 @check
@@ -206,23 +152,6 @@ def nothing_is_left_behind():
     gc.collect()
     assert seen and not any(tensor() is not None for tensor in seen)
     assert gone() is None
-
-
-@check
-def a_saved_tensor_that_is_written_is_refused():
-    class Writes(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(64, 64)
-
-        def forward(self, x):
-            return functional.gelu(self.layer(x)).tanh()
-
-    engine, *_ = tessera.initialize(model=Writes(), config=config(0, activation_checkpointing={"policy": "cheap"}))
-    y = engine(torch.randn(64, 64))
-    loss = y.sum()
-    y.detach().add_(1)
-    raises(RuntimeError, lambda: engine.backward(loss), "written in place")
 
 
 if __name__ == "__main__":

@@ -5,24 +5,17 @@ import io
 import os
 import pickle
 import random
-import tempfile
 from pathlib import Path
 
 import numpy as np
 import tessera
 import torch
-from checks import check, config, main, raises, standard_error, train
+from checks import STAGES, check, config, folder, main, raises, standard_error, train
 from torch import nn
 
 rank, world = tessera.comm.get_rank(), tessera.comm.get_world_size()
-STAGES = (0, 3)
 ADAM = {"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1}}
 WARMUP = {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 4, "total_num_steps": 20, "warmup_max_lr": 0.01, "warmup_type": "linear"}}
-
-
-def folder():
-    """A new one that all ranks share."""
-    return Path(tessera.comm.all_gather(tempfile.mkdtemp(dir=os.getcwd()))[0])
 
 
 def mlp(seed=0):
@@ -54,7 +47,11 @@ def a_tag_is_what_str_says_and_zero_is_one():
         for tag, value in weights.items():
             path, _ = engine.load_checkpoint(place, tag=tag)
             assert Path(path) == place / str(tag) and engine.full_parameter("0.weight").equal(value), tag
-        assert (place / "latest").read_text() == "0.5\n"
+        engine.save_checkpoint(place, tag="probe", save_latest=False)
+        assert (place / "latest").read_text() == "0.5\n" and (place / "probe").exists()
+        other = folder()
+        engine.save_checkpoint(other, "only", save_latest=False)
+        raises(tessera.CheckpointError, lambda e=engine, o=other: e.load_checkpoint(o), "\"latest\"")
 
 
 @check
@@ -83,28 +80,6 @@ def folders_and_tags_that_cannot_be_are_refused_on_all_ranks():
         raises(tessera.Error, lambda: engine.load_checkpoint(place, load_module_strict=rank == 0), "load_module_strict is False on rank 1")
         raises(tessera.CheckpointError, lambda: engine.save_checkpoint(place, "t", save_latest=rank == 0), "save_latest false on rank 1")
     steps(engine, [1])
-
-
-@check
-def latest_stays_where_it_is_told_to():
-    for stage in STAGES:
-        place, engine = folder(), make(stage, checkpoint={"keep_last": 1})
-        steps(engine, [0])
-        engine.save_checkpoint(place)
-        steps(engine, [1])
-        engine.save_checkpoint(place, tag="probe", save_latest=False)
-        assert (place / "latest").read_text() == "global_step1\n"
-        steps(engine, [2])
-        engine.save_checkpoint(place)
-        assert (place / "latest").read_text() == "global_step3\n"
-        tessera.comm.barrier()  # rank 0 deletes
-        assert sorted(os.listdir(place)) == ["global_step3", "latest", "probe"]
-        assert engine.load_checkpoint(place)[0].endswith("global_step3")
-        assert engine.load_checkpoint(place, "probe")[0].endswith("probe") and engine.global_steps == 2
-        other = folder()
-        engine.save_checkpoint(other, "only", save_latest=False)
-        assert os.listdir(other) == ["only"]
-        raises(tessera.CheckpointError, lambda e=engine, o=other: e.load_checkpoint(o), "\"latest\"")
 
 
 # ------------------------------------------------------------------------------------------------- what is loaded
@@ -141,14 +116,12 @@ def optimizer_states_and_schedule_are_loaded_or_stay():
         reference = make(stage, mlp(4), scheduler=WARMUP)
         assert steps(anew, [6, 7]) and steps(reference, [6, 7])
         assert anew.get_lr() == reference.get_lr() and anew.get_lr()[0] > 0 and anew.lr_scheduler.last_epoch == 2 and anew.global_steps == 8
-        anew.save_checkpoint(place, "anew")
-        resumed = make(stage, mlp(3), scheduler=WARMUP)
-        resumed.load_checkpoint(place, "anew")
+        state = anew.lr_scheduler.state_dict()
         anew.lr_scheduler.step(7)
         steps(reference, range(5))
         assert anew.get_lr() == reference.get_lr() and anew.lr_scheduler.last_epoch == 7
-        anew.lr_scheduler.load_state_dict(resumed.lr_scheduler.state_dict())
-        assert resumed.get_lr() == anew.get_lr() and steps(resumed, range(8, 10)) == steps(anew, range(8, 10))
+        anew.lr_scheduler.load_state_dict(state)
+        assert anew.lr_scheduler.last_epoch == 2
 
 
 @check
@@ -163,12 +136,9 @@ def a_scheduler_of_torch_is_loaded_or_stays():
         place, first = folder(), made(stage)
         steps(first, range(3))
         first.save_checkpoint(place)
-        rates = []
-        for engine in (first, made(stage)):
-            if engine is not first:
-                engine.load_checkpoint(place)
-            rates.append([engine.get_lr()[0] for number in range(3, 7) if steps(engine, [number])])
-        assert rates[0] == rates[1] and len(set(rates[0])) == 2, rates
+        resumed = made(stage)
+        resumed.load_checkpoint(place)
+        assert resumed.lr_scheduler.state_dict() == first.lr_scheduler.state_dict() and resumed.get_lr() == first.get_lr()
         kept = made(stage)
         kept.load_checkpoint(place, load_lr_scheduler_states=False)
         assert kept.get_lr() == [1.0] and kept.lr_scheduler.last_epoch == 0 and kept.global_steps == 3
@@ -222,11 +192,6 @@ def frozen_parameters_are_left_out_where_asked():
         second.load_checkpoint(place, "small", load_module_strict=False)
         assert second.full_parameter("0.weight").equal(frozen)
         assert second.full_parameter("2.weight").equal(engine.full_parameter("2.weight")) and second.global_steps == 2
-        with tessera.GatheredParameters(second.module[0], modifier_rank=0), tessera.GatheredParameters(engine.module[0]), torch.no_grad():
-            if rank == 0:
-                for mine, its in zip(second.module[0].parameters(), engine.module[0].parameters()):
-                    mine.copy_(its)
-        assert steps(second, range(2, 5)) == steps(engine, range(2, 5))
 
 
 # --------------------------------------------------------------------------------------------------- client state
@@ -251,6 +216,7 @@ VALUES = {
     "numpy": [np.float32(0.1), np.float64(0.1), np.int64(7), np.bool_(True), np.str_("x"), np.complex64(1 + 2j), np.datetime64("2020-01-01")],
     "numpy's text": [np.bytes_(b"ab\0"), np.bytes_(b""), np.str_("ab\0"), np.str_(""), np.str_("\ud800")],
     "random": random.Random(3).getstate(),
+    "torch's": [torch.float16, torch.Size([1, 2]), torch.arange(3).to(torch.uint16)],
 }
 
 

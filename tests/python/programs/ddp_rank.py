@@ -29,8 +29,8 @@ import ddp_models
 import tessera
 import torch
 import torch.distributed as dist
+from checks import STAGES, config, largest_difference, main
 from checks import check as _check
-from checks import config, largest_difference, main
 from tessera.containers import map_tensors
 from torch.nn.parallel import DistributedDataParallel
 
@@ -187,14 +187,14 @@ def compare(make, batch_of, loss_of, options, precision, name):
     if precision == "adamw":
         limit["weights"] = float("inf")
     found, bits = {}, {}
-    for stage in range(4):
+    for stage in STAGES:
         model = copy.deepcopy(start)
         ours = train_by_tessera(model, batches, loss_of, precision, rate, stage)
         bits[stage] = ours[0]
         found[stage] = apart((*ours, names), reference)
         del model
         assert all(found[stage][key] <= limit[key] for key in limit), f"stage {stage}: {found[stage]}, expected at most {limit}"
-    same = range(4) if tessera.comm.group().backend in ("self", "shm") or world() == 2 else range(1, 4)
+    same = STAGES if tessera.comm.group().backend in ("self", "shm") or world() == 2 else STAGES[1:]
     assert all(bits[stage] == bits[same[0]] for stage in same), bits
     if rank() == 0:
         largest = {key: max(row[key] for row in found.values()) for key in limit}

@@ -3,7 +3,7 @@ import tempfile
 
 import tessera
 import torch
-from checks import check, config, main
+from checks import STAGES, check, config, main
 from torch import nn
 from torch.nn import functional
 
@@ -88,26 +88,22 @@ def expect_equal(stage, accumulation, *failure):
 
 @check
 def a_backward_that_raised_is_dropped():
-    for stage in range(4):
-        for accumulation in (1, 2):
-            for recover in ("engine", "optimizer", "load"):
-                expect_equal(stage, accumulation, recover, "backward", RuntimeError("no memory"))
+    for stage in STAGES:
+        for accumulation, recover in ((1, "engine"), (2, "optimizer"), (2, "load")):
+            expect_equal(stage, accumulation, recover, "backward", RuntimeError("no memory"))
     expect_equal(3, 2, "engine", "backward", KeyboardInterrupt())
-    expect_equal(1, 2, "load", "backward", KeyboardInterrupt())
 
 
 @check
 def a_forward_that_raised_leaves_a_checkpoint_that_can_be_loaded():
-    for stage in range(4):
-        for accumulation in (1, 2):
-            expect_equal(stage, accumulation, "load", "forward", KeyboardInterrupt())
-            expect_equal(stage, accumulation, "load", "forward", MemoryError("no memory"))
+    for stage in STAGES:
+        expect_equal(stage, 2, "load", "forward", KeyboardInterrupt())
         expect_equal(stage, 1, "engine", "forward", ValueError("no memory"))
 
 
 @check
 def destroy_ends_also_where_one_rank_has_failed_alone():
-    for stage in range(4):
+    for stage in STAGES:
         for alone in (True, False) if stage < 3 else (False,):
             engine = make(stage, 2)
             for number in range(2):

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import tessera
 import torch
-from checks import check, config, main, raises
+from checks import STAGES, check, config, main, raises
 from torch import nn
 
 
@@ -94,7 +94,7 @@ class Scaled(nn.Module):
 
 @check
 def same_bits():
-    for stage in range(4):
+    for stage in STAGES:
         engine, plain = compare(Net, stage)
         assert torch.equal(engine.module.positions, plain.positions)
         assert engine.module.head.weight is engine.module.table.weight

@@ -4,7 +4,7 @@ import functools
 
 import tessera
 import torch
-from checks import check, config, main, raises
+from checks import STAGES, check, config, main, raises
 from torch import nn
 from torch.nn.utils import prune
 
@@ -130,7 +130,7 @@ def a_write_into_a_parameter_is_an_error_of_the_operator_and_of_the_next_call():
     writes = {"data": lambda p: p.data.clamp_(-0.05, 0.05), "no_grad": lambda p: p.clamp_(-0.05, 0.05), "detached": lambda p: p.detach().mul_(2),
               "foreach": lambda p: torch._foreach_mul_([p.data], 2.0), "view": lambda p: p.data[1:].zero_(), "copy": lambda p: p.data.copy_(p * 2),
               "out": lambda p: torch.mul(p.detach(), 2, out=p.data), "index": lambda p: p.data.__setitem__(0, 1.0)}
-    for stage in range(4):
+    for stage in STAGES:
         for precision in ({}, {"bf16": {"enabled": True, "auto_cast": True}}):
             for write in list(writes.values())[:len(writes) if stage == 0 else 2]:
                 model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
@@ -144,7 +144,7 @@ def a_write_into_a_parameter_is_an_error_of_the_operator_and_of_the_next_call():
 
 @check
 def an_embedding_that_renormalises_is_refused_with_advice_that_helps():
-    for stage in range(4):
+    for stage in STAGES:
         engine = make(nn.Sequential(nn.Embedding(16, 8, max_norm=1.0), nn.Linear(8, 4)), stage)
         raises(tessera.Error, lambda e=engine: e.backward(e(torch.arange(16).view(4, 4)).square().mean()), "parameter 0.weight",
                "Leave max_norm out")

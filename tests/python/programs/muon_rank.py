@@ -145,15 +145,6 @@ def half_precision_updates_masters():
 
 
 @check
-def made_under_zero_init():
-    def make():
-        with tessera.zero.Init():
-            return Model()
-
-    beside_torch(3, make=make)
-
-
-@check
 def groups_choose():
     """`use_muon` false, and a group's own rate, which is that of all its parameters."""
     by_name = [{"match": ["down*"], "use_muon": False}, {"match": ["up*"], "lr": 0.005, "weight_decay": 0}]

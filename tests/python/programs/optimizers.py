@@ -2,9 +2,8 @@
 import models
 import tessera
 import torch
-from checks import config, largest_difference, train, train_plainly
+from checks import config, largest_difference, loss_of, train, train_plainly
 from torch import nn
-from torch.nn import functional
 from torch.optim import lr_scheduler as schedulers
 
 rank, world = tessera.comm.get_rank(), tessera.comm.get_world_size()
@@ -17,10 +16,6 @@ def mlp():
 
 def batches(steps):
     return [[models._vectors(step * world + r, 8, 16) for r in range(world)] for step in range(steps)]
-
-
-def loss_of(model, samples):
-    return functional.cross_entropy(model(samples[0]), samples[1])
 
 
 def gradients_of_a_step(engine, samples, names, clipping=0.0, loss_of=loss_of):

@@ -1,13 +1,10 @@
 """Ways in which modules are put together and used, which sharded training has to bear: (make, batch_of(i), loss_of(model, batch)).
 FSDP's own tests look at the same ways; the cases are ours."""
-import dataclasses
-
 import torch
 from models import _classify, _vectors
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, parametrize
-from torch.utils.checkpoint import checkpoint
 
 
 def _numbered(i):
@@ -70,22 +67,6 @@ class CalledOften(nn.Module):
         for _ in range(3):
             x = x + self.body(x + y)
         return self.head(x) + self.head(x[:1]) + offset
-
-
-class MixedFrozen(nn.Module):
-    """Frozen and trainable parameters inside of one module, and a frozen tower beside a trainable one."""
-
-    def __init__(self):
-        super().__init__()
-        self.tower = block().requires_grad_(False)
-        self.norm, self.body, self.head = nn.LayerNorm(16), block(), nn.Linear(16, 5)
-        self.norm.weight.requires_grad_(False)
-        self.body[0].bias.requires_grad_(False)
-        self.scale = nn.Parameter(torch.ones(()), requires_grad=False)
-        self.shift = nn.Parameter(torch.zeros(()))
-
-    def forward(self, x):
-        return self.head(self.norm(self.tower(x) + self.body(x)) * self.scale + self.shift)
 
 
 class OddShapes(nn.Module):
@@ -192,41 +173,6 @@ def _adversarial(model, batch):
     return functional.cross_entropy(model(batch[0] + 0.1 * slope.sign()), batch[1])
 
 
-# ------------------------------------------------------------------------------------------ what a forward returns
-
-
-@dataclasses.dataclass
-class Output:
-    logits: torch.Tensor
-    extra: dict
-
-
-class Returns(nn.Module):
-    def __init__(self, kind):
-        super().__init__()
-        self.body, self.head, self.kind = block(), nn.Linear(16, 5), kind
-
-    def forward(self, x, labels):
-        hidden = self.body(x)
-        logits = self.head(hidden)
-        if self.kind == "dict":
-            return {"logits": logits, "hidden": [hidden, {"deep": (hidden * 2,)}], "name": "a text"}
-        if self.kind == "dataclass":
-            return Output(logits, {"hidden": hidden})
-        self.result = functional.cross_entropy(logits, labels)
-        return None
-
-
-def _loss_of_returned(model, batch):
-    returned = model(*batch)
-    if returned is None:
-        return model.result  # the engine has what its module has
-    if isinstance(returned, dict):
-        deep = returned["hidden"][1]["deep"][0]
-        return functional.cross_entropy(returned["logits"], batch[1]) + 0.1 * deep.square().mean()
-    return functional.cross_entropy(returned.logits, batch[1]) + 0.1 * returned.extra["hidden"].square().mean()
-
-
 # --------------------------------------------------------------------------------------------- shapes of batches
 
 
@@ -306,28 +252,6 @@ class Parametrized(nn.Module):
         return self.head(self.normed(self.orthogonal(self.spectral(x))))
 
 
-class Checkpointed(nn.Module):
-    """Segments recomputed in backward, nested, with random numbers, keywords and parameters from outside."""
-
-    def __init__(self, reentrant):
-        super().__init__()
-        self.blocks = nn.ModuleList(block() for _ in range(3))
-        self.gain, self.head, self.reentrant = nn.Parameter(torch.ones(16)), nn.Linear(16, 5), reentrant
-
-    def inner(self, x):
-        return x + self.blocks[1](x) * self.gain
-
-    def outer(self, x, scale):
-        x = x + scale * self.blocks[0](x)
-        return x if self.reentrant else checkpoint(self.inner, x, use_reentrant=False)
-
-    def forward(self, x):
-        x = x.clone().requires_grad_(True)
-        x = checkpoint(self.outer, x, torch.tensor(0.5), use_reentrant=self.reentrant)
-        x = checkpoint(self.blocks[2], x, use_reentrant=self.reentrant)
-        return self.head(checkpoint(self.inner, x, use_reentrant=self.reentrant))
-
-
 def sequential():
     return nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 5))
 
@@ -342,7 +266,6 @@ def cases():
         "rarely_used": (Rarely, _numbered, _numbered_loss),
         "nested_and_shared": (Nested, _vector_batch, _classify),
         "called_often": (CalledOften, _vector_batch, _classify),
-        "frozen_and_trainable_in_one_module": (MixedFrozen, _vector_batch, _classify),
         "odd_shapes": (OddShapes, _vector_batch, _classify),
         "modules_of_buffers_and_of_nothing": (Buffers, _vector_batch, _classify),
         "a_branch_by_step": (lambda: Alternating(6), _numbered, _numbered_loss),
@@ -350,13 +273,8 @@ def cases():
         "several_forwards": (sequential, _vector_batch, _contrastive),
         "gradient_penalty": (sequential, _vector_batch, _gradient_penalty),
         "adversarial": (sequential, _vector_batch, _adversarial),
-        "returns_a_dict": (lambda: Returns("dict"), _vector_batch, _loss_of_returned),
-        "returns_a_dataclass": (lambda: Returns("dataclass"), _vector_batch, _loss_of_returned),
-        "returns_none": (lambda: Returns(None), _vector_batch, _loss_of_returned),
         "changing_shapes": (sequential, _changing_shapes, _classify),
         "changing_lengths": (Tokens, _changing_tokens, _next_token),
         "hooks": (Hooked, _vector_batch, _classify),
         "parametrized": (Parametrized, _vector_batch, _classify),
-        "checkpointed": (lambda: Checkpointed(False), _vector_batch, _classify),
-        "checkpointed_reentrant": (lambda: Checkpointed(True), _vector_batch, _classify),
     }

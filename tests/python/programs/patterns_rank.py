@@ -5,12 +5,11 @@ import copy
 import models
 import tessera
 import torch
-from checks import check, config, largest_difference, loss_of, main, mlp, raises, sgd, train, train_plainly
+from checks import STAGES, check, config, largest_difference, loss_of, main, mlp, raises, sgd, train, train_plainly
 from torch import nn
 from torch.nn import functional
 
 rank, world = tessera.comm.get_rank(), tessera.comm.get_world_size()
-STAGES = range(4)
 BATCHES = [[models._vectors(step * world + r, 4, 16) for r in range(world)] for step in range(6)]
 MINE = BATCHES[0][rank]
 

@@ -2,20 +2,13 @@
 import csv
 import json
 import os
-import tempfile
-from pathlib import Path
 
 import tessera
 import torch
-from checks import check, config, main, standard_error
+from checks import STAGES, check, config, folder, main, standard_error
 from torch import nn
 
 rank, world = tessera.comm.get_rank(), tessera.comm.get_world_size()
-STAGES = (0, 3)
-
-
-def folder():
-    return Path(tessera.comm.all_gather(tempfile.mkdtemp(dir=os.getcwd()))[0])
 
 
 def make(stage, **changes):

@@ -1,5 +1,6 @@
 """A user's script, as README-like as it gets; prints what it trained. Argument 1, if any: what to do in place of a plain run."""
 import json
+import os
 import sys
 import time
 
@@ -26,14 +27,6 @@ def train():
     return {"world": engine.world_size, "losses": losses, "weights": [p.sum().item() for p in engine.state_dict().values()]}
 
 
-def fail_on_rank_1():
-    result = train()
-    if tessera.comm.get_rank() == 1:
-        raise ValueError("rank 1 has its reasons")
-    tessera.comm.barrier("after the failure")
-    return result
-
-
 def only_rank_0_reads():
     """At stage 3 a forward is a collective: what rank 0 alone does is an error that says so."""
     torch.manual_seed(0)
@@ -48,7 +41,10 @@ def only_rank_0_reads():
 
 
 def wait_for_others():
-    """Rank 0 waits in one collective after another, for rank 1, which sleeps."""
+    """Rank 0 waits somewhere for rank 1, which sleeps."""
+    if sys.argv[3] == "rendezvous":
+        print("waiting", flush=True)
+        time.sleep(60 * int(os.environ["RANK"]))
     tessera.comm.init_distributed(backend=sys.argv[2])
     if tessera.comm.get_rank() == 0:
         print("waiting", flush=True)
