@@ -1,4 +1,4 @@
-"""`tessera memory`: the table, its files, simulated worlds beside real ones, estimates, mistakes."""
+"""`tessera memory`: the table, its files, simulated worlds beside real ones, estimates."""
 import csv
 import json
 import unittest
@@ -291,39 +291,6 @@ class EstimateTest(ToolTest):
         self.assertEqual([line.split()[2:] for line in out.splitlines() if line.startswith("stage ")][-4:],
                          [["-", "1", "-"], ["3", "1", "-"], ["2", "1", "-"], ["2", "1", "1"]])
         self.assertIn("On 64 ranks the smallest stage that fits is 1.", out)
-
-
-class MistakesTest(ToolTest):
-    def test_mistakes(self):
-        name = self.write("c.json", self.config())
-        self.write("nowhere.json", self.config(data={"type": "fashion_mnist", "path": "nowhere"}))
-        self.write("taken", "a file")
-        billion = ("--estimate", "--params", "1B")
-        for args, *parts in (
-                ((), "CONFIG", "--estimate"),
-                ((name, "--stages", "4"), "--stages 4", "from 0 to 3"),
-                ((name, "--stages", ""), "--stages ''"),
-                ((name, "--simulate-world", 4, "--rank", 4), "--rank 4", "0 to 3"),
-                ((name, "--simulate-world", 4, "--nproc", 2), "--nproc"),
-                ((name, "--rank", 1), "--rank", "--simulate-world"),
-                ((name, "--nproc", "1:2"), "--max-restarts"),
-                ((name, "--max-restarts", 1), "--max-restarts"),
-                ((name, "--nproc", 0), "--nproc 0"),
-                (("no.json", "--nproc", 2), "no.json"),
-                (("nowhere.json", "--nproc", 2), "nowhere"),  # a rank fails
-                (("--estimate",), "--params"),
-                ((name, *billion, "--world", 2), "CONFIG", "--params"),
-                ((name, "--estimate", "--world", 2, "--precision", "bf16"), "--precision", "--set"),
-                ((*billion, "--fit", "80"), "--fit 80: expected a size with its unit, such as 5GB"),
-                ((*billion, "--world", 6, "--mics-shard-size", 4), "--world 6: mics_shard_size is 4", "a multiple"),
-                ((name, "--estimate", "--world", 2, "--mics-shard-size", 2), "--mics-shard-size", "--set"),
-                (("--estimate", "--params", "many", "--world", 2), "--params many", "7.5e9"),
-                ((*billion, "--world", 2, "--precision", "int8"), "--precision int8", "bf16"),
-                ((*billion, "--fit", "80GX"), "--fit 80GX", "GiB"),
-                ((*billion, "--world", 2, "--optimizer", "Adan"), "--optimizer Adan", "AdamW"),
-                ((name, "--nproc", 2, "--out", "taken"), "--out taken")):
-            with self.subTest(args=args):
-                self.assert_one_error(self.run_tool("memory", *args), *parts)
 
 
 if __name__ == "__main__":
