@@ -31,6 +31,5 @@ class CommandLineTest(ToolTest):
                 self.assertNotRegex(outcome.out, r" \n|--\w+_")
 
 
-
 if __name__ == "__main__":
     unittest.main()
