@@ -179,21 +179,6 @@ class EvaluationTraceTest(Exported):
         self.assertEqual(outcome.code, 1, outcome)
         self.assertRegex(outcome.err, r"\Aerror: the model's \S+ uses torch.jit.fork: at stage 3 one thread at a time may run the model.*\n\Z")
 
-    def expect(self, *parts, **changes):
-        self.assert_one_error(self.run_tool("train", self.write("config.json", self.run_config(**changes))), *parts)
-
-    def test_mistakes(self):
-        self.expect("no.pt: cannot be opened", eval_path="no.pt")
-        self.trace(Noisy(size=10).eval(), "small.pt")
-        self.expect("small.pt: 'first.weight' has the shape [10, 6], but [12, 6] in m.pt; expected another trace of the same model",
-                    eval_path="small.pt")
-        torch.jit.trace(torch.nn.Linear(6, 4), self.samples["x"][:4]).save(str(self.folder / "linear.pt"))
-        self.expect("linear.pt: has a parameter 'weight', which m.pt lacks; expected another trace of the same model", eval_path="linear.pt")
-        model = Noisy().eval()
-        model.extra = torch.nn.Linear(2, 2)
-        self.trace(model, "more.pt")
-        self.expect("eval.pt: lacks the parameter 'extra.", "which more.pt has", model="more.pt", eval_path="eval.pt")
-
 
 class PredictTest(Exported):
     def setUp(self):
