@@ -75,11 +75,11 @@ TEST_F(LanguageModelTest, TheEndOfTheTextIsHeldOut) {
   EXPECT_EQ(held_out.target[0][7].item<int64_t>(), 'e');
 }
 
-TEST_F(LanguageModelTest, LearnsATextAtEveryStage) {
+TEST_F(LanguageModelTest, LearnsATextAtTheFirstAndTheLastStage) {
   std::string text;
   for (int i = 0; i < 60; ++i) text += "abcdefgh";
   write(text + "a");
-  for (int stage = 0; stage <= 3; ++stage) {
+  for (const int stage : {0, 3}) {  // parity_test has the others
     comm::run_threads(2, {}, [&](comm::CommunicatorPtr comm) {
       at::set_num_threads(1);
       LanguageModel task(small(path_.string()));

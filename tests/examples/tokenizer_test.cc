@@ -1,5 +1,5 @@
-// Tokens of characters and of word pieces, and vocabularies.
-// hugging_face_tokenizer_test.py compares them with the library.
+// Tokens of characters and of word pieces, and vocabularies. hugging_face_tokenizer_test.py owns what words
+// and pieces are, beside the library.
 #include "examples/text_classification/tokenizer.h"
 
 #include <gmock/gmock.h>
@@ -10,7 +10,6 @@
 
 #include "core/error.h"
 #include "core/files/temporary_folder.h"
-#include "examples/text_classification/basic_tokens.h"
 #include "tests/support/errors.h"
 
 namespace tessera::examples {
@@ -21,36 +20,6 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-std::vector<std::string> words(const std::string& text, bool lower_case = true) {
-  std::vector<std::string> words;
-  for (const std::u32string& word : basic_tokens(text, lower_case)) words.push_back(to_utf8(word));
-  return words;
-}
-
-TEST(BasicTokens, SeparatesWhatBertSeparates) {
-  EXPECT_THAT(words(" \tHeLLo!how  \n Are yoU?  "), ElementsAre("hello", "!", "how", "are", "you", "?"));
-  EXPECT_THAT(words("书很好，I like it。"), ElementsAre("书", "很", "好", "，", "i", "like", "it", "。"));
-  EXPECT_THAT(words("a$b^c`d~e"), ElementsAre("a", "$", "b", "^", "c", "`", "d", "~", "e"));
-  EXPECT_THAT(words("かな 한국어", false), ElementsAre("かな", "한국어"))
-      << "only Chinese characters stand alone";
-  EXPECT_THAT(words(""), ElementsAre());
-  EXPECT_THAT(words(" \xe3\x80\x80\xe2\x80\xa8 "), ElementsAre()) << "an ideographic space, a line separator";
-}
-
-TEST(BasicTokens, LowerCaseLosesAccentsToo) {
-  EXPECT_THAT(words("H\u00e9llo \u00c5ngstr\u00f6m \u0130stanbul"),
-              ElementsAre("hello", "angstrom", "istanbul"));
-  EXPECT_THAT(words("He\u0301llo"), ElementsAre("hello")) << "an accent of its own";
-  EXPECT_THAT(words("H\u00e9llo", false), ElementsAre("H\u00e9llo"));
-  EXPECT_THAT(words("\u03a3\u03a3"), ElementsAre("\u03c3\u03c3"));
-  EXPECT_THAT(words("\uac01"), ElementsAre("\u1100\u1161\u11a8"))
-      << "Hangul is decomposed and keeps all of it";
-}
-
-TEST(BasicTokens, DropsControlsAndReplacements) {
-  EXPECT_THAT(words(std::string("a\0b\x7f", 4) + "c\u200d\ufffd" + "d\u00ad" + "e"), ElementsAre("abcde"));
-}
 
 std::vector<std::string> special(std::vector<std::string> rest) {
   rest.insert(rest.begin(), {"[PAD]", "[UNK]", "[CLS]", "[SEP]"});
@@ -78,15 +47,6 @@ TEST(WordPiece, TakesTheLongestPiece) {
   EXPECT_THAT(tokens_of(tokenizer, "un unwanted", 4), ElementsAre("[CLS]", "un", "un", "[SEP]"))
       << "cut inside of a word";
   EXPECT_THAT(tokens_of(tokenizer, "un", 2), ElementsAre("[CLS]", "[SEP]"));
-}
-
-TEST(WordPiece, LongWordsAreUnknown) {
-  const WordPieceTokenizer tokenizer(Vocabulary(special({"é", "##é"}), "v"), false);
-  std::string word;
-  for (int i = 0; i < 100; ++i) word += "é";
-  EXPECT_EQ(tokens_of(tokenizer, word, 200).size(), 102u);
-  EXPECT_THAT(tokens_of(tokenizer, word + "é", 200), ElementsAre("[CLS]", "[UNK]", "[SEP]"))
-      << "characters count, not bytes";
 }
 
 TEST(Characters, VocabularyIsSortedByFrequencyThenCodePoint) {

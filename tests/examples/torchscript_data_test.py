@@ -89,34 +89,6 @@ class FilesTest(TorchScriptTest):
         self.train(data={"eval_path": ["part-00.safetensors", "part-01.safetensors"]})
         self.assertEqual(self.results()["eval_samples"], 8)
 
-    def expect(self, part, path):
-        self.assertIn(part, self.error_of("train", self.write("config.json", self.run_config(data={"path": path}))))
-
-    def test_mistakes(self):
-        self.expect("data/part-*.h5: no file matches this pattern", path="data/part-*.h5")
-        self.expect("./part-00.safetensors: is named twice", path=["part-0*.safetensors", "./part-00.safetensors"])
-        self.expect("data.path: found []", path=[])
-        self.expect('data.path: found ""', path="")
-        self.expect("data.path: found 3", path=3)
-        self.expect("no.safetensors: No such file", path=["part-00.safetensors", "no.safetensors"])
-        self.save("odd", 0, 9, x=self.samples["x"][..., :5].contiguous())
-        self.expect("odd.safetensors: 'x' has samples of shape [3, 6, 5]; expected [3, 6, 6], as in part-00.safetensors",
-                    path=["part-00.safetensors", "odd.safetensors"])
-        self.save("odd", 0, 9, x=self.samples["x"].double())
-        self.expect("odd.safetensors: 'x' is of type fp64; expected fp32, as in part-00.safetensors", path=["part-00.safetensors", "odd.safetensors"])
-        wrong = self.samples["y"].clone()
-        wrong[11] = 5
-        self.save("odd", 8, 29, y=wrong)
-        self.expect("odd.safetensors: 'y': record 3 holds 5; expected 0 to 4", path=["part-00.safetensors", "odd.safetensors"])
-
-    def test_records_are_those_of_their_file(self):
-        model, data = self.export(models.own_loss())
-        data["x"][31, 4] = 17
-        for i in range(2):
-            save_file({key: value[20 * i:20 * i + 20].clone() for key, value in data.items()}, self.folder / f"own-{i}.safetensors")
-        outcome = self.run_tool("train", self.write("config.json", self.run_config(loss="model", data={"path": "own-*.safetensors"})))
-        self.assertRegex(outcome.err, r"^error: own-0\.safetensors: records (\d+, )*\d+; own-1\.safetensors: records (\d+, )*11(, \d+)*: m.pt: forward failed: ")
-
 
 class Noisy(torch.nn.Module):
     """Behaves differently in evaluation (dropout, running statistics); has a frozen layer and tied weights."""
@@ -206,21 +178,6 @@ class EvaluationTraceTest(Exported):
         outcome = self.run_tool("train", self.write("config.json", self.run_config(eval_path="forks.pt", zero_optimization={"stage": 3})))
         self.assertEqual(outcome.code, 1, outcome)
         self.assertRegex(outcome.err, r"\Aerror: the model's \S+ uses torch.jit.fork: at stage 3 one thread at a time may run the model.*\n\Z")
-
-    def expect(self, *parts, **changes):
-        self.assert_one_error(self.run_tool("train", self.write("config.json", self.run_config(**changes))), *parts)
-
-    def test_mistakes(self):
-        self.expect("no.pt: cannot be opened", eval_path="no.pt")
-        self.trace(Noisy(size=10).eval(), "small.pt")
-        self.expect("small.pt: 'first.weight' has the shape [10, 6], but [12, 6] in m.pt; expected another trace of the same model",
-                    eval_path="small.pt")
-        torch.jit.trace(torch.nn.Linear(6, 4), self.samples["x"][:4]).save(str(self.folder / "linear.pt"))
-        self.expect("linear.pt: has a parameter 'weight', which m.pt lacks; expected another trace of the same model", eval_path="linear.pt")
-        model = Noisy().eval()
-        model.extra = torch.nn.Linear(2, 2)
-        self.trace(model, "more.pt")
-        self.expect("eval.pt: lacks the parameter 'extra.", "which more.pt has", model="more.pt", eval_path="eval.pt")
 
 
 class PredictTest(Exported):

@@ -88,25 +88,12 @@ class TorchScriptFilesTest(TorchScriptTest):
             outcome = self.run_tool("train", self.write("config.json", self.run_config(model=name)))
             self.assert_one_error(outcome, *parts)
 
-        def change_of(damaged, replacement):
-            def change(archive, name, content):
-                if not name.endswith(damaged):
-                    archive.writestr(name, content)
-                elif replacement is not None:
-                    archive.writestr(name, replacement(content))
-            return change
+        def lost(archive, name, content):
+            if not name.endswith("data/0"):
+                archive.writestr(name, content)
         # tests/examples/script_file_test.cc and script_nesting_test.cc have the others.
-        for name, damaged, replacement, reason in (
-                ("lost.pt", "data/0", None, "no TorchScript module: "),
-                ("short.pt", "data/0", lambda content: content[:-4], "a tensor of shape [8] has a record of 28 bytes; the file is damaged"),
-                ("pickle.pt", "data.pkl", lambda content: content[:len(content) // 2], "data.pkl: byte "),
-                # libtorch would overflow its stack.
-                ("deep_code.pt", ".py", lambda content: content.replace(b"return ", b"return " + b"-" * 1_000_000, 1),
-                 ".py: its expressions are nested deeper than 1000 levels"),
-                ("code.pt", ".py", lambda content: content.replace(b"def forward", b"dfe forward"), "no TorchScript module: ")):
-            with self.subTest(name):
-                rewrite(self.folder / "m.pt", self.folder / name, change_of(damaged, replacement))
-                expect(name, f"{name}: ", reason)
+        rewrite(self.folder / "m.pt", self.folder / "lost.pt", lost)
+        expect("lost.pt", "lost.pt: no TorchScript module: ")
         (self.folder / "empty.pt").write_bytes(b"")
         expect("empty.pt", "empty.pt: no TorchScript module: ", "expected a file that torch.jit.save wrote")
 

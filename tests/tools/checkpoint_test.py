@@ -69,18 +69,6 @@ class CheckpointTest(ToolTest):
         self.assertEqual(len(self.losses("run")), 24)
         self.assertEqual(self.consolidated("whole", "global_step24"), self.consolidated("run", "global_step24"))
 
-    def test_another_number_of_ranks_and_stage_goes_on(self):
-        outcome = self.train("run", 24, "--resume", ranks=3, stage=1)
-        self.assertIn("resuming after step 20", outcome.out)
-        self.assertEqual(len(self.losses("run")), 24)
-
-    def test_nothing_to_resume(self):
-        shutil.rmtree(self.folder / "run")
-        config = self.run_config("run", 20)
-        self.assertIn("trainer.output_dir run has no checkpoints", self.error_of("train", config, "--nproc", 2, "--resume"))
-        (self.folder / "run" / "checkpoints").mkdir(parents=True)
-        self.assertIn("run/checkpoints: has no file", self.error_of("train", config, "--nproc", 2, "--resume"))
-
     def test_resuming_a_finished_run_changes_nothing(self):
         before = self.files_of("run")
         outcome = self.train("run", 20, "--resume")

@@ -39,21 +39,16 @@ class DoctorTest(ToolTest):
             factor = {"all_reduce": 1, "broadcast": 1}.get(one["name"], 0.5)  # 2 (n - 1) / n, 1, and (n - 1) / n
             self.assertAlmostEqual(one["bus_bytes_per_s"], factor * one["algorithm_bytes_per_s"], delta=1e-6 * one["bus_bytes_per_s"])
 
-    def test_text_of_two_ranks(self):
-        outcome = self.run_tool("doctor", "--nproc", 2)
+    def test_one_rank_measures_nothing(self):
+        outcome = self.run_tool("doctor")
         self.assert_succeeded(outcome)
         self.assertLessEqual(max(map(len, outcome.out.splitlines())), 80)
         self.assertTrue(outcome.out.startswith(os.uname().nodename + "\n"), outcome)
-        for check in ("cores", "memory", "/dev/shm", "open files", "GPUs", "libtorch", "tessera", "backend"):
+        for check in ("cores", "memory", "/dev/shm", "open files", "GPUs", "libtorch", "tessera"):
             self.assertRegex(outcome.out, rf"(?m)^  (ok     |warning)  {check} ", outcome)
-        for name in COLLECTIVES:
-            self.assertRegex(outcome.out, rf"(?m)^{name}( +[\d.]+){{6}}$", outcome)
+        self.assertNotRegex(outcome.out, "|".join(COLLECTIVES))
+        self.assertIn("--nproc N and --hostfile FILE start ranks", outcome.out)
         self.assertRegex(outcome.out, r"\nno problems, (no|\d+) warnings?\n$")
-
-    def test_one_rank_measures_nothing(self):
-        report = self.report()
-        self.assertEqual((report["ranks"], report["collectives"]), (1, []))
-        self.assertIn("--nproc N and --hostfile FILE start ranks", self.run_tool("doctor").out)
 
     def test_too_few_open_files(self):
         """A limit of open files below what the ranks need is a problem, and says what to do."""
@@ -82,8 +77,6 @@ class DoctorTest(ToolTest):
         self.assertEqual(report["collectives"], [])
 
     def test_flags_are_those_of_launch(self):
-        self.assert_one_error(self.run_tool("doctor", "--nproc", 0), "--nproc 0: expected 1 to 4096 ranks")
-        self.assert_one_error(self.run_tool("doctor", "--hostfile", "none"), "none")
         self.assert_one_error(self.run_tool("doctor", "--launcher", "ssh"), "--launcher ssh: expected --hostfile FILE")
         words = {name: set(re.findall(r"(?<![\w-])--[a-z][\w-]*", self.run_tool(name, "--help").out)) for name in ("launch", "doctor")}
         self.assertEqual(words["doctor"] - words["launch"], {"--json"})

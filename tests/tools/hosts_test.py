@@ -81,23 +81,17 @@ class HostsTest(unittest.TestCase):
         one, two = self.make_hosts(1), self.make_hosts(2)
         expected, _ = self.train("one_host", one, 2)
         self.assertEqual(len(expected), NUM_STEPS)
-        for stage in range(4):
-            with self.subTest(stage=stage):
-                losses, said = self.train(f"hybrid{stage}", two, stage)
-                self.assertIn("backend hybrid: 4 ranks on 2 hosts", said)
-                if stage == 0:
-                    same = losses
-                self.assertEqual(losses, same, "stages give the same bits")
-                for mine, theirs in zip(losses, expected):
-                    self.assertAlmostEqual(mine, theirs, delta=1e-4)
+        found = [self.train(f"hybrid{stage}", two, stage) for stage in (0, 3)]
+        for losses, said in found:
+            self.assertIn("backend hybrid: 4 ranks on 2 hosts", said)
+            self.assertEqual(losses, found[0][0], "stages give the same bits")
+            for mine, theirs in zip(losses, expected):
+                self.assertAlmostEqual(mine, theirs, delta=1e-4)
 
     def test_a_bad_network_changes_no_bit(self):
         good, bad = self.make_hosts(2), self.make_hosts(2, bridged=False)
         relay = self.relay(bad, delay_s=0.003, loss=0.005, bytes_per_s=20e6)
-        for stage in (1, 3):
-            expected, _ = self.train(f"good{stage}", good, stage)
-            losses, _ = self.train(f"bad{stage}", bad, stage)
-            self.assertEqual(losses, expected)
+        self.assertEqual(self.train("bad", bad, 3)[0], self.train("good", good, 3)[0])
         print(f"{relay.carried} packets carried, {relay.lost} lost")
         self.assertGreater(relay.lost, 10)
 
@@ -126,12 +120,8 @@ class HostsTest(unittest.TestCase):
     def test_a_link_with_a_long_delay(self):
         far = self.make_hosts(2, bridged=False)
         self.relay(far, delay_s=0.1, loss=0, bytes_per_s=100e6)
-        begin = time.monotonic()
         losses, _ = self.train("far", far, 2, **{"trainer.max_steps": 3})
-        seconds = time.monotonic() - begin
-        print(f"3 steps at 100 ms each way took {seconds:.0f} s")
         self.assertEqual(len(losses), 3)
-        self.assertLess(seconds, 90)
 
 
 if __name__ == "__main__":

@@ -182,26 +182,6 @@ class FitTest(ToolTest):
         self.assertFalse(any("trial" in line for line in lines), lines)
         self.assertEqual(len(self.rows("\n".join(lines))), 2)
 
-    def test_mistakes(self):
-        name = "c.json"
-        for args, parts in [
-            (("--fit",), ("--fit CONFIG",)),
-            ((name, "--fit", "80GiB"), ("--fit 80GiB", "--memory", "--estimate")),
-            ((name, "--memory", "8GB"), ("--fit CONFIG",)),
-            (("--fit", name, "--memory", "8"), ("--memory 8", "with its unit")),
-            (("--fit", name, "--output", name), ("--output c.json", "CONFIG itself")),
-            (("--fit", name, "-o", "no/where.json"), ("no/where.json", "folder")),
-            (("--fit", name, "--least-memory", "--fewest-ranks"), ("expected one of them",)),
-            (("--fit", name, "--no-disk", "--disk", "x"), ("--no-disk",)),
-            (("--fit", name, "--fewest-ranks", "--nproc", 2), ("--nproc",)),
-            (("--fit", "no.json"), ("no.json",)),
-            (("--fit", name, "--set", "zero_optimization.stage=9"), ("zero_optimization.stage",)),
-            (("--fit", name, "--set", "trainer.device=cuda"), ("trainer.device",)),
-            (("--fit", name, "--set", "data.path=nowhere"), ("nowhere",)),
-        ]:
-            with self.subTest(args=args):
-                self.assert_one_error(self.run_tool("memory", *args), *parts)
-
 
 if __name__ == "__main__":
     unittest.main()

@@ -175,11 +175,6 @@ class PageTest(ToolTest):
         for peak, trial in zip(peaks, largest):
             self.assertAlmostEqual(peak / trial["peak"]["total"], 1, delta=0.01)
 
-    def test_mistakes(self):
-        name = self.write("c.json", self.config())
-        self.assert_one_error(self.run_tool("memory", name, "--compare"), "--compare", "--out DIR")
-        self.assert_one_error(self.run_tool("memory", "--estimate", "--params", "1B", "--world", 2, "--compare", "--out", "m"), "--compare", "--estimate")
-
 
 if __name__ == "__main__":
     unittest.main()

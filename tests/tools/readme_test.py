@@ -70,14 +70,6 @@ class ReadmeTest(ToolTest):
         self.assertLess(losses[-1], losses[0] / 2, outcome)
         self.assert_nothing_runs()
 
-    def test_a_setting_that_fits_is_found(self):
-        (command,) = re.findall(r"^build/tessera (memory --fit \S+ --memory \S+)", README, re.MULTILINE)
-        args = [str(ROOT / word) if word.startswith("configs/") else word for word in command.split()]
-        small = ("--set", "model.dim=64", "--set", "model.layers=1")  # measures in a moment
-        outcome = self.run_tool(*args, *small, "-o", self.folder / "fit.json")
-        self.assertEqual(outcome.code, 0, outcome)
-        self.assertIn("Chosen: ", outcome.out)
-
     def test_estimates_shown_are_printed(self):
         """docs/memory.md and docs/offload.md show what `memory --estimate` prints."""
         text = (ROOT / "docs" / "memory.md").read_text(encoding="utf-8")

@@ -1,7 +1,6 @@
 """`latest`, a manifest, a file or a folder of the run's checkpoints is damaged while its ranks die: a restart takes the newest one that is
 whole, in memory or on disk, and says so. --resume by hand never takes another one by itself."""
 import os
-import re
 import shutil
 import signal
 import unittest
@@ -128,7 +127,7 @@ class RestartDamageTest(Restarts):
         self.assertEqual(self.run_tool("train", config, "--nproc", 2).code, 0)
         folder = self.folder / "run" / "checkpoints"
         latest = (folder / "latest").read_bytes()
-        for content, *ranks in ((b"",), (b"\0\n",), (b"global_stepp12\n",), (None,), (None, "--nproc", 2)):
+        for content, *ranks in ((b"",), (b"global_stepp12\n",), (None, "--nproc", 2)):
             with self.subTest(content):
                 (folder / "latest").unlink(missing_ok=True)
                 if content is not None:
@@ -179,22 +178,6 @@ class RestartDamageTest(Restarts):
         outcome = self.run_tool("train", config["run"], "--set", "trainer.overwrite_output_dir=true")
         self.assertEqual(outcome.code, 0, outcome)
         self.assertNotIn((self.folder / "run" / "run_id").read_text().strip(), ids.values())
-
-    def test_unreadable_records_are_kept_aside(self):
-        config = self.configure("run", trainer={**SAVES, "max_steps": 8}, checkpoint={"fsync": False})
-        self.assertEqual(self.run_tool("train", config).code, 0)
-        metrics = self.folder / "run" / "metrics.jsonl"
-        lines = metrics.read_bytes().splitlines(keepends=True)
-        lines[1] = b"\0" * len(lines[1].rstrip()) + b"\n"
-        lines[3] = lines[3][:20] + b"\n"
-        damaged = b"".join(lines) + b'{"step": 8, "lo'
-        metrics.write_bytes(damaged)
-        outcome = self.run_tool("train", config, "--resume", "--set", "trainer.max_steps=12")
-        self.assertEqual(outcome.code, 0, outcome)
-        self.assertIn(f"warning: run/metrics.jsonl: 3 of its {len(lines) + 1} lines cannot be read (lines 2, 4, {len(lines) + 1}) and are left out; the file as it "
-                      "was is run/metrics.jsonl.damaged\n", outcome.err)
-        self.assertEqual((self.folder / "run" / "metrics.jsonl.damaged").read_bytes(), damaged)
-        self.assertEqual(re.findall(r"cannot be read", outcome.err), ["cannot be read"])
 
 
 if __name__ == "__main__":

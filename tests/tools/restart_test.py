@@ -34,32 +34,18 @@ class RestartTest(Restarts):
         self.assertTrue(4 <= first <= second < NUM_STEPS and first % 4 == second % 4 == 0, outcome)
         self.check_same(outcome)
 
-    def check_before_the_first_checkpoint(self, wait):
+    def test_before_the_first_checkpoint(self):
         """The folder has a finished run. The new one dies before it has saved, and begins anew, not where the old one ended."""
         self.undisturbed("--nproc", 2)
         self.trained_once("run", "--nproc", 2, trainer={"max_steps": 8}, seed=7)
-        name = self.configure("run", trainer={"save_every_steps": 30})
-        process = self.start("train", name, "--nproc", 2, "--max-restarts", 1)
-        wait(process)
-        os.kill(self.ranks()[1], signal.SIGKILL)
+        process = self.start("train", self.configure("run", trainer={"save_every_steps": 30}), "--nproc", 2, "--max-restarts", 1)
+        while len(ranks := self.ranks()) < 2:
+            time.sleep(0.002)
+        self.assertTrue((self.folder / "run" / "all_results.json").exists(), "the checkpoints of the finished run are still there")
+        os.kill(ranks[1], signal.SIGKILL)
         outcome = self.finish(process)
         self.assertEqual(self.resumed_at(outcome), [])
         self.check_same(outcome)
-
-    def test_before_the_run_begins(self):
-        """The checkpoints of the finished run are still there."""
-        def wait(_):
-            while len(self.ranks()) < 2:
-                time.sleep(0.002)
-            self.assertTrue((self.folder / "run" / "all_results.json").exists())
-        self.check_before_the_first_checkpoint(wait)
-
-    def test_before_the_first_checkpoint(self):
-        def wait(process):
-            while (self.folder / "run" / "all_results.json").exists():
-                time.sleep(0.002)
-            self.wait_for_steps(process, 3)
-        self.check_before_the_first_checkpoint(wait)
 
     def test_one_rank_whose_folder_is_in_use_for_a_while(self):
         """As by rank 0 on a host that is gone, whose lock a network file system keeps."""

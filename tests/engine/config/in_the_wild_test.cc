@@ -1,6 +1,7 @@
 // What reading gives for the settings in configuration files of public repositories. in_the_wild.json has
 // the settings of each file, with sorted keys, and what is expected: "accepted", with the keys that the
-// warning lists, or the keys that are refused, each with the reason.
+// warning lists, or the keys that are refused, each with the reason. A file whose keys and words all stand in
+// other files is left out.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -53,7 +54,7 @@ std::vector<std::string> no_effect_warnings(const std::vector<std::string>& keys
 
 TEST(ConfigInTheWild, FilesAreAcceptedOrRefusedAsExpected) {
   const json table = json::parse(read_text(TESSERA_SOURCE_DIR "/tests/engine/config/in_the_wild.json"));
-  EXPECT_GE(table.size(), 40u);
+  EXPECT_GE(table.size(), 25u);
   for (const json& entry : table) {
     const std::string source =
         str(entry.at("repository").get<std::string>(), "/", entry.at("path").get<std::string>());

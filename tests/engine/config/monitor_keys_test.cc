@@ -59,22 +59,5 @@ TEST(MonitorKeys, WhatMayBeAPasswordIsUsedAndNotShown) {
               std::string::npos);
 }
 
-TEST(MonitorKeys, WhatIsWrong) {
-  EXPECT_EQ(error_for(R"("tensorboard": {"enabled": true, "out_path": "x"})"),
-            "c.json:1: tensorboard.out_path: unknown key (did you mean \"output_path\"?), found \"x\" (a "
-            "string); expected one of enabled, "
-            "output_path, job_name");
-  EXPECT_EQ(error_for(R"("csv_monitor": {"enabled": 1})"),
-            "c.json:1: csv_monitor.enabled: found 1 (a number); expected true or false, or \"auto\"");
-  EXPECT_EQ(error_for(R"("jsonl_monitor": true)"),
-            "c.json:1: jsonl_monitor: found true (a boolean); expected a section {…}");
-  EXPECT_EQ(error_for(R"("mlflow": {"run_name": null})"),
-            "c.json:1: mlflow.run_name: found null; expected a string, or \"auto\"");
-  for (const char* uri : {"sqlite:///mlflow.db", "localhost:5000", "http://", "databricks"})
-    EXPECT_EQ(error_for(std::string(R"("mlflow": {"tracking_uri": ")") + uri + "\"}"),
-              std::string("c.json:1: mlflow.tracking_uri: found \"") + uri +
-                  "\" (a string); expected the address of a server, http://… or https://…");
-}
-
 }  // namespace
 }  // namespace tessera

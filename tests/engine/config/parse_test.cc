@@ -74,22 +74,14 @@ TEST(ConfigParse, OtherNamesAndOldForms) {
   EXPECT_EQ(config.zero.param_persistence_threshold, 12);
   EXPECT_EQ(config.zero.max_live_parameters, 13);
   EXPECT_TRUE(report.warnings.empty());
-  EXPECT_EQ(parse_keys("\"zero_optimization\": true", &report).zero.stage, 1);
+  EXPECT_EQ(parse_keys("\"zero_optimization\": true").zero.stage, 1);
   EXPECT_EQ(parse_keys("\"zero_optimization\": false").zero.stage, 0);
-  ASSERT_EQ(report.warnings.size(), 1u);
-  EXPECT_EQ(report.warnings[0],
-            "c.json:1: zero_optimization: true and false are DeepSpeed's old form; read as {\"stage\": 1}");
   config = parse_keys(R"("zero_optimization": {"stage": 3, "cpu_offload": true, "cpu_offload_param": true,
-      "cpu_offload_use_pin_memory": true})",
-                      &report);
+      "cpu_offload_use_pin_memory": true})");
   EXPECT_EQ(config.zero.offload_optimizer.device, "cpu");
   EXPECT_TRUE(config.zero.offload_optimizer.pin_memory);
   EXPECT_EQ(config.zero.offload_param.device, "cpu");
   EXPECT_TRUE(config.zero.offload_param.pin_memory);
-  ASSERT_EQ(report.warnings.size(), 3u);
-  EXPECT_EQ(report.warnings[1],
-            "c.json:1: zero_optimization.cpu_offload: true is DeepSpeed's old form; read as "
-            "\"offload_optimizer\": {\"device\": \"cpu\"}");
   const auto offload = [](const char* zero, std::vector<std::string> overrides = {}) {
     return parse_engine_config(
                str(R"({"train_batch_size": 2, "zero_optimization": {"stage": 2, )", zero, "}}"),
@@ -105,11 +97,6 @@ TEST(ConfigParse, OtherNamesAndOldForms) {
       offload(R"("cpu_offload": true)", {"zero_optimization.cpu_offload_use_pin_memory=true"}).pin_memory);
   EXPECT_TRUE(
       offload(R"("cpu_offload_use_pin_memory": true, "offload_optimizer": {"device": "cpu"})").pin_memory);
-  EXPECT_EQ(config_error([&] { offload(R"("cpu_offload": true, "offload_optimizer": {"device": "nvme"})"); }),
-            "c.json:1: zero_optimization.cpu_offload: found true beside offload_optimizer.device \"nvme\", "
-            "whose old form it is; expected offload_optimizer alone");
-  EXPECT_EQ(config_error([] { parse_keys(R"("bf16": {}, "bfloat16": {})"); }),
-            "c.json:1: bf16: is also given under its other name \"bfloat16\"; expected one of the two");
 }
 
 TEST(ConfigParse, AutoIsResolvedAndListed) {
@@ -208,12 +195,6 @@ TEST(ConfigParse, ParamGroups) {
   EXPECT_EQ(config.optimizer.param_groups[0].params, (Params{{"beta1", 0.5}, {"beta2", 0.6}}));
   EXPECT_EQ(std::get<WarmupLrOptions>(config.scheduler).warmup_max_lr, (std::vector<double>{1, 2}));
   expect_round_trip(config, 1);
-  EXPECT_EQ(
-      config_error([] {
-        parse_keys(R"("optimizer": {"type": "SGD", "param_groups": [{"match": "x", "nesterov": true}]})");
-      }),
-      "c.json:1: optimizer.param_groups[0].nesterov: found true with momentum 0 and dampening 0; expected a "
-      "momentum above 0 and dampening 0");
 }
 
 TEST(ConfigParse, SchedulersAndTheirDefaults) {
@@ -266,33 +247,6 @@ TEST(ConfigParse, SchedulersAndTheirDefaults) {
                 .interval,
             "step");
   EXPECT_EQ(parse_keys(R"("scheduler": {"type": null})").scheduler, ScheduleOptions(ConstantLrOptions{}));
-  config::ConfigReport report;
-  parse_keys(R"("scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 10}})", &report);
-  ASSERT_EQ(report.warnings.size(), 1u);
-  EXPECT_EQ(report.warnings[0],
-            "c.json:1: scheduler.params.total_num_steps 10 is less than warmup_num_steps 1000: the run ends "
-            "before the warm-up does");
-}
-
-// DeepSpeed's default of 0.001, instead of the optimizer's rate, differs from its other schedules.
-TEST(ConfigParse, WarnsOfALearningRateThatWarmupDecayLrDoesNotUse) {
-  const std::string rate = R"("optimizer": {"type": "AdamW", "params": {"lr": 5e-5}}, )";
-  const auto warnings = [&](const std::string& keys) {
-    config::ConfigReport report;
-    parse_keys(keys, &report);
-    return report.warnings;
-  };
-  const auto schedule = [](const std::string& type, const std::string& top) {
-    return R"("scheduler": {"type": ")" + type + R"(", "params": {"warmup_num_steps": 5)" + top + "}}";
-  };
-  EXPECT_EQ(warnings(rate + schedule("WarmupDecayLR", "")),
-            (std::vector<std::string>{"c.json:1: optimizer.params.lr 5e-05 is not used: WarmupDecayLR rises "
-                                      "to scheduler.params.warmup_max_lr, which is "
-                                      "0.001 where it is not given; \"auto\" there takes the optimizer's"}));
-  EXPECT_TRUE(warnings(rate + schedule("WarmupDecayLR", R"(, "warmup_max_lr": 5e-5)")).empty());
-  EXPECT_TRUE(warnings(rate + schedule("WarmupDecayLR", R"(, "warmup_max_lr": "auto")")).empty());
-  EXPECT_TRUE(warnings(rate + schedule("WarmupLR", "")).empty());
-  EXPECT_TRUE(warnings(schedule("WarmupDecayLR", "")).empty());
 }
 
 TEST(ConfigParse, SectionsOfTheCallersOwn) {

@@ -1,5 +1,5 @@
-// PNG and JPEG files: all supported formats, and damaged ones. Pillow reads the same
-// files in segmentation_libraries_test.py.
+// PNG and JPEG files: what is written, and damaged ones. segmentation_libraries_test.py owns what is in a
+// file, beside Pillow.
 #include "examples/segmentation/image_file.h"
 
 #include <gmock/gmock.h>
@@ -73,28 +73,6 @@ TEST_F(ImageFileTest, WhatIsWrittenIsRead) {
       AllOf(HasSubstr("grey_alpha.png"), HasSubstr("2 channels; expected 1, 3 or 4")));
 }
 
-TEST_F(ImageFileTest, PalettesAsColoursOrIndices) {
-  // 3 x 2 pixels of 2 bits: 0 1 2 / 2 1 0
-  const PngParts parts{.width = 3,
-                       .height = 2,
-                       .depth = 2,
-                       .colour_type = 3,
-                       .rows = {0, 0b00011000, 0, 0b10010000},
-                       .palette = {10, 11, 12, 20, 21, 22, 30, 31, 32}};
-  const std::string path = write(png_bytes(parts));
-  EXPECT_EQ(read_image(path, Palette::kIndices).pixels, (Bytes{0, 1, 2, 2, 1, 0}));
-  const Image colours = read_image(path);
-  EXPECT_EQ(colours.channels, 3);
-  EXPECT_EQ(colours.pixels, (Bytes{10, 11, 12, 20, 21, 22, 30, 31, 32, 30, 31, 32, 20, 21, 22, 10, 11, 12}));
-  PngParts transparent = parts;
-  transparent.transparency = {255, 0};
-  const Image with_alpha = read_image(write(png_bytes(transparent)));
-  EXPECT_EQ(with_alpha.channels, 4);
-  EXPECT_EQ(Bytes(with_alpha.pixels.begin(), with_alpha.pixels.begin() + 8),
-            (Bytes{10, 11, 12, 255, 20, 21, 22, 0}));
-  EXPECT_EQ(read_image(path, Palette::kIndices).channels, 1) << "transparency is no channel of indices";
-}
-
 TEST_F(ImageFileTest, OtherDepthsBecomeBytes) {
   EXPECT_EQ(
       read_image(write(png_bytes({.width = 4, .height = 1, .depth = 1, .rows = {0, 0b10100000}}))).pixels,
@@ -108,22 +86,6 @@ TEST_F(ImageFileTest, OtherDepthsBecomeBytes) {
   const Image grey_alpha = read_image(
       write(png_bytes({.width = 1, .height = 1, .depth = 8, .colour_type = 4, .rows = {0, 50, 60}})));
   EXPECT_EQ(grey_alpha.pixels, (Bytes{50, 50, 50, 60}));
-}
-
-TEST_F(ImageFileTest, JpegIsNearlyWhatWasWritten) {
-  Bytes smooth;
-  for (int row = 0; row < 24; ++row)
-    for (int column = 0; column < 40; ++column)
-      smooth.insert(smooth.end(), {static_cast<uint8_t>(5 * column), static_cast<uint8_t>(9 * row), 128});
-  for (const bool progressive : {false, true}) {
-    const Image image = read_image(write(jpeg_bytes(40, 24, 3, smooth, progressive)));
-    ASSERT_EQ(image.pixels.size(), smooth.size());
-    for (size_t i = 0; i < smooth.size(); ++i) ASSERT_LE(std::abs(image.pixels[i] - smooth[i]), 12) << i;
-  }
-  const Image grey = read_image(write(jpeg_bytes(8, 2, 1, Bytes(16, 77))));
-  EXPECT_EQ(grey.channels, 1);
-  EXPECT_EQ(grey.pixels, Bytes(16, 77));
-  EXPECT_EQ(read_image_header(write(jpeg_bytes(40, 24, 3, smooth))).width, 40);
 }
 
 TEST_F(ImageFileTest, WhatIsNoImageIsNamed) {

@@ -242,34 +242,6 @@ TEST_F(TrainedSegmentation, LearnsAndDrawsWhatItFinds) {
   }
 }
 
-// As torch.autocast and GradScaler: the loss is scaled, the gradients are not, and
-// the results are close to fp32.
-TEST_F(TrainedSegmentation, AutocastFollowsFp32InEitherType) {
-  std::map<std::string, double> losses, norms;
-  for (const std::string precision : {"fp32", "bf16", "fp16"})
-    comm::run_threads(1, {}, [&](comm::CommunicatorPtr comm) {
-      at::manual_seed(1);
-      Segmentation task(small_options(), std::make_unique<Squares>(30));
-      EngineConfig config = engine_config(3, 2);
-      config.autocast = {.enabled = precision != "fp32",
-                         .dtype = precision == "fp16" ? DType::kFloat16 : DType::kBFloat16};
-      config.gradient_clipping = 1;
-      Engine& engine = task.initialize(config, comm, {});
-      EXPECT_EQ(engine.loss_scale(), precision == "fp16" ? 65536 : 1);
-      train_steps(task, engine, 3, 2);
-      EXPECT_EQ(engine.skipped_steps(), 0);
-      const double norm = engine.gradient_norm();
-      const train::Evaluation evaluation = train::evaluate(task, engine, {.eval_batch_size = 2}, {});
-      losses[precision] = evaluation.metrics[1].second;
-      norms[precision] = norm;
-    });
-  for (const char* precision : {"bf16", "fp16"}) {
-    EXPECT_NE(losses[precision], losses["fp32"]) << "autocast must make a difference here";
-    EXPECT_NEAR(losses[precision], losses["fp32"], 0.05 * losses["fp32"]) << precision;
-    EXPECT_NEAR(norms[precision], norms["fp32"], 0.1 * norms["fp32"]) << precision;
-  }
-}
-
 TEST_F(TrainedSegmentation, PicturesThatCannotBeWrittenNameTheirPlace) {
   std::filesystem::create_directories(folder_);
   write_png((folder_ / "samples").string(), {1, 1, 1, {0}});  // a file where the folder should be
