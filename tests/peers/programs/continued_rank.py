@@ -65,8 +65,9 @@ class Net(nn.Module):
         return self.head(h)
 
 
-def make_model(seed):
-    torch.manual_seed(seed)
+def make_model(seed=None):
+    """With other values where a checkpoint is loaded."""
+    torch.manual_seed(int(given["load"] is not None) if seed is None else seed)
     return Net() if given["model"] == "net" else Logits(given["model"])
 
 
@@ -114,7 +115,7 @@ def of_engine(engine, load):
 def tessera(stage):
     import tessera as library
 
-    model = make_model(seed=1)  # other weights than those of the checkpoint
+    model = make_model()
     optimizer, schedule = make_optimizer(model)
     world = library.comm.get_world_size()
     engine, *_ = library.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule, config=config(world, zero_optimization={
@@ -161,7 +162,7 @@ def fsdp2(flatten):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    model = make_model(seed=1 if given["load"] else 0)
+    model = make_model()
     for buffer in model.buffers() if given["load"] else ():
         buffer.zero_()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -189,14 +190,14 @@ def accelerate(_):
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True, step_scheduler_with_optimizer=False)  # a step of it is one, on any number of ranks
-    model = make_model(seed=0)
+    model = make_model()
     model, optimizer, schedule = accelerator.prepare(model, *make_optimizer(model))
     return of_loop(model, optimizer, schedule, lambda: accelerator.save_state(given["save"]), backward=accelerator.backward, clip=accelerator.clip_grad_norm_)
 
 
 def plain(_):
     """DistributedDataParallel and torch.save."""
-    model = make_model(seed=0)
+    model = make_model()
     optimizer, schedule = make_optimizer(model)
     wrapped = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)  # BERT has one
 

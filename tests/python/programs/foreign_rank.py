@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
 FOLDER = Path(os.environ["SAVED"])
-STEPS = 5
+STEPS = 3
 OPTIMIZERS = {
     "AdamW": lambda groups: torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1),
     "SGD": lambda groups: torch.optim.SGD(groups, lr=0.05, momentum=0.9),
@@ -243,7 +243,7 @@ def save_deepspeed(kind, source, path):
     """What DeepSpeed writes of a run with fp32 and no ZeRO ("plain"), with fp16 ("flat"), and with
     the elastic checkpoints of stage 2, on one rank."""
     model, optimizer, scheduler, _ = source
-    folder = path / "global_step5"
+    folder = path / f"global_step{STEPS}"
     state, names = optimizer.state_dict(), {id(p): name for name, p in model.named_parameters()}
     groups = [group["params"] for group in optimizer.param_groups]
 
@@ -376,8 +376,8 @@ def go_on_from(written):
             if via:
                 on_rank_0(tessera_command, "convert", path, FOLDER / f"{path.name}_via", "--to", via)
                 path = FOLDER / f"{path.name}_via"
-            said = compare(path, int(stage), kind, source, limit=2e-6 if kind in WHOLE else 1e-6, **how)
             print(row, flush=True)
+            said = compare(path, int(stage), kind, source, limit=2e-6 if kind in WHOLE else 1e-6, **how)
             assert "schedule" not in said, (row, said)
             assert rank > 0 or ("states" in said) == (kind in ("OneOfOurs", "LowRank")) == ("do not say of which class" in said), (row, said)
 
@@ -409,7 +409,7 @@ def what_cannot_be_taken_over():
         "base_lrs": (lambda saved: saved["scheduler"].update(base_lrs=[Code()]), "load_lr_scheduler_states", "scheduler.base_lrs[0]: __main__.Code"),
         "another": (lambda saved: saved.update(scheduler={**scale(LR.StepLR(torch.optim.SGD([torch.ones(1)]), 2)), "last_epoch": STEPS}),
                     "load_lr_scheduler_states", "another scheduler"),
-        "epochs": (lambda saved: saved["scheduler"].update(last_epoch=2), "load_lr_scheduler_states", "was stepped 2 times in 5 updates"),
+        "epochs": (lambda saved: saved["scheduler"].update(last_epoch=2), "load_lr_scheduler_states", f"was stepped 2 times in {STEPS} updates"),
         "whole": (lambda saved: saved.update(scheduler=Code()), "load_lr_scheduler_states", "scheduler: __main__.Code"),
         "decay": (lambda saved: group_value(saved, "weight_decay", Code()), "load_optimizer_states", "weight_decay: __main__.Code"),
         "moment": (lambda saved: state_value(saved, "exp_avg", Code()), "load_optimizer_states", "'exp_avg' of 1 parameter: __main__.Code"),
@@ -479,9 +479,10 @@ def loss_scales():
             assert scales == expected, (change, scales, expected)
             continue
         raises(tessera.CheckpointError, lambda path=path: load(path, **fp16), "the loss scaler: ", "allow_partial_load=True")
-        said = load(path)[2]  # in fp32 none is used
-        assert rank > 0 or "the loss scaler: " in said, (change, said)
-        assert load(path, allow=True, **fp16)[0].loss_scale == 2 ** 8, change
+        if i in (3, 4):  # of each format
+            said = load(path)[2]  # in fp32 none is used
+            assert rank > 0 or "the loss scaler: " in said, (change, said)
+            assert load(path, allow=True, **fp16)[0].loss_scale == 2 ** 8, change
 
 
 @check
