@@ -4,7 +4,7 @@ numbers of ranks, and what `tessera convert` makes of Tessera's by FSDP2, DeepSp
     make test-peers CONTINUED=1                      # DeepSpeed 0.19.8 must be installed, or in PYTHONPATH
     .deps/venv/bin/python tests/peers/continued_suite.py [--only REGEX]
 
-The library that has begun goes on, too, and the losses must be its: within 1e-6, in bf16 within 2e-2, with moments of 8 bits (a value between two
+The library that has begun goes on, too, and the losses must be its, which are about 4: within 3e-6, in bf16 within 2e-2, with moments of 8 bits (a value between two
 codes may be rounded either way) within 1e-5. Exit code 1: they are not, or a program has failed; 2: a library is not installed.
 """
 import argparse
@@ -21,7 +21,7 @@ from pathlib import Path
 
 import suite
 
-LIMIT = {"fp32": 1e-6, "bf16": 2e-2, "8 bits": 1e-5}
+LIMIT = {"fp32": 3e-6, "bf16": 2e-2, "8 bits": 1e-5}
 # By optimizer, DeepSpeed's stages. Its stage 3 reads the states of Adam alone, and gives all groups the options of the first.
 CONVERTED = {"AdamW": (1, 2, 3), "groups": (1, 2), "AMSGrad": (1, 2), "SGD": (1, 2), "Adagrad": (1, 2), "configuration": (1, 2, 3)}
 # What writes (LIBRARY:STAGE:DTYPE), its ranks, model, optimizer ("A to B": another class goes on), what goes on (after "TARGET >" of a conversion), its

@@ -7,11 +7,10 @@ from ranks import PROGRAMS, TESSERA, RanksTest, free_port
 
 
 class DeepSpeed(RanksTest):
-    def found_by(self, *launcher):
-        """What rank 0 printed last, on two ranks."""
-        text = self.finish([self.start(*launcher)])[0]
-        lines = [line for line in text.splitlines() if line.startswith(('{"', '[{"'))]
-        self.assertTrue(lines, text)
+    def found_in(self, texts):
+        """What rank 0 printed last."""
+        lines = [line for line in texts[0].splitlines() if line.startswith(('{"', '[{"'))]
+        self.assertTrue(lines, texts[0])
         return json.loads(lines[-1])
 
     def assert_near(self, ours, theirs, limit, what=""):
@@ -31,11 +30,10 @@ class DeepSpeed(RanksTest):
 
     def test_accelerate_and_the_trainer(self):
         """One start of each library: an import of transformers takes longer than all of these trainings."""
-        start = [sys.executable, "-B", "-m", "torch.distributed.run", "--nproc-per-node", 2, "--master-port", free_port(), PROGRAMS / "frameworks_script.py"]
-        plain, theirs = self.found_by(*start, "plain", "accelerate:0", "trainer:0:plain:train")
-        cpu, trained, resumed, configured, *accelerated = self.found_by(
-            *start, "tessera", "trainer:2:stage2:cpu", "trainer:3:stage3:train", "trainer:3:stage3:resume", "trainer:3:configured:config",
-            "accelerate:1", "accelerate:3")
+        plain, theirs = self.found_in(self.run_ranks(2, "frameworks_script.py", "plain", "accelerate:0", "trainer:0:plain:train"))
+        cpu, trained, resumed, configured, *accelerated = self.found_in(self.finish([self.start(
+            sys.executable, "-B", "-m", "torch.distributed.run", "--nproc-per-node", 2, "--master-port", free_port(), PROGRAMS / "frameworks_script.py", "tessera",
+            "trainer:2:stage2:cpu", "trainer:3:stage3:train", "trainer:3:stage3:resume", "trainer:3:configured:config", "accelerate:1", "accelerate:3")]))
         for stage, ours in zip((1, 3), accelerated, strict=True):
             with self.subTest("Accelerate", stage=stage):
                 self.assert_near(ours, plain, 2e-5)
@@ -59,7 +57,8 @@ class DeepSpeed(RanksTest):
         (self.folder / "ds.json").write_text(json.dumps({
             "train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 3}, "optimizer": {"type": "Adam", "params": {"lr": 0.01}},
             "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 2, "warmup_max_lr": 0.01, "warmup_type": "linear"}}}))
-        result = self.found_by(TESSERA, "launch", "-n", 2, "--", sys.executable, "-B", PROGRAMS / "deepspeed_script.py", "--deepspeed", "--deepspeed_config", "ds.json")
+        result = self.found_in(self.finish([self.start(TESSERA, "launch", "-n", 2, "--", sys.executable, "-B", PROGRAMS / "deepspeed_script.py",
+                                                        "--deepspeed", "--deepspeed_config", "ds.json")]))
         self.assertLess(result["losses"][-1], result["losses"][0])
         self.assertEqual([(self.folder / f"exit{rank}").read_text() for rank in range(2)], ["False", "False"])
         self.assertEqual(result["lr"], [0.01])

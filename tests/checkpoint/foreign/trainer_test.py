@@ -1,9 +1,8 @@
 """Checkpoints of trainers, written by Accelerate, transformers' Trainer and torch, compared with what torch loads from them.
 
-Lightning is no requirement of ours: its files are written in its layout, and by Lightning itself where it is installed.
+Lightning is no requirement of ours: its files are written in its layout.
 """
 import argparse
-import importlib.util
 import io
 import json
 import math
@@ -279,37 +278,6 @@ class Lightning(TrainersTest):
         self.assert_states(found, by_name(model, optimizer))
         self.assertEqual((found["format"], found["global_steps"], found["lr_scheduler"]["step_size"]), ("Lightning", 3, 2))
         self.assert_all_read(found)
-
-    @unittest.skipUnless(importlib.util.find_spec("lightning"), "lightning is not installed")
-    def test_lightning_itself(self):
-        import lightning
-
-        class Module(lightning.LightningModule):
-            def __init__(self):
-                super().__init__()
-                self.save_hyperparameters({"lr": 0.01})
-                self.model = Model()
-
-            def training_step(self, batch, _):
-                return self.model(batch[0]).square().sum()
-
-            def configure_optimizers(self):
-                optimizer = decay_groups(self)
-                return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 2)]
-
-        data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randint(0, 11, (20,))), batch_size=5)
-        trainer = lightning.Trainer(max_epochs=2, accelerator="cpu", logger=False, default_root_dir=self.folder,
-                                    enable_progress_bar=False, enable_model_summary=False)
-        module = Module()
-        trainer.fit(module, data)
-        path = self.folder / "it.ckpt"
-        trainer.save_checkpoint(path)
-        found = self.read("trainer", path)
-        self.assert_same(found.entries(), module.state_dict())
-        self.assert_states(found, by_name(module, trainer.optimizers[0]))
-        self.assertEqual((found["global_steps"], found["client_state"]["epoch"]), (8, 2))
-        self.assertEqual(len(found["not_read"]), 1)  # ModelCheckpoint's kth_value, which is infinite
-        self.assertIn("kth_value: a number that JSON does not have", found["not_read"][0])
 
 
 class Accelerate(TrainersTest):

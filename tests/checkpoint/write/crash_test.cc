@@ -6,8 +6,6 @@
 
 #include <atomic>
 
-#include "checkpoint/files/catalog.h"
-#include "checkpoint/read/verify.h"
 #include "core/str.h"
 #include "tests/checkpoint/checkpoint_testing.h"
 #include "tests/checkpoint/expect_whole.h"
@@ -91,23 +89,6 @@ TEST_P(CrashOf, AfterAnyOperationAWholeCheckpointIsLeft) {
 
 INSTANTIATE_TEST_SUITE_P(Worlds, CrashOf, ::testing::Values(1, 2, 3),
                          [](const auto& info) { return str("World", info.param); });
-
-TEST(Crash, OfTheFirstSaveLeavesNothingOrAll) {
-  const SampleModel model = sample_model(2, 2);
-  for (int kill_after = 1;; ++kill_after) {
-    SCOPED_TRACE(kill_after);
-    const MemoryFolder folder;
-    const bool killed =
-        save_and_die(model, folder.path() / "new", {.kill_after = kill_after, .fail_at = -1, .tag = "a"});
-    if (read_latest(folder.path() / "new"))
-      expect_whole(folder.path() / "new", model, model);
-    else
-      EXPECT_TRUE(killed);
-    for (const std::string& tag : list_checkpoints(folder.path() / "new"))
-      EXPECT_EQ(model.difference(Checkpoint::open(folder.path() / "new", tag)), "");
-    if (!killed || HasFailure()) break;
-  }
-}
 
 // A failure near the end is undone. A crash while undoing must leave a whole checkpoint, too.
 TEST(Crash, WhileUndoing) {
