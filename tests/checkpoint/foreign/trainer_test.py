@@ -1,9 +1,8 @@
 """Checkpoints of trainers, written by Accelerate, transformers' Trainer and torch, compared with what torch loads from them.
 
-Lightning is no requirement of ours: its files are written in its layout, and by Lightning itself where it is installed.
+Lightning is no requirement of ours: its files are written in its layout.
 """
 import argparse
-import importlib.util
 import io
 import json
 import math
@@ -80,10 +79,15 @@ class Files(TrainersTest):
         self.assertEqual(found.names, order_of(model))
         self.assert_states(found, by_name(model, optimizer))
 
+    def saved_and_read(self, model, optimizer, **more):
+        found = self.read("trainer", self.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), **more}))
+        self.assert_is(found, model, optimizer)
+        return found
+
     def test_usual_keys(self):
         model, optimizer = trained()
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-        for keys in (("model", "optimizer", "scheduler", "step"), ("state_dict", "optim", "lr_scheduler", "iteration"),
+        for keys in (("model", "optimizer", "scheduler", "step"), ("state_dict", "optim", "lr_scheduler", "iteration"), ("net", "optimizer", "scheduler", "step"),
                      ("model_state_dict", "optimizer_state_dict", "scheduler_state_dict", "global_step")):
             for legacy in (False, True):
                 state = dict(zip(keys, (model.state_dict(), optimizer.state_dict(), scheduler.state_dict(), 3), strict=True))
@@ -104,20 +108,13 @@ class Files(TrainersTest):
                            "RMSprop": lambda m: torch.optim.RMSprop(m.parameters(), momentum=0.1),
                            "Adamax": lambda m: torch.optim.Adamax(m.parameters()),
                            "Adadelta": lambda m: torch.optim.Adadelta(m.parameters())}.items():
-            model, optimizer = trained(make)
-            found = self.read("trainer", self.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}))
-            self.assert_is(found, model, optimizer)
-            self.assertEqual(found["optimizer"], name)
+            self.assertEqual(self.saved_and_read(*trained(make))["optimizer"], name)
 
     def test_names_of_the_optimizers_own(self):
-        model, optimizer = trained(lambda m: torch.optim.AdamW(list(m.named_parameters())[::-1]))
-        found = self.read("trainer", self.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}))
-        self.assert_is(found, model, optimizer)
+        self.saved_and_read(*trained(lambda m: torch.optim.AdamW(list(m.named_parameters())[::-1])))
 
     def test_two_groups(self):
-        model, optimizer = trained(decay_groups)
-        found = self.read("trainer", self.save({"net": model.state_dict(), "optimizer": optimizer.state_dict()}))
-        self.assert_is(found, model, optimizer)
+        found = self.saved_and_read(*trained(decay_groups))
         self.assertEqual({name: found.groups[name] for name in ("embed.weight", "fc.bias")}, {"embed.weight": 0, "fc.bias": 1})
 
     def test_two_optimizers_of_one_model(self):
@@ -132,9 +129,7 @@ class Files(TrainersTest):
     def test_frozen_parameters(self):
         model = Model()
         model.embed.requires_grad_(False)
-        model, optimizer = trained(lambda m: torch.optim.AdamW([p for p in m.parameters() if p.requires_grad]), model=model)
-        found = self.read("trainer", self.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}))
-        self.assert_is(found, model, optimizer)
+        found = self.saved_and_read(*trained(lambda m: torch.optim.AdamW([p for p in m.parameters() if p.requires_grad]), model=model))
         self.assertEqual(found.frozen, {"embed.weight"})
 
     def test_wrappers_prefixes(self):
@@ -150,9 +145,7 @@ class Files(TrainersTest):
         model = Model()
         model.out = nn.Linear(6, 11, bias=False)
         model.out.weight = model.embed.weight
-        model, optimizer = trained(model=model)
-        found = self.read("trainer", self.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}))
-        self.assert_is(found, model, optimizer)
+        found = self.saved_and_read(*trained(model=model))
         self.assertEqual(found.aliases, {"out.weight": "embed.weight"})
 
     def test_a_buffer_among_the_parameters(self):
@@ -188,11 +181,8 @@ class Files(TrainersTest):
 
     def test_what_is_not_read_is_said(self):
         model, optimizer = trained()
-        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "ema": model.state_dict(),
-                 "rng": torch.get_rng_state(), "best": float("inf"), "args": transformers.GPT2Config().to_dict(),
-                 "path": Path("/data"), "names": {"a", "b"}, "flags": argparse.Namespace(lr=0.1)}
-        found = self.read("trainer", self.save(state))
-        self.assert_is(found, model, optimizer)
+        found = self.saved_and_read(model, optimizer, ema=model.state_dict(), rng=torch.get_rng_state(), best=float("inf"), path=Path("/data"),
+                                    args=transformers.GPT2Config().to_dict(), names={"a", "b"}, flags=argparse.Namespace(lr=0.1))
         lines = "\n".join(found["not_read"])
         for word in ("ema", "rng", "path", "flags"):
             self.assertIn(f"checkpoint.pt: {word}", lines)
@@ -288,37 +278,6 @@ class Lightning(TrainersTest):
         self.assert_states(found, by_name(model, optimizer))
         self.assertEqual((found["format"], found["global_steps"], found["lr_scheduler"]["step_size"]), ("Lightning", 3, 2))
         self.assert_all_read(found)
-
-    @unittest.skipUnless(importlib.util.find_spec("lightning"), "lightning is not installed")
-    def test_lightning_itself(self):
-        import lightning
-
-        class Module(lightning.LightningModule):
-            def __init__(self):
-                super().__init__()
-                self.save_hyperparameters({"lr": 0.01})
-                self.model = Model()
-
-            def training_step(self, batch, _):
-                return self.model(batch[0]).square().sum()
-
-            def configure_optimizers(self):
-                optimizer = decay_groups(self)
-                return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 2)]
-
-        data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randint(0, 11, (20,))), batch_size=5)
-        trainer = lightning.Trainer(max_epochs=2, accelerator="cpu", logger=False, default_root_dir=self.folder,
-                                    enable_progress_bar=False, enable_model_summary=False)
-        module = Module()
-        trainer.fit(module, data)
-        path = self.folder / "it.ckpt"
-        trainer.save_checkpoint(path)
-        found = self.read("trainer", path)
-        self.assert_same(found.entries(), module.state_dict())
-        self.assert_states(found, by_name(module, trainer.optimizers[0]))
-        self.assertEqual((found["global_steps"], found["client_state"]["epoch"]), (8, 2))
-        self.assertEqual(len(found["not_read"]), 1)  # ModelCheckpoint's kth_value, which is infinite
-        self.assertIn("kth_value: a number that JSON does not have", found["not_read"][0])
 
 
 class Accelerate(TrainersTest):

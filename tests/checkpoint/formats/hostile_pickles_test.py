@@ -35,7 +35,8 @@ torch.fx.experimental.symbolic_shapes:ShapeEnv.evaluate_guards_expression torch.
 numpy.testing._private.utils:runstring numpy.f2py.crackfortran:getlincoef numpy.load:x numpy:fromfile numpy.core.multiarray:_reconstruct.__globals__
 joblib._memmapping_reducer:os.system cloudpickle.cloudpickle:_builtin_type dill._dill:_create_function pandas.core.computation.eval:eval pandas:read_pickle
 sympy.core.sympify:sympify keras.src.models.model:Lambda.subprocess.Popen mypackage.tools:Popen mypackage:os.system mypackage.sys:modules mypackage:Thing.__init__
-mypackage:helper __main__:run collections:OrderedDict.__init__.__globals__ collections:OrderedDict.fromkeys antigravity:geohash
+collections.abc:Thing torch.serialization:os.Thing numpy.testing:Thing mypackage:_function mypackage:__class__.Thing mypackage:1Thing builtins:Thing
+dill._dill:Thing datetime:datetime.now mypackage:helper __main__:run collections:OrderedDict.__init__.__globals__ collections:OrderedDict.fromkeys antigravity:geohash
 """.split()
 
 

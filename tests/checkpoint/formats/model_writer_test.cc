@@ -5,14 +5,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "checkpoint/formats/safetensors_writer.h"
 #include "tests/checkpoint/formats/formats_testing.h"
 
 namespace tessera::checkpoint {
 namespace {
 
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
 constexpr std::array kFormats = {ModelFormat::kSafetensors, ModelFormat::kTorch, ModelFormat::kHdf5};
@@ -94,34 +91,6 @@ TEST(ModelWriter, PiecesOfAnySizeGiveTheSameFile) {
       EXPECT_TRUE(content_of(folder / "out") == expected) << name_of(format) << ", " << piece_bytes;
     }
   }
-}
-
-TEST(PlanShards, CutsWhereTheNextTensorWouldNotFit) {
-  const std::vector<ModelTensor> tensors = {tensor("a", {6}), tensor("b", {6}), tensor("c", {2}),
-                                            tensor("d", {6}), tensor("e", {2}), tensor("f", {2})};
-  EXPECT_THAT(plan_shards(tensors, 40), ElementsAre(ElementsAre(0), ElementsAre(1, 2), ElementsAre(3, 4, 5)));
-  EXPECT_THAT(plan_shards(tensors, 24),
-              ElementsAre(ElementsAre(0), ElementsAre(1), ElementsAre(2), ElementsAre(3), ElementsAre(4, 5)));
-  EXPECT_THAT(plan_shards(tensors, 1'000), ElementsAre(ElementsAre(0, 1, 2, 3, 4, 5)));
-  EXPECT_TRUE(plan_shards({}, 100).empty());
-}
-
-TEST(PlanShards, ATensorThatNeverFitsStandsAloneAndEndsNoShard) {
-  const std::vector<ModelTensor> tensors = {tensor("a", {2}), tensor("big", {100}), tensor("b", {2})};
-  EXPECT_THAT(plan_shards(tensors, 40), ElementsAre(ElementsAre(1), ElementsAre(0, 2)));
-}
-
-TEST(PlanShards, TiedNamesCountTogether) {
-  const std::vector<ModelTensor> tensors = {tensor("a", {2}), tensor("tied", {4}, {"t2", "t3"}),
-                                            tensor("b", {2})};
-  EXPECT_THAT(plan_shards(tensors, 48), ElementsAre(ElementsAre(0), ElementsAre(1), ElementsAre(2)));
-  EXPECT_THAT(plan_shards(tensors, 56), ElementsAre(ElementsAre(0, 1), ElementsAre(2)));
-}
-
-TEST(PlanShards, FileNames) {
-  EXPECT_EQ(shard_file_name(0, 1), "model.safetensors");
-  EXPECT_EQ(shard_file_name(1, 3), "model-00002-of-00003.safetensors");
-  EXPECT_EQ(shard_file_name(99'999, 123'456), "model-100000-of-123456.safetensors");
 }
 
 }  // namespace

@@ -207,29 +207,6 @@ TEST(Pickle, CallsOfData) {
                            "mypackage.types._Thing", "deepspeed.runtime.zero.config.ZeroStageEnum",
                            "torch.distributed.checkpoint.metadata.Metadata", "mypackage.random.Thing.Inner"})
     EXPECT_TRUE(is_data_call(data, PickleCall::kCall)) << data;
-  for (const char* harm : {"os.system",
-                           "builtins.eval",
-                           "collections.abc.Thing",
-                           "torch.load",
-                           "torch.serialization.os.system",
-                           "torch.serialization.os.Thing",
-                           "numpy.testing.Thing",
-                           "mypackage.function",
-                           "mypackage._function",
-                           "mypackage.Popen",
-                           "mypackage.Thing.__init__",
-                           "mypackage.__class__.Thing",
-                           "mypackage..Thing",
-                           ".Thing",
-                           "Thing.",
-                           "mypackage.Thing ",
-                           "mypackage.1Thing",
-                           "builtins.Thing",
-                           "dill._dill.Thing",
-                           "",
-                           "torch",
-                           "datetime.datetime.now"})
-    EXPECT_FALSE(is_data_call(harm, PickleCall::kCall)) << harm;
   EXPECT_TRUE(is_data_call("deepspeed.utils.tensor_fragment.fragment_address", PickleCall::kClass));
   EXPECT_FALSE(is_data_call("deepspeed.utils.tensor_fragment.fragment_address", PickleCall::kCall));
   EXPECT_FALSE(is_data_call("torch.load", PickleCall::kClass));
@@ -237,16 +214,10 @@ TEST(Pickle, CallsOfData) {
   EXPECT_FALSE(is_data_call("subprocess.Popen", PickleCall::kClass));
 }
 
-TEST(Pickle, WhatIsRefusedIsNamed) {
-  EXPECT_EQ(pickle_error(proto(call(name("os", "system"), text("ls")))),
-            "a.pkl: the pickle calls os.system: that is no data; nothing of the file was executed, and no "
-            "program should "
-            "load it unless whoever wrote it is trusted");
-  EXPECT_EQ(pickle_error("<html>"), "a.pkl: no pickle: it begins with byte 60");
-  EXPECT_EQ(pickle_error("\x80\x02X\xff\0\0\0abc"s),
-            "a.pkl: the pickle ends early: 255 bytes are to follow at byte 7, and there are 3");
-  EXPECT_EQ(pickle_error(proto(call(name("os", "sys\x1b[2Jtem"), ""))).find('\x1b'), std::string::npos)
-      << "no control characters";
+TEST(Pickle, AMessageHasNoControlCharacters) {
+  const std::string error = pickle_error(proto(call(name("os", "sys\x1b[2Jtem"), "")));
+  EXPECT_NE(error.find("that is no data"), error.npos);
+  EXPECT_EQ(error.find('\x1b'), error.npos);
 }
 
 }  // namespace

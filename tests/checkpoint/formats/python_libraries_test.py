@@ -1,7 +1,6 @@
 """Models written by Tessera, opened by the libraries other people use: torch, h5py. All comparisons are of bits."""
 import collections
 import os
-import random
 import struct
 import subprocess
 import sys
@@ -23,14 +22,9 @@ class Torch(FormatsTest):
                 self.assertIs(type(loaded), collections.OrderedDict)
                 self.assertEqual(list(loaded), list(all_names(every_kind())))
                 self.assert_same(loaded, all_names(every_kind()))
-                for tensor in loaded.values():
+                for name, tensor in loaded.items():
                     self.assertFalse(tensor.requires_grad)
-                    self.assertTrue(tensor.is_contiguous())
-
-    def test_strides_are_torchs(self):
-        loaded = torch.load(self.write("pt", every_kind()), weights_only=True)
-        for name, tensor in all_names(every_kind()).items():
-            self.assertEqual(loaded[name].stride(), torch.empty(tensor.shape).stride(), name)
+                    self.assertEqual(tensor.stride(), torch.empty(tensor.shape).stride(), name)
 
     def test_tied_names_share_their_storage(self):
         for mmap in (False, True):
@@ -78,21 +72,6 @@ class Torch(FormatsTest):
                         if not info.filename.endswith("/data.pkl") and "/data/" not in info.filename and "/.data/" not in info.filename}
             self.assertEqual(small(ours), small(reference))
 
-    def test_damaged_tensors_are_found_by_the_zips_checksums(self):
-        """By whoever compares them: torch.load does not."""
-        path = self.write("pt", every_kind())
-        content = path.read_bytes()
-        with zipfile.ZipFile(path) as archive:
-            entries = [info for info in archive.infolist() if "/data/" in info.filename and info.file_size > 0]
-        source = random.Random(3)
-        for info in entries:
-            name_bytes, extra_bytes = struct.unpack("<HH", content[info.header_offset + 26:info.header_offset + 30])
-            damaged = bytearray(content)
-            damaged[info.header_offset + 30 + name_bytes + extra_bytes + source.randrange(info.file_size)] ^= 1 << source.randrange(8)
-            path.write_bytes(damaged)
-            with zipfile.ZipFile(path) as archive:
-                self.assertEqual(archive.testzip(), info.filename)
-
     def test_without_tensors(self):
         self.assertEqual(torch.load(self.write("pt", []), weights_only=True), {})
 
@@ -133,28 +112,6 @@ class Hdf5(FormatsTest):
 
 
 class AllFormats(FormatsTest):
-    def test_memory_does_not_grow_with_the_model(self):
-        """Tensors are cut into pieces wherever the caller likes, so what a writer holds is its piece and its tables."""
-        for format_name in FORMATS:
-            peaks = []
-            for count in (1, 9):  # 16 MiB each
-                tensors = [(f"layers.{i}", torch.zeros(4 << 20), ["head"] if i == 0 else []) for i in range(count)]
-                self.write(format_name, tensors, piece_bytes=1 << 20)
-                peaks.append(self.report["peak_kib"])
-            self.assertLess(peaks[0], 64 << 10, format_name)
-            self.assertLess(peaks[1] - peaks[0], 4 << 10, f"{format_name}: 128 MiB more of model")
-
-    def test_equal_models_are_equal_files(self):
-        for format_name in FORMATS:
-            first = self.write(format_name, every_kind()).read_bytes()
-            self.assertEqual(self.write(format_name, every_kind(), piece_bytes=77).read_bytes(), first)
-
-    def test_nothing_else_is_left(self):
-        for format_name, name in FORMATS.items():
-            self.write(format_name, every_kind())
-            self.assertEqual([path.name for path in self.folder.iterdir()], [name])
-            (self.folder / name).unlink()
-
     def test_a_folder_in_the_way(self):
         for format_name, name in FORMATS.items():
             (self.folder / name).mkdir()

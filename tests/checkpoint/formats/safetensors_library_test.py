@@ -58,17 +58,17 @@ class Safetensors(FormatsTest):
 
 def shards_of(tensors, limit):
     """What huggingface_hub's split_torch_state_dict_into_shards documents: in order, a new shard when the next tensor would
-    not fit, a shard of its own for one that never would."""
+    not fit, a shard of its own for one that never would. Names of one tensor stay together, and each counts."""
     shards, current, size = [], [], 0
-    for name, tensor, _ in tensors:
-        count = len(bits(tensor))
+    for name, tensor, aliases in tensors:
+        count = len(bits(tensor)) * (1 + len(aliases))
         if count > limit:
-            shards.append([name])
+            shards.append([name, *aliases])
             continue
         if size + count > limit:
             shards.append(current)
             current, size = [], 0
-        current.append(name)
+        current += [name, *aliases]
         size += count
     return shards + ([current] if current else [])
 
@@ -76,7 +76,7 @@ def shards_of(tensors, limit):
 class Shards(FormatsTest):
     def model(self, seed=1):
         source = random.Random(seed)
-        return [(f"layers.{i}.weight", random_tensor((source.randrange(0, 40), 4), torch.float32, i), []) for i in range(30)]
+        return [(f"layers.{i}.weight", random_tensor((source.randrange(0, 40), 4), torch.float32, i), [f"tied.{i}"] * (i % 7 == 3)) for i in range(30)]
 
     def load(self, folder):
         index = json.loads((folder / "model.safetensors.index.json").read_text())
@@ -97,7 +97,7 @@ class Shards(FormatsTest):
                 expected = shards_of(tensors, limit)
                 self.assertEqual(index["weight_map"], {name: f"model-{i + 1:05d}-of-{len(expected):05d}.safetensors"
                                                        for i, names in enumerate(expected) for name in names})
-                self.assertEqual(index["metadata"], {"total_size": sum(len(bits(tensor)) for _, tensor, _ in tensors)})
+                self.assertEqual(index["metadata"], {"total_size": sum(len(bits(tensor)) for tensor in all_names(tensors).values())})
                 self.assertEqual(sorted(path.name for path in folder.iterdir()),
                                  sorted({*index["weight_map"].values(), "model.safetensors.index.json"}))
 

@@ -1,4 +1,4 @@
-"""Objects that people save, and a program that saves each in every way: python torch_file_zoo.py FOLDER.
+"""Objects that people save, and a program that saves each in every way: python torch_file_zoo.py FOLDER PROTOCOL…
 
 Runs with any torch from 2.0 on: torch_file_library_test.py has it run by each that is installed. Names of files:
 NAME.zip.PROTOCOL.pt, NAME.legacy.PROTOCOL.pt and, where there are no tensors, NAME.PROTOCOL.pkl.
@@ -21,7 +21,6 @@ import uuid
 import numpy as np
 import torch
 
-PROTOCOLS = range(6)
 # Older protocols have no slots, call functools.partial for keyword arguments, and have no ids of storages and of classes.
 FIRST_PROTOCOLS = {"slots": 2, "keywords": 4, "names": 1}
 
@@ -188,10 +187,10 @@ def with_tensors():
     }
 
 
-def main(folder):
+def main(folder, protocols=range(6)):
     for name, value in {**without_tensors(), **with_tensors()}.items():
         has_tensors = name in with_tensors()
-        for protocol in PROTOCOLS:
+        for protocol in protocols:
             if protocol < FIRST_PROTOCOLS.get(name, 1 if has_tensors else 0):
                 continue
             torch.save(value, f"{folder}/{name}.zip.{protocol}.pt", pickle_protocol=protocol)
@@ -207,4 +206,4 @@ def main(folder):
 if __name__ == "__main__":
     import torch_file_zoo  # so that the classes have the names of this module, not of __main__
 
-    torch_file_zoo.main(sys.argv[1])
+    torch_file_zoo.main(sys.argv[1], [int(word) for word in sys.argv[2:]])

@@ -6,24 +6,29 @@
 #include <signal.h>
 #include <sys/file.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 
-#include <algorithm>
-#include <cstring>
+#include <functional>
 #include <set>
 
 #include "checkpoint/checkpoint_error.h"
 #include "core/files/file_descriptor.h"
 #include "core/str.h"
 #include "tests/checkpoint/formats/formats_testing.h"
+#include "tests/support/child_process.h"
 
 namespace tessera::checkpoint {
 namespace {
 
+using tessera::testing::error_of;
+using tessera::testing::in_child;
+using tessera::testing::start_child;
+using tessera::testing::status_of;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 using ::testing::UnorderedElementsAre;
+
+constexpr uint64_t kNumWriters = 8;
 
 struct Case {
   const char* name;
@@ -47,77 +52,64 @@ class WholeOrAbsent : public ::testing::TestWithParam<Case> {
     return content_of(folder_ / "out");
   }
 
-  // The operations of one write, in order.
-  std::vector<std::string> operations() {
-    std::vector<std::string> names;
-    write_model(
-        Disk({.sync = true, .probe = [&](std::string_view name, const auto&) { names.emplace_back(name); }}),
-        options(), 1);
-    return names;
+  /// Calls `at` with the number and name of each operation of a write.
+  void write_with(const std::function<void(size_t number, std::string_view name)>& at, uint64_t seed) {
+    size_t number = 0;
+    const Disk disk({.sync = true, .probe = [&](std::string_view name, const auto&) { at(number++, name); }});
+    write_model(disk, options(), seed);
+  }
+  size_t num_operations() {
+    size_t number = 0;
+    write_with([&](size_t, auto) { ++number; }, 1);
+    return number;
   }
 
   TestFolder folder_;
 };
 
 TEST_P(WholeOrAbsent, EachOperationFails) {
-  const size_t num_operations = operations().size();
-  ASSERT_GT(num_operations, 15u);
-  for (const bool exists : {false, true}) {
-    for (size_t fatal = 0; fatal < num_operations; ++fatal) {
-      std::filesystem::remove_all(folder_ / "out");
-      const std::string new_model = written(2);
+  const size_t count = num_operations();
+  ASSERT_GT(count, 15u);
+  const std::string new_model = written(2);
+  for (const bool exists : {false, true})
+    for (size_t fatal = 0; fatal < count; ++fatal) {
       std::filesystem::remove_all(folder_ / "out");
       const std::string old_model = exists ? written(1) : "";
-      size_t count = 0;
       std::string failed;
-      const Disk disk({.sync = true, .probe = [&](std::string_view name, const std::filesystem::path&) {
-                         if (count++ != fatal) return;
-                         failed = name;
-                         throw DiskError("No space left on device");
-                       }});
+      const auto fail = [&](size_t number, std::string_view name) {
+        if (number != fatal) return;
+        failed = name;
+        throw DiskError("No space left on device");
+      };
+      SCOPED_TRACE(fatal);
       try {
-        write_model(disk, options(), 2);
+        write_with(fail, 2);
         ASSERT_EQ(failed, "remove") << "only tidying up may fail unheard";
         EXPECT_TRUE(content_of(folder_ / "out") == new_model);
       } catch (const DiskError& error) {
         EXPECT_THAT(error.what(), HasSubstr("No space left"));
         const std::string content = content_of(folder_ / "out");
-        EXPECT_TRUE(content == old_model || content == new_model) << fatal << ": " << failed;
+        EXPECT_TRUE(content == old_model || content == new_model) << failed;
       }
-      if (std::filesystem::exists(folder_ / "out")) {
-        EXPECT_THAT(folder_.names(), UnorderedElementsAre("out")) << fatal << ": " << failed;
-      } else {
-        EXPECT_THAT(folder_.names(), UnorderedElementsAre()) << fatal << ": " << failed;
-      }
+      std::vector<std::string> left;
+      if (std::filesystem::exists(folder_ / "out")) left.emplace_back("out");
+      EXPECT_EQ(folder_.names(), left) << failed;
     }
-  }
 }
 
 TEST_P(WholeOrAbsent, KilledAfterEachOperation) {
-  const size_t num_operations = operations().size();
-  for (size_t fatal = 0; fatal < num_operations; ++fatal) {
-    std::filesystem::remove_all(folder_ / "out");
-    const std::string new_model = written(2);
+  const std::string new_model = written(2);
+  for (size_t fatal = 0, count = num_operations(); fatal < count; ++fatal) {
+    SCOPED_TRACE(fatal);
     const std::string old_model = written(1);
-    const pid_t child = ::fork();
-    ASSERT_GE(child, 0);
-    if (child == 0) {
-      size_t count = 0;
-      write_model(Disk({.sync = true,
-                        .probe =
-                            [&](std::string_view, const auto&) {
-                              if (count++ == fatal) ::kill(::getpid(), SIGKILL);
-                            }}),
-                  options(), 2);
-      ::_exit(0);
-    }
-    int status = 0;
-    ASSERT_EQ(::waitpid(child, &status, 0), child);
-    ASSERT_TRUE(WIFSIGNALED(status)) << "operation " << fatal;
+    const auto die = [&](size_t number, auto) {
+      if (number == fatal) ::kill(::getpid(), SIGKILL);
+    };
+    ASSERT_TRUE(WIFSIGNALED(status_of(start_child([&] { write_with(die, 2); }))));
     const std::string content = content_of(folder_ / "out");
-    EXPECT_TRUE(content == old_model || content == new_model) << fatal;
+    EXPECT_TRUE(content == old_model || content == new_model);
     EXPECT_TRUE(written(2) == new_model);
-    EXPECT_THAT(folder_.names(), UnorderedElementsAre("out")) << "what the dead have left is removed";
+    EXPECT_THAT(folder_.names(), ElementsAre("out")) << "what the dead have left is removed";
   }
 }
 
@@ -129,35 +121,15 @@ TEST_P(WholeOrAbsent, AbandonedWritersLeaveNothing) {
 
 TEST_P(WholeOrAbsent, AFileThatCannotGrow) {
   const std::string old_model = written(1);
-  int report[2];
-  ASSERT_EQ(::pipe(report), 0);
-  const pid_t child = ::fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {  // RLIMIT_FSIZE cannot be raised again
+  const std::string outcome = in_child([&] {
     ::signal(SIGXFSZ, SIG_IGN);
     const rlimit limit{200, 200};
     ::setrlimit(RLIMIT_FSIZE, &limit);
-    std::string outcome = "no error";
-    try {
-      write_model(Disk(), options(), 2);
-    } catch (const Error& error) {
-      outcome = error.what();
-    } catch (...) {
-      outcome = "something else";
-    }
-    ::_exit(::write(report[1], outcome.data(), outcome.size()) > 0 ? 0 : 1);
-  }
-  ::close(report[1]);
-  std::string outcome(1'000, '\0');
-  const ssize_t length = ::read(report[0], outcome.data(), outcome.size());
-  ::close(report[0]);
-  outcome.resize(static_cast<size_t>(std::max<ssize_t>(length, 0)));
-  int status = 0;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  EXPECT_EQ(status, 0);
+    return error_of<Error>([&] { written(2); });
+  });
   EXPECT_THAT(outcome, HasSubstr("File too large: this process may write files of at most 200 bytes"));
   EXPECT_TRUE(content_of(folder_ / "out") == old_model);
-  EXPECT_THAT(folder_.names(), UnorderedElementsAre("out"));
+  EXPECT_THAT(folder_.names(), ElementsAre("out"));
 }
 
 TEST_P(WholeOrAbsent, WhatOtherProcessesWriteStays) {
@@ -192,36 +164,30 @@ TEST_P(WholeOrAbsent, TwoWritersAtOnce) {
   EXPECT_TRUE(content_of(folder_ / "out") == first_model);
 }
 
-// Each ends well, whatever the others do at that moment.
-TEST_P(WholeOrAbsent, EightWritersAgainAndAgain) {
-  constexpr int kNumWriters = 8, kNumTimes = 25;
-  std::set<std::string> models;
-  for (int seed = 0; seed < kNumWriters; ++seed) models.insert(written(static_cast<uint64_t>(seed)));
-  std::filesystem::remove_all(folder_ / "out");
+/// Eight processes write models of their own again and again. Each ends well, whatever the others do.
+void write_at_once(const ModelWriterOptions& options) {
   std::vector<pid_t> children;
-  for (int seed = 0; seed < kNumWriters; ++seed) {
-    const pid_t child = ::fork();
-    ASSERT_GE(child, 0);
-    if (child == 0) {
-      int code = 0;
-      try {
-        for (int time = 0; time < kNumTimes; ++time)
-          write_model(Disk({.sync = false, .probe = {}}), options(), static_cast<uint64_t>(seed));
-      } catch (const std::exception& error) {
-        (void)!::write(STDERR_FILENO, error.what(), std::strlen(error.what()));
-        code = 1;
-      }
-      ::_exit(code);
-    }
-    children.push_back(child);
-  }
-  for (const pid_t child : children) {
-    int status = 0;
-    ASSERT_EQ(::waitpid(child, &status, 0), child);
-    EXPECT_EQ(status, 0);
-  }
+  for (uint64_t seed = 0; seed < kNumWriters; ++seed)
+    children.push_back(start_child([&] {
+      for (int time = 0; time < 20; ++time) write_model(Disk({.sync = false, .probe = {}}), options, seed);
+    }));
+  for (const pid_t child : children) EXPECT_EQ(status_of(child), 0);
+}
+
+TEST_P(WholeOrAbsent, EightWritersAgainAndAgain) {
+  std::set<std::string> models;
+  for (uint64_t seed = 0; seed < kNumWriters; ++seed) models.insert(written(seed));
+  std::filesystem::remove_all(folder_ / "out");
+  write_at_once(options());
   EXPECT_TRUE(models.contains(content_of(folder_ / "out")));
-  EXPECT_THAT(folder_.names(), UnorderedElementsAre("out"));
+  EXPECT_THAT(folder_.names(), ElementsAre("out"));
+}
+
+ModelWriterOptions shards_in(const std::filesystem::path& path, int64_t max_shard_bytes) {
+  return {.format = ModelFormat::kSafetensors,
+          .path = path,
+          .tensors = small_model(),
+          .max_shard_bytes = max_shard_bytes};
 }
 
 // Files of the user's own are linked into the new folder, by each writer.
@@ -229,32 +195,7 @@ TEST(ShardFolder, KeepsOtherFilesThroughEightWriters) {
   TestFolder folder;
   std::filesystem::create_directory(folder / "out");
   for (int i = 0; i < 50; ++i) write_text(folder / str("out/mine_", i), str(i));
-  std::vector<pid_t> children;
-  for (int seed = 0; seed < 8; ++seed) {
-    const pid_t child = ::fork();
-    ASSERT_GE(child, 0);
-    if (child == 0) {
-      int code = 0;
-      try {
-        for (int time = 0; time < 20; ++time)
-          write_model(Disk({.sync = false, .probe = {}}),
-                      {.format = ModelFormat::kSafetensors,
-                       .path = folder / "out",
-                       .tensors = small_model(),
-                       .max_shard_bytes = 150},
-                      static_cast<uint64_t>(seed));
-      } catch (const std::exception&) {
-        code = 1;
-      }
-      ::_exit(code);
-    }
-    children.push_back(child);
-  }
-  for (const pid_t child : children) {
-    int status = 0;
-    ASSERT_EQ(::waitpid(child, &status, 0), child);
-    EXPECT_EQ(status, 0);
-  }
+  write_at_once(shards_in(folder / "out", 150));
   for (int i = 0; i < 50; ++i) EXPECT_EQ(read_text(folder / str("out/mine_", i)), str(i));
 }
 
@@ -262,15 +203,12 @@ TEST(ShardFolder, KeepsOtherFilesThroughEightWriters) {
 TEST_P(WholeOrAbsent, NothingIsWrittenThroughALink) {
   write_text(folder_ / "victim", "precious");
   std::vector<std::string> names;
-  for (int i = 0; i < 3; ++i) {
-    write_model(Disk({.sync = true,
-                      .probe =
-                          [&](std::string_view operation, const std::filesystem::path& path) {
-                            if (operation == "create" && names.size() == static_cast<size_t>(i))
-                              names.push_back(path.lexically_relative(folder_.path()).string());
-                          }}),
-                options(), 1);
-    std::error_code ignored;
+  for (size_t i = 0; i < 3; ++i) {
+    const auto note = [&](std::string_view operation, const std::filesystem::path& path) {
+      if (operation == "create" && names.size() == i)
+        names.push_back(path.lexically_relative(folder_.path()).string());
+    };
+    write_model(Disk({.sync = true, .probe = note}), options(), 1);
     if (std::filesystem::path(names.back()).has_parent_path()) continue;  // shards lie in a temporary folder
     std::filesystem::create_symlink("victim", folder_ / names.back());
     EXPECT_THROW(Disk().create(folder_ / names.back()), DiskError);
@@ -281,19 +219,17 @@ TEST_P(WholeOrAbsent, NothingIsWrittenThroughALink) {
 
 // A zombie process: kill(pid, 0) reports it as alive.
 TEST_P(WholeOrAbsent, WhatAZombieHasLeftIsRemoved) {
-  const pid_t child = ::fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
+  const pid_t child = start_child([&] {
     const Disk disk;
     const auto writer = open_model_writer(disk, options());
     ::kill(::getpid(), SIGKILL);
-  }
+  });
   siginfo_t info{};
   ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT), 0);
   EXPECT_THAT(folder_.names(), ElementsAre(StartsWith("out.tmp-")));
   written(1);
-  EXPECT_THAT(folder_.names(), UnorderedElementsAre("out"));
-  ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+  EXPECT_THAT(folder_.names(), ElementsAre("out"));
+  status_of(child);
 }
 
 TEST_P(WholeOrAbsent, AFolderThatIsNotThere) {
@@ -317,40 +253,25 @@ TEST(ShardFolder, ThroughASymbolicLink) {
   std::filesystem::create_directory(folder / "real");
   write_text(folder / "real/config.json", "{}");
   std::filesystem::create_directory_symlink("real", folder / "link");
-  write_model(Disk(),
-              {.format = ModelFormat::kSafetensors,
-               .path = folder / "link",
-               .tensors = small_model(),
-               .max_shard_bytes = 1'000'000},
-              1);
+  write_model(Disk(), shards_in(folder / "link", 1'000'000), 1);
   EXPECT_TRUE(std::filesystem::is_symlink(folder / "link"));
   EXPECT_TRUE(std::filesystem::exists(folder / "real/model.safetensors"));
   EXPECT_EQ(read_text(folder / "real/config.json"), "{}");
-  EXPECT_THAT(folder.names(), UnorderedElementsAre("real", "link"));
+  EXPECT_THAT(folder.names(), ElementsAre("link", "real"));
 }
 
 TEST(ShardFolder, WithAFinalSlash) {
   TestFolder folder;
-  for (int i = 0; i < 2; ++i)
-    write_model(Disk(),
-                {.format = ModelFormat::kSafetensors,
-                 .path = folder / "out/",
-                 .tensors = small_model(),
-                 .max_shard_bytes = 1'000'000},
-                1);
+  for (int i = 0; i < 2; ++i) write_model(Disk(), shards_in(folder / "out/", 1'000'000), 1);
   EXPECT_TRUE(std::filesystem::exists(folder / "out/model.safetensors"));
-  EXPECT_THAT(folder.names(), UnorderedElementsAre("out"));
+  EXPECT_THAT(folder.names(), ElementsAre("out"));
 }
 
 TEST(ShardFolder, AFileInTheWay) {
   TestFolder folder;
   write_text(folder / "out", "x");
-  const ModelWriterOptions options{.format = ModelFormat::kSafetensors,
-                                   .path = folder / "out",
-                                   .tensors = small_model(),
-                                   .max_shard_bytes = 100};
   const Disk disk;
-  EXPECT_THROW(open_model_writer(disk, options), CheckpointError);
+  EXPECT_THROW(open_model_writer(disk, shards_in(folder / "out", 100)), CheckpointError);
   EXPECT_EQ(read_text(folder / "out"), "x");
 }
 

@@ -11,8 +11,8 @@ seeds() {
   local folder world
   folder=$(mktemp -d)
   for world in 1 2 3; do
-    ./sample_checkpoint "$folder/$world" "$world"
-    cp "$folder/$world/step7/manifest.json" "corpus/manifest_fuzz/$world.json"
+    ./consolidate_tool sample "$folder/$world" "$world"
+    cp "$folder/$world/step/manifest.json" "corpus/manifest_fuzz/$world.json"
     ./consolidate_tool consolidate "$folder/$world" "corpus/safetensors_fuzz/$world.safetensors" safetensors fp32 >/dev/null
   done
   rm -r "$folder"

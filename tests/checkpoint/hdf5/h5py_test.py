@@ -10,7 +10,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-SAMPLE_CHECKPOINT = os.environ["SAMPLE_CHECKPOINT"]
+TOOL = os.environ["CONSOLIDATE_TOOL"]
 ROOT = Path(__file__).resolve().parents[3]
 NUMPY = {"fp64": "<f8", "fp32": "<f4", "bf16": "<u2", "fp16": "<f2", "int64": "<i8", "int32": "<i4", "int16": "<i2",
          "int8": "i1", "uint8": "u1", "bool": "?", "uint16": "<u2", "uint32": "<u4", "uint64": "<u8", "complex64": "<c8"}
@@ -57,11 +57,17 @@ class Checkpoint:
 
 
 class H5py(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory(prefix="tessera_h5py_")
+        cls.addClassCleanup(folder.cleanup)
+        cls.folders = {world: Path(folder.name, str(world)) for world in (1, 2, 3, 8)}
+        for world, path in cls.folders.items():
+            subprocess.run([TOOL, "sample", path, str(world)], check=True)
+
     def each_world(self):
-        for world in (1, 2, 3, 8):
-            with tempfile.TemporaryDirectory() as folder:
-                subprocess.run([SAMPLE_CHECKPOINT, folder, str(world)], check=True)
-                yield world, Path(folder), json.loads(Path(folder, "expected.json").read_text(encoding="utf-8"))
+        for world, folder in self.folders.items():
+            yield world, folder, json.loads((folder / "expected.json").read_text(encoding="utf-8"))
 
     def assert_same(self, found, expected, type_name):
         found = np.asarray(found)
@@ -74,7 +80,7 @@ class H5py(unittest.TestCase):
 
     def test_model_file_is_the_whole_model(self):
         for _, folder, expected in self.each_world():
-            with h5py.File(folder / "step7" / "model.h5", "r") as model:
+            with h5py.File(folder / "step" / "model.h5", "r") as model:
                 names = set(expected["buffers"])
                 for name, one in expected["parameters"].items():
                     names |= {name, *one["aliases"]}
@@ -90,16 +96,16 @@ class H5py(unittest.TestCase):
         for _, folder, expected in self.each_world():
             one = expected["parameters"]["fc.weight"]
             whole = decode(one["hex"], one["type"], one["shape"])
-            with h5py.File(folder / "step7" / "model.h5", "r") as model:
+            with h5py.File(folder / "step" / "model.h5", "r") as model:
                 self.assert_same(model["fc.weight"][1:4, 2], whole[1:4, 2], "fp32")
                 self.assert_same(model["fc.weight"][:, :, ::2], whole[:, :, ::2], "fp32")
 
     def test_rank_files_hold_their_slices(self):
         for world, folder, expected in self.each_world():
             for rank in range(world):
-                with h5py.File(folder / "step7" / f"rank_{rank:05d}.h5", "r") as file:
+                with h5py.File(folder / "step" / f"rank_{rank:05d}.h5", "r") as file:
                     attributes = dict(file.attrs)
-                    self.assertEqual(attributes, {"format": "tessera-checkpoint", "format_version": 2, "tag": "step7",
+                    self.assertEqual(attributes, {"format": "tessera-checkpoint", "format_version": 2, "tag": "step",
                                                   "rank": rank, "world_size": world})
                     for index, unit in enumerate(expected["units"]):
                         group = "master" if unit["trainable"] else "parameter"
@@ -118,7 +124,7 @@ class H5py(unittest.TestCase):
         for world, folder, _ in self.each_world():
             manifest = Checkpoint(folder).manifest
             for rank in range(world):
-                with h5py.File(folder / "step7" / f"rank_{rank:05d}.h5", "r") as file:
+                with h5py.File(folder / "step" / f"rank_{rank:05d}.h5", "r") as file:
                     for one in manifest["files"][rank]["datasets"]:
                         dataset = file[one["name"]]
                         self.assertEqual(list(dataset.shape), one["shape"])

@@ -278,7 +278,7 @@ TEST(Manifest, MutationsNeverCrash) {
   const std::string body = text.substr(0, text.rfind(kDigestKey));
   std::mt19937 random(11);
   int num_accepted = 0, num_refused = 0;
-  for (int trial = 0; trial < 10'000; ++trial) {
+  for (int trial = 0; trial < 4'000; ++trial) {
     const std::string changed = seal_manifest(mutate(body, random));
     try {
       const Manifest manifest = Manifest::parse(changed, "m.json");
@@ -289,8 +289,8 @@ TEST(Manifest, MutationsNeverCrash) {
       ++num_refused;
     }
   }
-  EXPECT_GT(num_refused, 5'000);
-  EXPECT_GT(num_accepted, 100) << "the mutations stay close to good manifests";
+  EXPECT_GT(num_refused, 2'000);
+  EXPECT_GT(num_accepted, 40) << "the mutations stay close to good manifests";
 }
 
 TEST(BlockHashes, PiecesDoNotMatter) {

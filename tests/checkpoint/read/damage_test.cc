@@ -46,7 +46,7 @@ bool verifies(const fs::path& directory) {
 SampleModel model_of_several_blocks() {
   std::vector<zero::ParameterSpec> specs = sample_specs();
   specs.push_back({.name = "big",
-                   .shape = {130'000, 7},
+                   .shape = {80'000, 7},
                    .dtype = DType::kFloat32,
                    .trainable = true,
                    .group = 0,
@@ -55,6 +55,7 @@ SampleModel model_of_several_blocks() {
 }
 
 TEST(Damage, EveryFlippedBitIsFoundOrHarmless) {
+  constexpr int kNumTrials = 300;
   const MemoryFolder folder;
   const SampleModel model = model_of_several_blocks();
   save_all(model, folder.path(), "a");
@@ -64,7 +65,7 @@ TEST(Damage, EveryFlippedBitIsFoundOrHarmless) {
   ASSERT_EQ(files.size(), 5u);
   std::mt19937 random(17);
   int num_load_errors = 0, num_verify_errors = 0;
-  for (int trial = 0; trial < 1'000; ++trial) {
+  for (int trial = 0; trial < kNumTrials; ++trial) {
     const auto& [path, bytes] = files[random() % files.size()];
     const int64_t byte = static_cast<int64_t>(random() % bytes);
     const int bit = static_cast<int>(random() % 8);
@@ -80,8 +81,8 @@ TEST(Damage, EveryFlippedBitIsFoundOrHarmless) {
     flip_bit(path, byte, bit);
   }
   EXPECT_EQ(load_error(model, folder.path()), "");
-  EXPECT_EQ(num_verify_errors, 1'000);
-  EXPECT_GT(num_load_errors, 600);  // model.h5 and gaps between blocks are not read by a load
+  EXPECT_EQ(num_verify_errors, kNumTrials);
+  EXPECT_GT(num_load_errors, kNumTrials * 6 / 10);  // model.h5 and gaps between blocks are not read by a load
 }
 
 class DamagedFile : public ::testing::Test {
@@ -100,7 +101,7 @@ TEST_F(DamagedFile, IsNamedWithBlockAndDataset) {
   const int unit = manifest.layout.parameters.back().unit;
   const DatasetRecord* dataset = manifest.rank_file(1).datasets.find(state_dataset("exp_avg", unit));
   ASSERT_NE(dataset, nullptr);
-  const int64_t byte = dataset->offset + 1'500'000, block = byte / (1 << 20);
+  const int64_t byte = dataset->offset + 1'100'000, block = byte / (1 << 20);
   flip_bit(file("rank_00001.h5"), byte, 3);
   EXPECT_THAT(load(), AllOf(HasSubstr(str("rank_00001.h5: block ", block, " (bytes ")),
                             HasSubstr("dataset " + dataset->name), HasSubstr("is damaged: found hash ")));

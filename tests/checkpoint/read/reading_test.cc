@@ -99,15 +99,5 @@ TEST_F(ReadingTest, AnErrorOfAnotherKindIsAnError) {
       << "a tag that was given is not replaced by another";
 }
 
-TEST_F(ReadingTest, ALatestThatNamesNothingSaysWhatThereIs) {
-  save("a");
-  save("b");
-  write_text(folder_.path() / "latest", "");
-  EXPECT_THAT(error_of<CheckpointError>([&] { Checkpoint::open(folder_.path()); }),
-              HasSubstr("latest: does not name a checkpoint"));
-  EXPECT_THAT(error_of<CheckpointError>([&] { Checkpoint::open(folder_.path()); }),
-              HasSubstr("; it has a, b"));
-}
-
 }  // namespace
 }  // namespace tessera::checkpoint

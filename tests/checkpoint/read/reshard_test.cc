@@ -6,10 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
 #include <random>
 
-#include "checkpoint/block_hashes.h"
 #include "core/str.h"
 #include "tests/checkpoint/checkpoint_testing.h"
 
@@ -17,8 +15,6 @@ namespace tessera::checkpoint::testing {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using zero::Layout;
 using zero::ParameterSpec;
 using zero::Range;
@@ -107,59 +103,6 @@ TEST(Reshard, TheSameLayoutIsReadInOnePieceAUnit) {
       EXPECT_EQ(piece.file, rank);
       EXPECT_LE(++num_pieces[piece.unit], 1);
     }
-  }
-}
-
-// The matrix on disk: saved by each world, loaded into each world's layout with
-// other units, compared bit for bit.
-TEST(Reshard, SavedByAnyWorldLoadedByAnyOther) {
-  for (int old_world : {1, 2, 3, 4, 8}) {
-    const MemoryFolder folder;
-    const SampleModel old_model = sample_model(old_world, 9);
-    for (const std::string& error : save_all(old_model, folder.path(), "a")) ASSERT_EQ(error, "");
-    for (int world : {1, 2, 3, 4, 8})
-      for (int64_t unit_numel : {1, 100, 100'000}) {
-        SCOPED_TRACE(str(old_world, " -> ", world, ", units of ", unit_numel));
-        std::vector<ParameterSpec> specs = sample_specs();
-        std::reverse(specs.begin(), specs.end());
-        const SampleModel model(specs, {.world_size = world, .unit_numel = unit_numel}, 9);
-        EXPECT_EQ(model.difference(Checkpoint::open(folder.path())), "");
-      }
-  }
-}
-
-TEST(Reshard, ReadsNoMoreThanItNeeds) {
-  const MemoryFolder folder;
-  std::vector<ParameterSpec> specs;
-  for (int i = 0; i < 6; ++i) specs.push_back(spec(str("layer", i, ".weight"), {500 + i, 1001}));
-  const SampleModel old_model(specs, {.world_size = 2, .unit_numel = 1'200'000}, 4);
-  for (const std::string& error : save_all(old_model, folder.path(), "a")) ASSERT_EQ(error, "");
-  for (int world : {1, 2, 3, 4}) {
-    const Layout layout(specs, {.world_size = world, .unit_numel = 2'000'000});
-    int64_t bytes_of_all = 0;
-    for (int rank = 0; rank < world; ++rank) {
-      SCOPED_TRACE(str(world, " ranks, rank ", rank));
-      const Checkpoint checkpoint = Checkpoint::open(folder.path());
-      const SavedLayout& saved = checkpoint.manifest().layout;
-      int64_t needed = 0, num_ranges = 0;
-      for (const Piece& piece :
-           plan_reads(saved, layout, compare(saved, layout).matches, wanted_shards(layout, rank)))
-        for (const std::string& name :
-             {weights_dataset(saved, piece.saved_unit), state_dataset("exp_avg", piece.saved_unit),
-              state_dataset("exp_avg_sq", piece.saved_unit)}) {
-          Bytes into(static_cast<size_t>(piece.numel) * 4);
-          checkpoint.read(piece.file, checkpoint.dataset(piece.file, name), piece.saved_begin * 4, into);
-          needed += piece.numel * 4;
-          ++num_ranges;
-        }
-      // At either end of a range less than a block is read beyond it.
-      EXPECT_GE(checkpoint.bytes_read(), needed - num_ranges * kBlockBytes);
-      EXPECT_LE(checkpoint.bytes_read(), needed + num_ranges * 2 * kBlockBytes);
-      EXPECT_LT(checkpoint.bytes_read(),
-                checkpoint.manifest().total_bytes() / world + num_ranges * 2 * kBlockBytes);
-      bytes_of_all += needed;
-    }
-    EXPECT_GE(bytes_of_all, 6 * 500 * 1001 * 12);
   }
 }
 

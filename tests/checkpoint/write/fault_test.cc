@@ -75,11 +75,15 @@ void fail_everywhere(int world, int faulty_rank, const std::string& tag) {
   EXPECT_GE(num_failures, 10);
 }
 
-TEST(Fault, AnyFailedOperationEndsTheSaveOnAllRanks) {
-  for (int world : {1, 2, 3})
-    for (int rank = 0; rank < world; ++rank)
-      for (const char* tag : {"a", "b"}) fail_everywhere(world, rank, tag);
+class FaultOf : public ::testing::TestWithParam<int> {};  // ranks
+
+TEST_P(FaultOf, AnyFailedOperationEndsTheSaveOnAllRanks) {
+  for (int rank = 0; rank < GetParam(); ++rank)
+    for (const char* tag : {"a", "b"}) fail_everywhere(GetParam(), rank, tag);
 }
+
+INSTANTIATE_TEST_SUITE_P(Worlds, FaultOf, ::testing::Values(1, 2, 3),
+                         [](const auto& info) { return str("World", info.param); });
 
 TEST(Fault, LeftoverOfAReplacedCheckpointIsAWarning) {
   const MemoryFolder folder;

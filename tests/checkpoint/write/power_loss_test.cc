@@ -24,7 +24,7 @@ using ::testing::Each;
 using ::testing::IsEmpty;
 using Unsynced = FileRecorder::Unsynced;
 
-constexpr int kNumChances = 6;
+constexpr int kNumChances = 4;
 
 DiskOptions synced(int) { return {.sync = true, .probe = {}}; }
 
@@ -56,22 +56,21 @@ bool is_new(const fs::path& directory) {
 }
 
 TEST(PowerLoss, OfASaveLeavesTheOldCheckpointOrTheNewOne) {
-  for (const int world : {1, 2})
-    for (const char* tag : {"a", "b"}) {
-      SCOPED_TRACE(str("world ", world, ", tag ", tag));
-      const SampleModel before = sample_model(world, 1), after = sample_model(world, 2);
-      const MemoryFolder folder;
-      ASSERT_THAT(save_all(before, folder.path(), "a"), Each(IsEmpty()));
-      const int num_operations = lose_power_everywhere(
-          folder.path(), [&] { EXPECT_THAT(save_all(after, folder.path(), tag, synced), Each(IsEmpty())); },
-          [&](const fs::path& left, bool is_end) {
-            expect_whole(left, before, after);
-            if (is_end && !HasFailure()) {
-              EXPECT_TRUE(is_new(left)) << "the save had returned";
-            }
-          });
-      EXPECT_GT(num_operations, 30);
-    }
+  const SampleModel before = sample_model(2, 1), after = sample_model(2, 2);
+  for (const char* tag : {"a", "b"}) {
+    SCOPED_TRACE(tag);
+    const MemoryFolder folder;
+    ASSERT_THAT(save_all(before, folder.path(), "a"), Each(IsEmpty()));
+    const int num_operations = lose_power_everywhere(
+        folder.path(), [&] { EXPECT_THAT(save_all(after, folder.path(), tag, synced), Each(IsEmpty())); },
+        [&](const fs::path& left, bool is_end) {
+          expect_whole(left, before, after);
+          if (is_end && !HasFailure()) {
+            EXPECT_TRUE(is_new(left)) << "the save had returned";
+          }
+        });
+    EXPECT_GT(num_operations, 30);
+  }
 }
 
 TEST(PowerLoss, OfTheFirstSaveLeavesNothingOrAll) {
@@ -85,6 +84,8 @@ TEST(PowerLoss, OfTheFirstSaveLeavesNothingOrAll) {
       [&](const fs::path& left, bool is_end) {
         const fs::path directory = left / "run" / "checkpoints";
         if (is_end || fs::exists(directory / kLatestName)) expect_whole(directory, model, model);
+        for (const std::string& tag : list_checkpoints(directory))
+          EXPECT_EQ(model.difference(Checkpoint::open(directory, tag)), "");
       });
 }
 

@@ -74,53 +74,55 @@ TEST_P(OffloadedCheckpoint, AnAsynchronousOneIsWrittenAtOnce) {
 TEST_P(OffloadedCheckpoint, OfADeviceWhoseMemoryIsNotTheHosts) {
   using comm::testing::HostOnlyTransfer;
   const TestFolder folder(str("device", GetParam()));
-  for (const char* precision : {"fp32", "fp16"})
-    for (const bool async : {false, true})
-      for (const bool on_disk : {false, true}) {
-        Job on_device{.stage = GetParam(), .precision = precision};
-        on_device.checkpoint.async = async;
-        Job offloaded = on_device;
-        const auto transfer = std::make_shared<HostOnlyTransfer>(HostOnlyTransfer::Mode::kLast);
-        offloaded.transfer = transfer;
-        if (on_disk) offloaded.offload_to = folder / "disk";
-        std::vector<Tensors> states;
-        std::vector<int64_t> skipped;
-        for (const Job& job : {on_device, offloaded})
-          on_ranks(2, [&](comm::CommunicatorPtr comm) {
-            Trained trained(job, comm);
-            for (int i = 0; i < 6; ++i) trained.step();
-            const char* const tag = job.transfer ? "by_host" : "by_device";
-            trained.engine->save_checkpoint(folder.string(), tag);
-            trained.step();  // while it is written, or right after
-            trained.engine->finish_checkpoint();
-            EXPECT_EQ(trained.engine->measured_bytes(zero::Tier::kHost),
-                      trained.engine->formula_bytes(zero::Tier::kHost));
-            EXPECT_EQ(trained.engine->measured_bytes(zero::Tier::kHost).total() > 0,
-                      job.transfer && !on_disk);
-            comm->barrier("saved");
-            trained.engine->load_checkpoint(folder.string(), tag);
-            trained.step();
-            Tensors state = whole_state(*trained.engine);
-            if (comm->rank() != 0) return;
-            states.push_back(std::move(state));
-            skipped.push_back(trained.engine->skipped_steps());
-          });
-        EXPECT_TRUE(bit_equal(states[0], states[1])) << precision << (async ? " async" : "");
-        EXPECT_EQ(skipped[0], skipped[1]);
-        EXPECT_EQ(skipped[0] > 0, std::string(precision) == "fp16");
-        // Each loads the other's.
-        std::vector<Tensors> loaded;
-        for (const Job& job : {on_device, offloaded})
-          on_ranks(1, [&](comm::CommunicatorPtr comm) {
-            Trained trained(job, comm);
-            trained.step();
-            trained.engine->load_checkpoint(folder.string(), job.transfer ? "by_device" : "by_host");
-            trained.step();
-            loaded.push_back(whole_state(*trained.engine));
-          });
-        EXPECT_TRUE(bit_equal(loaded[0], loaded[1]));
-        EXPECT_THAT(transfer->violations(), ::testing::IsEmpty());
-      }
+  const struct {
+    const char* precision;
+    bool async, on_disk;
+  } cases[] = {{"fp32", false, true}, {"fp32", true, false}, {"fp16", false, false}, {"fp16", true, true}};
+  for (const auto& one : cases) {
+    Job on_device{.stage = GetParam(), .precision = one.precision};
+    on_device.checkpoint.async = one.async;
+    Job offloaded = on_device;
+    const auto transfer = std::make_shared<HostOnlyTransfer>(HostOnlyTransfer::Mode::kLast);
+    offloaded.transfer = transfer;
+    if (one.on_disk) offloaded.offload_to = folder / "disk";
+    std::vector<Tensors> states;
+    std::vector<int64_t> skipped;
+    for (const Job& job : {on_device, offloaded})
+      on_ranks(2, [&](comm::CommunicatorPtr comm) {
+        Trained trained(job, comm);
+        for (int i = 0; i < 6; ++i) trained.step();
+        const char* const tag = job.transfer ? "by_host" : "by_device";
+        trained.engine->save_checkpoint(folder.string(), tag);
+        trained.step();  // while it is written, or right after
+        trained.engine->finish_checkpoint();
+        EXPECT_EQ(trained.engine->measured_bytes(zero::Tier::kHost),
+                  trained.engine->formula_bytes(zero::Tier::kHost));
+        EXPECT_EQ(trained.engine->measured_bytes(zero::Tier::kHost).total() > 0,
+                  job.transfer && !one.on_disk);
+        comm->barrier("saved");
+        trained.engine->load_checkpoint(folder.string(), tag);
+        trained.step();
+        Tensors state = whole_state(*trained.engine);
+        if (comm->rank() != 0) return;
+        states.push_back(std::move(state));
+        skipped.push_back(trained.engine->skipped_steps());
+      });
+    EXPECT_TRUE(bit_equal(states[0], states[1])) << one.precision << (one.async ? " async" : "");
+    EXPECT_EQ(skipped[0], skipped[1]);
+    EXPECT_EQ(skipped[0] > 0, std::string(one.precision) == "fp16");
+    // Each loads the other's.
+    std::vector<Tensors> loaded;
+    for (const Job& job : {on_device, offloaded})
+      on_ranks(1, [&](comm::CommunicatorPtr comm) {
+        Trained trained(job, comm);
+        trained.step();
+        trained.engine->load_checkpoint(folder.string(), job.transfer ? "by_device" : "by_host");
+        trained.step();
+        loaded.push_back(whole_state(*trained.engine));
+      });
+    EXPECT_TRUE(bit_equal(loaded[0], loaded[1]));
+    EXPECT_THAT(transfer->violations(), ::testing::IsEmpty());
+  }
 }
 
 std::string error_of_offload(int stage, const OffloadConfig& optimizer, const OffloadConfig& parameters,

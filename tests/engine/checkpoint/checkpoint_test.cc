@@ -15,24 +15,37 @@ using ::testing::IsEmpty;
 
 // -------------------------------------------------------------------------------------------- resharding
 
-class Resharding : public ::testing::TestWithParam<int> {};  // world that loads
+/// Checkpoints of every world and stage.
+struct SavedByAll {
+  SavedByAll() : folder("resharding") {
+    for (int world : {1, 2, 3, 4, 8})
+      for (int stage = 0; stage <= 3; ++stage) {
+        const std::string tag = str("world", world, "stage", stage);
+        on_ranks(world, [&](comm::CommunicatorPtr comm) {
+          Trained trained({.world = world, .stage = stage}, comm);
+          for (int i = 0; i < 3; ++i) trained.step();
+          trained.engine->save_checkpoint(folder.string(), tag, {{"who", tag}});
+          Tensors state = whole_state(*trained.engine);
+          if (comm->rank() == 0) states[tag] = std::move(state), buffers[tag] = buffers_of(*trained.engine);
+        });
+      }
+  }
+  TestFolder folder;
+  std::map<std::string, Tensors> states, buffers;  // by tag
+};
 
-// Saved at every world and stage once; the world of the parameter loads each at
-// every stage, with units of another size.
+class Resharding : public ::testing::TestWithParam<int> {  // world that loads
+ protected:
+  static void SetUpTestSuite() { saved_ = std::make_unique<SavedByAll>(); }
+  static void TearDownTestSuite() { saved_.reset(); }
+  static std::unique_ptr<SavedByAll> saved_;
+};
+std::unique_ptr<SavedByAll> Resharding::saved_;
+
+// The world of the parameter loads each at every stage, with units of another size.
 TEST_P(Resharding, AnyWorldAndStageLoadsAnyOther) {
-  const TestFolder folder(str("resharding", GetParam()));
-  std::map<std::string, Tensors> states, buffers;
-  for (int world : {1, 2, 3, 4, 8})
-    for (int stage = 0; stage <= 3; ++stage) {
-      const std::string tag = str("world", world, "stage", stage);
-      on_ranks(world, [&](comm::CommunicatorPtr comm) {
-        Trained trained({.world = world, .stage = stage}, comm);
-        for (int i = 0; i < 3; ++i) trained.step();
-        trained.engine->save_checkpoint(folder.string(), tag, {{"who", tag}});
-        Tensors state = whole_state(*trained.engine);
-        if (comm->rank() == 0) states[tag] = std::move(state), buffers[tag] = buffers_of(*trained.engine);
-      });
-    }
+  const TestFolder& folder = saved_->folder;
+  auto &states = saved_->states, &buffers = saved_->buffers;
   EXPECT_FALSE(bit_equal(states["world1stage0"], states["world2stage0"])) << "or the test shows nothing";
   on_ranks(GetParam(), [&](comm::CommunicatorPtr comm) {
     for (int stage = 0; stage <= 3; ++stage) {

@@ -1,4 +1,4 @@
-"""transformers' Trainer on DeepSpeed's stages: `trainer_begun.py LIBRARY STAGE FOLDER CHECKPOINT`, on the ranks of a launcher.
+"""transformers' Trainer on DeepSpeed's stages: `continued_trainer.py LIBRARY STAGE FOLDER CHECKPOINT`, on the ranks of a launcher.
 
 LIBRARY: "deepspeed", the real one, or "tessera". CHECKPOINT: one of FOLDER, from which it goes on, or "". Rank 0 prints losses, norms and rates by
 step.
