@@ -67,10 +67,8 @@ TEST_F(LaunchTest, TheLimitOfTheRendezvousReachesTheRanks) {
 
 TEST_F(LaunchTest, VariablesAreThoseOfTorchrun) {
   ASSERT_EQ(run_tool(2, {"env"}), 0);
-  const std::string env = folder_.read("env_1");
-  for (const char* line : {"\nRANK=1\n", "\nWORLD_SIZE=2\n", "\nLOCAL_RANK=1\n", "\nLOCAL_WORLD_SIZE=2\n",
-                           "\nGROUP_RANK=0\n", "\nMASTER_ADDR=127.0.0.1\n", "\nOMP_NUM_THREADS="})
-    EXPECT_THAT(env, HasSubstr(line));
+  const std::string env = folder_.read("env_1");  // all of them: EnvironmentTest
+  for (const char* line : {"\nRANK=1\n", "\nMASTER_ADDR=127.0.0.1\n"}) EXPECT_THAT(env, HasSubstr(line));
   EXPECT_TRUE(std::regex_search(env, std::regex("\nMASTER_PORT=[1-9][0-9]+\n")));
   EXPECT_TRUE(std::regex_search(env, std::regex("\nTESSERA_RUN_ID=[0-9a-f]{16}\n")));
   std::smatch secret;
