@@ -1,6 +1,7 @@
 // How a run ends: failures of ranks, signals, and the processes that ranks have started.
 #include <signal.h>
 
+#include <filesystem>
 #include <tuple>
 
 #include "core/str.h"
@@ -36,12 +37,14 @@ TEST_F(LaunchTest, TheFirstFailureIsNamedWithItsLastError) {
 }
 
 TEST_F(LaunchTest, ASignalIsNamedAndGives128PlusItsNumber) {
-  EXPECT_EQ(run_tool(3, {"raise", "1", std::to_string(SIGSEGV)}), 128 + SIGSEGV);
-  EXPECT_THAT(errors(), HasSubstr("rank 1 of 3 failed first: SIGSEGV (segmentation fault)"));
-  EXPECT_TRUE(nothing_runs());
-  EXPECT_EQ(run_tool(2, {"raise", "0", std::to_string(SIGKILL)}), 128 + SIGKILL);
-  EXPECT_THAT(errors(), HasSubstr("rank 0 of 2 failed first: SIGKILL (killed)"));
-  EXPECT_TRUE(nothing_runs());
+  for (const auto& [rank, signal, name] :
+       {std::tuple(1, SIGSEGV, "SIGSEGV (segmentation fault)"), {0, SIGKILL, "SIGKILL (killed)"}}) {
+    EXPECT_EQ(run_tool(3, {"raise", std::to_string(rank), std::to_string(signal)}), 128 + signal);
+    EXPECT_THAT(errors(), HasSubstr(str("rank ", rank, " of 3 failed first: ", name)));
+    EXPECT_THAT(errors(), Not(HasSubstr("the log of rank"))) << "without other lines it is not kept";
+    EXPECT_TRUE(std::filesystem::is_empty(temporary_.path()));
+    EXPECT_TRUE(nothing_runs());
+  }
 }
 
 TEST_F(LaunchTest, KilledFromOutside) {
@@ -73,16 +76,9 @@ TEST_F(LaunchTest, CrashAfterSigtermIsAFailure) {
   EXPECT_TRUE(nothing_runs());
 }
 
-TEST_F(LaunchTest, HangupIsForwardedAsSigterm) {
-  Tool tool(folder_, launch_args(folder_, 2, {"save", "0"}));
-  ASSERT_TRUE(folder_.wait_for("ready", 2));
-  tool.signal(SIGHUP);
-  EXPECT_EQ(tool.wait(), 0);
-  EXPECT_TRUE(folder_.has("saved_0"));
-}
-
+// They come to the ranks as SIGTERM.
 TEST_F(LaunchTest, SignalsThatWouldEndTheLauncherLeaveTimeToSave) {
-  for (const int signal : {SIGQUIT, SIGALRM, SIGVTALRM, SIGXCPU, SIGPWR}) {
+  for (const int signal : {SIGHUP, SIGQUIT, SIGALRM, SIGVTALRM, SIGXCPU, SIGPWR}) {
     const Folder folder;
     Tool tool(folder, launch_args(folder, 2, {"save", "0"}));
     ASSERT_TRUE(folder.wait_for("ready", 2));

@@ -52,12 +52,6 @@ TEST_F(LaunchTest, ErrorOfAllRanksIsPrintedOnceAndNoLogIsKept) {
   EXPECT_TRUE(fs::is_empty(temporary_.path()));
 }
 
-TEST_F(LaunchTest, LogWithoutOtherLinesIsNotKept) {
-  EXPECT_EQ(run_tool(2, {"raise", "0", std::to_string(SIGKILL)}), 128 + SIGKILL);
-  EXPECT_EQ(errors().find("the log of rank"), std::string::npos) << errors();
-  EXPECT_TRUE(fs::is_empty(temporary_.path()));
-}
-
 TEST_F(LaunchTest, TheLimitOfTheRendezvousReachesTheRanks) {
   ASSERT_EQ(run_tool(2, {"env"}, {"--rendezvous-timeout", "7.5"}), 0);
   EXPECT_THAT(folder_.read("env_1"), HasSubstr("\nTESSERA_RENDEZVOUS_TIMEOUT_S=7.5\n"));
