@@ -39,7 +39,8 @@ class HybridTest : public ::testing::TestWithParam<Grouping> {
 INSTANTIATE_TEST_SUITE_P(Groupings, HybridTest,
                          ::testing::Values(Grouping{0, 0, 1, 1}, Grouping{0, 1, 0, 1}, Grouping{0, 0, 0, 1},
                                            Grouping{0, 1, 1, 2, 0}, Grouping{0, 0, 1, 1, 2, 2, 3, 3},
-                                           Grouping{0, 1, 2}),
+                                           Grouping{0, 1, 2}, Grouping{3, 0, 3, 3, 0, 1},
+                                           Grouping{0, 1, 0, 0, 1, 0}),
                          [](const auto& info) {
                            std::string name;
                            for (const int host : info.param) name += std::to_string(host);
@@ -162,8 +163,13 @@ TEST_P(HybridTest, ReceivesEachByteOnceAHost) {
     };
     comm->reduce_scatter(full, "r")->wait();
     count(reduced);
+    const int64_t before_gather = before;
     comm->all_gather(full, full.narrow(0, comm->rank() * kNumel, kNumel), "g")->wait();
     count(gathered);
+    // As even as can be: of the columns of slices that a host's ranks carry.
+    const auto ranks = static_cast<int64_t>(hosts.ranks_of(host).size());
+    EXPECT_LE(before - before_gather,
+              (hosts.num_columns() + ranks - 1) / ranks * (hosts.num_hosts() - 1) * 4 * kNumel);
     comm->all_reduce(full, "a")->wait();
     count(summed_up);
     comm->broadcast(full, 0, "b")->wait();
