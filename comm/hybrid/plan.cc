@@ -52,12 +52,4 @@ int64_t received_by_reduce(const Hosts& hosts, int rank, const Slices& slices) {
   return (hosts.num_hosts() - 1) * slices.of(rank).numel;
 }
 
-int64_t received_by_gather(const Hosts& hosts, int rank, const Slices& slices) {
-  int64_t sum = 0;
-  for (const ColumnPart& part : column_parts(hosts, rank, slices)) {
-    sum += part.numel() - part.slices[static_cast<size_t>(hosts.host_of(rank))].numel;
-  }
-  return sum;
-}
-
 }  // namespace tessera::comm::hybrid

@@ -60,8 +60,7 @@ int source_of(const Hosts& hosts, int rank, int slice);
 std::vector<Range> broadcast_parts(const Hosts& hosts, int rank, const Slices& slices);
 int broadcast_source_of(const Hosts& hosts, int rank, int root, int column);
 
-// Elements that rank `rank` receives from other hosts.
+/// Elements that rank `rank` receives from other hosts.
 int64_t received_by_reduce(const Hosts& hosts, int rank, const Slices& slices);
-int64_t received_by_gather(const Hosts& hosts, int rank, const Slices& slices);
 
 }  // namespace tessera::comm::hybrid

@@ -20,6 +20,8 @@ using testing::element;
 using testing::filled;
 using testing::quick_options;
 using testing::summed;
+using testing::symmetric;
+using testing::uneven;
 
 constexpr int64_t kShardNumels[] = {1, 3, 64, 1001};
 
@@ -41,49 +43,35 @@ INSTANTIATE_TEST_SUITE_P(Worlds, CollectivesTest,
 INSTANTIATE_TEST_SUITE_P(OtherWorlds, CollectivesTest,
                          ::testing::Combine(::testing::Values(4, 6, 7, 9), kBackends), name_of_param);
 
-TEST_P(CollectivesTest, AllGatherBringsEveryShardToItsSlice) {
-  const int size = this->size();
-  testing::run_ranks(size, options(), [&](CommunicatorPtr comm) {
-    for (const int64_t numel : kShardNumels) {
-      const at::Tensor shard = filled(comm->rank(), 0, numel, at::kFloat);
-      at::Tensor full = at::full({size * numel}, -1, at::kFloat);
-      comm->all_gather(full, shard, "apart")->wait();
-      at::Tensor in_place = at::full({size * numel}, -1, at::kFloat);
-      const at::Tensor slice = in_place.narrow(0, comm->rank() * numel, numel);
-      slice.copy_(shard);
-      comm->all_gather(in_place, slice, "in place")->wait();
-      for (int r = 0; r < size; ++r) {
-        const at::Tensor expected = filled(r, 0, numel, at::kFloat);
-        EXPECT_TRUE(at::equal(full.narrow(0, r * numel, numel), expected))
-            << "slice " << r << " of " << numel;
-        EXPECT_TRUE(at::equal(in_place.narrow(0, r * numel, numel), expected))
-            << "slice " << r << " of " << numel;
-      }
-      EXPECT_TRUE(at::equal(shard, filled(comm->rank(), 0, numel, at::kFloat)))
-          << "the shard must stay as it is";
+void all_gather_brings_every_shard_to_its_slice(const CommunicatorPtr& group) {
+  const int size = group->size();
+  for (const int64_t numel : kShardNumels) {
+    const at::Tensor shard = filled(group->rank(), 0, numel, at::kFloat);
+    at::Tensor full = at::full({size * numel}, -1, at::kFloat);
+    group->all_gather(full, shard, "apart")->wait();
+    at::Tensor in_place = at::full({size * numel}, -1, at::kFloat);
+    const at::Tensor slice = in_place.narrow(0, group->rank() * numel, numel);
+    slice.copy_(shard);
+    group->all_gather(in_place, slice, "in place")->wait();
+    for (int r = 0; r < size; ++r) {
+      const at::Tensor expected = filled(r, 0, numel, at::kFloat);
+      EXPECT_TRUE(at::equal(full.narrow(0, r * numel, numel), expected)) << "slice " << r << " of " << numel;
+      EXPECT_TRUE(at::equal(in_place.narrow(0, r * numel, numel), expected))
+          << "slice " << r << " of " << numel;
     }
-  });
+    EXPECT_TRUE(at::equal(shard, filled(group->rank(), 0, numel, at::kFloat)))
+        << "the shard must stay as it is";
+  }
 }
 
-TEST_P(CollectivesTest, ReduceScatterSumsTheOwnSlice) {
-  const int size = this->size();
-  testing::run_ranks(size, options(), [&](CommunicatorPtr comm) {
-    for (const int64_t numel : kShardNumels) {
-      const at::Tensor full = filled(comm->rank(), 0, size * numel, at::kFloat);
-      comm->reduce_scatter(full, "gradients")->wait();
-      const int64_t begin = comm->rank() * numel;
-      EXPECT_TRUE(at::equal(full.narrow(0, begin, numel), summed(size, begin, numel, at::kFloat))) << numel;
-    }
-  });
-}
-
-/// Numbers whose sum depends on the order of addition.
-at::Tensor uneven(int rank, int64_t numel) {
-  at::Tensor values = at::empty({numel}, at::kFloat);
-  for (int64_t i = 0; i < numel; ++i)
-    values.data_ptr<float>()[i] =
-        static_cast<float>(element(rank, i)) * std::ldexp(0.1f, static_cast<int>((i + 5 * rank) % 17));
-  return values;
+void reduce_scatter_sums_the_own_slice(const CommunicatorPtr& group) {
+  const int size = group->size();
+  for (const int64_t numel : kShardNumels) {
+    const at::Tensor full = filled(group->rank(), 0, size * numel, at::kFloat);
+    group->reduce_scatter(full, "gradients")->wait();
+    const int64_t begin = group->rank() * numel;
+    EXPECT_TRUE(at::equal(full.narrow(0, begin, numel), summed(size, begin, numel, at::kFloat))) << numel;
+  }
 }
 
 /// The sum that is promised: in rank order, in fp32, rounded once; hybrid: of each host's sum, rounded for
@@ -103,104 +91,113 @@ at::Tensor ordered_sum(const std::string& backend, int size, at::ScalarType dtyp
   return hosts[0].to(dtype).to(at::kFloat) + hosts[1].to(dtype).to(at::kFloat);
 }
 
-TEST_P(CollectivesTest, ReduceScatterAddsInAFixedOrderInFp32) {
-  const int size = this->size();
-  testing::run_ranks(size, options(), [&](CommunicatorPtr comm) {
-    for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
-      constexpr int64_t kNumel = 501;
-      const at::Tensor full = uneven(comm->rank(), size * kNumel).to(dtype);
-      const at::Tensor shard = at::zeros({kNumel});
-      comm->reduce_scatter(full, {shard}, "gradients")->wait();
-      const at::Tensor expected = ordered_sum(std::get<1>(GetParam()), size, dtype, [&](int r) {
-        return uneven(r, size * kNumel).to(dtype).narrow(0, comm->rank() * kNumel, kNumel);
-      });
-      EXPECT_TRUE(at::equal(shard, expected)) << dtype;
-    }
-  });
+void reduce_scatter_adds_in_a_fixed_order_in_fp32(const CommunicatorPtr& group, const std::string& backend) {
+  const int size = group->size();
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    constexpr int64_t kNumel = 501;
+    const at::Tensor full = uneven(group->rank(), size * kNumel).to(dtype);
+    const at::Tensor shard = at::zeros({kNumel});
+    group->reduce_scatter(full, {shard}, "gradients")->wait();
+    const at::Tensor expected = ordered_sum(backend, size, dtype, [&](int r) {
+      return uneven(r, size * kNumel).to(dtype).narrow(0, group->rank() * kNumel, kNumel);
+    });
+    EXPECT_TRUE(at::equal(shard, expected)) << dtype;
+  }
 }
 
-TEST_P(CollectivesTest, ReduceScatterInEveryDtype) {
-  const int size = this->size();
-  testing::run_ranks(size, options(), [&](CommunicatorPtr comm) {
-    constexpr int64_t kNumel = 37;
-    const int64_t begin = comm->rank() * kNumel;
-    for (const auto dtype :
-         {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong, at::kInt, at::kChar, at::kByte}) {
-      const at::Tensor full = filled(comm->rank(), 0, size * kNumel, dtype);
-      const at::Tensor shard = at::full({kNumel}, 3, dtype);
-      comm->reduce_scatter(full, {shard, 1, /*add=*/true}, "added")->wait();
-      EXPECT_TRUE(at::equal(shard, summed(size, begin, kNumel, dtype) + 3)) << dtype;
-      comm->reduce_scatter(full.clone(), {shard}, "replaced")->wait();
-      EXPECT_TRUE(at::equal(shard, summed(size, begin, kNumel, dtype))) << dtype;
-    }
-    const at::Tensor flags = at::zeros({size * 3}, at::kBool);
-    flags[3 * comm->rank()] = true;  // the first of one's own
-    const at::Tensor any = at::zeros({3}, at::kBool);
-    comm->reduce_scatter(flags, {any}, "flags")->wait();
-    EXPECT_TRUE(at::equal(any, at::tensor({1, 0, 0}).to(at::kBool)));
-    const at::Tensor own = at::ones({size * 2});
-    EXPECT_THROW(comm->reduce_scatter(own, {own.narrow(0, 2 * comm->rank(), 2), 1, /*add=*/true}, "itself"),
-                 std::logic_error);
-  });
+void reduce_scatter_in_every_dtype(const CommunicatorPtr& group) {
+  const int size = group->size();
+  constexpr int64_t kNumel = 37;
+  const int64_t begin = group->rank() * kNumel;
+  for (const auto dtype :
+       {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong, at::kInt, at::kChar, at::kByte}) {
+    const at::Tensor full = filled(group->rank(), 0, size * kNumel, dtype);
+    const at::Tensor shard = at::full({kNumel}, 3, dtype);
+    group->reduce_scatter(full, {shard, 1, /*add=*/true}, "added")->wait();
+    EXPECT_TRUE(at::equal(shard, summed(size, begin, kNumel, dtype) + 3)) << dtype;
+    group->reduce_scatter(full.clone(), {shard}, "replaced")->wait();
+    EXPECT_TRUE(at::equal(shard, summed(size, begin, kNumel, dtype))) << dtype;
+  }
+  const at::Tensor flags = at::zeros({size * 3}, at::kBool);
+  flags[3 * group->rank()] = true;  // the first of one's own
+  const at::Tensor any = at::zeros({3}, at::kBool);
+  group->reduce_scatter(flags, {any}, "flags")->wait();
+  EXPECT_TRUE(at::equal(any, at::tensor({1, 0, 0}).to(at::kBool)));
+  const at::Tensor own = at::ones({size * 2});
+  EXPECT_THROW(group->reduce_scatter(own, {own.narrow(0, 2 * group->rank(), 2), 1, /*add=*/true}, "itself"),
+               std::logic_error);
 }
 
-TEST_P(CollectivesTest, AllReduceAndBroadcastInEveryDtype) {
-  const int size = this->size();
-  testing::run_ranks(size, options(), [&](CommunicatorPtr comm) {
-    for (const auto dtype :
-         {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong, at::kInt, at::kChar, at::kByte}) {
-      const at::Tensor buffer = filled(comm->rank(), 0, 37, dtype);
-      comm->all_reduce(buffer, "sum")->wait();
-      EXPECT_TRUE(at::equal(buffer, summed(size, 0, 37, dtype))) << dtype;
-      const int root = size - 1;
-      const at::Tensor copied = filled(comm->rank(), 5, 13, dtype);
-      comm->broadcast(copied, root, "copy")->wait();
-      EXPECT_TRUE(at::equal(copied, filled(root, 5, 13, dtype))) << dtype;
-    }
-    const at::Tensor flags = at::full({3}, comm->rank() == 0, at::kBool);
-    comm->broadcast(flags, 0, "flags")->wait();
-    EXPECT_TRUE(flags.all().item<bool>());
-  });
+void all_reduce_and_broadcast_in_every_dtype(const CommunicatorPtr& group) {
+  const int size = group->size();
+  for (const auto dtype :
+       {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong, at::kInt, at::kChar, at::kByte}) {
+    const at::Tensor buffer = filled(group->rank(), 0, 37, dtype);
+    group->all_reduce(buffer, "sum")->wait();
+    EXPECT_TRUE(at::equal(buffer, summed(size, 0, 37, dtype))) << dtype;
+    const int root = size - 1;
+    const at::Tensor copied = filled(group->rank(), 5, 13, dtype);
+    group->broadcast(copied, root, "copy")->wait();
+    EXPECT_TRUE(at::equal(copied, filled(root, 5, 13, dtype))) << dtype;
+  }
+  const at::Tensor flags = at::full({3}, group->rank() == 0, at::kBool);
+  group->broadcast(flags, 0, "flags")->wait();
+  EXPECT_TRUE(flags.all().item<bool>());
 }
 
-TEST_P(CollectivesTest, Bf16SumsStayWithinItsPrecision) {
-  const int size = this->size();
-  testing::run_ranks(size, options(), [&](CommunicatorPtr comm) {
-    const auto value = [](int rank, int64_t i) { return 1.0 + 0.01 * static_cast<double>(element(rank, i)); };
-    at::Tensor buffer = at::empty({101}, at::kFloat);
-    at::Tensor expected = at::zeros({101}, at::kDouble);
-    for (int64_t i = 0; i < 101; ++i) {
-      buffer.data_ptr<float>()[i] = static_cast<float>(value(comm->rank(), i));
-      for (int r = 0; r < size; ++r) expected.data_ptr<double>()[i] += value(r, i);
-    }
-    at::Tensor rounded = buffer.to(at::kBFloat16);
-    comm->all_reduce(rounded, "bf16")->wait();
-    // Each of the size - 1 additions and the inputs round to 8 bits.
-    const double tolerance = static_cast<double>(size) / 256;
-    EXPECT_TRUE(at::allclose(rounded.to(at::kDouble), expected, tolerance, 0));
-  });
+void bf16_sums_stay_within_its_precision(const CommunicatorPtr& group) {
+  const int size = group->size();
+  const auto value = [](int rank, int64_t i) { return 1.0 + 0.01 * static_cast<double>(element(rank, i)); };
+  at::Tensor buffer = at::empty({101}, at::kFloat);
+  at::Tensor expected = at::zeros({101}, at::kDouble);
+  for (int64_t i = 0; i < 101; ++i) {
+    buffer.data_ptr<float>()[i] = static_cast<float>(value(group->rank(), i));
+    for (int r = 0; r < size; ++r) expected.data_ptr<double>()[i] += value(r, i);
+  }
+  at::Tensor rounded = buffer.to(at::kBFloat16);
+  group->all_reduce(rounded, "bf16")->wait();
+  // Each of the size - 1 additions and the inputs round to 8 bits.
+  const double tolerance = static_cast<double>(size) / 256;
+  EXPECT_TRUE(at::allclose(rounded.to(at::kDouble), expected, tolerance, 0));
 }
 
-TEST_P(CollectivesTest, ManyInFlightFinishInAnyOrderOfWaiting) {
-  const int size = this->size();
-  testing::run_ranks(size, options(), [&](CommunicatorPtr comm) {
-    constexpr int kBuffers = 12;
-    std::vector<at::Tensor> buffers;
-    std::vector<WorkPtr> works;
-    for (int b = 0; b < kBuffers; ++b) {
-      buffers.push_back(filled(comm->rank(), b, size * (b + 1), at::kFloat));
-      works.push_back(b % 2 == 0 ? comm->all_reduce(buffers.back(), str("buffer ", b))
-                                 : comm->reduce_scatter(buffers.back(), str("buffer ", b)));
+void many_in_flight_finish_in_any_order_of_waiting(const CommunicatorPtr& group) {
+  const int size = group->size();
+  constexpr int kBuffers = 12;
+  std::vector<at::Tensor> buffers;
+  std::vector<WorkPtr> works;
+  for (int b = 0; b < kBuffers; ++b) {
+    buffers.push_back(filled(group->rank(), b, size * (b + 1), at::kFloat));
+    works.push_back(b % 2 == 0 ? group->all_reduce(buffers.back(), str("buffer ", b))
+                               : group->reduce_scatter(buffers.back(), str("buffer ", b)));
+  }
+  for (int b = kBuffers - 1; b >= 0; --b) {
+    works[b]->wait();
+    EXPECT_TRUE(works[b]->test());
+    works[b]->wait();  // twice does no harm
+    const int64_t begin = group->rank() * (b + 1);
+    EXPECT_TRUE(at::equal(buffers[b].narrow(0, begin, b + 1), summed(size, b + begin, b + 1, at::kFloat)))
+        << b;
+  }
+}
+
+/// In memory that the others can read, or not; more than a mailbox of shared memory holds.
+void reductions_scale_add_and_cast(const CommunicatorPtr& group) {
+  const int size = group->size();
+  for (const bool in_place : {true, false})
+    for (const int64_t numel : {int64_t{1}, int64_t{64}, int64_t{1001}, int64_t{300'000}}) {
+      if (numel > 1001 && size != 3) continue;
+      const at::Tensor values = filled(group->rank(), 0, size * numel, at::kBFloat16);
+      at::Tensor full = in_place ? symmetric(*group, size * numel, at::kBFloat16) : at::empty_like(values);
+      full.copy_(values);
+      const at::Tensor shard = at::full({numel}, 3.0f);
+      group->reduce_scatter(full, {shard, 0.5, /*add=*/true}, "gradients")->wait();
+      EXPECT_TRUE(at::equal(shard, 3 + summed(size, group->rank() * numel, numel, at::kFloat) / 2)) << numel;
+      at::Tensor whole = in_place ? symmetric(*group, numel, at::kFloat) : at::empty({numel});
+      whole.copy_(filled(group->rank(), 5, numel, at::kFloat));
+      group->all_reduce(whole, "whole", 0.25)->wait();
+      EXPECT_TRUE(at::equal(whole, summed(size, 5, numel, at::kFloat) / 4)) << numel;
     }
-    for (int b = kBuffers - 1; b >= 0; --b) {
-      works[b]->wait();
-      EXPECT_TRUE(works[b]->test());
-      works[b]->wait();  // twice does no harm
-      const int64_t begin = comm->rank() * (b + 1);
-      EXPECT_TRUE(at::equal(buffers[b].narrow(0, begin, b + 1), summed(size, b + begin, b + 1, at::kFloat)))
-          << b;
-    }
-  });
 }
 
 TEST_P(CollectivesTest, BarrierHoldsEveryoneBack) {
@@ -216,18 +213,16 @@ TEST_P(CollectivesTest, BarrierHoldsEveryoneBack) {
   });
 }
 
-TEST_P(CollectivesTest, ExchangeReturnsTheValuesInRankOrder) {
-  const int size = this->size();
-  testing::run_ranks(size, options(), [&](CommunicatorPtr comm) {
-    for (int round = 0; round < 5; ++round) {
-      const std::string value = str("rank ", comm->rank(), "\nround ", round, std::string(1, '\0'));
-      const std::vector<std::string> values = comm->exchange(value, "texts");
-      ASSERT_EQ(values.size(), static_cast<size_t>(size));
-      for (int r = 0; r < size; ++r)
-        EXPECT_EQ(values[r], str("rank ", r, "\nround ", round, std::string(1, '\0')));
-    }
-    for (const std::string& value : comm->exchange("", "nothing")) EXPECT_EQ(value, "");
-  });
+void exchange_returns_the_values_in_rank_order(const CommunicatorPtr& group) {
+  const int size = group->size();
+  for (int round = 0; round < 5; ++round) {
+    const std::string value = str("rank ", group->rank(), "\nround ", round, std::string(1, '\0'));
+    const std::vector<std::string> values = group->exchange(value, "texts");
+    ASSERT_EQ(values.size(), static_cast<size_t>(size));
+    for (int r = 0; r < size; ++r)
+      EXPECT_EQ(values[r], str("rank ", r, "\nround ", round, std::string(1, '\0')));
+  }
+  for (const std::string& value : group->exchange("", "nothing")) EXPECT_EQ(value, "");
 }
 
 TEST_P(CollectivesTest, DuplicatesNeedNoCommonOrder) {
@@ -283,34 +278,54 @@ TEST_P(CollectivesTest, ADuplicateForExchangeHasExchangesOfItsOwn) {
   });
 }
 
-TEST_P(CollectivesTest, AWatchedCommunicatorCountsCallsAndBytes) {
-  const int size = this->size();
-  testing::run_ranks(size, options(), [&](CommunicatorPtr inner) {
-    tessera::testing::WatchedCommunicator comm(inner);
-    at::Tensor full = at::zeros({size * 10}, at::kFloat);
-    comm.all_gather(full, full.narrow(0, comm.rank() * 10, 10), "g")->wait();
-    comm.reduce_scatter(full, "r")->wait();
-    comm.reduce_scatter(full, "r")->wait();
-    comm.all_reduce(full, "a")->wait();
-    comm.broadcast(full, 0, "b")->wait();
-    comm.barrier("end");
-    const tessera::testing::CollectiveCounts& counts = comm.counts();
-    EXPECT_EQ(counts.all_gathers, 1);
-    EXPECT_EQ(counts.reduce_scatters, 2);
-    EXPECT_EQ(counts.all_reduces, 1);
-    EXPECT_EQ(counts.broadcasts, 1);
-    EXPECT_EQ(counts.barriers, 1);
-    EXPECT_EQ(counts.bytes, 5 * size * 10 * 4);
-  });
+void a_watched_communicator_counts_calls_and_bytes(const CommunicatorPtr& group) {
+  const int size = group->size();
+  tessera::testing::WatchedCommunicator comm(group);
+  at::Tensor full = at::zeros({size * 10}, at::kFloat);
+  comm.all_gather(full, full.narrow(0, comm.rank() * 10, 10), "g")->wait();
+  comm.reduce_scatter(full, "r")->wait();
+  comm.reduce_scatter(full, "r")->wait();
+  comm.all_reduce(full, "a")->wait();
+  comm.broadcast(full, 0, "b")->wait();
+  comm.barrier("end");
+  const tessera::testing::CollectiveCounts& counts = comm.counts();
+  EXPECT_EQ(counts.all_gathers, 1);
+  EXPECT_EQ(counts.reduce_scatters, 2);
+  EXPECT_EQ(counts.all_reduces, 1);
+  EXPECT_EQ(counts.broadcasts, 1);
+  EXPECT_EQ(counts.barriers, 1);
+  EXPECT_EQ(counts.bytes, 5 * size * 10 * 4);
 }
 
-TEST_P(CollectivesTest, EmptyBuffersAreFine) {
-  testing::run_ranks(size(), options(), [&](CommunicatorPtr comm) {
-    at::Tensor none = at::zeros({0}, at::kFloat);
-    comm->all_gather(none, none, "g")->wait();
-    comm->reduce_scatter(none, "r")->wait();
-    comm->all_reduce(none, "a")->wait();
-    comm->broadcast(none, 0, "b")->wait();
+void empty_buffers_are_fine(const CommunicatorPtr& group) {
+  at::Tensor none = at::zeros({0}, at::kFloat);
+  group->all_gather(none, none, "g")->wait();
+  group->reduce_scatter(none, "r")->wait();
+  group->all_reduce(none, "a")->wait();
+  group->broadcast(none, 0, "b")->wait();
+}
+
+/// All in one group: what one leaves behind must not disturb the next.
+TEST_P(CollectivesTest, HaveTheirResults) {
+  using Check = std::pair<const char*, void (*)(const CommunicatorPtr&)>;
+  constexpr Check kChecks[] = {
+      {"all_gather_brings_every_shard_to_its_slice", all_gather_brings_every_shard_to_its_slice},
+      {"reduce_scatter_sums_the_own_slice", reduce_scatter_sums_the_own_slice},
+      {"reduce_scatter_in_every_dtype", reduce_scatter_in_every_dtype},
+      {"all_reduce_and_broadcast_in_every_dtype", all_reduce_and_broadcast_in_every_dtype},
+      {"bf16_sums_stay_within_its_precision", bf16_sums_stay_within_its_precision},
+      {"many_in_flight_finish_in_any_order_of_waiting", many_in_flight_finish_in_any_order_of_waiting},
+      {"exchange_returns_the_values_in_rank_order", exchange_returns_the_values_in_rank_order},
+      {"a_watched_communicator_counts_calls_and_bytes", a_watched_communicator_counts_calls_and_bytes},
+      {"empty_buffers_are_fine", empty_buffers_are_fine},
+      {"reductions_scale_add_and_cast", reductions_scale_add_and_cast},
+  };
+  testing::run_ranks(size(), options(), [&](CommunicatorPtr group) {
+    for (const auto& [name, check] : kChecks) {
+      SCOPED_TRACE(name);
+      check(group);
+    }
+    reduce_scatter_adds_in_a_fixed_order_in_fp32(group, std::get<1>(GetParam()));
   });
 }
 

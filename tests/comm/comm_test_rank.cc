@@ -1,12 +1,12 @@
 // One rank as a process of its own, for tests that kill, delay or misconfigure ranks:
+//   comm_test_rank serve     forks ranks that do the following (rank_server.h)
 //   comm_test_rank sum       joins, adds up once, prints "sum S backend B"
 //   comm_test_rank sums      joins, adds up TEST_SUMS times, checks each sum, prints the seconds it took
 //   comm_test_rank loop      adds up until something fails; prints "running" after the first time
 //   comm_test_rank device_loop  the same on the device of the communicator, reading each sum
 //   comm_test_rank exchange  exchanges texts many times, then leaves at once
 //   comm_test_rank bits      all collectives of numbers that are the same in every run; prints "bits HASH" of
-//   what
-//                            this rank gets
+//                            what this rank gets
 //   comm_test_rank fail      joins, then rank 1 ends by an error of its own while the others add up
 //   comm_test_rank needs_rank_0_to_leave  the others stay until rank 0 has left and written TEST_FILE
 //   comm_test_rank wait WHAT joins; the others call WHAT and wait for rank TEST_VICTIM, which is killed by
@@ -37,6 +37,7 @@
 #include "comm/rendezvous/rendezvous.h"
 #include "core/peer_failure.h"
 #include "core/str.h"
+#include "tests/comm/rank_server.h"
 #include "tests/comm/run_ranks.h"
 
 namespace {
@@ -227,6 +228,8 @@ void run(const std::string& scenario, const std::string& what, CommunicatorPtr c
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::vector<std::string> words(argv + 1, argv + argc);
+  if (!words.empty() && words[0] == "serve") words = tessera::comm::testing::serve_ranks();
   if (const char* most = std::getenv("TEST_NOFILE")) {
     const rlimit limit{static_cast<rlim_t>(std::atoi(most)), static_cast<rlim_t>(std::atoi(most))};
     setrlimit(RLIMIT_NOFILE, &limit);
@@ -246,7 +249,7 @@ int main(int argc, char** argv) {
     if (const char* hosts = std::getenv("TEST_HOSTS"))
       given.host = [hosts](int rank) { return std::string(1, hosts[rank]); };
     if (std::getenv("TEST_LOG")) options.log = tessera::Logger(tessera::LogOptions{});
-    const std::string scenario = argc > 1 ? argv[1] : "sum", what = argc > 2 ? argv[2] : "";
+    const std::string scenario = !words.empty() ? words[0] : "sum", what = words.size() > 1 ? words[1] : "";
     run(scenario, what, join(what, tessera::comm::environment(), options, given));
   } catch (const tessera::Error& error) {
     const bool of_peer = dynamic_cast<const tessera::PeerFailure*>(&error) != nullptr;

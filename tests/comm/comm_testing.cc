@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,41 +16,70 @@
 #include <set>
 #include <stdexcept>
 
+#include "core/files/file_descriptor.h"
+#include "core/str.h"
+#include "tests/comm/rank_server.h"
+
 namespace tessera::comm::testing {
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
+
+namespace {
+
+/// The messages of a server of ranks (rank_server.h).
+class RankServer {
+ public:
+  RankServer() {
+    int ends[2];
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
+      throw std::runtime_error("socketpair");
+    socket_ = FileDescriptor(ends[0]);
+    const FileDescriptor theirs(ends[1]);
+    ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // ranks become children of this process
+    std::string program = rank_program(), serve = "serve";
+    char* const argv[] = {program.data(), serve.data(), nullptr};
+    ::setenv("OMP_NUM_THREADS", "1", 1);  // libgomp reads it once
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, theirs.get(), kServerSocket);
+    pid_t pid = -1;
+    const int error = posix_spawn(&pid, program.c_str(), &actions, nullptr, argv, environ);
+    posix_spawn_file_actions_destroy(&actions);
+    if (error != 0) throw std::runtime_error("posix_spawn of " + program);
+  }
+
+  int start(const RankRequest& request, int output) {
+    send_request(socket_.get(), request, output);
+    int pid = -1;
+    char has_ended = 0;  // the process between the server and the rank
+    if (::recv(socket_.get(), &pid, sizeof pid, 0) != sizeof pid ||
+        ::recv(socket_.get(), &has_ended, 1, 0) != 1)
+      throw std::runtime_error("the server of ranks has ended");
+    return pid;
+  }
+
+ private:
+  FileDescriptor socket_;
+};
+
+}  // namespace
+
+std::string rank_program() {
+  return (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "comm_test_rank").string();
+}
 
 RankProcess::RankProcess(const std::vector<std::string>& arguments, const Variables& variables,
                          int inherit_fd) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("pipe2");
   pipe_ = ends[0];
-  std::vector<std::string> words{
-      (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "comm_test_rank").string()};
-  words.insert(words.end(), arguments.begin(), arguments.end());
-  std::vector<std::string> settings;
-  for (const auto& [name, value] : variables) settings.push_back(name + "=" + value);
-  for (const char* name : {"PATH", "LD_LIBRARY_PATH", "ASAN_OPTIONS", "UBSAN_OPTIONS", "LSAN_OPTIONS"}) {
-    if (const char* value = std::getenv(name)) settings.push_back(std::string(name) + "=" + value);
-  }
-  std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  std::vector<char*> envp;
-  for (std::string& setting : settings) envp.push_back(setting.data());
-  envp.push_back(nullptr);
-
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
-  posix_spawn_file_actions_adddup2(&actions, ends[1], STDERR_FILENO);
-  if (inherit_fd >= 0)
-    posix_spawn_file_actions_adddup2(&actions, inherit_fd, inherit_fd);  // clears close-on-exec
-  const int error = posix_spawn(&pid_, argv[0], &actions, nullptr, argv.data(), envp.data());
-  posix_spawn_file_actions_destroy(&actions);
+  RankRequest request{arguments, variables, inherit_fd};
+  for (const char* name : {"PATH", "LD_LIBRARY_PATH", "ASAN_OPTIONS", "UBSAN_OPTIONS", "LSAN_OPTIONS"})
+    if (const char* value = std::getenv(name)) request.variables.emplace(name, value);
+  static RankServer server;
+  pid_ = server.start(request, ends[1]);
   ::close(ends[1]);
-  if (error != 0) throw std::runtime_error("posix_spawn of " + words[0]);
 }
 
 RankProcess::~RankProcess() {
@@ -61,28 +91,32 @@ RankProcess::~RankProcess() {
   ::close(pipe_);
 }
 
-bool RankProcess::read_some(milliseconds timeout) {
-  pollfd ready{pipe_, POLLIN, 0};
-  if (::poll(&ready, 1, static_cast<int>(timeout.count())) <= 0) return false;
-  char buffer[4096];
-  const ssize_t count = ::read(pipe_, buffer, sizeof buffer);
-  if (count <= 0) return false;
-  output_.append(buffer, static_cast<size_t>(count));
+bool RankProcess::read_until(const std::function<bool()>& is_enough) {
+  const auto deadline = Clock::now() + kPatience;
+  while (!is_enough()) {
+    pollfd ready{pipe_, POLLIN, 0};
+    const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
+    if (left.count() <= 0 || ::poll(&ready, 1, static_cast<int>(left.count())) <= 0) return false;
+    char buffer[4096];
+    const ssize_t count = ::read(pipe_, buffer, sizeof buffer);
+    if (count <= 0) return false;
+    output_.append(buffer, static_cast<size_t>(count));
+  }
   return true;
 }
 
 bool RankProcess::await_output(const std::string& text) {
-  const auto deadline = Clock::now() + std::chrono::seconds(30);
-  while (output_.find(text) == output_.npos) {
-    if (Clock::now() > deadline || !read_some(std::chrono::seconds(30))) return false;
-  }
-  return true;
+  return read_until([&] { return output_.find(text) != output_.npos; });
 }
 
 void RankProcess::kill(int signal) { ::kill(pid_, signal); }
 
 int RankProcess::wait() {
-  while (read_some(std::chrono::seconds(60))) {
+  read_until([] { return false; });
+  pollfd end{pipe_, POLLIN, 0};
+  if (status_ < 0 && ::poll(&end, 1, 0) == 0) {
+    output_ += str("\n(it still ran after ", kPatience.count(), " s)\n");
+    kill(SIGKILL);
   }
   if (status_ < 0) ::waitpid(pid_, &status_, 0);
   return WIFEXITED(status_) ? WEXITSTATUS(status_) : 128 + WTERMSIG(status_);

@@ -4,11 +4,15 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <functional>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -41,27 +45,40 @@ class EachBackend : public ::testing::TestWithParam<std::string> {};
 inline std::string backend_name(const ::testing::TestParamInfo<std::string>& info) { return info.param; }
 
 /// Element i of rank r's buffer: a small integer, so that sums over 9 ranks are exact in every dtype, uint8
-/// and bf16 included.
-inline int64_t element(int rank, int64_t i) { return (i * 3 + rank * 7) % 11; }
+/// and bf16 included. The elements repeat.
+inline constexpr int64_t kPeriod = 11;
+inline int64_t element(int rank, int64_t i) { return (i * 3 + rank * 7) % kPeriod; }
 
-inline int64_t sum_of_elements(int size, int64_t i) {
-  int64_t sum = 0;
-  for (int r = 0; r < size; ++r) sum += element(r, i);
-  return sum;
+/// (numel) of `dtype`: what element(rank, begin + i) of these ranks sums to.
+inline at::Tensor summed_over(const std::vector<int>& ranks, int64_t begin, int64_t numel,
+                              at::ScalarType dtype) {
+  at::Tensor values = at::zeros({numel}, at::kLong);
+  auto* const data = values.data_ptr<int64_t>();
+  for (int64_t i = 0; i < std::min(kPeriod, numel); ++i)
+    for (const int rank : ranks) data[i] += element(rank, begin + i);
+  for (int64_t i = kPeriod; i < numel; ++i) data[i] = data[i - kPeriod];
+  return values.to(dtype);
 }
 
 /// (numel) of `dtype`: element(rank, begin + i).
 inline at::Tensor filled(int rank, int64_t begin, int64_t numel, at::ScalarType dtype) {
-  at::Tensor values = at::empty({numel}, at::kLong);
-  for (int64_t i = 0; i < numel; ++i) values.data_ptr<int64_t>()[i] = element(rank, begin + i);
-  return values.to(dtype);
+  return summed_over({rank}, begin, numel, dtype);
 }
 
 /// (numel) of `dtype`: what filled() sums to over all ranks.
 inline at::Tensor summed(int size, int64_t begin, int64_t numel, at::ScalarType dtype) {
-  at::Tensor values = at::empty({numel}, at::kLong);
-  for (int64_t i = 0; i < numel; ++i) values.data_ptr<int64_t>()[i] = sum_of_elements(size, begin + i);
-  return values.to(dtype);
+  std::vector<int> ranks(static_cast<size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return summed_over(ranks, begin, numel, dtype);
+}
+
+/// Numbers whose sum depends on the order of addition.
+inline at::Tensor uneven(int rank, int64_t numel) {
+  at::Tensor values = at::empty({numel}, at::kFloat);
+  for (int64_t i = 0; i < numel; ++i)
+    values.data_ptr<float>()[i] =
+        static_cast<float>(element(rank, i)) * std::ldexp(0.1f, static_cast<int>((i + 5 * rank) % 17));
+  return values;
 }
 
 /// (numel) of `dtype`, uninitialized: memory that the other ranks can read where the backend has such memory.
@@ -72,7 +89,13 @@ inline at::Tensor symmetric(Communicator& comm, int64_t numel, at::ScalarType dt
 
 using Variables = std::map<std::string, std::string>;
 
-/// A process of its own running the helper program `comm_test_rank`. Killed on destruction if it still runs.
+/// The path of the helper program `comm_test_rank`.
+std::string rank_program();
+
+/// Against hangs: nothing takes as long.
+inline constexpr std::chrono::seconds kPatience{180};
+
+/// A process of its own that does what `comm_test_rank` does. Killed on destruction if it still runs.
 class RankProcess {
  public:
   /// The environment is the variables, PATH, LD_LIBRARY_PATH and the sanitizers' options. `inherit_fd`: a
@@ -82,16 +105,17 @@ class RankProcess {
   RankProcess(const RankProcess&) = delete;
   RankProcess& operator=(const RankProcess&) = delete;
 
-  /// Reads output until `text` appears. False when the process ends or 30 s pass first.
+  /// Reads output until `text` appears. False when the process ends or kPatience passes first.
   bool await_output(const std::string& text);
   void kill(int signal);
-  /// Reads until the end. Exit code, or 128 + signal.
+  /// Reads until the end. Exit code, or 128 + signal. A process that still runs after kPatience is killed.
   int wait();
   /// stdout and stderr together, as far as read.
   const std::string& output() const { return output_; }
 
  private:
-  bool read_some(std::chrono::milliseconds timeout);
+  /// False when the process ends or kPatience passes first.
+  bool read_until(const std::function<bool()>& is_enough);
 
   int pid_ = -1;
   int pipe_ = -1;

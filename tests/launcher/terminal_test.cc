@@ -97,7 +97,7 @@ TEST_F(TerminalTest, CtrlCReachesEachRankOnce) {
   for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(folder_.read(str("interrupts_", rank)), "1");
   EXPECT_THAT(screen_, HasSubstr("SIGINT: 3 ranks have 30 s to end; Ctrl-C again kills them"));
   EXPECT_THAT(screen_, ::testing::Not(HasSubstr("failed")));
-  EXPECT_TRUE(all_gone(folder_.pids(), 1));
+  EXPECT_TRUE(all_gone(folder_.pids()));
 }
 
 TEST_F(TerminalTest, CtrlZStopsTheRanksAndContinuesThem) {

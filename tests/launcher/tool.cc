@@ -37,7 +37,7 @@ bool runs(pid_t pid) {
 std::string Folder::read(const std::string& name) const { return read_text(path(name)); }
 
 bool Folder::wait_for(const std::string& name, int count) const {
-  const auto deadline = after(20);
+  const auto deadline = after(kHangs);
   for (int i = 0; i < count; ++i)
     while (!has(str(name, "_", i))) {
       if (Clock::now() > deadline) return false;
@@ -55,8 +55,8 @@ std::vector<pid_t> Folder::pids() const {
   return pids;
 }
 
-bool all_gone(const std::vector<pid_t>& pids, double seconds) {
-  const auto deadline = after(seconds);
+bool all_gone(const std::vector<pid_t>& pids) {
+  const auto deadline = after(kHangs);
   for (const pid_t pid : pids)
     while (runs(pid)) {
       if (Clock::now() > deadline) return false;

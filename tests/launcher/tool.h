@@ -11,6 +11,9 @@
 
 namespace tessera::launcher::testing {
 
+/// Seconds that nothing takes.
+inline constexpr double kHangs = 120;
+
 /// Owns a temporary folder.
 class Folder {
  public:
@@ -19,7 +22,7 @@ class Folder {
   }
   bool has(const std::string& name) const { return std::filesystem::exists(path(name)); }
   std::string read(const std::string& name) const;
-  /// Waits up to 20 s for NAME_0 to NAME_(count-1).
+  /// Waits for NAME_0 to NAME_(count-1); false when kHangs passes first.
   bool wait_for(const std::string& name, int count) const;
   /// The processes named in all files pid_*.
   std::vector<pid_t> pids() const;
@@ -28,8 +31,8 @@ class Folder {
   TemporaryFolder folder_{"launcher_test"};
 };
 
-/// Whether none of these processes runs (zombies do not count) within `seconds`.
-bool all_gone(const std::vector<pid_t>& pids, double seconds);
+/// Waits until none of these processes runs (zombies do not count); false when kHangs passes first.
+bool all_gone(const std::vector<pid_t>& pids);
 
 /// A running launcher_test_tool; its stdout and stderr go to `folder`'s tool.out and tool.err. Killed if
 /// still there at the end.
@@ -42,7 +45,7 @@ class Tool {
   ~Tool();
   void signal(int signal) const;
   /// Waits for the end. Returns the exit code, 1000 + signal, or -1 after `seconds`.
-  int wait(double seconds = 30);
+  int wait(double seconds = kHangs);
 
  private:
   pid_t pid_ = -1;

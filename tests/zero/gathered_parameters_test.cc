@@ -1,18 +1,19 @@
 // GatheredParameters at every stage, between and inside passes.
 #include "zero/gathered_parameters.h"
 
-#include <c10/core/CPUAllocator.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <new>
+#include <limits>
 
+#include "tests/support/failing_allocations.h"
 #include "tests/zero/zero_testing.h"
 
 namespace tessera::zero::testing {
 namespace {
 
+using tessera::testing::FailingAllocations;
 using ::testing::HasSubstr;
 
 TEST(GatheredParameters, RawPointersCanBeRead) {
@@ -223,39 +224,19 @@ TEST(GatheredParameters, RanksThatAskForDifferentOnesAreNamed) {
   EXPECT_THAT(error, HasSubstr(in_shared_memory() ? "" : "every rank must gather the same parameters"));
 }
 
-/// libtorch's allocator, which fails while a thread asks for that.
-struct ShortOfMemory final : c10::Allocator {
-  static bool& failing() {
-    static thread_local bool failing = false;
-    return failing;
-  }
-  static void install() {
-    static ShortOfMemory& allocator = *new ShortOfMemory;  // outlives every tensor
-    static const bool installed = (c10::SetCPUAllocator(&allocator, /*priority=*/101), true);
-    (void)installed;
-  }
-  c10::DataPtr allocate(size_t bytes) override {
-    if (failing()) throw std::bad_alloc();
-    return inner->allocate(bytes);
-  }
-  c10::DeleterFnPtr raw_deleter() const override { return inner->raw_deleter(); }
-  void copy_data(void* to, const void* from, size_t bytes) const override {
-    default_copy_data(to, from, bytes);
-  }
-  c10::Allocator* inner = c10::GetCPUAllocator();
-};
-
 /// The weights after two steps; between them the last rank has no memory for a GatheredParameters.
 std::vector<at::Tensor> trained(const comm::CommunicatorPtr& comm, bool fail) {
   Chain model(2);
   Rig rig(*model, comm, 3);
   rig.step(model->forward(batch(comm->rank(), 0)).sum());
   const bool last = comm->rank() == comm->size() - 1;
-  ShortOfMemory::failing() = fail && last;
-  const std::string error = error_of([&] { GatheredParameters(*rig.sharded, {}, 0); });
-  ShortOfMemory::failing() = false;
+  std::string error;
+  {
+    const FailingAllocations failing(fail && last ? 0 : std::numeric_limits<int64_t>::max());
+    error = error_of([&] { GatheredParameters(*rig.sharded, {}, 0); });
+  }
   if (fail) {
-    EXPECT_THAT(error, HasSubstr(last ? "bad_alloc" : "rank 1 has no memory for the parameters"));
+    EXPECT_THAT(error, HasSubstr(last ? "can't allocate memory" : "rank 1 has no memory for the parameters"));
   } else {
     EXPECT_EQ(error, "");
   }
@@ -265,7 +246,6 @@ std::vector<at::Tensor> trained(const comm::CommunicatorPtr& comm, bool fail) {
 }
 
 TEST(GatheredParameters, WithoutMemoryForThemTrainingContinues) {
-  ShortOfMemory::install();
   EXPECT_TRUE(same_bits(trained(alone(), true), trained(alone(), false)));
   if (in_shared_memory()) return;  // nothing is gathered; only the rank that writes needs memory
   run_ranks(2, [](comm::CommunicatorPtr comm) {

@@ -185,6 +185,8 @@ TEST(HybridSharding, TheReducersMeanIsThatOfAllRanks) {
   for (const Case& one : kCases) {
     for (const auto& [predivide, prescale] : {std::pair{1.0, false}, {2.0, false}, {1.0, true}}) {
       for (const bool overlap : {true, false}) {
+        const bool plain = overlap && predivide == 1 && !prescale;
+        if (!plain && (one.world != 4 || one.size == 4)) continue;
         SCOPED_TRACE(one);
         run_ranks(one.world, [&, predivide = predivide, prescale = prescale](comm::CommunicatorPtr comm) {
           StageOptions options = at_stage(3);
@@ -319,6 +321,7 @@ TEST(HybridSharding, BytesAreWhatTheFormulaSays) {
   for (const Case& one : kCases) {
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
       for (const bool replicas : {true, false}) {
+        if (dtype != DType::kFloat32 && one.world != 4) continue;
         SCOPED_TRACE(one);
         run_ranks(one.world, [&](comm::CommunicatorPtr comm) {
           Chain model(kNumLayers);

@@ -1,10 +1,12 @@
-// exchange(): what it leaves in the store, and its error when a rank is missing.
+// exchange(): what it and the rendezvous ask of the store and leave in it, and its error when a rank is
+// missing.
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <atomic>
+#include <functional>
+#include <latch>
 #include <limits>
-#include <mutex>
 #include <thread>
 
 #include "comm/control/store_exchange.h"
@@ -12,6 +14,7 @@
 #include "comm/hybrid/hybrid.h"
 #include "comm/init/init.h"
 #include "comm/init/transport_communicator.h"
+#include "comm/rendezvous/registration.h"
 #include "comm/shm/shm.h"
 #include "core/str.h"
 #include "tests/comm/comm_testing.h"
@@ -28,47 +31,89 @@ class CountingStore final : public c10d::HashStore {
   std::atomic<int64_t> num_reads = 0;   ///< of values that are known to be there
   std::atomic<int64_t> num_writes = 0;  ///< of any kind
   std::atomic<int64_t> num_checks = 0;  ///< what is there, if anything: a rank that waits asks repeatedly
+  std::atomic<size_t> bytes = 0;        ///< of keys and values
   std::atomic<size_t> longest = 0;      ///< value written, bytes
 
   void set(const std::string& key, const std::vector<uint8_t>& value) override {
-    ++num_writes;
-    note(value);
+    note(num_writes, key, value.size(), value.size());
     HashStore::set(key, value);
   }
   std::vector<uint8_t> compareSet(const std::string& key, const std::vector<uint8_t>& expected,
                                   const std::vector<uint8_t>& desired) override {
-    ++(expected == desired ? num_checks : num_writes);
-    note(desired);
-    return HashStore::compareSet(key, expected, desired);
+    auto found = HashStore::compareSet(key, expected, desired);
+    note(expected == desired ? num_checks : num_writes, key, expected.size() + desired.size() + found.size(),
+         desired.size());
+    return found;
   }
   int64_t add(const std::string& key, int64_t amount) override {
-    ++(amount == 0 ? num_checks : num_writes);
+    note(amount == 0 ? num_checks : num_writes, key, sizeof amount);
     return HashStore::add(key, amount);
   }
   bool deleteKey(const std::string& key) override {
-    ++num_writes;
+    note(num_writes, key, 0);
     return HashStore::deleteKey(key);
   }
   std::vector<uint8_t> get(const std::string& key) override {
-    ++num_reads;
-    return HashStore::get(key);
+    auto value = HashStore::get(key);
+    note(num_reads, key, value.size());
+    return value;
   }
   std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& keys) override {
+    auto values = HashStore::multiGet(keys);
     ++num_reads;
-    return HashStore::multiGet(keys);
+    for (size_t i = 0; i < keys.size(); ++i) bytes += keys[i].size() + values[i].size();
+    return values;
   }
   bool check(const std::vector<std::string>& keys) override {
     ++num_checks;
+    for (const std::string& key : keys) bytes += key.size();
     return HashStore::check(keys);
   }
 
  private:
-  void note(const std::vector<uint8_t>& value) {
-    for (size_t before = longest;
-         value.size() > before && !longest.compare_exchange_weak(before, value.size());) {
+  void note(std::atomic<int64_t>& count, const std::string& key, size_t value_bytes, size_t written = 0) {
+    ++count;
+    bytes += key.size() + value_bytes;
+    for (size_t before = longest; written > before && !longest.compare_exchange_weak(before, written);) {
     }
   }
 };
+
+/// Calls `body(rank)` on a thread for each.
+void for_ranks(int size, const std::function<void(int rank)>& body) {
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < size; ++rank) threads.emplace_back(body, rank);
+}
+
+// Each rank registers, and takes part in one exchange of 64 bytes a rank, as before the first step. What that
+// asks of the store must not grow faster than the number of ranks.
+TEST(StoreTraffic, ARankAsksTheSameNumberOfTimesInAnyWorld) {
+  double requests_a_rank = 0;
+  for (const int world_size : {32, 256}) {
+    const auto counts = c10::make_intrusive<CountingStore>();
+    const GroupStore store(counts, "the store");
+    for_ranks(world_size, [&](int rank) {
+      Environment env;
+      env.rank = rank;
+      env.world_size = world_size;
+      WaitLimit limit(std::chrono::minutes(2), Logger(), {});
+      const auto process = [](int number) { return str("process ", 10000 + number, " on host"); };
+      const std::vector<RankInfo> met =
+          register_rank(store, env, {"domain", "domain", process(rank), "10.0.0.1 40000", {}}, limit);
+      ASSERT_EQ(static_cast<int>(met.size()), world_size);
+      EXPECT_EQ(met.back().process, process(world_size - 1));
+      StoreExchange exchange(store.under("exchange"), rank, world_size);
+      const auto result = exchange.run(std::string(64, 'x'), std::chrono::minutes(2), [] {});
+      EXPECT_EQ(static_cast<int>(result.values.size()), world_size);
+    });
+    const double requests = static_cast<double>(counts->num_reads + counts->num_writes) / world_size;
+    if (requests_a_rank == 0) requests_a_rank = requests;
+    EXPECT_NEAR(requests, requests_a_rank, 0.5);
+    // Each rank learns what all others are: so many bytes of each.
+    EXPECT_LT(static_cast<double>(counts->bytes) / world_size, 250.0 * world_size + 20000);
+    EXPECT_LT(counts->num_checks / world_size, 5000) << "at most one each 10 ms of 50 s";
+  }
+}
 
 // The first pass of training exchanges once per unit: requests to the store must not grow with the square of
 // the number of ranks.
@@ -76,20 +121,15 @@ TEST(StoreExchangeTest, AsksTheStoreALimitedNumberOfTimesARank) {
   constexpr int kSize = 32, kRounds = 20;
   const auto store = c10::make_intrusive<CountingStore>();
   const GroupStore group_store(store, "the store");
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < kSize; ++rank) {
-    threads.emplace_back([&, rank] {
-      StoreExchange exchange(group_store, rank, kSize);
-      for (int round = 0; round < kRounds; ++round) {
-        const StoreExchange::Result result =
-            exchange.run(str(rank, "\n", round, std::string(1, '\0')), std::chrono::seconds(60), [] {});
-        ASSERT_EQ(result.values.size(), static_cast<size_t>(kSize)) << result.cause;
-        for (int r = 0; r < kSize; ++r)
-          ASSERT_EQ(result.values[r], str(r, "\n", round, std::string(1, '\0')));
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  for_ranks(kSize, [&](int rank) {
+    StoreExchange exchange(group_store, rank, kSize);
+    for (int round = 0; round < kRounds; ++round) {
+      const StoreExchange::Result result =
+          exchange.run(str(rank, "\n", round, std::string(1, '\0')), std::chrono::seconds(60), [] {});
+      ASSERT_EQ(result.values.size(), static_cast<size_t>(kSize)) << result.cause;
+      for (int r = 0; r < kSize; ++r) ASSERT_EQ(result.values[r], str(r, "\n", round, std::string(1, '\0')));
+    }
+  });
   EXPECT_EQ(store->num_reads, kRounds) << "rank 0's, of all values at once";
   EXPECT_LE(store->num_writes, kRounds * (2 * kSize + 2))
       << "the value and the count of each rank, the result";
@@ -107,21 +147,17 @@ TEST(StoreExchangeTest, LongValuesAreSentInParts) {
     return text;
   };
   const size_t part = (size_t{4} << 20) / kSize;
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < kSize; ++rank) {
-    threads.emplace_back([&, rank] {
-      StoreExchange exchange(group_store, rank, kSize);
-      const std::vector<std::vector<size_t>> rounds = {
-          {1, 2 * part + 5, part}, {0, part, part + 1}, {7, 0, 3}};  // bytes, by rank
-      for (const std::vector<size_t>& bytes : rounds) {
-        const StoreExchange::Result result =
-            exchange.run(value(rank, bytes[rank]), std::chrono::seconds(60), [] {});
-        ASSERT_EQ(result.values.size(), static_cast<size_t>(kSize)) << result.cause;
-        for (int r = 0; r < kSize; ++r) ASSERT_TRUE(result.values[r] == value(r, bytes[r])) << r;
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  for_ranks(kSize, [&](int rank) {
+    StoreExchange exchange(group_store, rank, kSize);
+    const std::vector<std::vector<size_t>> rounds = {
+        {1, 2 * part + 5, part}, {0, part, part + 1}, {7, 0, 3}};  // bytes, by rank
+    for (const std::vector<size_t>& bytes : rounds) {
+      const StoreExchange::Result result =
+          exchange.run(value(rank, bytes[rank]), std::chrono::seconds(60), [] {});
+      ASSERT_EQ(result.values.size(), static_cast<size_t>(kSize)) << result.cause;
+      for (int r = 0; r < kSize; ++r) ASSERT_TRUE(result.values[r] == value(r, bytes[r])) << r;
+    }
+  });
   EXPECT_EQ(store->num_reads, 3 + 2 + 1) << "one a part";
   EXPECT_LT(store->longest, size_t{5} << 20);
 }
@@ -149,39 +185,34 @@ INSTANTIATE_TEST_SUITE_P(Backends, ExchangeTest, ::testing::Values("gloo", "shm"
 TEST_P(ExchangeTest, TheStoreDoesNotGrow) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const GroupStore group_store(store, "the store");
-  std::vector<std::thread> threads;
-  std::vector<int64_t> num_keys_early(3), num_keys_late(3);
-  for (int rank = 0; rank < 3; ++rank) {
-    threads.emplace_back([&, rank] {
-      auto context = std::make_shared<GroupContext>(group_store, rank, 3, false);
-      GlooOptions gloo;
-      gloo.rank = rank;
-      gloo.size = 3;
-      gloo.timeout = gloo.connect_timeout = std::chrono::seconds(20);
-      const auto make = [&](const GroupStore& under, FailureHook hook) -> std::unique_ptr<Transport> {
-        if (GetParam() == "hybrid")
-          return make_hybrid_transport(
-              under, find_hosts(under, rank, {"first", "first", "second"}, gloo.connect_timeout), gloo,
-              std::move(hook));
-        if (GetParam() == "shm")
-          return make_shm_transport(
-              under,
-              {.rank = rank, .size = 3, .timeout = gloo.timeout, .connect_timeout = gloo.connect_timeout});
-        return make_gloo_transport(under, gloo, std::move(hook));
-      };
-      const auto comm = std::make_shared<TransportCommunicator>(context, gloo.timeout, make);
-      for (int i = 0; i < 200; ++i) {
-        comm->exchange("value", "growth");
-        comm->barrier("everyone has tidied up");
-        if (i == 3) num_keys_early[rank] = store->getNumKeys();
-        comm->barrier("everyone has counted");
-      }
-      num_keys_late[rank] = store->getNumKeys();
-      comm->barrier("end");
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(num_keys_early[rank], num_keys_late[rank]);
+  for_ranks(3, [&](int rank) {
+    auto context = std::make_shared<GroupContext>(group_store, rank, 3, false);
+    GlooOptions gloo;
+    gloo.rank = rank;
+    gloo.size = 3;
+    gloo.timeout = gloo.connect_timeout = std::chrono::seconds(20);
+    const auto make = [&](const GroupStore& under, FailureHook hook) -> std::unique_ptr<Transport> {
+      if (GetParam() == "hybrid")
+        return make_hybrid_transport(
+            under, find_hosts(under, rank, {"first", "first", "second"}, gloo.connect_timeout), gloo,
+            std::move(hook));
+      if (GetParam() == "shm")
+        return make_shm_transport(
+            under,
+            {.rank = rank, .size = 3, .timeout = gloo.timeout, .connect_timeout = gloo.connect_timeout});
+      return make_gloo_transport(under, gloo, std::move(hook));
+    };
+    const auto comm = std::make_shared<TransportCommunicator>(context, gloo.timeout, make);
+    int64_t num_keys_early = 0;
+    for (int i = 0; i < 50; ++i) {
+      comm->exchange("value", "growth");
+      comm->barrier("everyone has tidied up");
+      if (i == 3) num_keys_early = store->getNumKeys();
+      comm->barrier("everyone has counted");
+    }
+    EXPECT_EQ(store->getNumKeys(), num_keys_early);
+    comm->barrier("end");
+  });
 }
 
 TEST_P(ExchangeTest, SendsNumbersStructsAndListsOfThem) {
@@ -209,29 +240,34 @@ TEST_P(ExchangeTest, SendsNumbersStructsAndListsOfThem) {
       });
 }
 
+/// What each rank's `call(comm)` throws.
+std::vector<std::string> errors_of(const std::string& backend, int size,
+                                   const std::function<void(Communicator&)>& call) {
+  std::vector<std::string> errors(static_cast<size_t>(size));
+  testing::run_ranks(size, testing::quick_options(backend, std::chrono::seconds(20)),
+                     [&](CommunicatorPtr comm) {
+                       errors[static_cast<size_t>(comm->rank())] = error_of([&] { call(*comm); });
+                     });
+  return errors;
+}
+
 TEST_P(ExchangeTest, ValuesOfDifferentSizesAreAnError) {
-  testing::run_ranks(
-      2, testing::quick_options(GetParam(), std::chrono::seconds(20)), [&](CommunicatorPtr comm) {
-        const std::string error = error_of([&] {
-          comm->rank() == 0 ? (void)comm->exchange(1, "plan") : (void)comm->exchange(int64_t{1}, "plan");
-        });
-        EXPECT_EQ(error, "exchange of \"plan\": ranks give values of different sizes");
-      });
+  const auto errors = errors_of(GetParam(), 2, [](Communicator& comm) {
+    comm.rank() == 0 ? (void)comm.exchange(1, "plan") : (void)comm.exchange(int64_t{1}, "plan");
+  });
+  for (const std::string& error : errors)
+    EXPECT_EQ(error, "exchange of \"plan\": ranks give values of different sizes");
 }
 
 TEST_P(ExchangeTest, NamesTheRanksThatDidNotCome) {
-  std::mutex mutex;
-  std::vector<std::string> errors(4);
-  testing::run_ranks(4, testing::quick_options(GetParam(), std::chrono::seconds(20)),
-                     [&](CommunicatorPtr comm) {
-                       if (comm->rank() == 1 || comm->rank() == 3) {
-                         std::this_thread::sleep_for(std::chrono::milliseconds(1200));
-                       }
-                       const std::string error =
-                           error_of([&] { comm->exchange("x", "plan", std::chrono::milliseconds(500)); });
-                       std::lock_guard lock(mutex);
-                       errors[comm->rank()] = error;
-                     });
+  std::latch others(2);
+  const auto errors = errors_of(GetParam(), 4, [&](Communicator& comm) {
+    const bool late = comm.rank() % 2 == 1;
+    if (late) others.wait();
+    const std::string error = error_of([&] { comm.exchange("x", "plan", std::chrono::milliseconds(500)); });
+    if (!late) others.count_down();
+    throw CommError(error);
+  });
   for (const int rank : {0, 2}) {
     EXPECT_EQ(errors[rank],
               "exchange of \"plan\", collective 1: ranks 1 and 3 have not arrived within 0.5 s");
@@ -242,15 +278,8 @@ TEST_P(ExchangeTest, NamesTheRanksThatDidNotCome) {
 }
 
 TEST_P(ExchangeTest, DifferentLabelsAreAnError) {
-  std::mutex mutex;
-  std::vector<std::string> errors;
-  testing::run_ranks(2, testing::quick_options(GetParam(), std::chrono::seconds(20)),
-                     [&](CommunicatorPtr comm) {
-                       const std::string error =
-                           error_of([&] { comm->exchange("x", comm->rank() == 0 ? "plan" : "report"); });
-                       std::lock_guard lock(mutex);
-                       errors.push_back(error);
-                     });
+  const auto errors = errors_of(
+      GetParam(), 2, [](Communicator& comm) { comm.exchange("x", comm.rank() == 0 ? "plan" : "report"); });
   for (const std::string& error : errors) {
     EXPECT_NE(error.find("\"plan\""), error.npos) << error;
     EXPECT_NE(error.find("\"report\""), error.npos) << error;
@@ -258,14 +287,10 @@ TEST_P(ExchangeTest, DifferentLabelsAreAnError) {
 }
 
 TEST_P(ExchangeTest, ARankThatLeftIsNoticedAtOnce) {
-  const auto start = std::chrono::steady_clock::now();
-  std::string error;
-  testing::run_ranks(2, testing::quick_options(GetParam(), std::chrono::seconds(60)),
-                     [&](CommunicatorPtr comm) {
-                       if (comm->rank() == 0) error = error_of([&] { comm->exchange("x", "plan"); });
-                     });
-  EXPECT_LT(testing::seconds_since(start), 5);
-  EXPECT_EQ(error, "exchange of \"plan\", collective 1: rank 1 left the group: it has ended");
+  const auto errors = errors_of(GetParam(), 2, [](Communicator& comm) {
+    if (comm.rank() == 0) comm.exchange("x", "plan", std::chrono::hours(1));
+  });
+  EXPECT_EQ(errors[0], "exchange of \"plan\", collective 1: rank 1 left the group: it has ended");
 }
 
 }  // namespace

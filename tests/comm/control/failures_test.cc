@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <future>
+#include <latch>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -19,8 +20,6 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using testing::error_of;
-using testing::seconds_since;
-using Clock = std::chrono::steady_clock;
 
 std::string backend;  // of the test that runs
 
@@ -30,6 +29,9 @@ class FailuresTest : public ::testing::TestWithParam<std::string> {
 };
 INSTANTIATE_TEST_SUITE_P(Backends, FailuresTest, ::testing::Values("gloo", "shm", "hybrid", "staged"),
                          testing::backend_name);
+
+/// No limit that a test waits for: what ends sooner has noticed something else.
+constexpr auto kForever = std::chrono::hours(1);
 
 /// Runs `body` on every rank; returns what each threw.
 std::vector<std::string> errors_of(int size, milliseconds timeout,
@@ -44,27 +46,32 @@ std::vector<std::string> errors_of(int size, milliseconds timeout,
   return errors;
 }
 
-TEST_P(FailuresTest, ATimeoutNamesTheMissingRank) {
-  const auto start = Clock::now();
-  const auto errors = errors_of(3, seconds(1), [](CommunicatorPtr comm) {
-    at::Tensor buffer = at::ones({8});
-    comm->all_reduce(buffer, "unit 0")->wait();
-    if (comm->rank() == 2) std::this_thread::sleep_for(milliseconds(2000));
-    comm->all_reduce(buffer, "unit 1")->wait();
+/// Rank `late` issues `collective` once all others have failed in it.
+std::vector<std::string> errors_of_late(int size, int late, milliseconds timeout,
+                                        const std::function<void(Communicator&)>& collective) {
+  std::latch others(size - 1);
+  return errors_of(size, timeout, [&](CommunicatorPtr comm) {
+    if (comm->rank() == late) others.wait();
+    const std::string error = error_of([&] { collective(*comm); });
+    if (comm->rank() != late) others.count_down();
+    throw CommError(error);
   });
-  EXPECT_LT(seconds_since(start), 6);
+}
+
+TEST_P(FailuresTest, ATimeoutNamesTheMissingRank) {
+  const auto errors = errors_of_late(
+      3, 2, seconds(1), [](Communicator& comm) { comm.all_reduce(at::ones({8}), "unit 1")->wait(); });
   for (const int rank : {0, 1}) {
     EXPECT_EQ(errors[rank],
-              "all_reduce of \"unit 1\" (8 x Float), collective 2: rank 2 has not arrived within 1 s");
+              "all_reduce of \"unit 1\" (8 x Float), collective 1: rank 2 has not arrived within 1 s");
   }
-  EXPECT_EQ(errors[2].find("all_reduce of \"unit 1\" (8 x Float), collective 2: rank 2 came too late: "), 0u)
+  EXPECT_EQ(errors[2].find("all_reduce of \"unit 1\" (8 x Float), collective 1: rank 2 came too late: "), 0u)
       << errors[2];
   EXPECT_NE(errors[2].find("had given up after 1 s"), std::string::npos) << errors[2];
 }
 
 // The calls of a single group do not show it: each rank has issued what that group expects.
 TEST_P(FailuresTest, RanksThatWaitForEachOtherOnTwoGroupsSayWhoWaitsForWhat) {
-  const auto start = Clock::now();
   const auto errors = errors_of(2, seconds(4), [](CommunicatorPtr comm) {
     const auto gathers = comm->duplicate("gather"), reductions = comm->duplicate("reduce");
     at::Tensor buffer = at::ones({8});
@@ -76,7 +83,6 @@ TEST_P(FailuresTest, RanksThatWaitForEachOtherOnTwoGroupsSayWhoWaitsForWhat) {
       gathers->exchange("3", "gather of unit 3");
     }
   });
-  EXPECT_LT(seconds_since(start), 10);
   for (const std::string& error : errors) {
     EXPECT_NE(
         error.find("the ranks wait for each other: rank 0 waits in exchange of \"gather of unit 3\", which "
@@ -89,13 +95,12 @@ TEST_P(FailuresTest, RanksThatWaitForEachOtherOnTwoGroupsSayWhoWaitsForWhat) {
 
 TEST_P(FailuresTest, EveryCollectiveHasTheTimeout) {
   for (const std::string op : {"all_gather", "reduce_scatter", "broadcast", "barrier"}) {
-    const auto errors = errors_of(2, milliseconds(300), [&](CommunicatorPtr comm) {
+    const auto errors = errors_of_late(2, 1, milliseconds(300), [&](Communicator& comm) {
       at::Tensor full = at::ones({8});
-      if (comm->rank() == 1) std::this_thread::sleep_for(milliseconds(1500));
-      if (op == "all_gather") comm->all_gather(full, full.narrow(0, comm->rank() * 4, 4), "late")->wait();
-      if (op == "reduce_scatter") comm->reduce_scatter(full, "late")->wait();
-      if (op == "broadcast") comm->broadcast(full, 1, "late")->wait();
-      if (op == "barrier") comm->barrier("late");
+      if (op == "all_gather") comm.all_gather(full, full.narrow(0, comm.rank() * 4, 4), "late")->wait();
+      if (op == "reduce_scatter") comm.reduce_scatter(full, "late")->wait();
+      if (op == "broadcast") comm.broadcast(full, 1, "late")->wait();
+      if (op == "barrier") comm.barrier("late");
     });
     EXPECT_EQ(errors[0].find(op), 0u) << errors[0];
     EXPECT_NE(errors[0].find("rank 1 has not arrived within 0.3 s"), std::string::npos) << errors[0];
@@ -107,9 +112,9 @@ TEST_P(FailuresTest, AnInterruptEndsAWaitAndTheGroup) {
   // Shared memory takes a large buffer in pieces, and waits for room before it returns.
   for (const std::string op : {"all_reduce", "posting", "exchange", "barrier"}) {
     std::atomic<bool> interrupted = false;
+    std::latch has_ended(1);  // rank 0's wait
     std::string own_error, others_error;
-    double seconds_until_end = 0;
-    JoinOptions options = testing::quick_options(backend);
+    JoinOptions options = testing::quick_options(backend, kForever);
     const auto main_thread_of_rank_0 = std::make_shared<std::atomic<std::thread::id>>();
     options.interrupt = [&] {
       if (interrupted && std::this_thread::get_id() == *main_thread_of_rank_0)
@@ -126,11 +131,10 @@ TEST_P(FailuresTest, AnInterruptEndsAWaitAndTheGroup) {
       if (comm->rank() == 0) {
         *main_thread_of_rank_0 = std::this_thread::get_id();
         interrupted = true;
-        const auto start = Clock::now();
         own_error = error_of(wait);
-        seconds_until_end = seconds_since(start);
+        has_ended.count_down();
       } else {
-        std::this_thread::sleep_for(milliseconds(1500));
+        has_ended.wait();
         others_error = error_of([&] {
           wait();  // an exchange has all values already
           comm->barrier("next");
@@ -138,7 +142,6 @@ TEST_P(FailuresTest, AnInterruptEndsAWaitAndTheGroup) {
       }
     });
     EXPECT_EQ(own_error, "stop") << op;
-    EXPECT_LT(seconds_until_end, 1) << op;
     EXPECT_NE(others_error.find("rank 0"), std::string::npos) << op << ": " << others_error;
     EXPECT_NE(others_error.find("it was interrupted"), std::string::npos) << op << ": " << others_error;
   }
@@ -162,59 +165,42 @@ TEST_P(FailuresTest, ARankThatIsBusyButHasArrivedIsNotBlamed) {
             "all_reduce of \"unit 0\" (8 x Float), collective 2: rank 2 has not arrived within 2 s");
 }
 
-TEST_P(FailuresTest, DifferentCollectivesAreAnErrorNotAHang) {
-  const auto start = Clock::now();
-  const auto errors = errors_of(2, seconds(2), [](CommunicatorPtr comm) {
-    at::Tensor buffer = at::ones({8});
-    comm->barrier("start");
-    if (comm->rank() == 0) {
-      comm->all_reduce(buffer, "unit 3")->wait();
-    } else {
-      comm->all_gather(at::zeros({64}), at::ones({32}), "unit 4")->wait();
+TEST_P(FailuresTest, WhatDiffersBetweenRanksIsAnErrorNotAHangACrashOrAWrongSum) {
+  using Call = std::function<void(Communicator&)>;
+  const auto sum = [](int64_t numel, const char* label) -> Call {
+    return [=](Communicator& comm) { comm.all_reduce(at::ones({numel}), label)->wait(); };
+  };
+  const Call gather = [](Communicator& comm) {
+    comm.all_gather(at::zeros({64}), at::ones({32}), "unit 4")->wait();
+  };
+  const Call exchange = [](Communicator& comm) { comm.exchange("x", "plan"); },
+             barrier = [](Communicator& comm) { comm.barrier("end"); };
+  struct Case {
+    Call of_rank_0, of_rank_1;
+    std::vector<const char*> words = {};
+  } const cases[] = {{sum(8, "unit 3"),
+                      gather,
+                      {"all_reduce of \"unit 3\" (8 x Float)", "all_gather of \"unit 4\" (64 x Float)"}},
+                     {sum(8, "unit"), sum(9, "unit")},
+                     {sum(8, "unit 1"), sum(8, "unit 2")},
+                     {exchange, barrier}};
+  for (const Case& one : cases) {
+    const auto errors = errors_of(2, seconds(2), [&](CommunicatorPtr comm) {
+      comm->barrier("start");
+      (comm->rank() == 0 ? one.of_rank_0 : one.of_rank_1)(*comm);
+    });
+    for (const std::string& error : errors) {
+      EXPECT_EQ(error.find("collective 2 differs between ranks: rank "), 0u) << error;
+      for (const char* word : one.words) EXPECT_NE(error.find(word), error.npos) << error;
     }
-  });
-  EXPECT_LT(seconds_since(start), 6);
-  for (const std::string& error : errors) {
-    EXPECT_EQ(error.find("collective 2 differs between ranks: rank "), 0u) << error;
-    EXPECT_NE(error.find("all_reduce of \"unit 3\" (8 x Float)"), error.npos) << error;
-    EXPECT_NE(error.find("all_gather of \"unit 4\" (64 x Float)"), error.npos) << error;
   }
 }
 
-TEST_P(FailuresTest, DifferentSizesAreAnErrorNotACrash) {
-  const auto errors = errors_of(2, seconds(2), [](CommunicatorPtr comm) {
-    comm->all_reduce(at::ones({comm->rank() == 0 ? 8 : 9}), "unit")->wait();
-  });
-  for (const std::string& error : errors)
-    EXPECT_EQ(error.find("collective 1 differs between ranks"), 0u) << error;
-}
-
-TEST_P(FailuresTest, DifferentLabelsAreAnErrorNotAWrongSum) {
-  const auto errors = errors_of(2, seconds(2), [](CommunicatorPtr comm) {
-    comm->all_reduce(at::ones({8}), comm->rank() == 0 ? "unit 1" : "unit 2")->wait();
-  });
-  for (const std::string& error : errors)
-    EXPECT_EQ(error.find("collective 1 differs between ranks"), 0u) << error;
-}
-
-TEST_P(FailuresTest, ACollectiveAgainstAnExchangeIsAnError) {
-  const auto errors = errors_of(2, seconds(2), [](CommunicatorPtr comm) {
-    if (comm->rank() == 0) {
-      comm->exchange("x", "plan");
-    } else {
-      comm->barrier("end");
-    }
-  });
-  for (const std::string& error : errors)
-    EXPECT_EQ(error.find("collective 1 differs between ranks"), 0u) << error;
-}
-
 TEST_P(FailuresTest, TheFirstErrorOfAThreadIsRethrownAndEndsTheOthers) {
-  const auto start = Clock::now();
   std::mutex mutex;
   std::vector<std::string> others;
   const std::string first = error_of([&] {
-    testing::run_ranks(4, testing::quick_options(backend, seconds(60)), [&](CommunicatorPtr comm) {
+    testing::run_ranks(4, testing::quick_options(backend, kForever), [&](CommunicatorPtr comm) {
       at::Tensor buffer = at::ones({100});
       comm->all_reduce(buffer, "unit 0")->wait();
       if (comm->rank() == 1) throw std::runtime_error("boom\nand more");
@@ -228,16 +214,14 @@ TEST_P(FailuresTest, TheFirstErrorOfAThreadIsRethrownAndEndsTheOthers) {
     });
   });
   EXPECT_EQ(first, "boom\nand more");
-  EXPECT_LT(seconds_since(start), 5);
   ASSERT_EQ(others.size(), 3u);
   for (const std::string& error : others)
     EXPECT_NE(error.find("rank 1 left the group: boom"), error.npos) << error;
 }
 
 TEST_P(FailuresTest, AnErrorWithACollectiveInFlightDoesNotHang) {
-  const auto start = Clock::now();
   const std::string first = error_of([&] {
-    testing::run_ranks(3, testing::quick_options(backend, seconds(60)), [&](CommunicatorPtr comm) {
+    testing::run_ranks(3, testing::quick_options(backend, kForever), [&](CommunicatorPtr comm) {
       const auto twin = comm->duplicate("twin");
       const auto third = comm->duplicate("third");
       if (comm->rank() == 2) {
@@ -249,17 +233,14 @@ TEST_P(FailuresTest, AnErrorWithACollectiveInFlightDoesNotHang) {
     });
   });
   EXPECT_EQ(first, "boom");
-  EXPECT_LT(seconds_since(start), 5);
 }
 
 TEST_P(FailuresTest, ARankThatReturnsEarlyIsNamed) {
-  const auto start = Clock::now();
-  const auto errors = errors_of(3, seconds(60), [](CommunicatorPtr comm) {
+  const auto errors = errors_of(3, kForever, [](CommunicatorPtr comm) {
     at::Tensor buffer = at::ones({100});
     comm->all_reduce(buffer, "unit 0")->wait();
     if (comm->rank() != 0) comm->all_reduce(buffer, "unit 1")->wait();
   });
-  EXPECT_LT(seconds_since(start), 5);
   EXPECT_EQ(errors[0], "");
   for (const int rank : {1, 2}) {
     EXPECT_EQ(errors[rank],
@@ -268,15 +249,14 @@ TEST_P(FailuresTest, ARankThatReturnsEarlyIsNamed) {
 }
 
 TEST_P(FailuresTest, AnErrorStays) {
-  errors_of(2, milliseconds(500), [](CommunicatorPtr comm) {
+  std::latch has_failed(1);
+  errors_of(2, milliseconds(500), [&](CommunicatorPtr comm) {
     at::Tensor buffer = at::ones({8});
-    if (comm->rank() == 1) {
-      std::this_thread::sleep_for(milliseconds(1500));
-      return;
-    }
+    if (comm->rank() == 1) return has_failed.wait();
     const WorkPtr second = comm->all_reduce(buffer, "unit 1");
     const WorkPtr third = comm->all_reduce(buffer, "unit 2");
     const std::string first = error_of([&] { second->wait(); });
+    has_failed.count_down();
     EXPECT_NE(first, "");
     EXPECT_EQ(error_of([&] { second->wait(); }), first);
     EXPECT_EQ(error_of([&] { third->wait(); }), first);

@@ -36,10 +36,8 @@ TEST(PeerSockets, ConnectingHasALimit) {
             "rank 1 did not set up shared memory within 0.2 s");
   const GroupStore store = new_store();
   store.set("socket/1", std::string(32, '0'));  // rank 1 has got this far
-  const auto start = std::chrono::steady_clock::now();
   EXPECT_EQ(error_of([&] { shm::PeerSockets(store, 0, 2, milliseconds(200)); }),
             "rank 1 has no connection to rank 0 over a Unix socket within 0.2 s");
-  EXPECT_LT(testing::seconds_since(start), 3);
 }
 
 TEST(PeerSockets, ReceivingHasALimit) {

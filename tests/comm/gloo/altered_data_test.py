@@ -22,7 +22,7 @@ class AlteredDataTest(unittest.TestCase):
         ranks = []
         for rank in range(2 * ranks_a_host):
             environment = rank_environment(rank, 2 * ranks_a_host, hosts, 29541)
-            environment.update(TEST_BACKEND=backend, TEST_TIMEOUT_MS="60000", TEST_NUMEL="1000000", **({"TEST_VERIFY": "1"} if verify else {}))
+            environment.update(TEST_BACKEND=backend, TEST_TIMEOUT_MS="3600000", TEST_NUMEL="1000000", **({"TEST_VERIFY": "1"} if verify else {}))
             ranks.append(hosts[rank // ranks_a_host].popen([RANK_PROGRAM, "loop"], env=environment, stdout=subprocess.PIPE, text=True))
             self.addCleanup(ranks[-1].communicate)
             self.addCleanup(ranks[-1].kill)
@@ -35,10 +35,8 @@ class AlteredDataTest(unittest.TestCase):
         for backend, ranks_a_host in (("gloo", 1), ("hybrid", 2)):
             with self.subTest(backend):
                 ranks, relay = self.run_ranks(backend, ranks_a_host, verify=True)
-                start = time.monotonic()
-                said = [rank.communicate(timeout=60)[0] for rank in ranks]
+                said = [rank.communicate(timeout=300)[0] for rank in ranks]
                 self.assertEqual(relay.num_to_alter, 0)
-                print(f"{backend}: after {time.monotonic() - start:.1f} s {said}", flush=True)
                 self.assertEqual([rank.returncode for rank in ranks], [3] * len(ranks), said)
                 for text in said:
                     self.assertRegex(text, r'^error: all_reduce of "numbers" .*data was altered on its way: '
@@ -47,7 +45,7 @@ class AlteredDataTest(unittest.TestCase):
     def test_without_it_the_ranks_go_on(self):
         """So that the altered byte is one that counts."""
         ranks, relay = self.run_ranks("gloo", 1, verify=False)
-        give_up = time.monotonic() + 20
+        give_up = time.monotonic() + 300
         while relay.num_to_alter and time.monotonic() < give_up:
             time.sleep(0.05)
         self.assertEqual(relay.num_to_alter, 0)

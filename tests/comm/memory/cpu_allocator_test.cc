@@ -43,8 +43,8 @@ class CpuAllocator : public ::testing::Test {
 TEST_F(CpuAllocator, TensorsOfEverySizeAreAlignedAndWhole) {
   std::mt19937 random(1);
   std::vector<std::pair<at::Tensor, int>> tensors;
-  for (int round = 0; round < 600; ++round) {
-    const int64_t size = int64_t{1} << (random() % 24);
+  for (int round = 0; round < 300; ++round) {
+    const int64_t size = int64_t{1} << (random() % 23);
     const int value = static_cast<int>(random() % 256);
     tensors.emplace_back(filled(size + static_cast<int64_t>(random() % 100), value), value);
     EXPECT_EQ(reinterpret_cast<uintptr_t>(tensors.back().first.data_ptr()) % 64, 0U);

@@ -1,4 +1,4 @@
-// Sums of shared memory, element by element, and reductions that scale, add and cast on every backend.
+// Sums of shared memory, element by element.
 #include "comm/shm/reduce.h"
 
 #include <ATen/ATen.h>
@@ -7,18 +7,11 @@
 #include <cmath>
 #include <random>
 
-#include "comm/init/init.h"
 #include "comm/torch_dtype.h"
 #include "core/str.h"
-#include "tests/comm/comm_testing.h"
-#include "tests/comm/run_ranks.h"
 
 namespace tessera::comm {
 namespace {
-
-using testing::filled;
-using testing::quick_options;
-using testing::symmetric;
 
 using Inputs = std::vector<at::Tensor>;
 
@@ -62,34 +55,6 @@ TEST(Reduce, SumsInOrderInFp32AndRoundedOnce) {
             expected.data_ptr<float>()[i] = expected_sum(inputs, i, scale, add ? &before : nullptr);
           EXPECT_TRUE(at::equal(result, expected.to(out)));
         }
-}
-
-class ReduceIntoTest : public ::testing::TestWithParam<std::tuple<int, std::string>> {};
-INSTANTIATE_TEST_SUITE_P(Worlds, ReduceIntoTest,
-                         ::testing::Combine(::testing::Values(1, 2, 3, 4, 8),
-                                            ::testing::Values("gloo", "shm", "hybrid", "staged")),
-                         [](const auto& info) {
-                           return str(std::get<1>(info.param), "_", std::get<0>(info.param));
-                         });
-
-TEST_P(ReduceIntoTest, ScalesAddsAndCasts) {
-  const int size = std::get<0>(GetParam());
-  testing::run_ranks(size, quick_options(std::get<1>(GetParam())), [&](CommunicatorPtr comm) {
-    for (const bool in_place : {true, false})  // memory the others can read, or not
-      for (const int64_t numel : {int64_t{1}, int64_t{64}, int64_t{1001}, int64_t{300'000}}) {
-        const at::Tensor values = filled(comm->rank(), 0, size * numel, at::kBFloat16);
-        at::Tensor full = in_place ? symmetric(*comm, size * numel, at::kBFloat16) : at::empty_like(values);
-        full.copy_(values);
-        const at::Tensor shard = at::full({numel}, 3.0f);
-        comm->reduce_scatter(full, {shard, 0.5, /*add=*/true}, "gradients")->wait();
-        const at::Tensor sum = testing::summed(size, comm->rank() * numel, numel, at::kFloat);
-        EXPECT_TRUE(at::equal(shard, 3 + sum / 2)) << numel;
-        at::Tensor whole = in_place ? symmetric(*comm, numel, at::kFloat) : at::empty({numel});
-        whole.copy_(filled(comm->rank(), 5, numel, at::kFloat));
-        comm->all_reduce(whole, "whole", 0.25)->wait();
-        EXPECT_TRUE(at::equal(whole, testing::summed(size, 5, numel, at::kFloat) / 4)) << numel;
-      }
-  });
 }
 
 }  // namespace

@@ -19,7 +19,6 @@ namespace tessera::comm {
 namespace {
 
 using std::chrono::milliseconds;
-using testing::seconds_since;
 using Clock = std::chrono::steady_clock;
 
 const std::string kKey = "00112233445566778899aabbccddeeff";
@@ -52,10 +51,10 @@ struct Pair {
     ranks[1] = std::make_unique<ProvenSockets>(std::move(other.socket), 1, key_of_1);
     ranks[1]->connect(0, 7, listener.address);
   }
-  /// By turns, as long as they have no socket.
-  bool meet(milliseconds limit = std::chrono::seconds(20)) {
-    const auto end = Clock::now() + limit;
-    while (!(ranks[0]->has(1, 7) && ranks[1]->has(0, 7)) && Clock::now() < end)
+  /// By turns of a millisecond, as long as they have no socket. The kernel connects again after a second
+  /// where a listener's queue was full: that is more turns than `most`, on a machine of any speed.
+  bool meet(int most = 300) {
+    for (int turn = 0; turn < most && !(ranks[0]->has(1, 7) && ranks[1]->has(0, 7)); ++turn)
       for (const auto& rank : ranks) rank->advance(milliseconds(1));
     return ranks[0]->has(1, 7) && ranks[1]->has(0, 7);
   }
@@ -83,7 +82,7 @@ TEST(ProvenSockets, TheTwoEndsAreOneConnection) {
 
 TEST(ProvenSockets, ARankWithAnotherKeyIsNotTaken) {
   Pair pair("another key, as long as the other");
-  EXPECT_FALSE(pair.meet(milliseconds(300)));
+  EXPECT_FALSE(pair.meet());
   EXPECT_FALSE(pair.ranks[0]->has(1, 7));
 }
 
@@ -94,9 +93,7 @@ TEST(ProvenSockets, StrangersThatConnectAndCloseDoNotFillTheQueue) {
     ASSERT_TRUE(pair.listener.connected()) << i;
     if (i % 500 == 0) pair.ranks[0]->advance(milliseconds(0));
   }
-  const auto begin = Clock::now();
   EXPECT_TRUE(pair.meet());
-  EXPECT_LT(seconds_since(begin), 2);
 }
 
 TEST(ProvenSockets, OfStrangersThatStayFewAreKept) {
@@ -109,9 +106,7 @@ TEST(ProvenSockets, OfStrangersThatStayFewAreKept) {
     pair.ranks[0]->advance(milliseconds(0));
   }
   EXPECT_LE(open_files(), before + 300 + ProvenSockets::kMostStrangers + 1);
-  const auto begin = Clock::now();
   EXPECT_TRUE(pair.meet());
-  EXPECT_LT(seconds_since(begin), 2);
 }
 
 TEST(ProvenSockets, OneThatConnectsAllTheTimeHoldsNobodyUp) {
@@ -121,20 +116,16 @@ TEST(ProvenSockets, OneThatConnectsAllTheTimeHoldsNobodyUp) {
   std::thread stranger([&] {
     while (!ended) connections += pair.listener.connected() ? 1 : 0;
   });
-  std::this_thread::sleep_for(milliseconds(200));
-  const auto begin = Clock::now();
-  EXPECT_TRUE(pair.meet());
-  EXPECT_LT(seconds_since(begin), 3);
+  while (connections < 100) std::this_thread::yield();
+  EXPECT_TRUE(pair.meet(100'000)) << "its connections end turns early";
   ended = true;
   stranger.join();
-  EXPECT_GT(connections, 100);
 }
 
 /// What rank 1 has said, said again by a stranger, does not give it rank 1's place.
 TEST(ProvenSockets, WhatWasRecordedIsNotTakenAgain) {
   Pair pair;
   Listener recorder;  // rank 1 believes that rank 0 is there
-  const SocketAddress real = pair.listener.address;
   ProvenSockets one(std::move(pair.other.socket), 1, kKey);
   one.connect(0, 7, recorder.address);
   std::string hello(4096, '\0');
@@ -157,8 +148,8 @@ TEST(ProvenSockets, WhatWasRecordedIsNotTakenAgain) {
 TEST(ProvenSockets, AListenerThatIsClosedIsKnownAtOnce) {
   Pair pair;
   pair.ranks[0].reset();
-  const auto begin = Clock::now();
-  while (!pair.ranks[1]->was_refused(0) && seconds_since(begin) < 5) pair.ranks[1]->advance(milliseconds(1));
+  for (int turn = 0; turn < 1000 && !pair.ranks[1]->was_refused(0); ++turn)
+    pair.ranks[1]->advance(milliseconds(1));
   EXPECT_TRUE(pair.ranks[1]->was_refused(0));
   EXPECT_EQ(pair.ranks[1]->last_error(0), ECONNREFUSED);
 }

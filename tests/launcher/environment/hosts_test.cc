@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
+#include <ctime>
 #include <fstream>
 
 #include "core/error.h"
@@ -88,30 +88,22 @@ TEST_F(HostsTest, ABadLineIsNamedWithFileAndLine) {
               HasSubstr("the file cannot be read"));
 }
 
-/// Seconds that call() takes.
-template <class Call>
-double seconds_of(const Call& call) {
-  const auto start = std::chrono::steady_clock::now();
-  call();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
 TEST_F(HostsTest, AVeryLongFileIsReadOrRefusedAtOnce) {
   std::string lines;
   for (int i = 0; i < 4096; ++i) lines += "n" + std::to_string(i) + " slots=1\n";
   EXPECT_EQ(read_hostfile(file(lines)).size(), 4096u);
   for (int i = 4096; i < 200'000; ++i) lines += "n" + std::to_string(i) + " slots=1\n";
-  EXPECT_LT(seconds_of([&] {
-              EXPECT_EQ(refusal(lines),
-                        folder_.path("hosts") + ":4097: more than 4096 hosts; expected at most that many");
-            }),
-            2);
+  const std::clock_t start = std::clock();  // of this process, whatever runs beside it
+  EXPECT_EQ(refusal(lines),
+            folder_.path("hosts") + ":4097: more than 4096 hosts; expected at most that many");
   EXPECT_LT(refusal(std::string(20'000'000, 'n') + " slots=1\n").size(), 1'000u);
   EXPECT_LT(refusal(std::string(254, 'n') + " slots=1\n").size(), 1'000u);
   std::string variables;
   for (int i = 0; i < 200'000; ++i) variables += "V" + std::to_string(i) + "=1\n";
   std::ofstream(folder_.path("env")) << variables;
-  EXPECT_LT(seconds_of([&] { EXPECT_EQ(read_env_file(folder_.path("env")).size(), 200'000u); }), 2);
+  EXPECT_EQ(read_env_file(folder_.path("env")).size(), 200'000u);
+  EXPECT_LT(std::clock() - start, 20 * CLOCKS_PER_SEC)
+      << "a fifth of a second, or minutes where each line is compared with all";
 }
 
 TEST_F(HostsTest, IncludeAndExcludeAreDeepSpeeds) {

@@ -10,8 +10,6 @@
 namespace tessera::zero::testing {
 namespace {
 
-using ::testing::ExitedWithCode;
-
 /// A model whose next gather fails, and takes what an operator reads of it: only a view.
 struct Failed {
   Failed() {
@@ -24,73 +22,69 @@ struct Failed {
   std::optional<Rig> rig;
 };
 
-class KeptFailureDeathTest : public ::testing::Test {
- protected:
-  void SetUp() override { ::testing::GTEST_FLAG(death_test_style) = "threadsafe"; }
+struct Ending {
+  friend void PrintTo(const Ending& ending, std::ostream* out) { *out << ending.name; }
+  const char* name;
+  void (*end)();  ///< the process
+  int code;
+  const char* said = "";
 };
 
 constexpr const char* kSaid = "error: the cable was pulled \\(met where it could not be thrown";
 
-TEST_F(KeptFailureDeathTest, ThatNobodyWasToldOfFailsTheProcess) {
-  EXPECT_EXIT(
-      {
-        const Failed failed;
-        std::exit(0);
-      },
-      ExitedWithCode(1), kSaid);
-}
+const Ending kEndings[] = {{"NobodyWasTold",
+                            [] {
+                              const Failed failed;
+                              std::exit(0);
+                            },
+                            1, kSaid},
+                           {"TheEngineIsGone",
+                            [] {
+                              {
+                                const Failed failed;
+                              }
+                              std::exit(0);
+                            },
+                            1, kSaid},
+                           {"AnotherStatusStays",
+                            [] {
+                              const Failed failed;
+                              std::exit(3);
+                            },
+                            3},
+                           {"AnOperatorHasThrownIt",
+                            [] {
+                              const Failed failed;
+                              const auto read = [&] { failed.model->layers[0]->weight.sum(); };
+                              std::exit(message_of(read) == "the cable was pulled" ? 0 : 9);
+                            },
+                            0},
+                           {"ACallHasThrownIt",
+                            [] {
+                              Failed failed;
+                              const auto call = [&] { failed.rig->sharded->check_usable(); };
+                              std::exit(error_of(call) == "the cable was pulled" ? 0 : 9);
+                            },
+                            0},
+                           {"ItIsNotForgottenUntold",
+                            [] {
+                              Failed failed;
+                              failed.plan->at = -1;
+                              const std::string first =
+                                  error_of([&] { failed.rig->sharded->drop_gradients(); });
+                              failed.rig->sharded->drop_gradients();
+                              std::exit(first == "the cable was pulled" ? 0 : 9);
+                            },
+                            0}};
 
-TEST_F(KeptFailureDeathTest, AlsoOnceTheEngineIsGone) {
-  EXPECT_EXIT(
-      {
-        {
-          const Failed failed;
-        }
-        std::exit(0);
-      },
-      ExitedWithCode(1), kSaid);
-}
+class KeptFailureDeathTest : public ::testing::TestWithParam<Ending> {};
+INSTANTIATE_TEST_SUITE_P(Endings, KeptFailureDeathTest, ::testing::ValuesIn(kEndings),
+                         [](const auto& info) { return info.param.name; });
 
-TEST_F(KeptFailureDeathTest, LeavesAnotherStatusAsItIs) {
-  EXPECT_EXIT(
-      {
-        const Failed failed;
-        std::exit(3);
-      },
-      ExitedWithCode(3), "");
-}
-
-TEST_F(KeptFailureDeathTest, ThatAnOperatorHasThrownIsTheCallersOwn) {
-  EXPECT_EXIT(
-      {
-        const Failed failed;
-        const bool thrown =
-            message_of([&] { failed.model->layers[0]->weight.sum(); }) == "the cable was pulled";
-        std::exit(thrown ? 0 : 9);
-      },
-      ExitedWithCode(0), "");
-}
-
-TEST_F(KeptFailureDeathTest, ThatACallHasThrownIsTheCallersOwn) {
-  EXPECT_EXIT(
-      {
-        Failed failed;
-        const bool thrown = error_of([&] { failed.rig->sharded->check_usable(); }) == "the cable was pulled";
-        std::exit(thrown ? 0 : 9);
-      },
-      ExitedWithCode(0), "");
-}
-
-TEST_F(KeptFailureDeathTest, IsNotForgottenUntold) {
-  EXPECT_EXIT(
-      {
-        Failed failed;
-        failed.plan->at = -1;
-        const std::string first = error_of([&] { failed.rig->sharded->drop_gradients(); });
-        failed.rig->sharded->drop_gradients();
-        std::exit(first == "the cable was pulled" ? 0 : 9);
-      },
-      ExitedWithCode(0), "");
+TEST_P(KeptFailureDeathTest, HasTheStatus) {
+  TESSERA_ON_ONE_BACKEND();
+  ::testing::GTEST_FLAG(death_test_style) = "threadsafe";
+  EXPECT_EXIT(GetParam().end(), ::testing::ExitedWithCode(GetParam().code), GetParam().said);
 }
 
 }  // namespace

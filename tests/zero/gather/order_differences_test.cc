@@ -17,7 +17,6 @@ using ::testing::HasSubstr;
 /// Runs `body` on two ranks that are expected to fail. Returns their errors.
 std::array<std::string, 2> errors_of_two(const std::function<void(comm::CommunicatorPtr)>& body) {
   std::array<std::string, 2> errors;
-  const auto start = std::chrono::steady_clock::now();
   error_of([&] {
     run_ranks(2, [&](comm::CommunicatorPtr comm) {
       try {
@@ -28,7 +27,6 @@ std::array<std::string, 2> errors_of_two(const std::function<void(comm::Communic
       }
     });
   });
-  EXPECT_LT(seconds_since(start), 12);
   return errors;
 }
 
@@ -105,7 +103,6 @@ void expect_skipping_works(const std::vector<int>& rank_1_uses, bool overlap) {
   Chain plain(6);
   const std::vector<at::Tensor> expected = plain_gradients(
       *plain, (loss_through(*plain, all, batch(0, 9)) + loss_through(*plain, rank_1_uses, batch(1, 9))) / 2);
-  const auto start = std::chrono::steady_clock::now();
   run_ranks(2, [&](comm::CommunicatorPtr comm) {
     Chain model(6);
     Rig rig(*model, comm, 3, [&](ShardedModelOptions& options) {
@@ -121,7 +118,6 @@ void expect_skipping_works(const std::vector<int>& rank_1_uses, bool overlap) {
       rig.sharded->skip_step();
     }
   });
-  EXPECT_LT(seconds_since(start), 10) << "the ranks waited for each other";
 }
 
 TEST(Order, ARankMaySkipUnitsInReplay) {

@@ -62,6 +62,7 @@ volatile const float* unchecked(const at::Tensor& tensor) {
 volatile float sink;
 
 TEST(ReleasedMemoryDeathTest, ReadingARawPointerNamesTheUnit) {
+  TESSERA_ON_ONE_BACKEND();
   ::testing::GTEST_FLAG(death_test_style) = "threadsafe";
   Chain model(2);
   Rig rig(*model, alone(), 3);
@@ -71,6 +72,7 @@ TEST(ReleasedMemoryDeathTest, ReadingARawPointerNamesTheUnit) {
 }
 
 TEST(ReleasedMemoryDeathTest, ASignalThatIsSentEndsTheProcess) {
+  TESSERA_ON_ONE_BACKEND();
   ::testing::GTEST_FLAG(death_test_style) = "threadsafe";
   for (const int signal : {SIGSEGV, SIGBUS}) std::signal(signal, SIG_DFL);  // sanitizers have their own
   Chain model(2);
@@ -86,6 +88,7 @@ TEST(ReleasedMemoryDeathTest, ASignalThatIsSentEndsTheProcess) {
 }
 
 TEST(ReleasedMemoryDeathTest, AfterTheEngineToo) {
+  TESSERA_ON_ONE_BACKEND();
   ::testing::GTEST_FLAG(death_test_style) = "threadsafe";
   Chain model(2);
   {
