@@ -130,7 +130,8 @@ TEST(StoreExchangeTest, AsksTheStoreALimitedNumberOfTimesARank) {
       for (int r = 0; r < kSize; ++r) ASSERT_EQ(result.values[r], str(r, "\n", round, std::string(1, '\0')));
     }
   });
-  EXPECT_EQ(store->num_reads, kRounds) << "rank 0's, of all values at once";
+  EXPECT_GE(store->num_reads, kRounds) << "rank 0's, of all values at once";
+  EXPECT_LE(store->num_reads, 2 * kRounds) << "and where rank 0 is late, that of the last to come";
   EXPECT_LE(store->num_writes, kRounds * (2 * kSize + 2))
       << "the value and the count of each rank, the result";
 }
@@ -158,7 +159,8 @@ TEST(StoreExchangeTest, LongValuesAreSentInParts) {
       for (int r = 0; r < kSize; ++r) ASSERT_TRUE(result.values[r] == value(r, bytes[r])) << r;
     }
   });
-  EXPECT_EQ(store->num_reads, 3 + 2 + 1) << "one a part";
+  EXPECT_GE(store->num_reads, 3 + 2 + 1) << "one a part";
+  EXPECT_LE(store->num_reads, 2 * (3 + 2 + 1)) << "two where rank 0 is late";
   EXPECT_LT(store->longest, size_t{5} << 20);
 }
 
