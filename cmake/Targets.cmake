@@ -105,8 +105,8 @@ function(tessera_test_program name)
 endfunction()
 
 # add_test() for all of the suite. A test keeps a core busy, of which ctest counts two halves (scripts/test.sh); with WAITS one half:
-# it waits for time-outs, for ranks that were killed or for servers most of the time, and needs little of a core. LONG ones take more
-# than a minute: ctest starts them first, so that none runs alone at the end. OpenMP's threads sleep where they wait: beside other
+# it waits for time-outs, for ranks that were killed or for servers most of the time, and needs little of a core. LONG ones take
+# longest: ctest starts them first, so that none runs alone at the end. OpenMP's threads sleep where they wait: beside other
 # tests those that spin take the cores from the thread that they wait for, and a small operator takes a hundred times as long.
 function(tessera_add_test)
   cmake_parse_arguments(PARSE_ARGV 0 ARG "WAITS;LONG" "NAME" "")
