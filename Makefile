@@ -108,8 +108,8 @@ asan:  ## the same under Address- and UndefinedBehaviorSanitizer
 
 tsan:  ## collectives, gathers, offload, saves, loader: ThreadSanitizer
 	@scripts/setup.sh --python
-	@scripts/build.sh tsan comm_test residency_test device_offload_test engine_checkpoint_test train_test
-	@scripts/test.sh tsan -C Full -R '^(comm_test_[1-9]|(residency|device_offload|engine_checkpoint)_test(_gloo)?|train_test)$$' $(ARGS)
+	@scripts/build.sh tsan comm_test cpu_allocator_test residency_test device_offload_test engine_checkpoint_test train_test
+	@scripts/test.sh tsan -C Full -R '^(comm_test_[1-9]|cpu_allocator_test|(residency|device_offload|engine_checkpoint)_test(_gloo)?|train_test)$$' $(ARGS)
 
 lint:  ## clang-tidy over the C++ sources (FILES=... some)
 	@scripts/setup.sh --python
