@@ -3,9 +3,7 @@
 // made again in backward by calling them once more, with the same arguments and generator states, so
 // gradients are the same to the bit. What is offloaded is read back from disk.
 //
-// After: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016); the choice under a budget
-// follows the idea of Kirisame et al., "Dynamic Tensor Rematerialization" (2021): bytes freed for a second
-// lost.
+// After: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016).
 #pragma once
 
 #include <functional>
@@ -13,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "activations/budget.h"
 #include "activations/listener.h"
 #include "activations/policy.h"
 #include "activations/recording.h"
@@ -31,29 +28,22 @@ class Checkpointing {
 
   /// Is called before a forward that the engine calls; a model may also be called without it.
   void begin_forward() { subject_->recording->begin_forward(); }
-  /// Collective the first time under a budget, where ranks follow rank 0's choice. To be called before
-  /// backward. Throws DiskError where saved tensors go to disk.
+  /// To be called before backward. Throws DiskError where saved tensors go to disk.
   void end_forward();
   /// In evaluation nothing is recorded.
   void set_training(bool training) { subject_->active = training; }
 
   /// Returns the counts of the last forward.
   Counts counts() const { return subject_->recording->counts(); }
-  /// What a budget has chosen, or null.
-  const Plan* plan() const { return plan_ ? &*plan_ : nullptr; }
   /// Null: nothing is offloaded.
   const TensorSpill* spill() const { return subject_->recording->spill(); }
+  /// Of the model, whether they count or not.
   int num_blocks() const { return num_blocks_; }
 
  private:
-  Plan choose_plan(const Profile& profile) const;
-
-  zero::ShardedModel& model_;
   std::shared_ptr<Subject> subject_;
   Listener listener_;
   int num_blocks_ = 0;
-  std::optional<Plan> plan_;
-  int incomplete_profiles_ = 0;  ///< that some ranks had no forward for
 };
 
 }  // namespace tessera::activations

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <unordered_set>
@@ -23,11 +24,10 @@ struct PolicyOptions {
   enum class Kind {
     kCheap,   ///< drop what costs bytes rather than FLOPs, where all that it is made of is kept anyway
     kBlock,   ///< keep what goes into a block (see Blocks); drop the rest of it. Outside of blocks: as kCheap
-    kBudget,  ///< keep about `budget_bytes`; drop (or offload) what frees the most bytes for a second lost
     kOffload  ///< all results of operators go to disk
   };
   Kind kind = Kind::kCheap;
-  int64_t budget_bytes = 0;  ///< a rank's
+  int num_blocks = std::numeric_limits<int>::max();  ///< so many blocks count, the first of the model
   /// Returns whether the module of this name is a block. Unset: the blocks are found automatically.
   std::function<bool(const std::string& module)> is_block;
   std::unordered_set<std::string> keep;  ///< operators whose results are never made again ("aten::gelu")
@@ -36,8 +36,7 @@ struct PolicyOptions {
   int64_t verify = 1;
   int64_t min_bytes = 4096;           ///< smaller tensors are always kept
   int64_t min_offload_bytes = 16384;  ///< smaller ones are not written to disk
-  /// The files of kOffload are in this directory, as are those of kBudget where it is not empty.
-  std::string directory;
+  std::string directory;              ///< for the files of kOffload
   int64_t buffer_bytes = 32 << 20;  ///< of what is being written or was read ahead, in memory
   std::string owner = "a rank";     ///< for messages
 };

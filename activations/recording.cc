@@ -1,7 +1,6 @@
 #include "activations/recording.h"
 
 #include <ATen/Context.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <utility>
@@ -11,23 +10,14 @@
 namespace tessera::activations {
 namespace {
 
-void wait_for_device(const at::Device& device) {
-  if (device.is_cpu() || device.is_meta()) return;
-  c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
-}
-
 }  // namespace
 
-Recording::Recording(PolicyOptions options)
-    : options_(std::move(options)), profiling_(options_.kind == PolicyOptions::Kind::kBudget) {
+Recording::Recording(PolicyOptions options) : options_(std::move(options)) {
   choose_verifying();
   if (options_.directory.empty()) return;
-  int64_t buffer_bytes = options_.buffer_bytes;  // part of what a budget allows
-  if (profiling_)
-    buffer_bytes = std::min(buffer_bytes, std::max<int64_t>(options_.budget_bytes / 32, 64 << 10));
   spill_ = std::make_shared<TensorSpill>(
       TensorSpill::Options{.directory = options_.directory,
-                           .buffer_bytes = buffer_bytes,
+                           .buffer_bytes = options_.buffer_bytes,
                            .purpose = str("saved tensors of ", options_.owner)});
 }
 
@@ -40,9 +30,7 @@ void Recording::take_digest(Value& value, const at::Tensor& tensor) {
   const bool is_workspace = tensor.scalar_type() == at::kByte && value.producer &&
                             value.producer->facts->name == "aten::mkldnn_rnn_layer";
   if (is_workspace) return;
-  const auto start = std::chrono::steady_clock::now();
   value.digest = digest_of(tensor);
-  digest_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 // --------------------------------------------------------------------------------- what a tensor is
@@ -125,7 +113,7 @@ ValuePtr Recording::input_value(const at::Tensor& tensor) {
   }
   ValuePtr value = find(tensor);
   const bool from_outside = !value;
-  const bool starts_here = from_outside && (!tensor.requires_grad() || block_ >= 0 || plans_ahead());
+  const bool starts_here = from_outside && (!tensor.requires_grad() || block_ >= 0);
   // See recording.h: memory of others.
   if (starts_here &&
       (is_shared_memory(tensor) || static_cast<int64_t>(tensor.nbytes()) <= options_.min_bytes))
@@ -133,8 +121,7 @@ ValuePtr Recording::input_value(const at::Tensor& tensor) {
   if (from_outside) value = remember(tensor);
   if (verifying_ && !value->digest) take_digest(*value, tensor);
   if (value->available()) return value;
-  const bool planned = follows_plan() && value->id >= 0 && plan_->fates[value->id] != Fate::kKeep;
-  const bool into_block = block_ >= 0 && !planned && (value->segment != segment_ || !value->producer);
+  const bool into_block = block_ >= 0 && (value->segment != segment_ || !value->producer);
   if (starts_here && tensor.is_cpu() && !value->digest) take_digest(*value, tensor);
   if (into_block || starts_here) hold(value, tensor);
   return value;
@@ -168,7 +155,7 @@ void Recording::enter_block(int block, int parameter) {
 
 bool Recording::wants(const OperatorFacts& facts) const {
   return options_.kind != PolicyOptions::Kind::kOffload && facts.repeatable &&
-         (facts.cheap || block_ >= 0 || plans_ahead()) && !options_.keep.contains(facts.name);
+         (facts.cheap || block_ >= 0) && !options_.keep.contains(facts.name);
 }
 
 void Recording::add_input(RunningOperator& running, size_t argument, int64_t position,
@@ -236,9 +223,6 @@ void Recording::operator_started(RunningOperator& running, c10::ArrayRef<const c
   }
   for (const at::Tensor& tensor : running.written) copy_before_writing(tensor);
   if (!facts.composite) begin_writing(running);
-  if (profiling_ && running.call) wait_for_device(running.call->device);
-  running.digest_seconds = digest_seconds_;
-  running.start = std::chrono::steady_clock::now();
 }
 
 void Recording::begin_writing(RunningOperator& running) {
@@ -307,24 +291,18 @@ void Recording::note_written(RunningOperator& running) {
 
 void Recording::operator_ended(RunningOperator& running, const std::vector<c10::IValue>& results) {
   const std::lock_guard lock(mutex_);
-  if (profiling_ && running.call) wait_for_device(running.call->device);
-  const double seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - running.start).count() -
-      (digest_seconds_ - running.digest_seconds);
   ++clock_;
   end_writing(running);
   note_written(running);
   if (!running.facts->composite) {
     const std::vector<at::Tensor> tensors = flatten(results);
-    int profile_call = -1;
     if (running.call) running.call->outputs.resize(tensors.size());
     for (size_t i = 0; i < tensors.size(); ++i) {
       if (!supported(tensors[i]) || is_parameter(tensors[i])) continue;
       // If an operator is not known, the operators that it called tell nothing about it.
       const ValuePtr known = find(tensors[i]);
       if (known && (running.facts->repeatable || known->made_at <= running.started_at)) continue;
-      if (profiling_ && profile_call < 0) profile_call = profile(running, seconds);
-      add_result(running, tensors[i], i, profile_call);
+      add_result(running, tensors[i], i);
     }
   }
   for (RunningOperator::Result& result : running.saved_results) {
@@ -332,52 +310,20 @@ void Recording::operator_ended(RunningOperator& running, const std::vector<c10::
     const ValuePtr value = find(tensor, result.tensor);
     if (value)
       settle(*result.saved, value, tensor);
-    else if (count_kept(tensor) && profiling_)
-      profile_.fixed_bytes += static_cast<int64_t>(storage_of(tensor)->nbytes());
+    else
+      count_kept(tensor);
   }
 }
 
-void Recording::add_result(RunningOperator& running, const at::Tensor& tensor, size_t index,
-                           int profile_call) {
+void Recording::add_result(RunningOperator& running, const at::Tensor& tensor, size_t index) {
   const ValuePtr value = remember(tensor);
-  value->id = num_results_++;
-  if (follows_plan()) check_plan(*value, *running.facts);
-  int storage = -1;
-  if (running.call && !is_shared_memory(tensor)) {
-    for (const Call::Input& input : running.call->inputs) {
-      value->depth = std::max(value->depth, input.value->depth + 1);
-      if (input.value->storage == value->storage && input.value->id >= 0)
-        storage = profiling_ ? profile_.results[input.value->id].storage : -1;
-    }
-    if (value->depth <= kMaxCheapDepth || block_ >= 0 || plans_ahead()) {
-      value->producer = running.call;
-      running.call->outputs[index] = value;
-    }
-  }
-  if (profiling_) {
-    profile_.results.push_back(
-        {.call = profile_call, .storage = storage >= 0 ? storage : num_storages_++, .bytes = value->bytes});
-    plan_operators_.push_back(running.facts);
-  }
-}
-
-void Recording::check_plan(const Value& value, const OperatorFacts& facts) {
-  const bool longer = value.id >= static_cast<int>(plan_operators_.size());
-  if (!longer && plan_operators_[value.id] == &facts) return;
-  left_plan_ = str("result ", value.id, " is of ", facts.name, ", not of ",
-                   longer ? "any operator" : plan_operators_[value.id]->name);
-}
-
-int Recording::profile(const RunningOperator& running, double seconds) {
-  Profile::Call call;
-  call.name = running.facts->name;
-  call.seconds = seconds;
-  call.repeatable = running.call != nullptr;
-  if (running.call)
-    for (const Call::Input& input : running.call->inputs)
-      if (input.value->id >= 0) call.inputs.push_back(input.value->id);
-  profile_.calls.push_back(std::move(call));
-  return static_cast<int>(profile_.calls.size()) - 1;
+  value->is_result = true;
+  if (!running.call || is_shared_memory(tensor)) return;
+  for (const Call::Input& input : running.call->inputs)
+    value->depth = std::max(value->depth, input.value->depth + 1);
+  if (value->depth > kMaxCheapDepth && block_ < 0) return;
+  value->producer = running.call;
+  running.call->outputs[index] = value;
 }
 
 // ------------------------------------------------------------------------------------ between passes
@@ -390,10 +336,8 @@ void Recording::start_anew() {
   counted_.clear();
   last_write_.clear();
   on_disk_.clear();
-  num_results_ = 0;
   ++segment_;
   block_ = block_entry_ = -1;
-  left_plan_.clear();
   choose_verifying();
 }
 
@@ -401,36 +345,16 @@ void Recording::begin_forward() {
   const std::lock_guard lock(mutex_);
   if (counts_.num_kept > 0 || counts_.num_dropped > 0) return;
   start_anew();
-  if (!profiling_) return;
-  profile_ = {};
-  plan_operators_.clear();
 }
 
-std::optional<Profile> Recording::end_pass() {
+void Recording::end_pass() {
   const std::lock_guard lock(mutex_);
   const Work work = counts_.work;
   last_ = std::exchange(counts_, Counts());
-  last_.left_plan = left_plan_;
   counts_.work = work;
   ++passes_;
   start_anew();
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
-  return profiling_ ? std::optional(profile_) : std::nullopt;
-}
-
-void Recording::follow(std::optional<Plan> plan) {
-  const std::lock_guard lock(mutex_);
-  profiling_ = false;
-  plan_ = std::move(plan);
-  passes_ = 0;
-  choose_verifying();
-}
-
-void Recording::profile_again() {
-  const std::lock_guard lock(mutex_);
-  profile_ = {};
-  plan_operators_.clear();
-  num_storages_ = 0;
 }
 
 Counts Recording::counts() const {

@@ -20,10 +20,6 @@
 // reads share one. Small tensors from outside of the forward are copied alike: a graph of torch.compile
 // updates buffers without any operator.
 //
-// Forwards that branch.
-// A Plan names the results of operators by their number in the pass. A pass that calls another operator at
-// some place has left the plan; from there on it decides as `cheap` does.
-//
 // Where a saved tensor cannot be written it stays in memory, and nothing more is offloaded in this forward.
 // end_pass() throws the reason.
 #pragma once
@@ -31,7 +27,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/record_function.h>
 
-#include <chrono>
 #include <exception>
 #include <map>
 #include <memory>
@@ -43,7 +38,6 @@
 #include <utility>
 #include <vector>
 
-#include "activations/budget.h"
 #include "activations/policy.h"
 #include "activations/value.h"
 
@@ -86,8 +80,6 @@ struct RunningOperator final : at::ObserverContext {
   };
   std::vector<Result> saved_results;  ///< saved by autograd while it runs: what it made is not known yet
   int64_t started_at = 0;
-  std::chrono::steady_clock::time_point start;
-  double digest_seconds = 0;  ///< of the Recording, when it started
 };
 
 /// Counts what the last forward that has ended did.
@@ -96,8 +88,7 @@ struct Counts {
   int64_t dropped_bytes = 0;    ///< of saved tensors that were not kept
   int64_t offloaded_bytes = 0;  ///< each memory once
   int64_t num_kept = 0, num_dropped = 0, num_offloaded = 0;
-  Work work;              ///< of all backward passes so far
-  std::string left_plan;  ///< where the forward called another operator than the plan has; empty: nowhere
+  Work work;  ///< of all backward passes so far
 };
 
 /// Records the calls of a forward, decides what of it is kept, and runs calls again in backward. Called by
@@ -121,11 +112,8 @@ class Recording : public std::enable_shared_from_this<Recording> {
   void begin_forward();
 
   // -- between passes --
-  /// The forward has ended. Returns what a first pass under a budget has recorded. Throws DiskError.
-  std::optional<Profile> end_pass();
-  void follow(std::optional<Plan> plan);
-  /// Forgets the profile: the next pass makes another.
-  void profile_again();
+  /// The forward has ended. Throws DiskError.
+  void end_pass();
   Counts counts() const;
   const PolicyOptions& options() const { return options_; }
   /// Null: nothing is offloaded.
@@ -161,22 +149,17 @@ class Recording : public std::enable_shared_from_this<Recording> {
   void hold(const ValuePtr& value, const at::Tensor& tensor);
   void disown(const Value& value);
   bool memory_is_kept(const void* storage) const;
-  bool count_kept(const at::Tensor& tensor);
+  void count_kept(const at::Tensor& tensor);
   void copy_before_writing(const at::Tensor& tensor);
   bool wants(const OperatorFacts& facts) const;
-  bool plans_ahead() const { return profiling_ || plan_.has_value(); }
-  bool follows_plan() const { return plan_ && left_plan_.empty(); }
   void add_input(RunningOperator& running, size_t argument, int64_t position, const at::Tensor& tensor);
   void note_written(RunningOperator& running);
-  void add_result(RunningOperator& running, const at::Tensor& tensor, size_t index, int profile_call);
-  int profile(const RunningOperator& running, double seconds);
+  void add_result(RunningOperator& running, const at::Tensor& tensor, size_t index);
   void settle(SavedTensor& saved, const ValuePtr& value, const at::Tensor& tensor);
   bool leaves_memory(const ValuePtr& value, const at::Tensor& tensor);
   bool offload(const ValuePtr& value, const at::Tensor& tensor);
   Fate decide(const ValuePtr& value);
   bool can_be_made(const ValuePtr& value, bool cheaply) const;
-  bool can_be_made_by_plan(const ValuePtr& value);
-  void check_plan(const Value& value, const OperatorFacts& facts);
   void start_anew();
   void sweep();
 
@@ -193,20 +176,13 @@ class Recording : public std::enable_shared_from_this<Recording> {
   std::vector<const void*> being_written_;  // storages, by operators that run; some more than once
   /// Copies of memory of others and of small tensors, by digest and strides.
   std::map<std::pair<uint64_t, std::vector<int64_t>>, std::weak_ptr<Value>> copies_;
-  int64_t passes_ = 0;                              // since the plan was chosen, where there is one
+  int64_t passes_ = 0;
   bool verifying_ = false;                          // this pass is verified
   std::shared_ptr<const KernelSettings> settings_;  // of the last call
-  double digest_seconds_ = 0;
   std::unordered_set<const void*> counted_;  // storages, in counts_.kept_bytes
   int64_t clock_ = 0;                        // of operators' starts and ends
   size_t swept_size_ = 256;
   int segment_ = 0, block_ = -1, block_entry_ = -1;
-  int num_results_ = 0, num_storages_ = 0;
-  bool profiling_;
-  std::string left_plan_;  // see Counts
-  Profile profile_;
-  std::optional<Plan> plan_;
-  std::vector<const OperatorFacts*> plan_operators_;  // by result
   Counts counts_, last_;
   std::shared_ptr<TensorSpill> spill_;
   std::exception_ptr failure_;  // of a disk that is full, as said above

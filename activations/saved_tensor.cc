@@ -30,29 +30,23 @@ std::shared_ptr<SavedTensor> Recording::save(const at::Tensor& tensor, RunningOp
   return saved;
 }
 
-/// Returns whether this memory is counted for the first time.
-bool Recording::count_kept(const at::Tensor& tensor) {
+void Recording::count_kept(const at::Tensor& tensor) {
   ++counts_.num_kept;
-  if (!counted_.insert(storage_of(tensor)).second) return false;
-  counts_.kept_bytes += static_cast<int64_t>(storage_of(tensor)->nbytes());
-  return true;
+  if (counted_.insert(storage_of(tensor)).second)
+    counts_.kept_bytes += static_cast<int64_t>(storage_of(tensor)->nbytes());
 }
 
 void Recording::settle(SavedTensor& saved, const ValuePtr& value, const at::Tensor& tensor) {
   saved.value_ = value;
   const bool kept_already = memory_is_kept(value->storage);
   const bool small = value->bytes < options_.min_bytes;
-  if (profiling_ && value->id >= 0) {
-    profile_.results[value->id].saved = true;
-    if (small) profile_.results[value->id].pinned = true;
-  }
   if (!value->kept.defined() && !kept_already && !small && leaves_memory(value, tensor)) {
     saved.tensor_.reset();
     return;
   }
   if (!value->kept.defined()) hold(value, tensor);
   saved.tensor_ = alias_of(tensor);
-  if (count_kept(tensor) && profiling_ && value->id < 0) profile_.fixed_bytes += value->bytes;
+  count_kept(tensor);
 }
 
 bool Recording::leaves_memory(const ValuePtr& value, const at::Tensor& tensor) {
@@ -98,19 +92,10 @@ bool Recording::offload(const ValuePtr& value, const at::Tensor& tensor) {
 }
 
 Fate Recording::decide(const ValuePtr& value) {
-  bool drop = false;
   if (options_.kind == PolicyOptions::Kind::kOffload)
-    return value->id >= 0 && value->bytes >= options_.min_offload_bytes ? Fate::kOffload : Fate::kKeep;
-  if (follows_plan()) {
-    const Fate planned = value->id >= 0 ? plan_->fates[value->id] : Fate::kKeep;
-    if (planned != Fate::kRecompute) return planned;
-    drop = can_be_made_by_plan(value);
-  } else if (block_ >= 0 && value->segment == segment_) {
-    drop = can_be_made(value, /*cheaply=*/false);
-  } else {
-    drop = can_be_made(value, /*cheaply=*/true);
-  }
-  return drop ? Fate::kRecompute : Fate::kKeep;
+    return value->is_result && value->bytes >= options_.min_offload_bytes ? Fate::kOffload : Fate::kKeep;
+  const bool in_block = block_ >= 0 && value->segment == segment_;
+  return can_be_made(value, /*cheaply=*/!in_block) ? Fate::kRecompute : Fate::kKeep;
 }
 
 /// Whether all that leads to the value is kept already.
@@ -124,30 +109,6 @@ bool Recording::can_be_made(const ValuePtr& value, bool cheaply) const {
     if (!next->producer) return false;
     if (cheaply && (!next->producer->facts->cheap || seen.size() > kMaxCheapDepth)) return false;
     for (const Call::Input& input : next->producer->inputs) wanted.push_back(input.value.get());
-  }
-  return true;
-}
-
-/// Holds (or offloads) now what the plan will keep: the model may take another way from here on.
-bool Recording::can_be_made_by_plan(const ValuePtr& value) {
-  std::vector<ValuePtr> wanted{value};
-  std::unordered_set<const Value*> seen;
-  while (!wanted.empty()) {
-    const ValuePtr next = wanted.back();
-    wanted.pop_back();
-    if (next->available() || !seen.insert(next.get()).second) continue;
-    const bool planned = next != value && next->id >= 0 && profile_.results[next->id].saved;
-    const Fate fate = planned ? plan_->fates[next->id] : Fate::kRecompute;
-    if (fate != Fate::kRecompute)
-      if (auto alive = next->alive.lock()) {
-        const at::Tensor tensor(std::move(alive));
-        if (find(tensor) == next) {
-          if (fate == Fate::kKeep || !offload(next, tensor)) hold(next, tensor);
-          continue;
-        }
-      }
-    if (!next->producer) return false;
-    for (const Call::Input& input : next->producer->inputs) wanted.push_back(input.value);
   }
   return true;
 }

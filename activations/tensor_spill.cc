@@ -175,26 +175,6 @@ TensorSpill::Memory TensorSpill::read(Block& block) {
   return {buffer.storage(), block.lent_offset_};
 }
 
-SpillRates TensorSpill::measure() {
-  constexpr int64_t kBytes = 16 << 20;
-  using Clock = std::chrono::steady_clock;
-  const std::lock_guard lock(mutex_);
-  const at::Tensor data = make_buffer(kBytes);
-  std::memset(data.data_ptr(), 1, kBytes);
-  SpillRates rates;
-  static_cast<void>(write(bytes_of(data)));  // makes a file, if there is none with room
-  auto start = Clock::now();
-  const std::shared_ptr<Block> block = write(bytes_of(data));
-  rates.copy = kBytes / seconds_since(start);
-  start = Clock::now();
-  drop_buffer(*block);
-  rates.write = kBytes / seconds_since(start);
-  start = Clock::now();
-  read(*block);
-  rates.read = kBytes / seconds_since(start);
-  return rates;
-}
-
 int64_t TensorSpill::bytes_reserved() const {
   const std::lock_guard lock(mutex_);
   int64_t bytes = 0;

@@ -31,13 +31,6 @@
 
 namespace tessera::activations {
 
-/// Bytes a second.
-struct SpillRates {
-  double copy = 0;  ///< into a buffer
-  double write = 0;
-  double read = 0;
-};
-
 /// Writes saved tensors to a file and reads them back. Thread-safe. The blocks own it; their bytes are
 /// multiples of SpillFile::kAlignment.
 class TensorSpill : public std::enable_shared_from_this<TensorSpill> {
@@ -66,10 +59,7 @@ class TensorSpill : public std::enable_shared_from_this<TensorSpill> {
   /// Waits for the block, and reads those saved before it ahead. Throws DiskError, at every call for a
   /// block that could not be written.
   Memory read(Block& block);
-  /// How fast it is now, measured with 16 MiB.
-  SpillRates measure();
 
-  int64_t buffer_bytes() const { return options_.buffer_bytes; }
   int64_t bytes_reserved() const;  ///< of all files
   int64_t bytes_in_buffers() const;
   int64_t num_blocks() const;  ///< that live

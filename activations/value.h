@@ -57,7 +57,7 @@ struct Value {
   int64_t bytes = 0;
   int64_t made_at = 0;  ///< by a counter of operators
   int segment = 0;      ///< of the forward: see Blocks
-  int id = -1;          ///< among the results of the pass; -1: not made by an operator in it
+  bool is_result = false;  ///< of an operator of the pass
   int depth = 0;        ///< calls from here to what is kept
   /// The digest of its elements when an operator read it or autograd saved it: see [Note: verification].
   std::optional<Digest> digest;

@@ -392,7 +392,6 @@ class Engine {
   bool loss_scaled_ = false;  ///< scale() was called for the loss.backward() that is to come
   std::shared_ptr<Engine*> alive_ = std::make_shared<Engine*>(this);  ///< hooks of tensors may outlive it
   bool stop_requested_ = false, should_stop_ = false;
-  bool left_plan_reported_ = false;
   std::optional<std::vector<double>> set_rates_;  ///< in place of the schedule's
   double gradient_norm_ = 0;
   double gradient_scale_ = 1;  ///< loss scale by which the accumulated gradients are multiplied

@@ -26,13 +26,11 @@ std::vector<std::string> words_of(const std::string& text) {
 
 PolicyOptions policy_of(const ActivationConfig& config) {
   PolicyOptions options;
-  options.kind = config.policy == "cheap"    ? PolicyOptions::Kind::kCheap
-                 : config.policy == "block"  ? PolicyOptions::Kind::kBlock
-                 : config.policy == "budget" ? PolicyOptions::Kind::kBudget
-                                             : PolicyOptions::Kind::kOffload;
-  if (config.policy == "budget" || config.policy == "offload")
-    options.directory = config.nvme_path.value_or("");
-  options.budget_bytes = config.budget_bytes;
+  options.kind = config.policy == "cheap"   ? PolicyOptions::Kind::kCheap
+                 : config.policy == "block" ? PolicyOptions::Kind::kBlock
+                                            : PolicyOptions::Kind::kOffload;
+  if (config.policy == "offload") options.directory = config.nvme_path.value_or("");
+  options.num_blocks = config.number_checkpoints.value_or(options.num_blocks);
   options.verify = config.verify;
   options.keep.insert(config.keep.begin(), config.keep.end());
   if (const std::vector<std::string> patterns = words_of(config.blocks); !patterns.empty())
@@ -59,11 +57,10 @@ void check_operators(const std::vector<std::string>& names) {
 void Engine::set_up_activations() {
   const ActivationConfig& config = config_.activations;
   check_operators(config.keep);
+  if (rank() == 0 && config.number_checkpoints && config.policy != "block")
+    options_.log.warning(str("activation_checkpointing.number_checkpoints has no effect under the policy \"",
+                             config.policy, "\": it is the number of blocks that \"block\" recomputes"));
   if (config.policy == "none") return;
-  if (config.policy == "budget" && config.budget_bytes <= 0)
-    throw ConfigError(
-        "activation_checkpointing.budget_bytes: found 0; the policy \"budget\" needs the bytes of saved "
-        "tensors that a rank may keep");
   if (config.policy == "offload" && config.nvme_path.value_or("").empty())
     throw ConfigError(
         "activation_checkpointing.nvme_path: not given; the policy \"offload\" needs a folder on a local "
@@ -82,12 +79,7 @@ void Engine::set_up_activations() {
 
 void Engine::report_activations() {
   const activations::Counts counts = activations_->counts();
-  if (rank() != 0) return;
-  if (!counts.left_plan.empty() && !std::exchange(left_plan_reported_, true))
-    options_.log.warning(str(
-        "activation_checkpointing: the model calls other operators than in its first step (",
-        counts.left_plan, "): there the plan for the budget is left, and \"cheap\" decides from there on"));
-  if (config_.activations.profile && micro_steps_ <= 2)
+  if (rank() == 0 && config_.activations.profile && micro_steps_ <= 2)
     options_.log.info(str("activation_checkpointing: forward ", micro_steps_, " keeps ", counts.num_kept,
                           " saved tensors, ", counts.kept_bytes, " bytes; ", counts.num_dropped, ", ",
                           counts.dropped_bytes, " bytes, are made again in backward; ", counts.num_offloaded,

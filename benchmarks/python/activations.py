@@ -4,7 +4,7 @@
 
 The GPTs of the other benchmarks (benchmarks/gpt.h), written in torch: one rank, fp32 on the CPU, SGD. Each way is a process of its own.
 They take turns in random order: a step that is not timed, one that is, and the heap goes back to the system, so that the others have
-room. Two steps come before, since the first one is the profile of a budget.
+room. Two steps come before.
 
 min, median  ms of a step
 x            of the minimum to Tessera's without a policy
@@ -12,7 +12,7 @@ repeated     ms of the fastest step in operators that run again, and (read) in w
 over         what that step takes beyond these, in per cent of the step without a policy
 peak         MB allocated at once in a step, beyond what lies there between steps (parameters, gradients), as PyTorch's profiler
              reports it, in a step that is not timed
-asked, kept  MB of saved tensors that the budget allows, and that the last forward kept, by the engine's count
+kept         MB of saved tensors that the last forward kept, by the engine's count
 loss         of the last step: all ways train on the same tokens from the same weights
 
 --write replaces the tables of docs/activations.md.
@@ -23,7 +23,6 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # read on import: the profiler l
 import argparse  # noqa: E402
 import ctypes  # noqa: E402
 import datetime  # noqa: E402
-import gc  # noqa: E402
 import multiprocessing  # noqa: E402
 import random  # noqa: E402
 import re  # noqa: E402
@@ -114,35 +113,17 @@ def engine_of(name, micro_batch, section, chunk_rows=0):
     return step, engine
 
 
-def saved_bytes(name, micro_batch, batch):
-    step, engine = engine_of(name, micro_batch, {"policy": "cheap"})
-    step(*batch)
-    counts = engine._engine.activation_counts()
-    del step, engine
-    gc.collect()
-    torch.manual_seed(1)
-    return counts["kept_bytes"] + counts["dropped_bytes"]
-
-
 def ways(name, options):
-    """{way: make(batch) -> (step, engine or None, the budget's bytes or 0)}."""
-    size = options.micro_batch
-
+    """{way: make() -> (step, engine or None)}."""
     def own(chunk_rows=0, **section):
-        return lambda batch: (*engine_of(name, size, section, chunk_rows), 0)
+        return lambda: engine_of(name, options.micro_batch, section, chunk_rows)
 
-    def budget(percent, **more):
-        def make(batch):
-            budget_bytes = saved_bytes(name, size, batch) * percent // 100
-            return *engine_of(name, size, {"policy": "budget", "budget_bytes": budget_bytes, **more}), budget_bytes
-        return make
-
-    found = {"PyTorch": lambda batch: (*plain(name, False), 0), "PyTorch, checkpoint": lambda batch: (*plain(name, True), 0), "none": own(),
-             "cheap": own(policy="cheap"), "block": own(policy="block")}
-    found.update({f"budget, {percent} %": budget(percent) for percent in (75, 50, 25)})
+    found = {"PyTorch": lambda: plain(name, False), "PyTorch, checkpoint": lambda: plain(name, True), "none": own(), "cheap": own(policy="cheap"),
+             "block": own(policy="block")}
+    layers = SHAPES[name][1]
+    found.update({f"block, {blocks} of {layers}": own(policy="block", number_checkpoints=blocks) for blocks in (layers // 4, layers // 2, 3 * layers // 4)})
     if options.disk:
         found["offload"] = own(policy="offload", nvme_path=options.disk)
-        found.update({f"budget, {percent} %, disk": budget(percent, nvme_path=options.disk) for percent in (50, 10)})
     found["chunked loss"] = own(CHUNK_ROWS)
     found["chunked loss, block"] = own(CHUNK_ROWS, policy="block")
     return {way: make for way, make in found.items() if re.search(options.only, way)}
@@ -165,7 +146,7 @@ def serve(make, name, options, pipe):
     shape = (options.micro_batch, SEQUENCE + 1)
     tokens = torch.randint(SHAPES[name][3], shape, generator=torch.Generator().manual_seed(1))
     batch = (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
-    step, engine, budget_bytes = make(batch)
+    step, engine = make()
     counts = lambda: engine._engine.activation_counts() if engine and engine._engine.recomputes else {}  # noqa: E731
     for _ in range(2):
         step(*batch)
@@ -181,7 +162,7 @@ def serve(make, name, options, pipe):
         trim(0)
         pipe.send({"ms": 1e3 * seconds, "loss": loss, "repeated": (after.get("repeat_us", 0) - before.get("repeat_us", 0)) / 1e3,
                    "read": (after.get("read_us", 0) - before.get("read_us", 0)) / 1e3})
-    pipe.send({"peak": peak, "asked": budget_bytes, "kept": counts().get("kept_bytes", 0), "on disk": counts().get("offloaded_bytes", 0)})
+    pipe.send({"peak": peak, "kept": counts().get("kept_bytes", 0), "on disk": counts().get("offloaded_bytes", 0)})
 
 
 def measure(name, options):
@@ -208,7 +189,7 @@ def measure(name, options):
     return found
 
 
-COLUMNS = ("min, ms", "median, ms", "x", "repeated, ms", "read, ms", "over, %", "peak, MB", "asked, MB", "kept, MB", "on disk, MB", "loss")
+COLUMNS = ("min, ms", "median, ms", "x", "repeated, ms", "read, ms", "over, %", "peak, MB", "kept, MB", "on disk, MB", "loss")
 
 
 def cells(turns, end, base):
@@ -217,7 +198,7 @@ def cells(turns, end, base):
     row.append(f"{best['ms'] / base:.3f}" if base else "")
     over = 100 * (best["ms"] - base - best["repeated"] - best["read"]) / base if base else 0
     row += [f"{best['repeated']:.0f}", f"{best['read']:.0f}", f"{over:+.1f}"] if base and end["kept"] else [""] * 3
-    row += [f"{end['peak'] / 1e6:.1f}"] + [f"{end[key] / 1e6:.1f}" if end[key] else "" for key in ("asked", "kept", "on disk")]
+    row += [f"{end['peak'] / 1e6:.1f}"] + [f"{end[key] / 1e6:.1f}" if end[key] else "" for key in ("kept", "on disk")]
     return [*row, f"{turns[-1]['loss']:.6f}"]
 
 

@@ -93,10 +93,10 @@ struct AutocastConfig {
 
 /// Which saved tensors are made again in backward, or lie on disk until then (activations/checkpointing.h).
 struct ActivationConfig {
-  std::string policy = "none";  ///< our own key: "none", "cheap", "block", "budget" or "offload"
-  int64_t budget_bytes = 0;     ///< our own key: for "budget": of saved tensors that a rank keeps
-  std::string blocks;           ///< our own key: for "block": patterns of modules' names, separated by spaces
-  std::optional<std::string> nvme_path = {};  ///< our own key: "offload", "budget": a folder on the disk
+  std::string policy = "none";  ///< our own key: "none", "cheap", "block" or "offload"
+  std::optional<int64_t> number_checkpoints = {};  ///< for "block": so many blocks are recomputed; unset: all
+  std::string blocks;  ///< our own key: for "block": patterns of modules' names, separated by spaces
+  std::optional<std::string> nvme_path = {};  ///< our own key: for "offload": a folder on the disk
   int64_t verify = 1;                  ///< our own key: forwards in which what is made again is compared
   std::vector<std::string> keep = {};  ///< our own key: operators whose results are never made again
   bool profile = false;                ///< logs after the first forward, and the second, what is kept

@@ -146,25 +146,26 @@ std::vector<Field> offload_fields(OffloadConfig& c, const char* what) {
 }
 
 std::vector<Field> activation_fields(ActivationConfig& c) {
+  Field policy("policy", &c.policy,
+               "Our own key: what is recomputed in backward: \"none\"; \"cheap\": elementwise operators, "
+               "norms, casts and dropout; \"block\": all of a block but its input; \"offload\": nothing, what "
+               "is saved lies on disk until backward",
+               choices({"none", "cheap", "block", "offload"}));
+  policy.key.refused_choices["budget"] =
+      "\"block\" with `number_checkpoints`, the number of blocks that are recomputed, keeps as little";
   return {
-      {"policy", &c.policy,
-       "Our own key: what is recomputed in backward: \"none\"; \"cheap\": elementwise operators, norms, "
-       "casts "
-       "and dropout; \"block\": all of a block but its input; \"budget\": what frees the most bytes for a "
-       "second, "
-       "until `budget_bytes` are enough; \"offload\": nothing, what is saved lies on disk until backward",
-       choices({"none", "cheap", "block", "budget", "offload"})},
-      {"budget_bytes", &c.budget_bytes,
-       "Our own key: bytes of saved tensors that a rank keeps from forward to backward, for \"budget\"",
-       between(0, kMaxNumel)},
+      std::move(policy),
+      {"number_checkpoints", &c.number_checkpoints,
+       "For \"block\": so many blocks are recomputed, the first of the model; the others are as outside of "
+       "blocks. null: all",
+       at_least(0), kNullable},
       {"blocks", &c.blocks,
        "Our own key: patterns (`*`, `?`) of the names of the modules that are blocks, separated by spaces; "
        "\"\": "
        "repeated submodules are found by themselves"},
       {"nvme_path", &c.nvme_path,
-       "Our own key: folder for saved tensors, for \"offload\", and for \"budget\" where it is given; the "
-       "files "
-       "have no name there, and go with the process",
+       "Our own key: folder for saved tensors, for \"offload\"; the files have no name there, and go with the "
+       "process",
        kNullable},
       {"verify", &c.verify,
        "Our own key: in so many first forwards, and in one of 256 later, what is made again in backward (or "

@@ -574,8 +574,7 @@ void bind_engine(py::module_& module) {
                  {"repeat_us", static_cast<int64_t>(1e6 * counts.work.call_seconds)},
                  {"read_us", static_cast<int64_t>(1e6 * counts.work.read_seconds)},
                  {"offloaded_bytes", counts.offloaded_bytes},
-                 {"num_offloaded", counts.num_offloaded},
-                 {"left_plan", counts.left_plan.empty() ? 0 : 1}};
+                 {"num_offloaded", counts.num_offloaded}};
            })
       // rates
       .def("param_groups", &param_groups)

@@ -212,9 +212,5 @@ TEST_F(Limits, TheGraphMayOutliveTheEngine) {
   EXPECT_TRUE(loss.defined());
 }
 
-TEST_F(Limits, ABudgetNeedsBytes) {
-  EXPECT_THAT(error_of([&] { make_engine("budget"); }), HasSubstr("activation_checkpointing.budget_bytes"));
-}
-
 }  // namespace
 }  // namespace tessera::testing

@@ -161,21 +161,20 @@ GptOptions gpt_shape() {
   return shape;
 }
 
-auto make_gpt(const std::string& policy, const std::string& path, int64_t budget) {
+auto make_gpt(const std::string& policy, const std::string& path) {
   Case c;
   c.micro_batch = 8;
   c.config.activations.policy = policy;
-  c.config.activations.budget_bytes = budget;
   c.config.activations.nvme_path = path;
   at::manual_seed(1);
   return initialize(Gpt(gpt_shape()), engine_config(c),
                     std::make_shared<comm::SelfCommunicator>(std::chrono::minutes(1)));
 }
 
-Trained train_gpt(const std::string& policy, const std::string& path, int64_t budget = 0) {
+Trained train_gpt(const std::string& policy, const std::string& path) {
   const at::Tensor tokens = randint(gpt_shape().vocabulary, {8, gpt_shape().sequence}, 1);
   const LiveBytes live;
-  const auto engine = make_gpt(policy, path, budget);
+  const auto engine = make_gpt(policy, path);
   Trained trained;
   for (int step = 0; step < 3; ++step) {
     const int64_t before = live.now();
@@ -205,20 +204,6 @@ TEST(ActivationOffload, OnlyBuffersStayInMemory) {
   EXPECT_GE(offload.counts.offloaded_bytes, none.held * 9 / 10);
   EXPECT_LE(offload.counts.kept_bytes, none.held / 20);
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
-}
-
-TEST(ActivationOffload, ABudgetIsHeldWithADisk) {
-  const TemporaryFolder folder{"activations"};
-  const Trained& none = trained_in_memory();
-  constexpr int64_t kLargest = 4 * 8 * 128 * 256 * 4;  // of what is in a buffer as a whole
-  for (const int percent : {50, 10}) {
-    const int64_t budget = none.held * percent / 100;
-    const Trained trained = train_gpt("budget", folder.path().string(), budget);
-    EXPECT_EQ(trained.losses, none.losses);
-    EXPECT_EQ(trained.counts.left_plan, "");
-    EXPECT_LE(trained.held, budget * 1.05) << percent;
-    EXPECT_GE(trained.held, budget * 0.95 - kLargest) << percent;
-  }
 }
 
 // As where a file system cannot reserve: the first write that fails is noticed when its buffer is needed.
@@ -292,12 +277,10 @@ TEST(ActivationOffload, AFolderThatCannotBeUsedIsRefusedBeforeTraining) {
   const TemporaryFolder folder{"activations"};
   const std::string file = (folder.path() / "file").string();
   std::ofstream(file) << "x";
-  for (const char* policy : {"offload", "budget"}) {
-    const std::string error = error_of<DiskError>([&] { make_gpt(policy, file, 1'000'000); });
-    EXPECT_THAT(error, HasSubstr("saved tensors of rank 0 in " + file)) << policy;
-    EXPECT_THAT(error, HasSubstr("(activation_checkpointing.nvme_path)")) << policy;
-    EXPECT_THAT(error, Not(HasSubstr("\n"))) << policy;
-  }
+  const std::string error = error_of<DiskError>([&] { make_gpt("offload", file); });
+  EXPECT_THAT(error, HasSubstr("saved tensors of rank 0 in " + file));
+  EXPECT_THAT(error, HasSubstr("(activation_checkpointing.nvme_path)"));
+  EXPECT_THAT(error, Not(HasSubstr("\n")));
 }
 
 TEST(ActivationOffload, NeedsAFolder) {

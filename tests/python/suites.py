@@ -102,8 +102,8 @@ random_programs_4      full  1      random_programs.py! --first 220000 --program
 raw_reads              test  2      raw_reads_rank.py shm
 raw_reads              full  1      raw_reads_rank.py auto
 raw_reads              full  2      raw_reads_rank.py gloo
-recomputation          test  1      recomputation_rank.py auto : -collectives_in_the_forward -a_rank_without_a_forward -compiled_functions_with_fallback_kernels
-recomputation          test  2      recomputation_rank.py gloo : collectives_in_the_forward a_rank_without_a_forward
+recomputation          test  1      recomputation_rank.py auto : -collectives_in_the_forward -compiled_functions_with_fallback_kernels
+recomputation          test  2      recomputation_rank.py gloo : collectives_in_the_forward
 recomputation          test  1      random_programs.py! --programs 60 --policies-each 2
 recomputation          full  1      recomputation_rank.py auto : compiled_functions_with_fallback_kernels
 reports                test  2      reports_rank.py auto

@@ -159,11 +159,9 @@ void Fit::read(int num_ranks) {
       zero.offload_optimizer.nvme_path ? zero.offload_optimizer.nvme_path : zero.offload_param.nvme_path;
   const std::string runs = fs::path(run_.trainer.output_dir).parent_path().string();
   folder_ = !flags_.disk.empty() ? flags_.disk : path.value_or(runs.empty() ? "." : runs);
-  const ActivationConfig& activations = run_.engine.activations;
   space_.stages.resize(zero::kMaxStage + 1 - zero.stage);
   std::iota(space_.stages.begin(), space_.stages.end(), static_cast<int>(zero.stage));
   space_.policies = {"none", "cheap", "block"};
-  if (activations.policy == "budget") space_.policies = {"budget"};
   const int64_t micro_batch = run_.engine.train_micro_batch_size_per_gpu;
   space_.samples_of_a_step = micro_batch * run_.engine.gradient_accumulation_steps;
   space_.micro_batches = smaller_micro_batches(space_.samples_of_a_step, micro_batch);

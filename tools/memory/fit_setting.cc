@@ -65,8 +65,7 @@ std::vector<std::string> overrides_of(const Setting& setting, const std::string&
       str("train_micro_batch_size_per_gpu=", setting.micro_batch),
       str("gradient_accumulation_steps=", setting.accumulation),
       str("train_batch_size=", setting.micro_batch * setting.accumulation * setting.world)};
-  if (setting.policy != "budget")  // which has further keys, and is only chosen where the file has it
-    overrides.push_back(str("activation_checkpointing.policy=", setting.policy));
+  overrides.push_back(str("activation_checkpointing.policy=", setting.policy));
   if (setting.on_disk == OnDisk::kAllSmallUnits)
     overrides.push_back(str("zero_optimization.unit_numel=", kSmallUnitNumel));
   return overrides;

@@ -101,7 +101,7 @@ std::vector<TrialSetting> variants_of(const MemoryTrial& own, int64_t accumulati
   const int64_t other_batch = own.micro_batch > 1 ? own.micro_batch / 2 : 2;
   std::vector<std::string> policies = {own.activations};
   for (const char* policy : {"none", "cheap", "block"})
-    if (own.activations != policy && own.activations != "budget") policies.emplace_back(policy);
+    if (own.activations != policy) policies.emplace_back(policy);
   for (const std::string& policy : policies)
     for (const int64_t micro_batch : {own.micro_batch, other_batch}) {
       if (policy == own.activations && micro_batch == own.micro_batch) continue;

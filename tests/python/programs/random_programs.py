@@ -323,9 +323,8 @@ def with_policy(instructions, section, stage):
 
 
 def policies(folder):
-    budget = {"policy": "budget", "budget_bytes": 40_000}
-    return {"cheap": {"policy": "cheap"}, "block": {"policy": "block"}, "budget": budget, "offload": {"policy": "offload", "nvme_path": folder},
-            "budget_with_disk": {**budget, "nvme_path": folder}}
+    return {"cheap": {"policy": "cheap"}, "block": {"policy": "block"}, "first_block": {"policy": "block", "number_checkpoints": 1},
+            "offload": {"policy": "offload", "nvme_path": folder}}
 
 
 def same_bits(found, wanted):
