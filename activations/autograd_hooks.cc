@@ -4,7 +4,7 @@
 #include <memory>
 #include <mutex>
 
-#include "activations/listener.h"
+#include "activations/recorder.h"
 
 namespace tessera::activations {
 namespace {

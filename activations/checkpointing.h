@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "activations/listener.h"
 #include "activations/policy.h"
+#include "activations/recorder.h"
 #include "activations/recording.h"
 #include "zero/sharded_model.h"
 
@@ -27,22 +27,22 @@ class Checkpointing {
   Checkpointing(zero::ShardedModel& model, const PolicyOptions& options, bool install_hooks = true);
 
   /// Is called before a forward that the engine calls; a model may also be called without it.
-  void begin_forward() { subject_->recording->begin_forward(); }
+  void begin_forward() { recorded_->recording->begin_forward(); }
   /// To be called before backward. Throws DiskError where saved tensors go to disk.
   void end_forward();
   /// In evaluation nothing is recorded.
-  void set_training(bool training) { subject_->active = training; }
+  void set_training(bool training) { recorded_->active = training; }
 
   /// Returns the counts of the last forward.
-  Counts counts() const { return subject_->recording->counts(); }
+  Counts counts() const { return recorded_->recording->counts(); }
   /// Null: nothing is offloaded.
-  const TensorSpill* spill() const { return subject_->recording->spill(); }
+  const TensorSpill* spill() const { return recorded_->recording->spill(); }
   /// Of the model, whether they count or not.
   int num_blocks() const { return num_blocks_; }
 
  private:
-  std::shared_ptr<Subject> subject_;
-  Listener listener_;
+  std::shared_ptr<RecordedModel> recorded_;
+  Recorder recorder_;
   int num_blocks_ = 0;
 };
 

@@ -5,12 +5,11 @@
 
 #include <algorithm>
 #include <bit>
-#include <memory>
-#include <mutex>
 #include <set>
 #include <string_view>
-#include <unordered_map>
 #include <unordered_set>
+
+#include "zero/operators/per_operator.h"
 
 namespace tessera::activations {
 namespace {
@@ -212,46 +211,19 @@ void read_schema(OperatorFacts& facts, const c10::FunctionSchema& schema) {
   facts.adds_in_any_order_on_cuda = any_order_names().contains(name);
 }
 
-OperatorFacts read_facts(const at::RecordFunction& function) {
-  OperatorFacts facts;
-  facts.name = function.name();
-  const auto name = function.operator_name();
-  if (!name) return facts;
-  facts.call = c10::Dispatcher::singleton().findSchema(*name);
-  if (!facts.call) return facts;
-  facts.random = facts.call->hasTag(at::Tag::nondeterministic_seeded);
-  facts.composite = facts.call->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
-  read_schema(facts, facts.call->schema());
-  return facts;
-}
-
 }  // namespace
 
-// The facts are found by the address of an operator's name, which its schema owns: each overload has its own.
-// An operator that was defined anew may have the address of one that is gone.
-const OperatorFacts& facts_of(const at::RecordFunction& function) {
-  thread_local std::unordered_map<const char*, const OperatorFacts*> seen;
-  const char* const name = function.name();
-  const OperatorFacts*& known = seen[name];
-  if (known != nullptr && known->name == name) return *known;
-  static std::mutex mutex;
-  static std::unordered_map<const char*, std::vector<std::unique_ptr<OperatorFacts>>> all;
-  const std::lock_guard lock(mutex);
-  std::vector<std::unique_ptr<OperatorFacts>>& at_address = all[name];
-  if (at_address.empty() || at_address.back()->name != name)
-    at_address.push_back(std::make_unique<OperatorFacts>(read_facts(function)));
-  known = at_address.back().get();
-  return *known;
+OperatorFacts::OperatorFacts(const c10::OperatorHandle& op)
+    : name(op.operator_name().name),
+      call(op),
+      composite(op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)),
+      random(op.hasTag(at::Tag::nondeterministic_seeded)) {
+  read_schema(*this, op.schema());
 }
 
-const OperatorFacts& facts_of_compiled_graph() {
-  static const OperatorFacts facts = [] {
-    OperatorFacts graph;
-    graph.name = "a graph of torch.compile";
-    graph.opaque = true;
-    return graph;
-  }();
-  return facts;
+const OperatorFacts* facts_of(const zero::OperatorCall& call) {
+  static const OperatorFacts compiled_graph("a graph of torch.compile");
+  return call.is_graph() ? &compiled_graph : zero::PerOperator<OperatorFacts>::of(call.function());
 }
 
 std::vector<at::Tensor> written_tensors(const OperatorFacts& facts, c10::ArrayRef<const c10::IValue> inputs) {

@@ -14,16 +14,21 @@
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/record_function.h>
 
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "zero/operators/tap.h"
+
 namespace tessera::activations {
 
 struct OperatorFacts {
+  explicit OperatorFacts(const c10::OperatorHandle& op);
+  /// Of what nothing is known.
+  explicit OperatorFacts(std::string name_) : name(std::move(name_)), opaque(true) {}
+
   std::string name;                         ///< "aten::gelu"
   std::optional<c10::OperatorHandle> call;  ///< unset: not an operator of the dispatcher
   size_t num_arguments = 0;
@@ -47,10 +52,9 @@ struct OperatorFacts {
   int training_argument = -1;
 };
 
-/// Thread-safe; the reference is valid until the process ends.
-const OperatorFacts& facts_of(const at::RecordFunction& function);
-/// What is known of a graph of torch.compile: nothing.
-const OperatorFacts& facts_of_compiled_graph();
+/// Null for what is no operator of the dispatcher and no graph of torch.compile. Thread-safe; valid until the
+/// process ends.
+const OperatorFacts* facts_of(const zero::OperatorCall& call);
 
 /// The tensors that the operator is about to write, lists flattened.
 std::vector<at::Tensor> written_tensors(const OperatorFacts& facts, c10::ArrayRef<const c10::IValue> inputs);

@@ -37,8 +37,8 @@ struct PolicyOptions {
   int64_t min_bytes = 4096;           ///< smaller tensors are always kept
   int64_t min_offload_bytes = 16384;  ///< smaller ones are not written to disk
   std::string directory;              ///< for the files of kOffload
-  int64_t buffer_bytes = 32 << 20;  ///< of what is being written or was read ahead, in memory
-  std::string owner = "a rank";     ///< for messages
+  int64_t buffer_bytes = 32 << 20;    ///< of what is being written or was read ahead, in memory
+  std::string owner = "a rank";       ///< for messages
 };
 
 }  // namespace tessera::activations

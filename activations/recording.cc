@@ -8,9 +8,7 @@
 #include "core/str.h"
 
 namespace tessera::activations {
-namespace {
-
-}  // namespace
+namespace {}  // namespace
 
 Recording::Recording(PolicyOptions options) : options_(std::move(options)) {
   choose_verifying();
@@ -154,8 +152,8 @@ void Recording::enter_block(int block, int parameter) {
 }
 
 bool Recording::wants(const OperatorFacts& facts) const {
-  return options_.kind != PolicyOptions::Kind::kOffload && facts.repeatable &&
-         (facts.cheap || block_ >= 0) && !options_.keep.contains(facts.name);
+  return options_.kind != PolicyOptions::Kind::kOffload && facts.repeatable && (facts.cheap || block_ >= 0) &&
+         !options_.keep.contains(facts.name);
 }
 
 void Recording::add_input(RunningOperator& running, size_t argument, int64_t position,

@@ -179,8 +179,8 @@ class Recording : public std::enable_shared_from_this<Recording> {
   int64_t passes_ = 0;
   bool verifying_ = false;                          // this pass is verified
   std::shared_ptr<const KernelSettings> settings_;  // of the last call
-  std::unordered_set<const void*> counted_;  // storages, in counts_.kept_bytes
-  int64_t clock_ = 0;                        // of operators' starts and ends
+  std::unordered_set<const void*> counted_;         // storages, in counts_.kept_bytes
+  int64_t clock_ = 0;                               // of operators' starts and ends
   size_t swept_size_ = 256;
   int segment_ = 0, block_ = -1, block_entry_ = -1;
   Counts counts_, last_;

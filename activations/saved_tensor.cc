@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "activations/listener.h"
+#include "activations/recorder.h"
 #include "activations/recording.h"
 #include "core/error.h"
 #include "core/str.h"
@@ -115,7 +115,7 @@ bool Recording::can_be_made(const ValuePtr& value, bool cheaply) const {
 
 at::Tensor Recording::make_again(const ValuePtr& value) {
   const std::lock_guard lock(mutex_);
-  const Unheard our_own_operators;
+  const zero::RepeatedOperators our_own_operators;
   at::Tensor tensor = make(value, counts_.work);
   if (value->recomputed) {  // others may be made of it, after a backward has written it
     value->handed_out = true;

@@ -6,7 +6,6 @@
 #include <ATen/record_function.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <utility>
 
@@ -31,10 +30,6 @@ at::Tensor make_buffer(int64_t bytes) {
 
 std::span<std::byte> bytes_of(const at::Tensor& buffer) {
   return {static_cast<std::byte*>(buffer.data_ptr()), static_cast<size_t>(buffer.numel())};
-}
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::max(1e-9, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
 }
 
 }  // namespace

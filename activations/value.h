@@ -55,10 +55,10 @@ struct Value {
   uint32_t made_version = 0;                                             ///< of that tensor
   const void* storage = nullptr;
   int64_t bytes = 0;
-  int64_t made_at = 0;  ///< by a counter of operators
-  int segment = 0;      ///< of the forward: see Blocks
+  int64_t made_at = 0;     ///< by a counter of operators
+  int segment = 0;         ///< of the forward: see Blocks
   bool is_result = false;  ///< of an operator of the pass
-  int depth = 0;        ///< calls from here to what is kept
+  int depth = 0;           ///< calls from here to what is kept
   /// The digest of its elements when an operator read it or autograd saved it: see [Note: verification].
   std::optional<Digest> digest;
   bool dropped = false;  ///< autograd saved it, and it was not kept

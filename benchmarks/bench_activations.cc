@@ -129,13 +129,12 @@ void run(const Options& options) {
     std::shuffle(order.begin(), order.end(), random);
     for (Contestant* contestant : order) contestant->turn(meter, options.steps);
   }
-  std::printf("%-13s %9s %9s %8s %9s %8s %9s %12s\n", "", "step ms", "min ms", "x none", "peak MB",
-              "x none", "kept MB", "loss");
+  std::printf("%-13s %9s %9s %8s %9s %8s %9s %12s\n", "", "step ms", "min ms", "x none", "peak MB", "x none",
+              "kept MB", "loss");
   const Contestant& none = *all.front();
   for (const auto& c : all)
-    std::printf("%-13s %9.1f %9.1f %8.3f %9.2f %8.3f %9.2f %12.9f\n", c->name().c_str(),
-                c->median_ms(), c->min_ms(), c->median_ms() / none.median_ms(),
-                static_cast<double>(c->peak()) / 1e6,
+    std::printf("%-13s %9.1f %9.1f %8.3f %9.2f %8.3f %9.2f %12.9f\n", c->name().c_str(), c->median_ms(),
+                c->min_ms(), c->median_ms() / none.median_ms(), static_cast<double>(c->peak()) / 1e6,
                 static_cast<double>(c->peak()) / static_cast<double>(none.peak()),
                 static_cast<double>(c->counts().kept_bytes) / 1e6, c->loss());
 }

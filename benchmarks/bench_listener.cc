@@ -1,4 +1,4 @@
-// The cost of OperatorListener's callback per operator (zero/gather/operator_listener.h). Every benchmark
+// The cost of the tap per operator (zero/operators/tap.h), heard by OperatorListener. Every benchmark
 // alternates between the same operators without and with the listener; `added_ns` is the difference per call
 // of the callback. Times are medians of this thread's CPU time, which a busy machine disturbs little.
 #include <ATen/ATen.h>
@@ -18,6 +18,8 @@
 #include "engine/config/parse.h"
 #include "engine/engine.h"
 #include "zero/gather/operator_listener.h"
+#include "zero/gathered_parameters.h"
+#include "zero/memory/pause_listening.h"
 
 namespace tessera::benchmarks {
 namespace {
@@ -168,14 +170,21 @@ void linear_no_unit(benchmark::State& state) {
 }
 
 void linear_resident_unit(benchmark::State& state) {
-  // backward() of our own, not the engine's: gradients stay in p.grad, as without an engine.
+  // backward() of our own, not the engine's.
   TinyEngine tiny_engine(zero::kMaxStage);
-  compare(state, [&] { forward_backward(*tiny_engine.model, tiny_engine.x); });
+  const zero::GatheredParameters held(tiny_engine.engine->sharded_model(),
+                                      {"weight", "bias"});  // unheard, too
+  compare(state, [&] {
+    tiny_engine.engine->zero_grad();
+    forward_backward(*tiny_engine.model, tiny_engine.x);
+  });
 }
 
 void linear_resident_unit_autocast(benchmark::State& state) {
   TinyEngine tiny_engine(zero::kMaxStage, /*autocast=*/true);
+  const zero::GatheredParameters held(tiny_engine.engine->sharded_model(), {"weight", "bias"});
   compare(state, [&] {
+    tiny_engine.engine->zero_grad();
     const AutocastScope autocast({.enabled = true}, at::kCPU);
     forward_backward(*tiny_engine.model, tiny_engine.x);
   });

@@ -22,6 +22,7 @@
 #include "core/memory/memory_use.h"
 #include "core/str.h"
 #include "zero/deferred/deferred_model.h"
+#include "zero/memory/pause_listening.h"
 #include "zero/reduce/gradient_hook.h"
 
 namespace tessera::zero {

@@ -93,7 +93,7 @@ struct AutocastConfig {
 
 /// Which saved tensors are made again in backward, or lie on disk until then (activations/checkpointing.h).
 struct ActivationConfig {
-  std::string policy = "none";  ///< our own key: "none", "cheap", "block" or "offload"
+  std::string policy = "none";                     ///< our own key: "none", "cheap", "block" or "offload"
   std::optional<int64_t> number_checkpoints = {};  ///< for "block": so many blocks are recomputed; unset: all
   std::string blocks;  ///< our own key: for "block": patterns of modules' names, separated by spaces
   std::optional<std::string> nvme_path = {};  ///< our own key: for "offload": a folder on the disk

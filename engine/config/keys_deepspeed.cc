@@ -86,7 +86,8 @@ void add_activation_rows(Rows rows) {
       "on CPU ranks what is kept is in the host's memory already; `policy` \"offload\" has it on disk");
   rows.no_effect("contiguous_memory_optimization", "what is kept is not copied");
   rows.no_effect("synchronize_checkpoint_boundary", "recomputation needs no synchronization");
-  rows.refused("budget_bytes", "`number_checkpoints` says how many blocks \"block\" recomputes", "0", kInteger);
+  rows.refused("budget_bytes", "`number_checkpoints` says how many blocks \"block\" recomputes", "0",
+               kInteger);
 }
 
 void add_checkpoint_rows(Rows rows) {

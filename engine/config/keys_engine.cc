@@ -146,11 +146,12 @@ std::vector<Field> offload_fields(OffloadConfig& c, const char* what) {
 }
 
 std::vector<Field> activation_fields(ActivationConfig& c) {
-  Field policy("policy", &c.policy,
-               "Our own key: what is recomputed in backward: \"none\"; \"cheap\": elementwise operators, "
-               "norms, casts and dropout; \"block\": all of a block but its input; \"offload\": nothing, what "
-               "is saved lies on disk until backward",
-               choices({"none", "cheap", "block", "offload"}));
+  Field policy(
+      "policy", &c.policy,
+      "Our own key: what is recomputed in backward: \"none\"; \"cheap\": elementwise operators, "
+      "norms, casts and dropout; \"block\": all of a block but its input; \"offload\": nothing, what "
+      "is saved lies on disk until backward",
+      choices({"none", "cheap", "block", "offload"}));
   policy.key.refused_choices["budget"] =
       "\"block\" with `number_checkpoints`, the number of blocks that are recomputed, keeps as little";
   return {
@@ -164,7 +165,8 @@ std::vector<Field> activation_fields(ActivationConfig& c) {
        "\"\": "
        "repeated submodules are found by themselves"},
       {"nvme_path", &c.nvme_path,
-       "Our own key: folder for saved tensors, for \"offload\"; the files have no name there, and go with the "
+       "Our own key: folder for saved tensors, for \"offload\"; the files have no name there, and go with "
+       "the "
        "process",
        kNullable},
       {"verify", &c.verify,

@@ -5,14 +5,11 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string_view>
 #include <vector>
-
-#include "activations/listener.h"
 
 namespace tessera {
 namespace {
@@ -75,7 +72,7 @@ int64_t attention(const Inputs& inputs, size_t query) {
   return 2 * scores * (q.back() + v.back());
 }
 
-using Formula = std::function<int64_t(const Inputs&)>;
+using Formula = int64_t (*)(const Inputs&);
 
 /// Operators by name. Those that they call are not counted again.
 const std::map<std::string_view, Formula>& formulas() {
@@ -107,50 +104,47 @@ struct Counted : at::ObserverContext {
 
 }  // namespace
 
-/// The callback that all counters of the process share.
-struct CountedOperators {
-  std::mutex mutex;
-  std::vector<FlopCounter*> counters;
-  at::CallbackHandle handle = 0;
-
-  static CountedOperators& of_process() {
-    static CountedOperators all;
-    return all;
+/// Adds to all counters of the process.
+class FlopObserver final : public zero::OperatorObserver {
+ public:
+  static FlopObserver& of_process() {
+    static FlopObserver& observer = *new FlopObserver;
+    return observer;
   }
 
-  static std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& function) {
-    if (counted_depth > 0 || activations::unheard_on_this_thread()) return nullptr;
+  void add(FlopCounter* counter) {
+    const std::lock_guard lock(mutex_);
+    counters_.push_back(counter);
+  }
+  void remove(FlopCounter* counter) {
+    const std::lock_guard lock(mutex_);
+    std::erase(counters_, counter);
+  }
+
+  std::unique_ptr<at::ObserverContext> begin(const zero::OperatorCall& call) override {
+    if (counted_depth > 0 || zero::RepeatedOperators::on_this_thread()) return nullptr;
     const bool in_backward = torch::autograd::get_current_graph_task_id() != -1;
     // A graph is recorded in forward. One that is recorded in backward repeats a forward
     // (torch.utils.checkpoint).
     if (at::GradMode::is_enabled() == in_backward) return nullptr;
-    const auto formula = formulas().find(function.name());
+    const auto formula = formulas().find(call.name());
     if (formula == formulas().end()) return nullptr;
-    of_process().add(formula->second(function.inputs()), in_backward);
+    const int64_t flops = formula->second(call.inputs());
+    const std::lock_guard lock(mutex_);
+    for (FlopCounter* counter : counters_) (in_backward ? counter->backward_ : counter->forward_) += flops;
     return std::make_unique<Counted>();
   }
+  void end(const zero::OperatorCall&, at::ObserverContext*) override {}
 
-  void add(int64_t flops, bool in_backward) {
-    const std::lock_guard lock(mutex);
-    for (FlopCounter* counter : counters) (in_backward ? counter->backward_ : counter->forward_) += flops;
-  }
+ private:
+  std::mutex mutex_;
+  std::vector<FlopCounter*> counters_;
 };
 
-FlopCounter::FlopCounter() {
-  CountedOperators& all = CountedOperators::of_process();
-  const std::lock_guard lock(all.mutex);
-  all.counters.push_back(this);
-  if (all.counters.size() == 1)
-    all.handle = at::addGlobalCallback(at::RecordFunctionCallback(&CountedOperators::start)
-                                           .needsInputs(true)
-                                           .scopes({at::RecordScope::FUNCTION}));
+FlopCounter::FlopCounter() : hearing_(zero::Turn::kFlops, FlopObserver::of_process(), {}) {
+  FlopObserver::of_process().add(this);
 }
 
-FlopCounter::~FlopCounter() {
-  CountedOperators& all = CountedOperators::of_process();
-  const std::lock_guard lock(all.mutex);
-  std::erase(all.counters, this);
-  if (all.counters.empty()) at::removeCallback(all.handle);
-}
+FlopCounter::~FlopCounter() { FlopObserver::of_process().remove(this); }
 
 }  // namespace tessera

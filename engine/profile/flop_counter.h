@@ -2,10 +2,10 @@
 // shapes, as torch.utils.flop_counter counts them.
 #pragma once
 
-#include <ATen/record_function.h>
-
 #include <atomic>
 #include <cstdint>
+
+#include "zero/operators/tap.h"
 
 namespace tessera {
 
@@ -35,8 +35,9 @@ class FlopCounter {
   Flops flops() const { return {forward_, backward_}; }
 
  private:
-  friend struct CountedOperators;
+  friend class FlopObserver;
   std::atomic<int64_t> forward_{0}, backward_{0};
+  zero::Hearing hearing_;
 };
 
 }  // namespace tessera

@@ -1,6 +1,5 @@
 #include "engine/profile/memory_meter.h"
 
-#include <ATen/record_function.h>
 #include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
@@ -165,13 +164,21 @@ class MemoryMeter::Books final : public c10::MemoryReportingInfoBase {
 
 namespace {
 
-std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function) {
-  if (OperatorOrigin* const origin = MemoryMeter::Books::origin_here()) origin->begin(function);
-  return nullptr;
-}
-void on_end(const at::RecordFunction& function, at::ObserverContext*) {
-  if (OperatorOrigin* const origin = MemoryMeter::Books::origin_here()) origin->end(function);
-}
+/// Tells the meter that hears the thread, if it records.
+class OriginObserver final : public zero::OperatorObserver {
+ public:
+  static OriginObserver& of_process() {
+    static OriginObserver& observer = *new OriginObserver;
+    return observer;
+  }
+  std::unique_ptr<at::ObserverContext> begin(const zero::OperatorCall& call) override {
+    if (OperatorOrigin* const origin = MemoryMeter::Books::origin_here()) origin->begin(call);
+    return nullptr;
+  }
+  void end(const zero::OperatorCall&, at::ObserverContext*) override {
+    if (OperatorOrigin* const origin = MemoryMeter::Books::origin_here()) origin->end();
+  }
+};
 
 }  // namespace
 
@@ -186,9 +193,7 @@ class MemoryMeter::Scope {
 
 MemoryMeter::MemoryMeter(c10::DeviceType device)
     : books_(std::make_shared<Books>(device)), scope_(std::make_unique<Scope>(books_)) {}
-MemoryMeter::~MemoryMeter() {
-  if (listens_) at::removeCallback(*listens_);
-}
+MemoryMeter::~MemoryMeter() = default;
 
 void MemoryMeter::set_default_use(MemoryUse use) { books_->set_default_use(use); }
 MemoryBytes MemoryMeter::now() const { return books_->now(); }
@@ -198,14 +203,11 @@ std::optional<MemoryBytes> MemoryMeter::at_failure() const { return books_->at_f
 int64_t MemoryMeter::peak_reserved() const { return books_->peak_reserved(); }
 void MemoryMeter::record(const zero::Layout* layout) {
   books_->record(layout);
-  // Autograd's threads take over this thread's callbacks.
-  listens_ = at::addThreadLocalCallback(
-      at::RecordFunctionCallback(on_start, on_end)
-          .needsInputs(true)
-          .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
+  hearing_ = std::make_unique<zero::Hearing>(zero::Turn::kOrigin, OriginObserver::of_process(),
+                                             zero::Needs{.nodes = true});
 }
 MemoryRecord MemoryMeter::take_record() {
-  if (listens_) at::removeCallback(*std::exchange(listens_, std::nullopt));
+  hearing_.reset();
   return books_->take_record();
 }
 

@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "core/memory/memory_use.h"
+#include "zero/operators/tap.h"
 #include "zero/plan/layout.h"
 
 namespace tessera {
@@ -97,7 +98,7 @@ class MemoryMeter {
   class Scope;
   std::shared_ptr<Books> books_;
   std::unique_ptr<Scope> scope_;
-  std::optional<uint64_t> listens_;  // at::CallbackHandle, while it records
+  std::unique_ptr<zero::Hearing> hearing_;  // while it records
 };
 
 }  // namespace tessera

@@ -3,16 +3,15 @@
 // which autograd's sequence numbers tell.
 #pragma once
 
-#include <ATen/record_function.h>
-
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
+#include "zero/operators/forward_notes.h"
+#include "zero/operators/tap.h"
 #include "zero/plan/layout.h"
 
 namespace tessera {
@@ -35,18 +34,19 @@ class OperatorOrigin {
   /// `intern`: gives names their numbers; called by any thread. Without `layout` no module is known.
   OperatorOrigin(const zero::Layout* layout, Intern intern);
 
-  /// For callbacks of at::RecordFunction, of FUNCTION and BACKWARD_FUNCTION.
-  void begin(const at::RecordFunction& function);
-  void end(const at::RecordFunction& function);
+  /// For operators and nodes of backward, of any thread.
+  void begin(const zero::OperatorCall& call);
+  void end();
 
  private:
-  int module_of_inputs(const at::RecordFunction& function) const;
+  int module_of_inputs(const zero::OperatorCall& call) const;
+
+  static constexpr size_t kMostNodes = 1 << 20;
 
   const Intern intern_;
   std::vector<std::map<int64_t, int>> modules_;  // of each unit: the first element of a parameter -> module
-  std::mutex mutex_;                             // guards what follows
-  uint64_t num_calls_ = 0;
-  std::unordered_map<uint64_t, int> of_forward_;  // thread and sequence number of a node -> module
+  std::atomic<uint64_t> num_calls_{0};
+  zero::ForwardNotes<int> modules_of_forward_{kMostNodes};
 };
 
 }  // namespace tessera

@@ -23,7 +23,7 @@ SUB_FOLDERS = {
     "monitor": [".", "mlflow"],
     "core": [".", "json", "files", "environment", "memory", "async_io"],
     "comm": ["sockets", "memory", "control", ".", "rendezvous", "shm", "gloo", "nccl", "hybrid", "staged", "init"],
-    "zero": ["plan", "kernels", "memory", "deferred", "offload", "unit", "gather", "reduce", "optimizer", "model", "."],
+    "zero": ["plan", "kernels", "memory", "operators", "deferred", "offload", "unit", "gather", "reduce", "optimizer", "model", "."],
     "checkpoint": [".", "hdf5", "manifest", "formats", "foreign", "files", "write", "read", "consolidate"],
     "engine": ["config/document", "config", "optimizer", "profile", "checkpoint", "."],
     "train": ["task", "data", "report", "run", "memory", "."],

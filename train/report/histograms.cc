@@ -1,4 +1,5 @@
 #include "train/report/histograms.h"
+#include "zero/memory/pause_listening.h"
 
 #include <ATen/ATen.h>
 

@@ -2,10 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <memory>
-#include <mutex>
 #include <string_view>
-#include <unordered_map>
 
 namespace tessera::zero::deferred {
 namespace {
@@ -65,45 +62,34 @@ OperatorKind kind_of(const c10::OperatorHandle& op, const OperatorTraits& traits
   return OperatorKind::kCompute;
 }
 
-OperatorTraits make_traits(const c10::OperatorHandle& op) {
-  OperatorTraits traits;
+}  // namespace
+
+OperatorTraits::OperatorTraits(const c10::OperatorHandle& op) {
   const c10::FunctionSchema& schema = op.schema();
   const bool fills =
       among(kFills, op.operator_name().name) ||
       (op.operator_name().name == "aten::bernoulli_" && op.operator_name().overload_name == "float");
-  traits.random = op.hasTag(at::Tag::nondeterministic_seeded);
+  random = op.hasTag(at::Tag::nondeterministic_seeded);
   const std::vector<c10::Argument>& arguments = schema.arguments();
   for (size_t i = 0; i < arguments.size(); ++i) {
     const c10::AliasInfo* alias = arguments[i].alias_info();
-    const bool written = alias != nullptr && alias->isWrite();
-    traits.written.push_back(written);
-    traits.not_read.push_back(written && (arguments[i].is_out() || (fills && i == 0)));
-    if (arguments[i].name() == "generator") traits.generator = static_cast<int>(i);
-    if (arguments[i].name() == "device") traits.device = static_cast<int>(i);
+    const bool is_written = alias != nullptr && alias->isWrite();
+    written.push_back(is_written);
+    not_read.push_back(is_written && (arguments[i].is_out() || (fills && i == 0)));
+    if (arguments[i].name() == "generator") generator = static_cast<int>(i);
+    if (arguments[i].name() == "device") device = static_cast<int>(i);
   }
-  traits.only_writes = true;
+  only_writes = true;
   for (const c10::Argument& value : schema.returns()) {
     int is_argument = -1;
     if (value.alias_info() != nullptr && value.alias_info()->isWrite())
       for (size_t i = 0; i < arguments.size(); ++i)
-        if (traits.written[i] && arguments[i].alias_info()->beforeSets() == value.alias_info()->beforeSets())
+        if (written[i] && arguments[i].alias_info()->beforeSets() == value.alias_info()->beforeSets())
           is_argument = static_cast<int>(i);
-    if (is_argument < 0) traits.only_writes = false;
-    traits.returns.push_back(is_argument);
+    if (is_argument < 0) only_writes = false;
+    returns.push_back(is_argument);
   }
-  traits.kind = kind_of(op, traits);
-  return traits;
-}
-
-}  // namespace
-
-const OperatorTraits& traits_of(const c10::OperatorHandle& op) {
-  static std::mutex mutex;
-  static auto& known = *new std::unordered_map<c10::OperatorName, std::unique_ptr<const OperatorTraits>>;
-  const std::lock_guard lock(mutex);
-  std::unique_ptr<const OperatorTraits>& traits = known[op.operator_name()];
-  if (!traits) traits = std::make_unique<const OperatorTraits>(make_traits(op));
-  return *traits;
+  kind = kind_of(op, *this);
 }
 
 }  // namespace tessera::zero::deferred

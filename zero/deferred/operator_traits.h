@@ -17,7 +17,10 @@ enum class OperatorKind {
   kCompute,  ///< all others
 };
 
+/// To be had of PerOperator (zero/operators/per_operator.h).
 struct OperatorTraits {
+  explicit OperatorTraits(const c10::OperatorHandle& op);
+
   OperatorKind kind = OperatorKind::kCompute;
   bool random = false;         ///< draws from a generator
   int generator = -1;          ///< the argument that is one
@@ -28,8 +31,5 @@ struct OperatorTraits {
   std::vector<int> returns;
   bool only_writes = false;  ///< returns nothing of its own
 };
-
-/// Thread-safe.
-const OperatorTraits& traits_of(const c10::OperatorHandle& op);
 
 }  // namespace tessera::zero::deferred

@@ -15,6 +15,7 @@
 
 #include "core/check.h"
 #include "zero/deferred/closed_storage.h"
+#include "zero/operators/per_operator.h"
 
 namespace tessera::zero::deferred {
 namespace {
@@ -92,7 +93,7 @@ at::Tensor without_memory(const at::Tensor& meta, c10::Device device) {
 /// One call of an operator.
 struct Recorder::Call {
   Call(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack& stack)
-      : op(op), traits(traits_of(op)), below(below), stack(stack) {
+      : op(op), traits(PerOperator<OperatorTraits>::of(op)), below(below), stack(stack) {
     const size_t num = op.schema().arguments().size();
     first = stack.size() - num;
     for (size_t i = 0; i < num; ++i)

@@ -5,16 +5,16 @@
 
 #include <algorithm>
 #include <cstring>
-#include <mutex>
-#include <optional>
-#include <string_view>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "zero/gather/cast_tracker.h"
-#include "zero/gather/compiled_graphs.h"
 #include "zero/gather/residency.h"
+#include "zero/memory/pause_listening.h"
 #include "zero/memory/unit_memory.h"
+#include "zero/operators/compiled_graphs.h"
+#include "zero/operators/forward_notes.h"
+#include "zero/operators/per_operator.h"
 
 namespace tessera::zero {
 namespace {
@@ -23,11 +23,7 @@ namespace {
 /// cannot be anything but thread-local.
 struct ThreadState {
   int depth = 0;                        // operators begun and not ended
-  bool inside_residency = false;        // a Residency is at work: the operators that run are ours
   std::vector<Residency*> residencies;  // touched since depth was 0
-  /// Has the arguments that an operator writes, one bit each, by the address of its name, which its schema
-  /// owns.
-  std::unordered_map<const char*, uint64_t> written_arguments;
 };
 thread_local ThreadState thread_state;
 
@@ -38,61 +34,21 @@ struct Casting : at::ObserverContext {
   CastSource source;
 };
 
-// PauseListening is slow: Entering and leaving a PauseListening makes libtorch rebuild its lists of
-// callbacks for every scope, 0.7 us in all, while an operator whose units are unsharded costs a seventh of
-// that. So around the Residency a flag of our own does the same on this thread. Other threads need none: what
-// they get of a unit for a collective is a view of plain memory (comm/gloo/gloo.cc), which find_unit does not
-// know.
-class ReentryGuard {
- public:
-  ReentryGuard() { thread_state.inside_residency = true; }
-  ~ReentryGuard() { thread_state.inside_residency = false; }
-  ReentryGuard(const ReentryGuard&) = delete;
+/// The arguments that an operator writes, as its schema says.
+struct WrittenArguments {
+  explicit WrittenArguments(const c10::OperatorHandle& op) {
+    const auto& arguments = op.schema().arguments();
+    for (size_t i = 0; i < arguments.size() && i < 64; ++i)
+      if (const auto* alias = arguments[i].alias_info(); alias && alias->isWrite()) bits |= uint64_t{1} << i;
+  }
+  uint64_t bits = 0;
 };
 
-uint64_t written_arguments(const at::RecordFunction& function) {
-  const auto [entry, is_new] = thread_state.written_arguments.try_emplace(function.name(), 0);
-  if (!is_new) return entry->second;
-  if (const auto schema = function.operator_schema()) {
-    const auto& arguments = schema->arguments();
-    for (size_t i = 0; i < arguments.size() && i < 64; ++i)
-      if (const auto* alias = arguments[i].alias_info(); alias && alias->isWrite())
-        entry->second |= uint64_t{1} << i;
-  }
-  return entry->second;
+bool writes(const OperatorCall& call, size_t argument) {
+  if (call.is_graph() || argument >= 64) return false;  // nothing is known
+  const WrittenArguments* const written = PerOperator<WrittenArguments>::of(call.function());
+  return written != nullptr && (written->bits >> argument & 1) != 0;
 }
-
-bool is_compiled_forward(const at::RecordFunction& function) {
-  return function.name()[0] == 'C' && function.name() == CompiledGraphs::kForward;
-}
-
-bool is_compiled_graph(const at::RecordFunction& function) {
-  return is_compiled_forward(function) ||
-         (function.name()[0] == 'C' && function.name() == CompiledGraphs::kAnnounced);
-}
-
-/// Tensor::backward() is an operator too, and everything in backward would be nested in it; so it would in
-/// the blocks that code marks for profilers (RECORD_FUNCTION), autograd's own around each node of the graph
-/// among them: a checkpointed segment would stay unsharded as a whole.
-bool is_operator(const at::RecordFunction& function) {
-  constexpr std::string_view kAten = "aten::";
-  if (std::strncmp(function.name(), kAten.data(), kAten.size()) == 0)
-    return std::strcmp(function.name() + kAten.size(), "_backward") != 0;
-  return is_compiled_graph(function) || function.operator_name().has_value();
-}
-
-/// Whether it counts for the nesting depth: the same at an operator's start and at its end.
-bool counts(const at::RecordFunction& function) {
-  return !thread_state.inside_residency && is_operator(function);
-}
-
-/// Returns those of the process, to which the callbacks belong too. See [Note: compiled graphs].
-CompiledGraphs& compiled_graphs() {
-  static CompiledGraphs graphs;
-  return graphs;
-}
-
-void listen_to_compiled_backwards();
 
 /// `residency` is told when the outermost operator has ended.
 void tell_of_end(Residency& residency) {
@@ -105,146 +61,129 @@ void note_use(UnitHandle* handle, const char* operator_name) {
   handle->residency->on_use(handle->unit, operator_name);
 }
 
-/// From this argument on nothing is known of whether it is written. This holds for a graph, which has no
-/// schema, and for the arguments that a mask of 64 bits does not hold.
-constexpr size_t kUnknownArgument = 64;
-
 /// Returns the handle when `tensor` is (a view of) a parameter, null for casts of one and for anything else.
-UnitHandle* visit_argument(const at::RecordFunction& function, const at::Tensor& tensor, size_t argument) {
+UnitHandle* visit_argument(const OperatorCall& call, const at::Tensor& tensor, size_t argument) {
   if (!tensor.defined() || !tensor.has_storage()) return nullptr;
   c10::StorageImpl& storage = *tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   UnitHandle* const parameter = find_unit(storage);
   UnitHandle* const handle = parameter != nullptr ? parameter : find_cast(storage);
   if (handle == nullptr || handle->residency == nullptr) return nullptr;
   Residency& residency = *handle->residency;
-  const ReentryGuard our_own_operators;
-  if (residency.hears_reads()) note_use(handle, function.name());
-  if (parameter == nullptr) residency.on_cast_read(handle->unit, storage, function.name());
-  if (argument < kUnknownArgument && (written_arguments(function) >> argument & 1) != 0) {
+  const OurOwnOperators of_the_residency;
+  if (residency.hears_reads()) note_use(handle, call.name());
+  if (parameter == nullptr) residency.on_cast_read(handle->unit, storage, call.name());
+  if (writes(call, argument)) {
     tell_of_end(residency);
-    residency.on_write(handle->unit, tensor, function.name());
+    residency.on_write(handle->unit, tensor, call.name());
   }
   return residency.hears_reads() ? parameter : nullptr;
 }
 
-void release_pins() {
-  const ReentryGuard our_own_operators;
-  for (Residency* residency : thread_state.residencies) residency->operator_ended();
-  thread_state.residencies.clear();
-}
-
-std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function) {
-  if (!counts(function)) return nullptr;
-  ++thread_state.depth;
-  const bool is_graph = is_compiled_graph(function), has_backward = is_compiled_forward(function);
-  if (has_backward) listen_to_compiled_backwards();
-  std::unique_ptr<Casting> casting;
-  size_t argument = is_graph ? kUnknownArgument : 0;
-  for (const c10::IValue& value : function.inputs()) {
-    if (value.isTensor()) {
-      UnitHandle* parameter = visit_argument(function, value.toTensor(), argument);
-      // Autocast casts inside an operator (linear > to > _to_copy); a cast that
-      // the model makes itself is its own.
-      if (has_backward && parameter != nullptr) compiled_graphs().add(function, parameter);
-      if (parameter != nullptr && thread_state.depth >= 3 && parameter->residency->tracks_casts() &&
-          std::strcmp(function.name(), "aten::_to_copy") == 0)
-        casting = std::make_unique<Casting>(cast_source(parameter, value.toTensor()));
-    } else if (value.isList()) {  // Tensor[] and Tensor?[]
-      for (const c10::IValue& item : value.toListRef()) {
-        if (item.isTensor()) {
-          visit_argument(function, item.toTensor(), argument);
-        } else if (!item.isNone()) {
-          break;
-        }
-      }
-    }
-    ++argument;
-  }
-  return casting;
-}
-
-void on_end(const at::RecordFunction& function, at::ObserverContext* context) {
-  if (!counts(function)) return;
-  if (context != nullptr) {
-    const CastSource& cast = static_cast<Casting*>(context)->source;
-    if (cast.handle != nullptr && cast.handle->residency != nullptr && !function.outputs().empty() &&
-        function.outputs().front().isTensor()) {
-      const PauseListening our_own_operators;
-      cast.handle->residency->track_cast(cast, function.outputs().front().toTensor());
-    }
-  }
-  if (--thread_state.depth == 0 && !thread_state.residencies.empty()) release_pins();
-}
-
-std::unique_ptr<at::ObserverContext> on_backward_start(const at::RecordFunction& function) {
-  if (function.name() != CompiledGraphs::kBackward) return nullptr;
-  ++thread_state.depth;
-  const std::vector<UnitHandle*> units = compiled_graphs().read_by_forward_of(function);
-  const ReentryGuard our_own_operators;
-  for (UnitHandle* unit : units) note_use(unit, function.name());
-  return nullptr;
-}
-
-void on_backward_end(const at::RecordFunction& function, at::ObserverContext*) {
-  if (function.name() != CompiledGraphs::kBackward) return;
-  compiled_graphs().erase(function);
-  if (--thread_state.depth == 0 && !thread_state.residencies.empty()) release_pins();
-}
-
-/// Is called at the first graph: each node of backward costs a call more from then on.
-void listen_to_compiled_backwards() {
-  static const at::CallbackHandle once =
-      at::addGlobalCallback(at::RecordFunctionCallback(on_backward_start, on_backward_end)
-                                .scopes({at::RecordScope::BACKWARD_FUNCTION}));
-  static_cast<void>(once);
-}
-
-/// The callback of the process, which all listeners share: libtorch keeps its
-/// list of callbacks for the process, too.
-class Callback {
+class ReadObserver final : public OperatorObserver {
  public:
-  static Callback& of_process() {
-    static Callback callback;
-    return callback;
+  static ReadObserver& of_process() {
+    static ReadObserver& observer = *new ReadObserver;
+    return observer;
   }
 
-  /// `listeners`, `casting`: how many there are more (or fewer) from now on.
-  void change(int listeners, int casting) {
-    const std::lock_guard lock(mutex_);
-    num_listeners_ += listeners;
-    num_casting_ += casting;
-    const bool outputs = num_casting_ > 0;
-    if (num_listeners_ > 0 && handle_ && outputs == with_outputs_) return;
-    // The new one first: other threads may be in the middle of a model.
-    const std::optional<at::CallbackHandle> before = std::exchange(handle_, std::nullopt);
-    if (num_listeners_ > 0)
-      handle_ = at::addGlobalCallback(at::RecordFunctionCallback(on_start, on_end)
-                                          .needsInputs(true)
-                                          .needsOutputs(outputs)
-                                          .scopes({at::RecordScope::FUNCTION}));
-    with_outputs_ = outputs;
-    if (before) at::removeCallback(*before);
+  std::unique_ptr<at::ObserverContext> begin(const OperatorCall& call) override {
+    if (call.is_node()) {
+      if (is_graph(call)) begin_backward(call);
+      return nullptr;
+    }
+    ++thread_state.depth;
+    return visit_arguments(call);
+  }
+
+  void end(const OperatorCall& call, at::ObserverContext* context) override {
+    if (call.is_node() && !is_graph(call)) return;
+    if (call.is_node()) units_of_graphs_.forget(call.function());
+    if (context != nullptr) track(static_cast<Casting&>(*context).source, call.outputs());
+    if (--thread_state.depth == 0 && !thread_state.residencies.empty()) release_pins();
+  }
+
+  void forget_the_gone() {
+    units_of_graphs_.forget_if([](const Units& units) {
+      return std::any_of(units.begin(), units.end(),
+                         [](const auto& unit) { return unit->residency == nullptr; });
+    });
   }
 
  private:
-  std::mutex mutex_;  // guards what follows
-  int num_listeners_ = 0, num_casting_ = 0;
-  bool with_outputs_ = false;
-  std::optional<at::CallbackHandle> handle_;
+  using Units = std::vector<std::shared_ptr<UnitHandle>>;
+  static constexpr size_t kMostGraphs = 4096;
+
+  static bool is_graph(const OperatorCall& node) { return node.name() == kCompiledBackward; }
+
+  std::unique_ptr<Casting> visit_arguments(const OperatorCall& call) {
+    std::unique_ptr<Casting> casting;
+    size_t argument = 0;
+    for (const c10::IValue& value : call.inputs()) {
+      if (value.isTensor()) {
+        UnitHandle* const parameter = visit_argument(call, value.toTensor(), argument);
+        if (parameter != nullptr && call.kind() == OperatorCall::Kind::kGraph) add_to_graph(call, parameter);
+        // Autocast casts inside an operator (linear > to > _to_copy); a cast that
+        // the model makes itself is its own.
+        if (parameter != nullptr && thread_state.depth >= 3 && parameter->residency->tracks_casts() &&
+            std::strcmp(call.name(), "aten::_to_copy") == 0)
+          casting = std::make_unique<Casting>(cast_source(parameter, value.toTensor()));
+      } else if (value.isList()) {  // Tensor[] and Tensor?[]
+        for (const c10::IValue& item : value.toListRef()) {
+          if (item.isTensor()) {
+            visit_argument(call, item.toTensor(), argument);
+          } else if (!item.isNone()) {
+            break;
+          }
+        }
+      }
+      ++argument;
+    }
+    return casting;
+  }
+
+  void add_to_graph(const OperatorCall& graph, UnitHandle* unit) {
+    // Each node of backward costs a call more from the first graph on.
+    static const Hearing& nodes = *new Hearing(Turn::kResidency, *this, {.nodes = true});
+    static_cast<void>(nodes);
+    units_of_graphs_.note(graph.function(), [&](Units& units) {
+      const bool is_known =
+          std::any_of(units.begin(), units.end(), [&](const auto& one) { return one.get() == unit; });
+      if (!is_known) units.push_back(unit->shared_from_this());
+    });
+  }
+
+  void begin_backward(const OperatorCall& node) {
+    ++thread_state.depth;
+    const OurOwnOperators of_the_residency;
+    for (const auto& unit : units_of_graphs_.of(node.function()).value_or(Units()))
+      if (unit->residency != nullptr) note_use(unit.get(), node.name());
+  }
+
+  static void track(const CastSource& cast, const std::vector<c10::IValue>& outputs) {
+    if (cast.handle == nullptr || cast.handle->residency == nullptr || outputs.empty() ||
+        !outputs.front().isTensor())
+      return;
+    const PauseListening our_own_operators;
+    cast.handle->residency->track_cast(cast, outputs.front().toTensor());
+  }
+
+  static void release_pins() {
+    const OurOwnOperators of_the_residency;
+    for (Residency* residency : thread_state.residencies) residency->operator_ended();
+    thread_state.residencies.clear();
+  }
+
+  /// The units that each forward of a graph has read, until its backward has ended. Handles, and no memory of
+  /// an engine that is gone.
+  ForwardNotes<Units> units_of_graphs_{kMostGraphs};
 };
 
 }  // namespace
 
-bool residency_at_work() { return thread_state.inside_residency; }
+OperatorListener::OperatorListener(bool casts)
+    : hearing_(Turn::kResidency, ReadObserver::of_process(), {.outputs = casts}) {}
 
-OperatorListener::OperatorListener(bool casts) : casts_(casts) {
-  Callback::of_process().change(1, casts_ ? 1 : 0);
-}
-
-OperatorListener::~OperatorListener() {
-  Callback::of_process().change(-1, casts_ ? -1 : 0);
-  compiled_graphs().forget_the_gone();
-}
+OperatorListener::~OperatorListener() { ReadObserver::of_process().forget_the_gone(); }
 
 CompiledGraphRead::CompiledGraphRead(const std::vector<at::Tensor>& inputs) {
   if (thread_state.depth > 0) return;
@@ -254,7 +193,7 @@ CompiledGraphRead::CompiledGraphRead(const std::vector<at::Tensor>& inputs) {
         find_unit(*input.storage().unsafeGetStorageImpl()) != nullptr)
       parameters.emplace_back(input);
   event_.emplace(at::RecordScope::FUNCTION);
-  event_->before(CompiledGraphs::kAnnounced.data(),
+  event_->before(kCompiledGraphRead.data(),
                  c10::ArrayRef<const c10::IValue>(parameters.data(), parameters.size()));
 }
 

@@ -1,6 +1,4 @@
-// OperatorListener: hears of every operator before it runs and tells the Residency which units it is about to
-// read or write. libtorch's C++ modules have no forward hooks; the dispatcher's at::RecordFunction is the one
-// place all of them, forward and backward, C++ and TorchScript, pass through.
+// OperatorListener: tells the Residency which units an operator is about to read or write.
 //
 // Composite operators (linear, lstm, convolution, layer_norm …) read several tensors inside. Units touched by
 // an operator, or by the operators it calls, stay unsharded until the outermost call has returned.
@@ -12,13 +10,12 @@
 #include <optional>
 #include <vector>
 
-#include "zero/memory/pause_listening.h"
+#include "zero/operators/tap.h"
 
 namespace tessera::zero {
 
-/// Hears operators and tells Residency what they are about to read. While one lives, the operators of all
-/// threads of the process are heard: a model may be run by another thread than the one that made its engine.
-/// Several may live at once: they share one callback.
+/// While one lives, the operators of all threads of the process are heard: a model may be run by another
+/// thread than the one that made its engine. Several may live at once.
 class OperatorListener {
  public:
   /// `casts`: also track low-precision copies of parameters (needed under autocast with sharded parameters;
@@ -29,7 +26,7 @@ class OperatorListener {
   OperatorListener& operator=(const OperatorListener&) = delete;
 
  private:
-  bool casts_;
+  Hearing hearing_;
 };
 
 /// Announces the units that a graph of torch.compile reads. While one lives, a graph of torch.compile that
@@ -46,9 +43,5 @@ class CompiledGraphRead {
  private:
   std::optional<at::RecordFunction> event_;
 };
-
-/// Whether a Residency is at work on this thread: its gathers and copies call operators too, but at
-/// other places in each step. Other listeners must not take them for the model's.
-bool residency_at_work();
 
 }  // namespace tessera::zero

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "tests/zero/zero_testing.h"
+#include "zero/memory/pause_listening.h"
 
 namespace tessera::zero::testing {
 namespace {

@@ -9,6 +9,7 @@
 
 #include "core/async_io/spill_file_internal.h"
 #include "tests/zero/offload/offload_testing.h"
+#include "zero/memory/pause_listening.h"
 
 namespace tessera::zero::testing {
 namespace {

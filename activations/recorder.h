@@ -1,4 +1,4 @@
-// Listener: connects the operators and the saved tensors of this process with the Recordings of its models. A
+// Recorder: gives the operators and the saved tensors of this process to the Recordings of its models. A
 // thread begins to record when an operator on it reads a parameter of a model that trains, so a model may be
 // called in any way and by any thread; it stops at the model's backward.
 #pragma once
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "activations/recording.h"
+#include "zero/operators/tap.h"
 #include "zero/plan/layout.h"
 
 namespace tessera::zero {
@@ -19,7 +20,7 @@ class Residency;
 namespace tessera::activations {
 
 /// A model as operators show it.
-struct Subject {
+struct RecordedModel {
   std::shared_ptr<Recording> recording;
   const zero::Residency* residency = nullptr;  ///< the one that its units point to
   std::vector<zero::UnitSlice> slices;         ///< by parameter
@@ -30,31 +31,17 @@ struct Subject {
 };
 
 /// Gives the operators of a model that trains to its Recording. While one lives, the operators of all threads
-/// are heard.
-class Listener {
+/// are heard, but for those that repeat what was computed before (zero::RepeatedOperators).
+class Recorder {
  public:
-  explicit Listener(std::shared_ptr<Subject> subject);
-  ~Listener();
-  Listener(const Listener&) = delete;
+  explicit Recorder(std::shared_ptr<RecordedModel> model);
+  ~Recorder();
+  Recorder(const Recorder&) = delete;
 
  private:
-  std::shared_ptr<Subject> subject_;
+  std::shared_ptr<RecordedModel> model_;
+  zero::Hearing hearing_;
 };
-
-/// Pauses the recording of this thread's operators during its lifetime. (OperatorListener of zero/ hears
-/// them.)
-class Unheard {
- public:
-  Unheard();
-  ~Unheard();
-  Unheard(const Unheard&) = delete;
-
- private:
-  bool before_;
-};
-
-/// Whether one lives: operators of this thread repeat what was computed before, or are our own.
-bool unheard_on_this_thread();
 
 /// What stands for `tensor` in autograd's graph: of the model that this thread is in the forward of;
 /// null when it is in none.
