@@ -646,8 +646,7 @@ void ShardedModel::unpin(const std::vector<int>& units, int modifier_rank) {
     const at::Tensor& full = unit.memory.full();
     if (comm_->size() > 1) comm_->broadcast(full, modifier_rank, unit.name)->wait();
     const InMemory weights(unit, kUpdated, InMemory::Access::kReadWrite);
-    // What was written lies in another memory than the shard.
-    if (unit.placement.parameters != Placement::Parameters::kWhole)
+    if (unit.placement.sharded())  // what was written lies in another memory than the shard
       unit.shard.copy_(full.narrow(0, unit.shard_range.begin, unit.shard_range.numel()));
     unit.values_changed();
     unit.publish_private_writes(gather_comm_->host_rank());

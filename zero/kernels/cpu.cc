@@ -197,12 +197,6 @@ NormPart squared_norm(const ConstSpan& grad) {
   return std::isfinite(sum) ? NormPart{sum, 0} : squared_norm_of_finite(grad);
 }
 
-int64_t first_nonfinite(const ConstSpan& grad) {
-  for (int64_t i = 0; i < grad.numel; ++i)
-    if (!is_finite(load_element(grad.data, grad.dtype, i))) return i;
-  return -1;
-}
-
 void update(const Rule& rule, const UpdateArgs& args) {
   std::visit([&](const auto& chosen) { update_all(chosen, args); }, rule);
 }

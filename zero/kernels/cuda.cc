@@ -52,14 +52,6 @@ void squared_norms(const std::vector<ConstSpan>& grads, const std::vector<double
         "squared_norms");
 }
 
-int64_t first_nonfinite(const ConstSpan& grad, at::Device device) {
-  static const auto launch = TESSERA_RESOLVE(tessera_cuda_first_nonfinite);
-  const c10::DeviceGuard guard(device);
-  const at::Tensor index = empty_on(device, 1, at::kLong);
-  check(launch(&grad, index.data_ptr<int64_t>(), current_stream(device)), "first_nonfinite");
-  return index.item<int64_t>();
-}
-
 void update(const std::vector<Rule>& rules, const std::vector<UpdateArgs>& args, at::Device device) {
   static const auto launch = TESSERA_RESOLVE(tessera_cuda_update);
   const c10::DeviceGuard guard(device);

@@ -91,17 +91,6 @@ __global__ void __launch_bounds__(kThreads)
   reduce_block(mine, reinterpret_cast<Pair*>(table.results[entry]));
 }
 
-/// `*result` starts as -1, the largest of unsigned numbers; a minimum does not
-/// depend on the order it is taken in.
-__global__ void first_nonfinite_kernel(ConstSpan grad, unsigned long long* result) {
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < grad.numel; i += stride) {
-    if (is_finite(load_element(grad.data, grad.dtype, i))) continue;
-    atomicMin(result, static_cast<unsigned long long>(i));
-    return;  // this thread's later elements have larger indices
-  }
-}
-
 /// What adam_8bit_kernel gets, in the constant memory of its arguments.
 struct Adam8bit {
   Adam8bitArgs parameter;
@@ -273,18 +262,6 @@ const char* tessera_cuda_squared_norms(const tk::ConstSpan* spans, double* const
               tk::norm_kernel<<<full.num_blocks(), tk::kThreads, 0, cuda_stream>>>(full, partials);
             });
       });
-}
-
-const char* tessera_cuda_first_nonfinite(const tk::ConstSpan* grad, int64_t* result, void* stream) {
-  constexpr int64_t kMaxBlocks = 1024;
-  auto* cuda_stream = static_cast<cudaStream_t>(stream);
-  const cudaError_t error = cudaMemsetAsync(result, 0xFF, sizeof(int64_t), cuda_stream);
-  if (error != cudaSuccess) return cudaGetErrorString(error);
-  const int64_t blocks = (grad->numel + tk::kThreads - 1) / tk::kThreads;
-  if (blocks == 0) return nullptr;
-  tk::first_nonfinite_kernel<<<static_cast<int>(blocks < kMaxBlocks ? blocks : kMaxBlocks), tk::kThreads, 0,
-                               cuda_stream>>>(*grad, reinterpret_cast<unsigned long long*>(result));
-  return tk::launch_error();
 }
 
 const char* tessera_cuda_lamb_norms(const tk::LambRule* rules, const tk::UpdateArgs* args,

@@ -11,10 +11,8 @@
 namespace tessera::kernels::cuda {
 
 /// Each throws tessera::Error when CUDA reports an error or the plugin cannot be opened. `device` is where
-/// the pointers live. Only first_nonfinite waits for the stream. `rows[i]`, in the device's memory, receives
-/// two fp64 for segment i.
+/// the pointers live. `rows[i]`, in the device's memory, receives two fp64 for segment i.
 void squared_norms(const std::vector<ConstSpan>& grads, const std::vector<double*>& rows, at::Device device);
-int64_t first_nonfinite(const ConstSpan& grad, at::Device device);
 void update(const std::vector<Rule>& rules, const std::vector<UpdateArgs>& args, at::Device device);
 void accumulate(const std::vector<AccumulateArgs>& args, at::Device device);
 void lamb_norms(const std::vector<LambRule>& rules, const std::vector<UpdateArgs>& args,

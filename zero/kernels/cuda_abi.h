@@ -23,10 +23,6 @@ const char* tessera_cuda_accumulate(const tessera::kernels::AccumulateArgs* args
 const char* tessera_cuda_squared_norms(const tessera::kernels::ConstSpan* spans, double* const* results,
                                        int64_t count, double* scratch, void* stream);
 
-/// *result = index of the first inf or NaN, or -1.
-const char* tessera_cuda_first_nonfinite(const tessera::kernels::ConstSpan* grad, int64_t* result,
-                                         void* stream);
-
 /// results[i][0] = sum of squares of the weights of segment i, results[i][1] = of its update.
 const char* tessera_cuda_lamb_norms(const tessera::kernels::LambRule* rules,
                                     const tessera::kernels::UpdateArgs* args, double* const* results,

@@ -1,6 +1,8 @@
 #include "zero/kernels/kernels.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/isfinite.h>
 
 #include <algorithm>
 #include <array>
@@ -252,8 +254,9 @@ NormPart squared_norm(const at::Tensor& grad) {
 }
 
 int64_t first_nonfinite(const at::Tensor& grad) {
-  const ConstSpan span = span_of(grad);
-  return grad.is_cuda() ? cuda::first_nonfinite(span, grad.device()) : cpu::first_nonfinite(span);
+  const at::NoGradGuard no_grad;
+  const at::Tensor nonfinite = at::isfinite(grad).logical_not_();
+  return nonfinite.any().item<bool>() ? nonfinite.to(at::kByte).argmax().item<int64_t>() : -1;
 }
 
 void update(OptimizerKind kind, double grad_scale, const std::vector<SegmentUpdate>& updates) {

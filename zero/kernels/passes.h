@@ -61,7 +61,6 @@ TESSERA_HD void store_element(void* data, DType dtype, int64_t i, float value) {
 /// One thread's work; kernels.cc cuts it into chunks. Sums are over lanes fixed by the index in the span.
 namespace cpu {
 NormPart squared_norm(const ConstSpan& grad);
-int64_t first_nonfinite(const ConstSpan& grad);
 void update(const Rule& rule, const UpdateArgs& args);
 LambPart lamb_norms(const LambRule& rule, const UpdateArgs& args);
 void lamb_apply(const LambRule& rule, float step_size, const UpdateArgs& args);
