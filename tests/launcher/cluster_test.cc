@@ -119,7 +119,8 @@ TEST_F(ClusterTest, RanksOnOtherHostsThatHangAreEnded) {
 }
 
 TEST_F(ClusterTest, ASignalLetsRanksOfAllHostsSave) {
-  Tool tool(folder_, args("h1 slots=1\nh2 slots=2\n", {"save", "200"}), path());
+  // Ranks of a host that is not told would save when this time is over, which is longer than the test waits.
+  Tool tool(folder_, args("h1 slots=1\nh2 slots=2\n", {"save", "200"}, {"--save-grace", "1000"}), path());
   ASSERT_TRUE(folder_.wait_for("ready", 3));
   tool.signal(SIGTERM);
   EXPECT_EQ(tool.wait(), 0) << errors();

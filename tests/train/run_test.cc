@@ -7,6 +7,7 @@
 #include <ATen/record_function.h>
 
 #include <algorithm>
+#include <chrono>
 #include <set>
 #include <sstream>
 #include <thread>
@@ -22,6 +23,13 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
+
+TEST(JoinGroup, CollectivesHaveTheTimeLimitOfTheConfiguration) {
+  TrainerConfig trainer;
+  trainer.device = "cpu";
+  trainer.timeout_s = 2.5;
+  EXPECT_EQ(join_group(trainer, comm::Environment{}, Logger())->timeout(), std::chrono::milliseconds(2500));
+}
 
 TEST_F(TrainerTest, RunJoinsLoadsAndTrains) {
   Registry registry;
