@@ -170,7 +170,7 @@ fuzz: deps  ## feeds damaged checkpoints to the readers; needs clang++
 	@scripts/build.sh fuzz fuzzers
 	@tests/checkpoint/fuzz/run.sh
 
-mutants:  ## puts bugs of the protocols into a copy; the tests must find them
+mutants:  ## puts bugs into a copy; the tests must find them
 	@scripts/setup.sh --python
 	@nice python3 -B tests/mutants/mutants.py $(ARGS)
 
