@@ -27,7 +27,7 @@ struct PolicyOptions {
     kOffload  ///< all results of operators go to disk
   };
   Kind kind = Kind::kCheap;
-  int num_blocks = std::numeric_limits<int>::max();  ///< so many blocks count, the first of the model
+  int64_t num_blocks = std::numeric_limits<int64_t>::max();  ///< so many blocks count, the first of the model
   /// Returns whether the module of this name is a block. Unset: the blocks are found automatically.
   std::function<bool(const std::string& module)> is_block;
   std::unordered_set<std::string> keep;  ///< operators whose results are never made again ("aten::gelu")

@@ -166,8 +166,7 @@ std::vector<Field> activation_fields(ActivationConfig& c) {
        "repeated submodules are found by themselves"},
       {"nvme_path", &c.nvme_path,
        "Our own key: folder for saved tensors, for \"offload\"; the files have no name there, and go with "
-       "the "
-       "process",
+       "the process",
        kNullable},
       {"verify", &c.verify,
        "Our own key: in so many first forwards, and in one of 256 later, what is made again in backward (or "

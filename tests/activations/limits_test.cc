@@ -12,6 +12,7 @@
 #include "core/files/temporary_folder.h"
 #include "tests/activations/models.h"
 #include "tests/support/errors.h"
+#include "tests/support/log_file.h"
 
 namespace tessera::testing {
 namespace {
@@ -202,6 +203,16 @@ TEST_F(Limits, AnInPlaceOperatorIsRepeatedOnACopyOfWhatOthersNeed) {
     return h * at::gelu(before + input);  // made again: the product, then what was there before it
   };
   expect_the_gradient_of_none({"cheap"});
+}
+
+TEST_F(Limits, ANumberOfBlocksUnderAnotherPolicyIsWarnedOf) {
+  LogFile log;
+  Case c;
+  c.config.activations.policy = "cheap";
+  c.config.activations.number_checkpoints = 1;
+  initialize(model, engine_config(c), std::make_shared<comm::SelfCommunicator>(std::chrono::minutes(1)),
+             {.log = log.logger()});
+  EXPECT_THAT(log.text(), HasSubstr("number_checkpoints has no effect under the policy \"cheap\""));
 }
 
 TEST_F(Limits, TheGraphMayOutliveTheEngine) {
