@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -143,8 +145,9 @@ class ReadObserver final : public OperatorObserver {
 
   void add_to_graph(const OperatorCall& graph, UnitHandle* unit) {
     // Each node of backward costs a call more from the first graph on.
-    static const Hearing& nodes = *new Hearing(Turn::kResidency, *this, {.nodes = true});
-    static_cast<void>(nodes);
+    std::call_once(at_the_first_graph_, [&] {
+      nodes_ = std::make_unique<Hearing>(Turn::kResidency, *this, Needs{.nodes = true});
+    });
     units_of_graphs_.note(graph.function(), [&](Units& units) {
       const bool is_known =
           std::any_of(units.begin(), units.end(), [&](const auto& one) { return one.get() == unit; });
@@ -176,6 +179,8 @@ class ReadObserver final : public OperatorObserver {
   /// The units that each forward of a graph has read, until its backward has ended. Handles, and no memory of
   /// an engine that is gone.
   ForwardNotes<Units> units_of_graphs_{kMostGraphs};
+  std::once_flag at_the_first_graph_;
+  std::unique_ptr<Hearing> nodes_;
 };
 
 }  // namespace

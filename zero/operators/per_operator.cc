@@ -17,10 +17,9 @@ class Listener final : public c10::OpRegistrationListener {
 
 }  // namespace
 
-void when_an_operator_goes(std::function<void(const char* name)> function) {
-  // Forever: libraries of operators go when the process ends, too.
-  new c10::RegistrationHandleRAII(
-      c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>(std::move(function))));
+c10::RegistrationHandleRAII when_an_operator_goes(std::function<void(const char* name)> function) {
+  return c10::Dispatcher::singleton().addRegistrationListener(
+      std::make_unique<Listener>(std::move(function)));
 }
 
 }  // namespace tessera::zero

@@ -19,9 +19,10 @@
 
 namespace tessera::zero {
 
-/// From now on `function` is called with the name of each operator that goes, at its address, until the
-/// process ends.
-void when_an_operator_goes(std::function<void(const char* name)> function);
+/// While what it returns lives, `function` is called with the name of each operator that goes, at its
+/// address.
+[[nodiscard]] c10::RegistrationHandleRAII when_an_operator_goes(
+    std::function<void(const char* name)> function);
 
 /// `Facts` are made of a `const c10::OperatorHandle&`. Thread-safe. References are valid until the process
 /// ends.
@@ -53,16 +54,15 @@ class PerOperator {
     const auto found = facts_.find(name);
     return found == facts_.end() ? nullptr : found->second.get();
   }
-  PerOperator() {
-    when_an_operator_goes([this](const char* name) {
-      const std::lock_guard lock(mutex_);
-      if (auto entry = facts_.extract(name)) gone_.push_back(std::move(entry.mapped()));
-    });
-  }
+  PerOperator() = default;
 
   std::mutex mutex_;  // guards what follows
   std::unordered_map<const char*, std::unique_ptr<const Facts>> facts_;
   std::vector<std::unique_ptr<const Facts>> gone_;
+  const c10::RegistrationHandleRAII listens_ = when_an_operator_goes([this](const char* name) {
+    const std::lock_guard lock(mutex_);
+    if (auto entry = facts_.extract(name)) gone_.push_back(std::move(entry.mapped()));
+  });
 };
 
 }  // namespace tessera::zero

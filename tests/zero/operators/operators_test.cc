@@ -38,7 +38,9 @@ TEST(PerOperator, AnOperatorThatGetsTheAddressOfOneThatHasGoneIsAnother) {
     EXPECT_EQ(&PerOperator<Schema>::of(op), &known);
     if (known.address == std::exchange(address, known.address)) ++num_same;
   }
+#ifndef __SANITIZE_ADDRESS__  // which does not give an address again
   EXPECT_GT(num_same, 0) << "the case is not the one that the test is about";
+#endif
 }
 
 /// What is noted is asked for by nodes of backward.
