@@ -83,7 +83,8 @@ class Callback {
     num_nodes_ += needs.nodes ? by : 0;
     num_all_ += by;
     const Turns mine = bit(static_cast<size_t>(turn));
-    if (by > 0) observers[static_cast<size_t>(turn)] = observer;
+    OperatorObserver*& known = observers[static_cast<size_t>(turn)];
+    if (known == nullptr) known = observer;  // before anybody hears: other threads read it
     hearing = static_cast<Turns>(num > 0 ? hearing | mine : hearing & ~mine);
     install();
   }

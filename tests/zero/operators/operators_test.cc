@@ -95,12 +95,22 @@ class Hears final : public OperatorObserver {
   std::vector<std::string>& events_;
 };
 
+/// Of the process, as observers are.
+std::vector<std::string> events;
+Hears& flops() {
+  static Hears& observer = *new Hears("flops", events);
+  return observer;
+}
+Hears& origin() {
+  static Hears& observer = *new Hears("origin", events);
+  return observer;
+}
+
 TEST(Tap, ObserversHearInTheirOrderAndEndInTheOther) {
   const at::Tensor x = at::ones({2});
-  std::vector<std::string> events;
-  Hears flops("flops", events), origin("origin", events);
-  const Hearing later(Turn::kOrigin, origin, {});
-  const Hearing earlier(Turn::kFlops, flops, {});
+  events.clear();
+  const Hearing later(Turn::kOrigin, origin(), {});
+  const Hearing earlier(Turn::kFlops, flops(), {});
   x.neg();
   EXPECT_THAT(events, ElementsAre("flops begins aten::neg", "origin begins aten::neg",
                                   "origin ends aten::neg", "flops ends aten::neg"));
@@ -114,14 +124,13 @@ TEST(Tap, ObserversHearInTheirOrderAndEndInTheOther) {
 
 TEST(Tap, WhoBeginsToHearInsideOfAnOperatorDoesNotHearItsEnd) {
   const at::Tensor x = at::ones({2});
-  std::vector<std::string> events;
-  Hears flops("flops", events), origin("origin", events);
+  events.clear();
   std::optional<Hearing> later;
   {
-    const Hearing earlier(Turn::kFlops, flops, {});
+    const Hearing earlier(Turn::kFlops, flops(), {});
     {
       RECORD_FUNCTION("CompiledGraphRead", std::vector<c10::IValue>({x}));
-      later.emplace(Turn::kOrigin, origin, Needs{});
+      later.emplace(Turn::kOrigin, origin(), Needs{});
     }
   }
   x.neg();
