@@ -1,7 +1,6 @@
 #include "activations/checkpointing.h"
 
 #include <algorithm>
-#include <sstream>
 
 #include "activations/blocks.h"
 #include "core/str.h"
@@ -33,10 +32,7 @@ std::shared_ptr<RecordedModel> recorded_model(zero::ShardedModel& model, const P
 Checkpointing::Checkpointing(zero::ShardedModel& model, const PolicyOptions& options, bool install_hooks)
     : recorded_(recorded_model(model, options)), recorder_(recorded_) {
   if (install_hooks) install_autograd_hooks();
-  for (int& block : recorded_->blocks) {
-    num_blocks_ = std::max(num_blocks_, block + 1);
-    if (block >= options.num_blocks) block = -1;
-  }
+  for (const int block : recorded_->blocks) num_blocks_ = std::max(num_blocks_, block + 1);
 }
 
 void Checkpointing::end_forward() {

@@ -8,8 +8,6 @@
 #include "core/str.h"
 
 namespace tessera::activations {
-namespace {}  // namespace
-
 Recording::Recording(PolicyOptions options) : options_(std::move(options)) {
   choose_verifying();
   if (options_.directory.empty()) return;
@@ -145,6 +143,7 @@ ValuePtr Recording::copied_value(const at::Tensor& tensor) {
 /// A parameter that began the block and is read again: the block is called again.
 void Recording::enter_block(int block, int parameter) {
   const std::lock_guard lock(mutex_);
+  if (block >= options_.num_blocks) block = -1;
   if (block == block_ && (block < 0 || parameter != block_entry_)) return;
   ++segment_;
   block_ = block;

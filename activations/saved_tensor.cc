@@ -115,7 +115,7 @@ bool Recording::can_be_made(const ValuePtr& value, bool cheaply) const {
 
 at::Tensor Recording::make_again(const ValuePtr& value) {
   const std::lock_guard lock(mutex_);
-  const zero::RepeatedOperators our_own_operators;
+  const zero::RepeatedOperators of_the_forward;
   at::Tensor tensor = make(value, counts_.work);
   if (value->recomputed) {  // others may be made of it, after a backward has written it
     value->handed_out = true;

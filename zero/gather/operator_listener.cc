@@ -90,7 +90,7 @@ class ReadObserver final : public OperatorObserver {
 
   std::unique_ptr<at::ObserverContext> begin(const OperatorCall& call) override {
     if (call.is_node()) {
-      if (is_graph(call)) begin_backward(call);
+      if (is_of_graph(call)) begin_backward(call);
       return nullptr;
     }
     ++thread_state.depth;
@@ -98,7 +98,7 @@ class ReadObserver final : public OperatorObserver {
   }
 
   void end(const OperatorCall& call, at::ObserverContext* context) override {
-    if (call.is_node() && !is_graph(call)) return;
+    if (call.is_node() && !is_of_graph(call)) return;
     if (call.is_node()) units_of_graphs_.forget(call.function());
     if (context != nullptr) track(static_cast<Casting&>(*context).source, call.outputs());
     if (--thread_state.depth == 0 && !thread_state.residencies.empty()) release_pins();
@@ -115,7 +115,7 @@ class ReadObserver final : public OperatorObserver {
   using Units = std::vector<std::shared_ptr<UnitHandle>>;
   static constexpr size_t kMostGraphs = 4096;
 
-  static bool is_graph(const OperatorCall& node) { return node.name() == kCompiledBackward; }
+  static bool is_of_graph(const OperatorCall& node) { return node.name() == kCompiledBackward; }
 
   std::unique_ptr<Casting> visit_arguments(const OperatorCall& call) {
     std::unique_ptr<Casting> casting;

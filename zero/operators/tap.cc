@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <mutex>
+#include <unordered_set>
 #include <utility>
 
 #include "zero/operators/compiled_graphs.h"
@@ -77,28 +78,25 @@ class Callback {
 
   void change(Turn turn, OperatorObserver* observer, Needs needs, int by) {
     const std::lock_guard lock(mutex_);
-    int& num = num_[static_cast<size_t>(turn)];
-    num += by;
+    const auto place = static_cast<size_t>(turn);
+    num_[place] += by;
     num_outputs_ += needs.outputs ? by : 0;
     num_nodes_ += needs.nodes ? by : 0;
-    num_all_ += by;
-    const Turns mine = bit(static_cast<size_t>(turn));
-    OperatorObserver*& known = observers[static_cast<size_t>(turn)];
-    if (known == nullptr) known = observer;  // before anybody hears: other threads read it
-    hearing = static_cast<Turns>(num > 0 ? hearing | mine : hearing & ~mine);
+    if (observers[place] == nullptr) observers[place] = observer;  // before it hears: other threads read it
+    hearing = static_cast<Turns>(num_[place] > 0 ? hearing | bit(place) : hearing & ~bit(place));
     install();
   }
 
  private:
   void install() {
     const Needs needs{.outputs = num_outputs_ > 0, .nodes = num_nodes_ > 0};
-    const bool same = needs.outputs == installed_.outputs && needs.nodes == installed_.nodes;
-    if (num_all_ > 0 && handle_ && same) return;
+    const bool is_heard = hearing != 0;
+    if (is_heard && handle_ && needs == installed_) return;
     // The new one first: other threads may be in the middle of a model.
     const std::optional<at::CallbackHandle> before = std::exchange(handle_, std::nullopt);
-    std::unordered_set<at::RecordScope, std::hash<at::RecordScope>> scopes{at::RecordScope::FUNCTION};
+    std::unordered_set<at::RecordScope> scopes{at::RecordScope::FUNCTION};
     if (needs.nodes) scopes.insert(at::RecordScope::BACKWARD_FUNCTION);
-    if (num_all_ > 0)
+    if (is_heard)
       handle_ = at::addGlobalCallback(at::RecordFunctionCallback(on_start, on_end)
                                           .needsInputs(true)
                                           .needsOutputs(needs.outputs)
@@ -109,7 +107,7 @@ class Callback {
 
   std::mutex mutex_;  // guards what follows
   std::array<int, kNumTurns> num_{};
-  int num_all_ = 0, num_outputs_ = 0, num_nodes_ = 0;
+  int num_outputs_ = 0, num_nodes_ = 0;
   Needs installed_;
   std::optional<at::CallbackHandle> handle_;
 };

@@ -64,6 +64,7 @@ inline constexpr size_t kNumTurns = 4;
 struct Needs {
   bool outputs = false;
   bool nodes = false;  ///< of backward
+  bool operator==(const Needs&) const = default;
 };
 
 /// While one lives, an observer hears operators. Several may live for one, and may need different things.
