@@ -90,20 +90,6 @@ void squared_norms(benchmark::State& state, const Place& place, at::ScalarType d
               [&] { kernels::squared_norms(units, sums, rows); });
 }
 
-/// Gradients into fp32 accumulators.
-void accumulate(benchmark::State& state, const Place& place, at::ScalarType dtype, int num_tensors,
-                bool add) {
-  const at::Tensor gradient = values(dtype, place), accumulator = values(at::kFloat, place);
-  const std::vector<at::Tensor> from = parts_of(gradient, num_tensors),
-                                to = parts_of(accumulator, num_tensors);
-  std::vector<kernels::Accumulation> all;
-  for (size_t i = 0; i < from.size(); ++i) all.push_back({from[i], to[i], add});
-  const double passes = add ? 2 : 1;
-  beside_copy(state, place,
-              static_cast<double>(gradient.nbytes()) + passes * static_cast<double>(accumulator.nbytes()),
-              [&] { kernels::accumulate(all); });
-}
-
 /// fp32 moments and masters. `param`: the dtype of the parameter that is written too; none in fp32. `grad`:
 /// of the gradient.
 struct Update {
@@ -223,12 +209,6 @@ void add_passes(const std::string& prefix, const Place& place) {
     for (const int num_units : {1, 64})
       add(str(prefix, "squared_norm/", c10::toString(dtype), "/units_", num_units),
           [=](benchmark::State& state) { squared_norms(state, place, dtype, num_units); });
-  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16})
-    for (const int num_tensors : {1, 256})
-      for (const bool add_up : {false, true})
-        add(str(prefix, add_up ? "accumulate_add/" : "accumulate_copy/", c10::toString(dtype), "/tensors_",
-                num_tensors),
-            [=](benchmark::State& state) { accumulate(state, place, dtype, num_tensors, add_up); });
   const std::pair<const char*, kernels::OptimizerKind> kinds[] = {{"AdamW", kernels::OptimizerKind::kAdamW},
                                                                   {"SGD", kernels::OptimizerKind::kSGD},
                                                                   {"Lion", kernels::OptimizerKind::kLion}};

@@ -58,12 +58,6 @@ void update(const std::vector<Rule>& rules, const std::vector<UpdateArgs>& args,
   check(launch(rules.data(), args.data(), count_of(args.size()), current_stream(device)), "update");
 }
 
-void accumulate(const std::vector<AccumulateArgs>& args, at::Device device) {
-  static const auto launch = TESSERA_RESOLVE(tessera_cuda_accumulate);
-  const c10::DeviceGuard guard(device);
-  check(launch(args.data(), count_of(args.size()), current_stream(device)), "accumulate");
-}
-
 void lamb_norms(const std::vector<LambRule>& rules, const std::vector<UpdateArgs>& args,
                 const std::vector<double*>& rows, at::Device device) {
   static const auto launch = TESSERA_RESOLVE(tessera_cuda_lamb_norms);

@@ -31,13 +31,6 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
-    accumulate_kernel(const __grid_constant__ device::AccumulateTable table) {
-  const int block = static_cast<int>(blockIdx.x), entry = table.entry_of(block);
-  device::accumulate_chunk(table.entries[entry], block - table.first_block[entry],
-                           static_cast<int>(threadIdx.x));
-}
-
-__global__ void __launch_bounds__(kThreads)
     lamb_apply_kernel(const __grid_constant__ device::LambTable table) {
   const int block = static_cast<int>(blockIdx.x), entry = table.entry_of(block);
   device::lamb_apply_chunk(table.entries[entry], block - table.first_block[entry],
@@ -230,21 +223,6 @@ const char* tessera_cuda_update(const tk::Rule* rules, const tk::UpdateArgs* arg
         },
         rules[begin]);
   return error;
-}
-
-const char* tessera_cuda_accumulate(const tk::AccumulateArgs* args, int64_t count, void* stream) {
-  return tk::in_tables<tk::device::AccumulateTable>(
-      count,
-      [&](auto& table, int64_t i) {
-        const tk::device::Groups groups = tk::device::groups_of(args[i]);
-        table.add({args[i], groups}, groups.num_blocks());
-      },
-      [&](const auto& table, int64_t) {
-        return tk::launch_if_any(table, [&](const auto& full) {
-          tk::accumulate_kernel<<<full.num_blocks(), tk::kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-              full);
-        });
-      });
 }
 
 const char* tessera_cuda_squared_norms(const tk::ConstSpan* spans, double* const* results, int64_t count,

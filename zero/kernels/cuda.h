@@ -14,7 +14,6 @@ namespace tessera::kernels::cuda {
 /// the pointers live. `rows[i]`, in the device's memory, receives two fp64 for segment i.
 void squared_norms(const std::vector<ConstSpan>& grads, const std::vector<double*>& rows, at::Device device);
 void update(const std::vector<Rule>& rules, const std::vector<UpdateArgs>& args, at::Device device);
-void accumulate(const std::vector<AccumulateArgs>& args, at::Device device);
 void lamb_norms(const std::vector<LambRule>& rules, const std::vector<UpdateArgs>& args,
                 const std::vector<double*>& rows, at::Device device);
 void lamb_apply(const std::vector<LambRule>& rules, const std::vector<float>& step_sizes,

@@ -15,10 +15,6 @@ extern "C" {
 const char* tessera_cuda_update(const tessera::kernels::Rule* rules, const tessera::kernels::UpdateArgs* args,
                                 int64_t count, void* stream);
 
-/// Segments whose `into` do not overlap.
-const char* tessera_cuda_accumulate(const tessera::kernels::AccumulateArgs* args, int64_t count,
-                                    void* stream);
-
 /// results[i][0] = sum of squares of the finite elements of spans[i], results[i][1] = number of the others.
 const char* tessera_cuda_squared_norms(const tessera::kernels::ConstSpan* spans, double* const* results,
                                        int64_t count, double* scratch, void* stream);

@@ -67,12 +67,6 @@ inline Groups groups_of(const UpdateArgs& args) {
   return groups;
 }
 
-inline Groups groups_of(const AccumulateArgs& args) {
-  const int32_t shift = misaligned_by(args.into, args.into_dtype);
-  const bool aligned = misaligned_by(args.grad, args.grad_dtype) == shift;
-  return {.numel = args.numel, .shift = aligned ? shift : 0, .aligned = aligned};
-}
-
 /// Returns the groups of a pass that sums.
 inline Groups groups_of(const ConstSpan& span) {
   return {.numel = span.numel, .shift = 0, .aligned = misaligned_by(span.data, span.dtype) == 0};
@@ -244,30 +238,6 @@ TESSERA_HD void update_chunk(const UpdateEntry<RuleType>& entry, int64_t chunk, 
   });
 }
 
-struct AccumulateEntry {
-  AccumulateArgs args;
-  Groups groups;
-};
-
-TESSERA_HD void accumulate_chunk(const AccumulateEntry& entry, int64_t chunk, int thread) {
-  const AccumulateArgs& args = entry.args;
-  // All are on their way before the first is waited for.
-  FourFloats loaded[kGroupsAThread];
-  const auto for_mine = [&](const auto& visit) {
-    for (int i = 0; i < kGroupsAThread; ++i) {
-      const int64_t group = group_of(chunk, thread, i);
-      if (group < entry.groups.count()) visit(GroupAt(entry.groups, group), loaded[i]);
-    }
-  };
-  for_mine([&](const GroupAt& at, FourFloats& grad) { grad = at.load(args.grad, args.grad_dtype); });
-  if (args.add)
-    for_mine([&](const GroupAt& at, FourFloats& sum) {
-      const FourFloats before = at.load(args.into, args.into_dtype);
-      for (int i = 0; i < kGroup; ++i) sum.values[i] = before.values[i] + sum.values[i];
-    });
-  for_mine([&](const GroupAt& at, const FourFloats& sum) { at.store(args.into, args.into_dtype, sum); });
-}
-
 TESSERA_HD double square(float x) { return static_cast<double>(x) * static_cast<double>(x); }
 
 struct NormEntry {
@@ -340,7 +310,6 @@ template <class RuleType>
 using UpdateTable = Table<UpdateEntry<RuleType>, 30>;
 using NormTable = Table<NormEntry, 80>;
 using LambTable = Table<LambEntry, 28>;
-using AccumulateTable = Table<AccumulateEntry, 72>;
 /// Where the sums of a table's entries go.
 struct SumTable {
   int32_t first_block[NormTable::kCapacity + 1];
@@ -348,7 +317,6 @@ struct SumTable {
 };
 
 static_assert(sizeof(UpdateTable<AdamRule>) <= kMaxParameterBytes);
-static_assert(sizeof(AccumulateTable) <= kMaxParameterBytes);
 static_assert(sizeof(NormTable) + sizeof(Pair*) <= kMaxParameterBytes);
 static_assert(sizeof(LambTable) + sizeof(Pair*) <= kMaxParameterBytes);
 static_assert(sizeof(SumTable) + sizeof(Pair*) <= kMaxParameterBytes);

@@ -177,52 +177,7 @@ std::vector<LambRule> lamb_rules_of(const std::vector<SegmentUpdate>& updates) {
   return rules;
 }
 
-bool fits_a_launch(const Accumulation& one) {
-  const auto simple = [](const at::Tensor& tensor) {
-    const at::ScalarType dtype = tensor.scalar_type();
-    return tensor.dim() == 1 && tensor.is_contiguous() &&
-           (dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf);
-  };
-  return one.into.is_cuda() && one.grad.device() == one.into.device() && simple(one.grad) && simple(one.into);
-}
-
-/// A launch has no order.
-void check_apart(const std::vector<Accumulation>& all) {
-  std::vector<std::pair<uintptr_t, uintptr_t>> ranges;
-  for (const Accumulation& one : all) {
-    const auto begin = reinterpret_cast<uintptr_t>(one.into.const_data_ptr());
-    ranges.emplace_back(begin, begin + one.into.nbytes());
-  }
-  std::sort(ranges.begin(), ranges.end());
-  for (size_t i = 1; i < ranges.size(); ++i)
-    TESSERA_CHECK(ranges[i - 1].second <= ranges[i].first, "two gradients go to one place");
-}
-
 }  // namespace
-
-void accumulate(const std::vector<Accumulation>& all) {
-  check_apart(all);
-  std::vector<AccumulateArgs> together;
-  at::Device device = at::kCPU;
-  for (const Accumulation& one : all) {
-    TESSERA_CHECK(one.grad.numel() == one.into.numel(), "a gradient of ", one.grad.numel(), " elements for ",
-                  one.into.numel());
-    if (fits_a_launch(one) && (together.empty() || one.into.device() == device)) {
-      device = one.into.device();
-      together.push_back({.numel = one.grad.numel(),
-                          .grad = one.grad.const_data_ptr(),
-                          .into = one.into.data_ptr(),
-                          .grad_dtype = dtype_of(one.grad),
-                          .into_dtype = dtype_of(one.into),
-                          .add = one.add});
-    } else if (one.add) {
-      at::Tensor(one.into).add_(one.grad);
-    } else {
-      at::Tensor(one.into).copy_(one.grad);
-    }
-  }
-  if (!together.empty()) cuda::accumulate(together, device);
-}
 
 void squared_norms(const std::vector<at::Tensor>& grads, const at::Tensor& sums,
                    const std::vector<int64_t>& rows) {

@@ -18,18 +18,6 @@
 
 namespace tessera::kernels {
 
-/// A gradient, and the memory that it goes to: into = grad or, with `add`, into += grad.
-struct Accumulation {
-  at::Tensor grad;  ///< (n)
-  at::Tensor into;  ///< (n)
-  bool add = false;
-};
-/// The bits of copy_() and add_(), whose place it takes; the `into` of one call must not overlap. On CUDA all
-/// that are of fp32, bf16 and fp16 take one launch; what is of other dtypes, or is on another device than its
-/// `into`, goes one by one, as all do on the CPU. Gradients may be freed when it returns: what is allocated
-/// in their place on the current stream comes after.
-void accumulate(const std::vector<Accumulation>& all);
-
 /// `grads`: (n) each, fp32, bf16 or fp16, on one device. `sums`: (rows, 2) fp64 there; row rows[i] becomes
 /// the sum of squares of the finite elements of grads[i], and the number of the others. Summed in fp64 in an
 /// order that depends on n alone: the same bits whatever the alignment of the slice or the number of threads.

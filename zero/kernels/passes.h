@@ -31,16 +31,6 @@ struct UpdateArgs {
   float grad_scale = 1;
 };
 
-/// into = grad, or += it, in fp32 and then rounded to what `into` is; borrowed.
-struct AccumulateArgs {
-  int64_t numel = 0;
-  const void* grad = nullptr;
-  void* into = nullptr;
-  DType grad_dtype = DType::kFloat32;
-  DType into_dtype = DType::kFloat32;
-  bool add = false;
-};
-
 /// fp32 value of element i; other dtypes never get here (kernels.cc checks).
 TESSERA_HD float load_element(const void* data, DType dtype, int64_t i) {
   if (dtype == DType::kBFloat16) return float_of_bf16(static_cast<const uint16_t*>(data)[i]);

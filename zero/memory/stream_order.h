@@ -12,7 +12,6 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
-#include <c10/util/FunctionRef.h>
 
 #include <optional>
 
@@ -24,9 +23,8 @@ class StreamOrder {
  public:
   explicit StreamOrder(c10::Device device) : device_(device) {}
   /// What is given to this thread's current stream from now on comes after what has been given so far
-  /// to the stream that was current in the call before. Where that is another one, `leave` is called first,
-  /// with it as the current stream.
-  void follow(c10::function_ref<void()> leave = [] {});
+  /// to the stream that was current in the call before.
+  void follow();
   /// Work on this thread's current stream uses the memory: when it is freed, it is not used anew
   /// before what has been given to that stream by then is done.
   void uses(const at::DataPtr& memory) const;

@@ -1,6 +1,8 @@
 #include "zero/reduce/gradient_reducer.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
@@ -15,6 +17,7 @@
 #include "core/memory/allocation_failure.h"
 #include "core/memory/memory_use.h"
 #include "core/str.h"
+#include "zero/kernels/kernels.h"
 #include "zero/memory/pause_listening.h"
 #include "zero/plan/gradient_slots.h"
 #include "zero/reduce/gradient_hook.h"
@@ -22,11 +25,6 @@
 namespace tessera::zero {
 
 constexpr int kFirstPassesWithoutWaits = 8;
-
-/// The limit on CUDA is little beside what else a backward holds, and as much as a launch over a full table
-/// of parameters of half a megabyte each takes. A larger gradient keeps the device busy for longer than its
-/// launch takes.
-static int64_t max_waiting_bytes_on(at::Device device) { return device.is_cuda() ? int64_t{32} << 20 : 0; }
 
 /// Collective. (numel) zeros in memory that the other ranks can read, where there is such memory
 /// (Communicator::allocate_symmetric).
@@ -71,9 +69,7 @@ GradientReducer::GradientReducer(const Layout& layout, std::vector<ParamUnit>& u
       shard_group_scale_(options.replicas ? 1 : postscale_),
       mode_(choose_mode()),
       single_rank_(mode_ == ReductionMode::kSingleRank),
-      slots_round_(options.communicate_dtype != options.accumulate_dtype || prescale_ != 1 || single_rank_),
       streams_(device_of(units)),
-      max_waiting_bytes_(options.max_waiting_bytes.value_or(max_waiting_bytes_on(device_of(units)))),
       next_passes_without_waits_(kFirstPassesWithoutWaits) {
   TESSERA_CHECK(options_.num_slots >= 1);
   for (at::Tensor& parameter : parameters) gradients_.push_back({.parameter = std::move(parameter)});
@@ -180,15 +176,16 @@ void GradientReducer::begin_backward(bool first, bool boundary, double factor) {
   factor_ = factor;
   for (ParameterGradient& gradient : gradients_) {
     gradient.came = 0;
+    gradient.in_accumulator = !first;
     if (first) {
       gradient.used = false;
-      gradient.parts = at::Tensor();  // of a step that was given up
+      gradient.taken = at::Tensor();  // of a step that was given up
     }
-    if (single_rank_) gradient.in_slot = !first;
   }
   for (ParamUnit& unit : units_) {
     unit.gradient.num_missing = static_cast<int>(unit.spec.parameters.size());
-    unit.gradient.late = false;  // what came late is in its parts, and goes with this micro-step
+    unit.gradient.taken = false;
+    unit.gradient.late = false;  // what came late has been taken, and goes with this micro-step
   }
   if (all_have_read_) std::exchange(all_have_read_, nullptr)->wait();
   sums_.clear();
@@ -201,17 +198,17 @@ void GradientReducer::finish_backward() {
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
   TESSERA_CHECK(order_.in_backward());
-  follow_stream();
+  streams_.follow();
   if (reducing()) {
     complete_all();
     if (!order_.agreed()) agree_on_order();
-  } else if (first_) {
-    for (const int unit : order_.reductions()) zero_unused(units_[unit]);
+  } else {
+    for (const int unit : order_.reductions()) complete_accumulator(units_[unit]);
   }
-  put_waiting();
   order_.end_backward();
-  for (const ParamUnit& unit : units_)
-    if (unit.gradient.late) take_late_parts(unit);
+  // Nothing of the engine's stays in p.grad between backward passes, where the caller reads and resets it.
+  for (ParamUnit& unit : units_)
+    if (unit.gradient.late) take(unit);
 }
 
 void GradientReducer::drop_backward() {
@@ -219,19 +216,16 @@ void GradientReducer::drop_backward() {
   const at::NoGradGuard no_grad;
   TESSERA_CHECK(order_.in_backward());
   if (reducing()) complete_all();
-  put_waiting();
   order_.drop_backward();
 }
 
 void GradientReducer::drop() {
-  waiting_.clear();
-  waiting_bytes_ = 0;
   for (const int unit : order_.reductions())
     for (const int parameter : units_[unit].spec.parameters)
       gradients_[parameter].parameter.mutable_grad().reset();
   for (ParameterGradient& gradient : gradients_) {
-    gradient.parts = at::Tensor();
-    gradient.in_slot = gradient.used = false;
+    gradient.taken = at::Tensor();
+    gradient.used = false;
   }
   for (ParamUnit& unit : units_) unit.gradient.late = false;
 }
@@ -258,41 +252,32 @@ void GradientReducer::on_gradient(int parameter) {
   if (!order_.in_backward() && options_.on_gradient_outside) options_.on_gradient_outside();
   if (!order_.in_backward()) return;
   if (residency_ != nullptr) residency_->rethrow();
-  if (!gradients_[parameter].parameter.grad().defined()) return;  // a hook that ran before has freed it
+  ParameterGradient& gradient = gradients_[parameter];
+  if (!gradient.parameter.grad().defined()) return;  // a hook that ran before has freed it
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
-  follow_stream();
-  if (late(parameter)) return defer(parameter);
-  ParamUnit& unit = unit_of(parameter);
-  if (each_backward()) {
-    add_partial(parameter);
-    if (ready_for_slot(parameter) && claim_slot(unit, in_hook())) copy_into_slot(parameter, slot_of(unit));
-  } else {
-    accumulate(parameter);
+  streams_.follow();
+  gradient.used = true;
+  ++gradient.came;
+  UnitGradient& unit = unit_of(parameter).gradient;
+  if (unit.taken) {
+    unit.late = reducing();
+    return;
   }
-  if (mark_ready(parameter)) {
-    if (!reducing()) return;
-    order_.gradient_complete(unit.index);
-    if (residency_ == nullptr || !residency_->reductions_have_places()) issue_ready(/*at_end=*/false);
-  }
+  if (gradient.came == gradient.expected && --unit.num_missing == 0) complete(unit_of(parameter));
   // Frees slots early; where ranks reduce in each other's memory (comm/shm/shm), it is also this rank's part
   // of the work.
   while (order_.in_flight() > 0 && complete_next(Wait::kNo)) {
   }
 }
 
-/// A gradient that comes now has missed its unit's reduction, or, where slots round, is one more than
-/// expected.
-bool GradientReducer::late(int parameter) const {
-  const ParameterGradient& gradient = gradients_[parameter];
-  return reducing() && ((slots_round_ && gradient.came >= gradient.expected) ||
-                        order_.place_of(unit_of(parameter).index) < order_.num_issued());
-}
-
-void GradientReducer::defer(int parameter) {
-  gradients_[parameter].used = true;
-  ++gradients_[parameter].came;
-  unit_of(parameter).gradient.late = true;
+/// The unit has all gradients that are expected.
+void GradientReducer::complete(ParamUnit& unit) {
+  take(unit);
+  if (mode_ != ReductionMode::kReduceEachBackward) accumulate(unit);
+  if (!reducing()) return;
+  order_.gradient_complete(unit.index);
+  if (residency_ == nullptr || !residency_->reductions_have_places()) issue_ready(/*at_end=*/false);
 }
 
 std::vector<bool> GradientReducer::used() const {
@@ -301,8 +286,20 @@ std::vector<bool> GradientReducer::used() const {
   return used;
 }
 
-at::Tensor GradientReducer::take_grad(int parameter) {
-  ParameterGradient& gradient = gradients_[parameter];
+// ------------------------------------------------------------------------------- from p.grad to the unit
+
+/// Takes what is there of the unit's gradients out of p.grad.
+void GradientReducer::take(ParamUnit& unit) {
+  unit.gradient.taken = true;
+  for (const int parameter : unit.spec.parameters) {
+    ParameterGradient& gradient = gradients_[parameter];
+    if (!gradient.parameter.grad().defined()) continue;
+    const at::Tensor grad = take_grad(gradient), late = gradient.taken;  // of the micro-step before
+    gradient.taken = late.defined() ? late.to(options_.accumulate_dtype).add(grad) : grad;
+  }
+}
+
+at::Tensor GradientReducer::take_grad(ParameterGradient& gradient) {
   gradient.used = true;  // also one left in p.grad by a backward of the user's own
   at::Tensor grad = std::exchange(gradient.parameter.mutable_grad(), at::Tensor());
   streams_.uses(grad);  // one that stayed there may be of another stream
@@ -312,83 +309,38 @@ at::Tensor GradientReducer::take_grad(int parameter) {
   return (grad.is_sparse() ? grad.to_dense() : grad).reshape(-1);
 }
 
-/// Puts the gradient in its place now, or together with those that come next.
-void GradientReducer::put(int parameter, kernels::Accumulation gradient) {
-  int64_t& launch = gradients_[parameter].launch;
-  if (launch == num_launches_) put_waiting();  // the part before
-  launch = num_launches_;
-  waiting_bytes_ += static_cast<int64_t>(gradient.grad.nbytes());
-  waiting_.push_back(std::move(gradient));
-  if (waiting_bytes_ >= max_waiting_bytes_) put_waiting();
-}
-
-void GradientReducer::put_waiting() {
-  waiting_bytes_ = 0;
-  ++num_launches_;
-  kernels::accumulate(std::exchange(waiting_, {}));
-}
-
-/// Gradients that wait are of the stream before.
-void GradientReducer::follow_stream() {
-  streams_.follow([this] { put_waiting(); });
-}
-
-void GradientReducer::accumulate(int parameter) {
-  const UnitSlice& slice = layout_.slice(parameter);
-  const bool add = !first_ || gradients_[parameter].came > 0;
-  put(parameter, {.grad = take_grad(parameter),
-                  .into = units_[slice.unit].gradient.accumulator.narrow(0, slice.offset, slice.numel),
-                  .add = add});
-}
-
-/// Adds p.grad to the parameter's parts where slots round, or where a late part of the last micro-step waits.
-void GradientReducer::add_partial(int parameter) {
-  ParameterGradient& gradient = gradients_[parameter];
-  if (!slots_round_ && !gradient.parts.defined()) return;
-  if (gradient.expected == 1 && !gradient.parts.defined()) {
-    gradient.parts = take_grad(parameter);
-  } else {
-    add_to_parts(parameter);
+/// (numel) The slot gets what has been taken of the unit's gradients, and zeros for the others.
+void GradientReducer::fill_slot(const ParamUnit& unit, const at::Tensor& slot) {
+  zero_all_but(slot, unit, [](const ParameterGradient& gradient) { return gradient.taken.defined(); });
+  std::vector<at::Tensor> places, grads;
+  for (const int parameter : unit.spec.parameters) {
+    if (!gradients_[parameter].taken.defined()) continue;
+    places.push_back(part_of(slot, parameter));
+    grads.push_back(give_out(parameter));
   }
+  if (!grads.empty()) at::_foreach_copy_(places, grads);
+  if (prescale_ != 1) slot.mul_(prescale_);
 }
 
-void GradientReducer::add_to_parts(int parameter) {
-  const at::Tensor grad = take_grad(parameter);
-  at::Tensor& sum = gradients_[parameter].parts;
-  if (sum.defined()) {
-    streams_.uses(sum);
-    sum.add_(grad);
-  } else {
-    sum = grad.to(options_.accumulate_dtype, /*non_blocking=*/false, /*copy=*/true);
+/// Adds what has been taken of the unit's gradients to the accumulator, which may start anew with it.
+void GradientReducer::accumulate(const ParamUnit& unit) {
+  std::vector<at::Tensor> first_places, first_grads, places, grads;
+  for (const int parameter : unit.spec.parameters) {
+    ParameterGradient& gradient = gradients_[parameter];
+    if (!gradient.taken.defined()) continue;
+    (gradient.in_accumulator ? places : first_places)
+        .push_back(part_of(unit.gradient.accumulator, parameter));
+    (gradient.in_accumulator ? grads : first_grads).push_back(rounded_as_in_slot(give_out(parameter)));
+    gradient.in_accumulator = true;
   }
+  if (!first_grads.empty()) at::_foreach_copy_(first_places, first_grads);
+  if (!grads.empty()) at::_foreach_add_(places, grads);
 }
 
-/// Nothing of the engine's stays in p.grad between backward passes, where the caller reads and resets it.
-void GradientReducer::take_late_parts(const ParamUnit& unit) {
-  for (const int parameter : unit.spec.parameters)
-    if (gradients_[parameter].parameter.grad().defined()) add_to_parts(parameter);
-}
-
-bool GradientReducer::ready_for_slot(int parameter) const {
-  return !slots_round_ || gradients_[parameter].came + 1 == gradients_[parameter].expected;
-}
-
-void GradientReducer::copy_into_slot(int parameter, const at::Tensor& slot) {
-  const UnitSlice& slice = layout_.slice(parameter);
-  const at::Tensor target = slot.narrow(0, slice.offset, slice.numel);
-  ParameterGradient& gradient = gradients_[parameter];
-  streams_.uses(gradient.parts);
-  const at::Tensor grad =
-      gradient.parts.defined() ? std::exchange(gradient.parts, at::Tensor()) : take_grad(parameter);
-  if (prescale_ == 1) {
-    put(parameter, {.grad = rounded_as_in_slot(grad), .into = target, .add = gradient.in_slot});
-  } else if (gradient.in_slot) {
-    target.add_(grad, prescale_);
-  } else {
-    target.copy_(grad);
-    target.mul_(prescale_);
-  }
-  gradient.in_slot = true;
+/// What has been taken of the parameter's gradient, to be copied in.
+at::Tensor GradientReducer::give_out(int parameter) {
+  streams_.uses(gradients_[parameter].taken);
+  return std::exchange(gradients_[parameter].taken, at::Tensor());
 }
 
 /// Rounds the gradient as the slot does: what is added to an accumulator of a wider type would otherwise be
@@ -399,83 +351,46 @@ at::Tensor GradientReducer::rounded_as_in_slot(const at::Tensor& grad) const {
   return c10::promoteTypes(grad.scalar_type(), dtype) == dtype ? grad : grad.to(dtype);
 }
 
-/// It has been dealt with. Returns whether its unit lacks no gradient now.
-bool GradientReducer::mark_ready(int parameter) {
-  ParameterGradient& gradient = gradients_[parameter];
-  gradient.used = true;
-  return ++gradient.came == gradient.expected && --unit_of(parameter).gradient.num_missing == 0;
+/// No gradient of this backward is still to come. What has none since the accumulator started anew is zero.
+void GradientReducer::complete_accumulator(ParamUnit& unit) {
+  if (!unit.gradient.taken || !reducing()) take(unit);
+  accumulate(unit);
+  if (first_)
+    zero_all_but(unit.gradient.accumulator, unit,
+                 [](const ParameterGradient& gradient) { return gradient.in_accumulator; });
 }
 
-// ------------------------------------------------------------------------------ before a unit's reduction
-
-/// Returns whether p.grad has a gradient for the unit's reduction that is about to be issued; what came late
-/// stays there until the end of backward.
-bool GradientReducer::has_grad(int parameter) const {
-  const ParameterGradient& gradient = gradients_[parameter];
-  const bool late = slots_round_ && gradient.came > gradient.expected;
-  return order_.in_backward() && gradient.parameter.grad().defined() && !late;
-}
-
-/// `came`: whether something came of a gradient. Zeroes the gaps between parameters too: slots are shared by
-/// units of other shapes.
-template <class Came>
-void GradientReducer::zero_missing(const at::Tensor& flat, const ParamUnit& unit, const Came& came) const {
+/// Zeroes the gaps between parameters too: slots are shared by units of other shapes.
+template <class Keeps>
+void GradientReducer::zero_all_but(const at::Tensor& flat, const ParamUnit& unit, const Keeps& keeps) const {
   int64_t end = 0;
   const auto zero_up_to = [&](int64_t begin) {
     if (begin > end) flat.narrow(0, end, begin - end).zero_();
   };
   for (const int parameter : unit.spec.parameters) {
-    if (!came(gradients_[parameter])) continue;
+    if (!keeps(gradients_[parameter])) continue;
     zero_up_to(layout_.slice(parameter).offset);
     end = layout_.slice(parameter).range().end;
   }
   zero_up_to(flat.numel());
 }
 
-/// Takes what still lies in p.grad, and zeroes what never came.
-void GradientReducer::complete_slot(const ParamUnit& unit, const at::Tensor& slot) {
-  for (const int parameter : unit.spec.parameters)
-    if (gradients_[parameter].parts.defined() || has_grad(parameter)) copy_into_slot(parameter, slot);
-  put_waiting();
-  if (!single_rank_ || first_)
-    zero_missing(slot, unit, [](const ParameterGradient& gradient) { return gradient.in_slot; });
+/// Of `flat`, (numel) of the parameter's unit.
+at::Tensor GradientReducer::part_of(const at::Tensor& flat, int parameter) const {
+  const UnitSlice& slice = layout_.slice(parameter);
+  return flat.narrow(0, slice.offset, slice.numel);
 }
 
-void GradientReducer::complete_accumulator(const ParamUnit& unit) {
-  for (const int parameter : unit.spec.parameters)
-    if (has_grad(parameter)) accumulate(parameter);
-  put_waiting();
-  if (first_) zero_unused(unit);
-}
-
-/// Zeroes what has not come since the accumulators started anew.
-void GradientReducer::zero_unused(const ParamUnit& unit) const {
-  zero_missing(unit.gradient.accumulator, unit,
-               [](const ParameterGradient& gradient) { return gradient.used; });
-}
-
-// ---------------------------------------------------------------------------------------------- slots
-
-bool GradientReducer::claim_slot(ParamUnit& unit, Wait wait) {
-  if (unit.gradient.in_slot || single_rank_) return true;
-  const int before = unit.gradient.slot.last_overlapping;
-  if (before >= order_.num_issued()) return false;  // the unit that has the slot cannot be reduced yet
-  while (before >= order_.num_completed()) {
-    if (order_.in_flight() == 0 || !complete_next(wait)) return false;
-  }
-  unit.gradient.in_slot = true;
+/// Of the unit whose reduction is issued next. False when that takes a wait which `wait` does not allow.
+bool GradientReducer::wait_for_slot(const ParamUnit& unit, Wait wait) {
+  while (unit.gradient.slot.last_overlapping >= order_.num_completed())
+    if (!complete_next(wait)) return false;
   return true;
-}
-
-void GradientReducer::free_slot(ParamUnit& unit) {
-  unit.gradient.in_slot = false;
-  if (single_rank_) return;
-  for (const int parameter : unit.spec.parameters) gradients_[parameter].in_slot = false;
 }
 
 at::Tensor GradientReducer::slot_of(const ParamUnit& unit) const {
   const GradientSlot& slot = unit.gradient.slot;
-  return single_rank_ ? unit.gradient.accumulator : slots_.narrow(0, slot.offset, slot.numel);
+  return slots_.narrow(0, slot.offset, slot.numel);
 }
 
 // ---------------------------------------------------------------------------------------- reductions
@@ -499,7 +414,7 @@ void GradientReducer::issue_until(int count) {
 /// False when that takes a wait which `wait` does not allow.
 bool GradientReducer::issue_next(Wait wait) {
   ParamUnit& unit = units_[order_.next()];
-  if (through_slots() && !claim_slot(unit, wait)) return false;
+  if (through_slots() && !wait_for_slot(unit, wait)) return false;
   if (!has_room(wait)) return false;
   issue(unit);
   order_.issued();
@@ -519,8 +434,9 @@ bool GradientReducer::has_room(Wait wait) {
 
 /// (numel) what is to be reduced.
 at::Tensor GradientReducer::prepare_buffer(ParamUnit& unit) {
-  if (each_backward()) {
-    complete_slot(unit, slot_of(unit));
+  if (mode_ == ReductionMode::kReduceEachBackward) {
+    if (!unit.gradient.taken) take(unit);
+    fill_slot(unit, slot_of(unit));
     return slot_of(unit);
   }
   complete_accumulator(unit);
@@ -534,7 +450,7 @@ at::Tensor GradientReducer::prepare_buffer(ParamUnit& unit) {
 }
 
 void GradientReducer::issue(ParamUnit& unit) {
-  follow_stream();
+  streams_.follow();
   const at::Tensor flat = prepare_buffer(unit);
   const bool add = mode_ == ReductionMode::kReduceEachBackward && !first_;
   const at::Tensor sum = sum_goes_to(unit, add);
@@ -584,7 +500,6 @@ bool GradientReducer::complete_next(Wait wait) {
   reduction->wait();
   reduction.reset();
   order_.completed();
-  free_slot(unit);
   leave_memory(unit);
   // Elsewhere the order relative to the shard group's operations is not free: [Note: one order on a device]
   // in collective_order.h.
@@ -606,7 +521,7 @@ bool GradientReducer::arrives_within_limit(const ParamUnit& unit) {
             "rank ", comm_->global_rank(comm_->rank()), " waited ", options_.hook_wait_limit.count() / 1000.0,
             " s during backward for the gradients of ", unit.name,
             ": the ranks seem to use different parameters. Results don't change, but gradients "
-            "then wait in p.grad, in memory that stage 3 does not bound"));
+            "then wait in memory that stage 3 does not bound"));
       return false;
     }
     std::this_thread::sleep_for(pause);
@@ -753,10 +668,13 @@ void GradientReducer::reduce_late(const std::vector<int>& units) {
   if (!slots_.defined() && !single_rank_) make_slots();
   for (const int index : units) {
     ParamUnit& unit = units_[index];
-    const at::Tensor flat = slot_of(unit);
-    complete_slot(unit, flat);
     unit.gradient.late = false;
-    if (single_rank_) continue;
+    if (single_rank_) {
+      accumulate(unit);
+      continue;
+    }
+    const at::Tensor flat = slot_of(unit);
+    fill_slot(unit, flat);
     // At the boundary the accumulator is the mean over all ranks: so has to be what is added.
     if (options_.replicas && boundary_) sum_over(*options_.replicas, flat, unit.name);
     const at::Tensor sum = sum_goes_to(unit, /*add=*/true);
@@ -765,7 +683,6 @@ void GradientReducer::reduce_late(const std::vector<int>& units) {
     leave_memory(unit);
     if (update_whole_ && boundary_)
       comm_->all_gather(unit.gradient.accumulator, shard(unit), unit.name)->wait();
-    free_slot(unit);
   }
 }
 

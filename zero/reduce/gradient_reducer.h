@@ -1,9 +1,10 @@
 // GradientReducer: takes each parameter's gradient as autograd finishes it, and leaves the sum over ranks
 // (and micro-steps) in the units' accumulators: the whole unit, or this rank's shard, as the placement says.
 //
-// A gradient goes from p.grad into its unit's accumulator, or into the slot that it is reduced from
-// ([Note: a ring of slots] in gradient_slots.h). The unit's reduction is issued when its turn has come in the
-// order that CollectiveOrder keeps, and its sum goes to the accumulator.
+// A unit's gradients stay in p.grad until it has all of them, as in FSDP2's foreach_reduce. Then they are
+// taken, and go together into the unit's accumulator, or into the slot that it is reduced from ([Note: a ring
+// of slots] in gradient_slots.h). The unit's reduction is issued when its turn has come in the order that
+// CollectiveOrder keeps, and its sum goes to the accumulator.
 //
 // [Note: hooks wait with a limit]
 // Where parameters are sharded, a hook that waits for a reduction could wait for ever: the other rank may
@@ -18,24 +19,15 @@
 // kept, and with it the limit. A wait that only orders streams (CUDA) holds up no thread, and needs none of
 // this.
 //
-// Re-entrant recomputation gives a parameter its gradient in parts, a hook each. Where slots round (another
-// dtype than the accumulators', or a scale before the sum) the parts are added up in the accumulators' dtype
-// first, as stages 0 and 1 do, and the sum goes into the slot once: so all stages round alike. How many parts
-// there are the first backward shows; a part beyond those expected is late at every stage, and reduced on its
-// own. A parameter with one part needs no memory for that.
+// Re-entrant recomputation gives a parameter its gradient in parts, a hook each, and autograd adds them up in
+// p.grad. How many there are the first backward shows. A part beyond those expected finds the gradients
+// taken: it is late, and reduced on its own. This depends on counts alone, so all stages round alike.
 //
 // [Note: nothing to sum]
 // Where a unit's ranks are one rank, a slot would only be copied into the accumulator. There the accumulator
-// is the slot: a gradient goes from p.grad into it, rounded as it would be in a slot of communicate_dtype,
-// and is added where a micro-step before has left something. So the bits are those of the way through a slot,
-// in one pass over memory instead of two, and there are no slots.
-//
-// [Note: gradients wait for each other]
-// On CUDA a launch for each gradient is what small parameters cost. There gradients taken from p.grad are
-// kept until they are `max_waiting_bytes` together, or until their memory is asked for (a unit's reduction,
-// the end of backward), and then one launch takes all of them, of whatever units. So the memory of gradients
-// grows by that bound, and large ones don't wait. A parameter's next part is never in one launch with the one
-// before. On the CPU nothing is gained, and none waits.
+// is the slot: gradients go into it, rounded as they would be in a slot of communicate_dtype, and are added
+// where a micro-step before has left something. So the bits are those of the way through a slot, in one pass
+// over memory instead of two, and there are no slots.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -50,7 +42,6 @@
 #include "comm/memory/host_thread.h"
 #include "core/log.h"
 #include "zero/gather/residency.h"
-#include "zero/kernels/kernels.h"
 #include "zero/memory/staging_pool.h"
 #include "zero/memory/stream_order.h"
 #include "zero/plan/collective_order.h"
@@ -77,9 +68,6 @@ struct ReducerOptions {
   /// state on the host] in param_unit.h.
   comm::HostTransfer* transfer = nullptr;
   comm::HostThread* host = nullptr;
-  /// Bytes of gradients that are taken from p.grad together: see [Note: gradients wait for each other].
-  /// Unset: as the device of the units has it.
-  std::optional<int64_t> max_waiting_bytes = {};
   /// How long a hook waits for a reduction, where it must not wait for ever: see [Note: hooks wait with a
   /// limit].
   std::chrono::milliseconds hook_wait_limit = std::chrono::seconds(1);
@@ -181,13 +169,11 @@ class GradientReducer {
   /// What is kept of a parameter's gradient.
   struct ParameterGradient {
     at::Tensor parameter;
-    int came = 0;           ///< gradients in this backward
-    int expected = 1;       ///< in each backward, as the first one has shown
-    bool used = false;      ///< one came on this rank since the accumulators started anew
-    bool in_slot = false;   ///< the slot has something of it: of this backward, or, where accumulators are
-                            ///< the slots, since these started anew
-    at::Tensor parts = {};  ///< the sum of those so far, or of late ones; undefined where none waits
-    int64_t launch = -1;    ///< the number of the launch that its last gradient was given to
+    int came = 0;                 ///< gradients in this backward
+    int expected = 1;             ///< in each backward, as the first one has shown
+    bool used = false;            ///< one came on this rank since the accumulators started anew
+    at::Tensor taken = {};        ///< (numel) out of p.grad, and not copied in yet; undefined: nothing
+    bool in_accumulator = false;  ///< something was copied into it since it started anew
   };
 
   // made at construction
@@ -202,37 +188,26 @@ class GradientReducer {
   bool reducing() const { return each_backward() || boundary_; }
   bool through_slots() const { return zero::through_slots(mode_); }
 
-  // a gradient that has come; what these take is in its place at the latest after complete_slot(),
-  // complete_accumulator() or put_waiting()
+  // a gradient that has come
   void on_gradient(int parameter);
   ParamUnit& unit_of(int parameter) const { return units_[layout_.slice(parameter).unit]; }
-  bool late(int parameter) const;
-  void defer(int parameter);
-  void accumulate(int parameter);
-  void add_partial(int parameter);
-  void add_to_parts(int parameter);
-  void take_late_parts(const ParamUnit& unit);
-  bool ready_for_slot(int parameter) const;
-  void copy_into_slot(int parameter, const at::Tensor& slot);
-  at::Tensor rounded_as_in_slot(const at::Tensor& grad) const;
-  bool mark_ready(int parameter);
-  bool has_grad(int parameter) const;
-  at::Tensor take_grad(int parameter);
-  void put(int parameter, kernels::Accumulation gradient);
-  void put_waiting();
-  void follow_stream();
+  void complete(ParamUnit& unit);
 
-  // before the unit's reduction
-  void complete_slot(const ParamUnit& unit, const at::Tensor& slot);
-  void complete_accumulator(const ParamUnit& unit);
-  void zero_unused(const ParamUnit& unit) const;
-  template <class Came>
-  void zero_missing(const at::Tensor& flat, const ParamUnit& unit, const Came& came) const;
+  // from p.grad to the unit
+  void take(ParamUnit& unit);
+  at::Tensor take_grad(ParameterGradient& gradient);
+  at::Tensor rounded_as_in_slot(const at::Tensor& grad) const;
+  void fill_slot(const ParamUnit& unit, const at::Tensor& slot);
+  void accumulate(const ParamUnit& unit);
+  at::Tensor give_out(int parameter);
+  void complete_accumulator(ParamUnit& unit);
+  template <class Keeps>
+  void zero_all_but(const at::Tensor& flat, const ParamUnit& unit, const Keeps& keeps) const;
+  at::Tensor part_of(const at::Tensor& flat, int parameter) const;
 
   // slots
-  bool claim_slot(ParamUnit& unit, Wait wait);
+  bool wait_for_slot(const ParamUnit& unit, Wait wait);
   at::Tensor slot_of(const ParamUnit& unit) const;
-  void free_slot(ParamUnit& unit);
 
   // reductions
   void issue_ready(bool at_end);
@@ -264,8 +239,8 @@ class GradientReducer {
   double prescale_, postscale_;
   double shard_group_scale_;  // of a shard group's sum: postscale_, unless the sum over replicas is scaled
   const ReductionMode mode_;
-  const bool single_rank_, slots_round_;  // see [Note: nothing to sum]; slots round gradients
-  bool update_whole_ = false;             // every rank updates whole units, and needs the whole sum
+  const bool single_rank_;       // see [Note: nothing to sum]
+  bool update_whole_ = false;    // every rank updates whole units, and needs the whole sum
   bool hooks_may_block_ = true;  // false: a rank that waits in a hook may keep others from getting there
   bool reads_peers_ = false;
   comm::WorkPtr all_have_read_;
@@ -278,12 +253,6 @@ class GradientReducer {
   std::optional<StagingPool> on_device_;      // where accumulators are on the host
   at::Tensor norms_;  // where they leave the device or the memory: taken before they do
   StreamOrder streams_;
-
-  // See [Note: gradients wait for each other].
-  const int64_t max_waiting_bytes_;
-  std::vector<kernels::Accumulation> waiting_;
-  int64_t num_launches_ = 0;  // the number of the one that waiting_ is for
-  int64_t waiting_bytes_ = 0;
 
   // See [Note: hooks wait with a limit].
   int passes_without_waits_ = 0;  // this backward and those after it

@@ -71,9 +71,9 @@ struct UnitGradient {
   /// Accumulate dtype; (shard numel) where the placement shards gradients, else (numel).
   at::Tensor accumulator;
   GradientSlot slot;        ///< see [Note: a ring of slots]
-  bool in_slot = false;     ///< the slot is in use
   int num_missing = 0;      ///< parameters that have not had as many gradients as expected in this backward
-  bool late = false;        ///< a gradient came after the reduction had been issued
+  bool taken = false;       ///< in this backward: what comes from then on is late
+  bool late = false;        ///< a gradient came late, and is still to be reduced
   comm::WorkPtr reduction;  ///< in flight
   /// Where the accumulator is on the host: the buffer on the device that the sum is made in, with what is
   /// added to, undefined while there is none; and when the accumulator has the sum.

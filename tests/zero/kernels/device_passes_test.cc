@@ -187,39 +187,6 @@ TEST(DevicePasses, LambEqualsTheCpus) {
   });
 }
 
-float rounded(float value, DType dtype) {
-  if (dtype == DType::kBFloat16) return float_of_bf16(bf16_of_float(value));
-  return dtype == DType::kFloat16 ? float_of_fp16(fp16_of_float(value)) : value;
-}
-
-TEST(DevicePasses, GradientsAreCopiedAndAddedWhereverTheyStart) {
-  for (const DType from : kDtypes)
-    for (const DType to : kDtypes)
-      for (const int64_t numel : kNumels)
-        for (const auto& [offset, grad_offset] :
-             {std::pair<int64_t, int64_t>{0, 0}, {3, 3}, {5, 1}, {0, 1}, {2, 3}})
-          for (const bool add : {false, true}) {
-            Elements grad(numel, from, grad_offset, 8), into(numel, to, offset, 9),
-                expected(numel, to, offset, 9);
-            for (int64_t i = 0; i < numel; ++i) {
-              const float value = load_element(grad.data(), from, i);
-              expected.set(i, rounded(add ? load_element(expected.data(), to, i) + value : value, to));
-            }
-            const AccumulateArgs args{.numel = numel,
-                                      .grad = grad.data(),
-                                      .into = into.data(),
-                                      .grad_dtype = from,
-                                      .into_dtype = to,
-                                      .add = add};
-            const device::AccumulateEntry entry{args, device::groups_of(args)};
-            EXPECT_EQ(entry.groups.aligned, (offset - grad_offset) % kGroup == 0);
-            for_threads(entry.groups.num_blocks(),
-                        [&](int block, int thread) { device::accumulate_chunk(entry, block, thread); });
-            EXPECT_TRUE(into == expected) << numel << " from " << grad_offset << " to " << offset;
-            EXPECT_TRUE(into.untouched_outside());
-          }
-}
-
 Sums norm_of(const ConstSpan& span) {
   const device::NormEntry entry{span, device::groups_of(span)};
   return sums_of(entry.groups.num_blocks(),

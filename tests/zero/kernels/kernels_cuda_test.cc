@@ -180,28 +180,6 @@ TEST_F(KernelsOnCuda, LambEqualsTheCpus) {
   expect_equal_to_cpu(cuda, cpu);
 }
 
-// More than a launch takes, of all dtypes, from and to any element; fp64 goes one by one.
-TEST_F(KernelsOnCuda, GradientsAreCopiedAndAddedAsTheCpuDoes) {
-  at::manual_seed(20);
-  constexpr at::ScalarType kTypes[] = {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble};
-  for (const at::ScalarType from : kTypes)
-    for (const at::ScalarType to : kTypes) {
-      const at::Tensor grads = at::randn({3'000'017}).to(from), cpu = at::randn({3'000'017}).to(to);
-      const at::Tensor cuda = cpu.to(kCuda), grads_there = grads.to(kCuda);
-      const auto cut_up = [](const at::Tensor& grad, const at::Tensor& into) {
-        std::vector<Accumulation> all;
-        for (const auto& [begin, end] : odd_cuts(into.numel()))
-          all.push_back({.grad = grad.slice(0, begin - all.size() % 2, end - all.size() % 2),
-                         .into = into.slice(0, begin, end),
-                         .add = all.size() % 3 != 0});
-        return all;
-      };
-      accumulate(cut_up(grads, cpu));
-      accumulate(cut_up(grads_there, cuda));
-      EXPECT_TRUE(at::equal(cuda.cpu(), cpu)) << c10::toString(from) << " to " << c10::toString(to);
-    }
-}
-
 TEST_F(KernelsOnCuda, NormsAreDeterministicAndFindWhatIsNotFinite) {
   at::manual_seed(18);
   for (int64_t numel : {0, 1, 255, 2'049, 4'096, 3'000'017}) {

@@ -181,33 +181,6 @@ TEST(Update, RefusesTensorsThatDoNotFit) {
   EXPECT_THROW(update(OptimizerKind::kLamb, variant.hyper, 1, 1.0, segment), std::logic_error);
 }
 
-// device_passes_test.cc: what CUDA's threads do is the same formula.
-TEST(Accumulate, GivesTheBitsOfCopiesAndSums) {
-  at::manual_seed(3);
-  for (const at::ScalarType from : {at::kFloat, at::kBFloat16, at::kHalf})
-    for (const at::ScalarType to : {at::kFloat, at::kBFloat16, at::kHalf})
-      for (const bool add : {false, true}) {
-        const at::Tensor grad = at::randn({9'001}).mul_(100).to(from), into = at::randn({9'001}).to(to);
-        const at::Tensor expected = into.clone();
-        add ? expected.add_(grad) : expected.copy_(grad);
-        accumulate({{grad, into, add}});
-        EXPECT_TRUE(at::equal(into, expected)) << c10::toString(from) << " to " << c10::toString(to);
-      }
-}
-
-TEST(Accumulate, RefusesAGradientOfAnotherLength) {
-  EXPECT_THROW(accumulate({{at::ones({3}), at::ones({4}), false}}), std::logic_error);
-}
-
-TEST(Accumulate, RefusesGradientsOfOnePlace) {
-  const at::Tensor into = at::zeros({4});
-  const at::Tensor grad = at::ones({2});
-  EXPECT_THROW(accumulate({{grad, into.narrow(0, 0, 2), true}, {grad, into.narrow(0, 1, 2), true}}),
-               std::logic_error);
-  accumulate({{grad, into.narrow(0, 2, 2), true}, {grad, into.narrow(0, 0, 2), true}});
-  EXPECT_TRUE(into.eq(1).all().item<bool>());
-}
-
 TEST(Lamb, ThreadsAndDtypesDoNotChangeBits) {
   const Variant variant{OptimizerKind::kLamb, variants()[0].hyper};
   std::vector<Segment> segments;

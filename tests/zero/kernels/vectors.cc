@@ -79,8 +79,9 @@ Vectors::~Vectors() {
 }
 
 void Vectors::look_at_slots() {
-  const auto in_use =
-      std::count_if(units.begin(), units.end(), [](const ParamUnit& unit) { return unit.gradient.in_slot; });
+  const auto in_use = std::count_if(units.begin(), units.end(), [](const ParamUnit& unit) {
+    return unit.gradient.slot.numel > 0 && unit.gradient.reduction != nullptr;
+  });
   most_slots_in_use_ = std::max(most_slots_in_use_, static_cast<int>(in_use));
 }
 

@@ -25,15 +25,13 @@ struct Way {
   int row = 0;  ///< ranks that shard among them; 0: all
   Tiers tiers = kInMemoryTiers;
   bool each_micro_step = false;
-  int64_t max_waiting_bytes = 0;
   Edge dropped = Edge::kNone;
   bool alone = false;  ///< one rank without a network: what there is to copy is copied by the compute stream
 
   std::string name() const {
     return str("stage ", stage, " overlap ", overlap, " done ", done, " capacity ", capacity_units, " row ",
-               row, " each ", each_micro_step, " waiting ", max_waiting_bytes, " states on tier ",
-               static_cast<int>(tiers.optimizer), " values on tier ", static_cast<int>(tiers.parameters),
-               alone ? " alone" : "");
+               row, " each ", each_micro_step, " states on tier ", static_cast<int>(tiers.optimizer),
+               " values on tier ", static_cast<int>(tiers.parameters), alone ? " alone" : "");
   }
 };
 
@@ -45,7 +43,6 @@ class Streams : public OffloadTest {
       options.residency.capacity_units = way.capacity_units;
       options.residency.overlap = options.reducer.overlap = way.overlap;
       options.reducer.reduce_each_micro_step = way.each_micro_step;
-      options.reducer.max_waiting_bytes = way.max_waiting_bytes;
       options.groups.shard = way.row;
     };
   }
@@ -144,13 +141,10 @@ TEST_F(Streams, WithPrefetchAndEviction) {
     for (const bool done : {true, false}) expect_ordered(2, {.done = done, .capacity_units = capacity});
 }
 
-TEST_F(Streams, WhereEachMicroStepIsReducedAndGradientsWaitForEachOther) {
+TEST_F(Streams, WhereEachMicroStepIsReduced) {
   for (const int world : {1, 2})
     for (int stage = 0; stage <= 3; ++stage)
-      for (const bool each : {true, false})
-        for (const int64_t bytes : {500, 1 << 30})
-          expect_ordered(
-              world, {.stage = stage, .done = false, .each_micro_step = each, .max_waiting_bytes = bytes});
+      expect_ordered(world, {.stage = stage, .done = false, .each_micro_step = true});
 }
 
 TEST_F(Streams, WithRowsOfRanks) {

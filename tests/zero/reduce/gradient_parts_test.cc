@@ -73,46 +73,6 @@ TEST(Reducer, HooksThatFireTwiceInOneBackward) {
   }
 }
 
-// Whether gradients wait for each other, some or all, changes no bit: also where a parameter's parts do, and
-// micro-steps add.
-TEST(Reducer, GradientsThatWaitForEachOtherGiveTheSameBits) {
-  struct Rounding {
-    at::ScalarType communicate;
-    bool prescale, each;
-  };
-  for (const Rounding& rounding :
-       {Rounding{at::kFloat, false, false}, {at::kBFloat16, false, true}, {at::kFloat, true, false}})
-    for (const int world : {1, 2})
-      for (int stage = 0; stage <= 3; ++stage)
-        run_ranks(world, [&](comm::CommunicatorPtr comm) {
-          std::vector<at::Tensor> expected;
-          for (const int64_t max_waiting_bytes : {0, 500, 1 << 30}) {
-            Chain model(2);
-            Rig rig(*model, comm, stage, [&](ShardedModelOptions& options) {
-              options.reducer.communicate_dtype = rounding.communicate;
-              options.reducer.prescale = rounding.prescale;
-              options.reducer.reduce_each_micro_step = rounding.each;
-              options.reducer.max_waiting_bytes = max_waiting_bytes;
-              options.optimizer.groups[0].lr = 1e-3;
-            });
-            for (int step = 0; step < 3; ++step) {
-              for (const bool last : {false, true})
-                rig.backward(
-                    checkpointed(
-                        *model,
-                        randn({3, kWidth}, 5'000 + 10 * step + 2 * comm->rank() + last).requires_grad_()),
-                    !last, last);
-              rig.update();
-            }
-            std::vector<at::Tensor> found = rig.gradients();
-            for (const at::Tensor& weight : rig.weights()) found.push_back(weight);
-            if (expected.empty()) expected = found;
-            EXPECT_TRUE(same_bits(found, expected))
-                << "world " << world << " stage " << stage << " bytes " << max_waiting_bytes;
-          }
-        });
-}
-
 // What is stored in a slot of a narrower dtype, or scaled, is rounded. Stages 0 and 1 round the sum of the
 // parts.
 TEST(Reducer, GradientsInPartsRoundAlikeAtEveryStage) {

@@ -13,6 +13,7 @@
 #include "tests/support/failing_allocations.h"
 #include "tests/zero/kernels/vectors.h"
 #include "tests/zero/zero_testing.h"
+#include "zero/reduce/gradient_hook.h"
 
 namespace tessera::zero::testing {
 namespace {
@@ -75,30 +76,59 @@ TEST(Reducer, WithoutMemoryItLeavesNoHooks) {
   }
 }
 
-// Bounded: at the beginning of each hook, how many of the gradients before it are in their place.
-TEST(Reducer, GradientsWaitForEachOtherUpToABound) {
-  constexpr int64_t kOne = kNumel * 4;
-  using Numbers = std::vector<int>;
-  for (const auto& [max_waiting_bytes, boundary, expected] :
-       {std::tuple{int64_t{0}, false, Numbers{0, 1, 2, 3, 4}},
-        {kOne, false, Numbers{0, 1, 2, 3, 4}},
-        {kOne + 1, false, Numbers{0, 0, 2, 2, 4}},
-        {3 * kOne, false, Numbers{0, 0, 0, 3, 3}},
-        {100 * kOne, false, Numbers{0, 0, 0, 0, 0}},
-        {100 * kOne, true, Numbers{0, 1, 2, 3, 4}}}) {
-    StageOptions options = at_stage(0);
-    options.max_waiting_bytes = max_waiting_bytes;
-    Vectors vectors(5, alone(), options);
-    Numbers found;
-    vectors.at_hook = [&] {
-      found.push_back(static_cast<int>(
-          std::count_if(vectors.units.begin(), vectors.units.end(),
-                        [](const ParamUnit& unit) { return unit.gradient.accumulator.any().item<bool>(); })));
-    };
-    vectors.backward({1, 2, 3, 4, 5}, {}, /*first=*/true, boundary);
-    EXPECT_EQ(found, expected) << max_waiting_bytes << " bytes, boundary " << boundary;
-    EXPECT_TRUE(vectors.hold({1, 2, 3, 4, 5}));
+/// Puts a function into the hooks of parameters, before an engine's own.
+class AtHooks {
+ public:
+  AtHooks(std::vector<at::Tensor> parameters, const std::function<void(size_t)>& function)
+      : parameters_(std::move(parameters)) {
+    for (size_t i = 0; i < parameters_.size(); ++i)
+      GradientHook::install(this, parameters_[i], [function, i] { function(i); });
   }
+  ~AtHooks() {
+    for (const at::Tensor& parameter : parameters_) GradientHook::remove(this, parameter);
+  }
+  AtHooks(const AtHooks&) = delete;
+
+ private:
+  std::vector<at::Tensor> parameters_;
+};
+
+// They stay in p.grad until the unit has all of them: also where one of them never comes, until the end.
+TEST(Reducer, AUnitsGradientsAreTakenTogether) {
+  for (int stage = 0; stage <= 3; ++stage)
+    for (const bool boundary : {true, false})
+      for (const bool with_bias : {true, false}) {
+        SCOPED_TRACE(str("stage ", stage, " boundary ", boundary, " with bias ", with_bias));
+        Chain model(3);
+        const std::vector<at::Tensor> parameters = model->parameters();
+        Rig* made = nullptr;
+        std::vector<int> came;
+        int num_checked = 0;
+        const AtHooks hooks(parameters, [&](size_t i) {
+          const Layout& layout = made->sharded->layout();
+          const int unit = layout.slice(static_cast<int>(i)).unit;
+          came.push_back(static_cast<int>(i));
+          for (const int j : came) {
+            const bool complete = layout.slice(j).unit != unit && (with_bias || layout.slice(j).unit != 2);
+            EXPECT_EQ(parameters[static_cast<size_t>(j)].grad().defined(), !complete)
+                << j << " at the hook of " << i;
+            ++num_checked;
+          }
+        });
+        Rig rig(*model, alone(), stage);
+        made = &rig;
+        ASSERT_EQ(rig.sharded->layout().units()[2].parameters.size(), 2u);
+        for (int step = 0; step < 2; ++step) {
+          at::Tensor x = batch(0, step);
+          for (size_t i = 0; i < model->layers.size(); ++i) {
+            torch::nn::Linear& layer = model->layers[i];
+            x = at::tanh(at::linear(x, layer->weight, with_bias || i != 2 ? layer->bias : at::Tensor()));
+          }
+          came.clear();
+          rig.backward(x.square().sum(), /*first=*/true, boundary);
+        }
+        EXPECT_GT(num_checked, 20);
+      }
 }
 
 TEST(Reducer, PredivideAndPrescaleGiveTheMean) {

@@ -2,23 +2,44 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 
 #include "tests/zero/kernels/vectors.h"
 
 namespace tessera::zero::testing {
 namespace {
 
+/// Counts the gradients whose memory is in use, in p.grad or elsewhere, at each hook, and keeps the most.
+class AliveGradients {
+ public:
+  explicit AliveGradients(Vectors& vectors) : vectors_(vectors) {
+    vectors_.at_hook = [this] { look(); };
+  }
+  ~AliveGradients() { vectors_.at_hook = nullptr; }
+  AliveGradients(const AliveGradients&) = delete;
+  long most() const { return most_; }
+
+ private:
+  void look() {
+    for (const at::Tensor& parameter : vectors_.parameters)
+      if (parameter.grad().defined())
+        seen_.insert_or_assign(parameter.unsafeGetTensorImpl(),
+                               parameter.grad().storage().getWeakStorageImpl());
+    most_ = std::max(most_, static_cast<long>(std::ranges::count_if(
+                                seen_, [](const auto& gradient) { return !gradient.second.expired(); })));
+  }
+
+  Vectors& vectors_;
+  std::map<const void*, c10::weak_intrusive_ptr<c10::StorageImpl>> seen_;  // by parameter
+  long most_ = 0;
+};
+
 TEST(Reducer, GradientsAreFreedAsTheyAreReduced) {
   for (int stage : {0, 2}) {
     Vectors vectors(12, alone(), at_stage(stage));
-    long most = 0;
-    vectors.at_hook = [&] {
-      const long alive = std::count_if(vectors.parameters.begin(), vectors.parameters.end(),
-                                       [](const at::Tensor& p) { return p.grad().defined(); });
-      most = std::max(most, alive);
-    };
+    const AliveGradients alive(vectors);
     for (int step = 0; step < 2; ++step) vectors.backward(Factors(12, 1));
-    EXPECT_EQ(most, 1) << "stage " << stage;
+    EXPECT_EQ(alive.most(), 1) << "stage " << stage;
   }
 }
 
@@ -52,20 +73,14 @@ class Slow final : public tessera::testing::ForwardingCommunicator {
   bool wait_blocks_;
 };
 
-/// The most gradients alive in p.grad at any hook of a few backward passes.
+/// The most gradients alive at any hook of a few backward passes.
 long most_waiting(Vectors& vectors) {
-  long most = 0;
-  vectors.at_hook = [&] {
-    const long alive = std::count_if(vectors.parameters.begin(), vectors.parameters.end(),
-                                     [](const at::Tensor& p) { return p.grad().defined(); });
-    most = std::max(most, alive);
-  };
+  const AliveGradients alive(vectors);
   for (int step = 0; step < 2; ++step) {
     vectors.backward(Factors(12, step + 1));
     EXPECT_TRUE(vectors.hold(Factors(12, step + 1)));
   }
-  vectors.at_hook = nullptr;
-  return most;
+  return alive.most();
 }
 
 TEST(Reducer, ASlowNetworkSlowsBackwardInsteadOfFillingMemory) {
@@ -89,7 +104,7 @@ TEST(Reducer, HooksWaitNoLongerThanTheLimit) {
     options.hook_wait_limit = std::chrono::milliseconds(500);
     const auto network = std::make_shared<Slow>(comm, std::chrono::hours(1));
     Vectors vectors(12, network, options);
-    EXPECT_EQ(most_waiting(vectors), 12 - options.num_slots) << "they stay where autograd put them";
+    EXPECT_EQ(most_waiting(vectors), 12 - options.num_slots) << "they wait outside of slots";
     network->set_delay(std::chrono::milliseconds(0));
     for (int pass = 2; pass <= 9; ++pass) {  // the same number of passes on every rank
       if (pass <= 8) {
@@ -106,7 +121,7 @@ TEST(Reducer, AWaitThatOnlyOrdersStreamsHasNoLimit) {
     StageOptions options = at_stage(3);
     options.hook_wait_limit = std::chrono::hours(1);
     Vectors vectors(12, std::make_shared<Slow>(comm, std::chrono::hours(1), /*wait_blocks=*/false), options);
-    EXPECT_EQ(most_waiting(vectors), 1) << "gradients leave p.grad";
+    EXPECT_EQ(most_waiting(vectors), 1) << "gradients go into slots";
     EXPECT_TRUE(vectors.reducer->waits_in_hooks()) << "no limit was reached";
   });
 }
