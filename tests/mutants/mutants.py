@@ -160,9 +160,31 @@ class Copy:
         return None, False, ""
 
 
+def seconds_of(output):
+    """{name of an entry of ctest: how long it took}"""
+    return {name: float(seconds) for name, seconds in re.findall(r"Test +#\d+: (\S+) .* ([\d.]+) sec", output)}
+
+
+def limit_s(seconds):
+    """A test that hangs with a bug is ended after some times what it takes without one."""
+    return max(30, 5 * seconds)
+
+
 def read_log(path):
-    """Verdicts by name, of a run that was stopped."""
-    return {entry["name"]: entry["verdict"] for entry in map(json.loads, path.read_text().splitlines())} if path.exists() else {}
+    """What a run that was stopped has written: ({entry of ctest: seconds without a bug}, {bug: verdict})."""
+    seconds, verdicts = {}, {}
+    for entry in map(json.loads, path.read_text().splitlines()) if path and path.exists() else ():
+        if "seconds" in entry:
+            seconds = entry["seconds"]
+        else:
+            verdicts[entry["name"]] = entry["verdict"]
+    return seconds, verdicts
+
+
+def add_to_log(path, entry):
+    if path:
+        with path.open("a") as log:
+            log.write(json.dumps(entry) + "\n")
 
 
 def failed_check(output):
@@ -171,7 +193,7 @@ def failed_check(output):
     return next(filter(None, found.groups())) if found else ""
 
 
-def try_mutant(copy, mutant, programs, args):
+def try_mutant(copy, mutant, programs, seconds, args):
     """(verdict, by which test): the tests are built and run one by one, until one fails."""
     names = [name for name in programs if re.match(mutant.tests, name)]
     if not names:
@@ -186,7 +208,7 @@ def try_mutant(copy, mutant, programs, args):
             if built.returncode != 0:
                 errors = [line for line in built.stdout.splitlines() if "error" in line]
                 return "invalid", "does not compile: " + (errors or ["?"])[0]
-            failed, late, output = copy.run_tests([name], args.timeout)
+            failed, late, output = copy.run_tests([name], limit_s(seconds[name]))
             if failed:
                 return ("timeout" if late else "noticed"), f"{failed} {failed_check(output)}".strip()
         return "survived", ", ".join(names)
@@ -201,7 +223,6 @@ def options():
     parser.add_argument("--list", type=pathlib.Path, default=LIST, help="another list of bugs")
     parser.add_argument("--tree", type=pathlib.Path, default=ROOT / "build-mutants", help="where the copy lies")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilers at once")
-    parser.add_argument("--timeout", type=int, default=120, help="seconds a test may take")
     parser.add_argument("--at-least", type=float, default=95, metavar="PERCENT", help="fewer noticed is a failure")
     parser.add_argument("--log", type=pathlib.Path, help="a file of results: those that stand there are kept, new ones are added")
     parser.add_argument("--check", action="store_true", help="only look whether every edit still fits the code")
@@ -234,26 +255,26 @@ def main():
     if built.returncode != 0:
         fail("the build fails without a bug:\n" + built.stdout[-2000:])
     programs = copy.tests()  # now: ctest names programs that are there
-    verdicts = read_log(args.log) if args.log else {}
-    if not verdicts:
-        needed = {name for name in programs if any(re.match(mutant.tests, name) for mutant in mutants)}
+    seconds, verdicts = read_log(args.log)
+    needed = {name for name in programs if any(re.match(mutant.tests, name) for mutant in mutants)}
+    if not needed <= seconds.keys():
         print(f"running the {len(needed)} tests in question", flush=True)
-        failed, _, output = copy.run_tests(sorted(needed), args.timeout)
+        failed, _, output = copy.run_tests(sorted(needed), timeout_s=600)
         if failed:
             fail(f"{failed} fails without a bug:\n{output[-4000:]}")
+        seconds = seconds_of(output)
+        add_to_log(args.log, {"seconds": seconds})
 
     for number, mutant in enumerate(mutants, 1):
         if mutant.name in verdicts:
             continue
         start = time.monotonic()
-        verdict, by = try_mutant(copy, mutant, programs, args)
+        verdict, by = try_mutant(copy, mutant, programs, seconds, args)
         verdicts[mutant.name] = verdict
         print(f"{number:3}/{len(mutants)}  {verdict:<8}  {mutant.name:<45}  {time.monotonic() - start:4.0f} s  {by}", flush=True)
         if verdict == "survived":
             print(f"{'':19}{mutant.effect}", flush=True)
-        if args.log:
-            with args.log.open("a") as log:
-                log.write(json.dumps({"name": mutant.name, "verdict": verdict, "by": by}) + "\n")
+        add_to_log(args.log, {"name": mutant.name, "verdict": verdict, "by": by})
 
     verdicts = {mutant.name: verdicts[mutant.name] for mutant in mutants}
     count = {verdict: list(verdicts.values()).count(verdict) for verdict in ("noticed", "timeout", "survived", "invalid")}
