@@ -214,7 +214,7 @@ void ShardedModel::connect_gathers_and_reductions() {
   residency_ =
       std::make_unique<Residency>(*layout_, units_, *order_, gather_comm_, comm_, options_.residency);
   gradients_ =
-      std::make_unique<GradientReducer>(*layout_, units_, parameters_, *order_, residency_.get(),
+      std::make_unique<GradientReducer>(*layout_, units_, parameters_, order_->reductions, residency_.get(),
                                         one_group ? gather_comm_ : shard_group("reduce"), options_.reducer);
 }
 
@@ -435,7 +435,7 @@ void ShardedModel::apply_to_whole(const std::function<void()>& function) {
 
 /// Whether a backward() of the caller's has begun, and ended without end_backward(): no autograd is running.
 bool ShardedModel::backward_was_left() const {
-  return order_->in_backward() && torch::autograd::get_current_graph_task_id() == -1;
+  return order_->reductions.in_backward() && torch::autograd::get_current_graph_task_id() == -1;
 }
 
 void ShardedModel::check_usable() {
@@ -469,7 +469,7 @@ void ShardedModel::leave_step(bool parameters_too) {
     bool in_backward, at_boundary, parameters_incomplete;
   };
   if (offload_store_ && residency_->has_failure()) parameters_incomplete_ = true;
-  const State mine{order_->in_backward(), gradients_->at_boundary(), parameters_incomplete_};
+  const State mine{order_->reductions.in_backward(), gradients_->at_boundary(), parameters_incomplete_};
   State any = mine;
   for (const State& theirs : comm_->exchange(mine, "a step is dropped")) {
     if (theirs.in_backward && !any.in_backward) any.at_boundary = theirs.at_boundary;

@@ -104,7 +104,7 @@ class ShardedModel {
   void begin_backward(MicroStep micro_step);
   void end_backward();
   /// Between these two.
-  bool in_backward() const { return order_->in_backward(); }
+  bool in_backward() const { return order_->reductions.in_backward(); }
   /// Collective. Reduces what earlier micro-steps, none of them the last, have added up: the last micro-step
   /// without a backward.
   void reduce_accumulated();

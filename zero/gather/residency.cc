@@ -191,8 +191,8 @@ void Residency::replay(const ParamUnit& unit, const char* operator_name) {
   if (place < order_.last_place() && order_.at(place + 1).unit == unit.index) return advance_to(place + 1);
   if (unit.unsharded()) return;
   for (size_t p = place + 2; p <= order_.last_place(); ++p) {
-    if (order_.at(p).reductions > 0 && !order_.in_backward()) break;  // a use in backward only
-    if (order_.at(p).unit == unit.index) return advance_to(p);        // this rank skips what lies between
+    if (order_.at(p).reductions > 0 && !order_.reductions.in_backward()) break;  // a use in backward only
+    if (order_.at(p).unit == unit.index) return advance_to(p);  // this rank skips what lies between
   }
   leave_plan(unit, operator_name);
 }
@@ -200,7 +200,7 @@ void Residency::replay(const ParamUnit& unit, const char* operator_name) {
 void Residency::leave_plan(const ParamUnit& unit, const char* operator_name) {
   if (order_.one_order() && comm_->size() > 1) {
     // Whether the rest of the plan has reductions in it must be the same everywhere.
-    const bool mine = order_.in_backward();
+    const bool mine = order_.reductions.in_backward();
     const std::vector<bool> in_backward = agree(mine, str(unit.name, " outside of the recorded order"));
     const auto name_of = [](bool backward) { return backward ? "backward" : "forward"; };
     for (int rank = 0; rank < comm_->size(); ++rank)
@@ -219,7 +219,7 @@ void Residency::issue_reductions(int count) {
 }
 
 int Residency::num_reductions_issued() const {
-  return order_.one_order() && order_.in_backward() ? order_.num_issued() : 0;
+  return order_.one_order() && order_.reductions.in_backward() ? order_.reductions.num_issued() : 0;
 }
 
 void Residency::advance_to(size_t place) {

@@ -9,10 +9,7 @@
 // that needs a unit which the plan does not have issues the rest of the plan first, then agrees with the
 // others as in the first pass; the next pass records anew.
 //
-// Reductions are collectives too, but gradients finish in an order that may differ between ranks (unused
-// parameters, branches). So units are reduced in one agreed order: at first the reverse of registration, then
-// the order in which rank 0's first backward completed them. A unit is issued when it and all units before it
-// are complete; whatever is left is issued at the end of backward, with zeros for gradients that never came.
+// Reductions are collectives too: reduction_order.h.
 //
 // [Note: one order on a device]
 // On CUDA a wait only orders streams, and NCCL's collectives are kernels that wait for each other on the
@@ -35,6 +32,7 @@
 #include <vector>
 
 #include "zero/plan/gather_plan.h"
+#include "zero/plan/reduction_order.h"
 
 namespace tessera::zero {
 
@@ -45,13 +43,12 @@ enum class Pass { kTrain, kEvaluation };
 /// reductions. Training and evaluation have an order of use each. The first pass of a kind records it; from
 /// then on it is known. A pass that needs a unit which the order does not have leaves the order: the rest of
 /// the pass has none, and the next pass of its kind records anew. Not thread-safe: Residency's lock guards
-/// the order of use; the reductions belong to the thread that runs backward.
+/// the order of use.
 class CollectiveOrder {
  public:
-  /// `reductions`: the units to reduce, in the order that holds until the first backward has shown a better
-  /// one. `one_order`: reductions are issued at places of the recorded order of use; see [Note: one order on
-  /// a device].
-  CollectiveOrder(PlanBudget budget, std::vector<int> reductions, bool one_order);
+  /// `to_reduce`: of `reductions`. `one_order`: these are issued at places of the recorded order of use; see
+  /// [Note: one order on a device].
+  CollectiveOrder(PlanBudget budget, std::vector<int> to_reduce, bool one_order);
 
   // -- a pass: it begins, ends as it should, or is left in the middle --
   void begin(Pass pass);
@@ -81,44 +78,8 @@ class CollectiveOrder {
   /// The recorded order of a kind of pass, or null.
   const Trace* recorded_order(Pass pass) const;
 
-  // -- the reductions of a backward --
-  /// Nothing has been issued, and no gradient is complete.
-  void begin_backward();
-  void end_backward() { in_backward_ = false; }
-  /// The same for a backward that will not be finished: its order of completion is not one to record.
-  void drop_backward();
-  bool in_backward() const { return in_backward_; }
-
-  /// Units, in the agreed order.
-  const std::vector<int>& reductions() const { return reductions_; }
-  int num_reductions() const { return static_cast<int>(reductions_.size()); }
-  int place_of(int unit) const { return places_.at(unit); }
-
-  /// No gradient of the unit is missing now.
-  void gradient_complete(int unit);
-  /// Counts the reductions of the backward under way that could be issued, in the agreed order (in the first
-  /// backward: the units complete so far). Returns 0 outside of backward.
-  int num_ready() const;
-
-  /// The unit whose turn it is. Requires: not all_issued().
-  int next() const { return reductions_[num_issued_]; }
-  bool next_is_complete() const { return complete_[num_issued_]; }
-  void issued() { ++num_issued_; }
-  bool all_issued() const { return num_issued_ == num_reductions(); }
-  /// Returns the number since the last begin_backward().
-  int num_issued() const { return num_issued_; }
-  int num_completed() const { return num_completed_; }
-  int in_flight() const { return num_issued_ - num_completed_; }
-  /// The unit whose reduction was issued first of those in flight. Requires: in_flight() > 0.
-  int oldest() const { return reductions_[num_completed_]; }
-  void completed() { ++num_completed_; }
-
-  /// Whether the order of reductions is the one that a first backward has shown.
-  bool agreed() const { return agreed_; }
-  /// The order in which the units were completed; those that were not come last.
-  std::vector<int> completion_order() const;
-  /// Rank 0's completion_order() becomes the agreed order. Requires: nothing is in flight.
-  void agree(std::vector<int> order);
+  /// The reductions of a backward.
+  ReductionOrder reductions;
 
   // -- both in one order --
   bool one_order() const { return one_order_; }
@@ -133,7 +94,6 @@ class CollectiveOrder {
   };
   Recording& recording_of_pass() { return recordings_[static_cast<int>(pass_)]; }
   const Trace& trace() const { return *recordings_[static_cast<int>(pass_)].trace; }
-  void set_reductions(std::vector<int> order);
 
   PlanBudget budget_;
   const bool one_order_;
@@ -144,14 +104,6 @@ class CollectiveOrder {
   Trace recorded_;
   const GatherPlan* plan_ = nullptr;
   size_t place_ = 0;
-
-  std::vector<int> reductions_;      // units, by place
-  std::map<int, int> places_;        // by unit
-  std::vector<bool> complete_;       // by place
-  std::vector<int> finished_first_;  // units, as the first backward completes them
-  bool agreed_ = false;
-  bool in_backward_ = false;
-  int num_issued_ = 0, num_completed_ = 0;
 };
 
 }  // namespace tessera::zero

@@ -53,7 +53,7 @@ std::vector<int> first_order_of_reductions(const std::vector<ParamUnit>& units) 
 }
 
 GradientReducer::GradientReducer(const Layout& layout, std::vector<ParamUnit>& units,
-                                 std::vector<at::Tensor> parameters, CollectiveOrder& order,
+                                 std::vector<at::Tensor> parameters, ReductionOrder& order,
                                  Residency* residency, comm::CommunicatorPtr comm,
                                  const ReducerOptions& options)
     : layout_(layout),
@@ -74,7 +74,7 @@ GradientReducer::GradientReducer(const Layout& layout, std::vector<ParamUnit>& u
   TESSERA_CHECK(options_.num_slots >= 1);
   for (at::Tensor& parameter : parameters) gradients_.push_back({.parameter = std::move(parameter)});
   hooks_may_block_ = !any_sharded(units_) || !comm_->wait_blocks();
-  const std::vector<int>& reduced = order_.reductions();
+  const std::vector<int>& reduced = order_.units();
   if (reduced.empty()) return;
   ParamUnit& first = units_[reduced.front()];
   const Placement& placement = first.placement;  // that of all trainable units
@@ -126,7 +126,7 @@ void GradientReducer::make_accumulator(ParamUnit& unit) {
 /// Installs the hooks that are missing: what Python's register_post_accumulate_grad_hook() sets on a
 /// parameter that has had none takes the place of our hook. Ours runs after it from then on.
 void GradientReducer::install_hooks() {
-  for (const int unit : order_.reductions())
+  for (const int unit : order_.units())
     for (const int parameter : units_[unit].spec.parameters) {
       const at::Tensor& tensor = gradients_[parameter].parameter;
       if (GradientHook::is_installed(this, tensor)) continue;
@@ -136,9 +136,9 @@ void GradientReducer::install_hooks() {
 
 /// The units' sizes, by the order of reductions.
 static std::vector<int64_t> numels_in_order(const std::vector<ParamUnit>& units,
-                                            const CollectiveOrder& order) {
+                                            const ReductionOrder& order) {
   std::vector<int64_t> numels;
-  for (const int unit : order.reductions()) numels.push_back(units[unit].spec.numel);
+  for (const int unit : order.units()) numels.push_back(units[unit].spec.numel);
   return numels;
 }
 
@@ -154,13 +154,13 @@ void GradientReducer::make_slots() {
 
 /// The units' slots, by the order of reductions. No slot may be in use.
 void GradientReducer::arrange() {
-  const std::vector<int>& order = order_.reductions();
+  const std::vector<int>& order = order_.units();
   const std::vector<GradientSlot> slots = arrange_slots(numels_in_order(units_, order_), slots_.numel());
   for (size_t place = 0; place < order.size(); ++place) units_[order[place]].gradient.slot = slots[place];
 }
 
 GradientReducer::~GradientReducer() {
-  for (const int unit : order_.reductions())
+  for (const int unit : order_.units())
     for (const int parameter : units_[unit].spec.parameters)
       GradientHook::remove(this, gradients_[parameter].parameter);
 }
@@ -203,7 +203,7 @@ void GradientReducer::finish_backward() {
     complete_all();
     if (!order_.agreed()) agree_on_order();
   } else {
-    for (const int unit : order_.reductions()) complete_accumulator(units_[unit]);
+    for (const int unit : order_.units()) complete_accumulator(units_[unit]);
   }
   order_.end_backward();
   // Nothing of the engine's stays in p.grad between backward passes, where the caller reads and resets it.
@@ -220,7 +220,7 @@ void GradientReducer::drop_backward() {
 }
 
 void GradientReducer::drop() {
-  for (const int unit : order_.reductions())
+  for (const int unit : order_.units())
     for (const int parameter : units_[unit].spec.parameters)
       gradients_[parameter].parameter.mutable_grad().reset();
   for (ParameterGradient& gradient : gradients_) {
@@ -614,10 +614,10 @@ at::Tensor GradientReducer::zero_norms() const {
 /// Collective. What was reduced through slots is here in this rank's shard only; stage 0 wants all of it.
 void GradientReducer::gather_results() {
   if (!update_whole_ || !through_slots() || !boundary_) return;
-  for (const int unit : order_.reductions())
+  for (const int unit : order_.units())
     units_[unit].gradient.reduction =
         comm_->all_gather(units_[unit].gradient.accumulator, shard(units_[unit]), units_[unit].name);
-  for (const int unit : order_.reductions()) std::exchange(units_[unit].gradient.reduction, nullptr)->wait();
+  for (const int unit : order_.units()) std::exchange(units_[unit].gradient.reduction, nullptr)->wait();
 }
 
 // Sums over the replicas: [Note: hybrid sharding] in mesh.h.
@@ -637,13 +637,13 @@ void GradientReducer::issue_sums(bool at_end) {
   while (static_cast<int>(sums_.size()) < order_.num_completed()) {
     const auto limit = static_cast<size_t>(options_.num_slots);
     if (sums_.size() >= limit && !may_wait_for(sums_[sums_.size() - limit])) break;
-    const ParamUnit& unit = units_[order_.reductions()[sums_.size()]];
+    const ParamUnit& unit = units_[order_.units()[sums_.size()]];
     sums_.push_back(
         options_.replicas->reduce_scatter(unit.gradient.accumulator, {owned(unit), postscale_}, unit.name));
   }
   if (!at_end && sum_gather_comm_ == options_.replicas) return;  // sums first, on every rank
   while (sum_gathers_.size() < sums_.size() && may_wait_for(sums_[sum_gathers_.size()])) {
-    const ParamUnit& unit = units_[order_.reductions()[sum_gathers_.size()]];
+    const ParamUnit& unit = units_[order_.units()[sum_gathers_.size()]];
     sum_gathers_.push_back(sum_gather_comm_->all_gather(unit.gradient.accumulator, owned(unit), unit.name));
   }
 }
@@ -709,7 +709,7 @@ at::Tensor GradientReducer::reduced(const ParamUnit& unit, Range range) const {
 
 void GradientReducer::done_reading() {
   if (!reads_peers_) return;
-  const at::Tensor token = at::zeros({1}, units_[order_.reductions().front()].gradient.accumulator.options());
+  const at::Tensor token = at::zeros({1}, units_[order_.units().front()].gradient.accumulator.options());
   all_have_read_ = comm_->all_reduce(token, "gradients have been read");
 }
 

@@ -4,7 +4,7 @@
 // A unit's gradients stay in p.grad until it has all of them, as in FSDP2's foreach_reduce. Then they are
 // taken, and go together into the unit's accumulator, or into the slot that it is reduced from ([Note: a ring
 // of slots] in gradient_slots.h). The unit's reduction is issued when its turn has come in the order that
-// CollectiveOrder keeps, and its sum goes to the accumulator.
+// ReductionOrder keeps, and its sum goes to the accumulator.
 //
 // [Note: hooks wait with a limit]
 // Where parameters are sharded, a hook that waits for a reduction could wait for ever: the other rank may
@@ -44,8 +44,8 @@
 #include "zero/gather/residency.h"
 #include "zero/memory/staging_pool.h"
 #include "zero/memory/stream_order.h"
-#include "zero/plan/collective_order.h"
 #include "zero/plan/layout.h"
+#include "zero/plan/reduction_order.h"
 #include "zero/unit/param_unit.h"
 
 namespace tessera::zero {
@@ -90,7 +90,7 @@ std::vector<int> first_order_of_reductions(const std::vector<ParamUnit>& units);
 class GradientReducer {
  public:
   GradientReducer(const Layout& layout, std::vector<ParamUnit>& units, std::vector<at::Tensor> parameters,
-                  CollectiveOrder& order, Residency* residency, comm::CommunicatorPtr comm,
+                  ReductionOrder& order, Residency* residency, comm::CommunicatorPtr comm,
                   const ReducerOptions& options);
   ~GradientReducer();
 
@@ -232,7 +232,7 @@ class GradientReducer {
 
   const Layout& layout_;
   std::vector<ParamUnit>& units_;
-  CollectiveOrder& order_;
+  ReductionOrder& order_;
   Residency* const residency_;
   comm::CommunicatorPtr comm_;
   ReducerOptions options_;

@@ -68,8 +68,7 @@ Vectors::Vectors(const std::vector<int64_t>& numels, const comm::CommunicatorPtr
       look_at_slots();
       if (at_hook) at_hook();
     });
-  order = std::make_unique<CollectiveOrder>(PlanBudget{}, first_order_of_reductions(units),
-                                            /*one_order=*/false);
+  order = std::make_unique<ReductionOrder>(first_order_of_reductions(units));
   reducer = std::make_unique<GradientReducer>(*layout, units, parameters, *order, /*residency=*/nullptr,
                                               watched, options);
 }

@@ -50,7 +50,7 @@ struct Vectors {
   std::vector<at::Tensor> parameters;
   std::unique_ptr<Layout> layout;
   std::vector<ParamUnit> units;  // for their gradients: the parameters stay where they are
-  std::unique_ptr<CollectiveOrder> order;
+  std::unique_ptr<ReductionOrder> order;
   std::unique_ptr<GradientReducer> reducer;
 
  private:

@@ -257,7 +257,7 @@ TEST_P(DeviceOffloadTest, AStepMovesEachShardOnceAndInTheOrderOfUse) {
     const int num_units = rig.sharded->layout().num_units();
     std::vector<int> forward, backward;
     for (int unit = 0; unit < num_units; ++unit) forward.push_back(unit);
-    for (const int unit : rig.sharded->order().reductions()) backward.push_back(unit);
+    for (const int unit : rig.sharded->order().reductions.units()) backward.push_back(unit);
     if (stage == 1) {  // the whole unit accumulates on the device
       EXPECT_EQ(down, forward);
       EXPECT_EQ(fetched, 0);

@@ -1,4 +1,4 @@
-// The order of a pass's gathers and of a backward's reductions, without units or ranks.
+// The order of a pass's gathers, without units or ranks.
 #include "zero/plan/collective_order.h"
 
 #include <gtest/gtest.h>
@@ -73,50 +73,6 @@ TEST(CollectiveOrder, ADroppedPassKeepsTheOrder) {
   EXPECT_TRUE(order.replaying());
 }
 
-TEST(CollectiveOrder, ReductionsAreIssuedInTheAgreedOrder) {
-  CollectiveOrder order({}, {2, 1, 0}, false);
-  order.begin_backward();
-  EXPECT_EQ(order.next(), 2);
-  EXPECT_FALSE(order.next_is_complete());
-  order.gradient_complete(0);
-  order.gradient_complete(2);
-  EXPECT_EQ(order.num_ready(), 2) << "the first backward counts what is complete, in whatever order";
-  EXPECT_TRUE(order.next_is_complete());
-  order.issued();
-  EXPECT_EQ(order.next(), 1);
-  EXPECT_FALSE(order.next_is_complete());
-  EXPECT_EQ(order.oldest(), 2);
-  order.issued();
-  EXPECT_EQ(order.in_flight(), 2);
-  order.completed();
-  EXPECT_EQ(order.oldest(), 1);
-  EXPECT_EQ(order.num_completed(), 1);
-  order.issued();
-  EXPECT_TRUE(order.all_issued());
-  EXPECT_EQ(order.completion_order(), (Units{0, 2, 1})) << "what was never complete comes last";
-  order.agree(order.completion_order());
-  order.end_backward();
-  EXPECT_EQ(order.num_ready(), 0) << "outside of backward";
-
-  EXPECT_EQ(order.reductions(), (Units{0, 2, 1}));
-  EXPECT_EQ(order.place_of(2), 1);
-  order.begin_backward();
-  EXPECT_EQ(order.num_issued(), 0);
-  order.gradient_complete(2);
-  EXPECT_EQ(order.num_ready(), 0) << "the one before it is not complete";
-  order.gradient_complete(0);
-  EXPECT_EQ(order.num_ready(), 2);
-}
-
-TEST(CollectiveOrder, ADroppedBackwardAgreesOnNothing) {
-  CollectiveOrder order({}, {1, 0}, false);
-  order.begin_backward();
-  order.gradient_complete(0);
-  order.drop_backward();
-  EXPECT_FALSE(order.agreed());
-  EXPECT_EQ(order.completion_order(), (Units{1, 0}));
-}
-
 // [Note: one order on a device]
 TEST(CollectiveOrder, PlacesSayHowManyReductionsWereReady) {
   for (const bool one_order : {false, true}) {
@@ -124,9 +80,9 @@ TEST(CollectiveOrder, PlacesSayHowManyReductionsWereReady) {
     order.begin(Pass::kTrain);
     order.record(0, 0);
     order.record(1, 1);
-    order.begin_backward();
+    order.reductions.begin_backward();
     order.record(0, 2);
-    order.gradient_complete(1);
+    order.reductions.gradient_complete(1);
     order.record(1, 3);
     EXPECT_FALSE(order.reductions_have_places()) << "while it is recorded, hooks issue them";
     order.end(order.recorded());

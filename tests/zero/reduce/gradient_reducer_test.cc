@@ -326,7 +326,7 @@ TEST(Reducer, TwoOnTheSameParametersGoInAnyOrder) {
     Vectors one(1, alone(), at_stage(0)), other(1, alone(), at_stage(0));
     std::vector<ParamUnit>& others = other.units;
     other.reducer.reset();
-    CollectiveOrder order(PlanBudget{}, first_order_of_reductions(others), /*one_order=*/false);
+    ReductionOrder order(first_order_of_reductions(others));
     auto two = std::make_unique<GradientReducer>(*one.layout, others, one.parameters, order,
                                                  /*residency=*/nullptr, alone(), at_stage(0));
     if (first_goes_first) {

@@ -14,13 +14,13 @@ namespace {
 TEST(Reducer, TheOrderIsRankZeros) {
   run_ranks(3, [](comm::CommunicatorPtr comm) {
     Vectors vectors(4, comm, at_stage(2));
-    EXPECT_EQ(vectors.order->reductions(), (std::vector<int>{3, 2, 1, 0}))
+    EXPECT_EQ(vectors.order->units(), (std::vector<int>{3, 2, 1, 0}))
         << "at first the reverse of registration";
     const std::vector<int> order =
         comm->rank() == 0 ? std::vector<int>{1, 3, 0, 2} : std::vector<int>{2, 0, 1, 3};
     for (int step = 0; step < 3; ++step) {
       vectors.backward({1, 2, 3, 4}, order);
-      EXPECT_EQ(vectors.order->reductions(), (std::vector<int>{1, 3, 0, 2})) << "rank " << comm->rank();
+      EXPECT_EQ(vectors.order->units(), (std::vector<int>{1, 3, 0, 2})) << "rank " << comm->rank();
       EXPECT_TRUE(vectors.hold({1, 2, 3, 4}));
     }
   });
