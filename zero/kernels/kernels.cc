@@ -8,7 +8,6 @@
 #include <array>
 #include <cstdint>
 #include <type_traits>
-#include <utility>
 #include <variant>
 
 #include "core/check.h"

@@ -1,14 +1,15 @@
-// The memory that gradients wait in for their reduction.
+// The memory that gradients are reduced from.
 //
 // [Note: a ring of slots]
-// A unit's gradients wait in its slot, and all slots lie one after another in one buffer, round and round in
-// the agreed order of reductions. A slot is free once the units that had the same memory before, all of them
-// earlier in the order, have been reduced; so the unit whose turn it is always gets its slot, and nothing can
-// run dry. The buffer has room for a few units of the mean size, and for the largest one. Where communication
-// is slower than backward, a hook waits for that reduction: this is what bounds the memory of gradients. A
-// gradient stays in `p.grad` only while its unit's turn cannot come, because a unit before it still lacks
-// gradients on this rank (an order of use that differs from the agreed one), or while hooks do not wait
-// ([Note: hooks wait with a limit] in gradient_reducer.h).
+// A unit's gradients go into its slot when its turn to be reduced has come. All slots lie one after another
+// in one buffer, round and round in the agreed order of reductions. A slot is free once the units that had
+// the same memory before, all of them earlier in the order, have been reduced; so the unit whose turn it is
+// always gets its slot, and nothing can run dry. The buffer has room for a few units of the mean size, and
+// for the largest one. Where communication is slower than backward, a hook waits for that reduction: this is
+// what bounds the memory of gradients. The gradients of a unit that has all of them wait outside of slots
+// only while its turn cannot come, because a unit before it still lacks gradients on this rank (an order of
+// use that differs from the agreed one), or while hooks do not wait ([Note: hooks wait with a limit] in
+// gradient_reducer.h).
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,7 @@
 
 namespace tessera::zero {
 
-/// Where a unit's gradients wait, in elements of the buffer.
+/// Where a unit's gradients are reduced from, in elements of the buffer.
 struct GradientSlot {
   int64_t offset = 0, numel = 0;
   /// The last place before this one in the order of reductions whose slot overlaps this one; -1: none.

@@ -91,7 +91,7 @@ constexpr ReductionMode reduction_mode(const Placement& placement, bool each_mic
                                                                  : ReductionMode::kReduceEachBackward;
   return same_dtype ? ReductionMode::kAccumulateInPlace : ReductionMode::kAccumulateThenCopy;
 }
-/// Whether gradients wait in slots ([Note: a ring of slots] in gradient_slots.h).
+/// Whether gradients are reduced from slots ([Note: a ring of slots] in gradient_slots.h).
 constexpr bool through_slots(ReductionMode mode) {
   return mode == ReductionMode::kAccumulateThenCopy || mode == ReductionMode::kReduceEachBackward;
 }

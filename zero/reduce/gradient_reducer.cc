@@ -324,17 +324,19 @@ void GradientReducer::fill_slot(const ParamUnit& unit, const at::Tensor& slot) {
 
 /// Adds what has been taken of the unit's gradients to the accumulator, which may start anew with it.
 void GradientReducer::accumulate(const ParamUnit& unit) {
-  std::vector<at::Tensor> first_places, first_grads, places, grads;
+  struct {
+    std::vector<at::Tensor> places, grads;
+  } copied, added;
   for (const int parameter : unit.spec.parameters) {
     ParameterGradient& gradient = gradients_[parameter];
     if (!gradient.taken.defined()) continue;
-    (gradient.in_accumulator ? places : first_places)
-        .push_back(part_of(unit.gradient.accumulator, parameter));
-    (gradient.in_accumulator ? grads : first_grads).push_back(rounded_as_in_slot(give_out(parameter)));
+    auto& [places, grads] = gradient.in_accumulator ? added : copied;
+    places.push_back(part_of(unit.gradient.accumulator, parameter));
+    grads.push_back(rounded_as_in_slot(give_out(parameter)));
     gradient.in_accumulator = true;
   }
-  if (!first_grads.empty()) at::_foreach_copy_(first_places, first_grads);
-  if (!grads.empty()) at::_foreach_add_(places, grads);
+  if (!copied.grads.empty()) at::_foreach_copy_(copied.places, copied.grads);
+  if (!added.grads.empty()) at::_foreach_add_(added.places, added.grads);
 }
 
 /// What has been taken of the parameter's gradient, to be copied in.
@@ -351,7 +353,8 @@ at::Tensor GradientReducer::rounded_as_in_slot(const at::Tensor& grad) const {
   return c10::promoteTypes(grad.scalar_type(), dtype) == dtype ? grad : grad.to(dtype);
 }
 
-/// No gradient of this backward is still to come. What has none since the accumulator started anew is zero.
+/// Nothing comes after it but what is late. What has had no gradient since the accumulator started anew is
+/// zero.
 void GradientReducer::complete_accumulator(ParamUnit& unit) {
   if (!unit.gradient.taken || !reducing()) take(unit);
   accumulate(unit);

@@ -10,14 +10,14 @@
 // Where parameters are sharded, a hook that waits for a reduction could wait for ever: the other rank may
 // lack a gradient, which only the end of its backward declares missing, and before that wait in a gather
 // that this rank has not issued yet. That takes ranks which use different parameters. So such a wait has
-// a limit. Once it is reached, hooks don't wait for the next 8 passes (then 16, 32 …), gradients stay in
-// `p.grad`, and a warning says so: the results are the same, the memory of gradients is not bounded in those
-// passes. The agreed order of a device ([Note: one order on a device] in collective_order.h) needs no limit,
-// because each rank issues reductions at recorded places, with zeros for what it lacks, and reduces what
-// comes later on its own. That second sum has another order of addition: ranks that use different parameters
-// would then get other bits at stage 3 than at stages 0 to 2. Where waits block, one sum in rank order is
-// kept, and with it the limit. A wait that only orders streams (CUDA) holds up no thread, and needs none of
-// this.
+// a limit. Once it is reached, hooks don't wait for the next 8 passes (then 16, 32 …), gradients wait
+// outside of slots, and a warning says so: the results are the same, the memory of gradients is not bounded
+// in those passes. The agreed order of a device ([Note: one order on a device] in collective_order.h) needs
+// no limit, because each rank issues reductions at recorded places, with zeros for what it lacks, and reduces
+// what comes later on its own. That second sum has another order of addition: ranks that use different
+// parameters would then get other bits at stage 3 than at stages 0 to 2. Where waits block, one sum in rank
+// order is kept, and with it the limit. A wait that only orders streams (CUDA) holds up no thread, and needs
+// none of this.
 //
 // Re-entrant recomputation gives a parameter its gradient in parts, a hook each, and autograd adds them up in
 // p.grad. How many there are the first backward shows. A part beyond those expected finds the gradients
@@ -55,7 +55,7 @@ struct ReducerOptions {
   at::ScalarType communicate_dtype = at::kFloat;
   bool reduce_each_micro_step = false;  ///< also where gradients are not sharded
   bool overlap = true;                  ///< false: wait for each reduction where it is issued
-  /// Units of the mean size that gradients may wait in. Where the transport buffers reductions (Gloo), as
+  /// Units of the mean size that slots have room for. Where the transport buffers reductions (Gloo), as
   /// many are under way at once.
   int num_slots = 3;
   double predivide_factor = 1;  ///< DeepSpeed's gradient_predivide_factor

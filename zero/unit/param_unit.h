@@ -3,7 +3,7 @@
 // gradient, and the collectives in flight. Residency decides when a unit is unsharded and resharded,
 // GradientReducer when its gradient is reduced, ShardedOptimizer what an update computes. Beside it
 // they keep the order of their work, counts and flags by parameter, and memory that units share or borrow:
-// the buffer pool, the gradient slots, partial sums.
+// the buffer pool, the gradient slots, gradients that are not copied in yet.
 //
 // [Note: one copy on a host]
 // Where the ranks of a host share memory (Communicator::allocate_shared), a unit of which each rank updates

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "zero/reduce/gradient_hook.h"
-
 namespace tessera::zero::testing {
 namespace {
 
@@ -62,26 +60,23 @@ Vectors::Vectors(const std::vector<int64_t>& numels, const comm::CommunicatorPtr
     units.emplace_back(*layout, unit,
                        UnitOptions{.sharding = sharding_of(options.stage), .tiers = {}, .mesh = options.mesh},
                        *comm);
-  auto watched = std::make_shared<IssueWatch>(comm, [this] { look_at_slots(); });
-  for (const at::Tensor& parameter : parameters)  // before the reducer's own
-    GradientHook::install(this, parameter, [this] {
-      look_at_slots();
-      if (at_hook) at_hook();
-    });
+  auto watched = std::make_shared<IssueWatch>(comm, [this] { look_at_slots(/*issuing=*/true); });
+  hooks_.emplace(parameters, [this](size_t) {
+    look_at_slots(/*issuing=*/false);
+    if (at_hook) at_hook();
+  });
   order = std::make_unique<ReductionOrder>(first_order_of_reductions(units));
   reducer = std::make_unique<GradientReducer>(*layout, units, parameters, *order, /*residency=*/nullptr,
                                               watched, options);
 }
 
-Vectors::~Vectors() {
-  for (const at::Tensor& parameter : parameters) GradientHook::remove(this, parameter);
-}
-
-void Vectors::look_at_slots() {
+/// `issuing`: one whose reduction is not kept yet.
+void Vectors::look_at_slots(bool issuing) {
   const auto in_use = std::count_if(units.begin(), units.end(), [](const ParamUnit& unit) {
     return unit.gradient.slot.numel > 0 && unit.gradient.reduction != nullptr;
   });
-  most_slots_in_use_ = std::max(most_slots_in_use_, static_cast<int>(in_use));
+  most_slots_in_use_ =
+      std::max(most_slots_in_use_, static_cast<int>(in_use) + (issuing && reducer->slot_bytes() > 0));
 }
 
 void Vectors::backward(const Factors& factors, std::vector<int> order, bool first, bool boundary) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tests/zero/zero_testing.h"
+#include "zero/reduce/gradient_hook.h"
 #include "zero/reduce/gradient_reducer.h"
 
 namespace tessera::zero::testing {
@@ -26,12 +27,28 @@ using Factors = std::vector<double>;
 /// What the gradients of all ranks sum to, divided by their number.
 Factors mean_over_ranks(int world, const std::function<Factors(int rank)>& factors_of);
 
+/// Puts a function into the hooks of parameters, before an engine's own.
+class AtHooks {
+ public:
+  AtHooks(std::vector<at::Tensor> parameters, const std::function<void(size_t)>& function)
+      : parameters_(std::move(parameters)) {
+    for (size_t i = 0; i < parameters_.size(); ++i)
+      GradientHook::install(this, parameters_[i], [function, i] { function(i); });
+  }
+  ~AtHooks() {
+    for (const at::Tensor& parameter : parameters_) GradientHook::remove(this, parameter);
+  }
+  AtHooks(const AtHooks&) = delete;
+
+ private:
+  std::vector<at::Tensor> parameters_;
+};
+
 /// Vectors of fp32, each a unit of its own. Used by one thread; not to be moved.
 struct Vectors {
   Vectors(int num, const comm::CommunicatorPtr& comm, const StageOptions& options)
       : Vectors(std::vector<int64_t>(num, kNumel), comm, options) {}
   Vectors(const std::vector<int64_t>& numels, const comm::CommunicatorPtr& comm, const StageOptions& options);
-  ~Vectors();
   Vectors(const Vectors&) = delete;
 
   /// Collective. One micro-step, in which the vectors' gradients come in the order of `order`; empty: the
@@ -54,10 +71,11 @@ struct Vectors {
   std::unique_ptr<GradientReducer> reducer;
 
  private:
-  void look_at_slots();
+  void look_at_slots(bool issuing);
 
   int rank_, world_;
   int most_slots_in_use_ = 0;
+  std::optional<AtHooks> hooks_;
 };
 
 }  // namespace tessera::zero::testing

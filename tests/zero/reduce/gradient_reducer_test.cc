@@ -13,7 +13,6 @@
 #include "tests/support/failing_allocations.h"
 #include "tests/zero/kernels/vectors.h"
 #include "tests/zero/zero_testing.h"
-#include "zero/reduce/gradient_hook.h"
 
 namespace tessera::zero::testing {
 namespace {
@@ -75,23 +74,6 @@ TEST(Reducer, WithoutMemoryItLeavesNoHooks) {
     }
   }
 }
-
-/// Puts a function into the hooks of parameters, before an engine's own.
-class AtHooks {
- public:
-  AtHooks(std::vector<at::Tensor> parameters, const std::function<void(size_t)>& function)
-      : parameters_(std::move(parameters)) {
-    for (size_t i = 0; i < parameters_.size(); ++i)
-      GradientHook::install(this, parameters_[i], [function, i] { function(i); });
-  }
-  ~AtHooks() {
-    for (const at::Tensor& parameter : parameters_) GradientHook::remove(this, parameter);
-  }
-  AtHooks(const AtHooks&) = delete;
-
- private:
-  std::vector<at::Tensor> parameters_;
-};
 
 // They stay in p.grad until the unit has all of them: also where one of them never comes, until the end.
 TEST(Reducer, AUnitsGradientsAreTakenTogether) {
