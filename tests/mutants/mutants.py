@@ -148,7 +148,7 @@ class Copy:
         return self.run(["ninja", "-C", str(self.build), "-j", str(jobs), *sorted(targets)])
 
     def run_tests(self, names, timeout_s):
-        """The first entry of ctest that fails, whether it was by its time limit, and what it printed; or (None, False, "")."""
+        """The first entry of ctest that fails, or None; whether it was by its time limit; and what ctest printed."""
         pattern = "^(" + "|".join(re.escape(name) for name in names) + ")$"
         output = self.run(["ctest", "--test-dir", str(self.build), "-C", "Hosts", "--stop-on-failure", "--output-on-failure",
                            "--timeout", str(timeout_s), "-R", pattern],
@@ -157,7 +157,7 @@ class Copy:
             failed = re.search(r"Test +#\d+: (\S+) .*\*\*\*(\S+)", line)
             if failed and failed[2] not in ("Skipped",):
                 return failed[1], failed[2].startswith("Timeout"), output
-        return None, False, ""
+        return None, False, output
 
 
 def seconds_of(output):
