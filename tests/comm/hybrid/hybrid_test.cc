@@ -4,8 +4,11 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 
+#include <array>
 #include <atomic>
+#include <chrono>
 #include <numeric>
 #include <random>
 #include <thread>
@@ -226,6 +229,53 @@ TEST_P(HybridTest, ManyInFlight) {
                                   filled(r, i + r * numel, numel, at::kFloat)));
         }
       }
+    }
+  });
+}
+
+/// This thread, and those that it makes, run on one core. `idle`: when no other thread wants it.
+void run_on_one_core(bool idle) {
+  cpu_set_t cores, first;
+  ASSERT_EQ(::sched_getaffinity(0, sizeof(cores), &cores), 0);
+  int core = 0;
+  while (!CPU_ISSET(core, &cores)) ++core;
+  CPU_ZERO(&first);
+  CPU_SET(core, &first);
+  ASSERT_EQ(::sched_setaffinity(0, sizeof(first), &first), 0);
+  const sched_param none{};
+  if (idle) ASSERT_EQ(::sched_setscheduler(0, SCHED_IDLE, &none), 0);
+}
+
+// Rank 1 has posted its buffer, and gets a few thousandths of the core while rank 0 waits.
+TEST(Hybrid, ABufferIsItsCallersWhenTheRanksOfItsHostHaveReadIt) {
+  constexpr int kRounds = 6;
+  constexpr int64_t kNumel = 60'000;
+  std::array<std::atomic<bool>, kRounds> overwritten{};
+  run_on({0, 0, 1, 1}, [&](CommunicatorPtr world) {
+    const int rank = world->rank();
+    run_on_one_core(/*idle=*/rank == 1);
+    const auto comm = world->duplicate("of threads on one core");
+    const at::Tensor full = symmetric(*comm, 4 * kNumel, at::kFloat), shard = at::empty({kNumel});
+    for (int round = 0; round < kRounds; ++round) {
+      full.copy_(filled(rank, round, 4 * kNumel, at::kFloat));
+      comm->barrier("the buffers are filled");
+      std::thread busy;
+      if (rank == 2)
+        busy = std::thread([&overwritten = overwritten[round]] {
+          const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(200);
+          while (!overwritten && std::chrono::steady_clock::now() < end) {
+          }
+        });
+      const bool scatters = round % 2 == 0;
+      const WorkPtr work = scatters ? comm->reduce_scatter(full, {shard}, "r") : comm->all_reduce(full, "a");
+      work->wait();
+      const at::Tensor sum = scatters ? shard : full.clone();
+      if (rank == 0) full.fill_(-1), overwritten[round] = true;
+      if (busy.joinable()) busy.join();
+      comm->barrier("all have read");
+      const int64_t begin = scatters ? rank * kNumel : 0;
+      EXPECT_TRUE(at::equal(sum, summed(4, round + begin, sum.numel(), at::kFloat)))
+          << "rank " << rank << ", round " << round;
     }
   });
 }
