@@ -1,7 +1,7 @@
 """Puts realistic bugs into a copy of the project, one at a time, and reports which of them the tests notice.
 
-The bugs are edits in mutants.toml (the format stands at its top). For each one the copy is edited, the tests it names are
-built and run, and the edit is taken back. A bug that no test notices is a test that is missing.
+The bugs are edits in mutants.toml (the format stands at its top). For each one the copy is edited, the program of the tests it
+names is built, these tests are run, and the edit is taken back. A bug that they do not notice is a test that is missing.
 
     make mutants                                   all of them
     make mutants ARGS="--only 'reducer|residency'" those whose name matches
@@ -16,8 +16,10 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 
@@ -33,7 +35,9 @@ class Mutant:
     old: str
     new: str
     effect: str
-    tests: str  # a regular expression: how the names of ctest's tests begin
+    program: str
+    tests: str  # GoogleTest's pattern
+    backend: str = ""
 
     def places(self, text):
         """Matches of its text in its function, ignoring white space, which clang-format may change."""
@@ -129,89 +133,56 @@ class Copy:
         return subprocess.run(command, cwd=self.tree, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                               text=True, errors="replace", **options)
 
-    def tests(self):
-        """By ctest's name: the built programs that its command line and environment mention; none: all that is built."""
-        found = self.run(["ctest", "--test-dir", str(self.build), "-C", "Hosts", "--show-only=json-v1"], check=True).stdout
-        prefix = str(self.build) + "/"
-        programs = {}
-        for test in json.loads(found[found.index("{"):])["tests"]:
-            words = list(test.get("command", []))
-            for entry in test.get("properties", []):
-                if entry["name"] == "ENVIRONMENT":
-                    words += [pair.partition("=")[2] for pair in entry["value"]]
-            built = {word[len(prefix):] for word in words if word.startswith(prefix)}
-            # The folder of the Python package is made by many targets.
-            programs[test["name"]] = set() if any((self.build / name).is_dir() for name in built) else built
-        return programs
+    def build_programs(self, programs, jobs):
+        return self.run(["ninja", "-C", str(self.build), "-j", str(jobs), *sorted(programs)])
 
-    def build_targets(self, targets, jobs):
-        return self.run(["ninja", "-C", str(self.build), "-j", str(jobs), *sorted(targets)])
+    def run_tests(self, mutant, limit_s):
+        """("passed", "failed" or "timeout", what was printed) of the tests of a bug."""
+        command = [self.build / mutant.program, f"--gtest_filter={mutant.tests}", "--gtest_fail_fast"]
+        environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
+        if mutant.backend:
+            environment["TESSERA_TEST_BACKEND"] = mutant.backend
+        with tempfile.TemporaryFile("w+", errors="replace") as output:  # processes that outlive the tests would hold a pipe
+            process = subprocess.Popen(command, cwd=self.build, env=environment, stdin=subprocess.DEVNULL, stdout=output,
+                                       stderr=subprocess.STDOUT, start_new_session=True)
+            try:
+                verdict = "failed" if process.wait(limit_s) else "passed"
+            except subprocess.TimeoutExpired:
+                verdict = "timeout"
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            output.seek(0)
+            return verdict, output.read()
 
-    def run_tests(self, names, timeout_s):
-        """The first entry of ctest that fails, or None; whether it was by its time limit; and what ctest printed."""
-        pattern = "^(" + "|".join(re.escape(name) for name in names) + ")$"
-        output = self.run(["ctest", "--test-dir", str(self.build), "-C", "Hosts", "--stop-on-failure", "--output-on-failure",
-                           "--timeout", str(timeout_s), "-R", pattern],
-                          env={**os.environ, "GTEST_FAIL_FAST": "1"}).stdout
-        for line in output.splitlines():
-            failed = re.search(r"Test +#\d+: (\S+) .*\*\*\*(\S+)", line)
-            if failed and failed[2] not in ("Skipped",):
-                return failed[1], failed[2].startswith("Timeout"), output
-        return None, False, output
-
-
-def seconds_of(output):
-    """{name of an entry of ctest: how long it took}"""
-    return {name: float(seconds) for name, seconds in re.findall(r"Test +#\d+: (\S+) .* ([\d.]+) sec", output)}
-
-
-def limit_s(seconds):
-    """A test that hangs with a bug is ended once it has taken twice as long as without one, and a little more."""
-    return 20 + 2 * seconds
+    def seconds_without(self, mutant):
+        """How long its tests take without the bug. They pass, and there are some."""
+        start = time.monotonic()
+        verdict, output = self.run_tests(mutant, limit_s=300)
+        if verdict != "passed" or not re.search(r"^\[  PASSED  \] [1-9]", output, re.MULTILINE):
+            fail(f"{mutant.name}: {mutant.program} --gtest_filter={mutant.tests} without the bug: {verdict}; expected tests that pass:\n{output[-4000:]}")
+        return time.monotonic() - start
 
 
 def read_log(path):
-    """What a run that was stopped has written: ({entry of ctest: seconds without a bug}, {bug: verdict})."""
-    seconds, verdicts = {}, {}
-    for entry in map(json.loads, path.read_text().splitlines()) if path and path.exists() else ():
-        if "seconds" in entry:
-            seconds = entry["seconds"]
-        else:
-            verdicts[entry["name"]] = entry["verdict"]
-    return seconds, verdicts
+    """What a run that was stopped has written: {bug: verdict}."""
+    entries = map(json.loads, path.read_text().splitlines()) if path and path.exists() else ()
+    return {entry["name"]: entry["verdict"] for entry in entries}
 
 
-def add_to_log(path, entry):
-    if path:
-        with path.open("a") as log:
-            log.write(json.dumps(entry) + "\n")
-
-
-def failed_check(output):
-    """The test inside of an entry of ctest that failed, of GoogleTest or unittest; or ""."""
-    found = re.search(r"\[  FAILED  \] (\S+?),? |^(?:FAIL|ERROR): (\S+)|(\S+) FAILS", output, re.MULTILINE)
-    return next(filter(None, found.groups())) if found else ""
-
-
-def try_mutant(copy, mutant, programs, seconds, args):
-    """(verdict, by which test): the tests are built and run one by one, until one fails."""
-    names = [name for name in programs if re.match(mutant.tests, name)]
-    if not names:
-        return "invalid", f"no test's name begins with {mutant.tests}"
+def try_mutant(copy, mutant, seconds, jobs):
+    """(verdict, what was seen)"""
     path = copy.tree / mutant.file
     before = path.read_text()
     path.write_text(mutant.applied_to(before))
     try:
-        # The quickest first: a bug is mostly noticed by the test next to it.
-        for name in sorted(names, key=lambda name: (name.startswith(("tools_", "examples_")), name)):
-            built = copy.build_targets(programs[name], args.jobs)
-            if built.returncode != 0:
-                errors = [line for line in built.stdout.splitlines() if "error" in line]
-                return "invalid", "does not compile: " + (errors or ["?"])[0]
-            failed, late, output = copy.run_tests([name], limit_s(seconds[name]))
-            if failed:
-                return ("timeout" if late else "noticed"), f"{failed} {failed_check(output)}".strip()
-        return "survived", ", ".join(names)
+        built = copy.build_programs([mutant.program], jobs)
+        if built.returncode != 0:
+            errors = [line for line in built.stdout.splitlines() if "error" in line]
+            return "invalid", "does not compile: " + (errors or ["?"])[0]
+        # A test that hangs with a bug is ended once it has taken twice as long as without one, and a little more.
+        verdict, output = copy.run_tests(mutant, limit_s=20 + 2 * seconds)
+        failed = re.search(r"\[  FAILED  \] (\S+?),? ", output)
+        return {"passed": "survived", "failed": "noticed"}.get(verdict, verdict), failed[1] if failed else mutant.tests
     finally:
         path.write_text(before)
 
@@ -250,31 +221,25 @@ def main():
     copy = Copy(args.tree.resolve())
     copy.refresh()
     copy.configure()
-    print("building everything without a bug", flush=True)
-    built = copy.build_targets([], args.jobs)
+    print("building without a bug", flush=True)
+    built = copy.build_programs({mutant.program for mutant in mutants}, args.jobs)
     if built.returncode != 0:
         fail("the build fails without a bug:\n" + built.stdout[-2000:])
-    programs = copy.tests()  # now: ctest names programs that are there
-    seconds, verdicts = read_log(args.log)
-    needed = {name for name in programs if any(re.match(mutant.tests, name) for mutant in mutants)}
-    if not needed <= seconds.keys():
-        print(f"running the {len(needed)} tests in question", flush=True)
-        failed, _, output = copy.run_tests(sorted(needed), timeout_s=600)
-        if failed:
-            fail(f"{failed} fails without a bug:\n{output[-4000:]}")
-        seconds = seconds_of(output)
-        add_to_log(args.log, {"seconds": seconds})
+    verdicts = read_log(args.log)
+    left = [mutant for mutant in mutants if mutant.name not in verdicts]
+    print("running the tests without a bug", flush=True)
+    seconds = {mutant.name: copy.seconds_without(mutant) for mutant in left}
 
-    for number, mutant in enumerate(mutants, 1):
-        if mutant.name in verdicts:
-            continue
+    for number, mutant in enumerate(left, len(mutants) - len(left) + 1):
         start = time.monotonic()
-        verdict, by = try_mutant(copy, mutant, programs, seconds, args)
+        verdict, seen = try_mutant(copy, mutant, seconds[mutant.name], args.jobs)
         verdicts[mutant.name] = verdict
-        print(f"{number:3}/{len(mutants)}  {verdict:<8}  {mutant.name:<45}  {time.monotonic() - start:4.0f} s  {by}", flush=True)
+        print(f"{number:3}/{len(mutants)}  {verdict:<8}  {mutant.name:<50}  {time.monotonic() - start:4.0f} s  {mutant.program} {seen}", flush=True)
         if verdict == "survived":
             print(f"{'':19}{mutant.effect}", flush=True)
-        add_to_log(args.log, {"name": mutant.name, "verdict": verdict, "by": by})
+        if args.log:
+            with args.log.open("a") as log:
+                log.write(json.dumps({"name": mutant.name, "verdict": verdict}) + "\n")
 
     verdicts = {mutant.name: verdicts[mutant.name] for mutant in mutants}
     count = {verdict: list(verdicts.values()).count(verdict) for verdict in ("noticed", "timeout", "survived", "invalid")}
