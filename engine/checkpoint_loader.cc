@@ -87,7 +87,7 @@ std::vector<std::string> CheckpointLoader::lost_states() const {
   const checkpoint::ForeignCheckpoint* const foreign = checkpoint_.foreign();
   if (foreign == nullptr || !wants_states_) return lines;
   using Kind = checkpoint::LostValue::Kind;
-  const auto& wanted = model_.state_names();
+  const auto& wanted = model_.optimizer().state_names();
   for (const checkpoint::LostValue& one : foreign->lost) {
     const bool is_state = one.kind == Kind::kState || (one.kind == Kind::kOtherState && !is_whole());
     const bool is_wanted = one.name.empty() || one.name == "step" || is_whole() ||
@@ -149,7 +149,7 @@ void CheckpointLoader::compare_optimizers(const OptimizerRecord& saved, const Op
 void CheckpointLoader::compare_state_names(const OptimizerRecord& saved,
                                            const OptimizerRecord& current) const {
   const std::vector<std::string>& found = checkpoint_.manifest().state_names;
-  const auto& wanted = model_.state_names();
+  const auto& wanted = model_.optimizer().state_names();
   if (std::equal(found.begin(), found.end(), wanted.begin(), wanted.end())) return;
   const auto described = [](const auto& names) {
     return names.empty() ? std::string("no state") : join(names, ", ");
@@ -385,7 +385,7 @@ void CheckpointLoader::load(const std::vector<int64_t>& steps) {
   for (const Buffer& buffer : buffers_) load_buffer(buffer);
   if (!with_states()) return;
   for (const checkpoint::Match& match : comparison_.matches)
-    model_.set_parameter_steps(match.current, steps[match.saved]);
+    model_.optimizer().set_steps(match.current, steps[match.saved]);
 }
 
 std::optional<std::map<int, int>> CheckpointLoader::matched_groups() const {

@@ -150,10 +150,10 @@ std::string Engine::save_with(CheckpointWriter& writer, const std::string& direc
   state.loss_scaler = scaler_.state();
   state.optimizer = optimizer_name();
   const std::vector<zero::ParameterSpec>& parameters = sharded_->layout().parameters();
-  const std::vector<bool>& by_muon = sharded_->by_muon();
+  const std::vector<bool>& by_muon = sharded_->optimizer().by_muon();
   for (size_t parameter = 0; parameter < parameters.size(); ++parameter) {
     if (!parameters[parameter].trainable && options.exclude_frozen_parameters) continue;
-    state.parameter_steps.push_back(sharded_->parameter_steps(static_cast<int>(parameter)));
+    state.parameter_steps.push_back(sharded_->optimizer().steps(static_cast<int>(parameter)));
     if (!by_muon.empty()) state.by_muon.push_back(by_muon[parameter]);
   }
   state.module = record_of(*sharded_);
@@ -242,7 +242,7 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
     state = parse_checkpoint_state(manifest.state, manifest.layout.parameters.size(),
                                    loader->checkpoint().path().string());
     loader->check({.name = state.optimizer, .by_muon = state.by_muon},
-                  {.name = optimizer_name(), .by_muon = sharded_->by_muon()});
+                  {.name = optimizer_name(), .by_muon = sharded_->optimizer().by_muon()});
     if (loader->checkpoint().foreign() != nullptr)
       lost = lost_of(*loader, state, options, !std::holds_alternative<ConstantLrOptions>(config_.scheduler),
                      config_.scales_loss() && config_.fp16.loss_scale == 0);

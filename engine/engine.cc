@@ -155,7 +155,7 @@ void Engine::check_same_config_everywhere() const {
 
 /// Which parameters are matrices of Muon's depends on shapes and names.
 void Engine::log_muon() const {
-  const std::vector<bool>& by_muon = sharded_->by_muon();
+  const std::vector<bool>& by_muon = sharded_->optimizer().by_muon();
   if (rank() != 0 || by_muon.empty()) return;
   int64_t matrices = 0, in_matrices = 0, others = 0, in_others = 0;
   for (size_t i = 0; i < by_muon.size(); ++i) {
@@ -530,14 +530,14 @@ void Engine::report_skipped_step(const zero::GradientSummary& summary) {
 }
 
 std::optional<Betas> Engine::betas_of(int64_t num_steps, size_t group) const {
-  if (!sharded_->by_muon().empty()) return std::nullopt;
+  if (!sharded_->optimizer().by_muon().empty()) return std::nullopt;
   return schedule_.betas(num_steps, group);
 }
 
 void Engine::set_rates() {
   const std::vector<double> rates = learning_rates();
   const int64_t applied = schedule_steps_++;
-  std::vector<kernels::Hyper>& groups = sharded_->param_groups();
+  std::vector<kernels::Hyper>& groups = sharded_->optimizer().groups();
   for (size_t group = 0; group < groups.size(); ++group) {
     groups[group].lr = rates[group];
     if (const auto betas = betas_of(applied, group)) {

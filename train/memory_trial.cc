@@ -85,7 +85,7 @@ std::vector<MemorySample> downsample(const std::vector<MemorySample>& all) {
 /// What the formulas need, as tools/memory/counted_model.h counts it.
 ModelCount count_of(Engine& engine) {
   const EngineConfig& config = engine.config();
-  ModelCount count{.num_states = static_cast<int>(engine.sharded_model().state_names().size()),
+  ModelCount count{.num_states = static_cast<int>(engine.sharded_model().optimizer().state_names().size()),
                    .dtype = config.compute_dtype(),
                    .accumulate = config.grad_accum_dtype.value_or(DType::kFloat32)};
   const zero::Layout& layout = engine.sharded_model().layout();

@@ -155,18 +155,18 @@ void ShardedModel::make_offload_store() {
 
 /// See [Note: making a model without memory] in zero/deferred/deferred_model.h.
 void ShardedModel::begin_values(const ModelView& model) {
-  DeferredModel::Plan plan;
-  plan.parameters = parameters_;
-  plan.first_rank = comm_->rank() == 0;
-  plan.keeps_generators = static_cast<bool>(options_.loaded_next);
+  DeferredModel::Request request;
+  request.parameters = parameters_;
+  request.first_rank = comm_->rank() == 0;
+  request.keeps_generators = static_cast<bool>(options_.loaded_next);
   for (const ParameterSpec& spec : layout_->parameters()) {
     // Loading may ask for any of the names.
     const bool is_loaded = options_.loaded_next && options_.loaded_next(spec.name) &&
                            std::all_of(spec.aliases.begin(), spec.aliases.end(), options_.loaded_next);
-    plan.computed.push_back(plan.first_rank && !is_loaded);
+    request.computed.push_back(request.first_rank && !is_loaded);
   }
-  for (const NamedTensor& buffer : buffers()) plan.buffers.push_back(buffer.tensor);
-  model.deferred->begin(std::move(plan));
+  for (const NamedTensor& buffer : buffers()) request.buffers.push_back(buffer.tensor);
+  model.deferred->begin(std::move(request));
 }
 
 // Unit by unit, so that never more than one unit exists twice. What stays is allocated before, so that one
@@ -689,8 +689,9 @@ std::vector<std::vector<at::Tensor>> ShardedModel::full_states(int index) {
   const InMemory kept(unit, kUpdated, InMemory::Access::kRead);
   const bool whole = !unit.placement.updates_shard;
   const LocalState mine = whole ? unit.local_state() : unit.owned_state();
-  for (size_t state = 0; state < state_names().size(); ++state) {
-    const at::Tensor full = gather_owned(unit, mine.states[state], whole, *comm_, state_names()[state]);
+  for (size_t state = 0; state < optimizer_->state_names().size(); ++state) {
+    const at::Tensor full =
+        gather_owned(unit, mine.states[state], whole, *comm_, optimizer_->state_names()[state]);
     for (size_t i = 0; i < states.size(); ++i)
       states[i].push_back(cut_out(*layout_, unit.spec.parameters[i], full));
   }
@@ -703,7 +704,7 @@ void ShardedModel::set_states(const std::string& name, const std::vector<at::Ten
   const UnitSlice& slice = layout_->slice(parameter);
   ParamUnit& unit = units_[slice.unit];
   if (!unit.spec.trainable) throw Error(str("parameter ", name, " is frozen and has no optimizer state"));
-  TESSERA_CHECK(states.empty() || states.size() == state_names().size());
+  TESSERA_CHECK(states.empty() || states.size() == optimizer_->state_names().size());
   finish_updates();
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
@@ -747,7 +748,7 @@ StateModel ShardedModel::state_model(bool async_checkpoints) const {
           .accumulate_dtype = from_torch(options_.reducer.accumulate_dtype),
           .one_copy_a_host = host_shared(),
           .ranks_a_host = gather_comm_->host_rank().num_ranks,
-          .num_states = static_cast<int>(state_names().size()),
+          .num_states = static_cast<int>(optimizer_->state_names().size()),
           .async_checkpoints = async_checkpoints && !offload_store_ && options_.device.is_cpu(),
           .tiers = {.parameters = options_.tiers.parameters,
                     .optimizer = options_.tiers.optimizer,

@@ -171,9 +171,6 @@ class ShardedModel {
   // -- what this rank keeps: see ParamUnit --
   const ParamUnit& unit(int unit) const { return units_[unit]; }
   ParamUnit& unit(int unit) { return units_[unit]; }
-  /// (owned numel) this rank's part of the reduced gradients, in the accumulation dtype, after the
-  /// last micro-step.
-  at::Tensor owned_gradient(int unit) const { return gradients_->owned(units_[unit]); }
   /// The buffers that the module has now, by each of their names.
   std::vector<NamedTensor> buffers() const;
   /// Returns all of those that a state dict has, also the names without a tensor.
@@ -183,14 +180,6 @@ class ShardedModel {
   const std::map<std::string, BufferKind>& first_kinds() const { return first_kinds_; }
   /// Null: the model has no state besides parameters.
   ModuleState* module_state() const { return state_.get(); }
-  /// Hyper-parameters by param group, for the next step.
-  std::vector<kernels::Hyper>& param_groups() { return optimizer_->groups(); }
-  kernels::OptimizerKind optimizer_kind() const { return optimizer_->kind(); }
-  const std::vector<std::string>& state_names() const { return optimizer_->state_names(); }
-  const std::vector<bool>& by_muon() const { return optimizer_->by_muon(); }
-  /// Updates a parameter has had (Adam's step count).
-  int64_t parameter_steps(int parameter) const { return optimizer_->steps(parameter); }
-  void set_parameter_steps(int parameter, int64_t steps) { optimizer_->set_steps(parameter, steps); }
   /// Collective. Around writes into what ParamUnit::local_state() gives, on all ranks: drops the gradients,
   /// ends the pass under way and waits for gathers; then makes parameters follow the new weights. Not while a
   /// GatheredParameters is open. In between, and when end_replacing() is not reached, the model is unusable:
@@ -216,13 +205,16 @@ class ShardedModel {
   const std::shared_ptr<comm::HostTransfer>& transfer() const { return options_.transfer; }
 
   const Layout& layout() const { return *layout_; }
-  const Sharding& sharding() const { return options_.sharding; }
   const Mesh& mesh() const { return mesh_; }
   at::Device device() const { return options_.device; }
   comm::Communicator& comm() { return *comm_; }
   const CollectiveOrder& order() const { return *order_; }
   Residency& residency() { return *residency_; }
   GradientReducer& gradients() { return *gradients_; }
+  const GradientReducer& gradients() const { return *gradients_; }
+  /// For what it keeps by param group and by parameter; steps are this class's.
+  ShardedOptimizer& optimizer() { return *optimizer_; }
+  const ShardedOptimizer& optimizer() const { return *optimizer_; }
 
  private:
   void check_same_model_everywhere() const;

@@ -159,7 +159,7 @@ std::unique_ptr<CheckpointWriter::Job> CheckpointWriter::prepare(const Checkpoin
   request.create = folders_ == nullptr;
   request.stage = stage_;
   request.layout = &model_.layout();
-  for (std::string_view name : model_.state_names()) request.state_names.emplace_back(name);
+  for (std::string_view name : model_.optimizer().state_names()) request.state_names.emplace_back(name);
   request.latest = content.save_latest;
   request.exclude_frozen = content.exclude_frozen_parameters;
   for (int unit = 0; unit < model_.layout().num_units(); ++unit) {

@@ -319,7 +319,7 @@ struct ParamGroup {
 
 std::vector<ParamGroup> param_groups(PyEngine& self) {
   std::vector<ParamGroup> groups;
-  for (const kernels::Hyper& hyper : self.sharded_model().param_groups()) groups.push_back({hyper, {}});
+  for (const kernels::Hyper& hyper : self.sharded_model().optimizer().groups()) groups.push_back({hyper, {}});
   for (const zero::ParameterSpec& parameter : self.sharded_model().layout().parameters())
     if (parameter.trainable) groups.at(parameter.group).parameters.push_back(parameter.name);
   const std::vector<double> rates = self.learning_rates();
@@ -336,11 +336,11 @@ std::vector<ParamGroup> param_groups(PyEngine& self) {
 /// Sets the hyper-parameters for the next updates. Rates have a function of their own: a schedule may change
 /// them.
 void set_hyper(PyEngine& self, size_t group, const kernels::Hyper& hyper) {
-  kernels::Hyper& now = self.sharded_model().param_groups().at(group);
+  kernels::Hyper& now = self.sharded_model().optimizer().groups().at(group);
   if (hyper.centered != now.centered)
     throw Error("centered was changed after initialize(), which decides about a state; expected no change");
-  const kernels::OptimizerKind kind = self.sharded_model().optimizer_kind();
-  const std::vector<std::string>& kept = self.sharded_model().state_names();
+  const kernels::OptimizerKind kind = self.sharded_model().optimizer().kind();
+  const std::vector<std::string>& kept = self.sharded_model().optimizer().state_names();
   for (const std::string_view state : kernels::state_names(kind, hyper))
     if (std::ranges::find(kept, state) == kept.end())
       throw Error(
@@ -364,8 +364,8 @@ void set_hyper(PyEngine& self, size_t group, const kernels::Hyper& hyper) {
 std::vector<std::string> muon_parameters(PyEngine& self) {
   const zero::ShardedModel& model = self.sharded_model();
   std::vector<std::string> names;
-  for (size_t i = 0; i < model.by_muon().size(); ++i)
-    if (model.by_muon()[i]) names.push_back(model.layout().parameters()[i].name);
+  for (size_t i = 0; i < model.optimizer().by_muon().size(); ++i)
+    if (model.optimizer().by_muon()[i]) names.push_back(model.layout().parameters()[i].name);
   return names;
 }
 
@@ -380,7 +380,7 @@ std::map<std::string, std::pair<int64_t, std::vector<at::Tensor>>> optimizer_sta
   std::map<std::string, std::pair<int64_t, std::vector<at::Tensor>>> found;
   for (size_t i = 0; i < parameters.size(); ++i) {
     for (at::Tensor& state : states[i]) state = state.cpu();
-    found[model.layout().parameters()[parameters[i]].name] = {model.parameter_steps(parameters[i]),
+    found[model.layout().parameters()[parameters[i]].name] = {model.optimizer().steps(parameters[i]),
                                                               std::move(states[i])};
   }
   return found;
@@ -582,13 +582,14 @@ void bind_engine(py::module_& module) {
       .def("set_learning_rates", &PyEngine::set_learning_rates, py::arg("rates"))
       .def("use_configured_rates", &PyEngine::use_configured_rates)
       // the optimizer's state
-      .def_property_readonly("state_names", [](PyEngine& self) { return self.sharded_model().state_names(); })
+      .def_property_readonly("state_names",
+                             [](PyEngine& self) { return self.sharded_model().optimizer().state_names(); })
       .def_property_readonly("muon_parameters", &muon_parameters)
       .def(
           "num_updates",
           [](PyEngine& self, const std::string& name) {
             zero::ShardedModel& model = self.sharded_model();
-            return model.parameter_steps(model.layout().find(name));
+            return model.optimizer().steps(model.layout().find(name));
           },
           py::arg("name"))
       .def("optimizer_states", &optimizer_states, py::arg("unit"), ReleaseGil())

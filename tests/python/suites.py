@@ -139,7 +139,7 @@ class Row:
             if self.has_checks:
                 test.run_checks(world, self.program, *self.arguments, checks=self.checks, **variables)
             else:
-                print(*test.run_ranks(world, self.program, *self.arguments, timeout_s=1400, **variables))
+                print(*test.run_ranks(world, self.program, *self.arguments, timeout_s=5400, **variables))
         for row in self.next:
             row.run(test)
 

@@ -19,7 +19,7 @@ struct Counted {
 /// parameter's unit, or of its gradients; they are multiplied by `scale` first.
 HistogramCounts count(const zero::Layout& layout, int parameter, int part, const at::Tensor& owned_values,
                       double scale) {
-  const zero::Range mine = layout.owned(parameter, part);
+  const zero::Range mine = layout.shard_part(parameter, part);
   HistogramCounts counts;
   if (mine.numel() == 0) return counts;
   const int64_t begin = mine.begin - layout.shard(layout.slice(parameter).unit, part).begin;
@@ -39,8 +39,9 @@ std::vector<Counted> count_shards(Engine& engine) {
     all.push_back({"parameters/" + name, count(layout, parameter, model.mesh().owned_part(),
                                                model.unit(unit).owned_state().weights, 1)});
     if (layout.units()[static_cast<size_t>(unit)].trainable)
-      all.push_back({"gradients/" + name, count(layout, parameter, model.mesh().owned_part(),
-                                                model.owned_gradient(unit), 1 / engine.gradient_scale())});
+      all.push_back({"gradients/" + name,
+                     count(layout, parameter, model.mesh().owned_part(),
+                           model.gradients().owned(model.unit(unit)), 1 / engine.gradient_scale())});
   }
   return all;
 }

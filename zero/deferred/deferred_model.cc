@@ -74,20 +74,20 @@ void DeferredModel::make(const std::function<void()>& make) {
                       "has taken twice"));
 }
 
-void DeferredModel::begin(Plan plan) {
-  plan_ = std::move(plan);
+void DeferredModel::begin(Request request) {
+  request_ = std::move(request);
   if (!log_) return;
   // Which storages only parameters refer to. A tensor may be listed more than once.
   std::map<int, std::set<const c10::TensorImpl*>> of_parameters;
   std::vector<int> demands, at_once;
-  for (size_t i = 0; i < plan_.parameters.size(); ++i) {
-    const int entry = log_->find(plan_.parameters[i]);
+  for (size_t i = 0; i < request_.parameters.size(); ++i) {
+    const int entry = log_->find(request_.parameters[i]);
     if (entry < 0) continue;
-    of_parameters[entry].insert(plan_.parameters[i].unsafeGetTensorImpl());
-    if (plan_.computed[i]) demands.push_back(entry);
+    of_parameters[entry].insert(request_.parameters[i].unsafeGetTensorImpl());
+    if (request_.computed[i]) demands.push_back(entry);
   }
   std::map<int, std::set<const c10::TensorImpl*>> of_buffers;
-  for (const at::Tensor& buffer : plan_.buffers)
+  for (const at::Tensor& buffer : request_.buffers)
     if (const int entry = log_->find(buffer); entry >= 0)
       of_buffers[entry].insert(buffer.unsafeGetTensorImpl());
   for (int entry = 0; entry < log_->num_entries(); ++entry) {
@@ -96,10 +96,10 @@ void DeferredModel::begin(Plan plan) {
     const int64_t outside = log_->outside_references(entry);
     if (outside == num_parameters) continue;
     log_->entry(entry).kept = true;
-    if (plan_.first_rank || outside > num_parameters + num_buffers) at_once.push_back(entry);
+    if (request_.first_rank || outside > num_parameters + num_buffers) at_once.push_back(entry);
   }
   demands.insert(demands.end(), at_once.begin(), at_once.end());
-  log_->plan(demands, /*all_draws=*/!plan_.keeps_generators);
+  log_->plan(demands, /*all_draws=*/!request_.keeps_generators);
   for (const int entry : at_once) {
     log_->compute_final(entry);
     log_->release(entry);
@@ -110,13 +110,13 @@ void DeferredModel::begin(Plan plan) {
 
 void DeferredModel::fill(int parameter, at::Tensor destination) {
   const at::NoGradGuard no_grad;
-  const at::Tensor& tensor = plan_.parameters[parameter];
+  const at::Tensor& tensor = request_.parameters[parameter];
   const int entry = log_ ? log_->find(tensor) : -1;
   if (entry < 0) {
     destination.copy_(tensor.reshape(-1));
     return;
   }
-  if (!plan_.computed[parameter]) {
+  if (!request_.computed[parameter]) {
     destination.zero_();
     return;
   }
@@ -131,7 +131,7 @@ void DeferredModel::fill(int parameter, at::Tensor destination) {
 void DeferredModel::finish(comm::Communicator& comm) {
   // What ranks began with and drew says whether rank 0's states are right for this one.
   std::string mine;
-  if (log_ && !plan_.keeps_generators)
+  if (log_ && !request_.keeps_generators)
     for (int stream = 0; stream < log_->num_streams(); ++stream)
       mine += str(log_->stream(stream).num_draws(), " draws from ",
                   std::hash<std::string>()(state_bytes(log_->stream(stream).initial_state())), "; ");

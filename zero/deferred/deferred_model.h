@@ -59,7 +59,7 @@ class DeferredModel {
   void make(const std::function<void()>& make);
 
   // -- what ShardedModel does, in this order --
-  struct Plan {
+  struct Request {
     std::vector<at::Tensor> parameters;  ///< each once
     std::vector<bool> computed;          ///< by parameter: whether this rank computes it
     std::vector<at::Tensor> buffers;
@@ -67,7 +67,7 @@ class DeferredModel {
     bool keeps_generators = false;
   };
   /// Computes buffers and other tensors that the model holds.
-  void begin(Plan plan);
+  void begin(Request request);
   /// Writes a parameter's values into `destination`, (numel), and frees their memory. Zeros if this
   /// rank does not compute it. Each parameter once.
   void fill(int parameter, at::Tensor destination);
@@ -79,7 +79,7 @@ class DeferredModel {
  private:
   Logger log_to_;
   std::unique_ptr<deferred::OperatorLog> log_;  // null: made in the ordinary way
-  Plan plan_;
+  Request request_;
 };
 
 /// What two tensors have in common that lie in one memory, also while there is none yet.

@@ -82,8 +82,8 @@ class RandomStream::Watched final : public at::CPUGeneratorImpl {
   }
 };
 
-RandomStream::RandomStream(at::Generator generator, Pass pass)
-    : generator_(std::move(generator)), pass_(std::move(pass)) {
+RandomStream::RandomStream(at::Generator generator, MakeDraw make_draw)
+    : generator_(std::move(generator)), make_draw_(std::move(make_draw)) {
   {
     const std::lock_guard lock(generator_.mutex());
     own_ = generator_.clone();
@@ -240,7 +240,7 @@ void RandomStream::reach(int draw) {
     const int number = position_;
     prepare(number);
     if (!wanted || wanted(number)) draws_[number].saved = own_.get_state();
-    pass_(number);
+    make_draw_(number);
     if (position_ == number) position_ = number + 1;
   }
 }

@@ -31,10 +31,10 @@ namespace tessera::zero::deferred {
 class RandomStream {
  public:
   /// Makes a draw on scratch memory, from own().
-  using Pass = std::function<void(int)>;
+  using MakeDraw = std::function<void(int)>;
 
-  /// Begins with the state that the generator has. `pass`: makes a draw that is passed over.
-  RandomStream(at::Generator generator, Pass pass);
+  /// Begins with the state that the generator has. `make_draw`: is called for a draw that is passed over.
+  RandomStream(at::Generator generator, MakeDraw make_draw);
   ~RandomStream();
   RandomStream(const RandomStream&) = delete;
 
@@ -93,7 +93,7 @@ class RandomStream {
   void prepare(int draw);
 
   at::Generator generator_, own_;
-  Pass pass_;
+  MakeDraw make_draw_;
   at::Tensor initial_;
   std::vector<Draw> draws_;
   const void* table_ = nullptr;  // the generator's own virtual functions, while ours are in their place

@@ -47,27 +47,6 @@ void check_can_be_sharded(const NamedTensor& parameter) {
     refuse("is an expanded or strided view; register a contiguous tensor (tensor.contiguous())");
 }
 
-/// Two different parameters in the same memory: an update of one would change the other in plain libtorch,
-/// and not any more once they live in units.
-void check_no_overlap(const std::vector<NamedTensor>& parameters) {
-  std::unordered_map<const void*, std::vector<const NamedTensor*>> by_storage;
-  const auto bytes_of = [](const at::Tensor& tensor) {  // dense: see check_can_be_sharded()
-    const auto size = static_cast<int64_t>(tensor.itemsize());
-    return Range{tensor.storage_offset() * size, (tensor.storage_offset() + tensor.numel()) * size};
-  };
-  for (const NamedTensor& parameter : parameters) {
-    const void* memory = memory_of(parameter.tensor);
-    for (const NamedTensor* other : by_storage[memory]) {
-      if (other->tensor.unsafeGetTensorImpl() == parameter.tensor.unsafeGetTensorImpl()) continue;
-      if (intersect(bytes_of(parameter.tensor), bytes_of(other->tensor)).numel() > 0)
-        throw ConfigError(
-            str("parameters ", other->name, " and ", parameter.name,
-                " share memory without being the same tensor; tie them by registering one tensor twice"));
-    }
-    if (parameter.tensor.numel() > 0) by_storage[memory].push_back(&parameter);
-  }
-}
-
 bool forks(const torch::jit::Block& block);
 
 bool forks(torch::jit::Function& function) {
@@ -113,6 +92,24 @@ bool overlap(const at::Tensor& a, const at::Tensor& b) {
     return Range{tensor.storage_offset() * size, (tensor.storage_offset() + last + 1) * size};
   };
   return intersect(extent(a), extent(b)).numel() > 0;
+}
+
+/// Two different parameters in the same memory: an update of one would change the other in plain libtorch,
+/// and not any more once they live in units.
+void check_no_overlap(const std::vector<NamedTensor>& parameters) {
+  std::unordered_map<const void*, std::vector<const NamedTensor*>> by_storage;
+  for (const NamedTensor& parameter : parameters) {
+    if (parameter.tensor.numel() == 0) continue;
+    const void* memory = memory_of(parameter.tensor);
+    for (const NamedTensor* other : by_storage[memory]) {
+      if (other->tensor.unsafeGetTensorImpl() == parameter.tensor.unsafeGetTensorImpl()) continue;
+      if (overlap(parameter.tensor, other->tensor))
+        throw ConfigError(
+            str("parameters ", other->name, " and ", parameter.name,
+                " share memory without being the same tensor; tie them by registering one tensor twice"));
+    }
+    by_storage[memory].push_back(&parameter);
+  }
 }
 
 void visit_tensors(const c10::IValue& value, const std::string& name,

@@ -60,7 +60,7 @@ void OffloadStore::find_wanted() {
   ++look_;
   wanted_.clear();
   int64_t bytes = held_bytes_;
-  order_.for_each_next([&](AccessOrder::Access next) {
+  order_.for_each_next([&](AccessOrder::Use next) {
     OffloadedTensor* const tensor = tensors_[next.tensor];
     if (tensor == nullptr || wanted(*tensor)) return true;
     if (tensor->holders_ == 0) bytes += tensor->reserved();
@@ -91,7 +91,7 @@ OffloadedTensor* OffloadStore::used_last_of_unwanted() const {
   for (OffloadedTensor* const tensor : idle_)
     if (!wanted(*tensor) && !tensor->changed_ && tensor->transfer_done()) candidates.push_back(tensor);
   if (candidates.empty()) return nullptr;
-  order_.for_each_next([&](AccessOrder::Access next) {
+  order_.for_each_next([&](AccessOrder::Use next) {
     if (candidates.size() > 1) std::erase(candidates, tensors_[next.tensor]);
     return candidates.size() > 1;
   });

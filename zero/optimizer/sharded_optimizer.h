@@ -76,6 +76,7 @@ class ShardedOptimizer {
   /// Null: it updates elements.
   WholeParameters* whole() { return whole_ ? &*whole_ : nullptr; }
   const WholeParameters* whole() const { return whole_ ? &*whole_ : nullptr; }
+  /// Hyper-parameters by param group, for the next step.
   std::vector<kernels::Hyper>& groups() { return groups_; }
   kernels::OptimizerKind kind() const { return kind_; }
   /// Returns the names of ParamUnit::states, in their order.

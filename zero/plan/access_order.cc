@@ -13,9 +13,9 @@ static constexpr size_t kLate = 16;
 static constexpr size_t kMaxLearnt = size_t{1} << 20;
 
 bool AccessOrder::Sequence::take(int tensor) {
-  const size_t end = std::min(accesses.size(), begin + kLookAhead);
+  const size_t end = std::min(uses.size(), begin + kLookAhead);
   size_t found = begin;
-  while (found < end && (taken[found] || accesses[found].tensor != tensor)) ++found;
+  while (found < end && (taken[found] || uses[found].tensor != tensor)) ++found;
   if (found >= end) return false;
   taken[found] = true;
   farthest = std::max(farthest, found + 1);
@@ -29,16 +29,16 @@ void AccessOrder::begin_step() {
 }
 
 void AccessOrder::expect(std::vector<int> tensors) {
-  std::vector<Access> accesses;
-  accesses.reserve(tensors.size());
-  for (const int tensor : tensors) accesses.push_back({.tensor = tensor});
-  detour_ = Sequence(std::move(accesses));
+  std::vector<Use> uses;
+  uses.reserve(tensors.size());
+  for (const int tensor : tensors) uses.push_back({.tensor = tensor});
+  detour_ = Sequence(std::move(uses));
 }
 
-void AccessOrder::used(Access access) {
-  if (detour_.take(access.tensor)) return;
-  if (step_.take(access.tensor)) detour_ = Sequence();
-  if (learnt_.size() < kMaxLearnt) learnt_.push_back(access);
+void AccessOrder::used(Use use) {
+  if (detour_.take(use.tensor)) return;
+  if (step_.take(use.tensor)) detour_ = Sequence();
+  if (learnt_.size() < kMaxLearnt) learnt_.push_back(use);
 }
 
 }  // namespace tessera::zero

@@ -105,7 +105,7 @@ Range Layout::shard(int unit, int rank) const {
   return {rank * numel, (rank + 1) * numel};
 }
 
-Range Layout::owned(int parameter, int rank) const {
+Range Layout::shard_part(int parameter, int rank) const {
   const UnitSlice& slice = slices_[parameter];
   return intersect(slice.range(), shard(slice.unit, rank));
 }

@@ -75,10 +75,10 @@ class Layout {
   const UnitSlice& slice(int parameter) const { return slices_[parameter]; }
 
   int64_t shard_numel(int unit) const { return units_[unit].numel / world_size_; }
-  /// The elements of `unit` that `rank` owns.
+  /// The elements of `unit` that are in shard `rank`.
   Range shard(int unit, int rank) const;
-  /// The part of a parameter that `rank` owns, in the unit's elements (may be empty).
-  Range owned(int parameter, int rank) const;
+  /// The part of a parameter in shard `rank`, in the unit's elements (may be empty).
+  Range shard_part(int parameter, int rank) const;
 
   /// Index of a parameter by its name or one of its aliases, or -1.
   int find(const std::string& name) const;

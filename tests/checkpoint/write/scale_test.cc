@@ -92,7 +92,7 @@ Measured measure(int world, int num_parameters) {
   int64_t expected = 0;
   for (int unit = 0; unit < now.num_units(); ++unit) wanted.push_back(now.shard(unit, 100));
   for (int parameter = 0; parameter < now.num_parameters(); ++parameter)
-    expected += now.owned(parameter, 100).numel();
+    expected += now.shard_part(parameter, 100).numel();
   int64_t planned = 0;
   for (const Piece& piece : plan_reads(read.layout, now, comparison.matches, wanted)) planned += piece.numel;
   EXPECT_GE(planned, expected);  // merged pieces have the padding between parameters

@@ -72,13 +72,13 @@ Tensors whole_state(Engine& engine) {
             .copy_(by_rank.narrow(0, rank * numel, numel));
       for (int parameter : layout.units()[unit].parameters) {
         const zero::UnitSlice& slice = layout.slice(parameter);
-        all[str(layout.parameters()[parameter].name, " ", model.state_names()[i])] =
+        all[str(layout.parameters()[parameter].name, " ", model.optimizer().state_names()[i])] =
             whole.narrow(0, slice.offset, slice.numel).clone();
       }
     }
   }
   for (int parameter = 0; parameter < static_cast<int>(layout.parameters().size()); ++parameter)
-    all[layout.parameters()[parameter].name + " steps"] = at::full({1}, model.parameter_steps(parameter));
+    all[layout.parameters()[parameter].name + " steps"] = at::full({1}, model.optimizer().steps(parameter));
   return all;
 }
 

@@ -52,7 +52,7 @@ class OffloadTest : public ::testing::Test {
 inline std::vector<at::Tensor> train(Chain& model, Rig& rig, int rank, int num_steps = 4) {
   std::vector<at::Tensor> found;
   for (int step = 0; step < num_steps; ++step) {
-    rig.sharded->param_groups()[0].lr = 0.05 / (step + 1);
+    rig.sharded->optimizer().groups()[0].lr = 0.05 / (step + 1);
     for (const bool last : {false, true}) {
       at::Tensor y =
           model->forward(batch(rank, 2 * step + (last ? 1 : 0)).to(model->layers[0]->weight.scalar_type()));

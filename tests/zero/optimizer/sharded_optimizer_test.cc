@@ -137,9 +137,9 @@ TEST(ShardedOptimizer, UnusedParametersAreLeftAlone) {
         rig.backward(model->forward(factors));
         EXPECT_EQ(rig.update().used, (std::vector<bool>{true, false, true}));
       }
-      EXPECT_EQ(rig.sharded->parameter_steps(0), 3);
-      EXPECT_EQ(rig.sharded->parameter_steps(1), 0);
-      EXPECT_EQ(rig.sharded->parameter_steps(2), 3);
+      EXPECT_EQ(rig.sharded->optimizer().steps(0), 3);
+      EXPECT_EQ(rig.sharded->optimizer().steps(1), 0);
+      EXPECT_EQ(rig.sharded->optimizer().steps(2), 3);
       const std::vector<at::Tensor> weights = rig.weights();
       EXPECT_FALSE(at::equal(weights[0], before->vectors[0]));
       EXPECT_TRUE(at::equal(weights[1], before->vectors[1])) << "not even decayed, stage " << stage;

@@ -8,8 +8,8 @@ namespace {
 
 std::vector<int> next(const AccessOrder& order, size_t count = 100) {
   std::vector<int> tensors;
-  order.for_each_next([&](AccessOrder::Access access) {
-    tensors.push_back(access.tensor);
+  order.for_each_next([&](AccessOrder::Use use) {
+    tensors.push_back(use.tensor);
     return tensors.size() < count;
   });
   return tensors;
@@ -46,7 +46,7 @@ TEST(AccessOrderTest, SaysWhatIsOverwritten) {
   order.used({.tensor = 3, .overwrite = true});
   order.begin_step();
   bool overwrite = false;
-  order.for_each_next([&](AccessOrder::Access access) { return overwrite = access.overwrite, false; });
+  order.for_each_next([&](AccessOrder::Use use) { return overwrite = use.overwrite, false; });
   EXPECT_TRUE(overwrite);
 }
 

@@ -87,7 +87,7 @@ TEST(Layout, ParametersWithoutElements) {
   ASSERT_EQ(layout.num_units(), 1);
   EXPECT_EQ(layout.slice(0).numel, 0);
   EXPECT_EQ(layout.slice(1).numel, 3);
-  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(layout.owned(0, rank).numel(), 0);
+  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(layout.shard_part(0, rank).numel(), 0);
   const Layout nothing({spec("a", {0})}, {.world_size = 3, .unit_numel = 100});
   EXPECT_EQ(nothing.units()[0].numel, 0);
   EXPECT_EQ(Layout({}, {}).num_units(), 0);
@@ -178,7 +178,7 @@ void expect_partition(const Layout& layout) {
     EXPECT_EQ(layout.slice(parameter).numel, layout.parameters()[parameter].numel());
     int64_t next = layout.slice(parameter).offset;
     for (int rank = 0; rank < layout.world_size(); ++rank) {
-      const Range owned = layout.owned(parameter, rank);
+      const Range owned = layout.shard_part(parameter, rank);
       if (owned.numel() == 0) continue;
       EXPECT_EQ(owned.begin, next);
       EXPECT_EQ(intersect(owned, layout.shard(layout.slice(parameter).unit, rank)), owned);
