@@ -57,10 +57,10 @@ CsvMonitor::CsvMonitor(std::filesystem::path folder, std::optional<int64_t> resu
 
 void CsvMonitor::take_back(int64_t resumed_after, const Logger& log) {
   std::vector<std::filesystem::path> ours;
-  for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
-    if (entry.path().extension() == ".csv" && entry.is_regular_file() && is_ours(entry.path()))
-      ours.push_back(entry.path());
-  }
+  std::error_code error;
+  for (const std::filesystem::path& path : paths_in(folder_))
+    if (path.extension() == ".csv" && std::filesystem::is_regular_file(path, error) && is_ours(path))
+      ours.push_back(path);
   for (const std::filesystem::path& path : ours) {
     const auto kept =
         files_

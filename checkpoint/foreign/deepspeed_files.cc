@@ -16,6 +16,7 @@
 #include <system_error>
 
 #include "checkpoint/checkpoint_error.h"
+#include "core/files/disk.h"
 #include "core/files/input_file.h"
 #include "core/str.h"
 #include "core/utf8.h"
@@ -71,10 +72,9 @@ FileName parse(std::string_view name) {
 }
 
 bool has_files(const fs::path& folder) {
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(folder, error))
-    if (parse(entry.path().filename().string()).kind != FileName::Kind::kOther) return true;
-  return false;
+  return std::ranges::any_of(paths_in(folder), [](const fs::path& path) {
+    return parse(path.filename().string()).kind != FileName::Kind::kOther;
+  });
 }
 
 /// The files by rank, without a gap.
@@ -140,8 +140,7 @@ DeepSpeedFiles list_deepspeed_files(const fs::path& folder, bool universal) {
   using Kind = FileName::Kind;
   std::map<int, fs::path> optimizer, model;
   std::optional<fs::path> whole;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    const fs::path& path = entry.path();
+  for (const fs::path& path : paths_in(folder)) {
     const FileName name = parse(path.filename().string());
     if (name.kind == Kind::kOther) continue;
     if (name.kind == Kind::kExpert)

@@ -15,6 +15,7 @@
 #include "checkpoint/foreign/distributed_metadata.h"
 #include "checkpoint/foreign/pickle_json.h"
 #include "checkpoint/formats/safetensors_reader.h"
+#include "core/files/disk.h"
 #include "core/files/input_file.h"
 #include "core/json/json_reader.h"
 #include "core/str.h"
@@ -488,14 +489,6 @@ std::optional<int64_t> shard_of(std::string_view name) {
   return whole_number(name.substr(6, end - 6));
 }
 
-std::vector<fs::path> files_in(const fs::path& folder) {
-  std::vector<fs::path> out;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(folder, error)) out.push_back(entry.path());
-  std::sort(out.begin(), out.end());
-  return out;
-}
-
 /// A folder of DCP's writer for the Hugging Face Hub.
 DistributedContents read_hub_folder(ForeignCheckpoint& checkpoint, const fs::path& folder) {
   struct Part {
@@ -505,7 +498,7 @@ DistributedContents read_hub_folder(ForeignCheckpoint& checkpoint, const fs::pat
   };
   std::map<std::string, std::vector<Part>> parts;
   std::set<int64_t> shards;
-  for (const fs::path& path : files_in(folder)) {
+  for (const fs::path& path : paths_in(folder)) {
     const std::optional<int64_t> shard = shard_of(path.filename().string());
     if (!shard) continue;
     shards.insert(*shard);
@@ -570,7 +563,7 @@ DistributedContents read_hub_folder(ForeignCheckpoint& checkpoint, const fs::pat
 }
 
 bool has_shard_names(const fs::path& folder) {
-  const auto files = files_in(folder);
+  const auto files = paths_in(folder);
   return std::any_of(files.begin(), files.end(),
                      [](const fs::path& path) { return shard_of(path.filename().string()).has_value(); });
 }
@@ -578,7 +571,7 @@ bool has_shard_names(const fs::path& folder) {
 /// Ranks that wrote: files are named __RANK_NUMBER.distcp.
 int ranks_of(const fs::path& folder) {
   int64_t ranks = 1;
-  for (const fs::path& path : files_in(folder)) {
+  for (const fs::path& path : paths_in(folder)) {
     const std::string name = path.filename().string();
     if (!name.starts_with("__") || path.extension() != ".distcp") continue;
     const size_t end = name.find('_', 2);
@@ -592,7 +585,7 @@ int ranks_of(const fs::path& folder) {
 std::optional<fs::path> newest_step(const fs::path& folder) {
   std::optional<fs::path> newest;
   int64_t most = -1;
-  for (const fs::path& path : files_in(folder)) {
+  for (const fs::path& path : paths_in(folder)) {
     const std::string name = path.filename().string();
     if (!name.starts_with("step-")) continue;
     const std::optional<int64_t> step = whole_number(std::string_view(name).substr(5));
@@ -609,7 +602,7 @@ bool is_distributed(const fs::path& folder) {
   std::error_code error;
   if (!fs::is_directory(folder, error)) return false;
   if (fs::exists(folder / kMetadata, error) || has_shard_names(folder)) return true;
-  const auto files = files_in(folder);
+  const auto files = paths_in(folder);
   return std::any_of(files.begin(), files.end(),
                      [](const fs::path& path) { return path.extension() == ".distcp"; });
 }

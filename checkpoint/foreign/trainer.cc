@@ -16,7 +16,6 @@
 //   Lightning with FSDP       DCP's files, and meta.pt with what is no tensor
 #include <algorithm>
 #include <charconv>
-#include <set>
 #include <string_view>
 
 #include "checkpoint/checkpoint_error.h"
@@ -26,6 +25,7 @@
 #include "checkpoint/foreign/model_orders.h"
 #include "checkpoint/foreign/pickle_json.h"
 #include "checkpoint/manifest/names.h"
+#include "core/files/disk.h"
 #include "core/files/input_file.h"
 #include "core/json/json_reader.h"
 #include "core/str.h"
@@ -53,10 +53,7 @@ bool is_there(const fs::path& path) {
 
 std::vector<std::string> names_in(const fs::path& folder) {
   std::vector<std::string> out;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(folder, error))
-    out.push_back(entry.path().filename().string());
-  std::sort(out.begin(), out.end());
+  for (const fs::path& path : paths_in(folder)) out.push_back(path.filename().string());
   return out;
 }
 
@@ -81,22 +78,22 @@ int ranks_of(const fs::path& folder, std::string_view before, std::string_view a
 }
 
 /// Python writes NaN and Infinity into JSON, as numbers of a log. They become null.
-std::string without_nan(std::string text) {
+std::string without_nan(std::string_view text) {
+  std::string out;
   bool in_string = false;
-  for (size_t at = 0; at < text.size(); ++at) {
-    if (text[at] == '\\' && in_string) {
-      ++at;
-      continue;
-    }
-    if (text[at] == '"') in_string = !in_string;
-    if (in_string) continue;
+  while (!text.empty()) {
+    size_t taken = text[0] == '\\' && in_string ? std::min<size_t>(2, text.size()) : 1;
+    if (text[0] == '"') in_string = !in_string;
+    std::string_view written = text.substr(0, taken);
     for (const std::string_view word : {"-Infinity", "Infinity", "NaN"})
-      if (std::string_view(text).substr(at).starts_with(word)) {
-        text.replace(at, word.size(), "null");
-        break;
+      if (!in_string && text.starts_with(word)) {
+        taken = word.size();
+        written = "null";
       }
+    out += written;
+    text.remove_prefix(taken);
   }
-  return text;
+  return out;
 }
 
 json read_json(const fs::path& path) {

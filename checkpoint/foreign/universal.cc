@@ -19,6 +19,7 @@
 #include "checkpoint/foreign/foreign_checkpoint.h"
 #include "checkpoint/foreign/pickle_json.h"
 #include "checkpoint/foreign/saved_state.h"
+#include "core/files/disk.h"
 #include "core/str.h"
 #include "core/utf8.h"
 
@@ -60,8 +61,9 @@ class UniversalReader {
     read_counters(checkpoint_, model_);
     list_shapes();
     std::map<std::string, fs::path> folders;
-    for (const auto& entry : fs::directory_iterator(folder_ / "zero"))
-      if (entry.is_directory()) folders.emplace(entry.path().filename().string(), entry.path());
+    for (const fs::path& path : paths_in(folder_ / "zero"))
+      if (std::error_code error; fs::is_directory(path, error))
+        folders.emplace(path.filename().string(), path);
     for (const std::string& name : order_) {
       const auto found = folders.find(name);
       if (found == folders.end())
@@ -189,13 +191,10 @@ class UniversalReader {
     const auto known = shapes_.find(name);
     parameter.weights = foreign(folder / "fp32.pt", quoted_name(name),
                                 is_whole_ && known != shapes_.end() ? &known->second : nullptr);
-    std::set<fs::path> files;
-    for (const auto& entry : fs::directory_iterator(folder))
-      if (entry.path().extension() == ".pt") files.insert(entry.path());
     std::optional<int64_t> steps;
-    for (const fs::path& path : files) {
+    for (const fs::path& path : paths_in(folder)) {
       const std::string state = path.stem().string();
-      if (state == "fp32") continue;
+      if (path.extension() != ".pt" || state == "fp32") continue;
       if (state == "step") {
         const TorchFile file(path);
         const PickleValue* value = file.root().kind == Kind::kDict ? file.root().find("param") : &file.root();

@@ -82,11 +82,10 @@ void PendingDirectory::check_entries() const {
   if (!fs::exists(status)) return;
   if (!fs::is_directory(status))
     throw CheckpointError(str(path_.string(), " is a file; expected a folder, or a name that is free"));
-  for (const fs::directory_entry& entry : fs::directory_iterator(path_, error))
-    if (entry.is_directory() && !entry.is_symlink())
-      throw CheckpointError(str(path_.string(), " holds a folder, ", entry.path().filename().string(),
+  for (const fs::path& entry : paths_in(path_))
+    if (fs::is_directory(fs::symlink_status(entry, error)))
+      throw CheckpointError(str(path_.string(), " holds a folder, ", entry.filename().string(),
                                 "; expected a new folder, or one that holds files only"));
-  if (error) throw CheckpointError(str("cannot list ", path_.string(), ": ", error.message()));
 }
 
 void PendingDirectory::publish() {
@@ -95,10 +94,8 @@ void PendingDirectory::publish() {
   std::error_code error;
   const bool exists = fs::exists(path_, error);
   if (exists)
-    for (const fs::directory_entry& entry : fs::directory_iterator(path_)) {
-      const std::string name = entry.path().filename().string();
-      if (!replaced_(name)) disk_.link(entry.path(), temporary_ / name);
-    }
+    for (const fs::path& entry : paths_in(path_))
+      if (!replaced_(entry.filename().string())) disk_.link(entry, temporary_ / entry.filename());
   disk_.sync_directory(temporary_);
   if (exists)
     disk_.exchange(temporary_, path_);

@@ -140,6 +140,17 @@ void Disk::replace_file(const fs::path& path, std::string_view content) const {
   pending.publish();
 }
 
+std::vector<fs::path> paths_in(const fs::path& folder) {
+  std::vector<fs::path> found;
+  std::error_code error;
+  for (fs::directory_iterator next(folder, error), end; !error && next != end; next.increment(error))
+    found.push_back(next->path());
+  if (error && error != std::errc::no_such_file_or_directory && error != std::errc::not_a_directory)
+    throw_disk_error("list", folder, error.value());
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
 void replace_file(const fs::path& path, std::string_view content) {
   Disk({.sync = false, .probe = {}}).replace_file(path, content);
 }

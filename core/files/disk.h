@@ -14,6 +14,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/files/disk_error.h"
 #include "core/files/file_descriptor.h"
@@ -102,6 +103,9 @@ class Disk {
 
   DiskOptions options_;
 };
+
+/// What is in a folder, sorted; nothing where it does not exist. Throws DiskError.
+std::vector<std::filesystem::path> paths_in(const std::filesystem::path& folder);
 
 /// Writes a small file atomically, but does not sync it: a power loss may remove it. Throws DiskError.
 void replace_file(const std::filesystem::path& path, std::string_view content);

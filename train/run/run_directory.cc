@@ -23,15 +23,15 @@ namespace {
 /// Removes only files named by sample_path(), since the folder may hold files of the user's own.
 void remove_samples(const std::filesystem::path& samples) {
   std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(samples, error)) {
-    const std::string file_name = entry.path().filename().string();
+  for (const std::filesystem::path& path : paths_in(samples)) {
+    const std::string file_name = path.filename().string();
     const std::string_view unfinished = name_of_temporary(file_name);  // left by a killed run
     const std::string stem =
         std::filesystem::path(unfinished.empty() ? file_name : unfinished).stem().string();
     const bool is_ours = stem.size() >= 13 && stem.starts_with("step_") &&
                          stem.find_first_not_of("0123456789", 5) == stem.npos;
-    if (is_ours && entry.is_regular_file(error)) std::filesystem::remove(entry.path(), error);
-    if (error) throw Error(str(entry.path().string(), " cannot be removed: ", error.message()));
+    if (is_ours && std::filesystem::is_regular_file(path, error)) std::filesystem::remove(path, error);
+    if (error) throw Error(str(path.string(), " cannot be removed: ", error.message()));
   }
   std::filesystem::remove(samples, error);  // succeeds only if it is empty
 }
