@@ -10,7 +10,7 @@
 // file. Beside these: "lr_scheduler.…", "client_state.…", "global_steps", "skipped_steps", "global_samples".
 #include <algorithm>
 #include <filesystem>
-#include <set>
+#include <map>
 #include <string>
 #include <utility>
 #include <variant>
@@ -135,8 +135,17 @@ class DistributedFile : public ArchiveSequence {
     return items_.size() - 1;
   }
 
+  // {"a.b": 1, "a": {"b": 2}} has two entries of one name.
   void add_entry(Path path, size_t item) {
-    if (names_.insert(entry_name(path)).second) entries_.push_back({std::move(path), item});
+    const auto [known, is_new] = items_by_name_.try_emplace(entry_name(path), item);
+    const Item &first = items_[known->second], &second = items_[item];
+    if (is_new)
+      entries_.push_back({std::move(path), item});
+    else if (&first != &second && (second.kind != Item::Kind::kValue || first.value != second.value))
+      conversion_.result.notes.push_back(
+          str(known->first,
+              " is there twice, and one of them is left out: dots join names in this format; "
+              "expected names that stay different"));
   }
 
   void add_tensor(Path path, const std::vector<int64_t>& shape, StoredTensor saved, DType type,
@@ -285,7 +294,7 @@ class DistributedFile : public ArchiveSequence {
   OutputFile file_;
   std::vector<Item> items_;  // in the order of the file
   std::vector<Entry> entries_;
-  std::set<std::string> names_;
+  std::map<std::string, size_t> items_by_name_;
   std::vector<StreamedTensor> tensors_;
   std::vector<size_t> item_of_;  // by tensor
   size_t next_ = 0;

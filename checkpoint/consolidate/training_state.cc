@@ -98,8 +98,11 @@ class Parser {
     if (value.contains("optimizer")) parse_optimizer(field["optimizer"]);
     parse_groups();
     parse_schedule();
-    if (const json* fp16 = find(state_.config, "fp16"); fp16 != nullptr && fp16->value("enabled", false))
-      if (const json* scaler = find(value, "loss_scaler")) state_.loss_scaler = *scaler;
+    const json* const fp16 = find(state_.config, "fp16");
+    if (const json* scaler = find(value, "loss_scaler"); scaler != nullptr && scaler->is_object())
+      if ((fp16 != nullptr && fp16->value("enabled", false)) ||
+          scaler->contains("dynamic"))  // foreign_view.cc
+        state_.loss_scaler = *scaler;
     return std::move(state_);
   }
 

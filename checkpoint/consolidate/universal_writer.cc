@@ -262,8 +262,9 @@ class UniversalFiles : public ArchiveSequence {
 
   // An object of DeepSpeed's class: its loader takes the optimizer's own scaler from here.
   void write_loss_scaler(PickleWriter& pickle) const {
-    const json& fp16 = state_.config["fp16"];
-    const bool is_dynamic = fp16.value("loss_scale", 0.0) == 0;
+    const auto found = state_.config.find("fp16");
+    const json fp16 = found != state_.config.end() && found->is_object() ? *found : json::object();
+    const bool is_dynamic = state_.loss_scaler.value("dynamic", fp16.value("loss_scale", 0.0) == 0);
     pickle.text("dynamic_loss_scale").boolean(is_dynamic).text("loss_scaler");
     pickle.object("deepspeed.runtime.fp16.loss_scaler", is_dynamic ? "DynamicLossScaler" : "LossScaler")
         .begin_dict();
@@ -454,13 +455,11 @@ void write_universal(const Conversion& conversion) {
     disk.sync_directory(temporary / "zero");
     disk.sync_directory(temporary);
     check_target(target);
+    Publication publication{directory, tag, temporary.filename().string(), {{kLatestUniversal, tag}}};
     std::error_code error;
-    publish({.directory = directory,
-             .tag = tag,
-             .temporary = temporary.filename().string(),
-             .latest = !fs::exists(directory / kLatestName, error)},
-            disk);
-    disk.replace_file(directory / kLatestUniversal, tag);
+    if (!fs::exists(directory / kLatestName, error))
+      publication.pointers.emplace_back(kLatestName, tag + "\n");
+    publish(publication, disk);
   } catch (...) {
     remove_quietly(disk, temporary);
     throw;

@@ -100,6 +100,8 @@ json state_of(const ForeignCheckpoint& source) {
         value = *found;
   // One that has counted no updates would keep the scale of the configuration.
   if (source.loss_scaler && scaler["cur_iter"] == 0) scaler["cur_iter"] = std::max<int64_t>(1, global_steps);
+  // Says that the loss was scaled, as no configuration does here.
+  if (source.loss_scaler) scaler["dynamic"] = source.loss_scaler->value("dynamic", json(true)) == json(true);
   json state;
   state["global_steps"] = global_steps;
   state["skipped_steps"] = skipped;

@@ -44,12 +44,11 @@ class Publisher {
         directory_(publication.directory),
         folder_(directory_ / publication.temporary),
         target_(directory_ / publication.tag),
-        latest_(directory_ / kLatestName),
-        tag_(publication.tag),
-        names_latest_(publication.latest),
         ours_(identity(folder_)),
-        replaces_(identity(target_).has_value()),
-        old_latest_(content_of(latest_)) {}
+        replaces_(identity(target_).has_value()) {
+    for (const auto& [name, text] : publication.pointers)
+      pointers_.push_back({directory_ / name, text, content_of(directory_ / name)});
+  }
 
   void publish() {
     if (replaces_)
@@ -57,16 +56,17 @@ class Publisher {
     else
       disk_.rename(folder_, target_);
     disk_.sync_directory(directory_);
-    if (names_latest_) disk_.replace_file(latest_, tag_ + "\n");
+    for (const Pointer& pointer : pointers_) disk_.replace_file(pointer.path, pointer.text);
   }
 
-  /// Undoes the steps in reverse order, so that `latest` always names a whole checkpoint.
+  /// Undoes the steps in reverse order, so that each pointer always names a whole checkpoint.
   void undo() {
-    if (content_of(latest_) != old_latest_) {
-      if (old_latest_)
-        disk_.replace_file(latest_, *old_latest_);
+    for (const Pointer& pointer : pointers_) {
+      if (content_of(pointer.path) == pointer.old) continue;
+      if (pointer.old)
+        disk_.replace_file(pointer.path, *pointer.old);
       else
-        disk_.remove_all(latest_);
+        disk_.remove_all(pointer.path);
     }
     if (identity(target_) == ours_) {
       if (replaces_)
@@ -78,13 +78,17 @@ class Publisher {
   }
 
  private:
+  struct Pointer {
+    fs::path path;
+    std::string text;
+    std::optional<std::string> old;
+  };
+
   const Disk& disk_;
-  fs::path directory_, folder_, target_, latest_;
-  std::string tag_;
-  bool names_latest_;
+  fs::path directory_, folder_, target_;
   std::optional<Identity> ours_;
   bool replaces_;
-  std::optional<std::string> old_latest_;
+  std::vector<Pointer> pointers_;
 };
 
 }  // namespace

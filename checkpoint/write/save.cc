@@ -232,11 +232,9 @@ class Save {
     file.append(text);
     file.close();
     disk_.sync_directory(folder_);
-    publish({.directory = request_.directory,
-             .tag = request_.tag,
-             .temporary = folder_.filename().string(),
-             .latest = request_.latest},
-            disk_);
+    Publication publication{request_.directory, request_.tag, folder_.filename().string(), {}};
+    if (request_.latest) publication.pointers.emplace_back(kLatestName, request_.tag + "\n");
+    publish(publication, disk_);
     return {{"total_bytes", manifest.total_bytes()}};
   }
 

@@ -183,6 +183,45 @@ TEST_F(ConvertCheckpoint, EachOperationFails) {
   }
 }
 
+TEST_F(ConvertCheckpoint, UniversalThatFailsLeavesTheOneBefore) {
+  ConvertOptions options = this->options(ConvertTarget::kUniversal);
+  const fs::path weights = output() / "step_universal/zero/scale/fp32.pt";
+  size_t num_operations = 0;
+  const auto convert = [&](uint64_t seed, size_t fatal) {
+    save(testing::sample_model(2, seed));
+    num_operations = 0;
+    options.disk.probe = [&, fatal](std::string_view operation, const fs::path& path) {
+      // What it has published it removes quietly.
+      if (num_operations++ == fatal)
+        throw DiskError(str(operation, " ", path.string(), ": No space left on device"));
+    };
+    convert_checkpoint(options);
+    return read_text(weights);
+  };
+  const std::string old = convert(1, SIZE_MAX);
+  const size_t all = num_operations;
+  size_t num_failed = 0;
+  for (size_t fatal = all - 12; fatal < all; ++fatal) {
+    try {
+      convert(2, fatal);
+      convert(1, SIZE_MAX);
+    } catch (const Error& error) {
+      EXPECT_EQ(read_text(weights), old) << error.what();
+      ++num_failed;
+    }
+    EXPECT_THAT(testing::names_in(output()), ElementsAre("latest", "latest_universal", "step_universal"));
+  }
+  EXPECT_GT(num_failed, 3u);
+}
+
+TEST_F(ConvertCheckpoint, ValuesWhoseNamesAreEqualWithDotsAreNamed) {
+  json state = {{"global_steps", 1}, {"optimizer", {{"type", "AdamW"}, {"parameter_steps", {1}}}}};
+  state["client_state"] = {{"a.b", 1}, {"a", {{"b", 2}, {"c", 3}}}};
+  save_with({"w"}, state);
+  const ConvertResult result = convert_checkpoint(options(ConvertTarget::kDistributed));
+  EXPECT_THAT(result.notes, ::testing::Contains(HasSubstr("client_state.a.b is there twice")));
+}
+
 json state_with(const json& optimizer, const json& config = json::object()) {
   return {{"global_steps", 7},
           {"skipped_steps", 1},

@@ -129,6 +129,19 @@ class MigratingTest(TrainersTest):
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "rng": torch.get_rng_state()}, self.folder / "one.pt")
         self.assertIn("note: left out: one.pt: rng", tessera(self.folder, "consolidate", "one.pt", "model.safetensors"))
 
+    def test_a_loss_scale_goes_on(self):
+        """Also through a checkpoint of Tessera's. A format without a place for it says so."""
+        model, optimizer = trainer_test.trained()
+        scaler = {"scale": 512.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 7}
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scaler": scaler}, self.folder / "one.pt")
+        tessera(self.folder, "convert", "one.pt", "own", "--to", "tessera")
+        for source in ("one.pt", "own"):
+            with self.subTest(source):
+                tessera(self.folder, "convert", source, f"{source}_universal", "--to", "universal")
+                self.assertEqual(self.read("universal", self.folder / f"{source}_universal")["loss_scaler"]["cur_scale"], 512.0)
+                self.assertIn("the loss scale is left out: give it to torch.amp.GradScaler(init_scale=512",
+                              tessera(self.folder, "convert", source, f"{source}_dcp", "--to", "dcp"))
+
     def test_numbers_that_are_too_large_are_an_error(self):
         torch.save({"w": torch.tensor([1e300, 1.0], dtype=torch.float64)}, self.folder / "wide.pt")
         self.assertIn("1 elements of fp64 are too large for fp32", self.assert_fails("consolidate", "wide.pt", "model.safetensors", "--dtype", "bf16"))
