@@ -171,6 +171,39 @@ class NamedInFile {
   std::map<std::string, std::string> names_;
 };
 
+/// The elements of the tensor that this rank takes.
+zero::Range part_of(const Taken& one, const zero::ShardedModel& model) {
+  if (one.parameter < 0) return {0, c10::multiply_integers(one.tensor->shape)};
+  const zero::UnitSlice& slice = model.layout().slice(one.parameter);
+  const zero::Range mine = zero::intersect(slice.range(), model.unit(slice.unit).local_range());
+  return {mine.begin - slice.offset, mine.begin - slice.offset + mine.numel()};
+}
+
+/// Reads what this rank takes, before anything changes. Throws CheckpointError for what cannot be read, or
+/// is too large for the model's type.
+void check_elements(const WeightsFile& file, const std::string& path, const std::vector<Taken>& taken,
+                    const zero::ShardedModel& model) {
+  const zero::PauseListening our_own_operators;
+  const at::NoGradGuard no_grad;
+  for (const Taken& one : taken) {
+    const zero::Range part = part_of(one, model);
+    if (part.numel() == 0) continue;
+    const at::Tensor read = file.read(*one.tensor, part.begin, part.numel());
+    const at::ScalarType type =
+        one.parameter >= 0
+            ? model.unit(model.layout().slice(one.parameter).unit).local_state().weights.scalar_type()
+        : one.buffer.defined() ? one.buffer.scalar_type()
+                               : read.scalar_type();
+    if (type == read.scalar_type() || !read.is_floating_point() || !at::isFloatingType(type)) continue;
+    if (const int64_t count =
+            (read.isfinite() & read.to(type).isfinite().logical_not_()).sum().item<int64_t>();
+        count > 0)
+      throw CheckpointError(str(path, ": ", one.tensor->name, ": ", count, " elements of ",
+                                name_of(one.tensor->type), " are too large for ", name_of(from_torch(type)),
+                                "; expected a model whose weights fit into it"));
+  }
+}
+
 /// The prefix that nearly all names of one side have on the other side only.
 std::string prefix_between(const std::vector<std::string>& without, const std::set<std::string>& with) {
   if (without.empty()) return "";
@@ -286,15 +319,16 @@ void Engine::load_weights(const std::string& path, const LoadWeightsOptions& opt
   comm::on_all_ranks<CheckpointError>(*comm_, "weights to load", [&] {
     file.emplace(path, order_of(*sharded_));
     found = match(*file, path, *sharded_, options);
+    check_elements(*file, path, found.taken, *sharded_);
   });
   sharded_->begin_replacing("load_weights()");
   comm::on_all_ranks<CheckpointError>(*comm_, "loaded weights", [&] {
     const zero::PauseListening our_own_operators;
     const at::NoGradGuard no_grad;
     for (const Taken& one : found.taken) {
+      const zero::Range part = part_of(one, *sharded_);
       if (one.parameter < 0) {
-        const int64_t numel = c10::multiply_integers(one.tensor->shape);
-        const at::Tensor value = file->read(*one.tensor, 0, numel).view(one.tensor->shape);
+        const at::Tensor value = file->read(*one.tensor, 0, part.numel()).view(one.tensor->shape);
         if (one.extra_state.empty())
           zero::write_buffer(one.buffer, value,
                              /*keep_dtype=*/zero::converts(value.scalar_type(), one.buffer.scalar_type()));
@@ -302,14 +336,13 @@ void Engine::load_weights(const std::string& path, const LoadWeightsOptions& opt
           sharded_->module_state()->set_extra_state(one.extra_state, value);
         continue;
       }
+      if (part.numel() == 0) continue;
       const zero::UnitSlice& slice = sharded_->layout().slice(one.parameter);
       const zero::LocalState held = sharded_->unit(slice.unit).local_state();
-      const zero::Range mine = zero::intersect(slice.range(), held.range);
-      if (mine.numel() == 0) continue;
       const zero::TensorInMemory in_memory(sharded_->unit(slice.unit), held.weights,
                                            zero::InMemory::Access::kReadWrite);
-      held.weights.narrow(0, mine.begin - held.range.begin, mine.numel())
-          .copy_(file->read(*one.tensor, mine.begin - slice.offset, mine.numel()));
+      held.weights.narrow(0, slice.offset + part.begin - held.range.begin, part.numel())
+          .copy_(file->read(*one.tensor, part.begin, part.numel()));
     }
   });
   sharded_->end_replacing();

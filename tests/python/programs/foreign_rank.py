@@ -732,6 +732,32 @@ def what_does_not_fit_is_named():
     raises(tessera.CheckpointError, lambda: continued(FOLDER / "nowhere", 2, "AdamW", rest), "nowhere")
 
 
+@check
+def what_cannot_be_read_changes_nothing():
+    """A number that is too large, and bytes that are not those that were written: the last ones of a file."""
+    model, optimizer, _, rest = begun("AdamW")
+    wide, own = FOLDER / f"wide_{world}.pt", FOLDER / f"own_{world}.safetensors"
+    engine, *_ = tessera.initialize(model=Net(), config=config(3, 700, optimizer={"type": "SGD", "params": {"lr": 0.1}}))
+    engine.save_model(own)
+
+    def write():
+        state = model.state_dict()
+        last = list(state)[-1]
+        torch.save({"model": {**state, last: torch.full(state[last].shape, 1e300, dtype=torch.float64)}, "optimizer": optimizer.state_dict()}, wide)
+        content = bytearray(own.read_bytes())
+        content[-1] ^= 1
+        own.write_bytes(content)
+
+    on_rank_0(write)
+    before = {name: value.clone() for name, value in engine.state_dict().items()}
+    for load, words in ((lambda: engine.load_checkpoint(wide, load_module_only=True), "too large for fp32"), (lambda: engine.load_weights(wide), "too large for fp32"),
+                        (lambda: engine.load_weights(own), "own_")):
+        raises(tessera.CheckpointError, load, words)
+        found = engine.state_dict()
+        assert all(torch.equal(found[name], value) for name, value in before.items())
+    train(engine, rest[:1], loss_of)
+
+
 class Payload:
     def __reduce__(self):
         return os.system, (f"touch {FOLDER / 'executed'}",)
