@@ -161,7 +161,8 @@ nlohmann::json parse_text(std::string_view text, const std::string& source) {
       case JsonError::Kind::kKeyTwice:
         throw CheckpointError(str(source, ": ", nlohmann::json(error.path()).dump(),
                                   " is given twice in one object; expected it once"));
-      case JsonError::Kind::kSyntax: break;
+      case JsonError::Kind::kSyntax:
+      case JsonError::Kind::kEmpty: break;
     }
     throw CheckpointError(
         str(source, ": is no JSON text: error at byte ", error.offset() + 1, ": ", error.what()));

@@ -74,7 +74,13 @@ class Children {
  public:
   Children(const std::vector<std::function<int()>>& bodies, std::chrono::seconds limit)
       : end_(Clock::now() + limit), runs_(bodies.size()) {
-    for (const auto& body : bodies) children_.push_back(start(body));
+    try {
+      for (const auto& body : bodies) children_.push_back(start(body));
+    } catch (...) {
+      for (const Child& child : children_) ::kill(child.pid, SIGKILL);
+      finish();
+      throw;
+    }
   }
 
   std::vector<CapturedRun> finish() {

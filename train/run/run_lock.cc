@@ -68,7 +68,7 @@ RunLock::RunLock(const fs::path& folder) : path_(folder / kLockName) {
       missing_ = std::strerror(errno);
       return;
     }
-    if (tries == kTries) fail_in_use(folder, file.get());
+    if (tries >= kTries) fail_in_use(folder, file.get());
     std::this_thread::sleep_for(kPause);
   }
 }

@@ -3,12 +3,16 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <iostream>
 #include <stdexcept>
 #include <string>
+
+#include "core/error.h"
 
 namespace tessera::tools {
 namespace {
@@ -37,6 +41,23 @@ TEST(CapturedRun, KeepsOutputAndExitCodesInOrder) {
   EXPECT_EQ(runs[2].err, "error: no host\n");
   EXPECT_EQ(runs[2].exit_code, 1);
   EXPECT_EQ(runs[3].exit_code, 128 + SIGKILL);
+}
+
+TEST(CapturedRun, OneThatCannotBeStartedEndsThoseThatWere) {
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const int next = ::dup(0);
+  ::close(next);
+  const rlimit few{static_cast<rlim_t>(next + 7), before.rlim_max};  // a start takes four and keeps two
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  const auto sleeper = [] {
+    ::sleep(100);
+    return 0;
+  };
+  EXPECT_THAT([&] { run_captured({sleeper, sleeper, sleeper}, seconds(60)); },
+              ::testing::ThrowsMessage<Error>(::testing::HasSubstr("no pipe could be made")));
+  ::setrlimit(RLIMIT_NOFILE, &before);
+  EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1) << "a child is left";
 }
 
 TEST(CapturedRun, RunsSideBySide) {
