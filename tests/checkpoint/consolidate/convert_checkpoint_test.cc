@@ -191,7 +191,6 @@ TEST_F(ConvertCheckpoint, UniversalThatFailsLeavesTheOneBefore) {
     save(testing::sample_model(2, seed));
     num_operations = 0;
     options.disk.probe = [&, fatal](std::string_view operation, const fs::path& path) {
-      // What it has published it removes quietly.
       if (num_operations++ == fatal)
         throw DiskError(str(operation, " ", path.string(), ": No space left on device"));
     };
