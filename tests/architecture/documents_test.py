@@ -1,4 +1,5 @@
-"""The documents keep the rules of documents.py, and the rows of Python's tests those of suites.py; each rule catches what breaks it."""
+"""The documents keep the rules of documents.py, and the rows of Python's tests those of suites.py; each rule catches what breaks it. The edits of
+mutants.toml fit the code."""
 import sys
 import unittest
 from pathlib import Path
@@ -7,7 +8,8 @@ import documents
 from source_tree import in_a_tree
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "python"))
+sys.path += [str(ROOT / "tests" / "python"), str(ROOT / "tests" / "mutants")]
+import mutants  # noqa: E402
 import suites  # noqa: E402
 
 
@@ -81,6 +83,13 @@ class EachRule(unittest.TestCase):
 
 CHECKED = "@check\ndef a():\n    pass\n\n@each_stage\ndef b(stage):\n    pass\n\nmain()\n"
 ROWS = "name test 2 p.py auto"
+
+
+class TheMutants(unittest.TestCase):
+    """`make mutants` puts them in, which takes minutes."""
+
+    def test_fit_the_code(self):
+        self.assertEqual([stale for mutant in mutants.read_list(mutants.LIST) if (stale := mutants.stale(ROOT, mutant))], [])
 
 
 class RowsOfPythonsTests(unittest.TestCase):

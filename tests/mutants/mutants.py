@@ -72,9 +72,6 @@ def fail(message):
     sys.exit(f"error: {message}")
 
 
-if os.environ.get("TESSERA_TORCH"):
-    fail("TESSERA_TORCH: bugs are put into a build with the default torch; expected no TESSERA_TORCH")
-
 
 def read_list(path):
     mutants = [Mutant(**entry) for entry in tomllib.loads(path.read_text())["mutant"]]
@@ -201,6 +198,8 @@ def options():
 
 
 def main():
+    if os.environ.get("TESSERA_TORCH"):
+        fail("TESSERA_TORCH: bugs are put into a build with the default torch; expected no TESSERA_TORCH")
     args = options()
     mutants = [mutant for mutant in read_list(args.list) if re.search(args.only, mutant.name)]
     if args.changed:
