@@ -4,7 +4,6 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
-#include <sched.h>
 
 #include <array>
 #include <atomic>
@@ -17,6 +16,7 @@
 #include "comm/init/given_machine.h"
 #include "core/str.h"
 #include "tests/comm/comm_testing.h"
+#include "tests/support/one_core.h"
 
 namespace tessera::comm {
 namespace {
@@ -233,19 +233,6 @@ TEST_P(HybridTest, ManyInFlight) {
   });
 }
 
-/// This thread, and those that it makes, run on one core. `idle`: when no other thread wants it.
-void run_on_one_core(bool idle) {
-  cpu_set_t cores, first;
-  ASSERT_EQ(::sched_getaffinity(0, sizeof(cores), &cores), 0);
-  int core = 0;
-  while (!CPU_ISSET(core, &cores)) ++core;
-  CPU_ZERO(&first);
-  CPU_SET(core, &first);
-  ASSERT_EQ(::sched_setaffinity(0, sizeof(first), &first), 0);
-  const sched_param none{};
-  if (idle) ASSERT_EQ(::sched_setscheduler(0, SCHED_IDLE, &none), 0);
-}
-
 // Rank 1 has posted its buffer, and gets a few thousandths of the core while rank 0 waits.
 TEST(Hybrid, ABufferIsItsCallersWhenTheRanksOfItsHostHaveReadIt) {
   constexpr int kRounds = 6;
@@ -253,7 +240,7 @@ TEST(Hybrid, ABufferIsItsCallersWhenTheRanksOfItsHostHaveReadIt) {
   std::array<std::atomic<bool>, kRounds> overwritten{};
   run_on({0, 0, 1, 1}, [&](CommunicatorPtr world) {
     const int rank = world->rank();
-    run_on_one_core(/*idle=*/rank == 1);
+    tessera::testing::run_on_one_core(/*idle=*/rank == 1);
     const auto comm = world->duplicate("of threads on one core");
     const at::Tensor full = symmetric(*comm, 4 * kNumel, at::kFloat), shard = at::empty({kNumel});
     for (int round = 0; round < kRounds; ++round) {
