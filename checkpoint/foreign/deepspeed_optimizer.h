@@ -49,8 +49,4 @@ void say_lost(ForeignCheckpoint& checkpoint, const std::vector<LostValue>& lost)
 void read_zero_optimizer(ForeignCheckpoint& checkpoint, const DeepSpeedFiles& files,
                          const DeepSpeedModel& model);
 
-/// A run without ZeRO: the model's file has the optimizer's state. [Note: names without ZeRO] in
-/// deepspeed_unsharded.cc. `order`: as of read_foreign.
-void read_unsharded(ForeignCheckpoint& checkpoint, const DeepSpeedModel& model, const ParameterOrder& order);
-
 }  // namespace tessera::checkpoint

@@ -14,7 +14,6 @@
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/foreign/distributed_metadata.h"
 #include "checkpoint/foreign/pickle_json.h"
-#include "checkpoint/formats/safetensors_reader.h"
 #include "core/files/disk.h"
 #include "core/files/input_file.h"
 #include "core/json/json_reader.h"
@@ -31,7 +30,6 @@ using Shape = std::vector<int64_t>;
 using Key = std::vector<std::string>;  // of a value in the state dict that was saved
 
 constexpr const char* kMetadata = ".metadata";
-constexpr std::string_view kShardingInfo = "DCP_SHARDING_INFO";
 constexpr size_t kMaxListItems = 1 << 16;
 
 std::optional<int64_t> whole_number(std::string_view text) {
@@ -481,91 +479,13 @@ DistributedContents read_metadata_folder(ForeignCheckpoint& checkpoint, const fs
   return out;
 }
 
-/// 3 of "shard-00003-model-00001-of-00001.safetensors".
-std::optional<int64_t> shard_of(std::string_view name) {
-  const size_t end = name.find("-model-");
-  if (!name.starts_with("shard-") || !name.ends_with(".safetensors") || end == name.npos || end < 6)
-    return std::nullopt;
-  return whole_number(name.substr(6, end - 6));
-}
-
-/// A folder of DCP's writer for the Hugging Face Hub.
-DistributedContents read_hub_folder(ForeignCheckpoint& checkpoint, const fs::path& folder) {
-  struct Part {
-    int file;
-    SafetensorsTensor tensor;
-    Shape begin;
-  };
-  std::map<std::string, std::vector<Part>> parts;
-  std::set<int64_t> shards;
-  for (const fs::path& path : paths_in(folder)) {
-    const std::optional<int64_t> shard = shard_of(path.filename().string());
-    if (!shard) continue;
-    shards.insert(*shard);
-    const SafetensorsFile file(path);
-    const auto info = file.metadata().find(std::string(kShardingInfo));
-    if (info == file.metadata().end())
-      throw CheckpointError(str(path.string(), ": its header has no ", kShardingInfo,
-                                "; expected a file of DCP's HuggingFaceStorageWriter"));
-    json places;
-    try {
-      places = parse_json(info->second);
-    } catch (const JsonError& error) {
-      throw CheckpointError(str(path.string(), ": ", kShardingInfo, ": ", error.what()));
-    }
-    const int index = file_index(checkpoint, path);
-    for (const SafetensorsTensor& tensor : file.tensors()) {
-      const json place = places.value(tensor.name, json::object());
-      const json offsets = place.is_object() ? place.value("saved_offsets", json()) : json();
-      Shape begin;
-      for (const json& one : offsets)
-        if (one.is_number_unsigned()) begin.push_back(one.get<int64_t>());
-      if (!offsets.is_array() || begin.size() != tensor.shape.size())
-        throw CheckpointError(str(path.string(), ": ", kShardingInfo, ": tensor ", quoted_name(tensor.name),
-                                  ": found ", offsets.dump(), "; expected saved_offsets, ",
-                                  tensor.shape.size(), " numbers"));
-      parts[tensor.name].push_back({index, tensor, std::move(begin)});
-    }
-  }
-  if (*shards.begin() != 1 || *shards.rbegin() != static_cast<int64_t>(shards.size()))
-    throw CheckpointError(str(folder.string(), ": has ", shards.size(), " shards up to number ",
-                              *shards.rbegin(), "; expected all from 1 on: copy all files of the folder"));
-  checkpoint.not_read.push_back(str(folder.filename().string(),
-                                    ": how many shards there were: the files do not "
-                                    "say it, and ",
-                                    shards.size(), " are here"));
-  DistributedContents out;
-  for (const auto& [name, pieces] : parts) {
-    SavedTensor entry;
-    entry.name = name;
-    entry.tensor.type = pieces[0].tensor.type;
-    Shape& shape = entry.tensor.shape;
-    shape.assign(pieces[0].begin.size(), 0);
-    for (const Part& part : pieces) {
-      if (part.begin.size() != shape.size() || part.tensor.type != entry.tensor.type)
-        throw CheckpointError(str(folder.string(), ": tensor ", quoted_name(name),
-                                  " has parts of different types or dimensions"));
-      for (size_t d = 0; d < shape.size(); ++d)
-        if (int64_t end = 0; !__builtin_add_overflow(part.begin[d], part.tensor.shape[d], &end))
-          shape[d] = std::max(shape[d], end);
-    }
-    out.model.push_back(std::move(entry));
-  }
-  for (SavedTensor& entry : out.model)
-    for (const Part& part : parts.at(entry.name)) {
-      Shape strides(part.tensor.shape.size(), 1);
-      for (size_t d = strides.size(); d-- > 1;) strides[d - 1] = strides[d] * part.tensor.shape[d];
-      const auto runs = runs_of_box(part.file, part.tensor.offset, part.tensor.type, entry.tensor.shape,
-                                    part.begin, part.tensor.shape, strides);
-      entry.tensor.runs.insert(entry.tensor.runs.end(), runs.begin(), runs.end());
-    }
-  return out;
-}
-
-bool has_shard_names(const fs::path& folder) {
-  const auto files = paths_in(folder);
-  return std::any_of(files.begin(), files.end(),
-                     [](const fs::path& path) { return shard_of(path.filename().string()).has_value(); });
+/// Whether the folder has the shards of DCP's writer for the Hugging Face Hub, which has no .metadata:
+/// "shard-00003-model-00001-of-00001.safetensors".
+bool has_hub_shards(const fs::path& folder) {
+  return std::ranges::any_of(paths_in(folder), [](const fs::path& path) {
+    const std::string name = path.filename().string();
+    return name.starts_with("shard-") && name.find("-model-") != name.npos && name.ends_with(".safetensors");
+  });
 }
 
 /// Ranks that wrote: files are named __RANK_NUMBER.distcp.
@@ -601,7 +521,7 @@ std::optional<fs::path> newest_step(const fs::path& folder) {
 bool is_distributed(const fs::path& folder) {
   std::error_code error;
   if (!fs::is_directory(folder, error)) return false;
-  if (fs::exists(folder / kMetadata, error) || has_shard_names(folder)) return true;
+  if (fs::exists(folder / kMetadata, error) || has_hub_shards(folder)) return true;
   const auto files = paths_in(folder);
   return std::any_of(files.begin(), files.end(),
                      [](const fs::path& path) { return path.extension() == ".distcp"; });
@@ -611,7 +531,11 @@ DistributedContents read_distributed_contents(ForeignCheckpoint& checkpoint, con
   std::error_code error;
   checkpoint.world_size = std::max(checkpoint.world_size, ranks_of(folder));
   if (fs::exists(folder / kMetadata, error)) return read_metadata_folder(checkpoint, folder);
-  if (has_shard_names(folder)) return read_hub_folder(checkpoint, folder);
+  if (has_hub_shards(folder))
+    throw CheckpointError(str(folder.string(),
+                              ": has shards of DCP's HuggingFaceStorageWriter, which are not read; expected "
+                              "the model that torch's consolidate_safetensors_files() makes of them, or what "
+                              "DCP's FileSystemWriter writes"));
   if (fs::exists(folder / "__0.metadata", error))
     throw CheckpointError(str(folder.string(),
                               ": has a .metadata of each rank (use_collectives=False); "

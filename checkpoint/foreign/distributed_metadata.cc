@@ -13,9 +13,6 @@
 // An optimizer's state comes in one of three forms: by name (get_optimizer_state_dict, FSDP.optim_state_dict:
 // "optimizer", "state", "fc.weight", "exp_avg"), flattened (torchtitan: "optimizer",
 // "state.fc.weight.exp_avg"), or by number (torch.optim's own state_dict).
-//
-// DCP's writer for the Hugging Face Hub has no .metadata: each safetensors file says in its header, at
-// DCP_SHARDING_INFO, where its tensors begin in those of the model.
 #include "checkpoint/foreign/distributed_metadata.h"
 
 #include <algorithm>

@@ -284,7 +284,7 @@ bool name_states(ForeignCheckpoint& checkpoint, SavedOptimizer& optimizer, const
                     str(optimizer.source, ": the states of ", optimizer.states.size(),
                         " parameters, which it has by number: ", named.why_not,
                         in_order ? "" : ", and the file of the weights does not have the model's order",
-                        "; the names in the model's order would say which is which"));
+                        "; an engine's load_checkpoint() tells which is which by its model"));
     return false;
   }
   for (size_t group = 0; group < groups.size(); ++group)

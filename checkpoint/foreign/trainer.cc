@@ -22,7 +22,6 @@
 #include "checkpoint/foreign/distributed.h"
 #include "checkpoint/foreign/foreign_checkpoint.h"
 #include "checkpoint/foreign/model_files.h"
-#include "checkpoint/foreign/model_orders.h"
 #include "checkpoint/foreign/pickle_json.h"
 #include "checkpoint/manifest/names.h"
 #include "core/files/disk.h"
@@ -303,8 +302,6 @@ class TrainerFolder {
       order_.is_entries = model.in_order;
     }
     std::optional<SavedOptimizer> optimizer = read_optimizer();
-    if (!order_.is_entries && order_.names.empty() && has("config.json"))
-      order_.names = known_order(read_json(path_ / "config.json"), entries);
     assemble(checkpoint_, std::move(entries), std::move(optimizer), order_);
     take_extras(checkpoint_, std::move(extras));
   }

@@ -233,18 +233,8 @@ class Distributed(TrainersTest):
         self.assertEqual(len(found.parameters), 24)
         self.assertEqual(found["world_size"], 4)
 
-    def test_hub_shards(self):
-        found = self.read("distributed", self.saved / "hub")
-        expected = self.torchs(self.saved / "fsdp2")["model"]
-        del expected["out.weight"]
-        self.assert_same(found.entries(), expected)
-        self.assertEqual(found["not_read"], ["hub: how many shards there were: the files do not say it, and 2 are here"])
-        path = self.copy("hub")
-        first, second = sorted(path.iterdir())
-        first.unlink()
-        self.assert_refused("distributed", path, "has 1 shards up to number 2")
-        second.rename(first)
-        self.assert_refused("distributed", path, "no file has")
+    def test_hub_shards_are_refused(self):
+        self.assert_refused("distributed", self.saved / "hub", "consolidate_safetensors_files")
 
     def save_alone(self, state, **options):
         path = self.folder / "alone"

@@ -85,27 +85,16 @@ def optimizer_of(case, model):
     return None
 
 
+def has_names(engine, case):
+    """Whether the checkpoint says whose the optimizer's states are: without ZeRO, FP16_Optimizer and FP16_UnfusedOptimizer do not save it."""
+    return case["stage"] > 0 or not (hasattr(engine.optimizer, "fp32_groups_flat") or hasattr(engine.optimizer, "fp32_groups"))
+
+
 def unsharded_truth(engine):
-    """Of a run without ZeRO. FP16_Optimizer has the masters of a group in one vector."""
-    wrapper, found = engine.optimizer, {}
-    inner = getattr(wrapper, "optimizer", wrapper)
-    if hasattr(wrapper, "fp32_groups_flat"):
-        for group, flat in zip(wrapper.fp16_groups, wrapper.fp32_groups_flat, strict=True):
-            offset = 0
-            for one in group:
-                def part(vector, begin=offset, like=one):
-                    return vector.detach()[begin:begin + like.numel()].reshape(like.shape)
-                found[id(one)] = {"fp32": part(flat), **{key: part(value) for key, value in inner.state[flat].items() if key in STATES}}
-                offset += one.numel()
-    elif hasattr(wrapper, "fp32_groups"):  # FP16_UnfusedOptimizer
-        for group, masters in zip(wrapper.fp16_groups, wrapper.fp32_groups, strict=True):
-            for one, master in zip(group, masters, strict=True):
-                found[id(one)] = {"fp32": master.detach(), **{key: value for key, value in inner.state[master].items() if key in STATES}}
-    else:
-        for group in inner.param_groups:
-            for one in group["params"]:
-                found[id(one)] = {"fp32": one.detach(), **{key: value for key, value in inner.state[one].items() if key in STATES}}
-    return found
+    """Of a run in fp32 without ZeRO."""
+    inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
+    return {id(one): {"fp32": one.detach(), **{key: value for key, value in inner.state[one].items() if key in STATES}}
+            for group in inner.param_groups for one in group["params"]}
 
 
 def grouped_states(engine, keys):
@@ -128,13 +117,17 @@ def grouped_states(engine, keys):
 
 def truth(engine, case, deepspeed):
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
-    parameters, whole = {}, unsharded_truth(engine) if case["stage"] == 0 and not hasattr(engine.optimizer, "fp32_groups_flat_partition") else {}
+    named = has_names(engine, case)
+    is_plain = named and case["stage"] == 0 and not hasattr(engine.optimizer, "fp32_groups_flat_partition")
+    parameters, whole = {}, unsharded_truth(engine) if is_plain else {}
     keys = () if case.get("steps") == 0 else STATES[2:] if case["optimizer"] == "sgd" else STATES[:2]
     grouped = grouped_states(engine, keys) if case["stage"] in (1, 2) and (case.get("groups") == 2 or case.get("shuffled")) else {}
     for name, one in engine.module.named_parameters():
         with deepspeed.zero.GatheredParameters([one], enabled=case["stage"] == 3):
             saved = {"dtype": str(one.dtype), "trainable": one.requires_grad, "compute": one.detach().clone()}
-        if one.requires_grad and whole:
+        if not named:
+            pass
+        elif one.requires_grad and whole:
             saved.update(whole[id(one)])
         elif one.requires_grad and case.get("shuffled"):  # fp32: the module has the masters
             saved.update(fp32=saved["compute"], **grouped[id(one)])
@@ -145,7 +138,7 @@ def truth(engine, case, deepspeed):
             saved.update(grouped.get(id(one), {}))
         parameters[name] = {key: value.clone() if torch.is_tensor(value) else value for key, value in saved.items()}
     buffers = {name: one.clone() for name, one in engine.module.state_dict().items() if name in dict(engine.module.named_buffers())}
-    return {"parameters": parameters, "buffers": buffers, "steps": engine.global_steps, "samples": engine.global_samples,
+    return {"named": named, "parameters": parameters, "buffers": buffers, "steps": engine.global_steps, "samples": engine.global_samples,
             "skipped": engine.skipped_steps, "scheduler": engine.lr_scheduler.state_dict() if engine.lr_scheduler else None}
 
 

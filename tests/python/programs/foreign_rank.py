@@ -231,17 +231,8 @@ SCHEDULES = {  # numpy's scalars and arrays in them are data
 }
 
 
-def as_deepspeeds_fp16(source):
-    """Its wrapper has updated once more, and what is frozen has no master."""
-    for one in source[1].state.values():
-        one["step"] += 1
-    for p in source[0].frozen.parameters():
-        p.copy_(p.half())
-
-
 def save_deepspeed(kind, source, path):
-    """What DeepSpeed writes of a run with fp32 and no ZeRO ("plain"), with fp16 ("flat"), and with
-    the elastic checkpoints of stage 2, on one rank."""
+    """What DeepSpeed writes of a run with fp32 and no ZeRO ("plain"), and with the elastic checkpoints of stage 2, on one rank."""
     model, optimizer, scheduler, _ = source
     folder = path / f"global_step{STEPS}"
     state, names = optimizer.state_dict(), {id(p): name for name, p in model.named_parameters()}
@@ -251,18 +242,10 @@ def save_deepspeed(kind, source, path):
         return torch.cat([value.detach().reshape(-1) for value in values])
 
     moments = [{key: flat(optimizer.state[p][key] for p in group) for key in ("exp_avg", "exp_avg_sq")} for group in groups]
-    options = [{key: value for key, value in group.items() if key != "params"} for group in state["param_groups"]]
     file = {"module": model.state_dict(), "buffer_names": [name for name, _ in model.named_buffers()], "optimizer": state if kind == "plain" else None,
             "param_shapes": None, "shared_params": {"tied.weight": "again.weight"}, "lr_scheduler": scale(scheduler), "skipped_steps": 0,
             "global_steps": STEPS, "dp_world_size": 1, "mp_world_size": 1, "ds_config": {}, "ds_version": "0.19.8"}
     zero = {}
-    if kind == "flat":
-        file["module"] = {name: value.half().contiguous() if value.is_floating_point() else value for name, value in model.state_dict().items()}
-        file["module"].update((name, value) for name, value in model.named_buffers())
-        inner = {"state": {i: {"step": torch.tensor(STEPS + 1.0), **own} for i, own in enumerate(moments)},
-                 "param_groups": [{**own, "params": [i]} for i, own in enumerate(options)]}
-        file["optimizer"] = {"dynamic_loss_scale": False, "cur_scale": 1.0, "cur_iter": STEPS, "optimizer_state_dict": inner,
-                             "fp32_groups_flat": [flat(group) for group in groups]}
     if kind == "elastic":
         file["param_shapes"] = [{names[id(p)]: p.shape for p in group} for group in groups]
         zero = {"zero_stage": 2, "partition_count": [1] * len(groups), "group_paddings": [0] * len(groups), "base_optimizer_state": moments,
@@ -302,7 +285,7 @@ FORMATS = {
         train_state={"step": torch.tensor(STEPS, dtype=torch.int32), "ntokens_seen": torch.tensor(640)}),
     "dcp_at_top": lambda source, path: save_dcp(source, path, at_top=True, epoch=3),
     "dcp_flat": lambda source, path: save_dcp(source, path, at_top=True, flat=True, step=torch.tensor(STEPS)),
-    **{f"deepspeed_{kind}": lambda source, path, kind=kind: save_deepspeed(kind, source, path) for kind in ("plain", "flat", "elastic")},
+    **{f"deepspeed_{kind}": lambda source, path, kind=kind: save_deepspeed(kind, source, path) for kind in ("plain", "elastic")},
 }
 # What has written it, the optimizer, the stage that goes on; groups of parameters, schedule and model; a format that the command converts it to first.
 # DeepSpeed's folders have two groups and a frozen parameter of another one's shape: the engine's optimizer says which is which.
@@ -354,7 +337,6 @@ dcp_at_top         AdamW      0  model=scaled
 dcp_at_top         AdamW      3  model=linear
 dcp_flat           AdamW      3  model=scaled
 deepspeed_plain    AdamW      0  groups=decay
-deepspeed_flat     AdamW      1  groups=decay
 deepspeed_elastic  AdamW      2  groups=decay
 """
 
@@ -370,8 +352,6 @@ def go_on_from(written):
             via = how.pop("via", None)
             how = {"groups": how.get("groups", "one"), "make_model": MODELS[how.get("model", "net")], "schedule": SCHEDULES[how.get("schedule", "linear")]}
             source, path = begun(kind, **how), FOLDER / f"{written}_{number}_{world}"
-            if written == "deepspeed_flat":
-                as_deepspeeds_fp16(source)
             on_rank_0(FORMATS[written], source, path)
             if via:
                 on_rank_0(tessera_command, "convert", path, FOLDER / f"{path.name}_via", "--to", via)
