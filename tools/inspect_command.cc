@@ -133,9 +133,8 @@ void print(const checkpoint::Checkpoint& saved) {
 int inspect(const InspectFlags& flags, const std::filesystem::path& directory, const std::string& tag) {
   using checkpoint::Checkpoint;
   // Damage first: a checkpoint whose files are short cannot be opened, but its damage can be listed.
-  const Checkpoint saved = flags.verify && !checkpoint::is_another_programs(directory, tag)
-                               ? Checkpoint::open_damaged(directory, tag)
-                               : Checkpoint::open(directory, tag);
+  const Checkpoint saved =
+      flags.verify ? Checkpoint::open_damaged(directory, tag) : Checkpoint::open(directory, tag);
   std::optional<checkpoint::VerifyReport> report;
   if (flags.verify) report = checkpoint::verify(saved);
   const bool ok = !report || report->ok();

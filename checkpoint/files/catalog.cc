@@ -51,13 +51,13 @@ std::string trailing_number(const std::string& tag) {
   return tag.substr(begin);
 }
 
-/// Names in a directory; none when it cannot be read.
-std::vector<fs::directory_entry> entries(const fs::path& directory) {
-  std::error_code error;
-  std::vector<fs::directory_entry> found;
-  for (fs::directory_iterator next(directory, error), end; !error && next != end; next.increment(error))
-    found.push_back(*next);
-  return found;
+/// Throws CheckpointError for a directory that cannot be read: it may have checkpoints.
+std::vector<fs::path> entries(const fs::path& directory) {
+  try {
+    return paths_in(directory);
+  } catch (const DiskError& error) {
+    throw CheckpointError(error.what());
+  }
 }
 
 }  // namespace
@@ -75,11 +75,11 @@ void check_tag(const std::string& tag) {
 
 std::vector<std::string> list_checkpoints(const fs::path& directory) {
   std::vector<std::tuple<fs::file_time_type, size_t, std::string, std::string>> found;
-  for (const fs::directory_entry& entry : entries(directory)) {
-    const std::string tag = entry.path().filename().string();
-    if (is_temporary_name(tag) || !holds_checkpoint(entry.path())) continue;
+  for (const fs::path& path : entries(directory)) {
+    const std::string tag = path.filename().string();
+    if (is_temporary_name(tag) || !holds_checkpoint(path)) continue;
     std::error_code error;
-    const fs::file_time_type time = fs::last_write_time(entry.path() / kManifestName, error);
+    const fs::file_time_type time = fs::last_write_time(path / kManifestName, error);
     const std::string number = trailing_number(tag);
     if (!error) found.emplace_back(time, number.size(), number, tag);
   }
@@ -91,14 +91,13 @@ std::vector<std::string> list_checkpoints(const fs::path& directory) {
 
 std::vector<std::string> list_folders(const fs::path& directory) {
   std::vector<std::string> names;
-  for (const fs::directory_entry& entry : entries(directory)) {
-    const std::string name = entry.path().filename().string();
+  for (const fs::path& path : entries(directory)) {
+    const std::string name = path.filename().string();
     std::error_code error;
-    if (!is_temporary_name(name) && (fs::exists(entry.path() / kManifestName, error) ||
-                                     fs::exists(entry.path() / rank_file_name(0), error)))
+    if (!is_temporary_name(name) &&
+        (fs::exists(path / kManifestName, error) || fs::exists(path / rank_file_name(0), error)))
       names.push_back(name);
   }
-  std::sort(names.begin(), names.end());
   return names;
 }
 
@@ -144,12 +143,18 @@ std::vector<std::string> keep_last(const fs::path& directory, const KeepLast& ke
 }
 
 void remove_leftovers(const fs::path& directory, const Disk& disk) {
-  for (const fs::directory_entry& entry : entries(directory)) {
-    const std::string name = entry.path().filename().string();
+  std::vector<fs::path> paths;
+  try {
+    paths = paths_in(directory);
+  } catch (const DiskError&) {
+    // A folder that cannot be listed can be saved into; what is left over there stays.
+  }
+  for (const fs::path& path : paths) {
+    const std::string name = path.filename().string();
     std::error_code error;
-    const bool is_folder = entry.symlink_status(error).type() == fs::file_type::directory;
+    const bool is_folder = fs::symlink_status(path, error).type() == fs::file_type::directory;
     if (is_temporary_name(name) && (is_folder || name_of_temporary(name) == kLatestName))
-      disk.remove_all(entry.path());
+      disk.remove_all(path);
   }
 }
 

@@ -19,7 +19,7 @@ inline constexpr std::string_view kLatestName = "latest";
 void check_tag(const std::string& tag);
 
 /// Tags of the folders whose manifest names them, from the oldest save to the newest. Only the first
-/// lines of a manifest are read.
+/// lines of a manifest are read. Throws CheckpointError for a directory that cannot be read, as below.
 std::vector<std::string> list_checkpoints(const std::filesystem::path& directory);
 
 /// The names of all folders that may be checkpoints: they have a manifest, which need not be readable,

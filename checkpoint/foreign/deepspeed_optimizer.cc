@@ -115,8 +115,7 @@ class RankReader {
         fail(out_.path, str(weights_key, " has ", value->describe(),
                             "; expected flat tensors of floating-point numbers"));
       const int64_t shown = std::min<int64_t>(tensor->numel() * size_bytes(tensor->type), kShownBytes);
-      out_.begin_of_masters.append(reinterpret_cast<const char*>(file_.bytes().data()) + tensor->offset,
-                                   static_cast<size_t>(shown));
+      out_.begin_of_masters += file_.read(tensor->offset, shown);
       out_.parts.push_back({.weights = std::move(*tensor), .states = {}, .steps = {}, .padding = 0});
     }
     const PickleValue* optimizer = state.find(optimizer_key);

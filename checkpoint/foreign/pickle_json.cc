@@ -201,7 +201,7 @@ class Converter {
 };
 
 template <class T>
-T load(const std::byte* from) {
+T load(const char* from) {
   T value;
   std::memcpy(&value, from, sizeof(T));
   return value;
@@ -221,7 +221,8 @@ std::optional<json> to_tagged_json(const PickleValue& value, const TorchFile* fi
 
 std::optional<json> number_of(const TorchFile& file, const TorchTensor& tensor) {
   if (tensor.numel() != 1) return std::nullopt;
-  const std::byte* at = file.bytes().data() + tensor.offset;
+  const std::string element = file.read(tensor.offset, size_bytes(tensor.type));
+  const char* const at = element.data();
   double number = 0;
   switch (tensor.type) {
     case DType::kFloat32: number = static_cast<double>(load<float>(at)); break;

@@ -37,9 +37,8 @@ namespace {
 
 using std::string_view;
 
-constexpr int kMaxProtocol = 5;
-constexpr size_t kMaxDigits = 4300;     // of an integer; Python's own limit
-constexpr size_t kMaxLongBytes = 1750;  // that have at most so many digits
+constexpr int kMinProtocol = 2, kMaxProtocol = 5;
+constexpr size_t kMaxLongBytes = 1750;  // of an integer: at most 4300 digits, Python's own limit
 constexpr size_t kMaxNameBytes = 1000;
 constexpr int64_t kFreeBytes = int64_t{64} << 20;
 constexpr int64_t kBytesPerByte = 256;
@@ -75,6 +74,7 @@ class PickleMachine {
     for (;;) {
       op_begin_ = position_;
       op_ = take(1)[0];
+      if (op_begin_ == 0 && op_ != '\x80') fail_start();
       if (op_ == '.') break;  // STOP
       if (!do_memo() && !do_number() && !do_text() && !do_container() && !do_call()) fail_opcode();
     }
@@ -94,19 +94,23 @@ class PickleMachine {
   [[noreturn]] void fail_here(const Args&... args) const {
     fail("the pickle is damaged at byte ", op_begin_, ": ", args...);
   }
+  template <class... Args>
+  [[noreturn]] void fail_early(const Args&... args) const {
+    throw PickleEndsEarly(str(source_, ": the pickle ends early", args...));
+  }
+  [[noreturn]] void fail_start() const;
   [[noreturn]] void fail_opcode() const;
 
   // Input.
   string_view take(uint64_t count);
   uint64_t take_number(size_t bytes) { return little_endian(take(bytes)); }
-  string_view take_line(size_t limit = SIZE_MAX);
+  string_view take_line(size_t limit);
 
   // Values.
   void charge(int64_t bytes);
   Value* make(Kind kind);
   Value* make_int(int64_t value);
   Value* make_text(Kind kind, std::string text);
-  Value* make_decimal(string_view digits);
   Value* make_long(string_view bytes);
   Value* make_global(string_view module, string_view name);
   Value* make_tuple(std::vector<const Value*> items);
@@ -170,6 +174,13 @@ class PickleMachine {
   std::vector<Value*> small_ints_ = std::vector<Value*>(256, nullptr);
 };
 
+/// Protocols 0 and 1 have no PROTO. torch.save writes 2, torch.distributed.checkpoint 4 or 5.
+void PickleMachine::fail_start() const {
+  fail("no pickle of protocol ", kMinProtocol, " to ", kMaxProtocol, ": it begins with byte ",
+       static_cast<unsigned>(static_cast<uint8_t>(op_)),
+       "; one of protocol 0 or 1 is not read: load it in Python, and save it with torch.save");
+}
+
 void PickleMachine::fail_opcode() const {
   const auto code = static_cast<unsigned>(static_cast<uint8_t>(op_));
   switch (code) {
@@ -184,26 +195,24 @@ void PickleMachine::fail_opcode() const {
            " at byte ", op_begin_, "); expected all of it in the file");
     default: break;
   }
-  if (op_begin_ == 0) fail("no pickle: it begins with byte ", code);
-  fail_here("there is no opcode ", code);
+  fail_here("opcode ", code, " is none of protocols ", kMinProtocol, " to ", kMaxProtocol);
 }
 
 string_view PickleMachine::take(uint64_t count) {
   const size_t left = bytes_.size() - position_;
   if (count > left)
-    fail("the pickle ends early: ", count, " bytes are to follow at byte ", position_, ", and there are ",
-         left);
+    fail_early(": ", count, " bytes are to follow at byte ", position_, ", and there are ", left);
   const string_view taken = bytes_.substr(position_, count);
   position_ += count;
   return taken;
 }
 
 string_view PickleMachine::take_line(size_t limit) {
-  const string_view rest = bytes_.substr(position_, limit == SIZE_MAX ? limit : limit + 1);
+  const string_view rest = bytes_.substr(position_, limit + 1);
   const size_t end = rest.find('\n');
   if (end == string_view::npos) {
     if (rest.size() > limit) fail_here("a line of more than ", limit, " bytes");
-    fail("the pickle ends early, within the line at byte ", position_);
+    fail_early(", within the line at byte ", position_);
   }
   position_ += end + 1;
   return rest.substr(0, end);
@@ -241,21 +250,6 @@ PickleValue* PickleMachine::make_text(Kind kind, std::string text) {
   Value* value = make(kind);
   value->text = pickle_.texts_.emplace_back(std::move(text));
   return value;
-}
-
-PickleValue* PickleMachine::make_decimal(string_view digits) {
-  const string_view all = digits;
-  const bool is_negative = digits.starts_with('-');
-  if (is_negative || digits.starts_with('+')) digits.remove_prefix(1);
-  if (digits.empty() || digits.size() > kMaxDigits ||
-      digits.find_first_not_of("0123456789") != string_view::npos)
-    fail_here("'", shown_text(all), "' is no integer of at most ", kMaxDigits, " digits");
-  digits.remove_prefix(std::min(digits.find_first_not_of('0'), digits.size() - 1));
-  std::string text = str(is_negative ? "-" : "", digits);
-  int64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error == std::errc()) return make_int(number);
-  return make_text(Kind::kLong, std::move(text));
 }
 
 PickleValue* PickleMachine::make_long(string_view bytes) {
@@ -357,22 +351,12 @@ void PickleMachine::get(uint64_t index) {
 }
 
 bool PickleMachine::do_memo() {
-  const auto index_of_line = [&] {
-    const string_view line = take_line(20);
-    uint64_t index = 0;
-    const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), index);
-    if (error != std::errc() || end != line.data() + line.size())
-      fail_here("'", shown_text(line), "' is no index of the memo");
-    return index;
-  };
   switch (static_cast<uint8_t>(op_)) {
-    case 'q': put(take_number(1)); return true;   // BINPUT
-    case 'r': put(take_number(4)); return true;   // LONG_BINPUT
-    case 0x94: put(memo_size_); return true;      // MEMOIZE
-    case 'p': put(index_of_line()); return true;  // PUT
-    case 'h': get(take_number(1)); return true;   // BINGET
-    case 'j': get(take_number(4)); return true;   // LONG_BINGET
-    case 'g': get(index_of_line()); return true;  // GET
+    case 'q': put(take_number(1)); return true;  // BINPUT
+    case 'r': put(take_number(4)); return true;  // LONG_BINPUT
+    case 0x94: put(memo_size_); return true;     // MEMOIZE
+    case 'h': get(take_number(1)); return true;  // BINGET
+    case 'j': get(take_number(4)); return true;  // LONG_BINGET
     case '(':
       marks_.push_back(stack_.size());
       charge(kItemBytes);
@@ -386,14 +370,13 @@ bool PickleMachine::do_memo() {
         pop();
       return true;
     case 0x80:  // PROTO
-      if (const uint64_t protocol = take_number(1); protocol > kMaxProtocol)
-        fail_here("protocol ", protocol, "; expected ", kMaxProtocol, " at most");
+      if (const uint64_t protocol = take_number(1); protocol < kMinProtocol || protocol > kMaxProtocol)
+        fail_here("protocol ", protocol, "; expected ", kMinProtocol, " to ", kMaxProtocol);
       return true;
     case 0x95: {  // FRAME
       const uint64_t bytes = take_number(8), left = bytes_.size() - position_;
       if (bytes > left)
-        fail("the pickle ends early: a frame of ", bytes, " bytes at byte ", op_begin_, ", and there are ",
-             left);
+        fail_early(": a frame of ", bytes, " bytes at byte ", op_begin_, ", and there are ", left);
       return true;
     }
     default: return false;
@@ -421,28 +404,6 @@ bool PickleMachine::do_number() {
       const auto bytes = static_cast<int32_t>(take_number(4));
       if (bytes < 0) fail_here("an integer of ", bytes, " bytes");
       push(make_long(take(static_cast<uint64_t>(bytes))));
-      return true;
-    }
-    case 'I': {  // INT; protocol 0 also has booleans so
-      const string_view line = take_line(kMaxDigits + 2);
-      if (line == "00") return constant(false_, Kind::kBool, 0);
-      if (line == "01") return constant(true_, Kind::kBool, 1);
-      push(make_decimal(line));
-      return true;
-    }
-    case 'L': {  // LONG
-      string_view line = take_line(kMaxDigits + 3);
-      if (line.ends_with('L')) line.remove_suffix(1);
-      push(make_decimal(line));
-      return true;
-    }
-    case 'F': {  // FLOAT
-      const string_view line = take_line(400);
-      Value* value = make(Kind::kFloat);
-      const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), value->number);
-      if (error != std::errc() || end != line.data() + line.size())
-        fail_here("'", shown_text(line), "' is no number");
-      push(value);
       return true;
     }
     case 'G': {  // BINFLOAT, big-endian
@@ -483,22 +444,6 @@ bool PickleMachine::do_text() {
       push(python2_text(std::string(take(static_cast<uint64_t>(length)))));
       return true;
     }
-    case 'S': {  // STRING
-      string_view line = take_line();
-      const bool is_quoted =
-          line.size() >= 2 && (line[0] == '\'' || line[0] == '"') && line.back() == line[0];
-      if (!is_quoted) fail_here("a text without quotes");
-      auto decoded = decoded_repr(line.substr(1, line.size() - 2));
-      if (!decoded) fail_here("a text with an escape that ends early");
-      push(python2_text(*std::move(decoded)));
-      return true;
-    }
-    case 'V': {  // UNICODE
-      auto decoded = decoded_raw_unicode(take_line());
-      if (!decoded) fail_here("a text with an escape that is none");
-      push(make_text(Kind::kString, *std::move(decoded)));
-      return true;
-    }
     default: return false;
   }
 }
@@ -510,15 +455,6 @@ bool PickleMachine::do_container() {
     push(make_tuple(std::move(items)));
     return true;
   };
-  const auto filled = [&](Kind kind) {
-    const std::vector<const Value*> items = pop_to_mark();
-    push(make(kind));
-    if (kind == Kind::kDict)
-      set_items(items);
-    else
-      append(items);
-    return true;
-  };
   switch (static_cast<uint8_t>(op_)) {
     case ')': push(make_tuple({})); return true;             // EMPTY_TUPLE
     case 0x85: return tuple_of(1);                           // TUPLE1
@@ -528,12 +464,13 @@ bool PickleMachine::do_container() {
     case ']': push(make(Kind::kList)); return true;          // EMPTY_LIST
     case '}': push(make(Kind::kDict)); return true;          // EMPTY_DICT
     case 0x8f: push(make(Kind::kSet)); return true;          // EMPTY_SET
-    case 'l': return filled(Kind::kList);                    // LIST
-    case 'd': return filled(Kind::kDict);                    // DICT
-    case 0x91:                                               // FROZENSET
-      filled(Kind::kSet);
+    case 0x91: {                                             // FROZENSET
+      const std::vector<const Value*> items = pop_to_mark();
+      push(make(Kind::kSet));
+      append(items);
       top()->text = "builtins.frozenset";
       return true;
+    }
     case 'a': append({pop()}); return true;         // APPEND
     case 'e':                                       // APPENDS
     case 0x90: append(pop_to_mark()); return true;  // ADDITEMS
@@ -575,13 +512,9 @@ bool PickleMachine::do_call() {
     return true;
   };
   switch (static_cast<uint8_t>(op_)) {
-    case 'c':    // GLOBAL
-    case 'i': {  // INST
+    case 'c': {  // GLOBAL
       const string_view module = take_line(kMaxNameBytes), name = take_line(kMaxNameBytes);
-      const Value* arguments = op_ == 'i' ? make_tuple(pop_to_mark()) : nullptr;
-      Value* global = make_global(module, name);
-      if (op_ == 'i') return call(global, arguments, PickleCall::kCall);
-      push(global);
+      push(make_global(module, name));
       return true;
     }
     case 0x93: {  // STACK_GLOBAL
@@ -619,8 +552,7 @@ bool PickleMachine::do_call() {
       return call(callable, make_tuple(std::move(items)), PickleCall::kClass);
     }
     case 'b': build(); return true;
-    case 'Q': persistent(pop()); return true;                                           // BINPERSID
-    case 'P': persistent(make_text(Kind::kString, as_utf8(take_line()))); return true;  // PERSID
+    case 'Q': persistent(pop()); return true;  // BINPERSID
     default: return false;
   }
 }

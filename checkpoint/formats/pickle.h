@@ -1,6 +1,6 @@
 // Pickle: reads a pickle as data. Nothing is imported and nothing is called.
 //
-// The machine of Python's pickle (Lib/pickletools.py has its opcodes, protocols 0 to 5) makes values of
+// The machine of Python's pickle (Lib/pickletools.py has its opcodes; protocols 2 to 5) makes values of
 // lists, numbers and texts. Whatever it would look up (GLOBAL, STACK_GLOBAL, INST) is a value of its name,
 // and whatever it would call (REDUCE, NEWOBJ, NEWOBJ_EX, OBJ, INST, BUILD) is a record of the name, the
 // arguments and the state. So a file can say what it likes: it is only read.
@@ -23,7 +23,15 @@
 #include <string_view>
 #include <vector>
 
+#include "checkpoint/checkpoint_error.h"
+
 namespace tessera::checkpoint {
+
+/// Reports a pickle that goes on behind the bytes that were given.
+class PickleEndsEarly : public CheckpointError {
+ public:
+  using CheckpointError::CheckpointError;
+};
 
 /// A value of a pickle. Values refer to each other by address, and may refer to themselves by way of others:
 /// who walks through them keeps count of the depth.

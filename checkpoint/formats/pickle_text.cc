@@ -1,7 +1,6 @@
 #include "checkpoint/formats/pickle_text.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -17,17 +16,6 @@ void append_surrogate(std::string& out, uint32_t code) {
   constexpr char kDigits[] = "0123456789abcdef";
   out += "\\u";
   for (int shift = 12; shift >= 0; shift -= 4) out += kDigits[code >> shift & 0xf];
-}
-
-bool is_surrogate(uint32_t code) { return code >= 0xd800 && code <= 0xdfff; }
-
-/// The number of `digits` hexadecimal or octal digits at the start of `text`.
-std::optional<uint32_t> number_of_digits(string_view text, size_t digits, int base) {
-  uint32_t value = 0;
-  if (text.size() < digits) return std::nullopt;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + digits, value, base);
-  if (error != std::errc() || end != text.data() + digits) return std::nullopt;
-  return value;
 }
 
 }  // namespace
@@ -67,62 +55,6 @@ std::optional<std::string> decoded_utf8(string_view text) {
     if (byte(0) != 0xed || (byte(1) & 0xe0) != 0xa0 || (byte(2) & 0xc0) != 0x80) return std::nullopt;
     append_surrogate(out, 0xd000u | (byte(1) & 0x3fu) << 6 | (byte(2) & 0x3fu));
     text.remove_prefix(3);
-  }
-  return out;
-}
-
-std::optional<std::string> decoded_raw_unicode(string_view text) {
-  std::string out;
-  out.reserve(text.size());
-  while (!text.empty()) {
-    if (text[0] != '\\' || text.size() == 1) {
-      append_utf8(out, static_cast<uint8_t>(text[0]));
-      text.remove_prefix(1);
-      continue;
-    }
-    const size_t digits = text[1] == 'u' ? 4 : text[1] == 'U' ? 8 : 0;
-    if (digits == 0) {
-      out += '\\';
-      append_utf8(out, static_cast<uint8_t>(text[1]));
-    } else {
-      const auto code = number_of_digits(text.substr(2), digits, 16);
-      if (!code || *code > 0x10ffff) return std::nullopt;
-      is_surrogate(*code) ? append_surrogate(out, *code) : append_utf8(out, *code);
-    }
-    text.remove_prefix(2 + digits);
-  }
-  return out;
-}
-
-std::optional<std::string> decoded_repr(string_view text) {
-  constexpr string_view kNames = "\\'\"abfnrtv", kMeanings = "\\'\"\a\b\f\n\r\t\v";
-  std::string out;
-  out.reserve(text.size());
-  while (!text.empty()) {
-    if (text[0] != '\\') {
-      out += text[0];
-      text.remove_prefix(1);
-      continue;
-    }
-    if (text.size() == 1) return std::nullopt;
-    size_t length = 2;
-    if (const size_t name = kNames.find(text[1]); name != string_view::npos) {
-      out += kMeanings[name];
-    } else if (text[1] == 'x') {
-      const auto code = number_of_digits(text.substr(2), 2, 16);
-      if (!code) return std::nullopt;
-      out += static_cast<char>(*code);
-      length = 4;
-    } else if (text[1] >= '0' && text[1] <= '7') {
-      size_t digits = 1;
-      while (digits < 3 && digits + 1 < text.size() && text[digits + 1] >= '0' && text[digits + 1] <= '7')
-        ++digits;
-      out += static_cast<char>(number_of_digits(text.substr(1), digits, 8).value_or(0) & 0xff);
-      length = 1 + digits;
-    } else {
-      out += text.substr(0, 2);
-    }
-    text.remove_prefix(length);
   }
   return out;
 }

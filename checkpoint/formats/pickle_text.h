@@ -18,12 +18,6 @@ void append_utf8(std::string& out, uint32_t code);
 /// is none.
 std::optional<std::string> decoded_utf8(std::string_view text);
 
-/// UTF-8 of Python's "raw-unicode-escape": Latin-1 with \uXXXX and \UXXXXXXXX. nullopt: it is none.
-std::optional<std::string> decoded_raw_unicode(std::string_view text);
-
-/// The bytes of a str of Python 2 as repr() writes them, without the quotes. nullopt: it is none.
-std::optional<std::string> decoded_repr(std::string_view text);
-
 /// The Latin-1 bytes of well-formed UTF-8. nullopt: it has other characters.
 std::optional<std::string> encoded_latin1(std::string_view text);
 

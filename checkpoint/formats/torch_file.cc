@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cstring>
 #include <map>
 #include <string_view>
 #include <utility>
@@ -10,7 +11,6 @@
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/formats/zip_directory.h"
 #include "core/files/input_file.h"
-#include "core/files/mapped_file.h"
 #include "core/str.h"
 #include "core/utf8.h"
 
@@ -26,7 +26,9 @@ constexpr string_view kMagicNumber = "119547037146038801333356";  // 0x1950a86a2
 constexpr int64_t kLegacyVersion = 1001;
 constexpr size_t kMaxTensorDimensions = 64;  // libtorch's limit
 constexpr int kMaxWrappers = 8;              // of a tensor: a Parameter of a subclass of …
-constexpr int64_t kMaxVersion = 10;          // of the archive, that torch reads
+constexpr int64_t kStartBytes = 262;         // that tell the formats apart: a tar archive has its name last
+constexpr int64_t kFirstBytes = int64_t{1} << 16;  // that a pickle of the legacy format is looked for in
+constexpr int64_t kMaxVersion = 10;                // of the archive, that torch reads
 
 /// Classes of storages by name, without "Storage".
 constexpr std::array<std::pair<string_view, DType>, 15> kStorages = {{{"Float", DType::kFloat32},
@@ -89,24 +91,15 @@ struct StorageId {
   bool is_meta = false;
 };
 
-std::string begin_of(std::span<const std::byte> bytes, size_t count) {
-  return {reinterpret_cast<const char*>(bytes.data()), std::min(count, bytes.size())};
-}
-
 /// Whether the file begins with the first pickle of the legacy format.
-bool has_magic_number(std::span<const std::byte> bytes) {
-  const string_view starts = "\x80LI(";
-  if (bytes.empty() || starts.find(static_cast<char>(bytes[0])) == string_view::npos) return false;
+bool has_magic_number(std::string_view start) {
+  if (!start.starts_with('\x80')) return false;
   try {
-    const Pickle magic(bytes.first(std::min<size_t>(bytes.size(), 64)), "");
+    const Pickle magic(std::as_bytes(std::span(start)), "");
     return magic.root().kind == Kind::kLong && magic.root().text == kMagicNumber;
   } catch (const CheckpointError&) {
     return false;
   }
-}
-
-bool is_tar(std::span<const std::byte> bytes) {
-  return bytes.size() > 512 && begin_of(bytes.subspan(257), 5) == "ustar";
 }
 
 }  // namespace
@@ -147,12 +140,17 @@ struct TorchFile::Impl {
     int64_t bytes = 0;
   };
 
-  Impl(std::filesystem::path file, const PickleLimits& limits, int64_t part_begin, int64_t part_bytes);
+  /// `bytes` of the part; -1: to the file's end.
+  Impl(std::filesystem::path file, const PickleLimits& limits, int64_t first, int64_t bytes);
 
-  std::span<const std::byte> whole() const { return {mapping.data(), static_cast<size_t>(mapping.bytes())}; }
-  std::span<const std::byte> bytes() const { return part; }
-  std::span<const std::byte> bytes_of(const ZipEntry& entry) const {
-    return bytes().subspan(static_cast<size_t>(entry.offset), static_cast<size_t>(entry.bytes));
+  /// Of the part. A file that is cut while it is read is an error; a mapping would end the process.
+  std::string read(int64_t offset, int64_t bytes) const {
+    std::string text(static_cast<size_t>(bytes), '\0');
+    input.read_at(begin + offset, std::as_writable_bytes(std::span(text)));
+    return text;
+  }
+  ReadBytes reader() const {
+    return [this](int64_t offset, int64_t bytes) { return read(offset, bytes); };
   }
   template <class... Args>
   [[noreturn]] void fail(const Args&... args) const {
@@ -173,9 +171,9 @@ struct TorchFile::Impl {
 
   std::filesystem::path path;
   std::string source;
-  MappedFile mapping;
-  int64_t begin = 0;                ///< of the part in the file
-  std::span<const std::byte> part;  ///< what torch.save wrote; offsets count from its first byte
+  InputFile input;
+  int64_t begin = 0;       ///< of the part in the file
+  int64_t part_bytes = 0;  ///< what torch.save wrote; offsets count from its first byte
   std::unique_ptr<Pickle> pickle;
   std::vector<ZipEntry> entries;
   std::string archive;  ///< "NAME/", which all entries begin with
@@ -183,18 +181,15 @@ struct TorchFile::Impl {
   std::map<std::string, Place> storages;  ///< by key
 };
 
-TorchFile::Impl::Impl(std::filesystem::path file, const PickleLimits& limits, int64_t part_begin,
-                      int64_t part_bytes)
-    : path((check_input(file), std::move(file))), source(path.string()), mapping(path) {
-  if (part_begin < 0 || part_begin > mapping.bytes() || part_bytes > mapping.bytes() - part_begin)
-    fail("ends at byte ", mapping.bytes(), "; expected ", part_bytes, " bytes from byte ", part_begin, " on");
-  begin = part_begin;
-  part = whole().subspan(static_cast<size_t>(begin),
-                         part_bytes < 0 ? std::dynamic_extent : static_cast<size_t>(part_bytes));
-  const std::string start = begin_of(bytes(), 4);
-  if (start == "PK\3\4") {
+TorchFile::Impl::Impl(std::filesystem::path file, const PickleLimits& limits, int64_t first, int64_t bytes)
+    : path(std::move(file)), source(path.string()), input(path), begin(first) {
+  if (begin < 0 || begin > input.bytes() || bytes > input.bytes() - begin)
+    fail("ends at byte ", input.bytes(), "; expected ", bytes, " bytes from byte ", begin, " on");
+  part_bytes = bytes < 0 ? input.bytes() - begin : bytes;
+  const std::string start = read(0, std::min(part_bytes, kStartBytes));
+  if (start.starts_with("PK\3\4")) {
     read_archive(limits);
-  } else if (has_magic_number(bytes())) {
+  } else if (has_magic_number(start)) {
     read_legacy(limits);
   } else {
     fail_start(start);
@@ -202,17 +197,19 @@ TorchFile::Impl::Impl(std::filesystem::path file, const PickleLimits& limits, in
 }
 
 void TorchFile::Impl::fail_start(const std::string& start) const {
-  if (is_tar(bytes()))
+  if (start.size() > 257 && start.substr(257).starts_with("ustar"))
     fail(
         "is a tar archive, the format of torch.save before torch 0.1.12, which is not read; load it with "
         "a torch that reads it, and save it again");
-  if (begin_of(bytes(), 8) == "version ") fail("is a Git LFS pointer: git lfs pull brings the file itself");
+  if (start.starts_with("version ")) fail("is a Git LFS pointer: git lfs pull brings the file itself");
+  if (start.starts_with(str("L", kMagicNumber, "L")))
+    fail("is of pickle protocol 0 or 1, which is not read: load it in Python, and save it with torch.save");
   if (start.starts_with('\x80')) fail("is a pickle, but torch.save did not write it");
   fail("is no file of torch.save: it is neither a zip archive nor begins with torch's magic number");
 }
 
 void TorchFile::Impl::read_archive(const PickleLimits& limits) {
-  entries = read_zip_directory(bytes(), source);
+  entries = read_zip_directory(part_bytes, reader(), source);
   const ZipEntry* data = nullptr;
   for (const ZipEntry& entry : entries) {
     const size_t slash = entry.name.find('/');
@@ -246,8 +243,11 @@ void TorchFile::Impl::read_archive(const PickleLimits& limits) {
   std::from_chars(version.data(), version.data() + version.size(), number);
   if (number < 1 || number > kMaxVersion)
     fail("the archive's version is ", quoted_name(version), "; expected 1 to ", kMaxVersion);
-  if (has_checksums) check_zip_entry(bytes(), *data, source);
-  pickle = std::make_unique<Pickle>(bytes_of(*data), source, limits);
+  if (data->bytes > limits.max_bytes)
+    fail("its data.pkl has ", data->bytes, " bytes; expected at most ", limits.max_bytes);
+  if (has_checksums) check_zip_entry(reader(), *data, source);
+  const std::string text = read(data->offset, data->bytes);
+  pickle = std::make_unique<Pickle>(std::as_bytes(std::span(text)), source, limits);
   if (pickle->bytes() != data->bytes)
     fail("the pickle ends at byte ", pickle->bytes(), " of ", data->bytes,
          " of data.pkl; expected at the last");
@@ -259,18 +259,27 @@ std::string TorchFile::Impl::small_entry(const std::string& name) const {
   if (found == entries.end()) return "";
   if (found->bytes > 100)
     fail("entry ", quoted_name(found->name), " has ", found->bytes, " bytes; expected a word");
-  if (has_checksums) check_zip_entry(bytes(), *found, source);
-  return begin_of(bytes_of(*found), 100);
+  if (has_checksums) check_zip_entry(reader(), *found, source);
+  return read(found->offset, found->bytes);
 }
 
 // The file is one pickle after the other, and then the storages' elements: the magic number, the version,
 // what the machine was like, the object, the keys of the storages.
 void TorchFile::Impl::read_legacy(const PickleLimits& limits) {
   int64_t position = 0;
+  // How long a pickle is shows when it has been read: what is given to it is doubled until it ends within.
   const auto next = [&] {
-    auto read = std::make_unique<Pickle>(bytes().subspan(static_cast<size_t>(position)), source, limits);
-    position += read->bytes();
-    return read;
+    for (int64_t given = kFirstBytes;; given *= 2) {
+      const int64_t left = part_bytes - position, most = std::min(left, limits.max_bytes);
+      const std::string text = read(position, std::min(given, most));
+      try {
+        auto one = std::make_unique<Pickle>(std::as_bytes(std::span(text)), source, limits);
+        position += one->bytes();
+        return one;
+      } catch (const PickleEndsEarly&) {
+        if (given >= most) throw;
+      }
+    }
   };
   next();
   const auto version = next();
@@ -298,12 +307,10 @@ void TorchFile::Impl::place_legacy_storages(const PickleValue& keys, int64_t pos
         value->kind == Kind::kInt ? std::to_string(value->integer) : std::string(value->text);
     const auto id = ids.find(key);
     if (id == ids.end()) fail("storage ", quoted_name(key), " is in the file, and no tensor has it");
-    const int64_t left = static_cast<int64_t>(part.size()) - position, element = size_bytes(id->second.type);
+    const int64_t left = part_bytes - position, element = size_bytes(id->second.type);
     if (left < 8) fail("the file ends early, before storage ", quoted_name(key));
     int64_t numel = 0;
-    for (int i = 7; i >= 0; --i)
-      numel = static_cast<int64_t>(static_cast<uint64_t>(numel) << 8 |
-                                   static_cast<uint64_t>(bytes()[static_cast<size_t>(position + i)]));
+    std::memcpy(&numel, read(position, 8).data(), 8);  // little-endian
     if (numel != id->second.numel)
       fail("storage ", quoted_name(key), " has ", numel, " elements; expected ", id->second.numel);
     if (numel > (left - 8) / element)
@@ -313,8 +320,8 @@ void TorchFile::Impl::place_legacy_storages(const PickleValue& keys, int64_t pos
       fail("storage ", quoted_name(key), " is in the file twice");
     position += 8 + numel * element;
   }
-  if (position != static_cast<int64_t>(part.size()))
-    fail("the last storage ends at byte ", position, "; expected at the file's end, byte ", part.size());
+  if (position != part_bytes)
+    fail("the last storage ends at byte ", position, "; expected at the file's end, byte ", part_bytes);
 }
 
 int64_t TorchFile::Impl::integer(const PickleValue& value, const char* what) const {
@@ -443,14 +450,15 @@ TorchFile::~TorchFile() = default;
 bool TorchFile::recognizes(const std::filesystem::path& path) {
   try {
     const InputFile file(path);
-    std::array<std::byte, 64> start{};
-    const size_t bytes = file.read_some(0, start);
-    const std::span<const std::byte> found = std::span(start).first(bytes);
-    if (has_magic_number(found)) return true;
-    if (begin_of(found, 4) != "PK\3\4") return false;
-    const MappedFile mapping(path);
-    const auto entries =
-        read_zip_directory({mapping.data(), static_cast<size_t>(mapping.bytes())}, path.string());
+    const ReadBytes read = [&](int64_t offset, int64_t bytes) {
+      std::string text(static_cast<size_t>(bytes), '\0');
+      file.read_at(offset, std::as_writable_bytes(std::span(text)));
+      return text;
+    };
+    const std::string start = read(0, std::min(file.bytes(), kStartBytes));
+    if (has_magic_number(start)) return true;
+    if (!start.starts_with("PK\3\4")) return false;
+    const auto entries = read_zip_directory(file.bytes(), read, path.string());
     return std::any_of(entries.begin(), entries.end(),
                        [](const ZipEntry& entry) { return entry.name.ends_with("/data.pkl"); });
   } catch (const Error&) {
@@ -460,7 +468,10 @@ bool TorchFile::recognizes(const std::filesystem::path& path) {
 
 const std::filesystem::path& TorchFile::path() const { return impl_->path; }
 const PickleValue& TorchFile::root() const { return impl_->pickle->root(); }
-std::span<const std::byte> TorchFile::bytes() const { return impl_->whole(); }
+int64_t TorchFile::bytes() const { return impl_->input.bytes(); }
+std::string TorchFile::read(int64_t offset, int64_t bytes) const {
+  return impl_->read(offset - impl_->begin, bytes);
+}
 
 const char* TorchFile::unread_tensor(const PickleValue& value) {
   const PickleValue* inner = &value;
@@ -524,7 +535,7 @@ std::optional<TorchTensor> TorchFile::tensor(const PickleValue& value) const {
 
 bool TorchFile::verify() const {
   if (!impl_->has_checksums) return false;
-  for (const ZipEntry& entry : impl_->entries) check_zip_entry(impl_->bytes(), entry, impl_->source);
+  for (const ZipEntry& entry : impl_->entries) check_zip_entry(impl_->reader(), entry, impl_->source);
   return true;
 }
 

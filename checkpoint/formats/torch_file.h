@@ -1,6 +1,5 @@
 // TorchFile: reads what torch.save wrote, without torch and without executing anything: the zip archive of
-// torch 1.6 and newer, and the legacy stream of pickles before it. The file is mapped; tensors are where they
-// lie in it.
+// torch 1.6 and newer, and the legacy stream of pickles before it. Tensors are where they lie in the file.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +7,6 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -36,7 +34,8 @@ struct TorchTensor {
 /// "torch.float32" and the like: the names of torch's types.
 std::optional<DType> torch_dtype(std::string_view global);
 
-/// Reads one file. Owns the mapping. Immutable; thread-safe.
+/// Reads one file, which another process may rewrite meanwhile: then what is read is an error. Owns the open
+/// file. Immutable; thread-safe.
 class TorchFile {
  public:
   /// Reads the archive's directory and its pickle, whose checksum is compared; of tensors, nothing is read.
@@ -67,8 +66,9 @@ class TorchFile {
   /// because it is of the legacy format, or torch.serialization.set_crc32_options(False) was set. Throws
   /// CheckpointError naming the entry that is damaged.
   bool verify() const;
-  /// The bytes of the file.
-  std::span<const std::byte> bytes() const;
+  int64_t bytes() const;  ///< of the file, when it was opened
+  /// `bytes` bytes from byte `offset` of the file on, as of a tensor. Throws DiskError.
+  std::string read(int64_t offset, int64_t bytes) const;
 
  private:
   struct Impl;

@@ -40,14 +40,16 @@ struct Directory {
 
 class ZipReader {
  public:
-  ZipReader(std::span<const std::byte> file, const std::string& source)
-      : file_(reinterpret_cast<const char*>(file.data()), file.size()), source_(source) {}
+  ZipReader(int64_t file_bytes, const ReadBytes& read, const std::string& source)
+      : file_bytes_(file_bytes), read_(read), source_(source) {}
 
   std::vector<ZipEntry> read() {
     const Directory directory = find_directory();
+    if (directory.bytes > kMaxDirectoryBytes)
+      fail("its directory has ", directory.bytes, " bytes; expected at most ", kMaxDirectoryBytes);
     std::vector<ZipEntry> entries;
-    string_view rest =
-        file_.substr(static_cast<size_t>(directory.offset), static_cast<size_t>(directory.bytes));
+    const std::string text = read_(directory.offset, directory.bytes);
+    string_view rest = text;
     while (!rest.empty()) entries.push_back(read_entry(rest, directory.offset));
     if (entries.size() != directory.entries)
       fail("the directory has ", entries.size(), " entries, and the archive's end says ", directory.entries);
@@ -57,7 +59,7 @@ class ZipReader {
 
  private:
   static constexpr int64_t kEndBytes = 22, kLocatorBytes = 20, kEnd64Bytes = 56, kLocalBytes = 30,
-                           kCentralBytes = 46;
+                           kCentralBytes = 46, kMaxDirectoryBytes = int64_t{1} << 31;
   static constexpr uint64_t kElsewhere16 = 0xffff,
                             kElsewhere32 = 0xffffffff;  // the number is in a zip64 field
   static constexpr uint16_t kZip64Field = 1;
@@ -69,20 +71,22 @@ class ZipReader {
   }
 
   bool has(int64_t offset, string_view signature) const {
-    return offset >= 0 && static_cast<size_t>(offset) <= file_.size() &&
-           file_.substr(static_cast<size_t>(offset)).starts_with(signature);
+    const auto bytes = static_cast<int64_t>(signature.size());
+    return offset >= 0 && offset <= file_bytes_ - bytes && read_(offset, bytes) == signature;
   }
 
   Directory find_directory() const {
-    const auto size = static_cast<int64_t>(file_.size()), end = size - kEndBytes;
+    const int64_t end = file_bytes_ - kEndBytes;
     if (!has(end, "PK\5\6")) {
-      const size_t last = file_.rfind("PK\5\6");
-      if (last == string_view::npos || size - static_cast<int64_t>(last) > 70'000)
-        fail("it has no directory at its end; the file is cut off");
-      fail("its end is at byte ", last, ", and ", size - static_cast<int64_t>(last),
-           " bytes are left from there; expected ", kEndBytes);
+      const int64_t tail = std::min<int64_t>(file_bytes_, 70'000);
+      const size_t last = read_(file_bytes_ - tail, tail).rfind("PK\5\6");
+      if (last == string_view::npos) fail("it has no directory at its end; the file is cut off");
+      const int64_t left = tail - static_cast<int64_t>(last);
+      fail("its end is at byte ", file_bytes_ - left, ", and ", left, " bytes are left from there; expected ",
+           kEndBytes);
     }
-    ZipNumbers fields(file_.substr(static_cast<size_t>(end)));
+    const std::string text = read_(end, kEndBytes);
+    ZipNumbers fields(text);
     fields.skip(4);
     const uint64_t disk = fields.take(2), first_disk = fields.take(2), on_disk = fields.take(2),
                    entries = fields.take(2), bytes = fields.take(4), offset = fields.take(4),
@@ -110,11 +114,13 @@ class ZipReader {
   }
 
   Directory read_end64(int64_t at, int64_t locator) const {
-    ZipNumbers place(file_.substr(static_cast<size_t>(locator)));
+    const std::string locator_text = read_(locator, kLocatorBytes);
+    ZipNumbers place(locator_text);
     place.skip(4 + 4);
     if (!has(at, "PK\6\6") || place.take(8) != static_cast<uint64_t>(at) || place.take(4) > 1)
       fail("its zip64 end is not at byte ", at);
-    ZipNumbers fields(file_.substr(static_cast<size_t>(at)));
+    const std::string text = read_(at, kEnd64Bytes);
+    ZipNumbers fields(text);
     fields.skip(4);
     const uint64_t record = fields.take(8);
     fields.skip(2 + 2);
@@ -203,10 +209,10 @@ class ZipReader {
 
   /// Compares the entry's own header with the directory, and finds its data.
   void read_local(ZipEntry& entry, uint64_t flags, uint64_t unpacked, int64_t data_end) const {
-    const auto at = static_cast<size_t>(entry.header_offset);
-    if (!has(entry.header_offset, "PK\3\4"))
-      fail("entry ", quoted_name(entry.name), " has no header at byte ", at);
-    ZipNumbers fields(file_.substr(at));
+    const int64_t at = entry.header_offset;
+    if (!has(at, "PK\3\4")) fail("entry ", quoted_name(entry.name), " has no header at byte ", at);
+    const std::string header = read_(at, kLocalBytes);
+    ZipNumbers fields(header);
     fields.skip(4 + 2);
     const uint64_t local_flags = fields.take(2), method = fields.take(2);
     fields.skip(4);
@@ -217,13 +223,14 @@ class ZipReader {
     if (name_bytes + extra_bytes > left ||
         static_cast<uint64_t>(entry.bytes) > left - name_bytes - extra_bytes)
       fail("entry ", quoted_name(entry.name), " of ", entry.bytes, " bytes at byte ", at, " lies outside");
-    if (file_.substr(at + kLocalBytes, name_bytes) != entry.name)
-      fail("entry ", quoted_name(entry.name), " has the name ",
-           quoted_name(file_.substr(at + kLocalBytes, name_bytes)), " in its own header");
+    const std::string text = read_(at + kLocalBytes, static_cast<int64_t>(name_bytes + extra_bytes));
+    const string_view name = string_view(text).substr(0, name_bytes);
+    if (name != entry.name)
+      fail("entry ", quoted_name(entry.name), " has the name ", quoted_name(name), " in its own header");
     check_flags(entry.name, local_flags, method);
     if (method != static_cast<uint64_t>(entry.method))
       fail("entry ", quoted_name(entry.name), " is compressed in two ways: ", method, " and ", entry.method);
-    take_zip64(file_.substr(at + kLocalBytes + name_bytes, extra_bytes), entry.name, {&bytes, &packed});
+    take_zip64(string_view(text).substr(name_bytes), entry.name, {&bytes, &packed});
     // With a descriptor, the header may leave the numbers out.
     const bool may_be_left_out = ((flags | local_flags) & kHasDescriptor) != 0;
     const auto agrees = [&](uint64_t here, uint64_t there) {
@@ -250,20 +257,26 @@ class ZipReader {
         fail("entries ", quoted_name(entries[i - 1].name), " and ", quoted_name(entries[i].name), " overlap");
   }
 
-  string_view file_;
+  int64_t file_bytes_;
+  const ReadBytes& read_;
   const std::string& source_;
 };
 
 }  // namespace
 
-std::vector<ZipEntry> read_zip_directory(std::span<const std::byte> file, const std::string& source) {
-  return ZipReader(file, source).read();
+std::vector<ZipEntry> read_zip_directory(int64_t file_bytes, const ReadBytes& read,
+                                         const std::string& source) {
+  return ZipReader(file_bytes, read, source).read();
 }
 
-void check_zip_entry(std::span<const std::byte> file, const ZipEntry& entry, const std::string& source) {
-  const auto data = file.subspan(static_cast<size_t>(entry.offset), static_cast<size_t>(entry.bytes));
-  const auto found =
-      static_cast<uint32_t>(::crc32_z(0, reinterpret_cast<const unsigned char*>(data.data()), data.size()));
+void check_zip_entry(const ReadBytes& read, const ZipEntry& entry, const std::string& source) {
+  constexpr int64_t kPieceBytes = int64_t{1} << 20;
+  uint32_t found = 0;
+  for (int64_t done = 0; done < entry.bytes; done += kPieceBytes) {
+    const std::string piece = read(entry.offset + done, std::min(kPieceBytes, entry.bytes - done));
+    found = static_cast<uint32_t>(
+        ::crc32_z(found, reinterpret_cast<const unsigned char*>(piece.data()), piece.size()));
+  }
   if (found != entry.crc)
     throw CheckpointError(str(source, ": entry ", quoted_name(entry.name), " is damaged: its CRC-32 is ",
                               found, "; expected ", entry.crc));

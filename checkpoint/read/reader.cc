@@ -114,22 +114,27 @@ void take_buffers(ForeignCheckpoint& source, const std::vector<std::string>& nam
 
 }  // namespace
 
-/// nullopt: it is Tessera's, by the tag or by what else the directory has, or nobody's.
+/// Whether names alone say that it is Tessera's, by the tag or by what else the directory has, or that
+/// nothing is there. Else it is another program's, or nobody's.
+static bool is_no_other_programs(const fs::path& directory, const std::string& tag) {
+  std::error_code error;
+  if (!fs::exists(directory, error)) return true;
+  if (!fs::is_directory(directory, error)) return false;
+  std::string one = tag;  // that folder decides
+  try {
+    if (one.empty()) one = read_latest(directory).value_or("");
+  } catch (const CheckpointError&) {
+    // `latest` is something else.
+  }
+  if (fs::exists(directory / kManifestName, error)) return true;
+  if (one.empty()) return !list_folders(directory).empty();
+  return is_tesseras(directory / one) || !fs::exists(directory / one, error);
+}
+
+/// nullopt: it is Tessera's, or nobody's.
 static std::optional<ForeignCheckpoint> another_programs(const fs::path& directory, const std::string& tag,
                                                          const ParameterOrder& order) {
-  std::error_code error;
-  if (!fs::exists(directory, error)) return std::nullopt;
-  if (fs::is_directory(directory, error)) {
-    std::string one = tag;  // that folder decides
-    try {
-      if (one.empty()) one = read_latest(directory).value_or("");
-    } catch (const CheckpointError&) {
-      // `latest` is something else.
-    }
-    if (fs::exists(directory / kManifestName, error)) return std::nullopt;
-    if (one.empty() ? !list_folders(directory).empty() : is_tesseras(directory / one)) return std::nullopt;
-    if (!one.empty() && !fs::exists(directory / one, error)) return std::nullopt;
-  }
+  if (is_no_other_programs(directory, tag)) return std::nullopt;
   std::optional<ForeignCheckpoint> found = read_foreign(directory, tag, order);
   if (found) take_buffers(*found, order.buffers);
   return found;
@@ -191,7 +196,7 @@ std::string LatestCheckpoint::move_on() {
 void read_latest_checkpoint(const fs::path& directory, const std::string& tag,
                             const std::function<void(const std::string& line)>& say,
                             const std::function<void(const std::string& tag)>& read) {
-  if (is_another_programs(directory, tag)) return read(tag);
+  if (!is_no_other_programs(directory, tag)) return read(tag);
   LatestCheckpoint chosen(directory, tag);
   while (true) {
     try {
@@ -274,17 +279,22 @@ Checkpoint::Checkpoint(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
 Checkpoint::~Checkpoint() = default;
 
+std::optional<Checkpoint> Checkpoint::open_another_programs(const fs::path& directory, const std::string& tag,
+                                                            const ParameterOrder& order) {
+  std::optional<ForeignCheckpoint> source = another_programs(directory, tag, order);
+  if (!source) return std::nullopt;
+  auto impl = std::make_unique<Impl>();
+  impl->path = source->path;
+  impl->foreign.emplace(std::move(*source));
+  impl->manifest = impl->foreign->manifest();
+  impl->files.resize(1);
+  impl->checked.resize(1);
+  return Checkpoint(std::move(impl));
+}
+
 Checkpoint Checkpoint::open(const fs::path& directory, const std::string& tag, const ParameterOrder& order) {
-  if (auto source = another_programs(directory, tag, order)) {
-    auto impl = std::make_unique<Impl>();
-    impl->path = source->path;
-    impl->foreign.emplace(std::move(*source));
-    impl->manifest = impl->foreign->manifest();
-    impl->files.resize(1);
-    impl->checked.resize(1);
-    return Checkpoint(std::move(impl));
-  }
-  Checkpoint opened = open_damaged(directory, tag);
+  if (auto opened = open_another_programs(directory, tag, order)) return *std::move(opened);
+  Checkpoint opened = open_all(directory, tag);
   for (int rank = 0; rank < opened.manifest().world_size(); ++rank) {
     const FileRecord& file = opened.manifest().rank_file(rank);
     const fs::path path = opened.path() / file.name;
@@ -300,6 +310,11 @@ Checkpoint Checkpoint::open(const fs::path& directory, const std::string& tag, c
 }
 
 Checkpoint Checkpoint::open_damaged(const fs::path& directory, const std::string& tag) {
+  if (auto opened = open_another_programs(directory, tag, {})) return *std::move(opened);
+  return open_all(directory, tag);
+}
+
+Checkpoint Checkpoint::open_all(const fs::path& directory, const std::string& tag) {
   constexpr int kMostOpen = 500;  // the others are opened when they are read
   const fs::path path = find_checkpoint(directory, tag);
   const std::optional<FolderIdentity> before = folder_identity(path);

@@ -119,6 +119,9 @@ class Checkpoint {
  private:
   struct Impl;
   explicit Checkpoint(std::unique_ptr<Impl> impl);
+  static std::optional<Checkpoint> open_another_programs(const std::filesystem::path& directory,
+                                                         const std::string& tag, const ParameterOrder& order);
+  static Checkpoint open_all(const std::filesystem::path& directory, const std::string& tag);
   std::unique_ptr<Impl> impl_;
 };
 

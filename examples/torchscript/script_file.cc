@@ -22,7 +22,6 @@
 #include <cstring>
 #include <optional>
 #include <regex>
-#include <span>
 #include <string_view>
 #include <utility>
 
@@ -124,14 +123,17 @@ c10::Storage storage_of(c10::DataPtr data, size_t bytes) {
 /// Compares every entry with its CRC-32, which libtorch does not do. An archive without them (their writer
 /// can be told so) has zeros.
 void check_sums(PyTorchStreamReader& reader, const PrivateMapping& mapping, const std::string& path) {
-  const std::span<const std::byte> file(mapping.data(), mapping.bytes());
-  const std::vector<checkpoint::ZipEntry> entries = checkpoint::read_zip_directory(file, path);
+  const checkpoint::ReadBytes read = [&](int64_t offset, int64_t bytes) {
+    return std::string(reinterpret_cast<const char*>(mapping.data()) + offset, static_cast<size_t>(bytes));
+  };
+  const std::vector<checkpoint::ZipEntry> entries =
+      checkpoint::read_zip_directory(static_cast<int64_t>(mapping.bytes()), read, path);
   if (std::all_of(entries.begin(), entries.end(), [](const auto& entry) { return entry.crc == 0; })) return;
   at::parallel_for(0, static_cast<int64_t>(entries.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const checkpoint::ZipEntry& entry = entries[static_cast<size_t>(i)];
       if (entry.method != 0) continue;
-      checkpoint::check_zip_entry(file, entry, path);
+      checkpoint::check_zip_entry(read, entry, path);
       mapping.drop(static_cast<size_t>(entry.offset), static_cast<size_t>(entry.bytes));
     }
   });
@@ -141,7 +143,12 @@ void check_sums(PyTorchStreamReader& reader, const PrivateMapping& mapping, cons
     const auto [data, bytes] = reader.getRecord(entry.name.substr(folder + 1));  // uncompressed
     entry.offset = 0;
     entry.bytes = static_cast<int64_t>(bytes);
-    checkpoint::check_zip_entry({static_cast<const std::byte*>(data.get()), bytes}, entry, path);
+    const char* const content = static_cast<const char*>(data.get());
+    checkpoint::check_zip_entry(
+        [&](int64_t offset, int64_t count) {
+          return std::string(content + offset, static_cast<size_t>(count));
+        },
+        entry, path);
   }
 }
 

@@ -401,7 +401,7 @@ class Distributed(TrainersTest):
 
     def test_metadata_that_would_run_a_program(self):
         path = self.copy("fsdp2")
-        (path / ".metadata").write_bytes(b"cos\nsystem\n(S'touch /tmp/x'\ntR.")
+        (path / ".metadata").write_bytes(b"\x80\x02cos\nsystem\n(X\x0c\0\0\0touch /tmp/xtR.")
         self.assert_refused("distributed", path, "os.system")
 
     def test_several_models_are_refused(self):

@@ -104,7 +104,6 @@ def variations(folder, h, python):
         "dots": (call(stack_name("mypackage..os", "Thing"), h), "that is no data"),
         "python 2's words": (call(name("__builtin__", "eval"), python), "the pickle calls builtins.eval"),
         "python 2's import": (call(name("__builtin__", "__import__"), text("os")), "the pickle calls builtins.__import__"),
-        "inst": (b"(" + h + b"ios\nsystem\n", refused),
         "obj": (b"(" + system + h + b"o", refused),
         "newobj": (system + h + b"\x85\x81", refused),
         "newobj_ex": (system + h + b"\x85}\x92", refused),
@@ -112,7 +111,6 @@ def variations(folder, h, python):
         "newobj of torch's function": (name("torch", "load") + h + b"\x85\x81", "the pickle calls torch.load"),
         "from the memo": (system + b"q\x050" + h + b"q\x060" + call(b"h\x05", b"h\x06"), refused),
         "memo swapped": (name("collections", "OrderedDict") + b"q\x00" + b"0" + system + b"q\x000" + call(b"h\x00", h), refused),
-        "memo by text": (system + b"p7\n0" + call(b"g7\n", h), refused),
         "memo far away": (system + b"r\xff\xff\xff\xff0" + call(b"j\xff\xff\xff\xff", h), refused),
         "memoize": (system + b"\x940" + call(b"h\x00", h), refused),
         "duplicated": (system + b"2" + h + b"\x85R", refused),
@@ -178,7 +176,6 @@ def bombs():
     items = 40_000
     copied = (b"](" + b"N" * items + b"eq\x00" + call(name("builtins", "tuple"), b"h\x00") + b"q\x01"
               + b"".join(call(name("builtins", "tuple"), b"h\x01") + b"0" for _ in range(3000)))
-    digits = b"L" + b"9" * 5000 + b"L\n"
     return {
         "a billion laughs": (laughs + b"0", None),
         "deep lists": (deep, "values in values more than 200 deep"),
@@ -194,20 +191,17 @@ def bombs():
         "an integer of 2 GB": (b"\x8b\xff\xff\xff\x7f", "2147483647 bytes are to follow"),
         "an integer of -1 bytes": (b"\x8b\xff\xff\xff\xff", "an integer of -1 bytes"),
         "a long integer": (b"\x8b" + struct.pack("<I", 1_000_000) + b"\x7f" * 1_000_000, "an integer of 1,000,000 bytes"),
-        "digits": (digits, "a line of more than"),
         "a text of -1 bytes": (b"T\xff\xff\xff\xff", "a text of -1 bytes"),
         "a frame of 2^60": (b"\x95" + struct.pack("<Q", 1 << 60), "a frame of 1152921504606846976 bytes"),
         "duplicates": (b"]" + b"2" * 200_000, None),
         "itself": (b"]q\x00" + b"h\x00a" * 1000, None),
         "the memo's end": (b"Nr\xff\xff\xff\xff", None),
-        "an index of many digits": (b"Np" + b"1" * 50 + b"\n", "a line of more than 20 bytes"),
-        "an index below 0": (b"Np-1\n", "'-1' is no index of the memo"),
         "what is not in the memo": (b"h\x07", "it gets value 7 of the memo"),
         "an empty stack": (b"", "it needs a value"),
         "no mark": (b"t", "it needs a mark"),
         "below the mark": (b"N(\x85t", "it needs a value"),
         "reduce of nothing": (b"R", "it needs a value"),
-        "an unknown opcode": (b"\xff", "there is no opcode 255"),
+        "an unknown opcode": (b"\xff", "opcode 255 is none of protocols 2 to 5"),
         "a key without a value": (b"}(Nu", "a key without a value"),
         "a key twice": (b"}" + text("a") + b"Ns" + text("a") + b"K\x01s", "a dict with the key the text 'a' twice"),
         "a key twice, by a call": (call(name("collections", "OrderedDict"), b"](" + b"](K\x01Ne" + b"](K\x01Nee"), "a dict with the key 1 twice"),
@@ -221,11 +215,6 @@ def bombs():
         "a long name": (name("m" * 600, "n" * 600), "a name of 600 and 600 bytes"),
         "no utf-8": (b"X\x02\0\0\0\xff\xfe", "a text that is no UTF-8"),
         "a name of no utf-8": (b"c\xff\n\xfe\n", "a name that is no UTF-8"),
-        "no number": (b"F1.5x\n", "'1.5x' is no number"),
-        "no integer": (b"I1x\n", "'1x' is no integer"),
-        "no quotes": (b"Sabc\n", "a text without quotes"),
-        "an escape": (b"S'\\x4'\n", "a text with an escape"),
-        "a unicode escape": (b"V\\u12\n", "a text with an escape"),
         "attributes twice": (name("mypackage", "Thing") + b")\x81}b}b", "sets the attributes of mypackage.Thing twice"),
     }
 
@@ -422,7 +411,7 @@ class Hostile(unittest.TestCase):
 
     def test_the_attacks_work(self):
         """On Python: else the test above would show nothing."""
-        for case in ("os:system", "stacked", "stacked, dotted", "inst", "obj", "memo swapped", "from the memo", "below what is returned"):
+        for case in ("os:system", "stacked", "stacked, dotted", "obj", "memo swapped", "from the memo", "below what is returned"):
             content, _ = calls(self.folder)[case]
             subprocess.run([sys.executable, "-c", "import pickle, sys\npickle.load(sys.stdin.buffer)"], input=content, capture_output=True, check=False)
             self.assertTrue((self.folder / MARKER).exists(), case)
@@ -430,7 +419,7 @@ class Hostile(unittest.TestCase):
 
     def test_reduce_of_pickle_itself(self):
         cases = {}
-        for protocol in range(6):
+        for protocol in range(2, 6):
             for callable_, words in ((os.system, f"calls {os.name}.system: that is no data"),
                                               (eval, "calls builtins.eval: that is no data"), (subprocess.Popen, "calls subprocess.Popen: that is no data")):
                 reduced = Reduced(callable_, (f"touch {self.folder}/{MARKER}",))
@@ -439,9 +428,10 @@ class Hostile(unittest.TestCase):
 
     def test_bombs(self):
         cases = {what: (proto(body), words) for what, (body, words) in bombs().items()}
-        cases |= {"nothing": (b"", "the pickle ends early"), "no stop": (b"N", "the pickle ends early"), "text": (b"<html>", "no pickle: it begins with byte 60"),
-                  "protocol 6": (b"\x80\x06N.", "protocol 6; expected 5 at most"), "no line break": (b"I12", "the pickle ends early, within the line")}
-        self.assertGreater(len(cases), 45)
+        cases |= {"nothing": (b"", "the pickle ends early"), "no stop": (b"\x80\x02N", "the pickle ends early"),
+                  "text": (b"<html>", "no pickle of protocol 2 to 5: it begins with byte 60"),
+                  "protocol 6": (b"\x80\x06N.", "protocol 6; expected 2 to 5"), "no line break": (b"\x80\x02cos", "the pickle ends early, within the line")}
+        self.assertGreater(len(cases), 40)
         self.check("pickle", cases)
 
     def test_tensors(self):

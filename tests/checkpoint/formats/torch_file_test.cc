@@ -52,7 +52,7 @@ TEST(TorchFile, ReadsWhatOursWrites) {
       ASSERT_TRUE(tensor.has_value()) << name;
       EXPECT_EQ(tensor->type, expected.type);
       EXPECT_EQ(tensor->shape, expected.shape);
-      EXPECT_TRUE(lies_within(*tensor, file.bytes()));
+      EXPECT_TRUE(lies_within(*tensor, file));
     }
   }
 }
@@ -65,6 +65,25 @@ TEST(TorchFile, VerifyFindsDamage) {
   const TorchFile file(folder / "a.pt");
   EXPECT_NE(error_of<Error>([&] { file.verify(); }).find("entry 'archive/data/0' is damaged: its CRC-32 is"),
             std::string::npos);
+}
+
+// A mapping would end the process by a signal.
+TEST(TorchFile, AFileThatIsCutWhileItIsReadIsAnError) {
+  const TestFolder folder;
+  const std::filesystem::path path = folder / "a.pt";
+  const std::string data = "0123456789abcdef";
+  for (const std::string& content :
+       {torch_archive(proto(small_tensor()), {{"0", data}}), legacy_file(proto(small_tensor()), 4, data)}) {
+    write_text(path, content);
+    const TorchFile file(path);
+    const TorchTensor tensor = file.tensor(file.root()).value();
+    EXPECT_EQ(file.read(tensor.offset, 4), "0123");
+    std::filesystem::resize_file(path, 100);
+    EXPECT_NE(error_of<DiskError>([&] { file.read(tensor.offset, 4); }).find("a.pt"), std::string::npos);
+    if (content.starts_with("PK")) {
+      EXPECT_NE(error_of<DiskError>([&] { file.verify(); }).find("a.pt"), std::string::npos);
+    }
+  }
 }
 
 TEST(TorchFile, NamesOfTypes) {

@@ -104,16 +104,14 @@ inline void for_each_value(const PickleValue& root, const std::function<void(con
 }
 
 /// Whether a tensor's first and last element lie in the file; reads them.
-inline bool lies_within(const TorchTensor& tensor, std::span<const std::byte> file) {
+inline bool lies_within(const TorchTensor& tensor, const TorchFile& file) {
   if (tensor.numel() == 0) return true;
   __int128 last = tensor.offset;
   for (size_t d = 0; d < tensor.shape.size(); ++d)
     last += static_cast<__int128>(tensor.shape[d] - 1) * tensor.strides[d] * size_bytes(tensor.type);
   const __int128 end = last + size_bytes(tensor.type);
-  if (tensor.offset < 0 || end > static_cast<__int128>(file.size())) return false;
-  volatile std::byte sink = file[static_cast<size_t>(tensor.offset)];
-  sink = file[static_cast<size_t>(end - 1)];
-  return true;
+  if (tensor.offset < 0 || end > static_cast<__int128>(file.bytes())) return false;
+  return file.read(tensor.offset, 1).size() == 1 && file.read(static_cast<int64_t>(end) - 1, 1).size() == 1;
 }
 
 }  // namespace tessera::checkpoint

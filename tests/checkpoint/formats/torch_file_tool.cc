@@ -39,7 +39,7 @@ std::string hex(std::string_view text) {
 }
 
 /// CRC-32 of a tensor's elements in row-major order.
-uint32_t crc_of(const TorchTensor& tensor, std::span<const std::byte> file) {
+uint32_t crc_of(const TorchTensor& tensor, std::string_view file) {
   const auto element = static_cast<size_t>(size_bytes(tensor.type));
   uLong crc = ::crc32(0, nullptr, 0);
   std::vector<int64_t> index(tensor.shape.size(), 0);
@@ -47,7 +47,7 @@ uint32_t crc_of(const TorchTensor& tensor, std::span<const std::byte> file) {
     int64_t at = tensor.offset;
     for (size_t d = 0; d < index.size(); ++d)
       at += index[d] * tensor.strides[d] * static_cast<int64_t>(element);
-    const auto bytes = file.subspan(static_cast<size_t>(at), element);
+    const std::string_view bytes = file.substr(static_cast<size_t>(at), element);
     crc = ::crc32_z(crc, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
     for (size_t d = index.size(); d-- > 0 && ++index[d] == tensor.shape[d];) index[d] = 0;
   }
@@ -57,7 +57,8 @@ uint32_t crc_of(const TorchTensor& tensor, std::span<const std::byte> file) {
 /// Writes a tree as JSON; what is in it many times is written many times, so there is a limit.
 class Dump {
  public:
-  explicit Dump(const TorchFile* file) : file_(file) {}
+  explicit Dump(const TorchFile* file)
+      : file_(file), content_(file == nullptr ? "" : file->read(0, file->bytes())) {}
 
   json operator()(const PickleValue& value, int depth = 0) {
     if (++count_ > 3'000'000 || depth > 250) throw Error("the dump is too large");
@@ -97,7 +98,7 @@ class Dump {
                   {"parameter", tensor->is_parameter},
                   {"contiguous", tensor->is_contiguous()},
                   {"requires_grad", tensor->requires_grad}};
-      if (tensor->numel() <= 10'000'000) out["crc"] = crc_of(*tensor, file_->bytes());
+      if (tensor->numel() <= 10'000'000) out["crc"] = crc_of(*tensor, content_);
       return {{"tensor", out}};
     }
     return {{"object", value.global()},
@@ -109,6 +110,7 @@ class Dump {
 
  private:
   const TorchFile* file_;
+  std::string content_;
   int64_t count_ = 0;
 };
 

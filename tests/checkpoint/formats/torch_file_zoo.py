@@ -21,8 +21,7 @@ import uuid
 import numpy as np
 import torch
 
-# Older protocols have no slots, call functools.partial for keyword arguments, and have no ids of storages and of classes.
-FIRST_PROTOCOLS = {"slots": 2, "keywords": 4, "names": 1}
+FIRST_PROTOCOLS = {"keywords": 4}  # before, functools.partial is called for keyword arguments
 
 
 class Stage(enum.IntEnum):
@@ -187,11 +186,11 @@ def with_tensors():
     }
 
 
-def main(folder, protocols=range(6)):
+def main(folder, protocols=range(2, 6)):
     for name, value in {**without_tensors(), **with_tensors()}.items():
         has_tensors = name in with_tensors()
         for protocol in protocols:
-            if protocol < FIRST_PROTOCOLS.get(name, 1 if has_tensors else 0):
+            if protocol < FIRST_PROTOCOLS.get(name, 2):
                 continue
             torch.save(value, f"{folder}/{name}.zip.{protocol}.pt", pickle_protocol=protocol)
             if name != "newer_types":  # torch writes them, and cannot load them

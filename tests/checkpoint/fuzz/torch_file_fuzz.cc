@@ -24,8 +24,7 @@ void check(const TorchTensor& tensor, const TorchFile& file) {
     if (tensor.strides[d] < 0) __builtin_trap();
     last += static_cast<__int128>(tensor.shape[d] - 1) * tensor.strides[d] * tessera::size_bytes(tensor.type);
   }
-  if (tensor.offset < 0 ||
-      last + tessera::size_bytes(tensor.type) > static_cast<__int128>(file.bytes().size()))
+  if (tensor.offset < 0 || last + tessera::size_bytes(tensor.type) > static_cast<__int128>(file.bytes()))
     __builtin_trap();
   tensor.is_contiguous();
 }
