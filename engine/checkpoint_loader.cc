@@ -7,10 +7,8 @@
 #include <limits>
 #include <map>
 #include <set>
-#include <tuple>
 
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/files/shard_file.h"
 #include "core/str.h"
 #include "engine/checkpoint/checkpoint_types.h"
 #include "zero/memory/pause_listening.h"
@@ -18,8 +16,8 @@
 
 namespace tessera {
 
-using checkpoint::DatasetRecord;
 using checkpoint::Piece;
+using checkpoint::TensorId;
 using nlohmann::json;
 
 checkpoint::ParameterOrder order_of(const zero::ShardedModel& model) {
@@ -245,20 +243,18 @@ void CheckpointLoader::match_buffers() {
 /// the module.
 void CheckpointLoader::match_buffer(const std::string& name, const zero::NamedBuffer* mine,
                                     std::vector<std::string>& problems) {
-  const checkpoint::TensorRecord* record = checkpoint_.manifest().find_tensor(name);
-  const DatasetRecord* dataset = record != nullptr ? &checkpoint_.dataset(0, record->dataset) : nullptr;
-  std::vector<int64_t> shape = dataset != nullptr ? dataset->shape : std::vector<int64_t>();
-  int64_t begin = 0;
-  if (const auto at = among_parameters_.find(name); at != among_parameters_.end()) {
-    const checkpoint::SavedLayout& layout = checkpoint_.manifest().layout;
-    const checkpoint::SavedParameter& parameter = layout.parameters[at->second];
-    dataset = &checkpoint_.dataset(0, checkpoint::weights_dataset(layout, parameter.unit));
-    shape = parameter.shape;
-    begin = parameter.offset * size_bytes(dataset->type);
-  }
+  const std::vector<checkpoint::TensorRecord>& records = checkpoint_.manifest().tensors;
+  std::optional<TensorId> id;
+  if (const checkpoint::TensorRecord* record = checkpoint_.manifest().find_tensor(name))
+    id = TensorId::buffer(static_cast<size_t>(record - records.data()));
+  if (const auto at = among_parameters_.find(name); at != among_parameters_.end())
+    id = TensorId::weights(static_cast<int>(at->second));
   const auto change = record_.changed.find(name);
   std::optional<zero::BufferKind> saved, first;
-  if (dataset != nullptr) first = saved = zero::BufferKind{to_torch(dataset->type), shape};
+  if (id) {
+    const checkpoint::StoredTensor stored = checkpoint_.elements().find(*id).value();
+    first = saved = zero::BufferKind{to_torch(stored.type), stored.shape};
+  }
   if (change != record_.changed.end()) first = change->second.first;
   const at::Tensor tensor = mine != nullptr ? mine->tensor : at::Tensor();
   if (!saved && !tensor.defined()) return;
@@ -270,7 +266,7 @@ void CheckpointLoader::match_buffer(const std::string& name, const zero::NamedBu
     const bool changes_names = !saved || !tensor.defined();
     if (!changes_names || (model_.module_state() != nullptr && model_.module_state()->can_assign(name))) {
       const bool to_none = !saved && change != record_.changed.end() && change->second.is_none;
-      buffers_.push_back({name, tensor, dataset, shape, begin, /*keep_dtype=*/false, to_none});
+      buffers_.push_back({name, tensor, id, /*keep_dtype=*/false, to_none});
       return;
     }
   }
@@ -282,7 +278,7 @@ void CheckpointLoader::match_buffer(const std::string& name, const zero::NamedBu
   if (!zero::converts(saved->dtype, tensor.scalar_type()))
     return problem(": ", c10::toString(saved->dtype), " in the checkpoint, ",
                    c10::toString(tensor.scalar_type()), " in the model");
-  buffers_.push_back({name, tensor, dataset, shape, begin});
+  buffers_.push_back({name, tensor, id});
 }
 
 void CheckpointLoader::match_extra_state(std::vector<std::string>& problems) {
@@ -306,32 +302,25 @@ at::Tensor CheckpointLoader::extra_state() const {
 
 template <class Visit>
 void CheckpointLoader::for_each_read(const Visit& visit) const {
-  struct Read {
-    const Piece* piece;
-    int kind;
-    const DatasetRecord* dataset;
-    int64_t offset;  // in the file
-  };
-  std::vector<Read> reads;
   const checkpoint::Manifest& manifest = checkpoint_.manifest();
   const int num_states = with_states() && !is_whole() ? static_cast<int>(manifest.state_names.size()) : 0;
-  for (int kind = 0; kind <= num_states; ++kind) {
-    for (const Piece& piece : pieces_) {
-      const bool has_states =
-          manifest.layout.units[piece.saved_unit].trainable && model_.layout().units()[piece.unit].trainable;
-      if (kind > 0 && !has_states) continue;
-      const std::string name =
-          kind == 0 ? checkpoint::weights_dataset(manifest.layout, piece.saved_unit)
-                    : checkpoint::state_dataset(manifest.state_names[kind - 1], piece.saved_unit);
-      const DatasetRecord& dataset = checkpoint_.dataset(piece.file, name);
-      reads.push_back(
-          {&piece, kind, &dataset, dataset.offset + piece.saved_begin * size_bytes(dataset.type)});
-    }
+  const auto saved_unit = [&](const Piece& piece) {
+    return manifest.layout.parameters[static_cast<size_t>(piece.parameter)].unit;
+  };
+  for (auto begin = pieces_.begin(), end = begin; begin != pieces_.end(); begin = end) {
+    end = std::find_if(begin, pieces_.end(), [&](const Piece& piece) {
+      return piece.file != begin->file || piece.unit != begin->unit ||
+             saved_unit(piece) != saved_unit(*begin);
+    });
+    const bool has_states = manifest.layout.units[static_cast<size_t>(saved_unit(*begin))].trainable &&
+                            model_.layout().units()[begin->unit].trainable;
+    for (int kind = 0; kind <= (has_states ? num_states : 0); ++kind) visit(std::span(begin, end), kind);
   }
-  std::sort(reads.begin(), reads.end(), [](const Read& a, const Read& b) {
-    return std::tie(a.piece->file, a.offset) < std::tie(b.piece->file, b.offset);
-  });
-  for (const Read& read : reads) visit(*read.piece, read.kind, *read.dataset);
+}
+
+TensorId CheckpointLoader::id_of(const Piece& piece, int kind) const {
+  if (kind == 0) return TensorId::weights(piece.parameter);
+  return TensorId::state(piece.parameter, checkpoint_.manifest().state_names[static_cast<size_t>(kind - 1)]);
 }
 
 void CheckpointLoader::check(const OptimizerRecord& saved, const OptimizerRecord& current) {
@@ -341,36 +330,39 @@ void CheckpointLoader::check(const OptimizerRecord& saved, const OptimizerRecord
   compare_parameters();
   compare_optimizers(saved, current);
   match_buffers();
-  for_each_read([&](const Piece& piece, int, const DatasetRecord& dataset) {
-    const int64_t size = size_bytes(dataset.type);
-    checkpoint_.check(piece.file, dataset, piece.saved_begin * size, piece.numel * size);
+  const checkpoint::ElementSource& elements = checkpoint_.elements();
+  for_each_read([&](std::span<const Piece> pieces, int kind) {
+    for (const Piece& piece : pieces) elements.check(id_of(piece, kind), piece.first, piece.numel);
   });
   for (const Buffer& buffer : buffers_)
-    if (buffer.dataset != nullptr) checkpoint_.check(0, *buffer.dataset, buffer.begin, buffer.bytes());
+    if (buffer.saved) elements.check(*buffer.saved, 0, elements.find(*buffer.saved)->numel());
 }
 
-void CheckpointLoader::load_piece(const Piece& piece, int kind, const DatasetRecord& dataset) const {
-  const zero::LocalState& held = held_[piece.unit];
+void CheckpointLoader::load_pieces(std::span<const Piece> pieces, int kind) const {
+  const int unit = pieces.front().unit;
+  const zero::LocalState& held = held_[unit];
   const at::Tensor& whole = kind == 0 ? held.weights : held.states[kind - 1];
-  const zero::TensorInMemory in_memory(model_.unit(piece.unit), whole, zero::InMemory::Access::kReadWrite);
-  const at::Tensor target = whole.narrow(0, piece.begin - held.range.begin, piece.numel);
-  const at::ScalarType saved_type = to_torch(dataset.type);
-  const int64_t begin = piece.saved_begin * size_bytes(dataset.type);
-  if (target.is_cpu() && target.scalar_type() == saved_type) {
-    checkpoint_.read(piece.file, dataset, begin, bytes_of(target));
-    return;
+  // One that is offloaded is brought into memory once for all pieces.
+  const zero::TensorInMemory in_memory(model_.unit(unit), whole, zero::InMemory::Access::kReadWrite);
+  for (const Piece& piece : pieces) {
+    const TensorId id = id_of(piece, kind);
+    const at::Tensor target = whole.narrow(0, piece.begin - held.range.begin, piece.numel);
+    const at::ScalarType saved_type = to_torch(checkpoint_.elements().find(id)->type);
+    if (target.is_cpu() && target.scalar_type() == saved_type) {
+      checkpoint_.elements().read(id, piece.first, bytes_of(target));
+      continue;
+    }
+    const at::Tensor read = at::empty({piece.numel}, saved_type);
+    checkpoint_.elements().read(id, piece.first, bytes_of(read));
+    target.copy_(read);
   }
-  const at::Tensor read = at::empty({piece.numel}, saved_type);
-  checkpoint_.read(piece.file, dataset, begin, bytes_of(read));
-  target.copy_(read);
 }
 
 void CheckpointLoader::load_buffer(const Buffer& buffer) const {
   zero::ModuleState* const state = model_.module_state();
-  if (buffer.dataset == nullptr)
+  if (!buffer.saved)
     return buffer.to_none ? state->assign(buffer.name, at::Tensor()) : state->remove(buffer.name);
-  const at::Tensor read = at::empty(buffer.shape, to_torch(buffer.dataset->type));
-  checkpoint_.read(0, *buffer.dataset, buffer.begin, bytes_of(read));
+  const at::Tensor read = read_whole(*buffer.saved);
   if (buffer.tensor.defined())
     zero::write_buffer(buffer.tensor, read, buffer.keep_dtype);
   else
@@ -380,8 +372,7 @@ void CheckpointLoader::load_buffer(const Buffer& buffer) const {
 void CheckpointLoader::load(const std::vector<int64_t>& steps) {
   const zero::PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
-  for_each_read(
-      [&](const Piece& piece, int kind, const DatasetRecord& dataset) { load_piece(piece, kind, dataset); });
+  for_each_read([&](std::span<const Piece> pieces, int kind) { load_pieces(pieces, kind); });
   for (const Buffer& buffer : buffers_) load_buffer(buffer);
   if (!with_states()) return;
   for (const checkpoint::Match& match : comparison_.matches)
@@ -412,7 +403,7 @@ at::Tensor CheckpointLoader::blob(const std::string& name) const {
 }
 
 bool CheckpointLoader::has_blob(int rank, const std::string& name) const {
-  return checkpoint_.manifest().rank_file(rank).datasets.find(checkpoint::blob_dataset(name)) != nullptr;
+  return checkpoint_.elements().find(TensorId::blob(rank, name)).has_value();
 }
 
 std::vector<at::Tensor> CheckpointLoader::whole_states() const {
@@ -449,13 +440,14 @@ at::Tensor CheckpointLoader::states_of_owned(const checkpoint::ForeignCheckpoint
 }
 
 at::Tensor CheckpointLoader::blob_of(int rank, const std::string& name) const {
-  if (rank >= checkpoint_.manifest().world_size()) return {};
-  const DatasetRecord* dataset =
-      checkpoint_.manifest().rank_file(rank).datasets.find(checkpoint::blob_dataset(name));
-  if (dataset == nullptr) return {};
-  const at::Tensor bytes = at::empty({dataset->bytes}, at::kByte);
-  checkpoint_.read(rank, *dataset, 0, bytes_of(bytes));
-  return bytes;
+  return has_blob(rank, name) ? read_whole(TensorId::blob(rank, name)) : at::Tensor();
+}
+
+at::Tensor CheckpointLoader::read_whole(const TensorId& id) const {
+  const checkpoint::StoredTensor stored = checkpoint_.elements().find(id).value();
+  const at::Tensor read = at::empty(stored.shape, to_torch(stored.type));
+  checkpoint_.elements().read(id, 0, bytes_of(read));
+  return read;
 }
 
 }  // namespace tessera

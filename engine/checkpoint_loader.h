@@ -3,11 +3,11 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/util/accumulate.h>
 
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -73,14 +73,10 @@ class CheckpointLoader {
  private:
   struct Buffer {
     std::string name;
-    at::Tensor tensor;                                   ///< the module's; undefined: it has none
-    const checkpoint::DatasetRecord* dataset = nullptr;  ///< null: the buffer is taken from the module
-    std::vector<int64_t> shape = {};                     ///< of what is read, with the dataset's type
-    int64_t begin = 0;                                   ///< where it begins in the dataset, in bytes
-    bool keep_dtype = true;                              ///< false: it gets shape and dtype of the checkpoint
-    bool to_none = false;                                ///< with dataset null: the name stays
-
-    int64_t bytes() const { return c10::multiply_integers(shape) * size_bytes(dataset->type); }
+    at::Tensor tensor;                          ///< the module's; undefined: it has none
+    std::optional<checkpoint::TensorId> saved;  ///< nullopt: the buffer is taken from the module
+    bool keep_dtype = true;                     ///< false: it gets shape and dtype of the checkpoint
+    bool to_none = false;                       ///< with nothing saved: the name stays
   };
   std::string advice(const char* otherwise) const;
   void compare_parameters();
@@ -102,12 +98,14 @@ class CheckpointLoader {
   void match_extra_state(std::vector<std::string>& problems);
   void load_buffer(const Buffer& buffer) const;
   at::Tensor blob_of(int rank, const std::string& name) const;
-  /// Calls `visit(piece, kind, dataset)` for every slice to read: kind 0 is weights, kind i + 1 the i-th
-  /// optimizer state. In the order of the files, so that a block that holds slices of many units and kinds is
-  /// read once.
+  at::Tensor read_whole(const checkpoint::TensorId& id) const;
+  /// Calls `visit(pieces, kind)` for all that is to be read: pieces of one unit, kind 0 is weights, kind i +
+  /// 1 the i-th optimizer state. In the order of the files, so that a block that holds parts of many
+  /// parameters and kinds is read once.
   template <class Visit>
   void for_each_read(const Visit& visit) const;
-  void load_piece(const checkpoint::Piece& piece, int kind, const checkpoint::DatasetRecord& dataset) const;
+  checkpoint::TensorId id_of(const checkpoint::Piece& piece, int kind) const;
+  void load_pieces(std::span<const checkpoint::Piece> pieces, int kind) const;
 
   checkpoint::Checkpoint checkpoint_;
   zero::ShardedModel& model_;

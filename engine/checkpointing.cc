@@ -309,7 +309,7 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
           loaded.other_values.push_back(str("param group ", saved, ": ", line));
     }
   }
-  loaded.bytes_read = loader->checkpoint().bytes_read();
+  loaded.bytes_read = loader->checkpoint().elements().bytes_read();
   return loaded;
 }
 

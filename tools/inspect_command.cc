@@ -9,7 +9,6 @@
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/files/catalog.h"
 #include "checkpoint/read/reader.h"
-#include "checkpoint/read/verify.h"
 #include "core/log.h"
 #include "core/str.h"
 #include "core/utf8.h"
@@ -136,7 +135,7 @@ int inspect(const InspectFlags& flags, const std::filesystem::path& directory, c
   const Checkpoint saved =
       flags.verify ? Checkpoint::open_damaged(directory, tag) : Checkpoint::open(directory, tag);
   std::optional<checkpoint::VerifyReport> report;
-  if (flags.verify) report = checkpoint::verify(saved);
+  if (flags.verify) report = saved.elements().verify({});
   const bool ok = !report || report->ok();
   if (!ok && !std::filesystem::exists(saved.path()))  // on NFS what is open may go as well
     throw CheckpointError(str(saved.path().string(), ": was removed while it was read"));

@@ -25,17 +25,17 @@ struct Model {
 Model model_of(const Checkpoint& checkpoint, DType dtype) {
   const Manifest& manifest = checkpoint.manifest();
   Model model;
-  const auto add = [&](const std::string& name, const std::vector<int64_t>& shape, StoredTensor saved,
-                       const std::vector<std::string>& aliases) {
-    const DType type = output_type(saved.type, dtype);
-    if (saved.type == DType::kFloat64 && type == DType::kFloat32) model.rounded.push_back(name);
-    model.tensors.push_back({name, shape, type, aliases});
-    model.streamed.push_back({std::move(saved), type});
+  const auto add = [&](const std::string& name, const TensorId& id, const std::vector<std::string>& aliases) {
+    StreamedTensor tensor = streamed(checkpoint.elements(), id);
+    tensor.type = output_type(tensor.saved.type, dtype);
+    if (tensor.saved.type == DType::kFloat64 && tensor.type == DType::kFloat32) model.rounded.push_back(name);
+    model.tensors.push_back({name, tensor.saved.shape, tensor.type, aliases});
+    model.streamed.push_back(std::move(tensor));
   };
-  for (const SavedParameter& parameter : manifest.layout.parameters)
-    add(parameter.name, parameter.shape, saved_weights(manifest.layout, parameter), parameter.aliases);
-  for (const TensorRecord& record : manifest.tensors)
-    add(record.name, checkpoint.dataset(0, record.dataset).shape, saved_buffer(checkpoint, record), {});
+  const std::vector<SavedParameter>& parameters = manifest.layout.parameters;
+  for (size_t i = 0; i < parameters.size(); ++i)
+    add(parameters[i].name, TensorId::weights(static_cast<int>(i)), parameters[i].aliases);
+  for (size_t i = 0; i < manifest.tensors.size(); ++i) add(manifest.tensors[i].name, TensorId::buffer(i), {});
   return model;
 }
 
@@ -66,7 +66,7 @@ ConsolidateResult consolidate(const ConsolidateOptions& options) {
   }
   int64_t written = 0;
   const StreamResult streamed =
-      stream_tensors(checkpoint, model.streamed, [&](size_t, std::span<const std::byte> data) {
+      stream_tensors(checkpoint.elements(), model.streamed, [&](size_t, std::span<const std::byte> data) {
         writer->append(data);
         written += static_cast<int64_t>(data.size());
         if (options.progress) options.progress(written, writer->total_bytes());

@@ -84,10 +84,9 @@ void count_tensors(const Checkpoint& checkpoint, ConvertResult& result) {
     ++result.num_tensors;
     result.numel += parameter.numel();
   }
-  for (const TensorRecord& record : manifest.tensors) {
-    const DatasetRecord& dataset = checkpoint.dataset(0, record.dataset);
+  for (size_t i = 0; i < manifest.tensors.size(); ++i) {
     ++result.num_tensors;
-    result.numel += dataset.bytes / size_bytes(dataset.type);
+    result.numel += checkpoint.elements().find(TensorId::buffer(i))->numel();
   }
 }
 
@@ -110,12 +109,13 @@ void stream_into(const Conversion& conversion, const std::vector<StreamedTensor>
                  const std::function<std::string(size_t)>& name_of) {
   int64_t total = 0, done = 0;
   for (const StreamedTensor& tensor : tensors) total += tensor.bytes();
-  const StreamResult streamed =
-      stream_tensors(conversion.checkpoint, tensors, [&](size_t tensor, std::span<const std::byte> data) {
-        write(tensor, data);
-        done += static_cast<int64_t>(data.size());
-        if (conversion.options.progress) conversion.options.progress(done, total);
-      });
+  const StreamResult streamed = stream_tensors(conversion.checkpoint.elements(), tensors,
+                                               [&](size_t tensor, std::span<const std::byte> data) {
+                                                 write(tensor, data);
+                                                 done += static_cast<int64_t>(data.size());
+                                                 if (conversion.options.progress)
+                                                   conversion.options.progress(done, total);
+                                               });
   conversion.result.bytes = streamed.bytes;
   conversion.result.num_overflowed = streamed.num_overflowed;
   if (streamed.num_overflowed > 0) conversion.result.first_overflowed = name_of(streamed.first_overflowed);

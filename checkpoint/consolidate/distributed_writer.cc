@@ -148,10 +148,10 @@ class DistributedFile : public ArchiveSequence {
               "expected names that stay different"));
   }
 
-  void add_tensor(Path path, const std::vector<int64_t>& shape, StoredTensor saved, DType type,
-                  const std::vector<Path>& aliases = {}) {
-    const size_t item = add_item({.kind = Item::Kind::kTensor, .type = type, .shape = shape});
-    tensors_.push_back({std::move(saved), type});
+  void add_tensor(Path path, StreamedTensor tensor, const std::vector<Path>& aliases = {}) {
+    const size_t item =
+        add_item({.kind = Item::Kind::kTensor, .type = tensor.type, .shape = tensor.saved.shape});
+    tensors_.push_back(std::move(tensor));
     item_of_.push_back(item);
     add_entry(std::move(path), item);
     for (const Path& alias : aliases) add_entry(alias, item);
@@ -174,18 +174,19 @@ class DistributedFile : public ArchiveSequence {
 
   void list_model() {
     const Manifest& manifest = conversion_.checkpoint.manifest();
-    for (const SavedParameter& parameter : manifest.layout.parameters) {
-      StoredTensor saved = saved_weights(manifest.layout, parameter);
+    const auto add = [&](const std::string& name, const TensorId& id, const std::vector<Path>& aliases) {
+      StreamedTensor tensor = streamed(conversion_.checkpoint.elements(), id);
+      tensor.type = model_type(tensor.saved.type);
+      add_tensor({"model", name}, std::move(tensor), aliases);
+    };
+    for (size_t i = 0; i < manifest.layout.parameters.size(); ++i) {
+      const SavedParameter& parameter = manifest.layout.parameters[i];
       std::vector<Path> aliases;
       for (const std::string& alias : parameter.aliases) aliases.push_back({"model", alias});
-      const DType type = model_type(saved.type);
-      add_tensor({"model", parameter.name}, parameter.shape, std::move(saved), type, aliases);
+      add(parameter.name, TensorId::weights(static_cast<int>(i)), aliases);
     }
-    for (const TensorRecord& record : manifest.tensors) {
-      const DatasetRecord& dataset = conversion_.checkpoint.dataset(0, record.dataset);
-      add_tensor({"model", record.name}, dataset.shape, saved_buffer(conversion_.checkpoint, record),
-                 model_type(dataset.type));
-    }
+    for (size_t i = 0; i < manifest.tensors.size(); ++i)
+      add(manifest.tensors[i].name, TensorId::buffer(i), {});
   }
 
   void list_optimizer() {
@@ -199,8 +200,8 @@ class DistributedFile : public ArchiveSequence {
       for (const std::string& name : manifest.state_names) {
         if (!has_state(state.groups[static_cast<size_t>(parameter.group)], name)) continue;
         has_any = true;
-        add_tensor(path + name, parameter.shape, saved_state(manifest.layout, parameter, name),
-                   DType::kFloat32);
+        add_tensor(path + name,
+                   streamed(conversion_.checkpoint.elements(), TensorId::state(static_cast<int>(i), name)));
       }
       if (has_any && counts_steps(state.optimizer))
         add_entry(path + "step",

@@ -32,12 +32,9 @@ zero::Layout layout_of(const SavedLayout& saved) {
 /// Reads units of the new layout from the checkpoint of the old one. Both have the same parameters.
 class UnitReader {
  public:
-  UnitReader(const Checkpoint& checkpoint, const zero::Layout& layout,
+  UnitReader(const ElementSource& elements, const zero::Layout& layout,
              std::function<void(int64_t bytes)> progress)
-      : checkpoint_(checkpoint),
-        saved_(checkpoint.manifest().layout),
-        layout_(layout),
-        progress_(std::move(progress)) {}
+      : elements_(elements), layout_(layout), progress_(std::move(progress)) {}
 
   /// `state` empty: the weights.
   SourceBytes source(int unit, const std::string& state) const {
@@ -65,27 +62,15 @@ class UnitReader {
       if (range.begin * element >= end) break;
       const int64_t from = std::max(begin, range.begin * element), to = std::min(end, range.end * element);
       if (from < to)
-        copy(*next, state, from - range.begin * element,
-             destination.subspan(static_cast<size_t>(from - begin), static_cast<size_t>(to - from)));
+        elements_.read(
+            state.empty() ? TensorId::weights(*next) : TensorId::state(*next, state),
+            from / element - range.begin,
+            destination.subspan(static_cast<size_t>(from - begin), static_cast<size_t>(to - from)));
     }
     if (progress_) progress_(std::ssize(destination));
   }
 
-  void copy(int parameter, const std::string& state, int64_t begin, std::span<std::byte> destination) const {
-    const SavedParameter& saved = saved_.parameters[static_cast<size_t>(parameter)];
-    const StoredTensor tensor =
-        state.empty() ? saved_weights(saved_, saved) : saved_state(saved_, saved, state);
-    for (int64_t next = tensor.begin + begin; !destination.empty();) {
-      const SavedRange range = tensor.range(checkpoint_, next, std::ssize(destination));
-      checkpoint_.read(range.rank, *range.dataset, range.begin,
-                       destination.first(static_cast<size_t>(range.bytes)));
-      destination = destination.subspan(static_cast<size_t>(range.bytes));
-      next += range.bytes;
-    }
-  }
-
-  const Checkpoint& checkpoint_;
-  const SavedLayout& saved_;
+  const ElementSource& elements_;
   const zero::Layout& layout_;
   std::function<void(int64_t)> progress_;
 };
@@ -111,7 +96,7 @@ void write_tessera(const Conversion& conversion) {
     total += unit.numel * (unit.trainable ? size_bytes(DType::kFloat32) *
                                                 (1 + static_cast<int64_t>(manifest.state_names.size()))
                                           : size_bytes(unit.dtype));
-  const UnitReader reader(checkpoint, layout, [&](int64_t bytes) {
+  const UnitReader reader(checkpoint.elements(), layout, [&](int64_t bytes) {
     conversion.result.bytes += bytes;
     if (conversion.options.progress) conversion.options.progress(conversion.result.bytes, total);
   });
@@ -130,14 +115,17 @@ void write_tessera(const Conversion& conversion) {
     request.units.push_back(std::move(data));
   }
   std::list<std::vector<std::byte>> bytes;  // of buffers and blobs
-  for (const TensorRecord& record : manifest.tensors) {
-    const DatasetRecord& dataset = checkpoint.dataset(0, record.dataset);
-    request.tensors.push_back(
-        {record.name, dataset.type, dataset.shape, bytes.emplace_back(checkpoint.read_all(0, dataset))});
+  const ElementSource& elements = checkpoint.elements();
+  for (size_t i = 0; i < manifest.tensors.size(); ++i) {
+    const StoredTensor stored = elements.find(TensorId::buffer(i)).value();
+    request.tensors.push_back({manifest.tensors[i].name, stored.type, stored.shape,
+                               bytes.emplace_back(elements.read_all(TensorId::buffer(i)))});
   }
   for (const DatasetRecord& dataset : manifest.rank_file(0).datasets)
-    if (is_blob_dataset(dataset.name))
-      request.blobs.push_back({blob_name(dataset.name), bytes.emplace_back(checkpoint.read_all(0, dataset))});
+    if (is_blob_dataset(dataset.name)) {
+      const std::string name = blob_name(dataset.name);
+      request.blobs.push_back({name, bytes.emplace_back(elements.read_all(TensorId::blob(0, name)))});
+    }
   if (manifest.world_size() > 1)
     conversion.result.notes.push_back("random numbers and the extra state of modules are rank 0's");
   const SaveResult saved =

@@ -5,30 +5,25 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
-#include "checkpoint/read/batch_reader.h"
-#include "checkpoint/read/reader.h"
+#include "checkpoint/read/element_source.h"
 #include "core/dtype.h"
 
 namespace tessera::checkpoint {
 
 struct StreamedTensor {
+  TensorId id;
   StoredTensor saved;
   DType type = DType::kFloat32;  ///< as written: floating-point tensors are converted
-  /// Elements of the saved type.
-  int64_t numel() const { return (saved.end - saved.begin) / size_bytes(saved.type); }
   /// As written.
-  int64_t bytes() const { return numel() * size_bytes(type); }
+  int64_t bytes() const { return saved.numel() * size_bytes(type); }
 };
 
-/// What is read of a parameter: its weights, an optimizer state (of a trainable one); of a buffer.
-StoredTensor saved_weights(const SavedLayout& layout, const SavedParameter& parameter);
-StoredTensor saved_state(const SavedLayout& layout, const SavedParameter& parameter,
-                         const std::string& state);
-StoredTensor saved_buffer(const Checkpoint& checkpoint, const TensorRecord& record);
+/// The tensor of this id, which must be there, as `type`; nullopt: as saved.
+StreamedTensor streamed(const ElementSource& elements, TensorId id, std::optional<DType> type = std::nullopt);
 
 struct StreamResult {
   int64_t bytes = 0;            ///< written
@@ -38,7 +33,7 @@ struct StreamResult {
 
 /// Calls `write` with the bytes of the tensors in their order, in pieces; not for a tensor without elements.
 /// Every block read is verified. Throws CheckpointError, and what `write` throws.
-StreamResult stream_tensors(const Checkpoint& checkpoint, const std::vector<StreamedTensor>& tensors,
+StreamResult stream_tensors(const ElementSource& elements, const std::vector<StreamedTensor>& tensors,
                             const std::function<void(size_t tensor, std::span<const std::byte>)>& write);
 
 }  // namespace tessera::checkpoint

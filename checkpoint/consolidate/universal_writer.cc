@@ -136,6 +136,7 @@ class UniversalFiles : public ArchiveSequence {
   };
 
   const SavedLayout& layout() const { return manifest_.layout; }
+  const ElementSource& elements() const { return conversion_.checkpoint.elements(); }
 
   void stream(const std::string& name, StreamedTensor tensor) {
     tensors_.push_back(std::move(tensor));
@@ -143,36 +144,38 @@ class UniversalFiles : public ArchiveSequence {
   }
 
   void list_parameters() {
-    for (const SavedParameter& parameter : layout().parameters) {
+    for (int i = 0; i < static_cast<int>(layout().parameters.size()); ++i) {
+      const SavedParameter& parameter = layout().parameters[static_cast<size_t>(i)];
       if (!layout().is_trainable(parameter)) continue;
       check_name(parameter.name);
       const std::string folder = "zero/" + parameter.name;
       folders_.insert(folder_ / folder);
       files_.push_back({.path = folder + "/fp32.pt", .shape = &parameter.shape});
-      stream(parameter.name, {saved_weights(layout(), parameter), DType::kFloat32});
+      stream(parameter.name, streamed(elements(), TensorId::weights(i), DType::kFloat32));
       for (const std::string& name : manifest_.state_names) {
         if (!has_state(state_.groups[static_cast<size_t>(parameter.group)], name)) continue;
         files_.push_back({.path = str(folder, "/", name, ".pt"), .shape = &parameter.shape});
-        stream(str(parameter.name, ": ", name), {saved_state(layout(), parameter, name), DType::kFloat32});
+        stream(str(parameter.name, ": ", name), streamed(elements(), TensorId::state(i, name)));
       }
       files_.push_back({.path = folder + "/step.pt"});
     }
   }
 
   void list_module() {
-    for (const SavedParameter& parameter : layout().parameters) {
+    for (int i = 0; i < static_cast<int>(layout().parameters.size()); ++i) {
+      const SavedParameter& parameter = layout().parameters[static_cast<size_t>(i)];
       const DType type = layout().units[static_cast<size_t>(parameter.unit)].dtype;
       module_.push_back({.name = parameter.name,
                          .shape = parameter.shape,
-                         .streamed = {saved_weights(layout(), parameter), type},
+                         .streamed = streamed(elements(), TensorId::weights(i), type),
                          .aliases = parameter.aliases,
                          .is_trainable = layout().is_trainable(parameter)});
     }
-    for (const TensorRecord& record : manifest_.tensors) {
-      const DatasetRecord& dataset = conversion_.checkpoint.dataset(0, record.dataset);
-      module_.push_back({.name = record.name,
-                         .shape = dataset.shape,
-                         .streamed = {saved_buffer(conversion_.checkpoint, record), dataset.type},
+    for (size_t i = 0; i < manifest_.tensors.size(); ++i) {
+      StreamedTensor buffer = streamed(elements(), TensorId::buffer(i));
+      module_.push_back({.name = manifest_.tensors[i].name,
+                         .shape = buffer.saved.shape,
+                         .streamed = std::move(buffer),
                          .aliases = {},
                          .is_buffer = true});
     }

@@ -23,6 +23,14 @@ int64_t SavedParameter::numel() const {
   return product;
 }
 
+SavedPlace SavedLayout::place(int parameter, int64_t first) const {
+  const SavedParameter& one = parameters[static_cast<size_t>(parameter)];
+  const int64_t shard = shard_numel(one.unit), element = one.offset + first;
+  const auto rank = static_cast<int>(element / shard);
+  const int64_t end = std::min(one.range().end, (rank + int64_t{1}) * shard);
+  return {rank, element - rank * shard, end - element};
+}
+
 SavedLayout saved_layout(const zero::Layout& layout, bool with_frozen) {
   SavedLayout saved{.world_size = layout.world_size(), .units = {}, .parameters = {}};
   std::vector<int> number_of;  // by unit of the layout; -1: left out

@@ -33,6 +33,13 @@ struct SavedParameter {
   bool operator==(const SavedParameter&) const = default;
 };
 
+/// Where elements of a parameter are: in its unit's weights and in each of its states alike.
+struct SavedPlace {
+  int rank = 0;
+  int64_t begin = 0;  ///< element of the rank's slice of the unit
+  int64_t numel = 0;  ///< elements of the parameter from there on that this rank has
+};
+
 struct SavedLayout {
   int world_size = 1;
   std::vector<SavedUnit> units;
@@ -43,6 +50,8 @@ struct SavedLayout {
     return units[static_cast<size_t>(parameter.unit)].trainable;
   }
   int64_t shard_numel(int unit) const { return units[unit].numel / world_size; }
+  /// Where element `first` of the parameter of this index is, which it must have.
+  SavedPlace place(int parameter, int64_t first) const;
   /// Type of the weights in the files: fp32 masters of trainable units, the compute dtype of frozen ones.
   DType weights_type(int unit) const { return units[unit].trainable ? DType::kFloat32 : units[unit].dtype; }
   bool operator==(const SavedLayout&) const = default;

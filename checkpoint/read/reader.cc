@@ -3,18 +3,12 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <array>
-#include <cstring>
-#include <mutex>
-#include <optional>
-#include <string_view>
 
-#include "checkpoint/block_hashes.h"
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/files/catalog.h"
 #include "checkpoint/manifest/names.h"
-#include "checkpoint/read/foreign_view.h"
-#include "core/check.h"
+#include "checkpoint/read/foreign_source.h"
+#include "checkpoint/read/hashed_files.h"
 #include "core/error.h"
 #include "core/str.h"
 
@@ -26,15 +20,6 @@ namespace fs = std::filesystem;
 std::string tags_there_are(const fs::path& directory) {
   const std::vector<std::string> tags = list_checkpoints(directory);
   return tags.empty() ? "it has no checkpoints" : "it has " + join(tags, ", ");
-}
-
-int64_t block_bytes(const FileRecord& file, int64_t block) {
-  return std::min(kBlockBytes, file.bytes - block * kBlockBytes);
-}
-
-std::string describe_block(const FileRecord& file, int64_t block) {
-  const int64_t begin = block * kBlockBytes;
-  return str("block ", block, " (bytes ", begin, " to ", begin + block_bytes(file, block), ")");
 }
 
 /// nullopt: it is not there.
@@ -209,211 +194,54 @@ void read_latest_checkpoint(const fs::path& directory, const std::string& tag,
   }
 }
 
-struct Checkpoint::Impl {
-  /// A recently read block, for ranges that begin or end within it. There are several, because datasets are
-  /// often read alternately.
-  struct CachedBlock {
-    int rank = -1;
-    int64_t block = -1;
-    uint64_t used = 0;
-    std::vector<std::byte> bytes;
-  };
-
-  fs::path path;
-  std::optional<ForeignView> foreign;
-  Manifest manifest;
-  std::atomic<int64_t> bytes_read = 0;
-
-  std::mutex files_mutex;
-  std::vector<std::optional<InputFile>> files;  // as in the manifest; opened before they are read, or then
-
-  std::mutex checked_mutex;
-  std::vector<std::vector<bool>> checked;  // by rank and block
-  std::vector<std::byte> scratch;
-
-  std::mutex cache_mutex;
-  std::array<CachedBlock, 4> cache;
-  uint64_t clock = 0;
-
-  const InputFile& file(int index) {
-    const std::lock_guard lock(files_mutex);
-    if (!files[index]) files[index].emplace(path / manifest.files[index].name);
-    return *files[index];
-  }
-
-  /// Fills `into`, which has the block's length, and verifies it.
-  void read_block(int rank, const DatasetRecord& dataset, int64_t block, std::span<std::byte> into) {
-    const FileRecord& record = manifest.rank_file(rank);
-    const InputFile& input = file(rank);
-    input.read_at(block * kBlockBytes, into);
-    bytes_read += static_cast<int64_t>(into.size());
-    const uint64_t expected = record.block_hashes[block], found = hash_block(into);
-    if (found != expected)
-      throw CheckpointError(str(input.path().string(), ": ", describe_block(record, block), ", dataset ",
-                                dataset.name, ", is damaged: found hash ", hashes_to_hex({&found, 1}),
-                                "; expected ", hashes_to_hex({&expected, 1})));
-  }
-
-  /// Copies a part of a block, through the cache.
-  void copy_from_block(int rank, const DatasetRecord& dataset, int64_t block, int64_t skip,
-                       std::span<std::byte> into) {
-    const std::lock_guard lock(cache_mutex);
-    auto cached = std::find_if(cache.begin(), cache.end(), [&](const CachedBlock& one) {
-      return one.rank == rank && one.block == block;
-    });
-    if (cached == cache.end()) {
-      cached = std::min_element(cache.begin(), cache.end(),
-                                [](const auto& a, const auto& b) { return a.used < b.used; });
-      cached->rank = -1;  // invalid if reading throws
-      cached->bytes.resize(static_cast<size_t>(block_bytes(manifest.rank_file(rank), block)));
-      read_block(rank, dataset, block, cached->bytes);
-      cached->rank = rank;
-      cached->block = block;
-    }
-    cached->used = ++clock;
-    std::memcpy(into.data(), cached->bytes.data() + skip, into.size());
-  }
-};
-
-Checkpoint::Checkpoint(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
-Checkpoint::~Checkpoint() = default;
+namespace {
+constexpr int kMostOpen = 500;  // the others are opened when they are read
+}
 
 std::optional<Checkpoint> Checkpoint::open_another_programs(const fs::path& directory, const std::string& tag,
                                                             const ParameterOrder& order) {
   std::optional<ForeignCheckpoint> source = another_programs(directory, tag, order);
   if (!source) return std::nullopt;
-  auto impl = std::make_unique<Impl>();
-  impl->path = source->path;
-  impl->foreign.emplace(std::move(*source));
-  impl->manifest = impl->foreign->manifest();
-  impl->files.resize(1);
-  impl->checked.resize(1);
-  return Checkpoint(std::move(impl));
+  Checkpoint opened;
+  opened.path_ = source->path;
+  opened.manifest_ = std::make_shared<const Manifest>(manifest_of(*source));
+  auto elements = std::make_unique<const ForeignSource>(*std::move(source), opened.manifest_);
+  opened.foreign_ = &elements->source();
+  opened.elements_ = std::move(elements);
+  return opened;
+}
+
+Checkpoint Checkpoint::open_ours(const fs::path& directory, const std::string& tag, int num_open,
+                                 bool sizes) {
+  Checkpoint opened;
+  opened.path_ = find_checkpoint(directory, tag);
+  const std::optional<FolderIdentity> before = folder_identity(opened.path_);
+  opened.manifest_ = std::make_shared<const Manifest>(read_manifest(opened.path_));
+  auto files = std::make_unique<const HashedFiles>(opened.path_, opened.manifest_);
+  files->open(num_open);
+  if (num_open > 0 && folder_identity(opened.path_) != before)
+    throw CheckpointError(str(opened.path_.string(), ": was removed or replaced while it was opened"));
+  if (sizes) files->check_sizes();
+  opened.elements_ = std::move(files);
+  return opened;
 }
 
 Checkpoint Checkpoint::open(const fs::path& directory, const std::string& tag, const ParameterOrder& order) {
   if (auto opened = open_another_programs(directory, tag, order)) return *std::move(opened);
-  Checkpoint opened = open_all(directory, tag);
-  for (int rank = 0; rank < opened.manifest().world_size(); ++rank) {
-    const FileRecord& file = opened.manifest().rank_file(rank);
-    const fs::path path = opened.path() / file.name;
-    const std::optional<InputFile>& held = opened.impl_->files[rank];
-    std::error_code error;
-    const uintmax_t bytes = held ? static_cast<uintmax_t>(held->bytes()) : fs::file_size(path, error);
-    if (error) throw CheckpointError(str(path.string(), ": cannot be read: ", error.message()));
-    if (bytes != static_cast<uintmax_t>(file.bytes))
-      throw CheckpointError(
-          str(path.string(), ": found ", bytes, " bytes; expected ", file.bytes, ", as saved"));
-  }
-  return opened;
+  return open_ours(directory, tag, kMostOpen, /*sizes=*/true);
 }
 
 Checkpoint Checkpoint::open_damaged(const fs::path& directory, const std::string& tag) {
   if (auto opened = open_another_programs(directory, tag, {})) return *std::move(opened);
-  return open_all(directory, tag);
-}
-
-Checkpoint Checkpoint::open_all(const fs::path& directory, const std::string& tag) {
-  constexpr int kMostOpen = 500;  // the others are opened when they are read
-  const fs::path path = find_checkpoint(directory, tag);
-  const std::optional<FolderIdentity> before = folder_identity(path);
-  Checkpoint opened = open_part(directory, path.filename().string());
-  const auto count = std::min<int>(kMostOpen, static_cast<int>(opened.manifest().files.size()));
-  for (int index = 0; index < count; ++index) try {
-      opened.impl_->file(index);
-    } catch (const DiskError&) {
-      // Whoever reads it finds out.
-    }
-  if (folder_identity(path) != before)
-    throw CheckpointError(str(path.string(), ": was removed or replaced while it was opened"));
-  return opened;
+  return open_ours(directory, tag, kMostOpen, /*sizes=*/false);
 }
 
 Checkpoint Checkpoint::open_part(const fs::path& directory, const std::string& tag) {
-  auto impl = std::make_unique<Impl>();
-  impl->path = find_checkpoint(directory, tag);
-  impl->manifest = read_manifest(impl->path);
-  impl->files.resize(impl->manifest.files.size());
-  impl->checked.resize(impl->manifest.world_size());
-  return Checkpoint(std::move(impl));
+  return open_ours(directory, tag, /*num_open=*/0, /*sizes=*/false);
 }
 
-const InputFile& Checkpoint::file(int index) const { return impl_->file(index); }
-const ForeignCheckpoint* Checkpoint::foreign() const {
-  return impl_->foreign ? &impl_->foreign->source() : nullptr;
-}
-const Manifest& Checkpoint::manifest() const { return impl_->manifest; }
-const fs::path& Checkpoint::path() const { return impl_->path; }
-int64_t Checkpoint::bytes_read() const { return impl_->bytes_read; }
-
-const DatasetRecord& Checkpoint::dataset(int rank, const std::string& name) const {
-  const FileRecord& file = impl_->manifest.rank_file(rank);
-  const DatasetRecord* const found = file.datasets.find(name);
-  if (found == nullptr)
-    throw CheckpointError(str((impl_->path / file.name).string(), ": has no dataset ", name));
-  return *found;
-}
-
-void Checkpoint::read(int rank, const DatasetRecord& dataset, int64_t begin,
-                      std::span<std::byte> destination) const {
-  const FileRecord& file = impl_->manifest.rank_file(rank);
-  TESSERA_CHECK(begin >= 0 && static_cast<int64_t>(destination.size()) <= dataset.bytes - begin,
-                dataset.name);
-  if (impl_->foreign) {
-    impl_->bytes_read += static_cast<int64_t>(destination.size());
-    return impl_->foreign->read(dataset, begin, destination);
-  }
-  try {
-    for (int64_t next = dataset.offset + begin; !destination.empty();) {
-      const int64_t block = next / kBlockBytes, skip = next % kBlockBytes,
-                    in_block = block_bytes(file, block);
-      const auto part =
-          destination.first(static_cast<size_t>(std::min<int64_t>(in_block - skip, destination.size())));
-      if (static_cast<int64_t>(part.size()) == in_block)
-        impl_->read_block(rank, dataset, block, part);
-      else
-        impl_->copy_from_block(rank, dataset, block, skip, part);
-      next += static_cast<int64_t>(part.size());
-      destination = destination.subspan(part.size());
-    }
-  } catch (const DiskError& error) {
-    throw CheckpointError(error.what());
-  }
-}
-
-void Checkpoint::check(int rank, const DatasetRecord& dataset, int64_t begin, int64_t bytes) const {
-  const FileRecord& file = impl_->manifest.rank_file(rank);
-  TESSERA_CHECK(begin >= 0 && bytes <= dataset.bytes - begin, dataset.name);
-  if (bytes == 0) return;
-  const std::lock_guard lock(impl_->checked_mutex);
-  if (impl_->foreign) {  // it has no hashes: what can be read is right
-    for (int64_t at = 0; at < bytes; at += kBlockBytes) {
-      impl_->scratch.resize(static_cast<size_t>(std::min(kBlockBytes, bytes - at)));
-      read(rank, dataset, begin + at, impl_->scratch);
-    }
-    return;
-  }
-  std::vector<bool>& checked = impl_->checked[rank];
-  checked.resize(file.block_hashes.size());
-  const int64_t first = (dataset.offset + begin) / kBlockBytes,
-                last = (dataset.offset + begin + bytes - 1) / kBlockBytes;
-  try {
-    for (int64_t block = first; block <= last; ++block) {
-      if (checked[block]) continue;
-      impl_->scratch.resize(static_cast<size_t>(block_bytes(file, block)));
-      impl_->read_block(rank, dataset, block, impl_->scratch);
-      checked[block] = true;
-    }
-  } catch (const DiskError& error) {
-    throw CheckpointError(error.what());
-  }
-}
-
-std::vector<std::byte> Checkpoint::read_all(int rank, const DatasetRecord& dataset) const {
-  std::vector<std::byte> bytes(static_cast<size_t>(dataset.bytes));
-  read(rank, dataset, 0, bytes);
-  return bytes;
+VerifyReport verify(const fs::path& directory, const std::string& tag, const VerifyProgress& progress) {
+  return Checkpoint::open_damaged(directory, tag).elements().verify(progress);
 }
 
 }  // namespace tessera::checkpoint

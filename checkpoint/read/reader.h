@@ -1,4 +1,4 @@
-// Checkpoint: reads and verifies a checkpoint's data. Needs no HDF5: the manifest has all offsets.
+// Checkpoint: a checkpoint of Tessera's or of another program's, opened.
 //
 // A run removes its old checkpoints, and whoever reads one may not be allowed to lock it. So a reader opens
 // all files first: what is open stays readable when it is removed. A reader that comes too late, or whose
@@ -8,21 +8,16 @@
 
 #include <sys/types.h>
 
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "checkpoint/foreign/foreign_checkpoint.h"
 #include "checkpoint/manifest/manifest.h"
-#include "core/files/disk.h"
+#include "checkpoint/read/element_source.h"
 
 namespace tessera::checkpoint {
 
@@ -76,7 +71,7 @@ void read_latest_checkpoint(const std::filesystem::path& directory, const std::s
                             const std::function<void(const std::string& line)>& say,
                             const std::function<void(const std::string& tag)>& read);
 
-/// Reads and verifies a checkpoint's data. Owns the manifest and the open files. Logically immutable;
+/// Says what a checkpoint has, and reads it. Owns the manifest and the open files. Logically immutable;
 /// thread-safe.
 class Checkpoint {
  public:
@@ -86,43 +81,33 @@ class Checkpoint {
   /// manifest of one rank. `order`: see read_foreign(). Throws CheckpointError.
   static Checkpoint open(const std::filesystem::path& directory, const std::string& tag = "",
                          const ParameterOrder& order = {});
-  /// The same without the check, for verify().
+  /// The same without the check, for ElementSource::verify().
   static Checkpoint open_damaged(const std::filesystem::path& directory, const std::string& tag = "");
   /// Reads the manifest: files are opened when they are read, and may come until then.
   static Checkpoint open_part(const std::filesystem::path& directory, const std::string& tag);
-  Checkpoint(Checkpoint&&) noexcept;
-  ~Checkpoint();
 
-  const Manifest& manifest() const;
-  const std::filesystem::path& path() const;  ///< DIR/TAG
+  const Manifest& manifest() const { return *manifest_; }
+  const std::filesystem::path& path() const { return path_; }  ///< DIR/TAG
+  const ElementSource& elements() const { return *elements_; }
   /// What another program has saved; null: it is Tessera's. Then there is one rank, without hashes.
-  const ForeignCheckpoint* foreign() const;
-
-  /// Fills `destination` from byte `begin` of a dataset in the file of `rank`. Every block touched is
-  /// read whole and verified. Throws CheckpointError naming file, block and dataset; `destination` is then
-  /// undefined. Reading ranges in file order reads each block once.
-  void read(int rank, const DatasetRecord& dataset, int64_t begin, std::span<std::byte> destination) const;
-  /// Reads and verifies the blocks that read() would read, each once in the lifetime of this object,
-  /// and discards the data. Throws as read() does.
-  void check(int rank, const DatasetRecord& dataset, int64_t begin, int64_t bytes) const;
-  /// A whole tensor's or blob's bytes.
-  std::vector<std::byte> read_all(int rank, const DatasetRecord& dataset) const;
-  /// The dataset of that name; throws CheckpointError when the file has none.
-  const DatasetRecord& dataset(int rank, const std::string& name) const;
-
-  /// The file of this index of the manifest. Throws DiskError.
-  const InputFile& file(int index) const;
-
-  /// Bytes read from files since open(), without the manifest.
-  int64_t bytes_read() const;
+  const ForeignCheckpoint* foreign() const { return foreign_; }
 
  private:
-  struct Impl;
-  explicit Checkpoint(std::unique_ptr<Impl> impl);
+  Checkpoint() = default;
   static std::optional<Checkpoint> open_another_programs(const std::filesystem::path& directory,
                                                          const std::string& tag, const ParameterOrder& order);
-  static Checkpoint open_all(const std::filesystem::path& directory, const std::string& tag);
-  std::unique_ptr<Impl> impl_;
+  /// `num_open`: files that are opened now. `sizes`: they are checked.
+  static Checkpoint open_ours(const std::filesystem::path& directory, const std::string& tag, int num_open,
+                              bool sizes);
+
+  std::filesystem::path path_;
+  std::shared_ptr<const Manifest> manifest_;
+  std::unique_ptr<const ElementSource> elements_;
+  const ForeignCheckpoint* foreign_ = nullptr;  // of elements_
 };
+
+/// Verifies all of DIR/TAG. Throws CheckpointError when the manifest is missing or invalid.
+VerifyReport verify(const std::filesystem::path& directory, const std::string& tag,
+                    const VerifyProgress& progress = {});
 
 }  // namespace tessera::checkpoint

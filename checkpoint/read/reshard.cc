@@ -12,8 +12,6 @@ namespace {
 
 using zero::Range;
 
-constexpr int64_t kAlignmentBytes = 64;  // of each parameter, saved and current
-
 /// "2 parameters that …: a, b".
 void describe_list(const std::vector<std::string>& names, const char* what, std::string& text) {
   if (names.empty()) return;
@@ -22,30 +20,6 @@ void describe_list(const std::vector<std::string>& names, const char* what, std:
       names.begin(), names.begin() + static_cast<std::ptrdiff_t>(std::min(names.size(), kShown)));
   text += str(text.empty() ? "" : "; ", names.size(), " ", what, ": ", join(shown, ", "));
   if (names.size() > kShown) text += str(" and ", names.size() - kShown, " more");
-}
-
-/// Whether a gap between two pieces is too small to contain a parameter.
-bool is_padding(int64_t numel, int64_t element_bytes) {
-  return numel >= 0 && numel * element_bytes < kAlignmentBytes;
-}
-
-/// Appends the pieces of one parameter that a rank needs.
-void add_pieces(const SavedLayout& saved, const SavedParameter& from, const zero::UnitSlice& to, Range wanted,
-                std::vector<Piece>& pieces) {
-  const Range current = intersect(to.range(), wanted);
-  const int64_t shift = from.offset - to.offset;  // from the current unit's elements to the saved one's
-  const int64_t shard_numel = saved.shard_numel(from.unit);
-  for (int64_t next = current.begin; next < current.end;) {
-    const int64_t file = (next + shift) / shard_numel;
-    const int64_t end = std::min(current.end, (file + 1) * shard_numel - shift);
-    pieces.push_back({.file = static_cast<int>(file),
-                      .saved_unit = from.unit,
-                      .saved_begin = next + shift - file * shard_numel,
-                      .numel = end - next,
-                      .unit = to.unit,
-                      .begin = next});
-    next = end;
-  }
 }
 
 }  // namespace
@@ -94,32 +68,32 @@ Comparison compare(const SavedLayout& saved, const zero::Layout& current) {
 std::vector<Piece> plan_reads(const SavedLayout& saved, const zero::Layout& current,
                               const std::vector<Match>& matches, const std::vector<Range>& wanted) {
   TESSERA_CHECK(static_cast<int>(wanted.size()) == current.num_units());
-  std::vector<Piece> pieces;
+  struct Placed {
+    int saved_unit;
+    int64_t saved_begin;
+    Piece piece;
+  };
+  std::vector<Placed> placed;
   for (const Match& match : matches) {
     const zero::UnitSlice& slice = current.slice(match.current);
-    add_pieces(saved, saved.parameters[match.saved], slice, wanted[slice.unit], pieces);
-  }
-  std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
-    return std::tie(a.file, a.saved_unit, a.saved_begin, a.unit, a.begin) <
-           std::tie(b.file, b.saved_unit, b.saved_begin, b.unit, b.begin);
-  });
-  std::vector<Piece> joined;
-  for (const Piece& piece : pieces) {
-    if (!joined.empty()) {
-      Piece& last = joined.back();
-      const int64_t gap = piece.begin - (last.begin + last.numel);
-      const int64_t saved_gap = piece.saved_begin - (last.saved_begin + last.numel);
-      const bool neighbours = piece.file == last.file && piece.saved_unit == last.saved_unit &&
-                              piece.unit == last.unit && gap == saved_gap;
-      if (neighbours && is_padding(gap, size_bytes(current.units()[piece.unit].dtype)) &&
-          is_padding(gap, size_bytes(saved.units[piece.saved_unit].dtype))) {
-        last.numel += gap + piece.numel;
-        continue;
-      }
+    const int saved_unit = saved.parameters[static_cast<size_t>(match.saved)].unit;
+    const Range range = intersect(slice.range(), wanted[slice.unit]);
+    for (int64_t next = range.begin; next < range.end;) {
+      const int64_t first = next - slice.offset;
+      const SavedPlace at = saved.place(match.saved, first);
+      const int64_t numel = std::min(range.end - next, at.numel);
+      placed.push_back({saved_unit, at.begin, {at.rank, match.saved, first, numel, slice.unit, next}});
+      next += numel;
     }
-    joined.push_back(piece);
   }
-  return joined;
+  std::sort(placed.begin(), placed.end(), [](const Placed& a, const Placed& b) {
+    return std::tie(a.piece.file, a.saved_unit, a.saved_begin, a.piece.unit, a.piece.begin) <
+           std::tie(b.piece.file, b.saved_unit, b.saved_begin, b.piece.unit, b.piece.begin);
+  });
+  std::vector<Piece> pieces;
+  pieces.reserve(placed.size());
+  for (const Placed& one : placed) pieces.push_back(one.piece);
+  return pieces;
 }
 
 }  // namespace tessera::checkpoint

@@ -2,9 +2,9 @@
 // Arithmetic only.
 //
 // A parameter is one range of elements in a saved unit and one in a current unit. The range a rank needs of a
-// current unit (its shard, or all of it) is intersected with the parameter's range, shifted to the saved
-// unit, and split at the saved shards' boundaries: these are the pieces to read. All datasets of a unit have
-// the same element positions, so one plan serves the weights and each optimizer state.
+// current unit (its shard, or all of it) is intersected with the parameter's range, and split at the saved
+// shards' boundaries: these are the pieces to read, by elements of the parameter. One plan serves the weights
+// and each optimizer state.
 #pragma once
 
 #include <cstdint>
@@ -41,21 +41,19 @@ struct Comparison {
 
 Comparison compare(const SavedLayout& saved, const zero::Layout& current);
 
-/// Consecutive elements to read.
+/// Consecutive elements of a parameter to read, of its weights and of each of its states alike.
 struct Piece {
-  int file = 0;             ///< rank whose file holds them
-  int saved_unit = 0;       ///< see weights_dataset() and state_dataset()
-  int64_t saved_begin = 0;  ///< element within that file's slice of the unit
+  int file = 0;       ///< rank whose file holds them
+  int parameter = 0;  ///< of the checkpoint
+  int64_t first = 0;  ///< element of the parameter
   int64_t numel = 0;
   int unit = 0;       ///< current unit
   int64_t begin = 0;  ///< element within the current unit (not within the shard)
   bool operator==(const Piece&) const = default;
 };
 
-/// The pieces that fill `wanted` (by current unit), ordered by file and position, with adjacent pieces
-/// merged (across the zero padding between parameters where both sides have the same). Elements of parameters
-/// without a match, and padding, are not covered. The saved type is saved.weights_type(piece.saved_unit);
-/// only pieces whose saved unit is trainable have optimizer state.
+/// The pieces that fill `wanted` (by current unit), ordered by file, saved unit and position. Elements of
+/// parameters without a match, and padding, are not covered.
 std::vector<Piece> plan_reads(const SavedLayout& saved, const zero::Layout& current,
                               const std::vector<Match>& matches, const std::vector<zero::Range>& wanted);
 

@@ -18,7 +18,6 @@
 #include "checkpoint/files/catalog.h"
 #include "checkpoint/files/shard_file.h"
 #include "checkpoint/read/reader.h"
-#include "checkpoint/read/verify.h"
 #include "comm/init/agreement.h"
 #include "comm/rendezvous/network.h"
 #include "core/error.h"

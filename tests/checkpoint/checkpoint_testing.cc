@@ -179,6 +179,7 @@ std::vector<zero::Range> wanted_units(const zero::Layout& layout) {
 std::string SampleModel::difference(const Checkpoint& checkpoint) const {
   const Manifest& manifest = checkpoint.manifest();
   const SavedLayout& saved = manifest.layout;
+  const ElementSource& elements = checkpoint.elements();
   if (manifest.state != state_) return "state differs: " + manifest.state.dump();
   if (manifest.state_names != state_names_) return "state names differ";
   const Comparison comparison = compare(saved, layout_);
@@ -191,15 +192,13 @@ std::string SampleModel::difference(const Checkpoint& checkpoint) const {
     for (const Bytes& state : states_[unit]) states.back().emplace_back(state.size());
   }
   for (const Piece& piece : plan_reads(saved, layout_, comparison.matches, wanted_units(layout_))) {
-    const auto read = [&](const std::string& name, Bytes& into) {
-      const DatasetRecord& dataset = checkpoint.dataset(piece.file, name);
-      const int64_t size = size_bytes(dataset.type);
-      checkpoint.read(piece.file, dataset, piece.saved_begin * size,
-                      std::span(into).subspan(piece.begin * size, piece.numel * size));
+    const auto read = [&](const TensorId& id, Bytes& into) {
+      const int64_t size = size_bytes(elements.find(id)->type);
+      elements.read(id, piece.first, std::span(into).subspan(piece.begin * size, piece.numel * size));
     };
-    read(weights_dataset(saved, piece.saved_unit), weights[piece.unit]);
+    read(TensorId::weights(piece.parameter), weights[piece.unit]);
     for (size_t i = 0; i < states[piece.unit].size(); ++i)
-      read(state_dataset(state_names_[i], piece.saved_unit), states[piece.unit][i]);
+      read(TensorId::state(piece.parameter, state_names_[i]), states[piece.unit][i]);
   }
   for (int unit = 0; unit < layout_.num_units(); ++unit) {
     if (weights[unit] != weights_[unit]) return "weights differ in " + layout_.describe(unit);
@@ -209,14 +208,14 @@ std::string SampleModel::difference(const Checkpoint& checkpoint) const {
   for (const WholeTensor& tensor : tensors_) {
     const TensorRecord* record = manifest.find_tensor(tensor.name);
     if (record == nullptr) return tensor.name + " is missing";
-    const DatasetRecord& dataset = checkpoint.dataset(0, record->dataset);
-    const Bytes found = checkpoint.read_all(0, dataset);
-    if (dataset.type != tensor.type || dataset.shape != tensor.shape ||
-        !std::ranges::equal(found, tensor.data))
+    const TensorId id = TensorId::buffer(static_cast<size_t>(record - manifest.tensors.data()));
+    const StoredTensor stored = elements.find(id).value();
+    if (stored.type != tensor.type || stored.shape != tensor.shape ||
+        !std::ranges::equal(elements.read_all(id), tensor.data))
       return tensor.name + " differs";
   }
   for (int rank = 0; rank < manifest.world_size() && rank < layout_.world_size(); ++rank)
-    if (checkpoint.read_all(rank, checkpoint.dataset(rank, blob_dataset("rng/cpu"))) != blobs_[rank])
+    if (elements.read_all(TensorId::blob(rank, "rng/cpu")) != blobs_[rank])
       return str("blob differs on rank ", rank);
   return "";
 }

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "checkpoint/files/catalog.h"
-#include "checkpoint/read/verify.h"
+#include "checkpoint/read/reader.h"
 #include "tests/checkpoint/checkpoint_testing.h"
 #include "tests/support/errors.h"
 

@@ -10,7 +10,6 @@
 #include "checkpoint/consolidate/consolidate.h"
 #include "checkpoint/files/catalog.h"
 #include "checkpoint/read/reader.h"
-#include "checkpoint/read/verify.h"
 #include "comm/init/agreement.h"
 #include "core/error.h"
 #include "core/files/disk.h"

@@ -90,7 +90,7 @@ class Consolidate : public ::testing::Test {
   void damage(int rank, const std::string& dataset) {
     const Checkpoint checkpoint = Checkpoint::open(folder_.path() / "checkpoints");
     flip_bit(checkpoint.path() / checkpoint.manifest().rank_file(rank).name,
-             checkpoint.dataset(rank, dataset).offset, 0);
+             checkpoint.manifest().rank_file(rank).datasets.find(dataset)->offset, 0);
   }
 
   MemoryFolder folder_;

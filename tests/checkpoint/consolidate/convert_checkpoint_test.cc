@@ -9,7 +9,6 @@
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/consolidate/training_state.h"
 #include "checkpoint/read/reader.h"
-#include "checkpoint/read/verify.h"
 #include "core/error.h"
 #include "core/str.h"
 #include "tests/checkpoint/checkpoint_testing.h"
@@ -131,7 +130,8 @@ TEST_F(ConvertCheckpoint, WhatItReadsIsVerified) {
   save(testing::sample_model(2, 1));
   {
     const Checkpoint checkpoint = Checkpoint::open(source());
-    flip_bit(checkpoint.path() / "rank_00001.h5", checkpoint.dataset(1, "/exp_avg/unit_00001").offset, 0);
+    flip_bit(checkpoint.path() / "rank_00001.h5",
+             checkpoint.manifest().rank_file(1).datasets.find("/exp_avg/unit_00001")->offset, 0);
   }
   for (const ConvertTarget target :
        {ConvertTarget::kTessera, ConvertTarget::kUniversal, ConvertTarget::kDistributed}) {

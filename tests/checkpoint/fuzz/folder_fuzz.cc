@@ -10,7 +10,7 @@
 #include <map>
 #include <string>
 
-#include "checkpoint/read/verify.h"
+#include "checkpoint/read/reader.h"
 #include "core/error.h"
 #include "tests/checkpoint/checkpoint_testing.h"
 #include "tests/support/files.h"

@@ -10,7 +10,8 @@
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/files/catalog.h"
 #include "checkpoint/files/shard_file.h"
-#include "checkpoint/read/verify.h"
+#include "checkpoint/read/hashed_files.h"
+#include "checkpoint/read/reader.h"
 #include "core/str.h"
 #include "tests/checkpoint/checkpoint_testing.h"
 #include "tests/support/errors.h"
@@ -92,6 +93,15 @@ class DamagedFile : public ::testing::Test {
   std::string load() const { return load_error(model_, folder_.path()); }
   std::vector<std::string> problems() const { return verify(folder_.path(), "").problems; }
 
+  HashedFiles open_files() const {
+    return {folder_.path() / "a", std::make_shared<const Manifest>(read_manifest(folder_.path() / "a"))};
+  }
+  static std::vector<std::byte> read_all(const HashedFiles& files, int rank, const DatasetRecord& dataset) {
+    std::vector<std::byte> bytes(static_cast<size_t>(dataset.bytes));
+    files.read(rank, dataset, 0, bytes);
+    return bytes;
+  }
+
   MemoryFolder folder_;
   SampleModel model_;
 };
@@ -108,9 +118,9 @@ TEST_F(DamagedFile, IsNamedWithBlockAndDataset) {
   EXPECT_THAT(problems(), ElementsAre(AllOf(HasSubstr(str("rank_00001.h5: block ", block, " (bytes ")),
                                             HasSubstr(dataset->name), HasSubstr("is damaged"))));
   // Another dataset of the same file is still good.
-  const Checkpoint checkpoint = Checkpoint::open(folder_.path());
-  EXPECT_NO_THROW(checkpoint.read_all(1, checkpoint.dataset(1, "/parameter/unit_00001")));
-  EXPECT_THROW(checkpoint.read_all(1, *dataset), CheckpointError);
+  const HashedFiles files = open_files();
+  EXPECT_NO_THROW(read_all(files, 1, *manifest.rank_file(1).datasets.find("/parameter/unit_00001")));
+  EXPECT_THROW(read_all(files, 1, *dataset), CheckpointError);
 }
 
 // One byte per block of every file: each read or check of a byte of the block fails, and no other.
@@ -123,20 +133,19 @@ TEST_F(DamagedFile, EveryBlockIsVerifiedByReadAndByCheck) {
     for (int64_t block = 0; block < num_blocks; ++block) {
       const int64_t begin = block << 20, end = std::min(begin + (1 << 20), record.bytes);
       flip_bit(file(record.name), end - 1, 7);
-      const Checkpoint checkpoint = Checkpoint::open(folder_.path());
+      const HashedFiles files = open_files();
       for (const DatasetRecord& dataset : record.datasets) {
         if (dataset.bytes == 0) continue;
         SCOPED_TRACE(str(record.name, ", block ", block, " of ", num_blocks, ", ", dataset.name));
         const bool is_hit = dataset.offset < end && dataset.offset + dataset.bytes > begin;
-        EXPECT_EQ(error_of([&] { checkpoint.read_all(rank, dataset); }).empty(), !is_hit);
-        EXPECT_EQ(error_of([&] { checkpoint.check(rank, dataset, 0, dataset.bytes); }).empty(), !is_hit);
+        EXPECT_EQ(error_of([&] { read_all(files, rank, dataset); }).empty(), !is_hit);
+        EXPECT_EQ(error_of([&] { files.check(rank, dataset, 0, dataset.bytes); }).empty(), !is_hit);
         std::byte last;
         const bool last_is_hit =
             dataset.offset + dataset.bytes > begin && dataset.offset + dataset.bytes <= end;
-        EXPECT_EQ(error_of([&] { checkpoint.read(rank, dataset, dataset.bytes - 1, {&last, 1}); }).empty(),
+        EXPECT_EQ(error_of([&] { files.read(rank, dataset, dataset.bytes - 1, {&last, 1}); }).empty(),
                   !last_is_hit);
-        EXPECT_EQ(error_of([&] { checkpoint.check(rank, dataset, dataset.bytes - 1, 1); }).empty(),
-                  !last_is_hit);
+        EXPECT_EQ(error_of([&] { files.check(rank, dataset, dataset.bytes - 1, 1); }).empty(), !last_is_hit);
       }
       flip_bit(file(record.name), end - 1, 7);
     }
@@ -145,7 +154,8 @@ TEST_F(DamagedFile, EveryBlockIsVerifiedByReadAndByCheck) {
 
 // Blocks are cached; a damaged block must not be cached under the key of the block it replaces.
 TEST_F(DamagedFile, IsNotKeptInPlaceOfAnotherBlock) {
-  const Checkpoint checkpoint = Checkpoint::open(folder_.path());
+  const Manifest manifest = read_manifest(folder_.path() / "a");
+  const HashedFiles files = open_files();
   struct Part {
     int rank;
     const DatasetRecord* dataset;
@@ -155,22 +165,22 @@ TEST_F(DamagedFile, IsNotKeptInPlaceOfAnotherBlock) {
   std::vector<Part> parts;  // one for each block that a dataset has bytes in
   for (int rank = 0; rank < 2; ++rank) {
     std::set<int64_t> seen;
-    for (const DatasetRecord& dataset : checkpoint.manifest().rank_file(rank).datasets)
+    for (const DatasetRecord& dataset : manifest.rank_file(rank).datasets)
       for (int64_t begin = 0; begin + 4 <= dataset.bytes; begin += 4)
         if (seen.insert((dataset.offset + begin) >> 20).second)
           parts.push_back({rank, &dataset, begin, std::vector<std::byte>(4)});
   }
   ASSERT_GE(parts.size(), 6u);
-  const auto read = [](const Checkpoint& from, const Part& part) {
+  const auto read = [](const HashedFiles& from, const Part& part) {
     std::vector<std::byte> found(4);
     from.read(part.rank, *part.dataset, part.begin, found);
     return found;
   };
-  for (Part& part : parts) part.right = read(checkpoint, part);
+  for (Part& part : parts) part.right = read(files, part);
   for (const Part& damaged : parts) {
     const int64_t byte = damaged.dataset->offset + damaged.begin;
     flip_bit(file(rank_file_name(damaged.rank)), byte, 0);
-    const Checkpoint fresh = Checkpoint::open(folder_.path());
+    const HashedFiles fresh = open_files();
     for (int round = 0; round < 3; ++round)
       for (const Part& part : parts) {
         SCOPED_TRACE(str("round ", round, ", ", part.dataset->name, " of rank ", part.rank));

@@ -8,7 +8,6 @@
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/read/reader.h"
-#include "checkpoint/read/verify.h"
 #include "core/str.h"
 #include "tests/checkpoint/checkpoint_testing.h"
 #include "tests/support/errors.h"
@@ -45,8 +44,8 @@ TEST_F(ReadingTest, WhatIsOpenStaysReadable) {
   const Checkpoint part = Checkpoint::open_part(folder_.path(), "a");
   remove("a");
   EXPECT_EQ(model_.difference(opened), "");
-  EXPECT_THAT(verify(opened).problems, IsEmpty());
-  EXPECT_THROW(part.read_all(0, part.dataset(0, "/parameter/unit_00001")), CheckpointError);
+  EXPECT_THAT(opened.elements().verify({}).problems, IsEmpty());
+  EXPECT_THROW(part.elements().read_all(TensorId::weights(0)), CheckpointError);
 }
 
 TEST_F(ReadingTest, TheNextIsReadInPlaceOfOneThatIsRemoved) {

@@ -11,7 +11,7 @@
 #include <functional>
 
 #include "checkpoint/files/catalog.h"
-#include "checkpoint/read/verify.h"
+#include "checkpoint/read/reader.h"
 #include "core/str.h"
 #include "tests/checkpoint/checkpoint_testing.h"
 #include "tests/support/child_process.h"

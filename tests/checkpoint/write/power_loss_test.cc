@@ -7,7 +7,7 @@
 
 #include "checkpoint/files/catalog.h"
 #include "checkpoint/formats/model_writer.h"
-#include "checkpoint/read/verify.h"
+#include "checkpoint/read/reader.h"
 #include "core/str.h"
 #include "tests/checkpoint/checkpoint_testing.h"
 #include "tests/checkpoint/expect_whole.h"

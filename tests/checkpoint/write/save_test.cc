@@ -12,7 +12,7 @@
 
 #include "checkpoint/files/catalog.h"
 #include "checkpoint/files/shard_file.h"
-#include "checkpoint/read/verify.h"
+#include "checkpoint/read/reader.h"
 #include "core/str.h"
 #include "tests/checkpoint/checkpoint_testing.h"
 #include "tests/support/errors.h"

@@ -95,8 +95,7 @@ Measured measure(int world, int num_parameters) {
     expected += now.shard_part(parameter, 100).numel();
   int64_t planned = 0;
   for (const Piece& piece : plan_reads(read.layout, now, comparison.matches, wanted)) planned += piece.numel;
-  EXPECT_GE(planned, expected);  // merged pieces have the padding between parameters
-  EXPECT_LE(planned, expected + 16 * now.num_parameters());
+  EXPECT_EQ(planned, expected);
   return {std::chrono::duration<double>(Clock::now() - start).count(), static_cast<int64_t>(whole.size())};
 }
 

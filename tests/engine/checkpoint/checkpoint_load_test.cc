@@ -154,7 +154,8 @@ std::unique_ptr<TypedEngine<WideImpl>> wide_engine(int64_t rows, comm::Communica
 }
 
 void damage(const checkpoint::Checkpoint& saved, int rank, const std::string& dataset) {
-  flip_bit(saved.path() / saved.manifest().rank_file(rank).name, saved.dataset(rank, dataset).offset + 5, 2);
+  flip_bit(saved.path() / saved.manifest().rank_file(rank).name,
+           saved.manifest().rank_file(rank).datasets.find(dataset)->offset + 5, 2);
 }
 
 // Damage in one rank's file that only one of the loading ranks reads: all of them must refuse, unchanged.

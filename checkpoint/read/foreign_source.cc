@@ -1,4 +1,4 @@
-#include "checkpoint/read/foreign_view.h"
+#include "checkpoint/read/foreign_source.h"
 
 #include <algorithm>
 #include <cstring>
@@ -14,12 +14,6 @@ namespace tessera::checkpoint {
 namespace {
 
 using nlohmann::json;
-
-int64_t product_of(const std::vector<int64_t>& shape) {
-  int64_t numel = 1;
-  for (const int64_t size : shape) numel *= size;
-  return numel;
-}
 
 /// Where a schedule is: the number of times that its step() was called after the first, which is made with
 /// it.
@@ -136,105 +130,180 @@ std::vector<std::string> state_names(const ForeignCheckpoint& source) {
   return names;
 }
 
+/// Elements of fp32, bf16, fp16 and fp64 whose exponent has all its bits.
+int64_t num_nonfinite(std::span<const std::byte> bytes, DType type) {
+  const auto count = [&]<class Bits>(Bits exponent) {
+    int64_t found = 0;
+    for (size_t at = 0; at + sizeof(Bits) <= bytes.size(); at += sizeof(Bits)) {
+      Bits bits;
+      std::memcpy(&bits, bytes.data() + at, sizeof(Bits));
+      found += (bits & exponent) == exponent ? 1 : 0;
+    }
+    return found;
+  };
+  switch (type) {
+    case DType::kFloat32: return count(uint32_t{0x7f800000});
+    case DType::kBFloat16: return count(uint16_t{0x7f80});
+    case DType::kFloat16: return count(uint16_t{0x7c00});
+    case DType::kFloat64: return count(uint64_t{0x7ff0000000000000});
+    default: return 0;
+  }
+}
+
 }  // namespace
 
-ForeignView::ForeignView(ForeignCheckpoint source) : source_(std::move(source)), files_(source_.files) {
-  settle_counts(source_);
-  manifest_.tag = source_.path.filename().string();
-  manifest_.stage = std::max(source_.stage, 0);
-  manifest_.state = state_of(source_);
-  manifest_.state_names = state_names(source_);
-  for (const std::string& name : manifest_.state_names)
+Manifest manifest_of(ForeignCheckpoint& source) {
+  settle_counts(source);
+  Manifest manifest;
+  manifest.tag = source.path.filename().string();
+  manifest.stage = std::max(source.stage, 0);
+  manifest.state = state_of(source);
+  manifest.state_names = state_names(source);
+  for (const std::string& name : manifest.state_names)
     if (!is_state_name(name))
-      throw CheckpointError(str(source_.path.string(), ": an optimizer state is named '", name,
+      throw CheckpointError(str(source.path.string(), ": an optimizer state is named '", name,
                                 "'; expected letters, digits and _"));
-  SavedLayout& layout = manifest_.layout;
-  std::vector<DatasetRecord> datasets;
+  SavedLayout& layout = manifest.layout;
+  int64_t bytes = 0;
   std::vector<std::string> rounded;
-  for (const ForeignParameter& parameter : source_.parameters) {
+  for (const ForeignParameter& parameter : source.parameters) {
     const int unit = layout.num_units();
+    const int64_t numel = parameter.weights.numel();
     // Without states nothing tells what was trained.
     const bool trainable =
-        (parameter.trainable || manifest_.state_names.empty()) && is_floating(parameter.dtype);
+        (parameter.trainable || manifest.state_names.empty()) && is_floating(parameter.dtype);
     const DType kept = is_floating(parameter.weights.type) ? parameter.dtype : parameter.weights.type;
-    layout.units.push_back({.dtype = kept, .trainable = trainable, .numel = parameter.weights.numel()});
+    layout.units.push_back({.dtype = kept, .trainable = trainable, .numel = numel});
     layout.parameters.push_back({.name = parameter.name,
                                  .shape = parameter.weights.shape,
                                  .group = parameter.group,
                                  .aliases = parameter.aliases,
                                  .unit = unit,
                                  .offset = 0});
-    const std::vector<int64_t> flat = {parameter.weights.numel()};
-    add(datasets, weights_dataset(layout, unit), &parameter.weights, layout.weights_type(unit), flat);
+    bytes += numel * size_bytes(layout.weights_type(unit));
     if (parameter.weights.type == DType::kFloat64 && layout.weights_type(unit) == DType::kFloat32)
       rounded.push_back(parameter.name);
     if (!trainable) continue;
-    for (const std::string& name : manifest_.state_names) {
-      const auto state = parameter.states.find(name);
-      add(datasets, state_dataset(name, unit), state == parameter.states.end() ? nullptr : &state->second,
-          DType::kFloat32, flat);
-      if (state != parameter.states.end() && state->second.type == DType::kFloat64)
+    bytes += numel * size_bytes(DType::kFloat32) * std::ssize(manifest.state_names);
+    for (const std::string& name : manifest.state_names)
+      if (const auto state = parameter.states.find(name);
+          state != parameter.states.end() && state->second.type == DType::kFloat64)
         rounded.push_back(str(name, " of ", parameter.name));
-    }
   }
-  for (const auto& [name, tensor] : source_.buffers) {
-    manifest_.tensors.push_back({.name = name, .dataset = tensor_dataset(name)});
-    add(datasets, manifest_.tensors.back().dataset, &tensor, tensor.type, tensor.shape);
+  for (const auto& [name, tensor] : source.buffers) {
+    manifest.tensors.push_back({.name = name, .dataset = tensor_dataset(name)});
+    bytes += tensor.numel() * size_bytes(tensor.type);
   }
-  if (!rounded.empty()) source_.not_read.push_back(rounded_to_fp32(rounded));
-  FileRecord file{.name = source_.path.filename().string(), .bytes = 0, .block_hashes = {}, .datasets = {}};
-  if (!datasets.empty()) file.bytes = datasets.back().offset + datasets.back().bytes;
-  file.datasets = DatasetList(std::move(datasets));
-  manifest_.files = {std::move(file)};
+  if (!rounded.empty()) source.not_read.push_back(rounded_to_fp32(rounded));
+  manifest.files = {
+      {.name = source.path.filename().string(), .bytes = bytes, .block_hashes = {}, .datasets = {}}};
+  return manifest;
 }
 
-/// Datasets follow each other in a file that is not there.
-void ForeignView::add(std::vector<DatasetRecord>& datasets, const std::string& name,
-                      const ForeignTensor* tensor, DType type, const std::vector<int64_t>& shape) {
-  if (!tensors_.emplace(name, tensor).second)
-    throw CheckpointError(str(source_.path.string(), ": has two tensors for ", name));
-  const int64_t offset = datasets.empty() ? 0 : datasets.back().offset + datasets.back().bytes;
-  datasets.push_back({.name = name,
-                      .type = type,
-                      .shape = shape,
-                      .offset = offset,
-                      .bytes = product_of(shape) * size_bytes(type)});
+ForeignSource::ForeignSource(ForeignCheckpoint source, std::shared_ptr<const Manifest> manifest)
+    : source_(std::move(source)), files_(source_.files), manifest_(std::move(manifest)) {}
+
+const ForeignTensor* ForeignSource::tensor(const TensorId& id) const {
+  const auto index = static_cast<size_t>(id.index);
+  switch (id.kind) {
+    case TensorId::Kind::kWeights: return &source_.parameters[index].weights;
+    case TensorId::Kind::kBuffer: return &source_.buffers[index].second;
+    default: break;
+  }
+  const auto& states = source_.parameters[index].states;
+  const auto state = states.find(id.name);
+  return state == states.end() ? nullptr : &state->second;
 }
 
-void ForeignView::read(const DatasetRecord& dataset, int64_t begin, std::span<std::byte> destination) const {
-  TESSERA_CHECK(begin >= 0 && static_cast<int64_t>(destination.size()) <= dataset.bytes - begin,
-                dataset.name);
-  const ForeignTensor* const tensor = tensors_.find(dataset.name)->second;
-  if (tensor == nullptr) {
+std::optional<StoredTensor> ForeignSource::find(const TensorId& id) const {
+  switch (id.kind) {
+    case TensorId::Kind::kBlob: return std::nullopt;
+    case TensorId::Kind::kBuffer: return StoredTensor{tensor(id)->type, tensor(id)->shape};
+    default: break;
+  }
+  const SavedParameter& parameter = manifest_->layout.parameters[static_cast<size_t>(id.index)];
+  const bool is_state = id.kind == TensorId::Kind::kState;
+  return StoredTensor{is_state ? DType::kFloat32 : manifest_->layout.weights_type(parameter.unit),
+                      parameter.shape};
+}
+
+void ForeignSource::read(const TensorId& id, int64_t first, std::span<std::byte> destination) const {
+  bytes_read_ += std::ssize(destination);
+  const ForeignTensor* const saved = tensor(id);
+  if (saved == nullptr) {
     std::memset(destination.data(), 0, destination.size());
     return;
   }
-  const int64_t size = size_bytes(dataset.type);
-  const int64_t first = begin / size,
-                end = (begin + static_cast<int64_t>(destination.size()) + size - 1) / size;
-  const bool whole_elements = begin % size == 0 && static_cast<int64_t>(destination.size()) % size == 0;
-  if (whole_elements && tensor->type == dataset.type) return files_.read(*tensor, first, destination);
-  // Converted in pieces; of a piece that begins or ends within an element, the part that is asked for is
-  // copied.
+  const DType type = find(id)->type;
+  if (saved->type == type) return files_.read(*saved, first, destination);
   constexpr int64_t kPiece = int64_t{1} << 16;
-  std::vector<std::byte> source, converted;
-  for (int64_t at = first; at < end; at += kPiece) {
-    const int64_t numel = std::min(kPiece, end - at);
-    source.resize(static_cast<size_t>(numel * size_bytes(tensor->type)));
-    files_.read(*tensor, at, source);
-    if (tensor->type != dataset.type) {
-      converted.resize(static_cast<size_t>(numel * size));
-      if (const int64_t count = convert(source, tensor->type, converted, dataset.type); count > 0)
-        throw CheckpointError(str(source_.path.string(), ": ", dataset.name, ": ", count, " elements of ",
-                                  name_of(tensor->type), " are too large for ", name_of(dataset.type),
-                                  "; expected a model whose weights and states fit into it"));
-    }
-    const std::vector<std::byte>& elements = tensor->type == dataset.type ? source : converted;
-    const int64_t from = std::max(begin, at * size),
-                  to = std::min(begin + static_cast<int64_t>(destination.size()), (at + numel) * size);
-    std::memcpy(destination.data() + (from - begin), elements.data() + (from - at * size),
-                static_cast<size_t>(to - from));
+  const int64_t size = size_bytes(type);
+  std::vector<std::byte> elements;
+  while (!destination.empty()) {
+    const int64_t numel = std::min(kPiece, std::ssize(destination) / size);
+    const auto part = destination.first(static_cast<size_t>(numel * size));
+    elements.resize(static_cast<size_t>(numel * size_bytes(saved->type)));
+    files_.read(*saved, first, elements);
+    if (const int64_t count = convert(elements, saved->type, part, type); count > 0)
+      throw CheckpointError(str(source_.path.string(), ": ", describe(id), ": ", count, " elements of ",
+                                name_of(saved->type), " are too large for ", name_of(type),
+                                "; expected a model whose weights and states fit into it"));
+    destination = destination.subspan(part.size());
+    first += numel;
   }
+}
+
+void ForeignSource::check(const TensorId& id, int64_t first, int64_t numel) const {
+  constexpr int64_t kPiece = int64_t{1} << 18;
+  std::vector<std::byte> scratch;
+  for (const int64_t end = first + numel; first < end; first += kPiece) {
+    scratch.resize(static_cast<size_t>(std::min(kPiece, end - first) * size_bytes(find(id)->type)));
+    read(id, first, scratch);  // it has no hashes: what can be read is right
+  }
+}
+
+/// Their places were checked when it was opened.
+VerifyReport ForeignSource::verify(const VerifyProgress& progress) const {
+  VerifyReport report;
+  report.num_files = std::ssize(source_.files);
+  for (size_t i = 0; i < source_.archives.size(); ++i) try {
+      report.num_archives += check_archives(source_, i, source_.archives.size());
+    } catch (const Error& error) {
+      report.problems.emplace_back(error.what());
+    }
+  std::vector<std::byte> buffer;
+  const auto verify_tensor = [&](const TensorId& id) {
+    const StoredTensor stored = find(id).value();
+    constexpr int64_t kPiece = int64_t{1} << 20;
+    ++report.num_blocks;
+    try {
+      for (int64_t first = 0, numel = stored.numel(); first < numel; first += kPiece) {
+        buffer.resize(static_cast<size_t>(std::min(kPiece, numel - first) * size_bytes(stored.type)));
+        read(id, first, buffer);
+        report.bytes += std::ssize(buffer);
+        report.num_nonfinite += num_nonfinite(buffer, stored.type);
+        if (progress) progress(report.bytes, manifest_->total_bytes());
+      }
+    } catch (const Error& error) {
+      report.problems.push_back(str(describe(id), ": ", error.what()));
+    }
+  };
+  const SavedLayout& layout = manifest_->layout;
+  for (int i = 0; i < static_cast<int>(layout.parameters.size()); ++i) {
+    verify_tensor(TensorId::weights(i));
+    if (layout.is_trainable(layout.parameters[static_cast<size_t>(i)]))
+      for (const std::string& state : manifest_->state_names) verify_tensor(TensorId::state(i, state));
+  }
+  for (size_t i = 0; i < source_.buffers.size(); ++i) verify_tensor(TensorId::buffer(i));
+  report.by_file.push_back(report.ok() ? "" : report.problems[0]);
+  return report;
+}
+
+std::string ForeignSource::describe(const TensorId& id) const {
+  const auto index = static_cast<size_t>(id.index);
+  if (id.kind == TensorId::Kind::kBuffer) return str("buffer ", source_.buffers[index].first);
+  const std::string& name = source_.parameters[index].name;
+  return id.kind == TensorId::Kind::kState ? str(id.name, " of ", name) : name;
 }
 
 }  // namespace tessera::checkpoint

@@ -1,0 +1,86 @@
+// HashedFiles: the files of a checkpoint of Tessera's. Only here is known which rank's file has an element.
+//
+// Each block of 1 MiB that is touched is read whole and compared with the manifest's hash. Needs no HDF5: the
+// manifest has all offsets.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "checkpoint/manifest/manifest.h"
+#include "checkpoint/read/element_source.h"
+#include "core/files/disk.h"
+
+namespace tessera::checkpoint {
+
+/// Reads the files of `folder`. Owns those that are open. Logically immutable; thread-safe.
+class HashedFiles : public ElementSource {
+ public:
+  /// Files are opened when they are read.
+  HashedFiles(std::filesystem::path folder, std::shared_ptr<const Manifest> manifest);
+
+  /// Opens the first `most` files, as far as they can be: what is open stays readable when it is removed.
+  void open(int most) const;
+  /// Throws CheckpointError for a rank's file that is not there, or does not have its saved length.
+  void check_sizes() const;
+
+  std::optional<StoredTensor> find(const TensorId& id) const override;
+  Extent extent(const TensorId& id, int64_t first, int64_t most) const override;
+  void read(const TensorId& id, int64_t first, std::span<std::byte> destination) const override;
+  void check(const TensorId& id, int64_t first, int64_t numel) const override;
+  VerifyReport verify(const VerifyProgress& progress) const override;
+  int64_t bytes_read() const override { return bytes_read_; }
+
+  /// The same of bytes of a dataset in the file of `rank`, from `begin` on.
+  void read(int rank, const DatasetRecord& dataset, int64_t begin, std::span<std::byte> destination) const;
+  void check(int rank, const DatasetRecord& dataset, int64_t begin, int64_t bytes) const;
+
+ private:
+  /// A recently read block, for ranges that begin or end within it. There are several, because datasets are
+  /// often read alternately.
+  struct CachedBlock {
+    int rank = -1;
+    int64_t block = -1;
+    uint64_t used = 0;
+    std::vector<std::byte> bytes;
+  };
+  struct Place {
+    int rank = 0;
+    const DatasetRecord* dataset = nullptr;
+    int64_t begin = 0;  // element of the dataset
+    int64_t numel = 0;  // that follow each other there
+  };
+
+  const InputFile& file(int index) const;
+  /// nullptr: the file has none of that name.
+  const DatasetRecord* dataset_of_whole(const TensorId& id) const;
+  Place place(const TensorId& id, int64_t first, int64_t most) const;
+  void read_block(int rank, const DatasetRecord& dataset, int64_t block, std::span<std::byte> into) const;
+  void copy_from_block(int rank, const DatasetRecord& dataset, int64_t block, int64_t skip,
+                       std::span<std::byte> into) const;
+
+  std::filesystem::path folder_;
+  std::shared_ptr<const Manifest> manifest_;
+  mutable std::atomic<int64_t> bytes_read_ = 0;
+
+  mutable std::mutex files_mutex_;
+  mutable std::vector<std::optional<InputFile>> files_;  // as in the manifest
+
+  mutable std::mutex checked_mutex_;
+  mutable std::vector<std::vector<bool>> checked_;  // by rank and block
+  mutable std::vector<std::byte> scratch_;
+
+  mutable std::mutex cache_mutex_;
+  mutable std::array<CachedBlock, 4> cache_;
+  mutable uint64_t clock_ = 0;
+};
+
+}  // namespace tessera::checkpoint
