@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "benchmarks/gpt.h"
-#include "checkpoint/consolidate/consolidate.h"
+#include "checkpoint/consolidate/convert_checkpoint.h"
 #include "comm/init/init.h"
 #include "core/files/disk.h"
 #include "core/str.h"
@@ -94,11 +94,11 @@ void run(const std::string& directory, const std::string& size, int stage, const
     plain.push_back(write_plainly(*comm, directory, rank_bytes, mode == "fsync"));
     consolidated.push_back(timed(*comm, [&] {
       if (comm->rank() != 0) return;
-      checkpoint::ConsolidateOptions options;
+      checkpoint::ConvertOptions options{.target = checkpoint::ConvertTarget::kSafetensors};
       options.directory = directory;
       options.output = directory + "/model.safetensors";
       options.disk.sync = false;
-      checkpoint::consolidate(options);
+      checkpoint::convert_checkpoint(options);
     }));
   }
   if (comm->rank() != 0) return;

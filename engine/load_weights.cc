@@ -10,7 +10,6 @@
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/foreign/foreign_checkpoint.h"
-#include "checkpoint/formats/safetensors_reader.h"
 #include "comm/init/agreement.h"
 #include "core/error.h"
 #include "core/str.h"
@@ -26,31 +25,32 @@ namespace {
 /// A tensor of the file.
 struct FileTensor {
   std::string name;
-  DType type;
-  std::vector<int64_t> shape;
-  const checkpoint::ForeignTensor* elements = nullptr;  // null: safetensors finds them by the name
+  const checkpoint::ForeignTensor* elements;
 };
 
-/// The weights of a file or folder: safetensors, whose hashes are verified, or what another program has
-/// saved.
+/// The weights of a file or folder of any format that is read; what has checksums is verified, each file on
+/// one rank.
 class WeightsFile {
  public:
-  WeightsFile(const std::string& path, const checkpoint::ParameterOrder& order) {
-    if (!is_safetensors(path)) foreign_ = checkpoint::read_foreign(path, "", order);
-    if (!foreign_) {
-      safetensors_.emplace(path);
-      for (const std::string& name : safetensors_->names())
-        add({name, safetensors_->find(name)->type, safetensors_->find(name)->shape});
-      return;
+  WeightsFile(const std::string& path, zero::ShardedModel& model) {
+    std::optional<checkpoint::ForeignCheckpoint> found = checkpoint::read_weights(path, order_of(model));
+    if (!found)
+      throw CheckpointError(
+          str(path,
+              ": has no weights that are read; expected a .safetensors file, what torch.save has written, a "
+              "folder with model.safetensors or pytorch_model.bin, or another program's checkpoint"));
+    source_ = *std::move(found);
+    checkpoint::check_archives(source_, static_cast<size_t>(model.comm().rank()),
+                               static_cast<size_t>(model.comm().size()));
+    files_.emplace(source_.files);
+    const auto add = [&](const std::string& name, const checkpoint::ForeignTensor& tensor) {
+      tensors_.try_emplace(name, FileTensor{name, &tensor});
+    };
+    for (const checkpoint::ForeignParameter& parameter : source_.parameters) {
+      add(parameter.name, parameter.weights);
+      for (const std::string& alias : parameter.aliases) add(alias, parameter.weights);
     }
-    checkpoint::check_archives(*foreign_);
-    foreign_files_.emplace(foreign_->files);
-    for (const checkpoint::ForeignParameter& parameter : foreign_->parameters) {
-      add({parameter.name, parameter.weights.type, parameter.weights.shape, &parameter.weights});
-      for (const std::string& alias : parameter.aliases)
-        add({alias, parameter.weights.type, parameter.weights.shape, &parameter.weights});
-    }
-    for (const auto& [name, tensor] : foreign_->buffers) add({name, tensor.type, tensor.shape, &tensor});
+    for (const auto& [name, tensor] : source_.buffers) add(name, tensor);
   }
 
   std::vector<std::string> names() const {
@@ -63,27 +63,14 @@ class WeightsFile {
     return found == tensors_.end() ? nullptr : &found->second;
   }
   at::Tensor read(const FileTensor& tensor, int64_t begin, int64_t numel) const {
-    const at::Tensor elements = at::empty({numel}, to_torch(tensor.type));
-    if (tensor.elements != nullptr)
-      foreign_files_->read(*tensor.elements, begin, bytes_of(elements));
-    else
-      safetensors_->read(tensor.name, begin * size_bytes(tensor.type), bytes_of(elements));
+    const at::Tensor elements = at::empty({numel}, to_torch(tensor.elements->type));
+    files_->read(*tensor.elements, begin, bytes_of(elements));
     return elements;
   }
 
  private:
-  static bool is_safetensors(const std::string& path) {
-    std::error_code error;
-    const std::filesystem::path folder = path;
-    return path.ends_with(".safetensors") || path.ends_with(".safetensors.index.json") ||
-           std::filesystem::exists(folder / "model.safetensors", error) ||
-           std::filesystem::exists(folder / "model.safetensors.index.json", error);
-  }
-  void add(FileTensor tensor) { tensors_.try_emplace(tensor.name, std::move(tensor)); }
-
-  std::optional<checkpoint::SafetensorsModel> safetensors_;
-  std::optional<checkpoint::ForeignCheckpoint> foreign_;
-  std::optional<checkpoint::ForeignFiles> foreign_files_;
+  checkpoint::ForeignCheckpoint source_;
+  std::optional<checkpoint::ForeignFiles> files_;
   std::map<std::string, FileTensor> tensors_;
 };
 
@@ -173,7 +160,7 @@ class NamedInFile {
 
 /// The elements of the tensor that this rank takes.
 zero::Range part_of(const Taken& one, const zero::ShardedModel& model) {
-  if (one.parameter < 0) return {0, c10::multiply_integers(one.tensor->shape)};
+  if (one.parameter < 0) return {0, c10::multiply_integers(one.tensor->elements->shape)};
   const zero::UnitSlice& slice = model.layout().slice(one.parameter);
   const zero::Range mine = zero::intersect(slice.range(), model.unit(slice.unit).local_range());
   return {mine.begin - slice.offset, mine.begin - slice.offset + mine.numel()};
@@ -199,8 +186,8 @@ void check_elements(const WeightsFile& file, const std::string& path, const std:
             (read.isfinite() & read.to(type).isfinite().logical_not_()).sum().item<int64_t>();
         count > 0)
       throw CheckpointError(str(path, ": ", one.tensor->name, ": ", count, " elements of ",
-                                name_of(one.tensor->type), " are too large for ", name_of(from_torch(type)),
-                                "; expected a model whose weights fit into it"));
+                                name_of(one.tensor->elements->type), " are too large for ",
+                                name_of(from_torch(type)), "; expected a model whose weights fit into it"));
   }
 }
 
@@ -260,11 +247,11 @@ Match match(const WeightsFile& file, const std::string& path, zero::ShardedModel
     for (const std::string& name : names)
       if (const FileTensor* tensor = in_file.find(name)) {
         known.insert(name);
-        const std::string differs = str(name, ": ", describe_shape(tensor->shape), " in the file, ",
+        const std::string differs = str(name, ": ", describe_shape(tensor->elements->shape), " in the file, ",
                                         describe_shape(shape), " in the model");
-        if (tensor->shape != shape && are_among(options.ignore_mismatched))
+        if (tensor->elements->shape != shape && are_among(options.ignore_mismatched))
           return found.missing.push_back(differs);
-        if (tensor->shape != shape) problems.push_back(differs);
+        if (tensor->elements->shape != shape) problems.push_back(differs);
         place.tensor = tensor;
         return taken.push_back(place);
       }
@@ -317,7 +304,7 @@ void Engine::load_weights(const std::string& path, const LoadWeightsOptions& opt
   std::optional<WeightsFile> file;
   Match found;
   comm::on_all_ranks<CheckpointError>(*comm_, "weights to load", [&] {
-    file.emplace(path, order_of(*sharded_));
+    file.emplace(path, *sharded_);
     found = match(*file, path, *sharded_, options);
     check_elements(*file, path, found.taken, *sharded_);
   });
@@ -328,7 +315,7 @@ void Engine::load_weights(const std::string& path, const LoadWeightsOptions& opt
     for (const Taken& one : found.taken) {
       const zero::Range part = part_of(one, *sharded_);
       if (one.parameter < 0) {
-        const at::Tensor value = file->read(*one.tensor, 0, part.numel()).view(one.tensor->shape);
+        const at::Tensor value = file->read(*one.tensor, 0, part.numel()).view(one.tensor->elements->shape);
         if (one.extra_state.empty())
           zero::write_buffer(one.buffer, value,
                              /*keep_dtype=*/zero::converts(value.scalar_type(), one.buffer.scalar_type()));

@@ -6,7 +6,8 @@
 #include <string>
 #include <string_view>
 
-#include "checkpoint/consolidate/consolidate.h"
+#include "checkpoint/consolidate/convert_checkpoint.h"
+#include "checkpoint/formats/model_writer.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "core/str.h"
@@ -19,7 +20,7 @@
 namespace tessera::tools {
 namespace {
 
-using checkpoint::ModelFormat;
+using checkpoint::ConvertTarget;
 
 constexpr int64_t kDefaultShardBytes = 5'000'000'000;  // transformers' and DeepSpeed's
 
@@ -32,8 +33,16 @@ struct ConsolidateFlags {
   std::string max_shard_size;
 };
 
-ModelFormat parse_format(const std::string& word) {
-  if (const auto format = checkpoint::parse_model_format(word)) return *format;
+ConvertTarget target_of(checkpoint::ModelFormat format) {
+  switch (format) {
+    case checkpoint::ModelFormat::kTorch: return ConvertTarget::kTorch;
+    case checkpoint::ModelFormat::kHdf5: return ConvertTarget::kHdf5;
+    default: return ConvertTarget::kSafetensors;
+  }
+}
+
+ConvertTarget parse_format(const std::string& word) {
+  if (const auto format = checkpoint::parse_model_format(word)) return target_of(*format);
   throw ConfigError(str("--format ", word.empty() ? "''" : word, ": expected safetensors, h5 or pt"));
 }
 
@@ -50,13 +59,13 @@ bool names_a_folder(const std::filesystem::path& path) {
 }
 
 // Sets the format, and the size of shards if OUT is a folder.
-void choose_output(const ConsolidateFlags& flags, checkpoint::ConsolidateOptions& options) {
+void choose_output(const ConsolidateFlags& flags, checkpoint::ConvertOptions& options) {
   options.output = flags.output;
   const auto by_ending = checkpoint::model_format_of(options.output);
   if (!flags.max_shard_size.empty()) {
     options.max_shard_bytes = parse_size("--max-shard-size", flags.max_shard_size, /*bare_bytes=*/true);
-    options.format = flags.format.empty() ? ModelFormat::kSafetensors : parse_format(flags.format);
-    if (options.format != ModelFormat::kSafetensors)
+    options.target = flags.format.empty() ? ConvertTarget::kSafetensors : parse_format(flags.format);
+    if (options.target != ConvertTarget::kSafetensors)
       throw ConfigError(
           str("--max-shard-size with --format ", flags.format, ": only safetensors can be cut into shards"));
     std::error_code error;
@@ -64,11 +73,11 @@ void choose_output(const ConsolidateFlags& flags, checkpoint::ConsolidateOptions
       throw ConfigError(
           str(flags.output, " is the name of a file; expected a folder for the shards of --max-shard-size"));
   } else if (!flags.format.empty()) {
-    options.format = parse_format(flags.format);
-    if (options.format == ModelFormat::kSafetensors && names_a_folder(options.output))
+    options.target = parse_format(flags.format);
+    if (options.target == ConvertTarget::kSafetensors && names_a_folder(options.output))
       options.max_shard_bytes = kDefaultShardBytes;
   } else if (by_ending) {
-    options.format = *by_ending;
+    options.target = target_of(*by_ending);
   } else if (names_a_folder(options.output)) {
     options.max_shard_bytes = kDefaultShardBytes;
   } else {
@@ -91,36 +100,35 @@ std::string format_short(double value) {
 void run(const ConsolidateFlags& flags) {
   if (flags.directory.empty()) throw ConfigError("DIR is empty; expected the folder of the checkpoints");
   if (flags.output.empty()) throw ConfigError("OUT is empty; expected the name of a file or folder");
-  checkpoint::ConsolidateOptions options;
+  const DType dtype = parse_output_dtype(flags.dtype);
+  checkpoint::ConvertOptions options{.target = ConvertTarget::kSafetensors, .dtype = dtype};
   const train::RunPath path = train::find_run(flags.directory, flags.tag);
   options.directory = path.checkpoints;
-  options.dtype = parse_output_dtype(flags.dtype);
   choose_output(flags, options);
   check_output("OUT", flags.output, "");
 
   const Logger log{LogOptions{}};
-  checkpoint::ConsolidateResult result;
+  checkpoint::ConvertResult result;
   pass_over_checkpoint("consolidate", path, [&](const std::string& tag, const OnProgress& progress) {
     options.tag = tag;
     options.progress = progress;
-    result = checkpoint::consolidate(options);
+    result = checkpoint::convert_checkpoint(options);
   });
   std::cout << flags.output << ": " << result.num_names << " tensors, "
-            << format_short(static_cast<double>(result.numel)) << " elements, " << name_of(options.dtype)
-            << ", from " << result.checkpoint.string() << std::endl;
-  for (const std::string& line : result.not_read)
-    std::cout << "note: left out: " << without_control_characters(line, /*one_line=*/true) << std::endl;
-  if (!result.left_out.empty())
+            << format_short(static_cast<double>(result.numel)) << " elements, " << name_of(dtype) << ", from "
+            << result.checkpoint.string() << std::endl;
+  for (const std::string& note : result.notes)
+    std::cout << "note: " << without_control_characters(note, /*one_line=*/true) << std::endl;
+  if (!result.extra_state.empty())
     Logger(LogOptions{})
-        .warning(str(flags.output, ": holds tensors alone, and not ", join(result.left_out, ", "),
+        .warning(str(flags.output, ": holds tensors alone, and not ", join(result.extra_state, ", "),
                      ", which get_extra_state() gave: load the checkpoint itself for that"));
-  if (result.num_overflowed > 0 && options.dtype != DType::kFloat32)  // in fp32 these are fp64 values
+  if (result.num_overflowed > 0 && dtype != DType::kFloat32)  // in fp32 these are fp64 values
     log.warning(
         str(flags.output, ": ", format_count(result.num_overflowed),
-            result.num_overflowed == 1 ? " element is" : " elements are", " too large for ",
-            name_of(options.dtype), " and infinite now, first in ", quoted_name(result.first_overflowed),
-            options.dtype == DType::kFloat16 ? "; expected at most 65,504 (--dtype bf16 or fp32 hold more)"
-                                             : ""));
+            result.num_overflowed == 1 ? " element is" : " elements are", " too large for ", name_of(dtype),
+            " and infinite now, first in ", quoted_name(result.first_overflowed),
+            dtype == DType::kFloat16 ? "; expected at most 65,504 (--dtype bf16 or fp32 hold more)" : ""));
 }
 
 }  // namespace

@@ -39,13 +39,13 @@ struct ConvertFlags {
 ConvertTarget parse_target(const std::string& word) {
   if (const auto target = checkpoint::parse_convert_target(word)) return *target;
   throw ConfigError(
-      str("--to ", word.empty() ? "''" : word, ": expected tessera, universal, dcp, pt or safetensors"));
+      str("--to ", word.empty() ? "''" : word, ": expected tessera, universal, dcp, pt, safetensors or h5"));
 }
 
 DType parse_output_dtype(const std::string& word, ConvertTarget target) {
   if (target == ConvertTarget::kTessera || target == ConvertTarget::kUniversal)
     throw ConfigError(str("--dtype with --to ", name_of(target),
-                          ": its weights are fp32 masters; expected --to dcp, pt or safetensors"));
+                          ": its weights are fp32 masters; expected --to dcp, pt, safetensors or h5"));
   const auto dtype = parse_dtype(word);
   if (dtype && dtype != DType::kFloat64) return *dtype;
   throw ConfigError(str("--dtype ", word.empty() ? "''" : word, ": expected fp32, bf16 or fp16"));
@@ -90,8 +90,7 @@ void run(const ConvertFlags& flags) {
   options.scheduled_options = scheduled_options;
   if (options.target == ConvertTarget::kSafetensors && options.output.extension() != ".safetensors")
     options.max_shard_bytes = kShardBytes;  // a folder
-  if (options.target == ConvertTarget::kTorch || options.target == ConvertTarget::kSafetensors)
-    check_output("DST", flags.output, "");
+  if (is_weights_alone(options.target)) check_output("DST", flags.output, "");
 
   const Logger log{LogOptions{}};
   checkpoint::ConvertResult result;
@@ -103,6 +102,11 @@ void run(const ConvertFlags& flags) {
   std::cout << result.output.string() << ": " << flags.target << ", " << result.num_tensors
             << " tensors of the model, " << format_count(result.numel) << " elements, from "
             << result.checkpoint.string() << std::endl;
+  if (is_weights_alone(options.target))
+    result.notes.insert(result.notes.begin(),
+                        str(flags.target, " has the model's tensors alone: no optimizer states, no counts"));
+  if (!result.extra_state.empty())
+    result.notes.push_back(str("what get_extra_state() gave is left out: ", join(result.extra_state, ", ")));
   for (const std::string& note : result.notes)
     std::cout << "note: " << without_control_characters(note, /*one_line=*/true) << std::endl;
   if (result.num_overflowed > 0 && options.dtype && *options.dtype != DType::kFloat32)
@@ -126,22 +130,22 @@ void add_convert_command(CLI::App& app) {
       ->add_option(
           "DST", flags->output,
           "Folder of checkpoints (tessera, universal), a checkpoint's folder (dcp), or a model's file or "
-          "folder (pt, safetensors)")
+          "folder (pt, safetensors, h5)")
       ->required()
       ->type_name("")
       ->option_text(" ");
   command
       ->add_option("--to", flags->target,
                    "universal: DeepSpeed's, for \"checkpoint\": {\"load_universal\": true}; dcp: "
-                   "torch.distributed.checkpoint, for FSDP2; tessera; pt, safetensors: the weights alone")
+                   "torch.distributed.checkpoint, for FSDP2; tessera; pt, safetensors, h5: the weights alone")
       ->required()
       ->type_name("FORMAT");
   command->add_option("-t,--tag", flags->tag, "The checkpoint (default: the one SRC/latest names)")
       ->type_name("TAG");
   command
-      ->add_option(
-          "--dtype", flags->dtype,
-          "fp32, bf16 or fp16: of the model in dcp, pt and safetensors (default: fp32, the master weights)")
+      ->add_option("--dtype", flags->dtype,
+                   "fp32, bf16 or fp16: of the model in dcp, pt, safetensors and h5 (default: fp32, the "
+                   "master weights)")
       ->type_name("TYPE");
   command->callback([flags] { run(*flags); });
 }

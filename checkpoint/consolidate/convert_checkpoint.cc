@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/consolidate/consolidate.h"
 #include "checkpoint/consolidate/training_state.h"
 #include "checkpoint/consolidate/writers.h"
 #include "checkpoint/read/reader.h"
@@ -26,44 +25,18 @@ constexpr std::array kTargets{std::pair{ConvertTarget::kTessera, std::string_vie
                               std::pair{ConvertTarget::kUniversal, std::string_view("universal")},
                               std::pair{ConvertTarget::kDistributed, std::string_view("dcp")},
                               std::pair{ConvertTarget::kTorch, std::string_view("pt")},
-                              std::pair{ConvertTarget::kSafetensors, std::string_view("safetensors")}};
+                              std::pair{ConvertTarget::kSafetensors, std::string_view("safetensors")},
+                              std::pair{ConvertTarget::kHdf5, std::string_view("h5")}};
 
-ConvertResult write_model(const ConvertOptions& options) {
-  const bool is_torch = options.target == ConvertTarget::kTorch;
-  const ConsolidateResult model =
-      consolidate({.directory = options.directory,
-                   .tag = options.tag,
-                   .output = options.output,
-                   .format = is_torch ? ModelFormat::kTorch : ModelFormat::kSafetensors,
-                   .dtype = options.dtype.value_or(DType::kFloat32),
-                   .max_shard_bytes = options.max_shard_bytes,
-                   .disk = options.disk,
-                   .progress = options.progress});
-  ConvertResult result{.checkpoint = model.checkpoint,
-                       .output = options.output,
-                       .num_tensors = model.num_tensors,
-                       .numel = model.numel,
-                       .bytes = model.bytes,
-                       .num_overflowed = model.num_overflowed,
-                       .first_overflowed = model.first_overflowed};
-  result.notes.push_back(
-      str(name_of(options.target), " has the model's tensors alone: no optimizer states, no counts"));
-  for (const std::string& line : model.not_read) result.notes.push_back(str("left out: ", line));
-  if (!model.left_out.empty())
-    result.notes.push_back(str("what get_extra_state() gave is left out: ", join(model.left_out, ", ")));
-  return result;
-}
-
-/// Notes what modules' get_extra_state() gave: only Tessera's checkpoints have it.
-void note_extra_state(const Manifest& manifest, std::vector<std::string>& notes) {
+std::vector<std::string> extra_state_of(const Manifest& manifest) {
+  std::vector<std::string> found;
   const auto module = manifest.state.find("module");
-  if (module == manifest.state.end() || !module->is_object()) return;
+  if (module == manifest.state.end() || !module->is_object()) return found;
   const auto names = module->find("extra_state");
-  if (names == module->end() || !names->is_array() || names->empty()) return;
-  std::vector<std::string> texts;
+  if (names == module->end() || !names->is_array()) return found;
   for (const json& name : *names)
-    if (name.is_string()) texts.push_back(name);
-  notes.push_back(str("what get_extra_state() gave is left out: ", join(texts, ", ")));
+    if (name.is_string()) found.push_back(name);
+  return found;
 }
 
 /// Makes the folder in which a checkpoint of Tessera is saved, and keeps others of this command out of it: a
@@ -121,10 +94,14 @@ void stream_into(const Conversion& conversion, const std::vector<StreamedTensor>
   if (streamed.num_overflowed > 0) conversion.result.first_overflowed = name_of(streamed.first_overflowed);
 }
 
+bool is_weights_alone(ConvertTarget target) {
+  return target == ConvertTarget::kTorch || target == ConvertTarget::kSafetensors ||
+         target == ConvertTarget::kHdf5;
+}
+
 static ConvertResult convert(const ConvertOptions& options) {
-  if (options.target == ConvertTarget::kTorch || options.target == ConvertTarget::kSafetensors)
-    return write_model(options);
-  if (options.dtype && options.target != ConvertTarget::kDistributed)
+  const bool weights_alone = is_weights_alone(options.target);
+  if (options.dtype && options.target != ConvertTarget::kDistributed && !weights_alone)
     throw CheckpointError(str("dtype ", name_of(*options.dtype), " with ", name_of(options.target),
                               ": expected none, because a ", name_of(options.target),
                               " checkpoint has fp32 masters"));
@@ -134,21 +111,23 @@ static ConvertResult convert(const ConvertOptions& options) {
   count_tensors(checkpoint, result);
   if (const ForeignCheckpoint* const foreign = checkpoint.foreign()) {
     check_archives(*foreign);
-    for (const std::vector<std::string>* lines : {&foreign->not_read, &foreign->other_states})
-      for (const std::string& line : *lines) result.notes.push_back(str("left out: ", line));
+    for (const std::string& line : foreign->not_read) result.notes.push_back(str("left out: ", line));
+    for (const std::string& line : weights_alone ? std::vector<std::string>() : foreign->other_states)
+      result.notes.push_back(str("left out: ", line));
   }
+  if (options.target != ConvertTarget::kTessera) result.extra_state = extra_state_of(manifest);
   TrainingState state;
-  if (options.target != ConvertTarget::kTessera) {
+  if (options.target != ConvertTarget::kTessera && !weights_alone) {
     state = training_state(manifest, checkpoint.path().string(), options.scheduled_options);
     result.notes.insert(result.notes.end(), state.notes.begin(), state.notes.end());
-    note_extra_state(manifest, result.notes);
   }
   const Disk disk(options.disk);
   const Conversion conversion{checkpoint, state, options, disk, result};
   switch (options.target) {
     case ConvertTarget::kUniversal: write_universal(conversion); break;
     case ConvertTarget::kDistributed: write_distributed(conversion); break;
-    default: write_tessera(conversion); break;
+    case ConvertTarget::kTessera: write_tessera(conversion); break;
+    default: write_weights(conversion); break;
   }
   return result;
 }

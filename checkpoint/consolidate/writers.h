@@ -1,5 +1,5 @@
-// The writers behind convert_checkpoint(), one for each target with optimizer states. Each writes all of its
-// output, whole or not at all, and fills in the result: `output`, `bytes`, what overflowed, its own notes.
+// The writers behind convert_checkpoint(). Each writes all of its output, whole or not at all, and fills in
+// the result: `output`, `bytes`, what overflowed, its own notes.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace tessera::checkpoint {
 
 struct Conversion {
   const Checkpoint& checkpoint;
-  const TrainingState& state;
+  const TrainingState& state;  ///< of targets with optimizer states
   const ConvertOptions& options;
   const Disk& disk;
   ConvertResult& result;
@@ -26,6 +26,9 @@ void write_universal(const Conversion& conversion);
 void write_distributed(const Conversion& conversion);
 /// OUTPUT/TAG, OUTPUT/latest.
 void write_tessera(const Conversion& conversion);
+
+/// A model's file, or a folder of shards.
+void write_weights(const Conversion& conversion);
 
 /// stream_tensors() with the options' progress; notes in the result what overflowed, by `name_of` a tensor.
 void stream_into(const Conversion& conversion, const std::vector<StreamedTensor>& tensors,

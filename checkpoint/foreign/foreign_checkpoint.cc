@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "checkpoint/checkpoint_error.h"
+#include "checkpoint/formats/safetensors_reader.h"
 #include "checkpoint/formats/torch_file.h"
 #include "core/check.h"
 #include "core/files/input_file.h"
@@ -277,6 +278,10 @@ int64_t check_archives(const ForeignCheckpoint& checkpoint, size_t first, size_t
   int64_t checked = 0;
   for (size_t i = first; i < checkpoint.archives.size(); i += step) {
     const ArchivePart& one = checkpoint.archives[i];
+    if (one.bytes < 0 && !TorchFile::recognizes(one.path)) {
+      checked += SafetensorsFile(one.path).verify() ? 1 : 0;
+      continue;
+    }
     const TorchFile file = one.bytes < 0 ? TorchFile(one.path) : TorchFile(one.path, one.begin, one.bytes);
     checked += file.verify() ? 1 : 0;
   }

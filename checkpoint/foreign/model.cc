@@ -46,7 +46,7 @@ SavedTensor saved_tensor(int index, const SafetensorsTensor& tensor) {
   return out;
 }
 
-void read_safetensors(std::vector<SavedTensor>& out, ForeignCheckpoint& checkpoint, const fs::path& path) {
+void add_safetensors(std::vector<SavedTensor>& out, ForeignCheckpoint& checkpoint, const fs::path& path) {
   const SafetensorsFile file(path);
   const int index = file_index(checkpoint, path);
   std::vector<SavedTensor> entries;
@@ -79,7 +79,7 @@ void read_torch_file(std::vector<SavedTensor>& out, ForeignCheckpoint& checkpoin
 void read_one(std::vector<SavedTensor>& out, ForeignCheckpoint& checkpoint, const fs::path& path) {
   try {
     if (is_safetensors(path))
-      read_safetensors(out, checkpoint, path);
+      add_safetensors(out, checkpoint, path);
     else
       read_torch_file(out, checkpoint, path);
   } catch (const DiskError& error) {
@@ -166,6 +166,33 @@ std::optional<ForeignCheckpoint> read_model(const fs::path& path) {
   }
   ModelFiles model = read_model_files(checkpoint, weights);
   assemble(checkpoint, std::move(model.entries), std::nullopt, {});
+  return checkpoint;
+}
+
+std::optional<ForeignCheckpoint> read_safetensors(const fs::path& path) {
+  std::error_code error;
+  fs::path weights = path;
+  if (fs::is_directory(path, error)) {
+    weights = path / kWeightNames[0];
+    if (!fs::exists(weights, error)) weights = path / kWeightNames[1];
+    if (!fs::exists(weights, error)) return std::nullopt;
+  }
+  ForeignCheckpoint checkpoint;
+  checkpoint.path = path;
+  checkpoint.stage = -1;
+  checkpoint.format = "safetensors";
+  std::vector<SavedTensor> entries;
+  try {
+    if (is_index(weights))
+      read_indexed(entries, checkpoint, weights);
+    else
+      add_safetensors(entries, checkpoint, weights);
+  } catch (const DiskError& error) {
+    throw CheckpointError(error.what());
+  }
+  ModelOrder order;
+  order.keeps_names = true;
+  assemble(checkpoint, std::move(entries), std::nullopt, order);
   return checkpoint;
 }
 

@@ -665,7 +665,7 @@ void assemble(ForeignCheckpoint& checkpoint, std::vector<SavedTensor> model,
               std::optional<SavedOptimizer> optimizer, const ModelOrder& order) {
   std::vector<std::string> entries;
   for (const SavedTensor& entry : model) entries.push_back(entry.name);
-  const std::vector<std::string> names = without_wrappers(entries);
+  const std::vector<std::string> names = order.keeps_names ? entries : without_wrappers(entries);
   for (size_t i = 0; i < model.size(); ++i) model[i].name = names[i];
   std::set<std::string> trained;  // by name: they are parameters, whatever they look like
   if (optimizer) {

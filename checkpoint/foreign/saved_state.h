@@ -86,6 +86,7 @@ struct ModelOrder {
   std::map<std::string, std::vector<std::string>> aliases = {};
   bool may_differ = false;
   bool is_hugging_face = false;  ///< the optimizer's groups are those of the Hugging Face Trainer
+  bool keeps_names = false;      ///< wrappers' prefixes stay
 
   ModelOrder() = default;
   explicit ModelOrder(const ParameterOrder& order)

@@ -1,13 +1,11 @@
 #include "checkpoint/formats/safetensors_reader.h"
 
 #include <algorithm>
-#include <set>
 #include <span>
 #include <string_view>
 
 #include "checkpoint/block_hashes.h"
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/formats/safetensors_index.h"
 #include "core/check.h"
 #include "core/error.h"
 #include "core/str.h"
@@ -15,11 +13,6 @@
 
 namespace tessera::checkpoint {
 namespace {
-
-namespace fs = std::filesystem;
-
-constexpr const char* kFileName = "model.safetensors";
-constexpr int64_t kMaxIndexBytes = 100'000'000;
 
 /// The format of a file that is not safetensors, by its first bytes; "" if unknown.
 std::string other_kind(std::span<const unsigned char, 8> start) {
@@ -59,20 +52,10 @@ SafetensorsHeader read_header(const InputFile& input, std::optional<SafetensorsH
   return header;
 }
 
-// The file or index to read for `path`.
-fs::path entry_point(const fs::path& path) {
-  std::error_code error;
-  if (!fs::is_directory(path, error)) return path;
-  for (const char* name : {kFileName, kSafetensorsIndexName})
-    if (fs::exists(path / name, error)) return path / name;
-  // Hugging Face's older file; reading it throws an error that says how to convert it.
-  if (fs::exists(path / "pytorch_model.bin", error)) return path / "pytorch_model.bin";
-  throw CheckpointError(str(path.string(), " holds neither ", kFileName, " nor ", kSafetensorsIndexName));
-}
-
 }  // namespace
 
-SafetensorsFile::SafetensorsFile(const fs::path& path) : input_(path), header_(read_header(input_, hashes_)) {
+SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
+    : input_(path), header_(read_header(input_, hashes_)) {
   for (const SafetensorsTensor& tensor : header_.tensors) by_name_[tensor.name] = &tensor;
 }
 
@@ -120,55 +103,15 @@ void SafetensorsFile::read_block(const SafetensorsTensor& tensor, int64_t block,
                               hashes_to_hex({&found, 1}), "; expected ", hashes_to_hex({&expected, 1})));
 }
 
-SafetensorsModel::SafetensorsModel(const fs::path& path) : path_(entry_point(path)) {
-  if (path_.extension() != ".json") {
-    files_.emplace_back(path_);
-    add_tensors();
-    return;
-  }
-  const auto weight_map = parse_safetensors_index(InputFile(path_).read_all(kMaxIndexBytes), path_.string());
-  std::set<std::string> file_names;
-  for (const auto& [name, file_name] : weight_map) file_names.insert(file_name);
-  files_.reserve(file_names.size());
-  for (const std::string& file_name : file_names) files_.emplace_back(path_.parent_path() / file_name);
-  add_tensors();
-  for (const auto& [name, file_name] : weight_map) {
-    const auto place = places_.find(name);
-    if (place == places_.end() || place->second.file->path().filename() != file_name)
-      throw CheckpointError(str(path_.string(), ": tensor ", quoted_name(name), " is not in ", file_name,
-                                ", where the index has it"));
-  }
-  for (const auto& [name, place] : places_)
-    if (!weight_map.contains(name))
-      throw CheckpointError(str(path_.string(), ": tensor ", quoted_name(name), " of ",
-                                place.file->path().filename().string(), " is not in the index"));
-}
-
-void SafetensorsModel::add_tensors() {
-  for (const SafetensorsFile& file : files_)
-    for (const SafetensorsTensor& tensor : file.tensors())
-      if (const auto [other, is_new] = places_.try_emplace(tensor.name, Place{&file, &tensor}); !is_new)
-        throw CheckpointError(str(path_.string(), ": tensor ", quoted_name(tensor.name), " is both in ",
-                                  other->second.file->path().filename().string(), " and in ",
-                                  file.path().filename().string()));
-}
-
-std::vector<std::string> SafetensorsModel::names() const {
-  std::vector<std::string> names;
-  for (const auto& [name, place] : places_) names.push_back(name);
-  return names;
-}
-
-const SafetensorsTensor* SafetensorsModel::find(std::string_view name) const {
-  const auto place = places_.find(name);
-  return place == places_.end() ? nullptr : place->second.tensor;
-}
-
-void SafetensorsModel::read(std::string_view name, int64_t begin, std::span<std::byte> destination) const {
-  const auto place = places_.find(name);
-  if (place == places_.end())
-    throw CheckpointError(str(path_.string(), " has no tensor ", quoted_name(name)));
-  place->second.file->read(*place->second.tensor, begin, destination);
+bool SafetensorsFile::verify() const {
+  if (!hashes_) return false;
+  std::vector<std::byte> buffer;
+  for (const SafetensorsTensor& tensor : header_.tensors)
+    for (int64_t block = 0; block * kBlockBytes < tensor.bytes; ++block) {
+      buffer.resize(static_cast<size_t>(std::min(kBlockBytes, tensor.bytes - block * kBlockBytes)));
+      read_block(tensor, block, buffer);
+    }
+  return true;
 }
 
 }  // namespace tessera::checkpoint

@@ -1,4 +1,4 @@
-// Reads safetensors: one file, or a model in shards. Files are untrusted: everything is checked.
+// Reads one safetensors file. Files are untrusted: everything is checked.
 #pragma once
 
 #include <filesystem>
@@ -33,6 +33,8 @@ class SafetensorsFile {
   /// block touched is read whole and verified: throws CheckpointError naming file, tensor and block. Throws
   /// DiskError when the file has become shorter, std::logic_error for a range outside of the tensor.
   void read(const SafetensorsTensor& tensor, int64_t begin, std::span<std::byte> destination) const;
+  /// Reads all tensors and compares their hashes. False: the file has none. Throws as read() does.
+  bool verify() const;
 
  private:
   void read_block(const SafetensorsTensor& tensor, int64_t block, std::span<std::byte> into) const;
@@ -41,37 +43,6 @@ class SafetensorsFile {
   std::optional<SafetensorsHashes> hashes_;
   SafetensorsHeader header_;
   std::map<std::string_view, const SafetensorsTensor*> by_name_;
-};
-
-/// Reads a whole model: a .safetensors file, an index (….safetensors.index.json), or a folder that holds
-/// model.safetensors or model.safetensors.index.json. Immutable; thread-safe.
-class SafetensorsModel {
- public:
-  /// Opens every file of the model. Throws as SafetensorsFile; CheckpointError for an index that is
-  /// not JSON of the form {"weight_map": {NAME: FILE}}, names files in other folders, or does not match its
-  /// files.
-  explicit SafetensorsModel(const std::filesystem::path& path);
-
-  /// Names of all tensors, sorted.
-  std::vector<std::string> names() const;
-  /// nullptr when there is none. Its offset is from the start of its file.
-  const SafetensorsTensor* find(std::string_view name) const;
-  /// Fills `destination` from byte `begin` of the tensor on. Throws CheckpointError for an unknown
-  /// name; otherwise as SafetensorsFile.
-  void read(std::string_view name, int64_t begin, std::span<std::byte> destination) const;
-  /// The files, sorted by name.
-  const std::vector<SafetensorsFile>& files() const { return files_; }
-
- private:
-  struct Place {
-    const SafetensorsFile* file;
-    const SafetensorsTensor* tensor;
-  };
-  void add_tensors();
-
-  std::filesystem::path path_;
-  std::vector<SafetensorsFile> files_;
-  std::map<std::string, Place, std::less<>> places_;
 };
 
 }  // namespace tessera::checkpoint

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "checkpoint/consolidate/consolidate.h"
+#include "checkpoint/consolidate/convert_checkpoint.h"
 #include "checkpoint/read/reader.h"
 #include "core/str.h"
 #include "tests/engine/checkpoint/checkpoint_testing.h"
@@ -190,11 +190,11 @@ TEST(Dtypes, CheckpointsKeepThem) {
     EXPECT_EQ(layout.units[parameter.unit].dtype, base ? DType::kBFloat16 : DType::kFloat32)
         << parameter.name;
   }
-  checkpoint::ConsolidateOptions options;
+  checkpoint::ConvertOptions options{.target = checkpoint::ConvertTarget::kSafetensors};
   options.directory = folder.string();
   options.tag = "tag";
   options.output = folder / "model.safetensors";
-  checkpoint::consolidate(options);
+  checkpoint::convert_checkpoint(options);
   for (int stage = 0; stage <= 3; ++stage)
     for (const bool weights_alone : {false, true}) {
       SCOPED_TRACE(str("stage ", stage, weights_alone ? " weights" : ""));

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/consolidate/consolidate.h"
+#include "checkpoint/consolidate/convert_checkpoint.h"
 #include "checkpoint/files/catalog.h"
 #include "checkpoint/read/reader.h"
 #include "comm/init/agreement.h"
@@ -513,12 +513,12 @@ void RunCheckpoints::load_final_weights() {
 
 std::filesystem::path RunCheckpoints::export_model(const std::filesystem::path& output_dir) {
   return comm::from_rank_0<CheckpointError>(engine_.comm(), "exported model", [&] {
-    checkpoint::ConsolidateOptions options;
+    checkpoint::ConvertOptions options{.target = checkpoint::ConvertTarget::kSafetensors};
     options.directory = folder_;
     options.tag = final_tag();
     options.output = output_dir / kModelName;
     options.disk.sync = engine_.config().checkpoint.fsync;
-    checkpoint::consolidate(options);
+    checkpoint::convert_checkpoint(options);
     return options.output.string();
   });
 }

@@ -1,6 +1,6 @@
 // Consolidation of checkpoints saved by any world: every element of every tensor.
 // (consolidate_libraries_test.py reads the files with other libraries.)
-#include "checkpoint/consolidate/consolidate.h"
+#include "checkpoint/consolidate/convert_checkpoint.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,9 +10,9 @@
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/formats/convert.h"
-#include "checkpoint/formats/safetensors_reader.h"
 #include "core/str.h"
 #include "tests/checkpoint/checkpoint_testing.h"
+#include "tests/checkpoint/formats/safetensors_testing.h"
 #include "tests/support/files.h"
 
 namespace tessera::checkpoint {
@@ -75,10 +75,11 @@ void expect_holds(const std::filesystem::path& path, const std::map<std::string,
 
 class Consolidate : public ::testing::Test {
  protected:
-  ConsolidateOptions options() const {
+  ConvertOptions options() const {
     return {.directory = folder_.path() / "checkpoints",
             .tag = "",
             .output = folder_.path() / "model.safetensors",
+            .target = ConvertTarget::kSafetensors,
             .disk = {.sync = false, .probe = {}},
             .progress = {}};
   }
@@ -100,7 +101,7 @@ TEST_F(Consolidate, GivesTheMastersOfAnyWorld) {
   for (const int world : {1, 2, 3, 5, 8}) {
     const SampleModel model = testing::sample_model(world, static_cast<uint64_t>(world));
     save(model);
-    const ConsolidateResult result = consolidate(options());
+    const ConvertResult result = convert_checkpoint(options());
     const auto expected = expected_of(model, DType::kFloat32);
     expect_holds(options().output, expected);
     EXPECT_EQ(result.checkpoint, folder_.path() / "checkpoints" / "step");
@@ -112,10 +113,10 @@ TEST_F(Consolidate, GivesTheMastersOfAnyWorld) {
 TEST_F(Consolidate, IntoShards) {
   const SampleModel model = testing::sample_model(2, 7);
   save(model);
-  ConsolidateOptions shards = options();
+  ConvertOptions shards = options();
   shards.output = folder_.path() / "out";
   shards.max_shard_bytes = 600;
-  consolidate(shards);
+  convert_checkpoint(shards);
   EXPECT_GT(testing::names_in(shards.output).size(), 3u);
   expect_holds(shards.output, expected_of(model, DType::kFloat32));
 }
@@ -132,7 +133,7 @@ TEST_F(Consolidate, LargeTensorsOfOddSizes) {
       {.world_size = 3, .unit_numel = 4'000'000}, 5, {});
   save(model);
   for (const DType type : {DType::kFloat32, DType::kBFloat16}) {
-    ConsolidateOptions one = options();
+    ConvertOptions one = options();
     one.dtype = type;
     std::vector<int64_t> heard;
     one.progress = [&](int64_t done, int64_t total) {
@@ -140,7 +141,7 @@ TEST_F(Consolidate, LargeTensorsOfOddSizes) {
       EXPECT_LE(done, total);
       heard.back() == total ? heard.push_back(-1) : void();
     };
-    const ConsolidateResult result = consolidate(one);
+    const ConvertResult result = convert_checkpoint(one);
     expect_holds(one.output, expected_of(model, type));
     ASSERT_GT(heard.size(), 4u) << "several batches";
     EXPECT_EQ(heard.back(), -1) << "the last call says that all is done";
@@ -153,14 +154,14 @@ TEST_F(Consolidate, TagsAreChosen) {
   const SampleModel first = testing::sample_model(2, 1), second = testing::sample_model(3, 2);
   save(first, "one");
   save(second, "two");
-  consolidate(options());
+  convert_checkpoint(options());
   expect_holds(options().output, expected_of(second, DType::kFloat32));
-  ConsolidateOptions chosen = options();
+  ConvertOptions chosen = options();
   chosen.tag = "one";
-  consolidate(chosen);
+  convert_checkpoint(chosen);
   expect_holds(options().output, expected_of(first, DType::kFloat32));
   chosen.tag = "three";
-  EXPECT_THAT([&] { consolidate(chosen); },
+  EXPECT_THAT([&] { convert_checkpoint(chosen); },
               ThrowsMessage<CheckpointError>(HasSubstr("has no checkpoint three; it has one, two")));
 }
 
@@ -168,20 +169,20 @@ TEST_F(Consolidate, WhatItReadsIsVerified) {
   save(testing::sample_model(2, 1));
   const std::filesystem::path checkpoint = folder_.path() / "checkpoints" / "step";
   damage(1, "/master/unit_00001");
-  EXPECT_THAT([&] { consolidate(options()); },
+  EXPECT_THAT([&] { convert_checkpoint(options()); },
               ThrowsMessage<CheckpointError>(HasSubstr("rank_00001.h5: block 0")));
   EXPECT_THAT(testing::names_in(folder_.path()), ElementsAre("checkpoints"));
   damage(1, "/master/unit_00001");  // repairs it
-  consolidate(options());
+  convert_checkpoint(options());
   std::filesystem::remove(checkpoint / "rank_00001.h5");
-  EXPECT_THAT([&] { consolidate(options()); },
+  EXPECT_THAT([&] { convert_checkpoint(options()); },
               ThrowsMessage<CheckpointError>(HasSubstr("rank_00001.h5: cannot be read")));
 }
 
 TEST_F(Consolidate, AModelWithNothingInIt) {
   const SampleModel model({}, {.world_size = 2}, 1, {});
   save(model);
-  consolidate(options());
+  convert_checkpoint(options());
   expect_holds(options().output, expected_of(model, DType::kFloat32));
 }
 

@@ -15,7 +15,6 @@
 #include <iostream>
 
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/consolidate/consolidate.h"
 #include "checkpoint/consolidate/convert_checkpoint.h"
 #include "core/error.h"
 #include "core/memory/process_memory.h"
@@ -93,14 +92,14 @@ void save_layers(const std::string& directory, int world, int count) {
 }
 
 void consolidate(const std::vector<std::string>& args) {
-  ConsolidateOptions options;
+  ConvertOptions options;
   options.directory = args.at(1);
   options.output = args.at(2);
-  options.format = parse_model_format(args.at(3)).value();
+  options.target = parse_convert_target(args.at(3)).value();
   options.dtype = parse_dtype(args.at(4)).value();
   options.disk.sync = args.size() > 5;
   const auto start = std::chrono::steady_clock::now();
-  const ConsolidateResult result = consolidate(options);
+  const ConvertResult result = convert_checkpoint(options);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   std::cout << nlohmann::json{{"peak_kib", static_cast<int64_t>(peak_resident_bytes()) / 1024},
                               {"seconds", seconds.count()},

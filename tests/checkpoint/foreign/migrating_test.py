@@ -164,10 +164,11 @@ class MigratingTest(TrainersTest):
         return result.stderr.decode()
 
     def test_checksums(self):
-        """One byte of a tensor, of each format that is made of torch.save's archives."""
+        """One byte of a tensor, of each format that is made of torch.save's archives, and of our safetensors."""
         model, optimizer = trainer_test.trained()
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         torch.save(state, self.folder / "one.pt")
+        tessera(self.folder, "consolidate", "one.pt", "ours.safetensors")
         (self.folder / "hf").mkdir()
         torch.save(model.state_dict(), self.folder / "hf" / "pytorch_model.bin")
         (self.folder / "hf" / "config.json").write_text("{}")
@@ -181,17 +182,18 @@ class MigratingTest(TrainersTest):
         weight = model.state_dict()[next(iter(model.state_dict()))]
         for source, file, tensor, command in (
                 ("one.pt", "one.pt", weight, ("consolidate", "one.pt", "new.safetensors")),
+                ("ours.safetensors", "ours.safetensors", weight, ("convert", "ours.safetensors", "new.pt", "--to", "pt")),
                 ("hf", "hf/pytorch_model.bin", weight, ("convert", "hf", "new/out", "--to", "tessera")),
                 ("dcp", "dcp/__0_0.distcp", weight, ("convert", "dcp", "new/out", "--to", "universal")),
                 ("run", "run/global_step14/zero_pp_rank_1_mp_rank_00_optim_states.pt", part, ("convert", "run", "new/out", "--to", "dcp"))):
             with self.subTest(source):
-                self.assertRegex(tessera(self.folder, "inspect", source, "--verify"), r"verified: .*the CRC-32 of [1-9]\d* archives as saved")
+                self.assertRegex(tessera(self.folder, "inspect", source, "--verify"), r"verified: .*the checksums of [1-9]\d* archives as saved")
                 data = bytearray((self.folder / file).read_bytes())
                 data[data.index(tensor.numpy().tobytes()) + 5] ^= 4
                 (self.folder / file).write_bytes(data)
                 outcome = subprocess.run([os.environ["TESSERA"], "inspect", source, "--verify"], cwd=self.folder, capture_output=True, text=True, check=False)
                 self.assertEqual(outcome.returncode, 1)
-                self.assertRegex(outcome.stdout, rf"damaged: .*{Path(file).name}.*CRC-32")
+                self.assertRegex(outcome.stdout, rf"damaged: .*{Path(file).name}.*(CRC-32|found hash)")
                 self.assertIn(Path(file).name, self.assert_fails(*command))
                 self.assertEqual(list(self.folder.glob("new*")), [])
 

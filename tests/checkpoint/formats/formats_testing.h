@@ -12,6 +12,7 @@
 #include "checkpoint/formats/safetensors_header.h"
 #include "core/error.h"
 #include "tests/checkpoint/checkpoint_testing.h"
+#include "tests/checkpoint/formats/safetensors_testing.h"
 #include "tests/support/errors.h"
 #include "tests/support/files.h"
 

@@ -99,55 +99,6 @@ TEST(SafetensorsIndex, WhatIsWrongIsSaid) {
   EXPECT_EQ(good, (std::map<std::string, std::string>{{"a", "f"}, {"b", "g"}}));
 }
 
-class SafetensorsModelTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    write_text(folder_ / "one", file_of(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", "A"));
-    write_text(folder_ / "two", file_of(R"({"b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", "B"));
-  }
-  std::string error_with_index(const std::string& weight_map) {
-    write_text(folder_ / "model.safetensors.index.json", R"({"weight_map":)" + weight_map + "}");
-    return error_of<Error>([&] { SafetensorsModel{folder_.path()}; });
-  }
-  TestFolder folder_;
-};
-
-TEST_F(SafetensorsModelTest, IndexAndFilesMustAgree) {
-  EXPECT_EQ(error_with_index(R"({"a":"one","b":"two"})"), "");
-  EXPECT_THAT(error_with_index(R"({"a":"one","b":"one"})"),
-              HasSubstr("tensor 'b' is not in one, where the index has it"));
-  EXPECT_THAT(error_with_index(R"({"a":"two","b":"one"})"),
-              HasSubstr("tensor 'a' is not in two, where the index has it"));
-  EXPECT_THAT(error_with_index(R"({"b":"two","c":"one"})"),
-              HasSubstr("tensor 'c' is not in one, where the index has it"));
-  EXPECT_THAT(error_with_index(R"({"a":"one","b":"three"})"), HasSubstr("three: No such file"));
-  write_text(folder_ / "two", file_of(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", "B"));
-  EXPECT_THAT(error_with_index(R"({"a":"one","b":"two"})"),
-              HasSubstr("tensor 'a' is both in one and in two"));
-  write_text(
-      folder_ / "two",
-      file_of(
-          R"({"b":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"c":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
-          "B"));
-  EXPECT_THAT(error_with_index(R"({"a":"one","b":"two"})"),
-              HasSubstr("tensor 'c' of two is not in the index"));
-}
-
-TEST_F(SafetensorsModelTest, AFolderWithoutWeights) {
-  EXPECT_THAT(error_of<Error>([&] { SafetensorsModel{folder_.path()}; }),
-              HasSubstr("holds neither model.safetensors nor model.safetensors.index.json"));
-}
-
-TEST_F(SafetensorsModelTest, Reads) {
-  error_with_index(R"({"a":"one","b":"two"})");
-  const SafetensorsModel model(folder_.path());
-  EXPECT_THAT(model.names(), ElementsAre("a", "b"));
-  char byte = 0;
-  model.read("b", 0, std::as_writable_bytes(std::span(&byte, 1)));
-  EXPECT_EQ(byte, 'B');
-  EXPECT_THAT(error_of<Error>([&] { model.read("c", 0, {}); }), HasSubstr("has no tensor 'c'"));
-}
-
 // One to five places of a text changed: bytes replaced, removed, doubled, or digits of another number.
 std::string mutated(std::string text, std::mt19937_64& source) {
   static constexpr std::string_view kLikely = "0123456789,:[]{}\" -.eE\\utn";
