@@ -21,6 +21,7 @@
 #include "checkpoint/formats/pending_output.h"
 #include "checkpoint/formats/pickle_writer.h"
 #include "checkpoint/manifest/names.h"
+#include "core/numel.h"
 #include "core/str.h"
 
 namespace tessera::checkpoint {
@@ -234,10 +235,9 @@ class DistributedFile : public ArchiveSequence {
     if (item.kind == Item::Kind::kValue) {
       write_value(pickle, item.value);
     } else {
-      int64_t numel = 1;
-      for (const int64_t size : item.shape) numel *= size;
-      const size_t storage = item.kind == Item::Kind::kStep ? archive.place(float_bytes(item.step))
-                                                            : archive.stream(numel * size_bytes(item.type));
+      const size_t storage = item.kind == Item::Kind::kStep
+                                 ? archive.place(float_bytes(item.step))
+                                 : archive.stream(numel_of(item.shape) * size_bytes(item.type));
       pickle.tensor(item.type, item.shape, storage);
     }
     archive.pickle = pickle.finish();

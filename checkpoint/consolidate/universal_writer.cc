@@ -29,6 +29,7 @@
 #include "core/error.h"
 #include "core/files/pending_file.h"
 #include "core/files/temporary_name.h"
+#include "core/numel.h"
 #include "core/str.h"
 
 namespace tessera::checkpoint {
@@ -203,9 +204,7 @@ class UniversalFiles : public ArchiveSequence {
 
   static PlannedArchive tensor_archive(const std::vector<int64_t>& shape) {
     PlannedArchive archive;
-    int64_t numel = 1;
-    for (const int64_t size : shape) numel *= size;
-    const size_t storage = archive.stream(numel * size_bytes(DType::kFloat32));
+    const size_t storage = archive.stream(numel_of(shape) * size_bytes(DType::kFloat32));
     PickleWriter pickle;
     pickle.begin_dict()
         .text("cat_dim")

@@ -5,6 +5,7 @@
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/hdf5/hdf5_image.h"
 #include "core/error.h"
+#include "core/numel.h"
 #include "core/str.h"
 #include "core/utf8.h"
 
@@ -112,9 +113,7 @@ void check_content(const ShardContent& content) {
     if (tensor.shape.size() > kMaxDims)
       throw CheckpointError(str("cannot save buffer ", tensor.name, ": it has ", tensor.shape.size(),
                                 " dimensions; HDF5 holds ", kMaxDims));
-    int64_t numel = 1;
-    for (int64_t size : tensor.shape) numel *= size;
-    check_bytes(tensor.data, numel * size_bytes(tensor.type), "buffer " + tensor.name);
+    check_bytes(tensor.data, numel_of(tensor.shape) * size_bytes(tensor.type), "buffer " + tensor.name);
   }
   for (const Blob& blob : content.blobs) check_name(blob.name, "blob", blob_names);
 }

@@ -10,6 +10,7 @@
 #include "checkpoint/foreign/pickle_json.h"
 #include "checkpoint/foreign/saved_state.h"
 #include "core/ascii.h"
+#include "core/numel.h"
 #include "core/str.h"
 #include "core/utf8.h"
 
@@ -64,12 +65,6 @@ Place place_of(const TorchTensor& tensor) {
 }
 
 }  // namespace
-
-int64_t numel_of(const std::vector<int64_t>& shape) {
-  int64_t product = 1;
-  for (const int64_t size : shape) product *= size;
-  return product;
-}
 
 ForeignTensor foreign_tensor(int file, const TorchTensor& tensor) {
   return {.type = tensor.type,
@@ -542,18 +537,10 @@ std::string optimizer_class(const ForeignCheckpoint& checkpoint, const json& con
       return name;
     }
   }
-  std::set<std::string, std::less<>> states;
+  StateNames states;
   for (const ForeignParameter& one : checkpoint.parameters)
     for (const auto& [name, tensor] : one.states) states.insert(name);
-  const json options = checkpoint.groups.empty() ? json::object() : checkpoint.groups[0];
-  const auto has = [&](const char* option) { return options.contains(option); };
-  if (states.contains("exp_avg") && states.contains("exp_avg_sq") && has("betas"))
-    return !has("decoupled_weight_decay")                    ? ""
-           : options["decoupled_weight_decay"] == json(true) ? "AdamW"
-                                                             : "Adam";
-  if (has("dampening") && has("nesterov")) return "SGD";
-  if (states.size() == 1 && states.contains("exp_avg") && has("betas") && !has("eps")) return "Lion";
-  return "";
+  return optimizer_class(states, checkpoint.groups.empty() ? json::object() : checkpoint.groups[0]);
 }
 
 }  // namespace tessera::checkpoint

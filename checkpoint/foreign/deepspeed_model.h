@@ -14,8 +14,10 @@
 #include <vector>
 
 #include "checkpoint/foreign/foreign_checkpoint.h"
+
 #include "checkpoint/formats/pickle.h"
 #include "checkpoint/formats/torch_file.h"
+#include "core/numel.h"
 
 namespace tessera::checkpoint {
 
@@ -69,8 +71,6 @@ std::optional<int64_t> integer_of(const PickleValue* value);
 ForeignTensor foreign_tensor(int file, const TorchTensor& tensor);
 /// Elements [begin, begin + numel) of a parameter, which are consecutive in a file from byte `offset` on.
 Run flat_run(int file, int64_t offset, int64_t begin, int64_t numel);
-/// The product of sizes, which come from shapes_of() or a tensor.
-int64_t numel_of(const std::vector<int64_t>& shape);
 
 /// Checks sizes that the run must not have had: model and expert parallelism. `universal`: model parallelism
 /// is allowed.

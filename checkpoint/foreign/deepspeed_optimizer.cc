@@ -21,6 +21,7 @@
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/foreign/pickle_json.h"
 #include "checkpoint/foreign/saved_state.h"
+#include "core/numel.h"
 #include "core/str.h"
 #include "core/utf8.h"
 

@@ -15,6 +15,7 @@
 #include "checkpoint/formats/torch_file.h"
 #include "core/check.h"
 #include "core/files/input_file.h"
+#include "core/numel.h"
 #include "core/str.h"
 #include "core/utf8.h"
 
@@ -288,11 +289,7 @@ int64_t check_archives(const ForeignCheckpoint& checkpoint, size_t first, size_t
   return checked;
 }
 
-int64_t ForeignTensor::numel() const {
-  int64_t product = 1;
-  for (const int64_t size : shape) product *= size;
-  return product;
-}
+int64_t ForeignTensor::numel() const { return numel_of(shape); }
 
 std::vector<Run> runs_of_box(int file, int64_t offset, DType type, const std::vector<int64_t>& shape,
                              const std::vector<int64_t>& begin, const std::vector<int64_t>& sizes,

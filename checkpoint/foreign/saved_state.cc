@@ -105,35 +105,6 @@ bool is_buffer(const SavedTensor& entry) {
   return !fraction && !eight_bits;
 }
 
-/// Names of torch.optim's classes, as far as states and options tell. Adam and AdamW have been one class with
-/// an option for a while; before, nothing tells them apart.
-std::string optimizer_name(const SavedOptimizer& optimizer) {
-  std::set<std::string, std::less<>> states;
-  for (const SavedState& one : optimizer.states)
-    for (const auto& [name, tensor] : one.tensors) states.insert(name);
-  const json options = optimizer.groups.empty() ? json::object() : optimizer.groups[0].options;
-  const auto has = [&](const char* option) { return options.contains(option); };
-  if (states.contains("exp_avg") && states.contains("exp_avg_sq") && has("betas") && has("amsgrad")) {
-    if (!has("decoupled_weight_decay")) return "";
-    return options["decoupled_weight_decay"] == json(true) ? "AdamW" : "Adam";
-  }
-  if (states.contains("mu_product")) return "NAdam";
-  if (has("ns_steps") && has("ns_coefficients")) return "Muon";
-  if (has("beta2_decay") && has("d")) return "Adafactor";
-  if (has("etas") && has("step_sizes")) return "Rprop";
-  if (has("lambd") && has("t0")) return "ASGD";
-  if (states.contains("exp_avg") && states.contains("exp_avg_sq") && has("decoupled_weight_decay") &&
-      has("betas"))
-    return "RAdam";
-  if (states.contains("exp_inf")) return "Adamax";
-  if (states.contains("square_avg") && states.contains("acc_delta")) return "Adadelta";
-  if (states.contains("square_avg") && has("alpha")) return "RMSprop";
-  if (states.contains("sum") && has("lr_decay")) return "Adagrad";
-  if (has("dampening") && has("nesterov")) return "SGD";
-  if (states.size() == 1 && states.contains("exp_avg") && has("betas") && !has("eps")) return "Lion";
-  return "";
-}
-
 /// Puts the parameters of which tied_to(i) is another one's place under that one's names.
 void join(ForeignCheckpoint& checkpoint, const std::vector<size_t>& tied_to) {
   std::vector<ForeignParameter> kept;
@@ -446,6 +417,29 @@ std::string key_of(const PickleValue& key, const std::string& what) {
 
 }  // namespace
 
+std::string optimizer_class(const StateNames& states, const json& options) {
+  const auto has = [&](const char* option) { return options.contains(option); };
+  if (states.contains("exp_avg") && states.contains("exp_avg_sq") && has("betas") && has("amsgrad")) {
+    if (!has("decoupled_weight_decay")) return "";
+    return options["decoupled_weight_decay"] == json(true) ? "AdamW" : "Adam";
+  }
+  if (states.contains("mu_product")) return "NAdam";
+  if (has("ns_steps") && has("ns_coefficients")) return "Muon";
+  if (has("beta2_decay") && has("d")) return "Adafactor";
+  if (has("etas") && has("step_sizes")) return "Rprop";
+  if (has("lambd") && has("t0")) return "ASGD";
+  if (states.contains("exp_avg") && states.contains("exp_avg_sq") && has("decoupled_weight_decay") &&
+      has("betas"))
+    return "RAdam";
+  if (states.contains("exp_inf")) return "Adamax";
+  if (states.contains("square_avg") && states.contains("acc_delta")) return "Adadelta";
+  if (states.contains("square_avg") && has("alpha")) return "RMSprop";
+  if (states.contains("sum") && has("lr_decay")) return "Adagrad";
+  if (has("dampening") && has("nesterov")) return "SGD";
+  if (states.size() == 1 && states.contains("exp_avg") && has("betas") && !has("eps")) return "Lion";
+  return "";
+}
+
 std::optional<std::vector<int64_t>> SavedState::shape() const {
   if (of_bitsandbytes)
     for (const char* last : {"state2", "state1"})
@@ -711,7 +705,11 @@ void assemble(ForeignCheckpoint& checkpoint, std::vector<SavedTensor> model,
   }
   if (!order.names.empty()) reorder(checkpoint, order.names, places);
   if (!optimizer) return;
-  checkpoint.optimizer = optimizer_name(*optimizer);
+  StateNames states;
+  for (const SavedState& one : optimizer->states)
+    for (const auto& [name, tensor] : one.tensors) states.insert(name);
+  checkpoint.optimizer =
+      optimizer_class(states, optimizer->groups.empty() ? json::object() : optimizer->groups[0].options);
   if (name_states(checkpoint, *optimizer, order, places)) {
     give_states(checkpoint, *optimizer, places);
     find_ties(checkpoint);

@@ -7,6 +7,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -74,6 +75,11 @@ struct SavedOptimizer {
   std::vector<SavedState> states;
   std::vector<SavedGroup> groups;
 };
+
+using StateNames = std::set<std::string, std::less<>>;
+/// The name of torch.optim's class that has these states and options, as far as they tell; else "". Adam and
+/// AdamW have been one class with an option for a while; before, nothing tells them apart.
+std::string optimizer_class(const StateNames& states, const nlohmann::json& options);
 
 /// Adds another optimizer of the same model: its groups come after those that are there.
 void append(SavedOptimizer& to, SavedOptimizer more);

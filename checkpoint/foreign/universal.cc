@@ -20,6 +20,7 @@
 #include "checkpoint/foreign/pickle_json.h"
 #include "checkpoint/foreign/saved_state.h"
 #include "core/files/disk.h"
+#include "core/numel.h"
 #include "core/str.h"
 #include "core/utf8.h"
 

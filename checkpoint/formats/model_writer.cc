@@ -12,6 +12,7 @@
 #include "checkpoint/hdf5/hdf5_image.h"
 #include "core/check.h"
 #include "core/error.h"
+#include "core/numel.h"
 #include "core/str.h"
 #include "core/utf8.h"
 
@@ -42,11 +43,7 @@ int64_t checked_bytes(const ModelTensor& tensor) {
 
 }  // namespace
 
-int64_t ModelTensor::bytes() const {
-  int64_t bytes = size_bytes(type);
-  for (const int64_t size : shape) bytes *= size;
-  return bytes;
-}
+int64_t ModelTensor::bytes() const { return numel_of(shape) * size_bytes(type); }
 
 std::string_view name_of(ModelFormat format) {
   switch (format) {

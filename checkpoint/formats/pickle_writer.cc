@@ -1,5 +1,7 @@
 #include "checkpoint/formats/pickle_writer.h"
 
+#include "core/numel.h"
+
 #include <algorithm>
 #include <bit>
 #include <limits>
@@ -24,12 +26,6 @@ const char* storage_class(DType type) {
     case DType::kComplex128: return "ComplexDoubleStorage";
     default: return nullptr;
   }
-}
-
-int64_t numel_of(const std::vector<int64_t>& shape) {
-  int64_t numel = 1;
-  for (const int64_t size : shape) numel *= size;
-  return numel;
 }
 
 // Returns the strides as torch counts them: a size of zero counts as one.

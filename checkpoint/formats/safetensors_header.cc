@@ -12,6 +12,7 @@
 #include "checkpoint/formats/safetensors_types.h"
 #include "core/error.h"
 #include "core/json/json_reader.h"
+#include "core/numel.h"
 #include "core/str.h"
 #include "core/utf8.h"
 
@@ -25,8 +26,7 @@ void place_tensors(std::vector<SafetensorsTensor>& tensors) {
   int64_t offset = 0;
   for (SafetensorsTensor& tensor : tensors) {
     tensor.offset = offset;
-    tensor.bytes = size_bytes(tensor.type);
-    for (const int64_t size : tensor.shape) tensor.bytes *= size;
+    tensor.bytes = numel_of(tensor.shape) * size_bytes(tensor.type);
     offset += tensor.bytes;
   }
 }

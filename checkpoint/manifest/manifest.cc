@@ -13,6 +13,7 @@
 #include "core/error.h"
 #include "core/json/json_field.h"
 #include "core/json/json_reader.h"
+#include "core/numel.h"
 #include "core/str.h"
 
 namespace tessera::checkpoint {
@@ -179,12 +180,6 @@ std::vector<int64_t> parse_shape(const JsonField& field) {
       field.complain("the product of the sizes is too large for a tensor");
   });
   return shape;
-}
-
-int64_t numel_of(const std::vector<int64_t>& shape) {
-  int64_t product = 1;
-  for (int64_t size : shape) product *= size;
-  return product;
 }
 
 std::vector<std::string> parse_names(const JsonField& field) {

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdio>
 
+#include "core/numel.h"
 #include "core/str.h"
 
 namespace tessera::checkpoint {
@@ -17,11 +18,7 @@ std::string unit_name(int unit) {
 
 }  // namespace
 
-int64_t SavedParameter::numel() const {
-  int64_t product = 1;
-  for (int64_t size : shape) product *= size;
-  return product;
-}
+int64_t SavedParameter::numel() const { return numel_of(shape); }
 
 SavedPlace SavedLayout::place(int parameter, int64_t first) const {
   const SavedParameter& one = parameters[static_cast<size_t>(parameter)];

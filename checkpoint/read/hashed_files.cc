@@ -8,6 +8,7 @@
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/manifest/names.h"
 #include "core/check.h"
+#include "core/numel.h"
 #include "core/str.h"
 
 namespace tessera::checkpoint {
@@ -37,11 +38,7 @@ std::string datasets_in(const FileRecord& file, int64_t begin, int64_t end) {
 
 }  // namespace
 
-int64_t StoredTensor::numel() const {
-  int64_t product = 1;
-  for (const int64_t size : shape) product *= size;
-  return product;
-}
+int64_t StoredTensor::numel() const { return numel_of(shape); }
 
 std::vector<std::byte> ElementSource::read_all(const TensorId& id) const {
   const std::optional<StoredTensor> stored = find(id);

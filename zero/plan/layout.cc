@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "core/numel.h"
 
 namespace tessera::zero {
 namespace {
@@ -33,11 +34,7 @@ Range intersect(Range a, Range b) {
   return both;
 }
 
-int64_t ParameterSpec::numel() const {
-  int64_t product = 1;
-  for (int64_t size : shape) product *= size;
-  return product;
-}
+int64_t ParameterSpec::numel() const { return numel_of(shape); }
 
 Layout::Layout(std::vector<ParameterSpec> parameters, const LayoutOptions& options)
     : world_size_(options.world_size), parameters_(std::move(parameters)) {
