@@ -3,7 +3,6 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <map>
 #include <optional>
 #include <set>
@@ -28,11 +27,10 @@ struct FileTensor {
   const checkpoint::ForeignTensor* elements;
 };
 
-/// The weights of a file or folder of any format that is read; what has checksums is verified, each file on
-/// one rank.
+/// The weights of a file or folder of any format that is read; what has checksums is verified.
 class WeightsFile {
  public:
-  WeightsFile(const std::string& path, zero::ShardedModel& model) {
+  WeightsFile(const std::string& path, const zero::ShardedModel& model) {
     std::optional<checkpoint::ForeignCheckpoint> found = checkpoint::read_weights(path, order_of(model));
     if (!found)
       throw CheckpointError(
@@ -40,8 +38,7 @@ class WeightsFile {
               ": has no weights that are read; expected a .safetensors file, what torch.save has written, a "
               "folder with model.safetensors or pytorch_model.bin, or another program's checkpoint"));
     source_ = *std::move(found);
-    checkpoint::check_archives(source_, static_cast<size_t>(model.comm().rank()),
-                               static_cast<size_t>(model.comm().size()));
+    checkpoint::check_archives(source_);
     files_.emplace(source_.files);
     const auto add = [&](const std::string& name, const checkpoint::ForeignTensor& tensor) {
       tensors_.try_emplace(name, FileTensor{name, &tensor});

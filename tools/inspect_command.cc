@@ -150,9 +150,8 @@ int inspect(const InspectFlags& flags, const std::filesystem::path& directory, c
                 << mebibytes(report->bytes)
                 << (saved.foreign() == nullptr
                         ? ", every hash as saved"
-                        : str(", the checksums of ", format_count(report->num_archives),
-                              " archives as saved, ", format_count(report->num_nonfinite),
-                              " elements that are NaN or infinite"))
+                        : str(", the CRC-32 of ", format_count(report->num_archives), " archives as saved, ",
+                              format_count(report->num_nonfinite), " elements that are NaN or infinite"))
                 << '\n';
   }
   return ok ? 0 : 1;

@@ -128,7 +128,13 @@ OnDisk look_on_disk(const fs::path& output_dir) {
   } catch (const Error&) {
     // RunRecord says so.
   }
-  for (const std::string& tag : checkpoint::list_folders(folder)) try {
+  std::vector<std::string> tags;
+  try {
+    tags = checkpoint::list_folders(folder);
+  } catch (const Error& caught) {
+    found.damaged.emplace_back(caught.what());
+  }
+  for (const std::string& tag : tags) try {
       const std::optional<Saved> saved = saved_by(tag, checkpoint::read_manifest(folder / tag).state);
       if (!saved) continue;
       if (is_own(*saved))

@@ -101,7 +101,7 @@ class Parser {
     const json* const fp16 = find(state_.config, "fp16");
     if (const json* scaler = find(value, "loss_scaler"); scaler != nullptr && scaler->is_object())
       if ((fp16 != nullptr && fp16->value("enabled", false)) ||
-          scaler->contains("dynamic"))  // foreign_view.cc
+          scaler->contains("dynamic"))  // foreign_source.cc
         state_.loss_scaler = *scaler;
     return std::move(state_);
   }

@@ -13,6 +13,7 @@
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/foreign/distributed_metadata.h"
+#include "checkpoint/foreign/model_files.h"
 #include "checkpoint/foreign/pickle_json.h"
 #include "core/files/disk.h"
 #include "core/files/input_file.h"
@@ -479,13 +480,14 @@ DistributedContents read_metadata_folder(ForeignCheckpoint& checkpoint, const fs
   return out;
 }
 
-/// Whether the folder has the shards of DCP's writer for the Hugging Face Hub, which has no .metadata:
-/// "shard-00003-model-00001-of-00001.safetensors".
+/// Whether the folder has the shards of DCP's writer for the Hugging Face Hub, which has no .metadata
+/// ("shard-00003-model-00001-of-00001.safetensors"), and not the model that was made of them.
 bool has_hub_shards(const fs::path& folder) {
-  return std::ranges::any_of(paths_in(folder), [](const fs::path& path) {
-    const std::string name = path.filename().string();
-    return name.starts_with("shard-") && name.find("-model-") != name.npos && name.ends_with(".safetensors");
-  });
+  return weights_in(folder).empty() && std::ranges::any_of(paths_in(folder), [](const fs::path& path) {
+           const std::string name = path.filename().string();
+           return name.starts_with("shard-") && name.find("-model-") != name.npos &&
+                  name.ends_with(".safetensors");
+         });
 }
 
 /// Ranks that wrote: files are named __RANK_NUMBER.distcp.

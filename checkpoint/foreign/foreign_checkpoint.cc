@@ -1,10 +1,12 @@
 #include "checkpoint/foreign/foreign_checkpoint.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <deque>
 #include <future>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string_view>
 #include <system_error>
@@ -279,12 +281,12 @@ int64_t check_archives(const ForeignCheckpoint& checkpoint, size_t first, size_t
   int64_t checked = 0;
   for (size_t i = first; i < checkpoint.archives.size(); i += step) {
     const ArchivePart& one = checkpoint.archives[i];
-    if (one.bytes < 0 && !TorchFile::recognizes(one.path)) {
-      checked += SafetensorsFile(one.path).verify() ? 1 : 0;
-      continue;
+    try {
+      const TorchFile file = one.bytes < 0 ? TorchFile(one.path) : TorchFile(one.path, one.begin, one.bytes);
+      checked += file.verify() ? 1 : 0;
+    } catch (const DiskError& error) {
+      throw CheckpointError(error.what());
     }
-    const TorchFile file = one.bytes < 0 ? TorchFile(one.path) : TorchFile(one.path, one.begin, one.bytes);
-    checked += file.verify() ? 1 : 0;
   }
   return checked;
 }
@@ -343,13 +345,31 @@ std::vector<Run> runs_of_strided(int file, int64_t offset, DType type, const std
   return runs_of_box(file, offset, type, shape, std::vector<int64_t>(shape.size(), 0), shape, strides);
 }
 
+namespace {
+
+/// A file that is read: one of Tessera's safetensors by its hashes, another one as it is.
+struct OpenFile {
+  explicit OpenFile(const fs::path& path) : plain(path) {
+    constexpr size_t kLengthBytes = 8;  // of the header, before its '{'
+    std::array<std::byte, kLengthBytes + 1> start{};
+    if (plain.read_some(0, start) < start.size() || start.back() != std::byte{'{'}) return;
+    hashed.emplace(path);
+    if (!hashed->has_hashes()) hashed.reset();
+  }
+
+  InputFile plain;
+  std::optional<SafetensorsFile> hashed;
+};
+
+}  // namespace
+
 struct ForeignFiles::Impl {
   std::vector<fs::path> paths;
   std::mutex mutex;  // guards what follows
-  std::vector<std::shared_ptr<const InputFile>> open;
+  std::vector<std::shared_ptr<const OpenFile>> open;
   std::deque<size_t> opened;  // those that are open, the oldest first
 
-  std::shared_ptr<const InputFile> file(int index) {
+  std::shared_ptr<const OpenFile> file(int index) {
     const auto at = static_cast<size_t>(index);
     TESSERA_CHECK(index >= 0 && at < paths.size(), "file ", index, " of ", paths.size());
     const std::scoped_lock lock(mutex);
@@ -358,17 +378,22 @@ struct ForeignFiles::Impl {
       open[opened.front()].reset();
       opened.pop_front();
     }
-    open[at] = std::make_shared<const InputFile>(paths[at]);
+    open[at] = std::make_shared<const OpenFile>(paths[at]);
     opened.push_back(at);
     return open[at];
   }
 
   void read_at(int index, int64_t offset, std::span<std::byte> destination) {
-    const auto input = file(index);
-    const auto got = static_cast<int64_t>(input->read_some(offset, destination));
-    if (const auto wanted = static_cast<int64_t>(destination.size()); got < wanted)
-      throw CheckpointError(str(input->path().string(), " ends at byte ", offset + got, "; expected ",
-                                offset + wanted, " at least: it was cut off"));
+    try {
+      const auto input = file(index);
+      if (input->hashed) return input->hashed->read_at(offset, destination);
+      const auto got = static_cast<int64_t>(input->plain.read_some(offset, destination));
+      if (const auto wanted = static_cast<int64_t>(destination.size()); got < wanted)
+        throw CheckpointError(str(input->plain.path().string(), " ends at byte ", offset + got, "; expected ",
+                                  offset + wanted, " at least: it was cut off"));
+    } catch (const DiskError& error) {
+      throw CheckpointError(error.what());
+    }
   }
 };
 

@@ -51,7 +51,7 @@ std::vector<Run> runs_of_box(int file, int64_t offset, DType type, const std::ve
                              const std::vector<int64_t>& begin, const std::vector<int64_t>& sizes,
                              const std::vector<int64_t>& strides);
 
-/// What may have checksums: a safetensors file; what torch.save has written, a file or a part of one.
+/// What torch.save has written: a file, or a part of one.
 struct ArchivePart {
   std::filesystem::path path;
   int64_t begin = 0;
@@ -98,7 +98,7 @@ struct ForeignCheckpoint {
   int stage = 0;               ///< of ZeRO; -1: not said
   std::filesystem::path path;  ///< the checkpoint's folder or file
   std::vector<std::filesystem::path> files;  ///< that have elements
-  std::vector<ArchivePart> archives;         ///< that were read; read_foreign() adds `files`
+  std::vector<ArchivePart> archives;         ///< that were read; read_foreign() adds those in `files`
   std::vector<ForeignParameter> parameters;  ///< in the model's order where the source has it
   std::vector<std::pair<std::string, ForeignTensor>> buffers;  ///< persistent ones, by name
 
@@ -127,7 +127,8 @@ struct ForeignCheckpoint {
   void lose_since(size_t begin, LostValue::Kind kind, const std::string& name);
 };
 
-/// Reads elements. Owns the open files. Thread-safe.
+/// Reads elements; those of Tessera's own safetensors are compared with their hashes. Owns the open files.
+/// Thread-safe.
 class ForeignFiles {
  public:
   /// Opens files as they are read.
@@ -149,9 +150,8 @@ class ForeignFiles {
 /// tensor, elements that are there twice or not at all, a state of another shape, a name twice.
 void check(const ForeignCheckpoint& checkpoint);
 
-/// Reads every `step`-th archive of the checkpoint from `first` on, and compares its checksums: the CRC-32 of
-/// a zip archive's entries, the hashes of Tessera's safetensors. Returns how many archives have such. Throws
-/// CheckpointError naming the file and what is damaged.
+/// Reads every `step`-th archive of the checkpoint from `first` on, and compares the CRC-32 of its entries.
+/// Returns how many archives have such. Throws CheckpointError naming the file and the entry that is damaged.
 int64_t check_archives(const ForeignCheckpoint& checkpoint, size_t first, size_t step);
 /// The same of all, on several threads.
 int64_t check_archives(const ForeignCheckpoint& checkpoint);
@@ -199,7 +199,8 @@ std::optional<ForeignCheckpoint> read_trainer(const std::filesystem::path& path,
                                               const ParameterOrder& order = {});
 /// A model: a Hugging Face folder, .safetensors, pytorch_model.bin with an index, a state dict's .pt.
 std::optional<ForeignCheckpoint> read_model(const std::filesystem::path& path);
-/// A file of safetensors, an index of such, or a folder of a model that has either; names are the file's.
+/// A file of safetensors, an index of such (.json), or a folder of a model that has either; names are the
+/// file's. nullopt: a folder without.
 std::optional<ForeignCheckpoint> read_safetensors(const std::filesystem::path& path);
 
 }  // namespace tessera::checkpoint

@@ -88,7 +88,9 @@ void read_one(std::vector<SavedTensor>& out, ForeignCheckpoint& checkpoint, cons
 }
 
 /// Reads the files that an index names, and checks that each has what the index says.
-void read_indexed(std::vector<SavedTensor>& out, ForeignCheckpoint& checkpoint, const fs::path& index) {
+/// `add`: read_one() or add_safetensors().
+void read_indexed(std::vector<SavedTensor>& out, ForeignCheckpoint& checkpoint, const fs::path& index,
+                  void (*add)(std::vector<SavedTensor>&, ForeignCheckpoint&, const fs::path&)) {
   std::string text;
   try {
     text = InputFile(index).read_all(kMaxIndexBytes);
@@ -106,7 +108,7 @@ void read_indexed(std::vector<SavedTensor>& out, ForeignCheckpoint& checkpoint, 
       throw CheckpointError(str(path.string(), " is missing; ", index.filename().string(),
                                 " says that it has tensors of the model: copy all files of the folder"));
     const size_t before = out.size();
-    read_one(out, checkpoint, path);
+    add(out, checkpoint, path);
     for (size_t i = before; i < out.size(); ++i) {
       const std::string& name = out[i].name;
       const auto place = weight_map.find(name);
@@ -137,7 +139,7 @@ ModelFiles read_model_files(ForeignCheckpoint& checkpoint, const fs::path& path)
   ModelFiles out;
   out.file = path.filename().string();
   if (is_index(path))
-    read_indexed(out.entries, checkpoint, path);
+    read_indexed(out.entries, checkpoint, path, read_one);
   else
     read_one(out.entries, checkpoint, path);
   // save_pretrained fills files in the model's order. A safetensors file has its names sorted.
@@ -183,8 +185,8 @@ std::optional<ForeignCheckpoint> read_safetensors(const fs::path& path) {
   checkpoint.format = "safetensors";
   std::vector<SavedTensor> entries;
   try {
-    if (is_index(weights))
-      read_indexed(entries, checkpoint, weights);
+    if (weights.extension() == ".json")
+      read_indexed(entries, checkpoint, weights, add_safetensors);
     else
       add_safetensors(entries, checkpoint, weights);
   } catch (const DiskError& error) {
@@ -193,6 +195,7 @@ std::optional<ForeignCheckpoint> read_safetensors(const fs::path& path) {
   ModelOrder order;
   order.keeps_names = true;
   assemble(checkpoint, std::move(entries), std::nullopt, order);
+  check(checkpoint);
   return checkpoint;
 }
 

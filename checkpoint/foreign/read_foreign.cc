@@ -7,6 +7,8 @@
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/foreign/foreign_checkpoint.h"
 #include "checkpoint/foreign/saved_state.h"
+#include "checkpoint/formats/torch_file.h"
+#include "core/files/disk_error.h"
 #include "core/str.h"
 
 namespace tessera::checkpoint {
@@ -82,41 +84,35 @@ static std::optional<ForeignCheckpoint> recognized(const std::filesystem::path& 
   return found;
 }
 
-/// Checks what `read` makes of the order, and gives it the model's own names.
-template <class Read>
-static std::optional<ForeignCheckpoint> checked(const ParameterOrder& given, const Read& read) {
+std::optional<ForeignCheckpoint> read_foreign(const std::filesystem::path& path, const std::string& tag,
+                                              const ParameterOrder& given) try {
   const std::map<std::string, std::string> own = own_names(given);
   const ParameterOrder order = without_wrappers(given, own);
-  std::optional<ForeignCheckpoint> found = read(order);
+  std::optional<ForeignCheckpoint> found = recognized(path, tag, order);
   if (!found) return found;
   check(*found);
   std::set<std::filesystem::path> known;
   for (const ArchivePart& archive : found->archives) known.insert(archive.path);
   for (const std::filesystem::path& file : found->files)
-    if (known.insert(file).second) found->archives.push_back({.path = file});
+    if (known.insert(file).second && TorchFile::recognizes(file)) found->archives.push_back({.path = file});
   join_tied(*found, order.aliases);
   give_own_names(*found, own);
   return found;
-}
-
-std::optional<ForeignCheckpoint> read_foreign(const std::filesystem::path& path, const std::string& tag,
-                                              const ParameterOrder& given) {
-  return checked(given, [&](const ParameterOrder& order) { return recognized(path, tag, order); });
+} catch (const DiskError& error) {
+  throw CheckpointError(error.what());
 }
 
 std::optional<ForeignCheckpoint> read_weights(const std::filesystem::path& path,
-                                              const ParameterOrder& given) {
-  return checked(given, [&](const ParameterOrder& order) {
-    std::error_code error;
-    const bool is_folder = std::filesystem::is_directory(path, error);
-    const std::string name = path.filename().string();
-    std::optional<ForeignCheckpoint> found;
-    if (is_folder || name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json"))
-      found = read_safetensors(path);
-    if (!found) found = recognized(path, "", order);
-    if (!found && !is_folder) found = read_safetensors(path);
-    return found;
-  });
+                                              const ParameterOrder& order) {
+  std::error_code error;
+  const bool is_folder = std::filesystem::is_directory(path, error);
+  const std::string name = path.filename().string();
+  std::optional<ForeignCheckpoint> found;
+  if (is_folder || name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json"))
+    found = read_safetensors(path);
+  if (!found) found = read_foreign(path, "", order);
+  if (!found && !is_folder) found = read_safetensors(path);
+  return found;
 }
 
 }  // namespace tessera::checkpoint

@@ -251,11 +251,12 @@ bool name_states(ForeignCheckpoint& checkpoint, SavedOptimizer& optimizer, const
   const bool in_order = order.is_entries || !order.names.empty();
   const NamedGroups named = name_groups(model, groups, in_order, order.is_hugging_face);
   if (named.members.empty() && !optimizer.states.empty()) {
-    checkpoint.lose(LostValue::Kind::kState, "",
-                    str(optimizer.source, ": the states of ", optimizer.states.size(),
-                        " parameters, which it has by number: ", named.why_not,
-                        in_order ? "" : ", and the file of the weights does not have the model's order",
-                        "; an engine's load_checkpoint() tells which is which by its model"));
+    checkpoint.lose(
+        LostValue::Kind::kState, "",
+        str(optimizer.source, ": the states of ", optimizer.states.size(),
+            " parameters, which it has by number: ", named.why_not,
+            in_order ? "" : ", and the file of the weights does not have the model's order",
+            order.names.empty() ? "; an engine's load_checkpoint() tells which is which by its model" : ""));
     return false;
   }
   for (size_t group = 0; group < groups.size(); ++group)

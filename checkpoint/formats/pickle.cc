@@ -38,7 +38,8 @@ namespace {
 using std::string_view;
 
 constexpr int kMinProtocol = 2, kMaxProtocol = 5;
-constexpr size_t kMaxLongBytes = 1750;  // of an integer: at most 4300 digits, Python's own limit
+constexpr size_t kMaxDigits = 4300;     // of an integer; Python's own limit
+constexpr size_t kMaxLongBytes = 1750;  // that have at most so many digits
 constexpr size_t kMaxNameBytes = 1000;
 constexpr int64_t kFreeBytes = int64_t{64} << 20;
 constexpr int64_t kBytesPerByte = 256;
@@ -111,6 +112,7 @@ class PickleMachine {
   Value* make(Kind kind);
   Value* make_int(int64_t value);
   Value* make_text(Kind kind, std::string text);
+  Value* make_decimal(string_view digits);
   Value* make_long(string_view bytes);
   Value* make_global(string_view module, string_view name);
   Value* make_tuple(std::vector<const Value*> items);
@@ -250,6 +252,21 @@ PickleValue* PickleMachine::make_text(Kind kind, std::string text) {
   Value* value = make(kind);
   value->text = pickle_.texts_.emplace_back(std::move(text));
   return value;
+}
+
+PickleValue* PickleMachine::make_decimal(string_view digits) {
+  const string_view all = digits;
+  const bool is_negative = digits.starts_with('-');
+  if (is_negative || digits.starts_with('+')) digits.remove_prefix(1);
+  if (digits.empty() || digits.size() > kMaxDigits ||
+      digits.find_first_not_of("0123456789") != string_view::npos)
+    fail_here("'", shown_text(all), "' is no integer of at most ", kMaxDigits, " digits");
+  digits.remove_prefix(std::min(digits.find_first_not_of('0'), digits.size() - 1));
+  std::string text = str(is_negative ? "-" : "", digits);
+  int64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error == std::errc()) return make_int(number);
+  return make_text(Kind::kLong, std::move(text));
 }
 
 PickleValue* PickleMachine::make_long(string_view bytes) {
@@ -404,6 +421,13 @@ bool PickleMachine::do_number() {
       const auto bytes = static_cast<int32_t>(take_number(4));
       if (bytes < 0) fail_here("an integer of ", bytes, " bytes");
       push(make_long(take(static_cast<uint64_t>(bytes))));
+      return true;
+    }
+    case 'I': {  // INT: Python 2 writes 64 bits so in protocol 2, too
+      const string_view line = take_line(kMaxDigits + 2);
+      if (line == "00") return constant(false_, Kind::kBool, 0);
+      if (line == "01") return constant(true_, Kind::kBool, 1);
+      push(make_decimal(line));
       return true;
     }
     case 'G': {  // BINFLOAT, big-endian

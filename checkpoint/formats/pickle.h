@@ -1,8 +1,8 @@
 // Pickle: reads a pickle as data. Nothing is imported and nothing is called.
 //
 // The machine of Python's pickle (Lib/pickletools.py has its opcodes; protocols 2 to 5) makes values of
-// lists, numbers and texts. Whatever it would look up (GLOBAL, STACK_GLOBAL, INST) is a value of its name,
-// and whatever it would call (REDUCE, NEWOBJ, NEWOBJ_EX, OBJ, INST, BUILD) is a record of the name, the
+// lists, numbers and texts. Whatever it would look up (GLOBAL, STACK_GLOBAL) is a value of its name,
+// and whatever it would call (REDUCE, NEWOBJ, NEWOBJ_EX, OBJ, BUILD) is a record of the name, the
 // arguments and the state. So a file can say what it likes: it is only read.
 //
 // Calls that only make a value of plain data are that value: OrderedDict, defaultdict, Counter, dict, list,

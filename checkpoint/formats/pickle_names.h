@@ -12,7 +12,7 @@ namespace tessera::checkpoint {
 std::string modern_name(std::string_view module, std::string_view name);
 
 enum class PickleCall : uint8_t {
-  kCall,   ///< any callable with arguments: REDUCE, INST, OBJ
+  kCall,   ///< any callable with arguments: REDUCE, OBJ
   kClass,  ///< a class, whose __new__ is called: NEWOBJ, NEWOBJ_EX
 };
 

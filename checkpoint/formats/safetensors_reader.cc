@@ -103,15 +103,16 @@ void SafetensorsFile::read_block(const SafetensorsTensor& tensor, int64_t block,
                               hashes_to_hex({&found, 1}), "; expected ", hashes_to_hex({&expected, 1})));
 }
 
-bool SafetensorsFile::verify() const {
-  if (!hashes_) return false;
-  std::vector<std::byte> buffer;
-  for (const SafetensorsTensor& tensor : header_.tensors)
-    for (int64_t block = 0; block * kBlockBytes < tensor.bytes; ++block) {
-      buffer.resize(static_cast<size_t>(std::min(kBlockBytes, tensor.bytes - block * kBlockBytes)));
-      read_block(tensor, block, buffer);
-    }
-  return true;
+void SafetensorsFile::read_at(int64_t offset, std::span<std::byte> destination) const {
+  const auto behind =
+      std::partition_point(header_.tensors.begin(), header_.tensors.end(),
+                           [&](const SafetensorsTensor& one) { return one.offset <= offset; });
+  // Empty tensors may have the offset of the one that is meant, and come before or after it.
+  const auto tensor =
+      std::find_if(std::make_reverse_iterator(behind), header_.tensors.rend(),
+                   [&](const SafetensorsTensor& one) { return offset < one.offset + one.bytes; });
+  TESSERA_CHECK(tensor != header_.tensors.rend(), "byte ", offset, " of no tensor");
+  read(*tensor, offset - tensor->offset, destination);
 }
 
 }  // namespace tessera::checkpoint

@@ -33,8 +33,9 @@ class SafetensorsFile {
   /// block touched is read whole and verified: throws CheckpointError naming file, tensor and block. Throws
   /// DiskError when the file has become shorter, std::logic_error for a range outside of the tensor.
   void read(const SafetensorsTensor& tensor, int64_t begin, std::span<std::byte> destination) const;
-  /// Reads all tensors and compares their hashes. False: the file has none. Throws as read() does.
-  bool verify() const;
+  bool has_hashes() const { return hashes_.has_value(); }
+  /// read() by the byte of the file; the range must lie within one tensor.
+  void read_at(int64_t offset, std::span<std::byte> destination) const;
 
  private:
   void read_block(const SafetensorsTensor& tensor, int64_t block, std::span<std::byte> into) const;

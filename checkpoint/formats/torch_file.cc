@@ -27,8 +27,8 @@ constexpr int64_t kLegacyVersion = 1001;
 constexpr size_t kMaxTensorDimensions = 64;  // libtorch's limit
 constexpr int kMaxWrappers = 8;              // of a tensor: a Parameter of a subclass of …
 constexpr int64_t kStartBytes = 262;         // that tell the formats apart: a tar archive has its name last
-constexpr int64_t kFirstBytes = int64_t{1} << 16;  // that a pickle of the legacy format is looked for in
-constexpr int64_t kMaxVersion = 10;                // of the archive, that torch reads
+constexpr int64_t kFirstPickleBytes = int64_t{1} << 20, kMostPickleBytes = int64_t{1} << 30;
+constexpr int64_t kMaxVersion = 10;  // of the archive, that torch reads
 
 /// Classes of storages by name, without "Storage".
 constexpr std::array<std::pair<string_view, DType>, 15> kStorages = {{{"Float", DType::kFloat32},
@@ -159,6 +159,7 @@ struct TorchFile::Impl {
 
   [[noreturn]] void fail_start(const std::string& start) const;
   void read_archive(const PickleLimits& limits);
+  std::unique_ptr<Pickle> read_pickle(int64_t offset, int64_t bytes, const PickleLimits& limits) const;
   std::string small_entry(const std::string& name) const;
   void read_legacy(const PickleLimits& limits);
   void place_legacy_storages(const PickleValue& keys, int64_t begin);
@@ -243,14 +244,26 @@ void TorchFile::Impl::read_archive(const PickleLimits& limits) {
   std::from_chars(version.data(), version.data() + version.size(), number);
   if (number < 1 || number > kMaxVersion)
     fail("the archive's version is ", quoted_name(version), "; expected 1 to ", kMaxVersion);
-  if (data->bytes > limits.max_bytes)
-    fail("its data.pkl has ", data->bytes, " bytes; expected at most ", limits.max_bytes);
   if (has_checksums) check_zip_entry(reader(), *data, source);
-  const std::string text = read(data->offset, data->bytes);
-  pickle = std::make_unique<Pickle>(std::as_bytes(std::span(text)), source, limits);
+  pickle = read_pickle(data->offset, data->bytes, limits);
   if (pickle->bytes() != data->bytes)
     fail("the pickle ends at byte ", pickle->bytes(), " of ", data->bytes,
          " of data.pkl; expected at the last");
+}
+
+/// How long a pickle is shows when it has been read: what is given to it grows until it ends within. So what
+/// a file says of lengths costs no memory.
+std::unique_ptr<Pickle> TorchFile::Impl::read_pickle(int64_t offset, int64_t bytes,
+                                                     const PickleLimits& limits) const {
+  const int64_t most = std::min(bytes, kMostPickleBytes);
+  for (int64_t given = kFirstPickleBytes;; given *= 4) {
+    const std::string text = read(offset, std::min(given, most));
+    try {
+      return std::make_unique<Pickle>(std::as_bytes(std::span(text)), source, limits);
+    } catch (const PickleEndsEarly&) {
+      if (given >= most) throw;
+    }
+  }
 }
 
 std::string TorchFile::Impl::small_entry(const std::string& name) const {
@@ -267,19 +280,10 @@ std::string TorchFile::Impl::small_entry(const std::string& name) const {
 // what the machine was like, the object, the keys of the storages.
 void TorchFile::Impl::read_legacy(const PickleLimits& limits) {
   int64_t position = 0;
-  // How long a pickle is shows when it has been read: what is given to it is doubled until it ends within.
   const auto next = [&] {
-    for (int64_t given = kFirstBytes;; given *= 2) {
-      const int64_t left = part_bytes - position, most = std::min(left, limits.max_bytes);
-      const std::string text = read(position, std::min(given, most));
-      try {
-        auto one = std::make_unique<Pickle>(std::as_bytes(std::span(text)), source, limits);
-        position += one->bytes();
-        return one;
-      } catch (const PickleEndsEarly&) {
-        if (given >= most) throw;
-      }
-    }
+    auto one = read_pickle(position, part_bytes - position, limits);
+    position += one->bytes();
+    return one;
   };
   next();
   const auto version = next();

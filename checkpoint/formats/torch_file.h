@@ -34,8 +34,8 @@ struct TorchTensor {
 /// "torch.float32" and the like: the names of torch's types.
 std::optional<DType> torch_dtype(std::string_view global);
 
-/// Reads one file, which another process may rewrite meanwhile: then what is read is an error. Owns the open
-/// file. Immutable; thread-safe.
+/// Reads one file, which another process may cut meanwhile: then reading is an error. Owns the open file.
+/// Immutable; thread-safe.
 class TorchFile {
  public:
   /// Reads the archive's directory and its pickle, whose checksum is compared; of tensors, nothing is read.

@@ -47,6 +47,7 @@ class ZipReader {
     const Directory directory = find_directory();
     if (directory.bytes > kMaxDirectoryBytes)
       fail("its directory has ", directory.bytes, " bytes; expected at most ", kMaxDirectoryBytes);
+    if (directory.bytes > 0 && !has(directory.offset, "PK\1\2")) fail("its directory is none");
     std::vector<ZipEntry> entries;
     const std::string text = read_(directory.offset, directory.bytes);
     string_view rest = text;
@@ -59,7 +60,7 @@ class ZipReader {
 
  private:
   static constexpr int64_t kEndBytes = 22, kLocatorBytes = 20, kEnd64Bytes = 56, kLocalBytes = 30,
-                           kCentralBytes = 46, kMaxDirectoryBytes = int64_t{1} << 31;
+                           kCentralBytes = 46, kMaxDirectoryBytes = int64_t{1} << 28;
   static constexpr uint64_t kElsewhere16 = 0xffff,
                             kElsewhere32 = 0xffffffff;  // the number is in a zip64 field
   static constexpr uint16_t kZip64Field = 1;

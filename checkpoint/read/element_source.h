@@ -54,7 +54,7 @@ struct VerifyReport {
   int64_t num_files = 0;
   int64_t num_blocks = 0;
   int64_t bytes = 0;         ///< read
-  int64_t num_archives = 0;  ///< of another program's: those whose checksums were compared
+  int64_t num_archives = 0;  ///< of another program's: those of torch.save whose CRC-32 were compared
   /// Elements of weights and states that are NaN or infinite: of another program's checkpoint alone, which
   /// has no hashes. Its tensors count as blocks.
   int64_t num_nonfinite = 0;

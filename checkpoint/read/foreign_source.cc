@@ -235,6 +235,7 @@ void ForeignSource::read(const TensorId& id, int64_t first, std::span<std::byte>
     return;
   }
   const DType type = find(id)->type;
+  TESSERA_CHECK(std::ssize(destination) % size_bytes(type) == 0, "a part of an element of ", describe(id));
   if (saved->type == type) return files_.read(*saved, first, destination);
   constexpr int64_t kPiece = int64_t{1} << 16;
   const int64_t size = size_bytes(type);

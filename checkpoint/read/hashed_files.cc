@@ -128,6 +128,7 @@ void HashedFiles::read(const TensorId& id, int64_t first, std::span<std::byte> d
   while (!destination.empty()) {
     const Place at = place(id, first, std::ssize(destination));
     const int64_t size = size_bytes(at.dataset->type);
+    TESSERA_CHECK(std::ssize(destination) % size == 0, "a part of an element of ", at.dataset->name);
     const int64_t numel = std::min(at.numel, std::ssize(destination) / size);
     const auto bytes = static_cast<size_t>(numel * size);
     read(at.rank, *at.dataset, at.begin * size, destination.first(bytes));

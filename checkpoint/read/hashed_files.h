@@ -44,8 +44,8 @@ class HashedFiles : public ElementSource {
   void check(int rank, const DatasetRecord& dataset, int64_t begin, int64_t bytes) const;
 
  private:
-  /// A recently read block, for ranges that begin or end within it. There are several, because datasets are
-  /// often read alternately.
+  /// A recently read block, for ranges that begin or end within it. There are as many as datasets that are
+  /// read alternately (weights and two states) have at the begin and end of what is read.
   struct CachedBlock {
     int rank = -1;
     int64_t block = -1;
@@ -79,7 +79,7 @@ class HashedFiles : public ElementSource {
   mutable std::vector<std::byte> scratch_;
 
   mutable std::mutex cache_mutex_;
-  mutable std::array<CachedBlock, 4> cache_;
+  mutable std::array<CachedBlock, 6> cache_;
   mutable uint64_t clock_ = 0;
 };
 

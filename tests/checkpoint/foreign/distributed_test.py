@@ -235,6 +235,9 @@ class Distributed(TrainersTest):
 
     def test_hub_shards_are_refused(self):
         self.assert_refused("distributed", self.saved / "hub", "consolidate_safetensors_files")
+        path = self.copy("hub")
+        shutil.copy(min(path.iterdir()), path / "model.safetensors")  # what was made of them beside them is a model
+        self.assertIsNone(self.ask("distributed", path))
 
     def save_alone(self, state, **options):
         path = self.folder / "alone"

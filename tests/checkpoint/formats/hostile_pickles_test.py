@@ -201,6 +201,8 @@ def bombs():
         "no mark": (b"t", "it needs a mark"),
         "below the mark": (b"N(\x85t", "it needs a value"),
         "reduce of nothing": (b"R", "it needs a value"),
+        "digits": (b"I" + b"9" * 5000 + b"\n", "a line of more than"),
+        "no integer": (b"I1x\n", "'1x' is no integer"),
         "an unknown opcode": (b"\xff", "opcode 255 is none of protocols 2 to 5"),
         "a key without a value": (b"}(Nu", "a key without a value"),
         "a key twice": (b"}" + text("a") + b"Ns" + text("a") + b"K\x01s", "a dict with the key the text 'a' twice"),

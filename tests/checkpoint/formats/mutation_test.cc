@@ -32,7 +32,7 @@ std::vector<std::string> seeds() {
       proto(thing + "N\x85}" + text("a") + "Ns\x92(" + text("k") + "Nu"),
       "\x80\x04\x95\x20\0\0\0\0\0\0\0]\x94(\x8c\1a\x94\x8a\x09\0\0\0\0\0\0\0\x80\0\x8f\x94(K\1K\2\x90(K\1\x91\x88\x89Ne."s,
       "\x80\x05\x96\3\0\0\0\0\0\0\0abc\x94\x8e\2\0\0\0\0\0\0\0ab\x8d\1\0\0\0\0\0\0\0xC\1bB\1\0\0\0c(NNt\x85\x86\x87."s,
-      proto("(" + thing + "No" + text("m") + text("Other") +
+      proto("(" + thing + "I140187732541696\no" + text("m") + text("Other") +
             "\x93"
             "2\x87"),
       proto(text("id") + "Q" + text("a") +
@@ -50,7 +50,7 @@ std::vector<std::string> seeds() {
 std::string mutated(std::string content, const std::string& other, std::mt19937& random) {
   const auto below = [&](size_t limit) { return limit == 0 ? 0 : random() % limit; };
   constexpr std::string_view kOpcodes =
-      "()]}.012NabcehjoqrstuRQXKMJGTUCB\x80\x81\x85\x86\x87\x88\x8a\x8c\x8f\x90\x91\x92\x93\x94\x95";
+      "()]}.012NabcehjoqrstuRQXKMJIGTUCB\x80\x81\x85\x86\x87\x88\x8a\x8c\x8f\x90\x91\x92\x93\x94\x95";
   for (size_t changes = 1 + below(4); changes-- > 0 && !content.empty();) {
     const size_t at = below(content.size()), length = 1 + below(std::min<size_t>(40, content.size() - at));
     switch (below(8)) {

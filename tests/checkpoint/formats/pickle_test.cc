@@ -24,6 +24,11 @@ TEST(Pickle, OpcodesMakeValues) {
       {"N", "None"},
       {"\x88", "True"},
       {"\x89", "False"},
+      {"I01\n", "True"},
+      {"I00\n", "False"},
+      {"I-12\n", "-12"},
+      {"I007\n", "7"},
+      {"I140187732541696\n", "140187732541696"},
       {"K\xff", "255"},
       {"M\xff\xff", "65535"},
       {"J\xff\xff\xff\xff", "-1"},
@@ -118,7 +123,7 @@ TEST(Pickle, OpcodesMakeValues) {
 TEST(Pickle, ProtocolsZeroAndOneAreRefusedByName) {
   for (const char* old : {"I1\n.", "(lp0\nI1\na.", "(dp0\nS'a'\np1\nI1\ns.", "]q\1K\1a.", "cos\nsystem\n."})
     EXPECT_NE(pickle_error(old).find("one of protocol 0 or 1 is not read"), std::string::npos) << old;
-  for (const char opcode : {'I', 'L', 'F', 'S', 'V', 'g', 'p', 'i', 'P', 'l', 'd'})
+  for (const char opcode : {'L', 'F', 'S', 'V', 'g', 'p', 'i', 'P', 'l', 'd'})
     EXPECT_EQ(pickle_error(proto(std::string(1, opcode) + "0\n")),
               str("a.pkl: the pickle is damaged at byte 2: opcode ", static_cast<int>(opcode),
                   " is none of protocols 2 to 5"));

@@ -671,8 +671,15 @@ def load_weights_takes_them():
     """Of each format, with the names of another model, and with what may differ."""
     model, optimizer, *_ = begun("AdamW")
     dict_file, folder, renamed = FOLDER / f"dict_{world}.pt", FOLDER / f"both_{world}", FOLDER / f"renamed_{world}.bin"
+    variant = FOLDER / f"variant_{world}" / "model.safetensors.index.fp16.json"
 
     def write():
+        variant.parent.mkdir()
+        state = {name: value.contiguous().clone() for name, value in model.state_dict().items()}
+        parts = {"model-1.fp16.safetensors": dict(list(state.items())[:3]), "model-2.fp16.safetensors": dict(list(state.items())[3:])}
+        for name, part in parts.items():
+            save_file_of_safetensors(part, variant.parent / name)
+        variant.write_text(json.dumps({"metadata": {}, "weight_map": {key: name for name, part in parts.items() for key in part}}))
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": STEPS}, dict_file, _use_new_zipfile_serialization=False)
         state, of_optimizer = get_state_dict(model, optimizer)
         dcp.save({"model": state, "optimizer": of_optimizer}, checkpoint_id=folder, no_dist=True)
@@ -680,7 +687,7 @@ def load_weights_takes_them():
 
     on_rank_0(write)
     for stage in (0, 3):
-        for path, options in ((dict_file, {}), (folder, {}), (renamed, {"ignore_missing": ["head.b*"], "ignore_unexpected": ["extra"]})):
+        for path, options in ((dict_file, {}), (folder, {}), (variant, {}), (renamed, {"ignore_missing": ["head.b*"], "ignore_unexpected": ["extra"]})):
             other = Net()
             with torch.no_grad():
                 for p in other.parameters():
