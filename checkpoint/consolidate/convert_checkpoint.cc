@@ -112,8 +112,8 @@ static ConvertResult convert(const ConvertOptions& options) {
   if (const ForeignCheckpoint* const foreign = checkpoint.foreign()) {
     check_archives(*foreign);
     for (const std::string& line : foreign->not_read) result.notes.push_back(str("left out: ", line));
-    for (const std::string& line : weights_alone ? std::vector<std::string>() : foreign->other_states)
-      result.notes.push_back(str("left out: ", line));
+    if (!weights_alone)
+      for (const std::string& line : foreign->other_states) result.notes.push_back(str("left out: ", line));
   }
   if (options.target != ConvertTarget::kTessera) result.extra_state = extra_state_of(manifest);
   TrainingState state;

@@ -91,6 +91,13 @@ struct StorageId {
   bool is_meta = false;
 };
 
+/// A file that is cut while it is read is an error; a mapping would end the process.
+std::string read_text(const InputFile& file, int64_t offset, int64_t bytes) {
+  std::string text(static_cast<size_t>(bytes), '\0');
+  file.read_at(offset, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
 /// Whether the file begins with the first pickle of the legacy format.
 bool has_magic_number(std::string_view start) {
   if (!start.starts_with('\x80')) return false;
@@ -143,12 +150,8 @@ struct TorchFile::Impl {
   /// `bytes` of the part; -1: to the file's end.
   Impl(std::filesystem::path file, const PickleLimits& limits, int64_t first, int64_t bytes);
 
-  /// Of the part. A file that is cut while it is read is an error; a mapping would end the process.
-  std::string read(int64_t offset, int64_t bytes) const {
-    std::string text(static_cast<size_t>(bytes), '\0');
-    input.read_at(begin + offset, std::as_writable_bytes(std::span(text)));
-    return text;
-  }
+  /// Of the part.
+  std::string read(int64_t offset, int64_t bytes) const { return read_text(input, begin + offset, bytes); }
   ReadBytes reader() const {
     return [this](int64_t offset, int64_t bytes) { return read(offset, bytes); };
   }
@@ -454,11 +457,7 @@ TorchFile::~TorchFile() = default;
 bool TorchFile::recognizes(const std::filesystem::path& path) {
   try {
     const InputFile file(path);
-    const ReadBytes read = [&](int64_t offset, int64_t bytes) {
-      std::string text(static_cast<size_t>(bytes), '\0');
-      file.read_at(offset, std::as_writable_bytes(std::span(text)));
-      return text;
-    };
+    const ReadBytes read = [&](int64_t offset, int64_t bytes) { return read_text(file, offset, bytes); };
     const std::string start = read(0, std::min(file.bytes(), kStartBytes));
     if (has_magic_number(start)) return true;
     if (!start.starts_with("PK\3\4")) return false;

@@ -5,12 +5,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "checkpoint/manifest/manifest.h"
 #include "core/dtype.h"
 
 namespace tessera::checkpoint {
@@ -72,9 +74,11 @@ using VerifyProgress = std::function<void(int64_t done, int64_t total)>;
 class ElementSource {
  public:
   virtual ~ElementSource() = default;
+  ElementSource(const ElementSource&) = delete;
+  ElementSource& operator=(const ElementSource&) = delete;
 
   /// Type and shape as saved. nullopt: the checkpoint has no such buffer or blob.
-  virtual std::optional<StoredTensor> find(const TensorId& id) const = 0;
+  std::optional<StoredTensor> find(const TensorId& id) const;
   /// Where elements from `first` on lie, `most` at most. Reading in the order of files and offsets reads each
   /// block once.
   virtual Extent extent(const TensorId& id, int64_t first, int64_t most) const = 0;
@@ -91,6 +95,13 @@ class ElementSource {
 
   /// A whole tensor's bytes. Throws CheckpointError for one that is not there, and as read() does.
   std::vector<std::byte> read_all(const TensorId& id) const;
+
+ protected:
+  explicit ElementSource(std::shared_ptr<const Manifest> manifest) : manifest_(std::move(manifest)) {}
+  /// find() of a buffer or a blob: the manifest's layout has the parameters.
+  virtual std::optional<StoredTensor> find_whole(const TensorId& id) const = 0;
+
+  const std::shared_ptr<const Manifest> manifest_;
 };
 
 }  // namespace tessera::checkpoint

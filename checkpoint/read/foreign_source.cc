@@ -201,7 +201,7 @@ Manifest manifest_of(ForeignCheckpoint& source) {
 }
 
 ForeignSource::ForeignSource(ForeignCheckpoint source, std::shared_ptr<const Manifest> manifest)
-    : source_(std::move(source)), files_(source_.files), manifest_(std::move(manifest)) {}
+    : ElementSource(std::move(manifest)), source_(std::move(source)), files_(source_.files) {}
 
 const ForeignTensor* ForeignSource::tensor(const TensorId& id) const {
   const auto index = static_cast<size_t>(id.index);
@@ -215,16 +215,9 @@ const ForeignTensor* ForeignSource::tensor(const TensorId& id) const {
   return state == states.end() ? nullptr : &state->second;
 }
 
-std::optional<StoredTensor> ForeignSource::find(const TensorId& id) const {
-  switch (id.kind) {
-    case TensorId::Kind::kBlob: return std::nullopt;
-    case TensorId::Kind::kBuffer: return StoredTensor{tensor(id)->type, tensor(id)->shape};
-    default: break;
-  }
-  const SavedParameter& parameter = manifest_->layout.parameters[static_cast<size_t>(id.index)];
-  const bool is_state = id.kind == TensorId::Kind::kState;
-  return StoredTensor{is_state ? DType::kFloat32 : manifest_->layout.weights_type(parameter.unit),
-                      parameter.shape};
+std::optional<StoredTensor> ForeignSource::find_whole(const TensorId& id) const {
+  if (id.kind == TensorId::Kind::kBlob) return std::nullopt;
+  return StoredTensor{tensor(id)->type, tensor(id)->shape};
 }
 
 void ForeignSource::read(const TensorId& id, int64_t first, std::span<std::byte> destination) const {
@@ -256,10 +249,11 @@ void ForeignSource::read(const TensorId& id, int64_t first, std::span<std::byte>
 
 void ForeignSource::check(const TensorId& id, int64_t first, int64_t numel) const {
   constexpr int64_t kPiece = int64_t{1} << 18;
+  const int64_t size = size_bytes(find(id)->type);
   std::vector<std::byte> scratch;
   for (const int64_t end = first + numel; first < end; first += kPiece) {
-    scratch.resize(static_cast<size_t>(std::min(kPiece, end - first) * size_bytes(find(id)->type)));
-    read(id, first, scratch);  // it has no hashes: what can be read is right
+    scratch.resize(static_cast<size_t>(std::min(kPiece, end - first) * size));
+    read(id, first, scratch);
   }
 }
 

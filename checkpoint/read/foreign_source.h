@@ -1,8 +1,8 @@
 // ForeignSource: the elements of what another program has saved, as if Tessera had written it.
 //
 // It is of one rank. Each parameter is a unit of its own; weights of trainable ones, and states, are fp32
-// whatever the source's type is, and are converted as they are read. The source has no hashes: only what the
-// format itself checks is verified.
+// whatever the source's type is, and are converted as they are read. Only what the format itself checks is
+// verified, and the hashes of Tessera's own safetensors.
 #pragma once
 
 #include <atomic>
@@ -29,7 +29,6 @@ class ForeignSource : public ElementSource {
 
   const ForeignCheckpoint& source() const { return source_; }
 
-  std::optional<StoredTensor> find(const TensorId& id) const override;
   Extent extent(const TensorId&, int64_t, int64_t most) const override { return {0, 0, most}; }
   void read(const TensorId& id, int64_t first, std::span<std::byte> destination) const override;
   void check(const TensorId& id, int64_t first, int64_t numel) const override;
@@ -37,13 +36,13 @@ class ForeignSource : public ElementSource {
   int64_t bytes_read() const override { return bytes_read_; }
 
  private:
+  std::optional<StoredTensor> find_whole(const TensorId& id) const override;
   /// nullptr: a state that this parameter does not have, of zeros.
   const ForeignTensor* tensor(const TensorId& id) const;
   std::string describe(const TensorId& id) const;
 
   ForeignCheckpoint source_;
   ForeignFiles files_;
-  std::shared_ptr<const Manifest> manifest_;
   mutable std::atomic<int64_t> bytes_read_ = 0;
 };
 

@@ -8,7 +8,6 @@
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/manifest/names.h"
 #include "core/check.h"
-#include "core/numel.h"
 #include "core/str.h"
 
 namespace tessera::checkpoint {
@@ -38,19 +37,9 @@ std::string datasets_in(const FileRecord& file, int64_t begin, int64_t end) {
 
 }  // namespace
 
-int64_t StoredTensor::numel() const { return numel_of(shape); }
-
-std::vector<std::byte> ElementSource::read_all(const TensorId& id) const {
-  const std::optional<StoredTensor> stored = find(id);
-  if (!stored) throw CheckpointError(str("the checkpoint has no ", quoted_name(id.name)));
-  std::vector<std::byte> bytes(static_cast<size_t>(stored->bytes()));
-  read(id, 0, bytes);
-  return bytes;
-}
-
 HashedFiles::HashedFiles(fs::path folder, std::shared_ptr<const Manifest> manifest)
-    : folder_(std::move(folder)),
-      manifest_(std::move(manifest)),
+    : ElementSource(std::move(manifest)),
+      folder_(std::move(folder)),
       files_(manifest_->files.size()),
       checked_(static_cast<size_t>(manifest_->world_size())) {}
 
@@ -91,13 +80,7 @@ const DatasetRecord* HashedFiles::dataset_of_whole(const TensorId& id) const {
   return manifest_->rank_file(id.index).datasets.find(blob_dataset(id.name));
 }
 
-std::optional<StoredTensor> HashedFiles::find(const TensorId& id) const {
-  if (id.kind == TensorId::Kind::kWeights || id.kind == TensorId::Kind::kState) {
-    const SavedParameter& parameter = manifest_->layout.parameters[static_cast<size_t>(id.index)];
-    const bool is_state = id.kind == TensorId::Kind::kState;
-    return StoredTensor{is_state ? DType::kFloat32 : manifest_->layout.weights_type(parameter.unit),
-                        parameter.shape};
-  }
+std::optional<StoredTensor> HashedFiles::find_whole(const TensorId& id) const {
   const DatasetRecord* const dataset = dataset_of_whole(id);
   if (dataset == nullptr) return std::nullopt;
   return StoredTensor{dataset->type, dataset->shape};

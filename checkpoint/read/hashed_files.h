@@ -32,7 +32,6 @@ class HashedFiles : public ElementSource {
   /// Throws CheckpointError for a rank's file that is not there, or does not have its saved length.
   void check_sizes() const;
 
-  std::optional<StoredTensor> find(const TensorId& id) const override;
   Extent extent(const TensorId& id, int64_t first, int64_t most) const override;
   void read(const TensorId& id, int64_t first, std::span<std::byte> destination) const override;
   void check(const TensorId& id, int64_t first, int64_t numel) const override;
@@ -59,6 +58,7 @@ class HashedFiles : public ElementSource {
     int64_t numel = 0;  // that follow each other there
   };
 
+  std::optional<StoredTensor> find_whole(const TensorId& id) const override;
   const InputFile& file(int index) const;
   /// nullptr: the file has none of that name.
   const DatasetRecord* dataset_of_whole(const TensorId& id) const;
@@ -68,7 +68,6 @@ class HashedFiles : public ElementSource {
                        std::span<std::byte> into) const;
 
   std::filesystem::path folder_;
-  std::shared_ptr<const Manifest> manifest_;
   mutable std::atomic<int64_t> bytes_read_ = 0;
 
   mutable std::mutex files_mutex_;
