@@ -137,9 +137,8 @@ SavedTensor::SavedTensor(std::shared_ptr<Recording> recording, const at::Tensor&
 
 at::Tensor SavedTensor::unpack() {
   if (counter_.enabled() && counter_.current_version() != version_)
-    throw Error(
-        str("one of the tensors that backward needs was written in place since the forward: a tensor ",
-            "of version ", version_, " is at version ", counter_.current_version(), " now"));
+    throw Error("one of the tensors that backward needs was written in place since the forward: a tensor ",
+                "of version ", version_, " is at version ", counter_.current_version(), " now");
   return tensor_.defined() ? tensor_ : recording_->make_again(value_);
 }
 

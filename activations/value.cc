@@ -182,33 +182,31 @@ class GeneratorState {
 void check_unchanged(Value& value, const OperatorFacts& reader, Work& work) {
   if (value.recomputed && !value.handed_out) return;  // compared when it was made, and seen by nobody else
   if (value.kept._version() != value.version)
-    throw Error(
-        str("activation_checkpointing: ", reader.name,
-            " is run again in backward, but a tensor that it reads was written in place after it had run "
-            "(between forward and backward?): write into a copy, or train without "
-            "activation_checkpointing"));
+    throw Error("activation_checkpointing: ", reader.name,
+                " is run again in backward, but a tensor that it reads was written in place after it had run "
+                "(between forward and backward?): write into a copy, or train without "
+                "activation_checkpointing");
   Digest before;
   if (const auto now = differs(value, before, work))
-    throw Error(
-        str("activation_checkpointing: ", reader.name,
-            " is run again in backward, and a tensor that it reads differs: ", difference(before, *now),
-            ". Possible causes: code that calls no operator (numpy, an extension, a graph of "
-            "torch.compile) has written it since the forward. What to do: give the model a copy, or "
-            "keep the results: ",
-            keep_advice(reader)));
+    throw Error("activation_checkpointing: ", reader.name,
+                " is run again in backward, and a tensor that it reads differs: ", difference(before, *now),
+                ". Possible causes: code that calls no operator (numpy, an extension, a graph of "
+                "torch.compile) has written it since the forward. What to do: give the model a copy, or "
+                "keep the results: ",
+                keep_advice(reader));
 }
 
 /// See [Note: verification].
 void verify(const Call& call, Value& value, Work& work) {
   Digest before;
   if (const auto now = differs(value, before, work))
-    throw Error(str("activation_checkpointing: ", call.facts->name,
-                    " was run again in backward, and its result differs: ", difference(before, *now),
-                    ". Possible causes: the operator does not compute the same each time, it reads something "
-                    "that is not recorded (then this is a fault of tessera), or code that calls no operator "
-                    "(numpy, an extension) has written the result in the forward. What to do: keep its "
-                    "results: ",
-                    keep_advice(*call.facts)));
+    throw Error("activation_checkpointing: ", call.facts->name,
+                " was run again in backward, and its result differs: ", difference(before, *now),
+                ". Possible causes: the operator does not compute the same each time, it reads something "
+                "that is not recorded (then this is a fault of tessera), or code that calls no operator "
+                "(numpy, an extension) has written the result in the forward. What to do: keep its "
+                "results: ",
+                keep_advice(*call.facts));
 }
 
 /// What the call's in-place operator may write into: the memory of a value that nobody else needs, or a copy.
@@ -297,9 +295,9 @@ at::Tensor make(const ValuePtr& value, Work& work) {
       Digest before;
       if (differs(*next, before, work))
         throw Error(
-            str("activation_checkpointing: a saved tensor (", describe(before),
-                ") that was read back from disk has other values than were written there: the disk, or its "
-                "file system, has damaged it (activation_checkpointing.nvme_path)"));
+            "activation_checkpointing: a saved tensor (", describe(before),
+            ") that was read back from disk has other values than were written there: the disk, or its "
+            "file system, has damaged it (activation_checkpointing.nvme_path)");
     }
     if (next->kept.defined()) {
       wanted.pop_back();
@@ -317,8 +315,8 @@ at::Tensor make(const ValuePtr& value, Work& work) {
     work.call_seconds += seconds_since(start);
     ++work.num_calls;
     if (!wanted.back()->kept.defined())
-      throw Error(str("activation_checkpointing: ", call->facts->name,
-                      " was run again, but did not make the tensor that it had made (a bug)"));
+      throw Error("activation_checkpointing: ", call->facts->name,
+                  " was run again, but did not make the tensor that it had made (a bug)");
   }
   return value->kept;
 }

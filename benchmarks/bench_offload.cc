@@ -180,7 +180,7 @@ struct Row {
 
 void run_process(const std::string& command, Row& row) {
   std::FILE* const output = ::popen(command.c_str(), "r");
-  if (output == nullptr) throw Error(str("cannot run ", command));
+  if (output == nullptr) throw Error("cannot run ", command);
   double peak = 0;
   std::vector<double> losses;
   bool ok = std::fscanf(output, "%lf %lf %lf %lf %lf", &peak, &row.read_mb, &row.written_mb, &row.waited,
@@ -191,10 +191,9 @@ void run_process(const std::string& command, Row& row) {
     losses.push_back(loss);
   }
   ok &= ::pclose(output) == 0;
-  if (!ok) throw Error(str("failed: ", command));
+  if (!ok) throw Error("failed: ", command);
   row.peak_mb = std::max(row.peak_mb, peak);
-  if (!row.losses.empty() && row.losses != losses)
-    throw Error(str("losses differ between turns of: ", command));
+  if (!row.losses.empty() && row.losses != losses) throw Error("losses differ between turns of: ", command);
   row.losses = losses;
 }
 

@@ -22,7 +22,7 @@ struct Pipe {
 /// Closed in started programs, unless they become their stdin or stdout.
 Pipe make_pipe() {
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw Error(str("cannot make a pipe: ", std::strerror(errno)));
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw Error("cannot make a pipe: ", std::strerror(errno));
   return {FileDescriptor(ends[0]), FileDescriptor(ends[1])};
 }
 
@@ -56,7 +56,7 @@ Team::Team(Mode mode, int size, const std::vector<std::string>& rank_args) : nam
   }
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     if (const std::string word = answer_of(rank); word != "ready")
-      throw Error(str("rank ", rank, " of ", name_, " says \"", word, "\" in place of \"ready\""));
+      throw Error("rank ", rank, " of ", name_, " says \"", word, "\" in place of \"ready\"");
   }
 }
 
@@ -64,7 +64,7 @@ void Team::ask(const std::string& line) {
   const std::string text = line + "\n";
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     if (::write(ranks_[rank].to.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size()))
-      throw Error(str("rank ", rank, " of ", name_, " is gone: its last words are above"));
+      throw Error("rank ", rank, " of ", name_, " is gone: its last words are above");
   }
 }
 
@@ -75,7 +75,7 @@ std::string Team::answer_of(size_t rank) {
     char buffer[4096];
     const ssize_t num_read = ::read(ranks_[rank].from.get(), buffer, sizeof buffer);
     if (num_read < 0 && errno == EINTR) continue;
-    if (num_read <= 0) throw Error(str("rank ", rank, " of ", name_, " has ended: its last words are above"));
+    if (num_read <= 0) throw Error("rank ", rank, " of ", name_, " has ended: its last words are above");
     text.append(buffer, static_cast<size_t>(num_read));
   }
   const std::string line = text.substr(0, end);
@@ -91,7 +91,7 @@ std::vector<StepTimes> Team::turn(int num_steps) {
     for (StepTimes& times : slowest) {
       StepTimes mine;
       if (!(numbers >> mine.step_s >> mine.forward_s >> mine.backward_s >> mine.update_s >> mine.cpu_s))
-        throw Error(str("rank ", rank, " of ", name_, " answered \"", numbers.str(), '"'));
+        throw Error("rank ", rank, " of ", name_, " answered \"", numbers.str(), '"');
       times = slower_of(times, mine);
     }
   }
@@ -106,7 +106,7 @@ Footprint Team::footprint() {
     Footprint mine;
     std::istringstream numbers(answer_of(rank));
     if (!(numbers >> mine.peak_mb >> mine.state_mb >> mine.num_parameters))
-      throw Error(str("rank ", rank, " of ", name_, " answered \"", numbers.str(), '"'));
+      throw Error("rank ", rank, " of ", name_, " answered \"", numbers.str(), '"');
     largest = {std::max(largest.peak_mb, mine.peak_mb), std::max(largest.state_mb, mine.state_mb),
                mine.num_parameters};
   }

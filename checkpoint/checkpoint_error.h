@@ -1,8 +1,6 @@
 // CheckpointError: thrown by everything in checkpoint/.
 #pragma once
 
-#include <string>
-
 #include "core/error.h"
 #include "core/utf8.h"
 
@@ -12,8 +10,10 @@ namespace tessera {
 /// file, parameter or tag, and is one line: control characters in names are escaped, a NUL as \x00.
 class CheckpointError : public Error {
  public:
-  explicit CheckpointError(const std::string& what)
-      : Error(without_control_characters(what, /*one_line=*/true)) {}
+  /// The message is the parts one after the other, as str() puts them.
+  template <class... Parts>
+  explicit CheckpointError(const Parts&... parts)
+      : Error(without_control_characters(str(parts...), /*one_line=*/true)) {}
 };
 
 }  // namespace tessera

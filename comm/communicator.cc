@@ -113,7 +113,7 @@ WorkPtr Communicator::broadcast(const at::Tensor& buffer, int root, std::string_
 }
 
 void Communicator::check_exchanged(bool fits, std::string_view label) {
-  if (!fits) throw CommError(str("exchange of \"", label, "\": ranks give values of different sizes"));
+  if (!fits) throw CommError("exchange of \"", label, "\": ranks give values of different sizes");
 }
 
 void Communicator::barrier(std::string_view label) { do_barrier(label); }

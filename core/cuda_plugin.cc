@@ -30,8 +30,8 @@ void* load() {
   const std::string path = cuda_plugin_path();
   std::error_code ignored;
   if (!std::filesystem::exists(path, ignored)) {
-    throw Error(str("CUDA was asked for, but this program was built without it (", path,
-                    " does not exist): build where nvcc is installed, with -DTESSERA_CUDA=ON"));
+    throw Error("CUDA was asked for, but this program was built without it (", path,
+                " does not exist): build where nvcc is installed, with -DTESSERA_CUDA=ON");
   }
   // RTLD_GLOBAL, as for an ordinary dependency: libtorch_cuda registers itself with the libtorch that is
   // loaded.
@@ -56,8 +56,8 @@ void* cuda_plugin_symbol(const char* name) {
   static void* const handle = load();  // never unloaded: libtorch keeps pointers into it
   void* symbol = dlsym(handle, name);
   if (symbol == nullptr) {
-    throw Error(str(cuda_plugin_path(), " has no function ", name,
-                    ": it belongs to another version of this program"));
+    throw Error(cuda_plugin_path(), " has no function ", name,
+                ": it belongs to another version of this program");
   }
   return symbol;
 }

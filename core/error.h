@@ -3,14 +3,17 @@
 #pragma once
 
 #include <stdexcept>
-#include <string>
+
+#include "core/str.h"
 
 namespace tessera {
 
 /// Base of every error of this project. what() is one line: what was found, where, what was expected.
 class Error : public std::runtime_error {
  public:
-  using std::runtime_error::runtime_error;
+  /// what() is the parts one after the other, as str() puts them.
+  template <class... Parts>
+  explicit Error(const Parts&... parts) : std::runtime_error(str(parts...)) {}
 };
 
 /// An invalid configuration. The message starts with the file or the JSON path.

@@ -55,7 +55,7 @@ Logger::Logger(const LogOptions& options) : sinks_(std::make_shared<Sinks>()) {
       auto sink = std::make_shared<spdlog::sinks::basic_file_sink_mt>(options.file);
       sinks_->file = std::make_shared<spdlog::logger>(options.name, sink);
     } catch (const spdlog::spdlog_ex& error) {
-      throw Error(str(options.file, ": cannot be opened as a log file (", error.what(), ")"));
+      throw Error(options.file, ": cannot be opened as a log file (", error.what(), ")");
     }
     sinks_->file->set_level(to_spdlog(options.level));
     sinks_->file->set_pattern("%Y-%m-%d %H:%M:%S.%e [%n] [%l] %v");

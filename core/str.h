@@ -3,17 +3,25 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <span>
 #include <sstream>
 #include <string>
+#include <type_traits>
 
 namespace tessera {
 
-/// Concatenates the arguments as `operator<<` prints them.
+/// Concatenates the arguments as `operator<<` prints them; a path without the quotes that it adds.
 template <class... Args>
 std::string str(const Args&... args) {
   std::ostringstream out;
-  (out << ... << args);
+  const auto add = [&](const auto& one) {
+    if constexpr (std::is_same_v<std::decay_t<decltype(one)>, std::filesystem::path>)
+      out << one.native();
+    else
+      out << one;
+  };
+  (add(args), ...);
   return out.str();
 }
 

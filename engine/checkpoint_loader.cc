@@ -108,8 +108,8 @@ std::string CheckpointLoader::advice(const char* otherwise) const {
 void CheckpointLoader::compare_parameters() {
   if (comparison_.exact()) return;
   if (options_.strict)
-    throw CheckpointError(str(checkpoint_.path().string(), ": ", comparison_.describe(), "; ",
-                              advice("load what fits with strict = false")));
+    throw CheckpointError(checkpoint_.path(), ": ", comparison_.describe(), "; ",
+                          advice("load what fits with strict = false"));
   for (const std::string& name : comparison_.missing)
     not_loaded_.push_back(str("parameter ", name, ": not in the checkpoint"));
   for (const std::string& name : comparison_.extra)
@@ -120,8 +120,8 @@ void CheckpointLoader::compare_parameters() {
 }
 
 CheckpointError CheckpointLoader::other_states(const std::string& what) const {
-  return CheckpointError(str(checkpoint_.path().string(), ": ", what, "; ",
-                             advice("use the same optimizer, or load_optimizer_states = false")));
+  return CheckpointError(checkpoint_.path(), ": ", what, "; ",
+                         advice("use the same optimizer, or load_optimizer_states = false"));
 }
 
 CheckpointError CheckpointLoader::saved_by_another(const std::string& saved,
@@ -170,9 +170,9 @@ void CheckpointLoader::compare_whole_states(const checkpoint::ForeignCheckpoint&
   }
   for (const checkpoint::ForeignParameter& parameter : foreign.parameters)
     if (!parameter.unread_state.empty())
-      throw CheckpointError(str(checkpoint_.path().string(), ": the optimizer's states of ", parameter.name,
-                                " cannot all be read: ", parameter.unread_state, "; ",
-                                advice("load_optimizer_states = false leaves all as they are")));
+      throw CheckpointError(checkpoint_.path(), ": the optimizer's states of ", parameter.name,
+                            " cannot all be read: ", parameter.unread_state, "; ",
+                            advice("load_optimizer_states = false leaves all as they are"));
   if (saved.empty())
     not_loaded_.push_back(
         str("states of the optimizer: the files do not say of which class; they are taken for ", current.name,
@@ -234,8 +234,8 @@ void CheckpointLoader::match_buffers() {
   match_extra_state(problems);
   if (problems.empty()) return;
   if (options_.strict)
-    throw CheckpointError(str(checkpoint_.path().string(), ": ", join(problems, "; "), "; ",
-                              advice("load what fits with strict = false")));
+    throw CheckpointError(checkpoint_.path(), ": ", join(problems, "; "), "; ",
+                          advice("load what fits with strict = false"));
   not_loaded_.insert(not_loaded_.end(), problems.begin(), problems.end());
 }
 

@@ -72,8 +72,8 @@ std::vector<std::string> lost_of(const CheckpointLoader& loader, CheckpointState
       if (one.kind == LostValue::Kind::kSchedule) lines.push_back(one.line);
   }
   if (!lines.empty() && !options.allow_partial_load)
-    throw CheckpointError(str(loader.checkpoint().path().string(),
-                              ": cannot be taken over: ", join(lines, "; "), "; ", options.partial_advice));
+    throw CheckpointError(loader.checkpoint().path(), ": cannot be taken over: ", join(lines, "; "), "; ",
+                          options.partial_advice);
   return lines;
 }
 
@@ -277,7 +277,7 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
   }
   if (!foreign && !loader->module_record().is_known && rank() == 0 && sharded_->module_state() != nullptr &&
       !sharded_->module_state()->extra_state_names().empty())
-    options_.log.warning(str(loader->checkpoint().path().string(),
+    options_.log.warning(str(loader->checkpoint().path(),
                              ": an older version has saved it without get_extra_state(): ",
                              join(sharded_->module_state()->extra_state_names(), ", "), " stays as it is"));
   begin_window();

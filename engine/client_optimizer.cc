@@ -93,8 +93,8 @@ std::vector<std::string> names_of(const std::vector<at::Tensor>& group, const Na
   for (const at::Tensor& tensor : group) {
     const auto name = names.find(tensor.unsafeGetTensorImpl());
     if (name == names.end())
-      throw ConfigError(str("the optimizer has a tensor of shape ", describe_shape(tensor.sizes()),
-                            " that is not a parameter of the model"));
+      throw ConfigError("the optimizer has a tensor of shape ", describe_shape(tensor.sizes()),
+                        " that is not a parameter of the model");
     found.push_back(name->second);
   }
   return found;
@@ -167,8 +167,8 @@ InitOptions with_client_optimizer(std::shared_ptr<optim::Optimizer> optimizer,
                              : options.whole_optimizer     ? "whole_optimizer"
                                                            : nullptr;
   if (beside != nullptr)
-    throw ConfigError(
-        str("InitOptions has ", beside, " beside an optimizer, which has its own; expected one of the two"));
+    throw ConfigError("InitOptions has ", beside,
+                      " beside an optimizer, which has its own; expected one of the two");
   InitOptions with_client = options;
   with_client.untrained = untrained_by(*optimizer, parameters);
   if (without_formula(*optimizer).empty()) {
@@ -177,21 +177,21 @@ InitOptions with_client_optimizer(std::shared_ptr<optim::Optimizer> optimizer,
   }
   const std::string name = c10::demangle(typeid(*optimizer).name());
   if (dynamic_cast<const optim::LBFGS*>(optimizer.get()) != nullptr)
-    throw ConfigError(str(name,
-                          " calls a closure, which computes the loss anew inside of step(), and here "
-                          "gradients are reduced before it; expected an optimizer whose step() needs none"));
+    throw ConfigError(name,
+                      " calls a closure, which computes the loss anew inside of step(), and here "
+                      "gradients are reduced before it; expected an optimizer whose step() needs none");
   const auto* const cycle = std::get_if<OneCycleOptions>(&config.scheduler);
   if (cycle != nullptr && cycle->cycle_momentum)
-    throw ConfigError(str("scheduler: OneCycle with cycle_momentum changes the betas of Adam, and ", name,
-                          " runs as it is; expected cycle_momentum false"));
+    throw ConfigError("scheduler: OneCycle with cycle_momentum changes the betas of Adam, and ", name,
+                      " runs as it is; expected cycle_momentum false");
   // Of the configuration, the groups' rates count alone.
   config.optimizer = config_of(*optimizer, parameters, [&](const optim::OptimizerOptions& its) {
     try {
       return OptimizerOptions(SGDOptions{.lr = its.get_lr()});
     } catch (const c10::Error&) {
-      throw ConfigError(str("the options of ", name,
-                            " do not override get_lr() and set_lr(), by which its rate is known here; "
-                            "expected options that do, as those of torch::optim"));
+      throw ConfigError("the options of ", name,
+                        " do not override get_lr() and set_lr(), by which its rate is known here; "
+                        "expected options that do, as those of torch::optim");
     }
   });
   std::vector<int> group_of;

@@ -83,9 +83,9 @@ template <class Model>
 auto initialize(const Model& model, const torch::optim::Optimizer& optimizer, EngineConfig config,
                 comm::CommunicatorPtr comm, const InitOptions& options = {}) {
   if (const std::string why = without_formula(optimizer); !why.empty())
-    throw ConfigError(str(why,
-                          ", so the optimizer runs as it is, as long as the engine; expected a "
-                          "std::shared_ptr of it"));
+    throw ConfigError(why,
+                      ", so the optimizer runs as it is, as long as the engine; expected a "
+                      "std::shared_ptr of it");
   // It is neither called nor kept.
   const std::shared_ptr<torch::optim::Optimizer> unowned(
       std::shared_ptr<void>(), const_cast<torch::optim::Optimizer*>(&optimizer));  // NOLINT(*-const-cast)

@@ -97,10 +97,10 @@ zero::ShardedModelOptions sharding_options(const EngineConfig& config, const Ini
   options.loaded_next = init.loaded_next;
   set_up_offload(zero, init, options);
   if (init.whole_optimizer && options.transfer)
-    throw ConfigError(str(init.whole_optimizer->name(),
-                          " updates whole parameters on the device, and zero_optimization.offload_optimizer "
-                          "has them updated on the host; expected no offload, or an optimizer of the "
-                          "configuration"));
+    throw ConfigError(init.whole_optimizer->name(),
+                      " updates whole parameters on the device, and zero_optimization.offload_optimizer "
+                      "has them updated on the host; expected no offload, or an optimizer of the "
+                      "configuration");
   return options;
 }
 
@@ -226,9 +226,9 @@ void Engine::refuse_unscaled_fp16() const {
   if (config_.scales_loss() || config_.bf16) return;
   for (const zero::NamedTensor& parameter : parameters_)
     if (parameter.tensor.requires_grad() && parameter.tensor.scalar_type() == at::kHalf)
-      throw ConfigError(str("parameter ", parameter.name,
-                            " is trainable and fp16, whose gradients need a loss scale: enable fp16, or "
-                            "make it fp32 or bf16 before initialize()"));
+      throw ConfigError("parameter ", parameter.name,
+                        " is trainable and fp16, whose gradients need a loss scale: enable fp16, or "
+                        "make it fp32 or bf16 before initialize()");
 }
 
 std::optional<at::ScalarType> Engine::input_dtype() const {
@@ -248,10 +248,10 @@ void Engine::check_same_parameters(const std::vector<zero::NamedTensor>& now) co
                         [&](const NamedTensor& parameter) { return parameter.name == name; });
   };
   const auto refuse = [](const std::string& name, const char* what) {
-    throw Error(str("parameter ", name, " ", what,
-                    " after initialize(), and would not be trained: call initialize() on the model in its "
-                    "final form. Give values with load_weights(), or inside a GatheredParameters with "
-                    "modifier_rank set"));
+    throw Error("parameter ", name, " ", what,
+                " after initialize(), and would not be trained: call initialize() on the model in its "
+                "final form. Give values with load_weights(), or inside a GatheredParameters with "
+                "modifier_rank set");
   };
   for (const NamedTensor& before : parameters_) {
     const auto found = named(now, before.name);
@@ -266,10 +266,10 @@ void Engine::check_same_parameters(const std::vector<zero::NamedTensor>& now) co
 
 static void check_scalar(const char* call, const at::Tensor& loss, const char* advice) {
   if (loss.defined() && loss.numel() == 1) return;
-  throw Error(str(
+  throw Error(
       call, "() needs a scalar loss, found ",
       loss.defined() ? str("a tensor of ", loss.numel(), " elements") : std::string("an undefined tensor"),
-      advice));
+      advice);
 }
 
 /// In fp32 at least: in fp16 a loss scale alone may overflow.
@@ -523,7 +523,7 @@ void Engine::report_skipped_step(const zero::GradientSummary& summary) {
   try {
     scaler_.update(/*overflow=*/true);
   } catch (const Error& at_minimum) {
-    throw Error(str(line, "; ", at_minimum.what()));
+    throw Error(line, "; ", at_minimum.what());
   }
   if (scaler_.scale() != scale_before) line += str("; loss scale ", scale_before, " -> ", scaler_.scale());
   if (rank() == 0) options_.log.warning(line);
@@ -549,8 +549,8 @@ void Engine::set_rates() {
 
 void Engine::set_learning_rates(std::vector<double> rates) {
   if (rates.size() != schedule_.num_groups())
-    throw Error(
-        str("set_learning_rates(): ", rates.size(), " rates for ", schedule_.num_groups(), " param groups"));
+    throw Error("set_learning_rates(): ", rates.size(), " rates for ", schedule_.num_groups(),
+                " param groups");
   set_rates_ = std::move(rates);
 }
 
@@ -574,9 +574,9 @@ std::vector<std::optional<Betas>> Engine::scheduled_betas() const {
 
 at::Tensor Engine::full_gradient(const std::string& name) {
   sharded_->check_usable();
-  if (discarded_) throw Error(str("full_gradient(\"", name, "\"): zero_grad() has discarded the gradients"));
+  if (discarded_) throw Error("full_gradient(\"", name, "\"): zero_grad() has discarded the gradients");
   if (micro_steps_ == 0)
-    throw Error(str("full_gradient(\"", name, "\"): no backward() was called, and there is none yet"));
+    throw Error("full_gradient(\"", name, "\"): no backward() was called, and there is none yet");
   const at::NoGradGuard no_grad;
   at::Tensor gradient = sharded_->full_gradient(name);
   return gradient_scale_ == 1 ? gradient : gradient.div_(gradient_scale_);
@@ -586,14 +586,14 @@ at::Tensor Engine::full_gradient(const std::string& name) {
 at::Tensor Engine::value_to_set(std::string_view call, const std::string& name, const at::Tensor& value) {
   sharded_->check_usable();
   const int parameter = sharded_->layout().find(name);
-  if (parameter < 0) throw Error(str("the model has no parameter named ", name));
+  if (parameter < 0) throw Error("the model has no parameter named ", name);
   const std::vector<int64_t>& shape = sharded_->layout().parameters()[parameter].shape;
   if (!value.defined() || value.sizes() != at::IntArrayRef(shape) || !value.is_floating_point())
-    throw Error(str(
+    throw Error(
         call, "(\"", name, "\"): expected a floating tensor of shape ", describe_shape(shape), ", found ",
         value.defined()
             ? str("one of ", c10::toString(value.scalar_type()), ", shape ", describe_shape(value.sizes()))
-            : std::string("an undefined one")));
+            : std::string("an undefined one"));
   const at::NoGradGuard no_grad;
   const at::Tensor all =
       value.detach().to(options_.device, at::kFloat, /*non_blocking=*/false, /*copy=*/true).contiguous();
@@ -607,8 +607,8 @@ void Engine::set_full_parameter(const std::string& name, const at::Tensor& value
 
 void Engine::set_full_gradient(const std::string& name, const at::Tensor& value) {
   if (!at_boundary_)
-    throw Error(str("set_full_gradient(\"", name,
-                    "\"): expected between the backward() at the accumulation boundary and step()"));
+    throw Error("set_full_gradient(\"", name,
+                "\"): expected between the backward() at the accumulation boundary and step()");
   at::Tensor gradient = value_to_set("set_full_gradient", name, value);
   sharded_->set_full_gradient(name, gradient_scale_ == 1 ? gradient : gradient.mul_(gradient_scale_));
 }

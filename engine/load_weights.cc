@@ -34,9 +34,9 @@ class WeightsFile {
     std::optional<checkpoint::ForeignCheckpoint> found = checkpoint::read_weights(path, order_of(model));
     if (!found)
       throw CheckpointError(
-          str(path,
-              ": has no weights that are read; expected a .safetensors file, what torch.save has written, a "
-              "folder with model.safetensors or pytorch_model.bin, or another program's checkpoint"));
+          path,
+          ": has no weights that are read; expected a .safetensors file, what torch.save has written, a "
+          "folder with model.safetensors or pytorch_model.bin, or another program's checkpoint");
     source_ = *std::move(found);
     checkpoint::check_archives(source_);
     files_.emplace(source_.files);
@@ -182,9 +182,9 @@ void check_elements(const WeightsFile& file, const std::string& path, const std:
     if (const int64_t count =
             (read.isfinite() & read.to(type).isfinite().logical_not_()).sum().item<int64_t>();
         count > 0)
-      throw CheckpointError(str(path, ": ", one.tensor->name, ": ", count, " elements of ",
-                                name_of(one.tensor->elements->type), " are too large for ",
-                                name_of(from_torch(type)), "; expected a model whose weights fit into it"));
+      throw CheckpointError(path, ": ", one.tensor->name, ": ", count, " elements of ",
+                            name_of(one.tensor->elements->type), " are too large for ",
+                            name_of(from_torch(type)), "; expected a model whose weights fit into it");
   }
 }
 
@@ -286,10 +286,10 @@ Match match(const WeightsFile& file, const std::string& path, zero::ShardedModel
       problems.push_back(own_name + ": not in the model");
     }
   if (problems.empty()) return found;
-  throw CheckpointError(str(path, ": does not fit the model: ", first_of(problems, "; "),
-                            names_differ             ? describe_names(file, model_names, options)
-                            : options.advice.empty() ? ""
-                                                     : "; " + options.advice));
+  throw CheckpointError(path, ": does not fit the model: ", first_of(problems, "; "),
+                        names_differ             ? describe_names(file, model_names, options)
+                        : options.advice.empty() ? ""
+                                                 : "; " + options.advice);
 }
 
 }  // namespace

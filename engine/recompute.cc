@@ -46,10 +46,10 @@ void check_operators(const std::vector<std::string>& names) {
   const std::vector<std::string> known = activations::operator_names();
   for (const std::string& name : names)
     if (!std::binary_search(known.begin(), known.end(), name))
-      throw ConfigError(str("activation_checkpointing.keep: found \"", name, "\"",
-                            config::did_you_mean(name, known),
-                            "; expected the name of an operator without its overload, as \"aten::gelu\" (the "
-                            "in-place form is another operator: \"aten::gelu_\")"));
+      throw ConfigError("activation_checkpointing.keep: found \"", name, "\"",
+                        config::did_you_mean(name, known),
+                        "; expected the name of an operator without its overload, as \"aten::gelu\" (the "
+                        "in-place form is another operator: \"aten::gelu_\")");
 }
 
 }  // namespace
@@ -66,8 +66,8 @@ void Engine::set_up_activations() {
         "activation_checkpointing.nvme_path: not given; the policy \"offload\" needs a folder on a local "
         "disk");
   if (!config.nvme_path.value_or("").empty() && !options_.device.is_cpu())
-    throw ConfigError(str("activation_checkpointing.nvme_path: saved tensors lie on disk on CPU ranks only; ",
-                          "this one is on ", options_.device.str(), ": leave it out"));
+    throw ConfigError("activation_checkpointing.nvme_path: saved tensors lie on disk on CPU ranks only; ",
+                      "this one is on ", options_.device.str(), ": leave it out");
   PolicyOptions policy = policy_of(config);
   policy.owner = str("rank ", rank());
   activations_ = std::make_unique<activations::Checkpointing>(*sharded_, policy, options_.autograd_hooks);

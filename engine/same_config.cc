@@ -67,7 +67,7 @@ void check_same_config(comm::Communicator& comm, const ordered_json& mine) {
       parts.push_back(str(one.key, " is ", describe(one.here), " on rank 0, but ", describe(one.there),
                           " on rank ", rank));
     }
-    throw ConfigError(str(join(parts, "; "), "; expected the same on all ranks"));
+    throw ConfigError(join(parts, "; "), "; expected the same on all ranks");
   }
 }
 

@@ -82,8 +82,8 @@ json to_values(const c10::IValue& value, const std::string& path, StateValuesWri
       if (of == known)
         return {{checkpoint::kValueTag, "list"}, {"of", of}, {"value", elements(value.toList())}};
   }
-  throw Error(str(path, " is of type ", value.tagKind(),
-                  " and cannot be saved; expected tensors, numbers, texts, and lists and tuples of these"));
+  throw Error(path, " is of type ", value.tagKind(),
+              " and cannot be saved; expected tensors, numbers, texts, and lists and tuples of these");
 }
 
 json to_values(InputArchive& archive, const std::string& path, StateValuesWriter& writer) {
@@ -91,7 +91,7 @@ json to_values(InputArchive& archive, const std::string& path, StateValuesWriter
   for (const std::string& key : archive.keys()) {
     const std::string inner_path = path.empty() ? key : str(path, ".", key);
     if (!is_harmless(key))
-      throw Error(str("save() has written the key ", inner_path, "; expected letters, digits, '_' and '/'"));
+      throw Error("save() has written the key ", inner_path, "; expected letters, digits, '_' and '/'");
     InputArchive inner;
     c10::IValue value;
     if (archive.try_read(key, inner)) {
@@ -270,8 +270,8 @@ class AsItIs final : public zero::WholeOptimizer {
   }
 
   void check_state_of_another_program(const at::Tensor&) const override {
-    throw Error(str("states of another program cannot be given to ", name_,
-                    ", whose load() reads those of C++ alone; expected load_optimizer_states = false"));
+    throw Error("states of another program cannot be given to ", name_,
+                ", whose load() reads those of C++ alone; expected load_optimizer_states = false");
   }
 
   void set_state(const std::vector<at::Tensor>& saved) override {
@@ -303,9 +303,9 @@ class AsItIs final : public zero::WholeOptimizer {
     }
     for (const auto& [parameter, state] : optimizer_->state())
       if (!owned_.contains(parameter))
-        throw Error(str(name_,
-                        " has a state that is of no parameter in its groups, and cannot be saved; "
-                        "expected states of parameters alone"));
+        throw Error(name_,
+                    " has a state that is of no parameter in its groups, and cannot be saved; "
+                    "expected states of parameters alone");
     json archive = json::object();
     if (!owned_.empty()) {
       OutputArchive written;
@@ -316,9 +316,9 @@ class AsItIs final : public zero::WholeOptimizer {
       InputArchive read = read_back(written, at::kCPU);
       archive = to_values(read, "", writer);
       if (archive.empty())
-        throw Error(str(name_,
-                        ": save() writes nothing, so what it keeps would be lost; expected it to override "
-                        "save() and load(), as the optimizers of torch::optim do"));
+        throw Error(name_,
+                    ": save() writes nothing, so what it keeps would be lost; expected it to override "
+                    "save() and load(), as the optimizers of torch::optim do");
     }
     return writer.finish(
         {{"torch::optim", archive}, {"groups", groups}, {"num_states", optimizer_->state().size()}});
@@ -371,14 +371,14 @@ class AsItIs final : public zero::WholeOptimizer {
     } catch (const Error&) {
       throw;
     } catch (const c10::Error& error) {
-      throw Error(str(what, ": ", error.what_without_backtrace()));
+      throw Error(what, ": ", error.what_without_backtrace());
     } catch (const std::exception& error) {  // of std::stoull, in libtorch
-      throw Error(str(what, ": ", error.what(), "; expected what this optimizer has saved"));
+      throw Error(what, ": ", error.what(), "; expected what this optimizer has saved");
     }
     const int64_t expected = values["num_states"].integer(0);
     if (static_cast<int64_t>(optimizer_->state().size()) != expected)
-      throw Error(str(what, ": load() has restored ", optimizer_->state().size(), " of ", expected,
-                      "; expected it to take what save() writes"));
+      throw Error(what, ": load() has restored ", optimizer_->state().size(), " of ", expected,
+                  "; expected it to take what save() writes");
     return owned;
   }
 

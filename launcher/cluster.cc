@@ -183,7 +183,7 @@ Engine engine_of(const std::string& name) {
     if (ascii_lower(name) == known) return engine;
     names.emplace_back(known);
   }
-  throw ConfigError(str("--launcher ", name.empty() ? "''" : name, ": expected one of ", join(names, ", ")));
+  throw ConfigError("--launcher ", name.empty() ? "''" : name, ": expected one of ", join(names, ", "));
 }
 
 /// ssh runs a shell on the host that reads what to do from standard input: neither values of variables nor

@@ -74,7 +74,7 @@ std::vector<std::string> environment_with(const std::vector<std::string>& variab
 Running start(const EngineCommand& command, const sigset_t& mask, std::vector<FileDescriptor>& errors) {
   int sockets[2], pipe[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) != 0 || ::pipe2(pipe, O_CLOEXEC) != 0)
-    throw CommError(str(command.label, ": no pipe could be made: ", describe_errno(errno)));
+    throw CommError(command.label, ": no pipe could be made: ", describe_errno(errno));
   FileDescriptor ours(sockets[0]), theirs(sockets[1]), write_end(pipe[1]);
   errors.emplace_back(pipe[0]);
   SpawnOptions spawn;

@@ -53,15 +53,14 @@ class MemoryFolder {
 
 void check(const Options& options) {
   if (options.nproc < 1 || options.nproc > kMaxRanks)
-    throw ConfigError(str("--nproc ", options.nproc, ": expected 1 to ", kMaxRanks, " ranks on this host"));
+    throw ConfigError("--nproc ", options.nproc, ": expected 1 to ", kMaxRanks, " ranks on this host");
   if (options.master_port < 0 || options.master_port > 65535)
-    throw ConfigError(
-        str("--master-port ", options.master_port, ": expected 1 to 65535, or 0 for a free port"));
+    throw ConfigError("--master-port ", options.master_port, ": expected 1 to 65535, or 0 for a free port");
   if (options.num_nodes < 1 || options.num_nodes > kMaxRanks)
-    throw ConfigError(str("--nnodes ", options.num_nodes, ": expected 1 to ", kMaxRanks, " hosts"));
+    throw ConfigError("--nnodes ", options.num_nodes, ": expected 1 to ", kMaxRanks, " hosts");
   if (options.node_rank < 0 || options.node_rank >= options.num_nodes)
-    throw ConfigError(str("--node-rank ", options.node_rank, ": expected 0 to ", options.num_nodes - 1,
-                          ", because there are ", options.num_nodes, " hosts (--nnodes)"));
+    throw ConfigError("--node-rank ", options.node_rank, ": expected 0 to ", options.num_nodes - 1,
+                      ", because there are ", options.num_nodes, " hosts (--nnodes)");
   if (options.program.empty()) throw ConfigError("no program to launch was given");
 }
 
@@ -94,7 +93,7 @@ std::vector<std::vector<Core>> cores_of_ranks(const Options& options, int num_ra
   std::vector<int> threads = allowed_threads();
   for (const int thread : options.core_list)
     if (std::find(threads.begin(), threads.end(), thread) == threads.end())
-      throw ConfigError(str("--bind-core-list: this process may not run on core ", thread));
+      throw ConfigError("--bind-core-list: this process may not run on core ", thread);
   return share_cores(numa_nodes(options.core_list.empty() ? threads : options.core_list), num_ranks);
 }
 

@@ -11,15 +11,15 @@ namespace {
 void check(const ImageView& image) {
   constexpr int kLargestSide = 16384;  // all rows together stay below 2^31 bytes
   if (image.channels != 1 && image.channels != 3 && image.channels != 4)
-    throw Error(str("found an image of ", image.channels, " channels; expected 1, 3 or 4"));
+    throw Error("found an image of ", image.channels, " channels; expected 1, 3 or 4");
   if (image.width < 1 || image.height < 1 || image.width > kLargestSide || image.height > kLargestSide)
-    throw Error(str("found an image of ", image.width, " x ", image.height,
-                    " pixels; expected sides from 1 to ", kLargestSide));
+    throw Error("found an image of ", image.width, " x ", image.height, " pixels; expected sides from 1 to ",
+                kLargestSide);
   const size_t wanted = static_cast<size_t>(image.channels) * static_cast<size_t>(image.width) *
                         static_cast<size_t>(image.height);
   if (image.pixels.size() != wanted)
-    throw Error(str("found ", image.pixels.size(), " bytes for an image of ", image.width, " x ",
-                    image.height, " pixels and ", image.channels, " channels; expected ", wanted));
+    throw Error("found ", image.pixels.size(), " bytes for an image of ", image.width, " x ", image.height,
+                " pixels and ", image.channels, " channels; expected ", wanted);
 }
 
 }  // namespace
@@ -35,7 +35,7 @@ std::string encode_png(const ImageView& image) {
   std::string bytes(size, '\0');
   if (png_image_write_to_memory(&png, bytes.data(), &size, /*convert_to_8bit=*/0, image.pixels.data(),
                                 /*row_stride=*/0, /*colormap=*/nullptr) == 0)
-    throw Error(str("an image cannot be written as PNG: ", png.message));
+    throw Error("an image cannot be written as PNG: ", png.message);
   bytes.resize(size);
   return bytes;
 }

@@ -24,8 +24,8 @@ PngView png_view(std::string_view bytes) {
                      .channels = kChannels[byte(kColourType)],
                      .bytes = bytes};
   if (view.width < 1 || view.height < 1 || view.channels == 0)
-    throw Error(str("found a PNG header of ", view.width, " x ", view.height, " pixels and ", view.channels,
-                    " channels; expected some"));
+    throw Error("found a PNG header of ", view.width, " x ", view.height, " pixels and ", view.channels,
+                " channels; expected some");
   return view;
 }
 

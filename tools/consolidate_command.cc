@@ -43,13 +43,13 @@ ConvertTarget target_of(checkpoint::ModelFormat format) {
 
 ConvertTarget parse_format(const std::string& word) {
   if (const auto format = checkpoint::parse_model_format(word)) return target_of(*format);
-  throw ConfigError(str("--format ", word.empty() ? "''" : word, ": expected safetensors, h5 or pt"));
+  throw ConfigError("--format ", word.empty() ? "''" : word, ": expected safetensors, h5 or pt");
 }
 
 DType parse_output_dtype(const std::string& word) {
   const auto dtype = parse_dtype(word);
   if (dtype && dtype != DType::kFloat64) return *dtype;
-  throw ConfigError(str("--dtype ", word.empty() ? "''" : word, ": expected fp32, bf16 or fp16"));
+  throw ConfigError("--dtype ", word.empty() ? "''" : word, ": expected fp32, bf16 or fp16");
 }
 
 // Whether the name means a folder: it exists as one, ends in a slash, or has no extension.
@@ -66,12 +66,12 @@ void choose_output(const ConsolidateFlags& flags, checkpoint::ConvertOptions& op
     options.max_shard_bytes = parse_size("--max-shard-size", flags.max_shard_size, /*bare_bytes=*/true);
     options.target = flags.format.empty() ? ConvertTarget::kSafetensors : parse_format(flags.format);
     if (options.target != ConvertTarget::kSafetensors)
-      throw ConfigError(
-          str("--max-shard-size with --format ", flags.format, ": only safetensors can be cut into shards"));
+      throw ConfigError("--max-shard-size with --format ", flags.format,
+                        ": only safetensors can be cut into shards");
     std::error_code error;
     if (by_ending && !std::filesystem::is_directory(options.output, error))
-      throw ConfigError(
-          str(flags.output, " is the name of a file; expected a folder for the shards of --max-shard-size"));
+      throw ConfigError(flags.output,
+                        " is the name of a file; expected a folder for the shards of --max-shard-size");
   } else if (!flags.format.empty()) {
     options.target = parse_format(flags.format);
     if (options.target == ConvertTarget::kSafetensors && names_a_folder(options.output))
@@ -81,9 +81,9 @@ void choose_output(const ConsolidateFlags& flags, checkpoint::ConvertOptions& op
   } else if (names_a_folder(options.output)) {
     options.max_shard_bytes = kDefaultShardBytes;
   } else {
-    throw ConfigError(str(flags.output, ": no format has the ending ", options.output.extension().string(),
-                          "; expected .safetensors, .h5, .pt or .bin, --format, or a folder (", flags.output,
-                          "/)"));
+    throw ConfigError(flags.output, ": no format has the ending ", options.output.extension(),
+                      "; expected .safetensors, .h5, .pt or .bin, --format, or a folder (", flags.output,
+                      "/)");
   }
 }
 

@@ -38,17 +38,17 @@ struct ConvertFlags {
 
 ConvertTarget parse_target(const std::string& word) {
   if (const auto target = checkpoint::parse_convert_target(word)) return *target;
-  throw ConfigError(
-      str("--to ", word.empty() ? "''" : word, ": expected tessera, universal, dcp, pt, safetensors or h5"));
+  throw ConfigError("--to ", word.empty() ? "''" : word,
+                    ": expected tessera, universal, dcp, pt, safetensors or h5");
 }
 
 DType parse_output_dtype(const std::string& word, ConvertTarget target) {
   if (target == ConvertTarget::kTessera || target == ConvertTarget::kUniversal)
-    throw ConfigError(str("--dtype with --to ", name_of(target),
-                          ": its weights are fp32 masters; expected --to dcp, pt, safetensors or h5"));
+    throw ConfigError("--dtype with --to ", name_of(target),
+                      ": its weights are fp32 masters; expected --to dcp, pt, safetensors or h5");
   const auto dtype = parse_dtype(word);
   if (dtype && dtype != DType::kFloat64) return *dtype;
-  throw ConfigError(str("--dtype ", word.empty() ? "''" : word, ": expected fp32, bf16 or fp16"));
+  throw ConfigError("--dtype ", word.empty() ? "''" : word, ": expected fp32, bf16 or fp16");
 }
 
 /// The rates, and the betas of OneCycle, that the schedule of the checkpoint's configuration has for the next
@@ -110,7 +110,7 @@ void run(const ConvertFlags& flags) {
   for (const std::string& note : result.notes)
     std::cout << "note: " << without_control_characters(note, /*one_line=*/true) << std::endl;
   if (result.num_overflowed > 0 && options.dtype && *options.dtype != DType::kFloat32)
-    log.warning(str(result.output.string(), ": ", format_count(result.num_overflowed),
+    log.warning(str(result.output, ": ", format_count(result.num_overflowed),
                     result.num_overflowed == 1 ? " element is" : " elements are", " too large for ",
                     name_of(*options.dtype), " and infinite now, first in ",
                     quoted_name(result.first_overflowed)));

@@ -138,7 +138,7 @@ int inspect(const InspectFlags& flags, const std::filesystem::path& directory, c
   if (flags.verify) report = saved.elements().verify({});
   const bool ok = !report || report->ok();
   if (!ok && !std::filesystem::exists(saved.path()))  // on NFS what is open may go as well
-    throw CheckpointError(str(saved.path().string(), ": was removed while it was read"));
+    throw CheckpointError(saved.path(), ": was removed while it was read");
   if (flags.json) {
     std::cout << to_json(saved, report ? &*report : nullptr).dump(2) << '\n';
   } else if (!ok) {

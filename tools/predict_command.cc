@@ -34,18 +34,18 @@ void read_lines(const std::string& name, std::vector<std::string>& texts) {
   int64_t num_lines = 0;
   for (std::string line; std::getline(in, line);) {
     ++num_lines;
-    if (!is_utf8(line)) throw DataError(str(shown, ": line ", num_lines, " is not UTF-8; expected UTF-8"));
+    if (!is_utf8(line)) throw DataError(shown, ": line ", num_lines, " is not UTF-8; expected UTF-8");
     if (line.ends_with('\r')) line.pop_back();
     texts.push_back(line);
   }
-  if (in.bad()) throw DataError(str(shown, ": reading failed; expected one text per line"));
-  if (num_lines == 0) throw DataError(str(shown, ": has no lines; expected one text per line"));
+  if (in.bad()) throw DataError(shown, ": reading failed; expected one text per line");
+  if (num_lines == 0) throw DataError(shown, ": has no lines; expected one text per line");
 }
 
 std::vector<std::string> texts_of(const PredictFlags& flags) {
   std::vector<std::string> texts = flags.texts;
   for (size_t i = 0; i < texts.size(); ++i)
-    if (!is_utf8(texts[i])) throw DataError(str("--text ", i + 1, ": is not UTF-8; expected UTF-8"));
+    if (!is_utf8(texts[i])) throw DataError("--text ", i + 1, ": is not UTF-8; expected UTF-8");
   if (!flags.file.empty()) read_lines(flags.file, texts);
   if (texts.empty())
     throw ConfigError("nothing to predict; expected --text TEXT, or --file FILE with one text per line");
@@ -58,11 +58,10 @@ bool names_tensors(const std::string& file) {
 
 void predict_tensors(const PredictFlags& flags) {
   if (flags.file.empty())
-    throw ConfigError(
-        str("--out ", flags.out, ": is for tensors; expected --file FILE.safetensors beside it"));
+    throw ConfigError("--out ", flags.out, ": is for tensors; expected --file FILE.safetensors beside it");
   if (flags.out.empty())
-    throw ConfigError(str("--file ", flags.file,
-                          ": holds tensors; expected --out FILE.safetensors or --out FILE.csv beside it"));
+    throw ConfigError("--file ", flags.file,
+                      ": holds tensors; expected --out FILE.safetensors or --out FILE.csv beside it");
   if (!flags.texts.empty() || flags.json)
     throw ConfigError("--out: is for tensors; expected neither --text nor --json beside it");
   check_output("--out", flags.out, flags.file);

@@ -108,9 +108,9 @@ void find_resumed(TrainFlags& flags, const train::TrainerConfig& trainer, bool h
       return;
     }
     if (train::is_of_a_run(path.checkpoints, path.tag))
-      throw ConfigError(str("--resume: found a checkpoint in ", path.checkpoints.string(),
-                            "; expected one of this run's, in ", own.string(),
-                            " (tessera consolidate makes a file of another's weights for --init)"));
+      throw ConfigError("--resume: found a checkpoint in ", path.checkpoints,
+                        "; expected one of this run's, in ", own,
+                        " (tessera consolidate makes a file of another's weights for --init)");
     flags.begin_from = path.checkpoints;
     flags.begin_tag = path.tag;
   } catch (const CheckpointError&) {
@@ -119,8 +119,8 @@ void find_resumed(TrainFlags& flags, const train::TrainerConfig& trainer, bool h
   }
   flags.resume.reset();
   if (!flags.init.empty())
-    throw ConfigError(str("--init ", flags.init, ": found with --resume ", word.string(),
-                          ", which has weights, too; expected one of them"));
+    throw ConfigError("--init ", flags.init, ": found with --resume ", word,
+                      ", which has weights, too; expected one of them");
 }
 
 /// Throws ConfigError.
@@ -132,8 +132,8 @@ LoadWeightsOptions init_options(const TrainFlags& flags) {
     const size_t equals = mapping.find('=');
     if (equals == mapping.npos || mapping.size() == 1)
       throw ConfigError(
-          str("--init-prefix ", mapping,
-              ": expected OLD=NEW, e.g. module.= for names that begin with \"module.\" in the file alone"));
+          "--init-prefix ", mapping,
+          ": expected OLD=NEW, e.g. module.= for names that begin with \"module.\" in the file alone");
     options.renamed_prefixes.emplace_back(mapping.substr(0, equals), mapping.substr(equals + 1));
   }
   options.ignore_missing = options.ignore_unexpected = options.ignore_mismatched = flags.init_ignore;

@@ -218,9 +218,9 @@ void continue_after_restart(RunConfig& run, TrainerStart& start, int restart_cou
   if (start.resume && !start.resume_tag.empty()) from.sources.push_back({false, start.resume_tag});
   if (from.sources.empty()) {
     if (!from.damaged.empty())
-      throw ConfigError(str("trainer.output_dir: no whole checkpoint of this run is left to continue from: ",
-                            join(from.damaged, "; "),
-                            "; expected one, or a new start with --set trainer.overwrite_output_dir=true"));
+      throw ConfigError("trainer.output_dir: no whole checkpoint of this run is left to continue from: ",
+                        join(from.damaged, "; "),
+                        "; expected one, or a new start with --set trainer.overwrite_output_dir=true");
     return;
   }
   start.resume = true;
@@ -231,8 +231,8 @@ void continue_after_restart(RunConfig& run, TrainerStart& start, int restart_cou
   if (engine.train_batch_size == train && engine.train_micro_batch_size_per_gpu <= micro) return;
   const auto batch = config::divide_batch(train, micro, comm.size());
   if (!batch)
-    throw ConfigError(str(config::kTrainBatchSize, ": the run has ", train,
-                          " samples in a step, which cannot be divided among ", comm.size(), " ranks"));
+    throw ConfigError(config::kTrainBatchSize, ": the run has ", train,
+                      " samples in a step, which cannot be divided among ", comm.size(), " ranks");
   engine.train_batch_size = batch->train;
   engine.train_micro_batch_size_per_gpu = batch->micro;
   engine.gradient_accumulation_steps = batch->accumulation;

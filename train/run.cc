@@ -48,10 +48,10 @@ at::Device choose_device(const TrainerConfig& trainer, const comm::Environment& 
   try {
     return comm::choose_device(join_options(trainer, {}), environment);
   } catch (const CommError& error) {
-    throw ConfigError(str("comm.backend: ", error.what()));
+    throw ConfigError("comm.backend: ", error.what());
   } catch (const Error& error) {
-    throw ConfigError(str("trainer.device: found \"", trainer.device, "\", but ", error.what(),
-                          "; expected \"cpu\" or \"auto\" here"));
+    throw ConfigError("trainer.device: found \"", trainer.device, "\", but ", error.what(),
+                      "; expected \"cpu\" or \"auto\" here");
   }
 }
 
@@ -60,9 +60,9 @@ int choose_num_threads(const TrainerConfig& trainer, const comm::Environment& en
   // Threads that take turns on few cores wait for each other in every operator: steps would take minutes.
   const int64_t most = std::max<int64_t>(16, 4 * cores);
   if (trainer.num_threads > most)
-    throw ConfigError(str("trainer.num_threads: found ", trainer.num_threads, " on a host with ",
-                          counted(cores, "core"), "; expected at most ", most,
-                          ", or 0 for its cores divided by the ranks on it"));
+    throw ConfigError("trainer.num_threads: found ", trainer.num_threads, " on a host with ",
+                      counted(cores, "core"), "; expected at most ", most,
+                      ", or 0 for its cores divided by the ranks on it");
   if (trainer.num_threads > 0) return static_cast<int>(trainer.num_threads);
   return static_cast<int>(std::max<int64_t>(1, cores / std::max(1, environment.local_world_size)));
 }

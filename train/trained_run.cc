@@ -49,7 +49,7 @@ void write_results(const fs::path& folder, const std::string& model, const nlohm
   if (::access(folder.c_str(), W_OK) != 0) {
     const std::string reason = describe_errno(errno);
     std::error_code error;
-    logger.warning(str(path.string(), " is not written: ", reason,
+    logger.warning(str(path, " is not written: ", reason,
                        fs::exists(path, error) ? "; what it holds is of an earlier evaluation" : ""));
     return;
   }
@@ -88,9 +88,9 @@ TrainedRun open_run(const fs::path& given, int world_size, const std::vector<std
   std::error_code error;
   const fs::path config = folder / kConfigName;
   if (!fs::is_regular_file(config, error))
-    throw ConfigError(str(folder.string(),
-                          ": has no config.json; expected the folder of a run of `tessera train` "
-                          "(trainer.output_dir), or of its checkpoints"));
+    throw ConfigError(folder,
+                      ": has no config.json; expected the folder of a run of `tessera train` "
+                      "(trainer.output_dir), or of its checkpoints");
   TrainedRun run{.folder = folder,
                  .config = load_run_config(config.string(), world_size, allow_any_world_size(overrides)),
                  .weights = {},
@@ -103,8 +103,8 @@ TrainedRun open_run(const fs::path& given, int world_size, const std::vector<std
   if (whole_run && fs::exists(folder / kModelName, error)) {
     run.weights = folder / kModelName;
   } else if (!checkpoint::read_latest(checkpoints_of(folder))) {
-    throw ConfigError(str(given.string(), ": has neither ", kModelName,
-                          " nor checkpoints; expected a run that has saved one (trainer.save_every_epochs)"));
+    throw ConfigError(given, ": has neither ", kModelName,
+                      " nor checkpoints; expected a run that has saved one (trainer.save_every_epochs)");
   }
   return run;
 }
@@ -147,8 +147,8 @@ std::vector<Evaluation> evaluate_in_group(const TrainedRun& run, Task& task,
     print_line(display, format_result(evaluations.back()), kSummaryIndent);
   }
   if (evaluations.empty())
-    throw ConfigError(str(run.folder.string(), ": ", task.name(),
-                          " has no samples to evaluate; expected a part for it in data"));
+    throw ConfigError(run.folder, ": ", task.name(),
+                      " has no samples to evaluate; expected a part for it in data");
   print_line(display, str("model    ", model), kSummaryIndent);
   if (comm->rank() == 0) write_results(run.folder, model, numbers, output.logger);
   return evaluations;

@@ -112,16 +112,16 @@ void Trainer::compare_ranks() {
 void Trainer::check_evaluation_config() const {
   if (task_.eval_size() == 0) {
     if (!early_stopping_.enabled()) return;
-    throw ConfigError(str("trainer.early_stopping_patience: found ", config_.trainer.early_stopping_patience,
-                          ", but nothing is evaluated during training; expected 0, or data with an "
-                          "evaluation set"));
+    throw ConfigError("trainer.early_stopping_patience: found ", config_.trainer.early_stopping_patience,
+                      ", but nothing is evaluated during training; expected 0, or data with an "
+                      "evaluation set");
   }
   const std::string& metric = config_.trainer.metric_for_best;
   const std::vector<std::string> known = task_.metric_names();
   if (std::find(known.begin(), known.end(), metric) == known.end())
-    throw ConfigError(str("trainer.metric_for_best: found \"", metric, "\", which no evaluation of ",
-                          task_.name(), " has", config::did_you_mean(metric, known), "; expected one of ",
-                          join(known, ", ")));
+    throw ConfigError("trainer.metric_for_best: found \"", metric, "\", which no evaluation of ",
+                      task_.name(), " has", config::did_you_mean(metric, known), "; expected one of ",
+                      join(known, ", "));
 }
 
 void Trainer::resolve_schedule() {
@@ -195,9 +195,9 @@ void Trainer::begin_elsewhere() {
                                  ": give its number of steps, or trainer.max_steps"));
   }
   if (steps_done_ >= total_steps_)
-    throw ConfigError(str("trainer.", config_.trainer.max_steps > 0 ? "max_steps" : "epochs",
-                          ": the run ends after step ", total_steps_, ", and ", checkpoints_->resumed_from(),
-                          " is of step ", steps_done_, "; expected more"));
+    throw ConfigError("trainer.", config_.trainer.max_steps > 0 ? "max_steps" : "epochs",
+                      ": the run ends after step ", total_steps_, ", and ", checkpoints_->resumed_from(),
+                      " is of step ", steps_done_, "; expected more");
   warn_of_epochs();
 }
 
@@ -227,9 +227,9 @@ Summary Trainer::run() {
   try {
     return train();
   } catch (const CheckpointError& error) {
-    throw CheckpointError(str(error.what(), "; ", checkpoints_->resume_hint()));
+    throw CheckpointError(error.what(), "; ", checkpoints_->resume_hint());
   } catch (const DiskError& error) {
-    throw DiskError(str(error.what(), "; ", checkpoints_->resume_hint()));
+    throw DiskError(error.what(), "; ", checkpoints_->resume_hint());
   }
 }
 

@@ -17,12 +17,12 @@ GatheredParameters::GatheredParameters(ShardedModel& model, const std::vector<st
   const PauseListening our_own_operators;
   const Layout& layout = model.layout();
   if (modifier_rank && (*modifier_rank < 0 || *modifier_rank >= layout.world_size()))
-    throw Error(str("GatheredParameters: modifier_rank ", *modifier_rank, " is not a rank of 0 … ",
-                    layout.world_size() - 1));
+    throw Error("GatheredParameters: modifier_rank ", *modifier_rank, " is not a rank of 0 … ",
+                layout.world_size() - 1);
   std::set<int> units;
   for (const std::string& name : names) {
     const int parameter = layout.find(name);
-    if (parameter < 0) throw Error(str("GatheredParameters: the model has no parameter named ", name));
+    if (parameter < 0) throw Error("GatheredParameters: the model has no parameter named ", name);
     units.insert(layout.slice(parameter).unit);
   }
   if (names.empty())

@@ -78,8 +78,8 @@ void ShardedModel::check_same_model_everywhere() const {
   const std::vector<std::string> all = comm_->exchange(mine, "model layout");
   for (int rank = 0; rank < comm_->size(); ++rank)
     if (all[rank] != mine)
-      throw CommError(str("rank ", comm_->rank(), "'s model has ", mine, "; rank ", rank, "'s has ",
-                          all[rank], ": all ranks must build the same model"));
+      throw CommError("rank ", comm_->rank(), "'s model has ", mine, "; rank ", rank, "'s has ", all[rank],
+                      ": all ranks must build the same model");
 }
 
 void ShardedModel::make_groups() {
@@ -284,8 +284,8 @@ auto ShardedModel::or_unusable(const Function& function) {
     if (failure_) throw;    // update() has kept it
     residency_->rethrow();  // an operator has thrown it in libtorch's words
     failure_ = std::make_exception_ptr(
-        Error(str("an earlier backward() or step() failed and left gradients or parameters incomplete: ",
-                  first_line(error.what()))));
+        Error("an earlier backward() or step() failed and left gradients or parameters incomplete: ",
+              first_line(error.what())));
     throw;
   }
 }
@@ -364,8 +364,8 @@ void ShardedModel::update(double grad_scale) {
     throw;
   } catch (const std::exception& error) {
     failure_ = std::make_exception_ptr(
-        Error(str("an earlier step() failed and left parameters or optimizer states incomplete: ",
-                  first_line(error.what()))));
+        Error("an earlier step() failed and left parameters or optimizer states incomplete: ",
+              first_line(error.what())));
     residency_->keep_failure(failure_, /*thrown=*/true);
     throw;
   }
@@ -500,8 +500,8 @@ void ShardedModel::leave_step(bool parameters_too) {
 void ShardedModel::begin_replacing(std::string_view call) {
   residency_->refuse_held(call, /*frozen_too=*/true);
   leave_step(/*parameters_too=*/true);
-  failure_ = std::make_exception_ptr(
-      Error(str(call, " failed half-way, and the parameters are neither old nor new")));
+  failure_ =
+      std::make_exception_ptr(Error(call, " failed half-way, and the parameters are neither old nor new"));
   parameters_incomplete_ = true;
   residency_->wait_all();
   if (options_.transfer) options_.transfer->synchronize();  // copies read what is replaced
@@ -542,15 +542,14 @@ void ShardedModel::check_gradients() {
   for (size_t parameter = 0; parameter < parameters_.size(); ++parameter) {
     if (!parameters_[parameter].grad().defined()) continue;
     if (!layout_->parameters()[parameter].trainable)
-      throw Error(
-          str("parameter ", layout_->parameters()[parameter].name,
-              " was frozen at initialize() and has a gradient now: leave it trainable there, and freeze "
-              "it afterwards until it is to be trained"));
-    throw Error(str(
+      throw Error("parameter ", layout_->parameters()[parameter].name,
+                  " was frozen at initialize() and has a gradient now: leave it trainable there, and freeze "
+                  "it afterwards until it is to be trained");
+    throw Error(
         "parameter ", layout_->parameters()[parameter].name,
         " has a gradient that did not come from a backward() of its engine; if it is of another engine's "
         "loss, or was meant for something else, call zero_grad() of this engine first. One loss that is to "
-        "train several models is loss.backward()"));
+        "train several models is loss.backward()");
   }
 }
 
@@ -563,7 +562,7 @@ void ShardedModel::free_gradients() {
 
 int ShardedModel::find(const std::string& name) const {
   const int parameter = layout_->find(name);
-  if (parameter < 0) throw Error(str("the model has no parameter named ", name));
+  if (parameter < 0) throw Error("the model has no parameter named ", name);
   return parameter;
 }
 
@@ -589,7 +588,7 @@ at::Tensor ShardedModel::full_parameter(const std::string& name) {
 at::Tensor ShardedModel::full_gradient(const std::string& name) {
   const int parameter = find(name);
   ParamUnit& unit = units_[layout_->slice(parameter).unit];
-  if (!unit.spec.trainable) throw Error(str("parameter ", name, " is frozen and has no gradient"));
+  if (!unit.spec.trainable) throw Error("parameter ", name, " is frozen and has no gradient");
   const InMemory gradient(unit, kGradient, InMemory::Access::kRead);
   const auto mean = [&] {
     const PauseListening our_own_operators;
@@ -602,7 +601,7 @@ at::Tensor ShardedModel::full_gradient(const std::string& name) {
 void ShardedModel::set_full_gradient(const std::string& name, const at::Tensor& value) {
   const int parameter = find(name);
   if (!layout_->parameters()[parameter].trainable)
-    throw Error(str("parameter ", name, " is frozen and has no gradient"));
+    throw Error("parameter ", name, " is frozen and has no gradient");
   gradients_->set(parameter, value);
 }
 
@@ -703,7 +702,7 @@ void ShardedModel::set_states(const std::string& name, const std::vector<at::Ten
   const int parameter = find(name);
   const UnitSlice& slice = layout_->slice(parameter);
   ParamUnit& unit = units_[slice.unit];
-  if (!unit.spec.trainable) throw Error(str("parameter ", name, " is frozen and has no optimizer state"));
+  if (!unit.spec.trainable) throw Error("parameter ", name, " is frozen and has no optimizer state");
   TESSERA_CHECK(states.empty() || states.size() == optimizer_->state_names().size());
   finish_updates();
   const PauseListening our_own_operators;

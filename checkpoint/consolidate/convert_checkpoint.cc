@@ -45,9 +45,9 @@ FileDescriptor alone_in(const fs::path& folder, const Disk& disk) {
   disk.create_directories(folder);
   FileDescriptor lock(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (lock && ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-    throw CheckpointError(str(folder.string(),
-                              ": another process is converting a checkpoint into it; expected to be alone: "
-                              "wait until that has ended, or give another folder"));
+    throw CheckpointError(folder,
+                          ": another process is converting a checkpoint into it; expected to be alone: "
+                          "wait until that has ended, or give another folder");
   return lock;
 }
 
@@ -102,9 +102,9 @@ bool is_weights_alone(ConvertTarget target) {
 static ConvertResult convert(const ConvertOptions& options) {
   const bool weights_alone = is_weights_alone(options.target);
   if (options.dtype && options.target != ConvertTarget::kDistributed && !weights_alone)
-    throw CheckpointError(str("dtype ", name_of(*options.dtype), " with ", name_of(options.target),
-                              ": expected none, because a ", name_of(options.target),
-                              " checkpoint has fp32 masters"));
+    throw CheckpointError("dtype ", name_of(*options.dtype), " with ", name_of(options.target),
+                          ": expected none, because a ", name_of(options.target),
+                          " checkpoint has fp32 masters");
   const Checkpoint checkpoint = Checkpoint::open(options.directory, options.tag);
   const Manifest& manifest = checkpoint.manifest();
   ConvertResult result{.checkpoint = checkpoint.path(), .output = options.output};

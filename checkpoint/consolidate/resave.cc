@@ -83,12 +83,12 @@ void write_tessera(const Conversion& conversion) {
   const fs::path& directory = conversion.options.output;
   std::error_code error;
   if (fs::equivalent(directory / manifest.tag, checkpoint.path(), error))
-    throw CheckpointError(str(directory.string(), " has the checkpoint itself; expected another folder"));
+    throw CheckpointError(directory, " has the checkpoint itself; expected another folder");
   if (manifest.world_size() > 1 &&
       manifest.rank_file(0).datasets.find(blob_dataset("optimizer_state")) != nullptr)
-    throw CheckpointError(str(checkpoint.path().string(), ": its optimizer keeps states of its own, on ",
-                              manifest.world_size(),
-                              " ranks, which one rank cannot have; expected a checkpoint of one rank"));
+    throw CheckpointError(checkpoint.path(), ": its optimizer keeps states of its own, on ",
+                          manifest.world_size(),
+                          " ranks, which one rank cannot have; expected a checkpoint of one rank");
   const zero::Layout layout = layout_of(manifest.layout);
 
   int64_t total = 0;

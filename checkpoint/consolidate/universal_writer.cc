@@ -54,9 +54,9 @@ void check_name(const std::string& name) {
                       std::find(path.begin(), path.end(), ".") != path.end();
   const bool is_plain = !path.empty() && path.has_filename() && path.lexically_normal() == path;
   if (leaves || !is_plain || path.begin()->string() == "optimizer_state.pt")
-    throw CheckpointError(str("parameter '", name,
-                              "': cannot be written as DeepSpeed's universal checkpoint, where "
-                              "each has a folder of its name; expected a name that is one"));
+    throw CheckpointError("parameter '", name,
+                          "': cannot be written as DeepSpeed's universal checkpoint, where "
+                          "each has a folder of its name; expected a name that is one");
 }
 
 /// The number of updates, which DeepSpeed has once for all parameters.
@@ -74,9 +74,9 @@ int64_t common_step(const Manifest& manifest, const TrainingState& state, std::v
       step = state.steps[i];
     } else if (state.steps[i] != step) {
       throw CheckpointError(
-          str(first->name, " has had ", step, " updates and ", parameter.name, " ", state.steps[i],
-              "; DeepSpeed has one count for all parameters; expected equal ones (--to dcp keeps "
-              "each)"));
+          first->name, " has had ", step, " updates and ", parameter.name, " ", state.steps[i],
+          "; DeepSpeed has one count for all parameters; expected equal ones (--to dcp keeps "
+          "each)");
     }
   }
   if (first != nullptr && !without.empty())
@@ -418,8 +418,7 @@ void add_notes(const Conversion& conversion) {
 FileDescriptor lock_temporary(const fs::path& path) {
   FileDescriptor lock(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (lock && !hold_temporary(lock, path))
-    throw CheckpointError(
-        str(path.string(), ": another process has taken it for an abandoned one; try again"));
+    throw CheckpointError(path, ": another process has taken it for an abandoned one; try again");
   return lock;
 }
 
@@ -427,8 +426,7 @@ void check_target(const fs::path& target) {
   std::error_code error;
   if (fs::exists(target, error) && !fs::exists(target / kOptimizerFile, error))
     throw CheckpointError(
-        str(target.string(),
-            " is no universal checkpoint; expected one, which is replaced, or a name that is free"));
+        target, " is no universal checkpoint; expected one, which is replaced, or a name that is free");
 }
 
 }  // namespace

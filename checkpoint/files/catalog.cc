@@ -66,11 +66,10 @@ void check_tag(const std::string& tag) {
   const bool has_control =
       std::any_of(tag.begin(), tag.end(), [](unsigned char c) { return c < 32 || c == 127 || c == '/'; });
   if (tag.empty() || tag.size() > kMaxTagBytes || has_control || tag == "." || tag == ".." || !is_utf8(tag))
-    throw CheckpointError(str("checkpoint tag ", quoted_name(tag), ": expected a folder's name of 1 to ",
-                              kMaxTagBytes, " bytes without / and control characters"));
+    throw CheckpointError("checkpoint tag ", quoted_name(tag), ": expected a folder's name of 1 to ",
+                          kMaxTagBytes, " bytes without / and control characters");
   if (tag == kLatestName || is_temporary_name(tag))
-    throw CheckpointError(
-        str("checkpoint tag ", tag, ": the name is one Tessera gives to a file of its own"));
+    throw CheckpointError("checkpoint tag ", tag, ": the name is one Tessera gives to a file of its own");
 }
 
 std::vector<std::string> list_checkpoints(const fs::path& directory) {
@@ -111,13 +110,13 @@ std::optional<std::string> read_latest(const fs::path& directory) {
     check_tag(tag);
     return tag;
   } catch (const Error& found) {
-    throw CheckpointError(str(path.string(), ": does not name a checkpoint: ", found.what()));
+    throw CheckpointError(path, ": does not name a checkpoint: ", found.what());
   }
 }
 
 std::vector<std::string> keep_last(const fs::path& directory, const KeepLast& keep, const Disk& disk) {
   if (keep.num < 1)
-    throw CheckpointError(str("cannot keep the last ", keep.num, " checkpoints; expected at least 1"));
+    throw CheckpointError("cannot keep the last ", keep.num, " checkpoints; expected at least 1");
   std::vector<std::string> tags = list_checkpoints(directory);
   std::erase_if(tags, [&](const std::string& tag) {
     return std::find(keep.protect.begin(), keep.protect.end(), tag) != keep.protect.end();
@@ -137,7 +136,7 @@ std::vector<std::string> keep_last(const fs::path& directory, const KeepLast& ke
       deleted.push_back(tags[i]);
     }
   } catch (const DiskError& error) {
-    throw CheckpointError(str("cannot delete an old checkpoint: ", error.what()));
+    throw CheckpointError("cannot delete an old checkpoint: ", error.what());
   }
   return deleted;
 }

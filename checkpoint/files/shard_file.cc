@@ -27,30 +27,30 @@ struct Contents {
 
 void check_name(const std::string& name, std::string_view kind, std::set<std::string>& names) {
   if (name.empty() || name.size() > kMaxNameBytes || name.find('\0') != std::string::npos || !is_utf8(name))
-    throw CheckpointError(str("cannot save ", kind, " \"", is_utf8(name) ? name.substr(0, 100) : "?",
-                              "\": expected a name of 1 to ", kMaxNameBytes, " bytes of UTF-8 without NUL"));
+    throw CheckpointError("cannot save ", kind, " \"", is_utf8(name) ? name.substr(0, 100) : "?",
+                          "\": expected a name of 1 to ", kMaxNameBytes, " bytes of UTF-8 without NUL");
   if (!names.insert(name).second)
-    throw CheckpointError(str("cannot save ", kind, " ", name, ": the name is used twice"));
+    throw CheckpointError("cannot save ", kind, " ", name, ": the name is used twice");
 }
 
 void check_bytes(const SourceBytes& data, int64_t expected, const std::string& what) {
   if (data.size != expected)
-    throw CheckpointError(str("cannot save ", what, ": found ", data.size, " bytes; expected ", expected));
+    throw CheckpointError("cannot save ", what, ": found ", data.size, " bytes; expected ", expected);
 }
 
 void check_units(const ShardContent& content) {
   const SavedLayout& layout = *content.layout;
   if (static_cast<int>(content.units.size()) != layout.num_units())
-    throw CheckpointError(str("cannot save rank ", content.rank, ": found data of ", content.units.size(),
-                              " units; expected ", layout.num_units()));
+    throw CheckpointError("cannot save rank ", content.rank, ": found data of ", content.units.size(),
+                          " units; expected ", layout.num_units());
   for (int unit = 0; unit < layout.num_units(); ++unit) {
     const UnitData& data = content.units[unit];
     const int64_t numel = layout.shard_numel(unit);
     check_bytes(data.weights, numel * size_bytes(layout.weights_type(unit)), weights_dataset(layout, unit));
     const size_t num_states = layout.units[unit].trainable ? content.state_names.size() : 0;
     if (data.states.size() != num_states)
-      throw CheckpointError(str("cannot save unit ", unit, ": found ", data.states.size(),
-                                " optimizer states; expected ", num_states));
+      throw CheckpointError("cannot save unit ", unit, ": found ", data.states.size(),
+                            " optimizer states; expected ", num_states);
     for (size_t i = 0; i < num_states; ++i)
       check_bytes(data.states[i], numel * size_bytes(DType::kFloat32),
                   state_dataset(content.state_names[i], unit));
@@ -98,21 +98,21 @@ void check_content(const ShardContent& content) {
   std::set<std::string> state_names, names, blob_names;
   for (const std::string& state : content.state_names)
     if (!is_state_name(state) || !state_names.insert(state).second)
-      throw CheckpointError(str("cannot save optimizer state ", state,
-                                ": expected a name of letters, digits and _, used once and by nothing else"));
+      throw CheckpointError("cannot save optimizer state ", state,
+                            ": expected a name of letters, digits and _, used once and by nothing else");
   for (const SavedParameter& parameter : content.layout->parameters) {
     check_name(parameter.name, "parameter", names);
     for (const std::string& alias : parameter.aliases) check_name(alias, "parameter", names);
     if (parameter.shape.size() > kMaxDims)
-      throw CheckpointError(str("cannot save parameter ", parameter.name, ": it has ", parameter.shape.size(),
-                                " dimensions; HDF5 holds ", kMaxDims));
+      throw CheckpointError("cannot save parameter ", parameter.name, ": it has ", parameter.shape.size(),
+                            " dimensions; HDF5 holds ", kMaxDims);
   }
   check_units(content);
   for (const WholeTensor& tensor : content.tensors) {
     check_name(tensor.name, "buffer", names);
     if (tensor.shape.size() > kMaxDims)
-      throw CheckpointError(str("cannot save buffer ", tensor.name, ": it has ", tensor.shape.size(),
-                                " dimensions; HDF5 holds ", kMaxDims));
+      throw CheckpointError("cannot save buffer ", tensor.name, ": it has ", tensor.shape.size(),
+                            " dimensions; HDF5 holds ", kMaxDims);
     check_bytes(tensor.data, numel_of(tensor.shape) * size_bytes(tensor.type), "buffer " + tensor.name);
   }
   for (const Blob& blob : content.blobs) check_name(blob.name, "blob", blob_names);

@@ -84,8 +84,8 @@ std::vector<fs::path> in_order(const std::map<int, fs::path>& by_rank, const fs:
   for (const auto& [rank, path] : by_rank) {
     const auto expected = static_cast<int>(files.size());
     if (rank != expected)
-      throw CheckpointError(str(folder.string(), ": the ", what, " file of rank ", expected,
-                                " is missing, rank ", rank, " has one; expected those of all ranks"));
+      throw CheckpointError(folder, ": the ", what, " file of rank ", expected, " is missing, rank ", rank,
+                            " has one; expected those of all ranks");
     files.push_back(path);
   }
   return files;
@@ -124,15 +124,14 @@ std::optional<fs::path> deepspeed_folder(const fs::path& path, const std::string
   const bool leaves =
       relative.is_absolute() || std::find(relative.begin(), relative.end(), "..") != relative.end();
   if (named.empty() || leaves || !is_utf8(named) || named.find('\0') != named.npos)
-    throw CheckpointError(str((path / latest).string(), ": names ",
-                              is_utf8(named) ? quoted_name(named) : "no text",
-                              "; expected the name of a checkpoint's folder beside it"));
+    throw CheckpointError((path / latest).string(), ": names ",
+                          is_utf8(named) ? quoted_name(named) : "no text",
+                          "; expected the name of a checkpoint's folder beside it");
   const fs::path folder = path / relative;
   if (is_one(folder)) return folder;
   if (!fs::is_directory(folder, error))
-    throw CheckpointError(
-        str((path / latest).string(), ": names ", quoted_name(named),
-            ", which is no folder; expected a checkpoint there, or give another one's tag"));
+    throw CheckpointError((path / latest).string(), ": names ", quoted_name(named),
+                          ", which is no folder; expected a checkpoint there, or give another one's tag");
   return std::nullopt;
 }
 
@@ -144,19 +143,19 @@ DeepSpeedFiles list_deepspeed_files(const fs::path& folder, bool universal) {
     const FileName name = parse(path.filename().string());
     if (name.kind == Kind::kOther) continue;
     if (name.kind == Kind::kExpert)
-      throw CheckpointError(str(path.string(),
-                                ": is of a mixture of experts (DeepSpeed MoE), which is not read; expected a "
-                                "model without expert parallelism"));
+      throw CheckpointError(path,
+                            ": is of a mixture of experts (DeepSpeed MoE), which is not read; expected a "
+                            "model without expert parallelism");
     if (name.kind == Kind::kPipeline && universal) continue;
     if (name.kind == Kind::kPipeline)
-      throw CheckpointError(str(path.string(),
-                                ": is of pipeline parallelism, which is not read; expected data parallelism "
-                                "alone, or what DeepSpeed's ds_to_universal.py makes of it"));
+      throw CheckpointError(path,
+                            ": is of pipeline parallelism, which is not read; expected data parallelism "
+                            "alone, or what DeepSpeed's ds_to_universal.py makes of it");
     if (name.model_rank > 0) {
       if (universal) continue;
-      throw CheckpointError(str(path.string(), ": is of tensor parallelism (mp_rank ", name.model_rank,
-                                "), which is not read; expected data parallelism alone, or what DeepSpeed's "
-                                "ds_to_universal.py makes of it"));
+      throw CheckpointError(path, ": is of tensor parallelism (mp_rank ", name.model_rank,
+                            "), which is not read; expected data parallelism alone, or what DeepSpeed's "
+                            "ds_to_universal.py makes of it");
     }
     if (name.kind == Kind::kModel && name.rank < 0) {
       whole = path;
@@ -164,14 +163,12 @@ DeepSpeedFiles list_deepspeed_files(const fs::path& folder, bool universal) {
     }
     auto& files = name.kind == Kind::kModel ? model : optimizer;
     if (const auto [other, is_new] = files.emplace(name.rank, path); !is_new)
-      throw CheckpointError(str(folder.string(), ": rank ", name.rank, " has two files, ",
-                                other->second.filename().string(), " and ", path.filename().string(),
-                                "; expected those of one run: remove the other's"));
+      throw CheckpointError(folder, ": rank ", name.rank, " has two files, ", other->second.filename(),
+                            " and ", path.filename(), "; expected those of one run: remove the other's");
   }
   if (whole && !model.empty() && !universal)  // a universal folder may have both, for either kind of stage
-    throw CheckpointError(str(folder.string(), ": has both ", whole->filename().string(), " and ",
-                              model.begin()->second.filename().string(),
-                              ", which stage 3 writes; expected those of one run: remove the other's"));
+    throw CheckpointError(folder, ": has both ", whole->filename(), " and ", model.begin()->second.filename(),
+                          ", which stage 3 writes; expected those of one run: remove the other's");
   DeepSpeedFiles files{
       .folder = folder, .optimizer = in_order(optimizer, folder, "optimizer's"), .model = {}};
   if (whole)
@@ -180,9 +177,9 @@ DeepSpeedFiles list_deepspeed_files(const fs::path& folder, bool universal) {
     files.model = in_order(model, folder, "model's");
   files.model_by_rank = !whole;
   if (files.model.empty())
-    throw CheckpointError(str(folder.string(),
-                              ": has no model's file; expected mp_rank_00_model_states.pt, or "
-                              "zero_pp_rank_0_mp_rank_00_model_states.pt of stage 3"));
+    throw CheckpointError(folder,
+                          ": has no model's file; expected mp_rank_00_model_states.pt, or "
+                          "zero_pp_rank_0_mp_rank_00_model_states.pt of stage 3");
   return files;
 }
 

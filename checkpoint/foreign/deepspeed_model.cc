@@ -54,7 +54,7 @@ constexpr std::array<std::string_view, 27> kOwnKeys = {"module",
 
 std::string text_of(const PickleValue& value, const std::string& source, const char* what) {
   if (value.kind != Kind::kString || !is_utf8(value.text))
-    throw CheckpointError(str(source, ": ", what, " is ", value.describe(), "; expected a text"));
+    throw CheckpointError(source, ": ", what, " is ", value.describe(), "; expected a text");
   return std::string(value.text);
 }
 
@@ -92,7 +92,7 @@ std::optional<int64_t> integer_of(const PickleValue* value) {
 
 ShapesByName shapes_of(const PickleValue& dict, const std::string& source) {
   if (dict.kind != Kind::kDict)
-    throw CheckpointError(str(source, ": is ", dict.describe(), "; expected a dict of names and shapes"));
+    throw CheckpointError(source, ": is ", dict.describe(), "; expected a dict of names and shapes");
   ShapesByName shapes;
   for (size_t i = 0; i + 1 < dict.items.size(); i += 2) {
     std::string name = text_of(*dict.items[i], source, "a parameter's name");
@@ -110,8 +110,8 @@ ShapesByName shapes_of(const PickleValue& dict, const std::string& source) {
       if (shape.back() < 0) break;
     }
     if (!is_list || (!shape.empty() && shape.back() < 0))
-      throw CheckpointError(str(source, ": the shape of ", quoted_name(name), " is ", value->describe(),
-                                "; expected sizes of a tensor"));
+      throw CheckpointError(source, ": the shape of ", quoted_name(name), " is ", value->describe(),
+                            "; expected sizes of a tensor");
     shapes.emplace_back(std::move(name), std::move(shape));
   }
   return shapes;
@@ -141,9 +141,7 @@ DeepSpeedModel::DeepSpeedModel(const fs::path& path) : file_(path) {
   }
 }
 
-void DeepSpeedModel::fail(const std::string& what) const {
-  throw CheckpointError(str(file_.path().string(), ": ", what));
-}
+void DeepSpeedModel::fail(const std::string& what) const { throw CheckpointError(file_.path(), ": ", what); }
 
 const PickleValue* DeepSpeedModel::find(std::string_view key) const {
   const PickleValue* value = file_.root().find(key);
@@ -168,7 +166,7 @@ DType DeepSpeedModel::compute_type() const {
 std::optional<std::vector<ShapesByName>> DeepSpeedModel::param_shapes() const {
   const PickleValue* value = find("param_shapes");
   if (value == nullptr) return std::nullopt;
-  const std::string source = str(file_.path().string(), ": param_shapes");
+  const std::string source = str(file_.path(), ": param_shapes");
   std::vector<ShapesByName> groups;
   if (value->kind == Kind::kDict) {
     groups.push_back(shapes_of(*value, source));
@@ -183,7 +181,7 @@ std::optional<std::vector<ShapesByName>> DeepSpeedModel::param_shapes() const {
 ShapesByName DeepSpeedModel::frozen_shapes() const {
   const PickleValue* value = find("frozen_param_shapes");
   if (value == nullptr) return {};
-  return shapes_of(*value, str(file_.path().string(), ": frozen_param_shapes"));
+  return shapes_of(*value, str(file_.path(), ": frozen_param_shapes"));
 }
 
 std::vector<std::pair<std::string, TorchTensor>> DeepSpeedModel::frozen_fragments() const {

@@ -52,7 +52,7 @@ struct RankState {
 };
 
 [[noreturn]] void fail(const fs::path& path, const std::string& what) {
-  throw CheckpointError(str(path.string(), ": ", what));
+  throw CheckpointError(path, ": ", what);
 }
 
 /// Elements [begin, begin + numel) of a rank's part, which are those of the parameter from `element` on.
@@ -121,9 +121,8 @@ class RankReader {
     }
     const PickleValue* optimizer = state.find(optimizer_key);
     if (optimizer == nullptr || optimizer->kind == Kind::kNone) {
-      lost_.push_back(
-          {LostValue::Kind::kState, "",
-           str("the optimizer's state: ", out_.path.filename().string(), " has no ", optimizer_key)});
+      lost_.push_back({LostValue::Kind::kState, "",
+                       str("the optimizer's state: ", out_.path.filename(), " has no ", optimizer_key)});
       out_.group_of_part.assign(out_.parts.size(), 0);
       return;
     }
@@ -349,7 +348,7 @@ class ZeroAssembly {
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
       for (const size_t other : alike[ranks_[rank].begin_of_masters])
         if (same_masters(files, ranks_[other], ranks_[rank]) && !has_constants_alone(files, ranks_[rank]))
-          fail(ranks_[rank].path, str("has the same fp32 masters as ", ranks_[other].path.filename().string(),
+          fail(ranks_[rank].path, str("has the same fp32 masters as ", ranks_[other].path.filename(),
                                       "; expected those of rank ", rank,
                                       ": one file was copied over the other, copy the checkpoint again"));
       alike[ranks_[rank].begin_of_masters].push_back(rank);
@@ -597,7 +596,7 @@ void read_zero_optimizer(ForeignCheckpoint& checkpoint, const DeepSpeedFiles& fi
            "is not read");
     if (world != static_cast<int64_t>(files.optimizer.size()))
       fail(files.folder, str("has the optimizer's files of ", files.optimizer.size(), " ranks; expected ",
-                             world, ", as ", ranks[0].path.filename().string(), " says",
+                             world, ", as ", ranks[0].path.filename(), " says",
                              world > static_cast<int64_t>(files.optimizer.size())
                                  ? str(": the file of rank ", files.optimizer.size(), " is missing")
                                  : ": the others are of another run, remove them"));
@@ -605,7 +604,7 @@ void read_zero_optimizer(ForeignCheckpoint& checkpoint, const DeepSpeedFiles& fi
   const bool is_divided = ranks[0].stage == 3;
   if (is_divided != files.model_by_rank)
     fail(files.folder, str("the optimizer's files are of stage ", ranks[0].stage, ", the model's file is ",
-                           files.model[0].filename().string(), "; expected those of one run"));
+                           files.model[0].filename(), "; expected those of one run"));
   if (is_divided && files.model.size() != files.optimizer.size())
     fail(files.folder, str("has the model's files of ", files.model.size(), " ranks and the optimizer's of ",
                            files.optimizer.size(), "; expected those of all ranks"));

@@ -65,8 +65,7 @@ class Folder {
       const auto runs = runs_of(item, chunk, *part);
       out.runs.insert(out.runs.end(), runs.begin(), runs.end());
     }
-    if (!type)
-      throw CheckpointError(str(folder_.string(), ": ", quoted_name(item.name), ": its type is not known"));
+    if (!type) throw CheckpointError(folder_, ": ", quoted_name(item.name), ": its type is not known");
     out.type = *type;
     return out;
   }
@@ -74,7 +73,7 @@ class Folder {
   /// A value that is no tensor, or a tensor of one element, as JSON, by to_json or to_tagged_json (`tags`);
   /// else a line in not_read.
   std::optional<json> value(const DistributedItem& item, bool tags = false) {
-    const std::string what = str(folder_.filename().string(), ": ", item.name);
+    const std::string what = str(folder_.filename(), ": ", item.name);
     if (item.is_tensor && item.chunks.size() != 1) {
       checkpoint_.not_read.push_back(str(what, ": a tensor of ", describe_shape(item.shape)));
       return std::nullopt;
@@ -107,31 +106,29 @@ class Folder {
   TorchFile open(const std::string& name, const DistributedPlace& place) {
     const fs::path path = folder_ / place.file;
     if (!place.transform.empty())
-      throw CheckpointError(str(path.string(), ": ", quoted_name(name), " was written through ",
-                                quoted_name(place.transform),
-                                "; expected plain bytes: save without _extensions"));
+      throw CheckpointError(path, ": ", quoted_name(name), " was written through ",
+                            quoted_name(place.transform), "; expected plain bytes: save without _extensions");
     std::error_code error;
     const auto bytes = fs::file_size(path, error);
     if (error)
-      throw CheckpointError(str(path.string(), " is missing (", error.message(), "); ", kMetadata,
-                                " says that it has ", quoted_name(name), ": copy all files of the folder"));
+      throw CheckpointError(path, " is missing (", error.message(), "); ", kMetadata, " says that it has ",
+                            quoted_name(name), ": copy all files of the folder");
     if (place.offset > static_cast<int64_t>(bytes) ||
         place.bytes > static_cast<int64_t>(bytes) - place.offset)
-      throw CheckpointError(str(path.string(), " has ", bytes, " bytes; expected ",
-                                place.offset + place.bytes, " at least, for ", quoted_name(name),
-                                ": the file was cut off"));
+      throw CheckpointError(path, " has ", bytes, " bytes; expected ", place.offset + place.bytes,
+                            " at least, for ", quoted_name(name), ": the file was cut off");
     checkpoint_.archives.push_back({path, place.offset, place.bytes});
     try {
       return TorchFile(path, place.offset, place.bytes);
     } catch (const CheckpointError& caught) {
-      throw CheckpointError(str(caught.what(), " (", quoted_name(name), " at byte ", place.offset, ")"));
+      throw CheckpointError(caught.what(), " (", quoted_name(name), " at byte ", place.offset, ")");
     }
   }
 
   [[noreturn]] void fail(const DistributedItem& item, const DistributedPlace& place,
                          const std::string& what) const {
-    throw CheckpointError(str((folder_ / place.file).string(), ": ", quoted_name(item.name), " at byte ",
-                              place.offset, ": ", what));
+    throw CheckpointError((folder_ / place.file).string(), ": ", quoted_name(item.name), " at byte ",
+                          place.offset, ": ", what);
   }
 
   ForeignCheckpoint& checkpoint_;
@@ -236,8 +233,8 @@ class OptimizerBuilder {
       name.erase(0, kStatesOfBitsandbytes.size() + 1);
     }
     if (state->tensors.contains(name) || state->values.contains(name))
-      throw CheckpointError(str(checkpoint_.path.string(), ": ", source_, ": the state ", quoted_name(name),
-                                " of ", quoted_name(parameter), " is there twice; expected it once"));
+      throw CheckpointError(checkpoint_.path, ": ", source_, ": the state ", quoted_name(name), " of ",
+                            quoted_name(parameter), " is there twice; expected it once");
     if (name == "step") {
       if (const std::optional<json> value = folder_.value(item)) state->steps = count_of(*value);
       if (item.is_tensor)
@@ -281,8 +278,8 @@ class OptimizerBuilder {
   std::string key_of(const json& parameter) const {
     if (parameter.is_string()) return parameter.get<std::string>();
     if (parameter.is_number_integer()) return str(parameter.get<int64_t>());
-    throw CheckpointError(str(source_, ": param_groups: params: found ", parameter.dump(),
-                              "; expected names or numbers of parameters"));
+    throw CheckpointError(source_, ": param_groups: params: found ", parameter.dump(),
+                          "; expected names or numbers of parameters");
   }
 
   void make_groups(SavedOptimizer& out) {
@@ -291,7 +288,7 @@ class OptimizerBuilder {
       SavedGroup group;
       const auto params = options.find("params");
       if (params == options.end() || !params->is_array())
-        throw CheckpointError(str(source_, ": param_groups.", number, " has no list params"));
+        throw CheckpointError(source_, ": param_groups.", number, " has no list params");
       const json names = options.value("param_names", json::array());
       for (size_t i = 0; i < params->size(); ++i) {
         const size_t place = state_of(key_of((*params)[i]));
@@ -299,8 +296,7 @@ class OptimizerBuilder {
             states_[place].name.empty())
           states_[place].name = names[i].get<std::string>();
         if (!grouped.insert(place).second)
-          throw CheckpointError(
-              str(source_, ": param_groups has the parameter ", key_of((*params)[i]), " twice"));
+          throw CheckpointError(source_, ": param_groups has the parameter ", key_of((*params)[i]), " twice");
         group.members.push_back(place);
       }
       options.erase("params");
@@ -357,7 +353,7 @@ std::optional<Key> model_of(const std::vector<const DistributedItem*>& items, co
   if (counts.size() > 1) {
     std::vector<std::string> names;
     for (const auto& [key, count] : counts) names.push_back(join(key, "."));
-    throw CheckpointError(str(folder, ": has several models: ", join(names, ", "), "; expected one"));
+    throw CheckpointError(folder, ": has several models: ", join(names, ", "), "; expected one");
   }
   if (flat == 0 && first_keys.size() == 1) return first_keys.begin()->first;
   return std::nullopt;
@@ -445,7 +441,7 @@ DistributedContents read_metadata_folder(ForeignCheckpoint& checkpoint, const fs
       if (!model && has_periods && item->is_tensor && item->key.size() == 1 &&
           kind_of(item->name) != LostValue::Kind::kCount)
         checkpoint.not_read.push_back(
-            str(path.filename().string(), ": ", item->name,
+            str(path.filename(), ": ", item->name,
                 ": a number beside the model's tensors, taken for one of the client "
                 "state: if it is a parameter, save {\"model\": …}"));
       continue;
@@ -458,7 +454,7 @@ DistributedContents read_metadata_folder(ForeignCheckpoint& checkpoint, const fs
   }
   for (const auto& [key, members] : optimizers) {
     OptimizerBuilder builder(checkpoint, folder,
-                             str(path.filename().string(), key.empty() ? "" : ": ", join(key, ".")));
+                             str(path.filename(), key.empty() ? "" : ": ", join(key, ".")));
     for (const DistributedItem* item : members)
       builder.add(*item, Key(item->key.begin() + static_cast<std::ptrdiff_t>(key.size()), item->key.end()));
     SavedOptimizer one = builder.finish(names);
@@ -534,17 +530,17 @@ DistributedContents read_distributed_contents(ForeignCheckpoint& checkpoint, con
   checkpoint.world_size = std::max(checkpoint.world_size, ranks_of(folder));
   if (fs::exists(folder / kMetadata, error)) return read_metadata_folder(checkpoint, folder);
   if (has_hub_shards(folder))
-    throw CheckpointError(str(folder.string(),
-                              ": has shards of DCP's HuggingFaceStorageWriter, which are not read; expected "
-                              "the model that torch's consolidate_safetensors_files() makes of them, or what "
-                              "DCP's FileSystemWriter writes"));
+    throw CheckpointError(folder,
+                          ": has shards of DCP's HuggingFaceStorageWriter, which are not read; expected "
+                          "the model that torch's consolidate_safetensors_files() makes of them, or what "
+                          "DCP's FileSystemWriter writes");
   if (fs::exists(folder / "__0.metadata", error))
-    throw CheckpointError(str(folder.string(),
-                              ": has a .metadata of each rank (use_collectives=False); "
-                              "expected one for all ranks"));
-  throw CheckpointError(str((folder / kMetadata).string(),
-                            " is missing; expected beside the .distcp files: it is written last, so the save "
-                            "was not completed"));
+    throw CheckpointError(folder,
+                          ": has a .metadata of each rank (use_collectives=False); "
+                          "expected one for all ranks");
+  throw CheckpointError((folder / kMetadata).string(),
+                        " is missing; expected beside the .distcp files: it is written last, so the save "
+                        "was not completed");
 }
 
 static std::optional<int64_t> count_in(const json& dict, const char* name) {
@@ -634,10 +630,10 @@ std::optional<ForeignCheckpoint> read_distributed(const fs::path& path, const Pa
   checkpoint.path = folder;
   DistributedContents contents = read_distributed_contents(checkpoint, folder);
   if (contents.model.empty())
-    throw CheckpointError(
-        str(folder.string(), ": has no model's tensors",
-            contents.optimizer ? "; it has an optimizer's state: give the folder above, or that of the model"
-                               : ""));
+    throw CheckpointError(folder, ": has no model's tensors",
+                          contents.optimizer
+                              ? "; it has an optimizer's state: give the folder above, or that of the model"
+                              : "");
   ModelOrder order(given);
   order.is_entries = contents.in_order;
   assemble(checkpoint, std::move(contents.model), std::move(contents.optimizer), order);

@@ -87,7 +87,7 @@ class MetadataReader {
 
   template <class... What>
   [[noreturn]] void fail(const What&... what) const {
-    throw CheckpointError(str(source_, ": ", what...));
+    throw CheckpointError(source_, ": ", what...);
   }
 
   const PickleValue& dict_of(const PickleValue& value, const char* key) const {

@@ -62,8 +62,8 @@ std::vector<std::pair<int64_t, int64_t>> starts_of(const std::vector<Dimension>&
   std::vector<std::pair<int64_t, int64_t>> starts = {{0, 0}};
   for (const Dimension& one : dimensions) {
     if (Wide{one.size} * static_cast<int64_t>(starts.size()) > static_cast<Wide>(kMaxRuns))
-      throw CheckpointError(str("a tensor whose elements lie in more than ", kMaxRuns,
-                                " pieces; expected one that is contiguous, or nearly so"));
+      throw CheckpointError("a tensor whose elements lie in more than ", kMaxRuns,
+                            " pieces; expected one that is contiguous, or nearly so");
     std::vector<std::pair<int64_t, int64_t>> next;
     next.reserve(starts.size() * static_cast<size_t>(one.size));
     for (const auto& [tensor, file] : starts)
@@ -79,12 +79,11 @@ int64_t checked_numel(const std::vector<int64_t>& shape) {
   Wide product = 1;
   bool none = false;
   for (const int64_t size : shape) {
-    if (size < 0)
-      throw CheckpointError(str("the shape ", describe_shape(shape), "; expected sizes from 0 on"));
+    if (size < 0) throw CheckpointError("the shape ", describe_shape(shape), "; expected sizes from 0 on");
     none |= size == 0;
     if (size > 0) product *= size;
     if (product > kMaxElements)
-      throw CheckpointError(str("the shape ", describe_shape(shape), " is too large for a tensor"));
+      throw CheckpointError("the shape ", describe_shape(shape), " is too large for a tensor");
   }
   return none ? 0 : static_cast<int64_t>(product);
 }
@@ -161,8 +160,8 @@ void check_covers(std::vector<Cover> covers, int64_t numel) {
   Wide total = 0, rows = 0;
   for (const Cover& cover : joined) total += Wide{cover.numel} * cover.rows, rows += cover.rows;
   if (rows > kMaxRowsOneByOne)
-    throw CheckpointError(str("its elements lie in ", static_cast<int64_t>(rows),
-                              " pieces that do not fit together; expected each element once"));
+    throw CheckpointError("its elements lie in ", static_cast<int64_t>(rows),
+                          " pieces that do not fit together; expected each element once");
   std::vector<std::pair<int64_t, int64_t>> ranges;
   ranges.reserve(static_cast<size_t>(rows));
   for (const Cover& cover : joined)
@@ -172,15 +171,14 @@ void check_covers(std::vector<Cover> covers, int64_t numel) {
   int64_t next = 0;
   for (const auto& [begin, end] : ranges) {
     if (begin > next)
-      throw CheckpointError(
-          str("no file has ", elements(next, begin), " of ", numel, "; expected each once"));
+      throw CheckpointError("no file has ", elements(next, begin), " of ", numel, "; expected each once");
     if (begin < next)
-      throw CheckpointError(str("the files have ", elements(begin, std::min(end, next)), " of ", numel,
-                                " twice; expected each once"));
+      throw CheckpointError("the files have ", elements(begin, std::min(end, next)), " of ", numel,
+                            " twice; expected each once");
     next = end;
   }
   if (next != numel)
-    throw CheckpointError(str("no file has ", elements(next, numel), " of ", numel, "; expected each once"));
+    throw CheckpointError("no file has ", elements(next, numel), " of ", numel, "; expected each once");
 }
 
 /// Sizes of files, asked for once.
@@ -193,8 +191,8 @@ class FileSizes {
       std::error_code error;
       const auto bytes = fs::file_size(files_[file], error);
       if (error)
-        throw CheckpointError(str(files_[file].string(), ": cannot be read: ", error.message(),
-                                  "; expected a file of the checkpoint"));
+        throw CheckpointError(files_[file], ": cannot be read: ", error.message(),
+                              "; expected a file of the checkpoint");
       bytes_[file] = static_cast<int64_t>(bytes);
     }
     return bytes_[file];
@@ -213,26 +211,26 @@ class FileSizes {
 void check_run(const Run& run, const ForeignCheckpoint& checkpoint, int64_t numel, int64_t width,
                FileSizes& sizes) {
   if (run.file < 0 || static_cast<size_t>(run.file) >= checkpoint.files.size())
-    throw CheckpointError(
-        str("lies in file ", run.file, " of ", checkpoint.files.size(), "; expected one of them"));
+    throw CheckpointError("lies in file ", run.file, " of ", checkpoint.files.size(),
+                          "; expected one of them");
   const bool counts = run.numel >= 0 && run.rows >= 0 && run.begin >= 0 && run.offset >= 0;
   const bool steps = run.rows <= 1 || (run.tensor_step >= run.numel && run.file_step >= 0);
   if (!counts || !steps)
-    throw CheckpointError(str("a run of ", run.rows, " rows of ", run.numel, " elements, ", run.tensor_step,
-                              " apart, from element ", run.begin, " on; expected rows that do not overlap"));
+    throw CheckpointError("a run of ", run.rows, " rows of ", run.numel, " elements, ", run.tensor_step,
+                          " apart, from element ", run.begin, " on; expected rows that do not overlap");
   if (run.numel == 0 || run.rows == 0) return;
   const Wide steps_taken = run.rows - 1;
   if (const Wide end = run.begin + steps_taken * run.tensor_step + run.numel; end > numel)
-    throw CheckpointError(str("the files have elements up to ",
-                              end > kMaxElements ? kMaxElements : static_cast<int64_t>(end), "; expected ",
-                              numel, ", as the shape says"));
+    throw CheckpointError("the files have elements up to ",
+                          end > kMaxElements ? kMaxElements : static_cast<int64_t>(end), "; expected ", numel,
+                          ", as the shape says");
   const int64_t bytes = sizes[static_cast<size_t>(run.file)];
   const Wide end = run.offset + steps_taken * run.file_step + Wide{run.numel} * width;
   if (end > bytes)
-    throw CheckpointError(str("its elements end beyond the end of ",
-                              checkpoint.files[static_cast<size_t>(run.file)].string(), ", which has ", bytes,
-                              " bytes; expected ", end > INT64_MAX ? INT64_MAX : static_cast<int64_t>(end),
-                              ": the file was cut off, or belongs to another checkpoint"));
+    throw CheckpointError("its elements end beyond the end of ",
+                          checkpoint.files[static_cast<size_t>(run.file)].string(), ", which has ", bytes,
+                          " bytes; expected ", end > INT64_MAX ? INT64_MAX : static_cast<int64_t>(end),
+                          ": the file was cut off, or belongs to another checkpoint");
 }
 
 void check_tensor(const ForeignTensor& tensor, const std::string& what, const ForeignCheckpoint& checkpoint,
@@ -251,7 +249,7 @@ void check_tensor(const ForeignTensor& tensor, const std::string& what, const Fo
     }
     if (numel > 0) check_covers(std::move(covers), numel);
   } catch (const CheckpointError& error) {
-    throw CheckpointError(str(checkpoint.path.string(), ": ", what, ": ", error.what()));
+    throw CheckpointError(checkpoint.path, ": ", what, ": ", error.what());
   }
 }
 
@@ -305,11 +303,11 @@ std::vector<Run> runs_of_box(int file, int64_t offset, DType type, const std::ve
   int64_t first = 0, tensor_step = 1;
   for (size_t d = rank; d-- > 0;) {
     if (begin[d] < 0 || begin[d] > shape[d] - sizes[d])
-      throw CheckpointError(str("a part from ", describe_shape(begin), " on of the sizes ",
-                                describe_shape(sizes), " of a tensor of the shape ", describe_shape(shape),
-                                "; expected one that lies within it"));
+      throw CheckpointError("a part from ", describe_shape(begin), " on of the sizes ", describe_shape(sizes),
+                            " of a tensor of the shape ", describe_shape(shape),
+                            "; expected one that lies within it");
     if (strides[d] < 0 || (sizes[d] > 1 && Wide{strides[d]} * (sizes[d] - 1) > kMaxElements))
-      throw CheckpointError(str("the strides ", describe_shape(strides), "; expected those of a tensor"));
+      throw CheckpointError("the strides ", describe_shape(strides), "; expected those of a tensor");
     dimensions[d] = {sizes[d], tensor_step, strides[d]};
     first += begin[d] * tensor_step;
     tensor_step *= shape[d];
@@ -389,8 +387,8 @@ struct ForeignFiles::Impl {
       if (input->hashed) return input->hashed->read_at(offset, destination);
       const auto got = static_cast<int64_t>(input->plain.read_some(offset, destination));
       if (const auto wanted = static_cast<int64_t>(destination.size()); got < wanted)
-        throw CheckpointError(str(input->plain.path().string(), " ends at byte ", offset + got, "; expected ",
-                                  offset + wanted, " at least: it was cut off"));
+        throw CheckpointError(input->plain.path(), " ends at byte ", offset + got, "; expected ",
+                              offset + wanted, " at least: it was cut off");
     } catch (const DiskError& error) {
       throw CheckpointError(error.what());
     }
@@ -452,11 +450,10 @@ void check(const ForeignCheckpoint& checkpoint) {
   int64_t most_bytes = -1;
   std::set<std::string_view> names;
   const auto add_name = [&](const std::string& name) {
-    if (name.empty())
-      throw CheckpointError(str(checkpoint.path.string(), ": a tensor without a name; expected one"));
+    if (name.empty()) throw CheckpointError(checkpoint.path, ": a tensor without a name; expected one");
     if (!names.insert(name).second)
-      throw CheckpointError(str(checkpoint.path.string(), ": the name ", quoted_name(name),
-                                " is there twice; expected each parameter and buffer once"));
+      throw CheckpointError(checkpoint.path, ": the name ", quoted_name(name),
+                            " is there twice; expected each parameter and buffer once");
   };
   for (const ForeignParameter& parameter : checkpoint.parameters) {
     add_name(parameter.name);
@@ -464,15 +461,14 @@ void check(const ForeignCheckpoint& checkpoint) {
     const std::string what = str("parameter ", quoted_name(parameter.name));
     const size_t groups = checkpoint.groups.size();
     if (groups > 0 && (parameter.group < 0 || static_cast<size_t>(parameter.group) >= groups))
-      throw CheckpointError(str(checkpoint.path.string(), ": ", what, ": is of group ", parameter.group,
-                                "; there are ", groups, " groups"));
+      throw CheckpointError(checkpoint.path, ": ", what, ": is of group ", parameter.group, "; there are ",
+                            groups, " groups");
     check_tensor(parameter.weights, what, checkpoint, sizes);
     for (const auto& [name, state] : parameter.states) {
       const std::string which = str(what, ", state ", quoted_name(name));
       if (state.shape != parameter.weights.shape)
-        throw CheckpointError(str(checkpoint.path.string(), ": ", which, ": has the shape ",
-                                  describe_shape(state.shape), "; expected that of the parameter, ",
-                                  describe_shape(parameter.weights.shape)));
+        throw CheckpointError(checkpoint.path, ": ", which, ": has the shape ", describe_shape(state.shape),
+                              "; expected that of the parameter, ", describe_shape(parameter.weights.shape));
       check_tensor(state, which, checkpoint, sizes);
     }
     for (const auto& [name, state] : parameter.other_states) {
@@ -482,8 +478,8 @@ void check(const ForeignCheckpoint& checkpoint) {
       other_bytes += Wide{state.numel()} * size_bytes(state.type);
       if (most_bytes < 0) most_bytes = sizes.all() + kSharedBytes;
       if (other_bytes > most_bytes)
-        throw CheckpointError(str(checkpoint.path.string(), ": ", which,
-                                  ": with it the optimizer's states have more bytes than the files"));
+        throw CheckpointError(checkpoint.path, ": ", which,
+                              ": with it the optimizer's states have more bytes than the files");
     }
   }
   for (const auto& [name, buffer] : checkpoint.buffers) {

@@ -69,9 +69,9 @@ std::string other_value(const TorchFile& file) {
 void read_torch_file(std::vector<SavedTensor>& out, ForeignCheckpoint& checkpoint, const fs::path& path) {
   const TorchFile file(path);
   if (!is_state_dict(file, file.root()))
-    throw CheckpointError(str(path.string(), ": found ", file.root().describe(), other_value(file),
-                              "; expected a state dict, names and tensors, or a dict that has one as "
-                              "\"model\", \"state_dict\" or the like"));
+    throw CheckpointError(path, ": found ", file.root().describe(), other_value(file),
+                          "; expected a state dict, names and tensors, or a dict that has one as "
+                          "\"model\", \"state_dict\" or the like");
   for (SavedTensor& entry : read_state_dict(checkpoint, file, file.root(), path.filename().string()))
     out.push_back(std::move(entry));
 }
@@ -105,25 +105,24 @@ void read_indexed(std::vector<SavedTensor>& out, ForeignCheckpoint& checkpoint, 
     const fs::path path = index.parent_path() / file;
     std::error_code error;
     if (!fs::exists(path, error))
-      throw CheckpointError(str(path.string(), " is missing; ", index.filename().string(),
-                                " says that it has tensors of the model: copy all files of the folder"));
+      throw CheckpointError(path, " is missing; ", index.filename(),
+                            " says that it has tensors of the model: copy all files of the folder");
     const size_t before = out.size();
     add(out, checkpoint, path);
     for (size_t i = before; i < out.size(); ++i) {
       const std::string& name = out[i].name;
       const auto place = weight_map.find(name);
       if (place == weight_map.end())
-        throw CheckpointError(
-            str(index.string(), ": tensor ", quoted_name(name), " of ", file, " is not in the index"));
+        throw CheckpointError(index, ": tensor ", quoted_name(name), " of ", file, " is not in the index");
       if (place->second != file || !seen.insert(name).second)
-        throw CheckpointError(str(index.string(), ": tensor ", quoted_name(name), " is in ", file,
-                                  "; the index has it in ", place->second));
+        throw CheckpointError(index, ": tensor ", quoted_name(name), " is in ", file,
+                              "; the index has it in ", place->second);
     }
   }
   for (const auto& [name, file] : weight_map)
     if (!seen.contains(name))
-      throw CheckpointError(str(index.string(), ": tensor ", quoted_name(name), " is not in ", file,
-                                ", where the index has it"));
+      throw CheckpointError(index, ": tensor ", quoted_name(name), " is not in ", file,
+                            ", where the index has it");
 }
 
 }  // namespace

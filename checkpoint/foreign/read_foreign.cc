@@ -72,13 +72,13 @@ static std::optional<ForeignCheckpoint> recognized(const std::filesystem::path& 
                                                    const ParameterOrder& order) {
   std::error_code error;
   if (!std::filesystem::exists(path, error))
-    throw CheckpointError(str(path.string(), " does not exist; expected a checkpoint's folder or file"));
+    throw CheckpointError(path, " does not exist; expected a checkpoint's folder or file");
   const std::filesystem::path one = tag.empty() ? path : path / tag;
   std::optional<ForeignCheckpoint> found = read_trainer(one, order);
   if (!found) found = read_deepspeed(path, tag, order);
   if (!found) found = read_deepspeed_universal(path, tag);
   if (!found && !tag.empty() && !std::filesystem::exists(one, error))
-    throw CheckpointError(str(one.string(), " does not exist; expected the checkpoint ", tag, " there"));
+    throw CheckpointError(one, " does not exist; expected the checkpoint ", tag, " there");
   if (!found) found = read_distributed(one, order);
   if (!found) found = read_model(one);
   return found;

@@ -55,7 +55,7 @@ SavedTensor saved_tensor(int index, const std::string& name, const TorchTensor& 
 void read_entries(std::vector<SavedTensor>& out, ForeignCheckpoint& checkpoint, int index,
                   const TorchFile& file, const PickleValue& value, const std::string& prefix,
                   const std::string& what, int depth) {
-  if (depth > kMaxNesting) throw CheckpointError(str(what, ": dicts nested deeper than ", kMaxNesting));
+  if (depth > kMaxNesting) throw CheckpointError(what, ": dicts nested deeper than ", kMaxNesting);
   for (size_t i = 0; i + 1 < value.items.size(); i += 2) {
     const PickleValue &key = *value.items[i], &member = *value.items[i + 1];
     if (key.kind != Kind::kString && key.kind != Kind::kInt) {
@@ -64,7 +64,7 @@ void read_entries(std::vector<SavedTensor>& out, ForeignCheckpoint& checkpoint, 
     }
     const std::string name = key.kind == Kind::kString ? std::string(key.text) : str(key.integer);
     const std::string full = prefix.empty() ? name : str(prefix, ".", name);
-    if (out.size() > kMaxEntries) throw CheckpointError(str(what, ": more than ", kMaxEntries, " tensors"));
+    if (out.size() > kMaxEntries) throw CheckpointError(what, ": more than ", kMaxEntries, " tensors");
     if (const std::optional<TorchTensor> tensor = file.tensor(member))
       out.push_back(saved_tensor(index, full, *tensor));
     else if (member.kind == Kind::kDict && !member.items.empty())
@@ -235,8 +235,8 @@ bool name_states(ForeignCheckpoint& checkpoint, SavedOptimizer& optimizer, const
       if (is_buffer) continue;
       if (at == places.end() && order.may_differ) continue;
       if (at == places.end())
-        throw CheckpointError(str(checkpoint.path.string(), ": the order of the model's parameters has ",
-                                  quoted_name(name), ", which the checkpoint does not have"));
+        throw CheckpointError(checkpoint.path, ": the order of the model's parameters has ",
+                              quoted_name(name), ", which the checkpoint does not have");
       if (seen.insert(at->second).second)
         model.push_back(
             {checkpoint.parameters[at->second].name, checkpoint.parameters[at->second].weights.shape});
@@ -325,8 +325,8 @@ void give_states(ForeignCheckpoint& checkpoint, SavedOptimizer& optimizer,
     }
     ForeignParameter& parameter = checkpoint.parameters[at->second];
     if (!seen.insert(at->second).second)
-      throw CheckpointError(str(checkpoint.path.string(), ": ", optimizer.source, ": parameter ",
-                                quoted_name(state.name), " has two states; expected one"));
+      throw CheckpointError(checkpoint.path, ": ", optimizer.source, ": parameter ", quoted_name(state.name),
+                            " has two states; expected one");
     parameter.trainable = true;
     parameter.group = group_of[i];
     parameter.steps = state.steps.value_or(0);
@@ -358,7 +358,7 @@ bool has_no_dimension(const PickleValue& value) {
 void read_members(SavedState& out, const TorchFile& file, const PickleValue& value, int index,
                   const std::string& what, LeftOut& left_out, bool is_nested = false) {
   if (value.kind != Kind::kDict)
-    throw CheckpointError(str(what, ": found ", value.describe(), "; expected a dict of states"));
+    throw CheckpointError(what, ": found ", value.describe(), "; expected a dict of states");
   const auto unread = [&](const std::string& name, const PickleValue& member) {
     const char* const tensor = TorchFile::unread_tensor(member);
     const std::string found = tensor != nullptr ? tensor : member.describe();
@@ -371,8 +371,7 @@ void read_members(SavedState& out, const TorchFile& file, const PickleValue& val
     const char* const is_unread = TorchFile::unread_tensor(member);
     const std::optional<TorchTensor> tensor = is_unread != nullptr ? std::nullopt : file.tensor(member);
     if (out.tensors.contains(name) || out.values.contains(name))
-      throw CheckpointError(
-          str(what, ": the state ", quoted_name(name), " is there twice; expected it once"));
+      throw CheckpointError(what, ": the state ", quoted_name(name), " is there twice; expected it once");
     if (name == kStatesOfBitsandbytes && !is_nested) {
       out.of_bitsandbytes = true;
       read_members(out, file, member, index, str(what, ".", name), left_out, /*is_nested=*/true);
@@ -413,7 +412,7 @@ SavedState read_state(const TorchFile& file, const PickleValue& value, int index
 std::string key_of(const PickleValue& key, const std::string& what) {
   if (key.kind == Kind::kInt) return str("#", key.integer);
   if (key.kind == Kind::kString) return std::string(key.text);
-  throw CheckpointError(str(what, ": found ", key.describe(), "; expected a parameter's number or name"));
+  throw CheckpointError(what, ": found ", key.describe(), "; expected a parameter's number or name");
 }
 
 }  // namespace
@@ -561,8 +560,8 @@ bool is_optimizer_state(const PickleValue& value) {
 SavedOptimizer read_optimizer_state(ForeignCheckpoint& checkpoint, const TorchFile& file,
                                     const PickleValue& value, const std::string& what) {
   if (!is_optimizer_state(value))
-    throw CheckpointError(str(what, ": found ", value.describe(),
-                              "; expected an optimizer's {\"state\": {…}, \"param_groups\": […]}"));
+    throw CheckpointError(what, ": found ", value.describe(),
+                          "; expected an optimizer's {\"state\": {…}, \"param_groups\": […]}");
   SavedOptimizer out;
   out.source = what;
   const int index = file_index(checkpoint, file.path());
@@ -570,15 +569,14 @@ SavedOptimizer read_optimizer_state(ForeignCheckpoint& checkpoint, const TorchFi
   for (const PickleValue* group : value.find("param_groups")->items) {
     const PickleValue* params = group->find("params");
     if (group->kind != Kind::kDict || params == nullptr || params->kind != Kind::kList)
-      throw CheckpointError(
-          str(what, ": param_groups: found ", group->describe(), "; expected dicts with a list \"params\""));
+      throw CheckpointError(what, ": param_groups: found ", group->describe(),
+                            "; expected dicts with a list \"params\"");
     const PickleValue* names = group->find("param_names");
     SavedGroup saved;
     for (size_t i = 0; i < params->items.size(); ++i) {
       const PickleValue& key = *params->items[i];
       if (!places.emplace(key_of(key, what), out.states.size()).second)
-        throw CheckpointError(
-            str(what, ": param_groups: the parameter ", key_of(key, what), " is there twice"));
+        throw CheckpointError(what, ": param_groups: the parameter ", key_of(key, what), " is there twice");
       saved.members.push_back(out.states.size());
       out.states.emplace_back();
       if (key.kind == Kind::kString) out.states.back().name = key.text;
@@ -611,7 +609,7 @@ SavedOptimizer read_optimizer_state(ForeignCheckpoint& checkpoint, const TorchFi
     }
     SavedState read = read_state(file, *state.items[i + 1], index, str(what, ": state of ", key), left_out);
     num_tensors += read.tensors.size();
-    if (num_tensors > kMaxEntries) throw CheckpointError(str(what, ": more than ", kMaxEntries, " tensors"));
+    if (num_tensors > kMaxEntries) throw CheckpointError(what, ": more than ", kMaxEntries, " tensors");
     SavedState& one = out.states[place->second];
     read.name = std::move(one.name);
     one = std::move(read);

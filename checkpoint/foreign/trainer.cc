@@ -99,8 +99,7 @@ json read_json(const fs::path& path) {
   try {
     return parse_json(without_nan(InputFile(path).read_all(kMaxJsonBytes)));
   } catch (const JsonError& error) {
-    throw CheckpointError(
-        str(path.string(), ": is no JSON at byte ", error.offset() + 1, ": ", error.what()));
+    throw CheckpointError(path, ": is no JSON at byte ", error.offset() + 1, ": ", error.what());
   } catch (const DiskError& error) {
     throw CheckpointError(error.what());
   }
@@ -180,12 +179,11 @@ std::optional<ForeignCheckpoint> read_file(const fs::path& path, const ModelOrde
   const PickleValue* model = model_in(file);
   const PickleValue* lightning = root.find(kLightningVersion);
   if (model == nullptr) {
-    if (lightning != nullptr)
-      throw CheckpointError(str(path.string(), ": Lightning's checkpoint has no state_dict"));
+    if (lightning != nullptr) throw CheckpointError(path, ": Lightning's checkpoint has no state_dict");
     for (const char* key : kModelKeys)
       if (const PickleValue* value = root.find(key); value != nullptr && value->kind == Kind::kObject)
-        throw CheckpointError(str(path.string(), ": ", key, " is ", value->describe(),
-                                  "; expected its state_dict(): a module itself is code"));
+        throw CheckpointError(path, ": ", key, " is ", value->describe(),
+                              "; expected its state_dict(): a module itself is code");
     return std::nullopt;
   }
   ForeignCheckpoint checkpoint;
@@ -212,8 +210,8 @@ ForeignCheckpoint read_lightning_folder(const fs::path& path, const ModelOrder& 
   checkpoint.path = path;
   const TorchFile meta(path / "meta.pt");
   if (meta.root().kind != Kind::kDict)
-    throw CheckpointError(
-        str((path / "meta.pt").string(), ": found ", meta.root().describe(), "; expected a dict"));
+    throw CheckpointError((path / "meta.pt").string(), ": found ", meta.root().describe(),
+                          "; expected a dict");
   if (const PickleValue* version = meta.root().find(kLightningVersion);
       version != nullptr && version->kind == Kind::kString)
     checkpoint.version = version->text;
@@ -254,9 +252,9 @@ class TrainerFolder {
     order_.is_hugging_face = has(kTrainerState);
     const char* name = order_.is_hugging_face ? "Hugging Face Trainer" : "Accelerate";
     if (is_local())
-      throw CheckpointError(str(path_.string(),
-                                ": has a file of weights of each rank (LOCAL_STATE_DICT, or "
-                                "use_dcp=False); expected FULL_STATE_DICT, or SHARDED_STATE_DICT with DCP"));
+      throw CheckpointError(path_,
+                            ": has a file of weights of each rank (LOCAL_STATE_DICT, or "
+                            "use_dcp=False); expected FULL_STATE_DICT, or SHARDED_STATE_DICT with DCP");
     if (!read_deepspeed_files()) read_files();
     checkpoint_.format = checkpoint_.format.empty() ? name : str(name, " (", checkpoint_.format, ")");
     checkpoint_.path = path_;
@@ -284,8 +282,7 @@ class TrainerFolder {
     json extras = json::object();
     if (has(kFsdpFolder)) {
       if (!is_distributed(path_ / kFsdpFolder))
-        throw CheckpointError(
-            str((path_ / kFsdpFolder).string(), " has neither .metadata nor .distcp files"));
+        throw CheckpointError((path_ / kFsdpFolder).string(), " has neither .metadata nor .distcp files");
       checkpoint_.format = "torch.distributed.checkpoint";
       DistributedContents contents = read_distributed_contents(checkpoint_, path_ / kFsdpFolder);
       entries = std::move(contents.model);
@@ -294,9 +291,9 @@ class TrainerFolder {
     } else {
       const fs::path weights = has(kFsdpFile) ? path_ / kFsdpFile : weights_in(path_);
       if (weights.empty())
-        throw CheckpointError(str(path_.string(),
-                                  " has no file of weights; expected model.safetensors, "
-                                  "pytorch_model.bin or an index of them"));
+        throw CheckpointError(path_,
+                              " has no file of weights; expected model.safetensors, "
+                              "pytorch_model.bin or an index of them");
       ModelFiles model = read_model_files(checkpoint_, weights);
       entries = std::move(model.entries);
       order_.is_entries = model.in_order;
@@ -310,7 +307,7 @@ class TrainerFolder {
     const fs::path folder = path_ / "optimizer_0";
     if (is_distributed(folder)) {
       DistributedContents contents = read_distributed_contents(checkpoint_, folder);
-      if (!contents.optimizer) throw CheckpointError(str(folder.string(), ": has no optimizer's state"));
+      if (!contents.optimizer) throw CheckpointError(folder, ": has no optimizer's state");
       return std::move(contents.optimizer);
     }
     for (const char* name : {"optimizer.pt", "optimizer.bin"})
@@ -318,7 +315,7 @@ class TrainerFolder {
         const TorchFile file(path_ / name);
         return read_optimizer_state(checkpoint_, file, file.root(), name);
       }
-    checkpoint_.not_read.push_back(str(path_.string(), ": has no optimizer's state: the weights only"));
+    checkpoint_.not_read.push_back(str(path_, ": has no optimizer's state: the weights only"));
     return std::nullopt;
   }
 
@@ -338,7 +335,7 @@ class TrainerFolder {
       json state = read_json(path_ / kTrainerState);
       const auto steps = state.find("global_step");
       if (steps == state.end() || !count_of(*steps))
-        throw CheckpointError(str((path_ / kTrainerState).string(), ": has no count global_step"));
+        throw CheckpointError((path_ / kTrainerState).string(), ": has no count global_step");
       checkpoint_.global_steps = count_of(*steps);
       extras["trainer_state"] = std::move(state);
     }
@@ -402,9 +399,8 @@ std::optional<ForeignCheckpoint> read_trainer(const fs::path& path, const Parame
       TrainerFolder inner(newest, order);
       if (inner.is_one()) return inner.read();
       if ((is_one || !weights_in(newest).empty()) && !inner.has_tessera())
-        throw CheckpointError(
-            str(newest.string(), " is the newest checkpoint, and has no ", kTrainerState,
-                " and no random_states_0.pkl: the save was not completed; give an older one"));
+        throw CheckpointError(newest, " is the newest checkpoint, and has no ", kTrainerState,
+                              " and no random_states_0.pkl: the save was not completed; give an older one");
     }
   }
   if (!is_one) return std::nullopt;

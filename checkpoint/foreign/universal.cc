@@ -69,7 +69,7 @@ class UniversalReader {
       const auto found = folders.find(name);
       if (found == folders.end())
         fail(folder_ / "zero", str("has no folder ", quoted_name(name), ", a parameter of ",
-                                   files_.model[0].filename().string(), "; expected one of each parameter"));
+                                   files_.model[0].filename(), "; expected one of each parameter"));
       add(name, found->second);
     }
     // Without param_shapes, and of several stages of a pipeline, the folders say what there is.
@@ -87,7 +87,7 @@ class UniversalReader {
 
  private:
   [[noreturn]] static void fail(const fs::path& path, const std::string& what) {
-    throw CheckpointError(str(path.string(), ": ", what));
+    throw CheckpointError(path, ": ", what);
   }
 
   void read_optimizer() {

@@ -21,8 +21,8 @@ namespace {
 
 void check_name(const std::string& name, std::set<std::string_view>& seen) {
   if (name.empty()) throw CheckpointError("a tensor has an empty name");
-  if (!is_utf8(name)) throw CheckpointError(str("tensor ", quoted_name(name), ": its name is not UTF-8"));
-  if (!seen.insert(name).second) throw CheckpointError(str("tensor ", quoted_name(name), " occurs twice"));
+  if (!is_utf8(name)) throw CheckpointError("tensor ", quoted_name(name), ": its name is not UTF-8");
+  if (!seen.insert(name).second) throw CheckpointError("tensor ", quoted_name(name), " occurs twice");
 }
 
 // Including the copies that a format may need for tied names.
@@ -30,14 +30,13 @@ int64_t checked_bytes(const ModelTensor& tensor) {
   int64_t bytes = size_bytes(tensor.type);
   bool overflow = false;
   for (const int64_t size : tensor.shape) {
-    if (size < 0)
-      throw CheckpointError(str("tensor ", quoted_name(tensor.name), " has a negative size, ", size));
+    if (size < 0) throw CheckpointError("tensor ", quoted_name(tensor.name), " has a negative size, ", size);
     overflow = overflow || __builtin_mul_overflow(bytes, size, &bytes);
   }
   overflow =
       overflow || __builtin_mul_overflow(bytes, static_cast<int64_t>(1 + tensor.aliases.size()), &bytes);
   if (overflow)
-    throw CheckpointError(str("tensor ", quoted_name(tensor.name), " has more bytes than 63 bits can count"));
+    throw CheckpointError("tensor ", quoted_name(tensor.name), " has more bytes than 63 bits can count");
   return bytes;
 }
 
@@ -115,12 +114,11 @@ void ModelWriter::finish() {
 std::unique_ptr<ModelWriter> open_model_writer(const Disk& disk, ModelWriterOptions options) {
   for (const ModelTensor& tensor : options.tensors)
     if (!has_type(options.format, tensor.type))
-      throw CheckpointError(str(options.path.string(), ": ", quoted_name(tensor.name), " is of type ",
-                                name_of(tensor.type), ", which ", name_of(options.format),
-                                " files do not have; ",
-                                has_type(ModelFormat::kTorch, tensor.type)
-                                    ? "expected a .pt file, which has it"
-                                    : "no format has it: keep its bytes in a tensor of uint8"));
+      throw CheckpointError(options.path, ": ", quoted_name(tensor.name), " is of type ",
+                            name_of(tensor.type), ", which ", name_of(options.format), " files do not have; ",
+                            has_type(ModelFormat::kTorch, tensor.type)
+                                ? "expected a .pt file, which has it"
+                                : "no format has it: keep its bytes in a tensor of uint8");
   switch (options.format) {
     case ModelFormat::kSafetensors:
       if (options.max_shard_bytes > 0) return open_safetensors_shards(disk, std::move(options));
@@ -129,8 +127,8 @@ std::unique_ptr<ModelWriter> open_model_writer(const Disk& disk, ModelWriterOpti
     case ModelFormat::kHdf5: break;
   }
   if (options.max_shard_bytes > 0)
-    throw CheckpointError(str(options.path.string(), ": only safetensors can be cut into shards, not ",
-                              name_of(options.format)));
+    throw CheckpointError(options.path, ": only safetensors can be cut into shards, not ",
+                          name_of(options.format));
   return options.format == ModelFormat::kTorch ? open_torch_file(disk, std::move(options))
                                                : open_hdf5_file(disk, std::move(options));
 }

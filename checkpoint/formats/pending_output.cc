@@ -41,8 +41,7 @@ FileDescriptor lock_parent(const fs::path& path) {
   while (parent && ::flock(parent.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK && errno != EINTR) return {};
     if (std::chrono::steady_clock::now() - begin - kPatience > kNone)
-      throw DiskError(
-          str(path.string(), ": another process has been writing there for 60 s; expected to be alone"));
+      throw DiskError(path, ": another process has been writing there for 60 s; expected to be alone");
     std::this_thread::sleep_for(kPause);
   }
   return parent;
@@ -81,11 +80,11 @@ void PendingDirectory::check_entries() const {
   const fs::file_status status = fs::status(path_, error);
   if (!fs::exists(status)) return;
   if (!fs::is_directory(status))
-    throw CheckpointError(str(path_.string(), " is a file; expected a folder, or a name that is free"));
+    throw CheckpointError(path_, " is a file; expected a folder, or a name that is free");
   for (const fs::path& entry : paths_in(path_))
     if (fs::is_directory(fs::symlink_status(entry, error)))
-      throw CheckpointError(str(path_.string(), " holds a folder, ", entry.filename().string(),
-                                "; expected a new folder, or one that holds files only"));
+      throw CheckpointError(path_, " holds a folder, ", entry.filename(),
+                            "; expected a new folder, or one that holds files only");
 }
 
 void PendingDirectory::publish() {

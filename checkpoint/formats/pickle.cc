@@ -89,7 +89,7 @@ class PickleMachine {
 
   template <class... Args>
   [[noreturn]] void fail(const Args&... args) const {
-    throw CheckpointError(str(source_, ": ", args...));
+    throw CheckpointError(source_, ": ", args...);
   }
   template <class... Args>
   [[noreturn]] void fail_here(const Args&... args) const {
@@ -97,7 +97,7 @@ class PickleMachine {
   }
   template <class... Args>
   [[noreturn]] void fail_early(const Args&... args) const {
-    throw PickleEndsEarly(str(source_, ": the pickle ends early", args...));
+    throw PickleEndsEarly(source_, ": the pickle ends early", args...);
   }
   [[noreturn]] void fail_start() const;
   [[noreturn]] void fail_opcode() const;

@@ -54,10 +54,10 @@ std::optional<SafetensorsHashes> SafetensorsHashes::read(std::string_view head,
   const auto blocks = header.metadata.find(kBlocksKey), digest = header.metadata.find(kDigestKey);
   if (blocks == header.metadata.end() && digest == header.metadata.end()) return std::nullopt;
   const auto damaged = [&](const std::string& what) -> CheckpointError {
-    return CheckpointError(str(file, ": the header is damaged: ", what,
-                               ". If another program changed the file and kept Tessera's metadata, "
-                               "write it without ",
-                               kBlocksKey, " and ", kDigestKey));
+    return CheckpointError(file, ": the header is damaged: ", what,
+                           ". If another program changed the file and kept Tessera's metadata, "
+                           "write it without ",
+                           kBlocksKey, " and ", kDigestKey);
   };
   if (blocks == header.metadata.end() || digest == header.metadata.end())
     throw damaged(str("it has no ", digest == header.metadata.end() ? kDigestKey : kBlocksKey,

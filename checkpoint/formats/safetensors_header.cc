@@ -40,8 +40,7 @@ std::string format_safetensors_header(const SafetensorsHeader& header, const std
   }
   for (const SafetensorsTensor& tensor : header.tensors) {
     if (tensor.name == kSafetensorsMetadata)
-      throw CheckpointError(
-          str(file, ": a safetensors file cannot hold a tensor named ", kSafetensorsMetadata));
+      throw CheckpointError(file, ": a safetensors file cannot hold a tensor named ", kSafetensorsMetadata);
     json += str(separator, nlohmann::json(tensor.name).dump(), ":{\"dtype\":\"",
                 safetensors_type(tensor.type), "\",\"shape\":[", join(tensor.shape, ","),
                 "],\"data_offsets\":[", tensor.offset, ",", tensor.offset + tensor.bytes, "]}");
@@ -50,9 +49,9 @@ std::string format_safetensors_header(const SafetensorsHeader& header, const std
   json += "}";
   json.resize((json.size() + 7) / 8 * 8, ' ');
   if (static_cast<int64_t>(json.size()) > kMaxSafetensorsHeaderBytes)
-    throw CheckpointError(str(file, ": the header has ", json.size(), " bytes, and readers take ",
-                              kMaxSafetensorsHeaderBytes,
-                              " at most; the model has too many tensors for one file, shards can hold it"));
+    throw CheckpointError(file, ": the header has ", json.size(), " bytes, and readers take ",
+                          kMaxSafetensorsHeaderBytes,
+                          " at most; the model has too many tensors for one file, shards can hold it");
   std::string out(8, '\0');
   for (size_t i = 0; i < 8; ++i) out[i] = static_cast<char>(json.size() >> (8 * i) & 0xff);
   return out + json;
@@ -166,7 +165,7 @@ class HeaderReader {
 
   template <class... What>
   [[noreturn]] void fail(const What&... what) {
-    throw CheckpointError(str(file_, ": ", what...));
+    throw CheckpointError(file_, ": ", what...);
   }
   template <class... What>
   [[noreturn]] void fail_tensor(const What&... what) {
@@ -183,7 +182,7 @@ SafetensorsHeader read_header(std::string_view text, const std::string& file) {
   try {
     return HeaderReader(text, file).read();
   } catch (const JsonError& error) {
-    throw CheckpointError(str(file, ": no JSON at byte ", error.offset() + 1, " of the header"));
+    throw CheckpointError(file, ": no JSON at byte ", error.offset() + 1, " of the header");
   }
 }
 
@@ -192,10 +191,10 @@ void check_size(const SafetensorsTensor& tensor, const std::string& file) {
   bool overflow = false;
   for (const int64_t size : tensor.shape) overflow = overflow || __builtin_mul_overflow(bytes, size, &bytes);
   if (overflow || bytes != tensor.bytes)
-    throw CheckpointError(str(file, ": tensor ", quoted_name(tensor.name), " has ", tensor.bytes,
-                              " bytes of data, expected ",
-                              overflow ? std::string("more than 2^63") : str(bytes), " for ",
-                              safetensors_type(tensor.type), " and shape ", describe_shape(tensor.shape)));
+    throw CheckpointError(file, ": tensor ", quoted_name(tensor.name), " has ", tensor.bytes,
+                          " bytes of data, expected ", overflow ? std::string("more than 2^63") : str(bytes),
+                          " for ", safetensors_type(tensor.type), " and shape ",
+                          describe_shape(tensor.shape));
 }
 
 }  // namespace
@@ -203,7 +202,7 @@ void check_size(const SafetensorsTensor& tensor, const std::string& file) {
 SafetensorsHeader parse_safetensors_header(std::string_view text, int64_t data_bytes,
                                            const std::string& file) {
   if (!text.starts_with('{'))
-    throw CheckpointError(str(file, ": no safetensors file: its header does not start with '{'"));
+    throw CheckpointError(file, ": no safetensors file: its header does not start with '{'");
   SafetensorsHeader header = read_header(text, file);
   // Tensors without elements come before the one that starts where they do.
   std::sort(header.tensors.begin(), header.tensors.end(),
@@ -214,15 +213,14 @@ SafetensorsHeader parse_safetensors_header(std::string_view text, int64_t data_b
   for (const SafetensorsTensor& tensor : header.tensors) {
     check_size(tensor, file);
     if (tensor.offset != end)
-      throw CheckpointError(str(file, ": tensor ", quoted_name(tensor.name), " starts at byte ",
-                                tensor.offset, " of the data, expected ", end,
-                                tensor.offset < end ? " (it overlaps another)" : " (there is a hole)"));
+      throw CheckpointError(file, ": tensor ", quoted_name(tensor.name), " starts at byte ", tensor.offset,
+                            " of the data, expected ", end,
+                            tensor.offset < end ? " (it overlaps another)" : " (there is a hole)");
     end += tensor.bytes;
   }
   if (end != data_bytes)
-    throw CheckpointError(
-        str(file, ": the file has ", data_bytes, " bytes of data, expected ", end,
-            data_bytes < end ? " (it is truncated)" : " (something follows the last tensor)"));
+    throw CheckpointError(file, ": the file has ", data_bytes, " bytes of data, expected ", end,
+                          data_bytes < end ? " (it is truncated)" : " (something follows the last tensor)");
   return header;
 }
 

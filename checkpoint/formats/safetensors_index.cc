@@ -58,9 +58,9 @@ FileByTensor parse_safetensors_index(std::string_view text, const std::string& f
   try {
     return read_index(text);
   } catch (const JsonError& error) {
-    throw CheckpointError(str(file, ": is no JSON at byte ", error.offset() + 1));
+    throw CheckpointError(file, ": is no JSON at byte ", error.offset() + 1);
   } catch (const CheckpointError& error) {
-    throw CheckpointError(str(file, ": ", error.what()));
+    throw CheckpointError(file, ": ", error.what());
   }
 }
 

@@ -28,8 +28,8 @@ std::string other_kind(std::span<const unsigned char, 8> start) {
 SafetensorsHeader read_header(const InputFile& input, std::optional<SafetensorsHashes>& hashes) {
   const std::string file = input.path().string();
   if (input.bytes() < 8)
-    throw CheckpointError(
-        str(file, ": no safetensors file: it has ", input.bytes(), " bytes, expected 8 at least"));
+    throw CheckpointError(file, ": no safetensors file: it has ", input.bytes(),
+                          " bytes, expected 8 at least");
   unsigned char length[8];
   input.read_at(0, std::as_writable_bytes(std::span(length)));
   uint64_t header_bytes = 0;
@@ -37,10 +37,10 @@ SafetensorsHeader read_header(const InputFile& input, std::optional<SafetensorsH
   const auto room = static_cast<uint64_t>(input.bytes() - 8);
   if (header_bytes > kMaxSafetensorsHeaderBytes || header_bytes > room) {
     if (const std::string kind = other_kind(length); !kind.empty())
-      throw CheckpointError(str(file, ": is not safetensors: ", kind));
-    throw CheckpointError(str(file, ": the header's length is ", header_bytes, ", expected at most ",
-                              std::min<uint64_t>(room, kMaxSafetensorsHeaderBytes),
-                              header_bytes > room ? " (what the file has left)" : ""));
+      throw CheckpointError(file, ": is not safetensors: ", kind);
+    throw CheckpointError(file, ": the header's length is ", header_bytes, ", expected at most ",
+                          std::min<uint64_t>(room, kMaxSafetensorsHeaderBytes),
+                          header_bytes > room ? " (what the file has left)" : "");
   }
   const auto data_begin = static_cast<int64_t>(8 + header_bytes);
   std::string head(8 + header_bytes, '\0');
@@ -97,10 +97,9 @@ void SafetensorsFile::read_block(const SafetensorsTensor& tensor, int64_t block,
   const auto index = static_cast<size_t>(ours - header_.tensors.data());
   const uint64_t found = hash_block(into), expected = hashes_->expected(index, block);
   if (found != expected)
-    throw CheckpointError(str(path().string(), ": tensor ", quoted_name(tensor.name),
-                              " is damaged between bytes ", begin, " and ",
-                              begin + static_cast<int64_t>(into.size()), " of the file: found hash ",
-                              hashes_to_hex({&found, 1}), "; expected ", hashes_to_hex({&expected, 1})));
+    throw CheckpointError(path(), ": tensor ", quoted_name(tensor.name), " is damaged between bytes ", begin,
+                          " and ", begin + static_cast<int64_t>(into.size()), " of the file: found hash ",
+                          hashes_to_hex({&found, 1}), "; expected ", hashes_to_hex({&expected, 1}));
 }
 
 void SafetensorsFile::read_at(int64_t offset, std::span<std::byte> destination) const {

@@ -157,7 +157,7 @@ struct TorchFile::Impl {
   }
   template <class... Args>
   [[noreturn]] void fail(const Args&... args) const {
-    throw CheckpointError(str(source, ": ", args...));
+    throw CheckpointError(source, ": ", args...);
   }
 
   [[noreturn]] void fail_start(const std::string& start) const;

@@ -68,7 +68,7 @@ class ZipReader {
 
   template <class... Args>
   [[noreturn]] void fail(const Args&... args) const {
-    throw CheckpointError(str(source_, ": the zip archive is damaged: ", args...));
+    throw CheckpointError(source_, ": the zip archive is damaged: ", args...);
   }
 
   bool has(int64_t offset, string_view signature) const {
@@ -197,13 +197,12 @@ class ZipReader {
     if (name.empty() || has_control || !is_utf8(name)) fail("an entry has the name ", quoted_name(name));
     if (name[0] == '/' || name.find('\\') != std::string::npos || name.find(':') != std::string::npos ||
         str("/", name, "/").find("/../") != std::string::npos)
-      throw CheckpointError(
-          str(source_, ": entry ", quoted_name(name), " of the zip archive leads out of it"));
+      throw CheckpointError(source_, ": entry ", quoted_name(name), " of the zip archive leads out of it");
   }
 
   void check_flags(const std::string& name, uint64_t flags, uint64_t method) const {
     if ((flags & kEncrypted) != 0)
-      throw CheckpointError(str(source_, ": entry ", quoted_name(name), " of the zip archive is encrypted"));
+      throw CheckpointError(source_, ": entry ", quoted_name(name), " of the zip archive is encrypted");
     if (method == 0 && (flags & ~(kHasDescriptor | kUtf8Name)) != 0)
       fail("entry ", quoted_name(name), " has the flags ", flags);
   }
@@ -249,8 +248,8 @@ class ZipReader {
               [](const ZipEntry& a, const ZipEntry& b) { return a.name < b.name; });
     for (size_t i = 1; i < entries.size(); ++i)
       if (entries[i].name == entries[i - 1].name)
-        throw CheckpointError(str(source_, ": the zip archive has entry ", quoted_name(entries[i].name),
-                                  " twice; expected each name once"));
+        throw CheckpointError(source_, ": the zip archive has entry ", quoted_name(entries[i].name),
+                              " twice; expected each name once");
     std::sort(entries.begin(), entries.end(),
               [](const ZipEntry& a, const ZipEntry& b) { return a.header_offset < b.header_offset; });
     for (size_t i = 1; i < entries.size(); ++i)
@@ -279,8 +278,8 @@ void check_zip_entry(const ReadBytes& read, const ZipEntry& entry, const std::st
         ::crc32_z(found, reinterpret_cast<const unsigned char*>(piece.data()), piece.size()));
   }
   if (found != entry.crc)
-    throw CheckpointError(str(source, ": entry ", quoted_name(entry.name), " is damaged: its CRC-32 is ",
-                              found, "; expected ", entry.crc));
+    throw CheckpointError(source, ": entry ", quoted_name(entry.name), " is damaged: its CRC-32 is ", found,
+                          "; expected ", entry.crc);
 }
 
 }  // namespace tessera::checkpoint

@@ -27,7 +27,7 @@ constexpr hsize_t kAlignmentBytes = 4096;
 class AnonymousFile {
  public:
   AnonymousFile() : descriptor_(::memfd_create("tessera-hdf5", MFD_CLOEXEC)) {
-    if (descriptor_ < 0) throw CheckpointError(str("cannot create a file in memory: ", std::strerror(errno)));
+    if (descriptor_ < 0) throw CheckpointError("cannot create a file in memory: ", std::strerror(errno));
   }
   AnonymousFile(const AnonymousFile&) = delete;
   AnonymousFile& operator=(const AnonymousFile&) = delete;
@@ -45,8 +45,8 @@ class AnonymousFile {
           ::pread(descriptor_, bytes.data() + got, bytes.size() - got, begin + static_cast<int64_t>(got));
       if (n < 0 && errno == EINTR) continue;
       if (n <= 0)
-        throw CheckpointError(
-            str("cannot read a file in memory: ", n < 0 ? std::strerror(errno) : "it ends early"));
+        throw CheckpointError("cannot read a file in memory: ",
+                              n < 0 ? std::strerror(errno) : "it ends early");
       got += static_cast<size_t>(n);
     }
     return bytes;
@@ -134,7 +134,7 @@ struct Hdf5Builder::Handles {
 
   template <class Result>
   Result check(Result result, const std::string& what) const {
-    if (result < 0) throw CheckpointError(str("cannot lay out ", *purpose, ": ", what, ": ", reason()));
+    if (result < 0) throw CheckpointError("cannot lay out ", *purpose, ": ", what, ": ", reason());
     return result;
   }
   /// A limit on file size (ulimit -f) also holds for the file in memory, and HDF5 does not report it.
@@ -217,7 +217,7 @@ Hdf5Id Hdf5Builder::Handles::type(DType type, const std::string& path) const {
     case 4: return standard(H5T_STD_U32LE);
     default: break;
   }
-  throw CheckpointError(str("cannot lay out ", *purpose, ": ", path, ": unknown element type"));
+  throw CheckpointError("cannot lay out ", *purpose, ": ", path, ": unknown element type");
 }
 
 Hdf5Id Hdf5Builder::Handles::space(const std::vector<int64_t>& shape, const std::string& path) const {

@@ -95,7 +95,7 @@ struct Hdf5File::Handles {
   std::string external = {};  ///< set when such a link was met: where it leads
 
   [[noreturn]] void fail(const std::string& name, const std::string& what) const {
-    throw CheckpointError(str(path.string(), ": ", quoted_name(name), " ", what));
+    throw CheckpointError(path, ": ", quoted_name(name), " ", what);
   }
   Hdf5Id own(const std::string& name, hid_t id, Hdf5Id::Close close) const {
     if (id < 0) fail(name, str("cannot be read: ", hdf5_reason()));
@@ -110,11 +110,10 @@ struct Hdf5File::Handles {
 
   void open() {
     file = {H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT), H5Fclose};
-    if (file < 0)
-      throw CheckpointError(str("cannot open ", path.string(), ": no HDF5 file: ", hdf5_reason()));
+    if (file < 0) throw CheckpointError("cannot open ", path, ": no HDF5 file: ", hdf5_reason());
     links = {H5Pcreate(H5P_LINK_ACCESS), H5Pclose};
     if (links < 0 || H5Pset_elink_cb(links, refuse_external, &external) < 0)
-      throw CheckpointError(str("cannot open ", path.string(), ": ", hdf5_reason()));
+      throw CheckpointError("cannot open ", path, ": ", hdf5_reason());
   }
 
   Hdf5Id dataset(const std::string& name) {

@@ -25,12 +25,12 @@ using nlohmann::ordered_json;  // keeps the documented order of keys
 /// Throws for values that JSON would silently change.
 void check_state(const json& value, const std::string& path, int depth) {
   if (depth > kMaxJsonDepth - 2)
-    throw CheckpointError(str("cannot save ", path, ": nested deeper than ", kMaxJsonDepth - 2, " levels"));
+    throw CheckpointError("cannot save ", path, ": nested deeper than ", kMaxJsonDepth - 2, " levels");
   if (value.is_number_float() && !std::isfinite(value.get<double>()))
-    throw CheckpointError(
-        str("cannot save ", path, ": found ", value.get<double>(), "; expected a finite number"));
+    throw CheckpointError("cannot save ", path, ": found ", value.get<double>(),
+                          "; expected a finite number");
   if (value.is_binary() || value.is_discarded())
-    throw CheckpointError(str("cannot save ", path, ": expected a value JSON knows"));
+    throw CheckpointError("cannot save ", path, ": expected a value JSON knows");
   if (value.is_object())
     for (const auto& [key, member] : value.items()) check_state(member, str(path, ".", key), depth + 1);
   if (value.is_array())
@@ -42,7 +42,7 @@ std::string dump(const Json& value, const std::string& what) {
   try {
     return value.dump();
   } catch (const json::exception&) {
-    throw CheckpointError(str("cannot save ", what, ": it has text that is not UTF-8"));
+    throw CheckpointError("cannot save ", what, ": it has text that is not UTF-8");
   }
 }
 
@@ -158,15 +158,15 @@ nlohmann::json parse_text(std::string_view text, const std::string& source) {
     return parse_json(text);
   } catch (const JsonError& error) {
     switch (error.kind()) {
-      case JsonError::Kind::kTooDeep: throw CheckpointError(str(source, ": ", error.what()));
+      case JsonError::Kind::kTooDeep: throw CheckpointError(source, ": ", error.what());
       case JsonError::Kind::kKeyTwice:
-        throw CheckpointError(str(source, ": ", nlohmann::json(error.path()).dump(),
-                                  " is given twice in one object; expected it once"));
+        throw CheckpointError(source, ": ", nlohmann::json(error.path()).dump(),
+                              " is given twice in one object; expected it once");
       case JsonError::Kind::kSyntax:
       case JsonError::Kind::kEmpty: break;
     }
-    throw CheckpointError(
-        str(source, ": is no JSON text: error at byte ", error.offset() + 1, ": ", error.what()));
+    throw CheckpointError(source, ": is no JSON text: error at byte ", error.offset() + 1, ": ",
+                          error.what());
   }
 }
 
@@ -371,11 +371,11 @@ void check_digest(std::string_view text, const std::string& source) {
   const size_t tail = kDigestKey.size() + kDigits + kDigestEnd.size();
   if (text.size() < tail || !text.ends_with(kDigestEnd) ||
       text.substr(text.size() - tail, kDigestKey.size()) != kDigestKey)
-    throw CheckpointError(str(source, ": is damaged: it does not end with its digest"));
+    throw CheckpointError(source, ": is damaged: it does not end with its digest");
   const std::string_view found = text.substr(text.size() - kDigestEnd.size() - kDigits, kDigits);
   const std::string expected = text_digest(text.substr(0, text.size() - kDigestEnd.size() - kDigits));
   if (found != expected)
-    throw CheckpointError(str(source, ": is damaged: its bytes have digest ", expected, ", it says ", found));
+    throw CheckpointError(source, ": is damaged: its bytes have digest ", expected, ", it says ", found);
 }
 
 }  // namespace
@@ -403,8 +403,8 @@ Manifest Manifest::parse(std::string_view text, const std::string& source) {
   if (field["format"].text() != kFormatName) field["format"].fail(str("\"", kFormatName, "\""));
   const int64_t version = field["version"].integer(1);
   if (version > kFormatVersion)
-    throw CheckpointError(str(source, ": has format version ", version,
-                              ", written by a newer Tessera; this one reads up to version ", kFormatVersion));
+    throw CheckpointError(source, ": has format version ", version,
+                          ", written by a newer Tessera; this one reads up to version ", kFormatVersion);
   field.expect_keys({"format", "version", "tag", "world_size", "stage", "block_bytes", "state_names", "units",
                      "parameters", "files", "tensors", "state", "digest"});
   Manifest manifest;

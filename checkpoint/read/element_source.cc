@@ -19,7 +19,7 @@ std::optional<StoredTensor> ElementSource::find(const TensorId& id) const {
 
 std::vector<std::byte> ElementSource::read_all(const TensorId& id) const {
   const std::optional<StoredTensor> stored = find(id);
-  if (!stored) throw CheckpointError(str("the checkpoint has no ", quoted_name(id.name)));
+  if (!stored) throw CheckpointError("the checkpoint has no ", quoted_name(id.name));
   std::vector<std::byte> bytes(static_cast<size_t>(stored->bytes()));
   read(id, 0, bytes);
   return bytes;

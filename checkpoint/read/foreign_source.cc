@@ -161,8 +161,8 @@ Manifest manifest_of(ForeignCheckpoint& source) {
   manifest.state_names = state_names(source);
   for (const std::string& name : manifest.state_names)
     if (!is_state_name(name))
-      throw CheckpointError(str(source.path.string(), ": an optimizer state is named '", name,
-                                "'; expected letters, digits and _"));
+      throw CheckpointError(source.path, ": an optimizer state is named '", name,
+                            "'; expected letters, digits and _");
   SavedLayout& layout = manifest.layout;
   int64_t bytes = 0;
   std::vector<std::string> rounded;
@@ -239,9 +239,9 @@ void ForeignSource::read(const TensorId& id, int64_t first, std::span<std::byte>
     elements.resize(static_cast<size_t>(numel * size_bytes(saved->type)));
     files_.read(*saved, first, elements);
     if (const int64_t count = convert(elements, saved->type, part, type); count > 0)
-      throw CheckpointError(str(source_.path.string(), ": ", describe(id), ": ", count, " elements of ",
-                                name_of(saved->type), " are too large for ", name_of(type),
-                                "; expected a model whose weights and states fit into it"));
+      throw CheckpointError(source_.path, ": ", describe(id), ": ", count, " elements of ",
+                            name_of(saved->type), " are too large for ", name_of(type),
+                            "; expected a model whose weights and states fit into it");
     destination = destination.subspan(part.size());
     first += numel;
   }

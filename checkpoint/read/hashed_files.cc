@@ -59,10 +59,9 @@ void HashedFiles::check_sizes() const {
     const std::optional<InputFile>& held = files_[static_cast<size_t>(rank)];
     std::error_code error;
     const uintmax_t bytes = held ? static_cast<uintmax_t>(held->bytes()) : fs::file_size(path, error);
-    if (error) throw CheckpointError(str(path.string(), ": cannot be read: ", error.message()));
+    if (error) throw CheckpointError(path, ": cannot be read: ", error.message());
     if (bytes != static_cast<uintmax_t>(record.bytes))
-      throw CheckpointError(
-          str(path.string(), ": found ", bytes, " bytes; expected ", record.bytes, ", as saved"));
+      throw CheckpointError(path, ": found ", bytes, " bytes; expected ", record.bytes, ", as saved");
   }
 }
 
@@ -97,8 +96,7 @@ HashedFiles::Place HashedFiles::place(const TensorId& id, int64_t first, int64_t
   const std::string name = is_state ? state_dataset(id.name, unit) : weights_dataset(layout, unit);
   const FileRecord& file = manifest_->rank_file(at.rank);
   const DatasetRecord* const dataset = file.datasets.find(name);
-  if (dataset == nullptr)
-    throw CheckpointError(str((folder_ / file.name).string(), ": has no dataset ", name));
+  if (dataset == nullptr) throw CheckpointError((folder_ / file.name).string(), ": has no dataset ", name);
   return {at.rank, dataset, at.begin, std::min(most, at.numel)};
 }
 
@@ -139,9 +137,9 @@ void HashedFiles::read_block(int rank, const DatasetRecord& dataset, int64_t blo
   bytes_read_ += std::ssize(into);
   const uint64_t expected = record.block_hashes[static_cast<size_t>(block)], found = hash_block(into);
   if (found != expected)
-    throw CheckpointError(str(input.path().string(), ": ", describe_block(record, block), ", dataset ",
-                              dataset.name, ", is damaged: found hash ", hashes_to_hex({&found, 1}),
-                              "; expected ", hashes_to_hex({&expected, 1})));
+    throw CheckpointError(input.path(), ": ", describe_block(record, block), ", dataset ", dataset.name,
+                          ", is damaged: found hash ", hashes_to_hex({&found, 1}), "; expected ",
+                          hashes_to_hex({&expected, 1}));
 }
 
 /// Copies a part of a block, through the cache.

@@ -35,37 +35,35 @@ void check_folder_name(const fs::path& folder, const std::string& tag) {
   const fs::path name = folder.filename(),
                  target = fs::is_symlink(folder, error) ? fs::canonical(folder, error).filename() : name;
   if (name == tag || target == tag) return;
-  throw CheckpointError(str(folder.string(), ": holds the checkpoint ", tag,
-                            " under another name; to use it, give the folder its name back (mv ",
-                            folder.string(), " ", (folder.parent_path() / tag).string(),
-                            "), in another directory if there is a ", tag, " here"));
+  throw CheckpointError(folder, ": holds the checkpoint ", tag,
+                        " under another name; to use it, give the folder its name back (mv ", folder, " ",
+                        (folder.parent_path() / tag).string(), "), in another directory if there is a ", tag,
+                        " here");
 }
 
 }  // namespace
 
 fs::path find_checkpoint(const fs::path& directory, const std::string& tag) {
   std::error_code error;
-  if (!fs::exists(directory, error))
-    throw CheckpointError(str("no checkpoint directory ", directory.string()));
+  if (!fs::exists(directory, error)) throw CheckpointError("no checkpoint directory ", directory);
   if (!fs::is_directory(directory, error))
-    throw CheckpointError(str(directory.string(),
-                              ": is no checkpoint; expected a folder of them, or a whole file that "
-                              "torch.save or safetensors has written"));
+    throw CheckpointError(directory,
+                          ": is no checkpoint; expected a folder of them, or a whole file that "
+                          "torch.save or safetensors has written");
   std::string wanted = tag;
   if (tag.empty()) {
     std::optional<std::string> latest;
     try {
       latest = read_latest(directory);
     } catch (const CheckpointError& error) {
-      throw CheckpointError(str(error.what(), "; ", tags_there_are(directory)));
+      throw CheckpointError(error.what(), "; ", tags_there_are(directory));
     }
     if (!latest) {
       if (fs::exists(directory / kManifestName, error))
         throw CheckpointError(
-            str(directory.string(),
-                ": is a checkpoint itself; expected the directory it is in, and its name as the tag"));
-      throw CheckpointError(str(directory.string(), ": has no file \"", kLatestName,
-                                "\" that names a checkpoint; ", tags_there_are(directory)));
+            directory, ": is a checkpoint itself; expected the directory it is in, and its name as the tag");
+      throw CheckpointError(directory, ": has no file \"", kLatestName, "\" that names a checkpoint; ",
+                            tags_there_are(directory));
     }
     wanted = *latest;
   } else {
@@ -73,8 +71,8 @@ fs::path find_checkpoint(const fs::path& directory, const std::string& tag) {
   }
   const fs::path folder = directory / wanted;
   if (!fs::is_directory(folder, error))
-    throw CheckpointError(str(directory.string(), ": has no checkpoint ", wanted,
-                              tag.empty() ? ", which \"latest\" names; " : "; ", tags_there_are(directory)));
+    throw CheckpointError(directory, ": has no checkpoint ", wanted,
+                          tag.empty() ? ", which \"latest\" names; " : "; ", tags_there_are(directory));
   return folder;
 }
 
@@ -141,7 +139,7 @@ Manifest read_manifest(const fs::path& folder) {
     check_folder_name(folder, manifest.tag);
     return manifest;
   } catch (const DiskError& error) {
-    throw CheckpointError(str(folder.string(), ": is no whole checkpoint: ", error.what()));
+    throw CheckpointError(folder, ": is no whole checkpoint: ", error.what());
   }
 }
 
@@ -220,7 +218,7 @@ Checkpoint Checkpoint::open_ours(const fs::path& directory, const std::string& t
   auto files = std::make_unique<const HashedFiles>(opened.path_, opened.manifest_);
   files->open(num_open);
   if (num_open > 0 && folder_identity(opened.path_) != before)
-    throw CheckpointError(str(opened.path_.string(), ": was removed or replaced while it was opened"));
+    throw CheckpointError(opened.path_, ": was removed or replaced while it was opened");
   if (sizes) files->check_sizes();
   opened.elements_ = std::move(files);
   return opened;

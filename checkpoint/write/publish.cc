@@ -111,7 +111,7 @@ void publish(const Publication& publication, const Disk& disk) {
     try {
       publisher.undo();
     } catch (const std::exception& second) {
-      throw CheckpointError(str(reason, "; and undoing it failed: ", second.what()));
+      throw CheckpointError(reason, "; and undoing it failed: ", second.what());
     }
     throw CheckpointError(reason);
   }

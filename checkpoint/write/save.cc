@@ -102,7 +102,7 @@ class Save {
       path /= request_.tag;
     } catch (const CheckpointError&) {  // an invalid tag may contain anything: not shown
     }
-    return str("cannot save checkpoint ", path.string(), ": ");
+    return str("cannot save checkpoint ", path, ": ");
   }
 
   /// Runs this rank's part and exchanges outcomes. An error on one rank throws the same CheckpointError on
@@ -168,17 +168,17 @@ class Save {
       for (int file = 1; file < layout_.world_size; ++file) {
         const json &first = outcomes_[0].facts[key], &other = outcomes_[file].facts[key];
         if (other != first)
-          throw CheckpointError(str(what(), key, " ", other.dump(), " on rank ", rank_of(file), ", ",
-                                    first.dump(), " on rank ", rank_of(0)));
+          throw CheckpointError(what(), key, " ", other.dump(), " on rank ", rank_of(file), ", ",
+                                first.dump(), " on rank ", rank_of(0));
       }
   }
 
   json write() {
     const fs::path path = folder_ / rank_file_name(request_.rank);
     if (!fs::is_directory(folder_))
-      throw CheckpointError(str(folder_.string(), ", which rank ", rank_of(static_cast<int>(owner())),
-                                " made, is not here: all ranks must share the file system of ",
-                                request_.directory.string()));
+      throw CheckpointError(folder_, ", which rank ", rank_of(static_cast<int>(owner())),
+                            " made, is not here: all ranks must share the file system of ",
+                            request_.directory);
     mine_ = write_shard_file(disk_, path, content());
     if (owns_folder()) {
       std::vector<std::string> buffers;
@@ -204,7 +204,7 @@ class Save {
     const fs::path path = record_path(folder_, file);
     const std::string text = InputFile(path).read_all(kMaxManifestBytes);
     if (text_digest(text) != record)
-      throw CheckpointError(str(path.string(), ": is not what rank ", rank_of(file), " wrote"));
+      throw CheckpointError(path, ": is not what rank ", rank_of(file), " wrote");
     FileRecord parsed = records.parse(text, path.string());
     scratch_.remove_all(path);
     return parsed;

@@ -13,7 +13,7 @@ namespace tessera::comm {
 namespace {
 
 [[noreturn]] void cannot_read(std::string_view text) {
-  throw CommError(str("a peer's list of collectives cannot be read at '", text, "'"));
+  throw CommError("a peer's list of collectives cannot be read at '", text, "'");
 }
 
 constexpr std::string_view kFaultNames[] = {"none", "timeout", "closed"};  // by Fault

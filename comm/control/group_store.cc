@@ -97,7 +97,7 @@ class WatchedStore final : public c10d::PrefixStore {
       if (const std::vector<int> ranks = liveness_->gone(); !ranks.empty()) throw liveness_->error_of(ranks);
     };
     if (!poll_until(deadline, *fastest_, has_come, check_all_alive))
-      throw CommError(str("timed out after ", name_duration(timeout), ": nobody has set ", key));
+      throw CommError("timed out after ", name_duration(timeout), ": nobody has set ", key);
   }
 
   const std::shared_ptr<const Liveness> liveness_;

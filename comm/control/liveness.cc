@@ -31,9 +31,9 @@ constexpr milliseconds kQuietTime{6500};
 constexpr short kEnd = POLLRDHUP | POLLHUP | POLLERR;
 
 CommError unreachable(int rank, const std::string& endpoint, const std::string& why) {
-  return CommError(str(
+  return CommError(
       "rank ", rank, " cannot be reached at ", endpoint, " (", why,
-      "): ranks need TCP connections to each other; GLOO_SOCKET_IFNAME names the network interface to use"));
+      "): ranks need TCP connections to each other; GLOO_SOCKET_IFNAME names the network interface to use");
 }
 
 Addresses resolve_endpoint(int rank, const std::string& endpoint) {
@@ -65,15 +65,14 @@ std::vector<std::vector<int>> group_by_host(const std::vector<Liveness::Peer>& p
 }  // namespace
 
 RankIsGone::RankIsGone(std::vector<int> ranks, const std::string& why)
-    : PeerFailure(str(name_ranks(ranks), ranks.size() == 1 ? " is" : " are", " gone (", why, ")")),
+    : PeerFailure(name_ranks(ranks), ranks.size() == 1 ? " is" : " are", " gone (", why, ")"),
       ranks_(std::move(ranks)) {}
 
 Liveness::Liveness(const std::string& address, int rank, std::string key, int store_rank)
     : rank_(rank), store_rank_(store_rank) {
   const Addresses found = resolve_numeric(address, "0");
   FileDescriptor listener = listen_at(found->ai_family, found->ai_addr, found->ai_addrlen);
-  if (!listener)
-    throw CommError(str("no TCP port can be opened at ", address, " (", describe_errno(errno), ")"));
+  if (!listener) throw CommError("no TCP port can be opened at ", address, " (", describe_errno(errno), ")");
   endpoint_ = str(address, ' ', port_of(listener.get()));
   sockets_ = std::make_unique<ProvenSockets>(std::move(listener), rank, std::move(key));
 }

@@ -25,7 +25,7 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 CommError failed(const char* what) {
-  return CommError(str("shared memory between the ranks: ", what, ": ", std::strerror(errno)));
+  return CommError("shared memory between the ranks: ", what, ": ", std::strerror(errno));
 }
 
 constexpr size_t kTokenLength = 32;
@@ -33,7 +33,7 @@ constexpr size_t kTokenLength = 32;
 /// What a rank has written to the store.
 void check_token(const std::string& token, const std::string& key) {
   if (token.size() != kTokenLength)
-    throw CommError(str("the store has ", token.size(), " bytes as ", key, ", not ", kTokenLength));
+    throw CommError("the store has ", token.size(), " bytes as ", key, ", not ", kTokenLength);
 }
 
 /// A name that begins with NUL lives in the kernel's table only.
@@ -80,8 +80,7 @@ PeerSockets::PeerSockets(const GroupStore& store, int rank, int size, millisecon
   const std::vector<int> missing =
       store.await_ranks("socket/", all, timeout, [&] { sockets.advance(milliseconds(0)); });
   if (!missing.empty())
-    throw CommError(
-        str(name_ranks(missing), " did not set up shared memory within ", name_duration(timeout)));
+    throw CommError(name_ranks(missing), " did not set up shared memory within ", name_duration(timeout));
   const std::vector<std::string> names = read_names(store);
   for (int lower = 0; lower < rank_; ++lower) sockets.connect(lower, 0, address_of(names[lower]));
   await_peers(sockets, store, deadline, timeout);
@@ -115,9 +114,8 @@ void PeerSockets::await_peers(ProvenSockets& sockets, const GroupStore& store,
     if (steady_clock::now() < deadline) continue;
     missing = absent();
     if (!missing.empty())
-      throw CommError(str(name_ranks(missing), missing.size() == 1 ? " has" : " have",
-                          " no connection to rank ", number_of(rank_), " over a Unix socket within ",
-                          name_duration(timeout)));
+      throw CommError(name_ranks(missing), missing.size() == 1 ? " has" : " have", " no connection to rank ",
+                      number_of(rank_), " over a Unix socket within ", name_duration(timeout));
   }
 }
 
@@ -143,11 +141,10 @@ void PeerSockets::send(int to, int fd, int64_t number, milliseconds timeout) {
     if (error == EPIPE || error == ECONNRESET) throw RankIsGone(number_of(to));
     // A queue that is full, or too many descriptors under way: the receiver is behind.
     if (error != EINTR && error != EAGAIN && error != ETOOMANYREFS && error != ENOBUFS)
-      throw CommError(
-          str("shared memory cannot be handed to rank ", number_of(to), ": ", std::strerror(error)));
+      throw CommError("shared memory cannot be handed to rank ", number_of(to), ": ", std::strerror(error));
     if (steady_clock::now() > deadline)
-      throw CommError(str("timed out after ", name_duration(timeout), ": rank ", number_of(to),
-                          " takes no shared memory"));
+      throw CommError("timed out after ", name_duration(timeout), ": rank ", number_of(to),
+                      " takes no shared memory");
     pollfd poll_fd{sockets_[to].get(), POLLOUT, 0};
     poll(&poll_fd, 1, static_cast<int>(kWatchInterval.count()));
     if (error == ETOOMANYREFS) std::this_thread::sleep_for(kWatchInterval);
@@ -169,8 +166,8 @@ PeerSockets::Received PeerSockets::receive(int from, milliseconds timeout,
       throw;
     }
     if (steady_clock::now() > deadline)
-      throw CommError(str("timed out after ", name_duration(timeout), ": rank ", number_of(from),
-                          " has sent no shared memory"));
+      throw CommError("timed out after ", name_duration(timeout), ": rank ", number_of(from),
+                      " has sent no shared memory");
   }
   Message data{};
   iovec part{&data, sizeof data};
@@ -196,8 +193,8 @@ PeerSockets::Received PeerSockets::receive(int from, milliseconds timeout,
   received.fd = FileDescriptor(fd);
   if (!received.fd && data.has_fd != 0) {
     disconnect();
-    throw CommError(
-        str("rank ", number_of(from), "'s shared memory did not arrive: too many open files (ulimit -n)"));
+    throw CommError("rank ", number_of(from),
+                    "'s shared memory did not arrive: too many open files (ulimit -n)");
   }
   return received;
 }

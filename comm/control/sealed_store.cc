@@ -95,8 +95,8 @@ Bytes SealedStore::open(const std::string& name, const Bytes& sealed) const {
       crypto_aead_xchacha20poly1305_ietf_decrypt(value.data(), nullptr, nullptr, sealed.data() + kNonce,
                                                  sealed.size() - kNonce, bytes_of(name), name.size(),
                                                  sealed.data(), values_.data()) != 0)
-    throw CommError(str("the rendezvous' value of ", name,
-                        " was written by something that does not have this run's TESSERA_RUN_SECRET"));
+    throw CommError("the rendezvous' value of ", name,
+                    " was written by something that does not have this run's TESSERA_RUN_SECRET");
   return value;
 }
 

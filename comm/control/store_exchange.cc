@@ -128,8 +128,7 @@ std::string StoreExchange::await_result(bool is_last, std::chrono::milliseconds 
 std::vector<std::string> StoreExchange::ask_all(const std::string& value, std::chrono::milliseconds timeout,
                                                 std::string_view question) {
   Result result = run(value, timeout, [] {});
-  if (!result.missing.empty())
-    throw CommError(str(name_ranks(result.missing), " left during the rendezvous"));
+  if (!result.missing.empty()) throw CommError(name_ranks(result.missing), " left during the rendezvous");
   if (result.values.empty())
     result.fail(str("rank ", rank_, " at the rendezvous (", question, "): ", result.cause));
   return std::move(result.values);

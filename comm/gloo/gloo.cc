@@ -60,8 +60,8 @@ struct Digests {
     uint64_t expected = 0;
     std::memcpy(&expected, static_cast<const uint64_t*>(received.const_data_ptr()) + from, sizeof expected);
     if (XXH3_64bits(data, static_cast<size_t>(bytes)) == expected) return;
-    throw CommError(str(kAlteredData, "rank ", name(rank), " has received ", bytes, " bytes from rank ",
-                        name(from), " that are not those that rank ", name(from), " sent"));
+    throw CommError(kAlteredData, "rank ", name(rank), " has received ", bytes, " bytes from rank ",
+                    name(from), " that are not those that rank ", name(from), " sent");
   }
 };
 

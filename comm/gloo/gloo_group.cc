@@ -173,12 +173,12 @@ class Attempts {
     const StoreExchange::Result result = exchange_.run(outcome, patience, [] {});
     if (!result.missing.empty()) {
       if (outcome[0] != 'c') throw CommError(outcome.substr(1));
-      throw CommError(str("rank ", number_of(options_), ": ", result.missing.size(), " of ",
-                          options_.size - 1, " other ranks have not connected over ", bound_to(options_)));
+      throw CommError("rank ", number_of(options_), ": ", result.missing.size(), " of ", options_.size - 1,
+                      " other ranks have not connected over ", bound_to(options_));
     }
     if (result.values.empty())
-      throw CommError(str("rank ", number_of(options_), ", while ranks connected over ", bound_to(options_),
-                          ": ", result.cause));
+      throw CommError("rank ", number_of(options_), ", while ranks connected over ", bound_to(options_), ": ",
+                      result.cause);
     const std::string* failure = nullptr;
     told_.clear();
     for (const std::string& value : result.values) {
@@ -241,16 +241,16 @@ GlooDevices open_gloo_devices(const GlooOptions& options) {
     std::istringstream names(options.interfaces);
     for (std::string name; std::getline(names, name, ',');) {
       if (if_nametoindex(name.c_str()) == 0) {
-        throw CommError(str("GLOO_SOCKET_IFNAME=", options.interfaces,
-                            ": this host has no network interface '", name, "'"));
+        throw CommError("GLOO_SOCKET_IFNAME=", options.interfaces, ": this host has no network interface '",
+                        name, "'");
       }
       opened.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(name));
     }
   } catch (const CommError&) {
     throw;
   } catch (const std::exception& error) {
-    throw CommError(str("rank ", number_of(options), " cannot listen on ", bound_to(options), " (",
-                        error_message(error), ")"));
+    throw CommError("rank ", number_of(options), " cannot listen on ", bound_to(options), " (",
+                    error_message(error), ")");
   }
   for (const auto& device : opened) begin_at_random_number(device);
   return opened;

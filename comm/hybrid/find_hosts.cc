@@ -40,8 +40,8 @@ FoundHosts find_hosts(const GroupStore& store, int rank, const std::vector<std::
   const auto check = [&] {
     for (int other = 0; other < found.peers->size(); ++other)
       if (number_of(other).load(std::memory_order_acquire) != expected(other))
-        throw CommError(
-            str("what rank ", found.peers->number_of(other), " writes into shared memory is not seen"));
+        throw CommError("what rank ", found.peers->number_of(other),
+                        " writes into shared memory is not seen");
   };
   StoreExchange exchange(store.under("host_probe"), rank, static_cast<int>(may_share.size()));
   for (const std::function<void()>& step : {std::function<void()>(share), std::function<void()>(check)}) {

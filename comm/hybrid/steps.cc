@@ -60,8 +60,8 @@ bool TaskQueue::all_posted(uint64_t number) const {
   const shm::OperationKey& mine = counters_->key(number, index());
   for (int other = 0; other < peers_->size(); ++other)
     if (counters_->key(number, other) != mine)
-      throw CommError(
-          str("rank ", rank_, " and rank ", peers_->number_of(other), " issued different collectives"));
+      throw CommError("rank ", rank_, " and rank ", peers_->number_of(other),
+                      " issued different collectives");
   return true;
 }
 

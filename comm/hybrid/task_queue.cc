@@ -129,7 +129,7 @@ bool TaskQueue::wait(const Operation& operation, milliseconds limit) {
                       [&] { return is_done() || error_ || stop_; });
   if (is_done()) return true;
   if (error_) throw CommError(*error_);
-  if (stop_) throw CommError(str("rank ", rank_, " has left the group"));
+  if (stop_) throw CommError("rank ", rank_, " has left the group");
   if (steady_clock::now() >= operation.deadline) throw CommError(timed_out());
   return false;
 }
@@ -137,8 +137,7 @@ bool TaskQueue::wait(const Operation& operation, milliseconds limit) {
 void TaskQueue::check_alive() const {
   for (int other = 0; other < peers_->size(); ++other)
     if (counters_->has_left(other))
-      throw CommError(
-          str("rank ", peers_->number_of(other), other == index() ? " has left the group" : " left"));
+      throw CommError("rank ", peers_->number_of(other), other == index() ? " has left the group" : " left");
 }
 
 /// A rank that has done its part of the oldest piece may have ended in order.

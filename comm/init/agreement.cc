@@ -34,7 +34,7 @@ Answer ask_rank_0(Communicator& comm, const char* label, const std::function<std
     }
   }
   const std::string text = comm.exchange(str(mine.is_failure ? '-' : '+', mine.text), label).front();
-  if (text.empty()) throw CommError(str(label, ": rank 0 has given no answer"));
+  if (text.empty()) throw CommError(label, ": rank 0 has given no answer");
   return {.is_failure = text.front() == '-', .text = text.substr(1)};
 }
 

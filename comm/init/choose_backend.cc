@@ -71,7 +71,7 @@ Choice choose_between_hosts(const Rendezvous& met, const Environment& env, const
                            " hosts, shared memory within a host and Gloo between hosts"));
     return {.backend = "hybrid", .found = std::move(found)};
   }
-  if (options.backend != "auto") throw CommError(str("backend \"hybrid\" cannot be used: ", found.obstacle));
+  if (options.backend != "auto") throw CommError("backend \"hybrid\" cannot be used: ", found.obstacle);
   return gloo_without_shared_memory(env, options, found.obstacle);
 }
 
@@ -84,7 +84,7 @@ Choice choose_for_cpu(const Rendezvous& met, const Environment& env, const JoinO
       one_host ? obstacle_to_shared_memory(met, env, options.rendezvous_timeout) : kSeveralHosts;
   if (obstacle.empty()) return {.backend = "shm"};
   if (options.backend != "auto")
-    throw CommError(str("backend \"", options.backend, "\" cannot be used: ", obstacle));
+    throw CommError("backend \"", options.backend, "\" cannot be used: ", obstacle);
   return gloo_without_shared_memory(env, options, obstacle);
 }
 
@@ -121,9 +121,9 @@ Choice choose_backend(const Rendezvous& met, const Environment& env, const JoinO
     if (obstacle.empty()) return {.backend = "nccl"};
     // NCCL's own message comes from within a library and names no rank.
     if (options.backend == "nccl")
-      throw CommError(str(obstacle,
-                          ": expected one device for each rank, or comm.backend \"staged\", over which "
-                          "ranks can share a device"));
+      throw CommError(obstacle,
+                      ": expected one device for each rank, or comm.backend \"staged\", over which "
+                      "ranks can share a device");
     if (env.rank == 0) options.log.warning(str("backend staged, which is slower than NCCL: ", obstacle));
   }
   JoinOptions on_host = options;

@@ -20,10 +20,9 @@ int choose_cuda_device(const CudaDevices& devices, int local_rank, int local_wor
   if (num >= local_world_size) return local_rank;
   if (may_share) return local_rank % num;
   if (num == 1 && devices.num_on_host >= local_world_size) return 0;
-  throw Error(str("this host has ", num, num == 1 ? " CUDA device for " : " CUDA devices for ",
-                  local_world_size,
-                  " ranks: expected one for each rank, or comm.backend \"staged\", over which "
-                  "ranks can share a device"));
+  throw Error("this host has ", num, num == 1 ? " CUDA device for " : " CUDA devices for ", local_world_size,
+              " ranks: expected one for each rank, or comm.backend \"staged\", over which "
+              "ranks can share a device");
 }
 
 CudaDevices cuda_devices() {

@@ -103,8 +103,8 @@ std::string current_name(const std::string& backend) { return backend == "p2p" ?
 
 /// Throws CommError: the backend is for tensors of CUDA devices.
 [[noreturn]] void refuse_cpu_tensors(const std::string& backend) {
-  throw CommError(
-      str("backend \"", backend, "\" moves CUDA tensors; CPU tensors need \"shm\", \"hybrid\" or \"gloo\""));
+  throw CommError("backend \"", backend,
+                  "\" moves CUDA tensors; CPU tensors need \"shm\", \"hybrid\" or \"gloo\"");
 }
 
 }  // namespace
@@ -113,14 +113,13 @@ at::Device choose_device(const JoinOptions& options, const Environment& env) {
   const std::string backend = current_name(options.backend), &device = options.device;
   constexpr std::array kBackends{"auto", "shm", "hybrid", "gloo", "nccl", "staged"};
   if (std::find(kBackends.begin(), kBackends.end(), backend) == kBackends.end())
-    throw CommError(str("unknown backend \"", backend,
-                        "\": expected \"auto\", \"shm\", \"hybrid\", \"gloo\", \"nccl\" or \"staged\""));
+    throw CommError("unknown backend \"", backend,
+                    "\": expected \"auto\", \"shm\", \"hybrid\", \"gloo\", \"nccl\" or \"staged\"");
   if (device != "auto" && device != "cpu" && device != "cuda")
-    throw CommError(str("unknown device \"", device, "\": expected \"auto\", \"cpu\" or \"cuda\""));
+    throw CommError("unknown device \"", device, "\": expected \"auto\", \"cpu\" or \"cuda\"");
   const bool moves_cpu_tensors = backend == "shm" || backend == "hybrid" || backend == "gloo";
   if (moves_cpu_tensors && device == "cuda")
-    throw CommError(
-        str("backend \"", backend, "\" moves CPU tensors; CUDA tensors need \"nccl\" or \"staged\""));
+    throw CommError("backend \"", backend, "\" moves CPU tensors; CUDA tensors need \"nccl\" or \"staged\"");
   if (device == "cuda" || (device == "auto" && !moves_cpu_tensors)) {
     bool some_device = false;
     try {

@@ -396,12 +396,12 @@ void TransportCommunicator::open(const MakeTransport& make) {
     if (!recorder_->any_failed_or_left()) return;
     for (int r = 0; r < size(); ++r)
       if (const auto departure = recorder_->departure(r); departure && !exchange_.has_arrived(r))
-        throw PeerFailure(str("rank ", global_rank(r), " left the group while it was set up: ", *departure));
+        throw PeerFailure("rank ", global_rank(r), " left the group while it was set up: ", *departure);
   };
   const StoreExchange::Result result = exchange_.run("", kOpenTimeout, watch);
   if (!result.missing.empty())
-    throw CommError(str(named(result.missing), result.missing.size() == 1 ? " has" : " have",
-                        " not connected within ", name_duration(kOpenTimeout)));
+    throw CommError(named(result.missing), result.missing.size() == 1 ? " has" : " have",
+                    " not connected within ", name_duration(kOpenTimeout));
   if (result.values.empty())
     result.fail(str("rank ", global_rank(rank_), ", while the group was set up: ", result.cause));
 }

@@ -104,9 +104,9 @@ class CudaHostTransfer final : public HostTransfer {
     const auto bytes = static_cast<int64_t>(memory.nbytes());
     const c10::DeviceGuard on_device(device_);
     if (const char* error = pin(memory.data_ptr(), bytes))
-      throw Error(str("cannot page-lock ", bytes, " bytes of host memory (", error, "); ", *pinned_bytes_,
-                      " bytes are: expected more memory that may be locked, or, for offloaded state, "
-                      "zero_optimization.offload_optimizer.pin_memory = false"));
+      throw Error("cannot page-lock ", bytes, " bytes of host memory (", error, "); ", *pinned_bytes_,
+                  " bytes are: expected more memory that may be locked, or, for offloaded state, "
+                  "zero_optimization.offload_optimizer.pin_memory = false");
     *pinned_bytes_ += bytes;
     return at::from_blob(
         memory.data_ptr(), {bytes},

@@ -30,8 +30,7 @@ class NcclTransport final : public Transport {
     try {
       make(&store.c10d_store(), rank, size, device, timeout.count(), &group_);
     } catch (const std::exception& error) {
-      throw CommError(
-          str("rank ", rank, " cannot set up NCCL on cuda:", device, " (", error_message(error), ")"));
+      throw CommError("rank ", rank, " cannot set up NCCL on cuda:", device, " (", error_message(error), ")");
     }
   }
 

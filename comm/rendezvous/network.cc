@@ -40,20 +40,18 @@ Addresses resolve(const std::string& host, int port, int socket_type, const char
   addrinfo* found = nullptr;
   const int status = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
   if (status != 0) {
-    throw CommError(
-        str(variable, "=", host, " is no known host name or address (", gai_strerror(status), ")"));
+    throw CommError(variable, "=", host, " is no known host name or address (", gai_strerror(status), ")");
   }
   return Addresses(found, &freeaddrinfo);
 }
 
 [[noreturn]] void cannot_listen(const std::string& host, int port, int error) {
   if (error == EADDRINUSE) {
-    throw CommError(
-        str("the port of ", endpoint(host, port),
-            " is in use: rank 0 cannot serve the rendezvous there; set MASTER_PORT to a free port"));
+    throw CommError("the port of ", endpoint(host, port),
+                    " is in use: rank 0 cannot serve the rendezvous there; set MASTER_PORT to a free port");
   }
-  throw CommError(
-      str("rank 0 cannot serve the rendezvous at ", endpoint(host, port), " (", std::strerror(error), ")"));
+  throw CommError("rank 0 cannot serve the rendezvous at ", endpoint(host, port), " (", std::strerror(error),
+                  ")");
 }
 
 /// A connection to any of the host's addresses; none, with errno.
@@ -155,16 +153,15 @@ void check_listening(int fd) {
   int listening = 0;
   socklen_t length = sizeof listening;
   if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &length) != 0 || listening == 0) {
-    throw CommError(str("TESSERA_STORE_FD=", fd, " is not a listening socket"));
+    throw CommError("TESSERA_STORE_FD=", fd, " is not a listening socket");
   }
 }
 
 void check_reachable(const std::string& host, int port) {
   const Addresses addresses = resolve(host, port, SOCK_STREAM, "MASTER_ADDR");
   if (connect_to_any(addresses.get(), Clock::now() + 5 * kAttemptTime)) return;
-  throw CommError(str("rank 0 cannot connect to its own server of the rendezvous at ", endpoint(host, port),
-                      " (", describe_errno(errno),
-                      errno == ENETUNREACH ? "): is the loopback interface up?" : ")"));
+  throw CommError("rank 0 cannot connect to its own server of the rendezvous at ", endpoint(host, port), " (",
+                  describe_errno(errno), errno == ENETUNREACH ? "): is the loopback interface up?" : ")");
 }
 
 void await_server(const std::string& host, int port, milliseconds timeout,
@@ -177,7 +174,7 @@ void await_server(const std::string& host, int port, milliseconds timeout,
     const FileDescriptor server = connect_to_any(addresses.get(), deadline);
     const int error = errno;
     if (!server && is_local_shortage(error))
-      throw CommError(str("no connection to the rendezvous at ", where, ": ", describe_errno(error)));
+      throw CommError("no connection to the rendezvous at ", where, ": ", describe_errno(error));
     std::string instead = describe_errno(error);
     for (bool is_first = true; server; is_first = false) {
       // Rank 0 may listen already and serve later; it then answers the greeting that was sent first.
@@ -186,19 +183,18 @@ void await_server(const std::string& host, int port, milliseconds timeout,
                               : read_reply(server.get(), std::min(deadline, Clock::now() + kAttemptTime));
       if (reply == Reply::kStore) return;
       if (reply == Reply::kOther)
-        throw CommError(
-            str("what answers at ", where,
-                " is not the rendezvous: another program has that port; MASTER_ADDR and MASTER_PORT "
-                "are to be those of rank 0"));
+        throw CommError("what answers at ", where,
+                        " is not the rendezvous: another program has that port; MASTER_ADDR and MASTER_PORT "
+                        "are to be those of rank 0");
       instead = reply == Reply::kNone ? "something accepts connections, but does not answer"
                                       : "something closes connections unanswered";
       if (reply == Reply::kClosed || Clock::now() >= deadline) break;
       still_waiting(instead);
     }
     if (Clock::now() + pause > deadline) {
-      throw CommError(str("nobody serves the rendezvous at ", where, " (", instead, "; waited ",
-                          name_duration(timeout),
-                          "): rank 0 has not arrived, or MASTER_ADDR and MASTER_PORT point elsewhere"));
+      throw CommError("nobody serves the rendezvous at ", where, " (", instead, "; waited ",
+                      name_duration(timeout),
+                      "): rank 0 has not arrived, or MASTER_ADDR and MASTER_PORT point elsewhere");
     }
     still_waiting(instead);
     std::this_thread::sleep_for(pause);
@@ -251,16 +247,16 @@ std::string address_towards(const std::string& host, int port) {
       return text;
     }
   }
-  throw CommError(str("there is no route to MASTER_ADDR=", host,
-                      !is_loopback(host) ? ""
-                      : loopback_is_up() ? ": the loopback interface is up, but has no such address"
-                                         : ": the loopback interface is down"));
+  throw CommError("there is no route to MASTER_ADDR=", host,
+                  !is_loopback(host) ? ""
+                  : loopback_is_up() ? ": the loopback interface is up, but has no such address"
+                                     : ": the loopback interface is down");
 }
 
 std::string address_of_interface(const std::string& name, const std::string& variable) {
   ifaddrs* all = nullptr;
   if (getifaddrs(&all) != 0)
-    throw CommError(str("the network interfaces of this host cannot be listed: ", std::strerror(errno)));
+    throw CommError("the network interfaces of this host cannot be listed: ", std::strerror(errno));
   const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(all, &freeifaddrs);
   for (const int family : {AF_INET, AF_INET6}) {
     for (const ifaddrs* one = all; one != nullptr; one = one->ifa_next) {
@@ -270,10 +266,10 @@ std::string address_of_interface(const std::string& name, const std::string& var
       if (getnameinfo(one->ifa_addr, length, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0) return text;
     }
   }
-  throw CommError(str(variable,
-                      if_nametoindex(name.c_str()) == 0 ? ": this host has no network interface '"
-                                                        : ": no address on the network interface '",
-                      name, "'"));
+  throw CommError(variable,
+                  if_nametoindex(name.c_str()) == 0 ? ": this host has no network interface '"
+                                                    : ": no address on the network interface '",
+                  name, "'");
 }
 
 std::string loopback_domain() {

@@ -54,8 +54,8 @@ void check_settings(const std::vector<RankInfo>& ranks) {
       const auto theirs = ranks[rank].settings.find(name);
       const std::string found = theirs == ranks[rank].settings.end() ? "not given" : theirs->second;
       if (found != value)
-        throw CommError(
-            str(name, " differs between ranks: it is ", value, " on rank 0 and ", found, " on rank ", rank));
+        throw CommError(name, " differs between ranks: it is ", value, " on rank 0 and ", found, " on rank ",
+                        rank);
     }
 }
 

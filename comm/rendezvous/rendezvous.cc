@@ -62,8 +62,8 @@ c10::intrusive_ptr<c10d::Store> open_store(const Environment& env, const std::st
     set_timeout_of_connections_to(env.master_port, timeout);
     return store;
   } catch (const std::exception& error) {
-    throw CommError(str("rank ", env.rank, " cannot join the rendezvous at ", endpoint(host, env.master_port),
-                        " (", error_message(error), ")"));
+    throw CommError("rank ", env.rank, " cannot join the rendezvous at ", endpoint(host, env.master_port),
+                    " (", error_message(error), ")");
   }
 }
 
@@ -83,11 +83,11 @@ void connect_all(const std::shared_ptr<Liveness>& liveness, const std::vector<Ra
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     const std::string& address = ranks[rank].endpoint;
     if (!one_host && is_loopback(address.substr(0, address.find(' '))))
-      throw CommError(str("MASTER_ADDR=", env.master_addr, " is ", address.substr(0, address.find(' ')),
-                          " on rank ", rank,
-                          "'s host, which ranks on other hosts cannot reach: give an address that is the "
-                          "same everywhere, or set "
-                          "GLOO_SOCKET_IFNAME"));
+      throw CommError("MASTER_ADDR=", env.master_addr, " is ", address.substr(0, address.find(' ')),
+                      " on rank ", rank,
+                      "'s host, which ranks on other hosts cannot reach: give an address that is the "
+                      "same everywhere, or set "
+                      "GLOO_SOCKET_IFNAME");
     peers.push_back({address, ranks[rank].domain});
   }
   liveness->connect(peers, limit.left(), watch);
@@ -96,8 +96,8 @@ void connect_all(const std::shared_ptr<Liveness>& liveness, const std::vector<Ra
   StoreExchange exchange(watched.under("connected"), env.rank, env.world_size);
   const StoreExchange::Result result = exchange.run("", limit.left(), watch);
   if (!result.missing.empty())
-    throw CommError(str(name_ranks(result.missing), result.missing.size() == 1 ? " has" : " have",
-                        " not connected to the other ranks within ", name_duration(limit.timeout())));
+    throw CommError(name_ranks(result.missing), result.missing.size() == 1 ? " has" : " have",
+                    " not connected to the other ranks within ", name_duration(limit.timeout()));
   if (result.values.empty()) result.fail(result.cause);
   liveness->stop_listening();
 }

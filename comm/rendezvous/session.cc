@@ -76,9 +76,9 @@ std::string ask_rank_0(const GroupStore& store, const GroupStore& plain, const E
     const auto answer = store.await(answer_key(env.rank, challenge), std::min(kAgain, limit.left()), watch);
     if (answer) return *answer;
     if (Clock::now() >= deadline)
-      throw CommError(str("rank 0 of ", env.world_size, " has not answered rank ", env.rank,
-                          " at the rendezvous within ", name_duration(limit.timeout()),
-                          ": it has not arrived, or has another WORLD_SIZE"));
+      throw CommError("rank 0 of ", env.world_size, " has not answered rank ", env.rank,
+                      " at the rendezvous within ", name_duration(limit.timeout()),
+                      ": it has not arrived, or has another WORLD_SIZE");
   }
 }
 
@@ -91,15 +91,15 @@ bool check_secret(const GroupStore& plain, const Environment& env) {
   const std::string mine = secret.empty() ? "none" : SealedStore::fingerprint(secret);
   if (*theirs == mine) return true;
   const bool both = !secret.empty() && *theirs != "none";
-  throw CommError(str("TESSERA_RUN_SECRET ",
-                      secret.empty() ? "is not set"
-                      : both         ? "differs"
-                                     : "is set",
-                      " on rank ", env.rank,
-                      both             ? " from"
-                      : secret.empty() ? ", but is on"
-                                       : ", but not on",
-                      " rank 0; expected the same value on all ranks"));
+  throw CommError("TESSERA_RUN_SECRET ",
+                  secret.empty() ? "is not set"
+                  : both         ? "differs"
+                                 : "is set",
+                  " on rank ", env.rank,
+                  both             ? " from"
+                  : secret.empty() ? ", but is on"
+                                   : ", but not on",
+                  " rank 0; expected the same value on all ranks");
 }
 
 Session join_session(const c10::intrusive_ptr<c10d::Store>& store, const std::string& prefix,

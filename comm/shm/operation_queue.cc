@@ -163,13 +163,13 @@ bool OperationQueue::all_posted(uint64_t number) const {
   const OperationKey& mine = counters_->key(number, rank());
   for (int other = 0; other < size(); ++other)
     if (counters_->key(number, other) != mine)
-      throw CommError(str("rank ", rank(), " and rank ", other, " issued different collectives"));
+      throw CommError("rank ", rank(), " and rank ", other, " issued different collectives");
   return true;
 }
 
 void OperationQueue::progress() {
   // After a failure the callers' buffers may be gone.
-  if (counters_->has_left(rank())) throw CommError(str("rank ", rank(), " has left the group"));
+  if (counters_->has_left(rank())) throw CommError("rank ", rank(), " has left the group");
   while (reduced_ < posted_ && reduce_own_slice(reduced_ + 1)) counters_->set(Counter::kReduced, ++reduced_);
   while (done_ < reduced_ && complete(done_ + 1)) counters_->set(Counter::kDone, ++done_);
 }
@@ -293,7 +293,7 @@ void OperationQueue::await_all_done(uint64_t number) {
   if (number == 0) return;
   const auto deadline = steady_clock::now() + timeout_;
   while (!wait_until(all_done, std::min(kOwnWatchInterval, timeout_))) {
-    if (steady_clock::now() >= deadline) throw CommError(str("timed out after ", name_duration(timeout_)));
+    if (steady_clock::now() >= deadline) throw CommError("timed out after ", name_duration(timeout_));
     watch_();
   }
 }

@@ -18,8 +18,8 @@ namespace tessera::comm::shm {
 namespace {
 
 CommError no_memory(int64_t bytes, const std::string& why) {
-  return CommError(
-      str("no ", mebibytes(bytes), " MiB of shared memory: ", why, "; backend \"gloo\" does without"));
+  return CommError("no ", mebibytes(bytes), " MiB of shared memory: ", why,
+                   "; backend \"gloo\" does without");
 }
 
 CommError no_memory(int64_t bytes, const char* step, int error) {
@@ -50,8 +50,8 @@ SharedMemory SharedMemory::adopt(FileDescriptor fd, int64_t bytes) {
   if (fstat(fd.get(), &status) != 0) throw no_memory(bytes, "fstat", errno);
   const int seals = fcntl(fd.get(), F_GET_SEALS);
   if (status.st_size < bytes || seals < 0 || (seals & F_SEAL_SHRINK) == 0)
-    throw CommError(str("what came as ", bytes, " bytes of shared memory is a file of ", status.st_size,
-                        " bytes", seals < 0 || (seals & F_SEAL_SHRINK) == 0 ? " that can shrink" : ""));
+    throw CommError("what came as ", bytes, " bytes of shared memory is a file of ", status.st_size, " bytes",
+                    seals < 0 || (seals & F_SEAL_SHRINK) == 0 ? " that can shrink" : "");
   SharedMemory memory(std::move(fd), bytes);
   memory.map();
   return memory;

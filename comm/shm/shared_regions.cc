@@ -37,10 +37,9 @@ SharedMemory share_memory(PeerSockets& peers, int64_t bytes, std::chrono::millis
   const int first = peers.number_of(0);
   PeerSockets::Received received = peers.receive(0, timeout, watch);
   if (received.number != bytes)
-    throw CommError(str("rank ", peers.number_of(peers.rank()), " expects ", bytes,
-                        " bytes of shared memory, rank ", first, " made ", received.number));
-  if (!received.fd)
-    throw CommError(str("rank ", first, " found no ", mebibytes(bytes), " MiB of shared memory"));
+    throw CommError("rank ", peers.number_of(peers.rank()), " expects ", bytes,
+                    " bytes of shared memory, rank ", first, " made ", received.number);
+  if (!received.fd) throw CommError("rank ", first, " found no ", mebibytes(bytes), " MiB of shared memory");
   try {
     SharedMemory memory = SharedMemory::adopt(std::move(received.fd), bytes);
     memory.close_fd();

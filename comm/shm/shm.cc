@@ -93,8 +93,7 @@ class ShmTransport final : public Transport {
           if (limit.count() == 0 ? queue->poll(number)
                                  : queue->wait(number, std::clamp(left, milliseconds(0), limit)))
             return true;
-          if (steady_clock::now() >= deadline)
-            throw CommError(str("timed out after ", name_duration(timeout)));
+          if (steady_clock::now() >= deadline) throw CommError("timed out after ", name_duration(timeout));
           return false;
         });
   }

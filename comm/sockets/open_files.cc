@@ -43,9 +43,8 @@ void check_open_files(int world_size, bool serves_store, const std::string& back
   const int64_t open = num_open_files(), most = static_cast<int64_t>(limit.rlim_cur);
   const int64_t needed = files_of_group(world_size, serves_store, backend);
   if (open >= 0 && most - open >= needed) return;
-  throw CommError(str("this process may have no more than ", most, " files open, and a group of ", world_size,
-                      " ranks needs about ", needed + (open < 0 ? most : open),
-                      ": raise the limit (ulimit -n)"));
+  throw CommError("this process may have no more than ", most, " files open, and a group of ", world_size,
+                  " ranks needs about ", needed + (open < 0 ? most : open), ": raise the limit (ulimit -n)");
 }
 
 }  // namespace tessera::comm

@@ -22,7 +22,7 @@ Addresses resolve_numeric(const std::string& address, const std::string& port) {
   hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
   addrinfo* found = nullptr;
   if (getaddrinfo(address.c_str(), port.c_str(), &hints, &found) != 0)
-    throw CommError(str("'", address, " ", port, "' is no address and port of a rank"));
+    throw CommError("'", address, " ", port, "' is no address and port of a rank");
   return Addresses(found, &freeaddrinfo);
 }
 

@@ -50,7 +50,7 @@ std::string available(int file) {
                               const std::string& advice) {
   const std::string reason = describe_errno(error);
   throw DiskError(str("cannot ", what, " ", subject(options), ": ", reason, advice, " (", options.key, ")"),
-                  reason);
+                  DiskError::Reason{reason});
 }
 
 void check(const SpillFileOptions& options) {
@@ -61,8 +61,8 @@ void check(const SpillFileOptions& options) {
                     options.piece_bytes <= static_cast<int64_t>(kLargestCall),
                 options.piece_bytes);
   if (options.directory.empty())
-    throw DiskError(str("no directory is given for ", options.purpose, "; expected one on a local disk (",
-                        options.key, ")"));
+    throw DiskError("no directory is given for ", options.purpose, "; expected one on a local disk (",
+                    options.key, ")");
 }
 
 /// A file without a name (O_TMPFILE), or one whose name is removed at once, where the file system has no
@@ -204,7 +204,7 @@ void SpillFile::State::start_io() {
     io_uring_ = io_ != nullptr;
     if (!io_) io_ = make_thread_io(options);
   } catch (const std::system_error& error) {
-    throw DiskError(str("cannot start a thread for ", subject(options_), ": ", error.code().message()));
+    throw DiskError("cannot start a thread for ", subject(options_), ": ", error.code().message());
   }
 }
 

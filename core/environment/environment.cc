@@ -44,7 +44,7 @@ std::chrono::milliseconds parse_seconds(const char* name, const std::string& tex
   constexpr double kMost_s = 1e6;
   const std::optional<double> seconds = parse<double>(text);
   if (!seconds || !(*seconds > 0 && *seconds <= kMost_s))
-    throw CommError(str(name, "='", text, "': expected seconds, above 0 and at most ", kMost_s));
+    throw CommError(name, "='", text, "': expected seconds, above 0 and at most ", kMost_s);
   return std::chrono::milliseconds(std::max<int64_t>(1, std::llround(*seconds * 1e3)));
 }
 
@@ -53,9 +53,9 @@ int optional(const char* name, int fallback, int least, int most, const std::str
   const auto text = variable(name);
   if (!text) return fallback;
   const std::optional<int> value = parse<int>(*text);
-  if (!value) throw CommError(str(name, "='", *text, "' is not an integer"));
+  if (!value) throw CommError(name, "='", *text, "' is not an integer");
   if (*value < least || *value > most)
-    throw CommError(str(name, "=", *value, " is out of range: expected ", least, " to ", most, because));
+    throw CommError(name, "=", *value, " is out of range: expected ", least, " to ", most, because);
   return *value;
 }
 
@@ -68,7 +68,7 @@ int required(const EnvironmentScheme& scheme, const VariableNames& names, const 
              int most, const std::string& because = "") {
   const char* name = first_set(names);
   if (name == nullptr)
-    throw CommError(str(names.front(), " is not set although ", setting(other), " is; ", scheme.advice));
+    throw CommError(names.front(), " is not set although ", setting(other), " is; ", scheme.advice);
   return optional(name, 0, least, most, because);
 }
 
@@ -108,9 +108,9 @@ bool in_pytorch_job() {
 void check_one_rank_a_pod() {
   const auto in_pod = integer_variable("PET_NPROC_PER_NODE");
   if (in_pod.value_or(1) > 1 && first_set(torchrun_scheme().mark) == nullptr)
-    throw CommError(str(setting("PET_NPROC_PER_NODE"), ": PyTorchJob expects ", *in_pod,
-                        " ranks in this pod, and this process was not started as one; start the program by "
-                        "torchrun or by tessera launch, which read the variables PET_*"));
+    throw CommError(setting("PET_NPROC_PER_NODE"), ": PyTorchJob expects ", *in_pod,
+                    " ranks in this pod, and this process was not started as one; start the program by "
+                    "torchrun or by tessera launch, which read the variables PET_*");
 }
 
 /// The number of ranks on this host by Slurm's list; nullopt without one.
@@ -125,7 +125,7 @@ std::optional<int> tasks_on_this_host(const EnvironmentScheme& scheme) {
     return counts[static_cast<size_t>(
         optional(index, 0, 0, static_cast<int>(counts.size()) - 1, str(", because of ", setting(name))))];
   } catch (const ConfigError& error) {
-    throw CommError(str(name, ": ", error.what()));
+    throw CommError(name, ": ", error.what());
   }
 }
 
@@ -169,13 +169,13 @@ std::string address_of_rank_0(const EnvironmentScheme& scheme, const Environment
     try {
       return expand_host_list(*variable(name)).front();
     } catch (const ConfigError& error) {
-      throw CommError(str(name, ": ", error.what()));
+      throw CommError(name, ": ", error.what());
     }
   }
-  throw CommError(str("MASTER_ADDR is not set, and ", scheme.launcher, " does not say where rank 0 is (",
-                      setting(first_set(scheme.world_size)), " ranks, ", env.local_world_size,
-                      " on this host); set MASTER_ADDR to the address of rank 0's host on all ranks (",
-                      scheme.pass_address, ")"));
+  throw CommError("MASTER_ADDR is not set, and ", scheme.launcher, " does not say where rank 0 is (",
+                  setting(first_set(scheme.world_size)), " ranks, ", env.local_world_size,
+                  " on this host); set MASTER_ADDR to the address of rank 0's host on all ranks (",
+                  scheme.pass_address, ")");
 }
 
 void read_master(const EnvironmentScheme& scheme, Environment& env) {
@@ -184,12 +184,12 @@ void read_master(const EnvironmentScheme& scheme, Environment& env) {
   if (address && address->empty())
     throw CommError("MASTER_ADDR is empty: expected the address of rank 0's host");
   if (!address && is_torchruns)
-    throw CommError(str("MASTER_ADDR is not set although ", setting("WORLD_SIZE"),
-                        " is above 1: expected the address of rank 0's host"));
+    throw CommError("MASTER_ADDR is not set although ", setting("WORLD_SIZE"),
+                    " is above 1: expected the address of rank 0's host");
   env.master_addr = address ? *address : address_of_rank_0(scheme, env);
   if (!variable("MASTER_PORT") && is_torchruns)
-    throw CommError(str("MASTER_PORT is not set although ", setting("WORLD_SIZE"),
-                        " is above 1: expected a free port of rank 0's host"));
+    throw CommError("MASTER_PORT is not set although ", setting("WORLD_SIZE"),
+                    " is above 1: expected a free port of rank 0's host");
   env.master_port = optional("MASTER_PORT", port_of_job(scheme.job), 1, 65535);
 }
 
@@ -199,8 +199,8 @@ void read_rendezvous(const EnvironmentScheme& scheme, Environment& env) {
     env.rendezvous_timeout = parse_seconds("TESSERA_RENDEZVOUS_TIMEOUT_S", *seconds);
   env.run_secret = variable("TESSERA_RUN_SECRET").value_or("");
   if (constexpr size_t kLeast = 16; !env.run_secret.empty() && env.run_secret.size() < kLeast)
-    throw CommError(str("TESSERA_RUN_SECRET has ", env.run_secret.size(), " characters: expected at least ",
-                        kLeast, ", the same on all ranks (for example 32 hexadecimal digits)"));
+    throw CommError("TESSERA_RUN_SECRET has ", env.run_secret.size(), " characters: expected at least ",
+                    kLeast, ", the same on all ranks (for example 32 hexadecimal digits)");
   if (&scheme != &torchrun_scheme()) return;
   // torch compares with exactly this.
   env.agent_store = variable("TORCHELASTIC_USE_AGENT_STORE") == "True";
@@ -232,9 +232,9 @@ void check_agreement(const EnvironmentScheme& scheme, const Environment& env) {
   for (const auto& [names, value] : places) {
     const char* name = first_set(*names);
     if (name == nullptr || integer_variable(name) == value) continue;
-    throw CommError(str(setting(name), ", but ", scheme.launcher, " says ", value, " (rank ", env.rank,
-                        " of ", env.world_size, ", ", setting(first_set(scheme.rank)), "); unset ", name,
-                        ", or start the ranks without ", scheme.launcher));
+    throw CommError(setting(name), ", but ", scheme.launcher, " says ", value, " (rank ", env.rank, " of ",
+                    env.world_size, ", ", setting(first_set(scheme.rank)), "); unset ", name,
+                    ", or start the ranks without ", scheme.launcher);
   }
 }
 

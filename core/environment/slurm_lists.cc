@@ -34,7 +34,7 @@ std::string_view take_item(std::string_view& text) {
 }
 
 [[noreturn]] void refuse_hosts(std::string_view whole) {
-  throw ConfigError(str("'", whole, "' is not a list of hosts; expected names as in n[01-03,7],m2"));
+  throw ConfigError("'", whole, "' is not a list of hosts; expected names as in n[01-03,7],m2");
 }
 
 /// Adds the numbers of "01-03" or "7".
@@ -106,7 +106,7 @@ std::vector<int> expand_task_counts(std::string_view text) {
     }
     const auto count = number_in(item);
     if (!good || !count || *count > (1 << 20) || counts.size() + static_cast<size_t>(times) > kMaxEntries)
-      throw ConfigError(str("'", whole, "' is not a list of tasks a host; expected one as in 2(x3),1"));
+      throw ConfigError("'", whole, "' is not a list of tasks a host; expected one as in 2(x3),1");
     counts.insert(counts.end(), static_cast<size_t>(times), static_cast<int>(*count));
   } while (!text.empty());
   return counts;

@@ -105,18 +105,18 @@ void Disk::create_directory(const fs::path& path) const {
 
 void Disk::rename(const fs::path& from, const fs::path& to) const {
   if (::rename(from.c_str(), to.c_str()) != 0)
-    throw_disk_error(str("rename ", from.filename().string(), " to"), to, errno);
+    throw_disk_error(str("rename ", from.filename(), " to"), to, errno);
   done("rename", to);
 }
 
 void Disk::exchange(const fs::path& a, const fs::path& b) const {
   if (::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) != 0)
-    throw_disk_error(str("exchange ", a.filename().string(), " with"), b, errno);
+    throw_disk_error(str("exchange ", a.filename(), " with"), b, errno);
   done("exchange", b);
 }
 
 void Disk::link(const fs::path& from, const fs::path& to) const {
-  if (::link(from.c_str(), to.c_str()) != 0) throw_disk_error(str("link ", from.string(), " as"), to, errno);
+  if (::link(from.c_str(), to.c_str()) != 0) throw_disk_error(str("link ", from, " as"), to, errno);
   done("link", to);
 }
 

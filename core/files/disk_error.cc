@@ -32,7 +32,7 @@ std::string describe_errno(int error) {
 }
 
 void throw_disk_error(const std::string& what, const std::filesystem::path& path, const std::string& reason) {
-  throw DiskError(str("cannot ", what, " ", path.string(), ": ", reason), reason);
+  throw DiskError(str("cannot ", what, " ", path, ": ", reason), DiskError::Reason{reason});
 }
 
 void throw_disk_error(const std::string& what, const std::filesystem::path& path, int error) {

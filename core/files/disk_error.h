@@ -13,7 +13,10 @@ namespace tessera {
 class DiskError : public Error {
  public:
   using Error::Error;
-  DiskError(const std::string& what, std::string reason) : Error(what), reason_(std::move(reason)) {}
+  struct Reason {
+    std::string text;
+  };
+  DiskError(const std::string& what, Reason reason) : Error(what), reason_(std::move(reason.text)) {}
 
   /// The reason alone, "No space left on device", for messages of another form; what() if the error has no
   /// separate reason.

@@ -64,13 +64,12 @@ size_t InputFile::read_some(int64_t offset, std::span<std::byte> data) const {
 void InputFile::read_at(int64_t offset, std::span<std::byte> data) const {
   const auto got = static_cast<int64_t>(read_some(offset, data));
   if (const auto wanted = static_cast<int64_t>(data.size()); got < wanted)
-    throw DiskError(str("cannot read ", path_.string(), " up to byte ", offset + wanted, ": it ends at byte ",
-                        offset + got));
+    throw DiskError("cannot read ", path_, " up to byte ", offset + wanted, ": it ends at byte ",
+                    offset + got);
 }
 
 std::string InputFile::read_all(int64_t limit) const {
-  if (bytes_ > limit)
-    throw DiskError(str(path_.string(), " has ", bytes_, " bytes, expected at most ", limit));
+  if (bytes_ > limit) throw DiskError(path_, " has ", bytes_, " bytes, expected at most ", limit);
   std::string text(static_cast<size_t>(bytes_), '\0');
   read_at(0, std::as_writable_bytes(std::span(text)));
   return text;
@@ -80,7 +79,7 @@ std::string read_data_file(const std::filesystem::path& path, const std::string&
   try {
     return InputFile(path).read_all();
   } catch (const DiskError& error) {
-    throw DataError(str(path.string(), ": cannot be read: ", error.reason(), "; expected ", expected));
+    throw DataError(path, ": cannot be read: ", error.reason(), "; expected ", expected);
   }
 }
 

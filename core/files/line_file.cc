@@ -34,7 +34,7 @@ fs::path keep_aside(const fs::path& path, const std::string& content) {
   fs::path aside = path.string() + ".damaged";
   std::error_code error;
   for (int number = 2; fs::exists(fs::symlink_status(aside, error)); ++number)
-    aside = str(path.string(), ".damaged-", number);
+    aside = str(path, ".damaged-", number);
   replace_file(aside, content);
   return aside;
 }
@@ -56,7 +56,7 @@ LineFile::LineFile(fs::path path, const Test& keep, const Test& readable) : path
         kept += line + "\n";
     }
     if (readable && !unreadable.empty())
-      damage_ = str(path_.string(), ": ", unreadable.size(), " of its ", number, " lines cannot be read (",
+      damage_ = str(path_, ": ", unreadable.size(), " of its ", number, " lines cannot be read (",
                     unreadable.size() == 1 ? "line " : "lines ", describe_numbers(unreadable),
                     ") and are left out; the file as it was is ", keep_aside(path_, content).string());
   }
@@ -64,13 +64,13 @@ LineFile::LineFile(fs::path path, const Test& keep, const Test& readable) : path
   replace_file(path_, kept);
   errno = 0;
   out_.open(path_, std::ios::app | std::ios::binary);
-  if (!out_) throw DiskError(str(path_.string(), " cannot be written: ", describe_errno(errno)));
+  if (!out_) throw DiskError(path_, " cannot be written: ", describe_errno(errno));
 }
 
 void LineFile::append(const std::string& line) {
   errno = 0;
   out_ << line + "\n" << std::flush;
-  if (!out_) throw DiskError(str(path_.string(), " cannot be written: ", describe_errno(errno)));
+  if (!out_) throw DiskError(path_, " cannot be written: ", describe_errno(errno));
 }
 
 }  // namespace tessera

@@ -13,7 +13,7 @@
 namespace tessera {
 
 MappedFile::MappedFile(const std::filesystem::path& path) try {
-  const auto fail = [&] { throw DataError(str("cannot map ", path.string(), ": ", std::strerror(errno))); };
+  const auto fail = [&] { throw DataError("cannot map ", path, ": ", std::strerror(errno)); };
   const FileDescriptor file = open_input(path);
   struct stat status{};
   if (::fstat(file.get(), &status) != 0) fail();

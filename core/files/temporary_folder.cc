@@ -17,7 +17,7 @@ TemporaryFolder::TemporaryFolder(const std::string& prefix, fs::path parent) {
   if (parent.empty()) parent = fs::temp_directory_path(error);
   std::string name = ((error ? fs::path("/tmp") : parent) / (prefix + "_XXXXXX")).string();
   if (!::mkdtemp(name.data()))
-    throw Error(str(name, ": a temporary folder cannot be made: ", std::strerror(errno)));
+    throw Error(name, ": a temporary folder cannot be made: ", std::strerror(errno));
   path_ = name;
 }
 

@@ -145,13 +145,13 @@ std::string identity_of(const fs::path& folder) {
   struct stat found{};
   while (::lstat(folder.c_str(), &found) != 0) {
     if (std::chrono::steady_clock::now() > give_up)  // find() and saves will say so
-      return str(comm::loopback_domain(), "/", folder.string());
+      return str(comm::loopback_domain(), "/", folder);
     std::this_thread::sleep_for(kPause);
   }
   if (!S_ISDIR(found.st_mode) || found.st_uid != ::geteuid() || (found.st_mode & (S_IWGRP | S_IWOTH)) != 0)
-    throw CheckpointError(str(folder.string(), ": found something of user ", found.st_uid, " with mode ",
-                              std::oct, found.st_mode, std::dec, "; expected a folder of user ", ::geteuid(),
-                              " that nobody else may write to"));
+    throw CheckpointError(folder, ": found something of user ", found.st_uid, " with mode ", std::oct,
+                          found.st_mode, std::dec, "; expected a folder of user ", ::geteuid(),
+                          " that nobody else may write to");
   return str(comm::loopback_domain(), "/", found.st_dev, "/", found.st_ino);
 }
 
@@ -258,7 +258,7 @@ HostFolders::Found HostFolders::find(const std::function<std::optional<int64_t>(
   std::map<std::string, std::string> unreadable;  // by tag
   comm::on_all_ranks<CheckpointError>(*comm_, "checkpoints in memory", [&] {
     if (!owns()) return;
-    if (!fs::is_directory(mine_)) throw CheckpointError(str(mine_.string(), ": there is no such folder"));
+    if (!fs::is_directory(mine_)) throw CheckpointError(mine_, ": there is no such folder");
     mine = held_in(mine_, order, unreadable);
   });
   struct Checkpoint {

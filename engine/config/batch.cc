@@ -10,7 +10,7 @@ namespace tessera::config {
 namespace {
 
 [[noreturn]] void fail(const std::string& source, const std::string& what) {
-  throw ConfigError(str(source, ": ", what));
+  throw ConfigError(source, ": ", what);
 }
 
 int64_t product(int64_t a, int64_t b, int64_t world_size, const std::string& source) {

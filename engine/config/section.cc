@@ -33,8 +33,8 @@ Section::Section() : state_(std::make_shared<State>()) {}
 Section::Section(const nlohmann::json& object, std::string path, Origins origins)
     : state_(std::make_shared<State>()) {
   if (!object.is_object())
-    throw ConfigError(
-        str(origins.where(path), ": ", path, ": found ", describe_value(object), "; expected a section {…}"));
+    throw ConfigError(origins.where(path), ": ", path, ": found ", describe_value(object),
+                      "; expected a section {…}");
   state_->path = std::move(path);
   state_->origins = std::move(origins);
   state_->object = object;

@@ -17,7 +17,7 @@ zero::Tier tier_of(const OffloadConfig& offload, bool device_memory_is_separate)
 void check_tiers(const ZeroConfig& zero, const ShardingPlan& plan, int world_size) {
   const zero::Tiers& tiers = plan.tiers;
   const auto refuse = [](const char* key, const std::string& found, const char* reason) {
-    throw ConfigError(str("zero_optimization.", key, ".device: found \"", found, "\" ", reason));
+    throw ConfigError("zero_optimization.", key, ".device: found \"", found, "\" ", reason);
   };
   if (tiers.optimizer != zero::Tier::kDevice && !plan.sharding.optimizer && world_size > 1)
     refuse("offload_optimizer", zero.offload_optimizer.device,

@@ -13,7 +13,7 @@ namespace {
 constexpr double kScaleFactor = 2;
 
 void require(bool ok, const char* key, double found, const char* expected) {
-  if (!ok) throw ConfigError(str("fp16.", key, ": found ", found, ", expected ", expected));
+  if (!ok) throw ConfigError("fp16.", key, ": found ", found, ", expected ", expected);
 }
 
 }  // namespace
@@ -46,10 +46,9 @@ void LossScaler::update(bool overflow) {
       --state_.hysteresis;
     } else {
       if (state_.scale == config_.min_loss_scale)
-        throw Error(
-            str("loss scale is already at its minimum (fp16.min_loss_scale = ", config_.min_loss_scale,
-                ") and gradients are still not finite at update ", state_.num_updates,
-                ": the model itself diverges; expected finite gradients at this scale"));
+        throw Error("loss scale is already at its minimum (fp16.min_loss_scale = ", config_.min_loss_scale,
+                    ") and gradients are still not finite at update ", state_.num_updates,
+                    ": the model itself diverges; expected finite gradients at this scale");
       state_.scale = std::max(state_.scale / kScaleFactor, config_.min_loss_scale);
     }
     state_.last_overflow = state_.num_updates;

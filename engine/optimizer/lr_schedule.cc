@@ -10,7 +10,7 @@
 namespace tessera {
 
 void schedule::fail(const char* type, const char* key, const char* problem) {
-  throw ConfigError(str("scheduler.params.", key, ": ", problem, " (scheduler.type is ", type, ")"));
+  throw ConfigError("scheduler.params.", key, ": ", problem, " (scheduler.type is ", type, ")");
 }
 
 schedule::Rates schedule::Groups::each(const PerGroup& values) const {

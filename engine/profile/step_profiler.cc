@@ -97,9 +97,9 @@ void StepProfiler::end_trace() {
     std::filesystem::create_directories(trace_.path);
     result->save(path.string());
     if (!std::filesystem::exists(path)) throw Error("the file was not written");
-    if (rank_ == 0) log_.info(str("profiler: the trace of rank 0 is ", path.string()));
+    if (rank_ == 0) log_.info(str("profiler: the trace of rank 0 is ", path));
   } catch (const std::exception& error) {  // training goes on without it
-    log_.warning(str("profiler: no trace at ", path.string(), ": ", comm::error_message(error)));
+    log_.warning(str("profiler: no trace at ", path, ": ", comm::error_message(error)));
   }
 }
 

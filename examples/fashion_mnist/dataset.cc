@@ -22,10 +22,10 @@ std::string find_file(const std::string& directory, const std::string& name) {
     std::error_code ignored;
     if (std::filesystem::exists(path, ignored)) return path;
   }
-  throw DataError(str(
+  throw DataError(
       (std::filesystem::path(directory) / name).string(),
       "[.gz]: not found; data.path must be a folder with the four IDX files of Fashion-MNIST (Debian package "
-      "dataset-fashion-mnist brings them) or of MNIST"));
+      "dataset-fashion-mnist brings them) or of MNIST");
 }
 
 /// Read-only: the memory may be a mapped file.
@@ -43,14 +43,14 @@ LabelledImages load_split(const std::string& directory, Split split) {
   const IdxArray labels = read_idx(labels_path, {kAnySize});
   const IdxArray images = read_idx(images_path, {kAnySize, kImageSize, kImageSize});
   if (images.shape[0] != labels.shape[0]) {
-    throw DataError(str(labels_path, ": ", labels.shape[0], " labels, but ", images_path, " has ",
-                        images.shape[0], " images; expected as many of each"));
+    throw DataError(labels_path, ": ", labels.shape[0], " labels, but ", images_path, " has ",
+                    images.shape[0], " images; expected as many of each");
   }
   const auto wrong =
       std::find_if(labels.values.begin(), labels.values.end(), [](uint8_t v) { return v >= kNumClasses; });
   if (wrong != labels.values.end()) {
-    throw DataError(str(labels_path, ": label ", wrong - labels.values.begin(), " is ",
-                        static_cast<int>(*wrong), ", expected 0 to ", kNumClasses - 1));
+    throw DataError(labels_path, ": label ", wrong - labels.values.begin(), " is ", static_cast<int>(*wrong),
+                    ", expected 0 to ", kNumClasses - 1);
   }
   return {to_tensor(images, {images.shape[0], 1, kImageSize, kImageSize}),
           to_tensor(labels, {labels.shape[0]})};

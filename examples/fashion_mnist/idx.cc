@@ -28,10 +28,9 @@ class ByteSource {
   explicit ByteSource(const std::string& path) try : path_(path), file_(path) {
     refill();
     gzip_ = stream_.avail_in >= 2 && stream_.next_in[0] == 0x1f && stream_.next_in[1] == 0x8b;
-    if (gzip_ && inflateInit2(&stream_, 15 + 16) != Z_OK) throw DataError(str(path, ": zlib cannot start"));
+    if (gzip_ && inflateInit2(&stream_, 15 + 16) != Z_OK) throw DataError(path, ": zlib cannot start");
   } catch (const DiskError& error) {
-    throw DataError(
-        str(path, ": cannot be opened: ", error.reason(), "; expected an IDX file (plain or .gz)"));
+    throw DataError(path, ": cannot be opened: ", error.reason(), "; expected an IDX file (plain or .gz)");
   }
   ~ByteSource() {
     if (gzip_) inflateEnd(&stream_);
@@ -71,18 +70,18 @@ class ByteSource {
     stream_.avail_out = static_cast<uInt>(size);
     while (stream_.avail_out > 0 && !finished_) {
       if (stream_.avail_in == 0 && !refill()) {
-        throw DataError(str(path_, ": truncated: the gzip stream ends in the middle, after ",
-                            stream_.total_out, " decompressed bytes"));
+        throw DataError(path_, ": truncated: the gzip stream ends in the middle, after ", stream_.total_out,
+                        " decompressed bytes");
       }
       const int status = inflate(&stream_, Z_NO_FLUSH);
       if (status == Z_STREAM_END) {
         finished_ = true;
         if (stream_.avail_in > 0 || refill()) {
-          throw DataError(str(path_, ": damaged: there are bytes after the end of the gzip stream"));
+          throw DataError(path_, ": damaged: there are bytes after the end of the gzip stream");
         }
       } else if (status != Z_OK && status != Z_BUF_ERROR) {
-        throw DataError(str(path_, ": damaged: not a valid gzip stream (zlib: ",
-                            stream_.msg != nullptr ? stream_.msg : "unknown error", ")"));
+        throw DataError(path_, ": damaged: not a valid gzip stream (zlib: ",
+                        stream_.msg != nullptr ? stream_.msg : "unknown error", ")");
       }
     }
     return size - stream_.avail_out;
@@ -110,21 +109,21 @@ std::vector<int64_t> read_header(ByteSource& source, const std::string& path,
   const std::string wanted = str("expected an IDX file of unsigned bytes of shape ", shape_text(expected));
   std::array<uint8_t, 4> magic{};
   if (source.read(magic.data(), magic.size()) < magic.size()) {
-    throw DataError(str(path, ": truncated: the file ends before its 4-byte IDX header; ", wanted));
+    throw DataError(path, ": truncated: the file ends before its 4-byte IDX header; ", wanted);
   }
   if (magic[0] != 0 || magic[1] != 0 || magic[2] != kUnsignedByte || magic[3] != expected.size()) {
     char found[16];
     std::snprintf(found, sizeof found, "0x%02x%02x%02x%02x", magic[0], magic[1], magic[2], magic[3]);
     char correct[16];
     std::snprintf(correct, sizeof correct, "0x0000%02x%02zx", kUnsignedByte, expected.size());
-    throw DataError(str(path, ": another kind of file: it starts with ", found,
-                        source.gzip() ? " (decompressed)" : "", ", not with ", correct, "; ", wanted));
+    throw DataError(path, ": another kind of file: it starts with ", found,
+                    source.gzip() ? " (decompressed)" : "", ", not with ", correct, "; ", wanted);
   }
   std::vector<int64_t> shape;
   for (size_t i = 0; i < expected.size(); ++i) {
     std::array<uint8_t, 4> b{};
     if (source.read(b.data(), b.size()) < b.size()) {
-      throw DataError(str(path, ": truncated: the file ends within its IDX header; ", wanted));
+      throw DataError(path, ": truncated: the file ends within its IDX header; ", wanted);
     }
     shape.push_back(int64_t{b[0]} << 24 | int64_t{b[1]} << 16 | int64_t{b[2]} << 8 | int64_t{b[3]});
   }
@@ -136,12 +135,11 @@ int64_t checked_numel(const std::string& path, const std::vector<int64_t>& shape
   int64_t numel = 1;
   for (size_t i = 0; i < shape.size(); ++i) {
     if (expected[i] != kAnySize && shape[i] != expected[i]) {
-      throw DataError(
-          str(path, ": wrong shape: found ", shape_text(shape), ", expected ", shape_text(expected)));
+      throw DataError(path, ": wrong shape: found ", shape_text(shape), ", expected ", shape_text(expected));
     }
     if (shape[i] == 0 || shape[i] > kMaxValues / numel) {
-      throw DataError(str(path, ": impossible shape in the header: ", shape_text(shape), ", expected ",
-                          shape_text(expected), " with at least 1 and at most ", kMaxValues, " values"));
+      throw DataError(path, ": impossible shape in the header: ", shape_text(shape), ", expected ",
+                      shape_text(expected), " with at least 1 and at most ", kMaxValues, " values");
     }
     numel *= shape[i];
   }
@@ -151,9 +149,9 @@ int64_t checked_numel(const std::string& path, const std::vector<int64_t>& shape
 /// Reports "truncated" or "trailing bytes": `found` values instead of `numel`.
 [[noreturn]] void fail_for_size(const std::string& path, const IdxArray& array, int64_t numel,
                                 int64_t found) {
-  throw DataError(str(path, found < numel ? ": truncated" : ": trailing bytes", ": the header says ",
-                      shape_text(array.shape), ", expected ", numel, " bytes of values, found ",
-                      found < numel ? std::to_string(found) : "more"));
+  throw DataError(path, found < numel ? ": truncated" : ": trailing bytes", ": the header says ",
+                  shape_text(array.shape), ", expected ", numel, " bytes of values, found ",
+                  found < numel ? std::to_string(found) : "more");
 }
 
 void map_values(const std::string& path, int64_t numel, IdxArray& array) {

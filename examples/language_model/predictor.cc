@@ -23,7 +23,7 @@ Engine& LanguageModelPredictor::initialize(const EngineConfig& config, comm::Com
 std::vector<train::Prediction> LanguageModelPredictor::predict(const std::vector<std::string>& texts) {
   for (size_t i = 0; i < texts.size(); ++i)  // before any text is processed
     if (texts[i].empty())
-      throw DataError(str("text ", i + 1, " is empty; expected at least one character to continue"));
+      throw DataError("text ", i + 1, " is empty; expected at least one character to continue");
   std::vector<train::Prediction> predictions;
   for (const std::string& text : texts) {
     SampleOptions sample = options_.sample;

@@ -38,8 +38,8 @@ LanguageModelOptions read_language_model_options(const config::Section& model, c
     };
   model.finish();
   if (gpt.dim % gpt.heads != 0)
-    throw ConfigError(str("model.heads: found ", gpt.heads, ", which does not divide model.dim, ", gpt.dim,
-                          "; expected a number that does"));
+    throw ConfigError("model.heads: found ", gpt.heads, ", which does not divide model.dim, ", gpt.dim,
+                      "; expected a number that does");
   options.sample.sequence = gpt.sequence;
   return options;
 }

@@ -13,11 +13,11 @@ ByteText::ByteText(const std::string& path, int64_t sequence) : sequence_(sequen
   try {
     size = InputFile(path).bytes();
   } catch (const DiskError& error) {
-    throw DataError(str(path, ": cannot be read: ", error.reason(), "; expected a text file (data.path)"));
+    throw DataError(path, ": cannot be read: ", error.reason(), "; expected a text file (data.path)");
   }
   if (size < sequence + 1)
-    throw DataError(str(path, ": has ", size, " bytes; expected at least ", sequence + 1,
-                        ", one sample (model.sequence and the byte after)"));
+    throw DataError(path, ": has ", size, " bytes; expected at least ", sequence + 1,
+                    ", one sample (model.sequence and the byte after)");
   bytes_ = at::from_file(path, /*shared=*/false, size, at::kByte);
 }
 

@@ -139,10 +139,9 @@ SegmentationSample finish(Random& random, const Canvas& canvas) {
 FashionComposites::FashionComposites(const CompositesOptions& options)
     : options_(options), items_(load_split(options.path, Split::kTrain).images.squeeze(1)) {
   if (options.num_images > items_.size(0) / options.max_items)
-    throw ConfigError(str("data.num_images: found ", options.num_images, " pictures of up to ",
-                          options.max_items, " items (data.max_items), but ", options.path, " has ",
-                          items_.size(0), " items and none is used twice; expected at most ",
-                          items_.size(0) / options.max_items));
+    throw ConfigError("data.num_images: found ", options.num_images, " pictures of up to ", options.max_items,
+                      " items (data.max_items), but ", options.path, " has ", items_.size(0),
+                      " items and none is used twice; expected at most ", items_.size(0) / options.max_items);
 }
 
 SegmentationSample FashionComposites::sample(int64_t index) const {

@@ -21,13 +21,12 @@ std::vector<uint8_t> read_file(const std::string& path) {
   try {
     const InputFile file(path);
     if (file.bytes() > kMaxFile_bytes)
-      throw DataError(
-          str(path, ": has ", file.bytes(), " bytes; expected an image of at most ", kMaxFile_bytes));
+      throw DataError(path, ": has ", file.bytes(), " bytes; expected an image of at most ", kMaxFile_bytes);
     std::vector<uint8_t> bytes(static_cast<size_t>(file.bytes()));
     file.read_at(0, std::as_writable_bytes(std::span(bytes)));
     return bytes;
   } catch (const DiskError& error) {
-    throw DataError(str(path, ": cannot be opened: ", error.reason(), "; expected a PNG or JPEG image"));
+    throw DataError(path, ": cannot be opened: ", error.reason(), "; expected a PNG or JPEG image");
   }
 }
 
@@ -40,16 +39,16 @@ Image decode(const std::string& path, Palette palette, bool pixels) {
   const std::vector<uint8_t> bytes = read_file(path);
   if (starts_with(bytes, kPngSignature)) return codecs::decode_png(path, bytes, palette, pixels);
   if (starts_with(bytes, kJpegSignature)) return codecs::decode_jpeg(path, bytes, pixels);
-  throw DataError(str(path, bytes.empty() ? ": is empty" : ": is neither PNG nor JPEG by its first bytes",
-                      "; expected one of the two"));
+  throw DataError(path, bytes.empty() ? ": is empty" : ": is neither PNG nor JPEG by its first bytes",
+                  "; expected one of the two");
 }
 
 }  // namespace
 
 void codecs::check_size(const std::string& path, uint64_t width, uint64_t height) {
   if (width > 0 && height > 0 && width <= static_cast<uint64_t>(kMaxPixels) / height) return;
-  throw DataError(str(path, ": its header says ", width, " x ", height,
-                      " pixels; expected at least 1 and at most ", kMaxPixels));
+  throw DataError(path, ": its header says ", width, " x ", height,
+                  " pixels; expected at least 1 and at most ", kMaxPixels);
 }
 
 Image read_image(const std::string& path, Palette palette) { return decode(path, palette, /*pixels=*/true); }
@@ -68,7 +67,7 @@ void write_png(const std::string& path, const Image& image) {
   } catch (const DiskError& error) {
     throw DataError(error.what());
   } catch (const Error& error) {
-    throw DataError(str(path, ": cannot be written as PNG: ", error.what()));
+    throw DataError(path, ": cannot be written as PNG: ", error.what());
   }
 }
 

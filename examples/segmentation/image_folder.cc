@@ -23,7 +23,7 @@ std::map<std::string, std::string> list_images(const std::string& folder, const 
   std::error_code error;
   fs::directory_iterator entries(folder, error);
   if (error)
-    throw DataError(str(folder, ": cannot be read: ", error.message(), "; expected a folder (", key, ")"));
+    throw DataError(folder, ": cannot be read: ", error.message(), "; expected a folder (", key, ")");
   std::map<std::string, std::string> files;
   for (const fs::directory_entry& entry : entries) {
     const std::string ending = ascii_lower(entry.path().extension().string());
@@ -33,8 +33,8 @@ std::map<std::string, std::string> list_images(const std::string& folder, const 
     if (!is_new) {
       const std::set<std::string> both = {
           other->second, entry.path().string()};  // sorted, since directories are listed in any order
-      throw DataError(str(*both.rbegin(), ": has the same name as ", *both.begin(),
-                          " but for the ending; expected one of the two"));
+      throw DataError(*both.rbegin(), ": has the same name as ", *both.begin(),
+                      " but for the ending; expected one of the two");
     }
   }
   return files;
@@ -44,8 +44,7 @@ std::map<std::string, std::string> list_images(const std::string& folder, const 
 std::string found_instead(const std::string& folder, const std::string& stem) {
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, error))
-    if (entry.path().stem() == stem)
-      return str(", found ", entry.path().filename().string(), ", which is neither");
+    if (entry.path().stem() == stem) return str(", found ", entry.path().filename(), ", which is neither");
   return "";
 }
 
@@ -96,20 +95,20 @@ void ImageFolder::find_pairs() {
   const auto images = list_images(options_.images, "data.images");
   auto masks = list_images(options_.masks, "data.masks");
   if (images.empty())
-    throw DataError(str(options_.images, ": has no PNG or JPEG files; expected images (data.images)"));
+    throw DataError(options_.images, ": has no PNG or JPEG files; expected images (data.images)");
   for (const auto& [stem, path] : images) {
     const auto mask = masks.find(stem + options_.mask_suffix);
     if (mask == masks.end()) {
       const std::string wanted = stem + options_.mask_suffix;
-      throw DataError(str(path, ": has no mask; expected ", (fs::path(options_.masks) / wanted).string(),
-                          ".png, .jpg or .jpeg", found_instead(options_.masks, wanted)));
+      throw DataError(path, ": has no mask; expected ", (fs::path(options_.masks) / wanted).string(),
+                      ".png, .jpg or .jpeg", found_instead(options_.masks, wanted));
     }
     pairs_.push_back({path, mask->second});
     masks.erase(mask);
   }
   if (!masks.empty())
-    throw DataError(str(masks.begin()->second, ": is the mask of no image; expected one in ", options_.images,
-                        " of its name without \"", options_.mask_suffix, "\" (data.mask_suffix)"));
+    throw DataError(masks.begin()->second, ": is the mask of no image; expected one in ", options_.images,
+                    " of its name without \"", options_.mask_suffix, "\" (data.mask_suffix)");
 }
 
 ImageFolder::Checked ImageFolder::check(const Pair& pair) const {
@@ -118,8 +117,8 @@ ImageFolder::Checked ImageFolder::check(const Pair& pair) const {
   const Image mask = decode_mask ? read_image(pair.mask, Palette::kIndices)
                                  : read_image_header(pair.mask, Palette::kIndices);
   if (image.width != mask.width || image.height != mask.height)
-    throw DataError(str(pair.mask, ": has ", mask.width, " x ", mask.height, " pixels, but its image ",
-                        pair.image, " has ", image.width, " x ", image.height, "; expected the same"));
+    throw DataError(pair.mask, ": has ", mask.width, " x ", mask.height, " pixels, but its image ",
+                    pair.image, " has ", image.width, " x ", image.height, "; expected the same");
   return {image.width, image.height, mask.channels,
           decode_mask ? distinct_values(mask) : std::set<int64_t>{}};
 }
@@ -154,13 +153,13 @@ void ImageFolder::set_size(const std::vector<Checked>& checked) {
   height_ = scaled(checked[0].height);
   width_ = scaled(checked[0].width);
   if (height_ == 0 || width_ == 0)
-    throw DataError(str(pairs_[0].image, ": has ", checked[0].width, " x ", checked[0].height,
-                        " pixels; with data.scale ", options_.scale, " nothing would be left"));
+    throw DataError(pairs_[0].image, ": has ", checked[0].width, " x ", checked[0].height,
+                    " pixels; with data.scale ", options_.scale, " nothing would be left");
   for (size_t i = 1; i < checked.size(); ++i) {
     if (checked[i].width == checked[0].width && checked[i].height == checked[0].height) continue;
-    throw DataError(str(pairs_[i].image, ": has ", checked[i].width, " x ", checked[i].height,
-                        " pixels, but ", pairs_[0].image, " has ", checked[0].width, " x ", checked[0].height,
-                        "; expected images of one size, or data.size to resize them to"));
+    throw DataError(pairs_[i].image, ": has ", checked[i].width, " x ", checked[i].height, " pixels, but ",
+                    pairs_[0].image, " has ", checked[0].width, " x ", checked[0].height,
+                    "; expected images of one size, or data.size to resize them to");
   }
 }
 
@@ -168,22 +167,22 @@ void ImageFolder::set_values(const std::vector<Checked>& checked) {
   std::set<int64_t> found;
   for (size_t i = 0; i < checked.size(); ++i) {
     if (checked[i].mask_channels != checked[0].mask_channels)
-      throw DataError(str(pairs_[i].mask, ": has ", checked[i].mask_channels, " channels, but ",
-                          pairs_[0].mask, " has ", checked[0].mask_channels, "; expected masks of one kind"));
+      throw DataError(pairs_[i].mask, ": has ", checked[i].mask_channels, " channels, but ", pairs_[0].mask,
+                      " has ", checked[0].mask_channels, "; expected masks of one kind");
     for (const int64_t value : checked[i].values) {
       found.insert(value);
       const auto& allowed = options_.mask_values;
       if (!allowed.empty() && std::find(allowed.begin(), allowed.end(), value) == allowed.end())
-        throw DataError(
-            str(pairs_[i].mask, ": has the value ", value, "; expected data.mask_values, ", shown(allowed)));
+        throw DataError(pairs_[i].mask, ": has the value ", value, "; expected data.mask_values, ",
+                        shown(allowed));
     }
   }
   values_ =
       options_.mask_values.empty() ? std::vector<int64_t>(found.begin(), found.end()) : options_.mask_values;
   if (static_cast<int64_t>(values_.size()) > options_.num_classes)
-    throw DataError(str(options_.masks, ": its masks have ", values_.size(), " values (", shown(values_),
-                        "); expected at most ", options_.num_classes,
-                        ", one for each class (model.num_classes; JPEG masks don't keep their values)"));
+    throw DataError(options_.masks, ": its masks have ", values_.size(), " values (", shown(values_),
+                    "); expected at most ", options_.num_classes,
+                    ", one for each class (model.num_classes; JPEG masks don't keep their values)");
   for (size_t i = 0; i < values_.size(); ++i) class_of_value_.emplace(values_[i], static_cast<uint8_t>(i));
 }
 
@@ -196,7 +195,7 @@ at::Tensor ImageFolder::classes_of(const Image& mask, const std::string& path) c
     if (!is_as_before) {
       const auto known = class_of_value_.find(value);
       if (known == class_of_value_.end())
-        throw DataError(str(path, ": has the value ", value, "; expected one of ", shown(values_)));
+        throw DataError(path, ": has the value ", value, "; expected one of ", shown(values_));
       of_value = static_cast<float>(known->second);
     }
     *to++ = of_value;

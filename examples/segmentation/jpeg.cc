@@ -73,7 +73,7 @@ template <class Body>
 Image decode_jpeg(const std::string& path, Bytes file, bool pixels) {
   Jpeg jpeg;
   jpeg_decompress_struct& info = jpeg.info;
-  const auto damaged = [&] { return DataError(str(path, ": damaged JPEG: ", jpeg.errors.message)); };
+  const auto damaged = [&] { return DataError(path, ": damaged JPEG: ", jpeg.errors.message); };
 
   const bool has_header = guarded(jpeg, [&] {
     jpeg_create_decompress(&info);
@@ -85,8 +85,8 @@ Image decode_jpeg(const std::string& path, Bytes file, bool pixels) {
   if (!has_header) throw damaged();
   check_size(path, info.image_width, info.image_height);
   if (info.num_components != 1 && info.num_components != 3)
-    throw DataError(str(path, ": a JPEG with ", info.num_components,
-                        " components (CMYK has 4); expected 1 (grey) or 3 (colour)"));
+    throw DataError(path, ": a JPEG with ", info.num_components,
+                    " components (CMYK has 4); expected 1 (grey) or 3 (colour)");
 
   Image image{info.image_width, info.image_height, info.num_components, {}};
   if (!pixels) return image;

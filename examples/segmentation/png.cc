@@ -89,7 +89,7 @@ Image decode_png(const std::string& path, Bytes file, Palette palette, bool pixe
   const Reader reader(stream);
   const png_structp png = reader.png();
   const png_infop info = reader.info();
-  const auto damaged = [&] { return DataError(str(path, ": damaged PNG: ", stream.message)); };
+  const auto damaged = [&] { return DataError(path, ": damaged PNG: ", stream.message); };
 
   const bool has_header = guarded(png, [&] {
     png_set_read_fn(png, &stream, read_bytes);
@@ -108,8 +108,8 @@ Image decode_png(const std::string& path, Bytes file, Palette palette, bool pixe
       png_get_image_width(png, info), png_get_image_height(png, info), png_get_channels(png, info), {}};
   if (!pixels) return image;
   if (packed_bytes / kMaxDeflateRatio > static_cast<int64_t>(file.size()))
-    throw DataError(str(path, ": damaged PNG: its header says ", image.width, " x ", image.height,
-                        " pixels, more than ", file.size(), " compressed bytes can hold"));
+    throw DataError(path, ": damaged PNG: its header says ", image.width, " x ", image.height,
+                    " pixels, more than ", file.size(), " compressed bytes can hold");
   const size_t row_bytes = png_get_rowbytes(png, info);
   image.pixels.resize(row_bytes * static_cast<size_t>(image.height));
   std::vector<png_bytep> rows(static_cast<size_t>(image.height));

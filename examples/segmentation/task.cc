@@ -74,9 +74,9 @@ Segmentation::Segmentation(const SegmentationOptions& options, std::unique_ptr<S
     : options_(options), data_(std::move(data)) {
   const int64_t smallest = int64_t{1} << options.model.depth;
   if (data_->height() < smallest || data_->width() < smallest)
-    throw ConfigError(str("model.depth: found ", options.model.depth, ", which needs images of at least ",
-                          smallest, " x ", smallest, " pixels, but the data have ", data_->width(), " x ",
-                          data_->height(), "; expected less, or larger images"));
+    throw ConfigError("model.depth: found ", options.model.depth, ", which needs images of at least ",
+                      smallest, " x ", smallest, " pixels, but the data have ", data_->width(), " x ",
+                      data_->height(), "; expected less, or larger images");
   train::Parts parts = train::split_into_parts(
       data_->size(),
       {.validation_fraction = options.validation_fraction, .test_fraction = 0, .seed = options.seed});

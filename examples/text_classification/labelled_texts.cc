@@ -39,13 +39,12 @@ void for_each_line(const fs::path& path, const std::string& expected,
   for (int64_t number = 1; !rest.empty(); ++number) {
     const std::string_view line = rest.substr(0, rest.find('\n'));
     rest.remove_prefix(std::min(rest.size(), line.size() + 1));
-    if (!is_utf8(line))
-      throw DataError(str(path.string(), ":", number, ": is not UTF-8; expected ", expected));
+    if (!is_utf8(line)) throw DataError(path, ":", number, ": is not UTF-8; expected ", expected);
     if (trimmed(line).empty()) continue;
     take(line, number);
     found = true;
   }
-  if (!found) throw DataError(str(path.string(), ": has no text; expected ", expected));
+  if (!found) throw DataError(path, ": has no text; expected ", expected);
 }
 
 LabelledTexts read_folder(const fs::path& folder, const std::vector<std::string>& labels) {
@@ -66,7 +65,7 @@ LabelledTexts read_table(const fs::path& path, const std::vector<std::string>& l
   for_each_line(
       path, "UTF-8 text, a line \"label<TAB>text\" a sample", [&](std::string_view line, int64_t number) {
         const auto fail = [&](const std::string& found, const std::string& expected) {
-          throw DataError(str(path.string(), ":", number, ": ", found, "; expected ", expected));
+          throw DataError(path, ":", number, ": ", found, "; expected ", expected);
         };
         const size_t tab = line.find('\t');
         if (tab == std::string_view::npos) fail("has no tab", "\"label<TAB>text\"");
@@ -91,8 +90,8 @@ LabelledTexts read_table(const fs::path& path, const std::vector<std::string>& l
 LabelledTexts read_labelled_texts(const std::string& path, const std::vector<std::string>& labels) {
   std::error_code ignored;
   if (!fs::exists(path, ignored))
-    throw DataError(str(path, ": not found; data.path must be a folder with ", join(labels, ".txt, "),
-                        ".txt, or a file of lines \"label<TAB>text\" (`make data` brings data/reviews)"));
+    throw DataError(path, ": not found; data.path must be a folder with ", join(labels, ".txt, "),
+                    ".txt, or a file of lines \"label<TAB>text\" (`make data` brings data/reviews)");
   return fs::is_directory(path, ignored) ? read_folder(path, labels) : read_table(path, labels);
 }
 

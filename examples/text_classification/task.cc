@@ -114,8 +114,8 @@ Vocabulary TextClassification::vocabulary_for(const LabelledTexts& data) const {
 void fit_to_vocabulary(BertOptions& bert, const Vocabulary& vocabulary) {
   if (bert.vocab_size == 0) bert.vocab_size = vocabulary.size();
   if (bert.vocab_size < vocabulary.size())
-    throw ConfigError(str("model.vocab_size: found ", bert.vocab_size, ", but the vocabulary has ",
-                          vocabulary.size(), " tokens; expected at least as many, or no such key"));
+    throw ConfigError("model.vocab_size: found ", bert.vocab_size, ", but the vocabulary has ",
+                      vocabulary.size(), " tokens; expected at least as many, or no such key");
   bert.pad_token_id = vocabulary.pad();
 }
 

@@ -13,8 +13,7 @@ Vocabulary::Vocabulary(std::vector<std::string> tokens, const std::string& sourc
     : tokens_(std::move(tokens)) {
   for (size_t i = 0; i < tokens_.size(); ++i) {
     const auto fail = [&](const std::string& found) {
-      throw DataError(
-          str(source, ":", i + 1, ": ", found, "; expected a vocabulary, a token a line, each once"));
+      throw DataError(source, ":", i + 1, ": ", found, "; expected a vocabulary, a token a line, each once");
     };
     if (tokens_[i].empty()) fail("is empty");
     const auto [place, is_new] = numbers_.emplace(tokens_[i], static_cast<int32_t>(i));
@@ -24,8 +23,8 @@ Vocabulary::Vocabulary(std::vector<std::string> tokens, const std::string& sourc
   const auto special = [&](const char* token) {
     const int32_t number = find(token);
     if (number < 0)
-      throw DataError(str(source, ": has no token ", token,
-                          "; expected a BERT vocabulary with [PAD], [UNK], [CLS] and [SEP]"));
+      throw DataError(source, ": has no token ", token,
+                      "; expected a BERT vocabulary with [PAD], [UNK], [CLS] and [SEP]");
     return number;
   };
   pad_ = special("[PAD]");
@@ -40,8 +39,7 @@ Vocabulary Vocabulary::read(const std::string& path) {
   for (std::string line; std::getline(file, line);) {
     if (!line.empty() && line.back() == '\r') line.pop_back();
     if (!is_utf8(line))
-      throw DataError(
-          str(path, ":", tokens.size() + 1, ": is not UTF-8; expected a vocabulary, a token a line"));
+      throw DataError(path, ":", tokens.size() + 1, ": is not UTF-8; expected a vocabulary, a token a line");
     tokens.push_back(std::move(line));
   }
   return Vocabulary(std::move(tokens), path);

@@ -40,8 +40,8 @@ NamedTensors rows_of(const c10::IValue& given, int64_t num_samples, const std::s
     rows.emplace_back(name, for_layers(tensor).cpu().contiguous());
   }
   if (rows.empty())
-    throw DataError(str(path, ": forward gives ", others.empty() ? "no tensor" : join(others, ", "), " for ",
-                        num_samples, " samples; expected a tensor with a row for each"));
+    throw DataError(path, ": forward gives ", others.empty() ? "no tensor" : join(others, ", "), " for ",
+                    num_samples, " samples; expected a tensor with a row for each");
   return rows;
 }
 

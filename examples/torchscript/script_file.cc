@@ -161,7 +161,7 @@ void check_nesting(PyTorchStreamReader& reader, const std::vector<std::string>& 
     if (!is_code && record != "data.pkl" && record != "constants.pkl") continue;
     const std::string name = str(path, ": ", record);
     if (const size_t bytes = reader.getRecordSize(record); bytes > kMaxBytes)
-      throw DataError(str(name, ": found ", bytes, " bytes; expected at most ", kMaxBytes));
+      throw DataError(name, ": found ", bytes, " bytes; expected at most ", kMaxBytes);
     const auto [data, bytes] = reader.getRecord(record);
     const std::string_view text(static_cast<const char*>(data.get()), bytes);
     is_code ? check_code(text, name) : check_pickle(text, name);
@@ -170,8 +170,8 @@ void check_nesting(PyTorchStreamReader& reader, const std::vector<std::string>& 
 
 [[noreturn]] void fail_for_bytes(const std::string& path, const std::string& shape,
                                  const std::string& bytes) {
-  throw DataError(
-      str(path, ": a tensor of shape ", shape, " has a record of ", bytes, " bytes; the file is damaged"));
+  throw DataError(path, ": a tensor of shape ", shape, " has a record of ", bytes,
+                  " bytes; the file is damaged");
 }
 
 /// What torch 2.15 says of a tensor that exceeds its record, which it looks at itself.
@@ -277,9 +277,9 @@ void ScriptFile::detach() {
   if (::fstat(descriptor.get(), &now) != 0) throw_disk_error("read", path_, errno);
   if (now.st_size != opened_.st_size || now.st_mtim.tv_sec != opened_.st_mtim.tv_sec ||
       now.st_mtim.tv_nsec != opened_.st_mtim.tv_nsec)
-    throw DataError(str(path_,
-                        ": was written to while the model was made of it; start again, and put a new "
-                        "file there by renaming it"));
+    throw DataError(path_,
+                    ": was written to while the model was made of it; start again, and put a new "
+                    "file there by renaming it");
 }
 
 int64_t ScriptFile::mapped_bytes() const {

@@ -26,12 +26,12 @@ void check_trainable(const torch::jit::Module& model, const std::string& path) {
     num_trainable += parameter.requires_grad() ? 1 : 0;
   }
   if (num_parameters == 0)
-    throw DataError(str(
+    throw DataError(
         path,
-        ": the module has no parameters; expected one that torch.jit.freeze has not turned into constants"));
+        ": the module has no parameters; expected one that torch.jit.freeze has not turned into constants");
   if (num_trainable == 0)
-    throw DataError(str(path, ": none of the module's ", num_parameters,
-                        " parameters requires a gradient; nothing could be trained"));
+    throw DataError(path, ": none of the module's ", num_parameters,
+                    " parameters requires a gradient; nothing could be trained");
 }
 
 }  // namespace
@@ -39,19 +39,19 @@ void check_trainable(const torch::jit::Module& model, const std::string& path) {
 ScriptModel load_script_model(const std::string& path) {
   const std::string expected = "; expected a file that torch.jit.save wrote";
   std::error_code ignored;
-  if (std::filesystem::is_directory(path, ignored)) throw DataError(str(path, ": is a folder", expected));
+  if (std::filesystem::is_directory(path, ignored)) throw DataError(path, ": is a folder", expected);
   ScriptModel model;
   try {
     model.file = std::make_unique<ScriptFile>(path);
   } catch (const DiskError& error) {
-    throw DataError(str(path, ": cannot be opened: ", error.reason(), expected));
+    throw DataError(path, ": cannot be opened: ", error.reason(), expected);
   }
   try {
     model.module = model.file->load();
   } catch (const DataError&) {
     throw;
   } catch (const std::exception& caught) {
-    throw DataError(str(path, ": no TorchScript module: ", comm::error_message(caught), expected));
+    throw DataError(path, ": no TorchScript module: ", comm::error_message(caught), expected);
   }
   check_trainable(*model.module, path);
   return model;
@@ -59,7 +59,7 @@ ScriptModel load_script_model(const std::string& path) {
 
 void check_arguments(const torch::jit::Module& model, const std::string& path, const CallOfForward& call) {
   const auto forward = model.find_method("forward");
-  if (!forward) throw DataError(str(path, ": the module has no forward; expected one"));
+  if (!forward) throw DataError(path, ": the module has no forward; expected one");
   const std::vector<c10::Argument>& arguments = forward->function().getSchema().arguments();
   std::vector<std::string> names;
   size_t num_required = 0;
@@ -74,18 +74,18 @@ void check_arguments(const torch::jit::Module& model, const std::string& path, c
       path, ": forward takes ", num_required < names.size() ? str(num_required, " to ") : "", names.size(),
       names.size() == 1 ? " argument" : " arguments", names.empty() ? "" : str(" (", join(names, ", "), ")"));
   if (with_target && call.inputs.size() >= num_required && call.inputs.size() <= names.size())
-    throw DataError(str(takes,
-                        ", the inputs alone, and so gives scores and no loss; expected model.loss, such as "
-                        "\"cross_entropy\", to be computed of them and ",
-                        quoted_name(call.target),
-                        " (\"model\", the default, calls forward with the inputs and then the target)"));
+    throw DataError(takes,
+                    ", the inputs alone, and so gives scores and no loss; expected model.loss, such as "
+                    "\"cross_entropy\", to be computed of them and ",
+                    quoted_name(call.target),
+                    " (\"model\", the default, calls forward with the inputs and then the target)");
   throw DataError(
-      str(takes, ", and is given ", num_given, ": ", join(call.inputs, ", "),
-          with_target ? str(" of data.inputs, then ", call.target, " of data.target") : " of data.inputs",
-          "; expected ", num_required == names.size() ? "as many" : "so many", " names there",
-          !with_target && call.inputs.size() < num_required
-              ? ", or model.loss \"model\" where forward takes the target last and gives the loss"
-              : ""));
+      takes, ", and is given ", num_given, ": ", join(call.inputs, ", "),
+      with_target ? str(" of data.inputs, then ", call.target, " of data.target") : " of data.inputs",
+      "; expected ", num_required == names.size() ? "as many" : "so many", " names there",
+      !with_target && call.inputs.size() < num_required
+          ? ", or model.loss \"model\" where forward takes the target last and gives the loss"
+          : "");
 }
 
 std::vector<at::Tensor> share_parameters(torch::jit::Module& evaluation, const std::string& path,
@@ -97,8 +97,8 @@ std::vector<at::Tensor> share_parameters(torch::jit::Module& evaluation, const s
   const std::string expected = "; expected another trace of the same model";
   const auto check_shape = [&](const std::string& name, const at::Tensor& mine, const at::Tensor& theirs) {
     if (mine.sizes() != theirs.sizes())
-      throw DataError(str(path, ": ", quoted_name(name), " has the shape ", describe_shape(mine.sizes()),
-                          ", but ", describe_shape(theirs.sizes()), " in ", training_path, expected));
+      throw DataError(path, ": ", quoted_name(name), " has the shape ", describe_shape(mine.sizes()),
+                      ", but ", describe_shape(theirs.sizes()), " in ", training_path, expected);
   };
   std::set<std::string> shared;
   std::vector<at::Tensor> own_buffers;
@@ -109,8 +109,8 @@ std::vector<at::Tensor> share_parameters(torch::jit::Module& evaluation, const s
       const std::string name = prefix + parameter.name;
       const auto found = parameters.find(name);
       if (found == parameters.end())
-        throw DataError(str(path, ": has a parameter ", quoted_name(name), ", which ", training_path,
-                            " lacks", expected));
+        throw DataError(path, ": has a parameter ", quoted_name(name), ", which ", training_path, " lacks",
+                        expected);
       check_shape(name, parameter.value, found->second);
       part.setattr(parameter.name, found->second);
       shared.insert(name);
@@ -128,9 +128,9 @@ std::vector<at::Tensor> share_parameters(torch::jit::Module& evaluation, const s
   }
   for (const auto& [name, tensor] : parameters)
     if (!shared.contains(name))
-      throw DataError(str(path, ": lacks the parameter ", quoted_name(name), ", which ", training_path,
-                          " has", expected,
-                          shared.empty() ? ", which torch.jit.freeze has not turned into constants" : ""));
+      throw DataError(path, ": lacks the parameter ", quoted_name(name), ", which ", training_path, " has",
+                      expected,
+                      shared.empty() ? ", which torch.jit.freeze has not turned into constants" : "");
   return own_buffers;
 }
 
@@ -191,11 +191,11 @@ at::Tensor tensor_of(const c10::IValue& value, const std::string& key, const std
       if (entries.size() == 1 || (entry.key().isString() && entry.key().toStringRef() == key))
         return tensor_of(entry.value(), key, path);
     }
-    throw DataError(str(path, ": forward gives a dictionary of ", join(names, ", "), "; expected an entry ",
-                        quoted_name(key)));
+    throw DataError(path, ": forward gives a dictionary of ", join(names, ", "), "; expected an entry ",
+                    quoted_name(key));
   }
-  throw DataError(str(path, ": forward gives a ", value.tagKind(),
-                      "; expected a tensor, or a tuple or dictionary of them"));
+  throw DataError(path, ": forward gives a ", value.tagKind(),
+                  "; expected a tensor, or a tuple or dictionary of them");
 }
 
 void rethrow_of_model(const std::string& path, const std::function<std::string()>& origin) {
@@ -208,7 +208,7 @@ void rethrow_of_model(const std::string& path, const std::function<std::string()
   } catch (const std::exception& error) {
     if (train::is_out_of_memory(error))
       throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, comm::error_message(error));
-    throw DataError(str(origin(), ": ", path, ": forward failed: ", comm::error_message(error)));
+    throw DataError(origin(), ": ", path, ": forward failed: ", comm::error_message(error));
   }
 }
 

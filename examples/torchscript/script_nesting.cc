@@ -14,8 +14,8 @@ namespace tessera::examples {
 namespace {
 
 [[noreturn]] void fail_deep(const std::string& name, const char* what) {
-  throw DataError(str(name, ": its ", what, " are nested deeper than ", kMaxScriptNesting,
-                      " levels; expected what torch.jit.save writes"));
+  throw DataError(name, ": its ", what, " are nested deeper than ", kMaxScriptNesting,
+                  " levels; expected what torch.jit.save writes");
 }
 
 /// The largest number of brackets that are open at once, as in "List[List[int]]".
@@ -49,8 +49,8 @@ class PickleScan {
   };
 
   [[noreturn]] void fail(const std::string& what) const {
-    throw DataError(str(name_, ": byte ", at_, ": ", what,
-                        "; expected a pickle as torch.jit.save writes it (the file is damaged)"));
+    throw DataError(name_, ": byte ", at_, ": ", what,
+                    "; expected a pickle as torch.jit.save writes it (the file is damaged)");
   }
 
   std::string_view take(uint64_t count) {
@@ -263,7 +263,7 @@ class PickleScan {
       }
     }
     if (num_done < nodes_.size())
-      throw DataError(str(name_, ": has a value that contains itself; expected what torch.jit.save writes"));
+      throw DataError(name_, ": has a value that contains itself; expected what torch.jit.save writes");
   }
 
   std::string_view pickle_;
@@ -365,8 +365,8 @@ class CodeScan {
       blocks_.back().num_elifs = 0;
     const size_t depth = blocks_.size() + blocks_.back().num_elifs;
     if (depth > kMaxBlocks)
-      throw DataError(str(name_, ": its blocks are nested deeper than ", kMaxBlocks,
-                          " levels; expected what torch.jit.save writes"));
+      throw DataError(name_, ": its blocks are nested deeper than ", kMaxBlocks,
+                      " levels; expected what torch.jit.save writes");
     at_ = text;
   }
 

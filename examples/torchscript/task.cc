@@ -31,11 +31,11 @@ std::unique_ptr<TensorSet> open_test_set(const TensorsOptions& options) {
 void check_target(const TensorSet& set, Loss loss) {
   if (!counts_classes(loss)) return;
   if (!at::isIntegralType(to_torch(set.target_type()), /*includeBool=*/false))
-    throw DataError(str(set.target_name(), " is of type ", name_of(set.target_type()),
-                        "; expected class numbers, of an integer type, for model.loss ", name_of(loss)));
+    throw DataError(set.target_name(), " is of type ", name_of(set.target_type()),
+                    "; expected class numbers, of an integer type, for model.loss ", name_of(loss));
   if (loss == Loss::kCausalLm && (set.target_shape().size() != 1 || set.target_shape()[0] < 2))
-    throw DataError(str(set.target_name(), " has samples of shape ", describe_shape(set.target_shape()),
-                        "; expected [T], at least two tokens, for model.loss causal_lm"));
+    throw DataError(set.target_name(), " has samples of shape ", describe_shape(set.target_shape()),
+                    "; expected [T], at least two tokens, for model.loss causal_lm");
 }
 
 /// The origin of a batch, for messages. A failed device cannot return the record numbers.
@@ -184,11 +184,11 @@ void TensorsTask::check_output(const at::Tensor& output, const train::Batch& bat
                                ForwardMode mode) const {
   if (own_loss()) {
     if (output.numel() == 1) return;
-    throw DataError(str(model_.path(mode), ": forward gives a loss of shape ", describe_shape(output.sizes()),
-                        "; expected one number, or a model.loss to be computed of it"));
+    throw DataError(model_.path(mode), ": forward gives a loss of shape ", describe_shape(output.sizes()),
+                    "; expected one number, or a model.loss to be computed of it");
   }
   if (const std::string wrong = loss_.mismatch(output, batch.target); !wrong.empty())
-    throw DataError(str(model_.path(mode), ": ", wrong, " (", set.target_name(), ")"));
+    throw DataError(model_.path(mode), ": ", wrong, " (", set.target_name(), ")");
 }
 
 at::Tensor TensorsTask::loss(const train::Batch& batch) {

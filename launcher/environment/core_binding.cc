@@ -92,8 +92,8 @@ std::vector<std::vector<Core>> share_cores(const NumaNodes& nodes, int num_ranks
         for (const int thread : core) cores.push_back({thread});
     }
     if (cores.size() < last - first)
-      throw ConfigError(str("--bind-cores: ", last - first, " ranks for ", cores.size(),
-                            " hardware threads of one NUMA node; expected at most a rank a thread"));
+      throw ConfigError("--bind-cores: ", last - first, " ranks for ", cores.size(),
+                        " hardware threads of one NUMA node; expected at most a rank a thread");
     for (size_t rank = first; rank < last; ++rank) {
       const auto [from, to] = part(cores.size(), last - first, rank - first);
       shares[rank].assign(cores.begin() + static_cast<ptrdiff_t>(from),

@@ -28,9 +28,9 @@ bool is_variable_name(std::string_view text) {
 std::vector<std::string> read_env_file(const std::string& path) {
   std::error_code error;
   if (std::filesystem::is_directory(path, error))
-    throw ConfigError(str("--env-file ", path, ": is a folder; expected a file of lines NAME=VALUE"));
+    throw ConfigError("--env-file ", path, ": is a folder; expected a file of lines NAME=VALUE");
   std::ifstream file(path);
-  if (!file) throw ConfigError(str("--env-file ", path, ": the file cannot be read"));
+  if (!file) throw ConfigError("--env-file ", path, ": the file cannot be read");
   std::vector<std::string> variables;
   std::unordered_set<std::string> names;
   int number = 0;
@@ -40,15 +40,14 @@ std::vector<std::string> read_env_file(const std::string& path) {
     if (line.find_first_not_of(" \t") == line.npos || line.starts_with('#')) continue;
     const size_t equals = line.find('=');
     if (equals == line.npos || !is_variable_name(std::string_view(line).substr(0, equals)))
-      throw ConfigError(
-          str(path, ":", number, ": expected NAME=VALUE, with a name of letters, digits and _"));
+      throw ConfigError(path, ":", number, ": expected NAME=VALUE, with a name of letters, digits and _");
     if (line.find('\0') != line.npos)
-      throw ConfigError(str(path, ":", number, ": has a NUL character; expected NAME=VALUE without"));
+      throw ConfigError(path, ":", number, ": has a NUL character; expected NAME=VALUE without");
     if (kSetByLauncher.contains(std::string_view(line).substr(0, equals)))
-      throw ConfigError(str(path, ":", number, ": ", line.substr(0, equals),
-                            " is set by the launcher, for each rank; expected other variables"));
+      throw ConfigError(path, ":", number, ": ", line.substr(0, equals),
+                        " is set by the launcher, for each rank; expected other variables");
     if (!names.insert(line.substr(0, equals)).second)
-      throw ConfigError(str(path, ":", number, ": ", line.substr(0, equals), " stands there twice"));
+      throw ConfigError(path, ":", number, ": ", line.substr(0, equals), " stands there twice");
     variables.push_back(line);
   }
   return variables;

@@ -22,7 +22,7 @@ namespace {
 std::optional<int> pet_number(const char* name, int least, int most) {
   const auto value = integer_variable(name);
   if (value && (*value < least || *value > most))
-    throw CommError(str(name, "=", *value, " is out of range: expected ", least, " to ", most));
+    throw CommError(name, "=", *value, " is out of range: expected ", least, " to ", most);
   return value;
 }
 
@@ -39,8 +39,8 @@ std::optional<HostPlace> place_in_pytorch_job() {
   place.num_nodes = pet_number("PET_NNODES", 1, kMaxRanks).value_or(1);
   const auto node_rank = pet_number("PET_NODE_RANK", 0, place.num_nodes - 1);
   if (!node_rank && place.num_nodes > 1)
-    throw CommError(str("PET_NODE_RANK is not set although PET_NNODES=", place.num_nodes,
-                        " is; expected this host's number, 0 to ", place.num_nodes - 1));
+    throw CommError("PET_NODE_RANK is not set although PET_NNODES=", place.num_nodes,
+                    " is; expected this host's number, 0 to ", place.num_nodes - 1);
   place.node_rank = node_rank.value_or(0);
   place.nproc = pet_number("PET_NPROC_PER_NODE", 1, kMaxRanks);
   if (const char* address = std::getenv("PET_MASTER_ADDR")) place.master_addr = address;
@@ -61,7 +61,7 @@ std::optional<HostPlace> place_of_this_host() {
 
 bool should_start_ranks(std::optional<int> nproc, int fewest) {
   if (nproc && (*nproc < 1 || *nproc > kMaxRanks))
-    throw ConfigError(str("--nproc ", *nproc, ": expected 1 to ", kMaxRanks, " ranks on this host"));
+    throw ConfigError("--nproc ", *nproc, ": expected 1 to ", kMaxRanks, " ranks on this host");
   if (const auto place = place_of_this_host(); place && nproc.value_or(place->nproc.value_or(1)) > 1)
     return true;
   if (!in_group()) return nproc.value_or(1) > 1;
@@ -70,10 +70,9 @@ bool should_start_ranks(std::optional<int> nproc, int fewest) {
   const bool is_local = env.local_world_size != env.world_size || std::getenv("LOCAL_WORLD_SIZE");
   const bool is_within = fewest > 0 && env.local_world_size >= fewest && env.local_world_size <= *nproc;
   if (env.local_world_size != *nproc && !is_within)
-    throw ConfigError(str("--nproc ", *nproc, ": this process already is rank ", env.rank,
-                          " of a group with ",
-                          is_local ? "LOCAL_WORLD_SIZE=" : "WORLD_SIZE=", env.local_world_size, " (",
-                          env.launcher, "); leave --nproc out under another launcher"));
+    throw ConfigError("--nproc ", *nproc, ": this process already is rank ", env.rank, " of a group with ",
+                      is_local ? "LOCAL_WORLD_SIZE=" : "WORLD_SIZE=", env.local_world_size, " (",
+                      env.launcher, "); leave --nproc out under another launcher");
   return false;
 }
 

@@ -99,15 +99,15 @@ Host parse_filter(std::string_view item, const std::vector<Host>& hosts, std::st
   if (host == hosts.end()) {
     std::vector<std::string> names;
     for (const Host& one : hosts) names.push_back(one.name);
-    throw ConfigError(
-        str(option, ": host ", quoted_name(name), " is not in the hostfile, which has ", join(names, ", ")));
+    throw ConfigError(option, ": host ", quoted_name(name), " is not in the hostfile, which has ",
+                      join(names, ", "));
   }
   if (colon == item.npos) return *host;
   Host chosen{host->name, parse_numbers(item.substr(colon + 1), option), host->user};
   for (const int slot : chosen.slots)
     if (std::find(host->slots.begin(), host->slots.end(), slot) == host->slots.end())
-      throw ConfigError(
-          str(option, ": host '", name, "' has no slot ", slot, "; expected 0 to ", host->slots.size() - 1));
+      throw ConfigError(option, ": host '", name, "' has no slot ", slot, "; expected 0 to ",
+                        host->slots.size() - 1);
   return chosen;
 }
 
@@ -132,13 +132,13 @@ std::vector<int> parse_numbers(std::string_view text, std::string_view option) {
     for (int number = *first; good && number <= *last; ++number) numbers.push_back(number);
   }
   if (!good)
-    throw ConfigError(str(option, ": '", whole, "' is not a list of numbers; expected one as in 0,2 or 0-3"));
+    throw ConfigError(option, ": '", whole, "' is not a list of numbers; expected one as in 0,2 or 0-3");
   return numbers;
 }
 
 std::vector<Host> read_hostfile(const std::string& path) {
   std::ifstream file(path);
-  if (!file) throw ConfigError(str("--hostfile ", path, ": the file cannot be read"));
+  if (!file) throw ConfigError("--hostfile ", path, ": the file cannot be read");
   std::vector<Host> hosts;
   std::unordered_set<std::string> names;
   int number = 0;
@@ -151,25 +151,24 @@ std::vector<Host> read_hostfile(const std::string& path) {
     const std::string where = str(path, ":", number, ": ");
     const auto count = parse_slots(words);
     if (!count)
-      throw ConfigError(
-          str(where, quoted_name(line), ": expected HOST slots=N, with 1 to ", kMaxRanks, " slots"));
+      throw ConfigError(where, quoted_name(line), ": expected HOST slots=N, with 1 to ", kMaxRanks, " slots");
     std::optional<Host> host = parse_host(name);
     if (!host)
       throw ConfigError(
-          str(where, quoted_name(name),
-              " is no host; expected HOST or USER@HOST, of letters, digits, '.', '-' and '_' and not "
-              "beginning with '-', or an address"));
+          where, quoted_name(name),
+          " is no host; expected HOST or USER@HOST, of letters, digits, '.', '-' and '_' and not "
+          "beginning with '-', or an address");
     if (!names.insert(host->name).second)
-      throw ConfigError(
-          str(where, "host '", host->name, "' stands there twice; expected one line with all its slots"));
+      throw ConfigError(where, "host '", host->name,
+                        "' stands there twice; expected one line with all its slots");
     if (hosts.size() == kMaxRanks)
-      throw ConfigError(str(where, "more than ", kMaxRanks, " hosts; expected at most that many"));
+      throw ConfigError(where, "more than ", kMaxRanks, " hosts; expected at most that many");
     host->slots.resize(static_cast<size_t>(*count));
     std::iota(host->slots.begin(), host->slots.end(), 0);
     hosts.push_back(*std::move(host));
   }
   if (file.bad() || hosts.empty())
-    throw ConfigError(str("--hostfile ", path, ": no hosts; expected lines HOST slots=N"));
+    throw ConfigError("--hostfile ", path, ": no hosts; expected lines HOST slots=N");
   return hosts;
 }
 
@@ -196,7 +195,7 @@ std::vector<Host> select_hosts(const std::vector<Host>& hosts, const std::string
     }
     if (!host.slots.empty()) selected.push_back(std::move(host));
   }
-  if (selected.empty()) throw ConfigError(str(option, " ", include, exclude, ": no slot is left"));
+  if (selected.empty()) throw ConfigError(option, " ", include, exclude, ": no slot is left");
   return selected;
 }
 
@@ -212,7 +211,7 @@ std::vector<Host> decode_hosts(std::string_view text) {
     const std::string_view item = take_item(text, '@');
     const size_t colon = item.rfind(':');
     if (colon == item.npos || !parse_host(std::string(item.substr(0, colon))))
-      throw ConfigError(str(kHostsVariable, ": ", quoted_name(item), " is not a host; expected HOST:SLOTS"));
+      throw ConfigError(kHostsVariable, ": ", quoted_name(item), " is not a host; expected HOST:SLOTS");
     hosts.push_back(
         {std::string(item.substr(0, colon)), parse_numbers(item.substr(colon + 1), kHostsVariable)});
   }

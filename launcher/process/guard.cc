@@ -108,11 +108,11 @@ void remove_folder(const char* path) {
 Guard::Guard() {
   int sockets[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) != 0)
-    throw CommError(str("cannot start the launcher's guard: ", describe_errno(errno)));
+    throw CommError("cannot start the launcher's guard: ", describe_errno(errno));
   FileDescriptor ours(sockets[0]), theirs(sockets[1]);
   pid_ = ::fork();
   if (pid_ == 0) guard_main(theirs.get());
-  if (pid_ < 0) throw CommError(str("cannot start the launcher's guard: ", describe_start_errno(errno)));
+  if (pid_ < 0) throw CommError("cannot start the launcher's guard: ", describe_start_errno(errno));
   socket_ = std::move(ours);
 }
 
@@ -128,7 +128,7 @@ void Guard::watch(pid_t group) { send(group); }
 void Guard::forget(pid_t group) { send(-group); }
 
 void Guard::remove_if_killed(const std::string& path) {
-  if (path.size() > kMaxPath) throw CommError(str(path, ": the path is too long"));
+  if (path.size() > kMaxPath) throw CommError(path, ": the path is too long");
   PathMessage message{0, static_cast<uint32_t>(path.size() + 1)};
   ::send(socket_.get(), &message, sizeof(message), MSG_NOSIGNAL);
   ::send(socket_.get(), path.c_str(), message.num_bytes, MSG_NOSIGNAL);

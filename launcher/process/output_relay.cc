@@ -53,7 +53,7 @@ void copy_all(const std::stop_token& stop, const std::array<Source, 2>& sources)
 std::pair<FileDescriptor, FileDescriptor> make_pipe() {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0)
-    throw CommError(str("no pipe could be made for the output of rank 0: ", describe_errno(errno)));
+    throw CommError("no pipe could be made for the output of rank 0: ", describe_errno(errno));
   ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
   return {FileDescriptor(ends[0]), FileDescriptor(ends[1])};
 }

@@ -83,7 +83,7 @@ std::string too_much_given(const SpawnOptions& options) {
 Process Process::spawn(const SpawnOptions& options) {
   int pipe_fds[2];
   if (::pipe2(pipe_fds, O_CLOEXEC) != 0)
-    throw CommError(str("cannot start '", options.program, "': ", describe_errno(errno)));
+    throw CommError("cannot start '", options.program, "': ", describe_errno(errno));
   FileDescriptor reader(pipe_fds[0]), writer(pipe_fds[1]);
   std::vector<std::string> argv = {options.program};
   argv.insert(argv.end(), options.args.begin(), options.args.end());
@@ -100,13 +100,13 @@ Process Process::spawn(const SpawnOptions& options) {
     if (::write(plan.error_pipe, &error, sizeof(error)) < 0) ::_exit(126);
     ::_exit(127);
   }
-  if (pid < 0) throw CommError(str("cannot start '", options.program, "': ", describe_start_errno(errno)));
+  if (pid < 0) throw CommError("cannot start '", options.program, "': ", describe_start_errno(errno));
   ::setpgid(pid, pid);  // also in the parent: the group must exist before the first signal to it
   writer.reset();
   if (const int error = exec_error(reader.get())) {
     wait_for(pid);
-    throw CommError(str("cannot start '", options.program, "': ", std::strerror(error),
-                        error == E2BIG ? too_much_given(options) : ""));
+    throw CommError("cannot start '", options.program, "': ", std::strerror(error),
+                    error == E2BIG ? too_much_given(options) : "");
   }
   return Process(pid);
 }

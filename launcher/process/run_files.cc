@@ -28,7 +28,7 @@ RunFiles::RunFiles(const std::string& log_dir, int restart_count) {
   if (!log_dir.empty() && restart_count > 0) log_dir_ /= str("attempt_", restart_count);
   std::error_code error;
   fs::create_directories(log_dir_, error);
-  if (error) throw ConfigError(str("--log-dir ", log_dir, ": the folder cannot be made: ", error.message()));
+  if (error) throw ConfigError("--log-dir ", log_dir, ": the folder cannot be made: ", error.message());
 }
 
 void RunFiles::keep() {
@@ -41,7 +41,7 @@ std::string RunFiles::error(int rank) const { return (temporary_.path() / name_o
 
 FileDescriptor open_file(const std::string& path, int flags) {
   FileDescriptor fd(::open(path.c_str(), flags | O_CLOEXEC, 0644));
-  if (!fd) throw ConfigError(str(path, ": cannot be opened: ", std::strerror(errno)));
+  if (!fd) throw ConfigError(path, ": cannot be opened: ", std::strerror(errno));
   return fd;
 }
 

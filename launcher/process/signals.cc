@@ -48,7 +48,7 @@ std::vector<int> parse_signals(const std::string& text, const std::string& optio
     item.erase(item.find_last_not_of(' ') + 1);
     const auto found = std::find(names.begin(), names.end(), item);
     if (found == names.end())
-      throw ConfigError(str(option, ": found ", quoted_name(item), "; expected some of ", join(names, ",")));
+      throw ConfigError(option, ": found ", quoted_name(item), "; expected some of ", join(names, ","));
     signals.push_back(kEnding[static_cast<size_t>(found - names.begin())]);
   }
   return signals;

@@ -40,7 +40,7 @@ StdinWatch::StdinWatch(bool active) {
   const pid_t launcher = ::getpid();
   pid_ = ::fork();
   if (pid_ < 0)
-    throw CommError(str("cannot start a process that watches standard input: ", describe_start_errno(errno)));
+    throw CommError("cannot start a process that watches standard input: ", describe_start_errno(errno));
   if (pid_ == 0) watch(launcher);
 }
 

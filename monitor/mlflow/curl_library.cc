@@ -20,14 +20,14 @@ void* open_library() {
     const char* const error = dlerror();
     if (reason.empty()) reason = error != nullptr ? error : "unknown reason";
   }
-  throw HttpError(str("MLflow needs libcurl.so.4, which cannot be loaded (", reason,
-                      "): Debian package libcurl4 brings it"));
+  throw HttpError("MLflow needs libcurl.so.4, which cannot be loaded (", reason,
+                  "): Debian package libcurl4 brings it");
 }
 
 template <class Function>
 void find(void* handle, Function& function, const char* name) {
   function = reinterpret_cast<Function>(dlsym(handle, name));
-  if (function == nullptr) throw HttpError(str("libcurl.so.4 has no function ", name));
+  if (function == nullptr) throw HttpError("libcurl.so.4 has no function ", name);
 }
 
 CurlLibrary load() {

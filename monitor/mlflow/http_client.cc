@@ -49,7 +49,7 @@ int ask_whether_to_give_up(void* give_up, curl_off_t, curl_off_t, curl_off_t, cu
 File open_file(const std::filesystem::path& path) {
   errno = 0;
   File file(std::fopen(path.c_str(), "rb"));
-  if (!file) throw HttpError(str(path.string(), " cannot be read: ", std::strerror(errno)));
+  if (!file) throw HttpError(path, " cannot be read: ", std::strerror(errno));
   return file;
 }
 
@@ -63,7 +63,7 @@ struct HttpClient::Curl {
   template <class Value>
   void set(CURLoption option, Value value) {
     if (const CURLcode code = library.easy_setopt(handle, option, value); code != CURLE_OK)
-      throw HttpError(str("libcurl option ", static_cast<int>(option), ": ", library.easy_strerror(code)));
+      throw HttpError("libcurl option ", static_cast<int>(option), ": ", library.easy_strerror(code));
   }
 };
 

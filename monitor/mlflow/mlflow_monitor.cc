@@ -38,18 +38,18 @@ void forget_mlflow_run(const std::filesystem::path& folder) {
   if (folder.empty()) return;
   std::error_code error;
   std::filesystem::remove(folder / kMlflowRunIdName, error);
-  if (error) throw Error(str((folder / kMlflowRunIdName).string(), " cannot be removed: ", error.message()));
+  if (error) throw Error((folder / kMlflowRunIdName).string(), " cannot be removed: ", error.message());
 }
 
 MlflowOptions with_environment(MlflowOptions options) {
   const MlflowOptions defaults;
   options.server = first_of(options.server, environment("MLFLOW_TRACKING_URI"), defaults.server);
   if (!is_http_url(options.server))
-    throw ConfigError(str("MLFLOW_TRACKING_URI: found ",
-                          options.server.find('@') == options.server.npos
-                              ? str("\"", options.server.substr(0, options.server.find('?')), "\"")
-                              : "a user's name in it",
-                          "; expected the address of a server, http://… or https://…"));
+    throw ConfigError("MLFLOW_TRACKING_URI: found ",
+                      options.server.find('@') == options.server.npos
+                          ? str("\"", options.server.substr(0, options.server.find('?')), "\"")
+                          : "a user's name in it",
+                      "; expected the address of a server, http://… or https://…");
   options.experiment =
       first_of(options.experiment, environment("MLFLOW_EXPERIMENT_NAME"), defaults.experiment);
   options.user = environment("MLFLOW_TRACKING_USERNAME");

@@ -304,7 +304,7 @@ std::string save_checkpoint(PyEngine& self, const std::string& directory, const 
   try {
     client = parse_json(client_state);
   } catch (const JsonError& error) {
-    throw CheckpointError(str("cannot save client_state: ", error.what()));
+    throw CheckpointError("cannot save client_state: ", error.what());
   }
   return self.save_checkpoint(
       directory, tag, client,
@@ -343,20 +343,19 @@ void set_hyper(PyEngine& self, size_t group, const kernels::Hyper& hyper) {
   const std::vector<std::string>& kept = self.sharded_model().optimizer().state_names();
   for (const std::string_view state : kernels::state_names(kind, hyper))
     if (std::ranges::find(kept, state) == kept.end())
-      throw Error(
-          str(state == "momentum_buffer" ? str("momentum ", hyper.momentum) : "amsgrad",
-              ", which no param group had at initialize(), so that there is no memory for it; expected "
-              "it in some group there"));
+      throw Error(state == "momentum_buffer" ? str("momentum ", hyper.momentum) : "amsgrad",
+                  ", which no param group had at initialize(), so that there is no memory for it; expected "
+                  "it in some group there");
   if (kind == kernels::OptimizerKind::kSGD && hyper.momentum != 0 && now.momentum == 0 &&
       hyper.dampening != 0 && self.global_steps() > 0)
-    throw Error(str("momentum ", hyper.momentum, " and dampening ", hyper.dampening,
-                    " after steps without momentum; expected dampening 0"));
+    throw Error("momentum ", hyper.momentum, " and dampening ", hyper.dampening,
+                " after steps without momentum; expected dampening 0");
   if (hyper.use_muon != now.use_muon)
     throw Error(
         "use_muon was changed after initialize(), and states of matrices mean something else with it than "
         "without; expected no change");
   if (!(hyper.adam_lr_ratio >= 0))
-    throw Error(str("adam_lr_ratio is ", hyper.adam_lr_ratio, "; expected a number of at least 0"));
+    throw Error("adam_lr_ratio is ", hyper.adam_lr_ratio, "; expected a number of at least 0");
   now = hyper;
 }
 

@@ -41,7 +41,7 @@ void PyEngine::save_model(const std::string& path, const std::vector<SavedTensor
     options.path = path;
     const auto format = checkpoint::model_format_of(path);
     if (!format)
-      throw CheckpointError(str(path, ": no format has this ending; expected .safetensors, .pt or .h5"));
+      throw CheckpointError(path, ": no format has this ending; expected .safetensors, .pt or .h5");
     options.format = *format;
     for (const SavedTensor& tensor : tensors) {
       if (tensor.buffer) dtype_of(*tensor.buffer, tensor.name);  // throws for what files cannot hold

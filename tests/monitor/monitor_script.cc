@@ -35,7 +35,7 @@ double number(const ordered_json& value) {
 RunStatus status(const std::string& name) {
   for (RunStatus status : {RunStatus::kFinished, RunStatus::kFailed, RunStatus::kKilled})
     if (name == name_of(status)) return status;
-  throw Error(str("found ", name, "; expected a status"));
+  throw Error("found ", name, "; expected a status");
 }
 
 void call(Monitors& monitors, const ordered_json& call) {
@@ -68,7 +68,7 @@ void call(Monitors& monitors, const ordered_json& call) {
   } else if (what == "close") {
     monitors.close(status(call.at(1)));
   } else {
-    throw Error(str("found the call ", what));
+    throw Error("found the call ", what);
   }
 }
 

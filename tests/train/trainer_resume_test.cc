@@ -115,7 +115,7 @@ TEST_F(TrainerTest, TrainerState) {
       if (record.contains("eval_loss")) best = std::min(best, record.at("eval_loss").get<double>());
     EXPECT_EQ(state.at("best_metric"), best);
     EXPECT_EQ(state.at("best_model_checkpoint"),
-              str(folder_.string(), "/checkpoints/global_step", state.at("best_global_step").get<int>()));
+              str(folder_, "/checkpoints/global_step", state.at("best_global_step").get<int>()));
     EXPECT_EQ(state.at("stateful_callbacks")
                   .at("EarlyStoppingCallback")
                   .at("attributes")
@@ -141,8 +141,7 @@ TEST_F(TrainerTest, CheckpointInMemoryThatCannotBeLoadedIsNotUsed) {
       const bool is_full = restarted && comm->rank() == 2;  // has the files of ranks 2 and 3
       TrainerStart start{.resume = restarted, .init = {}, .stop = {}};
       const ScopedHostFoldersProbe probe([=](std::string_view done, const fs::path& path) {
-        if (is_full && done == "write" &&
-            str(path.filename().string()).find("rank_0000") != std::string::npos)
+        if (is_full && done == "write" && str(path.filename()).find("rank_0000") != std::string::npos)
           throw DiskError("no space left (injected)");
       });
       start.memory = HostFolders::join(comm, in_memory(comm->rank()));

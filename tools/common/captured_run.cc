@@ -51,13 +51,13 @@ struct Child {
 Child start(const std::function<int()>& body) {
   int out[2], err[2];
   if (::pipe2(out, O_CLOEXEC) != 0 || ::pipe2(err, O_CLOEXEC) != 0)
-    throw Error(str("no pipe could be made: ", describe_errno(errno)));
+    throw Error("no pipe could be made: ", describe_errno(errno));
   Child child{-1, FileDescriptor(out[0]), FileDescriptor(err[0])};
   const FileDescriptor out_end(out[1]), err_end(err[1]);
   std::cout.flush();
   std::fflush(nullptr);
   child.pid = ::fork();
-  if (child.pid < 0) throw Error(str("no process could be started: ", describe_start_errno(errno)));
+  if (child.pid < 0) throw Error("no process could be started: ", describe_start_errno(errno));
   if (child.pid == 0) be_child(body, out_end.get(), err_end.get());
   return child;
 }

@@ -172,8 +172,7 @@ void check_output(const std::string& option, const std::string& output, const st
   namespace fs = std::filesystem;
   std::error_code error;
   const auto refuse = [&](const std::string& what) {
-    throw ConfigError(
-        str(option, " ", output, ": is ", what, ", which would be replaced; expected another name"));
+    throw ConfigError(option, " ", output, ": is ", what, ", which would be replaced; expected another name");
   };
   if (!input.empty() && fs::equivalent(output, input, error)) refuse("the input");
   const fs::path path = fs::absolute(output, error), folder = path.parent_path();
@@ -224,10 +223,9 @@ int64_t parse_size(const std::string& option, const std::string& text, bool bare
       std::find_if(kUnits.begin(), kUnits.end(), [&](const Unit& one) { return one.name == name; });
   const double bytes = unit == kUnits.end() ? 0 : value * unit->bytes;
   if (error != std::errc() || !(bytes >= 1 && bytes < 0x1p62) || (name.empty() && !bare_bytes))
-    throw ConfigError(str(option, " ", text.empty() ? "''" : text, ": expected a size ",
-                          name.empty() && !bare_bytes ? "with its unit, " : "",
-                          "such as 5GB (10^9 bytes), 500MB",
-                          bare_bytes ? ", 2GiB (2^30) or a number of bytes" : " or 2GiB (2^30)"));
+    throw ConfigError(option, " ", text.empty() ? "''" : text, ": expected a size ",
+                      name.empty() && !bare_bytes ? "with its unit, " : "", "such as 5GB (10^9 bytes), 500MB",
+                      bare_bytes ? ", 2GiB (2^30) or a number of bytes" : " or 2GiB (2^30)");
   return static_cast<int64_t>(bytes);
 }
 

@@ -30,8 +30,8 @@ void add_launch_command(CLI::App& app, const std::vector<std::string>& program, 
     const std::vector<std::string> unknown = command->remaining();
     if (program.empty() || !unknown.empty())
       throw ConfigError(
-          str(unknown.empty() ? "launch: no program was given" : "launch: unexpected '" + unknown[0] + "'",
-              "; expected: tessera launch -n N [flags] -- PROGRAM [ARGS...]"));
+          unknown.empty() ? "launch: no program was given" : "launch: unexpected '" + unknown[0] + "'",
+          "; expected: tessera launch -n N [flags] -- PROGRAM [ARGS...]");
     exit_code = run_plan(plan_launch(*flags), program.front(), {program.begin() + 1, program.end()}, log);
   });
 }

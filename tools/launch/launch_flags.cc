@@ -29,7 +29,7 @@ Number read_number(const std::string& name, const std::string& text, std::string
   const char* end = part.data() + part.size();
   const auto [stop, error] = std::from_chars(part.data(), end, value);
   if (error != std::errc() || stop != end)
-    throw ConfigError(str(name, " ", text.empty() ? "''" : text, ": expected ", expected));
+    throw ConfigError(name, " ", text.empty() ? "''" : text, ": expected ", expected);
   return value;
 }
 
@@ -48,8 +48,7 @@ void add_seconds(CLI::App& command, const std::string& names, double& target,
   const auto store = [name = name_of(names), &target](const std::string& text) {
     const std::string expected = str("seconds from 0 to ", kMaxSeconds);
     const auto value = read_number<double>(name, text, text, expected);
-    if (!(value >= 0 && value <= kMaxSeconds))
-      throw ConfigError(str(name, " ", text, ": expected ", expected));
+    if (!(value >= 0 && value <= kMaxSeconds)) throw ConfigError(name, " ", text, ": expected ", expected);
     target = value;
   };
   command.add_option_function<std::string>(names, store, description)->type_name("S");
@@ -64,10 +63,9 @@ void add_range(CLI::App& command, const std::string& names, const char* of_what,
     const std::string_view all = text;
     fewest = colon == all.npos ? 0 : read_number<int>(name, text, all.substr(0, colon), expected);
     most = read_number<int>(name, text, colon == all.npos ? all : all.substr(colon + 1), expected);
-    if (*most < 1 || *most > launcher::kMaxRanks)
-      throw ConfigError(str(name, " ", text, ": expected ", expected));
+    if (*most < 1 || *most > launcher::kMaxRanks) throw ConfigError(name, " ", text, ": expected ", expected);
     if (colon != all.npos && (fewest < 1 || fewest > *most))
-      throw ConfigError(str(name, " ", text, ": expected MIN:MAX with 1 <= MIN <= MAX"));
+      throw ConfigError(name, " ", text, ": expected MIN:MAX with 1 <= MIN <= MAX");
   };
   command.add_option_function<std::string>(names, store, description)->type_name("N");
 }
@@ -158,8 +156,8 @@ void add_launch_flags(CLI::App& command, LaunchFlags& flags) {
             const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
             if (error != std::errc() || stop != text.data() + text.size() ||
                 !(seconds > 0 && seconds <= kMaxSeconds))
-              throw ConfigError(str("--rendezvous-timeout ", text.empty() ? "''" : text,
-                                    ": expected seconds above 0, at most ", kMaxSeconds));
+              throw ConfigError("--rendezvous-timeout ", text.empty() ? "''" : text,
+                                ": expected seconds above 0, at most ", kMaxSeconds);
             ::setenv("TESSERA_RENDEZVOUS_TIMEOUT_S", text.c_str(), /*overwrite=*/1);
           },
           "Seconds ranks wait for each other when they meet (default: 300)")

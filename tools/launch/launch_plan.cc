@@ -41,7 +41,7 @@ std::vector<int> ranks_to_show(const std::string& text) {
   std::vector<int> ranks;
   if (text.find(':') == text.npos) {
     if (launcher::parse_numbers(text, "--tee").front() > 3)
-      throw ConfigError(str("--tee ", text, ": expected 0 to 3, or ranks as in 0:3,1:3"));
+      throw ConfigError("--tee ", text, ": expected 0 to 3, or ranks as in 0:3,1:3");
     return ranks;
   }
   std::istringstream items(text);
@@ -50,7 +50,7 @@ std::vector<int> ranks_to_show(const std::string& text) {
     const int rank = launcher::parse_numbers(item.substr(0, colon), "--tee").front();
     const std::string streams = colon == item.npos ? "" : item.substr(colon + 1);
     if (streams.size() != 1 || streams[0] < '0' || streams[0] > '3')
-      throw ConfigError(str("--tee ", text, ": expected 0 to 3, or ranks as in 0:3,1:3"));
+      throw ConfigError("--tee ", text, ": expected 0 to 3, or ranks as in 0:3,1:3");
     if (streams != "0") ranks.push_back(rank);
   }
   return ranks;
@@ -73,12 +73,12 @@ std::vector<Host> hosts_of(const LaunchFlags& flags) {
       launcher::select_hosts(launcher::read_hostfile(flags.hostfile), flags.include, flags.exclude);
   const auto num_nodes = static_cast<size_t>(flags.num_nodes.value_or(static_cast<int>(hosts.size())));
   if (num_nodes < 1 || num_nodes > hosts.size())
-    throw ConfigError(str("--nnodes ", num_nodes, ": the hostfile leaves ", hosts.size(), " hosts"));
+    throw ConfigError("--nnodes ", num_nodes, ": the hostfile leaves ", hosts.size(), " hosts");
   hosts.resize(num_nodes);
   for (Host& host : hosts) {
     const auto nproc = static_cast<size_t>(flags.nproc.value_or(static_cast<int>(host.slots.size())));
     if (nproc < 1 || nproc > host.slots.size())
-      throw ConfigError(str("--nproc ", nproc, ": host ", host.name, " has ", host.slots.size(), " slots"));
+      throw ConfigError("--nproc ", nproc, ": host ", host.name, " has ", host.slots.size(), " slots");
     host.slots.resize(nproc);
   }
   return hosts;
@@ -130,11 +130,10 @@ void take_place(launcher::Options& options, const LaunchFlags& flags) {
   else if (address)
     options.master_addr = address;
   if (!place && !flags.node_rank)
-    throw ConfigError(str("--nnodes ", options.num_nodes, ": expected --node-rank 0 to ",
-                          options.num_nodes - 1, " on each host, or --hostfile FILE to start all from here"));
+    throw ConfigError("--nnodes ", options.num_nodes, ": expected --node-rank 0 to ", options.num_nodes - 1,
+                      " on each host, or --hostfile FILE to start all from here");
   if (!place && flags.master_addr.empty() && !address)
-    throw ConfigError(
-        str("--nnodes ", options.num_nodes, ": expected --master-addr HOST, the address of host 0"));
+    throw ConfigError("--nnodes ", options.num_nodes, ": expected --master-addr HOST, the address of host 0");
 }
 
 /// This process was started on a host by run_cluster.
@@ -155,8 +154,8 @@ void become_agent(launcher::Options& options, const LaunchFlags& flags, std::str
     for (size_t i = 0; i < hosts.size(); ++i)
       if (hosts[i].name == node) options.node_rank = static_cast<int>(i);
   if (options.node_rank < 0 || options.node_rank >= static_cast<int>(hosts.size()))
-    throw ConfigError(str("--node-rank ", options.node_rank, ": ", launcher::kHostsVariable, " has ",
-                          hosts.size(), " hosts"));
+    throw ConfigError("--node-rank ", options.node_rank, ": ", launcher::kHostsVariable, " has ",
+                      hosts.size(), " hosts");
   options.master_addr = flags.master_addr.empty() ? hosts.front().name : flags.master_addr;
   take_slots(options, hosts);
 }
@@ -185,10 +184,10 @@ void check_hosts(const std::vector<Host>& hosts, Engine engine, const std::strin
   for (const Host& host : hosts) {
     const bool has_user = !host.user.empty() && (engine == Engine::kOpenMpi || engine == Engine::kSlurm);
     if (has_user || (host.name.find(':') != std::string::npos && engine != Engine::kSsh))
-      throw ConfigError(
-          str("--launcher ", name, ": it takes no host with ", has_user ? "a user" : "an IPv6 address",
-              ", but the hostfile has ", host.target(), "; expected ",
-              has_user ? host.name + ", and User in ssh's configuration" : "its name", ", or ssh"));
+      throw ConfigError("--launcher ", name, ": it takes no host with ",
+                        has_user ? "a user" : "an IPv6 address", ", but the hostfile has ", host.target(),
+                        "; expected ",
+                        has_user ? host.name + ", and User in ssh's configuration" : "its name", ", or ssh");
   }
 }
 
@@ -226,7 +225,7 @@ launcher::RestartPolicy restarts_of(const LaunchFlags& flags, Engine engine, con
   const int most = (is_here ? flags.nproc : flags.num_nodes).value_or(0);
   policy.max_restarts = flags.max_restarts.value_or(policy.fewest > 0 ? most - policy.fewest : 0);
   if (policy.max_restarts < 0)
-    throw ConfigError(str("--max-restarts ", policy.max_restarts, ": expected 0 or more"));
+    throw ConfigError("--max-restarts ", policy.max_restarts, ": expected 0 or more");
   if (!is_here && flags.fewest_ranks > 0)
     throw ConfigError("--nproc MIN:MAX: ranks of one host; expected --nnodes MIN:MAX with --hostfile");
   if (!is_here && flags.fewest_nodes > 0 && engine != Engine::kSsh)
@@ -275,9 +274,9 @@ bool starts_ranks(const LaunchFlags& flags) {
   if (flag.empty()) return false;
   if (!in_group()) return true;                    // one rank, and a launcher that does what the flag says
   if (!std::getenv("TORCHELASTIC_RESTART_COUNT"))  // neither Tessera's launcher nor torchrun
-    throw ConfigError(str(flag, ": these ranks were started by ", environment().launcher,
-                          ", which does not follow it; expected the flag where Tessera starts them "
-                          "(--nproc, --hostfile, --launcher), or that launcher's own"));
+    throw ConfigError(flag, ": these ranks were started by ", environment().launcher,
+                      ", which does not follow it; expected the flag where Tessera starts them "
+                      "(--nproc, --hostfile, --launcher), or that launcher's own");
   return false;
 }
 
@@ -294,7 +293,7 @@ LaunchPlan plan_launch(const LaunchFlags& flags) {
     if (flags.node_rank)
       throw ConfigError("--node-rank: --launcher starts all hosts from here; expected one of them");
     if (hosts.empty() && engine != Engine::kSlurm)
-      throw ConfigError(str("--launcher ", flags.launcher, ": expected --hostfile FILE, the hosts"));
+      throw ConfigError("--launcher ", flags.launcher, ": expected --hostfile FILE, the hosts");
     check_hosts(hosts, engine, flags.launcher);
     plan.restarts = restarts_of(flags, engine, plan.local);
     plan.cluster = cluster_of(flags, engine, plan.local, std::move(hosts));

@@ -51,10 +51,10 @@ int64_t disk_space(const std::string& folder) {
   constexpr auto kTmpfs = 0x01021994, kRamfs = static_cast<int>(0x858458f6);
   if (::statfs(place.c_str(), &system) == 0 &&
       (system.f_type == kTmpfs || static_cast<int>(system.f_type) == kRamfs))
-    throw ConfigError(str("--disk ", folder, ": is in memory (tmpfs); expected a folder on a disk"));
+    throw ConfigError("--disk ", folder, ": is in memory (tmpfs); expected a folder on a disk");
   std::error_code error;
   const fs::space_info space = fs::space(place, error);
-  if (error) throw ConfigError(str("--disk ", folder, ": ", error.message()));
+  if (error) throw ConfigError("--disk ", folder, ": ", error.message());
   return static_cast<int64_t>(space.available);
 }
 
@@ -250,19 +250,19 @@ void Fit::fail() {
                                               ", which has ", megabytes(space_.disk_limit), " free");
   if (trials_->num_trials() == 0) {  // what could be measured takes minutes, and is far from the limit
     const Setting& least = search_->least_state().setting;
-    throw ConfigError(str(limit, ": no setting fits; model state alone needs ",
-                          whole_mb(space_.state_bytes(least, Tier::kDevice)), " (", in_words(least), ")",
-                          on_disk, "; --least-memory measures what a run needs"));
+    throw ConfigError(limit, ": no setting fits; model state alone needs ",
+                      whole_mb(space_.state_bytes(least, Tier::kDevice)), " (", in_words(least), ")", on_disk,
+                      "; --least-memory measures what a run needs");
   }
   const std::optional<Tried> least = search_->least(std::max(limit_, available_memory()));
   clear_progress();
-  throw ConfigError(str(
+  throw ConfigError(
       limit, ": no setting fits; ",
       least ? str("the least limit that was found is ",
                   whole_mb(least->needed.memory + reserve_of(least->needed.memory)), " (",
                   in_words(least->setting), ")")
             : str("none was found within the ", megabytes(available_memory()), " that this machine has free"),
-      on_disk));
+      on_disk);
 }
 
 void Fit::print_head(int num_ranks) const {
@@ -327,7 +327,7 @@ void Fit::conclude(const Tried& found) const {
   const int64_t batch = found.setting.micro_batch * found.setting.accumulation * found.setting.world;
   if (batch != run_.engine.train_batch_size && !flags_.fewest_ranks)
     print_wrapped(str("The batch of a step is now ", batch, ", not ", run_.engine.train_batch_size, "."));
-  print_wrapped(str("Written: ", output().string()));
+  print_wrapped(str("Written: ", output()));
 }
 
 }  // namespace

@@ -84,14 +84,14 @@ fs::path default_fit_output(const fs::path& config) {
 void check_fit_output(const fs::path& config, const fs::path& output) {
   std::error_code error;
   if (fs::equivalent(config, output, error))
-    throw ConfigError(str("--output ", output.string(),
-                          ": is CONFIG itself, whose comments would be lost; "
-                          "expected another file"));
+    throw ConfigError("--output ", output,
+                      ": is CONFIG itself, whose comments would be lost; "
+                      "expected another file");
   const fs::path folder = output.parent_path().empty() ? fs::path(".") : output.parent_path();
   if (fs::is_directory(output, error) || !fs::is_directory(folder, error))
-    throw ConfigError(str("--output ", output.string(), ": ",
-                          fs::is_directory(output, error) ? "is a folder" : "its folder does not exist",
-                          "; expected the name of a file in a folder that exists"));
+    throw ConfigError("--output ", output, ": ",
+                      fs::is_directory(output, error) ? "is a folder" : "its folder does not exist",
+                      "; expected the name of a file in a folder that exists");
 }
 
 void write_fit_config(const fs::path& config, const std::vector<std::string>& overrides,

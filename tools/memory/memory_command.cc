@@ -60,8 +60,8 @@ std::vector<int> parse_stages(const std::string& text) {
   std::istringstream words(text);
   for (std::string word; std::getline(words, word, ',');) {
     if (word.size() != 1 || word[0] < '0' || word[0] > '3')
-      throw ConfigError(
-          str("--stages ", text.empty() ? "''" : text, ": expected stages from 0 to 3, such as 0,1,2,3"));
+      throw ConfigError("--stages ", text.empty() ? "''" : text,
+                        ": expected stages from 0 to 3, such as 0,1,2,3");
     stages.push_back(word[0] - '0');
   }
   std::sort(stages.begin(), stages.end());
@@ -115,7 +115,7 @@ void make_out(const std::string& out) {
   if (out.empty()) return;
   std::error_code error;
   fs::create_directories(out, error);
-  if (error) throw ConfigError(str("--out ", out, ": cannot be made: ", error.message()));
+  if (error) throw ConfigError("--out ", out, ": cannot be made: ", error.message());
 }
 
 /// The files of --out.
@@ -165,8 +165,8 @@ int measure(const MemoryFlags& flags, const std::vector<std::string>& args, cons
   if (flags.simulate_world > 0 && flags.launch.nproc)
     throw ConfigError("--simulate-world runs one process; expected it without --nproc");
   if (flags.simulate_world > 0 && flags.rank >= flags.simulate_world)
-    throw ConfigError(str("--rank ", flags.rank, ": expected 0 to ", flags.simulate_world - 1,
-                          ", the ranks of --simulate-world"));
+    throw ConfigError("--rank ", flags.rank, ": expected 0 to ", flags.simulate_world - 1,
+                      ", the ranks of --simulate-world");
   if (flags.launch.max_restarts || flags.launch.fewest_ranks > 0)
     throw ConfigError("memory: a failure is a result; expected neither --max-restarts nor MIN:MAX");
   if (starts_ranks(flags.launch) && plan_launch(flags.launch).num_ranks != flags.launch.nproc)
@@ -210,8 +210,8 @@ int fit(const MemoryFlags& flags, const Logger& log) {
   if (config.empty()) config = flags.fit_value;
   if (config.empty()) throw ConfigError("--fit: expected --fit CONFIG, the name of a JSON file");
   if (!flags.config.empty() && !flags.fit_value.empty())
-    throw ConfigError(str("--fit ", flags.fit_value, ": CONFIG is ", flags.config,
-                          "; expected --memory SIZE for what it is to fit into, or --estimate"));
+    throw ConfigError("--fit ", flags.fit_value, ": CONFIG is ", flags.config,
+                      "; expected --memory SIZE for what it is to fit into, or --estimate");
   if (in_group())
     throw ConfigError(
         "--fit: runs under a launcher, but starts its ranks itself; expected a start without one");

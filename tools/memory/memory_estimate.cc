@@ -31,15 +31,15 @@ int64_t parse_count(const std::string& text) {
   else if (!rest.empty())
     factor = 0;
   if (error != std::errc() || !(value * factor >= 1 && value * factor <= 1e15))
-    throw ConfigError(str("--params ", text.empty() ? "''" : text,
-                          ": expected a number of parameters, such as 7.5e9, 7.5B or 350M"));
+    throw ConfigError("--params ", text.empty() ? "''" : text,
+                      ": expected a number of parameters, such as 7.5e9, 7.5B or 350M");
   return static_cast<int64_t>(value * factor);
 }
 
 DType parse_precision(const std::string& word) {
   const auto dtype = parse_dtype(word);
   if (!dtype || *dtype == DType::kFloat64)
-    throw ConfigError(str("--precision ", word.empty() ? "''" : word, ": expected fp32, bf16 or fp16"));
+    throw ConfigError("--precision ", word.empty() ? "''" : word, ": expected fp32, bf16 or fp16");
   return *dtype;
 }
 
@@ -47,7 +47,7 @@ OptimizerConfig parse_optimizer(const std::string& type) {
   if (const auto options = options_named<OptimizerOptions>(type)) return {.options = *options};
   std::vector<std::string> names;
   for (const OptimizerOptions& options : all_types<OptimizerOptions>()) names.push_back(type_of(options));
-  throw ConfigError(str("--optimizer ", type.empty() ? "''" : type, ": expected ", join(names, " or ")));
+  throw ConfigError("--optimizer ", type.empty() ? "''" : type, ": expected ", join(names, " or "));
 }
 
 CountedModel counted_by_flags(const EstimateFlags& flags) {
@@ -107,7 +107,7 @@ void check_groups(const zero::GroupSizes& groups, int world) {
   for (const auto& [name, size] :
        {std::pair{"mics_shard_size", groups.shard}, {"zero_hpz_partition_size", groups.secondary}})
     if (size > 0 && world > 1 && world % size != 0)
-      throw ConfigError(str("--world ", world, ": ", name, " is ", size, "; expected a multiple of it"));
+      throw ConfigError("--world ", world, ": ", name, " is ", size, "; expected a multiple of it");
 }
 
 void print_tiers(const CountedModel& estimated, int world) {

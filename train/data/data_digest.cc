@@ -66,11 +66,11 @@ DataDigest check_same_data(const Task& task, comm::Communicator& comm) {
       const SetDigest &first = ranks[0][set], &other = ranks[rank][set];
       if (first == other) continue;
       if (first.size != other.size)
-        throw ConfigError(str("data: the ", first.name, " set has ", first.size, " samples on rank 0, but ",
-                              other.size, " on rank ", rank, "; expected the same data on all ranks"));
-      throw ConfigError(str("data: the ", first.name, " set of rank ", rank,
-                            " has other samples than rank 0's, or in another order, though as many (",
-                            first.size, "); expected the same data on all ranks"));
+        throw ConfigError("data: the ", first.name, " set has ", first.size, " samples on rank 0, but ",
+                          other.size, " on rank ", rank, "; expected the same data on all ranks");
+      throw ConfigError("data: the ", first.name, " set of rank ", rank,
+                        " has other samples than rank 0's, or in another order, though as many (", first.size,
+                        "); expected the same data on all ranks");
     }
   }
   return mine;

@@ -52,8 +52,8 @@ DataLoader::DataLoader(const DataLoaderOptions& options, Plan plan)
     start(options.num_workers);
   } catch (const std::system_error& error) {
     stop();
-    throw Error(str("trainer.dataloader_num_workers: found ", options.num_workers,
-                    ", but the system refuses a thread: ", error.what()));
+    throw Error("trainer.dataloader_num_workers: found ", options.num_workers,
+                ", but the system refuses a thread: ", error.what());
   }
 }
 

@@ -161,8 +161,8 @@ Position begun_position(const fs::path& source, const std::string& tag, const Tr
   if (read[1].is_number_integer()) return position_after(steps, read[1].get<int64_t>(), sampler);
   const int64_t own_batch = sampler.shape().global_batch();
   if (!read[2].is_number_integer() && steps > 0)
-    log.warning(str(source.string(), ": does not say how many samples were used: the data go on as after ",
-                    steps, " steps of this run's batch of ", own_batch));
+    log.warning(str(source, ": does not say how many samples were used: the data go on as after ", steps,
+                    " steps of this run's batch of ", own_batch));
   return position_after(steps, steps * (read[2].is_number_integer() ? read[2].get<int64_t>() : own_batch),
                         sampler);
 }
@@ -177,10 +177,9 @@ bool is_of_a_run(const fs::path& folder, const std::string& tag) {
 void check_has_a_run(const TrainerConfig& config) {
   std::error_code error;
   if (fs::exists(checkpoints_of(config.output_dir), error)) return;
-  throw ConfigError(
-      str("--resume: trainer.output_dir ", config.output_dir,
-          " has no checkpoints; expected the folder of a run that has saved one, or no --resume "
-          "for a new run there"));
+  throw ConfigError("--resume: trainer.output_dir ", config.output_dir,
+                    " has no checkpoints; expected the folder of a run that has saved one, or no --resume "
+                    "for a new run there");
 }
 
 void check_no_unfinished_run(const TrainerConfig& config) {
@@ -190,11 +189,11 @@ void check_no_unfinished_run(const TrainerConfig& config) {
   if (!fs::exists(folder / checkpoint::kLatestName, error)) return;
   const std::vector<std::string> tags = checkpoint::list_checkpoints(folder);
   if (tags.empty()) return;
-  throw ConfigError(str(
+  throw ConfigError(
       "trainer.output_dir: ", config.output_dir,
       " has checkpoints of a run that has not finished (the last: ", tags.back(),
       "); expected --resume to continue it, --set trainer.overwrite_output_dir=true to replace it with a new "
-      "run, or another folder"));
+      "run, or another folder");
 }
 
 void set_aside_checkpoints(const fs::path& output_dir) {
@@ -358,8 +357,8 @@ Position RunCheckpoints::resume(const RestartFrom& restart) {
     }
   }
   // As a mistake in the configuration it would occur again at each restart, and two are enough.
-  throw ConfigError(str("trainer.output_dir: no checkpoint of this run can be loaded: ", join(damaged, "; "),
-                        "; expected one, or a new start with --set trainer.overwrite_output_dir=true"));
+  throw ConfigError("trainer.output_dir: no checkpoint of this run can be loaded: ", join(damaged, "; "),
+                    "; expected one, or a new start with --set trainer.overwrite_output_dir=true");
 }
 
 void RunCheckpoints::begin_from(const fs::path& source, const std::string& tag, bool allow_partial_load) {
@@ -404,8 +403,8 @@ Position RunCheckpoints::load(const fs::path& source, const std::string& tag, Ho
     if (from_folder) saved_at_step_ = position.steps_done;
     return position;
   } catch (const json::exception&) {
-    throw CheckpointError(
-        str(loaded.path, ": was not saved by `tessera train`: its client_state has no position in the data"));
+    throw CheckpointError(loaded.path,
+                          ": was not saved by `tessera train`: its client_state has no position in the data");
   }
 }
 

@@ -17,7 +17,7 @@ namespace tessera::train {
 namespace {
 
 [[noreturn]] void fail(const std::filesystem::path& path, const std::string& reason) {
-  throw ConfigError(str("trainer.output_dir: ", path.string(), " cannot be written: ", reason));
+  throw ConfigError("trainer.output_dir: ", path, " cannot be written: ", reason);
 }
 
 /// Removes only files named by sample_path(), since the folder may hold files of the user's own.
@@ -31,7 +31,7 @@ void remove_samples(const std::filesystem::path& samples) {
     const bool is_ours = stem.size() >= 13 && stem.starts_with("step_") &&
                          stem.find_first_not_of("0123456789", 5) == stem.npos;
     if (is_ours && std::filesystem::is_regular_file(path, error)) std::filesystem::remove(path, error);
-    if (error) throw Error(str(path.string(), " cannot be removed: ", error.message()));
+    if (error) throw Error(path, " cannot be removed: ", error.message());
   }
   std::filesystem::remove(samples, error);  // succeeds only if it is empty
 }
@@ -71,7 +71,7 @@ std::string read_run_id(const std::filesystem::path& folder) {
   std::string text = InputFile(path).read_all(kDigits + 1);
   if (text.ends_with('\n')) text.pop_back();
   if (text.size() == kDigits && text.find_first_not_of("0123456789abcdef") == text.npos) return text;
-  throw Error(str(path.string(), ": holds no run's id; expected ", kDigits, " hexadecimal digits"));
+  throw Error(path, ": holds no run's id; expected ", kDigits, " hexadecimal digits");
 }
 
 void RunDirectory::begin() {
@@ -100,7 +100,7 @@ void RunDirectory::remove_results() const {
   std::error_code error;
   for (const char* name : {kResultsName, kStateName, kEvalResultsName, kModelName}) {
     std::filesystem::remove(folder_ / name, error);
-    if (error) throw Error(str((folder_ / name).string(), " cannot be removed: ", error.message()));
+    if (error) throw Error((folder_ / name).string(), " cannot be removed: ", error.message());
   }
 }
 

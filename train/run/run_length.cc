@@ -10,8 +10,8 @@ int64_t total_steps(const TrainerConfig& trainer, const TrainSampler& sampler,
   if (trainer.max_steps > 0) return trainer.max_steps;
   int64_t steps = 0;
   if (__builtin_mul_overflow(trainer.epochs, sampler.steps_per_epoch(), &steps)) {
-    throw ConfigError(str("trainer.epochs: found ", trainer.epochs, ", which at ", sampler.steps_per_epoch(),
-                          " steps an epoch is more than can be counted; expected fewer"));
+    throw ConfigError("trainer.epochs: found ", trainer.epochs, ", which at ", sampler.steps_per_epoch(),
+                      " steps an epoch is more than can be counted; expected fewer");
   }
   if (!resumed_at) return steps;
   const int64_t epochs_left = trainer.epochs - resumed_at->data.epoch - 1;

@@ -33,13 +33,13 @@ std::string this_process() {
   const ssize_t bytes = ::pread(file, text, sizeof text - 1, 0);
   std::string holder(text, bytes > 0 ? static_cast<size_t>(bytes) : 0);
   holder = holder.substr(0, holder.find('\n'));
-  throw ConfigError(str("trainer.output_dir: ", folder.string(), " is in use by another run (",
-                        holder.empty() ? "a process that has just started" : holder,
-                        "); expected another folder, or to start after that run has ended"));
+  throw ConfigError("trainer.output_dir: ", folder, " is in use by another run (",
+                    holder.empty() ? "a process that has just started" : holder,
+                    "); expected another folder, or to start after that run has ended");
 }
 
 [[noreturn]] void fail_to_write(const fs::path& path, int error) {
-  throw ConfigError(str("trainer.output_dir: ", path.string(), " cannot be written: ", std::strerror(error)));
+  throw ConfigError("trainer.output_dir: ", path, " cannot be written: ", std::strerror(error));
 }
 
 /// Whether `path` still names this file: the previous holder of the lock may have removed it.

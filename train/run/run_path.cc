@@ -39,8 +39,8 @@ RunPath find_run(const fs::path& folder, const std::string& tag) {
   if (is_file(folder / checkpoint::kManifestName)) {
     const std::string name = name_of(folder);
     if (!tag.empty() && tag != name)
-      throw ConfigError(str("--tag ", tag, ": found the folder of the checkpoint ", name, " beside it, ",
-                            folder.string(), "; expected the folder of its run"));
+      throw ConfigError("--tag ", tag, ": found the folder of the checkpoint ", name, " beside it, ", folder,
+                        "; expected the folder of its run");
     const fs::path checkpoints = parent_of(folder);
     return {parent_of(checkpoints), checkpoints, name};
   }

@@ -63,9 +63,9 @@ TrainSampler::TrainSampler(int64_t num_samples, const BatchShape& shape, uint64_
                 static_cast<int64_t>(order_options_.weights->size()) == num_samples);
   if (step_size(0) > 0) return;
   if (num_samples == 0) throw ConfigError("data: the training set is empty; expected at least one sample");
-  throw ConfigError(str(
-      "train_batch_size: ", shape.global_batch(), " samples a step, but the training set has only ",
-      num_samples, "; it must hold at least one global batch (or trainer.dataloader_drop_last be false)"));
+  throw ConfigError("train_batch_size: ", shape.global_batch(),
+                    " samples a step, but the training set has only ", num_samples,
+                    "; it must hold at least one global batch (or trainer.dataloader_drop_last be false)");
 }
 
 int64_t TrainSampler::steps_remaining(int64_t first) const {

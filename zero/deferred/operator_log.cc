@@ -245,9 +245,9 @@ void OperatorLog::check_outside(const RecordedOperator& recorded) const {
   for (const RecordedOperator::Outside& one : recorded.outside)
     if ((one.version && one.tensor._version() != *one.version) ||
         (recording_ && hash_of(one.tensor) != one.hash))
-      throw Error(str("a tensor from outside that the model is made of was changed by ",
-                      recorded.handle.operator_name().name,
-                      "'s caller before its values were used: leave it as it is until initialize() returns"));
+      throw Error("a tensor from outside that the model is made of was changed by ",
+                  recorded.handle.operator_name().name,
+                  "'s caller before its values were used: leave it as it is until initialize() returns");
 }
 
 void OperatorLog::run(int index) {

@@ -81,11 +81,11 @@ void Residency::on_use_beside(ParamUnit& unit, const char* operator_name) {
   const bool stays = unit.unsharded() && (unit.use.pinned() || !gathers_on_use_);
   try {
     if (updating_)
-      throw Error(str(operator_name, " reads ", unit.name, " on one thread while another one is in step()"));
+      throw Error(operator_name, " reads ", unit.name, " on one thread while another one is in step()");
     if (!stays)
-      throw Error(str(operator_name, " reads ", unit.name,
-                      " on a second thread while another thread is inside an "
-                      "operator of the same model: at stage 3 one thread at a time may run it"));
+      throw Error(operator_name, " reads ", unit.name,
+                  " on a second thread while another thread is inside an "
+                  "operator of the same model: at stage 3 one thread at a time may run it");
     streams_.follow();
     make_readable(unit);
     uses(unit);
@@ -119,12 +119,12 @@ void Residency::on_write(int unit, const at::Tensor& written, const char* operat
   const bool max_norm = std::string_view(operator_name) == "aten::embedding_renorm_";
   refuse(
       units_[unit],
-      std::make_exception_ptr(Error(str(
+      std::make_exception_ptr(Error(
           operator_name, " writes into ", units_[unit].name, ": parameter ",
           layout_.parameter_at(unit, written.storage_offset()),
           " belongs to the engine, and the write would be undone by the next step, or differ between ranks. ",
           max_norm ? "Leave max_norm out, and limit the norm of the rows that the embedding returns"
-                   : "Write inside a GatheredParameters with modifier_rank set, or use load_weights()"))));
+                   : "Write inside a GatheredParameters with modifier_rank set, or use load_weights()")));
 }
 
 // Its unit was gathered and the cast was not: it is one of values from before an update, or something has
@@ -133,9 +133,9 @@ void Residency::on_cast_read(int unit, c10::StorageImpl& cast, const char* opera
   const Lock lock(mutex_);
   if (CastTracker::readable(cast)) return streams_.uses(CastTracker::memory_of(cast));
   operator_refused_ = true;
-  failure_.keep(std::make_exception_ptr(Error(str(operator_name, " reads a cast of ", units_[unit].name,
-                                                  " that autocast made before the last step(), and "
-                                                  "that is not kept: run forward again before backward"))));
+  failure_.keep(std::make_exception_ptr(Error(operator_name, " reads a cast of ", units_[unit].name,
+                                              " that autocast made before the last step(), and "
+                                              "that is not kept: run forward again before backward")));
   refuse_access(cast, failure_.message());
 }
 
@@ -158,7 +158,7 @@ void Residency::ensure_unsharded(ParamUnit& unit, const char* operator_name) {
 void Residency::make_readable(ParamUnit& unit) {
   flush_to(unit);
   wait(unit);
-  if (!unit.memory.bound()) throw Error(str("the gather of ", unit.name, " has failed before"));
+  if (!unit.memory.bound()) throw Error("the gather of ", unit.name, " has failed before");
 }
 
 /// Its gather is still to be issued.
@@ -205,9 +205,9 @@ void Residency::leave_plan(const ParamUnit& unit, const char* operator_name) {
     const auto name_of = [](bool backward) { return backward ? "backward" : "forward"; };
     for (int rank = 0; rank < comm_->size(); ++rank)
       if (in_backward[rank] != mine)
-        throw CommError(str("rank ", comm_->global_rank(comm_->rank()), " needs ", unit.name,
-                            " outside of the recorded order in ", name_of(mine), ", rank ",
-                            comm_->global_rank(rank), " in ", name_of(in_backward[rank]), kOneOrder));
+        throw CommError("rank ", comm_->global_rank(comm_->rank()), " needs ", unit.name,
+                        " outside of the recorded order in ", name_of(mine), ", rank ",
+                        comm_->global_rank(rank), " in ", name_of(in_backward[rank]), kOneOrder);
   }
   finish_plan();
   options_.log.debug(str(operator_name, " reads ", unit.name, " outside of the recorded order"));
@@ -245,7 +245,7 @@ std::vector<T> Residency::agree(const T& mine, const std::string& label) {
   try {
     return comm_->exchange(mine, label);
   } catch (const comm::RanksDiffer& error) {
-    throw CommError(str(error.what(), kOneOrder));
+    throw CommError(error.what(), kOneOrder);
   }
 }
 
@@ -268,9 +268,9 @@ bool Residency::reductions_have_places() {
 Residency::Lock Residency::enter(const char* what) {
   Lock lock(mutex_);
   if (another_thread_inside())
-    throw Error(str(what,
-                    " while another thread is inside an operator over the same model's parameters: one "
-                    "thread at a time may use an engine and its model"));
+    throw Error(what,
+                " while another thread is inside an operator over the same model's parameters: one "
+                "thread at a time may use an engine and its model");
   return lock;
 }
 
@@ -315,8 +315,8 @@ void Residency::refuse_held(std::string_view call, bool frozen_too) const {
   const Lock lock(mutex_);
   for (const ParamUnit* unit : updated_units(frozen_too))
     if (unit->use.pins > 0)
-      throw Error(str(call, " inside of a GatheredParameters that holds ", unit->name,
-                      ": its parameters would change; leave it first"));
+      throw Error(call, " inside of a GatheredParameters that holds ", unit->name,
+                  ": its parameters would change; leave it first");
 }
 
 void Residency::begin_update() {
@@ -389,12 +389,12 @@ void Residency::pin(const std::vector<int>& units, bool writable) {
         if (wanted[rank] == kNoMemory) {
           if (no_memory) std::rethrow_exception(no_memory);
           give_buffers_back(missing);
-          throw Error(str("GatheredParameters: rank ", rank, " has no memory for the parameters"));
+          throw Error("GatheredParameters: rank ", rank, " has no memory for the parameters");
         }
         if (options_.mesh.in_my_shard_group(rank) && wanted[rank] != missing)
-          throw CommError(str("GatheredParameters: rank ", calls_->rank(), " needs units [",
-                              join(missing, " "), "], rank ", rank, " needs [", join(wanted[rank], " "),
-                              "]: every rank must gather the same parameters"));
+          throw CommError("GatheredParameters: rank ", calls_->rank(), " needs units [", join(missing, " "),
+                          "], rank ", rank, " needs [", join(wanted[rank], " "),
+                          "]: every rank must gather the same parameters");
       }
     }
     for (int unit : missing) {

@@ -174,7 +174,7 @@ void adam_8bit(const at::Tensor& weights, const at::Tensor& gradient, const Mome
   TESSERA_CHECK(step >= 1, "step is ", step);
   TESSERA_CHECK(!hyper.amsgrad && !hyper.maximize);
   if (!weights.is_cpu() && !weights.is_cuda())
-    throw Error(str("AdamW8bit: a parameter is on ", weights.device().str(), "; expected the CPU or CUDA"));
+    throw Error("AdamW8bit: a parameter is on ", weights.device().str(), "; expected the CPU or CUDA");
   const auto check = [&](const at::Tensor& tensor, at::ScalarType type, int64_t expected) {
     TESSERA_CHECK(tensor.scalar_type() == type && tensor.dim() == 1 && tensor.numel() == expected &&
                   tensor.is_contiguous() && tensor.device() == weights.device());

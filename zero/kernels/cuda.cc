@@ -23,7 +23,7 @@ void* current_stream(at::Device device) {
 }
 
 void check(const char* error, const char* pass) {
-  if (error != nullptr) throw Error(str("CUDA: ", pass, " failed: ", error));
+  if (error != nullptr) throw Error("CUDA: ", pass, " failed: ", error);
 }
 
 at::Tensor empty_on(at::Device device, int64_t numel, at::ScalarType dtype) {

@@ -79,8 +79,8 @@ GuardedMemory::GuardedMemory(size_t bytes, const std::string& message) : bytes_(
   install_handler();
   data_ = mmap(nullptr, bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (data_ == MAP_FAILED)
-    throw Error(str("cannot reserve ", bytes_,
-                    " bytes of address space for a released unit: ", std::strerror(errno)));
+    throw Error("cannot reserve ", bytes_,
+                " bytes of address space for a released unit: ", std::strerror(errno));
   entry_ = claim_entry(reinterpret_cast<uintptr_t>(data_), bytes_, message);
 }
 

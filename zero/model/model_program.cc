@@ -209,8 +209,8 @@ void check_same_program(const Program& mine, comm::Communicator& comm) {
   const auto other = std::find_if(digests.begin(), digests.end(),
                                   [&](uint64_t digest) { return digest != digests.front(); });
   const auto rank = static_cast<size_t>(other - digests.begin());
-  throw CommError(str("rank ", rank, "'s model ", difference(decode(texts[rank]), decode(texts[0])),
-                      ": all ranks must build the same model, from the same files"));
+  throw CommError("rank ", rank, "'s model ", difference(decode(texts[rank]), decode(texts[0])),
+                  ": all ranks must build the same model, from the same files");
 }
 
 }  // namespace tessera::zero

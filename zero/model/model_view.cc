@@ -21,7 +21,7 @@ namespace {
 void check_can_be_sharded(const NamedTensor& parameter) {
   const at::Tensor& tensor = parameter.tensor;
   const auto refuse = [&](const std::string& why) {
-    throw ConfigError(str("parameter ", parameter.name, " ", why));
+    throw ConfigError("parameter ", parameter.name, " ", why);
   };
   if (tensor.is_sparse() || !tensor.has_storage()) refuse("is not a dense tensor and cannot be sharded");
   c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
@@ -105,8 +105,8 @@ void check_no_overlap(const std::vector<NamedTensor>& parameters) {
       if (other->tensor.unsafeGetTensorImpl() == parameter.tensor.unsafeGetTensorImpl()) continue;
       if (overlap(parameter.tensor, other->tensor))
         throw ConfigError(
-            str("parameters ", other->name, " and ", parameter.name,
-                " share memory without being the same tensor; tie them by registering one tensor twice"));
+            "parameters ", other->name, " and ", parameter.name,
+            " share memory without being the same tensor; tie them by registering one tensor twice");
     }
     by_storage[memory].push_back(&parameter);
   }
@@ -229,10 +229,10 @@ void refuse_views(const std::vector<NamedTensor>& parameters, const std::vector<
     for (const NamedTensor* parameter : found->second)
       if (overlap(parameter->tensor, tensor))
         throw ConfigError(
-            str(holder, " lies in the memory of parameter ", parameter->name,
-                " and would keep its first values, as the parameter moves into the engine's memory: "
-                "compute the view in forward(), tie modules by registering one parameter twice, or "
-                "clone() what is to keep these values"));
+            holder, " lies in the memory of parameter ", parameter->name,
+            " and would keep its first values, as the parameter moves into the engine's memory: "
+            "compute the view in forward(), tie modules by registering one parameter twice, or "
+            "clone() what is to keep these values");
   }
 }
 
@@ -263,18 +263,18 @@ void refuse_other_holders(const ModelView& model, const std::function<void(const
                       ": it is outside of the model (a state dict, a view, an array, or the graph of an "
                       "earlier forward) and does not follow the training"));
     throw ConfigError(
-        str(what,
-            ": a member of the module that is a view of it, a tensor kept elsewhere, or the graph of "
-            "an earlier forward. Compute views in forward(), clone() what is to keep these values, "
-            "and let the rest go before initialize()"));
+        what,
+        ": a member of the module that is a view of it, a tensor kept elsewhere, or the graph of "
+        "an earlier forward. Compute views in forward(), clone() what is to keep these values, "
+        "and let the rest go before initialize()");
   }
 }
 
 void refuse_forks(const ModelView& model, const Sharding& sharding) {
   if (sharding.parameters && !model.forks_in.empty())
-    throw ConfigError(str("the model's ", model.forks_in,
-                          " uses torch.jit.fork: at stage 3 one thread at a time may run the model. Export "
-                          "it without fork, or use stage 2"));
+    throw ConfigError("the model's ", model.forks_in,
+                      " uses torch.jit.fork: at stage 3 one thread at a time may run the model. Export "
+                      "it without fork, or use stage 2");
 }
 
 ParameterList list_parameters(const ModelView& model, DType compute_dtype) {

@@ -143,17 +143,17 @@ static void check_same_buffers(const std::vector<std::string>& by_rank) {
     if (by_rank[rank] == by_rank[0]) continue;
     const std::vector<std::string> theirs = names_of(by_rank[rank]);
     const auto refuse = [&](const std::string& name, int with, int without) {
-      throw CommError(str("rank ", with, "'s module has the buffer ", name, ", rank ", without,
-                          "'s has none of that name: all ranks must register the same buffers"));
+      throw CommError("rank ", with, "'s module has the buffer ", name, ", rank ", without,
+                      "'s has none of that name: all ranks must register the same buffers");
     };
     for (const std::string& name : first)
       if (lacks(theirs, name)) refuse(name, 0, rank);
     for (const std::string& name : theirs)
       if (lacks(first, name)) refuse(name, rank, 0);
     if (theirs != first)
-      throw CommError(str("rank ", rank,
-                          "'s module has its buffers in another order than rank 0's: all ranks "
-                          "must register the same buffers"));
+      throw CommError("rank ", rank,
+                      "'s module has its buffers in another order than rank 0's: all ranks "
+                      "must register the same buffers");
   }
 }
 
@@ -178,8 +178,8 @@ void broadcast_buffers(const std::vector<NamedTensor>& mine, comm::Communicator&
   const at::NoGradGuard no_grad;
   for (const auto& [name, tensor] : mine)
     if (const std::string why = no_bytes(tensor); !why.empty())
-      throw Error(str("buffer ", name, " ", why,
-                      " and cannot be sent to other ranks: register a dense tensor of plain numbers"));
+      throw Error("buffer ", name, " ", why,
+                  " and cannot be sent to other ranks: register a dense tensor of plain numbers");
   const std::vector<std::string> by_rank = comm.exchange(describe(mine), "buffers");
   check_same_buffers(by_rank);
   const std::vector<std::pair<std::string, BufferKind>> first = parse_buffers(by_rank[0]);

@@ -27,8 +27,8 @@ static std::vector<std::string> checked(std::vector<std::string> names, const st
         name == "master" || name == "parameter" || std::count(names.begin(), names.end(), name) > 1;
     if (name.empty() || taken || !std::all_of(name.begin(), name.end(), valid))
       throw ConfigError(
-          str("update rule ", rule, ": state ", i, " is named \"", name,
-              "\"; expected a name of its own of letters, digits and _, and not master or parameter"));
+          "update rule ", rule, ": state ", i, " is named \"", name,
+          "\"; expected a name of its own of letters, digits and _, and not master or parameter");
   }
   return names;
 }

@@ -74,7 +74,7 @@ at::Tensor StateValuesWriter::finish(const json& values) const {
 
 StateValuesReader::StateValuesReader(const at::Tensor& data, std::string what) : what_(std::move(what)) {
   const auto fail = [&](const std::string& found) {
-    throw Error(str(what_, ": ", found, "; expected what this optimizer has saved"));
+    throw Error(what_, ": ", found, "; expected what this optimizer has saved");
   };
   uint64_t length = 0;
   if (data.numel() < static_cast<int64_t>(sizeof(length))) fail(str("found ", data.numel(), " bytes"));

@@ -168,8 +168,8 @@ class WholeFormula final : public WholeOptimizer {
     try {
       read_rank(saved, [](size_t, FormulaStates, int64_t) {});
     } catch (const Error& error) {
-      throw Error(str(error.what(),
-                      "; expected the checkpoint of the same optimizer, or load_optimizer_states = false"));
+      throw Error(error.what(),
+                  "; expected the checkpoint of the same optimizer, or load_optimizer_states = false");
     }
   }
 
@@ -194,12 +194,12 @@ class WholeFormula final : public WholeOptimizer {
   void check_new_states(const Owned& one) const {
     for (const auto& [state, tensor] : one.states) {
       const std::string what = str(formula_.name, ": the state ", state, " of parameter ", one.spec->name);
-      if (state == kStep) throw Error(str(what, " has the name of the step count; expected another one"));
-      if (!tensor.defined()) throw Error(str(what, " is no tensor; expected a defined one"));
+      if (state == kStep) throw Error(what, " has the name of the step count; expected another one");
+      if (!tensor.defined()) throw Error(what, " is no tensor; expected a defined one");
       try {
         StateValuesWriter::check(tensor);
       } catch (const Error& error) {
-        throw Error(str(what, ": ", error.what()));
+        throw Error(what, ": ", error.what());
       }
     }
   }

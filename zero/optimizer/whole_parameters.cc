@@ -95,16 +95,16 @@ void WholeParameters::run(const std::vector<Whole>& owned, const std::function<v
       function();
       for (const Whole& one : owned)
         if (!parameters_[one.parameter].is_alias_of(one.weights))
-          throw Error(str(optimizer_->name(), " has replaced the memory of parameter ",
-                          layout_.parameters()[one.parameter].name,
-                          "; expected it to be updated in place, as by p.copy_() or p.add_()"));
+          throw Error(optimizer_->name(), " has replaced the memory of parameter ",
+                      layout_.parameters()[one.parameter].name,
+                      "; expected it to be updated in place, as by p.copy_() or p.add_()");
     } catch (...) {
       mine = std::current_exception();
       throw;
     }
   });
   if (mine) std::rethrow_exception(mine);
-  if (!failure.empty()) throw Error(str(optimizer_->name(), ": ", failure));
+  if (!failure.empty()) throw Error(optimizer_->name(), ": ", failure);
 }
 
 void WholeParameters::scatter(const std::vector<Whole>& owned) {

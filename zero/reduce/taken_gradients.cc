@@ -51,11 +51,11 @@ void TakenGradients::leave() {
   for (const int parameter : filled_)
     if (!parameters_[parameter].grad().is_same(stand_ins_[parameter]))
       throw Error(
-          str("parameter ", layout_.parameters()[parameter].name, ": its grad was ",
-              parameters_[parameter].grad().defined() ? "written" : "reset",
-              " after backward(), which has no effect on the gradient that the engine keeps until step(): "
-              "clip with gradient_clipping in the configuration, change gradients in a hook of the "
-              "parameter, or discard all of them with the engine's zero_grad()"));
+          "parameter ", layout_.parameters()[parameter].name, ": its grad was ",
+          parameters_[parameter].grad().defined() ? "written" : "reset",
+          " after backward(), which has no effect on the gradient that the engine keeps until step(): "
+          "clip with gradient_clipping in the configuration, change gradients in a hook of the "
+          "parameter, or discard all of them with the engine's zero_grad()");
   for (const int parameter : filled_) parameters_[parameter].mutable_grad().reset();
   filled_.clear();
 }

@@ -44,18 +44,18 @@ void ParameterVersions::check() const {
     if (!tensor.is_alias_of(unit.memory.full())) {
       const at::ScalarType before = to_torch(spec.dtype), now = tensor.scalar_type();
       throw Error(
-          str("parameter ", spec.name,
-              " is not in the engine's memory any more: model->to(), set_data() or torch::load() has "
-              "replaced its memory",
-              before == now ? "" : str(", of ", c10::toString(before), ", by one of ", c10::toString(now)),
-              ", and it would not be trained. Choose dtype (by the config) and device before initialize(); "
-              "give values with load_weights(), or inside a GatheredParameters with modifier_rank set"));
+          "parameter ", spec.name,
+          " is not in the engine's memory any more: model->to(), set_data() or torch::load() has "
+          "replaced its memory",
+          before == now ? "" : str(", of ", c10::toString(before), ", by one of ", c10::toString(now)),
+          ", and it would not be trained. Choose dtype (by the config) and device before initialize(); "
+          "give values with load_weights(), or inside a GatheredParameters with modifier_rank set");
     }
     if (was_written(static_cast<int>(parameter)) && unit.use.writers == 0)
-      throw Error(str("parameter ", spec.name,
-                      " was written in place outside of a GatheredParameters: the values would be lost, or "
-                      "differ between ranks. Write inside a GatheredParameters with modifier_rank set, or "
-                      "give values with load_weights()"));
+      throw Error("parameter ", spec.name,
+                  " was written in place outside of a GatheredParameters: the values would be lost, or "
+                  "differ between ranks. Write inside a GatheredParameters with modifier_rank set, or "
+                  "give values with load_weights()");
   }
 }
 

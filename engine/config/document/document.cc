@@ -25,14 +25,13 @@ constexpr int64_t kMaxJsonValues = 100'000;
 /// "source:line:column: …".
 [[noreturn]] void fail_json(const JsonError& error, std::string_view text, const std::string& source) {
   if (error.kind() == JsonError::Kind::kEmpty)
-    throw ConfigError(str(source, ": is empty; expected a JSON object"));
+    throw ConfigError(source, ": is empty; expected a JSON object");
   std::string_view before = text.substr(0, error.offset());
   if (before.starts_with("\xef\xbb\xbf")) before.remove_prefix(3);      // byte order mark
   const std::string_view line = before.substr(before.rfind('\n') + 1);  // npos + 1 is 0
   const auto column =
       std::ranges::count_if(line, [](char c) { return (c & 0xc0) != 0x80; });  // in characters
-  throw ConfigError(
-      str(source, ":", 1 + std::ranges::count(before, '\n'), ":", column + 1, ": ", error.what()));
+  throw ConfigError(source, ":", 1 + std::ranges::count(before, '\n'), ":", column + 1, ": ", error.what());
 }
 
 /// True when `path` is `prefix` or lies below it.
@@ -116,24 +115,24 @@ Document parse_document(std::string_view text, const std::string& source) {
     fail_json(error, text, source);
   }
   if (!document.json->is_object())
-    throw ConfigError(str(source, ": found ", describe_value(*document.json),
-                          "; expected an object {…} of configuration keys"));
+    throw ConfigError(source, ": found ", describe_value(*document.json),
+                      "; expected an object {…} of configuration keys");
   return document;
 }
 
 Document read_document(const std::string& file) {
   std::error_code ignored;
   if (std::filesystem::is_directory(file, ignored))
-    throw ConfigError(str(file, ": is a folder; expected a JSON file"));
+    throw ConfigError(file, ": is a folder; expected a JSON file");
   std::string text(kMaxFileBytes + 1, '\0');
   try {
     const InputFile in(file);
     text.resize(in.read_some(0, std::as_writable_bytes(std::span(text))));
   } catch (const DiskError& error) {
-    throw ConfigError(str(file, ": cannot be opened (", error.reason(), ")"));
+    throw ConfigError(file, ": cannot be opened (", error.reason(), ")");
   }
   if (text.size() > kMaxFileBytes)
-    throw ConfigError(str(file, ": is larger than 16 MiB; expected a JSON configuration"));
+    throw ConfigError(file, ": is larger than 16 MiB; expected a JSON configuration");
   return parse_document(text, file);
 }
 
@@ -210,7 +209,7 @@ json read_value(const std::string& text) {
 
 void apply(Document& document, const std::string& override_text) {
   const auto fail = [&](const std::string& what) {
-    throw ConfigError(str("--set ", abridged(override_text), ": ", what));
+    throw ConfigError("--set ", abridged(override_text), ": ", what);
   };
   const size_t equals = override_text.find('=');
   if (equals == std::string::npos || equals == 0)

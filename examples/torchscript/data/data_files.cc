@@ -19,8 +19,7 @@ std::vector<std::string> matches_of(const std::string& pattern) {
   std::vector<std::string> names;
   if (result == 0) names.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
   ::globfree(&found);
-  if (result == GLOB_NOSPACE)
-    throw DataError(str(pattern, ": matches more files than the memory has room for"));
+  if (result == GLOB_NOSPACE) throw DataError(pattern, ": matches more files than the memory has room for");
   std::sort(names.begin(), names.end());
   return names;
 }
@@ -40,13 +39,13 @@ std::vector<std::string> find_data_files(const std::vector<std::string>& names) 
       continue;
     }
     const std::vector<std::string> matches = matches_of(name);
-    if (matches.empty()) throw DataError(str(name, ": no file matches this pattern; expected at least one"));
+    if (matches.empty()) throw DataError(name, ": no file matches this pattern; expected at least one");
     files.insert(files.end(), matches.begin(), matches.end());
   }
   std::set<std::string> known;
   for (const std::string& file : files)
     if (!known.insert(std::filesystem::path(file).lexically_normal().string()).second)
-      throw DataError(str(file, ": is named twice; expected each file once"));
+      throw DataError(file, ": is named twice; expected each file once");
   return files;
 }
 

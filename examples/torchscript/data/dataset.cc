@@ -22,10 +22,9 @@ StoredTensor load(const TensorFile& file, const std::string& path, const std::st
   StoredTensor stored = file.tensor(name);
   const std::string shown = str(path, ": ", quoted_name(name));
   if (stored.shape.empty())
-    throw DataError(
-        str(shown, " is a single number; expected a tensor whose first dimension counts samples"));
+    throw DataError(shown, " is a single number; expected a tensor whose first dimension counts samples");
   if (stored.shape[0] == 0)
-    throw DataError(str(shown, " has no samples: its shape is ", describe_shape(stored.shape)));
+    throw DataError(shown, " has no samples: its shape is ", describe_shape(stored.shape));
   return stored;
 }
 
@@ -65,11 +64,11 @@ TensorSet::TensorSet(const std::vector<std::string>& files, const std::vector<st
   const auto check = [&](const Part& part, const StoredTensor& mine, const StoredTensor& first,
                          const std::string& name) {
     if (sample_shape(mine) != sample_shape(first))
-      throw DataError(str(name_in(part, name), " has samples of shape ", describe_shape(sample_shape(mine)),
-                          "; expected ", describe_shape(sample_shape(first)), ", as in ", files.front()));
+      throw DataError(name_in(part, name), " has samples of shape ", describe_shape(sample_shape(mine)),
+                      "; expected ", describe_shape(sample_shape(first)), ", as in ", files.front());
     if (mine.type != first.type)
-      throw DataError(str(name_in(part, name), " is of type ", name_of(mine.type), "; expected ",
-                          name_of(first.type), ", as in ", files.front()));
+      throw DataError(name_in(part, name), " is of type ", name_of(mine.type), "; expected ",
+                      name_of(first.type), ", as in ", files.front());
   };
   for (const Part& part : parts_) {
     for (size_t i = 0; i < inputs.size(); ++i)
@@ -84,9 +83,9 @@ TensorSet::Part TensorSet::open(const std::string& path, int64_t begin) const {
   const auto take = [&](const std::string& name) {
     StoredTensor tensor = load(file, path, name);
     if (!part.inputs.empty() && tensor.shape[0] != part.size())
-      throw DataError(str(name_in(part, name), " has ", format_count(tensor.shape[0]), " samples, but ",
-                          quoted_name(input_names_.front()), " has ", format_count(part.size()),
-                          "; expected as many of each"));
+      throw DataError(name_in(part, name), " has ", format_count(tensor.shape[0]), " samples, but ",
+                      quoted_name(input_names_.front()), " has ", format_count(part.size()),
+                      "; expected as many of each");
     return tensor;
   };
   for (const std::string& name : input_names_) part.inputs.push_back(take(name));
@@ -156,11 +155,11 @@ void TensorSet::check_like(const TensorSet& other) const {
   const auto check = [&](const StoredTensor& mine, const StoredTensor& theirs, const std::string& name,
                          bool is_target) {
     if (sample_shape(mine) != sample_shape(theirs))
-      throw DataError(str(name_in(part, name), " has samples of shape ", describe_shape(sample_shape(mine)),
-                          "; expected ", describe_shape(sample_shape(theirs)), ", as in ", expected.path));
+      throw DataError(name_in(part, name), " has samples of shape ", describe_shape(sample_shape(mine)),
+                      "; expected ", describe_shape(sample_shape(theirs)), ", as in ", expected.path);
     if (!given_alike(mine.type, theirs.type, is_target))
-      throw DataError(str(name_in(part, name), " is of type ", name_of(mine.type), "; expected ",
-                          name_of(theirs.type), ", as in ", expected.path));
+      throw DataError(name_in(part, name), " is of type ", name_of(mine.type), "; expected ",
+                      name_of(theirs.type), ", as in ", expected.path);
   };
   TESSERA_CHECK(input_names_ == other.input_names_ && target_name_ == other.target_name_);
   for (size_t i = 0; i < input_names_.size(); ++i)
@@ -190,10 +189,10 @@ void TensorSet::check_labels(int64_t num_classes, int64_t ignored) const {
     if (!wrong.any().item<bool>()) return;
     const int64_t number = first + wrong.nonzero()[0][0].item<int64_t>();
     const Part& part = part_of(number);
-    throw DataError(str(name_in(part, target_name_), ": record ", number - part.begin, " holds ",
-                        labels.masked_select(wrong)[0].item<int64_t>(), "; expected 0 to ", num_classes - 1,
-                        ", as the model gives ", num_classes, num_classes == 1 ? " class" : " classes",
-                        " (or ", ignored, ", which is not counted)"));
+    throw DataError(name_in(part, target_name_), ": record ", number - part.begin, " holds ",
+                    labels.masked_select(wrong)[0].item<int64_t>(), "; expected 0 to ", num_classes - 1,
+                    ", as the model gives ", num_classes, num_classes == 1 ? " class" : " classes", " (or ",
+                    ignored, ", which is not counted)");
   });
 }
 

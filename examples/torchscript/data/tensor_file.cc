@@ -36,9 +36,9 @@ auto with_file_name(const fs::path& path, const Body& body) {
   } catch (const Error& error) {
     throw DataError(error.what());
   } catch (const std::bad_alloc&) {
-    throw DataError(str(path.string(), ": there is not enough memory for what it says to hold"));
+    throw DataError(path, ": there is not enough memory for what it says to hold");
   } catch (const std::exception& error) {
-    throw DataError(str(path.string(), ": cannot be read: ", error.what()));
+    throw DataError(path, ": cannot be read: ", error.what());
   }
 }
 
@@ -62,8 +62,8 @@ TensorFile::TensorFile(const fs::path& path) : path_(path), source_(std::make_un
   const std::string ending = path.extension().string();
   const bool hdf5 = ending == ".h5" || ending == ".hdf5";
   if (!hdf5 && ending != ".safetensors")
-    throw DataError(str(path.string(), ": its name ends in ", quoted_name(ending),
-                        "; expected a .safetensors, .h5 or .hdf5 file"));
+    throw DataError(path, ": its name ends in ", quoted_name(ending),
+                    "; expected a .safetensors, .h5 or .hdf5 file");
   with_file_name(path_, [&] {
     if (hdf5)
       source_->hdf5.emplace(path);
@@ -83,8 +83,8 @@ StoredTensor TensorFile::find(const std::string& name) const {
   const bool is_there =
       source_->hdf5 ? source_->hdf5->has(name) : source_->safetensors->find(name) != nullptr;
   if (!is_there)
-    throw DataError(str(path_.string(), ": has no tensor ", quoted_name(name), "; it holds ",
-                        names_there_are(source_->names())));
+    throw DataError(path_, ": has no tensor ", quoted_name(name), "; it holds ",
+                    names_there_are(source_->names()));
   if (source_->hdf5) {
     const checkpoint::Hdf5Stored stored = source_->hdf5->find(name);
     return take(name, {stored.type, stored.shape, nullptr}, stored.bytes, stored.offset,
@@ -100,8 +100,7 @@ StoredTensor TensorFile::take(const std::string& name, StoredTensor tensor, int6
                               const std::function<void(std::span<std::byte>)>& read) const {
   const std::shared_ptr<const MappedFile>& mapping = source_->mapping;
   if (offset && (*offset < 0 || *offset > mapping->bytes() - bytes))
-    throw DataError(
-        str(path_.string(), ": ", quoted_name(name), " ends behind the end of the file (it is truncated)"));
+    throw DataError(path_, ": ", quoted_name(name), " ends behind the end of the file (it is truncated)");
   if (offset) {
     tensor.data = {mapping, mapping->data() + *offset};
     tensor.mapped = true;

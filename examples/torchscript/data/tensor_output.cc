@@ -54,8 +54,7 @@ void append_number(std::string& text, T value) {
 TensorOutput::TensorOutput(std::filesystem::path path, int64_t num_rows)
     : path_(std::move(path)), num_rows_(num_rows), is_csv_(path_.extension() == ".csv") {
   if (!is_csv_ && !checkpoint::model_format_of(path_))
-    throw ConfigError(
-        str("--out ", path_.string(), ": expected a name that ends in .safetensors, .csv, .h5 or .pt"));
+    throw ConfigError("--out ", path_, ": expected a name that ends in .safetensors, .csv, .h5 or .pt");
 }
 
 void TensorOutput::begin(const std::vector<std::pair<std::string, at::Tensor>>& rows) {
@@ -76,9 +75,9 @@ void TensorOutput::begin(const std::vector<std::pair<std::string, at::Tensor>>& 
     writer_ = checkpoint::open_model_writer(
         disk_, {.format = *checkpoint::model_format_of(path_), .path = path_, .tensors = std::move(tensors)});
   } else if (num_columns > kMaxCsvColumns) {
-    throw ConfigError(str("--out ", path_.string(), ": would have ", format_count(num_columns),
-                          " columns; expected at most ", format_count(kMaxCsvColumns),
-                          ", or a .safetensors file"));
+    throw ConfigError("--out ", path_, ": would have ", format_count(num_columns),
+                      " columns; expected at most ", format_count(kMaxCsvColumns),
+                      ", or a .safetensors file");
   }
 }
 

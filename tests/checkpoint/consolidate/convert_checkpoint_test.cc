@@ -191,8 +191,7 @@ TEST_F(ConvertCheckpoint, UniversalThatFailsLeavesTheOneBefore) {
     save(testing::sample_model(2, seed));
     num_operations = 0;
     options.disk.probe = [&, fatal](std::string_view operation, const fs::path& path) {
-      if (num_operations++ == fatal)
-        throw DiskError(str(operation, " ", path.string(), ": No space left on device"));
+      if (num_operations++ == fatal) throw DiskError(operation, " ", path, ": No space left on device");
     };
     convert_checkpoint(options);
     return read_text(weights);

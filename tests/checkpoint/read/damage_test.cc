@@ -70,7 +70,7 @@ TEST(Damage, EveryFlippedBitIsFoundOrHarmless) {
     const auto& [path, bytes] = files[random() % files.size()];
     const int64_t byte = static_cast<int64_t>(random() % bytes);
     const int bit = static_cast<int>(random() % 8);
-    SCOPED_TRACE(str("bit ", bit, " of byte ", byte, " of ", path.filename().string()));
+    SCOPED_TRACE(str("bit ", bit, " of byte ", byte, " of ", path.filename()));
     flip_bit(path, byte, bit);
     const std::string error = load_error(model, folder.path());
     EXPECT_NE(error, "WRONG DATA");

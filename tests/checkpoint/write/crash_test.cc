@@ -37,7 +37,7 @@ bool save_and_die(const SampleModel& model, const fs::path& directory, const Cra
         if (counting && ++num_done == crash.kill_after) ::kill(::getpid(), SIGKILL);
         if (rank == 0 && ++num_of_rank_0 == crash.fail_at) {
           counting = true;
-          throw DiskError(str("cannot ", operation, " ", path.string(), ": Input/output error"));
+          throw DiskError("cannot ", operation, " ", path, ": Input/output error");
         }
       };
       return DiskOptions{.sync = true, .probe = probe};

@@ -37,7 +37,7 @@ std::vector<std::string> save_with_fault(const SampleModel& model, const fs::pat
       options.probe = [&](std::string_view operation, const fs::path& path) {
         if (++num_done != fail_at) return;
         failed = true;
-        throw DiskError(str("cannot ", operation, " ", path.string(), ": No space left on device"));
+        throw DiskError("cannot ", operation, " ", path, ": No space left on device");
       };
     return options;
   });

@@ -46,7 +46,7 @@ HostOnlyTransfer::~HostOnlyTransfer() {
 
 at::Tensor HostOnlyTransfer::host_memory(int64_t bytes) {
   constexpr int64_t kPage = 4096;
-  if (refuses_memory_) throw Error(str("no room for ", bytes, " bytes"));
+  if (refuses_memory_) throw Error("no room for ", bytes, " bytes");
   const at::Tensor memory = at::empty({bytes + kPage}, at::kByte);
   const int64_t past = reinterpret_cast<intptr_t>(memory.data_ptr()) % kPage;
   const at::Tensor aligned = memory.narrow(0, past == 0 ? 0 : kPage - past, bytes).zero_();

@@ -81,7 +81,7 @@ TEST_P(SpillFileFault, AFullDiskIsAnErrorAtTheStart) {
   });
   if (result == kNotPossible) GTEST_SKIP() << "mounting a small tmpfs is not allowed here";
   const auto message = [&](const char* wanted, const char* available) {
-    return str("cannot reserve ", wanted, " bytes for optimizer state of rank 3 in ", folder.path().string(),
+    return str("cannot reserve ", wanted, " bytes for optimizer state of rank 3 in ", folder.path(),
                ": No space left on device, ", available,
                " bytes are available there; choose a directory with more room", kEnd, "\n");
   };
@@ -99,7 +99,7 @@ TEST_P(SpillFileFault, AReserveThatFails) {
   });
   EXPECT_THAT(error_of_opening(failing),
               AllOf(StartsWith(str("cannot reserve 102,400 bytes for optimizer state of rank 3 in ",
-                                   folder.path().string(), ": Disk quota exceeded, ")),
+                                   folder.path(), ": Disk quota exceeded, ")),
                     EndsWith(str(" bytes are available there; choose a directory with more room", kEnd))));
   EXPECT_THAT(asked, ElementsAre(0, 102'400));
   EXPECT_TRUE(fs::is_empty(folder.path()));
@@ -121,7 +121,7 @@ TEST_P(SpillFileFault, ADirectoryThatIsNone) {
   std::ofstream(file) << "x";
   for (const fs::path& directory : {file, file / "below"})
     EXPECT_EQ(error_of_opening(options(directory, 1 << 20)),
-              str("cannot make the directory for optimizer state of rank 3 in ", directory.string(),
+              str("cannot make the directory for optimizer state of rank 3 in ", directory,
                   ": Not a directory; choose a directory that this process may write to", kEnd));
   EXPECT_EQ(error_of_opening(options("", 1 << 20)),
             str("no directory is given for optimizer state of rank 3; expected one on a local disk", kEnd));
@@ -143,7 +143,7 @@ TEST_P(SpillFileFault, ADirectoryThatMayNotBeWritten) {
   fs::permissions(directory, fs::perms::owner_all);
   if (result == kNotPossible) GTEST_SKIP() << "root cannot become another user here";
   const auto message = [](const char* what, const fs::path& path) {
-    return str("cannot ", what, " for optimizer state of rank 3 in ", path.string(),
+    return str("cannot ", what, " for optimizer state of rank 3 in ", path,
                ": Permission denied; choose a directory that this process may write to", kEnd);
   };
   EXPECT_EQ(result,
@@ -242,7 +242,7 @@ TEST_P(SpillFileFault, AFailedPieceFailsItsTransferOnly) {
   const auto wrong = file.write(3 << 20, memory.part(3 << 20, 5 << 20));
   file.wait(good);
   const std::string message =
-      str(" 5,242,880 bytes at byte 3,145,728 of optimizer state of rank 3 in ", folder.path().string(),
+      str(" 5,242,880 bytes at byte 3,145,728 of optimizer state of rank 3 in ", folder.path(),
           ": Input/output error; check that disk, or choose another directory", kEnd);
   for (int i = 0; i < 2; ++i)  // at every call
     EXPECT_EQ(error_of<DiskError>([&] { file.wait(wrong); }), "cannot write" + message);
@@ -333,7 +333,7 @@ TEST_P(SpillFileFault, AShortReadIsContinued) {
   ASSERT_EQ(::ftruncate(descriptor, kCut), 0);
   EXPECT_EQ(
       error_of<DiskError>([&] { file.wait(file.read(0, read.span())); }),
-      str("cannot read 1,048,576 bytes at byte 0 of optimizer state of rank 3 in ", folder.path().string(),
+      str("cannot read 1,048,576 bytes at byte 0 of optimizer state of rank 3 in ", folder.path(),
           ": the file ends there: another process has cut it; check that disk, or choose another directory",
           kEnd));
   const int64_t continued = file.direct() ? 512 << 10 : kCut;

@@ -56,7 +56,7 @@ TEST_F(LineFileTest, TheFileIsKeptAsideIfLinesCannotBeRead) {
   for (const char* aside : {"a.csv.damaged", "a.csv.damaged-2"}) {
     write_text(path_, damaged);
     LineFile file(path_, keep, readable);
-    EXPECT_EQ(file.damage(), str(path_.string(),
+    EXPECT_EQ(file.damage(), str(path_,
                                  ": 5 of its 11 lines cannot be read (lines 2, 4 to 6, 11) and are left out; "
                                  "the file as it was is ",
                                  (folder_.path() / aside).string()));
