@@ -120,7 +120,7 @@ ShapesByName shapes_of(const PickleValue& dict, const std::string& source) {
 DeepSpeedModel::DeepSpeedModel(const fs::path& path) : file_(path) {
   if (file_.root().kind != Kind::kDict ||
       (file_.root().find("module") == nullptr && find("ds_version") == nullptr))
-    fail(str("is ", file_.root().describe(), " without \"module\"; expected a model's file of DeepSpeed"));
+    fail("is ", file_.root().describe(), " without \"module\"; expected a model's file of DeepSpeed");
   std::vector<std::string> ignored;
   config_ = json::object();
   if (const PickleValue* config = find("ds_config"))
@@ -140,8 +140,6 @@ DeepSpeedModel::DeepSpeedModel(const fs::path& path) : file_(path) {
     module_.emplace_back(std::move(name), std::move(*tensor));
   }
 }
-
-void DeepSpeedModel::fail(const std::string& what) const { throw CheckpointError(file_.path(), ": ", what); }
 
 const PickleValue* DeepSpeedModel::find(std::string_view key) const {
   const PickleValue* value = file_.root().find(key);
@@ -173,7 +171,7 @@ std::optional<std::vector<ShapesByName>> DeepSpeedModel::param_shapes() const {
   } else if (value->kind == Kind::kList) {
     for (const PickleValue* group : value->items) groups.push_back(shapes_of(*group, source));
   } else {
-    fail(str("param_shapes is ", value->describe(), "; expected a list of dicts"));
+    fail("param_shapes is ", value->describe(), "; expected a list of dicts");
   }
   return groups;
 }
@@ -188,14 +186,13 @@ std::vector<std::pair<std::string, TorchTensor>> DeepSpeedModel::frozen_fragment
   std::vector<std::pair<std::string, TorchTensor>> fragments;
   const PickleValue* value = find("frozen_param_fragments");
   if (value == nullptr) return fragments;
-  if (value->kind != Kind::kDict)
-    fail(str("frozen_param_fragments is ", value->describe(), "; expected a dict"));
+  if (value->kind != Kind::kDict) fail("frozen_param_fragments is ", value->describe(), "; expected a dict");
   for (size_t i = 0; i + 1 < value->items.size(); i += 2) {
     std::string name = text_of(*value->items[i], file_.path().string(), "a frozen parameter's name");
     std::optional<TorchTensor> tensor = file_.tensor(*value->items[i + 1]);
     if (!tensor)
-      fail(str("the frozen parameter ", quoted_name(name), " is ", value->items[i + 1]->describe(),
-               "; expected a tensor"));
+      fail("the frozen parameter ", quoted_name(name), " is ", value->items[i + 1]->describe(),
+           "; expected a tensor");
     fragments.emplace_back(std::move(name), std::move(*tensor));
   }
   return fragments;
@@ -221,18 +218,18 @@ std::vector<std::pair<std::string, std::string>> DeepSpeedModel::shared_names() 
 void check_parallelism(const DeepSpeedModel& model, bool universal) {
   for (const char* key : {"ds_autoep_layers", "autoep_layers"})
     if (model.find(key) != nullptr)
-      model.fail(str("has ", key,
-                     ": a mixture of experts (DeepSpeed AutoEP) is not read; expected a model without expert "
-                     "parallelism"));
+      model.fail("has ", key,
+                 ": a mixture of experts (DeepSpeed AutoEP) is not read; expected a model without expert "
+                 "parallelism");
   if (const PickleValue* experts = model.find("num_experts"); experts != nullptr && !experts->items.empty())
     model.fail(
         "has num_experts: a mixture of experts (DeepSpeed MoE) is not read; expected a model without expert "
         "parallelism");
   const auto ranks = integer_of(model.find("mp_world_size")).value_or(1);
   if (ranks > 1 && !universal)
-    model.fail(str("mp_world_size is ", ranks,
-                   ": tensor parallelism is not read; expected data parallelism alone, or what DeepSpeed's "
-                   "ds_to_universal.py makes of it"));
+    model.fail("mp_world_size is ", ranks,
+               ": tensor parallelism is not read; expected data parallelism alone, or what DeepSpeed's "
+               "ds_to_universal.py makes of it");
   if (!model.has_module() && !universal)
     model.fail(
         "has no state dict of the module: pipeline parallelism is not read; expected data parallelism alone, "
@@ -363,15 +360,15 @@ class Completion {
       for (const auto& [name, fragment] : model.frozen_fragments()) {
         const auto at = tensors.find(name);
         if (at == tensors.end())
-          model.fail(
-              str("has a part of the frozen parameter ", quoted_name(name), ", which rank 0 does not have"));
+          model.fail("has a part of the frozen parameter ", quoted_name(name),
+                     ", which rank 0 does not have");
         add_part(model, name, at->second, next[name], fragment, file, static_cast<int64_t>(ranks.size()));
       }
     }
     for (const auto& [name, shape] : shapes) {
       if (next[name] < numel_of(shape))
-        model_.fail(str("the ranks have ", next[name], " elements of the frozen parameter ",
-                        quoted_name(name), "; expected ", numel_of(shape)));
+        model_.fail("the ranks have ", next[name], " elements of the frozen parameter ", quoted_name(name),
+                    "; expected ", numel_of(shape));
       if (!places_.contains(name)) add(name, std::move(tensors[name]));
     }
   }
@@ -382,9 +379,9 @@ class Completion {
     const int64_t numel = numel_of(tensor.shape), part = (numel + ranks - 1) / ranks;
     const int64_t wanted = std::min(part, numel - next);
     if (!fragment.is_contiguous() || fragment.numel() < wanted || (next > 0 && fragment.type != tensor.type))
-      model.fail(str("the part of the frozen parameter ", quoted_name(name), " is a tensor of ",
-                     name_of(fragment.type), " ", describe_shape(fragment.shape), "; expected ", part,
-                     " elements, as the shape ", describe_shape(tensor.shape), " says"));
+      model.fail("the part of the frozen parameter ", quoted_name(name), " is a tensor of ",
+                 name_of(fragment.type), " ", describe_shape(fragment.shape), "; expected ", part,
+                 " elements, as the shape ", describe_shape(tensor.shape), " says");
     tensor.type = fragment.type;
     if (wanted > 0) tensor.runs.push_back(flat_run(file, fragment.offset, next, wanted));
     next += wanted;
@@ -398,9 +395,9 @@ class Completion {
       const TorchTensor* tensor = found != fragments.end() ? &found->second : model_.in_module(name);
       if (tensor == nullptr || tensor->shape != shape)
         model_.fail(
-            str("the frozen parameter ", quoted_name(name), " of the shape ", describe_shape(shape),
-                tensor == nullptr ? " is not there" : str(" is a tensor of ", describe_shape(tensor->shape)),
-                "; expected it in frozen_param_fragments"));
+            "the frozen parameter ", quoted_name(name), " of the shape ", describe_shape(shape),
+            tensor == nullptr ? " is not there" : str(" is a tensor of ", describe_shape(tensor->shape)),
+            "; expected it in frozen_param_fragments");
       if (!places_.contains(name)) add(name, foreign_tensor(model_file_, *tensor));
     }
   }
@@ -467,9 +464,8 @@ class Completion {
         tensor = model_.in_module(one.aliases[i]);
       one.dtype = tensor != nullptr ? tensor->type : compute;
       if (tensor != nullptr && !is_partitioned() && tensor->shape != one.weights.shape)
-        model_.fail(str("parameter ", quoted_name(one.name), " has the shape ", describe_shape(tensor->shape),
-                        " in the module; expected ", describe_shape(one.weights.shape),
-                        ", as param_shapes says"));
+        model_.fail("parameter ", quoted_name(one.name), " has the shape ", describe_shape(tensor->shape),
+                    " in the module; expected ", describe_shape(one.weights.shape), ", as param_shapes says");
     }
   }
 

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/checkpoint_error.h"
 #include "checkpoint/foreign/foreign_checkpoint.h"
 
 #include "checkpoint/formats/pickle.h"
@@ -52,7 +53,10 @@ class DeepSpeedModel {
   /// Other names of parameters: (name, the parameter's).
   std::vector<std::pair<std::string, std::string>> shared_names() const;
 
-  [[noreturn]] void fail(const std::string& what) const;
+  template <class... What>
+  [[noreturn]] void fail(const What&... what) const {
+    throw CheckpointError(file_.path(), ": ", what...);
+  }
 
  private:
   TorchFile file_;

@@ -51,10 +51,6 @@ struct RankState {
   std::string begin_of_masters;
 };
 
-[[noreturn]] void fail(const fs::path& path, const std::string& what) {
-  throw CheckpointError(path, ": ", what);
-}
-
 /// Elements [begin, begin + numel) of a rank's part, which are those of the parameter from `element` on.
 struct Piece {
   size_t rank, part;
@@ -72,9 +68,9 @@ class RankReader {
   RankState read() {
     const PickleValue* state = file_.root().find("optimizer_state_dict");
     if (state == nullptr || state->kind != Kind::kDict)
-      fail(out_.path,
-           str("is ", file_.root().describe(),
-               " without \"optimizer_state_dict\"; expected an optimizer's file of DeepSpeed's ZeRO"));
+      throw CheckpointError(
+          out_.path, ": is ", file_.root().describe(),
+          " without \"optimizer_state_dict\"; expected an optimizer's file of DeepSpeed's ZeRO");
     if (counters_ != nullptr) {
       read_loss_scaler(*counters_, file_, state->find("loss_scaler"));
       const PickleValue* version = file_.root().find("ds_version");
@@ -84,9 +80,9 @@ class RankReader {
     }
     out_.stage = integer_of(state->find("zero_stage")).value_or(-1);
     if (out_.stage > 3 || state->find("ds_zero_partition_groups") != nullptr)
-      fail(
-          out_.path,
-          "is of a run whose experts are partitioned among themselves (DeepSpeed AutoEP), which is not read");
+      throw CheckpointError(out_.path,
+                            ": is of a run whose experts are partitioned among themselves (DeepSpeed "
+                            "AutoEP), which is not read");
     const PickleValue* counts = state->find("partition_count");
     if (counts != nullptr && counts->kind == Kind::kList)
       for (const PickleValue* count : counts->items) out_.partitions.push_back(integer_of(count).value_or(0));
@@ -105,16 +101,17 @@ class RankReader {
   void read_parts(const PickleValue& state, const char* weights_key, const char* optimizer_key) {
     const PickleValue* weights = state.find(weights_key);
     if (weights == nullptr && state.find("fp32_groups") != nullptr)
-      fail(out_.path,
-           "is an elastic checkpoint of stage 3 (fp32_groups), which DeepSpeed has given up and which is not "
-           "read");
+      throw CheckpointError(out_.path,
+                            ": is an elastic checkpoint of stage 3 (fp32_groups), which DeepSpeed has given "
+                            "up and which is not "
+                            "read");
     if (weights == nullptr || (weights->kind != Kind::kList && weights->kind != Kind::kTuple))
-      fail(out_.path, str("has no list ", weights_key, ", the fp32 masters; expected one"));
+      throw CheckpointError(out_.path, ": has no list ", weights_key, ", the fp32 masters; expected one");
     for (const PickleValue* value : weights->items) {
       std::optional<TorchTensor> tensor = file_.tensor(*value);
       if (!tensor || !tensor->is_contiguous() || !is_floating(tensor->type))
-        fail(out_.path, str(weights_key, " has ", value->describe(),
-                            "; expected flat tensors of floating-point numbers"));
+        throw CheckpointError(out_.path, ": ", weights_key, " has ", value->describe(),
+                              "; expected flat tensors of floating-point numbers");
       const int64_t shown = std::min<int64_t>(tensor->numel() * size_bytes(tensor->type), kShownBytes);
       out_.begin_of_masters += file_.read(tensor->offset, shown);
       out_.parts.push_back({.weights = std::move(*tensor), .states = {}, .steps = {}, .padding = 0});
@@ -128,9 +125,9 @@ class RankReader {
     }
     FlatOptimizer read = read_flat_optimizer(file_, *optimizer, lost_);
     if (read.states.size() != out_.parts.size())
-      fail(out_.path,
-           str("has ", out_.parts.size(), " flat groups of fp32 masters and the optimizer's state of ",
-               read.states.size(), "; expected as many"));
+      throw CheckpointError(out_.path, ": has ", out_.parts.size(),
+                            " flat groups of fp32 masters and the optimizer's state of ", read.states.size(),
+                            "; expected as many");
     const auto all_steps = integer_of(state.find("base_optimizer_state_step"));
     for (size_t i = 0; i < out_.parts.size(); ++i) {
       out_.parts[i].states = std::move(read.states[i].tensors);
@@ -152,8 +149,8 @@ class RankReader {
       for (const PickleValue* one : group->items) {
         const int64_t padding = integer_of(one).value_or(-1);
         if (padding < 0 || padding > (1 << 20))
-          fail(out_.path,
-               str("param_alignment_paddings has ", one->describe(), "; expected counts of elements"));
+          throw CheckpointError(out_.path, ": param_alignment_paddings has ", one->describe(),
+                                "; expected counts of elements");
         out_.param_padding.back().push_back(padding);
       }
     }
@@ -204,19 +201,19 @@ class ZeroAssembly {
   void check_ranks() const {
     for (const RankState& rank : ranks_) {
       if (rank.stage != first().stage)
-        fail(rank.path, str("is of stage ", rank.stage, ", rank 0's of stage ", first().stage,
-                            "; expected files of one checkpoint"));
+        throw CheckpointError(rank.path, ": is of stage ", rank.stage, ", rank 0's of stage ", first().stage,
+                              "; expected files of one checkpoint");
       if (rank.parts.size() != first().parts.size())
-        fail(rank.path, str("has ", rank.parts.size(), " flat groups, rank 0's file ", first().parts.size(),
-                            "; expected files of one checkpoint"));
+        throw CheckpointError(rank.path, ": has ", rank.parts.size(), " flat groups, rank 0's file ",
+                              first().parts.size(), "; expected files of one checkpoint");
       for (size_t i = 0; i < rank.parts.size(); ++i) {
         const FlatPart &one = rank.parts[i], &other = first().parts[i];
         if (one.weights.type != other.weights.type)
-          fail(rank.path, str("has ", name_of(one.weights.type), " masters, rank 0's file ",
-                              name_of(other.weights.type), "; expected files of one checkpoint"));
+          throw CheckpointError(rank.path, ": has ", name_of(one.weights.type), " masters, rank 0's file ",
+                                name_of(other.weights.type), "; expected files of one checkpoint");
         if (one.steps && other.steps && *one.steps != *other.steps)
-          fail(rank.path, str("its optimizer counts ", *one.steps, " updates, rank 0's ", *other.steps,
-                              "; expected files of one checkpoint"));
+          throw CheckpointError(rank.path, ": its optimizer counts ", *one.steps, " updates, rank 0's ",
+                                *other.steps, "; expected files of one checkpoint");
       }
     }
   }
@@ -246,8 +243,8 @@ class ZeroAssembly {
       const FlatPart& from = rank.parts[piece.part];
       const auto found = from.states.find(state);
       if (found == from.states.end())
-        fail(rank.path, str("has no ", quoted_name(state), " of flat group ", piece.part,
-                            ", which other ranks have; expected files of one checkpoint"));
+        throw CheckpointError(rank.path, ": has no ", quoted_name(state), " of flat group ", piece.part,
+                              ", which other ranks have; expected files of one checkpoint");
       const TorchTensor& tensor = found->second;
       const int64_t numel = tensor.numel(), masters = from.weights.numel();
       if (tensor.shape.size() != 1 || numel < masters ||
@@ -258,8 +255,8 @@ class ZeroAssembly {
         return;
       }
       if (!out.runs.empty() && out.type != tensor.type)
-        fail(rank.path, str(quoted_name(state), " is of ", name_of(tensor.type), ", of other ranks ",
-                            name_of(out.type), "; expected files of one checkpoint"));
+        throw CheckpointError(rank.path, ": ", quoted_name(state), " is of ", name_of(tensor.type),
+                              ", of other ranks ", name_of(out.type), "; expected files of one checkpoint");
       out.type = tensor.type;
       out.runs.push_back(run_of(piece, tensor));
     }
@@ -275,8 +272,8 @@ class ZeroAssembly {
 
   void place_in_groups(const std::vector<ShapesByName>& shapes) {
     if (shapes.size() != first().parts.size())
-      model_.fail(str("param_shapes has ", shapes.size(), " groups, the optimizer's files ",
-                      first().parts.size(), "; expected files of one checkpoint"));
+      model_.fail("param_shapes has ", shapes.size(), " groups, the optimizer's files ", first().parts.size(),
+                  "; expected files of one checkpoint");
     const auto world = static_cast<int64_t>(ranks_.size());
     for (size_t group = 0; group < shapes.size(); ++group) {
       int64_t part = 0, available = 0, offset = 0;
@@ -297,8 +294,8 @@ class ZeroAssembly {
         offset += numel + paddings[index++];
       }
       if (available - offset >= 2 * world || available < offset)
-        model_.fail(str("param_shapes has ", offset, " elements in group ", group,
-                        ", the optimizer's files have ", available, "; expected files of one checkpoint"));
+        model_.fail("param_shapes has ", offset, " elements in group ", group,
+                    ", the optimizer's files have ", available, "; expected files of one checkpoint");
       check_slices(group, expected);
     }
     say_left_out();
@@ -330,13 +327,12 @@ class ZeroAssembly {
         return str(slices.size(), " parameters, first ", first->second.second, " elements of ",
                    quoted_name(first->first));
       };
-      fail(ranks_[rank].path,
-           str("param_slice_mappings has ", describe(found), " in group ", group, "; expected ",
-               describe(expected[rank]), ", as param_shapes says of rank ", rank,
-               other == expected.end()
-                   ? ": it is the file of another run, or the parameters lie in another order"
-                   : str(": it is the file of rank ", other - expected.begin()),
-               "; copy the checkpoint again"));
+      throw CheckpointError(
+          ranks_[rank].path, ": param_slice_mappings has ", describe(found), " in group ", group,
+          "; expected ", describe(expected[rank]), ", as param_shapes says of rank ", rank,
+          other == expected.end() ? ": it is the file of another run, or the parameters lie in another order"
+                                  : str(": it is the file of rank ", other - expected.begin()),
+          "; copy the checkpoint again");
     }
   }
 
@@ -348,9 +344,9 @@ class ZeroAssembly {
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
       for (const size_t other : alike[ranks_[rank].begin_of_masters])
         if (same_masters(files, ranks_[other], ranks_[rank]) && !has_constants_alone(files, ranks_[rank]))
-          fail(ranks_[rank].path, str("has the same fp32 masters as ", ranks_[other].path.filename(),
-                                      "; expected those of rank ", rank,
-                                      ": one file was copied over the other, copy the checkpoint again"));
+          throw CheckpointError(ranks_[rank].path, ": has the same fp32 masters as ",
+                                ranks_[other].path.filename(), "; expected those of rank ", rank,
+                                ": one file was copied over the other, copy the checkpoint again");
       alike[ranks_[rank].begin_of_masters].push_back(rank);
     }
   }
@@ -384,8 +380,8 @@ class ZeroAssembly {
   const std::vector<int64_t>& padding_of(size_t group, size_t count) const {
     const auto& all = first().param_padding;
     if (group >= all.size() || all[group].size() != count)
-      fail(first().path, str("param_alignment_paddings does not have those of the ", count,
-                             " parameters of group ", group));
+      throw CheckpointError(first().path, ": param_alignment_paddings does not have those of the ", count,
+                            " parameters of group ", group);
     return all[group];
   }
 
@@ -400,10 +396,10 @@ class ZeroAssembly {
                               : 0;
       const int64_t count = std::min(has - begin, numel - done);
       if (count <= 0)
-        model_.fail(str("parameter ", quoted_name(name), " of the ", numel,
-                        " elements that param_shapes says is not there from element ", done,
-                        " on: the part of rank ", rank, " ends at element ", has, " of group ", group,
-                        "; expected files of one checkpoint"));
+        model_.fail("parameter ", quoted_name(name), " of the ", numel,
+                    " elements that param_shapes says is not there from element ", done,
+                    " on: the part of rank ", rank, " ends at element ", has, " of group ", group,
+                    "; expected files of one checkpoint");
       pieces.push_back({static_cast<size_t>(rank), group, begin, done, count});
       done += count;
     }
@@ -419,9 +415,9 @@ class ZeroAssembly {
     for (const RankState& rank : ranks_)
       for (size_t i = 0; i < ends.size(); ++i)
         if (rank.parts[i].weights.numel() != first().parts[i].weights.numel())
-          fail(rank.path,
-               str("flat group ", i, " has ", rank.parts[i].weights.numel(), " elements, rank 0's ",
-                   first().parts[i].weights.numel(), "; expected files of one checkpoint"));
+          throw CheckpointError(rank.path, ": flat group ", i, " has ", rank.parts[i].weights.numel(),
+                                " elements, rank 0's ", first().parts[i].weights.numel(),
+                                "; expected files of one checkpoint");
     int64_t wanted = 0;
     for (const ShapesByName& group : shapes)
       for (const auto& [name, shape] : group) wanted += (numel_of(shape) + world - 1) / world;
@@ -445,13 +441,13 @@ class ZeroAssembly {
     std::error_code error;
     const fs::path swapped = first().path.parent_path() / "offloaded_tensors";
     const bool is_swapped = available < wanted && fs::exists(swapped, error);
-    fail(first().path,
-         str("has ", available, " elements of a rank's parameters; expected ", wanted,
-             ", as param_shapes says",
-             is_swapped ? ": the optimizer was offloaded to NVMe, whose files (offloaded_tensors) are not "
-                          "read; save with the optimizer in memory, or on the CPU"
-             : available < wanted ? ": parameters or the optimizer's state may have been on NVMe"
-                                  : ": ranks may have been grouped (MiCS), or files are of two checkpoints"));
+    throw CheckpointError(
+        first().path, ": has ", available, " elements of a rank's parameters; expected ", wanted,
+        ", as param_shapes says",
+        is_swapped ? ": the optimizer was offloaded to NVMe, whose files (offloaded_tensors) are not "
+                     "read; save with the optimizer in memory, or on the CPU"
+        : available < wanted ? ": parameters or the optimizer's state may have been on NVMe"
+                             : ": ranks may have been grouped (MiCS), or files are of two checkpoints");
   }
 
   static size_t part_at(const std::vector<int64_t>& ends, int64_t offset) {
@@ -529,8 +525,8 @@ void say_lost(ForeignCheckpoint& checkpoint, const std::vector<LostValue>& lost)
 FlatOptimizer read_flat_optimizer(const TorchFile& file, const PickleValue& value,
                                   std::vector<LostValue>& lost) {
   FlatOptimizer out;
-  const auto fail_here = [&](const std::string& what) {
-    fail(file.path(), str("the optimizer's state: ", what));
+  const auto fail = [&](const auto&... what) {
+    throw CheckpointError(file.path(), ": the optimizer's state: ", what...);
   };
   if (value.kind == Kind::kList) {
     for (size_t i = 0; i < value.items.size(); ++i) {
@@ -546,19 +542,19 @@ FlatOptimizer read_flat_optimizer(const TorchFile& file, const PickleValue& valu
   const PickleValue *groups = value.find("param_groups"), *states = value.find("state");
   if (value.kind != Kind::kDict || groups == nullptr || groups->kind != Kind::kList || states == nullptr ||
       states->kind != Kind::kDict)
-    fail_here(str("is ", value.describe(), "; expected what torch.optim's state_dict() gives"));
+    fail("is ", value.describe(), "; expected what torch.optim's state_dict() gives");
   std::map<int64_t, size_t> places;
   for (const PickleValue* group : groups->items) {
     const PickleValue* members = group->find("params");
     if (members == nullptr || members->kind != Kind::kList)
-      fail_here(str("a param group is ", group->describe(), "; expected one with a list \"params\""));
+      fail("a param group is ", group->describe(), "; expected one with a list \"params\"");
     out.groups.push_back(group_options(*group, file, lost));
     out.members.emplace_back();
     for (const PickleValue* member : members->items) {
       if (member->kind != Kind::kInt)
-        fail_here(str("a parameter of a group is ", member->describe(), "; expected a number"));
+        fail("a parameter of a group is ", member->describe(), "; expected a number");
       if (!places.emplace(member->integer, out.states.size()).second)
-        fail_here(str("parameter ", member->integer, " is in two groups"));
+        fail("parameter ", member->integer, " is in two groups");
       out.members.back().push_back(out.states.size());
       FlatState& state = out.states.emplace_back();
       state.group = static_cast<int>(out.groups.size()) - 1;
@@ -591,23 +587,25 @@ void read_zero_optimizer(ForeignCheckpoint& checkpoint, const DeepSpeedFiles& fi
     const int64_t world = counts.empty() ? static_cast<int64_t>(files.optimizer.size())
                                          : *std::max_element(counts.begin(), counts.end());
     if (!counts.empty() && *std::min_element(counts.begin(), counts.end()) != world)
-      fail(ranks[0].path,
-           "has groups that are divided among different numbers of ranks, as a mixture of experts has, which "
-           "is not read");
+      throw CheckpointError(ranks[0].path,
+                            ": has groups that are divided among different numbers of ranks, as a mixture of "
+                            "experts has, which "
+                            "is not read");
     if (world != static_cast<int64_t>(files.optimizer.size()))
-      fail(files.folder, str("has the optimizer's files of ", files.optimizer.size(), " ranks; expected ",
-                             world, ", as ", ranks[0].path.filename(), " says",
-                             world > static_cast<int64_t>(files.optimizer.size())
-                                 ? str(": the file of rank ", files.optimizer.size(), " is missing")
-                                 : ": the others are of another run, remove them"));
+      throw CheckpointError(files.folder, ": has the optimizer's files of ", files.optimizer.size(),
+                            " ranks; expected ", world, ", as ", ranks[0].path.filename(), " says",
+                            world > static_cast<int64_t>(files.optimizer.size())
+                                ? str(": the file of rank ", files.optimizer.size(), " is missing")
+                                : ": the others are of another run, remove them");
   }
   const bool is_divided = ranks[0].stage == 3;
   if (is_divided != files.model_by_rank)
-    fail(files.folder, str("the optimizer's files are of stage ", ranks[0].stage, ", the model's file is ",
-                           files.model[0].filename(), "; expected those of one run"));
+    throw CheckpointError(files.folder, ": the optimizer's files are of stage ", ranks[0].stage,
+                          ", the model's file is ", files.model[0].filename(), "; expected those of one run");
   if (is_divided && files.model.size() != files.optimizer.size())
-    fail(files.folder, str("has the model's files of ", files.model.size(), " ranks and the optimizer's of ",
-                           files.optimizer.size(), "; expected those of all ranks"));
+    throw CheckpointError(files.folder, ": has the model's files of ", files.model.size(),
+                          " ranks and the optimizer's of ", files.optimizer.size(),
+                          "; expected those of all ranks");
   checkpoint.world_size = static_cast<int>(files.optimizer.size());
   checkpoint.groups = ranks[0].groups;
   if (ranks[0].stage >= 0) {

@@ -68,8 +68,8 @@ class UniversalReader {
     for (const std::string& name : order_) {
       const auto found = folders.find(name);
       if (found == folders.end())
-        fail(folder_ / "zero", str("has no folder ", quoted_name(name), ", a parameter of ",
-                                   files_.model[0].filename(), "; expected one of each parameter"));
+        throw CheckpointError(folder_ / "zero", ": has no folder ", quoted_name(name), ", a parameter of ",
+                              files_.model[0].filename(), "; expected one of each parameter");
       add(name, found->second);
     }
     // Without param_shapes, and of several stages of a pipeline, the folders say what there is.
@@ -86,10 +86,6 @@ class UniversalReader {
   }
 
  private:
-  [[noreturn]] static void fail(const fs::path& path, const std::string& what) {
-    throw CheckpointError(path, ": ", what);
-  }
-
   void read_optimizer() {
     const fs::path path = folder_ / "zero" / "optimizer_state.pt";
     std::error_code error;
@@ -107,7 +103,7 @@ class UniversalReader {
     const PickleValue* states = inner == nullptr ? nullptr : inner->find("state");
     for (const PickleValue* group : groups == nullptr ? std::vector<const PickleValue*>() : groups->items) {
       if (group->kind != Kind::kDict)
-        fail(path, str("a param group is ", group->describe(), "; expected a dict"));
+        throw CheckpointError(path, ": a param group is ", group->describe(), "; expected a dict");
       std::vector<LostValue> lost;
       checkpoint_.groups.push_back(group_options(*group, file, lost));
       say_lost(checkpoint_, lost);
@@ -163,12 +159,12 @@ class UniversalReader {
     if (value->kind == Kind::kDict) {
       if (const PickleValue* expert = value->find("is_expert_param");
           expert != nullptr && integer_of(expert).value_or(0) != 0)
-        fail(path, "is of a mixture of experts, which is not read");
+        throw CheckpointError(path, ": is of a mixture of experts, which is not read");
       value = value->find("param");
     }
     const std::optional<TorchTensor> tensor = value == nullptr ? std::nullopt : file.tensor(*value);
     if (!tensor || !tensor->is_contiguous() || !is_floating(tensor->type))
-      fail(path, str("is ", file.root().describe(), "; expected the tensor of ", what));
+      throw CheckpointError(path, ": is ", file.root().describe(), "; expected the tensor of ", what);
     checkpoint_.files.push_back(path);
     return {*tensor, static_cast<int>(checkpoint_.files.size()) - 1};
   }
@@ -176,8 +172,8 @@ class UniversalReader {
   ForeignTensor foreign(const fs::path& path, const std::string& what, const std::vector<int64_t>* shape) {
     const auto [tensor, file] = read_tensor(path, what);
     if (shape != nullptr && tensor.numel() != numel_of(*shape))
-      fail(path,
-           str("has ", tensor.numel(), " elements; expected those of ", what, ", ", describe_shape(*shape)));
+      throw CheckpointError(path, ": has ", tensor.numel(), " elements; expected those of ", what, ", ",
+                            describe_shape(*shape));
     const std::vector<int64_t>& own = shape != nullptr ? *shape : tensor.shape;
     ForeignTensor out{.type = tensor.type, .shape = own, .runs = {}};
     if (tensor.numel() > 0) out.runs = {flat_run(file, tensor.offset, 0, tensor.numel())};
@@ -200,7 +196,8 @@ class UniversalReader {
         const TorchFile file(path);
         const PickleValue* value = file.root().kind == Kind::kDict ? file.root().find("param") : &file.root();
         steps = value == nullptr ? std::nullopt : count_in(*value, file);
-        if (!steps) fail(path, str("is ", file.root().describe(), "; expected a count of steps"));
+        if (!steps)
+          throw CheckpointError(path, ": is ", file.root().describe(), "; expected a count of steps");
       } else if (is_utf8(state)) {
         parameter.states.emplace(
             state, foreign(path, str(state, " of ", quoted_name(name)), &parameter.weights.shape));

@@ -12,23 +12,23 @@ namespace {
 
 using FileByTensor = std::map<std::string, std::string>;
 
-[[noreturn]] void fail(const std::string& what) { throw CheckpointError(what); }
-
 FileByTensor read_weight_map(JsonReader& in) {
-  if (in.next() != JsonKind::kObject) fail(str("\"weight_map\" is ", in.found(), ", expected an object"));
+  if (in.next() != JsonKind::kObject)
+    throw CheckpointError("\"weight_map\" is ", in.found(), ", expected an object");
   FileByTensor files;
   in.enter_object();
   for (std::string name; in.next_key(name);) {
     if (in.next() != JsonKind::kString)
-      fail(str("tensor ", quoted_name(name), " is in ", in.found(), ", expected the name of a file"));
+      throw CheckpointError("tensor ", quoted_name(name), " is in ", in.found(),
+                            ", expected the name of a file");
     const std::string file = in.string();
     const bool is_name = !file.empty() && file != "." && file != ".." &&
                          file.find_first_of(std::string_view("/\\\0", 3)) == file.npos;
     if (!is_name)
-      fail(str("tensor ", quoted_name(name), " is in ", quoted_name(file),
-               ", expected a file in the index's own folder"));
+      throw CheckpointError("tensor ", quoted_name(name), " is in ", quoted_name(file),
+                            ", expected a file in the index's own folder");
     if (!files.emplace(name, file).second)
-      fail(str("has a tensor twice, in ", quoted_name(file), " the second time"));
+      throw CheckpointError("has a tensor twice, in ", quoted_name(file), " the second time");
   }
   return files;
 }
@@ -36,7 +36,7 @@ FileByTensor read_weight_map(JsonReader& in) {
 /// Throws without the name of the file.
 FileByTensor read_index(std::string_view text) {
   JsonReader in(text);
-  if (in.next() != JsonKind::kObject) fail(str("is ", in.found(), ", expected an object"));
+  if (in.next() != JsonKind::kObject) throw CheckpointError("is ", in.found(), ", expected an object");
   std::optional<FileByTensor> files;
   in.enter_object();
   for (std::string key; in.next_key(key);) {
@@ -44,11 +44,11 @@ FileByTensor read_index(std::string_view text) {
       in.skip();
       continue;
     }
-    if (files) fail("has \"weight_map\" twice");
+    if (files) throw CheckpointError("has \"weight_map\" twice");
     files = read_weight_map(in);
   }
   in.finish();
-  if (!files) fail("has no \"weight_map\"; expected {\"weight_map\": {NAME: FILE}}");
+  if (!files) throw CheckpointError("has no \"weight_map\"; expected {\"weight_map\": {NAME: FILE}}");
   return std::move(*files);
 }
 

@@ -94,11 +94,12 @@ struct Hdf5File::Handles {
   Hdf5Id links = {};          ///< how links are followed: not to other files
   std::string external = {};  ///< set when such a link was met: where it leads
 
-  [[noreturn]] void fail(const std::string& name, const std::string& what) const {
-    throw CheckpointError(path, ": ", quoted_name(name), " ", what);
+  template <class... What>
+  [[noreturn]] void fail(const std::string& name, const What&... what) const {
+    throw CheckpointError(path, ": ", quoted_name(name), " ", what...);
   }
   Hdf5Id own(const std::string& name, hid_t id, Hdf5Id::Close close) const {
-    if (id < 0) fail(name, str("cannot be read: ", hdf5_reason()));
+    if (id < 0) fail(name, "cannot be read: ", hdf5_reason());
     return {id, close};
   }
 
@@ -123,10 +124,10 @@ struct Hdf5File::Handles {
     if (object < 0) {
       const std::string reason = hdf5_reason();
       if (!external.empty())
-        fail(name, str("leads by an external link to ", external,
-                       "; expected a dataset of this file: no data is taken from other files"));
+        fail(name, "leads by an external link to ", external,
+             "; expected a dataset of this file: no data is taken from other files");
       check_links(name);
-      fail(name, str("cannot be read: ", reason));
+      fail(name, "cannot be read: ", reason);
     }
     if (H5Iget_type(object) != H5I_DATASET) fail(name, "is not a dataset");
     return object;
@@ -139,13 +140,13 @@ struct Hdf5File::Handles {
       H5L_info_t info{};
       if (H5Lget_info(file, part.c_str(), &info, links) < 0) return;
       if (info.type > H5L_TYPE_EXTERNAL)
-        fail(name, str("leads through a link of the user-defined type ", static_cast<int>(info.type),
-                       "; expected a dataset of this file"));
+        fail(name, "leads through a link of the user-defined type ", static_cast<int>(info.type),
+             "; expected a dataset of this file");
       if (info.type == H5L_TYPE_SOFT && H5Oexists_by_name(file, part.c_str(), links) <= 0) {
         std::string target(info.u.val_size, '\0');
         if (H5Lget_val(file, part.c_str(), target.data(), target.size(), links) < 0) target.clear();
         target.resize(std::min(target.find('\0'), target.size()));
-        fail(name, str("leads by a soft link to ", quoted_name(target), ", which is not in the file"));
+        fail(name, "leads by a soft link to ", quoted_name(target), ", which is not in the file");
       }
       if (end == name.npos) return;
     }
@@ -163,16 +164,15 @@ struct Hdf5File::Handles {
       if (count > 0 && H5Pget_virtual_filename(creation, 0, text.data(), text.size() - 1) >= 0) {
         sources = str(count, count == 1 ? " source, " : " sources, the first ", named());
       }
-      fail(name, str("is a virtual dataset (", sources,
-                     "): its elements are not here; expected a dataset that has them, such as "
-                     "new.create_dataset(NAME, data=old[NAME][:]) makes with h5py"));
+      fail(name, "is a virtual dataset (", sources,
+           "): its elements are not here; expected a dataset that has them, such as "
+           "new.create_dataset(NAME, data=old[NAME][:]) makes with h5py");
     }
     if (const int count = H5Pget_external_count(creation); count > 0) {
       H5Pget_external(creation, 0, text.size() - 1, text.data(), nullptr, nullptr);
-      fail(name,
-           str("has its elements in ", count == 1 ? "another file, " : "other files, the first ", named(),
-               " (external storage); expected a dataset that has them: no data is taken from other "
-               "files"));
+      fail(name, "has its elements in ", count == 1 ? "another file, " : "other files, the first ", named(),
+           " (external storage); expected a dataset that has them: no data is taken from other "
+           "files");
     }
     const int num_filters = H5Pget_nfilters(creation);
     for (int i = 0; i < num_filters; ++i) {
@@ -184,9 +184,9 @@ struct Hdf5File::Handles {
       // For a filter that is not HDF5's own, H5Zfilter_avail would load a plugin.
       const bool is_known = filter > 0 && filter < H5Z_FILTER_RESERVED && H5Zfilter_avail(filter) > 0;
       if (!is_known)
-        fail(name, str("is stored through the filter ", static_cast<int>(filter),
-                       text[0] == '\0' ? "" : str(" (", named(), ")"),
-                       ", which is not here; expected gzip, shuffle or none"));
+        fail(name, "is stored through the filter ", static_cast<int>(filter),
+             text[0] == '\0' ? "" : str(" (", named(), ")"),
+             ", which is not here; expected gzip, shuffle or none");
     }
   }
 
@@ -196,7 +196,7 @@ struct Hdf5File::Handles {
     constexpr const char* kWhy = "would be read as the fill value";
     const H5D_layout_t layout = H5Pget_layout(creation);
     if (layout == H5D_CONTIGUOUS && H5Dget_offset(dataset) == HADDR_UNDEF)
-      fail(name, str("was never written: all of its elements ", kWhy, "; expected a dataset with data"));
+      fail(name, "was never written: all of its elements ", kWhy, "; expected a dataset with data");
     if (layout != H5D_CHUNKED) return;
     std::array<hsize_t, H5S_MAX_RANK> chunk{};
     const int rank = H5Pget_chunk(creation, H5S_MAX_RANK, chunk.data());
@@ -206,11 +206,11 @@ struct Hdf5File::Handles {
       const hsize_t part = std::max<hsize_t>(1, chunk[static_cast<size_t>(dim)]);
       expected *= size / part + (size % part != 0 ? 1 : 0);
     }
-    if (H5Dget_num_chunks(dataset, space, &written) < 0) fail(name, str("cannot be read: ", hdf5_reason()));
+    if (H5Dget_num_chunks(dataset, space, &written) < 0) fail(name, "cannot be read: ", hdf5_reason());
     if (written < expected)
-      fail(name, str("was not written as a whole: ", expected - written, " of its ", expected,
-                     " chunks are not in the file, and their elements ", kWhy,
-                     "; expected a dataset with all of its data"));
+      fail(name, "was not written as a whole: ", expected - written, " of its ", expected,
+           " chunks are not in the file, and their elements ", kWhy,
+           "; expected a dataset with all of its data");
   }
 };
 
@@ -265,8 +265,8 @@ Hdf5Stored Hdf5File::find(const std::string& name) const {
   const Hdf5Id space = handles_->own(name, H5Dget_space(dataset), H5Sclose);
   const std::optional<DType> element = element_type(type);
   if (!element)
-    handles_->fail(name, str("holds ", describe(type),
-                             "; expected bool, int8 to int64, uint8, fp16, bf16, fp32 or fp64"));
+    handles_->fail(name, "holds ", describe(type),
+                   "; expected bool, int8 to int64, uint8, fp16, bf16, fp32 or fp64");
 
   Hdf5Stored stored{.name = name, .type = *element, .shape = {}, .bytes = 0, .offset = std::nullopt};
   std::vector<hsize_t> sizes(static_cast<size_t>(std::max(0, H5Sget_simple_extent_ndims(space))));
@@ -282,15 +282,15 @@ Hdf5Stored Hdf5File::find(const std::string& name) const {
       H5Dget_offset(dataset);  // defined for contiguous data in this file that was written
   const H5D_layout_t layout = H5Pget_layout(creation);
   if (stored.bytes / kLargestCompression > file_bytes_)
-    handles_->fail(name, str("says to have shape ", describe_shape(stored.shape), ", ", stored.bytes,
-                             " bytes, in a file of ", file_bytes_,
-                             "; expected a size that can be true (the file is damaged)"));
+    handles_->fail(name, "says to have shape ", describe_shape(stored.shape), ", ", stored.bytes,
+                   " bytes, in a file of ", file_bytes_,
+                   "; expected a size that can be true (the file is damaged)");
   // Compact data is in the object's header. HDF5 1.10 copies as many bytes as the shape needs, also past the
   // end of the stored data.
   const auto held = static_cast<int64_t>(H5Dget_storage_size(dataset));
   if (layout == H5D_COMPACT && held != stored.bytes)
-    handles_->fail(name, str("says to have shape ", describe_shape(stored.shape), ", ", stored.bytes,
-                             " bytes, but holds ", held, " (the file is damaged)"));
+    handles_->fail(name, "says to have shape ", describe_shape(stored.shape), ", ", stored.bytes,
+                   " bytes, but holds ", held, " (the file is damaged)");
   if (stored.bytes > 0) handles_->check_written(name, dataset, space, creation, stored.shape);
   const bool plain = layout == H5D_CONTIGUOUS && is_little_endian(type);
   if (plain && address != HADDR_UNDEF && held == stored.bytes) stored.offset = static_cast<int64_t>(address);
@@ -306,7 +306,7 @@ void Hdf5File::read(const Hdf5Stored& stored, std::span<std::byte> destination) 
   const Hdf5Id memory = handles_->own(stored.name, H5Tcopy(type), H5Tclose);
   if (!is_little_endian(type)) H5Tset_order(memory, H5T_ORDER_LE);
   if (H5Dread(dataset, memory, H5S_ALL, H5S_ALL, H5P_DEFAULT, destination.data()) < 0)
-    handles_->fail(stored.name, str("cannot be read: ", hdf5_reason()));
+    handles_->fail(stored.name, "cannot be read: ", hdf5_reason());
 }
 
 }  // namespace tessera::checkpoint
