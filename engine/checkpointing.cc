@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <variant>
 
+#include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/files/catalog.h"
 #include "checkpoint/read/reader.h"
 #include "comm/init/agreement.h"
 #include "core/error.h"

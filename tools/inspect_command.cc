@@ -6,8 +6,8 @@
 #include <optional>
 #include <string>
 
+#include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/files/catalog.h"
 #include "checkpoint/read/reader.h"
 #include "core/log.h"
 #include "core/str.h"

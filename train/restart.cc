@@ -16,8 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/files/catalog.h"
 #include "checkpoint/read/reader.h"
 #include "comm/init/agreement.h"
 #include "core/error.h"

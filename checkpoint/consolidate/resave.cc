@@ -6,11 +6,11 @@
 #include <string>
 #include <utility>
 
+#include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/consolidate/writers.h"
-#include "checkpoint/files/catalog.h"
-#include "checkpoint/manifest/names.h"
-#include "checkpoint/write/save.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/save.h"
 #include "core/str.h"
 #include "zero/plan/layout.h"
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/manifest/manifest.h"
+#include "checkpoint/manifest.h"
 
 namespace tessera::checkpoint {
 

@@ -27,9 +27,6 @@ void write_distributed(const Conversion& conversion);
 /// OUTPUT/TAG, OUTPUT/latest.
 void write_tessera(const Conversion& conversion);
 
-/// A model's file, or a folder of shards.
-void write_weights(const Conversion& conversion);
-
 /// stream_tensors() with the options' progress; notes in the result what overflowed, by `name_of` a tensor.
 void stream_into(const Conversion& conversion, const std::vector<StreamedTensor>& tensors,
                  const std::function<void(size_t tensor, std::span<const std::byte>)>& write,

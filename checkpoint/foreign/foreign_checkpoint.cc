@@ -13,7 +13,7 @@
 #include <thread>
 
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/formats/safetensors_reader.h"
+#include "checkpoint/formats/safetensors.h"
 #include "checkpoint/formats/torch_file.h"
 #include "core/check.h"
 #include "core/files/input_file.h"

@@ -5,8 +5,7 @@
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/foreign/model_files.h"
-#include "checkpoint/formats/safetensors_index.h"
-#include "checkpoint/formats/safetensors_reader.h"
+#include "checkpoint/formats/safetensors.h"
 #include "core/files/input_file.h"
 #include "core/str.h"
 #include "core/utf8.h"

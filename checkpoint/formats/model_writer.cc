@@ -3,21 +3,104 @@
 #include <algorithm>
 #include <limits>
 #include <set>
+#include <string>
+#include <vector>
 
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/formats/hdf5_writer.h"
-#include "checkpoint/formats/safetensors_types.h"
+#include "checkpoint/formats/pickle_writer.h"
+#include "checkpoint/formats/safetensors.h"
 #include "checkpoint/formats/safetensors_writer.h"
-#include "checkpoint/formats/torch_writer.h"
+#include "checkpoint/formats/torch_archive.h"
 #include "checkpoint/hdf5/hdf5_image.h"
 #include "core/check.h"
 #include "core/error.h"
+#include "core/files/pending_file.h"
 #include "core/numel.h"
 #include "core/str.h"
 #include "core/utf8.h"
 
 namespace tessera::checkpoint {
 namespace {
+
+std::string state_dict_pickle(const std::vector<ModelTensor>& tensors) {
+  PickleWriter pickle;
+  pickle.begin_ordered_dict();
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    pickle.text(tensors[i].name).tensor(tensors[i].type, tensors[i].shape, i);
+    for (const std::string& alias : tensors[i].aliases)
+      pickle.text(alias).tensor(tensors[i].type, tensors[i].shape, i);
+  }
+  return pickle.end_dict().finish();
+}
+
+std::vector<int64_t> sizes_of(const std::vector<ModelTensor>& tensors) {
+  std::vector<int64_t> sizes;
+  for (const ModelTensor& tensor : tensors) sizes.push_back(tensor.bytes());
+  return sizes;
+}
+
+/// What torch.save writes for a state_dict: torch.load reads it with weights_only=True and mmap=True.
+class TorchFileWriter : public ModelWriter {
+ public:
+  TorchFileWriter(const Disk& disk, ModelWriterOptions options)
+      : ModelWriter(std::move(options.tensors)),
+        archive_(state_dict_pickle(tensors()), sizes_of(tensors())),
+        file_(disk, options.path) {
+    file_.file().reserve(archive_.bytes());
+  }
+
+ private:
+  void write(size_t index, int64_t offset, std::span<const std::byte> data) override {
+    archive_.write(file_.file(), 0, index, offset, data);
+  }
+
+  void publish() override {
+    archive_.finish(file_.file(), 0);
+    file_.publish();
+  }
+
+  TorchArchive archive_;
+  PendingFile file_;
+};
+
+std::string dataset_path(const std::string& name) { return str("/", hdf5_name(name)); }
+
+/// One contiguous dataset per tensor, for h5py.File(path)["encoder.weight"][:], in the root group under
+/// hdf5_name(NAME); the other names of a tied tensor are hard links to its dataset. Throws CheckpointError
+/// for more than 32 dimensions.
+class Hdf5FileWriter : public ModelWriter {
+ public:
+  Hdf5FileWriter(const Disk& disk, ModelWriterOptions options)
+      : ModelWriter(std::move(options.tensors)),
+        image_(build(options.path.filename().string(), tensors())),
+        file_(disk, options.path) {
+    file_.file().reserve(image_.file_bytes);
+  }
+
+ private:
+  static Hdf5Image build(const std::string& purpose, const std::vector<ModelTensor>& tensors) {
+    Hdf5Builder builder(purpose, Hdf5Readers::kSince1_8);
+    for (const ModelTensor& tensor : tensors) {
+      builder.add({dataset_path(tensor.name), tensor.type, tensor.shape, {}});
+      for (const std::string& alias : tensor.aliases)
+        builder.add_link(dataset_path(tensor.name), dataset_path(alias));
+    }
+    return builder.finish();
+  }
+
+  void write(size_t index, int64_t offset, std::span<const std::byte> data) override {
+    file_.file().write_at(image_.offsets[index] + offset, data);
+  }
+
+  void publish() override {
+    for (const Hdf5Image::Piece& piece : image_.metadata)
+      file_.file().write_at(piece.offset, std::as_bytes(std::span(piece.bytes)));
+    file_.publish();
+  }
+
+  Hdf5Image image_;
+  PendingFile file_;
+};
 
 void check_name(const std::string& name, std::set<std::string_view>& seen) {
   if (name.empty()) throw CheckpointError("a tensor has an empty name");
@@ -129,8 +212,9 @@ std::unique_ptr<ModelWriter> open_model_writer(const Disk& disk, ModelWriterOpti
   if (options.max_shard_bytes > 0)
     throw CheckpointError(options.path, ": only safetensors can be cut into shards, not ",
                           name_of(options.format));
-  return options.format == ModelFormat::kTorch ? open_torch_file(disk, std::move(options))
-                                               : open_hdf5_file(disk, std::move(options));
+  if (options.format == ModelFormat::kTorch)
+    return std::make_unique<TorchFileWriter>(disk, std::move(options));
+  return std::make_unique<Hdf5FileWriter>(disk, std::move(options));
 }
 
 }  // namespace tessera::checkpoint

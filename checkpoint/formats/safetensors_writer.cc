@@ -8,9 +8,7 @@
 
 #include "checkpoint/block_hashes.h"
 #include "checkpoint/formats/pending_output.h"
-#include "checkpoint/formats/safetensors_digest.h"
-#include "checkpoint/formats/safetensors_header.h"
-#include "checkpoint/formats/safetensors_index.h"
+#include "checkpoint/formats/safetensors.h"
 #include "core/files/pending_file.h"
 
 namespace tessera::checkpoint {

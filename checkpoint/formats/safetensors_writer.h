@@ -24,7 +24,7 @@ class SafetensorsLayout {
                     const std::string& file);
 
   /// The header, to be written at byte 0; `hashes` are the block hashes by index of tensor, of all chosen
-  /// ones (safetensors_digest.h).
+  /// ones.
   std::string head(const std::map<size_t, std::vector<uint64_t>>& hashes) const;
   int64_t file_bytes() const { return file_bytes_; }
   /// Offsets in the file of the bytes of tensor `index`, one for each of its names.

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/manifest/manifest.h"
+#include "checkpoint/manifest.h"
 #include "core/dtype.h"
 
 namespace tessera::checkpoint {

@@ -12,7 +12,7 @@
 #include <string>
 
 #include "checkpoint/foreign/foreign_checkpoint.h"
-#include "checkpoint/manifest/manifest.h"
+#include "checkpoint/manifest.h"
 #include "checkpoint/read/element_source.h"
 
 namespace tessera::checkpoint {

@@ -15,7 +15,7 @@
 #include <span>
 #include <vector>
 
-#include "checkpoint/manifest/manifest.h"
+#include "checkpoint/manifest.h"
 #include "checkpoint/read/element_source.h"
 #include "core/files/disk.h"
 

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
+#include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/files/catalog.h"
-#include "checkpoint/manifest/names.h"
+#include "checkpoint/manifest.h"
 #include "checkpoint/read/foreign_source.h"
 #include "checkpoint/read/hashed_files.h"
 #include "core/error.h"

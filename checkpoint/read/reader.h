@@ -16,7 +16,7 @@
 #include <utility>
 
 #include "checkpoint/foreign/foreign_checkpoint.h"
-#include "checkpoint/manifest/manifest.h"
+#include "checkpoint/manifest.h"
 #include "checkpoint/read/element_source.h"
 
 namespace tessera::checkpoint {

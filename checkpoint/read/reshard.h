@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/manifest/saved_layout.h"
+#include "checkpoint/manifest.h"
 #include "zero/plan/layout.h"
 
 namespace tessera::checkpoint {

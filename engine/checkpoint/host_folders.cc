@@ -14,9 +14,9 @@
 #include <utility>
 
 #include "checkpoint/block_hashes.h"
+#include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/files/catalog.h"
-#include "checkpoint/files/shard_file.h"
+#include "checkpoint/checkpoint_files.h"
 #include "checkpoint/read/reader.h"
 #include "comm/init/agreement.h"
 #include "comm/rendezvous/network.h"

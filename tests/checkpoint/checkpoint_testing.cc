@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/files/shard_file.h"
+#include "checkpoint/checkpoint_files.h"
 #include "checkpoint/hdf5/hdf5_image.h"
 #include "checkpoint/read/reshard.h"
 #include "core/str.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/files/catalog.h"
+#include "checkpoint/catalog.h"
 #include "checkpoint/read/reader.h"
 #include "tests/checkpoint/checkpoint_testing.h"
 #include "tests/support/errors.h"

@@ -11,7 +11,7 @@
 #include <random>
 
 #include "checkpoint/formats/model_writer.h"
-#include "checkpoint/formats/safetensors_reader.h"
+#include "checkpoint/formats/safetensors.h"
 #include "core/error.h"
 #include "core/files/temporary_folder.h"
 #include "examples/torchscript/data/tensor_file.h"

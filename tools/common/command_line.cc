@@ -10,7 +10,7 @@
 #include <system_error>
 #include <vector>
 
-#include "checkpoint/files/catalog.h"
+#include "checkpoint/catalog.h"
 #include "core/error.h"
 #include "core/str.h"
 #include "engine/config/arguments.h"

@@ -6,9 +6,9 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/consolidate/convert_checkpoint.h"
-#include "checkpoint/files/catalog.h"
 #include "checkpoint/read/reader.h"
 #include "comm/init/agreement.h"
 #include "core/error.h"

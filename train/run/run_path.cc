@@ -1,7 +1,7 @@
 #include "train/run/run_path.h"
 
+#include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/files/catalog.h"
 #include "checkpoint/read/reader.h"
 #include "core/error.h"
 #include "core/str.h"

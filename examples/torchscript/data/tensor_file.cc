@@ -4,7 +4,7 @@
 #include <new>
 #include <optional>
 
-#include "checkpoint/formats/safetensors_reader.h"
+#include "checkpoint/formats/safetensors.h"
 #include "checkpoint/hdf5/hdf5_reader.h"
 #include "core/error.h"
 #include "core/files/mapped_file.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "checkpoint/formats/model_writer.h"
-#include "checkpoint/formats/safetensors_header.h"
+#include "checkpoint/formats/safetensors.h"
 #include "core/error.h"
 #include "tests/checkpoint/checkpoint_testing.h"
 #include "tests/checkpoint/formats/safetensors_testing.h"

@@ -13,7 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/formats/model_writer.h"
-#include "checkpoint/formats/torch_zip.h"
+#include "checkpoint/formats/torch_archive.h"
 #include "core/error.h"
 #include "core/memory/process_memory.h"
 #include "tests/checkpoint/formats/safetensors_testing.h"

@@ -1,6 +1,6 @@
 // Hashes in a safetensors file's metadata: any damage to the file is noticed,
 // and the file stays one that others read.
-#include "checkpoint/formats/safetensors_digest.h"
+#include "checkpoint/formats/safetensors.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,7 +10,6 @@
 
 #include "checkpoint/block_hashes.h"
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/formats/safetensors_reader.h"
 #include "tests/checkpoint/formats/formats_testing.h"
 #include "tests/support/errors.h"
 

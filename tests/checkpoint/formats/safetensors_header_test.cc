@@ -1,12 +1,11 @@
 // The header of a safetensors file: what is refused, and that a header is read as it was written.
-#include "checkpoint/formats/safetensors_header.h"
+#include "checkpoint/formats/safetensors.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <tuple>
 
-#include "checkpoint/formats/safetensors_types.h"
 #include "tests/checkpoint/formats/formats_testing.h"
 
 namespace tessera::checkpoint {

@@ -1,13 +1,12 @@
 // Safetensors files of other programs: errors name what is wrong, and no content crashes the reader.
-#include "checkpoint/formats/safetensors_reader.h"
 #include "checkpoint/checkpoint_error.h"
+#include "checkpoint/formats/safetensors.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <random>
 
-#include "checkpoint/formats/safetensors_index.h"
 #include "tests/checkpoint/formats/formats_testing.h"
 #include "tests/support/errors.h"
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/formats/safetensors_reader.h"
+#include "checkpoint/formats/safetensors.h"
 #include "core/files/disk.h"
 
 namespace tessera::checkpoint {

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "checkpoint/checkpoint_error.h"
+#include "checkpoint/formats/torch_archive.h"
 #include "checkpoint/formats/torch_file.h"
-#include "checkpoint/formats/torch_zip.h"
 #include "tests/checkpoint/formats/formats_testing.h"
 
 namespace tessera::checkpoint {

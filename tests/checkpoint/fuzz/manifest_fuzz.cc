@@ -5,8 +5,7 @@
 #include <string>
 
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/manifest/manifest.h"
-#include "checkpoint/manifest/manifest_text.h"
+#include "checkpoint/manifest.h"
 #include "core/error.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/formats/safetensors_reader.h"
+#include "checkpoint/formats/safetensors.h"
 #include "core/error.h"
 #include "core/str.h"
 

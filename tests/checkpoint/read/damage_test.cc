@@ -7,9 +7,9 @@
 #include <random>
 #include <set>
 
+#include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/files/catalog.h"
-#include "checkpoint/files/shard_file.h"
+#include "checkpoint/checkpoint_files.h"
 #include "checkpoint/read/hashed_files.h"
 #include "checkpoint/read/reader.h"
 #include "core/str.h"

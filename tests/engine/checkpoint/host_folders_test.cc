@@ -9,8 +9,8 @@
 #include <set>
 #include <thread>
 
+#include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/files/catalog.h"
 #include "checkpoint/read/reader.h"
 #include "core/files/disk_error.h"
 #include "core/str.h"

@@ -1,4 +1,4 @@
-#include "checkpoint/files/catalog.h"
+#include "checkpoint/catalog.h"
 
 #include <algorithm>
 #include <cctype>
@@ -6,8 +6,7 @@
 #include <tuple>
 
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/manifest/manifest_text.h"
-#include "checkpoint/manifest/names.h"
+#include "checkpoint/manifest.h"
 #include "core/error.h"
 #include "core/files/temporary_name.h"
 #include "core/json/json_reader.h"

@@ -1,6 +1,6 @@
 // The arithmetic of torch's zip, on both sides of 4 GiB. That torch and Python
 // read it is in python_libraries_test.py.
-#include "checkpoint/formats/torch_zip.h"
+#include "checkpoint/formats/torch_archive.h"
 
 #include <gtest/gtest.h>
 

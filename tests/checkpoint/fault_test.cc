@@ -10,7 +10,7 @@
 #include <cstdlib>
 #include <functional>
 
-#include "checkpoint/files/catalog.h"
+#include "checkpoint/catalog.h"
 #include "checkpoint/read/reader.h"
 #include "core/str.h"
 #include "tests/checkpoint/checkpoint_testing.h"

@@ -1,5 +1,5 @@
 // Manifests to text and back; refused and mutated manifests.
-#include "checkpoint/manifest/manifest.h"
+#include "checkpoint/manifest.h"
 #include "checkpoint/checkpoint_error.h"
 
 #include <gmock/gmock.h>
@@ -9,7 +9,6 @@
 #include <random>
 
 #include "checkpoint/block_hashes.h"
-#include "checkpoint/manifest/manifest_text.h"
 #include "core/error.h"
 #include "core/str.h"
 #include "tests/checkpoint/checkpoint_testing.h"

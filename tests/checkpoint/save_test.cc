@@ -1,5 +1,5 @@
 // What save() writes is what readers find; names, tags and what may be replaced or deleted.
-#include "checkpoint/write/save.h"
+#include "checkpoint/save.h"
 #include "checkpoint/checkpoint_error.h"
 
 #include <gmock/gmock.h>
@@ -10,8 +10,8 @@
 #include <fstream>
 #include <thread>
 
-#include "checkpoint/files/catalog.h"
-#include "checkpoint/files/shard_file.h"
+#include "checkpoint/catalog.h"
+#include "checkpoint/checkpoint_files.h"
 #include "checkpoint/read/reader.h"
 #include "core/str.h"
 #include "tests/checkpoint/checkpoint_testing.h"

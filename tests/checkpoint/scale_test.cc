@@ -7,10 +7,8 @@
 #include <iostream>
 #include <set>
 
-#include "checkpoint/files/model_file.h"
-#include "checkpoint/files/shard_file.h"
-#include "checkpoint/manifest/manifest.h"
-#include "checkpoint/manifest/saved_layout.h"
+#include "checkpoint/checkpoint_files.h"
+#include "checkpoint/manifest.h"
 #include "checkpoint/read/reshard.h"
 #include "core/files/temporary_folder.h"
 #include "core/memory/process_memory.h"

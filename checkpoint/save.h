@@ -24,9 +24,10 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "checkpoint/files/shard_file.h"
+#include "checkpoint/checkpoint_files.h"
 #include "core/files/disk.h"
 #include "zero/plan/layout.h"
 
@@ -69,5 +70,24 @@ struct SaveResult {
 /// Collective (three exchanges). The memory the request refers to must not change until it returns. Throws
 /// CheckpointError naming rank and reason, the same on all ranks; files and checkpoints are then as before.
 SaveResult save(const SaveRequest& request, const Exchange& exchange);
+
+// The last part of a save, on rank 0, or of a conversion: renames a finished folder to DIR/TAG and updates
+// the files that name it, as `latest`, or changes nothing.
+
+struct Publication {
+  std::filesystem::path directory;
+  std::string tag;
+  std::string temporary;  ///< name of the finished, synced folder within `directory`
+  /// Files of `directory` that name it from now on, and what they hold then.
+  std::vector<std::pair<std::string, std::string>> pointers;
+};
+
+/// The folders that create_directories(directory) would create, innermost first.
+std::vector<std::filesystem::path> missing_folders(const std::filesystem::path& directory);
+
+/// Renames the folder and replaces the pointers; when it returns, the checkpoint is
+/// committed, and a replaced checkpoint has the folder's old name. On an error it undoes its changes, so that
+/// the folder has its old name again, and throws CheckpointError.
+void publish(const Publication& publication, const Disk& disk);
 
 }  // namespace tessera::checkpoint

@@ -5,7 +5,7 @@
 
 #include <functional>
 
-#include "checkpoint/files/catalog.h"
+#include "checkpoint/catalog.h"
 #include "checkpoint/formats/model_writer.h"
 #include "checkpoint/read/reader.h"
 #include "core/str.h"

@@ -1,15 +1,101 @@
-#include "checkpoint/files/shard_file.h"
+#include "checkpoint/checkpoint_files.h"
 
+#include <algorithm>
 #include <set>
+#include <utility>
 
+#include "checkpoint/block_hashes.h"
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/hdf5/hdf5_image.h"
+#include "core/check.h"
 #include "core/error.h"
 #include "core/numel.h"
 #include "core/str.h"
 #include "core/utf8.h"
 
 namespace tessera::checkpoint {
+namespace {
+
+using Segment = std::pair<int64_t, SourceBytes>;  // offset, bytes
+
+/// Keeps a segment's bytes in memory.
+class Acquired {
+ public:
+  explicit Acquired(const SourceBytes& source) : bytes(source.acquire()), source_(source) {}
+  ~Acquired() noexcept(false) { source_.release(); }
+  Acquired(const Acquired&) = delete;
+  const std::span<const std::byte> bytes;
+
+ private:
+  const SourceBytes& source_;
+};
+
+/// Metadata and data from the file's first byte to its last.
+std::vector<Segment> segments_of(const Hdf5Image& image, std::span<const SourceBytes> data) {
+  std::vector<Segment> segments;
+  for (const Hdf5Image::Piece& piece : image.metadata)
+    segments.emplace_back(piece.offset, std::as_bytes(std::span(piece.bytes)));
+  for (size_t i = 0; i < data.size(); ++i)
+    if (data[i].size > 0) segments.emplace_back(image.offsets[i], data[i]);
+  std::sort(segments.begin(), segments.end(),
+            [](const Segment& a, const Segment& b) { return a.first < b.first; });
+  int64_t end = 0;
+  for (const auto& [offset, bytes] : segments) {
+    TESSERA_CHECK(offset == end, "the segments of an HDF5 file leave a hole at byte ", end);
+    end += bytes.size;
+  }
+  TESSERA_CHECK(end == image.file_bytes);
+  return segments;
+}
+
+}  // namespace
+
+FileRecord write_image_file(const Disk& disk, const std::filesystem::path& path, const Hdf5Image& image,
+                            std::span<const SourceBytes> data) {
+  // The device writes while we hash, so the sync at the end takes a third less time.
+  constexpr int64_t kStartSyncBytes = 8 * kBlockBytes;
+  constexpr int64_t kReadBytes = 8 * kBlockBytes;
+  TESSERA_CHECK(data.size() == image.offsets.size());
+  OutputFile file = disk.create(path);
+  file.reserve(image.file_bytes);
+  BlockHasher hasher;
+  int64_t started = 0;
+  const auto put = [&](int64_t offset, std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+      const auto room = static_cast<size_t>(kBlockBytes - offset % kBlockBytes);
+      const std::span<const std::byte> piece = bytes.first(std::min(bytes.size(), room));
+      hasher.update(piece);
+      file.write_at(offset, piece);
+      offset += static_cast<int64_t>(piece.size());
+      bytes = bytes.subspan(piece.size());
+      if (offset - started < kStartSyncBytes) continue;
+      file.start_sync(started, offset - started);
+      started = offset;
+    }
+  };
+  std::vector<std::byte> buffer;  // of sources that are read
+  for (const auto& [begin, source] : segments_of(image, data)) {
+    if (!source.read) {
+      const Acquired acquired(source);
+      put(begin, acquired.bytes);
+      continue;
+    }
+    buffer.resize(static_cast<size_t>(kReadBytes));
+    for (int64_t done = 0; done < source.size;) {
+      const auto piece =
+          std::span(buffer).first(static_cast<size_t>(std::min(kReadBytes, source.size - done)));
+      source.read(done, piece);
+      put(begin + done, piece);
+      done += std::ssize(piece);
+    }
+  }
+  file.close();
+  return {.name = path.filename().string(),
+          .bytes = image.file_bytes,
+          .block_hashes = hasher.finish(),
+          .datasets = {}};
+}
+
 namespace {
 
 constexpr size_t kMaxNameBytes = 1024;  // escaped and with its group below the manifest's limit
@@ -135,6 +221,74 @@ FileRecord write_shard_file(const Disk& disk, const std::filesystem::path& path,
   }
   record.datasets = DatasetList(std::move(datasets));
   return record;
+}
+
+namespace {
+
+std::string model_dataset(const std::string& name) { return str("/", hdf5_name(name)); }
+
+/// The parameter's elements, shard by shard.
+std::vector<Hdf5Source> sources_of(const SavedLayout& layout, const SavedParameter& parameter) {
+  std::vector<Hdf5Source> sources;
+  const int64_t shard_numel = layout.shard_numel(parameter.unit);
+  for (int64_t next = parameter.offset, end = next + parameter.numel(); next < end;) {
+    const int64_t rank = next / shard_numel;
+    const int64_t shard_end = std::min(end, (rank + 1) * shard_numel);
+    sources.push_back({.file = rank_file_name(static_cast<int>(rank)),
+                       .dataset = weights_dataset(layout, parameter.unit),
+                       .dataset_numel = shard_numel,
+                       .dataset_begin = next - rank * shard_numel,
+                       .begin = next - parameter.offset,
+                       .numel = shard_end - next});
+    next = shard_end;
+  }
+  return sources;
+}
+
+/// Pieces of all parameters.
+int64_t num_sources(const SavedLayout& layout) {
+  int64_t sum = 0;
+  for (const SavedParameter& parameter : layout.parameters) {
+    if (parameter.numel() == 0) continue;
+    const int64_t shard_numel = layout.shard_numel(parameter.unit);
+    sum += (parameter.range().end - 1) / shard_numel - parameter.offset / shard_numel + 1;
+  }
+  return sum;
+}
+
+void add_parameters(Hdf5Builder& builder, const SavedLayout& layout) {
+  for (const SavedParameter& parameter : layout.parameters) {
+    const Hdf5Dataset dataset{.path = model_dataset(parameter.name),
+                              .type = layout.weights_type(parameter.unit),
+                              .shape = parameter.shape,
+                              .attributes = {}};
+    // HDF5 makes no virtual dataset of no elements.
+    if (parameter.numel() == 0)
+      builder.add(dataset);
+    else
+      builder.add_virtual(dataset, sources_of(layout, parameter));
+    for (const std::string& alias : parameter.aliases) builder.add_link(dataset.path, model_dataset(alias));
+  }
+}
+
+constexpr std::string_view kLeftOut = "parameters: they lie in too many pieces; use tessera consolidate";
+
+}  // namespace
+
+FileRecord write_model_file(const Disk& disk, const std::filesystem::path& path, const SavedLayout& layout,
+                            const std::vector<std::string>& buffers) {
+  Hdf5Builder builder(std::string(kModelFileName), Hdf5Readers::kSince1_10);
+  builder.set_attribute("/", {"format", "tessera-checkpoint"});
+  builder.set_attribute("/", {"format_version", int64_t{kFormatVersion}});
+  if (num_sources(layout) <= kMaxModelFilePieces)
+    add_parameters(builder, layout);
+  else
+    builder.set_attribute("/", {"left_out", std::string(kLeftOut)});
+  for (const std::string& name : buffers)
+    builder.add_external_link(rank_file_name(0), tensor_dataset(name), model_dataset(name));
+  const Hdf5Image image = builder.finish();
+  const std::vector<SourceBytes> no_data(image.offsets.size());
+  return write_image_file(disk, path, image, no_data);
 }
 
 }  // namespace tessera::checkpoint

@@ -1,15 +1,17 @@
-#include "checkpoint/manifest/manifest.h"
+#include "checkpoint/manifest.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstdio>
 #include <map>
 #include <set>
 #include <unordered_map>
+#include <utility>
 
 #include "checkpoint/block_hashes.h"
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/manifest/manifest_text.h"
-#include "checkpoint/manifest/names.h"
+#include "checkpoint/hdf5/hdf5_image.h"
 #include "core/error.h"
 #include "core/json/json_field.h"
 #include "core/json/json_reader.h"
@@ -17,6 +19,105 @@
 #include "core/str.h"
 
 namespace tessera::checkpoint {
+namespace {
+
+std::string unit_name(int unit) {
+  char digits[16];
+  std::snprintf(digits, sizeof digits, "unit_%05d", unit);
+  return digits;
+}
+
+}  // namespace
+
+int64_t SavedParameter::numel() const { return numel_of(shape); }
+
+SavedPlace SavedLayout::place(int parameter, int64_t first) const {
+  const SavedParameter& one = parameters[static_cast<size_t>(parameter)];
+  const int64_t shard = shard_numel(one.unit), element = one.offset + first;
+  const auto rank = static_cast<int>(element / shard);
+  const int64_t end = std::min(one.range().end, (rank + int64_t{1}) * shard);
+  return {rank, element - rank * shard, end - element};
+}
+
+SavedLayout saved_layout(const zero::Layout& layout, bool with_frozen) {
+  SavedLayout saved{.world_size = layout.world_size(), .units = {}, .parameters = {}};
+  std::vector<int> number_of;  // by unit of the layout; -1: left out
+  for (const zero::UnitSpec& unit : layout.units()) {
+    const bool is_saved = unit.trainable || with_frozen;
+    number_of.push_back(is_saved ? saved.num_units() : -1);
+    if (is_saved) saved.units.push_back({unit.dtype, unit.trainable, unit.numel});
+  }
+  for (size_t i = 0; i < layout.parameters().size(); ++i) {
+    const zero::ParameterSpec& spec = layout.parameters()[i];
+    const zero::UnitSlice& slice = layout.slice(static_cast<int>(i));
+    const int unit = number_of[static_cast<size_t>(slice.unit)];
+    if (unit >= 0)
+      saved.parameters.push_back({spec.name, spec.shape, spec.group, spec.aliases, unit, slice.offset});
+  }
+  return saved;
+}
+
+std::string weights_dataset(const SavedLayout& layout, int unit) {
+  return str(layout.units[unit].trainable ? "/master/" : "/parameter/", unit_name(unit));
+}
+
+std::string state_dataset(const std::string& state_name, int unit) {
+  return str("/", state_name, "/", unit_name(unit));
+}
+
+bool is_state_name(const std::string& name) {
+  const auto allowed = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+  };
+  constexpr std::array<std::string_view, 4> kTaken{"master", "parameter", "buffers", "blobs"};
+  return !name.empty() && name.size() <= 100 && std::all_of(name.begin(), name.end(), allowed) &&
+         std::find(kTaken.begin(), kTaken.end(), name) == kTaken.end();
+}
+
+DatasetList::DatasetList(std::vector<DatasetRecord> records) {
+  const auto shared = std::make_shared<Shared>();
+  shared->records = std::move(records);
+  for (const DatasetRecord& record : shared->records) {
+    shared->by_name.emplace(record.name, &record);
+    shared->end_byte = std::max(shared->end_byte, record.offset + record.bytes);
+  }
+  shared_ = shared;
+}
+
+const DatasetRecord* DatasetList::find(std::string_view name) const {
+  const auto found = shared_->by_name.find(name);
+  return found == shared_->by_name.end() ? nullptr : found->second;
+}
+
+namespace {
+
+constexpr std::string_view kTensors = "/buffers/";
+constexpr std::string_view kBlobs = "/blobs/";
+
+}  // namespace
+
+std::string rank_file_name(int rank) {
+  char name[32];
+  std::snprintf(name, sizeof name, "rank_%05d.h5", rank);
+  return name;
+}
+
+std::string tensor_dataset(const std::string& name) { return str(kTensors, hdf5_name(name)); }
+std::string blob_dataset(const std::string& name) { return str(kBlobs, hdf5_name(name)); }
+std::string blob_name(std::string_view dataset) {
+  const std::string_view link = dataset.substr(std::min(dataset.size(), kBlobs.size()));
+  std::string name;
+  for (size_t i = 0; i < link.size(); ++i) {
+    const std::string_view code = link.substr(i, 3);
+    const char escaped = code == "%2F" ? '/' : code == "%25" ? '%' : code == "%2E" ? '.' : '\0';
+    name += escaped != '\0' ? escaped : link[i];
+    if (escaped != '\0') i += 2;
+  }
+  return name;
+}
+bool is_tensor_dataset(std::string_view dataset) { return dataset.starts_with(kTensors); }
+bool is_blob_dataset(std::string_view dataset) { return dataset.starts_with(kBlobs); }
+
 namespace {
 
 using nlohmann::json;
