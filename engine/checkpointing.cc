@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <variant>
 
-#include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/read/reader.h"
+#include "checkpoint/sharded/catalog.h"
 #include "comm/init/agreement.h"
 #include "core/error.h"
 #include "core/json/json_reader.h"

@@ -1,5 +1,5 @@
 #include "engine/torch_optimizer.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/sharded/manifest.h"
 
 #include <ATen/core/List.h>
 #include <c10/util/Type.h>

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "checkpoint/consolidate/convert_checkpoint.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/sharded/manifest.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "core/str.h"

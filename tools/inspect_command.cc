@@ -6,9 +6,9 @@
 #include <optional>
 #include <string>
 
-#include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/read/reader.h"
+#include "checkpoint/sharded/catalog.h"
 #include "core/log.h"
 #include "core/str.h"
 #include "core/utf8.h"

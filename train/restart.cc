@@ -16,9 +16,9 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/read/reader.h"
+#include "checkpoint/sharded/catalog.h"
 #include "comm/init/agreement.h"
 #include "core/error.h"
 #include "core/json/json_reader.h"

@@ -7,9 +7,9 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/read/reader.h"
+#include "checkpoint/sharded/catalog.h"
 #include "comm/init/agreement.h"
 #include "comm/init/init.h"
 #include "core/error.h"

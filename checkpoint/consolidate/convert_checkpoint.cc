@@ -15,7 +15,7 @@
 #include "checkpoint/formats/convert.h"
 #include "checkpoint/formats/model_writer.h"
 #include "checkpoint/read/reader.h"
-#include "checkpoint/save.h"
+#include "checkpoint/sharded/save.h"
 #include "core/check.h"
 #include "core/error.h"
 #include "core/files/file_descriptor.h"

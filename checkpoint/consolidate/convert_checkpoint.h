@@ -15,7 +15,7 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/manifest.h"
+#include "checkpoint/sharded/manifest.h"
 #include "core/dtype.h"
 #include "core/files/disk.h"
 

@@ -20,7 +20,7 @@
 #include "checkpoint/consolidate/writers.h"
 #include "checkpoint/formats/pending_output.h"
 #include "checkpoint/formats/pickle_writer.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/sharded/manifest.h"
 #include "core/numel.h"
 #include "core/str.h"
 

@@ -1,5 +1,5 @@
 #include "checkpoint/consolidate/python_value.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/sharded/manifest.h"
 
 #include <cmath>
 #include <cstdint>

@@ -6,11 +6,11 @@
 #include <string>
 #include <utility>
 
-#include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/consolidate/writers.h"
-#include "checkpoint/manifest.h"
-#include "checkpoint/save.h"
+#include "checkpoint/sharded/catalog.h"
+#include "checkpoint/sharded/manifest.h"
+#include "checkpoint/sharded/save.h"
 #include "core/str.h"
 #include "zero/plan/layout.h"
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/manifest.h"
+#include "checkpoint/sharded/manifest.h"
 
 namespace tessera::checkpoint {
 

@@ -19,13 +19,13 @@
 #include <string>
 #include <utility>
 
-#include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/consolidate/archive_sequence.h"
 #include "checkpoint/consolidate/python_value.h"
 #include "checkpoint/consolidate/writers.h"
 #include "checkpoint/formats/pickle_writer.h"
-#include "checkpoint/save.h"
+#include "checkpoint/sharded/catalog.h"
+#include "checkpoint/sharded/save.h"
 #include "core/error.h"
 #include "core/files/pending_file.h"
 #include "core/files/temporary_name.h"

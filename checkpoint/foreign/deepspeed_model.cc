@@ -1,5 +1,5 @@
 #include "checkpoint/foreign/deepspeed_model.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/sharded/manifest.h"
 
 #include <algorithm>
 #include <array>

@@ -1,7 +1,7 @@
 // How a folder's names are those of a model, an optimizer and other things; the folder itself:
 // [Note: folders of torch.distributed.checkpoint] in distributed_metadata.cc.
 #include "checkpoint/foreign/distributed.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/sharded/manifest.h"
 
 #include <algorithm>
 #include <charconv>

@@ -1,5 +1,5 @@
 #include "checkpoint/foreign/pickle_json.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/sharded/manifest.h"
 
 #include <algorithm>
 #include <cmath>

@@ -23,7 +23,7 @@
 #include "checkpoint/foreign/foreign_checkpoint.h"
 #include "checkpoint/foreign/model_files.h"
 #include "checkpoint/foreign/pickle_json.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/sharded/manifest.h"
 #include "core/files/disk.h"
 #include "core/files/input_file.h"
 #include "core/json/json_reader.h"

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/manifest.h"
+#include "checkpoint/sharded/manifest.h"
 #include "core/dtype.h"
 
 namespace tessera::checkpoint {

@@ -6,7 +6,7 @@
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/formats/convert.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/sharded/manifest.h"
 #include "core/check.h"
 #include "core/str.h"
 

@@ -12,8 +12,8 @@
 #include <string>
 
 #include "checkpoint/foreign/foreign_checkpoint.h"
-#include "checkpoint/manifest.h"
 #include "checkpoint/read/element_source.h"
+#include "checkpoint/sharded/manifest.h"
 
 namespace tessera::checkpoint {
 

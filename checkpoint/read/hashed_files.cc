@@ -6,7 +6,7 @@
 
 #include "checkpoint/block_hashes.h"
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/sharded/manifest.h"
 #include "core/check.h"
 #include "core/str.h"
 

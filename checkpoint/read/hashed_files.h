@@ -15,8 +15,8 @@
 #include <span>
 #include <vector>
 
-#include "checkpoint/manifest.h"
 #include "checkpoint/read/element_source.h"
+#include "checkpoint/sharded/manifest.h"
 #include "core/files/disk.h"
 
 namespace tessera::checkpoint {

@@ -4,11 +4,11 @@
 
 #include <algorithm>
 
-#include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/manifest.h"
 #include "checkpoint/read/foreign_source.h"
 #include "checkpoint/read/hashed_files.h"
+#include "checkpoint/sharded/catalog.h"
+#include "checkpoint/sharded/manifest.h"
 #include "core/error.h"
 #include "core/str.h"
 

@@ -16,8 +16,8 @@
 #include <utility>
 
 #include "checkpoint/foreign/foreign_checkpoint.h"
-#include "checkpoint/manifest.h"
 #include "checkpoint/read/element_source.h"
+#include "checkpoint/sharded/manifest.h"
 
 namespace tessera::checkpoint {
 

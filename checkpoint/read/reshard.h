@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/manifest.h"
+#include "checkpoint/sharded/manifest.h"
 #include "zero/plan/layout.h"
 
 namespace tessera::checkpoint {

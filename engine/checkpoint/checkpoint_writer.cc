@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <span>
 
-#include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/save.h"
+#include "checkpoint/sharded/catalog.h"
+#include "checkpoint/sharded/save.h"
 #include "comm/memory/cuda_host_transfer.h"
 #include "comm/memory/host_thread.h"
 #include "core/error.h"

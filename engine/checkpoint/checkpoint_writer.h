@@ -32,7 +32,7 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/checkpoint_files.h"
+#include "checkpoint/sharded/checkpoint_files.h"
 #include "comm/communicator.h"
 #include "comm/memory/host_transfer.h"
 #include "core/files/disk.h"

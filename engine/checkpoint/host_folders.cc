@@ -14,10 +14,10 @@
 #include <utility>
 
 #include "checkpoint/block_hashes.h"
-#include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/checkpoint_files.h"
 #include "checkpoint/read/reader.h"
+#include "checkpoint/sharded/catalog.h"
+#include "checkpoint/sharded/checkpoint_files.h"
 #include "comm/init/agreement.h"
 #include "comm/rendezvous/network.h"
 #include "core/error.h"

@@ -10,9 +10,9 @@
 #include <thread>
 
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/checkpoint_files.h"
 #include "checkpoint/hdf5/hdf5_image.h"
 #include "checkpoint/read/reshard.h"
+#include "checkpoint/sharded/checkpoint_files.h"
 #include "core/str.h"
 
 namespace tessera::checkpoint::testing {

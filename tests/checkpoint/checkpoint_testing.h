@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "checkpoint/read/reader.h"
-#include "checkpoint/save.h"
+#include "checkpoint/sharded/save.h"
 #include "zero/plan/layout.h"
 
 namespace tessera::checkpoint::testing {

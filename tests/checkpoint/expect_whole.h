@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/catalog.h"
 #include "checkpoint/read/reader.h"
+#include "checkpoint/sharded/catalog.h"
 #include "tests/checkpoint/checkpoint_testing.h"
 #include "tests/support/errors.h"
 

@@ -5,7 +5,7 @@
 #include <torch/csrc/jit/api/module.h>
 
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/sharded/manifest.h"
 #include "tests/engine/checkpoint/checkpoint_testing.h"
 #include "tests/support/files.h"
 

@@ -10,7 +10,7 @@
 #include <system_error>
 #include <vector>
 
-#include "checkpoint/catalog.h"
+#include "checkpoint/sharded/catalog.h"
 #include "core/error.h"
 #include "core/str.h"
 #include "engine/config/arguments.h"

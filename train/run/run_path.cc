@@ -1,8 +1,8 @@
 #include "train/run/run_path.h"
 
-#include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/read/reader.h"
+#include "checkpoint/sharded/catalog.h"
 #include "core/error.h"
 #include "core/str.h"
 #include "train/run/run_directory.h"

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/sharded/manifest.h"
 #include "core/error.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

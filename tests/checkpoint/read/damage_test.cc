@@ -7,11 +7,11 @@
 #include <random>
 #include <set>
 
-#include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/checkpoint_files.h"
 #include "checkpoint/read/hashed_files.h"
 #include "checkpoint/read/reader.h"
+#include "checkpoint/sharded/catalog.h"
+#include "checkpoint/sharded/checkpoint_files.h"
 #include "core/str.h"
 #include "tests/checkpoint/checkpoint_testing.h"
 #include "tests/support/errors.h"

@@ -9,9 +9,9 @@
 #include <set>
 #include <thread>
 
-#include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/read/reader.h"
+#include "checkpoint/sharded/catalog.h"
 #include "core/files/disk_error.h"
 #include "core/str.h"
 #include "engine/checkpoint/checkpoint_writer_internal.h"

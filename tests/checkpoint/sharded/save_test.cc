@@ -1,5 +1,5 @@
 // What save() writes is what readers find; names, tags and what may be replaced or deleted.
-#include "checkpoint/save.h"
+#include "checkpoint/sharded/save.h"
 #include "checkpoint/checkpoint_error.h"
 
 #include <gmock/gmock.h>
@@ -10,9 +10,9 @@
 #include <fstream>
 #include <thread>
 
-#include "checkpoint/catalog.h"
-#include "checkpoint/checkpoint_files.h"
 #include "checkpoint/read/reader.h"
+#include "checkpoint/sharded/catalog.h"
+#include "checkpoint/sharded/checkpoint_files.h"
 #include "core/str.h"
 #include "tests/checkpoint/checkpoint_testing.h"
 #include "tests/support/errors.h"

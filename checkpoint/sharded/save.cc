@@ -1,4 +1,4 @@
-#include "checkpoint/save.h"
+#include "checkpoint/sharded/save.h"
 
 #include <sys/stat.h>
 
@@ -8,10 +8,10 @@
 #include <utility>
 
 #include "checkpoint/block_hashes.h"
-#include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/checkpoint_files.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/sharded/catalog.h"
+#include "checkpoint/sharded/checkpoint_files.h"
+#include "checkpoint/sharded/manifest.h"
 #include "core/check.h"
 #include "core/error.h"
 #include "core/files/temporary_name.h"

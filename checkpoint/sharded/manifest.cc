@@ -1,4 +1,4 @@
-#include "checkpoint/manifest.h"
+#include "checkpoint/sharded/manifest.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "checkpoint/catalog.h"
+#include "checkpoint/sharded/catalog.h"
 
 #include <algorithm>
 #include <cctype>
@@ -6,7 +6,7 @@
 #include <tuple>
 
 #include "checkpoint/checkpoint_error.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/sharded/manifest.h"
 #include "core/error.h"
 #include "core/files/temporary_name.h"
 #include "core/json/json_reader.h"

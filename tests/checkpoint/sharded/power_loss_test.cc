@@ -5,9 +5,9 @@
 
 #include <functional>
 
-#include "checkpoint/catalog.h"
 #include "checkpoint/formats/model_writer.h"
 #include "checkpoint/read/reader.h"
+#include "checkpoint/sharded/catalog.h"
 #include "core/str.h"
 #include "tests/checkpoint/checkpoint_testing.h"
 #include "tests/checkpoint/expect_whole.h"

@@ -10,8 +10,8 @@
 #include <cstdlib>
 #include <functional>
 
-#include "checkpoint/catalog.h"
 #include "checkpoint/read/reader.h"
+#include "checkpoint/sharded/catalog.h"
 #include "core/str.h"
 #include "tests/checkpoint/checkpoint_testing.h"
 #include "tests/support/child_process.h"

@@ -27,7 +27,7 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/checkpoint_files.h"
+#include "checkpoint/sharded/checkpoint_files.h"
 #include "core/files/disk.h"
 #include "zero/plan/layout.h"
 

@@ -7,9 +7,9 @@
 #include <iostream>
 #include <set>
 
-#include "checkpoint/checkpoint_files.h"
-#include "checkpoint/manifest.h"
 #include "checkpoint/read/reshard.h"
+#include "checkpoint/sharded/checkpoint_files.h"
+#include "checkpoint/sharded/manifest.h"
 #include "core/files/temporary_folder.h"
 #include "core/memory/process_memory.h"
 #include "core/str.h"

@@ -1,4 +1,4 @@
-#include "checkpoint/checkpoint_files.h"
+#include "checkpoint/sharded/checkpoint_files.h"
 
 #include <algorithm>
 #include <set>

@@ -1,5 +1,5 @@
 // Manifests to text and back; refused and mutated manifests.
-#include "checkpoint/manifest.h"
+#include "checkpoint/sharded/manifest.h"
 #include "checkpoint/checkpoint_error.h"
 
 #include <gmock/gmock.h>

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "checkpoint/hdf5/hdf5_image.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/sharded/manifest.h"
 #include "core/dtype.h"
 #include "core/files/disk.h"
 
