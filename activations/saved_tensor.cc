@@ -5,7 +5,6 @@
 #include "activations/recorder.h"
 #include "activations/recording.h"
 #include "core/error.h"
-#include "core/str.h"
 #include "zero/gather/cast_tracker.h"
 
 namespace tessera::activations {

@@ -7,7 +7,6 @@
 #include "comm/torch_dtype.h"
 #include "comm/transport.h"
 #include "core/check.h"
-#include "core/str.h"
 
 namespace tessera::comm {
 namespace {

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include "core/error.h"
-#include "core/str.h"
 #include "core/terminal.h"
 #include "core/utf8.h"
 

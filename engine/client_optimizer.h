@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "core/error.h"
-#include "core/str.h"
 #include "engine/engine.h"
 
 namespace tessera {

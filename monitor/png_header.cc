@@ -2,7 +2,6 @@
 #include <array>
 
 #include "core/error.h"
-#include "core/str.h"
 #include "monitor/png.h"
 
 namespace tessera {

@@ -4,7 +4,6 @@
 #include <set>
 
 #include "core/error.h"
-#include "core/str.h"
 #include "zero/memory/pause_listening.h"
 
 namespace tessera::zero {

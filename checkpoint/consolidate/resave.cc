@@ -11,7 +11,6 @@
 #include "checkpoint/sharded/catalog.h"
 #include "checkpoint/sharded/manifest.h"
 #include "checkpoint/sharded/save.h"
-#include "core/str.h"
 #include "zero/plan/layout.h"
 
 namespace tessera::checkpoint {

@@ -18,7 +18,6 @@
 #include "checkpoint/checkpoint_error.h"
 #include "core/files/disk.h"
 #include "core/files/input_file.h"
-#include "core/str.h"
 #include "core/utf8.h"
 
 namespace tessera::checkpoint {

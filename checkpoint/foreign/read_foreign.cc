@@ -9,7 +9,6 @@
 #include "checkpoint/foreign/saved_state.h"
 #include "checkpoint/formats/torch_file.h"
 #include "core/files/disk_error.h"
-#include "core/str.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -12,7 +12,6 @@
 #include "core/error.h"
 #include "core/files/pending_file.h"
 #include "core/files/temporary_name.h"
-#include "core/str.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -2,7 +2,6 @@
 
 #include "checkpoint/checkpoint_error.h"
 #include "core/numel.h"
-#include "core/str.h"
 #include "core/utf8.h"
 
 namespace tessera::checkpoint {

@@ -127,7 +127,6 @@ void publish(const Publication& publication, const Disk& disk) {
 
 namespace {
 
-namespace fs = std::filesystem;
 using nlohmann::json;
 
 /// The file through which a rank sends its file record to rank 0, in a folder that both share: for many ranks

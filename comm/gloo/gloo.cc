@@ -16,7 +16,6 @@
 #include "comm/torch_dtype.h"
 #include "core/error.h"
 #include "core/memory/memory_use.h"
-#include "core/str.h"
 
 namespace tessera::comm {
 

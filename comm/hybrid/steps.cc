@@ -7,7 +7,6 @@
 #include "comm/shm/reduce.h"
 #include "comm/torch_dtype.h"
 #include "core/error.h"
-#include "core/str.h"
 
 namespace tessera::comm::hybrid {
 namespace {

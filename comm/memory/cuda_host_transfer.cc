@@ -16,7 +16,6 @@
 #include "comm/memory/cuda_pinning_abi.h"
 #include "core/cuda_plugin.h"
 #include "core/error.h"
-#include "core/str.h"
 
 namespace tessera::comm {
 namespace {

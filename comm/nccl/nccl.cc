@@ -9,7 +9,6 @@
 #include "comm/nccl/nccl_plugin.h"
 #include "core/cuda_plugin.h"
 #include "core/error.h"
-#include "core/str.h"
 
 namespace tessera::comm {
 namespace {

@@ -11,7 +11,6 @@
 #include "comm/shm/operation_queue.h"
 #include "comm/torch_dtype.h"
 #include "core/error.h"
-#include "core/str.h"
 
 namespace tessera::comm {
 namespace {

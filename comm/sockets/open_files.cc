@@ -6,7 +6,6 @@
 #include <filesystem>
 
 #include "core/error.h"
-#include "core/str.h"
 
 namespace tessera::comm {
 namespace {

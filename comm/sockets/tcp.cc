@@ -9,7 +9,6 @@
 #include <cstring>
 
 #include "core/error.h"
-#include "core/str.h"
 
 namespace tessera::comm {
 

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/str.h"
 
 namespace tessera {
 namespace {

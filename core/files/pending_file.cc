@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "core/files/temporary_name.h"
-#include "core/str.h"
 
 namespace tessera {
 

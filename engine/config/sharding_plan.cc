@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "core/str.h"
 
 namespace tessera {
 namespace {

@@ -5,7 +5,6 @@
 #include <string>
 
 #include "core/error.h"
-#include "core/str.h"
 
 namespace tessera {
 namespace {

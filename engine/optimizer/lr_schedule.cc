@@ -4,7 +4,6 @@
 
 #include "core/check.h"
 #include "core/error.h"
-#include "core/str.h"
 #include "engine/optimizer/lr_formulas.h"
 
 namespace tessera {

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "core/error.h"
-#include "core/str.h"
 #include "examples/fashion_mnist/idx.h"
 
 namespace tessera::examples {

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/str.h"
 
 namespace tessera::examples {
 

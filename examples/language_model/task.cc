@@ -8,7 +8,6 @@
 #include "activations/chunked_loss.h"
 #include "core/error.h"
 #include "core/files/disk.h"
-#include "core/str.h"
 #include "examples/language_model/predictor.h"
 #include "train/run/run_directory.h"
 

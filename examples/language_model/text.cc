@@ -4,7 +4,6 @@
 
 #include "core/error.h"
 #include "core/files/input_file.h"
-#include "core/str.h"
 
 namespace tessera::examples {
 

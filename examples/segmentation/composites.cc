@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "core/error.h"
-#include "core/str.h"
 #include "examples/fashion_mnist/dataset.h"
 
 namespace tessera::examples {

@@ -6,7 +6,6 @@
 
 #include "core/error.h"
 #include "core/files/disk.h"
-#include "core/str.h"
 #include "examples/segmentation/codecs.h"
 #include "monitor/png.h"
 

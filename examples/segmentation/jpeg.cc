@@ -9,7 +9,6 @@
 #include <string>
 
 #include "core/error.h"
-#include "core/str.h"
 #include "examples/segmentation/codecs.h"
 
 namespace tessera::examples::codecs {

@@ -9,7 +9,6 @@
 #include <unordered_set>
 
 #include "core/error.h"
-#include "core/str.h"
 
 namespace tessera::launcher {
 namespace {

@@ -19,7 +19,6 @@
 #include "core/environment/start_error.h"
 #include "core/error.h"
 #include "core/files/disk_error.h"
-#include "core/str.h"
 #include "launcher/environment/environment.h"
 
 namespace tessera::launcher {

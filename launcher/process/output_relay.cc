@@ -12,7 +12,6 @@
 
 #include "core/error.h"
 #include "core/files/disk_error.h"
-#include "core/str.h"
 
 namespace tessera::launcher {
 namespace {

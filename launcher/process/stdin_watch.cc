@@ -9,7 +9,6 @@
 
 #include "core/environment/start_error.h"
 #include "core/error.h"
-#include "core/str.h"
 
 namespace tessera::launcher {
 namespace {

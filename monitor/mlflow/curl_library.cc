@@ -4,7 +4,6 @@
 
 #include <string>
 
-#include "core/str.h"
 #include "monitor/mlflow/http_client.h"
 
 namespace tessera {

@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <cstring>
 
-#include "core/str.h"
 #include "monitor/mlflow/curl_library.h"
 
 namespace tessera {

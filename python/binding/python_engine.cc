@@ -7,7 +7,6 @@
 #include "checkpoint/formats/model_writer.h"
 #include "comm/init/agreement.h"
 #include "core/files/disk.h"
-#include "core/str.h"
 #include "engine/checkpoint/checkpoint_types.h"
 #include "zero/memory/pause_listening.h"
 #include "zero/model/module_state.h"

@@ -16,7 +16,6 @@
 #include <thread>
 
 #include "core/error.h"
-#include "core/str.h"
 #include "engine/config/parse.h"
 #include "train/report/monitoring.h"
 

@@ -16,7 +16,6 @@
 #include "core/error.h"
 #include "core/files/disk_error.h"
 #include "core/files/file_descriptor.h"
-#include "core/str.h"
 #include "core/utf8.h"
 #include "launcher/failure/failure.h"
 

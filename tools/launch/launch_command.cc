@@ -6,7 +6,6 @@
 #include <string_view>
 
 #include "core/error.h"
-#include "core/str.h"
 
 namespace tessera::tools {
 std::vector<std::string> take_program(int& argc, char** argv) {

@@ -1,7 +1,6 @@
 #include "train/run/run_length.h"
 
 #include "core/error.h"
-#include "core/str.h"
 
 namespace tessera::train {
 

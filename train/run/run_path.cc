@@ -4,7 +4,6 @@
 #include "checkpoint/read/reader.h"
 #include "checkpoint/sharded/catalog.h"
 #include "core/error.h"
-#include "core/str.h"
 #include "train/run/run_directory.h"
 
 namespace tessera::train {

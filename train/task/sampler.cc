@@ -8,7 +8,6 @@
 
 #include "core/check.h"
 #include "core/error.h"
-#include "core/str.h"
 
 namespace tessera::train {
 namespace {

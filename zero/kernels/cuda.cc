@@ -7,7 +7,6 @@
 
 #include "core/cuda_plugin.h"
 #include "core/error.h"
-#include "core/str.h"
 #include "zero/kernels/cuda_abi.h"
 #include "zero/kernels/device_passes.h"
 

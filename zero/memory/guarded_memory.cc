@@ -12,7 +12,6 @@
 #include <mutex>
 
 #include "core/error.h"
-#include "core/str.h"
 
 namespace tessera::zero {
 namespace {

@@ -8,7 +8,6 @@
 #include "comm/init/agreement.h"
 #include "core/error.h"
 #include "core/memory/memory_use.h"
-#include "core/str.h"
 #include "zero/memory/pause_listening.h"
 #include "zero/plan/owners.h"
 

@@ -10,7 +10,6 @@
 #include "checkpoint/consolidate/training_state.h"
 #include "checkpoint/read/reader.h"
 #include "core/error.h"
-#include "core/str.h"
 #include "tests/checkpoint/checkpoint_testing.h"
 #include "tests/support/files.h"
 

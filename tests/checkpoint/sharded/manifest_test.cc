@@ -10,7 +10,6 @@
 
 #include "checkpoint/block_hashes.h"
 #include "core/error.h"
-#include "core/str.h"
 #include "tests/checkpoint/checkpoint_testing.h"
 
 namespace tessera::checkpoint::testing {
