@@ -64,12 +64,14 @@ void read_unsharded(ForeignCheckpoint& checkpoint, const DeepSpeedModel& model, 
       LostValue::Kind::kState, "",
       "the fp32 masters and the optimizer's state, which a run in fp16 or bf16 without ZeRO saves "
       "without names; the weights are those that the model computed in");
-  const PickleValue* const state = optimizer->find("optimizer_state_dict");
-  const PickleValue* const groups = state == nullptr ? nullptr : state->find("param_groups");
-  if (groups != nullptr && groups->items.size() == 1)
-    checkpoint.groups.push_back(
-        group_options(checkpoint, model.file(), *groups->items[0],
-                      str(model.file().path().filename(), ": optimizer_state_dict: param_groups[0]")));
+  std::vector<LostValue> lost;
+  std::vector<json> groups;
+  if (const PickleValue* state = optimizer->find("optimizer_state_dict"))
+    groups = read_flat_optimizer(model.file(), *state, lost).groups;
+  std::erase_if(lost, [](const LostValue& one) { return one.kind == LostValue::Kind::kState; });
+  say_lost(checkpoint, lost);
+  if (groups.size() == 1)
+    checkpoint.groups = std::move(groups);
   else
     checkpoint.lose(LostValue::Kind::kOption, "", "the param groups' options: they have no names either");
 }

@@ -298,6 +298,20 @@ void read_loss_scaler(ForeignCheckpoint& checkpoint, const TorchFile& file, cons
   take_loss_scaler(checkpoint, std::move(read), file.path().filename().string() + ": loss_scaler");
 }
 
+json group_options(const PickleValue& group, const TorchFile& file, std::vector<LostValue>& lost) {
+  json options = json::object();
+  for (size_t i = 0; i + 1 < group.items.size(); i += 2) {
+    const PickleValue& key = *group.items[i];
+    if (key.kind != Kind::kString || key.text == "params" || key.text == "param_names") continue;
+    const std::string name(key.text);
+    std::vector<std::string> lines;
+    if (auto value = to_json(*group.items[i + 1], &file, str("the param groups' option ", name), lines))
+      options[name] = std::move(*value);
+    for (const std::string& line : lines) lost.push_back({LostValue::Kind::kOption, name, line});
+  }
+  return options;
+}
+
 namespace {
 
 /// Fills in what the optimizer's files do not say.

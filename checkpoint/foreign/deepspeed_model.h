@@ -83,6 +83,8 @@ void check_parallelism(const DeepSpeedModel& model, bool universal);
 void read_counters(ForeignCheckpoint& checkpoint, const DeepSpeedModel& model);
 /// The loss scaler of the optimizer's file `file`; null: none.
 void read_loss_scaler(ForeignCheckpoint& checkpoint, const TorchFile& file, const PickleValue* scaler);
+/// The options of a param group, without its parameters.
+nlohmann::json group_options(const PickleValue& group, const TorchFile& file, std::vector<LostValue>& lost);
 
 /// Completes the parameters that the optimizer has: their types, those that it does not have, tied names,
 /// buffers, the model's order; names lose wrappers' prefixes. `fragments`: files of frozen parameters, by

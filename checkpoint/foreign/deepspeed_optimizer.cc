@@ -34,15 +34,6 @@ using Kind = PickleValue::Kind;
 
 constexpr int64_t kShownBytes = 256;
 
-/// A rank's part of a flat group: of stages 1 and 2 a partition, of stage 3 parts of the parameters of a
-/// sub-group.
-struct FlatPart {
-  TorchTensor weights;
-  std::map<std::string, ForeignTensor> states;  ///< each of one run, as long as `weights` or with its padding
-  std::optional<int64_t> steps;
-  int64_t padding = 0;
-};
-
 /// Of the parameters that have elements in a rank's part: the first one's place there, and how many.
 using Slices = std::map<std::string, std::pair<int64_t, int64_t>>;
 
@@ -68,8 +59,8 @@ struct Piece {
 
 class RankReader {
  public:
-  /// `said`: is told version, loss scaler and what is lost.
-  RankReader(const fs::path& path, int index, ForeignCheckpoint& said) : file_(path), said_(said) {
+  RankReader(const fs::path& path, int index, std::vector<LostValue>& lost, ForeignCheckpoint* counters)
+      : file_(path), lost_(lost), counters_(counters) {
     out_.path = path;
     out_.file = index;
   }
@@ -80,11 +71,13 @@ class RankReader {
       throw CheckpointError(
           out_.path, ": is ", file_.root().describe(),
           " without \"optimizer_state_dict\"; expected an optimizer's file of DeepSpeed's ZeRO");
-    read_loss_scaler(said_, file_, state->find("loss_scaler"));
-    const PickleValue* version = file_.root().find("ds_version");
-    if (version == nullptr) version = state->find("ds_version");
-    if (version != nullptr && version->kind == Kind::kString && said_.version.empty())
-      said_.version = version->text;
+    if (counters_ != nullptr) {
+      read_loss_scaler(*counters_, file_, state->find("loss_scaler"));
+      const PickleValue* version = file_.root().find("ds_version");
+      if (version == nullptr) version = state->find("ds_version");
+      if (version != nullptr && version->kind == Kind::kString && counters_->version.empty())
+        counters_->version = version->text;
+    }
     out_.stage = integer_of(state->find("zero_stage")).value_or(-1);
     if (out_.stage > 3 || state->find("ds_zero_partition_groups") != nullptr)
       throw CheckpointError(out_.path,
@@ -125,49 +118,23 @@ class RankReader {
     }
     const PickleValue* optimizer = state.find(optimizer_key);
     if (optimizer == nullptr || optimizer->kind == Kind::kNone) {
-      said_.lose(LostValue::Kind::kState, "",
-                 str("the optimizer's state: ", out_.path.filename(), " has no ", optimizer_key));
+      lost_.push_back({LostValue::Kind::kState, "",
+                       str("the optimizer's state: ", out_.path.filename(), " has no ", optimizer_key)});
       out_.group_of_part.assign(out_.parts.size(), 0);
       return;
     }
-    read_optimizer(*optimizer, optimizer_key, integer_of(state.find("base_optimizer_state_step")));
-  }
-
-  void read_optimizer(const PickleValue& value, const char* key, std::optional<int64_t> all_steps) {
-    const std::string what = str(out_.path.filename(), ", ", key);
-    SavedOptimizer read = read_optimizer_state(said_, file_, value, what);
+    FlatOptimizer read = read_flat_optimizer(file_, *optimizer, lost_);
     if (read.states.size() != out_.parts.size())
       throw CheckpointError(out_.path, ": has ", out_.parts.size(),
                             " flat groups of fp32 masters and the optimizer's state of ", read.states.size(),
                             "; expected as many");
-    for (SavedGroup& group : read.groups) {
-      const std::optional<int64_t> steps = count_of(group.options.value("step", json()));
-      for (const size_t member : group.members) {
-        SavedState& state = read.states[member];
-        out_.parts[member].states = flat_states(state, what);
-        out_.parts[member].steps = state.steps ? state.steps : steps ? steps : all_steps;
-        out_.group_of_part.push_back(static_cast<int>(out_.groups.size()));
-      }
-      out_.groups.push_back(std::move(group.options));
+    const auto all_steps = integer_of(state.find("base_optimizer_state_step"));
+    for (size_t i = 0; i < out_.parts.size(); ++i) {
+      out_.parts[i].states = std::move(read.states[i].tensors);
+      out_.parts[i].steps = read.states[i].steps ? read.states[i].steps : all_steps;
+      out_.group_of_part.push_back(read.states[i].group);
     }
-  }
-
-  /// Those that may have an element for each of the masters; the others are lost.
-  std::map<std::string, ForeignTensor> flat_states(SavedState& state, const std::string& what) {
-    const auto lose = [&](const std::string& name, const std::string& found) {
-      said_.lose(LostValue::Kind::kState, name, str(what, ": the state ", quoted_name(name), ": ", found));
-    };
-    std::map<std::string, ForeignTensor> flat;
-    for (auto& [name, tensor] : state.tensors) {
-      const bool is_one_run = tensor.runs.empty() || (tensor.runs.size() == 1 && tensor.runs[0].rows == 1);
-      if (tensor.shape.empty() || !is_one_run || !is_floating(tensor.type))
-        lose(name, str("a tensor of ", name_of(tensor.type), " ", describe_shape(tensor.shape)));
-      else
-        flat.emplace(name, std::move(tensor));
-    }
-    for (const auto& [name, number] : state.values.items())
-      if (name != "step" && !number.is_null()) lose(name, number.dump());
-    return flat;
+    out_.groups = std::move(read.groups);
   }
 
   void read_paddings(const PickleValue& state) {
@@ -205,7 +172,8 @@ class RankReader {
   }
 
   TorchFile file_;
-  ForeignCheckpoint& said_;
+  std::vector<LostValue>& lost_;
+  ForeignCheckpoint* counters_;
   RankState out_;
 };
 
@@ -259,7 +227,7 @@ class ZeroAssembly {
     parameter.weights = {.type = first().parts[part].weights.type, .shape = shape, .runs = {}};
     for (const Piece& piece : pieces) {
       const FlatPart& from = ranks_[piece.rank].parts[piece.part];
-      parameter.weights.runs.push_back(run_of(piece, from.weights.type, from.weights.offset));
+      parameter.weights.runs.push_back(run_of(piece, from.weights));
     }
     for (const Piece& piece : pieces)
       for (const auto& [state, tensor] : ranks_[piece.rank].parts[piece.part].states)
@@ -277,7 +245,7 @@ class ZeroAssembly {
       if (found == from.states.end())
         throw CheckpointError(rank.path, ": has no ", quoted_name(state), " of flat group ", piece.part,
                               ", which other ranks have; expected files of one checkpoint");
-      const ForeignTensor& tensor = found->second;
+      const TorchTensor& tensor = found->second;
       const int64_t numel = tensor.numel(), masters = from.weights.numel();
       if (tensor.shape.size() != 1 || numel < masters ||
           numel - masters > (masters == 0 ? numel : from.padding)) {
@@ -290,27 +258,17 @@ class ZeroAssembly {
         throw CheckpointError(rank.path, ": ", quoted_name(state), " is of ", name_of(tensor.type),
                               ", of other ranks ", name_of(out.type), "; expected files of one checkpoint");
       out.type = tensor.type;
-      out.runs.push_back(run_of(piece, tensor.type, tensor.runs.at(0).offset));
+      out.runs.push_back(run_of(piece, tensor));
     }
     parameter.states.emplace(state, std::move(out));
   }
 
-  Run run_of(const Piece& piece, DType type, int64_t offset) const {
-    return flat_run(ranks_[piece.rank].file, offset + piece.begin * size_bytes(type), piece.element,
-                    piece.numel);
+  Run run_of(const Piece& piece, const TorchTensor& tensor) const {
+    return flat_run(ranks_[piece.rank].file, tensor.offset + piece.begin * size_bytes(tensor.type),
+                    piece.element, piece.numel);
   }
 
-  /// Each line once: all parameters of a part say the same.
-  void say_left_out() {
-    std::set<std::string> seen;
-    std::vector<std::string> lines;
-    for (const LostValue& one : left_out_) {
-      if (!seen.insert(one.line).second) continue;
-      lines.push_back(one.line);
-      checkpoint_.lost.push_back(one);
-    }
-    say_not_read(checkpoint_, "the optimizer's state", lines);
-  }
+  void say_left_out() { say_lost(checkpoint_, left_out_); }
 
   void place_in_groups(const std::vector<ShapesByName>& shapes) {
     if (shapes.size() != first().parts.size())
@@ -514,16 +472,117 @@ class ZeroAssembly {
   std::vector<LostValue> left_out_;
 };
 
+/// The steps that a group or a state has.
+std::optional<int64_t> steps_in(const PickleValue& dict, const TorchFile& file) {
+  const PickleValue* step = dict.find("step");
+  if (step == nullptr) return std::nullopt;
+  std::vector<std::string> ignored;
+  const std::optional<json> number = to_json(*step, &file, "step", ignored);
+  return number ? count_of(*number) : std::nullopt;
+}
+
+void read_flat_state(FlatState& out, const TorchFile& file, const PickleValue& state,
+                     std::vector<LostValue>& lost) {
+  const auto lose = [&](const std::string& name, const std::string& line) {
+    lost.push_back({LostValue::Kind::kState, name, line});
+  };
+  if (state.kind != Kind::kDict) return lose("", str("the optimizer's state: ", state.describe()));
+  for (size_t i = 0; i + 1 < state.items.size(); i += 2) {
+    const PickleValue &key = *state.items[i], &value = *state.items[i + 1];
+    if (key.kind == Kind::kString && key.text == "step") continue;
+    const char* const unread = TorchFile::unread_tensor(value);
+    const std::optional<TorchTensor> tensor = unread != nullptr ? std::nullopt : file.tensor(value);
+    if (key.kind != Kind::kString || !is_utf8(key.text) || !tensor || tensor->shape.empty() ||
+        !tensor->is_contiguous() || !is_floating(tensor->type))
+      lose(std::string(key.text),
+           str("the optimizer's state ", key.kind == Kind::kString ? quoted_name(key.text) : key.describe(),
+               ": ",
+               tensor   ? str("a tensor of ", name_of(tensor->type), " ", describe_shape(tensor->shape))
+               : unread ? std::string(unread)
+                        : value.describe()));
+    else
+      out.tensors.emplace(key.text, *tensor);
+  }
+  if (const auto steps = steps_in(state, file))
+    out.steps = steps;
+  else if (const PickleValue* step = state.find("step"))
+    lose("step", str("the optimizer's state 'step': ", step->describe()));
+}
+
 }  // namespace
+
+void say_lost(ForeignCheckpoint& checkpoint, const std::vector<LostValue>& lost) {
+  std::set<std::string> seen;
+  std::vector<std::string> lines;
+  for (const LostValue& one : lost) {
+    if (!seen.insert(one.line).second) continue;
+    lines.push_back(one.line);
+    checkpoint.lost.push_back(one);
+  }
+  say_not_read(checkpoint, "the optimizer's state", lines);
+}
+
+FlatOptimizer read_flat_optimizer(const TorchFile& file, const PickleValue& value,
+                                  std::vector<LostValue>& lost) {
+  FlatOptimizer out;
+  const auto fail = [&](const auto&... what) {
+    throw CheckpointError(file.path(), ": the optimizer's state: ", what...);
+  };
+  if (value.kind == Kind::kList) {
+    for (size_t i = 0; i < value.items.size(); ++i) {
+      out.members.push_back({i});
+      out.groups.push_back(json::object());
+      out.states.emplace_back().group = static_cast<int>(i);
+      read_flat_state(out.states.back(), file, *value.items[i], lost);
+    }
+    lost.push_back({LostValue::Kind::kOption, "lr",
+                    "the param groups' options: an elastic checkpoint does not have them"});
+    return out;
+  }
+  const PickleValue *groups = value.find("param_groups"), *states = value.find("state");
+  if (value.kind != Kind::kDict || groups == nullptr || groups->kind != Kind::kList || states == nullptr ||
+      states->kind != Kind::kDict)
+    fail("is ", value.describe(), "; expected what torch.optim's state_dict() gives");
+  std::map<int64_t, size_t> places;
+  for (const PickleValue* group : groups->items) {
+    const PickleValue* members = group->find("params");
+    if (members == nullptr || members->kind != Kind::kList)
+      fail("a param group is ", group->describe(), "; expected one with a list \"params\"");
+    out.groups.push_back(group_options(*group, file, lost));
+    out.members.emplace_back();
+    for (const PickleValue* member : members->items) {
+      if (member->kind != Kind::kInt)
+        fail("a parameter of a group is ", member->describe(), "; expected a number");
+      if (!places.emplace(member->integer, out.states.size()).second)
+        fail("parameter ", member->integer, " is in two groups");
+      out.members.back().push_back(out.states.size());
+      FlatState& state = out.states.emplace_back();
+      state.group = static_cast<int>(out.groups.size()) - 1;
+      state.steps = steps_in(*group, file);
+    }
+  }
+  for (size_t i = 0; i + 1 < states->items.size(); i += 2) {
+    const PickleValue& key = *states->items[i];
+    const auto place = key.kind == Kind::kInt ? places.find(key.integer) : places.end();
+    if (place == places.end()) {
+      lost.push_back({LostValue::Kind::kState, "",
+                      str("the optimizer's state of ", key.describe(), ", which is in no group")});
+      continue;
+    }
+    read_flat_state(out.states[place->second], file, *states->items[i + 1], lost);
+  }
+  return out;
+}
 
 void read_zero_optimizer(ForeignCheckpoint& checkpoint, const DeepSpeedFiles& files,
                          const DeepSpeedModel& model) {
   std::vector<RankState> ranks;
   for (size_t rank = 0; rank < files.optimizer.size(); ++rank) {
-    ForeignCheckpoint said_before;  // all ranks say the same
+    std::vector<LostValue> lost;  // all ranks say the same
     const int index = file_index(checkpoint, files.optimizer[rank]);
-    ranks.push_back(RankReader(files.optimizer[rank], index, rank == 0 ? checkpoint : said_before).read());
+    ranks.push_back(RankReader(files.optimizer[rank], index, lost, rank == 0 ? &checkpoint : nullptr).read());
     if (rank > 0) continue;
+    say_lost(checkpoint, lost);
     const auto& counts = ranks[0].partitions;
     const int64_t world = counts.empty() ? static_cast<int64_t>(files.optimizer.size())
                                          : *std::max_element(counts.begin(), counts.end());

@@ -557,41 +557,14 @@ bool is_optimizer_state(const PickleValue& value) {
          (groups->kind == Kind::kList || groups->kind == Kind::kTuple);
 }
 
-json group_options(ForeignCheckpoint& checkpoint, const TorchFile& file, const PickleValue& group,
-                   const std::string& what) {
-  json options = json::object();
-  for (size_t i = 0; i + 1 < group.items.size(); i += 2) {
-    const PickleValue& key = *group.items[i];
-    if (key.kind != Kind::kString || key.text == "params" || key.text == "param_names") continue;
-    const std::string option(key.text);
-    const size_t before = checkpoint.not_read.size();
-    if (std::optional<json> one =
-            to_json(*group.items[i + 1], &file, str(what, ".", option), checkpoint.not_read))
-      options[option] = std::move(*one);
-    checkpoint.lose_since(before, LostValue::Kind::kOption, option);
-  }
-  return options;
-}
-
 SavedOptimizer read_optimizer_state(ForeignCheckpoint& checkpoint, const TorchFile& file,
                                     const PickleValue& value, const std::string& what) {
-  SavedOptimizer out;
-  out.source = what;
-  const int index = file_index(checkpoint, file.path());
-  LeftOut left_out;
-  if (value.kind == Kind::kList) {
-    for (size_t i = 0; i < value.items.size(); ++i) {
-      out.groups.push_back({.options = json::object(), .members = {i}});
-      out.states.push_back(read_state(file, *value.items[i], index, str(what, ": state ", i), left_out));
-    }
-    checkpoint.lose(LostValue::Kind::kOption, "lr",
-                    "the param groups' options: an elastic checkpoint does not have them");
-    left_out.say(checkpoint.not_read, checkpoint.lost, LostValue::Kind::kState, what);
-    return out;
-  }
   if (!is_optimizer_state(value))
     throw CheckpointError(what, ": found ", value.describe(),
                           "; expected an optimizer's {\"state\": {…}, \"param_groups\": […]}");
+  SavedOptimizer out;
+  out.source = what;
+  const int index = file_index(checkpoint, file.path());
   std::map<std::string, size_t> places;
   for (const PickleValue* group : value.find("param_groups")->items) {
     const PickleValue* params = group->find("params");
@@ -611,10 +584,19 @@ SavedOptimizer read_optimizer_state(ForeignCheckpoint& checkpoint, const TorchFi
           names->items[i]->kind == Kind::kString)
         out.states.back().name = names->items[i]->text;
     }
-    saved.options =
-        group_options(checkpoint, file, *group, str(what, ": param_groups[", out.groups.size(), "]"));
+    for (size_t i = 0; i + 1 < group->items.size(); i += 2) {
+      const PickleValue& key = *group->items[i];
+      if (key.kind != Kind::kString || key.text == "params" || key.text == "param_names") continue;
+      const std::string option(key.text);
+      const std::string path = str(what, ": param_groups[", out.groups.size(), "].", option);
+      const size_t before = checkpoint.not_read.size();
+      if (std::optional<json> one = to_json(*group->items[i + 1], &file, path, checkpoint.not_read))
+        saved.options[option] = std::move(*one);
+      checkpoint.lose_since(before, LostValue::Kind::kOption, option);
+    }
     out.groups.push_back(std::move(saved));
   }
+  LeftOut left_out;
   size_t num_tensors = 0;
   const PickleValue& state = *value.find("state");
   for (size_t i = 0; i + 1 < state.items.size(); i += 2) {

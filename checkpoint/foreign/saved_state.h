@@ -110,12 +110,8 @@ std::vector<SavedTensor> read_state_dict(ForeignCheckpoint& checkpoint, const To
 bool is_state_dict(const TorchFile& file, const PickleValue& value);
 /// Whether a value is what torch.optim's state_dict() gives: {"state": {…}, "param_groups": […]}.
 bool is_optimizer_state(const PickleValue& value);
-/// The options of a param group, without its parameters. One that cannot be read is lost, as WHAT.OPTION.
-nlohmann::json group_options(ForeignCheckpoint& checkpoint, const TorchFile& file, const PickleValue& group,
-                             const std::string& what);
-/// What torch.optim's state_dict() gave, or FSDP.optim_state_dict(), which has names in place of numbers; or
-/// the list of states of an elastic checkpoint of DeepSpeed, which has no options. Throws CheckpointError for
-/// a state that is not of this form.
+/// What torch.optim's state_dict() gave, or FSDP.optim_state_dict(), which has names in place of numbers.
+/// Throws CheckpointError for a state that is not of this form.
 SavedOptimizer read_optimizer_state(ForeignCheckpoint& checkpoint, const TorchFile& file,
                                     const PickleValue& value, const std::string& what);
 

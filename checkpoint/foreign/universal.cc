@@ -104,9 +104,9 @@ class UniversalReader {
     for (const PickleValue* group : groups == nullptr ? std::vector<const PickleValue*>() : groups->items) {
       if (group->kind != Kind::kDict)
         throw CheckpointError(path, ": a param group is ", group->describe(), "; expected a dict");
-      checkpoint_.groups.push_back(
-          group_options(checkpoint_, file, *group,
-                        str(path.filename(), ": param_groups[", checkpoint_.groups.size(), "]")));
+      std::vector<LostValue> lost;
+      checkpoint_.groups.push_back(group_options(*group, file, lost));
+      say_lost(checkpoint_, lost);
       const PickleValue *step = group->find("step"), *members = group->find("params");
       const auto of_group = step == nullptr ? std::nullopt : count_in(*step, file);
       group_steps_.push_back(of_group);
