@@ -7,7 +7,6 @@
 #include <optional>
 
 #include "core/error.h"
-#include "core/str.h"
 
 namespace tessera {
 namespace {
@@ -82,18 +81,17 @@ at::Tensor chunked_cross_entropy(const at::Tensor& hidden, const at::Tensor& wei
                                  const at::Tensor& target, const ChunkedLossOptions& options) {
   if (hidden.dim() < 1 || weight.dim() != 2 || hidden.size(-1) != weight.size(1) ||
       target.sizes() != hidden.sizes().slice(0, hidden.dim() - 1))
-    throw Error(tessera::str("chunked_cross_entropy(): hidden ", hidden.sizes(), ", weight ", weight.sizes(),
-                             ", target ", target.sizes(), "; expected (…, dim), (vocabulary, dim), (…)"));
+    throw Error("chunked_cross_entropy(): hidden ", hidden.sizes(), ", weight ", weight.sizes(), ", target ",
+                target.sizes(), "; expected (…, dim), (vocabulary, dim), (…)");
   if (bias.defined() && (bias.dim() != 1 || bias.size(0) != weight.size(0)))
-    throw Error(tessera::str("chunked_cross_entropy(): bias ", bias.sizes(), ", weight ", weight.sizes(),
-                             "; expected (vocabulary), (vocabulary, dim)"));
+    throw Error("chunked_cross_entropy(): bias ", bias.sizes(), ", weight ", weight.sizes(),
+                "; expected (vocabulary), (vocabulary, dim)");
   if (!hidden.is_floating_point() || !weight.is_floating_point() || target.scalar_type() != at::kLong)
-    throw Error(tessera::str("chunked_cross_entropy(): hidden is ", hidden.scalar_type(), ", weight ",
-                             weight.scalar_type(), ", target ", target.scalar_type(),
-                             "; expected floating types, and Long"));
+    throw Error("chunked_cross_entropy(): hidden is ", hidden.scalar_type(), ", weight ",
+                weight.scalar_type(), ", target ", target.scalar_type(),
+                "; expected floating types, and Long");
   if (options.chunk_rows < 1)
-    throw Error(
-        tessera::str("chunked_cross_entropy(): chunk_rows is ", options.chunk_rows, "; expected at least 1"));
+    throw Error("chunked_cross_entropy(): chunk_rows is ", options.chunk_rows, "; expected at least 1");
   const bool grad = at::GradMode::is_enabled();
   const Wanted wants{grad && hidden.requires_grad(), grad && weight.requires_grad(),
                      grad && bias.defined() && bias.requires_grad()};

@@ -12,8 +12,9 @@ class CheckpointError : public Error {
  public:
   /// The message is the parts one after the other, as str() puts them.
   template <class... Parts>
+    requires(sizeof...(Parts) > 0)
   explicit CheckpointError(const Parts&... parts)
-      : Error(without_control_characters(str(parts...), /*one_line=*/true)) {}
+      : Error(without_control_characters(tessera::str(parts...), /*one_line=*/true)) {}
 };
 
 }  // namespace tessera

@@ -13,7 +13,8 @@ class Error : public std::runtime_error {
  public:
   /// what() is the parts one after the other, as str() puts them.
   template <class... Parts>
-  explicit Error(const Parts&... parts) : std::runtime_error(str(parts...)) {}
+    requires(sizeof...(Parts) > 0)
+  explicit Error(const Parts&... parts) : std::runtime_error(tessera::str(parts...)) {}
 };
 
 /// An invalid configuration. The message starts with the file or the JSON path.

@@ -1,5 +1,4 @@
 #include "engine/torch_optimizer.h"
-#include "checkpoint/sharded/manifest.h"
 
 #include <ATen/core/List.h>
 #include <c10/util/Type.h>
@@ -18,6 +17,7 @@
 #include <typeinfo>
 #include <utility>
 
+#include "checkpoint/value_tag.h"
 #include "core/error.h"
 #include "core/str.h"
 #include "zero/optimizer/state_values.h"

@@ -8,6 +8,7 @@
 
 #include "checkpoint/consolidate/convert_checkpoint.h"
 #include "checkpoint/sharded/manifest.h"
+#include "checkpoint/value_tag.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "core/str.h"

@@ -118,7 +118,7 @@ OnDisk look_on_disk(const fs::path& output_dir) {
     latest = checkpoint::read_latest(folder).value_or("");
     if (!latest.empty() && !fs::is_directory(folder / latest, error))
       found.damaged.push_back(
-          str((folder / checkpoint::kLatestName).string(), ": names ", latest, ", which is not there"));
+          str(folder / checkpoint::kLatestName, ": names ", latest, ", which is not there"));
   } catch (const Error& caught) {
     found.damaged.emplace_back(caught.what());
   }
@@ -145,7 +145,7 @@ OnDisk look_on_disk(const fs::path& output_dir) {
       found.damaged.emplace_back(caught.what());
     }
   if (!has_latest && !found.own.empty())
-    found.damaged.push_back(str((folder / checkpoint::kLatestName).string(), ": is not there"));
+    found.damaged.push_back(str(folder / checkpoint::kLatestName, ": is not there"));
   const auto newest_first = [&](const Saved& a, const Saved& b) {
     return std::tuple(a.tag == latest, a.steps_done) > std::tuple(b.tag == latest, b.steps_done);
   };

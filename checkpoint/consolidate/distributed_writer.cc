@@ -21,6 +21,7 @@
 #include "checkpoint/formats/pending_output.h"
 #include "checkpoint/formats/pickle_writer.h"
 #include "checkpoint/sharded/manifest.h"
+#include "checkpoint/value_tag.h"
 #include "core/numel.h"
 #include "core/str.h"
 

@@ -1,11 +1,11 @@
 #include "checkpoint/consolidate/python_value.h"
-#include "checkpoint/sharded/manifest.h"
 
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <string_view>
 
+#include "checkpoint/value_tag.h"
 #include "core/check.h"
 #include "core/str.h"
 

@@ -8,6 +8,7 @@
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/consolidate/python_value.h"
 #include "checkpoint/sharded/manifest.h"
+#include "checkpoint/value_tag.h"
 #include "core/json/json_field.h"
 #include "core/str.h"
 

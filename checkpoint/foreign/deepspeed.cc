@@ -91,7 +91,7 @@ std::optional<ForeignCheckpoint> read_deepspeed(const std::filesystem::path& pat
   if (!files.optimizer.empty()) {
     read_zero_optimizer(checkpoint, files, model);
   } else if (files.model_by_rank || model.find("param_shapes") != nullptr) {
-    throw CheckpointError(folder->string(),
+    throw CheckpointError(*folder,
                           ": has no optimizer's files; expected one of each rank, "
                           "zero_pp_rank_0_mp_rank_00_optim_states.pt and so on");
   } else {

@@ -123,13 +123,12 @@ std::optional<fs::path> deepspeed_folder(const fs::path& path, const std::string
   const bool leaves =
       relative.is_absolute() || std::find(relative.begin(), relative.end(), "..") != relative.end();
   if (named.empty() || leaves || !is_utf8(named) || named.find('\0') != named.npos)
-    throw CheckpointError((path / latest).string(), ": names ",
-                          is_utf8(named) ? quoted_name(named) : "no text",
+    throw CheckpointError(path / latest, ": names ", is_utf8(named) ? quoted_name(named) : "no text",
                           "; expected the name of a checkpoint's folder beside it");
   const fs::path folder = path / relative;
   if (is_one(folder)) return folder;
   if (!fs::is_directory(folder, error))
-    throw CheckpointError((path / latest).string(), ": names ", quoted_name(named),
+    throw CheckpointError(path / latest, ": names ", quoted_name(named),
                           ", which is no folder; expected a checkpoint there, or give another one's tag");
   return std::nullopt;
 }

@@ -1,5 +1,4 @@
 #include "checkpoint/foreign/deepspeed_model.h"
-#include "checkpoint/sharded/manifest.h"
 
 #include <algorithm>
 #include <array>
@@ -9,6 +8,7 @@
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/foreign/pickle_json.h"
 #include "checkpoint/foreign/saved_state.h"
+#include "checkpoint/value_tag.h"
 #include "core/ascii.h"
 #include "core/numel.h"
 #include "core/str.h"

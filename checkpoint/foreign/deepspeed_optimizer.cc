@@ -103,8 +103,7 @@ class RankReader {
     if (weights == nullptr && state.find("fp32_groups") != nullptr)
       throw CheckpointError(out_.path,
                             ": is an elastic checkpoint of stage 3 (fp32_groups), which DeepSpeed has given "
-                            "up and which is not "
-                            "read");
+                            "up and which is not read");
     if (weights == nullptr || (weights->kind != Kind::kList && weights->kind != Kind::kTuple))
       throw CheckpointError(out_.path, ": has no list ", weights_key, ", the fp32 masters; expected one");
     for (const PickleValue* value : weights->items) {
@@ -589,8 +588,7 @@ void read_zero_optimizer(ForeignCheckpoint& checkpoint, const DeepSpeedFiles& fi
     if (!counts.empty() && *std::min_element(counts.begin(), counts.end()) != world)
       throw CheckpointError(ranks[0].path,
                             ": has groups that are divided among different numbers of ranks, as a mixture of "
-                            "experts has, which "
-                            "is not read");
+                            "experts has, which is not read");
     if (world != static_cast<int64_t>(files.optimizer.size()))
       throw CheckpointError(files.folder, ": has the optimizer's files of ", files.optimizer.size(),
                             " ranks; expected ", world, ", as ", ranks[0].path.filename(), " says",

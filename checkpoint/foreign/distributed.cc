@@ -1,7 +1,6 @@
 // How a folder's names are those of a model, an optimizer and other things; the folder itself:
 // [Note: folders of torch.distributed.checkpoint] in distributed_metadata.cc.
 #include "checkpoint/foreign/distributed.h"
-#include "checkpoint/sharded/manifest.h"
 
 #include <algorithm>
 #include <charconv>
@@ -15,6 +14,7 @@
 #include "checkpoint/foreign/distributed_metadata.h"
 #include "checkpoint/foreign/model_files.h"
 #include "checkpoint/foreign/pickle_json.h"
+#include "checkpoint/value_tag.h"
 #include "core/files/disk.h"
 #include "core/files/input_file.h"
 #include "core/json/json_reader.h"
@@ -127,8 +127,8 @@ class Folder {
 
   [[noreturn]] void fail(const DistributedItem& item, const DistributedPlace& place,
                          const std::string& what) const {
-    throw CheckpointError((folder_ / place.file).string(), ": ", quoted_name(item.name), " at byte ",
-                          place.offset, ": ", what);
+    throw CheckpointError(folder_ / place.file, ": ", quoted_name(item.name), " at byte ", place.offset, ": ",
+                          what);
   }
 
   ForeignCheckpoint& checkpoint_;
@@ -538,7 +538,7 @@ DistributedContents read_distributed_contents(ForeignCheckpoint& checkpoint, con
     throw CheckpointError(folder,
                           ": has a .metadata of each rank (use_collectives=False); "
                           "expected one for all ranks");
-  throw CheckpointError((folder / kMetadata).string(),
+  throw CheckpointError(folder / kMetadata,
                         " is missing; expected beside the .distcp files: it is written last, so the save "
                         "was not completed");
 }

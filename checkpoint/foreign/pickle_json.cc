@@ -1,5 +1,4 @@
 #include "checkpoint/foreign/pickle_json.h"
-#include "checkpoint/sharded/manifest.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,6 +7,7 @@
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/formats/numpy_value.h"
+#include "checkpoint/value_tag.h"
 #include "core/float_bits.h"
 #include "core/json/json_reader.h"
 #include "core/str.h"

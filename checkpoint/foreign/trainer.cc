@@ -23,7 +23,7 @@
 #include "checkpoint/foreign/foreign_checkpoint.h"
 #include "checkpoint/foreign/model_files.h"
 #include "checkpoint/foreign/pickle_json.h"
-#include "checkpoint/sharded/manifest.h"
+#include "checkpoint/value_tag.h"
 #include "core/files/disk.h"
 #include "core/files/input_file.h"
 #include "core/json/json_reader.h"
@@ -210,8 +210,7 @@ ForeignCheckpoint read_lightning_folder(const fs::path& path, const ModelOrder& 
   checkpoint.path = path;
   const TorchFile meta(path / "meta.pt");
   if (meta.root().kind != Kind::kDict)
-    throw CheckpointError((path / "meta.pt").string(), ": found ", meta.root().describe(),
-                          "; expected a dict");
+    throw CheckpointError(path / "meta.pt", ": found ", meta.root().describe(), "; expected a dict");
   if (const PickleValue* version = meta.root().find(kLightningVersion);
       version != nullptr && version->kind == Kind::kString)
     checkpoint.version = version->text;
@@ -282,7 +281,7 @@ class TrainerFolder {
     json extras = json::object();
     if (has(kFsdpFolder)) {
       if (!is_distributed(path_ / kFsdpFolder))
-        throw CheckpointError((path_ / kFsdpFolder).string(), " has neither .metadata nor .distcp files");
+        throw CheckpointError(path_ / kFsdpFolder, " has neither .metadata nor .distcp files");
       checkpoint_.format = "torch.distributed.checkpoint";
       DistributedContents contents = read_distributed_contents(checkpoint_, path_ / kFsdpFolder);
       entries = std::move(contents.model);
@@ -335,7 +334,7 @@ class TrainerFolder {
       json state = read_json(path_ / kTrainerState);
       const auto steps = state.find("global_step");
       if (steps == state.end() || !count_of(*steps))
-        throw CheckpointError((path_ / kTrainerState).string(), ": has no count global_step");
+        throw CheckpointError(path_ / kTrainerState, ": has no count global_step");
       checkpoint_.global_steps = count_of(*steps);
       extras["trainer_state"] = std::move(state);
     }

@@ -13,7 +13,6 @@
 #include "checkpoint/formats/torch_archive.h"
 #include "checkpoint/hdf5/hdf5_image.h"
 #include "core/check.h"
-#include "core/error.h"
 #include "core/files/pending_file.h"
 #include "core/numel.h"
 #include "core/str.h"
@@ -66,8 +65,8 @@ class TorchFileWriter : public ModelWriter {
 std::string dataset_path(const std::string& name) { return str("/", hdf5_name(name)); }
 
 /// One contiguous dataset per tensor, for h5py.File(path)["encoder.weight"][:], in the root group under
-/// hdf5_name(NAME); the other names of a tied tensor are hard links to its dataset. Throws CheckpointError
-/// for more than 32 dimensions.
+/// hdf5_name(NAME), of the element types of hdf5_image.h; the other names of a tied tensor are hard links to
+/// its dataset. Throws CheckpointError for more than 32 dimensions.
 class Hdf5FileWriter : public ModelWriter {
  public:
   Hdf5FileWriter(const Disk& disk, ModelWriterOptions options)

@@ -14,7 +14,6 @@
 #include "checkpoint/block_hashes.h"
 #include "checkpoint/checkpoint_error.h"
 #include "core/check.h"
-#include "core/error.h"
 #include "core/json/json_reader.h"
 #include "core/numel.h"
 #include "core/str.h"

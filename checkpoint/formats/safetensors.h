@@ -158,8 +158,8 @@ class SafetensorsHashes {
 class SafetensorsFile {
  public:
   /// Opens the file and checks the whole header, so that every tensor in tensors() can be read. If the
-  /// file has hashes, the header is verified. Throws CheckpointError and DiskError,
-  /// naming the file (and tensor).
+  /// file has hashes, the header is verified. Throws CheckpointError and DiskError, naming the file (and
+  /// tensor).
   explicit SafetensorsFile(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return input_.path(); }

@@ -23,8 +23,8 @@ class SafetensorsLayout {
   SafetensorsLayout(const std::vector<ModelTensor>& tensors, const std::vector<size_t>& chosen,
                     const std::string& file);
 
-  /// The header, to be written at byte 0; `hashes` are the block hashes by index of tensor, of all chosen
-  /// ones.
+  /// The header, to be written at byte 0; `hashes` are the block hashes by index of tensor, of all
+  /// chosen ones.
   std::string head(const std::map<size_t, std::vector<uint64_t>>& hashes) const;
   int64_t file_bytes() const { return file_bytes_; }
   /// Offsets in the file of the bytes of tensor `index`, one for each of its names.

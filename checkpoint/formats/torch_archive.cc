@@ -60,6 +60,10 @@ uint16_t version_of(const TorchZip::Entry& entry) {
   return is_large(entry) || is_far(entry) ? kVersionZip64 : kVersion;
 }
 
+uint32_t crc_of(uint32_t crc, std::span<const std::byte> data) {
+  return static_cast<uint32_t>(crc32_z(crc, reinterpret_cast<const Bytef*>(data.data()), data.size()));
+}
+
 }  // namespace
 
 size_t TorchZip::add(const std::string& name, int64_t bytes) {
@@ -154,14 +158,6 @@ int64_t TorchZip::file_bytes() const {
   const std::vector<uint32_t> any(entries_.size());
   return data_end(entries_.size() - 1) + static_cast<int64_t>(tail(any).size());
 }
-
-namespace {
-
-uint32_t crc_of(uint32_t crc, std::span<const std::byte> data) {
-  return static_cast<uint32_t>(crc32_z(crc, reinterpret_cast<const Bytef*>(data.data()), data.size()));
-}
-
-}  // namespace
 
 TorchArchive::TorchArchive(std::string pickle, const std::vector<int64_t>& storages) : zip_("archive") {
   texts_ = {{"data.pkl", std::move(pickle)},

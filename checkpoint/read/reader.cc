@@ -37,8 +37,7 @@ void check_folder_name(const fs::path& folder, const std::string& tag) {
   if (name == tag || target == tag) return;
   throw CheckpointError(folder, ": holds the checkpoint ", tag,
                         " under another name; to use it, give the folder its name back (mv ", folder, " ",
-                        (folder.parent_path() / tag).string(), "), in another directory if there is a ", tag,
-                        " here");
+                        folder.parent_path() / tag, "), in another directory if there is a ", tag, " here");
 }
 
 }  // namespace
@@ -173,7 +172,7 @@ std::string LatestCheckpoint::move_on() {
   tag_ = next.tag_;
   identity_ = next.identity_;
   return str(before, now ? " was replaced" : " was removed", " by its run while it was read; ",
-             (directory_ / tag_).string(), " is read instead");
+             directory_ / tag_, " is read instead");
 }
 
 void read_latest_checkpoint(const fs::path& directory, const std::string& tag,

@@ -8,7 +8,6 @@
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/hdf5/hdf5_image.h"
 #include "core/check.h"
-#include "core/error.h"
 #include "core/numel.h"
 #include "core/str.h"
 #include "core/utf8.h"

@@ -12,7 +12,6 @@
 #include "checkpoint/block_hashes.h"
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/hdf5/hdf5_image.h"
-#include "core/error.h"
 #include "core/json/json_field.h"
 #include "core/json/json_reader.h"
 #include "core/numel.h"
@@ -26,6 +25,9 @@ std::string unit_name(int unit) {
   std::snprintf(digits, sizeof digits, "unit_%05d", unit);
   return digits;
 }
+
+constexpr std::string_view kTensors = "/buffers/";
+constexpr std::string_view kBlobs = "/blobs/";
 
 }  // namespace
 
@@ -88,13 +90,6 @@ const DatasetRecord* DatasetList::find(std::string_view name) const {
   const auto found = shared_->by_name.find(name);
   return found == shared_->by_name.end() ? nullptr : found->second;
 }
-
-namespace {
-
-constexpr std::string_view kTensors = "/buffers/";
-constexpr std::string_view kBlobs = "/blobs/";
-
-}  // namespace
 
 std::string rank_file_name(int rank) {
   char name[32];

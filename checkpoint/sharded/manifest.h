@@ -125,11 +125,7 @@ class DatasetList {
   std::shared_ptr<const Shared> shared_;
 };
 
-// The names of a checkpoint's files, of the datasets in them that are not a unit's, and of what marks a value
-// that JSON lacks.
-
-/// The key of an object that is a value which JSON does not have (docs/checkpoint_format.md).
-inline constexpr const char* kValueTag = "$tessera";
+// The names of a checkpoint's files, and of the datasets in them that are not a unit's.
 
 inline constexpr std::string_view kModelFileName = "model.h5";
 /// "rank_00003.h5".
@@ -142,6 +138,8 @@ std::string blob_dataset(const std::string& name);
 std::string blob_name(std::string_view dataset);
 bool is_tensor_dataset(std::string_view dataset);
 bool is_blob_dataset(std::string_view dataset);
+
+// The manifest.
 
 inline constexpr int kFormatVersion = 2;  ///< written; 1 is read, too
 inline constexpr size_t kMaxDims = 32;    ///< of a tensor; HDF5's limit

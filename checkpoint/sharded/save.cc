@@ -13,7 +13,6 @@
 #include "checkpoint/sharded/checkpoint_files.h"
 #include "checkpoint/sharded/manifest.h"
 #include "core/check.h"
-#include "core/error.h"
 #include "core/files/temporary_name.h"
 #include "core/json/json_reader.h"
 #include "core/str.h"

@@ -9,7 +9,6 @@
 
 #include "comm/control/error_message.h"
 #include "core/error.h"
-#include "core/str.h"
 
 namespace tessera::comm {
 
@@ -110,12 +109,12 @@ template <class Function>
 auto GroupStore::guarded(Function&& function) const {
   try {
     if (liveness_ && !liveness_->await_store())
-      throw StoreIsGone(str(where_, " does not answer (", RankIsGone::kHostIsSilent, ")"));
+      throw StoreIsGone(where_, " does not answer (", RankIsGone::kHostIsSilent, ")");
     return function();
   } catch (const CommError&) {  // of a SealedStore
     throw;
   } catch (const std::exception& error) {
-    throw StoreIsGone(str(where_, " does not answer (", error_message(error), ")"));
+    throw StoreIsGone(where_, " does not answer (", error_message(error), ")");
   }
 }
 

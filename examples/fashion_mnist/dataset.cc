@@ -22,7 +22,7 @@ std::string find_file(const std::string& directory, const std::string& name) {
     if (std::filesystem::exists(path, ignored)) return path;
   }
   throw DataError(
-      (std::filesystem::path(directory) / name).string(),
+      std::filesystem::path(directory) / name,
       "[.gz]: not found; data.path must be a folder with the four IDX files of Fashion-MNIST (Debian package "
       "dataset-fashion-mnist brings them) or of MNIST");
 }

@@ -100,7 +100,7 @@ void ImageFolder::find_pairs() {
     const auto mask = masks.find(stem + options_.mask_suffix);
     if (mask == masks.end()) {
       const std::string wanted = stem + options_.mask_suffix;
-      throw DataError(path, ": has no mask; expected ", (fs::path(options_.masks) / wanted).string(),
+      throw DataError(path, ": has no mask; expected ", fs::path(options_.masks) / wanted,
                       ".png, .jpg or .jpeg", found_instead(options_.masks, wanted));
     }
     pairs_.push_back({path, mask->second});

@@ -38,7 +38,7 @@ void forget_mlflow_run(const std::filesystem::path& folder) {
   if (folder.empty()) return;
   std::error_code error;
   std::filesystem::remove(folder / kMlflowRunIdName, error);
-  if (error) throw Error((folder / kMlflowRunIdName).string(), " cannot be removed: ", error.message());
+  if (error) throw Error(folder / kMlflowRunIdName, " cannot be removed: ", error.message());
 }
 
 MlflowOptions with_environment(MlflowOptions options) {

@@ -24,7 +24,7 @@ SUB_FOLDERS = {
     "core": [".", "json", "files", "environment", "memory", "async_io"],
     "comm": ["sockets", "memory", "control", ".", "rendezvous", "shm", "gloo", "nccl", "hybrid", "staged", "init"],
     "zero": ["plan", "kernels", "memory", "operators", "deferred", "offload", "unit", "gather", "reduce", "optimizer", "model", "."],
-    "checkpoint": [".", "hdf5", "sharded", "formats", "foreign", "read", "consolidate"],
+    "checkpoint": [".", "hdf5", "formats", "foreign", "sharded", "read", "consolidate"],
     "engine": ["config/document", "config", "optimizer", "profile", "checkpoint", "."],
     "train": ["task", "data", "report", "run", "memory", "."],
     "launcher": ["environment", "process", "failure", "."],

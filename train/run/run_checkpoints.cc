@@ -416,10 +416,10 @@ void RunCheckpoints::check_same_run(const std::string& path, const json& client_
                          : json();
   const std::string saved_by = saved.is_string() ? saved.get<std::string>() : "";
   if (!saved_by.empty() && !run_.id.empty() && saved_by != run_.id)
-    throw AnotherRun(str(path, ": was saved by the run ", saved_by, ", and this is the folder of the run ",
-                         run_.id, " (", (fs::path(config_.output_dir) / kRunIdName).string(),
-                         "); expected one of its own checkpoints; to continue the other run, give its folder "
-                         "as trainer.output_dir; to continue it here, remove that file"));
+    throw AnotherRun(path, ": was saved by the run ", saved_by, ", and this is the folder of the run ",
+                     run_.id, " (", fs::path(config_.output_dir) / kRunIdName,
+                     "); expected one of its own checkpoints; to continue the other run, give its folder "
+                     "as trainer.output_dir; to continue it here, remove that file");
   if (run_.id.empty()) run_.id = saved_by;
   if (run_.id.empty())
     run_.id =
@@ -458,7 +458,7 @@ void RunCheckpoints::check_best() {
   if (!final_is_best()) return;
   const comm::Answer damage = comm::ask_rank_0(engine_.comm(), "best checkpoint", [&] {
     const checkpoint::VerifyReport report = checkpoint::verify(folder_, best_->tag);
-    return report.ok() ? std::string() : str((folder_ / best_->tag).string(), ": ", report.problems.front());
+    return report.ok() ? std::string() : str(folder_ / best_->tag, ": ", report.problems.front());
   });
   if (damage.text.empty()) return;
   log_.warning(str("the best checkpoint is not used, the last weights are: ", damage.text));
@@ -477,8 +477,7 @@ bool RunCheckpoints::exists(const std::string& tag) const {
 
 std::string RunCheckpoints::resume_hint() const {
   if (complete_tag_.empty()) return "there is no checkpoint of this run yet";
-  return str((folder_ / complete_tag_).string(),
-             " is complete: the same command and --resume continue from it");
+  return str(folder_ / complete_tag_, " is complete: the same command and --resume continue from it");
 }
 
 void RunCheckpoints::finish() {

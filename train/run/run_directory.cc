@@ -100,7 +100,7 @@ void RunDirectory::remove_results() const {
   std::error_code error;
   for (const char* name : {kResultsName, kStateName, kEvalResultsName, kModelName}) {
     std::filesystem::remove(folder_ / name, error);
-    if (error) throw Error((folder_ / name).string(), " cannot be removed: ", error.message());
+    if (error) throw Error(folder_ / name, " cannot be removed: ", error.message());
   }
 }
 

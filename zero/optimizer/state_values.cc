@@ -40,9 +40,8 @@ const std::pair<at::ScalarType, std::string_view>& type_of(const at::Tensor& ten
     return tensor.layout() == at::kStrided && one.first == tensor.scalar_type();
   });
   if (type == kTypes.end())
-    throw Error(tessera::str(
-        "a tensor of ", tensor.layout(), " ", tensor.scalar_type(),
-        " cannot be saved; expected a dense one of fp64, fp32, fp16, bf16, an integer type or bool"));
+    throw Error("a tensor of ", tensor.layout(), " ", tensor.scalar_type(),
+                " cannot be saved; expected a dense one of fp64, fp32, fp16, bf16, an integer type or bool");
   return *type;
 }
 

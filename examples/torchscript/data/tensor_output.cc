@@ -94,8 +94,8 @@ void TensorOutput::add(const std::vector<std::pair<std::string, at::Tensor>>& ro
     const std::string expected =
         i < columns_.size() ? describe(columns_[i].name, columns_[i].type, columns_[i].shape) : "nothing";
     if (found != expected)
-      throw DataError(tessera::str(origin, ": forward gives ", found,
-                                   " for each sample of this batch; expected ", expected, ", as before"));
+      throw DataError(origin, ": forward gives ", found, " for each sample of this batch; expected ",
+                      expected, ", as before");
     if (writer_ && i == 0)
       writer_->append(bytes_of(rows[i].second));
     else

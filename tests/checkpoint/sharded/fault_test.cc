@@ -63,10 +63,9 @@ void fail_everywhere(int world, int faulty_rank, const std::string& tag) {
     }
     ++num_failures;
     const std::string rank = str("rank ", faulty_rank, ": ");
-    EXPECT_THAT(
-        errors,
-        Each(AllOf(StartsWith(str("cannot save checkpoint ", (folder.path() / tag).string(), ": ", rank)),
-                   HasSubstr("No space left"))));
+    EXPECT_THAT(errors,
+                Each(AllOf(StartsWith(str("cannot save checkpoint ", folder.path() / tag, ": ", rank)),
+                           HasSubstr("No space left"))));
     EXPECT_THAT(names_in(folder.path()), ElementsAre("a", "latest"));
     EXPECT_EQ(before.difference(Checkpoint::open(folder.path())), "");
     EXPECT_THAT(verify(folder.path(), "").problems, IsEmpty());

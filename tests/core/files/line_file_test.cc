@@ -59,7 +59,7 @@ TEST_F(LineFileTest, TheFileIsKeptAsideIfLinesCannotBeRead) {
     EXPECT_EQ(file.damage(), str(path_,
                                  ": 5 of its 11 lines cannot be read (lines 2, 4 to 6, 11) and are left out; "
                                  "the file as it was is ",
-                                 (folder_.path() / aside).string()));
+                                 folder_.path() / aside));
     EXPECT_EQ(read_text(folder_.path() / aside), damaged);
     EXPECT_EQ(read_text(path_), std::string("1\n2\n3\n") + std::string(2, '\0') + "\n4\n");
   }
