@@ -28,7 +28,7 @@ ordered_json run_json(const MeasuredRun& run) {
 
 /// Model state of one rank at stage 0.
 int64_t whole_state(const ModelCount& model) {
-  const zero::StateModel state{.num_states = model.num_states};
+  const zero::StateModel state{.sharding = {}, .num_states = model.num_states};
   return (zero::estimate_state_bytes(model.num_trainable, 1, model.dtype, state) +=
           zero::state_bytes(zero::elements_of(model.num_frozen, 1, model.dtype, false, {}), state))
       .total();

@@ -36,23 +36,24 @@ std::optional<ConvertTarget> parse_convert_target(std::string_view word);
 bool is_weights_alone(ConvertTarget target);
 
 struct ConvertOptions {
-  std::filesystem::path directory;  ///< of checkpoints
-  std::string tag;                  ///< empty: the one `latest` names
+  std::filesystem::path directory = {};  ///< of checkpoints
+  std::string tag = {};                  ///< empty: the one `latest` names
   /// A folder of checkpoints (kTessera, kUniversal), a checkpoint's folder (kDistributed), a file (of weights
   /// alone; with max_shard_bytes a folder).
-  std::filesystem::path output;
+  std::filesystem::path output = {};
   ConvertTarget target = ConvertTarget::kDistributed;
   /// Type of the model's floating-point tensors: fp32, bf16 or fp16; trainable parameters come from their
   /// fp32 masters. nullopt: fp32; of kDistributed, those that are not trainable as they were saved. Not for
   /// kTessera and kUniversal, whose weights are fp32 masters.
-  std::optional<DType> dtype;
+  std::optional<DType> dtype = {};
   int64_t max_shard_bytes = 0;  ///< see ModelWriterOptions
   /// Gives what the configuration's schedule has set in the options of each param group by then, such as
   /// {"lr": 1e-4}; empty: not known. It is asked of runs that were no Python programs: their checkpoints have
   /// the configuration alone.
-  std::function<std::vector<nlohmann::json>(const Manifest& manifest)> scheduled_options;
-  DiskOptions disk;
-  std::function<void(int64_t done, int64_t total)> progress;  ///< called with the bytes written and the total
+  std::function<std::vector<nlohmann::json>(const Manifest& manifest)> scheduled_options = {};
+  DiskOptions disk = {};
+  std::function<void(int64_t done, int64_t total)> progress =
+      {};  ///< called with the bytes written and the total
 };
 
 struct ConvertResult {

@@ -64,9 +64,9 @@ struct Item {
   enum class Kind { kTensor, kStep, kValue };
   Kind kind = Kind::kValue;
   DType type = DType::kFloat32;
-  std::vector<int64_t> shape;
+  std::vector<int64_t> shape = {};
   float step = 0;
-  json value;
+  json value = {};
   int64_t offset = 0, length = 0;  // in the file
 };
 

@@ -20,7 +20,9 @@ inline void run_on_one_core(bool idle) {
   CPU_SET(core, &first);
   ASSERT_EQ(::sched_setaffinity(0, sizeof(first), &first), 0);
   const sched_param none{};
-  if (idle) ASSERT_EQ(::sched_setscheduler(0, SCHED_IDLE, &none), 0);
+  if (idle) {
+    ASSERT_EQ(::sched_setscheduler(0, SCHED_IDLE, &none), 0);
+  }
 }
 
 /// Keeps that core busy from begin() on.

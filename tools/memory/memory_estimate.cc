@@ -62,8 +62,8 @@ CountedModel counted_by_flags(const EstimateFlags& flags) {
         "--optimizer Adafactor: its states depend on the shapes of the parameters; expected a "
         "configuration in place of --params, `tessera memory --estimate CONFIG`");
   estimated.num_states = num_states_of(optimizer);
-  estimated.owned_state_bytes =
-      owned_state_bytes_of(optimizer, {{.name = "", .shape = {estimated.num_trainable}}});  // all in blocks
+  estimated.owned_state_bytes = owned_state_bytes_of(
+      optimizer, {{.name = "", .shape = {estimated.num_trainable}, .aliases = {}}});  // all in blocks
   estimated.groups = flags.groups;
   return estimated;
 }

@@ -58,6 +58,7 @@ std::string changes(const std::optional<AllocationFailure>& failure, MemoryUse u
     return str("; what may help: ", join(what_may_help(demand, rank), ", or "));
   Shortage shortage{.wanted = failure->bytes,
                     .available = *failure->available,
+                    .activations = {},
                     .for_activations = use == MemoryUse::kActivations,
                     .batch_key = demand.batch_key,
                     .batch = demand.batch,
