@@ -6,7 +6,7 @@ from pathlib import Path
 
 from restarts import Restarts
 
-STEPS = {"save_in_memory_every_steps": 1, "save_every_steps": 30}  # on disk only at the end of these runs
+STEPS = {"save_in_memory_every_steps": 1, "save_every_steps": 1000, "save_every_epochs": 0}  # on disk only at the end of a run
 
 
 class RestartInMemoryTest(Restarts):
