@@ -193,11 +193,10 @@ EngineCommand ssh_command(const ClusterOptions& options, const std::string& host
   ssh.args = {"-o", "BatchMode=yes", "-T"};
   if (options.ssh_port != 0) ssh.args.insert(ssh.args.end(), {"-p", std::to_string(options.ssh_port)});
   ssh.args.insert(ssh.args.end(), options.engine_args.begin(), options.engine_args.end());
-  // A host that is gone does not close its connections. The first value of an option counts:
-  // --launcher-args'.
-  if (options.restarts.max_restarts > 0)
-    for (const char* option : {"ConnectTimeout=30", "ServerAliveInterval=15", "ServerAliveCountMax=3"})
-      ssh.args.insert(ssh.args.end(), {"-o", option});
+  // A host that is down does not answer, and one that is gone does not close its connections. The first value
+  // of an option counts: --launcher-args'.
+  for (const char* option : {"ConnectTimeout=30", "ServerAliveInterval=15", "ServerAliveCountMax=3"})
+    ssh.args.insert(ssh.args.end(), {"-o", option});
   ssh.args.insert(ssh.args.end(), {"--", host, "/bin/sh"});
   ssh.input = line + "\n";
   return ssh;

@@ -27,7 +27,6 @@
 #include "launcher/failure/supervisor.h"
 #include "launcher/process/error_file.h"
 #include "launcher/process/guard.h"
-#include "launcher/process/output_relay.h"
 #include "launcher/process/process.h"
 #include "launcher/process/run_files.h"
 #include "launcher/process/signals.h"
@@ -101,11 +100,10 @@ std::vector<std::vector<Core>> cores_of_ranks(const Options& options, int num_ra
 class RankStarter {
  public:
   RankStarter(const Options& options, const Share& share, int port, const RunFiles& files,
-              const OutputRelay& relay, const sigset_t& mask)
+              const sigset_t& mask)
       : options_(options),
         share_(share),
         files_(files),
-        relay_(relay),
         mask_(mask),
         cores_(cores_of_ranks(options, share.num_ranks)),
         null_(open_file("/dev/null", O_RDWR)) {
@@ -142,13 +140,16 @@ class RankStarter {
     if (options_.bind_cores)
       variables_.num_cores = static_cast<int>(cores_[static_cast<size_t>(local_rank)].size());
     spawn.environment = rank_environment(variables_);
-    FileDescriptor log;
+    constexpr int kNew = O_WRONLY | O_CREAT | O_TRUNC | O_APPEND;
+    FileDescriptor log, errors;
     if (is_logged(rank)) {
-      log = open_file(files_.log(rank), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND);
+      log = open_file(files_.log(rank), kNew);
       spawn.stdout_fd = spawn.stderr_fd = log.get();
-    } else {
-      spawn.stdout_fd = relay_.stdout_fd();
-      spawn.stderr_fd = relay_.stderr_fd();
+    } else if (options_.watch_stdin) {
+      log = open_file(files_.output(rank), kNew);
+      errors = open_file(files_.errors(rank), kNew);
+      spawn.stdout_fd = log.get();
+      spawn.stderr_fd = errors.get();
     }
     // Ranks are background jobs of the terminal and cannot read from it. Rank 0 reads a pipe or a file.
     if (rank > 0 || options_.watch_stdin || ::isatty(STDIN_FILENO)) spawn.stdin_fd = null_.get();
@@ -159,21 +160,31 @@ class RankStarter {
   const Options& options_;
   const Share share_;
   const RunFiles& files_;
-  const OutputRelay& relay_;
   const sigset_t mask_;
   const std::vector<std::vector<Core>> cores_;
   const FileDescriptor null_;
   RankVariables variables_;
 };
 
-std::vector<RankLog> shown_logs(const Options& options, const Share& share, const RunFiles& files) {
-  std::vector<RankLog> logs;
+// Output without a reader.
+// When the connection to a host breaks, or the launcher of the run is killed, sshd closes its ends of the
+// output of this host's launcher. A rank that had inherited them would get SIGPIPE at its next write, or an
+// exception, before it has saved; and while the connection only stands still, it would wait. So under ssh
+// rank 0 writes to files, too.
+
+std::vector<ShownFile> shown_files(const Options& options, const Share& share, const RunFiles& files) {
+  std::vector<ShownFile> shown;
   for (int local = 0; options.tee && local < share.num_ranks; ++local) {
     const auto& chosen = options.tee_ranks;
+    const int rank = share.first_rank + local;
     if (chosen.empty() || std::find(chosen.begin(), chosen.end(), local) != chosen.end())
-      logs.push_back({share.first_rank + local, files.log(share.first_rank + local)});
+      shown.push_back({files.log(rank), str("[rank ", rank, "] "), STDOUT_FILENO});
   }
-  return logs;
+  if (!options.tee && options.watch_stdin && share.first_rank == 0) {
+    shown.push_back({files.output(0), "", STDOUT_FILENO});
+    shown.push_back({files.errors(0), "", STDERR_FILENO});
+  }
+  return shown;
 }
 
 /// The devices of the first attempt, by local rank; empty where they are not known one by one.
@@ -236,8 +247,7 @@ Ending run_once(const Options& options, SignalWatch& signals, const Logger& log)
   ranks.reserve(static_cast<size_t>(share.num_ranks));
   SupervisorOptions supervision{
       options.stop_grace, options.save_grace, {}, share.first_rank, options.timeout};
-  std::optional<OutputRelay> relay(std::in_place, options.watch_stdin);
-  RankStarter starter(options, share, port ? port->port() : asked, files, *relay, signals.previous_mask());
+  RankStarter starter(options, share, port ? port->port() : asked, files, signals.previous_mask());
   for (int local = 0; local < share.num_ranks; ++local) {
     supervision.error_files.push_back(files.error(share.first_rank + local));
     ranks.push_back(starter.start(local));
@@ -248,9 +258,9 @@ Ending run_once(const Options& options, SignalWatch& signals, const Logger& log)
 
   Outcome outcome;
   {
-    const Tee tee(shown_logs(options, share, files), STDOUT_FILENO);
+    const Tee tee(
+        shown_files(options, share, files));  // what ranks have written comes before a report of a failure
     outcome = Supervisor(ranks, guard, signals, supervision, log).supervise();
-    relay.reset();  // before a report of the failure: what rank 0 has written
   }
   const RankExit* first = root_cause(outcome.exits);
   Ending ending = ending_of(outcome, first, share.first_rank);

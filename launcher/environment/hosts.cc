@@ -129,7 +129,8 @@ std::vector<int> parse_numbers(std::string_view text, std::string_view option) {
     const auto first = number_in(item.substr(0, dash));
     const auto last = dash == item.npos ? first : number_in(item.substr(dash + 1));
     good = first && last && *first <= *last && *last < kMaxNumber;
-    for (int number = *first; good && number <= *last; ++number) numbers.push_back(number);
+    for (int number = good ? *first : 1, end = good ? *last : 0; number <= end; ++number)
+      numbers.push_back(number);
   }
   if (!good)
     throw ConfigError(option, ": '", whole, "' is not a list of numbers; expected one as in 0,2 or 0-3");

@@ -37,6 +37,10 @@ void RunFiles::keep() {
 
 std::string RunFiles::log(int rank) const { return (log_dir_ / name_of(rank, ".log")).string(); }
 
+std::string RunFiles::output(int rank) const { return (temporary_.path() / name_of(rank, ".out")).string(); }
+
+std::string RunFiles::errors(int rank) const { return (temporary_.path() / name_of(rank, ".err")).string(); }
+
 std::string RunFiles::error(int rank) const { return (temporary_.path() / name_of(rank, ".error")).string(); }
 
 FileDescriptor open_file(const std::string& path, int flags) {

@@ -19,6 +19,9 @@ class RunFiles {
   /// Keeps the logs for the user to read.
   void keep();
   std::string log(int rank) const;
+  /// Where a rank that has no log writes, if not to this process's own output.
+  std::string output(int rank) const;
+  std::string errors(int rank) const;
   std::string error(int rank) const;
 
  private:

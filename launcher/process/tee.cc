@@ -1,11 +1,16 @@
 #include "launcher/process/tee.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <map>
 #include <string_view>
 #include <utility>
 
@@ -15,75 +20,158 @@
 namespace tessera::launcher {
 namespace {
 
-constexpr auto kInterval = std::chrono::milliseconds(50);
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::milliseconds kInterval{50};
+/// An output that has taken nothing for this long at the end is given up.
+constexpr std::chrono::seconds kLastChance{2};
+/// No more text waits in memory for an output; the rest stays in its file.
+constexpr size_t kMostWaiting = 1 << 20;
+
+/// Writes to a file descriptor of this process without waiting for a reader.
+class Output {
+ public:
+  explicit Output(int fd) : fd_(fd) {
+    struct stat file{};
+    if (::fstat(fd, &file) != 0) return;
+    is_socket_ = S_ISSOCK(file.st_mode);
+    // O_NONBLOCK belongs to what other processes have inherited, too. A pipe or a terminal that is opened
+    // anew has flags of its own.
+    if (S_ISFIFO(file.st_mode) || ::isatty(fd) != 0)
+      own_ = FileDescriptor(
+          ::open(str("/proc/self/fd/", fd).c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+    if (own_) fd_ = own_.get();
+  }
+
+  bool takes_more() const { return waiting_.size() < kMostWaiting; }
+  bool is_done() const { return waiting_.empty(); }
+  void add(std::string_view text) {
+    if (!is_gone_) waiting_ += text;
+  }
+
+  /// Writes what is taken now; whether anything was.
+  bool advance() {
+    size_t written = 0;
+    while (written < waiting_.size()) {
+      const char* const rest = waiting_.data() + written;
+      const size_t size = waiting_.size() - written;
+      const ssize_t n =
+          is_socket_ ? ::send(fd_, rest, size, MSG_DONTWAIT | MSG_NOSIGNAL) : ::write(fd_, rest, size);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0 && errno == EAGAIN) break;
+      is_gone_ = n <= 0;  // errors of the output do not concern the ranks
+      written = is_gone_ ? waiting_.size() : written + static_cast<size_t>(n);
+    }
+    waiting_.erase(0, written);
+    return written > 0;
+  }
+
+  /// Waits until it takes more, if there is more.
+  void wait(std::chrono::milliseconds limit) const {
+    pollfd polled{is_done() ? -1 : fd_, POLLOUT, 0};
+    ::poll(&polled, 1, static_cast<int>(limit.count()));
+  }
+
+ private:
+  int fd_;
+  FileDescriptor own_;
+  bool is_socket_ = false;
+  bool is_gone_ = false;
+  std::string waiting_;
+};
 
 /// One file, read as it grows.
 class Follower {
  public:
-  Follower(RankLog log, int output_fd)
-      : log_(std::move(log)), prefix_(str("[rank ", log_.rank, "] ")), output_fd_(output_fd) {}
+  Follower(ShownFile file, Output& output) : shown_(std::move(file)), output_(output) {}
 
-  /// Shows the complete lines that have come.
-  void advance() {
-    if (!file_) file_ = FileDescriptor(::open(log_.path.c_str(), O_RDONLY | O_CLOEXEC));
-    if (!file_) return;
+  /// Passes on the complete lines that have come, or without a prefix all that has come. Returns whether
+  /// anything was read.
+  bool advance() {
+    if (!file_) file_ = FileDescriptor(::open(shown_.path.c_str(), O_RDONLY | O_CLOEXEC));
+    if (!file_) return false;
     char buffer[65536];
-    for (ssize_t n = 0; (n = ::read(file_.get(), buffer, sizeof(buffer))) > 0;) {
+    bool has_read = false;
+    for (ssize_t n = 0; output_.takes_more() && (n = ::read(file_.get(), buffer, sizeof(buffer))) > 0;) {
+      has_read = true;
+      if (shown_.prefix.empty()) {
+        output_.add({buffer, static_cast<size_t>(n)});
+        continue;
+      }
       text_.append(buffer, static_cast<size_t>(n));
       const size_t end = text_.find_last_of("\n\r");
       if (end == text_.npos) continue;
-      show(std::string_view(text_).substr(0, end + 1));
+      add_lines(std::string_view(text_).substr(0, end + 1));
       text_.erase(0, end + 1);
     }
+    return has_read;
   }
 
-  /// Shows the last line, which may have no end.
+  /// Passes on the last line, which may have no end.
   void finish() {
-    advance();
-    if (!text_.empty()) show(text_ + "\n");
+    if (!text_.empty()) add_lines(text_ + "\n");
+    text_.clear();
   }
 
  private:
-  void show(std::string_view lines) {
-    std::string out;
+  void add_lines(std::string_view lines) {
     while (!lines.empty()) {
       const size_t end = lines.find_first_of("\n\r");  // a progress bar's redraws are lines of their own
-      if (end > 0) out += str(prefix_, lines.substr(0, end), "\n");
+      if (end > 0) output_.add(str(shown_.prefix, lines.substr(0, end), "\n"));
       lines.remove_prefix(end + 1);
     }
-    for (std::string_view left = out; !left.empty();) {
-      const ssize_t n = ::write(output_fd_, left.data(), left.size());
-      if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) return;
-      left.remove_prefix(static_cast<size_t>(n));
-    }
   }
 
-  RankLog log_;
-  std::string prefix_, text_;
+  const ShownFile shown_;
+  Output& output_;
   FileDescriptor file_;
-  int output_fd_;
+  std::string text_;
 };
 
-void follow(const std::stop_token& stop, const std::vector<RankLog>& logs, int output_fd) {
+void follow(const std::stop_token& stop, const std::vector<ShownFile>& files) {
+  std::map<int, Output> outputs;  // by descriptor: lines of several files stay whole
   std::vector<Follower> followers;
-  for (const RankLog& log : logs) followers.emplace_back(log, output_fd);
-  while (!stop.stop_requested()) {
-    for (Follower& follower : followers) follower.advance();
-    std::this_thread::sleep_for(kInterval);
-  }
+  for (const ShownFile& file : files)
+    followers.emplace_back(file, outputs.try_emplace(file.output_fd, file.output_fd).first->second);
+  const auto advance = [&] {
+    bool any = false;
+    for (Follower& follower : followers) any |= follower.advance();
+    for (auto& [fd, output] : outputs) any |= output.advance();
+    return any;
+  };
+  const auto is_done = [&] {
+    return std::all_of(outputs.begin(), outputs.end(), [](const auto& one) { return one.second.is_done(); });
+  };
+  const auto pause = [&] {
+    if (is_done()) return std::this_thread::sleep_for(kInterval);
+    for (auto& [fd, output] : outputs) output.wait(kInterval / static_cast<int>(outputs.size()));
+  };
+  while (!stop.stop_requested())
+    if (!advance()) pause();
+  const auto drain = [&] {  // false: an output takes nothing
+    for (auto deadline = Clock::now() + kLastChance; Clock::now() < deadline;) {
+      if (advance())
+        deadline = Clock::now() + kLastChance;
+      else if (is_done())
+        return true;
+      else
+        pause();
+    }
+    return false;
+  };
+  if (!drain()) return;
   for (Follower& follower : followers) follower.finish();
+  drain();
 }
 
 }  // namespace
 
-Tee::Tee(std::vector<RankLog> logs, int output_fd) {
-  if (logs.empty()) return;
+Tee::Tee(std::vector<ShownFile> files) {
+  if (files.empty()) return;
   sigset_t all, before;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_BLOCK, &all, &before);  // the thread inherits it
-  thread_ = std::jthread(
-      [logs = std::move(logs), output_fd](const std::stop_token& stop) { follow(stop, logs, output_fd); });
+  thread_ = std::jthread([files = std::move(files)](const std::stop_token& stop) { follow(stop, files); });
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 

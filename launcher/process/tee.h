@@ -1,4 +1,6 @@
-// Tee: what ranks write into their logs is shown as well, with the rank in front of each line (--tee).
+// Tee: what ranks write into files is shown as well: the output of all ranks with the rank in front of each
+// line
+// (--tee), and under ssh that of rank 0.
 #pragma once
 
 #include <string>
@@ -7,19 +9,21 @@
 
 namespace tessera::launcher {
 
-/// The log of one rank.
-struct RankLog {
-  int rank = 0;
+/// A file that a rank writes, and where it is shown.
+struct ShownFile {
   std::string path;
+  std::string prefix;  ///< in front of each line; empty: the bytes are passed on as they come
+  int output_fd = 1;
 };
 
 /// Shows what ranks write to files. Owns a thread that follows the files, as torchrun's tailing does: a rank
-/// writes to a file and never waits for a terminal. The destructor shows what is left. The thread takes no
-/// signals.
+/// writes to a file and never waits for a terminal, or for a connection that is stopped or gone. What the
+/// output does not take stays in the file until it does. The destructor shows what is left, and gives up when
+/// the output takes nothing for 2 s. The thread takes no signals. Requires: SIGPIPE is ignored.
 class Tee {
  public:
-  /// Follows the logs from their beginning. No logs: does nothing.
-  Tee(std::vector<RankLog> logs, int output_fd);
+  /// Follows the files from their beginning. No files: does nothing.
+  explicit Tee(std::vector<ShownFile> files);
   Tee(const Tee&) = delete;
   Tee& operator=(const Tee&) = delete;
   ~Tee() = default;

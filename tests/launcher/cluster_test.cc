@@ -37,7 +37,10 @@ class ClusterTest : public LaunchTest {
         << "'\n"
            "while [ \"$1\" != -- ]; do shift; done\n"
            "case $2 in unreachable) echo 'ssh: no route' >&2; exit 255;; esac\n"
-           "shift 2; exec \"$@\"\n";
+           "host=$2; shift 2\n"
+           "if [ $host != stopped ]; then exec \"$@\"; fi\n"
+           "\"$@\" | (while [ ! -e '"
+        << folder_.path("said_0") << "' ]; do sleep 0.05; done)\n";
     ::chmod(folder_.path("bin/ssh").c_str(), 0755);
   }
 
@@ -127,6 +130,12 @@ TEST_F(ClusterTest, ASignalLetsRanksOfAllHostsSave) {
   EXPECT_TRUE(folder_.has("saved_0") && folder_.has("saved_1") && folder_.has("saved_2"));
 }
 
+/// Nobody reads what rank 0 says until it has said all.
+TEST_F(ClusterTest, AConnectionThatIsStoppedDoesNotHoldUpRankZero) {
+  EXPECT_EQ(run_on("stopped slots=1\n", {"speak", "4"}), 0) << errors();
+  EXPECT_TRUE(folder_.has("said_0"));
+}
+
 TEST_F(ClusterTest, WhenTheLauncherIsKilledTheHostsEnd) {
   Tool tool(folder_, args("h1 slots=1\nh2 slots=1\n", {"hang"}), path());
   ASSERT_TRUE(folder_.wait_for("ready", 2));
@@ -180,7 +189,6 @@ TEST_F(ClusterTest, AHostThatCannotBeReachedIsLeftOut) {
   // The rendezvous was to be on the host that is left out.
   for (const char* line : {"\nWORLD_SIZE=2\n", "\nGROUP_WORLD_SIZE=1\n", "\nMASTER_ADDR=h1\n"})
     EXPECT_THAT(folder_.read("env_1"), HasSubstr(line));
-  EXPECT_THAT(folder_.read("ssh_args"), HasSubstr("-o ConnectTimeout=30 -o ServerAliveInterval=15"));
   // At least two are needed: the host is tried again.
   EXPECT_EQ(run_on("unreachable slots=1\nh1 slots=2\n", {"env"}, {"--nnodes", "2:2", "--max-restarts", "1"}),
             255);
@@ -222,6 +230,10 @@ TEST_F(ClusterTest, WrongFlagsAreOneLine) {
   EXPECT_EQ(refusal_of({"--nnodes", "2", "--node-rank", "2", "--master-addr", "h"}),
             "error: --node-rank 2: expected 0 to 1, because there are 2 hosts (--nnodes)\n");
   EXPECT_EQ(refusal_of({"--tee", "7"}), "error: --tee 7: expected 0 to 3, or ranks as in 0:3,1:3\n");
+  for (const char* list : {"x", "1,x", "3-", "2-1", "1,"})
+    EXPECT_EQ(refusal_of({"--bind-core-list", list}),
+              str("error: --bind-core-list: '", list,
+                  "' is not a list of numbers; expected one as in 0,2 or 0-3\n"));
   EXPECT_EQ(refusal_of({"--bind-core-list", "99999"}),
             "error: --bind-core-list: this process may not run on core 99999\n");
 }
@@ -269,8 +281,9 @@ TEST(ClusterCommands, EachEngineIsToldWhatItNeeds) {
   options.ssh_port = 2222;
   const auto ssh = engine_commands(options);
   ASSERT_EQ(ssh.size(), 2U);
-  EXPECT_THAT(ssh[1].args,
-              ElementsAre("-o", "BatchMode=yes", "-T", "-p", "2222", "--more", "--", "n2", "/bin/sh"));
+  EXPECT_THAT(ssh[1].args, ElementsAre("-o", "BatchMode=yes", "-T", "-p", "2222", "--more", "-o",
+                                       "ConnectTimeout=30", "-o", "ServerAliveInterval=15", "-o",
+                                       "ServerAliveCountMax=3", "--", "n2", "/bin/sh"));
   EXPECT_THAT(ssh[1].input, StartsWith("cd '/a dir' && export '"));
   EXPECT_THAT(ssh[1].input, Not(HasSubstr("env "))) << "its arguments can be seen";
   EXPECT_THAT(ssh[1].input, HasSubstr(" 'SECRET=x y' "));

@@ -243,6 +243,14 @@ int rendezvous(const Args&) {
   return 4;
 }
 
+/// speak N: says N MiB.
+int speak(const Args& args) {
+  for (int line = 0; line < std::stoi(args.at(0)) << 10; ++line) std::cout << std::string(1023, '.') << '\n';
+  std::cout.flush();
+  leave(str("said_", rank), "");
+  return 0;
+}
+
 int read_stdin(const Args&) {
   leave(str("stdin_", rank), std::string(std::istreambuf_iterator<char>(std::cin), {}));
   return 0;
@@ -286,6 +294,7 @@ int main(int argc, char** argv) {
       {"count_interrupts", count_interrupts},
       {"family", family},
       {"rendezvous", rendezvous},
+      {"speak", speak},
       {"read_stdin", read_stdin},
       {"use_terminal", use_terminal},
   };
