@@ -155,7 +155,7 @@ CommunicatorPtr join(const JoinOptions& asked, const Environment& env, const Giv
   if (device.is_cuda()) set_cuda_device(device.index());
   if (env.world_size == 1)
     return std::make_shared<SelfCommunicator>(SimulatedGroup{.timeout = options.timeout, .device = device});
-  check_open_files(env.world_size, env.rank == 0 && !env.agent_store, options.backend);
+  raise_open_files(env.world_size, env.rank == 0 && !env.agent_store, options.backend);
   if (env.rank == 0) await_other_ranks(options.interrupt);  // of an earlier group, which may be at this port
   const Rendezvous met =
       rendezvous(env, options, settings_of(options, device), given.host ? given.host(env.rank) : "");

@@ -36,14 +36,18 @@ int64_t files_of_group(int world_size, bool serves_store, const std::string& bac
   return kFilesPerGroup + int64_t{files_per_rank(serves_store, backend)} * world_size;
 }
 
-void check_open_files(int world_size, bool serves_store, const std::string& backend) {
+void raise_open_files(int world_size, bool serves_store, const std::string& backend) {
   rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  const rlimit highest{limit.rlim_max, limit.rlim_max};
+  if (limit.rlim_cur != limit.rlim_max && ::setrlimit(RLIMIT_NOFILE, &highest) == 0) limit = highest;
+  if (limit.rlim_cur == RLIM_INFINITY) return;
   const int64_t open = num_open_files(), most = static_cast<int64_t>(limit.rlim_cur);
   const int64_t needed = files_of_group(world_size, serves_store, backend);
   if (open >= 0 && most - open >= needed) return;
   throw CommError("this process may have no more than ", most, " files open, and a group of ", world_size,
-                  " ranks needs about ", needed + (open < 0 ? most : open), ": raise the limit (ulimit -n)");
+                  " ranks needs about ", needed + (open < 0 ? most : open),
+                  ": raise the hard limit (ulimit -H -n)");
 }
 
 }  // namespace tessera::comm

@@ -29,7 +29,7 @@ class DoctorTest(ToolTest):
         self.assertEqual(facts["memory"], os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
         shm = os.statvfs("/dev/shm")
         self.assertEqual(facts["shm"], shm.f_blocks * shm.f_frsize)
-        self.assertEqual(facts["open_files"], resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        self.assertEqual(facts["open_files"], resource.getrlimit(resource.RLIMIT_NOFILE)[1])
         self.assertEqual(host["num_ranks"], 2)
         self.assertEqual([(one["name"], one["bytes"]) for one in report["collectives"]],
                          [(name, size) for size in (4096, 262144, 33554432) for name in COLLECTIVES])
@@ -51,8 +51,8 @@ class DoctorTest(ToolTest):
         self.assertRegex(outcome.out, r"\nno problems, (no|\d+) warnings?\n$")
 
     def test_too_few_open_files(self):
-        """A limit of open files below what the ranks need is a problem, and says what to do."""
-        outcome = self.run_tool("-c", f"ulimit -S -n 24; exec '{TESSERA}' doctor --json --nproc 2", program="bash")
+        """A hard limit of open files below what the ranks need is a problem, and says what to do."""
+        outcome = self.run_tool("-c", f"ulimit -n 24; exec '{TESSERA}' doctor --json --nproc 2", program="bash")
         self.assertEqual(outcome.code, 1, outcome)
         problems = {finding["check"]: finding for finding in json.loads(outcome.out)["findings"] if finding["level"] == "problem"}
         self.assertIn("24; a rank needs about 28", problems["open files"]["found"])

@@ -58,8 +58,7 @@ void find_shm(HostFacts& facts) {
 void find_open_files(HostFacts& facts) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  if (limit.rlim_cur != RLIM_INFINITY) facts.open_files = static_cast<int64_t>(limit.rlim_cur);
-  if (limit.rlim_max != RLIM_INFINITY) facts.most_open_files = static_cast<int64_t>(limit.rlim_max);
+  if (limit.rlim_max != RLIM_INFINITY) facts.open_files = static_cast<int64_t>(limit.rlim_max);
 }
 
 /// "550.54.15" of "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar ...".

@@ -77,11 +77,8 @@ void judge_open_files(Findings& findings, const HostFacts& facts, int world_size
   const Level level = facts.open_files < needed                     ? Level::kProblem
                       : facts.open_files < needed + kFilesOfProgram ? Level::kWarning
                                                                     : Level::kOk;
-  const bool can_raise = facts.most_open_files < 0 || facts.most_open_files >= needed + kFilesOfProgram;
-  findings.add(
-      level, "open files", str(facts.open_files, "; a rank needs about ", needed),
-      str("ulimit -n ", needed + kFilesOfProgram,
-          can_raise ? " in the shell that starts the ranks" : ", which root has to allow (limits.conf)"));
+  findings.add(level, "open files", str(facts.open_files, "; a rank needs about ", needed),
+               str("ulimit -n ", needed + kFilesOfProgram, ", which root has to allow (limits.conf)"));
 }
 
 void judge_gpus(Findings& findings, const HostFacts& facts, int num_ranks) {

@@ -17,8 +17,7 @@ struct HostFacts {
   int64_t memory = 0, free_memory = 0;
   int64_t memory_limit = -1;        ///< of the control groups; -1: none
   int64_t shm = -1, free_shm = -1;  ///< /dev/shm; -1: it is not there
-  int64_t open_files = -1;          ///< ulimit -n; -1: no limit
-  int64_t most_open_files = -1;     ///< what the limit can be raised to
+  int64_t open_files = -1;          ///< ulimit -H -n, to which ranks raise their limit; -1: no limit
   int gpus = 0;
   std::string driver = {}, no_gpu = {};  ///< of NVIDIA; why there is no GPU
   std::string nccl = {};                 ///< version, "" without GPUs
@@ -64,8 +63,7 @@ struct DoctorReport {
 };
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(HostFacts, name, cores, machine_cores, memory, free_memory, memory_limit,
-                                   shm, free_shm, open_files, most_open_files, gpus, driver, no_gpu, nccl,
-                                   torch, build)
+                                   shm, free_shm, open_files, gpus, driver, no_gpu, nccl, torch, build)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(HostReport, name, num_ranks, unreachable, has_facts, facts, address,
                                    interface, chosen_by, link_bits_per_s, mtu, has_clock, clock_s,
                                    clock_error_s)

@@ -57,11 +57,11 @@ def listening_ports(processes):
 
 
 class Strangers:
-    """Connect again and again to each port of the processes; the given share of the connections stays open, up to 40 a port."""
+    """Connect again and again to each port of the processes; the given share of the connections stays open, up to `most_kept` a port."""
 
-    def __init__(self, processes, messages=MESSAGES, share_kept=0.5):
+    def __init__(self, processes, messages=MESSAGES, share_kept=0.5, most_kept=40):
         self.processes, self.ended, self.kept, self.kept_of_port = processes, threading.Event(), [], collections.Counter()
-        self.messages, self.share_kept = messages, share_kept
+        self.messages, self.share_kept, self.most_kept = messages, share_kept, most_kept
         self.connections, self.ports = 0, set()
         self.thread = threading.Thread(target=self.disturb, daemon=True)
         self.thread.start()
@@ -76,7 +76,7 @@ class Strangers:
                     stranger.setblocking(False)
                     stranger.send(rng.choice(self.messages))
                     self.connections += 1
-                    if rng.random() < self.share_kept and self.kept_of_port[port] < 40:
+                    if rng.random() < self.share_kept and self.kept_of_port[port] < self.most_kept:
                         self.kept.append(stranger)
                         self.kept_of_port[port] += 1
                     else:
@@ -172,6 +172,16 @@ class StrangersTest(unittest.TestCase):
         self.wait_until(lambda: len(strangers.kept_of_port) >= 8 and len(strangers.kept) >= 50)
         ranks.append(start(7, port, "hybrid", **how))
         self.assertNotIn("connecting again", "".join(err for _, err in self.finish(ranks)))
+
+    def test_more_silent_connections_than_the_soft_limit_of_files(self):
+        """Gloo's thread ends its process when accept() finds no descriptor left."""
+        port = free_port()
+        ranks = self.started([start(rank, port, "gloo", "sums", TEST_SOFT_NOFILE="48") for rank in (0, 1)])
+        strangers = Strangers(ranks, [b""], share_kept=1, most_kept=100)
+        self.addCleanup(strangers.end)
+        self.wait_until(lambda: sum(kept >= 100 for kept in strangers.kept_of_port.values()) >= WORLD)
+        ranks.append(start(2, port, "gloo", "sums", TEST_SOFT_NOFILE="48"))
+        self.finish(ranks)
 
     def test_connections_to_the_sockets_of_shared_memory(self):
         port = free_port()

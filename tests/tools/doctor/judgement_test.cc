@@ -31,7 +31,6 @@ HostReport good_host(const std::string& name) {
                 .shm = 32 * kGB,
                 .free_shm = 32 * kGB,
                 .open_files = 65536,
-                .most_open_files = 65536,
                 .no_gpu = "no NVIDIA driver",
                 .torch = "2.11.0",
                 .build = "0.1.0 (abcd)"};
@@ -127,13 +126,11 @@ TEST(DoctorJudgement, SmallSharedMemory) {
 TEST(DoctorJudgement, OpenFilesGrowWithTheGroup) {
   DoctorReport report = good_report();
   report.hosts[0].facts.open_files = 512;
-  report.hosts[0].facts.most_open_files = 65536;
   EXPECT_THAT(bad(report), IsEmpty());
   report.num_ranks = 100;  // 20 + 4 each are needed, 200 are the program's own
   EXPECT_THAT(bad(report), ElementsAre(finding(Level::kWarning, "n1", "open files",
-                                               "512; a rank needs about 420", "ulimit -n 620 in the shell")));
+                                               "512; a rank needs about 420", "ulimit -n 620, which root")));
   report.num_ranks = 400;
-  report.hosts[0].facts.most_open_files = 512;
   EXPECT_THAT(bad(report),
               ElementsAre(finding(Level::kProblem, "n1", "open files", "about 1620", "root has to allow")));
   report.hosts[0].facts.open_files = -1;
