@@ -105,6 +105,13 @@ class WatchedStore final : public c10d::PrefixStore {
 
 }  // namespace
 
+CommError removed_from_store(const std::string& key) {
+  return CommError(
+      "the rendezvous no longer has ", key,
+      " as a rank of this run has written it: something else, which can connect to MASTER_PORT, has "
+      "removed or overwritten it");
+}
+
 template <class Function>
 auto GroupStore::guarded(Function&& function) const {
   try {
@@ -133,7 +140,11 @@ std::vector<std::string> GroupStore::get_all(const std::string& prefix, const st
   std::vector<std::string> values;
   if (ranks.empty()) return values;
   return guarded([&] {
-    for (const std::vector<uint8_t>& value : store_->multiGet(keys_of(prefix, ranks)))
+    const std::vector<std::string> keys = keys_of(prefix, ranks);
+    if (!store_->check(keys))  // multiGet() would wait for it
+      for (const std::string& key : keys)
+        if (!store_->check({key})) throw removed_from_store(key);
+    for (const std::vector<uint8_t>& value : store_->multiGet(keys))
       values.emplace_back(value.begin(), value.end());
     return values;
   });

@@ -24,6 +24,12 @@ class StoreIsGone : public PeerFailure {
   using PeerFailure::PeerFailure;
 };
 
+/// The error of a value that was there: of what everybody who can connect may do, only removing and
+/// overwriting changes what ranks find (comm/control/sealed_store.h).
+CommError removed_from_store(const std::string& key);
+/// A rank that waits looks at this interval for what it has written itself.
+inline constexpr std::chrono::seconds kStoreCheckInterval{1};
+
 /// Reads and writes a part of the store. Copies share the connection. Thread-safe as far as the c10d store is
 /// (TCPStore and HashStore are). Every call is local to this rank and the server, and throws StoreIsGone when
 /// the server is gone.
@@ -36,7 +42,7 @@ class GroupStore {
   void set(const std::string& key, const std::string& value) const;
   /// The key's value, with one round trip; none: the key does not exist.
   std::optional<std::string> find(const std::string& key) const;
-  /// The values of the keys `prefix`R, which must exist, with two round trips.
+  /// The values of the keys `prefix`R, with three round trips. Throws CommError for one that is not there.
   std::vector<std::string> get_all(const std::string& prefix, const std::vector<int>& ranks) const;
   std::vector<std::string> get_all(const std::string& prefix, int size) const;  ///< of the ranks 0 … size-1
   bool has(const std::string& key) const;

@@ -13,6 +13,8 @@
 namespace tessera::comm {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 constexpr int64_t kMostBytes = int64_t{4} << 20;  // of all ranks' parts together
 
 /// Stands in place of the packed values where a rank has given up.
@@ -38,13 +40,13 @@ std::string pack(const std::vector<std::string>& values) {
   return packed;
 }
 
-std::vector<std::string> unpack(std::string_view packed, int size) {
+std::vector<std::string> unpack(std::string_view packed, int size, int64_t round) {
   std::vector<std::string> values;
   for (int rank = 0; rank < size; ++rank) {
     const auto bytes = static_cast<size_t>(take_number(packed));
     std::string_view value = packed.substr(0, bytes);
     packed.remove_prefix(value.size());
-    take_number(value);  // the round
+    if (take_number(value) != round) throw removed_from_store(result_key(round));  // passed on too late
     values.emplace_back(value);
   }
   return values;
@@ -81,10 +83,10 @@ StoreExchange::Result StoreExchange::run_part(const std::string& value, std::chr
   ++round_;
   store_.set(value_key(rank_), str(round_, '\n', value));
   Result result;
-  const bool is_last = store_.add("arrived", 1) == round_ * size_;
-  std::string packed = await_result(is_last, timeout, watch, result);
+  const int64_t arrived = store_.add("arrived", 1);
+  std::string packed = await_result(arrived, timeout, watch, result);
   if (!packed.starts_with(kGivenUp)) {
-    result.values = unpack(packed, size_);
+    result.values = unpack(packed, size_, round_);
     // Every rank that has come has read the one before.
     if (rank_ == 0 && round_ > 1) store_.erase(result_key(round_ - 1));
   } else if (result.cause.empty()) {
@@ -95,24 +97,39 @@ StoreExchange::Result StoreExchange::run_part(const std::string& value, std::chr
   return result;
 }
 
-std::string StoreExchange::await_result(bool is_last, std::chrono::milliseconds timeout,
+int64_t StoreExchange::check_still_there(int64_t arrived) const {
+  const int64_t now = store_.add("arrived", 0);
+  if (now < arrived) throw removed_from_store("arrived");
+  if (!has_arrived(rank_)) throw removed_from_store(value_key(rank_));
+  // A rank that has come to the next exchange has read it.
+  if (now > round_ * size_ && !store_.has(result_key(round_))) throw removed_from_store(result_key(round_));
+  return now;
+}
+
+std::string StoreExchange::await_result(int64_t arrived, std::chrono::milliseconds timeout,
                                         const std::function<void()>& watch, Result& failure) const {
+  const int64_t all = round_ * size_;
   std::string for_others = "others gave up";
   try {
     std::optional<std::string> result;
     bool passes_on = rank_ == 0;
     const auto has_result = [&] {
-      if (passes_on && (is_last || store_.add("arrived", 0) == round_ * size_))
+      if (passes_on && (arrived == all || store_.add("arrived", 0) == all))
         result = store_.claim(result_key(round_), pack(store_.get_all("value/", size_)));
       else
         result = store_.find(result_key(round_));
       return result.has_value();
     };
-    const auto watch_rank_0 = [&] {
+    auto next_check = Clock::now() + kStoreCheckInterval;
+    const auto watch_others = [&] {
       watch();
-      passes_on = passes_on || is_last;  // rank 0 may have been interrupted
+      passes_on = passes_on || arrived == all;  // rank 0 may have been interrupted
+      if (Clock::now() < next_check) return;
+      next_check = Clock::now() + kStoreCheckInterval;
+      // All have come, and this rank does not find what rank 0 or the last one has passed on.
+      passes_on = check_still_there(arrived) == all || passes_on;
     };
-    if (store_.await(has_result, timeout, watch_rank_0)) return *result;
+    if (store_.await(has_result, timeout, watch_others)) return *result;
     for (int rank = 0; rank < size_; ++rank)
       if (!has_arrived(rank)) failure.missing.push_back(rank);
     failure.cause = str("timed out after ", name_duration(timeout), ": ",

@@ -6,7 +6,8 @@
 // requests a rank, for any number of ranks, and a rank that comes last two round trips. Where rank 0 has been
 // interrupted meanwhile, the rank that came last does it. That key is written by compare-and-set, and a rank
 // that gives up writes it too: an exchange succeeds on all ranks or on none, also on a rank that arrives
-// later.
+// later. A rank that waits makes sure that what it has written is still there, about once a second, and
+// passes on what all have said where the key was removed.
 //
 // Long values: c10d's store takes 8 MiB at once. Values that are longer than a rank's share of half of
 // that are sent in parts, one exchange each.
@@ -52,8 +53,10 @@ class StoreExchange {
  private:
   Result run_part(const std::string& value, std::chrono::milliseconds timeout,
                   const std::function<void()>& watch);
-  std::string await_result(bool is_last, std::chrono::milliseconds timeout,
+  std::string await_result(int64_t arrived, std::chrono::milliseconds timeout,
                            const std::function<void()>& watch, Result& failure) const;
+  /// Throws CommError if something of this exchange is gone. `arrived`: what the counter was; what it is now.
+  int64_t check_still_there(int64_t arrived) const;
 
   const GroupStore store_;
   const int rank_;

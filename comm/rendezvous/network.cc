@@ -202,15 +202,22 @@ void await_server(const std::string& host, int port, milliseconds timeout,
   }
 }
 
-void set_timeout_of_connections_to(int port, milliseconds timeout) {
+std::set<int> connections_to(int port) {
+  std::set<int> connections;
   const std::unique_ptr<DIR, int (*)(DIR*)> descriptors(::opendir("/proc/self/fd"), &::closedir);
   while (const dirent* entry = descriptors ? ::readdir(descriptors.get()) : nullptr) {
     const int fd = std::atoi(entry->d_name);
     sockaddr_storage peer{};
     socklen_t length = sizeof peer;
-    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) != 0 || port_in(peer) != port)
-      continue;
-    const timeval limit{timeout.count() / 1000, timeout.count() % 1000 * 1000};
+    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) == 0 && port_in(peer) == port)
+      connections.insert(fd);
+  }
+  return connections;
+}
+
+void limit_waits(const std::set<int>& connections, milliseconds timeout) {
+  const timeval limit{timeout.count() / 1000, timeout.count() % 1000 * 1000};
+  for (const int fd : connections) {
     for (const int direction : {SO_RCVTIMEO, SO_SNDTIMEO})
       setsockopt(fd, SOL_SOCKET, direction, &limit, sizeof limit);
     keep_alive(fd, kHostTimeout);

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <functional>
+#include <set>
 #include <string>
 
 namespace tessera::comm {
@@ -28,9 +29,13 @@ void check_reachable(const std::string& host, int port);
 void await_server(const std::string& host, int port, std::chrono::milliseconds timeout,
                   const std::function<void(const std::string& instead)>& still_waiting);
 
-/// Limits how long this process's connections to `port` wait for an answer, and makes the kernel close
-/// them when the other host is gone. (c10d does not expose its client's socket, and waits without a limit.)
-void set_timeout_of_connections_to(int port, std::chrono::milliseconds timeout);
+/// The descriptors of this process's connections to `port`, the program's own among them. (c10d does not
+/// expose its client's socket: it is what is new once the client is there.)
+std::set<int> connections_to(int port);
+
+/// Limits how long these connections wait for an answer, and makes the kernel close them when the other host
+/// is gone. (c10d waits without a limit.)
+void limit_waits(const std::set<int>& connections, std::chrono::milliseconds timeout);
 
 /// This machine's address on the route to `host`. Throws CommError when there is none.
 std::string address_towards(const std::string& host, int port);

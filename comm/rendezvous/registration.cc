@@ -13,6 +13,7 @@
 namespace tessera::comm {
 
 using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
 
 namespace {
 
@@ -75,12 +76,24 @@ std::string describe_early_end(int rank, const Environment& env) {
 
 /// The last one to arrive tells the others, so that each asks for one key only.
 void await_all(const GroupStore& store, const Environment& env, WaitLimit& limit) {
-  if (store.add("arrived", 1) == env.world_size) return store.set("complete", "");
+  const int64_t arrived = store.add("arrived", 1);
+  if (arrived == env.world_size) return store.set("complete", "");
+  const std::string own_key = str("rank/", env.rank);
+  auto next_check = Clock::now() + kStoreCheckInterval;
+  const auto check_still_there = [&] {
+    if (Clock::now() < next_check) return;
+    next_check = Clock::now() + kStoreCheckInterval;
+    const int64_t now = store.add("arrived", 0);
+    if (now < arrived || now > env.world_size) refuse(store, removed_from_store("arrived").what());
+    if (!store.has(own_key)) refuse(store, removed_from_store(own_key).what());
+    if (now == env.world_size) store.set("complete", "");  // it was removed, or is about to come
+  };
   const auto watch = [&] {
     if (const auto refused = store.find("refused")) throw_refused(*refused);
     for (const int ended : ended_ranks())
       if (ended < env.world_size && !store.has(str("rank/", ended)))
         refuse(store, kOfPeer + describe_early_end(ended, env));
+    check_still_there();
     limit.still_waiting([&] {
       const std::vector<int> missing = missing_ranks(store, env.world_size);
       const std::string whom =

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <set>
 #include <thread>
 
 #include "comm/control/error_message.h"
@@ -35,8 +36,13 @@ std::string host_name() {
   return name.data();
 }
 
-c10::intrusive_ptr<c10d::Store> open_store(const Environment& env, const std::string& host,
-                                           milliseconds timeout, WaitLimit& limit) {
+struct OpenStore {
+  c10::intrusive_ptr<c10d::Store> store;
+  std::set<int> connections;  ///< the store's
+};
+
+OpenStore open_store(const Environment& env, const std::string& host, milliseconds timeout,
+                     WaitLimit& limit) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(env.master_port);
   options.isServer = env.rank == 0 && !env.agent_store;
@@ -58,9 +64,11 @@ c10::intrusive_ptr<c10d::Store> open_store(const Environment& env, const std::st
   }
   options.timeout = limit.left();
   try {
-    auto store = c10::make_intrusive<c10d::TCPStore>(host, options);
-    set_timeout_of_connections_to(env.master_port, timeout);
-    return store;
+    const std::set<int> before = connections_to(env.master_port);
+    OpenStore opened{c10::make_intrusive<c10d::TCPStore>(host, options), connections_to(env.master_port)};
+    for (const int other : before) opened.connections.erase(other);
+    limit_waits(opened.connections, timeout);
+    return opened;
   } catch (const std::exception& error) {
     throw CommError("rank ", env.rank, " cannot join the rendezvous at ", endpoint(host, env.master_port),
                     " (", error_message(error), ")");
@@ -130,7 +138,7 @@ Rendezvous rendezvous(const Environment& env, const JoinOptions& options, const 
   // rank of an earlier attempt may find the store of the next one.
   const bool has_attempts = env.agent_store || env.restart_count > 0;
   const std::string prefix = has_attempts ? str("tessera/attempt_", env.restart_count) : "tessera";
-  const auto plain_store = open_store(env, host, timeout, limit);
+  const auto [plain_store, connections] = open_store(env, host, timeout, limit);
   Session session = join_session(plain_store, prefix, where, env, limit);
   Rendezvous result{session.store};
   result.serves_store = env.rank == 0 && !env.agent_store;
@@ -138,8 +146,8 @@ Rendezvous rendezvous(const Environment& env, const JoinOptions& options, const 
     const auto liveness = std::make_shared<Liveness>(
         address, env.rank, result.store.claim("liveness_key", random_digits(16)), env.agent_store ? -1 : 0);
     const GroupStore plain = GroupStore(plain_store, where).under(prefix);
-    also = [&, known = false]() mutable {
-      if (!known) known = check_secret(plain, env);
+    also = [&] {
+      if (env.run_secret.empty() && env.rank != 0) check_unsealed(plain, env);  // rank 0 may come later
       liveness->admit();
     };
     const std::string domain = loopback_domain();
@@ -155,7 +163,7 @@ Rendezvous rendezvous(const Environment& env, const JoinOptions& options, const 
     connect_all(liveness, ranks, env, result.one_host, result.store, limit, interrupt);
     result.store = result.store.watched(liveness);
     // From here on a rank 0 that hangs is waited for as long as in a collective.
-    set_timeout_of_connections_to(env.master_port, std::min(timeout, options.timeout));
+    limit_waits(connections, std::min(timeout, options.timeout));
   } catch (const CommError&) {
     if (result.serves_store) std::this_thread::sleep_for(kErrorTime);
     throw;

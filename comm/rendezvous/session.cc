@@ -21,6 +21,8 @@ using Clock = std::chrono::steady_clock;
 constexpr size_t kWordBytes = 16;
 /// After so long a challenge is written again.
 constexpr milliseconds kAgain{500};
+/// A rank 0 that is there and has not answered for this long has another secret.
+constexpr std::chrono::seconds kNoAnswer{10};
 
 std::string challenge_key(int rank) { return str("challenge/", rank); }
 std::string answer_key(int rank, const std::string& challenge) {
@@ -58,12 +60,37 @@ void answer_challenges(const std::stop_token& stop, const GroupStore& store, int
   }
 }
 
+std::string fingerprint_of(const std::string& secret) {
+  return secret.empty() ? "none" : SealedStore::fingerprint(secret);
+}
+
+/// Whether the store has another fingerprint than this rank's. Only rank 0 writes it, or a stranger.
+bool is_of_another_secret(const GroupStore& plain, const Environment& env) {
+  const std::optional<std::string> theirs = plain.find("secret");
+  return theirs && *theirs != fingerprint_of(env.run_secret);
+}
+
+CommError differing_secrets(const GroupStore& plain, const Environment& env) {
+  const bool has_one = !env.run_secret.empty(), rank_0_has_one = plain.find("secret") != "none";
+  return CommError("TESSERA_RUN_SECRET ",
+                   !has_one         ? "is not set"
+                   : rank_0_has_one ? "differs"
+                                    : "is set",
+                   " on rank ", env.rank,
+                   !has_one         ? ", but is on"
+                   : rank_0_has_one ? " from"
+                                    : ", but not on",
+                   " rank 0; expected the same value on all ranks");
+}
+
 std::string ask_rank_0(const GroupStore& store, const GroupStore& plain, const Environment& env,
                        WaitLimit& limit) {
   const std::string challenge = random_digits(kWordBytes);
   const auto deadline = Clock::now() + limit.left();
+  // Rank 0 answers within a moment. It is there if it serves this store.
+  const auto unanswered = env.agent_store ? deadline : std::min(deadline, Clock::now() + kNoAnswer);
   const auto watch = [&] {
-    check_secret(plain, env);
+    if (Clock::now() >= unanswered && is_of_another_secret(plain, env)) throw differing_secrets(plain, env);
     check_rank_0_runs(env);
     limit.still_waiting([&] {
       return str("rank ", env.rank, " waits at the rendezvous at ",
@@ -75,6 +102,7 @@ std::string ask_rank_0(const GroupStore& store, const GroupStore& plain, const E
     watch();
     const auto answer = store.await(answer_key(env.rank, challenge), std::min(kAgain, limit.left()), watch);
     if (answer) return *answer;
+    if (Clock::now() >= deadline && is_of_another_secret(plain, env)) throw differing_secrets(plain, env);
     if (Clock::now() >= deadline)
       throw CommError("rank 0 of ", env.world_size, " has not answered rank ", env.rank,
                       " at the rendezvous within ", name_duration(limit.timeout()),
@@ -84,31 +112,17 @@ std::string ask_rank_0(const GroupStore& store, const GroupStore& plain, const E
 
 }  // namespace
 
-bool check_secret(const GroupStore& plain, const Environment& env) {
-  const std::optional<std::string> theirs = plain.find("secret");
-  if (!theirs) return false;
-  const std::string& secret = env.run_secret;
-  const std::string mine = secret.empty() ? "none" : SealedStore::fingerprint(secret);
-  if (*theirs == mine) return true;
-  const bool both = !secret.empty() && *theirs != "none";
-  throw CommError("TESSERA_RUN_SECRET ",
-                  secret.empty() ? "is not set"
-                  : both         ? "differs"
-                                 : "is set",
-                  " on rank ", env.rank,
-                  both             ? " from"
-                  : secret.empty() ? ", but is on"
-                                   : ", but not on",
-                  " rank 0; expected the same value on all ranks");
+void check_unsealed(const GroupStore& plain, const Environment& env) {
+  if (is_of_another_secret(plain, env)) throw differing_secrets(plain, env);
 }
 
 Session join_session(const c10::intrusive_ptr<c10d::Store>& store, const std::string& prefix,
                      const std::string& where, const Environment& env, WaitLimit& limit) {
   const GroupStore plain = GroupStore(store, where).under(prefix);
   const std::string& secret = env.run_secret;
-  if (env.rank == 0) plain.set("secret", secret.empty() ? "none" : SealedStore::fingerprint(secret));
+  if (env.rank == 0) plain.set("secret", fingerprint_of(secret));
   if (secret.empty()) {
-    check_secret(plain, env);
+    if (env.rank != 0) check_unsealed(plain, env);
     return {plain, {}};
   }
   const GroupStore challenges =

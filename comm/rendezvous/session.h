@@ -8,8 +8,10 @@
 // know that the other is there now: an answer that was recorded has another name, and a registration that was
 // recorded has keys of another run, under names that nobody asks for. A rank writes its challenge again until
 // it is answered, because one that was recorded may have taken its place.
-// Rank 0 also writes a fingerprint of its secret, unsealed, so that a rank with another secret, or none, ends
-// at once and says why. Only rank 0 writes it: whoever comes first, and is not of the run, decides nothing.
+// Rank 0 also writes a fingerprint of its secret, unsealed, so that a rank with another secret, or none, can
+// say why it does not join. Everybody who can connect may overwrite it. So it decides nothing for a rank that
+// has a secret: rank 0's answer to the challenge does, and a rank that gets none within 10 s although rank 0
+// is there ends. A rank without a secret, which believes everything else that the store says, ends at once.
 #pragma once
 
 #include <string>
@@ -21,9 +23,8 @@
 
 namespace tessera::comm {
 
-/// Throws CommError when rank 0 has written another fingerprint than this rank's secret has. True once
-/// it has written the same.
-bool check_secret(const GroupStore& plain, const Environment& env);
+/// For a rank without a secret: throws CommError when rank 0 has one.
+void check_unsealed(const GroupStore& plain, const Environment& env);
 
 /// Owns the run's part of the store, and rank 0's thread.
 struct Session {

@@ -115,6 +115,53 @@ TEST(StoreTraffic, ARankAsksTheSameNumberOfTimesInAnyWorld) {
   }
 }
 
+// All ranks wait in a collective for two periods, and then it fails on all: what they tell each other must
+// not grow faster than the number of ranks either.
+TEST(StoreTraffic, WaitsAndFailuresCostARankTheSameInAnyWorld) {
+  double wait_of_a_rank = 0, failure_of_a_rank = 0;
+  for (const int world_size : {16, 256}) {
+    const auto counts = c10::make_intrusive<CountingStore>();
+    const GroupStore store(counts, "the store");
+    std::vector<int> ranks;
+    std::vector<std::unique_ptr<GroupContext>> contexts;
+    std::vector<std::shared_ptr<FlightRecorder>> recorders;
+    for (int rank = 0; rank < world_size; ++rank) ranks.push_back(rank);
+    for (const int rank : ranks) {
+      contexts.push_back(std::make_unique<GroupContext>(store, rank, world_size, /*serves_store=*/false));
+      recorders.push_back(std::make_shared<FlightRecorder>(rank, ranks, store.under("group"), store));
+      recorders.back()->record({.op = "barrier", .label = "end", .dtype = "", .numel = 0});
+      contexts.back()->add_group("main", recorders.back());
+    }
+    const auto num_requests = [&] { return counts->num_reads + counts->num_writes + counts->num_checks; };
+    const auto requests_of = [&](const auto& act) {
+      const int64_t before = num_requests();
+      act();
+      return static_cast<double>(num_requests() - before) / world_size;
+    };
+    const double waits = requests_of([&] {
+      for (int period = 0; period < 2; ++period)
+        for (const auto& context : contexts) EXPECT_FALSE(context->publish_wait("main", 1));
+    });
+    const double failures = requests_of([&] {
+      for (const auto& recorder : recorders) recorder->report_fault(Fault::kTimeout, 1);
+      for (const auto& recorder : recorders) {
+        Failure failure;
+        failure.number = 1;
+        failure.timeout = std::chrono::seconds(3);
+        EXPECT_EQ(recorder->diagnose(failure, std::chrono::steady_clock::now() + std::chrono::minutes(2)),
+                  "barrier of \"end\", collective 1: all ranks arrived, but it was not done within 3 s");
+      }
+    });
+    if (wait_of_a_rank == 0) {
+      wait_of_a_rank = waits;
+      failure_of_a_rank = failures;
+    }
+    EXPECT_NEAR(waits, wait_of_a_rank, 1);
+    EXPECT_NEAR(failures, failure_of_a_rank, 1);
+    EXPECT_LT(static_cast<double>(counts->bytes) / world_size, 250.0 * world_size + 20000);
+  }
+}
+
 // The first pass of training exchanges once per unit: requests to the store must not grow with the square of
 // the number of ranks.
 TEST(StoreExchangeTest, AsksTheStoreALimitedNumberOfTimesARank) {
@@ -178,6 +225,41 @@ TEST(StoreExchangeTest, ATimeoutSaysWhatWasWaitedFor) {
   const StoreExchange::Result result = stopped.run("mine", std::chrono::milliseconds(50), [] {});
   EXPECT_TRUE(result.missing.empty());
   EXPECT_EQ(result.cause, "timed out after 0.05 s: all ranks came, but none has passed on what they said");
+}
+
+// Who can connect to a store can remove what is there.
+TEST(StoreExchangeTest, WhatIsRemovedWhileARankWaitsIsNamed) {
+  for (const std::string key : {"arrived", "value/0"}) {
+    const auto store = c10::make_intrusive<c10d::HashStore>();
+    StoreExchange exchange(GroupStore(store, "the store"), 0, 2);
+    std::jthread stranger([&] {
+      while (!store->check({"value/0", "arrived"})) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      store->deleteKey(key);
+    });
+    const StoreExchange::Result result = exchange.run("mine", std::chrono::hours(1), [] {});
+    EXPECT_EQ(result.cause.find(str("the rendezvous no longer has ", key, " as")), 0u) << result.cause;
+  }
+}
+
+TEST(StoreExchangeTest, AResultThatIsRemovedIsPassedOnAgain) {
+  /// Removes the result at once, for the first time.
+  class Removing final : public c10d::HashStore {
+   public:
+    std::vector<uint8_t> compareSet(const std::string& key, const std::vector<uint8_t>& expected,
+                                    const std::vector<uint8_t>& desired) override {
+      auto found = HashStore::compareSet(key, expected, desired);
+      if (key == "result/1" && expected.empty() && !has_removed.exchange(true)) deleteKey(key);
+      return found;
+    }
+    std::atomic<bool> has_removed = false;
+  };
+  const auto store = c10::make_intrusive<Removing>();
+  for_ranks(3, [&](int rank) {
+    StoreExchange exchange(GroupStore(store, "the store"), rank, 3);
+    const StoreExchange::Result result = exchange.run(std::to_string(rank), std::chrono::hours(1), [] {});
+    EXPECT_EQ(result.values, (std::vector<std::string>{"0", "1", "2"})) << result.cause;
+  });
+  EXPECT_TRUE(store->has_removed);
 }
 
 class ExchangeTest : public testing::EachBackend {};

@@ -82,6 +82,7 @@ TEST(ProcessTest, RanksMeetAndAddUpWithNothingElseOnTheTerminal) {
                   all_with("an address of the network", 2, {{"MASTER_ADDR", name}}, met, 0),
                   all_with("Gloo's interface", 2, {{"TEST_BACKEND", "gloo"}, {"GLOO_SOCKET_IFNAME", "lo"}},
                            "sum 2 backend gloo\n", 0),
+                  all_with("a low soft limit of files", 2, {{"TEST_SOFT_NOFILE", "24"}}, met, 0),
                   all_with("with a secret", 2, {{"TESSERA_RUN_SECRET", kSecret}}, met, 0),
                   all_with("the last read of rank 0's store", 2, {}, "exchanged\n", 0, "exchange")});
   for (const char* restart : {"0", "1"})
@@ -216,16 +217,21 @@ TEST(ProcessTest, AServerThatIsNotTheRendezvous) {
 TEST(ProcessTest, RanksWithoutTheRunsSecretDoNotJoin) {
   const std::string differs = "error: TESSERA_RUN_SECRET differs on rank 1 from rank 0";
   const std::string unset = "error: TESSERA_RUN_SECRET is not set on rank 1, but is on rank 0";
-  for (const auto& [theirs, error] :
-       {std::pair{Variables{{"TESSERA_RUN_SECRET", kSecret + "0"}}, differs}, {Variables{}, unset}}) {
+  const std::string set = "error: TESSERA_RUN_SECRET is set on rank 1, but not on rank 0";
+  const Variables first{{"TESSERA_RUN_SECRET", kSecret}}, second{{"TESSERA_RUN_SECRET", kSecret + "0"}};
+  struct Case {
+    Variables zeros, theirs;
+    std::string error;
+  };
+  for (Case one : {Case{first, second, differs}, {first, {}, unset}, {{}, second, set}}) {
     const int port = free_port();
-    const auto zero = rank_at(port, 0, 2, {{"TESSERA_RUN_SECRET", kSecret}, {"TEST_RENDEZVOUS_MS", "3000"}});
+    // Rank 1's own end, after which rank 0 would wait for an hour.
+    one.zeros["TEST_RENDEZVOUS_MS"] = one.theirs["TEST_RENDEZVOUS_MS"] = "3600000";
+    const auto zero = rank_at(port, 0, 2, one.zeros);
     await_server("127.0.0.1", port, std::chrono::seconds(60), [](const std::string&) {});
-    const auto one = rank_at(port, 1, 2, theirs);
-    EXPECT_EQ(one->wait(), 3);
-    EXPECT_EQ(one->output(), error + "; expected the same value on all ranks\n");
-    EXPECT_EQ(zero->wait(), 3);
-    EXPECT_EQ(zero->output(), "error: rank 1 of 2 has not arrived at the rendezvous within 3 s\n");
+    const auto other = rank_at(port, 1, 2, one.theirs);
+    EXPECT_EQ(other->wait(), 3);
+    EXPECT_EQ(other->output(), one.error + "; expected the same value on all ranks\n");
   }
 }
 
@@ -260,11 +266,55 @@ TEST(ProcessTest, AStrangerAtTheRendezvousReadsNothing) {
   EXPECT_EQ(zero->wait(), 0) << zero->output();
 }
 
+/// Nor does the unsealed fingerprint of rank 0's secret decide anything, which everybody can overwrite.
+TEST(ProcessTest, AStrangersFingerprintDecidesNothing) {
+  const int port = free_port();
+  const Variables secret{{"TESSERA_RUN_SECRET", kSecret}};
+  Processes run;
+  run.push_back(rank_at(port, 0, 3, secret));
+  const auto stranger = stranger_at(port);
+  std::jthread again([&](const std::stop_token& stop) {
+    for (int round = 0; !stop.stop_requested(); ++round) try {
+        const std::string text = round % 2 == 0 ? "none" : "0123456789abcdef";
+        round % 5 == 0 ? void(stranger->deleteKey("tessera/secret"))
+                       : stranger->set("tessera/secret", std::vector<uint8_t>(text.begin(), text.end()));
+      } catch (const std::exception&) {  // rank 0 is done
+        return;
+      }
+  });
+  for (const int rank : {1, 2}) run.push_back(rank_at(port, rank, 3, secret));
+  for (const auto& process : run) {
+    EXPECT_EQ(process->wait(), 0) << process->output();
+    EXPECT_EQ(process->output(), "sum 3 backend shm\n");
+  }
+}
+
+/// A stranger who removes what ranks have written can end a run, and no more: no rank waits without end.
+TEST(ProcessTest, WhatAStrangerRemovesIsNamed) {
+  const int port = free_port();
+  const Variables variables{{"TESSERA_RUN_SECRET", kSecret}, {"TEST_RENDEZVOUS_MS", "3600000"}};
+  const auto zero = rank_at(port, 0, 3, variables), one = rank_at(port, 1, 3, variables);
+  const auto stranger = stranger_at(port);
+  std::vector<std::string> keys;
+  for (size_t before = 0; keys.size() < 6 || keys.size() > before;) {  // until both wait for rank 2
+    before = keys.size();
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    keys = stranger->listKeys();
+  }
+  for (const std::string& key : keys) stranger->deleteKey(key);
+  for (RankProcess* process : {zero.get(), one.get()}) {
+    EXPECT_EQ(process->wait(), 3);
+    EXPECT_NE(process->output().find("error: the rendezvous no longer has "), std::string::npos)
+        << process->output();
+  }
+}
+
 /// Which secret counts is decided by rank 0, and not by whoever comes first.
 TEST(ProcessTest, StraysThatComeFirstDoNotStopTheRun) {
   const int port = free_port();
-  const auto unset = rank_at(port, 1, 2),
-             other = rank_at(port, 1, 2, {{"TESSERA_RUN_SECRET", "another secret, as long as the other"}});
+  const Variables soon{{"TEST_RENDEZVOUS_MS", "8000"}},  // one that has not met rank 0 waits for so long
+      another{{"TESSERA_RUN_SECRET", "another secret, as long as the other"}, {"TEST_RENDEZVOUS_MS", "8000"}};
+  const auto unset = rank_at(port, 1, 2, soon), other = rank_at(port, 1, 2, another);
   std::this_thread::sleep_for(std::chrono::milliseconds(500));  // they wait for a server
   const Variables secret{{"TESSERA_RUN_SECRET", kSecret}};
   expect_outputs(
