@@ -1,6 +1,7 @@
 #include "comm/control/deadlock.h"
 
 #include <algorithm>
+#include <set>
 
 #include "core/str.h"
 
@@ -14,21 +15,33 @@ bool needs(const WaitState& a, const WaitState& b) {
   return report != b.reports.end() && report->second.num_issued < a.number;
 }
 
-/// Extends `path` to a circle back to its first rank: a depth-first search that visits each rank once.
-bool close_circle(const std::vector<std::optional<WaitState>>& states, std::vector<int>& path,
-                  std::vector<bool>& visited) {
-  const WaitState& last = *states[static_cast<size_t>(path.back())];
-  for (size_t next = 0; next < states.size(); ++next) {
-    if (!states[next] || static_cast<int>(next) == path.back() || !needs(last, *states[next])) continue;
-    if (static_cast<int>(next) == path.front()) return true;
-    if (visited[next]) continue;
-    visited[next] = true;
-    path.push_back(static_cast<int>(next));
-    if (close_circle(states, path, visited)) return true;
-    path.pop_back();
+/// Follows who needs whom, depth first.
+class CircleSearch {
+ public:
+  explicit CircleSearch(const WaitStates& states)
+      : states_(states), is_on_path_(states.size()), is_done_(states.size()) {}
+
+  /// The ranks of a circle that can be reached from `rank`; empty: there is none.
+  std::vector<size_t> from(size_t rank) {
+    is_on_path_[rank] = true;
+    path_.push_back(rank);
+    for (size_t next = 0; next < states_.size(); ++next) {
+      if (!states_[next] || next == rank || is_done_[next] || !needs(*states_[rank], *states_[next]))
+        continue;
+      if (is_on_path_[next]) return {std::find(path_.begin(), path_.end(), next), path_.end()};
+      if (std::vector<size_t> circle = from(next); !circle.empty()) return circle;
+    }
+    path_.pop_back();
+    is_on_path_[rank] = false;
+    is_done_[rank] = true;
+    return {};
   }
-  return false;
-}
+
+ private:
+  const WaitStates& states_;
+  std::vector<bool> is_on_path_, is_done_;
+  std::vector<size_t> path_;
+};
 
 }  // namespace
 
@@ -55,34 +68,35 @@ WaitState WaitState::decode(std::string_view text) {
   return state;
 }
 
-std::optional<std::string> find_difference(const std::vector<std::optional<WaitState>>& states, int rank) {
-  const auto& mine = states[static_cast<size_t>(rank)];
-  if (!mine || !mine->reports.contains(mine->group)) return std::nullopt;
-  const RankReport& own = mine->reports.at(mine->group);
-  for (size_t r = 0; r < states.size(); ++r) {
-    if (static_cast<int>(r) == rank || !states[r] || !states[r]->reports.contains(mine->group)) continue;
-    const RankReport& other = states[r]->reports.at(mine->group);
-    if (const auto number = first_difference(own, other))
-      return describe_difference(*number, rank, own, static_cast<int>(r), other);
+std::optional<std::string> find_difference(const WaitStates& states) {
+  std::set<std::string> waited_in;
+  for (const auto& state : states)
+    if (state) waited_in.insert(state->group);
+  std::map<std::string, size_t> first;  // rank that has issued something, by group
+  for (size_t rank = 0; rank < states.size(); ++rank) {
+    if (!states[rank]) continue;
+    for (const auto& [group, report] : states[rank]->reports) {
+      if (!waited_in.contains(group)) continue;
+      const size_t other = first.try_emplace(group, rank).first->second;
+      const RankReport& others = states[other]->reports.at(group);
+      if (const auto number = first_difference(others, report))
+        return describe_difference(*number, static_cast<int>(other), others, static_cast<int>(rank), report);
+    }
   }
   return std::nullopt;
 }
 
-std::optional<std::string> find_deadlock(const std::vector<std::optional<WaitState>>& states, int rank) {
-  if (!states[static_cast<size_t>(rank)]) return std::nullopt;
-  std::vector<int> path{rank};
-  std::vector<bool> visited(states.size(), false);
-  visited[static_cast<size_t>(rank)] = true;
-  if (!close_circle(states, path, visited)) return std::nullopt;
-  // The circle begins at its lowest rank, so that all ranks say the same.
-  std::rotate(path.begin(), std::min_element(path.begin(), path.end()), path.end());
+std::optional<std::string> find_deadlock(const WaitStates& states) {
+  CircleSearch search(states);
+  std::vector<size_t> circle;
+  for (size_t rank = 0; rank < states.size() && circle.empty(); ++rank)
+    if (states[rank]) circle = search.from(rank);
+  if (circle.empty()) return std::nullopt;
+  std::rotate(circle.begin(), std::min_element(circle.begin(), circle.end()), circle.end());
   std::string out = "the ranks wait for each other: ";
-  for (size_t i = 0; i < path.size(); ++i) {
-    const int next = path[(i + 1) % path.size()];
-    out +=
-        str(i == 0 ? "" : "; ", "rank ", path[i], " waits in ",
-            states[static_cast<size_t>(path[i])]->description(), ", which rank ", next, " has not come to");
-  }
+  for (size_t i = 0; i < circle.size(); ++i)
+    out += str(i == 0 ? "" : "; ", "rank ", circle[i], " waits in ", states[circle[i]]->description(),
+               ", which rank ", circle[(i + 1) % circle.size()], " has not come to");
   return out;
 }
 

@@ -30,11 +30,12 @@ struct WaitState {
   static WaitState decode(std::string_view text);
 };
 
-// `states`: by rank; nothing for those that do not wait. Every collective needs all ranks.
+/// By rank; nothing for those that do not wait. Every collective needs all ranks of its group.
+using WaitStates = std::vector<std::optional<WaitState>>;
 
-/// A sentence about another rank that has issued something else on the group that `rank` waits in.
-std::optional<std::string> find_difference(const std::vector<std::optional<WaitState>>& states, int rank);
-/// A sentence about the ranks that wait for each other in a circle, if `rank` is one of them.
-std::optional<std::string> find_deadlock(const std::vector<std::optional<WaitState>>& states, int rank);
+/// A sentence about two ranks that have issued different collectives on a group in which a rank waits.
+std::optional<std::string> find_difference(const WaitStates& states);
+/// A sentence about ranks that wait for each other in a circle.
+std::optional<std::string> find_deadlock(const WaitStates& states);
 
 }  // namespace tessera::comm

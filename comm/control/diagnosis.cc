@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <map>
 #include <utility>
 
 #include "comm/control/error_message.h"
@@ -68,29 +69,78 @@ const CollectiveDesc* RankReport::find(int64_t number) const {
   return &recent[static_cast<size_t>(number - first)];
 }
 
-std::string RankReport::encode() const {
-  std::string out = str(kFaultNames[static_cast<size_t>(fault)], '\n', waited.count(), '\n', num_issued, '\n',
-                        recent.size(), '\n');
-  for (const CollectiveDesc& desc : recent) {
-    out += str(desc.op, '\t', desc.label, '\t', desc.dtype, '\t', desc.numel, '\n');
-  }
-  return out;
+namespace {
+
+using Calls = std::deque<CollectiveDesc>;
+
+std::string encode_state(const RankReport& report) {
+  return str(kFaultNames[static_cast<size_t>(report.fault)], '\n', report.waited.count(), '\n',
+             report.num_issued, '\n');
 }
 
-RankReport RankReport::decode(std::string_view& text) {
-  RankReport report;
+void decode_state(std::string_view& text, RankReport& report) {
   report.fault = parse_fault(take(text, '\n'));
   report.waited = std::chrono::milliseconds(parse_integer(take(text, '\n')));
   report.num_issued = parse_integer(take(text, '\n'));
-  const int64_t num_recent = parse_integer(take(text, '\n'));
-  for (int64_t i = 0; i < num_recent; ++i) {
-    CollectiveDesc& desc = report.recent.emplace_back();
+}
+
+std::string encode_calls(const Calls& calls) {
+  std::string out = str(calls.size(), '\n');
+  for (const CollectiveDesc& desc : calls)
+    out += str(desc.op, '\t', desc.label, '\t', desc.dtype, '\t', desc.numel, '\n');
+  return out;
+}
+
+Calls decode_calls(std::string_view& text) {
+  Calls calls;
+  for (int64_t left = parse_integer(take(text, '\n')); left > 0; --left) {
+    CollectiveDesc& desc = calls.emplace_back();
     desc.op = take(text, '\t');
     desc.label = take(text, '\t');
     desc.dtype = take(text, '\t');
     desc.numel = parse_integer(take(text, '\n'));
   }
+  return calls;
+}
+
+}  // namespace
+
+std::string RankReport::encode() const { return encode_state(*this) + encode_calls(recent); }
+
+RankReport RankReport::decode(std::string_view& text) {
+  RankReport report;
+  decode_state(text, report);
+  report.recent = decode_calls(text);
   return report;
+}
+
+std::string pack_reports(const std::vector<RankReport>& reports) {
+  std::map<std::string, size_t> numbers;  // of lists of calls
+  std::string lists, states;
+  for (const RankReport& report : reports) {
+    const auto [list, is_new] = numbers.try_emplace(encode_calls(report.recent), numbers.size());
+    if (is_new) lists += list->first;
+    states += str(list->second, '\n', report.left.size(), '\n', report.left, encode_state(report));
+  }
+  return str(numbers.size(), '\n', lists, states);
+}
+
+std::vector<RankReport> unpack_reports(std::string_view packed, int size) {
+  std::vector<Calls> lists;
+  for (int64_t left = parse_integer(take(packed, '\n')); left > 0; --left)
+    lists.push_back(decode_calls(packed));
+  std::vector<RankReport> reports(static_cast<size_t>(size));
+  for (RankReport& report : reports) {
+    const auto list = static_cast<size_t>(parse_integer(take(packed, '\n')));
+    const auto length = static_cast<size_t>(parse_integer(take(packed, '\n')));
+    if (list >= lists.size() || length > packed.size()) cannot_read(packed);
+    report.recent = lists[list];
+    report.left = packed.substr(0, length);
+    packed.remove_prefix(length);
+    decode_state(packed, report);
+  }
+  if (!packed.empty()) cannot_read(packed);
+  return reports;
 }
 
 std::optional<int64_t> first_difference(const RankReport& a, const RankReport& b) {

@@ -55,6 +55,11 @@ struct RankReport {
   static RankReport decode(std::string_view& text);
 };
 
+/// The reports of all ranks, in which what ranks have issued alike stands once.
+std::string pack_reports(const std::vector<RankReport>& reports);
+/// The inverse. Throws CommError on anything else than those of `size` ranks.
+std::vector<RankReport> unpack_reports(std::string_view packed, int size);
+
 /// Serves decoding: removes the text up to `separator` from the front and returns it. Throws CommError.
 std::string_view take(std::string_view& text, char separator);
 int64_t parse_integer(std::string_view text);

@@ -17,6 +17,22 @@ std::string left_key(int rank) { return str("left/", rank); }
 
 }  // namespace
 
+void RankList::add(int rank) const {
+  const int64_t number = store_.add(name_ + "/num", 1);
+  store_.set(str(name_, '/', number), std::to_string(rank));
+}
+
+std::vector<int> RankList::all() const {
+  std::vector<int> ranks;
+  const int64_t size = store_.add(name_ + "/num", 0);
+  for (int64_t number = 1; number <= size; ++number)
+    if (const auto rank = store_.find(str(name_, '/', number)))  // else it is about to come
+      ranks.push_back(static_cast<int>(parse_integer(*rank)));
+  return ranks;
+}
+
+RankList ranks_that_left(const GroupStore& context_store) { return {context_store, "departed"}; }
+
 FlightRecorder::FlightRecorder(int rank, std::vector<int> ranks, GroupStore group_store,
                                GroupStore context_store)
     : rank_(rank),
@@ -24,6 +40,8 @@ FlightRecorder::FlightRecorder(int rank, std::vector<int> ranks, GroupStore grou
       ranks_(std::move(ranks)),
       store_(std::move(group_store)),
       context_store_(std::move(context_store)),
+      failed_(store_, "failed"),
+      left_(ranks_that_left(context_store_)),
       issuer_(std::this_thread::get_id()) {}
 
 int64_t FlightRecorder::record(CollectiveDesc desc) {
@@ -38,6 +56,11 @@ int64_t FlightRecorder::number_of(uint32_t tag) const {
   std::lock_guard lock(mutex_);
   for (int64_t number = report_.num_issued; report_.find(number) != nullptr; --number)
     if (tag_of(number) == (tag & 0xffffu)) return number;
+  return report_.num_issued;
+}
+
+int64_t FlightRecorder::num_issued() const {
+  const std::lock_guard lock(mutex_);
   return report_.num_issued;
 }
 
@@ -68,18 +91,16 @@ void FlightRecorder::report_fault(Fault fault, int64_t number) {
   }
   try {
     store_.set(fault_key(rank_), text);
-    store_.set("fault/any", "");
+    failed_.add(rank_);
   } catch (const CommError&) {
     // The store is gone, which diagnose() will say.
   }
 }
 
-bool FlightRecorder::any_failed_or_left() const {
-  return store_.has("fault/any") || context_store_.has("left/any");
-}
-
-bool FlightRecorder::has_failed_or_left(int rank) const {
-  return store_.has(fault_key(rank)) || departure(rank).has_value();
+std::vector<int> FlightRecorder::failed_or_left() const {
+  std::vector<int> ranks = failed(), others = left();
+  ranks.insert(ranks.end(), others.begin(), others.end());
+  return ranks;
 }
 
 std::optional<std::string> FlightRecorder::departure(int rank) const {
@@ -109,28 +130,46 @@ std::vector<int> FlightRecorder::of_group(const std::vector<int>& ranks) const {
   return found;
 }
 
-std::string FlightRecorder::diagnose(Failure& failure, Clock::time_point deadline) const {
-  failure.rank = rank_;
-  failure.reports.resize(static_cast<size_t>(size_));
-  failure.names = ranks_;
+std::vector<RankReport> FlightRecorder::collect_reports(Clock::time_point deadline,
+                                                        std::vector<int>& gone) const {
+  std::vector<RankReport> reports(static_cast<size_t>(size_));
   std::vector<int> silent;
   for (int r = 0; r < size_; ++r)
     if (r != rank_) silent.push_back(r);
   while (true) {
     const bool is_last = Clock::now() >= deadline;
-    failure.gone = gone();  // before reading what they have left in the store
-    std::erase_if(silent, [&](int r) { return read_report(r, failure.reports[static_cast<size_t>(r)]); });
-    const bool all_gone = std::all_of(silent.begin(), silent.end(), [&](int r) {
-      return std::count(failure.gone.begin(), failure.gone.end(), r) > 0;
-    });
-    if (all_gone || is_last) break;
+    gone = this->gone();  // before reading what they have left in the store
+    std::erase_if(silent, [&](int r) { return read_report(r, reports[static_cast<size_t>(r)]); });
+    const bool all_gone = std::all_of(silent.begin(), silent.end(),
+                                      [&](int r) { return std::count(gone.begin(), gone.end(), r) > 0; });
+    if (all_gone || is_last) return reports;
     std::this_thread::sleep_for(milliseconds(20));
   }
-  failure.silent = of_group(store_.silent());
+}
+
+std::string FlightRecorder::diagnose(Failure& failure, Clock::time_point deadline) const {
+  failure.rank = rank_;
+  failure.names = ranks_;
+  const std::string self = std::to_string(rank_);
+  std::optional<std::string> packed;
+  if (store_.claim("fault/reader", self) != self) {
+    const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
+    const auto has_come = [&] { return (packed = store_.find("fault/all")).has_value(); };
+    for (const auto end = Clock::now() + left; !has_come() && Clock::now() < end;)
+      std::this_thread::sleep_for(milliseconds(20));
+  }
+  if (packed) {
+    failure.reports = unpack_reports(*packed, size_);
+    failure.gone = gone();
+  } else {  // the reader, or it has ended meanwhile
+    failure.reports = collect_reports(deadline, failure.gone);
+  }
   {
     std::lock_guard lock(mutex_);
     failure.reports[static_cast<size_t>(rank_)] = report_;
   }
+  if (!packed) store_.set("fault/all", pack_reports(failure.reports));
+  failure.silent = of_group(store_.silent());
   return comm::diagnose(failure);
 }
 

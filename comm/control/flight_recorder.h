@@ -21,10 +21,28 @@ inline constexpr std::string_view kLeftByFault = "!";
 /// … or it is done.
 inline constexpr std::string_view kLeftInOrder = "it has ended";
 
+/// Names ranks in the order in which they were added, by any of them.
+class RankList {
+ public:
+  RankList(GroupStore store, std::string name) : store_(std::move(store)), name_(std::move(name)) {}
+  void add(int rank) const;
+  /// One request while it is empty.
+  std::vector<int> all() const;
+
+ private:
+  const GroupStore store_;
+  const std::string name_;
+};
+
+/// Those that have left, by their numbers in the GroupContext, whose store is given. A rank is added before
+/// `left/R` says why.
+RankList ranks_that_left(const GroupStore& context_store);
+
 /// Its keys are `fault/R` (a failure of rank R, with R's collectives) in the group's store, and `left/R` (by
-/// its number in the GroupContext) in the store of that. `fault/any` and `left/any` exist once any rank has
-/// written its own, so that one question is enough while there is no failure. Thread-safe: a backend's
-/// threads report failures while the rank's own thread is busy elsewhere.
+/// its number in the GroupContext) in the store of that. Lists name the ranks that have written theirs, so
+/// that one question each is enough while there is no failure. The first rank that fails reads the reports of
+/// all and writes them, packed together, under `fault/all`, which each other rank reads. Thread-safe: a
+/// backend's threads report failures while the rank's own thread is busy elsewhere.
 class FlightRecorder {
  public:
   /// `ranks`: of the group, by their numbers in the GroupContext; this one is at `rank`.
@@ -38,15 +56,17 @@ class FlightRecorder {
   int64_t number_of(uint32_t tag) const;
   /// A collective by its number; none when it is no longer remembered.
   std::optional<CollectiveDesc> find(int64_t number) const;
+  /// The number of the last collective; 0: none.
+  int64_t num_issued() const;
   /// What this rank has issued. `issuer`: set to the thread that has issued the last collective.
   RankReport report(std::thread::id& issuer) const;
 
   /// Publishes that collective `number` failed on this rank; the first report stands. Never throws.
   void report_fault(Fault fault, int64_t number);
-  /// Whether any rank has reported a failure or left the group.
-  bool any_failed_or_left() const;
-  /// Whether this rank has.
-  bool has_failed_or_left(int rank) const;
+  /// The ranks that have reported a failure, and those that have left the group or are about to.
+  std::vector<int> failed() const { return failed_.all(); }
+  std::vector<int> left() const { return of_group(left_.all()); }
+  std::vector<int> failed_or_left() const;
   /// Why `rank` left the group; nothing while it is there.
   std::optional<std::string> departure(int rank) const;
 
@@ -60,6 +80,9 @@ class FlightRecorder {
  private:
   /// Reads what `rank` has said of itself since a collective failed; false: nothing yet.
   bool read_report(int rank, RankReport& report) const;
+  /// What all have said, once they have, have ended, or the time is over. Updates `gone`.
+  std::vector<RankReport> collect_reports(std::chrono::steady_clock::time_point deadline,
+                                          std::vector<int>& gone) const;
   std::vector<int> of_group(const std::vector<int>& ranks) const;
 
   const int rank_;
@@ -67,6 +90,7 @@ class FlightRecorder {
   const std::vector<int> ranks_;  ///< numbers in the context, by rank
   const GroupStore store_;
   const GroupStore context_store_;
+  const RankList failed_, left_;
   mutable std::mutex mutex_;                                       ///< guards what follows
   RankReport report_;                                              ///< of this rank
   std::deque<std::chrono::steady_clock::time_point> issue_times_;  ///< of report_.recent

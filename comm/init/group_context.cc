@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "comm/control/deadlock.h"
 #include "comm/control/error_message.h"
 #include "core/error.h"
 #include "core/str.h"
@@ -121,7 +120,7 @@ void GroupContext::leave(std::string_view reason) {
     left_ = true;
   }
   try {
-    store_.set("left/any", "");  // first: once left/R is there, the server may end
+    ranks_that_left(store_).add(rank_);  // first: once left/R is there, the server may end
     store_.set(str("left/", rank_), std::string(reason));
   } catch (const CommError&) {
     // The server has ended, and the group with it.
@@ -135,39 +134,77 @@ void GroupContext::add_group(const std::string& name, std::weak_ptr<const Flight
 
 // A group that another thread uses (an asynchronous checkpoint's) is left out: that thread goes on while this
 // one waits.
-std::optional<std::string> GroupContext::publish_wait(const std::string& group, int64_t number) {
-  WaitState mine{.group = group, .number = number, .reports = {}};
-  {
-    const std::lock_guard lock(mutex_);
-    for (const auto& [name, weak] : recorders_) {
-      const auto recorder = weak.lock();
-      if (!recorder) continue;
-      std::thread::id issuer;
-      RankReport report = recorder->report(issuer);
-      if (name == group || issuer == std::this_thread::get_id()) mine.reports[name] = std::move(report);
-    }
+WaitState GroupContext::wait_state(const std::string& group, int64_t number) const {
+  WaitState state{.group = group, .number = number, .reports = {}};
+  const std::lock_guard lock(mutex_);
+  for (const auto& [name, weak] : recorders_) {
+    const auto recorder = weak.lock();
+    if (!recorder) continue;
+    std::thread::id issuer;
+    RankReport report = recorder->report(issuer);
+    if (name == group || issuer == std::this_thread::get_id()) state.reports[name] = std::move(report);
   }
-  std::vector<std::optional<WaitState>> states(static_cast<size_t>(size_));
+  return state;
+}
+
+std::optional<std::string> GroupContext::publish_wait(const std::string& group, int64_t number) {
+  std::string state = wait_state(group, number).encode();
   try {
-    wait_published_ = true;
-    store_.set(str("waits/", rank_), mine.encode());
-    for (int r = 0; r < size_; ++r) {
-      if (r == rank_) continue;
-      if (const auto theirs = store_.find(str("waits/", r)); theirs && !theirs->empty())
-        states[static_cast<size_t>(r)] = WaitState::decode(*theirs);
+    store_.set(str("waits/", rank_), state);
+    bool is_new = false;
+    {
+      const std::lock_guard lock(mutex_);
+      is_new = published_wait_ != state;
+      published_wait_ = std::move(state);
     }
+    if (is_new) store_.add("waits/num", 1);
+    if (auto problem = problem_of_waits()) return problem;
+    const std::string self = std::to_string(rank_);
+    if (store_.claim("waits/reader", self) != self) return std::nullopt;
+    reads_waits_ = true;
+    return compare_waits();
   } catch (const CommError&) {
     return std::nullopt;  // a store that is gone shows elsewhere
   }
-  states[static_cast<size_t>(rank_)] = std::move(mine);
-  auto problem = find_difference(states, rank_);
-  return problem ? problem : find_deadlock(states, rank_);
+}
+
+std::optional<std::string> GroupContext::compare_waits() {
+  num_waits_read_ = store_.add("waits/num", 0);
+  WaitStates states(static_cast<size_t>(size_));
+  for (int rank = 0; rank < size_; ++rank)
+    if (const auto text = store_.find(str("waits/", rank)); text && !text->empty())
+      states[static_cast<size_t>(rank)] = WaitState::decode(*text);
+  auto problem = find_difference(states);
+  if (!problem) problem = find_deadlock(states);
+  if (problem) store_.set("waits/problem", *problem);
+  return problem;
+}
+
+std::optional<std::string> GroupContext::problem_of_waits() const {
+  try {
+    return store_.find("waits/problem");
+  } catch (const CommError&) {
+    return std::nullopt;
+  }
+}
+
+bool GroupContext::has_news_of_waits() const {
+  try {
+    return reads_waits_ && store_.add("waits/num", 0) != num_waits_read_;
+  } catch (const CommError&) {
+    return false;
+  }
 }
 
 void GroupContext::end_wait() {
-  if (!wait_published_.exchange(false)) return;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!published_wait_) return;
+    published_wait_.reset();
+  }
   try {
     store_.set(str("waits/", rank_), "");
+    if (reads_waits_.exchange(false)) store_.erase("waits/reader");
   } catch (const CommError&) {
   }
 }

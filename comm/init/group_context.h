@@ -12,6 +12,7 @@
 #include <string>
 #include <string_view>
 
+#include "comm/control/deadlock.h"
 #include "comm/control/flight_recorder.h"
 #include "comm/control/group_store.h"
 #include "comm/join_options.h"
@@ -62,13 +63,23 @@ class GroupContext {
 
   /// Adds a group, under a name that is the same on all ranks.
   void add_group(const std::string& name, std::weak_ptr<const FlightRecorder> recorder);
-  /// Publishes that this rank waits for a collective of a group, until end_wait(). Returns a sentence
-  /// if another rank that waits has issued something else on that group, or this rank is one of a circle of
-  /// ranks that wait for each other. Never throws.
+  // What ranks that wait for long tell each other. Each publishes what it waits for. The first of them reads
+  // it for all, again when another one has come: so what is asked of the store grows with the number of ranks
+  // and not with its square. It publishes what is wrong, and fails, which the others notice as any failure.
+
+  /// Publishes that this rank waits for a collective of a group, until end_wait(). Returns a sentence if two
+  /// ranks that wait have issued different things, or ranks wait for each other in a circle. Never throws.
   std::optional<std::string> publish_wait(const std::string& group, int64_t number);
+  /// What a rank has found so. Never throws.
+  std::optional<std::string> problem_of_waits() const;
+  /// Whether this rank reads for all, and has to look again by publish_wait(). Never throws.
+  bool has_news_of_waits() const;
   void end_wait();
 
  private:
+  WaitState wait_state(const std::string& group, int64_t number) const;
+  std::optional<std::string> compare_waits();
+
   const GroupStore store_;
   const int rank_;
   const int size_;
@@ -81,7 +92,9 @@ class GroupContext {
   std::string failure_;
   std::optional<std::chrono::steady_clock::time_point> report_deadline_;
   std::map<std::string, std::weak_ptr<const FlightRecorder>> recorders_;  ///< by group
-  std::atomic<bool> wait_published_ = false;
+  std::optional<std::string> published_wait_;
+  std::atomic<bool> reads_waits_ = false;    ///< for all ranks
+  std::atomic<int64_t> num_waits_read_ = 0;  ///< "waits/num" when it has read them
   std::atomic<bool> failed_ = false, failed_by_peer_ = false;
 };
 

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <condition_variable>
 #include <exception>
 #include <numeric>
 #include <utility>
@@ -27,6 +28,8 @@ namespace {
 constexpr milliseconds kStallInterval{5000};
 /// And one longer than this checks whether all ranks are alive, and again after every such time.
 constexpr milliseconds kLivenessInterval{500};
+/// And a thread that stands in the driver is looked after at this interval.
+constexpr milliseconds kWatchInterval{1000};
 /// Connecting takes seconds once all ranks have met; this limit is for a rank that hangs meanwhile.
 constexpr milliseconds kOpenTimeout = std::chrono::minutes(2);
 
@@ -159,6 +162,7 @@ WorkPtr TransportCommunicator::issue(CollectiveDesc desc, std::vector<at::Tensor
 }
 
 void TransportCommunicator::reap() {
+  check_watch(in_flight_.empty() ? recorder_->num_issued() : in_flight_.front()->number_);
   while (!in_flight_.empty()) {
     const std::shared_ptr<PendingCollective> oldest = in_flight_.front();
     try {
@@ -185,10 +189,11 @@ void TransportCommunicator::wait(PendingCollective& collective) {
   for (auto next_comparison = Clock::now() + stall; !is_done();) {
     check_interrupt();
     check_all_alive(collective.number_);
-    if (Clock::now() < next_comparison) continue;
+    if (Clock::now() < next_comparison && !context_->has_news_of_waits()) continue;
     check_stalled(collective.number_);
     next_comparison = Clock::now() + stall;
   }
+  check_watch(collective.number_);
   context_->end_wait();
   collective.buffers_.clear();
   // On CUDA the operation is only ordered: it stays pending, so that reap() can notice a later failure.
@@ -270,10 +275,9 @@ std::vector<std::string> TransportCommunicator::exchange(const std::string& valu
   auto next_comparison = Clock::now() + std::min(kStallInterval, timeout / 2);
   const auto watch = [&] {
     check_interrupt();
-    if (recorder_->any_failed_or_left())
-      for (int r = 0; r < size(); ++r)
-        if (recorder_->has_failed_or_left(r) && !exchange_.has_arrived(r)) throw CommError("a rank left");
-    if (Clock::now() < next_comparison) return;
+    for (const int r : recorder_->failed_or_left())
+      if (!exchange_.has_arrived(r)) throw CommError("a rank left");
+    if (Clock::now() < next_comparison && !context_->has_news_of_waits()) return;
     check_stalled(number);
     next_comparison = Clock::now() + kStallInterval;
   };
@@ -393,8 +397,7 @@ void TransportCommunicator::open(const MakeTransport& make) {
   transport_->set_watch([this] { check_interrupt(); });
   const auto watch = [&] {
     check_interrupt();
-    if (!recorder_->any_failed_or_left()) return;
-    for (int r = 0; r < size(); ++r)
+    for (const int r : recorder_->failed_or_left())
       if (const auto departure = recorder_->departure(r); departure && !exchange_.has_arrived(r))
         throw PeerFailure("rank ", global_rank(r), " left the group while it was set up: ", *departure);
   };
@@ -404,6 +407,8 @@ void TransportCommunicator::open(const MakeTransport& make) {
                     " not connected within ", name_duration(kOpenTimeout));
   if (result.values.empty())
     result.fail(str("rank ", global_rank(rank_), ", while the group was set up: ", result.cause));
+  if (!transport_->wait_blocks())
+    watch_ = std::jthread([this](const std::stop_token& stop) { watch_peers(stop); });
 }
 
 TransportCommunicator::~TransportCommunicator() {
@@ -412,6 +417,7 @@ TransportCommunicator::~TransportCommunicator() {
     abort(context_->why_it_failed());
   if (!error_ && transport_->waits_at_end()) finish_in_flight();
   if (error_) context_->leave(kLeftByFault);
+  watch_ = {};
   transport_.reset();
 }
 
@@ -454,16 +460,65 @@ void TransportCommunicator::check_interrupt() {
   }
 }
 
+std::vector<int> TransportCommunicator::lost_ranks() const {
+  std::vector<int> gone = recorder_->gone();
+  // A rank that has left in order has done its part, which may still be on its way.
+  std::erase_if(gone, [&](int rank) { return recorder_->departure(rank) == kLeftInOrder; });
+  for (int& rank : gone) rank = global_rank(rank);
+  return gone;
+}
+
 void TransportCommunicator::check_all_alive(int64_t number) {
   try {
-    std::vector<int> gone = recorder_->gone();
-    // A rank that has left in order has done its part, which may still be on its way.
-    std::erase_if(gone, [&](int rank) { return recorder_->departure(rank) == kLeftInOrder; });
-    for (int& rank : gone) rank = global_rank(rank);
+    const std::vector<int> gone = lost_ranks();
     if (!gone.empty()) throw RankIsGone(gone);
   } catch (const CommError& error) {  // RankIsGone, or the store has gone with rank 0
     fail(number, error.what(), timeout_);
   }
+}
+
+void TransportCommunicator::watch_peers(const std::stop_token& stop) {
+  std::mutex mutex;
+  std::unique_lock lock(mutex);
+  std::condition_variable_any stopped;
+  std::string lost;
+  for (int64_t before = -1; lost.empty();) {
+    stopped.wait_for(lock, stop, kWatchInterval, [] { return false; });
+    if (stop.stop_requested()) return;
+    const bool is_at_work = std::exchange(before, recorder_->num_issued()) != recorder_->num_issued();
+    lost = loss_of_peer(is_at_work);
+  }
+  {
+    const std::lock_guard guard(watch_mutex_);
+    lost_ = lost;
+  }
+  context_->set_failed(lost, /*by_peer=*/true);
+  transport_->abort();
+}
+
+std::string TransportCommunicator::loss_of_peer(bool only_gone) const {
+  try {
+    if (const std::vector<int> gone = lost_ranks(); !gone.empty()) return RankIsGone(gone).what();
+    if (only_gone) return "";
+    for (const int rank : recorder_->failed())
+      if (rank != rank_) return str("rank ", global_rank(rank), " has failed");
+    for (const int rank : recorder_->left())
+      if (const auto why = recorder_->departure(rank); rank != rank_ && why && *why != kLeftInOrder)
+        return str("rank ", global_rank(rank), " left the group: ", *why);
+    return "";
+  } catch (const CommError& error) {  // the store has gone with rank 0
+    return error.what();
+  }
+}
+
+void TransportCommunicator::check_watch(int64_t number) {
+  if (!watch_.joinable()) return;
+  std::string lost;
+  {
+    const std::lock_guard guard(watch_mutex_);
+    lost = lost_;
+  }
+  if (!lost.empty()) fail(number, lost, timeout_);
 }
 
 void TransportCommunicator::check_stalled(int64_t number) {
@@ -494,6 +549,10 @@ void TransportCommunicator::fail(int64_t number, const std::string& cause, milli
   try {
     message = recorder_->diagnose(failure, context_->report_deadline());
     if (is_of_peer(failure)) kind = Kind::kPeer;
+    if (auto problem = context_->problem_of_waits()) {
+      message = *std::move(problem);
+      kind = Kind::kRanksDiffer;
+    }
   } catch (const CommError& error) {
     message = error.what();
     kind = kind_of(error);

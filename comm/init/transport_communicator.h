@@ -12,14 +12,20 @@
 // A wait() that lasts also compares the collectives every few seconds, and which rank waits for which over
 // all groups (deadlock.h): ranks that issue different collectives would otherwise wait for the timeout, 30
 // minutes by default.
+// Over a backend whose wait() only orders streams (NCCL) the thread that has issued a collective may stand in
+// the driver meanwhile, where it sees nothing of this, and NCCL itself does not see the end of a rank
+// everywhere. So a thread looks once a second, and aborts the transport, which ends what the device waits
+// for.
 #pragma once
 
 #include <chrono>
 #include <deque>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 
 #include "comm/communicator.h"
 #include "comm/control/flight_recorder.h"
@@ -105,10 +111,18 @@ class TransportCommunicator final : public Communicator,
   [[noreturn]] void throw_error() const;
   /// Leaves the group when the caller's JoinOptions::interrupt throws.
   void check_interrupt();
-  /// Fails when a rank's process has ended that had not left in order.
+  /// The ranks whose processes have ended and that had not left in order, as messages call them.
+  std::vector<int> lost_ranks() const;
+  /// Fails when there are any.
   void check_all_alive(int64_t number);
   /// Fails when the other ranks that wait have issued something else, or wait for this one.
   void check_stalled(int64_t number);
+  /// Aborts the transport, once a rank has ended that had not left in order, has failed or left. A thread's.
+  void watch_peers(const std::stop_token& stop);
+  /// Why a rank is lost; "": none is. `only_gone`: without a request to the store.
+  std::string loss_of_peer(bool only_gone) const;
+  /// Fails when watch_peers() has aborted the transport.
+  void check_watch(int64_t number);
   /// Reports, aborts, and throws what diagnose() says.
   [[noreturn]] void fail(int64_t number, const std::string& cause, std::chrono::milliseconds timeout,
                          std::vector<int> missing = {});
@@ -132,7 +146,10 @@ class TransportCommunicator final : public Communicator,
   bool was_interrupted_ = false;
   std::deque<std::shared_ptr<PendingCollective>> in_flight_;
   int64_t num_duplicates_ = 0;            ///< and parts
-  std::unique_ptr<Transport> transport_;  ///< last: its threads use the recorder
+  std::unique_ptr<Transport> transport_;  ///< after what its threads use
+  std::mutex watch_mutex_;
+  std::string lost_;    ///< why watch_peers() has aborted; guarded by watch_mutex_
+  std::jthread watch_;  ///< last: uses all of this
 };
 
 }  // namespace tessera::comm

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <atomic>
 #include <utility>
 
 #include "comm/c10d_pending.h"
@@ -83,7 +84,7 @@ class NcclTransport final : public Transport {
   }
 
   void abort() override {
-    if (std::exchange(aborted_, true)) return;
+    if (aborted_.exchange(true)) return;
     try {
       group_->abort();
     } catch (const std::exception&) {
@@ -112,7 +113,7 @@ class NcclTransport final : public Transport {
   const int device_;
   const std::chrono::milliseconds timeout_;
   c10::intrusive_ptr<c10d::Backend> group_;
-  bool aborted_ = false;
+  std::atomic<bool> aborted_ = false;
 };
 
 }  // namespace

@@ -8,6 +8,7 @@
 //   comm_test_rank bits      all collectives of numbers that are the same in every run; prints "bits HASH" of
 //                            what this rank gets
 //   comm_test_rank fail      joins, then rank 1 ends by an error of its own while the others add up
+//   comm_test_rank stream    rank 1 is killed while the others wait in a stream, which a StreamTransport has
 //   comm_test_rank needs_rank_0_to_leave  the others stay until rank 0 has left and written TEST_FILE
 //   comm_test_rank wait WHAT joins; the others call WHAT and wait for rank TEST_VICTIM, which is killed by
 //                            SIGKILL after kMoment
@@ -34,11 +35,13 @@
 #include <thread>
 
 #include "comm/init/given_machine.h"
+#include "comm/init/transport_communicator.h"
 #include "comm/rendezvous/rendezvous.h"
 #include "core/peer_failure.h"
 #include "core/str.h"
 #include "tests/comm/rank_server.h"
 #include "tests/comm/run_ranks.h"
+#include "tests/comm/stream_transport.h"
 
 namespace {
 
@@ -98,6 +101,24 @@ CommunicatorPtr join(const std::string& what, const tessera::comm::Environment& 
   }
   const CommunicatorPtr comm = tessera::comm::join(options, environment, given);
   be_killed();
+}
+
+/// What a rank on a GPU does: it issues a collective, waits for the device, and goes on.
+void wait_in_stream(const tessera::comm::Environment& environment,
+                    const tessera::comm::JoinOptions& options) {
+  using namespace tessera::comm;
+  const Rendezvous met = rendezvous(environment, options, settings_of(options, at::kCPU));
+  const auto context = std::make_shared<GroupContext>(met.store, environment.rank, environment.world_size,
+                                                      met.serves_store, options);
+  const auto stream = std::make_shared<testing::Stream>();
+  const auto comm = std::make_shared<TransportCommunicator>(
+      context, options.timeout, [&](const GroupStore&, const FailureHook&) {
+        return std::make_unique<testing::StreamTransport>(stream);
+      });
+  comm->all_reduce(at::ones({8}), "numbers")->wait();
+  if (environment.rank == 1) be_killed();
+  stream->synchronize();
+  comm->all_reduce(at::ones({8}), "the next")->wait();
 }
 
 void add_up(const CommunicatorPtr& comm, const at::Tensor& buffer) {
@@ -234,6 +255,12 @@ int main(int argc, char** argv) {
     const rlimit limit{static_cast<rlim_t>(std::atoi(most)), static_cast<rlim_t>(std::atoi(most))};
     setrlimit(RLIMIT_NOFILE, &limit);
   }
+  if (const char* soft = std::getenv("TEST_SOFT_NOFILE")) {
+    rlimit limit{};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    limit.rlim_cur = static_cast<rlim_t>(std::atoi(soft));
+    setrlimit(RLIMIT_NOFILE, &limit);
+  }
   if (std::getenv("TEST_NO_LOOPBACK") && unshare(CLONE_NEWNET) != 0 &&
       unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0)
     return 77;
@@ -250,6 +277,10 @@ int main(int argc, char** argv) {
       given.host = [hosts](int rank) { return std::string(1, hosts[rank]); };
     if (std::getenv("TEST_LOG")) options.log = tessera::Logger(tessera::LogOptions{});
     const std::string scenario = !words.empty() ? words[0] : "sum", what = words.size() > 1 ? words[1] : "";
+    if (scenario == "stream") {
+      wait_in_stream(tessera::comm::environment(), options);
+      return 0;
+    }
     run(scenario, what, join(what, tessera::comm::environment(), options, given));
   } catch (const tessera::Error& error) {
     const bool of_peer = dynamic_cast<const tessera::PeerFailure*>(&error) != nullptr;

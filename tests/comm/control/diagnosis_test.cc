@@ -51,6 +51,26 @@ TEST(RankReportTest, SurvivesEncoding) {
   EXPECT_EQ(first_difference(original, decoded), std::nullopt);
 }
 
+TEST(RankReportTest, PackedReportsHaveWhatIsAlikeOnce) {
+  std::vector<RankReport> reports(1000, report(Fault::kClosed, 200));
+  reports[1].fault = Fault::kTimeout;
+  reports[1].waited = std::chrono::milliseconds(7);
+  reports[2] = report(Fault::kNone, 199);
+  reports[3] = {};
+  reports[3].left = "it said\nso";
+  const std::string packed = pack_reports(reports);
+  EXPECT_LT(packed.size(), 1000 * 30 + 3 * reports[0].encode().size());
+  const std::vector<RankReport> unpacked = unpack_reports(packed, 1000);
+  for (size_t rank = 0; rank < reports.size(); ++rank) {
+    EXPECT_EQ(unpacked[rank].encode(), reports[rank].encode()) << rank;
+    EXPECT_EQ(unpacked[rank].left, reports[rank].left) << rank;
+  }
+  for (const int size : {0, 999, 1001}) EXPECT_THROW(unpack_reports(packed, size), CommError) << size;
+  for (size_t length = 0; length < packed.size(); length += 997)
+    EXPECT_THROW(unpack_reports(std::string_view(packed).substr(0, length), 1000), CommError) << length;
+  EXPECT_THROW(unpack_reports("0\n0\n0\nnone\n0\n0\n", 1), CommError) << "no such list";
+}
+
 TEST(RankReportTest, RefusesWhatItCannotRead) {
   const std::string head = "closed\n5\n";
   const auto decode = [](std::string_view text) { return RankReport::decode(text); };

@@ -72,6 +72,15 @@ TEST_P(OnEachBackend, ARankThatIsLostIsNamed) {
     if (loss.signal == SIGSTOP) expect_errors(loss.processes, loss.victim, loss.said);
 }
 
+/// The others stand in the driver, where they see nothing; the backend notices nothing by itself.
+TEST(ProcessTest, ARankKilledWhileTheOthersWaitForTheDeviceIsNamed) {
+  Variables variables = on("shm");
+  variables["TEST_KIND"] = "1";
+  const Processes processes = start("stream", 3, variables);
+  EXPECT_EQ(processes[1]->wait(), 128 + SIGKILL) << processes[1]->output();
+  expect_errors(processes, 1, "of a peer\n(.|\n)*ranks? ([0-9, and]* )?1[0-9, and]* (is|are) gone");
+}
+
 /// A message that has arrived in part waits in Gloo until comm.timeout_s: it must not hold up the rank.
 TEST(ProcessTest, ARankKilledInTheMiddleOfALargeMessageHoldsNobodyUp) {
   for (const char* backend : {"gloo", "gloo", "gloo", "hybrid"}) {
