@@ -50,7 +50,6 @@ tessera_use(CLI11 libcli11-dev)
 tessera_use(ZLIB zlib1g-dev)
 tessera_use(PNG libpng-dev)
 tessera_use(JPEG libjpeg62-turbo-dev)
-tessera_require_file(CURL_INCLUDE_DIR curl/curl.h libcurl4-openssl-dev)  # the library is opened at run time
 tessera_require_file(TESSERA_SPDLOG_INCLUDE_DIR spdlog/spdlog.h libspdlog-dev)
 tessera_require_file(TESSERA_XXHASH_INCLUDE_DIR xxhash.h libxxhash-dev)
 tessera_require_file(TESSERA_GLOO_INCLUDE_DIR gloo/context.h libgloo-dev)

@@ -24,6 +24,8 @@ static void warn(const Logger& log, std::string_view monitor, const std::excepti
 void Monitors::open(std::string_view name, const std::function<std::unique_ptr<Monitor>()>& make) {
   try {
     monitors_.push_back(make());
+  } catch (const ConfigError&) {
+    throw;
   } catch (const std::exception& error) {
     warn(log_, name, error);
   }

@@ -13,7 +13,7 @@ namespace tessera {
 
 /// Gives what it is told to each open monitor. Owns the monitors that are open: rank 0 has some, the other
 /// ranks none. Used by one thread. An error of a monitor never ends a run: a monitor that fails, when it is
-/// opened or later, is dropped with one warning, and nothing here throws.
+/// opened or later, is dropped with one warning, and nothing here throws, but for open().
 class Monitors {
  public:
   explicit Monitors(Logger log = {}) : log_(std::move(log)) {}
@@ -23,7 +23,7 @@ class Monitors {
   ~Monitors();
 
   /// Adds the monitor that make() returns; a monitor of one's own is a class derived from Monitor.
-  /// `name`: for the warning, if make() throws.
+  /// `name`: for the warning, if make() throws. Throws a ConfigError of make(): what is asked for cannot be had.
   void open(std::string_view name, const std::function<std::unique_ptr<Monitor>()>& make);
 
   bool empty() const { return monitors_.empty(); }

@@ -122,7 +122,7 @@ struct FileMonitorConfig {
 /// The mlflow section (our own).
 struct MlflowConfig {
   bool enabled = false;
-  std::string tracking_uri;     ///< http(s)://…; empty: $MLFLOW_TRACKING_URI, or http://127.0.0.1:5000
+  std::string tracking_uri;     ///< as MLflow takes it; empty: $MLFLOW_TRACKING_URI, or http://127.0.0.1:5000
   std::string experiment_name;  ///< empty: $MLFLOW_EXPERIMENT_NAME, or "Default"
   std::string run_name;         ///< empty: the run's name
   bool operator==(const MlflowConfig&) const = default;

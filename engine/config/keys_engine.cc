@@ -227,10 +227,10 @@ std::vector<Field> file_monitor_fields(const char* section, const char* what, Fi
 
 std::vector<Field> mlflow_fields(MlflowConfig& c) {
   return {
-      {"enabled", &c.enabled, "Our own key: sends them to an MLflow tracking server, in the background"},
+      {"enabled", &c.enabled, "Our own key: gives them to MLflow's own library, in the background"},
       {"tracking_uri", &c.tracking_uri,
-       "Our own key: the server's address; \"\": the environment's MLFLOW_TRACKING_URI, else "
-       "http://127.0.0.1:5000"},
+       "Our own key: the server or store, as MLflow's library takes it; \"\": the environment's "
+       "MLFLOW_TRACKING_URI, else http://127.0.0.1:5000"},
       {"experiment_name", &c.experiment_name,
        "Our own key: the experiment, made where it is absent; \"\": the environment's "
        "MLFLOW_EXPERIMENT_NAME, else Default"},
@@ -310,7 +310,7 @@ KeyTable engine_keys() {
         {"tensorboard", "TensorBoard event files"},
         {"csv_monitor", "One CSV file a number"},
         {"jsonl_monitor", "Our own: one file of JSON lines"},
-        {"mlflow", "Our own: an MLflow tracking server"}})
+        {"mlflow", "Our own: MLflow"}})
     table.add(make_key(Type::kSection, section, doc));
   table.add(make_key(Type::kSection, "zero_optimization.offload_optimizer",
                      "Optimizer states and gradients that don't fit in memory", kNullable));

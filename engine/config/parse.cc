@@ -2,7 +2,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "core/http_url.h"
 #include "core/str.h"
 #include "engine/config/arguments.h"
 #include "engine/config/keys.h"
@@ -111,13 +110,15 @@ void check_activations(const ActivationConfig& activations, const Origins& origi
 }
 
 void check_tracking_uri(const std::string& uri, const Origins& origins) {
-  if (uri.find('@') != uri.npos)
+  const auto refuse = [&](const char* what, const char* instead) {
     origins.fail("mlflow.tracking_uri",
-                 "found an address with a user's name; expected it without: MLFLOW_TRACKING_USERNAME and "
-                 "MLFLOW_TRACKING_PASSWORD are for that");
-  if (!uri.empty() && !is_http_url(uri))
-    origins.fail("mlflow.tracking_uri", str("found ", describe_value(uri.substr(0, uri.find('?'))),
-                                            "; expected the address of a server, http://… or https://…"));
+                 str("found an address with ", what, "; expected it without: ", instead));
+  };
+  if (uri.find('@') != uri.npos)
+    refuse("a user's name", "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD are for that");
+  if (uri.find('?') != uri.npos) refuse("a '?'", "MLFLOW_TRACKING_TOKEN is for a token");
+  if (uri == "http://" || uri == "https://")
+    origins.fail("mlflow.tracking_uri", str("found ", describe_value(uri), "; expected http(s)://HOST:PORT"));
 }
 
 void check_together(const EngineConfig& config, int world_size, const Origins& origins, Problems& problems) {
@@ -244,13 +245,6 @@ ordered_json write_engine_config(const EngineConfig& config) {
   return out;
 }
 
-ordered_json shown_engine_config(const EngineConfig& config) {
-  EngineConfig shown = config;
-  std::string& uri = shown.monitors.mlflow.tracking_uri;
-  uri = uri.substr(0, uri.find('?'));
-  return write_engine_config(shown);
-}
-
 }  // namespace config
 
 EngineConfig load_engine_config(const std::string& file, const ConfigOptions& options) {
@@ -268,7 +262,7 @@ EngineConfig validated(const EngineConfig& config, int world_size) {
 
 std::string dump_resolved(const EngineConfig& config) {
   using nlohmann::ordered_json;
-  return config::shown_engine_config(config).dump(2, ' ', false, ordered_json::error_handler_t::replace) +
+  return config::write_engine_config(config).dump(2, ' ', false, ordered_json::error_handler_t::replace) +
          "\n";
 }
 

@@ -52,9 +52,5 @@ EngineConfig read_engine_config(const Document& document, int world_size, Proble
 /// The engine's part of the resolved configuration.
 nlohmann::ordered_json write_engine_config(const EngineConfig& config);
 
-/// The same for files, logs and monitors: without the part of a tracking server's address after '?',
-/// which may be a password.
-nlohmann::ordered_json shown_engine_config(const EngineConfig& config);
-
 }  // namespace config
 }  // namespace tessera

@@ -42,7 +42,7 @@ std::unique_ptr<Monitors> open_monitors(const EngineConfig& config, int number,
   if (number > 1) name += str("_", number);
   auto opened = std::make_unique<Monitors>(train::open_monitors(
       monitors, {.name = name, .folder = {}, .resumed_after = resumed_after, .log = Logger(LogOptions{})}));
-  if (!opened->empty()) opened->params(config::shown_engine_config(config));
+  if (!opened->empty()) opened->params(config::write_engine_config(config));
   return opened;
 }
 

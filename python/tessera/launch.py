@@ -22,6 +22,7 @@ def command_path() -> Path:
 
 def main() -> None:
     """The command `tessera`, in the place of this process: `python -m tessera`, and the console script."""
+    os.environ.setdefault("TESSERA_PYTHON", sys.executable)  # for MLflow's library
     os.execve(command_path(), ["tessera", *sys.argv[1:]], with_torch_found(dict(os.environ)))
 
 

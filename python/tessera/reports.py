@@ -5,6 +5,7 @@ mlflow. The lines and the names of the values are DeepSpeed's. `Engine`'s forwar
 """
 import functools
 import json
+import os
 import sys
 import time
 import weakref
@@ -154,6 +155,7 @@ class Reports:
         if self._monitors is None:
             taken = {other._number for other in _reporting if other._places & self._places}
             self._number = next(number for number in range(1, len(taken) + 2) if number not in taken)
+            os.environ.setdefault("TESSERA_PYTHON", sys.executable)  # for MLflow's library
             self._monitors = _engine.Monitors(self._parsed, self._number, self._resumed_after)
             _reporting.add(self)
 

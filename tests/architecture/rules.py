@@ -20,7 +20,6 @@ for top in ("tools", "tests", "benchmarks"):
 
 # Folder -> its sub-folders, each of which may include from those before it. "." stands for the folder's own files.
 SUB_FOLDERS = {
-    "monitor": [".", "mlflow"],
     "core": [".", "json", "files", "environment", "memory", "async_io"],
     "comm": ["sockets", "memory", "control", ".", "rendezvous", "shm", "gloo", "nccl", "hybrid", "staged", "init"],
     "zero": ["plan", "kernels", "memory", "operators", "deferred", "offload", "unit", "gather", "reduce", "optimizer", "model", "."],

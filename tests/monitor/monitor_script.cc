@@ -4,11 +4,12 @@
 //   ["scalars", STEP, {NAME: NUMBER}], ["histogram", NAME, STEP, [NUMBER, …]], ["image", NAME, STEP, WIDTH,
 //   HEIGHT, [BYTE, …], CHANNELS],
 //   ["text", NAME, STEP, TEXT], ["sample", NAME, STEP, FILE],
-//   ["params", {…}], ["artifact", FILE], ["sleep", SECONDS], ["close", "FINISHED"]]}
+//   ["params", {…}], ["artifact", FILE], ["sleep", SECONDS], ["await", FILE], ["close", "FINISHED"]]}
 // "nan", "inf" and "-inf" are numbers too. Prints a line a call with the
 // seconds it took; warnings go to stderr.
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <limits>
@@ -64,6 +65,9 @@ void call(Monitors& monitors, const ordered_json& call) {
     monitors.artifact(call.at(1).get<std::string>());
   } else if (what == "sleep") {
     std::this_thread::sleep_for(std::chrono::duration<double>(call.at(1).get<double>()));
+  } else if (what == "await") {
+    while (!std::filesystem::exists(call.at(1).get<std::string>()))
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
   } else if (what == "close") {
     monitors.close(status(call.at(1)));
   } else {

@@ -3,6 +3,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
@@ -18,16 +19,23 @@ class MonitorTest(unittest.TestCase):
         self.folder = Path(tempfile.mkdtemp(prefix="tessera_monitor_"))
         self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
 
-    def monitor(self, config, *calls, env=None, **run):
-        """(what the program wrote, the seconds of every call, its warnings)"""
-        script = self.folder / "script.json"
+    def write_script(self, config, calls, **run):
         run = {"name": "the run", "folder": str(self.folder / "run"), **run}
         Path(run["folder"]).mkdir(exist_ok=True)
-        script.write_text(json.dumps({"config": config, "run": run, "calls": calls}))
+        (self.folder / "script.json").write_text(json.dumps({"config": config, "run": run, "calls": calls}))
+
+    def environment(self, changes):
         environment = {name: value for name, value in os.environ.items()
                        if not name.startswith("MLFLOW_") and not name.lower().endswith("_proxy")}
-        environment.update(env or {})
-        result = subprocess.run([MONITOR_SCRIPT, script], capture_output=True, text=True, timeout=120, env=environment)
+        return {**environment, "TESSERA_PYTHON": sys.executable, **(changes or {})}
+
+    def run_script(self, config, calls, env=None, **run):
+        self.write_script(config, calls, **run)
+        return subprocess.run([MONITOR_SCRIPT, self.folder / "script.json"], capture_output=True, text=True, timeout=300, env=self.environment(env))
+
+    def monitor(self, config, *calls, env=None, **run):
+        """(the seconds of every call, the warnings)"""
+        result = self.run_script(config, calls, env, **run)
         self.assertEqual(result.returncode, 0, result.stderr)
         seconds = [float(line.split()[1]) for line in result.stdout.splitlines()]
         self.assertEqual(len(seconds), len(calls))

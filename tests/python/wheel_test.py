@@ -4,7 +4,6 @@ torch is not downloaded again (0.6 GB): the packages of .deps/venv are linked in
 are named in a .pth file, as where an environment builds upon another one.
 """
 import ctypes
-import ctypes.util
 import json
 import os
 import re
@@ -234,10 +233,6 @@ class Wheel(RanksTest):
                     if found in supported else f"; tessera can be built for torch {supported[0]} to {supported[-1]}")
             self.assertEqual(text.strip().splitlines()[-1], f"ImportError: this tessera was built for torch {minor}, and found torch {version} "
                                                             f"({folder}/torch/__init__.py): pip install 'torch=={minor}.*'{todo}")
-
-    @unittest.skipUnless(ctypes.util.find_library("curl"), "there is no libcurl to compare with")
-    def test_the_command_opens_curl_only_for_mlflow(self):
-        self.assertNotIn("curl", run("ldd", self.package / "bin" / "tessera"))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 #include "core/str.h"
 #include "monitor/csv_monitor.h"
 #include "monitor/jsonl_monitor.h"
-#include "monitor/mlflow/mlflow_monitor.h"
+#include "monitor/mlflow_monitor.h"
 #include "monitor/tensorboard_monitor.h"
 
 namespace tessera::train {
@@ -50,7 +50,7 @@ MlflowOptions mlflow_options(const MlflowConfig& config, const MonitoredRun& run
   if (!run.folder.empty()) options.id_file = run.folder / kMlflowRunIdName;
   options.resume = run.resumed_after.has_value();
   options.log = run.log;
-  return with_environment(options);
+  return options;
 }
 
 MonitoredRun monitored(const RunConfig& run) {

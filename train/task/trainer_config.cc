@@ -279,7 +279,7 @@ ordered_json resolved(const RunConfig& run) {
   GivenTrainer given{trainer.name, trainer.output_dir, positive(trainer.epochs), positive(trainer.max_steps),
                      trainer.eval_batch_size};
   config::write_fields(all_fields(given, trainer), out);
-  ordered_json engine = config::shown_engine_config(run.engine);
+  ordered_json engine = config::write_engine_config(run.engine);
   for (const auto& [name, value] : engine.items()) out[name] = value;
   return out;
 }
