@@ -14,8 +14,7 @@ struct JoinOptions {
   /// The backend for CUDA tensors is "nccl" (a device for each rank) or "staged" (through the host's memory,
   /// over what "auto" is for CPU tensors; ranks may share a device). The backend for CPU tensors is "shm"
   /// (all ranks on one host), "hybrid" (shared memory within hosts, Gloo between them; on one host it is
-  /// "shm") or "gloo". "auto" is the first of these that can be; for ranks as threads it is gloo. "p2p" is an
-  /// old name of "staged".
+  /// "shm") or "gloo". "auto" is the first of these that can be; for ranks as threads it is gloo.
   std::string backend = "auto";
   /// Says where the buffers will lie: "cpu"; "cuda": on the rank's device (cuda_choice.h); "auto": CUDA where
   /// this host has a device for each of its ranks (any, for "staged") and `backend` moves CUDA tensors, else

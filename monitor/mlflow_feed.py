@@ -5,6 +5,7 @@ a record a line. Standard output has a line for what the run has to know: "ready
 everything was sent.
 """
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -47,8 +48,8 @@ class Feed:
     def __init__(self, options, say):
         self.options, self.say = options, say
         self.folder = Path(options["folder"])
-        self.events = open(self.folder / "events.jsonl", encoding="utf-8")
-        self.rest = ""  # of a line that is not complete yet
+        self.events = open(self.folder / "events.jsonl", "rb")
+        self.rest = b""  # of a line that is not complete yet
         self.records, self.status = [], None  # that have been read and not sent; how the run has ended
         self.has_warned = self.is_over = False
         self.known_params = {}
@@ -67,7 +68,7 @@ class Feed:
 
     def read(self):
         """The records that have come."""
-        lines = (self.rest + self.events.read()).split("\n")
+        lines = (self.rest + self.events.read()).split(b"\n")
         self.rest = lines.pop()
         records = [json.loads(line) for line in lines]
         self.status = next((record["status"] for record in records if "status" in record), self.status)
@@ -76,25 +77,26 @@ class Feed:
     def until_done(self, send):
         """Try until the server takes it, and return what it answers; None: it is refused."""
         from mlflow.exceptions import MlflowException
+        from requests import RequestException
 
-        for seconds in [*RETRIES_S, *[RETRIES_S[-1]] * 1_000_000]:
+        for seconds in itertools.chain(RETRIES_S, itertools.repeat(RETRIES_S[-1])):
             try:
                 return send()
             except MlflowException as error:
-                status = error.get_http_status_code()
-                self.warn(f"{self.options['server']}: {first_line(error)}")
-                if status < 500 and status not in TEMPORARY:
-                    return None
-            except OSError as error:  # of requests, and of files
-                self.warn(f"{self.options['server']}: {first_line(error)}")
-            except Exception as error:  # an answer of another form
-                self.warn(f"{self.options['server']}: {type(error).__name__}: {first_line(error)}")
+                status, said = error.get_http_status_code(), first_line(error)
+            except RequestException as error:
+                status, said = getattr(error.response, "status_code", 500), first_line(error)
+            except Exception as error:  # noqa: BLE001  an answer of another form, a file that cannot be read, a package that is missing
+                status, said = 400, f"{type(error).__name__}: {first_line(error)}"
+            self.warn(f"{self.options['server']}: {said}")
+            if status < 500 and status not in TEMPORARY:
                 return None
             self.wait(seconds)
             if self.is_over:
                 self.read()
                 if not self.status:
                     raise GivenUp
+        return None  # never: it tries without end
 
     def begin(self):
         """Make or find the run. Its id; None: the server has refused it."""
@@ -169,7 +171,7 @@ class Feed:
                 time_ms = int(1e3 * record["time"])
                 metrics += [Metric(accepted(name), float(value), time_ms, record["step"]) for name, value in record["scalars"].items()]
             while metrics and (len(metrics) >= METRICS_TOGETHER or "scalars" not in record):
-                self.until_done(lambda: self.client.log_batch(run_id, metrics=metrics[:METRICS_TOGETHER]))
+                self.until_done(lambda batch=metrics[:METRICS_TOGETHER]: self.client.log_batch(run_id, metrics=batch))
                 del metrics[:METRICS_TOGETHER]
             if "params" in record:
                 params = [Param(name, value) for name, value in flattened(record["params"]).items() if name not in self.known_params]
@@ -195,7 +197,7 @@ class Feed:
             self.send(run_id)
             if self.status or is_over:
                 break
-            self.wait(0.1)
+            self.wait(0.5)
         if run_id and not has_failed:
             self.end(run_id, self.status or "FAILED")  # the run's process was killed
 

@@ -83,6 +83,8 @@ void MlflowMonitor::start() {
   posix_spawn_file_actions_init(&files);
   posix_spawn_file_actions_adddup2(&files, childs_input.get(), STDIN_FILENO);
   posix_spawn_file_actions_adddup2(&files, childs_output.get(), STDOUT_FILENO);
+  // A connection that the child had too would not close when this process is killed.
+  posix_spawn_file_actions_addclosefrom_np(&files, STDERR_FILENO + 1);
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
   // In a session of its own it is not interrupted, or killed, together with the rank.
@@ -184,7 +186,11 @@ bool MlflowMonitor::hear(std::chrono::milliseconds limit) {
 
 void MlflowMonitor::close(RunStatus status) {
   if (process_ < 0) return;
-  write({{"status", name_of(status)}});
+  try {
+    write({{"status", name_of(status)}});
+  } catch (const Error& error) {  // the process takes the run for killed
+    warn(error.what());
+  }
   input_.reset();
   // When a rank fails, the launcher gives the others two seconds.
   const auto limit = status == RunStatus::kFailed ? options_.close_timeout_failed

@@ -23,7 +23,8 @@ class Monitors {
   ~Monitors();
 
   /// Adds the monitor that make() returns; a monitor of one's own is a class derived from Monitor.
-  /// `name`: for the warning, if make() throws. Throws a ConfigError of make(): what is asked for cannot be had.
+  /// `name`: for the warning, if make() throws. Throws a ConfigError of make(): what is asked for cannot be
+  /// had.
   void open(std::string_view name, const std::function<std::unique_ptr<Monitor>()>& make);
 
   bool empty() const { return monitors_.empty(); }

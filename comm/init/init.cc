@@ -98,9 +98,6 @@ std::unique_ptr<Transport> make_transport(const Choice& choice, const GroupStore
   return make_staged_transport(std::move(made), gloo.rank, device, choice.transfer, std::move(on_failure));
 }
 
-/// "p2p", which ranks of one host had that mapped each other's device memory, is an old name of "staged".
-std::string current_name(const std::string& backend) { return backend == "p2p" ? "staged" : backend; }
-
 /// Throws CommError: the backend is for tensors of CUDA devices.
 [[noreturn]] void refuse_cpu_tensors(const std::string& backend) {
   throw CommError("backend \"", backend,
@@ -110,7 +107,7 @@ std::string current_name(const std::string& backend) { return backend == "p2p" ?
 }  // namespace
 
 at::Device choose_device(const JoinOptions& options, const Environment& env) {
-  const std::string backend = current_name(options.backend), &device = options.device;
+  const std::string &backend = options.backend, &device = options.device;
   constexpr std::array kBackends{"auto", "shm", "hybrid", "gloo", "nccl", "staged"};
   if (std::find(kBackends.begin(), kBackends.end(), backend) == kBackends.end())
     throw CommError("unknown backend \"", backend,
@@ -143,13 +140,9 @@ CommunicatorPtr join(const JoinOptions& options, const Environment& env) { retur
 
 CommunicatorPtr join(const JoinOptions& asked, const Environment& env, const GivenMachine& given) {
   JoinOptions options = asked;
-  options.backend = current_name(asked.backend);
   options.rendezvous_timeout = env.rendezvous_timeout.value_or(asked.rendezvous_timeout);
   TESSERA_CHECK(env.rank >= 0 && env.rank < env.world_size, "rank ", env.rank, " of ", env.world_size);
   prepare_libtorch();
-  if (options.backend != asked.backend && env.rank == 0)
-    options.log.warning(str("comm.backend \"", asked.backend, "\" is now \"", options.backend,
-                            "\": tensors of a CUDA device pass through the host's memory"));
   const bool device_is_given = options.backend == "staged" && given.transfer;
   const at::Device device = device_is_given ? at::Device(at::kCPU) : choose_device(options, env);
   if (device.is_cuda()) set_cuda_device(device.index());
@@ -200,7 +193,7 @@ void run_threads(int world_size, const JoinOptions& options, const GivenMachine&
                  const std::function<void(CommunicatorPtr)>& body) {
   TESSERA_CHECK(world_size >= 1, world_size, " ranks");
   TESSERA_CHECK(options.device == "cpu", "ranks as threads are for CPU tensors");
-  const bool staged = current_name(options.backend) == "staged";
+  const bool staged = options.backend == "staged";
   if (staged && !given.transfer) refuse_cpu_tensors(options.backend);
   if (world_size == 1) return body(std::make_shared<SelfCommunicator>(options.timeout));
   prepare_libtorch();

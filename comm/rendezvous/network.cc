@@ -149,14 +149,6 @@ int listen_for_store(const std::string& host, int port) {
   return listen_on_all(host, port);
 }
 
-void check_listening(int fd) {
-  int listening = 0;
-  socklen_t length = sizeof listening;
-  if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &length) != 0 || listening == 0) {
-    throw CommError("TESSERA_STORE_FD=", fd, " is not a listening socket");
-  }
-}
-
 void check_reachable(const std::string& host, int port) {
   const Addresses addresses = resolve(host, port, SOCK_STREAM, "MASTER_ADDR");
   if (connect_to_any(addresses.get(), Clock::now() + 5 * kAttemptTime)) return;

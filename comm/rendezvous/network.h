@@ -16,9 +16,6 @@ bool is_loopback(const std::string& host);
 /// taken. The caller owns the descriptor.
 int listen_for_store(const std::string& host, int port);
 
-/// Throws CommError unless `fd` is a listening socket (TESSERA_STORE_FD).
-void check_listening(int fd);
-
 /// Throws CommError when this process, which listens at host:port, cannot connect there: then its
 /// clients could not either.
 void check_reachable(const std::string& host, int port);

@@ -58,8 +58,7 @@ OpenStore open_store(const Environment& env, const std::string& host, millisecon
       });
     });
   } else {
-    if (env.store_fd >= 0) check_listening(env.store_fd);
-    options.masterListenFd = env.store_fd >= 0 ? env.store_fd : listen_for_store(host, env.master_port);
+    options.masterListenFd = listen_for_store(host, env.master_port);
     check_reachable(host, env.master_port);
   }
   options.timeout = limit.left();

@@ -204,7 +204,6 @@ void read_rendezvous(const EnvironmentScheme& scheme, Environment& env) {
   if (&scheme != &torchrun_scheme()) return;
   // torch compares with exactly this.
   env.agent_store = variable("TORCHELASTIC_USE_AGENT_STORE") == "True";
-  if (env.rank == 0 && !env.agent_store) env.store_fd = optional("TESSERA_STORE_FD", -1, 0, kMost);
 }
 
 Environment read(const EnvironmentScheme& scheme) {

@@ -22,9 +22,6 @@ struct Environment {
   /// client.
   bool agent_store = false;
   int restart_count = 0;  ///< TORCHELASTIC_RESTART_COUNT: how often the launcher has started the ranks again
-  /// TESSERA_STORE_FD: a listening socket on master_port, inherited from the launcher, for rank 0's store
-  /// server (so that no other process can take the port before); -1: rank 0 opens a socket.
-  int store_fd = -1;
   /// TESSERA_RENDEZVOUS_TIMEOUT_S: the launcher's --rendezvous-timeout, in place of
   /// comm::JoinOptions::rendezvous_timeout.
   std::optional<std::chrono::milliseconds> rendezvous_timeout = std::nullopt;

@@ -21,7 +21,7 @@ import torch
 from tessera import _engine, arguments, errors, failures, json_values
 from tessera.errors import CommError
 
-_BACKENDS = ("auto", "nccl", "staged", "p2p", "shm", "hybrid", "gloo")
+_BACKENDS = ("auto", "nccl", "staged", "shm", "hybrid", "gloo")
 _DEVICES = ("auto", "cuda", "cpu")
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 _MAX_SECONDS = 1e9  # 31 years: clocks count nanoseconds in 64 bits
@@ -40,7 +40,7 @@ def init_distributed(backend: str = "auto", device: str = "auto", timeout_s: flo
     ----------
     backend : {"auto", "nccl", "staged", "shm", "hybrid", "gloo"}
         What moves the data: for CUDA tensors NCCL, or staged: they pass through the host's memory; for CPU tensors shared memory,
-        shared memory within hosts and Gloo between them, or Gloo. "p2p" is an old name of "staged".
+        shared memory within hosts and Gloo between them, or Gloo.
     device : {"auto", "cuda", "cpu"}
         Where models live; "cuda" is this rank's device, which LOCAL_RANK decides.
     timeout_s : float

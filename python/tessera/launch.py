@@ -132,7 +132,7 @@ def launch(function: Callable[..., Any], args: tuple = (), nproc: int = 2) -> An
 def _run_rank(function, args, rank, nproc, listener, sender):
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(nproc), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(nproc),
                       MASTER_ADDR="127.0.0.1", MASTER_PORT=str(listener.getsockname()[1]), TORCHELASTIC_USE_AGENT_STORE="True")
-    for name in ("TESSERA_STORE_FD", "TESSERA_ERROR_FILE", "TORCHELASTIC_ERROR_FILE"):  # of a launcher that started this process
+    for name in ("TESSERA_ERROR_FILE", "TORCHELASTIC_ERROR_FILE"):  # of a launcher that started this process
         os.environ.pop(name, None)
     listener.close()
     from tessera import comm, failures

@@ -69,12 +69,11 @@ std::string rank_program() {
   return (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "comm_test_rank").string();
 }
 
-RankProcess::RankProcess(const std::vector<std::string>& arguments, const Variables& variables,
-                         int inherit_fd) {
+RankProcess::RankProcess(const std::vector<std::string>& arguments, const Variables& variables) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("pipe2");
   pipe_ = ends[0];
-  RankRequest request{arguments, variables, inherit_fd};
+  RankRequest request{arguments, variables};
   for (const char* name : {"PATH", "LD_LIBRARY_PATH", "ASAN_OPTIONS", "UBSAN_OPTIONS", "LSAN_OPTIONS"})
     if (const char* value = std::getenv(name)) request.variables.emplace(name, value);
   static RankServer server;

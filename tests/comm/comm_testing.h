@@ -98,9 +98,8 @@ inline constexpr std::chrono::seconds kPatience{180};
 /// A process of its own that does what `comm_test_rank` does. Killed on destruction if it still runs.
 class RankProcess {
  public:
-  /// The environment is the variables, PATH, LD_LIBRARY_PATH and the sanitizers' options. `inherit_fd`: a
-  /// descriptor to leave open in the child under the same number; -1: none.
-  RankProcess(const std::vector<std::string>& arguments, const Variables& variables, int inherit_fd = -1);
+  /// The environment is the variables, PATH, LD_LIBRARY_PATH and the sanitizers' options.
+  RankProcess(const std::vector<std::string>& arguments, const Variables& variables);
   ~RankProcess();
   RankProcess(const RankProcess&) = delete;
   RankProcess& operator=(const RankProcess&) = delete;

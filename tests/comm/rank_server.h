@@ -14,7 +14,6 @@ inline constexpr int kServerSocket = 3;
 struct RankRequest {
   std::vector<std::string> arguments;
   std::map<std::string, std::string> variables;  // the whole environment
-  int inherit_fd = -1;                           // a descriptor that the rank has, under the same number
 };
 
 /// `output` becomes the rank's stdout and stderr. The answer: the rank's pid, then a byte once it is an

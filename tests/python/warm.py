@@ -106,8 +106,8 @@ def serve(listener):
 
 
 def receive(client):
-    """What a client wants, and its files 0, 1 and 2, and that of a launcher's store; (None, []) where it wants the end."""
-    text, files, _, _ = socket.recv_fds(client, 1 << 20, 4)
+    """What a client wants, and its files 0, 1 and 2; (None, []) where it wants the end."""
+    text, files, _, _ = socket.recv_fds(client, 1 << 20, 3)
     while text and not text.endswith(b"\0"):
         text += client.recv(1 << 20)
     return (json.loads(text[:-1]), files) if files else (None, [])
@@ -118,7 +118,7 @@ def become(given, files):
     import runpy
 
     os.setsid()
-    for number, file in zip((0, 1, 2, *store_of(given["environment"])), files):
+    for number, file in zip((0, 1, 2), files):
         os.dup2(file, number)
         if file != number:
             os.close(file)
@@ -133,17 +133,12 @@ def become(given, files):
     sys.exit()
 
 
-def store_of(environment):
-    """The number of the file that a launcher has left open for its rank 0."""
-    return [int(environment[name]) for name in ("TESSERA_STORE_FD",) if environment.get("RANK") == "0" and name in environment]
-
-
 def run(folder, words):
     server = connect(folder)
     if server is None:
         os.execv(sys.executable, [sys.executable, "-B", *words])
     text = json.dumps({"folder": os.getcwd(), "environment": dict(os.environ), "words": words}).encode() + b"\0"
-    socket.send_fds(server, [text], [0, 1, 2, *store_of(os.environ)])
+    socket.send_fds(server, [text], [0, 1, 2])
     pid = int.from_bytes(server.recv(4), "little")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: os.kill(pid, number))

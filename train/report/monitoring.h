@@ -32,8 +32,8 @@ struct MonitoredRun {
 /// train/SECTION/NAME.
 Scalars scalars_of(const nlohmann::ordered_json& record);
 
-/// Is called on rank 0. Opens the monitors that a configuration enables. A monitor that cannot be opened is left
-/// out, with a warning. Throws ConfigError where one can never be: MLflow's library is not installed.
+/// Is called on rank 0. Opens the monitors that a configuration enables. A monitor that cannot be opened is
+/// left out, with a warning. Throws ConfigError where one can never be: MLflow's library is not installed.
 Monitors open_monitors(const MonitorConfig& config, const MonitoredRun& run);
 
 /// The same for a run of `tessera train`; the monitors get the resolved configuration.

@@ -122,8 +122,8 @@ std::vector<config::Field> comm_fields(TrainerConfig& c) {
        "there is no NCCL; for CPUs shared memory on one host, hybrid on several hosts some of whose ranks "
        "share one (shared memory within a host, Gloo between hosts), else gloo. staged: CUDA tensors pass "
        "through the host's memory, over what auto is for CPUs; ranks may share a device; refused for CPU "
-       "tensors, as nccl is. p2p is an old name of staged",
-       choices({"auto", "shm", "hybrid", "gloo", "nccl", "staged", "p2p"}), argument("ddp_backend")},
+       "tensors, as nccl is",
+       choices({"auto", "shm", "hybrid", "gloo", "nccl", "staged"}), argument("ddp_backend")},
       {"timeout_s", &c.timeout_s, "Seconds after which a waiting collective fails", between(0.001, 1e9),
        argument("ddp_timeout")},
       {"rendezvous_timeout_s", &c.rendezvous_timeout_s,

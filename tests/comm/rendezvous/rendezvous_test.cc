@@ -103,18 +103,6 @@ TEST(ProcessTest, RankZeroMayComeLast) {
   EXPECT_EQ(zero->wait(), 0);
 }
 
-TEST(ProcessTest, RankZeroServesOnASocketOfTheLaunchers) {
-  const int port = free_port();
-  const int fd = listen_for_store("127.0.0.1", port);
-  Variables first = rank_variables(0, 2, port);
-  first["TESSERA_STORE_FD"] = std::to_string(fd);
-  RankProcess zero({"sum"}, first, fd);
-  const auto one = rank_at(port, 1, 2);
-  ::close(fd);
-  EXPECT_EQ(zero.wait(), 0) << zero.output();
-  EXPECT_EQ(one->wait(), 0) << one->output();
-}
-
 TEST(ProcessTest, RanksThatCannotMeetSayWhy) {
   const int in_use = free_port();
   const FileDescriptor listener(listen_for_store("127.0.0.1", in_use));
@@ -127,10 +115,6 @@ TEST(ProcessTest, RanksThatCannotMeetSayWhy) {
        3,
        "sum",
        std::to_string(in_use)},
-      {"no socket",
-       2,
-       {{0, {{"TESSERA_STORE_FD", "1"}}}},
-       "error: TESSERA_STORE_FD=1 is not a listening socket\n"},
       {"no such host",
        2,
        {{1, {{"MASTER_ADDR", "no such host"}}}},

