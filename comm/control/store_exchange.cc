@@ -121,13 +121,17 @@ std::string StoreExchange::await_result(int64_t arrived, std::chrono::millisecon
       return result.has_value();
     };
     auto next_check = Clock::now() + kStoreCheckInterval;
+    bool all_had_come = false;
     const auto watch_others = [&] {
       watch();
       passes_on = passes_on || arrived == all;  // rank 0 may have been interrupted
       if (Clock::now() < next_check) return;
       next_check = Clock::now() + kStoreCheckInterval;
-      // All have come, and this rank does not find what rank 0 or the last one has passed on.
-      passes_on = check_still_there(arrived) == all || passes_on;
+      // All have come since the last check, and this rank does not find what rank 0 or the last one has
+      // passed on.
+      const bool all_have_come = check_still_there(arrived) == all;
+      passes_on = passes_on || (all_have_come && all_had_come);
+      all_had_come = all_have_come;
     };
     if (store_.await(has_result, timeout, watch_others)) return *result;
     for (int rank = 0; rank < size_; ++rank)

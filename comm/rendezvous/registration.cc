@@ -80,13 +80,16 @@ void await_all(const GroupStore& store, const Environment& env, WaitLimit& limit
   if (arrived == env.world_size) return store.set("complete", "");
   const std::string own_key = str("rank/", env.rank);
   auto next_check = Clock::now() + kStoreCheckInterval;
+  bool all_had_come = false;
   const auto check_still_there = [&] {
     if (Clock::now() < next_check) return;
     next_check = Clock::now() + kStoreCheckInterval;
     const int64_t now = store.add("arrived", 0);
     if (now < arrived || now > env.world_size) refuse(store, removed_from_store("arrived").what());
     if (!store.has(own_key)) refuse(store, removed_from_store(own_key).what());
-    if (now == env.world_size) store.set("complete", "");  // it was removed, or is about to come
+    // All have come since the last check, and the key by which the last one says so is not there.
+    if (now == env.world_size && all_had_come) store.set("complete", "");
+    all_had_come = now == env.world_size;
   };
   const auto watch = [&] {
     if (const auto refused = store.find("refused")) throw_refused(*refused);
