@@ -4,6 +4,7 @@ Standard input has one line, a JSON object: the options. It stays open as long a
 a record a line. Standard output has a line for what the run has to know: "ready", or "missing"; and once "warning TEXT". It ends when
 everything was sent.
 """
+import contextlib
 import importlib.util
 import itertools
 import json
@@ -16,13 +17,14 @@ import time
 from pathlib import Path
 
 RETRIES_S = [1, 2, 4, 8, 16, 32, 60]
+AFTER_S = 30  # it goes on for so long when the run is over
 METRICS_TOGETHER, PARAMS_TOGETHER = 250, 100  # of a server's limits of 1,000 and 100
 LONGEST_NAME, LONGEST_VALUE = 250, 6000
 TEMPORARY = (408, 429)  # beside 500 and more
 
 
 class GivenUp(Exception):
-    """The run has ended without a word, and the server does not answer."""
+    """The run is over, and the server does not answer."""
 
 
 def accepted(name):
@@ -64,7 +66,7 @@ class Feed:
         if self.is_over:
             time.sleep(min(seconds, 1))
         elif select.select([sys.stdin], [], [], seconds)[0]:
-            self.is_over = True
+            self.is_over, self.over_since = True, time.monotonic()
 
     def read(self):
         """The records that have come."""
@@ -92,10 +94,8 @@ class Feed:
             if status < 500 and status not in TEMPORARY:
                 return None
             self.wait(seconds)
-            if self.is_over:
-                self.read()
-                if not self.status:
-                    raise GivenUp
+            if self.is_over and time.monotonic() > self.over_since + AFTER_S:
+                raise GivenUp
         return None  # never: it tries without end
 
     def begin(self):
@@ -213,15 +213,18 @@ def main():
         return
     os.environ.update(MLFLOW_HTTP_REQUEST_MAX_RETRIES="0", MLFLOW_HTTP_REQUEST_TIMEOUT=str(options["request_s"]))
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    feed = Feed(options, lambda text: print(text, file=words))
+
+    def say(text):
+        with contextlib.suppress(OSError):  # the run is over
+            print(text, file=words)
+    feed = Feed(options, say)
     try:
         feed.run()
-    except (GivenUp, BrokenPipeError):
+    except GivenUp:
         pass
     except Exception as error:  # noqa: BLE001  what is not MLflow's
         feed.warn(f"{type(error).__name__}: {first_line(error)}")
-    if not feed.status:  # else the run removes it
-        shutil.rmtree(options["folder"], ignore_errors=True)
+    shutil.rmtree(options["folder"], ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,9 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <utility>
+#include <vector>
 
+#include "core/environment/finishing.h"
 #include "core/files/disk.h"
 #include "core/str.h"
 #include "monitor/file_name.h"
@@ -95,8 +97,12 @@ void MlflowMonitor::start() {
   posix_spawnattr_setsigmask(&attributes, &none);
   posix_spawnattr_setsigdefault(&attributes, &all);
   const char* const words[] = {python.c_str(), script.c_str(), nullptr};
+  std::string finishes = str(kFinishesVariable, "=1");
+  std::vector<char*> variables{finishes.data()};
+  for (char** entry = environ; *entry != nullptr; ++entry) variables.push_back(*entry);
+  variables.push_back(nullptr);
   const int error = ::posix_spawnp(&process_, python.c_str(), &files, &attributes,
-                                   const_cast<char* const*>(words), environ);
+                                   const_cast<char* const*>(words), variables.data());
   posix_spawn_file_actions_destroy(&files);
   posix_spawnattr_destroy(&attributes);
   const std::string needs = "mlflow: expected Python with MLflow's library (pip install mlflow-skinny)";
@@ -199,11 +205,12 @@ void MlflowMonitor::close(RunStatus status) {
   const auto deadline = Clock::now() + limit;
   bool has_ended = false;
   while (!has_ended && Clock::now() < deadline) has_ended = !hear(std::chrono::milliseconds(100));
-  if (!has_ended) {
-    ::kill(process_, SIGKILL);
+  if (has_ended) {
+    ::waitpid(process_, nullptr, 0);
+  } else {  // it goes on for a time, and removes the folder
+    folder_.keep();
     warn(str(options_.server, " has not taken everything in time"));
   }
-  ::waitpid(process_, nullptr, 0);
   process_ = -1;
 }
 

@@ -5,7 +5,7 @@
 // is in this library) follows it, and gives them to MLflow's own library (PyPI: mlflow-skinny, or mlflow).
 // Where a server cannot be reached, or is busy, that process tries again after 1, 2, 4 … 60 seconds, as long
 // as the run lasts. Records that are refused are dropped. The first error of a run is logged, in one line.
-// close() waits for the rest, with a time limit.
+// close() waits for the rest, with a time limit; that process then goes on for up to 30 s.
 #pragma once
 
 #include <sys/types.h>
@@ -69,7 +69,7 @@ class MlflowMonitor final : public Monitor {
   void warn(const std::string& what);
 
   const MlflowOptions options_;
-  const TemporaryFolder folder_;
+  TemporaryFolder folder_;
   LineFile events_;
   pid_t process_ = -1;
   FileDescriptor input_, output_;  ///< the process's

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "core/environment/ended_ranks.h"
+#include "core/environment/finishing.h"
 #include "core/str.h"
 #include "launcher/process/stdin_watch.h"
 
@@ -24,6 +25,8 @@ using std::chrono::milliseconds;
 /// The time after the first failure in which other ranks may fail by themselves and report their errors. It
 /// is longer if the first rank has reported an error, since the others may be about to find the same one.
 constexpr milliseconds kSettle{100}, kSettleAfterReport{1000};
+/// What children that finish what a rank has begun have when all ranks have ended.
+constexpr std::chrono::seconds kFinishTime{10};
 /// A second SIGINT within this time is ignored: `timeout -s INT` sends it to its child and to its group.
 constexpr milliseconds kSameInterrupt{200};
 
@@ -63,14 +66,26 @@ std::vector<pid_t> children() {
   return found;
 }
 
+/// Whether a process was started to finish what a rank has begun (kFinishesVariable).
+bool finishes(pid_t pid) {
+  std::ifstream file(str("/proc/", pid, "/environ"));
+  for (std::string variable; std::getline(file, variable, '\0');)
+    if (variable == str(kFinishesVariable, "=1")) return true;
+  return false;
+}
+
 void end_children_but(const std::vector<pid_t>& kept) {
-  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(2);
-  while (std::chrono::steady_clock::now() < give_up) {
+  using Clock = std::chrono::steady_clock;
+  const auto finish_by = Clock::now() + kFinishTime;
+  for (auto give_up = Clock::now() + std::chrono::seconds(2); Clock::now() < give_up;) {
     int num_left = 0;
     for (const pid_t child : children()) {
       if (std::find(kept.begin(), kept.end(), child) != kept.end()) continue;
       ++num_left;
-      ::kill(child, SIGKILL);
+      if (Clock::now() < finish_by && finishes(child))
+        give_up = Clock::now() + std::chrono::seconds(2);
+      else
+        ::kill(child, SIGKILL);
       ::waitpid(child, nullptr, WNOHANG);
     }
     if (num_left == 0) return;

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <tuple>
 
+#include "core/environment/finishing.h"
 #include "core/str.h"
 #include "launcher/failure/failure.h"
 #include "tests/launcher/launch_testing.h"
@@ -44,6 +45,17 @@ TEST_F(LaunchTest, ASignalIsNamedAndGives128PlusItsNumber) {
     EXPECT_THAT(errors(), Not(HasSubstr("the log of rank"))) << "without other lines it is not kept";
     EXPECT_TRUE(std::filesystem::is_empty(temporary_.path()));
     EXPECT_TRUE(nothing_runs());
+  }
+}
+
+/// core/environment/finishing.h
+TEST_F(LaunchTest, AProcessThatFinishesWhatARankHasBegunIsWaitedFor) {
+  for (const bool finishes : {false, true}) {
+    const Folder folder;
+    Tool tool(folder, launch_args(folder, 1, {"leave_behind"}),
+              {str(kFinishesVariable, "=", finishes ? 1 : 0)});
+    EXPECT_EQ(tool.wait(), 3);
+    EXPECT_EQ(folder.has("finished_0"), finishes);
   }
 }
 

@@ -219,6 +219,15 @@ int family(const Args& args) {
   return std::stoi(args.at(0));
 }
 
+/// Fails, and leaves a process in a session of its own that ends after a second.
+int leave_behind(const Args&) {
+  if (::fork() != 0) return 3;
+  ::setsid();
+  sleep_ms(1000);
+  leave(str("finished_", rank), "");
+  ::_exit(0);
+}
+
 /// Rank 0 serves on MASTER_PORT as c10d's store does; the others connect.
 int rendezvous(const Args&) {
   sockaddr_in address{};
@@ -293,6 +302,7 @@ int main(int argc, char** argv) {
       {"take_signals", take_signals},
       {"count_interrupts", count_interrupts},
       {"family", family},
+      {"leave_behind", leave_behind},
       {"rendezvous", rendezvous},
       {"speak", speak},
       {"read_stdin", read_stdin},
