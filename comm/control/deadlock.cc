@@ -1,7 +1,7 @@
 #include "comm/control/deadlock.h"
 
 #include <algorithm>
-#include <set>
+#include <map>
 
 #include "core/str.h"
 
@@ -69,20 +69,28 @@ WaitState WaitState::decode(std::string_view text) {
 }
 
 std::optional<std::string> find_difference(const WaitStates& states) {
-  std::set<std::string> waited_in;
+  std::map<std::string, size_t> furthest;  // the rank that has issued most, by group in which a rank waits
   for (const auto& state : states)
-    if (state) waited_in.insert(state->group);
-  std::map<std::string, size_t> first;  // rank that has issued something, by group
-  for (size_t rank = 0; rank < states.size(); ++rank) {
-    if (!states[rank]) continue;
-    for (const auto& [group, report] : states[rank]->reports) {
-      if (!waited_in.contains(group)) continue;
-      const size_t other = first.try_emplace(group, rank).first->second;
-      const RankReport& others = states[other]->reports.at(group);
-      if (const auto number = first_difference(others, report))
-        return describe_difference(*number, static_cast<int>(other), others, static_cast<int>(rank), report);
+    if (state) furthest.emplace(state->group, states.size());
+  const auto report_of = [&](size_t rank, const std::string& group) -> const RankReport* {
+    if (rank >= states.size() || !states[rank]) return nullptr;
+    const auto report = states[rank]->reports.find(group);
+    return report == states[rank]->reports.end() ? nullptr : &report->second;
+  };
+  for (auto& [group, most] : furthest)
+    for (size_t rank = 0; rank < states.size(); ++rank) {
+      const RankReport *report = report_of(rank, group), *best = report_of(most, group);
+      if (report != nullptr && (best == nullptr || report->num_issued > best->num_issued)) most = rank;
     }
-  }
+  for (const auto& [group, most] : furthest)
+    for (size_t rank = 0; rank < states.size(); ++rank) {
+      const RankReport *report = report_of(rank, group), *best = report_of(most, group);
+      if (report == nullptr || best == nullptr || rank == most) continue;
+      const size_t low = std::min(rank, most), high = std::max(rank, most);
+      if (const auto number = first_difference(*best, *report))
+        return describe_difference(*number, static_cast<int>(low), *report_of(low, group),
+                                   static_cast<int>(high), *report_of(high, group));
+    }
   return std::nullopt;
 }
 

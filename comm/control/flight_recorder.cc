@@ -17,22 +17,6 @@ std::string left_key(int rank) { return str("left/", rank); }
 
 }  // namespace
 
-void RankList::add(int rank) const {
-  const int64_t number = store_.add(name_ + "/num", 1);
-  store_.set(str(name_, '/', number), std::to_string(rank));
-}
-
-std::vector<int> RankList::all() const {
-  std::vector<int> ranks;
-  const int64_t size = store_.add(name_ + "/num", 0);
-  for (int64_t number = 1; number <= size; ++number)
-    if (const auto rank = store_.find(str(name_, '/', number)))  // else it is about to come
-      ranks.push_back(static_cast<int>(parse_integer(*rank)));
-  return ranks;
-}
-
-RankList ranks_that_left(const GroupStore& context_store) { return {context_store, "departed"}; }
-
 FlightRecorder::FlightRecorder(int rank, std::vector<int> ranks, GroupStore group_store,
                                GroupStore context_store)
     : rank_(rank),
@@ -40,8 +24,6 @@ FlightRecorder::FlightRecorder(int rank, std::vector<int> ranks, GroupStore grou
       ranks_(std::move(ranks)),
       store_(std::move(group_store)),
       context_store_(std::move(context_store)),
-      failed_(store_, "failed"),
-      left_(ranks_that_left(context_store_)),
       issuer_(std::this_thread::get_id()) {}
 
 int64_t FlightRecorder::record(CollectiveDesc desc) {
@@ -91,16 +73,33 @@ void FlightRecorder::report_fault(Fault fault, int64_t number) {
   }
   try {
     store_.set(fault_key(rank_), text);
-    failed_.add(rank_);
+    store_.set("fault/any", std::to_string(rank_));
   } catch (const CommError&) {
     // The store is gone, which diagnose() will say.
   }
 }
 
-std::vector<int> FlightRecorder::failed_or_left() const {
-  std::vector<int> ranks = failed(), others = left();
-  ranks.insert(ranks.end(), others.begin(), others.end());
+std::vector<int> FlightRecorder::failed_or_left(bool all) const {
+  std::vector<int> ranks, left;
+  if (const auto rank = store_.find("fault/any")) ranks.push_back(static_cast<int>(parse_integer(*rank)));
+  if (const auto rank = context_store_.find("left/any"))
+    left.push_back(static_cast<int>(parse_integer(*rank)));
+  left = of_group(left);
+  ranks.insert(ranks.end(), left.begin(), left.end());
+  if (!all || ranks.empty()) return ranks;
+  ranks.clear();
+  for (int rank = 0; rank < size_; ++rank)
+    if (store_.has(fault_key(rank)) || departure(rank)) ranks.push_back(rank);
   return ranks;
+}
+
+std::optional<int> FlightRecorder::broken() const {
+  if (const auto rank = store_.find("fault/any"); rank && parse_integer(*rank) != rank_)
+    return static_cast<int>(parse_integer(*rank));
+  if (const auto rank = context_store_.find("left/fault"))
+    for (const int left : of_group({static_cast<int>(parse_integer(*rank))}))
+      if (left != rank_) return left;
+  return std::nullopt;
 }
 
 std::optional<std::string> FlightRecorder::departure(int rank) const {
@@ -130,47 +129,53 @@ std::vector<int> FlightRecorder::of_group(const std::vector<int>& ranks) const {
   return found;
 }
 
-std::vector<RankReport> FlightRecorder::collect_reports(Clock::time_point deadline,
-                                                        std::vector<int>& gone) const {
-  std::vector<RankReport> reports(static_cast<size_t>(size_));
+void FlightRecorder::collect_reports(Failure& failure, Clock::time_point deadline, milliseconds every) const {
   std::vector<int> silent;
-  for (int r = 0; r < size_; ++r)
-    if (r != rank_) silent.push_back(r);
+  for (int r = 0; r < size_; ++r) {
+    const RankReport& report = failure.reports[static_cast<size_t>(r)];
+    if (r != rank_ && report.fault == Fault::kNone && report.left.empty()) silent.push_back(r);
+  }
   while (true) {
     const bool is_last = Clock::now() >= deadline;
-    gone = this->gone();  // before reading what they have left in the store
-    std::erase_if(silent, [&](int r) { return read_report(r, reports[static_cast<size_t>(r)]); });
-    const bool all_gone = std::all_of(silent.begin(), silent.end(),
-                                      [&](int r) { return std::count(gone.begin(), gone.end(), r) > 0; });
-    if (all_gone || is_last) return reports;
-    std::this_thread::sleep_for(milliseconds(20));
+    failure.gone = gone();  // before reading what they have left in the store
+    if (is_last || every < milliseconds(1000))
+      std::erase_if(silent, [&](int r) { return read_report(r, failure.reports[static_cast<size_t>(r)]); });
+    const bool all_gone = std::all_of(silent.begin(), silent.end(), [&](int r) {
+      return std::count(failure.gone.begin(), failure.gone.end(), r) > 0;
+    });
+    if (all_gone || is_last) return;
+    std::this_thread::sleep_for(std::min<Clock::duration>(every, deadline - Clock::now()));
   }
 }
 
-std::string FlightRecorder::diagnose(Failure& failure, Clock::time_point deadline) const {
+std::string FlightRecorder::diagnose(Failure& failure, Clock::time_point deadline,
+                                     const std::function<void()>& compare) const {
   failure.rank = rank_;
   failure.names = ranks_;
+  failure.reports.resize(static_cast<size_t>(size_));
   const std::string self = std::to_string(rank_);
-  std::optional<std::string> packed;
-  if (store_.claim("fault/reader", self) != self) {
-    const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
-    const auto has_come = [&] { return (packed = store_.find("fault/all")).has_value(); };
-    for (const auto end = Clock::now() + left; !has_come() && Clock::now() < end;)
+  const bool reads = store_.claim("fault/reader", self) == self;
+  if (reads) {
+    collect_reports(failure, deadline, milliseconds(20));
+    failure.reports[static_cast<size_t>(rank_)] = own_report();
+    if (compare) compare();
+    store_.set("fault/all", pack_reports(failure.reports));
+  } else {
+    std::optional<std::string> packed;
+    while (!(packed = store_.find("fault/all")) && Clock::now() < deadline)
       std::this_thread::sleep_for(milliseconds(20));
+    if (packed) failure.reports = unpack_reports(*packed, size_);
+    // Ranks that have reported since, or all where the reader has ended, are asked once.
+    collect_reports(failure, deadline, std::chrono::hours(1));
+    failure.reports[static_cast<size_t>(rank_)] = own_report();
   }
-  if (packed) {
-    failure.reports = unpack_reports(*packed, size_);
-    failure.gone = gone();
-  } else {  // the reader, or it has ended meanwhile
-    failure.reports = collect_reports(deadline, failure.gone);
-  }
-  {
-    std::lock_guard lock(mutex_);
-    failure.reports[static_cast<size_t>(rank_)] = report_;
-  }
-  if (!packed) store_.set("fault/all", pack_reports(failure.reports));
   failure.silent = of_group(store_.silent());
   return comm::diagnose(failure);
+}
+
+RankReport FlightRecorder::own_report() const {
+  const std::lock_guard lock(mutex_);
+  return report_;
 }
 
 }  // namespace tessera::comm

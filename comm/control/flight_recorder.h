@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <deque>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -21,28 +22,12 @@ inline constexpr std::string_view kLeftByFault = "!";
 /// … or it is done.
 inline constexpr std::string_view kLeftInOrder = "it has ended";
 
-/// Names ranks in the order in which they were added, by any of them.
-class RankList {
- public:
-  RankList(GroupStore store, std::string name) : store_(std::move(store)), name_(std::move(name)) {}
-  void add(int rank) const;
-  /// One request while it is empty.
-  std::vector<int> all() const;
-
- private:
-  const GroupStore store_;
-  const std::string name_;
-};
-
-/// Those that have left, by their numbers in the GroupContext, whose store is given. A rank is added before
-/// `left/R` says why.
-RankList ranks_that_left(const GroupStore& context_store);
-
 /// Its keys are `fault/R` (a failure of rank R, with R's collectives) in the group's store, and `left/R` (by
-/// its number in the GroupContext) in the store of that. Lists name the ranks that have written theirs, so
-/// that one question each is enough while there is no failure. The first rank that fails reads the reports of
-/// all and writes them, packed together, under `fault/all`, which each other rank reads. Thread-safe: a
-/// backend's threads report failures while the rank's own thread is busy elsewhere.
+/// its number in the GroupContext) in the store of that. `fault/any` and `left/any` name the last rank that
+/// has written its own, so that one question each is enough while there is no failure, and `left/fault` the
+/// last one that did not leave in order. The first rank that fails reads the reports of all and writes them,
+/// packed together, under `fault/all`, which each other rank reads. Thread-safe: a backend's threads report
+/// failures while the rank's own thread is busy elsewhere.
 class FlightRecorder {
  public:
   /// `ranks`: of the group, by their numbers in the GroupContext; this one is at `rank`.
@@ -63,10 +48,10 @@ class FlightRecorder {
 
   /// Publishes that collective `number` failed on this rank; the first report stands. Never throws.
   void report_fault(Fault fault, int64_t number);
-  /// The ranks that have reported a failure, and those that have left the group or are about to.
-  std::vector<int> failed() const { return failed_.all(); }
-  std::vector<int> left() const { return of_group(left_.all()); }
-  std::vector<int> failed_or_left() const;
+  /// The last ranks that have reported a failure and left the group, and if `all` every one.
+  std::vector<int> failed_or_left(bool all) const;
+  /// The last rank that has failed, or left otherwise than in order; none: this is not so of any other rank.
+  std::optional<int> broken() const;
   /// Why `rank` left the group; nothing while it is there.
   std::optional<std::string> departure(int rank) const;
 
@@ -74,15 +59,19 @@ class FlightRecorder {
   std::vector<int> gone() const;
 
   /// Waits until all ranks have reported, left or ended, at most until `deadline`, and says who is to
-  /// blame. Fills in the reports and the ranks that are gone. Throws StoreIsGone.
-  std::string diagnose(Failure& failure, std::chrono::steady_clock::time_point deadline) const;
+  /// blame. Fills in the reports and the ranks that are gone. `compare`: called by the rank that reads for
+  /// all, once they have reported. Throws StoreIsGone.
+  std::string diagnose(Failure& failure, std::chrono::steady_clock::time_point deadline,
+                       const std::function<void()>& compare = {}) const;
 
  private:
   /// Reads what `rank` has said of itself since a collective failed; false: nothing yet.
   bool read_report(int rank, RankReport& report) const;
-  /// What all have said, once they have, have ended, or the time is over. Updates `gone`.
-  std::vector<RankReport> collect_reports(std::chrono::steady_clock::time_point deadline,
-                                          std::vector<int>& gone) const;
+  /// Adds to `failure` what the ranks say that have not said anything in its reports, until all of them have,
+  /// have ended, or the time is over. `every`: how often they are asked.
+  void collect_reports(Failure& failure, std::chrono::steady_clock::time_point deadline,
+                       std::chrono::milliseconds every) const;
+  RankReport own_report() const;
   std::vector<int> of_group(const std::vector<int>& ranks) const;
 
   const int rank_;
@@ -90,7 +79,6 @@ class FlightRecorder {
   const std::vector<int> ranks_;  ///< numbers in the context, by rank
   const GroupStore store_;
   const GroupStore context_store_;
-  const RankList failed_, left_;
   mutable std::mutex mutex_;                                       ///< guards what follows
   RankReport report_;                                              ///< of this rank
   std::deque<std::chrono::steady_clock::time_point> issue_times_;  ///< of report_.recent

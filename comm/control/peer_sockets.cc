@@ -194,7 +194,7 @@ PeerSockets::Received PeerSockets::receive(int from, milliseconds timeout,
   if (!received.fd && data.has_fd != 0) {
     disconnect();
     throw CommError("rank ", number_of(from),
-                    "'s shared memory did not arrive: too many open files (ulimit -n)");
+                    "'s shared memory did not arrive: too many open files (ulimit -H -n)");
   }
   return received;
 }

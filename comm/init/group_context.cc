@@ -120,7 +120,9 @@ void GroupContext::leave(std::string_view reason) {
     left_ = true;
   }
   try {
-    ranks_that_left(store_).add(rank_);  // first: once left/R is there, the server may end
+    // First what names this rank: once left/R is there, the server may end.
+    store_.set("left/any", std::to_string(rank_));
+    if (reason != kLeftInOrder) store_.set("left/fault", std::to_string(rank_));
     store_.set(str("left/", rank_), std::string(reason));
   } catch (const CommError&) {
     // The server has ended, and the group with it.
@@ -147,20 +149,29 @@ WaitState GroupContext::wait_state(const std::string& group, int64_t number) con
   return state;
 }
 
-std::optional<std::string> GroupContext::publish_wait(const std::string& group, int64_t number) {
+void GroupContext::publish(const std::string& group, int64_t number) {
   std::string state = wait_state(group, number).encode();
+  store_.set(str("waits/", rank_), state);
+  bool is_new = false;
+  {
+    const std::lock_guard lock(mutex_);
+    is_new = published_wait_ != state;
+    published_wait_ = std::move(state);
+  }
+  if (is_new) store_.set("waits/news", str(rank_, ' ', ++num_published_));
+}
+
+std::optional<std::string> GroupContext::publish_wait(const std::string& group, int64_t number) {
   try {
-    store_.set(str("waits/", rank_), state);
-    bool is_new = false;
-    {
-      const std::lock_guard lock(mutex_);
-      is_new = published_wait_ != state;
-      published_wait_ = std::move(state);
-    }
-    if (is_new) store_.add("waits/num", 1);
+    publish(group, number);
     if (auto problem = problem_of_waits()) return problem;
-    const std::string self = std::to_string(rank_);
-    if (store_.claim("waits/reader", self) != self) return std::nullopt;
+    const std::string self = std::to_string(rank_), reader = store_.claim("waits/reader", self);
+    if (reader != self) {
+      const std::vector<int> gone = store_.gone();
+      if (std::none_of(gone.begin(), gone.end(), [&](int rank) { return std::to_string(rank) == reader; }))
+        return std::nullopt;
+      store_.set("waits/reader", self);
+    }
     reads_waits_ = true;
     return compare_waits();
   } catch (const CommError&) {
@@ -168,8 +179,22 @@ std::optional<std::string> GroupContext::publish_wait(const std::string& group, 
   }
 }
 
+std::optional<std::string> GroupContext::publish_failed_wait(const std::string& group, int64_t number) {
+  try {
+    publish(group, number);
+    if (reads_waits_.exchange(false)) store_.erase("waits/reader");
+    return problem_of_waits();
+  } catch (const CommError&) {
+    return std::nullopt;
+  }
+}
+
 std::optional<std::string> GroupContext::compare_waits() {
-  num_waits_read_ = store_.add("waits/num", 0);
+  std::string news = store_.find("waits/news").value_or("");
+  {
+    const std::lock_guard lock(mutex_);
+    news_read_ = std::move(news);
+  }
   WaitStates states(static_cast<size_t>(size_));
   for (int rank = 0; rank < size_; ++rank)
     if (const auto text = store_.find(str("waits/", rank)); text && !text->empty())
@@ -189,8 +214,11 @@ std::optional<std::string> GroupContext::problem_of_waits() const {
 }
 
 bool GroupContext::has_news_of_waits() const {
+  if (!reads_waits_) return false;
   try {
-    return reads_waits_ && store_.add("waits/num", 0) != num_waits_read_;
+    const std::string news = store_.find("waits/news").value_or("");
+    const std::lock_guard lock(mutex_);
+    return news != news_read_;
   } catch (const CommError&) {
     return false;
   }

@@ -70,6 +70,12 @@ class GroupContext {
   /// Publishes that this rank waits for a collective of a group, until end_wait(). Returns a sentence if two
   /// ranks that wait have issued different things, or ranks wait for each other in a circle. Never throws.
   std::optional<std::string> publish_wait(const std::string& group, int64_t number);
+  /// The same of a rank whose collective has failed: it reads for no other rank from now on. Returns what a
+  /// rank has found. Never throws.
+  std::optional<std::string> publish_failed_wait(const std::string& group, int64_t number);
+  /// Reads what all ranks that wait have published, publishes what is wrong, and returns it. Throws
+  /// CommError.
+  std::optional<std::string> compare_waits();
   /// What a rank has found so. Never throws.
   std::optional<std::string> problem_of_waits() const;
   /// Whether this rank reads for all, and has to look again by publish_wait(). Never throws.
@@ -78,7 +84,7 @@ class GroupContext {
 
  private:
   WaitState wait_state(const std::string& group, int64_t number) const;
-  std::optional<std::string> compare_waits();
+  void publish(const std::string& group, int64_t number);
 
   const GroupStore store_;
   const int rank_;
@@ -93,8 +99,9 @@ class GroupContext {
   std::optional<std::chrono::steady_clock::time_point> report_deadline_;
   std::map<std::string, std::weak_ptr<const FlightRecorder>> recorders_;  ///< by group
   std::optional<std::string> published_wait_;
-  std::atomic<bool> reads_waits_ = false;    ///< for all ranks
-  std::atomic<int64_t> num_waits_read_ = 0;  ///< "waits/num" when it has read them
+  std::string news_read_;  ///< "waits/news" when this rank has read for all
+  std::atomic<bool> reads_waits_ = false;
+  std::atomic<int64_t> num_published_ = 0;
   std::atomic<bool> failed_ = false, failed_by_peer_ = false;
 };
 

@@ -275,8 +275,9 @@ std::vector<std::string> TransportCommunicator::exchange(const std::string& valu
   auto next_comparison = Clock::now() + std::min(kStallInterval, timeout / 2);
   const auto watch = [&] {
     check_interrupt();
-    for (const int r : recorder_->failed_or_left())
-      if (!exchange_.has_arrived(r)) throw CommError("a rank left");
+    for (const bool all : {false, true})  // mostly the last one that has failed has not come
+      for (const int r : recorder_->failed_or_left(all))
+        if (!exchange_.has_arrived(r)) throw CommError("a rank left");
     if (Clock::now() < next_comparison && !context_->has_news_of_waits()) return;
     check_stalled(number);
     next_comparison = Clock::now() + kStallInterval;
@@ -397,7 +398,7 @@ void TransportCommunicator::open(const MakeTransport& make) {
   transport_->set_watch([this] { check_interrupt(); });
   const auto watch = [&] {
     check_interrupt();
-    for (const int r : recorder_->failed_or_left())
+    for (const int r : recorder_->failed_or_left(/*all=*/true))
       if (const auto departure = recorder_->departure(r); departure && !exchange_.has_arrived(r))
         throw PeerFailure("rank ", global_rank(r), " left the group while it was set up: ", *departure);
   };
@@ -481,12 +482,16 @@ void TransportCommunicator::watch_peers(const std::stop_token& stop) {
   std::mutex mutex;
   std::unique_lock lock(mutex);
   std::condition_variable_any stopped;
-  std::string lost;
+  std::string lost, suspicion;
   for (int64_t before = -1; lost.empty();) {
     stopped.wait_for(lock, stop, kWatchInterval, [] { return false; });
     if (stop.stop_requested()) return;
     const bool is_at_work = std::exchange(before, recorder_->num_issued()) != recorder_->num_issued();
-    lost = loss_of_peer(is_at_work);
+    // A rank that leaves in order closes its connections a moment before the store has it: a second look
+    // decides.
+    std::string seen = loss_of_peer(is_at_work);
+    if (!suspicion.empty()) lost = seen;
+    suspicion = std::move(seen);
   }
   {
     const std::lock_guard guard(watch_mutex_);
@@ -500,11 +505,11 @@ std::string TransportCommunicator::loss_of_peer(bool only_gone) const {
   try {
     if (const std::vector<int> gone = lost_ranks(); !gone.empty()) return RankIsGone(gone).what();
     if (only_gone) return "";
-    for (const int rank : recorder_->failed())
-      if (rank != rank_) return str("rank ", global_rank(rank), " has failed");
-    for (const int rank : recorder_->left())
-      if (const auto why = recorder_->departure(rank); rank != rank_ && why && *why != kLeftInOrder)
-        return str("rank ", global_rank(rank), " left the group: ", *why);
+    if (const auto rank = recorder_->broken()) {
+      const std::string why = recorder_->departure(*rank).value_or(std::string(kLeftByFault));
+      const std::string name = str("rank ", global_rank(*rank));
+      return why == kLeftByFault ? name + " has failed" : str(name, " left the group: ", why);
+    }
     return "";
   } catch (const CommError& error) {  // the store has gone with rank 0
     return error.what();
@@ -537,7 +542,7 @@ void TransportCommunicator::fail(int64_t number, const std::string& cause, milli
     fail_with(str(desc ? desc->text() : "a collective", ", collective ", number, ": ", cause));
   }
   transport_->abort();
-  if (auto problem = context_->publish_wait(name_, number))
+  if (auto problem = context_->publish_failed_wait(name_, number))
     fail_with(*std::move(problem), Kind::kRanksDiffer);
   Failure failure;
   failure.number = number;
@@ -547,7 +552,8 @@ void TransportCommunicator::fail(int64_t number, const std::string& cause, milli
   std::string message;
   Kind kind = Kind::kOwn;
   try {
-    message = recorder_->diagnose(failure, context_->report_deadline());
+    message =
+        recorder_->diagnose(failure, context_->report_deadline(), [this] { context_->compare_waits(); });
     if (is_of_peer(failure)) kind = Kind::kPeer;
     if (auto problem = context_->problem_of_waits()) {
       message = *std::move(problem);

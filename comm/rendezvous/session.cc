@@ -35,8 +35,10 @@ void answer_new(const GroupStore& store, const std::string& word, std::vector<st
     const int number = static_cast<int>(rank);
     try {
       const std::optional<std::string> challenge = store.find(challenge_key(number));
-      if (!challenge || *challenge == answered[rank] || challenge->size() != 2 * kWordBytes) continue;
-      store.set(answer_key(number, *challenge), word);
+      if (!challenge || challenge->size() != 2 * kWordBytes) continue;
+      const std::string key = answer_key(number, *challenge);
+      if (*challenge == answered[rank] && store.has(key)) continue;  // it may have been removed
+      store.set(key, word);
       answered[rank] = *challenge;
     } catch (const StoreIsGone&) {
       throw;

@@ -98,6 +98,9 @@ TEST(DeadlockTest, FindsWhatAnotherRankHasIssuedInstead) {
   EXPECT_EQ(find_difference({std::nullopt, theirs, mine}),
             "collective 2 differs between ranks: rank 1 issued barrier of \"end\", rank 2 issued a's");
   EXPECT_FALSE(find_difference({theirs, theirs})) << "no rank waits in group a";
+  const WaitState behind = waiting("b", 1, {{"a", 1}, {"b", 1}});
+  EXPECT_EQ(find_difference({behind, mine, theirs}),
+            "collective 2 differs between ranks: rank 1 issued a's, rank 2 issued barrier of \"end\"");
 }
 
 }  // namespace
