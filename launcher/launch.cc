@@ -258,8 +258,8 @@ Ending run_once(const Options& options, SignalWatch& signals, const Logger& log)
 
   Outcome outcome;
   {
-    const Tee tee(
-        shown_files(options, share, files));  // what ranks have written comes before a report of a failure
+    // Its end comes before a report of a failure: what ranks have written is shown by then.
+    const Tee tee(shown_files(options, share, files));
     outcome = Supervisor(ranks, guard, signals, supervision, log).supervise();
   }
   const RankExit* first = root_cause(outcome.exits);

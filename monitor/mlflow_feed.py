@@ -90,13 +90,13 @@ class Feed:
                 status, said = getattr(error.response, "status_code", 500), first_line(error)
             except Exception as error:  # noqa: BLE001  an answer of another form, a file that cannot be read, a package that is missing
                 status, said = 400, f"{type(error).__name__}: {first_line(error)}"
-            self.warn(f"{self.options['server']}: {said}")
+            self.warn(f"{self.options['shown']}: {re.sub('//[^/@ ]*@', '//', said).replace(self.options['server'], self.options['shown'])}")
             if status < 500 and status not in TEMPORARY:
                 return None
             self.wait(seconds)
             if self.is_over and time.monotonic() > self.over_since + AFTER_S:
                 raise GivenUp
-        return None  # never: it tries without end
+        return None
 
     def begin(self):
         """Make or find the run. Its id; None: the server has refused it."""
@@ -104,7 +104,9 @@ class Feed:
         from mlflow.entities import RunStatus
         from mlflow.exceptions import MlflowException
 
-        self.client = MlflowClient(tracking_uri=self.options["server"])
+        self.client = self.until_done(lambda: MlflowClient(tracking_uri=self.options["server"]))
+        if self.client is None:
+            return None
         id_file = self.options["id_file"] and Path(self.options["id_file"])
         if id_file and self.options["resume"] and id_file.exists():
             run_id = id_file.read_text(encoding="utf-8")
@@ -125,16 +127,18 @@ class Feed:
             if run is None:
                 return None
         if id_file:
-            id_file.unlink(missing_ok=True)  # of an earlier run
+            with contextlib.suppress(OSError):
+                id_file.unlink(missing_ok=True)  # of an earlier run
         run = self.until_done(self.create)
         if run is None:
             return None
-        if id_file:
-            written = self.folder / "run_id"
-            written.write_text(run.info.run_id, encoding="utf-8")
-            part = id_file.with_name(f".{id_file.name}.{os.getpid()}")
-            part.write_bytes(written.read_bytes())
-            part.replace(id_file)
+        try:
+            if id_file:
+                part = id_file.with_name(f".{id_file.name}.{os.getpid()}")
+                part.write_text(run.info.run_id, encoding="utf-8")
+                part.replace(id_file)
+        except OSError as error:
+            self.warn(f"the run's id is not kept: {first_line(error)}")
         return run.info.run_id
 
     def create(self):
@@ -182,6 +186,8 @@ class Feed:
                 self.until_done(lambda record=record: self.client.log_text(run_id, record["text"], record["name"]))
             if "artifact" in record and Path(record["artifact"]).is_file():
                 self.until_done(lambda record=record: self.client.log_artifact(run_id, record["artifact"], record["in"]))
+                if Path(record["artifact"]).parent == self.folder / "images":
+                    os.unlink(record["artifact"])
             elif "artifact" in record:
                 self.warn(f"the artifact {record['artifact']!r} is no file that can be read")
 
@@ -224,7 +230,8 @@ def main():
         pass
     except Exception as error:  # noqa: BLE001  what is not MLflow's
         feed.warn(f"{type(error).__name__}: {first_line(error)}")
-    shutil.rmtree(options["folder"], ignore_errors=True)
+    if feed.is_over:  # else the run has the folder
+        shutil.rmtree(options["folder"], ignore_errors=True)
 
 
 if __name__ == "__main__":

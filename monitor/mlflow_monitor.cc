@@ -39,6 +39,14 @@ std::string environment(const char* name, const char* otherwise) {
   return value != nullptr && *value != '\0' ? value : otherwise;
 }
 
+/// An address without what may be a password.
+std::string shown(const std::string& address) {
+  std::string text = address.substr(0, address.find('?'));
+  const size_t begin = text.find("//"), at = text.find('@');
+  if (begin != text.npos && at != text.npos && at > begin) text.erase(begin + 2, at - begin - 1);
+  return text;
+}
+
 MlflowOptions with_environment(MlflowOptions options) {
   if (options.server.empty()) options.server = environment("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000");
   if (options.experiment.empty()) options.experiment = environment("MLFLOW_EXPERIMENT_NAME", "Default");
@@ -112,15 +120,13 @@ void MlflowMonitor::start() {
                       ": TESSERA_PYTHON names another one");
   }
   childs_output.reset();
-  const std::string line = ordered_json{{"folder", folder_.path().string()},
-                                        {"server", options_.server},
-                                        {"experiment", options_.experiment},
-                                        {"run_name", options_.run_name},
-                                        {"id_file", options_.id_file.string()},
-                                        {"resume", options_.resume},
-                                        {"request_s", 30}}
-                               .dump(-1, ' ', false, ordered_json::error_handler_t::replace) +
-                           "\n";
+  const std::string line =
+      ordered_json{{"folder", folder_.path().string()}, {"server", options_.server},
+                   {"shown", shown(options_.server)},   {"experiment", options_.experiment},
+                   {"run_name", options_.run_name},     {"id_file", options_.id_file.string()},
+                   {"resume", options_.resume},         {"request_s", 30}}
+          .dump(-1, ' ', false, ordered_json::error_handler_t::replace) +
+      "\n";
   (void)::send(input_.get(), line.data(), line.size(), MSG_NOSIGNAL);  // what is wrong is heard
   const auto deadline = Clock::now() + kStartTimeout;
   while (heard_.find('\n') == heard_.npos && Clock::now() < deadline)
@@ -130,6 +136,9 @@ void MlflowMonitor::start() {
     heard_.erase(0, answer.size() + 1);
     return;
   }
+  ::kill(process_, SIGKILL);
+  ::waitpid(process_, nullptr, 0);
+  process_ = -1;
   throw ConfigError(needs, "; ", python,
                     answer == "missing" ? " has none" : " has not run mlflow_feed.py: what it said is above",
                     ": TESSERA_PYTHON names another one");
@@ -150,6 +159,7 @@ void MlflowMonitor::scalars(int64_t step, const Scalars& scalars) {
 }
 
 void MlflowMonitor::image(const std::string& name, int64_t step, const PngView& png) {
+  if (process_ < 0) return;
   const std::filesystem::path place = folder_.path() / step_file("images", name, step, ".png");
   Disk().create_directories(place.parent_path());
   if (png.file.empty())
@@ -170,8 +180,8 @@ void MlflowMonitor::artifact(const std::filesystem::path& file) {
 }
 
 void MlflowMonitor::write(const ordered_json& record) {
-  hear(std::chrono::milliseconds(0));
-  events_.append(record.dump(-1, ' ', false, ordered_json::error_handler_t::replace));
+  if (process_ >= 0 && !hear(std::chrono::milliseconds(0))) end();
+  if (process_ >= 0) events_.append(record.dump(-1, ' ', false, ordered_json::error_handler_t::replace));
 }
 
 /// Reads what the process says, and logs its warning. False: it has ended.
@@ -205,14 +215,15 @@ void MlflowMonitor::close(RunStatus status) {
   const auto deadline = Clock::now() + limit;
   bool has_ended = false;
   while (!has_ended && Clock::now() < deadline) has_ended = !hear(std::chrono::milliseconds(100));
-  if (has_ended) {
-    ::waitpid(process_, nullptr, 0);
-  } else {  // it goes on for a time, and removes the folder
-    folder_.keep();
-    warn(str(options_.server, " has not taken everything in time"));
-  }
+  if (has_ended) return end();
+  // It goes on for a time, and removes the folder.
+  folder_.keep();
   process_ = -1;
+  warn(str(shown(options_.server), " has not taken everything in time"));
 }
+
+/// The process has said its last: it has sent all, or the server has refused the run.
+void MlflowMonitor::end() { ::waitpid(std::exchange(process_, -1), nullptr, 0); }
 
 void MlflowMonitor::warn(const std::string& what) {
   if (!std::exchange(has_warned_, true))

@@ -66,6 +66,7 @@ class MlflowMonitor final : public Monitor {
   void start();
   void write(const nlohmann::ordered_json& record);
   bool hear(std::chrono::milliseconds limit);
+  void end();
   void warn(const std::string& what);
 
   const MlflowOptions options_;

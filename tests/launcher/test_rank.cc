@@ -221,8 +221,12 @@ int family(const Args& args) {
 
 /// Fails, and leaves a process in a session of its own that ends after a second.
 int leave_behind(const Args&) {
-  if (::fork() != 0) return 3;
+  if (::fork() != 0) {
+    while (!std::filesystem::exists(str(folder, "/began_", rank))) sleep_ms(2);
+    return 3;
+  }
   ::setsid();
+  leave(str("began_", rank), "");
   sleep_ms(1000);
   leave(str("finished_", rank), "");
   ::_exit(0);

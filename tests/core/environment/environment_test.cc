@@ -95,8 +95,6 @@ TEST_F(EnvironmentTest, OneRankNeedsNoAddress) {
   EXPECT_EQ(environment().restart_count, 3) << "the last rank that is left is restarted too";
 }
 
-TEST_F(EnvironmentTest, OnlyRankZeroTakesTheListeningSocket) {}
-
 TEST_F(EnvironmentTest, NamesTheVariableThatIsWrong) {
   struct Case {
     const char* name;
