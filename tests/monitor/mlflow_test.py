@@ -58,10 +58,14 @@ class MlflowTest(MonitorTest):
         self.assertEqual((self.folder / "run" / "mlflow_run_id").read_text(), run["info"]["run_id"])
 
     def test_other_ends(self):
-        for status in ("FAILED", "KILLED"):
-            self.send(["scalars", 1, {"a": 1}], ["close", status])
-        self.send(["scalars", 1, {"a": 1}])  # never closed
-        self.assertEqual([run["info"]["status"] for run in self.server.runs(self.experiment)], ["FAILED", "KILLED", "FAILED"])
+        begun = ["await", str(self.folder / "run" / "mlflow_run_id")]  # by then the server has the run
+        for end in ([["close", "FAILED"]], [["close", "KILLED"]], []):  # the last one is never closed
+            self.monitor(self.config, ["scalars", 1, {"a": 1}], begun, *end)
+        give_up = time.monotonic() + 120
+        # A run that has failed waits for 1.5 s; what comes later comes by itself.
+        while (found := [run["info"]["status"] for run in self.server.runs(self.experiment)]) != ["FAILED", "KILLED", "FAILED"]:
+            self.assertLess(time.monotonic(), give_up, found)
+            time.sleep(0.1)
 
     def test_more_than_fits_into_a_request(self):
         long = "ü" * 7000
