@@ -42,7 +42,7 @@ def flattened(value, path=""):
     return {accepted(path): text[:LONGEST_VALUE]}
 
 
-def first_line(error):
+def on_one_line(error):
     return " ".join(str(error).split())[:500]
 
 
@@ -85,11 +85,11 @@ class Feed:
             try:
                 return send()
             except MlflowException as error:
-                status, said = error.get_http_status_code(), first_line(error)
+                status, said = error.get_http_status_code(), on_one_line(error)
             except RequestException as error:
-                status, said = getattr(error.response, "status_code", 500), first_line(error)
+                status, said = getattr(error.response, "status_code", 500), on_one_line(error)
             except Exception as error:  # noqa: BLE001  an answer of another form, a file that cannot be read, a package that is missing
-                status, said = 400, f"{type(error).__name__}: {first_line(error)}"
+                status, said = 400, f"{type(error).__name__}: {on_one_line(error)}"
             self.warn(f"{self.options['shown']}: {re.sub('//[^/@ ]*@', '//', said).replace(self.options['server'], self.options['shown'])}")
             if status < 500 and status not in TEMPORARY:
                 return None
@@ -138,7 +138,7 @@ class Feed:
                 part.write_text(run.info.run_id, encoding="utf-8")
                 part.replace(id_file)
         except OSError as error:
-            self.warn(f"the run's id is not kept: {first_line(error)}")
+            self.warn(f"the run's id is not kept: {on_one_line(error)}")
         return run.info.run_id
 
     def create(self):
@@ -207,6 +207,7 @@ class Feed:
         if run_id and not has_failed:
             self.end(run_id, self.status or "FAILED")  # the run's process was killed
 
+
 def main():
     options = json.loads(sys.stdin.readline())
     words = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
@@ -229,7 +230,7 @@ def main():
     except GivenUp:
         pass
     except Exception as error:  # noqa: BLE001  what is not MLflow's
-        feed.warn(f"{type(error).__name__}: {first_line(error)}")
+        feed.warn(f"{type(error).__name__}: {on_one_line(error)}")
     if feed.is_over:  # else the run has the folder
         shutil.rmtree(options["folder"], ignore_errors=True)
 

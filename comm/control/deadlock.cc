@@ -1,7 +1,8 @@
 #include "comm/control/deadlock.h"
 
 #include <algorithm>
-#include <map>
+#include <set>
+#include <utility>
 
 #include "core/str.h"
 
@@ -69,28 +70,24 @@ WaitState WaitState::decode(std::string_view text) {
 }
 
 std::optional<std::string> find_difference(const WaitStates& states) {
-  std::map<std::string, size_t> furthest;  // the rank that has issued most, by group in which a rank waits
+  std::set<std::string> groups;
   for (const auto& state : states)
-    if (state) furthest.emplace(state->group, states.size());
-  const auto report_of = [&](size_t rank, const std::string& group) -> const RankReport* {
-    if (rank >= states.size() || !states[rank]) return nullptr;
-    const auto report = states[rank]->reports.find(group);
-    return report == states[rank]->reports.end() ? nullptr : &report->second;
-  };
-  for (auto& [group, most] : furthest)
-    for (size_t rank = 0; rank < states.size(); ++rank) {
-      const RankReport *report = report_of(rank, group), *best = report_of(most, group);
-      if (report != nullptr && (best == nullptr || report->num_issued > best->num_issued)) most = rank;
-    }
-  for (const auto& [group, most] : furthest)
-    for (size_t rank = 0; rank < states.size(); ++rank) {
-      const RankReport *report = report_of(rank, group), *best = report_of(most, group);
-      if (report == nullptr || best == nullptr || rank == most) continue;
-      const size_t low = std::min(rank, most), high = std::max(rank, most);
-      if (const auto number = first_difference(*best, *report))
-        return describe_difference(*number, static_cast<int>(low), *report_of(low, group),
-                                   static_cast<int>(high), *report_of(high, group));
-    }
+    if (state) groups.insert(state->group);
+  for (const std::string& group : groups) {
+    std::vector<std::pair<int, const RankReport*>> reports;  // with their ranks
+    for (size_t rank = 0; rank < states.size(); ++rank)
+      if (states[rank] && states[rank]->reports.contains(group))
+        reports.emplace_back(static_cast<int>(rank), &states[rank]->reports.at(group));
+    // A rank that is behind may have issued nothing yet in which two others differ.
+    const auto most = std::max_element(reports.begin(), reports.end(), [](const auto& a, const auto& b) {
+      return a.second->num_issued < b.second->num_issued;
+    });
+    for (const auto& other : reports)
+      if (const auto number = first_difference(*most->second, *other.second)) {
+        const auto& [first, second] = std::minmax(*most, other);
+        return describe_difference(*number, first.first, *first.second, second.first, *second.second);
+      }
+  }
   return std::nullopt;
 }
 

@@ -79,15 +79,16 @@ void FlightRecorder::report_fault(Fault fault, int64_t number) {
   }
 }
 
-std::vector<int> FlightRecorder::failed_or_left(bool all) const {
-  std::vector<int> ranks, left;
-  if (const auto rank = store_.find("fault/any")) ranks.push_back(static_cast<int>(parse_integer(*rank)));
+std::vector<int> FlightRecorder::last_failed_or_left() const {
+  std::vector<int> ranks;
   if (const auto rank = context_store_.find("left/any"))
-    left.push_back(static_cast<int>(parse_integer(*rank)));
-  left = of_group(left);
-  ranks.insert(ranks.end(), left.begin(), left.end());
-  if (!all || ranks.empty()) return ranks;
-  ranks.clear();
+    ranks = of_group({static_cast<int>(parse_integer(*rank))});
+  if (const auto rank = store_.find("fault/any")) ranks.push_back(static_cast<int>(parse_integer(*rank)));
+  return ranks;
+}
+
+std::vector<int> FlightRecorder::failed_or_left() const {
+  std::vector<int> ranks;
   for (int rank = 0; rank < size_; ++rank)
     if (store_.has(fault_key(rank)) || departure(rank)) ranks.push_back(rank);
   return ranks;
@@ -129,7 +130,7 @@ std::vector<int> FlightRecorder::of_group(const std::vector<int>& ranks) const {
   return found;
 }
 
-void FlightRecorder::collect_reports(Failure& failure, Clock::time_point deadline, milliseconds every) const {
+void FlightRecorder::collect_reports(Failure& failure, Clock::time_point deadline, bool again) const {
   std::vector<int> silent;
   for (int r = 0; r < size_; ++r) {
     const RankReport& report = failure.reports[static_cast<size_t>(r)];
@@ -138,13 +139,13 @@ void FlightRecorder::collect_reports(Failure& failure, Clock::time_point deadlin
   while (true) {
     const bool is_last = Clock::now() >= deadline;
     failure.gone = gone();  // before reading what they have left in the store
-    if (is_last || every < milliseconds(1000))
+    if (is_last || again)
       std::erase_if(silent, [&](int r) { return read_report(r, failure.reports[static_cast<size_t>(r)]); });
     const bool all_gone = std::all_of(silent.begin(), silent.end(), [&](int r) {
       return std::count(failure.gone.begin(), failure.gone.end(), r) > 0;
     });
     if (all_gone || is_last) return;
-    std::this_thread::sleep_for(std::min<Clock::duration>(every, deadline - Clock::now()));
+    std::this_thread::sleep_until(again ? Clock::now() + milliseconds(20) : deadline);
   }
 }
 
@@ -156,7 +157,7 @@ std::string FlightRecorder::diagnose(Failure& failure, Clock::time_point deadlin
   const std::string self = std::to_string(rank_);
   const bool reads = store_.claim("fault/reader", self) == self;
   if (reads) {
-    collect_reports(failure, deadline, milliseconds(20));
+    collect_reports(failure, deadline, /*again=*/true);
     failure.reports[static_cast<size_t>(rank_)] = own_report();
     if (compare) compare();
     store_.set("fault/all", pack_reports(failure.reports));
@@ -166,7 +167,7 @@ std::string FlightRecorder::diagnose(Failure& failure, Clock::time_point deadlin
       std::this_thread::sleep_for(milliseconds(20));
     if (packed) failure.reports = unpack_reports(*packed, size_);
     // Ranks that have reported since, or all where the reader has ended, are asked once.
-    collect_reports(failure, deadline, std::chrono::hours(1));
+    collect_reports(failure, deadline, /*again=*/false);
     failure.reports[static_cast<size_t>(rank_)] = own_report();
   }
   failure.silent = of_group(store_.silent());

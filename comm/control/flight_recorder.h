@@ -48,8 +48,10 @@ class FlightRecorder {
 
   /// Publishes that collective `number` failed on this rank; the first report stands. Never throws.
   void report_fault(Fault fault, int64_t number);
-  /// The last ranks that have reported a failure and left the group, and if `all` every one.
-  std::vector<int> failed_or_left(bool all) const;
+  /// The last rank that has reported a failure, and the last one that has left the group.
+  std::vector<int> last_failed_or_left() const;
+  /// All such ranks, each of which is asked for.
+  std::vector<int> failed_or_left() const;
   /// The last rank that has failed, or left otherwise than in order; none: this is not so of any other rank.
   std::optional<int> broken() const;
   /// Why `rank` left the group; nothing while it is there.
@@ -68,9 +70,8 @@ class FlightRecorder {
   /// Reads what `rank` has said of itself since a collective failed; false: nothing yet.
   bool read_report(int rank, RankReport& report) const;
   /// Adds to `failure` what the ranks say that have not said anything in its reports, until all of them have,
-  /// have ended, or the time is over. `every`: how often they are asked.
-  void collect_reports(Failure& failure, std::chrono::steady_clock::time_point deadline,
-                       std::chrono::milliseconds every) const;
+  /// have ended, or the time is over. `again`: they are asked until then, and not only once, at the end.
+  void collect_reports(Failure& failure, std::chrono::steady_clock::time_point deadline, bool again) const;
   RankReport own_report() const;
   std::vector<int> of_group(const std::vector<int>& ranks) const;
 

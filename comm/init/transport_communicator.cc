@@ -275,9 +275,13 @@ std::vector<std::string> TransportCommunicator::exchange(const std::string& valu
   auto next_comparison = Clock::now() + std::min(kStallInterval, timeout / 2);
   const auto watch = [&] {
     check_interrupt();
-    for (const bool all : {false, true})  // mostly the last one that has failed has not come
-      for (const int r : recorder_->failed_or_left(all))
+    const auto check_arrived = [&](const std::vector<int>& ranks) {
+      for (const int r : ranks)
         if (!exchange_.has_arrived(r)) throw CommError("a rank left");
+      return !ranks.empty();
+    };
+    // Mostly the last one that has failed has not come.
+    if (check_arrived(recorder_->last_failed_or_left())) check_arrived(recorder_->failed_or_left());
     if (Clock::now() < next_comparison && !context_->has_news_of_waits()) return;
     check_stalled(number);
     next_comparison = Clock::now() + kStallInterval;
@@ -398,7 +402,8 @@ void TransportCommunicator::open(const MakeTransport& make) {
   transport_->set_watch([this] { check_interrupt(); });
   const auto watch = [&] {
     check_interrupt();
-    for (const int r : recorder_->failed_or_left(/*all=*/true))
+    if (recorder_->last_failed_or_left().empty()) return;
+    for (const int r : recorder_->failed_or_left())
       if (const auto departure = recorder_->departure(r); departure && !exchange_.has_arrived(r))
         throw PeerFailure("rank ", global_rank(r), " left the group while it was set up: ", *departure);
   };

@@ -146,7 +146,7 @@ Rendezvous rendezvous(const Environment& env, const JoinOptions& options, const 
         address, env.rank, result.store.claim("liveness_key", random_digits(16)), env.agent_store ? -1 : 0);
     const GroupStore plain = GroupStore(plain_store, where).under(prefix);
     also = [&] {
-      if (env.run_secret.empty() && env.rank != 0) check_unsealed(plain, env);  // rank 0 may come later
+      if (env.run_secret.empty() && env.rank != 0) check_secret(plain, env);  // rank 0 may come later
       liveness->admit();
     };
     const std::string domain = loopback_domain();

@@ -66,25 +66,6 @@ std::string fingerprint_of(const std::string& secret) {
   return secret.empty() ? "none" : SealedStore::fingerprint(secret);
 }
 
-/// Whether the store has another fingerprint than this rank's. Only rank 0 writes it, or a stranger.
-bool is_of_another_secret(const GroupStore& plain, const Environment& env) {
-  const std::optional<std::string> theirs = plain.find("secret");
-  return theirs && *theirs != fingerprint_of(env.run_secret);
-}
-
-CommError differing_secrets(const GroupStore& plain, const Environment& env) {
-  const bool has_one = !env.run_secret.empty(), rank_0_has_one = plain.find("secret") != "none";
-  return CommError("TESSERA_RUN_SECRET ",
-                   !has_one         ? "is not set"
-                   : rank_0_has_one ? "differs"
-                                    : "is set",
-                   " on rank ", env.rank,
-                   !has_one         ? ", but is on"
-                   : rank_0_has_one ? " from"
-                                    : ", but not on",
-                   " rank 0; expected the same value on all ranks");
-}
-
 std::string ask_rank_0(const GroupStore& store, const GroupStore& plain, const Environment& env,
                        WaitLimit& limit) {
   const std::string challenge = random_digits(kWordBytes);
@@ -92,7 +73,7 @@ std::string ask_rank_0(const GroupStore& store, const GroupStore& plain, const E
   // Rank 0 answers within a moment. It is there if it serves this store.
   const auto unanswered = env.agent_store ? deadline : std::min(deadline, Clock::now() + kNoAnswer);
   const auto watch = [&] {
-    if (Clock::now() >= unanswered && is_of_another_secret(plain, env)) throw differing_secrets(plain, env);
+    if (Clock::now() >= unanswered) check_secret(plain, env);
     check_rank_0_runs(env);
     limit.still_waiting([&] {
       return str("rank ", env.rank, " waits at the rendezvous at ",
@@ -104,18 +85,29 @@ std::string ask_rank_0(const GroupStore& store, const GroupStore& plain, const E
     watch();
     const auto answer = store.await(answer_key(env.rank, challenge), std::min(kAgain, limit.left()), watch);
     if (answer) return *answer;
-    if (Clock::now() >= deadline && is_of_another_secret(plain, env)) throw differing_secrets(plain, env);
-    if (Clock::now() >= deadline)
-      throw CommError("rank 0 of ", env.world_size, " has not answered rank ", env.rank,
-                      " at the rendezvous within ", name_duration(limit.timeout()),
-                      ": it has not arrived, or has another WORLD_SIZE");
+    if (Clock::now() < deadline) continue;
+    check_secret(plain, env);
+    throw CommError("rank 0 of ", env.world_size, " has not answered rank ", env.rank,
+                    " at the rendezvous within ", name_duration(limit.timeout()),
+                    ": it has not arrived, or has another WORLD_SIZE");
   }
 }
 
 }  // namespace
 
-void check_unsealed(const GroupStore& plain, const Environment& env) {
-  if (is_of_another_secret(plain, env)) throw differing_secrets(plain, env);
+void check_secret(const GroupStore& plain, const Environment& env) {
+  const std::optional<std::string> theirs = plain.find("secret");
+  if (!theirs || *theirs == fingerprint_of(env.run_secret)) return;
+  const bool has_one = !env.run_secret.empty(), rank_0_has_one = *theirs != "none";
+  throw CommError("TESSERA_RUN_SECRET ",
+                  !has_one         ? "is not set"
+                  : rank_0_has_one ? "differs"
+                                   : "is set",
+                  " on rank ", env.rank,
+                  !has_one         ? ", but is on"
+                  : rank_0_has_one ? " from"
+                                   : ", but not on",
+                  " rank 0; expected the same value on all ranks");
 }
 
 Session join_session(const c10::intrusive_ptr<c10d::Store>& store, const std::string& prefix,
@@ -124,7 +116,7 @@ Session join_session(const c10::intrusive_ptr<c10d::Store>& store, const std::st
   const std::string& secret = env.run_secret;
   if (env.rank == 0) plain.set("secret", fingerprint_of(secret));
   if (secret.empty()) {
-    if (env.rank != 0) check_unsealed(plain, env);
+    if (env.rank != 0) check_secret(plain, env);
     return {plain, {}};
   }
   const GroupStore challenges =

@@ -23,8 +23,9 @@
 
 namespace tessera::comm {
 
-/// For a rank without a secret: throws CommError when rank 0 has one.
-void check_unsealed(const GroupStore& plain, const Environment& env);
+/// Throws CommError when the store has another fingerprint than this rank's secret has. Only rank 0 writes
+/// it, or a stranger: a rank that has a secret asks only once rank 0 ought to have answered.
+void check_secret(const GroupStore& plain, const Environment& env);
 
 /// Owns the run's part of the store, and rank 0's thread.
 struct Session {
