@@ -7,11 +7,12 @@
 //  1. The rank reports its failure in the store (FlightRecorder), also from Gloo's threads while it is busy
 //     elsewhere.
 //  2. It aborts its transport, which closes its connections; the others' pending collectives fail in turn.
-//  3. It waits up to 1 s, once for all its groups, for the others' reports, compares the collectives, and
-//     names the ranks that issued something else, left the group, are behind, or have reported nothing.
-// A wait() that lasts also compares the collectives every few seconds, and which rank waits for which over
-// all groups (deadlock.h): ranks that issue different collectives would otherwise wait for the timeout, 30
-// minutes by default.
+//  3. It waits up to 1 s, once for all its groups, for the others' reports, which the first rank that failed
+//     collects for all, compares the collectives, and names the ranks that issued something else, left the
+//     group, are behind, or have reported nothing.
+// A rank whose wait() lasts publishes what it waits for, and the first such rank compares the collectives,
+// and which rank waits for which over all groups (deadlock.h): ranks that issue different collectives would
+// otherwise wait for the timeout, 30 minutes by default.
 // Over a backend whose wait() only orders streams (NCCL) the thread that has issued a collective may stand in
 // the driver meanwhile, where it sees nothing of this, and NCCL itself does not see the end of a rank
 // everywhere. So a thread looks once a second, and aborts the transport, which ends what the device waits
