@@ -1,11 +1,12 @@
 #include "comm/hybrid/hybrid.h"
 
+#include <ATen/ops/from_blob.h>
+
 #include <cstring>
 #include <utility>
 
 #include "comm/hybrid/task_queue.h"
 #include "comm/memory/reported_memory.h"
-#include "comm/shm/shm.h"
 #include "core/str.h"
 
 namespace tessera::comm {
@@ -31,9 +32,9 @@ class HybridTransport final : public Transport {
 
   ~HybridTransport() override { queue_->close(); }
 
-  std::string_view name() const override { return "hybrid"; }
+  std::string_view name() const override { return on_one_host() ? "shm" : "hybrid"; }
   bool wait_blocks() const override { return true; }
-  bool waits_at_end() const override { return true; }
+  bool waits_at_end() const override { return !on_one_host(); }
 
   PendingPtr all_gather(const at::Tensor& full, const at::Tensor& shard, uint32_t tag) override {
     auto* const own_slice = static_cast<char*>(full.data_ptr()) + gloo_.rank * shard.nbytes();
@@ -61,6 +62,17 @@ class HybridTransport final : public Transport {
   int64_t bytes_from_other_hosts() const override { return queue_->received_bytes(); }
 
   void set_watch(std::function<void()> watch) override { queue_->set_watch(std::move(watch)); }
+
+  at::Tensor peer_view(const at::Tensor& mine, int rank) override {
+    if (!on_one_host()) return {};
+    const void* theirs = queue_->peer_address(mine.data_ptr(), static_cast<int64_t>(mine.nbytes()), rank);
+    if (theirs == nullptr) return {};
+    return at::for_blob(const_cast<void*>(theirs), mine.sizes())
+        .deleter([mine](void*) {})
+        .options(mine.options())
+        .make_tensor();
+  }
+
   void abort() override { queue_->abort(); }
 
   std::unique_ptr<Transport> duplicate(const GroupStore& store, FailureHook on_failure) override {
@@ -84,12 +96,6 @@ class HybridTransport final : public Transport {
     for (const int rank : ranks) gloo.names.push_back(name_of(rank));
     FoundHosts found{std::make_shared<hybrid::Hosts>(hosts), nullptr, ""};
     if (found.hosts->num_hosts() == gloo.size) return make_gloo_transport(store, gloo, std::move(on_failure));
-    if (found.hosts->num_hosts() == 1)
-      return make_shm_transport(store, {.rank = gloo.rank,
-                                        .size = gloo.size,
-                                        .timeout = gloo.timeout,
-                                        .connect_timeout = gloo.connect_timeout,
-                                        .numbers = mine});
     const int host = found.hosts->host_of(gloo.rank);
     found.peers =
         std::make_shared<shm::PeerSockets>(store.under(str("host/", host)), found.hosts->index_of(gloo.rank),
@@ -98,6 +104,8 @@ class HybridTransport final : public Transport {
   }
 
  private:
+  bool on_one_host() const { return found_.hosts->num_hosts() == 1; }
+
   PendingPtr issue(Kind kind, const at::Tensor& full, uint32_t tag, ReduceInto into = {}, int root = 0) {
     const auto operation = std::make_shared<Operation>();
     operation->kind = kind;
@@ -151,7 +159,7 @@ class HybridTransport final : public Transport {
 std::unique_ptr<Transport> make_hybrid_transport(const GroupStore& store, const FoundHosts& found,
                                                  const GlooOptions& gloo, FailureHook on_failure) {
   GlooOptions options = gloo;
-  if (options.devices.empty()) options.devices = open_gloo_devices(options);
+  if (found.hosts->num_hosts() > 1 && options.devices.empty()) options.devices = open_gloo_devices(options);
   return std::make_unique<HybridTransport>(store, found, std::move(options), std::move(on_failure));
 }
 

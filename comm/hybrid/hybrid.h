@@ -1,4 +1,10 @@
-// CPU tensors of ranks on several hosts: shared memory within a host, Gloo between hosts.
+// CPU tensors of ranks that share memory: shared memory within a host ("shm" where that is all), Gloo between
+// hosts ("hybrid").
+//
+// Ranks of a host need no common parent, user or mount, but one network namespace: they pass descriptors of
+// memory over abstract Unix sockets (comm/control/peer_sockets.h). The first of them reserves the pages,
+// which are charged to its control group. All ranks of a host may write to all of the memory, so a stray
+// write on one rank changes it on all.
 #pragma once
 
 #include <memory>
@@ -25,7 +31,13 @@ struct FoundHosts {
 FoundHosts find_hosts(const GroupStore& store, int rank, const std::vector<std::string>& may_share,
                       std::chrono::milliseconds timeout);
 
-/// Collective. `found`: at least two hosts, without an obstacle. `gloo`: rank and size are the whole group's.
+/// Collective. All ranks are on one host, and find each other through `store`. Throws CommError: ranks in
+/// different network namespaces, no descriptors.
+FoundHosts connect_one_host(const GroupStore& store, int rank, int size, std::chrono::milliseconds timeout);
+
+/// Collective. `found`: without an obstacle, and more ranks than hosts. `gloo`: rank and size are the whole
+/// group's; on one host what is Gloo's own is not used. `on_failure` is called where a thread carries out the
+/// collectives, on several hosts. Throws CommError: no shared memory.
 std::unique_ptr<Transport> make_hybrid_transport(const GroupStore& store, const FoundHosts& found,
                                                  const GlooOptions& gloo, FailureHook on_failure);
 

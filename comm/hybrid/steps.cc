@@ -25,6 +25,11 @@ std::byte* TaskQueue::user_address(const Task& task, const Range& slice) const {
          slice.begin * element_bytes(*task.operation);
 }
 
+bool TaskQueue::is_own_input(const Operation& operation, int slice) const {
+  if (operation.kind == Kind::kBroadcast) return operation.root == rank_;
+  return reduces(operation.kind) || slice == rank_;
+}
+
 /// The input is where the ranks of this host can read it.
 bool TaskQueue::begin(uint64_t number) {
   Task& task = this->task(number);
@@ -39,12 +44,10 @@ bool TaskQueue::begin(uint64_t number) {
     task.memory.first += slot * staging_.slot_bytes;
     task.location.offset += slot * staging_.slot_bytes;
     const int64_t bytes = element_bytes(operation);
-    const bool is_broadcast = operation.kind == Kind::kBroadcast;
-    const int count = is_broadcast ? hosts_->num_columns() : hosts_->num_ranks();
+    const int count = operation.kind == Kind::kBroadcast ? hosts_->num_columns() : hosts_->num_ranks();
     for (int i = 0; i < count; ++i) {
-      const bool mine = reduces(operation.kind) || (is_broadcast ? operation.root == rank_ : i == rank_);
       const Range from = task.user.of(i), to = task.work.of(i);
-      if (mine)
+      if (is_own_input(operation, i))
         shm::copy_bytes(task.memory.of(index()) + to.begin * bytes, user_address(task, from),
                         from.numel * bytes);
     }
@@ -59,14 +62,14 @@ bool TaskQueue::all_posted(uint64_t number) const {
   const shm::OperationKey& mine = counters_->key(number, index());
   for (int other = 0; other < peers_->size(); ++other)
     if (counters_->key(number, other) != mine)
-      throw CommError("rank ", rank_, " and rank ", peers_->number_of(other),
+      throw CommError("rank ", peers_->number_of(index()), " and rank ", peers_->number_of(other),
                       " issued different collectives");
   return true;
 }
 
-void TaskQueue::reduce_on_host(const Operation& operation, const Task& task, const Range& range,
-                               void* sum) const {
-  const DType dtype = from_torch(operation.full.scalar_type());
+void TaskQueue::reduce_on_host(const Task& task, const Range& range, const shm::ReduceOutput& output) const {
+  if (range.numel == 0) return;
+  const DType dtype = from_torch(task.operation->full.scalar_type());
   std::vector<const void*> inputs;
   for (int other = 0; other < peers_->size(); ++other)
     inputs.push_back(task.memory.of(other) + range.begin * size_bytes(dtype));
@@ -74,25 +77,47 @@ void TaskQueue::reduce_on_host(const Operation& operation, const Task& task, con
                .inputs = inputs.data(),
                .num_inputs = peers_->size(),
                .numel = range.numel,
-               .output = {sum, dtype}});
+               .output = output});
+}
+
+/// All inputs are on this host: one pass, straight to where the result is wanted. A staged piece of an
+/// all-reduce is summed up whole by every rank, so that none waits for another one once more.
+void TaskQueue::reduce_to_result(const Task& task) const {
+  const Operation& operation = *task.operation;
+  const DType dtype = from_torch(operation.full.scalar_type());
+  const Range mine = task.work.of(rank_);
+  const ReduceInto& into = operation.into;
+  if (operation.kind == Kind::kReduceScatter) {
+    auto* const shard = static_cast<std::byte*>(into.shard.data_ptr());
+    reduce_on_host(task, mine,
+                   {shard + task.into_begin * into.shard.element_size(), from_torch(into.shard.scalar_type()),
+                    into.scale, into.add});
+  } else if (task.staged()) {
+    reduce_on_host(task, {task.work.begin, task.work.end - task.work.begin},
+                   {user_address(task, {task.user.begin, 0}), dtype, into.scale});
+  } else {
+    reduce_on_host(task, mine, {task.memory.of(index()) + mine.begin * size_bytes(dtype), dtype, into.scale});
+  }
+}
+
+void TaskQueue::reduce_columns(Task& task) const {
+  const DType dtype = from_torch(task.operation->full.scalar_type());
+  for (const ColumnPart& part : column_parts(*hosts_, rank_, task.work)) {
+    at::Tensor sums = reduction_buffer(part.numel() * size_bytes(dtype));
+    auto* sum = static_cast<std::byte*>(sums.data_ptr());
+    for (const Range& slice : part.slices) {
+      reduce_on_host(task, slice, {sum, dtype});
+      sum += slice.numel * size_bytes(dtype);
+    }
+    task.partial_sums.push_back(std::move(sums));
+  }
 }
 
 bool TaskQueue::reduce(uint64_t number) {
   Task& task = this->task(number);
-  if (number > exchanged_ + kMaxExchanges || !all_posted(number)) return false;
-  const Operation& operation = *task.operation;
-  if (reduces(operation.kind)) {
-    const int64_t bytes = element_bytes(operation);
-    for (const ColumnPart& part : column_parts(*hosts_, rank_, task.work)) {
-      at::Tensor sums = reduction_buffer(part.numel() * bytes);
-      auto* sum = static_cast<std::byte*>(sums.data_ptr());
-      for (const Range& slice : part.slices) {
-        if (slice.numel > 0) reduce_on_host(operation, task, slice, sum);
-        sum += slice.numel * bytes;
-      }
-      task.partial_sums.push_back(std::move(sums));
-    }
-  }
+  if (!on_one_host() && number > exchanged_ + kMaxExchanges) return false;
+  if (!all_posted(number)) return false;
+  if (reduces(task.operation->kind)) on_one_host() ? reduce_to_result(task) : reduce_columns(task);
   counters_->set(Counter::kReduced, number);
   return true;
 }
@@ -181,18 +206,32 @@ bool TaskQueue::finish_gather(uint64_t number) {
   return true;
 }
 
-/// Copies what the ranks of this host have brought from others. A buffer that they have in common has it.
+/// What the ranks of this host are to copy is there. On one host it was there when all had posted, but for
+/// the sums of other ranks.
+bool TaskQueue::can_share(uint64_t number, const Task& task) const {
+  const Kind kind = task.operation->kind;
+  if (!gathers(kind)) return true;
+  if (!on_one_host()) return counters_->all_at(Counter::kGathered, number);
+  return kind != Kind::kAllReduce || task.staged() || counters_->all_at(Counter::kReduced, number);
+}
+
+/// The caller's buffer has it without a copy: see reduce_to_result() for a staged sum.
+bool TaskQueue::has_result(const Task& task) const {
+  if (task.operation->kind == Kind::kBarrier) return true;
+  return task.staged() ? on_one_host() && task.operation->kind == Kind::kAllReduce : task.memory.is_common();
+}
+
+/// Copies what the ranks of this host have, or have brought from others.
 bool TaskQueue::share(uint64_t number) {
   Task& task = this->task(number);
   const Operation& operation = *task.operation;
-  if (gathers(operation.kind)) {
-    if (!counters_->all_at(Counter::kGathered, number)) return false;
+  if (!can_share(number, task)) return false;
+  if (gathers(operation.kind) && !has_result(task)) {
     const bool is_broadcast = operation.kind == Kind::kBroadcast;
-    const int count = operation.kind == Kind::kBarrier || (!task.staged() && task.memory.is_common()) ? 0
-                      : is_broadcast ? hosts_->num_columns()
-                                     : hosts_->num_ranks();
+    const int count = is_broadcast ? hosts_->num_columns() : hosts_->num_ranks();
     const int64_t bytes = element_bytes(operation);
     for (int i = 0; i < count; ++i) {
+      if (!reduces(operation.kind) && is_own_input(operation, i)) continue;
       const int source = is_broadcast ? broadcast_source_of(*hosts_, rank_, operation.root, i)
                                       : source_of(*hosts_, rank_, i);
       const Range from = task.work.of(i), to = task.user.of(i);
@@ -205,24 +244,31 @@ bool TaskQueue::share(uint64_t number) {
 }
 
 /// The caller may write to its buffer again.
-bool TaskQueue::finish(uint64_t number) {
-  Task& task = this->task(number);
-  const OperationPtr operation = task.operation;
-  if (!task.staged() && !task.memory.is_common() &&
-      !counters_->all_at(gathers(operation->kind) ? Counter::kDone : Counter::kReduced, number))
-    return false;
-  tasks_.pop_front();
-  ++finished_;
-  const bool is_last = --operation->num_tasks == 0;
-  // The caller's references are the last ones: a tensor of Python's must not be freed here.
-  if (is_last) operation->full.reset(), operation->into.shard.reset();
-  {
-    const std::lock_guard lock(mutex_);
-    --num_unfinished_;
-    if (is_last) operation->done.store(true, std::memory_order_release);
+bool TaskQueue::is_input_free(uint64_t number, const Task& task) const {
+  return task.staged() || task.memory.is_common() ||
+         counters_->all_at(gathers(task.operation->kind) ? Counter::kDone : Counter::kReduced, number);
+}
+
+/// In any order: a rank that is slow to read an earlier input delays no later result.
+bool TaskQueue::finish() {
+  bool moved = false;
+  for (uint64_t number = finished_ + 1; number <= done_; ++number) {
+    Task& task = this->task(number);
+    if (task.finished || !is_input_free(number, task)) continue;
+    task.finished = moved = true;
+    Operation& operation = *task.operation;
+    const bool is_last = --operation.num_tasks == 0;
+    // The caller's references are the last ones: a tensor of Python's must not be freed here.
+    if (is_last) operation.full.reset(), operation.into.shard.reset();
+    {
+      const std::lock_guard lock(mutex_);
+      --num_unfinished_;
+      if (is_last) operation.done.store(true, std::memory_order_release);
+    }
+    if (is_last) changed_.notify_all();
   }
-  if (is_last) changed_.notify_all();
-  return true;
+  while (!tasks_.empty() && tasks_.front().finished) tasks_.pop_front(), ++finished_;
+  return moved;
 }
 
 }  // namespace tessera::comm::hybrid

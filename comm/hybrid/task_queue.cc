@@ -19,6 +19,14 @@ using std::chrono::steady_clock;
 namespace {
 
 constexpr milliseconds kSleep{100};
+/// On one host, a wait longer than this looks whether the other ranks are alive, and again after every such
+/// time.
+constexpr milliseconds kPollInterval{20};
+/// How often a call that is not wait() calls `watch` while it waits.
+constexpr milliseconds kWatchInterval{100};
+/// On one host, a wait first looks this often without sleeping, some microseconds in all: most waits are
+/// short.
+constexpr int kNumSpins = 200;
 /// Gloo counts a collective a moment before it says that it is done.
 constexpr std::chrono::microseconds kMoment{50};
 
@@ -33,12 +41,14 @@ TaskQueue::TaskQueue(std::shared_ptr<const Hosts> hosts, int rank, std::shared_p
       peers_(std::move(peers)),
       timeout_(timeout),
       on_failure_(std::move(on_failure)),
+      // With more ranks than cores, spinning takes the time of the rank that is waited for.
+      num_spins_(static_cast<unsigned>(peers_->size()) > std::thread::hardware_concurrency() ? 1 : kNumSpins),
       regions_(peers_, timeout) {
-  TESSERA_CHECK(hosts_->num_hosts() > 1);
   const int64_t bytes = shm::whole_pages(shm::ProgressCounters::bytes(peers_->size()));
   counters_memory_ = shm::share_memory(*peers_, bytes, timeout_, [] {});
   counters_.emplace(counters_memory_.data(), peers_->rank(), peers_->size());
   make_staging();
+  if (on_one_host()) return;
   const auto on_end = [this] {
     num_ended_.fetch_add(1);
     counters_->notify();
@@ -49,7 +59,7 @@ TaskQueue::TaskQueue(std::shared_ptr<const Hosts> hosts, int rank, std::shared_p
 }
 
 void TaskQueue::make_staging() {
-  staging_.slot_bytes = Staging::bytes_for(hosts_->num_ranks());
+  staging_.slot_bytes = Staging::bytes_for(*hosts_);
   const auto region = allocate(Staging::kNumSlots * staging_.slot_bytes, /*common=*/false);
   staging_.memory = {region->address(0), region->stride};
   staging_.location = *regions_.find(region->address(peers_->rank()), 1);
@@ -63,7 +73,7 @@ void TaskQueue::make_staging() {
 
 // A rank that leaves in order breaks no connection: the others may still be reading what it has sent.
 void TaskQueue::close() {
-  if (std::exchange(closed_, true)) return;
+  if (std::exchange(closed_, true) || on_one_host()) return;
   bool in_order = false;
   {
     std::unique_lock lock(mutex_);
@@ -89,7 +99,7 @@ void TaskQueue::abort() {
 
 std::shared_ptr<shm::SharedRegion> TaskQueue::allocate(int64_t bytes, bool common) {
   // The other ranks check while they wait: the first one sends the reason why there is no memory.
-  if (index() == 0) check_alive();
+  if (index() == 0 || counters_->has_left(index())) check_alive();
   return regions_.allocate(bytes, common, [this] {
     check_alive();
     watch_();
@@ -115,21 +125,44 @@ void TaskQueue::issue(const OperationPtr& operation) {
     num_unfinished_ += operation->num_tasks;
     std::move(tasks.begin(), tasks.end(), std::back_inserter(issued_));
   }
+  if (on_one_host()) return post(*operation);
   counters_->notify();
 }
 
+void TaskQueue::post(const Operation& operation) {
+  check_alive();  // no operation with a rank that has given up, even if its input is there
+  take_issued();
+  const auto are_posted = [this, last = finished_ + tasks_.size()] { return posted_ == last; };
+  while (!advance_until(are_posted, std::min(operation.deadline, steady_clock::now() + kWatchInterval))) {
+    if (steady_clock::now() >= operation.deadline) throw CommError(timed_out());
+    watch_();
+  }
+}
+
 std::string TaskQueue::timed_out() const { return str("timed out after ", name_duration(timeout_)); }
+std::string TaskQueue::has_left() const {
+  return str("rank ", peers_->number_of(index()), " has left the group");
+}
 
 bool TaskQueue::wait(const Operation& operation, milliseconds limit) {
   const auto is_done = [&] { return operation.done.load(std::memory_order_acquire); };
   if (is_done()) return true;
-  const auto now = steady_clock::now();
-  std::unique_lock lock(mutex_);
-  changed_.wait_until(lock, std::min(operation.deadline, now + limit),
-                      [&] { return is_done() || error_ || stop_; });
-  if (is_done()) return true;
-  if (error_) throw CommError(*error_);
-  if (stop_) throw CommError("rank ", rank_, " has left the group");
+  const auto until = std::min(operation.deadline, steady_clock::now() + limit);
+  if (on_one_host()) {
+    if (limit.count() > 0) {
+      if (advance_until(is_done, until)) return true;
+    } else {
+      advance_now();
+      if (is_done()) return true;
+      check_alive();
+    }
+  } else {
+    std::unique_lock lock(mutex_);
+    changed_.wait_until(lock, until, [&] { return is_done() || error_ || stop_; });
+    if (is_done()) return true;
+    if (error_) throw CommError(*error_);
+    if (stop_) throw CommError(has_left());
+  }
   if (steady_clock::now() >= operation.deadline) throw CommError(timed_out());
   return false;
 }
@@ -137,15 +170,50 @@ bool TaskQueue::wait(const Operation& operation, milliseconds limit) {
 void TaskQueue::check_alive() const {
   for (int other = 0; other < peers_->size(); ++other)
     if (counters_->has_left(other))
-      throw CommError("rank ", peers_->number_of(other), other == index() ? " has left the group" : " left");
+      throw CommError(other == index() ? has_left() : str("rank ", peers_->number_of(other), " left"));
 }
 
-/// A rank that has done its part of the oldest piece may have ended in order.
+/// A rank that has done its part of all pieces may have ended in order.
 void TaskQueue::check_peers() const {
   check_alive();
   for (int other = 0; other < peers_->size(); ++other)
-    if (peers_->is_gone(other) && !counters_->has_reached(other, Counter::kDone, finished_ + 1))
+    if (peers_->is_gone(other) && !counters_->has_reached(other, Counter::kDone, posted_))
       throw RankIsGone(peers_->number_of(other));
+}
+
+// ------------------------------------------------------------------------------ on one host: the caller's
+// calls
+
+/// After a failure the callers' buffers may be gone.
+void TaskQueue::advance_now() {
+  if (aborted_) throw CommError(has_left());
+  while (advance()) {
+  }
+}
+
+template <class Condition>
+bool TaskQueue::advance_until(const Condition& condition, steady_clock::time_point until) {
+  for (int spin = 0; spin < num_spins_; ++spin) {
+    advance_now();
+    if (condition()) return true;
+#ifdef __x86_64__
+    __builtin_ia32_pause();
+#endif
+  }
+  while (true) {
+    const uint32_t seen = counters_->num_notifications();
+    advance_now();
+    if (condition()) return true;
+    check_alive();
+    const auto now = steady_clock::now();
+    if (now >= until) return false;
+    counters_->sleep(seen, std::min<std::chrono::microseconds>(
+                               kPollInterval, std::chrono::ceil<std::chrono::microseconds>(until - now)));
+    if (steady_clock::now() < now + kPollInterval) continue;
+    advance_now();
+    if (condition()) return true;
+    check_peers();
+  }
 }
 
 // ------------------------------------------------------------------------------------- the queue's thread
@@ -203,13 +271,14 @@ bool TaskQueue::advance(uint64_t& passed, uint64_t limit, const Step& step) {
 
 bool TaskQueue::advance() {
   // The last steps first: they free what the first ones need.
-  bool moved = false;
-  while (finished_ < done_ && finish(finished_ + 1)) moved = true;
-  moved |= advance(done_, gathered_, &TaskQueue::share);
-  moved |= advance(gathered_, gathering_, &TaskQueue::finish_gather);
-  moved |= advance(gathering_, exchanged_, &TaskQueue::start_gather);
-  moved |= advance(exchanged_, exchanging_, &TaskQueue::finish_exchange);
-  moved |= advance(exchanging_, reduced_, &TaskQueue::start_exchange);
+  bool moved = finish();
+  moved |= advance(done_, on_one_host() ? reduced_ : gathered_, &TaskQueue::share);
+  if (!on_one_host()) {
+    moved |= advance(gathered_, gathering_, &TaskQueue::finish_gather);
+    moved |= advance(gathering_, exchanged_, &TaskQueue::start_gather);
+    moved |= advance(exchanged_, exchanging_, &TaskQueue::finish_exchange);
+    moved |= advance(exchanging_, reduced_, &TaskQueue::start_exchange);
+  }
   moved |= advance(reduced_, posted_, &TaskQueue::reduce);
   moved |= advance(posted_, finished_ + tasks_.size(), &TaskQueue::begin);
   if (!tasks_.empty()) oldest_tag_ = tasks_.front().operation->tag;

@@ -1,11 +1,25 @@
-// TaskQueue: carries out the collectives of ranks on several hosts, in order: shared memory within a host,
-// Gloo between hosts. See [Note: hybrid collectives] in plan.h and [Note: pieces] in tasks.h.
+// TaskQueue: carries out the collectives of the ranks of one or several hosts, in order: shared memory within
+// a host, Gloo between hosts. See [Note: hybrid collectives] in plan.h and [Note: pieces] in tasks.h.
 //
-// One thread that waits.
-// A piece waits for the ranks of its host, then for the network, then for the ranks of its host again, while
-// the rank's own thread computes. So a thread of the queue's own takes the pieces from step to step, and
-// sleeps in between, on the host's shared counters (comm/shm/progress_counters.h), which Gloo's threads also
-// notify. It adds up what would be added up in any case; no rank waits for another rank's computation.
+// A reduce-scatter, piece n, as a rank of the first of two hosts sees it:
+//   issue            the caller's thread cuts the buffer into pieces and returns
+//   begin            posted = n: the ranks of this host can read the input
+//   reduce           when all of them have posted n: adds up its column's slices over them; reduced = n
+//   start_exchange   sends the other host's sum over Gloo
+//   finish_exchange  when the other host's sum is there: own sum + theirs, to `into`
+//   share            done = n (a gather copies here what the other ranks of the host have brought)
+//   finish           when all of this host have reduced n: the caller may write to its buffer again
+//   wait             the caller's thread finds it done
+// On one host there is nothing to exchange, and `reduce` writes straight to `into`.
+//
+// Who takes the steps.
+// On several hosts a piece waits for the ranks of its host, then for the network, then for the ranks of its
+// host again, while the rank's own thread computes. So a thread of the queue's own takes the pieces from step
+// to step, and sleeps in between, on the host's shared counters (comm/shm/progress_counters.h), which Gloo's
+// threads also notify. On one host no thread works in the background: it would take time from the cores, all
+// of which train. Each of the caller's calls takes every piece as far as it can go, so a rank that waits
+// never delays another. In both cases a rank adds up its own slices only, and no rank waits for another
+// rank's computation.
 //
 // [Note: each step in order]
 // Pieces are numbered, equally on all ranks. A rank takes every step of piece n after the same step of piece
@@ -31,6 +45,7 @@
 #include "comm/hybrid/hosts.h"
 #include "comm/hybrid/tasks.h"
 #include "comm/shm/progress_counters.h"
+#include "comm/shm/reduce.h"
 #include "comm/shm/shared_regions.h"
 
 namespace tessera::comm::hybrid {
@@ -43,9 +58,10 @@ struct Column {
 };
 
 /// Owns the thread, the counters, the staging memory and the columns. One thread at a time, except abort().
+/// On one host every call may throw CommError: other ranks issued something else, left, or are gone.
 class TaskQueue {
  public:
-  /// Makes the columns' transports; `on_end` and `on_failure` are for them.
+  /// Makes the columns' transports, of several hosts; `on_end` and `on_failure` are for them.
   using MakeColumns =
       std::function<std::vector<Column>(std::function<void()> on_end, const FailureHook& on_failure)>;
 
@@ -58,16 +74,22 @@ class TaskQueue {
 
   /// Collective, in one order over this group and all its duplicates. See SharedRegions::allocate().
   std::shared_ptr<shm::SharedRegion> allocate(int64_t bytes, bool common);
-  /// Called about ten times a second while allocate() waits.
+  /// See SharedRegions::peer_address().
+  const void* peer_address(const void* mine, int64_t bytes, int index) const {
+    return regions_.peer_address(mine, bytes, index);
+  }
+  /// Called about ten times a second while allocate() or issue() waits. May throw, which ends the call; the
+  /// group is then to be aborted.
   void set_watch(std::function<void()> watch) { watch_ = std::move(watch); }
 
-  /// Collective. Does not wait.
+  /// Collective. Does not wait, but on one host for room: until the ranks have done with what was issued 64
+  /// pieces before, or with what was staged before.
   void issue(const OperationPtr& operation);
-  /// Whether it is done, after at most `limit`. Throws CommError: the queue has failed, or the operation's
-  /// time is over.
+  /// Whether it is done, after at most `limit`; 0 asks without waiting. Throws CommError: the queue has
+  /// failed, or the operation's time is over.
   bool wait(const Operation& operation, std::chrono::milliseconds limit);
 
-  /// Waits for what is in flight, unless it has failed, and ends the thread.
+  /// Of several hosts: waits for what is in flight, unless it has failed, and ends the thread.
   void close();
   /// Everything fails, on the other ranks too. Never throws.
   void abort();
@@ -80,8 +102,17 @@ class TaskQueue {
 
   int index() const { return hosts_->index_of(rank_); }
   int host() const { return hosts_->host_of(rank_); }
+  bool on_one_host() const { return hosts_->num_hosts() == 1; }
   std::string timed_out() const;
+  std::string has_left() const;
   void make_staging();
+
+  /// On one host: takes steps in the caller's call until `condition` is true; false: it is not at `until`.
+  template <class Condition>
+  bool advance_until(const Condition& condition, std::chrono::steady_clock::time_point until);
+  void advance_now();
+  /// On one host: returns when the others can read the input.
+  void post(const Operation& operation);
 
   // What the thread does.
   void run();
@@ -104,11 +135,17 @@ class TaskQueue {
   bool start_gather(uint64_t number);
   bool finish_gather(uint64_t number);
   bool share(uint64_t number);
-  bool finish(uint64_t number);
+  bool finish();
 
   bool all_posted(uint64_t number) const;
   bool all_ended(Task& task);
-  void reduce_on_host(const Operation& operation, const Task& task, const Range& range, void* sum) const;
+  bool is_own_input(const Operation& operation, int slice) const;
+  bool can_share(uint64_t number, const Task& task) const;
+  bool has_result(const Task& task) const;
+  bool is_input_free(uint64_t number, const Task& task) const;
+  void reduce_on_host(const Task& task, const Range& range, const shm::ReduceOutput& output) const;
+  void reduce_to_result(const Task& task) const;
+  void reduce_columns(Task& task) const;
   void broadcast(Column& column, Task& task, const Range& range, int from_index, int root);
   std::byte* user_address(const Task& task, const Range& slice) const;
 
@@ -117,6 +154,7 @@ class TaskQueue {
   const std::shared_ptr<shm::PeerSockets> peers_;
   const std::chrono::milliseconds timeout_;
   const FailureHook on_failure_;
+  const int num_spins_;
   std::function<void()> watch_ = [] {};
   shm::SharedMemory counters_memory_;
   std::optional<shm::ProgressCounters> counters_;
@@ -134,7 +172,7 @@ class TaskQueue {
   int64_t num_unfinished_ = 0;
   std::optional<std::string> error_;
 
-  // The thread's. Numbers of the last piece that has passed each step.
+  // Of who takes the steps. Numbers of the last piece that has passed each step.
   std::deque<Task> tasks_;  ///< from finished_ + 1 on
   uint64_t posted_ = 0, reduced_ = 0, exchanging_ = 0, exchanged_ = 0, gathering_ = 0, gathered_ = 0,
            done_ = 0, finished_ = 0;

@@ -5,8 +5,10 @@
 namespace tessera::comm::hybrid {
 namespace {
 
+// On several hosts. On one host nothing is gained by smaller pieces, and its slots take as little memory as
+// keeps copies fast.
 constexpr int64_t kPieceBytes = 4 << 20;
-constexpr int64_t kSlotBytes = 1 << 20;
+constexpr int64_t kSlotBytes = 1 << 20, kSlotBytesOnOneHost = 512 << 10;
 /// Pieces begin at multiples of this many elements of their slice.
 constexpr int64_t kAlignment = 64;
 
@@ -18,9 +20,9 @@ int64_t longest_part(int64_t slice_numel, int count, int64_t element_bytes, int6
 
 }  // namespace
 
-int64_t Staging::bytes_for(int num_ranks) {
-  const int64_t smallest = num_ranks * kAlignment * 8;  // one part of each slice, of the widest dtype
-  return shm::whole_pages(std::max(kSlotBytes, smallest));
+int64_t Staging::bytes_for(const Hosts& hosts) {
+  const int64_t smallest = hosts.num_ranks() * kAlignment * 8;  // one part of each slice, of the widest dtype
+  return shm::whole_pages(std::max(hosts.num_hosts() == 1 ? kSlotBytesOnOneHost : kSlotBytes, smallest));
 }
 
 int64_t element_bytes(const Operation& operation) {
@@ -48,7 +50,10 @@ std::vector<Task> cut(const OperationPtr& operation, const Hosts& hosts, const S
   }
   const int64_t bytes = element_bytes(*operation);
   const int64_t numel = static_cast<int64_t>(operation->full.nbytes()) / bytes;
-  const int64_t limit = in_place != nullptr ? kPieceBytes : staging.slot_bytes;
+  const int64_t whole = numel * bytes + hosts.num_ranks() * kAlignment * bytes;  // with each slice rounded up
+  const int64_t limit = in_place == nullptr     ? staging.slot_bytes
+                        : hosts.num_hosts() > 1 ? kPieceBytes
+                                                : whole;
   if (operation->kind == Kind::kReduceScatter || operation->kind == Kind::kAllGather) {
     const int count = hosts.num_ranks();
     const int64_t slice = numel / count, longest = longest_part(slice, count, bytes, limit);

@@ -1,11 +1,11 @@
-// Tasks: a collective of ranks on several hosts, cut into pieces, each of which passes through the same
-// steps.
+// Tasks: a collective, cut into pieces, each of which passes through the same steps.
 //
 // [Note: pieces]
-// A collective on a large buffer is cut into pieces of some megabytes, so that a host adds up one piece while
-// the one before is on the network. Where the ranks of a host have mapped each other's buffers
-// (Communicator::allocate_symmetric, allocate_shared) a piece is worked on in place. Any other buffer passes
-// through staging memory, a megabyte a piece, which they have mapped.
+// On several hosts a collective on a large buffer is cut into pieces of some megabytes, so that a host adds
+// up one piece while the one before is on the network. On one host a buffer is one piece. Where the ranks of
+// a host have mapped each other's buffers (Communicator::allocate_symmetric, allocate_shared) a piece is
+// worked on in place. Any other buffer passes through staging memory, which they have mapped, in pieces of a
+// slot of it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -64,9 +64,10 @@ struct Task {
   int slot = -1;                          ///< of the staging memory; -1: in place
   int64_t into_begin = 0;                 ///< of a reduce-scatter: where in `into.shard` the piece goes
 
-  uint64_t slot_used_by = 0;             ///< the task before that in the same slot
   std::vector<at::Tensor> partial_sums;  ///< by column
   std::vector<PendingPtr> exchanges;
+
+  bool finished = false;  ///< its caller may write to the buffer; pieces before it may be under way
 
   bool staged() const { return slot >= 0; }
 };
@@ -79,8 +80,8 @@ struct Staging {
   at::Tensor owner;  ///< keeps it alive
 
   static constexpr int kNumSlots = 2;
-  /// Bytes of a slot, for a group of so many ranks.
-  static int64_t bytes_for(int num_ranks);
+  /// Bytes of a slot, for a group of these.
+  static int64_t bytes_for(const Hosts& hosts);
 };
 
 /// The tasks of an operation, in order. `in_place`: where its buffer is mapped by the ranks of this

@@ -26,7 +26,6 @@
 #include "comm/nccl/nccl.h"
 #include "comm/rendezvous/network.h"
 #include "comm/rendezvous/rendezvous.h"
-#include "comm/shm/shm.h"
 #include "comm/sockets/open_files.h"
 #include "comm/staged/staged.h"
 #include "core/check.h"
@@ -85,15 +84,14 @@ std::unique_ptr<Transport> make_transport(const Choice& choice, const GroupStore
   if (choice.backend == "nccl")
     return make_nccl_transport(store, gloo.rank, gloo.size, device.index(), gloo.timeout);
   std::unique_ptr<Transport> made;
-  if (choice.backend == "shm")
-    made = make_shm_transport(store, {.rank = gloo.rank,
-                                      .size = gloo.size,
-                                      .timeout = gloo.timeout,
-                                      .connect_timeout = options.rendezvous_timeout});
-  else if (choice.backend == "hybrid")
-    made = make_hybrid_transport(store, choice.found, gloo, on_failure);
-  else
+  if (choice.backend == "gloo") {
     made = make_gloo_transport(store, gloo, on_failure);
+  } else {
+    FoundHosts found = choice.found;
+    if (choice.backend == "shm")
+      found = connect_one_host(store, gloo.rank, gloo.size, options.rendezvous_timeout);
+    made = make_hybrid_transport(store, found, gloo, on_failure);
+  }
   if (!choice.transfer) return made;
   return make_staged_transport(std::move(made), gloo.rank, device, choice.transfer, std::move(on_failure));
 }

@@ -139,17 +139,4 @@ void reduce(const Reduction& reduction) {
   }
 }
 
-ReduceOutput at_offset(const ReduceOutput& output, int64_t numel) {
-  ReduceOutput moved = output;
-  if (output.data != nullptr)
-    moved.data = static_cast<std::byte*>(output.data) + numel * size_bytes(output.dtype);
-  return moved;
-}
-
-std::pair<int64_t, int64_t> slice_of(int64_t numel, int rank, int size) {
-  const int64_t longest = (numel + size - 1) / size;
-  const int64_t begin = std::min(numel, rank * longest);
-  return {begin, std::min(longest, numel - begin)};
-}
-
 }  // namespace tessera::comm::shm

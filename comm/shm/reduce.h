@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <utility>
 
 #include "core/dtype.h"
 
@@ -29,10 +28,5 @@ struct Reduction {
 /// operations one by one, so every instruction set gives the same bits. fp64 in fp64; integers wrap; bool is
 /// "or". Inputs and output have one dtype, except that fp32, bf16 and fp16 may be mixed.
 void reduce(const Reduction& reduction);
-
-/// Returns the output from element `numel` on. Null stays null.
-ReduceOutput at_offset(const ReduceOutput& output, int64_t numel);
-/// Where the slice of an all-reduce that `rank` sums begins, and its length: as even as can be.
-std::pair<int64_t, int64_t> slice_of(int64_t numel, int rank, int size);
 
 }  // namespace tessera::comm::shm

@@ -15,7 +15,6 @@
 #include "comm/init/init.h"
 #include "comm/init/transport_communicator.h"
 #include "comm/rendezvous/registration.h"
-#include "comm/shm/shm.h"
 #include "core/str.h"
 #include "tests/comm/comm_testing.h"
 #include "tests/comm/run_ranks.h"
@@ -283,9 +282,8 @@ TEST_P(ExchangeTest, TheStoreDoesNotGrow) {
             under, find_hosts(under, rank, {"first", "first", "second"}, gloo.connect_timeout), gloo,
             std::move(hook));
       if (GetParam() == "shm")
-        return make_shm_transport(
-            under,
-            {.rank = rank, .size = 3, .timeout = gloo.timeout, .connect_timeout = gloo.connect_timeout});
+        return make_hybrid_transport(under, connect_one_host(under, rank, 3, gloo.connect_timeout), gloo,
+                                     std::move(hook));
       return make_gloo_transport(under, gloo, std::move(hook));
     };
     const auto comm = std::make_shared<TransportCommunicator>(context, gloo.timeout, make);
