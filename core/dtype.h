@@ -9,51 +9,57 @@
 
 namespace tessera {
 
-/// Parameters, collectives that sum, and the memory model know the first ten. The others are types of
-/// buffers: they are moved, saved and loaded as bytes.
-enum class DType : uint8_t {
-  kFloat32,
-  kBFloat16,
-  kFloat16,
-  kFloat64,
-  kInt64,
-  kInt32,
-  kInt16,
-  kInt8,
-  kUInt8,
-  kBool,  ///< one byte, 0 or 1
-  kUInt16,
-  kUInt32,
-  kUInt64,
-  kComplex32,  ///< two fp16: real, imaginary
-  kComplex64,
-  kComplex128,
-  kFloat8E5m2,
-  kFloat8E4m3fn,
-  kFloat8E5m2fnuz,
-  kFloat8E4m3fnuz,
-  kFloat8E8m0fnu,
-  kFloat4E2m1fnX2,  ///< two numbers a byte
-  kBits8,           ///< torch's types of bits without a meaning; a byte each but for kBits16
-  kBits16,
-  kBits1x8,
-  kBits2x4,
-  kBits4x2,
-  kInt1,  ///< torch's integers of less than eight bits take a byte each
-  kInt2,
-  kInt3,
-  kInt4,
-  kInt5,
-  kInt6,
-  kInt7,
-  kUInt1,
-  kUInt2,
-  kUInt3,
-  kUInt4,
-  kUInt5,
-  kUInt6,
-  kUInt7,
-};
+// The one table of dtypes: X(the enumerator, its name in the configuration and in files, bytes of an element,
+// libtorch's ScalarType). Parameters, collectives that sum, and the memory model know the first ten. The
+// others are types of buffers: they are moved, saved and loaded as bytes. A bool is one byte, 0 or 1; a
+// complex32 two fp16, real and imaginary; a float4_e2m1fn_x2 two numbers. torch's types of bits have no
+// meaning, and take a byte each but for bits16; so do its integers of less than eight bits.
+#define TESSERA_DTYPES(X)                                     \
+  X(kFloat32, "fp32", 4, Float)                               \
+  X(kBFloat16, "bf16", 2, BFloat16)                           \
+  X(kFloat16, "fp16", 2, Half)                                \
+  X(kFloat64, "fp64", 8, Double)                              \
+  X(kInt64, "int64", 8, Long)                                 \
+  X(kInt32, "int32", 4, Int)                                  \
+  X(kInt16, "int16", 2, Short)                                \
+  X(kInt8, "int8", 1, Char)                                   \
+  X(kUInt8, "uint8", 1, Byte)                                 \
+  X(kBool, "bool", 1, Bool)                                   \
+  X(kUInt16, "uint16", 2, UInt16)                             \
+  X(kUInt32, "uint32", 4, UInt32)                             \
+  X(kUInt64, "uint64", 8, UInt64)                             \
+  X(kComplex32, "complex32", 4, ComplexHalf)                  \
+  X(kComplex64, "complex64", 8, ComplexFloat)                 \
+  X(kComplex128, "complex128", 16, ComplexDouble)             \
+  X(kFloat8E5m2, "float8_e5m2", 1, Float8_e5m2)               \
+  X(kFloat8E4m3fn, "float8_e4m3fn", 1, Float8_e4m3fn)         \
+  X(kFloat8E5m2fnuz, "float8_e5m2fnuz", 1, Float8_e5m2fnuz)   \
+  X(kFloat8E4m3fnuz, "float8_e4m3fnuz", 1, Float8_e4m3fnuz)   \
+  X(kFloat8E8m0fnu, "float8_e8m0fnu", 1, Float8_e8m0fnu)      \
+  X(kFloat4E2m1fnX2, "float4_e2m1fn_x2", 1, Float4_e2m1fn_x2) \
+  X(kBits8, "bits8", 1, Bits8)                                \
+  X(kBits16, "bits16", 2, Bits16)                             \
+  X(kBits1x8, "bits1x8", 1, Bits1x8)                          \
+  X(kBits2x4, "bits2x4", 1, Bits2x4)                          \
+  X(kBits4x2, "bits4x2", 1, Bits4x2)                          \
+  X(kInt1, "int1", 1, Int1)                                   \
+  X(kInt2, "int2", 1, Int2)                                   \
+  X(kInt3, "int3", 1, Int3)                                   \
+  X(kInt4, "int4", 1, Int4)                                   \
+  X(kInt5, "int5", 1, Int5)                                   \
+  X(kInt6, "int6", 1, Int6)                                   \
+  X(kInt7, "int7", 1, Int7)                                   \
+  X(kUInt1, "uint1", 1, UInt1)                                \
+  X(kUInt2, "uint2", 1, UInt2)                                \
+  X(kUInt3, "uint3", 1, UInt3)                                \
+  X(kUInt4, "uint4", 1, UInt4)                                \
+  X(kUInt5, "uint5", 1, UInt5)                                \
+  X(kUInt6, "uint6", 1, UInt6)                                \
+  X(kUInt7, "uint7", 1, UInt7)
+
+#define TESSERA_ENUMERATOR(dtype, name, bytes, torch_type) dtype,
+enum class DType : uint8_t { TESSERA_DTYPES(TESSERA_ENUMERATOR) };
+#undef TESSERA_ENUMERATOR
 
 struct DTypeInfo {
   DType dtype;
@@ -61,54 +67,10 @@ struct DTypeInfo {
   int64_t bytes;          ///< of one element
 };
 
-inline constexpr std::array kDTypes{
-    DTypeInfo{DType::kFloat32, "fp32", 4},
-    DTypeInfo{DType::kBFloat16, "bf16", 2},
-    DTypeInfo{DType::kFloat16, "fp16", 2},
-    DTypeInfo{DType::kFloat64, "fp64", 8},
-    DTypeInfo{DType::kInt64, "int64", 8},
-    DTypeInfo{DType::kInt32, "int32", 4},
-    DTypeInfo{DType::kInt16, "int16", 2},
-    DTypeInfo{DType::kInt8, "int8", 1},
-    DTypeInfo{DType::kUInt8, "uint8", 1},
-    DTypeInfo{DType::kBool, "bool", 1},
-    DTypeInfo{DType::kUInt16, "uint16", 2},
-    DTypeInfo{DType::kUInt32, "uint32", 4},
-    DTypeInfo{DType::kUInt64, "uint64", 8},
-    DTypeInfo{DType::kComplex32, "complex32", 4},
-    DTypeInfo{DType::kComplex64, "complex64", 8},
-    DTypeInfo{DType::kComplex128, "complex128", 16},
-    DTypeInfo{DType::kFloat8E5m2, "float8_e5m2", 1},
-    DTypeInfo{DType::kFloat8E4m3fn, "float8_e4m3fn", 1},
-    DTypeInfo{DType::kFloat8E5m2fnuz, "float8_e5m2fnuz", 1},
-    DTypeInfo{DType::kFloat8E4m3fnuz, "float8_e4m3fnuz", 1},
-    DTypeInfo{DType::kFloat8E8m0fnu, "float8_e8m0fnu", 1},
-    DTypeInfo{DType::kFloat4E2m1fnX2, "float4_e2m1fn_x2", 1},
-    DTypeInfo{DType::kBits8, "bits8", 1},
-    DTypeInfo{DType::kBits16, "bits16", 2},
-    DTypeInfo{DType::kBits1x8, "bits1x8", 1},
-    DTypeInfo{DType::kBits2x4, "bits2x4", 1},
-    DTypeInfo{DType::kBits4x2, "bits4x2", 1},
-    DTypeInfo{DType::kInt1, "int1", 1},
-    DTypeInfo{DType::kInt2, "int2", 1},
-    DTypeInfo{DType::kInt3, "int3", 1},
-    DTypeInfo{DType::kInt4, "int4", 1},
-    DTypeInfo{DType::kInt5, "int5", 1},
-    DTypeInfo{DType::kInt6, "int6", 1},
-    DTypeInfo{DType::kInt7, "int7", 1},
-    DTypeInfo{DType::kUInt1, "uint1", 1},
-    DTypeInfo{DType::kUInt2, "uint2", 1},
-    DTypeInfo{DType::kUInt3, "uint3", 1},
-    DTypeInfo{DType::kUInt4, "uint4", 1},
-    DTypeInfo{DType::kUInt5, "uint5", 1},
-    DTypeInfo{DType::kUInt6, "uint6", 1},
-    DTypeInfo{DType::kUInt7, "uint7", 1},
-};
-static_assert([] {
-  for (size_t i = 0; i < kDTypes.size(); ++i)
-    if (static_cast<size_t>(kDTypes[i].dtype) != i) return false;
-  return true;
-}());
+/// By DType.
+#define TESSERA_INFO(dtype, name, bytes, torch_type) DTypeInfo{DType::dtype, name, bytes},
+inline constexpr std::array kDTypes{TESSERA_DTYPES(TESSERA_INFO)};
+#undef TESSERA_INFO
 
 /// Whether files' conversions know it as a number with a fraction: fp32, bf16, fp16, fp64.
 constexpr bool is_floating(DType dtype) { return dtype <= DType::kFloat64; }
