@@ -187,46 +187,13 @@ std::vector<ShownFile> shown_files(const Options& options, const Share& share, c
   return shown;
 }
 
-/// The devices of the first attempt, by local rank; empty where they are not known one by one.
-std::vector<std::string> devices_of(const Options& options) {
-  constexpr std::string_view kName = "CUDA_VISIBLE_DEVICES=";
-  const char* inherited = std::getenv("CUDA_VISIBLE_DEVICES");
-  std::optional<std::string> list = inherited ? std::optional<std::string>(inherited) : std::nullopt;
-  for (const std::string& variable : options.variables)  // --env-file
-    if (variable.starts_with(kName)) list = variable.substr(kName.size());
-  if (!options.visible_devices.empty()) list = options.visible_devices;
-  std::istringstream given(list.value_or(""));
-  std::vector<std::string> devices;
-  for (std::string device; std::getline(given, device, ',');) devices.push_back(device);
-  if (!list)
-    for (int device = 0; device < options.nproc; ++device) devices.push_back(std::to_string(device));
-  return static_cast<int>(devices.size()) < options.nproc ? std::vector<std::string>() : devices;
-}
-
-/// What `attempt` changes: fewer ranks, which keep their devices.
+/// What `attempt` changes.
 Options options_of(const Options& options, const Attempt& attempt) {
   Options changed = options;
   changed.restart_count += attempt.restart_count;
   changed.max_restarts += options.restarts.max_restarts;
   if (attempt.arguments) changed.args = *attempt.arguments;
-  changed.nproc = static_cast<int>(attempt.members.size());
-  if (changed.nproc == options.nproc) return changed;
-  if (!changed.ranks_by_node.empty()) changed.ranks_by_node = {changed.nproc};
-  const std::vector<std::string> all = devices_of(options);
-  std::vector<std::string> devices;
-  for (const int member : attempt.members)
-    if (!all.empty()) devices.push_back(all[static_cast<size_t>(member)]);
-  changed.visible_devices = join(devices, ",");
   return changed;
-}
-
-Ending ending_of(const Outcome& outcome, const RankExit* first, int first_rank) {
-  Ending ending;
-  ending.was_asked = outcome.was_asked;
-  ending.would_recur = first && first->report && first->report->would_recur;
-  for (const RankExit& exit : outcome.exits)
-    if (was_lost(exit)) ending.lost.push_back(exit.rank - first_rank);
-  return ending;
 }
 
 /// One attempt, from the first process to the end of the last.
@@ -263,7 +230,8 @@ Ending run_once(const Options& options, SignalWatch& signals, const Logger& log)
     outcome = Supervisor(ranks, guard, signals, supervision, log).supervise();
   }
   const RankExit* first = root_cause(outcome.exits);
-  Ending ending = ending_of(outcome, first, share.first_rank);
+  Ending ending{.was_asked = outcome.was_asked,
+                .would_recur = first && first->report && first->report->would_recur};
   // Also after an interrupt: all ranks have saved and exited with 0.
   const bool succeeded = std::all_of(outcome.exits.begin(), outcome.exits.end(),
                                      [](const RankExit& exit) { return exit.status == 0; });
@@ -294,7 +262,7 @@ int run(const Options& options, const Logger& log) {
     } catch (const Error& error) {
       log.debug(str(error.what(), "; nothing is kept in memory for a restart"));
     }
-  for (int rank = 0; rank < options.nproc; ++rank) first.restarts.members.push_back({str("rank ", rank)});
+  first.restarts.members = {{"this host", options.nproc}};
   // Between attempts it keeps the signals that come.
   SignalWatch signals(options.signals, {kFailureElsewhere});
   const auto run = [&](const Attempt& attempt, std::chrono::milliseconds time_limit) {

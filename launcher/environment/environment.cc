@@ -59,7 +59,7 @@ std::optional<HostPlace> place_of_this_host() {
                    env->master_port, std::nullopt,    env->launcher};
 }
 
-bool should_start_ranks(std::optional<int> nproc, int fewest) {
+bool should_start_ranks(std::optional<int> nproc) {
   if (nproc && (*nproc < 1 || *nproc > kMaxRanks))
     throw ConfigError("--nproc ", *nproc, ": expected 1 to ", kMaxRanks, " ranks on this host");
   if (const auto place = place_of_this_host(); place && nproc.value_or(place->nproc.value_or(1)) > 1)
@@ -68,8 +68,7 @@ bool should_start_ranks(std::optional<int> nproc, int fewest) {
   if (!nproc) return false;
   const Environment env = environment();
   const bool is_local = env.local_world_size != env.world_size || std::getenv("LOCAL_WORLD_SIZE");
-  const bool is_within = fewest > 0 && env.local_world_size >= fewest && env.local_world_size <= *nproc;
-  if (env.local_world_size != *nproc && !is_within)
+  if (env.local_world_size != *nproc)
     throw ConfigError("--nproc ", *nproc, ": this process already is rank ", env.rank, " of a group with ",
                       is_local ? "LOCAL_WORLD_SIZE=" : "WORLD_SIZE=", env.local_world_size, " (",
                       env.launcher, "); leave --nproc out under another launcher");

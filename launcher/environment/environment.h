@@ -38,8 +38,8 @@ std::optional<HostPlace> place_of_this_host();
 /// a rank if it is part of a group (tessera::in_group), or if only one rank is asked for; but several ranks
 /// for a process that is alone on its host (place_of_this_host) are started. Throws ConfigError if `nproc` is
 /// not in 1..kMaxRanks, or differs from the number of ranks that another launcher has started
-/// (LOCAL_WORLD_SIZE, else WORLD_SIZE); with `fewest` > 0 from fewest to nproc of them are right.
-bool should_start_ranks(std::optional<int> nproc, int fewest = 0);
+/// (LOCAL_WORLD_SIZE, else WORLD_SIZE).
+bool should_start_ranks(std::optional<int> nproc);
 
 /// The values of one rank's environment variables.
 struct RankVariables {

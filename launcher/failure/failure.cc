@@ -43,10 +43,6 @@ bool crashed(const RankExit& exit) {
          WTERMSIG(exit.status) != SIGKILL;
 }
 
-bool was_lost(const RankExit& exit) {
-  return WIFSIGNALED(exit.status) && is_fatal_signal(WTERMSIG(exit.status)) && !exit.signalled;
-}
-
 const RankExit* root_cause(const std::vector<RankExit>& exits) {
   const auto is_consequence = [](const RankExit& exit) { return exit.report && exit.report->of_peer; };
   const auto is_before = [&](const RankExit& a, const RankExit& b) {

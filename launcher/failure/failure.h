@@ -27,10 +27,6 @@ inline constexpr int64_t kSignalHeadStartNs = 500'000'000;
 /// or SIGTRAP.
 bool crashed(const RankExit& exit);
 
-/// Whether a signal ended the rank that neither the launcher nor a peer can have caused: one of
-/// crashed()'s, or somebody else's SIGKILL.
-bool was_lost(const RankExit& exit);
-
 /// The first failure by time, or null if no rank failed by itself. Ranks whose report says that another one
 /// has ended or left count only if no other has failed. A rank's time is that of its
 /// report, else that of its end, minus the head start if it died of a signal that no peer can cause (SIGSEGV,

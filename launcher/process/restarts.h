@@ -16,15 +16,15 @@ namespace tessera::launcher {
 /// Is the exit code of a run that has taken as long as --timeout lets it, as with timeout(1).
 inline constexpr int kTimeoutExitCode = 124;
 
-/// What a run can lose and go on without: a rank of this host, or a host with its ranks.
+/// What a run can lose and go on without: a host with its ranks.
 struct Member {
-  std::string name;  ///< for messages: "rank 2", "host n1"
+  std::string name;  ///< for messages: "host n1"
   int num_ranks = 1;
 };
 
 struct RestartPolicy {
   int max_restarts = 0;              ///< --max-restarts
-  int fewest = 0;                    ///< MIN of --nproc or --nnodes MIN:MAX, in members; 0: all are needed
+  int fewest = 0;                    ///< MIN of --nnodes MIN:MAX; 0: all are needed
   std::vector<Member> members = {};  ///< of the first attempt
   /// The program's arguments on this many ranks; nullopt: it cannot run on so many. Unset: the same on any
   /// number.

@@ -128,18 +128,6 @@ int fail_slowly(const Args& args) {
   return 3;
 }
 
-/// killed_while_many N: rank 1 dies of SIGKILL while there are more than N ranks.
-int killed_while_many(const Args& args) {
-  const char* devices = std::getenv("CUDA_VISIBLE_DEVICES");
-  if (world_size > std::stoi(args.at(0))) {
-    if (rank == 1) ::raise(SIGKILL);
-    hang({});
-  }
-  leave(str("done_", world_size, "_", rank), "");
-  leave(str("devices_", world_size, "_", rank), devices ? devices : "");
-  return 0;
-}
-
 /// mistake MESSAGE: an error of the configuration, on all ranks.
 int mistake(const Args& args) {
   tessera::launcher::report_error(args.at(0), tessera::launcher::ErrorKind::kWouldRecur);
@@ -298,7 +286,6 @@ int main(int argc, char** argv) {
       {"fail_alike", fail_alike},
       {"fail_until", fail_until},
       {"fail_slowly", fail_slowly},
-      {"killed_while_many", killed_while_many},
       {"mistake", mistake},
       {"raise", raise_signal},
       {"hang", hang},

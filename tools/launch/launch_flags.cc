@@ -1,11 +1,11 @@
 #include "tools/launch/launch_flags.h"
 
-#include <charconv>
 #include <cstdlib>
 #include <optional>
 #include <string_view>
 
 #include "core/error.h"
+#include "core/parse_number.h"
 #include "core/str.h"
 #include "launcher/environment/environment.h"
 
@@ -25,12 +25,8 @@ std::string name_of(const std::string& names) {
 template <class Number>
 Number read_number(const std::string& name, const std::string& text, std::string_view part,
                    const std::string& expected) {
-  Number value{};
-  const char* end = part.data() + part.size();
-  const auto [stop, error] = std::from_chars(part.data(), end, value);
-  if (error != std::errc() || stop != end)
-    throw ConfigError(name, " ", text.empty() ? "''" : text, ": expected ", expected);
-  return value;
+  if (const auto value = parse_number<Number>(part)) return *value;
+  throw ConfigError(name, " ", text.empty() ? "''" : text, ": expected ", expected);
 }
 
 /// `Target`: int or optional<int>.
@@ -54,17 +50,18 @@ void add_seconds(CLI::App& command, const std::string& names, double& target,
   command.add_option_function<std::string>(names, store, description)->type_name("S");
 }
 
-/// "4", or "2:4" with `fewest`.
-void add_range(CLI::App& command, const std::string& names, const char* of_what, std::optional<int>& most,
-               int& fewest, const std::string& description) {
-  const auto store = [name = name_of(names), of_what, &most, &fewest](const std::string& text) {
+/// "4", or "2:4" with `fewest`, unless that is null.
+void add_count(CLI::App& command, const std::string& names, const char* of_what, std::optional<int>& most,
+               int* fewest, const std::string& description) {
+  const auto store = [name = name_of(names), of_what, &most, fewest](const std::string& text) {
     const std::string expected = str("1 to ", launcher::kMaxRanks, " ", of_what);
-    const size_t colon = text.find(':');
     const std::string_view all = text;
-    fewest = colon == all.npos ? 0 : read_number<int>(name, text, all.substr(0, colon), expected);
+    const size_t colon = fewest != nullptr ? all.find(':') : all.npos;
     most = read_number<int>(name, text, colon == all.npos ? all : all.substr(colon + 1), expected);
     if (*most < 1 || *most > launcher::kMaxRanks) throw ConfigError(name, " ", text, ": expected ", expected);
-    if (colon != all.npos && (fewest < 1 || fewest > *most))
+    if (fewest == nullptr) return;
+    *fewest = colon == all.npos ? 0 : read_number<int>(name, text, all.substr(0, colon), expected);
+    if (colon != all.npos && (*fewest < 1 || *fewest > *most))
       throw ConfigError(name, " ", text, ": expected MIN:MAX with 1 <= MIN <= MAX");
   };
   command.add_option_function<std::string>(names, store, description)->type_name("N");
@@ -76,10 +73,9 @@ void add_text(CLI::App& command, const std::string& names, const char* type_name
 }
 
 void add_place_flags(CLI::App& command, LaunchFlags& flags) {
-  add_range(command, "-n,--nproc,--nproc-per-node,--nproc_per_node,--num_gpus,--num_accelerators", "ranks",
-            flags.nproc, flags.fewest_ranks,
-            "Ranks to start on each host; MIN:MAX: after a failure as few as MIN on this host");
-  add_range(command, "--nnodes,--num_nodes", "hosts", flags.num_nodes, flags.fewest_nodes,
+  add_count(command, "-n,--nproc,--nproc-per-node,--nproc_per_node,--num_gpus,--num_accelerators", "ranks",
+            flags.nproc, nullptr, "Ranks to start on each host");
+  add_count(command, "--nnodes,--num_nodes", "hosts", flags.num_nodes, &flags.fewest_nodes,
             "Hosts; with --hostfile the first N of it (default: 1); MIN:MAX: after a failure as few as MIN");
   add_number(command, "--node-rank,--node_rank", "I", "0 to the number of hosts less 1", flags.node_rank,
              "This host's number, where each is started by hand");
@@ -152,10 +148,8 @@ void add_launch_flags(CLI::App& command, LaunchFlags& flags) {
       .add_option_function<std::string>(
           "--rendezvous-timeout,--rendezvous_timeout",
           [](const std::string& text) {
-            double seconds = 0;
-            const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
-            if (error != std::errc() || stop != text.data() + text.size() ||
-                !(seconds > 0 && seconds <= kMaxSeconds))
+            const auto seconds = parse_number<double>(text);
+            if (!seconds || !(*seconds > 0 && *seconds <= kMaxSeconds))
               throw ConfigError("--rendezvous-timeout ", text.empty() ? "''" : text,
                                 ": expected seconds above 0, at most ", kMaxSeconds);
             ::setenv("TESSERA_RENDEZVOUS_TIMEOUT_S", text.c_str(), /*overwrite=*/1);

@@ -8,8 +8,7 @@
 namespace tessera::tools {
 
 struct LaunchFlags {
-  std::optional<int> nproc;         ///< -n, --nproc: ranks on each host; the greatest of MIN:MAX
-  int fewest_ranks = 0;             ///< MIN of --nproc MIN:MAX; 0: it was one number
+  std::optional<int> nproc;         ///< -n, --nproc: ranks on each host
   std::optional<int> num_nodes;     ///< --nnodes; the greatest of MIN:MAX
   int fewest_nodes = 0;             ///< MIN of --nnodes MIN:MAX; 0: it was one number
   std::optional<int> max_restarts;  ///< --max-restarts

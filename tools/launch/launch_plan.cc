@@ -221,13 +221,11 @@ launcher::ClusterOptions cluster_of(const LaunchFlags& flags, Engine engine, con
 launcher::RestartPolicy restarts_of(const LaunchFlags& flags, Engine engine, const launcher::Options& local) {
   launcher::RestartPolicy policy;
   const bool is_here = engine == Engine::kLocal;
-  policy.fewest = is_here ? flags.fewest_ranks : flags.fewest_nodes;
-  const int most = (is_here ? flags.nproc : flags.num_nodes).value_or(0);
-  policy.max_restarts = flags.max_restarts.value_or(policy.fewest > 0 ? most - policy.fewest : 0);
+  policy.fewest = flags.fewest_nodes;
+  policy.max_restarts =
+      flags.max_restarts.value_or(policy.fewest > 0 ? flags.num_nodes.value_or(0) - policy.fewest : 0);
   if (policy.max_restarts < 0)
     throw ConfigError("--max-restarts ", policy.max_restarts, ": expected 0 or more");
-  if (!is_here && flags.fewest_ranks > 0)
-    throw ConfigError("--nproc MIN:MAX: ranks of one host; expected --nnodes MIN:MAX with --hostfile");
   if (!is_here && flags.fewest_nodes > 0 && engine != Engine::kSsh)
     throw ConfigError("--nnodes MIN:MAX: only ssh says which host is lost; expected --launcher ssh");
   if (is_here && local.num_nodes > 1 && policy.max_restarts > 0)
@@ -269,7 +267,7 @@ bool starts_ranks(const LaunchFlags& flags) {
   const bool names_hosts = !flags.hostfile.empty() || flags.num_nodes.value_or(1) > 1 ||
                            (!flags.launcher.empty() && launcher::engine_of(flags.launcher) != Engine::kLocal);
   if (names_hosts && !is_rank) return true;
-  if (launcher::should_start_ranks(flags.nproc, flags.fewest_ranks)) return true;
+  if (launcher::should_start_ranks(flags.nproc)) return true;
   const std::string flag = flag_of_launcher(flags);
   if (flag.empty()) return false;
   if (!in_group()) return true;                    // one rank, and a launcher that does what the flag says

@@ -167,8 +167,8 @@ int measure(const MemoryFlags& flags, const std::vector<std::string>& args, cons
   if (flags.simulate_world > 0 && flags.rank >= flags.simulate_world)
     throw ConfigError("--rank ", flags.rank, ": expected 0 to ", flags.simulate_world - 1,
                       ", the ranks of --simulate-world");
-  if (flags.launch.max_restarts || flags.launch.fewest_ranks > 0)
-    throw ConfigError("memory: a failure is a result; expected neither --max-restarts nor MIN:MAX");
+  if (flags.launch.max_restarts)
+    throw ConfigError("memory: a failure is a result; expected no --max-restarts");
   if (starts_ranks(flags.launch) && plan_launch(flags.launch).num_ranks != flags.launch.nproc)
     throw ConfigError("memory: measures on this host; expected --nproc N and no other hosts");
   LaunchFlags launch = flags.launch;

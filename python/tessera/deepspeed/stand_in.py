@@ -26,7 +26,7 @@ _REFUSED_MODULES = {
     "sequence": f"sequence parallelism: {_DATA_PARALLEL}",
     "linear": "OptimizedLinear: use peft's LoRA",
     "autotuning": "autotuning: `tessera train --fit` finds sizes that fit",
-    "elasticity": "elastic batch sizes: `tessera launch --nproc MIN:MAX` restarts with other numbers of ranks",
+    "elasticity": "elastic batch sizes: `tessera launch --nnodes MIN:MAX` restarts on the hosts that are left",
     "nvme": "DeepSpeed's I/O tuning: offload to NVMe needs none",
     "ops.transformer": "transformer kernels: use torch.nn.functional.scaled_dot_product_attention",
     "ops.sparse_attention": "sparse attention: use torch.nn.attention.flex_attention",

@@ -78,16 +78,6 @@ TEST(FailureTest, RankEndedByTheLauncherIsNoCauseUnlessItHadReported) {
   EXPECT_EQ(exit_code(slow), 1);
 }
 
-TEST(FailureTest, LostIsWhatASignalEndedThatNeitherLauncherNorPeersSend) {
-  for (const int signal : {SIGKILL, SIGSEGV, SIGBUS}) {
-    EXPECT_TRUE(was_lost(at(0, signal, 1)));
-    EXPECT_FALSE(was_lost(told(at(0, signal, 1))));
-  }
-  // An abort follows from a closed connection too; SIGTERM and SIGPIPE come from others.
-  for (const int status : {exited(0), exited(1), exited(137), SIGABRT, SIGTERM, SIGPIPE})
-    EXPECT_FALSE(was_lost(at(0, status, 1))) << status;
-}
-
 TEST(FailureTest, CodesAndNames) {
   EXPECT_EQ(exit_code(at(0, exited(3), 0)), 3);
   EXPECT_EQ(exit_code(at(0, SIGSEGV, 0)), 139);

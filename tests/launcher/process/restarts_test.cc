@@ -69,7 +69,7 @@ TEST(RestartsTest, WhatIsNotRestarted) {
   EXPECT_EQ(never.message, "");
 }
 
-TEST(RestartsTest, LostRanksAreLeftOutDownToTheFewest) {
+TEST(RestartsTest, LostMembersAreLeftOutDownToTheFewest) {
   const RestartPolicy policy = ranks(4, 9, 2);
   const NextStep three = next_step(policy, first_attempt(policy), {.exit_code = kKilled, .lost = {1}});
   ASSERT_TRUE(three.attempt);
@@ -149,16 +149,6 @@ TEST_F(LaunchTest, UsedUpRestartsEndWithTheLastExitCode) {
   EXPECT_TRUE(nothing_runs());
 }
 
-TEST_F(LaunchTest, AKilledRankIsLeftOut) {
-  Tool tool(folder_, {"launch", "--nproc", "1:3", "--", TEST_RANK, folder_.path(), "killed_while_many", "2"});
-  EXPECT_EQ(tool.wait(), 0);
-  EXPECT_THAT(errors(), HasSubstr("restart 1 of 2: 2 ranks instead of 3, without rank 1\n"));
-  EXPECT_TRUE(folder_.has("done_2_0") && folder_.has("done_2_1"));
-  EXPECT_EQ(folder_.read("devices_2_1"), "0,2");  // the devices of the ranks that are left
-  EXPECT_TRUE(nothing_runs());
-  EXPECT_TRUE(fs::is_empty(temporary_.path()));
-}
-
 TEST_F(LaunchTest, AMistakeIsNotRestarted) {
   EXPECT_EQ(run_tool(2, {"mistake", "no such key"}, {"--max-restarts", "3"}), 1);
   EXPECT_THAT(errors(), HasSubstr("not restarted: the same error would occur again\n"));
@@ -197,15 +187,15 @@ TEST_F(LaunchTest, TheTimeLimitIsThatOfAllAttempts) {
 
 TEST_F(LaunchTest, FlagsOfRestartsAreChecked) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
-      {{"--nproc", "3:2"}, "--nproc 3:2: expected MIN:MAX with 1 <= MIN <= MAX"},
-      {{"--nproc", "0:2"}, "--nproc 0:2: expected MIN:MAX with 1 <= MIN <= MAX"},
-      {{"--nproc", "1:x"}, "--nproc 1:x: expected 1 to 4096 ranks"},
+      {{"--nnodes", "3:2"}, "--nnodes 3:2: expected MIN:MAX with 1 <= MIN <= MAX"},
+      {{"--nnodes", "0:2"}, "--nnodes 0:2: expected MIN:MAX with 1 <= MIN <= MAX"},
+      {{"--nnodes", "1:x"}, "--nnodes 1:x: expected 1 to 4096 hosts"},
+      {{"--nproc", "1:2"}, "--nproc 1:2: expected 1 to 4096 ranks"},
       {{"--nnodes", "1:2"}, "--nnodes MIN:MAX: expected --hostfile FILE, the hosts"},
       {{"--max-restarts", "-1"}, "--max-restarts -1: expected 0 or more"},
       {{"--max-restarts", "many"}, "--max-restarts many: expected 0 to 1000000 restarts"},
       {{"--max-restarts", "1", "--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1"},
        "--max-restarts: the launchers of hosts that were started one by one do not know of each other"},
-      {{"--hostfile", "hosts", "--nproc", "1:2"}, "--nproc MIN:MAX: ranks of one host"},
       {{"--hostfile", "hosts", "--nnodes", "1:2", "--launcher", "pdsh"}, "expected --launcher ssh"},
   };
   std::ofstream(folder_.path("hosts")) << "a slots=2\nb slots=2\n";
