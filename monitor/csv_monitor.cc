@@ -1,6 +1,5 @@
 #include "monitor/csv_monitor.h"
 
-#include <charconv>
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -8,6 +7,7 @@
 #include <vector>
 
 #include "core/files/disk.h"
+#include "core/parse_number.h"
 #include "core/str.h"
 #include "monitor/file_name.h"
 
@@ -29,11 +29,9 @@ std::string csv_field(double value) {
   return nlohmann::json(value).dump();
 }
 
-std::optional<int64_t> step_of(const std::string& row) {
-  int64_t step = 0;
-  const auto [end, error] = std::from_chars(row.data(), row.data() + row.size(), step);
-  return error == std::errc() && end != row.data() + row.size() && *end == ',' ? std::optional(step)
-                                                                               : std::nullopt;
+std::optional<int64_t> step_of(std::string_view row) {
+  const std::optional<int64_t> step = take_number<int64_t>(row);
+  return row.starts_with(',') ? step : std::nullopt;
 }
 
 /// Written by a CSV monitor: its head ends in CR LF and names what the file's name ends with

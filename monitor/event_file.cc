@@ -5,9 +5,9 @@
 #include <array>
 #include <atomic>
 #include <bit>
-#include <climits>
 #include <cstdio>
 
+#include "core/host_name.h"
 #include "core/str.h"
 #include "monitor/wall_time.h"
 
@@ -38,11 +38,9 @@ constexpr std::array<uint32_t, 256> make_crc_table() {
 
 std::string file_name() {
   static std::atomic<int> number{0};  // two files of one process in one second
-  char host[HOST_NAME_MAX + 1] = "localhost";
-  gethostname(host, sizeof host - 1);
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%010lld", static_cast<long long>(wall_time_s()));
-  return str("events.out.tfevents.", seconds, ".", host, ".", getpid(), ".", number++);
+  return str("events.out.tfevents.", seconds, ".", host_name(), ".", getpid(), ".", number++);
 }
 
 std::filesystem::path new_file(const Disk& disk, const std::filesystem::path& folder) {

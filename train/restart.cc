@@ -21,6 +21,7 @@
 #include "checkpoint/sharded/catalog.h"
 #include "comm/init/agreement.h"
 #include "core/error.h"
+#include "core/host_name.h"
 #include "core/json/json_reader.h"
 #include "core/str.h"
 #include "engine/config/batch.h"
@@ -44,9 +45,7 @@ std::string parent_process() {
   if (name_end == line.npos) return "";
   std::istringstream fields(line.substr(name_end + 1));
   for (int i = kAfterName; i <= kStartTime; ++i) fields >> field;
-  char host[256] = {};
-  ::gethostname(host, sizeof(host) - 1);
-  return str("process ", ::getppid(), " of ", host, ", started at ", field);
+  return str("process ", ::getppid(), " of ", host_name(), ", started at ", field);
 }
 
 /// Waits while rank 0 of the attempt before still has the folder. On a host that is gone, a network file

@@ -10,7 +10,6 @@
 #include "checkpoint/foreign/deepspeed_files.h"
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 #include <string_view>
 #include <system_error>
@@ -18,6 +17,7 @@
 #include "checkpoint/checkpoint_error.h"
 #include "core/files/disk.h"
 #include "core/files/input_file.h"
+#include "core/parse_number.h"
 #include "core/utf8.h"
 
 namespace tessera::checkpoint {
@@ -37,13 +37,12 @@ struct FileName {
 };
 
 /// Takes WORD and the number that follows it off the front of a text. -1: the text does not begin so.
-int take_number(std::string_view& text, std::string_view word) {
+int take_rank(std::string_view& text, std::string_view word) {
   if (!text.starts_with(word)) return -1;
-  int number = -1;
-  const char* const end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data() + word.size(), end, number);
-  if (error != std::errc() || number < 0 || number > kMaxRanks) return -1;
-  text = std::string_view(rest, static_cast<size_t>(end - rest));
+  std::string_view rest = text.substr(word.size());
+  const int number = take_number<int>(rest).value_or(-1);
+  if (number < 0 || number > kMaxRanks) return -1;
+  text = rest;
   return number;
 }
 
@@ -58,8 +57,8 @@ FileName parse(std::string_view name) {
   FileName found;
   for (const std::string_view prefix : {"bf16_", "fp16_"})
     if (name.starts_with(prefix)) name.remove_prefix(prefix.size());
-  found.rank = take_number(name, "zero_pp_rank_");
-  found.model_rank = take_number(name, found.rank < 0 ? "mp_rank_" : "_mp_rank_");
+  found.rank = take_rank(name, "zero_pp_rank_");
+  found.model_rank = take_rank(name, found.rank < 0 ? "mp_rank_" : "_mp_rank_");
   if (found.model_rank < 0) return {};
   if (name == kModel)
     found.kind = Kind::kModel;

@@ -3,7 +3,6 @@
 #include "checkpoint/foreign/distributed.h"
 
 #include <algorithm>
-#include <charconv>
 #include <memory>
 #include <set>
 #include <span>
@@ -18,6 +17,7 @@
 #include "core/files/disk.h"
 #include "core/files/input_file.h"
 #include "core/json/json_reader.h"
+#include "core/parse_number.h"
 #include "core/str.h"
 #include "core/utf8.h"
 
@@ -32,13 +32,6 @@ using Key = std::vector<std::string>;  // of a value in the state dict that was 
 
 constexpr const char* kMetadata = ".metadata";
 constexpr size_t kMaxListItems = 1 << 16;
-
-std::optional<int64_t> whole_number(std::string_view text) {
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || text.empty()) return std::nullopt;
-  return value;
-}
 
 /// Reads what the places have.
 class Folder {
@@ -221,7 +214,7 @@ class OptimizerBuilder {
     const auto [at, is_new] = places_.try_emplace(key, states_.size());
     if (is_new) {
       states_.emplace_back();
-      if (!whole_number(key)) states_.back().name = key;
+      if (!parse_number<int64_t>(key)) states_.back().name = key;
     }
     return at->second;
   }
@@ -266,7 +259,7 @@ class OptimizerBuilder {
   }
 
   void add_option(const DistributedItem& item, const Key& rest) {
-    const std::optional<int64_t> group = whole_number(rest[1]);
+    const std::optional<int64_t> group = parse_number<int64_t>(rest[1]);
     if (!group || *group < 0 || rest.size() != 3) {
       checkpoint_.lose(LostValue::Kind::kOption, rest[rest.size() > 2 ? 2 : 1],
                        str(source_, ": ", item.name));
@@ -365,7 +358,7 @@ void set_at(json& root, const DistributedItem& item, json value, ForeignCheckpoi
   for (size_t i = 0; i < item.key.size(); ++i) {
     const std::string& part = item.key[i];
     const bool is_index = i < item.is_index.size() && item.is_index[i];
-    const int64_t number = is_index ? whole_number(part).value_or(-1) : 0;
+    const int64_t number = is_index ? parse_number<int64_t>(part).value_or(-1) : 0;
     if (at->is_null()) *at = is_index ? json::array() : json::object();
     if (is_index != at->is_array() || (!is_index && !at->is_object()) || part == kValueTag || number < 0 ||
         (is_index && static_cast<size_t>(number) > std::min(at->size(), kMaxListItems))) {
@@ -493,7 +486,8 @@ int ranks_of(const fs::path& folder) {
     const std::string name = path.filename().string();
     if (!name.starts_with("__") || path.extension() != ".distcp") continue;
     const size_t end = name.find('_', 2);
-    if (const auto rank = whole_number(std::string_view(name).substr(2, end - 2)); rank && *rank < 1 << 24)
+    if (const auto rank = parse_number<int64_t>(std::string_view(name).substr(2, end - 2));
+        rank && *rank < 1 << 24)
       ranks = std::max(ranks, *rank + 1);
   }
   return static_cast<int>(ranks);
@@ -506,7 +500,7 @@ std::optional<fs::path> newest_step(const fs::path& folder) {
   for (const fs::path& path : paths_in(folder)) {
     const std::string name = path.filename().string();
     if (!name.starts_with("step-")) continue;
-    const std::optional<int64_t> step = whole_number(std::string_view(name).substr(5));
+    const std::optional<int64_t> step = parse_number<int64_t>(std::string_view(name).substr(5));
     if (!step || *step <= most || !is_distributed(path)) continue;
     most = *step;
     newest = path;

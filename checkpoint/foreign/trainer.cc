@@ -15,7 +15,6 @@
 //   with DeepSpeed            its own folder and `latest`
 //   Lightning with FSDP       DCP's files, and meta.pt with what is no tensor
 #include <algorithm>
-#include <charconv>
 #include <string_view>
 
 #include "checkpoint/checkpoint_error.h"
@@ -27,6 +26,7 @@
 #include "core/files/disk.h"
 #include "core/files/input_file.h"
 #include "core/json/json_reader.h"
+#include "core/parse_number.h"
 #include "core/str.h"
 #include "core/utf8.h"
 
@@ -60,11 +60,7 @@ std::vector<std::string> names_in(const fs::path& folder) {
 std::optional<int64_t> number_in(std::string_view name, std::string_view before, std::string_view after) {
   if (!name.starts_with(before) || !name.ends_with(after) || name.size() <= before.size() + after.size())
     return std::nullopt;
-  const std::string_view digits = name.substr(before.size(), name.size() - before.size() - after.size());
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-  if (error != std::errc() || end != digits.data() + digits.size() || value < 0) return std::nullopt;
-  return value;
+  return parse_count(name.substr(before.size(), name.size() - before.size() - after.size()));
 }
 
 /// Files of ranks 0 to N - 1: N. 0: there is none.

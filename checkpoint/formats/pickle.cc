@@ -17,7 +17,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <charconv>
 #include <cstring>
 #include <map>
 #include <utility>
@@ -26,6 +25,7 @@
 #include "checkpoint/formats/numpy_value.h"
 #include "checkpoint/formats/pickle_names.h"
 #include "checkpoint/formats/pickle_text.h"
+#include "core/parse_number.h"
 #include "core/str.h"
 #include "core/utf8.h"
 
@@ -263,9 +263,7 @@ PickleValue* PickleMachine::make_decimal(string_view digits) {
     fail_here("'", shown_text(all), "' is no integer of at most ", kMaxDigits, " digits");
   digits.remove_prefix(std::min(digits.find_first_not_of('0'), digits.size() - 1));
   std::string text = str(is_negative ? "-" : "", digits);
-  int64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error == std::errc()) return make_int(number);
+  if (const auto number = parse_number<int64_t>(text)) return make_int(*number);
   return make_text(Kind::kLong, std::move(text));
 }
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cstring>
 #include <map>
 #include <string_view>
@@ -11,6 +10,7 @@
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/formats/zip_directory.h"
 #include "core/files/input_file.h"
+#include "core/parse_number.h"
 #include "core/str.h"
 #include "core/utf8.h"
 
@@ -243,8 +243,8 @@ void TorchFile::Impl::read_archive(const PickleLimits& limits) {
     fail("its numbers are in the byte order ", quoted_name(byte_order), "; expected little");
   std::string version = small_entry("version");
   if (version.empty()) version = small_entry(".data/version");
-  int64_t number = 0;
-  std::from_chars(version.data(), version.data() + version.size(), number);
+  std::string_view digits = version;  // and a line break
+  const int64_t number = take_number<int64_t>(digits).value_or(0);
   if (number < 1 || number > kMaxVersion)
     fail("the archive's version is ", quoted_name(version), "; expected 1 to ", kMaxVersion);
   if (has_checksums) check_zip_entry(reader(), *data, source);

@@ -1,13 +1,13 @@
 #include "comm/control/diagnosis.h"
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 #include <utility>
 
 #include "comm/control/error_message.h"
 #include "comm/control/liveness.h"
 #include "core/error.h"
+#include "core/parse_number.h"
 #include "core/str.h"
 
 namespace tessera::comm {
@@ -28,10 +28,8 @@ Fault parse_fault(std::string_view text) {
 }  // namespace
 
 int64_t parse_integer(std::string_view text) {
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) cannot_read(text);
-  return value;
+  if (const auto value = parse_number<int64_t>(text)) return *value;
+  cannot_read(text);
 }
 
 std::string_view take(std::string_view& text, char separator) {

@@ -1,12 +1,12 @@
 #include "comm/control/store_exchange.h"
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 #include <string_view>
 #include <utility>
 
 #include "comm/control/error_message.h"
+#include "core/parse_number.h"
 #include "core/peer_failure.h"
 #include "core/str.h"
 
@@ -24,14 +24,12 @@ std::string value_key(int rank) { return str("value/", rank); }
 std::string result_key(int64_t round) { return str("result/", round); }
 
 /// Removes the number in the first line, and its line break, from the front.
-int64_t take_number(std::string_view& text) {
-  int64_t number = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, number);
-  if (error != std::errc() || stop == end || *stop != '\n' || number < 0)
+int64_t take_line(std::string_view& text) {
+  const std::optional<int64_t> number = take_number<int64_t>(text);
+  if (!number || *number < 0 || !text.starts_with('\n'))
     throw CommError("what the store has of an exchange cannot be read");
-  text.remove_prefix(static_cast<size_t>(stop - text.data()) + 1);
-  return number;
+  text.remove_prefix(1);
+  return *number;
 }
 
 std::string pack(const std::vector<std::string>& values) {
@@ -43,10 +41,10 @@ std::string pack(const std::vector<std::string>& values) {
 std::vector<std::string> unpack(std::string_view packed, int size, int64_t round) {
   std::vector<std::string> values;
   for (int rank = 0; rank < size; ++rank) {
-    const auto bytes = static_cast<size_t>(take_number(packed));
+    const auto bytes = static_cast<size_t>(take_line(packed));
     std::string_view value = packed.substr(0, bytes);
     packed.remove_prefix(value.size());
-    if (take_number(value) != round) throw removed_from_store(result_key(round));  // passed on too late
+    if (take_line(value) != round) throw removed_from_store(result_key(round));  // passed on too late
     values.emplace_back(value);
   }
   return values;
@@ -66,7 +64,7 @@ StoreExchange::Result StoreExchange::run(const std::string& value, std::chrono::
   size_t longest = 0;
   for (std::string& text : result.values) {
     std::string_view rest = text;
-    longest = std::max(longest, static_cast<size_t>(take_number(rest)));
+    longest = std::max(longest, static_cast<size_t>(take_line(rest)));
     text.erase(0, text.size() - rest.size());
   }
   for (size_t offset = part; offset < longest; offset += part) {
@@ -167,7 +165,7 @@ bool StoreExchange::has_arrived(int rank) const {
   const std::optional<std::string> text = store_.find(value_key(rank));
   if (!text) return false;
   std::string_view value = *text;
-  return take_number(value) >= round_;
+  return take_line(value) >= round_;
 }
 
 }  // namespace tessera::comm

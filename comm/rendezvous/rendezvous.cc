@@ -4,7 +4,6 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <set>
 #include <thread>
@@ -16,6 +15,7 @@
 #include "comm/rendezvous/registration.h"
 #include "comm/rendezvous/session.h"
 #include "core/error.h"
+#include "core/host_name.h"
 #include "core/random_digits.h"
 #include "core/str.h"
 
@@ -29,12 +29,6 @@ using Clock = std::chrono::steady_clock;
 constexpr milliseconds kErrorTime{500};
 /// Counts versions of what ranks write to the store: a release that changes it raises it.
 constexpr int kProtocolVersion = 7;
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  gethostname(name.data(), name.size() - 1);
-  return name.data();
-}
 
 struct OpenStore {
   c10::intrusive_ptr<c10d::Store> store;

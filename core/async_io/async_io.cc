@@ -1,7 +1,6 @@
 #include "core/async_io/async_io.h"
 
 #include <fcntl.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -74,13 +73,5 @@ void AsyncIo::run_to_end(IoPiece& piece) const {
     advance(piece, result);
   }
 }
-
-SignalsBlocked::SignalsBlocked() {
-  sigset_t all;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &previous_);
-}
-
-SignalsBlocked::~SignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &previous_, nullptr); }
 
 }  // namespace tessera

@@ -11,8 +11,6 @@
 // back (sync_file_range), because the kernel only drops clean pages, then posix_fadvise(POSIX_FADV_DONTNEED).
 #pragma once
 
-#include <signal.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -84,18 +82,5 @@ class AsyncIo {
 std::unique_ptr<AsyncIo> make_uring_io(const AsyncIoOptions& options);
 /// Throws std::system_error: no thread can be started.
 std::unique_ptr<AsyncIo> make_thread_io(const AsyncIoOptions& options);
-
-/// Blocks all signals of this thread, and so of the threads that it starts, while it exists: handlers of the
-/// process run on its other threads.
-class SignalsBlocked {
- public:
-  SignalsBlocked();
-  ~SignalsBlocked();
-  SignalsBlocked(const SignalsBlocked&) = delete;
-  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
-
- private:
-  sigset_t previous_;
-};
 
 }  // namespace tessera

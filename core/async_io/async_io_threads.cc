@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/async_io/async_io.h"
+#include "core/signals_blocked.h"
 
 namespace tessera {
 namespace {

@@ -12,6 +12,7 @@
 
 #include "core/async_io/async_io.h"
 #include "core/files/file_descriptor.h"
+#include "core/signals_blocked.h"
 
 namespace tessera {
 namespace {

@@ -1,7 +1,6 @@
 #include "core/environment/environment.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -12,6 +11,7 @@
 #include "core/environment/environment_schemes.h"
 #include "core/environment/slurm_lists.h"
 #include "core/error.h"
+#include "core/parse_number.h"
 #include "core/str.h"
 
 namespace tessera {
@@ -30,19 +30,9 @@ const char* first_set(const VariableNames& names) {
   return found == names.end() ? nullptr : *found;
 }
 
-/// All of `text`.
-template <class Number>
-std::optional<Number> parse(const std::string& text) {
-  Number value = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc() || stop != end) return std::nullopt;
-  return value;
-}
-
 std::chrono::milliseconds parse_seconds(const char* name, const std::string& text) {
   constexpr double kMost_s = 1e6;
-  const std::optional<double> seconds = parse<double>(text);
+  const std::optional<double> seconds = parse_number<double>(text);
   if (!seconds || !(*seconds > 0 && *seconds <= kMost_s))
     throw CommError(name, "='", text, "': expected seconds, above 0 and at most ", kMost_s);
   return std::chrono::milliseconds(std::max<int64_t>(1, std::llround(*seconds * 1e3)));
@@ -52,7 +42,7 @@ std::chrono::milliseconds parse_seconds(const char* name, const std::string& tex
 int optional(const char* name, int fallback, int least, int most, const std::string& because = "") {
   const auto text = variable(name);
   if (!text) return fallback;
-  const std::optional<int> value = parse<int>(*text);
+  const std::optional<int> value = parse_number<int>(*text);
   if (!value) throw CommError(name, "='", *text, "' is not an integer");
   if (*value < least || *value > most)
     throw CommError(name, "=", *value, " is out of range: expected ", least, " to ", most, because);
@@ -272,6 +262,8 @@ bool in_group() {
   return env && env->world_size > 1;
 }
 
-std::optional<int> integer_variable(const char* name) { return parse<int>(variable(name).value_or("")); }
+std::optional<int> integer_variable(const char* name) {
+  return parse_number<int>(variable(name).value_or(""));
+}
 
 }  // namespace tessera

@@ -1,23 +1,16 @@
 #include "core/environment/slurm_lists.h"
 
-#include <charconv>
 #include <cstdint>
 #include <optional>
 #include <utility>
 
 #include "core/error.h"
+#include "core/parse_number.h"
 
 namespace tessera {
 namespace {
 
 constexpr size_t kMaxEntries = 65'536;
-
-std::optional<int64_t> number_in(std::string_view text) {
-  int64_t value = 0;
-  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || stop != text.data() + text.size() || value < 0) return std::nullopt;
-  return value;
-}
 
 /// The part before the next comma outside of brackets; `text` is left with what follows the comma.
 std::string_view take_item(std::string_view& text) {
@@ -40,8 +33,8 @@ std::string_view take_item(std::string_view& text) {
 void add_range(std::string_view range, std::string_view whole, std::vector<std::string>& numbers) {
   const size_t dash = range.find('-');
   const std::string_view low = range.substr(0, dash);
-  const auto first = number_in(low);
-  const auto last = dash == range.npos ? first : number_in(range.substr(dash + 1));
+  const auto first = parse_count(low);
+  const auto last = dash == range.npos ? first : parse_count(range.substr(dash + 1));
   if (!first || !last || *last < *first || *last - *first >= static_cast<int64_t>(kMaxEntries))
     refuse_hosts(whole);
   for (int64_t value = *first; value <= *last; ++value) {
@@ -98,12 +91,12 @@ std::vector<int> expand_task_counts(std::string_view text) {
     bool good = !whole.ends_with(',');
     if (const size_t open = item.find("(x"); open != item.npos) {
       const auto given =
-          item.back() == ')' ? number_in(item.substr(open + 2, item.size() - open - 3)) : std::nullopt;
+          item.back() == ')' ? parse_count(item.substr(open + 2, item.size() - open - 3)) : std::nullopt;
       good = good && given && *given >= 1 && *given <= static_cast<int64_t>(kMaxEntries);
       times = given.value_or(0);
       item = item.substr(0, open);
     }
-    const auto count = number_in(item);
+    const auto count = parse_count(item);
     if (!good || !count || *count > (1 << 20) || counts.size() + static_cast<size_t>(times) > kMaxEntries)
       throw ConfigError("'", whole, "' is not a list of tasks a host; expected one as in 2(x3),1");
     counts.insert(counts.end(), static_cast<size_t>(times), static_cast<int>(*count));

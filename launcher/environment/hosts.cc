@@ -3,7 +3,6 @@
 #include <arpa/inet.h>
 
 #include <algorithm>
-#include <charconv>
 #include <fstream>
 #include <numeric>
 #include <optional>
@@ -12,6 +11,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/parse_number.h"
 #include "core/str.h"
 #include "core/utf8.h"
 #include "launcher/environment/environment.h"
@@ -21,13 +21,6 @@ namespace {
 
 constexpr int kMaxNumber = 1 << 20;
 constexpr size_t kLongestHostName = 253;  // of DNS
-
-std::optional<int> number_in(std::string_view text) {
-  int value = 0;
-  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || stop != text.data() + text.size() || value < 0) return std::nullopt;
-  return value;
-}
 
 /// The part before the next separator; `text` is left with what follows it.
 std::string_view take_item(std::string_view& text, char separator) {
@@ -84,7 +77,7 @@ std::optional<int> parse_slots(std::istringstream& words) {
     std::optional<int>& value = key == "slots" ? slots : most;
     const bool is_known = key == "slots" || key == "max_slots" || key == "max-slots";
     if (equals == word.npos || !is_known || value) return std::nullopt;
-    value = number_in(std::string_view(word).substr(equals + 1));
+    value = parse_count<int>(std::string_view(word).substr(equals + 1));
     if (!value || *value < 1) return std::nullopt;
   }
   return slots && *slots <= kMaxRanks && *slots <= most.value_or(*slots) ? slots : std::nullopt;
@@ -126,8 +119,8 @@ std::vector<int> parse_numbers(std::string_view text, std::string_view option) {
   while (good && !text.empty()) {
     const std::string_view item = take_item(text, ',');
     const size_t dash = item.find('-');
-    const auto first = number_in(item.substr(0, dash));
-    const auto last = dash == item.npos ? first : number_in(item.substr(dash + 1));
+    const auto first = parse_count<int>(item.substr(0, dash));
+    const auto last = dash == item.npos ? first : parse_count<int>(item.substr(dash + 1));
     good = first && last && *first <= *last && *last < kMaxNumber;
     for (int number = good ? *first : 1, end = good ? *last : 0; number <= end; ++number)
       numbers.push_back(number);

@@ -2,12 +2,13 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
 #include <utility>
+
+#include "core/signals_blocked.h"
 
 namespace tessera::launcher {
 namespace {
@@ -21,11 +22,8 @@ AgentOutput::AgentOutput(std::vector<FileDescriptor> pipes) {
     ::fcntl(pipe.get(), F_SETFL, O_NONBLOCK);
     sources_.push_back({std::move(pipe), ""});
   }
-  sigset_t all, before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_BLOCK, &all, &before);  // the thread inherits it
+  const SignalsBlocked blocked;
   thread_ = std::jthread([this](const std::stop_token& stop) { read_all(stop); });
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 std::vector<FailureReport> AgentOutput::finish() {

@@ -3,12 +3,12 @@
 #include <signal.h>
 #include <sys/wait.h>
 #include <time.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "core/host_name.h"
 #include "core/json/json_reader.h"
 #include "core/str.h"
 #include "launcher/environment/environment.h"
@@ -80,7 +80,7 @@ FailureReport report_of(const RankExit& exit, const Outcome& outcome, const RunF
                         const RunFiles& files) {
   FailureReport report;
   const bool by_launcher = exit.signalled && WIFSIGNALED(exit.status) && !crashed(exit);
-  report.host = host_name();
+  report.host = node_name();
   report.rank = exit.rank;
   report.num_ranks = facts.num_ranks;
   report.time_ns = wall_time_ns(exit.report ? exit.report->time_ns : exit.time_ns);
@@ -114,12 +114,10 @@ std::string where_logs_are(const std::vector<int>& informative, const std::vecto
 
 }  // namespace
 
-std::string host_name() {
-  char name[256] = {};
-  ::gethostname(name, sizeof(name) - 1);
+std::string node_name() {
   // Slurm's nodes and pdsh's hosts may be several on one machine, in tests.
   const char* node = std::getenv("SLURMD_NODENAME");
-  return node ? node : name;
+  return node ? node : host_name();
 }
 
 std::string describe(const FailureReport& report) {

@@ -52,7 +52,7 @@ struct RunFacts {
 void report_failure(const Outcome& outcome, const RankExit* first, const RunFacts& facts, RunFiles& files,
                     const Logger& log);
 
-/// The name of this host, as the kernel has it.
-std::string host_name();
+/// What a report calls this host: the name of Slurm's node, else host_name().
+std::string node_name();
 
 }  // namespace tessera::launcher

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -21,6 +20,7 @@
 #include "core/files/input_file.h"
 #include "core/files/temporary_name.h"
 #include "core/json/json_reader.h"
+#include "core/parse_number.h"
 #include "core/str.h"
 
 namespace tessera::launcher {
@@ -143,12 +143,9 @@ std::optional<ErrorReport> read_error_report(const std::string& path) {
       const auto value = extra->find(name);
       return value != extra->end() && value->is_string() ? value->get<std::string>() : std::string();
     };
-    const std::string digits = text_of("monotonic_ns");
     report.would_recur = text_of("would_recur") == "true";
     report.of_peer = text_of("of_peer") == "true";
-    int64_t time_ns = 0;
-    if (std::from_chars(digits.data(), digits.data() + digits.size(), time_ns).ec == std::errc())
-      report.time_ns = time_ns;
+    if (const auto time_ns = parse_number<int64_t>(text_of("monotonic_ns"))) report.time_ns = *time_ns;
   }
   return report;
 }

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -15,6 +14,7 @@
 #include <utility>
 
 #include "core/files/file_descriptor.h"
+#include "core/signals_blocked.h"
 #include "core/str.h"
 
 namespace tessera::launcher {
@@ -168,11 +168,8 @@ void follow(const std::stop_token& stop, const std::vector<ShownFile>& files) {
 
 Tee::Tee(std::vector<ShownFile> files) {
   if (files.empty()) return;
-  sigset_t all, before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_BLOCK, &all, &before);  // the thread inherits it
+  const SignalsBlocked blocked;
   thread_ = std::jthread([files = std::move(files)](const std::stop_token& stop) { follow(stop, files); });
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 }  // namespace tessera::launcher

@@ -1,11 +1,11 @@
 #include "tools/memory/memory_estimate.h"
 
-#include <charconv>
 #include <cstdint>
 #include <iostream>
 #include <utility>
 
 #include "core/error.h"
+#include "core/parse_number.h"
 #include "core/str.h"
 #include "engine/config/sharding_plan.h"
 #include "tools/common/columns.h"
@@ -18,10 +18,9 @@ namespace tessera::tools {
 namespace {
 
 int64_t parse_count(const std::string& text) {
-  double value = 0;
-  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  std::string_view rest = text;
+  const double value = take_number<double>(rest).value_or(0);
   double factor = 1;
-  const std::string rest(stop, text.data() + text.size());
   if (rest == "K" || rest == "k")
     factor = 1e3;
   else if (rest == "M" || rest == "m")
@@ -30,7 +29,7 @@ int64_t parse_count(const std::string& text) {
     factor = 1e9;
   else if (!rest.empty())
     factor = 0;
-  if (error != std::errc() || !(value * factor >= 1 && value * factor <= 1e15))
+  if (!(value * factor >= 1 && value * factor <= 1e15))
     throw ConfigError("--params ", text.empty() ? "''" : text,
                       ": expected a number of parameters, such as 7.5e9, 7.5B or 350M");
   return static_cast<int64_t>(value * factor);

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "core/error.h"
+#include "core/host_name.h"
 #include "core/str.h"
 
 namespace tessera::train {
@@ -22,11 +23,7 @@ constexpr const char* kLockName = ".lock";
 constexpr int kTries = 20;  // another process's check_not_in_use() holds the lock for a moment
 constexpr auto kPause = std::chrono::milliseconds(10);
 
-std::string this_process() {
-  char host[256] = {};
-  if (::gethostname(host, sizeof host - 1) != 0) std::strcpy(host, "an unknown host");
-  return str("process ", ::getpid(), " on ", host);
-}
+std::string this_process() { return str("process ", ::getpid(), " on ", host_name()); }
 
 [[noreturn]] void fail_in_use(const fs::path& folder, int file) {
   char text[512] = {};
