@@ -23,7 +23,6 @@
 #include "launcher/launch.h"
 #include "launcher/process/process.h"
 #include "launcher/process/signals.h"
-#include "launcher/process/stdin_watch.h"
 #include "launcher/remote_folders.h"
 
 namespace tessera::launcher {
@@ -148,7 +147,7 @@ class ClusterSupervisor {
   /// First the launchers on the hosts end as by SIGTERM; then the programs here are ended, and killed.
   void end_all() {
     ++step_;
-    // Only a launcher that ssh has started hears that it is because of a failure (stdin_watch.h).
+    // Only a launcher that ssh has started hears that it is because of a failure (signals.h).
     const bool after_failure = step_ == 1 && !was_asked_ && !timed_out_ &&
                                std::all_of(programs_.begin(), programs_.end(),
                                            [](const Running& one) { return one.end_signal == 0; });

@@ -30,25 +30,10 @@
 #include "launcher/process/process.h"
 #include "launcher/process/run_files.h"
 #include "launcher/process/signals.h"
-#include "launcher/process/stdin_watch.h"
 #include "launcher/process/tee.h"
 
 namespace tessera::launcher {
 namespace {
-
-/// Owns a new folder in /dev/shm, which only this user can read, and removes it with its contents; if the
-/// launcher is killed, a guard of its own does. It outlives the ranks of an attempt: a restart continues from
-/// it.
-class MemoryFolder {
- public:
-  /// Throws Error, CommError.
-  MemoryFolder() : folder_("tessera_memory", "/dev/shm") { guard_.remove_if_killed(path()); }
-  std::string path() const { return folder_.path().string(); }
-
- private:
-  TemporaryFolder folder_;
-  Guard guard_;
-};
 
 void check(const Options& options) {
   if (options.nproc < 1 || options.nproc > kMaxRanks)
@@ -197,7 +182,7 @@ Options options_of(const Options& options, const Attempt& attempt) {
 }
 
 /// One attempt, from the first process to the end of the last.
-Ending run_once(const Options& options, SignalWatch& signals, const Logger& log) {
+Ending run_once(const Options& options, SignalWatch& signals, Guard& guard, const Logger& log) {
   const Share share = share_of(options);
   RunFacts facts{share.world_size, options.tee, num_oom_kills(), options.is_agent};
   std::optional<PortReservation> port;  // rank 0's
@@ -206,10 +191,7 @@ Ending run_once(const Options& options, SignalWatch& signals, const Logger& log)
   if (options.node_rank == 0) port.emplace(asked);
   RunFiles files(options.log_dir, options.restart_count);
 
-  // Declared in this order so that the destructors end the ranks, then the guard and the orphans.
-  Subreaper subreaper;
-  Guard guard;
-  const StdinWatch stdin_watch(options.watch_stdin);
+  Subreaper subreaper;  // declared first, so that the destructors end the ranks, then the orphans
   std::vector<Process> ranks;
   ranks.reserve(static_cast<size_t>(share.num_ranks));
   SupervisorOptions supervision{
@@ -256,19 +238,22 @@ int run(const Options& options, const Logger& log) {
   ::signal(SIGPIPE, SIG_IGN);
   Options first = options;
   if (first.run_id.empty()) first.run_id = new_run_id();  // the same after a restart
-  std::optional<MemoryFolder> memory;
+  Guard guard;
+  // Only this user can read it. It outlives the ranks of an attempt: a restart continues from it.
+  std::optional<TemporaryFolder> memory;
   if (first.restarts.max_restarts > 0 && options.num_nodes == 1 && first.memory_folder.empty()) try {
-      first.memory_folder = memory.emplace().path();
+      first.memory_folder = memory.emplace("tessera_memory", "/dev/shm").path().string();
+      guard.remove_if_killed(first.memory_folder);
     } catch (const Error& error) {
       log.debug(str(error.what(), "; nothing is kept in memory for a restart"));
     }
   first.restarts.members = {{"this host", options.nproc}};
   // Between attempts it keeps the signals that come.
-  SignalWatch signals(options.signals, {kFailureElsewhere});
+  SignalWatch signals(options.signals, options.watch_stdin ? STDIN_FILENO : -1);
   const auto run = [&](const Attempt& attempt, std::chrono::milliseconds time_limit) {
     Options now = options_of(first, attempt);
     now.timeout = time_limit;
-    return run_once(now, signals, log);
+    return run_once(now, signals, guard, log);
   };
   return run_attempts(first.restarts, options.timeout, signals, run, log);
 }

@@ -15,7 +15,6 @@
 #include "core/environment/ended_ranks.h"
 #include "core/environment/finishing.h"
 #include "core/str.h"
-#include "launcher/process/stdin_watch.h"
 
 namespace tessera::launcher {
 namespace {

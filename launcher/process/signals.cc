@@ -1,14 +1,19 @@
 #include "launcher/process/signals.h"
 
+#include <poll.h>
 #include <string.h>  // sigabbrev_np
+#include <sys/signalfd.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <iterator>
 #include <sstream>
 #include <utility>
 
 #include "core/error.h"
+#include "core/files/disk_error.h"
 #include "core/str.h"
 #include "core/utf8.h"
 
@@ -54,14 +59,15 @@ std::vector<int> parse_signals(const std::string& text, const std::string& optio
   return signals;
 }
 
-SignalWatch::SignalWatch(SignalPolicy policy, std::initializer_list<int> extra) : policy_(std::move(policy)) {
+SignalWatch::SignalWatch(SignalPolicy policy, int input) : policy_(std::move(policy)), input_(input) {
   ::sigemptyset(&watched_);
-  for (const int signal : extra) ::sigaddset(&watched_, signal);
   // SIGINT even if it is ignored, as in a script's background job: it must still end every rank.
   for (const int signal : {SIGCHLD, SIGINT, SIGTERM}) ::sigaddset(&watched_, signal);
   if (!is_ignored(SIGTSTP)) ::sigaddset(&watched_, SIGTSTP);
   for (const int signal : kEnding)
     if (!is_ignored(signal)) ::sigaddset(&watched_, signal);
+  signals_ = FileDescriptor(::signalfd(-1, &watched_, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!signals_) throw CommError("cannot watch signals: ", describe_errno(errno));
   ::pthread_sigmask(SIG_BLOCK, &watched_, &previous_mask_);
   // An inherited SIG_IGN for SIGCHLD would make the kernel reap the ranks and lose their status.
   struct sigaction action{};
@@ -76,31 +82,41 @@ SignalWatch::~SignalWatch() {
 }
 
 bool SignalWatch::take_pending_end() {
-  const timespec now{};
   bool has_come = false;
-  for (;;) {
-    errno = 0;
-    const int signal = ::sigtimedwait(&watched_, nullptr, &now);
-    if (signal < 0 && errno != EINTR) return has_come;
-    if (signal > 0 && signal != SIGCHLD && signal != SIGTSTP && !policy_.passes_on(signal)) has_come = true;
-  }
+  while (const auto signal = wait(std::chrono::steady_clock::now()))
+    has_come |= *signal != SIGCHLD && *signal != SIGTSTP && !policy_.passes_on(*signal);
+  return has_come;
 }
 
 std::optional<int> SignalWatch::wait(std::optional<std::chrono::steady_clock::time_point> deadline) {
   using namespace std::chrono;
   for (;;) {
-    int signal = 0;
-    if (deadline) {
-      const auto left = std::max(duration_cast<nanoseconds>(*deadline - steady_clock::now()), nanoseconds(0));
-      const timespec timeout{static_cast<time_t>(left.count() / 1'000'000'000),
-                             static_cast<long>(left.count() % 1'000'000'000)};
-      signal = ::sigtimedwait(&watched_, nullptr, &timeout);
-    } else {
-      signal = ::sigwaitinfo(&watched_, nullptr);
+    const auto left = deadline
+                          ? std::max(ceil<milliseconds>(*deadline - steady_clock::now()), milliseconds(0))
+                          : milliseconds(-1);
+    constexpr milliseconds kLongest = hours(1);  // poll() takes an int
+    pollfd polled[] = {{signals_.get(), POLLIN, 0}, {input_, POLLIN, 0}};
+    const int num_ready =
+        ::poll(polled, std::size(polled), static_cast<int>(std::min(left, kLongest).count()));
+    if (num_ready < 0 && errno != EINTR) return std::nullopt;
+    signalfd_siginfo info;
+    if (::read(signals_.get(), &info, sizeof info) == sizeof info) return static_cast<int>(info.ssi_signo);
+    if (num_ready > 0 && polled[1].revents != 0) {
+      if (const auto signal = read_input()) return signal;
+    } else if (deadline && steady_clock::now() >= *deadline) {
+      return std::nullopt;
     }
-    if (signal > 0) return signal;
-    if (errno != EINTR) return std::nullopt;  // EAGAIN: the deadline
   }
+}
+
+std::optional<int> SignalWatch::read_input() {
+  char byte = 0;
+  const ssize_t n = ::read(input_, &byte, 1);
+  if (n > 0 && byte == kFailureByte) failure_elsewhere_ = true;
+  if (n > 0 && byte > '@') return byte - '@';
+  if (n > 0 || (n < 0 && errno == EINTR)) return std::nullopt;
+  input_ = -1;
+  return failure_elsewhere_ ? kFailureElsewhere : SIGTERM;
 }
 
 void SignalWatch::stop_here() {

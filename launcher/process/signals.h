@@ -1,13 +1,23 @@
-// SignalWatch: receives signals as events, in order, without handlers. SignalPolicy: what they mean.
+// SignalWatch: receives signals as events, in order, without handlers, and what stands for them on standard
+// input. SignalPolicy: what they mean.
+//
+// How a launcher on another host hears of the end.
+// sshd does not end a command whose client is gone: it closes the command's standard input. So the launcher
+// of a run keeps the standard input of those on the hosts open, and its end is a SIGTERM to them: the ranks
+// save and end as after a SIGTERM of the user. If a line break comes before the end, a rank on another host
+// has failed: then the end is kFailureElsewhere, and the ranks end as after a failure on this host, within
+// SupervisorOptions::stop_grace, because they cannot save without that rank. A signal_byte() is a signal that
+// the launcher of the run passes on: it comes at once.
 #pragma once
 
 #include <signal.h>
 
 #include <chrono>
-#include <initializer_list>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "core/files/file_descriptor.h"
 
 namespace tessera::launcher {
 
@@ -30,6 +40,11 @@ struct SignalPolicy {
 /// `option` for a name that is none of those that end a run.
 std::vector<int> parse_signals(const std::string& text, const std::string& option);
 
+/// Comes in place of a signal's number.
+inline constexpr int kFailureElsewhere = -1;
+inline constexpr char kFailureByte = '\n';
+inline char signal_byte(int signal) { return static_cast<char>('@' + signal); }
+
 /// Receives this thread's signals during its lifetime. While it lives, SIGCHLD, SIGINT, SIGTERM, SIGTSTP and
 /// the other signals that would end the process without a word (SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM,
 /// SIGVTALRM, SIGXCPU, SIGPWR) are blocked in the calling thread and wait() receives them; all but the first
@@ -37,14 +52,15 @@ std::vector<int> parse_signals(const std::string& text, const std::string& optio
 /// No other thread of the process may receive these signals.
 class SignalWatch {
  public:
-  /// `extra`: more signals to receive.
-  explicit SignalWatch(SignalPolicy policy = {}, std::initializer_list<int> extra = {});
+  /// `input`: of the launcher of a run, whose bytes and end are received, too; -1: none. Throws CommError: no
+  /// descriptor is left.
+  explicit SignalWatch(SignalPolicy policy = {}, int input = -1);
   SignalWatch(const SignalWatch&) = delete;
   SignalWatch& operator=(const SignalWatch&) = delete;
   ~SignalWatch();
 
-  /// Waits for a signal and returns it; nullopt at the deadline. Without a deadline it waits without
-  /// limit.
+  /// Waits for a signal, or kFailureElsewhere, and returns it; nullopt at the deadline. Without a deadline
+  /// it waits without limit.
   std::optional<int> wait(std::optional<std::chrono::steady_clock::time_point> deadline);
   /// Whether a signal that ends a run has come which wait() has not returned. Discards what is
   /// pending.
@@ -56,7 +72,13 @@ class SignalWatch {
   const SignalPolicy& policy() const { return policy_; }
 
  private:
+  /// The signal that the next byte of the input stands for, or its end. Must be there to be read.
+  std::optional<int> read_input();
+
   const SignalPolicy policy_;
+  int input_;  ///< -1: none, or it has ended
+  bool failure_elsewhere_ = false;
+  FileDescriptor signals_;  ///< signalfd(2)
   sigset_t watched_{};
   sigset_t previous_mask_{};
   struct sigaction previous_child_action_{};
