@@ -47,12 +47,6 @@ std::vector<std::string> keys_of(const std::string& prefix, const std::vector<in
   return keys;
 }
 
-std::vector<int> all_ranks(int size) {
-  std::vector<int> ranks(static_cast<size_t>(size));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
-
 /// Returns the value of a key, or none where it does not exist. Asks for no exchange that can take place:
 /// get() takes two round trips, and blocks on the server where the key does not exist.
 std::optional<std::vector<uint8_t>> find_in(c10d::Store& store, const std::string& key) {
@@ -104,6 +98,12 @@ class WatchedStore final : public c10d::PrefixStore {
 };
 
 }  // namespace
+
+std::vector<int> all_ranks(int size) {
+  std::vector<int> ranks(static_cast<size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
 
 CommError removed_from_store(const std::string& key) {
   return CommError(

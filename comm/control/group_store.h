@@ -24,6 +24,9 @@ class StoreIsGone : public PeerFailure {
   using PeerFailure::PeerFailure;
 };
 
+/// 0 … size - 1: the ranks of a whole group, and what messages call them.
+std::vector<int> all_ranks(int size);
+
 /// The error of a value that was there: of what everybody who can connect may do, only removing and
 /// overwriting changes what ranks find (comm/control/sealed_store.h).
 CommError removed_from_store(const std::string& key);

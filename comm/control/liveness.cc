@@ -168,8 +168,7 @@ std::unique_ptr<shm::PeerSockets> Liveness::share_between_hosts(const GroupStore
   const std::vector<int>& ranks = hosts_[static_cast<size_t>(host_)];
   if (ranks.size() == 1 || hosts_.size() == 1) return nullptr;
   const auto index = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin());
-  auto peers = std::make_unique<shm::PeerSockets>(store.under(str("host/", host_)), index,
-                                                  static_cast<int>(ranks.size()), timeout, ranks);
+  auto peers = std::make_unique<shm::PeerSockets>(store.under(str("host/", host_)), index, ranks, timeout);
   for (size_t host = 0; host < hosts_.size(); ++host) {
     if (static_cast<int>(host) == host_) continue;
     if (index == 0) {

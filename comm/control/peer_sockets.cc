@@ -58,9 +58,8 @@ constexpr milliseconds kWatchInterval{20};
 
 }  // namespace
 
-PeerSockets::PeerSockets(const GroupStore& store, int rank, int size, milliseconds timeout,
-                         std::vector<int> numbers)
-    : rank_(rank), numbers_(std::move(numbers)), sockets_(static_cast<size_t>(size)) {
+PeerSockets::PeerSockets(const GroupStore& store, int rank, std::vector<int> numbers, milliseconds timeout)
+    : rank_(rank), numbers_(std::move(numbers)), sockets_(numbers_.size()) {
   FileDescriptor listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!listener) throw failed("socket");
   const std::string name = random_digits(kTokenLength / 2);  // every program on this host can see it
@@ -75,10 +74,8 @@ PeerSockets::PeerSockets(const GroupStore& store, int rank, int size, millisecon
   ProvenSockets sockets(std::move(listener), rank_, key);
   // Names in the store have the ranks' numbers, by which the store's waits know who has ended.
   store.set(str("socket/", number_of(rank)), name);
-  std::vector<int> all;
-  for (int other = 0; other < size; ++other) all.push_back(number_of(other));
   const std::vector<int> missing =
-      store.await_ranks("socket/", all, timeout, [&] { sockets.advance(milliseconds(0)); });
+      store.await_ranks("socket/", numbers_, timeout, [&] { sockets.advance(milliseconds(0)); });
   if (!missing.empty())
     throw CommError(name_ranks(missing), " did not set up shared memory within ", name_duration(timeout));
   const std::vector<std::string> names = read_names(store);

@@ -19,13 +19,12 @@ class PeerSockets {
  public:
   /// Collective. The ranks find each other through `store`. Sockets are abstract ones, without a file: every
   /// user of this network namespace sees them and can connect, so both ends prove that they know a secret
-  /// from the store [Note: proven sockets]. `numbers`: what messages and RankIsGone call the ranks, where
-  /// these are part of a larger group; empty: 0 … size - 1. Throws CommError naming the ranks, RankIsGone.
-  PeerSockets(const GroupStore& store, int rank, int size, std::chrono::milliseconds timeout,
-              std::vector<int> numbers = {});
+  /// from the store [Note: proven sockets]. `numbers`: by rank, what messages and RankIsGone call it. Throws
+  /// CommError naming the ranks, RankIsGone.
+  PeerSockets(const GroupStore& store, int rank, std::vector<int> numbers, std::chrono::milliseconds timeout);
 
   int rank() const { return rank_; }
-  int number_of(int rank) const { return numbers_.empty() ? rank : numbers_[static_cast<size_t>(rank)]; }
+  int number_of(int rank) const { return numbers_[static_cast<size_t>(rank)]; }
   int size() const { return static_cast<int>(sockets_.size()); }
 
   /// The receiver calls receive(). A number, and a descriptor unless `fd` is -1. Throws CommError,

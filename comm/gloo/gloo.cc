@@ -52,7 +52,7 @@ struct Digests {
   std::vector<int> names;  ///< as in GlooOptions
   int rank = 0;
 
-  int name(int r) const { return names.empty() ? r : names[static_cast<size_t>(r)]; }
+  int name(int r) const { return names[static_cast<size_t>(r)]; }
   /// Throws CommError unless the bytes are those that `from` has sent.
   void check(int from, const void* data, int64_t bytes) const {
     if (from == rank) return;
@@ -108,7 +108,7 @@ class C10dGlooTransport final : public GlooTransport {
     const auto digests = tell_digest(own_slice, shard_bytes);
     return pending(
         broadcast_slices(full, shard.numel(), tag), tag, digests,
-        digests ? [full, shard_bytes, digests, size = options_.size] {
+        digests ? [full, shard_bytes, digests, size = options_.size()] {
           for (int from = 0; from < size; ++from)
             digests->check(from, static_cast<const char*>(full.const_data_ptr()) + from * shard_bytes, shard_bytes);
         } : std::function<void()>());
@@ -167,14 +167,7 @@ class C10dGlooTransport final : public GlooTransport {
 
   std::unique_ptr<Transport> split(const std::vector<int>& ranks, const GroupStore& store,
                                    FailureHook on_failure) override {
-    GlooOptions options = options_;
-    options.number = number_of(options_);
-    options.rank = place_of(ranks, options_.rank);
-    options.size = static_cast<int>(ranks.size());
-    options.names.clear();
-    for (const int rank : ranks)
-      options.names.push_back(options_.names.empty() ? rank : options_.names[static_cast<size_t>(rank)]);
-    return std::make_unique<C10dGlooTransport>(store, options, std::move(on_failure));
+    return std::make_unique<C10dGlooTransport>(store, options_.part(ranks), std::move(on_failure));
   }
 
  private:
@@ -182,7 +175,7 @@ class C10dGlooTransport final : public GlooTransport {
   PendingPtr reduce_slices_of(const at::Tensor& full, const std::vector<int64_t>& numels,
                               const ReduceInto& into, uint32_t tag) {
     const int64_t received_slice = into.shard.numel() * full.element_size();
-    const auto slices = std::make_shared<at::Tensor>(reduction_buffer(options_.size * received_slice));
+    const auto slices = std::make_shared<at::Tensor>(reduction_buffer(options_.size() * received_slice));
     at::Tensor sent = plain_bytes(full);
     at::Tensor received = plain_bytes(slices);  // Gloo's thread frees its view later than `finish` runs
     std::vector<int64_t> sent_bytes, received_bytes;
@@ -194,7 +187,7 @@ class C10dGlooTransport final : public GlooTransport {
     if (options_.verify) {
       std::vector<uint64_t> of_slices;
       const auto* slice = static_cast<const char*>(full.const_data_ptr());
-      for (int to = 0; to < options_.size; ++to) {
+      for (int to = 0; to < options_.size(); ++to) {
         const int64_t bytes = numels.empty() ? received_slice : sent_bytes[static_cast<size_t>(to)];
         of_slices.push_back(to == options_.rank ? 0 : XXH3_64bits(slice, static_cast<size_t>(bytes)));
         slice += bytes;
@@ -205,23 +198,24 @@ class C10dGlooTransport final : public GlooTransport {
     all_to_all_options.timeout = options_.timeout;
     group_->use_tag(tag);
     C10dWork work = group_->alltoall_base(received, sent, received_bytes, sent_bytes, all_to_all_options);
-    return pending({std::move(work)}, tag, digests,
-                   [slices, into, digests, received_slice, dtype = full.scalar_type(), size = options_.size] {
-                     check_slices(digests.get(), *slices, received_slice, size);
-                     reduce_slices(*slices, dtype, size, into);
-                     slices->reset();
-                   });
+    return pending(
+        {std::move(work)}, tag, digests,
+        [slices, into, digests, received_slice, dtype = full.scalar_type(), size = options_.size()] {
+          check_slices(digests.get(), *slices, received_slice, size);
+          reduce_slices(*slices, dtype, size, into);
+          slices->reset();
+        });
   }
 
   /// Every rank's buffer goes to all, which add them up in rank order [Note: verified collectives].
   PendingPtr all_reduce_of_all(const at::Tensor& full, double scale, uint32_t tag) {
     const auto bytes = static_cast<int64_t>(full.nbytes());
-    const auto slices = std::make_shared<at::Tensor>(reduction_buffer(options_.size * bytes));
+    const auto slices = std::make_shared<at::Tensor>(reduction_buffer(options_.size() * bytes));
     const at::Tensor all = plain_bytes(slices);
     std::memcpy(static_cast<char*>(slices->data_ptr()) + options_.rank * bytes, full.const_data_ptr(),
                 full.nbytes());
     const auto digests = tell_digest(full.const_data_ptr(), bytes);
-    auto finish = [slices, full, scale, digests, bytes, size = options_.size] {
+    auto finish = [slices, full, scale, digests, bytes, size = options_.size()] {
       check_slices(digests.get(), *slices, bytes, size);
       reduce_slices(*slices, full.scalar_type(), size, {plain_view(full, 0, full.numel()), scale});
       slices->reset();
@@ -237,7 +231,7 @@ class C10dGlooTransport final : public GlooTransport {
   /// Tells all ranks the digest of the same bytes. Returns null without `verify`.
   std::shared_ptr<Digests> tell_digest(const void* data, int64_t bytes) {
     if (!options_.verify) return nullptr;
-    return tell_digests(std::vector<uint64_t>(static_cast<size_t>(options_.size),
+    return tell_digests(std::vector<uint64_t>(static_cast<size_t>(options_.size()),
                                               XXH3_64bits(data, static_cast<size_t>(bytes))));
   }
 
@@ -258,7 +252,7 @@ class C10dGlooTransport final : public GlooTransport {
   /// Slice r of `slice_numel` elements is rank r's. One broadcast each.
   std::vector<C10dWork> broadcast_slices(const at::Tensor& full, int64_t slice_numel, uint32_t tag) {
     std::vector<C10dWork> works;
-    for (int root = 0; root < options_.size; ++root)
+    for (int root = 0; root < options_.size(); ++root)
       works.push_back(broadcast_one(plain_view(full, root * slice_numel, slice_numel), root,
                                     tag + static_cast<uint32_t>(root)));
     return works;
@@ -308,6 +302,14 @@ at::Tensor reduction_buffer(int64_t bytes) {
   const MemoryFor use(MemoryUse::kCommunication);
   const at::DisableRecordFunctionGuard guard;
   return at::empty({bytes}, at::kByte);
+}
+
+GlooOptions GlooOptions::part(const std::vector<int>& ranks) const {
+  GlooOptions options = *this;
+  options.rank = place_of(ranks, rank);
+  options.names.clear();
+  for (const int one : ranks) options.names.push_back(name(one));
+  return options;
 }
 
 std::unique_ptr<GlooTransport> make_gloo_transport(const GroupStore& store, const GlooOptions& given,

@@ -27,20 +27,22 @@ using GlooDevices = std::vector<std::shared_ptr<::gloo::transport::Device>>;
 
 struct GlooOptions {
   int rank = 0;
-  int size = 1;
-  int number =
-      -1;  ///< what messages call this rank, where the transport's ranks are some of many; -1: `rank`
+  std::vector<int> names = {0};  ///< by rank: what messages call the transport's ranks
   /// GLOO_SOCKET_IFNAME: network interfaces, comma-separated; empty: `address`
   std::string interfaces = {};
-  std::string address = "127.0.0.1";     ///< the local address to bind to
-  std::vector<int> names = {};           ///< by rank: what messages call the transport's ranks; empty: 0 …
-  bool verify = false;                   ///< JoinOptions::verify
-  std::chrono::milliseconds timeout{0};  ///< of a collective
+  std::string address = "127.0.0.1";             ///< the local address to bind to
+  bool verify = false;                           ///< JoinOptions::verify
+  std::chrono::milliseconds timeout{0};          ///< of a collective
   std::chrono::milliseconds connect_timeout{0};  ///< of connecting to all ranks
   GlooDevices devices = {};                      ///< empty: of its own
   std::function<void()> on_end =
       {};        ///< called on a thread of Gloo when a collective has ended. Must not throw
   Logger log{};  ///< says on rank 0 that all connect again, and why
+
+  int size() const { return static_cast<int>(names.size()); }
+  int name(int r) const { return names[static_cast<size_t>(r)]; }
+  /// These options for some of the ranks, with this one's place among them.
+  GlooOptions part(const std::vector<int>& ranks) const;
 };
 
 /// Throws CommError when an interface does not exist or an address cannot be bound.

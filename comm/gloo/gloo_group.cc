@@ -50,7 +50,7 @@ GroupPtr connect(const GroupStore& store, const GlooOptions& options) {
       c10d::ProcessGroupGloo::Options::create(std::max(options.connect_timeout / 5, milliseconds(1000)));
   group_options->devices = options.devices;
   group_options->group_name = "tessera";
-  return c10::make_intrusive<GlooGroup>(store.c10d_store(), options.rank, options.size, group_options);
+  return c10::make_intrusive<GlooGroup>(store.c10d_store(), options.rank, options.size(), group_options);
 }
 
 /// Lets nothing be said: a group that is made with it fails after it has given numbers to its connections.
@@ -124,7 +124,9 @@ void prove(GlooGroup& group, const std::vector<std::string>& words, int rank) {
 class Attempts {
  public:
   Attempts(const GroupStore& store, const GlooOptions& options)
-      : store_(store), options_(options), exchange_(store.under("connecting"), options.rank, options.size) {}
+      : store_(store),
+        options_(options),
+        exchange_(store.under("connecting"), options.rank, options.size()) {}
 
   /// Null: to be tried again.
   GroupPtr next() {
@@ -156,8 +158,9 @@ class Attempts {
     } catch (const std::exception& error) {
       store_.check_all_alive(milliseconds(200));
       const bool again = attempt_ < kMaxAttempts && elapsed() < options_.connect_timeout;
-      return str(again ? 'a' : 'e', "rank ", number_of(options_), " cannot connect to the other ranks over ",
-                 bound_to(options_), " (", error_message(error), ")");
+      return str(again ? 'a' : 'e', "rank ", options_.name(options_.rank),
+                 " cannot connect to the other ranks over ", bound_to(options_), " (", error_message(error),
+                 ")");
     }
   }
 
@@ -173,12 +176,12 @@ class Attempts {
     const StoreExchange::Result result = exchange_.run(outcome, patience, [] {});
     if (!result.missing.empty()) {
       if (outcome[0] != 'c') throw CommError(outcome.substr(1));
-      throw CommError("rank ", number_of(options_), ": ", result.missing.size(), " of ", options_.size - 1,
-                      " other ranks have not connected over ", bound_to(options_));
+      throw CommError("rank ", options_.name(options_.rank), ": ", result.missing.size(), " of ",
+                      options_.size() - 1, " other ranks have not connected over ", bound_to(options_));
     }
     if (result.values.empty())
-      throw CommError("rank ", number_of(options_), ", while ranks connected over ", bound_to(options_), ": ",
-                      result.cause);
+      throw CommError("rank ", options_.name(options_.rank), ", while ranks connected over ",
+                      bound_to(options_), ": ", result.cause);
     const std::string* failure = nullptr;
     told_.clear();
     for (const std::string& value : result.values) {
@@ -200,8 +203,6 @@ class Attempts {
 };
 
 }  // namespace
-
-int number_of(const GlooOptions& options) { return options.number < 0 ? options.rank : options.number; }
 
 void GlooGroup::abort() {
   for (int tag = 0; tag < static_cast<int>(contexts_.size()); ++tag) {
@@ -249,7 +250,7 @@ GlooDevices open_gloo_devices(const GlooOptions& options) {
   } catch (const CommError&) {
     throw;
   } catch (const std::exception& error) {
-    throw CommError("rank ", number_of(options), " cannot listen on ", bound_to(options), " (",
+    throw CommError("rank ", options.name(options.rank), " cannot listen on ", bound_to(options), " (",
                     error_message(error), ")");
   }
   for (const auto& device : opened) begin_at_random_number(device);

@@ -52,9 +52,6 @@ class GlooGroup final : public c10d::ProcessGroupGloo {
 /// call may depend on the caller afterwards.
 void release_aborted(c10::intrusive_ptr<GlooGroup> group);
 
-/// The rank's number in messages.
-int number_of(const GlooOptions& options);
-
 // [Note: proven connections]
 // Gloo takes a connection for the rank's that it waits for if its first 8 bytes are the right number, and
 // these numbers count up from 0. So a program outside of the run that connects (a port scanner that sends

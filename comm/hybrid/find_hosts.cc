@@ -14,7 +14,7 @@ using std::chrono::milliseconds;
 
 FoundHosts connect_one_host(const GroupStore& store, int rank, int size, milliseconds timeout) {
   return {std::make_shared<hybrid::Hosts>(std::vector<int>(static_cast<size_t>(size))),
-          std::make_shared<shm::PeerSockets>(store.under("host/0"), rank, size, timeout), ""};
+          std::make_shared<shm::PeerSockets>(store.under("host/0"), rank, all_ranks(size), timeout), ""};
 }
 
 FoundHosts find_hosts(const GroupStore& store, int rank, const std::vector<std::string>& may_share,
@@ -35,9 +35,8 @@ FoundHosts find_hosts(const GroupStore& store, int rank, const std::vector<std::
   };
   const auto expected = [&](int index) { return int64_t{0x7e55e7a0} + found.peers->number_of(index); };
   const auto share = [&] {
-    found.peers =
-        std::make_shared<shm::PeerSockets>(store.under(str("host/", host)), found.hosts->index_of(rank),
-                                           static_cast<int>(ranks.size()), timeout, ranks);
+    found.peers = std::make_shared<shm::PeerSockets>(store.under(str("host/", host)),
+                                                     found.hosts->index_of(rank), ranks, timeout);
     const int64_t bytes = shm::whole_pages(static_cast<int64_t>(ranks.size() * sizeof(int64_t)));
     segment = shm::share_memory(*found.peers, bytes, timeout, [] {});
     number_of(found.peers->rank()).store(expected(found.peers->rank()), std::memory_order_release);

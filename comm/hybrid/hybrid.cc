@@ -88,18 +88,13 @@ class HybridTransport final : public Transport {
       if (hosts.back() == found_.hosts->host_of(gloo_.rank))
         mine.push_back(found_.peers->number_of(found_.hosts->index_of(rank)));
     }
-    GlooOptions gloo = gloo_;
-    gloo.number = gloo_.number < 0 ? gloo_.rank : gloo_.number;
-    gloo.rank = place_of(ranks, gloo_.rank);
-    gloo.size = static_cast<int>(ranks.size());
-    gloo.names.clear();
-    for (const int rank : ranks) gloo.names.push_back(name_of(rank));
+    const GlooOptions gloo = gloo_.part(ranks);
     FoundHosts found{std::make_shared<hybrid::Hosts>(hosts), nullptr, ""};
-    if (found.hosts->num_hosts() == gloo.size) return make_gloo_transport(store, gloo, std::move(on_failure));
+    if (found.hosts->num_hosts() == gloo.size())
+      return make_gloo_transport(store, gloo, std::move(on_failure));
     const int host = found.hosts->host_of(gloo.rank);
-    found.peers =
-        std::make_shared<shm::PeerSockets>(store.under(str("host/", host)), found.hosts->index_of(gloo.rank),
-                                           static_cast<int>(mine.size()), gloo.connect_timeout, mine);
+    found.peers = std::make_shared<shm::PeerSockets>(
+        store.under(str("host/", host)), found.hosts->index_of(gloo.rank), mine, gloo.connect_timeout);
     return std::make_unique<HybridTransport>(store, found, gloo, std::move(on_failure));
   }
 
@@ -118,9 +113,6 @@ class HybridTransport final : public Transport {
         [queue = queue_, operation](milliseconds limit) { return queue->wait(*operation, limit); });
   }
 
-  /// What messages call a rank of this transport.
-  int name_of(int rank) const { return gloo_.names.empty() ? rank : gloo_.names[static_cast<size_t>(rank)]; }
-
   at::Tensor allocate(int64_t bytes, bool common) {
     auto region = queue_->allocate(bytes, common);
     void* data = region->address(found_.peers->rank());
@@ -133,8 +125,6 @@ class HybridTransport final : public Transport {
     const hybrid::Hosts& hosts = *found_.hosts;
     GlooOptions options = gloo_;
     options.rank = hosts.host_of(gloo_.rank);
-    options.size = hosts.num_hosts();
-    options.number = gloo_.number < 0 ? gloo_.rank : gloo_.number;
     options.on_end = std::move(on_end);
     std::vector<Column> columns;
     for (const int number : hosts.columns_of(gloo_.rank)) {
@@ -142,7 +132,7 @@ class HybridTransport final : public Transport {
       column.number = number;
       options.names.clear();
       for (int host = 0; host < hosts.num_hosts(); ++host)
-        options.names.push_back(name_of(hosts.carrier(host, number)));
+        options.names.push_back(gloo_.name(hosts.carrier(host, number)));
       column.reduce = make_gloo_transport(store.under(str("reduce/", number)), options, on_failure);
       column.gather = make_gloo_transport(store.under(str("gather/", number)), options, on_failure);
     }

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <exception>
-#include <numeric>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -256,8 +255,7 @@ GroupContext::~GroupContext() {
   const bool in_order = !left_ && !failed_ && std::uncaught_exceptions() == 0;
   leave(in_order ? std::string(kLeftInOrder) : why_it_failed());
   if (!serves_store_) return;
-  std::vector<int> others(static_cast<size_t>(size_));
-  std::iota(others.begin(), others.end(), 0);
+  std::vector<int> others = all_ranks(size_);
   std::erase(others, rank_);
   const auto deadline = in_order ? Clock::time_point::max() : Clock::now() + kTimeAfterError;
   served_stores().add({store_, std::move(others), size_, deadline, log_});

@@ -62,7 +62,7 @@ void prepare_libtorch() {
 
 GlooOptions gloo_options(const Environment& env, const JoinOptions& options, bool one_host) {
   GlooOptions gloo{.rank = env.rank,
-                   .size = env.world_size,
+                   .names = all_ranks(env.world_size),
                    .verify = options.verify,
                    .timeout = options.timeout,
                    .log = options.log};
@@ -82,14 +82,14 @@ std::unique_ptr<Transport> make_transport(const Choice& choice, const GroupStore
                                           const GlooOptions& gloo, const JoinOptions& options,
                                           at::Device device, FailureHook on_failure) {
   if (choice.backend == "nccl")
-    return make_nccl_transport(store, gloo.rank, gloo.size, device.index(), gloo.timeout);
+    return make_nccl_transport(store, gloo.rank, gloo.size(), device.index(), gloo.timeout);
   std::unique_ptr<Transport> made;
   if (choice.backend == "gloo") {
     made = make_gloo_transport(store, gloo, on_failure);
   } else {
     FoundHosts found = choice.found;
     if (choice.backend == "shm")
-      found = connect_one_host(store, gloo.rank, gloo.size, options.rendezvous_timeout);
+      found = connect_one_host(store, gloo.rank, gloo.size(), options.rendezvous_timeout);
     made = make_hybrid_transport(store, found, gloo, on_failure);
   }
   if (!choice.transfer) return made;
@@ -222,7 +222,7 @@ void run_threads(int world_size, const JoinOptions& options, const GivenMachine&
       if (between_hosts) choice.found = find_hosts(store, rank, hosts, options.rendezvous_timeout);
       if (staged) choice.transfer = given.transfer(rank);
       const GlooOptions gloo{.rank = rank,
-                             .size = world_size,
+                             .names = all_ranks(world_size),
                              .verify = options.verify,
                              .timeout = options.timeout,
                              .connect_timeout = options.rendezvous_timeout};

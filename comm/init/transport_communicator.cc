@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <condition_variable>
 #include <exception>
-#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -50,13 +49,6 @@ CollectiveDesc describe(const char* op, std::string_view label, const at::Tensor
           .label = std::string(label),
           .dtype = c10::toString(buffer.scalar_type()),
           .numel = buffer.numel()};
-}
-
-/// 0 … num - 1
-std::vector<int> first_numbers(int num) {
-  std::vector<int> numbers(static_cast<size_t>(num));
-  std::iota(numbers.begin(), numbers.end(), 0);
-  return numbers;
 }
 
 std::vector<int> chosen_from(const std::vector<int>& numbers, const std::vector<int>& places) {
@@ -314,7 +306,7 @@ TransportCommunicator::TransportCommunicator(std::shared_ptr<GroupContext> conte
                                              const MakeTransport& make, at::Device device)
     : Communicator(device),
       context_(std::move(context)),
-      ranks_(first_numbers(context_->size())),
+      ranks_(all_ranks(context_->size())),
       rank_(context_->rank()),
       store_(context_->store().under("group")),
       recorder_(std::make_shared<FlightRecorder>(rank_, ranks_, store_, context_->store())),
@@ -356,8 +348,7 @@ std::shared_ptr<Communicator> TransportCommunicator::duplicate(std::string_view 
                                                                const MakeTransport& make) {
   exchange("", str("duplicate \"", name, '"'), timeout_);
   ++num_duplicates_;
-  return part(first_numbers(size()), str(num_duplicates_, " ", name), str("duplicate/", num_duplicates_),
-              make);
+  return part(all_ranks(size()), str(num_duplicates_, " ", name), str("duplicate/", num_duplicates_), make);
 }
 
 std::shared_ptr<Communicator> TransportCommunicator::split(const std::vector<int>& ranks,

@@ -274,7 +274,7 @@ TEST_P(ExchangeTest, TheStoreDoesNotGrow) {
     auto context = std::make_shared<GroupContext>(group_store, rank, 3, false);
     GlooOptions gloo;
     gloo.rank = rank;
-    gloo.size = 3;
+    gloo.names = all_ranks(3);
     gloo.timeout = gloo.connect_timeout = std::chrono::seconds(20);
     const auto make = [&](const GroupStore& under, FailureHook hook) -> std::unique_ptr<Transport> {
       if (GetParam() == "hybrid")

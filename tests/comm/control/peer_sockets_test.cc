@@ -24,19 +24,20 @@ GroupStore new_store() { return {c10::make_intrusive<c10d::HashStore>(), "the te
 std::array<std::unique_ptr<shm::PeerSockets>, 2> two_peers() {
   const GroupStore store = new_store();
   std::array<std::unique_ptr<shm::PeerSockets>, 2> peers;
-  std::thread other(
-      [&] { peers[1] = std::make_unique<shm::PeerSockets>(store, 1, 2, std::chrono::seconds(10)); });
-  peers[0] = std::make_unique<shm::PeerSockets>(store, 0, 2, std::chrono::seconds(10));
+  std::thread other([&] {
+    peers[1] = std::make_unique<shm::PeerSockets>(store, 1, std::vector{0, 1}, std::chrono::seconds(10));
+  });
+  peers[0] = std::make_unique<shm::PeerSockets>(store, 0, std::vector{0, 1}, std::chrono::seconds(10));
   other.join();
   return peers;
 }
 
 TEST(PeerSockets, ConnectingHasALimit) {
-  EXPECT_EQ(error_of([] { shm::PeerSockets(new_store(), 0, 2, milliseconds(200)); }),
+  EXPECT_EQ(error_of([] { shm::PeerSockets(new_store(), 0, {0, 1}, milliseconds(200)); }),
             "rank 1 did not set up shared memory within 0.2 s");
   const GroupStore store = new_store();
   store.set("socket/1", std::string(32, '0'));  // rank 1 has got this far
-  EXPECT_EQ(error_of([&] { shm::PeerSockets(store, 0, 2, milliseconds(200)); }),
+  EXPECT_EQ(error_of([&] { shm::PeerSockets(store, 0, {0, 1}, milliseconds(200)); }),
             "rank 1 has no connection to rank 0 over a Unix socket within 0.2 s");
 }
 
@@ -62,15 +63,15 @@ TEST(PeerSockets, WhatTheStoreHasIsTakenOnlyInTheRightLength) {
   for (const size_t length : {size_t{0}, size_t{31}, size_t{33}, size_t{4000}}) {
     const GroupStore store = new_store();
     store.set("socket/0", std::string(length, 'x'));
-    EXPECT_EQ(error_of([&] { shm::PeerSockets(store, 1, 2, milliseconds(200)); }),
+    EXPECT_EQ(error_of([&] { shm::PeerSockets(store, 1, {0, 1}, milliseconds(200)); }),
               str("the store has ", length, " bytes as socket/0, not 32"));
   }
   const GroupStore store = new_store();
   std::thread zero(
-      [&] { EXPECT_NE(error_of([&] { shm::PeerSockets(store, 0, 2, milliseconds(500)); }), ""); });
+      [&] { EXPECT_NE(error_of([&] { shm::PeerSockets(store, 0, {0, 1}, milliseconds(500)); }), ""); });
   while (!store.has("socket/0")) std::this_thread::yield();
   store.set("key", "short");
-  EXPECT_EQ(error_of([&] { shm::PeerSockets(store, 1, 2, milliseconds(500)); }),
+  EXPECT_EQ(error_of([&] { shm::PeerSockets(store, 1, {0, 1}, milliseconds(500)); }),
             "the store has 5 bytes as key, not 32");
   zero.join();
 }

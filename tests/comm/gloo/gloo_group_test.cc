@@ -66,7 +66,7 @@ class GlooGroupTest : public ::testing::Test {
     for (int rank = 0; rank < kSize; ++rank) {
       GlooOptions& options = options_.emplace_back();
       options.rank = rank;
-      options.size = kSize;
+      options.names = all_ranks(kSize);
       options.timeout = options.connect_timeout = seconds(20);
       options.devices = open(options);
       options.log = Logger({.terminal = false, .file = log_file().string()});
