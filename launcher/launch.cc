@@ -8,10 +8,8 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <numeric>
 #include <optional>
-#include <sstream>
 
 #include "core/error.h"
 #include "core/files/file_descriptor.h"
@@ -181,6 +179,16 @@ Options options_of(const Options& options, const Attempt& attempt) {
   return changed;
 }
 
+/// Serves an exception: then the ranks are ended next, and other processes may get their numbers.
+struct ForgetAtEnd {
+  Guard& guard;
+  const std::vector<Process>& ranks;
+  ~ForgetAtEnd() {
+    for (const Process& rank : ranks)
+      if (rank.running()) guard.forget(rank.pid());
+  }
+};
+
 /// One attempt, from the first process to the end of the last.
 Ending run_once(const Options& options, SignalWatch& signals, Guard& guard, const Logger& log) {
   const Share share = share_of(options);
@@ -194,6 +202,7 @@ Ending run_once(const Options& options, SignalWatch& signals, Guard& guard, cons
   Subreaper subreaper;  // declared first, so that the destructors end the ranks, then the orphans
   std::vector<Process> ranks;
   ranks.reserve(static_cast<size_t>(share.num_ranks));
+  const ForgetAtEnd forget{guard, ranks};
   SupervisorOptions supervision{
       options.stop_grace, options.save_grace, {}, share.first_rank, options.timeout};
   RankStarter starter(options, share, port ? port->port() : asked, files, signals.previous_mask());
@@ -242,8 +251,9 @@ int run(const Options& options, const Logger& log) {
   // Only this user can read it. It outlives the ranks of an attempt: a restart continues from it.
   std::optional<TemporaryFolder> memory;
   if (first.restarts.max_restarts > 0 && options.num_nodes == 1 && first.memory_folder.empty()) try {
-      first.memory_folder = memory.emplace("tessera_memory", "/dev/shm").path().string();
-      guard.remove_if_killed(first.memory_folder);
+      const std::string path = memory.emplace("tessera_memory", "/dev/shm").path().string();
+      guard.remove_if_killed(path);
+      first.memory_folder = path;
     } catch (const Error& error) {
       log.debug(str(error.what(), "; nothing is kept in memory for a restart"));
     }

@@ -18,8 +18,9 @@
 // to step, and sleeps in between, on the host's shared counters (comm/shm/progress_counters.h), which Gloo's
 // threads also notify. On one host no thread works in the background: it would take time from the cores, all
 // of which train. Each of the caller's calls takes every piece as far as it can go, so a rank that waits
-// never delays another. In both cases a rank adds up its own slices only, and no rank waits for another
-// rank's computation.
+// never delays another. In both cases no rank waits for another rank's computation,
+// and a rank adds up its own slices only (but for staged all-reduces on one host, whose pieces are small: see
+// reduce_to_result()).
 //
 // [Note: each step in order]
 // Pieces are numbered, equally on all ranks. A rank takes every step of piece n after the same step of piece

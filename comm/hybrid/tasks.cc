@@ -56,10 +56,14 @@ std::vector<Task> cut(const OperationPtr& operation, const Hosts& hosts, const S
                                                 : whole;
   if (operation->kind == Kind::kReduceScatter || operation->kind == Kind::kAllGather) {
     const int count = hosts.num_ranks();
-    const int64_t slice = numel / count, longest = longest_part(slice, count, bytes, limit);
+    // A gather on one host brings nothing into a rank's slot but its own slice, which then has all of it.
+    const bool fills_slot =
+        operation->kind == Kind::kAllGather && in_place == nullptr && hosts.num_hosts() == 1;
+    const int64_t slice = numel / count, longest = longest_part(slice, fills_slot ? 1 : count, bytes, limit);
     for (int64_t begin = 0; begin < slice; begin += longest) {
       const int64_t part = std::min(longest, slice - begin);
-      add({begin, slice, part, numel}, {0, part, part, part * count}, begin);
+      add({begin, slice, part, numel}, {0, fills_slot ? 0 : part, part, fills_slot ? part : part * count},
+          begin);
     }
     return tasks;
   }

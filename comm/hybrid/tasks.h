@@ -54,7 +54,8 @@ struct HostMemory {
 };
 
 /// Describes a piece of an operation. Slices are in elements of the operation's dtype (gather and broadcast:
-/// bytes); one a rank, of a broadcast one a column.
+/// bytes); one a rank, of a broadcast one a column. (A staged gather on one host has each rank's slice at the
+/// beginning of its own slot: all slices of `work` are the same range, in another rank's memory each.)
 struct Task {
   OperationPtr operation;
   Slices user;                            ///< in the operation's buffer

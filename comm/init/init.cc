@@ -87,10 +87,13 @@ std::unique_ptr<Transport> make_transport(const Choice& choice, const GroupStore
   if (choice.backend == "gloo") {
     made = make_gloo_transport(store, gloo, on_failure);
   } else {
-    FoundHosts found = choice.found;
-    if (choice.backend == "shm")
-      found = connect_one_host(store, gloo.rank, gloo.size(), options.rendezvous_timeout);
-    made = make_hybrid_transport(store, found, gloo, on_failure);
+    const bool is_one_host = choice.backend == "shm";
+    GlooOptions group = gloo;
+    if (is_one_host) group.connect_timeout = options.rendezvous_timeout;  // of a split(), too
+    made = make_hybrid_transport(
+        store,
+        is_one_host ? connect_one_host(store, gloo.rank, gloo.size(), group.connect_timeout) : choice.found,
+        group, on_failure);
   }
   if (!choice.transfer) return made;
   return make_staged_transport(std::move(made), gloo.rank, device, choice.transfer, std::move(on_failure));

@@ -3,10 +3,11 @@
 //
 // Counters.
 // Operations are numbered from 1, equally on all ranks. A rank whose counter
-//   posted  >= n  has its input of operation n in memory that the others can read;
-//   reduced >= n  has reduced its slice of n: it reads no other rank's input of n any more, and its slice of
-//                 the result is in place;
-//   done    >= n  reads nothing of operation n any more.
+//   posted   >= n  has its input of operation n in memory that the others can read;
+//   reduced  >= n  knows that all ranks have posted n. Of a reduction it has summed its slice up: it reads no
+//                  other rank's input any more;
+//   gathered >= n  has what it brings from other hosts in memory that the others can read;
+//   done     >= n  reads nothing of operation n any more.
 // Counters are written with release and read with acquire order, so what they promise is visible.
 #pragma once
 

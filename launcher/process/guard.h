@@ -17,7 +17,8 @@ namespace tessera::launcher {
 // hundred KB and about a millisecond.
 
 /// Ends the ranks when the launcher is killed. Owns the guard process and the launcher's end of its socket.
-/// The destructor ends the guard, which kills the groups it still watches. Not thread-safe.
+/// The destructor ends the guard, which kills the groups it still watches. Where somebody kills the guard,
+/// the run goes on without. Not thread-safe.
 class Guard {
  public:
   /// Throws CommError if the process cannot be created.

@@ -101,11 +101,9 @@ std::optional<int> SignalWatch::wait(std::optional<std::chrono::steady_clock::ti
     if (num_ready < 0 && errno != EINTR) return std::nullopt;
     signalfd_siginfo info;
     if (::read(signals_.get(), &info, sizeof info) == sizeof info) return static_cast<int>(info.ssi_signo);
-    if (num_ready > 0 && polled[1].revents != 0) {
+    if (num_ready > 0 && polled[1].revents != 0)
       if (const auto signal = read_input()) return signal;
-    } else if (deadline && steady_clock::now() >= *deadline) {
-      return std::nullopt;
-    }
+    if (deadline && steady_clock::now() >= *deadline) return std::nullopt;
   }
 }
 

@@ -181,7 +181,7 @@ void many_in_flight_finish_in_any_order_of_waiting(const CommunicatorPtr& group)
   }
 }
 
-/// In memory that the others can read, or not; more than a mailbox of shared memory holds.
+/// In memory that the others can read, or not; more than a slot of staging memory holds.
 void reductions_scale_add_and_cast(const CommunicatorPtr& group) {
   const int size = group->size();
   for (const bool in_place : {true, false})

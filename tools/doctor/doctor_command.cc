@@ -113,7 +113,7 @@ std::vector<HostReport> examine_hosts(LaunchPlan& plan) {
   std::vector<HostReport> hosts;
   std::vector<std::function<int()>> bodies;
   if (!plan.cluster) {
-    hosts.push_back({.name = launcher::host_name(), .num_ranks = plan.local.nproc});
+    hosts.push_back({.name = launcher::node_name(), .num_ranks = plan.local.nproc});
     bodies.emplace_back([] {
       print_marked(host_facts());
       return 0;

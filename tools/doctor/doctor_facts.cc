@@ -153,7 +153,7 @@ void find_link(HostReport& host) {
 
 HostFacts host_facts() {
   HostFacts facts;
-  facts.name = launcher::host_name();
+  facts.name = launcher::node_name();
   facts.cores = launcher::available_cores();
   facts.machine_cores = static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
   facts.memory = total_memory();

@@ -58,7 +58,7 @@ std::vector<int> ranks_to_show(const std::string& text) {
 
 bool is_this_host(const Host& host) {
   const std::string& name = host.name;
-  return host.user.empty() && (name == "localhost" || name == "127.0.0.1" || name == launcher::host_name());
+  return host.user.empty() && (name == "localhost" || name == "127.0.0.1" || name == launcher::node_name());
 }
 
 /// The hosts that --hostfile, --include, --exclude, --nnodes and --nproc leave.

@@ -62,8 +62,8 @@ TEST(SharedMemoryGroup, MoreUnderWayThanItCanHoldWaits) {
   std::atomic<int> num_posted = 0;
   std::atomic<bool> has_begun = false;
   run_threads(2, quick_options("shm"), [&](CommunicatorPtr comm) {
-    const at::Tensor buffers = symmetric(*comm, 200 * 16, at::kFloat)
-                                   .view({200, 16});  // other memory is sent in pieces through two mailboxes
+    const at::Tensor buffers =
+        symmetric(*comm, 200 * 16, at::kFloat).view({200, 16});  // other memory is staged, in two slots
     std::vector<at::Tensor> sums;
     std::vector<WorkPtr> works;
     if (comm->rank() == 1) {
