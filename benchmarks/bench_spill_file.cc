@@ -1,4 +1,4 @@
-// Reads and writes of a SpillFile in MB/s: io_uring and threads, direct and buffered, by size of the pieces.
+// Reads and writes of a SpillFile in MB/s: direct and buffered, by size of the pieces.
 // A round of each case and one of the simplest way, one thread that calls pread or pwrite with O_DIRECT and 4
 // MiB, alternate: `x_plain` is the median ratio, because the speed of a shared disk changes from second to
 // second.
@@ -107,14 +107,12 @@ void measure(benchmark::State& state, Kind kind, const SpillFileOptions& options
   state.counters["MB_per_s"] = median(rates);
   state.counters["x_plain"] = median(ratios);
   state.counters["cpu_s_per_GB"] = median(cpu) / (kBytes / 1e9);
-  if (file.io_uring() != options.use_io_uring || file.direct() != options.direct)
-    state.SetLabel(str(file.io_uring() ? "io_uring" : "threads", file.direct() ? " direct" : " buffered"));
+  if (file.direct() != options.direct) state.SetLabel(file.direct() ? "direct" : "buffered");
 }
 
 void add(Kind kind, const SpillFileOptions& options, const std::string& more) {
   const std::string name =
-      str(kNames[static_cast<int>(kind)], options.use_io_uring ? "/io_uring" : "/threads",
-          options.direct ? "/direct" : "/buffered", more);
+      str(kNames[static_cast<int>(kind)], options.direct ? "/direct" : "/buffered", more);
   benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) { measure(state, kind, options); })
       ->UseManualTime()
       ->Iterations(kRounds)
@@ -123,22 +121,20 @@ void add(Kind kind, const SpillFileOptions& options, const std::string& more) {
 
 void add_all() {
   for (const Kind kind : {Kind::kRead, Kind::kWrite, Kind::kMixed})
-    for (const bool direct : {true, false})
-      for (const bool io_uring : {true, false}) {
-        SpillFileOptions options{.directory = directory(), .bytes = kBytes, .purpose = "the benchmark"};
-        options.direct = direct;
-        options.use_io_uring = io_uring;
-        for (const int64_t kib : {256, 1024, 4096, 16384}) {
-          options.piece_bytes = kib << 10;
-          add(kind, options, str("/piece_KiB:", kib));
-        }
-        if (!direct) continue;
-        options.piece_bytes = SpillFileOptions().piece_bytes;
-        for (const int depth : {1, 2, 4, 8, 16, 32}) {
-          options.queue_depth = options.num_threads = depth;
-          add(kind, options, str("/at_once:", depth));
-        }
+    for (const bool direct : {true, false}) {
+      SpillFileOptions options{.directory = directory(), .bytes = kBytes, .purpose = "the benchmark"};
+      options.direct = direct;
+      for (const int64_t kib : {256, 1024, 4096, 16384}) {
+        options.piece_bytes = kib << 10;
+        add(kind, options, str("/piece_KiB:", kib));
       }
+      if (!direct) continue;
+      options.piece_bytes = SpillFileOptions().piece_bytes;
+      for (const int threads : {1, 2, 4, 8, 16, 32}) {
+        options.num_threads = threads;
+        add(kind, options, str("/threads:", threads));
+      }
+    }
 }
 
 }  // namespace

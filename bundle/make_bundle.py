@@ -34,7 +34,7 @@ FASHION_MNIST, GPL = Path("/usr/share/datasets/fashion-mnist"), Path("/usr/share
 NUM_IMAGES = {"train": 6000, "t10k": 1000}
 RPATH = "$ORIGIN/../lib"
 LICENSES = ["zlib1g-dev", "libpng-dev", "libjpeg62-turbo-dev", "libutf8proc-dev", "libspdlog-dev", "libfmt-dev", "nlohmann-json3-dev", "libcli11-dev",
-            "libxxhash-dev", "liburing-dev", "libsodium-dev", "libgtest-dev", "libbenchmark-dev", "dataset-fashion-mnist"]
+            "libxxhash-dev", "libsodium-dev", "libgtest-dev", "libbenchmark-dev", "dataset-fashion-mnist"]
 
 
 def fail(message):

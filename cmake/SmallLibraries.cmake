@@ -1,4 +1,4 @@
-# tessera::liburing, which core/async_io/async_io_uring.cc uses, and tessera::libsodium, which comm/control/sealed_store.cc uses. Also part of the
+# tessera::libsodium, which comm/control/sealed_store.cc uses. Also part of the
 # installed package. The static library where a shared library that hides its symbols can have it, as Debian's is: then programs and
 # wheels need no other file.
 function(tessera_small_library name header package)
@@ -28,5 +28,4 @@ function(tessera_small_library name header package)
   set_target_properties(tessera::lib${name} PROPERTIES INTERFACE_INCLUDE_DIRECTORIES "${${prefix}_INCLUDE_DIR}")
 endfunction()
 
-tessera_small_library(uring liburing.h liburing-dev)
 tessera_small_library(sodium sodium.h libsodium-dev)

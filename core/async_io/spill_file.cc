@@ -9,18 +9,21 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <condition_variable>
+#include <deque>
 #include <filesystem>
 #include <mutex>
 #include <system_error>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
-#include "core/async_io/async_io.h"
 #include "core/async_io/spill_file_internal.h"
 #include "core/check.h"
 #include "core/files/file_descriptor.h"
+#include "core/signals_blocked.h"
 #include "core/str.h"
 
 namespace tessera {
@@ -55,7 +58,6 @@ std::string available(int file) {
 
 void check(const SpillFileOptions& options) {
   TESSERA_CHECK(options.bytes >= 0, options.bytes);
-  TESSERA_CHECK(options.queue_depth >= 1 && options.queue_depth <= 4096, options.queue_depth);
   TESSERA_CHECK(options.num_threads >= 1 && options.num_threads <= 256, options.num_threads);
   TESSERA_CHECK(options.piece_bytes > 0 && options.piece_bytes % SpillFile::kAlignment == 0 &&
                     options.piece_bytes <= static_cast<int64_t>(kLargestCall),
@@ -140,6 +142,12 @@ bool make_direct(int file) {
   return false;
 }
 
+/// In place of an errno value.
+constexpr int kEndOfFile = -1;
+// The kernel is short of memory for a request for a moment: a second in all, then the piece fails.
+constexpr int kMostBusy = 1000;
+constexpr std::chrono::milliseconds kBusyPause(1);
+
 }  // namespace
 
 /// What a forked child leaves alone.
@@ -152,7 +160,10 @@ class SpillFile::State {
     // No readahead: it fills the page cache with folios that reach over the end of a piece, and those are not
     // dropped with it.
     if (!direct_) static_cast<void>(::posix_fadvise(file_.get(), 0, 0, POSIX_FADV_RANDOM));
-    start_io();
+    start_threads();
+  }
+  ~State() {
+    for (std::jthread& thread : threads_) thread.request_stop();  // all at once, then each is joined
   }
 
   Transfer start(bool is_write, int64_t offset, std::byte* data, int64_t bytes);
@@ -167,9 +178,20 @@ class SpillFile::State {
     int64_t offset, bytes, num_pieces;
     int error = 0;  // of the piece that failed first
   };
+  struct Piece {
+    Transfer transfer;
+    bool is_write;
+    int64_t offset;  ///< in the file
+    std::byte* data;
+    int64_t bytes;
+  };
 
-  void start_io();
-  void finished(const IoPiece& piece);
+  void start_threads();
+  void work(const std::stop_token& stop);
+  /// Each returns 0, an errno value or kEndOfFile.
+  int transfer(const Piece& piece) const;
+  int leave_cache(const Piece& piece) const;
+  void end(const Piece& piece, int error);
   std::string describe(const UnderWay& transfer) const;
   void check_process() const {
     TESSERA_CHECK(::getpid() == process_, "a SpillFile cannot be used in a forked child");
@@ -179,33 +201,83 @@ class SpillFile::State {
   const pid_t process_ = ::getpid();
   FileDescriptor file_;
   int64_t size_ = 0;
-  bool direct_ = false, io_uring_ = false;
+  bool direct_ = false;
+  const SpillFileProbe probe_ = ScopedSpillFileProbe::current();
 
-  mutable std::mutex mutex_;  // for all below but io_
+  mutable std::mutex mutex_;  // for all below but threads_
   std::condition_variable ended_;
+  std::condition_variable_any queued_;
+  std::deque<Piece> queue_;
   Transfer last_ = 0;
   std::unordered_map<Transfer, UnderWay> under_way_;
   std::unordered_map<Transfer, DiskError> failed_;
   int64_t bytes_read_ = 0, bytes_written_ = 0;
 
-  std::unique_ptr<AsyncIo> io_;  // last: its threads end before what they use
+  std::vector<std::jthread> threads_;  // last: they end before what they use
 };
 
-void SpillFile::State::start_io() {
-  const AsyncIoOptions options{.descriptor = file_.get(),
-                               .direct = direct_,
-                               .alignment = kAlignment,
-                               .queue_depth = options_.queue_depth,
-                               .num_threads = options_.num_threads,
-                               .probe = ScopedSpillFileProbe::current(),
-                               .finished = [this](const IoPiece& piece) { finished(piece); }};
+void SpillFile::State::start_threads() {
+  const SignalsBlocked blocked;
   try {
-    if (options_.use_io_uring) io_ = make_uring_io(options);
-    io_uring_ = io_ != nullptr;
-    if (!io_) io_ = make_thread_io(options);
+    for (int i = 0; i < options_.num_threads; ++i)
+      threads_.emplace_back([this](const std::stop_token& stop) { work(stop); });
   } catch (const std::system_error& error) {
     throw DiskError("cannot start a thread for ", subject(options_), ": ", error.code().message());
   }
+}
+
+/// A piece at a time, in the order of the queue.
+void SpillFile::State::work(const std::stop_token& stop) {
+  while (true) {
+    std::unique_lock lock(mutex_);
+    queued_.wait(lock, stop, [&] { return !queue_.empty(); });
+    if (stop.stop_requested()) return;
+    const Piece piece = queue_.front();
+    queue_.pop_front();
+    lock.unlock();
+    int error = transfer(piece);
+    if (error == 0 && !direct_) error = leave_cache(piece);
+    end(piece, error);
+  }
+}
+
+int SpillFile::State::transfer(const Piece& piece) const {
+  int num_busy = 0;
+  for (int64_t done = 0; done < piece.bytes;) {
+    const int64_t at = piece.offset + done, left = piece.bytes - done;
+    int64_t moved = 0;
+    int error = probe_ ? probe_(piece.is_write ? "write" : "read", at, left) : 0;
+    if (error == 0) {
+      std::byte* const data = piece.data + done;
+      const auto size = static_cast<size_t>(left);
+      moved = piece.is_write ? ::pwrite(file_.get(), data, size, at) : ::pread(file_.get(), data, size, at);
+      if (moved < 0) error = errno;
+    }
+    if (error == EINTR) continue;
+    if (error == EAGAIN && ++num_busy <= kMostBusy) {
+      std::this_thread::sleep_for(kBusyPause);
+      continue;
+    }
+    if (error != 0) return error;
+    if (direct_ && moved < left) moved -= moved % kAlignment;  // direct I/O continues at its multiples
+    if (moved == 0) return piece.is_write ? ENOSPC : kEndOfFile;
+    done += moved;
+  }
+  return 0;
+}
+
+/// The page cache would grow by all that is read and written. The kernel only drops clean pages, so what was
+/// written goes to the disk first.
+int SpillFile::State::leave_cache(const Piece& piece) const {
+  constexpr unsigned kAll = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
+  while (piece.is_write && ::sync_file_range(file_.get(), piece.offset, piece.bytes, kAll) != 0) {
+    if (errno == EINTR) continue;
+    const bool is_unknown = errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP;
+    if (!is_unknown) return errno;
+    break;
+  }
+  static_cast<void>(::posix_fadvise(file_.get(), piece.offset, piece.bytes, POSIX_FADV_DONTNEED));
+  return 0;
 }
 
 SpillFile::Transfer SpillFile::State::start(bool is_write, int64_t offset, std::byte* data, int64_t bytes) {
@@ -216,31 +288,26 @@ SpillFile::Transfer SpillFile::State::start(bool is_write, int64_t offset, std::
   TESSERA_CHECK(offset >= 0 && bytes <= size_ && offset <= size_ - bytes, "bytes ", offset, " to ",
                 offset + bytes, " of ", size_);
   if (bytes == 0) return 0;
-  std::vector<IoPiece> pieces;
-  pieces.reserve(static_cast<size_t>((bytes + options_.piece_bytes - 1) / options_.piece_bytes));
-  for (int64_t at = 0; at < bytes; at += options_.piece_bytes)
-    pieces.push_back({.is_write = is_write,
-                      .offset = offset + at,
-                      .data = data + at,
-                      .bytes = std::min(options_.piece_bytes, bytes - at)});
-  {
-    const std::scoped_lock lock(mutex_);
-    ++last_;
-    for (IoPiece& piece : pieces) piece.transfer = last_;
-    under_way_.emplace(last_, UnderWay{.is_write = is_write,
-                                       .offset = offset,
-                                       .bytes = bytes,
-                                       .num_pieces = static_cast<int64_t>(pieces.size())});
-  }
-  io_->start(pieces);
-  return pieces.front().transfer;
+  const std::scoped_lock lock(mutex_);
+  ++last_;
+  UnderWay& transfer =
+      under_way_
+          .emplace(last_, UnderWay{.is_write = is_write, .offset = offset, .bytes = bytes, .num_pieces = 0})
+          .first->second;
+  for (int64_t at = 0; at < bytes; at += options_.piece_bytes, ++transfer.num_pieces)
+    queue_.push_back({last_, is_write, offset + at, data + at, std::min(options_.piece_bytes, bytes - at)});
+  if (transfer.num_pieces == 1)
+    queued_.notify_one();
+  else
+    queued_.notify_all();
+  return last_;
 }
 
-void SpillFile::State::finished(const IoPiece& piece) {
+void SpillFile::State::end(const Piece& piece, int error) {
   const std::scoped_lock lock(mutex_);
   const auto found = under_way_.find(piece.transfer);
   UnderWay& transfer = found->second;
-  if (transfer.error == 0) transfer.error = piece.error;
+  if (transfer.error == 0) transfer.error = error;
   if (--transfer.num_pieces > 0) return;
   if (transfer.error != 0)
     failed_.emplace(piece.transfer, DiskError(describe(transfer)));
@@ -251,9 +318,8 @@ void SpillFile::State::finished(const IoPiece& piece) {
 }
 
 std::string SpillFile::State::describe(const UnderWay& transfer) const {
-  const std::string reason = transfer.error == IoPiece::kEndOfFile
-                                 ? "the file ends there: another process has cut it"
-                                 : describe_errno(transfer.error);
+  const std::string reason = transfer.error == kEndOfFile ? "the file ends there: another process has cut it"
+                                                          : describe_errno(transfer.error);
   return str("cannot ", transfer.is_write ? "write " : "read ", format_count(transfer.bytes),
              " bytes at byte ", format_count(transfer.offset), " of ", subject(options_), ": ", reason,
              "; check that disk, or choose another directory (", options_.key, ")");
@@ -293,7 +359,7 @@ SpillFile::Transfer SpillFile::read(int64_t offset, std::span<std::byte> into) {
 }
 
 SpillFile::Transfer SpillFile::write(int64_t offset, std::span<const std::byte> from) {
-  // A write does not change the bytes: both kinds share IoPiece.
+  // A write does not change the bytes: both kinds share Piece.
   return state_->start(true, offset, const_cast<std::byte*>(from.data()), static_cast<int64_t>(from.size()));
 }
 
@@ -309,6 +375,5 @@ int64_t SpillFile::bytes_written() const {
   return state_->bytes_written_;
 }
 bool SpillFile::direct() const { return state_->direct_; }
-bool SpillFile::io_uring() const { return state_->io_uring_; }
 
 }  // namespace tessera

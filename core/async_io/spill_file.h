@@ -17,10 +17,8 @@ struct SpillFileOptions {
   int64_t bytes = 0;         ///< reserved at once; contents read as zeros until written
   std::string purpose = {};  ///< for error messages: "optimizer state of rank 3"
   std::string key = "zero_optimization.offload_*.nvme_path";  ///< and the key that names the directory
-  int queue_depth = 32;           ///< operations under way at once in the kernel, 1 to 4096
-  bool direct = true;             ///< O_DIRECT where the file system has it
-  bool use_io_uring = true;       ///< false: threads with pread/pwrite
-  int num_threads = 4;            ///< of that fallback, 1 to 256
+  bool direct = true;                                         ///< O_DIRECT where the file system has it
+  int num_threads = 4;                                        ///< that call pread and pwrite, 1 to 256
   int64_t piece_bytes = 4 << 20;  ///< larger transfers are split; a multiple of kAlignment, at most 1 GiB
 };
 
@@ -44,13 +42,13 @@ class SpillFile {
 
   /// Throws DiskError, one line: the directory, the bytes wanted and available, what to do.
   explicit SpillFile(const SpillFileOptions& options);
-  /// Waits for the operations that the kernel has; those that it does not have yet are dropped. Nothing is
+  /// Waits for the pieces that its threads have begun; those in the queue are dropped. Nothing is
   /// left in the directory.
   ~SpillFile();
   SpillFile(const SpillFile&) = delete;
   SpillFile& operator=(const SpillFile&) = delete;
 
-  /// Starts a transfer and does not wait: what exceeds the queue depth waits in this object. Offset,
+  /// Starts a transfer and does not wait: what its threads have no time for waits in this object. Offset,
   /// length and address are multiples of kAlignment and inside of the file (its size is options.bytes,
   /// rounded up). An empty span gives 0.
   Transfer read(int64_t offset, std::span<std::byte> into);
@@ -65,8 +63,7 @@ class SpillFile {
   /// Bytes of the transfers that have ended well.
   int64_t bytes_read() const;
   int64_t bytes_written() const;
-  bool direct() const;    ///< O_DIRECT is in use
-  bool io_uring() const;  ///< io_uring is in use, not threads
+  bool direct() const;  ///< O_DIRECT is in use
 
  private:
   class State;

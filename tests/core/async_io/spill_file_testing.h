@@ -3,8 +3,6 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <linux/io_uring.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cstddef>
@@ -56,21 +54,6 @@ void fill_random(std::span<std::byte> bytes, Random& random) {
   }
 }
 
-struct Way {
-  bool io_uring, direct;
-};
-
-inline std::string name_of(const Way& way) {
-  return std::string(way.io_uring ? "io_uring" : "threads") + (way.direct ? "_direct" : "_buffered");
-}
-
-/// Asks the kernel, not liburing.
-inline bool kernel_has_io_uring() {
-  io_uring_params params{};
-  const FileDescriptor ring(static_cast<int>(::syscall(SYS_io_uring_setup, 1, &params)));
-  return static_cast<bool>(ring);
-}
-
 /// The descriptor of this process's open file without a name in `directory`; -1: there is none.
 inline int descriptor_in(const std::filesystem::path& directory) {
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
@@ -82,24 +65,21 @@ inline int descriptor_in(const std::filesystem::path& directory) {
   return -1;
 }
 
-/// Each test is run in all four ways.
-class SpillFileTest : public ::testing::TestWithParam<Way> {
+/// Each test is run with O_DIRECT and without.
+class SpillFileTest : public ::testing::TestWithParam<bool> {
  protected:
   SpillFileOptions options(const std::filesystem::path& directory, int64_t bytes) const {
     SpillFileOptions options;
     options.directory = directory.string();
     options.bytes = bytes;
     options.purpose = "optimizer state of rank 3";
-    options.direct = GetParam().direct;
-    options.use_io_uring = GetParam().io_uring;
+    options.direct = GetParam();
     return options;
   }
 };
 
-#define TESSERA_ALL_WAYS(Suite)                                                                  \
-  INSTANTIATE_TEST_SUITE_P(                                                                      \
-      Ways, Suite,                                                                               \
-      ::testing::Values(Way{true, true}, Way{true, false}, Way{false, true}, Way{false, false}), \
-      [](const auto& info) { return name_of(info.param); })
+#define TESSERA_BOTH_WAYS(Suite)                           \
+  INSTANTIATE_TEST_SUITE_P(Ways, Suite, ::testing::Bool(), \
+                           [](const auto& info) { return info.param ? "direct" : "buffered"; })
 
 }  // namespace tessera::testing
