@@ -198,6 +198,7 @@ Ending run_once(const Options& options, SignalWatch& signals, Guard& guard, cons
   const int asked = is_fixed ? kDefaultMasterPort : options.master_port;
   if (options.node_rank == 0) port.emplace(asked);
   RunFiles files(options.log_dir, options.restart_count);
+  guard.remove_if_killed(Guard::Folder::kFiles, files.temporary());
 
   Subreaper subreaper;  // declared first, so that the destructors end the ranks, then the orphans
   std::vector<Process> ranks;
@@ -252,7 +253,7 @@ int run(const Options& options, const Logger& log) {
   std::optional<TemporaryFolder> memory;
   if (first.restarts.max_restarts > 0 && options.num_nodes == 1 && first.memory_folder.empty()) try {
       const std::string path = memory.emplace("tessera_memory", "/dev/shm").path().string();
-      guard.remove_if_killed(path);
+      guard.remove_if_killed(Guard::Folder::kMemory, path);
       first.memory_folder = path;
     } catch (const Error& error) {
       log.debug(str(error.what(), "; nothing is kept in memory for a restart"));

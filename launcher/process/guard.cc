@@ -28,8 +28,10 @@ namespace {
 /// of this many bytes with the 0 at the end.
 struct PathMessage {
   pid_t mark = 0;
+  uint32_t which = 0;
   uint32_t num_bytes = 0;
 };
+constexpr uint32_t kNumFolders = 2;  // of Guard::Folder
 /// Is sent in place of a group's number, and says that the launcher ends in order.
 constexpr pid_t kInOrder = std::numeric_limits<pid_t>::min();
 
@@ -79,7 +81,7 @@ void remove_folder(const char* path) {
 
   pid_t groups[kMaxRanks];
   int num_groups = 0;
-  char folder[Guard::kMaxPath + 1] = {};
+  char folders[kNumFolders][Guard::kMaxPath + 1] = {};
   bool in_order = false;
   for (;;) {
     pid_t message = 0;
@@ -88,9 +90,9 @@ void remove_folder(const char* path) {
     if (n != static_cast<ssize_t>(sizeof(message))) break;  // the launcher is gone
     if (message == kInOrder) in_order = true;
     if (message == 0) {
-      uint32_t num_bytes = 0;
-      if (::recv(0, &num_bytes, sizeof(num_bytes), MSG_WAITALL) != sizeof(num_bytes) ||
-          num_bytes > sizeof(folder) || ::recv(0, folder, num_bytes, MSG_WAITALL) != num_bytes)
+      uint32_t head[2];  // the rest of a PathMessage
+      if (::recv(0, head, sizeof(head), MSG_WAITALL) != sizeof(head) || head[0] >= kNumFolders ||
+          head[1] > sizeof(folders[0]) || ::recv(0, folders[head[0]], head[1], MSG_WAITALL) != head[1])
         break;
     }
     if (message > 0 && num_groups < kMaxRanks) groups[num_groups++] = message;
@@ -98,7 +100,8 @@ void remove_folder(const char* path) {
       num_groups = static_cast<int>(std::remove(groups, groups + num_groups, -message) - groups);
   }
   for (int i = 0; i < num_groups; ++i) ::kill(-groups[i], SIGKILL);
-  if (!in_order && folder[0] != 0) remove_folder(folder);
+  for (const auto& folder : folders)
+    if (!in_order && folder[0] != 0) remove_folder(folder);
   ::_exit(0);
 }
 
@@ -126,9 +129,9 @@ void Guard::watch(pid_t group) { send(group); }
 
 void Guard::forget(pid_t group) { send(-group); }
 
-void Guard::remove_if_killed(const std::string& path) {
+void Guard::remove_if_killed(Folder which, const std::string& path) {
   if (path.size() > kMaxPath) throw CommError(path, ": the path is too long");
-  PathMessage message{0, static_cast<uint32_t>(path.size() + 1)};
+  const PathMessage message{0, static_cast<uint32_t>(which), static_cast<uint32_t>(path.size() + 1)};
   ::send(socket_.get(), &message, sizeof(message), MSG_NOSIGNAL);
   ::send(socket_.get(), path.c_str(), message.num_bytes, MSG_NOSIGNAL);
 }

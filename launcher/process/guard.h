@@ -1,5 +1,5 @@
 // Guard: a small process that cleans up if the launcher is killed with SIGKILL: it kills the ranks' children,
-// or removes a folder.
+// and removes the run's folders.
 #pragma once
 
 #include <sys/types.h>
@@ -31,9 +31,10 @@ class Guard {
   void watch(pid_t group);
   /// Stops watching a group that has ended, whose number other processes may get.
   void forget(pid_t group);
-  /// The folder and all in it will be removed if the launcher ends without the destructor. `path`:
-  /// absolute, of at most kMaxPath bytes. Only before watch().
-  void remove_if_killed(const std::string& path);
+  enum class Folder { kMemory, kFiles };
+  /// The folder and all in it will be removed if the launcher ends without the destructor. It takes the place
+  /// of the one of this kind before. `path`: absolute, of at most kMaxPath bytes.
+  void remove_if_killed(Folder which, const std::string& path);
 
   static constexpr size_t kMaxPath = 4095;
 

@@ -16,6 +16,8 @@ class RunFiles {
   /// restarts its folder attempt_N is used instead. Throws ConfigError if it cannot be made.
   explicit RunFiles(const std::string& log_dir, int restart_count = 0);
 
+  /// What is removed.
+  std::string temporary() const { return temporary_.path().string(); }
   /// Keeps the logs for the user to read.
   void keep();
   std::string log(int rank) const;

@@ -61,7 +61,7 @@ class RestartInMemoryTest(Restarts):
         self.check_same(outcome)
 
     def test_fewer_ranks(self):
-        outcome = self.check_fewer("1:3", 1, 2, disturbed={"trainer": STEPS})
+        outcome = self.check_fewer(3, 1, 2, disturbed={"trainer": STEPS})
         for said in ("from /dev/shm/tessera_memory_", "batch 12 = 4 x 1 accumulated x 3 ranks", "batch 12 = 3 x 2 accumulated x 2 ranks"):
             self.assertIn(said, outcome.out)
 

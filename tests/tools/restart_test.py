@@ -119,13 +119,13 @@ class RestartTest(Restarts):
 
     def test_the_next_number_that_divides_the_batch(self):
         """The configuration gives the micro-batch, of which each rank has one: the batch is that of 4 ranks, which 3 do not divide."""
-        outcome = self.check_fewer("1:4", 2, 2, train_batch_size=None, train_micro_batch_size_per_gpu=2)
+        outcome = self.check_fewer(4, 2, 2, train_batch_size=None, train_micro_batch_size_per_gpu=2)
         self.assertIn("batch 8 = 2 x 1 accumulated x 4 ranks", outcome.out)
         self.assertIn("batch 8 = 2 x 2 accumulated x 2 ranks", outcome.out)
 
     def test_down_to_one(self):
         """All three numbers are given; an epoch ends in the middle of a step, and its last samples make a smaller one."""
-        outcome = self.check_fewer("1:2", 0, 1, train_batch_size=12, train_micro_batch_size_per_gpu=3, gradient_accumulation_steps=2,
+        outcome = self.check_fewer(2, 0, 1, train_batch_size=12, train_micro_batch_size_per_gpu=3, gradient_accumulation_steps=2,
                                       trainer={"dataloader_drop_last": False})
         self.assertIn("batch 12 = 3 x 4 accumulated x 1 rank", outcome.out)
 

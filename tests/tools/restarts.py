@@ -56,8 +56,9 @@ class Restarts(ToolTest):
     def parent(self, pid):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
-    def kill_at(self, process, rank, num_steps, number=signal.SIGKILL):
-        """Kills a rank once the run has a record of so many steps, and of one more than when a rank was killed before: it has gone on."""
+    def kill_at(self, process, rank, num_steps, number=signal.SIGKILL, with_launcher=False):
+        """Kills a rank once the run has a record of so many steps, and of one more than when a rank was killed before: it has gone on.
+        `with_launcher`: what ends it is the end of its host's launcher."""
         self.wait_for_steps(process, max(num_steps, self.num_recorded + 1))
         self.memory_folders |= {environment["TESSERA_MEMORY_DIR"] for environment in self.marked().values() if "TESSERA_MEMORY_DIR" in environment}
         give_up = time.monotonic() + TIMEOUT_S
@@ -65,7 +66,7 @@ class Restarts(ToolTest):
             self.assertIsNone(process.poll(), "the run has ended")
             self.assertLess(time.monotonic(), give_up, f"there is no rank {rank}")
             time.sleep(0.005)
-        os.kill(ranks[rank], number)
+        os.kill(self.parent(ranks[rank]) if with_launcher else ranks[rank], number)
         while number == signal.SIGKILL and ranks[rank] in self.ranks().values():
             self.assertLess(time.monotonic(), give_up, f"rank {rank} does not die")
             time.sleep(0.005)
@@ -104,17 +105,23 @@ class Restarts(ToolTest):
     def resumed_at(self, outcome):
         return [int(step) for step in re.findall(r"resuming after step (\d+)", outcome.out)]
 
-    def check_fewer(self, nproc, killed, ranks, disturbed=None, **changes):
-        """A rank dies; the run goes on with fewer, on the same samples: losses and gradient norms of all steps are those of the
-        undisturbed run but for rounding. `disturbed`: changes of this run alone."""
-        most = int(nproc.partition(":")[2])
+    def check_fewer(self, most, killed, ranks, disturbed=None, **changes):
+        """One of `most` hosts with a rank each is lost; the run goes on with fewer, on the same samples: losses and gradient norms of all
+        steps are those of the undisturbed run but for rounding. `disturbed`: changes of this run alone. The hosts are this one: a
+        stand-in for ssh runs the command here, and the end of it by a signal is a connection that broke."""
         changes["model"] = NO_DROPOUT
         self.undisturbed("--nproc", most, **changes)
-        process = self.start("train", self.configure("run", **changes, **(disturbed or {})), "--nproc", nproc)
-        self.kill_at(process, killed, 10)
+        self.write("hosts", "".join(f"127.0.0.{host + 1} slots=1\n" for host in range(most)))
+        (self.folder / "bin").mkdir()
+        ssh = self.folder / "bin" / "ssh"
+        ssh.write_text('#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nshift 2\n"$@"\ncode=$?\n[ $code -le 128 ] || exit 255\nexit $code\n')
+        ssh.chmod(0o755)
+        process = self.start("train", self.configure("run", **changes, **(disturbed or {})), "--hostfile", "hosts", "--nnodes", f"1:{most}",
+                             env={"PATH": f"{ssh.parent}:{os.environ['PATH']}"})
+        self.kill_at(process, killed, 10, with_launcher=True)
         outcome = self.finish(process)
         self.assertEqual(outcome.code, 0, outcome)
-        self.assertRegex(outcome.err, rf"restart 1 of \d: {ranks} ranks? instead of {most}, without rank {killed}")
+        self.assertRegex(outcome.err, rf"restart 1 of \d: {ranks} ranks? instead of {most}, without host 127\.0\.0\.{killed + 1}\b")
         self.check_complete("run")
         before, after = self.losses("undisturbed"), self.losses("run")
         start = self.resumed_at(outcome)[0]
