@@ -214,6 +214,9 @@ TEST_F(LaunchTest, SigkillOfTheLauncherLeavesNoRankAndNoChildOfOne) {
     for (const char* name : {"pid_", "pid_child_"}) pids.push_back(std::stoi(folder_.read(str(name, rank))));
   EXPECT_TRUE(all_gone(pids));
   for (const pid_t pid : folder_.pids()) ::kill(pid, SIGKILL);
+  for (int tries = 0; tries < 2000 && !std::filesystem::is_empty(temporary_.path()); ++tries)
+    ::usleep(10'000);
+  EXPECT_TRUE(std::filesystem::is_empty(temporary_.path())) << "of the run's files";
 }
 
 }  // namespace
