@@ -2,18 +2,15 @@
 
 #include <poll.h>
 #include <string.h>  // sigabbrev_np
-#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <iterator>
 #include <sstream>
 #include <utility>
 
 #include "core/error.h"
-#include "core/files/disk_error.h"
 #include "core/str.h"
 #include "core/utf8.h"
 
@@ -66,8 +63,6 @@ SignalWatch::SignalWatch(SignalPolicy policy, int input) : policy_(std::move(pol
   if (!is_ignored(SIGTSTP)) ::sigaddset(&watched_, SIGTSTP);
   for (const int signal : kEnding)
     if (!is_ignored(signal)) ::sigaddset(&watched_, signal);
-  signals_ = FileDescriptor(::signalfd(-1, &watched_, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (!signals_) throw CommError("cannot watch signals: ", describe_errno(errno));
   ::pthread_sigmask(SIG_BLOCK, &watched_, &previous_mask_);
   // An inherited SIG_IGN for SIGCHLD would make the kernel reap the ranks and lose their status.
   struct sigaction action{};
@@ -88,33 +83,34 @@ bool SignalWatch::take_pending_end() {
   return has_come;
 }
 
+// Not by signalfd(2): while this thread polls, another one that does not block a signal would take it.
 std::optional<int> SignalWatch::wait(std::optional<std::chrono::steady_clock::time_point> deadline) {
   using namespace std::chrono;
-  for (;;) {
-    const auto left = deadline
-                          ? std::max(ceil<milliseconds>(*deadline - steady_clock::now()), milliseconds(0))
-                          : milliseconds(-1);
-    constexpr milliseconds kLongest = hours(1);  // poll() takes an int
-    pollfd polled[] = {{signals_.get(), POLLIN, 0}, {input_, POLLIN, 0}};
-    const int num_ready =
-        ::poll(polled, std::size(polled), static_cast<int>(std::min(left, kLongest).count()));
-    if (num_ready < 0 && errno != EINTR) return std::nullopt;
-    signalfd_siginfo info;
-    if (::read(signals_.get(), &info, sizeof info) == sizeof info) return static_cast<int>(info.ssi_signo);
-    if (num_ready > 0 && polled[1].revents != 0)
-      if (const auto signal = read_input()) return signal;
-    if (deadline && steady_clock::now() >= *deadline) return std::nullopt;
-  }
+  if (const auto signal = read_input()) return signal;
+  nanoseconds limit = input_ >= 0 ? milliseconds(50) : seconds(1);
+  if (deadline) limit = std::clamp<nanoseconds>(*deadline - steady_clock::now(), nanoseconds(0), limit);
+  const timespec timeout{static_cast<time_t>(limit.count() / 1'000'000'000),
+                         static_cast<long>(limit.count() % 1'000'000'000)};
+  const int signal = ::sigtimedwait(&watched_, nullptr, &timeout);
+  return signal > 0 ? std::optional(signal) : std::nullopt;
 }
 
 std::optional<int> SignalWatch::read_input() {
-  char byte = 0;
-  const ssize_t n = ::read(input_, &byte, 1);
-  if (n > 0 && byte == kFailureByte) failure_elsewhere_ = true;
-  if (n > 0 && byte > '@') return byte - '@';
-  if (n > 0 || (n < 0 && errno == EINTR)) return std::nullopt;
-  input_ = -1;
-  return failure_elsewhere_ ? kFailureElsewhere : SIGTERM;
+  constexpr int kMostBytes = 256;  // of a storm that says nothing, at a time
+  for (int i = 0; i < kMostBytes && input_ >= 0; ++i) {
+    pollfd polled{input_, POLLIN, 0};
+    if (::poll(&polled, 1, 0) <= 0) return std::nullopt;
+    char byte = 0;
+    const ssize_t n = ::read(input_, &byte, 1);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) {
+      input_ = -1;
+      return failure_elsewhere_ ? kFailureElsewhere : SIGTERM;
+    }
+    if (byte == kFailureByte) failure_elsewhere_ = true;
+    if (byte > '@') return byte - '@';
+  }
+  return std::nullopt;
 }
 
 void SignalWatch::stop_here() {

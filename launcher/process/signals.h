@@ -17,8 +17,6 @@
 #include <string>
 #include <vector>
 
-#include "core/files/file_descriptor.h"
-
 namespace tessera::launcher {
 
 /// Says what a signal to a launcher means. SIGUSR1 and SIGUSR2 go to the ranks, and the run goes on: it is
@@ -49,18 +47,18 @@ inline char signal_byte(int signal) { return static_cast<char>('@' + signal); }
 /// the other signals that would end the process without a word (SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM,
 /// SIGVTALRM, SIGXCPU, SIGPWR) are blocked in the calling thread and wait() receives them; all but the first
 /// three only if they are not ignored (nohup). The destructor discards pending signals and restores the mask.
-/// No other thread of the process may receive these signals.
+/// Other threads of the process should block these signals.
 class SignalWatch {
  public:
-  /// `input`: of the launcher of a run, whose bytes and end are received, too; -1: none. Throws CommError: no
-  /// descriptor is left.
+  /// `input`: of the launcher of a run, whose bytes and end are received, too, at most 50 ms later; -1: none.
   explicit SignalWatch(SignalPolicy policy = {}, int input = -1);
   SignalWatch(const SignalWatch&) = delete;
   SignalWatch& operator=(const SignalWatch&) = delete;
   ~SignalWatch();
 
-  /// Waits for a signal, or kFailureElsewhere, and returns it; nullopt at the deadline. Without a deadline
-  /// it waits without limit.
+  /// Waits for a signal, or kFailureElsewhere, and returns it; nullopt at the deadline, or a second later at
+  /// most: then the caller looks which children have ended, for a thread that does not block SIGCHLD
+  /// (OpenMP's) may have taken it.
   std::optional<int> wait(std::optional<std::chrono::steady_clock::time_point> deadline);
   /// Whether a signal that ends a run has come which wait() has not returned. Discards what is
   /// pending.
@@ -72,13 +70,12 @@ class SignalWatch {
   const SignalPolicy& policy() const { return policy_; }
 
  private:
-  /// The signal that the next byte of the input stands for, or its end. Must be there to be read.
+  /// The signal that the next bytes of the input stand for, or its end; does not wait.
   std::optional<int> read_input();
 
   const SignalPolicy policy_;
   int input_;  ///< -1: none, or it has ended
   bool failure_elsewhere_ = false;
-  FileDescriptor signals_;  ///< signalfd(2)
   sigset_t watched_{};
   sigset_t previous_mask_{};
   struct sigaction previous_child_action_{};
