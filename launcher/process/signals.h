@@ -56,9 +56,9 @@ class SignalWatch {
   SignalWatch& operator=(const SignalWatch&) = delete;
   ~SignalWatch();
 
-  /// Waits for a signal, or kFailureElsewhere, and returns it; nullopt at the deadline, or a second later at
-  /// most: then the caller looks which children have ended, for a thread that does not block SIGCHLD
-  /// (OpenMP's) may have taken it.
+  /// Waits for a signal, or kFailureElsewhere, and returns it; nullopt at the deadline, or after a second:
+  /// then the caller looks which children have ended, for a thread that does not block SIGCHLD (OpenMP's) may
+  /// have taken it.
   std::optional<int> wait(std::optional<std::chrono::steady_clock::time_point> deadline);
   /// Whether a signal that ends a run has come which wait() has not returned. Discards what is
   /// pending.
