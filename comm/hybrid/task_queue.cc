@@ -181,8 +181,7 @@ void TaskQueue::check_peers() const {
       throw RankIsGone(peers_->number_of(other));
 }
 
-// ------------------------------------------------------------------------------ on one host: the caller's
-// calls
+// -------------------------------------------------------------------------- on one host: the caller's calls
 
 /// After a failure the callers' buffers may be gone.
 void TaskQueue::advance_now() {
