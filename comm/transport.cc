@@ -31,6 +31,12 @@ int place_of(const std::vector<int>& ranks, int rank) {
   return static_cast<int>(found - ranks.begin());
 }
 
+std::vector<int> chosen_from(const std::vector<int>& numbers, const std::vector<int>& places) {
+  std::vector<int> chosen;
+  for (const int place : places) chosen.push_back(numbers[static_cast<size_t>(place)]);
+  return chosen;
+}
+
 at::Tensor plain_view(const at::Tensor& buffer, int64_t begin, int64_t numel) {
   char* data = static_cast<char*>(buffer.data_ptr()) + begin * buffer.element_size();
   return view_of(buffer, data, numel, buffer.scalar_type(), at::Tensor(buffer));

@@ -94,6 +94,8 @@ class Transport {
 
 /// The place of `rank` in `ranks`, which has it.
 int place_of(const std::vector<int>& ranks, int rank);
+/// What `numbers` has at these places.
+std::vector<int> chosen_from(const std::vector<int>& numbers, const std::vector<int>& places);
 
 /// Elements [begin, begin + numel) of a 1-D contiguous tensor, which is kept alive. Made without an
 /// operator and with a storage of its own, so that those who listen to operators on the model's storages

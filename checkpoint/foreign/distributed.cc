@@ -259,8 +259,8 @@ class OptimizerBuilder {
   }
 
   void add_option(const DistributedItem& item, const Key& rest) {
-    const std::optional<int64_t> group = parse_number<int64_t>(rest[1]);
-    if (!group || *group < 0 || rest.size() != 3) {
+    const std::optional<int64_t> group = parse_count(rest[1]);
+    if (!group || rest.size() != 3) {
       checkpoint_.lose(LostValue::Kind::kOption, rest[rest.size() > 2 ? 2 : 1],
                        str(source_, ": ", item.name));
       return;
@@ -358,7 +358,7 @@ void set_at(json& root, const DistributedItem& item, json value, ForeignCheckpoi
   for (size_t i = 0; i < item.key.size(); ++i) {
     const std::string& part = item.key[i];
     const bool is_index = i < item.is_index.size() && item.is_index[i];
-    const int64_t number = is_index ? parse_number<int64_t>(part).value_or(-1) : 0;
+    const int64_t number = is_index ? parse_count(part).value_or(-1) : 0;
     if (at->is_null()) *at = is_index ? json::array() : json::object();
     if (is_index != at->is_array() || (!is_index && !at->is_object()) || part == kValueTag || number < 0 ||
         (is_index && static_cast<size_t>(number) > std::min(at->size(), kMaxListItems))) {

@@ -307,8 +307,7 @@ at::Tensor reduction_buffer(int64_t bytes) {
 GlooOptions GlooOptions::part(const std::vector<int>& ranks) const {
   GlooOptions options = *this;
   options.rank = place_of(ranks, rank);
-  options.names.clear();
-  for (const int one : ranks) options.names.push_back(name(one));
+  options.names = chosen_from(names, ranks);
   return options;
 }
 

@@ -12,9 +12,14 @@ namespace tessera::comm {
 
 using std::chrono::milliseconds;
 
-FoundHosts connect_one_host(const GroupStore& store, int rank, int size, milliseconds timeout) {
-  return {std::make_shared<hybrid::Hosts>(std::vector<int>(static_cast<size_t>(size))),
-          std::make_shared<shm::PeerSockets>(store.under("host/0"), rank, all_ranks(size), timeout), ""};
+FoundHosts connect_hosts(const GroupStore& store, const std::vector<int>& host_of, int rank,
+                         const std::vector<int>& names, milliseconds timeout) {
+  const auto hosts = std::make_shared<const hybrid::Hosts>(host_of);
+  const int host = hosts->host_of(rank);
+  return {hosts,
+          std::make_shared<shm::PeerSockets>(store.under(str("host/", host)), hosts->index_of(rank),
+                                             chosen_from(names, hosts->ranks_of(host)), timeout),
+          ""};
 }
 
 FoundHosts find_hosts(const GroupStore& store, int rank, const std::vector<std::string>& may_share,
@@ -23,10 +28,8 @@ FoundHosts find_hosts(const GroupStore& store, int rank, const std::vector<std::
   for (const std::string& word : may_share)
     first.push_back(
         static_cast<int>(std::find(may_share.begin(), may_share.end(), word) - may_share.begin()));
-  FoundHosts found;
-  found.hosts = std::make_shared<hybrid::Hosts>(first);
-  const int host = found.hosts->host_of(rank);
-  const std::vector<int>& ranks = found.hosts->ranks_of(host);
+  const auto size = static_cast<int>(may_share.size());
+  FoundHosts found{std::make_shared<hybrid::Hosts>(first), nullptr, ""};
 
   // A segment has a number for each rank of a host, which the rank writes and all the others read.
   shm::SharedMemory segment;
@@ -35,9 +38,8 @@ FoundHosts find_hosts(const GroupStore& store, int rank, const std::vector<std::
   };
   const auto expected = [&](int index) { return int64_t{0x7e55e7a0} + found.peers->number_of(index); };
   const auto share = [&] {
-    found.peers = std::make_shared<shm::PeerSockets>(store.under(str("host/", host)),
-                                                     found.hosts->index_of(rank), ranks, timeout);
-    const int64_t bytes = shm::whole_pages(static_cast<int64_t>(ranks.size() * sizeof(int64_t)));
+    found = connect_hosts(store, first, rank, all_ranks(size), timeout);
+    const int64_t bytes = shm::whole_pages(found.peers->size() * static_cast<int64_t>(sizeof(int64_t)));
     segment = shm::share_memory(*found.peers, bytes, timeout, [] {});
     number_of(found.peers->rank()).store(expected(found.peers->rank()), std::memory_order_release);
   };
@@ -47,7 +49,7 @@ FoundHosts find_hosts(const GroupStore& store, int rank, const std::vector<std::
         throw CommError("what rank ", found.peers->number_of(other),
                         " writes into shared memory is not seen");
   };
-  StoreExchange exchange(store.under("host_probe"), rank, static_cast<int>(may_share.size()));
+  StoreExchange exchange(store.under("host_probe"), rank, size);
   for (const std::function<void()>& step : {std::function<void()>(share), std::function<void()>(check)}) {
     std::string failure;
     try {

@@ -14,6 +14,7 @@ class Hosts {
 
   int num_ranks() const { return static_cast<int>(host_of_.size()); }
   int num_hosts() const { return static_cast<int>(ranks_.size()); }
+  bool is_one() const { return num_hosts() == 1; }
   int host_of(int rank) const { return host_of_[static_cast<size_t>(rank)]; }
   int index_of(int rank) const { return index_of_[static_cast<size_t>(rank)]; }
   const std::vector<int>& ranks_of(int host) const { return ranks_[static_cast<size_t>(host)]; }

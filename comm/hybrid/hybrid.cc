@@ -82,24 +82,18 @@ class HybridTransport final : public Transport {
   /// Makes a transport over what the ranks need: shared memory alone, Gloo alone, or both.
   std::unique_ptr<Transport> split(const std::vector<int>& ranks, const GroupStore& store,
                                    FailureHook on_failure) override {
-    std::vector<int> hosts, mine;  // by rank: its host; the ranks of this host
-    for (const int rank : ranks) {
-      hosts.push_back(found_.hosts->host_of(rank));
-      if (hosts.back() == found_.hosts->host_of(gloo_.rank))
-        mine.push_back(found_.peers->number_of(found_.hosts->index_of(rank)));
-    }
+    std::vector<int> hosts;  // by rank
+    for (const int rank : ranks) hosts.push_back(found_.hosts->host_of(rank));
     const GlooOptions gloo = gloo_.part(ranks);
-    FoundHosts found{std::make_shared<hybrid::Hosts>(hosts), nullptr, ""};
-    if (found.hosts->num_hosts() == gloo.size())
+    if (hybrid::Hosts(hosts).num_hosts() == gloo.size())
       return make_gloo_transport(store, gloo, std::move(on_failure));
-    const int host = found.hosts->host_of(gloo.rank);
-    found.peers = std::make_shared<shm::PeerSockets>(
-        store.under(str("host/", host)), found.hosts->index_of(gloo.rank), mine, gloo.connect_timeout);
-    return std::make_unique<HybridTransport>(store, found, gloo, std::move(on_failure));
+    return std::make_unique<HybridTransport>(
+        store, connect_hosts(store, hosts, gloo.rank, gloo.names, gloo.connect_timeout), gloo,
+        std::move(on_failure));
   }
 
  private:
-  bool on_one_host() const { return found_.hosts->num_hosts() == 1; }
+  bool on_one_host() const { return found_.hosts->is_one(); }
 
   PendingPtr issue(Kind kind, const at::Tensor& full, uint32_t tag, ReduceInto into = {}, int root = 0) {
     const auto operation = std::make_shared<Operation>();
@@ -149,7 +143,7 @@ class HybridTransport final : public Transport {
 std::unique_ptr<Transport> make_hybrid_transport(const GroupStore& store, const FoundHosts& found,
                                                  const GlooOptions& gloo, FailureHook on_failure) {
   GlooOptions options = gloo;
-  if (found.hosts->num_hosts() > 1 && options.devices.empty()) options.devices = open_gloo_devices(options);
+  if (!found.hosts->is_one() && options.devices.empty()) options.devices = open_gloo_devices(options);
   return std::make_unique<HybridTransport>(store, found, std::move(options), std::move(on_failure));
 }
 

@@ -31,9 +31,11 @@ struct FoundHosts {
 FoundHosts find_hosts(const GroupStore& store, int rank, const std::vector<std::string>& may_share,
                       std::chrono::milliseconds timeout);
 
-/// Collective. All ranks are on one host, and find each other through `store`. Throws CommError: ranks in
+/// Collective. Connects the ranks of each host, which find each other through `store`. `host_of`: by rank,
+/// equal numbers for those of one host. `names`: by rank, what messages call it. Throws CommError: ranks in
 /// different network namespaces, no descriptors.
-FoundHosts connect_one_host(const GroupStore& store, int rank, int size, std::chrono::milliseconds timeout);
+FoundHosts connect_hosts(const GroupStore& store, const std::vector<int>& host_of, int rank,
+                         const std::vector<int>& names, std::chrono::milliseconds timeout);
 
 /// Collective. `found`: without an obstacle, and more ranks than hosts. `gloo`: rank and size are the whole
 /// group's; on one host what is Gloo's own is not used. `on_failure` is called where a thread carries out the

@@ -117,7 +117,12 @@ bool TaskQueue::reduce(uint64_t number) {
   Task& task = this->task(number);
   if (!on_one_host() && number > exchanged_ + kMaxExchanges) return false;
   if (!all_posted(number)) return false;
-  if (reduces(task.operation->kind)) on_one_host() ? reduce_to_result(task) : reduce_columns(task);
+  if (reduces(task.operation->kind)) {
+    if (on_one_host())
+      reduce_to_result(task);
+    else
+      reduce_columns(task);
+  }
   counters_->set(Counter::kReduced, number);
   return true;
 }

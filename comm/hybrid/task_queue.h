@@ -18,16 +18,16 @@
 // to step, and sleeps in between, on the host's shared counters (comm/shm/progress_counters.h), which Gloo's
 // threads also notify. On one host no thread works in the background: it would take time from the cores, all
 // of which train. Each of the caller's calls takes every piece as far as it can go, so a rank that waits
-// never delays another. In both cases no rank waits for another rank's computation,
-// and a rank adds up its own slices only (but for staged all-reduces on one host, whose pieces are small: see
-// reduce_to_result()).
+// never delays another. In both cases no rank waits for another rank's computation, and a rank adds up its
+// own slices only (but for staged all-reduces on one host, whose pieces are small: see reduce_to_result()).
 //
 // [Note: each step in order]
-// Pieces are numbered, equally on all ranks. A rank takes every step of piece n after the same step of piece
-// n - 1, but a later piece may be in an earlier step: one is being reduced while another is on the network.
-// Reductions and gathers between hosts have a process group each, so that their order relative to each other
-// does not matter: Gloo's few threads work through a group's collectives in the order in which they were
-// issued, and ranks that issued them in different orders could wait for each other.
+// Pieces are numbered, equally on all ranks. A rank takes every step of piece n, but for the last one,
+// `finish`, after the same step of piece n - 1, but a later piece may be in an earlier step: one is being
+// reduced while another is on the network. Reductions and gathers between hosts have a process group each, so
+// that their order relative to each other does not matter: Gloo's few threads work through a group's
+// collectives in the order in which they were issued, and ranks that issued them in different orders could
+// wait for each other.
 #pragma once
 
 #include <atomic>
@@ -103,7 +103,7 @@ class TaskQueue {
 
   int index() const { return hosts_->index_of(rank_); }
   int host() const { return hosts_->host_of(rank_); }
-  bool on_one_host() const { return hosts_->num_hosts() == 1; }
+  bool on_one_host() const { return hosts_->is_one(); }
   std::string timed_out() const;
   std::string has_left() const;
   void make_staging();

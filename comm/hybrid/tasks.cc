@@ -22,7 +22,7 @@ int64_t longest_part(int64_t slice_numel, int count, int64_t element_bytes, int6
 
 int64_t Staging::bytes_for(const Hosts& hosts) {
   const int64_t smallest = hosts.num_ranks() * kAlignment * 8;  // one part of each slice, of the widest dtype
-  return shm::whole_pages(std::max(hosts.num_hosts() == 1 ? kSlotBytesOnOneHost : kSlotBytes, smallest));
+  return shm::whole_pages(std::max(hosts.is_one() ? kSlotBytesOnOneHost : kSlotBytes, smallest));
 }
 
 int64_t element_bytes(const Operation& operation) {
@@ -51,19 +51,16 @@ std::vector<Task> cut(const OperationPtr& operation, const Hosts& hosts, const S
   const int64_t bytes = element_bytes(*operation);
   const int64_t numel = static_cast<int64_t>(operation->full.nbytes()) / bytes;
   const int64_t whole = numel * bytes + hosts.num_ranks() * kAlignment * bytes;  // with each slice rounded up
-  const int64_t limit = in_place == nullptr     ? staging.slot_bytes
-                        : hosts.num_hosts() > 1 ? kPieceBytes
-                                                : whole;
+  const int64_t limit = in_place == nullptr ? staging.slot_bytes : hosts.is_one() ? whole : kPieceBytes;
   if (operation->kind == Kind::kReduceScatter || operation->kind == Kind::kAllGather) {
     const int count = hosts.num_ranks();
     // A gather on one host brings nothing into a rank's slot but its own slice, which then has all of it.
-    const bool fills_slot =
-        operation->kind == Kind::kAllGather && in_place == nullptr && hosts.num_hosts() == 1;
+    const bool fills_slot = operation->kind == Kind::kAllGather && in_place == nullptr && hosts.is_one();
     const int64_t slice = numel / count, longest = longest_part(slice, fills_slot ? 1 : count, bytes, limit);
     for (int64_t begin = 0; begin < slice; begin += longest) {
       const int64_t part = std::min(longest, slice - begin);
-      add({begin, slice, part, numel}, {0, fills_slot ? 0 : part, part, fills_slot ? part : part * count},
-          begin);
+      const Slices staged = fills_slot ? Slices{0, 0, part, part} : Slices{0, part, part, part * count};
+      add({begin, slice, part, numel}, staged, begin);
     }
     return tasks;
   }

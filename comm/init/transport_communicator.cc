@@ -51,12 +51,6 @@ CollectiveDesc describe(const char* op, std::string_view label, const at::Tensor
           .numel = buffer.numel()};
 }
 
-std::vector<int> chosen_from(const std::vector<int>& numbers, const std::vector<int>& places) {
-  std::vector<int> chosen;
-  for (const int place : places) chosen.push_back(numbers[static_cast<size_t>(place)]);
-  return chosen;
-}
-
 /// Stands for the transport of a group that only exchanges small things over the store. Collectives throw
 /// Error.
 class NoTransport final : public Transport {

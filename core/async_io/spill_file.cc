@@ -288,15 +288,14 @@ SpillFile::Transfer SpillFile::State::start(bool is_write, int64_t offset, std::
   TESSERA_CHECK(offset >= 0 && bytes <= size_ && offset <= size_ - bytes, "bytes ", offset, " to ",
                 offset + bytes, " of ", size_);
   if (bytes == 0) return 0;
+  const int64_t num_pieces = (bytes + options_.piece_bytes - 1) / options_.piece_bytes;
   const std::scoped_lock lock(mutex_);
   ++last_;
-  UnderWay& transfer =
-      under_way_
-          .emplace(last_, UnderWay{.is_write = is_write, .offset = offset, .bytes = bytes, .num_pieces = 0})
-          .first->second;
-  for (int64_t at = 0; at < bytes; at += options_.piece_bytes, ++transfer.num_pieces)
+  under_way_.emplace(
+      last_, UnderWay{.is_write = is_write, .offset = offset, .bytes = bytes, .num_pieces = num_pieces});
+  for (int64_t at = 0; at < bytes; at += options_.piece_bytes)
     queue_.push_back({last_, is_write, offset + at, data + at, std::min(options_.piece_bytes, bytes - at)});
-  if (transfer.num_pieces == 1)
+  if (num_pieces == 1)
     queued_.notify_one();
   else
     queued_.notify_all();

@@ -7,7 +7,7 @@
 // save and end as after a SIGTERM of the user. If a line break comes before the end, a rank on another host
 // has failed: then the end is kFailureElsewhere, and the ranks end as after a failure on this host, within
 // SupervisorOptions::stop_grace, because they cannot save without that rank. A signal_byte() is a signal that
-// the launcher of the run passes on: it comes at once.
+// the launcher of the run passes on.
 #pragma once
 
 #include <signal.h>

@@ -17,7 +17,7 @@
 namespace tessera::tools {
 namespace {
 
-int64_t parse_count(const std::string& text) {
+int64_t parse_num_params(const std::string& text) {
   std::string_view rest = text;
   const double value = take_number<double>(rest).value_or(0);
   double factor = 1;
@@ -51,7 +51,7 @@ OptimizerConfig parse_optimizer(const std::string& type) {
 
 CountedModel counted_by_flags(const EstimateFlags& flags) {
   CountedModel estimated;
-  estimated.num_trainable = parse_count(flags.params);
+  estimated.num_trainable = parse_num_params(flags.params);
   estimated.precision = flags.precision.empty() ? "bf16" : flags.precision;
   estimated.dtype = parse_precision(estimated.precision);
   estimated.optimizer = flags.optimizer.empty() ? "AdamW" : flags.optimizer;

@@ -282,8 +282,9 @@ TEST_P(ExchangeTest, TheStoreDoesNotGrow) {
             under, find_hosts(under, rank, {"first", "first", "second"}, gloo.connect_timeout), gloo,
             std::move(hook));
       if (GetParam() == "shm")
-        return make_hybrid_transport(under, connect_one_host(under, rank, 3, gloo.connect_timeout), gloo,
-                                     std::move(hook));
+        return make_hybrid_transport(under,
+                                     connect_hosts(under, {0, 0, 0}, rank, gloo.names, gloo.connect_timeout),
+                                     gloo, std::move(hook));
       return make_gloo_transport(under, gloo, std::move(hook));
     };
     const auto comm = std::make_shared<TransportCommunicator>(context, gloo.timeout, make);

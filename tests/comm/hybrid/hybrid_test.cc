@@ -29,7 +29,7 @@ using testing::uneven;
 
 using Grouping = std::vector<int>;  // host by rank
 
-bool is_one_host(const Grouping& grouping) { return hybrid::Hosts(grouping).num_hosts() == 1; }
+bool is_one_host(const Grouping& grouping) { return hybrid::Hosts(grouping).is_one(); }
 
 void run_on(const Grouping& grouping, const std::function<void(CommunicatorPtr)>& body) {
   const GivenMachine given{.host = [&](int rank) { return str("host ", grouping[rank]); }};
