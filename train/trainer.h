@@ -1,7 +1,5 @@
 // Trainer: the training loop. Trains one Task for some epochs or steps, evaluates it, reports, and writes the
-// run's files. Its members are defined in four files, by phase: trainer_setup.cc (the constructor),
-// trainer.cc (the loop), trainer_report.cc (reports and evaluations within the loop) and trainer_finish.cc
-// (what follows the last step).
+// run's files.
 #pragma once
 
 #include <functional>

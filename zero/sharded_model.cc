@@ -566,23 +566,28 @@ int ShardedModel::find(const std::string& name) const {
   return parameter;
 }
 
-at::Tensor ShardedModel::gather_parameter(int parameter, const at::Tensor& mine, bool whole,
-                                          std::string_view what) {
-  const PauseListening our_own_operators;
-  const at::NoGradGuard no_grad;
-  return cut_out(*layout_, parameter,
-                 gather_owned(units_[layout_->slice(parameter).unit], mine, whole, *comm_, what));
-}
-
 at::Tensor ShardedModel::full_parameter(const std::string& name) {
   const int parameter = find(name);
+  at::Tensor copy;
+  with_full_unit(layout_->slice(parameter).unit, {},
+                 [&](const at::Tensor& full) { copy = cut_out(*layout_, parameter, full); });
+  return copy;
+}
+
+void ShardedModel::with_full_unit(int index, const at::Tensor& room,
+                                  const std::function<void(const at::Tensor&)>& use) {
   finish_updates();
   residency_->wait_all();
-  ParamUnit& unit = units_[layout_->slice(parameter).unit];
+  ParamUnit& unit = units_.at(static_cast<size_t>(index));
   const InMemory weights(unit, kUpdated, InMemory::Access::kRead);
   const bool whole = !unit.placement.updates_shard;
-  return gather_parameter(parameter, (whole ? unit.local_state() : unit.owned_state()).weights, whole,
-                          "parameters");
+  const at::Tensor mine = (whole ? unit.local_state() : unit.owned_state()).weights;
+  const PauseListening our_own_operators;
+  const at::NoGradGuard no_grad;
+  const at::Tensor typed =
+      room.defined() ? room.narrow(0, 0, unit.spec.numel * mine.element_size()).view(mine.scalar_type())
+                     : room;
+  use(gather_owned(unit, mine, whole, *comm_, "parameters", typed));
 }
 
 at::Tensor ShardedModel::full_gradient(const std::string& name) {
@@ -590,12 +595,10 @@ at::Tensor ShardedModel::full_gradient(const std::string& name) {
   ParamUnit& unit = units_[layout_->slice(parameter).unit];
   if (!unit.spec.trainable) throw Error("parameter ", name, " is frozen and has no gradient");
   const InMemory gradient(unit, kGradient, InMemory::Access::kRead);
-  const auto mean = [&] {
-    const PauseListening our_own_operators;
-    const at::NoGradGuard no_grad;
-    return gradients_->mean_so_far(unit);
-  }();
-  return gather_parameter(parameter, mean.values, mean.whole, "gradient");
+  const PauseListening our_own_operators;
+  const at::NoGradGuard no_grad;
+  const auto mean = gradients_->mean_so_far(unit);
+  return cut_out(*layout_, parameter, gather_owned(unit, mean.values, mean.whole, *comm_, "gradient"));
 }
 
 void ShardedModel::set_full_gradient(const std::string& name, const at::Tensor& value) {

@@ -151,6 +151,11 @@ class ShardedModel {
   /// the micro-steps so far; shape as in the model. Throws Error for an unknown name or, for gradients, a
   /// frozen parameter.
   at::Tensor full_parameter(const std::string& name);
+  /// Collective. Calls `use` with the elements of a unit, whole: masters in fp32, frozen ones in their own
+  /// dtype; (numel) on the device, valid inside of `use`. `room`: uint8 there of at least as many bytes, in
+  /// which they are gathered. Nothing else of that size is allocated before `use`, so that memory that runs
+  /// out on one rank does not leave the others in the collective.
+  void with_full_unit(int unit, const at::Tensor& room, const std::function<void(const at::Tensor&)>& use);
   at::Tensor full_gradient(const std::string& name);
   /// Collective. Set them, the gradient at the boundary. `value`: the parameter's shape, on the device, the
   /// same on all ranks. The values that the model computes with are the masters in their dtype.
@@ -238,7 +243,6 @@ class ShardedModel {
   void make_offload_store();
   bool host_shared() const;
   int find(const std::string& name) const;
-  at::Tensor gather_parameter(int parameter, const at::Tensor& mine, bool whole, std::string_view what);
   void drop_gradients_of_untrained();
   void allow_writes(const std::vector<int>& units);
 

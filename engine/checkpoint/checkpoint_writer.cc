@@ -10,6 +10,7 @@
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/sharded/catalog.h"
 #include "checkpoint/sharded/save.h"
+#include "comm/control/error_message.h"
 #include "comm/memory/cuda_host_transfer.h"
 #include "comm/memory/host_thread.h"
 #include "core/error.h"
@@ -49,8 +50,9 @@ void CheckpointWriter::allocate_snapshot() {
     if (!transfer_ && device.is_cuda())
       transfer_ = comm::make_cuda_host_transfer(device, /*pin_memory=*/true);
     if (transfer_) snapshot_ = transfer_->host_memory(bytes_to_copy());
-  } catch (const Error& error) {
-    log_.warning(str("checkpoint.async: training will wait for the copies of checkpoints: ", error.what()));
+  } catch (const std::exception& error) {
+    log_.warning(str("checkpoint.async: training will wait for the copies of checkpoints: ",
+                     comm::error_message(error)));
     transfer_ = nullptr;
   }
   if (!transfer_) snapshot_ = at::zeros({bytes_to_copy()}, at::kByte);
@@ -202,7 +204,7 @@ void CheckpointWriter::write(const Job& job, comm::Communicator& comm) const {
     const checkpoint::SaveResult result = checkpoint::save(job.request, exchange);
     if (!result.warning.empty()) log_.warning(result.warning);
     if (folders_) folders_->copy(job.request.tag, job.request.rank);
-  } catch (const CheckpointError&) {
+  } catch (...) {
     if (folders_) folders_->discard(job.request.tag);  // some hosts may have published it
     throw;
   }
@@ -211,8 +213,8 @@ void CheckpointWriter::write(const Job& job, comm::Communicator& comm) const {
     checkpoint::keep_last(job.request.directory,
                           {.num = static_cast<int>(config_.keep_last), .protect = job.protect},
                           Disk(job.request.disk));
-  } catch (const Error& error) {
-    log_.warning(str("checkpoint.keep_last: ", error.what()));
+  } catch (const std::exception& error) {
+    log_.warning(str("checkpoint.keep_last: ", comm::error_message(error)));
   }
 }
 

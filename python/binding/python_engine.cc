@@ -3,8 +3,11 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
+
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/formats/model_writer.h"
+#include "comm/control/error_message.h"
 #include "comm/init/agreement.h"
 #include "core/files/disk.h"
 #include "engine/checkpoint/checkpoint_types.h"
@@ -34,7 +37,12 @@ void PyEngine::save_model(const std::string& path, const std::vector<SavedTensor
   sharded_model().broadcast_buffers();
   const Disk disk;
   std::unique_ptr<checkpoint::ModelWriter> writer;
+  at::Tensor room;
   comm::on_all_ranks<CheckpointError>(comm(), "model to save", [&] {
+    int64_t largest = 0;
+    for (const zero::UnitSpec& unit : sharded_model().layout().units())
+      largest = std::max(largest, unit.numel * std::max(size_bytes(unit.dtype), size_bytes(DType::kFloat32)));
+    room = at::empty({largest}, at::dtype(at::kByte).device(comm().device()));
     if (rank() != 0) return;
     checkpoint::ModelWriterOptions options;
     options.path = path;
@@ -54,21 +62,28 @@ void PyEngine::save_model(const std::string& path, const std::vector<SavedTensor
     }
     writer = checkpoint::open_model_writer(disk, std::move(options));
   });
+  std::string failure;  // of this rank, which goes on with the collectives
   const auto append = [&](const at::Tensor& value, at::ScalarType dtype) {
-    const zero::PauseListening our_own_operators;
-    const at::NoGradGuard no_grad;
-    const at::Tensor converted = value.scalar_type() == dtype ? value : value.to(dtype);
-    writer->append(bytes_of(zero::bytes_of_elements(converted).cpu()));
-  };
-  std::string failure;  // of rank 0, which goes on with the collectives
-  for (const SavedTensor& tensor : tensors) {
-    const at::Tensor value = tensor.buffer ? *tensor.buffer : full_parameter(tensor.parameter);
-    if (!writer || !failure.empty()) continue;
+    if (!writer || !failure.empty()) return;
     try {
-      append(value, tensor.dtype);
-    } catch (const Error& error) {
-      failure = error.what();
+      const zero::PauseListening our_own_operators;
+      const at::NoGradGuard no_grad;
+      const at::Tensor converted = value.scalar_type() == dtype ? value : value.to(dtype);
+      writer->append(bytes_of(zero::bytes_of_elements(converted).cpu()));
+    } catch (const std::exception& error) {
+      failure = comm::error_message(error);
     }
+  };
+  const zero::Layout& layout = sharded_model().layout();
+  for (const SavedTensor& tensor : tensors) {
+    if (tensor.buffer) {
+      append(*tensor.buffer, tensor.dtype);
+      continue;
+    }
+    const zero::UnitSlice& slice = layout.slice(layout.find(tensor.parameter));
+    sharded_model().with_full_unit(slice.unit, room, [&](const at::Tensor& full) {
+      append(full.narrow(0, slice.offset, slice.numel), tensor.dtype);
+    });
   }
   comm::on_all_ranks<CheckpointError>(comm(), "saved model", [&] {
     if (!failure.empty()) throw CheckpointError(failure);

@@ -250,22 +250,26 @@ def agreed(call: str, prepare: Callable[[], tuple[Any, dict[str, Any]]]) -> Any:
     Raises
     ------
     ValueError, TypeError, NotImplementedError, Error
-        What `prepare` has raised on the first rank on which it did; ranks have other arguments.
+        What `prepare` has raised on the first rank on which it did; ranks have other arguments. An exception of another type, such as a
+        KeyError in a method of the caller's, is raised as it is on its rank, and as an Error that says so on the others.
     """
     result, same, error = None, {}, None
     try:
         result, same = prepare()
-    except (ValueError, TypeError, NotImplementedError, errors.Error) as raised:
+    except Exception as raised:
         error = raised
     if group().size == 1 and error is None:
         return result
-    mine = {"error": [_kind_of(error), str(error)] if error else None, "same": {name: repr(value) for name, value in same.items()}}
+    kind = _kind_of(error)
+    mine = {"error": [kind, str(error) if kind else failures.describe(error)] if error else None, "same": {name: repr(value) for name, value in same.items()}}
     parts = [json.loads(text) for text in group().exchange(json.dumps(mine), f"arguments of {call}")]
+    if error is not None and kind is None:
+        raise error
     for rank, part in enumerate(parts):
         if part["error"]:
             kind, text = part["error"]
             alone = "" if all(other["error"] for other in parts) else f"rank {rank}: "
-            raise _KINDS[kind](f"{call}: {alone}{text}") from error
+            raise _KINDS.get(kind, errors.Error)(f"{call}: {alone}{text}") from error
         for name, value in part["same"].items():
             if value != parts[0]["same"].get(name):
                 raise errors.Error(f"{call}: {name} is {value} on rank {rank}, but {parts[0]['same'].get(name)} on rank 0")
@@ -277,8 +281,9 @@ _KINDS = {kind.__name__: kind for kind in (ValueError, TypeError, NotImplemented
 
 
 def _kind_of(error):
-    return next(name for name, kind in _KINDS.items() if isinstance(error, kind) and (kind not in (ValueError, TypeError) or
-                                                                                      not isinstance(error, errors.Error)))
+    """The name of the first of _KINDS that it is; None: of none."""
+    return next((name for name, kind in _KINDS.items() if isinstance(error, kind) and (kind not in (ValueError, TypeError) or
+                                                                                       not isinstance(error, errors.Error))), None)
 
 
 def all_reduce(tensor: torch.Tensor | float, op: str = "mean", label: str = "all_reduce") -> torch.Tensor | float:

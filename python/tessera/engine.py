@@ -237,8 +237,8 @@ class Engine(EngineProperties, StepsScheduler):
 
         After that step they are counted again, or go on as `set_gradient_accumulation_boundary` has said.
         """
-        outer, self._in_no_sync = self._in_no_sync, True
         self._engine.set_boundary(False)
+        outer, self._in_no_sync = self._in_no_sync, True
         try:
             yield
         finally:

@@ -32,18 +32,18 @@ class Unsupported(Error, TypeError):
 
 
 class _Blob:
-    """The bytes behind the JSON text, in parts, so that adding one costs nothing for those that are there. `package`: whose classes' objects
-    are taken."""
+    """What lies behind the JSON text: tensors and arrays, which are copied once, when all are known. `package`: whose classes' objects are
+    taken."""
 
     def __init__(self, package: str):
         self.package = package
         self.parts: list[torch.Tensor] = []
         self.size = 0
 
-    def append(self, data):
-        """Returns where the bytes begin."""
-        begin, self.size = self.size, self.size + len(data)
-        self.parts.append(_uint8(data))
+    def append(self, value):
+        """Returns where its bytes begin."""
+        begin, self.size = self.size, self.size + value.nbytes
+        self.parts.append(value)
         return begin
 
 
@@ -89,7 +89,13 @@ def to_bytes(values: dict[str, Any], package: str = "") -> torch.Tensor:
     blob = _Blob(package)
     encoded = {name: _encode(value, name, 0, blob) for name, value in values.items()}
     text = json.dumps({_TYPE: "values", "value": encoded}, allow_nan=False).encode()
-    return torch.cat([_uint8(len(text).to_bytes(8, "little") + text), *blob.parts])
+    head = _uint8(len(text).to_bytes(8, "little") + text)
+    result = torch.empty(len(head) + blob.size, dtype=torch.uint8, device="cpu")
+    at = 0
+    for part in (head, *blob.parts):
+        result[at:at + part.nbytes] = _elements(part)
+        at += part.nbytes
+    return result
 
 
 def from_bytes(data: torch.Tensor, package: str = "") -> dict[str, Any]:
@@ -178,7 +184,7 @@ def _encode(value, path, depth, blob):
     if numpy and (kind is numpy.ndarray or isinstance(value, numpy.generic)) and kind in (numpy.ndarray, value.dtype.type) \
             and value.dtype.kind in _NUMPY_KINDS:
         return {_TYPE: "array" if kind is numpy.ndarray else "scalar", "dtype": value.dtype.str, "shape": list(value.shape),
-                **_placed(value.tobytes(), path, blob)}
+                **_placed(value, path, blob)}
     if blob is not None and _class_named(kind.__module__, kind.__qualname__, blob.package) is kind:
         of = {"module": kind.__module__, "class": kind.__qualname__}
         if isinstance(value, Enum) and value.name in kind.__members__:
@@ -205,23 +211,30 @@ def _is_named_tuple(kind):
 
 def _encode_tensor(value, path, blob):
     if blob is not None and arguments.is_dense(value):
-        value = value.detach().cpu().resolve_conj().resolve_neg()
-    if not arguments.is_dense(value) or value.device.type != "cpu" or value.requires_grad or str(value.dtype) not in _DTYPES \
-            or value.is_conj() or value.is_neg():
+        value = value.detach()
+    if not arguments.is_dense(value) or value.requires_grad or str(value.dtype) not in _DTYPES \
+            or (blob is None and (value.device.type != "cpu" or value.is_conj() or value.is_neg())):
         raise Unsupported(f"{path} is {arguments.described(value)}{', that requires a gradient' * value.requires_grad}; "
                           "expected a dense one on the CPU without gradient: give tensor.detach().cpu()")
-    flat = value.contiguous().reshape(-1)
     order = sorted(range(value.dim()), key=lambda d: -value.stride(d))
     permuted = blob is not None and not value.is_contiguous() and value.permute(order).is_contiguous()
     return {_TYPE: "tensor", "dtype": str(value.dtype), "shape": list(value.shape), **({"strides": list(value.stride())} if permuted else {}),
-            **_placed(ctypes.string_at(flat.data_ptr(), value.nbytes), path, blob)}
+            **_placed(value, path, blob)}
 
 
-def _placed(data, path, blob):
-    """The bytes of a tensor or array: in the JSON, or their place behind it."""
-    if blob is None:
-        return {"value": _text(_limited(data, len(data), path))}
-    return {"begin": blob.append(data), "bytes": len(data)}
+def _placed(value, path, blob):
+    """The bytes of a tensor's or array's elements: in the JSON, or their place behind it."""
+    if blob is not None:
+        return {"begin": blob.append(value), "bytes": value.nbytes}
+    elements = _elements(_limited(value, value.nbytes, path))
+    return {"value": _text(ctypes.string_at(elements.data_ptr(), elements.nbytes))}
+
+
+def _elements(value):
+    """The bytes of a dense tensor's or of an array's elements in their order, (n) uint8: a copy only where they do not lie so."""
+    if not isinstance(value, torch.Tensor):
+        return _uint8(value.tobytes())
+    return value.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _uint8(data):

@@ -3,7 +3,7 @@ from collections import OrderedDict
 
 import torch
 
-from tessera import _engine, arguments, module_state, zero
+from tessera import _engine, arguments, comm, module_state, zero
 from tessera.errors import Error
 from tessera.zero import GatheredParameters
 
@@ -137,19 +137,17 @@ def refuse_released():
 
 def save(engine, path, dtype=None, exclude_frozen=False):
     """See `Engine.save_model`."""
-    path = arguments.path(path, "save_model(): path")
-    if dtype is not None and dtype not in _DTYPES:
-        raise ValueError(f"dtype is {dtype!r}; expected one of {', '.join(_DTYPES)}")
-    tensors = []
-    saved, others = module_state.saved_tensors(engine.module)
-    if others and engine.global_rank == 0:
-        _engine.log_warning(f"save_model(): {', '.join(others)}: not in {path}, which holds tensors alone; save_checkpoint() keeps it")
-    for names, tensor, parameter in saved:
-        if exclude_frozen and parameter and not tensor.requires_grad:
-            continue
-        own = _DTYPES[dtype] if dtype and tensor.dtype in _CONVERTED else tensor.dtype
-        tensors.append((names[0], names[1:], parameter or tensor.detach(), own))
-    engine._engine.save_model(path, tensors)
+    def prepare():
+        if dtype is not None and dtype not in _DTYPES:
+            raise ValueError(f"dtype is {dtype!r}; expected one of {', '.join(_DTYPES)}")
+        saved, others = module_state.saved_tensors(engine.module)
+        if others and engine.global_rank == 0:
+            _engine.log_warning(f"save_model(): {', '.join(others)}: not in {path}, which holds tensors alone; save_checkpoint() keeps it")
+        tensors = [(names[0], names[1:], parameter or tensor.detach(), _DTYPES[dtype] if dtype and tensor.dtype in _CONVERTED else tensor.dtype)
+                   for names, tensor, parameter in saved if not (exclude_frozen and parameter and not tensor.requires_grad)]
+        return (arguments.path(path, "path"), tensors), {"dtype": dtype, "exclude_frozen": bool(exclude_frozen)}
+
+    engine._engine.save_model(*comm.agreed("save_model()", prepare))
 
 
 def _copy(tensor):

@@ -91,7 +91,7 @@ class WholeOptimizer:
         data = torch.empty(0, dtype=torch.uint8, device="cpu")
         try:
             data = self._to_bytes(self._by_name()) if self._state else data
-        except Error as error:
+        except Exception as error:  # of this rank alone, perhaps, and the others go on into the collective
             self.why = self.why or f"its states cannot be compared between ranks ({error})"
         said = comm.all_gather([self.why, data.numel(), _engine.hash_of(data)], "trial of the optimizer")
         self.why = next((one[0] for one in said if one[0]), "")
@@ -235,8 +235,8 @@ class WholeOptimizer:
         problem, data = self._other_states(), torch.empty(0, dtype=torch.uint8, device="cpu")
         try:
             data = self._to_bytes({"state": mine, "other": self._not_of_parameters()})
-        except Error as error:
-            problem = problem or str(error)
+        except Exception as error:  # as in agree()
+            problem = problem or str(error) or type(error).__name__
         said = comm.all_gather([data.numel(), problem], "sizes of the optimizer's states")
         if problem := next((one[1] for one in said if one[1]), ""):
             raise Error(problem)

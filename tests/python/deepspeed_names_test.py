@@ -313,6 +313,8 @@ class Configurations(unittest.TestCase):
         self.assertEqual(config.optimizer_params["betas"], [0.8, 0.9])
         for bad in ({"train_batch_size": 8, "train_micro_batch_size_per_gpu": 3}, {"train_batch_size": 1, "zero_optimisation": {}}):
             self.assertRaises(deepspeed.DeepSpeedConfigError, lambda b=bad: deepspeed.DeepSpeedConfig(b))
+        for none in ({}, {"optimizer": {}}, {"optimizer": {"type": None}}):
+            self.assertIsNone(deepspeed.DeepSpeedConfig({"train_batch_size": 1, **none}).optimizer_name)
 
     def test_zero_config(self):
         from deepspeed.runtime.zero.config import DeepSpeedZeroConfig, ZeroStageEnum

@@ -288,10 +288,11 @@ bool ParamUnit::readable_again() {
 }
 
 at::Tensor gather_owned(const ParamUnit& unit, const at::Tensor& mine, bool whole, comm::Communicator& comm,
-                        std::string_view what) {
+                        std::string_view what, const at::Tensor& room) {
   at::Tensor full = mine.to(unit.memory.full().device());  // from the host, where it lies there
   if (whole || comm.size() == 1) return full;
-  const at::Tensor part = std::exchange(full, at::empty({unit.spec.numel}, full.options()));
+  const at::Tensor part = std::exchange(full, room.defined() ? room.narrow(0, 0, unit.spec.numel)
+                                                             : at::empty({unit.spec.numel}, full.options()));
   comm.all_gather(full, part, str(what, " of ", unit.name))->wait();
   // This changes the order of ranks into that of owned parts.
   return full.view({unit.mesh.num_replicas(), unit.mesh.shard_size, part.numel()})

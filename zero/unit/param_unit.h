@@ -229,9 +229,10 @@ class ParamUnit {
 };
 
 /// Collective over `comm`, of all ranks. (numel) on the device of its group: `mine` itself where it is
-/// `whole`, else each rank's owned part, in the order of the unit. `what` names it in errors.
+/// `whole`, else each rank's owned part, in the order of the unit. `what` names it in errors. `room`: (numel)
+/// or more of the dtype of `mine`, into which they are gathered; undefined: in memory of their own.
 at::Tensor gather_owned(const ParamUnit& unit, const at::Tensor& mine, bool whole, comm::Communicator& comm,
-                        std::string_view what);
+                        std::string_view what, const at::Tensor& room = {});
 
 /// What a rank has computed for a parameter that it owns (zero/plan/owners.h).
 struct OwnedParameter {

@@ -580,6 +580,23 @@ def what_is_not_said_is_said_and_what_cannot_be_is_refused():
 
 
 @check
+def what_one_rank_raises_while_a_checkpoint_is_prepared_ends_the_call_on_all():
+    """An exception of any type, which is the caller's own on its rank; training goes on."""
+    class Failing(torch.optim.lr_scheduler.StepLR):
+        fails = False
+
+        def state_dict(self):
+            return {}["missing"] if self.fails else super().state_dict()
+
+    engine, _, _, schedule = tessera.initialize(model=mlp(), optimizer=lambda p: torch.optim.AdamW(p), lr_scheduler=lambda o: Failing(o, 1), config=config(2))
+    place, schedule.fails = folder(), rank == world - 1
+    raises(KeyError if schedule.fails else tessera.Error, lambda: engine.save_checkpoint(place), "'missing'",
+           *([] if schedule.fails else [f"save_checkpoint(): rank {world - 1}: KeyError: 'missing' at arguments_rank.py:"]))
+    schedule.fails = False
+    engine.save_checkpoint(place)
+
+
+@check
 def arguments_keep_their_dtypes():
     """As in DeepSpeed: bf16 and fp16 cast the model and not what it is given, unless auto_cast says so, and then what is given by position."""
     class Seen(nn.Linear):

@@ -182,6 +182,15 @@ def what_no_sync_says_ends_with_it(stage):
     assert engine.global_steps == 1 and not engine.is_gradient_accumulation_boundary()
 
 
+@each_stage
+def a_no_sync_that_is_refused_leaves_step_as_it_was(stage):
+    engine = make(stage, managed_gradient_accumulation=False)
+    raises(tessera.Error, lambda: engine.no_sync().__enter__(), "managed_gradient_accumulation")
+    engine.backward(loss_of(engine, BATCHES[0][rank]))
+    engine.step()
+    assert engine.global_steps == 1
+
+
 class Branches(nn.Module):
     def __init__(self):
         super().__init__()

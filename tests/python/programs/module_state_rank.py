@@ -1,7 +1,9 @@
 """Buffers and extra state: what is saved, loaded, made equal on all ranks and refused is what the module holds at that moment.
 Beside what torch's own state_dict() and load_state_dict() do with the same module."""
+import contextlib
 import json
 import os
+import resource
 import subprocess
 from pathlib import Path
 
@@ -265,6 +267,31 @@ def types_are_exported_to_the_formats_that_have_them():
             other = Dtypes(3, dtypes)
             make(other).load_weights(path / "m.safetensors")
             assert all(bits(a.resolve_conj()) == bits(b.resolve_conj()) for a, b in zip(other.buffers(), Dtypes(0, dtypes).buffers()))
+
+
+@check
+def memory_that_runs_out_on_rank_0_ends_the_export_on_all_ranks():
+    """In the conversion of a weight of 64 MiB in fp32 to bf16, which only rank 0 makes, and for the whole weight."""
+    engine, path = make(nn.Linear(4096, 4096, bias=False), 1, bf16={"enabled": True}), folder("short")
+    unlimited = resource.getrlimit(resource.RLIMIT_AS)
+    for free in (76, 40):
+        spare, held = torch.empty(free << 20, dtype=torch.uint8), []
+        if rank == 0:
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize(), unlimited[1]))
+            for size in (16, 4, 1):  # MiB: no larger piece is left
+                with contextlib.suppress(RuntimeError):
+                    while True:
+                        held.append(torch.empty(size << 20, dtype=torch.uint8))
+        del spare
+        try:
+            raises(tessera.CheckpointError, lambda: engine.save_model(path / "short.safetensors"), "rank 0: ", "can't allocate memory")
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, unlimited)
+            held.clear()
+    engine.save_model(path / "m.safetensors")
+    assert safetensors.torch.load_file(path / "m.safetensors")["weight"].equal(engine.full_parameter("weight").bfloat16())
+    assert [one.name for one in path.iterdir()] == ["m.safetensors"]
 
 
 @check

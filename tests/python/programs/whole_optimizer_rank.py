@@ -493,6 +493,36 @@ def defaults_of_the_users_change_nothing():
             assert results[0][2] == result[2]
 
 
+@check
+def a_save_takes_one_copy_of_the_states():
+    """Of an optimizer that runs as it is, at the peak, by the kernel: what a checkpoint keeps of 128 MiB."""
+    engine = tessera.initialize(model=nn.Linear(4096, 4096, bias=False), optimizer=lambda p: torch.optim.Adamax(p), config=config(0))[0]
+    train(engine, [torch.ones(world, 1, 4096)], lambda model, x: model(x).mean())
+
+    def memory(key):
+        return int(next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key)).split()[1]) << 10
+
+    filling = torch.ones(1 << 26)  # takes what was freed, and is still counted
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before, saved = memory("VmRSS"), engine._whole_optimizer.state_bytes()
+    assert memory("VmHWM") - before < 1.25 * saved.nbytes + (8 << 20), (memory("VmHWM") - before, saved.nbytes, filling.nbytes)
+    assert saved.nbytes > 2 * 4096 * 4096 * 4 or rank > 0
+
+
+@check
+def what_cannot_be_encoded_on_one_rank_is_an_error_on_all():
+    """Whatever is raised there."""
+    class Key:
+        def __repr__(self):
+            raise RuntimeError("has no words")
+
+    engine = engine_of(lambda m: Centred(two_groups(m)), 2)
+    train(engine, batches(1), loss_of)
+    if rank == world - 1:
+        next(iter(engine._whole_optimizer._state.values()))["odd"] = {Key(): 1}
+    raises(tessera.Error, engine.optimizer.state_dict, "has no words")
+
+
 def index_of(optimizer, parameter):
     return [id(p) for group in optimizer.param_groups for p in group["params"]].index(id(parameter))
 
