@@ -192,23 +192,6 @@ std::pair<int64_t, int64_t> transferred(Engine& engine) {
                           : std::pair(store->bytes_read(), store->bytes_written());
 }
 
-/// Fills in `step_ms`.
-void measure_briefly(Steps& steps, comm::Communicator& comm, int num_steps, MemoryTrial& trial) {
-  const auto begin = Clock::now();
-  const double limit_s = std::chrono::duration<double>(MemoryTrialOptions::kBriefLimit).count();
-  const auto is_late = [&] {
-    const std::vector<double> seconds = comm.exchange(seconds_since(begin), "time of a trial");
-    return *std::max_element(seconds.begin(), seconds.end()) > limit_s;
-  };
-  steps.run();  // the first step records the order of units
-  trial.step_ms = std::numeric_limits<double>::infinity();
-  for (int step = 0; step <= num_steps && (step == 0 || !is_late()); ++step) {
-    const auto start = Clock::now();
-    steps.run();
-    trial.step_ms = std::min(trial.step_ms, seconds_since(start) * 1e3);
-  }
-}
-
 /// Fills in `step_ms`, `held`, `phases`, `timeline` and `peak`, and what measure_state() does.
 void measure_steps(Steps& steps, Engine& engine, const ZeroConfig& zero, MemoryMeter& meter, int num_steps,
                    MemoryTrial& trial) {
@@ -261,12 +244,8 @@ MemoryTrial run_memory_trial(RunConfig run, const Registry& registry, const comm
   Steps steps(*task, engine, std::move(sampler), data_loader_options(run.trainer, device));
   meter.set_default_use(MemoryUse::kActivations);
   describe_engine(engine, trial);
-  if (options.brief) {
-    measure_briefly(steps, *comm, options.num_steps, trial);
-  } else {
-    measure_steps(steps, engine, run.engine.zero, meter, options.num_steps, trial);
-    trial.process_peak = std::llround(peak_own_bytes([&] { steps.run(), steps.run(); }) - idle_bytes);
-  }
+  measure_steps(steps, engine, run.engine.zero, meter, options.num_steps, trial);
+  trial.process_peak = std::llround(peak_own_bytes([&] { steps.run(), steps.run(); }) - idle_bytes);
   trial.whole_peak = std::llround(peak_bytes());
   trial.code = std::llround(file_mapping_bytes());
 

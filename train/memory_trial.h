@@ -2,7 +2,6 @@
 // each stage.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -29,10 +28,6 @@ struct MemoryTrialOptions {
   int simulate_world = 0;  ///< above 0: the process runs alone and holds what rank simulate_rank
                            ///< would hold in a group of this size (comm/init/self.h)
   int simulate_rank = 0;
-  /// whole_peak, code and step_ms are measured, and the rest stays 0. Of more than two steps none begins once
-  /// kBriefLimit has passed, and step_ms is the fastest step's: other programs only make steps slower.
-  bool brief = false;
-  static constexpr std::chrono::seconds kBriefLimit{20};
 };
 
 /// What one rank has on disk. Bytes.
@@ -79,7 +74,7 @@ struct MemoryTrial {
   int64_t code = 0;  ///< of that, file mappings, which ranks of one host share
   HostTrial host;
   DiskTrial disk;
-  double step_ms = 0;                  ///< median; the least of a brief trial
+  double step_ms = 0;                  ///< median
   std::vector<MemorySample> timeline;  ///< of one step; at most kMaxSamples, each the largest of its interval
   /// "forward", "backward", "step": when they begin, in seconds on the timeline.
   Phases phases;

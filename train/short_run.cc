@@ -1,15 +1,22 @@
 #include "train/short_run.h"
 
 #include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <limits>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "core/memory/process_memory.h"
+#include "engine/profile/memory_meter.h"
 #include "train/run.h"
 #include "train/trainer.h"
 
 namespace tessera::train {
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 /// A task with the first samples of its evaluation sets alone. Borrows the task.
 class BrieflyEvaluated final : public Task {
@@ -61,13 +68,14 @@ void shorten(RunConfig& run, const ShortRunOptions& options) {
   trainer.early_stopping_patience = 0;
   trainer.output_dir = options.folder.string();
   run.engine.monitors = {};
+  run.engine.memory_breakdown = false;                // its meter would take what is counted here
   fill_in_schedule(run.engine.scheduler, 1'000'000);  // memory does not depend on it
 }
 
 }  // namespace
 
-std::vector<double> run_briefly(RunConfig run, const Registry& registry, const comm::Environment& environment,
-                                const ShortRunOptions& options, const Logger& logger) {
+ShortRun run_briefly(RunConfig run, const Registry& registry, const comm::Environment& environment,
+                     const ShortRunOptions& options, const Logger& logger) {
   set_up_process(run.trainer, environment);
   shorten(run, options);
   const std::unique_ptr<Task> task = registry.make(run.model, run.data);
@@ -75,17 +83,25 @@ std::vector<double> run_briefly(RunConfig run, const Registry& registry, const c
   InitOptions init;
   init.device = comm->device();
   init.local_rank = environment.local_rank;
+  std::optional<MemoryMeter> meter;
+  if (!init.device.is_cpu()) meter.emplace(init.device.type());
+  const auto most = [&] { return meter ? meter->peak_reserved() : std::llround(peak_bytes()); };
   constexpr int64_t kBatches = 2;
   BrieflyEvaluated brief(*task, kBatches * run.trainer.eval_batch_size * comm->size());
-  std::vector<double> peaks;
+  ShortRun result{.idle = most(), .step_s = std::numeric_limits<double>::infinity()};
+  std::optional<Clock::time_point> last;
   TrainerStart start;
   start.stop = [&] {
-    peaks.push_back(peak_resident_bytes());
+    const Clock::time_point now = Clock::now();
+    if (last) result.step_s = std::min(result.step_s, std::chrono::duration<double>(now - *last).count());
+    last = now;
+    result.before_step.push_back(most());
     return false;
   };
   Trainer trainer(std::move(run), brief, comm, init, {.display = {}, .logger = logger}, std::move(start));
   trainer.run();
-  return peaks;
+  result.peak = most();
+  return result;
 }
 
 }  // namespace tessera::train

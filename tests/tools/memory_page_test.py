@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import unittest
+import xml.etree.ElementTree as ElementTree
 
 from tool import ROOT, ToolTest
 
@@ -17,11 +18,13 @@ DRIVER = """<script>
 const set = (id, value) => { const one = document.getElementById(id); one.value = value; one.dispatchEvent(new Event("input")); };
 const text = id => { const one = document.getElementById(id); return one ? one.textContent : ""; };
 const key = (element, name) => element.dispatchEvent(new KeyboardEvent("keydown", { key: name, bubbles: true, cancelable: true }));
-let answer;
-try { answer = (() => { %s })(); } catch (error) { answer = { error: String(error) }; }
-const pre = document.createElement("pre");
-pre.id = "answer", pre.textContent = JSON.stringify({ answer, errors: window.testErrors });
-document.body.replaceChildren(pre);
+(async () => {
+  let answer;
+  try { answer = await (async () => { %s })(); } catch (error) { answer = { error: String(error) }; }
+  const pre = document.createElement("pre");
+  pre.id = "answer", pre.textContent = JSON.stringify({ answer, errors: window.testErrors });
+  document.body.replaceChildren(pre);
+})();
 </script></body>"""
 
 
@@ -34,7 +37,7 @@ class PageTest(ToolTest):
         driven = self.folder / "driven.html"
         driven.write_text(page.replace("</body>", DRIVER.replace("%s", script)))
         outcome = subprocess.run([CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={self.folder / 'profile'}", "--window-size=1200,900",
-                                  "--dump-dom", driven.as_uri()], capture_output=True, text=True, timeout=120, check=True)
+                                  "--virtual-time-budget=60000", "--dump-dom", driven.as_uri()], capture_output=True, text=True, timeout=120, check=True)
         found = re.search(r'<pre id="answer">(.*?)</pre>', outcome.stdout, re.S)
         self.assertIsNotNone(found, outcome.stdout[-2000:])
         result = json.loads(html.unescape(found[1]))
@@ -82,6 +85,33 @@ class PageTest(ToolTest):
             above, below = table[stage][2 * place:2 * place + 2]
             self.assertEqual(shown.get("total-device", "-"), above, message)
             self.assertEqual(shown.get("total-host", shown.get("total-disk", "-")), below, message)
+
+    def test_pictures_are_saved(self):
+        """With heading and legend, in colours that every program knows, and of twice the pixels as PNG."""
+        self.write("c.json", self.config(train_batch_size=None, train_micro_batch_size_per_gpu=4))
+        self.assert_succeeded(self.run_tool("memory", "c.json", "--steps", 1, "--stages", "0,2", "--nproc", 2, "--out", "m"))
+        saved = self.ask("""
+          const files = [];
+          window.saveAs = async (blob, name) => files.push([name, blob.type, blob.type === "image/svg+xml" ? await blob.text()
+            : [...new Uint8Array(await blob.arrayBuffer(), 16, 8)]]);
+          for (const button of document.querySelectorAll(".saving button")) button.click();
+          while (files.length < 6) await new Promise(done => setTimeout(done, 10));
+          return files;""")
+        pictures = {name: text for name, kind, text in saved if kind == "image/svg+xml"}
+        self.assertEqual(set(pictures), {"stage_0.svg", "stage_2.svg", "memory_of_a_rank_at_the_peak_of_a_step.svg"})
+        pixels = {name: [int.from_bytes(bytes(head[i:i + 4]), "big") for i in (0, 4)] for name, kind, head in saved if kind == "image/png"}
+        for name, text in pictures.items():
+            root = ElementTree.fromstring(text)
+            size = [float(root.get(side)) for side in ("width", "height")]
+            self.assertEqual(pixels[name.replace(".svg", ".png")], [2 * side for side in size])
+            words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+            self.assertRegex(words[0], r"^stage \d: peak [\d.]+ [kM]B|^Memory of a rank at the peak of a step$")
+            self.assertTrue({"parameters", "gradients", "optimizer state"} <= set(words), words)
+            drawn = [element for element in root.iter() if element.tag.split("}")[1] in ("rect", "path", "line", "text")]
+            self.assertGreater(len(drawn), 20)
+            for element in drawn:
+                self.assertRegex(element.get("stroke" if element.tag.endswith("line") else "fill"), r"^#[0-9a-f]{6}$|^rgb\(\d+, \d+, \d+\)$")
+            self.assertNotRegex(text, r"var\(|class=|cursor")
 
     def test_the_limit_of_an_estimate(self):
         self.assert_succeeded(self.run_tool("memory", "--estimate", "--params", "7.5e9", "--world", 64, "--fit", "80GB", "--out", "m"))

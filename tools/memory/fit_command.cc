@@ -4,12 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
-#include <functional>
 #include <iostream>
-#include <numeric>
-#include <optional>
+#include <ranges>
+#include <span>
+#include <string_view>
 #include <utility>
 
 #include "core/environment/environment.h"
@@ -21,7 +20,8 @@
 #include "tools/common/columns.h"
 #include "tools/common/command_line.h"
 #include "tools/memory/counted_model.h"
-#include "tools/memory/fit_search.h"
+#include "tools/memory/fit_setting.h"
+#include "tools/memory/fit_trial.h"
 #include "train/memory/memory_advice.h"
 #include "train/run.h"
 #include "train/task/trainer_config.h"
@@ -66,63 +66,97 @@ std::vector<int64_t> smaller_micro_batches(int64_t samples, int64_t wanted) {
   return sizes;
 }
 
+/// What is kept free for what a long run adds to `memory`: malloc keeps what is freed, and how much
+/// depends on the order in which threads happen to run.
+int64_t reserve_of(int64_t memory) {
+  constexpr double kPart = 0.03;
+  constexpr int64_t kLeast = 25'000'000;
+  return std::max(kLeast, static_cast<int64_t>(kPart * static_cast<double>(memory)));
+}
+
+bool is_within(int64_t memory, int64_t limit) { return memory + reserve_of(memory) <= limit; }
+
+/// Whether it would exceed the limit if it went on growing for a hundred steps.
+bool outgrows(const Needed& needed, int64_t limit) {
+  constexpr int64_t kSteps = 100;
+  return needed.growth > 0 && !is_within(needed.memory + kSteps * needed.growth, limit);
+}
+
+constexpr std::string_view kPolicies[] = {"none", "cheap",
+                                          "block"};  // each recomputes more than the one before
+
+ptrdiff_t place_in(std::span<const std::string_view> all, std::string_view one) {
+  return std::ranges::find(all, one) - all.begin();
+}
+
+/// Larger for settings with more memory for what lies on disk.
+int buffers_of(const Setting& setting) {
+  return setting.tiers->tiers.any_on_disk() ? 3 - static_cast<int>(setting.buffers) : 0;
+}
+
+/// A setting that was considered.
+struct Tried {
+  Setting setting;
+  Needed needed;            ///< by a trial; or model state by formula, where that alone does not fit
+  bool is_measured = true;  ///< by a trial
+};
+
 /// The command, from the flags to the file.
 class Fit {
  public:
   Fit(const std::string& config, const std::vector<std::string>& overrides, const FitFlags& flags,
       const LaunchFlags& launch, const Logger& log)
-      : config_(config), overrides_(overrides), flags_(flags), launch_(launch), log_(log) {}
+      : config_(config), overrides_(overrides), flags_(flags), launch_(launch), log_(log) {
+    launch_.nproc = num_ranks_ = launch.nproc.value_or(1);
+  }
 
   int run() {
-    const int num_ranks = flags_.fewest_ranks ? 1 : launch_.nproc.value_or(1);
-    read(num_ranks);
+    read();
     check_fit_output(config_, output());
     model_ = count_model(config_, overrides_, log_);
-    print_head(num_ranks);
-    FitTrials trials({.config = config_,
-                      .overrides = overrides_,
-                      .disk_folder = folder_,
-                      .launch = launch_,
-                      .simulate = flags_.fewest_ranks},
-                     log_);
-    trials_ = &trials;
-    search_.emplace(space_, trials, observer());
+    print_head();
     try {
-      const std::optional<Tried> found = flags_.fewest_ranks    ? fewest_ranks()
-                                         : flags_.largest_batch ? largest_batch()
-                                         : flags_.least_memory  ? search(space_).least(limit_)
-                                                                : search(space_).cheapest();
-      if (!found) fail();
+      const Tried* const found = first_that_fits();
+      if (found == nullptr) fail();
       conclude(*found);
     } catch (const TrialFailed& failed) {
-      clear_progress();
+      show_progress("");
       return failed.exit_code;
     }
     return 0;
   }
 
  private:
-  void read(int num_ranks);
-  SearchObserver observer() const;
-  FitSearch& search(const SearchSpace& space) {
-    search_->set_space(space);
-    return *search_;
-  }
-  std::optional<Tried> fewest_ranks();
-  std::optional<Tried> largest_batch();
+  struct Place {
+    const train::TierSetting* tiers;
+    DiskBuffers buffers;
+    std::vector<int> stages = {};  ///< each needs less memory than the one before
+  };
+  void read();
+  int64_t state_bytes(const Setting& setting, Tier tier) const;
+  Setting setting_of(int stage, const Place& place, const std::string& policy, int64_t micro_batch) const;
+  void add_place(Place place, std::vector<Place>& places);
+  std::vector<Place> places();
+  std::vector<Setting> settings_of(const Place& place) const;
+  int64_t rest_of(const Setting& setting) const;
+  const Tried* find(const Setting& setting) const;
+  bool fits(const Setting& setting);
+  void exclude(const Setting& setting, int64_t state);
+  void try_out(const Setting& setting);
+  const Tried* first_that_fits();
   [[noreturn]] void fail();
-  void print_head(int num_ranks) const;
+  void print_head() const;
   void print_row(const Tried& tried) const;
   void conclude(const Tried& found) const;
-  std::string why(const Tried& found) const;
   void print_wrapped(const std::string& line) const {
     std::cout << wrap_words(line, terminal_width(STDOUT_FILENO), 2) << '\n';
   }
-  void clear_progress() const {
-    if (::isatty(STDERR_FILENO) != 0)
-      std::cerr << '\r' << std::string(terminal_width(STDERR_FILENO) - 1, ' ') << '\r' << std::flush;
+  /// On a terminal; it takes the place of the line before it.
+  void show_progress(const std::string& line) const {
+    if (::isatty(STDERR_FILENO) == 0) return;
+    const auto width = static_cast<size_t>(terminal_width(STDERR_FILENO)) - 1;
+    std::cerr << '\r' << std::string(width, ' ') << '\r' << line.substr(0, width) << std::flush;
   }
-  void show_progress(const Setting& setting, bool is_whole_run) const;
   fs::path output() const {
     return flags_.output.empty() ? default_fit_output(config_) : fs::path(flags_.output);
   }
@@ -130,27 +164,31 @@ class Fit {
   const std::string config_;
   const std::vector<std::string> overrides_;
   const FitFlags flags_;
-  const LaunchFlags launch_;
+  LaunchFlags launch_;
   const Logger log_;
+  int num_ranks_ = 1;
+  bool on_cuda_ = false;
   train::RunConfig run_;
   CountedModel model_;
-  std::string folder_;  // for state on disk
-  int64_t limit_ = 0;   // of memory
-  SearchSpace space_;
-  FitTrials* trials_ = nullptr;
-  std::optional<FitSearch> search_;
+  std::string folder_;        // for state on disk
+  int64_t limit_ = 0;         // of memory: of this host's ranks, on CUDA of each rank's device
+  int64_t trial_limit_ = 0;   // at which a trial ends
+  int64_t disk_limit_ = 0;    // 0: nothing may lie there
+  int64_t disk_missing_ = 0;  // the least that was left out because of disk_limit_; 0: nothing was
+  std::vector<Tried> tried_;  // those that were considered
+  int num_trials_ = 0;
 };
 
-/// Fills in `run_`, `folder_`, `limit_` and `space_`.
-void Fit::read(int num_ranks) {
-  limit_ = flags_.memory.empty() ? available_memory() : parse_size("--memory", flags_.memory, false);
-  run_ = train::load_run_config(config_, num_ranks, overrides_);
-  if (!train::choose_device(run_.trainer, comm::environment()).is_cpu())
+void Fit::read() {
+  run_ = train::load_run_config(config_, num_ranks_, overrides_);
+  on_cuda_ = !train::choose_device(run_.trainer, comm::environment()).is_cpu();
+  if (on_cuda_ && flags_.memory.empty())
     throw ConfigError(
-        "--fit: the ranks would be on CUDA, and it measures ranks on the CPU; expected --set "
-        "trainer.device=cpu, or tessera memory CONFIG, which measures on CUDA");
+        "--fit: the ranks are on CUDA; expected --memory SIZE, what each may use of its device");
+  limit_ = flags_.memory.empty() ? available_memory() : parse_size("--memory", flags_.memory, false);
+  trial_limit_ = std::max(limit_, available_memory() / 2);
   const ZeroConfig& zero = run_.engine.zero;
-  if (plan_sharding(run_.engine, flags_.fewest_ranks ? 2 : num_ranks, false).groups != zero::GroupSizes())
+  if (plan_sharding(run_.engine, num_ranks_, on_cuda_).groups != zero::GroupSizes())
     throw ConfigError(
         "--fit: zero_optimization.mics_shard_size and zero_hpz_partition_size hold copies, which it does not "
         "weigh against other settings; expected them left out, or tessera memory CONFIG, which measures "
@@ -159,121 +197,185 @@ void Fit::read(int num_ranks) {
       zero.offload_optimizer.nvme_path ? zero.offload_optimizer.nvme_path : zero.offload_param.nvme_path;
   const std::string runs = fs::path(run_.trainer.output_dir).parent_path().string();
   folder_ = !flags_.disk.empty() ? flags_.disk : path.value_or(runs.empty() ? "." : runs);
-  space_.stages.resize(zero::kMaxStage + 1 - zero.stage);
-  std::iota(space_.stages.begin(), space_.stages.end(), static_cast<int>(zero.stage));
-  space_.policies = {"none", "cheap", "block"};
-  const int64_t micro_batch = run_.engine.train_micro_batch_size_per_gpu;
-  space_.samples_of_a_step = micro_batch * run_.engine.gradient_accumulation_steps;
-  space_.micro_batches = smaller_micro_batches(space_.samples_of_a_step, micro_batch);
-  space_.world = num_ranks;
-  space_.disk = !flags_.no_disk;
-  space_.small_units = zero.unit_numel > kSmallUnitNumel;
-  space_.memory_limit = limit_;
-  space_.disk_limit = flags_.no_disk ? 0 : disk_space(folder_);
-  const bool shared = num_ranks > 1 && run_.trainer.backend != "gloo";
-  space_.state_bytes = [this, shared, num_ranks](const Setting& setting, Tier tier) {
-    return num_ranks * model_
-                           .bytes(setting.stage, setting.world, model_.accumulate_dtype,
-                                  tiers_of(setting.on_disk), tier, shared)
-                           .total();
-  };
+  disk_limit_ = flags_.no_disk ? 0 : disk_space(folder_);
 }
 
-void Fit::show_progress(const Setting& setting, bool is_whole_run) const {
-  if (::isatty(STDERR_FILENO) == 0) return;
-  const std::string line =
-      str("trial ", trials_->num_trials() + 1, ": ", is_whole_run ? "run, " : "", in_words(setting));
-  std::cerr << line.substr(0, terminal_width(STDERR_FILENO) - 1) << std::flush;
+/// By formula, of all ranks on this host; on CUDA of one.
+int64_t Fit::state_bytes(const Setting& setting, Tier tier) const {
+  const bool one_copy_a_host = !on_cuda_ && num_ranks_ > 1 && run_.trainer.backend != "gloo";
+  const zero::StateBytes bytes = model_.bytes(setting.stage, num_ranks_, model_.accumulate_dtype,
+                                              setting.tiers->tiers, tier, one_copy_a_host);
+  return bytes.total() * (on_cuda_ && tier == Tier::kDevice ? 1 : num_ranks_);
 }
 
-SearchObserver Fit::observer() const {
-  return {.begins = [this](const Setting& setting, bool is_run) { show_progress(setting, is_run); },
-          .considered =
-              [this](const Tried& tried) {
-                clear_progress();
-                print_row(tried);
-              }};
+Setting Fit::setting_of(int stage, const Place& place, const std::string& policy, int64_t micro_batch) const {
+  const int64_t samples =
+      run_.engine.train_micro_batch_size_per_gpu * run_.engine.gradient_accumulation_steps;
+  return {.stage = stage,
+          .tiers = place.tiers,
+          .buffers = place.buffers,
+          .policy = policy,
+          .micro_batch = micro_batch,
+          .accumulation = samples / micro_batch,
+          .world = num_ranks_};
 }
 
-/// Brings what fits and what does not nearer to each other, to an eighth.
-void bisect(int64_t& good, int64_t& bad, const std::function<bool(int64_t)>& fits) {
-  while (std::abs(good - bad) > std::max<int64_t>(1, std::max(good, bad) / 8)) {
-    const int64_t middle = (good + bad) / 2;
-    (fits(middle) ? good : bad) = middle;
+/// Where model state may lie, in the order of cost.
+std::vector<Fit::Place> Fit::places() {
+  std::vector<Place> places;
+  for (const train::TierSetting& tiers : train::kTierSettings) {
+    if (tiers.tiers.any_below_device() && tiers.tiers.device_memory_is_separate != on_cuda_) continue;
+    if (tiers.tiers.any_on_disk() && flags_.no_disk) continue;
+    add_place({&tiers, DiskBuffers::kAsConfigured}, places);
+    if (!tiers.tiers.any_on_disk() || on_cuda_) continue;
+    add_place({&tiers, DiskBuffers::kOne}, places);
+    if (tiers.tiers.parameters == Tier::kDisk && run_.engine.zero.unit_numel > kSmallUnitNumel)
+      add_place({&tiers, DiskBuffers::kOneOfSmallUnits}, places);
   }
+  return places;
 }
 
-std::optional<Tried> Fit::fewest_ranks() {
-  constexpr int kMost = 4096;
-  const auto with = [&](int64_t world) -> FitSearch& {
-    SearchSpace space = space_;
-    space.world = static_cast<int>(world);
-    return search(space);
-  };
-  int64_t too_few = 0, world = 1;
-  for (; !with(world).something_may_fit(); world *= 2) {
-    if (2 * world > kMost) return std::nullopt;
-    too_few = world;
-  }
-  bisect(world, too_few, [&](int64_t ranks) { return with(ranks).something_may_fit(); });
-  return with(world).cheapest();
-}
-
-std::optional<Tried> Fit::largest_batch() {
-  const auto with = [&](int64_t micro_batch) -> FitSearch& {
-    SearchSpace space = space_;
-    space.micro_batches = {micro_batch};
-    return search(space);
-  };
-  const auto fits = [&](int64_t size) { return with(size).wanted_batch_fits(/*in_a_run=*/false); };
-  const int64_t wanted = space_.micro_batches.front(), most = model_.train_size / space_.world;
-  int64_t size = wanted, too_large = most + 1;
-  if (with(wanted).wanted_batch_fits(/*in_a_run=*/true)) {
-    while (size < most && too_large > most) {
-      const int64_t next = std::min(4 * size, most);
-      (fits(next) ? size : too_large) = next;
+/// With the stages that may have model state there and that the disk has room for; none without them.
+void Fit::add_place(Place place, std::vector<Place>& places) {
+  int64_t last = INT64_MAX;
+  for (const int stage : std::views::iota(static_cast<int>(run_.engine.zero.stage), zero::kMaxStage + 1)) {
+    if (!can_offload(zero::sharding_of(stage), num_ranks_, place.tiers->tiers)) continue;
+    const Setting setting = setting_of(stage, place, "none", 1);
+    if (const int64_t disk = state_bytes(setting, Tier::kDisk); disk > disk_limit_) {
+      disk_missing_ = disk_missing_ == 0 ? disk : std::min(disk_missing_, disk);
+      continue;
     }
-    bisect(size, too_large, fits);
+    const int64_t bytes = state_bytes(setting, Tier::kDevice);
+    if (bytes < last) place.stages.push_back(stage);
+    last = std::min(last, bytes);
   }
-  constexpr int kMaxSizes = 3;  // a run with a larger one may need more beside its steps, too
-  for (int sizes = 0; size > wanted && sizes < kMaxSizes; ++sizes, size -= std::max<int64_t>(1, size / 8))
-    if (const std::optional<Tried> found = with(size).cheapest()) return found;
-  return search(space_).cheapest();  // which may have a smaller one
+  if (!place.stages.empty()) places.push_back(std::move(place));
+}
+
+/// See [Note: what costs least]. The last one needs least.
+std::vector<Setting> Fit::settings_of(const Place& place) const {
+  const int64_t wanted = run_.engine.train_micro_batch_size_per_gpu;
+  std::vector<Setting> settings;
+  for (const int stage : place.stages) settings.push_back(setting_of(stage, place, "none", wanted));
+  for (const int64_t size : smaller_micro_batches(wanted * run_.engine.gradient_accumulation_steps, wanted))
+    for (const std::string_view policy : kPolicies)
+      if (size < wanted || policy != kPolicies[0])
+        settings.push_back(setting_of(place.stages.back(), place, std::string(policy), size));
+  return settings;
+}
+
+/// What it needs beside model state, at least, by the trials that recompute as much or more and have no
+/// larger buffers. With a smaller micro-batch what a process has before it makes a model stays, and the rest
+/// shrinks in proportion at most.
+int64_t Fit::rest_of(const Setting& setting) const {
+  int64_t rest = 0;
+  for (const Tried& one : tried_) {
+    if (!one.is_measured || place_in(kPolicies, one.setting.policy) < place_in(kPolicies, setting.policy) ||
+        buffers_of(one.setting) > buffers_of(setting))
+      continue;
+    const int64_t all = one.needed.memory - state_bytes(one.setting, Tier::kDevice);
+    const int64_t batch = std::max(setting.micro_batch, one.setting.micro_batch);
+    const int64_t part = (all - one.needed.idle) * setting.micro_batch / batch;
+    rest = std::max(rest, setting.micro_batch < batch ? one.needed.idle + part : all);
+  }
+  return rest;
+}
+
+const Tried* Fit::find(const Setting& setting) const {
+  const auto found = std::ranges::find(tried_, setting, &Tried::setting);
+  return found == tried_.end() ? nullptr : &*found;
+}
+
+/// Tries it, unless the formulas say that it does not fit, or it was.
+bool Fit::fits(const Setting& setting) {
+  if (find(setting) == nullptr) {
+    const int64_t state = state_bytes(setting, Tier::kDevice);
+    if (!is_within(state, limit_)) {
+      exclude(setting, state);
+      return false;
+    }
+    if (!is_within(state + rest_of(setting), limit_)) return false;
+    try_out(setting);
+  }
+  const Needed& needed = find(setting)->needed;
+  return !needed.is_more && !outgrows(needed, limit_) && is_within(needed.memory, limit_);
+}
+
+/// Says so once for a stage and a place: nothing fits there.
+void Fit::exclude(const Setting& setting, int64_t state) {
+  for (const Tried& one : tried_)
+    if (!one.is_measured && one.needed.memory == state && one.setting.tiers == setting.tiers) return;
+  tried_.push_back({.setting = setting, .needed = {.memory = state, .is_more = true}, .is_measured = false});
+  print_row(tried_.back());
+}
+
+void Fit::try_out(const Setting& setting) {
+  show_progress(str("trial ", ++num_trials_, ": ", in_words(setting)));
+  std::vector<std::string> overrides = overrides_;
+  for (const std::string& one : overrides_of(setting, folder_)) overrides.push_back(one);
+  constexpr int64_t kCheckpointAndExport = 2;
+  const int64_t state = state_bytes(setting, Tier::kDevice) + state_bytes(setting, Tier::kDisk);
+  const Needed needed = run_fit_trial({.config = config_,
+                                       .overrides = std::move(overrides),
+                                       .launch = launch_,
+                                       .on_cuda = on_cuda_,
+                                       .memory_limit = trial_limit_,
+                                       .disk_bytes = kCheckpointAndExport * state},
+                                      log_);
+  show_progress("");
+  tried_.push_back({.setting = setting, .needed = needed});
+  print_row(tried_.back());
+}
+
+const Tried* Fit::first_that_fits() {
+  const std::vector<Place> all = places();
+  for (size_t i = 0; i < all.size(); ++i) {
+    // Before what lies below is tried, that which needs least of all is; and before one place's settings with
+    // recomputation and smaller micro-batches, its last one.
+    if (i == 1 && !fits(settings_of(all.back()).back())) return nullptr;
+    const std::vector<Setting> settings = settings_of(all[i]);
+    for (size_t k = 0; k < settings.size(); ++k) {
+      if (k == all[i].stages.size() && !fits(settings.back())) break;
+      if (fits(settings[k])) return find(settings[k]);
+    }
+  }
+  return nullptr;
 }
 
 /// One line that says what would be needed.
 void Fit::fail() {
   const std::string limit = str("--memory ", flags_.memory.empty() ? megabytes(limit_) : flags_.memory);
-  const int64_t disk = search_->least_disk_missing();
-  const std::string on_disk = disk == 0 ? ""
-                                        : str(", and state on disk needs ", megabytes(disk), " in ", folder_,
-                                              ", which has ", megabytes(space_.disk_limit), " free");
-  if (trials_->num_trials() == 0) {  // what could be measured takes minutes, and is far from the limit
-    const Setting& least = search_->least_state().setting;
-    throw ConfigError(limit, ": no setting fits; model state alone needs ",
-                      whole_mb(space_.state_bytes(least, Tier::kDevice)), " (", in_words(least), ")", on_disk,
-                      "; --least-memory measures what a run needs");
+  const std::string on_disk = disk_missing_ == 0
+                                  ? ""
+                                  : str(", and state on disk needs ", megabytes(disk_missing_), " in ",
+                                        folder_, ", which has ", megabytes(disk_limit_), " free");
+  const auto needs_less = [](const Tried& a, const Tried& b) { return a.needed.memory < b.needed.memory; };
+  std::vector<Tried> measured = tried_;
+  std::erase_if(measured, [](const Tried& one) { return one.needed.is_more; });
+  if (!measured.empty()) {
+    const Tried& least = *std::ranges::min_element(measured, needs_less);
+    throw ConfigError(limit, ": no setting fits; the least limit that was found is ",
+                      whole_mb(least.needed.memory + reserve_of(least.needed.memory)), " (",
+                      in_words(least.setting), ")", on_disk);
   }
-  const std::optional<Tried> least = search_->least(std::max(limit_, available_memory()));
-  clear_progress();
-  throw ConfigError(
-      limit, ": no setting fits; ",
-      least ? str("the least limit that was found is ",
-                  whole_mb(least->needed.memory + reserve_of(least->needed.memory)), " (",
-                  in_words(least->setting), ")")
-            : str("none was found within the ", megabytes(available_memory()), " that this machine has free"),
-      on_disk);
+  if (num_trials_ > 0)
+    throw ConfigError(limit, ": no setting fits; each that was tried needs more than the ",
+                      megabytes(trial_limit_), " at which a trial ends", on_disk);
+  const Tried& least = *std::ranges::min_element(tried_, needs_less);
+  throw ConfigError(limit, ": no setting fits; model state alone needs ",
+                    whole_mb(least.needed.memory + reserve_of(least.needed.memory)), " (",
+                    in_words(least.setting), ")", on_disk);
 }
 
-void Fit::print_head(int num_ranks) const {
-  const std::string who = flags_.fewest_ranks ? "a rank alone on its host"
-                          : num_ranks == 1    ? "1 rank"
-                                              : str(num_ranks, " ranks on this host");
+void Fit::print_head() const {
+  const std::string who = on_cuda_          ? str("each of ", num_ranks_, " ranks on its device")
+                          : num_ranks_ == 1 ? "1 rank"
+                                            : str(num_ranks_, " ranks on this host");
   print_wrapped(str("Memory of ", who, ", ", format_count(model_.num_trainable + model_.num_frozen),
                     " parameters, ", model_.precision, ", ", model_.optimizer, "; at most ",
                     megabytes(limit_)));
   std::cout << '\n'
-            << padded_right("on disk", 20) << padded_left("stage", 6) << "  " << padded_right("policy", 7)
+            << padded_right("model state", 35) << padded_left("stage", 6) << "  " << padded_right("policy", 7)
             << padded_left("batch", 8) << padded_left("MB", 9) << padded_left("step, s", 8) << std::endl;
 }
 
@@ -281,52 +383,26 @@ void Fit::print_row(const Tried& tried) const {
   const Setting& setting = tried.setting;
   const Needed& needed = tried.needed;
   const std::string mb = fixed(static_cast<double>(needed.memory) / 1e6, 0);
-  std::cout << padded_right(name_of(setting.on_disk), 20) << padded_left(std::to_string(setting.stage), 6)
-            << "  " << padded_right(setting.policy, 7)
+  std::cout << padded_right(place_of(setting), 35) << padded_left(std::to_string(setting.stage), 6) << "  "
+            << padded_right(setting.policy, 7)
             << padded_left(str(setting.micro_batch, "x", setting.accumulation * setting.world), 8)
             << padded_left(needed.is_more ? ">" + mb : mb, 9)
             << padded_left(outgrows(needed, limit_) ? "grows"
-                           : tried.is_whole_run     ? "run"
-                           : needed.step_ms == 0    ? "-"
-                                                    : fixed(needed.step_ms / 1e3, 2),
+                           : needed.is_more         ? "-"
+                                                    : fixed(needed.step_s, 2),
                            8)
             << std::endl;  // trials take long
 }
 
-/// The time of a step beside that of the configuration as it is, if both were measured.
-std::string Fit::why(const Tried& found) const {
-  std::string text = flags_.fewest_ranks    ? "Why: with fewer ranks, found by halving, it does not fit."
-                     : flags_.largest_batch ? "Why: by what was measured, larger micro-batches do not fit."
-                     : flags_.least_memory  ? "Why: of what was measured it needs the least."
-                                            : "Why: what costs less does not fit.";
-  Setting first{.stage = space_.stages.front(),
-                .policy = space_.policies.front(),
-                .micro_batch = space_.micro_batches.front(),
-                .world = space_.world};
-  first.accumulation = space_.samples_of_a_step / first.micro_batch;
-  const Tried* const as_it_is = search_->tried(first);
-  if (found.setting == first) return "Why: nothing costs less, and it fits.";
-  const double step_ms = found.needed.step_ms;
-  if (step_ms == 0) return text;
-  text += str(" A step takes ", fixed(step_ms / 1e3, 2), " s");
-  if (as_it_is != nullptr && as_it_is->needed.step_ms > 0 && !flags_.largest_batch)
-    text += str(", ", fixed(step_ms / as_it_is->needed.step_ms, 2), " times that in memory");
-  return text + ".";
-}
-
 void Fit::conclude(const Tried& found) const {
-  clear_progress();
   write_fit_config(config_, overrides_, found.setting, folder_, output());
-  const int64_t on_disk = space_.state_bytes(found.setting, Tier::kDisk);
+  const int64_t on_disk = state_bytes(found.setting, Tier::kDisk);
   std::cout << '\n';
   print_wrapped(str("Chosen: ", in_words(found.setting), ": ", megabytes(found.needed.memory), " of ",
-                    megabytes(limit_),
-                    found.is_whole_run ? ", measured in a short run" : ", measured in a simulated rank",
+                    megabytes(limit_), ", measured in a short run",
                     on_disk == 0 ? "" : str(", and ", megabytes(on_disk), " on disk (", folder_, ")"), "."));
-  print_wrapped(why(found));
-  const int64_t batch = found.setting.micro_batch * found.setting.accumulation * found.setting.world;
-  if (batch != run_.engine.train_batch_size && !flags_.fewest_ranks)
-    print_wrapped(str("The batch of a step is now ", batch, ", not ", run_.engine.train_batch_size, "."));
+  print_wrapped(tried_.size() == 1 ? "Why: nothing costs less, and it fits."
+                                   : "Why: what costs less does not fit.");
   print_wrapped(str("Written: ", output()));
 }
 

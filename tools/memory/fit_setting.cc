@@ -33,46 +33,37 @@ ordered_json in_order_of(const ordered_json& like, const json& value) {
 
 }  // namespace
 
-const char* name_of(OnDisk on_disk) {
-  switch (on_disk) {
-    case OnDisk::kNothing: return "nothing";
-    case OnDisk::kOptimizer: return "optimizer";
-    case OnDisk::kOptimizerFewBuffers: return "optimizer, 1 buffer";
-    case OnDisk::kAll: return "all";
-    case OnDisk::kAllFewBuffers: return "all, 1 buffer";
-    case OnDisk::kAllSmallUnits: return "all, small units";
-  }
-  return "";
-}
-
-zero::Tiers tiers_of(OnDisk on_disk) {
-  return {.parameters = on_disk >= OnDisk::kAll ? Tier::kDisk : Tier::kDevice,
-          .optimizer = on_disk >= OnDisk::kOptimizer ? Tier::kDisk : Tier::kDevice};
+std::string place_of(const Setting& setting) {
+  const std::string name = setting.tiers->name, separator = ", ";
+  const size_t at = name.find(separator);
+  const char* const buffers[] = {"", ", 1 buffer", ", small units"};
+  return (at == std::string::npos ? name : name.substr(at + separator.size())) +
+         buffers[static_cast<size_t>(setting.buffers)];
 }
 
 std::vector<std::string> overrides_of(const Setting& setting, const std::string& disk_folder) {
-  const zero::Tiers tiers = tiers_of(setting.on_disk);
-  const std::string folder = nlohmann::json(disk_folder).dump();
-  const bool few_buffers = setting.on_disk != OnDisk::kOptimizer && setting.on_disk != OnDisk::kAll;
-  const auto section = [&](Tier tier) {
-    if (tier == Tier::kDevice) return std::string(R"({"device": "none"})");
-    return str(R"({"device": "nvme", "nvme_path": )", folder, few_buffers ? R"(, "buffer_count": 1})" : "}");
+  const auto section = [&](Tier tier) -> json {
+    if (tier == Tier::kDevice) return {{"device", "none"}};
+    if (tier == Tier::kHost) return {{"device", "cpu"}};
+    json disk = {{"device", "nvme"}, {"nvme_path", disk_folder}};
+    if (setting.buffers != DiskBuffers::kAsConfigured) disk["buffer_count"] = 1;
+    return disk;
   };
   std::vector<std::string> overrides = {
       str("zero_optimization.stage=", setting.stage),
-      str("zero_optimization.offload_optimizer=", section(tiers.optimizer)),
-      str("zero_optimization.offload_param=", section(tiers.parameters)),
+      str("zero_optimization.offload_optimizer=", section(setting.tiers->tiers.optimizer).dump()),
+      str("zero_optimization.offload_param=", section(setting.tiers->tiers.parameters).dump()),
       str("train_micro_batch_size_per_gpu=", setting.micro_batch),
       str("gradient_accumulation_steps=", setting.accumulation),
-      str("train_batch_size=", setting.micro_batch * setting.accumulation * setting.world)};
-  overrides.push_back(str("activation_checkpointing.policy=", setting.policy));
-  if (setting.on_disk == OnDisk::kAllSmallUnits)
+      str("train_batch_size=", setting.micro_batch * setting.accumulation * setting.world),
+      str("activation_checkpointing.policy=", setting.policy)};
+  if (setting.buffers == DiskBuffers::kOneOfSmallUnits)
     overrides.push_back(str("zero_optimization.unit_numel=", kSmallUnitNumel));
   return overrides;
 }
 
 std::string in_words(const Setting& setting) {
-  return str(name_of(setting.on_disk), " on disk, stage ", setting.stage, ", recomputation ", setting.policy,
+  return str(place_of(setting), ", stage ", setting.stage, ", recomputation ", setting.policy,
              ", micro-batch ", setting.micro_batch, " x ", setting.accumulation,
              setting.world == 1 ? "" : str(" x ", setting.world, " ranks"));
 }

@@ -6,46 +6,35 @@
 #include <string>
 #include <vector>
 
-#include "zero/plan/placement.h"
+#include "train/memory/state_formulas.h"
 
 namespace tessera::tools {
 
-/// What lies on disk, and in how many and how large buffers it is used. The order is that of their cost.
-enum class OnDisk {
-  kNothing,
-  kOptimizer,
-  kOptimizerFewBuffers,
-  kAll,
-  kAllFewBuffers,
-  kAllSmallUnits,
-};
-inline constexpr OnDisk kAllOnDiskChoices[] = {
-    OnDisk::kNothing, OnDisk::kOptimizer,     OnDisk::kOptimizerFewBuffers,
-    OnDisk::kAll,     OnDisk::kAllFewBuffers, OnDisk::kAllSmallUnits};
-
-/// zero_optimization.unit_numel of kAllSmallUnits.
+/// How much memory state on disk passes through, on CPU ranks: the configuration's buffers; one buffer; or
+/// one, for units of kSmallUnitNumel.
+enum class DiskBuffers { kAsConfigured, kOne, kOneOfSmallUnits };
 inline constexpr int64_t kSmallUnitNumel = 1'000'000;
-
-/// In a word or two, such as "optimizer, 1 buffer".
-const char* name_of(OnDisk on_disk);
-zero::Tiers tiers_of(OnDisk on_disk);
 
 /// One way. The same batch at every step, divided in another way.
 struct Setting {
   int stage = 0;
-  OnDisk on_disk = OnDisk::kNothing;
+  const train::TierSetting* tiers = &train::kTierSettings.front();  ///< where model state lies
+  DiskBuffers buffers = DiskBuffers::kAsConfigured;
   std::string policy = "none";  ///< activation_checkpointing.policy
   int64_t micro_batch = 1;
   int64_t accumulation = 1;
   int world = 1;
-  auto operator<=>(const Setting&) const = default;
+  bool operator==(const Setting&) const = default;
 };
+
+/// Where model state lies, as TierSetting::name says it, without whose ranks: "optimizer on disk, 1 buffer".
+std::string place_of(const Setting& setting);
 
 /// Overrides, as --set takes them, that make a configuration this setting. `disk_folder`: for what
 /// lies on disk.
 std::vector<std::string> overrides_of(const Setting& setting, const std::string& disk_folder);
 
-/// "optimizer on disk, stage 2, policy block, micro-batch 2 x 4".
+/// "optimizer on disk, stage 2, recomputation block, micro-batch 2 x 4".
 std::string in_words(const Setting& setting);
 
 /// CONFIG's name with "_fit", beside it.

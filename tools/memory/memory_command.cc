@@ -22,7 +22,7 @@
 #include "tools/launch/launch_command.h"
 #include "tools/memory/counted_model.h"
 #include "tools/memory/fit_command.h"
-#include "tools/memory/fit_trials.h"
+#include "tools/memory/fit_trial.h"
 #include "tools/memory/memory_estimate.h"
 #include "tools/memory/memory_report.h"
 #include "tools/memory/trial_ranks.h"
@@ -52,7 +52,12 @@ struct MemoryFlags {
   std::string fit_value;  ///< CONFIG; of --estimate a size
   FitFlags by_measurement;
 
-  TrialFlags trial;  ///< what the command tells the ranks that it starts
+  // What the command tells the ranks that it starts.
+  std::string trial_folder;  ///< for their results; empty: this process is no such rank
+  int trial_stage = -1;
+  bool fit_trial = false;
+  int64_t trial_limit = 0;
+  bool trial_saves = false;
 };
 
 std::vector<int> parse_stages(const std::string& text) {
@@ -103,10 +108,10 @@ int run_trial(const MemoryFlags& flags, const Logger& log) {
   const comm::Environment environment = comm::environment();
   const int world_size = flags.simulate_world > 0 ? flags.simulate_world : environment.world_size;
   const train::MemoryTrial trial = train::run_memory_trial(
-      run_config(flags, world_size, flags.trial.stage), tasks(), environment,
+      run_config(flags, world_size, flags.trial_stage), tasks(), environment,
       {.num_steps = flags.num_steps, .simulate_world = flags.simulate_world, .simulate_rank = flags.rank},
       log);
-  write_trial(flags.trial.folder, trial, /*timeline=*/!flags.out.empty());
+  write_trial(flags.trial_folder, trial, /*timeline=*/!flags.out.empty());
   return 0;
 }
 
@@ -121,15 +126,13 @@ void make_out(const std::string& out) {
 /// The files of --out.
 void write_files(const fs::path& out, const MemoryTrials& trials, const train::MemoryPage& page) {
   replace_file(out / "memory.json", memory_json(trials).dump(1) + "\n");
-  replace_file(out / "memory.csv", memory_csv(trials));
-  replace_file(out / "memory.svg", memory_chart(trials));
   replace_file(out / "memory.html", train::memory_page_html(page));
   std::vector<std::pair<std::string, nlohmann::ordered_json>> timelines;
   for (const auto* runs : {&page.runs, &page.variants})
     for (const train::MeasuredRun& run : *runs) timelines.emplace_back(run.label, run.timeline);
   replace_file(out / "memory_trace.json", train::memory_trace(timelines));
-  std::cout << "\nwritten: memory.html (the page), memory.svg (the chart), memory.json,\n"
-            << "memory.csv and memory_trace.json (for Perfetto) in " << out.string() << '\n';
+  std::cout << "\nwritten: memory.html (the page), memory.json, memory_trace.json (for Perfetto)\nin "
+            << out.string() << '\n';
 }
 
 /// --compare: returns the exit code of the first that fails.
@@ -155,11 +158,10 @@ int measure(const MemoryFlags& flags, const std::vector<std::string>& args, cons
         "memory: runs under a launcher, but starts its ranks itself; expected a start without one, with "
         "--nproc N");
   const EstimateFlags& formula = flags.by_formula;
-  if (!formula.params.empty() || formula.world > 0 || formula.offload_plan ||
-      formula.groups != zero::GroupSizes())
+  if (!formula.params.empty() || formula.world > 0 || formula.groups != zero::GroupSizes())
     throw ConfigError(
-        "--params, --world, --mics-shard-size, --hpz-partition-size and --offload-plan are options of "
-        "--estimate; expected --estimate too");
+        "--params, --world, --mics-shard-size and --hpz-partition-size are options of --estimate; expected "
+        "--estimate too");
   if (flags.simulate_world == 0 && flags.rank > 0)
     throw ConfigError("--rank chooses a rank of --simulate-world; expected --simulate-world N too");
   if (flags.simulate_world > 0 && flags.launch.nproc)
@@ -216,30 +218,25 @@ int fit(const MemoryFlags& flags, const Logger& log) {
     throw ConfigError(
         "--fit: runs under a launcher, but starts its ranks itself; expected a start without one");
   const FitFlags& asked = flags.by_measurement;
-  if (asked.largest_batch + asked.fewest_ranks + asked.least_memory > 1)
-    throw ConfigError("--largest-batch, --fewest-ranks, --least-memory: expected one of them");
   if (asked.no_disk && !asked.disk.empty()) throw ConfigError("--no-disk, --disk: expected one of them");
-  if (asked.fewest_ranks && flags.launch.nproc)
-    throw ConfigError("--fewest-ranks finds the number of ranks; expected it without --nproc");
   launcher::should_start_ranks(flags.launch.nproc.value_or(1));  // throws for numbers out of range
   return run_fit(config, flags.overrides, asked, flags.launch, log);
 }
 
 bool any_of_fit(const FitFlags& flags) {
-  return flags.no_disk || flags.largest_batch || flags.fewest_ranks || flags.least_memory ||
-         !(flags.memory + flags.disk + flags.output).empty();
+  return flags.no_disk || !(flags.memory + flags.disk + flags.output).empty();
 }
 
 int memory(const MemoryFlags& flags, const std::vector<std::string>& args) {
   const Logger log{LogOptions{}};
-  if (flags.trial.fits)
-    return run_fit_trial(flags.config, flags.overrides, flags.simulate_world, flags.trial);
-  if (!flags.trial.folder.empty()) return run_trial(flags, log);
+  if (flags.fit_trial)
+    return run_fit_rank(
+        flags.config, flags.overrides,
+        {.folder = flags.trial_folder, .limit = flags.trial_limit, .saves = flags.trial_saves});
+  if (!flags.trial_folder.empty()) return run_trial(flags, log);
   if (flags.fit && !flags.estimate) return fit(flags, log);
   if (any_of_fit(flags.by_measurement))
-    throw ConfigError(
-        "--memory, --disk, --no-disk, --output, --largest-batch, --fewest-ranks and --least-memory are "
-        "options of --fit; expected --fit CONFIG");
+    throw ConfigError("--memory, --disk, --no-disk and --output are options of --fit; expected --fit CONFIG");
   if (!flags.estimate) return measure(flags, args, log);
   EstimateFlags by_formula = flags.by_formula;
   by_formula.fit = flags.fit_value;
@@ -272,25 +269,17 @@ void add_fit_flags(CLI::App& command, FitFlags& flags) {
       ->type_name("DIR")
       ->group(group);
   command.add_flag("--no-disk", flags.no_disk, "All state stays in memory")->group(group);
-  command.add_flag("--largest-batch", flags.largest_batch, "Find the largest micro-batch instead")
-      ->group(group);
-  command.add_flag("--fewest-ranks", flags.fewest_ranks, "Find the fewest ranks, each with that memory")
-      ->group(group);
-  command.add_flag("--least-memory", flags.least_memory, "Find the setting that needs the least")
-      ->group(group);
   command.add_option("-o,--output", flags.output, "The file (default: CONFIG's name with _fit, beside it)")
       ->type_name("FILE")
       ->group(group);
 }
 
-void add_trial_flags(CLI::App& command, TrialFlags& flags) {
-  command.add_option("--trial-stage", flags.stage)->group("");
-  command.add_option("--trial-folder", flags.folder)->group("");
-  command.add_option("--trial-limit", flags.limit)->group("");
-  command.add_flag("--trial-fit", flags.fits)->group("");
-  command.add_flag("--trial-whole-run", flags.whole_run)->group("");
-  command.add_option("--trial-steps", flags.num_steps)->group("");
-  command.add_flag("--trial-saves", flags.saves)->group("");
+void add_trial_flags(CLI::App& command, MemoryFlags& flags) {
+  command.add_option("--trial-stage", flags.trial_stage)->group("");
+  command.add_option("--trial-folder", flags.trial_folder)->group("");
+  command.add_flag("--trial-fit", flags.fit_trial)->group("");
+  command.add_option("--trial-limit", flags.trial_limit)->group("");
+  command.add_flag("--trial-saves", flags.trial_saves)->group("");
 }
 
 }  // namespace
@@ -310,9 +299,7 @@ void add_memory_command(CLI::App& app, const std::vector<std::string>& args, int
       ->type_name("K")
       ->check(CLI::Range(1, 1'000'000).description(""));
   command
-      ->add_option("--out", flags->out,
-                   "Folder for the page memory.html, the chart memory.svg, memory.json, memory.csv and "
-                   "memory_trace.json")
+      ->add_option("--out", flags->out, "Folder for the page memory.html, memory.json and memory_trace.json")
       ->type_name("DIR");
   command->add_flag("--compare", flags->compare,
                     "With --out: also measure other recomputation, another micro-batch, and optimizer states "
@@ -349,18 +336,15 @@ void add_memory_command(CLI::App& app, const std::vector<std::string>& args, int
                    "Stage 3 with zero_optimization.zero_hpz_partition_size, too")
       ->type_name("N")
       ->check(CLI::Range(2, 1 << 30).description(""));
-  command->add_flag("--offload-plan", flags->by_formula.offload_plan,
-                    "With --estimate: what a GPU's rank keeps in the host's memory, and moves in a step");
   CLI::Option* const fits =
       command
-          ->add_option(
-              "--fit", flags->fit_value,
-              "Find the cheapest setting of CONFIG that fits into this machine's memory, and write it; "
-              "with --estimate, the ranks that each stage needs to fit into a size, e.g. 80GiB")
+          ->add_option("--fit", flags->fit_value,
+                       "Find a setting of CONFIG that fits into this machine's memory, try it, and write it; "
+                       "with --estimate, the ranks that each stage needs to fit into a size, e.g. 80GiB")
           ->type_name("CONFIG")
           ->expected(0, 1);
   add_fit_flags(*command, flags->by_measurement);
-  add_trial_flags(*command, flags->trial);
+  add_trial_flags(*command, *flags);
   command->footer("docs/memory.md says what is counted, and how.");
   command->callback([flags, fits, args, &exit_code] {
     flags->fit = fits->count() > 0;

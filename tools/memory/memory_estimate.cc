@@ -11,7 +11,6 @@
 #include "tools/common/columns.h"
 #include "tools/common/command_line.h"
 #include "tools/memory/counted_model.h"
-#include "tools/memory/offload_plan.h"
 #include "zero/plan/memory_model.h"
 
 namespace tessera::tools {
@@ -184,8 +183,6 @@ CountedModel print_memory_estimate(const std::string& config, const std::vector<
     throw ConfigError(
         "--precision and --optimizer describe the model of --params; CONFIG has its own: expected --set for "
         "its keys");
-  if (flags.world < 1 && flags.offload_plan)
-    throw ConfigError("--offload-plan: expected --world, the number of ranks");
   if (flags.world < 1 && flags.fit.empty())
     throw ConfigError("--estimate: expected --world, the number of ranks, or --fit, a size");
   if (!config.empty() && flags.groups.shard + flags.groups.secondary > 0)
@@ -207,7 +204,6 @@ CountedModel print_memory_estimate(const std::string& config, const std::vector<
     print_stages(estimated, flags.world);
     print_tiers(estimated, flags.world);
     print_host_tiers(estimated, flags.world);
-    if (flags.offload_plan) print_offload_plan(estimated, flags.world);
   }
   if (!flags.fit.empty()) print_fit(estimated, flags.fit, flags.world);
   return estimated;

@@ -12,12 +12,11 @@
 namespace tessera::tools {
 
 struct EstimateFlags {
-  std::string params;     ///< "7.5B"; empty: the configuration's model is counted
-  int world = 0;          ///< ranks; 0: not given
-  std::string optimizer;  ///< empty: AdamW
-  std::string precision;  ///< empty: bf16
-  std::string fit;        ///< a size such as "80GB"; empty: not asked
-  bool offload_plan = false;
+  std::string params;            ///< "7.5B"; empty: the configuration's model is counted
+  int world = 0;                 ///< ranks; 0: not given
+  std::string optimizer;         ///< empty: AdamW
+  std::string precision;         ///< empty: bf16
+  std::string fit;               ///< a size such as "80GB"; empty: not asked
   zero::GroupSizes groups = {};  ///< of the model of `params`; a configuration has its own
 };
 

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <functional>
 #include <nlohmann/json.hpp>
-#include <optional>
 
 #include "core/str.h"
 #include "core/terminal.h"
@@ -51,6 +50,16 @@ std::string range_of(const std::vector<MemoryTrial>& ranks, double unit, const V
   };
   const std::string exact = text(1);
   return exact.size() < kCellWidth ? exact : text(0);  // a space between columns
+}
+
+/// Returns the rank with the greatest peak of each stage, in the order of stages.
+std::vector<const MemoryTrial*> largest_by_stage(const MemoryTrials& trials) {
+  std::vector<const MemoryTrial*> largest;
+  for (const auto& [stage, ranks] : trials)
+    largest.push_back(&*std::max_element(
+        ranks.begin(), ranks.end(),
+        [](const MemoryTrial& a, const MemoryTrial& b) { return a.peak.total() < b.peak.total(); }));
+  return largest;
 }
 
 /// Stages in columns; where the terminal has no room for all of them, some stand below the others.
@@ -233,27 +242,7 @@ class Table {
   std::vector<const Ranks*> columns_;  // the stages that are being written
 };
 
-std::optional<int64_t> formula_of(const zero::StateBytes& formula, MemoryUse use) {
-  switch (use) {
-    case MemoryUse::kParameters: return formula.parameters;
-    case MemoryUse::kGradients: return formula.gradients;
-    case MemoryUse::kMaster: return formula.master;
-    case MemoryUse::kOptimizer: return formula.optimizer;
-    case MemoryUse::kSnapshot: return formula.snapshot;
-    default: return std::nullopt;
-  }
-}
-
 }  // namespace
-
-std::vector<const MemoryTrial*> largest_by_stage(const MemoryTrials& trials) {
-  std::vector<const MemoryTrial*> largest;
-  for (const auto& [stage, ranks] : trials)
-    largest.push_back(&*std::max_element(
-        ranks.begin(), ranks.end(),
-        [](const MemoryTrial& a, const MemoryTrial& b) { return a.peak.total() < b.peak.total(); }));
-  return largest;
-}
 
 std::string memory_table(const MemoryTrials& trials, int width) { return Table(trials, width).text(); }
 
@@ -266,35 +255,6 @@ nlohmann::ordered_json memory_json(const MemoryTrials& trials) {
   for (const auto& [stage, ranks] : trials)
     for (const MemoryTrial& trial : ranks) json["trials"].push_back(to_json(trial));
   return json;
-}
-
-std::string memory_csv(const MemoryTrials& trials) {
-  std::string out = "stage,rank,use,held_bytes,peak_bytes,formula_bytes\n";
-  for (const auto& [stage, ranks] : trials) {
-    for (const MemoryTrial& trial : ranks) {
-      for (size_t i = 0; i < kNumMemoryUses; ++i) {
-        const auto use = static_cast<MemoryUse>(i);
-        const std::optional<int64_t> formula = formula_of(trial.formula, use);
-        out += str(stage, ",", trial.rank, ",", key_of(use), ",", trial.held[use], ",", trial.peak[use], ",",
-                   formula ? std::to_string(*formula) : "", "\n");
-      }
-      out += str(stage, ",", trial.rank, ",process,,", trial.process_peak, ",\n");
-      if (trial.device == "cuda")
-        out += str(stage, ",", trial.rank, ",rounding,", trial.rounding, ",,\n", stage, ",", trial.rank,
-                   ",reserved,,", trial.peak_reserved, ",\n");
-      const auto add_tier = [&](const char* name, const auto& tier) {
-        for (size_t i = 0; i < kNumMemoryUses; ++i)
-          if (const auto use = static_cast<MemoryUse>(i); formula_of(tier.formula, use))
-            out += str(stage, ",", trial.rank, ",", name, "_", key_of(use), ",", *formula_of(tier.held, use),
-                       ",,", *formula_of(tier.formula, use), "\n");
-      };
-      if (trial.host.used) add_tier("host", trial.host);
-      if (!trial.disk.used) continue;
-      add_tier("disk", trial.disk);
-      out += str(stage, ",", trial.rank, ",disk_file,", trial.disk.file, ",,\n");
-    }
-  }
-  return out;
 }
 
 }  // namespace tessera::tools

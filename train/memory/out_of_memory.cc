@@ -105,7 +105,7 @@ void fail_for_memory(const std::exception& error, const MemoryDemand& demand, co
       str("out of memory ", demand.when, " on rank ", rank.comm.rank(), ": ", describe(error, failure, use));
   line += rank.meter ? str("; in use then (MB): ", format_memory(held.value_or(rank.meter->peak())))
                      : "; memory_breakdown: true shows what memory was used for";
-  throw Error(line + changes(failure, use, held, demand, rank));
+  throw OutOfMemoryError(line + changes(failure, use, held, demand, rank));
 }
 
 }  // namespace tessera::train

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "comm/communicator.h"
+#include "core/error.h"
 #include "engine/config/config.h"
 #include "engine/engine.h"
 #include "engine/profile/memory_meter.h"
@@ -39,7 +40,13 @@ struct RankMemory {
   Engine* engine = nullptr;                 ///< null: not made yet
 };
 
-/// Throws tessera::Error with one line: what was asked for, for which use and unit, what was
+/// Memory has run out on this rank.
+class OutOfMemoryError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// Throws OutOfMemoryError with one line: what was asked for, for which use and unit, what was
 /// allocated, and which changes would make room (train/memory/memory_advice.h). Takes the failure that the
 /// allocator has noted (core/memory/allocation_failure.h); without one, and without an engine, changes are
 /// named that may help.
