@@ -76,7 +76,7 @@ class Trainer {
   Summary run();
 
  private:
-  // trainer_setup.cc
+  // before the first step
   std::optional<Position> saved_position();
   void compare_ranks();
   void check_evaluation_config() const;
@@ -86,7 +86,7 @@ class Trainer {
   void begin_elsewhere();
   void warn_of_epochs() const;
 
-  // trainer.cc
+  // the loop
   Summary train();
   void print_header();
   void prepare_loop();
@@ -100,7 +100,7 @@ class Trainer {
   double epochs_done() const;
   bool stopped_early() const { return early_stopping_.should_stop(); }
 
-  // trainer_report.cc
+  // reports and evaluations within the loop
   bool report_due() const;
   bool evaluation_due() const;
   bool histograms_due() const;
@@ -112,7 +112,7 @@ class Trainer {
   void write_state();
   StepWindow finish_window();
 
-  // trainer_finish.cc
+  // after the last step
   Summary finish();
   void evaluate_final_weights(Summary& summary);
   Evaluation evaluate_final_weights(EvaluationSet set);

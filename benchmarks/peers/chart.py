@@ -2,7 +2,7 @@
 
     python3 -B benchmarks/peers/chart.py
 
-Needs no packages. Looks as tools/memory/memory_chart.cc does: the colours are Okabe and Ito's, which the colour-blind tell apart, and those
+Needs no packages. The colours are Okabe and Ito's, which the colour-blind tell apart, and those
 of a light page stand in attributes, which every program draws; a style sheet has what changes on a dark page.
 """
 import json

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from urllib.parse import unquote
 
-from source_tree import project_files
+from source_tree import CPP_SUFFIXES, project_files
 
 _FENCE = re.compile(r"^ *(```|~~~).*?^ *\1 *$", re.DOTALL | re.MULTILINE)
 _CODE_SPAN = re.compile(r"(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)", re.DOTALL)
@@ -17,6 +17,8 @@ _NOTE_IN_FILE = re.compile(r"\[Note:\s*(?://+\s*)?([^\]]+)\]\s+(?://+\s*)?in\s+(
 _MAKE = re.compile(r"(?:^|`|&& |; )[ \t]*make ((?:[a-z][a-z-]*[ \t]*)+)", re.MULTILINE)
 _PAGE = re.compile(r"(?<![\w./-])docs/[\w-]+\.\w+\b")
 _NAMED = re.compile(r"(?<![\w./:{}<>*$-])([A-Za-z.][\w.-]*/)[\w./-]*")
+# With an underscore or a folder, which keeps a.cc and hdf5.h out; neither libtorch's nor the installed headers'.
+_IN_COMMENT = re.compile(r"(?<![\w./*<-])(?!torch/|tessera/|record_function\.h)((?:\w+/)+\w+\.(?:h|cc|cu)|\w+_\w*\.(?:h|cc|cu))\b")
 # Suffixes of the project's own files. A name without one of them may be a metric, a folder of a run or the like.
 _SUFFIXES = {".h", ".cc", ".cu", ".py", ".sh", ".md", ".json", ".toml", ".cmake", ".txt", ".svg", ".png"}
 _SOURCES = {".h", ".cc", ".cu", ".py", ".sh", ".json", ".toml", ".cmake", ".txt", ""}
@@ -77,6 +79,19 @@ def files_named(root):
             name = match.group().rstrip(".")
             if match[1] in folders and (Path(name).suffix in _SUFFIXES or name.endswith("/")) and not (Path(root) / name).exists():
                 complaints.append(f"{path.as_posix()}:{_line(text, match.start())}: names {name}, which is not there")
+    return complaints
+
+
+def files_in_comments(root):
+    """Files of ours that comments of C++ name, by their path or the end of it."""
+    files = [f"/{path.as_posix()}" for path in project_files(root)]
+    complaints = []
+    for path in project_files(root):
+        if path.suffix not in CPP_SUFFIXES or path.parts[:2] == ("tests", "architecture"):
+            continue
+        for number, line in enumerate((Path(root) / path).read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+            complaints += [f"{path.as_posix()}:{number}: names {name}, which is not there" for name in _IN_COMMENT.findall(line.partition("//")[2])
+                           if not any(file.endswith(f"/{name}") for file in files)]
     return complaints
 
 
@@ -181,4 +196,4 @@ def _in_fence(text, position):
         text[text.rfind("\n", 0, position + 1) + 1:].startswith("    ")
 
 
-ALL_RULES = [links, files_named, pages_named, notes_named, notes_in_their_files, members_named, owners_have_their_tests, make_commands]
+ALL_RULES = [links, files_named, files_in_comments, pages_named, notes_named, notes_in_their_files, members_named, owners_have_their_tests, make_commands]

@@ -44,6 +44,7 @@ BROKEN = [
       for link in ("[x](c.md)", "[x](b.md#not-a-title)", "[x](#none)", "[x](../../out.md)", "[x](/docs/b.md)", '<img src="b.png">', "[x]: none.md")),
     (documents.files_named, {**NAMED, "x.md": "`core/a.h` and\n`core/none.h`\n"}, "x.md:2"),
     (documents.files_named, {**NAMED, "x.md": "```\ncat core/shm/\n```\n"}, "x.md:2"),
+    *((documents.files_in_comments, {"core/a_b.h": f"// core/a_b.h, a_b.h\n// {name}\n"}, "core/a_b.h:2") for name in ("core/none.h", "none_b.cc")),
     (documents.pages_named, {"core/a.h": "// docs/a.md\n// docs/none.md\n", "docs/a.md": ""}, "core/a.h:2"),
     (documents.notes_named, {**NOTES, "a.md": "see [Note: another]\n"}, "a.md:1"),
     *((documents.notes_in_their_files, {**DEFINED, "zero/c.cc": text}, "zero/c.cc:1")
@@ -58,6 +59,7 @@ ACCEPTED = [
       for link in ("[x](b.md)", "[x](b.md#a-title-here)", "[x](b.md#twice-1)", "[x](../top.md)", "![x](c.svg)", "[x](https://x.org/y)",
                    "[x](mailto:a@b)", "`[x](none.md)`", "```\n[x](none.md)\n```", "## A `title`\n[x](#a-title)")),
     (documents.files_named, {**NAMED, "x.md": "core/a.h. `core/` runs/none.json include/core/none.h core/loss ../core/none.h https://core/none.h docs/b.md#x\n"}),
+    (documents.files_in_comments, {"core/a.h": "#include <none/b_c.h>\n// a.cc, *_internal.h, torch/script.h\n"}),
     (documents.pages_named, {"core/a.h": "// mlflow.org/docs/latest.html\n"}),
     (documents.notes_named, {**NOTES, "a.md": "see [Note: one order\nof things]\n"}),
     (documents.notes_in_their_files, DEFINED),
