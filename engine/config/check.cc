@@ -98,7 +98,11 @@ class Checker {
     const bool is_off = key.type == Type::kOpenSection && !key.switch_key.empty() && value.is_object() &&
                         !value.contains(key.switch_key);  // DeepSpeed's default for these sections
     if (is_off) check_switch(key, path, value);
-    if (std::string wrong = mismatch(key, value); !wrong.empty()) document_.origins.fail(path, wrong);
+    if (std::string wrong = mismatch(key, value); !wrong.empty()) {
+      const std::string_view instead = value.is_boolean() ? instead_of_argument(key.path) : "";
+      if (!instead.empty()) wrong += str("; as an argument of Hugging Face's: ", instead);
+      document_.origins.fail(path, wrong);
+    }
     if (key.use == Use::kRefused && !is_off) fail_refused(key, path, value);
     if (!key.has_effect()) return without_effect_.push_back(path);
     if (value.is_null() || is_undecided(key)) return;

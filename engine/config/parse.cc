@@ -3,7 +3,6 @@
 #include <nlohmann/json.hpp>
 
 #include "core/str.h"
-#include "engine/config/arguments.h"
 #include "engine/config/keys.h"
 #include "engine/config/optimizer.h"
 #include "zero/plan/stage.h"
@@ -214,7 +213,6 @@ void prepare(Document& document, const KeyTable& table, const std::vector<std::s
   if (const auto zero = document.json->find("zero_optimization");
       zero != document.json->end() && zero->is_object())
     problems.collect([&] { replace_old_offload(*zero, document.origins, report); });
-  expand_arguments(document, table, problems, report);
   check(document, table, problems, report);
   problems.raise();
   if (report)

@@ -4,7 +4,6 @@
 #include <nlohmann/json.hpp>
 
 #include "core/str.h"
-#include "engine/config/arguments.h"
 
 namespace tessera::config {
 namespace {
@@ -92,15 +91,6 @@ ordered_json section_schema(const KeyTable& table, const std::string& path, bool
     for (const std::string& alias : key.aliases)
       if (Key{.path = alias}.parent() == path)
         properties[Key{.path = alias}.name()] = {{"description", "Another name of " + key.path}};
-  if (path.empty() || path == "trainer")
-    for (const ArgumentRow& row : argument_rows()) {
-      ordered_json& property = properties[row.name];
-      const ordered_json argument = {{"description", str("Hugging Face's: ", row.keys)}};
-      if (property.is_null())
-        property = argument;
-      else
-        property["type"] = {property["type"], "boolean"};  // the section of this name, or the argument
-    }
   ordered_json schema = {{"type", "object"}, {"properties", properties}};
   if (!required.empty()) schema["required"] = required;
   schema["additionalProperties"] = open;

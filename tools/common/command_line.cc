@@ -74,8 +74,6 @@ std::string key_named(const std::string& name, const config::KeyTable& table) {
   std::stable_sort(paths.begin(), paths.end(),
                    [&](const std::string& a, const std::string& b) { return depth(a) < depth(b); });
   if (paths.size() == 1 || (paths.size() > 1 && depth(paths[0]) < depth(paths[1]))) return paths.front();
-  for (const config::ArgumentRow& row : config::argument_rows())
-    if (row.name == name) return name;
   return "";
 }
 

@@ -26,8 +26,6 @@ class Origins {
   void set_line(const std::string& path, int line) { origins_[path] = {line, next_++}; }
   /// The key was given on the command line (`--set`) rather than in the file.
   void set_override(const std::string& path) { origins_[path] = {kOverride, next_++}; }
-  /// The key was derived from another one and has the same origin.
-  void copy(const std::string& from, const std::string& to) { origins_[to] = origin_of(from); }
   /// Moves the entries of a key and of everything below it to another name.
   void rename(const std::string& from, const std::string& to);
   /// "ds_config.json:12", "--set", or the source alone when the path was never written.
