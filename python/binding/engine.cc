@@ -178,31 +178,6 @@ zero::FormulaStates adamw_8bit(const at::Tensor& weights, const at::Tensor& grad
   return states;
 }
 
-/// One update of a parameter by the formula of shards: (n) fp32 each, on the CPU, contiguous. Returns the
-/// states; none: they begin here. Throws std::out_of_range for another type.
-std::vector<at::Tensor> update_by_formula(const std::string& type, const kernels::Hyper& hyper, int64_t step,
-                                          const at::Tensor& weights, const at::Tensor& gradient,
-                                          std::vector<at::Tensor> states) {
-  using kernels::OptimizerKind;
-  static const std::map<std::string, OptimizerKind> kinds{
-      {"Adam", OptimizerKind::kAdam},       {"AdamW", OptimizerKind::kAdamW},
-      {"SGD", OptimizerKind::kSGD},         {"Adagrad", OptimizerKind::kAdagrad},
-      {"RMSprop", OptimizerKind::kRMSprop}, {"Lion", OptimizerKind::kLion},
-      {"LAMB", OptimizerKind::kLamb}};
-  const OptimizerKind kind = kinds.at(type);
-  if (states.empty())
-    for (size_t i = 0; i < kernels::state_names(kind, hyper).size(); ++i)
-      states.push_back(at::zeros_like(weights));
-  const kernels::Segment segment{.master = weights, .grad = gradient, .state = states, .param = {}};
-  if (kind != OptimizerKind::kLamb) {
-    kernels::update(kind, hyper, step, /*grad_scale=*/1.0, segment);
-    return states;
-  }
-  const kernels::LambPart part = kernels::lamb_norms(hyper, step, /*grad_scale=*/1.0, segment);
-  kernels::lamb_apply(hyper, step, kernels::lamb_trust_ratio(hyper, part), segment);
-  return states;
-}
-
 /// `members`: what the module holds besides, by its name: tensors that are views of parameters are refused.
 std::unique_ptr<PyEngine> make_engine(const Named& parameters, const std::shared_ptr<PyModuleState>& state,
                                       const Named& members, const EngineConfig& config,
@@ -519,8 +494,6 @@ void bind_engine(py::module_& module) {
              py::arg("step"), py::arg("name"), py::arg("lr"), py::arg("beta1"), py::arg("beta2"),
              py::arg("eps"), py::arg("weight_decay"), py::arg("optim_bits"), py::arg("min_8bit_size"),
              ReleaseGil());
-  module.def("update_by_formula", &update_by_formula, py::arg("type"), py::arg("hyper"), py::arg("step"),
-             py::arg("weights"), py::arg("gradient"), py::arg("states"), ReleaseGil());
   module.def(
       "take_8bit_states",
       [](const std::vector<int64_t>& shape, zero::FormulaStates states) {

@@ -3,7 +3,6 @@
 A group is told by the names of its parameters, which are found by identity, and are not patterns.
 """
 import difflib
-import inspect
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,11 +10,9 @@ import torch
 
 from tessera import _engine, comm, optim
 from tessera.errors import ConfigError
-from tessera.optimizer_options import HYPERS, OF_ALL_GROUPS, NotBuiltIn, Options, is_option, write_hyper
-from tessera.optimizer_trial import is_replaced, updates_as
+from tessera.optimizer_options import HYPERS, OF_ALL_GROUPS, NotBuiltIn, Options, is_option
+from tessera.optimizer_trial import is_replaced
 from tessera.whole_optimizer import WholeOptimizer
-
-_BELIEVED = frozenset(("torch", "deepspeed", "apex", "tessera", "timm", "lion_pytorch", "pytorch_optimizer"))  # packages whose names are known
 
 
 class Translation:
@@ -64,7 +61,7 @@ class Translation:
 def translate(optimizer: torch.optim.Optimizer, named_parameters: list[tuple[str, torch.nn.Parameter]], world_size: int) -> Translation:
     """A torch optimizer as a configuration. Its groups are told by their parameters' names, which are not patterns. Collective.
 
-    One of a class that `optimizer_options` has no table for, or with an option that the formulas here lack, runs as it is.
+    One of a class that `optimizer_options` has no table for, with an option that the formulas here lack, or with another step(), runs as it is.
 
     Parameters
     ----------
@@ -100,29 +97,9 @@ def _translated(optimizer, named_parameters):
     options = Options.of(optimizer)
     groups = [(_names_of(group["params"], named_parameters), options.values(group, f"{options.name}, param group {i}"))
               for i, group in enumerate(optimizer.param_groups)]
-    if not _has_the_formula(optimizer, options, [p for _, p in named_parameters]):
-        raise NotBuiltIn(f"{options.name}: its step() updates otherwise than {options.type} does here")
-    return Translation(_section(options.type, groups), _untrained(groups, named_parameters))
-
-
-def _has_the_formula(optimizer, options, model):
-    """What a name and options promise is tried out on small parameters. Of a known package's class whose step() fails there, as one that needs
-    its device, it is believed."""
-    def hyper_of(group):
-        hyper = _engine.Hyper()
-        write_hyper(hyper, options.values(group, options.name))
-        return hyper
-
     if is_replaced(optimizer):
-        return False
-    try:
-        return updates_as(optimizer, options.type, hyper_of, model)
-    except ConfigError:
-        raise
-    except Exception:  # of any class: FusedAdam's on a CPU
-        kind = type(optimizer)
-        packages = {one.split(".")[0] for one in (kind.__module__, inspect.unwrap(kind.step).__module__)}
-        return len(packages) == 1 and packages <= _BELIEVED
+        raise NotBuiltIn(f"{options.name}: its step() is not the one of its package")
+    return Translation(_section(options.type, groups), _untrained(groups, named_parameters))
 
 
 def states_of(optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:

@@ -4,8 +4,9 @@ A table for each class says of every option that the class has what becomes of i
 refused by name, so that nothing trains by another rule than the one that was asked for.
 """
 import inspect
+import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,9 +44,8 @@ class _Class:
 
     type: str
     options: Mapping[str, Any]
-    read: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)  # options that the class keeps elsewhere than in groups
-    adjust: Callable[[dict[str, Any], Mapping[str, Any]], None] | None = None  # of the values, by the group
-    module: str | None = None  # where the class has to come from
+    check: Callable[[dict[str, Any]], None] | None = None  # of the values
+    package: str = "torch.optim"  # whose class it has to be
 
 
 def _options(hypers, *, only=(), chooses=None, no_effect=()):
@@ -53,7 +53,7 @@ def _options(hypers, *, only=(), chooses=None, no_effect=()):
 
 
 _OFF = _Only((False, None, 0))
-_FP32_STATES = {"fp32_optimizer_states": _Only((True, None))}
+_DECOUPLED = {True: "AdamW", False: "Adam"}
 _SPEED = ("foreach", "fused", "capturable", "differentiable")
 _ADAM = "lr betas eps weight_decay"
 _FLAGS = ("amsgrad", "maximize", "centered", "nesterov", "bias_correction", "use_muon")  # in torch's classes also 0, 1 and None
@@ -62,62 +62,39 @@ _FLAGS = ("amsgrad", "maximize", "centered", "nesterov", "bias_correction", "use
 def _adam(own_type):
     """torch.optim's Adam and AdamW."""
     return _Class(own_type, _options(_ADAM + " amsgrad maximize", no_effect=_SPEED,
-                                     chooses={"decoupled_weight_decay": _Chooses({True: "AdamW", False: "Adam"})}),
-                  module="torch.optim")
+                                                     chooses={"decoupled_weight_decay": _Chooses(_DECOUPLED)}))
 
 
-def _trust_ratio_of_timm(values, group):
-    """timm scales by the norms without bounds, and only where there is weight decay, or `always_adapt`."""
-    adapts = group.get("weight_decay", 0) != 0 or group.get("always_adapt", False)
-    values["max_coeff"], values["min_coeff"] = (1e300, 0.0) if adapts else (1.0, 1.0)
+def _of_deepspeed(own_type, hypers, no_effect=(), **options):
+    """The stand-in's; torch's load_state_dict() adds "differentiable"."""
+    return _Class(own_type, _options(hypers, no_effect=(*no_effect, "differentiable"), **options), package="tessera.deepspeed.ops")
 
 
-def _refused_by_the_class(_):
-    """Of an option that the class's constructor refuses unless it is False, and then keeps nowhere."""
-    return False
-
-
-def _within(values, _):
+def _within(values):
     """What is outside of the formula's ranges runs as it is."""
     for option in ("momentum", "alpha"):
         if not 0 <= values.get(option, 0) <= 1:
             raise NotBuiltIn(f"{option}={values[option]} is not built in; expected a number from 0 to 1")
 
 
-_DECOUPLED = {True: "AdamW", False: "Adam"}
 _CLASSES = {
     "AdamW": _adam("AdamW"),
     "Adam": _adam("Adam"),
-    "SGD": _Class("SGD", _options("lr momentum dampening weight_decay nesterov maximize", no_effect=_SPEED), adjust=_within,
-                  module="torch.optim"),
+    "SGD": _Class("SGD", _options("lr momentum dampening weight_decay nesterov maximize", no_effect=_SPEED), check=_within),
     "Adagrad": _Class("Adagrad", _options("lr lr_decay eps weight_decay maximize", only={"initial_accumulator_value": _OFF},
-                                          no_effect=_SPEED), module="torch.optim"),
-    "RMSprop": _Class("RMSprop", _options("lr alpha eps weight_decay momentum centered maximize", no_effect=_SPEED), adjust=_within,
-                      module="torch.optim"),
-    # DeepSpeed's and Apex's
-    "FusedAdam": _Class("AdamW", _options(_ADAM + " bias_correction", only={"amsgrad": _OFF, "master_weights": _OFF},
-                                          chooses={"adam_w_mode": _Chooses(_DECOUPLED)}, no_effect=("set_grad_none", "capturable")),
-                        read={"amsgrad": _refused_by_the_class}),
-    "DeepSpeedCPUAdam": _Class("AdamW", _options(_ADAM + " bias_correction", only={"amsgrad": _OFF, **_FP32_STATES},
-                                                 chooses={"adamw_mode": _Chooses(_DECOUPLED)}),
-                               read={"adamw_mode": lambda optimizer: optimizer.adam_w_mode}),
-    "DeepSpeedCPUAdagrad": _Class("Adagrad", _options("lr eps weight_decay", only={"amsgrad": _OFF, **_FP32_STATES})),
-    "FusedLamb": _Class("LAMB", _options(_ADAM + " bias_correction max_coeff min_coeff",
-                                         only={"amsgrad": _OFF, "eps_inside_sqrt": _OFF,
-                                               "max_grad_norm": _Only((0, None), "gradient_clipping in the configuration clips")}),
-                        read={"eps_inside_sqrt": lambda optimizer: optimizer.eps_mode == 0, "amsgrad": _refused_by_the_class}),
-    "FusedLion": _Class("Lion", _options("lr betas weight_decay", no_effect=("set_grad_none",))),
-    "DeepSpeedCPULion": _Class("Lion", _options("lr betas weight_decay", only=_FP32_STATES)),
-    # of other libraries
-    "Lion": _Class("Lion", _options("lr betas weight_decay", no_effect=(*_SPEED, "use_triton", "max_lr_snapshot"),
-                                    only={"maximize": _OFF, "caution": _OFF, "cautious": _OFF, "cautious_factor": _Only((1,)),
-                                          "corrected_weight_decay": _OFF, "decoupled_weight_decay": _OFF}),
-                   read={"decoupled_weight_decay": lambda optimizer: optimizer.decoupled_wd}),
-    "Lamb": _Class("LAMB", _options(_ADAM + " bias_correction", no_effect=("foreach", "max_lr_snapshot", "always_adapt"),
-                                    only={"grad_averaging": _Only((True,)), "trust_clip": _OFF, "caution": _OFF, "decoupled_decay": _OFF,
-                                          "corrected_weight_decay": _OFF,
-                                          "max_grad_norm": _Only((None, 0), "gradient_clipping in the configuration clips")}),
-                   adjust=_trust_ratio_of_timm, module="timm.optim"),
+                                          no_effect=_SPEED)),
+    "RMSprop": _Class("RMSprop", _options("lr alpha eps weight_decay momentum centered maximize", no_effect=_SPEED), check=_within),
+    # of tessera.deepspeed.ops; what their constructors refuse is kept nowhere
+    "FusedAdam": _of_deepspeed("AdamW", _ADAM + " bias_correction", chooses={"adam_w_mode": _Chooses(_DECOUPLED)},
+                               no_effect=("amsgrad", "set_grad_none")),
+    "DeepSpeedCPUAdam": _of_deepspeed("AdamW", _ADAM + " bias_correction", only={"amsgrad": _OFF}, chooses={"adamw_mode": _Chooses(_DECOUPLED)},
+                                      no_effect=("fp32_optimizer_states",)),
+    "DeepSpeedCPUAdagrad": _of_deepspeed("Adagrad", "lr eps weight_decay", only={"amsgrad": _OFF}, no_effect=("fp32_optimizer_states",)),
+    "FusedLamb": _of_deepspeed("LAMB", _ADAM + " bias_correction max_coeff min_coeff",
+                               only={"max_grad_norm": _Only((0, None), "gradient_clipping in the configuration clips")},
+                               no_effect=("amsgrad", "eps_inside_sqrt")),
+    "FusedLion": _of_deepspeed("Lion", "lr betas weight_decay", no_effect=("set_grad_none",)),
+    "DeepSpeedCPULion": _of_deepspeed("Lion", "lr betas weight_decay", no_effect=("fp32_optimizer_states",)),
 }
 # The hyper-parameters of each formula, by the configuration's type.
 HYPERS = {
@@ -154,9 +131,9 @@ class Options:
         kind = type(optimizer)
         name = full_name(optimizer)
         table = _CLASSES.get(kind.__name__)
-        if table is None or not _comes_from(kind, table.module):
-            raise NotBuiltIn(f"{name} is not an optimizer Tessera has; expected AdamW, Adam, SGD, Adagrad or RMSprop of torch.optim, Lion, "
-                             "timm's Lamb, DeepSpeed's fused ones, or the section \"optimizer\" of the configuration")
+        if table is None or not _is_class_of(kind, table.package):
+            raise NotBuiltIn(f"{name} is not an optimizer Tessera has; expected AdamW, Adam, SGD, Adagrad or RMSprop of torch.optim, one of "
+                             "tessera.deepspeed.ops, or the section \"optimizer\" of the configuration")
         options = cls(name, table.type, table, optimizer)
         options._check_all_known()
         types = {options._chosen_type(group) for group in optimizer.param_groups}
@@ -195,8 +172,8 @@ class Options:
         if self._optimizer is not None and (chosen := self._chosen_type(group)) != self.type:
             raise ConfigError(f"{where}: the weight decay is that of {chosen} now, and was that of {self.type} at initialize(); expected "
                               "no change")
-        if self._table.adjust is not None:
-            self._table.adjust(values, group)
+        if self._table.check is not None:
+            self._table.check(values)
         return values
 
     def _check_all_known(self):
@@ -221,11 +198,6 @@ class Options:
     def _value(self, option, group):
         if option in group:
             return group[option]
-        if option in self._table.read:
-            try:
-                return self._table.read[option](self._optimizer)
-            except AttributeError:
-                return _MISSING
         return getattr(self._optimizer, option, _MISSING) if self._optimizer is not None else _MISSING
 
 
@@ -281,10 +253,6 @@ def _hyper(option, value, where):
     return found
 
 
-def _comes_from(kind, module):
-    """Whether the class is the one that its name says, not one derived from it."""
-    if module is None:
-        return True
-    if module == "torch.optim":
-        return getattr(torch.optim, kind.__name__, None) is kind
-    return kind.__module__ == module or kind.__module__.startswith(module + ".")
+def _is_class_of(kind, package):
+    """Whether a module of the package has the class: not one of its name, or derived from it."""
+    return f"{kind.__module__}.".startswith(f"{package}.") and getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind

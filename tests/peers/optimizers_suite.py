@@ -58,7 +58,7 @@ ROWS = [
     *(_row(f"torchao.optim.{kind}") for kind in ("AdamW8bit", "AdamW4bit", "AdamWFp8")),
     *(_row(f"torch_optimizer.{kind}") for kind in ("A2GradUni", "AdaBound", "Apollo", "NovoGrad", "QHAdam", "Shampoo")),
     _row("torch_optimizer.RAdam", RANK_0),
-    _row("lion_pytorch.Lion", SHARDS),
+    _row("lion_pytorch.Lion"),
     _row("madgrad.MADGRAD"),
     *(_row(f"optimi.{kind}", options={"lr": 1e-3}) for kind in ("Adan", "StableAdamW")),
     *(_row(f"timm.optim.{kind}", options={"lr": 1e-3}) for kind in ("Adopt", "LaProp", "Mars", "NvNovoGrad")),

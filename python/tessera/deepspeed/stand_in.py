@@ -25,7 +25,7 @@ _REFUSED_MODULES = {
     "compression": "compression: compress the model before initialize()",
     "sequence": f"sequence parallelism: {_DATA_PARALLEL}",
     "linear": "OptimizedLinear: use peft's LoRA",
-    "autotuning": "autotuning: `tessera train --fit` finds sizes that fit",
+    "autotuning": "autotuning: `tessera memory --fit` finds a setting that fits",
     "elasticity": "elastic batch sizes: `tessera launch --nnodes MIN:MAX` restarts on the hosts that are left",
     "nvme": "DeepSpeed's I/O tuning: offload to NVMe needs none",
     "ops.transformer": "transformer kernels: use torch.nn.functional.scaled_dot_product_attention",

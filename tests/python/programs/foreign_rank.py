@@ -15,8 +15,9 @@ import tessera
 import torch
 import torch.distributed.checkpoint as dcp
 from checks import check, config, largest_difference, main, raises, standard_error, train, train_plainly
-from optimizers import ByParameter, Lion, batches, loss_of, rank, world
+from optimizers import ByParameter, batches, loss_of, rank, world
 from safetensors.torch import save_file as save_file_of_safetensors
+from tessera.deepspeed.ops.lion import FusedLion
 from torch import nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
@@ -27,7 +28,7 @@ OPTIMIZERS = {
     "AdamW": lambda groups: torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1),
     "SGD": lambda groups: torch.optim.SGD(groups, lr=0.05, momentum=0.9),
     "Adagrad": lambda groups: torch.optim.Adagrad(groups, lr=0.05),
-    "Lion": lambda groups: Lion(groups, lr=0.001, weight_decay=0.1),
+    "Lion": lambda groups: FusedLion(groups, lr=0.001, weight_decay=0.1),
 }
 
 

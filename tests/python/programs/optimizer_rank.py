@@ -4,7 +4,11 @@ import types
 import tessera
 import torch
 from checks import check, config, largest_difference, main, raises, standard_error, train, train_plainly
-from optimizers import DeepSpeedCPUAdam, FusedAdam, Lion, Named, batches, decay_groups, in_two, loss_of, mlp, rank, steps_together
+from optimizers import Named, batches, decay_groups, in_two, loss_of, mlp, rank, steps_together
+from tessera.deepspeed.ops.adagrad import DeepSpeedCPUAdagrad
+from tessera.deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
+from tessera.deepspeed.ops.lamb import FusedLamb
+from tessera.deepspeed.ops.lion import DeepSpeedCPULion, FusedLion
 from tessera.optimizer_options import NotBuiltIn, Options
 from torch import nn
 from torch.optim import lr_scheduler as schedulers
@@ -38,7 +42,10 @@ def options_count_or_are_refused():
         steps_together((0, 3)[i % 2], maker)
     for stage in (0, 3):
         steps_together(stage, lambda m: adamw(decay_groups(m), lr=1e-3, betas=(0.8, 0.95), eps=1e-6))
-        steps_together(stage, lambda m: Lion(decay_groups(m), lr=1e-4), limit=2e-4)
+        steps_together(stage, lambda m: FusedLion(decay_groups(m), lr=1e-4), limit=2e-4)
+        steps_together(stage, lambda m: DeepSpeedCPULion(decay_groups(m), lr=1e-4), limit=2e-4)
+        steps_together(stage, lambda m: FusedLamb(decay_groups(m), lr=1e-2))
+        steps_together(stage, lambda m: DeepSpeedCPUAdagrad(m.parameters(), 0.02, weight_decay=0.1))
 
     def of_deepspeed(stage, kind, option, decoupled):
         steps_together(stage, lambda m: kind(m.parameters(), lr=1e-2, weight_decay=0.5, **{option: decoupled}),
@@ -52,37 +59,16 @@ def options_count_or_are_refused():
         """Such an optimizer runs as it is (whole_optimizer_rank.py)."""
         raises(NotBuiltIn, lambda: translate_options(make(mlp())), *parts)
 
-    class Lion3(Lion):
-        def __init__(self, params, lr=1e-4, hard=True):
-            super().__init__(params, lr)
+    class AdamW(torch.optim.AdamW):
+        """Derived of it, with its name and module."""
 
-    Lion3.__name__ = "Lion"
+    AdamW.__module__ = torch.optim.AdamW.__module__
+    not_built_in(lambda m: AdamW(m.parameters()), "is not an optimizer Tessera has")
     not_built_in(lambda m: rmsprop(m.parameters(), alpha=1.5), "alpha=1.5 is not built in")
     not_built_in(lambda m: sgd(m.parameters(), 0.1, momentum=1.5), "momentum=1.5 is not built in")
     not_built_in(lambda m: rmsprop(in_two(m, {}, {"centered": True})), "RMSprop: centered differs between its param groups")
     not_built_in(lambda m: adam(in_two(m, {"decoupled_weight_decay": True})), "some param groups decouple the weight decay")
     not_built_in(lambda m: adagrad(m.parameters(), initial_accumulator_value=0.1), "initial_accumulator_value=0.1")
-    not_built_in(lambda m: Lion3(m.parameters()), "has an option hard, which is not known here")
-    not_built_in(lambda m: DeepSpeedCPUAdam(m.parameters(), fp32_optimizer_states=False), "fp32_optimizer_states=False")
-
-
-@check
-def lamb_and_lion_of_timm():
-    try:
-        from timm import optim
-    except ImportError:
-        return
-
-    def lamb(model):
-        return optim.Lamb(decay_groups(model), lr=1e-2, max_grad_norm=None)
-
-    model = mlp()
-    raises(NotBuiltIn, lambda: translate_options(optim.Lamb(model.parameters())), "max_grad_norm=1.0", "gradient_clipping")
-    raises(NotBuiltIn, lambda: translate_options(optim.Lamb(model.parameters(), max_grad_norm=None, decoupled_decay=True)), "decoupled_decay=True")
-    for stage in (0, 3):
-        steps_together(stage, lamb)
-        steps_together(stage, lambda m: optim.Lamb(m.parameters(), lr=1e-2, max_grad_norm=None, always_adapt=True, weight_decay=0))
-        steps_together(stage, lambda m: optim.Lion(decay_groups(m), lr=1e-4), limit=2e-4)
 
 
 @check
@@ -320,7 +306,7 @@ def one_that_has_taken_steps_goes_on():
     """As a script has it that loads into its optimizer before it calls initialize()."""
     makers = [lambda m: torch.optim.AdamW(decay_groups(m), lr=0.01, amsgrad=True), lambda m: torch.optim.SGD(m.parameters(), 0.05, momentum=0.9),
               lambda m: torch.optim.Adagrad(m.parameters(), 0.02), lambda m: torch.optim.RMSprop(m.parameters(), 0.01, momentum=0.9, centered=True),
-              lambda m: Lion(m.parameters(), 1e-3)]
+              lambda m: FusedLion(m.parameters(), 1e-3)]
     for i, make in enumerate(makers):
         stage = (0, 3)[i % 2]
         plain, model = mlp(), mlp()

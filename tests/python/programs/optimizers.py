@@ -51,51 +51,6 @@ class ByParameter(torch.optim.Optimizer):
                     self.update(p, self.state[p], group)
 
 
-class Lion(torch.optim.Optimizer):
-    """Chen et al. 2023, as lion_pytorch has it."""
-
-    def __init__(self, params, lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0):
-        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in group["params"]:
-                moment = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
-                beta1, beta2 = group["betas"]
-                p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.add_((moment * beta1 + p.grad * (1 - beta1)).sign_(), alpha=-group["lr"])
-                moment.mul_(beta2).add_(p.grad, alpha=1 - beta2)
-
-
-class FusedAdam(torch.optim.Adam):
-    """DeepSpeed's interface: the kind of weight decay is not in its param groups, and step() needs its kernels."""
-
-    __module__ = "deepspeed.ops.adam.fused_adam"
-
-    def step(self, closure=None):
-        raise RuntimeError("its kernels are not built")
-
-    step.__module__ = __module__
-
-    def __init__(self, params, lr=1e-3, bias_correction=True, betas=(0.9, 0.999), eps=1e-8, adam_w_mode=True, weight_decay=0.0, amsgrad=False,
-                 set_grad_none=True):
-        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
-        self.defaults = {key: self.defaults[key] for key in ("lr", "betas", "eps", "weight_decay")} | {"bias_correction": bias_correction}
-        self.adam_w_mode = 1 if adam_w_mode else 0
-        for group in self.param_groups:
-            group["bias_correction"] = bias_correction
-
-
-class DeepSpeedCPUAdam(FusedAdam):
-    __module__ = "deepspeed.ops.adam.cpu_adam"
-
-    def __init__(self, model_params, lr=1e-3, bias_correction=True, betas=(0.9, 0.999), eps=1e-8, weight_decay=0, amsgrad=False,
-                 adamw_mode=True, fp32_optimizer_states=True):
-        super().__init__(model_params, lr, bias_correction, betas, eps, adamw_mode, weight_decay)
-        self.fp32_optimizer_states = fp32_optimizer_states
-
-
 def steps_together(stage, make_optimizer, by_hand=lambda step, optimizer, model: None, make_scheduler=lambda optimizer: None, reference=None,
                    make=mlp, steps=5, limit=2e-5, on_shards=True):
     """Trains plain PyTorch's and ours; `by_hand` changes both optimizers before each step, and a scheduler of torch's moves both after it.

@@ -224,7 +224,8 @@ class OfTheSameName(torch.optim.Optimizer):
                     p.sub_(p.grad.sign() + group["weight_decay"] * p, alpha=group["lr"])
 
 
-OfTheSameName.__name__ = OfTheSameName.__qualname__ = "Lion"
+OfTheSameName.__name__ = OfTheSameName.__qualname__ = "FusedLion"
+OfTheSameName.__module__ = "tessera.deepspeed.ops.lion"
 
 
 def with_other_step(optimizer):

@@ -42,5 +42,5 @@ class DeepSpeedCPUAdam(_Adam):
                  fp32_optimizer_states: bool = True) -> None:
         super().__init__(model_params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "bias_correction": bias_correction,
                                         "amsgrad": amsgrad}, amsgrad, fp32_optimizer_states)
-        self.adam_w_mode = adamw_mode
+        self.adam_w_mode = self.adamw_mode = adamw_mode
         self.fp32_optimizer_states = fp32_optimizer_states

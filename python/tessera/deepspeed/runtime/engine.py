@@ -1,4 +1,5 @@
 """`deepspeed.runtime.engine`: an engine with DeepSpeed's further methods."""
+import functools
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,6 +29,54 @@ DeepSpeedOptimizerCallable = DeepSpeedSchedulerCallable = Any
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+# Methods that say what the configuration has at a place.
+_OF_CONFIGURATION = {
+    "fp16_enabled": "fp16.enabled", "bfloat16_enabled": "bf16.enabled", "torch_autocast_enabled": "torch_autocast.enabled",
+    "optimizer_params": "optimizer.params", "steps_per_print": "steps_per_print", "wall_clock_breakdown": "wall_clock_breakdown",
+    "memory_breakdown": "memory_breakdown", "dump_state": "dump_state", "tensorboard_enabled": "tensorboard.enabled",
+    "gradient_predivide_factor": "gradient_predivide_factor", "managed_gradient_accumulation": "managed_gradient_accumulation",
+    "zero_allgather_bucket_size": "zero_optimization.allgather_bucket_size", "zero_reduce_bucket_size": "zero_optimization.reduce_bucket_size",
+    "zero_max_live_parameters": "zero_optimization.stage3_max_live_parameters",
+    "zero_prefetch_bucket_size": "zero_optimization.stage3_prefetch_bucket_size",
+    "zero_param_persistence_threshold": "zero_optimization.stage3_param_persistence_threshold",
+    "zero_hpz_partition_size": "zero_optimization.zero_hpz_partition_size",
+}
+# Methods whose answer is always the same, with why.
+_ALWAYS = {
+    "amp_enabled": (False, "Apex is not used"), "sparse_gradients_enabled": (False, "gradients are dense"),
+    "checkpoint_tag_validation_enabled": (True, "a tag that differs between ranks is an error"),
+    "checkpoint_tag_validation_fail": (True, "a tag that differs between ranks is an error"),
+    "load_universal_checkpoint": (False, "a checkpoint loads on any number of ranks as it is"),
+    "zero_gather_16bit_weights_on_model_save": (True, "whole models are written from the shards"),
+    **dict.fromkeys(("get_model_parallel_rank", "get_sequence_parallel_rank", "get_tensor_parallel_rank"), (0, "each rank has all of the model")),
+    **dict.fromkeys(("get_model_parallel_world_size", "get_sequence_parallel_world_size", "get_tensor_parallel_world_size"),
+                    (1, "each rank has all of the model")),
+}
+
+
+def _with_answers(kind):
+    """A class decorator: adds the methods of the two tables."""
+    def add(name, answer, doc):
+        answer.__name__, answer.__qualname__, answer.__doc__, answer.__module__ = name, f"{kind.__name__}.{name}", doc, kind.__module__
+        answer.__annotations__ = {"return": Any}
+        setattr(kind, name, answer)
+
+    for name, place in _OF_CONFIGURATION.items():
+        add(name, _reader(place.split(".")), f"`{place}` of the configuration.")
+    for name, (answer, why) in _ALWAYS.items():
+        add(name, _constant(answer), f"{answer}: {why}.")
+    return kind
+
+
+def _reader(keys):
+    return lambda self: functools.reduce(lambda section, key: section[key], keys, self.config)
+
+
+def _constant(answer):
+    return lambda self: answer
+
+
+@_with_answers
 class DeepSpeedEngine(Engine):
     """An Engine with DeepSpeed's further methods. The numbers of the configuration are methods, as there: `engine.fp16_enabled()`."""
 
@@ -97,18 +146,6 @@ class DeepSpeedEngine(Engine):
         """The number of ranks."""
         return self.world_size
 
-    def get_model_parallel_rank(self) -> int:
-        """0: each rank has all of the model."""
-        return 0
-
-    get_sequence_parallel_rank = get_tensor_parallel_rank = get_model_parallel_rank
-
-    def get_sequence_parallel_world_size(self) -> int:
-        """1: a sequence is on one rank."""
-        return 1
-
-    get_tensor_parallel_world_size = get_model_parallel_world_size = get_sequence_parallel_world_size
-
     def zero_optimization(self) -> bool:
         """Whether the stage is above 0."""
         return self.zero_optimization_stage() > 0
@@ -138,24 +175,6 @@ class DeepSpeedEngine(Engine):
         """Whether optimizer states are offloaded, to the host's memory or to disk: its CPU updates them then."""
         return self.zero_offload_optimizer() is not None
 
-    def fp16_enabled(self) -> bool:
-        """Whether the model computes in fp16."""
-        return self.config["fp16"]["enabled"]
-
-    def bfloat16_enabled(self) -> bool:
-        """Whether the model computes in bf16."""
-        return self.config["bf16"]["enabled"]
-
-    def amp_enabled(self) -> bool:
-        """False: Apex is not used."""
-        return False
-
-    sparse_gradients_enabled = amp_enabled
-
-    def torch_autocast_enabled(self) -> bool:
-        """Whether operators run under autocast."""
-        return self.config["torch_autocast"]["enabled"]
-
     def torch_autocast_dtype(self) -> torch.dtype | None:
         """In which they run; None without autocast."""
         return self._dtype_of(self.config["torch_autocast"]["dtype"]) if self.torch_autocast_enabled() else None
@@ -183,10 +202,6 @@ class DeepSpeedEngine(Engine):
         client = self.optimizer.optimizer
         return self.config["optimizer"]["type"].lower() if client is self.optimizer else type(client).__name__
 
-    def optimizer_params(self) -> dict[str, Any]:
-        """The configuration's `optimizer.params`."""
-        return self.config["optimizer"]["params"]
-
     def scheduler_name(self) -> str | None:
         """The configuration's `scheduler.type`."""
         return self.config.get("scheduler", {}).get("type")
@@ -194,64 +209,6 @@ class DeepSpeedEngine(Engine):
     def scheduler_params(self) -> dict[str, Any] | None:
         """The configuration's `scheduler.params`."""
         return self.config.get("scheduler", {}).get("params")
-
-    def steps_per_print(self) -> int:
-        """Optimizer steps between two lines; 0: none."""
-        return self.config["steps_per_print"]
-
-    def wall_clock_breakdown(self) -> bool:
-        """Whether times are logged."""
-        return self.config["wall_clock_breakdown"]
-
-    def memory_breakdown(self) -> bool:
-        """Whether memory is logged."""
-        return self.config["memory_breakdown"]
-
-    def dump_state(self) -> bool:
-        """Whether the configuration was logged."""
-        return self.config["dump_state"]
-
-    def tensorboard_enabled(self) -> bool:
-        """Whether values are written for TensorBoard."""
-        return self.config["tensorboard"]["enabled"]
-
-    def gradient_predivide_factor(self) -> float:
-        """What gradients are divided by before they are summed."""
-        return self.config["gradient_predivide_factor"]
-
-    def zero_allgather_bucket_size(self) -> int:
-        """`zero_optimization.allgather_bucket_size`."""
-        return self.config["zero_optimization"]["allgather_bucket_size"]
-
-    def zero_reduce_bucket_size(self) -> int:
-        """`zero_optimization.reduce_bucket_size`."""
-        return self.config["zero_optimization"]["reduce_bucket_size"]
-
-    def zero_max_live_parameters(self) -> int:
-        """`zero_optimization.stage3_max_live_parameters`."""
-        return self.config["zero_optimization"]["stage3_max_live_parameters"]
-
-    def zero_prefetch_bucket_size(self) -> int:
-        """`zero_optimization.stage3_prefetch_bucket_size`."""
-        return self.config["zero_optimization"]["stage3_prefetch_bucket_size"]
-
-    def zero_param_persistence_threshold(self) -> int:
-        """`zero_optimization.stage3_param_persistence_threshold`."""
-        return self.config["zero_optimization"]["stage3_param_persistence_threshold"]
-
-    def zero_hpz_partition_size(self) -> int:
-        """`zero_optimization.zero_hpz_partition_size`."""
-        return self.config["zero_optimization"]["zero_hpz_partition_size"]
-
-    def checkpoint_tag_validation_enabled(self) -> bool:
-        """True: a tag that differs between ranks is an error."""
-        return True
-
-    checkpoint_tag_validation_fail = checkpoint_tag_validation_enabled
-
-    def load_universal_checkpoint(self) -> bool:
-        """False: a checkpoint loads on any number of ranks as it is."""
-        return False
 
     def _offload(self, name):
         section = self.config["zero_optimization"][name]
@@ -314,10 +271,6 @@ class DeepSpeedEngine(Engine):
         if self._coalesces:
             raise Refused("no_sync() cannot be nested inside of coalesce_grad_reduction()")
         return super().no_sync()
-
-    def managed_gradient_accumulation(self) -> bool:
-        """Whether micro-steps are counted; False: each `step()` takes the gradients since the one before it."""
-        return self.config["managed_gradient_accumulation"]
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool | None) -> None:
         """As in `tessera.Engine`. Raises Refused where `managed_gradient_accumulation` is false."""
@@ -432,10 +385,6 @@ class DeepSpeedEngine(Engine):
                 return None, None
         return super().load_checkpoint(load_dir, tag, load_module_strict, load_optimizer_states, load_lr_scheduler_states, load_module_only,
                                        custom_load_fn, allow_partial_load=allow_partial_load)
-
-    def zero_gather_16bit_weights_on_model_save(self) -> bool:
-        """True: whole models are written from the shards."""
-        return True
 
     def _zero3_consolidated_16bit_state_dict(self, exclude_frozen_parameters=False):
         """The whole model on rank 0, None elsewhere. Collective."""
