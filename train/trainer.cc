@@ -421,9 +421,10 @@ void Trainer::log_histograms() {
 
 void Trainer::evaluate() {
   bar_->update(steps_done_);
+  bar_->hide();  // the evaluation's bar takes its place
   meter_->pause();
   explain_out_of_memory(evaluation_demand("in evaluation"), [&] {
-    last_evaluation_ = train::evaluate(task_, *engine_, config_.trainer, bar_->below());
+    last_evaluation_ = train::evaluate(task_, *engine_, config_.trainer, output_.display);
     write_samples();
     engine_->train();
   });

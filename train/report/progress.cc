@@ -20,7 +20,6 @@ namespace tessera::train {
 namespace {
 
 constexpr double kRedraw_s = 0.1;
-constexpr int kNarrow = 40;  // columns; narrower terminals show one bar only
 constexpr std::array<std::string_view, 8> kEighths = {"", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
 constexpr std::string_view kFullBlock = "█";
 
@@ -70,7 +69,6 @@ Display display_for(std::ostream& out, int fd) {
   display.out = &out;
   display.is_terminal = isatty(fd) == 1;
   display.ascii = !locale_is_utf8();
-  display.has_sequences = display.is_terminal && terminal_knows_sequences();
   display.width = [fd] { return terminal_width(fd); };
   return display;
 }
@@ -139,35 +137,13 @@ void ProgressBar::draw() {
   state_.elapsed_s = drawn_s_ - start_s_;
   // One column stays free: some terminals wrap as soon as the last one is written.
   const int width = display_.width() - 1;
-  line_ = format_bar(state_, width, display_.ascii);
-  const int line_columns = columns(line_);
-  if (display_.above != nullptr) {
-    display_.above->draw_with(line_);
-    drawn_columns_ = line_columns;
-    return;
-  }
+  const std::string line = format_bar(state_, width, display_.ascii);
+  const int line_columns = columns(line);
   const int left_over = std::min(drawn_columns_, width) -
                         line_columns;  // of the previous line; the terminal may have been wider
-  *display_.out << '\r' << line_ << std::string(static_cast<size_t>(std::max(0, left_over)), ' ')
+  *display_.out << '\r' << line << std::string(static_cast<size_t>(std::max(0, left_over)), ' ')
                 << std::flush;
   drawn_columns_ = line_columns;
-}
-
-void ProgressBar::draw_with(const std::string& below) {
-  *display_.out << str('\r', cut(line_, display_.width() - 1), "\x1b[K\r\n", below, "\x1b[K\x1b[A\r")
-                << std::flush;
-}
-
-Display ProgressBar::below() {
-  Display display = display_;
-  if (!drawing() || closed_) return display;
-  if (display_.has_sequences && display_.width() >= kNarrow) {
-    draw();
-    display.above = this;
-  } else {
-    hide();
-  }
-  return display;
 }
 
 void ProgressBar::update(int64_t done) {
@@ -178,11 +154,6 @@ void ProgressBar::update(int64_t done) {
 
 void ProgressBar::hide() {
   if (drawn_columns_ == 0) return;
-  if (display_.above != nullptr) {
-    *display_.out << "\r\n\x1b[J\x1b[A" << std::flush;
-    drawn_columns_ = 0;
-    return;
-  }
   const int blank = std::max(0, std::min(drawn_columns_, display_.width() - 1));
   *display_.out << '\r' << std::string(static_cast<size_t>(blank), ' ') << '\r' << std::flush;
   drawn_columns_ = 0;
@@ -190,7 +161,6 @@ void ProgressBar::hide() {
 
 void ProgressBar::print(const std::string& line, int indent) {
   hide();
-  if (display_.above != nullptr) *display_.out << "\r\x1b[J";  // in place of both bars
   print_line(display_, line, indent);
 }
 

@@ -3,12 +3,6 @@
 //   train:  42%|████▏     | 590/1404 [00:17<00:24, 4310 samples/s, loss=0.412, lr=1.2e-03]
 //
 // If the output is not a terminal (a file, a pipe, CI) there is no bar, only whole lines.
-//
-// [Note: two bars]
-// During an evaluation a second bar is on the line below, as with tqdm's position=1. The cursor stays on the
-// upper bar's line, and each redraw of the lower bar draws both. A log line first clears the cursor's line
-// and everything below it (core/log.cc), so it ends up above both bars without their help. One bar alone
-// only needs \r, which every terminal supports.
 #pragma once
 
 #include <cstdint>
@@ -19,22 +13,17 @@
 
 namespace tessera::train {
 
-class ProgressBar;
-
 /// Where a run prints its progress. Copyable; borrows `out`, which must outlive every copy.
 struct Display {
   std::ostream* out = nullptr;  ///< null: silent (ranks other than 0)
   bool is_terminal = false;     ///< draw bars; false: only lines
   bool ascii = false;           ///< bars of '#', for a locale without UTF-8
-  bool has_sequences = false;   ///< the terminal can move the cursor up, which two bars need
   std::function<int()> width = [] { return 80; };  ///< columns
   std::function<double()> now_s;  ///< a steady clock in seconds; unset: std::chrono::steady_clock
-  ProgressBar* above = nullptr;   ///< see ProgressBar::below
 };
 
 /// The display for `out`, which writes to file descriptor `fd`. Determines whether that is a terminal,
-/// its width (again at every redraw; 80 if unknown), whether it supports escape sequences, and whether the
-/// locale is UTF-8.
+/// its width (again at every redraw; 80 if unknown), and whether the locale is UTF-8.
 Display display_for(std::ostream& out, int fd);
 
 /// Writes a line when there is no bar (otherwise: ProgressBar::print). On a narrower terminal it is
@@ -73,11 +62,7 @@ class ProgressBar {
   void set_postfix(std::string postfix) { state_.postfix = std::move(postfix); }
   /// Leaves these seconds (such as an evaluation) out of the elapsed time and the rate.
   void exclude_time(double seconds) { start_s_ += seconds; }
-  /// The display for a second bar on the line below. That bar must be destroyed before this one is
-  /// used again. On a narrow terminal, or one that cannot move the cursor up, this bar is hidden and the
-  /// second one takes its place.
-  Display below();
-  /// Removes the bar from the screen until the next update, so that other output can be written.
+  /// Removes the bar from the screen until the next update, so that other output can be written, or another bar drawn in its place.
   void hide();
   /// Writes a line as print_line() does, above the bar if there is one.
   void print(const std::string& line, int indent = 2);
@@ -89,7 +74,6 @@ class ProgressBar {
   double now_s() const;
   bool drawing() const { return display_.out != nullptr && display_.is_terminal; }
   void draw();
-  void draw_with(const std::string& below);
 
   Display display_;
   BarState state_;
@@ -97,7 +81,6 @@ class ProgressBar {
   bool closed_ = false;
   double start_s_;
   double drawn_s_ = 0;
-  std::string line_;       // as last drawn
   int drawn_columns_ = 0;  // width of the line on the screen; 0: nothing is drawn
 };
 

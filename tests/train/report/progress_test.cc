@@ -17,23 +17,11 @@ int columns(const std::string& text) {
   return count;
 }
 
-// What a terminal shows after these bytes: one string per row. Supports \r, \n and the
-// control sequences of [Note: two bars].
+// What a terminal shows after these bytes: one string per row. Supports \r and \n.
 std::vector<std::string> screen(const std::string& bytes) {
   std::vector<std::vector<std::string>> rows(1);
   size_t row = 0, column = 0;
   for (size_t i = 0; i < bytes.size();) {
-    if (const std::string sequence = bytes.substr(i, 3); sequence.starts_with("\x1b[")) {
-      i += sequence.size();
-      if (sequence == "\x1b[A") {
-        row -= row > 0;
-      } else {
-        EXPECT_TRUE(sequence == "\x1b[K" || sequence == "\x1b[J") << sequence;
-        rows[row].resize(std::min(rows[row].size(), column));
-        if (sequence == "\x1b[J") rows.resize(row + 1);
-      }
-      continue;
-    }
     size_t length = 1;
     while (i + length < bytes.size() && (static_cast<unsigned char>(bytes[i + length]) & 0xc0) == 0x80)
       ++length;
@@ -175,79 +163,22 @@ TEST(ProgressBar, ShorterLineLeavesNoRemains) {
   EXPECT_EQ(terminal.out.str().find('\033'), std::string::npos) << "no escape sequences";
 }
 
-struct TwoBars : ::testing::Test {
-  TwoBars() { upper_display.has_sequences = true; }
-  std::vector<std::string> rows() const { return screen(terminal.out.str()); }
-
+TEST(ProgressBar, AnotherOneTakesItsPlaceWhileItIsHidden) {
   FakeTerminal terminal;
-  Display upper_display = terminal.display();
-};
-
-TEST_F(TwoBars, TheLowerOneVanishesAndTheUpperOneGoesOn) {
-  ProgressBar upper(upper_display, {.description = "train", .total = 4}, /*keep=*/true);
-  upper.update(2);
+  ProgressBar bar(terminal.display(), {.description = "train", .total = 4}, /*keep=*/true);
+  bar.update(2);
+  bar.hide();
   {
-    ProgressBar lower(upper.below(), {.description = "evaluate", .total = 9}, /*keep=*/false);
-    ASSERT_EQ(rows().size(), 2u);
-    EXPECT_EQ(rows()[0].substr(0, 11), "train:  50%");
-    EXPECT_EQ(rows()[1].substr(0, 14), "evaluate:   0%");
-    terminal.now_s += 1;
-    lower.update(3);
-    ASSERT_EQ(rows().size(), 2u);
-    EXPECT_EQ(rows()[0].substr(0, 11), "train:  50%");
-    EXPECT_EQ(rows()[1].substr(0, 14), "evaluate:  33%");
+    ProgressBar other(terminal.display(), {.description = "evaluate", .total = 9}, /*keep=*/false);
+    ASSERT_EQ(screen(terminal.out.str()).size(), 1u);
+    EXPECT_EQ(screen(terminal.out.str())[0].substr(0, 14), "evaluate:   0%");
   }
-  EXPECT_EQ(rows()[0].substr(0, 11), "train:  50%");
-  EXPECT_EQ(rows()[1], "");
-  upper.print("epoch 1.00");
-  upper.update(3);
-  ASSERT_EQ(rows().size(), 2u);
-  EXPECT_EQ(rows()[0], "epoch 1.00");
-  EXPECT_EQ(rows()[1].substr(0, 11), "train:  75%");
-}
-
-TEST_F(TwoBars, ALogLineStandsAboveBoth) {
-  ProgressBar upper(upper_display, {.description = "train", .total = 4}, /*keep=*/true);
-  {
-    ProgressBar lower(upper.below(), {.description = "evaluate", .total = 9}, /*keep=*/false);
-    terminal.out << "\r\x1b[J" << "warning: something\n";  // as core/log.cc does
-    ASSERT_EQ(rows(), (std::vector<std::string>{"warning: something", ""}));
-    terminal.now_s += 1;
-    lower.update(3);
-    ASSERT_EQ(rows().size(), 3u);
-    EXPECT_EQ(rows()[0], "warning: something");
-    EXPECT_EQ(rows()[1].substr(0, 6), "train:");
-    EXPECT_EQ(rows()[2].substr(0, 9), "evaluate:");
-    terminal.out << "\r\x1b[J" << "warning: again\n";
-  }
-  upper.print("epoch 1.00");
-  upper.close();
-  ASSERT_EQ(rows().size(), 5u);
-  EXPECT_EQ(rows()[1], "warning: again");
-  EXPECT_EQ(rows()[2], "epoch 1.00");
-  EXPECT_EQ(rows()[3].substr(0, 6), "train:");
-  EXPECT_EQ(rows()[4], "");
-}
-
-TEST_F(TwoBars, TheLowerOneTakesTheUpperOnesPlaceWhereThereIsNoRoom) {
-  for (const bool is_narrow : {true, false}) {
-    terminal.out.str("");
-    terminal.width = is_narrow ? 39 : 80;
-    upper_display.has_sequences = is_narrow;
-    ProgressBar upper(upper_display, {.description = "train", .total = 4}, /*keep=*/true);
-    ProgressBar lower(upper.below(), {.description = "evaluate", .total = 9}, /*keep=*/false);
-    ASSERT_EQ(rows().size(), 1u);
-    EXPECT_EQ(rows()[0].substr(0, 9), "evaluate:");
-    EXPECT_EQ(terminal.out.str().find('\033'), std::string::npos);
-  }
-}
-
-TEST_F(TwoBars, OfAClosedBarOnlyTheOtherIsDrawn) {
-  ProgressBar upper(upper_display, {.description = "train", .total = 4}, /*keep=*/true);
-  upper.close();
-  ProgressBar lower(upper.below(), {.description = "evaluate", .total = 9}, /*keep=*/false);
-  ASSERT_EQ(rows().size(), 2u);
-  EXPECT_EQ(rows()[1].substr(0, 9), "evaluate:");
+  bar.print("epoch 1.00");
+  bar.update(3);
+  const std::vector<std::string> rows = screen(terminal.out.str());
+  ASSERT_EQ(rows.size(), 2u);
+  EXPECT_EQ(rows[0], "epoch 1.00");
+  EXPECT_EQ(rows[1].substr(0, 11), "train:  75%");
 }
 
 TEST(ProgressBar, PlainOutputHasLinesOnlyAndNoOutputNone) {
