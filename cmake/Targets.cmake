@@ -104,18 +104,18 @@ function(tessera_test_program name)
   target_link_libraries(${name} PRIVATE ${ARG_DEPS})
 endfunction()
 
-# add_test() for all of the suite. A test keeps a core busy, of which ctest counts three thirds (scripts/test.sh); with WAITS one:
+# add_test() for all of the suite. A test keeps a core busy, of which ctest counts two halves (scripts/test.sh); with WAITS one half:
 # it waits for time-outs, for ranks that were killed or for servers most of the time, and needs little of a core. LONG ones take
 # longest: ctest starts them first, so that none runs alone at the end. OpenMP's threads sleep where they wait: beside other
 # tests those that spin take the cores from the thread that they wait for, and a small operator takes a hundred times as long.
 function(tessera_add_test)
   cmake_parse_arguments(PARSE_ARGV 0 ARG "WAITS;LONG" "NAME" "")
   add_test(NAME ${ARG_NAME} ${ARG_UNPARSED_ARGUMENTS})
-  set(thirds 3)
+  set(halves 2)
   if(ARG_WAITS)
-    set(thirds 1)
+    set(halves 1)
   endif()
-  set_tests_properties(${ARG_NAME} PROPERTIES PROCESSORS ${thirds} ENVIRONMENT_MODIFICATION OMP_WAIT_POLICY=set:passive)
+  set_tests_properties(${ARG_NAME} PROPERTIES PROCESSORS ${halves} ENVIRONMENT_MODIFICATION OMP_WAIT_POLICY=set:passive)
   if(ARG_LONG)
     set_tests_properties(${ARG_NAME} PROPERTIES COST 60)
   endif()
