@@ -15,9 +15,9 @@ namespace tessera::train {
 
 /// Where a run prints its progress. Copyable; borrows `out`, which must outlive every copy.
 struct Display {
-  std::ostream* out = nullptr;  ///< null: silent (ranks other than 0)
-  bool is_terminal = false;     ///< draw bars; false: only lines
-  bool ascii = false;           ///< bars of '#', for a locale without UTF-8
+  std::ostream* out = nullptr;                     ///< null: silent (ranks other than 0)
+  bool is_terminal = false;                        ///< draw bars; false: only lines
+  bool ascii = false;                              ///< bars of '#', for a locale without UTF-8
   std::function<int()> width = [] { return 80; };  ///< columns
   std::function<double()> now_s;  ///< a steady clock in seconds; unset: std::chrono::steady_clock
 };
@@ -62,7 +62,8 @@ class ProgressBar {
   void set_postfix(std::string postfix) { state_.postfix = std::move(postfix); }
   /// Leaves these seconds (such as an evaluation) out of the elapsed time and the rate.
   void exclude_time(double seconds) { start_s_ += seconds; }
-  /// Removes the bar from the screen until the next update, so that other output can be written, or another bar drawn in its place.
+  /// Removes the bar from the screen until the next update, so that other output can be written, or another
+  /// bar drawn in its place.
   void hide();
   /// Writes a line as print_line() does, above the bar if there is one.
   void print(const std::string& line, int indent = 2);
