@@ -584,10 +584,21 @@ void ShardedModel::with_full_unit(int index, const at::Tensor& room,
   const at::Tensor mine = (whole ? unit.local_state() : unit.owned_state()).weights;
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
-  const at::Tensor typed =
-      room.defined() ? room.narrow(0, 0, unit.spec.numel * mine.element_size()).view(mine.scalar_type())
-                     : room;
+  const at::Tensor typed = room.defined()
+                               ? room.narrow(0, 0, room.numel() / mine.element_size() * mine.element_size())
+                                     .view(mine.scalar_type())
+                               : room;
   use(gather_owned(unit, mine, whole, *comm_, "parameters", typed));
+}
+
+int64_t ShardedModel::room_for_units(const std::vector<int>& units) const {
+  int64_t most = 0;
+  for (const int index : units) {
+    const ParamUnit& unit = units_.at(static_cast<size_t>(index));
+    most = std::max(
+        most, room_for(unit, *comm_) * std::max(size_bytes(unit.spec.dtype), size_bytes(DType::kFloat32)));
+  }
+  return most;
 }
 
 at::Tensor ShardedModel::full_gradient(const std::string& name) {

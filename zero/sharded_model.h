@@ -152,10 +152,13 @@ class ShardedModel {
   /// frozen parameter.
   at::Tensor full_parameter(const std::string& name);
   /// Collective. Calls `use` with the elements of a unit, whole: masters in fp32, frozen ones in their own
-  /// dtype; (numel) on the device, valid inside of `use`. `room`: uint8 there of at least as many bytes, in
-  /// which they are gathered. Nothing else of that size is allocated before `use`, so that memory that runs
-  /// out on one rank does not leave the others in the collective.
+  /// dtype; (numel) on the device, valid inside of `use`. `room`: uint8 there, of room_for_units() bytes or
+  /// more, in which they are gathered: nothing of that size is allocated before `use`, so that memory that
+  /// runs out on one rank does not leave the others in the collective. State that this rank cannot read from
+  /// its disk is an error on it alone.
   void with_full_unit(int unit, const at::Tensor& room, const std::function<void(const at::Tensor&)>& use);
+  /// The bytes of the memory that with_full_unit() takes for the largest of these units.
+  int64_t room_for_units(const std::vector<int>& units) const;
   at::Tensor full_gradient(const std::string& name);
   /// Collective. Set them, the gradient at the boundary. `value`: the parameter's shape, on the device, the
   /// same on all ranks. The values that the model computes with are the masters in their dtype.

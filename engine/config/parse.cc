@@ -138,11 +138,15 @@ void replace_old_offload(json& zero, const Origins& origins, ConfigReport* repor
     if (old == zero.end() || !old->is_boolean()) continue;
     const bool is_on = old->get<bool>();
     zero.erase(old);
-    if (!is_on) continue;
+    const std::string section_path = child_path("zero_optimization", name);
+    const std::string path = child_path("zero_optimization", old_name);
+    const bool is_overruled =
+        (origins.is_override(section_path) || origins.is_override(section_path + ".device")) &&
+        !origins.is_override(path);
+    if (!is_on || is_overruled) continue;
     json& section = zero[name];
     if (section.is_null()) section = json::object();
     if (!section.is_object()) continue;  // is refused with the other keys
-    const std::string path = child_path("zero_optimization", old_name);
     if (section.value("device", json("cpu")) != "cpu")
       origins.fail(path, str("found true beside ", name, ".device ", section["device"].dump(),
                              ", whose old form it is; expected ", name, " alone"));

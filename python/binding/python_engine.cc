@@ -3,8 +3,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
-#include <algorithm>
-
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/formats/model_writer.h"
 #include "comm/control/error_message.h"
@@ -36,13 +34,14 @@ void PyEngine::save_model(const std::string& path, const std::vector<SavedTensor
   sharded_model().check_usable();
   sharded_model().broadcast_buffers();
   const Disk disk;
+  const zero::Layout& layout = sharded_model().layout();
   std::unique_ptr<checkpoint::ModelWriter> writer;
   at::Tensor room;
   comm::on_all_ranks<CheckpointError>(comm(), "model to save", [&] {
-    int64_t largest = 0;
-    for (const zero::UnitSpec& unit : sharded_model().layout().units())
-      largest = std::max(largest, unit.numel * std::max(size_bytes(unit.dtype), size_bytes(DType::kFloat32)));
-    room = at::empty({largest}, at::dtype(at::kByte).device(comm().device()));
+    std::vector<int> units;
+    for (const SavedTensor& tensor : tensors)
+      if (!tensor.buffer) units.push_back(layout.slice(layout.find(tensor.parameter)).unit);
+    room = at::empty({sharded_model().room_for_units(units)}, at::dtype(at::kByte).device(comm().device()));
     if (rank() != 0) return;
     checkpoint::ModelWriterOptions options;
     options.path = path;
@@ -52,13 +51,12 @@ void PyEngine::save_model(const std::string& path, const std::vector<SavedTensor
     options.format = *format;
     for (const SavedTensor& tensor : tensors) {
       if (tensor.buffer) dtype_of(*tensor.buffer, tensor.name);  // throws for what files cannot hold
-      const int parameter = tensor.buffer ? -1 : sharded_model().layout().find(tensor.parameter);
-      options.tensors.push_back({.name = tensor.name,
-                                 .shape = tensor.buffer
-                                              ? tensor.buffer->sizes().vec()
-                                              : sharded_model().layout().parameters().at(parameter).shape,
-                                 .type = from_torch(tensor.dtype),
-                                 .aliases = tensor.aliases});
+      const int parameter = tensor.buffer ? -1 : layout.find(tensor.parameter);
+      options.tensors.push_back(
+          {.name = tensor.name,
+           .shape = tensor.buffer ? tensor.buffer->sizes().vec() : layout.parameters().at(parameter).shape,
+           .type = from_torch(tensor.dtype),
+           .aliases = tensor.aliases});
     }
     writer = checkpoint::open_model_writer(disk, std::move(options));
   });
@@ -74,7 +72,6 @@ void PyEngine::save_model(const std::string& path, const std::vector<SavedTensor
       failure = comm::error_message(error);
     }
   };
-  const zero::Layout& layout = sharded_model().layout();
   for (const SavedTensor& tensor : tensors) {
     if (tensor.buffer) {
       append(*tensor.buffer, tensor.dtype);

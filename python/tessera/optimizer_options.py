@@ -127,7 +127,7 @@ class Options:
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer) -> "Options":
-        """Of an optimizer of torch, DeepSpeed or another library. Raises ConfigError for what the tables do not have."""
+        """Of an optimizer of torch.optim or tessera.deepspeed.ops. Raises ConfigError for what the tables do not have."""
         kind = type(optimizer)
         name = full_name(optimizer)
         table = _CLASSES.get(kind.__name__)

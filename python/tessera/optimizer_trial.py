@@ -113,7 +113,7 @@ def try_out(client: torch.optim.Optimizer, name: str, model: Iterable[torch.Tens
 def is_replaced(client: torch.optim.Optimizer) -> bool:
     """Whether the optimizer, or its class, has another step() than its package gave it; torch's schedulers put one around it."""
     step = _plain_step(type(client))
-    return _step_of(client) is not step or getattr(step, "__module__", "").split(".")[0] != package_of(client)
+    return _step_of(client) is not step or _home_of(_without_decorators_of_torch(step)) != package_of(client)
 
 
 def lists_by_parameter(group: Mapping[str, Any]) -> list[str]:
@@ -172,7 +172,19 @@ def _first_elements(parameter):
 def _plain_step(kind):
     """The step() of a class, without the hooks that torch puts around it."""
     step = kind.step
-    return step.__wrapped__ if getattr(step, "hooked", False) and hasattr(step, "__wrapped__") else step
+    return step.__wrapped__ if getattr(step, "hooked", False) and hasattr(step, "__wrapped__") and _home_of(step) == "torch" else step
+
+
+def _home_of(function):
+    """The package whose code it is; functools.wraps gives a wrapper the module of what it wraps."""
+    return getattr(function, "__globals__", {}).get("__name__", "").split(".")[0]
+
+
+def _without_decorators_of_torch(step):
+    """What is inside of `torch.no_grad()` and the like."""
+    while _home_of(step) == "torch" and hasattr(step, "__wrapped__"):
+        step = step.__wrapped__
+    return step
 
 
 def _step_of(client):

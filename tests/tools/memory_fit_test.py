@@ -115,6 +115,23 @@ class FitTest(ToolTest):
         self.assertEqual(found["zero_optimization"]["stage"], 1)
         self.assert_succeeded(self.run_tool("train", "c_fit.json", "--nproc", 2))
 
+    def test_a_trial_ends_at_its_limit_on_all_ranks(self):
+        """The hidden flags by which the command starts the ranks of a trial: each ends with success, and a file says how much one had."""
+        for ranks in (1, 2):
+            folder = self.folder / f"trial{ranks}"
+            folder.mkdir()
+            outcome = self.run_tool("launch", "-n", ranks, "--", TESSERA, "memory", "c.json", "--trial-fit", "--trial-folder", folder,
+                                    "--trial-limit", 60_000_000)
+            self.assert_succeeded(outcome)
+            self.assertEqual([(path.name, path.read_text()) for path in folder.iterdir() if path.name != "run"], [("struck", "60000000")])
+
+    def test_an_allocation_that_fails_is_a_setting_that_does_not_fit(self):
+        self.write("c.json", self.gpt(model={**MODEL, "vocabulary": 200_000}, train_micro_batch_size_per_gpu=64))
+        script = 'ulimit -v 3000000; exec "$@"'
+        done = subprocess.run(["bash", "-c", script, "-", TESSERA, "memory", "--fit", "c.json", "--memory", "8GB", "--no-disk"], cwd=self.folder,
+                              capture_output=True, text=True, env=self.environment(), timeout=TIMEOUT_S)
+        self.assertRegex(done.stdout, r"all in memory +0  none +64x1 +- +failed\n")
+
     def test_the_formula_alone_says_that_nothing_fits(self):
         outcome = self.refused("--memory", "10MB", "--no-disk")
         self.assertRegex(outcome.err, r"^error: --memory 10MB: no setting fits; model state alone needs \d+MB \(.*\)\n$")

@@ -143,6 +143,7 @@ class Fit {
   bool fits(const Setting& setting);
   void exclude(const Setting& setting, int64_t state);
   void try_out(const Setting& setting);
+  bool something_fits(const std::vector<Setting>& settings);
   const Tried* first_that_fits();
   [[noreturn]] void fail();
   void print_head() const;
@@ -175,6 +176,7 @@ class Fit {
   int64_t trial_limit_ = 0;   // at which a trial ends
   int64_t disk_limit_ = 0;    // 0: nothing may lie there
   int64_t disk_missing_ = 0;  // the least that was left out because of disk_limit_; 0: nothing was
+  int64_t host_missing_ = 0;  // the same of this host's memory
   std::vector<Tried> tried_;  // those that were considered
   int num_trials_ = 0;
 };
@@ -245,6 +247,10 @@ void Fit::add_place(Place place, std::vector<Place>& places) {
       disk_missing_ = disk_missing_ == 0 ? disk : std::min(disk_missing_, disk);
       continue;
     }
+    if (const int64_t host = state_bytes(setting, Tier::kHost); on_cuda_ && host > available_memory()) {
+      host_missing_ = host_missing_ == 0 ? host : std::min(host_missing_, host);
+      continue;
+    }
     const int64_t bytes = state_bytes(setting, Tier::kDevice);
     if (bytes < last) place.stages.push_back(stage);
     last = std::min(last, bytes);
@@ -252,7 +258,7 @@ void Fit::add_place(Place place, std::vector<Place>& places) {
   if (!place.stages.empty()) places.push_back(std::move(place));
 }
 
-/// See [Note: what costs least]. The last one needs least.
+/// See [Note: what costs least].
 std::vector<Setting> Fit::settings_of(const Place& place) const {
   const int64_t wanted = run_.engine.train_micro_batch_size_per_gpu;
   std::vector<Setting> settings;
@@ -265,15 +271,17 @@ std::vector<Setting> Fit::settings_of(const Place& place) const {
 }
 
 /// What it needs beside model state, at least, by the trials that recompute as much or more and have no
-/// larger buffers. With a smaller micro-batch what a process has before it makes a model stays, and the rest
-/// shrinks in proportion at most.
+/// larger buffers, and no less model state in memory: what is gathered of the rest counts beside it there.
+/// With a smaller micro-batch what a process has before it makes a model stays, and the rest shrinks in
+/// proportion at most.
 int64_t Fit::rest_of(const Setting& setting) const {
   int64_t rest = 0;
   for (const Tried& one : tried_) {
+    const int64_t state = state_bytes(one.setting, Tier::kDevice);
     if (!one.is_measured || place_in(kPolicies, one.setting.policy) < place_in(kPolicies, setting.policy) ||
-        buffers_of(one.setting) > buffers_of(setting))
+        buffers_of(one.setting) > buffers_of(setting) || state < state_bytes(setting, Tier::kDevice))
       continue;
-    const int64_t all = one.needed.memory - state_bytes(one.setting, Tier::kDevice);
+    const int64_t all = one.needed.memory - state;
     const int64_t batch = std::max(setting.micro_batch, one.setting.micro_batch);
     const int64_t part = (all - one.needed.idle) * setting.micro_batch / batch;
     rest = std::max(rest, setting.micro_batch < batch ? one.needed.idle + part : all);
@@ -327,15 +335,22 @@ void Fit::try_out(const Setting& setting) {
   print_row(tried_.back());
 }
 
+/// Whether something of a place fits, by what needs least there: whole blocks recomputed, in the smallest
+/// micro-batch, or in the wanted one, where nothing is kept between micro-batches.
+bool Fit::something_fits(const std::vector<Setting>& settings) {
+  const auto wanted =
+      std::ranges::find_if(settings, [](const Setting& one) { return one.policy == kPolicies[2]; });
+  return fits(settings.back()) || fits(*wanted);
+}
+
 const Tried* Fit::first_that_fits() {
   const std::vector<Place> all = places();
   for (size_t i = 0; i < all.size(); ++i) {
-    // Before what lies below is tried, that which needs least of all is; and before one place's settings with
-    // recomputation and smaller micro-batches, its last one.
-    if (i == 1 && !fits(settings_of(all.back()).back())) return nullptr;
+    // Before all that lies below is tried one by one, what needs least of it is; and so in each place.
+    if (i == 1 && !something_fits(settings_of(all.back()))) return nullptr;
     const std::vector<Setting> settings = settings_of(all[i]);
     for (size_t k = 0; k < settings.size(); ++k) {
-      if (k == all[i].stages.size() && !fits(settings.back())) break;
+      if (k == all[i].stages.size() && !something_fits(settings)) break;
       if (fits(settings[k])) return find(settings[k]);
     }
   }
@@ -345,26 +360,31 @@ const Tried* Fit::first_that_fits() {
 /// One line that says what would be needed.
 void Fit::fail() {
   const std::string limit = str("--memory ", flags_.memory.empty() ? megabytes(limit_) : flags_.memory);
-  const std::string on_disk = disk_missing_ == 0
-                                  ? ""
-                                  : str(", and state on disk needs ", megabytes(disk_missing_), " in ",
-                                        folder_, ", which has ", megabytes(disk_limit_), " free");
+  std::string below;  // what was left out
+  if (disk_missing_ > 0)
+    below += str(", and state on disk needs ", megabytes(disk_missing_), " in ", folder_, ", which has ",
+                 megabytes(disk_limit_), " free");
+  if (host_missing_ > 0)
+    below += str(", and state in the host's memory needs ", megabytes(host_missing_), ", of which ",
+                 megabytes(available_memory()), " are free");
   const auto needs_less = [](const Tried& a, const Tried& b) { return a.needed.memory < b.needed.memory; };
   std::vector<Tried> measured = tried_;
-  std::erase_if(measured, [](const Tried& one) { return one.needed.is_more; });
+  std::erase_if(measured,
+                [&](const Tried& one) { return one.needed.is_more || outgrows(one.needed, limit_); });
   if (!measured.empty()) {
     const Tried& least = *std::ranges::min_element(measured, needs_less);
     throw ConfigError(limit, ": no setting fits; the least limit that was found is ",
                       whole_mb(least.needed.memory + reserve_of(least.needed.memory)), " (",
-                      in_words(least.setting), ")", on_disk);
+                      in_words(least.setting), ")", below);
   }
   if (num_trials_ > 0)
-    throw ConfigError(limit, ": no setting fits; each that was tried needs more than the ",
-                      megabytes(trial_limit_), " at which a trial ends", on_disk);
+    throw ConfigError(limit,
+                      ": no setting fits; each that was tried grew, ran out of memory, or was ended at ",
+                      megabytes(trial_limit_), below);
   const Tried& least = *std::ranges::min_element(tried_, needs_less);
   throw ConfigError(limit, ": no setting fits; model state alone needs ",
                     whole_mb(least.needed.memory + reserve_of(least.needed.memory)), " (",
-                    in_words(least.setting), ")", on_disk);
+                    in_words(least.setting), ")", below);
 }
 
 void Fit::print_head() const {
@@ -386,8 +406,12 @@ void Fit::print_row(const Tried& tried) const {
   std::cout << padded_right(place_of(setting), 35) << padded_left(std::to_string(setting.stage), 6) << "  "
             << padded_right(setting.policy, 7)
             << padded_left(str(setting.micro_batch, "x", setting.accumulation * setting.world), 8)
-            << padded_left(needed.is_more ? ">" + mb : mb, 9)
+            << padded_left(needed.memory == 0 ? "-"
+                           : needed.is_more   ? ">" + mb
+                                              : mb,
+                           9)
             << padded_left(outgrows(needed, limit_) ? "grows"
+                           : needed.memory == 0     ? "failed"
                            : needed.is_more         ? "-"
                                                     : fixed(needed.step_s, 2),
                            8)
@@ -398,9 +422,11 @@ void Fit::conclude(const Tried& found) const {
   write_fit_config(config_, overrides_, found.setting, folder_, output());
   const int64_t on_disk = state_bytes(found.setting, Tier::kDisk);
   std::cout << '\n';
-  print_wrapped(str("Chosen: ", in_words(found.setting), ": ", megabytes(found.needed.memory), " of ",
-                    megabytes(limit_), ", measured in a short run",
-                    on_disk == 0 ? "" : str(", and ", megabytes(on_disk), " on disk (", folder_, ")"), "."));
+  print_wrapped(str(
+      "Chosen: ", in_words(found.setting), ": ", megabytes(found.needed.memory), " of ", megabytes(limit_),
+      found.needed.without_checkpoint ? ", measured in a short run without a checkpoint (TMPDIR has no room)"
+                                      : ", measured in a short run",
+      on_disk == 0 ? "" : str(", and ", megabytes(on_disk), " on disk (", folder_, ")"), "."));
   print_wrapped(tried_.size() == 1 ? "Why: nothing costs less, and it fits."
                                    : "Why: what costs less does not fit.");
   print_wrapped(str("Written: ", output()));

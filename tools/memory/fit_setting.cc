@@ -42,21 +42,21 @@ std::string place_of(const Setting& setting) {
 }
 
 std::vector<std::string> overrides_of(const Setting& setting, const std::string& disk_folder) {
-  const auto section = [&](Tier tier) -> json {
-    if (tier == Tier::kDevice) return {{"device", "none"}};
-    if (tier == Tier::kHost) return {{"device", "cpu"}};
-    json disk = {{"device", "nvme"}, {"nvme_path", disk_folder}};
-    if (setting.buffers != DiskBuffers::kAsConfigured) disk["buffer_count"] = 1;
-    return disk;
-  };
   std::vector<std::string> overrides = {
       str("zero_optimization.stage=", setting.stage),
-      str("zero_optimization.offload_optimizer=", section(setting.tiers->tiers.optimizer).dump()),
-      str("zero_optimization.offload_param=", section(setting.tiers->tiers.parameters).dump()),
       str("train_micro_batch_size_per_gpu=", setting.micro_batch),
       str("gradient_accumulation_steps=", setting.accumulation),
       str("train_batch_size=", setting.micro_batch * setting.accumulation * setting.world),
       str("activation_checkpointing.policy=", setting.policy)};
+  const auto place = [&](const char* section, Tier tier) {
+    const std::string key = str("zero_optimization.", section);
+    if (tier == Tier::kDevice) return overrides.push_back(key + R"(={"device": "none"})");
+    overrides.push_back(str(key, ".device=", tier == Tier::kHost ? "cpu" : "nvme"));
+    if (tier == Tier::kDisk) overrides.push_back(str(key, ".nvme_path=", json(disk_folder).dump()));
+    if (setting.buffers != DiskBuffers::kAsConfigured) overrides.push_back(key + ".buffer_count=1");
+  };
+  place("offload_optimizer", setting.tiers->tiers.optimizer);
+  place("offload_param", setting.tiers->tiers.parameters);
   if (setting.buffers == DiskBuffers::kOneOfSmallUnits)
     overrides.push_back(str("zero_optimization.unit_numel=", kSmallUnitNumel));
   return overrides;

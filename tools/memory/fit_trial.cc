@@ -30,15 +30,16 @@ namespace {
 namespace fs = std::filesystem;
 using std::chrono::milliseconds;
 
-/// Ends this process, with success, as soon as its memory exceeds a limit, and leaves a file that says so; or
-/// when another rank has left that file.
+/// Ends this process, with success, as soon as its memory exceeds a limit, and leaves a file with that limit;
+/// or when another rank has left the file.
 class MemoryGuard {
  public:
   /// `limit_bytes`: of this rank, where it shares memory with `num_ranks` - 1 others. 0: none.
   MemoryGuard(int64_t limit_bytes, int num_ranks, const fs::path& folder) : file_(file_in(folder)) {
     watcher_ = std::jthread([this, limit_bytes, num_ranks](const std::stop_token& stop) {
       while (!stop.stop_requested()) {
-        if (limit_bytes > 0 && resident_share(num_ranks) > static_cast<double>(limit_bytes)) strike();
+        if (limit_bytes > 0 && resident_share(num_ranks) > static_cast<double>(limit_bytes))
+          strike(limit_bytes);
         if (has_struck()) {
           std::this_thread::sleep_for(milliseconds(30));  // until the others have seen the file
           ::_exit(0);
@@ -50,8 +51,8 @@ class MemoryGuard {
   MemoryGuard(const MemoryGuard&) = delete;
 
   static fs::path file_in(const fs::path& folder) { return folder / "struck"; }
-  /// Ends the trial, as a limit that was exceeded does.
-  void strike() const { std::ofstream(file_).put('\n'); }
+  /// Ends the trial on all ranks. `bytes`: what this one has at least, or 0.
+  void strike(int64_t bytes) const { replace_file(file_, std::to_string(bytes)); }
   /// Whether the process will end: what fails then is not to be reported.
   bool has_struck() const { return ::access(file_.c_str(), F_OK) == 0; }
 
@@ -85,12 +86,12 @@ Needed run_fit_trial(const FitTrialOptions& options, const Logger& log) {
   }
   std::error_code error;
   const fs::space_info space = fs::space(folder.path(), error);
-  if (!error && static_cast<int64_t>(space.available) > options.disk_bytes)
-    args.emplace_back("--trial-saves");
+  const bool saves = !error && static_cast<int64_t>(space.available) > options.disk_bytes;
+  if (saves) args.emplace_back("--trial-saves");
   if (const int code = run_ranks_of_self(options.launch, args, log); code != 0) throw TrialFailed(code);
-  if (fs::exists(MemoryGuard::file_in(folder.path())))
-    return {.memory = options.memory_limit, .is_more = true};
-  Needed needed;
+  if (const fs::path struck = MemoryGuard::file_in(folder.path()); fs::exists(struck))
+    return {.memory = std::stoll(InputFile(struck).read_all()), .is_more = true};
+  Needed needed{.without_checkpoint = !saves};
   int64_t sum = 0, code = INT64_MAX;  // ranks share their code
   for (int rank = 0; rank < num_ranks; ++rank) {
     const nlohmann::json result = parse_json(InputFile(result_of(folder.path(), rank)).read_all());
@@ -125,7 +126,7 @@ int run_fit_rank(const std::string& config, const std::vector<std::string>& over
     if (guard.has_struck()) return 0;  // another rank has ended
     if (!train::is_out_of_memory(error) && dynamic_cast<const train::OutOfMemoryError*>(&error) == nullptr)
       throw;
-    guard.strike();
+    guard.strike(0);
   }
   return 0;
 }

@@ -294,10 +294,19 @@ at::Tensor gather_owned(const ParamUnit& unit, const at::Tensor& mine, bool whol
   const at::Tensor part = std::exchange(full, room.defined() ? room.narrow(0, 0, unit.spec.numel)
                                                              : at::empty({unit.spec.numel}, full.options()));
   comm.all_gather(full, part, str(what, " of ", unit.name))->wait();
+  const int64_t copies = unit.mesh.num_replicas();
+  if (copies == 1) return full;
   // This changes the order of ranks into that of owned parts.
-  return full.view({unit.mesh.num_replicas(), unit.mesh.shard_size, part.numel()})
-      .transpose(0, 1)
-      .reshape(-1);
+  const at::Tensor by_rank = full.view({copies, unit.mesh.shard_size, part.numel()}).transpose(0, 1);
+  if (!room.defined()) return by_rank.reshape(-1);
+  const at::Tensor ordered = room.narrow(0, unit.spec.numel, unit.spec.numel);
+  ordered.view(by_rank.sizes()).copy_(by_rank);
+  return ordered;
+}
+
+int64_t room_for(const ParamUnit& unit, const comm::Communicator& comm) {
+  if (!unit.placement.updates_shard || comm.size() == 1) return 0;
+  return unit.spec.numel * (unit.mesh.num_replicas() == 1 ? 1 : 2);
 }
 
 at::Tensor join_owned(const ParamUnit& unit, const Layout& layout, std::vector<OwnedParameter>& owned,

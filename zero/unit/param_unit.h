@@ -229,10 +229,14 @@ class ParamUnit {
 };
 
 /// Collective over `comm`, of all ranks. (numel) on the device of its group: `mine` itself where it is
-/// `whole`, else each rank's owned part, in the order of the unit. `what` names it in errors. `room`: (numel)
-/// or more of the dtype of `mine`, into which they are gathered; undefined: in memory of their own.
+/// `whole`, else each rank's owned part, in the order of the unit. `what` names it in errors. `room`: of the
+/// dtype of `mine`, into which they are gathered, at least room_for() elements; undefined: memory of their
+/// own.
 at::Tensor gather_owned(const ParamUnit& unit, const at::Tensor& mine, bool whole, comm::Communicator& comm,
                         std::string_view what, const at::Tensor& room = {});
+
+/// The elements of the memory that gather_owned() takes besides `mine`; 0 where it gathers nothing.
+int64_t room_for(const ParamUnit& unit, const comm::Communicator& comm);
 
 /// What a rank has computed for a parameter that it owns (zero/plan/owners.h).
 struct OwnedParameter {

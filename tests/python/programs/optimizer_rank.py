@@ -1,4 +1,5 @@
 """Optimizers of torch beside themselves: translated, and as they are."""
+import functools
 import types
 
 import tessera
@@ -285,12 +286,19 @@ def what_a_name_promises_is_tried_out():
         for p in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
             p.data.sub_(p.grad.sign(), alpha=0.01)
 
+    def fresh():
+        """As when no optimizer of the class was made: torch puts its hooks around step() with the first."""
+        return getattr(before, "__wrapped__", before)
+
     before = torch.optim.AdamW.step
-    torch.optim.AdamW.step = by_sign
-    try:
-        assert not is_translated(lambda m: torch.optim.AdamW(m.parameters()))
-    finally:
-        torch.optim.AdamW.step = before
+    for original in (before, fresh()):
+        for replacement in (by_sign, functools.wraps(original)(by_sign), torch.no_grad()(by_sign)):
+            torch.optim.AdamW.step = replacement
+            try:
+                assert not is_translated(lambda m: torch.optim.AdamW(m.parameters()))
+            finally:
+                torch.optim.AdamW.step = before
+    assert is_translated(lambda m: torch.optim.AdamW(m.parameters()))
     if tessera.comm.get_world_size() > 1:
         def by_sign_on_one(m):
             optimizer = torch.optim.AdamW(m.parameters())

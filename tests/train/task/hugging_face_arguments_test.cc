@@ -50,6 +50,10 @@ TEST(TrainerConfig, TakesArgumentsThatAreNamesOfKeys) {
        R"("gradient_accumulation_steps": 2, "comm": {"timeout_s": 60})"},
   };
   for (const auto& [arguments, keys] : cases) EXPECT_EQ(meaning_of(arguments), meaning_of(keys)) << arguments;
+  EXPECT_EQ(
+      dump_resolved(parse_run_config(
+          R"({"per_device_train_batch_size": 8, "train_micro_batch_size_per_gpu": "auto"})", "c.json", 1)),
+      meaning_of(""));
   EXPECT_EQ(meaning_of("", {"learning_rate=0.5"}), meaning_of(R"("optimizer": {"params": {"lr": 0.5}})"));
 }
 
@@ -59,13 +63,13 @@ TEST(TrainerConfig, ArgumentsThatCannotBeTaken) {
        R"(optimizer.params.lr: is also given under its other name "learning_rate"; expected one of the two)"},
       {R"("warmup_steps": 10)",
        "warmup_steps: found 10 (a number), an argument of Hugging Face's or Accelerate's: here it is "
-       "scheduler.params.warmup_num_steps, beside scheduler.type"},
+       "scheduler.params.warmup_num_steps (docs/coming_from.md, Its linear schedule)"},
       {R"("trainer": {"fp16": true})",
        "trainer.fp16: found true (a boolean), an argument of Hugging Face's or Accelerate's: here it is "
-       R"("torch_autocast": {"enabled": true, "dtype": "bf16"}, or "fp16", at the top)"},
+       R"("torch_autocast": {"enabled": true, "dtype": "bf16"}, or "fp16", at the top; without it nothing is cast)"},
       {R"("bf16": true)",
        "bf16: found true (a boolean); expected a section {…}; as an argument of Hugging Face's: here it is "
-       R"("torch_autocast": {"enabled": true, "dtype": "bf16"}, or "fp16", at the top)"},
+       R"("torch_autocast": {"enabled": true, "dtype": "bf16"}, or "fp16", at the top; without it nothing is cast)"},
       {R"("scheduler": {"type": "WarmupLR", "params": {"warmup_ratio": 0.1, "warmup_num_steps": 5}})",
        "scheduler.params.warmup_ratio: found 0.1 beside warmup_num_steps; expected one of the two"},
   };
