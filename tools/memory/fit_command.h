@@ -13,7 +13,7 @@
 //
 // What does not fit by the formulas of model state is left out. The next one is tried: a short run of
 // `tessera train`. Where it needs too much, what it needed beside model state is known, and the formulas
-// leave out more. A limit that CONFIG fits into takes one trial, a narrow one some six.
+// leave out more. A limit that CONFIG fits into takes one trial, a narrow one up to some ten.
 #pragma once
 
 #include <string>
