@@ -94,8 +94,8 @@ ShortRun run_briefly(RunConfig run, const Registry& registry, const comm::Enviro
   start.stop = [&] {
     const Clock::time_point now = Clock::now();
     if (last) result.step_s = std::min(result.step_s, std::chrono::duration<double>(now - *last).count());
-    last = now;
     result.before_step.push_back(most());
+    last = Clock::now();  // the kernel counts for milliseconds
     return false;
   };
   Trainer trainer(std::move(run), brief, comm, init, {.display = {}, .logger = logger}, std::move(start));

@@ -126,11 +126,12 @@ class FitTest(ToolTest):
             self.assertEqual([(path.name, path.read_text()) for path in folder.iterdir() if path.name != "run"], [("struck", "60000000")])
 
     def test_an_allocation_that_fails_is_a_setting_that_does_not_fit(self):
-        self.write("c.json", self.gpt(model={**MODEL, "vocabulary": 200_000}, train_micro_batch_size_per_gpu=64))
-        script = 'ulimit -v 3000000; exec "$@"'
+        self.write("c.json", self.gpt(model={**MODEL, "vocabulary": 200_000}, train_micro_batch_size_per_gpu=4))
+        script = 'ulimit -v 1350000; exec "$@"'
         done = subprocess.run(["bash", "-c", script, "-", TESSERA, "memory", "--fit", "c.json", "--memory", "8GB", "--no-disk"], cwd=self.folder,
                               capture_output=True, text=True, env=self.environment(), timeout=TIMEOUT_S)
-        self.assertRegex(done.stdout, r"all in memory +0  none +64x1 +- +failed\n")
+        self.assertRegex(done.stdout, r"all in memory +0  none +4x1 +- +failed\n")
+        self.assertRegex(done.stderr, r"^error: --memory 8GB: no setting fits; each that was tried grew, ran out of memory, or was ended at ")
 
     def test_the_formula_alone_says_that_nothing_fits(self):
         outcome = self.refused("--memory", "10MB", "--no-disk")

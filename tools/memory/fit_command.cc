@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <iostream>
 #include <ranges>
-#include <span>
 #include <string_view>
 #include <utility>
 
@@ -22,6 +21,7 @@
 #include "tools/memory/counted_model.h"
 #include "tools/memory/fit_setting.h"
 #include "tools/memory/fit_trial.h"
+#include "tools/memory/trial_ranks.h"
 #include "train/memory/memory_advice.h"
 #include "train/run.h"
 #include "train/task/trainer_config.h"
@@ -82,11 +82,12 @@ bool outgrows(const Needed& needed, int64_t limit) {
   return needed.growth > 0 && !is_within(needed.memory + kSteps * needed.growth, limit);
 }
 
-constexpr std::string_view kPolicies[] = {"none", "cheap",
-                                          "block"};  // each recomputes more than the one before
+// Each recomputes more than the one before.
+constexpr std::string_view kPolicies[] = {"none", "cheap", "block"};
 
-ptrdiff_t place_in(std::span<const std::string_view> all, std::string_view one) {
-  return std::ranges::find(all, one) - all.begin();
+/// Larger for settings that recompute more.
+ptrdiff_t recomputation_of(const Setting& setting) {
+  return std::ranges::find(kPolicies, setting.policy) - std::begin(kPolicies);
 }
 
 /// Larger for settings with more memory for what lies on disk.
@@ -151,12 +152,6 @@ class Fit {
   void conclude(const Tried& found) const;
   void print_wrapped(const std::string& line) const {
     std::cout << wrap_words(line, terminal_width(STDOUT_FILENO), 2) << '\n';
-  }
-  /// On a terminal; it takes the place of the line before it.
-  void show_progress(const std::string& line) const {
-    if (::isatty(STDERR_FILENO) == 0) return;
-    const auto width = static_cast<size_t>(terminal_width(STDERR_FILENO)) - 1;
-    std::cerr << '\r' << std::string(width, ' ') << '\r' << line.substr(0, width) << std::flush;
   }
   fs::path output() const {
     return flags_.output.empty() ? default_fit_output(config_) : fs::path(flags_.output);
@@ -278,7 +273,7 @@ int64_t Fit::rest_of(const Setting& setting) const {
   int64_t rest = 0;
   for (const Tried& one : tried_) {
     const int64_t state = state_bytes(one.setting, Tier::kDevice);
-    if (!one.is_measured || place_in(kPolicies, one.setting.policy) < place_in(kPolicies, setting.policy) ||
+    if (!one.is_measured || recomputation_of(one.setting) < recomputation_of(setting) ||
         buffers_of(one.setting) > buffers_of(setting) || state < state_bytes(setting, Tier::kDevice))
       continue;
     const int64_t all = one.needed.memory - state;

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <stop_token>
 #include <thread>
 #include <utility>
@@ -50,13 +51,22 @@ class MemoryGuard {
   }
   MemoryGuard(const MemoryGuard&) = delete;
 
-  static fs::path file_in(const fs::path& folder) { return folder / "struck"; }
-  /// Ends the trial on all ranks. `bytes`: what this one has at least, or 0.
-  void strike(int64_t bytes) const { replace_file(file_, std::to_string(bytes)); }
+  /// Ends the trial on all ranks. `bytes`: what this one has at least, or 0. Throws nothing: on a full disk
+  /// the file is there and empty.
+  void strike(int64_t bytes) const { std::ofstream(file_) << bytes; }
+  /// What a rank has given to strike(); unset: none has.
+  static std::optional<int64_t> struck_at(const fs::path& folder) {
+    if (!fs::exists(file_in(folder))) return std::nullopt;
+    int64_t bytes = 0;
+    std::ifstream(file_in(folder)) >> bytes;
+    return bytes;
+  }
   /// Whether the process will end: what fails then is not to be reported.
   bool has_struck() const { return ::access(file_.c_str(), F_OK) == 0; }
 
  private:
+  static fs::path file_in(const fs::path& folder) { return folder / "struck"; }
+
   const fs::path file_;
   std::jthread watcher_;
 };
@@ -89,8 +99,8 @@ Needed run_fit_trial(const FitTrialOptions& options, const Logger& log) {
   const bool saves = !error && static_cast<int64_t>(space.available) > options.disk_bytes;
   if (saves) args.emplace_back("--trial-saves");
   if (const int code = run_ranks_of_self(options.launch, args, log); code != 0) throw TrialFailed(code);
-  if (const fs::path struck = MemoryGuard::file_in(folder.path()); fs::exists(struck))
-    return {.memory = std::stoll(InputFile(struck).read_all()), .is_more = true};
+  if (const std::optional<int64_t> struck = MemoryGuard::struck_at(folder.path()))
+    return {.memory = *struck, .is_more = true};
   Needed needed{.without_checkpoint = !saves};
   int64_t sum = 0, code = INT64_MAX;  // ranks share their code
   for (int rank = 0; rank < num_ranks; ++rank) {
@@ -103,7 +113,8 @@ Needed run_fit_trial(const FitTrialOptions& options, const Logger& log) {
     needed.step_s = std::max(needed.step_s, result.at("step_s").get<double>());
     code = std::min(code, result.at("code").get<int64_t>());
   }
-  if (!options.on_cuda) needed.memory = sum - (num_ranks - 1) * code;
+  if (options.on_cuda) return needed;
+  needed.memory = sum - (num_ranks - 1) * code;
   needed.idle = std::max<int64_t>(0, needed.idle - (num_ranks - 1) * code);
   return needed;
 }

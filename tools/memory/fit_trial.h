@@ -14,11 +14,10 @@ namespace tessera::tools {
 
 /// What a run needs, in bytes: on CPU ranks all of this host's together, on CUDA the one that needs most.
 struct Needed {
-  int64_t memory = 0;
-  int64_t idle = 0;   ///< of that, what there was before the model was made
-  double step_s = 0;  ///< of an optimizer step
-  bool is_more =
-      false;  ///< it was ended there, and needs more; 0: an allocation failed, and no bytes are known
+  int64_t memory = 0;               ///< 0 with `is_more`: an allocation failed, and no bytes are known
+  int64_t idle = 0;                 ///< of that, what there was before the model was made
+  double step_s = 0;                ///< of an optimizer step
+  bool is_more = false;             ///< the trial was ended there, and it needs more
   bool without_checkpoint = false;  ///< TMPDIR had no room for one
   int64_t growth = 0;               ///< what each later step needed more than the one before
 };

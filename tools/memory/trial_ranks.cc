@@ -11,6 +11,7 @@
 #include "core/files/temporary_folder.h"
 #include "core/json/json_reader.h"
 #include "core/str.h"
+#include "core/terminal.h"
 #include "engine/config/sharding_plan.h"
 #include "tools/launch/launch_command.h"
 
@@ -24,12 +25,6 @@ using train::ModelCount;
 fs::path trial_file(const fs::path& folder, int rank) { return folder / str("rank", rank, ".json"); }
 fs::path timeline_file(const fs::path& folder, int rank) {
   return folder / str("rank", rank, "_timeline.json");
-}
-
-/// On a terminal; it takes the place of the line before it.
-void show_progress(const std::string& text) {
-  if (::isatty(STDERR_FILENO) == 0) return;
-  std::cerr << '\r' << std::string(70, ' ') << '\r' << text << std::flush;
 }
 
 nlohmann::ordered_json to_json(const ModelCount& model) {
@@ -49,6 +44,12 @@ ModelCount model_count_of(const nlohmann::ordered_json& json) {
 }
 
 }  // namespace
+
+void show_progress(const std::string& line) {
+  if (::isatty(STDERR_FILENO) == 0) return;
+  const auto width = static_cast<size_t>(terminal_width(STDERR_FILENO)) - 1;
+  std::cerr << '\r' << std::string(width, ' ') << '\r' << line.substr(0, width) << std::flush;
+}
 
 void write_trial(const fs::path& folder, const MemoryTrial& trial, bool timeline) {
   if (timeline) {

@@ -32,6 +32,9 @@ struct TrialResult {
   train::MeasuredRun largest;  ///< the rank with the largest peak
 };
 
+/// On a terminal: shows which trial runs, in the place of the line before it. Empty: none does.
+void show_progress(const std::string& line);
+
 /// Throws what run_ranks_of_self() throws.
 TrialResult run_trial_ranks(const TrialStart& start, const TrialSetting& setting, const Logger& log);
 
