@@ -95,17 +95,17 @@ class PageTest(ToolTest):
           window.saveAs = async (blob, name) => files.push([name, blob.type, blob.type === "image/svg+xml" ? await blob.text()
             : [...new Uint8Array(await blob.arrayBuffer(), 16, 8)]]);
           for (const button of document.querySelectorAll(".saving button")) button.click();
-          while (files.length < 6) await new Promise(done => setTimeout(done, 10));
+          while (files.length < 8) await new Promise(done => setTimeout(done, 10));
           return files;""")
         pictures = {name: text for name, kind, text in saved if kind == "image/svg+xml"}
-        self.assertEqual(set(pictures), {"stage_0.svg", "stage_2.svg", "memory_of_a_rank_at_the_peak_of_a_step.svg"})
+        self.assertEqual(set(pictures), {"stage_0.svg", "stage_2.svg", "memory_of_a_rank_at_the_peak_of_a_step.svg", "memory_of_a_rank_at_each_stage.svg"})
         pixels = {name: [int.from_bytes(bytes(head[i:i + 4]), "big") for i in (0, 4)] for name, kind, head in saved if kind == "image/png"}
         for name, text in pictures.items():
             root = ElementTree.fromstring(text)
             size = [float(root.get(side)) for side in ("width", "height")]
             self.assertEqual(pixels[name.replace(".svg", ".png")], [2 * side for side in size])
             words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
-            self.assertRegex(words[0], r"^stage \d: peak [\d.]+ [kM]B|^Memory of a rank at the peak of a step$")
+            self.assertRegex(words[0], r"^stage \d: peak [\d.]+ [kM]B|^Memory of a rank at the peak of a step$|^Memory of a rank at each stage: 2 ranks, fp32, all in memory$")
             self.assertTrue({"parameters", "gradients", "optimizer state"} <= set(words), words)
             drawn = [element for element in root.iter() if element.tag.split("}")[1] in ("rect", "path", "line", "text")]
             self.assertGreater(len(drawn), 20)
@@ -115,13 +115,53 @@ class PageTest(ToolTest):
 
     def test_the_limit_of_an_estimate(self):
         self.assert_succeeded(self.run_tool("memory", "--estimate", "--params", "7.5e9", "--world", 64, "--fit", "80GB", "--out", "m"))
-        found = self.ask("""const first = [document.getElementById("limit").value, text("verdict")];
+        found = self.ask("""const first = [text("headline"), document.getElementById("limit").value, text("verdict")];
           set("stage", 2);
           const second = text("verdict");
           set("limit", 16.5);
           return [...first, second, text("verdict"), document.querySelectorAll("#measured *").length];""")
-        self.assertEqual(found, ["80", "135.0 GB of model state: does not fit on 80 GB; 55.0 GB are missing.", "16.9 GB of model state: fits on 80 GB.",
+        self.assertEqual(found, ["Stage 3 saves 98 % of model state on 64 ranks: 135.0 GB → 2.1 GB a rank. Stage 1 and those above fit into 80 GB.", "80",
+                                 "46.4 GB of model state: fits on 80 GB.", "16.9 GB of model state: fits on 80 GB.",
                                  "16.9 GB of model state: does not fit on 16.5 GB; 375.0 MB are missing.", 0])
+
+    def test_all_stages_of_an_estimate(self):
+        """The picture has --estimate's numbers, and follows the setting; what a stage cannot have is said."""
+        estimate = self.run_tool("memory", "--estimate", "--params", "7e9", "--world", 4, "--fit", "24GB", "--out", "m")
+        self.assert_succeeded(estimate)
+        words = """[...document.querySelectorAll("#stages text")].map(one => one.textContent)"""
+        found = self.ask(f"""const first = {words}, marks = document.querySelectorAll("#stages .process").length;
+          set("tiers", "optimizer_disk");
+          return [first, marks, {words}];""")
+        memory, on_cpus, _ = self.rows(estimate.out.split("The smallest number")[0])
+        self.assertEqual(found[:2], [[words for stage in range(4) for words in (f"stage {stage}", f"{memory[stage][4]} GB")], 4])
+        self.assertEqual(found[2], ["stage 0", "has nothing of what is to lie elsewhere",
+                                    *(words for stage in range(1, 4) for words in (f"stage {stage}", f"{on_cpus[stage][0]} GB", "disk", f"{on_cpus[stage][1]} GB on disk"))])
+
+    def test_what_ranks_share_is_said(self):
+        """The headline, the bars and the what-if of ranks that share one copy of the parameters, beside the numbers of ranks that share nothing."""
+        self.write("c.json", self.config(model={"type": "fashion_mnist_cnn", "channels": 4, "hidden": 256}, zero_optimization={"stage": 2}, train_batch_size=None, train_micro_batch_size_per_gpu=4))
+        peaks, found = {}, {}
+        for backend in ("shm", "gloo"):
+            self.assert_succeeded(self.run_tool("memory", "c.json", "--steps", 1, "--nproc", 2, "--out", backend, "--set", f"comm.backend={backend}"))
+            trials = json.loads((self.folder / backend / "memory.json").read_text())["trials"]
+            peaks[backend] = [max((t["peak"] for t in trials if t["stage"] == stage), key=lambda peak: peak["total"]) for stage in range(4)]
+            found[backend] = self.ask("""return { headline: text("headline"), notes: text("notes"), sum: +document.getElementById("sum-device").dataset.bytes,
+              first: document.querySelector("#measured h2").textContent, meanings: [...document.querySelectorAll(".meanings li")].map(one => one.textContent),
+              apart: RUNS.map(run => unsharedPeak(run).total), labels: [...document.querySelectorAll("#measured section:first-child svg text")].map(one => one.textContent) };""", backend)
+        for backend, page in found.items():
+            least = next(p for p in peaks[backend] if p["total"] <= 1.01 * min(peak["total"] for peak in peaks[backend]))
+            stage, percent = peaks[backend].index(least), round(100 * (1 - least["total"] / peaks[backend][0]["total"]))
+            self.assertTrue(page["headline"].startswith(f"Stage {stage} saves {percent} % here: "), page["headline"])
+            self.assertEqual(page["first"], "Stages beside each other")
+            self.assertTrue(len(page["meanings"]) >= 4 and all(re.fullmatch(r"[a-z ]+: .+\.", line) for line in page["meanings"]), page["meanings"])
+            self.assertEqual("unshared" in page["labels"], backend == "shm")
+            self.assertEqual("On ranks that share no memory" in page["headline"], backend == "shm")
+            self.assertIn("The peak that was measured in this setting is", page["notes"])
+        self.assertIn("is the copy of the parameters that ranks of one host share", found["shm"]["notes"])
+        self.assertNotIn("share", found["gloo"]["notes"])
+        for apart, measured in zip(found["shm"]["apart"], peaks["gloo"]):  # the computed parameters are those that ranks over Gloo have
+            parameters = apart - peaks["shm"][peaks["gloo"].index(measured)]["total"] + peaks["shm"][peaks["gloo"].index(measured)]["parameters"]
+            self.assertAlmostEqual(parameters / measured["parameters"], 1, delta=0.01)
 
     def test_numbers_that_cannot_be_are_refused(self):
         self.assert_succeeded(self.run_tool("memory", "--estimate", "--params", "1e9", "--world", 2, "--out", "m"))
