@@ -125,13 +125,13 @@ void Engine::save_in_memory(HostFolders& folders, const json& client_state) {
 std::string Engine::save_with(CheckpointWriter& writer, const std::string& directory, const std::string& tag,
                               const json& client_state, const SaveOptions& options) {
   sharded_->check_usable();
-  if (at_boundary_)
+  if (window_.is_complete())
     throw Error(
         "save_checkpoint() between the last backward() of a step and step(): call step() first, which "
         "updates with gradients that are not saved");
-  if (micro_steps_in_window_ != 0 && !discarded_ && rank() == 0)
+  if (window_.has_gradients() && rank() == 0)
     options_.log.info(
-        str("save_checkpoint() after ", micro_steps_in_window_, " of ", config_.gradient_accumulation_steps,
+        str("save_checkpoint() after ", window_.micro_steps(), " of ", config_.gradient_accumulation_steps,
             " backward() calls of a step: their gradients are not saved, and a run that continues "
             "from it begins the step anew"));
   sharded_->finish_updates();
@@ -144,7 +144,7 @@ std::string Engine::save_with(CheckpointWriter& writer, const std::string& direc
   CheckpointState state;
   state.global_steps = global_steps_;
   state.skipped_steps = skipped_steps_;
-  state.micro_steps = micro_steps_ - micro_steps_in_window_;
+  state.micro_steps = micro_steps_ - window_.micro_steps();
   state.schedule_steps = schedule_steps_;
   state.gradient_norm = gradient_norm_;
   state.loss_scaler = scaler_.state();
@@ -280,7 +280,7 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
     options_.log.warning(str(loader->checkpoint().path(),
                              ": an older version has saved it without get_extra_state(): ",
                              join(sharded_->module_state()->extra_state_names(), ", "), " stays as it is"));
-  begin_window();
+  window_.close();
   LoadedCheckpoint loaded;
   loaded.path = loader->checkpoint().path().string();
   loaded.tag = loader->checkpoint().manifest().tag;

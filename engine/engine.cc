@@ -115,7 +115,8 @@ Engine::Engine(const zero::ModelView& model, const EngineConfig& config, comm::C
       scaler_(config_),
       optimizer_(set_up_optimizer(config_.optimizer)),
       schedule_(config_.scheduler, rates_of(optimizer_.groups), options.steps_per_epoch),
-      parameters_(model.parameters) {
+      parameters_(model.parameters),
+      window_(config_.gradient_accumulation_steps, config_.managed_gradient_accumulation) {
   if (kernels::updates_whole_parameters(optimizer_.kind) && !options_.whole_optimizer &&
       !options_.update_rule)
     options_.whole_optimizer = zero::make_whole_formula(optimizer_.kind, type_of(config_.optimizer.options));
@@ -309,22 +310,19 @@ class BeforeNode : public torch::autograd::FunctionPreHook {
 
 /// The place of the backward that begins now. `callers`: it is loss.backward().
 zero::MicroStep Engine::begin_micro_step(bool callers) {
-  const bool first = micro_steps_in_window_ == 0 || discarded_;
+  const bool first = window_.next_is_first();
   if (first) {
     if (const auto changed = changed_parameters(parameters_)) check_same_parameters(*changed);
-  } else if (callers != callers_window_ && config_.gradient_accumulation_steps > 1) {
+  } else if (window_.mixes(callers)) {
     throw Error(
         "engine.backward(loss) and loss.backward() in one accumulation of gradients: expected one of them "
         "for "
         "all of its micro-steps");
   }
-  callers_window_ = callers;
   gradient_scale_ = scaler_.scale();
-  at_boundary_ = next_is_last();
   ++micro_steps_;
-  ++micro_steps_in_window_;
-  micro_step_closed_ = stepped_ = discarded_ = false;
-  return {.first = first, .last = at_boundary_};
+  window_.begin_backward(callers);
+  return {.first = first, .last = window_.is_complete()};
 }
 
 void Engine::backward(const at::Tensor& loss, bool average) {
@@ -336,7 +334,7 @@ void Engine::backward(const at::Tensor& loss, bool average) {
         "backward() needs a loss that depends on the parameters; was it computed under NoGradGuard, or "
         "detached?");
   if (!sharded_->training()) throw Error("backward() in evaluation mode: call train() first");
-  if (at_boundary_)
+  if (window_.is_complete())
     throw Error("backward() at the accumulation boundary: call step() after the last backward()");
   sharded_->check_gradients();
   // One factor, applied in fp32: in fp16, 2^16 alone would overflow.
@@ -390,7 +388,7 @@ void Engine::end_with_this_backward() {
 void Engine::begin_callers_backward() {
   follow_callers_backward(/*before_gradients=*/false);
   if (followed_.expired() || OwnBackward::runs(options_.device)) return;
-  if (at_boundary_)
+  if (window_.is_complete())
     throw Error(
         "loss.backward() after the last backward of a step: call step(), or zero_grad(); with "
         "\"managed_gradient_accumulation\": false each step() takes all gradients since the one before it");
@@ -423,40 +421,48 @@ void Engine::end_callers_backward() {
   followed_.reset();
   loss_scaled_ = false;
   if (sharded_->in_backward()) return sharded_->end_backward();
-  if (!stepped_ && !discarded_) sharded_->stand_in_for_gradients();  // autograd::grad() of an input
+  if (!window_.stepped() && window_.has_gradients())
+    sharded_->stand_in_for_gradients();  // autograd::grad() of an input
 }
 
-void Engine::set_gradient_accumulation_boundary(std::optional<bool> is_boundary) {
-  if (is_boundary && !config_.managed_gradient_accumulation)
+void Engine::check_managed() const {
+  if (!config_.managed_gradient_accumulation)
     throw Error(
         "set_gradient_accumulation_boundary(), no_sync(): \"managed_gradient_accumulation\" is false, so "
         "each step() is the boundary");
-  set_boundary_ = is_boundary;
+}
+
+void Engine::set_gradient_accumulation_boundary(std::optional<bool> is_boundary) {
+  if (is_boundary) check_managed();
+  window_.set_last(is_boundary);
+}
+
+void Engine::begin_no_sync() {
+  check_managed();
+  window_.begin_no_sync();
 }
 
 bool Engine::is_gradient_accumulation_boundary() const {
   // Between backward() and step() the micro-step just done is meant, otherwise the one to come.
-  return at_boundary_ || (micro_step_closed_ && next_is_last());
+  return window_.is_boundary();
 }
 
 void Engine::drop_gradients() {
   followed_.reset();
   loss_scaled_ = false;
   sharded_->drop_gradients();
-  begin_window();
-}
-
-void Engine::begin_window() {
-  micro_steps_in_window_ = 0;
-  at_boundary_ = discarded_ = false;
-  micro_step_closed_ = stepped_ = true;
+  window_.close();
 }
 
 void Engine::step() {
   sharded_->check_usable();
   if (update_is_due()) sharded_->residency().refuse_held("step()");
+  if (in_no_sync())
+    throw Error(
+        "step() inside of no_sync(): gradients are not reduced there; leave it for the last backward() of a "
+        "step");
   sharded_->check_gradients();
-  micro_step_closed_ = stepped_ = true;
+  window_.end_micro_step();
   if (!update_is_due()) return;
   reduce_accumulated();
   update();
@@ -464,7 +470,7 @@ void Engine::step() {
 }
 
 void Engine::apply_to_whole(const std::function<void()>& function) {
-  if (micro_steps_in_window_ != 0 && !discarded_)
+  if (window_.has_gradients())
     throw Error(
         "train() or eval() of the optimizer between backward() and step(): expected it after a step, or "
         "after zero_grad()");
@@ -473,20 +479,15 @@ void Engine::apply_to_whole(const std::function<void()>& function) {
 
 void Engine::reduce_accumulated() {
   sharded_->check_usable();
-  if (at_boundary_ || micro_steps_in_window_ == 0 || discarded_) return;
+  if (window_.gradients() != AccumulationWindow::Gradients::kAccumulated) return;
   sharded_->reduce_accumulated();
-  at_boundary_ = true;
+  window_.complete();
 }
 
 void Engine::zero_grad() {
   loss_scaled_ = false;  // what was scaled may have been given up
   sharded_->free_gradients();
-  if (stepped_ || micro_steps_in_window_ == 0) return;
-  discarded_ = true;
-  if (!at_boundary_) return;
-  at_boundary_ = false;
-  micro_steps_in_window_ = 0;
-  sharded_->skip_step();
+  if (window_.discard()) sharded_->skip_step();
 }
 
 /// Collective. At the accumulation boundary.
@@ -497,8 +498,7 @@ void Engine::update() {
   should_stop_ = summary.flag_raised;
   const bool overflow = summary.num_nonfinite > 0;
   gradient_norm_ = overflow ? std::numeric_limits<double>::infinity() : summary.norm / gradient_scale_;
-  micro_steps_in_window_ = 0;
-  at_boundary_ = false;
+  window_.close();
   ++global_steps_;
   if (overflow) {
     sharded_->skip_step();
@@ -574,7 +574,8 @@ std::vector<std::optional<Betas>> Engine::scheduled_betas() const {
 
 at::Tensor Engine::full_gradient(const std::string& name) {
   sharded_->check_usable();
-  if (discarded_) throw Error("full_gradient(\"", name, "\"): zero_grad() has discarded the gradients");
+  if (window_.gradients() == AccumulationWindow::Gradients::kDiscarded)
+    throw Error("full_gradient(\"", name, "\"): zero_grad() has discarded the gradients");
   if (micro_steps_ == 0)
     throw Error("full_gradient(\"", name, "\"): no backward() was called, and there is none yet");
   const at::NoGradGuard no_grad;
@@ -606,7 +607,7 @@ void Engine::set_full_parameter(const std::string& name, const at::Tensor& value
 }
 
 void Engine::set_full_gradient(const std::string& name, const at::Tensor& value) {
-  if (!at_boundary_)
+  if (!window_.is_complete())
     throw Error("set_full_gradient(\"", name,
                 "\"): expected between the backward() at the accumulation boundary and step()");
   at::Tensor gradient = value_to_set("set_full_gradient", name, value);
@@ -636,7 +637,7 @@ Engine::ForwardScope::ForwardScope(Engine& engine)
   if (named_.isActive()) named_.before("tessera.forward");
   engine_.sharded_->check_usable();
   // A new micro-step begins, whether or not step() was called after the last.
-  if (engine_.sharded_->training()) engine_.micro_step_closed_ = true;
+  if (engine_.sharded_->training()) engine_.window_.begin_forward();
   if (engine_.activations_ && engine_.sharded_->training()) engine_.activations_->begin_forward();
   engine_.sharded_->begin_forward();
 }

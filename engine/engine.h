@@ -28,6 +28,7 @@
 
 #include "comm/communicator.h"
 #include "core/log.h"
+#include "engine/accumulation_window.h"
 #include "engine/autocast.h"
 #include "engine/config/config.h"
 #include "engine/inputs.h"
@@ -146,10 +147,7 @@ class Engine {
   /// which keeps what is accumulated, it discards nothing.
   void zero_grad();
   /// Whether the next step() updates.
-  bool update_is_due() const {
-    return at_boundary_ ||
-           (!config_.managed_gradient_accumulation && micro_steps_in_window_ > 0 && !discarded_);
-  }
+  bool update_is_due() const { return window_.update_is_due(); }
   /// Whether the current micro-step is the last one before an update. A micro-step begins with
   /// engine->forward() (or with step(), where step() is called after every backward) and ends when the next
   /// one begins.
@@ -158,6 +156,12 @@ class Engine {
   /// steps is configured; unset: that number counts again. The same on all ranks. Throws Error where
   /// `managed_gradient_accumulation` is false: there each step() is a boundary.
   void set_gradient_accumulation_boundary(std::optional<bool> is_boundary);
+  /// Until end_no_sync() backward() only adds up, and step() is an Error; calls may be nested.
+  /// `next_is_last`: the first backward() after the outermost one is its window's last. The same on all
+  /// ranks. begin_no_sync() throws Error where `managed_gradient_accumulation` is false.
+  void begin_no_sync();
+  void end_no_sync(bool next_is_last = true) { window_.end_no_sync(next_is_last); }
+  bool in_no_sync() const { return window_.in_no_sync(); }
 
   /// Collective. Both set the mode of the module and its submodules; eval() also copies rank 0's buffers to
   /// all ranks.
@@ -341,13 +345,8 @@ class Engine {
   void warn_unused_reports() const;
   void set_up_activations();
   void report_activations();
-  /// Whether the next backward() is the window's last.
-  bool next_is_last() const {
-    return config_.managed_gradient_accumulation &&
-           set_boundary_.value_or(micro_steps_in_window_ + 1 == config_.gradient_accumulation_steps);
-  }
+  void check_managed() const;
   at::Tensor value_to_set(std::string_view call, const std::string& name, const at::Tensor& value);
-  void begin_window();
   zero::MicroStep begin_micro_step(bool callers);
   void follow_callers_backward(bool before_gradients);
   void end_with_this_backward();
@@ -378,15 +377,10 @@ class Engine {
   /// Is the type of forward()'s floating inputs; unset: they stay as they are.
   std::optional<at::ScalarType> input_dtype_;
 
-  bool micro_step_closed_ = true;     ///< step() was called after the last backward()
-  bool at_boundary_ = false;          ///< the last backward() was its window's last; step() is to come
-  bool stepped_ = true;               ///< step() was called after the last backward()
-  bool discarded_ = false;            ///< zero_grad() has discarded what was accumulated; no backward() since
-  std::optional<bool> set_boundary_;  ///< in place of the configured number of micro-steps
-  int64_t micro_steps_ = 0, micro_steps_in_window_ = 0;
+  AccumulationWindow window_;
+  int64_t micro_steps_ = 0;
   int64_t schedule_steps_ = 0;
   int64_t global_steps_ = 0, skipped_steps_ = 0;
-  bool callers_window_ = false;  ///< the gradients so far are of loss.backward()
   /// Autograd has it until the end of the loss.backward(), where it calls end_callers_backward().
   std::weak_ptr<bool> followed_;
   bool loss_scaled_ = false;  ///< scale() was called for the loss.backward() that is to come

@@ -296,7 +296,7 @@ Match match(const WeightsFile& file, const std::string& path, zero::ShardedModel
 
 void Engine::load_weights(const std::string& path, const LoadWeightsOptions& options) {
   sharded_->check_usable();
-  if (micro_steps_in_window_ != 0)
+  if (window_.micro_steps() != 0)
     throw Error("load_weights() between backward() and the step() that updates");
   std::optional<WeightsFile> file;
   Match found;

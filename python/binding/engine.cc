@@ -525,6 +525,9 @@ void bind_engine(py::module_& module) {
       .def("drop_gradients", &PyEngine::drop_gradients, ReleaseGil())
       .def_property_readonly("is_boundary", &PyEngine::is_gradient_accumulation_boundary)
       .def("set_boundary", &PyEngine::set_gradient_accumulation_boundary, py::arg("is_boundary"))
+      .def("begin_no_sync", &PyEngine::begin_no_sync)
+      .def("end_no_sync", &PyEngine::end_no_sync, py::arg("next_is_last"))
+      .def_property_readonly("in_no_sync", &PyEngine::in_no_sync)
       .def(
           "check_usable", [](PyEngine& self) { self.sharded_model().check_usable(); }, ReleaseGil())
       .def(

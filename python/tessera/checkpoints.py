@@ -62,7 +62,6 @@ def load(engine: Any, load_dir: Any, tag: Any, load_module_strict: bool, load_op
                 *(_lost_options(engine, foreign, lost, load_lr_scheduler_states) if load_optimizer_states else [])]
 
     path, text, not_loaded, saved_by = engine._engine.load_checkpoint(*comm.agreed("load_checkpoint()", prepare), _groups_of(engine), not_taken_over)
-    engine._count_again()
     state = taken.get("state") or _decoded(text)
     if saved_by:
         _warn(engine, f"load_checkpoint(): {path} is a checkpoint of {saved_by}" + (f"; not taken over: {_listed(not_loaded)}" if not_loaded else ""))

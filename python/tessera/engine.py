@@ -73,8 +73,7 @@ class Engine(EngineProperties, StepsScheduler):
         self.config = json.loads(self._engine.config)
         self._casts = self.config["bf16"]["auto_cast"] or self.config["fp16"]["auto_cast"]
         self.optimizer = self.lr_scheduler = self.training_dataloader = None
-        self._in_no_sync = self._after_no_sync = self._applied = self._was_skipped = self._keeps_zero_gradients = False
-        self._boundary = None  # of set_gradient_accumulation_boundary()
+        self._applied = self._was_skipped = self._keeps_zero_gradients = False
         self.memory_record = self.recorded_timeline = None  # of memory.memory_report()
         self._reports = reports.reports_of(self, config)
         if not module.training:
@@ -194,8 +193,8 @@ class Engine(EngineProperties, StepsScheduler):
             Param groups, options of the optimizer or `grad` of a parameter were changed in a way that would have no effect; after
             `zero_grad(set_to_none=False)`, a parameter that torch would update with a gradient of zeros.
         """
-        if self._in_no_sync:
-            raise Error("step() inside of no_sync(): gradients are not reduced there; leave it for the last backward() of a step")
+        if self._engine.in_no_sync:
+            return self._engine.step()  # which says that it is an error there
         optimizer, updates, skipped = self.optimizer, self._engine.update_is_due, self.skipped_steps
         if updates:
             optimizer.call_hooks("pre")
@@ -207,7 +206,6 @@ class Engine(EngineProperties, StepsScheduler):
         if not updates:
             return
         self._count_samples()
-        self._count_again()
         self._was_skipped = self.skipped_steps > skipped
         self._applied = not self._was_skipped
         if self._applied:
@@ -229,7 +227,6 @@ class Engine(EngineProperties, StepsScheduler):
         if is_boundary is not None:
             is_boundary = arguments.flag(is_boundary, "set_gradient_accumulation_boundary(): is_boundary")
         self._engine.set_boundary(is_boundary)
-        self._boundary, self._after_no_sync = is_boundary, False
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -237,21 +234,11 @@ class Engine(EngineProperties, StepsScheduler):
 
         After that step they are counted again, or go on as `set_gradient_accumulation_boundary` has said.
         """
-        self._engine.set_boundary(False)
-        outer, self._in_no_sync = self._in_no_sync, True
+        self._engine.begin_no_sync()
         try:
             yield
         finally:
-            self._in_no_sync = outer
-            if not outer:
-                self._engine.set_boundary(True)
-                self._after_no_sync = True
-
-    def _count_again(self):
-        """The step that followed no_sync() was taken or given up."""
-        if self._after_no_sync:
-            self._engine.set_boundary(self._boundary)
-            self._after_no_sync = False
+            self._engine.end_no_sync(next_is_last=True)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Empty the parameters' `grad`, and between backward() and step() discard the gradients, as in PyTorch. All ranks alike.
@@ -266,13 +253,10 @@ class Engine(EngineProperties, StepsScheduler):
         with zeros then, if it had one before; here that step is an Error.
         """
         self._keeps_zero_gradients = not arguments.flag(set_to_none, "zero_grad(): set_to_none")
-        gives_up = self._engine.update_is_due or self._engine.has_failed
         if self._engine.has_failed:
             self._engine.drop_gradients()
         else:
             self._engine.zero_grad()
-        if gives_up:
-            self._count_again()
 
     def _refuse_zero_gradients(self):
         """Raise Error where torch would go on with zeros in `grad`, which zero_grad(set_to_none=False) has left there."""

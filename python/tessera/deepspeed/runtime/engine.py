@@ -255,15 +255,15 @@ class DeepSpeedEngine(Engine):
         """
         if not self.managed_gradient_accumulation():
             raise Refused("coalesce_grad_reduction(): managed_gradient_accumulation is false, so each step() reduces what there is")
-        if self._in_no_sync or self._coalesces:
+        if self._engine.in_no_sync:
             raise Refused("coalesce_grad_reduction() cannot be nested inside of no_sync(), or of itself")
         self._coalesces = True
-        self._engine.set_boundary(False)
+        self._engine.begin_no_sync()
         try:
             yield
         finally:
             self._coalesces = False
-            self._engine.set_boundary(self._boundary)
+            self._engine.end_no_sync(next_is_last=False)
         self._engine.reduce_accumulated()
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -277,8 +277,6 @@ class DeepSpeedEngine(Engine):
         if not self.managed_gradient_accumulation():
             raise Refused("set_gradient_accumulation_boundary(): managed_gradient_accumulation is false, so each step() is the boundary")
         super().set_gradient_accumulation_boundary(is_boundary)
-        if self._coalesces:
-            self._engine.set_boundary(False)
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """As in `tessera.Engine`. Raises Refused where the loss is not a scalar tensor that depends on something."""
@@ -288,7 +286,7 @@ class DeepSpeedEngine(Engine):
 
     def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
         """As in `tessera.Engine`. Raises Refused inside of `no_sync()` and `coalesce_grad_reduction()`."""
-        if self._in_no_sync or self._coalesces:
+        if self._engine.in_no_sync:
             raise Refused("It is illegal to call Engine.step() inside no_sync context manager, or inside of coalesce_grad_reduction(): gradients "
                           "are not reduced there; expected it after the with")
         super().step(lr_kwargs)
