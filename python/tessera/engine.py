@@ -194,7 +194,7 @@ class Engine(EngineProperties, StepsScheduler):
             `zero_grad(set_to_none=False)`, a parameter that torch would update with a gradient of zeros.
         """
         if self._engine.in_no_sync:
-            return self._engine.step()  # which says that it is an error there
+            self._engine.step()  # raises what is wrong with it
         optimizer, updates, skipped = self.optimizer, self._engine.update_is_due, self.skipped_steps
         if updates:
             optimizer.call_hooks("pre")

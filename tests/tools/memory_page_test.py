@@ -139,7 +139,8 @@ class PageTest(ToolTest):
 
     def test_what_ranks_share_is_said(self):
         """The headline, the bars and the what-if of ranks that share one copy of the parameters, beside the numbers of ranks that share nothing."""
-        self.write("c.json", self.config(model={"type": "fashion_mnist_cnn", "channels": 4, "hidden": 256}, zero_optimization={"stage": 2}, train_batch_size=None, train_micro_batch_size_per_gpu=4))
+        self.write("c.json", self.config(model={"type": "fashion_mnist_cnn", "channels": 4, "hidden": 256}, zero_optimization={"stage": 2},
+                                         train_batch_size=None, train_micro_batch_size_per_gpu=4))
         peaks, found = {}, {}
         for backend in ("shm", "gloo"):
             self.assert_succeeded(self.run_tool("memory", "c.json", "--steps", 1, "--nproc", 2, "--out", backend, "--set", f"comm.backend={backend}"))
@@ -147,7 +148,8 @@ class PageTest(ToolTest):
             peaks[backend] = [max((t["peak"] for t in trials if t["stage"] == stage), key=lambda peak: peak["total"]) for stage in range(4)]
             found[backend] = self.ask("""return { headline: text("headline"), notes: text("notes"), sum: +document.getElementById("sum-device").dataset.bytes,
               first: document.querySelector("#measured h2").textContent, meanings: [...document.querySelectorAll(".meanings li")].map(one => one.textContent),
-              apart: RUNS.map(run => unsharedPeak(run).total), labels: [...document.querySelectorAll("#measured section:first-child svg text")].map(one => one.textContent) };""", backend)
+              apart: RUNS.map(run => unsharedPeak(run).total),
+              labels: [...document.querySelectorAll("#measured section:first-child svg text")].map(one => one.textContent) };""", backend)
         for backend, page in found.items():
             least = next(p for p in peaks[backend] if p["total"] <= 1.01 * min(peak["total"] for peak in peaks[backend]))
             stage, percent = peaks[backend].index(least), round(100 * (1 - least["total"] / peaks[backend][0]["total"]))
