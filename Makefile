@@ -117,13 +117,14 @@ lint:  ## clang-tidy over the C++ sources (FILES=... some)
 
 bench:  ## builds and runs the benchmarks
 	@scripts/setup.sh --python
-	@scripts/build.sh release benchmarks
+	@scripts/build.sh release benchmarks tessera
 	@set -e; for program in $(BUILD)/bench_*; do echo "== $$program"; $$program $(ARGS); done
+	@$(VENV)/bin/python -B benchmarks/peers/train_step.py stages
 
 bench-peers:  ## a step and checkpoints beside DDP, FSDP2 and DeepSpeed
 	@scripts/setup.sh --peers
 	@scripts/build.sh release tessera step_rank checkpoint_rank
-	@$(VENV)/bin/python -B benchmarks/peers/train_step.py $(ARGS)
+	@$(VENV)/bin/python -B benchmarks/peers/train_step.py peers $(ARGS)
 	@$(VENV)/bin/python -B benchmarks/peers/checkpoint.py
 
 bench-python:  ## a step in Python beside DDP, FSDP2, DeepSpeed: 5 min
@@ -144,7 +145,7 @@ bench-curves:  ## losses of a GPT under several optimizers: 10 min
 bench-hosts:  ## a step on 2 and 4 hosts beside DDP and FSDP2: 25 min
 	@scripts/setup.sh --python
 	@scripts/build.sh release tessera step_rank
-	@$(VENV)/bin/python -B benchmarks/hosts/train_step.py $(ARGS)
+	@$(VENV)/bin/python -B benchmarks/peers/train_step.py hosts $(ARGS)
 
 bench-activations:  ## recomputation and offload beside torch's: 20 min
 	@scripts/setup.sh --python

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -134,9 +135,13 @@ class Check:
     # ------------------------------------------------------------------------------------------- step times
 
     def rows(self, name, command):
-        """The JSON lines that a program printed; where it failed, one that says so."""
+        """The JSON lines that a program printed, with the median in place of all times; where it failed, one that says so."""
         code, text, _ = self.run(name, command)
         rows = [json.loads(line) for line in text.splitlines() if line.startswith('{"')]
+        for row in rows:
+            row.update({key: statistics.median(value) for key, value in row.items() if key.endswith("_ms")})
+            if "losses" in row:
+                row["loss"] = row.pop("losses")[0]
         if code != 0:
             last = next((line for line in reversed(text.splitlines()) if line.strip() and not line.startswith('{"')), "")
             rows.append({"way": "further ways", "error": "no time was left" if code is None else f"exit code {code}: {last[:200]}"})
@@ -155,10 +160,10 @@ class Check:
                     continue
                 # They share the device, so that they share the batch, too.
                 ways = ["--micro-batch", shape["micro-batch"] // ranks, "--ways", *(["forward_backward"] if ranks == 1 else []), *STAGES]
-                command = self.in_world(backend, ranks, ["device_step", *arguments, "--backend", backend, *ways])
-                for row in self.rows(f"device_step {title} {backend} {ranks}", command):
+                command = self.in_world(backend, ranks, ["step_rank", *arguments, "--backend", backend, *ways])
+                for row in self.rows(f"step_rank {title} {backend} {ranks}", command):
                     found.append({"engine": "Tessera", "backend": backend, "ranks": ranks, **row})
-            ways = ["forward_backward", "ddp_autocast", "fsdp2", "bf16", *(["bf16_compiled"] if self.device == "cuda" else [])]
+            ways = ["forward_backward", "ddp", "fsdp2", "bf16", *(["bf16_compiled"] if self.device == "cuda" else [])]
             command = [sys.executable, "-B", BUNDLE / "lib" / "step_peer.py", *arguments, "--micro-batch", shape["micro-batch"], "--ways", *ways]
             for row in self.rows(f"step_peer {title}", command):
                 found.append({"engine": "PyTorch", "backend": "", "ranks": 1, **row})

@@ -3,7 +3,7 @@
     .deps/venv/bin/python -B bundle/make_bundle.py [--build build] [--out dist]
 
     run.sh, gpu_check.sh   what is called
-    bin/                   tessera, the CUDA plugin, the tests with ctest's label gpu, device_step, bench_kernels: stripped
+    bin/                   tessera, the CUDA plugin, the tests with ctest's label gpu, step_rank, bench_kernels: stripped
     lib/                   shared libraries that are neither torch's nor every Linux's; the scripts; tests.json: the tests
     configs/, data/        configurations, and what they train on
     licenses/              of what is linked statically, copied or brought along
@@ -27,8 +27,8 @@ MOST_BYTES = 60 << 20
 # What every Linux with Python has, and what torch's wheels bring.
 SYSTEM = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libgcc_s.so.1", "libstdc++.so.6", "ld-linux-x86-64.so.2"}
 TORCH = {"libtorch.so", "libtorch_cpu.so", "libtorch_cuda.so", "libc10.so", "libc10_cuda.so", "libgomp.so.1", "libcudart.so.13"}
-PROGRAMS = ["tessera", "device_step", "bench_kernels", "comm_test_rank"]  # the last: comm_gpu_test starts it
-SCRIPTS = ["bundle/find_torch.py", "bundle/gpu_check.py", "bundle/tables.py", "benchmarks/device/step_peer.py", "benchmarks/peers/peer.py"]
+PROGRAMS = ["tessera", "step_rank", "bench_kernels", "comm_test_rank"]  # the last: comm_gpu_test starts it
+SCRIPTS = ["bundle/find_torch.py", "bundle/gpu_check.py", "bundle/tables.py", "benchmarks/peers/step_peer.py", "benchmarks/peers/peer.py"]
 CONFIGS = ["ds_config_zero2.json", "fashion_mnist.json", "gpt_110m.json", "gpt_33m.json", "minimal.json", "schema.json", "segmentation.json"]
 FASHION_MNIST, GPL = Path("/usr/share/datasets/fashion-mnist"), Path("/usr/share/common-licenses/GPL-3")
 NUM_IMAGES = {"train": 6000, "t10k": 1000}

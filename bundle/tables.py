@@ -1,9 +1,9 @@
 """The tables at the end of gpu_check.py, and what of them counts as a failure."""
 
-NAMES = {"forward_backward": "forward + backward, pure bf16", "ddp_autocast": "DDP, bf16 autocast, fused AdamW", "fsdp2": "FSDP2, bf16, fused AdamW",
+NAMES = {"forward_backward": "forward + backward, pure bf16", "ddp": "DDP, bf16 autocast, fused AdamW", "fsdp2": "FSDP2, bf16, fused AdamW",
          "bf16": "pure bf16, fused AdamW", "bf16_compiled": "the same, compiled", **{f"stage_{stage}": f"bf16, stage {stage}" for stage in range(4)}}
-REFERENCE = "ddp_autocast"
-COLUMNS = (("ms", "step"), ("forward_ms", "forward"), ("backward_ms", "backward"), ("step_ms", "update"))
+REFERENCE = "ddp"
+COLUMNS = (("step_ms", "step"), ("forward_ms", "forward"), ("backward_ms", "backward"), ("update_ms", "update"))
 
 
 def name_of(row):
@@ -12,7 +12,7 @@ def name_of(row):
 
 
 def step_lines(part):
-    reference = next((row["ms"] for row in part["rows"] if row["way"] == REFERENCE and "ms" in row), None)
+    reference = next((row["step_ms"] for row in part["rows"] if row["way"] == REFERENCE and "step_ms" in row), None)
     lines = ["", part["title"]]
     if any(row["ranks"] > 1 for row in part["rows"]):
         lines.append("(x N: N ranks share the device and the batch, each a part; other rows have one rank)")
@@ -21,7 +21,7 @@ def step_lines(part):
         if "error" in row:
             lines.append(f"{name_of(row):52}  {row['error']}")
             continue
-        ratio = f"{row['ms'] / reference:8.3f}" if reference else f"{'':8}"
+        ratio = f"{row['step_ms'] / reference:8.3f}" if reference else f"{'':8}"
         lines.append(f"{name_of(row):52}" + "".join(f"{row[key]:10.2f}" for key, _ in COLUMNS) + ratio + f"{row['peak_bytes'] / 1e9:9.2f}{row['loss']:8.3f}")
     return lines
 
@@ -30,7 +30,7 @@ def memory_lines(results):
     lines = ["", f"{'model state, MB':52}{'measured':>10}{'formula':>10}"]
     for part in results["steps"]:
         for row in part["rows"]:
-            if "state_bytes" in row:
+            if "formula_bytes" in row:
                 same = "" if row["state_bytes"] == row["formula_bytes"] else "  DIFFERENT"
                 lines.append(f"{part['title'].split(',')[0] + ': ' + name_of(row):52}{row['state_bytes'] / 1e6:10.2f}{row['formula_bytes'] / 1e6:10.2f}{same}")
     return lines if len(lines) > 2 else []
@@ -54,7 +54,7 @@ def failures(results):
             if "error" in row:
                 if row["engine"] == "Tessera":
                     found.append(f"{name_of(row)}: {row['error']}")
-            elif row.get("state_bytes") != row.get("formula_bytes"):
+            elif "formula_bytes" in row and row["state_bytes"] != row["formula_bytes"]:
                 found.append(f"{name_of(row)}: memory is not the formula's")
     return found
 

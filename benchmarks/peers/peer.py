@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 # dim, layers, heads, vocabulary, sequence; micro-batch
-SHAPES = {"33m": (512, 8, 8, 8192, 128), "110m": (768, 12, 12, 16384, 128)}
-MICRO_BATCH = {"33m": 2, "110m": 1}
+SHAPES = {"small": (256, 4, 4, 4096, 128), "33m": (512, 8, 8, 8192, 128), "110m": (768, 12, 12, 16384, 128)}
+MICRO_BATCH = {"small": 2, "33m": 2, "110m": 1}
 
 
 class Block(nn.Module):

@@ -24,6 +24,10 @@ def peer(script, *arguments):
     return [sys.executable, str(HERE / script), *map(str, arguments)]
 
 
+def version():
+    return subprocess.run(own("tessera", "--version"), capture_output=True, text=True, check=True).stdout.strip()
+
+
 def report(text):
     """The last line that is a JSON object; None when there is none."""
     for line in reversed(text.splitlines()):

@@ -8,12 +8,15 @@ import datetime
 import json
 import statistics
 
+import document
 import machine
 
 COMMAND = "make bench-peers"  # whose table of docs/performance.md this is
 BASE, REFERENCE, TESSERA_ALONE = "no communication", "DDP", "Tessera, 1 rank, no communication"
 ZERO_REDUNDANCY, FSDP2 = "ZeroRedundancyOptimizer + DDP", "FSDP2"
 PACKAGES = ("torch", "deepspeed")
+COLUMNS = [("ms", "ms", ".1f"), ("ratio", "ratio", ".3f"), ("MiB", "mib", ".0f"), ("loss", "loss", ".1e")]
+FIRST_LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 0.05}
 
 
 def deepspeed(stage):
@@ -24,10 +27,34 @@ def tessera(stage):
     return f"Tessera stage {stage}"
 
 
-def rounded(measured):
-    """One round of one row, as it is kept: microseconds, hundredths of a MiB, losses to 1e-7."""
-    return {"step_ms": [round(ms, 3) for ms in measured["step_ms"]], "losses": [round(loss, 7) for loss in measured["losses"]],
-            "mib": round(measured["mib"], 2), "resident_mib": round(measured["resident_mib"], 2)}
+def joined(reports, times=("step_ms",), means=("mib", "resident_mib")):
+    """One round of one row, as it is kept, of what its ranks report: a step takes as long as its slowest rank, and other numbers are means over
+    the ranks. To microseconds, hundredths of a MiB, losses to 1e-7."""
+    return {**{key: [round(max(ms), 3) for ms in zip(*(report[key] for report in reports))] for key in times},
+            "losses": [round(statistics.fmean(losses), 7) for losses in zip(*(report["losses"] for report in reports))],
+            **{key: round(statistics.fmean(report[key] for report in reports), 2) for key in means}}
+
+
+def check_first_losses(measured, precision="fp32"):
+    """Before the first update all rows, {name: rounds}, have the same weights and data, and so the same loss."""
+    first = {name: rounds[0]["losses"][0] for name, rounds in measured.items()}
+    if first and max(first.values()) - min(first.values()) > FIRST_LOSS_TOLERANCE[precision]:
+        raise SystemExit(f"error: these don't train the same model, their first losses differ: {first}")
+
+
+def median(rounds, key="step_ms"):
+    """Of all steps."""
+    return statistics.median(ms for measured in rounds for ms in measured[key])
+
+
+def minimum(rounds):
+    """Of all steps."""
+    return min(ms for measured in rounds for ms in measured["step_ms"])
+
+
+def largest_difference(rounds, reference):
+    """Of the losses of any step; None without a reference."""
+    return round(max(abs(a - b) for a, b in zip(rounds[0]["losses"], reference[0]["losses"])), 7) if reference else None
 
 
 def summary(rounds, base, reference):
@@ -37,14 +64,11 @@ def summary(rounds, base, reference):
         return round(statistics.median(statistics.median(mine["step_ms"]) / statistics.median(its["step_ms"])
                                        for mine, its in zip(rounds, base)), 4)
 
-    def largest_difference():
-        return round(max(abs(a - b) for a, b in zip(rounds[0]["losses"], reference[0]["losses"])), 7)
-
     return {
-        "ms": round(statistics.median(ms for measured in rounds for ms in measured["step_ms"]), 3),
+        "ms": round(median(rounds), 3),
         "ratio": ratio() if base else None,
         "mib": round(statistics.median(measured["mib"] for measured in rounds), 2),
-        "loss": largest_difference() if reference else None,
+        "loss": largest_difference(rounds, reference),
     }
 
 
@@ -54,10 +78,14 @@ def table(measured):
             for name, rounds in measured.items()}
 
 
-def results(settings, measured, tessera_version):
+def stamp(tessera_version, packages=PACKAGES):
+    """When, on what and with what something is measured."""
     return {"date": datetime.date.today().isoformat(), "machine": machine.describe(),
-            "versions": {"tessera": tessera_version, **machine.versions(PACKAGES)}, "settings": settings,
-            "table": table(measured), "rounds": measured}
+            "versions": {"tessera": tessera_version, **machine.versions(packages)}}
+
+
+def results(settings, measured, tessera_version):
+    return {**stamp(tessera_version), "settings": settings, "table": table(measured), "rounds": measured}
 
 
 def text(found):
@@ -88,9 +116,4 @@ def surroundings(found):
 
 def markdown(found):
     """The table of docs/performance.md."""
-    lines = [training(found), surroundings(found), "", "| | ms | ratio | MiB | loss |", "|---|---|---|---|---|"]
-    for name, row in found["table"].items():
-        cells = [f"{row['ms']:.1f}", *("" if row[key] is None else f"{row[key]:{form}}" for key, form in
-                                       (("ratio", ".3f"), ("mib", ".0f"), ("loss", ".1e")))]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    return f"{training(found)}\n{surroundings(found)}\n\n" + document.markdown_table("", found["table"], COLUMNS)

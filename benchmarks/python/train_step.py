@@ -22,7 +22,6 @@ import os
 
 os.environ.update(OMP_NUM_THREADS="1", DS_ACCELERATOR="cpu", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")  # read on import
 import argparse  # noqa: E402
-import datetime  # noqa: E402
 import gc  # noqa: E402
 import importlib.util  # noqa: E402
 import logging  # noqa: E402
@@ -40,13 +39,14 @@ import ways  # noqa: E402
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "peers"))
 import document  # noqa: E402
-import machine  # noqa: E402
 import results  # noqa: E402
-from train_step_peer import own_mib, peak_mib  # noqa: E402
+import step_peer  # noqa: E402
 
 COMMAND = "make bench-python"
 PERFORMANCE = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
-WARM_UP_STEPS, MEMORY_STEPS, LAYER_STEPS = 3, 2, 3
+LAYER_STEPS = 3
+COLUMNS = [("min", "min", ".1f"), ("median", "median", ".1f"), ("ratio", "ratio", ".3f"), ("MiB", "mib", ".0f"), ("layer ms", "layer_ms", ".2f"),
+           ("layer %", "layer_percent", ".2f"), ("loss", "loss", ".1e")]
 
 
 def join(backend):
@@ -64,30 +64,22 @@ def measure(args, model_name, backend, make, rank):
     barrier = join(backend)
     gc.collect()  # touches what the fork has left shared, before memory is read
     barrier()
-    idle = own_mib()
+    idle = step_peer.Idle()
     torch.manual_seed(1)
     model = ways.MODELS[model_name]()
-    batches = iter([ways.batch_of(model_name, rank, i) for i in range(WARM_UP_STEPS + args.steps + MEMORY_STEPS + LAYER_STEPS)])
-    step, engine = make(model, ways.MICRO_BATCH[model_name])
-    losses = [step(next(batches)) for _ in range(WARM_UP_STEPS)]
+    num_batches = step_peer.WARM_UP_STEPS + args.steps + step_peer.MEMORY_STEPS + LAYER_STEPS
+    batches = iter([ways.batch_of(model_name, rank, i) for i in range(num_batches)])
+    training = make(model, ways.MICRO_BATCH[model_name])
+    report = step_peer.measure(training, batches, args.steps, idle, step_peer.Device("cpu"), barrier)
+    report["layer"] = layer.layer_ms(training.engine, ways.loss_of, batches) if backend else []
     barrier()
-    step_ms = []
-    for _ in range(args.steps):
-        start = time.perf_counter()
-        losses.append(step(next(batches)))
-        step_ms.append(1e3 * (time.perf_counter() - start))
-    peak = peak_mib(lambda: losses.extend(step(next(batches)) for _ in range(MEMORY_STEPS)))
-    in_layer = layer.layer_ms(engine, ways.loss_of, batches) if backend else []
-    barrier()
-    return {"step_ms": step_ms, "losses": losses, "mib": peak - idle, "layer": in_layer}
+    return report
 
 
 def joined(reports):
-    """Of the ranks of one row; a step takes as long as its slowest."""
-    return {"step_ms": [round(max(times), 3) for times in zip(*(report["step_ms"] for report in reports))],
-            "losses": [round(statistics.fmean(losses), 7) for losses in zip(*(report["losses"] for report in reports))],
-            "mib": round(statistics.fmean(report["mib"] for report in reports), 2),
-            "layer": [[round(part, 4), round(whole, 3)] for report in reports for part, whole in report["layer"]]}
+    """Of the ranks of one row."""
+    layers = [[round(part, 4), round(whole, 3)] for report in reports for part, whole in report["layer"]]
+    return {**results.joined(reports, means=("mib",)), "layer": layers}
 
 
 def measure_all(args):
@@ -114,46 +106,19 @@ def measure_all(args):
 
 def summary(rounds, reference):
     """A row of the table."""
-    times = [ms for measured in rounds for ms in measured["step_ms"]]
-    fastest = min(ms for measured in reference for ms in measured["step_ms"]) if reference else None
+    fastest = results.minimum(rounds)
     parts = [part for measured in rounds for part, _ in measured["layer"]]
-    return {"min": min(times), "median": round(statistics.median(times), 3), "ratio": round(min(times) / fastest, 4) if fastest else None,
+    return {"min": fastest, "median": round(results.median(rounds), 3), "ratio": round(fastest / results.minimum(reference), 4) if reference else None,
             "mib": round(statistics.median(measured["mib"] for measured in rounds), 1),
-            "layer_ms": min(parts) if parts else None, "layer_percent": round(100 * min(parts) / min(times), 3) if parts else None,
-            "loss": max(abs(a - b) for a, b in zip(rounds[0]["losses"], reference[0]["losses"])) if reference else None}
-
-
-def check_first_losses(measured):
-    """Before the first update all rows have the same weights and data, and so the same loss."""
-    for model, rows in measured.items():
-        first = {row: rounds[0]["losses"][0] for row, rounds in rows.items()}
-        if max(first.values()) - min(first.values()) > 1e-4:
-            sys.exit(f"error: these don't train the same {model}, their first losses differ: {first}")
-
-
-CELLS = [("min", "min", ".1f"), ("median", "median", ".1f"), ("ratio", "ratio", ".3f"), ("MiB", "mib", ".0f"), ("layer ms", "layer_ms", ".2f"),
-         ("layer %", "layer_percent", ".2f"), ("loss", "loss", ".1e")]
-
-
-def cells(row):
-    return ["" if row[key] is None else f"{row[key]:{form}}" for _, key, form in CELLS]
-
-
-def print_tables(table):
-    for model, rows in table.items():
-        print(f"\n{model:28}" + "".join(f"{title:>10}" for title, _, _ in CELLS))
-        for name, row in rows.items():
-            print(f"{name:28}" + "".join(f"{cell:>10}" for cell in cells(row)))
+            "layer_ms": min(parts) if parts else None, "layer_percent": round(100 * min(parts) / fastest, 3) if parts else None,
+            "loss": results.largest_difference(rounds, reference)}
 
 
 def markdown(found):
     settings = found["settings"]
     num_rounds = max(len(rounds) for rows in found["rounds"].values() for rounds in rows.values())
     lines = [f"{settings['ranks']} ranks, fp32; {num_rounds} rounds of {settings['steps']} steps, in turns.", results.surroundings(found)]
-    for model, rows in found["table"].items():
-        lines += ["", f"| {model} | {' | '.join(title for title, _, _ in CELLS)} |", "|---" * (len(CELLS) + 1) + "|"]
-        lines += [f"| {name} | {' | '.join(cells(row))} |" for name, row in rows.items()]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + "".join("\n" + document.markdown_table(model, rows, COLUMNS) for model, rows in found["table"].items())
 
 
 def parse_arguments():
@@ -183,12 +148,13 @@ def main():
         ways.load_deepspeed()
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     measured = measure_all(args)
-    check_first_losses(measured)
+    for rows in measured.values():
+        results.check_first_losses(rows)
     table = {model: {row: summary(rounds, rows.get("DDP")) for row, rounds in rows.items()} for model, rows in measured.items()}
-    found = {"date": datetime.date.today().isoformat(), "machine": machine.describe(),
-             "versions": {"tessera": ways.tessera.__version__, **machine.versions(("torch", "transformers", "torchvision", "deepspeed"))},
+    found = {**results.stamp(ways.tessera.__version__, ("torch", "transformers", "torchvision", "deepspeed")),
              "settings": {key: getattr(args, key) for key in ("minutes", "steps", "ranks", "optimizer")}, "table": table, "rounds": measured}
-    print_tables(table)
+    for model, rows in table.items():
+        print(document.text_table(model, rows, COLUMNS))
     if args.json:
         args.json.write_text(results.text(found), encoding="utf-8")
     if args.write:

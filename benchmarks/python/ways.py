@@ -1,27 +1,22 @@
 """What train_step.py measures: two models as their makers wrote them, and the ways in which a user trains them. A way makes, of a model
-and its optimizer (OPTIMIZER), a function step(batch) -> loss that forwards, reduces, clips at norm 1 and updates; and the engine or None."""
+and its optimizer (OPTIMIZER), a Training or EngineTraining of step_peer.py, which forwards, reduces, clips at norm 1 and updates."""
 import contextlib
 import sys
 from pathlib import Path
 
 import tessera
 import torch
-import torch.distributed as dist
 import torchvision
 import transformers
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import clip_grad_norm_
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "peers"))
 from peer import fused_adamw, load_deepspeed  # noqa: E402
+from step_peer import ADAMW, CLIPPING, EngineTraining, Training, data_parallel, sharded  # noqa: E402
 
-ADAMW = {"lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.01}
 MUON = {"lr": 0.02, "momentum": 0.95, "weight_decay": 0.01}
 OPTIMIZER = "AdamW"  # or "Muon": with AdamW for embeddings and vectors, of the same parameters in all ways
-CLIPPING, MICRO_BATCH = 1.0, {"gpt2": 1, "resnet18": 4}
+MICRO_BATCH = {"gpt2": 1, "resnet18": 4}
 STAGES = range(4)
 
 
@@ -100,42 +95,20 @@ def client_optimizers(model):
     return [flat_muon([p for name, p in named if is_matrix(name, p)]), fused_adamw([p for name, p in named if not is_matrix(name, p)], **ADAMW)]
 
 
-def torch_step(model, optimizers):
-    parameters = list(model.parameters())
-
-    def step(batch):
-        loss = loss_of(model, batch)
-        loss.backward()
-        clip_grad_norm_(parameters, CLIPPING)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        return loss.item()
-
-    return step, None
+def torch_training(model, optimizers):
+    return Training(model, lambda batch: loss_of(model, batch), optimizers)
 
 
 def ddp(model):
-    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    return torch_step(wrapped, client_optimizers(model))
+    return torch_training(data_parallel(model), client_optimizers(model))
 
 
 def fsdp2(model):
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for block in blocks(model):
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    return torch_step(model, client_optimizers(model))
+    return torch_training(sharded(model, blocks(model)), client_optimizers(model))
 
 
-def engine_step(engine):
-    def step(batch):
-        loss = loss_of(engine, batch)
-        engine.backward(loss)
-        engine.step()
-        return loss.item()
-
-    return step, engine
+def engine_training(engine):
+    return EngineTraining(engine, lambda batch: loss_of(engine, batch))
 
 
 def settings(stage, micro_batch, more=None):
@@ -164,7 +137,7 @@ def deepspeed(model, stage, micro_batch):
     if OPTIMIZER == "Muon" and stage == 3:
         config["zero_optimization"]["reduce_scatter"] = False  # with it, it is an error there
     engine, *_ = library.initialize(model=model, **given, config=config, dist_init_required=False)
-    return engine_step(engine)
+    return engine_training(engine)
 
 
 def own(model, stage, micro_batch):
@@ -173,7 +146,7 @@ def own(model, stage, micro_batch):
     else:
         given, more = {}, muon_section()
     engine, *_ = tessera.initialize(model=model, **given, config=settings(stage, micro_batch, more))
-    return engine_step(engine)
+    return engine_training(engine)
 
 
 def rows(with_deepspeed):

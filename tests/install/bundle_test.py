@@ -61,7 +61,7 @@ class BundleTest(unittest.TestCase):
 
     def test_it_fits_and_is_complete(self):
         self.assertLess(self.archive.stat().st_size, 60 << 20)
-        for name in ("run.sh", "gpu_check.sh", "README.md", "bin/tessera", "bin/device_step", "bin/bench_kernels", "bin/engine_gpu_test",
+        for name in ("run.sh", "gpu_check.sh", "README.md", "bin/tessera", "bin/step_rank", "bin/bench_kernels", "bin/engine_gpu_test",
                      "lib/tests.json", "configs/fashion_mnist.json", "data/fashion-mnist/train-images-idx3-ubyte.gz", "licenses/tessera"):
             self.assertTrue((self.bundle / name).exists(), name)
         self.assertEqual((self.bundle / "bin/libtessera_cuda.so").exists(), (BUILD / "libtessera_cuda.so").exists())
@@ -84,7 +84,7 @@ class BundleTest(unittest.TestCase):
         sys.path.insert(0, str(self.bundle / "lib"))
         self.addCleanup(sys.path.pop, 0)
         import tables
-        row = {"engine": "Tessera", "backend": "nccl", "ranks": 1, "way": "stage_3", "ms": 2, "state_bytes": 10, "formula_bytes": 10}
+        row = {"engine": "Tessera", "backend": "nccl", "ranks": 1, "way": "stage_3", "step_ms": 2, "state_bytes": 10, "formula_bytes": 10}
         peer = {"engine": "PyTorch", "backend": "", "ranks": 1, "way": "bf16_compiled"}
         results = {"tests": [{"name": "a_test", "status": "passed"}], "kernels": [], "seconds": 1.0, "machine": {},
                    "steps": [{"title": "GPT", "rows": [row, {**peer, "error": "no compiler"}]}]}
