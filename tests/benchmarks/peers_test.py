@@ -118,6 +118,20 @@ class Summary(unittest.TestCase):
         self.assertIsNone(table[results.BASE]["loss"])
         self.assertIsNone(results.table({results.REFERENCE: rounds[results.REFERENCE]})[results.REFERENCE]["ratio"])
 
+    def test_a_round_is_that_of_the_slowest_rank(self):
+        reports = [{"step_ms": [1, 4], "update_ms": [2, 1], "losses": [5, 6], "mib": 10}, {"step_ms": [3, 2], "update_ms": [1, 1], "losses": [7, 6], "mib": 20}]
+        self.assertEqual(results.joined(reports, times=("step_ms", "update_ms"), means=("mib",)),
+                         {"step_ms": [3, 4], "update_ms": [2, 1], "losses": [6, 6], "mib": 15})
+
+    def test_other_models_are_refused(self):
+        def rows(loss):
+            return {"a": [{"losses": [8.5, 1]}], "b": [{"losses": [loss, 2]}]}
+
+        results.check_first_losses(rows(8.50005))
+        results.check_first_losses(rows(8.51), "bf16")
+        with self.assertRaisesRegex(SystemExit, "their first losses differ"):
+            results.check_first_losses(rows(8.51))
+
     def test_text_is_json(self):
         self.assertEqual(json.loads(results.text(FOUND)), FOUND)
 
