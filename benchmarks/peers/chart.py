@@ -1,4 +1,4 @@
-"""Draws docs/peers.svg, the picture of README.md, from docs/peers.json, which train_step.py --write has measured.
+"""Draws docs/peers.svg, the picture of README.md, and writes its table, from docs/peers.json, which train_step.py --write has measured.
 
     python3 -B benchmarks/peers/chart.py
 
@@ -9,10 +9,11 @@ import json
 from pathlib import Path
 from xml.sax.saxutils import escape
 
+import document
 import results
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS, PICTURE = ROOT / "docs" / "peers.json", ROOT / "docs" / "peers.svg"
+RESULTS, PICTURE, README = ROOT / "docs" / "peers.json", ROOT / "docs" / "peers.svg", ROOT / "README.md"
 
 WIDTH, LEFT, RIGHT, TOP = 960, 24, 24, 104
 ROW_HEIGHT, BAR_HEIGHT, STAGE_GAP = 21, 15, 15
@@ -107,5 +108,11 @@ def draw(found):
     return "\n".join([*head, *out, "</svg>"]) + "\n"
 
 
+def write(found):
+    """What README.md shows of the results. Throws as document.surroundings does."""
+    PICTURE.write_text(draw(found), encoding="utf-8")
+    document.replace_table(README, results.COMMAND, results.short_markdown(found))
+
+
 if __name__ == "__main__":
-    PICTURE.write_text(draw(json.loads(RESULTS.read_text(encoding="utf-8"))), encoding="utf-8")
+    write(json.loads(RESULTS.read_text(encoding="utf-8")))

@@ -11,7 +11,7 @@ import statistics
 import document
 import machine
 
-COMMAND = "make bench-peers"  # whose table of docs/performance.md this is
+COMMAND = "make bench-peers"  # whose tables of docs/performance.md and README.md these are
 BASE, REFERENCE, TESSERA_ALONE = "no communication", "DDP", "Tessera, 1 rank, no communication"
 ZERO_REDUNDANCY, FSDP2 = "ZeroRedundancyOptimizer + DDP", "FSDP2"
 PACKAGES = ("torch", "deepspeed")
@@ -112,6 +112,17 @@ def surroundings(found):
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     return (f"{host['cores']} cores of {host['cpu'] or 'an unnamed processor'}, {host['memory_gib']:.0f} GiB, {host['system']}; "
             f"{versions}; {found['date']}.")
+
+
+def short_markdown(found):
+    """The table of README.md: the ways that shard, beside DDP."""
+    columns = [REFERENCE, FSDP2, *map(deepspeed, (2, 3)), *map(tessera, (2, 3))]
+    rows = {"time of a step, DDP = 1": ("ms", lambda value: f"{value / found['table'][REFERENCE]['ms']:.2f}"),
+            "memory of a rank, MiB": ("mib", lambda value: f"{value:.0f}")}
+    lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for label, (key, shown) in rows.items():
+        lines.append(f"| {label} | {' | '.join(shown(found['table'][name][key]) for name in columns)} |")
+    return "\n".join(lines) + "\n"
 
 
 def markdown(found):

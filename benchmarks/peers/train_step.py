@@ -9,7 +9,8 @@ and fp32 masters. Peers have their default settings, but for views into buckets 
 reduce in every micro-step, as Tessera does. DeepSpeed's stage 0 can sum bf16 gradients only in bf16, so that its loss is further off.
 
 peers [--ranks 2] [--json FILE]: beside DDP, FSDP2, ZeroRedundancyOptimizer and DeepSpeed. All start from one file of weights and train on one file of
-tokens. --write puts the results into docs/peers.json, draws docs/peers.svg from it (chart.py) and replaces the table of docs/performance.md.
+tokens. --write puts the results into docs/peers.json, draws docs/peers.svg from it (chart.py) and replaces the
+tables of README.md and docs/performance.md.
 
 ms       median over all rounds of a step of the slowest rank
 ratio    to the ranks that train side by side without communication: median over the rounds, each with its own
@@ -100,7 +101,8 @@ def measure_rows(args, rows, run, **joined):
 
 def peers(args):
     if args.write:
-        document.surroundings(PERFORMANCE, results.COMMAND)  # before minutes of runs
+        for page in (PERFORMANCE, chart.README):
+            document.surroundings(page, results.COMMAND)  # before minutes of runs
     with tempfile.TemporaryDirectory(prefix="train_step_bench_") as name:
         num_parameters, files = write_weights_and_tokens(args, Path(name))
         common = [*arguments_of_ranks(args), *files, "--ways"]
@@ -120,7 +122,7 @@ def peers(args):
         if missing := set(rows) - set(measured):
             sys.exit(f"error: --write: no results of {', '.join(sorted(missing))}; expected all rows in a document")
         chart.RESULTS.write_text(results.text(found), encoding="utf-8")
-        chart.PICTURE.write_text(chart.draw(found), encoding="utf-8")
+        chart.write(found)
         document.replace_table(PERFORMANCE, results.COMMAND, results.markdown(found))
 
 
@@ -260,7 +262,7 @@ def parse_arguments():
             command.add_argument("--ranks", type=int, default=2)
         if name == "peers":
             command.add_argument("--json", type=Path, metavar="FILE", help="where the numbers go")
-            command.add_argument("--write", action="store_true", help="puts them into docs/: peers.json, peers.svg, the table of performance.md")
+            command.add_argument("--write", action="store_true", help="puts them into docs/: peers.json, peers.svg, the tables of performance.md and README.md")
         if name == "stages":
             command.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="overrides a key of the engine's configuration")
     args = parser.parse_args()

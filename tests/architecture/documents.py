@@ -1,4 +1,5 @@
 """Rules for the documents: what they link to and name is there. Each returns complaints: "file:line: what is wrong"."""
+import bisect
 import os
 import re
 from pathlib import Path
@@ -9,6 +10,7 @@ from source_tree import CPP_SUFFIXES, project_files
 _FENCE = re.compile(r"^ *(```|~~~).*?^ *\1 *$", re.DOTALL | re.MULTILINE)
 _CODE_SPAN = re.compile(r"(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)", re.DOTALL)
 _LINK = re.compile(r"\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)|\b(?:src|href)=\"([^\"]+)\"|^ {0,3}\[[^\]]+\]: +(\S+)", re.MULTILINE)
+_TEXT_BLOCK = re.compile(r"^ *```text\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 _HEADING = re.compile(r"^#{1,6} +(.*?) *#*$", re.MULTILINE)
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 _NOTE = re.compile(r"\[Note: ([^\]]+)\]")
@@ -191,9 +193,36 @@ def make_commands(root):
     return complaints
 
 
+def _printed(words, source):
+    """Whether `words` are literals of `source`, one behind another: the longest beginning that is there, then the rest. No piece is a mere syllable."""
+    while words:
+        length = bisect.bisect(range(1, len(words) + 1), False, key=lambda count: words[:count].rstrip() not in source)
+        if length < min(6, len(words)):
+            return False
+        words = words[length:].lstrip()
+    return True
+
+
+def messages_quoted(root):
+    """Lines of a block that begins with ```text are messages of the program, with "…" for what differs: the sources have what stands between."""
+    blocks = [(path, text, block) for path, text in documents(root) for block in _TEXT_BLOCK.finditer(text)]
+    if not blocks:
+        return []
+    source = "\n".join((Path(root) / path).read_text(encoding="utf-8", errors="replace") for path in project_files(root)
+                       if path.suffix in {".h", ".cc", ".py"} and path.parts[0] != "tests")
+    source = re.sub(r"\"\s*\n\s*f?\"", "", source).replace('\\"', '"')  # the compiler joins them
+    complaints = []
+    for path, text, block in blocks:
+        for number, line in enumerate(block[1].splitlines(), _line(text, block.start(1))):
+            parts = [part.strip() for part in re.sub(r"^ *(?:error|[A-Z]\w*Error): ", "", line).split("…")]
+            complaints += [f"{path.as_posix()}:{number}: quotes \"{part}\", which no source file prints" for part in parts if not _printed(part, source)]
+    return complaints
+
+
 def _in_fence(text, position):
     return any(match.start() <= position < match.end() for match in _FENCE.finditer(text)) or \
         text[text.rfind("\n", 0, position + 1) + 1:].startswith("    ")
 
 
-ALL_RULES = [links, files_named, files_in_comments, pages_named, notes_named, notes_in_their_files, members_named, owners_have_their_tests, make_commands]
+ALL_RULES = [links, files_named, files_in_comments, pages_named, notes_named, notes_in_their_files, members_named, owners_have_their_tests, make_commands,
+             messages_quoted]

@@ -37,6 +37,7 @@ NOTES = {"zero/a.h": "// [Note: one order of\n// things] says it.\n"}
 DEFINED = {"zero/a.h": "// [Note: order]\n// One.\n", "zero/b.h": "// see [Note: order] in a.h.\n// [Note: order] in\n// zero/a.h\n"}
 MEMBERS = {"zero/a.h": "class A {\n  void b();\n};\n"}
 OWNED = {"tests/a_test.cc": "TEST_P(A, B) {}\n"}
+PRINTED = {"core/a.cc": 'throw Error("no ", bytes, " MiB of \\"shm\\" "\n            "are left");\n'}
 MAKEFILE = {"Makefile": "demo:\nbench-peers: x\n"}
 # A rule, a tree that breaks it, and where: one sample for each complaint, or for each form in which the rule finds it.
 BROKEN = [
@@ -51,6 +52,8 @@ BROKEN = [
       for text in ("// See [Note: order] in b.h.\n", "// See [Note:\n// none] in\n// a.h\n")),
     (documents.members_named, {**MEMBERS, "docs/architecture.md": "`A::b`\n`A::c`\n"}, "docs/architecture.md:2"),
     (documents.owners_have_their_tests, {**OWNED, "tests/README.md": "\n| a | `tests/a_test.cc` | `A`, `C` |\n"}, "tests/README.md:2"),
+    (documents.messages_quoted, {**PRINTED, "a.md": "```text\nno … MiB\nno … MB of\n```\n"}, "a.md:3"),
+    (documents.messages_quoted, {"tests/a.cc": '"no room"', "a.md": "1. One:\n\n   ```text\n   error: no room\n   ```\n"}, "a.md:4"),
     *((documents.make_commands, {**MAKEFILE, "a.md": text + "\n"}, f"a.md:{line}") for text, line in (("`make none`", 1), ("```\nmake none\n```", 2), ("    make none", 1))),
 ]
 # What looks like it, and is none.
@@ -65,6 +68,7 @@ ACCEPTED = [
     (documents.notes_in_their_files, DEFINED),
     (documents.members_named, {**MEMBERS, "docs/architecture.md": "`A::b`, `A::b()`, `A`\n"}),
     (documents.owners_have_their_tests, {**OWNED, "tests/README.md": "| a | `tests/a_test.cc` | `A`, `B` |\n"}),
+    (documents.messages_quoted, {**PRINTED, "a.md": "```text\nCommError: no … MiB of \"shm\" are left\n```\n```\nnot ours\n```\n"}),
     (documents.make_commands, {**MAKEFILE, "a.md": "`make demo`\n    make bench-peers ARGS=x\n```\nmake demo\n```\nThese\nmake it fast. `make`\n"}),
 ]
 

@@ -1,4 +1,4 @@
-"""docs/peers.json, docs/peers.svg and the table of docs/performance.md agree, and the picture can be read."""
+"""docs/peers.json, docs/peers.svg and the tables of docs/performance.md and README.md agree, and the picture can be read."""
 import itertools
 import json
 import re
@@ -42,11 +42,11 @@ class Committed(unittest.TestCase):
     def test_picture_is_drawn_from_it(self):
         self.assertEqual(chart.PICTURE.read_text(encoding="utf-8"), chart.draw(FOUND), "python3 -B benchmarks/peers/chart.py draws it anew")
 
-    def test_table_of_the_document_is_made_of_it(self):
-        page = ROOT / "docs" / "performance.md"
+    def test_tables_of_the_documents_are_made_of_it(self):
         first, last = document.markers(results.COMMAND)
-        before, after = document.surroundings(page, results.COMMAND)
-        self.assertEqual(page.read_text(encoding="utf-8"), f"{before}{first}\n{results.markdown(FOUND)}{last}{after}")
+        for page, table in ((ROOT / "docs" / "performance.md", results.markdown(FOUND)), (chart.README, results.short_markdown(FOUND))):
+            before, after = document.surroundings(page, results.COMMAND)
+            self.assertEqual(page.read_text(encoding="utf-8"), f"{before}{first}\n{table}{last}{after}", "python3 -B benchmarks/peers/chart.py writes README.md's")
 
 
 class Picture(unittest.TestCase):

@@ -1,4 +1,5 @@
-"""examples/python trains and resumes, on Fashion-MNIST."""
+"""examples/python trains and resumes, on Fashion-MNIST; and README.md shows how a loop changes."""
+import difflib
 import re
 import unittest
 from pathlib import Path
@@ -17,6 +18,28 @@ class Example(RanksTest):
         (text,) = self.finish([self.start(*script, "--max-steps", 150, "--stage", 3, "--resume")])
         self.assertIn("after 150 steps", text)
         self.assertTrue((self.folder / "runs" / "fashion_mnist_python" / "model.safetensors").exists())
+
+
+class ALoop(RanksTest):
+    """examples/python/plain_loop.py, which is PyTorch's alone, and tessera_loop.py."""
+
+    def test_readme_shows_the_difference(self):
+        plain, ours = ((ROOT / "examples" / "python" / f"{name}_loop.py").read_text(encoding="utf-8").splitlines() for name in ("plain", "tessera"))
+        self.assertEqual(plain[0], ours[0])
+        (shown,) = re.findall(r"^```diff\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+        self.assertEqual(shown.splitlines(), list(difflib.unified_diff(plain[1:], ours[1:], n=99, lineterm=""))[3:])
+        self.assertEqual(len(re.findall(r"^[-+]", shown, re.MULTILINE)), 4, "README.md says how many lines change")
+        self.assertNotIn("tessera", "".join(plain[1:]))
+
+    def test_both_have_the_same_losses(self):
+        losses = []
+        for name in ("plain", "tessera"):
+            (text,) = self.finish([self.start(TESSERA, "launch", "-n", 2, "--", *python(), ROOT / "examples" / "python" / f"{name}_loop.py")])
+            losses.append([float(loss) for loss in re.findall(r"^step \d+  loss ([0-9.]+)$", text, re.MULTILINE)])
+        self.assertEqual([len(one) for one in losses], [32, 32])
+        for plain, ours in zip(*losses):
+            self.assertAlmostEqual(plain, ours, delta=1e-4)
+        self.assertLess(losses[0][-1], losses[0][0] / 3)
 
 
 if __name__ == "__main__":

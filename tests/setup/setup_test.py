@@ -184,7 +184,7 @@ class Commands(unittest.TestCase):
             self.assertTrue(os.access(ROOT / name, os.X_OK), name)
 
     def test_ci_runs_the_commands_of_the_readme_in_their_order(self):
-        shown = re.search(r"^```sh\n(.*?)^```", read("README.md"), re.MULTILINE | re.DOTALL).group(1)
+        shown = re.search(r"^```sh\n(make demo.*?)^```", read("README.md"), re.MULTILINE | re.DOTALL).group(1)
         commands = re.findall(r"^(make [a-z]+)", shown, re.MULTILINE)
         self.assertEqual(commands, ["make demo", "make test"])
         self.assertEqual(re.findall(r"^(make [a-z-]+)", read(".ci/run"), re.MULTILINE), [*commands, "make test-torches"])

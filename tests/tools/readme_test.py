@@ -2,8 +2,10 @@
 
 Links and names of files: tests/architecture/documents.py.
 """
+import json
 import re
 import shlex
+import sys
 import textwrap
 import unittest
 
@@ -19,7 +21,8 @@ def fenced(text, language):
 
 def commands(text):
     """(subcommand, the rest of the line) of every `tessera` command in code blocks and spans."""
-    code = [block.replace("\\\n", " ") for block in re.findall(r"^ *```[a-z]*\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE)]
+    blocks = re.findall(r"^ *```([a-z]*)\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE)
+    code = [block.replace("\\\n", " ") for language, block in blocks if language != "text"]
     code += re.findall(r"`([^`\n]+)`", text)
     for line in "\n".join(code).splitlines():
         line = re.split(r" # | -- |[;|&>]", line)[0]
@@ -35,10 +38,27 @@ class ReadmeTest(ToolTest):
         self.assertEqual(fenced(OWN_MODEL, "cpp")[0], example, "the whole program")
 
     def test_first_screen(self):
-        """README.md begins with what Tessera is, the picture, the two commands and the loop, in this order."""
-        parts = [README.index(part) for part in ("Tessera is ", "](docs/peers.svg)", "make demo ", "make test ", "tessera::initialize", "## ")]
+        """README.md begins with what Tessera is, the picture, what changes in a loop, pip, the numbers and the two commands, in this order; then C++."""
+        parts = [README.index(part) for part in ("Tessera is ", "](docs/peers.svg)", "```diff", "pip install ", "<!-- table of make bench-peers: begin",
+                                                 "make demo ", "make test ", "## ", "tessera::initialize")]
         self.assertEqual(parts, sorted(parts))
-        self.assertLess(README[:parts[-2]].count("\n"), 40)
+        self.assertLess(README[:parts[3]].count("\n"), 45)
+
+    def test_facts_of_the_first_line(self):
+        facts = README.splitlines()[2].split(" · ")
+        python, minors, system, tests, license = facts
+        torch = re.search(r"set\(TESSERA_TORCH_MINORS ([0-9. ]+)\)", (ROOT / "cmake/Torch.cmake").read_text(encoding="utf-8"))[1].split()
+        self.assertEqual(minors, f"torch {torch[0]} to {torch[-1]}")
+        project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+        self.assertIn(f'license = "{license}"', project)
+        oldest = tuple(map(int, re.fullmatch(r"Python (3)\.(\d+) or newer", python).groups()))
+        self.assertLessEqual(oldest, sys.version_info[:2], "what runs the tests")
+        self.assertGreaterEqual(oldest, tuple(map(int, re.search(r'requires-python = ">=(3)\.(\d+)"', project).groups())))
+        self.assertEqual(system, "Linux x86-64")
+        self.assertIn("manylinux_2_35_x86_64", (ROOT / "Makefile").read_text(encoding="utf-8"))
+        num_tests = sum(len(re.findall(r"^TEST(?:_[FP])?\(|^    def test_", path.read_text(encoding="utf-8"), re.MULTILINE))
+                        for path in (ROOT / "tests").rglob("*_test.*") if path.suffix in {".cc", ".py"})
+        self.assertGreater(num_tests, int(re.fullmatch(r"more than ([\d,]+) tests", tests)[1].replace(",", "")))
 
     def test_make_commands(self):
         targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -69,6 +89,23 @@ class ReadmeTest(ToolTest):
         self.assertEqual(len(losses), 5, outcome)
         self.assertLess(losses[-1], losses[0] / 2, outcome)
         self.assert_nothing_runs()
+
+    def test_ten_keys_that_matter(self):
+        """docs/configuration.md's file of ten keys trains, and has the keys of the table below it."""
+        page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+        section = re.search(r"^## Ten keys that matter\n(.*?)^## ", page, re.DOTALL | re.MULTILINE)[1]
+        (text,) = fenced(section, "json")
+        keys = re.findall(r"^\| `([\w.]+)` \|", section, re.MULTILINE)
+        self.assertEqual(len(set(keys)), 10)
+        for key in keys:
+            value = json.loads(text)
+            for part in key.split("."):
+                self.assertIn(part, value, key)
+                value = value[part]
+        outcome = self.run_tool("launch", "-n", 2, "--", EXAMPLE_MINIMAL, self.write("ten.json", text))
+        self.assertEqual(outcome.code, 0, outcome)
+        self.assertNotIn("warning", outcome.out + outcome.err)
+        self.assertEqual(len(re.findall(r"^step \d+ loss", outcome.out, re.MULTILINE)), 5, outcome)
 
     def test_estimates_shown_are_printed(self):
         """docs/memory.md and docs/offload.md show what `memory --estimate` prints."""
