@@ -1,10 +1,11 @@
 """examples/python trains and resumes, on Fashion-MNIST; and README.md shows how a loop changes."""
 import difflib
 import re
+import sys
 import unittest
 from pathlib import Path
 
-from ranks import ROOT, TESSERA, RanksTest, python
+from ranks import ROOT, TESSERA, RanksTest, free_port, python
 
 DATA = Path("/usr/share/datasets/fashion-mnist")
 
@@ -32,9 +33,13 @@ class ALoop(RanksTest):
         self.assertNotIn("tessera", "".join(plain[1:]))
 
     def test_both_have_the_same_losses(self):
+        """The second is started as README.md says."""
+        shown = re.search(r"^torchrun (.*) (examples/python/tessera_loop\.py) ", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--master-port", free_port(), *shown[1].split(), ROOT / shown[2]]
+        launch = [TESSERA, "launch", "-n", 2, "--", *python(), ROOT / "examples" / "python" / "plain_loop.py"]
         losses = []
-        for name in ("plain", "tessera"):
-            (text,) = self.finish([self.start(TESSERA, "launch", "-n", 2, "--", *python(), ROOT / "examples" / "python" / f"{name}_loop.py")])
+        for command in (launch, torchrun):
+            (text,) = self.finish([self.start(*command)])
             losses.append([float(loss) for loss in re.findall(r"^step \d+  loss ([0-9.]+)$", text, re.MULTILINE)])
         self.assertEqual([len(one) for one in losses], [32, 32])
         for plain, ours in zip(*losses):
