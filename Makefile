@@ -5,7 +5,7 @@
 # TESSERA_TORCH=2.12 builds with another torch (requirements.txt), in build-torch2.12:   make test TESSERA_TORCH=2.12
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build wheel wheels sdist bundle demo data test test-full test-hosts test-torches test-peers fashion-hosts asan tsan lint bench bench-peers bench-python bench-consolidate bench-curves bench-hosts bench-activations bench-offload-python methods soak fuzz mutants clean distclean
+.PHONY: help deps build python wheel wheels sdist bundle demo data test test-full test-hosts test-torches test-peers fashion-hosts asan tsan lint bench bench-peers bench-python bench-consolidate bench-curves bench-hosts bench-activations bench-offload-python methods soak fuzz mutants clean distclean
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 NPROC ?= 2
@@ -33,8 +33,12 @@ deps:  ## installs what is missing: Debian packages, libtorch (.deps/)
 build: deps  ## builds the command, build/tessera
 	@scripts/build.sh release tessera
 
-wheel:  ## makes the Python package's wheel, dist/tessera-*.whl
+python:  ## builds the Python package, build/python, to import it there
 	@scripts/setup.sh --python
+	@scripts/build.sh release tessera tessera_engine_module
+
+wheel:  ## makes the Python package's wheel, dist/tessera-*.whl
+	@scripts/setup.sh --wheel
 	@scripts/build.sh release tessera tessera_engine_module
 	@tag=$$($(VENV)/bin/python -c 'import sys; print("cp{0}{1}-cp{0}{1}".format(*sys.version_info))'); \
 	$(VENV)/bin/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist . \
@@ -43,11 +47,12 @@ wheel:  ## makes the Python package's wheel, dist/tessera-*.whl
 	@wheel=$$(ls -t dist/tessera-*.whl | head -n 1); torch=$${wheel#*+torch}; \
 	echo "$$wheel: $$(du -h --apparent-size $$wheel | cut -f 1); install it with: pip install 'torch==$${torch%%-*}.*' numpy $$wheel"
 
-wheels:  ## makes a wheel for each torch of requirements.txt
+wheels:  ## a wheel for each torch of requirements.txt, and their index
 	@set -e; for torch in $$(. scripts/common.sh; echo $$TORCHES); do $(MAKE) wheel TESSERA_TORCH=$$torch; done
+	@python3 -B scripts/simple_index.py dist
 
 sdist:  ## makes dist/tessera-*.tar.gz, which pip builds for its torch
-	@scripts/setup.sh --python
+	@scripts/setup.sh --wheel
 	@$(VENV)/bin/python -c 'from scikit_build_core.build import build_sdist; print("pip install --no-build-isolation dist/" + build_sdist("dist"))'
 
 bundle:  ## makes a folder to take to a GPU node, dist/*.tar.gz

@@ -5,7 +5,8 @@
 # than Debian's.
 #
 #   scripts/setup.sh           all that building and training need (with CUDA too, where nvcc is found)
-#   scripts/setup.sh --python  and what the wheel, the tests and the benchmarks need: Python packages
+#   scripts/setup.sh --wheel   and what makes the wheel and the sdist
+#   scripts/setup.sh --python  and what the tests and the benchmarks need: Python packages
 #   scripts/setup.sh --hosts   and the launchers and schedulers of `make test-hosts`: Open MPI, MPICH, Slurm, pdsh, OpenSSH, Spark, Ray, Horovod
 #   scripts/setup.sh --peers   and the engines that benchmarks/peers and benchmarks/methods compare with, and a pretrained BERT
 #
@@ -129,7 +130,7 @@ main() {
     trap 'kill "$hdf5" 2>/dev/null' EXIT
   fi
   setup_python "torch-$TORCH" "torch $TORCH from PyPI (about 0.6 GB to download)"
-  if [[ -n ${1:-} ]] || command -v nvcc /usr/local/cuda/bin/nvcc >/dev/null; then
+  if [[ -n ${1:-} && $1 != --wheel ]] || command -v nvcc /usr/local/cuda/bin/nvcc >/dev/null; then
     setup_python "cuda-$TORCH" "NVIDIA's libraries from PyPI (about 1.6 GB to download)"
   fi
   if [[ -n $hdf5 ]]; then
@@ -140,6 +141,9 @@ main() {
     ((status == 0)) || exit "$status"
   fi
   if [[ -n ${1:-} ]]; then
+    setup_python wheel "scikit-build-core, which makes the wheel"
+  fi
+  if [[ -n ${1:-} && $1 != --wheel ]]; then
     setup_python python "Python packages of the tests"
     setup_python mlflow "MLflow's server, for the tests"
   fi
@@ -152,6 +156,6 @@ main() {
 }
 
 case "${1:-}" in
-  "" | --python | --hosts | --peers) main "$@" ;;
-  *) fail "usage: scripts/setup.sh [--python | --hosts | --peers]" ;;
+  "" | --wheel | --python | --hosts | --peers) main "$@" ;;
+  *) fail "usage: scripts/setup.sh [--wheel | --python | --hosts | --peers]" ;;
 esac

@@ -1,10 +1,17 @@
 """The public names have docstrings that read well."""
 import inspect
+import os
 import re
+import subprocess
+import sys
+import tempfile
 import typing
 import unittest
+from pathlib import Path
 
 import tessera
+
+STUB = Path(__file__).resolve().parents[2] / "python" / "tessera" / "_engine.pyi"
 
 
 def public_names():
@@ -63,6 +70,16 @@ class Interface(unittest.TestCase):
         self.assertEqual(list(inspect.signature(tessera.initialize).parameters)[:11],
                          ["args", "model", "optimizer", "model_parameters", "training_data", "lr_scheduler", "distributed_port", "mpu",
                           "dist_init_required", "collate_fn", "config"])
+
+    def test_the_stub_says_what_is_in_the_module(self):
+        """python/tessera/_engine.pyi is what pybind11-stubgen writes of the module that was built; BLESS=1 writes it anew. It is a file of the tree
+        because importing the module to make it needs all of torch's libraries, which compiling does not."""
+        with tempfile.TemporaryDirectory(prefix="tessera_stub_") as folder:
+            subprocess.run([sys.executable, "-B", "-m", "pybind11_stubgen", "--exit-code", "-o", folder, "tessera._engine"], check=True, capture_output=True)
+            made = (Path(folder) / "tessera" / "_engine.pyi").read_text(encoding="utf-8")
+        if os.environ.get("BLESS"):
+            STUB.write_text(made, encoding="utf-8")
+        self.assertEqual(STUB.read_text(encoding="utf-8"), made, "BLESS=1 ctest --test-dir build -R python_interface writes it anew")
 
 
 if __name__ == "__main__":

@@ -7,13 +7,17 @@ import ctypes
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import unittest
 import zipfile
 from email.parser import Parser
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import packaging.tags
@@ -41,6 +45,30 @@ def run(*command, **options):
     if done.returncode != 0:
         raise AssertionError(f"{command}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
     return done.stdout
+
+
+def supported_torches():
+    return re.search(r"set\(TESSERA_TORCH_MINORS ([0-9. ]+)\)", (ROOT / "cmake" / "Torch.cmake").read_text(encoding="utf-8"))[1].split()
+
+
+def pip_alone():
+    """The environment without what tells pip of other places to look at."""
+    return {**{name: value for name, value in os.environ.items() if not name.startswith("PIP_")}, "PIP_CONFIG_FILE": os.devnull}
+
+
+def metadata_wheel(folder, name, version, tag, *requires):
+    """A wheel of nothing but its metadata."""
+    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", "Requires-Python: >=3.10", *(f"Requires-Dist: {one}" for one in requires)]
+    with zipfile.ZipFile(folder / f"{name}-{version}-{tag}.whl", "w") as wheel:
+        info = f"{name}-{version}.dist-info"
+        wheel.writestr(f"{info}/METADATA", "\n".join(lines) + "\n")
+        wheel.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+class Silent(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        """Overrides one that prints."""
 
 
 class Wheel(RanksTest):
@@ -218,7 +246,7 @@ class Wheel(RanksTest):
 
     def test_another_torch_is_refused_by_name(self):
         minor = ".".join(torch.__version__.split(".")[:2])
-        supported = re.search(r"set\(TESSERA_TORCH_MINORS ([0-9. ]+)\)", (ROOT / "cmake" / "Torch.cmake").read_text(encoding="utf-8"))[1].split()
+        supported = supported_torches()
         others = [version for version in supported if version != minor]
         for version in ("2.16.1+cu130", "2.10.0", f"{others[0]}.1", f"{others[-1]}.0+cpu", f"{minor}.7"):
             folder = self.folder / version
@@ -233,6 +261,68 @@ class Wheel(RanksTest):
                     if found in supported else f"; tessera can be built for torch {supported[0]} to {supported[-1]}")
             self.assertEqual(text.strip().splitlines()[-1], f"ImportError: this tessera was built for torch {minor}, and found torch {version} "
                                                             f"({folder}/torch/__init__.py): pip install 'torch=={minor}.*'{todo}")
+
+    # -------------------------------------------------------------------------------------- which one pip takes
+
+    def test_pip_takes_the_wheel_for_the_torch_that_is_installed(self):
+        """Of an index as `make wheels` writes it: this wheel, and for the other torches wheels of metadata alone."""
+        built_for = ".".join(torch.__version__.split(".")[:2])
+        version = self.wheel.name.split("-")[1].split("+")[0]
+        dist, other = self.folder / "dist", self.folder / "other"
+        for folder in (dist, other):
+            folder.mkdir()
+        os.link(self.wheel, dist / self.wheel.name)
+        for minor in supported_torches():
+            if minor != built_for:
+                metadata_wheel(dist, "tessera", f"{version}+torch{minor}", f"cp{VERSION}-cp{VERSION}-{PLATFORM}", f"torch=={minor}.*")
+            metadata_wheel(other, "torch", f"{minor}.1", "py3-none-any")
+        run(sys.executable, "-B", ROOT / "scripts" / "simple_index.py", dist)
+        index = f"file://{dist / 'simple'}"
+        run(os.path.realpath(sys.executable), "-m", "venv", self.folder / "venv")
+
+        def install(*packages, **variables):
+            """{name: version} of what pip would install."""
+            pip = [self.folder / "venv" / "bin" / "pip", "install", "--quiet", "--no-cache-dir", "--dry-run", "--report", "-", "-i", index, *packages]
+            done = subprocess.run(list(map(str, pip)), capture_output=True, text=True, check=False,
+                                  env={**pip_alone(), "PIP_DISABLE_PIP_VERSION_CHECK": "1", **variables})
+            if done.returncode != 0:
+                return done.stderr
+            return {one["metadata"]["name"]: one["metadata"]["version"] for one in json.loads(done.stdout)["install"]}
+
+        newest = supported_torches()[-1]
+        with_torch = {"PIP_EXTRA_INDEX_URL": f"file://{self.folder / 'with_torch'}"}
+        shutil.copytree(other, self.folder / "with_torch" / "torch")
+        (self.folder / "with_torch" / "torch" / "index.html").write_text("".join(f'<a href="{path.name}">{path.name}</a>\n' for path in other.iterdir()))
+        self.assertEqual(install("tessera", **with_torch), {"tessera": f"{version}+torch{newest}", "torch": f"{newest}.1"}, "no torch: the newest")
+        self.assertIn("have conflicting dependencies", install("tessera"))
+        for minor in (supported_torches()[0], supported_torches()[-2]):
+            with self.subTest(installed=minor):
+                run(self.folder / "venv" / "bin" / "pip", "install", "--quiet", "--no-index", "--force-reinstall", other / f"torch-{minor}.1-py3-none-any.whl",
+                    env={**pip_alone(), "PIP_DISABLE_PIP_VERSION_CHECK": "1"})
+                self.assertEqual(install("tessera"), {"tessera": f"{version}+torch{minor}"})
+                # An index that has torch, too, lets pip put the newest in the place of the one that is installed, unless the command names it.
+                self.assertEqual(install("tessera", **with_torch), {"tessera": f"{version}+torch{newest}", "torch": f"{newest}.1"})
+                self.assertEqual(install("tessera", f"torch=={minor}.*", **with_torch), {"tessera": f"{version}+torch{minor}"})
+
+    def test_an_index_is_served_by_any_web_server(self):
+        (self.folder / "dist").mkdir()
+        os.link(self.wheel, self.folder / "dist" / self.wheel.name)
+        run(sys.executable, "-B", ROOT / "scripts" / "simple_index.py", self.folder / "dist")
+        shutil.move(self.folder / "dist" / "simple", self.folder / "simple")  # all that it names lies in it
+        server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Silent, directory=self.folder / "simple"))
+        self.addCleanup(server.server_close)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        self.addCleanup(thread.join)
+        self.addCleanup(server.shutdown)
+        run(self.home / "beside" / "bin" / "pip", "download", "--quiet", "--no-deps", "--no-cache-dir", "-i", f"http://127.0.0.1:{server.server_port}/",
+            "-d", self.folder, "tessera", env={**pip_alone(), "PIP_DISABLE_PIP_VERSION_CHECK": "1"})
+        self.assertEqual((self.folder / self.wheel.name).read_bytes(), self.wheel.read_bytes())
+
+    def test_an_index_of_nothing_is_refused(self):
+        done = subprocess.run([sys.executable, "-B", ROOT / "scripts" / "simple_index.py", self.folder], capture_output=True, text=True, check=False)
+        self.assertEqual((done.returncode, done.stderr),
+                         (1, f"error: {self.folder}: found no tessera-*.whl; expected at least one: make wheels\n"))
 
 
 if __name__ == "__main__":

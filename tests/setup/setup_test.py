@@ -129,7 +129,7 @@ class Requirements(unittest.TestCase):
     def test_every_package_is_pinned(self):
         sections = requirements(read("requirements.txt"))
         of_torch = [f"{name}-{torch}" for torch in torches(sections) for name in ("torch", "cuda")]
-        self.assertEqual(list(sections), [*of_torch, "python", "mlflow", "peers", "engines"])
+        self.assertEqual(list(sections), [*of_torch, "wheel", "python", "mlflow", "peers", "engines"])
         for torch in torches(sections):
             self.assertEqual(sections[f"torch-{torch}"]["torch"], torch)
             self.assertEqual(sorted(sections[f"torch-{torch}"]), ["nvidia-cuda-cupti", "nvidia-cuda-runtime", "torch", "torchvision"])
