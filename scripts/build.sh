@@ -25,7 +25,7 @@ default_jobs() {
 # What CMake looks for and scripts/setup.sh installs. A folder that was configured with something else is configured anew, so
 # that the build is the same whichever commands came before.
 installed() {
-  cat "$VENV"/{torch,cuda,python}.sha256 .deps/hdf5/built-from 2>/dev/null || true
+  cat "$VENV"/{torch,nccl,cuda,python}.sha256 .deps/hdf5/built-from 2>/dev/null || true
   command -v nvcc /usr/local/cuda/bin/nvcc || true
 }
 

@@ -130,8 +130,11 @@ main() {
     trap 'kill "$hdf5" 2>/dev/null' EXIT
   fi
   setup_python "torch-$TORCH" "torch $TORCH from PyPI (about 0.6 GB to download)"
-  if [[ -n ${1:-} && $1 != --wheel ]] || command -v nvcc /usr/local/cuda/bin/nvcc >/dev/null; then
-    setup_python "cuda-$TORCH" "NVIDIA's libraries from PyPI (about 1.6 GB to download)"
+  local imports_torch=""  # which loads libtorch_cuda.so; compiling and linking do not
+  [[ -n ${1:-} && $1 != --wheel ]] && imports_torch=1
+  if [[ -n $imports_torch ]] || command -v nvcc /usr/local/cuda/bin/nvcc >/dev/null; then
+    setup_python "nccl-$TORCH" "NCCL from PyPI (about 0.2 GB to download)"
+    [[ ${1:-} == --wheel ]] || setup_python "cuda-$TORCH" "NVIDIA's libraries from PyPI (about 1.4 GB to download)"
   fi
   if [[ -n $hdf5 ]]; then
     local status=0
@@ -143,7 +146,7 @@ main() {
   if [[ -n ${1:-} ]]; then
     setup_python wheel "scikit-build-core, which makes the wheel"
   fi
-  if [[ -n ${1:-} && $1 != --wheel ]]; then
+  if [[ -n $imports_torch ]]; then
     setup_python python "Python packages of the tests"
     setup_python mlflow "MLflow's server, for the tests"
   fi

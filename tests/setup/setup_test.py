@@ -128,7 +128,7 @@ class Packages(unittest.TestCase):
 class Requirements(unittest.TestCase):
     def test_every_package_is_pinned(self):
         sections = requirements(read("requirements.txt"))
-        of_torch = [f"{name}-{torch}" for torch in torches(sections) for name in ("torch", "cuda")]
+        of_torch = [f"{name}-{torch}" for torch in torches(sections) for name in ("torch", "nccl", "cuda")]
         self.assertEqual(list(sections), [*of_torch, "wheel", "python", "mlflow", "peers", "engines"])
         for torch in torches(sections):
             self.assertEqual(sections[f"torch-{torch}"]["torch"], torch)
