@@ -32,6 +32,15 @@ install(FILES "${CMAKE_BINARY_DIR}/zero_to_fp32" DESTINATION "${CMAKE_INSTALL_BI
 if(TARGET tessera_cuda)
   install(TARGETS tessera_cuda LIBRARY DESTINATION "${CMAKE_INSTALL_BINDIR}")  # looked for beside the program
 endif()
+# The completions and the manual page are what the command prints.
+foreach(_file bash=bash-completion/completions/tessera zsh=zsh/site-functions/_tessera man=man/man1/tessera.1)
+  string(REGEX MATCH "^(.*)=(.*)$" _ "${_file}")
+  install(CODE "execute_process(COMMAND \"$<TARGET_FILE:tessera>\" completion ${CMAKE_MATCH_1} COMMAND_ERROR_IS_FATAL ANY
+    OUTPUT_FILE \"${PROJECT_BINARY_DIR}/completion.${CMAKE_MATCH_1}\")")
+  cmake_path(GET CMAKE_MATCH_2 PARENT_PATH _folder)
+  cmake_path(GET CMAKE_MATCH_2 FILENAME _name)
+  install(FILES "${PROJECT_BINARY_DIR}/completion.${CMAKE_MATCH_1}" DESTINATION "${CMAKE_INSTALL_DATADIR}/${_folder}" RENAME "${_name}")
+endforeach()
 install(DIRECTORY configs/ DESTINATION "${CMAKE_INSTALL_DATADIR}/tessera/configs")
 install(DIRECTORY examples/project/ DESTINATION "${CMAKE_INSTALL_DATADIR}/tessera/project")
 install(FILES LICENSE CHANGELOG.md DESTINATION "${CMAKE_INSTALL_DATADIR}/doc/tessera")

@@ -23,5 +23,8 @@ void add_inspect_command(CLI::App& app, int& exit_code);
 void add_consolidate_command(CLI::App& app);
 /// `tessera convert SRC DST --to FORMAT`: a checkpoint as DeepSpeed or FSDP2 would have written it.
 void add_convert_command(CLI::App& app);
+/// `tessera completion bash|zsh|man`: prints a completion for the shell, or the manual page, made of what
+/// --help prints. `app` must outlive the parse, and have all commands when it is parsed.
+void add_completion_command(CLI::App& app);
 
 }  // namespace tessera::tools

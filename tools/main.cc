@@ -127,6 +127,7 @@ int run(int num_given, char** given) {
   tools::add_inspect_command(app, exit_code);
   tools::add_doctor_command(app, exit_code);
   tools::add_memory_command(app, {argv + 1, argv + argc}, exit_code);
+  tools::add_completion_command(app);
   tools::refuse_empty_values(app);
   try {
     check_threads();
