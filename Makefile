@@ -5,7 +5,7 @@
 # TESSERA_TORCH=2.12 builds with another torch (requirements.txt), in build-torch2.12:   make test TESSERA_TORCH=2.12
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build python wheel wheels sdist bundle demo data test test-full test-hosts test-torches test-peers fashion-hosts asan tsan lint bench bench-peers bench-python bench-consolidate bench-curves bench-hosts bench-activations bench-offload-python methods soak fuzz mutants clean distclean
+.PHONY: help deps build python wheel wheels sdist release-check bundle demo data test test-full test-hosts test-torches test-peers fashion-hosts asan tsan lint bench bench-peers bench-python bench-consolidate bench-curves bench-hosts bench-activations bench-offload-python methods soak fuzz mutants clean distclean
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 NPROC ?= 2
@@ -54,6 +54,9 @@ wheels:  ## a wheel for each torch of requirements.txt, and their index
 sdist:  ## makes dist/tessera-*.tar.gz, which pip builds for its torch
 	@scripts/setup.sh --wheel
 	@$(VENV)/bin/python -c 'from scikit_build_core.build import build_sdist; print("pip install --no-build-isolation dist/" + build_sdist("dist"))'
+
+release-check:  ## whether version, tag, sdist and wheels are a release's
+	@python3 -B scripts/release_check.py
 
 bundle:  ## makes a folder to take to a GPU node, dist/*.tar.gz
 	@scripts/setup.sh --python

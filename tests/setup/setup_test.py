@@ -8,10 +8,12 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "architecture"))
+sys.path[:0] = [str(ROOT / "tests" / "architecture"), str(ROOT / "scripts")]
+import release_check  # noqa: E402
 from source_tree import project_files  # noqa: E402
 
 # Built from parts, so that this file has none of them.
@@ -275,6 +277,44 @@ class Versions(unittest.TestCase):
         project = re.search(r"^project\(tessera VERSION (\d+\.\d+\.\d+) ", read("CMakeLists.txt"), re.MULTILINE)[1]
         self.assertEqual(headings[1][0], project, "the newest version of CHANGELOG.md, and that of CMakeLists.txt")
 
+    def test_the_tree_is_ready_or_has_changes_to_come(self):
+        """All of a release's checks of the tree but one: the next version's lines may stand under "Unreleased"."""
+        self.assertEqual([line for line in release_check.problems_of_tree(ROOT) if 'lines under "Unreleased"' not in line], [])
+
+    def test_each_check_of_a_release_finds_its_mistake(self):
+        with tempfile.TemporaryDirectory(prefix="tessera_release_") as folder:
+            root = Path(folder)
+            good = {"CMakeLists.txt": "project(tessera VERSION 1.2.3 LANGUAGES CXX)\n", "requirements.txt": "# [torch-2.15.0] x\n",
+                    "CHANGELOG.md": "## [Unreleased]\n\n## [1.2.3] - 2027-01-02\n", "CITATION.cff": "version: 1.2.3\ndate-released: 2027-01-02\n"}
+            for changed, text, found in (
+                    ("", "", []), ("CMakeLists.txt", "project(tessera VERSION 1.2.4 X)\n", ["CHANGELOG.md: found 1.2.3 as", "CITATION.cff: version: found 1.2.3"]),
+                    ("CHANGELOG.md", "## [Unreleased]\n- more\n## [1.2.3] - 2027-01-02\n", ['CHANGELOG.md: found lines under "Unreleased"']),
+                    ("CITATION.cff", "version: 1.2.3\n", ["CITATION.cff: date-released: found None; expected 2027-01-02"])):
+                for name, content in {**good, **({changed: text} if changed else {})}.items():
+                    (root / name).write_text(content)
+                problems = list(release_check.problems_of_tree(root))
+                self.assertEqual([line[:len(start)] for line, start in zip(problems, found, strict=True)], found)
+            for name, content in good.items():
+                (root / name).write_text(content)
+            git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+            for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+                subprocess.run([*git, *command], cwd=root, check=True)
+            self.assertEqual(list(release_check.problems_of_commit(root)),
+                             ["git: tag v1.2.3: found none; expected HEAD: git tag -a v1.2.3 -m 'Tessera 1.2.3'"])
+            subprocess.run([*git, "tag", "-a", "v1.2.3", "-m", "one"], cwd=root, check=True)
+            self.assertEqual(list(release_check.problems_of_commit(root)), [])
+            self.assertEqual(list(release_check.problems_of_dist(root)),
+                             ["dist: tessera-1.2.3.tar.gz not found; expected it: make sdist",
+                              "dist: tessera-1.2.3+torch2.15-*.whl not found; expected it: make wheel TESSERA_TORCH=2.15"])
+            (root / "dist").mkdir()
+            for wanted in ("torch==2.15.*", "torch==2.14.*"):
+                with zipfile.ZipFile(root / "dist" / "tessera-1.2.3+torch2.15-cp311-cp311-linux_x86_64.whl", "w") as wheel:
+                    wheel.writestr("tessera-1.2.3.dist-info/METADATA", f"Name: tessera\nVersion: 1.2.3+torch2.15\nRequires-Dist: {wanted}\n")
+                problems = [line.partition(": ")[2] for line in release_check.problems_of_dist(root)][1:]
+                self.assertEqual(problems[-2:], ["LICENSE not found; expected in .dist-info/licenses",
+                                                 "licenses of what is inside not found; expected tessera/licenses/: make the wheel with `make wheels`"])
+                self.assertEqual(len(problems), 2 + (wanted == "torch==2.14.*"))
+
     def test_versions_are_dated_and_in_order(self):
         released = self.HEADING.findall(read("CHANGELOG.md"))[1:]
         dates = [datetime.date.fromisoformat(date) for _, date in released]
@@ -284,7 +324,7 @@ class Versions(unittest.TestCase):
         self.assertEqual(len(set(versions)), len(versions))
 
     def test_package_accepts_what_the_changelog_says(self):
-        """find_package(tessera 0.1): any 0.1.x and no 0.2.0."""
+        """find_package(tessera 0.2): any 0.2.x and no 0.3.0."""
         self.assertRegex(read("cmake/Install.cmake"), r"write_basic_package_version_file\([^)]*COMPATIBILITY SameMinorVersion\)")
 
 
