@@ -191,6 +191,16 @@ class Commands(unittest.TestCase):
         self.assertEqual(commands, ["make demo", "make test"])
         self.assertEqual(re.findall(r"^(make [a-z-]+)", read(".ci/run"), re.MULTILINE), [*commands, "make test-torches"])
 
+    def test_containers_are_built_by_the_commands_of_the_pages(self):
+        for name, base in (("containers/Dockerfile", "FROM debian:12"), ("containers/tessera.def", "From: debian:12")):
+            with self.subTest(recipe=name):
+                recipe = "\n".join(line for line in read(name).splitlines() if not line.startswith("#"))
+                self.assertIn(base, recipe.splitlines())
+                self.assertEqual(re.findall(r"\bmake [a-z]+", recipe), ["make build"])
+                (installed,) = re.findall(r"apt-get install --yes --no-install-recommends ([a-z -]+)", recipe)
+                self.assertLessEqual(set(installed.split()), {*debian_packages(read("packages.txt")), "ca-certificates"})
+        self.assertRegex(read("docs/install.md"), r"(?m)^make build ")
+
     def test_presets_build_where_git_ignores(self):
         presets = json.loads(read("CMakePresets.json"))
         folders = {preset["name"]: preset["binaryDir"] for preset in presets["configurePresets"]}
