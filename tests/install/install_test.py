@@ -40,6 +40,8 @@ class InstallTest(unittest.TestCase):
                      "share/tessera/configs/minimal.json", "share/tessera/project/CMakeLists.txt", "share/tessera/project/main.cc",
                      "share/tessera/project/config.json"):
             self.assertTrue((self.prefix / name).exists(), name)
+        for name, kind in (("bash-completion/completions/tessera", "bash"), ("zsh/site-functions/_tessera", "zsh"), ("man/man1/tessera.1", "man")):
+            self.assertEqual((self.prefix / "share" / name).read_text(encoding="utf-8"), self.run_command(self.prefix / "bin/tessera", "completion", kind))
         self.assertFalse((self.prefix / "include/tessera/tests").exists())
         self.assertEqual(sorted(path.name for path in self.prefix.iterdir()), ["bin", "include", "lib", "share"], "the Python package is the wheel's")
         self.assertRegex(self.run_command(self.prefix / "bin/tessera", "--version"), r"^\d+\.\d+\.\d+$")
