@@ -77,9 +77,10 @@ class Interface(unittest.TestCase):
         with tempfile.TemporaryDirectory(prefix="tessera_stub_") as folder:
             subprocess.run([sys.executable, "-B", "-m", "pybind11_stubgen", "--exit-code", "-o", folder, "tessera._engine"], check=True, capture_output=True)
             made = (Path(folder) / "tessera" / "_engine.pyi").read_text(encoding="utf-8")
+        made = re.sub(r"^(__version__: str) = .*$", r"\1", made, flags=re.MULTILINE)  # stands in CMakeLists.txt alone
         if os.environ.get("BLESS"):
             STUB.write_text(made, encoding="utf-8")
-        self.assertEqual(STUB.read_text(encoding="utf-8"), made, "BLESS=1 ctest --test-dir build -R python_interface writes it anew")
+        self.assertTrue(STUB.read_text(encoding="utf-8") == made, f"{STUB} differs: BLESS=1 ctest --test-dir build -R python_interface writes it anew")
 
 
 if __name__ == "__main__":
