@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import hosts_case  # noqa: E402
 from hosts_case import TORCHRUN, HostsCase, needs, testbed  # noqa: E402
-from tool import TESSERA  # noqa: E402
+from tool import ROOT, TESSERA  # noqa: E402
 
 
 class HostsTest(HostsCase):
@@ -100,6 +100,15 @@ class HostsTest(HostsCase):
         self.assertEqual(outcome.code, 0, f"{outcome}\n{(self.folder / 'job.out').read_text()}")
         self.assertEqual(self.losses("run_job"), self.expected())
         self.assertEqual(self.losses("run_alone"), self.train("one", TESSERA, "train", "CONFIG"))
+
+    @needs("sbatch", "munged")
+    def test_slurm_job_of_the_gallery(self):
+        gallery = ROOT / "examples" / "gallery"
+        outcome = self.run_tool("--wait", "-o", self.folder / "gan.out", gallery / "slurm.sh", gallery / "gan.py", program="sbatch",
+                                env={"PYTHON": sys.executable})
+        said = (self.folder / "gan.out").read_text()
+        self.assertEqual(outcome.code, 0, f"{outcome}\n{said}")
+        self.assertIn(f"#     {said.splitlines()[-1]}\n", (gallery / "slurm.sh").read_text())
 
     def check_python(self, *launcher):
         """The Python package in ranks of a launcher: its place before it joins, and in the group."""
