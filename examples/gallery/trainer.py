@@ -1,16 +1,17 @@
 """The Hugging Face Trainer fine-tunes a BERT with ZeRO-3, and transformers' pipeline reads what it saves. Without its first import line this is
-a script for DeepSpeed. The model learns which of three modules of SciPy a line of documentation is from. It is a small one with random values;
---model FOLDER takes a pretrained BERT and its tokenizer.
+a script for DeepSpeed. The model learns which of three modules of SciPy a line of documentation is from. It is small, with random values;
+an argument names a folder with a pretrained BERT and its tokenizer instead.
 
     tessera launch -n 2 -- python examples/gallery/trainer.py
-    after 150 steps: accuracy 0.67 on 1000 lines; runs/trainer has the model
+    after 250 steps: accuracy 0.78 on 500 lines; runs/trainer has the model
 """
 import tessera.deepspeed  # noqa: F401  isort: skip  the one line
-import argparse
 import collections
 import importlib
 import inspect
 import random
+import re
+import sys
 
 import transformers as hf
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
@@ -20,8 +21,9 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 
 
 def lines_of(module):
-    texts = [inspect.getdoc(getattr(module, name)) or "" for name in sorted(module.__all__)]  # a set in them has another order on each rank
-    return {line.strip() for text in texts for line in text.splitlines() if len(line.split()) > 7 and "{" not in line}
+    """Of prose alone: some examples there are made anew by each process, and differ."""
+    texts = [inspect.getdoc(getattr(module, name)) or "" for name in sorted(module.__all__)]
+    return {line.strip() for text in texts for line in text.splitlines() if re.fullmatch(r" *([A-Za-z(][A-Za-z,.)]* +){7}[A-Za-z ,.()]+", line)}
 
 
 def samples():
@@ -30,7 +32,7 @@ def samples():
     counts = collections.Counter(line for one in lines for line in one)
     found = sorted((line, label) for label, one in enumerate(lines) for line in one if counts[line] == 1)
     random.Random(0).shuffle(found)
-    return found[1000:], found[:1000]
+    return found[500:], found[:500]
 
 
 def word_tokenizer(texts):
@@ -54,12 +56,10 @@ def model_and_tokenizer(folder, texts):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition(".")[0])
-    parser.add_argument("--model", default=None, help="a folder with a pretrained BERT and its tokenizer")
-    given = parser.parse_args()
+    folder = sys.argv[1] if len(sys.argv) > 1 else None
     hf.set_seed(42)
     train, test = samples()
-    model, tokenizer = model_and_tokenizer(given.model, [text for text, _ in train])
+    model, tokenizer = model_and_tokenizer(folder, [text for text, _ in train])
     train, test = ([{**tokenizer(text, truncation=True, max_length=64), "labels": label} for text, label in some] for some in (train, test))
     zero = {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True}
     trainer = hf.Trainer(
@@ -67,8 +67,8 @@ def main():
         compute_metrics=lambda found: {"accuracy": float((found.predictions.argmax(-1) == found.label_ids).mean())},
         args=hf.TrainingArguments(
             output_dir="runs/trainer", deepspeed={"train_micro_batch_size_per_gpu": "auto", "gradient_clipping": "auto", "zero_optimization": zero},
-            per_device_train_batch_size=16, per_device_eval_batch_size=100, max_steps=150, learning_rate=2e-3, warmup_steps=15, weight_decay=0.05,
-            logging_steps=50, save_strategy="no", report_to=[], disable_tqdm=True, seed=42))
+            per_device_train_batch_size=16, per_device_eval_batch_size=100, max_steps=250, learning_rate=2e-3, warmup_steps=25, weight_decay=0.05,
+            average_tokens_across_devices=False, logging_steps=50, save_strategy="no", report_to=[], disable_tqdm=True, seed=42))
     trainer.train()
     reached = trainer.evaluate()["eval_accuracy"]
     trainer.save_model()
