@@ -12,7 +12,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from peer import SHAPES, Gpt, fused_adamw, leave, load_deepspeed
+from peer import SHAPES, Gpt, fused_adamw, leave, load_deepspeed, sharded
 
 
 def timed(body):
@@ -61,13 +61,8 @@ def run_dcp(folder, shape, repeats):
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
     model = Gpt(*shape)
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    sharded(model, model.blocks)
     optimizer = fused_adamw(model.parameters())
     for _ in range(2):
         tokens = torch.randint(shape[3], (1, shape[4]))

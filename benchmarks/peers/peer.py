@@ -1,4 +1,4 @@
-"""What the peers' ranks share: the GPT of benchmarks/gpt.h, with its names and numbers, and DeepSpeed."""
+"""What the peers' ranks share: the GPT of benchmarks/gpt.h, with its names and numbers, and how FSDP2 and DeepSpeed are used."""
 import json
 import os
 
@@ -51,6 +51,16 @@ def load_deepspeed():
 def fused_adamw(parameters, lr=1e-3, **params):
     """torch's fused AdamW for all peers. DeepSpeed's own would have to be compiled, and without "fused" torch's is slower."""
     return torch.optim.AdamW(parameters, lr=lr, fused=True, **params)
+
+
+def sharded(model, blocks, device="cpu", **options):
+    """The model, with each of its blocks and the rest sharded by fully_shard over all ranks."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
+    for module in (*blocks, model):
+        fully_shard(module, mesh=mesh, **options)
+    return model
 
 
 def leave(result=None):

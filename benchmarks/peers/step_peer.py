@@ -38,7 +38,7 @@ import torch.distributed as dist
 from torch.nn.utils import clip_grad_norm_
 
 sys.path.append(str(Path(__file__).resolve().parent))
-from peer import Gpt, fused_adamw, load_deepspeed  # noqa: E402
+from peer import Gpt, fused_adamw, load_deepspeed, sharded  # noqa: E402
 
 ADAMW = {"lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.01}
 CLIPPING = 1.0
@@ -220,16 +220,6 @@ def torch_training(args, model, optimizers=None, autocast=False, **more):
     if optimizers is None:
         optimizers = [fused_adamw(model.parameters(), **ADAMW)]
     return Training(model, forward, optimizers, args.accumulation, **more)
-
-
-def sharded(model, blocks, device="cpu", **options):
-    """The model, with each of its blocks and the rest sharded by fully_shard over all ranks."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    mesh = init_device_mesh(device, (dist.get_world_size(),))
-    for module in (*blocks, model):
-        fully_shard(module, mesh=mesh, **options)
-    return model
 
 
 def data_parallel(model):

@@ -105,14 +105,10 @@ def plain(model, zero, _):
 def fsdp2(model, zero, _):
     import peer
     import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
     dist.init_process_group("gloo")
     policy = CPUOffloadPolicy(pin_memory=False) if zero["offload"] else OffloadPolicy()
-    mesh = init_device_mesh("cpu", (1,))
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh, offload_policy=policy)
-    fully_shard(model, mesh=mesh, offload_policy=policy)
+    peer.sharded(model, model.blocks, offload_policy=policy)
     return plain_step(model, list(model.parameters()), peer.fused_adamw(model.parameters(), **ADAMW))
 
 

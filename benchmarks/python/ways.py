@@ -11,8 +11,8 @@ import transformers
 from torch.nn import functional
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "peers"))
-from peer import fused_adamw, load_deepspeed  # noqa: E402
-from step_peer import ADAMW, CLIPPING, EngineTraining, Training, data_parallel, sharded  # noqa: E402
+from peer import fused_adamw, load_deepspeed, sharded  # noqa: E402
+from step_peer import ADAMW, CLIPPING, EngineTraining, Training, data_parallel  # noqa: E402
 
 MUON = {"lr": 0.02, "momentum": 0.95, "weight_decay": 0.01}
 OPTIMIZER = "AdamW"  # or "Muon": with AdamW for embeddings and vectors, of the same parameters in all ways
