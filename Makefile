@@ -5,7 +5,7 @@
 # TESSERA_TORCH=2.12 builds with another torch (requirements.txt), in build-torch2.12:   make test TESSERA_TORCH=2.12
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build python wheel wheels sdist release-check bundle demo data test test-full test-hosts test-torches test-peers fashion-hosts asan tsan lint bench bench-peers bench-python bench-consolidate bench-curves bench-hosts bench-activations bench-offload-python methods soak fuzz mutants clean distclean
+.PHONY: help deps build python wheel wheels sdist release-check bundle docs demo data test test-docs test-full test-hosts test-torches test-peers fashion-hosts asan tsan lint bench bench-peers bench-python bench-consolidate bench-curves bench-hosts bench-activations bench-offload-python methods soak fuzz mutants clean distclean
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 NPROC ?= 2
@@ -63,6 +63,11 @@ bundle:  ## makes a folder to take to a GPU node, dist/*.tar.gz
 	@scripts/build.sh release bundle_programs
 	@$(VENV)/bin/python -B bundle/make_bundle.py --build $(BUILD)
 
+docs:  ## builds the site of these pages, dist/docs/index.html
+	@scripts/setup.sh --docs
+	@NO_MKDOCS_2_WARNING=1 .deps/venv-docs/bin/python -B -m mkdocs build --quiet --strict --config-file docs/site/mkdocs.yml
+	@echo dist/docs/index.html
+
 demo: build  ## trains a CNN on Fashion-MNIST on NPROC=2 ranks, ZeRO stage 2
 	@$(BUILD)/tessera train configs/fashion_mnist.json --nproc $(NPROC) $(ARGS)
 
@@ -73,6 +78,10 @@ test:  ## builds everything and runs all tests
 	@scripts/setup.sh --python
 	@scripts/build.sh release
 	@scripts/test.sh release $(ARGS)
+
+test-docs:  ## the site's links, search and layout, in Chromium: 1 min
+	@scripts/setup.sh --docs
+	@.deps/venv-docs/bin/python -B tests/docs/site_test.py $(ARGS)
 
 test-full:  ## what `make test` leaves out: more backends, worlds, models
 	@scripts/setup.sh --python

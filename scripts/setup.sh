@@ -9,11 +9,13 @@
 #   scripts/setup.sh --python  and what the tests and the benchmarks need: Python packages
 #   scripts/setup.sh --hosts   and the launchers and schedulers of `make test-hosts`: Open MPI, MPICH, Slurm, pdsh, OpenSSH, Spark, Ray, Horovod
 #   scripts/setup.sh --peers   and the engines that benchmarks/peers and benchmarks/methods compare with, and a pretrained BERT
+#   scripts/setup.sh --docs    only what `make docs` needs, into .deps/venv-docs
 #
 # TESSERA_SKIP_APT=1 leaves the system alone; CMake then names what is missing.
 # shellcheck source-path=SCRIPTDIR
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
+[[ ${1:-} == --docs ]] && VENV="$ROOT/.deps/venv-docs"
 readonly UNFINISHED="$VENV-unfinished"  # stands while pip works
 
 # Those of packages.txt that are not installed: the main ones, or with `hosts` that section's.
@@ -158,7 +160,16 @@ main() {
   fi
 }
 
+docs() {
+  exec 9>"$ROOT/.deps/lock"
+  flock 9
+  setup_debian
+  choose_python
+  setup_python docs "MkDocs from PyPI"
+}
+
 case "${1:-}" in
   "" | --wheel | --python | --hosts | --peers) main "$@" ;;
-  *) fail "usage: scripts/setup.sh [--wheel | --python | --hosts | --peers]" ;;
+  --docs) docs ;;
+  *) fail "usage: scripts/setup.sh [--wheel | --python | --hosts | --peers | --docs]" ;;
 esac
