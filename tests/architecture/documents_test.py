@@ -30,6 +30,13 @@ class TheDocuments(unittest.TestCase):
         linked = set(documents.re.findall(r"\]\(([\w-]+\.md)\)", index))
         self.assertEqual(pages - linked, set(), "docs/README.md does not list these pages")
 
+    def test_site_has_every_page_and_public_header(self):
+        """`make docs` says so, too, and is not a part of the suite."""
+        listed = set(documents.re.findall(r"(\S+)\.md$", (ROOT / "docs/site/mkdocs.yml").read_text(encoding="utf-8"), documents.re.MULTILINE))
+        headers = documents.re.findall(r'^#include "(.*)"', (ROOT / "tessera.h").read_text(encoding="utf-8"), documents.re.MULTILINE)
+        pages = {f"docs/{path.stem}" for path in (ROOT / "docs").glob("*.md")} | {f"reference/cpp/{header}" for header in headers}
+        self.assertEqual(pages - listed, set(), "nav of docs/site/mkdocs.yml does not list these pages")
+
 
 TARGETS = {"docs/b.md": "# A title, here\n## Twice\n## Twice\n```\n# not a title\n```\n", "docs/c.svg": "", "top.md": ""}
 NAMED = {"core/a.h": "", "docs/b.md": ""}
