@@ -56,7 +56,9 @@ def on_page_markdown(markdown, page, config, files):
 def on_page_content(content, page, config, files):
     """A bar in a table's code is no backslash and a bar. Each key of the configuration's tables has an anchor."""
     content = re.sub(r"<td.*?</td>", lambda cell: cell[0].replace("\\|", "|"), content)
-    return _KEY_ROW.sub(r'<tr><td id="\1"><code>\1</code></td>', content) if page.file.src_uri == _KEYS else content
+    if page.file.src_uri != _KEYS:
+        return content
+    return _KEY_ROW.sub(lambda row: f'<tr><td id="{row[1]}"><code>{row[1].replace(".", ".<wbr>")}</code></td>', content)
 
 
 def on_post_build(config):

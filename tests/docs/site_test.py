@@ -169,11 +169,14 @@ class SiteTest(unittest.TestCase):
 
     @unittest.skipUnless(CHROMIUM, "no Chromium on this machine (Debian package chromium)")
     def test_search(self):
-        """From the disk, and from a server."""
+        """From the disk, and from a server. What has been typed so far, one letter, finds something too."""
+        letters = "bcdefghjklmnopqrstuvwxyz0123456789"
         for base in (self.site.as_uri(), f"http://127.0.0.1:{self.port}"):
-            found = self.ask(SEARCH % json.dumps(list(QUESTIONS)), base)
+            found = self.ask(SEARCH % json.dumps([*letters, *QUESTIONS]), base)
             with self.subTest(base):
-                self.assertEqual({question: (path or "").removeprefix(urlsplit(base).path + "/").removesuffix(".html") for question, path in found["first"].items()}, QUESTIONS)
+                self.assertEqual([letter for letter in letters if letter not in found["first"]], [])
+                pages = {question: found["first"].get(question, "").removeprefix(urlsplit(base).path + "/").removesuffix(".html") for question in QUESTIONS}
+                self.assertEqual(pages, QUESTIONS)
                 self.assertEqual([name for name in found["requests"] if not name.startswith((base, "data:", "blob:"))], [])
 
     @unittest.skipUnless(CHROMIUM, "no Chromium on this machine (Debian package chromium)")
