@@ -39,7 +39,7 @@ for (const question of %s) {
   list.replaceChildren();
   field.value = question;
   field.dispatchEvent(new view.KeyboardEvent("keyup", { bubbles: true }));
-  for (let i = 0; i < 1000 && !list.querySelector("a"); ++i) await sleep(10);
+  for (let i = 0; i < 500 && !list.querySelector("a"); ++i) await sleep(10);
   first[question] = list.querySelector("a")?.pathname;
 }
 return { first, requests: view.performance.getEntriesByType("resource").map(entry => entry.name) };"""
