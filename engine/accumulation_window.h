@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <optional>
 
+#include "core/check.h"
+
 namespace tessera {
 
 /// Follows the calls of backward(), step() and zero_grad() from one update to the next. The first backward()
@@ -84,6 +86,7 @@ class AccumulationWindow {
   void begin_no_sync() { ++no_sync_depth_; }
   /// `next_is_last`: the first backward() after the outermost no_sync is its window's last.
   void end_no_sync(bool next_is_last) {
+    TESSERA_CHECK(in_no_sync());
     --no_sync_depth_;
     if (!in_no_sync()) follows_no_sync_ = next_is_last;
   }

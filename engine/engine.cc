@@ -455,12 +455,12 @@ void Engine::drop_gradients() {
 }
 
 void Engine::step() {
-  sharded_->check_usable();
-  if (update_is_due()) sharded_->residency().refuse_held("step()");
   if (in_no_sync())
     throw Error(
         "step() inside of no_sync(): gradients are not reduced there; leave it for the last backward() of a "
         "step");
+  sharded_->check_usable();
+  if (update_is_due()) sharded_->residency().refuse_held("step()");
   sharded_->check_gradients();
   window_.end_micro_step();
   if (!update_is_due()) return;

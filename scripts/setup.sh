@@ -9,7 +9,7 @@
 #   scripts/setup.sh --python  and what the tests and the benchmarks need: Python packages
 #   scripts/setup.sh --hosts   and the launchers and schedulers of `make test-hosts`: Open MPI, MPICH, Slurm, pdsh, OpenSSH, Spark, Ray, Horovod
 #   scripts/setup.sh --peers   and the engines that benchmarks/peers and benchmarks/methods compare with, and a pretrained BERT
-#   scripts/setup.sh --docs    only what `make docs` needs, into .deps/venv-docs
+#   scripts/setup.sh --docs    the Debian packages, and MkDocs into .deps/venv-docs, for `make docs`
 #
 # TESSERA_SKIP_APT=1 leaves the system alone; CMake then names what is missing.
 # shellcheck source-path=SCRIPTDIR

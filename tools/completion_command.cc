@@ -82,7 +82,7 @@ std::string zsh_arguments(const CLI::App& command) {
       const bool repeats = option->get_multi_option_policy() == CLI::MultiOptionPolicy::TakeAll;
       const char* const joint = !takes_value(*option) ? "" : name.starts_with("--") ? "=" : "+";
       const std::string value = takes_value(*option) ? str(option->get_expected_min() == 0 ? "::" : ":",
-                                                           quoted_for_zsh(option->get_type_name()), ":_files")
+                                                           quoted_for_zsh(value_of(*option)), ":_files")
                                                      : "";
       out += str(" \\\n        '", repeats ? "*" : "", name, joint, "[",
                  quoted_for_zsh(option->get_description()), "]", value, "'");
@@ -137,7 +137,7 @@ std::string man_page(const CLI::App& app) {
   for (const CLI::App* command : app.get_subcommands({})) {
     out += str(".SS tessera ", command->get_name(), "\n", roff(command->get_description()), ".\n",
                man_options(*command));
-    if (!command->get_footer().empty()) out += str(".P\n", roff(command->get_footer()), "\n");
+    if (!command->get_footer().empty()) out += str(".P\n.nf\n", roff(command->get_footer()), "\n.fi\n");
   }
   return out;
 }

@@ -66,6 +66,8 @@ std::string memory_page_html(const MemoryPage& page) {
                        {"world_size", page.world_size},
                        {"stage", page.stage},
                        {"limit", limit_gb},
+                       {"limit_is_given", page.limit.has_value()},
+                       {"in_groups", page.in_groups},
                        {"precision_of_parameters", name_of(page.model.dtype)}};
   for (const MemoryCategory& category : memory_categories())
     data["categories"].push_back({{"key", category.key}, {"name", category.name}});

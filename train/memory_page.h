@@ -26,6 +26,8 @@ struct MemoryPage {
   int world_size = 1;
   int stage = 0;            ///< the configuration's: at which the page begins
   bool is_complete = true;  ///< false: of what was there before the record only model state is known
+  bool in_groups =
+      false;  ///< mics_shard_size or zero_hpz_partition_size: what the page computes has no groups
   std::optional<int64_t> limit = {};  ///< of a rank's memory, in bytes, at which the page begins
 };
 

@@ -45,7 +45,10 @@ def run(num_ranks, command):
         if done.returncode != 0:
             raise RanksFailed(f"{' '.join(command)}: exit code {done.returncode}\n{done.stderr[-4000:]}")
         others = [Path(logs, f"rank_{rank:05}.log").read_text(encoding="utf-8") for rank in range(1, num_ranks)]
-    return [report(text) for text in (done.stdout, *others)]
+    reports = [report(text) for text in (done.stdout, *others)]
+    if failed := [found["error"] for found in reports if found and "error" in found]:
+        raise RanksFailed(f"{' '.join(command)}: {failed[0]}")
+    return reports
 
 
 def take_turns(rows, num_rounds, measure):

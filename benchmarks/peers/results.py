@@ -122,7 +122,7 @@ def short_markdown(found):
     lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for label, (key, shown) in rows.items():
         lines.append(f"| {label} | {' | '.join(shown(found['table'][name][key]) for name in columns)} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", surroundings(found)]) + "\n"
 
 
 def markdown(found):

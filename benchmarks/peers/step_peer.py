@@ -328,7 +328,7 @@ def main():
     args = parse_arguments()
     device = Device(args.device)
     if device.is_cuda:
-        torch.cuda.set_device(0)
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     else:
         torch.set_num_threads(1)
     if any(way.startswith("deepspeed") for way in args.ways):

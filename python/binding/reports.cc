@@ -92,11 +92,14 @@ std::string memory_page(PyEngine& engine, const std::string& timeline) {
   trial.disk.used = engine.measured_bytes(zero::Tier::kDisk).total() > 0;
   trial.disk.formula = engine.formula_bytes(zero::Tier::kDisk);
   trial.disk.held = engine.measured_bytes(zero::Tier::kDisk);
-  train::MemoryPage page{.model = trial.model,
-                         .optimizer = trial.optimizer,
-                         .world_size = trial.world_size,
-                         .stage = trial.stage};
-  page.is_complete = run.timeline.at("complete");
+  train::MemoryPage page{
+      .model = trial.model,
+      .optimizer = trial.optimizer,
+      .world_size = trial.world_size,
+      .stage = trial.stage,
+      .is_complete = run.timeline.at("complete"),
+      .in_groups = plan_sharding(engine.config(), trial.world_size, engine.device().is_cuda()).groups !=
+                   zero::GroupSizes()};
   page.runs.push_back(std::move(run));
   return train::memory_page_html(page);
 }

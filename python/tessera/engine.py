@@ -193,10 +193,10 @@ class Engine(EngineProperties, StepsScheduler):
             Param groups, options of the optimizer or `grad` of a parameter were changed in a way that would have no effect; after
             `zero_grad(set_to_none=False)`, a parameter that torch would update with a gradient of zeros.
         """
+        optimizer, updates, skipped = self.optimizer, self._engine.update_is_due, self.skipped_steps
         if self._engine.in_no_sync:
             self._engine.step()  # raises what is wrong with it
-        optimizer, updates, skipped = self.optimizer, self._engine.update_is_due, self.skipped_steps
-        if updates:
+        elif updates:
             optimizer.call_hooks("pre")
             if self._keeps_zero_gradients:
                 self._refuse_zero_gradients()
@@ -223,7 +223,10 @@ class Engine(EngineProperties, StepsScheduler):
         return self._engine.is_boundary
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool | None) -> None:
-        """Say whether the next backward() is the last before an update, in place of `gradient_accumulation_steps`. None: count again."""
+        """Say whether the next backward() is the last before an update, in place of `gradient_accumulation_steps`. None: count again.
+
+        What is said inside of `no_sync()` counts after it.
+        """
         if is_boundary is not None:
             is_boundary = arguments.flag(is_boundary, "set_gradient_accumulation_boundary(): is_boundary")
         self._engine.set_boundary(is_boundary)

@@ -60,6 +60,8 @@ BROKEN = [
     (documents.members_named, {**MEMBERS, "docs/architecture.md": "`A::b`\n`A::c`\n"}, "docs/architecture.md:2"),
     (documents.owners_have_their_tests, {**OWNED, "tests/README.md": "\n| a | `tests/a_test.cc` | `A`, `C` |\n"}, "tests/README.md:2"),
     (documents.messages_quoted, {**PRINTED, "a.md": "```text\nno … MiB\nno … MB of\n```\n"}, "a.md:3"),
+    (documents.messages_quoted, {"a.cc": '"; the kernel killed it because memory ran out" "; the launcher ended it" " (killed)"',
+                                 "a.md": "```text\n(killed); the launcher killed it because memory ran out\n```\n"}, "a.md:2"),
     (documents.messages_quoted, {"tests/a.cc": '"no room"', "a.md": "1. One:\n\n   ```text\n   error: no room\n   ```\n"}, "a.md:4"),
     *((documents.make_commands, {**MAKEFILE, "a.md": text + "\n"}, f"a.md:{line}") for text, line in (("`make none`", 1), ("```\nmake none\n```", 2), ("    make none", 1))),
 ]

@@ -93,6 +93,43 @@ TEST(AccumulationWindow, TheFirstBackwardAfterNoSyncIsTheLast) {
   for (int step = 1; step <= 5; ++step) EXPECT_EQ(micro_step(window), step == 5) << "counted again";
 }
 
+TEST(AccumulationWindow, WhatIsSetInsideOfNoSyncCountsAfterIt) {
+  AccumulationWindow window(3, true);
+  window.begin_no_sync();
+  window.set_last(true);
+  EXPECT_FALSE(micro_step(window));
+  window.set_last(false);
+  window.end_no_sync(true);
+  EXPECT_TRUE(micro_step(window)) << "the first one after no_sync";
+  EXPECT_FALSE(micro_step(window)) << "then what was set";
+}
+
+TEST(AccumulationWindow, AccumulatedGradientsAreCompletedByHand) {
+  AccumulationWindow window(4, true);
+  window.begin_no_sync();
+  window.begin_backward(false);
+  window.begin_backward(false);
+  window.end_no_sync(/*next_is_last=*/false);
+  EXPECT_FALSE(window.next_is_last());
+  window.complete();
+  EXPECT_TRUE(window.update_is_due());
+  window.end_micro_step();
+  window.close();
+  EXPECT_EQ(window.gradients(), Gradients::kNone);
+  EXPECT_EQ(window.micro_steps(), 0);
+}
+
+TEST(AccumulationWindow, GivingUpInsideOfNoSyncStaysInIt) {
+  AccumulationWindow window(1, true);
+  window.begin_no_sync();
+  window.begin_backward(false);
+  window.close();
+  EXPECT_TRUE(window.in_no_sync());
+  EXPECT_FALSE(window.next_is_last());
+  window.end_no_sync(true);
+  EXPECT_TRUE(window.next_is_last());
+}
+
 TEST(AccumulationWindow, WhatWasSetCountsAgainAfterNoSync) {
   AccumulationWindow window(3, true);
   window.set_last(true);

@@ -1,6 +1,7 @@
 """Each program of examples/gallery runs on two ranks, and its last line is the one in its docstring; the notebook runs, and shows pictures."""
 import ast
 import importlib.util
+import json
 import re
 import sys
 import unittest
@@ -65,8 +66,9 @@ class Files(unittest.TestCase):
                 self.assertLessEqual(len(program.read_text(encoding="utf-8").splitlines()), 80)
 
     def test_the_notebook_has_no_outputs(self):
-        self.assertRegex(NOTEBOOK.read_text(encoding="utf-8"), r'"outputs": \[\]')
-        self.assertNotIn("image/png", NOTEBOOK.read_text(encoding="utf-8"))
+        code = [cell for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+        self.assertGreater(len(code), 1)
+        self.assertEqual([(cell["outputs"], cell["execution_count"]) for cell in code], [([], None)] * len(code))
 
 
 for _program in PROGRAMS:

@@ -252,7 +252,7 @@ class Builds(unittest.TestCase):
 
     def test_each_change_of_what_is_installed_configures_anew(self):
         configured = len(self.build())
-        for name in ("hdf5/built-from", "venv/torch.sha256", "venv/cuda.sha256", "venv/python.sha256"):
+        for name in ("hdf5/built-from", "venv/torch.sha256", "venv/nccl.sha256", "venv/cuda.sha256", "venv/python.sha256"):
             for text in ("1", "2"):
                 self.install(name, text)
                 configured += 1

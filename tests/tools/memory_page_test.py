@@ -124,6 +124,16 @@ class PageTest(ToolTest):
                                  "46.4 GB of model state: fits on 80 GB.", "16.9 GB of model state: fits on 80 GB.",
                                  "16.9 GB of model state: does not fit on 16.5 GB; 375.0 MB are missing.", 0])
 
+    def test_the_headline_of_an_estimate(self):
+        """Without --world it has the fewest ranks on which a stage fits; without --fit no limit; and never "100 %"."""
+        for options, headline, stage in (
+                (["--fit", "24GB"], "Stage 3 saves 83 % of model state on 6 ranks: 126.0 GB → 21.0 GB a rank. Stage 3 fits into 24 GB.", "3"),
+                (["--world", 4], "Stage 3 saves 75 % of model state on 4 ranks: 126.0 GB → 31.5 GB a rank.", "0"),
+                (["--world", 1024], "Stage 3 saves 99.9 % of model state on 1024 ranks: 126.0 GB → 123.0 MB a rank.", "0"),
+                (["--world", 4, "--mics-shard-size", 2], "Stage 3 saves 75 % of model state on 4 ranks: 126.0 GB → 31.5 GB a rank. Groups of ranks are not counted in it.", "0")):
+            self.assert_succeeded(self.run_tool("memory", "--estimate", "--params", "7e9", *options, "--out", "m"))
+            self.assertEqual(self.ask('return [text("headline"), document.getElementById("stage").value];'), [headline, stage])
+
     def test_all_stages_of_an_estimate(self):
         """The picture has --estimate's numbers, and follows the setting; what a stage cannot have is said."""
         estimate = self.run_tool("memory", "--estimate", "--params", "7e9", "--world", 4, "--fit", "24GB", "--out", "m")
@@ -148,7 +158,7 @@ class PageTest(ToolTest):
             peaks[backend] = [max((t["peak"] for t in trials if t["stage"] == stage), key=lambda peak: peak["total"]) for stage in range(4)]
             found[backend] = self.ask("""return { headline: text("headline"), notes: text("notes"), sum: +document.getElementById("sum-device").dataset.bytes,
               first: document.querySelector("#measured h2").textContent, meanings: [...document.querySelectorAll(".meanings li")].map(one => one.textContent),
-              apart: RUNS.map(run => unsharedPeak(run).total),
+              apart: RUNS.map(run => unsharedState(run) && unsharedState(run).total),
               labels: [...document.querySelectorAll("#measured section:first-child svg text")].map(one => one.textContent) };""", backend)
         for backend, page in found.items():
             least = next(p for p in peaks[backend] if p["total"] <= 1.01 * min(peak["total"] for peak in peaks[backend]))
@@ -161,9 +171,9 @@ class PageTest(ToolTest):
             self.assertIn("The peak that was measured in this setting is", page["notes"])
         self.assertIn("is the copy of the parameters that ranks of one host share", found["shm"]["notes"])
         self.assertNotIn("share", found["gloo"]["notes"])
-        for apart, measured in zip(found["shm"]["apart"], peaks["gloo"]):  # the computed parameters are those that ranks over Gloo have
-            parameters = apart - peaks["shm"][peaks["gloo"].index(measured)]["total"] + peaks["shm"][peaks["gloo"].index(measured)]["parameters"]
-            self.assertAlmostEqual(parameters / measured["parameters"], 1, delta=0.01)
+        for apart, measured in zip(found["shm"]["apart"], peaks["gloo"]):  # what ranks over Gloo have, but for padding
+            state = sum(measured[part] for part in ("parameters", "gradients", "master", "optimizer"))
+            self.assertAlmostEqual(apart / state, 1, delta=0.01)
 
     def test_numbers_that_cannot_be_are_refused(self):
         self.assert_succeeded(self.run_tool("memory", "--estimate", "--params", "1e9", "--world", 2, "--out", "m"))

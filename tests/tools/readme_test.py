@@ -91,11 +91,11 @@ class ReadmeTest(ToolTest):
         self.assert_nothing_runs()
 
     def test_ten_keys_that_matter(self):
-        """docs/configuration.md's file of ten keys trains, and has the keys of the table below it."""
+        """docs/configuration.md's file of ten keys trains, and has the keys of the list below it."""
         page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
         section = re.search(r"^## Ten keys that matter\n(.*?)^## ", page, re.DOTALL | re.MULTILINE)[1]
         (text,) = fenced(section, "json")
-        keys = re.findall(r"^\| `([\w.]+)` \|", section, re.MULTILINE)
+        keys = re.findall(r"^- `([\w.]+)`:", section, re.MULTILINE)
         self.assertEqual(len(set(keys)), 10)
         for key in keys:
             value = json.loads(text)

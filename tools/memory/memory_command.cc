@@ -199,6 +199,9 @@ int measure(const MemoryFlags& flags, const std::vector<std::string>& args, cons
   page.model = page.runs.front().trial.model;
   page.optimizer = page.runs.front().trial.optimizer;
   page.stage = configured_stage(flags, world_size, stages.back());
+  const train::RunConfig run = run_config(flags, world_size, stages.back());
+  page.in_groups =
+      plan_sharding(run.engine, world_size, run.trainer.device == "cuda").groups != zero::GroupSizes();
   if (flags.compare)
     if (const int code = compare(flags, start, page, log); code != 0) return code;
   std::cout << memory_table(trials, terminal_width(STDOUT_FILENO));
@@ -251,8 +254,15 @@ int memory(const MemoryFlags& flags, const std::vector<std::string>& args) {
                                    .dtype = model.dtype,
                                    .accumulate = model.accumulate_dtype},
                          .optimizer = model.optimizer,
-                         .world_size = std::max(1, by_formula.world)};
+                         .world_size = std::max(1, by_formula.world),
+                         .in_groups = model.groups != zero::GroupSizes()};
   if (flags.fit) page.limit = parse_size("--fit", by_formula.fit, /*bare_bytes=*/false);
+  if (by_formula.world == 0)  // the page begins with the fewest ranks on which a stage fits
+    for (const int stage : {3, 2, 1, 0})
+      if (const int64_t world = model.smallest_world(stage, {}, *page.limit); world > 0) {
+        page.world_size = static_cast<int>(world);
+        break;
+      }
   replace_file(fs::path(flags.out) / "memory.html", train::memory_page_html(page));
   std::cout << "\nwritten: memory.html (the page) in " << flags.out << '\n';
   return 0;
