@@ -13,6 +13,7 @@
 #include "core/log.h"
 #include "core/str.h"
 #include "engine/config/parse.h"
+#include "engine/config/sharding_plan.h"
 #include "engine/profile/memory_meter.h"
 #include "monitor/monitors.h"
 #include "python/binding/bindings.h"
