@@ -152,9 +152,9 @@ class Engine {
   /// engine->forward() (or with step(), where step() is called after every backward) and ends when the next
   /// one begins.
   bool is_gradient_accumulation_boundary() const;
-  /// From now on the next backward() is the window's last, or is not, whatever number of accumulation
-  /// steps is configured; unset: that number counts again. Inside of no_sync it counts after it. The same on all ranks. Throws Error where
-  /// `managed_gradient_accumulation` is false: there each step() is a boundary.
+  /// From now on the next backward() is the window's last, or is not, whatever number of accumulation steps
+  /// is configured; unset: that number counts again. Inside of no_sync it counts after it. The same on all
+  /// ranks. Throws Error where `managed_gradient_accumulation` is false: there each step() is a boundary.
   void set_gradient_accumulation_boundary(std::optional<bool> is_boundary);
   /// Until end_no_sync() backward() only adds up, and step() is an Error; calls may be nested.
   /// `next_is_last`: the first backward() after the outermost one is its window's last. The same on all

@@ -44,7 +44,7 @@ class EarlierVersion(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name)
         with tarfile.open(ARCHIVE) as archive:
-            archive.extractall(self.folder, filter="data")
+            archive.extractall(self.folder)
 
     def test_its_checkpoint_is_whole(self):
         done = subprocess.run([TESSERA, "inspect", self.folder / "checkpoints", "--verify", "--json"], capture_output=True, text=True, check=False,
