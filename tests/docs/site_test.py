@@ -21,8 +21,8 @@ from urllib.parse import unquote, urlsplit
 ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 QUESTIONS = {  # what a stranger types -> the page that answers, the first hit
-    "out of memory": "docs/memory", "resume on another number of ranks": "docs/checkpoints", "DeepSpeed config": "docs/configuration", "LoRA": "docs/python",
-    "/dev/shm": "docs/doctor", "consolidate to safetensors": "docs/checkpoints", "stage 3 slow": "docs/performance", "Slurm": "docs/launching",
+    "out of memory": "docs/memory", "resume on another number of ranks": "docs/checkpoints", "DeepSpeed config": "docs/configuration", "LoRA": "docs/gallery",
+    "/dev/shm": "docs/troubleshooting", "consolidate to safetensors": "docs/checkpoints", "stage 3 slow": "docs/troubleshooting", "Slurm": "docs/launching",
     "gradient accumulation": "docs/configuration", "offload to disk": "docs/offload", "8-bit Adam": "docs/optimizers", "zero_optimization.stage": "docs/configuration"}
 # The page that drives others in a frame. It sends what the script returns to the test.
 DRIVER = """<!doctype html><body style="margin:0"><iframe style="border:0"></iframe><script>
