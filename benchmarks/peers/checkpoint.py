@@ -12,13 +12,13 @@ Only "with fsync" is on the disk when a save returns; the others, and all peers,
 """
 import argparse
 import json
-import re
 import shutil
 import statistics
 import tempfile
 from pathlib import Path
 
 import ranks
+import results
 
 MODES = {"nosync": "without fsync", "fsync": "with fsync", "async": "asynchronous"}
 COLUMNS = {"save": "save_s", "load": "load_s", "full": "consolidate_s", "plain": "plain_write_s"}
@@ -48,7 +48,8 @@ def parse_arguments():
 def main():
     args = parse_arguments()
     base = Path(tempfile.mkdtemp(prefix="checkpoint_bench_", dir=args.folder))
-    commands = {name: command for name, command in rows(args, base / "work") if re.search(args.only, name)}
+    commands = dict(rows(args, base / "work"))
+    commands = {name: commands[name] for name in results.chosen(args.only, commands)}
 
     def measure(name):
         shutil.rmtree(base / "work", ignore_errors=True)
@@ -58,8 +59,8 @@ def main():
         rounds = ranks.take_turns(commands, args.rounds, measure)
     finally:
         shutil.rmtree(base, ignore_errors=True)
-    measured = {name: {key: sum((result.get(key, []) for result in results), []) for key in COLUMNS.values()}
-                for name, results in rounds.items()}
+    measured = {name: {key: sum((run.get(key, []) for run in runs), []) for key in COLUMNS.values()}
+                for name, runs in rounds.items()}
     print(f"GPT {args.size}, 2 ranks, fp32, AdamW; medians of {args.repeats * args.rounds}; seconds\n")
     print(f"{'':38}" + "".join(f"{column:>8}" for column in COLUMNS) + f"{'MB':>8}")
     for name, result in measured.items():

@@ -6,6 +6,7 @@
 """
 import datetime
 import json
+import re
 import statistics
 
 import document
@@ -25,6 +26,14 @@ def deepspeed(stage):
 
 def tessera(stage):
     return f"Tessera stage {stage}"
+
+
+def chosen(pattern, rows):
+    """The rows that --only names. Ends the program where there is none."""
+    found = [row for row in rows if re.search(pattern, row)]
+    if not found:
+        raise SystemExit(f"error: --only {pattern}: no row has such a name; expected one of: {'; '.join(rows)}")
+    return found
 
 
 def joined(reports, times=("step_ms",), means=("mib", "resident_mib")):

@@ -90,8 +90,7 @@ def write_weights_and_tokens(args, folder):
 
 def measure_rows(args, rows, run, **joined):
     """{row: rounds} of those of {row: command} that --only chooses. `run(command)` returns what each rank reports."""
-    chosen = [name for name in rows if re.search(args.only, name)]
-    measured = ranks.take_turns(chosen, args.rounds, lambda name: results.joined(run(rows[name]), **joined))
+    measured = ranks.take_turns(results.chosen(args.only, rows), args.rounds, lambda name: results.joined(run(rows[name]), **joined))
     results.check_first_losses(measured, args.precision)
     return measured
 

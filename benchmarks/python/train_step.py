@@ -25,7 +25,6 @@ import argparse  # noqa: E402
 import gc  # noqa: E402
 import importlib.util  # noqa: E402
 import logging  # noqa: E402
-import re  # noqa: E402
 import statistics  # noqa: E402
 import sys  # noqa: E402
 import time  # noqa: E402
@@ -85,7 +84,8 @@ def joined(reports):
 def measure_all(args):
     """{model: {row: rounds}}. A row that fails is left out and named."""
     rows = ways.rows(importlib.util.find_spec("deepspeed") is not None)
-    chosen = [(model, row) for model in ways.MODELS for row in rows if re.search(args.only, f"{model} {row}")]
+    names = {f"{model} {row}": (model, row) for model in ways.MODELS for row in rows}
+    chosen = [names[name] for name in results.chosen(args.only, names)]
     measured = {model: {row: [] for name, row in chosen if name == model} for model in ways.MODELS}
     give_up, longest, turn = time.monotonic() + 60 * args.minutes, 0.0, 0
     while turn == 0 or time.monotonic() + longest < give_up:

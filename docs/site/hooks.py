@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 _PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)")
 # Of search results: those of other pages have 1.
-_BOOSTS = {"docs/troubleshooting": 1.5, "docs/launching": 1.5, "docs/checkpoints": 1.5, "docs/migrating": 0.7, "README": 0.4, "docs/README": 0.3, "docs/architecture": 0.3, "CONTRIBUTING": 0.3, "reference/": 0.2, "CHANGELOG": 0.1}
+_BOOSTS = {"docs/troubleshooting": 1.5, "docs/launching": 1.5, "docs/checkpoints": 1.5, "docs/migrating": 0.7,
+           "README": 0.4, "docs/README": 0.3, "docs/architecture": 0.3, "CONTRIBUTING": 0.3, "reference/": 0.2, "CHANGELOG": 0.1}
 _KEYS = "docs/configuration.md"
 _KEY_ROW = re.compile(r"<tr>\s*<td><code>([\w.\[\]]+)</code></td>")
 _LANGUAGES = {".cc": "cpp", ".h": "cpp", ".py": "python"}
