@@ -12,6 +12,8 @@ import zipfile
 from email.parser import Parser
 from pathlib import Path
 
+from simple_index import metadata_of
+
 ROOT = Path(__file__).resolve().parents[1]
 TWINE = "twine==6.2.0"
 
@@ -60,7 +62,7 @@ def torches(root):
 def problems_of_wheel(path, version, torch):
     with zipfile.ZipFile(path) as wheel:
         names = wheel.namelist()
-        metadata = Parser().parsestr(next(wheel.read(name).decode() for name in names if name.endswith(".dist-info/METADATA")))
+    metadata = Parser().parsestr(metadata_of(path).decode())
     if (metadata["Version"], metadata.get_all("Requires-Dist")) != (f"{version}+torch{torch}", [f"torch=={torch}.*"]):
         yield f"{path.name}: found version {metadata['Version']}, for {metadata.get_all('Requires-Dist')}; expected {version}+torch{torch} for torch=={torch}.*"
     if not any(re.search(r"\.dist-info/licenses/LICENSE$", name) for name in names):

@@ -23,6 +23,7 @@ def sha256(data):
 
 
 def metadata_of(wheel):
+    """The bytes of a wheel's METADATA."""
     with zipfile.ZipFile(wheel) as files:
         (name,) = [name for name in files.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)]
         return files.read(name)

@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/str.h"
 #include "tools/commands.h"
+#include "tools/common/command_line.h"
 
 namespace tessera::tools {
 namespace {
@@ -15,15 +16,6 @@ std::vector<const CLI::Option*> shown_options(const CLI::App& command, bool posi
   for (const CLI::Option* option : command.get_options())
     if (option->get_positional() == positional && !option->get_group().empty()) shown.push_back(option);
   return shown;
-}
-
-/// As --help shows them: without the spellings with underscores.
-std::vector<std::string> names_of(const CLI::Option& option) {
-  std::vector<std::string> names;
-  for (const std::string& name : option.get_snames()) names.push_back("-" + name);
-  for (const std::string& name : option.get_lnames())
-    if (name.find('_') == name.npos) names.push_back("--" + name);
-  return names;
 }
 
 bool takes_value(const CLI::Option& option) { return option.get_items_expected_max() > 0; }
@@ -43,7 +35,7 @@ std::string replaced(std::string text, const std::string& special, const std::st
 std::string words_of(const CLI::App& command) {
   std::vector<std::string> words;
   for (const CLI::Option* option : shown_options(command, false))
-    for (const std::string& name : names_of(*option)) words.push_back(name);
+    for (const std::string& name : shown_names(*option)) words.push_back(name);
   return join(words, " ");
 }
 
@@ -78,7 +70,7 @@ std::string quoted_for_zsh(const std::string& text) {
 std::string zsh_arguments(const CLI::App& command) {
   std::string out;
   for (const CLI::Option* option : shown_options(command, false))
-    for (const std::string& name : names_of(*option)) {
+    for (const std::string& name : shown_names(*option)) {
       const bool repeats = option->get_multi_option_policy() == CLI::MultiOptionPolicy::TakeAll;
       const char* const joint = !takes_value(*option) ? "" : name.starts_with("--") ? "=" : "+";
       const std::string value = takes_value(*option) ? str(option->get_expected_min() == 0 ? "::" : ":",
@@ -121,10 +113,10 @@ std::string man_options(const CLI::App& command) {
   for (const bool positional : {true, false})
     for (const CLI::Option* option : shown_options(command, positional)) {
       const std::string value = value_of(*option);
-      out +=
-          str(".TP\n\\fB", roff(positional ? option->get_name(true, false) : join(names_of(*option), ", ")),
-              "\\fR", positional || value.empty() ? "" : " \\fI" + roff(value) + "\\fR", "\n",
-              roff(option->get_description()), "\n");
+      out += str(".TP\n\\fB",
+                 roff(positional ? option->get_name(true, false) : join(shown_names(*option), ", ")), "\\fR",
+                 positional || value.empty() ? "" : " \\fI" + roff(value) + "\\fR", "\n",
+                 roff(option->get_description()), "\n");
     }
   return out;
 }

@@ -9,7 +9,6 @@ import json
 import os
 import queue
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,8 +17,9 @@ import unittest
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-ROOT = Path(__file__).resolve().parents[2]
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+from tool import CHROMIUM, HEADLESS, ROOT  # noqa: E402
+
 QUESTIONS = {  # what a stranger types -> the page that answers, the first hit
     "out of memory": "docs/memory", "resume on another number of ranks": "docs/checkpoints", "DeepSpeed config": "docs/configuration", "LoRA": "docs/gallery",
     "/dev/shm": "docs/troubleshooting", "consolidate to safetensors": "docs/checkpoints", "stage 3 slow": "docs/troubleshooting", "Slurm": "docs/launching",
@@ -106,7 +106,7 @@ class SiteTest(unittest.TestCase):
         """What the script returns that runs in Chromium, with pages from `base`."""
         Server.answers = queue.Queue()  # not the answer to an earlier question, which came too late
         (self.site / "driver.html").write_text(DRIVER % (script, self.port))
-        browser = subprocess.Popen([CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files",
+        browser = subprocess.Popen([*HEADLESS, "--allow-file-access-from-files",
                                     f"--user-data-dir={self.folder / 'profile'}", "--window-size=1700,1000", f"{base}/driver.html"], stderr=subprocess.DEVNULL)
         try:
             answer = json.loads(Server.answers.get(timeout=240))
@@ -193,7 +193,7 @@ class SiteTest(unittest.TestCase):
             for width, colours in ((400, "light"), (400, "dark"), (1600, "light"), (1600, "dark")):
                 picture = Path(os.environ["SCREENSHOTS"]).resolve() / f"{page.replace('/', '-')}-{width}-{colours}.png"
                 picture.parent.mkdir(parents=True, exist_ok=True)
-                subprocess.run([CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={self.folder / colours}",
+                subprocess.run([*HEADLESS, "--hide-scrollbars", f"--user-data-dir={self.folder / colours}",
                                 f"--blink-settings=preferredColorScheme={int(colours == 'light')}", f"--window-size={width},1400", "--virtual-time-budget=5000",
                                 f"--screenshot={picture}", (self.site / f"{page}.html").as_uri()], stderr=subprocess.DEVNULL, check=True)
 

@@ -4,14 +4,12 @@ import html
 import json
 import random
 import re
-import shutil
 import subprocess
 import unittest
 import xml.etree.ElementTree as ElementTree
 
-from tool import ROOT, ToolTest
+from tool import CHROMIUM, HEADLESS, ROOT, ToolTest
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PARTS = ["parameters", "gradients", "master", "optimizer"]
 # Is put into the page: `answer` is what the test reads.
 DRIVER = """<script>
@@ -36,7 +34,7 @@ class PageTest(ToolTest):
         page = page.replace("<head>", "<head><script>window.testErrors = []; addEventListener('error', e => testErrors.push(e.message));</script>", 1)
         driven = self.folder / "driven.html"
         driven.write_text(page.replace("</body>", DRIVER.replace("%s", script)))
-        outcome = subprocess.run([CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={self.folder / 'profile'}", "--window-size=1200,900",
+        outcome = subprocess.run([*HEADLESS, f"--user-data-dir={self.folder / 'profile'}", "--window-size=1200,900",
                                   "--virtual-time-budget=60000", "--dump-dom", driven.as_uri()], capture_output=True, text=True, timeout=120, check=True)
         found = re.search(r'<pre id="answer">(.*?)</pre>', outcome.stdout, re.S)
         self.assertIsNotNone(found, outcome.stdout[-2000:])

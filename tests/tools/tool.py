@@ -21,6 +21,9 @@ ROOT = Path(__file__).resolve().parents[2]
 TESSERA = os.environ.get("TESSERA", str(ROOT / "build" / "tessera"))
 EXAMPLE_MINIMAL = os.environ.get("EXAMPLE_MINIMAL", str(ROOT / "build" / "example_minimal"))
 
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+HEADLESS = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu"]  # the first words of its command
+
 NUM_TRAIN, NUM_TEST = 203, 101  # primes: they divide by no number of ranks
 TIMEOUT_S = 300  # of a command that hangs; beside other work those that measure take minutes
 MARKER = "TESSERA_TEST_MARKER"

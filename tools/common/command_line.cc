@@ -107,6 +107,14 @@ std::string unknown_command(const CLI::App& app, const std::string& word) {
 
 }  // namespace
 
+std::vector<std::string> shown_names(const CLI::Option& option) {
+  std::vector<std::string> names;
+  for (const std::string& name : option.get_snames()) names.push_back("-" + name);
+  for (const std::string& name : option.get_lnames())
+    if (name.find('_') == name.npos) names.push_back("--" + name);
+  return names;
+}
+
 HelpFormatter::HelpFormatter() { column_width(kNameColumns); }
 
 std::string HelpFormatter::make_description(const CLI::App* app) const {
@@ -114,12 +122,7 @@ std::string HelpFormatter::make_description(const CLI::App* app) const {
 }
 
 std::string HelpFormatter::make_option_name(const CLI::Option* option, bool is_positional) const {
-  if (is_positional) return option->get_name(true, false);
-  std::vector<std::string> names;
-  for (const std::string& name : option->get_snames()) names.push_back("-" + name);
-  for (const std::string& name : option->get_lnames())
-    if (name.find('_') == name.npos) names.push_back("--" + name);
-  return join(names, ", ");
+  return is_positional ? option->get_name(true, false) : join(shown_names(*option), ", ");
 }
 
 std::string HelpFormatter::make_option_desc(const CLI::Option* option) const {

@@ -9,8 +9,11 @@
 
 namespace tessera::tools {
 
-/// CLI11's help, wrapped at 80 columns. Spellings of options with underscores (torchrun's) are accepted but
-/// not shown.
+/// The names of an option that are shown, with their dashes: "-n", "--nproc". Spellings with underscores
+/// (torchrun's) are accepted but not shown.
+std::vector<std::string> shown_names(const CLI::Option& option);
+
+/// CLI11's help, wrapped at 80 columns.
 class HelpFormatter : public CLI::Formatter {
  public:
   HelpFormatter();

@@ -81,10 +81,14 @@ train::RunConfig run_config(const MemoryFlags& flags, int world_size, int stage)
   return train::load_run_config(flags.config, world_size, overrides);
 }
 
+ShardingPlan plan_of(const MemoryFlags& flags, int world_size, int stage) {
+  const train::RunConfig run = run_config(flags, world_size, stage);
+  return plan_sharding(run.engine, world_size, run.trainer.device == "cuda");
+}
+
 std::vector<int> stages_of(const MemoryFlags& flags, int world_size) {
   if (flags.stages) return parse_stages(*flags.stages);
-  const train::RunConfig run = run_config(flags, world_size, 3);
-  const ShardingPlan plan = plan_sharding(run.engine, world_size, run.trainer.device == "cuda");
+  const ShardingPlan plan = plan_of(flags, world_size, 3);
   const bool in_groups = plan.groups != zero::GroupSizes();
   std::vector<int> stages;
   for (const int stage : {0, 1, 2, 3})
@@ -199,9 +203,7 @@ int measure(const MemoryFlags& flags, const std::vector<std::string>& args, cons
   page.model = page.runs.front().trial.model;
   page.optimizer = page.runs.front().trial.optimizer;
   page.stage = configured_stage(flags, world_size, stages.back());
-  const train::RunConfig run = run_config(flags, world_size, stages.back());
-  page.in_groups =
-      plan_sharding(run.engine, world_size, run.trainer.device == "cuda").groups != zero::GroupSizes();
+  page.in_groups = plan_of(flags, world_size, stages.back()).groups != zero::GroupSizes();
   if (flags.compare)
     if (const int code = compare(flags, start, page, log); code != 0) return code;
   std::cout << memory_table(trials, terminal_width(STDOUT_FILENO));
