@@ -49,7 +49,7 @@ def start(folder, modules):
     from ranks import environment
 
     os.environ.update(environment())  # libgomp reads its number of threads once
-    for module in ("tessera", *modules):
+    for module in ("tessera", "torch._dynamo", *modules):  # a rank's first optimizer imports it, in a second
         importlib.import_module(module)
         threads = len(os.listdir("/proc/self/task"))
         if threads != 1:
