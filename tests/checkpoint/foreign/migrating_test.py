@@ -237,7 +237,7 @@ class MigratingTest(TrainersTest):
             writer.start()
             try:
                 codes = [subprocess.run([os.environ["TESSERA"], "inspect", "last.ckpt", *words], cwd=self.folder, capture_output=True, check=False).returncode
-                         for _ in range(25) for words in ((), ("--verify",))]
+                         for _ in range(8) for words in ((), ("--verify",))]
             finally:
                 stop.set()
                 writer.join()
