@@ -109,9 +109,22 @@ void Disk::rename(const fs::path& from, const fs::path& to) const {
   done("rename", to);
 }
 
+// NFS, Lustre and others have no exchange. There `b` has another name for a moment, which no clean-up
+// removes.
 void Disk::exchange(const fs::path& a, const fs::path& b) const {
-  if (::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) != 0)
-    throw_disk_error(str("exchange ", a.filename(), " with"), b, errno);
+  if (::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) != 0) {
+    if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP)
+      throw_disk_error(str("exchange ", a.filename(), " with"), b, errno);
+    const fs::path away = b.string() + ".replaced";
+    rename(b, away);
+    try {
+      rename(a, b);
+    } catch (const DiskError&) {
+      rename(away, b);
+      throw;
+    }
+    rename(away, a);
+  }
   done("exchange", b);
 }
 

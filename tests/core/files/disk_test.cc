@@ -1,11 +1,19 @@
 #include "core/files/disk.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstddef>
+#include <cstdio>
 #include <functional>
 #include <set>
 #include <vector>
@@ -118,6 +126,59 @@ TEST(ReplaceFile, SaysWhichFileItCannotWrite) {
   fs::create_directory(folder.path() / "folder");
   EXPECT_NE(testing::error_of<DiskError>([&] { replace_file(folder.path() / "folder", "x"); }), "");
   EXPECT_EQ(std::distance(fs::directory_iterator(folder.path()), {}), 1) << "no temporary file stays";
+}
+
+/// In a child that has no RENAME_EXCHANGE, as on NFS; its exit code.
+int without_exchange(const std::function<int()>& action) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const auto at = [](size_t offset) { return static_cast<uint32_t>(offset); };
+    const std::vector<sock_filter> filter = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, at(offsetof(seccomp_data, nr))),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_renameat2, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, at(offsetof(seccomp_data, args) + 4 * sizeof(uint64_t))),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, RENAME_EXCHANGE, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EINVAL),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+    const sock_fprog program{static_cast<unsigned short>(filter.size()),
+                             const_cast<sock_filter*>(filter.data())};
+    if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+        ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
+      ::_exit(77);
+    ::_exit(action());
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+TEST(Exchange, WhereTheFileSystemHasNone) {
+  const TemporaryFolder folder("disk");
+  const fs::path old = folder.path() / "step", made = folder.path() / "new";
+  const auto content = [](const fs::path& at) { return InputFile(at / "file").read_all(); };
+  for (const fs::path& path : {old, made}) {
+    fs::create_directory(path);
+    replace_file(path / "file", path.filename().string());
+  }
+  int code = without_exchange([&] {
+    Disk().exchange(made, old);
+    return 0;
+  });
+  if (code == 77) GTEST_SKIP() << "no seccomp";
+  ASSERT_EQ(code, 0);
+  EXPECT_EQ(content(old), "new");
+  EXPECT_EQ(content(made), "step");
+  code = without_exchange([&] {
+    try {
+      Disk().exchange(folder.path() / "absent", old);
+    } catch (const DiskError&) {
+      return 1;
+    }
+    return 0;
+  });
+  EXPECT_EQ(code, 1);
+  EXPECT_EQ(content(old), "new") << "what cannot be replaced stays";
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder.path()), {}), 2);
 }
 
 }  // namespace
