@@ -216,7 +216,8 @@ class Engine {
   /// Waits for an asynchronous save. Whether the last one has failed, which is then logged. Equal on
   /// all ranks.
   bool last_save_failed();
-  /// Tags that `checkpoint.keep_last` neither counts nor deletes from now on.
+  /// Collective before the first save. Tags that `checkpoint.keep_last` neither counts nor deletes from now
+  /// on; rank 0's count.
   void keep_checkpoints(const std::vector<std::string>& tags);
 
   /// Asks all ranks to stop; the request travels with the next step() that updates, at no cost.

@@ -48,6 +48,22 @@ FileDescriptor lock_parent(const fs::path& path) {
 
 }  // namespace
 
+void keep_other_files(const Disk& disk, const fs::path& from, const fs::path& to,
+                      bool (*replaced)(const std::string& name)) {
+  for (const fs::path& entry : paths_in(from)) {
+    if (replaced(entry.filename().string())) continue;
+    const fs::path kept = to / entry.filename();
+    std::error_code error;
+    if (!fs::is_directory(fs::symlink_status(entry, error))) {
+      disk.link(entry, kept);
+      continue;
+    }
+    disk.create_directory(kept);
+    keep_other_files(disk, entry, kept, [](const std::string&) { return false; });
+    disk.sync_directory(kept);
+  }
+}
+
 PendingDirectory::PendingDirectory(const Disk& disk, fs::path path, bool (*replaced)(const std::string&))
     : disk_(disk), path_(folder_path(path)), replaced_(replaced) {
   const FileDescriptor alone = lock_parent(path_);
@@ -91,9 +107,7 @@ void PendingDirectory::publish() {
   check_entries();                                  // they may have changed since
   std::error_code error;
   const bool exists = fs::exists(path_, error);
-  if (exists)
-    for (const fs::path& entry : paths_in(path_))
-      if (!replaced_(entry.filename().string())) disk_.link(entry, temporary_ / entry.filename());
+  if (exists) keep_other_files(disk_, path_, temporary_, replaced_);
   disk_.sync_directory(temporary_);
   if (exists)
     disk_.exchange(temporary_, path_);

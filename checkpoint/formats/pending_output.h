@@ -9,6 +9,11 @@
 
 namespace tessera::checkpoint {
 
+/// Makes hard links in the folder `to` of the files and folders of `from` whose names `replaced` does not
+/// accept. Throws DiskError.
+void keep_other_files(const Disk& disk, const std::filesystem::path& from, const std::filesystem::path& to,
+                      bool (*replaced)(const std::string& name));
+
 /// Builds a folder that appears whole or not at all. Owns the temporary one (core/files/temporary_name.h) and
 /// removes it unless published. An existing folder of that name is exchanged with the new one in one step;
 /// its other files are kept (as hard links), except those that `replaced` accepts. Processes that write one

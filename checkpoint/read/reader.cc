@@ -77,12 +77,6 @@ fs::path find_checkpoint(const fs::path& directory, const std::string& tag) {
 
 namespace {
 
-/// Whether a folder is, or was to be, a checkpoint of Tessera's.
-bool is_tesseras(const fs::path& folder) {
-  std::error_code error;
-  return fs::exists(folder / kManifestName, error) || fs::exists(folder / rank_file_name(0), error);
-}
-
 /// Makes buffers of the parameters that the model has as such.
 void take_buffers(ForeignCheckpoint& source, const std::vector<std::string>& names) {
   for (const std::string& name : names) {

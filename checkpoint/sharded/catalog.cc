@@ -87,14 +87,16 @@ std::vector<std::string> list_checkpoints(const fs::path& directory) {
   return tags;
 }
 
+bool is_tesseras(const fs::path& folder) {
+  std::error_code error;
+  return fs::exists(folder / kManifestName, error) || fs::exists(folder / rank_file_name(0), error);
+}
+
 std::vector<std::string> list_folders(const fs::path& directory) {
   std::vector<std::string> names;
   for (const fs::path& path : entries(directory)) {
     const std::string name = path.filename().string();
-    std::error_code error;
-    if (!is_temporary_name(name) &&
-        (fs::exists(path / kManifestName, error) || fs::exists(path / rank_file_name(0), error)))
-      names.push_back(name);
+    if (!is_temporary_name(name) && is_tesseras(path)) names.push_back(name);
   }
   return names;
 }

@@ -22,8 +22,11 @@ void check_tag(const std::string& tag);
 /// lines of a manifest are read. Throws CheckpointError for a directory that cannot be read, as below.
 std::vector<std::string> list_checkpoints(const std::filesystem::path& directory);
 
-/// The names of all folders that may be checkpoints: they have a manifest, which need not be readable,
-/// or a rank's file. Sorted.
+/// Whether a folder is, or was to be, a checkpoint of Tessera's: it has a manifest, which need not be
+/// readable, or a rank's file.
+bool is_tesseras(const std::filesystem::path& folder);
+
+/// The names of all folders that may be checkpoints, as is_tesseras() says. Sorted.
 std::vector<std::string> list_folders(const std::filesystem::path& directory);
 
 /// The tag in DIR/latest; nullopt when there is no such file. Throws CheckpointError when it holds no

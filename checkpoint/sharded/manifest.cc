@@ -119,7 +119,7 @@ using nlohmann::json;
 using nlohmann::ordered_json;  // keeps the documented order of keys
 
 /// Throws for values that JSON would silently change.
-void check_state(const json& value, const std::string& path, int depth) {
+void check_value(const json& value, const std::string& path, int depth) {
   if (depth > kMaxJsonDepth - 2)
     throw CheckpointError("cannot save ", path, ": nested deeper than ", kMaxJsonDepth - 2, " levels");
   if (value.is_number_float() && !std::isfinite(value.get<double>()))
@@ -128,9 +128,9 @@ void check_state(const json& value, const std::string& path, int depth) {
   if (value.is_binary() || value.is_discarded())
     throw CheckpointError("cannot save ", path, ": expected a value JSON knows");
   if (value.is_object())
-    for (const auto& [key, member] : value.items()) check_state(member, str(path, ".", key), depth + 1);
+    for (const auto& [key, member] : value.items()) check_value(member, str(path, ".", key), depth + 1);
   if (value.is_array())
-    for (size_t i = 0; i < value.size(); ++i) check_state(value[i], str(path, "[", i, "]"), depth + 1);
+    for (size_t i = 0; i < value.size(); ++i) check_value(value[i], str(path, "[", i, "]"), depth + 1);
 }
 
 template <class Json>
@@ -213,9 +213,14 @@ std::string file_record_to_text(const FileRecord& record) {
   return record_text(record, datasets_text(record.datasets));
 }
 
-std::string Manifest::to_text() const {
+void check_state(const json& state) {
   if (!state.is_object()) throw CheckpointError("cannot save state: expected an object");
-  check_state(state, "state", 1);
+  check_value(state, "state", 1);
+  dump(state, "state");
+}
+
+std::string Manifest::to_text() const {
+  check_state(state);
   std::string text = str("{\n\"format\": \"", kFormatName, "\",\n\"version\": ", version,
                          ",\n\"tag\": ", dump(json(tag), "the tag"), ",\n\"world_size\": ", layout.world_size,
                          ",\n\"stage\": ", stage, ",\n\"block_bytes\": ", kBlockBytes,

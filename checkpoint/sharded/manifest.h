@@ -188,6 +188,9 @@ struct Manifest {
   bool operator==(const Manifest&) const = default;
 };
 
+/// Throws CheckpointError for a state that to_text() cannot write.
+void check_state(const nlohmann::json& state);
+
 /// A file's record to text, for sending it to rank 0.
 std::string file_record_to_text(const FileRecord& record);
 /// The inverse, for the records of many ranks: equal lists of datasets are read once, and shared.

@@ -9,6 +9,7 @@
 
 #include "checkpoint/block_hashes.h"
 #include "checkpoint/checkpoint_error.h"
+#include "checkpoint/formats/pending_output.h"
 #include "checkpoint/sharded/catalog.h"
 #include "checkpoint/sharded/checkpoint_files.h"
 #include "checkpoint/sharded/manifest.h"
@@ -43,6 +44,21 @@ std::optional<std::string> content_of(const fs::path& path) {
   }
 }
 
+/// Whether a file of a checkpoint's folder has a name that save() gives.
+bool is_of_a_save(const std::string& name) {
+  return name == kManifestName || name == kModelFileName ||
+         (name.starts_with("rank_") && name.ends_with(".h5"));
+}
+
+/// Throws CheckpointError for what a save would remove and has not made.
+void check_replaced(const fs::path& target) {
+  std::error_code error;
+  if (!identity(target) || is_tesseras(target)) return;
+  if (fs::is_directory(target, error) && fs::is_empty(target, error)) return;
+  throw CheckpointError(
+      target, " is no checkpoint of Tessera's; expected one, which is replaced, or a name that is free");
+}
+
 /// Publishes a folder, and can undo that. Used by one thread, once.
 class Publisher {
  public:
@@ -57,16 +73,23 @@ class Publisher {
       pointers_.push_back({directory_ / name, text, content_of(directory_ / name)});
   }
 
-  void publish() {
-    if (replaces_)
-      disk_.exchange(folder_, target_);
-    else
-      disk_.rename(folder_, target_);
-    disk_.sync_directory(directory_);
-    for (const Pointer& pointer : pointers_) disk_.replace_file(pointer.path, pointer.text);
+  /// Throws CheckpointError; then nothing has changed, or it says what could not be undone.
+  void publish_or_undo() {
+    try {
+      publish();
+    } catch (const std::exception& error) {
+      const std::string reason = error.what();
+      try {
+        undo();
+      } catch (const std::exception& second) {
+        throw CheckpointError(reason, "; and undoing it failed: ", second.what());
+      }
+      throw CheckpointError(reason);
+    }
   }
 
-  /// Undoes the steps in reverse order, so that each pointer always names a whole checkpoint.
+  /// Undoes the steps in reverse order, so that each pointer always names a whole checkpoint. Does nothing
+  /// where they have been undone.
   void undo() {
     for (const Pointer& pointer : pointers_) {
       if (content_of(pointer.path) == pointer.old) continue;
@@ -85,6 +108,15 @@ class Publisher {
   }
 
  private:
+  void publish() {
+    if (replaces_)
+      disk_.exchange(folder_, target_);
+    else
+      disk_.rename(folder_, target_);
+    disk_.sync_directory(directory_);
+    for (const Pointer& pointer : pointers_) disk_.replace_file(pointer.path, pointer.text);
+  }
+
   struct Pointer {
     fs::path path;
     std::string text;
@@ -110,18 +142,7 @@ std::vector<fs::path> missing_folders(const fs::path& directory) {
 }
 
 void publish(const Publication& publication, const Disk& disk) {
-  Publisher publisher(publication, disk);
-  try {
-    publisher.publish();
-  } catch (const std::exception& error) {
-    const std::string reason = error.what();
-    try {
-      publisher.undo();
-    } catch (const std::exception& second) {
-      throw CheckpointError(reason, "; and undoing it failed: ", second.what());
-    }
-    throw CheckpointError(reason);
-  }
+  Publisher(publication, disk).publish_or_undo();
 }
 
 namespace {
@@ -174,15 +195,12 @@ class Save {
       check_same_save();
       folder_ = request_.directory / outcomes_[owner()].facts.value("folder", std::string());
       agree([&] { return write(); });
-      agree([&] { return owns_folder() ? commit() : json::object(); });
+      commit_everywhere();
     } catch (...) {
       discard();
       throw;
     }
-    SaveResult result{.path = request_.directory / request_.tag,
-                      .rank_bytes = mine_.bytes,
-                      .total_bytes = outcomes_[0].facts.value("total_bytes", int64_t{0}),
-                      .warning = ""};
+    SaveResult result{.path = request_.directory / request_.tag, .warning = ""};
     if (owns_folder()) result.warning = remove_replaced();
     return result;
   }
@@ -232,6 +250,21 @@ class Save {
     if (!errors.empty()) throw CheckpointError(what() + errors);
   }
 
+  /// Where an owner has failed, the others take back what they have published.
+  void commit_everywhere() {
+    try {
+      agree([&] { return owns_folder() ? commit() : json::object(); });
+    } catch (const CheckpointError& error) {
+      if (!publisher_) throw;
+      try {
+        publisher_->undo();
+      } catch (const std::exception& second) {
+        throw CheckpointError(error.what(), "; and undoing it failed: ", second.what());
+      }
+      throw;
+    }
+  }
+
   ShardContent content() const {
     return {.tag = request_.tag,
             .rank = request_.rank,
@@ -245,6 +278,7 @@ class Save {
   json begin() {
     check_tag(request_.tag);
     check_content(content());
+    if (is_first()) check_state(request_.state);
     json facts{{"tag", request_.tag},
                {"stage", request_.stage},
                {"states", join(request_.state_names, ", ")},
@@ -253,8 +287,7 @@ class Save {
                {"exclude_frozen_parameters", request_.exclude_frozen}};
     if (!owns_folder()) return facts;
     const fs::path& directory = request_.directory;
-    if (!request_.replace && fs::exists(directory / request_.tag))
-      throw CheckpointError("there is one of that tag, and it is not to be replaced");
+    check_replaced(directory / request_.tag);
     if (!request_.create && !fs::is_directory(directory)) throw CheckpointError("the folder is gone");
     if (request_.create) {
       const std::vector<fs::path> made = missing_folders(directory);
@@ -337,11 +370,15 @@ class Save {
     OutputFile file = disk_.create(path);
     file.append(text);
     file.close();
+    const fs::path target = request_.directory / request_.tag;
+    check_replaced(target);  // it may be new
+    if (fs::is_directory(target)) keep_other_files(disk_, target, folder_, is_of_a_save);
     disk_.sync_directory(folder_);
     Publication publication{request_.directory, request_.tag, folder_.filename().string(), {}};
     if (request_.latest) publication.pointers.emplace_back(kLatestName, request_.tag + "\n");
-    publish(publication, disk_);
-    return {{"total_bytes", manifest.total_bytes()}};
+    publisher_.emplace(publication, disk_);
+    publisher_->publish_or_undo();
+    return json::object();
   }
 
   /// Removes the replaced checkpoint, if there was one: it now has the temporary folder's name.
@@ -371,7 +408,8 @@ class Save {
   SavedLayout layout_;
   fs::path folder_;
   FileRecord mine_, model_;
-  std::vector<Outcome> outcomes_;  // of the last exchange, by file
+  std::optional<Publisher> publisher_;  // a folder's owner, once it commits
+  std::vector<Outcome> outcomes_;       // of the last exchange, by file
 };
 
 }  // namespace

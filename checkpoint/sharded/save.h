@@ -53,7 +53,6 @@ struct SaveRequest {
   std::vector<WholeTensor> tensors;  ///< rank 0's are written
   std::vector<Blob> blobs;           ///< each rank's own; names may differ between ranks
   nlohmann::json state = nlohmann::json::object();  ///< rank 0's is written
-  bool replace = true;                              ///< false: a tag that exists is an error
   bool create = true;                               ///< false: a directory that is not there is an error
   bool latest = true;                               ///< false: DIR/latest stays as it is
   bool exclude_frozen = false;  ///< units that are not trainable are neither recorded nor in `units`
@@ -62,13 +61,13 @@ struct SaveRequest {
 
 struct SaveResult {
   std::filesystem::path path;  ///< DIR/TAG
-  int64_t rank_bytes = 0;      ///< this rank's file
-  int64_t total_bytes = 0;     ///< all files
   std::string warning;  ///< a folder's owner: what could not be cleaned up after the commit; else empty
 };
 
 /// Collective (three exchanges). The memory the request refers to must not change until it returns. Throws
-/// CheckpointError naming rank and reason, the same on all ranks; files and checkpoints are then as before.
+/// CheckpointError naming rank and reason, the same on all ranks; files and checkpoints are then as before. A
+/// checkpoint of that tag is replaced; other files of its folder stay (as hard links). What lies there and is
+/// none is an error.
 SaveResult save(const SaveRequest& request, const Exchange& exchange);
 
 // The last part of a save, on rank 0, or of a conversion: renames a finished folder to DIR/TAG and updates

@@ -200,14 +200,14 @@ void CheckpointWriter::write(const Job& job, comm::Communicator& comm) const {
     for (const int rank : job.request.writers) by_file.push_back(by_rank[static_cast<size_t>(rank)]);
     return by_file;
   };
-  try {
-    const checkpoint::SaveResult result = checkpoint::save(job.request, exchange);
-    if (!result.warning.empty()) log_.warning(result.warning);
-    if (folders_) folders_->copy(job.request.tag, job.request.rank);
-  } catch (...) {
-    if (folders_) folders_->discard(job.request.tag);  // some hosts may have published it
-    throw;
-  }
+  const checkpoint::SaveResult result = checkpoint::save(job.request, exchange);  // an error changes nothing
+  if (!result.warning.empty()) log_.warning(result.warning);
+  if (folders_) try {
+      folders_->copy(job.request.tag, job.request.rank);
+    } catch (...) {
+      folders_->discard(job.request.tag);
+      throw;
+    }
   if (config_.keep_last == 0 || !(folders_ ? folders_->owns() : comm.rank() == 0)) return;
   try {
     checkpoint::keep_last(job.request.directory,

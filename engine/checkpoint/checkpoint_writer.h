@@ -85,8 +85,8 @@ class CheckpointWriter {
   /// Collective as far as it waits. Throws the last asynchronous save's error, logged or not, once and the
   /// same on all ranks.
   void finish();
-  /// Is called on rank 0. Sets the tags that checkpoint.keep_last neither counts nor deletes, from the next
-  /// save on.
+  /// Sets the tags that checkpoint.keep_last neither counts nor deletes, from the next save on. Rank 0's
+  /// count.
   void protect(std::vector<std::string> tags) { protected_tags_ = std::move(tags); }
   /// Bytes of the memory for the copy.
   int64_t snapshot_bytes() const {

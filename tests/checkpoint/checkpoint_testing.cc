@@ -145,7 +145,6 @@ SaveRequest SampleModel::request(const fs::path& directory, const std::string& t
                       .tensors = {},
                       .blobs = {},
                       .state = nlohmann::json::object(),
-                      .replace = true,
                       .disk = {}};
   const auto slice = [&](const Bytes& whole) {
     const size_t bytes = whole.size() / layout_.world_size();

@@ -21,6 +21,7 @@
 namespace tessera::checkpoint::testing {
 namespace {
 
+namespace fs = std::filesystem;
 using tessera::testing::error_of;
 using ::testing::AllOf;
 using ::testing::Each;
@@ -87,38 +88,43 @@ TEST(Save, LargeUnitsSpanBlocks) {
     EXPECT_TRUE(dataset.bytes < 4096 || dataset.offset % 4096 == 0) << dataset.name;
 }
 
-TEST(Save, ReplacesATagOrRefuses) {
+TEST(Save, ReplacesACheckpointAndKeepsOtherFilesOfItsFolder) {
   const MemoryFolder folder;
-  const SampleModel first = sample_model(2, 1), second = sample_model(3, 2);
+  const SampleModel first = sample_model(3, 1), second = sample_model(2, 2);
   save_all(first, folder.path(), "a");
-  std::vector<std::string> errors = run_ranks(3, [&](int rank, const Exchange& exchange) {
-    SaveRequest request = second.request(folder.path(), "a", rank);
-    request.replace = false;
-    save(request, exchange);
-  });
-  EXPECT_THAT(errors, Each(AllOf(HasSubstr("rank 0: there is one of that tag"),
-                                 StartsWith("cannot save checkpoint "))));
-  EXPECT_EQ(first.difference(Checkpoint::open(folder.path())), "");
+  const fs::path own = folder.path() / "a";
+  fs::create_directories(own / "tokenizer" / "empty");
+  replace_file(own / "tokenizer" / "vocab.txt", "the words");
+  replace_file(own / "notes", "seen");
   EXPECT_THAT(save_all(second, folder.path(), "a"), Each(IsEmpty()));
   EXPECT_EQ(second.difference(Checkpoint::open(folder.path())), "");
   EXPECT_THAT(names_in(folder.path()), ElementsAre("a", "latest"));
+  EXPECT_THAT(names_in(own), ElementsAre("manifest.json", "model.h5", "notes", "rank_00000.h5",
+                                         "rank_00001.h5", "tokenizer"));
+  EXPECT_EQ(InputFile(own / "notes").read_all(), "seen");
+  EXPECT_EQ(InputFile(own / "tokenizer" / "vocab.txt").read_all(), "the words");
+  EXPECT_TRUE(fs::is_directory(own / "tokenizer" / "empty"));
 }
 
-TEST(Save, ReportsBytes) {
+TEST(Save, WhatIsNoCheckpointIsNotReplaced) {
   const MemoryFolder folder;
   const SampleModel model = sample_model(2, 1);
-  std::vector<SaveResult> results(2);
-  run_ranks(2, [&](int rank, const Exchange& exchange) {
-    results[rank] = save(model.request(folder.path(), "a", rank), exchange);
-  });
-  const Manifest manifest = read_manifest(folder.path() / "a");
-  for (int rank : {0, 1}) {
-    EXPECT_EQ(results[rank].rank_bytes, manifest.rank_file(rank).bytes);
-    EXPECT_EQ(results[rank].total_bytes, manifest.total_bytes());
-    EXPECT_EQ(results[rank].path, folder.path() / "a");
-    EXPECT_EQ(static_cast<uintmax_t>(results[rank].rank_bytes),
-              std::filesystem::file_size(folder.path() / "a" / rank_file_name(rank)));
+  fs::create_directories(folder.path() / "project");
+  replace_file(folder.path() / "project" / "thesis.tex", "two years");
+  replace_file(folder.path() / "notes", "seen");
+  fs::create_directory_symlink("project", folder.path() / "link");
+  for (const char* tag : {"project", "notes", "link"}) {
+    EXPECT_THAT(
+        save_all(model, folder.path(), tag),
+        Each(AllOf(StartsWith("cannot save checkpoint "), HasSubstr("rank 0: "), HasSubstr(tag),
+                   HasSubstr(" is no checkpoint of Tessera's; expected one, which is replaced, or a name "
+                             "that is free"))));
+    EXPECT_THAT(names_in(folder.path()), ElementsAre("link", "notes", "project"));
   }
+  EXPECT_EQ(InputFile(folder.path() / "link" / "thesis.tex").read_all(), "two years");
+  EXPECT_EQ(InputFile(folder.path() / "notes").read_all(), "seen");
+  fs::create_directory(folder.path() / "new");  // an empty folder is nobody's loss
+  EXPECT_THAT(save_all(model, folder.path(), "new"), Each(IsEmpty()));
 }
 
 TEST(Save, RanksThatDisagreeAreNamed) {

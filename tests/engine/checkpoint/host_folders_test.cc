@@ -228,6 +228,37 @@ TEST(HostFolders, ASaveThatFailsOnOneHostIsRemovedOnAll) {
   });
 }
 
+TEST(HostFolders, ASecondSaveOfAStepThatFailsLeavesTheFirst) {
+  Hosts hosts({1, 1});
+  on_ranks(2, [&](comm::CommunicatorPtr comm) {
+    const fs::path mine = hosts.folder_of(comm->rank());
+    const auto folders = HostFolders::join(comm, mine);
+    Trained trained({.world = 2, .stage = 2}, comm);
+    trained.step();
+    trained.engine->save_in_memory(*folders, {{"who", "me"}});
+    const auto expect_the_first = [&] {
+      comm->barrier("tried");
+      EXPECT_THAT(checkpoint::list_checkpoints(mine), ::testing::ElementsAre("global_step1"));
+      const HostFolders::Found found = folders->find(steps_of);
+      EXPECT_EQ(found.tag, "global_step1");
+      EXPECT_EQ(found.problem, "");
+      EXPECT_EQ(found.state.at("client_state"), nlohmann::json({{"who", "me"}}));
+    };
+    for (const auto& [operation, file] :
+         {std::pair("write", "rank_00001.h5"), std::pair("exchange", "global_step1")}) {
+      const ScopedCheckpointProbe probe(comm->rank() == 1 ? fails(operation, file) : DiskProbe());
+      EXPECT_THAT(
+          error_of<CheckpointError>([&] { trained.engine->save_in_memory(*folders, {{"who", "other"}}); }),
+          AllOf(HasSubstr("rank 1"), HasSubstr("no space left (injected)")))
+          << operation;
+      expect_the_first();
+    }
+    EXPECT_THAT(error_of<CheckpointError>([&] { trained.engine->save_in_memory(*folders, {{"loss", NAN}}); }),
+                AllOf(HasSubstr("rank 0"), HasSubstr("state.client_state.loss: found nan")));
+    expect_the_first();
+  });
+}
+
 TEST(HostFolders, FilesThatCannotBeBroughtAreAnErrorOnAllRanks) {
   Hosts hosts({1, 1, 1, 1});
   const Job job{.world = 4, .stage = 1};
