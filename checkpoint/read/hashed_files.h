@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <filesystem>
 #include <memory>
 #include <mutex>
@@ -59,7 +60,7 @@ class HashedFiles : public ElementSource {
   };
 
   std::optional<StoredTensor> find_whole(const TensorId& id) const override;
-  const InputFile& file(int index) const;
+  std::shared_ptr<const InputFile> file(int index) const;
   /// nullptr: the file has none of that name.
   const DatasetRecord* dataset_of_whole(const TensorId& id) const;
   Place place(const TensorId& id, int64_t first, int64_t most) const;
@@ -71,7 +72,8 @@ class HashedFiles : public ElementSource {
   mutable std::atomic<int64_t> bytes_read_ = 0;
 
   mutable std::mutex files_mutex_;
-  mutable std::vector<std::optional<InputFile>> files_;  // as in the manifest
+  mutable std::vector<std::shared_ptr<const InputFile>> files_;  // as in the manifest; null: not open
+  mutable std::deque<size_t> opened_;  // those that a read has opened, the oldest first
 
   mutable std::mutex checked_mutex_;
   mutable std::vector<std::vector<bool>> checked_;  // by rank and block

@@ -1,6 +1,7 @@
 // Checkpoints that are removed or replaced while they are read.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <filesystem>
 #include <string>
@@ -46,6 +47,23 @@ TEST_F(ReadingTest, WhatIsOpenStaysReadable) {
   EXPECT_EQ(model_.difference(opened), "");
   EXPECT_THAT(opened.elements().verify({}).problems, IsEmpty());
   EXPECT_THROW(part.elements().read_all(TensorId::weights(0)), CheckpointError);
+}
+
+TEST(Reading, MoreFilesThanMayBeOpen) {
+  const MemoryFolder folder;
+  const SampleModel model = sample_model(150, 7);
+  EXPECT_THAT(save_all(model, folder.path(), "a"), ::testing::Each(IsEmpty()));
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit few{100, limit.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  {
+    const Checkpoint opened = Checkpoint::open(folder.path());
+    EXPECT_EQ(model.difference(opened), "");
+    EXPECT_THAT(opened.elements().verify({}).problems, IsEmpty());
+  }
+  EXPECT_THAT(verify(folder.path(), "").problems, IsEmpty());
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
 }
 
 TEST_F(ReadingTest, TheNextIsReadInPlaceOfOneThatIsRemoved) {
