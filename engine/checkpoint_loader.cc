@@ -119,6 +119,18 @@ void CheckpointLoader::compare_parameters() {
     not_loaded_.push_back(str("parameter ", name, ": frozen when saved, so without optimizer state"));
 }
 
+void CheckpointLoader::compare_types() const {
+  for (const checkpoint::Match& match : comparison_.matches) {
+    const at::ScalarType saved = to_torch(checkpoint_.elements().find(TensorId::weights(match.saved))->type);
+    const at::ScalarType current = held_[model_.layout().slice(match.current).unit].weights.scalar_type();
+    if (!zero::converts(saved, current))
+      throw CheckpointError(checkpoint_.path(), ": parameter ",
+                            model_.layout().parameters()[match.current].name, ": ", c10::toString(saved),
+                            " in the checkpoint, ", c10::toString(current),
+                            " in the model; expected a type that holds its values");
+  }
+}
+
 CheckpointError CheckpointLoader::other_states(const std::string& what) const {
   return CheckpointError(checkpoint_.path(), ": ", what, "; ",
                          advice("use the same optimizer, or load_optimizer_states = false"));
@@ -328,6 +340,7 @@ void CheckpointLoader::check(const OptimizerRecord& saved, const OptimizerRecord
     checkpoint::check_archives(*foreign, static_cast<size_t>(model_.comm().rank()),
                                static_cast<size_t>(model_.comm().size()));
   compare_parameters();
+  compare_types();
   compare_optimizers(saved, current);
   match_buffers();
   const checkpoint::ElementSource& elements = checkpoint_.elements();

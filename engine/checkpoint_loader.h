@@ -80,6 +80,7 @@ class CheckpointLoader {
   };
   std::string advice(const char* otherwise) const;
   void compare_parameters();
+  void compare_types() const;
   /// Throws for states that are not those of `current`; lists in not_loaded() what cannot be told.
   void compare_optimizers(const OptimizerRecord& saved, const OptimizerRecord& current);
   void compare_state_names(const OptimizerRecord& saved, const OptimizerRecord& current) const;

@@ -178,6 +178,10 @@ void check_elements(const WeightsFile& file, const std::string& path, const std:
             ? model.unit(model.layout().slice(one.parameter).unit).local_state().weights.scalar_type()
         : one.buffer.defined() ? one.buffer.scalar_type()
                                : read.scalar_type();
+    if (one.parameter >= 0 && !zero::converts(read.scalar_type(), type))
+      throw CheckpointError(path, ": ", one.tensor->name, ": ", name_of(one.tensor->elements->type),
+                            " in the file, ", name_of(from_torch(type)),
+                            " in the model; expected a type that it holds");
     if (type == read.scalar_type() || !read.is_floating_point() || !at::isFloatingType(type)) continue;
     if (const int64_t count =
             (read.isfinite() & read.to(type).isfinite().logical_not_()).sum().item<int64_t>();

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "checkpoint/checkpoint_error.h"
+#include "checkpoint/consolidate/convert_checkpoint.h"
 #include "checkpoint/read/reader.h"
 #include "core/str.h"
 #include "tests/engine/checkpoint/checkpoint_testing.h"
@@ -111,6 +112,48 @@ TEST(Load, TheScheduleGoesOnWhereItIsWhenAsked) {
     third.engine->load_checkpoint(folder.string(), "three");
     EXPECT_EQ(third.engine->schedule_steps(), 3);
   });
+}
+
+struct CodedImpl : torch::nn::Module {
+  explicit CodedImpl(at::ScalarType type) {
+    layer = register_module("layer", torch::nn::Linear(3, 2));
+    codes = register_parameter("codes", at::arange(6, at::kFloat).mul(0.3).to(type), /*requires_grad=*/false);
+  }
+  at::Tensor forward(const at::Tensor& x) { return layer->forward(x) + codes.to(at::kFloat).mean(); }
+  torch::nn::Linear layer{nullptr};
+  at::Tensor codes;
+};
+TORCH_MODULE(Coded);
+
+// 0.3 would become 0.
+TEST(Load, FrozenIntegersTakeNoFractions) {
+  const TestFolder folder("codes");
+  for (const int stage : {0, 3})
+    on_ranks(2, [&](comm::CommunicatorPtr comm) {
+      const Case c = small_units(2, stage);
+      Coded fractions(at::kFloat), integers(at::kChar);
+      const auto from = initialize(fractions, engine_config(c), comm);
+      from->save_checkpoint(folder.string(), "fractions");
+      if (comm->rank() == 0) {
+        checkpoint::ConvertOptions options{.target = checkpoint::ConvertTarget::kSafetensors};
+        options.directory = folder.string();
+        options.output = folder / "model.safetensors";
+        checkpoint::convert_checkpoint(options);
+      }
+      comm->barrier("consolidated");
+      const auto engine = initialize(integers, engine_config(c), comm);
+      const Tensors before = whole_state(*engine);
+      for (const bool strict : {true, false})
+        EXPECT_THAT(error_of<CheckpointError>(
+                        [&] { engine->load_checkpoint(folder.string(), "fractions", {.strict = strict}); }),
+                    AllOf(HasSubstr("parameter codes: Float in the checkpoint, Char in the model")));
+      EXPECT_THAT(error_of<CheckpointError>([&] { engine->load_weights(folder / "model.safetensors"); }),
+                  AllOf(HasSubstr("codes: fp32 in the file, int8 in the model")));
+      EXPECT_TRUE(bit_equal(whole_state(*engine), before)) << "nothing changed";
+      engine->save_checkpoint(folder.string(), "integers");
+      from->load_checkpoint(folder.string(), "integers");  // the other way nothing is lost
+      EXPECT_TRUE(at::equal(from->full_parameter("codes"), engine->full_parameter("codes").to(at::kFloat)));
+    });
 }
 
 TEST(Load, FrozenParametersAreLeftOutWhenAsked) {
