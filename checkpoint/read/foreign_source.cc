@@ -8,6 +8,7 @@
 #include "checkpoint/formats/convert.h"
 #include "checkpoint/sharded/manifest.h"
 #include "core/check.h"
+#include "core/files/temporary_name.h"
 #include "core/str.h"
 
 namespace tessera::checkpoint {
@@ -155,7 +156,7 @@ int64_t num_nonfinite(std::span<const std::byte> bytes, DType type) {
 Manifest manifest_of(ForeignCheckpoint& source) {
   settle_counts(source);
   Manifest manifest;
-  manifest.tag = source.path.filename().string();
+  manifest.tag = name_of_path(source.path);
   manifest.stage = std::max(source.stage, 0);
   manifest.state = state_of(source);
   manifest.state_names = state_names(source);

@@ -71,4 +71,11 @@ fs::path directory_of(const fs::path& path) {
   return path.has_parent_path() ? path.parent_path() : fs::path(".");
 }
 
+std::string name_of_path(const fs::path& path) {
+  const fs::path plain = path.has_filename() ? path : path.parent_path();
+  std::error_code error;
+  if (plain.filename() != "." && plain.filename() != "..") return plain.filename().string();
+  return fs::canonical(plain, error).filename().string();
+}
+
 }  // namespace tessera

@@ -4,6 +4,7 @@
 #include "checkpoint/read/reader.h"
 #include "checkpoint/sharded/catalog.h"
 #include "core/error.h"
+#include "core/files/temporary_name.h"
 #include "train/run/run_directory.h"
 
 namespace tessera::train {
@@ -24,19 +25,12 @@ fs::path parent_of(const fs::path& folder) {
   return parent.empty() ? fs::path(".") : parent;
 }
 
-std::string name_of(const fs::path& folder) {
-  const fs::path path = folder.has_filename() && folder.filename() != "." && folder.filename() != ".."
-                            ? folder
-                            : fs::canonical(folder);
-  return path.has_filename() ? path.filename().string() : path.parent_path().filename().string();
-}
-
 }  // namespace
 
 RunPath find_run(const fs::path& folder, const std::string& tag) {
   std::error_code error;
   if (is_file(folder / checkpoint::kManifestName)) {
-    const std::string name = name_of(folder);
+    const std::string name = name_of_path(folder);
     if (!tag.empty() && tag != name)
       throw ConfigError("--tag ", tag, ": found the folder of the checkpoint ", name, " beside it, ", folder,
                         "; expected the folder of its run");
