@@ -165,7 +165,9 @@ class UniversalFiles : public ArchiveSequence {
   void list_module() {
     for (int i = 0; i < static_cast<int>(layout().parameters.size()); ++i) {
       const SavedParameter& parameter = layout().parameters[static_cast<size_t>(i)];
-      const DType type = layout().units[static_cast<size_t>(parameter.unit)].dtype;
+      DType type = layout().units[static_cast<size_t>(parameter.unit)].dtype;
+      if (layout().is_trainable(parameter) && type == DType::kFloat64)
+        type = DType::kFloat32;  // as it is saved
       module_.push_back({.name = parameter.name,
                          .shape = parameter.shape,
                          .streamed = streamed(elements(), TensorId::weights(i), type),

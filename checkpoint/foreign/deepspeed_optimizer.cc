@@ -424,6 +424,9 @@ class ZeroAssembly {
     int64_t offset = 0;
     for (const ShapesByName& group : shapes)
       for (const auto& [name, shape] : group) {
+        if (ends.empty())
+          throw CheckpointError(first().path, ": fp32_flat_groups has no groups; expected one that has ",
+                                name, ", as param_shapes says");
         const int64_t numel = numel_of(shape), share = (numel + world - 1) / world;
         const size_t part = part_at(ends, offset);
         std::vector<Piece> pieces;
@@ -474,10 +477,7 @@ class ZeroAssembly {
 /// The steps that a group or a state has.
 std::optional<int64_t> steps_in(const PickleValue& dict, const TorchFile& file) {
   const PickleValue* step = dict.find("step");
-  if (step == nullptr) return std::nullopt;
-  std::vector<std::string> ignored;
-  const std::optional<json> number = to_json(*step, &file, "step", ignored);
-  return number ? count_of(*number) : std::nullopt;
+  return step != nullptr ? count_in(file, *step) : std::nullopt;
 }
 
 void read_flat_state(FlatState& out, const TorchFile& file, const PickleValue& state,
@@ -529,7 +529,6 @@ FlatOptimizer read_flat_optimizer(const TorchFile& file, const PickleValue& valu
   };
   if (value.kind == Kind::kList) {
     for (size_t i = 0; i < value.items.size(); ++i) {
-      out.members.push_back({i});
       out.groups.push_back(json::object());
       out.states.emplace_back().group = static_cast<int>(i);
       read_flat_state(out.states.back(), file, *value.items[i], lost);
@@ -548,13 +547,11 @@ FlatOptimizer read_flat_optimizer(const TorchFile& file, const PickleValue& valu
     if (members == nullptr || members->kind != Kind::kList)
       fail("a param group is ", group->describe(), "; expected one with a list \"params\"");
     out.groups.push_back(group_options(*group, file, lost));
-    out.members.emplace_back();
     for (const PickleValue* member : members->items) {
       if (member->kind != Kind::kInt)
         fail("a parameter of a group is ", member->describe(), "; expected a number");
       if (!places.emplace(member->integer, out.states.size()).second)
         fail("parameter ", member->integer, " is in two groups");
-      out.members.back().push_back(out.states.size());
       FlatState& state = out.states.emplace_back();
       state.group = static_cast<int>(out.groups.size()) - 1;
       state.steps = steps_in(*group, file);

@@ -485,6 +485,13 @@ class DeepSpeed(TrainersTest):
             own = files[f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"]["optimizer_state_dict"]
             own["fp32_groups"] = own.pop("fp32_flat_groups")
         self.assert_refused("deepspeed", self.folder_of(files), "elastic checkpoint of stage 3")
+        files = self.zero3_files(run)
+        for name, state in files.items():
+            if "optimizer_state_dict" in state:
+                state["optimizer_state_dict"].update(fp32_flat_groups=[], optimizer_state_dict={"state": {}, "param_groups": []})
+            else:
+                state["param_shapes"] = [{"w": torch.Size([0])}]
+        self.assert_refused("deepspeed", self.folder_of(files), "fp32_flat_groups has no groups; expected one that has w")
 
     def test_states_that_are_not_of_the_parameters(self):
         run = Run(2)

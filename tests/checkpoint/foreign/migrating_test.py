@@ -150,7 +150,7 @@ class MigratingTest(TrainersTest):
 
     def test_numbers_of_fp64_that_are_rounded_are_said(self):
         torch.save({"w": torch.ones(2, dtype=torch.float64), "b": torch.ones(2)}, self.folder / "wide.pt")
-        for target in ("tessera", "safetensors"):
+        for target in ("tessera", "safetensors", "universal"):
             self.assertIn("the precision of fp64: 1 tensor is rounded to fp32: w\n", tessera(self.folder, "convert", "wide.pt", f"out_{target}", "--to", target))
         torch.save({"w": torch.ones(2)}, self.folder / "narrow.pt")
         self.assertNotIn("fp64", tessera(self.folder, "convert", "narrow.pt", "out_narrow", "--to", "tessera"))
