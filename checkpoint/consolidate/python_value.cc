@@ -1,6 +1,5 @@
 #include "checkpoint/consolidate/python_value.h"
 
-#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <string_view>

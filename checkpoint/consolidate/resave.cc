@@ -8,7 +8,6 @@
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/consolidate/writers.h"
-#include "checkpoint/sharded/catalog.h"
 #include "checkpoint/sharded/manifest.h"
 #include "checkpoint/sharded/save.h"
 #include "zero/plan/layout.h"

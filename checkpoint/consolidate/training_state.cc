@@ -1,7 +1,6 @@
 #include "checkpoint/consolidate/training_state.h"
 
 #include <algorithm>
-#include <array>
 #include <string_view>
 #include <utility>
 

@@ -2,7 +2,6 @@
 // the result: `output`, `bytes`, what overflowed, its own notes.
 #pragma once
 
-#include <cstdint>
 #include <vector>
 
 #include "checkpoint/consolidate/convert_checkpoint.h"

@@ -241,10 +241,7 @@ void read_counters(ForeignCheckpoint& checkpoint, const DeepSpeedModel& model) {
   const auto count = [&](const char* key) -> std::optional<int64_t> {
     const PickleValue* value = model.find(key);
     if (value == nullptr) return std::nullopt;
-    std::vector<std::string> ignored;
-    const std::optional<json> number = to_json(*value, &file, key, ignored);
-    const std::optional<int64_t> read = number ? count_of(*number) : std::nullopt;
-    if (read) return read;
+    if (const std::optional<int64_t> read = count_in(file, *value)) return read;
     const std::string line = str(key, ": found ", value->describe(), "; expected a count");
     if (std::string_view(key) == "global_samples")
       checkpoint.not_read.push_back(line);  // nothing but reports has it

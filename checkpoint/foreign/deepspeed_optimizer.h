@@ -34,7 +34,6 @@ struct FlatState {
 struct FlatOptimizer {
   std::vector<nlohmann::json> groups;  ///< options
   std::vector<FlatState> states;       ///< by number, as the groups have them
-  std::vector<std::vector<size_t>> members;
 };
 
 /// Reads torch.optim's state_dict(), or the list of states of an elastic checkpoint, which has no options.

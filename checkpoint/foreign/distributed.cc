@@ -3,7 +3,6 @@
 #include "checkpoint/foreign/distributed.h"
 
 #include <algorithm>
-#include <memory>
 #include <set>
 #include <span>
 #include <string_view>
@@ -15,8 +14,6 @@
 #include "checkpoint/foreign/pickle_json.h"
 #include "checkpoint/value_tag.h"
 #include "core/files/disk.h"
-#include "core/files/input_file.h"
-#include "core/json/json_reader.h"
 #include "core/parse_number.h"
 #include "core/str.h"
 #include "core/utf8.h"

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <array>
 #include <set>
-#include <string_view>
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/foreign/model_files.h"
@@ -135,7 +134,6 @@ fs::path weights_in(const fs::path& folder) {
 
 ModelFiles read_model_files(ForeignCheckpoint& checkpoint, const fs::path& path) {
   ModelFiles out;
-  out.file = path.filename().string();
   if (is_index(path))
     read_indexed(out.entries, checkpoint, path, read_one);
   else

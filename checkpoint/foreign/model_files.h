@@ -2,7 +2,6 @@
 #pragma once
 
 #include <filesystem>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,7 +12,6 @@ namespace tessera::checkpoint {
 struct ModelFiles {
   std::vector<SavedTensor> entries;
   bool in_order = false;  ///< the entries are in the model's order
-  std::string file;       ///< that was read: the one with the weights, or the index of several
 };
 
 /// The file of weights, or index, that Hugging Face's programs would read from a folder. Empty: there is

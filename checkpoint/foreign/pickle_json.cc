@@ -5,7 +5,6 @@
 #include <cstring>
 #include <utility>
 
-#include "checkpoint/checkpoint_error.h"
 #include "checkpoint/formats/numpy_value.h"
 #include "checkpoint/value_tag.h"
 #include "core/float_bits.h"
@@ -252,6 +251,12 @@ std::optional<int64_t> count_of(const json& value) {
   const double number = value.get<double>();
   if (!(number >= 0 && number <= kMost) || number != std::floor(number)) return std::nullopt;
   return static_cast<int64_t>(number);
+}
+
+std::optional<int64_t> count_in(const TorchFile& file, const PickleValue& value) {
+  std::vector<std::string> ignored;
+  const std::optional<json> number = to_json(value, &file, "a count", ignored);
+  return number ? count_of(*number) : std::nullopt;
 }
 
 }  // namespace tessera::checkpoint

@@ -23,7 +23,6 @@
 #include "checkpoint/foreign/optimizer_names.h"
 #include "checkpoint/foreign/pickle_json.h"
 #include "checkpoint/formats/numpy_value.h"
-#include "core/json/json_reader.h"
 #include "core/str.h"
 #include "core/utf8.h"
 
@@ -401,13 +400,6 @@ void read_members(SavedState& out, const TorchFile& file, const PickleValue& val
   }
 }
 
-SavedState read_state(const TorchFile& file, const PickleValue& value, int index, const std::string& what,
-                      LeftOut& left_out) {
-  SavedState out;
-  read_members(out, file, value, index, what, left_out);
-  return out;
-}
-
 /// "state.3" of the number 3, "fc.weight" of the name.
 std::string key_of(const PickleValue& key, const std::string& what) {
   if (key.kind == Kind::kInt) return str("#", key.integer);
@@ -607,7 +599,8 @@ SavedOptimizer read_optimizer_state(ForeignCheckpoint& checkpoint, const TorchFi
                       str(what, ": the state of ", quoted_name(key), ", which is in no group"));
       continue;
     }
-    SavedState read = read_state(file, *state.items[i + 1], index, str(what, ": state of ", key), left_out);
+    SavedState read;
+    read_members(read, file, *state.items[i + 1], index, str(what, ": state of ", key), left_out);
     num_tensors += read.tensors.size();
     if (num_tensors > kMaxEntries) throw CheckpointError(what, ": more than ", kMaxEntries, " tensors");
     SavedState& one = out.states[place->second];

@@ -28,7 +28,6 @@
 #include "core/json/json_reader.h"
 #include "core/parse_number.h"
 #include "core/str.h"
-#include "core/utf8.h"
 
 namespace tessera::checkpoint {
 namespace {

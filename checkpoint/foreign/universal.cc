@@ -8,7 +8,6 @@
 //   …_model_states.pt                              as they were
 //
 // and names it in `latest_universal`.
-#include <algorithm>
 #include <map>
 #include <set>
 
@@ -33,18 +32,11 @@ using Kind = PickleValue::Kind;
 
 /// What zero/optimizer_state.pt has.
 struct UniversalOptimizer {
-  std::vector<json> groups;
   std::vector<std::optional<int64_t>> steps;  ///< by sub-group, of stage 3
   std::vector<int> group_of_sub_group;        ///< of stage 3
   std::optional<int64_t> all_steps;
   std::optional<int64_t> stage;
 };
-
-std::optional<int64_t> count_in(const PickleValue& value, const TorchFile& file) {
-  std::vector<std::string> ignored;
-  const std::optional<json> number = to_json(value, &file, "step", ignored);
-  return number ? count_of(*number) : std::nullopt;
-}
 
 class UniversalReader {
  public:
@@ -108,7 +100,7 @@ class UniversalReader {
       checkpoint_.groups.push_back(group_options(*group, file, lost));
       say_lost(checkpoint_, lost);
       const PickleValue *step = group->find("step"), *members = group->find("params");
-      const auto of_group = step == nullptr ? std::nullopt : count_in(*step, file);
+      const auto of_group = step == nullptr ? std::nullopt : count_in(file, *step);
       group_steps_.push_back(of_group);
       if (members == nullptr) continue;
       for (const PickleValue* member : members->items) {
@@ -116,7 +108,7 @@ class UniversalReader {
         const PickleValue* state =
             states == nullptr ? nullptr : find_number(*states, integer_of(member).value_or(-1));
         const PickleValue* own = state == nullptr ? nullptr : state->find("step");
-        optimizer_.steps.push_back(own == nullptr ? of_group : count_in(*own, file));
+        optimizer_.steps.push_back(own == nullptr ? of_group : count_in(file, *own));
       }
     }
   }
@@ -195,7 +187,7 @@ class UniversalReader {
       if (state == "step") {
         const TorchFile file(path);
         const PickleValue* value = file.root().kind == Kind::kDict ? file.root().find("param") : &file.root();
-        steps = value == nullptr ? std::nullopt : count_in(*value, file);
+        steps = value == nullptr ? std::nullopt : count_in(file, *value);
         if (!steps)
           throw CheckpointError(path, ": is ", file.root().describe(), "; expected a count of steps");
       } else if (is_utf8(state)) {

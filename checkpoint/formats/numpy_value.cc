@@ -1,8 +1,6 @@
 #include "checkpoint/formats/numpy_value.h"
 
-#include <algorithm>
 #include <bit>
-#include <cstring>
 
 #include "checkpoint/formats/pickle_text.h"
 #include "core/float_bits.h"

@@ -1,6 +1,5 @@
 #include "checkpoint/formats/pickle_text.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>

@@ -1,6 +1,5 @@
 #include "checkpoint/formats/safetensors_writer.h"
 
-#include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <numeric>

@@ -2,7 +2,6 @@
 // torch 1.6 and newer, and the legacy stream of pickles before it. Tensors are where they lie in the file.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
