@@ -44,15 +44,7 @@ class AdamW8bit(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's, of bitsandbytes' AdamW8bit, too. Raises Error for states of another one."""
-        ours, theirs = ([one for group in groups for one in group["params"]] for groups in (self.param_groups, state_dict["param_groups"]))
-        shapes = {index: p.shape for p, index in zip(ours, theirs)}
-        states = {index: taken_states(self, shapes[index], state, f"state of parameter {index}") if index in shapes else state
-                  for index, state in state_dict["state"].items()}
-        super().load_state_dict({**state_dict, "state": states})
-        for state in self.state.values():
-            for moment in ("1", "2"):  # torch makes states of the parameters' dtype: codes become bytes again
-                if f"absmax{moment}" in state:
-                    state[f"state{moment}"] = state[f"state{moment}"].to(torch.uint8)
+        load_with_dtypes(super().load_state_dict, self, state_dict, lambda p, state, where: taken_states(self, p.shape, state, where))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -125,6 +117,39 @@ def taken_states(optimizer: torch.optim.Optimizer, shape: Sequence[int], state: 
     if problem:
         raise Error(f"{where}: {problem}")
     return {**found, "step": torch.as_tensor(state["step"], dtype=torch.float32, device="cpu")}
+
+
+def load_with_dtypes(load: Callable[[dict[str, Any]], None], optimizer: torch.optim.Optimizer, state_dict: dict[str, Any],
+                     taken: Callable[[torch.Tensor, Mapping[str, Any], str], dict[str, Any]]) -> None:
+    """Call torch's load_state_dict, which gives states their parameter's dtype, for an optimizer whose states have others.
+
+    Parameters
+    ----------
+    load : callable
+        torch's, of this optimizer.
+    taken : callable
+        What the optimizer is to have of a parameter, made of the states that were saved of it and, for errors, of where those are.
+    """
+    states = {}
+
+    def take(_, given):  # after the hooks of the users, which may change what is loaded
+        ours, theirs = ([one for group in groups for one in group["params"]] for groups in (optimizer.param_groups, given["param_groups"]))
+        saved = {index: parameter for parameter, index in zip(ours, theirs) if index in given["state"]}
+        states.update((parameter, taken(parameter, given["state"][index], f"state of parameter {index}")) for index, parameter in saved.items())
+        return {**given, "state": {**given["state"], **{index: states[parameter] for index, parameter in saved.items()}}}
+
+    def put_back(_):
+        for parameter, state in states.items():
+            loaded = optimizer.state[parameter]
+            loaded.update((key, value.to(loaded[key].device, copy=True)) for key, value in state.items()
+                          if isinstance(value, torch.Tensor) and value.dtype != loaded[key].dtype)
+
+    hooks = optimizer.register_load_state_dict_pre_hook(take), optimizer.register_load_state_dict_post_hook(put_back, prepend=True)
+    try:
+        load(state_dict)
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def of_configuration(type_: str, groups: list[tuple[dict[str, Any], list[tuple[str, torch.nn.Parameter]]]]) -> torch.optim.Optimizer:

@@ -1,5 +1,6 @@
 """`import deepspeed` after `import tessera.deepspeed`: the names of DeepSpeed's documentation, and what each computes."""
 import argparse
+import copy
 import importlib
 import importlib.metadata
 import importlib.util
@@ -99,6 +100,7 @@ Path(f"steps{accelerator.process_index}").write_text(str(model.global_steps))
 
 SCRIPT = """
 import argparse
+import copy
 import beside
 import deepspeed
 import torch
@@ -300,6 +302,52 @@ class Optimizers(unittest.TestCase):
         for make in (lambda: FusedAdam([parameter], amsgrad=True), lambda: DeepSpeedCPUAdam([parameter], amsgrad=True)):
             self.assertRaisesRegex(RuntimeError, "amsgrad", make)
         self.assertRaisesRegex(ValueError, "fp32_optimizer_states", lambda: DeepSpeedCPUAdam([parameter], fp32_optimizer_states=False))
+
+
+    def test_a_resumed_run_in_16_bits_has_the_bits_of_one_that_was_not_interrupted(self):
+        from deepspeed.ops.adagrad import DeepSpeedCPUAdagrad
+        from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
+        from deepspeed.ops.lamb import FusedLamb
+        from deepspeed.ops.lion import DeepSpeedCPULion, FusedLion
+
+        def steps(optimizer, parameter, numbers):
+            for number in numbers:
+                generator = torch.Generator().manual_seed(number)
+                parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+                optimizer.step()
+
+        for kind in (FusedAdam, DeepSpeedCPUAdam, FusedLion, DeepSpeedCPULion, FusedLamb, DeepSpeedCPUAdagrad):
+            for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+                with self.subTest(kind=kind.__name__, dtype=dtype):
+                    whole, resumed = (nn.Parameter(torch.linspace(-1, 1, 64).to(dtype)) for _ in range(2))
+                    first = kind([whole], lr=0.01)
+                    steps(first, whole, range(3))
+                    resumed.data.copy_(whole.data)
+                    second, seen = kind([resumed], lr=0.01), []
+                    second.register_load_state_dict_post_hook(lambda one, seen=seen: seen.append(copy.deepcopy(list(one.state.values())[0])))
+                    second.load_state_dict(copy.deepcopy(first.state_dict()))
+                    for key, value in first.state[whole].items():
+                        self.assertTrue(key == "step" or torch.equal(seen[0][key], value) and seen[0][key].dtype == value.dtype, key)
+                    for optimizer, parameter in ((first, whole), (second, resumed)):
+                        steps(optimizer, parameter, range(3, 6))
+                    self.assertTrue(torch.equal(whole, resumed))
+                    for key, value in first.state[whole].items():
+                        self.assertTrue(torch.equal(torch.as_tensor(second.state[resumed][key]), torch.as_tensor(value)), key)
+
+    def test_states_of_another_dtype_that_are_loaded_become_fp32(self):
+        from deepspeed.ops.adam import FusedAdam
+        parameter = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+        first, ours = FusedAdam([parameter], lr=0.5), FusedAdam([parameter], lr=0.5)
+        parameter.grad = torch.ones_like(parameter)
+        first.step()
+        saved = first.state_dict()
+        saved["state"][0]["exp_avg_sq"] = saved["state"][0]["exp_avg_sq"].bfloat16()
+        ours.register_load_state_dict_pre_hook(lambda _, state: {**state, "state": {0: {**state["state"][0], "exp_avg": torch.full((4,), 0.3)}}})
+        ours.load_state_dict(saved)
+        ours.step()
+        self.assertEqual({name: state.dtype for name, state in ours.state[parameter].items() if name != "step"},
+                         {"exp_avg": torch.float32, "exp_avg_sq": torch.float32})
+        torch.testing.assert_close(ours.state[parameter]["exp_avg"], torch.full((4,), 0.37))
 
 
 class Configurations(unittest.TestCase):

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from tessera import optim
 from tessera.deepspeed.configured import ConfiguredType
 
 
@@ -40,12 +41,23 @@ class RuleOptimizer(torch.optim.Optimizer, metaclass=ConfiguredType):
                     raise RuntimeError(f"{type(self).__name__}: a gradient is sparse; expected dense ones")
                 state = self.state[parameter]
                 state["step"] = state.get("step", 0) + 1
-                is_half = parameter.dtype in (torch.bfloat16, torch.float16)
-                value = parameter.float() if is_half else parameter
+                value = parameter.to(_dtype_of_states(parameter))
                 self.update(value, parameter.grad.to(value.dtype), state, group)
-                if is_half:
+                if value is not parameter:
                     parameter.copy_(value)
         return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's. States of a parameter in 16 bits are fp32 here, too."""
+        optim.load_with_dtypes(super().load_state_dict, self, state_dict, _with_dtype)
+
+
+def _dtype_of_states(parameter):
+    return torch.float32 if parameter.dtype in (torch.bfloat16, torch.float16) else parameter.dtype
+
+
+def _with_dtype(parameter, state, _):
+    return {key: value.to(_dtype_of_states(parameter)) if key != "step" and isinstance(value, torch.Tensor) else value for key, value in state.items()}
 
 
 def zeros_in(state: dict[str, Any], name: str, parameter: torch.Tensor) -> torch.Tensor:
