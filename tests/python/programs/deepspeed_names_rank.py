@@ -497,7 +497,12 @@ def consolidated(engine, masters):
         for state in states:
             assert largest_difference(dict(state), masters) == 0
         raises(tessera.CheckpointError, lambda: zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(folder, tag="b"), "b")
-        raises(tessera.Error, lambda: zero_to_fp32.convert_zero_checkpoint_to_fp32_state_dict(folder, f"{folder}/out", max_shard_size="1KB"), "1KB")
+        kept = Path(folder, "out", "pytorch_model.bin").read_bytes()
+        for size, kind, part in (("1KB", tessera.Error, "1KB"), ("5 gigs", ValueError, "max_shard_size is '5 gigs'; expected a number of bytes")):
+            raises(kind, lambda size=size: zero_to_fp32.convert_zero_checkpoint_to_state_dict(folder, f"{folder}/out", torch.bfloat16, size), part)
+            assert {path.name: path.read_bytes() for path in Path(folder, "out").iterdir()} == {"pytorch_model.bin": kept}, size
+        for size in ("1MB", 10**6, "1000000 B", None):
+            zero_to_fp32.convert_zero_checkpoint_to_fp32_state_dict(folder, f"{folder}/out", max_shard_size=size)
         raises(tessera.Error, lambda: zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(folder, exclude_frozen_parameters=True), "frozen")
     tessera.comm.barrier()
 

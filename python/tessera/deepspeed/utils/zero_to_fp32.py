@@ -46,7 +46,8 @@ def convert_zero_checkpoint_to_state_dict(checkpoint_dir: str | Path, output_dir
     """Write that state dict to OUTPUT_DIR/pytorch_model.bin, or with `safe_serialization` to safetensors. Local.
 
     `dtype`: fp32, bf16 or fp16, of torch or by its name. A model above `max_shard_size` needs `safe_serialization`: it is written in
-    shards with an index. Raises as `get_fp32_state_dict_from_zero_checkpoint`, and Error for a .bin that would be larger.
+    shards with an index. Raises as `get_fp32_state_dict_from_zero_checkpoint`, and Error for a .bin that would be larger. After an error an
+    earlier .bin is as it was.
     """
     os.makedirs(output_dir, exist_ok=True)
     if safe_serialization:
@@ -55,11 +56,14 @@ def convert_zero_checkpoint_to_state_dict(checkpoint_dir: str | Path, output_dir
         _consolidate(checkpoint_dir, output_dir if more else whole, tag, exclude_frozen_parameters, dtype, *more)
         return
     path = Path(output_dir) / "pytorch_model.bin"
-    _consolidate(checkpoint_dir, path, tag, exclude_frozen_parameters, dtype)
-    if max_shard_size is not None and path.stat().st_size > _bytes_of(max_shard_size):
-        path.unlink()
-        raise Error(f"{path} would be larger than max_shard_size, {max_shard_size}, and .bin files are written whole; expected "
-                    "safe_serialization=True, or max_shard_size=None")
+    most = None if max_shard_size is None else _bytes_of(max_shard_size)
+    with tempfile.TemporaryDirectory(prefix=".tessera_", dir=output_dir) as folder:
+        written = Path(folder) / path.name
+        _consolidate(checkpoint_dir, written, tag, exclude_frozen_parameters, dtype)
+        if most is not None and written.stat().st_size > most:
+            raise Error(f"{path} would be larger than max_shard_size, {max_shard_size}, and .bin files are written whole; expected "
+                        "safe_serialization=True, or max_shard_size=None")
+        os.replace(written, path)
 
 
 def convert_zero_checkpoint_to_fp32_state_dict(checkpoint_dir: str | Path, output_dir: str | Path, max_shard_size: str | None = "5GB",
@@ -101,10 +105,11 @@ def _consolidate(checkpoint_dir, out, tag, exclude_frozen_parameters, dtype, *mo
 
 
 def _bytes_of(size):
-    """Of "5GB", "500MB", or a number."""
-    units = {"TB": 10**12, "GB": 10**9, "MB": 10**6, "KB": 10**3, "TIB": 2**40, "GIB": 2**30, "MIB": 2**20, "KIB": 2**10}
+    """Of "5GB", "500MB", or a number. Raises ValueError for another text."""
+    units = {"TB": 10**12, "GB": 10**9, "MB": 10**6, "KB": 10**3, "TIB": 2**40, "GIB": 2**30, "MIB": 2**20, "KIB": 2**10, "B": 1, "": 1}
     text = str(size).strip().upper()
-    for unit, factor in units.items():
-        if text.endswith(unit):
-            return float(text.removesuffix(unit)) * factor
-    return float(text)
+    unit = next(unit for unit in units if text.endswith(unit))
+    try:
+        return float(text.removesuffix(unit)) * units[unit]
+    except ValueError:
+        raise ValueError(f"max_shard_size is {size!r}; expected a number of bytes, a text such as \"5GB\", or None") from None
