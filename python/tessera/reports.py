@@ -4,6 +4,7 @@ The keys of the configuration are steps_per_print, wall_clock_breakdown, memory_
 mlflow. The lines and the names of the values are DeepSpeed's. `Engine`'s forward, backward and step are decorated here.
 """
 import functools
+import itertools
 import json
 import os
 import sys
@@ -18,7 +19,7 @@ from tessera import _engine
 
 _MONITORS = ("tensorboard", "csv_monitor", "jsonl_monitor", "mlflow")
 _meters = []  # one of the process, since allocators report to one; made for the first engine with memory_breakdown
-_reporting = weakref.WeakSet()  # the Reports whose monitors are open
+_places = weakref.WeakKeyDictionary()  # of the monitors that are open, where they write
 
 
 def meter_of_process() -> "_engine.MemoryMeter | None":
@@ -46,6 +47,34 @@ def has_monitors(config: dict[str, Any]) -> bool:
     return any(config[name]["enabled"] for name in _MONITORS)
 
 
+def open_monitors(parsed: _engine.Config, resumed_after: int | None = None) -> "_engine.Monitors":
+    """The monitors of a configuration, until `close_monitors`. Where open ones of this process write to the same folder, the new ones write to
+    another, job_name_2, since two cannot write one file.
+
+    `resumed_after`: the records of later steps are removed; None: earlier files are replaced.
+    """
+    config = json.loads(parsed.resolved)
+    taken = set().union(*_places.values())
+    number = next(number for number in itertools.count(1) if not taken & _places_of(config, number))
+    os.environ.setdefault("TESSERA_PYTHON", sys.executable)  # for MLflow's library
+    monitors = _engine.Monitors(parsed, number, resumed_after)
+    _places[monitors] = _places_of(config, number)
+    return monitors
+
+
+def close_monitors(monitors: "_engine.Monitors", failed: bool) -> None:
+    """End the records. Monitors that are opened later may replace them."""
+    _places.pop(monitors, None)
+    monitors.close(failed)
+
+
+def _places_of(config, number):
+    """Where the monitors of a configuration write if `_engine.Monitors` gets this number."""
+    suffix = f"_{number}" if number > 1 else ""
+    return {(name, os.path.realpath(os.path.join(config[name].get("output_path", ""), config[name].get("job_name", "") + suffix)))
+            for name in _MONITORS if config[name]["enabled"]}
+
+
 class Reports:
     """What one engine reports. Rank 0 writes; other ranks count only."""
 
@@ -58,11 +87,9 @@ class Reports:
         self._times = {} if config["wall_clock_breakdown"] else None
         self._meter = _meters[0] if config["memory_breakdown"] and _meters else None
         self._scales_loss = config["fp16"]["enabled"] or (config["torch_autocast"]["enabled"] and config["torch_autocast"]["dtype"] == "fp16")
-        self._places = {(name, config[name].get("output_path"), config[name].get("job_name")) for name in _MONITORS if config[name]["enabled"]}
-        self._monitored = self._is_first and bool(self._places)
+        self._monitored = self._is_first and has_monitors(config)
         self._monitors = None
         self._losses = []
-        self._number = 1
         self._resumed_after = None
 
     @property
@@ -118,9 +145,8 @@ class Reports:
     def close(self) -> None:
         """End the monitors' records."""
         if self._monitors is not None:
-            self._monitors.close(getattr(sys, "last_value", None) is not None)
+            close_monitors(self._monitors, getattr(sys, "last_value", None) is not None)
             self._monitors = None
-        _reporting.discard(self)
 
     def _watched(self, call):
         if self._meter is None:
@@ -148,16 +174,9 @@ class Reports:
     def write(self, samples: int, scalars: list[tuple[str, float]]) -> None:
         """Write values into the records of the monitors; without monitors, and on other ranks than 0, nothing."""
         if self._monitored:
-            self._open()
+            if self._monitors is None:
+                self._monitors = open_monitors(self._parsed, self._resumed_after)
             self._monitors.scalars(samples, scalars)
-
-    def _open(self):
-        if self._monitors is None:
-            taken = {other._number for other in _reporting if other._places & self._places}
-            self._number = next(number for number in range(1, len(taken) + 2) if number not in taken)
-            os.environ.setdefault("TESSERA_PYTHON", sys.executable)  # for MLflow's library
-            self._monitors = _engine.Monitors(self._parsed, self._number, self._resumed_after)
-            _reporting.add(self)
 
     def _write(self, engine):
         scalars = [("Train/Samples/lr", engine.get_lr()[0])]

@@ -523,6 +523,39 @@ def values_beside_the_engines_in_its_monitors():
     tessera.comm.barrier()
 
 
+@check
+def an_engine_and_the_monitors_of_a_configuration_keep_their_records():
+    from deepspeed.monitor.monitor import MonitorMaster
+
+    for engine_is_first in (True, False):
+        folder = tessera.comm.all_gather(tempfile.mkdtemp() if rank() == 0 else "")[0]
+
+        def sections(path):
+            return {name: {"enabled": True, "output_path": path, "job_name": "job"} for name in ("csv_monitor", "jsonl_monitor")}
+
+        def beside(folder=folder):
+            path = f"{folder}/../{Path(folder).name}"  # the same folder
+            return MonitorMaster(deepspeed.DeepSpeedConfig({"train_micro_batch_size_per_gpu": 2, **sections(path)}).monitor_config)
+
+        master = None if engine_is_first else beside()
+        engine = make(1, **sections(folder))[0]
+        train(engine, [batch(0)], loss_of)
+        master = master or beside()
+        for step in (1, 2):
+            master.write_events([("Train/mine", 0.5, 100 * step)])
+            train(engine, [batch(step)], loss_of)
+        master.close()
+        engine.destroy()
+        if rank() == 0:
+            records = {path.parent.name: [json.loads(line) for line in path.read_text().splitlines()] for path in Path(folder).glob("*/events.jsonl")}
+            steps = {name: [record["step"] for record in written if "scalars" in record] for name, written in records.items()}
+            names = ("job", "job_2") if engine_is_first else ("job_2", "job")
+            assert steps == dict(zip(names, ([2 * world() * step for step in (1, 2, 3)], [100, 200]))), steps
+            found = {(path.parent.name, path.stem): len(path.read_text().splitlines()) - 1 for path in Path(folder).glob("*/*.csv")}
+            assert found == {(names[0], "Train_Samples_lr"): 3, (names[0], "Train_Samples_train_loss"): 3, (names[1], "Train_mine"): 2}, found
+        tessera.comm.barrier()
+
+
 def engine_samples(more):
     return 2 * world() + more
 
