@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tessera import _engine, arguments, reports
+from tessera import _engine, arguments, reports, zero
 from tessera.engine import Engine
 from tessera.errors import Error
 
@@ -28,15 +28,15 @@ def memory_report(engine: Engine, path: str | Path | None = None) -> Iterator[No
     Raises
     ------
     Error
-        Another record is being made.
+        Another record is being made, of this or another engine.
     """
     if not isinstance(engine, Engine):
         raise TypeError(f"engine is {arguments.shown(engine)}; expected what tessera.initialize returns")
     file = None if path is None else Path(arguments.path(path, "path"))
     if file is not None and not file.absolute().parent.is_dir():
         raise FileNotFoundError(f"path is {str(file)!r}, whose folder does not exist; expected a file in a folder that does")
-    if engine.memory_record is not None:
-        raise Error("memory_report: a record of this engine is being made; expected one at a time")
+    if any(one.memory_record is not None for one in (engine, *zero.engines())):  # allocators report to one meter of the process
+        raise Error("memory_report: a record of this or another engine is being made; expected one at a time")
     kept = reports.meter_of_process()
     meter = kept or _engine.MemoryMeter(engine.device)
     meter.record(engine._engine)

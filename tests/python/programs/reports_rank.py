@@ -5,7 +5,7 @@ import os
 
 import tessera
 import torch
-from checks import STAGES, check, config, folder, main, standard_error
+from checks import STAGES, check, config, folder, main, raises, standard_error
 from torch import nn
 
 rank, world = tessera.comm.get_rank(), tessera.comm.get_world_size()
@@ -97,6 +97,18 @@ def the_memory_of_a_step_is_recorded():
             page = (place / f"stage{stage}.html").read_text(encoding="utf-8")
             assert f"stage {stage}" in page and "@DATA@" not in page
             assert {"M", "C", "X"} <= {event["ph"] for event in json.loads((place / f"stage{stage}.json").read_text())["traceEvents"]}
+    for breakdown in (False, True):  # with it all engines have one meter
+        first, second = (make(0, memory_breakdown=breakdown) for _ in range(2))
+        losses_of(first, range(1))
+        with tessera.memory_report(first, place / "first.html"):
+            for engine in (second, first):
+                raises(tessera.Error, tessera.memory_report(engine).__enter__, "a record of this or another engine is being made")
+            losses_of(first, range(1, 2))
+        assert [phase for phase, _ in first.memory_timeline()["phases"]] == ["forward", "backward", "step"]
+        assert any("Backward" in name for name in first.memory_timeline()["names"]), first.memory_timeline()["names"]
+        with tessera.memory_report(second):
+            losses_of(second, range(1))
+        assert second.memory_timeline()["blocks"]
     fresh = make(0)
     for wrong, error in ((lambda: fresh.memory_timeline(), tessera.Error), (lambda: tessera.memory_report(3).__enter__(), TypeError),
                          (lambda: tessera.memory_report(fresh, place / "no" / "page.html").__enter__(), FileNotFoundError)):
