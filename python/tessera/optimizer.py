@@ -239,6 +239,7 @@ class Optimizer(torch.optim.Optimizer):
             _check_numbers(values, before, f"optimizer.param_groups[{i}]")
         engine = self._live()._engine
         hypers = engine.param_groups()
+        rates_changed = [values.get("lr") for values in now] != [values.get("lr") for values in self._pushed]
         for i, (index, values, before) in enumerate(zip(self._indices, now, self._pushed)):
             if values == before:
                 continue
@@ -251,7 +252,8 @@ class Optimizer(torch.optim.Optimizer):
                 engine.set_hyper(index, hyper)
             except Error as error:
                 raise Error(f"optimizer.param_groups[{i}]: {error}") from None
-        if [values.get("lr") for values in now] != [values.get("lr") for values in self._pushed]:
+            self._pushed[i] = {key: before[key] if key == "lr" else value for key, value in values.items()}  # a later group may be refused
+        if rates_changed:
             rates = engine.learning_rates
             for index, values in zip(self._indices, now):
                 rates[index] = values.get("lr", rates[index])

@@ -157,18 +157,21 @@ def what_is_changed_after_initialize_counts_or_is_an_error():
         steps_together(stage, lambda m: torch.optim.AdamW(in_two(m, {}), lr=1e-2), hyper_parameters)
         steps_together(stage, lambda m: torch.optim.SGD(in_two(m, {"momentum": 0.9}), lr=0.05), momentum)
 
-    def refused(stage, change, *parts, make=lambda m: torch.optim.AdamW(in_two(m, {}), lr=1e-2)):
-        """The step after the change is an error, and after the change is undone training goes on as if nothing had been."""
+    def refused(stage, change, *parts, make=lambda m: torch.optim.AdamW(in_two(m, {}), lr=1e-2), kept=types.MappingProxyType({})):
+        """The step after the change is an error, and after the change is undone training goes on as if nothing had been. `kept`: what is
+        written into group 0 as well, and counts."""
         plain, model = mlp(), mlp()
         theirs, client = make(plain), make(model)
         engine, ours, _, _ = tessera.initialize(model=model, optimizer=client, config=config(stage))
         train_plainly(plain, theirs, batches(1), loss_of)
         train(engine, batches(1), loss_of)
         engine.backward(loss_of(engine, batches(2)[1][rank]))
+        ours.param_groups[0].update(kept)
         undo = change(ours, client, model)
         raises(tessera.Error, engine.step, *parts)
         undo()
         engine.step()
+        theirs.param_groups[0].update(kept)
         train_plainly(plain, theirs, batches(2)[1:], loss_of)
         assert largest_difference(engine.state_dict(), plain.state_dict()) < 2e-5
 
@@ -198,6 +201,13 @@ def what_is_changed_after_initialize_counts_or_is_an_error():
     refused(3, add, "has 3 param groups, and had 2 at initialize()")
     refused(1, write(0, momentum=0.9), "optimizer.param_groups[0]: momentum 0.9, which no param group had at initialize()",
             make=lambda m: torch.optim.SGD(in_two(m, {}), lr=0.05))
+    def write_into_both(*arguments):
+        undo = [write(0, lr=1.0, weight_decay=0.5)(*arguments), write(1, momentum=0.9)(*arguments)]
+        return lambda: [one() for one in undo]
+
+    refused(2, write_into_both, "optimizer.param_groups[1]: momentum 0.9", make=lambda m: torch.optim.SGD(in_two(m, {}), lr=0.05))
+    refused(0, write(1, momentum=0.9), "optimizer.param_groups[1]: momentum 0.9", make=lambda m: torch.optim.SGD(in_two(m, {}), lr=0.05),
+            kept={"lr": 0.5, "weight_decay": 0.5})
     model = mlp()
     client = torch.optim.AdamW(model[0].parameters(), lr=1e-2)
     client.add_param_group({"params": [p for layer in model[1:] for p in layer.parameters()], "lr": 1e-3})  # before: it counts
