@@ -147,7 +147,6 @@ class Optimizer(torch.optim.Optimizer):
         Error
             It does not fit: other groups, shapes or states. Then nothing has changed.
         """
-        self._mode = None
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             result = hook(self, state_dict)
             state_dict = state_dict if result is None else result
@@ -161,10 +160,12 @@ class Optimizer(torch.optim.Optimizer):
                             "this optimizer's")
             self._check_values({**group, **saved}, f"load_state_dict(): param group {i}")
         states = self._states
+        parsed = {states.name_of(parameter): states.parsed(parameter, state_dict["state"].get(index), saved)
+                  for group, saved in zip(self.param_groups, saved_groups)
+                  for parameter, index in zip(group["params"], saved["params"]) if states.is_trained(parameter)}
         states.write_others({key: value for key, value in state_dict["state"].items() if not isinstance(key, int)})
-        states.write({states.name_of(parameter): states.parsed(parameter, state_dict["state"].get(index), saved)
-                      for group, saved in zip(self.param_groups, saved_groups)
-                      for parameter, index in zip(group["params"], saved["params"]) if states.is_trained(parameter)})
+        states.write(parsed)
+        self._mode = None
         for group, saved in zip(self.param_groups, saved_groups):
             group.update({key: value for key, value in saved.items() if key not in ("params", "param_names")})
         self._note_options()

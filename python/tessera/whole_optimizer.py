@@ -260,9 +260,10 @@ class WholeOptimizer:
 
     def set_states_of_none(self, states: dict[str, Any]) -> None:
         """Replace those that belong to no parameter."""
+        copies = copy.deepcopy(states)
         for key in self._not_of_parameters():
             del self._state[key]
-        self._state.update(copy.deepcopy(states))
+        self._state.update(copies)
 
     def _to_bytes(self, values):
         return json_values.to_bytes(values, self._package)

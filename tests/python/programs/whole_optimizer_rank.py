@@ -5,6 +5,7 @@ import os
 from collections import deque
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 
 import tessera
 import torch
@@ -443,6 +444,42 @@ def states_are_read_and_written():
         parameters.safe_set_full_optimizer_state(p, 3 * ours.state[p][key], key)
         assert torch.equal(ours.state[p][key], 6 * saved["state"][index_of(ours, p)][key])
         raises(tessera.Error, lambda p=p: parameters.safe_get_full_optimizer_state(p, "exp_avg_cubed"), "has no state 'exp_avg_cubed'", key)
+
+
+@check
+def a_state_dict_is_loaded_wholly_or_not_at_all():
+    class Sharing(Averaging):
+        """Has a state of no parameter, and counts the calls of eval()."""
+
+        calls = 0
+
+        def step(self, closure=None):
+            super().step(closure)
+            self.state["shared"]["steps"] = self.param_groups[0]["steps"]
+
+        def eval(self):
+            Sharing.calls += 1
+            super().eval()
+
+    model = mlp()
+    engine, ours, _, _ = tessera.initialize(model=model, optimizer=Sharing(model.parameters()), config=config(2, 500))
+    train(engine, batches(2), loss_of)
+    ours.eval()
+    before, calls = ours.state_dict(), Sharing.calls
+    assert before["state"]["shared"] == {"steps": 2}, before["state"].keys()
+
+    def changed(**state):
+        moved = {index: {key: value + 1 for key, value in one.items()} for index, one in before["state"].items() if index != "shared"}
+        return {"param_groups": before["param_groups"], "state": {**moved, "shared": {"steps": 7}, **state}}
+
+    last = {**changed()["state"], len(model.state_dict()) - 1: 3}
+    for broken, kind in (({**changed(), "state": last}, tessera.Error), (changed(shared={"lock": Lock()}), TypeError)):
+        raises(kind, lambda broken=broken: ours.load_state_dict(broken))
+        assert_same_state(ours.state_dict(), before)
+    ours.eval()  # the second call in a row
+    assert Sharing.calls == calls, (Sharing.calls, calls)
+    ours.load_state_dict(changed())
+    assert_same_state(ours.state_dict(), changed())
 
 
 @contextmanager
