@@ -9,7 +9,7 @@ import torch
 
 from tessera import _engine, arguments, comm, json_values
 from tessera.lr_scheduler import needs_arguments
-from tessera.optimizer_groups import first_names
+from tessera.module_state import first_names
 
 # Keys of the client state of a checkpoint that are the package's own.
 _GROUPS_STATE = "tessera.param_groups"

@@ -297,7 +297,7 @@ def _warn_of_marks(engine, named):
     by_muon = engine._engine.muon_parameters
     if not by_muon or engine.global_rank != 0:
         return
-    first = optimizer_groups.first_names(named)
+    first = module_state.first_names(named)
     others = sorted({first[id(parameter)] for _, parameter in named if getattr(parameter, "use_muon", False) and parameter.requires_grad}
                     - set(by_muon))
     if others:

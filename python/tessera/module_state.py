@@ -12,6 +12,14 @@ def named_parameters(module):
     return [(name, parameter) for name, parameter in module.named_parameters(remove_duplicate=False)]
 
 
+def first_names(named_parameters):
+    """{identity of a parameter: its name, a tied one's first}."""
+    names = {}
+    for name, parameter in named_parameters:
+        names.setdefault(id(parameter), name)
+    return names
+
+
 class ModuleState:
     """What the engine asks of a module at each use: buffers and extra state may be others then than before.
 

@@ -10,6 +10,7 @@ import torch
 
 from tessera import _engine, comm, optim
 from tessera.errors import ConfigError
+from tessera.module_state import first_names
 from tessera.optimizer_options import HYPERS, OF_ALL_GROUPS, NotBuiltIn, Options, is_option
 from tessera.optimizer_trial import is_replaced
 from tessera.whole_optimizer import WholeOptimizer
@@ -208,13 +209,6 @@ def _check_keys(group, type_, where):
 def _tensors_in(tensors):
     given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     return [item[1] if isinstance(item, tuple) else item for item in given]
-
-
-def first_names(named_parameters):
-    names = {}
-    for name, parameter in named_parameters:  # a tied one: the first name
-        names.setdefault(id(parameter), name)
-    return names
 
 
 def _names_of(tensors, named_parameters):

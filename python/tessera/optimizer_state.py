@@ -9,6 +9,7 @@ import torch
 from tessera import _engine, arguments, wrapper_tensors
 from tessera.containers import map_tensors
 from tessera.errors import CannotBeCopied, Error
+from tessera.module_state import first_names
 from tessera.optimizer_options import plain
 from tessera.whole_optimizer import WholeOptimizer
 
@@ -65,9 +66,7 @@ class States(MutableMapping):
         self._step_is_a_tensor = step_is_a_tensor and type_ != "LAMB"
         self._group_of = {id(parameter): i for i, group in enumerate(param_groups) for parameter in group["params"]}
         self._parameters = [parameter for group in param_groups for parameter in group["params"]]
-        self._names = {}
-        for name, parameter in engine.named_tensors:  # a tied one: the first name
-            self._names.setdefault(id(parameter), name)
+        self._names = first_names(engine.named_tensors)
         self._trained = {name for group in engine._engine.param_groups() for name in group.parameters}
         self._had: list[set[str]] = [set() for _ in param_groups]  # by group, those of STATE_OF
         self.replaced: dict[str, Any] = {}  # attributes of the optimizer that was translated, as they were before

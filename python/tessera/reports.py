@@ -123,7 +123,7 @@ class Reports:
             engine = self._engine()
             due = self._steps_per_print and engine.global_steps % self._steps_per_print == 0
             if due and self._is_first:
-                _engine.log_info(f"[Rank 0] step={engine.global_steps}, skipped={engine.skipped_steps}, lr={engine.get_lr()}, mom={_momentum(engine)}")
+                _engine.log_info(f"[Rank 0] step={engine.global_steps}, skipped={engine.skipped_steps}, lr={engine.get_lr()}, mom={momentum_of(engine)}")
             if self._meter and (due or not self._steps_per_print):
                 if self._monitored:
                     self.write(engine.global_samples, [(f"Train/Samples/memory_peak_bytes/{use}", size) for use, size in self._meter.peak()])
@@ -191,7 +191,7 @@ class Reports:
         self.write(engine.global_samples, scalars)
 
 
-def _momentum(engine):
+def momentum_of(engine: Any) -> list[Any]:
     """DeepSpeed's get_mom(): SGD's momentum, or the betas, by param group."""
     return [group.get("momentum", group.get("betas", 0.0)) for group in engine.optimizer.param_groups]
 

@@ -7,8 +7,8 @@ from tessera import _engine, arguments, comm, module_state, zero
 from tessera.errors import Error
 from tessera.zero import GatheredParameters
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_CONVERTED = (*_DTYPES.values(), torch.float64)  # not those of fewer bits, whose bytes may mean something else
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_CONVERTED = (*DTYPES.values(), torch.float64)  # not those of fewer bits, whose bytes may mean something else
 
 
 def gathered_state_dict(engine, only_rank=None):
@@ -138,12 +138,12 @@ def refuse_released():
 def save(engine, path, dtype=None, exclude_frozen=False):
     """See `Engine.save_model`."""
     def prepare():
-        if dtype is not None and dtype not in _DTYPES:
-            raise ValueError(f"dtype is {dtype!r}; expected one of {', '.join(_DTYPES)}")
+        if dtype is not None and dtype not in DTYPES:
+            raise ValueError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
         saved, others = module_state.saved_tensors(engine.module)
         if others and engine.global_rank == 0:
             _engine.log_warning(f"save_model(): {', '.join(others)}: not in {path}, which holds tensors alone; save_checkpoint() keeps it")
-        tensors = [(names[0], names[1:], parameter or tensor.detach(), _DTYPES[dtype] if dtype and tensor.dtype in _CONVERTED else tensor.dtype)
+        tensors = [(names[0], names[1:], parameter or tensor.detach(), DTYPES[dtype] if dtype and tensor.dtype in _CONVERTED else tensor.dtype)
                    for names, tensor, parameter in saved if not (exclude_frozen and parameter and not tensor.requires_grad)]
         return (arguments.path(path, "path"), tensors), {"dtype": dtype, "exclude_frozen": bool(exclude_frozen)}
 

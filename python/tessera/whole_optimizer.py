@@ -17,6 +17,7 @@ from torch.optim import optimizer as torch_optimizer
 from tessera import _engine, comm, json_values, wrapper_tensors
 from tessera.containers import map_tensors, tensors_in
 from tessera.errors import ConfigError, Error
+from tessera.module_state import first_names
 from tessera.optim import taken_states
 from tessera.optimizer_trial import NoCollectives, lists_by_parameter, own_states_inside, package_of, try_out
 
@@ -65,9 +66,7 @@ class WholeOptimizer:
         self._client = client
         self._step = vars(client).get("step") or types.MethodType(type(client).step, client)  # a scheduler may have put one there
         self._tensors = dict(reversed(named_parameters))
-        self._names: dict[int, str] = {}
-        for name, parameter in named_parameters:  # a tied one: the first name
-            self._names.setdefault(id(parameter), name)
+        self._names = first_names(named_parameters)
         self._world_size = world_size
         self._owned: set[str] = set()
         self._others: set[int] = set()  # ids of parameters that other ranks own

@@ -12,6 +12,7 @@ from torch.nn.modules import module as torch_module
 
 from tessera import _engine, arguments, comm
 from tessera.errors import Error
+from tessera.module_state import first_names
 
 _engines = weakref.WeakValueDictionary()  # by number, which is ascending: what is collective goes in this order, the same on all ranks
 _engine_numbers = itertools.count()
@@ -30,11 +31,7 @@ def group_of_next_engine() -> tuple[int, _engine.Communicator]:
 
 def register(engine: Any, number: int) -> None:
     """Make an engine known to GatheredParameters, until it is gone. Numbers its parameters, in the order of registration."""
-    places = {}
-    for name, parameter in engine.named_tensors:  # a tied one: the first name
-        if id(parameter) not in places:
-            places[id(parameter)] = (next(_numbers), name)
-    _places[engine] = places
+    _places[engine] = {key: (next(_numbers), name) for key, name in first_names(engine.named_tensors).items()}
     _engines[number] = engine
 
 
@@ -95,7 +92,7 @@ def share_values(named: Iterable[tuple[str, torch.Tensor]], root: int = 0, what:
     layout = [f"{name} ({str(tensor.dtype).removeprefix('torch.')}, {list(tensor.shape)})" for name, tensor in tensors.values()]
     if len(set(comm.all_gather("\n".join(layout), f"tensors of {what}"))) > 1:
         _raise_difference(layout, what)
-    hashes = comm.all_gather([f"{_engine.hash_of(_on_cpu(tensor)):x}" for _, tensor in tensors.values()], f"values of {what}")
+    hashes = comm.all_gather([f"{_engine.hash_of(tensor.detach().cpu()):x}" for _, tensor in tensors.values()], f"values of {what}")
     for i, (name, tensor) in enumerate(tensors.values()):
         if any(mine[i] != hashes[root][i] for mine in hashes):
             _broadcast(tensor, root, name)
@@ -104,10 +101,6 @@ def share_values(named: Iterable[tuple[str, torch.Tensor]], root: int = 0, what:
 def _has_memory(tensor):
     is_lazy = isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)
     return not is_lazy and tensor.layout == torch.strided and tensor.device.type != "meta" and tensor.numel() > 0
-
-
-def _on_cpu(tensor):
-    return tensor.detach().to("cpu")
 
 
 def _raise_difference(layout, what):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tessera import _engine, arguments, checkpoints, whole_model, zero
+from tessera import _engine, arguments, checkpoints, reports, whole_model, zero
 from tessera import comm as _comm
 from tessera.data import DataLoader
 from tessera.deepspeed.errors import Refused
@@ -26,7 +26,6 @@ from tessera.errors import Error
 from tessera.zero import GatheredParameters
 
 DeepSpeedOptimizerCallable = DeepSpeedSchedulerCallable = Any
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 # Methods that say what the configuration has at a place.
@@ -114,7 +113,7 @@ class DeepSpeedEngine(Engine):
     @property
     def communication_data_type(self) -> torch.dtype:
         """In which gradients are reduced."""
-        return self._dtype_of(self.config["communication_data_type"] or self._accumulation_dtype())
+        return whole_model.DTYPES[self.config["communication_data_type"] or self._accumulation_dtype()]
 
     @property
     def tput_timer(self) -> None:
@@ -126,7 +125,7 @@ class DeepSpeedEngine(Engine):
 
     def get_mom(self) -> list[Any]:
         """Adam's betas, or SGD's momentum, by param group."""
-        return [group.get("momentum", group.get("betas", 0.0)) for group in self.optimizer.param_groups]
+        return reports.momentum_of(self)
 
     def get_type(self) -> list[Any]:
         """The key "type" of the param groups, 0.0 where there is none."""
@@ -177,12 +176,12 @@ class DeepSpeedEngine(Engine):
 
     def torch_autocast_dtype(self) -> torch.dtype | None:
         """In which they run; None without autocast."""
-        return self._dtype_of(self.config["torch_autocast"]["dtype"]) if self.torch_autocast_enabled() else None
+        return whole_model.DTYPES[self.config["torch_autocast"]["dtype"]] if self.torch_autocast_enabled() else None
 
     def get_data_types(self) -> tuple[torch.dtype, torch.dtype]:
         """In which the model computes, and in which gradients are accumulated."""
         model = torch.float16 if self.fp16_enabled() else torch.bfloat16 if self.bfloat16_enabled() else torch.float32
-        return model, self._dtype_of(self._accumulation_dtype())
+        return model, whole_model.DTYPES[self._accumulation_dtype()]
 
     def dynamic_loss_scale(self) -> bool:
         """Whether the loss scale changes with overflows."""
@@ -216,9 +215,6 @@ class DeepSpeedEngine(Engine):
 
     def _accumulation_dtype(self):
         return self.config["data_types"]["grad_accum_dtype"] or "fp32"
-
-    def _dtype_of(self, name):
-        return _DTYPES[name]
 
     # ------------------------------------------------------------------------------------------- training
 

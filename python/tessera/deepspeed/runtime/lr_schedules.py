@@ -131,7 +131,7 @@ class OneCycle(_Schedule):
         self.max_lrs = self._for_groups(cycle_max_lr, CYCLE_MAX_LR)
         self.cycle_momentum = cycle_momentum and "betas" in self.optimizer.defaults and "use_muon" not in self.optimizer.defaults
         if cycle_momentum and not self.cycle_momentum:
-            _warn(f"OneCycle: {type(self.optimizer).__name__} has no betas, or is Muon, so that cycle_momentum has no effect; set it to false")
+            _engine.log_warning(f"OneCycle: {type(self.optimizer).__name__} has no betas, or is Muon, so that cycle_momentum has no effect; set it to false")
         if self.cycle_momentum:
             self.min_moms = self._for_groups(cycle_min_mom, CYCLE_MIN_MOM)
             self.max_moms = self._for_groups(cycle_max_mom, CYCLE_MAX_MOM)
@@ -203,7 +203,7 @@ class _Warmup(_Schedule):
 
     def _check_total(self):
         if self.total_num_steps < self.warmup_num_steps:
-            _warn(f"{type(self).__name__}: total_num_steps is {self.total_num_steps}, fewer than warmup_num_steps, {self.warmup_num_steps}")
+            _engine.log_warning(f"{type(self).__name__}: total_num_steps is {self.total_num_steps}, fewer than warmup_num_steps, {self.warmup_num_steps}")
 
 
 class WarmupLR(_Warmup):
@@ -333,7 +333,3 @@ def _positive(value, name):
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         raise ValueError(f"{name} is {value!r}; expected a positive integer")
     return value
-
-
-def _warn(line):
-    _engine.log_warning(line)
