@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch.nn.modules import module as torch_module
 
-from tessera import _engine, arguments, comm
+from tessera import _engine, arguments, comm, module_state
 from tessera.errors import Error
-from tessera.module_state import first_names
 
 _engines = weakref.WeakValueDictionary()  # by number, which is ascending: what is collective goes in this order, the same on all ranks
 _engine_numbers = itertools.count()
@@ -31,7 +30,7 @@ def group_of_next_engine() -> tuple[int, _engine.Communicator]:
 
 def register(engine: Any, number: int) -> None:
     """Make an engine known to GatheredParameters, until it is gone. Numbers its parameters, in the order of registration."""
-    _places[engine] = {key: (next(_numbers), name) for key, name in first_names(engine.named_tensors).items()}
+    _places[engine] = {key: (next(_numbers), name) for key, name in module_state.first_names(engine.named_tensors).items()}
     _engines[number] = engine
 
 
