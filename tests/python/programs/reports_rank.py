@@ -187,6 +187,13 @@ def defaults_of_monitors_are_deepspeeds_and_engines_do_not_share_a_file():
         tessera.comm.barrier()
         expected = {f"{name}/Train_Samples_{value}.csv" for name in ("DeepSpeedJobName", "DeepSpeedJobName_2") for value in ("lr", "train_loss")}
         assert {str(path.relative_to(place)) for path in place.rglob("*.csv")} == expected
+        engines = [make(0, csv_monitor={"enabled": True, "output_path": path, "job_name": job})
+                   for path, job in (("there", "x"), (str(place / "there"), "x"), ("./there", "x_2"))]  # one folder, in three spellings
+        for step in range(2):
+            for engine in engines:
+                losses_of(engine, [step])
+        tessera.comm.barrier()
+        assert {path.parent.name for path in (place / "there").rglob("*.csv")} == {"x", "x_2", "x_2_2"}
         if rank == 0:
             assert all(len(rows(path)[1]) == 2 for path in place.rglob("*.csv"))
     finally:
