@@ -304,9 +304,9 @@ class Engine(EngineProperties, StepsScheduler):
         Afterwards the module can be given to `initialize` again, and so can the optimizer, whose methods are its own again; it has no
         moments then. A second call does nothing.
         """
+        whole_model.give_back(self)
         if self._reports is not None:
             self._reports.close()
-        whole_model.give_back(self)
         if isinstance(self.optimizer, Optimizer):
             self.optimizer.leave()
 

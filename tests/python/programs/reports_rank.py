@@ -201,6 +201,19 @@ def defaults_of_monitors_are_deepspeeds_and_engines_do_not_share_a_file():
 
 
 @check
+def a_destroy_that_is_refused_leaves_the_records():
+    place = folder()
+    engine = make(3, csv_monitor={"enabled": True, "output_path": str(place), "job_name": "z"})
+    losses_of(engine, range(2))
+    with tessera.GatheredParameters(engine.module.parameters()):
+        raises(tessera.Error, engine.destroy, "inside of a GatheredParameters")
+    losses_of(engine, range(2, 3))
+    engine.destroy()
+    if rank == 0:
+        assert [step for step, _ in rows(place / "z" / "Train_Samples_lr.csv")[1]] == [2 * world * step for step in (1, 2, 3)]
+
+
+@check
 def the_loss_scale_is_an_event_in_fp16():
     place = folder()
     engine = make(2, fp16={"enabled": True, "auto_cast": True, "initial_scale_power": 4}, csv_monitor={"enabled": True, "output_path": str(place), "job_name": "y"})
