@@ -46,6 +46,8 @@ def give_back(engine):
     held = next((name for name, parameter in engine.named_tensors if zero.is_held(parameter)), None)
     if held is not None:
         raise Error(f"destroy() inside of a GatheredParameters that holds {held}; leave it first")
+    if engine.memory_record is not None:
+        raise Error("destroy() inside of a memory_report of this engine; leave it first")
     if engine._engine.has_failed and engine._engine.shards_parameters:
         engine._engine.drop_gradients()  # collective, as gathering is. Elsewhere a rank may have failed alone, and its parameters are whole
     by_name = dict(engine.named_tensors)

@@ -103,6 +103,7 @@ def the_memory_of_a_step_is_recorded():
         with tessera.memory_report(first, place / "first.html"):
             for engine in (second, first):
                 raises(tessera.Error, tessera.memory_report(engine).__enter__, "a record of this or another engine is being made")
+            raises(tessera.Error, first.destroy, "inside of a memory_report")
             losses_of(first, range(1, 2))
         assert [phase for phase, _ in first.memory_timeline()["phases"]] == ["forward", "backward", "step"]
         assert any("Backward" in name for name in first.memory_timeline()["names"]), first.memory_timeline()["names"]
