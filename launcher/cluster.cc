@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <cstdlib>
 #include <string_view>
 #include <utility>
@@ -78,9 +77,9 @@ std::vector<std::string> agent_command(const ClusterOptions& options, const std:
   return command;
 }
 
-/// A line for a shell: "cd DIR && export A=B ... && exec PROGRAM ARGS" for ssh's, which is sh: other users
-/// see the arguments of programs, and export is none. pdsh's may be csh: "cd DIR && exec env A=B ... PROGRAM
-/// ARGS".
+/// A line for a shell: "cd DIR && export A=B ... && exec PROGRAM ARGS || exit" for ssh's, which is sh: other
+/// users see the arguments of programs, and export is none. That shell would read on after a cd that fails,
+/// and its input stays open. pdsh's may be csh: "cd DIR && exec env A=B ... PROGRAM ARGS".
 std::string shell_line(const ClusterOptions& options, const char* agent,
                        const std::vector<std::string>& command,
                        const std::vector<std::string>& variables_of_host = {}) {
@@ -96,6 +95,7 @@ std::string shell_line(const ClusterOptions& options, const char* agent,
     for (const std::string& variable : variables) add(variable);
   if (is_sh) line += " && exec";
   for (const std::string& word : command) line += " " + shell_quoted(word);
+  if (is_sh) line += " || exit";
   return line;
 }
 

@@ -37,6 +37,9 @@ class ClusterTest : public LaunchTest {
         << "'\n"
            "while [ \"$1\" != -- ]; do shift; done\n"
            "case $2 in unreachable) echo 'ssh: no route' >&2; exit 255;; esac\n"
+           "case $2 in bare) rmdir '"
+        << folder_.path("work")
+        << "';; esac\n"
            "host=$2; shift 2\n"
            "if [ $host != stopped ]; then exec \"$@\"; fi\n"
            "\"$@\" | (while [ ! -e '"
@@ -150,6 +153,19 @@ TEST_F(ClusterTest, AHostThatCannotBeReachedEndsTheOthers) {
   EXPECT_THAT(errors(),
               HasSubstr("error: ssh to unreachable failed: exit code 255; what it said is above\n"));
   EXPECT_TRUE(nothing_runs());
+}
+
+/// The shell on the host must not wait for more to read.
+TEST_F(ClusterTest, AHostWithoutTheWorkingDirectoryEndsTheRun) {
+  const std::filesystem::path before = std::filesystem::current_path();
+  std::filesystem::create_directory(folder_.path("work"));
+  std::filesystem::current_path(folder_.path("work"));
+  Tool tool(folder_, args("bare slots=1\n", {"env"}), path());
+  std::filesystem::current_path(before);
+  EXPECT_GT(tool.wait(), 0) << errors();
+  EXPECT_THAT(errors(), HasSubstr(folder_.path("work")));
+  EXPECT_THAT(errors(), ContainsRegex("error: ssh to bare failed: exit code [12]; what it said is above\n"));
+  EXPECT_FALSE(folder_.has("env_0"));
 }
 
 TEST_F(ClusterTest, ATimeoutEndsAllHostsAndReturns124) {
@@ -290,7 +306,7 @@ TEST(ClusterCommands, EachEngineIsToldWhatItNeeds) {
   EXPECT_THAT(ssh[1].input, HasSubstr(" 'TESSERA_RUN_SECRET=known to ranks only' "));
   EXPECT_THAT(ssh[1].input,
               HasSubstr("'/opt/tessera' 'launch' '--master-addr=n1' '--master-port=4321' '--node-rank=1' "
-                        "'--' 'a program' '100%' 'it'\\''s'\n"));
+                        "'--' 'a program' '100%' 'it'\\''s' || exit\n"));
 
   options.engine = Engine::kPdsh;
   const auto pdsh = engine_commands(options);
