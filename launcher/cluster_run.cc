@@ -8,8 +8,11 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <functional>
+#include <map>
 #include <numeric>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "core/error.h"
@@ -58,15 +61,16 @@ void send_all(int fd, const std::string& text) {
   }
 }
 
+/// This process's environment, then the variables. Of several values of a name the last counts.
 std::vector<std::string> environment_with(const std::vector<std::string>& variables) {
+  std::map<std::string, std::string, std::less<>> values;
+  const auto set = [&](std::string_view line) {
+    values.insert_or_assign(std::string(line.substr(0, line.find('='))), std::string(line));
+  };
+  for (char** entry = environ; *entry; ++entry) set(*entry);
+  for (const std::string& variable : variables) set(variable);
   std::vector<std::string> environment;
-  for (char** entry = environ; *entry; ++entry) {
-    const std::string line = *entry, front = line.substr(0, line.find('=') + 1);
-    if (std::none_of(variables.begin(), variables.end(),
-                     [&](const std::string& one) { return one.starts_with(front); }))
-      environment.push_back(line);
-  }
-  environment.insert(environment.end(), variables.begin(), variables.end());
+  for (auto& [name, line] : values) environment.push_back(std::move(line));
   return environment;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <string_view>
 
 #include "core/random_digits.h"
 
@@ -9,10 +10,12 @@ namespace tessera::launcher {
 std::string new_run_id() { return random_digits(8); }
 
 std::string new_run_secret(const std::vector<std::string>& variables) {
-  const bool given = std::any_of(variables.begin(), variables.end(), [](const std::string& variable) {
-    return variable.starts_with("TESSERA_RUN_SECRET=");
-  });
-  return given || std::getenv("TESSERA_RUN_SECRET") != nullptr ? "" : random_digits(16);
+  constexpr std::string_view kFront = "TESSERA_RUN_SECRET=";
+  const auto given = std::find_if(variables.begin(), variables.end(),
+                                  [&](const std::string& variable) { return variable.starts_with(kFront); });
+  const char* secret =
+      given != variables.end() ? given->c_str() + kFront.size() : std::getenv("TESSERA_RUN_SECRET");
+  return secret != nullptr && *secret != '\0' ? "" : random_digits(16);
 }
 
 }  // namespace tessera::launcher

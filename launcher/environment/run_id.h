@@ -9,8 +9,8 @@ namespace tessera::launcher {
 /// 16 hexadecimal digits, different at each call.
 std::string new_run_id();
 
-/// A value for TESSERA_RUN_SECRET: 32 hexadecimal digits. Empty: this process or `variables`
-/// ("NAME=value") have one already.
+/// A value for TESSERA_RUN_SECRET: 32 hexadecimal digits. Empty: `variables` ("NAME=value"), or else this
+/// process, have one already. An empty value is none.
 std::string new_run_secret(const std::vector<std::string>& variables);
 
 }  // namespace tessera::launcher

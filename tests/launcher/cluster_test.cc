@@ -168,6 +168,25 @@ TEST_F(ClusterTest, AHostWithoutTheWorkingDirectoryEndsTheRun) {
   EXPECT_FALSE(folder_.has("env_0"));
 }
 
+TEST_F(ClusterTest, AnEmptySecretIsReplaced) {
+  std::ofstream(folder_.path("vars")) << "TESSERA_RUN_SECRET=\n";
+  const std::string secret = "(^|\n)TESSERA_RUN_SECRET=[0-9a-f]+\n";
+  EXPECT_EQ(run_on("h1 slots=1\n", {"env"}, {"--env-file", folder_.path("vars")}), 0) << errors();
+  EXPECT_THAT(folder_.read("env_0"), ContainsRegex(secret));
+  // srun hands its own environment on.
+  std::ofstream(folder_.path("bin/srun")) << "#!/bin/sh\n"
+                                             "tr '\\0' '\\n' < /proc/$$/environ > '"
+                                          << folder_.path("srun_env") << "'\n";
+  ::chmod(folder_.path("bin/srun").c_str(), 0755);
+  Tool tool(folder_,
+            {"launch", "--launcher", "slurm", "--nnodes", "2", "--env-file", folder_.path("vars"), "--", "x"},
+            path());
+  EXPECT_EQ(tool.wait(), 0) << errors();
+  const std::string env = folder_.read("srun_env");
+  EXPECT_THAT(env, ContainsRegex(secret));
+  EXPECT_THAT(env, Not(HasSubstr("TESSERA_RUN_SECRET=\n"))) << "a name stands there once";
+}
+
 TEST_F(ClusterTest, ATimeoutEndsAllHostsAndReturns124) {
   EXPECT_EQ(run_on("h1 slots=1\nh2 slots=1\n", {"save", "10"}, {"--timeout", "1"}), 124);
   EXPECT_THAT(errors(), HasSubstr("--timeout: the run has taken 1 s and is ended"));

@@ -21,6 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 TEST_F(LaunchTest, RankZeroPrintsAndTheOthersLog) {
   EXPECT_EQ(run_tool(3, {"ok"}, {"--log-dir", folder_.path("logs/deep")}), 0);
@@ -71,6 +72,21 @@ TEST_F(LaunchTest, VariablesAreThoseOfTorchrun) {
   std::ofstream(folder_.path("vars")) << "TESSERA_RUN_SECRET=one of the user's own\n";
   ASSERT_EQ(run_tool(2, {"env"}, {"--env-file", folder_.path("vars")}), 0);
   EXPECT_THAT(folder_.read("env_1"), HasSubstr("\nTESSERA_RUN_SECRET=one of the user's own\n"));
+}
+
+TEST_F(LaunchTest, AnEmptySecretIsNone) {
+  std::ofstream(folder_.path("vars")) << "TESSERA_RUN_SECRET=\n";
+  const std::vector<std::string> given = {"--env-file", folder_.path("vars")};
+  for (const auto& [environment, flags] :
+       {std::pair<std::vector<std::string>, std::vector<std::string>>{{"TESSERA_RUN_SECRET="}, {}},
+        {{}, given},
+        {{"TESSERA_RUN_SECRET=known to all that start here"}, given}}) {
+    Tool tool(folder_, launch_args(folder_, 2, {"env"}, flags), environment);
+    ASSERT_EQ(tool.wait(), 0) << errors();
+    const std::string env = folder_.read("env_1");
+    EXPECT_TRUE(std::regex_search(env, std::regex("\nTESSERA_RUN_SECRET=[0-9a-f]{32}\n"))) << env;
+    EXPECT_THAT(env, Not(HasSubstr("TESSERA_RUN_SECRET=\n")));
+  }
 }
 
 TEST_F(LaunchTest, ManyRanks) {
