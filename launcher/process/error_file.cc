@@ -21,7 +21,6 @@
 #include "core/files/temporary_name.h"
 #include "core/json/json_reader.h"
 #include "core/parse_number.h"
-#include "core/str.h"
 
 namespace tessera::launcher {
 namespace {
@@ -74,7 +73,7 @@ void write_once(const std::string& path, const std::string& content) {
 
 /// The time of the last change of a file, as CLOCK_MONOTONIC: torch's reports have whole seconds.
 int64_t time_of_file(const std::string& path) {
-  struct stat status{};
+  struct stat status {};
   timespec now{};
   ::clock_gettime(CLOCK_REALTIME, &now);
   if (::stat(path.c_str(), &status) != 0) return monotonic_ns();
@@ -101,9 +100,10 @@ int64_t monotonic_ns() {
 
 void report_error(const std::string& message, ErrorKind kind, int64_t time_ns) noexcept {
   try {
-    const char* path = std::getenv("TESSERA_ERROR_FILE");
-    if (!path) path = std::getenv("TORCHELASTIC_ERROR_FILE");
-    if (!path) return;
+    std::string path;
+    for (const char* name : {"TORCHELASTIC_ERROR_FILE", "TESSERA_ERROR_FILE"})
+      if (const char* value = std::getenv(name); value && *value) path = value;
+    if (path.empty()) return;
     // torchrun names the least one, and for a rank without a report takes the time at which it has noticed
     // its end.
     constexpr int64_t kLaterS = 3;

@@ -6,12 +6,15 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <map>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "core/environment/ended_ranks.h"
 #include "core/error.h"
+#include "core/files/temporary_folder.h"
 #include "tests/support/errors.h"
 
 namespace tessera {
@@ -144,6 +147,20 @@ TEST_F(EnvironmentTest, NamesTheVariableThatIsWrong) {
     EXPECT_THROW(environment(), CommError) << wrong.error;
     EXPECT_EQ(error_of([] { environment(); }), wrong.error);
   }
+}
+
+TEST_F(EnvironmentTest, RanksThatHaveEndedAreListedBesideTheErrorFile) {
+  const TemporaryFolder folder("environment_test");
+  const std::filesystem::path before = std::filesystem::current_path();
+  std::filesystem::current_path(folder.path());
+  add_ended_rank((folder.path() / "error").string(), 2);
+  set({{"TESSERA_ERROR_FILE", "error"}});
+  EXPECT_EQ(ended_ranks(), std::vector<int>{2});
+  set({{"TESSERA_ERROR_FILE", ""}});
+  EXPECT_EQ(ended_ranks(), std::vector<int>()) << "an empty name is none";
+  set({});
+  EXPECT_EQ(ended_ranks(), std::vector<int>());
+  std::filesystem::current_path(before);
 }
 
 }  // namespace

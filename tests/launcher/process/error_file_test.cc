@@ -67,6 +67,7 @@ TEST_F(ErrorFileTest, WithoutALauncherNothingHappens) {
 }
 
 TEST_F(ErrorFileTest, UnderTorchrunItIsTorchrunsJson) {
+  ::setenv("TESSERA_ERROR_FILE", "", 1);  // as good as unset
   ::setenv("TORCHELASTIC_ERROR_FILE", folder_.path("error.json").c_str(), 1);
   report_error("no \"file\" C:\\x\nhere\xff");
   const auto json = nlohmann::json::parse(folder_.read("error.json"));
