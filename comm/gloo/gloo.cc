@@ -127,8 +127,11 @@ class C10dGlooTransport final : public GlooTransport {
     return reduce_slices_of(full, numels, into, tag);
   }
 
+  // Gloo adds bools up as bytes, which leaves bytes that are no bools, and has no sum of int16.
   PendingPtr all_reduce(const at::Tensor& full, double scale, uint32_t tag) override {
-    if (options_.verify) return all_reduce_of_all(full, scale, tag);
+    const at::ScalarType dtype = full.scalar_type();
+    if (options_.verify || dtype == at::kBool || dtype == at::kShort)
+      return all_reduce_of_all(full, scale, tag);
     c10d::AllreduceOptions allreduce_options;
     allreduce_options.timeout = options_.timeout;
     std::vector<at::Tensor> tensors{plain_view(full, 0, full.numel())};
@@ -207,7 +210,8 @@ class C10dGlooTransport final : public GlooTransport {
         });
   }
 
-  /// Every rank's buffer goes to all, which add them up in rank order [Note: verified collectives].
+  /// Every rank's buffer goes to all, which add them up in rank order: [Note: verified collectives], and
+  /// types that Gloo does not sum.
   PendingPtr all_reduce_of_all(const at::Tensor& full, double scale, uint32_t tag) {
     const auto bytes = static_cast<int64_t>(full.nbytes());
     const auto slices = std::make_shared<at::Tensor>(reduction_buffer(options_.size() * bytes));

@@ -1,5 +1,6 @@
 // Every collective against sums and copies computed here, for worlds of 1 to 9 ranks and shards of odd
 // lengths.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -24,6 +25,10 @@ using testing::symmetric;
 using testing::uneven;
 
 constexpr int64_t kShardNumels[] = {1, 3, 64, 1001};
+
+/// The types that have a sum, but for bool, whose sum is "or".
+constexpr at::ScalarType kNumbers[] = {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong,
+                                       at::kInt,   at::kShort,  at::kChar,     at::kByte};
 
 using Param = std::tuple<int, std::string>;  // ranks, backend
 
@@ -109,8 +114,7 @@ void reduce_scatter_in_every_dtype(const CommunicatorPtr& group) {
   const int size = group->size();
   constexpr int64_t kNumel = 37;
   const int64_t begin = group->rank() * kNumel;
-  for (const auto dtype :
-       {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong, at::kInt, at::kChar, at::kByte}) {
+  for (const auto dtype : kNumbers) {
     const at::Tensor full = filled(group->rank(), 0, size * kNumel, dtype);
     const at::Tensor shard = at::full({kNumel}, 3, dtype);
     group->reduce_scatter(full, {shard, 1, /*add=*/true}, "added")->wait();
@@ -130,8 +134,7 @@ void reduce_scatter_in_every_dtype(const CommunicatorPtr& group) {
 
 void all_reduce_and_broadcast_in_every_dtype(const CommunicatorPtr& group) {
   const int size = group->size();
-  for (const auto dtype :
-       {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong, at::kInt, at::kChar, at::kByte}) {
+  for (const auto dtype : kNumbers) {
     const at::Tensor buffer = filled(group->rank(), 0, 37, dtype);
     group->all_reduce(buffer, "sum")->wait();
     EXPECT_TRUE(at::equal(buffer, summed(size, 0, 37, dtype))) << dtype;
@@ -143,6 +146,31 @@ void all_reduce_and_broadcast_in_every_dtype(const CommunicatorPtr& group) {
   const at::Tensor flags = at::full({3}, group->rank() == 0, at::kBool);
   group->broadcast(flags, 0, "flags")->wait();
   EXPECT_TRUE(flags.all().item<bool>());
+  const at::Tensor any = at::tensor({1, group->rank() == 0 ? 1 : 0, 0}).to(at::kBool);
+  group->all_reduce(any, "any")->wait();
+  EXPECT_TRUE(at::equal(any.view(at::kByte), at::tensor({1, 1, 0}).to(at::kByte))) << "each byte is a bool";
+}
+
+/// Types that have no sum are moved as bytes; a sum is refused before anything is sent.
+void other_dtypes_are_moved_and_not_summed(const CommunicatorPtr& group) {
+  constexpr int64_t kNumel = 5;
+  for (const auto dtype :
+       {at::kUInt16, at::kUInt32, at::kUInt64, at::kComplexHalf, at::kComplexFloat, at::kComplexDouble,
+        at::kFloat8_e5m2, at::kFloat8_e4m3fn, at::kFloat8_e8m0fnu, at::kBits8, at::kBits16}) {
+    const auto bytes = kNumel * static_cast<int64_t>(at::elementSize(dtype));
+    const auto of = [&](int rank) { return filled(rank, 0, bytes, at::kByte); };
+    const at::Tensor shard = of(group->rank()), full = at::zeros({group->size() * bytes}, at::kByte);
+    group->all_gather(full.view(dtype), shard.view(dtype), "gathered")->wait();
+    for (int r = 0; r < group->size(); ++r)
+      EXPECT_TRUE(at::equal(full.narrow(0, r * bytes, bytes), of(r))) << dtype;
+    group->broadcast(shard.view(dtype), group->size() - 1, "copy")->wait();
+    EXPECT_TRUE(at::equal(shard, of(group->size() - 1))) << dtype;
+    const std::string refusal = str("sum is ", c10::toString(dtype));
+    EXPECT_THAT(testing::error_of<std::logic_error>([&] { group->all_reduce(shard.view(dtype), "sum"); }),
+                ::testing::HasSubstr(refusal));
+    EXPECT_THAT(testing::error_of<std::logic_error>([&] { group->reduce_scatter(full.view(dtype), "sum"); }),
+                ::testing::HasSubstr(refusal));
+  }
 }
 
 void bf16_sums_stay_within_its_precision(const CommunicatorPtr& group) {
@@ -313,6 +341,7 @@ TEST_P(CollectivesTest, HaveTheirResults) {
       {"reduce_scatter_sums_the_own_slice", reduce_scatter_sums_the_own_slice},
       {"reduce_scatter_in_every_dtype", reduce_scatter_in_every_dtype},
       {"all_reduce_and_broadcast_in_every_dtype", all_reduce_and_broadcast_in_every_dtype},
+      {"other_dtypes_are_moved_and_not_summed", other_dtypes_are_moved_and_not_summed},
       {"bf16_sums_stay_within_its_precision", bf16_sums_stay_within_its_precision},
       {"many_in_flight_finish_in_any_order_of_waiting", many_in_flight_finish_in_any_order_of_waiting},
       {"exchange_returns_the_values_in_rank_order", exchange_returns_the_values_in_rank_order},
