@@ -40,6 +40,12 @@ std::string_view take(std::string_view& text, char separator) {
   return head;
 }
 
+std::string without_controls(std::string text) {
+  std::replace_if(
+      text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, ' ');
+  return text;
+}
+
 std::string CollectiveDesc::text() const {
   std::string out = label.empty() ? op : str(op, " of \"", label, "\"");
   if (!dtype.empty()) out += str(" (", numel, " x ", dtype, ")");
@@ -54,8 +60,7 @@ uint32_t CollectiveDesc::fingerprint() const {
 }
 
 int64_t RankReport::record(CollectiveDesc desc) {
-  std::replace_if(
-      desc.label.begin(), desc.label.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, ' ');
+  desc.label = without_controls(std::move(desc.label));
   recent.push_back(std::move(desc));
   if (recent.size() > kWindow) recent.pop_front();
   return ++num_issued;

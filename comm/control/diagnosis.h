@@ -12,6 +12,9 @@
 
 namespace tessera::comm {
 
+/// The text with spaces for its control characters, which separate what is encoded here.
+std::string without_controls(std::string text);
+
 /// Describes a collective by what must be equal on all ranks.
 struct CollectiveDesc {
   std::string op;     ///< "all_gather", "reduce_scatter", "exchange" …

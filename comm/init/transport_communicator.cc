@@ -272,9 +272,10 @@ std::vector<std::string> TransportCommunicator::exchange(const std::string& valu
     check_stalled(number);
     next_comparison = Clock::now() + kStallInterval;
   };
+  const std::string head = str(label, '\n');
   StoreExchange::Result result;
   try {
-    result = exchange_.run(str(label, '\n', value), timeout, watch);
+    result = exchange_.run(head + value, timeout, watch);
   } catch (const CommError& error) {  // the store is gone
     check_usable();
     fail_with(error.what(), kind_of(error));
@@ -284,12 +285,12 @@ std::vector<std::string> TransportCommunicator::exchange(const std::string& valu
   context_->end_wait();
   for (size_t r = 0; r < result.values.size(); ++r) {
     std::string& text = result.values[r];
-    const std::string their_label = text.substr(0, text.find('\n'));
-    if (their_label != label)
-      fail_with(str("rank ", global_rank(rank_), " exchanges \"", label, "\" but rank ",
-                    global_rank(static_cast<int>(r)), " exchanges \"", their_label, '"'),
+    if (!text.starts_with(head))
+      fail_with(str("rank ", global_rank(rank_), " exchanges \"", without_controls(std::string(label)),
+                    "\" but rank ", global_rank(static_cast<int>(r)), " exchanges \"",
+                    text.substr(0, text.find('\n')), '"'),
                 Kind::kRanksDiffer);
-    text.erase(0, their_label.size() + 1);
+    text.erase(0, head.size());
   }
   return std::move(result.values);
 }
@@ -369,8 +370,8 @@ std::shared_ptr<Communicator> TransportCommunicator::part(const std::vector<int>
                                                           const std::string& name, const std::string& place,
                                                           const MakeTransport& make) {
   try {
-    return std::make_shared<TransportCommunicator>(*this, ranks, str(name_, "/", name), store_.under(place),
-                                                   make);
+    return std::make_shared<TransportCommunicator>(*this, ranks, str(name_, "/", without_controls(name)),
+                                                   store_.under(place), make);
   } catch (const CommError& error) {
     fail_with(error.what(), kind_of(error));
   }

@@ -127,7 +127,7 @@ TEST_P(SplitTest, RanksThatWaitForEachOtherOnAPartAndTheWholeAreFound) {
   const std::string error = error_of<CommError>([&] {
     testing::run_ranks(3, options, [](CommunicatorPtr whole) {
       const Grouping grouping{1, 1, 0};
-      const CommunicatorPtr part = whole->split(ranks_of(grouping, grouping[whole->rank()]), "part");
+      const CommunicatorPtr part = whole->split(ranks_of(grouping, grouping[whole->rank()]), "a part\nof it");
       (whole->rank() == 1 ? part : whole)->all_reduce(at::ones({8}), "sum")->wait();
     });
   });

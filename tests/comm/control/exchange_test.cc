@@ -371,6 +371,16 @@ TEST_P(ExchangeTest, DifferentLabelsAreAnError) {
   }
 }
 
+TEST_P(ExchangeTest, ALabelMayHaveLineBreaks) {
+  const auto errors = errors_of(GetParam(), 2, [](Communicator& comm) {
+    const std::string label = "one\ntwo\n";
+    EXPECT_EQ(comm.exchange(str("x\n", comm.rank()), label), (std::vector<std::string>{"x\n0", "x\n1"}));
+    comm.exchange("x", comm.rank() == 0 ? label : "plan");
+  });
+  EXPECT_EQ(errors[0], "rank 0 exchanges \"one two \" but rank 1 exchanges \"plan\"");
+  EXPECT_EQ(errors[1], "rank 1 exchanges \"plan\" but rank 0 exchanges \"one\"");
+}
+
 TEST_P(ExchangeTest, ARankThatLeftIsNoticedAtOnce) {
   const auto errors = errors_of(GetParam(), 2, [](Communicator& comm) {
     if (comm.rank() == 0) comm.exchange("x", "plan", std::chrono::hours(1));
