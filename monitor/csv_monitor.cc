@@ -16,9 +16,10 @@ namespace {
 
 constexpr std::string_view kHead = "step,";  // of a file of ours
 
-/// Writes a field as Python's csv module (QUOTE_MINIMAL) does, with its repr of a float.
+/// Writes a field, which has no line break, as Python's csv module (QUOTE_MINIMAL) does, with its repr of a
+/// float.
 std::string csv_field(const std::string& text) {
-  if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
+  if (text.find_first_of(",\"") == std::string::npos) return text;
   std::string quoted = "\"";
   for (char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
   return quoted + "\"";
@@ -79,7 +80,7 @@ LineFile& CsvMonitor::file_of(const std::string& name) {
   const std::string file = file_name_of(name);
   if (const auto found = files_.find(file); found != files_.end()) return found->second;
   LineFile& made = files_.try_emplace(file, folder_ / (file + ".csv"), nullptr).first->second;
-  made.append(str(kHead, csv_field(name.substr(name.rfind('/') + 1)), "\r"));
+  made.append(str(kHead, csv_field(without_line_breaks(name.substr(name.rfind('/') + 1))), "\r"));
   return made;
 }
 

@@ -42,6 +42,13 @@ class CsvTest(MonitorTest):
         self.assertEqual(self.content("new.csv"), "step,new\r\n3,1.0\r\n")
         self.assertEqual(self.content("old.csv"), "step,old\r\n1,1.0\r\n2,2.0\r\n", "without a new value too")
 
+    def test_a_name_with_line_breaks(self):
+        for resumed_after, step in ((None, 1), (1, 2)):
+            run = {} if resumed_after is None else {"resumed_after": resumed_after}
+            self.monitor(self.config, ["scalars", step, {"train/a\nb": step, 'x,\r\n"y"': step}], **run)
+        self.assertEqual(self.content("train_a_b.csv"), "step,a_b\r\n1,1.0\r\n2,2.0\r\n")
+        self.assertEqual(self.content('x,__"y".csv'), 'step,"x,__""y"""\r\n1,1.0\r\n2,2.0\r\n')
+
     def test_a_resumed_run_leaves_the_files_of_others(self):
         folder = self.folder / "csv" / "job"
         folder.mkdir(parents=True)
