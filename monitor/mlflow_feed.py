@@ -186,8 +186,8 @@ class Feed:
                 self.until_done(lambda record=record: self.client.log_text(run_id, record["text"], record["name"]))
             if "artifact" in record and Path(record["artifact"]).is_file():
                 self.until_done(lambda record=record: self.client.log_artifact(run_id, record["artifact"], record["in"]))
-                if Path(record["artifact"]).parent == self.folder / "images":
-                    os.unlink(record["artifact"])
+                if self.folder / "images" in Path(record["artifact"]).parents:
+                    shutil.rmtree(Path(record["artifact"]).parent)
             elif "artifact" in record:
                 self.warn(f"the artifact {record['artifact']!r} is no file that can be read")
 
@@ -218,7 +218,7 @@ def main():
     print("missing" if missing else "ready", file=words)
     if missing:
         return
-    os.environ.update(MLFLOW_HTTP_REQUEST_MAX_RETRIES="0", MLFLOW_HTTP_REQUEST_TIMEOUT=str(options["request_s"]))
+    os.environ.update(MLFLOW_HTTP_REQUEST_MAX_RETRIES="0", MLFLOW_HTTP_REQUEST_TIMEOUT="30")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
     def say(text):

@@ -124,7 +124,7 @@ void MlflowMonitor::start() {
       ordered_json{{"folder", folder_.path().string()}, {"server", options_.server},
                    {"shown", shown(options_.server)},   {"experiment", options_.experiment},
                    {"run_name", options_.run_name},     {"id_file", options_.id_file.string()},
-                   {"resume", options_.resume},         {"request_s", 30}}
+                   {"resume", options_.resume}}
           .dump(-1, ' ', false, ordered_json::error_handler_t::replace) +
       "\n";
   (void)::send(input_.get(), line.data(), line.size(), MSG_NOSIGNAL);  // what is wrong is heard
@@ -160,7 +160,9 @@ void MlflowMonitor::scalars(int64_t step, const Scalars& scalars) {
 
 void MlflowMonitor::image(const std::string& name, int64_t step, const PngView& png) {
   if (process_ < 0) return;
-  const std::filesystem::path place = folder_.path() / step_file("images", name, step, ".png");
+  // A folder for each: the same name and step may come again before the process has sent it.
+  const std::filesystem::path place =
+      folder_.path() / step_file(str("images/", ++num_images_), name, step, ".png");
   Disk().create_directories(place.parent_path());
   if (png.file.empty())
     replace_file(place, png.bytes);
@@ -208,10 +210,11 @@ void MlflowMonitor::close(RunStatus status) {
     warn(error.what());
   }
   input_.reset();
-  // When a rank fails, the launcher gives the others two seconds.
-  const auto limit = status == RunStatus::kFailed ? options_.close_timeout_failed
-                     : has_warned_                ? options_.close_timeout_failing
-                                                  : options_.close_timeout;
+  // When a rank fails, the launcher gives the others two seconds. A server that has failed to take something
+  // most likely goes on so.
+  const auto limit = status == RunStatus::kFailed ? std::chrono::milliseconds(1'500)
+                     : has_warned_                ? std::chrono::milliseconds(5'000)
+                                                  : std::chrono::milliseconds(10'000);
   const auto deadline = Clock::now() + limit;
   bool has_ended = false;
   while (!has_ended && Clock::now() < deadline) has_ended = !hear(std::chrono::milliseconds(100));

@@ -11,6 +11,7 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <cstdint>
 #include <filesystem>
 #include <string>
 
@@ -34,9 +35,6 @@ struct MlflowOptions {
   std::filesystem::path id_file = {};
   bool resume = false;  ///< resumes the run in id_file
   Logger log = {};
-  std::chrono::milliseconds close_timeout{10'000};
-  std::chrono::milliseconds close_timeout_failed{1'500};   ///< of a run that failed
-  std::chrono::milliseconds close_timeout_failing{5'000};  ///< of a server that has not taken something
 };
 
 /// Removes the id of an earlier run from `folder`. To be called for every new run, with MLflow or
@@ -73,6 +71,7 @@ class MlflowMonitor final : public Monitor {
   TemporaryFolder folder_;
   LineFile events_;
   pid_t process_ = -1;
+  int64_t num_images_ = 0;
   FileDescriptor input_, output_;  ///< the process's
   std::string heard_;              ///< of a line that is not complete yet
   bool has_warned_ = false;

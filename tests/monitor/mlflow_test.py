@@ -10,6 +10,8 @@ import mlflow_server
 from mlflow_server import MlflowServer, params_of
 from monitor_testing import MonitorTest
 
+PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGNgZGIGAAAOAAfXb+R4AAAAAElFTkSuQmCC")  # of one pixel
+
 
 @unittest.skipIf(mlflow_server.MISSING, mlflow_server.REASON)
 class MlflowTest(MonitorTest):
@@ -34,7 +36,7 @@ class MlflowTest(MonitorTest):
         results = self.folder / "all results.json"
         results.write_text('{"eval_accuracy": 0.5}')
         picture = self.folder / "picture.png"
-        picture.write_bytes(base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGNgZGIGAAAOAAfXb+R4AAAAAElFTkSuQmCC"))
+        picture.write_bytes(PNG)
         self.send(["params", {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.999]}}, "fp16": {"enabled": False}}],
                   ["scalars", 10, {"train/loss": 0.3125, "eval/f1 (macro)": 1e-300}], ["scalars", 20, {"train/loss": "nan"}],
                   ["scalars", 30, {"train/loss": 1}], ["image", "val/mask", 7, 1, 1, [1, 2, 3]], ["histogram", "weights", 1, [1.0]],
@@ -56,6 +58,18 @@ class MlflowTest(MonitorTest):
         self.assertEqual(self.server.artifact(run, "images/samples_predictions_8.png"), picture.read_bytes())
         self.assertEqual(self.server.artifact(run, "texts/samples_text_8.txt").decode(), "größe")
         self.assertEqual((self.folder / "run" / "mlflow_run_id").read_text(), run["info"]["run_id"])
+
+    def test_a_picture_again(self):
+        """Of one name and step: the last one counts."""
+        pictures = [self.folder / f"{number}.png" for number in range(3)]
+        for number, picture in enumerate(pictures):
+            picture.write_bytes(PNG + bytes([number]))
+        self.send(*[["sample", "samples/a", 1, str(picture)] for picture in pictures], ["image", "mask", 1, 1, 1, [1, 2, 3]],
+                  ["image", "mask", 1, 2, 1, [1, 2, 3, 4, 5, 6]], ["close", "FINISHED"])
+        run, = self.server.runs(self.experiment)
+        self.assertEqual(run["info"]["status"], "FINISHED")
+        self.assertEqual(self.server.artifact(run, "images/samples_a_1.png"), pictures[-1].read_bytes())
+        self.assertEqual(int.from_bytes(self.server.artifact(run, "images/mask_1.png")[16:20], "big"), 2, "the width")
 
     def test_other_ends(self):
         begun = ["await", str(self.folder / "run" / "mlflow_run_id")]  # by then the server has the run
