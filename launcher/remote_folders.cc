@@ -9,7 +9,6 @@
 #include <chrono>
 #include <optional>
 
-#include "core/error.h"
 #include "core/files/file_descriptor.h"
 #include "core/random_digits.h"
 #include "core/str.h"

@@ -191,11 +191,6 @@ bool GroupStore::await(const std::function<bool()>& has_come, milliseconds timeo
   });
 }
 
-std::vector<int> GroupStore::await_ranks(const std::string& prefix, int size, milliseconds timeout,
-                                         const std::function<void()>& watch) const {
-  return await_ranks(prefix, all_ranks(size), timeout, watch);
-}
-
 std::vector<int> GroupStore::await_ranks(const std::string& prefix, const std::vector<int>& ranks,
                                          milliseconds timeout, const std::function<void()>& watch) const {
   const auto has_all = [&, keys = keys_of(prefix, ranks)] {

@@ -66,11 +66,8 @@ class GroupStore {
   /// The same for what `has_come` asks the store for; false: not in time.
   bool await(const std::function<bool()>& has_come, std::chrono::milliseconds timeout,
              const std::function<void()>& watch) const;
-  /// Waits for the keys `prefix`0 … `prefix`(size-1). Returns the ranks whose key did not appear in time.
-  /// Throws RankIsGone for one that has ended without its key.
-  std::vector<int> await_ranks(const std::string& prefix, int size, std::chrono::milliseconds timeout,
-                               const std::function<void()>& watch) const;
-  /// The same for these ranks.
+  /// Waits for the key `prefix`R of each of these ranks R. Returns the ranks whose key did not appear in
+  /// time. Throws RankIsGone for one that has ended without its key.
   std::vector<int> await_ranks(const std::string& prefix, const std::vector<int>& ranks,
                                std::chrono::milliseconds timeout, const std::function<void()>& watch) const;
 

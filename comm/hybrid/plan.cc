@@ -37,12 +37,6 @@ int source_of(const Hosts& hosts, int rank, int slice) {
   return hosts.carrier(hosts.host_of(rank), hosts.index_of(slice));
 }
 
-std::vector<Range> broadcast_parts(const Hosts& hosts, int rank, const Slices& slices) {
-  std::vector<Range> parts;
-  for (const int column : hosts.columns_of(rank)) parts.push_back(slices.of(column));
-  return parts;
-}
-
 int broadcast_source_of(const Hosts& hosts, int rank, int root, int column) {
   const int host = hosts.host_of(rank);
   return host == hosts.host_of(root) ? root : hosts.carrier(host, column);

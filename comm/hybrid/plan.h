@@ -56,8 +56,7 @@ std::vector<ColumnPart> column_parts(const Hosts& hosts, int rank, const Slices&
 /// Where a rank takes a slice from, after a gather: from this rank of its own host.
 int source_of(const Hosts& hosts, int rank, int slice);
 
-/// Serves a broadcast from rank `root`. `slices`: one a column. The root's host has all of them.
-std::vector<Range> broadcast_parts(const Hosts& hosts, int rank, const Slices& slices);
+/// Where a rank takes a column's slice from in a broadcast from rank `root`, whose host has all slices.
 int broadcast_source_of(const Hosts& hosts, int rank, int root, int column);
 
 /// Elements that rank `rank` receives from other hosts.

@@ -26,12 +26,6 @@ StoreExchange exchange_of(const Rendezvous& met, const Environment& env, std::st
   return {met.store.under(std::string(question)), env.rank, env.world_size};
 }
 
-/// Collective. The first rank's obstacle; empty: no rank has one.
-std::string first_obstacle(const Rendezvous& met, const Environment& env, std::string_view question,
-                           const std::string& mine, milliseconds timeout) {
-  return exchange_of(met, env, question).first_obstacle(mine, timeout, question);
-}
-
 std::string error_of(const std::function<void()>& body) {
   try {
     body();
@@ -48,7 +42,7 @@ bool on_one_host(const Rendezvous& met) {
 /// Collective. Why the ranks cannot all have shared memory; empty if they can.
 std::string obstacle_to_shared_memory(const Rendezvous& met, const Environment& env, milliseconds timeout) {
   const std::string mine = error_of([] { shm::SharedMemory::create(1 << 20); });
-  return first_obstacle(met, env, "shm_probe", mine, timeout);
+  return exchange_of(met, env, "shm_probe").first_obstacle(mine, timeout, "shm_probe");
 }
 
 /// Rank 0 says why. `obstacle`: to shared memory.
@@ -100,7 +94,8 @@ std::optional<std::pair<size_t, size_t>> who_share(const std::vector<std::string
 std::string obstacle_to_nccl(const Rendezvous& met, const Environment& env, const JoinOptions& options,
                              at::Device device) {
   const std::string mine = error_of([] { cuda_plugin_symbol("tessera_nccl_make_group"); });
-  const std::string lacks = first_obstacle(met, env, "nccl", mine, options.rendezvous_timeout);
+  const std::string lacks =
+      exchange_of(met, env, "nccl").first_obstacle(mine, options.rendezvous_timeout, "nccl");
   if (!lacks.empty()) return lacks;
   const auto sharing =
       who_share(exchange_of(met, env, "cuda_uuid")

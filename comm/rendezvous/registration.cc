@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <sstream>
-#include <utility>
 
 #include "comm/control/error_message.h"
 #include "comm/rendezvous/network.h"

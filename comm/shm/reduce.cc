@@ -3,9 +3,7 @@
 #include "comm/shm/reduce.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <type_traits>
-#include <utility>
 
 #include "core/check.h"
 #include "core/every_cpu.h"

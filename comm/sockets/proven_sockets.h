@@ -51,9 +51,8 @@ class ProvenSockets {
   /// again and again, also by a rank that expects nobody yet, so that the listener's queue stays short.
   void advance(std::chrono::milliseconds limit);
 
-  /// Whether there is a proven socket between this rank and `peer`, whoever opened it.
-  bool has(int peer, int channel) const { return proven_.contains({peer, channel}); }
-  /// Returns that socket, which does not block; none if there is none.
+  /// Returns the proven socket between this rank and `peer`, whoever opened it, which does not block; none if
+  /// there is none.
   FileDescriptor take(int peer, int channel);
   /// Whether a connection to `to` was refused, which means that its listener is closed.
   bool was_refused(int to) const;

@@ -11,7 +11,6 @@
 #include "core/host_name.h"
 #include "core/json/json_reader.h"
 #include "core/str.h"
-#include "launcher/environment/environment.h"
 #include "launcher/environment/host.h"
 #include "launcher/process/error_file.h"
 

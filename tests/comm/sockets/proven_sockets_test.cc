@@ -54,13 +54,17 @@ struct Pair {
   /// By turns of a millisecond, as long as they have no socket. The kernel connects again after a second
   /// where a listener's queue was full: that is more turns than `most`, on a machine of any speed.
   bool meet(int most = 300) {
-    for (int turn = 0; turn < most && !(ranks[0]->has(1, 7) && ranks[1]->has(0, 7)); ++turn)
-      for (const auto& rank : ranks) rank->advance(milliseconds(1));
-    return ranks[0]->has(1, 7) && ranks[1]->has(0, 7);
+    for (int turn = 0; turn < most && !(sockets[0] && sockets[1]); ++turn)
+      for (const int rank : {0, 1}) {
+        ranks[rank]->advance(milliseconds(1));
+        if (!sockets[rank]) sockets[rank] = ranks[rank]->take(1 - rank, 7);
+      }
+    return sockets[0] && sockets[1];
   }
 
   Listener listener, other;
   std::unique_ptr<ProvenSockets> ranks[2];
+  FileDescriptor sockets[2];  ///< each rank's, once it is proven
 };
 
 size_t open_files() {
@@ -71,7 +75,7 @@ size_t open_files() {
 TEST(ProvenSockets, TheTwoEndsAreOneConnection) {
   Pair pair;
   ASSERT_TRUE(pair.meet());
-  const FileDescriptor zero = pair.ranks[0]->take(1, 7), one = pair.ranks[1]->take(0, 7);
+  const FileDescriptor &zero = pair.sockets[0], &one = pair.sockets[1];
   EXPECT_FALSE(pair.ranks[0]->take(1, 7));
   ASSERT_EQ(::send(zero.get(), "hello", 5, 0), 5);
   char text[6] = {};
@@ -83,7 +87,7 @@ TEST(ProvenSockets, TheTwoEndsAreOneConnection) {
 TEST(ProvenSockets, ARankWithAnotherKeyIsNotTaken) {
   Pair pair("another key, as long as the other");
   EXPECT_FALSE(pair.meet());
-  EXPECT_FALSE(pair.ranks[0]->has(1, 7));
+  EXPECT_FALSE(pair.sockets[0]);
 }
 
 /// More than the listener's queue holds, before the rank comes.
@@ -141,7 +145,7 @@ TEST(ProvenSockets, WhatWasRecordedIsNotTakenAgain) {
   const FileDescriptor stranger = pair.listener.connected();
   ASSERT_EQ(::send(stranger.get(), hello.data(), hello.size(), 0), static_cast<ssize_t>(hello.size()));
   for (int i = 0; i < 20; ++i) pair.ranks[0]->advance(milliseconds(1));
-  EXPECT_FALSE(pair.ranks[0]->has(1, 7)) << "it was answered with a new word, and does not know the key";
+  EXPECT_FALSE(pair.ranks[0]->take(1, 7)) << "it was answered with a new word, and does not know the key";
   EXPECT_TRUE(pair.meet());
 }
 
