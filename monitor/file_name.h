@@ -13,15 +13,13 @@ namespace tessera {
 
 /// "val_mask" for "val" and "mask" with a line break between.
 inline std::string without_line_breaks(std::string name) {
-  std::replace_if(
-      name.begin(), name.end(), [](char c) { return c == '\n' || c == '\r'; }, '_');
+  std::replace_if(name.begin(), name.end(), [](char c) { return c == '\n' || c == '\r'; }, '_');
   return name;
 }
 
 /// "val_mask" for val/mask and "val mask", without line breaks.
 inline std::string file_name_of(std::string name) {
-  std::replace_if(
-      name.begin(), name.end(), [](char c) { return c == '/' || c == ' '; }, '_');
+  std::replace_if(name.begin(), name.end(), [](char c) { return c == '/' || c == ' '; }, '_');
   return without_line_breaks(std::move(name));
 }
 

@@ -73,7 +73,7 @@ void write_once(const std::string& path, const std::string& content) {
 
 /// The time of the last change of a file, as CLOCK_MONOTONIC: torch's reports have whole seconds.
 int64_t time_of_file(const std::string& path) {
-  struct stat status {};
+  struct stat status{};
   timespec now{};
   ::clock_gettime(CLOCK_REALTIME, &now);
   if (::stat(path.c_str(), &status) != 0) return monotonic_ns();
