@@ -12,10 +12,12 @@ namespace {
 using nlohmann::ordered_json;
 
 __attribute__((format(printf, 1, 2))) std::string print(const char* format, ...) {
-  char text[128];
-  va_list arguments;
+  va_list arguments, again;
   va_start(arguments, format);
-  std::vsnprintf(text, sizeof text, format, arguments);
+  va_copy(again, arguments);
+  std::string text(static_cast<size_t>(std::vsnprintf(nullptr, 0, format, arguments)), '\0');
+  std::vsnprintf(text.data(), text.size() + 1, format, again);
+  va_end(again);
   va_end(arguments);
   return text;
 }

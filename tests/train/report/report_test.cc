@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <iomanip>
+#include <limits>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "core/str.h"
 #include "train/report/monitoring.h"
@@ -61,6 +64,28 @@ TEST(Report, StepLine) {
             "samples/s | "
             "skipped 2\n  time (ms) | data 0.50 | forward 10.00 | backward 20.25 | step 3.00");
   EXPECT_EQ(format_postfix(report), "loss=0.742, lr=3.6e-04, skipped=2");
+}
+
+/// As a stream writes it, whose buffer has no end.
+std::string fixed(double value, int digits) {
+  std::ostringstream out;
+  out << std::fixed << std::setprecision(digits) << value;
+  return out.str();
+}
+
+TEST(Report, LargeNumbersOfARunThatDiverges) {
+  StepReport report = step_report();
+  report.loss = 1e35;
+  report.gradient_norm = 3e38;
+  EXPECT_EQ(format_line(report), "step 50/1404 | epoch 0.11 | loss " + fixed(1e35, 4) +
+                                     " | lr 3.6e-04 | grad norm " + fixed(3e38, 2) + " | 2310 samples/s");
+  report.loss = std::numeric_limits<double>::max();
+  EXPECT_EQ(format_postfix(report), "loss=" + fixed(report.loss, 3) + ", lr=3.6e-04");
+  const Evaluation evaluation{10, {{"perplexity", 1e122}, {"loss", 2}}, 1};
+  EXPECT_EQ(format_line(evaluation, 3),
+            "epoch 3.00 | eval perplexity " + fixed(1e122, 4) + " | eval loss 2.0000 | 10 samples in 1.0 s");
+  EXPECT_EQ(format_result(evaluation),
+            "eval     perplexity " + fixed(1e122, 4) + ", loss 2.0000, on 10 test samples");
 }
 
 TEST(Report, EvaluationLine) {
