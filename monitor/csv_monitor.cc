@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/csv_field.h"
 #include "core/files/disk.h"
 #include "core/parse_number.h"
 #include "core/str.h"
@@ -16,15 +17,8 @@ namespace {
 
 constexpr std::string_view kHead = "step,";  // of a file of ours
 
-/// Writes a field, which has no line break, as Python's csv module (QUOTE_MINIMAL) does, with its repr of a
-/// float.
-std::string csv_field(const std::string& text) {
-  if (text.find_first_of(",\"") == std::string::npos) return text;
-  std::string quoted = "\"";
-  for (char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
-  return quoted + "\"";
-}
-std::string csv_field(double value) {
+/// Writes a number as Python's repr of a float.
+std::string csv_number(double value) {
   if (std::isnan(value)) return "nan";
   if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
   return nlohmann::json(value).dump();
@@ -85,7 +79,7 @@ LineFile& CsvMonitor::file_of(const std::string& name) {
 }
 
 void CsvMonitor::scalars(int64_t step, const Scalars& scalars) {
-  for (const auto& [name, value] : scalars) file_of(name).append(str(step, ",", csv_field(value), "\r"));
+  for (const auto& [name, value] : scalars) file_of(name).append(str(step, ",", csv_number(value), "\r"));
 }
 
 }  // namespace tessera

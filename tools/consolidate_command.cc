@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <iostream>
@@ -44,12 +43,6 @@ ConvertTarget target_of(checkpoint::ModelFormat format) {
 ConvertTarget parse_format(const std::string& word) {
   if (const auto format = checkpoint::parse_model_format(word)) return target_of(*format);
   throw ConfigError("--format ", word.empty() ? "''" : word, ": expected safetensors, h5 or pt");
-}
-
-DType parse_output_dtype(const std::string& word) {
-  const auto dtype = parse_dtype(word);
-  if (dtype && dtype != DType::kFloat64) return *dtype;
-  throw ConfigError("--dtype ", word.empty() ? "''" : word, ": expected fp32, bf16 or fp16");
 }
 
 // Whether the name means a folder: it exists as one, ends in a slash, or has no extension.
@@ -120,9 +113,8 @@ void run(const ConsolidateFlags& flags) {
   for (const std::string& note : result.notes)
     std::cout << "note: " << without_control_characters(note, /*one_line=*/true) << std::endl;
   if (!result.extra_state.empty())
-    Logger(LogOptions{})
-        .warning(str(flags.output, ": holds tensors alone, and not ", join(result.extra_state, ", "),
-                     ", which get_extra_state() gave: load the checkpoint itself for that"));
+    log.warning(str(flags.output, ": holds tensors alone, and not ", join(result.extra_state, ", "),
+                    ", which get_extra_state() gave: load the checkpoint itself for that"));
   if (result.num_overflowed > 0 && dtype != DType::kFloat32)  // in fp32 these are fp64 values
     log.warning(
         str(flags.output, ": ", format_count(result.num_overflowed),

@@ -43,13 +43,11 @@ ConvertTarget parse_target(const std::string& word) {
                     ": expected tessera, universal, dcp, pt, safetensors or h5");
 }
 
-DType parse_output_dtype(const std::string& word, ConvertTarget target) {
+DType output_dtype_of(const std::string& word, ConvertTarget target) {
   if (target == ConvertTarget::kTessera || target == ConvertTarget::kUniversal)
     throw ConfigError("--dtype with --to ", name_of(target),
                       ": its weights are fp32 masters; expected --to dcp, pt, safetensors or h5");
-  const auto dtype = parse_dtype(word);
-  if (dtype && dtype != DType::kFloat64) return *dtype;
-  throw ConfigError("--dtype ", word.empty() ? "''" : word, ": expected fp32, bf16 or fp16");
+  return parse_output_dtype(word);
 }
 
 /// The rates, and the betas of OneCycle, that the schedule of the checkpoint's configuration has for the next
@@ -84,7 +82,7 @@ void run(const ConvertFlags& flags) {
   if (flags.output.empty()) throw ConfigError("DST is empty; expected the name of a file or folder");
   checkpoint::ConvertOptions options;
   options.target = parse_target(flags.target);
-  if (!flags.dtype.empty()) options.dtype = parse_output_dtype(flags.dtype, options.target);
+  if (!flags.dtype.empty()) options.dtype = output_dtype_of(flags.dtype, options.target);
   const train::RunPath path = train::find_run(flags.source, flags.tag);
   options.directory = path.checkpoints;
   options.output = flags.output;

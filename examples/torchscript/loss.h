@@ -62,7 +62,6 @@ class LossFunction {
   /// Must be called once, before the first loss on another device than the CPU.
   void to(at::Device device);
 
-  Loss kind() const { return options_.kind; }
   /// What is wrong with the two's shapes, or with the weights for them; or nothing.
   std::string mismatch(const at::Tensor& output, const at::Tensor& target) const;
   /// Classes the output has scores for; of a loss that counts_classes().

@@ -10,7 +10,6 @@
 #include <csignal>
 #include <cstdio>
 #include <iostream>
-#include <optional>
 
 #include "core/environment/start_error.h"
 #include "core/error.h"

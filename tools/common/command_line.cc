@@ -206,6 +206,12 @@ std::string describe_mistake(const CLI::App& app, const CLI::ParseError& error, 
   return str(command.get_name(), ": ", what, " (", app.get_name(), " ", command.get_name(), " --help)");
 }
 
+DType parse_output_dtype(const std::string& word) {
+  const auto dtype = parse_dtype(word);
+  if (dtype && dtype != DType::kFloat64) return *dtype;
+  throw ConfigError("--dtype ", word.empty() ? "''" : word, ": expected fp32, bf16 or fp16");
+}
+
 int64_t parse_size(const std::string& option, const std::string& text, bool bare_bytes) {
   struct Unit {
     std::string_view name;

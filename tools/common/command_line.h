@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "core/dtype.h"
+
 namespace tessera::tools {
 
 /// The names of an option that are shown, with their dashes: "-n", "--nproc". Spellings with underscores
@@ -40,6 +42,9 @@ std::vector<char*> with_command(int argc, char** argv);
 /// Bytes. GB is decimal and GiB binary, as in transformers and DeepSpeed. `bare_bytes`: a number
 /// without a unit is bytes; otherwise it is refused. Throws ConfigError that names `option`.
 int64_t parse_size(const std::string& option, const std::string& text, bool bare_bytes);
+
+/// --dtype of a model that is written: fp32, bf16 or fp16. Throws ConfigError.
+DType parse_output_dtype(const std::string& word);
 
 /// Throws ConfigError that names `option` if writing `output` would replace `input`, or a file of a
 /// checkpoint or of a run that cannot be made again.

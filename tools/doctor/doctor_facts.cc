@@ -19,7 +19,6 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
-#include <limits>
 #include <memory>
 #include <sstream>
 

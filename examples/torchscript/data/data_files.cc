@@ -7,7 +7,6 @@
 #include <set>
 
 #include "core/error.h"
-#include "core/str.h"
 
 namespace tessera::examples {
 namespace {
@@ -47,10 +46,6 @@ std::vector<std::string> find_data_files(const std::vector<std::string>& names) 
     if (!known.insert(std::filesystem::path(file).lexically_normal().string()).second)
       throw DataError(file, ": is named twice; expected each file once");
   return files;
-}
-
-std::string describe_files(const std::vector<std::string>& files) {
-  return files.size() == 1 ? files.front() : str(files.front(), " and ", files.size() - 1, " more");
 }
 
 }  // namespace tessera::examples

@@ -12,7 +12,4 @@ namespace tessera::examples {
 /// nothing matches, or a file named twice.
 std::vector<std::string> find_data_files(const std::vector<std::string>& names);
 
-/// "a.safetensors", or "a.safetensors and 3 more".
-std::string describe_files(const std::vector<std::string>& files);
-
 }  // namespace tessera::examples

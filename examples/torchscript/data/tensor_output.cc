@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "core/check.h"
+#include "core/csv_field.h"
 #include "core/error.h"
 #include "core/str.h"
 #include "core/utf8.h"
@@ -20,14 +21,6 @@ constexpr int64_t kMaxCsvColumns = 16'384;  // the limit of spreadsheets
 
 int64_t numel_of(const std::vector<int64_t>& shape) {
   return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
-}
-
-/// A field of RFC 4180: in quotes if needed.
-std::string csv_field(const std::string& text) {
-  if (text.find_first_of("\",\r\n") == std::string::npos) return text;
-  std::string quoted = "\"";
-  for (const char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
-  return quoted + "\"";
 }
 
 /// "logits" of one element a row; "logits_0" …, "logits_1_2" of more.
