@@ -216,17 +216,17 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
   const bool whole = options.strict && options.load_optimizer_states && !options.load_module_only;
   sharded_->check_replaceable(whole);
   last_save_failed();  // waits; a failed save does not prevent loading
-  // Rank 0 chooses: `latest` may change meanwhile.
+  // Rank 0 chooses: `latest` may change meanwhile. Its answer is TAG NUL FOLDER: names of files need not be
+  // UTF-8, so JSON can't hold them.
   const std::string encoded = comm::from_rank_0<CheckpointError>(*comm_, "checkpoint to load", [&] {
     const checkpoint::FoundCheckpoint found =
         options.folders
             ? checkpoint::FoundCheckpoint{directory, checkpoint::find_checkpoint(directory, tag).filename()}
             : checkpoint::choose_checkpoint(directory, tag);
-    return json({found.tag, found.tag.empty() ? found.directory.string() : ""}).dump();
+    return found.tag + '\0' + (found.tag.empty() ? found.directory.string() : "");
   });
-  const json found = parse_json(encoded);
-  const std::string chosen = found[0].get<std::string>();
-  const std::string chosen_directory = chosen.empty() ? found[1].get<std::string>() : directory;
+  const std::string chosen = encoded.substr(0, encoded.find('\0'));
+  const std::string chosen_directory = chosen.empty() ? encoded.substr(1) : directory;
 
   std::unique_ptr<CheckpointLoader> loader;
   CheckpointState state;

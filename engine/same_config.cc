@@ -8,6 +8,7 @@
 #include "checkpoint/block_hashes.h"
 #include "core/error.h"
 #include "core/json/json_reader.h"
+#include "core/json/json_text.h"
 #include "core/str.h"
 #include "core/utf8.h"
 
@@ -40,7 +41,7 @@ void find_differences(const std::string& prefix, const ordered_json& here, const
 
 std::string describe(const ordered_json* value) {
   if (!value) return "absent";
-  const std::string text = value->dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+  const std::string text = json_text(*value);
   return num_characters(text) <= kMostCharacters ? text : str(first_characters(text, kMostCharacters), "…");
 }
 
@@ -48,7 +49,7 @@ std::string describe(const ordered_json* value) {
 
 void check_same_config(comm::Communicator& comm, const ordered_json& mine) {
   if (comm.size() == 1) return;
-  const std::string text = mine.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+  const std::string text = json_text(mine);
   const std::vector<std::string> digests = comm.exchange(checkpoint::text_digest(text), "config digest");
   if (std::equal(digests.begin() + 1, digests.end(), digests.begin())) return;
   const std::vector<std::string> texts = comm.exchange(text, "config");

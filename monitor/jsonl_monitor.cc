@@ -4,6 +4,7 @@
 
 #include "core/files/disk.h"
 #include "core/json/json_reader.h"
+#include "core/json/json_text.h"
 #include "monitor/file_name.h"
 #include "monitor/wall_time.h"
 
@@ -44,9 +45,7 @@ JsonlMonitor::JsonlMonitor(std::filesystem::path folder, std::optional<int64_t> 
   if (!file_.damage().empty()) log.warning(file_.damage());
 }
 
-void JsonlMonitor::write(const ordered_json& record) {
-  file_.append(record.dump(-1, ' ', false, ordered_json::error_handler_t::replace));
-}
+void JsonlMonitor::write(const ordered_json& record) { file_.append(json_text(record)); }
 
 void JsonlMonitor::scalars(int64_t step, const Scalars& scalars) {
   ordered_json record = record_of(step);

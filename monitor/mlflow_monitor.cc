@@ -18,6 +18,7 @@
 
 #include "core/environment/finishing.h"
 #include "core/files/disk.h"
+#include "core/json/json_text.h"
 #include "core/str.h"
 #include "monitor/file_name.h"
 #include "monitor/wall_time.h"
@@ -120,13 +121,15 @@ void MlflowMonitor::start() {
                       ": TESSERA_PYTHON names another one");
   }
   childs_output.reset();
-  const std::string line =
-      ordered_json{{"folder", folder_.path().string()}, {"server", options_.server},
-                   {"shown", shown(options_.server)},   {"experiment", options_.experiment},
-                   {"run_name", options_.run_name},     {"id_file", options_.id_file.string()},
-                   {"resume", options_.resume}}
-          .dump(-1, ' ', false, ordered_json::error_handler_t::replace) +
-      "\n";
+  const std::string line = json_text(ordered_json{{"folder", folder_.path().string()},
+                                                  {"server", options_.server},
+                                                  {"shown", shown(options_.server)},
+                                                  {"experiment", options_.experiment},
+                                                  {"run_name", options_.run_name},
+                                                  {"id_file", options_.id_file.string()},
+                                                  {"resume", options_.resume},
+                                                  {"request_s", 30}}) +
+                           "\n";
   (void)::send(input_.get(), line.data(), line.size(), MSG_NOSIGNAL);  // what is wrong is heard
   const auto deadline = Clock::now() + kStartTimeout;
   while (heard_.find('\n') == heard_.npos && Clock::now() < deadline)
@@ -183,7 +186,7 @@ void MlflowMonitor::artifact(const std::filesystem::path& file) {
 
 void MlflowMonitor::write(const ordered_json& record) {
   if (process_ >= 0 && !hear(std::chrono::milliseconds(0))) end();
-  if (process_ >= 0) events_.append(record.dump(-1, ' ', false, ordered_json::error_handler_t::replace));
+  if (process_ >= 0) events_.append(json_text(record));
 }
 
 /// Reads what the process says, and logs its warning. False: it has ended.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "core/json/json_text.h"
 #include "core/str.h"
 
 namespace tessera {
@@ -95,8 +96,7 @@ void TensorboardMonitor::text(const std::string& name, int64_t step, const std::
 void TensorboardMonitor::params(const nlohmann::ordered_json& params) {
   using nlohmann::ordered_json;
   ProtoMessage summary;
-  add(summary, "params/text_summary",
-      text_value(fenced("json", params.dump(2, ' ', false, ordered_json::error_handler_t::replace))));
+  add(summary, "params/text_summary", text_value(fenced("json", json_text(params, 2))));
   file_.write(first_step_, kEventSummary, summary);
 }
 

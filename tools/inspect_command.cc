@@ -9,6 +9,7 @@
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/read/reader.h"
 #include "checkpoint/sharded/catalog.h"
+#include "core/json/json_text.h"
 #include "core/log.h"
 #include "core/str.h"
 #include "core/utf8.h"
@@ -140,7 +141,7 @@ int inspect(const InspectFlags& flags, const std::filesystem::path& directory, c
   if (!ok && !std::filesystem::exists(saved.path()))  // on NFS what is open may go as well
     throw CheckpointError(saved.path(), ": was removed while it was read");
   if (flags.json) {
-    std::cout << to_json(saved, report ? &*report : nullptr).dump(2) << '\n';
+    std::cout << json_text(to_json(saved, report ? &*report : nullptr), 2) << '\n';
   } else if (!ok) {
     for (const std::string& problem : report->problems) std::cout << "damaged: " << shown(problem) << '\n';
   } else {

@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/files/input_file.h"
+#include "core/json/json_text.h"
 #include "core/log.h"
 #include "core/str.h"
 #include "core/utf8.h"
@@ -95,12 +96,7 @@ void predict(const PredictFlags& flags) {
   const train::TrainedRun run = train::open_run(flags.folder, 1, flags.overrides, flags.tag);
   const std::unique_ptr<train::Predictor> predictor = train::load_predictor(run, tasks(), log);
   for (const train::Prediction& prediction : predictor->predict(texts)) {
-    if (flags.json) {
-      using Json = nlohmann::ordered_json;
-      std::cout << prediction.answer.dump(-1, ' ', false, Json::error_handler_t::replace) << '\n';
-    } else {
-      std::cout << prediction.line << '\n';
-    }
+    std::cout << (flags.json ? json_text(prediction.answer) : prediction.line) << '\n';
   }
   std::cout.flush();
 }

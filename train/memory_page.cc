@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "core/check.h"
+#include "core/json/json_text.h"
 #include "core/str.h"
 #include "train/report/report.h"
 
@@ -77,7 +78,7 @@ std::string memory_page_html(const MemoryPage& page) {
   data["formulas"] = state_formulas(page.model);
 
   std::string text;
-  for (const char c : data.dump())
+  for (const char c : json_text(data))
     text += c == '<' ? std::string("\\u003c") : std::string(1, c);  // no tag ends there
   constexpr std::string_view kPlace = "@DATA@";
   const size_t place = kMemoryPage.find(kPlace);

@@ -23,6 +23,7 @@
 #include "core/error.h"
 #include "core/host_name.h"
 #include "core/json/json_reader.h"
+#include "core/json/json_text.h"
 #include "core/str.h"
 #include "engine/config/batch.h"
 #include "train/run/run_checkpoints.h"
@@ -160,8 +161,7 @@ OnDisk find_on_disk(const fs::path& output_dir, comm::Communicator& comm) {
     wait_for_lock(output_dir,
                   std::min<std::chrono::milliseconds>(std::chrono::minutes(2), comm.timeout() / 2));
     const OnDisk found = look_on_disk(output_dir);
-    return json::array({found.own, found.others, found.damaged})
-        .dump(-1, ' ', false, json::error_handler_t::replace);
+    return json_text(json::array({found.own, found.others, found.damaged}));
   });
   const json found = parse_json(text);
   return {found.at(0), found.at(1), found.at(2)};

@@ -16,6 +16,7 @@
 #include "core/check.h"
 #include "core/files/temporary_name.h"
 #include "core/json/json_reader.h"
+#include "core/json/json_text.h"
 #include "core/str.h"
 
 namespace tessera::checkpoint {
@@ -162,7 +163,7 @@ struct Outcome {
 std::string encode(const Outcome& outcome) {
   const json message =
       outcome.error.empty() ? json{{"facts", outcome.facts}} : json{{"error", outcome.error}};
-  return message.dump(-1, ' ', false, json::error_handler_t::replace);  // paths may not be UTF-8
+  return json_text(message);  // paths may not be UTF-8
 }
 
 Outcome decode(const std::string& text) {

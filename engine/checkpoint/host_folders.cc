@@ -24,6 +24,7 @@
 #include "core/files/input_file.h"
 #include "core/files/pending_file.h"
 #include "core/json/json_reader.h"
+#include "core/json/json_text.h"
 #include "core/str.h"
 #include "engine/checkpoint/checkpoint_writer_internal.h"
 #include "zero/memory/pause_listening.h"
@@ -268,8 +269,7 @@ HostFolders::Found HostFolders::find(const std::function<std::optional<int64_t>(
   };
   std::map<std::string, Checkpoint> found;  // by identity
   const std::vector<std::string> answers =
-      comm_->exchange(json::array({mine, unreadable}).dump(-1, ' ', false, json::error_handler_t::replace),
-                      "checkpoints in memory");
+      comm_->exchange(json_text(json::array({mine, unreadable})), "checkpoints in memory");
   unreadable.clear();
   for (int host = 0; host < num_hosts(); ++host) {
     const json answer = parse_json(answers[owners_[host]]);

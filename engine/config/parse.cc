@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "core/json/json_text.h"
 #include "core/str.h"
 #include "engine/config/keys.h"
 #include "engine/config/optimizer.h"
@@ -148,7 +149,7 @@ void replace_old_offload(json& zero, const Origins& origins, ConfigReport* repor
     if (section.is_null()) section = json::object();
     if (!section.is_object()) continue;  // is refused with the other keys
     if (section.value("device", json("cpu")) != "cpu")
-      origins.fail(path, str("found true beside ", name, ".device ", section["device"].dump(),
+      origins.fail(path, str("found true beside ", name, ".device ", json_text(section["device"]),
                              ", whose old form it is; expected ", name, " alone"));
     section["device"] = "cpu";
     if (report)
@@ -264,8 +265,7 @@ EngineConfig validated(const EngineConfig& config, int world_size) {
 
 std::string dump_resolved(const EngineConfig& config) {
   using nlohmann::ordered_json;
-  return config::write_engine_config(config).dump(2, ' ', false, ordered_json::error_handler_t::replace) +
-         "\n";
+  return json_text(config::write_engine_config(config), 2) + "\n";
 }
 
 }  // namespace tessera

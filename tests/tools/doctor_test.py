@@ -76,6 +76,13 @@ class DoctorTest(ToolTest):
         self.assertTrue(report["hosts"][0]["has_facts"])
         self.assertEqual(report["collectives"], [])
 
+    def test_what_ssh_says_is_not_utf8(self):
+        self.write("hosts", "other slots=1\n")
+        self.write("ssh", "#!/bin/sh\nprintf 'ssh: caf\\351\\n' >&2\nexit 255\n")
+        (self.folder / "ssh").chmod(0o755)
+        report = self.report("--hostfile", "hosts", code=1, env={"PATH": f"{self.folder}:{os.environ['PATH']}"})
+        self.assertEqual(report["hosts"][0]["unreachable"], "ssh: caf\ufffd")
+
     def test_flags_are_those_of_launch(self):
         self.assert_one_error(self.run_tool("doctor", "--launcher", "ssh"), "--launcher ssh: expected --hostfile FILE")
         words = {name: set(re.findall(r"(?<![\w-])--[a-z][\w-]*", self.run_tool(name, "--help").out)) for name in ("launch", "doctor")}

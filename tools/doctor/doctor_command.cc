@@ -12,6 +12,7 @@
 #include "core/environment/environment.h"
 #include "core/error.h"
 #include "core/json/json_reader.h"
+#include "core/json/json_text.h"
 #include "core/str.h"
 #include "core/terminal.h"
 #include "launcher/failure/failure_report.h"
@@ -37,7 +38,7 @@ struct DoctorFlags {
   std::string probe;  ///< of the ranks that this command starts: "host" or "group"
 };
 
-void print_marked(const nlohmann::json& value) { std::cout << kMark << value.dump() << "}" << std::endl; }
+void print_marked(const nlohmann::json& value) { std::cout << kMark << json_text(value) << "}" << std::endl; }
 
 /// What a rank has printed by print_marked() among other lines, such as a login's greeting.
 std::optional<nlohmann::json> marked_in(const std::string& out) {
@@ -179,7 +180,7 @@ DoctorReport examine(LaunchPlan plan) {
 int print(const DoctorReport& report, bool as_json) {
   const std::vector<Finding> findings = judge(report);
   if (as_json)
-    std::cout << doctor_json(report, findings).dump(1) << '\n';
+    std::cout << json_text(doctor_json(report, findings), 1) << '\n';
   else
     std::cout << doctor_text(report, findings, std::min(kMaxWidth, terminal_width(STDOUT_FILENO)));
   return count(findings, Level::kProblem) > 0 ? 1 : 0;

@@ -10,6 +10,7 @@
 #include "comm/init/init.h"
 #include "comm/rendezvous/network.h"
 #include "core/json/json_reader.h"
+#include "core/json/json_text.h"
 #include "core/str.h"
 #include "tools/doctor/doctor_facts.h"
 
@@ -127,13 +128,13 @@ std::optional<DoctorReport> examine_group() {
   options.log = Logger(LogOptions{});
   const comm::CommunicatorPtr comm = comm::join(options, env);
   std::vector<json> ranks;
-  for (const std::string& text : comm->exchange(introduction(*comm, env).dump(), "doctor: ranks"))
+  for (const std::string& text : comm->exchange(json_text(introduction(*comm, env)), "doctor: ranks"))
     ranks.push_back(parse_json(text));
   DoctorReport report;
   std::vector<int> first_ranks;
   report.hosts = hosts_of(ranks, first_ranks);
   const bool is_first = std::find(first_ranks.begin(), first_ranks.end(), comm->rank()) != first_ranks.end();
-  const auto facts = comm->exchange(is_first ? json(host_facts()).dump() : "", "doctor: facts");
+  const auto facts = comm->exchange(is_first ? json_text(json(host_facts())) : "", "doctor: facts");
   report.num_ranks = comm->size();
   report.backend = comm->backend();
   report.device = comm->device().is_cuda() ? "GPUs" : "CPUs";

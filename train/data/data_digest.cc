@@ -14,6 +14,7 @@
 #include "comm/init/agreement.h"
 #include "core/error.h"
 #include "core/json/json_reader.h"
+#include "core/json/json_text.h"
 #include "core/str.h"
 
 namespace tessera::train {
@@ -59,7 +60,7 @@ DataDigest check_same_data(const Task& task, comm::Communicator& comm) {
   DataDigest mine;
   comm::on_all_ranks<DataError>(comm, "data", [&] { mine = digest_sets(task); });
   std::vector<DataDigest> ranks;
-  for (const std::string& sets : comm.exchange(to_json(mine).dump(), "data"))
+  for (const std::string& sets : comm.exchange(json_text(to_json(mine)), "data"))
     ranks.push_back(digest_from_json(parse_json(sets)));
   for (size_t rank = 1; rank < ranks.size(); ++rank) {
     for (size_t set = 0; set < ranks[0].size(); ++set) {

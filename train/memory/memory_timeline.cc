@@ -5,6 +5,8 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "core/json/json_text.h"
+
 namespace tessera::train {
 namespace {
 
@@ -319,7 +321,7 @@ std::string memory_trace(const std::vector<std::pair<std::string, ordered_json>>
       add("e", title, block[kEnd].is_null() ? timeline.at("nanoseconds") : block[kEnd], id);
     }
   }
-  return ordered_json({{"traceEvents", std::move(events)}, {"displayTimeUnit", "ms"}}).dump();
+  return json_text(ordered_json({{"traceEvents", std::move(events)}, {"displayTimeUnit", "ms"}}));
 }
 
 }  // namespace tessera::train

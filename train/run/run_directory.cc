@@ -11,6 +11,7 @@
 #include "core/files/disk.h"
 #include "core/files/temporary_name.h"
 #include "core/json/json_reader.h"
+#include "core/json/json_text.h"
 #include "core/str.h"
 
 namespace tessera::train {
@@ -109,7 +110,7 @@ void RunDirectory::write(const std::string& name, const std::string& content) co
 }
 
 void RunDirectory::append_metrics(const nlohmann::ordered_json& record) {
-  metrics_.value().append(record.dump());
+  metrics_.value().append(json_text(record));
 }
 
 std::vector<nlohmann::ordered_json> RunDirectory::metrics() const {

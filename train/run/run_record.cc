@@ -4,6 +4,7 @@
 
 #include "comm/init/agreement.h"
 #include "core/error.h"
+#include "core/json/json_text.h"
 #include "core/random_digits.h"
 #include "core/str.h"
 #include "train/report/monitoring.h"
@@ -91,7 +92,7 @@ void RunRecord::log_metrics(const nlohmann::ordered_json& record) {
 void RunRecord::write_state(const TrainerState& state) {
   if (!directory_) return;
   try {
-    directory_->write(kStateName, to_json(state, directory_->metrics()).dump(2) + "\n");
+    directory_->write(kStateName, json_text(to_json(state, directory_->metrics()), 2) + "\n");
   } catch (const Error& error) {  // training continues, as without a checkpoint
     log_.warning(error.what());
   }
@@ -99,7 +100,7 @@ void RunRecord::write_state(const TrainerState& state) {
 
 void RunRecord::write_results(const Summary& summary) {
   if (!directory_) return;
-  directory_->write(kResultsName, to_json(summary).dump(2) + "\n");
+  directory_->write(kResultsName, json_text(to_json(summary), 2) + "\n");
   monitors_.artifact(directory_->folder() / kResultsName);
 }
 

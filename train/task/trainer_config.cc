@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "core/json/json_text.h"
 #include "core/str.h"
 #include "engine/config/keys.h"
 #include "engine/config/parse.h"
@@ -284,9 +285,7 @@ ordered_json resolved(const RunConfig& run) {
   return out;
 }
 
-std::string dump_resolved(const RunConfig& run) {
-  return resolved(run).dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";
-}
+std::string dump_resolved(const RunConfig& run) { return json_text(resolved(run), 2) + "\n"; }
 
 void fill_in_schedule(ScheduleOptions& schedule, int64_t total_steps) {
   std::optional<int64_t>* total = total_num_steps_of(schedule);

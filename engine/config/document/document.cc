@@ -8,6 +8,7 @@
 #include <span>
 
 #include "core/files/input_file.h"
+#include "core/json/json_text.h"
 #include "core/str.h"
 #include "core/utf8.h"
 
@@ -153,7 +154,7 @@ json& make_value(Document& document, const std::string& path, const std::string&
 }
 
 std::string describe_value(const json& value) {
-  std::string text = value.dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace);
+  std::string text = json_text(value);
   if (value.is_number_float() && !std::isfinite(value.get<double>())) text = str(value.get<double>());
   if (text.size() > 60) {
     size_t cut = 57;
