@@ -52,6 +52,12 @@ class MeasuredTest(ToolTest):
         trials = json.loads((folder / "memory.json").read_text())["trials"]
         self.assertEqual([(trial["stage"], trial["rank"]) for trial in trials], [(stage, rank) for stage in (0, 3) for rank in range(3)])
 
+    def test_a_folder_whose_name_is_not_utf8(self):
+        outcome = self.run_tool("memory", "c.json", "--steps", 1, "--stages", 0, "--compare", "--out", "caf\udce9")
+        self.assertEqual(outcome.code, 0, outcome)
+        page = (self.folder / "caf\udce9" / "memory.html").read_text(encoding="utf-8")
+        self.assertIn("stage 0, optimizer on disk", page)
+
     def test_a_simulated_rank_holds_what_a_real_one_does(self):
         changes = ("--stages", "0,3", "--set", "comm.backend=gloo")
         real = self.trials("--nproc", 3, *changes)

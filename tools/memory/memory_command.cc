@@ -3,18 +3,22 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <utility>
 
 #include "core/environment/environment.h"
 #include "core/error.h"
 #include "core/files/disk.h"
+#include "core/json/json_text.h"
 #include "core/log.h"
 #include "core/str.h"
 #include "core/terminal.h"
+#include "core/utf8.h"
 #include "engine/config/sharding_plan.h"
 #include "launcher/environment/environment.h"
 #include "tools/common/command_line.h"
@@ -129,7 +133,7 @@ void make_out(const std::string& out) {
 
 /// The files of --out.
 void write_files(const fs::path& out, const MemoryTrials& trials, const train::MemoryPage& page) {
-  replace_file(out / "memory.json", memory_json(trials).dump(1) + "\n");
+  replace_file(out / "memory.json", json_text(memory_json(trials), 1) + "\n");
   replace_file(out / "memory.html", train::memory_page_html(page));
   std::vector<std::pair<std::string, nlohmann::ordered_json>> timelines;
   for (const auto* runs : {&page.runs, &page.variants})
@@ -154,18 +158,24 @@ int compare(const MemoryFlags& flags, const TrialStart& start, train::MemoryPage
   return 0;
 }
 
-int measure(const MemoryFlags& flags, const std::vector<std::string>& args, const Logger& log) {
-  if (flags.config.empty())
-    throw ConfigError("memory: expected CONFIG, the name of a JSON file, or --estimate");
+/// What a measurement and --fit ask of the flags: ranks on this host that are started once.
+void check_launch(const LaunchFlags& flags) {
   if (in_group())
     throw ConfigError(
         "memory: runs under a launcher, but starts its ranks itself; expected a start without one, with "
         "--nproc N");
-  const EstimateFlags& formula = flags.by_formula;
-  if (!formula.params.empty() || formula.world > 0 || formula.groups != zero::GroupSizes())
-    throw ConfigError(
-        "--params, --world, --mics-shard-size and --hpz-partition-size are options of --estimate; expected "
-        "--estimate too");
+  if (flags.max_restarts) throw ConfigError("memory: a failure is a result; expected no --max-restarts");
+  const int num_ranks = flags.nproc.value_or(1);
+  launcher::should_start_ranks(num_ranks);  // throws for numbers out of range
+  if (!starts_ranks(flags)) return;
+  if (const LaunchPlan plan = plan_launch(flags); plan.cluster || plan.num_ranks != num_ranks)
+    throw ConfigError("memory: measures on this host; expected --nproc N and no other hosts");
+}
+
+int measure(const MemoryFlags& flags, const std::vector<std::string>& args, const Logger& log) {
+  if (flags.config.empty())
+    throw ConfigError("memory: expected CONFIG, the name of a JSON file, or --estimate");
+  check_launch(flags.launch);
   if (flags.simulate_world == 0 && flags.rank > 0)
     throw ConfigError("--rank chooses a rank of --simulate-world; expected --simulate-world N too");
   if (flags.simulate_world > 0 && flags.launch.nproc)
@@ -173,13 +183,8 @@ int measure(const MemoryFlags& flags, const std::vector<std::string>& args, cons
   if (flags.simulate_world > 0 && flags.rank >= flags.simulate_world)
     throw ConfigError("--rank ", flags.rank, ": expected 0 to ", flags.simulate_world - 1,
                       ", the ranks of --simulate-world");
-  if (flags.launch.max_restarts)
-    throw ConfigError("memory: a failure is a result; expected no --max-restarts");
-  if (starts_ranks(flags.launch) && plan_launch(flags.launch).num_ranks != flags.launch.nproc)
-    throw ConfigError("memory: measures on this host; expected --nproc N and no other hosts");
   LaunchFlags launch = flags.launch;
   launch.nproc = launch.nproc.value_or(1);
-  launcher::should_start_ranks(launch.nproc);  // throws for numbers out of range
   const int world_size = flags.simulate_world > 0 ? flags.simulate_world : *launch.nproc;
   const std::vector<int> stages = stages_of(flags, world_size);
   for (const int stage : stages)
@@ -219,34 +224,64 @@ int fit(const MemoryFlags& flags, const Logger& log) {
   if (!flags.config.empty() && !flags.fit_value.empty())
     throw ConfigError("--fit ", flags.fit_value, ": CONFIG is ", flags.config,
                       "; expected --memory SIZE for what it is to fit into, or --estimate");
-  if (in_group())
-    throw ConfigError(
-        "--fit: runs under a launcher, but starts its ranks itself; expected a start without one");
+  check_launch(flags.launch);
   const FitFlags& asked = flags.by_measurement;
   if (asked.no_disk && !asked.disk.empty()) throw ConfigError("--no-disk, --disk: expected one of them");
-  launcher::should_start_ranks(flags.launch.nproc.value_or(1));  // throws for numbers out of range
+  const auto check_utf8 = [](const char* option, const std::string& value) {
+    if (!is_utf8(value))
+      throw ConfigError(option, " ", abridged(value),
+                        ": is not UTF-8; expected UTF-8, as of the file that is written");
+  };
+  check_utf8("--disk", asked.disk);
+  for (const std::string& one : flags.overrides) check_utf8("--set", one);
   return run_fit(config, flags.overrides, asked, flags.launch, log);
 }
 
-bool any_of_fit(const FitFlags& flags) {
-  return flags.no_disk || !(flags.memory + flags.disk + flags.output).empty();
+/// The three things that the command does.
+enum Way : unsigned { kMeasures = 1, kEstimates = 2, kFits = 4 };
+constexpr std::array kWays = {std::pair(kMeasures, "tessera memory CONFIG"),
+                              std::pair(kEstimates, "tessera memory --estimate"),
+                              std::pair(kFits, "tessera memory --fit CONFIG")};
+
+/// Which of them an option counts for.
+using Scopes = std::vector<std::pair<const CLI::Option*, unsigned>>;
+
+/// Appends the options that `command` has got since the last call.
+void add_scopes(const CLI::App& command, unsigned ways, Scopes& scopes) {
+  const std::vector<const CLI::Option*> options = command.get_options();
+  for (size_t i = scopes.size(); i < options.size(); ++i) scopes.emplace_back(options[i], ways);
 }
 
-int memory(const MemoryFlags& flags, const std::vector<std::string>& args) {
+/// Throws ConfigError for an option that was given and would not count.
+void check_scopes(const Scopes& scopes, Way way) {
+  const auto named = [](unsigned ways) {
+    std::vector<std::string> names;
+    for (const auto& [one, name] : kWays)
+      if ((ways & one) != 0) names.emplace_back(name);
+    return join(names, " or ");
+  };
+  for (const auto& [option, ways] : scopes)
+    if (option->count() > 0 && (ways & way) == 0)
+      throw ConfigError(option->get_name(), ": is no option of ", named(way), "; expected it with ",
+                        named(ways));
+}
+
+int memory(const MemoryFlags& flags, const Scopes& scopes, const std::vector<std::string>& args) {
   const Logger log{LogOptions{}};
   if (flags.fit_trial)
     return run_fit_rank(
         flags.config, flags.overrides,
         {.folder = flags.trial_folder, .limit = flags.trial_limit, .saves = flags.trial_saves});
   if (!flags.trial_folder.empty()) return run_trial(flags, log);
+  check_scopes(scopes, flags.estimate ? kEstimates : flags.fit ? kFits : kMeasures);
   if (flags.fit && !flags.estimate) return fit(flags, log);
-  if (any_of_fit(flags.by_measurement))
-    throw ConfigError("--memory, --disk, --no-disk and --output are options of --fit; expected --fit CONFIG");
   if (!flags.estimate) return measure(flags, args, log);
+  if (flags.config.empty() && !flags.overrides.empty())
+    throw ConfigError(
+        "--set: changes a key of CONFIG, and there is none; expected --estimate CONFIG, or no --set");
   EstimateFlags by_formula = flags.by_formula;
   by_formula.fit = flags.fit_value;
   if (flags.fit && by_formula.fit.empty()) throw ConfigError("--fit: expected a size, such as 80GiB");
-  if (flags.compare) throw ConfigError("--compare measures; expected it without --estimate");
   make_out(flags.out);
   const CountedModel model = print_memory_estimate(flags.config, flags.overrides, by_formula, log);
   if (flags.out.empty()) return 0;
@@ -306,13 +341,17 @@ void add_memory_command(CLI::App& app, const std::vector<std::string>& args, int
       ->type_name("")
       ->option_text(" ");
   add_overrides(*command, flags->overrides, "Override a key (repeatable)");
+  Scopes scopes;
+  add_scopes(*command, kMeasures | kEstimates | kFits, scopes);
   command->add_option("--stages", flags->stages, "Which stages (default: 0,1,2,3)")->type_name("LIST");
   command->add_option("--steps", flags->num_steps, "Timed training steps at each stage (default: 5)")
       ->type_name("K")
       ->check(CLI::Range(1, 1'000'000).description(""));
+  add_scopes(*command, kMeasures, scopes);
   command
       ->add_option("--out", flags->out, "Folder for the page memory.html, memory.json and memory_trace.json")
       ->type_name("DIR");
+  add_scopes(*command, kMeasures | kEstimates, scopes);
   command->add_flag("--compare", flags->compare,
                     "With --out: also measure other recomputation, another micro-batch, and optimizer states "
                     "on disk, for the page");
@@ -324,9 +363,12 @@ void add_memory_command(CLI::App& app, const std::vector<std::string>& args, int
   command->add_option("--rank", flags->rank, "Which rank of the N (default: 0)")
       ->type_name("R")
       ->check(CLI::Range(0, 99'999).description(""));
+  add_scopes(*command, kMeasures, scopes);
   add_launch_flags(*command, flags->launch);
+  add_scopes(*command, kMeasures | kFits, scopes);
   command->add_flag("--estimate", flags->estimate,
                     "By formula, without training: of CONFIG's model or of --params, with the options below");
+  add_scopes(*command, kMeasures | kEstimates | kFits, scopes);
   command
       ->add_option("--params", flags->by_formula.params,
                    "Number of parameters of the model: 7.5e9, 7.5B, 350M")
@@ -348,6 +390,7 @@ void add_memory_command(CLI::App& app, const std::vector<std::string>& args, int
                    "Stage 3 with zero_optimization.zero_hpz_partition_size, too")
       ->type_name("N")
       ->check(CLI::Range(2, 1 << 30).description(""));
+  add_scopes(*command, kEstimates, scopes);
   CLI::Option* const fits =
       command
           ->add_option("--fit", flags->fit_value,
@@ -355,12 +398,14 @@ void add_memory_command(CLI::App& app, const std::vector<std::string>& args, int
                        "with --estimate, the ranks that each stage needs to fit into a size, e.g. 80GiB")
           ->type_name("CONFIG")
           ->expected(0, 1);
+  add_scopes(*command, kEstimates | kFits, scopes);
   add_fit_flags(*command, flags->by_measurement);
+  add_scopes(*command, kFits, scopes);
   add_trial_flags(*command, *flags);
   command->footer("docs/memory.md says what is counted, and how.");
-  command->callback([flags, fits, args, &exit_code] {
+  command->callback([flags, fits, scopes, args, &exit_code] {
     flags->fit = fits->count() > 0;
-    exit_code = memory(*flags, args);
+    exit_code = memory(*flags, scopes, args);
   });
 }
 

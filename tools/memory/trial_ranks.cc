@@ -10,6 +10,7 @@
 #include "core/files/input_file.h"
 #include "core/files/temporary_folder.h"
 #include "core/json/json_reader.h"
+#include "core/json/json_text.h"
 #include "core/str.h"
 #include "core/terminal.h"
 #include "engine/config/sharding_plan.h"
@@ -55,9 +56,9 @@ void write_trial(const fs::path& folder, const MemoryTrial& trial, bool timeline
   if (timeline) {
     nlohmann::ordered_json json = {{"model", to_json(trial.model)}};
     json["timeline"] = train::timeline_json(trial.record, trial.phases);
-    replace_file(timeline_file(folder, trial.rank), json.dump());
+    replace_file(timeline_file(folder, trial.rank), json_text(json));
   }
-  replace_file(trial_file(folder, trial.rank), to_json(trial).dump());
+  replace_file(trial_file(folder, trial.rank), json_text(to_json(trial)));
 }
 
 TrialResult run_trial_ranks(const TrialStart& start, const TrialSetting& setting, const Logger& log) {
@@ -121,10 +122,12 @@ std::vector<TrialSetting> variants_of(const MemoryTrial& own, int64_t accumulati
                                       str("zero_optimization.offload_param=", nowhere.dump())},
                         .label = str("stage ", own.stage, ", all in memory")});
   } else if (can_offload(sharding, own.world_size, train::kOptimizerOnDisk)) {
-    const nlohmann::json disk = {{"device", "nvme"}, {"nvme_path", disk_folder}};
-    variants.push_back({.stage = own.stage,
-                        .overrides = {str("zero_optimization.offload_optimizer=", disk.dump())},
-                        .label = str("stage ", own.stage, ", optimizer on disk")});
+    // As a bare word, which --set takes a value for that is no JSON: a folder's name need not be UTF-8.
+    const std::string key = "zero_optimization.offload_optimizer";
+    variants.push_back(
+        {.stage = own.stage,
+         .overrides = {key + R"(={"device": "nvme"})", str(key, ".nvme_path=", fs::absolute(disk_folder))},
+         .label = str("stage ", own.stage, ", optimizer on disk")});
   }
   return variants;
 }
