@@ -14,6 +14,7 @@
 #include "comm/init/init.h"
 #include "core/error.h"
 #include "core/files/disk.h"
+#include "core/json/json_text.h"
 #include "core/str.h"
 #include "engine/checkpointing.h"
 #include "train/data/data_digest.h"
@@ -56,7 +57,7 @@ void write_results(const fs::path& folder, const std::string& model, const nlohm
   nlohmann::ordered_json results;
   results["model"] = model;
   results.update(numbers);
-  replace_file(path, results.dump(2) + "\n");
+  replace_file(path, json_text(results, 2) + "\n");
 }
 
 /// Collective. Returns the folder of the checkpoint loaded.
@@ -93,6 +94,7 @@ TrainedRun open_run(const fs::path& given, int world_size, const std::vector<std
                       "(trainer.output_dir), or of its checkpoints");
   TrainedRun run{.folder = folder,
                  .config = load_run_config(config.string(), world_size, allow_any_world_size(overrides)),
+                 .checkpoints = path.checkpoints,
                  .weights = {},
                  .tag = path.tag};
   run.config.trainer.output_dir = folder.string();
@@ -102,7 +104,7 @@ TrainedRun open_run(const fs::path& given, int world_size, const std::vector<std
   const bool whole_run = path.checkpoints != given;
   if (whole_run && fs::exists(folder / kModelName, error)) {
     run.weights = folder / kModelName;
-  } else if (!checkpoint::read_latest(checkpoints_of(folder))) {
+  } else if (!checkpoint::read_latest(run.checkpoints)) {
     throw ConfigError(given, ": has neither ", kModelName,
                       " nor checkpoints; expected a run that has saved one (trainer.save_every_epochs)");
   }
@@ -116,9 +118,8 @@ std::string load_trained_weights(const TrainedRun& run, Engine& engine, const Lo
   }
   LoadOptions options;
   options.load_module_only = true;
-  const fs::path checkpoints = checkpoints_of(run.folder);
-  if (run.tag.empty()) return load_latest(checkpoints, options, engine, logger);
-  return engine.load_checkpoint(checkpoints.string(), run.tag, options).path;
+  if (run.tag.empty()) return load_latest(run.checkpoints, options, engine, logger);
+  return engine.load_checkpoint(run.checkpoints.string(), run.tag, options).path;
 }
 
 namespace {

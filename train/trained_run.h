@@ -16,10 +16,11 @@
 namespace tessera::train {
 
 struct TrainedRun {
-  std::filesystem::path folder;   ///< of the run
-  RunConfig config;               ///< of config.json, without optimizer state and schedule
-  std::filesystem::path weights;  ///< folder/model.safetensors; empty: a checkpoint is used
-  std::string tag;                ///< of the checkpoint used; empty: the latest, when it is read
+  std::filesystem::path folder;       ///< of the run
+  RunConfig config;                   ///< of config.json, without optimizer state and schedule
+  std::filesystem::path checkpoints;  ///< the folder of the checkpoints, which may be a copy in the run's
+  std::filesystem::path weights;      ///< folder/model.safetensors; empty: a checkpoint is used
+  std::string tag;                    ///< of the checkpoint used; empty: the latest, when it is read
 };
 
 /// `folder`: of the run, of its checkpoints, or of one of them (train/run/run_path.h). `world_size`:

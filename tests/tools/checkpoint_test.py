@@ -236,9 +236,33 @@ class CheckpointTest(ToolTest):
             self.assertEqual(json.loads(self.run_tool("inspect", folder, "--tag", "global_step10", "--json").out)["global_steps"], 10)
         self.assertIn("--tag global_step10: found the folder of the checkpoint global_step20 beside it",
                       self.error_of("inspect", last, "--tag", "global_step10"))
+        copy = self.folder / "run" / "copy"  # the one that is named counts, and not the run's own
+        shutil.copytree(self.folder / "run" / "checkpoints", copy, ignore=shutil.ignore_patterns("global_step20"))
+        (copy / "latest").write_text("global_step10")
+        for folder in ("run/copy", "run/copy/global_step10"):
+            outcome = self.run_tool("eval", folder)
+            self.assert_succeeded(outcome)
+            self.assertIn("model    run/copy/global_step10\n", outcome.out)
         shutil.copytree(self.folder / last, self.folder / "alone")  # a checkpoint by itself has no run
         for folder in ("alone", "run/checkpoints/latest"):
             self.assertIn("has no config.json", self.error_of("eval", folder))
+
+    def test_a_folder_whose_name_is_not_utf8(self):
+        """JSON has U+FFFD for the byte; what is read and written is in the folder itself."""
+        name, shown = "caf\udce9", "caf\ufffd"
+        self.train("latin1", 10, "--set", f"trainer.output_dir={name}")
+        state = json.loads((self.folder / name / "trainer_state.json").read_text(encoding="utf-8"))
+        self.assertEqual(state["best_model_checkpoint"], f"{shown}/checkpoints/global_step10")
+        outcome = self.run_tool("inspect", name, "--json")
+        self.assert_succeeded(outcome)
+        self.assertEqual(json.loads(outcome.out)["path"], f"{shown}/checkpoints/global_step10")
+        self.assert_succeeded(self.run_tool("eval", name))
+        results = json.loads((self.folder / name / "eval_results.json").read_text(encoding="utf-8"))
+        self.assertEqual(results["model"], f"{shown}/model.safetensors")
+        self.assertEqual(self.run_tool("convert", name, f"{name}.dcp", "--to", "dcp").code, 0)
+        outcome = self.run_tool("train", "latin1.json", "--resume", f"./{name}.dcp", "--set", "trainer.max_steps=11", "--set", "trainer.output_dir=next")
+        self.assertEqual(outcome.code, 0, outcome)
+        self.assertIn(f"resuming after step 10, from ./{shown}.dcp", outcome.out)
 
     def test_inspect(self):
         outcome = self.run_tool("inspect", "run/checkpoints", "--verify")

@@ -10,8 +10,10 @@
 #include <sstream>
 
 #include "checkpoint/checkpoint_error.h"
+#include "checkpoint/sharded/catalog.h"
 #include "core/error.h"
 #include "core/files/temporary_folder.h"
+#include "core/str.h"
 #include "tests/support/errors.h"
 #include "tests/train/blobs_task.h"
 
@@ -88,6 +90,21 @@ TEST_F(TrainedRunTest, EvaluatesCheckpointsToo) {
   EXPECT_GT(first, 1.1 * last);
   EXPECT_THAT(error_of<CheckpointError>([&] { evaluate(open_run(folder_, 1, {}, "global_step11")); }),
               HasSubstr("global_step11"));
+}
+
+TEST_F(TrainedRunTest, ACopyOfTheCheckpointsIsReadItself) {
+  train(/*export_model=*/false, {{"trainer", {{"epochs", 1}}}});
+  const fs::path copy = folder_ / "copy";
+  fs::copy(folder_ / "checkpoints", copy, fs::copy_options::recursive);
+  const double before = evaluate(open_run(copy, 1))[0].metrics[1].second;
+  train(/*export_model=*/false);
+  const double after = evaluate(open_run(folder_, 1))[0].metrics[1].second;
+  EXPECT_NE(after, before);
+  EXPECT_EQ(evaluate(open_run(copy, 1))[0].metrics[1].second, before);
+  const std::string tag = *checkpoint::read_latest(copy);
+  EXPECT_EQ(evaluate(open_run(copy, 1, {}, tag))[0].metrics[1].second, before);
+  EXPECT_EQ(evaluate(open_run(copy / tag, 1))[0].metrics[1].second, before);
+  EXPECT_THAT(out_.str(), HasSubstr(str("model    ", copy / tag, "\n")));
 }
 
 TEST_F(TrainedRunTest, AnotherNumberOfRanksKeepsTheMicroBatchAndOverridesCount) {
