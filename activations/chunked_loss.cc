@@ -23,13 +23,14 @@ struct Gradients {
   at::Tensor hidden, weight, bias;  // undefined: not asked for
 };
 
-/// Adds the gradients of one chunk. probabilities: (rows, vocabulary) fp32, overwritten.
+/// Adds the gradients of one chunk. probabilities: (rows, vocabulary) fp32, overwritten; counts: (rows),
+/// false where the target is ignored.
 void add_gradients(Gradients& gradients, at::Tensor probabilities, const at::Tensor& hidden,
                    const at::Tensor& weight, const at::Tensor& target, const at::Tensor& counts,
                    const at::Tensor& scale, int64_t first_row) {
-  const at::Tensor column = target.clamp_min(0).unsqueeze(1);
+  const at::Tensor column = at::where(counts, target, 0).unsqueeze(1);  // ignore_index may be any number
   probabilities.scatter_add_(1, column, at::full({1, 1}, -1, probabilities.options()).expand_as(column));
-  probabilities.mul_((counts * scale).unsqueeze(1));
+  probabilities.mul_(at::where(counts, scale, 0).unsqueeze(1));  // `scale` is infinite where no row counts
   const at::Tensor low = probabilities.to(hidden.scalar_type());
   if (gradients.hidden.defined())
     gradients.hidden.narrow(0, first_row, hidden.size(0))
@@ -48,9 +49,9 @@ struct ChunkedCrossEntropy : torch::autograd::Function<ChunkedCrossEntropy> {
     if (wants.hidden) gradients.hidden = at::empty_like(hidden);
     if (wants.weight) gradients.weight = at::zeros_like(weight);
     if (has_bias && wants.bias) gradients.bias = at::zeros(bias->sizes(), bias->options().dtype(at::kFloat));
-    const at::Tensor counts = (target != ignore_index).to(at::kFloat);
-    const at::Tensor scale = 1 / counts.sum();
-    at::Tensor sum = at::zeros({}, counts.options());
+    const at::Tensor counts = target != ignore_index;
+    const at::Tensor scale = 1 / counts.sum().to(at::kFloat);
+    at::Tensor sum = at::zeros({}, scale.options());
     for (int64_t row = 0; row < hidden.size(0); row += chunk_rows) {
       const int64_t rows = std::min(chunk_rows, hidden.size(0) - row);
       const at::Tensor part = hidden.narrow(0, row, rows), wanted = target.narrow(0, row, rows);

@@ -53,6 +53,32 @@ TEST(ChunkedLoss, IsThePlainLoss) {
   }
 }
 
+/// The gradients of `hidden` and of `weight`, by chunks of 7 rows or by the plain loss.
+std::vector<at::Tensor> gradients_where(const at::Tensor& target, int64_t ignore_index, bool by_chunks) {
+  const at::Tensor hidden = randn({kRows, kDim}, 1).set_requires_grad(true);
+  const at::Tensor weight = randn({kWords, kDim}, 2).set_requires_grad(true);
+  const at::Tensor loss =
+      by_chunks
+          ? chunked_cross_entropy(hidden, weight, {}, target, {.chunk_rows = 7, .ignore_index = ignore_index})
+          : at::cross_entropy_loss(at::linear(hidden, weight), target, {}, at::Reduction::Mean, ignore_index);
+  loss.backward();
+  return {hidden.grad(), weight.grad()};
+}
+
+TEST(ChunkedLoss, IgnoresWhatThePlainLossIgnores) {
+  for (const int64_t ignore_index : {int64_t{-100}, int64_t{-1}, int64_t{0}, kWords, int64_t{100'000}})
+    for (const bool all : {false, true}) {
+      at::Tensor target = randint(kWords, {kRows}, 4);
+      (all ? target : target.narrow(0, 5, 12)).fill_(ignore_index);
+      const auto plain = gradients_where(target, ignore_index, false);
+      const auto chunked = gradients_where(target, ignore_index, true);
+      for (size_t i = 0; i < plain.size(); ++i)
+        EXPECT_TRUE(at::allclose(chunked[i], plain[i], 0, 1e-6))
+            << "ignore_index " << ignore_index << (all ? ", of all rows, " : " ") << i;
+      EXPECT_EQ(chunked[1].count_nonzero().item<int64_t>() == 0, all);
+    }
+}
+
 TEST(ChunkedLoss, InBfloat16) {
   const Result plain = result(0, true, at::kBFloat16), chunked = result(8, true, at::kBFloat16);
   EXPECT_TRUE(at::allclose(chunked.loss, plain.loss, 1e-3, 1e-3));
