@@ -74,8 +74,8 @@ std::vector<Field> fields(OneCycleOptions& o) {
        "Stairs of the falling half; null: as the first", count, kNullable},
       {"decay_step_size", &o.decay_step_size, "Steps between decays after the cycle; 0: no decay", count},
       {"cycle_momentum", &o.cycle_momentum, "Cycles the momentum (beta1) against the learning rate"},
-      {"cycle_min_mom", &o.cycle_min_mom, "Lowest momentum", between(0, 1)},
-      {"cycle_max_mom", &o.cycle_max_mom, "Highest momentum", between(0, 1)},
+      {"cycle_min_mom", &o.cycle_min_mom, "Lowest momentum", from_to_below(0, 1)},
+      {"cycle_max_mom", &o.cycle_max_mom, "Highest momentum", from_to_below(0, 1)},
       {"decay_mom_rate", &o.decay_mom_rate, "Decay of the momentum after the cycle", rate},
   };
 }

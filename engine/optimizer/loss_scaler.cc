@@ -34,7 +34,7 @@ LossScaler::LossScaler(const EngineConfig& engine) : config_(engine.fp16) {
   require(std::isfinite(config.min_loss_scale) && config.min_loss_scale > 0, "min_loss_scale",
           config.min_loss_scale, "a positive number");
   dynamic_ = true;
-  state_.scale = std::ldexp(1.0, config.initial_scale_power);
+  state_.scale = std::max(std::ldexp(1.0, config.initial_scale_power), config.min_loss_scale);
   state_.hysteresis = config.hysteresis;
 }
 

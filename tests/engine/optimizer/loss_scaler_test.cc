@@ -141,6 +141,15 @@ TEST(LossScaler, ARaisedMinimumHoldsForAnOlderScale) {
   EXPECT_EQ(after.scale(), 32);
 }
 
+TEST(LossScaler, BeginsAtTheMinimumAtLeast) {
+  LossScaler scaler(dynamic(2, 1, 32, 1));
+  EXPECT_EQ(scaler.scale(), 32);
+  EXPECT_THROW(scaler.update(true), Error) << "an overflow raises no scale";
+  LossScaler with_hysteresis(dynamic(2, 1, 32, 2));
+  with_hysteresis.update(true);
+  EXPECT_EQ(with_hysteresis.scale(), 32);
+}
+
 TEST(LossScaler, RefusesImpossibleSettings) {
   const auto error_of = [](const EngineConfig& config) {
     return testing::error_of<ConfigError>([&] { LossScaler scaler(config); });
