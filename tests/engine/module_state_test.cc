@@ -106,6 +106,40 @@ TEST(ModuleState, ABufferOfAnotherShapeAndTypeIsWhatItWasWhenTheModelBeganAlike)
   });
 }
 
+TEST(ModuleState, ANameMayHaveAnyCharacters) {
+  const TestFolder folder("odd_names");
+  const std::vector<std::string> names = {"two\nlines", "\n\t3\t", "a\ttab", "\"quoted\"", "größe"};
+  on_ranks(2, [&](comm::CommunicatorPtr comm) {
+    const auto make = [&](int first) {
+      torch::nn::Linear model(7, 3);
+      fill_parameters(*model, 1);
+      for (size_t i = 0; i < names.size(); ++i)
+        model->register_buffer(names[i], at::full({2, static_cast<int64_t>(i)}, first + comm->rank()));
+      return model;
+    };
+    torch::nn::Linear model = make(1), resumed = make(5);
+    auto engine = initialize(model, engine_config(small_units(2, 1)), comm);
+    engine->eval();
+    engine->save_checkpoint(folder.string());
+    auto other = initialize(resumed, engine_config(small_units(2, 1)), comm);
+    other->load_checkpoint(folder.string());
+    for (const auto& buffer : resumed->named_buffers())
+      EXPECT_EQ((buffer.value() == 1).all().item<bool>(), true) << buffer.key();
+  });
+}
+
+TEST(ModuleState, OtherNamesOnAnotherRankAreTold) {
+  const std::string error = error_of<CommError>([] {
+    on_ranks(2, [](comm::CommunicatorPtr comm) {
+      torch::nn::Linear model(7, 3);
+      fill_parameters(*model, 1);
+      model->register_buffer(comm->rank() == 0 ? "two\nlines" : "two", at::zeros({2}));
+      initialize(model, engine_config(small_units(2, 1)), comm);
+    });
+  });
+  EXPECT_THAT(error, AllOf(HasSubstr("two"), HasSubstr("all ranks must register the same buffers")));
+}
+
 TEST(ModuleState, ACheckpointWithoutARecordOfItIsLoaded) {
   const TestFolder folder("before");
   on_ranks(1, [&](comm::CommunicatorPtr comm) {

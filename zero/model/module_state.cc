@@ -9,14 +9,18 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
-#include <sstream>
+#include <nlohmann/json.hpp>
 
 #include "core/error.h"
 #include "core/str.h"
+#include "core/utf8.h"
 #include "zero/deferred/operator_log.h"
 #include "zero/memory/pause_listening.h"
 
 namespace tessera::zero {
+
+using nlohmann::json;
+
 namespace {
 
 /// A C++ module: libtorch's have no buffers that a state dict leaves out.
@@ -105,34 +109,41 @@ void write_buffer(at::Tensor tensor, const at::Tensor& value, bool keep_dtype) {
   tensor.set_data(own.is_same(value) ? from_bytes(bytes_of_elements(own).clone(), kind_of(own)) : own);
 }
 
-/// A line a buffer: name, dtype, sizes, and a hash of the values.
-static std::string describe(const std::vector<NamedTensor>& buffers) {
-  std::string text;
+namespace {
+
+/// What ranks tell each other of a buffer.
+struct BufferRecord {
+  std::string name;
+  BufferKind kind;
+  uint64_t hash = 0;  ///< of the values
+  bool operator==(const BufferRecord&) const = default;
+};
+
+/// Encodes a record for each buffer. In CBOR, because a name may have any bytes, and JSON's text is UTF-8.
+std::string encode_buffers(const std::vector<NamedTensor>& buffers) {
+  json records = json::array();
   for (const auto& [name, tensor] : buffers)
-    text += str(name, '\t', static_cast<int>(tensor.scalar_type()), '\t', join(tensor.sizes().vec(), ","),
-                '\t', deferred::hash_of(bytes_of_elements(tensor).cpu()), '\n');
-  return text;
+    records.push_back({name, static_cast<int>(tensor.scalar_type()), tensor.sizes().vec(),
+                       deferred::hash_of(bytes_of_elements(tensor).cpu())});
+  std::string bytes;
+  json::to_cbor(records, bytes);
+  return bytes;
 }
 
-static std::vector<std::pair<std::string, BufferKind>> parse_buffers(const std::string& text) {
-  std::vector<std::pair<std::string, BufferKind>> buffers;
-  std::istringstream lines(text);
-  for (std::string line; std::getline(lines, line);) {
-    const size_t hash = line.rfind('\t'), sizes = line.rfind('\t', hash - 1),
-                 dtype = line.rfind('\t', sizes - 1);
-    BufferKind kind;
-    kind.dtype = static_cast<at::ScalarType>(std::stoi(line.substr(dtype + 1)));
-    std::istringstream list(line.substr(sizes + 1, hash - sizes - 1));
-    for (std::string size; std::getline(list, size, ',');) kind.shape.push_back(std::stoll(size));
-    buffers.emplace_back(line.substr(0, dtype), std::move(kind));
-  }
+std::vector<BufferRecord> decode_buffers(const std::string& bytes) {
+  std::vector<BufferRecord> buffers;
+  for (const json& record : json::from_cbor(bytes))
+    buffers.push_back(
+        {record[0].get<std::string>(),
+         {static_cast<at::ScalarType>(record[1].get<int>()), record[2].get<std::vector<int64_t>>()},
+         record[3].get<uint64_t>()});
   return buffers;
 }
 
-static void check_same_buffers(const std::vector<std::string>& by_rank) {
-  const auto names_of = [](const std::string& text) {
+void check_same_buffers(const std::vector<std::vector<BufferRecord>>& by_rank) {
+  const auto names_of = [](const std::vector<BufferRecord>& buffers) {
     std::vector<std::string> names;
-    for (const auto& [name, kind] : parse_buffers(text)) names.push_back(name);
+    for (const BufferRecord& buffer : buffers) names.push_back(buffer.name);
     return names;
   };
   const auto lacks = [](const std::vector<std::string>& names, const std::string& name) {
@@ -143,7 +154,8 @@ static void check_same_buffers(const std::vector<std::string>& by_rank) {
     if (by_rank[rank] == by_rank[0]) continue;
     const std::vector<std::string> theirs = names_of(by_rank[rank]);
     const auto refuse = [&](const std::string& name, int with, int without) {
-      throw CommError("rank ", with, "'s module has the buffer ", name, ", rank ", without,
+      throw CommError("rank ", with, "'s module has the buffer ",
+                      without_control_characters(name, /*one_line=*/true), ", rank ", without,
                       "'s has none of that name: all ranks must register the same buffers");
     };
     for (const std::string& name : first)
@@ -157,21 +169,7 @@ static void check_same_buffers(const std::vector<std::string>& by_rank) {
   }
 }
 
-/// By line of rank 0's text, whether a rank has another one there. All have as many lines.
-static std::vector<bool> differing_lines(const std::vector<std::string>& by_rank) {
-  std::vector<bool> differs;
-  std::vector<std::istringstream> texts;
-  for (const std::string& text : by_rank) texts.emplace_back(text);
-  for (std::string first; std::getline(texts[0], first);) {
-    differs.push_back(false);
-    for (size_t rank = 1; rank < texts.size(); ++rank) {
-      std::string line;
-      std::getline(texts[rank], line);
-      if (line != first) differs.back() = true;
-    }
-  }
-  return differs;
-}
+}  // namespace
 
 void broadcast_buffers(const std::vector<NamedTensor>& mine, comm::Communicator& comm, at::Device device) {
   const PauseListening our_own_operators;
@@ -180,13 +178,14 @@ void broadcast_buffers(const std::vector<NamedTensor>& mine, comm::Communicator&
     if (const std::string why = no_bytes(tensor); !why.empty())
       throw Error("buffer ", name, " ", why,
                   " and cannot be sent to other ranks: register a dense tensor of plain numbers");
-  const std::vector<std::string> by_rank = comm.exchange(describe(mine), "buffers");
+  std::vector<std::vector<BufferRecord>> by_rank;
+  for (const std::string& bytes : comm.exchange(encode_buffers(mine), "buffers"))
+    by_rank.push_back(decode_buffers(bytes));
   check_same_buffers(by_rank);
-  const std::vector<std::pair<std::string, BufferKind>> first = parse_buffers(by_rank[0]);
-  const std::vector<bool> differs = differing_lines(by_rank);
   for (size_t i = 0; i < mine.size(); ++i) {
-    if (!differs[i]) continue;
-    const BufferKind& kind = first[i].second;
+    const BufferRecord& first = by_rank[0][i];
+    if (std::ranges::all_of(by_rank, [&](const auto& theirs) { return theirs[i] == first; })) continue;
+    const BufferKind& kind = first.kind;
     const at::Tensor& buffer = mine[i].tensor;
     // A collective needs memory of its own: another buffer may share this one's.
     at::Tensor bytes = comm.rank() == 0 ? bytes_of_elements(buffer.to(device)).clone()
