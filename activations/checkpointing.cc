@@ -1,6 +1,8 @@
 #include "activations/checkpointing.h"
 
 #include <algorithm>
+#include <string>
+#include <vector>
 
 #include "activations/blocks.h"
 #include "core/str.h"

@@ -6,10 +6,7 @@
 // After: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016).
 #pragma once
 
-#include <functional>
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "activations/policy.h"
 #include "activations/recorder.h"
@@ -35,8 +32,6 @@ class Checkpointing {
 
   /// Returns the counts of the last forward.
   Counts counts() const { return recorded_->recording->counts(); }
-  /// Null: nothing is offloaded.
-  const TensorSpill* spill() const { return recorded_->recording->spill(); }
   /// Of the model, whether they count or not.
   int num_blocks() const { return num_blocks_; }
 

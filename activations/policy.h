@@ -6,7 +6,6 @@
 #include <functional>
 #include <limits>
 #include <string>
-#include <string_view>
 #include <unordered_set>
 
 namespace tessera::activations {

@@ -32,7 +32,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <string>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -115,9 +114,6 @@ class Recording : public std::enable_shared_from_this<Recording> {
   /// The forward has ended. Throws DiskError.
   void end_pass();
   Counts counts() const;
-  const PolicyOptions& options() const { return options_; }
-  /// Null: nothing is offloaded.
-  TensorSpill* spill() const { return spill_.get(); }
 
   at::Tensor make_again(const ValuePtr& value);
 

@@ -238,7 +238,8 @@ void put_tensors(const Call& call, torch::jit::Stack& stack, Work& work) {
   }
   for (size_t argument = 0; argument < stack.size(); ++argument) {
     if (lists[argument].empty()) continue;
-    const bool optional = stack[argument].isInt() && stack[argument].toInt() < 0;  // see describe_list()
+    const bool optional =
+        stack[argument].isInt() && stack[argument].toInt() < 0;  // operator_started() negates its size
     const int64_t size = std::abs(stack[argument].toInt());
     c10::List<at::Tensor> plain;
     c10::List<std::optional<at::Tensor>> with_gaps;

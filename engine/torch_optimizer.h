@@ -18,8 +18,6 @@ namespace tessera {
 
 /// `parameters`: the model's, which has those of the optimizer's groups. `on_one_rank`: rank 0 owns all.
 /// `group_of`: by group of the optimizer, the param group of the engine, whose rate it gets; -1: none.
-/// `has_schedule`: the engine's rates are written into the groups at each step; else from that step on at
-/// which they are others than at the start.
 std::shared_ptr<zero::WholeOptimizer> run_as_it_is(std::shared_ptr<torch::optim::Optimizer> optimizer,
                                                    const std::vector<zero::NamedTensor>& parameters,
                                                    bool on_one_rank, std::vector<int> group_of);

@@ -122,9 +122,6 @@ Section Section::section(const std::string& name) const {
 int64_t Section::required_integer(const std::string& name, int64_t min, int64_t max) const {
   return require<int64_t>(integer_key(name, min, max));
 }
-double Section::required_number(const std::string& name, double min, double max) const {
-  return require<double>(key_of(Type::kNumber, name, min, max));
-}
 std::string Section::required_text(const std::string& name) const {
   return require<std::string>({.path = name, .type = Type::kText});
 }

@@ -48,7 +48,6 @@ class Section {
 
   /// The same for keys without a default: one that is absent or wrong is thrown at once, as by fail().
   int64_t required_integer(const std::string& name, int64_t min, int64_t max) const;
-  double required_number(const std::string& name, double min, double max) const;
   std::string required_text(const std::string& name) const;
 
   /// Throws ConfigError "<file>:<line>: <path>: …", a line for each error: those that getters have noted, and

@@ -210,7 +210,6 @@ void RandomStream::lend(const std::function<void()>& body) {
 }
 
 void RandomStream::end_recording() {
-  recording_ = false;
   const std::lock_guard lock(generator_.mutex());
   end_ = state_if_settled();
   // Without a recorded draw the generator is as it is in ordinary making.

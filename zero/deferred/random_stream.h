@@ -101,7 +101,6 @@ class RandomStream {
   bool asked_ = false;           // within a virtual function, whose caller holds the generator's mutex
   at::Tensor last_mark_;
   std::optional<at::Tensor> end_;
-  bool recording_ = true;
   int position_ = 0;  // the next draw that has not been made
 };
 

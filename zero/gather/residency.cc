@@ -467,7 +467,6 @@ void Residency::unshard(ParamUnit& unit) {
     streams_.follow();  // what is in the buffer may still be read on another one
     if (options_.deferred_update) options_.deferred_update(unit);
     take_buffer(unit);
-    if (unit.secondary_current()) ++counts_.secondary_gathers;
     unit.unshard(*comm_, options_.secondary.get());
   });
   ++counts_.gathers[unit.index];

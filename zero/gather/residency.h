@@ -61,9 +61,8 @@ PlanBudget budget_of(const std::vector<ParamUnit>& units, const ResidencyOptions
 
 /// Counters of one pass, for tests and metrics.
 struct ResidencyCounts {
-  std::vector<int> gathers;   ///< by unit
-  int agreed_gathers = 0;     ///< of these, gathers the ranks had to agree on one by one
-  int secondary_gathers = 0;  ///< of these, gathers of the second copy
+  std::vector<int> gathers;  ///< by unit
+  int agreed_gathers = 0;    ///< of these, gathers the ranks had to agree on one by one
 };
 
 /// Decides when one rank's units are unsharded, and issues their gathers. Owns the buffers of gathered units

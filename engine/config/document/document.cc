@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <span>
@@ -174,8 +173,6 @@ std::string describe_value(const json& value) {
 }
 
 namespace {
-
-using nlohmann::json;
 
 /// A path in the order it is walked: "a.b[2].c" is {"a", "b", "[2]", "c"}; empty when it is malformed.
 std::vector<std::string> split_path(const std::string& path) {
