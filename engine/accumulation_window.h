@@ -16,7 +16,7 @@ class AccumulationWindow {
   enum class Gradients {
     kNone,         ///< no backward() since the last update
     kAccumulated,  ///< of the micro-steps so far; more are to come
-    kDiscarded,    ///< zero_grad() has discarded them, and no backward() came since
+    kDiscarded,    ///< discard() or give_up() was called, and no backward() came since
     kComplete,     ///< of all micro-steps; step() is to come
   };
 
@@ -69,11 +69,17 @@ class AccumulationWindow {
     if (ends) end_window();
     return ends;
   }
-  /// The update was made, or all of the window's gradients were given up after a failure.
+  /// The update was made.
   void close() {
     gradients_ = Gradients::kNone;
     phase_ = Phase::kStepped;
     end_window();
+  }
+  /// All gradients were dropped, also those of the last update: after a failure, or because a checkpoint was
+  /// loaded.
+  void give_up() {
+    close();
+    gradients_ = Gradients::kDiscarded;
   }
 
   /// From now on the next backward() is the window's last, or is not; unset: the configured number counts

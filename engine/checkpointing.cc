@@ -213,8 +213,8 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
 // twice, rather than held twice.
 LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std::string& tag,
                                          const LoadOptions& options) {
-  const bool whole = options.strict && options.load_optimizer_states && !options.load_module_only;
-  sharded_->check_replaceable(whole);
+  sharded_->check_replaceable(/*parameters=*/options.strict,
+                              /*states=*/options.load_optimizer_states && !options.load_module_only);
   last_save_failed();  // waits; a failed save does not prevent loading
   // Rank 0 chooses: `latest` may change meanwhile. Its answer is TAG NUL FOLDER: names of files need not be
   // UTF-8, so JSON can't hold them.
@@ -280,7 +280,7 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
     options_.log.warning(str(loader->checkpoint().path(),
                              ": an older version has saved it without get_extra_state(): ",
                              join(sharded_->module_state()->extra_state_names(), ", "), " stays as it is"));
-  window_.close();
+  window_.give_up();
   LoadedCheckpoint loaded;
   loaded.path = loader->checkpoint().path().string();
   loaded.tag = loader->checkpoint().manifest().tag;

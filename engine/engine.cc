@@ -451,7 +451,7 @@ void Engine::drop_gradients() {
   followed_.reset();
   loss_scaled_ = false;
   sharded_->drop_gradients();
-  window_.close();
+  window_.give_up();
 }
 
 void Engine::step() {
@@ -485,6 +485,7 @@ void Engine::reduce_accumulated() {
 }
 
 void Engine::zero_grad() {
+  if (has_failed()) return drop_gradients();
   loss_scaled_ = false;  // what was scaled may have been given up
   sharded_->free_gradients();
   if (window_.discard()) sharded_->skip_step();
@@ -575,7 +576,10 @@ std::vector<std::optional<Betas>> Engine::scheduled_betas() const {
 at::Tensor Engine::full_gradient(const std::string& name) {
   sharded_->check_usable();
   if (window_.gradients() == AccumulationWindow::Gradients::kDiscarded)
-    throw Error("full_gradient(\"", name, "\"): zero_grad() has discarded the gradients");
+    throw Error(
+        "full_gradient(\"", name,
+        "\"): there is none, because zero_grad(), drop_gradients(), load_checkpoint() or load_weights() "
+        "has discarded the gradients; expected a backward() before it");
   if (micro_steps_ == 0)
     throw Error("full_gradient(\"", name, "\"): no backward() was called, and there is none yet");
   const at::NoGradGuard no_grad;

@@ -104,7 +104,8 @@ concept MakesModel = !requires(const std::remove_cvref_t<T>& holder) {
 /// checks that they are still views of its memory, with the values it wrote there, and throws Error naming
 /// the first that is not: see [Note: who writes parameters] in zero/unit/parameter_versions.h. A backward()
 /// or an update that fails leaves gradients or parameters incomplete, so every later call throws too, until
-/// drop_gradients() (gradients) or load_checkpoint() (both); other errors leave the engine unchanged.
+/// drop_gradients() or zero_grad() (gradients) or load_checkpoint() (both); other errors leave the engine
+/// unchanged.
 class Engine {
  public:
   virtual ~Engine();
@@ -144,7 +145,8 @@ class Engine {
   /// than from this engine's backward(), such as those of another engine's loss that went through this model.
   /// Between backward() and the step() after it, it also discards what has been accumulated since the last
   /// update, as in PyTorch: step() at the boundary then updates nothing. After a step() that does not update,
-  /// which keeps what is accumulated, it discards nothing.
+  /// which keeps what is accumulated, it discards nothing. Collective where has_failed(): then it is
+  /// drop_gradients().
   void zero_grad();
   /// Whether the next step() updates.
   bool update_is_due() const { return window_.update_is_due(); }

@@ -299,7 +299,8 @@ Match match(const WeightsFile& file, const std::string& path, zero::ShardedModel
 }  // namespace
 
 void Engine::load_weights(const std::string& path, const LoadWeightsOptions& options) {
-  sharded_->check_usable();
+  sharded_->check_usable(
+      /*replaces_parameters=*/options.ignore_missing.empty() && options.ignore_mismatched.empty());
   if (window_.micro_steps() != 0)
     throw Error("load_weights() between backward() and the step() that updates");
   std::optional<WeightsFile> file;
@@ -334,6 +335,7 @@ void Engine::load_weights(const std::string& path, const LoadWeightsOptions& opt
     }
   });
   sharded_->end_replacing();
+  window_.give_up();
   if (!found.missing.empty() && rank() == 0)
     options_.log.warning(str(path, ": these stay as they were: ", first_of(found.missing, "; ")));
 }

@@ -42,8 +42,7 @@ GatheredParameters::~GatheredParameters() {
 void GatheredParameters::abandon() {
   if (!open_) return;
   open_ = false;
-  const PauseListening our_own_operators;
-  model_.residency().unpin(units_, /*writable=*/modifier_rank_ >= 0);
+  model_.abandon(units_, /*writable=*/modifier_rank_ >= 0);
 }
 
 void GatheredParameters::close() {

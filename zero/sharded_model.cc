@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <sstream>
 #include <utility>
 
 #include "comm/init/agreement.h"
@@ -438,7 +437,7 @@ bool ShardedModel::backward_was_left() const {
   return order_->reductions.in_backward() && torch::autograd::get_current_graph_task_id() == -1;
 }
 
-void ShardedModel::check_usable() {
+void ShardedModel::check_usable(bool replaces_parameters) {
   if (failure_) std::rethrow_exception(failure_);
   if (backward_was_left())
     throw Error(
@@ -446,13 +445,13 @@ void ShardedModel::check_usable() {
         "all "
         "ranks to drop them, or load_checkpoint()");
   residency_->rethrow();
-  versions_->check();
+  versions_->check(replaces_parameters);
 }
 
-void ShardedModel::check_replaceable(bool whole) {
+void ShardedModel::check_replaceable(bool parameters, bool states) {
   if (offload_store_ && residency_->has_failure()) parameters_incomplete_ = true;
-  if (parameters_incomplete_ && !whole) check_usable();
-  versions_->check();
+  if (parameters_incomplete_ && !(parameters && states)) check_usable(parameters);
+  versions_->check(parameters);
 }
 
 bool ShardedModel::has_failed() const { return failure_ || residency_->has_failure() || backward_was_left(); }
@@ -671,6 +670,14 @@ void ShardedModel::unpin(const std::vector<int>& units, int modifier_rank) {
   }
   if (written && host_shared()) gather_comm_->barrier("end of GatheredParameters");
   residency_->unpin(units, written);
+}
+
+void ShardedModel::abandon(const std::vector<int>& units, bool writable) {
+  const PauseListening our_own_operators;
+  residency_->unpin(units, writable);
+  if (!writable) return;
+  for (const int unit : units)
+    for (const int parameter : units_[unit].spec.parameters) versions_->leave(parameter);
 }
 
 /// Collective. What a rank has written changes on all of them: a graph that has saved it is stale everywhere.

@@ -122,12 +122,12 @@ class ShardedModel {
   std::vector<bool> owned_parameters() const;
 
   /// Throws what went wrong inside an operator, or in a backward() or update that ended half-way:
-  /// gradients or parameters stay incomplete then. Then ParameterVersions::check(). See [Note: who writes
-  /// parameters].
-  void check_usable();
-  /// The same, before a call that replaces parameters and drops gradients: only incomplete parameters
-  /// are a failure then, and none where `whole`, because parameters and optimizer states are all replaced.
-  void check_replaceable(bool whole);
+  /// gradients or parameters stay incomplete then. Then ParameterVersions::check(replaces_parameters). See
+  /// [Note: who writes parameters].
+  void check_usable(bool replaces_parameters = false);
+  /// The same, before a call that drops gradients and replaces what a checkpoint has: all `parameters`, all
+  /// `states` of the optimizer. Only incomplete parameters are a failure then, and none where both are true.
+  void check_replaceable(bool parameters, bool states);
   /// Whether check_usable() throws something that drop_gradients() may put right.
   bool has_failed() const;
   /// Collective. Drops the gradients of this step and starts it anew, after a forward or backward() that
@@ -175,6 +175,8 @@ class ShardedModel {
   void pin(const std::vector<int>& units, bool writable);
   /// Collective. Takes over what `modifier_rank` wrote (-1: nothing) and lets the units go.
   void unpin(const std::vector<int>& units, int modifier_rank);
+  /// Lets the units go after an error. What was written stays refused until all parameters are replaced.
+  void abandon(const std::vector<int>& units, bool writable);
 
   // -- what this rank keeps: see ParamUnit --
   const ParamUnit& unit(int unit) const { return units_[unit]; }

@@ -256,10 +256,7 @@ class Engine(EngineProperties, StepsScheduler):
         with zeros then, if it had one before; here that step is an Error.
         """
         self._keeps_zero_gradients = not arguments.flag(set_to_none, "zero_grad(): set_to_none")
-        if self._engine.has_failed:
-            self._engine.drop_gradients()
-        else:
-            self._engine.zero_grad()
+        self._engine.zero_grad()
 
     def _refuse_zero_gradients(self):
         """Raise Error where torch would go on with zeros in `grad`, which zero_grad(set_to_none=False) has left there."""
@@ -341,7 +338,8 @@ class Engine(EngineProperties, StepsScheduler):
     def full_gradient(self, name: str) -> torch.Tensor:
         """The fp32 mean gradient of a whole parameter over the global batch, in its shape, unscaled and before clipping. Collective.
 
-        There is one from the backward() at the accumulation boundary until the next backward(). Raises Error without one.
+        There is one from the backward() at the accumulation boundary until the next backward(), or until it is discarded, as a load does.
+        Raises Error without one.
         """
         return self._engine.full_gradient(arguments.text(name, "full_gradient(): name"))
 

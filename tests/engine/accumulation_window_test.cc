@@ -63,6 +63,19 @@ TEST(AccumulationWindow, DiscardedGradientsBeginAnew) {
   EXPECT_FALSE(window.update_is_due());
 }
 
+TEST(AccumulationWindow, GivingUpDiscardsWhateverThereIs) {
+  AccumulationWindow window(2, true);
+  for (const int micro_steps : {0, 1, 2, 3}) {
+    for (int i = 0; i < micro_steps; ++i) micro_step(window);
+    window.give_up();
+    EXPECT_EQ(window.gradients(), Gradients::kDiscarded) << micro_steps;
+    EXPECT_EQ(window.micro_steps(), 0) << micro_steps;
+    EXPECT_FALSE(window.update_is_due()) << micro_steps;
+  }
+  EXPECT_FALSE(micro_step(window)) << "a new window begins";
+  EXPECT_EQ(window.gradients(), Gradients::kAccumulated);
+}
+
 TEST(AccumulationWindow, WhatAStepThatDoesNotUpdateHasLeftStays) {
   AccumulationWindow window(2, true);
   EXPECT_FALSE(micro_step(window));
@@ -123,7 +136,7 @@ TEST(AccumulationWindow, GivingUpInsideOfNoSyncStaysInIt) {
   AccumulationWindow window(1, true);
   window.begin_no_sync();
   window.begin_backward(false);
-  window.close();
+  window.give_up();
   EXPECT_TRUE(window.in_no_sync());
   EXPECT_FALSE(window.next_is_last());
   window.end_no_sync(true);

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "core/str.h"
+#include "engine/checkpointing.h"
+#include "tests/engine/checkpoint/checkpoint_testing.h"
 #include "tests/support/log_file.h"
 #include "tests/support/losses.h"
 
@@ -74,7 +76,8 @@ TEST_P(EngineErrors, OneThatFailsHalfWayIsNotForgotten) {
     EXPECT_THROW(engine->forward(bent, randn({2, 3}, 1)).backward(), std::runtime_error);
     EXPECT_TRUE(engine->has_failed());
     EXPECT_THAT(error_of([&] { engine->step(); }), HasSubstr("loss.backward() failed half-way"));
-    engine->drop_gradients();
+    engine->zero_grad();
+    EXPECT_FALSE(engine->has_failed());
     step_loss(*engine, 0).backward();
     EXPECT_THAT(error_of([&] { engine->backward(step_loss(*engine, 1)); }), HasSubstr("call step()"));
     engine->step();
@@ -114,6 +117,38 @@ TEST_P(EngineErrors, ZeroGradBetweenBackwardAndStepGivesTheStepUp) {
       return engine->full_parameter("fc1.weight");
     };
     EXPECT_TRUE(at::equal(train(true), train(false)));
+  });
+}
+
+TEST_P(EngineErrors, GradientsThatWereDroppedCannotBeRead) {
+  const TestFolder folder("dropped_gradients");
+  on_ranks(2, [&](comm::CommunicatorPtr comm) {
+    auto engine = mlp_engine(small_units(2, GetParam()), comm);
+    const auto train = [&](bool with_step) {
+      engine->backward(step_loss(*engine, 0));
+      EXPECT_GT(engine->full_gradient("fc1.weight").count_nonzero().item<int64_t>(), 0);
+      if (with_step) engine->step();
+    };
+    const auto expect_none = [&](const char* after) {
+      EXPECT_THAT(error_of([&] { engine->full_gradient("fc1.weight"); }), HasSubstr("has discarded"))
+          << after;
+    };
+    for (const bool with_step : {true, false}) {
+      train(with_step);
+      engine->drop_gradients();
+      expect_none("drop_gradients()");
+    }
+    train(true);
+    engine->save_checkpoint(folder.string());
+    for (const bool with_step : {true, false}) {
+      train(with_step);
+      engine->load_checkpoint(folder.string());
+      expect_none("load_checkpoint()");
+    }
+    auto other = mlp_engine(small_units(2, GetParam()), comm->duplicate("other"));
+    other->load_checkpoint(folder.string());
+    EXPECT_THAT(error_of([&] { other->full_gradient("fc1.weight"); }), HasSubstr("has discarded"));
+    train(true);
   });
 }
 

@@ -15,7 +15,11 @@ static uint32_t version_of(const at::Tensor& tensor) {
 
 ParameterVersions::ParameterVersions(const Layout& layout, const std::vector<ParamUnit>& units,
                                      std::vector<at::Tensor> parameters)
-    : layout_(layout), units_(units), parameters_(std::move(parameters)), versions_(parameters_.size()) {
+    : layout_(layout),
+      units_(units),
+      parameters_(std::move(parameters)),
+      versions_(parameters_.size()),
+      left_by_exception_(parameters_.size()) {
   for (size_t parameter = 0; parameter < parameters_.size(); ++parameter) {
     // Parameters that were slices of one tensor share a counter still, and no memory any more.
     const at::Tensor& tensor = parameters_[parameter];
@@ -25,7 +29,14 @@ ParameterVersions::ParameterVersions(const Layout& layout, const std::vector<Par
   }
 }
 
-void ParameterVersions::allow(int parameter) { versions_[parameter] = version_of(parameters_[parameter]); }
+void ParameterVersions::allow(int parameter) {
+  versions_[parameter] = version_of(parameters_[parameter]);
+  left_by_exception_[parameter] = false;
+}
+
+void ParameterVersions::leave(int parameter) {
+  if (was_written(parameter)) left_by_exception_[parameter] = true;
+}
 
 bool ParameterVersions::was_written(int parameter) const {
   return version_of(parameters_[static_cast<size_t>(parameter)]) != versions_[static_cast<size_t>(parameter)];
@@ -36,7 +47,7 @@ void ParameterVersions::written_by_engine(int parameter) {
   allow(parameter);
 }
 
-void ParameterVersions::check() const {
+void ParameterVersions::check(bool replaces_values) const {
   for (size_t parameter = 0; parameter < parameters_.size(); ++parameter) {
     const at::Tensor& tensor = parameters_[parameter];
     const ParameterSpec& spec = layout_.parameters()[parameter];
@@ -51,11 +62,15 @@ void ParameterVersions::check() const {
           ", and it would not be trained. Choose dtype (by the config) and device before initialize(); "
           "give values with load_weights(), or inside a GatheredParameters with modifier_rank set");
     }
-    if (was_written(static_cast<int>(parameter)) && unit.use.writers == 0)
+    if (replaces_values || !was_written(static_cast<int>(parameter)) || unit.use.writers > 0) continue;
+    if (left_by_exception_[parameter])
       throw Error("parameter ", spec.name,
-                  " was written in place outside of a GatheredParameters: the values would be lost, or "
-                  "differ between ranks. Write inside a GatheredParameters with modifier_rank set, or "
-                  "give values with load_weights()");
+                  " was written in a GatheredParameters that was left by an exception: no other rank has the "
+                  "values. Call load_checkpoint() or load_weights() on all ranks, which replace them");
+    throw Error("parameter ", spec.name,
+                " was written in place outside of a GatheredParameters: the values would be lost, or "
+                "differ between ranks. Write inside a GatheredParameters with modifier_rank set, or "
+                "give values to all parameters with load_checkpoint() or load_weights()");
   }
 }
 

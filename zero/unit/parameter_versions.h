@@ -32,17 +32,21 @@ class ParameterVersions {
   void allow(int parameter);
   /// Whether it was written since, in a way that autograd has seen.
   bool was_written(int parameter) const;
+  /// A GatheredParameters in which it could be written was left by an exception, and gave no rank the values.
+  void leave(int parameter);
   /// The engine has written the parameter, in a way that autograd has not seen: it is told now.
   void written_by_engine(int parameter);
   /// A few loads a parameter. Throws Error naming the first parameter whose memory was replaced
-  /// (model->to(), set_data()), or that was written otherwise.
-  void check() const;
+  /// (model->to(), set_data()), or that was written otherwise; `replaces_values`: only the former, because
+  /// the caller gives all parameters other values.
+  void check(bool replaces_values) const;
 
  private:
   const Layout& layout_;
   const std::vector<ParamUnit>& units_;
   std::vector<at::Tensor> parameters_;
   std::vector<uint32_t> versions_;  // by parameter: its version counter after the last write that is allowed
+  std::vector<bool> left_by_exception_;  // by parameter: written since, as leave() says
 };
 
 }  // namespace tessera::zero

@@ -102,6 +102,38 @@ def a_forward_that_raised_leaves_a_checkpoint_that_can_be_loaded():
 
 
 @check
+def a_checkpoint_repairs_what_an_exception_in_gathered_parameters_has_left():
+    for stage in STAGES:
+        expected, engine = trained(stage, 1), make(stage, 1)
+        folder = tessera.comm.all_gather(tempfile.mkdtemp(prefix="tessera_failed_steps_"))[0]
+        for step in range(2):
+            micro_step(engine, step)
+        engine.save_checkpoint(folder)
+        try:
+            with tessera.GatheredParameters(engine.module, modifier_rank=0), torch.no_grad():
+                if rank == 0:
+                    engine.module.layers[1].weight.fill_(7)
+                raise ValueError("changed my mind")
+        except ValueError:
+            pass
+        if rank == 0:
+            try:
+                engine.step()
+                raise AssertionError("no error")
+            except tessera.Error as error:
+                assert "was left by an exception" in str(error), error
+        engine.load_checkpoint(folder)
+        try:
+            engine.full_gradient("layers.1.weight")
+            raise AssertionError("no error")
+        except tessera.Error as error:
+            assert "has discarded" in str(error), error
+        micro_step(engine, 2)
+        found = engine.state_dict()
+        assert all(torch.equal(found[name], value) for name, value in expected.items()), stage
+
+
+@check
 def destroy_ends_also_where_one_rank_has_failed_alone():
     for stage in STAGES:
         for alone in (True, False) if stage < 3 else (False,):

@@ -152,6 +152,11 @@ class Plain:
         self.begin_window()
         self.count_again()
 
+    def give_up(self):
+        """As a checkpoint that is loaded, or zero_grad() after a failure."""
+        self.drop()
+        self.discarded = True
+
 
 class Sequence:
     """The calls of one engine and of `Plain`, which are compared."""
@@ -245,8 +250,9 @@ class Sequence:
         calls = self.engine.backward, lambda loss: self.engine.scale(loss).backward()
         call = self.chance.choice(calls[:2 if self.plain.accumulation == 1 else 1])
         self.expect("out of luck", lambda: call(loss))
+        has_failed = self.engine._engine.has_failed
         self.engine.zero_grad()
-        self.plain.drop()
+        self.plain.give_up() if has_failed else self.plain.drop()
 
     def no_grad_forward(self, held):
         with torch.no_grad():
@@ -298,7 +304,7 @@ class Sequence:
                 master.grad = gradient
             if self.engine._engine.has_failed:  # not where a loss.backward() has failed before its first gradient
                 self.engine.zero_grad()
-                self.plain.drop()
+                self.plain.give_up()
             return
         run()
 
@@ -342,7 +348,7 @@ class Sequence:
 
     def full_gradient(self, held):
         name = self.chance.choice(list(self.plain.parameters))
-        refusals = {"zero_grad() has discarded": self.plain.discarded, "no backward() was called": self.engine.micro_steps == 0,
+        refusals = {"has discarded": self.plain.discarded, "no backward() was called": self.engine.micro_steps == 0,
                     "is frozen and has no gradient": name in self.frozen}
         if self.plain.discarded or name in self.frozen:
             self.expect(next(said for said, is_so in refusals.items() if is_so), lambda: self.engine.full_gradient(name))
@@ -400,7 +406,7 @@ class Sequence:
             [self.plain.masters[name].copy_(value) for name, value in masters.items()]
         self.plain.share_buffers()
         self.plain.optimizer.load_state_dict(optimizer)
-        self.plain.drop()
+        self.plain.give_up()
 
     def second_engine(self, held):
         self.other.backward(self.other(torch.ones(2, 3)).square().mean())
