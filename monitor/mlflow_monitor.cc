@@ -127,8 +127,7 @@ void MlflowMonitor::start() {
                                                   {"experiment", options_.experiment},
                                                   {"run_name", options_.run_name},
                                                   {"id_file", options_.id_file.string()},
-                                                  {"resume", options_.resume},
-                                                  {"request_s", 30}}) +
+                                                  {"resume", options_.resume}}) +
                            "\n";
   (void)::send(input_.get(), line.data(), line.size(), MSG_NOSIGNAL);  // what is wrong is heard
   const auto deadline = Clock::now() + kStartTimeout;
