@@ -48,6 +48,17 @@ FileDescriptor lock_parent(const fs::path& path) {
 
 }  // namespace
 
+/// Some file systems have no hard links, and a link to another user's file may be forbidden.
+static void link_or_copy(const Disk& disk, const fs::path& from, const fs::path& to) {
+  try {
+    disk.link(from, to);
+  } catch (const DiskError&) {
+    std::error_code error;
+    fs::copy(from, to, fs::copy_options::copy_symlinks, error);
+    if (error) throw;
+  }
+}
+
 void keep_other_files(const Disk& disk, const fs::path& from, const fs::path& to,
                       bool (*replaced)(const std::string& name)) {
   for (const fs::path& entry : paths_in(from)) {
@@ -55,7 +66,7 @@ void keep_other_files(const Disk& disk, const fs::path& from, const fs::path& to
     const fs::path kept = to / entry.filename();
     std::error_code error;
     if (!fs::is_directory(fs::symlink_status(entry, error))) {
-      disk.link(entry, kept);
+      link_or_copy(disk, entry, kept);
       continue;
     }
     disk.create_directory(kept);

@@ -10,7 +10,7 @@
 namespace tessera::checkpoint {
 
 /// Makes hard links in the folder `to` of the files and folders of `from` whose names `replaced` does not
-/// accept. Throws DiskError.
+/// accept; copies, where there can be no links. Throws DiskError.
 void keep_other_files(const Disk& disk, const std::filesystem::path& from, const std::filesystem::path& to,
                       bool (*replaced)(const std::string& name));
 

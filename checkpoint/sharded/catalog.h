@@ -23,7 +23,7 @@ void check_tag(const std::string& tag);
 std::vector<std::string> list_checkpoints(const std::filesystem::path& directory);
 
 /// Whether a folder is, or was to be, a checkpoint of Tessera's: it has a manifest, which need not be
-/// readable, or a rank's file.
+/// readable, or the first rank's file.
 bool is_tesseras(const std::filesystem::path& folder);
 
 /// The names of all folders that may be checkpoints, as is_tesseras() says. Sorted.

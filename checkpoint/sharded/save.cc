@@ -47,15 +47,18 @@ std::optional<std::string> content_of(const fs::path& path) {
 
 /// Whether a file of a checkpoint's folder has a name that save() gives.
 bool is_of_a_save(const std::string& name) {
-  return name == kManifestName || name == kModelFileName ||
-         (name.starts_with("rank_") && name.ends_with(".h5"));
+  constexpr std::string_view kBegin = "rank_", kEnd = ".h5";
+  if (name == kManifestName || name == kModelFileName) return true;
+  return name.starts_with(kBegin) && name.ends_with(kEnd) &&
+         name.find_first_not_of("0123456789", kBegin.size()) == name.size() - kEnd.size();
 }
 
 /// Throws CheckpointError for what a save would remove and has not made.
 void check_replaced(const fs::path& target) {
   std::error_code error;
   if (!identity(target) || is_tesseras(target)) return;
-  if (fs::is_directory(target, error) && fs::is_empty(target, error)) return;
+  const auto is_left_of_a_save = [](const fs::path& path) { return is_of_a_save(path.filename().string()); };
+  if (fs::is_directory(target, error) && std::ranges::all_of(paths_in(target), is_left_of_a_save)) return;
   throw CheckpointError(
       target, " is no checkpoint of Tessera's; expected one, which is replaced, or a name that is free");
 }
@@ -89,8 +92,7 @@ class Publisher {
     }
   }
 
-  /// Undoes the steps in reverse order, so that each pointer always names a whole checkpoint. Does nothing
-  /// where they have been undone.
+  /// Undoes the steps in reverse order. Does nothing where they have been undone.
   void undo() {
     for (const Pointer& pointer : pointers_) {
       if (content_of(pointer.path) == pointer.old) continue;
@@ -251,15 +253,18 @@ class Save {
     if (!errors.empty()) throw CheckpointError(what() + errors);
   }
 
-  /// Where an owner has failed, the others take back what they have published.
+  /// Where an owner has failed, or a rank is lost, the others take back what they have published. One folder
+  /// whose owner has committed it stays, whoever is lost then.
   void commit_everywhere() {
     try {
       agree([&] { return owns_folder() ? commit() : json::object(); });
-    } catch (const CheckpointError& error) {
-      if (!publisher_) throw;
+    } catch (const std::exception& error) {
+      const bool is_lost = dynamic_cast<const CheckpointError*>(&error) == nullptr;
+      if (!publisher_ || (is_lost && is_one_folder())) throw;
       try {
         publisher_->undo();
       } catch (const std::exception& second) {
+        keeps_folder_ = true;
         throw CheckpointError(error.what(), "; and undoing it failed: ", second.what());
       }
       throw;
@@ -395,7 +400,7 @@ class Save {
 
   /// Is called after an error, when all ranks have stopped writing.
   void discard() const noexcept {
-    if (!owns_folder() || folder_.empty()) return;
+    if (!owns_folder() || folder_.empty() || keeps_folder_) return;
     try {
       disk_.remove_all(folder_);
     } catch (const std::exception&) {
@@ -410,6 +415,7 @@ class Save {
   fs::path folder_;
   FileRecord mine_, model_;
   std::optional<Publisher> publisher_;  // a folder's owner, once it commits
+  bool keeps_folder_ = false;           // what was replaced could not be put back, and has that name
   std::vector<Outcome> outcomes_;       // of the last exchange, by file
 };
 

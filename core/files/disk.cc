@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/files/pending_file.h"
+#include "core/random_digits.h"
 #include "core/str.h"
 
 namespace tessera {
@@ -109,21 +110,23 @@ void Disk::rename(const fs::path& from, const fs::path& to) const {
   done("rename", to);
 }
 
-// NFS, Lustre and others have no exchange. There `b` has another name for a moment, which no clean-up
-// removes.
 void Disk::exchange(const fs::path& a, const fs::path& b) const {
   if (::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) != 0) {
     if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP)
       throw_disk_error(str("exchange ", a.filename(), " with"), b, errno);
-    const fs::path away = b.string() + ".replaced";
+    constexpr size_t kNumBytes = 4;
+    const fs::path away = str(b.string(), ".replaced-", random_digits(kNumBytes));
     rename(b, away);
+    bool is_replaced = false;
     try {
       rename(a, b);
+      is_replaced = true;
+      rename(away, a);
     } catch (const DiskError&) {
+      if (is_replaced) rename(b, a);
       rename(away, b);
       throw;
     }
-    rename(away, a);
   }
   done("exchange", b);
 }

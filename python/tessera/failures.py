@@ -100,7 +100,7 @@ def _is_interactive():
 
 
 def _is_under_torchrun():
-    return "TORCHELASTIC_ERROR_FILE" in os.environ and "TESSERA_ERROR_FILE" not in os.environ
+    return bool(os.environ.get("TORCHELASTIC_ERROR_FILE")) and not os.environ.get("TESSERA_ERROR_FILE")  # empty: unset
 
 
 def _on_exception(kind, error, trace):

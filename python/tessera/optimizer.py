@@ -253,7 +253,8 @@ class Optimizer(torch.optim.Optimizer):
                 engine.set_hyper(index, hyper)
             except Error as error:
                 raise Error(f"optimizer.param_groups[{i}]: {error}") from None
-            self._pushed[i] = {key: before[key] if key == "lr" else value for key, value in values.items()}  # a later group may be refused
+            rate = {"lr": before["lr"]} if "lr" in before else {}  # rates are set together, below; a later group may be refused
+            self._pushed[i] = {**{key: value for key, value in values.items() if key != "lr"}, **rate}
         if rates_changed:
             rates = engine.learning_rates
             for index, values in zip(self._indices, now):

@@ -19,7 +19,7 @@ from tessera import _engine
 
 _MONITORS = ("tensorboard", "csv_monitor", "jsonl_monitor", "mlflow")
 _meters = []  # one of the process, since allocators report to one; made for the first engine with memory_breakdown
-_places = weakref.WeakKeyDictionary()  # of the monitors that are open, where they write
+_places = weakref.WeakKeyDictionary()  # by engine's reports or MonitorMaster, where the monitors write
 
 
 def meter_of_process() -> "_engine.MemoryMeter | None":
@@ -47,32 +47,37 @@ def has_monitors(config: dict[str, Any]) -> bool:
     return any(config[name]["enabled"] for name in _MONITORS)
 
 
-def open_monitors(parsed: _engine.Config, resumed_after: int | None = None) -> "_engine.Monitors":
-    """The monitors of a configuration, until `close_monitors`. Where open ones of this process write to the same folder, the new ones write to
-    another, job_name_2, since two cannot write one file.
-
-    `resumed_after`: the records of later steps are removed; None: earlier files are replaced.
-    """
+def take_place(owner: Any, parsed: _engine.Config) -> int:
+    """The number that `_engine.Monitors` gets for a configuration. It is the owner's until `free_place`, or the owner's end. Where monitors of
+    this process write to the same folder, those of the next owner write to another, job_name_2, since two cannot write one file."""
     config = json.loads(parsed.resolved)
     taken = set().union(*_places.values())
     number = next(number for number in itertools.count(1) if not taken & _places_of(config, number))
+    _places[owner] = _places_of(config, number)
+    return number
+
+
+def free_place(owner: Any) -> None:
+    """Let monitors of others replace the owner's records."""
+    _places.pop(owner, None)
+
+
+def open_monitors(parsed: _engine.Config, number: int, resumed_after: int | None = None) -> "_engine.Monitors":
+    """The monitors of a configuration. `resumed_after`: the records of later steps are removed; None: earlier files are replaced."""
     os.environ.setdefault("TESSERA_PYTHON", sys.executable)  # for MLflow's library
-    monitors = _engine.Monitors(parsed, number, resumed_after)
-    _places[monitors] = _places_of(config, number)
-    return monitors
-
-
-def close_monitors(monitors: "_engine.Monitors", failed: bool) -> None:
-    """End the records. Monitors that are opened later may replace them."""
-    _places.pop(monitors, None)
-    monitors.close(failed)
+    return _engine.Monitors(parsed, number, resumed_after)
 
 
 def _places_of(config, number):
-    """Where the monitors of a configuration write if `_engine.Monitors` gets this number."""
+    """Where the monitors of a configuration write if `_engine.Monitors` gets this number, which has the same defaults."""
     suffix = f"_{number}" if number > 1 else ""
-    return {(name, os.path.realpath(os.path.join(config[name].get("output_path", ""), config[name].get("job_name", "") + suffix)))
-            for name in _MONITORS if config[name]["enabled"]}
+
+    def place(section):
+        if "output_path" not in section:  # mlflow's names a run
+            return suffix
+        return os.path.realpath(os.path.join(section["output_path"] or ".", (section["job_name"] or "DeepSpeedJobName") + suffix))
+
+    return {(name, place(config[name])) for name in _MONITORS if config[name]["enabled"]}
 
 
 class Reports:
@@ -88,6 +93,7 @@ class Reports:
         self._meter = _meters[0] if config["memory_breakdown"] and _meters else None
         self._scales_loss = config["fp16"]["enabled"] or (config["torch_autocast"]["enabled"] and config["torch_autocast"]["dtype"] == "fp16")
         self._monitored = self._is_first and has_monitors(config)
+        self._number = take_place(self, parsed) if self._monitored else 0
         self._monitors = None
         self._losses = []
         self._resumed_after = None
@@ -138,14 +144,18 @@ class Reports:
 
     def resumed(self, samples: int) -> None:
         """A checkpoint was loaded: what the monitors have of later steps is removed."""
-        self.close()
+        self._end()
         self._resumed_after = samples
         self._losses.clear()
 
     def close(self) -> None:
-        """End the monitors' records."""
+        """End the monitors' records, which monitors of others may replace from now on."""
+        self._end()
+        free_place(self)
+
+    def _end(self):
         if self._monitors is not None:
-            close_monitors(self._monitors, getattr(sys, "last_value", None) is not None)
+            self._monitors.close(getattr(sys, "last_value", None) is not None)
             self._monitors = None
 
     def _watched(self, call):
@@ -175,7 +185,7 @@ class Reports:
         """Write values into the records of the monitors; without monitors, and on other ranks than 0, nothing."""
         if self._monitored:
             if self._monitors is None:
-                self._monitors = open_monitors(self._parsed, self._resumed_after)
+                self._monitors = open_monitors(self._parsed, self._number, self._resumed_after)
             self._monitors.scalars(samples, scalars)
 
     def _write(self, engine):

@@ -100,7 +100,6 @@ Path(f"steps{accelerator.process_index}").write_text(str(model.global_steps))
 
 SCRIPT = """
 import argparse
-import copy
 import beside
 import deepspeed
 import torch

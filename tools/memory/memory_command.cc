@@ -164,7 +164,6 @@ void check_launch(const LaunchFlags& flags) {
     throw ConfigError(
         "memory: runs under a launcher, but starts its ranks itself; expected a start without one, with "
         "--nproc N");
-  if (flags.max_restarts) throw ConfigError("memory: a failure is a result; expected no --max-restarts");
   const int num_ranks = flags.nproc.value_or(1);
   launcher::should_start_ranks(num_ranks);  // throws for numbers out of range
   if (!starts_ranks(flags)) return;
@@ -273,6 +272,8 @@ int memory(const MemoryFlags& flags, const Scopes& scopes, const std::vector<std
         flags.config, flags.overrides,
         {.folder = flags.trial_folder, .limit = flags.trial_limit, .saves = flags.trial_saves});
   if (!flags.trial_folder.empty()) return run_trial(flags, log);
+  if (flags.launch.max_restarts)
+    throw ConfigError("memory: a failure is a result; expected no --max-restarts");
   check_scopes(scopes, flags.estimate ? kEstimates : flags.fit ? kFits : kMeasures);
   if (flags.fit && !flags.estimate) return fit(flags, log);
   if (!flags.estimate) return measure(flags, args, log);

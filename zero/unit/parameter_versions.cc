@@ -66,7 +66,8 @@ void ParameterVersions::check(bool replaces_values) const {
     if (left_by_exception_[parameter])
       throw Error("parameter ", spec.name,
                   " was written in a GatheredParameters that was left by an exception: no other rank has the "
-                  "values. Call load_checkpoint() or load_weights() on all ranks, which replace them");
+                  "values. Call load_checkpoint() or load_weights() on all ranks, which replace all "
+                  "parameters unless they are told to leave some out");
     throw Error("parameter ", spec.name,
                 " was written in place outside of a GatheredParameters: the values would be lost, or "
                 "differ between ranks. Write inside a GatheredParameters with modifier_rank set, or "

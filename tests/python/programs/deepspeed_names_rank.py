@@ -540,6 +540,8 @@ def an_engine_and_the_monitors_of_a_configuration_keep_their_records():
         master = None if engine_is_first else beside()
         engine = make(1, **sections(folder))[0]
         train(engine, [batch(0)], loss_of)
+        engine.save_checkpoint(folder + "_saved")
+        engine.load_checkpoint(folder + "_saved")  # ends the records, which stay the engine's
         master = master or beside()
         for step in (1, 2):
             master.write_events([("Train/mine", 0.5, 100 * step)])

@@ -447,6 +447,30 @@ def states_are_read_and_written():
 
 
 @check
+def a_rate_that_was_none_may_be_written():
+    class OwnRate(torch.optim.Optimizer):
+        """Has a rate of its own where its groups have none, as transformers' Adafactor."""
+
+        def __init__(self, params):
+            super().__init__(params, {"lr": None})
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.sub_(p.grad, alpha=0.5 if group["lr"] is None else group["lr"])
+
+    model, plain = mlp(), mlp()
+    engine, ours, _, _ = tessera.initialize(model=model, optimizer=OwnRate(model.parameters()), config=config(2, 500))
+    theirs = OwnRate(plain.parameters())
+    for step, samples in enumerate(batches(3)):
+        if step == 1:
+            ours.param_groups[0]["lr"] = theirs.param_groups[0]["lr"] = 0.25
+        problem = step_beside(engine, theirs, trained_by_name(plain), [samples])
+        assert not problem, f"step {step}: {problem}"
+
+
+@check
 def a_state_dict_is_loaded_wholly_or_not_at_all():
     class Sharing(Averaging):
         """Has a state of no parameter, and counts the calls of eval()."""

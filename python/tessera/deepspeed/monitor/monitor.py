@@ -13,14 +13,14 @@ class MonitorMaster:
     ----------
     monitor_config : engine, or `DeepSpeedConfig(...).monitor_config`
         An engine's values go into the same records as those that it writes itself. A configuration's go into records of their own, in the
-        folder job_name_2 where an engine of this process writes to job_name.
+        folder job_name_2 where an engine of this process writes to job_name; the other way round where they are made before the engine.
     """
 
     def __init__(self, monitor_config: Any) -> None:
         self._reports = getattr(monitor_config, "_reports", None)
         self._monitors = None
         if isinstance(monitor_config, _engine.Config) and comm.get_rank() == 0:
-            self._monitors = reports.open_monitors(monitor_config)
+            self._monitors = reports.open_monitors(monitor_config, reports.take_place(self, monitor_config))
         resolved = json.loads(monitor_config.resolved) if isinstance(monitor_config, _engine.Config) else monitor_config.config
         self.enabled = reports.has_monitors(resolved)
 
@@ -33,5 +33,6 @@ class MonitorMaster:
     def close(self) -> None:
         """End the records of a configuration's monitors; an engine ends its own."""
         if self._monitors is not None:
-            reports.close_monitors(self._monitors, False)
+            self._monitors.close(False)
             self._monitors = None
+            reports.free_place(self)
