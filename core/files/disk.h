@@ -84,9 +84,7 @@ class Disk {
   void create_directory(const std::filesystem::path& path) const;
   /// Replaces `to` when that is a file.
   void rename(const std::filesystem::path& from, const std::filesystem::path& to) const;
-  /// Swaps two names in one step (RENAME_EXCHANGE). A file system that has no such step (NFS, Lustre) gets
-  /// three renames: for a moment there is no `b`, and it is called b.replaced-DIGITS. No clean-up removes
-  /// that.
+  /// Swaps two names in one step; where there is none (NFS, Lustre) in three, by way of b.replaced-DIGITS.
   void exchange(const std::filesystem::path& a, const std::filesystem::path& b) const;
   /// Creates a hard link in the same file system (to a symbolic link itself, not to its target).
   void link(const std::filesystem::path& from, const std::filesystem::path& to) const;

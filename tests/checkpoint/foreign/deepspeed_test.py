@@ -486,7 +486,7 @@ class DeepSpeed(TrainersTest):
             own["fp32_groups"] = own.pop("fp32_flat_groups")
         self.assert_refused("deepspeed", self.folder_of(files), "elastic checkpoint of stage 3")
         files = self.zero3_files(run)
-        for name, state in files.items():
+        for state in files.values():
             if "optimizer_state_dict" in state:
                 state["optimizer_state_dict"].update(fp32_flat_groups=[], optimizer_state_dict={"state": {}, "param_groups": []})
             else:
