@@ -46,10 +46,8 @@ FileDescriptor lock_parent(const fs::path& path) {
   return parent;
 }
 
-}  // namespace
-
 /// Some file systems have no hard links, and a link to another user's file may be forbidden.
-static void link_or_copy(const Disk& disk, const fs::path& from, const fs::path& to) {
+void link_or_copy(const Disk& disk, const fs::path& from, const fs::path& to) {
   try {
     disk.link(from, to);
   } catch (const DiskError&) {
@@ -58,6 +56,8 @@ static void link_or_copy(const Disk& disk, const fs::path& from, const fs::path&
     if (error) throw;
   }
 }
+
+}  // namespace
 
 void keep_other_files(const Disk& disk, const fs::path& from, const fs::path& to,
                       bool (*replaced)(const std::string& name)) {

@@ -82,17 +82,22 @@ class Publisher {
     try {
       publish();
     } catch (const std::exception& error) {
-      const std::string reason = error.what();
-      try {
-        undo();
-      } catch (const std::exception& second) {
-        throw CheckpointError(reason, "; and undoing it failed: ", second.what());
-      }
-      throw CheckpointError(reason);
+      undo_after(error);
+      throw CheckpointError(error.what());
     }
   }
 
-  /// Undoes the steps in reverse order. Does nothing where they have been undone.
+  /// Undoes the steps, if that has not been done. Throws CheckpointError with both reasons if it fails.
+  void undo_after(const std::exception& error) {
+    try {
+      undo();
+    } catch (const std::exception& second) {
+      throw CheckpointError(error.what(), "; and undoing it failed: ", second.what());
+    }
+  }
+
+ private:
+  /// In reverse order.
   void undo() {
     for (const Pointer& pointer : pointers_) {
       if (content_of(pointer.path) == pointer.old) continue;
@@ -110,7 +115,6 @@ class Publisher {
     disk_.sync_directory(directory_);
   }
 
- private:
   void publish() {
     if (replaces_)
       disk_.exchange(folder_, target_);
@@ -261,12 +265,9 @@ class Save {
     } catch (const std::exception& error) {
       const bool is_lost = dynamic_cast<const CheckpointError*>(&error) == nullptr;
       if (!publisher_ || (is_lost && is_one_folder())) throw;
-      try {
-        publisher_->undo();
-      } catch (const std::exception& second) {
-        keeps_folder_ = true;
-        throw CheckpointError(error.what(), "; and undoing it failed: ", second.what());
-      }
+      keeps_folder_ = true;
+      publisher_->undo_after(error);
+      keeps_folder_ = false;
       throw;
     }
   }

@@ -272,7 +272,7 @@ std::vector<std::string> TransportCommunicator::exchange(const std::string& valu
     check_stalled(number);
     next_comparison = Clock::now() + kStallInterval;
   };
-  const std::string head = without_controls(std::string(label)) + '\n';
+  const std::string plain_label = without_controls(std::string(label)), head = plain_label + '\n';
   StoreExchange::Result result;
   try {
     result = exchange_.run(head + value, timeout, watch);
@@ -286,10 +286,9 @@ std::vector<std::string> TransportCommunicator::exchange(const std::string& valu
   for (size_t r = 0; r < result.values.size(); ++r) {
     std::string& text = result.values[r];
     if (!text.starts_with(head))
-      fail_with(
-          str("rank ", global_rank(rank_), " exchanges \"", head.substr(0, head.size() - 1), "\" but rank ",
-              global_rank(static_cast<int>(r)), " exchanges \"", text.substr(0, text.find('\n')), '"'),
-          Kind::kRanksDiffer);
+      fail_with(str("rank ", global_rank(rank_), " exchanges \"", plain_label, "\" but rank ",
+                    global_rank(static_cast<int>(r)), " exchanges \"", text.substr(0, text.find('\n')), '"'),
+                Kind::kRanksDiffer);
     text.erase(0, head.size());
   }
   return std::move(result.values);

@@ -19,7 +19,7 @@ from tessera import _engine
 
 _MONITORS = ("tensorboard", "csv_monitor", "jsonl_monitor", "mlflow")
 _meters = []  # one of the process, since allocators report to one; made for the first engine with memory_breakdown
-_places = weakref.WeakKeyDictionary()  # by engine's reports or MonitorMaster, where the monitors write
+_places = weakref.WeakKeyDictionary()  # where the monitors of each Reports and MonitorMaster write
 
 
 def meter_of_process() -> "_engine.MemoryMeter | None":

@@ -163,10 +163,7 @@ class GatheredParameters:
         wanted = {id(parameter): parameter for parameter in self._params}
         names_by_engine, owned = [], set()
         for engine in engines() if wanted else ():
-            names = {}
-            for name, parameter in engine.named_tensors:
-                if id(parameter) in wanted:
-                    names.setdefault(id(parameter), name)
+            names = module_state.first_names((name, parameter) for name, parameter in engine.named_tensors if id(parameter) in wanted)
             if names:
                 names_by_engine.append((engine, list(names.values()), list(names)))
                 owned.update(names)
