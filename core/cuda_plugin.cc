@@ -2,12 +2,12 @@
 
 #include <dlfcn.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <string>
 
 #include "core/error.h"
 #include "core/str.h"
+#include "core/variables.h"
 
 namespace tessera {
 namespace {
@@ -46,7 +46,7 @@ void* load() {
 }  // namespace
 
 std::string cuda_plugin_path() {
-  if (const char* path = std::getenv("TESSERA_CUDA_PLUGIN"); path != nullptr && *path != '\0') return path;
+  if (const auto path = text_variable("TESSERA_CUDA_PLUGIN")) return *path;
   std::error_code ignored;
   return (std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path() / "libtessera_cuda.so")
       .string();

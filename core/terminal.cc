@@ -3,15 +3,15 @@
 #include <sys/ioctl.h>
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "core/utf8.h"
+#include "core/variables.h"
 
 namespace tessera {
 
 bool terminal_knows_sequences() {
-  const char* term = std::getenv("TERM");
-  return term != nullptr && *term != '\0' && std::string_view(term) != "dumb";
+  const auto term = text_variable("TERM");
+  return term && *term != "dumb";
 }
 
 int terminal_width(int fd) {

@@ -124,7 +124,7 @@ void Engine::save_in_memory(HostFolders& folders, const json& client_state) {
 /// Collective.
 std::string Engine::save_with(CheckpointWriter& writer, const std::string& directory, const std::string& tag,
                               const json& client_state, const SaveOptions& options) {
-  sharded_->check_usable();
+  comm::on_all_ranks<Error>(*comm_, "engine before save_checkpoint()", [&] { sharded_->check_usable(); });
   if (window_.is_complete())
     throw Error(
         "save_checkpoint() between the last backward() of a step and step(): call step() first, which "
@@ -213,8 +213,10 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
 // twice, rather than held twice.
 LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std::string& tag,
                                          const LoadOptions& options) {
-  sharded_->check_replaceable(/*parameters=*/options.strict,
-                              /*states=*/options.load_optimizer_states && !options.load_module_only);
+  comm::on_all_ranks<Error>(*comm_, "engine before load_checkpoint()", [&] {
+    sharded_->check_replaceable(/*parameters=*/options.strict,
+                                /*states=*/options.load_optimizer_states && !options.load_module_only);
+  });
   last_save_failed();  // waits; a failed save does not prevent loading
   // Rank 0 chooses: `latest` may change meanwhile. Its answer is TAG NUL FOLDER: names of files need not be
   // UTF-8, so JSON can't hold them.

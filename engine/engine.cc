@@ -494,6 +494,7 @@ void Engine::zero_grad() {
 /// Collective. At the accumulation boundary.
 void Engine::update() {
   RECORD_USER_SCOPE("tessera.step");
+  check_momentum();
   if (checkpoint_writer_) checkpoint_writer_->report();
   const zero::GradientSummary summary = sharded_->summarize_gradients(stop_requested_);
   should_stop_ = summary.flag_raised;
@@ -530,21 +531,25 @@ void Engine::report_skipped_step(const zero::GradientSummary& summary) {
   if (rank() == 0) options_.log.warning(line);
 }
 
-std::optional<Betas> Engine::betas_of(int64_t num_steps, size_t group) const {
-  if (!sharded_->optimizer().by_muon().empty()) return std::nullopt;
-  return schedule_.betas(num_steps, group);
+/// OneCycle's momentum rises without an end after the cycle, as DeepSpeed's.
+void Engine::check_momentum() const {
+  for (const std::optional<Betas>& betas : scheduled_betas())
+    if (betas && betas->beta1 >= 1)
+      throw ConfigError("scheduler.params.decay_mom_rate: the momentum has risen to ", betas->beta1,
+                        " after ", schedule_steps_,
+                        " steps; expected below 1: 0, a smaller rate, or a larger decay_step_size");
 }
 
 void Engine::set_rates() {
   const std::vector<double> rates = learning_rates();
-  const int64_t applied = schedule_steps_++;
+  const std::vector<std::optional<Betas>> betas = scheduled_betas();
+  ++schedule_steps_;
   std::vector<kernels::Hyper>& groups = sharded_->optimizer().groups();
   for (size_t group = 0; group < groups.size(); ++group) {
     groups[group].lr = rates[group];
-    if (const auto betas = betas_of(applied, group)) {
-      groups[group].beta1 = betas->beta1;
-      groups[group].beta2 = betas->beta2;
-    }
+    if (!betas[group]) continue;
+    groups[group].beta1 = betas[group]->beta1;
+    groups[group].beta2 = betas[group]->beta2;
   }
 }
 
@@ -567,9 +572,10 @@ std::vector<double> Engine::learning_rates() const {
 }
 
 std::vector<std::optional<Betas>> Engine::scheduled_betas() const {
-  std::vector<std::optional<Betas>> betas;
-  for (size_t group = 0; group < schedule_.num_groups(); ++group)
-    betas.push_back(betas_of(schedule_steps_, group));
+  std::vector<std::optional<Betas>> betas(schedule_.num_groups());
+  if (!sharded_->optimizer().by_muon().empty()) return betas;
+  for (size_t group = 0; group < betas.size(); ++group)
+    betas[group] = schedule_.betas(schedule_steps_, group);
   return betas;
 }
 

@@ -343,7 +343,6 @@ class Engine {
   std::optional<at::ScalarType> input_dtype() const;
   void log_muon() const;
   void warn_unmoved_momentum() const;
-  std::optional<Betas> betas_of(int64_t num_steps, size_t group) const;
   void warn_unmatched_patterns() const;
   void warn_unused_reports() const;
   void set_up_activations();
@@ -356,6 +355,7 @@ class Engine {
   void begin_callers_backward();
   void end_callers_backward();
   void update();
+  void check_momentum() const;
   void set_rates();
   double clip_coefficient(double norm) const;
   std::string optimizer_name() const;

@@ -299,8 +299,10 @@ Match match(const WeightsFile& file, const std::string& path, zero::ShardedModel
 }  // namespace
 
 void Engine::load_weights(const std::string& path, const LoadWeightsOptions& options) {
-  sharded_->check_usable(
-      /*replaces_parameters=*/options.ignore_missing.empty() && options.ignore_mismatched.empty());
+  comm::on_all_ranks<Error>(*comm_, "engine before load_weights()", [&] {
+    sharded_->check_usable(
+        /*replaces_parameters=*/options.ignore_missing.empty() && options.ignore_mismatched.empty());
+  });
   if (window_.micro_steps() != 0)
     throw Error("load_weights() between backward() and the step() that updates");
   std::optional<WeightsFile> file;

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <string_view>
 #include <utility>
 
@@ -13,6 +12,7 @@
 #include "core/environment/environment.h"
 #include "core/error.h"
 #include "core/str.h"
+#include "core/variables.h"
 #include "launcher/environment/env_file.h"
 #include "launcher/environment/environment.h"
 
@@ -118,8 +118,8 @@ EngineCommand pdsh_command(const ClusterOptions& options) {
   EngineCommand pdsh{.program = "pdsh", .label = "pdsh", .end_signal = SIGTERM};
   pdsh.variables = {"PDSH_RCMD_TYPE=ssh"};
   if (options.ssh_port != 0) {
-    const char* before = std::getenv("PDSH_SSH_ARGS_APPEND");
-    pdsh.variables.push_back(str("PDSH_SSH_ARGS_APPEND=", before ? before : "", " -p ", options.ssh_port));
+    const std::string before = text_variable("PDSH_SSH_ARGS_APPEND").value_or("");
+    pdsh.variables.push_back(str("PDSH_SSH_ARGS_APPEND=", before, " -p ", options.ssh_port));
   }
   // -S: the largest exit code; -N: no host in front of each line; -f: all at the same time.
   pdsh.args = {

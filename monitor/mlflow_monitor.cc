@@ -10,7 +10,6 @@
 
 #include <cerrno>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -20,6 +19,7 @@
 #include "core/files/disk.h"
 #include "core/json/json_text.h"
 #include "core/str.h"
+#include "core/variables.h"
 #include "monitor/file_name.h"
 #include "monitor/wall_time.h"
 
@@ -35,11 +35,6 @@ using Clock = std::chrono::steady_clock;
 /// Python itself starts in some 30 ms.
 constexpr std::chrono::seconds kStartTimeout{60};
 
-std::string environment(const char* name, const char* otherwise) {
-  const char* value = std::getenv(name);
-  return value != nullptr && *value != '\0' ? value : otherwise;
-}
-
 /// An address without what may be a password.
 std::string shown(const std::string& address) {
   std::string text = address.substr(0, address.find('?'));
@@ -49,8 +44,10 @@ std::string shown(const std::string& address) {
 }
 
 MlflowOptions with_environment(MlflowOptions options) {
-  if (options.server.empty()) options.server = environment("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000");
-  if (options.experiment.empty()) options.experiment = environment("MLFLOW_EXPERIMENT_NAME", "Default");
+  if (options.server.empty())
+    options.server = text_variable("MLFLOW_TRACKING_URI").value_or("http://127.0.0.1:5000");
+  if (options.experiment.empty())
+    options.experiment = text_variable("MLFLOW_EXPERIMENT_NAME").value_or("Default");
   return options;
 }
 
@@ -77,7 +74,7 @@ MlflowMonitor::MlflowMonitor(MlflowOptions options)
 }
 
 void MlflowMonitor::start() {
-  const std::string python = environment("TESSERA_PYTHON", "python3");
+  const std::string python = text_variable("TESSERA_PYTHON").value_or("python3");
   const std::string script = (folder_.path() / "mlflow_feed.py").string();
   replace_file(script, kMlflowFeed);
   int in[2], out[2];

@@ -21,6 +21,7 @@
 #include "core/log.h"
 #include "core/peer_failure.h"
 #include "core/str.h"
+#include "core/variables.h"
 #include "launcher/process/error_file.h"
 #include "tools/commands.h"
 #include "tools/common/command_line.h"
@@ -35,9 +36,8 @@ constexpr rlim_t kMinStackBytes = 1 << 20;
 // Rank 0 shares the launcher's terminal, and the launcher prints the error that a rank reported: printed here
 // too, it would stand there twice. Other ranks print to their logs.
 bool launcher_prints_errors() {
-  const char* rank = std::getenv("RANK");
-  const char* report = std::getenv("TESSERA_ERROR_FILE");
-  return rank && report && std::string_view(rank) == "0" && ::access(report, F_OK) == 0;
+  const auto report = tessera::text_variable("TESSERA_ERROR_FILE");
+  return report && tessera::text_variable("RANK") == "0" && ::access(report->c_str(), F_OK) == 0;
 }
 
 using tessera::launcher::ErrorKind;

@@ -4,13 +4,11 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <sstream>
-#include <string_view>
 #include <thread>
 #include <tuple>
 #include <utility>
@@ -25,6 +23,7 @@
 #include "core/json/json_reader.h"
 #include "core/json/json_text.h"
 #include "core/str.h"
+#include "core/variables.h"
 #include "engine/config/batch.h"
 #include "train/run/run_checkpoints.h"
 #include "train/run/run_directory.h"
@@ -186,16 +185,12 @@ std::optional<Saved> find_in_memory(HostFolders* folders, std::vector<std::strin
 
 }  // namespace
 
-std::string memory_folder() {
-  const char* folder = std::getenv("TESSERA_MEMORY_DIR");
-  return folder ? folder : "";
-}
+std::string memory_folder() { return text_variable("TESSERA_MEMORY_DIR").value_or(""); }
 
 std::string launched_run() {
-  if (const char* id = std::getenv("TESSERA_RUN_ID")) return id;
-  const char* id = std::getenv("TORCHELASTIC_RUN_ID");
-  if (!id) return "";
-  return std::string_view(id) == "none" ? parent_process() : id;
+  if (auto id = text_variable("TESSERA_RUN_ID")) return *id;
+  const std::string id = text_variable("TORCHELASTIC_RUN_ID").value_or("");
+  return id == "none" ? parent_process() : id;
 }
 
 void continue_after_restart(RunConfig& run, TrainerStart& start, int restart_count,

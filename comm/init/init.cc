@@ -29,9 +29,11 @@
 #include "comm/sockets/open_files.h"
 #include "comm/staged/staged.h"
 #include "core/check.h"
+#include "core/environment/environment.h"
 #include "core/error.h"
 #include "core/str.h"
 #include "core/utf8.h"
+#include "core/variables.h"
 
 namespace tessera::comm {
 namespace {
@@ -68,9 +70,8 @@ GlooOptions gloo_options(const Environment& env, const JoinOptions& options, boo
                    .log = options.log};
   // All ranks have just been at the rendezvous: connecting takes less than a second, or never ends.
   gloo.connect_timeout = std::min<milliseconds>(options.rendezvous_timeout, std::chrono::seconds(20));
-  if (const char* interfaces = std::getenv("GLOO_SOCKET_IFNAME");
-      interfaces != nullptr && *interfaces != '\0') {
-    gloo.interfaces = interfaces;
+  if (const auto interfaces = text_variable("GLOO_SOCKET_IFNAME")) {
+    gloo.interfaces = *interfaces;
   } else if (!one_host) {
     gloo.address = address_towards(env.master_addr, env.master_port);
   }

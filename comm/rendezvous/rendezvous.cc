@@ -4,7 +4,6 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
-#include <cstdlib>
 #include <set>
 #include <thread>
 
@@ -14,10 +13,12 @@
 #include "comm/rendezvous/network.h"
 #include "comm/rendezvous/registration.h"
 #include "comm/rendezvous/session.h"
+#include "core/environment/environment.h"
 #include "core/error.h"
 #include "core/host_name.h"
 #include "core/random_digits.h"
 #include "core/str.h"
+#include "core/variables.h"
 
 namespace tessera::comm {
 namespace {
@@ -70,10 +71,9 @@ OpenStore open_store(const Environment& env, const std::string& host, millisecon
 
 /// Where the other ranks reach this one.
 std::string own_address(const std::string& host, int port) {
-  const char* interfaces = std::getenv("GLOO_SOCKET_IFNAME");
-  if (interfaces == nullptr || *interfaces == '\0') return address_towards(host, port);
-  const std::string name = interfaces;
-  return address_of_interface(name.substr(0, name.find(',')), str("GLOO_SOCKET_IFNAME=", name));
+  const auto names = text_variable("GLOO_SOCKET_IFNAME");
+  if (!names) return address_towards(host, port);
+  return address_of_interface(names->substr(0, names->find(',')), str("GLOO_SOCKET_IFNAME=", *names));
 }
 
 /// Collective. Ends when all ranks are connected to all.

@@ -1,8 +1,9 @@
 #include "core/environment/ended_ranks.h"
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+
+#include "core/variables.h"
 
 namespace tessera {
 namespace {
@@ -22,9 +23,9 @@ void add_ended_rank(const std::string& error_file, int rank) noexcept {
 
 std::vector<int> ended_ranks() {
   std::vector<int> ranks;
-  const char* error_file = std::getenv("TESSERA_ERROR_FILE");
-  if (!error_file || !*error_file) return ranks;
-  std::ifstream list(list_beside(error_file));
+  const auto error_file = text_variable("TESSERA_ERROR_FILE");
+  if (!error_file) return ranks;
+  std::ifstream list(list_beside(*error_file));
   for (int rank = 0; list >> rank && list.peek() == '\n';) ranks.push_back(rank);
   return ranks;
 }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -13,20 +12,14 @@
 #include "core/error.h"
 #include "core/parse_number.h"
 #include "core/str.h"
+#include "core/variables.h"
 
 namespace tessera {
 namespace {
 
-std::optional<std::string> variable(const char* name) {
-  const char* value = std::getenv(name);
-  if (value == nullptr) return std::nullopt;
-  return value;
-}
-
 /// The first of these variables that is set; null if none is.
 const char* first_set(const VariableNames& names) {
-  const auto found =
-      std::find_if(names.begin(), names.end(), [](const char* name) { return std::getenv(name); });
+  const auto found = std::find_if(names.begin(), names.end(), text_variable);
   return found == names.end() ? nullptr : *found;
 }
 
@@ -40,7 +33,7 @@ std::chrono::milliseconds parse_seconds(const char* name, const std::string& tex
 
 /// `because`: added to the error for a number out of range, " (WORLD_SIZE=4)".
 int optional(const char* name, int fallback, int least, int most, const std::string& because = "") {
-  const auto text = variable(name);
+  const auto text = text_variable(name);
   if (!text) return fallback;
   const std::optional<int> value = parse_number<int>(*text);
   if (!value) throw CommError(name, "='", *text, "' is not an integer");
@@ -51,7 +44,7 @@ int optional(const char* name, int fallback, int least, int most, const std::str
 
 constexpr int kMost = 1 << 20;  ///< ranks, restarts: anything above is a mistake
 
-std::string setting(const char* name) { return str(name, "=", variable(name).value_or("")); }
+std::string setting(const char* name) { return str(name, "=", text_variable(name).value_or("")); }
 
 /// One number of a place that has to be there because `other` is set.
 int required(const EnvironmentScheme& scheme, const VariableNames& names, const char* other, int least,
@@ -84,9 +77,9 @@ bool has_any_of_torchruns() {
 
 /// A pod of Kubernetes' PyTorchJob: its operator gives each pod a RANK, and nothing about ranks of a host.
 bool in_pytorch_job() {
-  if (!variable("KUBERNETES_SERVICE_HOST")) return false;
-  if (variable("PET_NNODES") || variable("PET_NPROC_PER_NODE")) return true;
-  const std::string pod = variable("HOSTNAME").value_or("");  // JOB-master-0, JOB-worker-3
+  if (!text_variable("KUBERNETES_SERVICE_HOST")) return false;
+  if (text_variable("PET_NNODES") || text_variable("PET_NPROC_PER_NODE")) return true;
+  const std::string pod = text_variable("HOSTNAME").value_or("");  // JOB-master-0, JOB-worker-3
   const size_t dash = pod.find_last_not_of("0123456789");
   if (dash == pod.npos || dash + 1 == pod.size() || pod[dash] != '-') return false;
   const std::string_view front = std::string_view(pod).substr(0, dash);
@@ -108,7 +101,7 @@ std::optional<int> tasks_on_this_host(const EnvironmentScheme& scheme) {
   const char* name = scheme.tasks_per_host.empty() ? nullptr : first_set(scheme.tasks_per_host);
   if (name == nullptr) return std::nullopt;
   try {
-    const std::vector<int> counts = expand_task_counts(*variable(name));
+    const std::vector<int> counts = expand_task_counts(*text_variable(name));
     if (counts.size() == 1) return counts.front();  // SLURM_NTASKS_PER_NODE
     const char* index = first_set(scheme.host_index);
     if (index == nullptr) return std::nullopt;
@@ -148,7 +141,7 @@ void read_local(const EnvironmentScheme& scheme, Environment& env) {
 int port_of_job(const VariableNames& names) {
   if (first_set(names) == nullptr) return 29500;  // torch's own
   std::string id;
-  for (const char* name : names) id += variable(name).value_or("");
+  for (const char* name : names) id += text_variable(name).value_or("");
   return port_of_run(id);
 }
 
@@ -157,7 +150,7 @@ std::string address_of_rank_0(const EnvironmentScheme& scheme, const Environment
   if (env.local_world_size == env.world_size) return "127.0.0.1";
   if (const char* name = scheme.hosts.empty() ? nullptr : first_set(scheme.hosts)) {
     try {
-      return expand_host_list(*variable(name)).front();
+      return expand_host_list(*text_variable(name)).front();
     } catch (const ConfigError& error) {
       throw CommError(name, ": ", error.what());
     }
@@ -170,14 +163,12 @@ std::string address_of_rank_0(const EnvironmentScheme& scheme, const Environment
 
 void read_master(const EnvironmentScheme& scheme, Environment& env) {
   const bool is_torchruns = &scheme == &torchrun_scheme();
-  const auto address = variable("MASTER_ADDR");
-  if (address && address->empty())
-    throw CommError("MASTER_ADDR is empty: expected the address of rank 0's host");
+  const auto address = text_variable("MASTER_ADDR");
   if (!address && is_torchruns)
     throw CommError("MASTER_ADDR is not set although ", setting("WORLD_SIZE"),
                     " is above 1: expected the address of rank 0's host");
   env.master_addr = address ? *address : address_of_rank_0(scheme, env);
-  if (!variable("MASTER_PORT") && is_torchruns)
+  if (!text_variable("MASTER_PORT") && is_torchruns)
     throw CommError("MASTER_PORT is not set although ", setting("WORLD_SIZE"),
                     " is above 1: expected a free port of rank 0's host");
   env.master_port = optional("MASTER_PORT", port_of_job(scheme.job), 1, 65535);
@@ -185,15 +176,15 @@ void read_master(const EnvironmentScheme& scheme, Environment& env) {
 
 void read_rendezvous(const EnvironmentScheme& scheme, Environment& env) {
   read_master(scheme, env);
-  if (const auto seconds = variable("TESSERA_RENDEZVOUS_TIMEOUT_S"))
+  if (const auto seconds = text_variable("TESSERA_RENDEZVOUS_TIMEOUT_S"))
     env.rendezvous_timeout = parse_seconds("TESSERA_RENDEZVOUS_TIMEOUT_S", *seconds);
-  env.run_secret = variable("TESSERA_RUN_SECRET").value_or("");
+  env.run_secret = text_variable("TESSERA_RUN_SECRET").value_or("");
   if (constexpr size_t kLeast = 16; !env.run_secret.empty() && env.run_secret.size() < kLeast)
     throw CommError("TESSERA_RUN_SECRET has ", env.run_secret.size(), " characters: expected at least ",
                     kLeast, ", the same on all ranks (for example 32 hexadecimal digits)");
   if (&scheme != &torchrun_scheme()) return;
   // torch compares with exactly this.
-  env.agent_store = variable("TORCHELASTIC_USE_AGENT_STORE") == "True";
+  env.agent_store = text_variable("TORCHELASTIC_USE_AGENT_STORE") == "True";
 }
 
 Environment read(const EnvironmentScheme& scheme) {
@@ -257,13 +248,9 @@ Environment environment() {
 }
 
 bool in_group() {
-  if (variable("RANK") && variable("WORLD_SIZE")) return true;
+  if (text_variable("RANK") && text_variable("WORLD_SIZE")) return true;
   const std::optional<Environment> env = scheduler_environment();
   return env && env->world_size > 1;
-}
-
-std::optional<int> integer_variable(const char* name) {
-  return parse_number<int>(variable(name).value_or(""));
 }
 
 }  // namespace tessera

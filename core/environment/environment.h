@@ -55,7 +55,4 @@ bool in_group();
 /// (32768 and up), and below those of Kubernetes (30000 and up).
 int port_of_run(std::string_view id);
 
-/// The value of a variable that is a decimal integer; nullopt if it is unset or anything else.
-std::optional<int> integer_variable(const char* name);
-
 }  // namespace tessera

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <functional>
 #include <set>
 #include <string_view>
@@ -12,6 +11,7 @@
 #include "core/environment/environment.h"
 #include "core/error.h"
 #include "core/str.h"
+#include "core/variables.h"
 #include "launcher/environment/host.h"
 
 namespace tessera::launcher {
@@ -28,12 +28,12 @@ std::optional<int> pet_number(const char* name, int least, int most) {
 
 /// A launcher that torchrun's variables come from counts as the innermost one: its ranks start no others.
 bool is_marked_rank() {
-  return std::getenv("RANK") &&
-         (std::getenv("TORCHELASTIC_RUN_ID") || std::getenv("TESSERA_RUN_ID") || std::getenv("LOCAL_RANK"));
+  return text_variable("RANK") && (text_variable("TORCHELASTIC_RUN_ID") || text_variable("TESSERA_RUN_ID") ||
+                                   text_variable("LOCAL_RANK"));
 }
 
 std::optional<HostPlace> place_in_pytorch_job() {
-  if (!std::getenv("PET_NNODES") || is_marked_rank()) return std::nullopt;
+  if (!text_variable("PET_NNODES") || is_marked_rank()) return std::nullopt;
   HostPlace place;
   place.launcher = "PyTorchJob";
   place.num_nodes = pet_number("PET_NNODES", 1, kMaxRanks).value_or(1);
@@ -43,7 +43,7 @@ std::optional<HostPlace> place_in_pytorch_job() {
                     " is; expected this host's number, 0 to ", place.num_nodes - 1);
   place.node_rank = node_rank.value_or(0);
   place.nproc = pet_number("PET_NPROC_PER_NODE", 1, kMaxRanks);
-  if (const char* address = std::getenv("PET_MASTER_ADDR")) place.master_addr = address;
+  place.master_addr = text_variable("PET_MASTER_ADDR").value_or(place.master_addr);
   place.master_port = pet_number("PET_MASTER_PORT", 1, 65535).value_or(0);
   return place;
 }
@@ -67,7 +67,7 @@ bool should_start_ranks(std::optional<int> nproc) {
   if (!in_group()) return nproc.value_or(1) > 1;
   if (!nproc) return false;
   const Environment env = environment();
-  const bool is_local = env.local_world_size != env.world_size || std::getenv("LOCAL_WORLD_SIZE");
+  const bool is_local = env.local_world_size != env.world_size || text_variable("LOCAL_WORLD_SIZE");
   if (env.local_world_size != *nproc)
     throw ConfigError("--nproc ", *nproc, ": this process already is rank ", env.rank, " of a group with ",
                       is_local ? "LOCAL_WORLD_SIZE=" : "WORLD_SIZE=", env.local_world_size, " (",
@@ -101,7 +101,7 @@ std::vector<std::string> rank_environment(const RankVariables& variables) {
   for (const std::string& line : variables.given)
     if (const size_t equals = line.find('='); names.insert(line.substr(0, equals)).second)
       ours.emplace_back(line.substr(0, equals), line.substr(equals + 1));
-  if (!std::getenv("OMP_NUM_THREADS") && !is_ours("OMP_NUM_THREADS")) {
+  if (!text_variable("OMP_NUM_THREADS") && names.insert("OMP_NUM_THREADS").second) {
     const int share = std::max(1, available_cores() / variables.local_world_size);
     ours.emplace_back("OMP_NUM_THREADS", std::to_string(variables.num_cores.value_or(share)));
   }

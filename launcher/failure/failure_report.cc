@@ -11,6 +11,7 @@
 #include "core/host_name.h"
 #include "core/json/json_reader.h"
 #include "core/str.h"
+#include "core/variables.h"
 #include "launcher/environment/host.h"
 #include "launcher/process/error_file.h"
 
@@ -115,8 +116,8 @@ std::string where_logs_are(const std::vector<int>& informative, const std::vecto
 
 std::string node_name() {
   // Slurm's nodes and pdsh's hosts may be several on one machine, in tests.
-  const char* node = std::getenv("SLURMD_NODENAME");
-  return node ? node : host_name();
+  const auto node = text_variable("SLURMD_NODENAME");
+  return node ? *node : host_name();
 }
 
 std::string describe(const FailureReport& report) {

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -21,6 +20,7 @@
 #include "core/files/temporary_name.h"
 #include "core/json/json_reader.h"
 #include "core/parse_number.h"
+#include "core/variables.h"
 
 namespace tessera::launcher {
 namespace {
@@ -102,7 +102,7 @@ void report_error(const std::string& message, ErrorKind kind, int64_t time_ns) n
   try {
     std::string path;
     for (const char* name : {"TORCHELASTIC_ERROR_FILE", "TESSERA_ERROR_FILE"})
-      if (const char* value = std::getenv(name); value && *value) path = value;
+      path = text_variable(name).value_or(path);
     if (path.empty()) return;
     // torchrun names the least one, and for a rank without a report takes the time at which it has noticed
     // its end.

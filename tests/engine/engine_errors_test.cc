@@ -152,6 +152,31 @@ TEST_P(EngineErrors, GradientsThatWereDroppedCannotBeRead) {
   });
 }
 
+TEST_P(EngineErrors, AMomentumThatTheScheduleHasRaisedToOneIsRefused) {
+  on_ranks(2, [&](comm::CommunicatorPtr comm) {
+    Case c = small_units(2, GetParam());
+    c.optimizer = "AdamW";
+    c.config.scheduler = OneCycleOptions{.cycle_min_lr = {1e-3},
+                                         .cycle_max_lr = {1e-2},
+                                         .cycle_first_step_size = 1,
+                                         .decay_step_size = 1,
+                                         .cycle_max_mom = {0.9},
+                                         .decay_mom_rate = 0.05};
+    auto engine = mlp_engine(c, comm);
+    for (int step = 0; step < 5; ++step) {  // 2 of the cycle; then 0.9 times 1, 1.05, 1.1
+      engine->backward(step_loss(*engine, step));
+      engine->step();
+    }
+    const at::Tensor weights = engine->full_parameter("fc1.weight");
+    engine->backward(step_loss(*engine, 5));
+    EXPECT_THAT(error_of<ConfigError>([&] { engine->step(); }),
+                HasSubstr("scheduler.params.decay_mom_rate: the momentum has risen to 1.035 after 5 steps"));
+    engine->zero_grad();
+    EXPECT_TRUE(at::equal(engine->full_parameter("fc1.weight"), weights));
+    EXPECT_EQ(engine->global_steps(), 5);
+  });
+}
+
 TEST_P(EngineErrors, AGradientThatWasTakenCannotBeReadOrReplaced) {
   on_ranks(1, [&](comm::CommunicatorPtr comm) {
     auto engine = mlp_engine(small_units(1, GetParam()), comm);

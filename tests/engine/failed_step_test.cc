@@ -209,6 +209,26 @@ TEST_P(FailedStep, LoadingRepairsWhatAnExceptionInAGatheredParametersHasLeft) {
   });
 }
 
+TEST_P(FailedStep, WhatOneRankAloneHasWrittenIsAnErrorOfAllRanks) {
+  const TestFolder folder("failed_write_partial");
+  const Case c = case_of(2, GetParam(), 1);
+  on_ranks(2, [&](comm::CommunicatorPtr comm) {
+    auto engine = mlp_engine(c, comm);
+    train(*engine, c, 0);
+    engine->save_checkpoint(folder.string(), "whole");
+    write_and_throw(*engine);
+    const auto expect_refused = [&](const std::function<void()>& call) {
+      EXPECT_THAT(error_of(call), AllOf(HasSubstr("rank 0: parameter fc2.weight was written"),
+                                        HasSubstr("a GatheredParameters that was left by an exception")));
+    };
+    expect_refused([&] { engine->load_checkpoint(folder.string(), "whole", {.strict = false}); });
+    expect_refused([&] { engine->load_weights(folder / "any", {.ignore_missing = {"fc1.*"}}); });
+    expect_refused([&] { engine->save_checkpoint(folder.string(), "other"); });
+    engine->load_checkpoint(folder.string(), "whole");
+    train(*engine, c, 1);
+  });
+}
+
 TEST_P(FailedStep, ACheckpointThatCannotBeLoadedPutsNothingRight) {
   const TestFolder folder("failed_step_missing");
   on_ranks(1, [&](comm::CommunicatorPtr comm) {

@@ -15,9 +15,21 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 from tool import free_port  # noqa: E402
 
+ROOT = Path(__file__).resolve().parents[2]
 NEEDED = ["mlflow", "flask", "flask_cors", "sqlalchemy", "alembic", "gunicorn", "fastapi"]
 MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
 REASON = f"{', '.join(MISSING)} of requirements.txt [mlflow] not installed in {sys.prefix} (scripts/setup.sh --python)"
+
+
+def feeding_python(folder):
+    """What TESSERA_PYTHON is to name: forks of a process that has imported MLflow's library, where ctest has started one."""
+    warm = os.environ.get("TESSERA_WARM")
+    if not warm:
+        return sys.executable
+    script = Path(folder, "warm_python")
+    script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S {shlex.quote(str(ROOT / "tests/python/warm.py"))} {shlex.quote(warm)} run "$@"\n')
+    script.chmod(0o755)
+    return str(script)
 
 
 class MlflowServer:
@@ -28,7 +40,7 @@ class MlflowServer:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "GUNICORN_"))}
         environment.update(HOME=str(folder), MLFLOW_DISABLE_TELEMETRY="true", DO_NOT_TRACK="true", PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
         # As docs/monitoring.md has it, on a port and in a folder of its own.
-        page = (Path(__file__).resolve().parents[2] / "docs" / "monitoring.md").read_text(encoding="utf-8")
+        page = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
         variable, options = re.search(r"^(\w+=\S+) mlflow server --port 5000 (.*) &$", page, re.MULTILINE).groups()
         environment.update([variable.split("=")])
         command = [sys.executable, "-m", "mlflow", "server", "--port", self.uri.rpartition(":")[2], "--workers", "1",

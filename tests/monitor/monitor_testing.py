@@ -3,10 +3,11 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import unittest
 from pathlib import Path
+
+import mlflow_server
 
 ROOT = Path(__file__).resolve().parents[2]
 MONITOR_SCRIPT = os.environ.get("MONITOR_SCRIPT", str(ROOT / "build" / "monitor_script"))
@@ -27,7 +28,7 @@ class MonitorTest(unittest.TestCase):
     def environment(self, changes):
         environment = {name: value for name, value in os.environ.items()
                        if not name.startswith("MLFLOW_") and not name.lower().endswith("_proxy")}
-        return {**environment, "TESSERA_PYTHON": sys.executable, **(changes or {})}
+        return {**environment, "TESSERA_PYTHON": mlflow_server.feeding_python(self.folder), **(changes or {})}
 
     def run_script(self, config, calls, env=None, **run):
         self.write_script(config, calls, **run)

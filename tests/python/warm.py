@@ -1,6 +1,6 @@
-"""A process that has imported torch and Tessera, and forks programs: each starts in milliseconds. ctest starts one for a run of the suite.
+"""A process that has imported what programs need, and forks them: each starts in milliseconds. ctest starts one for a run of the suite.
 
-    warm.py FOLDER start MODULE…         starts it, with further imports; returns when it is ready. Its socket and its log are in FOLDER
+    warm.py FOLDER start MODULE…         starts it with these imports; returns when it is ready. Its socket and its log are in FOLDER
     warm.py FOLDER run SCRIPT ARGUMENT…  runs the script as `python SCRIPT ARGUMENT…` does, with this process's files, folder, environment
                                          and exit code
     warm.py FOLDER end
@@ -48,8 +48,9 @@ def start(folder, modules):
     os.dup2(log, 2)
     from ranks import environment
 
-    os.environ.update(environment())  # libgomp reads its number of threads once
-    for module in ("tessera", "torch._dynamo", *modules):  # a rank's first optimizer imports it, in a second
+    # libgomp reads its number of threads once; jemalloc, which MLflow's library brings, starts a thread as it is loaded.
+    os.environ.update(environment(JE_ARROW_MALLOC_CONF="background_thread:false"))
+    for module in modules:
         importlib.import_module(module)
         threads = len(os.listdir("/proc/self/task"))
         if threads != 1:
@@ -128,7 +129,8 @@ def become(given, files):
     random.seed()  # a fork has its parent's
     sys.argv = given["words"]
     sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
-    sys.modules["tessera"].failures.this_process_is_the_rank()
+    if "tessera" in sys.modules:
+        sys.modules["tessera"].failures.this_process_is_the_rank()
     runpy.run_path(sys.argv[0], run_name="__main__")
     sys.exit()
 
@@ -140,6 +142,9 @@ def run(folder, words):
     text = json.dumps({"folder": os.getcwd(), "environment": dict(os.environ), "words": words}).encode() + b"\0"
     socket.send_fds(server, [text], [0, 1, 2])
     pid = int.from_bytes(server.recv(4), "little")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):  # who reads what the program writes sees the program close it
+        os.dup2(nothing, number)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: os.kill(pid, number))
     status = int.from_bytes(server.recv(4), "little")

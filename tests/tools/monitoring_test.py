@@ -24,7 +24,7 @@ from tool import ToolTest, free_port  # noqa: E402
 class MonitoringTest(ToolTest):
     def environment(self, **changes):
         environment = super().environment(**changes)
-        environment["TESSERA_PYTHON"] = sys.executable
+        environment["TESSERA_PYTHON"] = mlflow_server.feeding_python(self.folder)
         return {name: value for name, value in environment.items() if not name.startswith("MLFLOW_") and not name.lower().endswith("_proxy")}
 
     def scalars(self):

@@ -15,7 +15,6 @@
 
 #include <ATen/ATen.h>
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -30,6 +29,7 @@
 #include "core/files/file_descriptor.h"
 #include "core/memory/available_memory.h"
 #include "core/str.h"
+#include "core/variables.h"
 #include "launcher/environment/host.h"
 #include "launcher/failure/failure_report.h"
 
@@ -168,10 +168,10 @@ HostFacts host_facts() {
 
 void find_network(HostReport& host, const std::string& master_addr, int master_port, bool is_cuda) {
   const char* const variable = is_cuda ? "NCCL_SOCKET_IFNAME" : "GLOO_SOCKET_IFNAME";
-  const char* const named = std::getenv(variable);
+  const auto named = text_variable(variable);
   try {
-    if (named && *named) {
-      const std::string first = std::string(named).substr(0, std::string(named).find(','));
+    if (named) {
+      const std::string first = named->substr(0, named->find(','));
       host.chosen_by = variable;
       host.address = comm::address_of_interface(first, variable);
       host.interface = first;

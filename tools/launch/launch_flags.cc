@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/parse_number.h"
 #include "core/str.h"
+#include "core/variables.h"
 #include "launcher/environment/environment.h"
 
 namespace tessera::tools {
@@ -86,7 +87,7 @@ void add_place_flags(CLI::App& command, LaunchFlags& flags) {
           "--master-addr,--master_addr",
           [&flags](const std::string& text) {
             flags.master_addr = text;
-            if (!std::getenv("RANK")) ::setenv("MASTER_ADDR", text.c_str(), /*overwrite=*/1);
+            if (!text_variable("RANK")) ::setenv("MASTER_ADDR", text.c_str(), /*overwrite=*/1);
           },
           "Address of host 0 (default: this host, or the first of the hostfile)")
       ->type_name("HOST");

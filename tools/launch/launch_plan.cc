@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <filesystem>
 #include <numeric>
 #include <sstream>
@@ -13,6 +12,7 @@
 #include "core/environment/environment.h"
 #include "core/error.h"
 #include "core/str.h"
+#include "core/variables.h"
 #include "launcher/environment/env_file.h"
 #include "launcher/environment/environment.h"
 #include "launcher/environment/hosts.h"
@@ -115,7 +115,7 @@ void take_slots(launcher::Options& options, const std::vector<Host>& hosts) {
 /// This host's place by flags, else by what else started this process on each host.
 void take_place(launcher::Options& options, const LaunchFlags& flags) {
   const auto place = launcher::place_of_this_host();
-  const char* address = std::getenv("MASTER_ADDR");
+  const auto address = text_variable("MASTER_ADDR");
   options.num_nodes = flags.num_nodes.value_or(place ? place->num_nodes : 1);
   options.node_rank = flags.node_rank.value_or(place ? place->node_rank : 0);
   if (place && !flags.nproc) options.nproc = place->nproc.value_or(1);
@@ -128,7 +128,7 @@ void take_place(launcher::Options& options, const LaunchFlags& flags) {
   else if (place)
     options.master_addr = place->master_addr;
   else if (address)
-    options.master_addr = address;
+    options.master_addr = *address;
   if (!place && !flags.node_rank)
     throw ConfigError("--nnodes ", options.num_nodes, ": expected --node-rank 0 to ", options.num_nodes - 1,
                       " on each host, or --hostfile FILE to start all from here");
@@ -141,18 +141,18 @@ void become_agent(launcher::Options& options, const LaunchFlags& flags, std::str
   options.is_agent = true;
   options.watch_stdin = kind == "stdin";
   options.signals.is_end_by_user_2 = !options.watch_stdin;
-  if (const char* run_id = std::getenv("TESSERA_RUN_ID")) options.run_id = run_id;
+  options.run_id = text_variable("TESSERA_RUN_ID").value_or(options.run_id);
   options.restart_count = integer_variable("TORCHELASTIC_RESTART_COUNT").value_or(0);
   options.max_restarts = integer_variable("TORCHELASTIC_MAX_RESTARTS").value_or(0);
-  const char* text = std::getenv(launcher::kHostsVariable);
+  const auto text = text_variable(launcher::kHostsVariable);
   if (!text) return take_place(options, flags);
-  const std::vector<Host> hosts = launcher::decode_hosts(text);
+  const std::vector<Host> hosts = launcher::decode_hosts(*text);
   const auto place = launcher::place_of_this_host();
   options.node_rank = flags.node_rank.value_or(place ? place->node_rank : 0);
   // Slurm numbers its tasks by its own order of hosts.
-  if (const char* node = std::getenv("SLURMD_NODENAME"))
+  if (const auto node = text_variable("SLURMD_NODENAME"))
     for (size_t i = 0; i < hosts.size(); ++i)
-      if (hosts[i].name == node) options.node_rank = static_cast<int>(i);
+      if (hosts[i].name == *node) options.node_rank = static_cast<int>(i);
   if (options.node_rank < 0 || options.node_rank >= static_cast<int>(hosts.size()))
     throw ConfigError("--node-rank ", options.node_rank, ": ", launcher::kHostsVariable, " has ",
                       hosts.size(), " hosts");
@@ -263,15 +263,15 @@ static std::string flag_of_launcher(const LaunchFlags& flags) {
 
 bool starts_ranks(const LaunchFlags& flags) {
   const bool is_rank =
-      std::getenv("RANK") && (std::getenv("TESSERA_RUN_ID") || std::getenv("TORCHELASTIC_RUN_ID"));
+      text_variable("RANK") && (text_variable("TESSERA_RUN_ID") || text_variable("TORCHELASTIC_RUN_ID"));
   const bool names_hosts = !flags.hostfile.empty() || flags.num_nodes.value_or(1) > 1 ||
                            (!flags.launcher.empty() && launcher::engine_of(flags.launcher) != Engine::kLocal);
   if (names_hosts && !is_rank) return true;
   if (launcher::should_start_ranks(flags.nproc)) return true;
   const std::string flag = flag_of_launcher(flags);
   if (flag.empty()) return false;
-  if (!in_group()) return true;                    // one rank, and a launcher that does what the flag says
-  if (!std::getenv("TORCHELASTIC_RESTART_COUNT"))  // neither Tessera's launcher nor torchrun
+  if (!in_group()) return true;                      // one rank, and a launcher that does what the flag says
+  if (!text_variable("TORCHELASTIC_RESTART_COUNT"))  // neither Tessera's launcher nor torchrun
     throw ConfigError(flag, ": these ranks were started by ", environment().launcher,
                       ", which does not follow it; expected the flag where Tessera starts them "
                       "(--nproc, --hostfile, --launcher), or that launcher's own");
@@ -281,7 +281,7 @@ bool starts_ranks(const LaunchFlags& flags) {
 LaunchPlan plan_launch(const LaunchFlags& flags) {
   LaunchPlan plan;
   plan.local = common_options(flags);
-  const char* agent = std::getenv(launcher::kAgentVariable);
+  const auto agent = text_variable(launcher::kAgentVariable);
   std::vector<Host> hosts = agent ? std::vector<Host>() : hosts_of(flags);
   Engine engine = hosts.empty() ? Engine::kLocal : Engine::kSsh;
   if (!flags.launcher.empty()) engine = launcher::engine_of(flags.launcher);
@@ -304,7 +304,7 @@ LaunchPlan plan_launch(const LaunchFlags& flags) {
     throw ConfigError(
         "--launcher local: the hostfile names other hosts; expected this one alone, or another launcher");
   if (agent)
-    become_agent(plan.local, flags, agent);
+    become_agent(plan.local, flags, *agent);
   else
     take_place(plan.local, flags);
   if (!hosts.empty()) take_slots(plan.local, hosts);

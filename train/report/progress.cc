@@ -7,7 +7,6 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <ostream>
 #include <string_view>
 #include <utility>
@@ -15,6 +14,7 @@
 #include "core/str.h"
 #include "core/terminal.h"
 #include "core/utf8.h"
+#include "core/variables.h"
 
 namespace tessera::train {
 namespace {
@@ -54,10 +54,8 @@ std::string format_rate(double rate, const std::string& unit) {
 
 bool locale_is_utf8() {
   for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {  // the first one set decides, as in setlocale(3)
-    const char* value = std::getenv(name);
-    if (value == nullptr || *value == '\0') continue;
-    const std::string_view locale(value);
-    return locale.find("UTF-8") != locale.npos || locale.find("utf8") != locale.npos;
+    const auto locale = text_variable(name);
+    if (locale) return locale->find("UTF-8") != locale->npos || locale->find("utf8") != locale->npos;
   }
   return false;
 }

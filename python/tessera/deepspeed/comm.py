@@ -74,8 +74,8 @@ def init_distributed(dist_backend=None, auto_mpi_discovery=True, distributed_por
     """
     _place_from(init_method, rank, world_size)
     _check_place(auto_mpi_discovery, init_method, dist_init_required, config, rank, world_size)
-    if distributed_port is not None:
-        os.environ.setdefault("MASTER_PORT", str(distributed_port))
+    if distributed_port is not None and not os.environ.get("MASTER_PORT"):
+        os.environ["MASTER_PORT"] = str(distributed_port)
     os.environ.update(_engine.environment())  # for those that read torchrun's names, whatever launcher it is
     if _comm.is_initialized():  # DeepSpeed says so, and goes on
         if verbose and timeout is not None and _comm.get_rank() == 0:
@@ -116,7 +116,7 @@ def _place_from(init_method, rank, world_size):
     host, _, port = init_method.removeprefix("tcp://").partition("?")[0].rpartition(":")
     if not host or not port.isdigit():
         raise ValueError(f"init_distributed(init_method={init_method!r}): expected tcp://HOST:PORT")
-    if "RANK" not in os.environ and rank >= 0 and world_size > 0:
+    if not os.environ.get("RANK") and rank >= 0 and world_size > 0:
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), MASTER_ADDR=host, MASTER_PORT=port)
 
 

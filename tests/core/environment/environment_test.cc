@@ -15,6 +15,7 @@
 #include "core/environment/ended_ranks.h"
 #include "core/error.h"
 #include "core/files/temporary_folder.h"
+#include "core/variables.h"
 #include "tests/support/errors.h"
 
 namespace tessera {
@@ -116,10 +117,13 @@ TEST_F(EnvironmentTest, NamesTheVariableThatIsWrong) {
        "MASTER_PORT together, or unset them"},
       {"MASTER_ADDR", nullptr,
        "MASTER_ADDR is not set although WORLD_SIZE=4 is above 1: expected the address of rank 0's host"},
-      {"MASTER_ADDR", "", "MASTER_ADDR is empty: expected the address of rank 0's host"},
+      {"MASTER_ADDR", "",
+       "MASTER_ADDR is not set although WORLD_SIZE=4 is above 1: expected the address of rank 0's host"},
       {"MASTER_PORT", nullptr,
        "MASTER_PORT is not set although WORLD_SIZE=4 is above 1: expected a free port of rank 0's host"},
-      {"RANK", "", "RANK='' is not an integer"},
+      {"RANK", "",
+       "RANK is not set although WORLD_SIZE=4 is; set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT "
+       "together, or unset them"},
       {"RANK", "one", "RANK='one' is not an integer"},
       {"RANK", " 1", "RANK=' 1' is not an integer"},
       {"RANK", "1.0", "RANK='1.0' is not an integer"},
@@ -147,6 +151,27 @@ TEST_F(EnvironmentTest, NamesTheVariableThatIsWrong) {
     EXPECT_THROW(environment(), CommError) << wrong.error;
     EXPECT_EQ(error_of([] { environment(); }), wrong.error);
   }
+}
+
+TEST_F(EnvironmentTest, AnEmptyVariableSaysNothing) {
+  Variables empty;
+  for (const auto& [name, value] : kGood) empty.emplace(name, "");
+  for (const char* name : {"SLURM_PROCID", "SLURM_NTASKS", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"})
+    empty.emplace(name, "");
+  set(empty);
+  EXPECT_FALSE(in_group());
+  EXPECT_EQ(environment().world_size, 1);
+  EXPECT_EQ(environment().launcher, "");
+  EXPECT_EQ(text_variable("RANK"), std::nullopt);
+
+  Variables some = kGood;
+  for (const char* name : {"TESSERA_RENDEZVOUS_TIMEOUT_S", "TESSERA_RUN_SECRET", "TORCHELASTIC_RESTART_COUNT",
+                           "TORCHELASTIC_USE_AGENT_STORE", "SLURM_PROCID", "SLURM_NTASKS"})
+    some[name] = "";
+  set(some);
+  EXPECT_EQ(environment().rank, 3);
+  EXPECT_EQ(environment().restart_count, 0);
+  EXPECT_EQ(environment().rendezvous_timeout, std::nullopt);
 }
 
 TEST_F(EnvironmentTest, RanksThatHaveEndedAreListedBesideTheErrorFile) {

@@ -52,6 +52,16 @@ TEST_F(EnvironmentTest, OutsideAGroupItStartsRanksIfMoreThanOneIsAskedFor) {
   EXPECT_THAT(refusal(4097), HasSubstr("--nproc 4097"));
 }
 
+TEST_F(EnvironmentTest, AnEmptyVariableSaysNothing) {
+  for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "PET_NNODES", "OMP_NUM_THREADS"})
+    ::setenv(name, "", 1);
+  EXPECT_TRUE(should_start_ranks(2));
+  EXPECT_EQ(place_of_this_host(), std::nullopt);
+  const std::vector<std::string> environment = rank_environment({.local_world_size = 1});
+  EXPECT_THAT(environment, Contains(StartsWith("OMP_NUM_THREADS=")).Times(1));
+  EXPECT_THAT(environment, Not(Contains("OMP_NUM_THREADS=")));
+}
+
 TEST_F(EnvironmentTest, InAGroupItIsOneRankAndAnotherNprocIsAnError) {
   ::setenv("RANK", "5", 1);
   EXPECT_FALSE(in_group());  // incomplete variables: environment() reports what is missing
