@@ -106,7 +106,8 @@ endfunction()
 
 # add_test() for all of the suite. A test keeps a core busy, of which ctest counts two halves (scripts/test.sh); with WAITS one half:
 # it waits for time-outs, for ranks that were killed or for servers most of the time, and needs little of a core. LONG ones take
-# longest: ctest starts them first, so that none runs alone at the end. OpenMP's threads sleep where they wait: beside other
+# longest: ctest starts them first, so that none runs alone at the end; of those that wait two at a time where cores are few, which would
+# be idle otherwise. OpenMP's threads sleep where they wait: beside other
 # tests those that spin take the cores from the thread that they wait for, and a small operator takes a hundred times as long.
 function(tessera_add_test)
   cmake_parse_arguments(PARSE_ARGV 0 ARG "WAITS;LONG" "NAME" "")
@@ -118,6 +119,15 @@ function(tessera_add_test)
   set_tests_properties(${ARG_NAME} PROPERTIES PROCESSORS ${halves} ENVIRONMENT_MODIFICATION OMP_WAIT_POLICY=set:passive)
   if(ARG_LONG)
     set_tests_properties(${ARG_NAME} PROPERTIES COST 60)
+  endif()
+  if(ARG_WAITS AND ARG_LONG)
+    get_property(lock GLOBAL PROPERTY TESSERA_WAITING_LOCK)
+    math(EXPR lock "1 - 0${lock}")
+    set_property(GLOBAL PROPERTY TESSERA_WAITING_LOCK ${lock})
+    cmake_host_system_information(RESULT cores QUERY NUMBER_OF_LOGICAL_CORES)
+    if(cores LESS 5)
+      set_tests_properties(${ARG_NAME} PROPERTIES RESOURCE_LOCK waiting_${lock})
+    endif()
   endif()
 endfunction()
 
