@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <deque>
 #include <future>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string_view>
@@ -30,7 +28,6 @@ using Wide = __int128;  // products of sizes that files say
 constexpr size_t kMaxRuns = size_t{1} << 22;           // of one tensor
 constexpr int64_t kMaxElements = int64_t{1} << 60;     // of one tensor
 constexpr Wide kMaxRowsOneByOne = Wide{1} << 24;       // that check() sorts
-constexpr size_t kMaxOpenFiles = 200;                  // of a process that may have 1024
 constexpr int64_t kPieceBytes = int64_t{8} << 20;      // of one pass of read()
 constexpr int64_t kSmallRowBytes = int64_t{16} << 10;  // shorter rows are read together
 constexpr int64_t kMostUnwanted = 8;                   // bytes read for one that is wanted
@@ -343,11 +340,9 @@ std::vector<Run> runs_of_strided(int file, int64_t offset, DType type, const std
   return runs_of_box(file, offset, type, shape, std::vector<int64_t>(shape.size(), 0), shape, strides);
 }
 
-namespace {
-
 /// A file that is read: one of Tessera's safetensors by its hashes, another one as it is.
-struct OpenFile {
-  explicit OpenFile(const fs::path& path) : plain(path) {
+struct ForeignFiles::Open {
+  explicit Open(const fs::path& path) : plain(path) {
     constexpr size_t kLengthBytes = 8;  // of the header, before its '{'
     std::array<std::byte, kLengthBytes + 1> start{};
     if (plain.read_some(0, start) < start.size() || start.back() != std::byte{'{'}) return;
@@ -359,48 +354,23 @@ struct OpenFile {
   std::optional<SafetensorsFile> hashed;
 };
 
-}  // namespace
-
-struct ForeignFiles::Impl {
-  std::vector<fs::path> paths;
-  std::mutex mutex;  // guards what follows
-  std::vector<std::shared_ptr<const OpenFile>> open;
-  std::deque<size_t> opened;  // those that are open, the oldest first
-
-  std::shared_ptr<const OpenFile> file(int index) {
-    const auto at = static_cast<size_t>(index);
-    TESSERA_CHECK(index >= 0 && at < paths.size(), "file ", index, " of ", paths.size());
-    const std::scoped_lock lock(mutex);
-    if (open[at]) return open[at];
-    if (opened.size() >= kMaxOpenFiles) {
-      open[opened.front()].reset();
-      opened.pop_front();
-    }
-    open[at] = std::make_shared<const OpenFile>(paths[at]);
-    opened.push_back(at);
-    return open[at];
-  }
-
-  void read_at(int index, int64_t offset, std::span<std::byte> destination) {
-    try {
-      const auto input = file(index);
-      if (input->hashed) return input->hashed->read_at(offset, destination);
-      const auto got = static_cast<int64_t>(input->plain.read_some(offset, destination));
-      if (const auto wanted = static_cast<int64_t>(destination.size()); got < wanted)
-        throw CheckpointError(input->plain.path(), " ends at byte ", offset + got, "; expected ",
-                              offset + wanted, " at least: it was cut off");
-    } catch (const DiskError& error) {
-      throw CheckpointError(error.what());
-    }
-  }
-};
-
-ForeignFiles::ForeignFiles(std::vector<fs::path> files) : impl_(std::make_unique<Impl>()) {
-  impl_->open.resize(files.size());
-  impl_->paths = std::move(files);
-}
+ForeignFiles::ForeignFiles(std::vector<fs::path> files)
+    : files_(std::make_unique<OpenFiles<Open>>(std::move(files))) {}
 
 ForeignFiles::~ForeignFiles() = default;
+
+void ForeignFiles::read_at(int file, int64_t offset, std::span<std::byte> destination) const {
+  try {
+    const auto input = files_->get(file);
+    if (input->hashed) return input->hashed->read_at(offset, destination);
+    const auto got = static_cast<int64_t>(input->plain.read_some(offset, destination));
+    if (const auto wanted = static_cast<int64_t>(destination.size()); got < wanted)
+      throw CheckpointError(input->plain.path(), " ends at byte ", offset + got, "; expected ",
+                            offset + wanted, " at least: it was cut off");
+  } catch (const DiskError& error) {
+    throw CheckpointError(error.what());
+  }
+}
 
 void ForeignFiles::read(const ForeignTensor& tensor, int64_t begin, std::span<std::byte> destination) const {
   const int64_t width = size_bytes(tensor.type), numel = tensor.numel();
@@ -429,13 +399,13 @@ void ForeignFiles::read(const ForeignTensor& tensor, int64_t begin, std::span<st
       if (span.rows < 2 || span.bytes / span.rows > kSmallRowBytes || extent > span.bytes * kMostUnwanted)
         continue;
       span.content.resize(static_cast<size_t>(extent));
-      impl_->read_at(file, span.begin, span.content);
+      read_at(file, span.begin, span.content);
     }
     for_each_row(tensor, first, last, [&](int file, int64_t offset, int64_t length, int64_t to) {
       const auto part = piece.subspan(static_cast<size_t>(to), static_cast<size_t>(length));
       const Span& span = spans[file];
       if (span.content.empty())
-        impl_->read_at(file, offset, part);
+        read_at(file, offset, part);
       else
         std::memcpy(part.data(), span.content.data() + (offset - span.begin), part.size());
     });

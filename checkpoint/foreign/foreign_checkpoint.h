@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/open_files.h"
 #include "core/dtype.h"
 
 namespace tessera::checkpoint {
@@ -142,8 +143,10 @@ class ForeignFiles {
   void read(const ForeignTensor& tensor, int64_t begin, std::span<std::byte> destination) const;
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  struct Open;
+  void read_at(int file, int64_t offset, std::span<std::byte> destination) const;
+
+  std::unique_ptr<OpenFiles<Open>> files_;
 };
 
 /// Throws CheckpointError naming `source`, tensor, what was found: runs outside of their file or of the

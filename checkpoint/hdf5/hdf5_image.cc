@@ -24,38 +24,6 @@ namespace {
 // A page, so that data can be mapped, and read or written with O_DIRECT.
 constexpr hsize_t kAlignmentBytes = 4096;
 
-class AnonymousFile {
- public:
-  AnonymousFile() : descriptor_(::memfd_create("tessera-hdf5", MFD_CLOEXEC)) {
-    if (descriptor_ < 0) throw CheckpointError("cannot create a file in memory: ", std::strerror(errno));
-  }
-  AnonymousFile(const AnonymousFile&) = delete;
-  AnonymousFile& operator=(const AnonymousFile&) = delete;
-  ~AnonymousFile() { ::close(descriptor_); }
-
-  std::string path() const { return str("/proc/self/fd/", descriptor_); }
-  int64_t bytes() const {
-    struct stat status{};
-    return ::fstat(descriptor_, &status) == 0 ? status.st_size : -1;
-  }
-  std::string read(int64_t begin, int64_t end) const {
-    std::string bytes(static_cast<size_t>(end - begin), '\0');
-    for (size_t got = 0; got < bytes.size();) {
-      const ssize_t n =
-          ::pread(descriptor_, bytes.data() + got, bytes.size() - got, begin + static_cast<int64_t>(got));
-      if (n < 0 && errno == EINTR) continue;
-      if (n <= 0)
-        throw CheckpointError("cannot read a file in memory: ",
-                              n < 0 ? std::strerror(errno) : "it ends early");
-      got += static_cast<size_t>(n);
-    }
-    return bytes;
-  }
-
- private:
-  int descriptor_;
-};
-
 /// A hyperslab: `start` and `count` by dimension.
 struct Hdf5Block {
   std::vector<hsize_t> start, count;
@@ -124,6 +92,38 @@ std::string hdf5_name(std::string_view name) {
 }
 
 struct Hdf5Builder::Handles {
+  class AnonymousFile {
+   public:
+    AnonymousFile() : descriptor_(::memfd_create("tessera-hdf5", MFD_CLOEXEC)) {
+      if (descriptor_ < 0) throw CheckpointError("cannot create a file in memory: ", std::strerror(errno));
+    }
+    AnonymousFile(const AnonymousFile&) = delete;
+    AnonymousFile& operator=(const AnonymousFile&) = delete;
+    ~AnonymousFile() { ::close(descriptor_); }
+
+    std::string path() const { return str("/proc/self/fd/", descriptor_); }
+    int64_t bytes() const {
+      struct stat status{};
+      return ::fstat(descriptor_, &status) == 0 ? status.st_size : -1;
+    }
+    std::string read(int64_t begin, int64_t end) const {
+      std::string bytes(static_cast<size_t>(end - begin), '\0');
+      for (size_t got = 0; got < bytes.size();) {
+        const ssize_t n =
+            ::pread(descriptor_, bytes.data() + got, bytes.size() - got, begin + static_cast<int64_t>(got));
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0)
+          throw CheckpointError("cannot read a file in memory: ",
+                                n < 0 ? std::strerror(errno) : "it ends early");
+        got += static_cast<size_t>(n);
+      }
+      return bytes;
+    }
+
+   private:
+    int descriptor_;
+  };
+
   // Held until everything below is closed: members are destroyed from the last to the first.
   Hdf5Library library;
   const std::string* purpose = nullptr;

@@ -1,7 +1,5 @@
 #include "checkpoint/read/hashed_files.h"
 
-#include <sys/resource.h>
-
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -37,54 +35,30 @@ std::string datasets_in(const FileRecord& file, int64_t begin, int64_t end) {
   return names;
 }
 
-/// A part of the files that this process may have open.
-size_t open_files(size_t divisor) {
-  rlimit limit{};
-  return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 ? static_cast<size_t>(limit.rlim_cur) / divisor : 100;
+std::vector<fs::path> paths_of(const fs::path& folder, const Manifest& manifest) {
+  std::vector<fs::path> paths;
+  for (const FileRecord& file : manifest.files) paths.push_back(folder / file.name);
+  return paths;
 }
 
 }  // namespace
 
-HashedFiles::HashedFiles(fs::path folder, std::shared_ptr<const Manifest> manifest)
+HashedFiles::HashedFiles(const fs::path& folder, std::shared_ptr<const Manifest> manifest)
     : ElementSource(std::move(manifest)),
-      folder_(std::move(folder)),
-      files_(manifest_->files.size()),
+      files_(paths_of(folder, *manifest_)),
       checked_(static_cast<size_t>(manifest_->world_size())) {}
-
-void HashedFiles::open(int most) const {
-  const size_t count = std::min({static_cast<size_t>(most), files_.size(), open_files(2)});
-  const std::lock_guard lock(files_mutex_);
-  for (size_t at = 0; at < count; ++at) try {
-      if (!files_[at]) files_[at] = std::make_shared<const InputFile>(folder_ / manifest_->files[at].name);
-    } catch (const DiskError&) {
-      // Whoever reads it finds out.
-    }
-}
 
 void HashedFiles::check_sizes() const {
   for (int rank = 0; rank < manifest_->world_size(); ++rank) {
     const FileRecord& record = manifest_->rank_file(rank);
-    const fs::path path = folder_ / record.name;
-    const auto& held = files_[static_cast<size_t>(rank)];
+    const fs::path& path = files_.path(rank);
+    const auto held = files_.find(rank);
     std::error_code error;
     const uintmax_t bytes = held ? static_cast<uintmax_t>(held->bytes()) : fs::file_size(path, error);
     if (error) throw CheckpointError(path, ": cannot be read: ", error.message());
     if (bytes != static_cast<uintmax_t>(record.bytes))
       throw CheckpointError(path, ": found ", bytes, " bytes; expected ", record.bytes, ", as saved");
   }
-}
-
-std::shared_ptr<const InputFile> HashedFiles::file(int index) const {
-  const auto at = static_cast<size_t>(index);
-  const std::lock_guard lock(files_mutex_);
-  if (files_[at]) return files_[at];
-  if (opened_.size() >= open_files(4)) {
-    files_[opened_.front()].reset();
-    opened_.pop_front();
-  }
-  files_[at] = std::make_shared<const InputFile>(folder_ / manifest_->files[at].name);
-  opened_.push_back(at);
-  return files_[at];
 }
 
 const DatasetRecord* HashedFiles::dataset_of_whole(const TensorId& id) const {
@@ -147,7 +121,7 @@ void HashedFiles::check(const TensorId& id, int64_t first, int64_t numel) const 
 void HashedFiles::read_block(int rank, const DatasetRecord& dataset, int64_t block,
                              std::span<std::byte> into) const {
   const FileRecord& record = manifest_->rank_file(rank);
-  const std::shared_ptr<const InputFile> input = file(rank);
+  const auto input = files_.get(rank);
   input->read_at(block * kBlockBytes, into);
   bytes_read_ += std::ssize(into);
   const uint64_t expected = record.block_hashes[static_cast<size_t>(block)], found = hash_block(into);
@@ -250,7 +224,7 @@ VerifyReport HashedFiles::verify(const VerifyProgress& progress) const {
     ++report.num_files;
     const size_t num_before = report.problems.size();
     try {
-      verify_file(record, *file(static_cast<int>(index)));
+      verify_file(record, *files_.get(static_cast<int>(index)));
     } catch (const DiskError& error) {
       report.problems.push_back(str(record.name, ": ", error.what()));
     }

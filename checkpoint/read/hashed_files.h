@@ -8,7 +8,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <filesystem>
 #include <memory>
 #include <mutex>
@@ -16,9 +15,11 @@
 #include <span>
 #include <vector>
 
+#include "checkpoint/open_files.h"
 #include "checkpoint/read/element_source.h"
 #include "checkpoint/sharded/manifest.h"
 #include "core/files/disk.h"
+#include "core/files/input_file.h"
 
 namespace tessera::checkpoint {
 
@@ -26,10 +27,10 @@ namespace tessera::checkpoint {
 class HashedFiles : public ElementSource {
  public:
   /// Files are opened when they are read.
-  HashedFiles(std::filesystem::path folder, std::shared_ptr<const Manifest> manifest);
+  HashedFiles(const std::filesystem::path& folder, std::shared_ptr<const Manifest> manifest);
 
-  /// Opens the first `most` files, as far as they can be: what is open stays readable when it is removed.
-  void open(int most) const;
+  /// OpenFiles::keep().
+  void open(int most) const { files_.keep(most); }
   /// Throws CheckpointError for a rank's file that is not there, or does not have its saved length.
   void check_sizes() const;
 
@@ -60,7 +61,6 @@ class HashedFiles : public ElementSource {
   };
 
   std::optional<StoredTensor> find_whole(const TensorId& id) const override;
-  std::shared_ptr<const InputFile> file(int index) const;
   /// nullptr: the file has none of that name.
   const DatasetRecord* dataset_of_whole(const TensorId& id) const;
   Place place(const TensorId& id, int64_t first, int64_t most) const;
@@ -68,12 +68,8 @@ class HashedFiles : public ElementSource {
   void copy_from_block(int rank, const DatasetRecord& dataset, int64_t block, int64_t skip,
                        std::span<std::byte> into) const;
 
-  std::filesystem::path folder_;
   mutable std::atomic<int64_t> bytes_read_ = 0;
-
-  mutable std::mutex files_mutex_;
-  mutable std::vector<std::shared_ptr<const InputFile>> files_;  // as in the manifest; null: not open
-  mutable std::deque<size_t> opened_;  // those that a read has opened, the oldest first
+  mutable OpenFiles<InputFile> files_;  // as in the manifest
 
   mutable std::mutex checked_mutex_;
   mutable std::vector<std::vector<bool>> checked_;  // by rank and block

@@ -1,6 +1,7 @@
 #include "comm/nccl/nccl.h"
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 
 #include <atomic>
 #include <utility>
@@ -13,6 +14,14 @@
 
 namespace tessera::comm {
 namespace {
+
+/// NCCL has no integers of 16 bits: their sums are made in 32.
+at::Tensor summable(const at::Tensor& tensor) {
+  if (tensor.scalar_type() != at::kShort) return tensor;
+  const at::DisableRecordFunctionGuard silent;
+  const at::NoGradGuard no_grad;
+  return tensor.to(at::kInt);
+}
 
 // [Note: streams] ProcessGroupNCCL runs collectives on a stream of its own. Issuing one makes that stream
 // wait for the current stream; a work's wait() makes the current stream wait for the collective, without
@@ -59,14 +68,14 @@ class NcclTransport final : public Transport {
   // And it scatters in place when the output is the rank's own slice of the input.
   PendingPtr reduce_scatter(const at::Tensor& full, const ReduceInto& into, uint32_t) override {
     const int64_t shard_numel = full.numel() / size_;
-    at::Tensor input = plain_view(full, 0, full.numel());
-    at::Tensor output = plain_view(full, rank_ * shard_numel, shard_numel);
+    at::Tensor input = summable(plain_view(full, 0, full.numel()));
+    at::Tensor output = plain_view(input, rank_ * shard_numel, shard_numel);
     return pending(group_->_reduce_scatter_base(output, input), finish_reduction(output, into));
   }
 
   PendingPtr all_reduce(const at::Tensor& full, double scale, uint32_t) override {
-    std::vector<at::Tensor> tensors{plain_view(full, 0, full.numel())};
-    return pending(group_->allreduce(tensors), finish_reduction(full, {full, scale}));
+    std::vector<at::Tensor> tensors{summable(plain_view(full, 0, full.numel()))};
+    return pending(group_->allreduce(tensors), finish_reduction(tensors.front(), {full, scale}));
   }
 
   PendingPtr broadcast(const at::Tensor& buffer, int root, uint32_t) override {

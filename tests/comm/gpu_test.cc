@@ -25,7 +25,7 @@ using testing::summed;
 
 void check_collectives(Communicator& comm, at::Device device) {
   const int size = comm.size();
-  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kShort}) {
     constexpr int64_t kNumel = 1001;
     at::Tensor sum = filled(comm.rank(), 0, size * kNumel, dtype).to(device);
     comm.all_reduce(sum, "sum")->wait();

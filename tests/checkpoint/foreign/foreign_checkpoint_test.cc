@@ -2,6 +2,7 @@
 #include "checkpoint/foreign/foreign_checkpoint.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <fstream>
 #include <numeric>
@@ -115,6 +116,10 @@ TEST_F(Files, BoxesOfManyFilesMakeATensor) {
 }
 
 TEST_F(Files, MoreFilesThanMayBeOpen) {
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit few{100, limit.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
   std::vector<std::filesystem::path> paths;
   ForeignTensor tensor{DType::kInt32, {500}, {}};
   for (int i = 0; i < 500; ++i) {
@@ -124,6 +129,7 @@ TEST_F(Files, MoreFilesThanMayBeOpen) {
   const ForeignFiles files(paths);
   EXPECT_EQ(read(files, tensor, 0, 500), std::vector<int32_t>(500, 0));
   EXPECT_EQ(read(files, tensor, 3, 2), std::vector<int32_t>(2, 0));
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
 }
 
 TEST_F(Files, AFileThatEndsEarly) {
