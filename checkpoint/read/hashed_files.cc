@@ -85,7 +85,7 @@ HashedFiles::Place HashedFiles::place(const TensorId& id, int64_t first, int64_t
   const std::string name = is_state ? state_dataset(id.name, unit) : weights_dataset(layout, unit);
   const FileRecord& file = manifest_->rank_file(at.rank);
   const DatasetRecord* const dataset = file.datasets.find(name);
-  if (dataset == nullptr) throw CheckpointError(folder_ / file.name, ": has no dataset ", name);
+  if (dataset == nullptr) throw CheckpointError(files_.path(at.rank), ": has no dataset ", name);
   return {at.rank, dataset, at.begin, std::min(most, at.numel)};
 }
 
