@@ -9,6 +9,7 @@
 #include <set>
 
 #include "checkpoint/checkpoint_error.h"
+#include "comm/init/agreement.h"
 #include "core/str.h"
 #include "engine/checkpoint/checkpoint_types.h"
 #include "zero/memory/pause_listening.h"
@@ -19,6 +20,13 @@ namespace tessera {
 using checkpoint::Piece;
 using checkpoint::TensorId;
 using nlohmann::json;
+
+void check_same_content(comm::Communicator& comm, const std::string& path, const std::string& digest) {
+  if (const int other = comm::first_unlike(comm, "content of a checkpoint", digest); other != 0)
+    throw CheckpointError(path, ": rank ", other,
+                          " has opened other content than rank 0; expected the same files on "
+                          "all hosts, which nothing replaces meanwhile");
+}
 
 checkpoint::ParameterOrder order_of(const zero::ShardedModel& model) {
   checkpoint::ParameterOrder order{

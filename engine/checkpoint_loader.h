@@ -23,6 +23,11 @@ namespace tessera {
 /// What another program's checkpoint does not say of the model: its names, tied ones, buffers.
 checkpoint::ParameterOrder order_of(const zero::ShardedModel& model);
 
+/// Collective. `digest`: of what this rank has opened there. Throws CheckpointError, the same on all ranks,
+/// where they differ: hosts may have copies, and a run may replace a checkpoint between two ranks' opening
+/// it.
+void check_same_content(comm::Communicator& comm, const std::string& path, const std::string& digest);
+
 /// The blob of a rank that has what ModuleState::extra_state() gave.
 inline constexpr const char* kExtraState = "extra_state";
 /// The blob of a rank that has what WholeOptimizer::state() gave.

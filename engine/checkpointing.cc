@@ -124,7 +124,7 @@ void Engine::save_in_memory(HostFolders& folders, const json& client_state) {
 /// Collective.
 std::string Engine::save_with(CheckpointWriter& writer, const std::string& directory, const std::string& tag,
                               const json& client_state, const SaveOptions& options) {
-  comm::on_all_ranks<Error>(*comm_, "engine before save_checkpoint()", [&] { sharded_->check_usable(); });
+  check_usable_on_all_ranks("save_checkpoint()");
   if (window_.is_complete())
     throw Error(
         "save_checkpoint() between the last backward() of a step and step(): call step() first, which "
@@ -235,9 +235,12 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
   std::vector<std::string> lost;
   at::Tensor cpu_generator, cuda_generator, extra_state;
   std::vector<at::Tensor> optimizer_state;  // by rank of the checkpoint
+  std::string digest;
   comm::on_all_ranks<CheckpointError>(*comm_, "opened checkpoint", [&] {
     loader = std::make_unique<CheckpointLoader>(chosen_directory, chosen, *sharded_, options);
+    digest = loader->checkpoint().elements().digest();
   });
+  check_same_content(*comm_, loader->checkpoint().path().string(), digest);
   if (options.folders) options.folders->bring(loader->files());
   comm::on_all_ranks<CheckpointError>(*comm_, "verified checkpoint", [&] {
     const checkpoint::Manifest& manifest = loader->checkpoint().manifest();
@@ -296,8 +299,7 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
     if (std::ranges::find(loaded.not_loaded, line) == loaded.not_loaded.end())
       loaded.not_loaded.push_back(std::move(line));
   // Of the caller's optimizer the configuration says nothing.
-  const bool is_configured = !options_.update_rule && (!options_.whole_optimizer ||
-                                                       kernels::updates_whole_parameters(optimizer_.kind));
+  const bool is_configured = !options_.update_rule && steps_by_groups();
   if (foreign && loader->with_states() && !foreign->groups.empty()) {
     if (std::string line = other_groups(*loader, options); !line.empty()) {
       if (std::ranges::find(loaded.not_loaded, line) == loaded.not_loaded.end())

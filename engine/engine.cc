@@ -14,6 +14,7 @@
 #include <unordered_set>
 
 #include "activations/checkpointing.h"
+#include "comm/init/agreement.h"
 #include "comm/memory/cuda_host_transfer.h"
 #include "comm/torch_dtype.h"
 #include "core/error.h"
@@ -24,6 +25,7 @@
 #include "engine/config/sharding_plan.h"
 #include "engine/engine_internal.h"
 #include "engine/optimizer/optimizer_setup.h"
+#include "engine/optimizer/same_groups.h"
 #include "engine/same_config.h"
 #include "zero/optimizer/whole_formula.h"
 
@@ -175,11 +177,16 @@ void Engine::log_muon() const {
 /// OneCycle moves betas; as in DeepSpeed, an optimizer without them trains without that.
 void Engine::warn_unmoved_momentum() const {
   const auto* const cycle = std::get_if<OneCycleOptions>(&config_.scheduler);
-  const std::string type = type_of(config_.optimizer.options);
-  const bool has_betas =
-      std::visit([](const auto& options) { return requires { options.beta1; }; }, config_.optimizer.options);
-  if (rank() == 0 && cycle && cycle->cycle_momentum && (!has_betas || type == MuonOptions::kName))
-    options_.log.warning(str("scheduler.params.cycle_momentum has no effect on ", type));
+  if (rank() == 0 && cycle && cycle->cycle_momentum && !has_betas())
+    options_.log.warning(
+        str("scheduler.params.cycle_momentum has no effect on ", type_of(config_.optimizer.options)));
+}
+
+/// Whether the optimizer has betas that a schedule moves.
+bool Engine::has_betas() const {
+  if (!sharded_->optimizer().by_muon().empty()) return false;
+  return std::visit([](const auto& options) { return requires { options.beta1; }; },
+                    config_.optimizer.options);
 }
 
 /// A pattern that matches nothing is most often a typing mistake, and so is a name.
@@ -460,7 +467,10 @@ void Engine::step() {
         "step() inside of no_sync(): gradients are not reduced there; leave it for the last backward() of a "
         "step");
   sharded_->check_usable();
-  if (update_is_due()) sharded_->residency().refuse_held("step()");
+  if (update_is_due()) {
+    check_momentum();
+    sharded_->residency().refuse_held("step()");
+  }
   sharded_->check_gradients();
   window_.end_micro_step();
   if (!update_is_due()) return;
@@ -494,10 +504,19 @@ void Engine::zero_grad() {
 /// Collective. At the accumulation boundary.
 void Engine::update() {
   RECORD_USER_SCOPE("tessera.step");
-  check_momentum();
   if (checkpoint_writer_) checkpoint_writer_->report();
-  const zero::GradientSummary summary = sharded_->summarize_gradients(stop_requested_);
+  std::vector<kernels::Hyper> groups = next_groups();
+  const zero::GradientSummary summary = sharded_->summarize_gradients(
+      {.raise_flag = stop_requested_, .digest = steps_by_groups() ? digest_of(groups) : 0});
   should_stop_ = summary.flag_raised;
+  if (!summary.is_same_step) {
+    sharded_->skip_step();
+    window_.give_up();
+    throw Error(
+        "step(): ", first_difference(*comm_, groups),
+        "; expected the same on all ranks: what is set by a rank's own loss or metric has to be averaged "
+        "over the ranks first. The step's gradients were dropped");
+  }
   const bool overflow = summary.num_nonfinite > 0;
   gradient_norm_ = overflow ? std::numeric_limits<double>::infinity() : summary.norm / gradient_scale_;
   window_.close();
@@ -506,7 +525,8 @@ void Engine::update() {
     sharded_->skip_step();
     return report_skipped_step(summary);
   }
-  set_rates();
+  ++schedule_steps_;
+  sharded_->optimizer().groups() = std::move(groups);
   sharded_->step(clip_coefficient(gradient_norm_) / gradient_scale_);
   scaler_.update(/*overflow=*/false);
 }
@@ -540,17 +560,23 @@ void Engine::check_momentum() const {
                         " steps; expected below 1: 0, a smaller rate, or a larger decay_step_size");
 }
 
-void Engine::set_rates() {
+/// The param groups with the rates and betas of the next update.
+std::vector<kernels::Hyper> Engine::next_groups() const {
+  std::vector<kernels::Hyper> groups = sharded_->optimizer().groups();
   const std::vector<double> rates = learning_rates();
   const std::vector<std::optional<Betas>> betas = scheduled_betas();
-  ++schedule_steps_;
-  std::vector<kernels::Hyper>& groups = sharded_->optimizer().groups();
   for (size_t group = 0; group < groups.size(); ++group) {
     groups[group].lr = rates[group];
     if (!betas[group]) continue;
     groups[group].beta1 = betas[group]->beta1;
     groups[group].beta2 = betas[group]->beta2;
   }
+  return groups;
+}
+
+/// Whether the engine's own formulas update, by the groups; else the caller's optimizer does as it likes.
+bool Engine::steps_by_groups() const {
+  return !options_.whole_optimizer || kernels::updates_whole_parameters(optimizer_.kind);
 }
 
 void Engine::set_learning_rates(std::vector<double> rates) {
@@ -573,14 +599,19 @@ std::vector<double> Engine::learning_rates() const {
 
 std::vector<std::optional<Betas>> Engine::scheduled_betas() const {
   std::vector<std::optional<Betas>> betas(schedule_.num_groups());
-  if (!sharded_->optimizer().by_muon().empty()) return betas;
+  if (!has_betas()) return betas;
   for (size_t group = 0; group < betas.size(); ++group)
     betas[group] = schedule_.betas(schedule_steps_, group);
   return betas;
 }
 
+/// Collective. What one rank alone must refuse is an error of all: the others would wait for it.
+void Engine::check_usable_on_all_ranks(std::string_view call) const {
+  comm::on_all_ranks<Error>(*comm_, str("engine before ", call).c_str(), [&] { sharded_->check_usable(); });
+}
+
 at::Tensor Engine::full_gradient(const std::string& name) {
-  sharded_->check_usable();
+  check_usable_on_all_ranks("full_gradient()");
   if (window_.gradients() == AccumulationWindow::Gradients::kDiscarded)
     throw Error(
         "full_gradient(\"", name,
@@ -595,16 +626,18 @@ at::Tensor Engine::full_gradient(const std::string& name) {
 
 /// Collective. Rank 0's value on all ranks, on the device in fp32.
 at::Tensor Engine::value_to_set(std::string_view call, const std::string& name, const at::Tensor& value) {
-  sharded_->check_usable();
-  const int parameter = sharded_->layout().find(name);
-  if (parameter < 0) throw Error("the model has no parameter named ", name);
-  const std::vector<int64_t>& shape = sharded_->layout().parameters()[parameter].shape;
-  if (!value.defined() || value.sizes() != at::IntArrayRef(shape) || !value.is_floating_point())
+  comm::on_all_ranks<Error>(*comm_, str("engine before ", call, "()").c_str(), [&] {
+    sharded_->check_usable();
+    const int parameter = sharded_->layout().find(name);
+    if (parameter < 0) throw Error("the model has no parameter named ", name);
+    const std::vector<int64_t>& shape = sharded_->layout().parameters()[parameter].shape;
+    if (value.defined() && value.sizes() == at::IntArrayRef(shape) && value.is_floating_point()) return;
     throw Error(
         call, "(\"", name, "\"): expected a floating tensor of shape ", describe_shape(shape), ", found ",
         value.defined()
             ? str("one of ", c10::toString(value.scalar_type()), ", shape ", describe_shape(value.sizes()))
             : std::string("an undefined one"));
+  });
   const at::NoGradGuard no_grad;
   const at::Tensor all =
       value.detach().to(options_.device, at::kFloat, /*non_blocking=*/false, /*copy=*/true).contiguous();
@@ -634,7 +667,7 @@ void Engine::train() {
 }
 
 void Engine::eval() {
-  sharded_->check_usable();
+  check_usable_on_all_ranks("eval()");
   set_training(false);
   sharded_->eval();
   if (activations_) activations_->set_training(false);

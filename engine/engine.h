@@ -187,8 +187,8 @@ class Engine {
   /// completely, or not at all. Gradients are not saved: of a step under
   /// way its beginning is. Not between the last backward() of a step and step(). With `checkpoint.async` it
   /// returns after a copy, and a failed write is logged at a later step. `client_state`: rank 0's is kept.
-  /// Returns DIRECTORY/TAG. Throws CheckpointError, the same on all ranks; the engine and older checkpoints
-  /// are unchanged.
+  /// Returns DIRECTORY/TAG. Throws CheckpointError, the same on all ranks, and Error where an earlier call
+  /// has failed on any; the engine and older checkpoints are unchanged.
   std::string save_checkpoint(const std::string& directory, const std::string& tag = "");
   std::string save_checkpoint(const std::string& directory, const std::string& tag,
                               const nlohmann::json& client_state);
@@ -203,7 +203,8 @@ class Engine {
   /// Collective. Loads DIRECTORY/TAG (default: the tag in DIRECTORY/latest), saved with any stage, number of
   /// ranks, unit size and precision. Gradients of a step under way are dropped, and an engine whose
   /// backward() or step() has failed on all ranks can be used again; each rank reads what it needs. Random
-  /// numbers continue on the ranks that the saving run had, too. Throws CheckpointError, the same on all
+  /// numbers continue on the ranks that the saving run had, too. Throws CheckpointError, also where ranks have
+  /// opened other content, and Error where a rank's parameters were written outside of it: the same on all
   /// ranks, before anything has changed. LoadOptions and LoadedCheckpoint are in engine/checkpointing.h.
   LoadedCheckpoint load_checkpoint(const std::string& directory, const std::string& tag = "");
   LoadedCheckpoint load_checkpoint(const std::string& directory, const std::string& tag,
@@ -343,6 +344,7 @@ class Engine {
   std::optional<at::ScalarType> input_dtype() const;
   void log_muon() const;
   void warn_unmoved_momentum() const;
+  bool has_betas() const;
   void warn_unmatched_patterns() const;
   void warn_unused_reports() const;
   void set_up_activations();
@@ -355,8 +357,10 @@ class Engine {
   void begin_callers_backward();
   void end_callers_backward();
   void update();
+  void check_usable_on_all_ranks(std::string_view call) const;
   void check_momentum() const;
-  void set_rates();
+  std::vector<kernels::Hyper> next_groups() const;
+  bool steps_by_groups() const;
   double clip_coefficient(double norm) const;
   std::string optimizer_name() const;
   void report_skipped_step(const zero::GradientSummary& summary);

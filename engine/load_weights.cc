@@ -59,6 +59,7 @@ class WeightsFile {
     const auto found = tensors_.find(name);
     return found == tensors_.end() ? nullptr : &found->second;
   }
+  std::string digest() const { return checkpoint::content_digest(source_, *files_); }
   at::Tensor read(const FileTensor& tensor, int64_t begin, int64_t numel) const {
     const at::Tensor elements = at::empty({numel}, to_torch(tensor.elements->type));
     files_->read(*tensor.elements, begin, bytes_of(elements));
@@ -307,11 +308,14 @@ void Engine::load_weights(const std::string& path, const LoadWeightsOptions& opt
     throw Error("load_weights() between backward() and the step() that updates");
   std::optional<WeightsFile> file;
   Match found;
+  std::string digest;
   comm::on_all_ranks<CheckpointError>(*comm_, "weights to load", [&] {
     file.emplace(path, *sharded_);
     found = match(*file, path, *sharded_, options);
     check_elements(*file, path, found.taken, *sharded_);
+    digest = file->digest();
   });
+  check_same_content(*comm_, path, digest);
   sharded_->begin_replacing("load_weights()");
   comm::on_all_ranks<CheckpointError>(*comm_, "loaded weights", [&] {
     const zero::PauseListening our_own_operators;

@@ -18,6 +18,7 @@
 #include "comm/init/init.h"
 #include "core/error.h"
 #include "core/str.h"
+#include "core/variables.h"
 #include "train/report/report.h"
 #include "train/restart.h"
 
@@ -73,7 +74,7 @@ comm::CommunicatorPtr join_group(const TrainerConfig& trainer, const comm::Envir
 }
 
 void make_deterministic() {
-  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);  // read by cuBLAS at its first use
+  set_default_variable("CUBLAS_WORKSPACE_CONFIG", ":4096:8");  // read by cuBLAS at its first use
   at::Context& context = at::globalContext();
   context.setDeterministicAlgorithms(true, /*warn_only=*/false);
   context.setDeterministicCuDNN(true);

@@ -136,7 +136,10 @@ std::vector<Evaluation> evaluate_in_group(const TrainedRun& run, Task& task,
   init.local_rank = environment.local_rank;
   init.loaded_next = [](const std::string&) { return true; };
   Engine& engine = task.initialize(run.config.engine, comm, init);
-  const std::string model = load_trained_weights(run, engine, output.logger);
+  TrainedRun same = run;  // the run may be writing its model while ranks look for it
+  same.weights =
+      comm::from_rank_0<ConfigError>(*comm, "weights to evaluate", [&] { return run.weights.string(); });
+  const std::string model = load_trained_weights(same, engine, output.logger);
 
   const Display display = comm->rank() == 0 ? output.display : Display{};
   std::vector<Evaluation> evaluations;

@@ -324,16 +324,17 @@ void ShardedModel::reduce_accumulated() {
   });
 }
 
-GradientSummary ShardedModel::summarize_gradients(bool raise_flag) {
+GradientSummary ShardedModel::summarize_gradients(const RankFlags& mine) {
   taken_->leave();
   return or_unusable([&] {
-    GradientSummary summary = summarize(*layout_, units_, *gradients_, *comm_, raise_flag);
+    GradientSummary summary = summarize(*layout_, units_, *gradients_, *comm_, mine);
     if (!summary.late_units.empty()) {
       gradients_->reduce_late(summary.late_units);
       const GradientSummary before = std::move(summary);
-      summary = summarize(*layout_, units_, *gradients_, *comm_, /*raise_flag=*/false);
+      summary = summarize(*layout_, units_, *gradients_, *comm_, {});
       summary.late_units = before.late_units;
       summary.flag_raised = before.flag_raised;
+      summary.is_same_step = before.is_same_step;
     }
     used_ = summary.used;
     return summary;
@@ -414,7 +415,8 @@ void ShardedModel::skip_step() {
 }
 
 void ShardedModel::apply_to_whole(const std::function<void()>& function) {
-  check_usable();
+  comm::on_all_ranks<Error>(*comm_, "engine before train() or eval() of the optimizer",
+                            [&] { check_usable(); });
   residency_->refuse_held("train() or eval() of the optimizer");
   TESSERA_CHECK(optimizer_->whole() != nullptr);
   const PauseListening our_own_operators;

@@ -108,9 +108,8 @@ class ShardedModel {
   /// Collective. Reduces what earlier micro-steps, none of them the last, have added up: the last micro-step
   /// without a backward.
   void reduce_accumulated();
-  /// Collective. After the last micro-step: reduces what came late, and tells of the gradients. `raise_flag`:
-  /// see GradientSummary::flag_raised.
-  GradientSummary summarize_gradients(bool raise_flag = false);
+  /// Collective. After the last micro-step: reduces what came late, and tells of the gradients.
+  GradientSummary summarize_gradients(const RankFlags& mine = {});
   /// Collective. After summarize_gradients(): one optimizer step with the gradients times `grad_scale`;
   /// starts the gathers of the new values. Or leaves the parameters as they are.
   void step(double grad_scale);

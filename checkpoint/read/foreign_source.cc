@@ -4,11 +4,13 @@
 #include <cstring>
 #include <set>
 
+#include "checkpoint/block_hashes.h"
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/formats/convert.h"
 #include "checkpoint/sharded/manifest.h"
 #include "core/check.h"
 #include "core/files/temporary_name.h"
+#include "core/json/json_text.h"
 #include "core/str.h"
 
 namespace tessera::checkpoint {
@@ -246,6 +248,10 @@ void ForeignSource::read(const TensorId& id, int64_t first, std::span<std::byte>
     destination = destination.subspan(part.size());
     first += numel;
   }
+}
+
+std::string ForeignSource::digest() const {
+  return text_digest(json_text(manifest_->state) + content_digest(source_, files_));
 }
 
 void ForeignSource::check(const TensorId& id, int64_t first, int64_t numel) const {

@@ -33,6 +33,7 @@ class ForeignSource : public ElementSource {
   void read(const TensorId& id, int64_t first, std::span<std::byte> destination) const override;
   void check(const TensorId& id, int64_t first, int64_t numel) const override;
   VerifyReport verify(const VerifyProgress& progress) const override;
+  std::string digest() const override;
   int64_t bytes_read() const override { return bytes_read_; }
 
  private:

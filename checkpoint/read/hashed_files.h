@@ -38,6 +38,7 @@ class HashedFiles : public ElementSource {
   void read(const TensorId& id, int64_t first, std::span<std::byte> destination) const override;
   void check(const TensorId& id, int64_t first, int64_t numel) const override;
   VerifyReport verify(const VerifyProgress& progress) const override;
+  std::string digest() const override { return content_digest(*manifest_); }
   int64_t bytes_read() const override { return bytes_read_; }
 
   /// The same of bytes of a dataset in the file of `rank`, from `begin` on.

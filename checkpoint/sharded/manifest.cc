@@ -14,6 +14,7 @@
 #include "checkpoint/hdf5/hdf5_image.h"
 #include "core/json/json_field.h"
 #include "core/json/json_reader.h"
+#include "core/json/json_text.h"
 #include "core/numel.h"
 #include "core/str.h"
 
@@ -534,6 +535,13 @@ Manifest Manifest::parse(std::string_view text, const std::string& source) {
   if (!field["state"].value().is_object()) field["state"].fail("an object");
   manifest.state = field["state"].value();
   return manifest;
+}
+
+std::string content_digest(const Manifest& manifest) {
+  std::string text = json_text(manifest.state);
+  for (int rank = 0; rank < manifest.world_size(); ++rank)
+    text += file_record_to_text(manifest.rank_file(rank));
+  return text_digest(text);
 }
 
 }  // namespace tessera::checkpoint

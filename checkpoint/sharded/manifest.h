@@ -193,7 +193,10 @@ void check_state(const nlohmann::json& state);
 
 /// A file's record to text, for sending it to rank 0.
 std::string file_record_to_text(const FileRecord& record);
-/// The inverse, for the records of many ranks: equal lists of datasets are read once, and shared.
+/// Equal for checkpoints of the same state and elements. Of model.h5 it knows nothing.
+std::string content_digest(const Manifest& manifest);
+/// file_record_to_text()'s inverse, for the records of many ranks: equal lists of datasets are read once, and
+/// shared.
 class FileRecordReader {
  public:
   /// Throws as Manifest::parse does.

@@ -24,6 +24,13 @@ std::string failure_on_any(Communicator& comm, const char* label, const std::fun
   return same ? *first : str("rank ", first - errors.begin(), ": ", *first);
 }
 
+int first_unlike(Communicator& comm, const char* label, const std::string& mine) {
+  const std::vector<std::string> ranks = comm.exchange(mine, label);
+  const auto other =
+      std::find_if(ranks.begin(), ranks.end(), [&](const std::string& one) { return one != ranks.front(); });
+  return other == ranks.end() ? 0 : static_cast<int>(other - ranks.begin());
+}
+
 Answer ask_rank_0(Communicator& comm, const char* label, const std::function<std::string()>& answer) {
   Answer mine;
   if (comm.rank() == 0) {

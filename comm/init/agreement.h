@@ -20,6 +20,9 @@ void on_all_ranks(Communicator& comm, const char* label, const std::function<voi
   if (const std::string failure = failure_on_any(comm, label, function); !failure.empty()) throw E(failure);
 }
 
+/// Collective. The first rank whose `mine` is not rank 0's; 0: all ranks have the same.
+int first_unlike(Communicator& comm, const char* label, const std::string& mine);
+
 /// Has rank 0's answer, or why there is none.
 struct Answer {
   bool is_failure = false;

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <csignal>
-#include <cstdlib>
 #include <exception>
 #include <mutex>
 #include <set>
@@ -56,8 +55,8 @@ using std::chrono::milliseconds;
 // of 40). Ranks that are threads, or a data loader's thread beside the model, may be two such threads.
 void prepare_libtorch() {
   at::tanh(at::zeros({1}, at::kFloat));
-  if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) FLAGS_caffe2_log_level = c10::GLOG_ERROR;
-  setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
+  if (!text_variable("TORCH_CPP_LOG_LEVEL")) FLAGS_caffe2_log_level = c10::GLOG_ERROR;
+  set_default_variable("TORCH_FR_BUFFER_SIZE", "0");
   struct sigaction pipe{};
   if (sigaction(SIGPIPE, nullptr, &pipe) == 0 && pipe.sa_handler == SIG_DFL) signal(SIGPIPE, SIG_IGN);
 }

@@ -19,6 +19,7 @@
 
 #include "core/memory/allocation_failure.h"
 #include "core/memory/available_memory.h"
+#include "core/variables.h"
 
 namespace tessera::comm {
 namespace {
@@ -256,8 +257,8 @@ void install_cpu_allocator() {
     ::pthread_atfork([] { cache().mutex().lock(); }, [] { cache().mutex().unlock(); },
                      [] { cache().mutex().unlock(); });
     c10::SetCPUAllocator(new CpuAllocator, /*priority=*/1);
-    if (std::getenv("MALLOC_TRIM_THRESHOLD_") == nullptr) ::mallopt(M_TRIM_THRESHOLD, kHeapEndKept);
-    if (std::getenv("MALLOC_MMAP_THRESHOLD_") == nullptr) ::mallopt(M_MMAP_THRESHOLD, kMappedByMalloc);
+    if (!text_variable("MALLOC_TRIM_THRESHOLD_")) ::mallopt(M_TRIM_THRESHOLD, kHeapEndKept);
+    if (!text_variable("MALLOC_MMAP_THRESHOLD_")) ::mallopt(M_MMAP_THRESHOLD, kMappedByMalloc);
     return true;
   }();
   (void)installed;

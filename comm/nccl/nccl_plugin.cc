@@ -5,8 +5,9 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
-#include <cstdlib>
 #include <cstring>
+
+#include "core/variables.h"
 
 int tessera_cuda_num_devices() { return c10::cuda::device_count(); }
 
@@ -24,15 +25,15 @@ void tessera_nccl_make_group(const c10::intrusive_ptr<c10d::Store>* store, int r
   // By default NCCL's watchdog ends the process when a collective fails or takes too long.
   // CleanUpOnly (2) aborts the communicator instead, and the error shows in the works
   // (TransportCommunicator::reap), to be diagnosed like any other.
-  setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", /*overwrite=*/0);
+  tessera::set_default_variable("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2");
   // Operations of several NCCL communicators on one device start in the order in which the host has given
   // them to it (NCCL 2.26 and later), which is the same on all ranks: [Note: one order on a device] in
   // zero/plan/collective_order.h.
-  setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0);
+  tessera::set_default_variable("NCCL_LAUNCH_ORDER_IMPLICIT", "1");
   // By default (NCCL 2.22 and later) ranks connect for an algorithm when a collective first takes it, and
   // that call waits for the same call of the others. It would come in a hook of the first backward, while
   // another rank waits in an agreement for this one.
-  setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
+  tessera::set_default_variable("NCCL_RUNTIME_CONNECT", "0");
   auto options = c10d::ProcessGroupNCCL::Options::create();
   options->timeout = std::chrono::milliseconds(timeout_ms);
   options->group_name = "tessera";

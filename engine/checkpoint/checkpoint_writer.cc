@@ -6,11 +6,13 @@
 
 #include <algorithm>
 #include <span>
+#include <system_error>
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/sharded/catalog.h"
 #include "checkpoint/sharded/save.h"
 #include "comm/control/error_message.h"
+#include "comm/init/agreement.h"
 #include "comm/memory/cuda_host_transfer.h"
 #include "comm/memory/host_thread.h"
 #include "core/error.h"
@@ -121,8 +123,17 @@ static checkpoint::SourceBytes bytes_on_disk(zero::OffloadedTensor& source, cons
           [&source] { source.release(); }};
 }
 
-/// Collective where this rank does not write the file of its own number: then it gets the blob that belongs
+/// Collective where this rank does not write the file of its own number: then it gets the blobs that belong
 /// there.
+std::vector<at::Tensor> CheckpointWriter::blobs_of_file(const CheckpointContent& content) {
+  const zero::PauseListening our_own_operators;
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> blobs;
+  for (const zero::NamedTensor& blob : content.blobs)
+    blobs.push_back(blob_of_file(blob, model_.mesh().owned_part()));
+  return blobs;
+}
+
 at::Tensor CheckpointWriter::blob_of_file(const zero::NamedTensor& blob, int file) {
   comm::Communicator& comm = model_.comm();
   if (model_.mesh().num_replicas() == 1) return blob.tensor;
@@ -140,6 +151,7 @@ at::Tensor CheckpointWriter::blob_of_file(const zero::NamedTensor& blob, int fil
 }
 
 std::unique_ptr<CheckpointWriter::Job> CheckpointWriter::prepare(const CheckpointContent& content,
+                                                                 const std::vector<at::Tensor>& blobs,
                                                                  bool copy) {
   const zero::PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
@@ -180,8 +192,7 @@ std::unique_ptr<CheckpointWriter::Job> CheckpointWriter::prepare(const Checkpoin
   for (const zero::NamedTensor& buffer : content.buffers)
     request.tensors.push_back({buffer.name, dtype_of(buffer.tensor, buffer.name), buffer.tensor.sizes().vec(),
                                keep(zero::bytes_of_elements(buffer.tensor))});
-  for (const zero::NamedTensor& blob : content.blobs)
-    request.blobs.push_back({blob.name, keep(blob_of_file(blob, request.rank))});
+  for (size_t i = 0; i < blobs.size(); ++i) request.blobs.push_back({content.blobs[i].name, keep(blobs[i])});
   if (job->copied) transfer_->wait(job->copied);  // the next update
   zero::OffloadedTensor::expect(read_next);
   request.state = content.state;
@@ -232,13 +243,16 @@ std::string CheckpointWriter::save(const CheckpointContent& content) {
   last_failed();
   failure_ = nullptr;
   logged_ = false;
-  std::unique_ptr<Job> job = prepare(content, /*copy=*/in_background());
+  const std::vector<at::Tensor> blobs = blobs_of_file(content);
+  std::shared_ptr<Job> job;
+  comm::on_all_ranks<CheckpointError>(model_.comm(), "copies of a checkpoint",
+                                      [&] { job = prepare(content, blobs, /*copy=*/in_background()); });
   const std::string path = (job->request.directory / job->request.tag).string();
   if (!in_background()) {
     write(*job, model_.comm());
     return path;
   }
-  thread_ = std::thread([this, job = std::move(job), device = model_.comm().device()] {
+  const auto write_in_background = [this, job, device = model_.comm().device()] {
     comm::set_device_of_thread(device);
     std::exception_ptr failure;
     try {
@@ -249,7 +263,14 @@ std::string CheckpointWriter::save(const CheckpointContent& content) {
     wait_for_copies(*job);
     const std::lock_guard lock(mutex_);
     failure_ = failure;
-  });
+  };
+  try {
+    thread_ = std::thread(write_in_background);
+  } catch (const std::system_error& error) {
+    log_.warning(str("checkpoint.async: no thread can be started (", error.what(),
+                     "); the checkpoint is written before training goes on"));
+    write_in_background();
+  }
   return path;
 }
 

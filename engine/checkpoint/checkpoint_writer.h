@@ -99,7 +99,9 @@ class CheckpointWriter {
  private:
   struct Job;  // tensors that are kept alive and the request that refers to them
   bool in_background() const { return config_.async && model_.offload_store() == nullptr; }
-  std::unique_ptr<Job> prepare(const CheckpointContent& content, bool copy);
+  std::vector<at::Tensor> blobs_of_file(const CheckpointContent& content);
+  std::unique_ptr<Job> prepare(const CheckpointContent& content, const std::vector<at::Tensor>& blobs,
+                               bool copy);
   void allocate_snapshot();
   checkpoint::SourceBytes source_of(const at::Tensor& tensor, bool copy, Job& job);
   at::Tensor place_in_snapshot(const at::Tensor& tensor);

@@ -115,21 +115,19 @@ std::vector<Held> held_in(const fs::path& folder,
                           std::map<std::string, std::string>& unreadable) {
   std::vector<Held> all;
   for (const std::string& tag : checkpoint::list_folders(folder)) try {
-      Manifest manifest = checkpoint::read_manifest(folder / tag);
+      const Manifest manifest = checkpoint::read_manifest(folder / tag);
       const std::optional<int64_t> place = order(manifest.state);
       if (!place) continue;
       const std::vector<std::string> problems = checkpoint::verify(folder, tag).by_file;
       Held held{.identity = {}, .tag = tag, .order = *place, .files = {}, .damaged = {}};
-      manifest.files.pop_back();  // model.h5
-      std::string records;
-      for (size_t i = 0; i < manifest.files.size(); ++i) {
-        const checkpoint::FileRecord& file = manifest.files[i];
-        records += checkpoint::file_record_to_text(file);
-        held.files += problems[i].empty() ? '+' : '-';
-        if (!problems[i].empty() && held.damaged.empty() && fs::exists(folder / tag / file.name))
-          held.damaged = problems[i];
+      for (int rank = 0; rank < manifest.world_size(); ++rank) {
+        const std::string& problem = problems[static_cast<size_t>(rank)];
+        held.files += problem.empty() ? '+' : '-';
+        if (!problem.empty() && held.damaged.empty() &&
+            fs::exists(folder / tag / manifest.rank_file(rank).name))
+          held.damaged = problem;
       }
-      held.identity = checkpoint::text_digest(records + manifest.state.dump());
+      held.identity = checkpoint::content_digest(manifest);
       all.push_back(std::move(held));
     } catch (const CheckpointError& error) {  // what else is in the folder is of no use without it
       unreadable[tag] = error.what();

@@ -98,9 +98,11 @@ std::vector<std::string> rank_environment(const RankVariables& variables) {
   std::set<std::string, std::less<>> names;
   for (const auto& [name, value] : ours) names.insert(name);
   const auto is_ours = [&](std::string_view name) { return names.contains(name); };
-  for (const std::string& line : variables.given)
+  for (const std::string& line : variables.given) {
+    if (line == "OMP_NUM_THREADS=") continue;  // as unset: libgomp would take all cores on each rank
     if (const size_t equals = line.find('='); names.insert(line.substr(0, equals)).second)
       ours.emplace_back(line.substr(0, equals), line.substr(equals + 1));
+  }
   if (!text_variable("OMP_NUM_THREADS") && names.insert("OMP_NUM_THREADS").second) {
     const int share = std::max(1, available_cores() / variables.local_world_size);
     ours.emplace_back("OMP_NUM_THREADS", std::to_string(variables.num_cores.value_or(share)));

@@ -153,6 +153,7 @@ TEST_P(EngineErrors, GradientsThatWereDroppedCannotBeRead) {
 }
 
 TEST_P(EngineErrors, AMomentumThatTheScheduleHasRaisedToOneIsRefused) {
+  const TestFolder folder("risen_momentum");
   on_ranks(2, [&](comm::CommunicatorPtr comm) {
     Case c = small_units(2, GetParam());
     c.optimizer = "AdamW";
@@ -174,6 +175,42 @@ TEST_P(EngineErrors, AMomentumThatTheScheduleHasRaisedToOneIsRefused) {
     engine->zero_grad();
     EXPECT_TRUE(at::equal(engine->full_parameter("fc1.weight"), weights));
     EXPECT_EQ(engine->global_steps(), 5);
+    engine->save_checkpoint(folder.string());
+    engine->backward(step_loss(*engine, 5));
+
+    c.optimizer = "SGD";  // has no betas that it could move
+    auto plain = mlp_engine(c, comm->duplicate("plain"));
+    for (int step = 0; step < 7; ++step) {
+      plain->backward(step_loss(*plain, step));
+      plain->step();
+    }
+  });
+}
+
+TEST_P(EngineErrors, RanksWithOtherRatesAreRefused) {
+  on_ranks(2, [&](comm::CommunicatorPtr comm) {
+    const Case c = small_units(2, GetParam());
+    const auto train = [&](bool with_error) {
+      auto engine = mlp_engine(c, comm);
+      for (int step = 0; step < 3; ++step) {
+        if (with_error) {
+          engine->set_learning_rates({engine->rank() == 1 && step == 1 ? 0.25 : 0.125});
+          engine->backward(step_loss(*engine, step));
+          if (step == 1) {
+            EXPECT_THAT(
+                error_of([&] { engine->step(); }),
+                HasSubstr("param group 0 has lr 0.125 on rank 0, but 0.25 on rank 1; expected the same"));
+            EXPECT_FALSE(engine->has_failed());
+            EXPECT_EQ(engine->global_steps(), 1);
+          }
+        }
+        engine->set_learning_rates({0.125});
+        if (!with_error || step == 1) engine->backward(step_loss(*engine, step));
+        engine->step();
+      }
+      return engine->full_parameter("fc1.weight");
+    };
+    EXPECT_TRUE(at::equal(train(true), train(false)));
   });
 }
 

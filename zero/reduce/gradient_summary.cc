@@ -72,12 +72,13 @@ int first_nonfinite(const Layout& layout, std::vector<ParamUnit>& units, const G
   return -1;
 }
 
-/// What a rank gives to the all-gather beside its norms: its flag {late, by unit} {used, by parameter}.
-at::Tensor flags_of_rank(const GradientReducer& gradients, at::Device device, bool raise_flag) {
+/// What a rank gives to the all-gather beside its norms: digest, flag {late, by unit} {used, by parameter}.
+at::Tensor flags_of_rank(const GradientReducer& gradients, at::Device device, const RankFlags& mine) {
   const std::vector<bool> late = gradients.late_units(), used = gradients.used();
-  const at::Tensor flags = to_be_copied(static_cast<int64_t>(1 + late.size() + used.size()), device);
+  const at::Tensor flags = to_be_copied(static_cast<int64_t>(2 + late.size() + used.size()), device);
   auto* next = static_cast<double*>(flags.data_ptr());
-  *next++ = raise_flag;
+  *next++ = mine.digest;
+  *next++ = mine.raise_flag;
   next = std::copy(late.begin(), late.end(), next);
   std::copy(used.begin(), used.end(), next);
   return flags;
@@ -92,6 +93,7 @@ void take_part(const double* norms, const double* flags, size_t num_units, doubl
     summary.num_nonfinite += static_cast<int64_t>(norms[2 * unit + 1]);
   }
   sum_of_squares += sum;
+  ++flags;  // the digest
   if (*flags++ != 0) summary.flag_raised = true;
   for (size_t unit = 0; unit < num_units; ++unit)
     if (*flags++ != 0) late[unit] = true;
@@ -102,23 +104,25 @@ void take_part(const double* norms, const double* flags, size_t num_units, doubl
 }  // namespace
 
 GradientSummary summarize(const Layout& layout, std::vector<ParamUnit>& units,
-                          const GradientReducer& gradients, comm::Communicator& comm, bool raise_flag) {
+                          const GradientReducer& gradients, comm::Communicator& comm, const RankFlags& mine) {
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
   const size_t num_units = units.size(), num_parameters = layout.parameters().size();
   const at::Device device = units.front().memory.full().device();
   const Mesh& mesh = units.front().mesh;
-  const at::Tensor parts = all_gather_owned(
-      comm, device, {gradients.norms().view(-1), flags_of_rank(gradients, device, raise_flag)}, mesh,
-      "gradient norm");
+  const at::Tensor parts =
+      all_gather_owned(comm, device, {gradients.norms().view(-1), flags_of_rank(gradients, device, mine)},
+                       mesh, "gradient norm");
 
   GradientSummary summary;
   summary.used.resize(num_parameters);
   std::vector<bool> late(num_units);
   double sum_of_squares = 0;
   const auto part_of = [&](int part) { return parts.const_data_ptr<double>() + part * parts.size(1); };
-  for (int part = 0; part < comm.size(); ++part)
+  for (int part = 0; part < comm.size(); ++part) {
     take_part(part_of(part), part_of(part) + 2 * num_units, num_units, sum_of_squares, late, summary);
+    if (part_of(part)[2 * num_units] != part_of(0)[2 * num_units]) summary.is_same_step = false;
+  }
   summary.norm = std::sqrt(sum_of_squares);
   for (size_t unit = 0; unit < num_units; ++unit)
     if (late[unit]) summary.late_units.push_back(static_cast<int>(unit));

@@ -26,11 +26,18 @@ struct GradientSummary {
   /// These units had gradients that came late on some rank: see GradientReducer::late_units.
   std::vector<int> late_units;
   bool flag_raised = false;  ///< some rank raised its flag
+  bool is_same_step = true;  ///< all ranks gave the same digest
 };
 
-/// Collective. `raise_flag`: see GradientSummary::flag_raised.
+/// What a rank tells the others beside its gradients.
+struct RankFlags {
+  bool raise_flag = false;  ///< GradientSummary::flag_raised
+  double digest = 0;        ///< of what has to be the same on all ranks; GradientSummary::is_same_step
+};
+
+/// Collective.
 GradientSummary summarize(const Layout& layout, std::vector<ParamUnit>& units,
-                          const GradientReducer& gradients, comm::Communicator& comm, bool raise_flag);
+                          const GradientReducer& gradients, comm::Communicator& comm, const RankFlags& mine);
 
 /// Collective. (ranks, n) fp64 on the host: what the ranks gave, in the order of the parts that they own
 /// (mesh.h), in which it is added up. `mine`: flat tensors of fp64, n elements together, in the host's memory

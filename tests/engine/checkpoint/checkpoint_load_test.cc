@@ -92,6 +92,41 @@ TEST(Load, AnotherOptimizersStateIsRefusedOrLeftOut) {
   });
 }
 
+TEST(Load, RanksThatHaveOpenedOtherContentAreRefused) {
+  const TestFolder folder("other_content");
+  on_ranks(2, [&](comm::CommunicatorPtr comm) {
+    Trained trained({.world = 2, .stage = 2}, comm);
+    for (const char* host : {"first", "second"}) {
+      trained.step();
+      trained.engine->save_checkpoint(folder / host, "best");
+    }
+  });
+  for (const char* host : {"first", "second"}) {
+    checkpoint::ConvertOptions options{.target = checkpoint::ConvertTarget::kSafetensors};
+    options.directory = folder / host;
+    options.output = std::filesystem::path(folder / host) / "model.safetensors";
+    checkpoint::convert_checkpoint(options);
+  }
+  for (const int stage : {0, 2, 3})
+    on_ranks(2, [&](comm::CommunicatorPtr comm) {  // as on two hosts, of which one has an older copy
+      Trained other({.world = 2, .stage = stage, .seed = 8}, comm);
+      const Tensors before = whole_state(*other.engine);
+      const std::string mine = folder / (other.engine->rank() == 0 ? "first" : "second");
+      const auto expect_refused = [&](const std::function<void()>& load) {
+        EXPECT_THAT(error_of<CheckpointError>(load),
+                    HasSubstr(": rank 1 has opened other content than rank 0"));
+      };
+      expect_refused([&] { other.engine->load_checkpoint(mine, "best"); });
+      expect_refused([&] { other.engine->load_weights(mine + "/model.safetensors"); });
+      expect_refused([&] {
+        other.engine->load_checkpoint(mine + "/model.safetensors", "", {.load_module_only = true});
+      });
+      EXPECT_TRUE(bit_equal(whole_state(*other.engine), before));
+      other.engine->load_checkpoint(folder / "second", "best");
+      EXPECT_EQ(other.engine->global_steps(), 2);
+    });
+}
+
 TEST(Load, TheScheduleGoesOnWhereItIsWhenAsked) {
   const TestFolder folder("schedule");
   on_ranks(2, [&](comm::CommunicatorPtr comm) {

@@ -57,7 +57,8 @@ TEST_F(EnvironmentTest, AnEmptyVariableSaysNothing) {
     ::setenv(name, "", 1);
   EXPECT_TRUE(should_start_ranks(2));
   EXPECT_EQ(place_of_this_host(), std::nullopt);
-  const std::vector<std::string> environment = rank_environment({.local_world_size = 1});
+  const std::vector<std::string> environment =
+      rank_environment({.local_world_size = 1, .given = {"OMP_NUM_THREADS="}});
   EXPECT_THAT(environment, Contains(StartsWith("OMP_NUM_THREADS=")).Times(1));
   EXPECT_THAT(environment, Not(Contains("OMP_NUM_THREADS=")));
 }

@@ -1,0 +1,77 @@
+#include "engine/optimizer/same_groups.h"
+
+#include <bit>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "core/json/json_reader.h"
+#include "core/json/json_text.h"
+#include "core/str.h"
+
+namespace tessera {
+namespace {
+
+/// All options, by the configuration's names. One that is added to Hyper does not compile before it is here.
+std::vector<std::pair<const char*, double>> values_of(const kernels::Hyper& hyper) {
+  const auto& [lr, beta1, beta2, eps, weight_decay, momentum, dampening, nesterov, lr_decay, alpha, centered,
+               amsgrad, maximize, bias_correction, max_coeff, min_coeff, use_muon, adam_lr_ratio, ns_steps,
+               adjust_lr, beta2_decay, eps2, d, optim_bits, min_8bit_size] = hyper;
+  return {{"lr", lr},
+          {"betas[0]", beta1},
+          {"betas[1]", beta2},
+          {"eps", eps},
+          {"weight_decay", weight_decay},
+          {"momentum", momentum},
+          {"dampening", dampening},
+          {"nesterov", nesterov},
+          {"lr_decay", lr_decay},
+          {"alpha", alpha},
+          {"centered", centered},
+          {"amsgrad", amsgrad},
+          {"maximize", maximize},
+          {"bias_correction", bias_correction},
+          {"max_coeff", max_coeff},
+          {"min_coeff", min_coeff},
+          {"use_muon", use_muon},
+          {"adam_lr_ratio", adam_lr_ratio},
+          {"ns_steps", static_cast<double>(ns_steps)},
+          {"adjust_lr", static_cast<double>(adjust_lr)},
+          {"beta2_decay", beta2_decay},
+          {"eps2", eps2},
+          {"d", d},
+          {"optim_bits", static_cast<double>(optim_bits)},
+          {"min_8bit_size", static_cast<double>(min_8bit_size)}};
+}
+
+}  // namespace
+
+double digest_of(const std::vector<kernels::Hyper>& groups) {
+  uint64_t hash = 14695981039346656037U;  // FNV-1a, a value at a time
+  for (const kernels::Hyper& hyper : groups)
+    for (const auto& [name, value] : values_of(hyper)) {
+      hash = (hash ^ std::bit_cast<uint64_t>(value)) * 1099511628211U;
+      hash ^= hash >> 32;  // a double's difference may be in its last bits alone, or in its first
+    }
+  return static_cast<double>(hash >> 12);
+}
+
+std::string first_difference(comm::Communicator& comm, const std::vector<kernels::Hyper>& groups) {
+  nlohmann::json mine = nlohmann::json::array();
+  for (const kernels::Hyper& hyper : groups)
+    for (const auto& [name, value] : values_of(hyper)) mine.push_back(std::bit_cast<uint64_t>(value));
+  std::vector<std::vector<uint64_t>> ranks;
+  for (const std::string& text : comm.exchange(json_text(mine), "options of the param groups"))
+    ranks.push_back(parse_json(text).get<std::vector<uint64_t>>());
+  const size_t num_values = values_of(kernels::Hyper{}).size();
+  for (size_t rank = 1; rank < ranks.size(); ++rank)
+    for (size_t at = 0; at < ranks[0].size() && at < ranks[rank].size(); ++at)
+      if (ranks[rank][at] != ranks[0][at])
+        return str("param group ", at / num_values, " has ",
+                   values_of(kernels::Hyper{})[at % num_values].first, " ",
+                   std::bit_cast<double>(ranks[0][at]), " on rank 0, but ",
+                   std::bit_cast<double>(ranks[rank][at]), " on rank ", rank);
+  return "the param groups of the ranks differ";
+}
+
+}  // namespace tessera

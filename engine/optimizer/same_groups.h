@@ -1,0 +1,20 @@
+// Checks that all ranks step with the same options. A script may set them by what its rank alone knows, such
+// as the loss of its own batch; then shards, or copies, of one model would go apart without a word.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "zero/kernels/hyper.h"
+
+namespace tessera {
+
+/// Equal where all options of all groups are. An integer below 2^52, so that it can be sent as a double.
+double digest_of(const std::vector<kernels::Hyper>& groups);
+
+/// Collective, after digests have differed. The first difference from rank 0: "param group 1 has lr 0.1 on
+/// rank 0, but 0.01 on rank 2".
+std::string first_difference(comm::Communicator& comm, const std::vector<kernels::Hyper>& groups);
+
+}  // namespace tessera
