@@ -16,6 +16,7 @@
 #include "activations/checkpointing.h"
 #include "activations/chunked_loss.h"
 #include "checkpoint/checkpoint_error.h"
+#include "comm/init/agreement.h"
 #include "core/error.h"
 #include "core/json/json_reader.h"
 #include "core/str.h"
