@@ -203,9 +203,9 @@ class Engine {
   /// Collective. Loads DIRECTORY/TAG (default: the tag in DIRECTORY/latest), saved with any stage, number of
   /// ranks, unit size and precision. Gradients of a step under way are dropped, and an engine whose
   /// backward() or step() has failed on all ranks can be used again; each rank reads what it needs. Random
-  /// numbers continue on the ranks that the saving run had, too. Throws CheckpointError, also where ranks have
-  /// opened other content, and Error where a rank's parameters were written outside of it: the same on all
-  /// ranks, before anything has changed. LoadOptions and LoadedCheckpoint are in engine/checkpointing.h.
+  /// numbers continue on the ranks that the saving run had, too. Throws CheckpointError, also where ranks
+  /// have opened other content, and Error where a rank's parameters were written outside of it: the same on
+  /// all ranks, before anything has changed. LoadOptions and LoadedCheckpoint are in engine/checkpointing.h.
   LoadedCheckpoint load_checkpoint(const std::string& directory, const std::string& tag = "");
   LoadedCheckpoint load_checkpoint(const std::string& directory, const std::string& tag,
                                    const LoadOptions& options);
