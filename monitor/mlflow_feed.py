@@ -219,7 +219,8 @@ def main():
     if missing:
         return
     os.environ.update(MLFLOW_HTTP_REQUEST_MAX_RETRIES="0", MLFLOW_HTTP_REQUEST_TIMEOUT="30")
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    if not os.environ.get("MLFLOW_DISABLE_TELEMETRY"):
+        os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 
     def say(text):
         with contextlib.suppress(OSError):  # the run is over

@@ -57,7 +57,7 @@ def main():
     engine, _, loader, _ = tessera.initialize(model=cnn(), training_data=dataset(arguments.data, "train"), config={
         "train_batch_size": 128, "gradient_clipping": 1.0, "zero_optimization": {"stage": arguments.stage},
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}})
-    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0 and Path(arguments.out, "latest").exists()
+    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0 and Path(arguments.out, "latest").exists()
     if arguments.resume or restarted:  # restarted: by --max-restarts, after a failure
         engine.load_checkpoint(arguments.out)
     test = dataset(arguments.data, "t10k")

@@ -22,8 +22,8 @@ from tessera.zero import GatheredParameters
 
 failures.install()
 _plugin = _Path(__file__).parent / "bin" / "libtessera_cuda.so"
-if _plugin.exists():
-    _os.environ.setdefault("TESSERA_CUDA_PLUGIN", str(_plugin))
+if _plugin.exists() and not _os.environ.get("TESSERA_CUDA_PLUGIN"):  # empty: unset
+    _os.environ["TESSERA_CUDA_PLUGIN"] = str(_plugin)
 
 __all__ = ["CheckpointError", "CommError", "ConfigError", "DataError", "DataLoader", "Engine", "Error", "GatheredParameters", "Optimizer",
            "__version__", "chunked_cross_entropy", "comm", "errors", "estimate", "initialize", "launch",

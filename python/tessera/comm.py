@@ -113,7 +113,7 @@ def _port_beside_torch():
     num_ranks = int(_engine.environment()["WORLD_SIZE"])
     if num_ranks != distributed.get_world_size():
         raise CommError(f"torch.distributed has {distributed.get_world_size()} ranks, but WORLD_SIZE is "
-                        f"{os.environ.get('WORLD_SIZE', 'not set')}; expected RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun sets them")
+                        f"{os.environ.get('WORLD_SIZE') or 'not set'}; expected RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun sets them")
     before = os.environ.get("MASTER_PORT")
     if num_ranks == 1 or not before or os.environ.get(_AGENT_STORE) == "True":
         yield False

@@ -22,8 +22,14 @@ def command_path() -> Path:
 
 def main() -> None:
     """The command `tessera`, in the place of this process: `python -m tessera`, and the console script."""
-    os.environ.setdefault("TESSERA_PYTHON", sys.executable)  # for MLflow's library
+    name_python()
     os.execve(command_path(), ["tessera", *sys.argv[1:]], with_torch_found(dict(os.environ)))
+
+
+def name_python() -> None:
+    """Set TESSERA_PYTHON, which runs MLflow's library, to this interpreter, unless it is set. Empty is unset."""
+    if not os.environ.get("TESSERA_PYTHON"):
+        os.environ["TESSERA_PYTHON"] = sys.executable
 
 
 def run_command(*arguments: str | os.PathLike) -> None:

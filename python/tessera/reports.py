@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from tessera import _engine
+from tessera.launch import name_python
 
 _MONITORS = ("tensorboard", "csv_monitor", "jsonl_monitor", "mlflow")
 _meters = []  # one of the process, since allocators report to one; made for the first engine with memory_breakdown
@@ -64,7 +65,7 @@ def free_place(owner: Any) -> None:
 
 def open_monitors(parsed: _engine.Config, number: int, resumed_after: int | None = None) -> "_engine.Monitors":
     """The monitors of a configuration. `resumed_after`: the records of later steps are removed; None: earlier files are replaced."""
-    os.environ.setdefault("TESSERA_PYTHON", sys.executable)  # for MLflow's library
+    name_python()
     return _engine.Monitors(parsed, number, resumed_after)
 
 

@@ -10,7 +10,7 @@ import unittest
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from mlflow_server import free_port
-from monitor_testing import MONITOR_SCRIPT, MonitorTest
+from monitor_testing import MONITOR_SCRIPT, ROOT, MonitorTest
 
 CALLS = [["params", {"a": 1}], *[["scalars", step, {"loss": step}] for step in range(1, 51)]]
 
@@ -135,6 +135,18 @@ class FailingServerTest(MonitorTest):
         server = self.serve(lambda number: 200, silent_at="log-batch")
         self.monitor({"mlflow": {"enabled": True, "tracking_uri": server.uri}}, self.await_run(), *CALLS, ["close", "FAILED"])
         self.assertEqual(server.statuses(), ["FAILED"])
+
+    def test_an_empty_variable_counts_as_unset(self):
+        """MLflow's library, which a module stands for, reads it as it is imported."""
+        (self.folder / "mlflow.py").write_text("import os\nopen('seen', 'w').write(os.environ['MLFLOW_DISABLE_TELEMETRY'])\nraise ImportError('mine')\n")
+        records = self.folder / "records"
+        for given, expected in (("", "true"), ("false", "false")):
+            records.mkdir(exist_ok=True)
+            (records / "events.jsonl").touch()
+            done = subprocess.run([sys.executable, "-B", ROOT / "monitor" / "mlflow_feed.py"], input=json.dumps({"folder": str(records)}) + "\n",
+                                  env=self.environment({"PYTHONPATH": str(self.folder), "MLFLOW_DISABLE_TELEMETRY": given}), cwd=self.folder,
+                                  capture_output=True, text=True, timeout=60, check=True)
+            self.assertEqual((done.stdout, (self.folder / "seen").read_text()), ("ready\nwarning ImportError: mine\n", expected))
 
     def test_without_the_library(self):
         bare = self.folder / "python"

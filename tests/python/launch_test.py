@@ -9,6 +9,7 @@ import re
 import sys
 import unittest
 from contextlib import redirect_stdout
+from pathlib import Path
 
 from ranks import PROGRAMS, TESSERA, RanksTest, free_port, python
 
@@ -139,6 +140,32 @@ print("before", threads_of_gloo())
 """
 
 
+EMPTY_VARIABLES = """
+import os, sys, tempfile, tessera, torch
+assert os.environ.pop("TESSERA_CUDA_PLUGIN") == sys.argv[1], "an empty file here"
+import tessera.deepspeed, deepspeed
+from deepspeed.launcher import runner
+assert runner.DEEPSPEED_ENVIRONMENT_NAME == ".deepspeed_env"
+mpirun = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+os.environ.update(mpirun)
+try:
+    deepspeed.init_distributed(auto_mpi_discovery=False)
+except tessera.Error as error:
+    assert "RANK is not set" in str(error), error
+else:
+    raise AssertionError("no error")
+for name in mpirun:
+    del os.environ[name]
+engine = tessera.initialize(model=torch.nn.Linear(2, 2), distributed_port=2345, config={
+    "train_batch_size": 1, "csv_monitor": {"enabled": True, "output_path": tempfile.mkdtemp()}})[0]
+engine.backward(engine(torch.ones(1, 2)).sum())
+engine.step()  # opens the monitors
+found = os.environ["MASTER_PORT"], os.environ["TESSERA_PYTHON"]
+assert found == ("2345", sys.executable), found
+print("done")
+"""
+
+
 class Launch(RanksTest):
     def launch(self, text, *arguments):
         """What the command says of two ranks of a program."""
@@ -214,6 +241,19 @@ class Launch(RanksTest):
             self.assertEqual(result["world"], 2)
             for ours, theirs in zip(result["losses"], alone["losses"]):
                 self.assertAlmostEqual(ours, theirs, places=5)
+
+    def test_an_empty_variable_counts_as_unset(self):
+        """The package beside a file that stands for the plugin of CUDA, which a build without CUDA has not."""
+        package = self.folder / "site" / "tessera"
+        plugin = package / "bin" / "libtessera_cuda.so"
+        plugin.parent.mkdir(parents=True)
+        plugin.touch()
+        for path in (Path(os.environ["BUILD_DIR"]) / "python" / "tessera").iterdir():
+            if path.name != "bin":
+                (package / path.name).symlink_to(path)
+        names = ("MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "TESSERA_CUDA_PLUGIN", "TESSERA_PYTHON", "DS_ENV_FILE")
+        (text,) = self.finish([self.start(sys.executable, "-c", EMPTY_VARIABLES, plugin, PYTHONPATH=package.parent, **dict.fromkeys(names, ""))])
+        self.assertIn("done", text)
 
     def test_a_read_on_rank_0_alone_is_an_error_soon(self):
         ranks = self.start_ranks(2, "train_script.py", "only_rank_0_reads")

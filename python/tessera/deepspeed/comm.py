@@ -136,7 +136,7 @@ def _check_place(auto_mpi_discovery, init_method, dist_init_required, config, ra
         raise NotImplementedError("init_distributed(config=): it would configure DeepSpeed's log of collectives, which is not here; expected None")
     if dist_init_required is False and not _comm.is_initialized() and not torch.distributed.is_initialized():
         raise CommError("init_distributed(dist_init_required=False), and this process has joined no group; expected True or None")
-    if not auto_mpi_discovery and int(place["WORLD_SIZE"]) > 1 and "RANK" not in os.environ:
+    if not auto_mpi_discovery and int(place["WORLD_SIZE"]) > 1 and not os.environ.get("RANK"):
         raise Error("init_distributed(auto_mpi_discovery=False), and RANK is not set: the place in the group would come from the launcher's own "
                     "variables; expected True, or a launcher that sets torchrun's variables")
 

@@ -44,7 +44,7 @@ def teach_accelerate_ranks_on_cpus():
 
     def prepare_with_cpus(self, *args, **kwargs):
         backend, kind = prepare(self, *args, **kwargs)
-        is_rank = "LOCAL_RANK" in os.environ and uses_deepspeed()
+        is_rank = bool(os.environ.get("LOCAL_RANK")) and uses_deepspeed()
         return ("gloo", DistributedType.MULTI_CPU) if backend is None and is_rank else (backend, kind)
 
     AcceleratorState.__init__, PartialState._prepare_backend = make_with_cpus, prepare_with_cpus

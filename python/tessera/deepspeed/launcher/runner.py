@@ -15,7 +15,7 @@ from tessera.launch import command_path, with_torch_found
 
 DLTS_HOSTFILE = "/job/hostfile"
 EXPORT_ENVS = ["MLFLOW", "PYTHON", "MV2", "UCX"]
-DEEPSPEED_ENVIRONMENT_NAME = os.getenv("DS_ENV_FILE", ".deepspeed_env")
+DEEPSPEED_ENVIRONMENT_NAME = os.environ.get("DS_ENV_FILE") or ".deepspeed_env"
 DEEPSPEED_ENVIRONMENT_PATHS = [os.path.expanduser("~"), "."]
 _LAUNCHERS = ("pdsh", "openmpi", "slurm", "ssh")
 
