@@ -92,14 +92,14 @@ class WholeOptimizer:
             data = self._to_bytes(self._by_name()) if self._state else data
         except Exception as error:  # of this rank alone, perhaps, and the others go on into the collective
             self.why = self.why or f"its states cannot be compared between ranks ({error})"
-        said = comm.all_gather([self.why, data.numel(), _engine.hash_of(data)], "trial of the optimizer")
+        said = comm.all_gather([self.why, data.numel(), _engine.hash_of(data), sorted(self.began_with)], "trial of the optimizer")
         self.why = next((one[0] for one in said if one[0]), "")
         self.on_one_rank = bool(self.why) or (self._world_size > 1 and sum(len(group["params"]) for group in self._client.param_groups) < 2)
+        self.began_with = set(said[0][3])
         if not self.on_one_rank and any(one[1:] != said[0][1:] for one in said):  # as the weights, where ranks have made others
             data = data if comm.get_rank() == 0 else torch.empty(said[0][1], dtype=torch.uint8, device="cpu")
             values = self._from_bytes(comm.broadcast(data.to(comm.group().device), 0, "the optimizer's states").cpu())
             self._replace(values["state"], values["other"])
-            self.began_with = set(values["state"])
 
     def warnings(self) -> list[str]:
         """What a user has to know of it, a line each."""

@@ -678,6 +678,24 @@ def states_that_there_are_at_initialize_are_kept():
 
 
 @check
+def states_that_only_rank_0_has_loaded_are_everybodys():
+    """Of an optimizer that is rank 0's, and of one whose parameters have owners."""
+    for first, is_rank_0s in ((clips, True), (lambda *_: None, False)):
+        model = mlp()
+        optimizer = Hostile(model.parameters(), first, momentum=0.9)
+        if rank == 0:
+            for p in model.parameters():
+                optimizer.state[p]["momentum_buffer"] = torch.full_like(p, 3.0)
+        engine, ours, _, _ = tessera.initialize(model=model, optimizer=optimizer, config=config(2, 500))
+        assert engine._whole_optimizer.on_one_rank == (is_rank_0s and world > 1)
+        assert len(ours.state) == len(list(model.parameters()))
+        for p in model.parameters():
+            assert torch.equal(ours.state[p]["momentum_buffer"], torch.full(p.shape, 3.0))
+        assert list(ours.state_dict()["state"]) == list(range(len(ours.state)))
+        train(engine, batches(1), loss_of)
+
+
+@check
 def a_compiled_update_and_states_of_a_class_of_the_optimizers():
     for stage in (0, 3):
         engine, ours, _ = same_bits(stage, lambda m: Compiled(trained(m), lr=0.05))
