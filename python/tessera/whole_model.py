@@ -13,7 +13,7 @@ _CONVERTED = (*DTYPES.values(), torch.float64)  # not those of fewer bits, whose
 
 def gathered_state_dict(engine, only_rank=None):
     """See `Engine.state_dict`. Unit by unit, so that never more than one is in memory beside the copies."""
-    engine._engine.check_usable()
+    comm.agreed("state_dict()", lambda: (engine._engine.check_usable(), {}))
     wanted = only_rank is None or engine.global_rank == only_rank
     copies = {}
     by_name = dict(engine.named_tensors)
@@ -140,6 +140,7 @@ def refuse_released():
 def save(engine, path, dtype=None, exclude_frozen=False):
     """See `Engine.save_model`."""
     def prepare():
+        engine._engine.check_usable()
         if dtype is not None and dtype not in DTYPES:
             raise ValueError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
         saved, others = module_state.saved_tensors(engine.module)

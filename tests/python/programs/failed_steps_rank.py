@@ -1,9 +1,10 @@
 """An exception of the user's in a forward or a backward, on all ranks: training goes on as if the step had not been begun."""
+import os
 import tempfile
 
 import tessera
 import torch
-from checks import STAGES, check, config, main
+from checks import STAGES, check, config, main, raises
 from torch import nn
 from torch.nn import functional
 
@@ -130,6 +131,11 @@ def a_checkpoint_repairs_what_an_exception_in_gathered_parameters_has_left():
                 raise AssertionError("no error")
             except tessera.Error as error:
                 assert "was left by an exception" in str(error), error
+        alone = "rank 0: " if world > 1 else ""  # the others do not wait for it
+        for name, call in (("state_dict", engine.state_dict), ("state_dict", lambda engine=engine: engine.state_dict(only_rank=0)),
+                           ("save_model", lambda engine=engine, folder=folder: engine.save_model(f"{folder}/no.safetensors"))):
+            raises(tessera.Error, call, f"{name}(): {alone}parameter layers.1.weight was written", "was left by an exception")
+        assert not os.path.exists(f"{folder}/no.safetensors")
         engine.load_checkpoint(folder)
         expect_no_gradient(engine)
         micro_step(engine, 2)
