@@ -22,7 +22,7 @@ def memory_report(engine: Engine, path: str | Path | None = None) -> Iterator[No
     ----------
     engine : Engine
     path : str or Path, optional
-        Of the page, one HTML file; rank 0 writes it. A name that ends in ".json" gives a trace for Perfetto instead.
+        Of the page, one HTML file; rank 0 writes it, and only there the folder has to exist. A name that ends in ".json" gives a trace for Perfetto instead.
         `engine.memory_timeline()` has the data, on each rank.
 
     Raises
@@ -33,7 +33,7 @@ def memory_report(engine: Engine, path: str | Path | None = None) -> Iterator[No
     if not isinstance(engine, Engine):
         raise TypeError(f"engine is {arguments.shown(engine)}; expected what tessera.initialize returns")
     file = None if path is None else Path(arguments.path(path, "path"))
-    if file is not None and not file.absolute().parent.is_dir():
+    if file is not None and engine.global_rank == 0 and not file.absolute().parent.is_dir():
         raise FileNotFoundError(f"path is {str(file)!r}, whose folder does not exist; expected a file in a folder that does")
     if any(one.memory_record is not None for one in (engine, *zero.engines())):  # allocators report to one meter of the process
         raise Error("memory_report: a record of this or another engine is being made; expected one at a time")
