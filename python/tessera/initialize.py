@@ -53,10 +53,11 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
         Param groups for the optimizer of the configuration; other trainable parameters keep their values. Beside `optimizer` they may
         only repeat what its groups say.
     training_data : Dataset, optional
-        Makes `training_dataloader`, a `tessera.DataLoader` over it with the configuration's batch size.
+        Makes `training_dataloader`, a `tessera.DataLoader` over it with the configuration's batch size. Its length, and the configuration's
+        `seed`, are the same on all ranks.
     lr_scheduler : torch.optim.lr_scheduler.LRScheduler, or callable(optimizer) that makes one, optional
         Drives the rates through the param groups; `engine.step()` steps it, and nobody else. In place of the section "scheduler".
-        One that needs a metric (ReduceLROnPlateau) is stepped by the loop.
+        One that needs a metric (ReduceLROnPlateau) is stepped by the loop, with the same metric on all ranks.
     collate_fn : callable, optional
         Of the data loader; with `training_data` only.
     config : dict, str or Path
@@ -84,6 +85,8 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
         The configuration, model or optimizer cannot be used; a line for each error.
     CommError
         The ranks do not find each other, or differ in model or configuration.
+    Error
+        The ranks differ in the length of the training data or in its seed.
     TypeError, ValueError
         An argument of another type or range.
 
@@ -143,12 +146,8 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
                           "expected cycle_momentum false, or a scheduler of torch as lr_scheduler")
     if not engine_class.has_optimizer:
         translation.untrained = [name for name, parameter in named if parameter.requires_grad]
-    loader, steps_per_epoch = None, 0
-    if training_data is not None:
-        loader = DataLoader(training_data, resolved["train_micro_batch_size_per_gpu"],
-                            accumulation_steps=resolved["gradient_accumulation_steps"], seed=resolved.get("seed", 42),
-                            collate_fn=collate_fn)
-        steps_per_epoch = loader.steps_per_epoch
+    loader = comm.agreed("initialize()", lambda: _loader(training_data, resolved, collate_fn))
+    steps_per_epoch = 0 if loader is None else loader.steps_per_epoch
     reports.meter_memory(parsed, group.device)
     more = {} if deferred is None else {"deferred": deferred}  # a class derived from Engine need not know them
     if translation.untrained:
@@ -210,7 +209,8 @@ def _join(args, distributed_port, dist_init_required):
     if distributed_port is not None:
         if not 0 < arguments.integer(distributed_port, "distributed_port", 0) < 65536:
             raise ConfigError(f"distributed_port is {distributed_port!r}; expected a port, 1 to 65535")
-        os.environ.setdefault("MASTER_PORT", str(distributed_port))
+        if not os.environ.get("MASTER_PORT"):  # empty: unset
+            os.environ["MASTER_PORT"] = str(distributed_port)
     local_rank = getattr(args, "local_rank", None)
     if isinstance(local_rank, int) and local_rank >= 0 and local_rank != comm.get_local_rank():
         raise ConfigError(f"args.local_rank is {local_rank} on the process whose LOCAL_RANK is {comm.get_local_rank()}; expected the same, or -1")
@@ -290,6 +290,16 @@ def _parse(config, overrides, group, client, model_parameters, lr_scheduler, nam
         for line in warnings:
             _engine.log_warning(line)
     return parsed, translation
+
+
+def _loader(training_data, resolved, collate_fn):
+    """For `comm.agreed`: the loader, and what decides the order of its samples. Without data ranks may have other seeds."""
+    if training_data is None:
+        return None, {"len(training_data)": None, "seed": None}
+    seed = resolved.get("seed", 42)
+    loader = DataLoader(training_data, resolved["train_micro_batch_size_per_gpu"], accumulation_steps=resolved["gradient_accumulation_steps"],
+                        seed=seed, collate_fn=collate_fn)
+    return loader, {"len(training_data)": len(training_data), "seed": seed}
 
 
 def _warn_of_marks(engine, named):

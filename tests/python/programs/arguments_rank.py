@@ -323,6 +323,24 @@ def state_dict_has_torchs_arguments():
 
 
 @check
+def other_data_or_another_seed_on_one_rank_is_an_error_on_all():
+    """They decide the order of the samples: some would be taken twice, and others never."""
+    def given(length=12 * world, **changes):
+        data = None if length is None else torch.utils.data.TensorDataset(torch.arange(length))
+        return lambda: tessera.initialize(model=mlp(), training_data=data, config=config(1, optimizer=ADAM, **changes))
+
+    loader = given()()[2]
+    seen = sum(tessera.comm.all_gather([number for (batch,) in loader for number in batch.tolist()]), [])
+    assert sorted(seen) == list(range(12 * world)), seen
+    if world > 1:
+        raises(tessera.Error, given(seed=42 + rank), "initialize(): seed is 43 on rank 1, but 42 on rank 0")
+        raises(tessera.Error, given(12 * world + rank), f"initialize(): len(training_data) is {12 * world + 1} on rank 1, but {12 * world} on rank 0")
+        raises(tessera.Error, given(None if rank == 1 else 12), "len(training_data) is None on rank 1, but 12 on rank 0")
+        raises(tessera.ConfigError, given(1 if rank == 1 else 12 * world), "initialize(): rank 1: ")
+    given(None, seed=42 + rank)()  # no loader has it
+
+
+@check
 def a_loader_takes_what_torchs_takes_and_its_seed_is_loaded():
     data = torch.utils.data.TensorDataset(torch.arange(16 * world))
     raises(TypeError, lambda: tessera.DataLoader(data, 2, shuffle=True), "shuffle")

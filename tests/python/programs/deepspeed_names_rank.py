@@ -318,6 +318,34 @@ def numbers_of_an_engine():
 
 
 @check
+def loaders_have_as_many_batches_on_all_ranks():
+    """At stage 3 forwards in evaluation are collective. A rank with more batches than the others would wait for them."""
+    engine = make(3)[0]
+    engine.eval()
+    for length in (4 * world() + 1, 4 * world(), 1):
+        for route in ("eval", "predict"):
+            data = [torch.full((6,), float(number)) for number in range(length)]
+            parts = list(engine.deepspeed_io(data, batch_size=2, route=route))
+            with torch.no_grad():
+                assert all(engine(part).shape == (len(part), 3) for part in parts)
+            found = tessera.comm.all_gather([row[0].item() for part in parts for row in part])
+            in_order = [found[number % world()][number // world()] for number in range(sum(map(len, found)))]
+            assert len(in_order) == -(-length // world()) * world() and in_order == [float(number % length) for number in range(len(in_order))], found
+    last = world() - 1
+    if last > 0:
+        for route in ("train", "eval"):
+            raises(tessera.Error, lambda r=route: engine.deepspeed_io([torch.zeros(6)] * (12 * world() + rank() // last), route=r),
+                   f"deepspeed_io(): len(dataset) is {12 * world() + 1} on rank {last}, but {12 * world()} on rank 0")
+            raises(tessera.Error, lambda r=route: engine.deepspeed_io([torch.zeros(6)] * 12 * world(), batch_size=1 + rank() // last, route=r),
+                   f"batch_size is 2 on rank {last}, but 1 on rank 0")
+        seeded = make(1, seed=42 + rank() // last)[0]
+        raises(tessera.Error, lambda: seeded.deepspeed_io([torch.zeros(6)] * 12 * world()), f"seed is 43 on rank {last}, but 42 on rank 0")
+        assert len(list(seeded.deepspeed_io([torch.zeros(6)] * 12 * world(), route="eval"))) == 6  # it needs none
+    alone = engine.deepspeed_io([torch.zeros(6)] * 3, batch_size=1, data_sampler=[2]) if rank() == 0 else [0]  # with one it is not collective
+    assert len(alone) == 1
+
+
+@check
 def isinstance_says_which_optimizer_the_configuration_has():
     from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
     from deepspeed.ops.lamb import FusedLamb

@@ -307,15 +307,17 @@ class DeepSpeedEngine(Engine):
     def deepspeed_io(self, dataset: torch.utils.data.Dataset, batch_size: int | None = None, route: str = "train",
                      pin_memory: bool | None = None, data_sampler: Any = None, collate_fn: Callable[[list], Any] | None = None,
                      num_local_io_workers: int | None = None) -> Any:
-        """A loader of this rank's part of a dataset.
+        """A loader of this rank's part of a dataset. Collective without `data_sampler`.
 
         Parameters
         ----------
         dataset : Dataset
+            Of the same length on all ranks.
         batch_size : int, optional
             Samples of a batch; by default those of a micro-batch.
         route : {"train", "eval", "predict"}
-            "train": a `tessera.DataLoader`, in the training order. Else the samples in their order, each on one rank.
+            "train": a `tessera.DataLoader`, in the training order. Else the samples in their order, by torch's DistributedSampler: all ranks
+            have equally many, and where the number of ranks does not divide the length, the first samples come a second time at the end.
         pin_memory : bool, optional
             By default on CUDA.
         data_sampler : Sampler, optional
@@ -329,11 +331,19 @@ class DeepSpeedEngine(Engine):
         batch_size = self.train_micro_batch_size_per_gpu() if batch_size is None else arguments.integer(batch_size, "deepspeed_io(): batch_size", 1)
         options = {"collate_fn": collate_fn, "pin_memory": self.device.type == "cuda" if pin_memory is None else pin_memory,
                    "num_workers": num_local_io_workers or 0}
-        if data_sampler is None and route == "train":
-            return DataLoader(dataset, batch_size, accumulation_steps=self.gradient_accumulation_steps(), seed=self.config["seed"], **options)
-        if data_sampler is None:
-            data_sampler = range(self.global_rank, len(dataset), self.world_size)
-        return torch.utils.data.DataLoader(dataset, batch_size=batch_size, sampler=data_sampler, **options)
+        if data_sampler is not None:
+            return torch.utils.data.DataLoader(dataset, batch_size=batch_size, sampler=data_sampler, **options)
+
+        def make():
+            seed = self.config["seed"] if route == "train" else None
+            if route == "train":
+                loader = DataLoader(dataset, batch_size, accumulation_steps=self.gradient_accumulation_steps(), seed=seed, **options)
+            else:
+                sampler = torch.utils.data.DistributedSampler(dataset, self.world_size, self.global_rank, shuffle=False)
+                loader = torch.utils.data.DataLoader(dataset, batch_size=batch_size, sampler=sampler, **options)
+            return loader, {"route": route, "len(dataset)": len(dataset), "batch_size": batch_size, "seed": seed}
+
+        return _comm.agreed("deepspeed_io()", make)
 
     # ------------------------------------------------------------------------------------------- weights
 
