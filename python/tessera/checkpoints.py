@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from tessera import _engine, arguments, comm, json_values
+from tessera.errors import Error
 from tessera.lr_scheduler import needs_arguments
 from tessera.module_state import first_names
 
@@ -52,7 +53,7 @@ def load(engine: Any, load_dir: Any, tag: Any, load_module_strict: bool, load_op
                                       "expected None. `tessera consolidate` writes that state_dict to a file, from which parameters can be set "
                                       "inside of tessera.GatheredParameters(model, modifier_rank=0)")
         name = _tag_of(tag)
-        return (folder_of(load_dir, "load_dir"), name or "", *flags.values()), {"tag": name, **flags}
+        return (folder_of(load_dir, "load_dir"), name or "", *flags.values(), _groups_of(engine)), {"tag": name, **flags}
 
     taken = {}
 
@@ -61,7 +62,7 @@ def load(engine: Any, load_dir: Any, tag: Any, load_module_strict: bool, load_op
         return [*(_without_lost_schedule(engine, foreign, schedule_steps, lost) if load_lr_scheduler_states else []),
                 *(_lost_options(engine, foreign, lost, load_lr_scheduler_states) if load_optimizer_states else [])]
 
-    path, text, not_loaded, saved_by = engine._engine.load_checkpoint(*comm.agreed("load_checkpoint()", prepare), _groups_of(engine), not_taken_over)
+    path, text, not_loaded, saved_by = engine._engine.load_checkpoint(*comm.agreed("load_checkpoint()", prepare), not_taken_over)
     state = taken.get("state") or _decoded(text)
     if saved_by:
         _warn(engine, f"load_checkpoint(): {path} is a checkpoint of {saved_by}" + (f"; not taken over: {_listed(not_loaded)}" if not_loaded else ""))
@@ -75,10 +76,16 @@ def load(engine: Any, load_dir: Any, tag: Any, load_module_strict: bool, load_op
 
 
 def _groups_of(engine):
-    """The names of the parameters in the optimizer's groups, as torch numbers them; none of an engine without one."""
+    """The names of the parameters in the optimizer's groups, as torch numbers them; none of an engine without one. Raises Error where a tensor in
+    a group is not the model's."""
     if engine.optimizer is None:
         return []
     names = first_names(engine.named_tensors)
+    for number, group in enumerate(engine.optimizer.param_groups):
+        for p in group["params"]:
+            if id(p) not in names:
+                raise Error(f"optimizer.param_groups[{number}] has a tensor of shape {list(p.shape)} that is not a parameter of the engine's model; "
+                            "expected the parameters that it had after initialize()")
     return [[names[id(p)] for p in group["params"]] for group in engine.optimizer.param_groups]
 
 

@@ -612,6 +612,14 @@ def what_one_rank_raises_while_a_checkpoint_is_prepared_ends_the_call_on_all():
            *([] if schedule.fails else [f"save_checkpoint(): rank {world - 1}: KeyError: 'missing' at arguments_rank.py:"]))
     schedule.fails = False
     engine.save_checkpoint(place)
+    in_group = engine.optimizer.param_groups[0]["params"]
+    first = in_group[0]
+    if rank == world - 1:
+        in_group[0] = nn.Parameter(torch.ones(2))
+    raises(tessera.Error, lambda: engine.load_checkpoint(place), f"load_checkpoint(): {f'rank {world - 1}: ' if world > 1 else ''}"
+           "optimizer.param_groups[0] has a tensor of shape [2] that is not a parameter of the engine's model")
+    in_group[0] = first
+    engine.load_checkpoint(place)
 
 
 @check
