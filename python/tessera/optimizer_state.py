@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tessera import _engine, arguments, wrapper_tensors
+from tessera import _engine, arguments, comm, wrapper_tensors
 from tessera.containers import map_tensors
 from tessera.errors import CannotBeCopied, Error
 from tessera.module_state import first_names
@@ -240,17 +240,20 @@ class WholeStates(States):
         name = self.name_of(parameter)
         if not self._has(parameter):
             return _Copy()
-        self._live().check_usable()
+        self._check_usable("state of the optimizer")
         found, _ = self._whole.gathered([name])
         return _Copy((key, _protected(value)) for key, value in found.get(name, {}).items())
 
     def gathered(self) -> dict[Any, Any]:
         """See `States.gathered`; with what belongs to no parameter."""
-        self._live().check_usable()
+        self._check_usable("state_dict() of the optimizer")
         trained = {self.name_of(parameter): parameter for parameter in self._parameters if self.is_trained(parameter)}
         found, others = self._whole.gathered(trained)
         # An optimizer may keep states of a parameter that has never had a gradient.
         return {**{parameter: found[name] for name, parameter in trained.items() if found.get(name) or (name in found and self._has(parameter))}, **others}
+
+    def _check_usable(self, call):
+        comm.agreed(call, lambda: (self._live().check_usable(), {}))
 
     def write_others(self, states: Mapping[Any, Any]) -> None:
         """See `States.write_others`."""

@@ -693,6 +693,10 @@ def states_that_only_rank_0_has_loaded_are_everybodys():
             assert torch.equal(ours.state[p]["momentum_buffer"], torch.full(p.shape, 3.0))
         assert list(ours.state_dict()["state"]) == list(range(len(ours.state)))
         train(engine, batches(1), loss_of)
+        if rank == 0:  # the others do not wait for what rank 0 alone must refuse
+            next(model.parameters()).data.add_(1)
+        for call in (ours.state_dict, lambda ours=ours, model=model: ours.state[next(model.parameters())]):
+            raises(tessera.Error, call, "was written in place")
 
 
 @check
