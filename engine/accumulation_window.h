@@ -76,7 +76,7 @@ class AccumulationWindow {
     end_window();
   }
   /// All gradients were dropped, also those of the last update: after a failure, or because a checkpoint was
-  /// loaded.
+  /// loaded or a step refused.
   void give_up() {
     close();
     gradients_ = Gradients::kDiscarded;

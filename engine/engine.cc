@@ -615,8 +615,8 @@ at::Tensor Engine::full_gradient(const std::string& name) {
   if (window_.gradients() == AccumulationWindow::Gradients::kDiscarded)
     throw Error(
         "full_gradient(\"", name,
-        "\"): there is none, because zero_grad(), drop_gradients(), load_checkpoint() or load_weights() "
-        "has discarded the gradients; expected a backward() before it");
+        "\"): there is none, because zero_grad(), drop_gradients(), load_checkpoint(), load_weights() or a "
+        "step() that was refused has discarded the gradients; expected a backward() before it");
   if (micro_steps_ == 0)
     throw Error("full_gradient(\"", name, "\"): no backward() was called, and there is none yet");
   const at::NoGradGuard no_grad;

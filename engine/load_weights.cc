@@ -59,7 +59,10 @@ class WeightsFile {
     const auto found = tensors_.find(name);
     return found == tensors_.end() ? nullptr : &found->second;
   }
-  std::string digest() const { return checkpoint::content_digest(source_, *files_); }
+  std::string digest(
+      const std::vector<std::pair<std::string, const checkpoint::ForeignTensor*>>& tensors) const {
+    return checkpoint::content_digest(tensors, *files_);
+  }
   at::Tensor read(const FileTensor& tensor, int64_t begin, int64_t numel) const {
     const at::Tensor elements = at::empty({numel}, to_torch(tensor.elements->type));
     files_->read(*tensor.elements, begin, bytes_of(elements));
@@ -313,7 +316,9 @@ void Engine::load_weights(const std::string& path, const LoadWeightsOptions& opt
     file.emplace(path, *sharded_);
     found = match(*file, path, *sharded_, options);
     check_elements(*file, path, found.taken, *sharded_);
-    digest = file->digest();
+    std::vector<std::pair<std::string, const checkpoint::ForeignTensor*>> taken;
+    for (const Taken& one : found.taken) taken.emplace_back(one.tensor->name, one.tensor->elements);
+    digest = file->digest(taken);
   });
   check_same_content(*comm_, path, digest);
   sharded_->begin_replacing("load_weights()");

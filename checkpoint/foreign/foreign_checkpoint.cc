@@ -414,27 +414,16 @@ void ForeignFiles::read(const ForeignTensor& tensor, int64_t begin, std::span<st
   }
 }
 
-std::string content_digest(const ForeignCheckpoint& checkpoint, const ForeignFiles& files) {
-  constexpr size_t kMostTensors = 16;
-  constexpr int64_t kMostElements = 1024;
+std::string content_digest(const std::vector<std::pair<std::string, const ForeignTensor*>>& tensors,
+                           const ForeignFiles& files) {
+  constexpr int64_t kMostElements = 64;
   std::string text;
-  std::vector<const ForeignTensor*> tensors;
-  const auto add = [&](const std::string& name, const ForeignTensor& tensor) {
-    text += str(name, '\0', name_of(tensor.type), describe_shape(tensor.shape), '\n');
-    if (tensor.numel() > 0) tensors.push_back(&tensor);
-  };
-  for (const ForeignParameter& parameter : checkpoint.parameters) {
-    add(parameter.name, parameter.weights);
-    for (const auto& [name, state] : parameter.states) add(name, state);
-  }
-  for (const auto& [name, tensor] : checkpoint.buffers) add(name, tensor);
-  const size_t count = std::min(tensors.size(), kMostTensors);
-  for (size_t i = 0; i < count; ++i) {
-    const ForeignTensor& tensor = *tensors[i * tensors.size() / count];
-    const int64_t numel = std::min(tensor.numel(), kMostElements);
-    std::vector<std::byte> elements(static_cast<size_t>(numel * size_bytes(tensor.type)));
-    files.read(tensor, (tensor.numel() - numel) / 2, elements);
-    text += text_digest({reinterpret_cast<const char*>(elements.data()), elements.size()});
+  for (const auto& [name, tensor] : tensors) {
+    text += str(name, '\0', name_of(tensor->type), describe_shape(tensor->shape), '\n');
+    const int64_t numel = std::min(tensor->numel(), kMostElements);
+    std::vector<std::byte> elements(static_cast<size_t>(numel * size_bytes(tensor->type)));
+    if (numel > 0) files.read(*tensor, (tensor->numel() - numel) / 2, elements);
+    text.append(reinterpret_cast<const char*>(elements.data()), elements.size());
   }
   return text_digest(text);
 }

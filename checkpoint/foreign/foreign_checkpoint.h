@@ -149,9 +149,10 @@ class ForeignFiles {
   std::unique_ptr<OpenFiles<Open>> files_;
 };
 
-/// Equal for the same names, types, shapes and elements, of which it reads some in the middle of some
-/// tensors: those of another state of a training differ nearly everywhere. Throws as ForeignFiles::read().
-std::string content_digest(const ForeignCheckpoint& checkpoint, const ForeignFiles& files);
+/// Equal for the same names, types, shapes and elements, of which it reads some in the middle of each tensor:
+/// those that were trained on differ nearly everywhere. Throws as ForeignFiles::read().
+std::string content_digest(const std::vector<std::pair<std::string, const ForeignTensor*>>& tensors,
+                           const ForeignFiles& files);
 
 /// Throws CheckpointError naming `source`, tensor, what was found: runs outside of their file or of the
 /// tensor, elements that are there twice or not at all, a state of another shape, a name twice.

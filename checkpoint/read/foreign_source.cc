@@ -251,7 +251,13 @@ void ForeignSource::read(const TensorId& id, int64_t first, std::span<std::byte>
 }
 
 std::string ForeignSource::digest() const {
-  return text_digest(json_text(manifest_->state) + content_digest(source_, files_));
+  std::vector<std::pair<std::string, const ForeignTensor*>> tensors;
+  for (const ForeignParameter& parameter : source_.parameters) {
+    tensors.emplace_back(parameter.name, &parameter.weights);
+    for (const auto& [name, state] : parameter.states) tensors.emplace_back(name, &state);
+  }
+  for (const auto& [name, tensor] : source_.buffers) tensors.emplace_back(name, &tensor);
+  return text_digest(json_text(manifest_->state) + content_digest(tensors, files_));
 }
 
 void ForeignSource::check(const TensorId& id, int64_t first, int64_t numel) const {

@@ -16,7 +16,6 @@
 #include "activations/checkpointing.h"
 #include "activations/chunked_loss.h"
 #include "checkpoint/checkpoint_error.h"
-#include "comm/init/agreement.h"
 #include "core/error.h"
 #include "core/json/json_reader.h"
 #include "core/str.h"
@@ -349,8 +348,7 @@ std::vector<std::string> muon_parameters(PyEngine& self) {
 std::map<std::string, std::pair<int64_t, std::vector<at::Tensor>>> optimizer_states(PyEngine& self,
                                                                                     int unit) {
   zero::ShardedModel& model = self.sharded_model();
-  comm::on_all_ranks<Error>(self.comm(), "engine before the states of the optimizer",
-                            [&] { model.check_usable(); });
+  model.check_usable();
   const std::vector<int>& parameters = model.layout().units().at(unit).parameters;
   std::vector<std::vector<at::Tensor>> states = model.full_states(unit);
   std::map<std::string, std::pair<int64_t, std::vector<at::Tensor>>> found;
@@ -364,8 +362,7 @@ std::map<std::string, std::pair<int64_t, std::vector<at::Tensor>>> optimizer_sta
 
 void set_optimizer_states(PyEngine& self, const std::string& name, const std::vector<at::Tensor>& states,
                           int64_t num_updates) {
-  comm::on_all_ranks<Error>(self.comm(), "engine before set_states()",
-                            [&] { self.sharded_model().check_usable(); });
+  self.sharded_model().check_usable();
   self.sharded_model().set_states(name, states, num_updates);
 }
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tessera import _engine, arguments, reports, zero
+from tessera import _engine, arguments, comm, reports, zero
 from tessera.engine import Engine
 from tessera.errors import Error
 
@@ -22,7 +22,8 @@ def memory_report(engine: Engine, path: str | Path | None = None) -> Iterator[No
     ----------
     engine : Engine
     path : str or Path, optional
-        Of the page, one HTML file; rank 0 writes it, and only there the folder has to exist. A name that ends in ".json" gives a trace for Perfetto instead.
+        Of the page, one HTML file; rank 0 writes it, and only there the folder has to exist. With it, the call is collective. A name that
+        ends in ".json" gives a trace for Perfetto instead.
         `engine.memory_timeline()` has the data, on each rank.
 
     Raises
@@ -33,8 +34,8 @@ def memory_report(engine: Engine, path: str | Path | None = None) -> Iterator[No
     if not isinstance(engine, Engine):
         raise TypeError(f"engine is {arguments.shown(engine)}; expected what tessera.initialize returns")
     file = None if path is None else Path(arguments.path(path, "path"))
-    if file is not None and engine.global_rank == 0 and not file.absolute().parent.is_dir():
-        raise FileNotFoundError(f"path is {str(file)!r}, whose folder does not exist; expected a file in a folder that does")
+    if file is not None:
+        comm.agreed("memory_report()", lambda: (_check_folder(file, engine.global_rank), {}))
     if any(one.memory_record is not None for one in (engine, *zero.engines())):  # allocators report to one meter of the process
         raise Error("memory_report: a record of this or another engine is being made; expected one at a time")
     kept = reports.meter_of_process()
@@ -51,6 +52,11 @@ def memory_report(engine: Engine, path: str | Path | None = None) -> Iterator[No
     if file is not None and engine.global_rank == 0:
         page = _engine.memory_trace(text) if file.suffix == ".json" else _engine.memory_page(engine._engine, text)
         file.write_text(page, encoding="utf-8")
+
+
+def _check_folder(file, rank):
+    if rank == 0 and not file.absolute().parent.is_dir():
+        raise FileNotFoundError(f"path is {str(file)!r}, whose folder does not exist; expected a file in a folder that does")
 
 
 class _Record:

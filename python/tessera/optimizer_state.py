@@ -79,6 +79,7 @@ class States(MutableMapping):
             return _Copy()
         engine = self._live()
         unit = next(i for i, names in enumerate(engine.units()) if name in names)
+        self._check_usable("state of the optimizer")
         state = self._as_torch_has_it(parameter, *engine.optimizer_states(unit)[name])
         with torch.inference_mode():  # whose tensors cannot be written: it would have no effect
             return _Copy((key, value.clone() if isinstance(value, torch.Tensor) else value) for key, value in state.items())
@@ -104,9 +105,14 @@ class States(MutableMapping):
 
     # --------------------------------------------------------------------------------- for the optimizer
 
+    def _check_usable(self, call):
+        """What one rank alone must refuse is an error of all. Collective."""
+        comm.agreed(call, lambda: (self._live().check_usable(), {}))
+
     def gathered(self) -> dict[torch.Tensor, dict[str, Any]]:
         """All states, in tensors that can be written. Collective."""
         found = {}
+        self._check_usable("state_dict() of the optimizer")
         if len(self) > 0:
             engine = self._live()
             for unit, _ in enumerate(engine.units()):
@@ -147,7 +153,8 @@ class States(MutableMapping):
         return tensors, int(number)
 
     def write(self, states: Mapping[str, tuple[list[torch.Tensor], int]]) -> None:
-        """Put parsed states into the shards, by the parameters' names."""
+        """Put parsed states into the shards, by the parameters' names. Collective."""
+        self._check_usable("load_state_dict() of the optimizer")
         engine = self._live()
         for name, (tensors, num_updates) in states.items():
             engine.set_optimizer_states(name, tensors, num_updates)
@@ -252,9 +259,6 @@ class WholeStates(States):
         # An optimizer may keep states of a parameter that has never had a gradient.
         return {**{parameter: found[name] for name, parameter in trained.items() if found.get(name) or (name in found and self._has(parameter))}, **others}
 
-    def _check_usable(self, call):
-        comm.agreed(call, lambda: (self._live().check_usable(), {}))
-
     def write_others(self, states: Mapping[Any, Any]) -> None:
         """See `States.write_others`."""
         self._whole.set_states_of_none(dict(states))
@@ -276,6 +280,7 @@ class WholeStates(States):
 
     def write(self, states: Mapping[str, Any]) -> None:
         """See `States.write`."""
+        self._check_usable("load_state_dict() of the optimizer")
         for name, (state, num_updates) in states.items():
             self._live().set_optimizer_states(name, [], num_updates)
             self._whole.set_state(name, state)

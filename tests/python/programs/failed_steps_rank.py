@@ -5,6 +5,7 @@ import tempfile
 import tessera
 import torch
 from checks import STAGES, check, config, main, raises
+from tessera.deepspeed.utils import safe_get_full_grad
 from torch import nn
 from torch.nn import functional
 
@@ -135,6 +136,10 @@ def a_checkpoint_repairs_what_an_exception_in_gathered_parameters_has_left():
         for name, call in (("state_dict", engine.state_dict), ("state_dict", lambda engine=engine: engine.state_dict(only_rank=0)),
                            ("save_model", lambda engine=engine, folder=folder: engine.save_model(f"{folder}/no.safetensors"))):
             raises(tessera.Error, call, f"{name}(): {alone}parameter layers.1.weight was written", "was left by an exception")
+        first = next(engine.module.parameters())
+        for call in (engine.eval, lambda engine=engine: engine.full_gradient("layers.0.weight"), lambda first=first: safe_get_full_grad(first),
+                     engine.optimizer.state_dict):
+            raises(tessera.Error, call, "was left by an exception")
         assert not os.path.exists(f"{folder}/no.safetensors")
         engine.load_checkpoint(folder)
         expect_no_gradient(engine)

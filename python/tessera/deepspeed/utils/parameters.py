@@ -71,7 +71,7 @@ def safe_get_full_grad(param: torch.nn.Parameter) -> torch.Tensor | None:
     try:
         return engine.full_gradient(name)
     except Error:
-        engine._engine.check_usable()
+        comm.agreed("safe_get_full_grad()", lambda: (engine._engine.check_usable(), {}))  # else all ranks have none
         return None
 
 
@@ -167,17 +167,22 @@ def _index_of(engine, parameter, key, call):
 
 
 def _states(engine, name):
-    """(number of updates, states on the CPU)"""
+    """(number of updates, states on the CPU). Collective."""
+    comm.agreed("states of the optimizer", lambda: (engine._engine.check_usable(), {}))
     unit = next(i for i, names in enumerate(engine._engine.units()) if name in names)
     num_updates, states = engine._engine.optimizer_states(unit)[name]
     return num_updates, list(states)
 
 
 def _checked(value, shape, call):
-    arguments.tensor(value, f"{call}(): value")
-    if value.shape != shape or not value.is_floating_point():
-        raise Error(f"{call}(): value is {list(value.shape)}, {value.dtype}; expected a floating tensor of shape {list(shape)}")
-    return value.detach()
+    """Collective: what one rank gives is an error of all."""
+    def prepare():
+        arguments.tensor(value, "value")
+        if value.shape != shape or not value.is_floating_point():
+            raise Error(f"value is {list(value.shape)}, {value.dtype}; expected a floating tensor of shape {list(shape)}")
+        return value.detach(), {}
+
+    return comm.agreed(f"{call}()", prepare)
 
 
 def _broadcast(engine, value):
