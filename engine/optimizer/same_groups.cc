@@ -69,8 +69,8 @@ std::string first_difference(comm::Communicator& comm, const std::vector<kernels
       if (ranks[rank][at] != ranks[0][at])
         return str("param group ", at / num_values, " has ",
                    values_of(kernels::Hyper{})[at % num_values].first, " ",
-                   json_text(std::bit_cast<double>(ranks[0][at])), " on rank 0, but ",
-                   json_text(std::bit_cast<double>(ranks[rank][at])), " on rank ", rank);
+                   json_text(nlohmann::json(std::bit_cast<double>(ranks[0][at]))), " on rank 0, but ",
+                   json_text(nlohmann::json(std::bit_cast<double>(ranks[rank][at]))), " on rank ", rank);
   return "the param groups of the ranks differ";
 }
 
