@@ -1,11 +1,11 @@
 #include "engine/same_config.h"
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "checkpoint/block_hashes.h"
+#include "comm/init/agreement.h"
 #include "core/error.h"
 #include "core/json/json_reader.h"
 #include "core/json/json_text.h"
@@ -50,8 +50,7 @@ std::string describe(const ordered_json* value) {
 void check_same_config(comm::Communicator& comm, const ordered_json& mine) {
   if (comm.size() == 1) return;
   const std::string text = json_text(mine);
-  const std::vector<std::string> digests = comm.exchange(checkpoint::text_digest(text), "config digest");
-  if (std::equal(digests.begin() + 1, digests.end(), digests.begin())) return;
+  if (comm::first_unlike(comm, "config digest", checkpoint::text_digest(text)) == 0) return;
   const std::vector<std::string> texts = comm.exchange(text, "config");
   const ordered_json first = parse_ordered_json(texts[0]);
   for (size_t rank = 1; rank < texts.size(); ++rank) {

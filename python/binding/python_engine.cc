@@ -31,7 +31,6 @@ void PyEngine::end_forward(const std::vector<at::Tensor>& results) {
 }
 
 void PyEngine::save_model(const std::string& path, const std::vector<SavedTensor>& tensors) {
-  comm::on_all_ranks<Error>(comm(), "engine before save_model()", [&] { sharded_model().check_usable(); });
   sharded_model().broadcast_buffers();
   const Disk disk;
   const zero::Layout& layout = sharded_model().layout();

@@ -276,6 +276,11 @@ def agreed(call: str, prepare: Callable[[], tuple[Any, dict[str, Any]]]) -> Any:
     return result
 
 
+def check_usable(engine: Any, call: str) -> None:
+    """Raise Error on all ranks where the engine of one cannot be used: the others would wait for it. Collective."""
+    agreed(call, lambda: (engine.check_usable(), {}))
+
+
 _KINDS = {kind.__name__: kind for kind in (ValueError, TypeError, NotImplementedError, json_values.Unsupported, errors.ConfigError,
                                            errors.CommError, errors.CheckpointError, errors.DataError, errors.Error)}
 

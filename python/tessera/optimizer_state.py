@@ -79,7 +79,7 @@ class States(MutableMapping):
             return _Copy()
         engine = self._live()
         unit = next(i for i, names in enumerate(engine.units()) if name in names)
-        self._check_usable("state of the optimizer")
+        comm.check_usable(self, "state of the optimizer")
         state = self._as_torch_has_it(parameter, *engine.optimizer_states(unit)[name])
         with torch.inference_mode():  # whose tensors cannot be written: it would have no effect
             return _Copy((key, value.clone() if isinstance(value, torch.Tensor) else value) for key, value in state.items())
@@ -105,14 +105,14 @@ class States(MutableMapping):
 
     # --------------------------------------------------------------------------------- for the optimizer
 
-    def _check_usable(self, call):
-        """What one rank alone must refuse is an error of all. Collective."""
-        comm.agreed(call, lambda: (self._live().check_usable(), {}))
+    def check_usable(self) -> None:
+        """Raise Error where the engine is gone, or cannot be used."""
+        self._live().check_usable()
 
     def gathered(self) -> dict[torch.Tensor, dict[str, Any]]:
         """All states, in tensors that can be written. Collective."""
         found = {}
-        self._check_usable("state_dict() of the optimizer")
+        comm.check_usable(self, "state_dict() of the optimizer")
         if len(self) > 0:
             engine = self._live()
             for unit, _ in enumerate(engine.units()):
@@ -154,7 +154,7 @@ class States(MutableMapping):
 
     def write(self, states: Mapping[str, tuple[list[torch.Tensor], int]]) -> None:
         """Put parsed states into the shards, by the parameters' names. Collective."""
-        self._check_usable("load_state_dict() of the optimizer")
+        comm.check_usable(self, "load_state_dict() of the optimizer")
         engine = self._live()
         for name, (tensors, num_updates) in states.items():
             engine.set_optimizer_states(name, tensors, num_updates)
@@ -247,13 +247,13 @@ class WholeStates(States):
         name = self.name_of(parameter)
         if not self._has(parameter):
             return _Copy()
-        self._check_usable("state of the optimizer")
+        comm.check_usable(self, "state of the optimizer")
         found, _ = self._whole.gathered([name])
         return _Copy((key, _protected(value)) for key, value in found.get(name, {}).items())
 
     def gathered(self) -> dict[Any, Any]:
         """See `States.gathered`; with what belongs to no parameter."""
-        self._check_usable("state_dict() of the optimizer")
+        comm.check_usable(self, "state_dict() of the optimizer")
         trained = {self.name_of(parameter): parameter for parameter in self._parameters if self.is_trained(parameter)}
         found, others = self._whole.gathered(trained)
         # An optimizer may keep states of a parameter that has never had a gradient.
@@ -280,7 +280,7 @@ class WholeStates(States):
 
     def write(self, states: Mapping[str, Any]) -> None:
         """See `States.write`."""
-        self._check_usable("load_state_dict() of the optimizer")
+        comm.check_usable(self, "load_state_dict() of the optimizer")
         for name, (state, num_updates) in states.items():
             self._live().set_optimizer_states(name, [], num_updates)
             self._whole.set_state(name, state)

@@ -13,7 +13,7 @@ _CONVERTED = (*DTYPES.values(), torch.float64)  # not those of fewer bits, whose
 
 def gathered_state_dict(engine, only_rank=None):
     """See `Engine.state_dict`. Unit by unit, so that never more than one is in memory beside the copies."""
-    comm.agreed("state_dict()", lambda: (engine._engine.check_usable(), {}))
+    comm.check_usable(engine._engine, "state_dict()")
     wanted = only_rank is None or engine.global_rank == only_rank
     copies = {}
     by_name = dict(engine.named_tensors)

@@ -11,6 +11,7 @@
 #include <set>
 #include <sstream>
 
+#include "comm/init/agreement.h"
 #include "core/error.h"
 #include "core/str.h"
 
@@ -203,12 +204,9 @@ Program program_of(const torch::jit::Module& model) {
 
 void check_same_program(const Program& mine, comm::Communicator& comm) {
   if (comm.size() == 1) return;
-  const std::vector<uint64_t> digests = comm.exchange(digest_of(mine), "digest of the model's program");
-  if (std::equal(digests.begin() + 1, digests.end(), digests.begin())) return;
+  const int rank = comm::first_unlike(comm, "digest of the model's program", std::to_string(digest_of(mine)));
+  if (rank == 0) return;
   const std::vector<std::string> texts = comm.exchange(encode(mine), "the model's program");
-  const auto other = std::find_if(digests.begin(), digests.end(),
-                                  [&](uint64_t digest) { return digest != digests.front(); });
-  const auto rank = static_cast<size_t>(other - digests.begin());
   throw CommError("rank ", rank, "'s model ", difference(decode(texts[rank]), decode(texts[0])),
                   ": all ranks must build the same model, from the same files");
 }

@@ -71,7 +71,7 @@ def safe_get_full_grad(param: torch.nn.Parameter) -> torch.Tensor | None:
     try:
         return engine.full_gradient(name)
     except Error:
-        comm.agreed("safe_get_full_grad()", lambda: (engine._engine.check_usable(), {}))  # else all ranks have none
+        comm.check_usable(engine._engine, "safe_get_full_grad()")  # else all ranks have none
         return None
 
 
@@ -168,7 +168,7 @@ def _index_of(engine, parameter, key, call):
 
 def _states(engine, name):
     """(number of updates, states on the CPU). Collective."""
-    comm.agreed("states of the optimizer", lambda: (engine._engine.check_usable(), {}))
+    comm.check_usable(engine._engine, "states of the optimizer")
     unit = next(i for i, names in enumerate(engine._engine.units()) if name in names)
     num_updates, states = engine._engine.optimizer_states(unit)[name]
     return num_updates, list(states)
