@@ -1,5 +1,5 @@
 // The smallest program on Tessera: a module of your own, a DeepSpeed config, a
-// loop. README.md shows main(), docs/own_model_cpp.md the whole file.
+// loop. README.md shows main().
 #include <tessera/tessera.h>
 #include <torch/nn/modules/linear.h>
 

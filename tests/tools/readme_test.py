@@ -12,7 +12,6 @@ import unittest
 from tool import EXAMPLE_MINIMAL, ROOT, ToolTest
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-OWN_MODEL = (ROOT / "docs" / "own_model_cpp.md").read_text(encoding="utf-8")
 
 
 def fenced(text, language):
@@ -35,7 +34,6 @@ class ReadmeTest(ToolTest):
         shown = fenced(README, "cpp")
         self.assertEqual(len(shown), 1)
         self.assertIn("main(int argc, char** argv) try {\n" + textwrap.indent(shown[0], "  ") + "}", example, "all lines of its main()")
-        self.assertEqual(fenced(OWN_MODEL, "cpp")[0], example, "the whole program")
 
     def test_first_screen(self):
         """README.md begins with what Tessera is, the picture, what changes in a loop, pip, the numbers and the two commands, in this order; then C++."""
