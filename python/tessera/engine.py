@@ -461,8 +461,8 @@ class Engine(EngineProperties, StepsScheduler):
         custom_load_fn : None
             DeepSpeed's; a function is refused.
         allow_partial_load : bool
-            Of another program's checkpoint. False: a schedule's state, a rate, moments, a loss scale or a count of updates that it has and
-            that cannot be taken over are a CheckpointError that names them. True: they are a warning, and the engine's own are used.
+            For another program's checkpoint, of which a schedule's state, rate, moments, loss scale or count of updates cannot be taken
+            over. False: raises CheckpointError, which names them. True: warns, and the engine's own are used.
 
         Returns
         -------

@@ -39,16 +39,16 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
         With an attribute `deepspeed_config` or `tessera_config`, in place of `config`. An attribute `local_rank` from 0 has to be this
         rank's.
     model : torch.nn.Module, or callable() that makes one
-        Unmodified. All ranks build the same one. Of a callable the whole model is never in memory: parameters get their values, the
-        same as otherwise, unit by unit. It may be called twice, where its code reads values in another way than by operators
-        (`numpy()`, `tolist()`). The generators of torch, `random` and `numpy.random` then begin in the same state again; what it takes
-        from other generators, iterators or files, it takes twice.
+        Unmodified. All ranks build the same one. The whole model of a callable is never in memory: parameters get the same values as
+        otherwise, unit by unit. The callable runs twice if its code reads values without an operator (`numpy()`, `tolist()`). The
+        generators of torch, `random` and `numpy.random` then begin in the same state again; what it takes from other generators,
+        iterators or files, it takes twice.
     optimizer : torch.optim.Optimizer, or callable(parameters) that makes one, optional
         In place of the section "optimizer". AdamW, Adam, SGD, Adagrad or RMSprop of torch.optim, Lion or LAMB, before the first step, is
         translated: the engine updates the parameters' shards. Any other runs as it is, on whole parameters, each on the rank that
-        owns it. Its param groups stay those of the returned optimizer, whose methods its own methods call from then on. Trainable
-        parameters in none of its groups keep their values.
-        Without one, the section and `model_parameters` too, it is AdamW with lr 0.001, and rank 0 logs that.
+        owns it. The returned optimizer has the same param groups; methods of the given one call those of the returned one from then
+        on. Trainable parameters in none of its groups keep their values.
+        Without an optimizer, a section and `model_parameters` it is AdamW with lr 0.001, and rank 0 logs that.
     model_parameters : iterable of Parameter, or of dicts with "params", optional
         Param groups for the optimizer of the configuration; other trainable parameters keep their values. Beside `optimizer` they may
         only repeat what its groups say.
