@@ -1,7 +1,6 @@
 #include "zero/kernels/kernels.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/isfinite.h>
 
 #include <algorithm>
@@ -154,11 +153,6 @@ std::vector<double*> rows_of(const at::Tensor& sums, const std::vector<int64_t>&
   return pointers;
 }
 
-/// (1, 2) fp64 for a sum that is waited for.
-at::Tensor one_row(at::Device device) {
-  return at::empty({1, 2}, at::TensorOptions().dtype(at::kDouble).device(device));
-}
-
 /// All on the first one's device.
 std::vector<UpdateArgs> args_of(const std::vector<SegmentUpdate>& updates, size_t num_states,
                                 double grad_scale, bool reads_grad) {
@@ -198,15 +192,6 @@ void squared_norms(const std::vector<at::Tensor>& grads, const at::Tensor& sums,
   }
 }
 
-NormPart squared_norm(const at::Tensor& grad) {
-  TESSERA_CHECK(grad.defined());
-  const at::Tensor sums = one_row(grad.device());
-  squared_norms({grad}, sums, {0});
-  const at::Tensor result = sums.cpu();
-  const auto* values = result.const_data_ptr<double>();
-  return {values[0], static_cast<int64_t>(values[1])};
-}
-
 int64_t first_nonfinite(const at::Tensor& grad) {
   const at::NoGradGuard no_grad;
   const at::Tensor nonfinite = at::isfinite(grad).logical_not_();
@@ -232,10 +217,6 @@ void update(OptimizerKind kind, double grad_scale, const std::vector<SegmentUpda
                [&](int64_t begin, int64_t end) { cpu::update(rules[i], slice(args[i], begin, end)); });
 }
 
-void update(OptimizerKind kind, const Hyper& hyper, int64_t step, double grad_scale, const Segment& segment) {
-  update(kind, grad_scale, {{&hyper, step, segment}});
-}
-
 void lamb_norms(double grad_scale, const std::vector<SegmentUpdate>& updates, const at::Tensor& sums,
                 const std::vector<int64_t>& rows) {
   if (updates.empty()) return;
@@ -253,14 +234,6 @@ void lamb_norms(double grad_scale, const std::vector<SegmentUpdate>& updates, co
   }
 }
 
-LambPart lamb_norms(const Hyper& hyper, int64_t step, double grad_scale, const Segment& segment) {
-  const at::Tensor sums = one_row(segment.master.device());
-  lamb_norms(grad_scale, {{&hyper, step, segment}}, sums, {0});
-  const at::Tensor result = sums.cpu();
-  const auto* values = result.const_data_ptr<double>();
-  return {values[0], values[1]};
-}
-
 void lamb_apply(const std::vector<SegmentUpdate>& updates, const std::vector<double>& trust_ratios) {
   TESSERA_CHECK(trust_ratios.size() == updates.size());
   if (updates.empty()) return;
@@ -275,10 +248,6 @@ void lamb_apply(const std::vector<SegmentUpdate>& updates, const std::vector<dou
     for_ranges(args[i].numel, [&](int64_t begin, int64_t end) {
       cpu::lamb_apply(rules[i], step_sizes[i], slice(args[i], begin, end));
     });
-}
-
-void lamb_apply(const Hyper& hyper, int64_t step, double trust_ratio, const Segment& segment) {
-  lamb_apply({{&hyper, step, segment}}, {trust_ratio});
 }
 
 }  // namespace tessera::kernels

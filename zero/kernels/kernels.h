@@ -3,7 +3,7 @@
 // tensors are one-dimensional and contiguous; slices may start at any element. On the CPU torch's
 // intra-op threads share the work without changing a bit. On CUDA the work goes to the current stream, many
 // segments in one launch, and nothing waits for it: sums stay on the device until the caller brings them to
-// the host, all at once. (first_nonfinite, and the functions that return sums, wait.) Scratch comes from
+// the host, all at once. (first_nonfinite waits.) Scratch comes from
 // torch's caching allocator. Tensors are written behind autograd's back: whoever owns the parameters bumps
 // their version counters. Throws std::logic_error for tensors that do not fit together, tessera::Error when
 // CUDA fails or is not built in.
@@ -23,8 +23,6 @@ namespace tessera::kernels {
 /// order that depends on n alone: the same bits whatever the alignment of the slice or the number of threads.
 void squared_norms(const std::vector<at::Tensor>& grads, const at::Tensor& sums,
                    const std::vector<int64_t>& rows);
-/// Returns the sums of one gradient; waits for them.
-NormPart squared_norm(const at::Tensor& grad);
 /// Index of the first element that is inf or NaN, or -1.
 int64_t first_nonfinite(const at::Tensor& grad);
 
@@ -47,7 +45,6 @@ struct SegmentUpdate {
 /// they are. The gradient must be finite. Follows torch::optim::Adam, AdamW, SGD, Adagrad; Lion is Chen et
 /// al., arXiv:2302.06675, Algorithm 2.
 void update(OptimizerKind kind, double grad_scale, const std::vector<SegmentUpdate>& updates);
-void update(OptimizerKind kind, const Hyper& hyper, int64_t step, double grad_scale, const Segment& segment);
 
 /// LAMB (You et al., arXiv:1904.00962) needs each parameter's norms over all its shards between two
 /// passes (a segment is then one parameter's part). First pass: updates the moments; row rows[i] of `sums`,
@@ -55,11 +52,8 @@ void update(OptimizerKind kind, const Hyper& hyper, int64_t step, double grad_sc
 /// updates[i].
 void lamb_norms(double grad_scale, const std::vector<SegmentUpdate>& updates, const at::Tensor& sums,
                 const std::vector<int64_t>& rows);
-/// Does the first pass of one segment; waits for its sums.
-LambPart lamb_norms(const Hyper& hyper, int64_t step, double grad_scale, const Segment& segment);
 /// Second pass: master -= lr * trust_ratio * update. `trust_ratios[i]` comes from lamb_trust_ratio over the
 /// summed parts. Does not read the gradient.
 void lamb_apply(const std::vector<SegmentUpdate>& updates, const std::vector<double>& trust_ratios);
-void lamb_apply(const Hyper& hyper, int64_t step, double trust_ratio, const Segment& segment);
 
 }  // namespace tessera::kernels

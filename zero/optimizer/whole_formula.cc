@@ -320,11 +320,13 @@ void adamw_8bit(const at::Tensor& weights, const at::Tensor& gradient, FormulaSt
     }
   }
   if (!states.contains("absmax1"))
-    return kernels::update(OptimizerKind::kAdamW, hyper, step, 1.0,
-                           {.master = flat(weights),
-                            .grad = flat(gradient),
-                            .state = {flat(states["state1"]), flat(states["state2"])},
-                            .param = {}});
+    return kernels::update(OptimizerKind::kAdamW, /*grad_scale=*/1.0,
+                           {{&hyper,
+                             step,
+                             {.master = flat(weights),
+                              .grad = flat(gradient),
+                              .state = {flat(states["state1"]), flat(states["state2"])},
+                              .param = {}}}});
   kernels::adam_8bit(flat(weights), flat(gradient), {flat(states["state1"]), states["absmax1"]},
                      {flat(states["state2"]), states["absmax2"]}, hyper, step);
 }

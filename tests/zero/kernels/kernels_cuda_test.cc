@@ -10,6 +10,7 @@
 
 #include "core/cuda_plugin.h"
 #include "core/error.h"
+#include "tests/zero/kernels/one_segment.h"
 #include "zero/kernels/adam_8bit.h"
 #include "zero/kernels/kernels.h"
 

@@ -10,6 +10,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "tests/zero/kernels/one_segment.h"
+
 namespace tessera::kernels {
 namespace {
 

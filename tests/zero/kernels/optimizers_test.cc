@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/zero/kernels/one_segment.h"
 #include "tests/zero/kernels/papers.h"
 #include "zero/kernels/kernels.h"
 
