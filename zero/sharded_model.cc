@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
@@ -581,15 +582,14 @@ void ShardedModel::with_full_unit(int index, const at::Tensor& room,
   residency_->wait_all();
   ParamUnit& unit = units_.at(static_cast<size_t>(index));
   const InMemory weights(unit, kUpdated, InMemory::Access::kRead);
-  const bool whole = !unit.placement.updates_shard;
-  const at::Tensor mine = (whole ? unit.local_state() : unit.owned_state()).weights;
+  const at::Tensor mine = unit.state_to_gather().weights;
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
   const at::Tensor typed = room.defined()
                                ? room.narrow(0, 0, room.numel() / mine.element_size() * mine.element_size())
                                      .view(mine.scalar_type())
                                : room;
-  use(gather_owned(unit, mine, whole, *comm_, "parameters", typed));
+  use(gather_owned(unit, mine, *comm_, "parameters", typed));
 }
 
 int64_t ShardedModel::room_for_units(const std::vector<int>& units) const {
@@ -609,8 +609,7 @@ at::Tensor ShardedModel::full_gradient(const std::string& name) {
   const InMemory gradient(unit, kGradient, InMemory::Access::kRead);
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
-  const auto mean = gradients_->mean_so_far(unit);
-  return cut_out(*layout_, parameter, gather_owned(unit, mean.values, mean.whole, *comm_, "gradient"));
+  return cut_out(*layout_, parameter, gather_owned(unit, gradients_->mean_so_far(unit), *comm_, "gradient"));
 }
 
 void ShardedModel::set_full_gradient(const std::string& name, const at::Tensor& value) {
@@ -636,11 +635,7 @@ void ShardedModel::set_full_parameter(const std::string& name, const at::Tensor&
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
   const InMemory weights(unit, kUpdated, InMemory::Access::kReadWrite);
-  const LocalState local = unit.local_state();
-  const Range range = intersect(slice.range(), local.range);
-  if (range.numel() > 0)
-    local.weights.narrow(0, range.begin - local.range.begin, range.numel())
-        .copy_(value.reshape(-1).narrow(0, range.begin - slice.offset, range.numel()));
+  copy_part(unit.master, unit.local_range(), slice, value);
 }
 
 void ShardedModel::pin(const std::vector<int>& units, bool writable) {
@@ -709,11 +704,9 @@ std::vector<std::vector<at::Tensor>> ShardedModel::full_states(int index) {
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
   const InMemory kept(unit, kUpdated, InMemory::Access::kRead);
-  const bool whole = !unit.placement.updates_shard;
-  const LocalState mine = whole ? unit.local_state() : unit.owned_state();
+  const LocalState mine = unit.state_to_gather();
   for (size_t state = 0; state < optimizer_->state_names().size(); ++state) {
-    const at::Tensor full =
-        gather_owned(unit, mine.states[state], whole, *comm_, optimizer_->state_names()[state]);
+    const at::Tensor full = gather_owned(unit, mine.states[state], *comm_, optimizer_->state_names()[state]);
     for (size_t i = 0; i < states.size(); ++i)
       states[i].push_back(cut_out(*layout_, unit.spec.parameters[i], full));
   }
@@ -731,15 +724,9 @@ void ShardedModel::set_states(const std::string& name, const std::vector<at::Ten
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
   const InMemory kept(unit, kUpdated, InMemory::Access::kReadWrite);
-  const LocalState local = unit.local_state();
-  const Range range = intersect(slice.range(), local.range);
-  for (size_t state = 0; range.numel() > 0 && state < local.states.size(); ++state) {
-    const at::Tensor target = local.states[state].narrow(0, range.begin - local.range.begin, range.numel());
-    if (states.empty())
-      target.zero_();
-    else
-      target.copy_(states[state].reshape(-1).narrow(0, range.begin - slice.offset, range.numel()));
-  }
+  const at::Tensor zeros = at::zeros({1}).expand({slice.numel});
+  for (size_t state = 0; state < unit.states.size(); ++state)
+    copy_part(unit.states[state], unit.local_range(), slice, states.empty() ? zeros : states[state]);
   optimizer_->set_steps(parameter, num_updates);
 }
 

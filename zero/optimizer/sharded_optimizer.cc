@@ -431,9 +431,9 @@ void ShardedOptimizer::propose(ParamUnit& unit, std::vector<OwnedParameter>& own
         .copy_(update.hyper->nesterov ? grad : momentum);
   }
   stage_out(unit, std::move(staged));
-  const bool whole = !unit.placement.updates_shard;
-  if (!whole) proposed = proposed.narrow(0, unit.owned_range.begin - local.begin, unit.owned_range.numel());
-  const at::Tensor full = gather_owned(unit, proposed, whole, *comm_, "momentum");
+  if (unit.placement.updates_shard)
+    proposed = proposed.narrow(0, unit.owned_range.begin - local.begin, unit.owned_range.numel());
+  const at::Tensor full = gather_owned(unit, proposed, *comm_, "momentum");
   for (const int parameter : unit.spec.parameters) {
     if (!steps_by_muon(parameter) || owners_[parameter] != comm_->rank()) continue;
     const UnitSlice& slice = layout_.slice(parameter);

@@ -42,9 +42,7 @@ std::vector<WholeParameters::Whole> WholeParameters::gather_weights() {
   for (ParamUnit& unit : units_) {
     if (!unit.spec.trainable) continue;
     const InMemory weights(unit, kUpdated, InMemory::Access::kRead);
-    const bool whole = !unit.placement.updates_shard;
-    const at::Tensor masters = gather_owned(unit, (whole ? unit.local_state() : unit.owned_state()).weights,
-                                            whole, *comm_, "parameters");
+    const at::Tensor masters = gather_owned(unit, unit.state_to_gather().weights, *comm_, "parameters");
     for (const int parameter : unit.spec.parameters)
       if (owns(parameter)) owned.push_back({parameter, cut_out(layout_, parameter, masters), {}});
   }
@@ -57,8 +55,7 @@ void WholeParameters::gather_gradients(const GradientReducer& gradients, double 
   for (ParamUnit& unit : units_) {
     if (!unit.spec.trainable) continue;
     const InMemory gradient(unit, kGradient, InMemory::Access::kRead);
-    const GradientReducer::Mean mean = gradients.mean_at_boundary(unit);
-    const at::Tensor reduced = gather_owned(unit, mean.values, mean.whole, *comm_, "gradient");
+    const at::Tensor reduced = gather_owned(unit, gradients.mean_at_boundary(unit), *comm_, "gradient");
     for (; next != owned.end() && layout_.slice(next->parameter).unit == unit.index; ++next)
       if (used[next->parameter]) next->gradient = cut_out(layout_, next->parameter, reduced).mul_(grad_scale);
   }

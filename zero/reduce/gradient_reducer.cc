@@ -559,38 +559,32 @@ bool GradientReducer::late_on_some_rank(const ParamUnit& unit) {
   return (options_.replicas ? on_some(*options_.replicas, late) : late) != 0;
 }
 
-GradientReducer::Mean GradientReducer::mean_so_far(ParamUnit& unit) {
+at::Tensor GradientReducer::mean_so_far(ParamUnit& unit) {
   if (late_on_some_rank(unit)) reduce_late({unit.index});
   if (boundary_) return mean_at_boundary(unit);
   if (!each_backward()) {
     at::Tensor sum = unit.gradient.accumulator.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
     comm_->all_reduce(sum, unit.name, prescale_ * postscale_)->wait();
-    return {sum, /*whole=*/true};
+    return sum;
   }
-  if (!options_.replicas) return {owned(unit), /*whole=*/false};
+  if (!options_.replicas) return owned(unit);
   const at::Tensor sum = shard(unit).to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
   options_.replicas->all_reduce(sum, unit.name, postscale_)->wait();
-  return {sum.narrow(0, unit.owned_range.begin - unit.shard_range.begin, unit.owned_range.numel()),
-          /*whole=*/false};
+  return sum.narrow(0, unit.owned_range.begin - unit.shard_range.begin, unit.owned_range.numel());
 }
 
-GradientReducer::Mean GradientReducer::mean_at_boundary(const ParamUnit& unit) const {
-  const bool whole = update_whole_ && !reads_peers_;
-  return {whole ? unit.gradient.accumulator : owned(unit), whole};
+at::Tensor GradientReducer::mean_at_boundary(const ParamUnit& unit) const {
+  return update_whole_ && !reads_peers_ ? unit.gradient.accumulator : owned(unit);
 }
 
 void GradientReducer::set(int parameter, const at::Tensor& value) {
   const PauseListening our_own_operators;
   const at::NoGradGuard no_grad;
-  const UnitSlice& slice = layout_.slice(parameter);
   ParamUnit& unit = unit_of(parameter);
   const InMemory gradient(unit, kGradient, InMemory::Access::kReadWrite);
   if (late_on_some_rank(unit)) reduce_late({unit.index});  // what still lies in p.grad is replaced, too
   const Range held = unit.placement.gradient_sharded ? unit.shard_range : Range{0, unit.spec.numel};
-  const Range part = intersect(slice.range(), held);
-  if (part.numel() > 0)
-    unit.gradient.accumulator.narrow(0, part.begin - held.begin, part.numel())
-        .copy_(value.reshape(-1).narrow(0, part.begin - slice.offset, part.numel()));
+  copy_part(unit.gradient.accumulator, held, layout_.slice(parameter), value);
   gradients_[parameter].used = true;
   if (norms_.defined()) kernels::squared_norms({shard(unit).to(norms_.device())}, norms_, {unit.index});
 }

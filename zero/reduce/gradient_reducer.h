@@ -121,15 +121,11 @@ class GradientReducer {
   /// (owned numel) the part of shard() that this rank alone answers for.
   at::Tensor owned(const ParamUnit& unit) const;
   /// Collective. The mean over the ranks so far, outside of a backward and also before the boundary, in fp32
-  /// or the accumulate dtype: (numel) of a unit that is `whole`, else this rank's (owned numel). The
-  /// accumulator has to be in memory.
-  struct Mean {
-    at::Tensor values;
-    bool whole;
-  };
-  Mean mean_so_far(ParamUnit& unit);
+  /// or the accumulate dtype, for gather_owned(): (numel), or this rank's (owned numel). The accumulator has
+  /// to be in memory.
+  at::Tensor mean_so_far(ParamUnit& unit);
   /// The same after a boundary's finish_backward, without late parts; not Collective.
-  Mean mean_at_boundary(const ParamUnit& unit) const;
+  at::Tensor mean_at_boundary(const ParamUnit& unit) const;
   /// Collective. Writes the parameter's part of the reduced gradient, after a boundary's finish_backward:
   /// `value`, its shape, the same on all ranks.
   void set(int parameter, const at::Tensor& value);

@@ -287,10 +287,10 @@ bool ParamUnit::readable_again() {
   return has_values_;
 }
 
-at::Tensor gather_owned(const ParamUnit& unit, const at::Tensor& mine, bool whole, comm::Communicator& comm,
+at::Tensor gather_owned(const ParamUnit& unit, const at::Tensor& mine, comm::Communicator& comm,
                         std::string_view what, const at::Tensor& room) {
   at::Tensor full = mine.to(unit.memory.full().device());  // from the host, where it lies there
-  if (whole || comm.size() == 1) return full;
+  if (mine.numel() == unit.spec.numel) return full;
   const at::Tensor part = std::exchange(full, room.defined() ? room.narrow(0, 0, unit.spec.numel)
                                                              : at::empty({unit.spec.numel}, full.options()));
   comm.all_gather(full, part, str(what, " of ", unit.name))->wait();
@@ -326,6 +326,13 @@ at::Tensor join_owned(const ParamUnit& unit, const Layout& layout, std::vector<O
   else
     comm.all_reduce(bits, name)->wait();
   return full;
+}
+
+void copy_part(const at::Tensor& held, Range range, const UnitSlice& slice, const at::Tensor& value) {
+  const Range part = intersect(slice.range(), range);
+  if (part.numel() > 0)
+    held.narrow(0, part.begin - range.begin, part.numel())
+        .copy_(value.reshape(-1).narrow(0, part.begin - slice.offset, part.numel()));
 }
 
 at::Tensor cut_out(const Layout& layout, int parameter, const at::Tensor& full) {

@@ -147,6 +147,8 @@ class ParamUnit {
   /// All that this rank updates, or what it owns alone, at every stage alike.
   LocalState local_state() const;
   LocalState owned_state() const;
+  /// What gather_owned() takes of it: all where every rank updates all, else what this rank owns.
+  LocalState state_to_gather() const { return placement.updates_shard ? owned_state() : local_state(); }
   /// Masters beside the values: of another dtype, or on the host.
   bool has_own_master() const {
     return spec.trainable && (spec.dtype != DType::kFloat32 || placement.copies_masters_to_device());
@@ -228,11 +230,11 @@ class ParamUnit {
   at::Tensor common_;         // the host-shared buffer while a private copy is bound
 };
 
-/// Collective over `comm`, of all ranks. (numel) on the device of its group: `mine` itself where it is
-/// `whole`, else each rank's owned part, in the order of the unit. `what` names it in errors. `room`: of the
-/// dtype of `mine`, into which they are gathered, at least room_for() elements; undefined: memory of their
-/// own.
-at::Tensor gather_owned(const ParamUnit& unit, const at::Tensor& mine, bool whole, comm::Communicator& comm,
+/// Collective over `comm`, of all ranks. (numel) on the device of its group: `mine` itself where that is all
+/// of the unit, else each rank's owned part, in the order of the unit. `what` names it in errors. `room`: of
+/// the dtype of `mine`, into which they are gathered, at least room_for() elements; undefined: memory of
+/// their own.
+at::Tensor gather_owned(const ParamUnit& unit, const at::Tensor& mine, comm::Communicator& comm,
                         std::string_view what, const at::Tensor& room = {});
 
 /// The elements of the memory that gather_owned() takes besides `mine`; 0 where it gathers nothing.
@@ -249,6 +251,10 @@ struct OwnedParameter {
 /// (ranks add integers up), zeros where nobody has one. Frees the values of the unit's parameters.
 at::Tensor join_owned(const ParamUnit& unit, const Layout& layout, std::vector<OwnedParameter>& owned,
                       at::ScalarType dtype, comm::Communicator& comm, std::string_view what);
+
+/// Writes what `held`, of elements `range` of the unit, has of the parameter at `slice`: `value`, of its
+/// shape.
+void copy_part(const at::Tensor& held, Range range, const UnitSlice& slice, const at::Tensor& value);
 
 /// A copy of the parameter's part of `full`, (unit numel), in its shape: in fp32, or of a type that models do
 /// not compute in.
