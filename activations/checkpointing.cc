@@ -15,13 +15,10 @@ std::shared_ptr<RecordedModel> recorded_model(zero::ShardedModel& model, const P
   auto recorded = std::make_shared<RecordedModel>();
   recorded->recording = std::make_shared<Recording>(options);
   recorded->residency = &model.residency();
+  recorded->layout = &layout;
   std::vector<NamedShape> shapes;
-  for (int i = 0; i < layout.num_parameters(); ++i) {
-    const zero::ParameterSpec& spec = layout.parameters()[i];
+  for (const zero::ParameterSpec& spec : layout.parameters())
     shapes.push_back({spec.name, str(static_cast<int>(spec.dtype), " ", join(spec.shape, "x"))});
-    recorded->slices.push_back(layout.slice(i));
-  }
-  for (const zero::UnitSpec& unit : layout.units()) recorded->parameters.push_back(unit.parameters);
   if (options.kind == PolicyOptions::Kind::kCheap)
     recorded->blocks.assign(shapes.size(), -1);
   else

@@ -3,7 +3,6 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include <algorithm>
 #include <mutex>
 #include <shared_mutex>
 #include <unordered_map>
@@ -24,14 +23,6 @@ struct ThreadState {
   bool records() const { return model && model->active && model->pass == pass; }
 };
 thread_local ThreadState thread_state;
-
-int parameter_at(const RecordedModel& model, int unit, int64_t offset) {
-  const std::vector<int>& parameters = model.parameters[unit];
-  const auto after =
-      std::upper_bound(parameters.begin(), parameters.end(), offset,
-                       [&](int64_t place, int parameter) { return place < model.slices[parameter].offset; });
-  return after == parameters.begin() ? -1 : *(after - 1);
-}
 
 /// Kernels call operators, too: what they make is no concern of autograd.
 bool below_autograd() {
@@ -105,7 +96,7 @@ class RecordingObserver final : public zero::OperatorObserver {
       state.pass = model->pass;
       state.model = model;
     }
-    const int parameter = parameter_at(*state.model, handle->unit, tensor.storage_offset());
+    const int parameter = state.model->layout->parameter_at(handle->unit, tensor.storage_offset());
     if (parameter < 0) return false;
     state.model->recording->enter_block(state.model->blocks[parameter], parameter);
     return true;

@@ -23,8 +23,7 @@ namespace tessera::activations {
 struct RecordedModel {
   std::shared_ptr<Recording> recording;
   const zero::Residency* residency = nullptr;  ///< the one that its units point to
-  std::vector<zero::UnitSlice> slices;         ///< by parameter
-  std::vector<std::vector<int>> parameters;    ///< by unit, ordered by offset
+  const zero::Layout* layout = nullptr;        ///< used while it is active
   std::vector<int> blocks;                     ///< by parameter; -1: none
   std::atomic<int64_t> pass{0};                ///< a thread records for the pass in which it began
   std::atomic<bool> active{true};              ///< the model trains

@@ -116,12 +116,13 @@ void Residency::operator_ended() noexcept {
 void Residency::on_write(int unit, const at::Tensor& written, const char* operator_name) noexcept {
   const Lock lock(mutex_);
   if (units_[unit].use.writers > 0) return;
+  const int parameter = layout_.parameter_at(unit, written.storage_offset());
   const bool max_norm = std::string_view(operator_name) == "aten::embedding_renorm_";
   refuse(
       units_[unit],
       std::make_exception_ptr(Error(
           operator_name, " writes into ", units_[unit].name, ": parameter ",
-          layout_.parameter_at(unit, written.storage_offset()),
+          parameter < 0 ? units_[unit].name : layout_.parameters()[parameter].name,
           " belongs to the engine, and the write would be undone by the next step, or differ between ranks. ",
           max_norm ? "Leave max_norm out, and limit the norm of the rows that the embedding returns"
                    : "Write inside a GatheredParameters with modifier_rank set, or use load_weights()")));

@@ -112,11 +112,11 @@ int Layout::find(const std::string& name) const {
   return found == index_.end() ? -1 : found->second;
 }
 
-std::string Layout::parameter_at(int unit, int64_t element) const {
-  for (const int parameter : units_[unit].parameters)
-    if (intersect(slice(parameter).range(), {element, element + 1}).numel() > 0)
-      return parameters_[parameter].name;
-  return describe(unit);
+int Layout::parameter_at(int unit, int64_t element) const {
+  const std::vector<int>& members = units_[unit].parameters;
+  const auto after =
+      std::ranges::upper_bound(members, element, {}, [&](int member) { return slices_[member].offset; });
+  return after == members.begin() || slices_[*(after - 1)].range().end <= element ? -1 : *(after - 1);
 }
 
 std::string Layout::describe(int unit) const {

@@ -83,8 +83,8 @@ class Layout {
   /// Index of a parameter by its name or one of its aliases, or -1.
   int find(const std::string& name) const;
 
-  /// The name of the parameter that has an element of a unit; where none has it, as padding, describe().
-  std::string parameter_at(int unit, int64_t element) const;
+  /// Index of the parameter that has an element of a unit; -1 where none has it, as padding.
+  int parameter_at(int unit, int64_t element) const;
   /// "unit 3 (layers.0.weight … layers.1.bias)", for errors.
   std::string describe(int unit) const;
   /// 64-bit XXH3 of everything above: ranks whose layouts differ cannot train together.

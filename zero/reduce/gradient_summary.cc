@@ -53,12 +53,6 @@ at::Tensor all_gather_owned(comm::Communicator& comm, at::Device device, const s
 
 namespace {
 
-int parameter_at(const Layout& layout, const ParamUnit& unit, int64_t element) {
-  for (int parameter : unit.spec.parameters)
-    if (intersect(layout.slice(parameter).range(), {element, element + 1}).numel() > 0) return parameter;
-  return -1;
-}
-
 /// The first parameter with an element that is not finite, in what this rank owns; -1: none. `norms`: this
 /// rank's, (units, 2).
 int first_nonfinite(const Layout& layout, std::vector<ParamUnit>& units, const GradientReducer& gradients,
@@ -66,8 +60,8 @@ int first_nonfinite(const Layout& layout, std::vector<ParamUnit>& units, const G
   for (ParamUnit& unit : units) {
     if (norms[2 * unit.index + 1] == 0) continue;
     const InMemory gradient(unit, kGradient, InMemory::Access::kRead);
-    return parameter_at(layout, unit,
-                        unit.owned_range.begin + kernels::first_nonfinite(gradients.owned(unit)));
+    return layout.parameter_at(unit.index,
+                               unit.owned_range.begin + kernels::first_nonfinite(gradients.owned(unit)));
   }
   return -1;
 }
