@@ -101,7 +101,7 @@ void DeferredModel::begin(Request request) {
   demands.insert(demands.end(), at_once.begin(), at_once.end());
   log_->plan(demands, /*all_draws=*/!request_.keeps_generators);
   for (const int entry : at_once) {
-    log_->compute_final(entry);
+    log_->compute(entry, /*to_write=*/false);
     log_->release(entry);
   }
   for (const auto& [entry, tensors] : of_buffers)
@@ -120,7 +120,7 @@ void DeferredModel::fill(int parameter, at::Tensor destination) {
     destination.zero_();
     return;
   }
-  log_->compute_final(entry);
+  log_->compute(entry, /*to_write=*/false);
   {
     const deferred::Opened opened(log_->entry(entry).storage);
     destination.copy_(tensor.reshape(-1));
@@ -141,7 +141,7 @@ void DeferredModel::finish(comm::Communicator& comm) {
   std::string sent;
   if (!mine.empty() && !receives)
     for (int stream = 0; stream < log_->num_streams(); ++stream) {
-      states.push_back(log_->finish_stream(stream));
+      states.push_back(log_->stream(stream).finish());
       if (sends) sent += state_bytes(states.back());
     }
   const std::vector<std::string> ended = comm.exchange(sent, "random generators after making the model");
@@ -157,11 +157,7 @@ void DeferredModel::finish(comm::Communicator& comm) {
     log_->stream(static_cast<int>(stream)).set_final(states[stream]);
 }
 
-MakingCounts DeferredModel::counts() const {
-  if (!log_) return {.whole = true};
-  const deferred::LogCounts& counts = log_->counts();
-  return {false, counts.recorded, counts.run, counts.drawn};
-}
+MakingCounts DeferredModel::counts() const { return log_ ? log_->counts() : MakingCounts{.whole = true}; }
 
 const void* memory_of(const at::Tensor& tensor) {
   // Asked for its address a storage without memory would throw.

@@ -77,9 +77,9 @@ std::set<int> RecordedOperator::touched() const {
 
 // ------------------------------------------------------------------------------------------ recording
 
-bool OperatorLog::Entry::pending_write(const std::deque<RecordedOperator>& operators) const {
-  return !has_memory ||
-         std::any_of(writers.begin(), writers.end(), [&](int writer) { return !operators[writer].done; });
+bool OperatorLog::pending_write(int entry) const {
+  return !entries_[entry].has_memory ||
+         std::ranges::any_of(entries_[entry].writers, [&](int writer) { return !operators_[writer].done; });
 }
 
 int OperatorLog::find(const at::Tensor& tensor) const {
@@ -123,7 +123,7 @@ void OperatorLog::add(RecordedOperator recorded) {
     recorded.draw = streams_[recorded.stream]->record();
     operator_of_draw_[recorded.stream].push_back(index);
   }
-  ++counts_.recorded;
+  ++counts_.num_recorded;
   const int stream = recorded.stream;
   operators_.push_back(std::move(recorded));
   if (stream >= 0 && streams_[stream]->settles_each_draw()) streams_[stream]->settle();
@@ -140,7 +140,7 @@ int OperatorLog::stream_of(const at::Generator& generator) {
 }
 
 void OperatorLog::draw_now(int stream, const std::function<void()>& body) {
-  ++counts_.drawn;
+  ++counts_.num_drawn;
   streams_[stream]->settle();
   body();
 }
@@ -262,7 +262,7 @@ void OperatorLog::run(int index) {
   if (recorded.stream < 0) {
     call(index, /*on_scratch=*/false);
   } else {
-    ++counts_.drawn;
+    ++counts_.num_drawn;
     const int stream = recorded.stream;
     streams_[stream]->at_draw(recorded.draw, [&] { call(index, /*on_scratch=*/false); });
   }
@@ -276,7 +276,7 @@ void OperatorLog::draw(int stream, int number) {
     wanted.add(index);
     return run_in_order(wanted);
   }
-  ++counts_.drawn;
+  ++counts_.num_drawn;
   call(index, /*on_scratch=*/true);
 }
 
@@ -306,13 +306,13 @@ void OperatorLog::call(int index, bool on_scratch) {
   }
   if (on_scratch) return;
   adopt(recorded, stack);
-  ++counts_.run;
+  ++counts_.num_run;
   recorded.done = true;
   recorded.arguments.clear();
   opened.clear();
   for (const int entry : recorded.touched()) {
     if (--entries_[entry].num_pending == 0 && entries_[entry].has_memory) open_to_all(entry);
-    if (!recording_ && recorded.live) used(entry);
+    if (!recording_ && recorded.live) release(entry);
   }
 }
 
@@ -397,23 +397,17 @@ void OperatorLog::plan(const std::vector<int>& demands, bool all_draws) {
     }
 }
 
-void OperatorLog::compute_final(int entry) { compute(entry, /*to_write=*/false); }
-
-void OperatorLog::used(int entry) {
+void OperatorLog::release(int entry) {
   Entry& used = entries_[entry];
   if (--used.num_uses > 0 || used.kept || !used.has_memory || !used.made_here) return;
   drop_memory(used.storage);
   used.has_memory = false;
 }
 
-void OperatorLog::release(int entry) { used(entry); }
-
 void OperatorLog::receive(int entry) {
   if (entries_[entry].has_memory) return;
   ensure_memory(entry);
   open(entries_[entry].storage);
 }
-
-at::Tensor OperatorLog::finish_stream(int stream) { return streams_[stream]->finish(); }
 
 }  // namespace tessera::zero::deferred

@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "zero/deferred/deferred_model.h"
 #include "zero/deferred/random_stream.h"
 
 namespace tessera::zero::deferred {
@@ -55,12 +56,6 @@ struct RecordedOperator {
   std::set<int> touched() const;  ///< entries that it reads or writes
 };
 
-struct LogCounts {
-  int64_t recorded = 0;
-  int64_t run = 0;    ///< recorded operators that were run
-  int64_t drawn = 0;  ///< random operators that were run or drawn for the state alone
-};
-
 /// Keeps recorded operators, and runs them when their values are wanted. Not thread-safe.
 class OperatorLog {
  public:
@@ -72,8 +67,6 @@ class OperatorLog {
     int num_pending = 0;                ///< of these, not done
     int num_uses = 0;   ///< after recording: live operators and demands that are still to come
     bool kept = false;  ///< after recording: has its memory as long as the storage lives
-    /// Whether the values are those that the program would see now.
-    bool pending_write(const std::deque<RecordedOperator>& operators) const;
   };
 
   // -- recording --
@@ -81,13 +74,15 @@ class OperatorLog {
   int find(const at::Tensor& tensor) const;
   int find_or_add(const at::Tensor& tensor, bool has_memory);
   Entry& entry(int index) { return entries_[index]; }
-  bool pending_write(int entry) const { return entries_[entry].pending_write(operators_); }
+  /// Whether the program would see other values than the entry has now.
+  bool pending_write(int entry) const;
   void add(RecordedOperator recorded);
   /// The generator's stream, which begins now if it is new.
   int stream_of(const at::Generator& generator);
   RandomStream& stream(int index) { return *streams_[index]; }
   int num_streams() const { return static_cast<int>(streams_.size()); }
-  /// Computes the entry's value as of now; `to_write`: also runs what reads the present value.
+  /// Computes the entry's value as of now, the final one after recording; `to_write`: also runs what reads
+  /// the present value.
   void compute(int entry, bool to_write);
   /// Calls `draw` with the generator in the state that it has in ordinary making.
   void draw_now(int stream, const std::function<void()>& draw);
@@ -101,18 +96,15 @@ class OperatorLog {
   /// How many references to an entry's storage are not the log's.
   int64_t outside_references(int entry) const;
   /// `demands`: the entries whose values will be asked for, once each time they are named.
-  /// `all_draws`: finish_stream() may be called. What nobody needs loses its memory.
+  /// `all_draws`: RandomStream::finish() may be called. What nobody needs loses its memory.
   void plan(const std::vector<int>& demands, bool all_draws);
-  /// Computes the final value.
-  void compute_final(int entry);
-  /// One demand less.
+  /// One demand less, or one operator that has needed the entry.
   void release(int entry);
   /// Gives the storage memory for values that come from elsewhere.
   void receive(int entry);
   int num_entries() const { return static_cast<int>(entries_.size()); }
-  at::Tensor finish_stream(int stream);
 
-  const LogCounts& counts() const { return counts_; }
+  const MakingCounts& counts() const { return counts_; }
 
  private:
   struct Wanted;
@@ -124,7 +116,6 @@ class OperatorLog {
   void draw(int stream, int draw);
   void check_outside(const RecordedOperator& recorded) const;
   void open_to_all(int entry);
-  void used(int entry);
 
   std::deque<RecordedOperator> operators_;
   std::vector<Entry> entries_;
@@ -133,7 +124,7 @@ class OperatorLog {
   std::vector<std::vector<int>> operator_of_draw_;  // by stream and draw
   std::vector<int64_t> own_references_;             // by entry, after recording
   bool recording_ = true;
-  LogCounts counts_;
+  MakingCounts counts_;
 };
 
 /// Returns a hash of a tensor's values on the CPU; 0 for other devices.
