@@ -41,43 +41,21 @@ std::string describe(const at::Tensor& tensor) {
                       hex(XXH3_64bits(values.const_data_ptr(), values.nbytes())));
 }
 
-/// Adds the code of one method or function, and of what it calls.
-class CodeOf {
- public:
-  explicit CodeOf(Program& program) : program_(program) {}
-
-  void add(const std::string& part, torch::jit::Function& function) {
-    const auto* const code = torch::jit::tryToGraphFunction(function);
-    if (code == nullptr || !visited_.insert(&function).second) return;
-    const std::shared_ptr<torch::jit::Graph> graph = code->graph();
-    program_.emplace_back(part, normalized(graph->toString(/*print_source_locations=*/false)));
-    add_block(part, *graph->block());
-  }
-
- private:
-  /// Constant tensors, whose values the text does not have, and functions.
-  void add_block(const std::string& part, const torch::jit::Block& block) {
-    for (const torch::jit::Node* node : block.nodes()) {
-      for (const at::Symbol name : node->attributeNames())
-        if (node->kindOf(name) == torch::jit::AttributeKind::t)
-          program_.emplace_back(part_of(part, node->output()->debugName()), describe(node->t(name)));
-      if (node->hasAttribute(at::attr::Subgraph)) add_block(part, *node->g(at::attr::Subgraph)->block());
-      for (const torch::jit::Block* inner : node->blocks()) add_block(part, *inner);
-      if (node->kind() == at::prim::CallFunction) {
-        torch::jit::Function& called = *node->input(0)->type()->expectRef<at::FunctionType>().function();
-        add(normalized(called.qualname().qualifiedName()), called);
-      } else if (node->kind() == at::prim::CallMethod) {
-        const auto type = node->input(0)->type()->cast<at::ClassType>();
-        if (!type || type->is_module()) continue;  // each module is visited
-        if (auto* const method = type->findMethod(node->s(at::attr::name)))
-          add(normalized(method->qualname().qualifiedName()), *method);
-      }
+/// Adds the code of a method, and of what it calls.
+void add_code(const std::string& part, torch::jit::Function& method,
+              std::set<const torch::jit::Function*>& visited, Program& program) {
+  visit_code(method, visited, [&](torch::jit::Function& function, const torch::jit::Node* node) {
+    const std::string name = &function == &method ? part : normalized(function.qualname().qualifiedName());
+    if (node == nullptr) {
+      const auto graph = torch::jit::tryToGraphFunction(function)->graph();
+      program.emplace_back(name, normalized(graph->toString(/*print_source_locations=*/false)));
+      return;
     }
-  }
-
-  Program& program_;
-  std::set<const torch::jit::Function*> visited_;
-};
+    for (const at::Symbol attribute : node->attributeNames())  // the text has no values of constant tensors
+      if (node->kindOf(attribute) == torch::jit::AttributeKind::t)
+        program.emplace_back(part_of(name, node->output()->debugName()), describe(node->t(attribute)));
+  });
+}
 
 void add_attributes(const std::string& part, const torch::jit::Module& module, Program& program) {
   const auto& type = module.type();
@@ -179,6 +157,29 @@ std::string difference(const Program& mine, const Program& first) {
 
 }  // namespace
 
+void visit_code(torch::jit::Function& function, std::set<const torch::jit::Function*>& visited,
+                const std::function<void(torch::jit::Function&, const torch::jit::Node*)>& visit) {
+  const auto* const code = torch::jit::tryToGraphFunction(function);
+  if (code == nullptr || !visited.insert(&function).second) return;
+  visit(function, nullptr);
+  const auto visit_block = [&](const auto& self, const torch::jit::Block& block) -> void {
+    for (const torch::jit::Node* node : block.nodes()) {
+      visit(function, node);
+      if (node->hasAttribute(at::attr::Subgraph)) self(self, *node->g(at::attr::Subgraph)->block());
+      for (const torch::jit::Block* inner : node->blocks()) self(self, *inner);
+      if (node->kind() == at::prim::CallFunction) {
+        visit_code(*node->input(0)->type()->expectRef<at::FunctionType>().function(), visited, visit);
+      } else if (node->kind() == at::prim::CallMethod) {
+        const auto type = node->input(0)->type()->cast<at::ClassType>();
+        if (!type || type->is_module()) continue;
+        if (auto* const method = type->findMethod(node->s(at::attr::name)))
+          visit_code(*method, visited, visit);
+      }
+    }
+  };
+  visit_block(visit_block, *code->graph()->block());
+}
+
 Program program_of(const torch::nn::Module& model) {
   Program program;
   const auto add = [&](const std::string& name, const torch::nn::Module& module) {
@@ -193,10 +194,10 @@ Program program_of(const torch::nn::Module& model) {
 
 Program program_of(const torch::jit::Module& model) {
   Program program;
-  CodeOf code(program);
+  std::set<const torch::jit::Function*> visited;
   for (const auto& item : model.named_modules()) {
     for (const torch::jit::Method& method : item.value.get_methods())
-      code.add(part_of(item.name, method.name()), method.function());
+      add_code(part_of(item.name, method.name()), method.function(), visited, program);
     add_attributes(item.name, item.value, program);
   }
   return program;

@@ -2,6 +2,8 @@
 // different models with equal parameters, such as one from a stale file.
 #pragma once
 
+#include <functional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,8 +14,10 @@ namespace torch::nn {
 class Module;
 }
 namespace torch::jit {
+struct Function;
 struct Module;
-}
+struct Node;
+}  // namespace torch::jit
 
 namespace tessera::zero {
 
@@ -21,6 +25,12 @@ namespace tessera::zero {
 /// value may have several lines. What may differ between ranks that have the same model is not in it: numbers
 /// of devices, and the numbers that TorchScript gives to classes of one name.
 using Program = std::vector<std::pair<std::string, std::string>>;
+
+/// Calls `visit` with a function and null, then with each node of its code, and in between with what that
+/// calls: functions, and methods of classes that are no modules. Each of `visited` once. (Whoever looks at a
+/// model visits the methods of all its modules.)
+void visit_code(torch::jit::Function& function, std::set<const torch::jit::Function*>& visited,
+                const std::function<void(torch::jit::Function&, const torch::jit::Node*)>& visit);
 
 /// The module tree, each module as it prints itself. (Of compiled code nothing else is known.)
 Program program_of(const torch::nn::Module& model);

@@ -1,11 +1,11 @@
 #include "zero/model/model_view.h"
 
-#include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <set>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -47,32 +47,15 @@ void check_can_be_sharded(const NamedTensor& parameter) {
     refuse("is an expanded or strided view; register a contiguous tensor (tensor.contiguous())");
 }
 
-bool forks(const torch::jit::Block& block);
-
-bool forks(torch::jit::Function& function) {
-  const auto* graph_function = torch::jit::tryToGraphFunction(function);
-  return graph_function != nullptr && forks(*graph_function->graph()->block());
-}
-
-/// Whether the code, or free functions and methods of script classes that it calls, has a torch.jit.fork.
-/// (Methods of submodules are not looked at here: forking_method() visits every module.)
-bool forks(const torch::jit::Block& block) {
-  namespace prim = at::prim;
-  for (const torch::jit::Node* node : block.nodes()) {
-    if (node->kind() == prim::fork || node->kind() == prim::forkClosure) return true;
-    if (node->hasAttribute(at::attr::Subgraph) && forks(*node->g(at::attr::Subgraph)->block())) return true;
-    for (const torch::jit::Block* inner : node->blocks())
-      if (forks(*inner)) return true;
-    if (node->kind() == prim::CallFunction) {
-      if (forks(*node->input(0)->type()->expectRef<at::FunctionType>().function())) return true;
-    } else if (node->kind() == prim::CallMethod) {
-      const auto type = node->input(0)->type()->cast<at::ClassType>();
-      if (!type || type->is_module()) continue;
-      if (auto* method = type->findMethod(node->s(at::attr::name)); method != nullptr && forks(*method))
-        return true;
-    }
-  }
-  return false;
+/// Whether the method, or what it calls but for methods of submodules, has a torch.jit.fork.
+bool forks(torch::jit::Function& method) {
+  bool found = false;
+  std::set<const torch::jit::Function*> visited;
+  visit_code(method, visited, [&](torch::jit::Function&, const torch::jit::Node* node) {
+    found = found ||
+            (node != nullptr && (node->kind() == at::prim::fork || node->kind() == at::prim::forkClosure));
+  });
+  return found;
 }
 
 std::string forking_method(const torch::jit::Module& model) {

@@ -9,6 +9,7 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
@@ -23,32 +24,14 @@ using nlohmann::json;
 
 namespace {
 
-/// A C++ module: libtorch's have no buffers that a state dict leaves out.
-class CppModuleState final : public ModuleState {
+/// libtorch's modules: in C++ a state dict leaves no buffer out, and TorchScript does not keep which it does.
+class BuffersOf final : public ModuleState {
  public:
-  explicit CppModuleState(const torch::nn::Module& model) : model_(model) {}
-  std::vector<NamedBuffer> buffers() const override {
-    std::vector<NamedBuffer> buffers;
-    for (const auto& item : model_.named_buffers()) buffers.push_back({item.key(), item.value()});
-    return buffers;
-  }
+  explicit BuffersOf(std::function<std::vector<NamedBuffer>()> list) : list_(std::move(list)) {}
+  std::vector<NamedBuffer> buffers() const override { return list_(); }
 
  private:
-  const torch::nn::Module& model_;
-};
-
-/// TorchScript does not keep which buffers a state dict leaves out.
-class ScriptModuleState final : public ModuleState {
- public:
-  explicit ScriptModuleState(torch::jit::Module model) : model_(std::move(model)) {}
-  std::vector<NamedBuffer> buffers() const override {
-    std::vector<NamedBuffer> buffers;
-    for (const auto& item : model_.named_buffers()) buffers.push_back({item.name, item.value});
-    return buffers;
-  }
-
- private:
-  torch::jit::Module model_;  // a handle
+  const std::function<std::vector<NamedBuffer>()> list_;
 };
 
 /// libtorch copies no elements of the types that are bits only; integers of their size it does.
@@ -62,11 +45,19 @@ at::Tensor with_kernels(const at::Tensor& tensor) {
 }  // namespace
 
 std::shared_ptr<ModuleState> state_of(const torch::nn::Module& model) {
-  return std::make_shared<CppModuleState>(model);
+  return std::make_shared<BuffersOf>([&model] {
+    std::vector<NamedBuffer> buffers;
+    for (const auto& item : model.named_buffers()) buffers.push_back({item.key(), item.value()});
+    return buffers;
+  });
 }
 
 std::shared_ptr<ModuleState> state_of(const torch::jit::Module& model) {
-  return std::make_shared<ScriptModuleState>(model);
+  return std::make_shared<BuffersOf>([model] {  // a handle
+    std::vector<NamedBuffer> buffers;
+    for (const auto& item : model.named_buffers()) buffers.push_back({item.name, item.value});
+    return buffers;
+  });
 }
 
 std::string no_bytes(const at::Tensor& tensor) {
