@@ -9,6 +9,7 @@
 #include <string_view>
 #include <unordered_set>
 
+#include "zero/deferred/operator_log.h"
 #include "zero/operators/per_operator.h"
 
 namespace tessera::activations {
@@ -232,18 +233,9 @@ std::vector<at::Tensor> written_tensors(const OperatorFacts& facts, c10::ArrayRe
   if (facts.training_argument >= 0 && static_cast<size_t>(facts.training_argument) < inputs.size() &&
       inputs[facts.training_argument].isBool() && !inputs[facts.training_argument].toBool())
     return tensors;
-  const auto add = [&](const auto& self, const c10::IValue& value) -> void {
-    if (value.isTensor()) {
-      if (value.toTensor().defined()) tensors.push_back(value.toTensor());
-    } else if (value.isList()) {  // Tensor[], Tensor?[], Tensor[][]
-      for (const c10::IValue& item : value.toListRef()) {
-        if (!item.isTensor() && !item.isList() && !item.isNone()) break;
-        self(self, item);
-      }
-    }
-  };
   for (size_t i = 0; i < inputs.size() && i < 64; ++i)
-    if ((facts.written_arguments >> i & 1) != 0) add(add, inputs[i]);
+    if ((facts.written_arguments >> i & 1) != 0)
+      zero::deferred::visit_tensors(inputs[i], [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
   return tensors;
 }
 

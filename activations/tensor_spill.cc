@@ -14,10 +14,6 @@
 namespace tessera::activations {
 namespace {
 
-int64_t rounded_up(int64_t bytes) {
-  return (bytes + SpillFile::kAlignment - 1) / SpillFile::kAlignment * SpillFile::kAlignment;
-}
-
 /// (bytes) uint8 at an address that direct I/O takes. No operator is heard.
 at::Tensor make_buffer(int64_t bytes) {
   const at::DisableRecordFunctionGuard unheard;
@@ -39,7 +35,7 @@ std::span<std::byte> bytes_of(const at::Tensor& buffer) {
 void TensorSpill::add_file(int64_t bytes) {
   int64_t all = 0;
   for (const File& file : files_) all += file.bytes;
-  const int64_t size = rounded_up(std::max({bytes, options_.first_file_bytes, all / 2}));
+  const int64_t size = SpillFile::rounded_up(std::max({bytes, options_.first_file_bytes, all / 2}));
   auto file = std::make_unique<SpillFile>(SpillFileOptions{.directory = options_.directory,
                                                            .bytes = size,
                                                            .purpose = options_.purpose,
@@ -120,7 +116,7 @@ void TensorSpill::make_room(int64_t bytes) {
 
 std::shared_ptr<SpillBlock> TensorSpill::write(std::span<const std::byte> data) {
   const std::lock_guard lock(mutex_);
-  const int64_t bytes = rounded_up(static_cast<int64_t>(data.size()));
+  const int64_t bytes = SpillFile::rounded_up(static_cast<int64_t>(data.size()));
   make_room(bytes);
   auto block = std::make_shared<Block>(shared_from_this(), bytes);
   block->place_ = allocate(bytes);

@@ -31,10 +31,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-int64_t rounded_up(int64_t bytes) {
-  return (bytes + SpillFile::kAlignment - 1) / SpillFile::kAlignment * SpillFile::kAlignment;
-}
-
 /// "optimizer state of rank 3 in DIR"
 std::string subject(const SpillFileOptions& options) {
   return str(options.purpose.empty() ? "state that is kept on disk" : options.purpose, " in ",

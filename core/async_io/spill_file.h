@@ -36,6 +36,9 @@ struct SpillFileOptions {
 class SpillFile {
  public:
   static constexpr int64_t kAlignment = 4096;  ///< of offsets, lengths and addresses
+  static constexpr int64_t rounded_up(int64_t bytes) {
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
 
   /// A read or write that was started. 0: none, which is always done.
   using Transfer = int64_t;

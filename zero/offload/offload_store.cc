@@ -7,20 +7,10 @@
 
 namespace tessera::zero {
 
-static int64_t sum(const std::vector<int64_t>& sizes) {
+static int64_t sum_rounded_up(const std::vector<int64_t>& sizes) {
   int64_t bytes = 0;
-  for (const int64_t size : sizes) bytes += size;
+  for (const int64_t size : sizes) bytes += SpillFile::rounded_up(size);
   return bytes;
-}
-
-int64_t OffloadStore::reserved(int64_t bytes) {
-  constexpr int64_t kPage = SpillFile::kAlignment;
-  return (bytes + kPage - 1) / kPage * kPage;
-}
-
-static std::vector<int64_t> rounded_up(std::vector<int64_t> sizes, int64_t (*round)(int64_t)) {
-  for (int64_t& size : sizes) size = round(size);
-  return sizes;
 }
 
 /// Null stands for libtorch's memory.
@@ -31,13 +21,13 @@ static BufferPool::Allocate allocator_of(const OffloadOptions& options) {
 
 OffloadStore::OffloadStore(const OffloadOptions& options, const std::vector<int64_t>& sizes,
                            const std::string& purpose)
-    : file_({.directory = options.directory, .bytes = sum(rounded_up(sizes, &reserved)), .purpose = purpose}),
-      budget_(options.num_buffers * reserved(*std::max_element(sizes.begin(), sizes.end()))),
+    : file_({.directory = options.directory, .bytes = sum_rounded_up(sizes), .purpose = purpose}),
+      budget_(options.num_buffers * SpillFile::rounded_up(*std::max_element(sizes.begin(), sizes.end()))),
       // Smaller buffers are more than options.num_buffers, within the same bytes.
       buffers_(at::kCPU, 8 * options.num_buffers, SpillFile::kAlignment, budget_, allocator_of(options)) {}
 
 int64_t OffloadStore::allocate(int64_t bytes) {
-  return std::exchange(allocated_, allocated_ + reserved(bytes));
+  return std::exchange(allocated_, allocated_ + SpillFile::rounded_up(bytes));
 }
 
 void OffloadStore::begin_step() {

@@ -61,7 +61,6 @@ class OffloadStore {
 
  private:
   friend class OffloadedTensor;
-  static int64_t reserved(int64_t bytes);  ///< in the file, and in memory
   int64_t allocate(int64_t bytes);
   bool has_room(int64_t bytes) const { return buffers_.lent_bytes() + bytes <= budget_; }
   bool wanted(const OffloadedTensor& tensor) const;

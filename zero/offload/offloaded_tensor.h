@@ -43,7 +43,7 @@ class OffloadedTensor {
  private:
   friend class OffloadStore;
   enum class Transfer { kNone, kReading, kWriting };
-  int64_t reserved() const { return OffloadStore::reserved(memory_.bytes()); }
+  int64_t reserved() const { return SpillFile::rounded_up(memory_.bytes()); }
   std::span<std::byte> buffer_bytes() const;
   bool transfer_done() const { return store_.file_.done(ticket_); }
   void start_reading();

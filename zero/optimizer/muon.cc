@@ -8,10 +8,9 @@
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
-#include "core/ascii.h"
+#include "zero/optimizer/whole_formula.h"
 
 namespace tessera::zero {
 namespace {
@@ -43,13 +42,7 @@ at::Tensor orthogonalize_matrix(const at::Tensor& matrix, int64_t num_iterations
 }  // namespace
 
 bool is_muon_matrix(const ParameterSpec& parameter) {
-  const auto says = [](const std::string& name) {
-    const std::string lower = ascii_lower(name);
-    return std::ranges::any_of(std::array{"embed", "wte", "wpe", "lm_head"},
-                               [&](const char* part) { return lower.find(part) != std::string::npos; });
-  };
-  return parameter.shape.size() >= 2 && !says(parameter.name) &&
-         std::ranges::none_of(parameter.aliases, says);
+  return parameter.shape.size() >= 2 && !is_embedding(parameter) && !has_in_name(parameter, {"lm_head"});
 }
 
 int64_t orthogonalization_cost(const ParameterSpec& parameter) {

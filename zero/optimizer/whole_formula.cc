@@ -5,7 +5,6 @@
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <functional>
 #include <span>
@@ -236,14 +235,16 @@ class WholeFormula final : public WholeOptimizer {
 
 }  // namespace
 
-bool is_embedding(const ParameterSpec& parameter) {
-  const auto says = [](const std::string& name) {
+bool has_in_name(const ParameterSpec& parameter, std::initializer_list<const char*> parts) {
+  const auto has = [&](const std::string& name) {
     const std::string lower = ascii_lower(name);
-    return std::ranges::any_of(std::array{"embed", "wte", "wpe"},
+    return std::ranges::any_of(parts,
                                [&](const char* part) { return lower.find(part) != std::string::npos; });
   };
-  return says(parameter.name) || std::ranges::any_of(parameter.aliases, says);
+  return has(parameter.name) || std::ranges::any_of(parameter.aliases, has);
 }
+
+bool is_embedding(const ParameterSpec& parameter) { return has_in_name(parameter, {"embed", "wte", "wpe"}); }
 
 bool has_fp32_moments(const Hyper& hyper, int64_t numel, bool is_embedding) {
   return hyper.optim_bits == 32 || numel < hyper.min_8bit_size || is_embedding;

@@ -12,6 +12,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <string>
 
@@ -25,6 +26,8 @@ namespace tessera::zero {
 /// The states of a parameter by name, on its device. Empty before the first update.
 using FormulaStates = WholeUpdateRule::States;
 
+/// Whether one of the parameter's names has one of these parts; capital letters count as small ones.
+bool has_in_name(const ParameterSpec& parameter, std::initializer_list<const char*> parts);
 /// Whether a part of one of its names says that it is an embedding: "embed", "wte", "wpe".
 bool is_embedding(const ParameterSpec& parameter);
 /// Whether AdamW8bit keeps fp32 moments of it.
