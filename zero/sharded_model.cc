@@ -1,7 +1,6 @@
 #include "zero/sharded_model.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
@@ -30,8 +29,7 @@ namespace tessera::zero {
 ShardedModel::ShardedModel(const ModelView& model, comm::CommunicatorPtr comm,
                            const ShardedModelOptions& options)
     : options_(options), comm_(std::move(comm)), state_(model.state) {
-  const PauseListening our_own_operators;
-  const at::NoGradGuard no_grad;
+  const OurOwnWork scope;
   ParameterList list = list_parameters(model, options_.compute_dtype);
   if (list.specs.empty()) throw ConfigError("the model has no parameters");
   if (options_.group_of)
@@ -382,21 +380,29 @@ void ShardedModel::step(double grad_scale) {
   TESSERA_CHECK(used_.size() == parameters_.size(), "step() without summarize_gradients() before it");
   residency_->refuse_held("step()");
   or_unusable([&] {
-    if (gathered_) {
-      residency_->drop_pass();  // train() after an evaluation between backward() and step() has begun one
-      residency_->begin_update();
-    }
-    begin_step();
-    update(grad_scale);
-    gradients_->done_reading();
-    const bool any = optimizer_->whole() != nullptr;  // may update what has no gradient
-    for (int parameter = 0; parameter < layout_->num_parameters(); ++parameter)
-      if (used_[parameter] || (any && layout_->parameters()[parameter].trainable))
-        versions_->written_by_engine(parameter);
+    give_new_values([&] {
+      begin_step();
+      update(grad_scale);
+      gradients_->done_reading();
+    });
     used_.clear();
-    if (gathered_) residency_->parameters_updated();
-    if (training_) begin_pass(Pass::kTrain);
   });
+}
+
+/// Collective. Calls `function` when no pass is under way and nobody reads parameters; then a pass begins.
+template <class Function>
+void ShardedModel::give_new_values(const Function& function) {
+  if (gathered_) {
+    residency_->drop_pass();  // train() after an evaluation between backward() and step() has begun one
+    residency_->begin_update();
+  }
+  function();
+  const bool any = optimizer_->whole() != nullptr;  // may update what has no gradient
+  for (int parameter = 0; parameter < layout_->num_parameters(); ++parameter)
+    if (any ? layout_->parameters()[parameter].trainable : used_[parameter])
+      versions_->written_by_engine(parameter);
+  if (gathered_) residency_->parameters_updated();
+  if (training_) begin_pass(Pass::kTrain);
 }
 
 void ShardedModel::finish_updates() {
@@ -423,13 +429,7 @@ void ShardedModel::apply_to_whole(const std::function<void()>& function) {
   const PauseListening our_own_operators;
   or_unusable([&] {
     finish_updates();
-    if (gathered_) residency_->drop_pass();
-    if (gathered_) residency_->begin_update();
-    update_parameters([&] { optimizer_->whole()->apply(function); });
-    for (int parameter = 0; parameter < layout_->num_parameters(); ++parameter)
-      if (layout_->parameters()[parameter].trainable) versions_->written_by_engine(parameter);
-    if (gathered_) residency_->parameters_updated();
-    if (training_) begin_pass(Pass::kTrain);
+    give_new_values([&] { update_parameters([&] { optimizer_->whole()->apply(function); }); });
   });
 }
 
@@ -510,8 +510,7 @@ void ShardedModel::begin_replacing(std::string_view call) {
 }
 
 void ShardedModel::end_replacing() {
-  const PauseListening our_own_operators;
-  const at::NoGradGuard no_grad;
+  const OurOwnWork scope;
   for (ParamUnit& unit : units_) {
     if (!unit.has_own_master()) continue;
     const InMemory weights(unit, kUpdated, InMemory::Access::kReadWrite);
@@ -583,8 +582,7 @@ void ShardedModel::with_full_unit(int index, const at::Tensor& room,
   ParamUnit& unit = units_.at(static_cast<size_t>(index));
   const InMemory weights(unit, kUpdated, InMemory::Access::kRead);
   const at::Tensor mine = unit.state_to_gather().weights;
-  const PauseListening our_own_operators;
-  const at::NoGradGuard no_grad;
+  const OurOwnWork scope;
   const at::Tensor typed = room.defined()
                                ? room.narrow(0, 0, room.numel() / mine.element_size() * mine.element_size())
                                      .view(mine.scalar_type())
@@ -607,8 +605,7 @@ at::Tensor ShardedModel::full_gradient(const std::string& name) {
   ParamUnit& unit = units_[layout_->slice(parameter).unit];
   if (!unit.spec.trainable) throw Error("parameter ", name, " is frozen and has no gradient");
   const InMemory gradient(unit, kGradient, InMemory::Access::kRead);
-  const PauseListening our_own_operators;
-  const at::NoGradGuard no_grad;
+  const OurOwnWork scope;
   return cut_out(*layout_, parameter, gather_owned(unit, gradients_->mean_so_far(unit), *comm_, "gradient"));
 }
 
@@ -625,15 +622,13 @@ void ShardedModel::set_full_parameter(const std::string& name, const at::Tensor&
   ParamUnit& unit = units_[slice.unit];
   pin({slice.unit}, /*writable=*/true);
   {
-    const PauseListening our_own_operators;
-    const at::NoGradGuard no_grad;
+    const OurOwnWork scope;
     unit.memory.full().narrow(0, slice.offset, slice.numel).copy_(value.reshape(-1));
     torch::autograd::impl::bump_version(parameters_[parameter]);
   }
   unpin({slice.unit}, /*modifier_rank=*/0);
   if (!unit.has_own_master()) return;
-  const PauseListening our_own_operators;
-  const at::NoGradGuard no_grad;
+  const OurOwnWork scope;
   const InMemory weights(unit, kUpdated, InMemory::Access::kReadWrite);
   copy_part(unit.master, unit.local_range(), slice, value);
 }
@@ -644,8 +639,7 @@ void ShardedModel::pin(const std::vector<int>& units, bool writable) {
 }
 
 void ShardedModel::unpin(const std::vector<int>& units, int modifier_rank) {
-  const PauseListening our_own_operators;
-  const at::NoGradGuard no_grad;
+  const OurOwnWork scope;
   residency_->align("end of GatheredParameters");
   const bool written = modifier_rank >= 0;
   if (written && options_.transfer) options_.transfer->synchronize();  // copies read what is written here
@@ -701,8 +695,7 @@ std::vector<std::vector<at::Tensor>> ShardedModel::full_states(int index) {
   ParamUnit& unit = units_.at(index);
   std::vector<std::vector<at::Tensor>> states(unit.spec.parameters.size());
   if (!unit.spec.trainable) return states;
-  const PauseListening our_own_operators;
-  const at::NoGradGuard no_grad;
+  const OurOwnWork scope;
   const InMemory kept(unit, kUpdated, InMemory::Access::kRead);
   const LocalState mine = unit.state_to_gather();
   for (size_t state = 0; state < optimizer_->state_names().size(); ++state) {
@@ -721,8 +714,7 @@ void ShardedModel::set_states(const std::string& name, const std::vector<at::Ten
   if (!unit.spec.trainable) throw Error("parameter ", name, " is frozen and has no optimizer state");
   TESSERA_CHECK(states.empty() || states.size() == optimizer_->state_names().size());
   finish_updates();
-  const PauseListening our_own_operators;
-  const at::NoGradGuard no_grad;
+  const OurOwnWork scope;
   const InMemory kept(unit, kUpdated, InMemory::Access::kReadWrite);
   const at::Tensor zeros = at::zeros({1}).expand({slice.numel});
   for (size_t state = 0; state < unit.states.size(); ++state)

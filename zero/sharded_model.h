@@ -242,6 +242,8 @@ class ShardedModel {
   template <class Function>
   void update_parameters(const Function& function);
   template <class Function>
+  void give_new_values(const Function& function);
+  template <class Function>
   auto or_unusable(const Function& function);
   void connect_to_host();
   void make_offload_store();

@@ -163,8 +163,7 @@ void check_same_buffers(const std::vector<std::vector<BufferRecord>>& by_rank) {
 }  // namespace
 
 void broadcast_buffers(const std::vector<NamedTensor>& mine, comm::Communicator& comm, at::Device device) {
-  const PauseListening our_own_operators;
-  const at::NoGradGuard no_grad;
+  const OurOwnWork scope;
   for (const auto& [name, tensor] : mine)
     if (const std::string why = no_bytes(tensor); !why.empty())
       throw Error("buffer ", name, " ", why,

@@ -1,6 +1,5 @@
 #include "zero/optimizer/sharded_optimizer.h"
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -311,8 +310,7 @@ void ShardedOptimizer::update(ParamUnit& unit) {
 }
 
 void ShardedOptimizer::update_now(ParamUnit& unit) {
-  const PauseListening our_own_operators;
-  const at::NoGradGuard no_grad;
+  const OurOwnWork scope;
   const InMemory gradient(unit, kGradient, InMemory::Access::kRead);
   const InMemory updated(unit, kUpdated, InMemory::Access::kReadWrite);
   StagedUnit staged = stage_in(unit, Takes::kBoth);
@@ -332,8 +330,7 @@ void ShardedOptimizer::drop_step() {
 }
 
 void ShardedOptimizer::step_lamb() {
-  const PauseListening our_own_operators;
-  const at::NoGradGuard no_grad;
+  const OurOwnWork scope;
   const std::vector<kernels::LambPart> totals = lamb_totals();
   for (const int index : step_->order) {
     ParamUnit& unit = units_[index];
@@ -393,8 +390,7 @@ bool ShardedOptimizer::steps_by_muon(const ParamUnit& unit) const {
 /// Where there are several ranks, all matrices are proposed before any is made orthogonal, so that ranks do
 /// that at the same time.
 void ShardedOptimizer::step_muon() {
-  const PauseListening our_own_operators;
-  const at::NoGradGuard no_grad;
+  const OurOwnWork scope;
   const MemoryFor use(MemoryUse::kOptimizer);
   std::vector<kernels::Hyper> adam = step_->groups;
   for (kernels::Hyper& hyper : adam) hyper.lr *= hyper.adam_lr_ratio;

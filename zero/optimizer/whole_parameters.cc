@@ -1,7 +1,5 @@
 #include "zero/optimizer/whole_parameters.h"
 
-#include <ATen/core/grad_mode.h>
-
 #include <exception>
 #include <utility>
 
@@ -116,8 +114,7 @@ void WholeParameters::scatter(const std::vector<Whole>& owned) {
 
 void WholeParameters::update(const GradientReducer& gradients, double grad_scale,
                              const std::vector<bool>& used, const std::vector<kernels::Hyper>& groups) {
-  const PauseListening our_own_operators;
-  const at::NoGradGuard no_grad;
+  const OurOwnWork scope;
   const MemoryFor use(MemoryUse::kOptimizer);
   std::vector<Whole> owned = gather_weights();
   gather_gradients(gradients, grad_scale, used, owned);
@@ -126,8 +123,7 @@ void WholeParameters::update(const GradientReducer& gradients, double grad_scale
 }
 
 void WholeParameters::apply(const std::function<void()>& function) {
-  const PauseListening our_own_operators;
-  const at::NoGradGuard no_grad;
+  const OurOwnWork scope;
   const MemoryFor use(MemoryUse::kOptimizer);
   const std::vector<Whole> owned = gather_weights();
   run(owned, function);

@@ -1,6 +1,5 @@
 #include "zero/reduce/gradient_reducer.h"
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/empty.h>
@@ -195,8 +194,7 @@ void GradientReducer::begin_backward(bool first, bool boundary, double factor) {
 }
 
 void GradientReducer::finish_backward() {
-  const PauseListening our_own_operators;
-  const at::NoGradGuard no_grad;
+  const OurOwnWork scope;
   TESSERA_CHECK(order_.in_backward());
   streams_.follow();
   if (reducing()) {
@@ -212,8 +210,7 @@ void GradientReducer::finish_backward() {
 }
 
 void GradientReducer::drop_backward() {
-  const PauseListening our_own_operators;
-  const at::NoGradGuard no_grad;
+  const OurOwnWork scope;
   TESSERA_CHECK(order_.in_backward());
   if (reducing()) complete_all();
   order_.drop_backward();
@@ -254,8 +251,7 @@ void GradientReducer::on_gradient(int parameter) {
   if (residency_ != nullptr) residency_->rethrow();
   ParameterGradient& gradient = gradients_[parameter];
   if (!gradient.parameter.grad().defined()) return;  // a hook that ran before has freed it
-  const PauseListening our_own_operators;
-  const at::NoGradGuard no_grad;
+  const OurOwnWork scope;
   streams_.follow();
   gradient.used = true;
   ++gradient.came;
@@ -409,8 +405,7 @@ void GradientReducer::issue_until(int count) {
   // Rank 0 had gradients at this place: so this is a backward, also if none has come here.
   if (count > 0 && !order_.in_backward() && options_.on_gradient_outside) options_.on_gradient_outside();
   if (!order_.in_backward() || !reducing()) return;
-  const PauseListening our_own_operators;
-  const at::NoGradGuard no_grad;
+  const OurOwnWork scope;
   while (order_.num_issued() < count) TESSERA_CHECK(issue_next(Wait::kUntilDone));
 }
 
@@ -578,8 +573,7 @@ at::Tensor GradientReducer::mean_at_boundary(const ParamUnit& unit) const {
 }
 
 void GradientReducer::set(int parameter, const at::Tensor& value) {
-  const PauseListening our_own_operators;
-  const at::NoGradGuard no_grad;
+  const OurOwnWork scope;
   ParamUnit& unit = unit_of(parameter);
   const InMemory gradient(unit, kGradient, InMemory::Access::kReadWrite);
   if (late_on_some_rank(unit)) reduce_late({unit.index});  // what still lies in p.grad is replaced, too
@@ -660,8 +654,7 @@ std::vector<bool> GradientReducer::late_units() const {
 }
 
 void GradientReducer::reduce_late(const std::vector<int>& units) {
-  const PauseListening our_own_operators;
-  const at::NoGradGuard no_grad;
+  const OurOwnWork scope;
   if (!slots_.defined() && !single_rank_) make_slots();
   for (const int index : units) {
     ParamUnit& unit = units_[index];

@@ -1,6 +1,5 @@
 #include "zero/reduce/gradient_summary.h"
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
@@ -99,8 +98,7 @@ void take_part(const double* norms, const double* flags, size_t num_units, doubl
 
 GradientSummary summarize(const Layout& layout, std::vector<ParamUnit>& units,
                           const GradientReducer& gradients, comm::Communicator& comm, const RankFlags& mine) {
-  const PauseListening our_own_operators;
-  const at::NoGradGuard no_grad;
+  const OurOwnWork scope;
   const size_t num_units = units.size(), num_parameters = layout.parameters().size();
   const at::Device device = units.front().memory.full().device();
   const Mesh& mesh = units.front().mesh;

@@ -1,9 +1,7 @@
 #include "zero/unit/param_unit.h"
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/record_function.h>
 
 #include <algorithm>
 #include <cstring>
@@ -12,6 +10,7 @@
 #include "core/check.h"
 #include "core/memory/allocation_failure.h"
 #include "core/memory/memory_use.h"
+#include "zero/memory/pause_listening.h"
 
 namespace tessera::zero {
 
@@ -268,8 +267,7 @@ bool ParamUnit::wait_for_unshard() {
 /// What has been gathered is kept in part, for the gathers that follow. The model reads nothing here.
 void ParamUnit::keep_second_copy() {
   if (!placement.second_copy || std::exchange(secondary_current_, true)) return;
-  const at::DisableRecordFunctionGuard silent;
-  const at::NoGradGuard no_grad;
+  const OurOwnWork scope;
   const Range part = mesh.secondary_of(spec.numel);
   secondary.copy_(memory.full().narrow(0, part.begin, part.numel()));
 }
