@@ -4,7 +4,7 @@
 #include <memory>
 #include <mutex>
 
-#include "activations/recorder.h"
+#include "activations/checkpointing.h"
 
 namespace tessera::activations {
 namespace {

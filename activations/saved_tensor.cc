@@ -2,10 +2,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "activations/recorder.h"
 #include "activations/recording.h"
 #include "core/error.h"
 #include "zero/gather/cast_tracker.h"
+#include "zero/operators/tap.h"
 
 namespace tessera::activations {
 
