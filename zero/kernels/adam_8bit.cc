@@ -194,7 +194,9 @@ void adam_8bit(const at::Tensor& weights, const at::Tensor& gradient, const Mome
                            second.codes.data_ptr<uint8_t>(),
                            first.absmax.data_ptr<float>(),
                            second.absmax.data_ptr<float>()};
-  if (weights.is_cuda()) return cuda::adam_8bit(whole, rule, book1, book2, weights.device());
+  if (weights.is_cuda())
+    return cuda::run(TESSERA_RESOLVE(tessera_cuda_adam_8bit), "adam_8bit", weights.device(), &whole, &rule,
+                     &book1, &book2);
   parallel_chunks(num_blocks, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t at = i * kBlockNumel8bit;

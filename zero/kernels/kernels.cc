@@ -101,6 +101,11 @@ UpdateArgs slice(const UpdateArgs& args, int64_t begin, int64_t end) {
   return part;
 }
 
+template <class Item>
+int64_t count_of(const std::vector<Item>& items) {
+  return static_cast<int64_t>(items.size());
+}
+
 int64_t num_chunks(int64_t numel) { return (numel + kChunkNumel - 1) / kChunkNumel; }
 
 /// Calls visit(begin, end) with ranges of elements that cover [0, numel), on several threads. For passes
@@ -182,7 +187,9 @@ void squared_norms(const std::vector<at::Tensor>& grads, const at::Tensor& sums,
     spans.push_back(span_of(grad));
     TESSERA_CHECK(grad.device() == device);
   }
-  if (device.is_cuda()) return cuda::squared_norms(spans, results, device);
+  if (device.is_cuda())
+    return cuda::run(TESSERA_RESOLVE(tessera_cuda_squared_norms), "squared_norms", device, spans.data(),
+                     results.data(), count_of(spans), cuda::scratch_for(spans, device).data_ptr<double>());
   for (size_t i = 0; i < spans.size(); ++i) {
     const NormPart part = sum_chunks<NormPart>(spans[i].numel, [&](int64_t begin, int64_t end) {
       return cpu::squared_norm(slice(spans[i], begin, end));
@@ -211,7 +218,9 @@ void update(OptimizerKind kind, double grad_scale, const std::vector<SegmentUpda
     TESSERA_CHECK(update.segment.master.device() == updates.front().segment.master.device());
   }
   const at::Device device = updates.front().segment.master.device();
-  if (device.is_cuda()) return cuda::update(rules, args, device);
+  if (device.is_cuda())
+    return cuda::run(TESSERA_RESOLVE(tessera_cuda_update), "update", device, rules.data(), args.data(),
+                     count_of(args));
   for (size_t i = 0; i < args.size(); ++i)
     for_ranges(args[i].numel,
                [&](int64_t begin, int64_t end) { cpu::update(rules[i], slice(args[i], begin, end)); });
@@ -224,7 +233,10 @@ void lamb_norms(double grad_scale, const std::vector<SegmentUpdate>& updates, co
   const std::vector<UpdateArgs> args = args_of(updates, 2, grad_scale, /*reads_grad=*/true);
   const at::Device device = updates.front().segment.master.device();
   const std::vector<double*> results = rows_of(sums, rows, updates.size(), device);
-  if (device.is_cuda()) return cuda::lamb_norms(rules, args, results, device);
+  if (device.is_cuda())
+    return cuda::run(TESSERA_RESOLVE(tessera_cuda_lamb_norms), "lamb_norms", device, rules.data(),
+                     args.data(), results.data(), count_of(args),
+                     cuda::scratch_for(args, device).data_ptr<double>());
   for (size_t i = 0; i < args.size(); ++i) {
     const LambPart part = sum_chunks<LambPart>(args[i].numel, [&](int64_t begin, int64_t end) {
       return cpu::lamb_norms(rules[i], slice(args[i], begin, end));
@@ -243,7 +255,9 @@ void lamb_apply(const std::vector<SegmentUpdate>& updates, const std::vector<dou
   for (size_t i = 0; i < updates.size(); ++i)
     step_sizes.push_back(static_cast<float>(updates[i].hyper->lr * trust_ratios[i]));
   const at::Device device = updates.front().segment.master.device();
-  if (device.is_cuda()) return cuda::lamb_apply(rules, step_sizes, args, device);
+  if (device.is_cuda())
+    return cuda::run(TESSERA_RESOLVE(tessera_cuda_lamb_apply), "lamb_apply", device, rules.data(),
+                     step_sizes.data(), args.data(), count_of(args));
   for (size_t i = 0; i < args.size(); ++i)
     for_ranges(args[i].numel, [&](int64_t begin, int64_t end) {
       cpu::lamb_apply(rules[i], step_sizes[i], slice(args[i], begin, end));
