@@ -7,6 +7,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <regex>
 #include <set>
 #include <sstream>
@@ -77,32 +78,6 @@ void add_attributes(const std::string& part, const torch::jit::Module& module, P
     if (type->getAttributeName(slot) != "training")
       program.emplace_back(part_of(part, type->getAttributeName(slot)), text);
   }
-}
-
-uint64_t digest_of(const Program& program) {
-  std::string text;
-  for (const auto& [part, value] : program) text += str(part, '\x1f', value, '\x1e');
-  return XXH3_64bits(text.data(), text.size());
-}
-
-std::string encode(const Program& program) {
-  std::string text;
-  for (const auto& [part, value] : program) text += str(part.size(), ' ', value.size(), ' ', part, value);
-  return text;
-}
-
-Program decode(const std::string& text) {
-  Program program;
-  std::istringstream stream(text);
-  size_t part_size = 0, value_size = 0;
-  while (stream >> part_size >> value_size) {
-    stream.get();
-    std::string part(part_size, '\0'), value(value_size, '\0');
-    stream.read(part.data(), static_cast<std::streamsize>(part_size));
-    stream.read(value.data(), static_cast<std::streamsize>(value_size));
-    program.emplace_back(std::move(part), std::move(value));
-  }
-  return program;
 }
 
 std::vector<std::string> lines_of(const std::string& text) {
@@ -205,10 +180,15 @@ Program program_of(const torch::jit::Module& model) {
 
 void check_same_program(const Program& mine, comm::Communicator& comm) {
   if (comm.size() == 1) return;
-  const int rank = comm::first_unlike(comm, "digest of the model's program", std::to_string(digest_of(mine)));
+  using nlohmann::json;
+  std::string bytes;  // in CBOR, because a part may have any bytes, and JSON's text is UTF-8
+  json::to_cbor(mine, bytes);
+  const int rank = comm::first_unlike(comm, "digest of the model's program",
+                                      std::to_string(XXH3_64bits(bytes.data(), bytes.size())));
   if (rank == 0) return;
-  const std::vector<std::string> texts = comm.exchange(encode(mine), "the model's program");
-  throw CommError("rank ", rank, "'s model ", difference(decode(texts[rank]), decode(texts[0])),
+  const std::vector<std::string> all = comm.exchange(bytes, "the model's program");
+  const auto of = [&](int one) { return json::from_cbor(all[static_cast<size_t>(one)]).get<Program>(); };
+  throw CommError("rank ", rank, "'s model ", difference(of(rank), of(0)),
                   ": all ranks must build the same model, from the same files");
 }
 
