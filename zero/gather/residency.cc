@@ -37,7 +37,7 @@ Residency::Residency(const Layout& layout, std::vector<ParamUnit>& units, Collec
       options_(options),
       gathers_on_use_(any_sharded(units)),
       hears_reads_(any_updates_shard(units)),
-      pool_(device_of(units), options.capacity_units),
+      pool_({.device = device_of(units), .max_free = options.capacity_units}),
       streams_(device_of(units)),
       counts_{std::vector<int>(units.size()), 0},
       previous_counts_(counts_) {
@@ -478,7 +478,7 @@ void Residency::unshard(ParamUnit& unit) {
 void Residency::take_buffer(ParamUnit& unit) {
   if (unit.memory.has_buffer()) return;
   const MemoryForUnit for_it(unit.name);
-  unit.memory.hold(pool_.acquire(unit.memory.bytes()));
+  unit.memory.hold(pool_.acquire(unit.memory.bytes()).memory);
 }
 
 std::exception_ptr Residency::take_buffers(const std::vector<int>& units) {
@@ -493,7 +493,7 @@ std::exception_ptr Residency::take_buffers(const std::vector<int>& units) {
 
 void Residency::give_buffers_back(const std::vector<int>& units) {
   for (const int unit : units)
-    if (units_[unit].memory.has_buffer()) pool_.give_back(units_[unit].memory.release());
+    if (units_[unit].memory.has_buffer()) pool_.give_back({units_[unit].memory.release()});
 }
 
 void Residency::wait(ParamUnit& unit) {

@@ -1,6 +1,7 @@
 #include "zero/offload/offload_store.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "zero/offload/offloaded_tensor.h"
@@ -14,7 +15,7 @@ static int64_t sum_rounded_up(const std::vector<int64_t>& sizes) {
 }
 
 /// Null stands for libtorch's memory.
-static BufferPool::Allocate allocator_of(const OffloadOptions& options) {
+static std::function<at::Tensor(int64_t)> allocator_of(const OffloadOptions& options) {
   if (!options.transfer) return {};
   return [transfer = options.transfer](int64_t bytes) { return transfer->host_memory(bytes); };
 }
@@ -24,7 +25,10 @@ OffloadStore::OffloadStore(const OffloadOptions& options, const std::vector<int6
     : file_({.directory = options.directory, .bytes = sum_rounded_up(sizes), .purpose = purpose}),
       budget_(options.num_buffers * SpillFile::rounded_up(*std::max_element(sizes.begin(), sizes.end()))),
       // Smaller buffers are more than options.num_buffers, within the same bytes.
-      buffers_(at::kCPU, 8 * options.num_buffers, SpillFile::kAlignment, budget_, allocator_of(options)) {}
+      buffers_({.max_free = 8 * options.num_buffers,
+                .alignment = SpillFile::kAlignment,
+                .max_bytes = budget_,
+                .allocate = allocator_of(options)}) {}
 
 int64_t OffloadStore::allocate(int64_t bytes) {
   return std::exchange(allocated_, allocated_ + SpillFile::rounded_up(bytes));

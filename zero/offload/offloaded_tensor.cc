@@ -37,7 +37,7 @@ std::span<std::byte> OffloadedTensor::buffer_bytes() const {
 }
 
 void OffloadedTensor::start_reading() {
-  memory_.hold(store_.buffers_.acquire(reserved()));
+  memory_.hold(store_.buffers_.acquire(reserved()).memory);
   ticket_ = store_.file_.read(offset_, buffer_bytes());
   transfer_ = Transfer::kReading;
   if (holders_ == 0) store_.idle_.push_back(this);
@@ -77,14 +77,14 @@ void OffloadedTensor::finish_transfer() {
 void OffloadedTensor::free_buffer() {
   std::erase(store_.idle_, this);
   changed_ = false;
-  store_.buffers_.give_back(memory_.release());
+  store_.buffers_.give_back({memory_.release()});
 }
 
 void OffloadedTensor::get_buffer(Access access) {
   if (!memory_.has_buffer()) {
     store_.make_room(reserved());
     if (access == Access::kOverwrite) {
-      memory_.hold(store_.buffers_.acquire(reserved()));
+      memory_.hold(store_.buffers_.acquire(reserved()).memory);
     } else {
       start_reading();
     }

@@ -57,10 +57,10 @@ ShardedOptimizer::ShardedOptimizer(const Layout& layout, std::vector<ParamUnit>&
       transfer_(options.transfer),
       host_(options.host) {
   if (transfer_ != nullptr)
-    staging_.emplace(*transfer_, /*num_buffers=*/4, [this](int64_t bytes) {
-      const MemoryFor use(MemoryUse::kCommunication);
-      return transfer_->host_memory(bytes);
-    });
+    staging_.emplace(
+        BufferPool::Options{.max_free = 4,
+                            .allocate = [this](int64_t bytes) { return transfer_->host_memory(bytes); },
+                            .transfer = transfer_});
   if (options.whole) {
     TESSERA_CHECK(!options.rule && transfer_ == nullptr);
     whole_.emplace(layout_, units_, options.parameters, comm_, options.whole);
@@ -155,16 +155,16 @@ ShardedOptimizer::StagedUnit ShardedOptimizer::stage_in(ParamUnit& unit, Takes t
   }
   if (takes != Takes::kGradient && placement.copies_masters_to_device() &&
       unit.spec.dtype != DType::kFloat32) {
-    staged.values = staging_->take(static_cast<int64_t>(unit.values().nbytes()));
+    staged.values = staging_->acquire(static_cast<int64_t>(unit.values().nbytes()));
     transfer_->synchronize(staged.values.free);
   }
   return staged;
 }
 
 /// The buffer has it when its event has passed.
-StagingPool::Buffer ShardedOptimizer::begin_to_bring_gradient(const ParamUnit& unit) {
+BufferPool::Buffer ShardedOptimizer::begin_to_bring_gradient(const ParamUnit& unit) {
   const at::Tensor from = step_->gradients->reduced(unit, unit.local_range());
-  StagingPool::Buffer buffer = staging_->take(static_cast<int64_t>(from.nbytes()));
+  BufferPool::Buffer buffer = staging_->acquire(static_cast<int64_t>(from.nbytes()));
   transfer_->synchronize(buffer.free);  // then only `begun` is left to follow
   buffer.free = transfer_->d2h(buffer.view(from.numel(), from.scalar_type()), from, step_->begun);
   return buffer;

@@ -32,7 +32,7 @@
 #include "comm/communicator.h"
 #include "comm/memory/host_thread.h"
 #include "zero/kernels/kernels.h"
-#include "zero/memory/staging_pool.h"
+#include "zero/memory/buffer_pool.h"
 #include "zero/optimizer/update_rule.h"
 #include "zero/optimizer/whole_parameters.h"
 #include "zero/plan/layout.h"
@@ -102,7 +102,7 @@ class ShardedOptimizer {
   /// What passes through the host's memory while a unit is updated there; undefined: it lies where the update
   /// reads and writes.
   struct StagedUnit {
-    StagingPool::Buffer gradient = {}, values = {};
+    BufferPool::Buffer gradient = {}, values = {};
     comm::EventPtr values_arrive = nullptr;
   };
   enum class Takes { kGradient, kValues, kBoth };
@@ -125,7 +125,7 @@ class ShardedOptimizer {
                   const std::vector<kernels::Hyper>& adam);
   std::vector<kernels::LambPart> lamb_totals();
   StagedUnit stage_in(ParamUnit& unit, Takes takes);
-  StagingPool::Buffer begin_to_bring_gradient(const ParamUnit& unit);
+  BufferPool::Buffer begin_to_bring_gradient(const ParamUnit& unit);
   void copy_back(const ParamRange& range, StagedUnit& staged) const;
   void stage_out(ParamUnit& unit, StagedUnit staged);
 
@@ -157,8 +157,8 @@ class ShardedOptimizer {
   at::Device device_ = at::kCPU;
   comm::HostTransfer* transfer_;
   comm::HostThread* host_;
-  std::optional<StagingPool> staging_;  // host memory; used by the thread that updates
-  std::pair<int, StagingPool::Buffer> next_gradient_ = {-1, {}};  // by unit: on its way
+  std::optional<BufferPool> staging_;  // host memory; used by the thread that updates
+  std::pair<int, BufferPool::Buffer> next_gradient_ = {-1, {}};  // by unit: on its way
 };
 
 /// Names of the states that each trainable element has. Throws ConfigError for an update rule's name

@@ -2,7 +2,6 @@
 
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_copy.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include <c10/core/ScalarType.h>
@@ -88,13 +87,9 @@ GradientReducer::GradientReducer(const Layout& layout, std::vector<ParamUnit>& u
   for (const int unit : reduced) make_accumulator(units_[unit]);
   if (through_slots()) make_slots();
   if (placement.gradient != Tier::kDevice) norms_ = zero_norms();
-  if (placement.on_host(placement.gradient)) {
-    const at::TensorOptions bytes = first.memory.full().options().dtype(at::kByte).requires_grad(false);
-    on_device_.emplace(*options_.transfer, /*num_buffers=*/3, [bytes](int64_t size) {
-      const MemoryFor use(MemoryUse::kCommunication);
-      return at::empty({size}, bytes);
-    });
-  }
+  if (placement.on_host(placement.gradient))
+    on_device_.emplace(
+        BufferPool::Options{.device = device_of(units_), .max_free = 3, .transfer = options_.transfer});
   reads_peers_ =
       update_whole_ && !through_slots() && comm_->peer_view(first.gradient.accumulator, 0).defined();
   install_hooks();  // last: the destructor removes them, which does not run for a constructor that throws
@@ -471,11 +466,11 @@ at::Tensor GradientReducer::sum_on_device(const ParamUnit& unit) const {
 
 /// Begins to bring what the sum is added to to the device, ahead of the unit's reduction.
 void GradientReducer::bring_accumulator(ParamUnit& unit, bool add) {
-  StagingPool::Buffer& buffer = unit.gradient.on_device;
+  BufferPool::Buffer& buffer = unit.gradient.on_device;
   if (buffer.memory.defined()) return;
   unit.acquire(kGradient, add ? InMemory::Access::kReadWrite : InMemory::Access::kOverwrite);
   if (!on_device_) return;
-  buffer = on_device_->take(static_cast<int64_t>(shard(unit).nbytes()));
+  buffer = on_device_->acquire(static_cast<int64_t>(shard(unit).nbytes()));
   if (!add) return;
   unit.wait_for_gradient();  // of the micro-step before
   // Memory that was allocated just now may still be used by what the current stream was given before.

@@ -42,7 +42,7 @@
 #include "comm/memory/host_thread.h"
 #include "core/log.h"
 #include "zero/gather/residency.h"
-#include "zero/memory/staging_pool.h"
+#include "zero/memory/buffer_pool.h"
 #include "zero/memory/stream_order.h"
 #include "zero/plan/layout.h"
 #include "zero/plan/reduction_order.h"
@@ -246,7 +246,7 @@ class GradientReducer {
   double factor_ = 1;     // of the gradients of the backward under way, or the last one
   std::vector<ParameterGradient> gradients_;  // by parameter
   at::Tensor slots_;                          // see [Note: a ring of slots]; undefined while there are none
-  std::optional<StagingPool> on_device_;      // where accumulators are on the host
+  std::optional<BufferPool> on_device_;       // where accumulators are on the host
   at::Tensor norms_;  // where they leave the device or the memory: taken before they do
   StreamOrder streams_;
 

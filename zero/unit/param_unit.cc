@@ -274,7 +274,7 @@ void ParamUnit::keep_second_copy() {
 
 void ParamUnit::reshard(BufferPool& pool) {
   TESSERA_CHECK(!gathering());
-  pool.give_back(memory.release());
+  pool.give_back({memory.release()});
   unsharded_ = false;
 }
 
@@ -357,7 +357,7 @@ bool any_updates_shard(const std::vector<ParamUnit>& units) {
 void ParamUnit::begin_private_writes(BufferPool& pool) {
   if (!placement.host_shared()) return;
   const MemoryForUnit for_this(name);
-  at::Tensor buffer = pool.acquire(memory.bytes());
+  at::Tensor buffer = pool.acquire(memory.bytes()).memory;
   std::memcpy(buffer.data_ptr(), memory.full().data_ptr(), static_cast<size_t>(memory.bytes()));
   common_ = memory.release();
   memory.bind(std::move(buffer));
@@ -373,7 +373,7 @@ void ParamUnit::publish_private_writes(const comm::HostRank& place) {
 
 void ParamUnit::end_private_writes(BufferPool& pool) {
   if (!common_.defined()) return;
-  pool.give_back(memory.release());
+  pool.give_back({memory.release()});
   memory.bind(std::exchange(common_, at::Tensor()));
 }
 

@@ -37,7 +37,6 @@
 #include "comm/communicator.h"
 #include "comm/memory/host_transfer.h"
 #include "zero/memory/buffer_pool.h"
-#include "zero/memory/staging_pool.h"
 #include "zero/memory/unit_memory.h"
 #include "zero/offload/offloaded_tensor.h"
 #include "zero/plan/gradient_slots.h"
@@ -77,7 +76,7 @@ struct UnitGradient {
   comm::WorkPtr reduction;  ///< in flight
   /// Where the accumulator is on the host: the buffer on the device that the sum is made in, with what is
   /// added to, undefined while there is none; and when the accumulator has the sum.
-  StagingPool::Buffer on_device = {};
+  BufferPool::Buffer on_device = {};
   comm::EventPtr arrival = nullptr;
 };
 
