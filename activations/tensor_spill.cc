@@ -178,11 +178,6 @@ int64_t TensorSpill::bytes_in_buffers() const {
   return buffered_;
 }
 
-int64_t TensorSpill::num_blocks() const {
-  const std::lock_guard lock(mutex_);
-  return static_cast<int64_t>(live_.size());
-}
-
 // --------------------------------------------------------------------------------------------- a block
 
 TensorSpill::Block::Block(std::shared_ptr<TensorSpill> spill, int64_t bytes)

@@ -60,7 +60,6 @@ class TensorSpill : public std::enable_shared_from_this<TensorSpill> {
 
   int64_t bytes_reserved() const;  ///< of all files
   int64_t bytes_in_buffers() const;
-  int64_t num_blocks() const;  ///< that live
 
  private:
   struct Place {

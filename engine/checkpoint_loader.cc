@@ -364,7 +364,7 @@ void CheckpointLoader::load_pieces(std::span<const Piece> pieces, int kind) cons
   const zero::LocalState& held = held_[unit];
   const at::Tensor& whole = kind == 0 ? held.weights : held.states[kind - 1];
   // One that is offloaded is brought into memory once for all pieces.
-  const zero::TensorInMemory in_memory(model_.unit(unit), whole, zero::InMemory::Access::kReadWrite);
+  const zero::InMemory in_memory(model_.unit(unit), whole, zero::InMemory::Access::kReadWrite);
   for (const Piece& piece : pieces) {
     const TensorId id = id_of(piece, kind);
     const at::Tensor target = whole.narrow(0, piece.begin - held.range.begin, piece.numel);

@@ -339,8 +339,8 @@ void Engine::load_weights(const std::string& path, const LoadWeightsOptions& opt
       if (part.numel() == 0) continue;
       const zero::UnitSlice& slice = sharded_->layout().slice(one.parameter);
       const zero::LocalState held = sharded_->unit(slice.unit).local_state();
-      const zero::TensorInMemory in_memory(sharded_->unit(slice.unit), held.weights,
-                                           zero::InMemory::Access::kReadWrite);
+      const zero::InMemory in_memory(sharded_->unit(slice.unit), held.weights,
+                                     zero::InMemory::Access::kReadWrite);
       held.weights.narrow(0, slice.offset + part.begin - held.range.begin, part.numel())
           .copy_(file->read(*one.tensor, part.begin, part.numel()));
     }

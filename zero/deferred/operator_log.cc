@@ -5,6 +5,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/ScopeExit.h>
 
 #include <xxhash.h>
 
@@ -20,20 +21,6 @@ namespace tessera::zero::deferred {
 namespace {
 
 constexpr int kEnd = std::numeric_limits<int>::max();
-
-class DefaultDtype {
- public:
-  explicit DefaultDtype(at::ScalarType dtype) : before_(at::get_default_dtype()) {
-    if (at::typeMetaToScalarType(before_) != dtype) at::set_default_dtype(at::scalarTypeToTypeMeta(dtype));
-  }
-  ~DefaultDtype() {
-    if (at::get_default_dtype() != before_) at::set_default_dtype(before_);
-  }
-  DefaultDtype(const DefaultDtype&) = delete;
-
- private:
-  caffe2::TypeMeta before_;
-};
 
 }  // namespace
 
@@ -285,7 +272,12 @@ void OperatorLog::call(int index, bool on_scratch) {
   const at::NoGradGuard no_grad;
   const c10::impl::ExcludeDispatchKeyGuard at_once(c10::DispatchKey::DeferredInit);
   const at::AutoDispatchBelowADInplaceOrView below;
-  const DefaultDtype dtype(recorded.default_dtype);
+  const auto set_dtype = [](caffe2::TypeMeta dtype) {
+    if (at::get_default_dtype() != dtype) at::set_default_dtype(dtype);
+  };
+  const auto restore_dtype =
+      c10::make_scope_exit([&, before = at::get_default_dtype()] { set_dtype(before); });
+  set_dtype(at::scalarTypeToTypeMeta(recorded.default_dtype));
   torch::jit::Stack stack = recorded.arguments;
   std::vector<Opened> opened;
   if (on_scratch) {

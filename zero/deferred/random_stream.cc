@@ -1,5 +1,7 @@
 #include "zero/deferred/random_stream.h"
 
+#include <c10/util/ScopeExit.h>
+
 #include <algorithm>
 #include <cstring>
 #include <mutex>
@@ -170,13 +172,8 @@ void RandomStream::settle_locked() {
   if (settled_) return;
   check_mark();
   asked_ = true;
-  try {
-    reach(num_draws());
-  } catch (...) {
-    asked_ = false;
-    throw;
-  }
-  asked_ = false;
+  const auto no_longer = c10::make_scope_exit([this] { asked_ = false; });
+  reach(num_draws());
   set_state(own_.get_state());
   settled_ = true;
 }

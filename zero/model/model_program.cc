@@ -29,17 +29,11 @@ std::string normalized(const std::string& text) {
   return std::regex_replace(std::regex_replace(text, of_a_class, ""), of_a_device, "cuda");
 }
 
-std::string hex(uint64_t digest) {
-  std::ostringstream text;
-  text << std::hex << digest;
-  return text.str();
-}
-
 std::string describe(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.layout() != at::kStrided) return "a tensor";
   const at::Tensor values = tensor.detach().to(at::kCPU).contiguous();
-  return tessera::str(c10::toString(values.scalar_type()), " ", values.sizes(), " with the digest ",
-                      hex(XXH3_64bits(values.const_data_ptr(), values.nbytes())));
+  return tessera::str(c10::toString(values.scalar_type()), " ", values.sizes(), " with the digest ", std::hex,
+                      XXH3_64bits(values.const_data_ptr(), values.nbytes()));
 }
 
 /// Adds the code of a method, and of what it calls.
@@ -96,9 +90,7 @@ size_t first_difference(const std::vector<std::string>& here, const std::vector<
   const auto shown = [&](const std::string& line) {
     return with_names ? line : std::regex_replace(line, of_a_value, "%");
   };
-  size_t line = 0;
-  while (line < here.size() && line < there.size() && shown(here[line]) == shown(there[line])) ++line;
-  return line;
+  return static_cast<size_t>(std::ranges::mismatch(here, there, {}, shown, shown).in1 - here.begin());
 }
 
 /// "has A in act, but rank 0 has B there"

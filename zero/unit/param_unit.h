@@ -267,7 +267,8 @@ bool any_sharded(const std::vector<ParamUnit>& units);
 /// Whether some unit is updated in shards, so that new values arrive by a gather.
 bool any_updates_shard(const std::vector<ParamUnit>& units);
 
-/// Keeps state of a unit in memory during its lifetime.
+/// Keeps state of a unit in memory during its lifetime: of these kinds, or one tensor, whatever kind it is
+/// of.
 class InMemory {
  public:
   using Access = OffloadedTensor::Access;
@@ -275,28 +276,17 @@ class InMemory {
     if ((kinds & kGradient) != 0) unit_.wait_for_gradient();
     unit_.acquire(kinds, access);
   }
-  ~InMemory() noexcept(false) { unit_.release(kinds_); }
+  InMemory(ParamUnit& unit, const at::Tensor& tensor, Access access)
+      : unit_(unit), tensor_(unit.find_on_disk(tensor)) {
+    if (tensor_ != nullptr) tensor_->acquire(access);
+  }
+  ~InMemory() noexcept(false) { tensor_ != nullptr ? tensor_->release() : unit_.release(kinds_); }
   InMemory(const InMemory&) = delete;
 
  private:
   ParamUnit& unit_;
-  StateKinds kinds_;
-};
-
-/// The same for one of its tensors, whatever kind of state it is.
-class TensorInMemory {
- public:
-  TensorInMemory(ParamUnit& unit, const at::Tensor& tensor, OffloadedTensor::Access access)
-      : tensor_(unit.find_on_disk(tensor)) {
-    if (tensor_ != nullptr) tensor_->acquire(access);
-  }
-  ~TensorInMemory() noexcept(false) {
-    if (tensor_ != nullptr) tensor_->release();
-  }
-  TensorInMemory(const TensorInMemory&) = delete;
-
- private:
-  OffloadedTensor* tensor_;
+  StateKinds kinds_ = {};  // none
+  OffloadedTensor* tensor_ = nullptr;
 };
 
 }  // namespace tessera::zero
