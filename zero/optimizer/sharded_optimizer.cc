@@ -177,10 +177,7 @@ void ShardedOptimizer::copy_back(const ParamRange& range, StagedUnit& staged) co
   const at::Tensor& values = unit.values();
   const at::Tensor updated =
       staged.values.memory.defined() ? staged.values.view(values.numel(), values.scalar_type()) : unit.master;
-  const auto cut = [&](const at::Tensor& tensor) {
-    return tensor.narrow(0, range.range.begin - unit.local_range().begin, range.range.numel());
-  };
-  staged.values_arrive = transfer_->h2d(cut(values), cut(updated), step_->begun);
+  staged.values_arrive = transfer_->h2d(part_of(values, range), part_of(updated, range), step_->begun);
 }
 
 void ShardedOptimizer::stage_out(ParamUnit& unit, StagedUnit staged) {
@@ -202,29 +199,28 @@ size_t ShardedOptimizer::num_states_read(const ParamRange& range) const {
   return rule_ ? state_names_.size() : kernels::state_names(kind_, step_->groups[group]).size();
 }
 
-kernels::Segment ShardedOptimizer::segment(const ParamRange& range, const StagedUnit& staged) const {
-  const ParamUnit& unit = *range.unit;
-  const auto cut = [&](const at::Tensor& tensor) {
-    return tensor.narrow(0, range.range.begin - unit.local_range().begin, range.range.numel());
-  };
-  kernels::Segment segment;
-  segment.master = cut(unit.master);
-  segment.grad = staged.gradient.memory.defined()
-                     ? cut(staged.gradient.view(unit.master.numel(), step_->gradients->accumulate_dtype()))
-                     : step_->gradients->reduced(unit, range.range);
-  for (size_t state = 0; state < num_states_read(range); ++state)
-    segment.state.push_back(cut(unit.states[state]));
-  if (staged.values.memory.defined()) {
-    segment.param = cut(staged.values.view(unit.master.numel(), unit.values().scalar_type()));
-  } else if (unit.has_own_master() && !unit.placement.copies_masters_to_device()) {
-    segment.param = cut(unit.values());
-  }
-  return segment;
+/// Of `local`, which has what this rank updates of the unit.
+at::Tensor ShardedOptimizer::part_of(const at::Tensor& local, const ParamRange& range) {
+  return local.narrow(0, range.range.begin - range.unit->local_range().begin, range.range.numel());
 }
 
 kernels::SegmentUpdate ShardedOptimizer::update_of(const ParamRange& range, const StagedUnit& staged) const {
+  const ParamUnit& unit = *range.unit;
+  kernels::Segment segment;
+  segment.master = part_of(unit.master, range);
+  segment.grad =
+      staged.gradient.memory.defined()
+          ? part_of(staged.gradient.view(unit.master.numel(), step_->gradients->accumulate_dtype()), range)
+          : step_->gradients->reduced(unit, range.range);
+  for (size_t state = 0; state < num_states_read(range); ++state)
+    segment.state.push_back(part_of(unit.states[state], range));
+  if (staged.values.memory.defined()) {
+    segment.param = part_of(staged.values.view(unit.master.numel(), unit.values().scalar_type()), range);
+  } else if (unit.has_own_master() && !unit.placement.copies_masters_to_device()) {
+    segment.param = part_of(unit.values(), range);
+  }
   return {&step_->groups[layout_.parameters()[range.parameter].group], steps_[range.parameter],
-          segment(range, staged)};
+          std::move(segment)};
 }
 
 std::vector<kernels::SegmentUpdate> ShardedOptimizer::updates_of(const std::vector<ParamRange>& ranges,
@@ -423,8 +419,7 @@ void ShardedOptimizer::propose(ParamUnit& unit, std::vector<OwnedParameter>& own
     at::Tensor grad = scaled_gradient(update);
     momentum.lerp_(grad, 1 - update.hyper->momentum);
     if (update.hyper->nesterov) grad.lerp_(momentum, update.hyper->momentum);
-    proposed.narrow(0, range.range.begin - local.begin, range.range.numel())
-        .copy_(update.hyper->nesterov ? grad : momentum);
+    part_of(proposed, range).copy_(update.hyper->nesterov ? grad : momentum);
   }
   stage_out(unit, std::move(staged));
   if (unit.placement.updates_shard)

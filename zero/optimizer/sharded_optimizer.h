@@ -108,7 +108,7 @@ class ShardedOptimizer {
   enum class Takes { kGradient, kValues, kBoth };
 
   size_t num_states_read(const ParamRange& range) const;
-  kernels::Segment segment(const ParamRange& range, const StagedUnit& staged) const;
+  static at::Tensor part_of(const at::Tensor& local, const ParamRange& range);
   kernels::SegmentUpdate update_of(const ParamRange& range, const StagedUnit& staged) const;
   std::vector<kernels::SegmentUpdate> updates_of(const std::vector<ParamRange>& ranges,
                                                  const StagedUnit& staged) const;
