@@ -278,8 +278,7 @@ int64_t check_archives(const ForeignCheckpoint& checkpoint, size_t first, size_t
   for (size_t i = first; i < checkpoint.archives.size(); i += step) {
     const ArchivePart& one = checkpoint.archives[i];
     try {
-      const TorchFile file = one.bytes < 0 ? TorchFile(one.path) : TorchFile(one.path, one.begin, one.bytes);
-      checked += file.verify() ? 1 : 0;
+      checked += TorchFile(one.path, one.begin, one.bytes).verify() ? 1 : 0;
     } catch (const DiskError& error) {
       throw CheckpointError(error.what());
     }

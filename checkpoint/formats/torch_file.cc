@@ -81,16 +81,6 @@ bool is_text(const PickleValue& value, string_view word) {
   return (value.kind == Kind::kString || value.kind == Kind::kBytes) && value.text == word;
 }
 
-/// What a persistent id says about a storage.
-struct StorageId {
-  std::string key;
-  DType type = DType::kUInt8;
-  int64_t numel = 0;        ///< of the whole storage
-  int64_t view_offset = 0;  ///< elements before the part that is meant
-  int64_t view_numel = 0;
-  bool is_meta = false;
-};
-
 /// A file that is cut while it is read is an error; a mapping would end the process.
 std::string read_text(const InputFile& file, int64_t offset, int64_t bytes) {
   std::string text(static_cast<size_t>(bytes), '\0');
@@ -141,66 +131,34 @@ bool TorchTensor::is_contiguous() const {
   return true;
 }
 
-struct TorchFile::Impl {
-  struct Place {  // bytes of the file
-    int64_t offset = 0;
-    int64_t bytes = 0;
-  };
-
-  /// `bytes` of the part; -1: to the file's end.
-  Impl(std::filesystem::path file, const PickleLimits& limits, int64_t first, int64_t bytes);
-
-  /// Of the part.
-  std::string read(int64_t offset, int64_t bytes) const { return read_text(input, begin + offset, bytes); }
-  ReadBytes reader() const {
-    return [this](int64_t offset, int64_t bytes) { return read(offset, bytes); };
-  }
-  template <class... Args>
-  [[noreturn]] void fail(const Args&... args) const {
-    throw CheckpointError(source, ": ", args...);
-  }
-
-  [[noreturn]] void fail_start(const std::string& start) const;
-  void read_archive(const PickleLimits& limits);
-  std::unique_ptr<Pickle> read_pickle(int64_t offset, int64_t bytes, const PickleLimits& limits) const;
-  std::string small_entry(const std::string& name) const;
-  void read_legacy(const PickleLimits& limits);
-  void place_legacy_storages(const PickleValue& keys, int64_t begin);
-
-  int64_t integer(const PickleValue& value, const char* what) const;
-  std::vector<int64_t> integers(const PickleValue& value, const char* what) const;
-  StorageId storage_id(const PickleValue& value) const;
-  TorchTensor built(string_view builder, const std::vector<const PickleValue*>& arguments) const;
-  void check_within(const TorchTensor& tensor, int64_t offset, int64_t available) const;
-
-  std::filesystem::path path;
-  std::string source;
-  InputFile input;
-  int64_t begin = 0;       ///< of the part in the file
-  int64_t part_bytes = 0;  ///< what torch.save wrote; offsets count from its first byte
-  std::unique_ptr<Pickle> pickle;
-  std::vector<ZipEntry> entries;
-  std::string archive;  ///< "NAME/", which all entries begin with
-  bool has_checksums = false;
-  std::map<std::string, Place> storages;  ///< by key
+/// What a persistent id says about a storage.
+struct TorchFile::StorageId {
+  std::string key;
+  DType type = DType::kUInt8;
+  int64_t numel = 0;        ///< of the whole storage
+  int64_t view_offset = 0;  ///< elements before the part that is meant
+  int64_t view_numel = 0;
+  bool is_meta = false;
 };
 
-TorchFile::Impl::Impl(std::filesystem::path file, const PickleLimits& limits, int64_t first, int64_t bytes)
-    : path(std::move(file)), source(path.string()), input(path), begin(first) {
-  if (begin < 0 || begin > input.bytes() || bytes > input.bytes() - begin)
-    fail("ends at byte ", input.bytes(), "; expected ", bytes, " bytes from byte ", begin, " on");
-  part_bytes = bytes < 0 ? input.bytes() - begin : bytes;
-  const std::string start = read(0, std::min(part_bytes, kStartBytes));
+TorchFile::TorchFile(const std::filesystem::path& path, int64_t begin, int64_t bytes)
+    : input_(path), begin_(begin) {
+  if (begin < 0 || begin > input_.bytes() || bytes > input_.bytes() - begin)
+    fail("ends at byte ", input_.bytes(), "; expected ", bytes, " bytes from byte ", begin, " on");
+  part_bytes_ = bytes < 0 ? input_.bytes() - begin : bytes;
+  const std::string start = read_part(0, std::min(part_bytes_, kStartBytes));
   if (start.starts_with("PK\3\4")) {
-    read_archive(limits);
+    read_archive();
   } else if (has_magic_number(start)) {
-    read_legacy(limits);
+    read_legacy();
   } else {
     fail_start(start);
   }
 }
 
-void TorchFile::Impl::fail_start(const std::string& start) const {
+std::string TorchFile::read(int64_t offset, int64_t bytes) const { return read_text(input_, offset, bytes); }
+
+void TorchFile::fail_start(const std::string& start) const {
   if (start.size() > 257 && start.substr(257).starts_with("ustar"))
     fail(
         "is a tar archive, the format of torch.save before torch 0.1.12, which is not read; load it with "
@@ -212,31 +170,31 @@ void TorchFile::Impl::fail_start(const std::string& start) const {
   fail("is no file of torch.save: it is neither a zip archive nor begins with torch's magic number");
 }
 
-void TorchFile::Impl::read_archive(const PickleLimits& limits) {
-  entries = read_zip_directory(part_bytes, reader(), source);
+void TorchFile::read_archive() {
+  entries_ = read_zip_directory(part_bytes_, reader(), path().string());
   const ZipEntry* data = nullptr;
-  for (const ZipEntry& entry : entries) {
+  for (const ZipEntry& entry : entries_) {
     const size_t slash = entry.name.find('/');
     if (slash == std::string::npos || entry.name.substr(slash) != "/data.pkl") continue;
     if (data != nullptr)
       fail("the archive has ", quoted_name(data->name), " and ", quoted_name(entry.name), "; expected one");
     data = &entry;
-    archive = entry.name.substr(0, slash + 1);
+    archive_ = entry.name.substr(0, slash + 1);
   }
   if (data == nullptr) fail("is a zip archive without a data.pkl: torch.save did not write it");
-  for (const ZipEntry& entry : entries)
-    if (entry.name == archive + "constants.pkl" || entry.name.starts_with(archive + "code/"))
+  for (const ZipEntry& entry : entries_)
+    if (entry.name == archive_ + "constants.pkl" || entry.name.starts_with(archive_ + "code/"))
       fail("is a TorchScript program, with ", quoted_name(entry.name), "; expected what torch.save writes");
-  for (const ZipEntry& entry : entries) {
-    if (!entry.name.starts_with(archive))
-      fail("entry ", quoted_name(entry.name), " of the archive is outside of ", archive,
+  for (const ZipEntry& entry : entries_) {
+    if (!entry.name.starts_with(archive_))
+      fail("entry ", quoted_name(entry.name), " of the archive is outside of ", archive_,
            ", where torch.save writes");
-    const string_view name = string_view(entry.name).substr(archive.size());
+    const string_view name = string_view(entry.name).substr(archive_.size());
     if (entry.method != 0)
       fail("entry ", quoted_name(entry.name), " of the archive is compressed (method ", entry.method,
            "); expected stored entries, as torch.save writes them");
-    has_checksums = has_checksums || entry.crc != 0;
-    if (name.starts_with("data/")) storages[std::string(name.substr(5))] = {entry.offset, entry.bytes};
+    has_checksums_ = has_checksums_ || entry.crc != 0;
+    if (name.starts_with("data/")) storages_[std::string(name.substr(5))] = {entry.offset, entry.bytes};
   }
   const std::string byte_order = small_entry("byteorder");
   if (!byte_order.empty() && byte_order != "little")
@@ -247,44 +205,43 @@ void TorchFile::Impl::read_archive(const PickleLimits& limits) {
   const int64_t number = take_number<int64_t>(digits).value_or(0);
   if (number < 1 || number > kMaxVersion)
     fail("the archive's version is ", quoted_name(version), "; expected 1 to ", kMaxVersion);
-  if (has_checksums) check_zip_entry(reader(), *data, source);
-  pickle = read_pickle(data->offset, data->bytes, limits);
-  if (pickle->bytes() != data->bytes)
-    fail("the pickle ends at byte ", pickle->bytes(), " of ", data->bytes,
+  if (has_checksums_) check_zip_entry(reader(), *data, path().string());
+  pickle_ = read_pickle(data->offset, data->bytes);
+  if (pickle_->bytes() != data->bytes)
+    fail("the pickle ends at byte ", pickle_->bytes(), " of ", data->bytes,
          " of data.pkl; expected at the last");
 }
 
 /// How long a pickle is shows when it has been read: what is given to it grows until it ends within. So what
 /// a file says of lengths costs no memory.
-std::unique_ptr<Pickle> TorchFile::Impl::read_pickle(int64_t offset, int64_t bytes,
-                                                     const PickleLimits& limits) const {
+std::unique_ptr<Pickle> TorchFile::read_pickle(int64_t offset, int64_t bytes) const {
   const int64_t most = std::min(bytes, kMostPickleBytes);
   for (int64_t given = kFirstPickleBytes;; given *= 4) {
-    const std::string text = read(offset, std::min(given, most));
+    const std::string text = read_part(offset, std::min(given, most));
     try {
-      return std::make_unique<Pickle>(std::as_bytes(std::span(text)), source, limits);
+      return std::make_unique<Pickle>(std::as_bytes(std::span(text)), path().string());
     } catch (const PickleEndsEarly&) {
       if (given >= most) throw;
     }
   }
 }
 
-std::string TorchFile::Impl::small_entry(const std::string& name) const {
-  const auto found = std::find_if(entries.begin(), entries.end(),
-                                  [&](const ZipEntry& entry) { return entry.name == archive + name; });
-  if (found == entries.end()) return "";
+std::string TorchFile::small_entry(const std::string& name) const {
+  const auto found = std::find_if(entries_.begin(), entries_.end(),
+                                  [&](const ZipEntry& entry) { return entry.name == archive_ + name; });
+  if (found == entries_.end()) return "";
   if (found->bytes > 100)
     fail("entry ", quoted_name(found->name), " has ", found->bytes, " bytes; expected a word");
-  if (has_checksums) check_zip_entry(reader(), *found, source);
-  return read(found->offset, found->bytes);
+  if (has_checksums_) check_zip_entry(reader(), *found, path().string());
+  return read_part(found->offset, found->bytes);
 }
 
 // The file is one pickle after the other, and then the storages' elements: the magic number, the version,
 // what the machine was like, the object, the keys of the storages.
-void TorchFile::Impl::read_legacy(const PickleLimits& limits) {
+void TorchFile::read_legacy() {
   int64_t position = 0;
   const auto next = [&] {
-    auto one = read_pickle(position, part_bytes - position, limits);
+    auto one = read_pickle(position, part_bytes_ - position);
     position += one->bytes();
     return one;
   };
@@ -296,15 +253,15 @@ void TorchFile::Impl::read_legacy(const PickleLimits& limits) {
   const PickleValue* little = machine->root().find("little_endian");
   if (little == nullptr || little->kind != Kind::kBool || little->integer != 1)
     fail("\"little_endian\" is ", little == nullptr ? "missing" : little->describe(), "; expected True");
-  pickle = next();
+  pickle_ = next();
   const auto keys = next();
   place_legacy_storages(keys->root(), position);
 }
 
-void TorchFile::Impl::place_legacy_storages(const PickleValue& keys, int64_t position) {
+void TorchFile::place_legacy_storages(const PickleValue& keys, int64_t position) {
   if (keys.kind != Kind::kList) fail("the keys of the storages are ", keys.describe(), "; expected a list");
   std::map<std::string, StorageId> ids;
-  for (const PickleValue* value : pickle->persistent()) {
+  for (const PickleValue* value : pickle_->persistent()) {
     StorageId id = storage_id(*value);
     const std::string key = id.key;
     ids.try_emplace(key, std::move(id));
@@ -314,30 +271,30 @@ void TorchFile::Impl::place_legacy_storages(const PickleValue& keys, int64_t pos
         value->kind == Kind::kInt ? std::to_string(value->integer) : std::string(value->text);
     const auto id = ids.find(key);
     if (id == ids.end()) fail("storage ", quoted_name(key), " is in the file, and no tensor has it");
-    const int64_t left = part_bytes - position, element = size_bytes(id->second.type);
+    const int64_t left = part_bytes_ - position, element = size_bytes(id->second.type);
     if (left < 8) fail("the file ends early, before storage ", quoted_name(key));
     int64_t numel = 0;
-    std::memcpy(&numel, read(position, 8).data(), 8);  // little-endian
+    std::memcpy(&numel, read_part(position, 8).data(), 8);  // little-endian
     if (numel != id->second.numel)
       fail("storage ", quoted_name(key), " has ", numel, " elements; expected ", id->second.numel);
     if (numel > (left - 8) / element)
       fail("storage ", quoted_name(key), " of ", numel, " elements lies outside of the file, which has ",
            left - 8, " bytes left");
-    if (!storages.try_emplace(key, Place{position + 8, numel * element}).second)
+    if (!storages_.try_emplace(key, Place{position + 8, numel * element}).second)
       fail("storage ", quoted_name(key), " is in the file twice");
     position += 8 + numel * element;
   }
-  if (position != part_bytes)
-    fail("the last storage ends at byte ", position, "; expected at the file's end, byte ", part_bytes);
+  if (position != part_bytes_)
+    fail("the last storage ends at byte ", position, "; expected at the file's end, byte ", part_bytes_);
 }
 
-int64_t TorchFile::Impl::integer(const PickleValue& value, const char* what) const {
+int64_t TorchFile::integer(const PickleValue& value, const char* what) const {
   if (value.kind != Kind::kInt || value.integer < 0)
     fail("a tensor's ", what, " is ", value.describe(), "; expected an integer of 0 or more");
   return value.integer;
 }
 
-std::vector<int64_t> TorchFile::Impl::integers(const PickleValue& value, const char* what) const {
+std::vector<int64_t> TorchFile::integers(const PickleValue& value, const char* what) const {
   if ((value.kind != Kind::kTuple && value.kind != Kind::kList) || value.items.size() > kMaxTensorDimensions)
     fail("a tensor's ", what, " is ", value.describe(), "; expected a tuple of at most ",
          kMaxTensorDimensions);
@@ -347,7 +304,7 @@ std::vector<int64_t> TorchFile::Impl::integers(const PickleValue& value, const c
 }
 
 // ("storage", CLASS, KEY, LOCATION, NUMEL), in the legacy format with a view: None or (KEY, OFFSET, NUMEL).
-StorageId TorchFile::Impl::storage_id(const PickleValue& value) const {
+TorchFile::StorageId TorchFile::storage_id(const PickleValue& value) const {
   const PickleValue* id = value.kind == Kind::kPersistent ? value.arguments : nullptr;
   if (id == nullptr || id->kind != Kind::kTuple || (id->items.size() != 5 && id->items.size() != 6) ||
       !is_text(*id->items[0], "storage"))
@@ -382,8 +339,7 @@ StorageId TorchFile::Impl::storage_id(const PickleValue& value) const {
 
 // (storage, offset, size, stride), v2: and requires_grad, hooks, metadata; v3: and requires_grad, hooks,
 // type, metadata.
-TorchTensor TorchFile::Impl::built(string_view builder,
-                                   const std::vector<const PickleValue*>& arguments) const {
+TorchTensor TorchFile::built(string_view builder, const std::vector<const PickleValue*>& arguments) const {
   const bool is_v1 = builder.ends_with("_tensor"), is_v3 = builder.ends_with("_v3");
   const size_t least = is_v1 ? 4 : is_v3 ? 7 : 6, metadata = is_v3 ? 7 : 6;
   if (arguments.size() < least || arguments.size() > (is_v1 ? least : least + 1))
@@ -411,23 +367,22 @@ TorchTensor TorchFile::Impl::built(string_view builder,
              "\" bit set: its elements are not those of the file; expected a tensor after resolve_", bit,
              "()");
 
-  const auto place = storages.find(id.key);
-  if (place == storages.end()) fail("storage ", quoted_name(id.key), " of a tensor is not in the file");
+  const auto place = storages_.find(id.key);
+  if (place == storages_.end()) fail("storage ", quoted_name(id.key), " of a tensor is not in the file");
   const int64_t element = size_bytes(id.type);
   if (id.numel > INT64_MAX / element || id.numel * element > place->second.bytes ||
       place->second.bytes - id.numel * element >= element)
     fail("storage ", quoted_name(id.key), " is of ", id.numel, " elements of ", element,
          " bytes, and the file has ", place->second.bytes, " bytes of it");
-  tensor.storage_bytes = place->second.bytes;
   const int64_t view_begin = id.view_offset * element;
   check_within(tensor, offset, id.view_numel * element / size_bytes(tensor.type));
-  tensor.offset = begin + place->second.offset + view_begin +
+  tensor.offset = begin_ + place->second.offset + view_begin +
                   (tensor.numel() == 0 ? 0 : offset * size_bytes(tensor.type));
   return tensor;
 }
 
 /// Checks that the elements are among the `available` ones of the storage.
-void TorchFile::Impl::check_within(const TorchTensor& tensor, int64_t offset, int64_t available) const {
+void TorchFile::check_within(const TorchTensor& tensor, int64_t offset, int64_t available) const {
   using Wide =
       __int128;  // of numbers that are within 2^63, sums of products do not overflow before they are compared
   Wide numel = 1, last = offset;
@@ -446,14 +401,6 @@ void TorchFile::Impl::check_within(const TorchTensor& tensor, int64_t offset, in
          ", which has ", available, " elements");
 }
 
-TorchFile::TorchFile(const std::filesystem::path& path, const PickleLimits& limits)
-    : impl_(std::make_unique<Impl>(path, limits, 0, -1)) {}
-TorchFile::TorchFile(const std::filesystem::path& path, int64_t begin, int64_t bytes,
-                     const PickleLimits& limits)
-    : impl_(std::make_unique<Impl>(path, limits, begin, bytes)) {}
-TorchFile::TorchFile(TorchFile&&) noexcept = default;
-TorchFile::~TorchFile() = default;
-
 bool TorchFile::recognizes(const std::filesystem::path& path) {
   try {
     const InputFile file(path);
@@ -467,13 +414,6 @@ bool TorchFile::recognizes(const std::filesystem::path& path) {
   } catch (const Error&) {
     return false;
   }
-}
-
-const std::filesystem::path& TorchFile::path() const { return impl_->path; }
-const PickleValue& TorchFile::root() const { return impl_->pickle->root(); }
-int64_t TorchFile::bytes() const { return impl_->input.bytes(); }
-std::string TorchFile::read(int64_t offset, int64_t bytes) const {
-  return impl_->read(offset - impl_->begin, bytes);
 }
 
 const char* TorchFile::unread_tensor(const PickleValue& value) {
@@ -499,7 +439,7 @@ std::optional<TorchTensor> TorchFile::tensor(const PickleValue& value) const {
   string_view name = value.global();
   if (builder_of(name) == nullptr) {
     if (name.starts_with("torch.") && name.ends_with("Tensor") && name.find('.', 6) == string_view::npos)
-      impl_->fail("a tensor is a ", name, " as torch wrote before 0.1.12, which is not read");
+      fail("a tensor is a ", name, " as torch wrote before 0.1.12, which is not read");
     return std::nullopt;
   }
   bool is_parameter = false;
@@ -507,38 +447,36 @@ std::optional<TorchTensor> TorchFile::tensor(const PickleValue& value) const {
   const PickleValue* arguments = value.arguments;
   for (int wrappers = 0; wrappers < kMaxWrappers; ++wrappers) {
     const Builder* builder = builder_of(name);
-    if (builder == nullptr) impl_->fail("a tensor is made by ", name, ", which is not read");
-    if (builder->not_read != nullptr)
-      impl_->fail("has ", builder->not_read, " (", name, "), which is not read");
+    if (builder == nullptr) fail("a tensor is made by ", name, ", which is not read");
+    if (builder->not_read != nullptr) fail("has ", builder->not_read, " (", name, "), which is not read");
     const std::vector<const PickleValue*>& given = arguments->items;
     if (name.find("_rebuild_from_type") != string_view::npos) {  // (function, class, arguments, state)
       if (given.size() != 4 || given[2]->kind != Kind::kTuple)
-        impl_->fail(name, " has ", given.size() == 4 ? given[2]->describe() : arguments->describe(),
-                    " as arguments; expected a tuple");
+        fail(name, " has ", given.size() == 4 ? given[2]->describe() : arguments->describe(),
+             " as arguments; expected a tuple");
       is_parameter = is_parameter || given[1]->global().ends_with(".Parameter");
       name = given[0]->global();
       arguments = given[2];
     } else if (name.find("_rebuild_parameter") != string_view::npos) {  // (tensor, requires_grad, hooks, …)
       if (given.size() < 2 || given[0]->kind != Kind::kObject)
-        impl_->fail("a parameter is of ", given.empty() ? "nothing" : given[0]->describe(),
-                    "; expected a tensor");
+        fail("a parameter is of ", given.empty() ? "nothing" : given[0]->describe(), "; expected a tensor");
       is_parameter = true;
       if (!requires_grad) requires_grad = given[1]->kind == Kind::kBool && given[1]->integer != 0;
       name = given[0]->global();
       arguments = given[0]->arguments;
     } else {
-      TorchTensor tensor = impl_->built(name, given);
+      TorchTensor tensor = built(name, given);
       tensor.is_parameter = is_parameter;
       if (requires_grad) tensor.requires_grad = *requires_grad;
       return tensor;
     }
   }
-  impl_->fail("a tensor is in more than ", kMaxWrappers, " others");
+  fail("a tensor is in more than ", kMaxWrappers, " others");
 }
 
 bool TorchFile::verify() const {
-  if (!impl_->has_checksums) return false;
-  for (const ZipEntry& entry : impl_->entries) check_zip_entry(impl_->reader(), entry, impl_->source);
+  if (!has_checksums_) return false;
+  for (const ZipEntry& entry : entries_) check_zip_entry(reader(), entry, path().string());
   return true;
 }
 

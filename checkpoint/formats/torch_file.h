@@ -4,13 +4,18 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "checkpoint/checkpoint_error.h"
 #include "checkpoint/formats/pickle.h"
+#include "checkpoint/formats/zip_directory.h"
 #include "core/dtype.h"
+#include "core/files/input_file.h"
 
 namespace tessera::checkpoint {
 
@@ -22,7 +27,6 @@ struct TorchTensor {
                                  ///< once for many: numel() may be far more than the file has
   int64_t offset = 0;            ///< byte of the file where the first element is
   std::string storage;           ///< its storage's key: tensors with the same one share memory
-  int64_t storage_bytes = 0;
   bool is_parameter = false;
   bool requires_grad = false;
 
@@ -40,20 +44,16 @@ class TorchFile {
   /// Reads the archive's directory and its pickle, whose checksum is compared; of tensors, nothing is read.
   /// Throws CheckpointError naming the file and what was found: no archive of torch.save, compressed entries,
   /// another byte order, a TorchScript program, sizes beyond the file, and what Pickle throws; DiskError.
-  explicit TorchFile(const std::filesystem::path& path, const PickleLimits& limits = {});
-  /// The same of what torch.save wrote into a part of a file: `bytes` from `begin` on, which must lie within
-  /// it. Offsets of tensors, and bytes(), are of the whole file.
-  TorchFile(const std::filesystem::path& path, int64_t begin, int64_t bytes, const PickleLimits& limits = {});
-  TorchFile(TorchFile&&) noexcept;
-  TorchFile& operator=(TorchFile&&) = delete;
-  ~TorchFile();
+  /// `bytes` from `begin` on: what torch.save wrote into a part of a file, which must lie within it; -1: to
+  /// the file's end. Offsets of tensors are of the whole file.
+  explicit TorchFile(const std::filesystem::path& path, int64_t begin = 0, int64_t bytes = -1);
 
   /// Whether the file begins as torch.save's do: as a zip archive with a data.pkl, or with the legacy magic
   /// number. False when it cannot be read.
   static bool recognizes(const std::filesystem::path& path);
 
-  const std::filesystem::path& path() const;
-  const PickleValue& root() const;
+  const std::filesystem::path& path() const { return input_.path(); }
+  const PickleValue& root() const { return pickle_->root(); }
   /// The tensor that a value would be (torch.Tensor, torch.nn.Parameter, a tensor of a subclass whose data is
   /// one). nullopt: the value is something else. Throws CheckpointError for a tensor that cannot be: outside
   /// of its storage, with a stride or size below 0, of an unknown type, sparse, quantized, on "meta".
@@ -65,13 +65,45 @@ class TorchFile {
   /// because it is of the legacy format, or torch.serialization.set_crc32_options(False) was set. Throws
   /// CheckpointError naming the entry that is damaged.
   bool verify() const;
-  int64_t bytes() const;  ///< of the file, when it was opened
   /// `bytes` bytes from byte `offset` of the file on, as of a tensor. Throws DiskError.
   std::string read(int64_t offset, int64_t bytes) const;
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  struct StorageId;
+  struct Place {  // bytes of the part
+    int64_t offset = 0;
+    int64_t bytes = 0;
+  };
+
+  template <class... Args>
+  [[noreturn]] void fail(const Args&... args) const {
+    throw CheckpointError(path(), ": ", args...);
+  }
+  [[noreturn]] void fail_start(const std::string& start) const;
+  std::string read_part(int64_t offset, int64_t bytes) const { return read(begin_ + offset, bytes); }
+  ReadBytes reader() const {
+    return [this](int64_t offset, int64_t bytes) { return read_part(offset, bytes); };
+  }
+  void read_archive();
+  std::unique_ptr<Pickle> read_pickle(int64_t offset, int64_t bytes) const;
+  std::string small_entry(const std::string& name) const;
+  void read_legacy();
+  void place_legacy_storages(const PickleValue& keys, int64_t position);
+
+  int64_t integer(const PickleValue& value, const char* what) const;
+  std::vector<int64_t> integers(const PickleValue& value, const char* what) const;
+  StorageId storage_id(const PickleValue& value) const;
+  TorchTensor built(std::string_view builder, const std::vector<const PickleValue*>& arguments) const;
+  void check_within(const TorchTensor& tensor, int64_t offset, int64_t available) const;
+
+  InputFile input_;
+  int64_t begin_ = 0;       // of the part in the file
+  int64_t part_bytes_ = 0;  // what torch.save wrote; offsets count from its first byte
+  std::unique_ptr<Pickle> pickle_;
+  std::vector<ZipEntry> entries_;
+  std::string archive_;  // "NAME/", which all entries begin with
+  bool has_checksums_ = false;
+  std::map<std::string, Place> storages_;  // by key
 };
 
 }  // namespace tessera::checkpoint

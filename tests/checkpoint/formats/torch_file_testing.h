@@ -110,7 +110,7 @@ inline bool lies_within(const TorchTensor& tensor, const TorchFile& file) {
   for (size_t d = 0; d < tensor.shape.size(); ++d)
     last += static_cast<__int128>(tensor.shape[d] - 1) * tensor.strides[d] * size_bytes(tensor.type);
   const __int128 end = last + size_bytes(tensor.type);
-  if (tensor.offset < 0 || end > static_cast<__int128>(file.bytes())) return false;
+  if (tensor.offset < 0 || end > static_cast<__int128>(std::filesystem::file_size(file.path()))) return false;
   return file.read(tensor.offset, 1).size() == 1 && file.read(static_cast<int64_t>(end) - 1, 1).size() == 1;
 }
 

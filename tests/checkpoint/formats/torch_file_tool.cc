@@ -58,7 +58,7 @@ uint32_t crc_of(const TorchTensor& tensor, std::string_view file) {
 class Dump {
  public:
   explicit Dump(const TorchFile* file)
-      : file_(file), content_(file == nullptr ? "" : file->read(0, file->bytes())) {}
+      : file_(file), content_(file == nullptr ? "" : InputFile(file->path()).read_all()) {}
 
   json operator()(const PickleValue& value, int depth = 0) {
     if (++count_ > 3'000'000 || depth > 250) throw Error("the dump is too large");
