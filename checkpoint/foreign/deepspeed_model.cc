@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <limits>
 #include <tuple>
 
 #include "checkpoint/checkpoint_error.h"
@@ -66,16 +65,6 @@ Place place_of(const TorchTensor& tensor) {
 
 }  // namespace
 
-ForeignTensor foreign_tensor(int file, const TorchTensor& tensor) {
-  return {.type = tensor.type,
-          .shape = tensor.shape,
-          .runs = runs_of_strided(file, tensor.offset, tensor.type, tensor.shape, tensor.strides)};
-}
-
-Run flat_run(int file, int64_t offset, int64_t begin, int64_t numel) {
-  return {.file = file, .offset = offset, .begin = begin, .numel = numel};
-}
-
 std::optional<int64_t> integer_of(const PickleValue* value) {
   if (value == nullptr) return std::nullopt;
   if (value->kind == Kind::kInt || value->kind == Kind::kBool) return value->integer;
@@ -96,10 +85,7 @@ ShapesByName shapes_of(const PickleValue& dict, const std::string& source) {
   ShapesByName shapes;
   for (size_t i = 0; i + 1 < dict.items.size(); i += 2) {
     std::string name = text_of(*dict.items[i], source, "a parameter's name");
-    const PickleValue* value = dict.items[i + 1];
-    if (value->kind == Kind::kObject && value->global() == "torch.Size" && value->arguments != nullptr &&
-        value->arguments->items.size() == 1)
-      value = value->arguments->items[0];
+    const PickleValue* const value = dict.items[i + 1];
     const bool is_list = value->kind == Kind::kTuple || value->kind == Kind::kList;
     std::vector<int64_t> shape;
     __int128 product = 1;
@@ -241,7 +227,7 @@ void read_counters(ForeignCheckpoint& checkpoint, const DeepSpeedModel& model) {
   const auto count = [&](const char* key) -> std::optional<int64_t> {
     const PickleValue* value = model.find(key);
     if (value == nullptr) return std::nullopt;
-    if (const std::optional<int64_t> read = count_in(file, *value)) return read;
+    if (const std::optional<int64_t> read = count_in(file, value)) return read;
     const std::string line = str(key, ": found ", value->describe(), "; expected a count");
     if (std::string_view(key) == "global_samples")
       checkpoint.not_read.push_back(line);  // nothing but reports has it
@@ -293,20 +279,6 @@ void read_loss_scaler(ForeignCheckpoint& checkpoint, const TorchFile& file, cons
     if (read.empty()) read = scaler->describe();
   }
   take_loss_scaler(checkpoint, std::move(read), file.path().filename().string() + ": loss_scaler");
-}
-
-json group_options(const PickleValue& group, const TorchFile& file, std::vector<LostValue>& lost) {
-  json options = json::object();
-  for (size_t i = 0; i + 1 < group.items.size(); i += 2) {
-    const PickleValue& key = *group.items[i];
-    if (key.kind != Kind::kString || key.text == "params" || key.text == "param_names") continue;
-    const std::string name(key.text);
-    std::vector<std::string> lines;
-    if (auto value = to_json(*group.items[i + 1], &file, str("the param groups' option ", name), lines))
-      options[name] = std::move(*value);
-    for (const std::string& line : lines) lost.push_back({LostValue::Kind::kOption, name, line});
-  }
-  return options;
 }
 
 namespace {
@@ -380,7 +352,7 @@ class Completion {
                  name_of(fragment.type), " ", describe_shape(fragment.shape), "; expected ", part,
                  " elements, as the shape ", describe_shape(tensor.shape), " says");
     tensor.type = fragment.type;
-    if (wanted > 0) tensor.runs.push_back(flat_run(file, fragment.offset, next, wanted));
+    if (wanted > 0) tensor.runs.push_back({file, fragment.offset, next, wanted});
     next += wanted;
   }
 
@@ -469,14 +441,10 @@ class Completion {
   void sort() {
     std::map<std::string_view, size_t> order;
     for (const auto& [name, tensor] : model_.module()) order.emplace(name, order.size());
-    const auto place = [&](const ForeignParameter& one) {
-      size_t first = std::numeric_limits<size_t>::max();
-      if (const auto at = order.find(one.name); at != order.end()) first = at->second;
-      return first;
-    };
-    std::stable_sort(
-        checkpoint_.parameters.begin(), checkpoint_.parameters.end(),
-        [&](const ForeignParameter& a, const ForeignParameter& b) { return place(a) < place(b); });
+    std::ranges::stable_sort(checkpoint_.parameters, {}, [&](const ForeignParameter& one) {
+      const auto at = order.find(one.name);
+      return at == order.end() ? order.size() : at->second;
+    });
   }
 
   void add_buffers() {

@@ -71,10 +71,6 @@ class DeepSpeedModel {
 ShapesByName shapes_of(const PickleValue& dict, const std::string& source);
 /// An integer, also that of an enum: ZeroStageEnum(2). nullopt: something else.
 std::optional<int64_t> integer_of(const PickleValue* value);
-/// The elements of one tensor of a file.
-ForeignTensor foreign_tensor(int file, const TorchTensor& tensor);
-/// Elements [begin, begin + numel) of a parameter, which are consecutive in a file from byte `offset` on.
-Run flat_run(int file, int64_t offset, int64_t begin, int64_t numel);
 
 /// Checks sizes that the run must not have had: model and expert parallelism. `universal`: model parallelism
 /// is allowed.
@@ -83,8 +79,6 @@ void check_parallelism(const DeepSpeedModel& model, bool universal);
 void read_counters(ForeignCheckpoint& checkpoint, const DeepSpeedModel& model);
 /// The loss scaler of the optimizer's file `file`; null: none.
 void read_loss_scaler(ForeignCheckpoint& checkpoint, const TorchFile& file, const PickleValue* scaler);
-/// The options of a param group, without its parameters.
-nlohmann::json group_options(const PickleValue& group, const TorchFile& file, std::vector<LostValue>& lost);
 
 /// Completes the parameters that the optimizer has: their types, those that it does not have, tied names,
 /// buffers, the model's order; names lose wrappers' prefixes. `fragments`: files of frozen parameters, by

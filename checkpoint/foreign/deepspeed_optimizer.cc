@@ -191,6 +191,7 @@ class ZeroAssembly {
       place_divided(*shapes);
     else
       place_in_groups(*shapes);
+    say_lost(checkpoint_, left_out_);
     check_copies();
   }
 
@@ -263,11 +264,9 @@ class ZeroAssembly {
   }
 
   Run run_of(const Piece& piece, const TorchTensor& tensor) const {
-    return flat_run(ranks_[piece.rank].file, tensor.offset + piece.begin * size_bytes(tensor.type),
-                    piece.element, piece.numel);
+    return {ranks_[piece.rank].file, tensor.offset + piece.begin * size_bytes(tensor.type), piece.element,
+            piece.numel};
   }
-
-  void say_left_out() { say_lost(checkpoint_, left_out_); }
 
   void place_in_groups(const std::vector<ShapesByName>& shapes) {
     if (shapes.size() != first().parts.size())
@@ -280,9 +279,7 @@ class ZeroAssembly {
         part = std::max(part, rank.parts[group].weights.numel());
         available += rank.parts[group].weights.numel();
       }
-      const std::vector<int64_t> paddings = first().param_padding.empty()
-                                                ? std::vector<int64_t>(shapes[group].size())
-                                                : padding_of(group, shapes[group].size());
+      const std::vector<int64_t> paddings = padding_of(group, shapes[group].size());
       std::vector<Slices> expected(ranks_.size());
       size_t index = 0;
       for (const auto& [name, shape] : shapes[group]) {
@@ -297,7 +294,6 @@ class ZeroAssembly {
                     ", the optimizer's files have ", available, "; expected files of one checkpoint");
       check_slices(group, expected);
     }
-    say_left_out();
   }
 
   /// Throws for a file that is not its rank's. Where there is padding behind parameters, the file counts
@@ -350,16 +346,13 @@ class ZeroAssembly {
     }
   }
 
-  static ForeignTensor flat_tensor(const RankState& rank, DType type, int64_t offset, int64_t numel) {
-    return {.type = type, .shape = {numel}, .runs = {flat_run(rank.file, offset, 0, numel)}};
-  }
-
   static bool same_masters(const ForeignFiles& files, const RankState& a, const RankState& b) {
     for (size_t i = 0; i < a.parts.size(); ++i) {
       const TorchTensor &left = a.parts[i].weights, &right = b.parts[i].weights;
       if (left.shape != right.shape ||
-          !have_same_bits(files, flat_tensor(a, left.type, left.offset, left.numel()),
-                          flat_tensor(b, right.type, right.offset, right.numel()), /*may_be_constant=*/true))
+          !have_same_bits(files, contiguous_tensor(a.file, left.offset, left.type, {left.numel()}),
+                          contiguous_tensor(b.file, right.offset, right.type, {right.numel()}),
+                          /*may_be_constant=*/true))
         return false;
     }
     return true;
@@ -370,14 +363,16 @@ class ZeroAssembly {
     for (const ForeignParameter& parameter : checkpoint_.parameters)
       for (const Run& run : parameter.weights.runs) {
         if (run.file != rank.file) continue;
-        const ForeignTensor piece = flat_tensor(rank, parameter.weights.type, run.offset, run.numel);
+        const ForeignTensor piece =
+            contiguous_tensor(rank.file, run.offset, parameter.weights.type, {run.numel});
         if (have_same_bits(files, piece, piece, /*may_be_constant=*/false)) return false;
       }
     return true;
   }
 
-  const std::vector<int64_t>& padding_of(size_t group, size_t count) const {
+  std::vector<int64_t> padding_of(size_t group, size_t count) const {
     const auto& all = first().param_padding;
+    if (all.empty()) return std::vector<int64_t>(count);
     if (group >= all.size() || all[group].size() != count)
       throw CheckpointError(first().path, ": param_alignment_paddings does not have those of the ", count,
                             " parameters of group ", group);
@@ -436,7 +431,6 @@ class ZeroAssembly {
         add(name, shape, first().group_of_part[part], pieces, part);
         offset += share;
       }
-    say_left_out();
   }
 
   [[noreturn]] void fail_sizes(int64_t wanted, int64_t available) const {
@@ -474,12 +468,6 @@ class ZeroAssembly {
   std::vector<LostValue> left_out_;
 };
 
-/// The steps that a group or a state has.
-std::optional<int64_t> steps_in(const PickleValue& dict, const TorchFile& file) {
-  const PickleValue* step = dict.find("step");
-  return step != nullptr ? count_in(file, *step) : std::nullopt;
-}
-
 void read_flat_state(FlatState& out, const TorchFile& file, const PickleValue& state,
                      std::vector<LostValue>& lost) {
   const auto lose = [&](const std::string& name, const std::string& line) {
@@ -502,9 +490,10 @@ void read_flat_state(FlatState& out, const TorchFile& file, const PickleValue& s
     else
       out.tensors.emplace(key.text, *tensor);
   }
-  if (const auto steps = steps_in(state, file))
+  const PickleValue* const step = state.find("step");
+  if (const auto steps = count_in(file, step))
     out.steps = steps;
-  else if (const PickleValue* step = state.find("step"))
+  else if (step != nullptr)
     lose("step", str("the optimizer's state 'step': ", step->describe()));
 }
 
@@ -546,7 +535,7 @@ FlatOptimizer read_flat_optimizer(const TorchFile& file, const PickleValue& valu
     const PickleValue* members = group->find("params");
     if (members == nullptr || members->kind != Kind::kList)
       fail("a param group is ", group->describe(), "; expected one with a list \"params\"");
-    out.groups.push_back(group_options(*group, file, lost));
+    out.groups.push_back(group_options(*group, file, kOptionOfGroups, lost));
     for (const PickleValue* member : members->items) {
       if (member->kind != Kind::kInt)
         fail("a parameter of a group is ", member->describe(), "; expected a number");
@@ -554,7 +543,7 @@ FlatOptimizer read_flat_optimizer(const TorchFile& file, const PickleValue& valu
         fail("parameter ", member->integer, " is in two groups");
       FlatState& state = out.states.emplace_back();
       state.group = static_cast<int>(out.groups.size()) - 1;
-      state.steps = steps_in(*group, file);
+      state.steps = count_in(file, group->find("step"));
     }
   }
   for (size_t i = 0; i + 1 < states->items.size(); i += 2) {

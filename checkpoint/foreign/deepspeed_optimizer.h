@@ -41,6 +41,8 @@ struct FlatOptimizer {
 /// of no dimension one.
 FlatOptimizer read_flat_optimizer(const TorchFile& file, const PickleValue& value,
                                   std::vector<LostValue>& lost);
+/// What group_options() says of DeepSpeed's groups: all of them have the same.
+inline constexpr const char* kOptionOfGroups = "the param groups' option ";
 /// Says what read_flat_optimizer() has lost, each line once.
 void say_lost(ForeignCheckpoint& checkpoint, const std::vector<LostValue>& lost);
 

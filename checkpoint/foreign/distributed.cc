@@ -447,11 +447,7 @@ DistributedContents read_metadata_folder(ForeignCheckpoint& checkpoint, const fs
                              str(path.filename(), key.empty() ? "" : ": ", join(key, ".")));
     for (const DistributedItem* item : members)
       builder.add(*item, Key(item->key.begin() + static_cast<std::ptrdiff_t>(key.size()), item->key.end()));
-    SavedOptimizer one = builder.finish(names);
-    if (out.optimizer)
-      append(*out.optimizer, std::move(one));
-    else
-      out.optimizer = std::move(one);
+    append(out.optimizer, builder.finish(names));
   }
   for (const DistributedItem* item : extras) {
     const size_t before = checkpoint.not_read.size();
@@ -625,7 +621,7 @@ std::optional<ForeignCheckpoint> read_distributed(const fs::path& path, const Pa
                           contents.optimizer
                               ? "; it has an optimizer's state: give the folder above, or that of the model"
                               : "");
-  ModelOrder order(given);
+  ModelOrder order{given};
   order.is_entries = contents.in_order;
   assemble(checkpoint, std::move(contents.model), std::move(contents.optimizer), order);
   take_extras(checkpoint, std::move(contents.extras), contents.beside_model);

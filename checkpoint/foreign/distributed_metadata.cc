@@ -106,11 +106,8 @@ class MetadataReader {
            "; expected an integer from 0 on");
     return value->integer;
   }
-  /// A torch.Size, or a tuple or list of sizes.
+  /// A torch.Size, which is read as a tuple, or a tuple or list of sizes.
   Shape sizes_of(const PickleValue* value, const std::string& what) const {
-    if (value != nullptr && value->kind == Kind::kObject && value->global() == "torch.Size" &&
-        value->arguments != nullptr)
-      value = value->arguments->items.empty() ? value->arguments : value->arguments->items[0];
     if (value == nullptr || (value->kind != Kind::kTuple && value->kind != Kind::kList))
       fail(what, ": found ", value == nullptr ? "nothing" : value->describe(), "; expected a torch.Size");
     if (value->items.size() > kMaxDimensions)
@@ -247,12 +244,8 @@ class MetadataReader {
 }  // namespace
 
 DistributedMetadata read_distributed_metadata(const fs::path& path) {
-  try {
-    MetadataReader reader(path);
-    return {.items = reader.items(), .in_order = reader.has_planner_data(), .version = reader.version()};
-  } catch (const DiskError& error) {
-    throw CheckpointError(error.what());
-  }
+  MetadataReader reader(path);
+  return {.items = reader.items(), .in_order = reader.has_planner_data(), .version = reader.version()};
 }
 
 }  // namespace tessera::checkpoint

@@ -340,6 +340,13 @@ std::vector<Run> runs_of_strided(int file, int64_t offset, DType type, const std
   return runs_of_box(file, offset, type, shape, std::vector<int64_t>(shape.size(), 0), shape, strides);
 }
 
+ForeignTensor contiguous_tensor(int file, int64_t offset, DType type, const std::vector<int64_t>& shape) {
+  ForeignTensor out{.type = type, .shape = shape, .runs = {}};
+  const bool is_empty = std::ranges::find(shape, 0) != shape.end();  // the others may be large
+  if (!is_empty) out.runs = {{file, offset, 0, out.numel()}};
+  return out;
+}
+
 /// A file that is read: one of Tessera's safetensors by its hashes, another one as it is.
 struct ForeignFiles::Open {
   explicit Open(const fs::path& path) : plain(path) {

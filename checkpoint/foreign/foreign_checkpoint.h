@@ -46,6 +46,9 @@ struct ForeignTensor {
 /// `offset` on.
 std::vector<Run> runs_of_strided(int file, int64_t offset, DType type, const std::vector<int64_t>& shape,
                                  const std::vector<int64_t>& strides);
+/// A tensor that lies row-major in one file, from byte `offset` on. Requires: it has no more elements than
+/// the file.
+ForeignTensor contiguous_tensor(int file, int64_t offset, DType type, const std::vector<int64_t>& shape);
 /// The runs of a box of a tensor: elements [begin[d], begin[d] + sizes[d]) of each dimension d of `shape`,
 /// which lie row-major with `strides` (of the box, in elements) from byte `offset` of a file on.
 std::vector<Run> runs_of_box(int file, int64_t offset, DType type, const std::vector<int64_t>& shape,

@@ -36,11 +36,7 @@ bool is_index(const fs::path& path) { return path.string().ends_with(".index.jso
 SavedTensor saved_tensor(int index, const SafetensorsTensor& tensor) {
   SavedTensor out;
   out.name = tensor.name;
-  std::vector<int64_t> strides(tensor.shape.size(), 1);
-  for (size_t d = strides.size(); d-- > 1;) strides[d - 1] = strides[d] * tensor.shape[d];
-  out.tensor = {.type = tensor.type,
-                .shape = tensor.shape,
-                .runs = runs_of_strided(index, tensor.offset, tensor.type, tensor.shape, strides)};
+  out.tensor = contiguous_tensor(index, tensor.offset, tensor.type, tensor.shape);
   return out;
 }
 
@@ -75,27 +71,17 @@ void read_torch_file(std::vector<SavedTensor>& out, ForeignCheckpoint& checkpoin
 }
 
 void read_one(std::vector<SavedTensor>& out, ForeignCheckpoint& checkpoint, const fs::path& path) {
-  try {
-    if (is_safetensors(path))
-      add_safetensors(out, checkpoint, path);
-    else
-      read_torch_file(out, checkpoint, path);
-  } catch (const DiskError& error) {
-    throw CheckpointError(error.what());
-  }
+  if (is_safetensors(path))
+    add_safetensors(out, checkpoint, path);
+  else
+    read_torch_file(out, checkpoint, path);
 }
 
 /// Reads the files that an index names, and checks that each has what the index says.
 /// `add`: read_one() or add_safetensors().
 void read_indexed(std::vector<SavedTensor>& out, ForeignCheckpoint& checkpoint, const fs::path& index,
                   void (*add)(std::vector<SavedTensor>&, ForeignCheckpoint&, const fs::path&)) {
-  std::string text;
-  try {
-    text = InputFile(index).read_all(kMaxIndexBytes);
-  } catch (const DiskError& error) {
-    throw CheckpointError(error.what());
-  }
-  const auto weight_map = parse_safetensors_index(text, index.string());
+  const auto weight_map = parse_safetensors_index(InputFile(index).read_all(kMaxIndexBytes), index.string());
   std::set<std::string> files;
   for (const auto& [name, file] : weight_map) files.insert(file);
   std::set<std::string> seen;
@@ -180,14 +166,10 @@ std::optional<ForeignCheckpoint> read_safetensors(const fs::path& path) {
   checkpoint.stage = -1;
   checkpoint.format = "safetensors";
   std::vector<SavedTensor> entries;
-  try {
-    if (weights.extension() == ".json")
-      read_indexed(entries, checkpoint, weights, add_safetensors);
-    else
-      add_safetensors(entries, checkpoint, weights);
-  } catch (const DiskError& error) {
-    throw CheckpointError(error.what());
-  }
+  if (weights.extension() == ".json")
+    read_indexed(entries, checkpoint, weights, add_safetensors);
+  else
+    add_safetensors(entries, checkpoint, weights);
   ModelOrder order;
   order.keeps_names = true;
   assemble(checkpoint, std::move(entries), std::nullopt, order);

@@ -19,6 +19,7 @@
 #include <string_view>
 #include <utility>
 
+#include "core/ascii.h"
 #include "core/str.h"
 
 namespace tessera::checkpoint {
@@ -31,17 +32,10 @@ constexpr size_t kMaxStates = size_t{1}
 constexpr uint16_t kSkipped = 0xffff;
 constexpr size_t kMaxGroups = 64;
 
-std::string lower(std::string_view text) {
-  std::string out(text);
-  for (char& c : out)
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  return out;
-}
-
 /// Whether the Trainer's patterns say that the name is a bias or of a norm: bias, layernorm, rmsnorm, and a
 /// component that is "norm" or ends in "_norm".
 bool has_no_decay(std::string_view name) {
-  const std::string text = lower(name);
+  const std::string text = ascii_lower(name);
   for (const char* word : {"bias", "layernorm", "rmsnorm"})
     if (text.find(word) != text.npos) return true;
   for (size_t begin = 0; begin <= text.size();) {

@@ -253,9 +253,10 @@ std::optional<int64_t> count_of(const json& value) {
   return static_cast<int64_t>(number);
 }
 
-std::optional<int64_t> count_in(const TorchFile& file, const PickleValue& value) {
+std::optional<int64_t> count_in(const TorchFile& file, const PickleValue* value) {
+  if (value == nullptr) return std::nullopt;
   std::vector<std::string> ignored;
-  const std::optional<json> number = to_json(value, &file, "a count", ignored);
+  const std::optional<json> number = to_json(*value, &file, "a count", ignored);
   return number ? count_of(*number) : std::nullopt;
 }
 

@@ -30,7 +30,7 @@ std::optional<nlohmann::json> number_of(const TorchFile& file, const TorchTensor
 
 /// A count that a program wrote as an integer, a float or a tensor: 3, 3.0, tensor(3.). nullopt for others.
 std::optional<int64_t> count_of(const nlohmann::json& value);
-/// The same of a value of a file.
-std::optional<int64_t> count_in(const TorchFile& file, const PickleValue& value);
+/// The same of a value of a file; nullopt for none.
+std::optional<int64_t> count_in(const TorchFile& file, const PickleValue* value);
 
 }  // namespace tessera::checkpoint

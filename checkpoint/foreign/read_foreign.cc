@@ -102,7 +102,7 @@ std::optional<ForeignCheckpoint> read_foreign(const std::filesystem::path& path,
 }
 
 std::optional<ForeignCheckpoint> read_weights(const std::filesystem::path& path,
-                                              const ParameterOrder& order) {
+                                              const ParameterOrder& order) try {
   std::error_code error;
   const bool is_folder = std::filesystem::is_directory(path, error);
   const std::string name = path.filename().string();
@@ -112,6 +112,8 @@ std::optional<ForeignCheckpoint> read_weights(const std::filesystem::path& path,
   if (!found) found = read_foreign(path, "", order);
   if (!found && !is_folder) found = read_safetensors(path);
   return found;
+} catch (const DiskError& error) {
+  throw CheckpointError(error.what());
 }
 
 }  // namespace tessera::checkpoint

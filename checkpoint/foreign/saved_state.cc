@@ -41,9 +41,7 @@ constexpr int64_t kFirstCompared = 64;
 SavedTensor saved_tensor(int index, const std::string& name, const TorchTensor& tensor) {
   SavedTensor out;
   out.name = name;
-  out.tensor = {.type = tensor.type,
-                .shape = tensor.shape,
-                .runs = runs_of_strided(index, tensor.offset, tensor.type, tensor.shape, tensor.strides)};
+  out.tensor = foreign_tensor(index, tensor);
   out.is_parameter = tensor.is_parameter;
   if (tensor.numel() > 0 && !tensor.storage.empty())
     out.memory = str(index, " ", tensor.storage, " ", tensor.offset, " ", name_of(tensor.type), " ",
@@ -380,11 +378,11 @@ void read_members(SavedState& out, const TorchFile& file, const PickleValue& val
       out.steps = number ? count_of(*number) : std::nullopt;
       if (!out.steps) unread(name, member);
       if (tensor)
-        out.step_tensor = saved_tensor(index, name, *tensor).tensor;
+        out.step_tensor = foreign_tensor(index, *tensor);
       else if (number)
         out.values[name] = *number;
     } else if (tensor) {
-      out.tensors[name] = saved_tensor(index, name, *tensor).tensor;
+      out.tensors[name] = foreign_tensor(index, *tensor);
     } else if (member.kind == Kind::kInt || member.kind == Kind::kFloat || member.kind == Kind::kBool ||
                has_no_dimension(member)) {
       std::vector<std::string> ignored;
@@ -445,12 +443,16 @@ std::optional<std::vector<int64_t>> SavedState::shape() const {
   return first || tensors.empty() ? first : std::vector<int64_t>();
 }
 
-void append(SavedOptimizer& to, SavedOptimizer more) {
-  const size_t before = to.states.size();
-  for (SavedState& state : more.states) to.states.push_back(std::move(state));
+void append(std::optional<SavedOptimizer>& to, SavedOptimizer more) {
+  if (!to) {
+    to = std::move(more);
+    return;
+  }
+  const size_t before = to->states.size();
+  for (SavedState& state : more.states) to->states.push_back(std::move(state));
   for (SavedGroup& group : more.groups) {
     for (size_t& member : group.members) member += before;
-    to.groups.push_back(std::move(group));
+    to->groups.push_back(std::move(group));
   }
 }
 
@@ -530,6 +532,12 @@ int file_index(ForeignCheckpoint& checkpoint, const fs::path& path) {
   return index;
 }
 
+ForeignTensor foreign_tensor(int file, const TorchTensor& tensor) {
+  return {.type = tensor.type,
+          .shape = tensor.shape,
+          .runs = runs_of_strided(file, tensor.offset, tensor.type, tensor.shape, tensor.strides)};
+}
+
 std::vector<SavedTensor> read_state_dict(ForeignCheckpoint& checkpoint, const TorchFile& file,
                                          const PickleValue& value, const std::string& what) {
   std::vector<SavedTensor> out;
@@ -547,6 +555,21 @@ bool is_optimizer_state(const PickleValue& value) {
   const PickleValue *state = value.find("state"), *groups = value.find("param_groups");
   return state != nullptr && groups != nullptr && state->kind == Kind::kDict &&
          (groups->kind == Kind::kList || groups->kind == Kind::kTuple);
+}
+
+json group_options(const PickleValue& group, const TorchFile& file, const std::string& what,
+                   std::vector<LostValue>& lost) {
+  json options = json::object();
+  for (size_t i = 0; i + 1 < group.items.size(); i += 2) {
+    const PickleValue& key = *group.items[i];
+    if (key.kind != Kind::kString || key.text == "params" || key.text == "param_names") continue;
+    const std::string name(key.text);
+    std::vector<std::string> lines;
+    if (auto value = to_json(*group.items[i + 1], &file, what + name, lines))
+      options[name] = std::move(*value);
+    for (const std::string& line : lines) lost.push_back({LostValue::Kind::kOption, name, line});
+  }
+  return options;
 }
 
 SavedOptimizer read_optimizer_state(ForeignCheckpoint& checkpoint, const TorchFile& file,
@@ -576,16 +599,9 @@ SavedOptimizer read_optimizer_state(ForeignCheckpoint& checkpoint, const TorchFi
           names->items[i]->kind == Kind::kString)
         out.states.back().name = names->items[i]->text;
     }
-    for (size_t i = 0; i + 1 < group->items.size(); i += 2) {
-      const PickleValue& key = *group->items[i];
-      if (key.kind != Kind::kString || key.text == "params" || key.text == "param_names") continue;
-      const std::string option(key.text);
-      const std::string path = str(what, ": param_groups[", out.groups.size(), "].", option);
-      const size_t before = checkpoint.not_read.size();
-      if (std::optional<json> one = to_json(*group->items[i + 1], &file, path, checkpoint.not_read))
-        saved.options[option] = std::move(*one);
-      checkpoint.lose_since(before, LostValue::Kind::kOption, option);
-    }
+    std::vector<LostValue> lost;
+    saved.options = group_options(*group, file, str(what, ": param_groups[", out.groups.size(), "]."), lost);
+    for (const LostValue& one : lost) checkpoint.lose(one.kind, one.name, one.line);
     out.groups.push_back(std::move(saved));
   }
   LeftOut left_out;

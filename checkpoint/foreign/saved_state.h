@@ -81,26 +81,21 @@ using StateNames = std::set<std::string, std::less<>>;
 /// AdamW have been one class with an option for a while; before, nothing tells them apart.
 std::string optimizer_class(const StateNames& states, const nlohmann::json& options);
 
-/// Adds another optimizer of the same model: its groups come after those that are there.
-void append(SavedOptimizer& to, SavedOptimizer more);
+/// Adds an optimizer of the same model: its groups come after those that are there.
+void append(std::optional<SavedOptimizer>& to, SavedOptimizer more);
 
 /// What is known about the order in which a model has its parameters.
-struct ModelOrder {
-  bool is_entries = false;                            ///< that of the state dict's entries
-  std::vector<std::string> names;                     ///< all parameters in order; empty: not known
-  std::vector<std::vector<std::string>> groups = {};  ///< see ParameterOrder, as the others
-  std::map<std::string, std::vector<std::string>> aliases = {};
-  bool may_differ = false;
+struct ModelOrder : ParameterOrder {
+  bool is_entries = false;       ///< that of the state dict's entries
   bool is_hugging_face = false;  ///< the optimizer's groups are those of the Hugging Face Trainer
   bool keeps_names = false;      ///< wrappers' prefixes stay
-
-  ModelOrder() = default;
-  explicit ModelOrder(const ParameterOrder& order)
-      : names(order.names), groups(order.groups), aliases(order.aliases), may_differ(order.may_differ) {}
 };
 
 /// Adds a file to the checkpoint's, if it is not there, and returns its index.
 int file_index(ForeignCheckpoint& checkpoint, const std::filesystem::path& path);
+
+/// The elements of one tensor of a file.
+ForeignTensor foreign_tensor(int file, const TorchTensor& tensor);
 
 /// The entries of a state dict: a dict of names and tensors. What is no tensor is said in `not_read`. Dicts
 /// in dicts have names with a period between. Throws as TorchFile::tensor.
@@ -110,6 +105,10 @@ std::vector<SavedTensor> read_state_dict(ForeignCheckpoint& checkpoint, const To
 bool is_state_dict(const TorchFile& file, const PickleValue& value);
 /// Whether a value is what torch.optim's state_dict() gives: {"state": {…}, "param_groups": […]}.
 bool is_optimizer_state(const PickleValue& value);
+/// The options of a param group, without its parameters. What JSON does not have is added to `lost`, with
+/// lines that begin with `what` and the option.
+nlohmann::json group_options(const PickleValue& group, const TorchFile& file, const std::string& what,
+                             std::vector<LostValue>& lost);
 /// What torch.optim's state_dict() gave, or FSDP.optim_state_dict(), which has names in place of numbers.
 /// Throws CheckpointError for a state that is not of this form.
 SavedOptimizer read_optimizer_state(ForeignCheckpoint& checkpoint, const TorchFile& file,

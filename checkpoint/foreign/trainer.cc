@@ -95,8 +95,6 @@ json read_json(const fs::path& path) {
     return parse_json(without_nan(InputFile(path).read_all(kMaxJsonBytes)));
   } catch (const JsonError& error) {
     throw CheckpointError(path, ": is no JSON at byte ", error.offset() + 1, ": ", error.what());
-  } catch (const DiskError& error) {
-    throw CheckpointError(error.what());
   }
 }
 
@@ -138,13 +136,8 @@ void read_members(ForeignCheckpoint& checkpoint, const TorchFile& file, const Pi
     const std::string name(key.text);
     const std::string what = str(source, ": ", name);
     if (const auto found = optimizers_in(value); !found.empty()) {
-      for (const PickleValue* one : found) {
-        SavedOptimizer read = read_optimizer_state(checkpoint, file, *one, what);
-        if (optimizer)
-          append(*optimizer, std::move(read));
-        else
-          optimizer = std::move(read);
-      }
+      for (const PickleValue* one : found)
+        append(optimizer, read_optimizer_state(checkpoint, file, *one, what));
     } else if (is_state_dict(file, value)) {
       checkpoint.not_read.push_back(str(what, ": another state dict: ", value.describe()));
     } else {
@@ -165,7 +158,7 @@ const PickleValue* model_in(const TorchFile& file) {
   return nullptr;
 }
 
-std::optional<ForeignCheckpoint> read_file(const fs::path& path, const ModelOrder& given) {
+std::optional<ForeignCheckpoint> read_file(const fs::path& path, const ParameterOrder& given) {
   if (!TorchFile::recognizes(path)) return std::nullopt;
   const TorchFile file(path);
   const PickleValue& root = file.root();
@@ -190,7 +183,7 @@ std::optional<ForeignCheckpoint> read_file(const fs::path& path, const ModelOrde
   std::optional<SavedOptimizer> optimizer;
   json extras = json::object();
   read_members(checkpoint, file, model, optimizer, extras);
-  ModelOrder order = given;
+  ModelOrder order{given};
   order.is_entries = true;
   assemble(checkpoint, std::move(entries), std::move(optimizer), order);
   take_extras(checkpoint, std::move(extras));
@@ -198,7 +191,7 @@ std::optional<ForeignCheckpoint> read_file(const fs::path& path, const ModelOrde
 }
 
 /// Lightning's folder: DCP's files and meta.pt.
-ForeignCheckpoint read_lightning_folder(const fs::path& path, const ModelOrder& given) {
+ForeignCheckpoint read_lightning_folder(const fs::path& path, const ParameterOrder& given) {
   ForeignCheckpoint checkpoint;
   checkpoint.format = "Lightning";
   checkpoint.stage = -1;
@@ -213,7 +206,7 @@ ForeignCheckpoint read_lightning_folder(const fs::path& path, const ModelOrder& 
   std::optional<SavedOptimizer> more;
   read_members(checkpoint, meta, nullptr, more, contents.extras);
   if (!contents.optimizer) contents.optimizer = std::move(more);
-  ModelOrder order = given;
+  ModelOrder order{given};
   order.is_entries = contents.in_order;
   assemble(checkpoint, std::move(contents.model), std::move(contents.optimizer), order);
   take_extras(checkpoint, std::move(contents.extras));
@@ -224,7 +217,7 @@ ForeignCheckpoint read_lightning_folder(const fs::path& path, const ModelOrder& 
 class TrainerFolder {
  public:
   TrainerFolder(fs::path path, const ParameterOrder& given)
-      : path_(std::move(path)), given_(given), order_(given) {}
+      : path_(std::move(path)), given_(given), order_{given} {}
 
   /// Whether it trained with Tessera, whose checkpoint is there.
   bool has_tessera() const {
@@ -377,10 +370,9 @@ fs::path newest_in(const fs::path& folder) {
 }  // namespace
 
 std::optional<ForeignCheckpoint> read_trainer(const fs::path& path, const ParameterOrder& order) {
-  const ModelOrder given(order);
   std::error_code error;
-  if (!fs::is_directory(path, error)) return read_file(path, given);
-  if (is_there(path / "meta.pt") && is_distributed(path)) return read_lightning_folder(path, given);
+  if (!fs::is_directory(path, error)) return read_file(path, order);
+  if (is_there(path / "meta.pt") && is_distributed(path)) return read_lightning_folder(path, order);
   TrainerFolder folder(path, order);
   const bool is_one = folder.is_one();
   const bool is_complete = is_one && (is_there(path / "optimizer.pt") || is_there(path / "optimizer.bin") ||

@@ -97,10 +97,10 @@ class UniversalReader {
       if (group->kind != Kind::kDict)
         throw CheckpointError(path, ": a param group is ", group->describe(), "; expected a dict");
       std::vector<LostValue> lost;
-      checkpoint_.groups.push_back(group_options(*group, file, lost));
+      checkpoint_.groups.push_back(group_options(*group, file, kOptionOfGroups, lost));
       say_lost(checkpoint_, lost);
-      const PickleValue *step = group->find("step"), *members = group->find("params");
-      const auto of_group = step == nullptr ? std::nullopt : count_in(file, *step);
+      const PickleValue* members = group->find("params");
+      const auto of_group = count_in(file, group->find("step"));
       group_steps_.push_back(of_group);
       if (members == nullptr) continue;
       for (const PickleValue* member : members->items) {
@@ -108,7 +108,7 @@ class UniversalReader {
         const PickleValue* state =
             states == nullptr ? nullptr : find_number(*states, integer_of(member).value_or(-1));
         const PickleValue* own = state == nullptr ? nullptr : state->find("step");
-        optimizer_.steps.push_back(own == nullptr ? of_group : count_in(file, *own));
+        optimizer_.steps.push_back(own == nullptr ? of_group : count_in(file, own));
       }
     }
   }
@@ -166,10 +166,7 @@ class UniversalReader {
     if (shape != nullptr && tensor.numel() != numel_of(*shape))
       throw CheckpointError(path, ": has ", tensor.numel(), " elements; expected those of ", what, ", ",
                             describe_shape(*shape));
-    const std::vector<int64_t>& own = shape != nullptr ? *shape : tensor.shape;
-    ForeignTensor out{.type = tensor.type, .shape = own, .runs = {}};
-    if (tensor.numel() > 0) out.runs = {flat_run(file, tensor.offset, 0, tensor.numel())};
-    return out;
+    return contiguous_tensor(file, tensor.offset, tensor.type, shape != nullptr ? *shape : tensor.shape);
   }
 
   void add(const std::string& name, const fs::path& folder) {
@@ -186,8 +183,7 @@ class UniversalReader {
       if (path.extension() != ".pt" || state == "fp32") continue;
       if (state == "step") {
         const TorchFile file(path);
-        const PickleValue* value = file.root().kind == Kind::kDict ? file.root().find("param") : &file.root();
-        steps = value == nullptr ? std::nullopt : count_in(file, *value);
+        steps = count_in(file, file.root().kind == Kind::kDict ? file.root().find("param") : &file.root());
         if (!steps)
           throw CheckpointError(path, ": is ", file.root().describe(), "; expected a count of steps");
       } else if (is_utf8(state)) {
