@@ -32,16 +32,9 @@ struct ConsolidateFlags {
   std::string max_shard_size;
 };
 
-ConvertTarget target_of(checkpoint::ModelFormat format) {
-  switch (format) {
-    case checkpoint::ModelFormat::kTorch: return ConvertTarget::kTorch;
-    case checkpoint::ModelFormat::kHdf5: return ConvertTarget::kHdf5;
-    default: return ConvertTarget::kSafetensors;
-  }
-}
-
 ConvertTarget parse_format(const std::string& word) {
-  if (const auto format = checkpoint::parse_model_format(word)) return target_of(*format);
+  const auto target = checkpoint::parse_convert_target(word);
+  if (target && is_weights_alone(*target)) return *target;
   throw ConfigError("--format ", word.empty() ? "''" : word, ": expected safetensors, h5 or pt");
 }
 
@@ -70,7 +63,7 @@ void choose_output(const ConsolidateFlags& flags, checkpoint::ConvertOptions& op
     if (options.target == ConvertTarget::kSafetensors && names_a_folder(options.output))
       options.max_shard_bytes = kDefaultShardBytes;
   } else if (by_ending) {
-    options.target = target_of(*by_ending);
+    options.target = checkpoint::parse_convert_target(name_of(*by_ending)).value();
   } else if (names_a_folder(options.output)) {
     options.max_shard_bytes = kDefaultShardBytes;
   } else {

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <sys/file.h>
 
-#include <array>
 #include <span>
 #include <string>
 #include <utility>
@@ -27,11 +26,13 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-ModelFormat format_of(ConvertTarget target) {
+/// nullopt: the target has the state of training, too.
+std::optional<ModelFormat> format_of(ConvertTarget target) {
   switch (target) {
     case ConvertTarget::kTorch: return ModelFormat::kTorch;
+    case ConvertTarget::kSafetensors: return ModelFormat::kSafetensors;
     case ConvertTarget::kHdf5: return ModelFormat::kHdf5;
-    default: return ModelFormat::kSafetensors;
+    default: return std::nullopt;
   }
 }
 
@@ -59,7 +60,7 @@ void write_weights(const Conversion& conversion) {
     add(parameters[i].name, TensorId::weights(static_cast<int>(i)), parameters[i].aliases);
   for (size_t i = 0; i < manifest.tensors.size(); ++i) add(manifest.tensors[i].name, TensorId::buffer(i), {});
   if (!rounded.empty()) result.notes.push_back(str("left out: ", rounded_to_fp32(rounded)));
-  const auto writer = open_model_writer(conversion.disk, {.format = format_of(options.target),
+  const auto writer = open_model_writer(conversion.disk, {.format = format_of(options.target).value(),
                                                           .path = options.output,
                                                           .tensors = std::move(tensors),
                                                           .max_shard_bytes = options.max_shard_bytes});
@@ -68,13 +69,6 @@ void write_weights(const Conversion& conversion) {
       [&](size_t tensor) { return writer->tensors()[tensor].name; });
   writer->finish();
 }
-
-constexpr std::array kTargets{std::pair{ConvertTarget::kTessera, std::string_view("tessera")},
-                              std::pair{ConvertTarget::kUniversal, std::string_view("universal")},
-                              std::pair{ConvertTarget::kDistributed, std::string_view("dcp")},
-                              std::pair{ConvertTarget::kTorch, std::string_view("pt")},
-                              std::pair{ConvertTarget::kSafetensors, std::string_view("safetensors")},
-                              std::pair{ConvertTarget::kHdf5, std::string_view("h5")}};
 
 std::vector<std::string> extra_state_of(const Manifest& manifest) {
   std::vector<std::string> found;
@@ -114,14 +108,18 @@ void count_tensors(const Checkpoint& checkpoint, ConvertResult& result) {
 }  // namespace
 
 std::string_view name_of(ConvertTarget target) {
-  for (const auto& [one, name] : kTargets)
-    if (one == target) return name;
-  return "";
+  switch (target) {
+    case ConvertTarget::kTessera: return "tessera";
+    case ConvertTarget::kUniversal: return "universal";
+    case ConvertTarget::kDistributed: return "dcp";
+    default: return name_of(format_of(target).value());
+  }
 }
 
 std::optional<ConvertTarget> parse_convert_target(std::string_view word) {
-  for (const auto& [target, name] : kTargets)
-    if (name == word) return target;
+  using enum ConvertTarget;
+  for (const ConvertTarget target : {kTessera, kUniversal, kDistributed, kTorch, kSafetensors, kHdf5})
+    if (name_of(target) == word) return target;
   return std::nullopt;
 }
 
@@ -142,10 +140,7 @@ void stream_into(const Conversion& conversion, const std::vector<StreamedTensor>
   if (streamed.num_overflowed > 0) conversion.result.first_overflowed = name_of(streamed.first_overflowed);
 }
 
-bool is_weights_alone(ConvertTarget target) {
-  return target == ConvertTarget::kTorch || target == ConvertTarget::kSafetensors ||
-         target == ConvertTarget::kHdf5;
-}
+bool is_weights_alone(ConvertTarget target) { return format_of(target).has_value(); }
 
 static ConvertResult convert(const ConvertOptions& options) {
   const bool weights_alone = is_weights_alone(options.target);

@@ -30,7 +30,7 @@ enum class ConvertTarget : uint8_t {
   kHdf5,
 };
 
-/// "tessera", "universal", "dcp", "pt", "safetensors", "h5".
+/// "tessera", "universal", "dcp", and of weights alone ModelFormat's: "pt", "safetensors", "h5".
 std::string_view name_of(ConvertTarget target);
 std::optional<ConvertTarget> parse_convert_target(std::string_view word);
 bool is_weights_alone(ConvertTarget target);

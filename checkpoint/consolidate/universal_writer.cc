@@ -94,7 +94,6 @@ std::optional<double> clipping_of(const json& config) {
 /// A tensor of the module, in the order of the model's file.
 struct ModuleTensor {
   std::string name;
-  std::vector<int64_t> shape;
   StreamedTensor streamed;
   std::vector<std::string> aliases;
   bool is_trainable = false;
@@ -169,19 +168,15 @@ class UniversalFiles : public ArchiveSequence {
       if (layout().is_trainable(parameter) && type == DType::kFloat64)
         type = DType::kFloat32;  // as it is saved
       module_.push_back({.name = parameter.name,
-                         .shape = parameter.shape,
                          .streamed = streamed(elements(), TensorId::weights(i), type),
                          .aliases = parameter.aliases,
                          .is_trainable = layout().is_trainable(parameter)});
     }
-    for (size_t i = 0; i < manifest_.tensors.size(); ++i) {
-      StreamedTensor buffer = streamed(elements(), TensorId::buffer(i));
+    for (size_t i = 0; i < manifest_.tensors.size(); ++i)
       module_.push_back({.name = manifest_.tensors[i].name,
-                         .shape = buffer.saved.shape,
-                         .streamed = std::move(buffer),
+                         .streamed = streamed(elements(), TensorId::buffer(i)),
                          .aliases = {},
                          .is_buffer = true});
-    }
   }
 
   std::optional<PlannedArchive> next() override {
@@ -297,9 +292,9 @@ class UniversalFiles : public ArchiveSequence {
       if (tensor.is_trainable && !with_trainable) continue;
       const size_t storage = archive.stream(tensor.streamed.bytes());
       if (!tensor.is_trainable && !tensor.is_buffer) frozen[tensor.name] = storage;
-      pickle.text(tensor.name).tensor(tensor.streamed.type, tensor.shape, storage);
+      pickle.text(tensor.name).tensor(tensor.streamed.type, tensor.streamed.saved.shape, storage);
       for (const std::string& alias : tensor.aliases)
-        pickle.text(alias).tensor(tensor.streamed.type, tensor.shape, storage);
+        pickle.text(alias).tensor(tensor.streamed.type, tensor.streamed.saved.shape, storage);
     }
     pickle.end_dict();
     write_names(pickle, frozen);
@@ -327,8 +322,9 @@ class UniversalFiles : public ArchiveSequence {
       for (const ModuleTensor& tensor : module_) {
         if (!frozen.contains(tensor.name)) continue;
         pickle.text(tensor.name);
-        with_tensors ? pickle.tensor(tensor.streamed.type, tensor.shape, frozen.at(tensor.name))
-                     : pickle.size(tensor.shape);
+        with_tensors
+            ? pickle.tensor(tensor.streamed.type, tensor.streamed.saved.shape, frozen.at(tensor.name))
+            : pickle.size(tensor.streamed.saved.shape);
       }
       pickle.end_dict();
     }

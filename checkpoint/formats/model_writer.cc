@@ -135,12 +135,6 @@ std::string_view name_of(ModelFormat format) {
   return "?";
 }
 
-std::optional<ModelFormat> parse_model_format(std::string_view word) {
-  for (const ModelFormat format : {ModelFormat::kSafetensors, ModelFormat::kTorch, ModelFormat::kHdf5})
-    if (word == name_of(format)) return format;
-  return std::nullopt;
-}
-
 std::optional<ModelFormat> model_format_of(const std::filesystem::path& path) {
   const std::string ending = path.extension().string();
   if (ending == ".safetensors") return ModelFormat::kSafetensors;
@@ -167,7 +161,6 @@ ModelWriter::ModelWriter(std::vector<ModelTensor> tensors) : tensors_(std::move(
     const int64_t bytes = checked_bytes(tensor);
     if (bytes > room) throw CheckpointError("the model has more bytes than 62 bits can count");
     room -= bytes;
-    total_bytes_ += tensor.bytes();
   }
 }
 

@@ -39,10 +39,8 @@ enum class ModelFormat : uint8_t {
 
 /// "safetensors", "pt", "h5".
 std::string_view name_of(ModelFormat format);
-/// The format with this name ("safetensors", "pt", "h5"), or of a file with this extension
-/// (".safetensors"; ".pt",
-/// ".pth", ".bin"; ".h5", ".hdf5"). nullopt for any other.
-std::optional<ModelFormat> parse_model_format(std::string_view word);
+/// The format of a file with this extension (".safetensors"; ".pt", ".pth", ".bin"; ".h5", ".hdf5"). nullopt
+/// for any other.
 std::optional<ModelFormat> model_format_of(const std::filesystem::path& path);
 
 /// Whether files of the format have the element type.
@@ -57,8 +55,6 @@ class ModelWriter {
   ModelWriter& operator=(const ModelWriter&) = delete;
 
   const std::vector<ModelTensor>& tensors() const { return tensors_; }
-  /// Returns the bytes of all tensors; a tied tensor counts once.
-  int64_t total_bytes() const { return total_bytes_; }
 
   /// The model's next bytes: those of the tensors in their order, concatenated, in pieces of any size.
   /// Throws DiskError.
@@ -78,7 +74,6 @@ class ModelWriter {
 
  private:
   std::vector<ModelTensor> tensors_;
-  int64_t total_bytes_ = 0;
   size_t current_ = 0;   // index of the tensor of the next byte
   int64_t written_ = 0;  // of its bytes
 };

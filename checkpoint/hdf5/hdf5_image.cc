@@ -16,6 +16,7 @@
 #include "checkpoint/hdf5/hdf5_library.h"
 #include "core/error.h"
 #include "core/files/disk_error.h"
+#include "core/files/file_descriptor.h"
 #include "core/str.h"
 
 namespace tessera::checkpoint {
@@ -95,22 +96,19 @@ struct Hdf5Builder::Handles {
   class AnonymousFile {
    public:
     AnonymousFile() : descriptor_(::memfd_create("tessera-hdf5", MFD_CLOEXEC)) {
-      if (descriptor_ < 0) throw CheckpointError("cannot create a file in memory: ", std::strerror(errno));
+      if (!descriptor_) throw CheckpointError("cannot create a file in memory: ", std::strerror(errno));
     }
-    AnonymousFile(const AnonymousFile&) = delete;
-    AnonymousFile& operator=(const AnonymousFile&) = delete;
-    ~AnonymousFile() { ::close(descriptor_); }
 
-    std::string path() const { return str("/proc/self/fd/", descriptor_); }
+    std::string path() const { return str("/proc/self/fd/", descriptor_.get()); }
     int64_t bytes() const {
       struct stat status{};
-      return ::fstat(descriptor_, &status) == 0 ? status.st_size : -1;
+      return ::fstat(descriptor_.get(), &status) == 0 ? status.st_size : -1;
     }
     std::string read(int64_t begin, int64_t end) const {
       std::string bytes(static_cast<size_t>(end - begin), '\0');
       for (size_t got = 0; got < bytes.size();) {
-        const ssize_t n =
-            ::pread(descriptor_, bytes.data() + got, bytes.size() - got, begin + static_cast<int64_t>(got));
+        const ssize_t n = ::pread(descriptor_.get(), bytes.data() + got, bytes.size() - got,
+                                  begin + static_cast<int64_t>(got));
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0)
           throw CheckpointError("cannot read a file in memory: ",
@@ -121,7 +119,7 @@ struct Hdf5Builder::Handles {
     }
 
    private:
-    int descriptor_;
+    FileDescriptor descriptor_;
   };
 
   // Held until everything below is closed: members are destroyed from the last to the first.

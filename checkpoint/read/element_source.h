@@ -53,7 +53,6 @@ struct Extent {
 };
 
 struct VerifyReport {
-  int64_t num_files = 0;
   int64_t num_blocks = 0;
   int64_t bytes = 0;         ///< read
   int64_t num_archives = 0;  ///< of another program's: those of torch.save whose CRC-32 were compared

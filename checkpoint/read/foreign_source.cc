@@ -273,7 +273,6 @@ void ForeignSource::check(const TensorId& id, int64_t first, int64_t numel) cons
 /// Their places were checked when it was opened.
 VerifyReport ForeignSource::verify(const VerifyProgress& progress) const {
   VerifyReport report;
-  report.num_files = std::ssize(source_.files);
   for (size_t i = 0; i < source_.archives.size(); ++i) try {
       report.num_archives += check_archives(source_, i, source_.archives.size());
     } catch (const Error& error) {

@@ -221,7 +221,6 @@ VerifyReport HashedFiles::verify(const VerifyProgress& progress) const {
   };
   for (size_t index = 0; index < manifest_->files.size(); ++index) {
     const FileRecord& record = manifest_->files[index];
-    ++report.num_files;
     const size_t num_before = report.problems.size();
     try {
       verify_file(record, *files_.get(static_cast<int>(index)));

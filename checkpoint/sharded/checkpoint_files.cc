@@ -226,20 +226,18 @@ namespace {
 
 std::string model_dataset(const std::string& name) { return str("/", hdf5_name(name)); }
 
-/// The parameter's elements, shard by shard.
-std::vector<Hdf5Source> sources_of(const SavedLayout& layout, const SavedParameter& parameter) {
+/// The elements of the parameter of this index, shard by shard.
+std::vector<Hdf5Source> sources_of(const SavedLayout& layout, int index) {
   std::vector<Hdf5Source> sources;
-  const int64_t shard_numel = layout.shard_numel(parameter.unit);
-  for (int64_t next = parameter.offset, end = next + parameter.numel(); next < end;) {
-    const int64_t rank = next / shard_numel;
-    const int64_t shard_end = std::min(end, (rank + 1) * shard_numel);
-    sources.push_back({.file = rank_file_name(static_cast<int>(rank)),
+  const SavedParameter& parameter = layout.parameters[static_cast<size_t>(index)];
+  for (int64_t first = 0, numel = parameter.numel(); first < numel; first += sources.back().numel) {
+    const SavedPlace at = layout.place(index, first);
+    sources.push_back({.file = rank_file_name(at.rank),
                        .dataset = weights_dataset(layout, parameter.unit),
-                       .dataset_numel = shard_numel,
-                       .dataset_begin = next - rank * shard_numel,
-                       .begin = next - parameter.offset,
-                       .numel = shard_end - next});
-    next = shard_end;
+                       .dataset_numel = layout.shard_numel(parameter.unit),
+                       .dataset_begin = at.begin,
+                       .begin = first,
+                       .numel = at.numel});
   }
   return sources;
 }
@@ -247,16 +245,15 @@ std::vector<Hdf5Source> sources_of(const SavedLayout& layout, const SavedParamet
 /// Pieces of all parameters.
 int64_t num_sources(const SavedLayout& layout) {
   int64_t sum = 0;
-  for (const SavedParameter& parameter : layout.parameters) {
-    if (parameter.numel() == 0) continue;
-    const int64_t shard_numel = layout.shard_numel(parameter.unit);
-    sum += (parameter.range().end - 1) / shard_numel - parameter.offset / shard_numel + 1;
-  }
+  for (int i = 0; i < static_cast<int>(layout.parameters.size()); ++i)
+    if (const int64_t numel = layout.parameters[static_cast<size_t>(i)].numel(); numel > 0)
+      sum += layout.place(i, numel - 1).rank - layout.place(i, 0).rank + 1;
   return sum;
 }
 
 void add_parameters(Hdf5Builder& builder, const SavedLayout& layout) {
-  for (const SavedParameter& parameter : layout.parameters) {
+  for (int i = 0; i < static_cast<int>(layout.parameters.size()); ++i) {
+    const SavedParameter& parameter = layout.parameters[static_cast<size_t>(i)];
     const Hdf5Dataset dataset{.path = model_dataset(parameter.name),
                               .type = layout.weights_type(parameter.unit),
                               .shape = parameter.shape,
@@ -265,7 +262,7 @@ void add_parameters(Hdf5Builder& builder, const SavedLayout& layout) {
     if (parameter.numel() == 0)
       builder.add(dataset);
     else
-      builder.add_virtual(dataset, sources_of(layout, parameter));
+      builder.add_virtual(dataset, sources_of(layout, i));
     for (const std::string& alias : parameter.aliases) builder.add_link(dataset.path, model_dataset(alias));
   }
 }

@@ -181,16 +181,14 @@ Outcome decode(const std::string& text) {
   return {.error = "sent something that is no outcome of a save", .facts = {}};
 }
 
-DiskOptions without_sync(DiskOptions options) {
-  options.sync = false;
-  return options;
-}
-
 /// One rank's part of a save. Used by one thread, once.
 class Save {
  public:
   Save(const SaveRequest& request, const Exchange& exchange)
-      : request_(request), exchange_(exchange), disk_(request.disk), scratch_(without_sync(request.disk)) {
+      : request_(request),
+        exchange_(exchange),
+        disk_(request.disk),
+        scratch_({.sync = false, .probe = request.disk.probe}) {
     TESSERA_CHECK(request.layout != nullptr);
     layout_ = saved_layout(*request.layout, !request.exclude_frozen);
     TESSERA_CHECK(request.owners.empty() || std::ssize(request.owners) == layout_.world_size);

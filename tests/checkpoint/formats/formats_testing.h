@@ -47,11 +47,18 @@ inline std::vector<ModelTensor> small_model() {
           {"b.weight", {11, 3}, DType::kFloat16, {}}};
 }
 
+/// The bytes of a model, which follow from `seed`; those of a tied tensor once.
+inline std::vector<std::byte> bytes_of(const std::vector<ModelTensor>& tensors, uint64_t seed) {
+  int64_t bytes = 0;
+  for (const ModelTensor& tensor : tensors) bytes += tensor.bytes();
+  return random_bytes(bytes, seed);
+}
+
 /// Writes a model whose bytes follow from `seed`.
 inline void write_model(const Disk& disk, ModelWriterOptions options, uint64_t seed,
                         size_t piece_bytes = 50) {
   const auto writer = open_model_writer(disk, std::move(options));
-  const std::vector<std::byte> data = random_bytes(writer->total_bytes(), seed);
+  const std::vector<std::byte> data = bytes_of(writer->tensors(), seed);
   for (size_t begin = 0; begin < data.size(); begin += piece_bytes)
     writer->append(std::span(data).subspan(begin, std::min(piece_bytes, data.size() - begin)));
   writer->finish();

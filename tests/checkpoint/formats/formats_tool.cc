@@ -27,7 +27,7 @@ using nlohmann::json;
 int write_model(const std::string& spec_path) {
   const json spec = json::parse(std::ifstream(spec_path));
   ModelWriterOptions options;
-  options.format = parse_model_format(spec.at("format").get<std::string>()).value();
+  options.format = model_format_of("m." + spec.at("format").get<std::string>()).value();
   options.path = spec.at("path").get<std::string>();
   options.max_shard_bytes = spec.value("max_shard_bytes", int64_t{0});
   for (const json& tensor : spec.at("tensors"))
@@ -39,8 +39,8 @@ int write_model(const std::string& spec_path) {
   const auto writer = open_model_writer(disk, std::move(options));
   const InputFile data(spec.at("data").get<std::string>());
   std::vector<std::byte> piece(spec.at("piece_bytes").get<size_t>());
-  for (int64_t offset = 0; offset < writer->total_bytes(); offset += static_cast<int64_t>(piece.size())) {
-    const auto bytes = std::min(piece.size(), static_cast<size_t>(writer->total_bytes() - offset));
+  for (int64_t offset = 0; offset < data.bytes(); offset += static_cast<int64_t>(piece.size())) {
+    const auto bytes = std::min(piece.size(), static_cast<size_t>(data.bytes() - offset));
     data.read_at(offset, std::span(piece).first(bytes));
     writer->append(std::span(piece).first(bytes));
   }

@@ -19,9 +19,7 @@ ModelTensor tensor(const std::string& name, std::vector<int64_t> shape,
   return {name, std::move(shape), DType::kFloat32, std::move(aliases)};
 }
 
-TEST(ModelFormat, FromAWordOrAnEnding) {
-  for (const ModelFormat format : kFormats) EXPECT_EQ(parse_model_format(name_of(format)), format);
-  EXPECT_EQ(parse_model_format("bin"), std::nullopt);
+TEST(ModelFormat, FromAnEnding) {
   EXPECT_EQ(model_format_of("a/b.safetensors"), ModelFormat::kSafetensors);
   for (const char* name : {"m.pt", "m.pth", "pytorch_model.bin"})
     EXPECT_EQ(model_format_of(name), ModelFormat::kTorch);
@@ -69,7 +67,6 @@ TEST(ModelWriter, TooManyOrTooFewBytesAreMistakesOfOurs) {
     const std::vector<std::byte> data(100);
     auto writer = open_model_writer(
         disk, {.format = format, .path = folder / "out", .tensors = {tensor("a", {3}), tensor("b", {4})}});
-    EXPECT_EQ(writer->total_bytes(), 28);
     EXPECT_THROW(writer->append(std::span(data).first(29)), std::logic_error);
     writer = open_model_writer(
         disk, {.format = format, .path = folder / "out", .tensors = {tensor("a", {3}), tensor("b", {4})}});

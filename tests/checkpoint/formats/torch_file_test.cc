@@ -35,7 +35,7 @@ TEST(TorchFile, ReadsBothFormats) {
 TEST(TorchFile, ReadsWhatOursWrites) {
   const TestFolder folder;
   ModelWriterOptions options;
-  options.format = parse_model_format("pt").value();
+  options.format = ModelFormat::kTorch;
   options.path = folder / "model.pt";
   options.tensors = small_model();
   write_model(Disk({.sync = false, .probe = {}}), options, 7);

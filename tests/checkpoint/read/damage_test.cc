@@ -269,7 +269,6 @@ TEST_F(DamagedFile, VerifyReportsProgressAndBytes) {
     all = total;
   });
   EXPECT_TRUE(report.ok());
-  EXPECT_EQ(report.num_files, 3);
   EXPECT_EQ(report.bytes, read_manifest(folder_.path() / "a").total_bytes());
   EXPECT_EQ(last, all);
   EXPECT_EQ(last, report.bytes);

@@ -110,7 +110,8 @@ TEST(PowerLoss, OfAModelLeavesTheOldOneOrTheNewOne) {
                                            {"b", {7}, DType::kBFloat16, {}}};
     const auto writer = open_model_writer(
         disk, {.format = format, .path = path, .tensors = tensors, .max_shard_bytes = shards ? 500 : 0});
-    writer->append(std::vector<std::byte>(static_cast<size_t>(writer->total_bytes()), value));
+    for (const ModelTensor& tensor : tensors)
+      writer->append(std::vector<std::byte>(static_cast<size_t>(tensor.bytes()), value));
     writer->finish();
   };
   const auto content_of = [](const fs::path& path) {
