@@ -48,7 +48,7 @@ void write_weights(const Conversion& conversion) {
   std::vector<StreamedTensor> streamed;  // by tensor
   std::vector<std::string> rounded;      // of fp64, written in fp32
   const auto add = [&](const std::string& name, const TensorId& id, const std::vector<std::string>& aliases) {
-    StreamedTensor tensor = checkpoint::streamed(conversion.checkpoint.elements(), id);
+    StreamedTensor tensor = checkpoint::streamed(conversion.checkpoint.elements(), name, id);
     if (is_floating(tensor.saved.type)) tensor.type = dtype;
     if (tensor.saved.type == DType::kFloat64 && tensor.type == DType::kFloat32) rounded.push_back(name);
     tensors.push_back({name, tensor.saved.shape, tensor.type, aliases});
@@ -64,9 +64,7 @@ void write_weights(const Conversion& conversion) {
                                                           .path = options.output,
                                                           .tensors = std::move(tensors),
                                                           .max_shard_bytes = options.max_shard_bytes});
-  stream_into(
-      conversion, streamed, [&](size_t, std::span<const std::byte> data) { writer->append(data); },
-      [&](size_t tensor) { return writer->tensors()[tensor].name; });
+  stream_into(conversion, streamed, [&](size_t, std::span<const std::byte> data) { writer->append(data); });
   writer->finish();
 }
 
@@ -124,8 +122,7 @@ std::optional<ConvertTarget> parse_convert_target(std::string_view word) {
 }
 
 void stream_into(const Conversion& conversion, const std::vector<StreamedTensor>& tensors,
-                 const std::function<void(size_t, std::span<const std::byte>)>& write,
-                 const std::function<std::string(size_t)>& name_of) {
+                 const std::function<void(size_t, std::span<const std::byte>)>& write) {
   int64_t total = 0, done = 0;
   for (const StreamedTensor& tensor : tensors) total += tensor.bytes();
   const StreamResult streamed = stream_tensors(conversion.checkpoint.elements(), tensors,
@@ -137,7 +134,8 @@ void stream_into(const Conversion& conversion, const std::vector<StreamedTensor>
                                                });
   conversion.result.bytes = streamed.bytes;
   conversion.result.num_overflowed = streamed.num_overflowed;
-  if (streamed.num_overflowed > 0) conversion.result.first_overflowed = name_of(streamed.first_overflowed);
+  if (streamed.num_overflowed > 0)
+    conversion.result.first_overflowed = tensors[streamed.first_overflowed].name;
 }
 
 bool is_weights_alone(ConvertTarget target) { return format_of(target).has_value(); }

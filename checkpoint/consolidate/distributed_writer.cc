@@ -100,11 +100,6 @@ class DistributedFile : public ArchiveSequence {
   }
 
   const std::vector<StreamedTensor>& tensors() const { return tensors_; }
-  std::string tensor_name(size_t tensor) const {
-    for (const Entry& entry : entries_)
-      if (entry.item == item_of_[tensor]) return entry_name(entry.path);
-    return "";
-  }
   void close_file() { file_.close(); }
 
   std::string metadata() const {
@@ -154,7 +149,6 @@ class DistributedFile : public ArchiveSequence {
     const size_t item =
         add_item({.kind = Item::Kind::kTensor, .type = tensor.type, .shape = tensor.saved.shape});
     tensors_.push_back(std::move(tensor));
-    item_of_.push_back(item);
     add_entry(std::move(path), item);
     for (const Path& alias : aliases) add_entry(alias, item);
   }
@@ -177,9 +171,10 @@ class DistributedFile : public ArchiveSequence {
   void list_model() {
     const Manifest& manifest = conversion_.checkpoint.manifest();
     const auto add = [&](const std::string& name, const TensorId& id, const std::vector<Path>& aliases) {
-      StreamedTensor tensor = streamed(conversion_.checkpoint.elements(), id);
+      const Path path{"model", name};
+      StreamedTensor tensor = streamed(conversion_.checkpoint.elements(), entry_name(path), id);
       tensor.type = model_type(tensor.saved.type);
-      add_tensor({"model", name}, std::move(tensor), aliases);
+      add_tensor(path, std::move(tensor), aliases);
     };
     for (size_t i = 0; i < manifest.layout.parameters.size(); ++i) {
       const SavedParameter& parameter = manifest.layout.parameters[i];
@@ -202,8 +197,8 @@ class DistributedFile : public ArchiveSequence {
       for (const std::string& name : manifest.state_names) {
         if (!has_state(state.groups[static_cast<size_t>(parameter.group)], name)) continue;
         has_any = true;
-        add_tensor(path + name,
-                   streamed(conversion_.checkpoint.elements(), TensorId::state(static_cast<int>(i), name)));
+        add_tensor(path + name, streamed(conversion_.checkpoint.elements(), entry_name(path + name),
+                                         TensorId::state(static_cast<int>(i), name)));
       }
       if (has_any && counts_steps(state.optimizer))
         add_entry(path + "step",
@@ -298,7 +293,6 @@ class DistributedFile : public ArchiveSequence {
   std::vector<Entry> entries_;
   std::map<std::string, size_t> items_by_name_;
   std::vector<StreamedTensor> tensors_;
-  std::vector<size_t> item_of_;  // by tensor
   size_t next_ = 0;
   int64_t end_ = 0;
 };
@@ -317,10 +311,8 @@ void write_distributed(const Conversion& conversion) {
             state.loss_scaler.value("cur_scale", 1.0), ")"));
   PendingDirectory folder(conversion.disk, conversion.options.output, is_ours);
   DistributedFile file(conversion, folder.temporary());
-  stream_into(
-      conversion, file.tensors(),
-      [&](size_t tensor, std::span<const std::byte> data) { file.write(tensor, data); },
-      [&](size_t tensor) { return file.tensor_name(tensor); });
+  stream_into(conversion, file.tensors(),
+              [&](size_t tensor, std::span<const std::byte> data) { file.write(tensor, data); });
   file.finish();
   file.close_file();
   OutputFile metadata = conversion.disk.create(folder.temporary() / kMetadataFile);

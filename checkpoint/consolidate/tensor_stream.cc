@@ -209,10 +209,11 @@ class Converter {
 
 }  // namespace
 
-StreamedTensor streamed(const ElementSource& elements, TensorId id, std::optional<DType> type) {
+StreamedTensor streamed(const ElementSource& elements, std::string name, TensorId id,
+                        std::optional<DType> type) {
   StoredTensor saved = elements.find(id).value();
   const DType written = type.value_or(saved.type);
-  return {std::move(id), std::move(saved), written};
+  return {std::move(name), std::move(id), std::move(saved), written};
 }
 
 StreamResult stream_tensors(const ElementSource& elements, const std::vector<StreamedTensor>& tensors,

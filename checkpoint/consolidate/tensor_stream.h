@@ -7,6 +7,7 @@
 #include <functional>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "checkpoint/read/element_source.h"
@@ -15,6 +16,7 @@
 namespace tessera::checkpoint {
 
 struct StreamedTensor {
+  std::string name;  ///< for messages
   TensorId id;
   StoredTensor saved;
   DType type = DType::kFloat32;  ///< as written: floating-point tensors are converted
@@ -23,7 +25,8 @@ struct StreamedTensor {
 };
 
 /// The tensor of this id, which must be there, as `type`; nullopt: as saved.
-StreamedTensor streamed(const ElementSource& elements, TensorId id, std::optional<DType> type = std::nullopt);
+StreamedTensor streamed(const ElementSource& elements, std::string name, TensorId id,
+                        std::optional<DType> type = std::nullopt);
 
 struct StreamResult {
   int64_t bytes = 0;            ///< written

@@ -93,7 +93,6 @@ std::optional<double> clipping_of(const json& config) {
 
 /// A tensor of the module, in the order of the model's file.
 struct ModuleTensor {
-  std::string name;
   StreamedTensor streamed;
   std::vector<std::string> aliases;
   bool is_trainable = false;
@@ -113,15 +112,14 @@ class UniversalFiles : public ArchiveSequence {
     list_parameters();
     list_module();
     files_.push_back({.path = kModelFile});
-    for (const ModuleTensor& tensor : module_) stream(tensor.name, tensor.streamed);
+    for (const ModuleTensor& tensor : module_) tensors_.push_back(tensor.streamed);
     files_.push_back({.path = kStage3ModelFile});
     for (const ModuleTensor& tensor : module_)
-      if (!tensor.is_trainable) stream(tensor.name, tensor.streamed);
+      if (!tensor.is_trainable) tensors_.push_back(tensor.streamed);
     files_.push_back({.path = kOptimizerFile});
   }
 
   const std::vector<StreamedTensor>& tensors() const { return tensors_; }
-  const std::string& tensor_name(size_t tensor) const { return names_[tensor]; }
   const std::set<fs::path>& folders() const { return folders_; }
 
   void make_folders() const {
@@ -138,11 +136,6 @@ class UniversalFiles : public ArchiveSequence {
   const SavedLayout& layout() const { return manifest_.layout; }
   const ElementSource& elements() const { return conversion_.checkpoint.elements(); }
 
-  void stream(const std::string& name, StreamedTensor tensor) {
-    tensors_.push_back(std::move(tensor));
-    names_.push_back(name);
-  }
-
   void list_parameters() {
     for (int i = 0; i < static_cast<int>(layout().parameters.size()); ++i) {
       const SavedParameter& parameter = layout().parameters[static_cast<size_t>(i)];
@@ -151,11 +144,11 @@ class UniversalFiles : public ArchiveSequence {
       const std::string folder = "zero/" + parameter.name;
       folders_.insert(folder_ / folder);
       files_.push_back({.path = folder + "/fp32.pt", .shape = &parameter.shape});
-      stream(parameter.name, streamed(elements(), TensorId::weights(i), DType::kFloat32));
+      tensors_.push_back(streamed(elements(), parameter.name, TensorId::weights(i), DType::kFloat32));
       for (const std::string& name : manifest_.state_names) {
         if (!has_state(state_.groups[static_cast<size_t>(parameter.group)], name)) continue;
         files_.push_back({.path = str(folder, "/", name, ".pt"), .shape = &parameter.shape});
-        stream(str(parameter.name, ": ", name), streamed(elements(), TensorId::state(i, name)));
+        tensors_.push_back(streamed(elements(), str(parameter.name, ": ", name), TensorId::state(i, name)));
       }
       files_.push_back({.path = folder + "/step.pt"});
     }
@@ -167,14 +160,12 @@ class UniversalFiles : public ArchiveSequence {
       DType type = layout().units[static_cast<size_t>(parameter.unit)].dtype;
       if (layout().is_trainable(parameter) && type == DType::kFloat64)
         type = DType::kFloat32;  // as it is saved
-      module_.push_back({.name = parameter.name,
-                         .streamed = streamed(elements(), TensorId::weights(i), type),
+      module_.push_back({.streamed = streamed(elements(), parameter.name, TensorId::weights(i), type),
                          .aliases = parameter.aliases,
                          .is_trainable = layout().is_trainable(parameter)});
     }
     for (size_t i = 0; i < manifest_.tensors.size(); ++i)
-      module_.push_back({.name = manifest_.tensors[i].name,
-                         .streamed = streamed(elements(), TensorId::buffer(i)),
+      module_.push_back({.streamed = streamed(elements(), manifest_.tensors[i].name, TensorId::buffer(i)),
                          .aliases = {},
                          .is_buffer = true});
   }
@@ -291,8 +282,8 @@ class UniversalFiles : public ArchiveSequence {
     for (const ModuleTensor& tensor : module_) {
       if (tensor.is_trainable && !with_trainable) continue;
       const size_t storage = archive.stream(tensor.streamed.bytes());
-      if (!tensor.is_trainable && !tensor.is_buffer) frozen[tensor.name] = storage;
-      pickle.text(tensor.name).tensor(tensor.streamed.type, tensor.streamed.saved.shape, storage);
+      if (!tensor.is_trainable && !tensor.is_buffer) frozen[tensor.streamed.name] = storage;
+      pickle.text(tensor.streamed.name).tensor(tensor.streamed.type, tensor.streamed.saved.shape, storage);
       for (const std::string& alias : tensor.aliases)
         pickle.text(alias).tensor(tensor.streamed.type, tensor.streamed.saved.shape, storage);
     }
@@ -307,7 +298,7 @@ class UniversalFiles : public ArchiveSequence {
   void write_names(PickleWriter& pickle, const std::map<std::string, size_t>& frozen) const {
     pickle.text("buffer_names").begin_list();
     for (const ModuleTensor& tensor : module_)
-      if (tensor.is_buffer) pickle.text(tensor.name);
+      if (tensor.is_buffer) pickle.text(tensor.streamed.name);
     pickle.end_list().text("param_shapes").begin_list();
     for (size_t group = 0; group < state_.groups.size(); ++group) {
       pickle.begin_ordered_dict();
@@ -320,11 +311,11 @@ class UniversalFiles : public ArchiveSequence {
     for (const bool with_tensors : {false, true}) {
       pickle.text(with_tensors ? "frozen_param_fragments" : "frozen_param_shapes").begin_ordered_dict();
       for (const ModuleTensor& tensor : module_) {
-        if (!frozen.contains(tensor.name)) continue;
-        pickle.text(tensor.name);
-        with_tensors
-            ? pickle.tensor(tensor.streamed.type, tensor.streamed.saved.shape, frozen.at(tensor.name))
-            : pickle.size(tensor.streamed.saved.shape);
+        if (!frozen.contains(tensor.streamed.name)) continue;
+        pickle.text(tensor.streamed.name);
+        with_tensors ? pickle.tensor(tensor.streamed.type, tensor.streamed.saved.shape,
+                                     frozen.at(tensor.streamed.name))
+                     : pickle.size(tensor.streamed.saved.shape);
       }
       pickle.end_dict();
     }
@@ -371,7 +362,6 @@ class UniversalFiles : public ArchiveSequence {
   int64_t step_;
   std::vector<File> files_;
   std::vector<StreamedTensor> tensors_;
-  std::vector<std::string> names_;  // by tensor, for messages
   std::vector<ModuleTensor> module_;
   std::set<fs::path> folders_;
   size_t next_ = 0;
@@ -444,10 +434,8 @@ void write_universal(const Conversion& conversion) {
     UniversalFiles files(conversion, temporary);
     files.make_folders();
     const FileDescriptor lock = lock_temporary(temporary);
-    stream_into(
-        conversion, files.tensors(),
-        [&](size_t tensor, std::span<const std::byte> data) { files.write(tensor, data); },
-        [&](size_t tensor) { return files.tensor_name(tensor); });
+    stream_into(conversion, files.tensors(),
+                [&](size_t tensor, std::span<const std::byte> data) { files.write(tensor, data); });
     files.finish();
     for (const fs::path& folder : files.folders()) disk.sync_directory(folder);
     disk.sync_directory(temporary / "zero");

@@ -26,9 +26,8 @@ void write_distributed(const Conversion& conversion);
 /// OUTPUT/TAG, OUTPUT/latest.
 void write_tessera(const Conversion& conversion);
 
-/// stream_tensors() with the options' progress; notes in the result what overflowed, by `name_of` a tensor.
+/// stream_tensors() with the options' progress; notes in the result what overflowed.
 void stream_into(const Conversion& conversion, const std::vector<StreamedTensor>& tensors,
-                 const std::function<void(size_t tensor, std::span<const std::byte>)>& write,
-                 const std::function<std::string(size_t tensor)>& name_of);
+                 const std::function<void(size_t tensor, std::span<const std::byte>)>& write);
 
 }  // namespace tessera::checkpoint

@@ -613,7 +613,6 @@ std::optional<ForeignCheckpoint> read_distributed(const fs::path& path, const Pa
   }
   ForeignCheckpoint checkpoint;
   checkpoint.format = "torch.distributed.checkpoint";
-  checkpoint.stage = -1;
   checkpoint.path = folder;
   DistributedContents contents = read_distributed_contents(checkpoint, folder);
   if (contents.model.empty())

@@ -99,7 +99,7 @@ struct ForeignCheckpoint {
   std::string format;          ///< "DeepSpeed ZeRO", "DeepSpeed universal", "torch.distributed.checkpoint", …
   std::string version;         ///< of the program that wrote it; empty: the files do not say
   int world_size = 1;          ///< ranks that wrote it
-  int stage = 0;               ///< of ZeRO; -1: not said
+  int stage = -1;              ///< of ZeRO; -1: not said
   std::filesystem::path path;  ///< the checkpoint's folder or file
   std::vector<std::filesystem::path> files;  ///< that have elements
   std::vector<ArchivePart> archives;         ///< that were read; read_foreign() adds those in `files`

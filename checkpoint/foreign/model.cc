@@ -133,7 +133,6 @@ std::optional<ForeignCheckpoint> read_model(const fs::path& path) {
   std::error_code error;
   ForeignCheckpoint checkpoint;
   checkpoint.path = path;
-  checkpoint.stage = -1;
   fs::path weights = path;
   if (fs::is_directory(path, error)) {
     weights = weights_in(path);
@@ -163,7 +162,6 @@ std::optional<ForeignCheckpoint> read_safetensors(const fs::path& path) {
   }
   ForeignCheckpoint checkpoint;
   checkpoint.path = path;
-  checkpoint.stage = -1;
   checkpoint.format = "safetensors";
   std::vector<SavedTensor> entries;
   if (weights.extension() == ".json")

@@ -177,7 +177,6 @@ std::optional<ForeignCheckpoint> read_file(const fs::path& path, const Parameter
   ForeignCheckpoint checkpoint;
   checkpoint.format = lightning != nullptr ? "Lightning" : "torch.save";
   if (lightning != nullptr && lightning->kind == Kind::kString) checkpoint.version = lightning->text;
-  checkpoint.stage = -1;
   checkpoint.path = path;
   std::vector<SavedTensor> entries = read_state_dict(checkpoint, file, *model, path.filename().string());
   std::optional<SavedOptimizer> optimizer;
@@ -194,7 +193,6 @@ std::optional<ForeignCheckpoint> read_file(const fs::path& path, const Parameter
 ForeignCheckpoint read_lightning_folder(const fs::path& path, const ParameterOrder& given) {
   ForeignCheckpoint checkpoint;
   checkpoint.format = "Lightning";
-  checkpoint.stage = -1;
   checkpoint.path = path;
   const TorchFile meta(path / "meta.pt");
   if (meta.root().kind != Kind::kDict)
@@ -264,7 +262,6 @@ class TrainerFolder {
   }
 
   void read_files() {
-    checkpoint_.stage = -1;
     std::vector<SavedTensor> entries;
     json extras = json::object();
     if (has(kFsdpFolder)) {

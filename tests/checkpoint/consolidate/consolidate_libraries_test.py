@@ -37,7 +37,7 @@ class ConsolidateTest(unittest.TestCase):
 
     def consolidate(self, format_name, dtype):
         path = self.folder / OUTPUTS[format_name]
-        tool("consolidate", self.folder / "checkpoints", path, format_name, dtype)
+        tool("convert", self.folder / "checkpoints", path, format_name, dtype)
         return path
 
     def test_every_format_holds_what_the_checkpoint_shows(self):
@@ -108,7 +108,7 @@ class ConsolidateTest(unittest.TestCase):
         self.check_narrow("bf16", torch.bfloat16)
         wide = self.check_narrow("fp16", torch.float16)
         # What was finite and is infinite now is counted (the sample's aliases share their elements).
-        reports = {word: json.loads(tool("consolidate", self.folder / "checkpoints", self.folder / "m.pt", "pt", word)) for word in ("fp32", "fp16")}
+        reports = {word: json.loads(tool("convert", self.folder / "checkpoints", self.folder / "m.pt", "pt", word)) for word in ("fp32", "fp16")}
         shared = torch.load(self.folder / "m.pt", weights_only=True)
         distinct = {shared[name].data_ptr(): name for name in sorted(wide) if shared[name].numel() and shared[name].is_floating_point()}
         expected = sum(int((shared[name].isinf() & wide[name].isfinite()).sum()) for name in distinct.values())
@@ -124,7 +124,7 @@ class ConsolidateTest(unittest.TestCase):
             for count in (5, 25):
                 tool("layers", self.folder / str(count), 2, count)
                 out = self.folder / OUTPUTS[format_name]
-                report = json.loads(tool("consolidate", self.folder / str(count), out, format_name, "fp32"))
+                report = json.loads(tool("convert", self.folder / str(count), out, format_name, "fp32"))
                 self.assertGreater(report["bytes"], count * 4_000_000 - 1)
                 peaks.append(report["peak_kib"])
                 out.unlink()

@@ -5,11 +5,8 @@
 //   DIR/expected.json what other readers should find
 //   consolidate_tool layers DIR WORLD COUNT     saves COUNT layers of 1M fp32 parameters each, without
 //   optimizer states
-//   consolidate_tool convert DIR OUT TARGET [DTYPE]   prints {"peak_kib", "bytes", "output", "notes"}
-//   consolidate_tool consolidate DIR OUT FORMAT DTYPE [sync]   prints {"peak_kib": …,
-//   "seconds": …, "bytes": …,
-//                                                              "overflowed": …, "first_overflowed": …}
-#include <chrono>
+//   consolidate_tool convert DIR OUT TARGET [DTYPE]   prints {"peak_kib", "bytes", "output", "notes",
+//   "overflowed", "first_overflowed"}
 #include <cstdio>
 #include <fstream>
 #include <iostream>
@@ -91,24 +88,6 @@ void save_layers(const std::string& directory, int world, int count) {
   save({specs, {.world_size = world}, 1, {}}, directory);
 }
 
-void consolidate(const std::vector<std::string>& args) {
-  ConvertOptions options;
-  options.directory = args.at(1);
-  options.output = args.at(2);
-  options.target = parse_convert_target(args.at(3)).value();
-  options.dtype = parse_dtype(args.at(4)).value();
-  options.disk.sync = args.size() > 5;
-  const auto start = std::chrono::steady_clock::now();
-  const ConvertResult result = convert_checkpoint(options);
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  std::cout << nlohmann::json{{"peak_kib", static_cast<int64_t>(peak_resident_bytes()) / 1024},
-                              {"seconds", seconds.count()},
-                              {"bytes", result.bytes},
-                              {"overflowed", result.num_overflowed},
-                              {"first_overflowed", result.first_overflowed}}
-            << "\n";
-}
-
 void convert(const std::vector<std::string>& args) {
   ConvertOptions options;
   options.directory = args.at(1);
@@ -120,7 +99,9 @@ void convert(const std::vector<std::string>& args) {
   std::cout << nlohmann::json{{"peak_kib", static_cast<int64_t>(peak_resident_bytes()) / 1024},
                               {"bytes", result.bytes},
                               {"output", result.output.string()},
-                              {"notes", result.notes}}
+                              {"notes", result.notes},
+                              {"overflowed", result.num_overflowed},
+                              {"first_overflowed", result.first_overflowed}}
             << "\n";
 }
 
@@ -135,8 +116,6 @@ int main(int argc, char** argv) {
       save_layers(args[1], std::stoi(args[2]), std::stoi(args[3]));
     else if (args.size() >= 4 && args[0] == "convert")
       convert(args);
-    else if (args.size() >= 5 && args[0] == "consolidate")
-      consolidate(args);
     else
       throw Error("see the top of consolidate_tool.cc");
     return 0;

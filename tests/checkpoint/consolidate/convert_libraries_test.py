@@ -38,7 +38,7 @@ class ConvertTest(unittest.TestCase):
     def model(self, world):
         """The consolidated model of a sample on so many ranks."""
         tool("sample", self.folder / "checkpoints", world)
-        tool("consolidate", self.folder / "checkpoints", self.folder / "model.pt", "pt", "fp32")
+        tool("convert", self.folder / "checkpoints", self.folder / "model.pt", "pt", "fp32")
         return torch.load(self.folder / "model.pt", weights_only=True)
 
     def same(self, found, expected, name):

@@ -13,7 +13,7 @@ seeds() {
   for world in 1 2 3; do
     ./consolidate_tool sample "$folder/$world" "$world"
     cp "$folder/$world/step/manifest.json" "corpus/manifest_fuzz/$world.json"
-    ./consolidate_tool consolidate "$folder/$world" "corpus/safetensors_fuzz/$world.safetensors" safetensors fp32 >/dev/null
+    ./consolidate_tool convert "$folder/$world" "corpus/safetensors_fuzz/$world.safetensors" safetensors fp32 >/dev/null
   done
   rm -r "$folder"
   grep -oh '"[a-z_]\{2,24\}"' corpus/manifest_fuzz/1.json | sort -u | sed 's/"/\\"/g; s/.*/"&"/' >manifest_fuzz.dict
