@@ -412,12 +412,21 @@ const SafetensorsTensor* SafetensorsFile::find(std::string_view name) const {
   return found == by_name_.end() ? nullptr : found->second;
 }
 
-void SafetensorsFile::read(const SafetensorsTensor& tensor, int64_t begin,
-                           std::span<std::byte> destination) const {
-  const auto bytes = static_cast<int64_t>(destination.size());
-  TESSERA_CHECK(begin >= 0 && begin <= tensor.bytes && bytes <= tensor.bytes - begin, "bytes ", begin, " to ",
-                begin + bytes, " of ", tensor.name, ", which has ", tensor.bytes);
-  if (!hashes_) return input_.read_at(tensor.offset + begin, destination);
+void SafetensorsFile::read_at(int64_t offset, std::span<std::byte> destination) const {
+  if (destination.empty()) return;
+  const auto behind =
+      std::partition_point(header_.tensors.begin(), header_.tensors.end(),
+                           [&](const SafetensorsTensor& one) { return one.offset <= offset; });
+  // Empty tensors may have the offset of the one that is meant, and come before or after it.
+  const auto found =
+      std::find_if(std::make_reverse_iterator(behind), header_.tensors.rend(),
+                   [&](const SafetensorsTensor& one) { return offset < one.offset + one.bytes; });
+  TESSERA_CHECK(found != header_.tensors.rend(), "byte ", offset, " of no tensor");
+  const SafetensorsTensor& tensor = *found;
+  const int64_t begin = offset - tensor.offset, bytes = std::ssize(destination);
+  TESSERA_CHECK(bytes <= tensor.bytes - begin, "bytes ", begin, " to ", begin + bytes, " of ", tensor.name,
+                ", which has ", tensor.bytes);
+  if (!hashes_) return input_.read_at(offset, destination);
   std::vector<std::byte> scratch;
   for (int64_t next = begin; !destination.empty();) {
     const int64_t block = next / kBlockBytes, skip = next % kBlockBytes,
@@ -440,26 +449,12 @@ void SafetensorsFile::read_block(const SafetensorsTensor& tensor, int64_t block,
                                  std::span<std::byte> into) const {
   const int64_t begin = tensor.offset + block * kBlockBytes;
   input_.read_at(begin, into);
-  const SafetensorsTensor* ours = find(tensor.name);
-  TESSERA_CHECK(ours != nullptr, tensor.name);
-  const auto index = static_cast<size_t>(ours - header_.tensors.data());
+  const auto index = static_cast<size_t>(&tensor - header_.tensors.data());
   const uint64_t found = hash_block(into), expected = hashes_->expected(index, block);
   if (found != expected)
     throw CheckpointError(path(), ": tensor ", quoted_name(tensor.name), " is damaged between bytes ", begin,
                           " and ", begin + static_cast<int64_t>(into.size()), " of the file: found hash ",
                           hashes_to_hex({&found, 1}), "; expected ", hashes_to_hex({&expected, 1}));
-}
-
-void SafetensorsFile::read_at(int64_t offset, std::span<std::byte> destination) const {
-  const auto behind =
-      std::partition_point(header_.tensors.begin(), header_.tensors.end(),
-                           [&](const SafetensorsTensor& one) { return one.offset <= offset; });
-  // Empty tensors may have the offset of the one that is meant, and come before or after it.
-  const auto tensor =
-      std::find_if(std::make_reverse_iterator(behind), header_.tensors.rend(),
-                   [&](const SafetensorsTensor& one) { return offset < one.offset + one.bytes; });
-  TESSERA_CHECK(tensor != header_.tensors.rend(), "byte ", offset, " of no tensor");
-  read(*tensor, offset - tensor->offset, destination);
 }
 
 }  // namespace tessera::checkpoint

@@ -168,15 +168,14 @@ class SafetensorsFile {
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
   /// nullptr when there is none.
   const SafetensorsTensor* find(std::string_view name) const;
-  /// Fills `destination` from byte `begin` of a tensor of this file on. If the file has hashes, every
-  /// block touched is read whole and verified: throws CheckpointError naming file, tensor and block. Throws
-  /// DiskError when the file has become shorter, std::logic_error for a range outside of the tensor.
-  void read(const SafetensorsTensor& tensor, int64_t begin, std::span<std::byte> destination) const;
   bool has_hashes() const { return hashes_.has_value(); }
-  /// read() by the byte of the file; the range must lie within one tensor.
+  /// Fills `destination` from byte `offset` of the file on, within one tensor. If the file has hashes, every
+  /// block touched is read whole and verified: throws CheckpointError naming file, tensor and block. Throws
+  /// DiskError when the file has become shorter, std::logic_error for a range outside of a tensor.
   void read_at(int64_t offset, std::span<std::byte> destination) const;
 
  private:
+  /// `tensor`: of header_.
   void read_block(const SafetensorsTensor& tensor, int64_t block, std::span<std::byte> into) const;
 
   InputFile input_;

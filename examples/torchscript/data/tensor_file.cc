@@ -91,8 +91,7 @@ StoredTensor TensorFile::find(const std::string& name) const {
                 [&](std::span<std::byte> destination) { source_->hdf5->read(stored, destination); });
   }
   const checkpoint::SafetensorsTensor& stored = *source_->safetensors->find(name);
-  return take(name, {stored.type, stored.shape, nullptr}, stored.bytes, stored.offset,
-              [&](std::span<std::byte> destination) { source_->safetensors->read(stored, 0, destination); });
+  return take(name, {stored.type, stored.shape, nullptr}, stored.bytes, stored.offset, {});
 }
 
 StoredTensor TensorFile::take(const std::string& name, StoredTensor tensor, int64_t bytes,

@@ -58,10 +58,11 @@ TEST(SafetensorsFile, ReadsRanges) {
   ASSERT_NE(file.find("b"), nullptr);
   EXPECT_EQ(file.find("c"), nullptr);
   std::string text(3, ' ');
-  file.read(*file.find("b"), 1, std::as_writable_bytes(std::span(text)));
+  const int64_t begin = file.find("b")->offset;
+  file.read_at(begin + 1, std::as_writable_bytes(std::span(text)));
   EXPECT_EQ(text, "efg");
-  EXPECT_THROW(file.read(*file.find("b"), 2, std::as_writable_bytes(std::span(text))), std::logic_error);
-  EXPECT_THROW(file.read(*file.find("b"), -1, std::as_writable_bytes(std::span(text))), std::logic_error);
+  EXPECT_THROW(file.read_at(begin + 2, std::as_writable_bytes(std::span(text))), std::logic_error);
+  EXPECT_THROW(file.read_at(begin - 1, std::as_writable_bytes(std::span(text))), std::logic_error);
 }
 
 TEST(SafetensorsIndex, WhatIsWrongIsSaid) {
@@ -141,7 +142,7 @@ TEST(Mutations, OfAFileNeverDoHarm) {
       const SafetensorsFile file(folder / "x");
       for (const SafetensorsTensor& tensor : file.tensors()) {
         std::vector<std::byte> data(static_cast<size_t>(tensor.bytes));
-        file.read(tensor, 0, data);
+        file.read_at(tensor.offset, data);
       }
       ++num_read;
     } catch (const Error& error) {

@@ -38,7 +38,7 @@ class SafetensorsModel {
   }
   const SafetensorsTensor* find(const std::string& name) const { return places_.at(name)->find(name); }
   void read(const std::string& name, int64_t begin, std::span<std::byte> destination) const {
-    places_.at(name)->read(*find(name), begin, destination);
+    places_.at(name)->read_at(find(name)->offset + begin, destination);
   }
 
  private:
