@@ -27,6 +27,7 @@
 #include "checkpoint/sharded/catalog.h"
 #include "checkpoint/sharded/save.h"
 #include "core/error.h"
+#include "core/files/disk.h"
 #include "core/files/pending_file.h"
 #include "core/files/temporary_name.h"
 #include "core/numel.h"
@@ -411,8 +412,7 @@ FileDescriptor lock_temporary(const fs::path& path) {
 }
 
 void check_target(const fs::path& target) {
-  std::error_code error;
-  if (fs::exists(target, error) && !fs::exists(target / kOptimizerFile, error))
+  if (is_there(target) && !is_there(target / kOptimizerFile))
     throw CheckpointError(
         target, " is no universal checkpoint; expected one, which is replaced, or a name that is free");
 }
@@ -442,9 +442,7 @@ void write_universal(const Conversion& conversion) {
     disk.sync_directory(temporary);
     check_target(target);
     Publication publication{directory, tag, temporary.filename().string(), {{kLatestUniversal, tag}}};
-    std::error_code error;
-    if (!fs::exists(directory / kLatestName, error))
-      publication.pointers.emplace_back(kLatestName, tag + "\n");
+    if (!is_there(directory / kLatestName)) publication.pointers.emplace_back(kLatestName, tag + "\n");
     publish(publication, disk);
   } catch (...) {
     remove_quietly(disk, temporary);

@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <map>
 #include <string_view>
-#include <system_error>
 
 #include "checkpoint/checkpoint_error.h"
 #include "core/files/disk.h"
@@ -91,14 +90,10 @@ std::vector<fs::path> in_order(const std::map<int, fs::path>& by_rank, const fs:
 
 }  // namespace
 
-bool is_deepspeed_universal(const fs::path& folder) {
-  std::error_code error;
-  return fs::is_directory(folder / "zero", error);
-}
+bool is_deepspeed_universal(const fs::path& folder) { return is_folder(folder / "zero"); }
 
 std::optional<fs::path> deepspeed_folder(const fs::path& path, const std::string& tag,
                                          const std::string& latest) {
-  std::error_code error;
   const auto is_one = [](const fs::path& folder) {
     return has_files(folder) || is_deepspeed_universal(folder);
   };
@@ -106,15 +101,15 @@ std::optional<fs::path> deepspeed_folder(const fs::path& path, const std::string
     const fs::path folder = path / tag;
     return is_one(folder) ? std::optional(folder) : std::nullopt;
   }
-  if (fs::is_regular_file(path, error)) {
+  if (is_file(path)) {
     const std::string name = path.filename().string();
     const fs::path parent = path.has_parent_path() ? path.parent_path() : fs::path(".");
     if (name == latest) return deepspeed_folder(parent, "", latest);
     return parse(name).kind != FileName::Kind::kOther ? std::optional(parent) : std::nullopt;
   }
-  if (!fs::is_directory(path, error)) return std::nullopt;
+  if (!is_folder(path)) return std::nullopt;
   if (is_one(path)) return path;
-  if (!fs::is_regular_file(path / latest, error)) return std::nullopt;
+  if (!is_file(path / latest)) return std::nullopt;
   std::string named = InputFile(path / latest).read_all(kMaxTagBytes);
   while (!named.empty() && (named.back() == '\n' || named.back() == '\r' || named.back() == ' '))
     named.pop_back();
@@ -126,7 +121,7 @@ std::optional<fs::path> deepspeed_folder(const fs::path& path, const std::string
                           "; expected the name of a checkpoint's folder beside it");
   const fs::path folder = path / relative;
   if (is_one(folder)) return folder;
-  if (!fs::is_directory(folder, error))
+  if (!is_folder(folder))
     throw CheckpointError(path / latest, ": names ", quoted_name(named),
                           ", which is no folder; expected a checkpoint there, or give another one's tag");
   return std::nullopt;

@@ -21,6 +21,7 @@
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/foreign/pickle_json.h"
 #include "checkpoint/foreign/saved_state.h"
+#include "core/files/disk.h"
 #include "core/numel.h"
 #include "core/str.h"
 #include "core/utf8.h"
@@ -434,9 +435,8 @@ class ZeroAssembly {
   }
 
   [[noreturn]] void fail_sizes(int64_t wanted, int64_t available) const {
-    std::error_code error;
     const fs::path swapped = first().path.parent_path() / "offloaded_tensors";
-    const bool is_swapped = available < wanted && fs::exists(swapped, error);
+    const bool is_swapped = available < wanted && is_there(swapped);
     throw CheckpointError(
         first().path, ": has ", available, " elements of a rank's parameters; expected ", wanted,
         ", as param_shapes says",

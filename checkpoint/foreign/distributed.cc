@@ -504,24 +504,22 @@ std::optional<fs::path> newest_step(const fs::path& folder) {
 }  // namespace
 
 bool is_distributed(const fs::path& folder) {
-  std::error_code error;
-  if (!fs::is_directory(folder, error)) return false;
-  if (fs::exists(folder / kMetadata, error) || has_hub_shards(folder)) return true;
+  if (!is_folder(folder)) return false;
+  if (is_there(folder / kMetadata) || has_hub_shards(folder)) return true;
   const auto files = paths_in(folder);
   return std::any_of(files.begin(), files.end(),
                      [](const fs::path& path) { return path.extension() == ".distcp"; });
 }
 
 DistributedContents read_distributed_contents(ForeignCheckpoint& checkpoint, const fs::path& folder) {
-  std::error_code error;
   checkpoint.world_size = std::max(checkpoint.world_size, ranks_of(folder));
-  if (fs::exists(folder / kMetadata, error)) return read_metadata_folder(checkpoint, folder);
+  if (is_there(folder / kMetadata)) return read_metadata_folder(checkpoint, folder);
   if (has_hub_shards(folder))
     throw CheckpointError(folder,
                           ": has shards of DCP's HuggingFaceStorageWriter, which are not read; expected "
                           "the model that torch's consolidate_safetensors_files() makes of them, or what "
                           "DCP's FileSystemWriter writes");
-  if (fs::exists(folder / "__0.metadata", error))
+  if (is_there(folder / "__0.metadata"))
     throw CheckpointError(folder,
                           ": has a .metadata of each rank (use_collectives=False); "
                           "expected one for all ranks");

@@ -5,6 +5,7 @@
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/foreign/model_files.h"
 #include "checkpoint/formats/safetensors.h"
+#include "core/files/disk.h"
 #include "core/files/input_file.h"
 #include "core/str.h"
 #include "core/utf8.h"
@@ -87,8 +88,7 @@ void read_indexed(std::vector<SavedTensor>& out, ForeignCheckpoint& checkpoint, 
   std::set<std::string> seen;
   for (const std::string& file : files) {
     const fs::path path = index.parent_path() / file;
-    std::error_code error;
-    if (!fs::exists(path, error))
+    if (!is_there(path))
       throw CheckpointError(path, " is missing; ", index.filename(),
                             " says that it has tensors of the model: copy all files of the folder");
     const size_t before = out.size();
@@ -112,9 +112,8 @@ void read_indexed(std::vector<SavedTensor>& out, ForeignCheckpoint& checkpoint, 
 }  // namespace
 
 fs::path weights_in(const fs::path& folder) {
-  std::error_code error;
   for (const char* name : kWeightNames)
-    if (fs::exists(folder / name, error)) return folder / name;
+    if (is_there(folder / name)) return folder / name;
   return {};
 }
 
@@ -130,11 +129,10 @@ ModelFiles read_model_files(ForeignCheckpoint& checkpoint, const fs::path& path)
 }
 
 std::optional<ForeignCheckpoint> read_model(const fs::path& path) {
-  std::error_code error;
   ForeignCheckpoint checkpoint;
   checkpoint.path = path;
   fs::path weights = path;
-  if (fs::is_directory(path, error)) {
+  if (is_folder(path)) {
     weights = weights_in(path);
     if (weights.empty()) return std::nullopt;
     checkpoint.format = "Hugging Face model";
@@ -153,12 +151,11 @@ std::optional<ForeignCheckpoint> read_model(const fs::path& path) {
 }
 
 std::optional<ForeignCheckpoint> read_safetensors(const fs::path& path) {
-  std::error_code error;
   fs::path weights = path;
-  if (fs::is_directory(path, error)) {
+  if (is_folder(path)) {
     weights = path / kWeightNames[0];
-    if (!fs::exists(weights, error)) weights = path / kWeightNames[1];
-    if (!fs::exists(weights, error)) return std::nullopt;
+    if (!is_there(weights)) weights = path / kWeightNames[1];
+    if (!is_there(weights)) return std::nullopt;
   }
   ForeignCheckpoint checkpoint;
   checkpoint.path = path;

@@ -8,7 +8,7 @@
 #include "checkpoint/foreign/foreign_checkpoint.h"
 #include "checkpoint/foreign/saved_state.h"
 #include "checkpoint/formats/torch_file.h"
-#include "core/files/disk_error.h"
+#include "core/files/disk.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -69,14 +69,12 @@ void give_own_names(ForeignCheckpoint& checkpoint, const std::map<std::string, s
 // have one.
 static std::optional<ForeignCheckpoint> recognized(const std::filesystem::path& path, const std::string& tag,
                                                    const ParameterOrder& order) {
-  std::error_code error;
-  if (!std::filesystem::exists(path, error))
-    throw CheckpointError(path, " does not exist; expected a checkpoint's folder or file");
+  if (!is_there(path)) throw CheckpointError(path, " does not exist; expected a checkpoint's folder or file");
   const std::filesystem::path one = tag.empty() ? path : path / tag;
   std::optional<ForeignCheckpoint> found = read_trainer(one, order);
   if (!found) found = read_deepspeed(path, tag, order);
   if (!found) found = read_deepspeed_universal(path, tag);
-  if (!found && !tag.empty() && !std::filesystem::exists(one, error))
+  if (!found && !tag.empty() && !is_there(one))
     throw CheckpointError(one, " does not exist; expected the checkpoint ", tag, " there");
   if (!found) found = read_distributed(one, order);
   if (!found) found = read_model(one);
@@ -103,14 +101,13 @@ std::optional<ForeignCheckpoint> read_foreign(const std::filesystem::path& path,
 
 std::optional<ForeignCheckpoint> read_weights(const std::filesystem::path& path,
                                               const ParameterOrder& order) try {
-  std::error_code error;
-  const bool is_folder = std::filesystem::is_directory(path, error);
+  const bool of_folder = is_folder(path);
   const std::string name = path.filename().string();
   std::optional<ForeignCheckpoint> found;
-  if (is_folder || name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json"))
+  if (of_folder || name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json"))
     found = read_safetensors(path);
   if (!found) found = read_foreign(path, "", order);
-  if (!found && !is_folder) found = read_safetensors(path);
+  if (!found && !of_folder) found = read_safetensors(path);
   return found;
 } catch (const DiskError& error) {
   throw CheckpointError(error.what());

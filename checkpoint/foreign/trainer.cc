@@ -44,11 +44,6 @@ constexpr const char* kLightningVersion = "pytorch-lightning_version";
 constexpr const char* kModelKeys[] = {"state_dict",     "model_state_dict", "model",  "model_state", "net",
                                       "net_state_dict", "network",          "module", "weights"};
 
-bool is_there(const fs::path& path) {
-  std::error_code error;
-  return fs::exists(path, error);
-}
-
 std::vector<std::string> names_in(const fs::path& folder) {
   std::vector<std::string> out;
   for (const fs::path& path : paths_in(folder)) out.push_back(path.filename().string());
@@ -355,9 +350,8 @@ fs::path newest_in(const fs::path& folder) {
   int64_t most = -1;
   for (const std::string& name : names_in(folder))
     for (const char* before : {"checkpoint-", "checkpoint_"}) {
-      std::error_code error;
       const std::optional<int64_t> number = number_in(name, before, "");
-      if (!number || *number <= most || !fs::is_directory(folder / name, error)) continue;
+      if (!number || *number <= most || !is_folder(folder / name)) continue;
       most = *number;
       newest = folder / name;
     }
@@ -367,8 +361,7 @@ fs::path newest_in(const fs::path& folder) {
 }  // namespace
 
 std::optional<ForeignCheckpoint> read_trainer(const fs::path& path, const ParameterOrder& order) {
-  std::error_code error;
-  if (!fs::is_directory(path, error)) return read_file(path, order);
+  if (!is_folder(path)) return read_file(path, order);
   if (is_there(path / "meta.pt") && is_distributed(path)) return read_lightning_folder(path, order);
   TrainerFolder folder(path, order);
   const bool is_one = folder.is_one();

@@ -55,8 +55,7 @@ class UniversalReader {
     list_shapes();
     std::map<std::string, fs::path> folders;
     for (const fs::path& path : paths_in(folder_ / "zero"))
-      if (std::error_code error; fs::is_directory(path, error))
-        folders.emplace(path.filename().string(), path);
+      if (is_folder(path)) folders.emplace(path.filename().string(), path);
     for (const std::string& name : order_) {
       const auto found = folders.find(name);
       if (found == folders.end())
@@ -80,8 +79,7 @@ class UniversalReader {
  private:
   void read_optimizer() {
     const fs::path path = folder_ / "zero" / "optimizer_state.pt";
-    std::error_code error;
-    if (!fs::exists(path, error)) {
+    if (!is_there(path)) {
       checkpoint_.lose(LostValue::Kind::kOption, "lr",
                        "the param groups' options: there is no zero/optimizer_state.pt");
       return;
@@ -135,13 +133,12 @@ class UniversalReader {
   }
 
   bool is_trained(const std::string& name, const fs::path& path) const {
-    std::error_code error;
-    if (model_.in_module(name) != nullptr && (is_whole_ || !fs::exists(path / "exp_avg.pt", error))) {
+    if (model_.in_module(name) != nullptr && (is_whole_ || !is_there(path / "exp_avg.pt"))) {
       // ds_to_universal.py makes a folder of what the optimizer does not have: buffers, frozen parameters.
       return order_.empty() && !model_.buffer_names().contains(name);
     }
     if (is_whole_ && !order_.empty()) return false;
-    return fs::exists(path / "fp32.pt", error);
+    return is_there(path / "fp32.pt");
   }
 
   /// The tensor of a file, with its number.

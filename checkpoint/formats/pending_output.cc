@@ -116,8 +116,7 @@ void PendingDirectory::check_entries() const {
 void PendingDirectory::publish() {
   const FileDescriptor alone = lock_parent(path_);  // or files of a folder that is being exchanged are missed
   check_entries();                                  // they may have changed since
-  std::error_code error;
-  const bool exists = fs::exists(path_, error);
+  const bool exists = is_there(path_);
   if (exists) keep_other_files(disk_, path_, temporary_, replaced_);
   disk_.sync_directory(temporary_);
   if (exists)

@@ -10,6 +10,7 @@
 #include "checkpoint/sharded/catalog.h"
 #include "checkpoint/sharded/manifest.h"
 #include "core/error.h"
+#include "core/files/disk.h"
 #include "core/str.h"
 
 namespace tessera::checkpoint {
@@ -43,9 +44,8 @@ void check_folder_name(const fs::path& folder, const std::string& tag) {
 }  // namespace
 
 fs::path find_checkpoint(const fs::path& directory, const std::string& tag) {
-  std::error_code error;
-  if (!fs::exists(directory, error)) throw CheckpointError("no checkpoint directory ", directory);
-  if (!fs::is_directory(directory, error))
+  if (!is_there(directory)) throw CheckpointError("no checkpoint directory ", directory);
+  if (!is_folder(directory))
     throw CheckpointError(directory,
                           ": is no checkpoint; expected a folder of them, or a whole file that "
                           "torch.save or safetensors has written");
@@ -58,7 +58,7 @@ fs::path find_checkpoint(const fs::path& directory, const std::string& tag) {
       throw CheckpointError(error.what(), "; ", tags_there_are(directory));
     }
     if (!latest) {
-      if (fs::exists(directory / kManifestName, error))
+      if (is_there(directory / kManifestName))
         throw CheckpointError(
             directory, ": is a checkpoint itself; expected the directory it is in, and its name as the tag");
       throw CheckpointError(directory, ": has no file \"", kLatestName, "\" that names a checkpoint; ",
@@ -69,7 +69,7 @@ fs::path find_checkpoint(const fs::path& directory, const std::string& tag) {
     check_tag(tag);
   }
   const fs::path folder = directory / wanted;
-  if (!fs::is_directory(folder, error))
+  if (!is_folder(folder))
     throw CheckpointError(directory, ": has no checkpoint ", wanted,
                           tag.empty() ? ", which \"latest\" names; " : "; ", tags_there_are(directory));
   return folder;
@@ -93,18 +93,17 @@ void take_buffers(ForeignCheckpoint& source, const std::vector<std::string>& nam
 /// Whether names alone say that it is Tessera's, by the tag or by what else the directory has, or that
 /// nothing is there. Else it is another program's, or nobody's.
 static bool is_no_other_programs(const fs::path& directory, const std::string& tag) {
-  std::error_code error;
-  if (!fs::exists(directory, error)) return true;
-  if (!fs::is_directory(directory, error)) return false;
+  if (!is_there(directory)) return true;
+  if (!is_folder(directory)) return false;
   std::string one = tag;  // that folder decides
   try {
     if (one.empty()) one = read_latest(directory).value_or("");
   } catch (const CheckpointError&) {
     // `latest` is something else.
   }
-  if (fs::exists(directory / kManifestName, error)) return true;
+  if (is_there(directory / kManifestName)) return true;
   if (one.empty()) return !list_folders(directory).empty();
-  return is_tesseras(directory / one) || !fs::exists(directory / one, error);
+  return is_tesseras(directory / one) || !is_there(directory / one);
 }
 
 /// nullopt: it is Tessera's, or nobody's.

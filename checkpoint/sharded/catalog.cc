@@ -88,8 +88,7 @@ std::vector<std::string> list_checkpoints(const fs::path& directory) {
 }
 
 bool is_tesseras(const fs::path& folder) {
-  std::error_code error;
-  return fs::exists(folder / kManifestName, error) || fs::exists(folder / rank_file_name(0), error);
+  return is_there(folder / kManifestName) || is_there(folder / rank_file_name(0));
 }
 
 std::vector<std::string> list_folders(const fs::path& directory) {

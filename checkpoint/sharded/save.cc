@@ -55,10 +55,9 @@ bool is_of_a_save(const std::string& name) {
 
 /// Throws CheckpointError for what a save would remove and has not made.
 void check_replaced(const fs::path& target) {
-  std::error_code error;
   if (!identity(target) || is_tesseras(target)) return;
   const auto is_left_of_a_save = [](const fs::path& path) { return is_of_a_save(path.filename().string()); };
-  if (fs::is_directory(target, error) && std::ranges::all_of(paths_in(target), is_left_of_a_save)) return;
+  if (is_folder(target) && std::ranges::all_of(paths_in(target), is_left_of_a_save)) return;
   throw CheckpointError(
       target, " is no checkpoint of Tessera's; expected one, which is replaced, or a name that is free");
 }
@@ -141,8 +140,7 @@ class Publisher {
 
 std::vector<fs::path> missing_folders(const fs::path& directory) {
   std::vector<fs::path> missing;
-  std::error_code error;
-  for (fs::path next = fs::absolute(directory); !fs::exists(next, error) && next.has_relative_path();
+  for (fs::path next = fs::absolute(directory); !is_there(next) && next.has_relative_path();
        next = next.parent_path())
     if (next.has_filename()) missing.push_back(next);
   return missing;

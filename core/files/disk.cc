@@ -156,6 +156,21 @@ void Disk::replace_file(const fs::path& path, std::string_view content) const {
   pending.publish();
 }
 
+bool is_there(const fs::path& path) {
+  std::error_code ignored;
+  return fs::exists(path, ignored);
+}
+
+bool is_folder(const fs::path& path) {
+  std::error_code ignored;
+  return fs::is_directory(path, ignored);
+}
+
+bool is_file(const fs::path& path) {
+  std::error_code ignored;
+  return fs::is_regular_file(path, ignored);
+}
+
 std::vector<fs::path> paths_in(const fs::path& folder) {
   std::vector<fs::path> found;
   std::error_code error;

@@ -104,6 +104,11 @@ class Disk {
   DiskOptions options_;
 };
 
+/// Whether there is something of this path, a folder, a file. False where that cannot be told.
+bool is_there(const std::filesystem::path& path);
+bool is_folder(const std::filesystem::path& path);
+bool is_file(const std::filesystem::path& path);
+
 /// What is in a folder, sorted; nothing where it does not exist. Throws DiskError.
 std::vector<std::filesystem::path> paths_in(const std::filesystem::path& folder);
 

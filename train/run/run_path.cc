@@ -4,6 +4,7 @@
 #include "checkpoint/read/reader.h"
 #include "checkpoint/sharded/catalog.h"
 #include "core/error.h"
+#include "core/files/disk.h"
 #include "core/files/temporary_name.h"
 #include "train/run/run_directory.h"
 
@@ -11,11 +12,6 @@ namespace tessera::train {
 namespace {
 
 namespace fs = std::filesystem;
-
-bool is_file(const fs::path& path) {
-  std::error_code error;
-  return fs::is_regular_file(path, error);
-}
 
 /// The parent folder; "x/" and "x" have the same. "." and ".." are looked up in the file system.
 fs::path parent_of(const fs::path& folder) {
@@ -28,7 +24,6 @@ fs::path parent_of(const fs::path& folder) {
 }  // namespace
 
 RunPath find_run(const fs::path& folder, const std::string& tag) {
-  std::error_code error;
   if (is_file(folder / checkpoint::kManifestName)) {
     const std::string name = name_of_path(folder);
     if (!tag.empty() && tag != name)
@@ -41,7 +36,7 @@ RunPath find_run(const fs::path& folder, const std::string& tag) {
   const bool has_checkpoints = is_file(folder / checkpoint::kLatestName) ||
                                (!tag.empty() && is_file(folder / tag / checkpoint::kManifestName));
   const fs::path inside = folder / kCheckpointsName;
-  if (!has_checkpoints && !fs::is_directory(inside, error)) {
+  if (!has_checkpoints && !is_folder(inside)) {
     try {
       if (checkpoint::is_another_programs(folder, tag)) return {folder, folder, tag};
     } catch (const CheckpointError&) {
@@ -49,9 +44,8 @@ RunPath find_run(const fs::path& folder, const std::string& tag) {
       if (!is_file(folder / kConfigName) || !is_file(folder / kStateName)) throw;
     }
   }
-  if (!has_checkpoints && (is_file(folder / kConfigName) || fs::is_directory(inside, error)))
-    return {folder, inside, tag};
-  return {fs::is_directory(folder, error) ? parent_of(folder) : folder, folder, tag};
+  if (!has_checkpoints && (is_file(folder / kConfigName) || is_folder(inside))) return {folder, inside, tag};
+  return {is_folder(folder) ? parent_of(folder) : folder, folder, tag};
 }
 
 }  // namespace tessera::train
