@@ -68,7 +68,7 @@ uint32_t crc_of(uint32_t crc, std::span<const std::byte> data) {
 
 size_t TorchZip::add(const std::string& name, int64_t bytes) {
   Entry entry;
-  entry.name = archive_ + "/" + name;
+  entry.name = "archive/" + name;
   TESSERA_CHECK(entry.name.size() < 65'000, "entry name of ", entry.name.size(), " bytes");
   entry.bytes = bytes;
   entry.header_offset = first_offset_;
@@ -159,7 +159,7 @@ int64_t TorchZip::file_bytes() const {
   return data_end(entries_.size() - 1) + static_cast<int64_t>(tail(any).size());
 }
 
-TorchArchive::TorchArchive(std::string pickle, const std::vector<int64_t>& storages) : zip_("archive") {
+TorchArchive::TorchArchive(std::string pickle, const std::vector<int64_t>& storages) {
   texts_ = {{"data.pkl", std::move(pickle)},
             {".format_version", "1"},
             {".storage_alignment", "64"},

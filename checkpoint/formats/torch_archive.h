@@ -27,15 +27,14 @@ namespace tessera::checkpoint {
 class TorchZip {
  public:
   struct Entry {
-    std::string name;  ///< with the archive's: "archive/data/0"
+    std::string name;  ///< with the folder that all are in: "archive/data/0"
     int64_t bytes = 0;
     int64_t header_offset = 0;
     int64_t data_offset = 0;  ///< a multiple of 64
   };
 
-  /// All entries are in the folder `archive`. The archive starts at byte `first_offset` of the file.
-  explicit TorchZip(std::string archive, int64_t first_offset = 0)
-      : archive_(std::move(archive)), first_offset_(first_offset) {}
+  /// The archive starts at byte `first_offset` of the file.
+  explicit TorchZip(int64_t first_offset = 0) : first_offset_(first_offset) {}
 
   /// Places an entry after the others; returns its index. `name`: "data.pkl", at most 60,000 bytes.
   size_t add(const std::string& name, int64_t bytes);
@@ -56,7 +55,6 @@ class TorchZip {
   std::string local_header(const Entry& entry) const;
   std::string central_header(const Entry& entry, uint32_t crc) const;
 
-  std::string archive_;
   int64_t first_offset_;
   std::vector<Entry> entries_;
 };

@@ -2,6 +2,7 @@
 // addressed by the parameter, the buffer or the rank that has it: where it lies is the source's alone.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -93,7 +94,7 @@ class ElementSource {
   /// them. Throws as read() does.
   virtual std::string digest() const = 0;
   /// Bytes read from files since they were opened.
-  virtual int64_t bytes_read() const = 0;
+  int64_t bytes_read() const { return bytes_read_; }
 
   /// A whole tensor's bytes. Throws CheckpointError for one that is not there, and as read() does.
   std::vector<std::byte> read_all(const TensorId& id) const;
@@ -104,6 +105,7 @@ class ElementSource {
   virtual std::optional<StoredTensor> find_whole(const TensorId& id) const = 0;
 
   const std::shared_ptr<const Manifest> manifest_;
+  mutable std::atomic<int64_t> bytes_read_ = 0;
 };
 
 }  // namespace tessera::checkpoint

@@ -5,7 +5,6 @@
 // verified, and the hashes of Tessera's own safetensors.
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <optional>
 #include <span>
@@ -34,7 +33,6 @@ class ForeignSource : public ElementSource {
   void check(const TensorId& id, int64_t first, int64_t numel) const override;
   VerifyReport verify(const VerifyProgress& progress) const override;
   std::string digest() const override;
-  int64_t bytes_read() const override { return bytes_read_; }
 
  private:
   std::optional<StoredTensor> find_whole(const TensorId& id) const override;
@@ -44,7 +42,6 @@ class ForeignSource : public ElementSource {
 
   ForeignCheckpoint source_;
   ForeignFiles files_;
-  mutable std::atomic<int64_t> bytes_read_ = 0;
 };
 
 }  // namespace tessera::checkpoint

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -39,7 +38,6 @@ class HashedFiles : public ElementSource {
   void check(const TensorId& id, int64_t first, int64_t numel) const override;
   VerifyReport verify(const VerifyProgress& progress) const override;
   std::string digest() const override { return content_digest(*manifest_); }
-  int64_t bytes_read() const override { return bytes_read_; }
 
   /// The same of bytes of a dataset in the file of `rank`, from `begin` on.
   void read(int rank, const DatasetRecord& dataset, int64_t begin, std::span<std::byte> destination) const;
@@ -69,7 +67,6 @@ class HashedFiles : public ElementSource {
   void copy_from_block(int rank, const DatasetRecord& dataset, int64_t block, int64_t skip,
                        std::span<std::byte> into) const;
 
-  mutable std::atomic<int64_t> bytes_read_ = 0;
   mutable OpenFiles<InputFile> files_;  // as in the manifest
 
   mutable std::mutex checked_mutex_;

@@ -84,7 +84,7 @@ int check_models(const std::vector<std::string>& paths) {
 }
 
 int place_in_zip(const std::vector<std::string>& args) {
-  TorchZip zip("archive", std::stoll(args.at(0)));
+  TorchZip zip(std::stoll(args.at(0)));
   zip.add(args.at(1), std::stoll(args.at(2)));
   std::cout << zip.entries()[0].data_offset << "\n";
   return 0;

@@ -3,7 +3,6 @@
 // runs always.
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <random>
 
 #include "tests/checkpoint/formats/torch_file_testing.h"

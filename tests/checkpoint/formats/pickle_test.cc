@@ -4,7 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
 
 #include "checkpoint/formats/pickle_names.h"
 #include "core/str.h"

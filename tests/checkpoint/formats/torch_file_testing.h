@@ -4,7 +4,6 @@
 #include <zlib.h>
 
 #include <cstdint>
-#include <fstream>
 #include <functional>
 #include <set>
 #include <string>
@@ -65,7 +64,7 @@ inline std::string torch_archive(const std::string& pickle,
   std::vector<std::pair<std::string, std::string>> entries = {{"data.pkl", pickle}, {"byteorder", "little"}};
   for (const auto& [key, data] : storages) entries.emplace_back("data/" + key, data);
   entries.emplace_back("version", "3\n");
-  TorchZip zip("archive");
+  TorchZip zip;
   std::vector<uint32_t> crcs;
   for (const auto& [entry, data] : entries) {
     zip.add(entry, static_cast<int64_t>(data.size()));

@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <cstdlib>
-#include <functional>
 
 #include "checkpoint/read/reader.h"
 #include "checkpoint/sharded/catalog.h"

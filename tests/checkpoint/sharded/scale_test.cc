@@ -5,7 +5,6 @@
 
 #include <chrono>
 #include <iostream>
-#include <set>
 
 #include "checkpoint/read/reshard.h"
 #include "checkpoint/sharded/checkpoint_files.h"
