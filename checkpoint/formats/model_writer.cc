@@ -101,6 +101,16 @@ class Hdf5FileWriter : public ModelWriter {
   PendingFile file_;
 };
 
+/// Whether files of the format have the element type.
+bool has_type(ModelFormat format, DType type) {
+  switch (format) {
+    case ModelFormat::kSafetensors: return is_safetensors_type(type);
+    case ModelFormat::kHdf5: return is_hdf5_type(type);
+    case ModelFormat::kTorch: return type < DType::kInt1;  // torch.load knows no others
+  }
+  return false;
+}
+
 void check_name(const std::string& name, std::set<std::string_view>& seen) {
   if (name.empty()) throw CheckpointError("a tensor has an empty name");
   if (!is_utf8(name)) throw CheckpointError("tensor ", quoted_name(name), ": its name is not UTF-8");
@@ -141,15 +151,6 @@ std::optional<ModelFormat> model_format_of(const std::filesystem::path& path) {
   if (ending == ".pt" || ending == ".pth" || ending == ".bin") return ModelFormat::kTorch;
   if (ending == ".h5" || ending == ".hdf5") return ModelFormat::kHdf5;
   return std::nullopt;
-}
-
-bool has_type(ModelFormat format, DType type) {
-  switch (format) {
-    case ModelFormat::kSafetensors: return is_safetensors_type(type);
-    case ModelFormat::kHdf5: return is_hdf5_type(type);
-    case ModelFormat::kTorch: return type < DType::kInt1;  // torch.load knows no others
-  }
-  return false;
 }
 
 ModelWriter::ModelWriter(std::vector<ModelTensor> tensors) : tensors_(std::move(tensors)) {
@@ -194,13 +195,7 @@ std::unique_ptr<ModelWriter> open_model_writer(const Disk& disk, ModelWriterOpti
                             has_type(ModelFormat::kTorch, tensor.type)
                                 ? "expected a .pt file, which has it"
                                 : "no format has it: keep its bytes in a tensor of uint8");
-  switch (options.format) {
-    case ModelFormat::kSafetensors:
-      if (options.max_shard_bytes > 0) return open_safetensors_shards(disk, std::move(options));
-      return open_safetensors_file(disk, std::move(options));
-    case ModelFormat::kTorch:
-    case ModelFormat::kHdf5: break;
-  }
+  if (options.format == ModelFormat::kSafetensors) return open_safetensors_writer(disk, std::move(options));
   if (options.max_shard_bytes > 0)
     throw CheckpointError(options.path, ": only safetensors can be cut into shards, not ",
                           name_of(options.format));

@@ -43,9 +43,6 @@ std::string_view name_of(ModelFormat format);
 /// for any other.
 std::optional<ModelFormat> model_format_of(const std::filesystem::path& path);
 
-/// Whether files of the format have the element type.
-bool has_type(ModelFormat format, DType type);
-
 /// Takes a model's bytes and writes them in one format. Owns the temporary output and removes it
 /// unless finish() returned. Not thread-safe.
 class ModelWriter {

@@ -1,9 +1,13 @@
 #include "checkpoint/formats/safetensors_writer.h"
 
 #include <cstdio>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "checkpoint/block_hashes.h"
 #include "checkpoint/formats/pending_output.h"
@@ -12,6 +16,92 @@
 
 namespace tessera::checkpoint {
 namespace {
+
+/// Computes the layout of one safetensors file. Immutable.
+class SafetensorsLayout {
+ public:
+  /// Computes the layout of a file with the tensors `chosen` (indices into `tensors`) under all their names.
+  /// `file` names it in errors. Throws CheckpointError as format_safetensors_header.
+  SafetensorsLayout(const std::vector<ModelTensor>& tensors, const std::vector<size_t>& chosen,
+                    const std::string& file) {
+    SafetensorsHeader header;
+    header.metadata = {{"format", "pt"}};  // transformers refuses files without it
+    std::map<std::string_view, size_t> index_of;
+    const auto add = [&](const std::string& name, size_t index) {
+      header.tensors.push_back({name, tensors[index].shape, tensors[index].type, 0, 0});
+      index_of[name] = index;
+    };
+    for (const size_t index : chosen) {
+      add(tensors[index].name, index);
+      for (const std::string& alias : tensors[index].aliases) add(alias, index);
+    }
+    place_tensors(header.tensors);
+    reserve_digest(header);
+    head_ = format_safetensors_header(header, file);
+    const auto data_begin = static_cast<int64_t>(head_.size());
+    file_bytes_ = data_begin;
+    for (const SafetensorsTensor& tensor : header.tensors) {
+      in_file_order_.push_back(index_of.at(tensor.name));
+      positions_[in_file_order_.back()].push_back(data_begin + tensor.offset);
+      file_bytes_ += tensor.bytes;
+    }
+  }
+
+  /// The header, to be written at byte 0; `hashes` are the block hashes by index of tensor, of all
+  /// chosen ones.
+  std::string head(const std::map<size_t, std::vector<uint64_t>>& hashes) const {
+    std::vector<uint64_t> all;
+    for (const size_t index : in_file_order_)
+      if (const auto found = hashes.find(index); found != hashes.end())
+        all.insert(all.end(), found->second.begin(), found->second.end());
+    std::string head = head_;
+    fill_digest(head, all);
+    return head;
+  }
+  int64_t file_bytes() const { return file_bytes_; }
+  /// Offsets in the file of the bytes of tensor `index`, one for each of its names.
+  const std::vector<int64_t>& positions(size_t index) const { return positions_.at(index); }
+
+ private:
+  std::string head_;                   // with zeros as hashes
+  std::vector<size_t> in_file_order_;  // indices of the tensors, once for each name
+  int64_t file_bytes_ = 0;
+  std::map<size_t, std::vector<int64_t>> positions_;
+};
+
+/// The indices of the tensors in each shard, as save_pretrained splits them (huggingface_hub's
+/// split_torch_state_dict_into_shards): in order, with a new shard when the next tensor would exceed
+/// `max_bytes`, and a separate shard for a tensor larger than that. All names of a tied tensor are in one
+/// shard, and the bytes of each count.
+std::vector<std::vector<size_t>> plan_shards(const std::vector<ModelTensor>& tensors, int64_t max_bytes) {
+  std::vector<std::vector<size_t>> shards;
+  std::vector<size_t> current;
+  int64_t current_bytes = 0;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const int64_t bytes = tensors[i].bytes() * static_cast<int64_t>(1 + tensors[i].aliases.size());
+    if (bytes > max_bytes) {
+      shards.push_back({i});
+      continue;
+    }
+    if (bytes > max_bytes - current_bytes) {
+      shards.push_back(std::move(current));
+      current.clear();
+      current_bytes = 0;
+    }
+    current.push_back(i);
+    current_bytes += bytes;
+  }
+  if (!current.empty()) shards.push_back(std::move(current));
+  return shards;
+}
+
+/// "model.safetensors" of one, "model-00002-of-00005.safetensors" of several. `shard` counts from 0.
+std::string shard_file_name(size_t shard, size_t num_shards) {
+  if (num_shards == 1) return "model.safetensors";
+  char name[64];
+  std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", shard + 1, num_shards);
+  return name;
+}
 
 void write_copies(OutputFile& file, const std::vector<int64_t>& positions, int64_t offset,
                   std::span<const std::byte> data) {
@@ -162,76 +252,9 @@ class SafetensorsShardsWriter : public ModelWriter {
 
 }  // namespace
 
-SafetensorsLayout::SafetensorsLayout(const std::vector<ModelTensor>& tensors,
-                                     const std::vector<size_t>& chosen, const std::string& file) {
-  SafetensorsHeader header;
-  header.metadata = {{"format", "pt"}};  // transformers refuses files without it
-  std::map<std::string_view, size_t> index_of;
-  const auto add = [&](const std::string& name, size_t index) {
-    header.tensors.push_back({name, tensors[index].shape, tensors[index].type, 0, 0});
-    index_of[name] = index;
-  };
-  for (const size_t index : chosen) {
-    add(tensors[index].name, index);
-    for (const std::string& alias : tensors[index].aliases) add(alias, index);
-  }
-  place_tensors(header.tensors);
-  reserve_digest(header);
-  head_ = format_safetensors_header(header, file);
-  const auto data_begin = static_cast<int64_t>(head_.size());
-  file_bytes_ = data_begin;
-  for (const SafetensorsTensor& tensor : header.tensors) {
-    in_file_order_.push_back(index_of.at(tensor.name));
-    positions_[in_file_order_.back()].push_back(data_begin + tensor.offset);
-    file_bytes_ += tensor.bytes;
-  }
-}
-
-std::string SafetensorsLayout::head(const std::map<size_t, std::vector<uint64_t>>& hashes) const {
-  std::vector<uint64_t> all;
-  for (const size_t index : in_file_order_)
-    if (const auto found = hashes.find(index); found != hashes.end())
-      all.insert(all.end(), found->second.begin(), found->second.end());
-  std::string head = head_;
-  fill_digest(head, all);
-  return head;
-}
-
-std::vector<std::vector<size_t>> plan_shards(const std::vector<ModelTensor>& tensors, int64_t max_bytes) {
-  std::vector<std::vector<size_t>> shards;
-  std::vector<size_t> current;
-  int64_t current_bytes = 0;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const int64_t bytes = tensors[i].bytes() * static_cast<int64_t>(1 + tensors[i].aliases.size());
-    if (bytes > max_bytes) {
-      shards.push_back({i});
-      continue;
-    }
-    if (bytes > max_bytes - current_bytes) {
-      shards.push_back(std::move(current));
-      current.clear();
-      current_bytes = 0;
-    }
-    current.push_back(i);
-    current_bytes += bytes;
-  }
-  if (!current.empty()) shards.push_back(std::move(current));
-  return shards;
-}
-
-std::string shard_file_name(size_t shard, size_t num_shards) {
-  if (num_shards == 1) return "model.safetensors";
-  char name[64];
-  std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", shard + 1, num_shards);
-  return name;
-}
-
-std::unique_ptr<ModelWriter> open_safetensors_file(const Disk& disk, ModelWriterOptions options) {
+std::unique_ptr<ModelWriter> open_safetensors_writer(const Disk& disk, ModelWriterOptions options) {
+  if (options.max_shard_bytes > 0) return std::make_unique<SafetensorsShardsWriter>(disk, std::move(options));
   return std::make_unique<SafetensorsFileWriter>(disk, std::move(options));
-}
-
-std::unique_ptr<ModelWriter> open_safetensors_shards(const Disk& disk, ModelWriterOptions options) {
-  return std::make_unique<SafetensorsShardsWriter>(disk, std::move(options));
 }
 
 }  // namespace tessera::checkpoint
