@@ -136,7 +136,7 @@ int inspect(const InspectFlags& flags, const std::filesystem::path& directory, c
   const Checkpoint saved =
       flags.verify ? Checkpoint::open_damaged(directory, tag) : Checkpoint::open(directory, tag);
   std::optional<checkpoint::VerifyReport> report;
-  if (flags.verify) report = saved.elements().verify({});
+  if (flags.verify) report = saved.elements().verify();
   const bool ok = !report || report->ok();
   if (!ok && !std::filesystem::exists(saved.path()))  // on NFS what is open may go as well
     throw CheckpointError(saved.path(), ": was removed while it was read");

@@ -5,7 +5,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -67,9 +66,6 @@ struct VerifyReport {
   bool ok() const { return problems.empty(); }
 };
 
-/// Is called with the bytes done and the total; may be empty.
-using VerifyProgress = std::function<void(int64_t done, int64_t total)>;
-
 /// Logically immutable; thread-safe.
 class ElementSource {
  public:
@@ -89,7 +85,7 @@ class ElementSource {
   /// of this object. Throws as read() does.
   virtual void check(const TensorId& id, int64_t first, int64_t numel) const = 0;
   /// Reads everything and compares it with all hashes and checksums that there are; continues after an error.
-  virtual VerifyReport verify(const VerifyProgress& progress) const = 0;
+  virtual VerifyReport verify() const = 0;
   /// Equal for checkpoints of the same state and elements. Where elements have no hashes, it reads some of
   /// them. Throws as read() does.
   virtual std::string digest() const = 0;

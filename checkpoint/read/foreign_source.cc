@@ -271,7 +271,7 @@ void ForeignSource::check(const TensorId& id, int64_t first, int64_t numel) cons
 }
 
 /// Their places were checked when it was opened.
-VerifyReport ForeignSource::verify(const VerifyProgress& progress) const {
+VerifyReport ForeignSource::verify() const {
   VerifyReport report;
   for (size_t i = 0; i < source_.archives.size(); ++i) try {
       report.num_archives += check_archives(source_, i, source_.archives.size());
@@ -289,7 +289,6 @@ VerifyReport ForeignSource::verify(const VerifyProgress& progress) const {
         read(id, first, buffer);
         report.bytes += std::ssize(buffer);
         report.num_nonfinite += num_nonfinite(buffer, stored.type);
-        if (progress) progress(report.bytes, manifest_->total_bytes());
       }
     } catch (const Error& error) {
       report.problems.push_back(str(describe(id), ": ", error.what()));

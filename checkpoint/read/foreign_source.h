@@ -31,7 +31,7 @@ class ForeignSource : public ElementSource {
   Extent extent(const TensorId&, int64_t, int64_t most) const override { return {0, 0, most}; }
   void read(const TensorId& id, int64_t first, std::span<std::byte> destination) const override;
   void check(const TensorId& id, int64_t first, int64_t numel) const override;
-  VerifyReport verify(const VerifyProgress& progress) const override;
+  VerifyReport verify() const override;
   std::string digest() const override;
 
  private:

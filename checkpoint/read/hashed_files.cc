@@ -193,7 +193,7 @@ void HashedFiles::check(int rank, const DatasetRecord& dataset, int64_t begin, i
   }
 }
 
-VerifyReport HashedFiles::verify(const VerifyProgress& progress) const {
+VerifyReport HashedFiles::verify() const {
   VerifyReport report;
   std::vector<std::byte> buffer(kBlockBytes);
   const auto verify_file = [&](const FileRecord& record, const InputFile& input) {
@@ -213,7 +213,6 @@ VerifyReport HashedFiles::verify(const VerifyProgress& progress) const {
           ++num_bad <= kMaxProblemsPerFile)
         report.problems.push_back(str(record.name, ": block ", block, " (bytes ", begin, " to ", end,
                                       datasets_in(record, begin, end), ") is damaged"));
-      if (progress) progress(report.bytes, manifest_->total_bytes());
     }
     if (num_bad > kMaxProblemsPerFile)
       report.problems.push_back(

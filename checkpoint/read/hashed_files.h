@@ -36,7 +36,7 @@ class HashedFiles : public ElementSource {
   Extent extent(const TensorId& id, int64_t first, int64_t most) const override;
   void read(const TensorId& id, int64_t first, std::span<std::byte> destination) const override;
   void check(const TensorId& id, int64_t first, int64_t numel) const override;
-  VerifyReport verify(const VerifyProgress& progress) const override;
+  VerifyReport verify() const override;
   std::string digest() const override { return content_digest(*manifest_); }
 
   /// The same of bytes of a dataset in the file of `rank`, from `begin` on.

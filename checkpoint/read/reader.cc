@@ -23,6 +23,15 @@ std::string tags_there_are(const fs::path& directory) {
   return tags.empty() ? "it has no checkpoints" : "it has " + join(tags, ", ");
 }
 
+/// nullopt: there is no `latest`, or it names no checkpoint.
+std::optional<std::string> named_by_latest(const fs::path& directory) {
+  try {
+    return read_latest(directory);
+  } catch (const CheckpointError&) {
+    return std::nullopt;
+  }
+}
+
 /// nullopt: it is not there.
 std::optional<FolderIdentity> folder_identity(const fs::path& folder) {
   struct stat status{};
@@ -95,12 +104,7 @@ void take_buffers(ForeignCheckpoint& source, const std::vector<std::string>& nam
 static bool is_no_other_programs(const fs::path& directory, const std::string& tag) {
   if (!is_there(directory)) return true;
   if (!is_folder(directory)) return false;
-  std::string one = tag;  // that folder decides
-  try {
-    if (one.empty()) one = read_latest(directory).value_or("");
-  } catch (const CheckpointError&) {
-    // `latest` is something else.
-  }
+  const std::string one = tag.empty() ? named_by_latest(directory).value_or("") : tag;  // it decides
   if (is_there(directory / kManifestName)) return true;
   if (one.empty()) return !list_folders(directory).empty();
   return is_tesseras(directory / one) || !is_there(directory / one);
@@ -137,20 +141,13 @@ Manifest read_manifest(const fs::path& folder) {
 
 LatestCheckpoint::LatestCheckpoint(fs::path directory, const std::string& tag)
     : directory_(std::move(directory)), tag_(tag), is_given_(!tag.empty()) {
-  const auto named = [&]() -> std::optional<std::string> {
-    try {
-      return read_latest(directory_);
-    } catch (const CheckpointError&) {
-      return std::nullopt;
-    }
-  };
   while (!is_given_) {
-    const std::optional<std::string> before = named();
+    const std::optional<std::string> before = named_by_latest(directory_);
     try {
       tag_ = find_checkpoint(directory_, "").filename().string();
       break;
     } catch (const CheckpointError&) {
-      if (named() == before) throw;  // else it was removed just now
+      if (named_by_latest(directory_) == before) throw;  // else it was removed just now
     }
   }
   identity_ = folder_identity(directory_ / tag_);
@@ -230,8 +227,8 @@ Checkpoint Checkpoint::open_part(const fs::path& directory, const std::string& t
   return open_ours(directory, tag, /*num_open=*/0, /*sizes=*/false);
 }
 
-VerifyReport verify(const fs::path& directory, const std::string& tag, const VerifyProgress& progress) {
-  return Checkpoint::open_damaged(directory, tag).elements().verify(progress);
+VerifyReport verify(const fs::path& directory, const std::string& tag) {
+  return Checkpoint::open_damaged(directory, tag).elements().verify();
 }
 
 }  // namespace tessera::checkpoint

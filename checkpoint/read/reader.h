@@ -82,7 +82,7 @@ class Checkpoint {
   static Checkpoint open(const std::filesystem::path& directory, const std::string& tag = "",
                          const ParameterOrder& order = {});
   /// The same without the check, for ElementSource::verify().
-  static Checkpoint open_damaged(const std::filesystem::path& directory, const std::string& tag = "");
+  static Checkpoint open_damaged(const std::filesystem::path& directory, const std::string& tag);
   /// Reads the manifest: files are opened when they are read, and may come until then.
   static Checkpoint open_part(const std::filesystem::path& directory, const std::string& tag);
 
@@ -107,7 +107,6 @@ class Checkpoint {
 };
 
 /// Verifies all of DIR/TAG. Throws CheckpointError when the manifest is missing or invalid.
-VerifyReport verify(const std::filesystem::path& directory, const std::string& tag,
-                    const VerifyProgress& progress = {});
+VerifyReport verify(const std::filesystem::path& directory, const std::string& tag);
 
 }  // namespace tessera::checkpoint

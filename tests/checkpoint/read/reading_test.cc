@@ -45,7 +45,7 @@ TEST_F(ReadingTest, WhatIsOpenStaysReadable) {
   const Checkpoint part = Checkpoint::open_part(folder_.path(), "a");
   remove("a");
   EXPECT_EQ(model_.difference(opened), "");
-  EXPECT_THAT(opened.elements().verify({}).problems, IsEmpty());
+  EXPECT_THAT(opened.elements().verify().problems, IsEmpty());
   EXPECT_THROW(part.elements().read_all(TensorId::weights(0)), CheckpointError);
 }
 
@@ -60,7 +60,7 @@ TEST(Reading, MoreFilesThanMayBeOpen) {
   {
     const Checkpoint opened = Checkpoint::open(folder.path());
     EXPECT_EQ(model.difference(opened), "");
-    EXPECT_THAT(opened.elements().verify({}).problems, IsEmpty());
+    EXPECT_THAT(opened.elements().verify().problems, IsEmpty());
   }
   EXPECT_THAT(verify(folder.path(), "").problems, IsEmpty());
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
