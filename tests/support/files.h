@@ -1,10 +1,12 @@
-// Small files as text.
+// Small files as text, and bytes as text.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -18,6 +20,15 @@ inline std::string read_text(const std::filesystem::path& path) {
 
 inline void write_text(const std::filesystem::path& path, std::string_view text) {
   std::ofstream(path, std::ios::binary) << text;
+}
+
+/// Two lower-case hexadecimal digits a byte.
+inline std::string hex(std::span<const std::byte> bytes) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (const std::byte byte : bytes)
+    for (const int shift : {4, 0}) text += kDigits[static_cast<int>(byte) >> shift & 15];
+  return text;
 }
 
 /// Flips bit `bit` (0: the lowest) of byte `byte`. Throws std::ios_base::failure.

@@ -7,7 +7,6 @@
 //   optimizer states
 //   consolidate_tool convert DIR OUT TARGET [DTYPE]   prints {"peak_kib", "bytes", "output", "notes",
 //   "overflowed", "first_overflowed"}
-#include <cstdio>
 #include <fstream>
 #include <iostream>
 
@@ -17,6 +16,7 @@
 #include "core/memory/process_memory.h"
 #include "core/str.h"
 #include "tests/checkpoint/checkpoint_testing.h"
+#include "tests/support/files.h"
 
 namespace {
 
@@ -26,16 +26,6 @@ using namespace tessera::checkpoint;
 void save(const checkpoint::testing::SampleModel& model, const std::string& directory) {
   for (const std::string& error : checkpoint::testing::save_all(model, directory, "step"))
     if (!error.empty()) throw CheckpointError(error);
-}
-
-std::string hex(std::span<const std::byte> bytes) {
-  std::string text;
-  for (std::byte byte : bytes) {
-    char digits[3];
-    std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned>(byte));
-    text += digits;
-  }
-  return text;
 }
 
 /// What readers should find: {"parameters": {name: {type, shape, aliases, hex}}, "buffers": {…}, "units":

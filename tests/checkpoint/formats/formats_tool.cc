@@ -7,7 +7,6 @@
 //   formats_tool check PATH...     a line each: "ok" or the error
 //   formats_tool zip HEADER_OFFSET NAME BYTES   where TorchZip puts the data of such an entry
 #include <chrono>
-#include <cstdio>
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -17,6 +16,7 @@
 #include "core/error.h"
 #include "core/memory/process_memory.h"
 #include "tests/checkpoint/formats/safetensors_testing.h"
+#include "tests/support/files.h"
 
 namespace {
 
@@ -59,13 +59,7 @@ int read_model(const std::string& path) {
     const SafetensorsTensor& tensor = *model.find(name);
     std::vector<std::byte> data(static_cast<size_t>(tensor.bytes));
     model.read(name, 0, data);
-    std::string hex;
-    for (const std::byte byte : data) {
-      char digits[3];
-      std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned>(byte));
-      hex += digits;
-    }
-    out[name] = {{"shape", tensor.shape}, {"type", name_of(tensor.type)}, {"hex", hex}};
+    out[name] = {{"shape", tensor.shape}, {"type", name_of(tensor.type)}, {"hex", hex(data)}};
   }
   std::cout << out << "\n";
   return 0;

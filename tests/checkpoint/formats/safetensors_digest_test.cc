@@ -133,20 +133,17 @@ TEST(Digest, MetadataThatAnotherProgramKept) {
   place_tensors(header.tensors);
   int64_t bytes = 0;
   for (const SafetensorsTensor& tensor : header.tensors) bytes += tensor.bytes;
-  write_text(folder / "other",
-             format_safetensors_header(header, "m") + std::string(static_cast<size_t>(bytes), 'x'));
-  EXPECT_THAT(error_of([&] { SafetensorsFile{folder / "other"}; }),
-              AllOf(HasSubstr("other: the header is damaged: found "),
-                    HasSubstr("write it without tessera_blocks and tessera_digest")));
+  const auto error_of_file = [&] {
+    write_text(folder / "other",
+               format_safetensors_header(header, "m") + std::string(static_cast<size_t>(bytes), 'x'));
+    return error_of([&] { SafetensorsFile{folder / "other"}; });
+  };
+  EXPECT_THAT(error_of_file(), AllOf(HasSubstr("other: the header is damaged: found "),
+                                     HasSubstr("write it without tessera_blocks and tessera_digest")));
   header.metadata.erase("tessera_digest");
-  write_text(folder / "other",
-             format_safetensors_header(header, "m") + std::string(static_cast<size_t>(bytes), 'x'));
-  EXPECT_THAT(error_of([&] { SafetensorsFile{folder / "other"}; }),
-              HasSubstr("it has no tessera_digest beside the other of the two"));
+  EXPECT_THAT(error_of_file(), HasSubstr("it has no tessera_digest beside the other of the two"));
   header.metadata.erase("tessera_blocks");
-  write_text(folder / "other",
-             format_safetensors_header(header, "m") + std::string(static_cast<size_t>(bytes), 'x'));
-  EXPECT_EQ(error_of([&] { SafetensorsFile{folder / "other"}; }), "");
+  EXPECT_EQ(error_of_file(), "");
 }
 
 }  // namespace

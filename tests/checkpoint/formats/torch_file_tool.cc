@@ -12,7 +12,6 @@
 #include <zlib.h>
 
 #include <bit>
-#include <cstdio>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -20,6 +19,7 @@
 #include "core/error.h"
 #include "core/files/input_file.h"
 #include "core/memory/process_memory.h"
+#include "tests/support/files.h"
 
 namespace {
 
@@ -27,16 +27,6 @@ using namespace tessera;
 using namespace tessera::checkpoint;
 using nlohmann::json;
 using Kind = PickleValue::Kind;
-
-std::string hex(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    char digits[3];
-    std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned>(static_cast<unsigned char>(c)));
-    out += digits;
-  }
-  return out;
-}
 
 /// CRC-32 of a tensor's elements in row-major order.
 uint32_t crc_of(const TorchTensor& tensor, std::string_view file) {
@@ -81,7 +71,7 @@ class Dump {
       case Kind::kLong: return {{"long", value.text}};
       case Kind::kFloat: return {{"float", std::bit_cast<uint64_t>(value.number)}};
       case Kind::kString: return value.text;
-      case Kind::kBytes: return {{"bytes", hex(value.text)}};
+      case Kind::kBytes: return {{"bytes", hex(std::as_bytes(std::span(value.text)))}};
       case Kind::kList: return all(value.items);
       case Kind::kTuple: return {{"tuple", all(value.items)}};
       case Kind::kSet: return {{"set", all(value.items)}};
