@@ -100,10 +100,19 @@ std::unique_ptr<Transport> make_transport(const Choice& choice, const GroupStore
   return make_staged_transport(std::move(made), gloo.rank, device, choice.transfer, std::move(on_failure));
 }
 
-/// Throws CommError: the backend is for tensors of CUDA devices.
-[[noreturn]] void refuse_cpu_tensors(const std::string& backend) {
-  throw CommError("backend \"", backend,
-                  "\" moves CUDA tensors; CPU tensors need \"shm\", \"hybrid\" or \"gloo\"");
+/// Collective. Chooses what carries the collectives of ranks that have met, and connects them.
+std::shared_ptr<TransportCommunicator> open_group(const std::shared_ptr<GroupContext>& context,
+                                                  const Rendezvous& met, const Environment& env,
+                                                  const JoinOptions& options, at::Device device,
+                                                  const GivenMachine& given) {
+  const bool device_is_given = options.backend == "staged" && given.transfer;
+  const Choice choice =
+      choose_backend(met, env, options, device, device_is_given ? given.transfer(env.rank) : nullptr);
+  const MakeTransport make = [&](const GroupStore& store, FailureHook on_failure) {
+    return make_transport(choice, store, gloo_options(env, options, met.one_host), options, device,
+                          std::move(on_failure));
+  };
+  return std::make_shared<TransportCommunicator>(context, options.timeout, make, device);
 }
 
 }  // namespace
@@ -134,7 +143,9 @@ at::Device choose_device(const JoinOptions& options, const Environment& env) {
                                 "; with device \"cuda\" they share devices over \"staged\""));
     }
   }
-  if (backend == "nccl" || backend == "staged") refuse_cpu_tensors(backend);
+  if (backend == "nccl" || backend == "staged")
+    throw CommError("backend \"", backend,
+                    "\" moves CUDA tensors; CPU tensors need \"shm\", \"hybrid\" or \"gloo\"");
   return at::kCPU;
 }
 
@@ -157,13 +168,7 @@ CommunicatorPtr join(const JoinOptions& asked, const Environment& env, const Giv
   auto context =
       std::make_shared<GroupContext>(met.store, env.rank, env.world_size, met.serves_store, options);
   try {
-    const Choice choice =
-        choose_backend(met, env, options, device, device_is_given ? given.transfer(env.rank) : nullptr);
-    const MakeTransport make = [&](const GroupStore& store, FailureHook on_failure) {
-      return make_transport(choice, store, gloo_options(env, options, met.one_host), options, device,
-                            std::move(on_failure));
-    };
-    return std::make_shared<TransportCommunicator>(context, options.timeout, make, device);
+    return open_group(context, met, env, options, device, given);
   } catch (const RankIsGone& error) {
     context->leave(error.what());
     std::set<int> gone(error.ranks().begin(), error.ranks().end());
@@ -191,21 +196,20 @@ void run_threads(int world_size, const JoinOptions& options,
   run_threads(world_size, options, {}, body);
 }
 
-void run_threads(int world_size, const JoinOptions& options, const GivenMachine& given,
+void run_threads(int world_size, const JoinOptions& asked, const GivenMachine& given,
                  const std::function<void(CommunicatorPtr)>& body) {
   TESSERA_CHECK(world_size >= 1, world_size, " ranks");
-  TESSERA_CHECK(options.device == "cpu", "ranks as threads are for CPU tensors");
-  const bool staged = options.backend == "staged";
-  if (staged && !given.transfer) refuse_cpu_tensors(options.backend);
-  if (world_size == 1) return body(std::make_shared<SelfCommunicator>(options.timeout));
+  TESSERA_CHECK(asked.device == "cpu", "ranks as threads are for CPU tensors");
+  if (!given.transfer) choose_device(asked, {});  // throws for what moves CUDA tensors
+  if (world_size == 1) return body(std::make_shared<SelfCommunicator>(asked.timeout));
   prepare_libtorch();
-  const GroupStore store(c10::make_intrusive<c10d::HashStore>(), "the threads' store");
-  std::vector<std::string> hosts;
-  for (int rank = 0; rank < world_size; ++rank)
-    hosts.push_back(given.host ? given.host(rank) : staged || 2 * rank < world_size ? "first" : "second");
-  const bool one_host = std::set<std::string>(hosts.begin(), hosts.end()).size() == 1;
-  const bool between_hosts = !one_host && (staged || options.backend == "hybrid");
-  const bool in_shared_memory = one_host && (staged || options.backend == "hybrid");
+  JoinOptions options = asked;
+  if (options.backend == "auto") options.backend = "gloo";
+  Rendezvous met{.store = {c10::make_intrusive<c10d::HashStore>(), "the threads' store"}, .one_host = true};
+  for (int rank = 0; rank < world_size; ++rank) {
+    const bool on_second = options.backend == "hybrid" && 2 * rank >= world_size;
+    met.may_share.push_back(given.host ? given.host(rank) : on_second ? "second" : "first");
+  }
   std::mutex mutex;
   std::exception_ptr first_error, first_comm_error;
   const auto run = [&](int rank) {
@@ -218,24 +222,13 @@ void run_threads(int world_size, const JoinOptions& options, const GivenMachine&
       }
       if (comm) comm->abort(error_message(error));
     };
+    Environment env;
+    env.rank = rank;
+    env.world_size = world_size;
     try {
-      Choice choice;
-      choice.backend = between_hosts                                  ? "hybrid"
-                       : in_shared_memory || options.backend == "shm" ? "shm"
-                                                                      : "gloo";
-      if (between_hosts) choice.found = find_hosts(store, rank, hosts, options.rendezvous_timeout);
-      if (staged) choice.transfer = given.transfer(rank);
-      const GlooOptions gloo{.rank = rank,
-                             .names = all_ranks(world_size),
-                             .verify = options.verify,
-                             .timeout = options.timeout,
-                             .connect_timeout = options.rendezvous_timeout};
-      const MakeTransport make = [&](const GroupStore& group_store, FailureHook on_failure) {
-        return make_transport(choice, group_store, gloo, options, at::kCPU, std::move(on_failure));
-      };
-      comm = std::make_shared<TransportCommunicator>(
-          std::make_shared<GroupContext>(store, rank, world_size, /*serves_store=*/false, options),
-          options.timeout, make);
+      comm = open_group(
+          std::make_shared<GroupContext>(met.store, rank, world_size, /*serves_store=*/false, options), met,
+          env, options, at::kCPU, given);
       body(comm);
     } catch (const CommError&) {
       fail(first_comm_error);
