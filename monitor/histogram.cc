@@ -88,10 +88,4 @@ Histogram HistogramCounts::histogram() const {
   return histogram;
 }
 
-Histogram make_histogram(std::span<const float> values) {
-  HistogramCounts counts;
-  counts.add(values);
-  return counts.histogram();
-}
-
 }  // namespace tessera

@@ -29,7 +29,4 @@ struct HistogramCounts {
   std::vector<double> counts;  ///< of all possible buckets
 };
 
-/// Makes a histogram of those `values` that are finite.
-Histogram make_histogram(std::span<const float> values);
-
 }  // namespace tessera

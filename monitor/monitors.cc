@@ -62,10 +62,6 @@ void Monitors::histogram(const std::string& name, int64_t step, const Histogram&
   tell([&](Monitor& monitor) { monitor.histogram(name, step, histogram); });
 }
 
-void Monitors::histogram(const std::string& name, int64_t step, std::span<const float> values) {
-  if (!empty()) histogram(name, step, make_histogram(values));
-}
-
 /// An image or file that cannot be read is not an error of the monitors.
 void Monitors::or_warn(const std::string& name, const std::function<void()>& what) {
   if (empty()) return;

@@ -1,17 +1,23 @@
 // TensorboardMonitor: event files for TensorBoard, as torch.utils.tensorboard writes them.
 #pragma once
 
+#include <cstdint>
+#include <filesystem>
 #include <optional>
+#include <string>
+#include <string_view>
 
-#include "monitor/event_file.h"
+#include "core/files/disk.h"
 #include "monitor/monitor.h"
 
 namespace tessera {
 
-/// Writes for TensorBoard: one event file in FOLDER: scalars, histograms, images (PNG), texts, and the
-/// parameters as a text. TensorBoard stops showing an earlier run in the folder, or, of a resumed run, the
-/// steps after `resumed_after`: the file has its first step, as with a SummaryWriter's purge_step. Owns the
-/// open file.
+class ProtoMessage;
+
+/// Writes for TensorBoard: one event file FOLDER/events.out.tfevents.TIME.HOST.PID.NUMBER: scalars,
+/// histograms, images (PNG), texts, and the parameters as a text. TensorBoard stops showing an earlier run in
+/// the folder, or, of a resumed run, the steps after `resumed_after`: the file has its first step, as with a
+/// SummaryWriter's purge_step. Owns the open file.
 class TensorboardMonitor final : public Monitor {
  public:
   TensorboardMonitor(const std::filesystem::path& folder, std::optional<int64_t> resumed_after);
@@ -25,8 +31,16 @@ class TensorboardMonitor final : public Monitor {
   void close(RunStatus /*status*/) override {}  // every event is written at once
 
  private:
+  /// Appends a tensorflow.Event with the current time: `what` is its field `field`. It is written at once, so
+  /// that TensorBoard sees it, and it stays when the run is killed.
+  void write(int64_t step, int field, const ProtoMessage& what);
+  /// Appends an event of one value.
+  void write_value(int64_t step, const std::string& tag, ProtoMessage content);
+  void append(const ProtoMessage& event);
+
   int64_t first_step_;
-  EventFile file_;
+  Disk disk_{DiskOptions{.sync = false, .probe = {}}};
+  OutputFile file_;
 };
 
 }  // namespace tessera

@@ -18,6 +18,7 @@
 
 #include "core/error.h"
 #include "engine/config/parse.h"
+#include "monitor/histogram.h"
 #include "train/report/monitoring.h"
 
 namespace tessera {
@@ -47,7 +48,9 @@ void call(Monitors& monitors, const ordered_json& call) {
   } else if (what == "histogram") {
     std::vector<float> values;
     for (const ordered_json& value : call.at(3)) values.push_back(static_cast<float>(number(value)));
-    monitors.histogram(call.at(1), call.at(2), values);
+    HistogramCounts counts;
+    counts.add(values);
+    monitors.histogram(call.at(1), call.at(2), counts.histogram());
   } else if (what == "image") {
     const auto pixels = call.at(5).get<std::vector<uint8_t>>();
     monitors.image(call.at(1), call.at(2),

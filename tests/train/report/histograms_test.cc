@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <span>
 
 #include "comm/init/init.h"
 #include "core/str.h"
@@ -14,9 +15,15 @@
 namespace tessera::train {
 namespace {
 
+Histogram of(std::span<const float> values) {
+  HistogramCounts counts;
+  counts.add(values);
+  return counts.histogram();
+}
+
 Histogram of(const at::Tensor& whole) {
   const at::Tensor values = whole.contiguous();
-  return make_histogram({values.const_data_ptr<float>(), static_cast<size_t>(values.numel())});
+  return of({values.const_data_ptr<float>(), static_cast<size_t>(values.numel())});
 }
 
 void expect_equal(const Histogram& mine, const Histogram& whole) {
@@ -75,7 +82,7 @@ TEST(Histograms, PartsAddUpInAnyOrder) {
                                      1e-30f, 3e38f, -3e38f, INFINITY, NAN,  1.1f};
   HistogramCounts parts;
   for (size_t i = values.size(); i-- > 0;) parts.add({&values[i], 1});
-  const Histogram whole = make_histogram(values);
+  const Histogram whole = of(std::span(values));
   EXPECT_EQ(whole.num, 10);
   EXPECT_EQ(parts.histogram().bucket, whole.bucket);
   EXPECT_EQ(parts.histogram().bucket_limit, whole.bucket_limit);
