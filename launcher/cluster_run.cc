@@ -1,7 +1,6 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -170,11 +169,7 @@ class ClusterSupervisor {
 
   void collect_ended() {
     for (Running& one : programs_) {
-      siginfo_t info{};
-      if (!one.process.running() ||
-          ::waitid(P_PID, static_cast<id_t>(one.process.pid()), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
-          info.si_pid == 0)
-        continue;
+      if (!one.process.running() || !one.process.has_ended()) continue;
       one.status = one.process.collect();
       one.ended_at = Clock::now();
       has_failed_ |= one.status != 0;

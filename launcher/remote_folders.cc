@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -21,13 +20,6 @@ struct RemoteFolders::Keeper {
 };
 
 namespace {
-
-bool has_ended(const Process& process) {
-  siginfo_t info{};
-  return !process.running() ||
-         ::waitid(P_PID, static_cast<id_t>(process.pid()), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
-         info.si_pid != 0;
-}
 
 /// The `cat` on the host sends back what it is sent.
 bool answers(const FileDescriptor& socket) {
@@ -53,7 +45,7 @@ RemoteFolders::~RemoteFolders() {
   const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(5);
   for (Keeper& keeper : keepers_) keeper.socket.reset();
   for (Keeper& keeper : keepers_)
-    while (keeper.ssh && !has_ended(*keeper.ssh) && std::chrono::steady_clock::now() < give_up)
+    while (keeper.ssh && !keeper.ssh->has_ended() && std::chrono::steady_clock::now() < give_up)
       ::usleep(5000);
 }
 
@@ -74,7 +66,7 @@ void RemoteFolders::check(size_t host) {
 const std::vector<std::string>& RemoteFolders::make() {
   for (size_t host = 0; host < keepers_.size(); ++host) {
     Keeper& keeper = keepers_[host];
-    if (keeper.ssh && !has_ended(*keeper.ssh)) continue;
+    if (keeper.ssh && !keeper.ssh->has_ended()) continue;
     paths_[host] = str("/dev/shm/tessera_memory_", random_digits(16), "_", host);
     int sockets[2];
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) != 0) continue;

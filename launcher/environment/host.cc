@@ -1,6 +1,5 @@
 #include "launcher/environment/host.h"
 
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include <string>
 
 #include "core/environment/control_groups.h"
+#include "launcher/environment/core_binding.h"
 
 namespace tessera::launcher {
 namespace {
@@ -36,12 +36,8 @@ std::optional<int> quota_cores() {
 }  // namespace
 
 int available_cores() {
-  cpu_set_t set;
-  int cores = 1;
-  if (::sched_getaffinity(0, sizeof(set), &set) == 0)
-    cores = CPU_COUNT(&set);
-  else  // more cores than cpu_set_t holds
-    cores = static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
+  auto cores = static_cast<int>(allowed_threads().size());
+  if (cores == 0) cores = static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));  // more than cpu_set_t holds
   return std::max(1, std::min(cores, quota_cores().value_or(cores)));
 }
 

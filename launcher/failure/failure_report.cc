@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
@@ -60,9 +61,8 @@ bool is_answer_to(const RankExit& exit, std::optional<int> signal) {
 
 /// A time of CLOCK_MONOTONIC as CLOCK_REALTIME.
 int64_t wall_time_ns(int64_t monotonic) {
-  timespec now{};
-  ::clock_gettime(CLOCK_REALTIME, &now);
-  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec - (monotonic_ns() - monotonic);
+  const std::chrono::nanoseconds now = std::chrono::system_clock::now().time_since_epoch();
+  return now.count() - (monotonic_ns() - monotonic);
 }
 
 /// "16:34:05.120", in this host's zone.
@@ -130,13 +130,11 @@ std::string describe(const FailureReport& report) {
              report.error);
 }
 
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(FailureReport, host, rank, num_ranks, time_ns, what, error, is_common,
+                                   where, exit_code, would_recur, of_peer)
+
 std::string to_line(const FailureReport& report) {
-  const nlohmann::json json = {{"host", report.host},           {"rank", report.rank},
-                               {"num_ranks", report.num_ranks}, {"time_ns", report.time_ns},
-                               {"what", report.what},           {"error", report.error},
-                               {"is_common", report.is_common}, {"where", report.where},
-                               {"exit_code", report.exit_code}, {"would_recur", report.would_recur},
-                               {"of_peer", report.of_peer}};
+  const nlohmann::json json = report;
   return str(kMark, json.dump(-1, ' ', /*ensure_ascii=*/true, nlohmann::json::error_handler_t::replace));
 }
 
@@ -144,20 +142,7 @@ std::optional<FailureReport> failure_report_of(std::string_view line) {
   const size_t at = line.find(kMark);
   if (at == line.npos) return std::nullopt;
   try {
-    const auto json = parse_json_or_discard(line.substr(at + kMark.size()));
-    FailureReport report;
-    json.at("host").get_to(report.host);
-    json.at("rank").get_to(report.rank);
-    json.at("num_ranks").get_to(report.num_ranks);
-    json.at("time_ns").get_to(report.time_ns);
-    json.at("what").get_to(report.what);
-    json.at("error").get_to(report.error);
-    json.at("is_common").get_to(report.is_common);
-    json.at("where").get_to(report.where);
-    json.at("exit_code").get_to(report.exit_code);
-    json.at("would_recur").get_to(report.would_recur);
-    json.at("of_peer").get_to(report.of_peer);
-    return report;
+    return parse_json_or_discard(line.substr(at + kMark.size())).get<FailureReport>();
   } catch (const nlohmann::json::exception&) {
     return std::nullopt;
   }

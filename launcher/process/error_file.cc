@@ -1,13 +1,14 @@
 #include "launcher/process/error_file.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -15,9 +16,9 @@
 #include <vector>
 
 #include "core/ascii.h"
-#include "core/files/file_descriptor.h"
+#include "core/files/disk.h"
 #include "core/files/input_file.h"
-#include "core/files/temporary_name.h"
+#include "core/files/pending_file.h"
 #include "core/json/json_reader.h"
 #include "core/parse_number.h"
 #include "core/variables.h"
@@ -53,32 +54,23 @@ std::string one_line(std::string_view text, size_t max_bytes) {
 
 /// Creates `path` with this content unless it exists already.
 void write_once(const std::string& path, const std::string& content) {
-  const std::string temporary = temporary_path(path).string();
-  FileDescriptor fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
-  if (!fd) return;
-  size_t written = 0;
-  while (written < content.size()) {
-    const ssize_t n = ::write(fd.get(), content.data() + written, content.size() - written);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) break;
-    written += static_cast<size_t>(n);
-  }
-  fd.reset();
-  const bool complete = written == content.size();
+  const Disk disk({.sync = false, .probe = {}});
+  PendingFile pending(disk, path);
+  pending.file().append(content);
+  pending.file().close();
   // link() fails if the name exists, which keeps the first report. Some file systems have no hard links.
-  if (complete && ::link(temporary.c_str(), path.c_str()) != 0 && errno != EEXIST)
-    ::rename(temporary.c_str(), path.c_str());
-  ::unlink(temporary.c_str());
+  if (::link(pending.temporary().c_str(), path.c_str()) != 0 && errno != EEXIST)
+    ::rename(pending.temporary().c_str(), path.c_str());
 }
 
 /// The time of the last change of a file, as CLOCK_MONOTONIC: torch's reports have whole seconds.
 int64_t time_of_file(const std::string& path) {
-  struct stat status{};
-  timespec now{};
-  ::clock_gettime(CLOCK_REALTIME, &now);
-  if (::stat(path.c_str(), &status) != 0) return monotonic_ns();
-  const auto ns = [](const timespec& time) { return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec; };
-  return monotonic_ns() - std::max<int64_t>(0, ns(now) - ns(status.st_mtim));
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::file_time_type changed = fs::last_write_time(path, error);
+  if (error) return monotonic_ns();
+  const std::chrono::nanoseconds age = fs::file_time_type::clock::now() - changed;
+  return monotonic_ns() - std::max<int64_t>(0, age.count());
 }
 
 bool mentions_error(std::string_view line) {
@@ -93,9 +85,7 @@ bool mentions_error(std::string_view line) {
 }  // namespace
 
 int64_t monotonic_ns() {
-  timespec now{};
-  ::clock_gettime(CLOCK_MONOTONIC, &now);
-  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 void report_error(const std::string& message, ErrorKind kind, int64_t time_ns) noexcept {

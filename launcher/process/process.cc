@@ -130,6 +130,12 @@ void Process::signal(int signal) const {
   if (running_) ::kill(-pid_, signal);
 }
 
+bool Process::has_ended() const {
+  siginfo_t info{};
+  return !running_ || ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+         info.si_pid != 0;
+}
+
 int Process::collect() {
   // The group is killed while its leader is a zombie: until it is reaped no other process can get its number.
   siginfo_t info{};

@@ -42,6 +42,8 @@ class Process {
 
   pid_t pid() const { return pid_; }
   bool running() const { return running_; }
+  /// Whether the child has ended, collected or not.
+  bool has_ended() const;
   /// Sends `signal` to every process of the group, if the child is running.
   void signal(int signal) const;
   /// Blocks until the child has ended, kills the rest of its group and returns its status as waitpid
