@@ -14,7 +14,6 @@ namespace {
 
 spdlog::level::level_enum to_spdlog(LogLevel level) {
   switch (level) {
-    case LogLevel::kDebug: return spdlog::level::debug;
     case LogLevel::kInfo: return spdlog::level::info;
     case LogLevel::kWarning: return spdlog::level::warn;
     case LogLevel::kError: return spdlog::level::err;
@@ -45,7 +44,6 @@ Logger::Logger(const LogOptions& options) : sinks_(std::make_shared<Sinks>()) {
   if (options.terminal) {
     auto sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
     sinks_->terminal = std::make_shared<spdlog::logger>(options.name, sink);
-    sinks_->terminal->set_level(to_spdlog(options.level));
     sinks_->terminal->set_pattern("%v");
     sinks_->is_terminal = isatty(STDERR_FILENO) == 1;
   }
@@ -56,7 +54,6 @@ Logger::Logger(const LogOptions& options) : sinks_(std::make_shared<Sinks>()) {
     } catch (const spdlog::spdlog_ex& error) {
       throw Error(options.file, ": cannot be opened as a log file (", error.what(), ")");
     }
-    sinks_->file->set_level(to_spdlog(options.level));
     sinks_->file->set_pattern("%Y-%m-%d %H:%M:%S.%e [%n] [%l] %v");
     sinks_->file->flush_on(spdlog::level::info);
   }

@@ -8,13 +8,12 @@
 
 namespace tessera {
 
-enum class LogLevel { kDebug, kInfo, kWarning, kError };
+enum class LogLevel { kInfo, kWarning, kError };
 
 struct LogOptions {
   std::string name = "tessera";  ///< printed in front of each line in the file
   bool terminal = true;          ///< also write to stderr, as "[warning] …" (info lines bare)
   std::string file;              ///< also append to this file, with time and level; empty: none
-  LogLevel level = LogLevel::kInfo;
 };
 
 /// Writes messages to the sinks that it was made with. Thread-safe. Owns its sinks together with its copies.
@@ -24,7 +23,6 @@ class Logger {
   /// Throws tessera::Error naming the file when it cannot be opened.
   explicit Logger(const LogOptions& options);
 
-  void debug(const std::string& line) const { write(LogLevel::kDebug, line); }
   void info(const std::string& line) const { write(LogLevel::kInfo, line); }
   void warning(const std::string& line) const { write(LogLevel::kWarning, line); }
   void error(const std::string& line) const { write(LogLevel::kError, line); }

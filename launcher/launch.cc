@@ -211,8 +211,6 @@ Ending run_once(const Options& options, SignalWatch& signals, Guard& guard, cons
     ranks.push_back(starter.start(local));
     guard.watch(ranks.back().pid());
   }
-  log.debug(str("started ", share.num_ranks, " ranks of ", options.program, ", rendezvous at ",
-                options.master_addr, ":", port ? port->port() : asked));
 
   Outcome outcome;
   {
@@ -254,8 +252,7 @@ int run(const Options& options, const Logger& log) {
       const std::string path = memory.emplace("tessera_memory", "/dev/shm").path().string();
       guard.remove_if_killed(Guard::Folder::kMemory, path);
       first.memory_folder = path;
-    } catch (const Error& error) {
-      log.debug(str(error.what(), "; nothing is kept in memory for a restart"));
+    } catch (const Error&) {  // nothing is kept in memory for a restart
     }
   first.restarts.members = {{"this host", options.nproc}};
   // Between attempts it keeps the signals that come.

@@ -256,7 +256,6 @@ Summary Trainer::train() {
 }
 
 void Trainer::print_header() {
-  output_.logger.debug(str("resolved configuration: ", dump_resolved(config_)));
   if (output_.display.out == nullptr) return;
   const EngineConfig& engine = config_.engine;
   print_line(output_.display,

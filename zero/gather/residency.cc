@@ -68,8 +68,8 @@ void Residency::on_use(int index, const char* operator_name) noexcept {
   try {
     streams_.follow();
     if (order_.recording()) order_.record(index, operator_count_);
-    if (order_.replaying() && gathers_on_use_ && !failure_) replay(unit, operator_name);
-    ensure_unsharded(unit, operator_name);
+    if (order_.replaying() && gathers_on_use_ && !failure_) replay(unit);
+    ensure_unsharded(unit);
     uses(unit);
   } catch (...) {
     refuse(unit, std::current_exception());
@@ -145,7 +145,7 @@ void Residency::track_cast(const CastSource& source, const at::Tensor& copy) {
   casts_.add(source, copy);
 }
 
-void Residency::ensure_unsharded(ParamUnit& unit, const char* operator_name) {
+void Residency::ensure_unsharded(ParamUnit& unit) {
   if (unit.unsharded()) return make_readable(unit);
   if (failure_) return refuse(unit, nullptr);
   agree_on(unit);
@@ -186,7 +186,7 @@ void Residency::flush_deferred_gathers() {
   while (!deferred_gathers_.empty()) flush_to(units_[deferred_gathers_.back()]);
 }
 
-void Residency::replay(const ParamUnit& unit, const char* operator_name) {
+void Residency::replay(const ParamUnit& unit) {
   const size_t place = order_.place();
   if (order_.at(place).unit == unit.index) return;
   if (place < order_.last_place() && order_.at(place + 1).unit == unit.index) return advance_to(place + 1);
@@ -195,10 +195,10 @@ void Residency::replay(const ParamUnit& unit, const char* operator_name) {
     if (order_.at(p).reductions > 0 && !order_.reductions.in_backward()) break;  // a use in backward only
     if (order_.at(p).unit == unit.index) return advance_to(p);  // this rank skips what lies between
   }
-  leave_plan(unit, operator_name);
+  leave_plan(unit);
 }
 
-void Residency::leave_plan(const ParamUnit& unit, const char* operator_name) {
+void Residency::leave_plan(const ParamUnit& unit) {
   if (order_.one_order() && comm_->size() > 1) {
     // Whether the rest of the plan has reductions in it must be the same everywhere.
     const bool mine = order_.reductions.in_backward();
@@ -211,7 +211,6 @@ void Residency::leave_plan(const ParamUnit& unit, const char* operator_name) {
                         comm_->global_rank(rank), " in ", name_of(in_backward[rank]), kOneOrder);
   }
   finish_plan();
-  options_.log.debug(str(operator_name, " reads ", unit.name, " outside of the recorded order"));
   order_.leave();
 }
 

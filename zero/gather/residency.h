@@ -158,13 +158,13 @@ class Residency {
   bool another_thread_inside() const { return !used_.empty() && inside_ != std::this_thread::get_id(); }
   // how operators find a unit readable
   void on_use_beside(ParamUnit& unit, const char* operator_name);
-  void ensure_unsharded(ParamUnit& unit, const char* operator_name);
+  void ensure_unsharded(ParamUnit& unit);
   void make_readable(ParamUnit& unit);
   void refuse(ParamUnit& unit, const std::exception_ptr& failure) noexcept;
 
   // the order
-  void replay(const ParamUnit& unit, const char* operator_name);
-  void leave_plan(const ParamUnit& unit, const char* operator_name);
+  void replay(const ParamUnit& unit);
+  void leave_plan(const ParamUnit& unit);
   void advance_to(size_t place);
   void finish_plan();
   void run(const std::vector<PlanAction>& actions);
