@@ -84,12 +84,6 @@ OutputFile Disk::create(const fs::path& path) const {
   return file;
 }
 
-OutputFile Disk::reopen(const fs::path& path) const {
-  OutputFile file(*this, path, open_or_fail(path, O_RDWR, "open"));
-  done("open", path);
-  return file;
-}
-
 void Disk::create_directories(const fs::path& path) const {
   std::error_code error;
   fs::create_directories(path, error);

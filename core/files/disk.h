@@ -76,8 +76,6 @@ class Disk {
   /// Creates an empty file with the permissions that the umask allows. Fails when the name exists, also as a
   /// symbolic link, so that no existing file is written to.
   OutputFile create(const std::filesystem::path& path) const;
-  /// Opens an existing file for appending.
-  OutputFile reopen(const std::filesystem::path& path) const;
   /// Also creates parents; no error when it exists.
   void create_directories(const std::filesystem::path& path) const;
   /// Creates no parents: it is an error when the parent does not exist, and none when the directory exists.

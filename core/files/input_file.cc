@@ -39,8 +39,6 @@ FileDescriptor open_input(const std::filesystem::path& path) {
   return descriptor;
 }
 
-void check_input(const std::filesystem::path& path) { open_input(path); }
-
 InputFile::InputFile(std::filesystem::path path) : path_(std::move(path)), descriptor_(open_input(path_)) {
   struct stat status{};
   if (::fstat(descriptor_.get(), &status) != 0) throw_disk_error("read", path_, errno);

@@ -1,5 +1,5 @@
 // InputFile: opens and reads files written by other programs. Every reader of the project opens its files
-// here, or checks them here first.
+// here.
 //
 // Inputs are regular files.
 // open() of a FIFO blocks until there is a writer, a read of a terminal or socket blocks until there is data,
@@ -21,9 +21,6 @@ namespace tessera {
 /// Opens a regular file for reading, without blocking. Throws DiskError: "cannot open PATH: No such
 /// file or directory", "cannot read PATH: it is a FIFO and not a regular file".
 FileDescriptor open_input(const std::filesystem::path& path);
-
-/// Checks a file that a library will open by its name. Throws as open_input().
-void check_input(const std::filesystem::path& path);
 
 /// Reads a file. Thread-safe.
 class InputFile {

@@ -54,7 +54,7 @@ TEST(Input, RefusesWhatIsNoRegularFileAtOnce) {
                                    {folder.path(), "Is a directory"},
                                    {folder.path() / "none", "No such file or directory"}}) {
     EXPECT_THAT(error_of<DiskError>([&] { InputFile{path}; }), HasSubstr(kind)) << path;
-    EXPECT_THAT(error_of<DiskError>([&] { check_input(path); }), HasSubstr(path.string()));
+    EXPECT_THAT(error_of<DiskError>([&] { open_input(path); }), HasSubstr(path.string()));
     EXPECT_THAT(error_of<DataError>([&] { MappedFile{path}; }), HasSubstr(kind)) << path;
     EXPECT_THAT(error_of<DataError>([&] { read_data_file(path, "a text"); }), HasSubstr("; expected a text"))
         << path;
