@@ -12,6 +12,14 @@ namespace tessera {
 /// Error in one line: built without CUDA, a library of the CUDA wheels missing (which), no such function.
 void* cuda_plugin_symbol(const char* name);
 
+/// The same of a function that is declared, with its type, looked for once. decltype only: it is found at run
+/// time, never linked.
+#define TESSERA_RESOLVE(name)                                                                            \
+  ([] {                                                                                                  \
+    static const auto entry = reinterpret_cast<decltype(&(name))>(::tessera::cuda_plugin_symbol(#name)); \
+    return entry;                                                                                        \
+  }())
+
 /// The path from which the plugin is loaded.
 std::string cuda_plugin_path();
 

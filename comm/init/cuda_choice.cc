@@ -27,8 +27,7 @@ int choose_cuda_device(const CudaDevices& devices, int local_rank, int local_wor
 
 CudaDevices cuda_devices() {
   CudaDevices devices;
-  devices.num_visible =
-      reinterpret_cast<decltype(&tessera_cuda_num_devices)>(cuda_plugin_symbol("tessera_cuda_num_devices"))();
+  devices.num_visible = TESSERA_RESOLVE(tessera_cuda_num_devices)();
   if (devices.num_visible > 0 && !at::hasCUDA())
     throw Error(
         "libtorch was asked for CUDA before it was loaded, and has none since (torch::manual_seed() asks, "
@@ -42,13 +41,10 @@ CudaDevices cuda_devices() {
 
 std::string cuda_uuid(int device) {
   std::string uuid(16, '\0');
-  reinterpret_cast<decltype(&tessera_cuda_uuid)>(cuda_plugin_symbol("tessera_cuda_uuid"))(device,
-                                                                                          uuid.data());
+  TESSERA_RESOLVE(tessera_cuda_uuid)(device, uuid.data());
   return uuid;
 }
 
-void set_cuda_device(int device) {
-  reinterpret_cast<decltype(&tessera_cuda_set_device)>(cuda_plugin_symbol("tessera_cuda_set_device"))(device);
-}
+void set_cuda_device(int device) { TESSERA_RESOLVE(tessera_cuda_set_device)(device); }
 
 }  // namespace tessera::comm

@@ -96,10 +96,8 @@ class CudaHostTransfer final : public HostTransfer {
   using Pinned = std::shared_ptr<std::atomic<int64_t>>;
 
   at::Tensor pinned(const at::Tensor& memory) {
-    static const auto pin =
-        reinterpret_cast<decltype(&tessera_cuda_pin)>(cuda_plugin_symbol("tessera_cuda_pin"));
-    static const auto unpin =
-        reinterpret_cast<decltype(&tessera_cuda_unpin)>(cuda_plugin_symbol("tessera_cuda_unpin"));
+    static const auto pin = TESSERA_RESOLVE(tessera_cuda_pin);
+    static const auto unpin = TESSERA_RESOLVE(tessera_cuda_unpin);
     const auto bytes = static_cast<int64_t>(memory.nbytes());
     const c10::DeviceGuard on_device(device_);
     if (const char* error = pin(memory.data_ptr(), bytes))

@@ -34,8 +34,7 @@ class NcclTransport final : public Transport {
  public:
   NcclTransport(const GroupStore& store, int rank, int size, int device, std::chrono::milliseconds timeout)
       : rank_(rank), size_(size), device_(device), timeout_(timeout) {
-    const auto make =
-        reinterpret_cast<decltype(&tessera_nccl_make_group)>(cuda_plugin_symbol("tessera_nccl_make_group"));
+    const auto make = TESSERA_RESOLVE(tessera_nccl_make_group);
     try {
       make(&store.c10d_store(), rank, size, device, timeout.count(), &group_);
     } catch (const std::exception& error) {

@@ -83,8 +83,7 @@ void find_gpus(HostFacts& facts) {
     return;
   }
   try {
-    facts.gpus = reinterpret_cast<decltype(&tessera_cuda_num_devices)>(
-        cuda_plugin_symbol("tessera_cuda_num_devices"))();
+    facts.gpus = TESSERA_RESOLVE(tessera_cuda_num_devices)();
     facts.nccl = nccl_version();
     if (facts.gpus == 0)
       facts.no_gpu = str("driver ", facts.driver, ", but no device (CUDA_VISIBLE_DEVICES, nvidia-smi)");

@@ -86,8 +86,7 @@ void note_failures_of(at::Device device) {
   if (!device.is_cuda()) return;
   static const char* const failed = [] {
     at::globalContext().lazyInitDevice(at::kCUDA);
-    const auto note_failures = reinterpret_cast<decltype(&tessera_cuda_note_failures)>(
-        cuda_plugin_symbol("tessera_cuda_note_failures"));
+    const auto note_failures = TESSERA_RESOLVE(tessera_cuda_note_failures);
     return note_failures(
         [](int64_t bytes, int64_t free, int64_t total) { note_allocation_failure(bytes, free, total); });
   }();

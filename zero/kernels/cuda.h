@@ -17,13 +17,6 @@
 
 namespace tessera::kernels::cuda {
 
-/// An entry point, looked for once. decltype only: it is found at run time, never linked.
-#define TESSERA_RESOLVE(name)                                                                          \
-  ([] {                                                                                                \
-    static const auto entry = reinterpret_cast<decltype(&(name))>(tessera::cuda_plugin_symbol(#name)); \
-    return entry;                                                                                      \
-  }())
-
 /// Calls an entry point with `args` and torch's current stream of `device`, where the pointers live; the
 /// stream by way of libc10 (nothing of libtorch_cuda is linked). Throws tessera::Error when CUDA reports an
 /// error, and TESSERA_RESOLVE when the plugin cannot be opened.
