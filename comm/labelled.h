@@ -14,8 +14,9 @@
 
 namespace tessera::comm {
 
-/// Calls another communicator, with `suffix` behind each label. Owns a share of it, and nothing else.
-class LabelledCommunicator final : public Communicator {
+/// Calls another communicator, with `suffix` behind each label. Owns a share of it, and nothing else. Tests
+/// derive theirs from it.
+class LabelledCommunicator : public Communicator {
  public:
   LabelledCommunicator(CommunicatorPtr group, std::string suffix);
 
