@@ -150,10 +150,6 @@ std::vector<std::string> GroupStore::get_all(const std::string& prefix, const st
   });
 }
 
-std::vector<std::string> GroupStore::get_all(const std::string& prefix, int size) const {
-  return get_all(prefix, all_ranks(size));
-}
-
 bool GroupStore::has(const std::string& key) const {
   return guarded([&] { return store_->check({key}); });
 }

@@ -47,7 +47,6 @@ class GroupStore {
   std::optional<std::string> find(const std::string& key) const;
   /// The values of the keys `prefix`R, with three round trips. Throws CommError for one that is not there.
   std::vector<std::string> get_all(const std::string& prefix, const std::vector<int>& ranks) const;
-  std::vector<std::string> get_all(const std::string& prefix, int size) const;  ///< of the ranks 0 … size-1
   bool has(const std::string& key) const;
   void erase(const std::string& key) const;
   /// Sets the key unless it exists; returns the value it then has.

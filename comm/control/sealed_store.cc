@@ -139,12 +139,6 @@ std::vector<Bytes> SealedStore::multiGet(const std::vector<std::string>& keys) {
   return values;
 }
 
-void SealedStore::multiSet(const std::vector<std::string>& keys, const std::vector<Bytes>& values) {
-  std::vector<Bytes> sealed;
-  for (size_t i = 0; i < keys.size(); ++i) sealed.push_back(seal(keys[i], values[i]));
-  store_->multiSet(sealed_names(keys), sealed);
-}
-
 void SealedStore::setTimeout(const std::chrono::milliseconds& timeout) {
   Store::setTimeout(timeout);
   store_->setTimeout(timeout);

@@ -41,11 +41,7 @@ class SealedStore final : public c10d::Store {
   void wait(const std::vector<std::string>& keys) override;
   void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override;
   std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& keys) override;
-  void multiSet(const std::vector<std::string>& keys,
-                const std::vector<std::vector<uint8_t>>& values) override;
   void setTimeout(const std::chrono::milliseconds& timeout) override;
-  /// No: append() has no sealed form.
-  bool hasExtendedApi() const override { return false; }
 
  private:
   using Key = std::array<unsigned char, 32>;

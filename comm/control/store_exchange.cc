@@ -113,7 +113,7 @@ std::string StoreExchange::await_result(int64_t arrived, std::chrono::millisecon
     bool passes_on = rank_ == 0;
     const auto has_result = [&] {
       if (passes_on && (arrived == all || store_.add("arrived", 0) == all))
-        result = store_.claim(result_key(round_), pack(store_.get_all("value/", size_)));
+        result = store_.claim(result_key(round_), pack(store_.get_all("value/", all_ranks(size_))));
       else
         result = store_.find(result_key(round_));
       return result.has_value();

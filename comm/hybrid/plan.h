@@ -36,8 +36,6 @@ struct Slices {
   int64_t longest = 0;
   int64_t end = 0;
   Range of(int i) const;
-  /// The same slices where the buffer's first element is at `offset`.
-  Slices moved(int64_t offset) const { return {begin + offset, stride, longest, end + offset}; }
 };
 
 /// Elements [begin, end), in `count` slices as even as can be, one after another.

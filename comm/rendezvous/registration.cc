@@ -149,7 +149,8 @@ std::vector<RankInfo> register_rank(const GroupStore& store, const Environment& 
   }
   await_all(store, env, limit);
   std::vector<RankInfo> ranks;
-  for (const std::string& text : store.get_all("rank/", env.world_size)) ranks.push_back(decode(text));
+  for (const std::string& text : store.get_all("rank/", all_ranks(env.world_size)))
+    ranks.push_back(decode(text));
   check_settings(ranks);
   return ranks;
 }
