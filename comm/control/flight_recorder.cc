@@ -46,9 +46,9 @@ int64_t FlightRecorder::num_issued() const {
   return report_.num_issued;
 }
 
-RankReport FlightRecorder::report(std::thread::id& issuer) const {
+RankReport FlightRecorder::report(std::thread::id* issuer) const {
   std::lock_guard lock(mutex_);
-  issuer = issuer_;
+  if (issuer != nullptr) *issuer = issuer_;
   return report_;
 }
 
@@ -158,7 +158,7 @@ std::string FlightRecorder::diagnose(Failure& failure, Clock::time_point deadlin
   const bool reads = store_.claim("fault/reader", self) == self;
   if (reads) {
     collect_reports(failure, deadline, /*again=*/true);
-    failure.reports[static_cast<size_t>(rank_)] = own_report();
+    failure.reports[static_cast<size_t>(rank_)] = report();
     if (compare) compare();
     store_.set("fault/all", pack_reports(failure.reports));
   } else {
@@ -168,15 +168,10 @@ std::string FlightRecorder::diagnose(Failure& failure, Clock::time_point deadlin
     if (packed) failure.reports = unpack_reports(*packed, size_);
     // Ranks that have reported since, or all where the reader has ended, are asked once.
     collect_reports(failure, deadline, /*again=*/false);
-    failure.reports[static_cast<size_t>(rank_)] = own_report();
+    failure.reports[static_cast<size_t>(rank_)] = report();
   }
   failure.silent = of_group(store_.silent());
   return comm::diagnose(failure);
-}
-
-RankReport FlightRecorder::own_report() const {
-  const std::lock_guard lock(mutex_);
-  return report_;
 }
 
 }  // namespace tessera::comm

@@ -43,8 +43,8 @@ class FlightRecorder {
   std::optional<CollectiveDesc> find(int64_t number) const;
   /// The number of the last collective; 0: none.
   int64_t num_issued() const;
-  /// What this rank has issued. `issuer`: set to the thread that has issued the last collective.
-  RankReport report(std::thread::id& issuer) const;
+  /// What this rank has issued. `issuer`: null, or set to the thread that has issued the last collective.
+  RankReport report(std::thread::id* issuer = nullptr) const;
 
   /// Publishes that collective `number` failed on this rank; the first report stands. Never throws.
   void report_fault(Fault fault, int64_t number);
@@ -72,7 +72,6 @@ class FlightRecorder {
   /// Adds to `failure` what the ranks say that have not said anything in its reports, until all of them have,
   /// have ended, or the time is over. `again`: they are asked until then, and not only once, at the end.
   void collect_reports(Failure& failure, std::chrono::steady_clock::time_point deadline, bool again) const;
-  RankReport own_report() const;
   std::vector<int> of_group(const std::vector<int>& ranks) const;
 
   const int rank_;

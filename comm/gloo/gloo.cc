@@ -106,12 +106,11 @@ class C10dGlooTransport final : public GlooTransport {
     auto* own_slice = static_cast<char*>(full.data_ptr()) + shard_bytes * options_.rank;
     if (own_slice != shard.data_ptr()) std::memcpy(own_slice, shard.data_ptr(), shard.nbytes());
     const auto digests = tell_digest(own_slice, shard_bytes);
-    return pending(
-        broadcast_slices(full, shard.numel(), tag), tag, digests,
-        digests ? [full, shard_bytes, digests, size = options_.size()] {
-          for (int from = 0; from < size; ++from)
-            digests->check(from, static_cast<const char*>(full.const_data_ptr()) + from * shard_bytes, shard_bytes);
-        } : std::function<void()>());
+    return pending(broadcast_slices(full, shard.numel(), tag), tag, digests,
+                   digests
+                       ? [full, shard_bytes, digests,
+                          size = options_.size()] { check_slices(digests.get(), full, shard_bytes, size); }
+                       : std::function<void()>());
   }
 
   // Reduce-scatter over Gloo: c10d's own is an all-reduce of a copy, which moves twice the bytes.
@@ -119,12 +118,42 @@ class C10dGlooTransport final : public GlooTransport {
   // receives in rank order, which gives the same bits as comm/shm/shm for any number of ranks. It needs a
   // buffer for the received slices until they are summed.
   PendingPtr reduce_scatter(const at::Tensor& full, const ReduceInto& into, uint32_t tag) override {
-    return reduce_slices_of(full, {}, into, tag);
+    return reduce_scatter(full, {}, into, tag);
   }
 
   PendingPtr reduce_scatter(const at::Tensor& full, const std::vector<int64_t>& numels,
                             const ReduceInto& into, uint32_t tag) override {
-    return reduce_slices_of(full, numels, into, tag);
+    const int64_t received_slice = into.shard.numel() * full.element_size();
+    const auto slices = std::make_shared<at::Tensor>(reduction_buffer(options_.size() * received_slice));
+    at::Tensor sent = plain_bytes(full);
+    at::Tensor received = plain_bytes(slices);  // Gloo's thread frees its view later than `finish` runs
+    std::vector<int64_t> sent_bytes, received_bytes;
+    for (const int64_t numel : numels) {
+      sent_bytes.push_back(numel * full.element_size());
+      received_bytes.push_back(received_slice);
+    }
+    std::shared_ptr<Digests> digests;
+    if (options_.verify) {
+      std::vector<uint64_t> of_slices;
+      const auto* slice = static_cast<const char*>(full.const_data_ptr());
+      for (int to = 0; to < options_.size(); ++to) {
+        const int64_t bytes = numels.empty() ? received_slice : sent_bytes[static_cast<size_t>(to)];
+        of_slices.push_back(to == options_.rank ? 0 : XXH3_64bits(slice, static_cast<size_t>(bytes)));
+        slice += bytes;
+      }
+      digests = tell_digests(of_slices);
+    }
+    c10d::AllToAllOptions all_to_all_options;
+    all_to_all_options.timeout = options_.timeout;
+    group_->use_tag(tag);
+    C10dWork work = group_->alltoall_base(received, sent, received_bytes, sent_bytes, all_to_all_options);
+    return pending(
+        {std::move(work)}, tag, digests,
+        [slices, into, digests, received_slice, dtype = full.scalar_type(), size = options_.size()] {
+          check_slices(digests.get(), *slices, received_slice, size);
+          reduce_slices(*slices, dtype, size, into);
+          slices->reset();
+        });
   }
 
   // Gloo adds bools up as bytes, which leaves bytes that are no bools, and has no sum of int16.
@@ -174,42 +203,6 @@ class C10dGlooTransport final : public GlooTransport {
   }
 
  private:
-  /// `numels`: empty: slices of one length.
-  PendingPtr reduce_slices_of(const at::Tensor& full, const std::vector<int64_t>& numels,
-                              const ReduceInto& into, uint32_t tag) {
-    const int64_t received_slice = into.shard.numel() * full.element_size();
-    const auto slices = std::make_shared<at::Tensor>(reduction_buffer(options_.size() * received_slice));
-    at::Tensor sent = plain_bytes(full);
-    at::Tensor received = plain_bytes(slices);  // Gloo's thread frees its view later than `finish` runs
-    std::vector<int64_t> sent_bytes, received_bytes;
-    for (const int64_t numel : numels) {
-      sent_bytes.push_back(numel * full.element_size());
-      received_bytes.push_back(received_slice);
-    }
-    std::shared_ptr<Digests> digests;
-    if (options_.verify) {
-      std::vector<uint64_t> of_slices;
-      const auto* slice = static_cast<const char*>(full.const_data_ptr());
-      for (int to = 0; to < options_.size(); ++to) {
-        const int64_t bytes = numels.empty() ? received_slice : sent_bytes[static_cast<size_t>(to)];
-        of_slices.push_back(to == options_.rank ? 0 : XXH3_64bits(slice, static_cast<size_t>(bytes)));
-        slice += bytes;
-      }
-      digests = tell_digests(of_slices);
-    }
-    c10d::AllToAllOptions all_to_all_options;
-    all_to_all_options.timeout = options_.timeout;
-    group_->use_tag(tag);
-    C10dWork work = group_->alltoall_base(received, sent, received_bytes, sent_bytes, all_to_all_options);
-    return pending(
-        {std::move(work)}, tag, digests,
-        [slices, into, digests, received_slice, dtype = full.scalar_type(), size = options_.size()] {
-          check_slices(digests.get(), *slices, received_slice, size);
-          reduce_slices(*slices, dtype, size, into);
-          slices->reset();
-        });
-  }
-
   /// Every rank's buffer goes to all, which add them up in rank order: [Note: verified collectives], and
   /// types that Gloo does not sum.
   PendingPtr all_reduce_of_all(const at::Tensor& full, double scale, uint32_t tag) {

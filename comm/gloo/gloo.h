@@ -53,7 +53,7 @@ class GlooTransport : public Transport {
  public:
   using Transport::reduce_scatter;
   /// Collective. reduce_scatter() of slices of different lengths: `full` has `numels[r]` elements for rank r,
-  /// one rank's after another's. Elements are added in rank order.
+  /// one rank's after another's; empty: slices of one length. Elements are added in rank order.
   virtual PendingPtr reduce_scatter(const at::Tensor& full, const std::vector<int64_t>& numels,
                                     const ReduceInto& into, uint32_t tag) = 0;
 };

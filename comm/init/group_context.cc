@@ -142,7 +142,7 @@ WaitState GroupContext::wait_state(const std::string& group, int64_t number) con
     const auto recorder = weak.lock();
     if (!recorder) continue;
     std::thread::id issuer;
-    RankReport report = recorder->report(issuer);
+    RankReport report = recorder->report(&issuer);
     if (name == group || issuer == std::this_thread::get_id()) state.reports[name] = std::move(report);
   }
   return state;

@@ -1,5 +1,6 @@
 #include "core/memory/memory_use.h"
 
+#include <array>
 #include <utility>
 
 namespace tessera {
@@ -8,37 +9,24 @@ namespace {
 // Allocators have no parameter for it, so it is thread-local.
 thread_local std::optional<MemoryUse> current_use;
 
+/// By MemoryUse: its name and its key.
+constexpr std::array<std::pair<std::string_view, std::string_view>, kNumMemoryUses> kWords = {{
+    {"parameters", "parameters"},
+    {"gradients", "gradients"},
+    {"master weights", "master"},
+    {"optimizer state", "optimizer"},
+    {"checkpoint snapshot", "snapshot"},
+    {"communication buffers", "communication"},
+    {"buffers for the disk", "disk_buffers"},
+    {"activations and temporaries", "activations"},
+    {"buffers and data", "other"},
+}};
+
 }  // namespace
 
-std::string_view name_of(MemoryUse use) {
-  switch (use) {
-    case MemoryUse::kParameters: return "parameters";
-    case MemoryUse::kGradients: return "gradients";
-    case MemoryUse::kMaster: return "master weights";
-    case MemoryUse::kOptimizer: return "optimizer state";
-    case MemoryUse::kSnapshot: return "checkpoint snapshot";
-    case MemoryUse::kCommunication: return "communication buffers";
-    case MemoryUse::kDiskBuffers: return "buffers for the disk";
-    case MemoryUse::kActivations: return "activations and temporaries";
-    case MemoryUse::kOther: return "buffers and data";
-  }
-  return "";
-}
+std::string_view name_of(MemoryUse use) { return kWords[static_cast<size_t>(use)].first; }
 
-std::string_view key_of(MemoryUse use) {
-  switch (use) {
-    case MemoryUse::kParameters: return "parameters";
-    case MemoryUse::kGradients: return "gradients";
-    case MemoryUse::kMaster: return "master";
-    case MemoryUse::kOptimizer: return "optimizer";
-    case MemoryUse::kSnapshot: return "snapshot";
-    case MemoryUse::kCommunication: return "communication";
-    case MemoryUse::kDiskBuffers: return "disk_buffers";
-    case MemoryUse::kActivations: return "activations";
-    case MemoryUse::kOther: return "other";
-  }
-  return "";
-}
+std::string_view key_of(MemoryUse use) { return kWords[static_cast<size_t>(use)].second; }
 
 MemoryFor::MemoryFor(MemoryUse use) : outer_(std::exchange(current_use, use)) {}
 MemoryFor::~MemoryFor() { current_use = outer_; }
