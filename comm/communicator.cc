@@ -115,6 +115,4 @@ void Communicator::check_exchanged(bool fits, std::string_view label) {
   if (!fits) throw CommError("exchange of \"", label, "\": ranks give values of different sizes");
 }
 
-void Communicator::barrier(std::string_view label) { do_barrier(label); }
-
 }  // namespace tessera::comm

@@ -94,7 +94,7 @@ class Communicator {
   /// Collective. `buffer` becomes rank `root`'s.
   WorkPtr broadcast(const at::Tensor& buffer, int root, std::string_view label);
   /// Collective. Returns when every rank has called it.
-  void barrier(std::string_view label);
+  virtual void barrier(std::string_view label) = 0;
 
   /// Collective. (bytes) uint8, for buffers that are often given to collectives: where ranks share memory,
   /// the others on this host read them in place, and it lasts as long as this group does; elsewhere any
@@ -181,7 +181,6 @@ class Communicator {
                                     std::string_view label) = 0;
   virtual WorkPtr do_all_reduce(const at::Tensor& full, double scale, std::string_view label) = 0;
   virtual WorkPtr do_broadcast(const at::Tensor& buffer, int root, std::string_view label) = 0;
-  virtual void do_barrier(std::string_view label) = 0;
 
  private:
   /// Throws CommError: another build of the program exchanges something else.

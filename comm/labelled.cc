@@ -55,6 +55,6 @@ WorkPtr LabelledCommunicator::do_broadcast(const at::Tensor& buffer, int root, s
   return group_->broadcast(buffer, root, with_suffix(label));
 }
 
-void LabelledCommunicator::do_barrier(std::string_view label) { group_->barrier(with_suffix(label)); }
+void LabelledCommunicator::barrier(std::string_view label) { group_->barrier(with_suffix(label)); }
 
 }  // namespace tessera::comm

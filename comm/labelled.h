@@ -31,6 +31,7 @@ class LabelledCommunicator : public Communicator {
   int64_t bytes_from_other_hosts() const override { return group_->bytes_from_other_hosts(); }
   at::Tensor peer_view(const at::Tensor& mine, int rank) override { return group_->peer_view(mine, rank); }
 
+  void barrier(std::string_view label) override;
   at::Tensor allocate_symmetric(int64_t bytes, at::Device device, std::string_view label) override;
   at::Tensor allocate_shared(int64_t bytes, std::string_view label) override;
   using Communicator::exchange;
@@ -45,7 +46,6 @@ class LabelledCommunicator : public Communicator {
   WorkPtr do_reduce_scatter(const at::Tensor& full, const ReduceInto& into, std::string_view label) override;
   WorkPtr do_all_reduce(const at::Tensor& full, double scale, std::string_view label) override;
   WorkPtr do_broadcast(const at::Tensor& buffer, int root, std::string_view label) override;
-  void do_barrier(std::string_view label) override;
 
  private:
   std::string with_suffix(std::string_view label) const;

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <system_error>
 
-#include "core/environment/start_error.h"
+#include "core/files/disk_error.h"
 #include "core/str.h"
 
 namespace tessera::comm {

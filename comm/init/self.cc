@@ -86,6 +86,5 @@ WorkPtr SelfCommunicator::do_all_reduce(const at::Tensor& full, double scale, st
 }
 
 WorkPtr SelfCommunicator::do_broadcast(const at::Tensor&, int, std::string_view) { return finished_work(); }
-void SelfCommunicator::do_barrier(std::string_view) {}
 
 }  // namespace tessera::comm

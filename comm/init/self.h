@@ -31,6 +31,7 @@ class SelfCommunicator final : public Communicator {
   /// "self"; "simulated shm" or "simulated network" for one of many.
   std::string_view backend() const override;
   std::chrono::milliseconds timeout() const override { return group_.timeout; }
+  void barrier(std::string_view /*label*/) override {}
   at::Tensor peer_view(const at::Tensor& mine, int rank) override;
   at::Tensor allocate_shared(int64_t bytes, std::string_view label) override;
   HostRank host_rank() const override {
@@ -47,7 +48,6 @@ class SelfCommunicator final : public Communicator {
   WorkPtr do_reduce_scatter(const at::Tensor& full, const ReduceInto& into, std::string_view label) override;
   WorkPtr do_all_reduce(const at::Tensor& full, double scale, std::string_view label) override;
   WorkPtr do_broadcast(const at::Tensor& buffer, int root, std::string_view label) override;
-  void do_barrier(std::string_view label) override;
 
  private:
   SimulatedGroup group_;

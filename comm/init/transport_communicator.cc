@@ -214,7 +214,7 @@ WorkPtr TransportCommunicator::do_broadcast(const at::Tensor& buffer, int root, 
                [&](uint32_t tag) { return transport_->broadcast(buffer, root, tag); });
 }
 
-void TransportCommunicator::do_barrier(std::string_view label) {
+void TransportCommunicator::barrier(std::string_view label) {
   issue(describe("barrier", label), {}, [&](uint32_t tag) { return transport_->barrier(tag); })->wait();
 }
 

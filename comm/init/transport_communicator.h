@@ -65,6 +65,7 @@ class TransportCommunicator final : public Communicator,
   std::chrono::milliseconds timeout() const override { return timeout_; }
   bool wait_blocks() const override { return transport_->wait_blocks(); }
   bool buffers_reductions() const override { return transport_->buffers_reductions(); }
+  void barrier(std::string_view label) override;
   std::vector<std::string> exchange(const std::string& value, std::string_view label,
                                     std::chrono::milliseconds timeout) override;
   using Communicator::exchange;
@@ -88,7 +89,6 @@ class TransportCommunicator final : public Communicator,
   WorkPtr do_reduce_scatter(const at::Tensor& full, const ReduceInto& into, std::string_view label) override;
   WorkPtr do_all_reduce(const at::Tensor& full, double scale, std::string_view label) override;
   WorkPtr do_broadcast(const at::Tensor& buffer, int root, std::string_view label) override;
-  void do_barrier(std::string_view label) override;
 
  private:
   friend class PendingCollective;

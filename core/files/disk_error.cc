@@ -31,6 +31,13 @@ std::string describe_errno(int error) {
   return reason;
 }
 
+std::string describe_start_errno(int error) {
+  if (const auto limit = limit_of(RLIMIT_NPROC); error == EAGAIN && limit)
+    return str(std::strerror(error), ": this user may have ", *limit,
+               " processes and threads (ulimit -u; RLIMIT_NPROC)");
+  return describe_errno(error);
+}
+
 void throw_disk_error(const std::string& what, const std::filesystem::path& path, const std::string& reason) {
   throw DiskError(str("cannot ", what, " ", path, ": ", reason), DiskError::Reason{reason});
 }

@@ -30,6 +30,10 @@ class DiskError : public Error {
 /// has one: of file sizes, and of open files.
 std::string describe_errno(int error);
 
+/// The same for an errno of fork(), or of a new thread. For EAGAIN it names the limit of processes and
+/// threads that was reached, if there is one.
+std::string describe_start_errno(int error);
+
 /// Throws DiskError "cannot WHAT PATH: REASON"; the second form for an errno.
 [[noreturn]] void throw_disk_error(const std::string& what, const std::filesystem::path& path,
                                    const std::string& reason);

@@ -16,7 +16,6 @@
 #include <cstring>
 #include <limits>
 
-#include "core/environment/start_error.h"
 #include "core/error.h"
 #include "core/files/disk_error.h"
 #include "launcher/environment/environment.h"

@@ -10,7 +10,6 @@
 #include <cstring>
 #include <utility>
 
-#include "core/environment/start_error.h"
 #include "core/error.h"
 #include "core/files/disk_error.h"
 #include "core/files/file_descriptor.h"

@@ -75,6 +75,10 @@ class WatchedCommunicator : public ForwardingCommunicator {
     for (const auto& duplicate : duplicates_) sum += duplicate->num_exchanges();
     return sum;
   }
+  void barrier(std::string_view label) override {
+    ++counts_.barriers;
+    ForwardingCommunicator::barrier(label);
+  }
 
  protected:
   comm::WorkPtr do_all_gather(const at::Tensor& full, const at::Tensor& shard,
@@ -94,10 +98,6 @@ class WatchedCommunicator : public ForwardingCommunicator {
   comm::WorkPtr do_broadcast(const at::Tensor& buffer, int root, std::string_view label) override {
     count(counts_.broadcasts, buffer);
     return ForwardingCommunicator::do_broadcast(buffer, root, label);
-  }
-  void do_barrier(std::string_view label) override {
-    ++counts_.barriers;
-    ForwardingCommunicator::do_barrier(label);
   }
 
  private:

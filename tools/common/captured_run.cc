@@ -11,7 +11,6 @@
 #include <cstdio>
 #include <iostream>
 
-#include "core/environment/start_error.h"
 #include "core/error.h"
 #include "core/files/disk_error.h"
 #include "core/files/file_descriptor.h"
