@@ -69,9 +69,9 @@ class Transport {
   virtual PendingPtr broadcast(const at::Tensor& buffer, int root, uint32_t tag) = 0;
   virtual PendingPtr barrier(uint32_t tag) = 0;
 
-  /// Collective. See Communicator; undefined: no such memory.
-  virtual at::Tensor allocate_symmetric(int64_t) { return {}; }
-  virtual at::Tensor allocate_shared(int64_t) { return {}; }
+  /// Collective. See Communicator::allocate_symmetric(), and allocate_shared() where it is `common`.
+  /// Undefined: no such memory.
+  virtual at::Tensor allocate(int64_t /*bytes*/, bool /*common*/) { return {}; }
   /// See Communicator.
   virtual HostRank host_rank() const { return {}; }
   virtual int64_t bytes_from_other_hosts() const { return 0; }

@@ -56,8 +56,11 @@ class HybridTransport final : public Transport {
 
   PendingPtr barrier(uint32_t tag) override { return issue(Kind::kBarrier, {}, tag); }
 
-  at::Tensor allocate_symmetric(int64_t bytes) override { return allocate(bytes, /*common=*/false); }
-  at::Tensor allocate_shared(int64_t bytes) override { return allocate(bytes, /*common=*/true); }
+  at::Tensor allocate(int64_t bytes, bool common) override {
+    auto region = queue_->allocate(bytes, common);
+    void* data = region->address(found_.peers->rank());
+    return reported_memory(std::move(region), data, bytes, common ? found_.peers->size() : 1);
+  }
   HostRank host_rank() const override { return {found_.peers->rank(), found_.peers->size()}; }
   int64_t bytes_from_other_hosts() const override { return queue_->received_bytes(); }
 
@@ -105,12 +108,6 @@ class HybridTransport final : public Transport {
     queue_->issue(operation);
     return std::make_unique<PendingCall>(
         [queue = queue_, operation](milliseconds limit) { return queue->wait(*operation, limit); });
-  }
-
-  at::Tensor allocate(int64_t bytes, bool common) {
-    auto region = queue_->allocate(bytes, common);
-    void* data = region->address(found_.peers->rank());
-    return reported_memory(std::move(region), data, bytes, common ? found_.peers->size() : 1);
   }
 
   /// Columns are connected in ascending order on every rank, so that none waits for another in a circle.

@@ -220,14 +220,14 @@ void TransportCommunicator::barrier(std::string_view label) {
 
 // ------------------------------------------------------------------------------------------------ memory
 
-template <class Allocate>
-at::Tensor TransportCommunicator::allocate(CollectiveDesc desc, int64_t bytes, const Allocate& allocate) {
+at::Tensor TransportCommunicator::allocate(const char* op, std::string_view label, int64_t bytes,
+                                           bool common) {
   check_usable();
-  const std::string label = desc.label;
+  CollectiveDesc desc = describe(op, label);
   desc.numel = bytes;
   const int64_t number = recorder_->record(std::move(desc));
   try {
-    return allocate();
+    return transport_->allocate(bytes, common);
   } catch (const CommError& error) {
     recorder_->report_fault(fault_of(error.what()), number);
     fail_with(str("memory for ", label, ": ", error.what()), kind_of(error));
@@ -236,14 +236,12 @@ at::Tensor TransportCommunicator::allocate(CollectiveDesc desc, int64_t bytes, c
 
 at::Tensor TransportCommunicator::allocate_symmetric(int64_t bytes, at::Device device,
                                                      std::string_view label) {
-  const at::Tensor memory = allocate(describe("allocate_symmetric", label), bytes,
-                                     [&] { return transport_->allocate_symmetric(bytes); });
+  const at::Tensor memory = allocate("allocate_symmetric", label, bytes, /*common=*/false);
   return memory.defined() ? memory : Communicator::allocate_symmetric(bytes, device, label);
 }
 
 at::Tensor TransportCommunicator::allocate_shared(int64_t bytes, std::string_view label) {
-  return allocate(describe("allocate_shared", label), bytes,
-                  [&] { return transport_->allocate_shared(bytes); });
+  return allocate("allocate_shared", label, bytes, /*common=*/true);
 }
 
 at::Tensor TransportCommunicator::peer_view(const at::Tensor& mine, int rank) {

@@ -100,8 +100,7 @@ class TransportCommunicator final : public Communicator,
                                      const std::string& place, const MakeTransport& make);
   using Begin = std::function<PendingPtr(uint32_t tag)>;
   WorkPtr issue(CollectiveDesc desc, std::vector<at::Tensor> buffers, const Begin& begin);
-  template <class Allocate>
-  at::Tensor allocate(CollectiveDesc desc, int64_t bytes, const Allocate& allocate);
+  at::Tensor allocate(const char* op, std::string_view label, int64_t bytes, bool common);
   void wait(PendingCollective& collective);
   /// Forgets what has finished, and notices failures of collectives whose Work was dropped.
   void reap();
