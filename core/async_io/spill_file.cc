@@ -66,10 +66,7 @@ void check(const SpillFileOptions& options) {
 /// A file without a name (O_TMPFILE), or one whose name is removed at once, where the file system has no
 /// such.
 FileDescriptor open_nameless(const std::string& directory) {
-  int opened;
-  do {
-    opened = ::open(directory.c_str(), O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
-  } while (opened < 0 && errno == EINTR);
+  int opened = TEMP_FAILURE_RETRY(::open(directory.c_str(), O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
   // EISDIR, ENOENT: answers of kernels that do not know O_TMPFILE; then mkostemp says what is wrong.
   if (opened < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == ENOENT || errno == EINVAL)) {
     std::string name = (fs::path(directory) / "tessera_spill_XXXXXX").string();
@@ -129,11 +126,7 @@ bool make_direct(int file) {
   const int flags = ::fcntl(file, F_GETFL);
   if (flags < 0 || ::fcntl(file, F_SETFL, flags | O_DIRECT) != 0) return false;
   alignas(SpillFile::kAlignment) std::byte block[SpillFile::kAlignment];
-  ssize_t got;
-  do {
-    got = ::pread(file, block, sizeof block, 0);
-  } while (got < 0 && errno == EINTR);
-  if (got >= 0 || errno != EINVAL) return true;
+  if (TEMP_FAILURE_RETRY(::pread(file, block, sizeof block, 0)) >= 0 || errno != EINVAL) return true;
   static_cast<void>(::fcntl(file, F_SETFL, flags));
   return false;
 }

@@ -19,12 +19,9 @@ namespace {
 namespace fs = std::filesystem;
 
 FileDescriptor open_or_fail(const fs::path& path, int flags, const char* what) {
-  int descriptor;
-  do {
-    descriptor = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
-  } while (descriptor < 0 && errno == EINTR);
-  if (descriptor < 0) throw_disk_error(what, path, errno);
-  return FileDescriptor(descriptor);
+  FileDescriptor descriptor(TEMP_FAILURE_RETRY(::open(path.c_str(), flags | O_CLOEXEC, 0666)));
+  if (!descriptor) throw_disk_error(what, path, errno);
+  return descriptor;
 }
 
 }  // namespace

@@ -25,16 +25,13 @@ std::string other_kind(mode_t mode) {
 }  // namespace
 
 FileDescriptor open_input(const std::filesystem::path& path) {
-  int opened;
-  do {
-    opened = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-  } while (opened < 0 && errno == EINTR);
-  if (opened < 0 && errno == ENXIO)
+  FileDescriptor descriptor(
+      TEMP_FAILURE_RETRY(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC)));
+  if (!descriptor && errno == ENXIO)
     throw_disk_error("open", path, "it is a socket or a device that is not there, and not a regular file");
-  if (opened < 0) throw_disk_error("open", path, errno);
-  FileDescriptor descriptor(opened);
+  if (!descriptor) throw_disk_error("open", path, errno);
   struct stat status{};
-  if (::fstat(opened, &status) != 0) throw_disk_error("read", path, errno);
+  if (::fstat(descriptor.get(), &status) != 0) throw_disk_error("read", path, errno);
   if (!S_ISREG(status.st_mode)) throw_disk_error("read", path, other_kind(status.st_mode));
   return descriptor;
 }

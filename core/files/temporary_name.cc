@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 
@@ -17,18 +18,15 @@ constexpr std::string_view kInfix = ".tmp-";
 constexpr std::string_view kHex = "0123456789abcdef";
 constexpr size_t kNumDigits = 16;
 
-int lock(int descriptor, int operation) {
-  int result;
-  do {
-    result = ::flock(descriptor, operation);
-  } while (result != 0 && errno == EINTR);
-  return result;
+/// Whether the lock was free. It ends when the descriptor and its duplicates are closed.
+bool lock(const FileDescriptor& descriptor) {
+  return TEMP_FAILURE_RETRY(::flock(descriptor.get(), LOCK_EX | LOCK_NB)) == 0;
 }
 
 /// Whether no process has a lock on it. If so, takes the lock, until `descriptor` is closed.
 bool is_leftover(const fs::path& path, FileDescriptor& descriptor) {
   descriptor = FileDescriptor(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC));
-  return descriptor && lock(descriptor.get(), LOCK_EX | LOCK_NB) == 0;
+  return descriptor && lock(descriptor);
 }
 
 }  // namespace
@@ -50,7 +48,7 @@ std::string_view name_of_temporary(std::string_view file_name) {
 }
 
 bool hold_temporary(const FileDescriptor& descriptor, const fs::path& path) {
-  if (lock(descriptor.get(), LOCK_EX | LOCK_NB) != 0) return errno != EWOULDBLOCK;
+  if (!lock(descriptor)) return errno != EWOULDBLOCK;
   struct stat ours{}, named{};
   return ::fstat(descriptor.get(), &ours) != 0 ||
          (::lstat(path.c_str(), &named) == 0 && named.st_dev == ours.st_dev && named.st_ino == ours.st_ino);

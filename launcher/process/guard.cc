@@ -120,8 +120,7 @@ Guard::Guard() {
 Guard::~Guard() {
   send(kInOrder);
   socket_.reset();
-  while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
-  }
+  (void)TEMP_FAILURE_RETRY(::waitpid(pid_, nullptr, 0));
 }
 
 void Guard::watch(pid_t group) { send(group); }
@@ -137,8 +136,7 @@ void Guard::remove_if_killed(Folder which, const std::string& path) {
 
 void Guard::send(pid_t message) {
   // If the guard was killed the run continues without it.
-  while (::send(socket_.get(), &message, sizeof(message), MSG_NOSIGNAL) < 0 && errno == EINTR) {
-  }
+  (void)TEMP_FAILURE_RETRY(::send(socket_.get(), &message, sizeof(message), MSG_NOSIGNAL));
 }
 
 }  // namespace tessera::launcher

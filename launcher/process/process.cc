@@ -53,19 +53,14 @@ void exec_child(const ChildPlan& plan) {
 
 int wait_for(pid_t pid) {
   int status = 0;
-  while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
-  }
+  (void)TEMP_FAILURE_RETRY(::waitpid(pid, &status, 0));
   return status;
 }
 
 /// The child's errno if its exec failed; 0 if it succeeded (the pipe is closed on exec).
 int exec_error(int pipe_fd) {
   int error = 0;
-  ssize_t n = 0;
-  do {
-    n = ::read(pipe_fd, &error, sizeof(error));
-  } while (n < 0 && errno == EINTR);
-  return n == static_cast<ssize_t>(sizeof(error)) ? error : 0;
+  return TEMP_FAILURE_RETRY(::read(pipe_fd, &error, sizeof(error))) == sizeof(error) ? error : 0;
 }
 
 /// What is given to a program, for the error E2BIG.
@@ -138,8 +133,7 @@ bool Process::has_ended() const {
 int Process::collect() {
   // The group is killed while its leader is a zombie: until it is reaped no other process can get its number.
   siginfo_t info{};
-  while (::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOWAIT) < 0 && errno == EINTR) {
-  }
+  (void)TEMP_FAILURE_RETRY(::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOWAIT));
   ::kill(-pid_, SIGKILL);
   running_ = false;
   return wait_for(pid_);
