@@ -560,7 +560,6 @@ void Engine::check_momentum() const {
                         " steps; expected below 1: 0, a smaller rate, or a larger decay_step_size");
 }
 
-/// The param groups with the rates and betas of the next update.
 std::vector<kernels::Hyper> Engine::next_groups() const {
   std::vector<kernels::Hyper> groups = sharded_->optimizer().groups();
   const std::vector<double> rates = learning_rates();

@@ -241,6 +241,8 @@ class Engine {
   std::vector<double> learning_rates() const;
   /// Returns the betas of the next step, by param group, where the configured schedule sets them (OneCycle).
   std::vector<std::optional<Betas>> scheduled_betas() const;
+  /// Returns the param groups with these rates and betas.
+  std::vector<kernels::Hyper> next_groups() const;
   /// Rates by param group from now on, in place of the configured schedule's: for a schedule of the
   /// caller's. The same on all ranks. Throws Error for another number of rates than param groups.
   void set_learning_rates(std::vector<double> rates);
@@ -359,7 +361,6 @@ class Engine {
   void update();
   void check_usable_on_all_ranks(std::string_view call) const;
   void check_momentum() const;
-  std::vector<kernels::Hyper> next_groups() const;
   bool steps_by_groups() const;
   double clip_coefficient(double norm) const;
   std::string optimizer_name() const;

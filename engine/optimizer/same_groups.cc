@@ -8,40 +8,17 @@
 #include "core/json/json_reader.h"
 #include "core/json/json_text.h"
 #include "core/str.h"
+#include "engine/optimizer/optimizer_setup.h"
 
 namespace tessera {
 namespace {
 
-/// All options, by the configuration's names. One that is added to Hyper does not compile before it is here.
 std::vector<std::pair<const char*, double>> values_of(const kernels::Hyper& hyper) {
-  const auto& [lr, beta1, beta2, eps, weight_decay, momentum, dampening, nesterov, lr_decay, alpha, centered,
-               amsgrad, maximize, bias_correction, max_coeff, min_coeff, use_muon, adam_lr_ratio, ns_steps,
-               adjust_lr, beta2_decay, eps2, d, optim_bits, min_8bit_size] = hyper;
-  return {{"lr", lr},
-          {"betas[0]", beta1},
-          {"betas[1]", beta2},
-          {"eps", eps},
-          {"weight_decay", weight_decay},
-          {"momentum", momentum},
-          {"dampening", dampening},
-          {"nesterov", nesterov},
-          {"lr_decay", lr_decay},
-          {"alpha", alpha},
-          {"centered", centered},
-          {"amsgrad", amsgrad},
-          {"maximize", maximize},
-          {"bias_correction", bias_correction},
-          {"max_coeff", max_coeff},
-          {"min_coeff", min_coeff},
-          {"use_muon", use_muon},
-          {"adam_lr_ratio", adam_lr_ratio},
-          {"ns_steps", static_cast<double>(ns_steps)},
-          {"adjust_lr", static_cast<double>(adjust_lr)},
-          {"beta2_decay", beta2_decay},
-          {"eps2", eps2},
-          {"d", d},
-          {"optim_bits", static_cast<double>(optim_bits)},
-          {"min_8bit_size", static_cast<double>(min_8bit_size)}};
+  std::vector<std::pair<const char*, double>> values;
+  visit_options(hyper, [&](const char* name, const auto& value) {
+    values.emplace_back(name, static_cast<double>(value));
+  });
+  return values;
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -21,6 +22,7 @@
 #include "core/str.h"
 #include "engine/checkpointing.h"
 #include "engine/config/parse.h"
+#include "engine/optimizer/optimizer_setup.h"
 #include "python/binding/bindings.h"
 #include "python/binding/python_engine.h"
 #include "zero/deferred/deferred_model.h"
@@ -286,32 +288,32 @@ std::string save_checkpoint(PyEngine& self, const std::string& directory, const 
       {.save_latest = save_latest, .exclude_frozen_parameters = exclude_frozen_parameters});
 }
 
-/// The hyper-parameters of a param group by their names in torch.optim, and its parameters' names.
-struct ParamGroup {
-  kernels::Hyper hyper;
-  std::vector<std::string> parameters;
-};
-
-std::vector<ParamGroup> param_groups(PyEngine& self) {
-  std::vector<ParamGroup> groups;
-  for (const kernels::Hyper& hyper : self.sharded_model().optimizer().groups()) groups.push_back({hyper, {}});
-  for (const zero::ParameterSpec& parameter : self.sharded_model().layout().parameters())
-    if (parameter.trainable) groups.at(parameter.group).parameters.push_back(parameter.name);
-  const std::vector<double> rates = self.learning_rates();
-  const std::vector<std::optional<Betas>> betas = self.scheduled_betas();
-  for (size_t i = 0; i < groups.size(); ++i) {
-    groups[i].hyper.lr = rates[i];
-    if (!betas[i]) continue;
-    groups[i].hyper.beta1 = betas[i]->beta1;
-    groups[i].hyper.beta2 = betas[i]->beta2;
-  }
+/// By param group, the hyper-parameters of the next update by their names in visit_options().
+std::vector<py::dict> hypers(const PyEngine& self) {
+  std::vector<py::dict> groups;
+  for (const kernels::Hyper& hyper : self.next_groups())
+    visit_options(hyper, [&options = groups.emplace_back()]<class T>(const char* name, const T& value) {
+      if constexpr (!std::is_enum_v<T>) options[name] = value;
+    });
   return groups;
 }
 
-/// Sets the hyper-parameters for the next updates. Rates have a function of their own: a schedule may change
-/// them.
-void set_hyper(PyEngine& self, size_t group, const kernels::Hyper& hyper) {
+/// By param group, the names of its parameters.
+std::vector<std::vector<std::string>> group_parameters(PyEngine& self) {
+  std::vector<std::vector<std::string>> names(self.sharded_model().optimizer().groups().size());
+  for (const zero::ParameterSpec& parameter : self.sharded_model().layout().parameters())
+    if (parameter.trainable) names.at(parameter.group).push_back(parameter.name);
+  return names;
+}
+
+/// Sets the hyper-parameters for the next updates, as hypers() has them. Rates have a function of their own:
+/// a schedule may change them.
+void set_hyper(PyEngine& self, size_t group, const py::dict& options) {
   kernels::Hyper& now = self.sharded_model().optimizer().groups().at(group);
+  kernels::Hyper hyper = now;
+  visit_options(hyper, [&]<class T>(const char* name, T& value) {
+    if constexpr (!std::is_enum_v<T>) value = options[name].cast<T>();
+  });
   if (hyper.centered != now.centered)
     throw Error("centered was changed after initialize(), which decides about a state; expected no change");
   const kernels::OptimizerKind kind = self.sharded_model().optimizer().kind();
@@ -445,41 +447,9 @@ void bind_chunked_loss(py::module_& module) {
       py::arg("ignore_index"), ReleaseGil());
 }
 
-void bind_param_groups(py::module_& module) {
-  using kernels::Hyper;
-  py::class_<Hyper>(module, "Hyper")
-      .def(py::init<>())
-      .def_readwrite("lr", &Hyper::lr)
-      .def_readwrite("beta1", &Hyper::beta1)
-      .def_readwrite("beta2", &Hyper::beta2)
-      .def_readwrite("eps", &Hyper::eps)
-      .def_readwrite("weight_decay", &Hyper::weight_decay)
-      .def_readwrite("momentum", &Hyper::momentum)
-      .def_readwrite("dampening", &Hyper::dampening)
-      .def_readwrite("nesterov", &Hyper::nesterov)
-      .def_readwrite("lr_decay", &Hyper::lr_decay)
-      .def_readwrite("alpha", &Hyper::alpha)
-      .def_readwrite("centered", &Hyper::centered)
-      .def_readwrite("amsgrad", &Hyper::amsgrad)
-      .def_readwrite("maximize", &Hyper::maximize)
-      .def_readwrite("bias_correction", &Hyper::bias_correction)
-      .def_readwrite("max_coeff", &Hyper::max_coeff)
-      .def_readwrite("adam_lr_ratio", &Hyper::adam_lr_ratio)
-      .def_readwrite("use_muon", &Hyper::use_muon)
-      .def_readwrite("beta2_decay", &Hyper::beta2_decay)
-      .def_readwrite("eps2", &Hyper::eps2)
-      .def_readwrite("d", &Hyper::d)
-      .def_readwrite("optim_bits", &Hyper::optim_bits)
-      .def_readwrite("min_coeff", &Hyper::min_coeff);
-  py::class_<ParamGroup>(module, "ParamGroup")
-      .def_readonly("hyper", &ParamGroup::hyper)
-      .def_readonly("parameters", &ParamGroup::parameters);
-}
-
 }  // namespace
 
 void bind_engine(py::module_& module) {
-  bind_param_groups(module);
   bind_saved_tensors(module);
   bind_chunked_loss(module);
   bind_deferred_model(module);
@@ -552,8 +522,9 @@ void bind_engine(py::module_& module) {
                  {"num_offloaded", counts.num_offloaded}};
            })
       // rates
-      .def("param_groups", &param_groups)
-      .def("set_hyper", &set_hyper, py::arg("group"), py::arg("hyper"))
+      .def("hypers", &hypers)
+      .def("group_parameters", &group_parameters)
+      .def("set_hyper", &set_hyper, py::arg("group"), py::arg("options"))
       .def("set_learning_rates", &PyEngine::set_learning_rates, py::arg("rates"))
       .def("use_configured_rates", &PyEngine::use_configured_rates)
       // the optimizer's state
@@ -570,15 +541,6 @@ void bind_engine(py::module_& module) {
       .def("optimizer_states", &optimizer_states, py::arg("unit"), ReleaseGil())
       .def("set_optimizer_states", &set_optimizer_states, py::arg("name"), py::arg("states"),
            py::arg("num_updates"), ReleaseGil())
-      .def_property_readonly("learning_rates", &PyEngine::learning_rates)
-      .def_property_readonly(
-          "scheduled_betas",
-          [](const PyEngine& self) {
-            std::vector<std::optional<std::pair<double, double>>> pairs;
-            for (const std::optional<Betas>& betas : self.scheduled_betas())
-              pairs.push_back(betas ? std::optional(std::pair(betas->beta1, betas->beta2)) : std::nullopt);
-            return pairs;
-          })
       // the whole model
       .def("full_parameter", &PyEngine::full_parameter, py::arg("name"), ReleaseGil())
       .def("full_gradient", &PyEngine::full_gradient, py::arg("name"), ReleaseGil())

@@ -44,25 +44,25 @@ class Optimizer(torch.optim.Optimizer):
             self._options = Options.of_whole(client)
         else:
             self._options = Options.of_type(kind) if client is None else Options.of(client)
-        of_engine = engine._engine.param_groups()
+        hypers, names = engine._engine.hypers(), engine._engine.group_parameters()
         if client is not None:
             super().__init__([{"params": []}], client.defaults)
             self.param_groups = client.param_groups
         elif groups is not None:
-            super().__init__([{"params": []}], _shown(kind, of_engine[0].hyper))
-            filled = iter(of_engine)
-            self.param_groups = [{**(_shown(kind, next(filled).hyper) if group["params"] else {}), **group} for group in groups]
+            super().__init__([{"params": []}], _shown(kind, hypers[0]))
+            filled = iter(hypers)
+            self.param_groups = [{**(_shown(kind, next(filled)) if group["params"] else {}), **group} for group in groups]
         else:
             parameters = dict(engine.named_tensors)
             nothing = [{"params": []}]  # all are frozen: a model that is evaluated only
-            super().__init__([{"params": [parameters[name] for name in group.parameters], **_shown(kind, group.hyper)}
-                              for group in of_engine if group.parameters] or nothing, _shown(kind, of_engine[0].hyper))
+            super().__init__([{"params": [parameters[name] for name in of_group], **_shown(kind, hyper)}
+                              for hyper, of_group in zip(hypers, names) if of_group] or nothing, _shown(kind, hypers[0]))
         self._accepts_groups = False
         given = client is not None or groups is not None
         # The engine has no groups without parameters but those of its configuration.
-        has_all = given and len(of_engine) == len(self.param_groups)
-        self._indices = [i for i, group in enumerate(self.param_groups if has_all else of_engine)
-                         if (group["params"] if has_all else given or group.parameters)]
+        has_all = given and len(names) == len(self.param_groups)
+        self._indices = [i for i, of_group in enumerate([group["params"] for group in self.param_groups] if has_all else names)
+                         if of_group or (given and not has_all)]
         self._structure = self._structure_now()
         self._client = client
         self._pushed = self._translated()
@@ -239,7 +239,7 @@ class Optimizer(torch.optim.Optimizer):
         for i, (values, before) in enumerate(zip(now, self._pushed)):
             _check_numbers(values, before, f"optimizer.param_groups[{i}]")
         engine = self._live()._engine
-        hypers = engine.param_groups()
+        hypers = engine.hypers()
         rates_changed = [values.get("lr") for values in now] != [values.get("lr") for values in self._pushed]
         for i, (index, values, before) in enumerate(zip(self._indices, now, self._pushed)):
             if values == before:
@@ -247,16 +247,15 @@ class Optimizer(torch.optim.Optimizer):
             if self._scheduled and values.get("betas") != before.get("betas") and schedule_sets_betas(self._live().config):
                 raise Error(f"optimizer.param_groups[{i}]: betas={values['betas']} was written, and the schedule OneCycle of the "
                             "configuration sets them; expected cycle_momentum false there")
-            hyper = hypers[index].hyper
-            write_hyper(hyper, values)
+            write_hyper(hypers[index], values)
             try:
-                engine.set_hyper(index, hyper)
+                engine.set_hyper(index, hypers[index])
             except Error as error:
                 raise Error(f"optimizer.param_groups[{i}]: {error}") from None
             rate = {"lr": before["lr"]} if "lr" in before else {}  # rates are set together, below; a later group may be refused
             self._pushed[i] = {**{key: value for key, value in values.items() if key != "lr"}, **rate}
         if rates_changed:
-            rates = engine.learning_rates
+            rates = [hyper["lr"] for hyper in hypers]
             for index, values in zip(self._indices, now):
                 rates[index] = values.get("lr", rates[index])
             engine.set_learning_rates(rates)
@@ -273,11 +272,12 @@ class Optimizer(torch.optim.Optimizer):
         if self._overruled:
             engine.use_configured_rates()
             self._overruled = False
-        rates, betas = engine.learning_rates, engine.scheduled_betas if schedule_sets_betas(self._live().config) else None
+        hypers, sets_betas = engine.hypers(), schedule_sets_betas(self._live().config)
         for index, group, pushed in zip(self._indices, self._groups(), self._pushed):
-            group["lr"] = pushed["lr"] = rates[index]
-            if betas is not None and "betas" in group:
-                group["betas"], pushed["betas"] = betas[index], list(betas[index])
+            group["lr"] = pushed["lr"] = hypers[index]["lr"]
+            if sets_betas and "betas" in group:
+                group["betas"] = _betas_of(hypers[index])
+                pushed["betas"] = list(group["betas"])
 
     def stepped(self) -> None:
         """A step was taken: for torch's schedulers, which warn when they run before the optimizer. Collective where it is rank 0's alone."""
@@ -402,10 +402,14 @@ def _check_numbers(values, before, where):
 
 
 def _shown(type_, hyper):
-    values = {key: getattr(hyper, key) for key in HYPERS[type_] if key != "betas"}
+    values = {key: hyper[key] for key in HYPERS[type_] if key != "betas"}
     if type_ == "Adafactor":
-        values["eps"] = (hyper.eps, hyper.eps2)
-    return {**values, "betas": (hyper.beta1, hyper.beta2)} if "betas" in HYPERS[type_] else values
+        values["eps"] = (hyper["eps"], hyper["eps2"])
+    return {**values, "betas": _betas_of(hyper)} if "betas" in HYPERS[type_] else values
+
+
+def _betas_of(hyper):
+    return hyper["betas[0]"], hyper["betas[1]"]
 
 
 def to_override(path: str, value: Any) -> str:

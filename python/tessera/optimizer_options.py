@@ -201,15 +201,15 @@ class Options:
         return getattr(self._optimizer, option, _MISSING) if self._optimizer is not None else _MISSING
 
 
-def write_hyper(hyper: Any, values: Mapping[str, Any]) -> None:
-    """Write what `Options.values` returns into an `_engine.Hyper`."""
+def write_hyper(hyper: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Write what `Options.values` returns into a dict of `_engine.Engine.hypers`."""
     for key, value in values.items():
         if key == "betas":
-            hyper.beta1, hyper.beta2 = value
+            hyper["betas[0]"], hyper["betas[1]"] = value
         elif key == "eps" and isinstance(value, list):
-            hyper.eps, hyper.eps2 = value
+            hyper["eps"], hyper["eps2"] = value
         else:
-            setattr(hyper, key, value)
+            hyper[key] = value
 
 
 def is_option(name: str) -> bool:

@@ -67,7 +67,7 @@ class States(MutableMapping):
         self._group_of = {id(parameter): i for i, group in enumerate(param_groups) for parameter in group["params"]}
         self._parameters = [parameter for group in param_groups for parameter in group["params"]]
         self._names = first_names(engine.named_tensors)
-        self._trained = {name for group in engine._engine.param_groups() for name in group.parameters}
+        self._trained = {name for names in engine._engine.group_parameters() for name in names}
         self._had: list[set[str]] = [set() for _ in param_groups]  # by group, those of STATE_OF
         self.replaced: dict[str, Any] = {}  # attributes of the optimizer that was translated, as they were before
 
