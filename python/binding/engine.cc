@@ -46,93 +46,83 @@ std::vector<zero::NamedTensor> named_tensors(const Named& pairs) {
   return tensors;
 }
 
-/// An object of Python with ModuleState's members (tessera.module_state.ModuleState), which holds a weak
-/// reference to the module. Takes the GIL itself.
-class PyModuleState final : public zero::ModuleState {
+/// An object of Python whose members C++ calls. Each call takes the GIL itself, and so does the destructor.
+class PythonObject {
  public:
-  explicit PyModuleState(py::object state) : state_(std::move(state)) {}
-  ~PyModuleState() override {
+  explicit PythonObject(py::object object) : object_(std::move(object)) {}
+  ~PythonObject() {
     const py::gil_scoped_acquire held;
-    state_ = py::object();
+    object_ = py::object();
   }
+  PythonObject(const PythonObject&) = delete;
 
-  std::vector<zero::NamedBuffer> buffers() const override {
+  template <class Result>
+  Result get(const char* attribute) const {
     const py::gil_scoped_acquire held;
-    std::vector<zero::NamedBuffer> buffers;
-    for (auto& [name, tensor, persistent] :
-         state_.attr("buffers")()
-             .cast<std::vector<std::tuple<std::string, std::optional<at::Tensor>, bool>>>())
-      buffers.push_back({name, tensor.value_or(at::Tensor()), persistent});
-    return buffers;
+    return object_.attr(attribute).cast<Result>();
   }
-  bool can_assign(const std::string& name) const override {
+  template <class Result = void, class... Args>
+  Result call(const char* method, const Args&... args) const {
     const py::gil_scoped_acquire held;
-    return state_.attr("can_assign")(name).cast<bool>();
-  }
-  void assign(const std::string& name, const at::Tensor& tensor) override {
-    const py::gil_scoped_acquire held;
-    state_.attr("assign")(name, tensor.defined() ? py::cast(tensor) : py::none());
-  }
-  void remove(const std::string& name) override {
-    const py::gil_scoped_acquire held;
-    state_.attr("remove")(name);
-  }
-  std::vector<std::string> extra_state_names() const override {
-    const py::gil_scoped_acquire held;
-    return state_.attr("extra_state_names")().cast<std::vector<std::string>>();
-  }
-  at::Tensor extra_state() const override {
-    const py::gil_scoped_acquire held;
-    return state_.attr("extra_state")().cast<at::Tensor>();
-  }
-  void set_extra_state(const at::Tensor& bytes) override {
-    const py::gil_scoped_acquire held;
-    state_.attr("set_extra_state")(bytes);
-  }
-  void set_extra_state(const std::string& name, const at::Tensor& value) override {
-    const py::gil_scoped_acquire held;
-    state_.attr("set_extra_state_of")(name, value);
+    return object_.attr(method)(args...).template cast<Result>();
   }
 
  private:
-  py::object state_;
+  py::object object_;
 };
 
-/// An object of Python with WholeOptimizer's members (tessera.whole_optimizer.WholeOptimizer). Takes the GIL
-/// itself.
-class PyWholeOptimizer final : public zero::WholeOptimizer {
+/// An object of Python with ModuleState's members (tessera.module_state.ModuleState), which holds a weak
+/// reference to the module.
+class PyModuleState final : public zero::ModuleState {
  public:
-  explicit PyWholeOptimizer(py::object optimizer) : optimizer_(std::move(optimizer)) {}
-  ~PyWholeOptimizer() override {
-    const py::gil_scoped_acquire held;
-    optimizer_ = py::object();
+  explicit PyModuleState(py::object state) : state_(std::move(state)) {}
+
+  std::vector<zero::NamedBuffer> buffers() const override {
+    std::vector<zero::NamedBuffer> buffers;
+    for (auto& [name, tensor, persistent] :
+         state_.call<std::vector<std::tuple<std::string, std::optional<at::Tensor>, bool>>>("buffers"))
+      buffers.push_back({name, tensor.value_or(at::Tensor()), persistent});
+    return buffers;
+  }
+  bool can_assign(const std::string& name) const override { return state_.call<bool>("can_assign", name); }
+  void assign(const std::string& name, const at::Tensor& tensor) override {
+    state_.call("assign", name, tensor.defined() ? std::optional(tensor) : std::nullopt);
+  }
+  void remove(const std::string& name) override { state_.call("remove", name); }
+  std::vector<std::string> extra_state_names() const override {
+    return state_.call<std::vector<std::string>>("extra_state_names");
+  }
+  at::Tensor extra_state() const override { return state_.call<at::Tensor>("extra_state"); }
+  void set_extra_state(const at::Tensor& bytes) override { state_.call("set_extra_state", bytes); }
+  void set_extra_state(const std::string& name, const at::Tensor& value) override {
+    state_.call("set_extra_state_of", name, value);
   }
 
-  std::string name() const override {
-    const py::gil_scoped_acquire held;
-    return optimizer_.attr("name").cast<std::string>();
+ private:
+  PythonObject state_;
+};
+
+/// An object of Python with WholeOptimizer's members (tessera.whole_optimizer.WholeOptimizer).
+class PyWholeOptimizer final : public zero::WholeOptimizer {
+ public:
+  /// `configured`: the configuration's optimizer, which this is if it is one that runs on whole parameters.
+  PyWholeOptimizer(py::object optimizer, kernels::OptimizerKind configured)
+      : optimizer_(std::move(optimizer)) {
+    if (kernels::updates_whole_parameters(configured)) formula_ = configured;
   }
-  bool on_one_rank() const override {
-    const py::gil_scoped_acquire held;
-    return optimizer_.attr("on_one_rank").cast<bool>();
-  }
+
+  std::string name() const override { return optimizer_.get<std::string>("name"); }
+  bool on_one_rank() const override { return optimizer_.get<bool>("on_one_rank"); }
   void own(const std::vector<zero::OwnedTensor>& parameters) override {
     std::vector<std::string> names;
     for (const zero::OwnedTensor& one : parameters) {
       names.push_back(one.spec->name);
       owned_.push_back(one.spec);
     }
-    const py::gil_scoped_acquire held;
-    optimizer_.attr("own")(names);
+    optimizer_.call("own", names);
   }
-  void step(const std::vector<kernels::Hyper>&) override {
-    const py::gil_scoped_acquire held;
-    optimizer_.attr("step")();
-  }
-  int64_t bytes() const override {
-    const py::gil_scoped_acquire held;
-    return optimizer_.attr("bytes")().cast<int64_t>();
-  }
+  void step(const std::vector<kernels::Hyper>&) override { optimizer_.call("step"); }
+  int64_t bytes() const override { return optimizer_.call<int64_t>("bytes"); }
   int64_t formula_bytes(const std::vector<kernels::Hyper>& groups) const override {
     int64_t sum = 0;
     if (!formula_) return sum;
@@ -140,25 +130,14 @@ class PyWholeOptimizer final : public zero::WholeOptimizer {
       sum += zero::formula_state_bytes(*formula_, groups[static_cast<size_t>(one->group)], *one) + 4;
     return sum;
   }
-  /// The configuration's optimizer, if it is one that runs on whole parameters.
-  void set_formula(kernels::OptimizerKind kind) {
-    if (kernels::updates_whole_parameters(kind)) formula_ = kind;
-  }
-  at::Tensor state() const override {
-    const py::gil_scoped_acquire held;
-    return optimizer_.attr("state_bytes")().cast<at::Tensor>();
-  }
+  at::Tensor state() const override { return optimizer_.call<at::Tensor>("state_bytes"); }
   void check_state_of_another_program(const at::Tensor& saved) const override {
-    const py::gil_scoped_acquire held;
-    optimizer_.attr("check_state_of_another_program")(saved);
+    optimizer_.call("check_state_of_another_program", saved);
   }
-  void set_state(const std::vector<at::Tensor>& saved) override {
-    const py::gil_scoped_acquire held;
-    optimizer_.attr("set_state_bytes")(saved);
-  }
+  void set_state(const std::vector<at::Tensor>& saved) override { optimizer_.call("set_state_bytes", saved); }
 
  private:
-  py::object optimizer_;
+  PythonObject optimizer_;
   std::optional<kernels::OptimizerKind> formula_;
   std::vector<const zero::ParameterSpec*> owned_;
 };
@@ -181,25 +160,27 @@ zero::FormulaStates adamw_8bit(const at::Tensor& weights, const at::Tensor& grad
 }
 
 /// `members`: what the module holds besides, by its name: tensors that are views of parameters are refused.
-std::unique_ptr<PyEngine> make_engine(const Named& parameters, const std::shared_ptr<PyModuleState>& state,
-                                      const Named& members, const EngineConfig& config,
-                                      const comm::CommunicatorPtr& comm, int local_rank,
-                                      int64_t steps_per_epoch, zero::DeferredModel* deferred,
+/// `state`, `whole_optimizer`: see PyModuleState and PyWholeOptimizer; the latter may be None.
+std::unique_ptr<PyEngine> make_engine(const Named& parameters, const py::object& state, const Named& members,
+                                      const EngineConfig& config, const comm::CommunicatorPtr& comm,
+                                      int local_rank, int64_t steps_per_epoch, zero::DeferredModel* deferred,
                                       const std::vector<std::string>& untrained,
-                                      const std::shared_ptr<PyWholeOptimizer>& whole_optimizer) {
+                                      const py::object& whole_optimizer) {
   zero::ModelView view;
   view.deferred = deferred;
   view.parameters = named_tensors(parameters);
-  view.state = state;
+  view.state = std::make_shared<PyModuleState>(state);
   view.members_searched = true;
-  zero::refuse_views(view.parameters, named_tensors(members));
   InitOptions options;
+  if (!whole_optimizer.is_none())
+    options.whole_optimizer =
+        std::make_shared<PyWholeOptimizer>(whole_optimizer, set_up_optimizer(config.optimizer).kind);
+  const py::gil_scoped_release released;
+  zero::refuse_views(view.parameters, named_tensors(members));
   options.device = comm->device();
   options.local_rank = local_rank;
   options.steps_per_epoch = steps_per_epoch;
   options.untrained = untrained;
-  if (whole_optimizer) whole_optimizer->set_formula(set_up_optimizer(config.optimizer).kind);
-  options.whole_optimizer = whole_optimizer;
   options.autograd_hooks = false;  // Python's own engine has their place: engine.py pushes hooks
   options.caller_reports = true;   // reports.py
   if (comm->rank() == 0) options.log = Logger(LogOptions{});
@@ -456,10 +437,6 @@ void bind_engine(py::module_& module) {
   py::class_<PyEngine> engine(module, "Engine");
   bind_gathered_parameters(module);
   module.def("is_released", &is_released, py::arg("tensor"));
-  py::class_<PyModuleState, std::shared_ptr<PyModuleState>>(module, "ModuleState")
-      .def(py::init<py::object>(), py::arg("state"));
-  py::class_<PyWholeOptimizer, std::shared_ptr<PyWholeOptimizer>>(module, "WholeOptimizer")
-      .def(py::init<py::object>(), py::arg("optimizer"));
   module.def("adamw_8bit", &adamw_8bit, py::arg("weights"), py::arg("gradient"), py::arg("states"),
              py::arg("step"), py::arg("name"), py::arg("lr"), py::arg("beta1"), py::arg("beta2"),
              py::arg("eps"), py::arg("weight_decay"), py::arg("optim_bits"), py::arg("min_8bit_size"),
@@ -476,7 +453,7 @@ void bind_engine(py::module_& module) {
   engine
       .def(py::init(&make_engine), py::arg("parameters"), py::arg("state"), py::arg("members"),
            py::arg("config"), py::arg("comm"), py::arg("local_rank"), py::arg("steps_per_epoch"),
-           py::arg("deferred"), py::arg("untrained"), py::arg("whole_optimizer"), ReleaseGil())
+           py::arg("deferred"), py::arg("untrained"), py::arg("whole_optimizer"))
       // the step
       .def("prepare", &PyEngine::prepare_tensor, py::arg("tensor"), ReleaseGil())
       .def("begin_forward", &PyEngine::begin_forward, ReleaseGil())

@@ -2,7 +2,7 @@ from __future__ import annotations
 import collections.abc
 import torch
 import typing
-__all__: list[str] = ['Communicator', 'CompiledGraphRead', 'Config', 'DeferredModel', 'Engine', 'GatheredParameters', 'Hyper', 'MemoryMeter', 'ModuleState', 'Monitors', 'ParamGroup', 'SavedTensor', 'TrainSampler', 'WholeOptimizer', 'adamw_8bit', 'await_other_ranks', 'check_same_program', 'chunked_cross_entropy', 'environment', 'group_indices', 'has_failed_by_peer', 'hash_of', 'is_released', 'join', 'leave', 'log_info', 'log_warning', 'memory_page', 'memory_trace', 'read_config', 'read_document', 'report_error', 'report_exit_code', 'save_tensor', 'state_bytes', 'take_8bit_states']
+__all__: list[str] = ['Communicator', 'CompiledGraphRead', 'Config', 'DeferredModel', 'Engine', 'GatheredParameters', 'MemoryMeter', 'Monitors', 'SavedTensor', 'TrainSampler', 'adamw_8bit', 'await_other_ranks', 'check_same_program', 'chunked_cross_entropy', 'environment', 'group_indices', 'has_failed_by_peer', 'hash_of', 'is_released', 'join', 'leave', 'log_info', 'log_warning', 'memory_page', 'memory_trace', 'read_config', 'read_document', 'report_error', 'report_exit_code', 'save_tensor', 'state_bytes', 'take_8bit_states']
 class Communicator:
     def all_reduce(self, tensor: torch.Tensor, label: str, scale: typing.SupportsFloat | typing.SupportsIndex) -> None:
         ...
@@ -62,7 +62,7 @@ class DeferredModel:
     def counts(self) -> tuple[bool, int, int, int]:
         ...
 class Engine:
-    def __init__(self, parameters: collections.abc.Sequence[tuple[str, torch.Tensor]], state: ModuleState, members: collections.abc.Sequence[tuple[str, torch.Tensor]], config: Config, comm: Communicator, local_rank: typing.SupportsInt | typing.SupportsIndex, steps_per_epoch: typing.SupportsInt | typing.SupportsIndex, deferred: DeferredModel, untrained: collections.abc.Sequence[str], whole_optimizer: WholeOptimizer) -> None:
+    def __init__(self, parameters: collections.abc.Sequence[tuple[str, torch.Tensor]], state: typing.Any, members: collections.abc.Sequence[tuple[str, torch.Tensor]], config: Config, comm: Communicator, local_rank: typing.SupportsInt | typing.SupportsIndex, steps_per_epoch: typing.SupportsInt | typing.SupportsIndex, deferred: DeferredModel, untrained: collections.abc.Sequence[str], whole_optimizer: typing.Any) -> None:
         ...
     def activation_counts(self) -> dict[str, int]:
         ...
@@ -233,12 +233,6 @@ class GatheredParameters:
     def abandon(self) -> None:
         ...
     def close(self) -> None:
-        ...
-class ModuleState:
-    def __init__(self, state: typing.Any) -> None:
-        ...
-class WholeOptimizer:
-    def __init__(self, optimizer: typing.Any) -> None:
         ...
 class Monitors:
     def __init__(self, config: Config, number: typing.SupportsInt | typing.SupportsIndex, resumed_after: typing.SupportsInt | typing.SupportsIndex | None) -> None:

@@ -61,11 +61,10 @@ class Engine(EngineProperties, StepsScheduler):
         self.named_tensors = parameters
         self._parameter_ids = module_state.parameter_ids(module)
         self._module_state = module_state.ModuleState(module)
-        state = _engine.ModuleState(self._module_state)
         members = [(f"attribute {name}", tensor) for name, tensor in module_members.tensors(module)]
         viewed = module_members.viewed_outside(module, parameters) if deferred is None and comm.rank == 0 else None
-        self._engine = _engine.Engine(parameters, state, members, config, comm, local_rank, steps_per_epoch, deferred,
-                                      list(untrained), None if whole_optimizer is None else _engine.WholeOptimizer(whole_optimizer))
+        self._engine = _engine.Engine(parameters, self._module_state, members, config, comm, local_rank, steps_per_epoch, deferred,
+                                      list(untrained), whole_optimizer)
         self._whole_optimizer = whole_optimizer
         if viewed is not None:
             _engine.log_warning(f"the memory of parameter {viewed} is also held by a tensor outside of the module, such as a state dict, a view "
