@@ -11,7 +11,6 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "activations/checkpointing.h"
@@ -360,22 +359,6 @@ std::vector<std::vector<std::string>> units(PyEngine& self) {
   return names;
 }
 
-void save_model(
-    PyEngine& self, const std::string& path,
-    const std::vector<std::tuple<std::string, std::vector<std::string>, std::variant<std::string, at::Tensor>,
-                                 at::ScalarType>>& tensors) {
-  std::vector<PyEngine::SavedTensor> saved;
-  for (const auto& [name, aliases, source, dtype] : tensors) {
-    PyEngine::SavedTensor& one = saved.emplace_back(PyEngine::SavedTensor{.name = name, .aliases = aliases});
-    one.dtype = dtype;
-    if (const auto* parameter = std::get_if<std::string>(&source))
-      one.parameter = *parameter;
-    else
-      one.buffer = std::get<at::Tensor>(source);
-  }
-  self.save_model(path, saved);
-}
-
 std::map<std::string, int64_t> by_kind(const zero::StateBytes& bytes) {
   return {{"parameters", bytes.parameters}, {"gradients", bytes.gradients}, {"master", bytes.master},
           {"optimizer", bytes.optimizer},   {"snapshot", bytes.snapshot},   {"total", bytes.total()}};
@@ -535,7 +518,7 @@ void bind_engine(py::module_& module) {
           },
           py::arg("function"))
       .def("units", &units)
-      .def("save_model", &save_model, py::arg("path"), py::arg("tensors"), ReleaseGil())
+      .def("save_model", &PyEngine::save_model, py::arg("path"), py::arg("tensors"), ReleaseGil())
       .def(
           "load_weights",
           [](PyEngine& self, const std::string& path, const std::vector<std::string>& ignore_missing,

@@ -38,8 +38,9 @@ void PyEngine::save_model(const std::string& path, const std::vector<SavedTensor
   at::Tensor room;
   comm::on_all_ranks<CheckpointError>(comm(), "model to save", [&] {
     std::vector<int> units;
-    for (const SavedTensor& tensor : tensors)
-      if (!tensor.buffer) units.push_back(layout.slice(layout.find(tensor.parameter)).unit);
+    for (const auto& [name, aliases, source, dtype] : tensors)
+      if (const auto* parameter = std::get_if<std::string>(&source))
+        units.push_back(layout.slice(layout.find(*parameter)).unit);
     room = at::empty({sharded_model().room_for_units(units)}, at::dtype(at::kByte).device(comm().device()));
     if (rank() != 0) return;
     checkpoint::ModelWriterOptions options;
@@ -48,14 +49,15 @@ void PyEngine::save_model(const std::string& path, const std::vector<SavedTensor
     if (!format)
       throw CheckpointError(path, ": no format has this ending; expected .safetensors, .pt or .h5");
     options.format = *format;
-    for (const SavedTensor& tensor : tensors) {
-      if (tensor.buffer) dtype_of(*tensor.buffer, tensor.name);  // throws for what files cannot hold
-      const int parameter = tensor.buffer ? -1 : layout.find(tensor.parameter);
+    for (const auto& [name, aliases, source, dtype] : tensors) {
+      const auto* buffer = std::get_if<at::Tensor>(&source);
+      if (buffer) dtype_of(*buffer, name);  // throws for what files cannot hold
       options.tensors.push_back(
-          {.name = tensor.name,
-           .shape = tensor.buffer ? tensor.buffer->sizes().vec() : layout.parameters().at(parameter).shape,
-           .type = from_torch(tensor.dtype),
-           .aliases = tensor.aliases});
+          {.name = name,
+           .shape = buffer ? buffer->sizes().vec()
+                           : layout.parameters().at(layout.find(std::get<std::string>(source))).shape,
+           .type = from_torch(dtype),
+           .aliases = aliases});
     }
     writer = checkpoint::open_model_writer(disk, std::move(options));
   });
@@ -71,14 +73,14 @@ void PyEngine::save_model(const std::string& path, const std::vector<SavedTensor
       failure = comm::error_message(error);
     }
   };
-  for (const SavedTensor& tensor : tensors) {
-    if (tensor.buffer) {
-      append(*tensor.buffer, tensor.dtype);
+  for (const auto& [name, aliases, source, dtype] : tensors) {
+    if (const auto* buffer = std::get_if<at::Tensor>(&source)) {
+      append(*buffer, dtype);
       continue;
     }
-    const zero::UnitSlice& slice = layout.slice(layout.find(tensor.parameter));
-    sharded_model().with_full_unit(slice.unit, room, [&](const at::Tensor& full) {
-      append(full.narrow(0, slice.offset, slice.numel), tensor.dtype);
+    const zero::UnitSlice& slice = layout.slice(layout.find(std::get<std::string>(source)));
+    sharded_model().with_full_unit(slice.unit, room, [&, type = dtype](const at::Tensor& full) {
+      append(full.narrow(0, slice.offset, slice.numel), type);
     });
   }
   comm::on_all_ranks<CheckpointError>(comm(), "saved model", [&] {

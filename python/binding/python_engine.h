@@ -4,6 +4,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
+#include <variant>
 #include <vector>
 
 #include "engine/engine.h"
@@ -30,16 +32,13 @@ class PyEngine final : public Engine {
   /// Is called after a forward that has thrown.
   void leave_forward() { scope_.reset(); }
 
+  /// A name in the file and the further names of a tied one; a parameter's name in the model, or a buffer;
+  /// the type in the file.
+  using SavedTensor = std::tuple<std::string, std::vector<std::string>, std::variant<std::string, at::Tensor>,
+                                 at::ScalarType>;
   /// Collective. Writes parameters and buffers to one safetensors file (or .pt, .h5, by the name's ending);
-  /// rank 0 writes, unit by unit. `names`: in the order of the file, each with the further names of a tied
-  /// one. Throws CheckpointError and DiskError, the same on all ranks.
-  struct SavedTensor {
-    std::string name;
-    std::vector<std::string> aliases;
-    std::optional<at::Tensor> buffer = {};
-    std::string parameter = {};  ///< its name in the model; "": it is a buffer
-    at::ScalarType dtype = at::kFloat;
-  };
+  /// rank 0 writes, unit by unit. `tensors`: in the order of the file. Throws CheckpointError and DiskError,
+  /// the same on all ranks.
   void save_model(const std::string& path, const std::vector<SavedTensor>& tensors);
 
  private:
