@@ -452,7 +452,6 @@ void bind_engine(py::module_& module) {
       .def("train", &PyEngine::train, ReleaseGil())
       .def("eval", &PyEngine::eval, ReleaseGil())
       .def_property_readonly("has_failed", &PyEngine::has_failed)
-      .def("drop_gradients", &PyEngine::drop_gradients, ReleaseGil())
       .def_property_readonly("is_boundary", &PyEngine::is_gradient_accumulation_boundary)
       .def("set_boundary", &PyEngine::set_gradient_accumulation_boundary, py::arg("is_boundary"))
       .def("begin_no_sync", &PyEngine::begin_no_sync)
@@ -566,7 +565,6 @@ void bind_engine(py::module_& module) {
       .def_property_readonly("accumulation_steps",
                              [](const PyEngine& self) { return self.config().gradient_accumulation_steps; })
       .def_property_readonly("clipping", [](const PyEngine& self) { return self.config().gradient_clipping; })
-      .def_property_readonly("seed", [](const PyEngine& self) { return self.config().seed; })
       .def_property_readonly("config", [](const PyEngine& self) { return dump_resolved(self.config()); })
       .def_property_readonly("shards_parameters",
                              [](PyEngine& self) { return self.sharded_model().residency().gathers_on_use(); })

@@ -49,7 +49,7 @@ def give_back(engine):
     if engine.memory_record is not None:
         raise Error("destroy() inside of a memory_report of this engine; leave it first")
     if engine._engine.has_failed and engine._engine.shards_parameters:
-        engine._engine.drop_gradients()  # collective, as gathering is. Elsewhere a rank may have failed alone, and its parameters are whole
+        engine._engine.zero_grad()  # drops the gradients; collective, as gathering is. Elsewhere a rank may have failed alone, and its parameters are whole
     by_name = dict(engine.named_tensors)
     copies = []
     for names in engine._engine.units():
