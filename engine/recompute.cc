@@ -61,10 +61,6 @@ void Engine::set_up_activations() {
     options_.log.warning(str("activation_checkpointing.number_checkpoints has no effect under the policy \"",
                              config.policy, "\": it is the number of blocks that \"block\" recomputes"));
   if (config.policy == "none") return;
-  if (config.policy == "offload" && config.nvme_path.value_or("").empty())
-    throw ConfigError(
-        "activation_checkpointing.nvme_path: not given; the policy \"offload\" needs a folder on a local "
-        "disk");
   if (!config.nvme_path.value_or("").empty() && !options_.device.is_cpu())
     throw ConfigError("activation_checkpointing.nvme_path: saved tensors lie on disk on CPU ranks only; ",
                       "this one is on ", options_.device.str(), ": leave it out");

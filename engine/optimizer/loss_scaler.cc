@@ -11,31 +11,17 @@ namespace {
 
 constexpr double kScaleFactor = 2;
 
-void require(bool ok, const char* key, double found, const char* expected) {
-  if (!ok) throw ConfigError("fp16.", key, ": found ", found, ", expected ", expected);
-}
-
 }  // namespace
 
 LossScaler::LossScaler(const EngineConfig& engine) : config_(engine.fp16) {
   if (!engine.scales_loss()) return;
-  const Fp16Config& config = config_;
-  require(std::isfinite(config.loss_scale) && config.loss_scale >= 0, "loss_scale", config.loss_scale,
-          "0 (dynamic) or a positive number");
-  if (config.loss_scale > 0) {
-    state_.scale = config.loss_scale;
+  dynamic_ = config_.loss_scale == 0;
+  if (!dynamic_) {
+    state_.scale = config_.loss_scale;
     return;
   }
-  require(config.initial_scale_power >= 0 && config.initial_scale_power <= 127, "initial_scale_power",
-          config.initial_scale_power, "a whole number from 0 to 127");
-  require(config.loss_scale_window >= 1, "loss_scale_window", static_cast<double>(config.loss_scale_window),
-          "at least 1");
-  require(config.hysteresis >= 1, "hysteresis", config.hysteresis, "at least 1");
-  require(std::isfinite(config.min_loss_scale) && config.min_loss_scale > 0, "min_loss_scale",
-          config.min_loss_scale, "a positive number");
-  dynamic_ = true;
-  state_.scale = std::max(std::ldexp(1.0, config.initial_scale_power), config.min_loss_scale);
-  state_.hysteresis = config.hysteresis;
+  state_.scale = std::max(std::ldexp(1.0, config_.initial_scale_power), config_.min_loss_scale);
+  state_.hysteresis = config_.hysteresis;
 }
 
 void LossScaler::update(bool overflow) {

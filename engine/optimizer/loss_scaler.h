@@ -24,8 +24,8 @@ class LossScaler {
 
   /// The scale is always 1 where nothing is computed in fp16, always fp16.loss_scale where that is
   /// above 0, and otherwise dynamic, beginning with 2^initial_scale_power, or with fp16.min_loss_scale if
-  /// that is more (DeepSpeed begins below it, and an overflow raises the scale). Throws ConfigError naming
-  /// fp16.KEY for values that cannot work.
+  /// that is more (DeepSpeed begins below it, and an overflow raises the scale). `config`: as validated() has
+  /// checked it.
   explicit LossScaler(const EngineConfig& config);
 
   double scale() const { return state_.scale; }

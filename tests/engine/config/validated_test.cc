@@ -39,6 +39,16 @@ TEST(ConfigParse, ConfigsBuiltInCppAreCheckedTheSame) {
   EXPECT_EQ(error([](EngineConfig& c) { c.gradient_clipping = NAN; }),
             "EngineConfig:1: gradient_clipping: found nan (a number); expected a number of at least 0, or "
             "\"auto\"");
+  const std::string scales = error([](EngineConfig& c) {
+    c.fp16 = {.loss_scale = -2,
+              .initial_scale_power = -1,
+              .loss_scale_window = 0,
+              .hysteresis = 0,
+              .min_loss_scale = 0};
+  });
+  for (const char* key :
+       {"loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale"})
+    EXPECT_NE(scales.find("fp16." + std::string(key) + ": found"), std::string::npos) << scales;
   EXPECT_EQ(error([](EngineConfig& c) { c.train_batch_size = 5; }),
             "EngineConfig: train_batch_size 5 != train_micro_batch_size_per_gpu 4 x "
             "gradient_accumulation_steps 1 x world "

@@ -150,19 +150,5 @@ TEST(LossScaler, BeginsAtTheMinimumAtLeast) {
   EXPECT_EQ(with_hysteresis.scale(), 32);
 }
 
-TEST(LossScaler, RefusesImpossibleSettings) {
-  const auto error_of = [](const EngineConfig& config) {
-    return testing::error_of<ConfigError>([&] { LossScaler scaler(config); });
-  };
-  EXPECT_EQ(error_of(dynamic(16, 1000, 1, 2)), "");
-  EXPECT_THAT(error_of(dynamic(16, 0, 1, 2)), ::testing::HasSubstr("fp16.loss_scale_window: found 0"));
-  EXPECT_THAT(error_of(dynamic(16, 10, 0, 2)), ::testing::HasSubstr("fp16.min_loss_scale"));
-  EXPECT_THAT(error_of(dynamic(16, 10, 1, 0)), ::testing::HasSubstr("fp16.hysteresis"));
-  EXPECT_THAT(error_of(dynamic(-1, 10, 1, 1)), ::testing::HasSubstr("fp16.initial_scale_power"));
-  EngineConfig negative = dynamic(16, 10, 1, 1);
-  negative.fp16.loss_scale = -2;
-  EXPECT_THAT(error_of(negative), ::testing::HasSubstr("fp16.loss_scale: found -2"));
-}
-
 }  // namespace
 }  // namespace tessera
