@@ -137,9 +137,7 @@ std::vector<at::Tensor> CheckpointWriter::blobs_of_file(const CheckpointContent&
 at::Tensor CheckpointWriter::blob_of_file(const zero::NamedTensor& blob, int file) {
   comm::Communicator& comm = model_.comm();
   if (model_.mesh().num_replicas() == 1) return blob.tensor;
-  std::vector<int64_t> sizes;
-  for (const std::string& size : comm.exchange(std::to_string(blob.tensor.numel()), blob.name))
-    sizes.push_back(std::stoll(size));
+  const std::vector<int64_t> sizes = comm.exchange(blob.tensor.numel(), blob.name);
   const int64_t longest = *std::max_element(sizes.begin(), sizes.end());
   const at::Tensor mine = at::zeros({longest}, blob.tensor.options().device(comm.device()));
   mine.narrow(0, 0, blob.tensor.numel()).copy_(blob.tensor);

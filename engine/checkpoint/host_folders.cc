@@ -9,7 +9,6 @@
 #include <chrono>
 #include <map>
 #include <memory>
-#include <span>
 #include <thread>
 #include <utility>
 
@@ -26,6 +25,7 @@
 #include "core/json/json_reader.h"
 #include "core/json/json_text.h"
 #include "core/str.h"
+#include "engine/checkpoint/checkpoint_types.h"
 #include "engine/checkpoint/checkpoint_writer_internal.h"
 #include "zero/memory/pause_listening.h"
 
@@ -68,9 +68,7 @@ class Arriving {
   Arriving(const Disk& disk, const fs::path& path, int64_t bytes) : file_(disk, path), bytes_(bytes) {}
   void append(const at::Tensor& chunk) {
     const int64_t size = std::min(chunk.numel(), bytes_ - file_.file().appended());
-    const at::Tensor here = chunk.narrow(0, 0, size).cpu();
-    file_.file().append(
-        std::span(static_cast<const std::byte*>(here.const_data_ptr()), static_cast<size_t>(size)));
+    file_.file().append(bytes_of(chunk.narrow(0, 0, size).cpu()));
   }
   void publish() { file_.publish(); }
 
@@ -84,8 +82,7 @@ void read_chunk(const InputFile& file, int64_t offset, const at::Tensor& chunk) 
   const int64_t size = std::min(chunk.numel(), file.bytes() - offset);
   if (size <= 0) return;
   const at::Tensor here = at::empty({size}, at::kByte);
-  file.read_at(offset,
-               std::span(static_cast<std::byte*>(here.mutable_data_ptr()), static_cast<size_t>(size)));
+  file.read_at(offset, bytes_of(here));
   chunk.narrow(0, 0, size).copy_(here);
 }
 
@@ -98,16 +95,7 @@ struct Held {
   std::string damaged;  // what is wrong with the first file that is here and not whole; empty: none is
 };
 
-void to_json(json& out, const Held& held) {
-  out = {held.identity, held.tag, held.order, held.files, held.damaged};
-}
-void from_json(const json& in, Held& held) {
-  in.at(0).get_to(held.identity);
-  in.at(1).get_to(held.tag);
-  in.at(2).get_to(held.order);
-  in.at(3).get_to(held.files);
-  in.at(4).get_to(held.damaged);
-}
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Held, identity, tag, order, files, damaged)
 
 /// What this host has. `unreadable`: the tags without a manifest that can be read, and why.
 std::vector<Held> held_in(const fs::path& folder,

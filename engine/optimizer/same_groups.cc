@@ -5,7 +5,6 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "core/json/json_reader.h"
 #include "core/json/json_text.h"
 #include "core/str.h"
 #include "engine/optimizer/optimizer_setup.h"
@@ -34,12 +33,10 @@ double digest_of(const std::vector<kernels::Hyper>& groups) {
 }
 
 std::string first_difference(comm::Communicator& comm, const std::vector<kernels::Hyper>& groups) {
-  nlohmann::json mine = nlohmann::json::array();
+  std::vector<uint64_t> mine;
   for (const kernels::Hyper& hyper : groups)
     for (const auto& [name, value] : values_of(hyper)) mine.push_back(std::bit_cast<uint64_t>(value));
-  std::vector<std::vector<uint64_t>> ranks;
-  for (const std::string& text : comm.exchange(json_text(mine), "options of the param groups"))
-    ranks.push_back(parse_json(text).get<std::vector<uint64_t>>());
+  const std::vector<std::vector<uint64_t>> ranks = comm.exchange(mine, "options of the param groups");
   const size_t num_values = values_of(kernels::Hyper{}).size();
   for (size_t rank = 1; rank < ranks.size(); ++rank)
     for (size_t at = 0; at < ranks[0].size() && at < ranks[rank].size(); ++at)
