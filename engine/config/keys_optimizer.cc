@@ -39,8 +39,8 @@ Field maximize(bool& value) {
   return {"maximize", &value, "Steps along the gradient, not against it", kPerGroup};
 }
 
-template <class Adam>
-std::vector<Field> adam_fields(Adam& o, OptimizerModes* modes) {
+template <bool kDecoupled>
+std::vector<Field> fields(AdamOptionsOf<kDecoupled>& o, OptimizerModes* modes) {
   std::vector<Field> fields = {lr(o.lr), betas(o.beta1, o.beta2), eps(o.eps), weight_decay(o.weight_decay)};
   if (modes != nullptr) {
     fields.emplace_back("adam_w_mode", &modes->adam_w_mode,
@@ -56,8 +56,6 @@ std::vector<Field> adam_fields(Adam& o, OptimizerModes* modes) {
   fields.push_back(maximize(o.maximize));
   return fields;
 }
-std::vector<Field> fields(AdamOptions& o, OptimizerModes* modes) { return adam_fields(o, modes); }
-std::vector<Field> fields(AdamWOptions& o, OptimizerModes* modes) { return adam_fields(o, modes); }
 
 std::vector<Field> fields(SGDOptions& o, OptimizerModes*) {
   return {lr(o.lr),

@@ -17,10 +17,11 @@ namespace tessera {
 
 // ------------------------------------------------------------------------------------------- optimizers
 
-/// Adam with the weight decay added to the gradient (L2), as torch.optim.Adam. In JSON, "Adam" means AdamW
-/// unless adam_w_mode is false, as in DeepSpeed.
-struct AdamOptions {
-  static constexpr const char* kName = "Adam";
+/// Adam with the weight decay added to the gradient (L2), as torch.optim.Adam, or decoupled from it, as
+/// AdamW. In JSON, "Adam" means AdamW unless adam_w_mode is false, as in DeepSpeed.
+template <bool kDecoupled>
+struct AdamOptionsOf {
+  static constexpr const char* kName = kDecoupled ? "AdamW" : "Adam";
   double lr = 1e-3;
   double beta1 = 0.9, beta2 = 0.999;  ///< "betas"
   double eps = 1e-8;
@@ -28,21 +29,10 @@ struct AdamOptions {
   bool bias_correction = true;
   bool amsgrad = false;
   bool maximize = false;
-  bool operator==(const AdamOptions&) const = default;
+  bool operator==(const AdamOptionsOf&) const = default;
 };
-
-/// Adam with decoupled weight decay.
-struct AdamWOptions {
-  static constexpr const char* kName = "AdamW";
-  double lr = 1e-3;
-  double beta1 = 0.9, beta2 = 0.999;  ///< "betas"
-  double eps = 1e-8;
-  double weight_decay = 0;
-  bool bias_correction = true;
-  bool amsgrad = false;
-  bool maximize = false;
-  bool operator==(const AdamWOptions&) const = default;
-};
+using AdamOptions = AdamOptionsOf<false>;
+using AdamWOptions = AdamOptionsOf<true>;
 
 struct SGDOptions {
   static constexpr const char* kName = "SGD";
