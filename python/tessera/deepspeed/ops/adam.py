@@ -28,10 +28,6 @@ class FusedAdam(_Adam):
         self.adam_w_mode = 1 if adam_w_mode else 0
         self.set_grad_none = set_grad_none
 
-    def zero_grad(self, set_to_none: bool | None = None) -> None:
-        """Of the gradients. Without an argument as `set_grad_none` of the constructor says."""
-        super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
-
 
 class DeepSpeedCPUAdam(_Adam):
     """AdamW, or Adam with an L2 penalty where `adamw_mode` is False. `amsgrad`, and states that are not fp32, are

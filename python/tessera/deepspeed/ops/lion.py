@@ -23,10 +23,6 @@ class FusedLion(_Lion):
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
         self.set_grad_none = set_grad_none
 
-    def zero_grad(self, set_to_none: bool | None = None) -> None:
-        """Of the gradients. Without an argument as `set_grad_none` of the constructor says."""
-        super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
-
 
 class DeepSpeedCPULion(_Lion):
     """Lion, with DeepSpeed's arguments."""

@@ -47,6 +47,10 @@ class RuleOptimizer(torch.optim.Optimizer, metaclass=ConfiguredType):
                     parameter.copy_(value)
         return loss
 
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """Of the gradients. Without an argument as `set_grad_none` of the constructor says; those without it free them."""
+        super().zero_grad(getattr(self, "set_grad_none", True) if set_to_none is None else set_to_none)
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's. States of a parameter in 16 bits are fp32 here, too."""
         optim.load_with_dtypes(super().load_state_dict, self, state_dict, _with_dtype)

@@ -1,7 +1,7 @@
 """`deepspeed.runtime.torch_autocast`."""
 import torch
 
-from tessera import zero
+from tessera import whole_model, zero
 
 
 def is_autocast_initialized() -> bool:
@@ -11,5 +11,5 @@ def is_autocast_initialized() -> bool:
 
 def get_autocast_dtype() -> torch.dtype | None:
     """In which its operators run; None without one."""
-    return next((getattr(torch, {"bf16": "bfloat16", "fp16": "float16"}[engine.config["torch_autocast"]["dtype"]])
+    return next((whole_model.DTYPES[engine.config["torch_autocast"]["dtype"]]
                  for engine in zero.engines() if engine.config["torch_autocast"]["enabled"]), None)

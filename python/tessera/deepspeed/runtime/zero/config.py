@@ -1,14 +1,13 @@
 """`deepspeed.runtime.zero.config`: the section "zero_optimization" as an object, read by the parser that `initialize` uses."""
 import enum
-import json
 import sys
 from typing import Any
 
-from tessera import _engine
 from tessera.deepspeed.runtime.zero.offload_config import (  # noqa: F401  OffloadDeviceEnum is a name of this module in DeepSpeed
     DeepSpeedZeroOffloadOptimizerConfig,
     DeepSpeedZeroOffloadParamConfig,
     OffloadDeviceEnum,
+    resolved,
 )
 
 ZERO_OPTIMIZATION = "zero_optimization"
@@ -42,7 +41,7 @@ class DeepSpeedZeroConfig:
     """
 
     def __init__(self, **data: Any) -> None:
-        section = _read(data)
+        section = resolved(data)
         for key, value in {**_WITHOUT_EFFECT, **data, **section}.items():
             setattr(self, key, value)
             if key.startswith("stage3_"):
@@ -57,9 +56,3 @@ class DeepSpeedZeroConfig:
 def get_zero_config(param_dict: dict[str, Any]) -> DeepSpeedZeroConfig:
     """Of a whole configuration."""
     return DeepSpeedZeroConfig(**param_dict.get(ZERO_OPTIMIZATION, {}))
-
-
-def _read(data):
-    """The section with its defaults. "auto" is what it is for one rank."""
-    text = json.dumps({"train_micro_batch_size_per_gpu": 1, ZERO_OPTIMIZATION: data})
-    return json.loads(_engine.read_config(text, False, 1, [])[0].resolved)[ZERO_OPTIMIZATION]

@@ -24,6 +24,12 @@ class OffloadStateTypeEnum(str, enum.Enum):  # noqa: UP042  formats as DeepSpeed
     contiguous_grad_buffer = "contiguous_grad_buffer"
 
 
+def resolved(section: dict[str, Any]) -> dict[str, Any]:
+    """The section "zero_optimization" with its defaults. "auto" is what it is for one rank."""
+    text = json.dumps({"train_micro_batch_size_per_gpu": 1, "zero_optimization": section})
+    return json.loads(_engine.read_config(text, False, 1, [])[0].resolved)["zero_optimization"]
+
+
 class _OffloadConfig:
     """The keys of the section, with their defaults, as attributes. Raises ConfigError for a key or a value that it cannot have."""
 
@@ -32,9 +38,8 @@ class _OffloadConfig:
     def __init__(self, **data: Any) -> None:
         given = {key: value.value if isinstance(value, enum.Enum) else str(value) if key == "nvme_path" and value is not None else value
                  for key, value in data.items()}
-        zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}, self._section: given}
-        parsed = _engine.read_config(json.dumps({"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero}), False, 1, [])[0]
-        for key, value in {**given, **json.loads(parsed.resolved)["zero_optimization"][self._section]}.items():
+        section = resolved({"stage": 3, "offload_optimizer": {"device": "cpu"}, self._section: given})[self._section]
+        for key, value in {**given, **section}.items():
             setattr(self, key, value)
         self.device = OffloadDeviceEnum(self.device)
 
