@@ -80,7 +80,7 @@ class Engine(EngineProperties, StepsScheduler):
 
     # ------------------------------------------------------------------------------------------- the step
 
-    @reports.timed_forward
+    @reports.timed("forward")
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward. Collective at stage 3, and in evaluation, where all ranks call it equally often.
 
@@ -128,7 +128,7 @@ class Engine(EngineProperties, StepsScheduler):
             return nullcontext()
         return torch.autograd.graph.saved_tensors_hooks(_engine.save_tensor, _engine.SavedTensor.unpack)
 
-    @reports.timed_backward
+    @reports.timed("backward")
     def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
         """Add the loss's gradients to those of this step. Collective where gradients are reduced.
 
@@ -174,7 +174,7 @@ class Engine(EngineProperties, StepsScheduler):
             raise Error(f"scale(): the loss is a {type(loss).__name__}; expected a tensor of one element")
         return self._engine.scale(loss)
 
-    @reports.timed_step
+    @reports.timed("step")
     def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
         """Update the parameters, if this micro-step is the last of its step; else do nothing. Collective.
 

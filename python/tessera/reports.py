@@ -18,6 +18,7 @@ import torch
 from tessera import _engine
 from tessera.launch import name_python
 
+_TIMERS = {"forward": "fwd", "backward": "bwd", "step": "step"}  # by phase, DeepSpeed's names
 _MONITORS = ("tensorboard", "csv_monitor", "jsonl_monitor", "mlflow")
 _meters = []  # one of the process, since allocators report to one; made for the first engine with memory_breakdown
 _places = weakref.WeakKeyDictionary()  # where the monitors of each Reports and MonitorMaster write
@@ -175,7 +176,7 @@ class Reports:
             torch.cuda.synchronize(self._engine().device)
 
     def _log_times(self, ending):
-        shown = [(name + ending, self._times.get(name + ending)) for name in ("fwd", "bwd", "step")]
+        shown = [(name + ending, self._times.get(name + ending)) for name in _TIMERS.values()]
         _engine.log_info("[Rank 0] time (ms)" + "".join(f" | {name}: {value:.2f}" for name, value in shown if value is not None))
 
     def _forget(self, at_boundary):
@@ -196,8 +197,7 @@ class Reports:
         if self._scales_loss:
             scalars.append(("Train/Samples/loss_scale", engine.loss_scale))
         if self._times is not None:
-            scalars += [(f"Train/Samples/elapsed_time_ms_{name}", self._times[timer])
-                        for timer, name in (("fwd", "forward"), ("bwd", "backward"), ("step", "step")) if timer in self._times]
+            scalars += [(f"Train/Samples/elapsed_time_ms_{phase}", self._times[timer]) for phase, timer in _TIMERS.items() if timer in self._times]
         self._losses.clear()
         self.write(engine.global_samples, scalars)
 
@@ -207,39 +207,21 @@ def momentum_of(engine: Any) -> list[Any]:
     return [group.get("momentum", group.get("betas", 0.0)) for group in engine.optimizer.param_groups]
 
 
-def timed_forward(method):
-    """Decorates `Engine.forward`."""
-    @functools.wraps(method)
-    def call(engine, *args, **kwargs):
-        engine.mark_phase("forward")
-        if engine._reports is None or not engine.module.training:
-            return method(engine, *args, **kwargs)
-        return engine._reports.time("fwd", lambda: method(engine, *args, **kwargs))
-    return call
-
-
-def timed_backward(method):
-    """Decorates `Engine.backward`, which returns the loss as it counts for the step."""
-    @functools.wraps(method)
-    def call(engine, *args, **kwargs):
-        engine.mark_phase("backward")
-        if engine._reports is None:
-            return method(engine, *args, **kwargs)
-        loss = engine._reports.time("bwd", lambda: method(engine, *args, **kwargs))
-        engine._reports.add_loss(loss)
-        return loss
-    return call
-
-
-def timed_step(method):
-    """Decorates `Engine.step`."""
-    @functools.wraps(method)
-    def call(engine, *args, **kwargs):
-        engine.mark_phase("step")
-        if engine._reports is None:
-            return method(engine, *args, **kwargs)
-        before = engine.global_steps
-        result = engine._reports.time("step", lambda: method(engine, *args, **kwargs))
-        engine._reports.stepped(engine.global_steps > before)
-        return result
-    return call
+def timed(phase: str) -> Callable[..., Any]:
+    """Decorates Engine's "forward", "backward", which returns the loss as it counts for the step, and "step"."""
+    def decorate(method):
+        @functools.wraps(method)
+        def call(engine, *args, **kwargs):
+            engine.mark_phase(phase)
+            reports = engine._reports
+            if reports is None or (phase == "forward" and not engine.module.training):
+                return method(engine, *args, **kwargs)
+            before = engine.global_steps
+            result = reports.time(_TIMERS[phase], lambda: method(engine, *args, **kwargs))
+            if phase == "backward":
+                reports.add_loss(result)
+            elif phase == "step":
+                reports.stepped(engine.global_steps > before)
+            return result
+        return call
+    return decorate

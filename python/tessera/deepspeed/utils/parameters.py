@@ -190,21 +190,22 @@ def _broadcast(engine, value):
     return comm.broadcast(value.to(engine.device, torch.float32, copy=True).contiguous(), 0, "value of a parameter")
 
 
-def _part_size(engine, parameter):
-    return -(-parameter.numel() // engine.world_size)
+def part_size(tensor: torch.Tensor) -> int:
+    """Elements of a rank's part of a whole tensor. Local."""
+    return -(-tensor.numel() // comm.get_world_size())
 
 
 def local_part(engine: Any, whole: torch.Tensor | None) -> torch.Tensor | None:
     """This rank's part of a whole tensor, in one dimension, filled up with zeros; None of None. Local."""
     if whole is None:
         return None
-    size = _part_size(engine, whole)
+    size = part_size(whole)
     part = whole.reshape(-1)[engine.global_rank * size:(engine.global_rank + 1) * size]
     return torch.nn.functional.pad(part, (0, size - part.numel())).clone()
 
 
 def _joined(engine, parameter, value, call):
-    size = _part_size(engine, parameter)
+    size = part_size(parameter)
     value = _checked(value, torch.Size([size]), call)
     whole = torch.zeros(size * engine.world_size, dtype=torch.float32, device=engine.device)
     whole[engine.global_rank * size:(engine.global_rank + 1) * size] = value

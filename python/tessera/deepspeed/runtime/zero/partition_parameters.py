@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from tessera import comm, zero
+from tessera import zero
 from tessera.deepspeed.comm import init_distributed
+from tessera.deepspeed.utils.parameters import part_size
 from tessera.errors import Error
 from tessera.zero import GatheredParameters  # noqa: F401  DeepSpeed's name
 
@@ -131,15 +132,11 @@ def _partition(parameter, param_list=None, hierarchy=0, has_been_updated=False):
             gathered.__exit__(None, None, None)
 
 
-def _shard_size(parameter):
-    return -(-parameter.numel() // comm.get_world_size())
-
-
 # By name: what a parameter at stage 3 has.
 _ATTRIBUTES = {
     "ds_id": _number, "ds_shape": lambda parameter: parameter.shape, "ds_numel": lambda parameter: parameter.numel(), "ds_status": _status,
-    "ds_tensor": lambda parameter: torch.empty(_shard_size(parameter), dtype=parameter.dtype, device="meta"),
-    "partition_numel": lambda parameter: lambda: _shard_size(parameter),
+    "ds_tensor": lambda parameter: torch.empty(part_size(parameter), dtype=parameter.dtype, device="meta"),
+    "partition_numel": lambda parameter: lambda: part_size(parameter),
     "ds_persist": lambda _: False, "ds_param_type": lambda _: ZeroParamType.PARTITIONED, "ds_active_sub_modules": lambda _: set(),
     "all_gather": lambda parameter: lambda *args, **kwargs: _all_gather(parameter, *args, **kwargs),
     "all_gather_coalesced": lambda parameter: lambda *args, **kwargs: _all_gather_coalesced(parameter, *args, **kwargs),
