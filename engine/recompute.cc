@@ -1,6 +1,5 @@
 // The engine's part of activation recomputation: the configuration's policy, and what is logged of it.
 #include <algorithm>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -9,6 +8,7 @@
 #include "core/error.h"
 #include "core/str.h"
 #include "engine/config/document/suggest.h"
+#include "engine/config/key.h"
 #include "engine/engine.h"
 #include "engine/optimizer/optimizer_setup.h"
 
@@ -16,13 +16,6 @@ namespace tessera {
 namespace {
 
 using activations::PolicyOptions;
-
-std::vector<std::string> words_of(const std::string& text) {
-  std::istringstream in(text);
-  std::vector<std::string> words;
-  for (std::string word; in >> word;) words.push_back(word);
-  return words;
-}
 
 PolicyOptions policy_of(const ActivationConfig& config) {
   PolicyOptions options;
@@ -33,7 +26,7 @@ PolicyOptions policy_of(const ActivationConfig& config) {
   options.num_blocks = config.number_checkpoints.value_or(options.num_blocks);
   options.verify = config.verify;
   options.keep.insert(config.keep.begin(), config.keep.end());
-  if (const std::vector<std::string> patterns = words_of(config.blocks); !patterns.empty())
+  if (const std::vector<std::string> patterns = config::split_names(config.blocks); !patterns.empty())
     options.is_block = [patterns](const std::string& module) {
       return std::any_of(patterns.begin(), patterns.end(),
                          [&](const std::string& pattern) { return glob_match(pattern, module); });

@@ -182,17 +182,9 @@ class OriginObserver final : public zero::OperatorObserver {
 
 }  // namespace
 
-class MemoryMeter::Scope {
- public:
-  explicit Scope(std::shared_ptr<Books> books)
-      : guard_(c10::DebugInfoKind::PROFILER_STATE, std::move(books)) {}
-
- private:
-  c10::DebugInfoGuard guard_;
-};
-
 MemoryMeter::MemoryMeter(c10::DeviceType device)
-    : books_(std::make_shared<Books>(device)), scope_(std::make_unique<Scope>(books_)) {}
+    : books_(std::make_shared<Books>(device)),
+      scope_(std::make_unique<c10::DebugInfoGuard>(c10::DebugInfoKind::PROFILER_STATE, books_)) {}
 MemoryMeter::~MemoryMeter() = default;
 
 void MemoryMeter::set_default_use(MemoryUse use) { books_->set_default_use(use); }

@@ -29,6 +29,10 @@
 #include "zero/operators/tap.h"
 #include "zero/plan/layout.h"
 
+namespace c10 {
+class DebugInfoGuard;
+}
+
 namespace tessera {
 
 /// The bytes held from `seconds` after record() until the next sample.
@@ -95,9 +99,8 @@ class MemoryMeter {
   class Books;
 
  private:
-  class Scope;
   std::shared_ptr<Books> books_;
-  std::unique_ptr<Scope> scope_;
+  std::unique_ptr<c10::DebugInfoGuard> scope_;
   std::unique_ptr<zero::Hearing> hearing_;  // while it records
 };
 
