@@ -31,6 +31,8 @@ import torch
 import torch.distributed as dist
 from checks import STAGES, config, largest_difference, main
 from checks import check as _check
+from tessera.comm import get_rank as rank
+from tessera.comm import get_world_size as world
 from tessera.containers import map_tensors
 from torch.nn.parallel import DistributedDataParallel
 
@@ -38,14 +40,6 @@ STEPS, LIMIT, LAST_BIT = 4, 1e-5, 2.0**-24
 CLIPPING = 0.5
 SECTIONS = {"fp32": {}, "adamw": {"gradient_clipping": CLIPPING}, "autocast": {"torch_autocast": {"enabled": True}},
             "bf16": {"bf16": {"enabled": True}, "data_types": {"buffer_dtype": "bf16"}}}  # as .to(bfloat16) converts them
-
-
-def rank():
-    return tessera.comm.get_rank()
-
-
-def world():
-    return tessera.comm.get_world_size()
 
 
 def optimizer_of(parameters, precision, rate):

@@ -12,18 +12,12 @@ from checks import DEVICE, STAGES, check, config, largest_difference, main, rais
 from deepspeed.ops.adam import FusedAdam
 from deepspeed.runtime.lr_schedules import OneCycle, WarmupDecayLR, WarmupLR
 from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
+from tessera.comm import get_rank as rank
+from tessera.comm import get_world_size as world
 from torch import nn
 from torch.nn import functional
 
 utils = deepspeed.utils
-
-
-def rank():
-    return tessera.comm.get_rank()
-
-
-def world():
-    return tessera.comm.get_world_size()
 
 
 def net():

@@ -12,15 +12,12 @@ import tessera
 import torch
 import transformers as hf
 from checks import check, config, main, raises
+from tessera.comm import get_rank as rank
 from torch import nn
 from transformers.integrations import HfDeepSpeedConfig
 
 hf.utils.logging.set_verbosity_error()
 LLAMA = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
-
-
-def rank():
-    return tessera.comm.get_rank()
 
 
 def same_everywhere(named):
