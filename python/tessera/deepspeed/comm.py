@@ -46,6 +46,7 @@ from torch.distributed import (  # noqa: F401  DeepSpeed's names
 
 from tessera import _engine
 from tessera import comm as _comm
+from tessera.comm import get_local_rank  # noqa: F401  DeepSpeed's name
 from tessera.errors import CommError, Error
 
 _groups = itertools.count()
@@ -155,11 +156,6 @@ def get_rank(group: Any = None) -> int:
 def get_world_size(group: Any = None) -> int:
     """The number of all ranks, or of those of a group of torch.distributed."""
     return _comm.get_world_size() if group is None else torch.distributed.get_world_size(group)
-
-
-def get_local_rank() -> int:
-    """This process's number among those of its host."""
-    return _comm.get_local_rank()
 
 
 def get_world_group() -> Any:

@@ -1,6 +1,6 @@
 """The optimizer and the schedule of a `DeepSpeedEngine`, with DeepSpeed's further names."""
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -160,12 +160,6 @@ class DeepSpeedOptimizer(Optimizer):
 
     def refresh_fp32_params(self) -> None:
         """Does nothing: what is written into parameters, inside of GatheredParameters, is in the fp32 masters."""
-
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """As `engine.step()`. `closure` is called before it."""
-        return super().step(closure)
-
-    step.hooked = True  # engine.step() calls the hooks of steps
 
 
 ZeROOptimizer = DeepSpeedOptimizer  # of deepspeed.runtime.base_optimizer

@@ -1,24 +1,6 @@
 """`deepspeed.utils.groups`: all ranks are one group of data parallelism; every other kind has one rank."""
-from typing import Any
-
-import torch
-
-from tessera import comm
-
-
-def _get_data_parallel_group() -> Any:
-    """torch.distributed's group of all ranks."""
-    return torch.distributed.group.WORLD
-
-
-def _get_data_parallel_world_size() -> int:
-    """The number of ranks."""
-    return comm.get_world_size()
-
-
-def _get_data_parallel_rank() -> int:
-    """This rank."""
-    return comm.get_rank()
+from tessera.comm import get_rank, get_world_size
+from tessera.deepspeed.comm import get_world_group
 
 
 def _get_model_parallel_world_size() -> int:
@@ -35,8 +17,8 @@ def _get_sequence_parallel_group() -> None:
     """None: a sequence is on one rank."""
 
 
-_get_sequence_data_parallel_group = get_data_parallel_group = _get_data_parallel_group
-_get_sequence_data_parallel_world_size = get_data_parallel_world_size = _get_data_parallel_world_size
-_get_sequence_data_parallel_rank = get_data_parallel_rank = _get_data_parallel_rank
+_get_data_parallel_group = _get_sequence_data_parallel_group = get_data_parallel_group = get_world_group
+_get_data_parallel_world_size = _get_sequence_data_parallel_world_size = get_data_parallel_world_size = get_world_size
+_get_data_parallel_rank = _get_sequence_data_parallel_rank = get_data_parallel_rank = get_rank
 _get_sequence_parallel_world_size = get_tensor_model_parallel_world_size = get_model_parallel_world_size = _get_model_parallel_world_size
 get_tensor_model_parallel_rank = get_model_parallel_rank = _get_sequence_parallel_rank
