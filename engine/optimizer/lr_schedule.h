@@ -41,7 +41,7 @@ class LrSchedule {
 
   size_t num_groups() const { return num_groups_; }
 
-  class Formula;  ///< see lr_formulas.h
+  class Formula;
 
  private:
   std::shared_ptr<const Formula> formula_;
