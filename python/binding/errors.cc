@@ -1,5 +1,3 @@
-#include "python/binding/errors.h"
-
 #include <torch/csrc/Exceptions.h>
 
 #include <exception>
@@ -8,6 +6,7 @@
 #include "checkpoint/checkpoint_error.h"
 #include "core/peer_failure.h"
 #include "core/utf8.h"
+#include "python/binding/bindings.h"
 #include "python/binding/interrupt.h"
 
 namespace tessera::python {

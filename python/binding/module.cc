@@ -9,7 +9,6 @@
 #include <pybind11/pybind11.h>
 
 #include "python/binding/bindings.h"
-#include "python/binding/errors.h"
 
 PYBIND11_MODULE(_engine, module) {
   module.attr("__version__") = TESSERA_VERSION;
