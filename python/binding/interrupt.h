@@ -7,7 +7,7 @@
 namespace tessera::python {
 
 /// Thrown where a signal handler of Python has raised. It carries no Python object, because an engine that it
-/// passes through keeps the exception; the object is kept aside until rethrow_interrupt() (interrupt.cc).
+/// passes through keeps the exception; the object is kept aside until restore_interrupt().
 class Interrupted : public std::exception {
  public:
   const char* what() const noexcept override { return "interrupted by a signal"; }
