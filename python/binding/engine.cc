@@ -481,6 +481,7 @@ void bind_engine(py::module_& module) {
                  {"num_offloaded", counts.num_offloaded}};
            })
       // rates
+      .def_property_readonly("learning_rates", &PyEngine::learning_rates)
       .def("hypers", &hypers)
       .def("group_parameters", &group_parameters)
       .def("set_hyper", &set_hyper, py::arg("group"), py::arg("options"))

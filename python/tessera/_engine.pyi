@@ -175,6 +175,9 @@ class Engine:
     def is_boundary(self) -> bool:
         ...
     @property
+    def learning_rates(self) -> list[float]:
+        ...
+    @property
     def local_rank(self) -> int:
         ...
     @property

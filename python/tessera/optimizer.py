@@ -255,7 +255,7 @@ class Optimizer(torch.optim.Optimizer):
             rate = {"lr": before["lr"]} if "lr" in before else {}  # rates are set together, below; a later group may be refused
             self._pushed[i] = {**{key: value for key, value in values.items() if key != "lr"}, **rate}
         if rates_changed:
-            rates = [hyper["lr"] for hyper in hypers]
+            rates = engine.learning_rates
             for index, values in zip(self._indices, now):
                 rates[index] = values.get("lr", rates[index])
             engine.set_learning_rates(rates)
@@ -272,10 +272,10 @@ class Optimizer(torch.optim.Optimizer):
         if self._overruled:
             engine.use_configured_rates()
             self._overruled = False
-        hypers, sets_betas = engine.hypers(), schedule_sets_betas(self._live().config)
+        rates, hypers = engine.learning_rates, engine.hypers() if schedule_sets_betas(self._live().config) else None
         for index, group, pushed in zip(self._indices, self._groups(), self._pushed):
-            group["lr"] = pushed["lr"] = hypers[index]["lr"]
-            if sets_betas and "betas" in group:
+            group["lr"] = pushed["lr"] = rates[index]
+            if hypers is not None and "betas" in group:
                 group["betas"] = _betas_of(hypers[index])
                 pushed["betas"] = list(group["betas"])
 
