@@ -286,13 +286,14 @@ std::vector<std::vector<std::string>> group_parameters(PyEngine& self) {
   return names;
 }
 
-/// Sets the hyper-parameters for the next updates, as hypers() has them. Rates have a function of their own:
-/// a schedule may change them.
+/// Sets some hyper-parameters for the next updates, by the names that hypers() has. Rates have a function of
+/// their own: a schedule may change them.
 void set_hyper(PyEngine& self, size_t group, const py::dict& options) {
   kernels::Hyper& now = self.sharded_model().optimizer().groups().at(group);
   kernels::Hyper hyper = now;
   visit_options(hyper, [&]<class T>(const char* name, T& value) {
-    if constexpr (!std::is_enum_v<T>) value = options[name].cast<T>();
+    if constexpr (!std::is_enum_v<T>)
+      if (options.contains(name)) value = options[name].cast<T>();
   });
   if (hyper.centered != now.centered)
     throw Error("centered was changed after initialize(), which decides about a state; expected no change");

@@ -16,7 +16,7 @@ import torch
 
 from tessera import _engine
 from tessera.errors import ConfigError, Error
-from tessera.optimizer_options import HYPERS, OF_ALL_GROUPS, Options, full_name, is_option, write_hyper
+from tessera.optimizer_options import HYPERS, OF_ALL_GROUPS, Options, as_hyper, full_name, is_option
 from tessera.optimizer_state import STATE_OF, States, WholeStates, refuse_copy
 from tessera.whole_optimizer import call_step_hooks
 
@@ -239,7 +239,6 @@ class Optimizer(torch.optim.Optimizer):
         for i, (values, before) in enumerate(zip(now, self._pushed)):
             _check_numbers(values, before, f"optimizer.param_groups[{i}]")
         engine = self._live()._engine
-        hypers = engine.hypers()
         rates_changed = [values.get("lr") for values in now] != [values.get("lr") for values in self._pushed]
         for i, (index, values, before) in enumerate(zip(self._indices, now, self._pushed)):
             if values == before:
@@ -247,9 +246,8 @@ class Optimizer(torch.optim.Optimizer):
             if self._scheduled and values.get("betas") != before.get("betas") and schedule_sets_betas(self._live().config):
                 raise Error(f"optimizer.param_groups[{i}]: betas={values['betas']} was written, and the schedule OneCycle of the "
                             "configuration sets them; expected cycle_momentum false there")
-            write_hyper(hypers[index], values)
             try:
-                engine.set_hyper(index, hypers[index])
+                engine.set_hyper(index, as_hyper(values))
             except Error as error:
                 raise Error(f"optimizer.param_groups[{i}]: {error}") from None
             rate = {"lr": before["lr"]} if "lr" in before else {}  # rates are set together, below; a later group may be refused

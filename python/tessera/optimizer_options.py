@@ -201,15 +201,14 @@ class Options:
         return getattr(self._optimizer, option, _MISSING) if self._optimizer is not None else _MISSING
 
 
-def write_hyper(hyper: dict[str, Any], values: Mapping[str, Any]) -> None:
-    """Write what `Options.values` returns into a dict of `_engine.Engine.hypers`."""
-    for key, value in values.items():
-        if key == "betas":
-            hyper["betas[0]"], hyper["betas[1]"] = value
-        elif key == "eps" and isinstance(value, list):
-            hyper["eps"], hyper["eps2"] = value
-        else:
-            hyper[key] = value
+def as_hyper(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What `Options.values` returns, as `_engine.Engine.set_hyper` takes it."""
+    hyper = dict(values)
+    if "betas" in hyper:
+        hyper["betas[0]"], hyper["betas[1]"] = hyper.pop("betas")
+    if isinstance(hyper.get("eps"), list):
+        hyper["eps"], hyper["eps2"] = hyper["eps"]
+    return hyper
 
 
 def is_option(name: str) -> bool:
