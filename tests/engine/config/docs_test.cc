@@ -5,7 +5,7 @@
 #include <set>
 
 #include "engine/config/keys.h"
-#include "engine/config/schema.h"
+#include "tests/engine/config/schema.h"
 
 namespace tessera::config {
 namespace {

@@ -12,7 +12,7 @@
 #include <sstream>
 
 #include "engine/config/keys.h"
-#include "engine/config/schema.h"
+#include "tests/engine/config/schema.h"
 #include "tests/support/files.h"
 
 namespace tessera::train {

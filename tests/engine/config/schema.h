@@ -1,5 +1,5 @@
 // Generates the JSON Schema (configs/schema.json, for editors) and the rows of docs/configuration.md from the
-// key table. Tests compare both files with the output.
+// key table, to be compared with both files.
 #pragma once
 
 #include <string>

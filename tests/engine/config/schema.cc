@@ -1,8 +1,9 @@
-#include "engine/config/schema.h"
+#include "tests/engine/config/schema.h"
 
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "core/json/json_reader.h"
 #include "core/str.h"
 
 namespace tessera::config {
