@@ -1,8 +1,8 @@
 """Memory and time of a step under each policy of `activation_checkpointing`, beside plain PyTorch and torch.utils.checkpoint.
 
-    .deps/venv/bin/python benchmarks/python/activations.py [--gpt 33m 110m] [--micro-batch 8] [--rounds 3] [--only REGEX] [--disk DIR] [--write]
+    .deps/venv/bin/python benchmarks/python/activations.py [--gpt 33m 110m] [--micro-batch 8] [--rounds 3] [--autocast] [--only REGEX] [--disk DIR] [--write]
 
-The GPTs of the other benchmarks (benchmarks/gpt.h), written in torch: one rank, fp32 on the CPU, SGD. Each way is a process of its own.
+The GPTs of the other benchmarks (benchmarks/gpt.h), written in torch: one rank, fp32 on the CPU (or bf16 by autocast), SGD. Each way is a process of its own.
 They take turns in random order: a step that is not timed, one that is, and the heap goes back to the system, so that the others have
 room. Two steps come before.
 
@@ -34,46 +34,24 @@ from pathlib import Path  # noqa: E402
 
 import tessera  # noqa: E402
 import torch  # noqa: E402
-from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "peers"))
 import document  # noqa: E402
 import machine  # noqa: E402
+import peer  # noqa: E402
 import results  # noqa: E402
 
 COMMAND = "make bench-activations"
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "activations.md"
-SHAPES = {"small": (256, 4, 4, 4096), "33m": (512, 8, 8, 8192), "110m": (768, 12, 12, 16384)}  # dim, layers, heads, vocabulary
-SEQUENCE, CHUNK_ROWS = 128, 256
+CHUNK_ROWS = 256
 
 
-class Block(nn.Module):
-    def __init__(self, dim, heads):
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
-        self.up, self.down = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
-
-    def forward(self, x):
-        batch, length, dim = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, dim))
-        return x + self.down(functional.gelu(self.up(self.norm2(x))))
-
-
-class Gpt(nn.Module):
+class Gpt(peer.Gpt):
     def __init__(self, name, checkpoints=False, chunk_rows=0):
-        super().__init__()
-        dim, layers, heads, vocabulary = SHAPES[name]
-        self.chunk_rows = chunk_rows
-        self.tokens, self.positions = nn.Embedding(vocabulary, dim), nn.Embedding(SEQUENCE, dim)
-        self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
-        self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, vocabulary, bias=False)
-        self.checkpoints = checkpoints
+        super().__init__(*peer.SHAPES[name])
+        self.checkpoints, self.chunk_rows = checkpoints, chunk_rows
 
     def forward(self, tokens, target):
         x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
@@ -85,12 +63,13 @@ class Gpt(nn.Module):
         return functional.cross_entropy(self.head(x).flatten(0, 1), target.flatten())
 
 
-def plain(name, checkpoints):
+def plain(name, autocast, checkpoints):
     model = Gpt(name, checkpoints)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def step(tokens, target):
-        loss = model(tokens, target)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = model(tokens, target)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)  # the engine's gradients stay, too
@@ -99,10 +78,10 @@ def plain(name, checkpoints):
     return step, None
 
 
-def engine_of(name, micro_batch, section, chunk_rows=0):
+def engine_of(name, options, section, chunk_rows=0):
     engine, *_ = tessera.initialize(model=Gpt(name, chunk_rows=chunk_rows), config={
-        "train_micro_batch_size_per_gpu": micro_batch, "optimizer": {"type": "SGD", "params": {"lr": 1e-3}},
-        "activation_checkpointing": section})
+        "train_micro_batch_size_per_gpu": options.micro_batch, "optimizer": {"type": "SGD", "params": {"lr": 1e-3}},
+        "torch_autocast": {"enabled": options.autocast}, "activation_checkpointing": section})
 
     def step(tokens, target):
         loss = engine(tokens, target)
@@ -116,11 +95,11 @@ def engine_of(name, micro_batch, section, chunk_rows=0):
 def ways(name, options):
     """{way: make() -> (step, engine or None)}."""
     def own(chunk_rows=0, **section):
-        return lambda: engine_of(name, options.micro_batch, section, chunk_rows)
+        return lambda: engine_of(name, options, section, chunk_rows)
 
-    found = {"PyTorch": lambda: plain(name, False), "PyTorch, checkpoint": lambda: plain(name, True), "none": own(), "cheap": own(policy="cheap"),
-             "block": own(policy="block")}
-    layers = SHAPES[name][1]
+    found = {"PyTorch": lambda: plain(name, options.autocast, False), "PyTorch, checkpoint": lambda: plain(name, options.autocast, True),
+             "none": own(), "cheap": own(policy="cheap"), "block": own(policy="block")}
+    layers = peer.SHAPES[name][1]
     found.update({f"block, {blocks} of {layers}": own(policy="block", number_checkpoints=blocks) for blocks in (layers // 4, layers // 2, 3 * layers // 4)})
     if options.disk:
         found["offload"] = own(policy="offload", nvme_path=options.disk)
@@ -143,8 +122,8 @@ def peak_of(step, batch):
 def serve(make, name, options, pipe):
     torch.set_num_threads(options.threads)
     torch.manual_seed(1)
-    shape = (options.micro_batch, SEQUENCE + 1)
-    tokens = torch.randint(SHAPES[name][3], shape, generator=torch.Generator().manual_seed(1))
+    *_, vocabulary, sequence = peer.SHAPES[name]
+    tokens = torch.randint(vocabulary, (options.micro_batch, sequence + 1), generator=torch.Generator().manual_seed(1))
     batch = (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
     step, engine = make()
     counts = lambda: engine._engine.activation_counts() if engine and engine._engine.recomputes else {}  # noqa: E731
@@ -204,27 +183,28 @@ def cells(turns, end, base):
 
 def markdown(name, found, options):
     base = min(turn["ms"] for turn in found["none"][0]) if "none" in found else 0
-    dim, layers, _, vocabulary = SHAPES[name]
+    dim, layers, _, vocabulary, sequence = peer.SHAPES[name]
     with torch.device("meta"):
         million = sum(parameter.numel() for parameter in Gpt(name).parameters()) / 1e6
     lines = [f"GPT of {million:.1f} million parameters: {layers} layers of {dim}, {vocabulary:,} tokens; {options.micro_batch} sequences of "
-             f"{SEQUENCE}, fp32, {options.threads} threads; {options.rounds} rounds, in turns.", "",
+             f"{sequence}, {'bf16 autocast' if options.autocast else 'fp32'}, {options.threads} threads; {options.rounds} rounds, in turns.", "",
              f"| | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
     return "\n".join(lines + [f"| {way} | {' | '.join(cells(turns, end, base))} |" for way, (turns, end) in found.items()]) + "\n"
 
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gpt", choices=SHAPES, nargs="+", default=["33m", "110m"])
+    parser.add_argument("--gpt", choices=peer.SHAPES, nargs="+", default=["33m", "110m"])
     parser.add_argument("--micro-batch", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--autocast", action="store_true", help="in bfloat16, by autocast")
     parser.add_argument("--only", default="", metavar="REGEX", help="ways whose name matches")
     parser.add_argument("--disk", default=tempfile.gettempdir(), help="where saved tensors are offloaded to; '': nowhere")
     parser.add_argument("--write", action="store_true", help="puts the tables into docs/activations.md")
     options = parser.parse_args()
-    if options.write and options.only:
-        parser.error("--write: found --only; expected all ways in a document")
+    if options.write and (options.only or options.autocast):
+        parser.error("--write: found --only or --autocast; expected all ways in a document, in fp32")
     return options
 
 

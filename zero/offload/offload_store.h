@@ -56,8 +56,6 @@ class OffloadStore {
   int64_t budget() const { return budget_; }
   int64_t bytes_read() const { return file_.bytes_read(); }
   int64_t bytes_written() const { return file_.bytes_written(); }
-  /// Returns for how many seconds acquire() has waited.
-  double seconds_waited() const { return seconds_waited_; }
 
  private:
   friend class OffloadedTensor;
@@ -75,7 +73,6 @@ class OffloadStore {
   int64_t budget_;
   BufferPool buffers_;
   int64_t allocated_ = 0;
-  double seconds_waited_ = 0;
 
   AccessOrder order_;
   std::vector<OffloadedTensor*> tensors_;  // by number; null: gone

@@ -1,7 +1,6 @@
 #include "zero/offload/offloaded_tensor.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "core/check.h"
@@ -61,7 +60,6 @@ void OffloadedTensor::finish_transfer() {
     std::erase(store_.writing_, this);
     if (holders_ == 0) store_.idle_.push_back(this);
   }
-  const auto start = std::chrono::steady_clock::now();
   try {
     store_.file_.wait(std::exchange(ticket_, 0));
   } catch (...) {
@@ -71,7 +69,6 @@ void OffloadedTensor::finish_transfer() {
       free_buffer();
     throw;
   }
-  store_.seconds_waited_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 void OffloadedTensor::free_buffer() {
