@@ -10,7 +10,6 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/str.h"
-#include "core/utf8.h"
 #include "tools/commands.h"
 #include "tools/common/checkpoint_pass.h"
 #include "tools/common/command_line.h"
@@ -20,8 +19,6 @@ namespace tessera::tools {
 namespace {
 
 using checkpoint::ConvertTarget;
-
-constexpr int64_t kDefaultShardBytes = 5'000'000'000;  // transformers' and DeepSpeed's
 
 struct ConsolidateFlags {
   std::string directory;
@@ -89,31 +86,21 @@ void run(const ConsolidateFlags& flags) {
   const DType dtype = parse_output_dtype(flags.dtype);
   checkpoint::ConvertOptions options{.target = ConvertTarget::kSafetensors, .dtype = dtype};
   const train::RunPath path = train::find_run(flags.directory, flags.tag);
-  options.directory = path.checkpoints;
   choose_output(flags, options);
   check_output("OUT", flags.output, "");
 
   const Logger log{LogOptions{}};
-  checkpoint::ConvertResult result;
-  pass_over_checkpoint("consolidate", path, [&](const std::string& tag, const OnProgress& progress) {
-    options.tag = tag;
-    options.progress = progress;
-    result = checkpoint::convert_checkpoint(options);
-  });
+  const checkpoint::ConvertResult result = convert_with_bar("consolidate", path, options);
   std::cout << flags.output << ": " << result.num_names << " tensors, "
             << format_short(static_cast<double>(result.numel)) << " elements, " << name_of(dtype) << ", from "
             << result.checkpoint.string() << std::endl;
-  for (const std::string& note : result.notes)
-    std::cout << "note: " << without_control_characters(note, /*one_line=*/true) << std::endl;
+  print_notes(result);
   if (!result.extra_state.empty())
     log.warning(str(flags.output, ": holds tensors alone, and not ", join(result.extra_state, ", "),
                     ", which get_extra_state() gave: load the checkpoint itself for that"));
-  if (result.num_overflowed > 0 && dtype != DType::kFloat32)  // in fp32 these are fp64 values
-    log.warning(
-        str(flags.output, ": ", format_count(result.num_overflowed),
-            result.num_overflowed == 1 ? " element is" : " elements are", " too large for ", name_of(dtype),
-            " and infinite now, first in ", quoted_name(result.first_overflowed),
-            dtype == DType::kFloat16 ? "; expected at most 65,504 (--dtype bf16 or fp32 hold more)" : ""));
+  warn_of_overflow(
+      result, flags.output, dtype,
+      dtype == DType::kFloat16 ? "; expected at most 65,504 (--dtype bf16 or fp32 hold more)" : "", log);
 }
 
 }  // namespace

@@ -12,7 +12,6 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/str.h"
-#include "core/utf8.h"
 #include "engine/config/optimizer.h"
 #include "engine/config/parse.h"
 #include "engine/optimizer/lr_schedule.h"
@@ -26,8 +25,6 @@ namespace {
 
 using checkpoint::ConvertTarget;
 using nlohmann::json;
-
-constexpr int64_t kShardBytes = 5'000'000'000;  // as of `tessera consolidate`
 
 struct ConvertFlags {
   std::string source;
@@ -84,20 +81,14 @@ void run(const ConvertFlags& flags) {
   options.target = parse_target(flags.target);
   if (!flags.dtype.empty()) options.dtype = output_dtype_of(flags.dtype, options.target);
   const train::RunPath path = train::find_run(flags.source, flags.tag);
-  options.directory = path.checkpoints;
   options.output = flags.output;
   options.scheduled_options = scheduled_options;
   if (options.target == ConvertTarget::kSafetensors && options.output.extension() != ".safetensors")
-    options.max_shard_bytes = kShardBytes;  // a folder
+    options.max_shard_bytes = kDefaultShardBytes;  // a folder
   if (is_weights_alone(options.target)) check_output("DST", flags.output, "");
 
   const Logger log{LogOptions{}};
-  checkpoint::ConvertResult result;
-  pass_over_checkpoint("convert", path, [&](const std::string& tag, const OnProgress& progress) {
-    options.tag = tag;
-    options.progress = progress;
-    result = checkpoint::convert_checkpoint(options);
-  });
+  checkpoint::ConvertResult result = convert_with_bar("convert", path, options);
   std::cout << result.output.string() << ": " << flags.target << ", " << result.num_tensors
             << " tensors of the model, " << format_count(result.numel) << " elements, from "
             << result.checkpoint.string() << std::endl;
@@ -106,13 +97,8 @@ void run(const ConvertFlags& flags) {
                         str(flags.target, " has the model's tensors alone: no optimizer states, no counts"));
   if (!result.extra_state.empty())
     result.notes.push_back(str("what get_extra_state() gave is left out: ", join(result.extra_state, ", ")));
-  for (const std::string& note : result.notes)
-    std::cout << "note: " << without_control_characters(note, /*one_line=*/true) << std::endl;
-  if (result.num_overflowed > 0 && options.dtype && *options.dtype != DType::kFloat32)
-    log.warning(str(result.output, ": ", format_count(result.num_overflowed),
-                    result.num_overflowed == 1 ? " element is" : " elements are", " too large for ",
-                    name_of(*options.dtype), " and infinite now, first in ",
-                    quoted_name(result.first_overflowed)));
+  print_notes(result);
+  warn_of_overflow(result, result.output.string(), options.dtype, "", log);
 }
 
 }  // namespace

@@ -1,22 +1,30 @@
-// What commands that read a whole checkpoint have in common: the progress bar, and the checkpoint that is
-// read instead where a run removes the one that was chosen.
+// What commands have in common that write a checkpoint again: the progress bar, the checkpoint that is read
+// instead where a run removes the one that was chosen, and what is said of the outcome.
 #pragma once
 
 #include <cstdint>
-#include <functional>
+#include <optional>
 #include <string>
 
+#include "checkpoint/consolidate/convert_checkpoint.h"
+#include "core/dtype.h"
+#include "core/log.h"
 #include "train/run/run_path.h"
 
 namespace tessera::tools {
 
-using OnProgress = std::function<void(int64_t done, int64_t total)>;
+inline constexpr int64_t kDefaultShardBytes = 5'000'000'000;  ///< transformers' and DeepSpeed's
 
-/// Calls `pass` with the tag of the path's checkpoint, and with what shows its bytes in a bar named
-/// `description`; anew with the next checkpoint if this one is removed meanwhile. Throws what `pass` throws,
-/// and CheckpointError.
-void pass_over_checkpoint(
-    const std::string& description, const train::RunPath& path,
-    const std::function<void(const std::string& tag, const OnProgress& progress)>& pass);
+/// Does what checkpoint::convert_checkpoint() does, for the path's checkpoint, with a bar named
+/// `description`; anew with the next checkpoint if this one is removed meanwhile. Throws what that throws.
+checkpoint::ConvertResult convert_with_bar(const std::string& description, const train::RunPath& path,
+                                           checkpoint::ConvertOptions options);
+
+/// Prints the notes of a conversion.
+void print_notes(const checkpoint::ConvertResult& result);
+
+/// Warns of elements that are infinite in `output`, of the type `dtype`. `advice`: for the end of the line.
+void warn_of_overflow(const checkpoint::ConvertResult& result, const std::string& output,
+                      std::optional<DType> dtype, const std::string& advice, const Logger& log);
 
 }  // namespace tessera::tools
