@@ -140,7 +140,7 @@ void add_completion_command(CLI::App& app) {
   CLI::App* command =
       app.add_subcommand("completion", "Print what completes this command in a shell, or its manual page");
   const auto program = std::make_shared<std::string>();
-  command->add_option("PROGRAM", *program, "bash, zsh or man")->required()->type_name("")->option_text(" ");
+  command->add_option("PROGRAM", *program, "bash, zsh or man")->required();
   command->footer(
       "tessera completion bash > ~/.local/share/bash-completion/completions/tessera\n"
       "tessera completion man > ~/.local/share/man/man1/tessera.1");

@@ -110,16 +110,12 @@ void add_consolidate_command(CLI::App& app) {
       "consolidate", "Write a sharded checkpoint as one model, for other programs to load");
   const auto flags = std::make_shared<ConsolidateFlags>();
   command->add_option("DIR", flags->directory, "Folder of a run, of its checkpoints, or of one of them")
-      ->required()
-      ->type_name("")
-      ->option_text(" ");
+      ->required();
   command
       ->add_option("OUT", flags->output,
                    "File: NAME.safetensors, NAME.h5, NAME.pt or NAME.bin; or a folder, for safetensors in "
                    "shards and an index")
-      ->required()
-      ->type_name("")
-      ->option_text(" ");
+      ->required();
   command->add_option("-t,--tag", flags->tag, "The checkpoint (default: the one DIR/latest names)")
       ->type_name("TAG");
   command->add_option("--format", flags->format, "safetensors, h5 or pt (default: by OUT's ending)")

@@ -108,17 +108,13 @@ void add_convert_command(CLI::App& app) {
       "convert", "Write a checkpoint as another program's, which goes on from it: DeepSpeed, FSDP2");
   const auto flags = std::make_shared<ConvertFlags>();
   command->add_option("SRC", flags->source, "Folder of a run, of its checkpoints, or of one of them")
-      ->required()
-      ->type_name("")
-      ->option_text(" ");
+      ->required();
   command
       ->add_option(
           "DST", flags->output,
           "Folder of checkpoints (tessera, universal), a checkpoint's folder (dcp), or a model's file or "
           "folder (pt, safetensors, h5)")
-      ->required()
-      ->type_name("")
-      ->option_text(" ");
+      ->required();
   command
       ->add_option("--to", flags->target,
                    "universal: DeepSpeed's, for \"checkpoint\": {\"load_universal\": true}; dcp: "

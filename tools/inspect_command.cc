@@ -174,9 +174,7 @@ void add_inspect_command(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("inspect", "Show what a checkpoint holds");
   const auto flags = std::make_shared<InspectFlags>();
   command->add_option("DIR", flags->directory, "Folder of a run, of its checkpoints, or of one of them")
-      ->required()
-      ->type_name("")
-      ->option_text(" ");
+      ->required();
   command->add_option("--tag", flags->tag, "The checkpoint (default: the latest)")->type_name("TAG");
   command->add_flag("--verify", flags->verify, "Read every file and compare it with the hashes of the save");
   command->add_flag("--json", flags->json, "Print JSON");

@@ -206,9 +206,7 @@ int train(TrainFlags flags, const std::vector<std::string>& args) {
 void add_train_command(CLI::App& app, const std::vector<std::string>& args, int& exit_code) {
   CLI::App* command = app.add_subcommand("train", "Train what a JSON configuration describes");
   const auto flags = std::make_shared<TrainFlags>();
-  command->add_option("CONFIG", flags->config, "JSON file: DeepSpeed's keys, and model, data, trainer")
-      ->type_name("")
-      ->option_text(" ");
+  command->add_option("CONFIG", flags->config, "JSON file: DeepSpeed's keys, and model, data, trainer");
   add_overrides(*command, flags->overrides,
                 "Override a key, e.g. --set zero_optimization.stage=3 (repeatable)");
   command

@@ -13,6 +13,7 @@
 #include "checkpoint/sharded/catalog.h"
 #include "core/error.h"
 #include "core/str.h"
+#include "core/terminal.h"
 #include "engine/config/arguments.h"
 #include "engine/config/document/suggest.h"
 #include "train/run/run_directory.h"
@@ -21,25 +22,11 @@
 namespace tessera::tools {
 namespace {
 
-constexpr size_t kColumns = 80;
-constexpr size_t kNameColumns = 26;
+constexpr int kColumns = 80;
+constexpr int kNameColumns = 26;
 
-std::string wrapped(const std::string& text, size_t width) {
-  std::istringstream words(text);
-  std::string out;
-  size_t column = 0;
-  for (std::string word; words >> word; column += word.size()) {
-    if (column > 0 && column + 1 + word.size() > width) {
-      out += '\n';
-      column = 0;
-    } else if (column > 0) {
-      out += ' ';
-      ++column;
-    }
-    out += word;
-  }
-  return out;
-}
+/// Beside the names.
+std::string wrapped(const std::string& text) { return wrap_words(text, kColumns - kNameColumns, 0); }
 
 std::vector<std::string> commands_of(const CLI::App& app) {
   std::vector<std::string> names;
@@ -125,14 +112,17 @@ std::string HelpFormatter::make_option_name(const CLI::Option* option, bool is_p
   return is_positional ? option->get_name(true, false) : join(shown_names(*option), ", ");
 }
 
+std::string HelpFormatter::make_option_opts(const CLI::Option* option) const {
+  return option->get_positional() ? "" : Formatter::make_option_opts(option);
+}
+
 std::string HelpFormatter::make_option_desc(const CLI::Option* option) const {
-  return wrapped(option->get_description(), kColumns - kNameColumns);
+  return wrapped(option->get_description());
 }
 
 std::string HelpFormatter::make_subcommand(const CLI::App* command) const {
   std::ostringstream out;
-  CLI::detail::format_help(out, command->get_name(),
-                           wrapped(command->get_description(), kColumns - kNameColumns), kNameColumns);
+  CLI::detail::format_help(out, command->get_name(), wrapped(command->get_description()), kNameColumns);
   return out.str();
 }
 
@@ -141,10 +131,7 @@ void add_overrides(CLI::App& command, std::vector<std::string>& overrides, const
 }
 
 void add_run(CLI::App& command, std::string& folder, std::string& tag) {
-  command.add_option("RUN", folder, "Folder of a run, e.g. runs/NAME, or of a checkpoint of it")
-      ->required()
-      ->type_name("")
-      ->option_text(" ");
+  command.add_option("RUN", folder, "Folder of a run, e.g. runs/NAME, or of a checkpoint of it")->required();
   command.add_option("--tag", tag, "A checkpoint of it (default: its model.safetensors, else the latest)")
       ->type_name("TAG");
 }

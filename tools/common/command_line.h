@@ -21,6 +21,7 @@ class HelpFormatter : public CLI::Formatter {
   HelpFormatter();
   std::string make_description(const CLI::App* app) const override;
   std::string make_option_name(const CLI::Option* option, bool is_positional) const override;
+  std::string make_option_opts(const CLI::Option* option) const override;
   std::string make_option_desc(const CLI::Option* option) const override;
   std::string make_subcommand(const CLI::App* command) const override;
 };

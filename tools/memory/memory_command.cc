@@ -336,11 +336,8 @@ void add_memory_command(CLI::App& app, const std::vector<std::string>& args, int
   CLI::App* command =
       app.add_subcommand("memory", "Measure, or estimate, what every ZeRO stage costs in memory");
   const auto flags = std::make_shared<MemoryFlags>();
-  command
-      ->add_option("CONFIG", flags->config,
-                   "JSON file as `tessera train` takes it: trained for a few steps at each stage")
-      ->type_name("")
-      ->option_text(" ");
+  command->add_option("CONFIG", flags->config,
+                      "JSON file as `tessera train` takes it: trained for a few steps at each stage");
   add_overrides(*command, flags->overrides, "Override a key (repeatable)");
   Scopes scopes;
   add_scopes(*command, kMeasures | kEstimates | kFits, scopes);

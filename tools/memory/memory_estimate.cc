@@ -1,6 +1,7 @@
 #include "tools/memory/memory_estimate.h"
 
 #include <cstdint>
+#include <initializer_list>
 #include <iostream>
 #include <utility>
 
@@ -15,6 +16,8 @@
 
 namespace tessera::tools {
 namespace {
+
+using zero::Tier;
 
 int64_t parse_num_params(const std::string& text) {
   std::string_view rest = text;
@@ -108,35 +111,15 @@ void check_groups(const zero::GroupSizes& groups, int world) {
       throw ConfigError("--world ", world, ": ", name, " is ", size, "; expected a multiple of it");
 }
 
-void print_tiers(const CountedModel& estimated, int world) {
+/// Of each setting: what is on the device, and what is on the tier below.
+void print_tiers(const CountedModel& estimated, int world, const char* head,
+                 std::initializer_list<std::pair<zero::Tiers, Tier>> settings) {
   const double unit = unit_of(estimated);
-  std::cout << "\nThe same with state on disk, on CPU ranks (docs/offload.md)\n\n"
-            << "           optimizer on disk      parameters too\n"
-            << "            memory      disk    memory      disk\n";
+  std::cout << head;
   for (const int stage : {0, 1, 2, 3}) {
     std::cout << "stage " << stage << ' ';
-    for (const zero::Tiers& tiers : {kOptimizerOnDisk, kAllOnDisk})
-      for (const zero::Tier tier : {zero::Tier::kDevice, zero::Tier::kDisk}) {
-        const zero::StateBytes bytes = estimated.bytes(stage, world, estimated.accumulate_dtype, tiers, tier);
-        std::cout << (can_offload(zero::sharding_of(stage), world, tiers) ? in_unit(bytes.total(), unit, 10)
-                                                                          : padded_left("-", 10));
-      }
-    std::cout << '\n';
-  }
-}
-
-/// A device whose memory is not the host's.
-void print_host_tiers(const CountedModel& estimated, int world) {
-  const double unit = unit_of(estimated);
-  std::cout << "\nThe same on GPUs, with state in the host's memory or on disk\n\n"
-            << "           optimizer on host      parameters too     both on disk\n"
-            << "            device      host    device      host    device      disk\n";
-  for (const int stage : {0, 1, 2, 3}) {
-    std::cout << "stage " << stage << ' ';
-    for (const auto& [tiers, below] : {std::pair{kOptimizerOnHost, zero::Tier::kHost},
-                                       {kAllOnHost, zero::Tier::kHost},
-                                       {train::kDiskBehindHost, zero::Tier::kDisk}})
-      for (const zero::Tier tier : {zero::Tier::kDevice, below}) {
+    for (const auto& [tiers, below] : settings)
+      for (const Tier tier : {Tier::kDevice, below}) {
         const zero::StateBytes bytes = estimated.bytes(stage, world, estimated.accumulate_dtype, tiers, tier);
         std::cout << (can_offload(zero::sharding_of(stage), world, tiers) ? in_unit(bytes.total(), unit, 10)
                                                                           : padded_left("-", 10));
@@ -202,8 +185,17 @@ CountedModel print_memory_estimate(const std::string& config, const std::vector<
             << ", by formula.\nActivations and buffers come on top: measure them (tessera memory CONFIG).\n";
   if (flags.world > 0) {
     print_stages(estimated, flags.world);
-    print_tiers(estimated, flags.world);
-    print_host_tiers(estimated, flags.world);
+    print_tiers(estimated, flags.world,
+                "\nThe same with state on disk, on CPU ranks (docs/offload.md)\n\n"
+                "           optimizer on disk      parameters too\n"
+                "            memory      disk    memory      disk\n",
+                {{kOptimizerOnDisk, Tier::kDisk}, {kAllOnDisk, Tier::kDisk}});
+    print_tiers(
+        estimated, flags.world,  // a device whose memory is not the host's
+        "\nThe same on GPUs, with state in the host's memory or on disk\n\n"
+        "           optimizer on host      parameters too     both on disk\n"
+        "            device      host    device      host    device      disk\n",
+        {{kOptimizerOnHost, Tier::kHost}, {kAllOnHost, Tier::kHost}, {train::kDiskBehindHost, Tier::kDisk}});
   }
   if (!flags.fit.empty()) print_fit(estimated, flags.fit, flags.world);
   return estimated;
