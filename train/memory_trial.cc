@@ -82,7 +82,15 @@ std::vector<MemorySample> downsample(const std::vector<MemorySample>& all) {
   return few;
 }
 
-/// What the formulas need, as tools/memory/counted_model.h counts it.
+std::string key_of(const zero::Tiers& tiers) {
+  if (!tiers.any_below_device()) return kTierSettings.front().key;
+  for (const TierSetting& setting : kTierSettings)
+    if (setting.tiers == tiers) return setting.key;
+  return "other";
+}
+
+}  // namespace
+
 ModelCount count_of(Engine& engine) {
   const EngineConfig& config = engine.config();
   ModelCount count{.num_states = static_cast<int>(engine.sharded_model().optimizer().state_names().size()),
@@ -95,15 +103,6 @@ ModelCount count_of(Engine& engine) {
         layout.parameters()[static_cast<size_t>(i)].numel();
   return count;
 }
-
-std::string key_of(const zero::Tiers& tiers) {
-  if (!tiers.any_below_device()) return kTierSettings.front().key;
-  for (const TierSetting& setting : kTierSettings)
-    if (setting.tiers == tiers) return setting.key;
-  return "other";
-}
-
-}  // namespace
 
 void describe_engine(Engine& engine, MemoryTrial& trial) {
   const EngineConfig& config = engine.config();

@@ -85,6 +85,9 @@ struct MemoryTrial {
   int64_t model_state() const;  ///< of `held`
 };
 
+/// What the formulas need of the engine's model and configuration.
+ModelCount count_of(Engine& engine);
+
 /// Fills in what needs no measurement: what the engine and its configuration are, `tiers` and `model`.
 void describe_engine(Engine& engine, MemoryTrial& trial);
 

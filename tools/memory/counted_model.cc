@@ -8,6 +8,7 @@
 #include "engine/engine.h"
 #include "engine/optimizer/optimizer_setup.h"
 #include "tools/common/tasks.h"
+#include "train/memory_trial.h"
 #include "train/task/trainer_config.h"
 #include "zero/optimizer/whole_formula.h"
 
@@ -44,7 +45,7 @@ zero::StateBytes CountedModel::bytes_of(const zero::StateModel& state, int64_t w
 int64_t CountedModel::smallest_world(int stage, zero::Tiers tiers, int64_t budget_bytes) const {
   return zero::smallest_fitting_world(num_trainable + num_frozen, [&](int64_t world) {
     return can_offload(zero::sharding_of(stage), world, tiers) &&
-           bytes(stage, world, accumulate_dtype, tiers).total() <= budget_bytes;
+           bytes(stage, world, accumulate, tiers).total() <= budget_bytes;
   });
 }
 
@@ -74,11 +75,8 @@ CountedModel count_model(const std::string& config, const std::vector<std::strin
   const train::RunConfig run = train::load_run_config(config, 1, overrides);
   constexpr int kMany = 4096;  // ranks, of which one has next to nothing
   CountedModel model;
-  model.dtype = run.engine.compute_dtype();
-  model.accumulate_dtype = run.engine.grad_accum_dtype.value_or(DType::kFloat32);
   model.precision = train::precision_of(run.engine);
   model.optimizer = type_of(run.engine.optimizer.options);
-  model.num_states = num_states_of(run.engine.optimizer);
   model.groups = plan_sharding(run.engine, kMany, false).groups;
   EngineConfig alone = run.engine;
   alone.optimizer = {.options = SGDOptions{.lr = 0}};
@@ -88,17 +86,15 @@ CountedModel count_model(const std::string& config, const std::vector<std::strin
   alone.zero.stage = 3;
   alone.train_batch_size = 0;  // of any world
   const std::unique_ptr<train::Task> task = tasks().make(run.model, run.data);
-  model.train_size = task->train_size();
   InitOptions options;
   options.log = log;
   options.loaded_next = [](const std::string&) { return true; };  // values are not needed here
   Engine& engine = task->initialize(
       alone, std::make_shared<comm::SelfCommunicator>(comm::SimulatedGroup{.size = kMany}), options);
-  const zero::Layout& layout = engine.sharded_model().layout();
-  for (int i = 0; i < static_cast<int>(layout.parameters().size()); ++i)
-    (layout.units()[layout.slice(i).unit].trainable ? model.num_trainable : model.num_frozen) +=
-        layout.parameters()[i].numel();
-  model.owned_state_bytes = owned_state_bytes_of(run.engine.optimizer, layout.parameters());
+  static_cast<train::ModelCount&>(model) = train::count_of(engine);
+  model.num_states = num_states_of(run.engine.optimizer);
+  model.owned_state_bytes =
+      owned_state_bytes_of(run.engine.optimizer, engine.sharded_model().layout().parameters());
   return model;
 }
 

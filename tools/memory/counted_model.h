@@ -13,15 +13,10 @@
 
 namespace tessera::tools {
 
-struct CountedModel {
-  int64_t num_trainable = 0, num_frozen = 0;
-  DType dtype = DType::kFloat32;
-  DType accumulate_dtype = DType::kFloat32;
-  int num_states = 0;
+struct CountedModel : train::ModelCount {
   int64_t owned_state_bytes = 0;  ///< of an optimizer of whole parameters, which ranks share evenly, about
   /// Groups of ranks, where the configuration forms them; see bytes_in_groups().
   zero::GroupSizes groups = {};
-  int64_t train_size = 0;            ///< samples of the training set, where it is a configuration's
   std::string precision, optimizer;  ///< in words
 
   /// Bytes of one rank of `world` on `tier`, without padding. `one_copy_a_host`: see zero::StateModel.

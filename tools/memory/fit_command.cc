@@ -200,8 +200,8 @@ void Fit::read() {
 /// By formula, of all ranks on this host; on CUDA of one.
 int64_t Fit::state_bytes(const Setting& setting, Tier tier) const {
   const bool one_copy_a_host = !on_cuda_ && num_ranks_ > 1 && run_.trainer.backend != "gloo";
-  const zero::StateBytes bytes = model_.bytes(setting.stage, num_ranks_, model_.accumulate_dtype,
-                                              setting.tiers->tiers, tier, one_copy_a_host);
+  const zero::StateBytes bytes =
+      model_.bytes(setting.stage, num_ranks_, model_.accumulate, setting.tiers->tiers, tier, one_copy_a_host);
   return bytes.total() * (on_cuda_ && tier == Tier::kDevice ? 1 : num_ranks_);
 }
 

@@ -286,11 +286,7 @@ int memory(const MemoryFlags& flags, const Scopes& scopes, const std::vector<std
   make_out(flags.out);
   const CountedModel model = print_memory_estimate(flags.config, flags.overrides, by_formula, log);
   if (flags.out.empty()) return 0;
-  train::MemoryPage page{.model = {.num_trainable = model.num_trainable,
-                                   .num_frozen = model.num_frozen,
-                                   .num_states = model.num_states,
-                                   .dtype = model.dtype,
-                                   .accumulate = model.accumulate_dtype},
+  train::MemoryPage page{.model = model,
                          .optimizer = model.optimizer,
                          .world_size = std::max(1, by_formula.world),
                          .in_groups = model.groups != zero::GroupSizes()};

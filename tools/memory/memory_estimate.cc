@@ -81,14 +81,14 @@ void print_stages(const CountedModel& estimated, int world) {
   const double unit = unit_of(estimated);
   // The paper accumulates gradients in the model's own dtype; Tessera in fp32, unless
   // data_types.grad_accum_dtype says otherwise.
-  const bool two = estimated.dtype != DType::kFloat32 && estimated.accumulate_dtype != estimated.dtype;
+  const bool two = estimated.dtype != DType::kFloat32 && estimated.accumulate != estimated.dtype;
   const std::string gradients = two ? str("gradients in ", name_of(estimated.dtype)) : "";
   std::cout << (unit == 1e9 ? "\nGB (10^9 bytes) a rank on " : "\nMB (10^6 bytes) a rank on ") << world
             << (world == 1 ? " rank" : " ranks") << "\n\n"
             << "          parameters  gradients  master  optimizer     total"
             << (two ? "   " + gradients : "") << '\n';
   const auto print = [&](const std::string& name, const auto& bytes_with) {
-    const zero::StateBytes bytes = bytes_with(estimated.accumulate_dtype);
+    const zero::StateBytes bytes = bytes_with(estimated.accumulate);
     std::cout << padded_right(name, 9) << in_unit(bytes.parameters, unit, 11)
               << in_unit(bytes.gradients, unit, 11) << in_unit(bytes.master, unit, 8)
               << in_unit(bytes.optimizer, unit, 11) << in_unit(bytes.total(), unit, 10);
@@ -120,7 +120,7 @@ void print_tiers(const CountedModel& estimated, int world, const char* head,
     std::cout << "stage " << stage << ' ';
     for (const auto& [tiers, below] : settings)
       for (const Tier tier : {Tier::kDevice, below}) {
-        const zero::StateBytes bytes = estimated.bytes(stage, world, estimated.accumulate_dtype, tiers, tier);
+        const zero::StateBytes bytes = estimated.bytes(stage, world, estimated.accumulate, tiers, tier);
         std::cout << (can_offload(zero::sharding_of(stage), world, tiers) ? in_unit(bytes.total(), unit, 10)
                                                                           : padded_left("-", 10));
       }
