@@ -105,22 +105,18 @@ TrainLoader::TrainLoader(const Task& task, TrainSampler sampler, const EpochPosi
 TrainBatch TrainLoader::next() {
   std::optional<Batch> batch = loader_.next();
   TESSERA_CHECK(batch, "a batch after the last step");
-  const Planned planned = std::move(ahead_.front());
+  const TrainPlan::MicroStep planned = std::move(ahead_.front());
   ahead_.pop_front();
   if (planned.ends_step) position_ = planned.position_after;
-  TrainBatch result = planned.outline;
-  result.batch = *std::move(batch);
-  return result;
+  return {*std::move(batch), planned.slice.weight, planned.step_size};
 }
 
 DataLoader::Make TrainLoader::plan() {
   if (steps_left_ == 0) return {};
   TrainPlan::MicroStep next = plan_.next();
   if (next.ends_step) --steps_left_;
-  ahead_.push_back({.outline = {.batch = {}, .weight = next.slice.weight, .step_size = next.step_size},
-                    .ends_step = next.ends_step,
-                    .position_after = next.position_after});
-  return [this, indices = std::move(next.slice.indices), seed = next.seed] {
+  ahead_.push_back(std::move(next));
+  return [this, indices = std::exchange(ahead_.back().slice.indices, {}), seed = ahead_.back().seed] {
     return make_batch(task_, indices, seed);
   };
 }

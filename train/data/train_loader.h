@@ -64,19 +64,13 @@ class TrainLoader {
 
  private:
   DataLoader::Make plan();
-  /// A batch that is planned and not yet returned.
-  struct Planned {
-    TrainBatch outline;  // without its batch
-    bool ends_step = false;
-    EpochPosition position_after;
-  };
 
   const Task& task_;
   TrainPlan plan_;          // ahead of the returned batches
   EpochPosition position_;  // of the returned batches
   int64_t steps_left_;
-  std::deque<Planned> ahead_;
-  DataLoader loader_;  // calls plan(), so it is destroyed first
+  std::deque<TrainPlan::MicroStep> ahead_;  // planned and not yet returned, without their indices
+  DataLoader loader_;                       // calls plan(), so it is destroyed first
 };
 
 }  // namespace tessera::train
