@@ -13,7 +13,6 @@
 #include <string>
 #include <vector>
 
-#include "benchmarks/gpt.h"
 #include "checkpoint/consolidate/convert_checkpoint.h"
 #include "comm/init/init.h"
 #include "core/files/disk.h"
@@ -21,6 +20,7 @@
 #include "engine/checkpointing.h"
 #include "engine/config/parse.h"
 #include "engine/engine.h"
+#include "examples/language_model/model.h"
 
 namespace tessera::benchmarks {
 namespace {
@@ -58,7 +58,9 @@ void run(const std::string& directory, const std::string& size, int stage, const
          int repeats) {
   at::set_num_threads(1);
   const auto comm = comm::join();
-  const GptOptions shape = size == "110m" ? gpt_110m() : gpt_33m();
+  const GptOptions shape = size == "110m"  // as peer.py has them
+                               ? GptOptions{.dim = 768, .layers = 12, .heads = 12, .vocabulary = 16384}
+                               : GptOptions{.dim = 512, .layers = 8, .heads = 8, .vocabulary = 8192};
   EngineConfig config;
   config.train_micro_batch_size_per_gpu = 1;
   config.optimizer.options = AdamWOptions{.lr = 1e-3};

@@ -1,4 +1,4 @@
-"""One rank of a peer: trains the GPT of benchmarks/gpt.h for two steps, then saves and loads a few times.
+"""One rank of a peer: trains the GPT of peer.py for two steps, then saves and loads a few times.
 
     tessera launch -n 2 -- python checkpoint_peer.py deepspeed|dcp DIR 33m|110m STAGE REPEATS
 

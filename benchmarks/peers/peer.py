@@ -1,4 +1,4 @@
-"""What the peers' ranks share: the GPT of benchmarks/gpt.h, with its names and numbers, and how FSDP2 and DeepSpeed are used."""
+"""What the peers' ranks share: the GPT of examples/language_model/model.h, with its names and numbers, and how FSDP2 and DeepSpeed are used."""
 import json
 import os
 

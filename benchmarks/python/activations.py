@@ -2,7 +2,7 @@
 
     .deps/venv/bin/python benchmarks/python/activations.py [--gpt 33m 110m] [--micro-batch 8] [--rounds 3] [--autocast] [--only REGEX] [--disk DIR] [--write]
 
-The GPTs of the other benchmarks (benchmarks/gpt.h), written in torch: one rank, fp32 on the CPU (or bf16 by autocast), SGD. Each way is a process of its own.
+The GPTs of the other benchmarks: one rank, fp32 on the CPU (or bf16 by autocast), SGD. Each way is a process of its own.
 They take turns in random order: a step that is not timed, one that is, and the heap goes back to the system, so that the others have
 room. Two steps come before.
 

@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "activations/checkpointing.h"
-#include "benchmarks/gpt.h"
 #include "comm/init/self.h"
+#include "examples/language_model/model.h"
 #include "tests/activations/models.h"
 #include "tests/support/live_bytes.h"
 
@@ -73,9 +73,7 @@ TEST(ActivationBytes, BackwardFreesWhatItMakes) {
 }
 
 TEST(ActivationBytes, EachBlockThatIsRecomputedFreesAsMuch) {
-  using benchmarks::small_gpt;
-  GptOptions shape = small_gpt();
-  shape.vocabulary = 512;
+  const GptOptions shape{.vocabulary = 512};
   const at::Tensor tokens = randint(shape.vocabulary, {2, shape.sequence}, 1);
   const auto saved = [&](const std::string& policy, std::optional<int64_t> num_blocks = {}) {
     const LiveBytes live;

@@ -15,11 +15,11 @@
 
 #include "activations/checkpointing.h"
 #include "activations/tensor_spill.h"
-#include "benchmarks/gpt.h"
 #include "comm/init/self.h"
 #include "core/async_io/spill_file_internal.h"
 #include "core/files/disk_error.h"
 #include "core/files/temporary_folder.h"
+#include "examples/language_model/model.h"
 #include "tests/activations/models.h"
 #include "tests/support/child_process.h"
 #include "tests/support/errors.h"
@@ -153,11 +153,7 @@ struct Trained {
   activations::Counts counts;
 };
 
-GptOptions gpt_shape() {
-  GptOptions shape = benchmarks::small_gpt();
-  shape.vocabulary = 512;
-  return shape;
-}
+GptOptions gpt_shape() { return {.vocabulary = 512}; }
 
 auto make_gpt(const std::string& policy, const std::string& path) {
   Case c;
