@@ -18,42 +18,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// A task with the first samples of its evaluation sets alone. Borrows the task.
-class BrieflyEvaluated final : public Task {
- public:
-  BrieflyEvaluated(Task& task, int64_t max_samples) : task_(task), max_samples_(max_samples) {}
-
-  std::string_view name() const override { return task_.name(); }
-  int64_t train_size() const override { return task_.train_size(); }
-  int64_t eval_size() const override { return std::min(task_.eval_size(), max_samples_); }
-  int64_t test_size() const override { return std::min(task_.test_size(), max_samples_); }
-  std::string_view eval_set_name() const override { return task_.eval_set_name(); }
-  TrainOrder train_order() const override { return task_.train_order(); }
-  Engine& initialize(const EngineConfig& config, comm::CommunicatorPtr comm,
-                     const InitOptions& options) override {
-    return task_.initialize(config, std::move(comm), options);
-  }
-  Batch train_batch(const std::vector<int64_t>& indices, at::Generator generator) const override {
-    return task_.train_batch(indices, std::move(generator));
-  }
-  Batch eval_batch(const std::vector<int64_t>& indices) const override { return task_.eval_batch(indices); }
-  Batch test_batch(const std::vector<int64_t>& indices) const override { return task_.test_batch(indices); }
-  at::Tensor loss(const Batch& batch) override { return task_.loss(batch); }
-  at::Tensor statistics(const Batch& batch) override { return task_.statistics(batch); }
-  std::vector<std::string> metric_names() const override { return task_.metric_names(); }
-  Metrics metrics(const at::Tensor& total) const override { return task_.metrics(total); }
-  std::string report(const at::Tensor& total) const override { return task_.report(total); }
-  std::vector<std::pair<std::string, std::string>> files() const override { return task_.files(); }
-  LoadWeightsOptions init_weights() const override { return task_.init_weights(); }
-  std::vector<SampleFile> write_samples(const std::filesystem::path& folder, int64_t step) override {
-    return task_.write_samples(folder, step);
-  }
-
- private:
-  Task& task_;
-  int64_t max_samples_;
-};
-
 /// `run` in a few steps: what it does every so many epochs or steps it does once.
 void shorten(RunConfig& run, const ShortRunOptions& options) {
   TrainerConfig& trainer = run.trainer;
@@ -86,11 +50,11 @@ ShortRun run_briefly(RunConfig run, const Registry& registry, const comm::Enviro
   std::optional<MemoryMeter> meter;
   if (!init.device.is_cpu()) meter.emplace(init.device.type());
   const auto most = [&] { return meter ? meter->peak_reserved() : std::llround(peak_bytes()); };
-  constexpr int64_t kBatches = 2;
-  BrieflyEvaluated brief(*task, kBatches * run.trainer.eval_batch_size * comm->size());
   ShortRun result{.idle = most(), .step_s = std::numeric_limits<double>::infinity()};
   std::optional<Clock::time_point> last;
   TrainerStart start;
+  constexpr int64_t kEvalBatches = 2;
+  start.max_eval_samples = kEvalBatches * run.trainer.eval_batch_size * comm->size();
   start.stop = [&] {
     const Clock::time_point now = Clock::now();
     if (last) result.step_s = std::min(result.step_s, std::chrono::duration<double>(now - *last).count());
@@ -98,7 +62,7 @@ ShortRun run_briefly(RunConfig run, const Registry& registry, const comm::Enviro
     last = Clock::now();  // the kernel counts for milliseconds
     return false;
   };
-  Trainer trainer(std::move(run), brief, comm, init, {.display = {}, .logger = logger}, std::move(start));
+  Trainer trainer(std::move(run), *task, comm, init, {.display = {}, .logger = logger}, std::move(start));
   trainer.run();
   result.peak = most();
   return result;

@@ -423,7 +423,8 @@ void Trainer::evaluate() {
   bar_->hide();  // the evaluation's bar takes its place
   meter_->pause();
   explain_out_of_memory(evaluation_demand("in evaluation"), [&] {
-    last_evaluation_ = train::evaluate(task_, *engine_, config_.trainer, output_.display);
+    last_evaluation_ = train::evaluate(task_, *engine_, config_.trainer, output_.display,
+                                       EvaluationSet::kEval, start_.max_eval_samples);
     write_samples();
     engine_->train();
   });
@@ -522,7 +523,7 @@ void Trainer::evaluate_final_weights(Summary& summary) {
 Evaluation Trainer::evaluate_final_weights(EvaluationSet set) {
   Evaluation result;
   explain_out_of_memory(evaluation_demand("in the final evaluation"), [&] {
-    result = train::evaluate(task_, *engine_, config_.trainer, output_.display, set);
+    result = train::evaluate(task_, *engine_, config_.trainer, output_.display, set, start_.max_eval_samples);
   });
   non_finite_->check(result, steps_done_);
   return result;

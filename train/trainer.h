@@ -2,6 +2,7 @@
 // run's files.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -49,7 +50,8 @@ struct TrainerStart {
                                       ///< and may end the run. May be unset
   /// Asked before each step on each rank; true on any rank: save and end. May be unset.
   std::function<bool()> stop;
-  std::string launched_run = {};  ///< stored in the run's checkpoints (train/restart.h); may be empty
+  int64_t max_eval_samples = INT64_MAX;  ///< of each set, in an evaluation
+  std::string launched_run = {};         ///< stored in the run's checkpoints (train/restart.h); may be empty
   /// Has the folders for trainer.save_in_memory_every_steps; unset: there are no such folders.
   std::shared_ptr<HostFolders> memory = {};
 };

@@ -39,10 +39,10 @@ std::optional<double> Evaluation::find(const std::string& name) const {
 }
 
 Evaluation evaluate(Task& task, Engine& engine, const TrainerConfig& trainer, const Display& display,
-                    EvaluationSet set) {
+                    EvaluationSet set, int64_t max_samples) {
   const auto start = std::chrono::steady_clock::now();
   const bool is_test = set == EvaluationSet::kTest;
-  const int64_t size = is_test ? task.test_size() : task.eval_size();
+  const int64_t size = std::min(is_test ? task.test_size() : task.eval_size(), max_samples);
   // A batch is filled up to its size: one larger than this rank's share of the data would be padding.
   const int64_t share = (size + engine.world_size() - 1) / engine.world_size();
   const int64_t batch_size = std::clamp<int64_t>(share, 1, trainer.eval_batch_size);

@@ -33,7 +33,8 @@ struct Evaluation {
 
 /// Collective. Puts the engine into evaluation mode and leaves it there. Uses trainer.eval_batch_size and
 /// trainer.dataloader_*. Shows a progress bar while it runs. The result is equal on every rank.
+/// `max_samples`: of a larger set the first ones alone.
 Evaluation evaluate(Task& task, Engine& engine, const TrainerConfig& trainer, const Display& display,
-                    EvaluationSet set = EvaluationSet::kEval);
+                    EvaluationSet set = EvaluationSet::kEval, int64_t max_samples = INT64_MAX);
 
 }  // namespace tessera::train
