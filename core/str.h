@@ -37,6 +37,9 @@ std::string join(const Range& items, const char* separator) {
   return out.str();
 }
 
+/// What printf() would print.
+__attribute__((format(printf, 1, 2))) std::string printed(const char* format, ...);
+
 /// "[3, 4]"; "[]" for a scalar.
 inline std::string describe_shape(std::span<const int64_t> shape) { return str("[", join(shape, ", "), "]"); }
 

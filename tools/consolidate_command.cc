@@ -1,4 +1,3 @@
-#include <cstdio>
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -75,9 +74,7 @@ std::string format_short(double value) {
   const char* const suffixes[] = {"", "k", "M", "B", "T"};
   size_t suffix = 0;
   for (; value >= 999.5 && suffix < 4; ++suffix) value /= 1000;
-  char text[32];
-  std::snprintf(text, sizeof text, suffix == 0 ? "%.0f%s" : "%.3g%s", value, suffixes[suffix]);
-  return text;
+  return printed(suffix == 0 ? "%.0f%s" : "%.3g%s", value, suffixes[suffix]);
 }
 
 void run(const ConsolidateFlags& flags) {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <span>
@@ -112,12 +111,10 @@ std::vector<int64_t> read_header(ByteSource& source, const std::string& path,
     throw DataError(path, ": truncated: the file ends before its 4-byte IDX header; ", wanted);
   }
   if (magic[0] != 0 || magic[1] != 0 || magic[2] != kUnsignedByte || magic[3] != expected.size()) {
-    char found[16];
-    std::snprintf(found, sizeof found, "0x%02x%02x%02x%02x", magic[0], magic[1], magic[2], magic[3]);
-    char correct[16];
-    std::snprintf(correct, sizeof correct, "0x0000%02x%02zx", kUnsignedByte, expected.size());
-    throw DataError(path, ": another kind of file: it starts with ", found,
-                    source.gzip() ? " (decompressed)" : "", ", not with ", correct, "; ", wanted);
+    throw DataError(path, ": another kind of file: it starts with ",
+                    printed("0x%02x%02x%02x%02x", magic[0], magic[1], magic[2], magic[3]),
+                    source.gzip() ? " (decompressed)" : "", ", not with ",
+                    printed("0x0000%02x%02zx", kUnsignedByte, expected.size()), "; ", wanted);
   }
   std::vector<int64_t> shape;
   for (size_t i = 0; i < expected.size(); ++i) {

@@ -4,9 +4,10 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <numeric>
 #include <utility>
+
+#include "core/str.h"
 
 namespace tessera::examples {
 
@@ -35,9 +36,7 @@ std::vector<train::Prediction> TextClassificationPredictor::predict_batch(
   for (int64_t i = 0; i < scores.size(0); ++i) {
     const std::string& label = options_.labels[static_cast<size_t>(labels[i].item<int64_t>())];
     const double score = scores[i].item<double>();
-    char digits[16];
-    std::snprintf(digits, sizeof digits, " %.4f", score);
-    predictions.push_back({label + digits, {{"label", label}, {"score", score}}});
+    predictions.push_back({label + printed(" %.4f", score), {{"label", label}, {"score", score}}});
   }
   return predictions;
 }

@@ -1,8 +1,9 @@
 // Numbers and words in columns, for what the commands print.
 #pragma once
 
-#include <cstdio>
 #include <string>
+
+#include "core/str.h"
 
 namespace tessera::tools {
 
@@ -13,10 +14,6 @@ inline std::string padded_right(const std::string& text, size_t width) {
   return text + std::string(width > text.size() ? width - text.size() : 0, ' ');
 }
 /// "12.3" with one digit.
-inline std::string fixed(double value, int digits) {
-  char text[64];
-  std::snprintf(text, sizeof text, "%.*f", digits, value);
-  return text;
-}
+inline std::string fixed(double value, int digits) { return printed("%.*f", digits, value); }
 
 }  // namespace tessera::tools

@@ -1,7 +1,6 @@
 #include "train/memory/memory_advice.h"
 
 #include <algorithm>
-#include <cstdio>
 
 #include "core/str.h"
 #include "engine/config/sharding_plan.h"
@@ -132,11 +131,7 @@ void add_recomputation(const Shortage& shortage, const EngineConfig& config,
 
 }  // namespace
 
-std::string megabytes(int64_t bytes) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f MB", static_cast<double>(bytes) / 1e6);
-  return text;
-}
+std::string megabytes(int64_t bytes) { return printed("%.1f MB", static_cast<double>(bytes) / 1e6); }
 
 /// Elements of the gradient slots.
 static int64_t slots_numel(const zero::Layout& layout, const zero::StateModel& model,

@@ -6,7 +6,6 @@
 #include <array>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <ostream>
 #include <string_view>
 #include <utility>
@@ -47,9 +46,7 @@ std::string bar_of(double fraction, int width, bool ascii) {
 }
 
 std::string format_rate(double rate, const std::string& unit) {
-  char text[32];
-  std::snprintf(text, sizeof text, rate < 10 ? "%.2f " : rate < 100 ? "%.1f " : "%.0f ", rate);
-  return text + unit + "/s";
+  return printed(rate < 10 ? "%.2f " : rate < 100 ? "%.1f " : "%.0f ", rate) + unit + "/s";
 }
 
 bool locale_is_utf8() {
@@ -79,15 +76,9 @@ void print_line(const Display& display, const std::string& line, int indent) {
 
 std::string format_duration(double seconds) {
   if (!std::isfinite(seconds) || seconds < 0) return "?";
-  const int64_t total = static_cast<int64_t>(seconds);
-  char text[48];
-  if (total >= 3600) {
-    std::snprintf(text, sizeof text, "%lld:%02d:%02d", static_cast<long long>(total / 3600),
-                  static_cast<int>(total / 60 % 60), static_cast<int>(total % 60));
-  } else {
-    std::snprintf(text, sizeof text, "%02d:%02d", static_cast<int>(total / 60), static_cast<int>(total % 60));
-  }
-  return text;
+  const auto total = static_cast<long long>(seconds);
+  return total >= 3600 ? printed("%lld:%02lld:%02lld", total / 3600, total / 60 % 60, total % 60)
+                       : printed("%02lld:%02lld", total / 60, total % 60);
 }
 
 std::string format_bar(const BarState& state, int width, bool ascii) {
@@ -96,10 +87,8 @@ std::string format_bar(const BarState& state, int width, bool ascii) {
           ? std::clamp(static_cast<double>(state.done) / static_cast<double>(state.total), 0.0, 1.0)
           : 0.0;
   const double items_per_s = state.elapsed_s > 0 ? static_cast<double>(state.done) / state.elapsed_s : 0.0;
-  char percent[8];
-  std::snprintf(percent, sizeof percent, "%3d%%", static_cast<int>(fraction * 100));
-
-  std::string left = (state.description.empty() ? "" : state.description + ": ") + percent + "|";
+  std::string left = (state.description.empty() ? "" : state.description + ": ") +
+                     printed("%3d%%|", static_cast<int>(fraction * 100));
   std::string right = str("| ", state.done, "/", state.total, " [", format_duration(state.elapsed_s), "<");
   right += items_per_s > 0 ? format_duration(static_cast<double>(state.total - state.done) / items_per_s) +
                                  ", " + format_rate(items_per_s * state.units_per_item, state.unit)

@@ -1,7 +1,5 @@
 #include "train/report/report.h"
 
-#include <cstdarg>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "core/str.h"
@@ -11,32 +9,21 @@ namespace {
 
 using nlohmann::ordered_json;
 
-__attribute__((format(printf, 1, 2))) std::string print(const char* format, ...) {
-  va_list arguments, again;
-  va_start(arguments, format);
-  va_copy(again, arguments);
-  std::string text(static_cast<size_t>(std::vsnprintf(nullptr, 0, format, arguments)), '\0');
-  std::vsnprintf(text.data(), text.size() + 1, format, again);
-  va_end(again);
-  va_end(arguments);
-  return text;
-}
-
 long long number(int64_t value) { return static_cast<long long>(value); }
 
 constexpr std::array<const char*, kNumPhases> kPhaseNames = {"data", "forward", "backward", "step"};
 
 /// "1,404 steps (3 epochs)"
 std::string length_of(const Summary& summary) {
-  const std::string epochs = print("%.4g", summary.num_epochs);
+  const std::string epochs = printed("%.4g", summary.num_epochs);
   return counted(summary.num_steps, "step") + " (" + epochs + (epochs == "1" ? " epoch)" : " epochs)");
 }
 
 /// "training loss 0.3012 over 1,404 steps (3 epochs) in 59.5 s" and, on the next line,
 /// "speed    3,019 samples/s (1,509 a rank)"
 std::string training_lines(const Summary& summary) {
-  std::string text = print("training loss %.4f over ", summary.train_loss) + length_of(summary) +
-                     print(" in %.1f s", summary.train_s);
+  std::string text = printed("training loss %.4f over ", summary.train_loss) + length_of(summary) +
+                     printed(" in %.1f s", summary.train_s);
   if (summary.skipped_steps > 0) text += ", " + format_count(summary.skipped_steps) + " skipped";
   text += "\nspeed    " + format_count(static_cast<int64_t>(summary.samples_per_s())) + " samples/s";
   return summary.world_size == 1
@@ -52,18 +39,18 @@ std::string counted(int64_t count, const char* noun) {
 }
 
 std::string format_line(const StepReport& report) {
-  std::string line = print("step %lld/%lld | epoch %.2f | loss %.4f | lr %.1e | grad norm %.2f",
-                           number(report.step), number(report.total_steps), report.epoch, report.loss,
-                           report.learning_rate, report.gradient_norm);
-  if (report.loss_scale) line += print(" | loss scale %g", *report.loss_scale);
-  line += print(" | %.0f samples/s", report.samples_per_s);
-  if (report.tflops) line += print(" | %.3g TFLOP/s a rank", *report.tflops);
-  if (report.mfu) line += print(" | MFU %.1f %%", 100 * *report.mfu);
-  if (report.skipped_steps > 0) line += print(" | skipped %lld", number(report.skipped_steps));
+  std::string line = printed("step %lld/%lld | epoch %.2f | loss %.4f | lr %.1e | grad norm %.2f",
+                             number(report.step), number(report.total_steps), report.epoch, report.loss,
+                             report.learning_rate, report.gradient_norm);
+  if (report.loss_scale) line += printed(" | loss scale %g", *report.loss_scale);
+  line += printed(" | %.0f samples/s", report.samples_per_s);
+  if (report.tflops) line += printed(" | %.3g TFLOP/s a rank", *report.tflops);
+  if (report.mfu) line += printed(" | MFU %.1f %%", 100 * *report.mfu);
+  if (report.skipped_steps > 0) line += printed(" | skipped %lld", number(report.skipped_steps));
   if (report.phase_ms) {
     line += "\n  time (ms)";
     for (size_t i = 0; i < kNumPhases; ++i)
-      line += print(" | %s %.2f", kPhaseNames[i], (*report.phase_ms)[i]);
+      line += printed(" | %s %.2f", kPhaseNames[i], (*report.phase_ms)[i]);
   }
   if (report.memory_peak) line += "\n  memory at the peak (MB) | " + format_memory(*report.memory_peak);
   return line;
@@ -74,27 +61,27 @@ std::string format_memory(const MemoryBytes& bytes) {
   for (size_t use = 0; use < kNumMemoryUses; ++use)
     if (bytes.by_use[use] != 0)
       text += std::string(name_of(static_cast<MemoryUse>(use))) +
-              print(" %.1f | ", static_cast<double>(bytes.by_use[use]) / 1e6);
-  return text + print("total %.1f", static_cast<double>(bytes.total()) / 1e6);
+              printed(" %.1f | ", static_cast<double>(bytes.by_use[use]) / 1e6);
+  return text + printed("total %.1f", static_cast<double>(bytes.total()) / 1e6);
 }
 
 std::string format_postfix(const StepReport& report) {
-  std::string text = print("loss=%.3f, lr=%.1e", report.loss, report.learning_rate);
-  if (report.skipped_steps > 0) text += print(", skipped=%lld", number(report.skipped_steps));
+  std::string text = printed("loss=%.3f, lr=%.1e", report.loss, report.learning_rate);
+  if (report.skipped_steps > 0) text += printed(", skipped=%lld", number(report.skipped_steps));
   return text;
 }
 
 std::string format_line(const Evaluation& evaluation, double epoch) {
-  std::string line = print("epoch %.2f", epoch);
+  std::string line = printed("epoch %.2f", epoch);
   for (const auto& [name, value] : evaluation.metrics)
-    line += str(" | ", evaluation.name(), " ", name, print(" %.4f", value));
-  return line + " | " + counted(evaluation.num_samples, "sample") + print(" in %.1f s", evaluation.seconds);
+    line += str(" | ", evaluation.name(), " ", name, printed(" %.4f", value));
+  return line + " | " + counted(evaluation.num_samples, "sample") + printed(" in %.1f s", evaluation.seconds);
 }
 
 std::string format_result(const Evaluation& evaluation) {
   std::string text = evaluation.report.empty() ? "" : evaluation.report + "\n";
-  text += print("%-8s ", evaluation.name());
-  for (const auto& [name, value] : evaluation.metrics) text += name + print(" %.4f, ", value);
+  text += printed("%-8s ", evaluation.name());
+  for (const auto& [name, value] : evaluation.metrics) text += name + printed(" %.4f, ", value);
   return text + "on " + counted(evaluation.num_samples, (evaluation.set + " sample").c_str());
 }
 
@@ -111,7 +98,7 @@ std::string format_summary(const Summary& summary) {
     text += training_lines(summary);
   }
   if (!summary.stopped_early.empty()) text += "\nstopped  early: " + summary.stopped_early;
-  text += print("\nranks    %d, ZeRO stage %d", summary.world_size, summary.stage);
+  text += printed("\nranks    %d, ZeRO stage %d", summary.world_size, summary.stage);
   if (!summary.interrupted.empty())
     return text + "\nstopped  saved in " + summary.interrupted +
            "\n         resume with: the same command and --resume";

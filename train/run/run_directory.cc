@@ -59,9 +59,7 @@ std::filesystem::path sample_path(const std::filesystem::path& folder, int64_t s
                                   std::string_view ending) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  char name[32];
-  std::snprintf(name, sizeof name, "step_%08lld", static_cast<long long>(step));
-  return folder / str(name, ending);
+  return folder / str(printed("step_%08lld", static_cast<long long>(step)), ending);
 }
 
 std::string read_run_id(const std::filesystem::path& folder) {
