@@ -95,8 +95,7 @@ train::TrainSampler make_sampler(int64_t num_samples, int64_t micro_batch, int64
 }  // namespace
 
 void bind_config(py::module_& module) {
-  py::class_<EngineConfig>(module, "Config")
-      .def_property_readonly("resolved", &dump_resolved);
+  py::class_<EngineConfig>(module, "Config").def_property_readonly("resolved", &dump_resolved);
   module.def("read_config", &read_config, py::arg("file_or_json"), py::arg("is_file"), py::arg("world_size"),
              py::arg("overrides"));
   module.def("read_document", &read_document, py::arg("file"));

@@ -4,7 +4,6 @@
 
 #include <gtest/gtest.h>
 
-
 #include "checkpoint/formats/pickle_names.h"
 #include "core/str.h"
 #include "tests/checkpoint/formats/torch_file_testing.h"
