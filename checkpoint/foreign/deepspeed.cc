@@ -38,9 +38,7 @@ void read_plain(ForeignCheckpoint& checkpoint, const DeepSpeedModel& model, cons
   std::vector<std::string> names;
   for (const SavedTensor& one : entries) names.push_back(one.name);
   const std::vector<std::string> clean = without_wrappers(names);
-  ModelOrder order{given};
-  order.is_entries = true;
-  assemble(checkpoint, std::move(entries), std::move(saved), order);
+  assemble(checkpoint, std::move(entries), std::move(saved), {given, /*is_entries=*/true});
   // complete_parameters() compares the names with the file's.
   std::map<std::string, std::string> original;
   for (size_t i = 0; i < names.size(); ++i) original.emplace(clean[i], names[i]);

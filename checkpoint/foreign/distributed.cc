@@ -618,9 +618,7 @@ std::optional<ForeignCheckpoint> read_distributed(const fs::path& path, const Pa
                           contents.optimizer
                               ? "; it has an optimizer's state: give the folder above, or that of the model"
                               : "");
-  ModelOrder order{given};
-  order.is_entries = contents.in_order;
-  assemble(checkpoint, std::move(contents.model), std::move(contents.optimizer), order);
+  assemble(checkpoint, std::move(contents.model), std::move(contents.optimizer), {given, contents.in_order});
   take_extras(checkpoint, std::move(contents.extras), contents.beside_model);
   return checkpoint;
 }

@@ -177,9 +177,7 @@ std::optional<ForeignCheckpoint> read_file(const fs::path& path, const Parameter
   std::optional<SavedOptimizer> optimizer;
   json extras = json::object();
   read_members(checkpoint, file, model, optimizer, extras);
-  ModelOrder order{given};
-  order.is_entries = true;
-  assemble(checkpoint, std::move(entries), std::move(optimizer), order);
+  assemble(checkpoint, std::move(entries), std::move(optimizer), {given, /*is_entries=*/true});
   take_extras(checkpoint, std::move(extras));
   return checkpoint;
 }
@@ -199,9 +197,7 @@ ForeignCheckpoint read_lightning_folder(const fs::path& path, const ParameterOrd
   std::optional<SavedOptimizer> more;
   read_members(checkpoint, meta, nullptr, more, contents.extras);
   if (!contents.optimizer) contents.optimizer = std::move(more);
-  ModelOrder order{given};
-  order.is_entries = contents.in_order;
-  assemble(checkpoint, std::move(contents.model), std::move(contents.optimizer), order);
+  assemble(checkpoint, std::move(contents.model), std::move(contents.optimizer), {given, contents.in_order});
   take_extras(checkpoint, std::move(contents.extras));
   return checkpoint;
 }
@@ -209,8 +205,7 @@ ForeignCheckpoint read_lightning_folder(const fs::path& path, const ParameterOrd
 /// Reads a folder of Accelerate or of the Hugging Face Trainer.
 class TrainerFolder {
  public:
-  TrainerFolder(fs::path path, const ParameterOrder& given)
-      : path_(std::move(path)), given_(given), order_{given} {}
+  TrainerFolder(fs::path path, const ParameterOrder& given) : path_(std::move(path)), order_{given} {}
 
   /// Whether it trained with Tessera, whose checkpoint is there.
   bool has_tessera() const {
@@ -250,7 +245,7 @@ class TrainerFolder {
 
   bool read_deepspeed_files() {
     if (!has("latest")) return false;
-    std::optional<ForeignCheckpoint> found = read_deepspeed(path_, "", given_);
+    std::optional<ForeignCheckpoint> found = read_deepspeed(path_, "", order_);
     if (!found) return false;
     checkpoint_ = std::move(*found);
     return true;
@@ -339,7 +334,6 @@ class TrainerFolder {
   }
 
   fs::path path_;
-  const ParameterOrder& given_;
   ModelOrder order_;
   ForeignCheckpoint checkpoint_;
 };

@@ -1,6 +1,7 @@
 #include "checkpoint/read/reshard.h"
 
 #include <algorithm>
+#include <span>
 #include <tuple>
 #include <unordered_map>
 
@@ -16,8 +17,7 @@ using zero::Range;
 void describe_list(const std::vector<std::string>& names, const char* what, std::string& text) {
   if (names.empty()) return;
   constexpr size_t kShown = 5;
-  const std::vector<std::string> shown(
-      names.begin(), names.begin() + static_cast<std::ptrdiff_t>(std::min(names.size(), kShown)));
+  const auto shown = std::span(names).first(std::min(names.size(), kShown));
   text += str(text.empty() ? "" : "; ", names.size(), " ", what, ": ", join(shown, ", "));
   if (names.size() > kShown) text += str(" and ", names.size() - kShown, " more");
 }
