@@ -30,14 +30,6 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using Kind = PickleValue::Kind;
 
-/// What zero/optimizer_state.pt has.
-struct UniversalOptimizer {
-  std::vector<std::optional<int64_t>> steps;  ///< by sub-group, of stage 3
-  std::vector<int> group_of_sub_group;        ///< of stage 3
-  std::optional<int64_t> all_steps;
-  std::optional<int64_t> stage;
-};
-
 class UniversalReader {
  public:
   explicit UniversalReader(const fs::path& folder)
@@ -87,8 +79,8 @@ class UniversalReader {
     const TorchFile file(path);
     const PickleValue& root = file.root();
     read_loss_scaler(checkpoint_, file, root.find("loss_scaler"));
-    optimizer_.stage = integer_of(root.find("zero_stage"));
-    optimizer_.all_steps = integer_of(root.find("base_optimizer_state_step"));
+    saved_stage_ = integer_of(root.find("zero_stage"));
+    all_steps_ = integer_of(root.find("base_optimizer_state_step"));
     const PickleValue *groups = root.find("param_groups"), *inner = root.find("optimizer_state_dict");
     const PickleValue* states = inner == nullptr ? nullptr : inner->find("state");
     for (const PickleValue* group : groups == nullptr ? std::vector<const PickleValue*>() : groups->items) {
@@ -102,11 +94,11 @@ class UniversalReader {
       group_steps_.push_back(of_group);
       if (members == nullptr) continue;
       for (const PickleValue* member : members->items) {
-        optimizer_.group_of_sub_group.push_back(static_cast<int>(checkpoint_.groups.size()) - 1);
+        group_of_sub_group_.push_back(static_cast<int>(checkpoint_.groups.size()) - 1);
         const PickleValue* state =
             states == nullptr ? nullptr : find_number(*states, integer_of(member).value_or(-1));
         const PickleValue* own = state == nullptr ? nullptr : state->find("step");
-        optimizer_.steps.push_back(own == nullptr ? of_group : count_in(file, own));
+        sub_group_steps_.push_back(own == nullptr ? of_group : count_in(file, own));
       }
     }
   }
@@ -118,7 +110,7 @@ class UniversalReader {
   }
 
   void list_shapes() {
-    checkpoint_.stage = static_cast<int>(optimizer_.stage.value_or(files_.model_by_rank ? 3 : -1));
+    checkpoint_.stage = static_cast<int>(saved_stage_.value_or(files_.model_by_rank ? 3 : -1));
     const auto shapes = model_.param_shapes();
     if (!shapes) return;
     const bool by_sub_group = files_.model_by_rank;
@@ -126,9 +118,9 @@ class UniversalReader {
       for (const auto& [name, shape] : (*shapes)[i]) {
         order_.push_back(name);
         shapes_[name] = shape;
-        const bool known = by_sub_group && i < optimizer_.group_of_sub_group.size();
-        groups_[name] = by_sub_group ? (known ? optimizer_.group_of_sub_group[i] : 0) : static_cast<int>(i);
-        if (known) steps_[name] = optimizer_.steps[i];
+        const bool known = by_sub_group && i < group_of_sub_group_.size();
+        groups_[name] = by_sub_group ? (known ? group_of_sub_group_[i] : 0) : static_cast<int>(i);
+        if (known) steps_[name] = sub_group_steps_[i];
       }
   }
 
@@ -191,7 +183,7 @@ class UniversalReader {
     if (const auto at = steps_.find(name); !steps && at != steps_.end()) steps = at->second;
     const auto group = static_cast<size_t>(parameter.group);
     if (!steps && group < group_steps_.size()) steps = group_steps_[group];
-    if (!steps) steps = optimizer_.all_steps;
+    if (!steps) steps = all_steps_;
     parameter.steps = steps.value_or(0);
     places_.insert(name);
     checkpoint_.parameters.push_back(std::move(parameter));
@@ -212,8 +204,12 @@ class UniversalReader {
   DeepSpeedFiles files_;
   DeepSpeedModel model_;
   ForeignCheckpoint checkpoint_;
-  UniversalOptimizer optimizer_;
   bool is_whole_ = true;
+  // What zero/optimizer_state.pt has.
+  std::vector<std::optional<int64_t>> sub_group_steps_;  // of stage 3
+  std::vector<int> group_of_sub_group_;                  // of stage 3
+  std::optional<int64_t> all_steps_;
+  std::optional<int64_t> saved_stage_;
   std::vector<std::optional<int64_t>> group_steps_;
   std::vector<std::string> order_;
   std::map<std::string, std::vector<int64_t>> shapes_;

@@ -18,14 +18,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The temporary folder is beside the real one, so the last part of the path must be a name: not "DIR/", "."
-// or a symbolic link.
+// The temporary folder is beside the real one, so the last part of the path must be a name, and not that of a
+// symbolic link.
 fs::path folder_path(const fs::path& path) {
-  const fs::path plain = path.has_filename() ? path : path.parent_path();
-  const bool is_name = plain.has_filename() && plain.filename() != "." && plain.filename() != "..";
+  const fs::path plain = named_path(path);
   std::error_code error;
-  if (is_name && !fs::is_symlink(plain, error)) return plain;
-  const fs::path real = fs::canonical(plain, error);
+  const fs::path real = fs::is_symlink(plain, error) ? fs::canonical(plain, error) : plain;
   return error ? plain : real;
 }
 

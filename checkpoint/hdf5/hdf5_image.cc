@@ -277,7 +277,7 @@ Hdf5Builder::Hdf5Builder(std::string purpose, Hdf5Readers readers)
 
 Hdf5Builder::~Hdf5Builder() = default;
 
-int Hdf5Builder::add(const Hdf5Dataset& dataset) {
+void Hdf5Builder::add(const Hdf5Dataset& dataset) {
   const Hdf5Id creation = handles_->creation_properties(dataset.path);
   handles_->check(H5Pset_layout(creation, H5D_CONTIGUOUS), dataset.path);
   handles_->check(H5Pset_alloc_time(creation, H5D_ALLOC_TIME_EARLY), dataset.path);
@@ -292,7 +292,6 @@ int Hdf5Builder::add(const Hdf5Dataset& dataset) {
     handles_->data.emplace_back(offset, offset + bytes);
   }
   handles_->offsets.push_back(offset);
-  return static_cast<int>(handles_->offsets.size()) - 1;
 }
 
 void Hdf5Builder::add_virtual(const Hdf5Dataset& dataset, std::span<const Hdf5Source> sources) {

@@ -59,7 +59,7 @@ struct Hdf5Image {
   };
   int64_t file_bytes = 0;
   std::vector<Piece> metadata;   ///< by offset; bytes in neither these nor a dataset are zero
-  std::vector<int64_t> offsets;  ///< by index from add(); byte of the first element (0 if there is none)
+  std::vector<int64_t> offsets;  ///< by call of add(); byte of the first element (0 if there is none)
 };
 
 enum class Hdf5Readers {
@@ -81,8 +81,8 @@ class Hdf5Builder {
   Hdf5Builder& operator=(const Hdf5Builder&) = delete;
   ~Hdf5Builder();
 
-  /// A dataset whose data the caller writes. Returns its index in Hdf5Image::offsets.
-  int add(const Hdf5Dataset& dataset);
+  /// A dataset whose data the caller writes.
+  void add(const Hdf5Dataset& dataset);
   /// A dataset whose elements are in other files; elements that no source covers read as zero.
   void add_virtual(const Hdf5Dataset& dataset, std::span<const Hdf5Source> sources);
   /// A hard link: another name of a dataset that add() or add_virtual() made.

@@ -69,11 +69,14 @@ fs::path directory_of(const fs::path& path) {
   return path.has_parent_path() ? path.parent_path() : fs::path(".");
 }
 
-std::string name_of_path(const fs::path& path) {
+fs::path named_path(const fs::path& path) {
   const fs::path plain = path.has_filename() ? path : path.parent_path();
+  if (plain.has_filename() && plain.filename() != "." && plain.filename() != "..") return plain;
   std::error_code error;
-  if (plain.filename() != "." && plain.filename() != "..") return plain.filename().string();
-  return fs::canonical(plain, error).filename().string();
+  const fs::path real = fs::canonical(plain, error);
+  return error ? plain : real;
 }
+
+std::string name_of_path(const fs::path& path) { return named_path(path).filename().string(); }
 
 }  // namespace tessera

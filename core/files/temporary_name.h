@@ -34,7 +34,9 @@ void remove_abandoned(const Disk& disk, const std::filesystem::path& path);
 /// The parent folder of a path; "." for a plain name.
 std::filesystem::path directory_of(const std::filesystem::path& path);
 
-/// The last name of a path; "x/" and "x" have the same. "." and ".." are looked up in the file system.
+/// The path with a name at its end: of "x/" it is "x"; "." and ".." are looked up in the file system.
+std::filesystem::path named_path(const std::filesystem::path& path);
+/// The last name of that.
 std::string name_of_path(const std::filesystem::path& path);
 
 }  // namespace tessera

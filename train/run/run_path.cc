@@ -13,13 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The parent folder; "x/" and "x" have the same. "." and ".." are looked up in the file system.
-fs::path parent_of(const fs::path& folder) {
-  fs::path path = folder.has_filename() ? folder : folder.parent_path();
-  if (path.filename() == "." || path.filename() == ".." || !path.has_filename()) path = fs::canonical(path);
-  const fs::path parent = path.parent_path();
-  return parent.empty() ? fs::path(".") : parent;
-}
+fs::path parent_of(const fs::path& folder) { return directory_of(named_path(folder)); }
 
 }  // namespace
 
