@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/hdf5/hdf5_image.h"
 #include "checkpoint/sharded/manifest.h"
 #include "core/dtype.h"
 #include "core/files/disk.h"
@@ -35,12 +34,6 @@ struct SourceBytes {
               std::function<void()> release)
       : size(size), acquire(std::move(acquire)), release(std::move(release)) {}
 };
-
-/// `data[i]` is written at image.offsets[i]. Each block is hashed and then written while it is in the
-/// processor's cache, without a copy. Returns name, bytes and hashes; the caller adds the datasets. Throws
-/// DiskError, and what `data` throws.
-FileRecord write_image_file(const Disk& disk, const std::filesystem::path& path, const Hdf5Image& image,
-                            std::span<const SourceBytes> data);
 
 // Writes one rank's file of a checkpoint: the rank's slice of every unit, and this rank's own data.
 
@@ -87,10 +80,6 @@ FileRecord write_shard_file(const Disk& disk, const std::filesystem::path& path,
 //
 // HDF5 reads missing data of a source file as zeros, without an error. So this file is for inspection only;
 // our readers use the offsets and hashes of the manifest.
-
-/// A parameter has a piece for each rank that its unit's shards put it on. A file of more pieces than these
-/// has no parameters: HDF5 takes 2 s for 50,000 of them and 40 s for 800,000, at every save.
-inline constexpr int64_t kMaxModelFilePieces = 20'000;
 
 /// `buffers`: names of rank 0's whole tensors. Throws DiskError, CheckpointError.
 FileRecord write_model_file(const Disk& disk, const std::filesystem::path& path, const SavedLayout& layout,
