@@ -15,7 +15,6 @@
 #include "core/check.h"
 #include "core/files/pending_file.h"
 #include "core/numel.h"
-#include "core/str.h"
 #include "core/utf8.h"
 
 namespace tessera::checkpoint {
@@ -62,11 +61,9 @@ class TorchFileWriter : public ModelWriter {
   PendingFile file_;
 };
 
-std::string dataset_path(const std::string& name) { return str("/", hdf5_name(name)); }
-
 /// One contiguous dataset per tensor, for h5py.File(path)["encoder.weight"][:], in the root group under
-/// hdf5_name(NAME), of the element types of hdf5_image.h; the other names of a tied tensor are hard links to
-/// its dataset. Throws CheckpointError for more than 32 dimensions.
+/// hdf5_path("/", NAME), of the element types of hdf5_image.h; the other names of a tied tensor are hard
+/// links to its dataset. Throws CheckpointError for more than 32 dimensions.
 class Hdf5FileWriter : public ModelWriter {
  public:
   Hdf5FileWriter(const Disk& disk, ModelWriterOptions options)
@@ -80,9 +77,9 @@ class Hdf5FileWriter : public ModelWriter {
   static Hdf5Image build(const std::string& purpose, const std::vector<ModelTensor>& tensors) {
     Hdf5Builder builder(purpose, Hdf5Readers::kSince1_8);
     for (const ModelTensor& tensor : tensors) {
-      builder.add({dataset_path(tensor.name), tensor.type, tensor.shape, {}});
+      builder.add({hdf5_path("/", tensor.name), tensor.type, tensor.shape, {}});
       for (const std::string& alias : tensor.aliases)
-        builder.add_link(dataset_path(tensor.name), dataset_path(alias));
+        builder.add_link(hdf5_path("/", tensor.name), hdf5_path("/", alias));
     }
     return builder.finish();
   }

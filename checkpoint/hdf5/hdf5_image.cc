@@ -78,9 +78,9 @@ bool is_hdf5_type(DType type) {
   return type <= DType::kUInt64 || type == DType::kComplex64 || type == DType::kComplex128;
 }
 
-std::string hdf5_name(std::string_view name) {
-  if (name == ".") return "%2E";
-  std::string link;
+std::string hdf5_path(std::string_view group, std::string_view name) {
+  if (name == ".") return str(group, "%2E");
+  std::string link(group);
   for (char c : name) {
     if (c == '/')
       link += "%2F";

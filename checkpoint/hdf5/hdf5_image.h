@@ -67,9 +67,10 @@ enum class Hdf5Readers {
   kSince1_10,  ///< needed by virtual datasets
 };
 
-/// Escapes a tensor's name to one HDF5 link name: '/' becomes "%2F", '%' "%25", and the name "."
-/// "%2E".
-std::string hdf5_name(std::string_view name);
+/// The path of a tensor in a group ("/", "/buffers/"). Its name is escaped to one link: '/' becomes "%2F",
+/// '%'
+/// "%25", and the name "." "%2E".
+std::string hdf5_path(std::string_view group, std::string_view name);
 
 /// Not thread-safe; builders in other threads wait for the lock. Members throw CheckpointError naming
 /// `purpose` and path.

@@ -9,7 +9,6 @@
 #include "checkpoint/hdf5/hdf5_image.h"
 #include "core/check.h"
 #include "core/numel.h"
-#include "core/str.h"
 #include "core/utf8.h"
 
 namespace tessera::checkpoint {
@@ -223,8 +222,6 @@ FileRecord write_shard_file(const Disk& disk, const std::filesystem::path& path,
 
 namespace {
 
-std::string model_dataset(const std::string& name) { return str("/", hdf5_name(name)); }
-
 /// The elements of the parameter of this index, shard by shard.
 std::vector<Hdf5Source> sources_of(const SavedLayout& layout, int index) {
   std::vector<Hdf5Source> sources;
@@ -253,7 +250,7 @@ int64_t num_sources(const SavedLayout& layout) {
 void add_parameters(Hdf5Builder& builder, const SavedLayout& layout) {
   for (int i = 0; i < static_cast<int>(layout.parameters.size()); ++i) {
     const SavedParameter& parameter = layout.parameters[static_cast<size_t>(i)];
-    const Hdf5Dataset dataset{.path = model_dataset(parameter.name),
+    const Hdf5Dataset dataset{.path = hdf5_path("/", parameter.name),
                               .type = layout.weights_type(parameter.unit),
                               .shape = parameter.shape,
                               .attributes = {}};
@@ -262,7 +259,7 @@ void add_parameters(Hdf5Builder& builder, const SavedLayout& layout) {
       builder.add(dataset);
     else
       builder.add_virtual(dataset, sources_of(layout, i));
-    for (const std::string& alias : parameter.aliases) builder.add_link(dataset.path, model_dataset(alias));
+    for (const std::string& alias : parameter.aliases) builder.add_link(dataset.path, hdf5_path("/", alias));
   }
 }
 
@@ -283,7 +280,7 @@ FileRecord write_model_file(const Disk& disk, const std::filesystem::path& path,
   else
     builder.set_attribute("/", {"left_out", std::string(kLeftOut)});
   for (const std::string& name : buffers)
-    builder.add_external_link(rank_file_name(0), tensor_dataset(name), model_dataset(name));
+    builder.add_external_link(rank_file_name(0), tensor_dataset(name), hdf5_path("/", name));
   const Hdf5Image image = builder.finish();
   const std::vector<SourceBytes> no_data(image.offsets.size());
   return write_image_file(disk, path, image, no_data);

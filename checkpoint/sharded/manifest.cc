@@ -98,8 +98,8 @@ std::string rank_file_name(int rank) {
   return name;
 }
 
-std::string tensor_dataset(const std::string& name) { return str(kTensors, hdf5_name(name)); }
-std::string blob_dataset(const std::string& name) { return str(kBlobs, hdf5_name(name)); }
+std::string tensor_dataset(const std::string& name) { return hdf5_path(kTensors, name); }
+std::string blob_dataset(const std::string& name) { return hdf5_path(kBlobs, name); }
 std::string blob_name(std::string_view dataset) {
   const std::string_view link = dataset.substr(std::min(dataset.size(), kBlobs.size()));
   std::string name;

@@ -131,7 +131,7 @@ inline constexpr std::string_view kModelFileName = "model.h5";
 /// "rank_00003.h5".
 std::string rank_file_name(int rank);
 
-/// HDF5 path of a whole tensor, "/buffers/NAME", and of a blob, "/blobs/NAME" (see hdf5_name()).
+/// HDF5 path of a whole tensor, "/buffers/NAME", and of a blob, "/blobs/NAME" (see hdf5_path()).
 std::string tensor_dataset(const std::string& name);
 std::string blob_dataset(const std::string& name);
 /// The inverse of blob_dataset().
