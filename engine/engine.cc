@@ -25,7 +25,6 @@
 #include "engine/config/sharding_plan.h"
 #include "engine/engine_internal.h"
 #include "engine/optimizer/optimizer_setup.h"
-#include "engine/optimizer/same_groups.h"
 #include "engine/same_config.h"
 #include "zero/optimizer/whole_formula.h"
 

@@ -1,8 +1,8 @@
 #include "engine/same_config.h"
 
+#include <bit>
+#include <cstdint>
 #include <nlohmann/json.hpp>
-#include <string>
-#include <vector>
 
 #include "checkpoint/block_hashes.h"
 #include "comm/init/agreement.h"
@@ -11,6 +11,7 @@
 #include "core/json/json_text.h"
 #include "core/str.h"
 #include "core/utf8.h"
+#include "engine/optimizer/optimizer_setup.h"
 
 namespace tessera {
 namespace {
@@ -45,6 +46,11 @@ std::string describe(const ordered_json* value) {
   return num_characters(text) <= kMostCharacters ? text : str(first_characters(text, kMostCharacters), "…");
 }
 
+template <class T>
+uint64_t bits_of(T value) {
+  return std::bit_cast<uint64_t>(static_cast<double>(value));
+}
+
 }  // namespace
 
 void check_same_config(comm::Communicator& comm, const ordered_json& mine) {
@@ -69,6 +75,32 @@ void check_same_config(comm::Communicator& comm, const ordered_json& mine) {
     }
     throw ConfigError(join(parts, "; "), "; expected the same on all ranks");
   }
+}
+
+double digest_of(const std::vector<kernels::Hyper>& groups) {
+  uint64_t hash = 14695981039346656037U;  // FNV-1a, a value at a time
+  for (const kernels::Hyper& hyper : groups)
+    visit_options(hyper, [&](const char*, const auto& value) {
+      hash = (hash ^ bits_of(value)) * 1099511628211U;
+      hash ^= hash >> 32;  // a double's difference may be in its last bits alone, or in its first
+    });
+  return static_cast<double>(hash >> 12);
+}
+
+std::string first_difference(comm::Communicator& comm, const std::vector<kernels::Hyper>& groups) {
+  std::vector<const char*> names;  // of a group's options
+  visit_options(groups.front(), [&](const char* name, const auto&) { names.push_back(name); });
+  std::vector<uint64_t> mine;
+  for (const kernels::Hyper& hyper : groups)
+    visit_options(hyper, [&](const char*, const auto& value) { mine.push_back(bits_of(value)); });
+  const std::vector<std::vector<uint64_t>> ranks = comm.exchange(mine, "options of the param groups");
+  const auto shown = [](uint64_t bits) { return json_text(ordered_json(std::bit_cast<double>(bits))); };
+  for (size_t rank = 1; rank < ranks.size(); ++rank)
+    for (size_t at = 0; at < ranks[0].size() && at < ranks[rank].size(); ++at)
+      if (ranks[rank][at] != ranks[0][at])
+        return str("param group ", at / names.size(), " has ", names[at % names.size()], " ",
+                   shown(ranks[0][at]), " on rank 0, but ", shown(ranks[rank][at]), " on rank ", rank);
+  return "the param groups of the ranks differ";
 }
 
 }  // namespace tessera
