@@ -203,8 +203,7 @@ Ending run_once(const Options& options, SignalWatch& signals, Guard& guard, cons
   std::vector<Process> ranks;
   ranks.reserve(static_cast<size_t>(share.num_ranks));
   const ForgetAtEnd forget{guard, ranks};
-  SupervisorOptions supervision{
-      options.stop_grace, options.save_grace, {}, share.first_rank, options.timeout};
+  SupervisorOptions supervision{options.save_grace, {}, share.first_rank, options.timeout};
   RankStarter starter(options, share, port ? port->port() : asked, files, signals.previous_mask());
   for (int local = 0; local < share.num_ranks; ++local) {
     supervision.error_files.push_back(files.error(share.first_rank + local));

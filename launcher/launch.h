@@ -39,7 +39,6 @@ struct Options {
   /// Started by the launcher of a run on several hosts: it gets the report of a failure.
   bool is_agent = false;
   bool watch_stdin = false;                     ///< ends as by SIGTERM when standard input ends
-  std::chrono::milliseconds stop_grace{2000};   ///< from SIGTERM to SIGKILL after a rank failed
   std::chrono::milliseconds save_grace{30000};  ///< from a forwarded SIGINT or SIGTERM to SIGKILL
 };
 

@@ -35,7 +35,6 @@ bool is_marked_rank() {
 std::optional<HostPlace> place_in_pytorch_job() {
   if (!text_variable("PET_NNODES") || is_marked_rank()) return std::nullopt;
   HostPlace place;
-  place.launcher = "PyTorchJob";
   place.num_nodes = pet_number("PET_NNODES", 1, kMaxRanks).value_or(1);
   const auto node_rank = pet_number("PET_NODE_RANK", 0, place.num_nodes - 1);
   if (!node_rank && place.num_nodes > 1)
@@ -55,8 +54,7 @@ std::optional<HostPlace> place_of_this_host() {
   if (is_marked_rank()) return std::nullopt;
   const auto env = scheduler_environment();
   if (!env || env->world_size == 1 || env->local_world_size > 1) return std::nullopt;
-  return HostPlace{env->rank,        env->world_size, env->master_addr,
-                   env->master_port, std::nullopt,    env->launcher};
+  return HostPlace{env->rank, env->world_size, env->master_addr, env->master_port, std::nullopt};
 }
 
 bool should_start_ranks(std::optional<int> nproc) {

@@ -25,7 +25,6 @@ struct HostPlace {
   std::string master_addr = "127.0.0.1";
   int master_port = 0;       ///< 0: any free one
   std::optional<int> nproc;  ///< ranks to start here
-  std::string launcher;      ///< what has set it, for messages
 };
 
 /// The place that something else has given to this process as one of a host: srun, mpirun or

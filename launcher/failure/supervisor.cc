@@ -24,6 +24,8 @@ using std::chrono::milliseconds;
 /// The time after the first failure in which other ranks may fail by themselves and report their errors. It
 /// is longer if the first rank has reported an error, since the others may be about to find the same one.
 constexpr milliseconds kSettle{100}, kSettleAfterReport{1000};
+/// From SIGTERM to SIGKILL after a failure.
+constexpr milliseconds kGraceAfterFailure{2000};
 /// What children that finish what a rank has begun have when all ranks have ended.
 constexpr std::chrono::seconds kFinishTime{10};
 /// A second SIGINT within this time is ignored: `timeout -s INT` sends it to its child and to its group.
@@ -172,7 +174,7 @@ void Supervisor::on_failure_elsewhere() {
   if (phase_ != Phase::kRunning) return;
   outcome_.interrupted_by = SIGTERM;
   for (size_t rank = 0; rank < ranks_.size(); ++rank) send_signal(rank, SIGTERM);
-  enter(Phase::kInterrupted, options_.stop_grace);
+  enter(Phase::kInterrupted, kGraceAfterFailure);
 }
 
 void Supervisor::suspend() {
@@ -190,7 +192,7 @@ void Supervisor::on_deadline() {
       // A rank that has reported an error is ending by itself, with an exit code of its own.
       for (size_t rank = 0; rank < ranks_.size(); ++rank)
         if (::access(options_.error_files[rank].c_str(), F_OK) != 0) send_signal(rank, SIGTERM);
-      enter(Phase::kEnding, options_.stop_grace);
+      enter(Phase::kEnding, kGraceAfterFailure);
       break;
     case Phase::kInterrupted:
       log_.warning(str(num_running_, " ranks did not end in time and are killed"));
@@ -256,7 +258,7 @@ void Supervisor::on_rank_ended(int rank) {
   const bool crashed =
       WIFSIGNALED(exit.status) && WTERMSIG(exit.status) != SIGTERM && WTERMSIG(exit.status) != SIGINT;
   if (phase_ == Phase::kInterrupted && crashed)
-    deadline_ = std::min(*deadline_, Clock::now() + options_.stop_grace);
+    deadline_ = std::min(*deadline_, Clock::now() + kGraceAfterFailure);
 }
 
 Subreaper::Subreaper() : kept_(children()) {

@@ -20,7 +20,6 @@
 namespace tessera::launcher {
 
 struct SupervisorOptions {
-  std::chrono::milliseconds stop_grace{2000};   ///< from SIGTERM to SIGKILL after a failure
   std::chrono::milliseconds save_grace{30000};  ///< from the user's SIGINT or SIGTERM to SIGKILL
   std::vector<std::string> error_files;         ///< one per rank of this host
   int first_rank = 0;                           ///< the number of the first one in the run

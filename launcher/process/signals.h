@@ -5,9 +5,9 @@
 // sshd does not end a command whose client is gone: it closes the command's standard input. So the launcher
 // of a run keeps the standard input of those on the hosts open, and its end is a SIGTERM to them: the ranks
 // save and end as after a SIGTERM of the user. If a line break comes before the end, a rank on another host
-// has failed: then the end is kFailureElsewhere, and the ranks end as after a failure on this host, within
-// SupervisorOptions::stop_grace, because they cannot save without that rank. A signal_byte() is a signal that
-// the launcher of the run passes on.
+// has failed: then the end is kFailureElsewhere, and the ranks end as after a failure on this host, within 2
+// s, because they cannot save without that rank. A signal_byte() is a signal that the launcher of the run
+// passes on.
 #pragma once
 
 #include <signal.h>
