@@ -5,6 +5,8 @@
 #include <optional>
 #include <string>
 
+#include "core/parse_number.h"
+
 namespace tessera {
 
 /// The value of a variable; nullopt where it is unset or empty. `export NAME=$OTHER`, a container's list and
@@ -16,7 +18,9 @@ inline std::optional<std::string> text_variable(const char* name) {
 }
 
 /// The value of a variable that is a decimal integer; nullopt if it is unset or anything else.
-std::optional<int> integer_variable(const char* name);
+inline std::optional<int> integer_variable(const char* name) {
+  return parse_number<int>(text_variable(name).value_or(""));
+}
 
 /// Sets a variable that has no value.
 inline void set_default_variable(const char* name, const char* value) {
