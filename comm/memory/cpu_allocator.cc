@@ -87,14 +87,13 @@ class LargeBlockCache {
  public:
   void* take(size_t bytes) {
     const size_t capacity = (bytes + kPage - 1) / kPage * kPage;
-    std::vector<void*> returned;
     {
+      Returned returned;
       const std::lock_guard lock(mutex_);
       if (void* const data = take_kept(capacity)) return data;
       in_use_ += capacity;
-      trim(returned);
+      trim(returned.blocks);
     }
-    unmap_all(returned);
     void* data = map(capacity);
     if (data == nullptr) {  // without what is kept there may be room
       return_all();
@@ -108,26 +107,20 @@ class LargeBlockCache {
 
   void keep(void* data) {
     const size_t capacity = header_of(data).capacity;
-    std::vector<void*> returned;
-    {
-      const std::lock_guard lock(mutex_);
-      in_use_ -= capacity;
-      kept_bytes_ += capacity;
-      by_age_.emplace(next_age_, by_capacity_.emplace(capacity, Kept{data, next_age_}));
-      ++next_age_;
-      trim(returned);
-    }
-    unmap_all(returned);
+    Returned returned;
+    const std::lock_guard lock(mutex_);
+    in_use_ -= capacity;
+    kept_bytes_ += capacity;
+    by_age_.emplace(next_age_, by_capacity_.emplace(capacity, Kept{data, next_age_}));
+    ++next_age_;
+    trim(returned.blocks);
   }
 
   void begin_step() {
-    std::vector<void*> returned;
-    {
-      const std::lock_guard lock(mutex_);
-      last_peak_ = std::exchange(peak_, in_use_);
-      trim(returned);
-    }
-    unmap_all(returned);
+    Returned returned;
+    const std::lock_guard lock(mutex_);
+    last_peak_ = std::exchange(peak_, in_use_);
+    trim(returned.blocks);
   }
 
   LargeBlocks bytes() {
@@ -143,6 +136,13 @@ class LargeBlockCache {
     uint64_t age;
   };
   using ByCapacity = std::multimap<size_t, Kept>;
+  /// What goes back to the system, when the lock that is taken after this is free again.
+  struct Returned {
+    std::vector<void*> blocks;
+    ~Returned() {
+      for (void* block : blocks) unmap(block);
+    }
+  };
 
   /// The smallest that is large enough and wastes no more than an eighth, of several the youngest; or null.
   void* take_kept(size_t capacity) {
@@ -172,19 +172,12 @@ class LargeBlockCache {
   }
 
   void return_all() {
-    std::vector<void*> returned;
-    {
-      const std::lock_guard lock(mutex_);
-      for (const auto& [capacity, kept] : by_capacity_) returned.push_back(kept.data);
-      by_capacity_.clear();
-      by_age_.clear();
-      kept_bytes_ = 0;
-    }
-    unmap_all(returned);
-  }
-
-  static void unmap_all(const std::vector<void*>& blocks) {
-    for (void* block : blocks) unmap(block);
+    Returned returned;
+    const std::lock_guard lock(mutex_);
+    for (const auto& [capacity, kept] : by_capacity_) returned.blocks.push_back(kept.data);
+    by_capacity_.clear();
+    by_age_.clear();
+    kept_bytes_ = 0;
   }
 
   std::mutex mutex_;  ///< guards what follows
