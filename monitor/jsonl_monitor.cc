@@ -22,12 +22,10 @@ bool is_record(const nlohmann::json& record) {
   return record.is_object() && (!record.contains("step") || record["step"].is_number());
 }
 
-nlohmann::json parse(const std::string& line) { return parse_json_or_discard(line); }
-
 LineFile::Test keeps_until(std::optional<int64_t> step) {
   if (!step) return {};
   return [step](const std::string& line) {
-    const nlohmann::json record = parse(line);
+    const nlohmann::json record = parse_json_or_discard(line);
     return is_record(record) && (!record.contains("step") || record["step"] <= *step);
   };
 }
@@ -41,7 +39,7 @@ JsonlMonitor::JsonlMonitor(std::filesystem::path folder, std::optional<int64_t> 
                            const Logger& log)
     : folder_(made(std::move(folder))),
       file_(folder_ / "events.jsonl", keeps_until(resumed_after),
-            [](const std::string& line) { return is_record(parse(line)); }) {
+            [](const std::string& line) { return is_record(parse_json_or_discard(line)); }) {
   if (!file_.damage().empty()) log.warning(file_.damage());
 }
 
