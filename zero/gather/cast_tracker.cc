@@ -93,11 +93,6 @@ void CastTracker::forget(int unit) {
   std::erase_if(casts_, [&](const Cast& cast) { return cast.unit == unit; });
 }
 
-bool CastTracker::readable(c10::StorageImpl& cast) {
-  const CastHandle* const handle = handle_of(cast);
-  return handle == nullptr || handle->memory.get() != nullptr;
-}
-
 const at::DataPtr& CastTracker::memory_of(c10::StorageImpl& cast) {
   static const at::DataPtr none;
   const CastHandle* const handle = handle_of(cast);

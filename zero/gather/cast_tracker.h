@@ -36,12 +36,10 @@ class CastTracker {
   void release(int unit);
   /// The unit is readable again: fill the casts that are still alive.
   void recast(int unit, const at::Tensor& full);
-  /// The unit gets new values. Casts of the old ones that were released cannot come back: see readable().
+  /// The unit gets new values. Casts of the old ones that were released cannot come back.
   void forget(int unit);
 
-  /// False for a tracked cast whose memory has gone.
-  static bool readable(c10::StorageImpl& cast);
-  /// Null where it has gone, and of what is no tracked cast.
+  /// Null where it has gone, so that the cast cannot be read, and of what is no tracked cast.
   static const at::DataPtr& memory_of(c10::StorageImpl& cast);
 
   int64_t live_bytes() const;                           ///< memory held by tracked casts now

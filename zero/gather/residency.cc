@@ -132,7 +132,7 @@ void Residency::on_write(int unit, const at::Tensor& written, const char* operat
 // failed.
 void Residency::on_cast_read(int unit, c10::StorageImpl& cast, const char* operator_name) noexcept {
   const Lock lock(mutex_);
-  if (CastTracker::readable(cast)) return streams_.uses(CastTracker::memory_of(cast));
+  if (const at::DataPtr& memory = CastTracker::memory_of(cast)) return streams_.uses(memory);
   operator_refused_ = true;
   failure_.keep(std::make_exception_ptr(Error(operator_name, " reads a cast of ", units_[unit].name,
                                               " that autocast made before the last step(), and "

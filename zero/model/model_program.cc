@@ -40,15 +40,17 @@ std::string describe(const at::Tensor& tensor) {
 void add_code(const std::string& part, torch::jit::Function& method,
               std::set<const torch::jit::Function*>& visited, Program& program) {
   visit_code(method, visited, [&](torch::jit::Function& function, const torch::jit::Node* node) {
-    const std::string name = &function == &method ? part : normalized(function.qualname().qualifiedName());
+    const auto name = [&] {
+      return &function == &method ? part : normalized(function.qualname().qualifiedName());
+    };
     if (node == nullptr) {
       const auto graph = torch::jit::tryToGraphFunction(function)->graph();
-      program.emplace_back(name, normalized(graph->toString(/*print_source_locations=*/false)));
+      program.emplace_back(name(), normalized(graph->toString(/*print_source_locations=*/false)));
       return;
     }
     for (const at::Symbol attribute : node->attributeNames())  // the text has no values of constant tensors
       if (node->kindOf(attribute) == torch::jit::AttributeKind::t)
-        program.emplace_back(part_of(name, node->output()->debugName()), describe(node->t(attribute)));
+        program.emplace_back(part_of(name(), node->output()->debugName()), describe(node->t(attribute)));
   });
 }
 
