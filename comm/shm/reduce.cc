@@ -7,7 +7,7 @@
 
 #include "core/check.h"
 #include "core/every_cpu.h"
-#include "core/float_bits.h"
+#include "core/float_blocks.h"
 
 namespace tessera::comm::shm {
 namespace {
@@ -32,46 +32,14 @@ TESSERA_EVERY_CPU void add_fp16(float* __restrict sum, const uint16_t* __restric
   for (int64_t i = 0; i < n; ++i) sum[i] += float_of_fp16(in[i]);
 }
 
-TESSERA_EVERY_CPU void read_bf16(float* __restrict out, const uint16_t* __restrict in, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) out[i] = float_of_bf16(in[i]);
-}
-
-TESSERA_EVERY_CPU void read_fp16(float* __restrict out, const uint16_t* __restrict in, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) out[i] = float_of_fp16(in[i]);
-}
-
 TESSERA_EVERY_CPU void scale_fp32(float* __restrict values, float scale, int64_t n) {
   for (int64_t i = 0; i < n; ++i) values[i] *= scale;
-}
-
-TESSERA_EVERY_CPU void write_fp32(float* __restrict out, const float* __restrict in, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) out[i] = in[i];
-}
-
-TESSERA_EVERY_CPU void write_bf16(uint16_t* __restrict out, const float* __restrict in, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) out[i] = bf16_of_float(in[i]);
-}
-
-TESSERA_EVERY_CPU void write_fp16(uint16_t* __restrict out, const float* __restrict in, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) out[i] = fp16_of_float(in[i]);
-}
-
-void read_floats(float* out, const void* in, DType dtype, int64_t begin, int64_t n) {
-  if (dtype == DType::kBFloat16) return read_bf16(out, static_cast<const uint16_t*>(in) + begin, n);
-  if (dtype == DType::kFloat16) return read_fp16(out, static_cast<const uint16_t*>(in) + begin, n);
-  write_fp32(out, static_cast<const float*>(in) + begin, n);
 }
 
 void add_floats(float* sum, const void* in, DType dtype, int64_t begin, int64_t n) {
   if (dtype == DType::kBFloat16) return add_bf16(sum, static_cast<const uint16_t*>(in) + begin, n);
   if (dtype == DType::kFloat16) return add_fp16(sum, static_cast<const uint16_t*>(in) + begin, n);
   add_fp32(sum, static_cast<const float*>(in) + begin, n);
-}
-
-void write_floats(void* out, DType dtype, const float* in, int64_t begin, int64_t n) {
-  if (dtype == DType::kBFloat16) return write_bf16(static_cast<uint16_t*>(out) + begin, in, n);
-  if (dtype == DType::kFloat16) return write_fp16(static_cast<uint16_t*>(out) + begin, in, n);
-  write_fp32(static_cast<float*>(out) + begin, in, n);
 }
 
 void reduce_floats(const Reduction& reduction) {
@@ -85,12 +53,12 @@ void reduce_floats(const Reduction& reduction) {
                    static_cast<const float*>(inputs[1]) + begin, n);
       next = 2;
     } else {
-      read_floats(block, inputs[0], dtype, begin, n);
+      read_floats(inputs[0], dtype, begin, n, block);
     }
     for (; next < num_inputs; ++next) add_floats(block, inputs[next], dtype, begin, n);
     if (output.scale != 1) scale_fp32(block, static_cast<float>(output.scale), n);
     if (output.add) add_floats(block, output.data, output.dtype, begin, n);
-    write_floats(output.data, output.dtype, block, begin, n);
+    write_floats(block, n, output.data, output.dtype, begin);
   }
 }
 

@@ -7,10 +7,10 @@
 // one, and sums go through kLanes fixed lanes, so SSE2, AVX2 and AVX-512 give the same bits:
 // TESSERA_EVERY_CPU compiles the loops for each.
 #include <cmath>
-#include <cstring>
 #include <variant>
 
 #include "core/every_cpu.h"
+#include "core/float_blocks.h"
 #include "zero/kernels/passes.h"
 
 namespace tessera::kernels::cpu {
@@ -24,34 +24,6 @@ struct Block {
   alignas(64) float values[kBlock];
 };
 
-TESSERA_EVERY_CPU void read_bf16(const uint16_t* __restrict in, int64_t n, float* __restrict out) {
-  for (int64_t i = 0; i < n; ++i) out[i] = float_of_bf16(in[i]);
-}
-
-TESSERA_EVERY_CPU void read_fp16(const uint16_t* __restrict in, int64_t n, float* __restrict out) {
-  for (int64_t i = 0; i < n; ++i) out[i] = float_of_fp16(in[i]);
-}
-
-TESSERA_EVERY_CPU void write_bf16(const float* __restrict in, int64_t n, uint16_t* __restrict out) {
-  for (int64_t i = 0; i < n; ++i) out[i] = bf16_of_float(in[i]);
-}
-
-TESSERA_EVERY_CPU void write_fp16(const float* __restrict in, int64_t n, uint16_t* __restrict out) {
-  for (int64_t i = 0; i < n; ++i) out[i] = fp16_of_float(in[i]);
-}
-
-void convert_in(const void* data, DType dtype, int64_t begin, int64_t n, float* out) {
-  if (dtype == DType::kBFloat16) return read_bf16(static_cast<const uint16_t*>(data) + begin, n, out);
-  if (dtype == DType::kFloat16) return read_fp16(static_cast<const uint16_t*>(data) + begin, n, out);
-  std::memcpy(out, static_cast<const float*>(data) + begin, static_cast<size_t>(n) * sizeof(float));
-}
-
-void convert_out(const float* in, int64_t n, void* data, DType dtype, int64_t begin) {
-  if (dtype == DType::kBFloat16) return write_bf16(in, n, static_cast<uint16_t*>(data) + begin);
-  if (dtype == DType::kFloat16) return write_fp16(in, n, static_cast<uint16_t*>(data) + begin);
-  std::memcpy(static_cast<float*>(data) + begin, in, static_cast<size_t>(n) * sizeof(float));
-}
-
 /// Asks for the block that follows the elements [begin, begin + n): the machine's
 /// own prefetcher stops at every 4 KiB.
 void prefetch_next(const void* data, DType dtype, int64_t begin, int64_t n, int64_t numel) {
@@ -64,7 +36,7 @@ void prefetch_next(const void* data, DType dtype, int64_t begin, int64_t n, int6
 const float* as_float(const ConstSpan& span, int64_t begin, int64_t n, Block& block) {
   prefetch_next(span.data, span.dtype, begin, n, span.numel);
   if (span.dtype == DType::kFloat32) return static_cast<const float*>(span.data) + begin;
-  convert_in(span.data, span.dtype, begin, n, block.values);
+  read_floats(span.data, span.dtype, begin, n, block.values);
   return block.values;
 }
 
@@ -123,7 +95,7 @@ NormPart squared_norm_of_finite(const ConstSpan& grad) {
   Lanes lanes;
   NormPart part;
   for_blocks(grad.numel, [&](int64_t begin, int64_t n) {
-    convert_in(grad.data, grad.dtype, begin, n, block.values);
+    read_floats(grad.data, grad.dtype, begin, n, block.values);
     for (int64_t i = 0; i < n; ++i) {
       const bool finite = is_finite(block.values[i]);
       part.num_nonfinite += finite ? 0 : 1;
@@ -162,7 +134,7 @@ void update_all(const RuleType& rule, const UpdateArgs& args) {
                  RuleType::kNumStates > 0 ? args.state0 + begin : nullptr,
                  RuleType::kNumStates > 1 ? args.state1 + begin : nullptr,
                  RuleType::kNumStates > 2 ? args.state2 + begin : nullptr);
-    if (args.param != nullptr) convert_out(weights, n, args.param, args.param_dtype, begin);
+    if (args.param != nullptr) write_floats(weights, n, args.param, args.param_dtype, begin);
   });
 }
 
@@ -220,7 +192,7 @@ void lamb_apply(const LambRule& rule, float step_size, const UpdateArgs& args) {
   for_blocks(args.numel, [&](int64_t begin, int64_t n) {
     float* weights = args.master + begin;
     lamb_apply_block(rule, step_size, n, weights, args.state0 + begin, args.state1 + begin);
-    if (args.param != nullptr) convert_out(weights, n, args.param, args.param_dtype, begin);
+    if (args.param != nullptr) write_floats(weights, n, args.param, args.param_dtype, begin);
   });
 }
 
