@@ -120,29 +120,20 @@ void ShardedModel::connect_to_host() {
   options_.offload.transfer = options_.transfer;
 }
 
-/// Adds the sizes of what lies on disk of a unit, in bytes.
-static void add_sizes_on_disk(const UnitSpec& unit, int64_t shard_numel, const ShardedModelOptions& options,
-                              std::vector<int64_t>& sizes) {
-  const Placement placement =
-      placement_of(options.sharding, unit.trainable, /*one_copy_a_host=*/false, options.tiers);
-  const int64_t local_numel = placement.updates_shard ? shard_numel : unit.numel;
-  const int64_t fp32_bytes = local_numel * size_bytes(DType::kFloat32);
-  if (placement.values == Tier::kDisk) sizes.push_back(shard_numel * size_bytes(unit.dtype));
-  if (placement.optimizer == Tier::kDisk) {
-    if (unit.dtype != DType::kFloat32 || placement.copies_masters_to_device()) sizes.push_back(fp32_bytes);
-    sizes.insert(sizes.end(), state_names_of(options.optimizer).size(), fp32_bytes);
-  }
-  if (placement.gradient == Tier::kDisk)
-    sizes.push_back(shard_numel * static_cast<int64_t>(at::elementSize(options.reducer.accumulate_dtype)));
-}
-
 /// Collective: a rank whose disk is full ends all of them.
 void ShardedModel::make_offload_store() {
   if (!options_.tiers.any_on_disk()) return;
+  StateModel model = state_model();
+  model.tiers = options_.tiers;
   std::vector<int64_t> sizes;
-  for (int unit = 0; unit < layout_->num_units(); ++unit)
-    add_sizes_on_disk(layout_->units()[unit], mesh_.shard_of(layout_->units()[unit].numel).numel(), options_,
-                      sizes);
+  for (const UnitSpec& unit : layout_->units()) {
+    const StateBytes bytes =
+        state_bytes(elements_of(unit.numel, comm_->size(), unit.dtype, unit.trainable, options_.groups),
+                    model, Tier::kDisk);
+    for (const int64_t one : {bytes.parameters, bytes.master, bytes.gradients})
+      if (one > 0) sizes.push_back(one);
+    if (bytes.optimizer > 0) sizes.insert(sizes.end(), model.num_states, bytes.optimizer / model.num_states);
+  }
   comm::on_all_ranks<Error>(*comm_, "state on disk", [&] {
     const MemoryFor buffers(MemoryUse::kDiskBuffers);
     if (!sizes.empty())
@@ -749,7 +740,7 @@ StateModel ShardedModel::state_model(bool async_checkpoints) const {
           .accumulate_dtype = from_torch(options_.reducer.accumulate_dtype),
           .one_copy_a_host = host_shared(),
           .ranks_a_host = gather_comm_->host_rank().num_ranks,
-          .num_states = static_cast<int>(optimizer_->state_names().size()),
+          .num_states = static_cast<int>(state_names_of(options_.optimizer).size()),
           .async_checkpoints = async_checkpoints && !offload_store_ && options_.device.is_cpu(),
           .tiers = {.parameters = options_.tiers.parameters,
                     .optimizer = options_.tiers.optimizer,

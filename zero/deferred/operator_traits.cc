@@ -47,8 +47,7 @@ OperatorKind kind_of(const c10::OperatorHandle& op, const OperatorTraits& traits
   const c10::FunctionSchema& schema = op.schema();
   if (is_composite(op, name)) return OperatorKind::kComposite;
   if (among(kResizes, name)) return OperatorKind::kResize;
-  if (op.hasTag(at::Tag::inplace_view)) return OperatorKind::kViewInPlace;
-  if (is_view(schema)) return OperatorKind::kView;
+  if (op.hasTag(at::Tag::inplace_view) || is_view(schema)) return OperatorKind::kView;
   if (among(kUninitialized, name) && !traits.only_writes) return OperatorKind::kUninitialized;
   if (op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape) ||
       op.hasTag(at::Tag::maybe_aliasing_or_mutating))

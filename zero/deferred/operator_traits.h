@@ -9,9 +9,8 @@ namespace tessera::zero::deferred {
 
 enum class OperatorKind {
   kComposite,      ///< calls other operators, and touches no memory itself
-  kView,           ///< returns views, and touches no memory
-  kViewInPlace,    ///< changes shape, strides or storage of its first argument
-  kResize,         ///< the same, and may allocate
+  kView,           ///< returns views, or changes the shape of its argument, and touches no memory
+  kResize,         ///< changes shape, strides or storage of its first argument, and may allocate
   kUninitialized,  ///< makes a tensor without values
   kOpaque,   ///< has to run at once: its result depends on values, or it does what its schema doesn't say
   kCompute,  ///< all others

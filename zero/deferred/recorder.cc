@@ -144,8 +144,7 @@ void Recorder::handle(const c10::OperatorHandle& op, c10::DispatchKeySet below, 
   };
   switch (call.traits.kind) {
     case OperatorKind::kComposite: return op.redispatchBoxed(below, &stack);
-    case OperatorKind::kView:
-    case OperatorKind::kViewInPlace: return run_as_it_is(call);  // reads no memory
+    case OperatorKind::kView: return run_as_it_is(call);  // reads no memory
     case OperatorKind::kResize: return resize(call);
     case OperatorKind::kOpaque: return run_now(call);
     case OperatorKind::kUninitialized: return make_uninitialized(call);
