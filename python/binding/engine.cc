@@ -292,8 +292,14 @@ void set_hyper(PyEngine& self, size_t group, const py::dict& options) {
   kernels::Hyper& now = self.sharded_model().optimizer().groups().at(group);
   kernels::Hyper hyper = now;
   visit_options(hyper, [&]<class T>(const char* name, T& value) {
-    if constexpr (!std::is_enum_v<T>)
-      if (options.contains(name)) value = options[name].cast<T>();
+    if constexpr (!std::is_enum_v<T>) {
+      if (!options.contains(name)) return;
+      try {
+        value = options[name].cast<T>();
+      } catch (const py::cast_error&) {
+        throw Error(name, " is ", std::string(py::repr(options[name])), "; expected a value such as ", value);
+      }
+    }
   });
   if (hyper.centered != now.centered)
     throw Error("centered was changed after initialize(), which decides about a state; expected no change");

@@ -156,8 +156,7 @@ TEST_P(EveryDevice, EvaluationAndWritesAfterAStep) {
         rig.sharded->begin_replacing("the test");
         for (int unit = 0; unit < rig.sharded->layout().num_units(); ++unit) {
           ParamUnit& replaced = rig.sharded->unit(unit);
-          const TensorInMemory in_memory(replaced, replaced.local_state().weights,
-                                         InMemory::Access::kReadWrite);
+          const InMemory in_memory(replaced, replaced.local_state().weights, InMemory::Access::kReadWrite);
           replaced.local_state().weights.mul_(0.5);
         }
         rig.sharded->end_replacing();
