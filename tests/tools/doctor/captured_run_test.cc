@@ -48,14 +48,14 @@ TEST(CapturedRun, OneThatCannotBeStartedEndsThoseThatWere) {
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
   const int next = ::dup(0);
   ::close(next);
-  const rlimit few{static_cast<rlim_t>(next + 5), before.rlim_max};  // a start takes two and keeps them
+  const rlimit few{static_cast<rlim_t>(next + 7), before.rlim_max};  // a start takes four and keeps two
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
   const auto sleeper = [] {
     ::sleep(100);
     return 0;
   };
   EXPECT_THAT([&] { run_captured({sleeper, sleeper, sleeper}, seconds(60)); },
-              ::testing::ThrowsMessage<Error>(::testing::HasSubstr("no file could be made in memory")));
+              ::testing::ThrowsMessage<Error>(::testing::HasSubstr("no pipe could be made")));
   ::setrlimit(RLIMIT_NOFILE, &before);
   EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1) << "a child is left";
 }
