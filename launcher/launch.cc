@@ -251,7 +251,8 @@ int run(const Options& options, const Logger& log) {
       const std::string path = memory.emplace("tessera_memory", "/dev/shm").path().string();
       guard.remove_if_killed(Guard::Folder::kMemory, path);
       first.memory_folder = path;
-    } catch (const Error&) {  // nothing is kept in memory for a restart
+    } catch (const Error& error) {
+      log.info(str("nothing is kept in memory for a restart: ", error.what()));
     }
   first.restarts.members = {{"this host", options.nproc}};
   // Between attempts it keeps the signals that come.

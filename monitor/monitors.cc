@@ -5,6 +5,7 @@
 #include "core/files/disk.h"
 #include "core/str.h"
 #include "core/utf8.h"
+#include "monitor/histogram.h"
 
 namespace tessera {
 
@@ -60,6 +61,13 @@ void Monitors::scalars(int64_t step, const Scalars& scalars) {
 
 void Monitors::histogram(const std::string& name, int64_t step, const Histogram& histogram) {
   tell([&](Monitor& monitor) { monitor.histogram(name, step, histogram); });
+}
+
+void Monitors::histogram(const std::string& name, int64_t step, std::span<const float> values) {
+  if (empty()) return;
+  HistogramCounts counts;
+  counts.add(values);
+  histogram(name, step, counts.histogram());
 }
 
 /// An image or file that cannot be read is not an error of the monitors.

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "core/log.h"
@@ -30,6 +31,8 @@ class Monitors {
   /// Does what Monitor's member of this name does, for all monitors.
   void scalars(int64_t step, const Scalars& scalars);
   void histogram(const std::string& name, int64_t step, const Histogram& histogram);
+  /// Of those values that are finite.
+  void histogram(const std::string& name, int64_t step, std::span<const float> values);
   /// Encoded once for all monitors. An image that cannot be encoded is left out with a warning.
   void image(const std::string& name, int64_t step, const ImageView& image);
   void text(const std::string& name, int64_t step, const std::string& text);

@@ -61,12 +61,19 @@ void prepare_libtorch() {
   if (sigaction(SIGPIPE, nullptr, &pipe) == 0 && pipe.sa_handler == SIG_DFL) signal(SIGPIPE, SIG_IGN);
 }
 
+/// Of ranks that are threads.
+GlooOptions gloo_options(const Environment& env, const JoinOptions& options) {
+  return {.rank = env.rank,
+          .names = all_ranks(env.world_size),
+          .verify = options.verify,
+          .timeout = options.timeout,
+          .connect_timeout = options.rendezvous_timeout,
+          .log = options.log};
+}
+
+/// Of processes.
 GlooOptions gloo_options(const Environment& env, const JoinOptions& options, bool one_host) {
-  GlooOptions gloo{.rank = env.rank,
-                   .names = all_ranks(env.world_size),
-                   .verify = options.verify,
-                   .timeout = options.timeout,
-                   .log = options.log};
+  GlooOptions gloo = gloo_options(env, options);
   // All ranks have just been at the rendezvous: connecting takes less than a second, or never ends.
   gloo.connect_timeout = std::min<milliseconds>(options.rendezvous_timeout, std::chrono::seconds(20));
   if (const auto interfaces = text_variable("GLOO_SOCKET_IFNAME")) {
@@ -103,14 +110,13 @@ std::unique_ptr<Transport> make_transport(const Choice& choice, const GroupStore
 /// Collective. Chooses what carries the collectives of ranks that have met, and connects them.
 std::shared_ptr<TransportCommunicator> open_group(const std::shared_ptr<GroupContext>& context,
                                                   const Rendezvous& met, const Environment& env,
-                                                  const JoinOptions& options, at::Device device,
-                                                  const GivenMachine& given) {
+                                                  const GlooOptions& gloo, const JoinOptions& options,
+                                                  at::Device device, const GivenMachine& given) {
   const bool device_is_given = options.backend == "staged" && given.transfer;
   const Choice choice =
       choose_backend(met, env, options, device, device_is_given ? given.transfer(env.rank) : nullptr);
   const MakeTransport make = [&](const GroupStore& store, FailureHook on_failure) {
-    return make_transport(choice, store, gloo_options(env, options, met.one_host), options, device,
-                          std::move(on_failure));
+    return make_transport(choice, store, gloo, options, device, std::move(on_failure));
   };
   return std::make_shared<TransportCommunicator>(context, options.timeout, make, device);
 }
@@ -168,7 +174,7 @@ CommunicatorPtr join(const JoinOptions& asked, const Environment& env, const Giv
   auto context =
       std::make_shared<GroupContext>(met.store, env.rank, env.world_size, met.serves_store, options);
   try {
-    return open_group(context, met, env, options, device, given);
+    return open_group(context, met, env, gloo_options(env, options, met.one_host), options, device, given);
   } catch (const RankIsGone& error) {
     context->leave(error.what());
     std::set<int> gone(error.ranks().begin(), error.ranks().end());
@@ -228,7 +234,7 @@ void run_threads(int world_size, const JoinOptions& asked, const GivenMachine& g
     try {
       comm = open_group(
           std::make_shared<GroupContext>(met.store, rank, world_size, /*serves_store=*/false, options), met,
-          env, options, at::kCPU, given);
+          env, gloo_options(env, options), options, at::kCPU, given);
       body(comm);
     } catch (const CommError&) {
       fail(first_comm_error);

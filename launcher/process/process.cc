@@ -53,7 +53,7 @@ void exec_child(const ChildPlan& plan) {
 
 int wait_for(pid_t pid) {
   int status = 0;
-  (void)TEMP_FAILURE_RETRY(::waitpid(pid, &status, 0));
+  if (TEMP_FAILURE_RETRY(::waitpid(pid, &status, 0)) < 0) return W_EXITCODE(1, 0);  // it is not ours any more
   return status;
 }
 
