@@ -89,10 +89,10 @@ TEST(Reducer, GradientsInPartsRoundAlikeAtEveryStage) {
   const std::tuple<Rounding, int, const char*> cases[] = {
       {bf16, 3, "gloo"},
       {bf16, 3, "hybrid"},
-      {bf16, 1, "self"},
+      {bf16, 1, "auto"},
       {bf16, 3, "shm"},
       {{"bf16, each micro-step", at::kBFloat16, false, 1, DType::kFloat32, true}, 3, "shm"},
-      {{"bf16, each micro-step", at::kBFloat16, false, 1, DType::kFloat32, true}, 1, "self"},
+      {{"bf16, each micro-step", at::kBFloat16, false, 1, DType::kFloat32, true}, 1, "auto"},
       {{"fp16", at::kHalf}, 3, "shm"},
       {{"prescale", at::kFloat, true}, 3, "shm"},
       {{"predivide", at::kFloat, false, 3}, 3, "shm"},
