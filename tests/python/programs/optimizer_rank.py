@@ -196,8 +196,6 @@ def what_is_changed_after_initialize_counts_or_is_an_error():
     refused(3, write(0, centered=True), "optimizer.param_groups[0]: centered was changed after initialize()",
             make=lambda m: torch.optim.RMSprop(in_two(m, {}), lr=1e-3))
     refused(0, write(0, lr=float("nan")), "lr is nan")
-    refused(1, write(0, optim_bits=8.5), "optimizer.param_groups[0]: optim_bits is 8.5; expected a value such as 8",
-            make=lambda m: tessera.optim.AdamW8bit(in_two(m, {}), lr=1e-2))
     refused(2, write(0, decoupled_weight_decay=False), "weight decay is that of Adam now")
     refused(0, move, "0.bias was taken out after initialize()")
     refused(3, add, "has 3 param groups, and had 2 at initialize()")
