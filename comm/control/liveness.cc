@@ -105,10 +105,13 @@ void Liveness::connect(const std::vector<Peer>& peers, milliseconds timeout,
     for (const int channel : {kBetweenRanks, kBetweenHosts}) {
       if (channel == kBetweenHosts && !between_hosts) continue;
       expected.emplace_back(other, channel);
-      const std::string& endpoint = peers[static_cast<size_t>(other)].endpoint;
-      if (other < rank_) sockets_->connect(other, channel, address_of(*resolve_endpoint(other, endpoint)));
     }
   }
+  // The nearest first, so that not all ranks connect to rank 0 at the same time.
+  for (auto one = expected.rbegin(); one != expected.rend(); ++one)
+    if (const auto [other, channel] = *one; other < rank_)
+      sockets_->connect(other, channel,
+                        address_of(*resolve_endpoint(other, peers[static_cast<size_t>(other)].endpoint)));
 
   std::set<int> ended;
   auto next_probe = Clock::now() + kProbeInterval;
@@ -135,8 +138,7 @@ void Liveness::connect(const std::vector<Peer>& peers, milliseconds timeout,
     });
     // It listened before it published its address, so a rank that refuses has ended since. One that is to
     // connect to this one is asked by a connection that is closed again.
-    for (const auto& [other, channel] : expected)
-      if (other < rank_ && sockets_->was_refused(other)) ended.insert(other);
+    for (const int other : sockets_->refused()) ended.insert(other);
     if (!expected.empty() && Clock::now() >= next_probe) {
       const int other = expected[probed++ % expected.size()].first;
       const Addresses address = resolve_endpoint(other, peers[static_cast<size_t>(other)].endpoint);

@@ -79,7 +79,8 @@ PeerSockets::PeerSockets(const GroupStore& store, int rank, std::vector<int> num
   if (!missing.empty())
     throw CommError(name_ranks(missing), " did not set up shared memory within ", name_duration(timeout));
   const std::vector<std::string> names = read_names(store);
-  for (int lower = 0; lower < rank_; ++lower) sockets.connect(lower, 0, address_of(names[lower]));
+  // The nearest first, so that not all ranks connect to the first one at the same time.
+  for (int lower = rank_ - 1; lower >= 0; --lower) sockets.connect(lower, 0, address_of(names[lower]));
   await_peers(sockets, store, deadline, timeout);
 }
 
@@ -99,10 +100,10 @@ void PeerSockets::await_peers(ProvenSockets& sockets, const GroupStore& store,
     for (int other = 0; other < size(); ++other) {
       if (other == rank_ || sockets_[other]) continue;
       sockets_[other] = sockets.take(other, 0);
-      if (sockets_[other]) continue;
-      if (sockets.was_refused(other)) throw RankIsGone(number_of(other));
-      numbers.push_back(number_of(other));
+      if (!sockets_[other]) numbers.push_back(number_of(other));
     }
+    if (const std::vector<int> refused = sockets.refused(); !refused.empty())
+      throw RankIsGone(number_of(refused.front()));
     return numbers;
   };
   for (std::vector<int> missing = absent(); !missing.empty(); missing = absent()) {

@@ -1,6 +1,8 @@
 #include "comm/rendezvous/session.h"
 
 #include <algorithm>
+#include <condition_variable>
+#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -23,6 +25,9 @@ constexpr size_t kWordBytes = 16;
 constexpr milliseconds kAgain{500};
 /// A rank 0 that is there and has not answered for this long has another secret.
 constexpr std::chrono::seconds kNoAnswer{10};
+
+/// Counts how often a challenge was written.
+constexpr const char* kAsked = "asked";
 
 std::string challenge_key(int rank) { return str("challenge/", rank); }
 std::string answer_key(int rank, const std::string& challenge) {
@@ -47,16 +52,22 @@ void answer_new(const GroupStore& store, const std::string& word, std::vector<st
   }
 }
 
-/// Rank 0's thread.
+/// Rank 0's thread. It looks at the challenges when there was one since the last time.
 void answer_challenges(const std::stop_token& stop, const GroupStore& store, int world_size,
                        const std::string& word) {
   std::vector<std::string> answered(static_cast<size_t>(world_size));
+  std::mutex mutex;
+  std::unique_lock lock(mutex);
+  std::condition_variable_any stopped;
+  int64_t num_seen = 0;
   try {
     for (milliseconds pause{1}; !stop.stop_requested(); pause = std::min(2 * pause, milliseconds(10))) {
       const auto begin = Clock::now();
-      answer_new(store, word, answered);
+      if (const int64_t num_asked = store.add(kAsked, 0); std::exchange(num_seen, num_asked) != num_asked)
+        answer_new(store, word, answered);
       // A server that many ranks ask is asked less often.
-      std::this_thread::sleep_for(std::max<Clock::duration>(pause, 5 * (Clock::now() - begin)));
+      stopped.wait_for(lock, stop, std::max<Clock::duration>(pause, 5 * (Clock::now() - begin)),
+                       [] { return false; });
     }
   } catch (const CommError&) {  // the store is gone, which this rank's own thread finds too
   }
@@ -82,6 +93,7 @@ std::string ask_rank_0(const GroupStore& store, const GroupStore& plain, const E
   };
   for (;;) {
     store.set(challenge_key(env.rank), challenge);
+    store.add(kAsked, 1);
     watch();
     const auto answer = store.await(answer_key(env.rank, challenge), std::min(kAgain, limit.left()), watch);
     if (answer) return *answer;

@@ -23,7 +23,7 @@ constexpr milliseconds kPause{20};
 /// Connections with a right hello and without a proof: a recorded hello, sent again and again.
 constexpr size_t kMostGreeted = 1024;
 /// Connections that are taken before the others are looked at again.
-constexpr int kMostAtOnce = 1024;
+constexpr int kMostTaken = 1024;
 constexpr std::array<char, 8> kMagic{'t', 'e', 's', 's', 'e', 'r', 'a', '6'};
 
 template <class Message>
@@ -79,6 +79,7 @@ struct ProvenSockets::Outgoing {
   Incomplete<char> taken{};
   int error = 0;
   bool refused = false;
+  bool ready = false;  ///< the kernel has something for it
 };
 
 /// One that another program has opened.
@@ -95,7 +96,8 @@ struct ProvenSockets::Incoming {
   Incomplete<Hello> hello{};
   Incomplete<Hash> proof{};
   bool said_hello = false;
-  Word word{};  ///< this rank's
+  Word word{};         ///< this rank's
+  bool ready = false;  ///< the kernel has something for it
 };
 
 ProvenSockets::ProvenSockets(FileDescriptor listener, int rank, std::string key)
@@ -138,9 +140,11 @@ FileDescriptor ProvenSockets::take(int peer, int channel) {
   return fd;
 }
 
-bool ProvenSockets::was_refused(int to) const {
-  return std::any_of(outgoing_.begin(), outgoing_.end(),
-                     [&](const Outgoing& socket) { return socket.to == to && socket.refused; });
+std::vector<int> ProvenSockets::refused() const {
+  std::vector<int> ranks;
+  for (const Outgoing& socket : outgoing_)
+    if (socket.refused) ranks.push_back(socket.to);
+  return ranks;
 }
 
 int ProvenSockets::last_error(int to) const {
@@ -149,18 +153,41 @@ int ProvenSockets::last_error(int to) const {
   return 0;
 }
 
+/// Of those that wait, the ones that have waited longest begin first.
+void ProvenSockets::begin_waiting() {
+  auto num_begun =
+      std::ranges::count_if(outgoing_, [](const Outgoing& socket) { return static_cast<bool>(socket.fd); });
+  const auto begins_at = [](const Outgoing& socket) {
+    return socket.state == Outgoing::State::kWaiting ? socket.at : Clock::time_point::max();
+  };
+  for (; num_begun < kMostAtOnce && !outgoing_.empty(); ++num_begun) {
+    const auto next = std::ranges::min_element(outgoing_, {}, begins_at);
+    if (begins_at(*next) > Clock::now()) return;
+    begin(*next);
+  }
+}
+
 void ProvenSockets::advance(milliseconds limit) {
-  auto until = Clock::now() + limit;
-  for (const Outgoing& socket : outgoing_) until = std::min(until, socket.at);
+  begin_waiting();
+  const auto now = Clock::now();
+  auto until = now + limit;
   std::vector<pollfd> polled{{listener_.get(), POLLIN, 0}};
-  for (const Outgoing& socket : outgoing_)
-    if (socket.fd)
-      polled.push_back({socket.fd.get(),
-                        static_cast<short>(socket.state == Outgoing::State::kConnecting ? POLLOUT : POLLIN),
-                        0});
-  for (const Incoming& socket : incoming_) polled.push_back({socket.fd.get(), POLLIN, 0});
-  const auto wait = std::chrono::ceil<milliseconds>(until - Clock::now()).count();
+  std::vector<bool*> ready{nullptr};
+  for (Outgoing& socket : outgoing_) {
+    if (socket.at > now) until = std::min(until, socket.at);
+    if (!socket.fd) continue;
+    polled.push_back({socket.fd.get(),
+                      static_cast<short>(socket.state == Outgoing::State::kConnecting ? POLLOUT : POLLIN),
+                      0});
+    ready.push_back(&socket.ready);
+  }
+  for (Incoming& socket : incoming_) {
+    polled.push_back({socket.fd.get(), POLLIN, 0});
+    ready.push_back(&socket.ready);
+  }
+  const auto wait = std::chrono::ceil<milliseconds>(until - now).count();
   ::poll(polled.data(), polled.size(), static_cast<int>(std::clamp<int64_t>(wait, 0, limit.count())));
+  for (size_t i = 1; i < polled.size(); ++i) *ready[i] = polled[i].revents != 0;
   accept_all();
   std::erase_if(outgoing_, [&](Outgoing& socket) { return advance(socket); });
   std::erase_if(incoming_, [&](Incoming& socket) { return advance(socket); });
@@ -175,7 +202,7 @@ void ProvenSockets::close_oldest(bool said_hello, size_t most) {
 }
 
 void ProvenSockets::accept_all() {
-  for (int i = 0; i < kMostAtOnce; ++i) {
+  for (int i = 0; i < kMostTaken; ++i) {
     FileDescriptor fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!fd) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
@@ -183,6 +210,7 @@ void ProvenSockets::accept_all() {
       return;
     }
     Incoming& socket = incoming_.emplace_back(Incoming{std::move(fd), Clock::now() + kGreetingTime});
+    socket.ready = true;
     if (advance(socket)) incoming_.pop_back();  // mostly closed already, or its hello is there
     close_oldest(/*said_hello=*/false, kMostStrangers);
   }
@@ -191,6 +219,7 @@ void ProvenSockets::accept_all() {
 /// True: it is done with.
 bool ProvenSockets::advance(Incoming& socket) {
   if (Clock::now() >= socket.until) return true;
+  if (!socket.ready) return false;
   const int fd = socket.fd.get();
   if (!socket.said_hello) {
     if (!socket.hello.read(fd)) return true;
@@ -217,6 +246,7 @@ bool ProvenSockets::advance(Incoming& socket) {
 
 void ProvenSockets::begin_again(Outgoing& socket, int error) {
   socket.fd.reset();
+  socket.ready = false;
   socket.error = error;
   socket.refused = socket.refused || error == ECONNREFUSED;
   socket.state = Outgoing::State::kWaiting;
@@ -240,13 +270,11 @@ void ProvenSockets::begin(Outgoing& socket) {
 /// True: it is done with.
 bool ProvenSockets::advance(Outgoing& socket) {
   using State = Outgoing::State;
-  if (socket.state == State::kWaiting && Clock::now() >= socket.at) begin(socket);
   if (socket.state == State::kWaiting) return false;
   if (Clock::now() >= socket.at) return begin_again(socket, ETIMEDOUT), false;
+  if (!socket.ready) return false;
   const int fd = socket.fd.get();
   if (socket.state == State::kConnecting) {
-    pollfd polled{fd, POLLOUT, 0};
-    if (::poll(&polled, 1, 0) <= 0) return false;
     int error = 0;
     socklen_t length = sizeof error;
     ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);

@@ -12,6 +12,8 @@
 // it keeps kMostStrangers for at most kGreetingTime, and closes the oldest of more; a rank whose connection
 // is closed before it is taken opens another. So strangers, silent, sending or connecting without end, cost
 // some computation while ranks connect, and no more descriptors than that.
+// A rank works at kMostAtOnce of its own connections at a time, so that ranks that all connect at the same
+// time fill no listener's queue, and what is looked at grows with what happens and not with their number.
 #pragma once
 
 #include <sys/socket.h>
@@ -40,6 +42,7 @@ struct SocketAddress {
 class ProvenSockets {
  public:
   static constexpr size_t kMostStrangers = 64;
+  static constexpr int kMostAtOnce = 32;
 
   /// `rank`: this rank's number, and `key` the group's, equal for its ranks: 16 to 64 bytes.
   ProvenSockets(FileDescriptor listener, int rank, std::string key);
@@ -54,8 +57,8 @@ class ProvenSockets {
   /// Returns the proven socket between this rank and `peer`, whoever opened it, which does not block; none if
   /// there is none.
   FileDescriptor take(int peer, int channel);
-  /// Whether a connection to `to` was refused, which means that its listener is closed.
-  bool was_refused(int to) const;
+  /// The ranks that have refused a connection, which means that their listeners are closed.
+  std::vector<int> refused() const;
   /// The last error of the connections to `to`; 0: none yet.
   int last_error(int to) const;
 
@@ -69,6 +72,7 @@ class ProvenSockets {
   struct Incoming;
 
   Hash hash(const char* purpose, int from, int to, int channel, const Word& first, const Word& second) const;
+  void begin_waiting();
   void accept_all();
   bool advance(Outgoing& socket);
   bool advance(Incoming& socket);

@@ -11,6 +11,7 @@
 #include <memory>
 #include <thread>
 
+#include "comm/sockets/open_files.h"
 #include "comm/sockets/tcp.h"
 #include "core/str.h"
 #include "tests/comm/comm_testing.h"
@@ -149,12 +150,38 @@ TEST(ProvenSockets, WhatWasRecordedIsNotTakenAgain) {
   EXPECT_TRUE(pair.meet());
 }
 
+// More than a rank works at at a time, of which some never answer.
+TEST(ProvenSockets, EachPairOfManyRanksMeets) {
+  constexpr int kNum = ProvenSockets::kMostAtOnce + 8;
+  raise_open_files(kNum, /*serves_store=*/false, "gloo");
+  std::vector<Listener> listeners(kNum), silent(ProvenSockets::kMostAtOnce - 1);
+  std::vector<std::unique_ptr<ProvenSockets>> ranks;
+  for (int rank = 0; rank < kNum; ++rank)
+    ranks.push_back(std::make_unique<ProvenSockets>(std::move(listeners[rank].socket), rank, kKey));
+  for (size_t i = 0; i < silent.size(); ++i)
+    ranks.back()->connect(kNum + static_cast<int>(i), 0, silent[i].address);
+  std::vector<std::pair<int, int>> missing;
+  for (int rank = 0; rank < kNum; ++rank)
+    for (int other = 0; other < kNum; ++other) {
+      if (other < rank) ranks[rank]->connect(other, 0, listeners[other].address);
+      if (other != rank) missing.emplace_back(rank, other);
+    }
+  const auto give_up = Clock::now() + std::chrono::minutes(2);
+  while (!missing.empty() && Clock::now() < give_up) {
+    for (const auto& rank : ranks) rank->advance(milliseconds(0));
+    std::erase_if(missing, [&](const auto& pair) {
+      return static_cast<bool>(ranks[pair.first]->take(pair.second, 0));
+    });
+  }
+  EXPECT_TRUE(missing.empty()) << missing.size() << " ends are missing";
+}
+
 TEST(ProvenSockets, AListenerThatIsClosedIsKnownAtOnce) {
   Pair pair;
   pair.ranks[0].reset();
-  for (int turn = 0; turn < 1000 && !pair.ranks[1]->was_refused(0); ++turn)
+  for (int turn = 0; turn < 1000 && pair.ranks[1]->refused().empty(); ++turn)
     pair.ranks[1]->advance(milliseconds(1));
-  EXPECT_TRUE(pair.ranks[1]->was_refused(0));
+  EXPECT_EQ(pair.ranks[1]->refused(), std::vector<int>{0});
   EXPECT_EQ(pair.ranks[1]->last_error(0), ECONNREFUSED);
 }
 
