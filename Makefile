@@ -5,7 +5,7 @@
 # TESSERA_TORCH=2.12 builds with another torch (requirements.txt), in build-torch2.12:   make test TESSERA_TORCH=2.12
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build python wheel wheels sdist release-check bundle docs demo data test test-docs test-full test-hosts test-torches test-peers fashion-hosts asan tsan lint bench bench-peers bench-python bench-consolidate bench-curves bench-hosts bench-activations bench-offload-python methods soak fuzz mutants clean distclean
+.PHONY: help deps build python wheel wheels sdist release-check bundle docs demo data test test-docs test-full test-hosts test-torches test-peers fashion-hosts asan tsan lint bench bench-peers bench-python bench-consolidate bench-curves bench-hosts bench-ranks bench-activations bench-offload-python methods soak fuzz mutants clean distclean
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 NPROC ?= 2
@@ -173,6 +173,12 @@ bench-offload-python:  ## beside FSDP2, DeepSpeed: 12 min
 	@scripts/setup.sh --peers
 	@scripts/build.sh release tessera tessera_engine_module
 	@PYTHONPATH=$(CURDIR)/$(BUILD)/python $(VENV)/bin/python -B benchmarks/python/offload.py $(ARGS)
+
+bench-ranks:  ## what grows with the number of ranks: 4 min
+	@scripts/setup.sh --python
+	@scripts/build.sh release many_ranks
+	@set -e; for way in tessera c10d; do echo "== $$way"; \
+	  unshare --map-root-user --net sh -c 'ip link set lo up; exec "$$0" "$$@"' $(BUILD)/many_ranks --way $$way $(ARGS); done
 
 methods:  ## one training every way, Tessera's and Python's: an hour
 	@scripts/setup.sh --peers
