@@ -25,6 +25,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randint.h>
+#include <c10/util/Logging.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
 #include <sys/mman.h>
@@ -254,6 +255,7 @@ void tessera_rank(const Run& run, int rank, RankPhases& phases) {
 
 void c10d_rank(const Run& run, int rank, RankPhases& phases) {
   ::signal(SIGPIPE, SIG_IGN);
+  FLAGS_caffe2_log_level = c10::GLOG_ERROR;  // it warns of each connection whose name it cannot find
   c10::intrusive_ptr<c10d::Store> store;
   c10::intrusive_ptr<c10d::ProcessGroupGloo> group;
   phases.take(Phase::kJoin, [&] {
