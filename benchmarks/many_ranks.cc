@@ -178,6 +178,11 @@ class RankPhases {
     shared_.num_ended[number].fetch_add(1);
   }
 
+  /// Until this process is ended: what the rank has made stays.
+  void stay() {
+    take(Phase::kEnd, [] {});
+  }
+
   /// The rank that is killed never comes back from it.
   void expect_loss(int lost, const std::function<void()>& act) {
     take(Phase::kNotice, [&] {
@@ -223,14 +228,10 @@ void tessera_rank(const Run& run, int rank, RankPhases& phases) {
   at::manual_seed(1);
   Gpt model(kShape);
   if (run.loads) {
-    phases.take(Phase::kExchange, [] {});
-    phases.take(Phase::kReduce, [] {});
     decltype(initialize(model, small_config(), group)) engine;
     phases.take(Phase::kTrain, [&] { engine = initialize(model, small_config(), group); });
     phases.take(Phase::kSave, [&] { engine->load_checkpoint(run.folder); });
-    phases.take(Phase::kNotice, [] {});
-    phases.take(Phase::kEnd, [] {});
-    return;
+    return phases.stay();
   }
   phases.take(Phase::kExchange, [&] {
     for (int i = 0; i < kExchanges; ++i) group->exchange(std::string(64, 'x'), "values");
@@ -250,7 +251,7 @@ void tessera_rank(const Run& run, int rank, RankPhases& phases) {
   });
   phases.take(Phase::kSave, [&] { engine->save_checkpoint(run.folder); });
   phases.expect_loss(run.num_ranks - 1, [&] { group->all_reduce(numbers, "numbers")->wait(); });
-  phases.take(Phase::kEnd, [] {});
+  phases.stay();
 }
 
 void c10d_rank(const Run& run, int rank, RankPhases& phases) {
@@ -282,10 +283,8 @@ void c10d_rank(const Run& run, int rank, RankPhases& phases) {
   phases.take(Phase::kReduce, [&] {
     for (int i = 0; i < kReductions; ++i) group->allreduce(numbers)->wait();
   });
-  phases.take(Phase::kTrain, [] {});
-  phases.take(Phase::kSave, [] {});
   phases.expect_loss(run.num_ranks - 1, [&] { group->allreduce(numbers)->wait(); });
-  phases.take(Phase::kEnd, [] {});
+  phases.stay();
 }
 
 [[noreturn]] void rank_main(Shared& shared, const Run& run, int rank) {
@@ -388,8 +387,7 @@ nlohmann::json measure(Run run) {
   run.folder = folder.path().string();
   {
     Ranks ranks(run);
-    for (const Phase phase : {Phase::kJoin, Phase::kExchange, Phase::kReduce, Phase::kTrain, Phase::kSave})
-      ranks.take(phase);
+    for (const Phase phase : {Phase::kJoin, Phase::kExchange, Phase::kReduce}) ranks.take(phase);
     row["join_s"] = ranks.seconds(Phase::kJoin);
     row["exchange_s"] = ranks.seconds(Phase::kExchange) / kExchanges;
     row["reduce_s"] = ranks.seconds(Phase::kReduce) / kReductions;
@@ -409,6 +407,7 @@ nlohmann::json measure(Run run) {
     row["sockets"] = ranks.most([&](const RankReport& r) { return r.connections[1].sockets; });
     row["rank_0_files"] = ranks.first().connections[1].files;
     if (!run.is_c10d) {
+      for (const Phase phase : {Phase::kTrain, Phase::kSave}) ranks.take(phase);
       row["train_s"] = ranks.seconds(Phase::kTrain);
       row["save_s"] = ranks.seconds(Phase::kSave);
       row["trained_mib"] = ranks.most([](const RankReport& report) { return report.trained_mib; });
@@ -423,8 +422,7 @@ nlohmann::json measure(Run run) {
   run.num_ranks /= 2;
   ++run.port;
   Ranks ranks(run);
-  for (const Phase phase : {Phase::kJoin, Phase::kExchange, Phase::kReduce, Phase::kTrain, Phase::kSave})
-    ranks.take(phase);
+  for (const Phase phase : {Phase::kJoin, Phase::kTrain, Phase::kSave}) ranks.take(phase);
   row["load_s"] = ranks.seconds(Phase::kSave);
   return row;
 }
