@@ -1,4 +1,4 @@
-// read_deepspeed(): what DeepSpeed's engine.save_checkpoint() has written. [Note: DeepSpeed's files] in
+// identify_deepspeed(): what DeepSpeed's engine.save_checkpoint() has written. [Note: DeepSpeed's files] in
 // deepspeed_files.cc.
 //
 // [Note: names without ZeRO]
@@ -74,22 +74,17 @@ void read_unsharded(ForeignCheckpoint& checkpoint, const DeepSpeedModel& model, 
     checkpoint.lose(LostValue::Kind::kOption, "", "the param groups' options: they have no names either");
 }
 
-}  // namespace
-
-std::optional<ForeignCheckpoint> read_deepspeed(const std::filesystem::path& path, const std::string& tag,
-                                                const ParameterOrder& order) {
-  const auto folder = deepspeed_folder(path, tag, "latest");
-  if (!folder || is_deepspeed_universal(*folder)) return std::nullopt;
-  const DeepSpeedFiles files = list_deepspeed_files(*folder, false);
+ForeignCheckpoint read_deepspeed(const std::filesystem::path& folder, const ParameterOrder& order) {
+  const DeepSpeedFiles files = list_deepspeed_files(folder, false);
   const DeepSpeedModel model(files.model[0]);
   check_parallelism(model, false);
   ForeignCheckpoint checkpoint;
-  checkpoint.path = *folder;
+  checkpoint.path = folder;
   checkpoint.world_size = static_cast<int>(integer_of(model.find("dp_world_size")).value_or(1));
   if (!files.optimizer.empty()) {
     read_zero_optimizer(checkpoint, files, model);
   } else if (files.model_by_rank || model.find("param_shapes") != nullptr) {
-    throw CheckpointError(*folder,
+    throw CheckpointError(folder,
                           ": has no optimizer's files; expected one of each rank, "
                           "zero_pp_rank_0_mp_rank_00_optim_states.pt and so on");
   } else {
@@ -102,6 +97,15 @@ std::optional<ForeignCheckpoint> read_deepspeed(const std::filesystem::path& pat
                       files.model_by_rank ? files.model : std::vector<std::filesystem::path>());
   checkpoint.optimizer = optimizer_class(checkpoint, model.config());
   return checkpoint;
+}
+
+}  // namespace
+
+std::optional<IdentifiedCheckpoint> identify_deepspeed(const std::filesystem::path& path,
+                                                       const std::string& tag) {
+  const auto folder = deepspeed_folder(path, tag, "latest");
+  if (!folder || is_deepspeed_universal(*folder)) return std::nullopt;
+  return IdentifiedCheckpoint{*folder, std::bind_front(read_deepspeed, *folder)};
 }
 
 }  // namespace tessera::checkpoint

@@ -501,6 +501,21 @@ std::optional<fs::path> newest_step(const fs::path& folder) {
   return newest;
 }
 
+ForeignCheckpoint read_distributed(const fs::path& folder, const ParameterOrder& given) {
+  ForeignCheckpoint checkpoint;
+  checkpoint.format = "torch.distributed.checkpoint";
+  checkpoint.path = folder;
+  DistributedContents contents = read_distributed_contents(checkpoint, folder);
+  if (contents.model.empty())
+    throw CheckpointError(folder, ": has no model's tensors",
+                          contents.optimizer
+                              ? "; it has an optimizer's state: give the folder above, or that of the model"
+                              : "");
+  assemble(checkpoint, std::move(contents.model), std::move(contents.optimizer), {given, contents.in_order});
+  take_extras(checkpoint, std::move(contents.extras), contents.beside_model);
+  return checkpoint;
+}
+
 }  // namespace
 
 bool is_distributed(const fs::path& folder) {
@@ -602,25 +617,10 @@ void take_extras(ForeignCheckpoint& checkpoint, json extras, const std::vector<s
   for (auto& [name, value] : extras.items()) checkpoint.client_state[name] = std::move(value);
 }
 
-std::optional<ForeignCheckpoint> read_distributed(const fs::path& path, const ParameterOrder& given) {
-  fs::path folder = path;
-  if (!is_distributed(folder)) {
-    const std::optional<fs::path> step = newest_step(folder);
-    if (!step) return std::nullopt;
-    folder = *step;
-  }
-  ForeignCheckpoint checkpoint;
-  checkpoint.format = "torch.distributed.checkpoint";
-  checkpoint.path = folder;
-  DistributedContents contents = read_distributed_contents(checkpoint, folder);
-  if (contents.model.empty())
-    throw CheckpointError(folder, ": has no model's tensors",
-                          contents.optimizer
-                              ? "; it has an optimizer's state: give the folder above, or that of the model"
-                              : "");
-  assemble(checkpoint, std::move(contents.model), std::move(contents.optimizer), {given, contents.in_order});
-  take_extras(checkpoint, std::move(contents.extras), contents.beside_model);
-  return checkpoint;
+std::optional<IdentifiedCheckpoint> identify_distributed(const fs::path& path) {
+  const std::optional<fs::path> folder = is_distributed(path) ? path : newest_step(path);
+  if (!folder) return std::nullopt;
+  return IdentifiedCheckpoint{*folder, std::bind_front(read_distributed, *folder)};
 }
 
 }  // namespace tessera::checkpoint

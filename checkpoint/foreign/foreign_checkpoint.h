@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -182,12 +183,23 @@ struct ParameterOrder {
   bool may_differ = false;
 };
 
-/// Recognizes the format and reads all but the elements. `path`: what the format's own programs are given: a
-/// folder of checkpoints, one checkpoint's folder, or a file. `tag`: a checkpoint of the folder; empty: the
-/// newest by the format's own rule (`latest`, the highest checkpoint-N). nullopt: no format that is known.
-/// Throws CheckpointError for a checkpoint that is damaged, incomplete or of a kind that is not read.
-/// `order`: for an optimizer's state that has numbers only, where the files do not tell which is which. Names
-/// that differ from the model's by wrappers' prefixes ("module.") are the model's in the result.
+/// A checkpoint whose format is recognized.
+struct IdentifiedCheckpoint {
+  std::filesystem::path path;  ///< the folder of one checkpoint, or a file
+  /// Reads all but the elements. Throws CheckpointError for a checkpoint that is damaged, incomplete or of a
+  /// kind that is not read. `order`: for an optimizer's state that has numbers only, where the files do not
+  /// tell which is which.
+  std::function<ForeignCheckpoint(const ParameterOrder& order)> read;
+};
+
+/// Recognizes the format by the names of files, and of a file by its first bytes. `path`: what the format's
+/// own programs are given: a folder of checkpoints, one checkpoint's folder, or a file. `tag`: a checkpoint
+/// of the folder; empty: the newest by the format's own rule (`latest`, the highest checkpoint-N). nullopt:
+/// no format that is known. Throws CheckpointError for a path or tag that is not there.
+std::optional<IdentifiedCheckpoint> identify(const std::filesystem::path& path, const std::string& tag = "");
+
+/// Reads what identify() recognizes. Names that differ from the model's by wrappers' prefixes ("module.") are
+/// the model's in the result.
 std::optional<ForeignCheckpoint> read_foreign(const std::filesystem::path& path, const std::string& tag = "",
                                               const ParameterOrder& order = {});
 
@@ -196,20 +208,21 @@ std::optional<ForeignCheckpoint> read_foreign(const std::filesystem::path& path,
 std::optional<ForeignCheckpoint> read_weights(const std::filesystem::path& path,
                                               const ParameterOrder& order = {});
 
-// The readers of the formats. Each: nullopt when the path does not look like its format.
-/// `order`: as of read_foreign, here and below.
-std::optional<ForeignCheckpoint> read_deepspeed(const std::filesystem::path& path, const std::string& tag,
-                                                const ParameterOrder& order = {});
-std::optional<ForeignCheckpoint> read_deepspeed_universal(const std::filesystem::path& path,
-                                                          const std::string& tag);
+// The formats. Each: nullopt when the path does not look like it.
+std::optional<IdentifiedCheckpoint> identify_deepspeed(const std::filesystem::path& path,
+                                                       const std::string& tag);
+std::optional<IdentifiedCheckpoint> identify_universal(const std::filesystem::path& path,
+                                                       const std::string& tag);
 /// A folder of torch.distributed.checkpoint: .metadata, .distcp.
-std::optional<ForeignCheckpoint> read_distributed(const std::filesystem::path& path,
-                                                  const ParameterOrder& order = {});
-/// What trainers write around models: Accelerate, the HF Trainer, Lightning, {"model": …, "optimizer": …}.
-std::optional<ForeignCheckpoint> read_trainer(const std::filesystem::path& path,
-                                              const ParameterOrder& order = {});
+std::optional<IdentifiedCheckpoint> identify_distributed(const std::filesystem::path& path);
+/// A folder of Accelerate, the HF Trainer or Lightning.
+std::optional<IdentifiedCheckpoint> identify_trainer(const std::filesystem::path& path);
 /// A model: a Hugging Face folder, .safetensors, pytorch_model.bin with an index, a state dict's .pt.
-std::optional<ForeignCheckpoint> read_model(const std::filesystem::path& path);
+std::optional<IdentifiedCheckpoint> identify_model(const std::filesystem::path& path);
+
+/// A file of Lightning, or {"model": …, "optimizer": …}. nullopt: torch.save has written something else.
+std::optional<ForeignCheckpoint> read_trainer_file(const std::filesystem::path& path,
+                                                   const ParameterOrder& order = {});
 /// A file of safetensors, an index of such (.json), or a folder of a model that has either; names are the
 /// file's. nullopt: a folder without.
 std::optional<ForeignCheckpoint> read_safetensors(const std::filesystem::path& path);

@@ -128,26 +128,24 @@ ModelFiles read_model_files(ForeignCheckpoint& checkpoint, const fs::path& path)
   return out;
 }
 
-std::optional<ForeignCheckpoint> read_model(const fs::path& path) {
-  ForeignCheckpoint checkpoint;
-  checkpoint.path = path;
-  fs::path weights = path;
-  if (is_folder(path)) {
-    weights = weights_in(path);
-    if (weights.empty()) return std::nullopt;
-    checkpoint.format = "Hugging Face model";
-  } else if (is_index(path)) {
-    checkpoint.format = "Hugging Face model";
-  } else if (is_safetensors(path)) {
-    checkpoint.format = "safetensors";
-  } else if (TorchFile::recognizes(path)) {
-    checkpoint.format = "torch.save";
-  } else {
+std::optional<IdentifiedCheckpoint> identify_model(const fs::path& path) {
+  const bool of_folder = is_folder(path);
+  const fs::path weights = of_folder ? weights_in(path) : path;
+  const char* format = nullptr;
+  if (of_folder ? !weights.empty() : is_index(path))
+    format = "Hugging Face model";
+  else if (!of_folder && is_safetensors(path))
+    format = "safetensors";
+  else if (!of_folder && TorchFile::recognizes(path))
+    format = "torch.save";
+  else
     return std::nullopt;
-  }
-  ModelFiles model = read_model_files(checkpoint, weights);
-  assemble(checkpoint, std::move(model.entries), std::nullopt, {});
-  return checkpoint;
+  return IdentifiedCheckpoint{path, [=](const ParameterOrder&) {
+                                ForeignCheckpoint checkpoint{.format = format, .path = path};
+                                ModelFiles model = read_model_files(checkpoint, weights);
+                                assemble(checkpoint, std::move(model.entries), std::nullopt, {});
+                                return checkpoint;
+                              }};
 }
 
 std::optional<ForeignCheckpoint> read_safetensors(const fs::path& path) {

@@ -1,4 +1,4 @@
-// read_foreign(): asks the readers of the formats in turn.
+// identify(): asks the formats in turn. read_foreign() reads what it finds.
 #include <map>
 #include <set>
 #include <string>
@@ -64,36 +64,49 @@ void give_own_names(ForeignCheckpoint& checkpoint, const std::map<std::string, s
 
 }  // namespace
 
-// Trainers first: their folders have the files of DeepSpeed and DCP, which they have read, and more. A
-// universal folder is one of DeepSpeed's without the files of ranks. A model last: the folders of trainers
-// have one.
-static std::optional<ForeignCheckpoint> recognized(const std::filesystem::path& path, const std::string& tag,
-                                                   const ParameterOrder& order) {
+/// What torch.save has written: only its pickle tells whose it is.
+static ForeignCheckpoint read_torch_file(const std::filesystem::path& path, const ParameterOrder& order) {
+  if (std::optional<ForeignCheckpoint> found = read_trainer_file(path, order)) return *std::move(found);
+  std::optional<IdentifiedCheckpoint> found = identify_deepspeed(path, "");
+  if (!found) found = identify_universal(path, "");
+  if (!found) found = identify_model(path);
+  return found.value().read(order);
+}
+
+// Trainers first: their folders have the files of DeepSpeed and DCP, which they read, and more. A universal
+// folder is one of DeepSpeed's without the files of ranks. A model last: the folders of trainers have one.
+std::optional<IdentifiedCheckpoint> identify(const std::filesystem::path& path, const std::string& tag) try {
   if (!is_there(path)) throw CheckpointError(path, " does not exist; expected a checkpoint's folder or file");
   const std::filesystem::path one = tag.empty() ? path : path / tag;
-  std::optional<ForeignCheckpoint> found = read_trainer(one, order);
-  if (!found) found = read_deepspeed(path, tag, order);
-  if (!found) found = read_deepspeed_universal(path, tag);
+  if (!is_folder(one) && TorchFile::recognizes(one))
+    return IdentifiedCheckpoint{one,
+                                [one](const ParameterOrder& order) { return read_torch_file(one, order); }};
+  std::optional<IdentifiedCheckpoint> found = identify_trainer(one);
+  if (!found) found = identify_deepspeed(path, tag);
+  if (!found) found = identify_universal(path, tag);
   if (!found && !tag.empty() && !is_there(one))
     throw CheckpointError(one, " does not exist; expected the checkpoint ", tag, " there");
-  if (!found) found = read_distributed(one, order);
-  if (!found) found = read_model(one);
+  if (!found) found = identify_distributed(one);
+  if (!found) found = identify_model(one);
   return found;
+} catch (const DiskError& error) {
+  throw CheckpointError(error.what());
 }
 
 std::optional<ForeignCheckpoint> read_foreign(const std::filesystem::path& path, const std::string& tag,
                                               const ParameterOrder& given) try {
+  const std::optional<IdentifiedCheckpoint> identified = identify(path, tag);
+  if (!identified) return std::nullopt;
   const std::map<std::string, std::string> own = own_names(given);
   const ParameterOrder order = without_wrappers(given, own);
-  std::optional<ForeignCheckpoint> found = recognized(path, tag, order);
-  if (!found) return found;
-  check(*found);
+  ForeignCheckpoint found = identified->read(order);
+  check(found);
   std::set<std::filesystem::path> known;
-  for (const ArchivePart& archive : found->archives) known.insert(archive.path);
-  for (const std::filesystem::path& file : found->files)
-    if (known.insert(file).second && TorchFile::recognizes(file)) found->archives.push_back({.path = file});
-  join_tied(*found, order.aliases);
-  give_own_names(*found, own);
+  for (const ArchivePart& archive : found.archives) known.insert(archive.path);
+  for (const std::filesystem::path& file : found.files)
+    if (known.insert(file).second && TorchFile::recognizes(file)) found.archives.push_back({.path = file});
+  join_tied(found, order.aliases);
+  give_own_names(found, own);
   return found;
 } catch (const DiskError& error) {
   throw CheckpointError(error.what());

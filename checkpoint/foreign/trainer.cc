@@ -153,7 +153,9 @@ const PickleValue* model_in(const TorchFile& file) {
   return nullptr;
 }
 
-std::optional<ForeignCheckpoint> read_file(const fs::path& path, const ParameterOrder& given) {
+}  // namespace
+
+std::optional<ForeignCheckpoint> read_trainer_file(const fs::path& path, const ParameterOrder& given) {
   if (!TorchFile::recognizes(path)) return std::nullopt;
   const TorchFile file(path);
   const PickleValue& root = file.root();
@@ -181,6 +183,8 @@ std::optional<ForeignCheckpoint> read_file(const fs::path& path, const Parameter
   take_extras(checkpoint, std::move(extras));
   return checkpoint;
 }
+
+namespace {
 
 /// Lightning's folder: DCP's files and meta.pt.
 ForeignCheckpoint read_lightning_folder(const fs::path& path, const ParameterOrder& given) {
@@ -245,9 +249,9 @@ class TrainerFolder {
 
   bool read_deepspeed_files() {
     if (!has("latest")) return false;
-    std::optional<ForeignCheckpoint> found = read_deepspeed(path_, "", order_);
+    const std::optional<IdentifiedCheckpoint> found = identify_deepspeed(path_, "");
     if (!found) return false;
-    checkpoint_ = std::move(*found);
+    checkpoint_ = found->read(order_);
     return true;
   }
 
@@ -354,11 +358,15 @@ fs::path newest_in(const fs::path& folder) {
 
 }  // namespace
 
-std::optional<ForeignCheckpoint> read_trainer(const fs::path& path, const ParameterOrder& order) {
-  if (!is_folder(path)) return read_file(path, order);
-  if (is_there(path / "meta.pt") && is_distributed(path)) return read_lightning_folder(path, order);
-  TrainerFolder folder(path, order);
-  const bool is_one = folder.is_one();
+std::optional<IdentifiedCheckpoint> identify_trainer(const fs::path& path) {
+  if (!is_folder(path)) return std::nullopt;
+  if (is_there(path / "meta.pt") && is_distributed(path))
+    return IdentifiedCheckpoint{path, std::bind_front(read_lightning_folder, path)};
+  const auto reads = [](const fs::path& folder) {
+    return IdentifiedCheckpoint{
+        folder, [=](const ParameterOrder& order) { return TrainerFolder(folder, order).read(); }};
+  };
+  const bool is_one = TrainerFolder(path, {}).is_one();
   const bool is_complete = is_one && (is_there(path / "optimizer.pt") || is_there(path / "optimizer.bin") ||
                                       is_there(path / kFsdpFolder) || is_there(path / "latest"));
   // The Trainer leaves the final model, without an optimizer's state, in the folder of the checkpoints.
@@ -366,15 +374,15 @@ std::optional<ForeignCheckpoint> read_trainer(const fs::path& path, const Parame
     fs::path newest = newest_in(path);
     if (newest.empty()) newest = newest_in(path / "checkpoints");
     if (!newest.empty()) {
-      TrainerFolder inner(newest, order);
-      if (inner.is_one()) return inner.read();
+      const TrainerFolder inner(newest, {});
+      if (inner.is_one()) return reads(newest);
       if ((is_one || !weights_in(newest).empty()) && !inner.has_tessera())
         throw CheckpointError(newest, " is the newest checkpoint, and has no ", kTrainerState,
                               " and no random_states_0.pkl: the save was not completed; give an older one");
     }
   }
   if (!is_one) return std::nullopt;
-  return folder.read();
+  return reads(path);
 }
 
 }  // namespace tessera::checkpoint

@@ -220,10 +220,11 @@ class UniversalReader {
 
 }  // namespace
 
-std::optional<ForeignCheckpoint> read_deepspeed_universal(const fs::path& path, const std::string& tag) {
+std::optional<IdentifiedCheckpoint> identify_universal(const fs::path& path, const std::string& tag) {
   const auto folder = deepspeed_folder(path, tag, "latest_universal");
   if (!folder || !is_deepspeed_universal(*folder)) return std::nullopt;
-  return UniversalReader(*folder).read();
+  return IdentifiedCheckpoint{*folder,
+                              [=](const ParameterOrder&) { return UniversalReader(*folder).read(); }};
 }
 
 }  // namespace tessera::checkpoint

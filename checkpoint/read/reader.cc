@@ -111,20 +111,18 @@ static bool is_no_other_programs(const fs::path& directory, const std::string& t
 }
 
 /// nullopt: it is Tessera's, or nobody's.
-static std::optional<ForeignCheckpoint> another_programs(const fs::path& directory, const std::string& tag,
-                                                         const ParameterOrder& order) {
+static std::optional<IdentifiedCheckpoint> another_programs(const fs::path& directory,
+                                                            const std::string& tag) {
   if (is_no_other_programs(directory, tag)) return std::nullopt;
-  std::optional<ForeignCheckpoint> found = read_foreign(directory, tag, order);
-  if (found) take_buffers(*found, order.buffers);
-  return found;
+  return identify(directory, tag);
 }
 
 bool is_another_programs(const fs::path& directory, const std::string& tag) {
-  return another_programs(directory, tag, {}).has_value();
+  return another_programs(directory, tag).has_value();
 }
 
 FoundCheckpoint choose_checkpoint(const fs::path& directory, const std::string& tag) {
-  if (const auto foreign = another_programs(directory, tag, {})) return {foreign->path, ""};
+  if (const auto foreign = another_programs(directory, tag)) return {foreign->path, ""};
   return {directory, find_checkpoint(directory, tag).filename().string()};
 }
 
@@ -187,8 +185,10 @@ constexpr int kMostOpen = 500;  // the others are opened when they are read
 
 std::optional<Checkpoint> Checkpoint::open_another_programs(const fs::path& directory, const std::string& tag,
                                                             const ParameterOrder& order) {
-  std::optional<ForeignCheckpoint> source = another_programs(directory, tag, order);
+  if (is_no_other_programs(directory, tag)) return std::nullopt;
+  std::optional<ForeignCheckpoint> source = read_foreign(directory, tag, order);
   if (!source) return std::nullopt;
+  take_buffers(*source, order.buffers);
   Checkpoint opened;
   opened.path_ = source->path;
   opened.manifest_ = std::make_shared<const Manifest>(manifest_of(*source));

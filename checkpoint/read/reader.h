@@ -34,7 +34,7 @@ struct FoundCheckpoint {
 /// another program has saved there. Throws CheckpointError where there is neither.
 FoundCheckpoint choose_checkpoint(const std::filesystem::path& directory, const std::string& tag);
 
-/// Whether open() would read what another program has saved. Throws CheckpointError where that is damaged.
+/// Whether open() would read what another program has saved, as far as names say. Throws as identify().
 bool is_another_programs(const std::filesystem::path& directory, const std::string& tag);
 
 /// Reads and checks `folder`/manifest.json only. Throws CheckpointError, also when the folder was

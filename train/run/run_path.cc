@@ -30,14 +30,11 @@ RunPath find_run(const fs::path& folder, const std::string& tag) {
   const bool has_checkpoints = is_file(folder / checkpoint::kLatestName) ||
                                (!tag.empty() && is_file(folder / tag / checkpoint::kManifestName));
   const fs::path inside = folder / kCheckpointsName;
-  if (!has_checkpoints && !is_folder(inside)) {
-    try {
-      if (checkpoint::is_another_programs(folder, tag)) return {folder, folder, tag};
-    } catch (const CheckpointError&) {
-      // A run without checkpoints has files of the same names as a folder of Hugging Face's Trainer.
-      if (!is_file(folder / kConfigName) || !is_file(folder / kStateName)) throw;
-    }
-  }
+  // A run has files of the same names as a folder of Hugging Face's Trainer. Without checkpoints it may have
+  // a model, which is read as another program's.
+  const bool is_run = is_file(folder / kRunIdName) && !is_file(folder / kModelName);
+  if (!has_checkpoints && !is_folder(inside) && !is_run && checkpoint::is_another_programs(folder, tag))
+    return {folder, folder, tag};
   if (!has_checkpoints && (is_file(folder / kConfigName) || is_folder(inside))) return {folder, inside, tag};
   return {is_folder(folder) ? parent_of(folder) : folder, folder, tag};
 }

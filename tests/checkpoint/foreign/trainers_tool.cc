@@ -88,18 +88,24 @@ json describe(const ForeignCheckpoint& found, const char* data) {
           {"other_states", found.other_states}};
 }
 
-std::optional<ForeignCheckpoint> read(const std::string& reader, const char* path, const char* order_file) {
-  if (reader == "deepspeed") return read_deepspeed(path, "");
-  if (reader == "universal") return read_deepspeed_universal(path, "");
-  if (reader == "distributed") return read_distributed(path);
-  if (reader == "model") return read_model(path);
+std::optional<ForeignCheckpoint> read(const std::string& reader, const std::filesystem::path& path,
+                                      const char* order_file) {
+  const auto by = [](const std::optional<IdentifiedCheckpoint>& identified, const ParameterOrder& order) {
+    return identified ? std::optional(identified->read(order)) : std::nullopt;
+  };
+  if (reader == "deepspeed") return by(identify_deepspeed(path, ""), {});
+  if (reader == "universal") return by(identify_universal(path, ""), {});
+  if (reader == "distributed") return by(identify_distributed(path), {});
+  if (reader == "model") return by(identify_model(path), {});
   std::vector<std::string> order;
   if (order_file != nullptr) {
     std::ifstream in(order_file);
     for (std::string line; std::getline(in, line);) order.push_back(line);
   }
   const ParameterOrder names{.names = order, .groups = {}, .aliases = {}, .buffers = {}};
-  return reader == "trainer" ? read_trainer(path, names) : read_foreign(path, "", names);
+  if (reader == "foreign") return read_foreign(path, "", names);
+  if (is_directory(path)) return by(identify_trainer(path), names);
+  return read_trainer_file(path, names);
 }
 
 }  // namespace
