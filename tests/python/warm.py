@@ -117,6 +117,7 @@ def receive(client):
 def become(given, files):
     import random
     import runpy
+    import tempfile
 
     os.setsid()
     for number, file in zip((0, 1, 2), files):
@@ -127,6 +128,7 @@ def become(given, files):
     os.environ.clear()
     os.environ.update(given["environment"])
     random.seed()  # a fork has its parent's
+    tempfile.tempdir = None  # the same: TMPDIR is another
     sys.argv = given["words"]
     sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
     if "tessera" in sys.modules:
