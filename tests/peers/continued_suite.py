@@ -61,7 +61,7 @@ def numbers(library, world, program, *words):
                               stderr=subprocess.STDOUT, text=True, timeout=900, check=False, env=HERE if library == "tessera" else ELSEWHERE)
     found = re.search(r"numbers (.*)", done.stdout)
     if done.returncode != 0 or found is None:
-        said = [line for line in done.stdout.splitlines() if "Error" in line and "ChildFailed" not in line] or done.stdout.splitlines()[-1:]
+        said = [line for line in done.stdout.splitlines() if "Error" in line and "ChildFailed" not in line] or done.stdout.splitlines()[-12:]
         raise RuntimeError(f"exit code {done.returncode}: {' '.join(said)[:400]}")
     return json.JSONDecoder().raw_decode(found.group(1))[0]  # other ranks may have written behind it
 
