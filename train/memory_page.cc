@@ -32,7 +32,8 @@ int64_t whole_state(const ModelCount& model) {
   const zero::StateModel state{.sharding = {}, .num_states = model.num_states};
   return (zero::estimate_state_bytes(model.num_trainable, 1, model.dtype, state) +=
           zero::state_bytes(zero::elements_of(model.num_frozen, 1, model.dtype, false, {}), state))
-      .total();
+             .total() +
+         model.owned_state_bytes;
 }
 
 std::string about(const MemoryPage& page) {

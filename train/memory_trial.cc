@@ -13,9 +13,11 @@
 #include "core/memory/process_memory.h"
 #include "core/str.h"
 #include "engine/config/sharding_plan.h"
+#include "engine/optimizer/optimizer_setup.h"
 #include "train/data/train_loader.h"
 #include "train/report/report.h"
 #include "train/run.h"
+#include "zero/optimizer/whole_formula.h"
 
 namespace tessera::train {
 namespace {
@@ -91,12 +93,25 @@ std::string key_of(const zero::Tiers& tiers) {
 
 }  // namespace
 
+int64_t owned_state_bytes_of(const OptimizerConfig& config,
+                             const std::vector<zero::ParameterSpec>& parameters) {
+  const OptimizerSetup setup = set_up_optimizer(config);
+  if (!kernels::updates_whole_parameters(setup.kind)) return 0;
+  int64_t sum = 0;
+  for (const zero::ParameterSpec& parameter : parameters)
+    if (parameter.trainable)
+      sum += zero::formula_state_bytes(
+          setup.kind, setup.groups[static_cast<size_t>(setup.group_of(parameter.name))], parameter);
+  return sum;
+}
+
 ModelCount count_of(Engine& engine) {
   const EngineConfig& config = engine.config();
+  const zero::Layout& layout = engine.sharded_model().layout();
   ModelCount count{.num_states = static_cast<int>(engine.sharded_model().optimizer().state_names().size()),
+                   .owned_state_bytes = owned_state_bytes_of(config.optimizer, layout.parameters()),
                    .dtype = config.compute_dtype(),
                    .accumulate = config.grad_accum_dtype.value_or(DType::kFloat32)};
-  const zero::Layout& layout = engine.sharded_model().layout();
   for (int i = 0; i < layout.num_parameters(); ++i)
     (layout.units()[static_cast<size_t>(layout.slice(i).unit)].trainable ? count.num_trainable
                                                                          : count.num_frozen) +=

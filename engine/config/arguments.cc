@@ -17,6 +17,11 @@ const OtherArgument kOtherArguments[] = {
     {"bf16 fp16 mixed_precision",
      R"(here it is "torch_autocast": {"enabled": true, "dtype": "bf16"}, or "fp16", at the top; without it nothing is cast)"},
     {"data_seed", "here it is seed, which orders the data too"},
+    {"dataloader_num_workers dataloader_pin_memory dataloader_prefetch_factor ddp_backend ddp_timeout "
+     "early_stopping_patience early_stopping_threshold eval_steps full_determinism load_best_model_at_end "
+     "max_steps metric_for_best_model num_train_epochs output_dir overwrite_output_dir "
+     "per_device_eval_batch_size run_name save_steps tf32",
+     "`tessera train` takes it; a program has its own loop, data and folders"},
     {"ddp_broadcast_buffers ddp_find_unused_parameters save_safetensors", "it is not needed here"},
     {"ddp_bucket_cap_mb", "here it is zero_optimization.unit_numel, in elements"},
     {"deepspeed deepspeed_config deepspeed_config_file deepspeed_plugin",

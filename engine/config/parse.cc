@@ -130,6 +130,12 @@ void check_together(const EngineConfig& config, int world_size, const Origins& o
   problems.collect([&] { check_groups(config.zero, world_size, origins); });
   problems.collect([&] { check_activations(config.activations, origins); });
   problems.collect([&] { check_tracking_uri(config.monitors.mlflow.tracking_uri, origins); });
+  problems.collect([&] {
+    if (config.memory_breakdown && config.profiler.steps > 0)
+      origins.fail("profiler.steps", str("found ", config.profiler.steps,
+                                         " with memory_breakdown true; expected one of the two: libtorch "
+                                         "has one profiler, which both use"));
+  });
 }
 
 /// "cpu_offload": true in `zero`, and its like, after the overrides.
@@ -183,6 +189,7 @@ EngineConfig parse(Document document, const ConfigOptions& options) {
   KeyTable table = engine_keys();
   for (const std::string& name : options.other_sections)
     table.add({.path = name, .type = Type::kFreeSection});
+  document.origins.name_overrides(options.override_source);
   prepare(document, table, options.overrides, options.report);
   Problems problems;
   const EngineConfig config = read_engine_config(document, options.world_size, problems, options.report);

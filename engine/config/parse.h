@@ -17,6 +17,7 @@ namespace tessera {
 struct ConfigOptions {
   int world_size = 1;
   std::vector<std::string> overrides = {};  ///< `zero_optimization.stage=3`, as given to --set
+  std::string override_source = "--set";    ///< what gives them, for messages
   std::vector<std::string> other_sections =
       {};                                  ///< top-level sections that belong to the caller, not looked at
   config::ConfigReport* report = nullptr;  ///< receives warnings and what became of "auto"; may be null

@@ -141,7 +141,7 @@ void Supervisor::interrupt(int signal) {
   interrupted_at_ = Clock::now();
   for (size_t rank = 0; rank < ranks_.size(); ++rank) send_signal(rank, signals_.policy().for_ranks(signal));
   enter(Phase::kInterrupted, options_.save_grace);
-  log_.warning(str(signal_name(signal), ": ", num_running_, " ranks have ",
+  log_.warning(str(signal_name(signal), ": ", num_running_, num_running_ == 1 ? " rank has " : " ranks have ",
                    options_.save_grace.count() / 1000.0, " s to end; Ctrl-C",
                    signal == SIGINT ? " again" : "", " kills them"));
 }

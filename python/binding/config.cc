@@ -34,10 +34,13 @@ namespace py = pybind11;
 /// The configuration, its warnings, and the keys that were given at the top. In Python, as in DeepSpeed, no
 /// progress line is printed unless `steps_per_print` is given.
 std::tuple<EngineConfig, std::vector<std::string>, std::vector<std::string>> read_config(
-    const std::string& file_or_json, bool is_file, int world_size,
-    const std::vector<std::string>& overrides) {
+    const std::string& file_or_json, bool is_file, int world_size, const std::vector<std::string>& overrides,
+    const std::string& override_source) {
   config::ConfigReport report;
-  const ConfigOptions options{.world_size = world_size, .overrides = overrides, .report = &report};
+  const ConfigOptions options{.world_size = world_size,
+                              .overrides = overrides,
+                              .override_source = override_source,
+                              .report = &report};
   EngineConfig config =
       is_file ? load_engine_config(file_or_json, options) : parse_engine_config(file_or_json, options);
   if (std::find(report.given.begin(), report.given.end(), "steps_per_print") == report.given.end())
@@ -97,7 +100,7 @@ train::TrainSampler make_sampler(int64_t num_samples, int64_t micro_batch, int64
 void bind_config(py::module_& module) {
   py::class_<EngineConfig>(module, "Config").def_property_readonly("resolved", &dump_resolved);
   module.def("read_config", &read_config, py::arg("file_or_json"), py::arg("is_file"), py::arg("world_size"),
-             py::arg("overrides"));
+             py::arg("overrides"), py::arg("override_source") = "overrides=");
   module.def("read_document", &read_document, py::arg("file"));
   module.def("group_indices", &group_indices, py::arg("config"), py::arg("names"));
   module.def("log_info", [](const std::string& line) { Logger(LogOptions{}).info(line); }, py::arg("line"));

@@ -256,7 +256,7 @@ def _given_config(args, config, config_params):
 
 def _parse(config, overrides, group, client, model_parameters, lr_scheduler, named, trains):
     """The configuration with what Python objects say in place of its sections, and what they were translated to."""
-    overrides = list(overrides)
+    sources, overrides = ["overrides="] if overrides else [], list(overrides)
     if lr_scheduler is not None:
         overrides.append(to_override("scheduler", {}))
     is_file = not isinstance(config, dict)
@@ -273,7 +273,8 @@ def _parse(config, overrides, group, client, model_parameters, lr_scheduler, nam
         translation = optimizer_groups.translate_groups(model_parameters, named, resolved["optimizer"])
     if translation.section is not None:
         overrides.append(to_override("optimizer", translation.section))
-    parsed, warnings, given = _engine.read_config(text, is_file, group.size, overrides)
+        sources.append("model_parameters=" if client is None else "optimizer=")
+    parsed, warnings, given = _engine.read_config(text, is_file, group.size, overrides, " or ".join(sources))
     if translation.untrained:
         warnings.append(f"{len(translation.untrained)} trainable parameters are in no param group of the optimizer and keep their values: "
                         + ", ".join(translation.untrained[:3]) + (", …" if len(translation.untrained) > 3 else ""))
@@ -359,4 +360,5 @@ def _attach(engine, client, groups, lr_scheduler):
         engine.attach_scheduler(scheduler)
     elif engine.config.get("scheduler", {}).get("type"):
         engine.lr_scheduler = engine.scheduler_class(engine)
+        engine.optimizer.pull()  # the rate of the first step
 

@@ -132,6 +132,22 @@ class PageTest(ToolTest):
             self.assert_succeeded(self.run_tool("memory", "--estimate", "--params", "7e9", *options, "--out", "m"))
             self.assertEqual(self.ask('return [text("headline"), document.getElementById("stage").value];'), [headline, stage])
 
+    def test_the_state_of_optimizers_of_whole_parameters(self):
+        """Their owners keep it in memory, at every stage: the page has the bytes of --estimate, also where it was measured."""
+        self.write("c.json", self.config(model={"type": "fashion_mnist_cnn", "channels": 4, "hidden": 256}, train_batch_size=None,
+                                         train_micro_batch_size_per_gpu=4, optimizer={"type": "Adafactor"}))
+        words = """return [0, 1, 2, 3].map(stage => (set("stage", stage), [text("optimizer-device"), text("total-device")]));"""
+        for estimate in (["--params", "7e9", "--optimizer", "AdamW8bit", "--fit", "80GB"], ["c.json"]):
+            outcome = self.run_tool("memory", "--estimate", *estimate, "--world", 2, "--out", "m")
+            self.assert_succeeded(outcome)
+            memory = self.rows(outcome.out)[0]
+            self.assertGreater(float(memory[0][3]), 0)
+            self.assertEqual(self.ask(words), [[memory[stage][3], memory[stage][4]] for stage in range(4)])
+        self.assert_succeeded(self.run_tool("memory", "c.json", "--steps", 1, "--stages", "2", "--nproc", 2, "--out", "measured"))
+        trials = json.loads((self.folder / "measured" / "memory.json").read_text())["trials"]
+        bytes_of_two = self.ask("return stateBytes({ stage: 2, tiers: 'memory', precision: 'fp32', gradients: 'fp32', ranks: 2 }).device.optimizer;", "measured")
+        self.assertAlmostEqual(2 * bytes_of_two / sum(trial["held"]["optimizer"] for trial in trials), 1, delta=0.1)
+
     def test_all_stages_of_an_estimate(self):
         """The picture has --estimate's numbers, and follows the setting; what a stage cannot have is said."""
         estimate = self.run_tool("memory", "--estimate", "--params", "7e9", "--world", 4, "--fit", "24GB", "--out", "m")

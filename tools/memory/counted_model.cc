@@ -10,7 +10,6 @@
 #include "tools/common/tasks.h"
 #include "train/memory_trial.h"
 #include "train/task/trainer_config.h"
-#include "zero/optimizer/whole_formula.h"
 
 namespace tessera::tools {
 
@@ -54,18 +53,6 @@ int num_states_of(const OptimizerConfig& config) {
   return static_cast<int>(zero::state_names_of({.kind = setup.kind, .groups = setup.groups}).size());
 }
 
-int64_t owned_state_bytes_of(const OptimizerConfig& config,
-                             const std::vector<zero::ParameterSpec>& parameters) {
-  const OptimizerSetup setup = set_up_optimizer(config);
-  if (!kernels::updates_whole_parameters(setup.kind)) return 0;
-  int64_t sum = 0;
-  for (const zero::ParameterSpec& parameter : parameters)
-    if (parameter.trainable)
-      sum += zero::formula_state_bytes(
-          setup.kind, setup.groups[static_cast<size_t>(setup.group_of(parameter.name))], parameter);
-  return sum;
-}
-
 CountedModel count_model(const std::string& config, const std::vector<std::string>& given,
                          const Logger& log) {
   std::vector<std::string> overrides = {"train_batch_size=auto",
@@ -94,7 +81,7 @@ CountedModel count_model(const std::string& config, const std::vector<std::strin
   static_cast<train::ModelCount&>(model) = train::count_of(engine);
   model.num_states = num_states_of(run.engine.optimizer);
   model.owned_state_bytes =
-      owned_state_bytes_of(run.engine.optimizer, engine.sharded_model().layout().parameters());
+      train::owned_state_bytes_of(run.engine.optimizer, engine.sharded_model().layout().parameters());
   return model;
 }
 

@@ -14,7 +14,6 @@
 namespace tessera::tools {
 
 struct CountedModel : train::ModelCount {
-  int64_t owned_state_bytes = 0;  ///< of an optimizer of whole parameters, which ranks share evenly, about
   /// Groups of ranks, where the configuration forms them; see bytes_in_groups().
   zero::GroupSizes groups = {};
   std::string precision, optimizer;  ///< in words
@@ -35,10 +34,6 @@ using train::kAllOnDisk, train::kAllOnHost, train::kOptimizerOnDisk, train::kOpt
 
 /// The number of fp32 state tensors of the optimizer.
 int num_states_of(const OptimizerConfig& config);
-/// Bytes of the states that owners of whole parameters keep; 0 for other optimizers. `parameters`: the
-/// model's.
-int64_t owned_state_bytes_of(const OptimizerConfig& config,
-                             const std::vector<zero::ParameterSpec>& parameters);
 
 /// Makes the configuration's model, in this process, on the CPU and without its memory, to count it.
 /// `overrides`: as --set gives them. Throws ConfigError, DataError.

@@ -1,5 +1,6 @@
 #include "tools/memory/memory_estimate.h"
 
+#include <cmath>
 #include <cstdint>
 #include <initializer_list>
 #include <iostream>
@@ -12,6 +13,7 @@
 #include "tools/common/columns.h"
 #include "tools/common/command_line.h"
 #include "tools/memory/counted_model.h"
+#include "train/report/report.h"
 #include "zero/plan/memory_model.h"
 
 namespace tessera::tools {
@@ -31,10 +33,11 @@ int64_t parse_num_params(const std::string& text) {
     factor = 1e9;
   else if (!rest.empty())
     factor = 0;
-  if (!(value * factor >= 1 && value * factor <= 1e15))
+  const double count = std::round(value * factor);
+  if (!(count >= 1 && count <= 1e15) || std::abs(value * factor - count) > 1e-6)
     throw ConfigError("--params ", text.empty() ? "''" : text,
                       ": expected a number of parameters, such as 7.5e9, 7.5B or 350M");
-  return static_cast<int64_t>(value * factor);
+  return static_cast<int64_t>(count);
 }
 
 DType parse_precision(const std::string& word) {
@@ -63,7 +66,7 @@ CountedModel counted_by_flags(const EstimateFlags& flags) {
         "--optimizer Adafactor: its states depend on the shapes of the parameters; expected a "
         "configuration in place of --params, `tessera memory --estimate CONFIG`");
   estimated.num_states = num_states_of(optimizer);
-  estimated.owned_state_bytes = owned_state_bytes_of(
+  estimated.owned_state_bytes = train::owned_state_bytes_of(
       optimizer, {{.name = "", .shape = {estimated.num_trainable}, .aliases = {}}});  // all in blocks
   estimated.groups = flags.groups;
   return estimated;
@@ -151,8 +154,9 @@ void print_fit(const CountedModel& estimated, const std::string& size, int given
   if (given_world == 0) return;
   std::cout << '\n'
             << (smallest_stage < 0
-                    ? str("On ", given_world, " ranks no stage fits in memory.")
-                    : str("On ", given_world, " ranks the smallest stage that fits is ", smallest_stage, "."))
+                    ? str("On ", train::counted(given_world, "rank"), " no stage fits in memory.")
+                    : str("On ", train::counted(given_world, "rank"), " the smallest stage that fits is ",
+                          smallest_stage, "."))
             << '\n';
 }
 

@@ -29,17 +29,16 @@ fs::path timeline_file(const fs::path& folder, int rank) {
 }
 
 nlohmann::ordered_json to_json(const ModelCount& model) {
-  return {{"num_trainable", model.num_trainable},
-          {"num_frozen", model.num_frozen},
-          {"num_states", model.num_states},
-          {"precision", name_of(model.dtype)},
-          {"gradients", name_of(model.accumulate)}};
+  return {{"num_trainable", model.num_trainable}, {"num_frozen", model.num_frozen},
+          {"num_states", model.num_states},       {"owned", model.owned_state_bytes},
+          {"precision", name_of(model.dtype)},    {"gradients", name_of(model.accumulate)}};
 }
 
 ModelCount model_count_of(const nlohmann::ordered_json& json) {
   return {.num_trainable = json.at("num_trainable"),
           .num_frozen = json.at("num_frozen"),
           .num_states = json.at("num_states"),
+          .owned_state_bytes = json.at("owned"),
           .dtype = parse_dtype(json.at("precision").get<std::string>()).value(),
           .accumulate = parse_dtype(json.at("gradients").get<std::string>()).value()};
 }

@@ -43,6 +43,7 @@ ordered_json coefficients(const zero::StateModel& state, DType dtype, Tier tier)
 ordered_json state_formulas(const ModelCount& model) {
   ordered_json json = {{"num_trainable", model.num_trainable},
                        {"num_frozen", model.num_frozen},
+                       {"owned", model.owned_state_bytes},
                        {"precision", name_of(model.dtype)},
                        {"gradients", name_of(model.accumulate)}};
   for (const TierSetting& setting : kTierSettings)

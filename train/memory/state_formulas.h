@@ -42,12 +42,14 @@ inline constexpr std::array<TierSetting, 6> kTierSettings = {{
 struct ModelCount {
   int64_t num_trainable = 0, num_frozen = 0;  ///< parameters
   int num_states = 0;                         ///< fp32 moments of the optimizer
-  DType dtype = DType::kFloat32;              ///< of the parameters
-  DType accumulate = DType::kFloat32;         ///< of the gradients
+  int64_t owned_state_bytes = 0;  ///< of an optimizer of whole parameters, which ranks share evenly, about
+  DType dtype = DType::kFloat32;  ///< of the parameters
+  DType accumulate = DType::kFloat32;  ///< of the gradients
 };
 
-/// {"num_trainable", "num_frozen", "precision", "gradients", "tiers": [{"key", "name"}, …],
+/// {"num_trainable", "num_frozen", "owned", "precision", "gradients", "tiers": [{"key", "name"}, …],
 ///  "rows": [{"stage", "tiers", "precision", "gradients", "ranks", "bytes"}, …]}
+/// "owned": bytes of ModelCount::owned_state_bytes, on the device, of which each rank has its part.
 /// "ranks": "any", "one" (of one rank alone) or "none": where the stage has what the tiers are for. "bytes"
 /// has, for each of "device", "host" and "disk" where something lies there, and for each of "parameters",
 /// "gradients", "master" and "optimizer" that is there, four numbers: bytes of each trainable parameter that

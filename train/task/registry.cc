@@ -25,6 +25,11 @@ const auto& find(const Table& table, const config::Section& section, const std::
 template <class Table>
 const auto& find(const Table& table, const config::Section& model, const config::Section& data,
                  const std::string& what) {
+  if (model.json().empty() && data.json().empty())
+    data.fail("type",
+              "is missing, as are the sections model and data: a configuration without them is for a "
+              "program's own loop (tessera.initialize()); expected both here. What its stages cost: `tessera "
+              "memory --estimate --params P`, or tessera.estimate() in Python");
   const auto& models = find(table, data, "data set", what);
   return find(models, model, "model", str(" for data.type \"", data.required_text("type"), "\"", what));
 }

@@ -63,6 +63,11 @@ void Origins::rename(const std::string& from, const std::string& to) {
   origins_ = std::move(renamed);
 }
 
+void Origins::set_override(const std::string& path) {
+  std::erase_if(origins_, [&](const auto& entry) { return is_below(entry.first, path); });
+  origins_[path] = {kOverride, next_++};
+}
+
 Origins::Origin Origins::origin_of(const std::string& path) const {
   for (std::string prefix = path; !prefix.empty();) {
     if (auto it = origins_.find(prefix); it != origins_.end()) return it->second;
@@ -74,7 +79,7 @@ Origins::Origin Origins::origin_of(const std::string& path) const {
 
 std::string Origins::where(const std::string& path) const {
   const int line = origin_of(path).line;
-  return line == kNowhere ? source_ : line == kOverride ? "--set" : str(source_, ":", line);
+  return line == kNowhere ? source_ : line == kOverride ? override_source_ : str(source_, ":", line);
 }
 
 std::string Origins::message(const std::string& path, const std::string& text) const {

@@ -24,10 +24,12 @@ class Origins {
 
   const std::string& source() const { return source_; }
   void set_line(const std::string& path, int line) { origins_[path] = {line, next_++}; }
-  /// The key was given on the command line (`--set`) rather than in the file.
-  void set_override(const std::string& path) { origins_[path] = {kOverride, next_++}; }
+  /// The key, with all that is below it, was given on the command line (`--set`) rather than in the file.
+  void set_override(const std::string& path);
   /// Moves the entries of a key and of everything below it to another name.
   void rename(const std::string& from, const std::string& to);
+  /// What gives overrides, for messages.
+  void name_overrides(std::string source) { override_source_ = std::move(source); }
   /// "ds_config.json:12", "--set", or the source alone when the path was never written.
   std::string where(const std::string& path) const;
   bool is_override(const std::string& path) const { return origin_of(path).line == kOverride; }
@@ -49,7 +51,7 @@ class Origins {
   /// section.
   Origin origin_of(const std::string& path) const;
 
-  std::string source_;
+  std::string source_, override_source_ = "--set";
   std::map<std::string, Origin> origins_;
   int next_ = 1;
 };

@@ -231,14 +231,26 @@ def the_configurations_optimizer_shows_its_groups_and_schedule():
     engine, optimizer, _, schedule = tessera.initialize(model=model, config=given)
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
     assert {id(p) for p in optimizer.param_groups[0]["params"]} == {id(model[0].weight), id(model[3].weight)}
+    assert_shows_the_rates_of_warm_up(engine, 2)
+
+
+@check
+def the_configurations_schedule_shows_its_rates_in_an_optimizer_of_torch():
+    model = mlp()
+    engine = tessera.initialize(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=0.1), config=config(1, scheduler={
+        "type": "WarmupLR", "params": {"warmup_max_lr": 0.01, "warmup_num_steps": 4, "warmup_type": "linear"}}))[0]
+    assert_shows_the_rates_of_warm_up(engine, 1)
+
+
+def assert_shows_the_rates_of_warm_up(engine, num_groups):
     rates = []
     for batch in batches(7):
-        rates.append(optimizer.param_groups[0]["lr"])
-        assert schedule.get_last_lr() == engine.get_lr() == [rates[-1]] * 2
+        rates.append(engine.optimizer.param_groups[0]["lr"])
+        assert engine.lr_scheduler.get_last_lr() == engine.get_lr() == [rates[-1]] * num_groups
         train(engine, [batch], loss_of)
-        schedule.step()
+        engine.lr_scheduler.step()
     assert rates == [0, 0, 0.0025, 0.005, 0.0075, 0.01, 0.01], rates
-    assert schedule.last_epoch == 7
+    assert engine.lr_scheduler.last_epoch == 7
 
 
 @check

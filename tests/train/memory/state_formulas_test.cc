@@ -30,10 +30,12 @@ TEST(StateFormulas, GiveTheBytesOfTheMemoryModelInEverySetting) {
     const ModelCount model{.num_trainable = static_cast<int64_t>(random() % 2'000'000'000),
                            .num_frozen = i % 2 == 0 ? 0 : static_cast<int64_t>(random() % 1'000'000'000),
                            .num_states = static_cast<int>(random() % 4),
+                           .owned_state_bytes = 7 * i,
                            .dtype = DType::kBFloat16,
                            .accumulate = i % 3 == 0 ? DType::kBFloat16 : DType::kFloat32};
     const auto world = static_cast<int64_t>(1 + random() % 5000);
     const ordered_json table = state_formulas(model);
+    EXPECT_EQ(table.at("owned"), 7 * i);
     EXPECT_EQ(table.at("rows").size(), size_t{4} * 6 * (i % 3 == 0 ? 7 : 5));
     for (const ordered_json& row : table.at("rows")) {
       SCOPED_TRACE(str(row.dump(), " on ", world));

@@ -11,6 +11,7 @@
 #include <set>
 #include <sstream>
 
+#include "engine/config/arguments.h"
 #include "engine/config/keys.h"
 #include "tests/engine/config/schema.h"
 #include "tests/support/files.h"
@@ -50,6 +51,20 @@ TEST(TrainerConfig, ResolvedConfigurationHasEveryUsedKey) {
     std::replace(pointer.begin(), pointer.end(), '.', '/');
     EXPECT_TRUE(resolved.contains(json::json_pointer(pointer))) << key.path;
   }
+}
+
+TEST(TrainerConfig, AProgramThatIsGivenAnArgumentOfTesseraTrainIsToldSo) {
+  config::KeyTable engine = config::engine_keys(), run = run_keys();
+  int found = 0;
+  for (const config::Key& key : run.keys()) {
+    if (engine.find_any(key.path) != nullptr) continue;
+    for (const std::string& name : key.aliases) {
+      if (name.find('.') != name.npos || engine.find_any(name) != nullptr) continue;
+      ++found;
+      EXPECT_FALSE(config::instead_of_argument(name).empty()) << name << ", which is " << key.path;
+    }
+  }
+  EXPECT_GT(found, 15);
 }
 
 TEST(TrainerConfig, SchemaIsTheTables) {
