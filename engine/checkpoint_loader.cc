@@ -404,8 +404,11 @@ std::optional<std::map<int, int>> CheckpointLoader::matched_groups() const {
   std::map<int, int> current_of, saved_of;
   for (const checkpoint::Match& match : comparison_.matches) {
     const zero::ParameterSpec& parameter = model_.layout().parameters()[match.current];
-    if (!parameter.trainable) continue;
-    const int saved = checkpoint_.manifest().layout.parameters[match.saved].group;
+    const checkpoint::SavedLayout& layout = checkpoint_.manifest().layout;
+    const bool was_in_none =
+        checkpoint_.foreign() == nullptr && !layout.is_trainable(layout.parameters[match.saved]);
+    if (!parameter.trainable || was_in_none) continue;
+    const int saved = layout.parameters[match.saved].group;
     if (current_of.try_emplace(saved, parameter.group).first->second != parameter.group) return std::nullopt;
     if (saved_of.try_emplace(parameter.group, saved).first->second != saved) return std::nullopt;
   }

@@ -5,6 +5,7 @@
 #include <ATen/Context.h>
 
 #include <algorithm>
+#include <optional>
 #include <variant>
 
 #include "checkpoint/checkpoint_error.h"
@@ -36,37 +37,62 @@ at::Generator generator_of(at::Device device) {
 constexpr const char* kCpuGenerator = "rng_cpu";
 constexpr const char* kCudaGenerator = "rng_cuda";
 
+/// Of a Python program's checkpoint: the values of its optimizer's param groups, a list.
+constexpr const char* kParamGroups = "tessera.param_groups";
+
 /// Why the source's param groups are not this optimizer's, so that its rates and other values stay; empty:
-/// they are, or nobody asks for them.
-std::string other_groups(const CheckpointLoader& loader, const LoadOptions& options) {
-  const size_t found = loader.checkpoint().foreign()->groups.size(), own = options.optimizer_groups.size();
-  if (!loader.with_states() || found == 0) return "";
-  if (own > 0 && own != found)
-    return str("param groups: the checkpoint has ", found, ", and the optimizer ", own,
-               ", so that its rates and other values stay");
+/// they are, or nobody asks for them. Tessera's own of another number are no error: the caller, who has their
+/// values in `client_state`, leaves them.
+std::string other_groups(const CheckpointLoader& loader, const json& client_state,
+                         const LoadOptions& options) {
+  if (!loader.with_states()) return "";
+  const size_t own = options.optimizer_groups.size();
+  if (const checkpoint::ForeignCheckpoint* const foreign = loader.checkpoint().foreign()) {
+    const size_t found = foreign->groups.size();
+    if (found == 0) return "";
+    if (own > 0 && own != found)
+      return str("param groups: the checkpoint has ", found, ", and the optimizer ", own,
+                 ", so that its rates and other values stay");
+  } else {
+    const auto filled = static_cast<size_t>(
+        std::ranges::count_if(options.optimizer_groups, [](const auto& group) { return !group.empty(); }));
+    if (!client_state.contains(kParamGroups) || client_state[kParamGroups].size() != filled) return "";
+  }
   if (loader.matched_groups()) return "";
   return "param groups: they have other parameters than the optimizer's, so that its rates and other values "
          "stay";
 }
 
-/// What of another program's checkpoint is to be loaded and cannot be taken over, a line each. Takes it out
-/// of `state`. Throws CheckpointError, unless that is allowed.
+/// What the caller cannot take over, a line each. Throws CheckpointError, which names the checkpoint.
+std::vector<std::string> lost_of_caller(const CheckpointLoader& loader, const CheckpointState& state,
+                                        const LoadOptions& options,
+                                        const std::vector<checkpoint::LostValue>& lost) try {
+  const bool is_foreign = loader.checkpoint().foreign() != nullptr;
+  return options.not_taken_over(state.client_state,
+                                is_foreign ? std::optional(state.schedule_steps) : std::nullopt, lost);
+} catch (const CheckpointError& error) {
+  throw CheckpointError(loader.checkpoint().path(), ": ", error.what());
+}
+
+/// What of a checkpoint is to be loaded and cannot be taken over, a line each. Takes it out of `state`.
+/// Throws CheckpointError, unless that is allowed.
 std::vector<std::string> lost_of(const CheckpointLoader& loader, CheckpointState& state,
                                  const LoadOptions& options, bool has_schedule, bool has_scale) {
   using checkpoint::LostValue;
+  const checkpoint::ForeignCheckpoint* const foreign = loader.checkpoint().foreign();
   std::vector<std::string> lines = loader.lost_states();
-  std::vector<LostValue> lost = loader.checkpoint().foreign()->lost;
-  if (const std::string line = other_groups(loader, options); !line.empty()) {
+  std::vector<LostValue> lost;
+  if (foreign != nullptr) lost = foreign->lost;
+  if (const std::string line = other_groups(loader, state.client_state, options); !line.empty()) {
     lost.push_back({LostValue::Kind::kOption, "", line});
-    state.client_state["tessera.param_groups"] = json::array();
+    state.client_state[kParamGroups] = json::array();
   }
   if (options.load_module_only) lost.clear();
   for (const LostValue& one : lost)
     if (one.kind == LostValue::Kind::kCount || (one.kind == LostValue::Kind::kScale && has_scale))
       lines.push_back(one.line);
   if (options.not_taken_over && !options.load_module_only) {
-    for (std::string& line : options.not_taken_over(state.client_state, state.schedule_steps, lost))
-      lines.push_back(std::move(line));
+    for (std::string& line : lost_of_caller(loader, state, options, lost)) lines.push_back(std::move(line));
   } else if (options.load_lr_scheduler_states && has_schedule) {
     for (const LostValue& one : lost)
       if (one.kind == LostValue::Kind::kSchedule) lines.push_back(one.line);
@@ -248,7 +274,7 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
                                    loader->checkpoint().path().string());
     loader->check({.name = state.optimizer, .by_muon = state.by_muon},
                   {.name = optimizer_name(), .by_muon = sharded_->optimizer().by_muon()});
-    if (loader->checkpoint().foreign() != nullptr)
+    if (loader->checkpoint().foreign() != nullptr || options.not_taken_over)
       lost = lost_of(*loader, state, options, !std::holds_alternative<ConstantLrOptions>(config_.scheduler),
                      config_.scales_loss() && config_.fp16.loss_scale == 0);
     cpu_generator = loader->blob(kCpuGenerator);
@@ -301,7 +327,7 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
   // Of the caller's optimizer the configuration says nothing.
   const bool is_configured = !options_.update_rule && steps_by_groups();
   if (foreign && loader->with_states() && !foreign->groups.empty()) {
-    if (std::string line = other_groups(*loader, options); !line.empty()) {
+    if (std::string line = other_groups(*loader, state.client_state, options); !line.empty()) {
       if (std::ranges::find(loaded.not_loaded, line) == loaded.not_loaded.end())
         loaded.not_loaded.push_back(std::move(line));
     } else if (const auto groups = loader->matched_groups(); is_configured && groups) {

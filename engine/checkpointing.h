@@ -1,8 +1,10 @@
 // Arguments and results of Engine::load_checkpoint. Names follow deepspeed.DeepSpeedEngine's arguments.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,19 +29,22 @@ struct LoadOptions {
   bool load_lr_scheduler_states = true;
   /// True: parameters and buffers only; optimizer, counters, loss scale and random numbers stay as they are.
   bool load_module_only = false;
-  /// Of another program's checkpoint. False: a schedule's state, a rate, states of the optimizer, a loss
-  /// scale or a count of updates that it has and that cannot be taken over are an error that names them.
-  /// True: they are listed in LoadedCheckpoint::not_loaded, and this run's own are used.
+  /// False: a schedule's state, a rate, states of the optimizer, a loss scale or a count of updates that the
+  /// checkpoint has and that cannot be taken over are an error that names them. True: they are listed in
+  /// LoadedCheckpoint::not_loaded, and this run's own are used.
   bool allow_partial_load = false;
-  /// Says, a line each, what the caller cannot take over of another program's client state (as of
-  /// LoadedCheckpoint::client_state), where the schedule has counted `schedule_steps`, and of what was lost
-  /// of options and schedule. Is called on all ranks, before anything changes. Unset: the configuration has
-  /// the options, and a schedule of its own the place of the source's.
-  std::function<std::vector<std::string>(const nlohmann::json& client_state, int64_t schedule_steps,
+  /// Says, a line each, what the caller cannot take over of a client state (as of
+  /// LoadedCheckpoint::client_state), and of what was lost of options and schedule. `schedule_steps`: what
+  /// another program's schedule has counted; nullopt: the checkpoint is Tessera's own. Is called on all
+  /// ranks, before anything changes; a CheckpointError of it is one of load_checkpoint(), which names the
+  /// checkpoint. Unset: the configuration has the options, and a schedule of its own the place of the
+  /// source's.
+  std::function<std::vector<std::string>(const nlohmann::json& client_state,
+                                         std::optional<int64_t> schedule_steps,
                                          const std::vector<checkpoint::LostValue>& lost)>
       not_taken_over = {};
-  /// Of another program's checkpoint, whose states may have numbers: the names of the parameters in the
-  /// groups of the optimizer that was made as the source's, in their order. Empty: as far as the files tell.
+  /// The names of the parameters in the groups of the optimizer, in their order, as the states of another
+  /// program's checkpoint may have numbers. Empty: as far as the files tell.
   std::vector<std::vector<std::string>> optimizer_groups = {};
   /// The folders in memory whose HostFolders::find() has found the checkpoint; `directory` is this host's.
   /// Unset: `directory` is one folder that all ranks share.

@@ -224,7 +224,7 @@ std::tuple<std::string, std::string, std::vector<std::string>, std::string> load
     const std::vector<std::vector<std::string>>& optimizer_groups, const py::function& not_taken_over) {
   LoadOptions options;
   options.allow_partial_load = allow_partial_load;
-  options.not_taken_over = [&](const nlohmann::json& client_state, int64_t schedule_steps,
+  options.not_taken_over = [&](const nlohmann::json& client_state, std::optional<int64_t> schedule_steps,
                                const std::vector<checkpoint::LostValue>& lost) {
     using Kind = checkpoint::LostValue::Kind;
     std::vector<std::tuple<bool, std::string, std::string>> values;  // whether it is the schedule's
@@ -235,7 +235,7 @@ std::tuple<std::string, std::string, std::vector<std::string>, std::string> load
     try {
       return not_taken_over(client_state.dump(), schedule_steps, values).cast<std::vector<std::string>>();
     } catch (const py::error_already_set& error) {
-      throw CheckpointError(error.what());
+      throw CheckpointError(std::string(py::str(error.value())));  // what() has the traceback
     }
   };
   options.partial_advice =

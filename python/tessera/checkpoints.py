@@ -1,4 +1,5 @@
 """`Engine.save_checkpoint` and `load_checkpoint`: their arguments, and what Python has in a checkpoint beside the engine's state."""
+import copy
 import json
 import numbers
 import os
@@ -7,8 +8,8 @@ from typing import Any
 
 import torch
 
-from tessera import _engine, arguments, comm, json_values
-from tessera.errors import Error
+from tessera import _engine, arguments, comm, failures, json_values
+from tessera.errors import CheckpointError, Error
 from tessera.lr_scheduler import needs_arguments
 from tessera.module_state import first_names
 
@@ -21,6 +22,7 @@ _ENCODING = "tessera.encoding"  # 1: values are encoded by json_values.py; absen
 
 _MAX_LISTED = 20
 _OF_SOME_VERSIONS = {"_get_lr_called_within_step", "_is_initial", "verbose"}  # attributes of torch's schedulers that say nothing
+_BY_PLACE = ("_schedulers", "base_lrs")  # lists of torch's schedulers, of which another length is another schedule
 
 
 def save(engine: Any, save_dir: Any, tag: Any, state: Any, save_latest: bool, exclude_frozen_parameters: bool) -> str:
@@ -55,24 +57,60 @@ def load(engine: Any, load_dir: Any, tag: Any, load_module_strict: bool, load_op
         name = _tag_of(tag)
         return (folder_of(load_dir, "load_dir"), name or "", *flags.values(), _groups_of(engine)), {"tag": name, **flags}
 
-    taken = {}
+    taken, before = {}, []
 
     def not_taken_over(text, schedule_steps, lost):
-        foreign = taken["state"] = _decoded(text)
-        return [*(_without_lost_schedule(engine, foreign, schedule_steps, lost) if load_lr_scheduler_states else []),
-                *(_lost_options(engine, foreign, lost, load_lr_scheduler_states) if load_optimizer_states else [])]
+        state = taken["state"] = _decoded(text)
+        lines = [*(_without_lost_schedule(engine, state, schedule_steps, lost) if load_lr_scheduler_states else []),
+                 *(_lost_options(engine, state, lost, load_lr_scheduler_states) if load_optimizer_states else [])]
+        if load_lr_scheduler_states and engine._steps_lr_scheduler and _SCHEDULER_STATE in state:
+            _give(engine.lr_scheduler, state, _SCHEDULER_STATE, before)
+        if _LOADER_STATE in state and hasattr(engine.training_dataloader, "load_state_dict"):
+            _give(engine.training_dataloader, state, _LOADER_STATE, before)
+        return lines
 
-    path, text, not_loaded, saved_by = engine._engine.load_checkpoint(*comm.agreed("load_checkpoint()", prepare), not_taken_over)
+    arguments_of_all = comm.agreed("load_checkpoint()", prepare)
+    try:
+        path, text, not_loaded, saved_by = engine._engine.load_checkpoint(*arguments_of_all, not_taken_over)
+    except BaseException:
+        _give_back(before)
+        raise
     state = taken.get("state") or _decoded(text)
     if saved_by:
         _warn(engine, f"load_checkpoint(): {path} is a checkpoint of {saved_by}" + (f"; not taken over: {_listed(not_loaded)}" if not_loaded else ""))
     elif not_loaded:
-        _warn(engine, f"load_checkpoint(load_module_strict=False): {path}: {_listed(not_loaded)}")
+        _warn(engine, f"load_checkpoint({'' if load_module_strict else 'load_module_strict=False'}): {path}; not taken over: {_listed(not_loaded)}")
     if not load_module_only:
         _load_python_state(engine, path, state, load_optimizer_states, load_lr_scheduler_states)
+        if not saved_by and load_lr_scheduler_states and _SCHEDULER_STATE in state and engine.lr_scheduler is not None and not engine._steps_lr_scheduler:
+            _warn(engine, f"load_checkpoint(): {path} has the state of a scheduler of initialize(lr_scheduler=), which is not taken over: the "
+                          "configuration's schedule sets the rates")
     engine.optimizer.pull()
     engine._module_state.finish_load()
     return path, state["client_state"]
+
+
+def _give(target, state, key, before):
+    """Loads a part of a checkpoint's state into a scheduler or loader, and notes its own in `before`. Raises CheckpointError that names it."""
+    try:
+        own = copy.deepcopy(target.state_dict())
+    except Exception:  # it has none, or none yet
+        own = None
+    before.append((target, own))
+    try:
+        target.load_state_dict(state[key])
+    except Exception as error:
+        raise CheckpointError(f"{_name_of(key).removesuffix('.state_dict()')}.load_state_dict(): {failures.describe(error)}") from error
+
+
+def _give_back(before):
+    """Nothing was loaded: schedulers and loaders go on where they were."""
+    for target, own in before:
+        try:
+            target.load_state_dict(own)
+        except Exception as error:
+            _engine.log_warning(f"load_checkpoint(): {type(target).__name__} does not take its own state back, and is neither old nor new: make it "
+                                f"anew ({failures.describe(error)})")
 
 
 def _groups_of(engine):
@@ -124,7 +162,7 @@ def _decoded(text):
 
 def _without_lost_schedule(engine, state, steps, lost):
     """Makes of the saved state of a scheduler in `state` what the engine's takes over, or takes it out. Returns why it is not whole, a line
-    each. `steps`: the updates that the checkpoint's schedule has counted."""
+    each. `steps`: the updates that another program's schedule has counted; None: the checkpoint is Tessera's own."""
     unread = [line for of_schedule, _, line in lost if of_schedule]
     if engine.lr_scheduler is None:  # the loop steps its own
         return []
@@ -132,15 +170,17 @@ def _without_lost_schedule(engine, state, steps, lost):
         return unread
     scheduler = engine.lr_scheduler
     kind, own = type(scheduler).__name__, scheduler.state_dict()
-    saved, missing = _with_own(state[_SCHEDULER_STATE], own, bool(unread))
     is_torchs = type(scheduler).__module__ == torch.optim.lr_scheduler.__name__
+    if steps is None and not is_torchs:  # what its own class has saved
+        return unread
+    saved, missing = _with_own(state[_SCHEDULER_STATE], own, bool(unread))
     others = [key for key in saved if key not in own and key not in _OF_SOME_VERSIONS] if is_torchs and isinstance(saved, dict) else []
     if not isinstance(saved, dict) or others or (missing and not unread):
         what = f"it has {', '.join(map(str, others[:3]))}" if others else f"it has no {missing[0]}" if missing else "it is no dict"
         del state[_SCHEDULER_STATE]
         return [*unread, f"lr_scheduler: the state of another scheduler than {kind}: {what}"]
     found = saved.get("last_epoch", steps)
-    if not needs_arguments(scheduler) and found != steps:
+    if steps is not None and not needs_arguments(scheduler) and found != steps:
         del state[_SCHEDULER_STATE]
         return [*unread, f"lr_scheduler: it is at {found!r:.60}; expected {steps}, a step with each update"]
     state[_SCHEDULER_STATE] = saved
@@ -151,6 +191,8 @@ def _with_own(saved, own, deep, path=""):
     """A saved state with the values of `own` where it has none, and their names. Inside of other values than schedulers' states it is looked at
     where `deep`. Keys of dicts are numbers where its own have such: torch.distributed.checkpoint makes texts of those, as of MultiStepLR's
     milestones."""
+    if path.endswith(_BY_PLACE) and isinstance(own, list) and isinstance(saved, list) and len(own) != len(saved):
+        return saved, [f"{path} of {len(own)}, but of {len(saved)}"]
     if isinstance(own, list) and isinstance(saved, list) and len(own) == len(saved):
         pairs = [_with_own(value, like, deep, f"{path}[{i}].") for i, (value, like) in enumerate(zip(saved, own))]
         return [value for value, _ in pairs], [name for _, names in pairs for name in names]
@@ -164,7 +206,7 @@ def _with_own(saved, own, deep, path=""):
     for key, value in saved.items():
         like = own.get(key)
         of_numbers = isinstance(like, dict) and like and all(type(one) is int for one in like)
-        merged[key], names = _with_own(value, like, deep, f"{path}{key}") if deep or of_numbers or key == "_schedulers" else (value, [])
+        merged[key], names = _with_own(value, like, deep, f"{path}{key}") if deep or of_numbers or key in _BY_PLACE else (value, [])
         missing += names
     return merged, missing
 
@@ -187,22 +229,22 @@ def _rates_of(state, count):
 
 
 def _load_python_state(engine, path, state, with_optimizer, with_schedule):
-    optimizer = engine.optimizer
+    optimizer, steps_own = engine.optimizer, with_schedule and engine._steps_lr_scheduler
+    has_schedule = _SCHEDULER_STATE in state
     if with_optimizer:
-        with_rates = with_schedule or engine.lr_scheduler is None  # without a schedule of the engine's a rate is the optimizer's
-        groups = [{key: value for key, value in group.items() if key != "lr" or with_rates} for group in state.get(_GROUPS_STATE, [])]
-        if with_schedule and engine._steps_lr_scheduler:  # of a checkpoint that has them nowhere else
+        # A rate is its schedule's, and goes with it; without a schedule of the engine's it is the optimizer's.
+        with_rates = engine.lr_scheduler is None or (with_schedule and (has_schedule or not engine._steps_lr_scheduler))
+        groups = [{key: value for key, value in group.items() if with_rates or key not in ("lr", "initial_lr")} for group in state.get(_GROUPS_STATE, [])]
+        if steps_own:  # of a checkpoint that has them nowhere else
             groups = [{"lr": rate, **group} for group, rate in zip(groups, _rates_of(state, len(groups)))] or groups
-        if groups and len(groups) != len(optimizer.values()):
-            _warn(engine, f"{path} has {len(groups)} param groups, and the optimizer {len(optimizer.values())}: their hyper-parameters stay")
-        optimizer.load_values(groups)
-    if with_schedule and engine._steps_lr_scheduler:
-        if _SCHEDULER_STATE in state:
-            engine.lr_scheduler.load_state_dict(state[_SCHEDULER_STATE])
-        else:
-            _warn(engine, f"{path} has no state of a scheduler that is taken over: the one of initialize(lr_scheduler=) goes on where it is")
-    if _LOADER_STATE in state and hasattr(engine.training_dataloader, "load_state_dict"):
-        engine.training_dataloader.load_state_dict(state[_LOADER_STATE])
+        own = len(optimizer.values())
+        if len(groups) == own:
+            optimizer.load_values(groups)
+        elif groups:
+            _warn(engine, f"load_checkpoint(): {path}: param groups: the checkpoint has {len(groups)}, and the optimizer {own}, so that its rates "
+                          "and other values stay")
+    if steps_own and not has_schedule:
+        _warn(engine, f"{path} has no state of a scheduler that is taken over: the one of initialize(lr_scheduler=) goes on where it is")
     engine._set_global_samples(state.get(_SAMPLES, engine.global_steps * engine.train_batch_size()))
     if engine._reports is not None:
         engine._reports.resumed(engine.global_samples)

@@ -108,6 +108,10 @@ class DataLoader:
 
         It is the next epoch, if fewer samples than one step has are left of that one.
         """
+        for key in ("epoch", "samples_into_epoch"):
+            if key not in state_dict:
+                raise ConfigError(f"load_state_dict(): has no {key}, but {', '.join(map(str, state_dict)) or 'nothing'}; expected what state_dict() of "
+                                  "a tessera.DataLoader has returned")
         seed, epoch, samples = (arguments.integer(value, f"load_state_dict(): {name}", 0) for name, value in (
             ("seed", state_dict.get("seed", self._seed)), ("epoch", state_dict["epoch"]), ("samples_into_epoch", state_dict["samples_into_epoch"])))
         if seed != self._seed:

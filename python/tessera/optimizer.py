@@ -195,14 +195,8 @@ class Optimizer(torch.optim.Optimizer):
                 for group in self._groups()]
 
     def load_values(self, values: list[dict[str, Any]]) -> None:
-        """Write what `values` has returned into the groups, if they are as many. What does not fit into one stays as it is, with a warning."""
-        groups = self._groups()
-        if len(values) != len(groups):
-            if values and self._live().global_rank == 0:
-                _engine.log_warning(f"load_checkpoint(): it has the values of {len(values)} param groups, and the optimizer has "
-                                    f"{len(groups)}: their rates and other values stay as they are")
-            return
-        for i, (group, saved) in enumerate(zip(groups, values)):
+        """Write what `values` has returned into the groups, of as many. What does not fit into one stays as it is, with a warning."""
+        for i, (group, saved) in enumerate(zip(self._groups(), values, strict=True)):
             for key, value in saved.items():
                 if key not in group and is_option(key):  # of another optimizer
                     continue

@@ -398,6 +398,99 @@ def the_loader_resumes_at_the_same_sample():
     second.load_checkpoint(folder, "loader")
     assert run(second, per_epoch - 4) == seen[per_epoch + 4:]
     assert largest_difference(second.state_dict(), whole.state_dict()) == 0
+    raises(tessera.ConfigError, lambda: second.training_dataloader.load_state_dict({"_num_yielded": 3}), "has no epoch, but _num_yielded")
+
+
+def saved_by(engine, tag):
+    """Three steps of an engine and its checkpoint, for engines that `load_checkpoint(*saved_by(...))`."""
+    folder = Path(tessera.comm.all_gather(os.getcwd())[0])
+    train(engine, batches(3), loss_of)
+    engine.save_checkpoint(folder, tag)
+    return folder, tag
+
+
+def of_sgd(groups, schedule=None, stage=2):
+    model = mlp()
+    return tessera.initialize(model=model, optimizer=torch.optim.SGD(groups(model), lr=0.1), lr_scheduler=schedule, config=config(stage, 500))[0]
+
+
+@check
+def options_of_a_group_do_not_go_to_other_parameters():
+    saved = saved_by(of_sgd(decay_groups), "groups")
+    for groups in (lambda m: decay_groups(m)[::-1],
+                   lambda m: [{"params": [m[0].weight], "weight_decay": 0.5}, {"params": [m[0].bias, m[2].weight, m[2].bias]}]):
+        engine = of_sgd(groups)
+        before, own = engine.state_dict(), engine.optimizer.values()
+        raises(tessera.CheckpointError, lambda engine=engine: engine.load_checkpoint(*saved), "groups: cannot be taken over: param groups: they have other parameters",
+               "allow_partial_load=True")
+        assert largest_difference(engine.state_dict(), before) == 0 and engine.global_steps == 0
+        engine.load_checkpoint(*saved, allow_partial_load=True)
+        assert engine.optimizer.values() == own and engine.global_steps == 3
+    engine = of_sgd(lambda m: m.parameters())
+    with standard_error() as said:
+        engine.load_checkpoint(*saved)
+    assert said[0].count("param groups: the checkpoint has 2, and the optimizer 1") == said[0].count("stay") == (rank == 0), said
+    frozen = of_sgd(decay_groups)
+    saved = saved_by(frozen, "again")
+    engine = of_sgd(lambda m: [{**group, "weight_decay": 0.25} for group in decay_groups(m)])
+    engine.load_checkpoint(*saved)
+    assert engine.optimizer.values() == frozen.optimizer.values()
+
+
+class Picky(schedulers.LambdaLR):
+    """A schedule of one's own, whose state another rank than the first does not take."""
+
+    def __init__(self, optimizer):
+        super().__init__(optimizer, lambda step: 0.5 ** step)
+
+    def load_state_dict(self, state_dict):
+        super().load_state_dict(state_dict)
+        if rank == world - 1 and state_dict["last_epoch"] > 0:
+            raise KeyError("mine")
+
+
+@check
+def a_schedule_or_loader_that_refuses_its_state_changes_nothing():
+    def in_parts(*milestones):
+        return lambda o: schedulers.SequentialLR(o, [schedulers.LinearLR(o, 0.1, total_iters=2)] + [schedulers.ExponentialLR(o, 0.9) for _ in milestones], list(milestones))
+
+    cases = (("parts", in_parts(2, 5), in_parts(2), "the state of another scheduler than SequentialLR: it has no _schedulers of 2, but of 3"),
+             ("class", lambda o: schedulers.LambdaLR(o, lambda step: 0.5 ** step), lambda o: schedulers.CosineAnnealingLR(o, 20), "than CosineAnnealingLR: it has lr_lambdas"),
+             ("picky", Picky, Picky, "picky: lr_scheduler.load_state_dict(): KeyError: 'mine' at optimizer_state_rank.py:"))
+    for name, before, after, part in cases:
+        saved = saved_by(of_sgd(decay_groups, before), name)
+        engine = of_sgd(decay_groups, after)
+        weights, own = engine.state_dict(), [engine.optimizer.values(), engine.lr_scheduler.state_dict(), engine.global_steps]
+        raises(tessera.CheckpointError, lambda engine=engine, saved=saved: engine.load_checkpoint(*saved), part)
+        assert largest_difference(engine.state_dict(), weights) == 0
+        assert [engine.optimizer.values(), engine.lr_scheduler.state_dict(), engine.global_steps] == own, name
+        train(engine, batches(1), loss_of)
+    engine, loaded = of_sgd(decay_groups), of_sgd(decay_groups)
+    for one in (engine, loaded):
+        one.training_dataloader = Picky(torch.optim.SGD([torch.ones(1)], lr=1.0))
+    engine.training_dataloader.last_epoch = 4
+    saved = saved_by(engine, "loader")
+    raises(tessera.CheckpointError, lambda: loaded.load_checkpoint(*saved), "training_dataloader.load_state_dict(): KeyError: 'mine'")
+    assert loaded.training_dataloader.last_epoch == 0 and loaded.global_steps == 0
+
+
+@check
+def a_schedule_that_goes_on_where_it_is_keeps_its_rates():
+    def configured():
+        return tessera.initialize(model=mlp(), config=config(1, optimizer={"type": "SGD", "params": {"lr": 0.1}}, scheduler={
+            "type": "StepLR", "params": {"step_size": 1, "gamma": 0.5}}))[0]
+
+    saved = saved_by(configured(), "configured")
+    engine = of_sgd(lambda m: m.parameters(), lambda o: schedulers.CosineAnnealingLR(o, 20))
+    rate = engine.get_lr()
+    with standard_error() as said:
+        engine.load_checkpoint(*saved)
+    assert engine.get_lr() == rate == [0.1] and engine.lr_scheduler.last_epoch == 0
+    assert ("goes on where it is" in said[0]) == (rank == 0), said
+    saved = saved_by(engine, "torchs")
+    with standard_error() as said:
+        configured().load_checkpoint(*saved)
+    assert ("the configuration's schedule sets the rates" in said[0]) == (rank == 0), said
 
 
 if __name__ == "__main__":
