@@ -41,8 +41,9 @@ constexpr const char* kTrainerState = "trainer_state.json";
 constexpr const char* kFsdpFolder = "pytorch_model_fsdp_0";
 constexpr const char* kFsdpFile = "pytorch_model_fsdp.bin";
 constexpr const char* kLightningVersion = "pytorch-lightning_version";
-constexpr const char* kModelKeys[] = {"state_dict",     "model_state_dict", "model",  "model_state", "net",
-                                      "net_state_dict", "network",          "module", "weights"};
+constexpr const char* kModelKeys[] = {
+    "state_dict",     "model_state_dict", "model",  "model_state", "net",
+    "net_state_dict", "network",          "module", "weights",     "params"};
 
 std::vector<std::string> names_in(const fs::path& folder) {
   std::vector<std::string> out;
@@ -146,10 +147,29 @@ void read_members(ForeignCheckpoint& checkpoint, const TorchFile& file, const Pi
   }
 }
 
-const PickleValue* model_in(const TorchFile& file) {
+/// Whether the model of `order` has the names of a state dict with `key.` before them, and not without: a
+/// part of the model is called so.
+bool is_part(const char* key, const PickleValue& state_dict, const ParameterOrder& order) {
+  const auto has = [&](const std::string& name) {
+    const auto is_in = [&](const std::vector<std::string>& names) {
+      return std::ranges::find(names, name) != names.end();
+    };
+    return is_in(order.names) || is_in(order.frozen) || is_in(order.buffers) || order.aliases.contains(name);
+  };
+  for (size_t i = 0; i + 1 < state_dict.items.size(); i += 2) {
+    const std::string name(state_dict.items[i]->text);
+    if (has(name)) return false;
+    if (has(str(key, ".", name))) return true;
+  }
+  return false;
+}
+
+/// The state dict among a dict's members. A dict of nothing but tensors and of dicts of them is one itself
+/// where it has none of these keys, or the model has parts of that name.
+const PickleValue* model_in(const TorchFile& file, const ParameterOrder& order) {
   for (const char* key : kModelKeys)
     if (const PickleValue* value = file.root().find(key); value != nullptr && is_state_dict(file, *value))
-      return value;
+      return is_state_dict(file, file.root()) && is_part(key, *value, order) ? nullptr : value;
   return nullptr;
 }
 
@@ -159,9 +179,9 @@ std::optional<ForeignCheckpoint> read_trainer_file(const fs::path& path, const P
   if (!TorchFile::recognizes(path)) return std::nullopt;
   const TorchFile file(path);
   const PickleValue& root = file.root();
-  if (root.kind != Kind::kDict || root.find("ds_version") != nullptr || is_state_dict(file, root))
-    return std::nullopt;
-  const PickleValue* model = model_in(file);
+  if (root.kind != Kind::kDict || root.find("ds_version") != nullptr) return std::nullopt;
+  const PickleValue* model = model_in(file, given);
+  if (model == nullptr && is_state_dict(file, root)) return std::nullopt;
   const PickleValue* lightning = root.find(kLightningVersion);
   if (model == nullptr) {
     if (lightning != nullptr) throw CheckpointError(path, ": Lightning's checkpoint has no state_dict");

@@ -98,6 +98,17 @@ class Files(TrainersTest):
                 self.assertEqual(found["groups"][0]["betas"], [0.9, 0.999])
                 self.assert_all_read(found)
 
+    def test_the_weights_alone_under_a_key(self):
+        model = Model()
+        state = model.state_dict()
+        for more in ({}, {"ema": state}, {"optimizer": None}, {"scaler": {}}, {"best": torch.tensor(1.0)}):
+            for key in ("model", "state_dict", "params"):
+                found = self.read("trainer", self.save({key: state, **more}))
+                self.assert_same(found.entries(), state)
+                self.assertEqual(any("ema" in line for line in found["not_read"]), "ema" in more, found["not_read"])
+        order = [f"model.{name}" for name in order_of(model)]  # of a model that has a part of this name
+        self.assertIsNone(self.ask("trainer", self.save({"model": state}), order=order))
+
     def test_optimizers(self):
         for name, make in {"SGD": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, nesterov=True),
                            "Adam": lambda m: torch.optim.Adam(m.parameters(), amsgrad=True),
