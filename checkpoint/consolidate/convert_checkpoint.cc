@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 
+#include <algorithm>
 #include <span>
 #include <string>
 #include <utility>
@@ -14,6 +15,7 @@
 #include "checkpoint/formats/convert.h"
 #include "checkpoint/formats/model_writer.h"
 #include "checkpoint/read/reader.h"
+#include "checkpoint/sharded/catalog.h"
 #include "checkpoint/sharded/save.h"
 #include "core/check.h"
 #include "core/error.h"
@@ -140,6 +142,34 @@ void stream_into(const Conversion& conversion, const std::vector<StreamedTensor>
 
 bool is_weights_alone(ConvertTarget target) { return format_of(target).has_value(); }
 
+/// Throws CheckpointError where the output would replace a file of the source. A file of weights that is the
+/// source itself may become another one of them.
+static void keep_source(const Checkpoint& checkpoint, const ConvertOptions& options) {
+  std::error_code error;
+  if (!fs::is_regular_file(options.output, error)) return;
+  const fs::path folder = fs::canonical(options.directory, error);
+  const fs::path output = fs::canonical(options.output, error);
+  const std::string name = output.filename().string();
+  // Those that are not among ForeignCheckpoint::files, as they hold no tensors.
+  constexpr std::string_view kSmall[] = {kLatestName, kManifestName,       ".metadata",
+                                         "meta.pt",   "_states.pt",        "optimizer_state.pt",
+                                         "step.pt",   "trainer_state.json"};
+  const bool is_inside = std::ranges::mismatch(folder, output).in1 == folder.end();
+  bool is_source =
+      is_inside && std::ranges::any_of(kSmall, [&](std::string_view end) { return name.ends_with(end); });
+  if (const ForeignCheckpoint* const foreign = checkpoint.foreign()) {
+    if (fs::is_regular_file(foreign->path, error) && foreign->groups.empty()) return;
+    std::vector<fs::path> files = foreign->files;
+    for (const ArchivePart& archive : foreign->archives) files.push_back(archive.path);
+    is_source = is_source || std::ranges::any_of(files, [&](const fs::path& file) {
+                  return fs::equivalent(file, output, error);
+                });
+  }
+  if (is_source)
+    throw CheckpointError(options.output, ": is a file of the checkpoint ", checkpoint.path(),
+                          ", which would be replaced; expected another name");
+}
+
 static ConvertResult convert(const ConvertOptions& options) {
   const bool weights_alone = is_weights_alone(options.target);
   if (options.dtype && options.target != ConvertTarget::kDistributed && !weights_alone)
@@ -147,6 +177,7 @@ static ConvertResult convert(const ConvertOptions& options) {
                           ": expected none, because a ", name_of(options.target),
                           " checkpoint has fp32 masters");
   const Checkpoint checkpoint = Checkpoint::open(options.directory, options.tag);
+  keep_source(checkpoint, options);
   const Manifest& manifest = checkpoint.manifest();
   ConvertResult result{.checkpoint = checkpoint.path(), .output = options.output};
   count_tensors(checkpoint, result);

@@ -13,6 +13,9 @@ namespace fs = std::filesystem;
 OutputFile PendingFile::create(const Disk& disk, const fs::path& path, FileDescriptor& lock) {
   std::error_code ignored;
   if (fs::is_directory(path, ignored)) throw DiskError(path, " is a folder; expected the name of a file");
+  if (fs::is_other(path, ignored))
+    throw DiskError(
+        path, " is a FIFO, a socket or a device, which a file would replace; expected the name of a file");
   remove_abandoned(disk, path);
   while (true) {
     const fs::path temporary = temporary_path(path);

@@ -120,6 +120,22 @@ class ConsolidateTest(ToolTest):
         for name in ("rank_00000.h5", "model.h5"):
             self.assert_one_error(self.consolidate(self.checkpoints, self.checkpoints / tag / name), name, "is a file of a checkpoint")
         self.assertEqual({path.name: path.read_bytes() for path in (self.checkpoints / tag).iterdir()}, before)
+        self.assert_one_error(self.consolidate(self.checkpoints, self.checkpoints / "latest", "--format", "pt"), "is a file of the checkpoint", "would be replaced")
+        self.assertEqual((self.checkpoints / "latest").read_text().strip(), tag)
+        os.mkfifo(self.folder / "pipe.pt")
+        self.assert_one_error(self.consolidate(self.checkpoints, "pipe.pt"), "pipe.pt is a FIFO, a socket or a device, which a file would replace")
+        self.assertTrue((self.folder / "pipe.pt").is_fifo())
+
+    def test_another_programs_checkpoint_is_not_overwritten(self):
+        for form in ("dcp", "universal"):
+            self.assertEqual(self.run_tool("convert", self.checkpoints, form, "--to", form).code, 0)
+            before = {path: path.read_bytes() for path in (self.folder / form).rglob("*") if path.is_file()}
+            for path in before:
+                if path.name.endswith((".distcp", ".metadata", ".pt")) or path.name == "latest":
+                    self.assert_one_error(self.consolidate(form, path, "--format", "pt"), "is a file of the checkpoint", "expected another name")
+            self.assertEqual({path: path.read_bytes() for path in (self.folder / form).rglob("*") if path.is_file()}, before)
+        self.assertEqual(self.consolidate("dcp", "m.safetensors").code, 0)
+        self.assertEqual(self.consolidate("m.safetensors", "m.safetensors", "--dtype", "bf16").code, 0)  # the weights alone
 
     def test_damage_is_reported_and_leaves_nothing(self):
         copy = self.folder / "checkpoints"

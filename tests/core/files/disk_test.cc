@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -66,6 +67,20 @@ TEST(ReplaceFile, ItsTemporaryNameCannotBeForeseenAndNoLinkIsFollowed) {
   EXPECT_NE(testing::error_of<DiskError>([&] { Disk().create(taken); }), "");
   EXPECT_NE(testing::error_of<DiskError>([&] { Disk().create(victim); }), "");
   EXPECT_EQ(InputFile(victim).read_all(), "precious");
+}
+
+TEST(ReplaceFile, RefusesWhatIsNoFile) {
+  const TemporaryFolder folder("disk");
+  const fs::path fifo = folder.path() / "fifo", link = folder.path() / "link";
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  fs::create_symlink("fifo", link);
+  for (const fs::path& path : {fifo, link})
+    EXPECT_NE(testing::error_of<DiskError>([&] {
+                replace_file(path, "a");
+              }).find(path.string() + " is a FIFO, a socket or a device, which a file would replace"),
+              std::string::npos);
+  EXPECT_TRUE(fs::is_fifo(fifo));
+  EXPECT_TRUE(fs::is_symlink(link));
 }
 
 TEST(ReplaceFile, RemovesWhatAKilledProcessHasLeft) {
