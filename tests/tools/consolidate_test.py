@@ -130,12 +130,27 @@ class ConsolidateTest(ToolTest):
         for form in ("dcp", "universal"):
             self.assertEqual(self.run_tool("convert", self.checkpoints, form, "--to", form).code, 0)
             before = {path: path.read_bytes() for path in (self.folder / form).rglob("*") if path.is_file()}
-            for path in before:
-                if path.name.endswith((".distcp", ".metadata", ".pt")) or path.name == "latest":
+            for path in {path.name: path for path in before}.values():
+                with self.subTest(path):
                     self.assert_one_error(self.consolidate(form, path, "--format", "pt"), "is a file of the checkpoint", "expected another name")
             self.assertEqual({path: path.read_bytes() for path in (self.folder / form).rglob("*") if path.is_file()}, before)
         self.assertEqual(self.consolidate("dcp", "m.safetensors").code, 0)
         self.assertEqual(self.consolidate("m.safetensors", "m.safetensors", "--dtype", "bf16").code, 0)  # the weights alone
+
+    def test_damage_of_a_trainers_folder_is_named(self):
+        folder = self.folder / "checkpoint-3"  # its files have the names of those of a run
+        folder.mkdir()
+        self.assert_succeeded(self.consolidate(self.checkpoints, folder / "model.safetensors"))
+        (folder / "config.json").write_text('{"model_type": "gpt2"}')
+        (folder / "trainer_state.json").write_text('{"global_step": 3}')
+        self.assert_succeeded(self.run_tool("inspect", folder))
+        for name, damaged, part in (("model.safetensors", (folder / "model.safetensors").read_bytes()[:-100], "it is truncated"),
+                                    ("trainer_state.json", b"{", "is no JSON")):
+            whole = (folder / name).read_bytes()
+            (folder / name).write_bytes(damaged)
+            for command in (("inspect", folder), ("consolidate", folder, "m.pt"), ("convert", folder, "dcp", "--to", "dcp")):
+                self.assert_one_error(self.run_tool(*command), f"checkpoint-3/{name}", part)
+            (folder / name).write_bytes(whole)
 
     def test_damage_is_reported_and_leaves_nothing(self):
         copy = self.folder / "checkpoints"
