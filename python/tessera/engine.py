@@ -460,8 +460,8 @@ class Engine(EngineProperties, StepsScheduler):
         custom_load_fn : None
             DeepSpeed's; a function is refused.
         allow_partial_load : bool
-            For another program's checkpoint, of which a schedule's state, rate, moments, loss scale or count of updates cannot be taken
-            over. False: raises CheckpointError, which names them. True: warns, and the engine's own are used.
+            For a checkpoint of which a schedule's state, options of param groups, rate, moments, loss scale or count of updates cannot be
+            taken over. False: raises CheckpointError, which names them. True: warns, and the engine's own are used.
 
         Returns
         -------
