@@ -113,6 +113,10 @@ std::string CheckpointLoader::advice(const char* otherwise) const {
   return options_.advice.empty() ? otherwise : options_.advice;
 }
 
+std::string CheckpointLoader::optimizer_advice(const char* otherwise) const {
+  return options_.optimizer_advice.empty() ? advice(otherwise) : options_.optimizer_advice;
+}
+
 void CheckpointLoader::compare_parameters() {
   if (comparison_.exact()) return;
   if (options_.strict)
@@ -141,7 +145,7 @@ void CheckpointLoader::compare_types() const {
 
 CheckpointError CheckpointLoader::other_states(const std::string& what) const {
   return CheckpointError(checkpoint_.path(), ": ", what, "; ",
-                         advice("use the same optimizer, or load_optimizer_states = false"));
+                         optimizer_advice("use the same optimizer, or load_optimizer_states = false"));
 }
 
 CheckpointError CheckpointLoader::saved_by_another(const std::string& saved,
@@ -170,7 +174,14 @@ void CheckpointLoader::compare_state_names(const OptimizerRecord& saved,
   const auto& wanted = model_.optimizer().state_names();
   if (std::equal(found.begin(), found.end(), wanted.begin(), wanted.end())) return;
   const auto described = [](const auto& names) {
-    return names.empty() ? std::string("no state") : join(names, ", ");
+    static const std::map<std::string, const char*> option_of = {
+        {"max_exp_avg_sq", "amsgrad"}, {"grad_avg", "centered"}, {"momentum_buffer", "momentum"}};
+    std::vector<std::string> shown;
+    for (const std::string& name : names) {
+      const auto option = option_of.find(name);
+      shown.push_back(option == option_of.end() ? name : str(name, " (of ", option->second, ")"));
+    }
+    return shown.empty() ? std::string("no state") : join(shown, ", ");
   };
   throw other_states(str("optimizer ", saved.name, " was saved with ", described(found), "; ", current.name,
                          " needs ", described(wanted)));
@@ -192,7 +203,7 @@ void CheckpointLoader::compare_whole_states(const checkpoint::ForeignCheckpoint&
     if (!parameter.unread_state.empty())
       throw CheckpointError(checkpoint_.path(), ": the optimizer's states of ", parameter.name,
                             " cannot all be read: ", parameter.unread_state, "; ",
-                            advice("load_optimizer_states = false leaves all as they are"));
+                            optimizer_advice("load_optimizer_states = false leaves all as they are"));
   if (saved.empty())
     not_loaded_.push_back(
         str("states of the optimizer: the files do not say of which class; they are taken for ", current.name,

@@ -84,6 +84,7 @@ class CheckpointLoader {
     bool to_none = false;                       ///< with nothing saved: the name stays
   };
   std::string advice(const char* otherwise) const;
+  std::string optimizer_advice(const char* otherwise) const;
   void compare_parameters();
   void compare_types() const;
   /// Throws for states that are not those of `current`; lists in not_loaded() what cannot be told.

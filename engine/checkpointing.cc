@@ -63,13 +63,10 @@ std::string other_groups(const CheckpointLoader& loader, const json& client_stat
          "stay";
 }
 
-/// What the caller cannot take over, a line each. Throws CheckpointError, which names the checkpoint.
-std::vector<std::string> lost_of_caller(const CheckpointLoader& loader, const CheckpointState& state,
-                                        const LoadOptions& options,
-                                        const std::vector<checkpoint::LostValue>& lost) try {
-  const bool is_foreign = loader.checkpoint().foreign() != nullptr;
-  return options.not_taken_over(state.client_state,
-                                is_foreign ? std::optional(state.schedule_steps) : std::nullopt, lost);
+/// What a function of the caller's returns; its CheckpointError names the checkpoint.
+template <class Function>
+auto of_caller(const CheckpointLoader& loader, const Function& function) try {
+  return function();
 } catch (const CheckpointError& error) {
   throw CheckpointError(loader.checkpoint().path(), ": ", error.what());
 }
@@ -92,7 +89,10 @@ std::vector<std::string> lost_of(const CheckpointLoader& loader, CheckpointState
     if (one.kind == LostValue::Kind::kCount || (one.kind == LostValue::Kind::kScale && has_scale))
       lines.push_back(one.line);
   if (options.not_taken_over && !options.load_module_only) {
-    for (std::string& line : lost_of_caller(loader, state, options, lost)) lines.push_back(std::move(line));
+    const auto steps = foreign != nullptr ? std::optional(state.schedule_steps) : std::nullopt;
+    for (std::string& line :
+         of_caller(loader, [&] { return options.not_taken_over(state.client_state, steps, lost); }))
+      lines.push_back(std::move(line));
   } else if (options.load_lr_scheduler_states && has_schedule) {
     for (const LostValue& one : lost)
       if (one.kind == LostValue::Kind::kSchedule) lines.push_back(one.line);
@@ -291,7 +291,7 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
     loader->load(state.parameter_steps);
     if (!optimizer_state.empty()) options_.whole_optimizer->set_state(optimizer_state);
     if (extra_state.defined() && sharded_->module_state() != nullptr)
-      sharded_->module_state()->set_extra_state(extra_state);
+      of_caller(*loader, [&] { sharded_->module_state()->set_extra_state(extra_state); });
   });
   sharded_->end_replacing();
 

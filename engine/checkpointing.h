@@ -52,6 +52,8 @@ struct LoadOptions {
   /// The end of the error for a checkpoint that does not fit: what the caller's user can do. Empty: these
   /// options' names.
   std::string advice = {};
+  /// The same where the optimizer's states do not fit. Empty: `advice`.
+  std::string optimizer_advice = {};
   /// The end of the error for a checkpoint of which something cannot be taken over.
   std::string partial_advice = "allow_partial_load = true goes on without";
 };

@@ -92,12 +92,21 @@ class PyModuleState final : public zero::ModuleState {
     return state_.call<std::vector<std::string>>("extra_state_names");
   }
   at::Tensor extra_state() const override { return state_.call<at::Tensor>("extra_state"); }
-  void set_extra_state(const at::Tensor& bytes) override { state_.call("set_extra_state", bytes); }
+  void set_extra_state(const at::Tensor& bytes) override { set("set_extra_state", bytes); }
   void set_extra_state(const std::string& name, const at::Tensor& value) override {
-    state_.call("set_extra_state_of", name, value);
+    set("set_extra_state_of", name, value);
   }
 
  private:
+  /// Throws CheckpointError with the error's text alone.
+  template <class... Args>
+  void set(const char* method, const Args&... args) const try {
+    state_.call(method, args...);
+  } catch (const py::error_already_set& error) {
+    const py::gil_scoped_acquire held;
+    throw CheckpointError(std::string(py::str(error.value())));
+  }
+
   PythonObject state_;
 };
 
@@ -247,6 +256,10 @@ std::tuple<std::string, std::string, std::vector<std::string>, std::string> load
   options.load_optimizer_states = load_optimizer_states;
   options.load_lr_scheduler_states = load_lr_scheduler_states;
   options.load_module_only = load_module_only;
+  options.optimizer_advice =
+      "give the optimizer that it was saved with, or load_optimizer_states=False, which leaves the "
+      "optimizer's "
+      "states as they are";
   options.advice =
       "load_module_strict=False loads what fits, and load_optimizer_states=False leaves the optimizer as it "
       "is";

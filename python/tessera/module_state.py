@@ -3,7 +3,7 @@ import weakref
 
 import torch
 
-from tessera import json_values
+from tessera import failures, json_values
 from tessera.errors import Error
 
 
@@ -74,7 +74,10 @@ class ModuleState:
         parts, own = dict(_with_extra_state(self._module())), {}
         for name, value in values.items():
             if name in parts:
-                parts[name].set_extra_state(value)
+                try:
+                    parts[name].set_extra_state(value)
+                except Exception as error:
+                    raise Error(f"{name.removesuffix('_extra_state')}set_extra_state(): {failures.describe(error)}") from error
             else:
                 own[name] = value
         self._own_entries.update(own)  # for finish_load(), as hooks of modules may read parameters

@@ -396,6 +396,24 @@ def extra_state_is_saved_and_given_back():
 
 
 @check
+def extra_state_that_is_refused_is_named():
+    class Renamed(nn.Linear):
+        key = "n"
+
+        def get_extra_state(self):
+            return {self.key: 1}
+
+        def set_extra_state(self, state):
+            state[self.key]
+
+    path = folder("renamed")
+    make(nn.Sequential(Renamed(8, 8))).save_checkpoint(path, "tag")
+    model = nn.Sequential(Renamed(8, 8))
+    model[0].key = "n2"
+    raises(tessera.CheckpointError, lambda: make(model).load_checkpoint(path), f"{path.name}/tag: 0.set_extra_state(): KeyError: 'n2' at module_state_rank.py:")
+
+
+@check
 def extra_state_of_one_tensor_is_in_files_of_weights_too():
     class Amax(nn.Linear):
         amax = torch.zeros(3)
