@@ -22,6 +22,7 @@ _ENCODING = "tessera.encoding"  # 1: values are encoded by json_values.py; absen
 
 _MAX_LISTED = 20
 _OF_SOME_VERSIONS = {"_get_lr_called_within_step", "_is_initial", "verbose"}  # attributes of torch's schedulers that say nothing
+_OF_SCHEDULES = {"lr", "initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"}  # values of groups that torch's schedulers write
 _BY_PLACE = ("_schedulers", "base_lrs")  # lists of torch's schedulers, of which another length is another schedule
 
 
@@ -231,10 +232,12 @@ def _rates_of(state, count):
 def _load_python_state(engine, path, state, with_optimizer, with_schedule):
     optimizer, steps_own = engine.optimizer, with_schedule and engine._steps_lr_scheduler
     has_schedule = _SCHEDULER_STATE in state
-    if with_optimizer:
+    if with_optimizer or (steps_own and has_schedule):
         # A rate is its schedule's, and goes with it; without a schedule of the engine's it is the optimizer's.
         with_rates = engine.lr_scheduler is None or (with_schedule and (has_schedule or not engine._steps_lr_scheduler))
-        groups = [{key: value for key, value in group.items() if with_rates or key not in ("lr", "initial_lr")} for group in state.get(_GROUPS_STATE, [])]
+        of_schedule = _OF_SCHEDULES | ({"momentum", "betas"} if getattr(engine.lr_scheduler, "cycle_momentum", False) else set())
+        groups = [{key: value for key, value in group.items() if (with_rates if key in of_schedule else with_optimizer)}
+                  for group in state.get(_GROUPS_STATE, [])]
         if steps_own:  # of a checkpoint that has them nowhere else
             groups = [{"lr": rate, **group} for group, rate in zip(groups, _rates_of(state, len(groups)))] or groups
         own = len(optimizer.values())

@@ -443,6 +443,23 @@ def options_of_a_group_do_not_go_to_other_parameters():
     assert "load_module_strict" not in text, text
 
 
+@check
+def a_schedule_that_is_taken_over_without_the_optimizers_state_has_its_rates():
+    makers = {"lr": lambda o: schedulers.SequentialLR(o, [schedulers.LinearLR(o, 0.1, total_iters=2), schedulers.CosineAnnealingLR(o, 5)], [2]),
+              "momentum": lambda o: schedulers.OneCycleLR(o, 0.2, total_steps=20)}
+    for key, schedule in makers.items():
+        whole = of_sgd(lambda m: [{"params": list(m.parameters()), "momentum": 0.9}], schedule)
+        saved = saved_by(whole, f"schedule_{key}")
+        engine = of_sgd(lambda m: [{"params": list(m.parameters()), "momentum": 0.9, "weight_decay": 0.25}], schedule)
+        engine.load_checkpoint(*saved, load_optimizer_states=False)
+        assert engine.optimizer.param_groups[0]["weight_decay"] == 0.25
+        for _ in range(3):
+            assert engine.get_lr() == whole.get_lr() == engine.lr_scheduler.get_last_lr()
+            assert engine.optimizer.param_groups[0][key] == whole.optimizer.param_groups[0][key]
+            for one in (engine, whole):
+                train(one, batches(1), loss_of)
+
+
 class Picky(schedulers.LambdaLR):
     """A schedule of one's own, whose state another rank than the first does not take."""
 
