@@ -1,49 +1,108 @@
 """Tensors inside of containers: what a batch, what a module returns, or what an optimizer keeps is made of."""
 import copy
 import dataclasses
-from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
+
+from tessera.errors import Error
 
 
-def map_tensors(value, convert, objects=False):
+def map_tensors(value, convert, objects=False, keeps=False):
     """A copy of `value` with `convert(tensor)` in the place of each tensor.
 
-    Looks into tuples (named ones too), lists, deques, sets, and mappings such as dict and transformers' BatchEncoding, which keep their types;
-    other objects are taken as they are. `objects`: it looks into those, too, that `is_plain_object`.
+    Looks into tuples (named ones too), lists, deques, sets, and mappings such as dict and transformers' BatchEncoding, which keep their types
+    and attributes; other objects are taken as they are. `objects`: it looks into those, too, that `is_plain_object`. `keeps`: of what has no
+    tensor in it that changes, the object itself is taken. The lengths in a PackedSequence stay: torch has them on the CPU.
+
+    Raises
+    ------
+    Error
+        A container that is to be copied contains itself.
     """
-    if isinstance(value, torch.Tensor):
-        return convert(value)
-    if isinstance(value, (tuple, list, deque, set, frozenset)):
-        items = [map_tensors(item, convert, objects) for item in value]
-        if isinstance(value, list):
-            return items
-        return deque(items, value.maxlen) if isinstance(value, deque) else type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if isinstance(value, Mapping):
-        items = {key: map_tensors(item, convert, objects) for key, item in value.items()}
-        return items if type(value) is dict else defaultdict(value.default_factory, items) if type(value) is defaultdict else type(value)(items)
-    if objects and is_plain_object(value):
-        made = copy.copy(value)
-        vars(made).update((name, map_tensors(item, convert, objects)) for name, item in vars(value).items())
+    done: dict[int, tuple[Any, Any]] = {}  # what each has become, beside itself, which lives as long so; itself while it is looked into
+    entered: set[int] = set()
+    inside_itself: set[int] = set()
+
+    def mapped(one):
+        key = id(one)
+        if key in done:
+            inside_itself.update({key} & entered)
+            return done[key][1]
+        parts = None if isinstance(one, torch.Tensor) else _parts(one, objects)
+        if parts is None and not isinstance(one, torch.Tensor):
+            return one
+        done[key] = one, one
+        entered.add(key)
+        made = convert(one) if parts is None else with_parts(one, parts)
+        entered.discard(key)
+        if made is not one and key in inside_itself:
+            raise Error(f"a {type(one).__name__} with tensors that are to be moved or copied contains itself; expected one that does not, or "
+                        "tensors that are on the device already")
+        done[key] = one, made
         return made
-    return value
+
+    def with_parts(one, parts):
+        stays = [1] if isinstance(one, PackedSequence) else []
+        made = [part if i in stays else mapped(part) for i, part in enumerate(parts)]
+        same = all(new is old for new, old in zip(made, parts))
+        return one if same and (keeps or isinstance(one, (tuple, frozenset))) else _remade(one, made)
+
+    return mapped(value)
+
+
+def _parts(value, objects):
+    """What is in a value, in the order in which _remade() takes it; None: nobody looks into it."""
+    if isinstance(value, (tuple, list, deque, set, frozenset)):
+        return list(value)
+    if isinstance(value, Mapping):
+        return list(value.values())
+    return list(vars(value).values()) if objects and is_plain_object(value) else None
+
+
+def _remade(value, parts):
+    """The same with other parts."""
+    kind = type(value)
+    if isinstance(value, tuple):
+        made = kind(parts) if hasattr(kind, "n_sequence_fields") else tuple.__new__(kind, parts)  # torch.return_types and the like
+        if hasattr(value, "__dict__"):
+            vars(made).update(vars(value))
+        return made
+    if isinstance(value, frozenset):
+        return kind(parts)
+    if isinstance(value, Mapping) and not isinstance(value, MutableMapping):
+        return kind(dict(zip(value, parts)))
+    made = copy.copy(value)
+    if isinstance(value, Mapping):
+        for key, part in zip(list(value), parts):
+            made[key] = part
+    elif isinstance(value, (list, deque, set)):
+        made.clear()
+        (made.update if isinstance(value, set) else made.extend)(parts)
+    else:
+        vars(made).update(zip(vars(value), parts))
+    return made
 
 
 def tensors_in(value: Any, objects: bool = False) -> Iterator[torch.Tensor]:
-    """The tensors in `value`: those that `map_tensors` finds, and those of dataclasses."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list, deque, set, frozenset)):
-        for item in value:
-            yield from tensors_in(item, objects)
-    elif isinstance(value, Mapping):
-        yield from tensors_in(list(value.values()), objects)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield from tensors_in([getattr(value, field.name, None) for field in dataclasses.fields(value)], objects)
-    elif objects and is_plain_object(value):
-        yield from tensors_in(list(vars(value).values()), objects)
+    """The tensors in `value`: those that `map_tensors` finds, and those of dataclasses. A container that is in it twice counts once."""
+    seen: dict[int, Any] = {}  # with the object, which lives as long so
+
+    def found(one):
+        if isinstance(one, torch.Tensor):
+            yield one
+        elif id(one) not in seen:
+            seen[id(one)] = one
+            parts = _parts(one, objects)
+            if parts is None and dataclasses.is_dataclass(one) and not isinstance(one, type):
+                parts = [getattr(one, field.name, None) for field in dataclasses.fields(one)]
+            for part in parts or ():
+                yield from found(part)
+
+    return found(value)
 
 
 def is_plain_object(value: Any) -> bool:

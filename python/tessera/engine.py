@@ -85,7 +85,8 @@ class Engine(EngineProperties, StepsScheduler):
         """Run the module's forward. Collective at stage 3, and in evaluation, where all ranks call it equally often.
 
         Tensors among the arguments, also inside of lists, tuples and dicts, are moved to the engine's device, in their own dtypes. With
-        `auto_cast` in the section "bf16" or "fp16", floating ones among the positional arguments are cast to that type.
+        `auto_cast` in the section "bf16" or "fp16", floating ones among the positional arguments are cast to that type. A list or dict with
+        a tensor in it that moves or is cast reaches the module as a copy: what the module writes into that one, its caller does not see.
 
         Returns
         -------
@@ -102,8 +103,8 @@ class Engine(EngineProperties, StepsScheduler):
         engine = self._engine
         if self.module.training and not engine.training:  # a framework has set the modules' modes one by one, as Lightning does
             engine.train()
-        args = [map_tensors(value, engine.prepare if self._casts else self._moved) for value in args]
-        kwargs = {key: map_tensors(value, self._moved) for key, value in kwargs.items()}
+        args = [map_tensors(value, engine.prepare if self._casts else self._moved, keeps=True) for value in args]
+        kwargs = {key: map_tensors(value, self._moved, keeps=True) for key, value in kwargs.items()}
         engine.begin_forward()
         try:
             with self._saved_tensors_hooks():

@@ -1,7 +1,10 @@
 """The engine's calls, on one rank or more: what they answer, what they refuse, and what is left after an error."""
+import collections
 import copy
+import functools
 import gc
 import os
+import sys
 import threading
 import weakref
 from pathlib import Path
@@ -11,6 +14,7 @@ import safetensors.torch
 import tessera
 import torch
 from checks import DEVICE, STAGES, check, config, largest_difference, loss_of, main, raises, train
+from tessera.containers import map_tensors, tensors_in
 from torch import nn
 from torch.nn import functional
 
@@ -66,6 +70,52 @@ def inputs_are_converted_inside_of_containers():
     first, named, flag = engine.module.seen
     assert first["x"][0].dtype == torch.bfloat16 and first["n"].dtype == torch.long
     assert named[0].dtype == torch.float32 and named[1] == "text" and flag is None
+
+
+@check
+def containers_are_the_callers_own_where_no_tensor_in_them_moves():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x, given):
+            self.seen = given
+            if isinstance(given, dict):
+                given["written"] = 1
+            return self.layer(x)
+
+    class Named(dict):
+        def __init__(self, name):
+            super().__init__()
+            self.name = name
+
+    class Pair(tuple):
+        def __new__(cls, a, b):
+            return super().__new__(cls, (a, b))
+
+    class Boxes(list):
+        pass
+
+    x, engine = torch.ones(2, 4, device=DEVICE), make(0, Model())
+    itself = [x]
+    itself.append(itself)
+    for given in ({"x": x}, Named("name"), Pair(x, 1), itself, sys.version_info, collections.defaultdict(list)):
+        engine(x, given)
+        engine(x, given=given)
+        assert engine.module.seen is given and ("written" in given or not isinstance(given, dict)), given
+
+    boxes, name, packed = Boxes([x, {}]), Named("of it"), nn.utils.rnn.pack_sequence([torch.ones(2, 3), torch.ones(1, 3)])
+    boxes.size, name["x"] = 3, x
+    on_meta = functools.partial(map_tensors, convert=lambda tensor: tensor.to("meta"), keeps=True)  # in the place of another device
+    assert type(on_meta(boxes)) is Boxes and on_meta(boxes).size == 3 and on_meta(boxes)[1] is boxes[1] and boxes[0] is x
+    assert on_meta(name).name == "of it" and on_meta(name)["x"].is_meta and name["x"] is x
+    assert type(on_meta(Pair(x, 1))) is Pair and on_meta(torch.return_types.max((x, x))).values.is_meta
+    assert on_meta(packed).data.is_meta and on_meta(packed).batch_sizes is packed.batch_sizes
+    raises(tessera.Error, lambda: on_meta(itself), "a list with tensors that are to be moved or copied contains itself")
+    assert list(tensors_in(itself)) == [x]
+    kept = [{}]
+    assert map_tensors(kept, on_meta) == kept and map_tensors(kept, on_meta)[0] is not kept[0]  # a copy, where one is wanted
 
 
 @check
