@@ -505,14 +505,18 @@ void Engine::update() {
   RECORD_USER_SCOPE("tessera.step");
   if (checkpoint_writer_) checkpoint_writer_->report();
   std::vector<kernels::Hyper> groups = next_groups();
-  const zero::GradientSummary summary = sharded_->summarize_gradients(
-      {.raise_flag = stop_requested_, .digest = steps_by_groups() ? digest_of(groups) : 0});
+  zero::WholeOptimizer* const whole = options_.whole_optimizer.get();
+  const double own = whole ? whole->digest() : 0;
+  // What rank 0 alone updates with may be changed by the update.
+  const double of_groups = whole && whole->on_one_rank() ? 0 : digest_of(groups);
+  const zero::GradientSummary summary =
+      sharded_->summarize_gradients({.raise_flag = stop_requested_, .digest = own != 0 ? own : of_groups});
   should_stop_ = summary.flag_raised;
   if (!summary.is_same_step) {
     sharded_->skip_step();
     window_.give_up();
     throw Error(
-        "step(): ", first_difference(*comm_, groups),
+        "step(): ", own != 0 ? whole->first_difference() : first_difference(*comm_, groups),
         "; expected the same on all ranks: what is set by a rank's own loss or metric has to be averaged "
         "over the ranks first. The step's gradients were dropped");
   }

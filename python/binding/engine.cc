@@ -130,6 +130,8 @@ class PyWholeOptimizer final : public zero::WholeOptimizer {
     optimizer_.call("own", names);
   }
   void step(const std::vector<kernels::Hyper>&) override { optimizer_.call("step"); }
+  double digest() const override { return optimizer_.call<double>("digest"); }
+  std::string first_difference() override { return optimizer_.call<std::string>("first_difference"); }
   int64_t bytes() const override { return optimizer_.call<int64_t>("bytes"); }
   int64_t formula_bytes(const std::vector<kernels::Hyper>& groups) const override {
     int64_t sum = 0;

@@ -4,7 +4,9 @@
 others are rank 0's.
 """
 import copy
+import hashlib
 import inspect
+import json
 import types
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -86,7 +88,15 @@ class WholeOptimizer:
         self.is_running = False  # inside of `call`
 
     def agree(self) -> None:
-        """Rank 0 owns all parameters where some rank's trial says so, or where there is one; states that there are, are rank 0's. Collective."""
+        """Rank 0 owns all parameters where some rank's trial says so, or where there is one; states that there are, are rank 0's. Collective.
+
+        Raises
+        ------
+        ConfigError
+            Ranks have other values in their groups.
+        """
+        if difference := self.first_difference():
+            raise ConfigError(f"{self.name}: {difference}; expected the same on all ranks")
         data = torch.empty(0, dtype=torch.uint8, device="cpu")
         try:
             data = self._to_bytes(self._by_name()) if self._state else data
@@ -174,18 +184,48 @@ class WholeOptimizer:
             raise Error(f"{self.name}: step() changed the number of elements of {changed}, which was taken for a list with one for each parameter; "
                         "expected another place for it, such as an attribute")
 
+    def digest(self) -> int:
+        """Equal where the values in the groups are; 0 for one rank alone."""
+        if self._world_size == 1:
+            return 0
+        text = json.dumps(self._values(), sort_keys=True)
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "little") | 1
+
+    def first_difference(self) -> str:
+        """The first value in the groups that is another than rank 0's, as "param group 0 has lr 0.1 on rank 0, but 0.01 on rank 2"; "": there is
+        none. Collective."""
+        first, *others = comm.all_gather(self._values(), "values of the param groups")
+        for rank, other in enumerate(others, 1):
+            for i, (ours, theirs) in enumerate(zip(first, other)):
+                for key in {**ours, **theirs}:
+                    found = [f"{json_values.decode(values[key])!r:.80}" if key in values else "absent" for values in (ours, theirs)]
+                    if ours.get(key) != theirs.get(key):
+                        return f"param group {i} has {key} {found[0]} on rank 0, but {found[1]} on rank {rank}"
+        return "" if all(len(other) == len(first) for other in others) else "the ranks have other numbers of param groups"
+
+    def _values(self):
+        """What ranks have alike in the groups, encoded: neither parameters and what there is for each of them, nor devices."""
+        values = [{key: _on_cpu(value) for key, value in group.items()
+                   if isinstance(key, str) and key not in keys and not isinstance(value, torch.device)}
+                  for group, keys in zip(self._client.param_groups, self._by_parameter)]
+        return json_values.encode(json_values.encodable(values), "param_groups")
+
     def share_groups(self) -> None:
         """After a step that only rank 0 has made: what it has written into the groups is everybody's. Collective."""
         if not self.on_one_rank:
             return
         encoded = None
         if comm.get_rank() == 0:
-            groups = [{key: value for key, value in group.items() if key != "params"} for group in self._client.param_groups]
+            groups = [{key: _on_cpu(value) for key, value in group.items() if key != "params"} for group in self._client.param_groups]
             encoded = json_values.encode(json_values.encodable(groups), "param_groups")
         groups = json_values.decode(comm.all_gather(encoded, "param groups of rank 0")[0])
         if comm.get_rank() > 0:
             for group, values in zip(self._client.param_groups, groups):
-                group.update(values)
+                for key in [key for key in group if key != "params" and key not in values and json_values.can_encode(_on_cpu(group[key]))]:
+                    del group[key]
+                for key, value in values.items():
+                    before = group.get(key)
+                    group[key] = value.to(before.device) if isinstance(value, torch.Tensor) and isinstance(before, torch.Tensor) else value
 
     def bytes(self) -> int:
         """Of the tensors that this rank keeps, each counted once."""
@@ -300,6 +340,11 @@ class WholeOptimizer:
             return value.to(parameter.device, torch.float32 if cast and value.is_floating_point() else value.dtype, copy=True)
 
         return {key: map_tensors(value, lambda tensor, key=key: place(key, tensor), objects=True) for key, value in state.items()}
+
+
+def _on_cpu(value: Any) -> Any:
+    """A value of a group, as it is compared and sent."""
+    return value.cpu() if isinstance(value, torch.Tensor) else value
 
 
 def _in_memory(value: Any) -> Iterator[torch.Tensor]:

@@ -239,6 +239,10 @@ TEST(TorchOptimizer, TheEnginesRatesAreWrittenIntoIt) {
     const auto engine = engine_of(rows(), comm, 2).first;
     EXPECT_EQ(engine->learning_rates(), (std::vector<double>{0.02, 0.05}));
     train_bowl(*engine, 2);
+    engine->set_learning_rates({0.01, comm->rank() == 1 ? 0.25 : 0.025});
+    engine->backward(engine->forward());
+    EXPECT_THAT(error_of([&] { engine->step(); }),
+                HasSubstr("param group 1 has lr 0.025 on rank 0, but 0.25 on rank 1"));
     engine->set_learning_rates({0.01, 0.025});
     train_bowl(*engine, 2);
     EXPECT_TRUE(bit_equal(full_parameters(*engine), plain));

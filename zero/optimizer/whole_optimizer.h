@@ -48,6 +48,11 @@ class WholeOptimizer {
   /// Its own rates by param group, which count where the configuration has no schedule and none are set.
   /// Empty: it has none. Equal on all ranks.
   virtual std::vector<double> rates() const { return {}; }
+  /// Of options of its own for the next step, an integer below 2^52 that is equal where they are; 0: it has
+  /// none beside the groups of step().
+  virtual double digest() const { return 0; }
+  /// Collective, after digests have differed: "param group 1 has lr 0.1 on rank 0, but 0.01 on rank 2".
+  virtual std::string first_difference() { return {}; }
   /// Bytes of this rank's states.
   virtual int64_t bytes() const = 0;
   /// What bytes() will be once all that this rank owns has been updated; 0: not known before.

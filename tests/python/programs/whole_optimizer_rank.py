@@ -236,6 +236,43 @@ def what_only_rank_0_does_is_everybodys():
 
 
 @check
+def values_of_groups_are_the_same_on_all_ranks():
+    """What one rank writes, as ReduceLROnPlateau does by its own loss, is an error of the step on all; after it training goes on."""
+    def nadam(model, **options):
+        return torch.optim.NAdam([{"params": model[0].parameters()}, {"params": model[2].parameters(), **options}], lr=0.1)
+
+    for stage, make in ((1, nadam), (3, nadam), (2, lambda model: Hostile(model.parameters(), clips))):
+        model, other = mlp(), mlp()
+        engine, ours, _, _ = tessera.initialize(model=model, optimizer=make(model), config=config(stage, 500))
+        undisturbed = tessera.initialize(model=other, optimizer=make(other), config=config(stage, 500))[0]
+        train(engine, batches(1), loss_of)
+        for key, value in {"lr": 0.25, "weight_decay": 0.5, "tag": (1, torch.ones(1)), "name of": "rank"}.items():
+            group = ours.param_groups[-1]
+            before = dict(group)
+            if rank == world - 1:
+                group[key] = value
+            engine.backward(loss_of(engine, batches(2)[1][rank]))
+            if world > 1:
+                raises(tessera.Error, engine.step, f"step(): param group {len(ours.param_groups) - 1} has {key} {before.get(key, 'absent')}",
+                       f"on rank 0, but {value!r} on rank {world - 1}; expected the same on all ranks")
+            engine.zero_grad()
+            group.clear()
+            group.update(before)
+        assert engine.global_steps == 1
+        train(engine, batches(3)[1:], loss_of)
+        train(undisturbed, batches(3), loss_of)
+        assert largest_difference(engine.state_dict(), undisturbed.state_dict()) == 0
+
+    if world > 1:
+        model = mlp()
+        raises(tessera.ConfigError, lambda: tessera.initialize(model=model, optimizer=nadam(model, betas=(0.5, 0.1 * rank)), config=config(1)),
+               "torch.optim.nadam.NAdam: param group 1 has betas (0.5, 0.0) on rank 0, but (0.5, 0.1) on rank 1; expected the same on all ranks")
+    model = mlp()
+    options = {"device": torch.device("cpu", rank), "of this rank": object()}
+    train(tessera.initialize(model=model, optimizer=nadam(model, **options), config=config(1))[0], batches(2), loss_of)  # what is not compared
+
+
+@check
 def states_of_the_constructor_are_rank_0s():
     class Anchored(torch.optim.Optimizer):
         """Pulls back to where the parameters have begun, and keeps a column-major matrix and half precision."""
