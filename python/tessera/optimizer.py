@@ -4,6 +4,7 @@ The engine updates its shards with formulas of its own. A torch optimizer says w
 `step` is never called. What it is translated to is read once, but its param groups stay alive: what a scheduler or the script
 writes into them (`group["lr"] = ...`) counts from the next step on.
 """
+import copy
 import json
 import math
 import types
@@ -150,7 +151,7 @@ class Optimizer(torch.optim.Optimizer):
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             result = hook(self, state_dict)
             state_dict = state_dict if result is None else result
-        saved_groups = state_dict["param_groups"]
+        saved_groups = copy.deepcopy(state_dict["param_groups"])  # as torch: training changes values in place
         sizes, saved_sizes = ([len(group["params"]) for group in groups] for groups in (self.param_groups, saved_groups))
         if sizes != saved_sizes:
             raise Error(f"load_state_dict(): its param groups have {saved_sizes} parameters; expected {sizes}, as this optimizer's")

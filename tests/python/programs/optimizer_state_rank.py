@@ -155,6 +155,13 @@ def states_of_options_that_come_with_what_is_loaded():
     assert not any(group["amsgrad"] for group in both.optimizer.param_groups)
     train(both, batches(1), loss_of)
 
+    mine, best = {"factors": [1]}, both.optimizer.state_dict()
+    best["param_groups"][0].update(lr=torch.tensor(0.25, device="cpu"), mine=mine)
+    both.optimizer.load_state_dict(best)
+    both.optimizer.param_groups[0]["lr"].mul_(0.5)  # as torch's schedulers do
+    both.optimizer.param_groups[0]["mine"]["factors"].append(2)
+    assert best["param_groups"][0]["lr"].item() == 0.25 and mine == {"factors": [1]}  # what was loaded can be loaded again
+
     model = mlp()
     engine, ours, _, _ = tessera.initialize(model=model, optimizer=torch.optim.RMSprop(model.parameters()), config=config(1))
     wrong = torch.optim.RMSprop(mlp().parameters(), centered=True).state_dict()
