@@ -134,8 +134,8 @@ class GatheredParameters:
     params : Parameter, iterable of them in the same order on all ranks, or Module
         An entry that is None is left out.
     modifier_rank : int, optional
-        What this rank writes becomes every rank's value on leaving. Without it writes to an engine's parameters are refused, and
-        others keep what each rank has written.
+        What this rank writes becomes every rank's value on leaving, also by `p.data = value` of p's shape and dtype. Without it
+        writes to an engine's parameters are refused, and others keep what each rank has written.
     fwd_module : Module, optional
         Not needed; DeepSpeed's argument.
     enabled : bool
@@ -146,7 +146,8 @@ class GatheredParameters:
     CommError
         Ranks gather different parameters.
     Error
-        `modifier_rank` is no rank; what is given is no parameter; the ranks give different parameters that no engine owns.
+        `modifier_rank` is no rank; what is given is no parameter; the ranks give different parameters that no engine owns. On leaving, on all
+        ranks: one has put a tensor of another shape or dtype, or another Parameter, in the place of a parameter.
     """
 
     def __init__(self, params: torch.Tensor | Iterable[torch.Tensor | None] | torch.nn.Module, modifier_rank: int | None = None,
@@ -157,6 +158,7 @@ class GatheredParameters:
             modifier_rank = arguments.integer(modifier_rank, "GatheredParameters(): modifier_rank", -(2**31), 2**31 - 1)
         self._modifier_rank = modifier_rank
         self._open, self._without_engine = [], []
+        self._memory: list[tuple[Any, str, torch.Tensor, torch.Tensor]] = []  # of parameters to write: engine, name, it, and the engine's memory
         self._held: set[int] = set()  # identities of parameters, while it is open
 
     def __enter__(self) -> "GatheredParameters":
@@ -178,6 +180,8 @@ class GatheredParameters:
             for engine, names, ids in names_by_engine:
                 self._open.append(_engine.GatheredParameters(engine._engine, names, self._modifier_rank))
                 self._held.update(ids)
+                if self._modifier_rank is not None:
+                    self._memory += [(engine, name, wanted[key], wanted[key].detach()) for key, name in zip(ids, names)]
         except BaseException:
             self._close(abandons=True)
             raise
@@ -187,14 +191,38 @@ class GatheredParameters:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: Any) -> None:
+        wrong = self._take_over()
+        if kind is None and self._modifier_rank is not None and self._open:
+            said = comm.all_gather(wrong, "end of GatheredParameters") if comm.group().size > 1 else [wrong]
+            rank = next((rank for rank, one in enumerate(said) if one), None)
+            if rank is not None:
+                self._close(abandons=True)
+                raise Error(f"GatheredParameters: on rank {rank} {said[rank]}; expected it written in place, as by p.data.copy_(x)")
         self._close(abandons=kind is not None)
         if kind is None and self._modifier_rank is not None and self._without_engine:
             share_values(((f"parameter {i}", parameter) for i, parameter in enumerate(self._without_engine)), self._modifier_rank,
                          "GatheredParameters")
 
+    def _take_over(self):
+        """Parameters have the engine's memory again, with the values of what was put in its place. Returns what cannot be taken, or ""."""
+        wrong, current = "", {engine: dict(module_state.named_parameters(engine.module)) for engine in dict.fromkeys(one[0] for one in self._memory)}
+        for engine, name, parameter, memory in self._memory:
+            if current[engine].get(name) is not parameter:
+                wrong = wrong or f"another Parameter is in the place of {name}"
+            if parameter.dtype == memory.dtype and parameter.is_set_to(memory):
+                continue
+            value = parameter.detach().clone()
+            parameter.data = memory
+            if (value.shape, value.dtype) == (memory.shape, memory.dtype):
+                with torch.no_grad():
+                    memory.copy_(value)
+            else:
+                wrong = wrong or f"{name} is a {value.dtype} of {list(value.shape)} now, and was a {memory.dtype} of {list(memory.shape)}"
+        return wrong
+
     def _close(self, abandons):
         _gathered.pop(id(self), None)
-        self._held = set()
+        self._held, self._memory = set(), []
         while self._open:
             gathered = self._open.pop(0)
             try:

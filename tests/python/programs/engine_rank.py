@@ -13,7 +13,7 @@ import models
 import safetensors.torch
 import tessera
 import torch
-from checks import DEVICE, STAGES, check, config, largest_difference, loss_of, main, raises, train
+from checks import DEVICE, STAGES, check, config, each_stage, largest_difference, loss_of, main, raises, train
 from tessera.containers import map_tensors, tensors_in
 from torch import nn
 from torch.nn import functional
@@ -187,6 +187,40 @@ def gathered_parameters():
             pass
         engine.backward(loss_of(engine, batch(0)[rank]))
         engine.step()
+
+
+@each_stage
+def replaced_memory_is_taken_over_or_an_error_on_all_ranks(stage):
+    engine = make(stage)
+    weight = engine.module[3].weight
+    bias = engine.module[3].bias
+    with tessera.GatheredParameters([weight, bias], modifier_rank=0):  # as scripts of DeepSpeed write
+        weight.data = torch.full_like(weight, 0.5 + rank).t()
+        if rank == 0:
+            bias.data = bias.data.flip(0) * 0 + 0.75
+    assert engine.full_parameter("3.weight").eq(0.5).all() and engine.full_parameter("3.bias").eq(0.75).all()
+    engine.backward(loss_of(engine, batch(0)[rank]))
+    engine.step()
+
+    def replace(what):
+        with tessera.GatheredParameters([weight, bias], modifier_rank=0):
+            if rank == world - 1:
+                what()
+
+    def shape():
+        weight.data = torch.zeros(2, 3)
+
+    def parameter():
+        engine.module[3].bias = nn.Parameter(torch.zeros(64))
+
+    where = f"GatheredParameters: on rank {world - 1} "
+    raises(tessera.Error, lambda: replace(shape), where + "3.weight is a torch.float32 of [2, 3] now", "in place, as by p.data.copy_(x)")
+    engine.backward(loss_of(engine, batch(0)[rank]))  # its memory is the engine's again
+    engine.step()
+    raises(tessera.Error, lambda: replace(parameter), where + "another Parameter is in the place of 3.bias", "in place")
+    engine.module[3].bias = bias
+    engine.backward(loss_of(engine, batch(0)[rank]))
+    engine.step()
 
 
 @check
