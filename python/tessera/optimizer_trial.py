@@ -73,6 +73,10 @@ class _Collective(ConfigError):
     """What NoCollectives raises."""
 
 
+class _Replaced(ConfigError):
+    """step() gives parameters other memory."""
+
+
 def try_out(client: torch.optim.Optimizer, name: str, model: Iterable[torch.Tensor] = ()) -> Trial:
     """Let copies of an optimizer update small parameters of the same kinds, all at once and each alone: all bits have to be equal.
 
@@ -84,7 +88,7 @@ def try_out(client: torch.optim.Optimizer, name: str, model: Iterable[torch.Tens
     Raises
     ------
     ConfigError
-        It calls collectives.
+        It calls collectives, or gives a parameter other memory.
     """
     originals = _originals(client)
     rounds: list[tuple[int, ...]] = [(), tuple(range(len(originals)))]
@@ -98,7 +102,7 @@ def try_out(client: torch.optim.Optimizer, name: str, model: Iterable[torch.Tens
                 unsaved, unsaved_state = unsaved or together.unsaved, unsaved_state or together.unsaved_state
                 states = states or {parameter.dim(): names for parameter, names in zip(originals, together.states)}
                 depends = depends or _difference(client, originals, together, without)
-            except _Collective:
+            except (_Collective, _Replaced):
                 raise
             except Exception as error:
                 if round_ == 0:  # else it cannot do without gradients at all
@@ -254,7 +258,11 @@ def _run(client, originals, members, without):
         for i, (parameter, gradient) in enumerate(zip(small, of_step)):
             has_one = i in members and not (i in without and (number + i) % 3 == 1)
             parameter.grad = gradient.clone() if has_one else None
+        memory = [parameter.untyped_storage().data_ptr() for parameter in small]
         step(probe)
+        if memory != [parameter.untyped_storage().data_ptr() for parameter in small]:
+            raise _Replaced(f"{type(client).__module__}.{type(client).__qualname__}: step() has replaced the memory of a parameter, as p.data = ... does; "
+                            "expected parameters to be updated in place, as by p.copy_() or p.add_()")
         draws |= not torch.equal(before[0], torch.get_rng_state()) or before[1:] != (random.getstate(), _numpy_state())
     changed = [{key: value for key, value in now.items() if value != then.get(key)} for then, now in zip(begin, _kept(probe))]
     parameters = {id(parameter) for parameter in small}

@@ -52,7 +52,7 @@ class WholeOptimizer:
     Raises
     ------
     ConfigError
-        It can only be called with a closure, calls collectives, its states and groups are another optimizer's, or its states cannot be saved.
+        It can only be called with a closure, calls collectives, gives parameters other memory, its states and groups are another optimizer's, or its states cannot be saved.
     """
 
     def __init__(self, client: torch.optim.Optimizer, named_parameters: list[tuple[str, torch.nn.Parameter]], world_size: int,
