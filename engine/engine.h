@@ -137,7 +137,8 @@ class Engine {
   /// Whether backward(), step() or an operator has failed, so that calls throw.
   bool has_failed() const { return sharded_->has_failed(); }
   /// Collective. Drops the gradients of this step, all of its micro-steps, and starts it anew: after a
-  /// forward or backward() that failed on all ranks alike (an exception of the model's own, no memory).
+  /// forward or backward() that failed on all ranks alike (an exception of the model's own, no memory), or
+  /// a step() in which an optimizer on whole parameters has thrown, which leaves the parameters as they were.
   /// Throws what has failed where that does not help: an update that ended half-way, for which
   /// load_checkpoint() is there, and ranks that are gone.
   void drop_gradients();

@@ -331,13 +331,15 @@ GradientSummary ShardedModel::summarize_gradients(const RankFlags& mine) {
   });
 }
 
-/// Marks the parameters as incomplete if `function` throws.
+/// Marks the parameters as incomplete if `function` throws, unless an optimizer on whole parameters has
+/// thrown before any of them was given its new values.
 template <class Function>
 void ShardedModel::update_parameters(const Function& function) {
   try {
     function();
   } catch (...) {
-    parameters_incomplete_ = true;
+    const WholeParameters* const whole = optimizer_->whole();
+    if (whole == nullptr || !whole->was_refused()) parameters_incomplete_ = true;
     throw;
   }
 }
@@ -388,12 +390,17 @@ void ShardedModel::give_new_values(const Function& function) {
     residency_->begin_update();
   }
   function();
+  follow_update();
+  if (training_) begin_pass(Pass::kTrain);
+}
+
+/// Collective. Parameters were written by the engine, and are gathered anew.
+void ShardedModel::follow_update() {
   const bool any = optimizer_->whole() != nullptr;  // may update what has no gradient
   for (int parameter = 0; parameter < layout_->num_parameters(); ++parameter)
     if (any ? layout_->parameters()[parameter].trainable : used_[parameter])
       versions_->written_by_engine(parameter);
   if (gathered_) residency_->parameters_updated();
-  if (training_) begin_pass(Pass::kTrain);
 }
 
 void ShardedModel::finish_updates() {
@@ -473,9 +480,11 @@ void ShardedModel::leave_step(bool parameters_too) {
     check_usable();
     throw Error("another rank's update failed and left its parameters incomplete: load a checkpoint");
   }
+  const bool refused = optimizer_->whole() != nullptr && optimizer_->whole()->take_refusal();
   if (any.parameters_incomplete) {
     optimizer_->drop_step();
   } else {
+    if (refused) optimizer_->drop_step();
     finish_updates();
   }
   if (any.in_backward) {
@@ -487,6 +496,7 @@ void ShardedModel::leave_step(bool parameters_too) {
   free_gradients();
   used_.clear();
   residency_->forget_failure();
+  if (refused) follow_update();  // they have the values of before
   failure_ = nullptr;
 }
 

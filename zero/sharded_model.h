@@ -243,6 +243,7 @@ class ShardedModel {
   void update_parameters(const Function& function);
   template <class Function>
   void give_new_values(const Function& function);
+  void follow_update();
   template <class Function>
   auto or_unusable(const Function& function);
   void connect_to_host();

@@ -474,6 +474,12 @@ void bind_engine(py::module_& module) {
       .def("train", &PyEngine::train, ReleaseGil())
       .def("eval", &PyEngine::eval, ReleaseGil())
       .def_property_readonly("has_failed", &PyEngine::has_failed)
+      .def_property_readonly(
+          "step_was_refused",  // by an optimizer that runs as it is, and zero_grad() drops it
+          [](PyEngine& self) {
+            const zero::WholeParameters* const whole = self.sharded_model().optimizer().whole();
+            return whole != nullptr && whole->was_refused();
+          })
       .def_property_readonly("is_boundary", &PyEngine::is_gradient_accumulation_boundary)
       .def("set_boundary", &PyEngine::set_gradient_accumulation_boundary, py::arg("is_boundary"))
       .def("begin_no_sync", &PyEngine::begin_no_sync)

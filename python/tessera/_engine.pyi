@@ -214,6 +214,9 @@ class Engine:
     def state_names(self) -> list[str]:
         ...
     @property
+    def step_was_refused(self) -> bool:
+        ...
+    @property
     def training(self) -> bool:
         ...
     @property

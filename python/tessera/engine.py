@@ -247,7 +247,8 @@ class Engine(EngineProperties, StepsScheduler):
         """Empty the parameters' `grad`, and between backward() and step() discard the gradients, as in PyTorch. All ranks alike.
 
         After a forward or backward() that failed on all ranks alike it drops the gradients of this step, of all its micro-steps, and
-        training goes on. Collective then.
+        training goes on. So it does after a step() in which an optimizer that runs as it is has raised: the parameters have the values of
+        before, the optimizer's states what it has made of them. Collective then.
 
         Gradients of other losses that went through this model, such as a generator's through its discriminator, lie in `grad`. Calls
         in other places are not needed: step() frees what it has used, and keeps what is to be accumulated.

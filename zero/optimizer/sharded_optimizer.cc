@@ -275,12 +275,10 @@ void ShardedOptimizer::begin_step(const GradientReducer& gradients, double grad_
     step_->updated[index] = false;
     step_->order.push_back(index);
   }
+  if (whole_) whole_->update(gradients, grad_scale, used, groups_);  // may refuse, and does not count then
   for (size_t parameter = 0; parameter < used.size(); ++parameter)
     if (used[parameter]) ++steps_[parameter];
-  if (whole_) {
-    whole_->update(gradients, grad_scale, used, groups_);
-    return step_.reset();
-  }
+  if (whole_) return step_.reset();
   if (kind_ == kernels::OptimizerKind::kLamb && !rule_) {
     step_lamb();
     return step_.reset();

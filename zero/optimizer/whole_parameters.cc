@@ -36,6 +36,7 @@ WholeParameters::WholeParameters(const Layout& layout, std::vector<ParamUnit>& u
 }
 
 std::vector<WholeParameters::Whole> WholeParameters::gather_weights() {
+  refused_ = false;
   std::vector<Whole> owned;
   for (ParamUnit& unit : units_) {
     if (!unit.spec.trainable) continue;
@@ -97,6 +98,7 @@ void WholeParameters::run(const std::vector<Whole>& owned, const std::function<v
       throw;
     }
   });
+  refused_ = mine || !failure.empty();
   if (mine) std::rethrow_exception(mine);
   if (!failure.empty()) throw Error(optimizer_->name(), ": ", failure);
 }

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -35,6 +36,11 @@ class WholeParameters {
               const std::vector<kernels::Hyper>& groups);
   /// Collective. The same around another function than the optimizer's step(), without gradients.
   void apply(const std::function<void()>& function);
+  /// Whether the last update() or apply() has thrown because its function did, on some rank: then no rank has
+  /// changed a master. Equal on all ranks.
+  bool was_refused() const { return refused_; }
+  /// The same, and false from now on.
+  bool take_refusal() { return std::exchange(refused_, false); }
   const WholeOptimizer& optimizer() const { return *optimizer_; }
   bool owns(int parameter) const { return owners_[parameter] == comm_->rank(); }
 
@@ -55,6 +61,7 @@ class WholeParameters {
   comm::CommunicatorPtr comm_;
   std::shared_ptr<WholeOptimizer> optimizer_;
   std::vector<int> owners_;  // by parameter
+  bool refused_ = false;
 };
 
 }  // namespace tessera::zero

@@ -350,6 +350,9 @@ def what_cannot_be_right_is_an_error():
         for p in parameters:
             p.data = p.data - 0.1 * p.grad
 
+    def nothing(optimizer, parameters):
+        pass
+
     def replaces_later(optimizer, parameters):
         replaces(optimizer, [p for p in parameters if p.numel() > 64])  # not in the trial
 
@@ -391,11 +394,25 @@ def what_cannot_be_right_is_an_error():
                                (fails_on_one, (tessera.Error, OSError), ("disk of rank 1",)),
                                *([(distributed_later, tessera.Error, ("calls torch.distributed",))] if world > 1 else ())):
         for stage in (0, 3):
-            model = mlp()
-            engine = tessera.initialize(model=model, optimizer=Hostile(model.parameters(), first, 0.1), config=config(stage, 500))[0]
+            model, other = mlp(), mlp()
+            optimizer = Hostile(model.parameters(), first, 0.1)
+            engine = tessera.initialize(model=model, optimizer=optimizer, config=config(stage, 500))[0]
+            undisturbed = tessera.initialize(model=other, optimizer=Hostile(other.parameters(), nothing, 0.1), config=config(stage, 500))[0]
             engine.backward(loss_of(engine, batches(1)[0][rank]))
             raises(kind, engine.step, *parts)
             raises(tessera.Error, lambda engine=engine: engine(batches(1)[0][rank][0]))  # it is not used as if nothing had been
+            engine.zero_grad()  # that step is dropped
+            optimizer.first = nothing
+            train(engine, batches(2), loss_of)
+            train(undisturbed, batches(2), loss_of)
+            expected = undisturbed.state_dict()
+            assert largest_difference(engine.state_dict(), expected) == 0
+            if first is replaces_later:
+                optimizer.first = first
+                engine.backward(loss_of(engine, batches(1)[0][rank]))
+                raises(kind, engine.step, *parts)
+                engine.destroy()
+                assert largest_difference(model.state_dict(), expected) == 0
     model = mlp()
     optimizer = torch.optim.NAdam(model.parameters())
     engine, ours, _, _ = tessera.initialize(model=model, optimizer=optimizer, config=config(1, 500))

@@ -363,6 +363,10 @@ TEST(WholeParameters, AFailureIsEveryRanksAndLeavesTheParameters) {
         }
         EXPECT_NE(message_of([&] { by.rig.sharded->check_usable(); }), "");
         for (const NamedTensor& parameter : by.parameters) EXPECT_FALSE(parameter.tensor.grad().defined());
+        by.rig.sharded->drop_gradients();  // of that step alone
+        by.optimizer->replaces = by.optimizer->fails = false;
+        by.rig.backward(by.model->forward(batch(comm->rank(), 0)).square().sum());
+        EXPECT_EQ(message_of([&] { by.rig.update(); }), "");
       });
     }
   }
