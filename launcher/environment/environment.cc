@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <functional>
+#include <iterator>
 #include <set>
 #include <string_view>
 #include <utility>
 
 #include "core/environment/environment.h"
 #include "core/error.h"
+#include "core/parse_number.h"
 #include "core/str.h"
 #include "core/variables.h"
 #include "launcher/environment/host.h"
@@ -17,11 +19,15 @@
 namespace tessera::launcher {
 namespace {
 
-/// A variable PET_*, torchrun's way to give its flags by the environment, as a number; nullopt if it is
-/// unset, or a word ("auto", "gpu").
+/// A variable PET_*, torchrun's way to give its flags by the environment; nullopt if it is unset.
 std::optional<int> pet_number(const char* name, int least, int most) {
-  const auto value = integer_variable(name);
-  if (value && (*value < least || *value > most))
+  const auto text = text_variable(name);
+  if (!text) return std::nullopt;
+  const auto value = parse_number<int>(*text);
+  if (!value)
+    throw CommError(name, "=", *text, ": expected a number",
+                    text->find(':') == text->npos ? "" : "; pods whose number may change are torchrun's");
+  if (*value < least || *value > most)
     throw CommError(name, "=", *value, " is out of range: expected ", least, " to ", most);
   return value;
 }
@@ -41,7 +47,13 @@ std::optional<HostPlace> place_in_pytorch_job() {
     throw CommError("PET_NODE_RANK is not set although PET_NNODES=", place.num_nodes,
                     " is; expected this host's number, 0 to ", place.num_nodes - 1);
   place.node_rank = node_rank.value_or(0);
-  place.nproc = pet_number("PET_NPROC_PER_NODE", 1, kMaxRanks);
+  constexpr std::string_view kWords[] = {"auto", "gpu", "cpu", "xpu"};
+  const std::string nproc = text_variable("PET_NPROC_PER_NODE").value_or("");
+  if (std::find(std::begin(kWords), std::end(kWords), nproc) != std::end(kWords))
+    place.nproc_word = nproc;
+  else
+    place.nproc = pet_number("PET_NPROC_PER_NODE", 1, kMaxRanks);
+  place.max_restarts = pet_number("PET_MAX_RESTARTS", 0, 1'000'000).value_or(0);
   place.master_addr = text_variable("PET_MASTER_ADDR").value_or(place.master_addr);
   place.master_port = pet_number("PET_MASTER_PORT", 1, 65535).value_or(0);
   return place;

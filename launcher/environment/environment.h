@@ -23,14 +23,17 @@ struct HostPlace {
   int node_rank = 0;
   int num_nodes = 1;
   std::string master_addr = "127.0.0.1";
-  int master_port = 0;       ///< 0: any free one
-  std::optional<int> nproc;  ///< ranks to start here
+  int master_port = 0;          ///< 0: any free one
+  std::optional<int> nproc;     ///< ranks to start here
+  std::string nproc_word = {};  ///< "auto", "gpu" …: PET_NPROC_PER_NODE is no number
+  int max_restarts = 0;         ///< PET_MAX_RESTARTS
 };
 
 /// The place that something else has given to this process as one of a host: srun, mpirun or
 /// horovodrun with one process on each of several hosts, or torchrun's own variables PET_NNODES,
-/// PET_NODE_RANK, PET_NPROC_PER_NODE, PET_MASTER_ADDR and PET_MASTER_PORT, which the operator of Kubernetes'
-/// PyTorchJob sets. nullopt: there is none. Throws CommError as tessera::environment().
+/// PET_NODE_RANK, PET_NPROC_PER_NODE, PET_MAX_RESTARTS, PET_MASTER_ADDR and PET_MASTER_PORT, which the
+/// operator of Kubernetes' PyTorchJob sets. nullopt: there is none. Throws CommError as
+/// tessera::environment().
 std::optional<HostPlace> place_of_this_host();
 
 /// Whether this process should start `nproc` ranks of itself (true) or is a rank itself (false). It is

@@ -264,13 +264,57 @@ TEST_F(ClusterTest, WrongFlagsAreOneLine) {
             "error: --nnodes 2: expected --master-addr HOST, the address of host 0\n");
   EXPECT_EQ(refusal_of({"--nnodes", "2", "--node-rank", "2", "--master-addr", "h"}),
             "error: --node-rank 2: expected 0 to 1, because there are 2 hosts (--nnodes)\n");
-  EXPECT_EQ(refusal_of({"--tee", "7"}), "error: --tee 7: expected 0 to 3, or ranks as in 0:3,1:3\n");
+  for (const char* wrong : {"7", "1,2", "0,1:3", "0:4"})
+    EXPECT_EQ(refusal_of({"-n", "3", "--tee", wrong}),
+              str("error: --tee ", wrong, ": expected 0 to 3, or ranks as in 0:3,1:3\n"));
+  EXPECT_EQ(refusal_of({"-n", "2", "--tee", "0:3,7:3"}),
+            "error: --tee: there is no rank 7 of a host; expected 0 to 1\n");
+  EXPECT_EQ(refusal_of({"--hostfile", hosts, "--tee", "2:3"}),
+            "error: --tee: there is no rank 2 of a host; expected 0 to 1\n");
   for (const char* list : {"x", "1,x", "3-", "2-1", "1,"})
     EXPECT_EQ(refusal_of({"--bind-core-list", list}),
               str("error: --bind-core-list: '", list,
                   "' is not a list of numbers; expected one as in 0,2 or 0-3\n"));
   EXPECT_EQ(refusal_of({"--bind-core-list", "99999"}),
             "error: --bind-core-list: this process may not run on core 99999\n");
+}
+
+TEST_F(ClusterTest, OneProcessOfSeveralStartsNoRunOfItsOwn) {
+  const auto refusal_of = [&](std::vector<std::string> flags, std::vector<std::string> variables) {
+    flags.insert(flags.begin(), "launch");
+    flags.insert(flags.end(), {"--", "true"});
+    Tool tool(folder_, flags, variables);
+    EXPECT_EQ(tool.wait(), 1);
+    return errors();
+  };
+  const auto mpirun = [](int rank, int local_size) {
+    return std::vector<std::string>{str("OMPI_COMM_WORLD_RANK=", rank), "OMPI_COMM_WORLD_SIZE=2",
+                                    str("OMPI_COMM_WORLD_LOCAL_RANK=", local_size - 1),
+                                    str("OMPI_COMM_WORLD_LOCAL_SIZE=", local_size), "MASTER_ADDR=127.0.0.1"};
+  };
+  const std::string here = hostfile("localhost slots=2\n");
+  for (const char* node : {"1", "-1", "100000000"})
+    EXPECT_EQ(refusal_of({"--hostfile", here, "--node-rank", node}, {}),
+              str("error: --node-rank ", node, ": the hostfile has 1 host; expected 0, or none\n"));
+  for (const auto& variables : {mpirun(1, 1), mpirun(0, 1), {"PET_NNODES=2", "PET_NODE_RANK=1"}})
+    EXPECT_EQ(refusal_of({"--hostfile", here}, variables),
+              str("error: --hostfile ", here,
+                  ": this process is one of 2 that something else has started, one a host, and each would "
+                  "start all ranks; expected one process, or no --hostfile\n"));
+  EXPECT_EQ(refusal_of({"-n", "2"}, mpirun(1, 2)),
+            "error: this process already is rank 1 of 2 (Open MPI), one of 2 on this host that would each "
+            "start ranks; expected one process a host, the program itself, or that launcher's variables "
+            "unset\n");
+  EXPECT_EQ(refusal_of({}, {"PET_NNODES=1:2", "PET_NPROC_PER_NODE=2"}),
+            "error: PET_NNODES=1:2: expected a number; pods whose number may change are torchrun's\n");
+  EXPECT_EQ(refusal_of({}, {"PET_NNODES=1", "PET_NPROC_PER_NODE=auto"}),
+            "error: PET_NPROC_PER_NODE=auto: expected the number of ranks to start on this host, or --nproc "
+            "N\n");
+  EXPECT_THAT(refusal_of({}, {"PET_NNODES=2", "PET_NODE_RANK=0", "PET_MAX_RESTARTS=3"}),
+              StartsWith("error: PET_MAX_RESTARTS: the launchers of hosts that were started one by one"));
+  Tool tool(folder_, launch_args(folder_, 1, {"env"}), {"PET_NNODES=1", "PET_MAX_RESTARTS=3"});
+  EXPECT_EQ(tool.wait(), 0) << errors();
+  EXPECT_THAT(folder_.read("env_0"), HasSubstr("\nTORCHELASTIC_MAX_RESTARTS=3\n"));
 }
 
 TEST_F(ClusterTest, HostsStartedByHand) {

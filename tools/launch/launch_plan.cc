@@ -36,24 +36,31 @@ std::chrono::milliseconds milliseconds_of(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
 }
 
-/// The local ranks of "0:3,1:3"; empty for all, as in "3".
-std::vector<int> ranks_to_show(const std::string& text) {
+/// The local ranks of "0:3,1-2:3"; empty for all, as in "3"; nullopt for none, as in "0".
+std::optional<std::vector<int>> ranks_to_show(const std::string& text) {
+  const ConfigError wrong("--tee ", text, ": expected 0 to 3, or ranks as in 0:3,1:3");
   std::vector<int> ranks;
   if (text.find(':') == text.npos) {
-    if (launcher::parse_numbers(text, "--tee").front() > 3)
-      throw ConfigError("--tee ", text, ": expected 0 to 3, or ranks as in 0:3,1:3");
-    return ranks;
+    const std::vector<int> streams = launcher::parse_numbers(text, "--tee");
+    if (streams.size() != 1 || streams[0] > 3) throw wrong;
+    return streams[0] == 0 ? std::nullopt : std::optional(ranks);
   }
   std::istringstream items(text);
   for (std::string item; std::getline(items, item, ',');) {
     const size_t colon = item.find(':');
-    const int rank = launcher::parse_numbers(item.substr(0, colon), "--tee").front();
+    const std::vector<int> numbers = launcher::parse_numbers(item.substr(0, colon), "--tee");
     const std::string streams = colon == item.npos ? "" : item.substr(colon + 1);
-    if (streams.size() != 1 || streams[0] < '0' || streams[0] > '3')
-      throw ConfigError("--tee ", text, ": expected 0 to 3, or ranks as in 0:3,1:3");
-    if (streams != "0") ranks.push_back(rank);
+    if (streams.size() != 1 || streams[0] < '0' || streams[0] > '3') throw wrong;
+    if (streams != "0") ranks.insert(ranks.end(), numbers.begin(), numbers.end());
   }
-  return ranks;
+  return ranks.empty() ? std::nullopt : std::optional(ranks);
+}
+
+/// `most`: the ranks of the host that has most.
+void check_shown(const launcher::Options& options, int most) {
+  for (const int rank : options.tee_ranks)
+    if (rank >= most)
+      throw ConfigError("--tee: there is no rank ", rank, " of a host; expected 0 to ", most - 1);
 }
 
 bool is_this_host(const Host& host) {
@@ -84,13 +91,30 @@ std::vector<Host> hosts_of(const LaunchFlags& flags) {
   return hosts;
 }
 
+/// Throws where other processes beside this one would start the same ranks.
+void check_is_alone(const LaunchFlags& flags) {
+  const auto env = scheduler_environment();
+  if (env && env->local_world_size > 1)
+    throw ConfigError("this process already is rank ", env->rank, " of ", env->world_size, " (",
+                      env->launcher, "), one of ", env->local_world_size,
+                      " on this host that would each start ranks; expected one process a host, the program "
+                      "itself, or that launcher's variables unset");
+  if (flags.hostfile.empty()) return;
+  if (const auto place = launcher::place_of_this_host(); place && place->num_nodes > 1)
+    throw ConfigError(
+        "--hostfile ", flags.hostfile, ": this process is one of ", place->num_nodes,
+        " that something else has started, one a host, and each would start all ranks; expected "
+        "one process, or no --hostfile");
+}
+
 launcher::Options common_options(const LaunchFlags& flags) {
   launcher::Options options;
   options.nproc = flags.nproc.value_or(1);
   options.master_port = flags.master_port;
   options.log_dir = flags.log_dir;
-  options.tee = flags.tee && *flags.tee != "0";
-  if (options.tee) options.tee_ranks = ranks_to_show(*flags.tee);
+  const auto shown = flags.tee ? ranks_to_show(*flags.tee) : std::nullopt;
+  options.tee = shown.has_value();
+  options.tee_ranks = shown.value_or(std::vector<int>());
   options.bind_cores = flags.bind_cores || !flags.core_list.empty();
   if (!flags.core_list.empty())
     options.core_list = launcher::parse_numbers(flags.core_list, "--bind-core-list");
@@ -101,7 +125,7 @@ launcher::Options common_options(const LaunchFlags& flags) {
   return options;
 }
 
-/// The slots of a host, and those before it.
+/// The slots of this host, options.node_rank, and those before it.
 void take_slots(launcher::Options& options, const std::vector<Host>& hosts) {
   options.num_nodes = static_cast<int>(hosts.size());
   for (const Host& host : hosts) options.ranks_by_node.push_back(static_cast<int>(host.slots.size()));
@@ -118,6 +142,9 @@ void take_place(launcher::Options& options, const LaunchFlags& flags) {
   const auto address = text_variable("MASTER_ADDR");
   options.num_nodes = flags.num_nodes.value_or(place ? place->num_nodes : 1);
   options.node_rank = flags.node_rank.value_or(place ? place->node_rank : 0);
+  if (place && !flags.nproc && !place->nproc_word.empty())
+    throw ConfigError("PET_NPROC_PER_NODE=", place->nproc_word,
+                      ": expected the number of ranks to start on this host, or --nproc N");
   if (place && !flags.nproc) options.nproc = place->nproc.value_or(1);
   if (place && options.master_port == 0) options.master_port = place->master_port;
   if (options.num_nodes > 1 && options.master_port == 0)
@@ -221,17 +248,20 @@ launcher::ClusterOptions cluster_of(const LaunchFlags& flags, Engine engine, con
 launcher::RestartPolicy restarts_of(const LaunchFlags& flags, Engine engine, const launcher::Options& local) {
   launcher::RestartPolicy policy;
   const bool is_here = engine == Engine::kLocal;
+  const auto place = is_here ? launcher::place_of_this_host() : std::nullopt;
   policy.fewest = flags.fewest_nodes;
   policy.max_restarts =
-      flags.max_restarts.value_or(policy.fewest > 0 ? flags.num_nodes.value_or(0) - policy.fewest : 0);
+      flags.max_restarts.value_or(policy.fewest > 0 ? flags.num_nodes.value_or(0) - policy.fewest
+                                  : place           ? place->max_restarts
+                                                    : 0);
   if (policy.max_restarts < 0)
     throw ConfigError("--max-restarts ", policy.max_restarts, ": expected 0 or more");
   if (!is_here && flags.fewest_nodes > 0 && engine != Engine::kSsh)
     throw ConfigError("--nnodes MIN:MAX: only ssh says which host is lost; expected --launcher ssh");
   if (is_here && local.num_nodes > 1 && policy.max_restarts > 0)
-    throw ConfigError(
-        "--max-restarts: the launchers of hosts that were started one by one do not know of each other; "
-        "expected --hostfile FILE, or torchrun --max-restarts");
+    throw ConfigError(flags.max_restarts ? "--max-restarts" : "PET_MAX_RESTARTS",
+                      ": the launchers of hosts that were started one by one do not know of each other; "
+                      "expected --hostfile FILE, or torchrun --max-restarts");
   return policy;
 }
 
@@ -282,6 +312,7 @@ LaunchPlan plan_launch(const LaunchFlags& flags) {
   LaunchPlan plan;
   plan.local = common_options(flags);
   const auto agent = text_variable(launcher::kAgentVariable);
+  if (!agent) check_is_alone(flags);
   std::vector<Host> hosts = agent ? std::vector<Host>() : hosts_of(flags);
   Engine engine = hosts.empty() ? Engine::kLocal : Engine::kSsh;
   if (!flags.launcher.empty()) engine = launcher::engine_of(flags.launcher);
@@ -296,18 +327,26 @@ LaunchPlan plan_launch(const LaunchFlags& flags) {
     plan.restarts = restarts_of(flags, engine, plan.local);
     plan.cluster = cluster_of(flags, engine, plan.local, std::move(hosts));
     plan.num_ranks = plan.cluster->num_nodes * plan.cluster->nproc;
-    if (!plan.cluster->hosts.empty()) plan.num_ranks = 0;
-    for (const Host& host : plan.cluster->hosts) plan.num_ranks += static_cast<int>(host.slots.size());
+    int most = plan.cluster->nproc;
+    if (!plan.cluster->hosts.empty()) plan.num_ranks = most = 0;
+    for (const Host& host : plan.cluster->hosts) {
+      plan.num_ranks += static_cast<int>(host.slots.size());
+      most = std::max(most, static_cast<int>(host.slots.size()));
+    }
+    check_shown(plan.local, most);
     return plan;
   }
   if (!hosts.empty() && !is_here)
     throw ConfigError(
         "--launcher local: the hostfile names other hosts; expected this one alone, or another launcher");
+  if (is_here && flags.node_rank.value_or(0) != 0)
+    throw ConfigError("--node-rank ", *flags.node_rank, ": the hostfile has 1 host; expected 0, or none");
   if (agent)
     become_agent(plan.local, flags, *agent);
   else
     take_place(plan.local, flags);
   if (!hosts.empty()) take_slots(plan.local, hosts);
+  if (!agent) check_shown(plan.local, plan.local.nproc);
   if (!agent) plan.restarts = restarts_of(flags, Engine::kLocal, plan.local);
   plan.is_first_host = plan.local.node_rank == 0;
   plan.num_ranks = plan.local.num_nodes * plan.local.nproc;

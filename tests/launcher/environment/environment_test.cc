@@ -10,10 +10,12 @@
 #include "core/environment/environment.h"
 #include "core/error.h"
 #include "launcher/environment/host.h"
+#include "tests/support/errors.h"
 
 namespace tessera::launcher {
 namespace {
 
+using tessera::testing::error_of;
 using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -121,13 +123,11 @@ TEST_F(EnvironmentTest, APodOfPyTorchJobGivesTorchrunsFlags) {
   EXPECT_TRUE(should_start_ranks(std::nullopt));
   ::setenv("PET_NPROC_PER_NODE", "auto", 1);
   EXPECT_FALSE(should_start_ranks(std::nullopt)) << "one rank a pod";
+  const auto place_error = [] { return error_of<CommError>([] { place_of_this_host(); }); };
+  ::setenv("PET_NPROC_PER_NODE", "4x", 1);
+  EXPECT_EQ(place_error(), "PET_NPROC_PER_NODE=4x: expected a number");
   ::unsetenv("PET_NODE_RANK");
-  try {
-    place_of_this_host();
-    FAIL();
-  } catch (const CommError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("PET_NODE_RANK is not set although PET_NNODES=2 is"));
-  }
+  EXPECT_THAT(place_error(), HasSubstr("PET_NODE_RANK is not set although PET_NNODES=2 is"));
 }
 
 TEST_F(EnvironmentTest, RanksGetTorchrunsVariablesOnceEach) {
