@@ -202,7 +202,9 @@ WorkPtr TransportCommunicator::do_reduce_scatter(const at::Tensor& full, const R
 
 WorkPtr TransportCommunicator::do_all_reduce(const at::Tensor& full, double scale, std::string_view label) {
   if (full.numel() == 0) return finished_work();
-  return issue(describe("all_reduce", label, full), {full},
+  CollectiveDesc desc = describe("all_reduce", label, full);
+  if (scale != 1) desc.op += scale * size() == 1 ? std::string(" (mean)") : str(" (times ", scale, ")");
+  return issue(std::move(desc), {full},
                [&](uint32_t tag) { return transport_->all_reduce(full, scale, tag); });
 }
 

@@ -71,6 +71,18 @@ at::Tensor flat(const at::Tensor& tensor) {
   return tensor.detach().view(-1);
 }
 
+/// A shape that is not a buffer's is a part of the label, which is compared among ranks.
+std::string with_shape(const std::string& label, const at::Tensor& tensor) {
+  return tensor.dim() == 1 ? label : tessera::str(label, " of shape ", tensor.sizes());
+}
+
+/// Waits for a collective that has changed `tensor`. Autograd refuses a backward pass that needs what was
+/// there before.
+void finish(const comm::WorkPtr& work, const at::Tensor& tensor) {
+  work->wait();
+  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
 std::vector<py::bytes> exchange(Communicator& self, const std::string& value, const std::string& label) {
   const std::vector<std::string> values = self.exchange(value, label);
   return {values.begin(), values.end()};
@@ -111,13 +123,13 @@ void bind_comm(py::module_& module) {
       .def(
           "all_reduce",
           [](Communicator& self, const at::Tensor& tensor, const std::string& label, double scale) {
-            self.all_reduce(flat(tensor), label, scale)->wait();
+            finish(self.all_reduce(flat(tensor), with_shape(label, tensor), scale), tensor);
           },
           py::arg("tensor"), py::arg("label"), py::arg("scale"))
       .def(
           "broadcast",
           [](Communicator& self, const at::Tensor& tensor, int root, const std::string& label) {
-            self.broadcast(flat(tensor), root, label)->wait();
+            finish(self.broadcast(flat(tensor), root, with_shape(label, tensor)), tensor);
           },
           py::arg("tensor"), py::arg("root"), py::arg("label"))
       .def("exchange", &exchange, py::arg("value"), py::arg("label"))

@@ -86,7 +86,7 @@ def _join(backend, device, timeout_s, rendezvous_timeout_s, verify=False, log=Tr
             atexit.register(_end)
             if multiprocessing.parent_process() is not None:  # it ends without atexit's functions
                 multiprocessing.util.Finalize(None, _end_child, exitpriority=0)
-        elif _group.size > 1:
+        else:
             _check_joined_alike(given)
         return _group
 
@@ -96,8 +96,9 @@ def _check_joined_alike(given):
     defaults = {"backend": "auto", "device": "auto", "timeout_s": 1800.0, "verify": False}
     real = {"backend": _group.backend, "device": _group.device.type, "timeout_s": _joined_with["timeout_s"],
             "verify": _joined_with["verify"]}
+    compared = real if _group.size > 1 else ("device",)  # one rank sends nothing, and nothing times out
     for name, value in given.items():
-        if value not in (defaults[name], real[name]):
+        if name in compared and value not in (defaults[name], real[name]):
             raise CommError(f"init_distributed({name}={value!r}): this process has joined its group with {name}={real[name]!r}, which stays; give "
                             "it to the first call")
 
@@ -298,7 +299,7 @@ def all_reduce(tensor: torch.Tensor | float, op: str = "mean", label: str = "all
     ----------
     tensor : Tensor or number
         Of any shape and the same shape and dtype on all ranks, contiguous, on the group's device. A number becomes an fp64 one. The mean
-        is of floating ones.
+        is of floating ones. It counts as changed in place, so that autograd refuses a backward pass that needs what it was.
     op : {"mean", "sum"}
     label : str
         Names the tensor in errors; the same on all ranks.

@@ -174,13 +174,15 @@ TEST_P(FailuresTest, WhatDiffersBetweenRanksIsAnErrorNotAHangACrashOrAWrongSum) 
     comm.all_gather(at::zeros({64}), at::ones({32}), "unit 4")->wait();
   };
   const Call exchange = [](Communicator& comm) { comm.exchange("x", "plan"); },
-             barrier = [](Communicator& comm) { comm.barrier("end"); };
+             barrier = [](Communicator& comm) { comm.barrier("end"); },
+             mean = [](Communicator& comm) { comm.all_reduce(at::ones({8}), "unit 3", 0.5)->wait(); };
   struct Case {
     Call of_rank_0, of_rank_1;
     std::vector<const char*> words = {};
   } const cases[] = {{sum(8, "unit 3"),
                       gather,
                       {"all_reduce of \"unit 3\" (8 x Float)", "all_gather of \"unit 4\" (64 x Float)"}},
+                     {sum(8, "unit 3"), mean, {"all_reduce of", "all_reduce (mean) of \"unit 3\""}},
                      {sum(8, "unit"), sum(9, "unit")},
                      {sum(8, "unit 1"), sum(8, "unit 2")},
                      {exchange, barrier}};
