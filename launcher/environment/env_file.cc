@@ -4,20 +4,13 @@
 #include <cctype>
 #include <filesystem>
 #include <fstream>
-#include <set>
 #include <system_error>
 #include <unordered_set>
 
 #include "core/error.h"
+#include "launcher/environment/environment.h"
 
 namespace tessera::launcher {
-namespace {
-
-const std::set<std::string_view> kSetByLauncher = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK",
-                                                   "LOCAL_WORLD_SIZE"};
-
-}  // namespace
-
 bool is_variable_name(std::string_view text) {
   const auto fits = [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; };
   return !text.empty() && std::isdigit(static_cast<unsigned char>(text[0])) == 0 &&
@@ -42,11 +35,13 @@ std::vector<std::string> read_env_file(const std::string& path) {
       throw ConfigError(path, ":", number, ": expected NAME=VALUE, with a name of letters, digits and _");
     if (line.find('\0') != line.npos)
       throw ConfigError(path, ":", number, ": has a NUL character; expected NAME=VALUE without");
-    if (kSetByLauncher.contains(std::string_view(line).substr(0, equals)))
-      throw ConfigError(path, ":", number, ": ", line.substr(0, equals),
-                        " is set by the launcher, for each rank; expected other variables");
-    if (!names.insert(line.substr(0, equals)).second)
-      throw ConfigError(path, ":", number, ": ", line.substr(0, equals), " stands there twice");
+    const std::string name = line.substr(0, equals);
+    if (is_always_set(name) || name == "TESSERA_MEMORY_DIR")
+      throw ConfigError(path, ":", number, ": ", name, " is set by the launcher; expected ",
+                        name == "MASTER_ADDR"   ? "--master-addr"
+                        : name == "MASTER_PORT" ? "--master-port"
+                                                : "other variables");
+    if (!names.insert(name).second) throw ConfigError(path, ":", number, ": ", name, " stands there twice");
     variables.push_back(line);
   }
   return variables;

@@ -12,7 +12,7 @@ bool is_variable_name(std::string_view text);
 
 /// "NAME=value" lines, in order. Empty lines and those that begin with `#` are left out; the value is
 /// all that follows the first `=`, as it is. Throws ConfigError with FILE:LINE for another line, a name that
-/// is no variable's, and one that stands there twice.
+/// is no variable's or one of those that the launcher sets, and one that stands there twice.
 std::vector<std::string> read_env_file(const std::string& path);
 
 }  // namespace tessera::launcher

@@ -85,8 +85,9 @@ bool should_start_ranks(std::optional<int> nproc) {
   return false;
 }
 
-std::vector<std::string> rank_environment(const RankVariables& variables) {
-  std::vector<std::pair<std::string, std::string>> ours = {
+/// What each rank has its own value of, whatever it is given.
+static std::vector<std::pair<std::string, std::string>> always_set(const RankVariables& variables) {
+  return {
       {"RANK", std::to_string(variables.rank)},
       {"WORLD_SIZE", std::to_string(variables.world_size)},
       {"LOCAL_RANK", std::to_string(variables.local_rank)},
@@ -101,6 +102,15 @@ std::vector<std::string> rank_environment(const RankVariables& variables) {
       {"TORCHELASTIC_RESTART_COUNT", std::to_string(variables.restart_count)},
       {"TORCHELASTIC_MAX_RESTARTS", std::to_string(variables.max_restarts)},
   };
+}
+
+bool is_always_set(std::string_view name) {
+  static const auto all = always_set({});
+  return std::any_of(all.begin(), all.end(), [&](const auto& one) { return one.first == name; });
+}
+
+std::vector<std::string> rank_environment(const RankVariables& variables) {
+  std::vector<std::pair<std::string, std::string>> ours = always_set(variables);
   if (!variables.run_secret.empty()) ours.emplace_back("TESSERA_RUN_SECRET", variables.run_secret);
   if (!variables.memory_folder.empty()) ours.emplace_back("TESSERA_MEMORY_DIR", variables.memory_folder);
   if (!variables.visible_devices.empty())
@@ -108,12 +118,16 @@ std::vector<std::string> rank_environment(const RankVariables& variables) {
   std::set<std::string, std::less<>> names;
   for (const auto& [name, value] : ours) names.insert(name);
   const auto is_ours = [&](std::string_view name) { return names.contains(name); };
+  bool has_threads = text_variable("OMP_NUM_THREADS").has_value();
   for (const std::string& line : variables.given) {
-    if (line == "OMP_NUM_THREADS=") continue;  // as unset: libgomp would take all cores on each rank
+    if (line == "OMP_NUM_THREADS=") {  // as unset: libgomp would take all cores on each rank
+      has_threads = false;
+      continue;
+    }
     if (const size_t equals = line.find('='); names.insert(line.substr(0, equals)).second)
       ours.emplace_back(line.substr(0, equals), line.substr(equals + 1));
   }
-  if (!text_variable("OMP_NUM_THREADS") && names.insert("OMP_NUM_THREADS").second) {
+  if (!has_threads && names.insert("OMP_NUM_THREADS").second) {
     const int share = std::max(1, available_cores() / variables.local_world_size);
     ours.emplace_back("OMP_NUM_THREADS", std::to_string(variables.num_cores.value_or(share)));
   }

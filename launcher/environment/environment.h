@@ -5,6 +5,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace tessera::launcher {
@@ -64,6 +65,9 @@ struct RankVariables {
   std::optional<int> num_cores = std::nullopt;
   std::vector<std::string> given = {};  ///< "NAME=value" of --env-file; the variables above come after them
 };
+
+/// Whether rank_environment() gives a variable a value of its own for all of RankVariables.
+bool is_always_set(std::string_view name);
 
 /// This process's environment as "NAME=value" with these variables set for the rank: RANK, WORLD_SIZE,
 /// LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TESSERA_RUN_ID,

@@ -173,6 +173,34 @@ TEST_F(LaunchTest, ProgramThatCannotBeStartedIsAOneLineError) {
   EXPECT_TRUE(fs::is_empty(temporary_.path()));
 }
 
+TEST_F(LaunchTest, AFlagCountsOrIsRefused) {
+  const std::string first = folder_.path("first.env"), second = folder_.path("second.env");
+  std::ofstream(first) << "A=1\nB=1\nTESSERA_RENDEZVOUS_TIMEOUT_S=9\n";
+  std::ofstream(second) << "B=2\n";
+  EXPECT_EQ(run_tool(1, {"env"},
+                     {"--env-file", first, "--env-file", second, "--rendezvous-timeout", "77",
+                      "--master-addr", "127.0.0.2"}),
+            0)
+      << errors();
+  for (const char* line : {"A=1", "B=2", "TESSERA_RENDEZVOUS_TIMEOUT_S=77", "MASTER_ADDR=127.0.0.2"})
+    EXPECT_THAT("\n" + folder_.read("env_0"), HasSubstr(str("\n", line, "\n")));
+  EXPECT_EQ(run_tool(1, {"hang"}, {"--timeout", "0.0001"}), 124);
+  std::ofstream(first) << "CUDA_VISIBLE_DEVICES=0\n";
+  std::ofstream(second) << "localhost slots=4\n";
+  for (const auto& [flags, error] :
+       {std::pair<std::vector<std::string>, const char*>{
+            {"--ssh-port", "99"},
+            "--ssh-port: the ranks are started on this host alone; expected --hostfile or --launcher too"},
+        {{"--launcher-args", "x"},
+         "--launcher-args: the ranks are started on this host alone; expected --hostfile or --launcher too"},
+        {{"--hostfile", second, "--include", "localhost:2,3", "--env-file", first},
+         "--env-file: has CUDA_VISIBLE_DEVICES, but the slots of host localhost are 2,3, which are its "
+         "devices; expected one of the two"}}) {
+    EXPECT_EQ(run_tool(1, {"env"}, flags), 1);
+    EXPECT_EQ(errors(), str("error: ", error, "\n"));
+  }
+}
+
 TEST_F(LaunchTest, AProgramStartsRanksOfItselfOrIsOne) {
   Tool spawner(folder_, {"self", folder_.path(), "--nproc", "3"});
   EXPECT_EQ(spawner.wait(), 0) << errors();

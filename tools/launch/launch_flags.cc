@@ -110,8 +110,12 @@ void add_cluster_flags(CLI::App& command, LaunchFlags& flags) {
 }
 
 void add_rank_flags(CLI::App& command, LaunchFlags& flags) {
-  add_text(command, "--env-file,--env_file", "FILE", flags.env_file,
-           "Environment variables for the ranks: lines NAME=VALUE");
+  command
+      .add_option_function<std::string>(
+          "--env-file,--env_file", [&flags](const std::string& text) { flags.env_files.push_back(text); },
+          "Environment variables for the ranks: lines NAME=VALUE; may be given several times")
+      ->trigger_on_parse()
+      ->type_name("FILE");
   add_text(command, "--log-dir,--log_dir,--enable_each_rank_log", "DIR", flags.log_dir,
            "Folder for the output of ranks 1 and above (default: a temporary one, kept if it says more "
            "about a failure than was printed)");
@@ -148,12 +152,13 @@ void add_launch_flags(CLI::App& command, LaunchFlags& flags) {
   command
       .add_option_function<std::string>(
           "--rendezvous-timeout,--rendezvous_timeout",
-          [](const std::string& text) {
+          [&flags](const std::string& text) {
             const auto seconds = parse_number<double>(text);
             if (!seconds || !(*seconds > 0 && *seconds <= kMaxSeconds))
               throw ConfigError("--rendezvous-timeout ", text.empty() ? "''" : text,
                                 ": expected seconds above 0, at most ", kMaxSeconds);
             ::setenv("TESSERA_RENDEZVOUS_TIMEOUT_S", text.c_str(), /*overwrite=*/1);
+            flags.rendezvous_timeout = text;
           },
           "Seconds ranks wait for each other when they meet (default: 300)")
       ->type_name("S");

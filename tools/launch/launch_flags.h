@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace tessera::tools {
 
@@ -19,7 +20,8 @@ struct LaunchFlags {
   std::string launcher;       ///< --launcher; empty: ssh with a hostfile, else local
   std::string launcher_args;  ///< words, separated by blanks
   int ssh_port = 0;
-  std::string env_file;
+  std::vector<std::string> env_files;  ///< --env-file; of a variable in several the last one counts
+  std::string rendezvous_timeout;      ///< --rendezvous-timeout, which is above --env-file; empty: not given
   std::string log_dir;  ///< --log-dir; empty: a temporary folder, kept if it says more about a failure than
                         ///< was printed
   std::optional<std::string> tee;  ///< --tee; "3" or "": all ranks of a host; "0:3,1:3": these

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <filesystem>
+#include <map>
 #include <numeric>
 #include <sstream>
 #include <string_view>
@@ -33,7 +35,7 @@ std::vector<std::string> words_of(const std::string& text) {
 }
 
 std::chrono::milliseconds milliseconds_of(double seconds) {
-  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+  return std::chrono::milliseconds(static_cast<int64_t>(std::ceil(seconds * 1000)));
 }
 
 /// The local ranks of "0:3,1-2:3"; empty for all, as in "3"; nullopt for none, as in "0".
@@ -107,6 +109,18 @@ void check_is_alone(const LaunchFlags& flags) {
         "one process, or no --hostfile");
 }
 
+/// The lines of all of --env-file.
+std::vector<std::string> variables_of(const LaunchFlags& flags) {
+  std::map<std::string, std::string> lines;
+  for (const std::string& file : flags.env_files)
+    for (const std::string& line : launcher::read_env_file(file))
+      lines[line.substr(0, line.find('='))] = line;
+  if (!flags.rendezvous_timeout.empty()) lines.erase("TESSERA_RENDEZVOUS_TIMEOUT_S");
+  std::vector<std::string> variables;
+  for (const auto& [name, line] : lines) variables.push_back(line);
+  return variables;
+}
+
 launcher::Options common_options(const LaunchFlags& flags) {
   launcher::Options options;
   options.nproc = flags.nproc.value_or(1);
@@ -118,11 +132,26 @@ launcher::Options common_options(const LaunchFlags& flags) {
   options.bind_cores = flags.bind_cores || !flags.core_list.empty();
   if (!flags.core_list.empty())
     options.core_list = launcher::parse_numbers(flags.core_list, "--bind-core-list");
-  if (!flags.env_file.empty()) options.variables = launcher::read_env_file(flags.env_file);
+  options.variables = variables_of(flags);
   options.timeout = milliseconds_of(flags.timeout_s);
   options.save_grace = milliseconds_of(flags.save_grace_s);
   options.signals.handled = launcher::parse_signals(flags.signals_to_handle, "--signals-to-handle");
   return options;
+}
+
+/// Whether these are slots 0 to N-1. For others CUDA_VISIBLE_DEVICES says which they are.
+bool are_first(const std::vector<int>& slots) {
+  std::vector<int> first(slots.size());
+  std::iota(first.begin(), first.end(), 0);
+  return slots == first;
+}
+
+void check_devices(const launcher::Options& options, const std::vector<Host>& hosts) {
+  for (const std::string& line : options.variables)
+    for (const Host& host : hosts)
+      if (line.starts_with("CUDA_VISIBLE_DEVICES=") && !are_first(host.slots))
+        throw ConfigError("--env-file: has CUDA_VISIBLE_DEVICES, but the slots of host ", host.name, " are ",
+                          join(host.slots, ","), ", which are its devices; expected one of the two");
 }
 
 /// The slots of this host, options.node_rank, and those before it.
@@ -131,9 +160,7 @@ void take_slots(launcher::Options& options, const std::vector<Host>& hosts) {
   for (const Host& host : hosts) options.ranks_by_node.push_back(static_cast<int>(host.slots.size()));
   const std::vector<int>& slots = hosts[static_cast<size_t>(options.node_rank)].slots;
   options.nproc = static_cast<int>(slots.size());
-  std::vector<int> first(slots.size());
-  std::iota(first.begin(), first.end(), 0);
-  if (slots != first) options.visible_devices = join(slots, ",");
+  if (!are_first(slots)) options.visible_devices = join(slots, ",");
 }
 
 /// This host's place by flags, else by what else started this process on each host.
@@ -149,12 +176,11 @@ void take_place(launcher::Options& options, const LaunchFlags& flags) {
   if (place && options.master_port == 0) options.master_port = place->master_port;
   if (options.num_nodes > 1 && options.master_port == 0)
     options.master_port = integer_variable("MASTER_PORT").value_or(launcher::kDefaultMasterPort);
+  if (!flags.master_addr.empty()) options.master_addr = flags.master_addr;
   if (options.num_nodes == 1) return;
-  if (!flags.master_addr.empty())
-    options.master_addr = flags.master_addr;
-  else if (place)
+  if (flags.master_addr.empty() && place)
     options.master_addr = place->master_addr;
-  else if (address)
+  else if (flags.master_addr.empty() && address)
     options.master_addr = *address;
   if (!place && !flags.node_rank)
     throw ConfigError("--nnodes ", options.num_nodes, ": expected --node-rank 0 to ", options.num_nodes - 1,
@@ -271,7 +297,7 @@ launcher::RestartPolicy restarts_of(const LaunchFlags& flags, Engine engine, con
 static std::string flag_of_launcher(const LaunchFlags& flags) {
   const std::pair<const char*, bool> given[] = {
       {"--max-restarts", flags.max_restarts.value_or(0) != 0},
-      {"--env-file", !flags.env_file.empty()},
+      {"--env-file", !flags.env_files.empty()},
       {"--log-dir", !flags.log_dir.empty()},
       {"--tee", flags.tee.has_value()},
       {"--timeout", flags.timeout_s != 0},
@@ -314,6 +340,7 @@ LaunchPlan plan_launch(const LaunchFlags& flags) {
   const auto agent = text_variable(launcher::kAgentVariable);
   if (!agent) check_is_alone(flags);
   std::vector<Host> hosts = agent ? std::vector<Host>() : hosts_of(flags);
+  check_devices(plan.local, hosts);
   Engine engine = hosts.empty() ? Engine::kLocal : Engine::kSsh;
   if (!flags.launcher.empty()) engine = launcher::engine_of(flags.launcher);
   const bool is_here = hosts.size() == 1 && is_this_host(hosts.front());
@@ -339,6 +366,9 @@ LaunchPlan plan_launch(const LaunchFlags& flags) {
   if (!hosts.empty() && !is_here)
     throw ConfigError(
         "--launcher local: the hostfile names other hosts; expected this one alone, or another launcher");
+  if (flags.ssh_port != 0 || !flags.launcher_args.empty())
+    throw ConfigError(flags.ssh_port != 0 ? "--ssh-port" : "--launcher-args",
+                      ": the ranks are started on this host alone; expected --hostfile or --launcher too");
   if (is_here && flags.node_rank.value_or(0) != 0)
     throw ConfigError("--node-rank ", *flags.node_rank, ": the hostfile has 1 host; expected 0, or none");
   if (agent)

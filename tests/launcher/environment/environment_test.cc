@@ -167,6 +167,9 @@ TEST_F(EnvironmentTest, ThreadsAreCoresSharedByRanksUnlessSet) {
   EXPECT_THAT(of(4096), Contains("OMP_NUM_THREADS=1"));
   ::setenv("OMP_NUM_THREADS", "7", 1);
   EXPECT_THAT(of(4096), Contains("OMP_NUM_THREADS=7"));
+  EXPECT_THAT(rank_environment({.local_world_size = 4096, .given = {"OMP_NUM_THREADS="}}),
+              Contains("OMP_NUM_THREADS=1"))
+      << "unset by --env-file";
 }
 
 }  // namespace

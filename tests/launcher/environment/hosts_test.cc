@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "launcher/environment/env_file.h"
+#include "launcher/environment/environment.h"
 #include "tests/launcher/tool.h"
 #include "tests/support/errors.h"
 
@@ -141,6 +142,16 @@ TEST_F(HostsTest, AnEnvFileHasAVariableALine) {
   std::ofstream(folder_.path("env")) << "A=1\nAB=2\nA=3\n";
   EXPECT_EQ(error_of<ConfigError>([&] { read_env_file(folder_.path("env")); }),
             folder_.path("env") + ":3: A stands there twice");
+  for (const std::string& line : rank_environment({.given = {"GIVEN=1"}})) {
+    const std::string name = line.substr(0, line.find('='));
+    if (!is_always_set(name)) continue;
+    std::ofstream(folder_.path("env")) << name << "=7\n";
+    EXPECT_EQ(error_of<ConfigError>([&] { read_env_file(folder_.path("env")); }),
+              folder_.path("env") + ":1: " + name + " is set by the launcher; expected " +
+                  (name == "MASTER_ADDR"   ? "--master-addr"
+                   : name == "MASTER_PORT" ? "--master-port"
+                                           : "other variables"));
+  }
 }
 
 }  // namespace

@@ -90,10 +90,10 @@ def command_of(args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
         words += ["--log-dir", args.enable_each_rank_log]
     if args.bind_cores_to_rank or args.bind_core_list:
         words += ["--bind-cores", *(["--bind-core-list", args.bind_core_list] if args.bind_core_list else [])]
-    if args.ssh_port is not None:
+    if args.ssh_port is not None and has_hosts:
         words += ["--ssh-port", str(args.ssh_port)]
     files = [os.path.join(folder, DEEPSPEED_ENVIRONMENT_NAME) for folder in DEEPSPEED_ENVIRONMENT_PATHS]
-    words += next((["--env-file", path] for path in files if os.path.isfile(path)), [])
+    words += [word for path in dict.fromkeys(map(os.path.realpath, files)) if os.path.isfile(path) for word in ("--env-file", path)]
     if args.no_python:
         if not args.no_local_rank:
             sys.exit("error: --no_python needs --no_local_rank here; the program finds its number in LOCAL_RANK")
