@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "core/error.h"
+#include "core/files/disk_error.h"
 #include "core/files/file_descriptor.h"
 #include "core/files/temporary_folder.h"
 #include "core/str.h"
@@ -214,7 +215,12 @@ Ending run_once(const Options& options, SignalWatch& signals, Guard& guard, cons
   Outcome outcome;
   {
     // Its end comes before a report of a failure: what ranks have written is shown by then.
-    const Tee tee(shown_files(options, share, files));
+    const std::vector<ShownFile> shown = shown_files(options, share, files);
+    const Tee tee(shown, [&](int error) {
+      files.keep();
+      log.warning(str("the output of ranks cannot be written: ", describe_errno(error), "; it is in ",
+                      shown.front().path, shown.size() > 1 ? " and the files beside it" : ""));
+    });
     outcome = Supervisor(ranks, guard, signals, supervision, log).supervise();
   }
   const RankExit* first = root_cause(outcome.exits);

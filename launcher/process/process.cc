@@ -45,7 +45,7 @@ void exec_child(const ChildPlan& plan) {
   if (options.stdin_fd >= 0 && ::dup2(options.stdin_fd, 0) < 0) return;
   if (options.stdout_fd >= 0 && ::dup2(options.stdout_fd, 1) < 0) return;
   if (options.stderr_fd >= 0 && ::dup2(options.stderr_fd, 2) < 0) return;
-  for (const int signal : {SIGINT, SIGTERM, SIGQUIT, SIGCHLD, SIGPIPE}) ::signal(signal, SIG_DFL);
+  for (const int signal : {SIGINT, SIGTERM, SIGQUIT, SIGCHLD, SIGPIPE, SIGXFSZ}) ::signal(signal, SIG_DFL);
   for (const int signal : {SIGTTIN, SIGTTOU}) ::signal(signal, SIG_IGN);
   ::sigprocmask(SIG_SETMASK, &options.signal_mask, nullptr);
   ::execvpe(options.program.c_str(), plan.argv.data(), plan.envp.data());

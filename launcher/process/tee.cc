@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <functional>
 #include <map>
 #include <string_view>
 #include <utility>
@@ -60,11 +61,15 @@ class Output {
       if (n < 0 && errno == EINTR) continue;
       if (n < 0 && errno == EAGAIN) break;
       is_gone_ = n <= 0;  // errors of the output do not concern the ranks
+      if (n < 0 && errno != EPIPE && errno != ECONNRESET && errno != EIO) error_ = errno;
       written = is_gone_ ? waiting_.size() : written + static_cast<size_t>(n);
     }
     waiting_.erase(0, written);
     return written > 0;
   }
+
+  /// The errno, once, of an output that has failed while it has a reader: a full disk.
+  int take_error() { return std::exchange(error_, 0); }
 
   /// Waits until it takes more, if there is more.
   void wait(std::chrono::milliseconds limit) const {
@@ -77,6 +82,7 @@ class Output {
   FileDescriptor own_;
   bool is_socket_ = false;
   bool is_gone_ = false;
+  int error_ = 0;
   std::string waiting_;
 };
 
@@ -128,7 +134,8 @@ class Follower {
   std::string text_;
 };
 
-void follow(const std::stop_token& stop, const std::vector<ShownFile>& files) {
+void follow(const std::stop_token& stop, const std::vector<ShownFile>& files,
+            const std::function<void(int)>& on_error) {
   std::map<int, Output> outputs;  // by descriptor: lines of several files stay whole
   std::vector<Follower> followers;
   for (const ShownFile& file : files)
@@ -136,7 +143,10 @@ void follow(const std::stop_token& stop, const std::vector<ShownFile>& files) {
   const auto advance = [&] {
     bool any = false;
     for (Follower& follower : followers) any |= follower.advance();
-    for (auto& [fd, output] : outputs) any |= output.advance();
+    for (auto& [fd, output] : outputs) {
+      any |= output.advance();
+      if (const int error = output.take_error(); error != 0 && on_error) on_error(error);
+    }
     return any;
   };
   const auto is_done = [&] {
@@ -166,10 +176,11 @@ void follow(const std::stop_token& stop, const std::vector<ShownFile>& files) {
 
 }  // namespace
 
-Tee::Tee(std::vector<ShownFile> files) {
+Tee::Tee(std::vector<ShownFile> files, std::function<void(int)> on_error) {
   if (files.empty()) return;
   const SignalsBlocked blocked;
-  thread_ = std::jthread([files = std::move(files)](const std::stop_token& stop) { follow(stop, files); });
+  thread_ = std::jthread([files = std::move(files), on_error = std::move(on_error)](
+                             const std::stop_token& stop) { follow(stop, files, on_error); });
 }
 
 }  // namespace tessera::launcher

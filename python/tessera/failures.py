@@ -53,7 +53,8 @@ def describe(error: BaseException) -> str:
 
 def _placed(text, frames):
     text = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]} ..."
-    return "".join([text, *(f" at {os.path.basename(frame.filename)}:{frame.lineno}" for frame in frames)])
+    placed = "".join([text, *(f" at {os.path.basename(frame.filename)}:{frame.lineno}" for frame in frames)])
+    return placed.encode("utf-8", "backslashreplace").decode()  # a file's name that is no UTF-8 is half a surrogate pair
 
 
 def tell_launcher(reason: str) -> None:
@@ -121,7 +122,7 @@ def _on_exception(kind, error, trace):
 
 def _on_thread(args):
     if args.exc_value is not None and not isinstance(args.exc_value, builtins.SystemExit):
-        _state.aside = _state.aside or f"{describe(args.exc_value)} in {args.thread.name if args.thread else 'a thread'}"
+        _state.aside = _state.aside or f"{describe(args.exc_value)} in {ascii(args.thread.name)[1:-1] if args.thread else 'a thread'}"
     _state.before.thread(args)
 
 

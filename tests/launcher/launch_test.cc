@@ -173,6 +173,16 @@ TEST_F(LaunchTest, ProgramThatCannotBeStartedIsAOneLineError) {
   EXPECT_TRUE(fs::is_empty(temporary_.path()));
 }
 
+TEST_F(LaunchTest, RanksHaveTheShellsSignals) {
+  for (const int signal : {SIGXFSZ, SIGPIPE})
+    ::signal(signal, SIG_IGN);  // as the command and the launcher do
+  Tool tool(folder_, {"launch", "-n", "1", "--", "grep", "SigIgn", "/proc/self/status"});
+  EXPECT_EQ(tool.wait(), 0);
+  for (const int signal : {SIGXFSZ, SIGPIPE}) ::signal(signal, SIG_DFL);
+  const uint64_t ignored = std::stoull(output().substr(output().find('\t')), nullptr, 16);
+  for (const int signal : {SIGXFSZ, SIGPIPE}) EXPECT_EQ(ignored >> (signal - 1) & 1, 0U) << signal;
+}
+
 TEST_F(LaunchTest, AFlagCountsOrIsRefused) {
   const std::string first = folder_.path("first.env"), second = folder_.path("second.env");
   std::ofstream(first) << "A=1\nB=1\nTESSERA_RENDEZVOUS_TIMEOUT_S=9\n";

@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <fstream>
 #include <optional>
 #include <sstream>
@@ -90,6 +91,17 @@ TEST_P(TeeTest, AReaderThatIsGoneHoldsUpNobody) {
   std::ofstream(path()) << many_lines();
   connection_.reader.reset();
   const Tee tee({{path(), "", connection_.writer.get()}});
+}
+
+TEST(TeeErrors, AnOutputThatIsFullIsSaidOnce) {
+  Folder folder;
+  std::ofstream(folder.path("out")) << "important\n";
+  const FileDescriptor full(::open("/dev/full", O_WRONLY | O_CLOEXEC));
+  std::vector<int> errors;
+  {
+    const Tee tee({{folder.path("out"), "", full.get()}}, [&](int error) { errors.push_back(error); });
+  }
+  EXPECT_EQ(errors, std::vector<int>{ENOSPC});
 }
 
 TEST_P(TeeTest, LinesOfSeveralRanksStayWhole) {

@@ -3,7 +3,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from tessera import _engine, comm, reports
+from tessera import _engine, arguments, comm, errors, reports
 
 
 class MonitorMaster:
@@ -26,9 +26,15 @@ class MonitorMaster:
 
     def write_events(self, event_list: Iterable[tuple[str, Any, int]]) -> None:
         """[(name, number, samples or step)]. Does nothing on other ranks than 0, and without a monitor in the configuration."""
-        for name, value, step in event_list if self.enabled and comm.get_rank() == 0 else ():
-            write = self._reports.write if self._monitors is None else self._monitors.scalars
-            write(step, [(name, float(value))])
+        if not self.enabled or comm.get_rank() != 0:
+            return
+        if self._reports is None and self._monitors is None:
+            raise errors.Error("write_events(): the monitors are closed; expected the call before close()")
+        write = self._reports.write if self._monitors is None else self._monitors.scalars
+        events = [(arguments.text(name, "write_events(): a name"), arguments.number(value, f"write_events(): {name}"),
+                   arguments.integer(step, f"write_events(): the step of {name}", -2**63)) for name, value, step in event_list]
+        for name, value, step in events:
+            write(step, [(name, value)])
 
     def close(self) -> None:
         """End the records of a configuration's monitors; an engine ends its own."""
