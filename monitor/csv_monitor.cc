@@ -16,6 +16,7 @@ namespace tessera {
 namespace {
 
 constexpr std::string_view kHead = "step,";  // of a file of ours
+constexpr size_t kLongestName = 250;         // file systems take 255 bytes, with .csv
 
 /// Writes a number as Python's repr of a float.
 std::string csv_number(double value) {
@@ -43,12 +44,12 @@ bool is_ours(const std::filesystem::path& path) {
 }  // namespace
 
 CsvMonitor::CsvMonitor(std::filesystem::path folder, std::optional<int64_t> resumed_after, const Logger& log)
-    : folder_(std::move(folder)) {
+    : folder_(std::move(folder)), log_(log) {
   Disk().create_directories(folder_);
-  if (resumed_after) take_back(*resumed_after, log);
+  if (resumed_after) take_back(*resumed_after);
 }
 
-void CsvMonitor::take_back(int64_t resumed_after, const Logger& log) {
+void CsvMonitor::take_back(int64_t resumed_after) {
   std::vector<std::filesystem::path> ours;
   std::error_code error;
   for (const std::filesystem::path& path : paths_in(folder_))
@@ -65,7 +66,7 @@ void CsvMonitor::take_back(int64_t resumed_after, const Logger& log) {
                 },
                 [](const std::string& line) { return line.starts_with(kHead) || step_of(line).has_value(); })
             .first;
-    if (const std::string& damage = kept->second.damage(); !damage.empty()) log.warning(damage);
+    if (const std::string& damage = kept->second.damage(); !damage.empty()) log_.warning(damage);
     if (kept->second.is_new()) files_.erase(kept);  // killed within its first line
   }
 }
@@ -78,8 +79,24 @@ LineFile& CsvMonitor::file_of(const std::string& name) {
   return made;
 }
 
+bool CsvMonitor::has_file(const std::string& name) {
+  const std::string file = file_name_of(name);
+  const bool fits = file.size() <= kLongestName;
+  const std::string& owner = owners_.try_emplace(file, name).first->second;
+  if ((fits && owner == name) || !warned_.insert(name).second) return fits;
+  if (fits)
+    log_.warning(str("csv_monitor: the values of ", without_line_breaks(name), " and ",
+                     without_line_breaks(owner), " are both in ", file, ".csv; expected another name"));
+  else
+    log_.warning(str("csv_monitor: the values of ", without_line_breaks(name.substr(0, 40)),
+                     "... are left out: its name has ", name.size(), " bytes; expected at most ",
+                     kLongestName));
+  return fits;
+}
+
 void CsvMonitor::scalars(int64_t step, const Scalars& scalars) {
-  for (const auto& [name, value] : scalars) file_of(name).append(str(step, ",", csv_number(value), "\r"));
+  for (const auto& [name, value] : scalars)
+    if (has_file(name)) file_of(name).append(str(step, ",", csv_number(value), "\r"));
 }
 
 }  // namespace tessera

@@ -11,9 +11,9 @@
 
 namespace tessera {
 
-/// "val_mask" for "val" and "mask" with a line break between.
+/// "val_mask" for "val" and "mask" with a line break, or NUL, between.
 inline std::string without_line_breaks(std::string name) {
-  std::replace_if(name.begin(), name.end(), [](char c) { return c == '\n' || c == '\r'; }, '_');
+  std::replace_if(name.begin(), name.end(), [](char c) { return c == '\n' || c == '\r' || c == '\0'; }, '_');
   return name;
 }
 

@@ -218,7 +218,9 @@ def main():
     print("missing" if missing else "ready", file=words)
     if missing:
         return
-    os.environ.update(MLFLOW_HTTP_REQUEST_MAX_RETRIES="0", MLFLOW_HTTP_REQUEST_TIMEOUT="30")
+    os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"  # until_done() tries again
+    if not os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT"):
+        os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = "30"
     if not os.environ.get("MLFLOW_DISABLE_TELEMETRY"):
         os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 

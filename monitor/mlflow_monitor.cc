@@ -48,6 +48,14 @@ MlflowOptions with_environment(MlflowOptions options) {
     options.server = text_variable("MLFLOW_TRACKING_URI").value_or("http://127.0.0.1:5000");
   if (options.experiment.empty())
     options.experiment = text_variable("MLFLOW_EXPERIMENT_NAME").value_or("Default");
+  std::vector<std::string> unread;
+  for (const char* name : {"MLFLOW_EXPERIMENT_ID", "MLFLOW_RUN_ID", "MLFLOW_RUN_NAME"})
+    if (text_variable(name)) unread.emplace_back(name);
+  if (!unread.empty())
+    options.log.warning(
+        str("mlflow: ", join(unread, ", "),
+            " of the environment: not read; expected mlflow.experiment_name and mlflow.run_name "
+            "in the configuration, or MLFLOW_EXPERIMENT_NAME"));
   return options;
 }
 

@@ -127,6 +127,15 @@ class FailingServerTest(MonitorTest):
             self.send(server.uri, ["scalars", 1, {"loss": 1}], self.await_run(), env=environment)
             self.assertEqual({authorization for _, _, authorization in server.received}, {header})
 
+    def test_a_variable_counts_or_is_said(self):
+        server = self.serve(lambda number: time.sleep(4 if number == 1 else 0) or 200)
+        said, *warnings = self.send(server.uri, ["scalars", 1, {"loss": 1}], self.await_run(), env={
+            "MLFLOW_HTTP_REQUEST_TIMEOUT": "1", "MLFLOW_RUN_ID": "abc", "MLFLOW_RUN_NAME": "mine"})
+        self.assertEqual(said, "warning: mlflow: MLFLOW_RUN_ID, MLFLOW_RUN_NAME of the environment: not read; expected mlflow.experiment_name "
+                         "and mlflow.run_name in the configuration, or MLFLOW_EXPERIMENT_NAME")
+        self.warned_of(warnings, rf"{server.uri}: .*timed out")
+        self.assertEqual(server.values("loss"), [1])
+
     def test_an_environment_that_names_no_store(self):
         _, warnings = self.monitor({"mlflow": {"enabled": True}}, *CALLS, ["close", "FINISHED"], env={"MLFLOW_TRACKING_URI": "nonsense://x"})
         self.warned_of(warnings, "(.*nonsense|nonsense://x has not taken everything in time)")
