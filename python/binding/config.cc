@@ -90,6 +90,13 @@ std::vector<int> group_indices(const EngineConfig& config, const std::vector<std
   return indices;
 }
 
+/// Halves of surrogate pairs, such as those of a file's name that is not UTF-8, are written as \udcff.
+std::string printable(const py::str& line) {
+  PyObject* const bytes = PyUnicode_AsEncodedString(line.ptr(), "utf-8", "backslashreplace");
+  if (bytes == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::bytes>(bytes);
+}
+
 train::TrainSampler make_sampler(int64_t num_samples, int64_t micro_batch, int64_t accumulation_steps,
                                  int world_size, int rank, uint64_t seed) {
   return {num_samples, {micro_batch, accumulation_steps, world_size, rank}, seed};
@@ -103,9 +110,11 @@ void bind_config(py::module_& module) {
              py::arg("overrides"), py::arg("override_source") = "overrides=");
   module.def("read_document", &read_document, py::arg("file"));
   module.def("group_indices", &group_indices, py::arg("config"), py::arg("names"));
-  module.def("log_info", [](const std::string& line) { Logger(LogOptions{}).info(line); }, py::arg("line"));
   module.def(
-      "log_warning", [](const std::string& line) { Logger(LogOptions{}).warning(line); }, py::arg("line"));
+      "log_info", [](const py::str& line) { Logger(LogOptions{}).info(printable(line)); }, py::arg("line"));
+  module.def(
+      "log_warning", [](const py::str& line) { Logger(LogOptions{}).warning(printable(line)); },
+      py::arg("line"));
   py::class_<train::TrainSampler>(module, "TrainSampler")
       .def(py::init(&make_sampler), py::arg("num_samples"), py::arg("micro_batch"),
            py::arg("accumulation_steps"), py::arg("world_size"), py::arg("rank"), py::arg("seed"))

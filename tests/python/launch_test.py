@@ -146,6 +146,12 @@ assert os.environ.pop("TESSERA_CUDA_PLUGIN") == sys.argv[1], "an empty file here
 import tessera.deepspeed, deepspeed
 from deepspeed.launcher import runner
 assert runner.DEEPSPEED_ENVIRONMENT_NAME == ".deepspeed_env"
+home, here = tempfile.mkdtemp(), os.path.realpath(".")
+runner.DEEPSPEED_ENVIRONMENT_PATHS[0] = home
+for folder in (home, here):
+    open(f"{folder}/.deepspeed_env", "w").close()
+words = runner.command_of(runner.parse_args(["train.py"]))[0]
+assert [word for word in words if word.endswith(".deepspeed_env")] == [f"{os.path.realpath(home)}/.deepspeed_env", f"{here}/.deepspeed_env"], words
 mpirun = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
 os.environ.update(mpirun)
 try:
@@ -166,11 +172,59 @@ print("done")
 """
 
 
+DIFFERENT = """
+import sys, tessera, torch
+is_first = tessera.comm.get_rank() == 0
+calls = {"op": lambda: tessera.comm.all_reduce(torch.ones(2), "mean" if is_first else "sum"),
+         "shape": lambda: tessera.comm.all_reduce(torch.ones(2, 3) if is_first else torch.ones(3, 2)),
+         "root's shape": lambda: tessera.comm.broadcast(torch.ones(2, 3) if is_first else torch.ones(3, 2))}
+try:
+    calls[sys.argv[1]]()
+except tessera.CommError as error:
+    print(error)
+else:
+    raise AssertionError("no error")
+"""
+
+
+NO_UTF_8 = """
+import os, sys, tessera
+tessera.comm.init_distributed()
+text = "cannot read /data/" + os.fsdecode(b"b\\xff")
+tessera._engine.log_warning(text)
+if tessera.comm.get_rank() == 1:
+    if sys.argv[1] == "exit":
+        sys.exit(text)
+    raise ValueError(text)
+try:
+    tessera.comm.barrier()
+except tessera.CommError as error:
+    assert "cannot read /data/b\\\\udcff" in str(error), error
+    print("told", flush=True)
+    raise
+"""
+
+
 class Launch(RanksTest):
     def launch(self, text, *arguments):
         """What the command says of two ranks of a program."""
         (said,) = self.finish([self.start(TESSERA, "launch", "-n", 2, "--", *self.program(text), *arguments)])
         return said
+
+    def test_what_ranks_ask_for_differently_is_an_error(self):
+        for what, parts in (("op", ["all_reduce (mean) of", "all_reduce of"]), ("shape", ["of shape [2, 3]", "of shape [3, 2]"]),
+                            ("root's shape", ["of shape [2, 3]", "of shape [3, 2]"])):
+            text = self.launch(DIFFERENT, what)
+            for part in ["collective 1 differs between ranks", *parts]:
+                self.assertIn(part, text)
+
+    def test_a_reason_that_is_no_utf_8_is_told(self):
+        for how in ("raise", "exit"):
+            ((code, text),) = self.outcome([self.start(TESSERA, "launch", "-n", 2, "--", *self.program(NO_UTF_8), how)], 120)
+            self.assertEqual(code, 1, text)
+            self.assertIn("told", text)
+            self.assertIn("warning: cannot read /data/b\\udcff", text)
+            self.assertRegex(text, r"error: rank 1 of 2 failed first: .*cannot read /data/b\\udcff at ")
 
     def test_the_threads_of_a_group_that_initialize_made_end_before_the_interpreter(self):
         (text,) = self.finish([self.start(TESSERA, "launch", "-n", 2, "--", sys.executable, "-c", THE_GROUPS_END)])

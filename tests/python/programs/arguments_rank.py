@@ -449,6 +449,17 @@ def tensors_that_cannot_be_sent_are_refused_on_all_ranks():
 
 
 @check
+def an_in_place_collective_is_a_change_for_autograd():
+    comm = tessera.comm
+    for call in (lambda h: comm.all_reduce(h), lambda h: comm.all_reduce(h, "sum"), lambda h: comm.broadcast(h)):
+        x = torch.tensor([rank + 1.0], requires_grad=True)
+        h = x * 1
+        y = (h * h).sum()
+        call(h.detach())
+        raises(RuntimeError, y.backward, "modified by an inplace operation")
+
+
+@check
 def the_configurations_schedule_is_moved_to_what_can_be():
     engine = make(1, scheduler=WARMUP)
     schedule = engine.lr_scheduler
@@ -527,7 +538,7 @@ def a_second_call_for_the_group_may_not_ask_for_another():
     if world > 1:
         raises(tessera.CommError, lambda: tessera.comm.init_distributed(timeout_s=5), "timeout_s=5")
         raises(tessera.CommError, lambda: tessera.comm.init_distributed(backend="nccl"), "backend='nccl'")
-        raises(tessera.CommError, lambda: tessera.comm.init_distributed(device="cuda"), "device='cuda'")
+    raises(tessera.CommError, lambda: tessera.comm.init_distributed(device="cuda"), "device='cuda'")
     for value in (0, -1, float("nan"), float("inf"), 9e15):
         raises(ValueError, lambda v=value: tessera.comm.init_distributed(timeout_s=v), "timeout_s is", "seconds from")
     raises(ValueError, lambda: tessera.comm.init_distributed(backend="mpi"), "backend is 'mpi'")

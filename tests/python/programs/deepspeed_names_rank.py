@@ -568,7 +568,13 @@ def an_engine_and_the_monitors_of_a_configuration_keep_their_records():
         for step in (1, 2):
             master.write_events([("Train/mine", 0.5, 100 * step)])
             train(engine, [batch(step)], loss_of)
+        if rank() == 0:
+            for events, kind, part in (([("a", 1.0, 2.5)], TypeError, "the step of a is 2.5"), ([(None, 1.0, 1)], TypeError, "a name is None"),
+                                       ([("s\udc80", 1.0, 1)], ValueError, "a name is 's\\udc80'"), ([("a", "x", 1)], TypeError, "the value of a is 'x'")):
+                raises(kind, lambda e=events, m=master: m.write_events([("kept out", 1.0, 1), *e]), part)
         master.close()
+        if rank() == 0:
+            raises(tessera.Error, lambda m=master: m.write_events([("a", 1.0, 1)]), "closed")
         engine.destroy()
         if rank() == 0:
             records = {path.parent.name: [json.loads(line) for line in path.read_text().splitlines()] for path in Path(folder).glob("*/events.jsonl")}

@@ -31,7 +31,7 @@ class MonitorMaster:
         if self._reports is None and self._monitors is None:
             raise errors.Error("write_events(): the monitors are closed; expected the call before close()")
         write = self._reports.write if self._monitors is None else self._monitors.scalars
-        events = [(arguments.text(name, "write_events(): a name"), arguments.number(value, f"write_events(): {name}"),
+        events = [(arguments.text(name, "write_events(): a name"), arguments.number(value, f"write_events(): the value of {name}"),
                    arguments.integer(step, f"write_events(): the step of {name}", -2**63)) for name, value, step in event_list]
         for name, value, step in events:
             write(step, [(name, value)])
