@@ -206,7 +206,7 @@ TEST_F(LaunchTest, AFlagCountsOrIsRefused) {
         {{"--hostfile", second, "--include", "localhost:2,3", "--env-file", first},
          "--env-file: has CUDA_VISIBLE_DEVICES, but the slots of host localhost are 2,3, which are its "
          "devices; expected one of the two"}}) {
-    EXPECT_EQ(run_tool(1, {"env"}, flags), 1);
+    EXPECT_EQ(run_tool(2, {"env"}, flags), 1);
     EXPECT_EQ(errors(), str("error: ", error, "\n"));
   }
 }
