@@ -530,7 +530,16 @@ void Engine::update() {
   }
   ++schedule_steps_;
   sharded_->optimizer().groups() = std::move(groups);
-  sharded_->step(clip_coefficient(gradient_norm_) / gradient_scale_);
+  try {
+    sharded_->step(clip_coefficient(gradient_norm_) / gradient_scale_);
+  } catch (...) {
+    if (const zero::WholeParameters* const updated = sharded_->optimizer().whole();
+        updated != nullptr && updated->was_refused()) {
+      --schedule_steps_;
+      --global_steps_;
+    }
+    throw;
+  }
   scaler_.update(/*overflow=*/false);
 }
 

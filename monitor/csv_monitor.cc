@@ -16,7 +16,7 @@ namespace tessera {
 namespace {
 
 constexpr std::string_view kHead = "step,";  // of a file of ours
-constexpr size_t kLongestName = 250;         // file systems take 255 bytes, with .csv
+constexpr size_t kLongestName = 220;         // file systems take 255 bytes, with .csv and what a rewrite adds
 
 /// Writes a number as Python's repr of a float.
 std::string csv_number(double value) {

@@ -468,7 +468,8 @@ void ShardedModel::leave_step(bool parameters_too) {
   struct State {
     bool in_backward, at_boundary, parameters_incomplete;
   };
-  if (offload_store_ && residency_->has_failure()) parameters_incomplete_ = true;
+  const bool refused = optimizer_->whole() != nullptr && optimizer_->whole()->take_refusal();
+  if (offload_store_ && residency_->has_failure() && !refused) parameters_incomplete_ = true;
   const State mine{order_->reductions.in_backward(), gradients_->at_boundary(), parameters_incomplete_};
   State any = mine;
   for (const State& theirs : comm_->exchange(mine, "a step is dropped")) {
@@ -480,7 +481,6 @@ void ShardedModel::leave_step(bool parameters_too) {
     check_usable();
     throw Error("another rank's update failed and left its parameters incomplete: load a checkpoint");
   }
-  const bool refused = optimizer_->whole() != nullptr && optimizer_->whole()->take_refusal();
   if (any.parameters_incomplete) {
     optimizer_->drop_step();
   } else {

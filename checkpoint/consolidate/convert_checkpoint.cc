@@ -151,12 +151,14 @@ static void keep_source(const Checkpoint& checkpoint, const ConvertOptions& opti
   const fs::path output = fs::canonical(options.output, error);
   const std::string name = output.filename().string();
   // Those that are not among ForeignCheckpoint::files, as they hold no tensors.
-  constexpr std::string_view kSmall[] = {kLatestName,          "latest_universal", kManifestName,
-                                         ".metadata",          "meta.pt",          "_states.pt",
-                                         "optimizer_state.pt", "step.pt",          "trainer_state.json"};
+  constexpr std::string_view kSmall[] = {kLatestName, "latest_universal",  kManifestName,
+                                         ".metadata", "meta.pt",           "optimizer_state.pt",
+                                         "step.pt",   "trainer_state.json"};
+  constexpr std::string_view kEnds[] = {"_model_states.pt", "_optim_states.pt"};
   const bool is_inside = std::ranges::mismatch(folder, output).in1 == folder.end();
   bool is_source =
-      is_inside && std::ranges::any_of(kSmall, [&](std::string_view end) { return name.ends_with(end); });
+      is_inside && (std::ranges::find(kSmall, name) != std::end(kSmall) ||
+                    std::ranges::any_of(kEnds, [&](std::string_view end) { return name.ends_with(end); }));
   if (const ForeignCheckpoint* const foreign = checkpoint.foreign()) {
     if (fs::is_regular_file(foreign->path, error) && foreign->groups.empty()) return;
     std::vector<fs::path> files = foreign->files;

@@ -147,6 +147,17 @@ void read_members(ForeignCheckpoint& checkpoint, const TorchFile& file, const Pi
   }
 }
 
+/// Whether the dict `all` has a state dict of other names than this one.
+bool has_other_part(const TorchFile& file, const PickleValue& all, const PickleValue& state_dict) {
+  for (size_t i = 1; i < all.items.size(); i += 2) {
+    const PickleValue& other = *all.items[i];
+    if (other.items.empty() || !is_state_dict(file, other)) continue;
+    for (size_t name = 0; name + 1 < other.items.size(); name += 2)
+      if (state_dict.find(other.items[name]->text) == nullptr) return true;
+  }
+  return false;
+}
+
 /// Whether the model of `order` has the names of a state dict with `key.` before them, and not without: a
 /// part of the model is called so.
 bool is_part(const char* key, const PickleValue& state_dict, const ParameterOrder& order) {
@@ -165,11 +176,16 @@ bool is_part(const char* key, const PickleValue& state_dict, const ParameterOrde
 }
 
 /// The state dict among a dict's members. A dict of nothing but tensors and of dicts of them is one itself
-/// where it has none of these keys, or the model has parts of that name.
+/// where it has none of these keys, or the model has parts of that name; where the model is not known, there
+/// are other parts.
 const PickleValue* model_in(const TorchFile& file, const ParameterOrder& order) {
   for (const char* key : kModelKeys)
     if (const PickleValue* value = file.root().find(key); value != nullptr && is_state_dict(file, *value))
-      return is_state_dict(file, file.root()) && is_part(key, *value, order) ? nullptr : value;
+      return is_state_dict(file, file.root()) &&
+                     (order.names.empty() ? has_other_part(file, file.root(), *value)
+                                          : is_part(key, *value, order))
+                 ? nullptr
+                 : value;
   return nullptr;
 }
 

@@ -156,14 +156,20 @@ class C10dGlooTransport final : public GlooTransport {
         });
   }
 
-  // Gloo adds bools up as bytes, which leaves bytes that are no bools, and has no sum of int16. It rounds
-  // each sum of 16-bit floats, and a sum of fp16 may overflow whose mean does not.
+  // Gloo adds bools up as bytes, which leaves bytes that are no bools, and has no sum of int16.
   PendingPtr all_reduce(const at::Tensor& full, double scale, uint32_t tag) override {
     const at::ScalarType dtype = full.scalar_type();
     if (options_.verify || dtype == at::kBool || dtype == at::kShort)
       return all_reduce_of_all(full, scale, tag);
-    if (dtype == at::kHalf || dtype == at::kBFloat16) return all_reduce_in_fp32(full, scale, tag);
-    return pending({sum_up(plain_view(full, 0, full.numel()), tag)}, tag, nullptr,
+    c10d::AllreduceOptions allreduce_options;
+    allreduce_options.timeout = options_.timeout;
+    std::vector<at::Tensor> tensors{plain_view(full, 0, full.numel())};
+    group_->use_tag(tag);
+    if (dtype == at::kHalf && scale != 1) {  // first: a sum may overflow whose mean does not
+      reduce_slices(full, dtype, 1, {tensors.front(), scale});
+      return pending({group_->allreduce(tensors, allreduce_options)}, tag, nullptr, nullptr);
+    }
+    return pending({group_->allreduce(tensors, allreduce_options)}, tag, nullptr,
                    finish_reduction(full, {full, scale}));
   }
 
@@ -216,25 +222,6 @@ class C10dGlooTransport final : public GlooTransport {
       slices->reset();
     };
     return pending(broadcast_slices(all, bytes, tag), tag, digests, std::move(finish));
-  }
-
-  PendingPtr all_reduce_in_fp32(const at::Tensor& full, double scale, uint32_t tag) {
-    const int64_t numel = full.numel();
-    const auto sums = std::make_shared<at::Tensor>(reduction_buffer(numel * 4));
-    const at::Tensor sent = plain_view_at(sums->data_ptr(), numel, at::kFloat, plain_bytes(sums));
-    reduce_slices(full, full.scalar_type(), 1, {sent});
-    return pending({sum_up(sent, tag)}, tag, nullptr, [sums, full, scale] {
-      reduce_slices(*sums, at::kFloat, 1, {plain_view(full, 0, full.numel()), scale});
-      sums->reset();
-    });
-  }
-
-  C10dWork sum_up(const at::Tensor& buffer, uint32_t tag) {
-    c10d::AllreduceOptions allreduce_options;
-    allreduce_options.timeout = options_.timeout;
-    std::vector<at::Tensor> tensors{buffer};
-    group_->use_tag(tag);
-    return group_->allreduce(tensors, allreduce_options);
   }
 
   static void check_slices(const Digests* digests, const at::Tensor& slices, int64_t bytes, int size) {

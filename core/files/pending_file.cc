@@ -13,7 +13,9 @@ namespace fs = std::filesystem;
 OutputFile PendingFile::create(const Disk& disk, const fs::path& path, FileDescriptor& lock) {
   std::error_code ignored;
   if (fs::is_directory(path, ignored)) throw DiskError(path, " is a folder; expected the name of a file");
-  if (fs::is_other(path, ignored))
+  // /dev/stdout and its like are links to what may be a file.
+  const std::string folder = fs::canonical(directory_of(path), ignored).string();
+  if (fs::is_other(path, ignored) || folder == "/dev" || folder.starts_with("/proc/"))
     throw DiskError(
         path, " is a FIFO, a socket or a device, which a file would replace; expected the name of a file");
   remove_abandoned(disk, path);

@@ -24,9 +24,7 @@ std::optional<int> pet_number(const char* name, int least, int most) {
   const auto text = text_variable(name);
   if (!text) return std::nullopt;
   const auto value = parse_number<int>(*text);
-  if (!value)
-    throw CommError(name, "=", *text, ": expected a number",
-                    text->find(':') == text->npos ? "" : "; pods whose number may change are torchrun's");
+  if (!value) throw CommError(name, "=", *text, ": expected a number");
   if (*value < least || *value > most)
     throw CommError(name, "=", *value, " is out of range: expected ", least, " to ", most);
   return value;
@@ -41,15 +39,22 @@ bool is_marked_rank() {
 std::optional<HostPlace> place_in_pytorch_job() {
   if (!text_variable("PET_NNODES") || is_marked_rank()) return std::nullopt;
   HostPlace place;
-  place.num_nodes = pet_number("PET_NNODES", 1, kMaxRanks).value_or(1);
+  const std::string num_nodes = text_variable("PET_NNODES").value();
+  if (const size_t colon = num_nodes.find(':'); colon == num_nodes.npos)
+    place.num_nodes = pet_number("PET_NNODES", 1, kMaxRanks).value();
+  else if (const auto most = parse_number<int>(std::string_view(num_nodes).substr(colon + 1));
+           most && num_nodes == str(*most, ":", *most))
+    place.num_nodes = *most;
+  else
+    place.range = num_nodes;
+  if (!place.range.empty()) return place;
   const auto node_rank = pet_number("PET_NODE_RANK", 0, place.num_nodes - 1);
   if (!node_rank && place.num_nodes > 1)
     throw CommError("PET_NODE_RANK is not set although PET_NNODES=", place.num_nodes,
                     " is; expected this host's number, 0 to ", place.num_nodes - 1);
   place.node_rank = node_rank.value_or(0);
-  constexpr std::string_view kWords[] = {"auto", "gpu", "cpu", "xpu"};
   const std::string nproc = text_variable("PET_NPROC_PER_NODE").value_or("");
-  if (std::find(std::begin(kWords), std::end(kWords), nproc) != std::end(kWords))
+  if (!nproc.empty() && std::all_of(nproc.begin(), nproc.end(), [](char c) { return c >= 'a' && c <= 'z'; }))
     place.nproc_word = nproc;
   else
     place.nproc = pet_number("PET_NPROC_PER_NODE", 1, kMaxRanks);

@@ -27,7 +27,8 @@ struct HostPlace {
   int master_port = 0;          ///< 0: any free one
   std::optional<int> nproc;     ///< ranks to start here
   std::string nproc_word = {};  ///< "auto", "gpu" …: PET_NPROC_PER_NODE is no number
-  int max_restarts = 0;         ///< PET_MAX_RESTARTS
+  std::string range = {};  ///< "1:2": PET_NNODES is none, so that it is not known how many hosts there are
+  int max_restarts = 0;    ///< PET_MAX_RESTARTS
 };
 
 /// The place that something else has given to this process as one of a host: srun, mpirun or

@@ -78,9 +78,9 @@ std::string with_shape(const std::string& label, const at::Tensor& tensor) {
 
 /// Waits for a collective that has changed `tensor`. Autograd refuses a backward pass that needs what was
 /// there before.
-void finish(const comm::WorkPtr& work, const at::Tensor& tensor) {
+void finish(const Communicator& comm, const comm::WorkPtr& work, const at::Tensor& tensor) {
   work->wait();
-  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+  if (comm.size() > 1 && !tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
 std::vector<py::bytes> exchange(Communicator& self, const std::string& value, const std::string& label) {
@@ -123,13 +123,13 @@ void bind_comm(py::module_& module) {
       .def(
           "all_reduce",
           [](Communicator& self, const at::Tensor& tensor, const std::string& label, double scale) {
-            finish(self.all_reduce(flat(tensor), with_shape(label, tensor), scale), tensor);
+            finish(self, self.all_reduce(flat(tensor), with_shape(label, tensor), scale), tensor);
           },
           py::arg("tensor"), py::arg("label"), py::arg("scale"))
       .def(
           "broadcast",
           [](Communicator& self, const at::Tensor& tensor, int root, const std::string& label) {
-            finish(self.broadcast(flat(tensor), root, with_shape(label, tensor)), tensor);
+            finish(self, self.broadcast(flat(tensor), root, with_shape(label, tensor)), tensor);
           },
           py::arg("tensor"), py::arg("root"), py::arg("label"))
       .def("exchange", &exchange, py::arg("value"), py::arg("label"))

@@ -16,6 +16,7 @@ from tessera.module_state import first_names
 # Keys of the client state of a checkpoint that are the package's own.
 _GROUPS_STATE = "tessera.param_groups"
 _SCHEDULER_STATE = "tessera.lr_scheduler"
+_SCHEDULER_CLASS = "tessera.lr_scheduler_class"  # of torch's
 _LOADER_STATE = "tessera.dataloader"
 _SAMPLES = "tessera.global_samples"
 _ENCODING = "tessera.encoding"  # 1: values are encoded by json_values.py; absent: they are plain JSON
@@ -23,6 +24,7 @@ _ENCODING = "tessera.encoding"  # 1: values are encoded by json_values.py; absen
 _MAX_LISTED = 20
 _OF_SOME_VERSIONS = {"_get_lr_called_within_step", "_is_initial", "verbose"}  # attributes of torch's schedulers that say nothing
 _OF_SCHEDULES = {"lr", "initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"}  # values of groups that torch's schedulers write
+_OTHER_LENGTH = ", but of "
 _BY_PLACE = ("_schedulers", "base_lrs")  # lists of torch's schedulers, of which another length is another schedule
 
 
@@ -34,6 +36,8 @@ def save(engine: Any, save_dir: Any, tag: Any, state: Any, save_latest: bool, ex
                   _SAMPLES: engine.global_samples, _ENCODING: 1}
         if engine._steps_lr_scheduler:
             values[_SCHEDULER_STATE] = engine.lr_scheduler.state_dict()
+            if _is_torchs(engine.lr_scheduler):
+                values[_SCHEDULER_CLASS] = type(engine.lr_scheduler).__name__
         if hasattr(engine.training_dataloader, "state_dict"):
             values[_LOADER_STATE] = engine.training_dataloader.state_dict()
         encoded = {key: json_values.encode(value, _name_of(key)) for key, value in values.items()}
@@ -161,6 +165,10 @@ def _decoded(text):
     return {key: json_values.decode(value) for key, value in state.items()} if _ENCODING in state else state
 
 
+def _is_torchs(scheduler):
+    return type(scheduler).__module__ == torch.optim.lr_scheduler.__name__
+
+
 def _without_lost_schedule(engine, state, steps, lost):
     """Makes of the saved state of a scheduler in `state` what the engine's takes over, or takes it out. Returns why it is not whole, a line
     each. `steps`: the updates that another program's schedule has counted; None: the checkpoint is Tessera's own."""
@@ -171,13 +179,15 @@ def _without_lost_schedule(engine, state, steps, lost):
         return unread
     scheduler = engine.lr_scheduler
     kind, own = type(scheduler).__name__, scheduler.state_dict()
-    is_torchs = type(scheduler).__module__ == torch.optim.lr_scheduler.__name__
-    if steps is None and not is_torchs:  # what its own class has saved
+    if steps is None and not _is_torchs(scheduler):  # what its own class has saved
         return unread
     saved, missing = _with_own(state[_SCHEDULER_STATE], own, bool(unread))
-    others = [key for key in saved if key not in own and key not in _OF_SOME_VERSIONS] if is_torchs and isinstance(saved, dict) else []
+    others = [key for key in saved if key not in own and key not in _OF_SOME_VERSIONS] if _is_torchs(scheduler) and isinstance(saved, dict) else []
+    if steps is None:  # a program, or another version of torch, may have added attributes to the same class
+        others = [state[_SCHEDULER_CLASS]] if state.get(_SCHEDULER_CLASS, kind) != kind else []
+        missing = [one for one in missing if _OTHER_LENGTH in one]
     if not isinstance(saved, dict) or others or (missing and not unread):
-        what = f"it has {', '.join(map(str, others[:3]))}" if others else f"it has no {missing[0]}" if missing else "it is no dict"
+        what = f"it {'is of' if steps is None else 'has'} {', '.join(map(str, others[:3]))}" if others else f"it has no {missing[0]}" if missing else "it is no dict"
         del state[_SCHEDULER_STATE]
         return [*unread, f"lr_scheduler: the state of another scheduler than {kind}: {what}"]
     found = saved.get("last_epoch", steps)
@@ -193,7 +203,7 @@ def _with_own(saved, own, deep, path=""):
     where `deep`. Keys of dicts are numbers where its own have such: torch.distributed.checkpoint makes texts of those, as of MultiStepLR's
     milestones."""
     if path.endswith(_BY_PLACE) and isinstance(own, list) and isinstance(saved, list) and len(own) != len(saved):
-        return saved, [f"{path} of {len(own)}, but of {len(saved)}"]
+        return saved, [f"{path} of {len(own)}{_OTHER_LENGTH}{len(saved)}"]
     if isinstance(own, list) and isinstance(saved, list) and len(own) == len(saved):
         pairs = [_with_own(value, like, deep, f"{path}[{i}].") for i, (value, like) in enumerate(zip(saved, own))]
         return [value for value, _ in pairs], [name for _, names in pairs for name in names]

@@ -1,8 +1,8 @@
 """Tensors inside of containers: what a batch, what a module returns, or what an optimizer keeps is made of."""
 import copy
 import dataclasses
-from collections import deque
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections import UserDict, deque
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -73,13 +73,19 @@ def _remade(value, parts):
         return made
     if isinstance(value, frozenset):
         return kind(parts)
-    if isinstance(value, Mapping) and not isinstance(value, MutableMapping):
-        return kind(dict(zip(value, parts)))
-    made = copy.copy(value)
     if isinstance(value, Mapping):
-        for key, part in zip(list(value), parts):
-            made[key] = part
-    elif isinstance(value, (list, deque, set)):
+        items = dict(zip(value.keys(), parts))
+        if not isinstance(value, (dict, UserDict)):  # a shallow copy may have the same items
+            return kind(items)
+        try:
+            made = copy.copy(value)
+            for key, part in items.items():
+                made[key] = part
+        except Exception:  # it refuses writes, as diffusers' FrozenDict
+            return kind(items)
+        return made
+    made = copy.copy(value)
+    if isinstance(value, (list, deque, set)):
         made.clear()
         (made.update if isinstance(value, set) else made.extend)(parts)
     else:

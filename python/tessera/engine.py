@@ -257,7 +257,10 @@ class Engine(EngineProperties, StepsScheduler):
         with zeros then, if it had one before; here that step is an Error.
         """
         self._keeps_zero_gradients = not arguments.flag(set_to_none, "zero_grad(): set_to_none")
+        was_refused = self._engine.step_was_refused
         self._engine.zero_grad()
+        if was_refused:
+            self._whole_optimizer.drop_step()
 
     def _refuse_zero_gradients(self):
         """Raise Error where torch would go on with zeros in `grad`, which zero_grad(set_to_none=False) has left there."""

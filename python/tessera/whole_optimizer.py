@@ -86,6 +86,7 @@ class WholeOptimizer:
         self._state: defaultdict[Any, dict[str, Any]] = defaultdict(dict, client.state)
         self.num_steps = 0
         self.is_running = False  # inside of `call`
+        self._before: list[dict[str, Any]] = []  # the groups' values, before `call` last
 
     def agree(self) -> None:
         """Rank 0 owns all parameters where some rank's trial says so, or where there is one; states that there are, are rank 0's. Collective.
@@ -155,6 +156,7 @@ class WholeOptimizer:
         """Call a function of the optimizer on what this rank owns."""
         client, groups = self._client, self._client.param_groups
         shown, whole = client.state, [dict(group) for group in groups]
+        self._before = [{key: value for key, value in group.items() if key != "params"} for group in groups]
         client.state = self._state
         kept = []
         for group, keys in zip(groups, self._by_parameter):
@@ -168,6 +170,13 @@ class WholeOptimizer:
             self.is_running = False
             self._state, client.state = client.state, shown
             self._restore(groups, whole, kept)
+
+    def drop_step(self) -> None:
+        """Some rank's step() has raised: what others have written into the groups is taken back."""
+        for group, before in zip(self._client.param_groups, self._before):
+            for key in [key for key in group if key != "params" and key not in before]:
+                del group[key]
+            group.update(before)
 
     def _restore(self, groups, whole, kept):
         """All parameters are in the groups again, with what step() has written into lists that have an element for each."""
@@ -204,11 +213,12 @@ class WholeOptimizer:
         return "" if all(len(other) == len(first) for other in others) else "the ranks have other numbers of param groups"
 
     def _values(self):
-        """What ranks have alike in the groups, encoded: neither parameters and what there is for each of them, nor devices."""
-        values = [{key: _on_cpu(value) for key, value in group.items()
-                   if isinstance(key, str) and key not in keys and not isinstance(value, torch.device)}
-                  for group, keys in zip(self._client.param_groups, self._by_parameter)]
-        return json_values.encode(json_values.encodable(values), "param_groups")
+        """The optimizer's options in the groups, encoded: numbers, flags, and what is made of them. What else a program keeps there may be a
+        rank's own."""
+        options = {"lr", *self._client.defaults}
+        return [{key: json_values.encode(_on_cpu(value), key) for key, value in group.items()
+                 if key in options and key not in keys and _is_number(value)}
+                for group, keys in zip(self._client.param_groups, self._by_parameter)]
 
     def share_groups(self) -> None:
         """After a step that only rank 0 has made: what it has written into the groups is everybody's. Collective."""
@@ -340,6 +350,13 @@ class WholeOptimizer:
             return value.to(parameter.device, torch.float32 if cast and value.is_floating_point() else value.dtype, copy=True)
 
         return {key: map_tensors(value, lambda tensor, key=key: place(key, tensor), objects=True) for key, value in state.items()}
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is numbers, flags and None alone."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1
+    return all(map(_is_number, value)) if isinstance(value, (tuple, list)) else value is None or isinstance(value, (bool, int, float))
 
 
 def _on_cpu(value: Any) -> Any:

@@ -205,9 +205,10 @@ class GatheredParameters:
 
     def _take_over(self):
         """Parameters have the engine's memory again, with the values of what was put in its place. Returns what cannot be taken, or ""."""
-        wrong, current = "", {engine: dict(module_state.named_parameters(engine.module)) for engine in dict.fromkeys(one[0] for one in self._memory)}
+        wrong = ""
         for engine, name, parameter, memory in self._memory:
-            if current[engine].get(name) is not parameter:
+            parent, _, attribute = name.rpartition(".")
+            if getattr(engine.module.get_submodule(parent), attribute, None) is not parameter:
                 wrong = wrong or f"another Parameter is in the place of {name}"
             if parameter.dtype == memory.dtype and parameter.is_set_to(memory):
                 continue

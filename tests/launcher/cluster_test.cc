@@ -297,22 +297,33 @@ TEST_F(ClusterTest, OneProcessOfSeveralStartsNoRunOfItsOwn) {
     EXPECT_EQ(refusal_of({"--hostfile", here, "--node-rank", node}, {}),
               str("error: --node-rank ", node, ": the hostfile has 1 host; expected 0, or none\n"));
   for (const auto& variables : {mpirun(1, 1), mpirun(0, 1), {"PET_NNODES=2", "PET_NODE_RANK=1"}})
-    EXPECT_EQ(refusal_of({"--hostfile", here}, variables),
-              str("error: --hostfile ", here,
-                  ": this process is one of 2 that something else has started, one a host, and each would "
-                  "start all ranks; expected one process, or no --hostfile\n"));
+    EXPECT_EQ(
+        refusal_of({"--hostfile", here}, variables),
+        str("error: --hostfile ", here,
+            ": this process is one of 2 that something else has started, one a host, and each would "
+            "start all ranks; expected one process, no --hostfile, or that launcher's variables unset\n"));
   EXPECT_EQ(refusal_of({"-n", "2"}, mpirun(1, 2)),
             "error: this process already is rank 1 of 2 (Open MPI), one of 2 on this host that would each "
             "start ranks; expected one process a host, the program itself, or that launcher's variables "
             "unset\n");
   EXPECT_EQ(refusal_of({}, {"PET_NNODES=1:2", "PET_NPROC_PER_NODE=2"}),
-            "error: PET_NNODES=1:2: expected a number; pods whose number may change are torchrun's\n");
+            "error: PET_NNODES=1:2: expected a number, or --nnodes N; pods whose number may change are "
+            "torchrun's\n");
   EXPECT_EQ(refusal_of({}, {"PET_NNODES=1", "PET_NPROC_PER_NODE=auto"}),
             "error: PET_NPROC_PER_NODE=auto: expected the number of ranks to start on this host, or --nproc "
             "N\n");
   EXPECT_THAT(refusal_of({}, {"PET_NNODES=2", "PET_NODE_RANK=0", "PET_MAX_RESTARTS=3"}),
               StartsWith("error: PET_MAX_RESTARTS: the launchers of hosts that were started one by one"));
-  Tool tool(folder_, launch_args(folder_, 1, {"env"}), {"PET_NNODES=1", "PET_MAX_RESTARTS=3"});
+  // Where flags give the place, in a shell of Slurm's, and for a rank each, others beside this one are meant.
+  Tool placed(folder_, launch_args(folder_, 2, {"env"}, {"--nnodes", "1", "--node-rank", "0"}), mpirun(1, 2));
+  EXPECT_EQ(placed.wait(), 0) << errors();
+  Tool one(folder_, launch_args(folder_, 1, {"env"}), mpirun(1, 2));
+  EXPECT_EQ(one.wait(), 0) << errors();
+  std::vector<std::string> shell = mpirun(1, 2);
+  shell.emplace_back("SLURM_PTY_PORT=1");
+  Tool in_shell(folder_, launch_args(folder_, 2, {"env"}), shell);
+  EXPECT_EQ(in_shell.wait(), 0) << errors();
+  Tool tool(folder_, launch_args(folder_, 1, {"env"}), {"PET_NNODES=1:1", "PET_MAX_RESTARTS=3"});
   EXPECT_EQ(tool.wait(), 0) << errors();
   EXPECT_THAT(folder_.read("env_0"), HasSubstr("\nTORCHELASTIC_MAX_RESTARTS=3\n"));
 }

@@ -93,8 +93,10 @@ std::vector<Host> hosts_of(const LaunchFlags& flags) {
   return hosts;
 }
 
-/// Throws where other processes beside this one would start the same ranks.
+/// Throws where other processes beside this one would start the same ranks. A place that flags give, a single
+/// rank each, and an interactive shell of Slurm's are what somebody wants.
 void check_is_alone(const LaunchFlags& flags) {
+  if (flags.node_rank || flags.nproc == 1 || text_variable("SLURM_PTY_PORT")) return;
   const auto env = scheduler_environment();
   if (env && env->local_world_size > 1)
     throw ConfigError("this process already is rank ", env->rank, " of ", env->world_size, " (",
@@ -106,7 +108,7 @@ void check_is_alone(const LaunchFlags& flags) {
     throw ConfigError(
         "--hostfile ", flags.hostfile, ": this process is one of ", place->num_nodes,
         " that something else has started, one a host, and each would start all ranks; expected "
-        "one process, or no --hostfile");
+        "one process, no --hostfile, or that launcher's variables unset");
 }
 
 /// The lines of all of --env-file.
@@ -169,6 +171,9 @@ void take_place(launcher::Options& options, const LaunchFlags& flags) {
   const auto address = text_variable("MASTER_ADDR");
   options.num_nodes = flags.num_nodes.value_or(place ? place->num_nodes : 1);
   options.node_rank = flags.node_rank.value_or(place ? place->node_rank : 0);
+  if (place && !flags.num_nodes && !place->range.empty())
+    throw ConfigError("PET_NNODES=", place->range,
+                      ": expected a number, or --nnodes N; pods whose number may change are torchrun's");
   if (place && !flags.nproc && !place->nproc_word.empty())
     throw ConfigError("PET_NPROC_PER_NODE=", place->nproc_word,
                       ": expected the number of ranks to start on this host, or --nproc N");
@@ -287,7 +292,7 @@ launcher::RestartPolicy restarts_of(const LaunchFlags& flags, Engine engine, con
   if (is_here && local.num_nodes > 1 && policy.max_restarts > 0)
     throw ConfigError(flags.max_restarts ? "--max-restarts" : "PET_MAX_RESTARTS",
                       ": the launchers of hosts that were started one by one do not know of each other; "
-                      "expected --hostfile FILE, or torchrun --max-restarts");
+                      "expected --hostfile FILE, torchrun --max-restarts, or --max-restarts 0");
   return policy;
 }
 
@@ -366,7 +371,7 @@ LaunchPlan plan_launch(const LaunchFlags& flags) {
   if (!hosts.empty() && !is_here)
     throw ConfigError(
         "--launcher local: the hostfile names other hosts; expected this one alone, or another launcher");
-  if (flags.ssh_port != 0 || !flags.launcher_args.empty())
+  if (flags.hostfile.empty() && (flags.ssh_port != 0 || !flags.launcher_args.empty()))
     throw ConfigError(flags.ssh_port != 0 ? "--ssh-port" : "--launcher-args",
                       ": the ranks are started on this host alone; expected --hostfile or --launcher too");
   if (is_here && flags.node_rank.value_or(0) != 0)
@@ -376,7 +381,7 @@ LaunchPlan plan_launch(const LaunchFlags& flags) {
   else
     take_place(plan.local, flags);
   if (!hosts.empty()) take_slots(plan.local, hosts);
-  if (!agent) check_shown(plan.local, plan.local.nproc);
+  if (!agent && plan.local.num_nodes == 1) check_shown(plan.local, plan.local.nproc);
   if (!agent) plan.restarts = restarts_of(flags, Engine::kLocal, plan.local);
   plan.is_first_host = plan.local.node_rank == 0;
   plan.num_ranks = plan.local.num_nodes * plan.local.nproc;

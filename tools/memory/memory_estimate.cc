@@ -34,7 +34,7 @@ int64_t parse_num_params(const std::string& text) {
   else if (!rest.empty())
     factor = 0;
   const double count = std::round(value * factor);
-  if (!(count >= 1 && count <= 1e15) || std::abs(value * factor - count) > 1e-6)
+  if (!(count >= 1 && count <= 1e15) || std::abs(value * factor - count) > 1e-6 + 1e-15 * count)
     throw ConfigError("--params ", text.empty() ? "''" : text,
                       ": expected a number of parameters, such as 7.5e9, 7.5B or 350M");
   return static_cast<int64_t>(count);

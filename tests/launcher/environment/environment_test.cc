@@ -121,8 +121,14 @@ TEST_F(EnvironmentTest, APodOfPyTorchJobGivesTorchrunsFlags) {
   EXPECT_EQ(place->master_addr, "job-master-0");
   EXPECT_EQ(place->master_port, 23456);
   EXPECT_TRUE(should_start_ranks(std::nullopt));
-  ::setenv("PET_NPROC_PER_NODE", "auto", 1);
-  EXPECT_FALSE(should_start_ranks(std::nullopt)) << "one rank a pod";
+  for (const char* word : {"auto", "npu"}) {
+    ::setenv("PET_NPROC_PER_NODE", word, 1);
+    EXPECT_FALSE(should_start_ranks(std::nullopt)) << "one rank a pod";
+  }
+  ::setenv("PET_NNODES", "1:4", 1);
+  EXPECT_FALSE(should_start_ranks(std::nullopt)) << "a rank of an elastic job starts none";
+  ::setenv("PET_NNODES", "2:2", 1);
+  EXPECT_EQ(place_of_this_host()->num_nodes, 2);
   const auto place_error = [] { return error_of<CommError>([] { place_of_this_host(); }); };
   ::setenv("PET_NPROC_PER_NODE", "4x", 1);
   EXPECT_EQ(place_error(), "PET_NPROC_PER_NODE=4x: expected a number");

@@ -485,7 +485,7 @@ def a_schedule_or_loader_that_refuses_its_state_changes_nothing():
         return lambda o: schedulers.SequentialLR(o, [schedulers.LinearLR(o, 0.1, total_iters=2)] + [schedulers.ExponentialLR(o, 0.9) for _ in milestones], list(milestones))
 
     cases = (("parts", in_parts(2, 5), in_parts(2), "the state of another scheduler than SequentialLR: it has no _schedulers of 2, but of 3"),
-             ("class", lambda o: schedulers.LambdaLR(o, lambda step: 0.5 ** step), lambda o: schedulers.CosineAnnealingLR(o, 20), "than CosineAnnealingLR: it has lr_lambdas"),
+             ("class", lambda o: schedulers.LambdaLR(o, lambda step: 0.5 ** step), lambda o: schedulers.CosineAnnealingLR(o, 20), "than CosineAnnealingLR: it is of LambdaLR"),
              ("picky", Picky, Picky, "picky: lr_scheduler.load_state_dict(): KeyError: 'mine' at optimizer_state_rank.py:"))
     for name, before, after, part in cases:
         saved = saved_by(of_sgd(decay_groups, before), name)
@@ -495,6 +495,12 @@ def a_schedule_or_loader_that_refuses_its_state_changes_nothing():
         assert largest_difference(engine.state_dict(), weights) == 0
         assert [engine.optimizer.values(), engine.lr_scheduler.state_dict(), engine.global_steps] == own, name
         train(engine, batches(1), loss_of)
+    engine = of_sgd(decay_groups, lambda o: schedulers.StepLR(o, 2))
+    engine.lr_scheduler.best = 0.5
+    saved = saved_by(engine, "an attribute more")
+    engine = of_sgd(decay_groups, lambda o: schedulers.StepLR(o, 2))
+    engine.load_checkpoint(*saved)
+    assert engine.lr_scheduler.best == 0.5
     engine, loaded = of_sgd(decay_groups), of_sgd(decay_groups)
     for one in (engine, loaded):
         one.training_dataloader = Picky(torch.optim.SGD([torch.ones(1)], lr=1.0))
