@@ -23,35 +23,41 @@ def map_tensors(value, convert, objects=False, keeps=False):
     Error
         A container that is to be copied contains itself.
     """
-    done: dict[int, tuple[Any, Any]] = {}  # what each has become, beside itself, which lives as long so; itself while it is looked into
-    entered: set[int] = set()
-    inside_itself: set[int] = set()
+    return _Copies(convert, objects, keeps).of(value)
 
-    def mapped(one):
+
+class _Copies:
+    """What values have become. A class, because functions that call each other would live on as a cycle, with what they have seen."""
+
+    def __init__(self, convert, objects, keeps):
+        self._convert, self._objects, self._keeps = convert, objects, keeps
+        self._done: dict[int, tuple[Any, Any]] = {}  # what each has become, beside itself, which lives as long so; itself while it is looked into
+        self._entered: set[int] = set()
+        self._inside_itself: set[int] = set()
+
+    def of(self, one):
         key = id(one)
-        if key in done:
-            inside_itself.update({key} & entered)
-            return done[key][1]
-        parts = None if isinstance(one, torch.Tensor) else _parts(one, objects)
+        if key in self._done:
+            self._inside_itself.update({key} & self._entered)
+            return self._done[key][1]
+        parts = None if isinstance(one, torch.Tensor) else _parts(one, self._objects)
         if parts is None and not isinstance(one, torch.Tensor):
             return one
-        done[key] = one, one
-        entered.add(key)
-        made = convert(one) if parts is None else with_parts(one, parts)
-        entered.discard(key)
-        if made is not one and key in inside_itself:
+        self._done[key] = one, one
+        self._entered.add(key)
+        made = self._convert(one) if parts is None else self._with_parts(one, parts)
+        self._entered.discard(key)
+        if made is not one and key in self._inside_itself:
             raise Error(f"a {type(one).__name__} with tensors that are to be moved or copied contains itself; expected one that does not, or "
                         "tensors that are on the device already")
-        done[key] = one, made
+        self._done[key] = one, made
         return made
 
-    def with_parts(one, parts):
+    def _with_parts(self, one, parts):
         stays = [1] if isinstance(one, PackedSequence) else []
-        made = [part if i in stays else mapped(part) for i, part in enumerate(parts)]
+        made = [part if i in stays else self.of(part) for i, part in enumerate(parts)]
         same = all(new is old for new, old in zip(made, parts))
-        return one if same and (keeps or isinstance(one, (tuple, frozenset))) else _remade(one, made)
-
-    return mapped(value)
+        return one if same and (self._keeps or isinstance(one, (tuple, frozenset))) else _remade(one, made)
 
 
 def _parts(value, objects):
@@ -95,20 +101,20 @@ def _remade(value, parts):
 
 def tensors_in(value: Any, objects: bool = False) -> Iterator[torch.Tensor]:
     """The tensors in `value`: those that `map_tensors` finds, and those of dataclasses. A container that is in it twice counts once."""
-    seen: dict[int, Any] = {}  # with the object, which lives as long so
+    return _found(value, objects, {})
 
-    def found(one):
-        if isinstance(one, torch.Tensor):
-            yield one
-        elif id(one) not in seen:
-            seen[id(one)] = one
-            parts = _parts(one, objects)
-            if parts is None and dataclasses.is_dataclass(one) and not isinstance(one, type):
-                parts = [getattr(one, field.name, None) for field in dataclasses.fields(one)]
-            for part in parts or ():
-                yield from found(part)
 
-    return found(value)
+def _found(one, objects, seen):
+    """`seen`: containers, each with its identity, that live as long so."""
+    if isinstance(one, torch.Tensor):
+        yield one
+    elif id(one) not in seen:
+        seen[id(one)] = one
+        parts = _parts(one, objects)
+        if parts is None and dataclasses.is_dataclass(one) and not isinstance(one, type):
+            parts = [getattr(one, field.name, None) for field in dataclasses.fields(one)]
+        for part in parts or ():
+            yield from _found(part, objects, seen)
 
 
 def is_plain_object(value: Any) -> bool:
