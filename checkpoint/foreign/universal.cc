@@ -8,6 +8,7 @@
 //   …_model_states.pt                              as they were
 //
 // and names it in `latest_universal`.
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -49,11 +50,14 @@ class UniversalReader {
     for (const fs::path& path : paths_in(folder_ / "zero"))
       if (is_folder(path)) folders.emplace(path.filename().string(), path);
     for (const std::string& name : order_) {
-      const auto found = folders.find(name);
-      if (found == folders.end())
+      const fs::path relative(name);  // a name may have slashes
+      const bool is_inside =
+          relative.is_relative() && std::find(relative.begin(), relative.end(), "..") == relative.end();
+      const fs::path folder = folder_ / "zero" / relative;
+      if (!is_inside || !is_folder(folder))
         throw CheckpointError(folder_ / "zero", ": has no folder ", quoted_name(name), ", a parameter of ",
                               files_.model[0].filename(), "; expected one of each parameter");
-      add(name, found->second);
+      add(name, folder);
     }
     // Without param_shapes, and of several stages of a pipeline, the folders say what there is.
     for (const auto& [name, path] : folders)
