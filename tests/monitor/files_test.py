@@ -50,12 +50,13 @@ class CsvTest(MonitorTest):
         self.assertEqual(self.content('x,__"y".csv'), 'step,"x,__""y"""\r\n1,1.0\r\n2,2.0\r\n')
 
     def test_names_that_share_a_file_or_have_none_are_said_once(self):
-        values = {"val/loss": 1, "val_loss": 2, "a\0b": 3, "x" * 260: 4, "other": 5}
+        values = {"val/loss": 1, "val_loss": 2, "a\0b": 3, "x" * 260: 4, "y" * 220: 6, "other": 5}
         _, warnings = self.monitor(self.config, ["scalars", 1, values], ["scalars", 2, values])
         self.assertEqual(warnings, ["warning: csv_monitor: the values of val_loss and val/loss are both in val_loss.csv; expected another name",
-                                    f"warning: csv_monitor: the values of {'x' * 40}... are left out: its name has 260 bytes; expected at most 250"])
+                                    f"warning: csv_monitor: the values of {'x' * 40}... are left out: its name has 260 bytes; expected at most 220"])
         self.assertEqual(self.content("val_loss.csv"), "step,loss\r\n1,1.0\r\n1,2.0\r\n2,1.0\r\n2,2.0\r\n")
         self.assertEqual(self.content("a_b.csv"), "step,a_b\r\n1,3.0\r\n2,3.0\r\n")
+        self.assertEqual(self.content(f"{'y' * 220}.csv"), f"step,{'y' * 220}\r\n1,6.0\r\n2,6.0\r\n")
         self.assertEqual(self.content("other.csv"), "step,other\r\n1,5.0\r\n2,5.0\r\n")
 
     def test_a_resumed_run_leaves_the_files_of_others(self):

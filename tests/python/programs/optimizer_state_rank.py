@@ -444,7 +444,7 @@ def options_of_a_group_do_not_go_to_other_parameters():
     assert engine.optimizer.values() == frozen.optimizer.values()
     with_amsgrad = tessera.initialize(model=mlp(), optimizer=lambda p: torch.optim.AdamW(p, amsgrad=True), config=config(0))[0]
     without = tessera.initialize(model=mlp(), optimizer=lambda p: torch.optim.AdamW(p), config=config(0))[0]
-    saved = saved_by(with_amsgrad, "amsgrad")
+    saved = saved_by(with_amsgrad, "of amsgrad")
     text = raises(tessera.CheckpointError, lambda: without.load_checkpoint(*saved), "max_exp_avg_sq (of amsgrad); AdamW needs exp_avg, exp_avg_sq",
                   "load_optimizer_states=False")
     assert "load_module_strict" not in text, text
