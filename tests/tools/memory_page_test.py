@@ -134,8 +134,8 @@ class PageTest(ToolTest):
 
     def test_the_state_of_optimizers_of_whole_parameters(self):
         """Their owners keep it in memory, at every stage: the page has the bytes of --estimate, also where it was measured."""
-        self.write("c.json", self.config(model={"type": "fashion_mnist_cnn", "channels": 4, "hidden": 256}, train_batch_size=None,
-                                         train_micro_batch_size_per_gpu=4, optimizer={"type": "Adafactor"}))
+        self.write("c.json", self.config(model={"type": "fashion_mnist_cnn", "channels": 4, "hidden": 1024}, train_batch_size=None,
+                                         train_micro_batch_size_per_gpu=4, optimizer={"type": "AdamW8bit"}))
         words = """return [0, 1, 2, 3].map(stage => (set("stage", stage), [text("optimizer-device"), text("total-device")]));"""
         for estimate in (["--params", "7e9", "--optimizer", "AdamW8bit", "--fit", "80GB"], ["c.json"]):
             outcome = self.run_tool("memory", "--estimate", *estimate, "--world", 2, "--out", "m")
