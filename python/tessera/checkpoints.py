@@ -24,7 +24,6 @@ _ENCODING = "tessera.encoding"  # 1: values are encoded by json_values.py; absen
 _MAX_LISTED = 20
 _OF_SOME_VERSIONS = {"_get_lr_called_within_step", "_is_initial", "verbose"}  # attributes of torch's schedulers that say nothing
 _OF_SCHEDULES = {"lr", "initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"}  # values of groups that torch's schedulers write
-_OTHER_LENGTH = ", but of "
 _BY_PLACE = ("_schedulers", "base_lrs")  # lists of torch's schedulers, of which another length is another schedule
 
 
@@ -182,12 +181,16 @@ def _without_lost_schedule(engine, state, steps, lost):
     if steps is None and not _is_torchs(scheduler):  # what its own class has saved
         return unread
     saved, missing = _with_own(state[_SCHEDULER_STATE], own, bool(unread))
-    others = [key for key in saved if key not in own and key not in _OF_SOME_VERSIONS] if _is_torchs(scheduler) and isinstance(saved, dict) else []
+    other_lengths = _other_lengths(saved, own)
     if steps is None:  # a program, or another version of torch, may have added attributes to the same class
-        others = [state[_SCHEDULER_CLASS]] if state.get(_SCHEDULER_CLASS, kind) != kind else []
-        missing = [one for one in missing if _OTHER_LENGTH in one]
-    if not isinstance(saved, dict) or others or (missing and not unread):
-        what = f"it {'is of' if steps is None else 'has'} {', '.join(map(str, others[:3]))}" if others else f"it has no {missing[0]}" if missing else "it is no dict"
+        missing, saved_kind = other_lengths, state.get(_SCHEDULER_CLASS, kind)
+        what = f"it is of {saved_kind}" if saved_kind != kind else ""
+    else:
+        missing = [*other_lengths, *missing]
+        others = [key for key in saved if key not in own and key not in _OF_SOME_VERSIONS] if _is_torchs(scheduler) and isinstance(saved, dict) else []
+        what = f"it has {', '.join(map(str, others[:3]))}" if others else ""
+    if not isinstance(saved, dict) or what or (missing and not unread):
+        what = what or (f"it has no {missing[0]}" if missing else "it is no dict")
         del state[_SCHEDULER_STATE]
         return [*unread, f"lr_scheduler: the state of another scheduler than {kind}: {what}"]
     found = saved.get("last_epoch", steps)
@@ -198,12 +201,24 @@ def _without_lost_schedule(engine, state, steps, lost):
     return unread if missing else []
 
 
+def _other_lengths(saved, own, path=""):
+    """The lists by place that have another length in a saved state, as "base_lrs of 2, but of 1"."""
+    found = []
+    for key in _BY_PLACE:
+        theirs, ours = (state.get(key) if isinstance(state, dict) else None for state in (saved, own))
+        if not isinstance(theirs, list) or not isinstance(ours, list):
+            continue
+        if len(theirs) != len(ours):
+            found.append(f"{path}{key} of {len(ours)}, but of {len(theirs)}")
+        for i, pair in enumerate(zip(theirs, ours)):
+            found += _other_lengths(*pair, f"{path}{key}[{i}].")
+    return found
+
+
 def _with_own(saved, own, deep, path=""):
     """A saved state with the values of `own` where it has none, and their names. Inside of other values than schedulers' states it is looked at
     where `deep`. Keys of dicts are numbers where its own have such: torch.distributed.checkpoint makes texts of those, as of MultiStepLR's
     milestones."""
-    if path.endswith(_BY_PLACE) and isinstance(own, list) and isinstance(saved, list) and len(own) != len(saved):
-        return saved, [f"{path} of {len(own)}{_OTHER_LENGTH}{len(saved)}"]
     if isinstance(own, list) and isinstance(saved, list) and len(own) == len(saved):
         pairs = [_with_own(value, like, deep, f"{path}[{i}].") for i, (value, like) in enumerate(zip(saved, own))]
         return [value for value, _ in pairs], [name for _, names in pairs for name in names]
@@ -217,7 +232,7 @@ def _with_own(saved, own, deep, path=""):
     for key, value in saved.items():
         like = own.get(key)
         of_numbers = isinstance(like, dict) and like and all(type(one) is int for one in like)
-        merged[key], names = _with_own(value, like, deep, f"{path}{key}") if deep or of_numbers or key in _BY_PLACE else (value, [])
+        merged[key], names = _with_own(value, like, deep, f"{path}{key}") if deep or of_numbers or key == "_schedulers" else (value, [])
         missing += names
     return merged, missing
 

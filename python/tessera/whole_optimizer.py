@@ -52,7 +52,8 @@ class WholeOptimizer:
     Raises
     ------
     ConfigError
-        It can only be called with a closure, calls collectives, gives parameters other memory, its states and groups are another optimizer's, or its states cannot be saved.
+        It can only be called with a closure, calls collectives, gives parameters other memory, its states and groups are another optimizer's, or
+        its states cannot be saved.
     """
 
     def __init__(self, client: torch.optim.Optimizer, named_parameters: list[tuple[str, torch.nn.Parameter]], world_size: int,
@@ -86,7 +87,7 @@ class WholeOptimizer:
         self._state: defaultdict[Any, dict[str, Any]] = defaultdict(dict, client.state)
         self.num_steps = 0
         self.is_running = False  # inside of `call`
-        self._before: list[dict[str, Any]] = []  # the groups' values, before `call` last
+        self._before: list[dict[str, Any]] = []  # the groups as they were before the last `call`
 
     def agree(self) -> None:
         """Rank 0 owns all parameters where some rank's trial says so, or where there is one; states that there are, are rank 0's. Collective.
@@ -155,8 +156,7 @@ class WholeOptimizer:
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function of the optimizer on what this rank owns."""
         client, groups = self._client, self._client.param_groups
-        shown, whole = client.state, [dict(group) for group in groups]
-        self._before = [{key: value for key, value in group.items() if key != "params"} for group in groups]
+        shown, self._before = client.state, [dict(group) for group in groups]
         client.state = self._state
         kept = []
         for group, keys in zip(groups, self._by_parameter):
@@ -169,19 +169,18 @@ class WholeOptimizer:
         finally:
             self.is_running = False
             self._state, client.state = client.state, shown
-            self._restore(groups, whole, kept)
+            self._restore(groups, kept)
 
     def drop_step(self) -> None:
         """Some rank's step() has raised: what others have written into the groups is taken back."""
         for group, before in zip(self._client.param_groups, self._before):
-            for key in [key for key in group if key != "params" and key not in before]:
-                del group[key]
+            group.clear()
             group.update(before)
 
-    def _restore(self, groups, whole, kept):
+    def _restore(self, groups, kept):
         """All parameters are in the groups again, with what step() has written into lists that have an element for each."""
         changed = ""
-        for number, (group, before, indices, keys) in enumerate(zip(groups, whole, kept, self._by_parameter)):
+        for number, (group, before, indices, keys) in enumerate(zip(groups, self._before, kept, self._by_parameter)):
             for key in keys:
                 if key != "params" and isinstance(group.get(key), list):
                     if len(group[key]) != len(indices):

@@ -181,12 +181,13 @@ void take_place(launcher::Options& options, const LaunchFlags& flags) {
   if (place && options.master_port == 0) options.master_port = place->master_port;
   if (options.num_nodes > 1 && options.master_port == 0)
     options.master_port = integer_variable("MASTER_PORT").value_or(launcher::kDefaultMasterPort);
-  if (!flags.master_addr.empty()) options.master_addr = flags.master_addr;
-  if (options.num_nodes == 1) return;
-  if (flags.master_addr.empty() && place)
+  if (!flags.master_addr.empty())
+    options.master_addr = flags.master_addr;
+  else if (options.num_nodes > 1 && place)
     options.master_addr = place->master_addr;
-  else if (flags.master_addr.empty() && address)
+  else if (options.num_nodes > 1 && address)
     options.master_addr = *address;
+  if (options.num_nodes == 1) return;
   if (!place && !flags.node_rank)
     throw ConfigError("--nnodes ", options.num_nodes, ": expected --node-rank 0 to ", options.num_nodes - 1,
                       " on each host, or --hostfile FILE to start all from here");
