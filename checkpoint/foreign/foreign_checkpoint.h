@@ -198,10 +198,9 @@ struct IdentifiedCheckpoint {
 /// no format that is known. Throws CheckpointError for a path or tag that is not there.
 std::optional<IdentifiedCheckpoint> identify(const std::filesystem::path& path, const std::string& tag = "");
 
-/// Reads what identify() recognizes. Names that differ from the model's by wrappers' prefixes ("module.") are
-/// the model's in the result.
-std::optional<ForeignCheckpoint> read_foreign(const std::filesystem::path& path, const std::string& tag = "",
-                                              const ParameterOrder& order = {});
+/// Reads and checks all but the elements of what identify() recognizes, and throws as that reader. Names that
+/// differ from the model's by wrappers' prefixes ("module.") are the model's in the result.
+ForeignCheckpoint read_foreign(const IdentifiedCheckpoint& identified, const ParameterOrder& order = {});
 
 /// The same of the weights alone: where a model's safetensors are there, nothing else is read, and names are
 /// the file's. A file that is of no other format is read as safetensors, whatever its name is.

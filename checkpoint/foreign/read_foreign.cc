@@ -93,13 +93,10 @@ std::optional<IdentifiedCheckpoint> identify(const std::filesystem::path& path, 
   throw CheckpointError(error.what());
 }
 
-std::optional<ForeignCheckpoint> read_foreign(const std::filesystem::path& path, const std::string& tag,
-                                              const ParameterOrder& given) try {
-  const std::optional<IdentifiedCheckpoint> identified = identify(path, tag);
-  if (!identified) return std::nullopt;
+ForeignCheckpoint read_foreign(const IdentifiedCheckpoint& identified, const ParameterOrder& given) try {
   const std::map<std::string, std::string> own = own_names(given);
   const ParameterOrder order = without_wrappers(given, own);
-  ForeignCheckpoint found = identified->read(order);
+  ForeignCheckpoint found = identified.read(order);
   check(found);
   std::set<std::filesystem::path> known;
   for (const ArchivePart& archive : found.archives) known.insert(archive.path);
@@ -119,7 +116,8 @@ std::optional<ForeignCheckpoint> read_weights(const std::filesystem::path& path,
   std::optional<ForeignCheckpoint> found;
   if (of_folder || name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json"))
     found = read_safetensors(path);
-  if (!found) found = read_foreign(path, "", order);
+  if (!found)
+    if (const auto identified = identify(path)) found = read_foreign(*identified, order);
   if (!found && !of_folder) found = read_safetensors(path);
   return found;
 } catch (const DiskError& error) {

@@ -185,14 +185,14 @@ constexpr int kMostOpen = 500;  // the others are opened when they are read
 
 std::optional<Checkpoint> Checkpoint::open_another_programs(const fs::path& directory, const std::string& tag,
                                                             const ParameterOrder& order) {
-  if (is_no_other_programs(directory, tag)) return std::nullopt;
-  std::optional<ForeignCheckpoint> source = read_foreign(directory, tag, order);
-  if (!source) return std::nullopt;
-  take_buffers(*source, order.buffers);
+  const std::optional<IdentifiedCheckpoint> identified = another_programs(directory, tag);
+  if (!identified) return std::nullopt;
+  ForeignCheckpoint source = read_foreign(*identified, order);
+  take_buffers(source, order.buffers);
   Checkpoint opened;
-  opened.path_ = source->path;
-  opened.manifest_ = std::make_shared<const Manifest>(manifest_of(*source));
-  auto elements = std::make_unique<const ForeignSource>(*std::move(source), opened.manifest_);
+  opened.path_ = source.path;
+  opened.manifest_ = std::make_shared<const Manifest>(manifest_of(source));
+  auto elements = std::make_unique<const ForeignSource>(std::move(source), opened.manifest_);
   opened.foreign_ = &elements->source();
   opened.elements_ = std::move(elements);
   return opened;

@@ -103,7 +103,10 @@ std::optional<ForeignCheckpoint> read(const std::string& reader, const std::file
     for (std::string line; std::getline(in, line);) order.push_back(line);
   }
   const ParameterOrder names{.names = order, .groups = {}, .aliases = {}, .buffers = {}};
-  if (reader == "foreign") return read_foreign(path, "", names);
+  if (reader == "foreign") {
+    const std::optional<IdentifiedCheckpoint> identified = identify(path);
+    return identified ? std::optional(read_foreign(*identified, names)) : std::nullopt;
+  }
   if (is_directory(path)) return by(identify_trainer(path), names);
   return read_trainer_file(path, names);
 }
