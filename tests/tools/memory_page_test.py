@@ -53,7 +53,7 @@ class PageTest(ToolTest):
         params = "487654321"
         self.assert_succeeded(self.run_tool("memory", "--estimate", "--params", params, "--world", 8, "--precision", "fp32", "--out", "m"))
         source = random.Random(3)
-        worlds = [1, 3, *(source.randrange(4, 5000) for _ in range(2))]
+        worlds = [1, 3, 50_000, *(source.randrange(4, 5000) for _ in range(2))]
         tiers = ["memory", "optimizer_disk", "all_disk", "gpu_optimizer_host", "gpu_all_host", "gpu_all_disk"]
         settings = [(source.choice(worlds), source.choice(["fp32", "bf16", "fp16"]), source.randrange(4), source.choice(tiers)) for _ in range(500)]
         script = "const settings = " + json.dumps(settings) + """;

@@ -176,6 +176,8 @@ class EstimateTest(ToolTest):
         out = self.estimate("--params", "7.5e9", "--world", 64)
         self.assertEqual(self.columns(out, -1), ["120.0", "31.4", "16.6", "1.9"], "gradients in bf16: the paper's 16 bytes a parameter")
         self.assertEqual(self.columns(out, -2), ["135.0", "46.4", "16.9", "2.1"], "gradients in fp32, the default: 18 bytes")
+        of_thousands = self.estimate("--params", "7e9", "--world", 4096)
+        self.assertEqual(self.columns(of_thousands, -2), ["126.0", "42.0", "14.0", "0.031"], "7e9 * 18 bytes / 4096: not 0")
 
     def test_tiers_of_gpus(self):
         out = self.estimate("--params", "1e9", "--world", 2).split("on GPUs")[1]

@@ -72,8 +72,13 @@ CountedModel counted_by_flags(const EstimateFlags& flags) {
   return estimated;
 }
 
+/// One decimal; of a small part of the unit (a share of thousands of ranks) two digits that are not 0.
 std::string in_unit(int64_t bytes, double unit, size_t width) {
-  return padded_left(fixed(static_cast<double>(bytes) / unit, 1), width);
+  const double value = static_cast<double>(bytes) / unit;
+  int decimals = 1;
+  if (bytes > 0 && value < 0.1)
+    while (decimals < 5 && value * std::pow(10, decimals) < 10) ++decimals;
+  return padded_left(fixed(value, decimals), width);
 }
 
 double unit_of(const CountedModel& estimated) {
