@@ -105,6 +105,7 @@ class Run:
     variables = {}  # of the environment
     sameness = "the same bits"  # as an undisturbed one
     lacks_saves = False  # some could not be written
+    log_name = "log"
 
     def __init__(self, base, name, kind):
         self.base, self.folder, self.kind = base, base / name, kind
@@ -142,13 +143,13 @@ class Run:
             args += ["--set", f"{key}={value}"]
         args += ["--resume"] if resume else []
         args += flags
-        self.log = open(self.base / "log", "w+", encoding="utf-8", errors="replace")
-        return subprocess.Popen(list(map(str, args)), env=self.environment(), stdin=subprocess.DEVNULL, stdout=self.log,
-                                stderr=subprocess.STDOUT, cwd=self.base, start_new_session=True)
+        self.log = self.base / self.log_name
+        with open(self.log, "wb") as log:
+            return subprocess.Popen(list(map(str, args)), env=self.environment(), stdin=subprocess.DEVNULL, stdout=log,
+                                    stderr=subprocess.STDOUT, cwd=self.base, start_new_session=True)
 
     def output(self):
-        self.log.seek(0)
-        return self.log.read()
+        return self.log.read_text("utf-8", "replace")
 
     def tool(self, *args):
         """A command that must succeed."""
@@ -469,15 +470,13 @@ class ByHand(Run):
         group = {"WORLD_SIZE": str(self.num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         self.processes_of_ranks, self.logs = [], []
         for rank in range(self.num_ranks):
-            self.variables = {**group, "RANK": str(rank)}
+            self.variables, self.log_name = {**group, "RANK": str(rank)}, f"log_{rank}"
             self.processes_of_ranks.append(super().start(*arguments, **options))
             self.logs.append(self.log)
-            self.log = None
         return self.processes_of_ranks[0]
 
     def output(self, rank=0):
-        self.logs[rank].seek(0)
-        return self.logs[rank].read()
+        return self.logs[rank].read_text("utf-8", "replace")
 
 
 class Alone(Soak):
