@@ -150,7 +150,7 @@ std::string address_of_rank_0(const EnvironmentScheme& scheme, const Environment
   if (env.local_world_size == env.world_size) return "127.0.0.1";
   if (const char* name = scheme.hosts.empty() ? nullptr : first_set(scheme.hosts)) {
     try {
-      return expand_host_list(*text_variable(name)).front();
+      return first_host(*text_variable(name));
     } catch (const ConfigError& error) {
       throw CommError(name, ": ", error.what());
     }

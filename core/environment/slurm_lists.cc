@@ -2,10 +2,10 @@
 
 #include <cstdint>
 #include <optional>
-#include <utility>
 
 #include "core/error.h"
 #include "core/parse_number.h"
+#include "core/str.h"
 
 namespace tessera {
 namespace {
@@ -29,57 +29,24 @@ std::string_view take_item(std::string_view& text) {
   throw ConfigError("'", whole, "' is not a list of hosts; expected names as in n[01-03,7],m2");
 }
 
-/// Adds the numbers of "01-03" or "7".
-void add_range(std::string_view range, std::string_view whole, std::vector<std::string>& numbers) {
-  const size_t dash = range.find('-');
-  const std::string_view low = range.substr(0, dash);
-  const auto first = parse_count(low);
-  const auto last = dash == range.npos ? first : parse_count(range.substr(dash + 1));
-  if (!first || !last || *last < *first || *last - *first >= static_cast<int64_t>(kMaxEntries))
-    refuse_hosts(whole);
-  for (int64_t value = *first; value <= *last; ++value) {
-    std::string digits = std::to_string(value);
-    if (digits.size() < low.size()) digits.insert(0, low.size() - digits.size(), '0');
-    numbers.push_back(std::move(digits));
-  }
-}
-
-/// The names that one item such as "r[1-2]n[1-2]" stands for.
-std::vector<std::string> expand_item(std::string_view item, std::string_view whole) {
-  std::vector<std::string> names = {""};
-  while (!item.empty()) {
-    const size_t open = item.find('[');
-    for (std::string& name : names) name += item.substr(0, open);
-    if (open == item.npos) break;
-    const size_t close = item.find(']', open);
-    if (close == item.npos) refuse_hosts(whole);
-    std::string_view ranges = item.substr(open + 1, close - open - 1);
-    std::vector<std::string> numbers, longer;
-    do {
-      add_range(take_item(ranges), whole, numbers);
-    } while (!ranges.empty());
-    if (names.size() * numbers.size() > kMaxEntries) refuse_hosts(whole);
-    for (const std::string& name : names)
-      for (const std::string& number : numbers) longer.push_back(name + number);
-    names = std::move(longer);
-    item = item.substr(close + 1);
-  }
-  return names;
-}
-
 }  // namespace
 
-std::vector<std::string> expand_host_list(std::string_view text) {
+std::string first_host(std::string_view text) {
   const std::string_view whole = text;
-  std::vector<std::string> hosts;
-  if (text.ends_with(',')) refuse_hosts(whole);
-  do {
-    for (std::string& name : expand_item(take_item(text), whole)) {
-      if (name.empty() || name.find(']') != name.npos || hosts.size() >= kMaxEntries) refuse_hosts(whole);
-      hosts.push_back(std::move(name));
-    }
-  } while (!text.empty());
-  return hosts;
+  std::string_view item = take_item(text);
+  std::string name;
+  for (size_t open = item.find('['); open != item.npos; open = item.find('[')) {
+    const size_t close = item.find(']', open);
+    if (close == item.npos) refuse_hosts(whole);
+    const std::string_view ranges = item.substr(open + 1, close - open - 1);
+    const std::string_view number = ranges.substr(0, ranges.find_first_of("-,"));
+    if (!parse_count(number)) refuse_hosts(whole);
+    name += str(item.substr(0, open), number);
+    item.remove_prefix(close + 1);
+  }
+  name += item;
+  if (name.empty() || name.find(']') != name.npos) refuse_hosts(whole);
+  return name;
 }
 
 std::vector<int> expand_task_counts(std::string_view text) {

@@ -243,15 +243,15 @@ TEST(EnvironmentSchemes, HalfSetOrWrongIsOneLine) {
             "SLURM_STEP_NODELIST: 'n[1-' is not a list of hosts; expected names as in n[01-03,7],m2");
 }
 
-TEST(SlurmLists, HostsKeepTheirOrderAndZeros) {
-  using Names = std::vector<std::string>;
-  EXPECT_EQ(expand_host_list("n[01-03,7],m2"), (Names{"n01", "n02", "n03", "n7", "m2"}));
-  EXPECT_EQ(expand_host_list("a"), Names{"a"});
-  EXPECT_EQ(expand_host_list("n[098-101]"), (Names{"n098", "n099", "n100", "n101"}));
-  EXPECT_EQ(expand_host_list("r[1-2]n[1,3]x"), (Names{"r1n1x", "r1n3x", "r2n1x", "r2n3x"}));
-  for (const char* wrong :
-       {"", ",", "a,,b", "a,", "n[", "n[1-", "n[1-]", "n[2-1]", "n[a]", "n]", "n[1-99999999]", "n[]"})
-    EXPECT_NE(error_of<ConfigError>([&] { expand_host_list(wrong); }), "") << wrong;
+TEST(SlurmLists, TheFirstHostKeepsItsZeros) {
+  EXPECT_EQ(first_host("n[01-03,7],m2"), "n01");
+  EXPECT_EQ(first_host("n[7,01-03]"), "n7");
+  EXPECT_EQ(first_host("a"), "a");
+  EXPECT_EQ(first_host("m2,n[01-03]"), "m2");
+  EXPECT_EQ(first_host("n[098-101]"), "n098");
+  EXPECT_EQ(first_host("r[1-2]n[3,5]x"), "r1n3x");
+  for (const char* wrong : {"", ",", ",a", "n[", "n[1-", "n[a]", "n]", "n[1]]", "n[]", "n[-1]"})
+    EXPECT_NE(error_of<ConfigError>([&] { first_host(wrong); }), "") << wrong;
 }
 
 TEST(SlurmLists, TaskCounts) {
