@@ -102,10 +102,8 @@ void Liveness::connect(const std::vector<Peer>& peers, milliseconds timeout,
     const std::vector<int>& there = hosts_[static_cast<size_t>(host_of[static_cast<size_t>(other)])];
     const bool between_hosts = &there != &hosts_[mine] && other == there[0] && rank_ == hosts_[mine][0] &&
                                there.size() + hosts_[mine].size() > 2;
-    for (const int channel : {kBetweenRanks, kBetweenHosts}) {
-      if (channel == kBetweenHosts && !between_hosts) continue;
-      expected.emplace_back(other, channel);
-    }
+    expected.emplace_back(other, kBetweenRanks);
+    if (between_hosts) expected.emplace_back(other, kBetweenHosts);
   }
   // The nearest first, so that not all ranks connect to rank 0 at the same time.
   for (auto one = expected.rbegin(); one != expected.rend(); ++one)

@@ -15,6 +15,7 @@
 #include "comm/control/liveness.h"
 #include "comm/sockets/tcp.h"
 #include "core/error.h"
+#include "core/files/disk_error.h"
 #include "core/random_digits.h"
 #include "core/str.h"
 
@@ -23,10 +24,6 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
-
-CommError failed(const char* what) {
-  return CommError("shared memory between the ranks: ", what, ": ", std::strerror(errno));
-}
 
 constexpr size_t kTokenLength = 32;
 
@@ -60,13 +57,12 @@ constexpr milliseconds kWatchInterval{20};
 
 PeerSockets::PeerSockets(const GroupStore& store, int rank, std::vector<int> numbers, milliseconds timeout)
     : rank_(rank), numbers_(std::move(numbers)), sockets_(numbers_.size()) {
-  FileDescriptor listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  if (!listener) throw failed("socket");
   const std::string name = random_digits(kTokenLength / 2);  // every program on this host can see it
   const SocketAddress address = address_of(name);
-  if (bind(listener.get(), reinterpret_cast<const sockaddr*>(&address.address), address.length) != 0)
-    throw failed("bind");
-  if (listen(listener.get(), 4096) != 0) throw failed("listen");
+  FileDescriptor listener =
+      listen_at(AF_UNIX, reinterpret_cast<const sockaddr*>(&address.address), address.length, address.kind);
+  if (!listener)
+    throw CommError("no Unix socket can be opened for the ranks of this host (", describe_errno(errno), ")");
   const auto deadline = steady_clock::now() + timeout;
   // Only programs that can read the store know it.
   const std::string key = store.claim("key", random_digits(kTokenLength / 2));

@@ -25,8 +25,8 @@ Addresses resolve_numeric(const std::string& address, const std::string& port) {
   return Addresses(found, &freeaddrinfo);
 }
 
-FileDescriptor listen_at(int family, const sockaddr* address, socklen_t length) {
-  FileDescriptor socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+FileDescriptor listen_at(int family, const sockaddr* address, socklen_t length, int kind) {
+  FileDescriptor socket(::socket(family, kind | SOCK_CLOEXEC, 0));
   if (!socket) return {};
   const int on = 1;
   const int off = 0;

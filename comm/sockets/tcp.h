@@ -16,8 +16,9 @@ using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
 /// Takes an address and a port in numbers. Throws CommError.
 Addresses resolve_numeric(const std::string& address, const std::string& port);
-/// None, with errno, when it cannot be. The kernel completes connections before they are accepted.
-FileDescriptor listen_at(int family, const sockaddr* address, socklen_t length);
+/// None, with errno, when it cannot be. The kernel completes connections before they are accepted. `kind`:
+/// SOCK_STREAM, SOCK_SEQPACKET.
+FileDescriptor listen_at(int family, const sockaddr* address, socklen_t length, int kind = SOCK_STREAM);
 /// Requires: the socket is bound.
 int port_of(int fd);
 /// -1: not TCP.
