@@ -186,7 +186,7 @@ std::string differences(const Failure& failure) {
   return "";
 }
 
-std::string departures(const Failure& failure) {
+std::string who_left(const Failure& failure) {
   std::string out;
   for (size_t r = 0; r < failure.reports.size(); ++r) {
     const std::string& left = failure.reports[r].left;
@@ -256,13 +256,13 @@ std::string other_causes(const Failure& failure) {
 }  // namespace
 
 bool is_of_peer(const Failure& failure) {
-  return differences(failure).empty() && (!failure.gone.empty() || !departures(failure).empty());
+  return differences(failure).empty() && (!failure.gone.empty() || !who_left(failure).empty());
 }
 
 std::string diagnose(const Failure& failure) {
   if (std::string text = differences(failure); !text.empty()) return text;
   const CollectiveDesc* desc = own_report(failure).find(failure.number);
-  std::string reason = departures(failure);
+  std::string reason = who_left(failure);
   if (reason.empty()) reason = absences(failure);
   if (reason.empty()) reason = other_causes(failure);
   return str(desc != nullptr ? desc->text() : "a collective", ", collective ", failure.number, ": ", reason);

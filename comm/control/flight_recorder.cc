@@ -90,7 +90,7 @@ std::vector<int> FlightRecorder::last_failed_or_left() const {
 std::vector<int> FlightRecorder::failed_or_left() const {
   std::vector<int> ranks;
   for (int rank = 0; rank < size_; ++rank)
-    if (store_.has(fault_key(rank)) || departure(rank)) ranks.push_back(rank);
+    if (store_.has(fault_key(rank)) || why_left(rank)) ranks.push_back(rank);
   return ranks;
 }
 
@@ -103,13 +103,13 @@ std::optional<int> FlightRecorder::broken() const {
   return std::nullopt;
 }
 
-std::optional<std::string> FlightRecorder::departure(int rank) const {
+std::optional<std::string> FlightRecorder::why_left(int rank) const {
   return context_store_.find(left_key(ranks_[static_cast<size_t>(rank)]));
 }
 
 bool FlightRecorder::read_report(int rank, RankReport& report) const {
   // Leaving comes first: a rank that leaves aborts, which also looks like a fault.
-  if (const auto left = departure(rank); left && *left != kLeftByFault) {
+  if (const auto left = why_left(rank); left && *left != kLeftByFault) {
     report.left = *left;
     return true;
   }
@@ -131,17 +131,17 @@ std::vector<int> FlightRecorder::of_group(const std::vector<int>& ranks) const {
 }
 
 void FlightRecorder::collect_reports(Failure& failure, Clock::time_point deadline, bool again) const {
-  std::vector<int> silent;
+  std::vector<int> unheard;
   for (int r = 0; r < size_; ++r) {
     const RankReport& report = failure.reports[static_cast<size_t>(r)];
-    if (r != rank_ && report.fault == Fault::kNone && report.left.empty()) silent.push_back(r);
+    if (r != rank_ && report.fault == Fault::kNone && report.left.empty()) unheard.push_back(r);
   }
   while (true) {
     const bool is_last = Clock::now() >= deadline;
     failure.gone = gone();  // before reading what they have left in the store
     if (is_last || again)
-      std::erase_if(silent, [&](int r) { return read_report(r, failure.reports[static_cast<size_t>(r)]); });
-    const bool all_gone = std::all_of(silent.begin(), silent.end(), [&](int r) {
+      std::erase_if(unheard, [&](int r) { return read_report(r, failure.reports[static_cast<size_t>(r)]); });
+    const bool all_gone = std::all_of(unheard.begin(), unheard.end(), [&](int r) {
       return std::count(failure.gone.begin(), failure.gone.end(), r) > 0;
     });
     if (all_gone || is_last) return;

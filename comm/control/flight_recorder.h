@@ -55,7 +55,7 @@ class FlightRecorder {
   /// The last rank that has failed, or left otherwise than in order; none: this is not so of any other rank.
   std::optional<int> broken() const;
   /// Why `rank` left the group; nothing while it is there.
-  std::optional<std::string> departure(int rank) const;
+  std::optional<std::string> why_left(int rank) const;
 
   /// The ranks of the group whose processes have ended.
   std::vector<int> gone() const;

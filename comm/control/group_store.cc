@@ -195,11 +195,11 @@ std::vector<int> GroupStore::await_ranks(const std::string& prefix, const std::v
   const auto is_missing = [&](int rank) { return !has(prefix + std::to_string(rank)); };
   const auto watch_ranks = [&] {
     watch();
-    std::vector<int> lost = gone();
-    std::erase_if(lost, [&](int rank) {
+    std::vector<int> ended = gone();
+    std::erase_if(ended, [&](int rank) {
       return std::find(ranks.begin(), ranks.end(), rank) == ranks.end() || !is_missing(rank);
     });
-    if (!lost.empty()) throw liveness_->error_of(lost);
+    if (!ended.empty()) throw liveness_->error_of(ended);
   };
   std::vector<int> missing;
   if (!poll_until(Clock::now() + timeout, *fastest_, has_all, watch_ranks))

@@ -15,7 +15,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int64_t kMostBytes = int64_t{4} << 20;  // of all ranks' parts together
+constexpr int64_t kMostBytes = int64_t{4} << 20;  // of all ranks' pieces together
 
 /// Stands in place of the packed values where a rank has given up.
 constexpr std::string_view kGivenUp = "given up: ";  // and why; values begin with a number
@@ -59,25 +59,25 @@ void StoreExchange::Result::fail(const std::string& message) const {
 
 StoreExchange::Result StoreExchange::run(const std::string& value, std::chrono::milliseconds timeout,
                                          const std::function<void()>& watch) {
-  const auto part = static_cast<size_t>(std::max<int64_t>(kMostBytes / size_, 1));
-  Result result = run_part(str(value.size(), '\n', value.substr(0, part)), timeout, watch);
+  const auto piece_bytes = static_cast<size_t>(std::max<int64_t>(kMostBytes / size_, 1));
+  Result result = run_piece(str(value.size(), '\n', value.substr(0, piece_bytes)), timeout, watch);
   size_t longest = 0;
   for (std::string& text : result.values) {
     std::string_view rest = text;
     longest = std::max(longest, static_cast<size_t>(take_line(rest)));
     text.erase(0, text.size() - rest.size());
   }
-  for (size_t offset = part; offset < longest; offset += part) {
+  for (size_t offset = piece_bytes; offset < longest; offset += piece_bytes) {
     const Result more =
-        run_part(offset < value.size() ? value.substr(offset, part) : std::string(), timeout, watch);
+        run_piece(offset < value.size() ? value.substr(offset, piece_bytes) : std::string(), timeout, watch);
     if (more.values.empty()) return more;
     for (size_t rank = 0; rank < more.values.size(); ++rank) result.values[rank] += more.values[rank];
   }
   return result;
 }
 
-StoreExchange::Result StoreExchange::run_part(const std::string& value, std::chrono::milliseconds timeout,
-                                              const std::function<void()>& watch) {
+StoreExchange::Result StoreExchange::run_piece(const std::string& value, std::chrono::milliseconds timeout,
+                                               const std::function<void()>& watch) {
   ++round_;
   store_.set(value_key(rank_), str(round_, '\n', value));
   Result result;

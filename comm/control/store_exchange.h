@@ -10,7 +10,7 @@
 // passes on what all have said where the key was removed.
 //
 // Long values: c10d's store takes 8 MiB at once. Values that are longer than a rank's share of half of
-// that are sent in parts, one exchange each.
+// that are sent in pieces, one exchange each.
 #pragma once
 
 #include <chrono>
@@ -37,7 +37,7 @@ class StoreExchange {
     /// Throws the failure, as a PeerFailure where it is of_peer.
     [[noreturn]] void fail(const std::string& message) const;
   };
-  /// Collective. `timeout`: of each part. `watch` is called about every 100 ms of waiting, and may throw a
+  /// Collective. `timeout`: of each piece. `watch` is called about every 100 ms of waiting, and may throw a
   /// CommError to give up. Throws CommError when the store is gone.
   Result run(const std::string& value, std::chrono::milliseconds timeout, const std::function<void()>& watch);
   /// Collective. run() at the rendezvous: the values. Throws CommError where there are none. `question`: for
@@ -51,8 +51,8 @@ class StoreExchange {
   bool has_arrived(int rank) const;
 
  private:
-  Result run_part(const std::string& value, std::chrono::milliseconds timeout,
-                  const std::function<void()>& watch);
+  Result run_piece(const std::string& value, std::chrono::milliseconds timeout,
+                   const std::function<void()>& watch);
   std::string await_result(int64_t arrived, std::chrono::milliseconds timeout,
                            const std::function<void()>& watch, Result& failure) const;
   /// Throws CommError if something of this exchange is gone. `arrived`: what the counter was; what it is now.

@@ -203,7 +203,7 @@ class C10dGlooTransport final : public GlooTransport {
 
   std::unique_ptr<Transport> split(const std::vector<int>& ranks, const GroupStore& store,
                                    FailureHook on_failure) override {
-    return std::make_unique<C10dGlooTransport>(store, options_.part(ranks), std::move(on_failure));
+    return std::make_unique<C10dGlooTransport>(store, options_.of_ranks(ranks), std::move(on_failure));
   }
 
  private:
@@ -305,7 +305,7 @@ at::Tensor reduction_buffer(int64_t bytes) {
   return at::empty({bytes}, at::kByte);
 }
 
-GlooOptions GlooOptions::part(const std::vector<int>& ranks) const {
+GlooOptions GlooOptions::of_ranks(const std::vector<int>& ranks) const {
   GlooOptions options = *this;
   options.rank = place_of(ranks, rank);
   options.names = chosen_from(names, ranks);

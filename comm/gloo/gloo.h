@@ -42,7 +42,7 @@ struct GlooOptions {
   int size() const { return static_cast<int>(names.size()); }
   int name(int r) const { return names[static_cast<size_t>(r)]; }
   /// These options for some of the ranks, with this one's place among them.
-  GlooOptions part(const std::vector<int>& ranks) const;
+  GlooOptions of_ranks(const std::vector<int>& ranks) const;
 };
 
 /// Throws CommError when an interface does not exist or an address cannot be bound.

@@ -87,7 +87,7 @@ class HybridTransport final : public Transport {
                                    FailureHook on_failure) override {
     std::vector<int> hosts;  // by rank
     for (const int rank : ranks) hosts.push_back(found_.hosts->host_of(rank));
-    const GlooOptions gloo = gloo_.part(ranks);
+    const GlooOptions gloo = gloo_.of_ranks(ranks);
     if (hybrid::Hosts(hosts).num_hosts() == gloo.size())
       return make_gloo_transport(store, gloo, std::move(on_failure));
     return std::make_unique<HybridTransport>(

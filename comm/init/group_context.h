@@ -29,7 +29,7 @@ class GroupContext {
         size_(size),
         serves_store_(serves_store),
         interrupt_(options.interrupt),
-        step_aside_(options.on_block),
+        on_block_(options.on_block),
         log_(options.log) {}
   GroupContext(const GroupContext&) = delete;
   GroupContext& operator=(const GroupContext&) = delete;
@@ -44,7 +44,7 @@ class GroupContext {
     if (interrupt_) interrupt_();
   }
   /// Returns what has to be kept while this rank posts a collective or waits for other ranks.
-  std::shared_ptr<void> on_block() const { return step_aside_ ? step_aside_() : nullptr; }
+  std::shared_ptr<void> on_block() const { return on_block_ ? on_block_() : nullptr; }
 
   /// Returns until when this rank waits for the other ranks' failure reports: 1 s after its first failure in
   /// any of the groups.
@@ -91,7 +91,7 @@ class GroupContext {
   const int size_;
   const bool serves_store_;
   const std::function<void()> interrupt_;
-  const std::function<std::shared_ptr<void>()> step_aside_;
+  const std::function<std::shared_ptr<void>()> on_block_;
   const Logger log_;
   mutable std::mutex mutex_;  ///< guards what follows
   bool left_ = false;

@@ -342,7 +342,8 @@ std::shared_ptr<Communicator> TransportCommunicator::duplicate(std::string_view 
                                                                const MakeTransport& make) {
   exchange("", str("duplicate \"", name, '"'), timeout_);
   ++num_duplicates_;
-  return part(all_ranks(size()), str(num_duplicates_, " ", name), str("duplicate/", num_duplicates_), make);
+  return make_group(all_ranks(size()), str(num_duplicates_, " ", name), str("duplicate/", num_duplicates_),
+                    make);
 }
 
 std::shared_ptr<Communicator> TransportCommunicator::split(const std::vector<int>& ranks,
@@ -358,16 +359,17 @@ std::shared_ptr<Communicator> TransportCommunicator::split(const std::vector<int
     return std::make_shared<SelfCommunicator>(SimulatedGroup{.timeout = timeout_, .device = device()});
   const std::string place = str(num_duplicates_, "/", ranks[0]);
   const bool is_whole = static_cast<int>(ranks.size()) == size();
-  return part(ranks, str(place, " ", name), str("split/", place),
-              [&](const GroupStore& store, FailureHook on_failure) {
-                return is_whole ? transport_->duplicate(store, std::move(on_failure))
-                                : transport_->split(ranks, store, std::move(on_failure));
-              });
+  return make_group(ranks, str(place, " ", name), str("split/", place),
+                    [&](const GroupStore& store, FailureHook on_failure) {
+                      return is_whole ? transport_->duplicate(store, std::move(on_failure))
+                                      : transport_->split(ranks, store, std::move(on_failure));
+                    });
 }
 
-std::shared_ptr<Communicator> TransportCommunicator::part(const std::vector<int>& ranks,
-                                                          const std::string& name, const std::string& place,
-                                                          const MakeTransport& make) {
+std::shared_ptr<Communicator> TransportCommunicator::make_group(const std::vector<int>& ranks,
+                                                                const std::string& name,
+                                                                const std::string& place,
+                                                                const MakeTransport& make) {
   try {
     return std::make_shared<TransportCommunicator>(*this, ranks, str(name_, "/", without_controls(name)),
                                                    store_.under(place), make);
@@ -389,8 +391,8 @@ void TransportCommunicator::open(const MakeTransport& make) {
     check_interrupt();
     if (recorder_->last_failed_or_left().empty()) return;
     for (const int r : recorder_->failed_or_left())
-      if (const auto departure = recorder_->departure(r); departure && !exchange_.has_arrived(r))
-        throw PeerFailure("rank ", global_rank(r), " left the group while it was set up: ", *departure);
+      if (const auto why = recorder_->why_left(r); why && !exchange_.has_arrived(r))
+        throw PeerFailure("rank ", global_rank(r), " left the group while it was set up: ", *why);
   };
   const StoreExchange::Result result = exchange_.run("", kOpenTimeout, watch);
   if (!result.missing.empty())
@@ -451,17 +453,17 @@ void TransportCommunicator::check_interrupt() {
   }
 }
 
-std::vector<int> TransportCommunicator::lost_ranks() const {
+std::vector<int> TransportCommunicator::gone_before_leaving() const {
   std::vector<int> gone = recorder_->gone();
   // A rank that has left in order has done its part, which may still be on its way.
-  std::erase_if(gone, [&](int rank) { return recorder_->departure(rank) == kLeftInOrder; });
+  std::erase_if(gone, [&](int rank) { return recorder_->why_left(rank) == kLeftInOrder; });
   for (int& rank : gone) rank = global_rank(rank);
   return gone;
 }
 
 void TransportCommunicator::check_all_alive(int64_t number) {
   try {
-    const std::vector<int> gone = lost_ranks();
+    const std::vector<int> gone = gone_before_leaving();
     if (!gone.empty()) throw RankIsGone(gone);
   } catch (const CommError& error) {  // RankIsGone, or the store has gone with rank 0
     fail(number, error.what(), timeout_);
@@ -472,31 +474,31 @@ void TransportCommunicator::watch_peers(const std::stop_token& stop) {
   std::mutex mutex;
   std::unique_lock lock(mutex);
   std::condition_variable_any stopped;
-  std::string lost, suspicion;
-  for (int64_t before = -1; lost.empty();) {
+  std::string failure, suspicion;
+  for (int64_t before = -1; failure.empty();) {
     stopped.wait_for(lock, stop, kWatchInterval, [] { return false; });
     if (stop.stop_requested()) return;
     const bool is_at_work = std::exchange(before, recorder_->num_issued()) != recorder_->num_issued();
     // A rank that leaves in order closes its connections a moment before the store has it: a second look
     // decides.
-    std::string seen = loss_of_peer(is_at_work);
-    if (!suspicion.empty()) lost = seen;
+    std::string seen = failure_of_peer(is_at_work);
+    if (!suspicion.empty()) failure = seen;
     suspicion = std::move(seen);
   }
   {
     const std::lock_guard guard(watch_mutex_);
-    lost_ = lost;
+    peer_failure_ = failure;
   }
-  context_->set_failed(lost, /*by_peer=*/true);
+  context_->set_failed(failure, /*by_peer=*/true);
   transport_->abort();
 }
 
-std::string TransportCommunicator::loss_of_peer(bool only_gone) const {
+std::string TransportCommunicator::failure_of_peer(bool only_gone) const {
   try {
-    if (const std::vector<int> gone = lost_ranks(); !gone.empty()) return RankIsGone(gone).what();
+    if (const std::vector<int> gone = gone_before_leaving(); !gone.empty()) return RankIsGone(gone).what();
     if (only_gone) return "";
     if (const auto rank = recorder_->broken()) {
-      const std::string why = recorder_->departure(*rank).value_or(std::string(kLeftByFault));
+      const std::string why = recorder_->why_left(*rank).value_or(std::string(kLeftByFault));
       const std::string name = str("rank ", global_rank(*rank));
       return why == kLeftByFault ? name + " has failed" : str(name, " left the group: ", why);
     }
@@ -508,12 +510,12 @@ std::string TransportCommunicator::loss_of_peer(bool only_gone) const {
 
 void TransportCommunicator::check_watch(int64_t number) {
   if (!watch_.joinable()) return;
-  std::string lost;
+  std::string failure;
   {
     const std::lock_guard guard(watch_mutex_);
-    lost = lost_;
+    failure = peer_failure_;
   }
-  if (!lost.empty()) fail(number, lost, timeout_);
+  if (!failure.empty()) fail(number, failure, timeout_);
 }
 
 void TransportCommunicator::check_stalled(int64_t number) {

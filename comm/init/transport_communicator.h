@@ -96,8 +96,8 @@ class TransportCommunicator final : public Communicator,
   void open(const MakeTransport& make);
   std::shared_ptr<Communicator> duplicate(std::string_view name, const MakeTransport& make);
   /// Makes a group of `ranks` of this one. `place`: of its own in this group's store.
-  std::shared_ptr<Communicator> part(const std::vector<int>& ranks, const std::string& name,
-                                     const std::string& place, const MakeTransport& make);
+  std::shared_ptr<Communicator> make_group(const std::vector<int>& ranks, const std::string& name,
+                                           const std::string& place, const MakeTransport& make);
   using Begin = std::function<PendingPtr(uint32_t tag)>;
   WorkPtr issue(CollectiveDesc desc, std::vector<at::Tensor> buffers, const Begin& begin);
   at::Tensor allocate(const char* op, std::string_view label, int64_t bytes, bool common);
@@ -112,15 +112,15 @@ class TransportCommunicator final : public Communicator,
   /// Leaves the group when the caller's JoinOptions::interrupt throws.
   void check_interrupt();
   /// The ranks whose processes have ended and that had not left in order, as messages call them.
-  std::vector<int> lost_ranks() const;
+  std::vector<int> gone_before_leaving() const;
   /// Fails when there are any.
   void check_all_alive(int64_t number);
   /// Fails when the other ranks that wait have issued something else, or wait for this one.
   void check_stalled(int64_t number);
   /// Aborts the transport, once a rank has ended that had not left in order, has failed or left. A thread's.
   void watch_peers(const std::stop_token& stop);
-  /// Why a rank is lost; "": none is. `only_gone`: without a request to the store.
-  std::string loss_of_peer(bool only_gone) const;
+  /// What watch_peers() looks for; "": nothing. `only_gone`: without a request to the store.
+  std::string failure_of_peer(bool only_gone) const;
   /// Fails when watch_peers() has aborted the transport.
   void check_watch(int64_t number);
   /// Reports, aborts, and throws what diagnose() says.
@@ -148,8 +148,8 @@ class TransportCommunicator final : public Communicator,
   int64_t num_duplicates_ = 0;            ///< and parts
   std::unique_ptr<Transport> transport_;  ///< after what its threads use
   std::mutex watch_mutex_;
-  std::string lost_;    ///< why watch_peers() has aborted; guarded by watch_mutex_
-  std::jthread watch_;  ///< last: uses all of this
+  std::string peer_failure_;  ///< why watch_peers() has aborted; guarded by watch_mutex_
+  std::jthread watch_;        ///< last: uses all of this
 };
 
 }  // namespace tessera::comm

@@ -121,10 +121,10 @@ Rendezvous rendezvous(const Environment& env, const JoinOptions& options, const 
       str(env.agent_store ? "torchrun's agent is gone: the store at " : "rank 0 is gone: its store at ",
           endpoint(host, env.master_port));
   const std::string address = own_address(host, env.master_port);
-  std::function<void()> also;
+  std::function<void()> while_registering;
   const auto interrupt = [&] {
     if (options.interrupt) options.interrupt();
-    if (also) also();
+    if (while_registering) while_registering();
   };
   WaitLimit limit(timeout, options.log, interrupt);
   // The agent's store outlives the ranks it restarts; torch keeps its attempts apart in the same way. A late
@@ -139,7 +139,7 @@ Rendezvous rendezvous(const Environment& env, const JoinOptions& options, const 
     const auto liveness = std::make_shared<Liveness>(
         address, env.rank, result.store.claim("liveness_key", random_digits(16)), env.agent_store ? -1 : 0);
     const GroupStore plain = GroupStore(plain_store, where).under(prefix);
-    also = [&] {
+    while_registering = [&] {
       if (env.run_secret.empty() && env.rank != 0) check_secret(plain, env);  // rank 0 may come later
       liveness->admit();
     };
@@ -148,7 +148,7 @@ Rendezvous rendezvous(const Environment& env, const JoinOptions& options, const 
                   str("process ", getpid(), " on ", host_name()), liveness->endpoint(), settings};
     mine.settings.try_emplace(kVersionSetting, std::to_string(kProtocolVersion));
     const std::vector<RankInfo> ranks = register_rank(result.store, env, mine, limit);
-    also = nullptr;
+    while_registering = nullptr;
     session.answers = {};
     result.one_host = std::all_of(ranks.begin(), ranks.end(),
                                   [&](const RankInfo& rank) { return rank.domain == mine.domain; });
