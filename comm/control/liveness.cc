@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <map>
 #include <set>
 #include <thread>
 #include <utility>
@@ -50,18 +49,6 @@ SocketAddress address_of(const addrinfo& found) {
   return address;
 }
 
-/// Ranks of each host, hosts in the order of their lowest ranks.
-std::vector<std::vector<int>> group_by_host(const std::vector<Liveness::Peer>& peers) {
-  std::map<std::string, size_t> numbers;
-  std::vector<std::vector<int>> hosts;
-  for (size_t rank = 0; rank < peers.size(); ++rank) {
-    const size_t number = numbers.try_emplace(peers[rank].host, hosts.size()).first->second;
-    if (number == hosts.size()) hosts.emplace_back();
-    hosts[number].push_back(static_cast<int>(rank));
-  }
-  return hosts;
-}
-
 }  // namespace
 
 RankIsGone::RankIsGone(std::vector<int> ranks, const std::string& why)
@@ -83,33 +70,31 @@ void Liveness::admit() {
   if (sockets_) sockets_->advance(milliseconds(0));
 }
 
-void Liveness::connect(const std::vector<Peer>& peers, milliseconds timeout,
+void Liveness::connect(const std::vector<std::string>& endpoints, Hosts hosts, milliseconds timeout,
                        const std::function<void()>& watch) {
   const auto deadline = Clock::now() + timeout;
-  hosts_ = group_by_host(peers);
-  std::vector<int> host_of(peers.size());
-  for (size_t host = 0; host < hosts_.size(); ++host)
-    for (const int rank : hosts_[host]) host_of[static_cast<size_t>(rank)] = static_cast<int>(host);
-  host_ = host_of[static_cast<size_t>(rank_)];
-  const auto mine = static_cast<size_t>(host_);
-  connections_.resize(peers.size());
-  between_hosts_.resize(hosts_.size());
+  hosts_ = std::move(hosts);
+  const int mine = hosts_.host_of(rank_);
+  const auto both_alone = [&](int host) {
+    return host != mine && hosts_.ranks_of(host).size() + hosts_.ranks_of(mine).size() == 2;
+  };
+  connections_.resize(endpoints.size());
+  between_hosts_.resize(static_cast<size_t>(hosts_.num_hosts()));
 
   // The higher rank connects. Between hosts the lowest ranks do.
   std::vector<std::pair<int, int>> expected;
-  for (int other = 0; other < static_cast<int>(peers.size()); ++other) {
+  for (int other = 0; other < hosts_.num_ranks(); ++other) {
     if (other == rank_) continue;
-    const std::vector<int>& there = hosts_[static_cast<size_t>(host_of[static_cast<size_t>(other)])];
-    const bool between_hosts = &there != &hosts_[mine] && other == there[0] && rank_ == hosts_[mine][0] &&
-                               there.size() + hosts_[mine].size() > 2;
     expected.emplace_back(other, kBetweenRanks);
-    if (between_hosts) expected.emplace_back(other, kBetweenHosts);
+    const int host = hosts_.host_of(other);
+    const bool both_lowest = hosts_.index_of(other) == 0 && hosts_.index_of(rank_) == 0;
+    if (host != mine && both_lowest && !both_alone(host)) expected.emplace_back(other, kBetweenHosts);
   }
   // The nearest first, so that not all ranks connect to rank 0 at the same time.
   for (auto one = expected.rbegin(); one != expected.rend(); ++one)
     if (const auto [other, channel] = *one; other < rank_)
       sockets_->connect(other, channel,
-                        address_of(*resolve_endpoint(other, peers[static_cast<size_t>(other)].endpoint)));
+                        address_of(*resolve_endpoint(other, endpoints[static_cast<size_t>(other)])));
 
   std::set<int> ended;
   auto next_probe = Clock::now() + kProbeInterval;
@@ -121,17 +106,15 @@ void Liveness::connect(const std::vector<Peer>& peers, milliseconds timeout,
     std::erase_if(expected, [&](const auto& one) {
       FileDescriptor fd = sockets_->take(one.first, one.second);
       if (!fd) return false;
-      const auto host = static_cast<size_t>(host_of[static_cast<size_t>(one.first)]);
-      const bool both_alone = host != mine && hosts_[host].size() + hosts_[mine].size() == 2;
-      if (one.second == kBetweenHosts || both_alone) {
+      const int host = hosts_.host_of(one.first);
+      if (one.second == kBetweenHosts || both_alone(host)) {
         keep_alive(fd.get(), kHostTimeout);
-        if (store_rank_ >= 0 && host == static_cast<size_t>(host_of[static_cast<size_t>(store_rank_)]))
-          store_connection_ = fd.get();
+        if (store_rank_ >= 0 && host == hosts_.host_of(store_rank_)) store_connection_ = fd.get();
       } else if (host != mine) {
         keep_open(fd.get());
       }
-      (one.second == kBetweenHosts ? between_hosts_[host] : connections_[static_cast<size_t>(one.first)]) =
-          std::move(fd);
+      (one.second == kBetweenHosts ? between_hosts_[static_cast<size_t>(host)]
+                                   : connections_[static_cast<size_t>(one.first)]) = std::move(fd);
       return true;
     });
     // It listened before it published its address, so a rank that refuses has ended since. One that is to
@@ -139,7 +122,7 @@ void Liveness::connect(const std::vector<Peer>& peers, milliseconds timeout,
     for (const int other : sockets_->refused()) ended.insert(other);
     if (!expected.empty() && Clock::now() >= next_probe) {
       const int other = expected[probed++ % expected.size()].first;
-      const Addresses address = resolve_endpoint(other, peers[static_cast<size_t>(other)].endpoint);
+      const Addresses address = resolve_endpoint(other, endpoints[static_cast<size_t>(other)]);
       if (!connect_to(*address, Clock::now() + kWatchInterval) && errno == ECONNREFUSED) ended.insert(other);
       if (probed % expected.size() == 0) next_probe = Clock::now() + kProbeInterval;
     }
@@ -150,7 +133,7 @@ void Liveness::connect(const std::vector<Peer>& peers, milliseconds timeout,
     if (Clock::now() >= deadline && !expected.empty()) {
       const int other = expected[0].first;
       const int error = sockets_->last_error(other);
-      throw unreachable(other, peers[static_cast<size_t>(other)].endpoint,
+      throw unreachable(other, endpoints[static_cast<size_t>(other)],
                         describe_errno(error != 0 && error != ECONNRESET ? error : ETIMEDOUT));
     }
   }
@@ -165,20 +148,19 @@ void Liveness::connect(const std::vector<Peer>& peers, milliseconds timeout,
 
 std::unique_ptr<shm::PeerSockets> Liveness::share_between_hosts(const GroupStore& store,
                                                                 milliseconds timeout) {
-  const std::vector<int>& ranks = hosts_[static_cast<size_t>(host_)];
-  if (ranks.size() == 1 || hosts_.size() == 1) return nullptr;
-  const auto index = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin());
-  auto peers = std::make_unique<shm::PeerSockets>(store.under(str("host/", host_)), index, ranks, timeout);
-  for (size_t host = 0; host < hosts_.size(); ++host) {
-    if (static_cast<int>(host) == host_) continue;
+  const int mine = hosts_.host_of(rank_), index = hosts_.index_of(rank_);
+  const std::vector<int>& ranks = hosts_.ranks_of(mine);
+  if (ranks.size() == 1 || hosts_.is_one()) return nullptr;
+  auto peers = std::make_unique<shm::PeerSockets>(store.under(str("host/", mine)), index, ranks, timeout);
+  for (int host = 0; host < hosts_.num_hosts(); ++host) {
+    if (host == mine) continue;
+    FileDescriptor& connection = between_hosts_[static_cast<size_t>(host)];
     if (index == 0) {
-      for (int other = 1; other < peers->size(); ++other)
-        peers->send(other, between_hosts_[host].get(), static_cast<int64_t>(host), timeout);
+      for (int other = 1; other < peers->size(); ++other) peers->send(other, connection.get(), host, timeout);
     } else {
-      between_hosts_[host] = peers->receive(0, timeout, [&] { store.check_all_alive(); }).fd;
-      polled_[connections_.size() + host].fd = between_hosts_[host].get();
-      if (std::count(hosts_[host].begin(), hosts_[host].end(), store_rank_) > 0)
-        store_connection_ = between_hosts_[host].get();
+      connection = peers->receive(0, timeout, [&] { store.check_all_alive(); }).fd;
+      polled_[connections_.size() + static_cast<size_t>(host)].fd = connection.get();
+      if (store_rank_ >= 0 && host == hosts_.host_of(store_rank_)) store_connection_ = connection.get();
     }
   }
   return peers;
@@ -207,9 +189,9 @@ std::vector<int> Liveness::gone() const {
   std::set<int> ranks;
   for (size_t rank = 0; rank < connections_.size(); ++rank)
     if ((polled[rank].revents & kEnd) != 0) ranks.insert(static_cast<int>(rank));
-  for (size_t host = 0; host < hosts_.size(); ++host)
-    if ((polled[connections_.size() + host].revents & kEnd) != 0)
-      ranks.insert(hosts_[host].begin(), hosts_[host].end());
+  for (int host = 0; host < hosts_.num_hosts(); ++host)
+    if ((polled[connections_.size() + static_cast<size_t>(host)].revents & kEnd) != 0)
+      ranks.insert(hosts_.ranks_of(host).begin(), hosts_.ranks_of(host).end());
   return {ranks.begin(), ranks.end()};
 }
 
@@ -217,12 +199,12 @@ std::vector<int> Liveness::silent() const {
   const std::vector<pollfd> polled = ask();
   if (polled.empty()) return {};
   std::vector<int> ranks;
-  for (size_t host = 0; host < hosts_.size(); ++host) {
-    const bool closed = (polled[connections_.size() + host].revents & kEnd) != 0;
-    for (const int rank : hosts_[host]) {
+  for (int host = 0; host < hosts_.num_hosts(); ++host) {
+    const bool closed = (polled[connections_.size() + static_cast<size_t>(host)].revents & kEnd) != 0;
+    for (const int rank : hosts_.ranks_of(host)) {
       const short its_own = polled[static_cast<size_t>(rank)].revents;
       // The end of a process is no error of the connection.
-      if (closed ? (its_own & kEnd) == 0 : static_cast<int>(host) != host_ && (its_own & POLLERR) != 0)
+      if (closed ? (its_own & kEnd) == 0 : host != hosts_.host_of(rank_) && (its_own & POLLERR) != 0)
         ranks.push_back(rank);
     }
   }

@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/control/hosts.h"
 #include "comm/sockets/proven_sockets.h"
 #include "core/files/file_descriptor.h"
 #include "core/peer_failure.h"
@@ -53,12 +54,6 @@ inline constexpr std::chrono::seconds kHostTimeout{20};
 /// thread once connect() has returned.
 class Liveness {
  public:
-  /// Says where a rank listens, and on which host.
-  struct Peer {
-    std::string endpoint;  ///< Liveness::endpoint()
-    std::string host;      ///< equal for ranks that reach each other over the loopback interface
-  };
-
   /// Listens on `address`, which the other ranks can reach. `key`: of ProvenSockets. `store_rank`: the
   /// one that serves the store; -1: none does. Throws CommError.
   Liveness(const std::string& address, int rank, std::string key, int store_rank);
@@ -67,10 +62,10 @@ class Liveness {
   const std::string& endpoint() const { return endpoint_; }
   /// Has to be called while this rank waits for others to come: takes connections, and closes strangers'.
   void admit();
-  /// Collective. `peers`: all ranks. Other ranks may still be connecting to each other when it returns.
-  /// `watch` is called every 20 ms and may throw. Throws CommError when one cannot be reached, RankIsGone
-  /// when it has ended.
-  void connect(const std::vector<Peer>& peers, std::chrono::milliseconds timeout,
+  /// Collective. `endpoints`: by rank, of all ranks. Ranks of one of `hosts` reach each other over the
+  /// loopback interface. Other ranks may still be connecting to each other when it returns. `watch` is called
+  /// every 20 ms and may throw. Throws CommError when one cannot be reached, RankIsGone when it has ended.
+  void connect(const std::vector<std::string>& endpoints, Hosts hosts, std::chrono::milliseconds timeout,
                const std::function<void()>& watch);
   /// Collective. All ranks of a host get its connections to other hosts. What it returns has to live until
   /// all ranks have returned. Throws CommError, RankIsGone.
@@ -96,8 +91,7 @@ class Liveness {
   int store_connection_ = -1;  ///< that shows whether its host answers; -1: it is this one
   std::unique_ptr<ProvenSockets> sockets_;
   std::string endpoint_;
-  std::vector<std::vector<int>> hosts_;  ///< their ranks
-  int host_ = 0;                         ///< this rank's
+  Hosts hosts_;
   std::vector<FileDescriptor> connections_;
   std::vector<FileDescriptor> between_hosts_;  ///< by host; none where a connection between ranks serves
   std::vector<pollfd> polled_;                 ///< by rank, then by host; none: -1

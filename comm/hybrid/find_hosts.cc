@@ -1,6 +1,6 @@
-#include <algorithm>
 #include <atomic>
 #include <functional>
+#include <utility>
 
 #include "comm/control/store_exchange.h"
 #include "comm/hybrid/hybrid.h"
@@ -12,24 +12,18 @@ namespace tessera::comm {
 
 using std::chrono::milliseconds;
 
-FoundHosts connect_hosts(const GroupStore& store, const std::vector<int>& host_of, int rank,
+FoundHosts connect_hosts(const GroupStore& store, std::shared_ptr<const Hosts> hosts, int rank,
                          const std::vector<int>& names, milliseconds timeout) {
-  const auto hosts = std::make_shared<const hybrid::Hosts>(host_of);
   const int host = hosts->host_of(rank);
-  return {hosts,
-          std::make_shared<shm::PeerSockets>(store.under(str("host/", host)), hosts->index_of(rank),
-                                             chosen_from(names, hosts->ranks_of(host)), timeout),
-          ""};
+  auto peers = std::make_shared<shm::PeerSockets>(store.under(str("host/", host)), hosts->index_of(rank),
+                                                  chosen_from(names, hosts->ranks_of(host)), timeout);
+  return {std::move(hosts), std::move(peers), ""};
 }
 
 FoundHosts find_hosts(const GroupStore& store, int rank, const std::vector<std::string>& may_share,
                       milliseconds timeout) {
-  std::vector<int> first;  // by rank: the first that has the same word
-  for (const std::string& word : may_share)
-    first.push_back(
-        static_cast<int>(std::find(may_share.begin(), may_share.end(), word) - may_share.begin()));
   const auto size = static_cast<int>(may_share.size());
-  FoundHosts found{std::make_shared<hybrid::Hosts>(first), nullptr, ""};
+  FoundHosts found{std::make_shared<Hosts>(may_share), nullptr, ""};
 
   // A segment has a number for each rank of a host, which the rank writes and all the others read.
   shm::SharedMemory segment;
@@ -38,7 +32,7 @@ FoundHosts find_hosts(const GroupStore& store, int rank, const std::vector<std::
   };
   const auto expected = [&](int index) { return int64_t{0x7e55e7a0} + found.peers->number_of(index); };
   const auto share = [&] {
-    found = connect_hosts(store, first, rank, all_ranks(size), timeout);
+    found = connect_hosts(store, found.hosts, rank, all_ranks(size), timeout);
     const int64_t bytes = shm::whole_pages(found.peers->size() * static_cast<int64_t>(sizeof(int64_t)));
     segment = shm::share_memory(*found.peers, bytes, timeout, [] {});
     number_of(found.peers->rank()).store(expected(found.peers->rank()), std::memory_order_release);

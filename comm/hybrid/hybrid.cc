@@ -85,11 +85,11 @@ class HybridTransport final : public Transport {
   /// Makes a transport over what the ranks need: shared memory alone, Gloo alone, or both.
   std::unique_ptr<Transport> split(const std::vector<int>& ranks, const GroupStore& store,
                                    FailureHook on_failure) override {
-    std::vector<int> hosts;  // by rank
-    for (const int rank : ranks) hosts.push_back(found_.hosts->host_of(rank));
+    std::vector<int> host_of;  // by rank
+    for (const int rank : ranks) host_of.push_back(found_.hosts->host_of(rank));
+    const auto hosts = std::make_shared<const Hosts>(host_of);
     const GlooOptions gloo = gloo_.of_ranks(ranks);
-    if (hybrid::Hosts(hosts).num_hosts() == gloo.size())
-      return make_gloo_transport(store, gloo, std::move(on_failure));
+    if (hosts->num_hosts() == gloo.size()) return make_gloo_transport(store, gloo, std::move(on_failure));
     return std::make_unique<HybridTransport>(
         store, connect_hosts(store, hosts, gloo.rank, gloo.names, gloo.connect_timeout), gloo,
         std::move(on_failure));
@@ -113,7 +113,7 @@ class HybridTransport final : public Transport {
   /// Columns are connected in ascending order on every rank, so that none waits for another in a circle.
   std::vector<Column> make_columns(const GroupStore& store, std::function<void()> on_end,
                                    const FailureHook& on_failure) const {
-    const hybrid::Hosts& hosts = *found_.hosts;
+    const Hosts& hosts = *found_.hosts;
     GlooOptions options = gloo_;
     options.rank = hosts.host_of(gloo_.rank);
     options.on_end = std::move(on_end);

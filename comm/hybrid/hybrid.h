@@ -11,16 +11,16 @@
 #include <string>
 #include <vector>
 
+#include "comm/control/hosts.h"
 #include "comm/control/peer_sockets.h"
 #include "comm/gloo/gloo.h"
-#include "comm/hybrid/hosts.h"
 #include "comm/transport.h"
 
 namespace tessera::comm {
 
 /// Says who shares memory with whom, as found out by sharing it.
 struct FoundHosts {
-  std::shared_ptr<const hybrid::Hosts> hosts;
+  std::shared_ptr<const Hosts> hosts;
   std::shared_ptr<shm::PeerSockets> peers;  ///< the ranks of this host
   std::string obstacle;                     ///< why ranks that should can't share memory; empty: they do
 };
@@ -31,10 +31,9 @@ struct FoundHosts {
 FoundHosts find_hosts(const GroupStore& store, int rank, const std::vector<std::string>& may_share,
                       std::chrono::milliseconds timeout);
 
-/// Collective. Connects the ranks of each host, which find each other through `store`. `host_of`: by rank,
-/// equal numbers for those of one host. `names`: by rank, what messages call it. Throws CommError: ranks in
-/// different network namespaces, no descriptors.
-FoundHosts connect_hosts(const GroupStore& store, const std::vector<int>& host_of, int rank,
+/// Collective. Connects the ranks of each host, which find each other through `store`. `names`: by rank, what
+/// messages call it. Throws CommError: ranks in different network namespaces, no descriptors.
+FoundHosts connect_hosts(const GroupStore& store, std::shared_ptr<const Hosts> hosts, int rank,
                          const std::vector<int>& names, std::chrono::milliseconds timeout);
 
 /// Collective. `found`: without an obstacle, and more ranks than hosts. `gloo`: rank and size are the whole

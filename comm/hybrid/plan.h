@@ -17,7 +17,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "comm/hybrid/hosts.h"
+#include "comm/control/hosts.h"
 
 namespace tessera::comm::hybrid {
 

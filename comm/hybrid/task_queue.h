@@ -42,8 +42,8 @@
 #include <thread>
 #include <vector>
 
+#include "comm/control/hosts.h"
 #include "comm/gloo/gloo.h"
-#include "comm/hybrid/hosts.h"
 #include "comm/hybrid/tasks.h"
 #include "comm/shm/progress_counters.h"
 #include "comm/shm/reduce.h"

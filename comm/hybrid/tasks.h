@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/hybrid/hosts.h"
+#include "comm/control/hosts.h"
 #include "comm/hybrid/plan.h"
 #include "comm/shm/shared_regions.h"
 #include "comm/transport.h"

@@ -97,11 +97,12 @@ std::unique_ptr<Transport> make_transport(const Choice& choice, const GroupStore
     const bool is_one_host = choice.backend == "shm";
     GlooOptions group = gloo;
     if (is_one_host) group.connect_timeout = options.rendezvous_timeout;  // of a split(), too
-    made = make_hybrid_transport(store,
-                                 is_one_host ? connect_hosts(store, std::vector<int>(gloo.names.size()),
-                                                             gloo.rank, gloo.names, group.connect_timeout)
-                                             : choice.found,
-                                 group, on_failure);
+    made = make_hybrid_transport(
+        store,
+        is_one_host ? connect_hosts(store, std::make_shared<Hosts>(std::vector<int>(gloo.names.size())),
+                                    gloo.rank, gloo.names, group.connect_timeout)
+                    : choice.found,
+        group, on_failure);
   }
   if (!choice.transfer) return made;
   return make_staged_transport(std::move(made), gloo.rank, device, choice.transfer, std::move(on_failure));

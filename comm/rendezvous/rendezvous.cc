@@ -80,7 +80,7 @@ std::string own_address(const std::string& host, int port) {
 void connect_all(const std::shared_ptr<Liveness>& liveness, const std::vector<RankInfo>& ranks,
                  const Environment& env, bool one_host, const GroupStore& store, WaitLimit& limit,
                  const std::function<void()>& watch) {
-  std::vector<Liveness::Peer> peers;
+  std::vector<std::string> endpoints, domains;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     const std::string& address = ranks[rank].endpoint;
     if (!one_host && is_loopback(address.substr(0, address.find(' '))))
@@ -89,9 +89,10 @@ void connect_all(const std::shared_ptr<Liveness>& liveness, const std::vector<Ra
                       "'s host, which ranks on other hosts cannot reach: give an address that is the "
                       "same everywhere, or set "
                       "GLOO_SOCKET_IFNAME");
-    peers.push_back({address, ranks[rank].domain});
+    endpoints.push_back(address);
+    domains.push_back(ranks[rank].domain);
   }
-  liveness->connect(peers, limit.left(), watch);
+  liveness->connect(endpoints, Hosts(domains), limit.left(), watch);
   const GroupStore watched = store.watched(liveness);
   const auto on_host = liveness->share_between_hosts(watched.under("liveness"), limit.left());
   StoreExchange exchange(watched.under("connected"), env.rank, env.world_size);

@@ -283,7 +283,8 @@ TEST_P(ExchangeTest, TheStoreDoesNotGrow) {
             std::move(hook));
       if (GetParam() == "shm")
         return make_hybrid_transport(under,
-                                     connect_hosts(under, {0, 0, 0}, rank, gloo.names, gloo.connect_timeout),
+                                     connect_hosts(under, std::make_shared<Hosts>(std::vector<int>(3)), rank,
+                                                   gloo.names, gloo.connect_timeout),
                                      gloo, std::move(hook));
       return make_gloo_transport(under, gloo, std::move(hook));
     };

@@ -29,7 +29,7 @@ using testing::uneven;
 
 using Grouping = std::vector<int>;  // host by rank
 
-bool is_one_host(const Grouping& grouping) { return hybrid::Hosts(grouping).is_one(); }
+bool is_one_host(const Grouping& grouping) { return Hosts(grouping).is_one(); }
 
 void run_on(const Grouping& grouping, const std::function<void(CommunicatorPtr)>& body) {
   const GivenMachine given{.host = [&](int rank) { return str("host ", grouping[rank]); }};
@@ -114,7 +114,7 @@ TEST_P(HybridTest, AHostHasOneCopyOfSharedMemory) {
 
 /// ((host 0's ranks in order) + (host 1's) + …), hosts in the order of their first ranks.
 at::Tensor sum_by_hosts(const Grouping& grouping, int64_t numel) {
-  const hybrid::Hosts hosts(grouping);
+  const Hosts hosts(grouping);
   at::Tensor sum;
   for (int host = 0; host < hosts.num_hosts(); ++host) {
     at::Tensor part;
@@ -129,7 +129,7 @@ TEST_P(HybridTest, EverySumHasTheOrderOfRanksThenHostsWhateverTheTiming) {
   const int size = this->size();
   constexpr int64_t kNumel = 30'011;
   const at::Tensor expected = sum_by_hosts(grouping(), size * kNumel);
-  if (!is_one_host(grouping()) && hybrid::Hosts(grouping()).ranks_of(1).size() > 1) {
+  if (!is_one_host(grouping()) && Hosts(grouping()).ranks_of(1).size() > 1) {
     at::Tensor in_rank_order = uneven(0, size * kNumel);
     for (int r = 1; r < size; ++r) in_rank_order = in_rank_order + uneven(r, size * kNumel);
     EXPECT_FALSE(at::equal(expected, in_rank_order)) << "the test would not notice another order";
@@ -155,7 +155,7 @@ TEST_P(HybridTest, EverySumHasTheOrderOfRanksThenHostsWhateverTheTiming) {
 
 TEST_P(HybridTest, ReceivesEachByteOnceAHost) {
   const int size = this->size();
-  const hybrid::Hosts hosts(grouping());
+  const Hosts hosts(grouping());
   std::vector<std::atomic<int64_t>> reduced(hosts.num_hosts()), gathered(hosts.num_hosts()),
       summed_up(hosts.num_hosts()), copied(hosts.num_hosts());
   constexpr int64_t kNumel = 12'000;

@@ -1,16 +1,24 @@
-// Hosts: which ranks of a group share memory. A plain value, equal on all ranks.
+// Hosts: which ranks of a group are on one host, which means that they reach each other over the loopback
+// interface, or that they share memory. A plain value, equal on all ranks.
 #pragma once
 
+#include <cstddef>
+#include <map>
 #include <vector>
 
-namespace tessera::comm::hybrid {
+namespace tessera::comm {
 
 /// Numbers hosts in the order of their lowest ranks. `index`: a rank's place among those of its host, in
 /// rank order.
 class Hosts {
  public:
-  /// `host_of[r]`: of rank r, any number.
-  explicit Hosts(const std::vector<int>& host_of);
+  Hosts() = default;
+  /// `host_of[r]`: of rank r, any number or word.
+  template <class Name>
+  explicit Hosts(const std::vector<Name>& host_of) {
+    std::map<Name, int> numbers;
+    for (const Name& name : host_of) add_rank(numbers.try_emplace(name, num_hosts()).first->second);
+  }
 
   int num_ranks() const { return static_cast<int>(host_of_.size()); }
   int num_hosts() const { return static_cast<int>(ranks_.size()); }
@@ -34,9 +42,11 @@ class Hosts {
   std::vector<int> columns_of(int rank) const;
 
  private:
+  void add_rank(int host);
+
   std::vector<int> host_of_, index_of_;  ///< by rank
   std::vector<std::vector<int>> ranks_;  ///< by host
   int num_columns_ = 0;
 };
 
-}  // namespace tessera::comm::hybrid
+}  // namespace tessera::comm
