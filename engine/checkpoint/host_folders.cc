@@ -149,34 +149,28 @@ std::unique_ptr<HostFolders> HostFolders::join(comm::CommunicatorPtr comm, const
   comm::on_all_ranks<CheckpointError>(*comm, "folders in memory", [&] { identity = identity_of(mine); });
   const std::vector<std::string> hosts = comm->exchange(identity, "folders in memory");
   if (std::find(hosts.begin(), hosts.end(), "") != hosts.end()) return nullptr;
-  return std::unique_ptr<HostFolders>(new HostFolders(std::move(comm), mine, hosts));
+  return std::unique_ptr<HostFolders>(new HostFolders(std::move(comm), mine, comm::Hosts(hosts)));
 }
 
-HostFolders::HostFolders(comm::CommunicatorPtr comm, fs::path mine, const std::vector<std::string>& hosts)
+HostFolders::HostFolders(comm::CommunicatorPtr comm, fs::path mine, comm::Hosts hosts)
     : comm_(std::move(comm)),
       mine_(std::move(mine)),
-      disk_({.sync = false, .probe = ScopedHostFoldersProbe::current()}) {
-  std::map<std::string, int> known;
-  int rank = 0;
-  for (const std::string& identity : hosts) {
-    const auto [host, is_new] = known.emplace(identity, num_hosts());
-    if (is_new) owners_.push_back(rank);
-    hosts_.push_back(host->second);
-    ++rank;
-  }
+      disk_({.sync = false, .probe = ScopedHostFoldersProbe::current()}),
+      hosts_(std::move(hosts)) {
+  for (int host = 0; host < num_hosts(); ++host) owners_.push_back(hosts_.ranks_of(host).front());
 }
 
 /// The ranks that send each other their files: some of each of the partners' hosts, this one among them.
 std::vector<int> HostFolders::partners() const {
   int first = host() / 2 * 2, last = first + 2;
   if (num_hosts() % 2 == 1 && last >= num_hosts() - 1) first = num_hosts() - 3, last = num_hosts();
-  std::vector<int> sizes(owners_.size()), places;
-  for (const int host : hosts_) places.push_back(sizes[host]++);
-  const int fewest = *std::min_element(sizes.begin() + first, sizes.begin() + last);
+  auto fewest = std::ssize(hosts_.ranks_of(first));
+  for (int host = first; host < last; ++host) fewest = std::min(fewest, std::ssize(hosts_.ranks_of(host)));
+  const auto place = [&](int rank) { return hosts_.index_of(rank) % fewest; };
   std::vector<int> ranks;
   for (int rank = 0; rank < comm_->size(); ++rank)
-    if (hosts_[rank] >= first && hosts_[rank] < last &&
-        places[rank] % fewest == places[comm_->rank()] % fewest)
+    if (const int host = hosts_.host_of(rank);
+        host >= first && host < last && place(rank) == place(comm_->rank()))
       ranks.push_back(rank);
   return ranks;
 }
@@ -189,7 +183,7 @@ void HostFolders::copy(const std::string& tag, int file) {
   if (!partners_) partners_ = comm_->split(ranks, "copies in memory");
   const int me = partners_->rank();
   const bool writes = std::find_if(ranks.begin(), ranks.end(), [&](int rank) {
-                        return hosts_[rank] == host();
+                        return hosts_.host_of(rank) == host();
                       }) == ranks.begin() + me;  // the first one of this host
 
   Attempt attempt;
@@ -203,7 +197,7 @@ void HostFolders::copy(const std::string& tag, int file) {
   std::vector<std::unique_ptr<Arriving>> arriving(sizes.size());
   attempt([&] {
     for (size_t i = 0; writes && i < sizes.size(); ++i)
-      if (hosts_[ranks[i]] != host())
+      if (hosts_.host_of(ranks[i]) != host())
         arriving[i] = std::make_unique<Arriving>(
             disk_, mine_ / tag / checkpoint::rank_file_name(static_cast<int>(sizes[i].file)), sizes[i].bytes);
   });
@@ -320,7 +314,7 @@ std::vector<std::vector<bool>> HostFolders::missing(const std::vector<int>& file
   const std::vector<std::string> wanted = comm_->exchange(mine, "files in memory");
   std::vector<std::vector<bool>> missing(owners_.size(), std::vector<bool>(mine.size()));
   for (size_t rank = 0; rank < wanted.size(); ++rank) {
-    const auto host = static_cast<size_t>(hosts_[rank]);
+    const int host = hosts_.host_of(static_cast<int>(rank));
     for (size_t file = 0; file < mine.size(); ++file)
       if (wanted[rank][file] == '+' && !has_[host][file]) missing[host][file] = true;
   }

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/control/hosts.h"
 #include "core/files/disk.h"
 
 namespace tessera {
@@ -38,9 +39,9 @@ class HostFolders {
   static std::unique_ptr<HostFolders> join(comm::CommunicatorPtr comm, const std::filesystem::path& mine);
 
   const std::filesystem::path& path() const { return mine_; }
-  int num_hosts() const { return static_cast<int>(owners_.size()); }
+  int num_hosts() const { return hosts_.num_hosts(); }
   /// The rank that publishes checkpoints in the folder of `rank`: the first one of its host.
-  int owner_of(int rank) const { return owners_[hosts_[rank]]; }
+  int owner_of(int rank) const { return owners_[hosts_.host_of(rank)]; }
   bool owns() const { return owner_of(comm_->rank()) == comm_->rank(); }
 
   /// Collective, after a save in which this rank has written the file of number `file`: sends the partners'
@@ -66,17 +67,17 @@ class HostFolders {
   void release();
 
  private:
-  HostFolders(comm::CommunicatorPtr comm, std::filesystem::path mine, const std::vector<std::string>& hosts);
+  HostFolders(comm::CommunicatorPtr comm, std::filesystem::path mine, comm::Hosts hosts);
   std::vector<int> partners() const;
   std::vector<std::vector<bool>> missing(const std::vector<int>& files) const;
-  int host() const { return hosts_[comm_->rank()]; }
+  int host() const { return hosts_.host_of(comm_->rank()); }
 
   // The latter two are made when first used, and kept: one that goes while a failure of all ranks unwinds,
   // with which they go on, would leave the whole run.
   comm::CommunicatorPtr comm_, partners_, senders_;
   std::filesystem::path mine_;
   Disk disk_;
-  std::vector<int> hosts_;   // by rank
+  comm::Hosts hosts_;
   std::vector<int> owners_;  // by host
 
   // The members below are about the checkpoint found.
