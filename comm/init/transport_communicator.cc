@@ -457,8 +457,7 @@ std::vector<int> TransportCommunicator::gone_before_leaving() const {
   std::vector<int> gone = recorder_->gone();
   // A rank that has left in order has done its part, which may still be on its way.
   std::erase_if(gone, [&](int rank) { return recorder_->why_left(rank) == kLeftInOrder; });
-  for (int& rank : gone) rank = global_rank(rank);
-  return gone;
+  return chosen_from(ranks_, gone);
 }
 
 void TransportCommunicator::check_all_alive(int64_t number) {
@@ -558,9 +557,8 @@ void TransportCommunicator::fail(int64_t number, const std::string& cause, milli
   fail_with(std::move(message), kind);
 }
 
-std::string TransportCommunicator::named(std::vector<int> ranks) const {
-  for (int& rank : ranks) rank = global_rank(rank);
-  return name_ranks(ranks);
+std::string TransportCommunicator::named(const std::vector<int>& ranks) const {
+  return name_ranks(chosen_from(ranks_, ranks));
 }
 
 TransportCommunicator::Kind TransportCommunicator::kind_of(const CommError& error) {

@@ -130,7 +130,7 @@ class TransportCommunicator final : public Communicator,
   static Kind kind_of(const CommError& error);
   [[noreturn]] void fail_with(std::string message, Kind kind = Kind::kOwn);
   /// Names ranks as messages call them.
-  std::string named(std::vector<int> ranks) const;
+  std::string named(const std::vector<int>& ranks) const;
 
   const std::shared_ptr<GroupContext> context_;
   const std::vector<int> ranks_;  ///< of this group: their numbers in the context, by rank
