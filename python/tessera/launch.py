@@ -7,12 +7,15 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+
+_GRACE_S = 2  # from SIGTERM to SIGKILL, as of `tessera launch`
 
 
 def command_path() -> Path:
@@ -85,6 +88,7 @@ def launch(function: Callable[..., Any], args: tuple = (), nproc: int = 2) -> An
 
     Each rank is a fork of this process, so the function may be one that was typed into a cell; nothing may have used CUDA, or
     joined a group, in this process before. The function may make torch.distributed's group too, by `init_process_group(backend)`.
+    Unless OMP_NUM_THREADS is set, each rank computes on its share of torch's threads. `sys.exit()` in it is no failure.
 
     Parameters
     ----------
@@ -117,34 +121,70 @@ def launch(function: Callable[..., Any], args: tuple = (), nproc: int = 2) -> An
     if comm.is_initialized():
         raise Error("launch() after this process has joined a group; call it in a fresh process, or restart the notebook's kernel")
     context = multiprocessing.get_context("fork")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        results = [context.Pipe(duplex=False) for _ in range(nproc)]
-        ranks = [context.Process(target=_run_rank, args=(function, args, rank, nproc, listener, results[rank][1]), daemon=True)
-                 for rank in range(nproc)]
-        for rank in ranks:
-            rank.start()
-        # This process serves the store, as torchrun's agent does: for Tessera's group and for torch.distributed's. The server has a
-        # thread, so it starts after the forks; ranks that connect earlier wait in the listener's queue.
-        store = torch.distributed.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=os.dup(listener.fileno()))
-    for _, sender in results:
-        sender.close()
+    _end_threads_of_openmp()
+    ranks, receivers = [], []
     try:
-        return _await_results(ranks, [receiver for receiver, _ in results], Error)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+            for rank in range(nproc):  # no daemons: those may have no children, such as a DataLoader's workers
+                receiver, sender = context.Pipe(duplex=False)
+                process = context.Process(target=_run_rank, args=(function, args, rank, nproc, listener, sender, os.getpid()))
+                process.start()
+                sender.close()  # before the next fork: the rank's end ends the pipe
+                ranks.append(process)
+                receivers.append(receiver)
+            # This process serves the store, as torchrun's agent does: for Tessera's group and for torch.distributed's. The server has a
+            # thread, so it starts after the forks; ranks that connect earlier wait in the listener's queue.
+            store = torch.distributed.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=os.dup(listener.fileno()))
+    except BaseException:
+        _end(ranks, at_once=True)
+        raise
+    try:
+        return _await_results(ranks, receivers, Error)
     finally:
         del store
 
 
-def _run_rank(function, args, rank, nproc, listener, sender):
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(nproc), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(nproc),
+def _end_threads_of_openmp():
+    """Those of GCC's library, which come again when they are needed. A fork does not have them, and would wait for them at its first computation."""
+    pause = getattr(ctypes.CDLL(None), "omp_pause_resource_all", None)
+    if pause is not None:
+        pause(1)  # omp_pause_soft
+
+
+def _end(ranks, at_once):
+    """Waits for processes. `at_once`: ends them, also those that handle SIGTERM."""
+    for process in ranks if at_once else ():
+        process.terminate()
+    deadline = time.monotonic() + _GRACE_S
+    for process in ranks:
+        if at_once:
+            process.join(max(0, deadline - time.monotonic()))
+            process.kill()
+        process.join()
+
+
+def _run_rank(function, args, rank, nproc, listener, sender, parent):
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a notebook's kernel that is killed takes its ranks along
+    if os.getppid() != parent:
+        os._exit(1)
+    # GROUP_RANK: these variables are those of the innermost launcher, where srun or mpirun has started the notebook.
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(nproc), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(nproc), GROUP_RANK="0", GROUP_WORLD_SIZE="1",
                       MASTER_ADDR="127.0.0.1", MASTER_PORT=str(listener.getsockname()[1]), TORCHELASTIC_USE_AGENT_STORE="True")
+    if not os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(max(1, torch.get_num_threads() // nproc))
     for name in ("TESSERA_ERROR_FILE", "TORCHELASTIC_ERROR_FILE"):  # of a launcher that started this process
         os.environ.pop(name, None)
     listener.close()
     from tessera import comm, failures
 
     try:
-        result = function(*args)
+        try:
+            result = function(*args)
+        except SystemExit as leaving:
+            if leaving.code not in (None, 0):
+                raise
+            result = None
         # Whole: the pickles of torch.multiprocessing name memory and files of this process, which ends.
         sender.send_bytes(pickle.dumps((None, False, result if rank == 0 else None)))
     except BaseException as error:
@@ -177,8 +217,5 @@ def _await_results(ranks, receivers, error):
         if failed:
             raise error(min(failed, key=lambda one: one[0])[1])
     finally:
-        for process in ranks:
-            if waiting:
-                process.terminate()
-            process.join()
+        _end(ranks, at_once=bool(waiting))
     return outcome

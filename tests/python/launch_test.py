@@ -60,6 +60,45 @@ except tessera.Error as error:
     assert "its process ended with exit code 3" in str(error), error
 """
 
+NOTEBOOKS_RANKS = """
+import os, signal, sys, time, tessera, torch
+from torch.utils.data import DataLoader
+def computes():
+    torch.set_num_threads(2)
+    return torch.ones(1 << 20).add(1).sum().item(), sum(batch.sum().item() for batch in DataLoader(torch.arange(4.0), num_workers=1))
+torch.set_num_threads(2)
+assert computes() == tessera.launch(computes) == (2.0 * 2**20, 6.0)
+def exits():
+    tessera.comm.barrier()
+    sys.exit()
+os.environ.update(SLURM_PROCID="0", SLURM_STEP_ID="0", SLURM_NTASKS="1")  # srun has started the notebook
+assert tessera.launch(exits) is None
+def saves():
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    tessera.comm.barrier()
+    if tessera.comm.get_rank() == 1:
+        raise KeyError("mine")
+    time.sleep(90)
+begin = time.monotonic()
+try:
+    tessera.launch(saves)
+except tessera.Error as error:
+    assert "KeyError: 'mine'" in str(error) and time.monotonic() - begin < 60, error
+reader, writer = os.pipe()
+def stays():
+    os.write(writer, b"x")
+    time.sleep(90)
+notebook = os.fork()
+if notebook == 0:
+    tessera.launch(stays)
+os.close(writer)
+assert os.read(reader, 1) + os.read(reader, 1) == b"xx"
+os.kill(notebook, signal.SIGKILL)
+begin = time.monotonic()
+assert os.read(reader, 1) == b"" and time.monotonic() - begin < 60, "its ranks have ended, too"
+print("done")
+"""
+
 
 TORCH_GROUP = """
 import sys, tessera, torch
@@ -177,6 +216,7 @@ import sys, tessera, torch
 is_first = tessera.comm.get_rank() == 0
 calls = {"op": lambda: tessera.comm.all_reduce(torch.ones(2), "mean" if is_first else "sum"),
          "shape": lambda: tessera.comm.all_reduce(torch.ones(2, 3) if is_first else torch.ones(3, 2)),
+         "no element": lambda: tessera.comm.all_reduce(torch.ones(0) if is_first else torch.ones(3)),
          "root's shape": lambda: tessera.comm.broadcast(torch.ones(2, 3) if is_first else torch.ones(3, 2))}
 try:
     calls[sys.argv[1]]()
@@ -213,6 +253,7 @@ class Launch(RanksTest):
 
     def test_what_ranks_ask_for_differently_is_an_error(self):
         for what, parts in (("op", ["all_reduce (mean) of", "all_reduce of"]), ("shape", ["of shape [2, 3]", "of shape [3, 2]"]),
+                            ("no element", ['barrier of "all_reduce of shape [0]"', "all_reduce (mean) of"]),
                             ("root's shape", ["of shape [2, 3]", "of shape [3, 2]"])):
             text = self.launch(DIFFERENT, what)
             for part in ["collective 1 differs between ranks", *parts]:
@@ -295,6 +336,10 @@ class Launch(RanksTest):
             self.assertEqual(result["world"], 2)
             for ours, theirs in zip(result["losses"], alone["losses"]):
                 self.assertAlmostEqual(ours, theirs, places=5)
+
+    def test_ranks_of_a_notebook_compute_have_workers_and_end_with_it(self):
+        (text,) = self.finish([self.start(*self.program(NOTEBOOKS_RANKS))])
+        self.assertIn("done", text)
 
     def test_an_empty_variable_counts_as_unset(self):
         """The package beside a file that stands for the plugin of CUDA, which a build without CUDA has not."""
