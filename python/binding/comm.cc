@@ -73,7 +73,16 @@ at::Tensor flat(const at::Tensor& tensor) {
 
 /// A shape that is not a buffer's is a part of the label, which is compared among ranks.
 std::string with_shape(const std::string& label, const at::Tensor& tensor) {
-  return tensor.dim() == 1 ? label : tessera::str(label, " of shape ", tensor.sizes());
+  const bool is_buffer = tensor.dim() == 1 && tensor.numel() > 0;
+  return is_buffer ? label : tessera::str(label, " of shape ", tensor.sizes());
+}
+
+/// A tensor without elements, which a communicator has nothing to do for, is compared with other ranks', too:
+/// one that has some would be combined with this rank's next tensor.
+bool is_barrier(Communicator& comm, const std::string& label, const at::Tensor& tensor) {
+  if (tensor.numel() > 0) return false;
+  comm.barrier(with_shape(label, tensor));
+  return true;
 }
 
 /// Waits for a collective that has changed `tensor`. Autograd refuses a backward pass that needs what was
@@ -123,12 +132,14 @@ void bind_comm(py::module_& module) {
       .def(
           "all_reduce",
           [](Communicator& self, const at::Tensor& tensor, const std::string& label, double scale) {
+            if (is_barrier(self, label, tensor)) return;
             finish(self, self.all_reduce(flat(tensor), with_shape(label, tensor), scale), tensor);
           },
           py::arg("tensor"), py::arg("label"), py::arg("scale"))
       .def(
           "broadcast",
           [](Communicator& self, const at::Tensor& tensor, int root, const std::string& label) {
+            if (is_barrier(self, label, tensor)) return;
             finish(self, self.broadcast(flat(tensor), root, with_shape(label, tensor)), tensor);
           },
           py::arg("tensor"), py::arg("root"), py::arg("label"))
