@@ -73,6 +73,9 @@ def init_distributed(dist_backend=None, auto_mpi_discovery=True, distributed_por
     `init_method` "tcp://HOST:PORT", `rank` and `world_size` they say the place in the group where the environment says none. "file://…" is
     how torch.distributed's group meets; Tessera's ranks meet at MASTER_ADDR and MASTER_PORT.
     """
+    for name, value, kind in (("init_method", init_method, str), ("timeout", timeout, timedelta)):
+        if value is not None and not isinstance(value, kind):
+            raise TypeError(f"init_distributed({name}={value!r}): expected a {kind.__name__} or None")
     _place_from(init_method, rank, world_size)
     _check_place(auto_mpi_discovery, init_method, dist_init_required, config, rank, world_size)
     if distributed_port is not None and not os.environ.get("MASTER_PORT"):
@@ -83,8 +86,8 @@ def init_distributed(dist_backend=None, auto_mpi_discovery=True, distributed_por
             _engine.log_info(f"init_distributed(timeout={timeout}): the group has been joined before, and keeps its timeout")
         ours = _comm.group()
     else:
-        ours = _comm._join("auto", "auto", timeout.total_seconds() if timeout else 1800.0, 300.0, log=verbose)
-    timeout = timeout or timedelta(minutes=30)
+        ours = _comm._join("auto", "auto", timeout.total_seconds() if timeout is not None else 1800.0, 300.0, log=verbose)
+    timeout = timedelta(minutes=30) if timeout is None else timeout
     if torch.distributed.is_initialized():
         return
     made = {"backend": dist_backend or ("nccl" if ours.device.type == "cuda" else "gloo"), "rank": ours.rank, "world_size": ours.size,

@@ -687,6 +687,8 @@ def calls_of_deepspeed():
     raises(TypeError, lambda: deepspeed.initialize(model=mlp(), config=config(0), nothing=1), "nothing")
     for arguments, part in (({"rank": 5}, "rank=5"), ({"world_size": 9}, "world_size=9"), ({"init_method": "tcp://x:1"}, "init_method")):
         raises(ValueError, lambda a=arguments: deepspeed.init_distributed(**a), part)
+    for name in ("timeout", "init_method"):
+        raises(TypeError, lambda n=name: deepspeed.init_distributed(**{n: 60}), f"init_distributed({name}=60): expected a")
     raises(NotImplementedError, lambda: deepspeed.init_distributed(config={}), "config")
     utils, zero = __import__("deepspeed").utils, __import__("deepspeed").zero
     assert utils.set_z3_leaf_modules(model, [nn.GELU]) == [model[1]] and utils.set_z3_leaf_modules(model, ["GELU"]) == [model[1]]
