@@ -14,7 +14,10 @@ namespace fs = std::filesystem;
 TemporaryFolder::TemporaryFolder(const std::string& prefix, fs::path parent) {
   std::error_code error;
   if (parent.empty()) parent = fs::temp_directory_path(error);
-  std::string name = ((error ? fs::path("/tmp") : parent) / (prefix + "_XXXXXX")).string();
+  if (error) parent = "/tmp";
+  parent =
+      fs::absolute(parent, error);  // other processes get its name, which may have another working folder
+  std::string name = (parent / (prefix + "_XXXXXX")).string();
   if (!::mkdtemp(name.data()))
     throw Error(name, ": a temporary folder cannot be made: ", std::strerror(errno));
   path_ = name;

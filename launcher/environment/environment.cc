@@ -39,6 +39,7 @@ bool is_marked_rank() {
 std::optional<HostPlace> place_in_pytorch_job() {
   if (!text_variable("PET_NNODES") || is_marked_rank()) return std::nullopt;
   HostPlace place;
+  place.master_addr = text_variable("PET_MASTER_ADDR").value_or(text_variable("MASTER_ADDR").value_or(""));
   const std::string num_nodes = text_variable("PET_NNODES").value();
   if (const size_t colon = num_nodes.find(':'); colon == num_nodes.npos)
     place.num_nodes = pet_number("PET_NNODES", 1, kMaxRanks).value();
@@ -59,7 +60,6 @@ std::optional<HostPlace> place_in_pytorch_job() {
   else
     place.nproc = pet_number("PET_NPROC_PER_NODE", 1, kMaxRanks);
   place.max_restarts = pet_number("PET_MAX_RESTARTS", 0, 1'000'000).value_or(0);
-  place.master_addr = text_variable("PET_MASTER_ADDR").value_or(place.master_addr);
   place.master_port = pet_number("PET_MASTER_PORT", 1, 65535).value_or(0);
   return place;
 }
@@ -138,10 +138,12 @@ std::vector<std::string> rank_environment(const RankVariables& variables) {
   }
 
   std::vector<std::string> environment;
+  const bool is_in_rank = is_marked_rank();  // of another run, whose memory is not this one's
   for (char** entry = environ; *entry; ++entry) {
     const std::string_view line = *entry, name = line.substr(0, line.find('='));
     const bool is_of_the_launcher = name.starts_with("TORCHELASTIC_") || name.starts_with("PET_") ||
-                                    name == kHostsVariable || name == kAgentVariable;
+                                    name == kHostsVariable || name == kAgentVariable ||
+                                    (name == "TESSERA_MEMORY_DIR" && is_in_rank);
     if (!is_ours(name) && !is_of_the_launcher) environment.emplace_back(line);
   }
   for (const auto& [name, value] : ours) environment.push_back(str(name, "=", value));

@@ -23,19 +23,19 @@ inline constexpr const char* kAgentVariable = "TESSERA_LAUNCH_AGENT";
 struct HostPlace {
   int node_rank = 0;
   int num_nodes = 1;
-  std::string master_addr = "127.0.0.1";
-  int master_port = 0;          ///< 0: any free one
-  std::optional<int> nproc;     ///< ranks to start here
-  std::string nproc_word = {};  ///< "auto", "gpu" …: PET_NPROC_PER_NODE is no number
+  std::string master_addr = {};  ///< empty: not said
+  int master_port = 0;           ///< 0: any free one
+  std::optional<int> nproc;      ///< ranks to start here
+  std::string nproc_word = {};   ///< "auto", "gpu" …: PET_NPROC_PER_NODE is no number
   std::string range = {};  ///< "1:2": PET_NNODES is none, so that it is not known how many hosts there are
   int max_restarts = 0;    ///< PET_MAX_RESTARTS
 };
 
 /// The place that something else has given to this process as one of a host: srun, mpirun or
 /// horovodrun with one process on each of several hosts, or torchrun's own variables PET_NNODES,
-/// PET_NODE_RANK, PET_NPROC_PER_NODE, PET_MAX_RESTARTS, PET_MASTER_ADDR and PET_MASTER_PORT, which the
-/// operator of Kubernetes' PyTorchJob sets. nullopt: there is none. Throws CommError as
-/// tessera::environment().
+/// PET_NODE_RANK, PET_NPROC_PER_NODE, PET_MAX_RESTARTS, PET_MASTER_ADDR (without it MASTER_ADDR) and
+/// PET_MASTER_PORT, which the operator of Kubernetes' PyTorchJob sets. nullopt: there is none. Throws
+/// CommError as tessera::environment().
 std::optional<HostPlace> place_of_this_host();
 
 /// Whether this process should start `nproc` ranks of itself (true) or is a rank itself (false). It is
@@ -74,8 +74,8 @@ bool is_always_set(std::string_view name);
 /// LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TESSERA_RUN_ID,
 /// TESSERA_ERROR_FILE, TORCHELASTIC_ERROR_FILE, TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_MAX_RESTARTS, and
 /// OMP_NUM_THREADS when it is unset (cores / local_world_size, at least 1), TESSERA_RUN_SECRET,
-/// TESSERA_MEMORY_DIR. What belongs
-/// to an outer launcher is removed: the other TORCHELASTIC_*, PET_*.
+/// TESSERA_MEMORY_DIR. What belongs to an outer launcher is removed: the other TORCHELASTIC_*, PET_*, and in
+/// one of its ranks TESSERA_MEMORY_DIR.
 std::vector<std::string> rank_environment(const RankVariables& variables);
 
 }  // namespace tessera::launcher

@@ -72,6 +72,9 @@ TEST_F(LaunchTest, VariablesAreThoseOfTorchrun) {
   std::ofstream(folder_.path("vars")) << "TESSERA_RUN_SECRET=one of the user's own\n";
   ASSERT_EQ(run_tool(2, {"env"}, {"--env-file", folder_.path("vars")}), 0);
   EXPECT_THAT(folder_.read("env_1"), HasSubstr("\nTESSERA_RUN_SECRET=one of the user's own\n"));
+  Tool tool(folder_, launch_args(folder_, 2, {"env"}), {"TMPDIR=" + fs::relative(folder_.path()).string()});
+  EXPECT_EQ(tool.wait(), 0) << errors();
+  EXPECT_THAT(folder_.read("env_1"), HasSubstr("\nTESSERA_ERROR_FILE=/")) << "for any working folder";
 }
 
 TEST_F(LaunchTest, AnEmptySecretIsNone) {
@@ -212,7 +215,7 @@ TEST_F(LaunchTest, AFlagCountsOrIsRefused) {
 }
 
 TEST_F(LaunchTest, AProgramStartsRanksOfItselfOrIsOne) {
-  Tool spawner(folder_, {"self", folder_.path(), "--nproc", "3"});
+  Tool spawner(folder_, {"self", folder_.path(), "--nproc", "3", "--timeout", "259200"});
   EXPECT_EQ(spawner.wait(), 0) << errors();
   EXPECT_TRUE(folder_.has("self_0") && folder_.has("self_1") && folder_.has("self_2"));
   EXPECT_FALSE(folder_.has("self_alone"));
@@ -227,6 +230,13 @@ TEST_F(LaunchTest, AProgramStartsRanksOfItselfOrIsOne) {
   EXPECT_EQ(contradiction.wait(), 1);
   EXPECT_THAT(errors(),
               HasSubstr("error: --nproc 2: this process already is rank 1 of a group with WORLD_SIZE=8"));
+  for (const char* flag : {"--timeout", "--save-grace", "--hostfile", "--nnodes"}) {
+    Tool of_torchrun(folder_, {"self", folder_.path(), flag, "2"},
+                     {"RANK=1", "WORLD_SIZE=8", "MASTER_ADDR=h", "MASTER_PORT=1", "TORCHELASTIC_RUN_ID=id",
+                      "TORCHELASTIC_RESTART_COUNT=0"});
+    EXPECT_EQ(of_torchrun.wait(), 1);
+    EXPECT_THAT(errors(), HasSubstr(str("error: ", flag, ": these ranks were started by torchrun, which ")));
+  }
 }
 
 TEST_F(LaunchTest, FiftyRunsLeaveNoDescriptorZombieOrFile) {

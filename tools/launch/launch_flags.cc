@@ -13,7 +13,8 @@
 namespace tessera::tools {
 namespace {
 
-constexpr double kMaxSeconds = 86400;
+constexpr int kMaxSeconds = 86400;
+constexpr int kMostOfRun_s = 100 * 86400;  // of --timeout
 
 /// The first long name of "-n,--nproc,--nproc-per-node".
 std::string name_of(const std::string& names) {
@@ -40,12 +41,12 @@ void add_number(CLI::App& command, const std::string& names, const char* type_na
   command.add_option_function<std::string>(names, store, description)->type_name(type_name);
 }
 
-void add_seconds(CLI::App& command, const std::string& names, double& target,
+void add_seconds(CLI::App& command, const std::string& names, int most, double& target,
                  const std::string& description) {
-  const auto store = [name = name_of(names), &target](const std::string& text) {
-    const std::string expected = str("seconds from 0 to ", kMaxSeconds);
+  const auto store = [name = name_of(names), most, &target](const std::string& text) {
+    const std::string expected = str("seconds from 0 to ", most);
     const auto value = read_number<double>(name, text, text, expected);
-    if (!(value >= 0 && value <= kMaxSeconds)) throw ConfigError(name, " ", text, ": expected ", expected);
+    if (!(value >= 0 && value <= most)) throw ConfigError(name, " ", text, ": expected ", expected);
     target = value;
   };
   command.add_option_function<std::string>(names, store, description)->type_name("S");
@@ -133,9 +134,9 @@ void add_rank_flags(CLI::App& command, LaunchFlags& flags) {
   add_number(command, "--max-restarts,--max_restarts", "N", "0 to 1000000 restarts", flags.max_restarts,
              "How often all ranks are started again after one has failed (default: 0; with MIN:MAX the "
              "difference)");
-  add_seconds(command, "--timeout", flags.timeout_s,
+  add_seconds(command, "--timeout", kMostOfRun_s, flags.timeout_s,
               "Seconds until the run is asked to save and end; the exit code is then 124");
-  add_seconds(command, "--save-grace", flags.save_grace_s,
+  add_seconds(command, "--save-grace", kMaxSeconds, flags.save_grace_s,
               "Seconds ranks have to end after Ctrl-C or SIGTERM (default: 30)");
   add_text(command, "--signals-to-handle,--signals_to_handle", "SIGNALS", flags.signals_to_handle,
            "Signals that ranks get as they are and then have --save-grace to end, as torchrun's, besides "

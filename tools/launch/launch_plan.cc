@@ -168,7 +168,7 @@ void take_slots(launcher::Options& options, const std::vector<Host>& hosts) {
 /// This host's place by flags, else by what else started this process on each host.
 void take_place(launcher::Options& options, const LaunchFlags& flags) {
   const auto place = launcher::place_of_this_host();
-  const auto address = text_variable("MASTER_ADDR");
+  const std::string address = place ? place->master_addr : text_variable("MASTER_ADDR").value_or("");
   options.num_nodes = flags.num_nodes.value_or(place ? place->num_nodes : 1);
   options.node_rank = flags.node_rank.value_or(place ? place->node_rank : 0);
   if (place && !flags.num_nodes && !place->range.empty())
@@ -183,16 +183,16 @@ void take_place(launcher::Options& options, const LaunchFlags& flags) {
     options.master_port = integer_variable("MASTER_PORT").value_or(launcher::kDefaultMasterPort);
   if (!flags.master_addr.empty())
     options.master_addr = flags.master_addr;
-  else if (options.num_nodes > 1 && place)
-    options.master_addr = place->master_addr;
-  else if (options.num_nodes > 1 && address)
-    options.master_addr = *address;
+  else if (options.num_nodes > 1)
+    options.master_addr = address;
   if (options.num_nodes == 1) return;
   if (!place && !flags.node_rank)
     throw ConfigError("--nnodes ", options.num_nodes, ": expected --node-rank 0 to ", options.num_nodes - 1,
                       " on each host, or --hostfile FILE to start all from here");
-  if (!place && flags.master_addr.empty() && !address)
-    throw ConfigError("--nnodes ", options.num_nodes, ": expected --master-addr HOST, the address of host 0");
+  if (options.master_addr.empty())
+    throw ConfigError(flags.num_nodes ? "--nnodes " : "PET_NNODES=", options.num_nodes, ": expected ",
+                      flags.num_nodes ? "" : "PET_MASTER_ADDR, or ",
+                      "--master-addr HOST, the address of host 0");
 }
 
 /// This process was started on a host by run_cluster.
@@ -317,6 +317,9 @@ static std::string flag_of_launcher(const LaunchFlags& flags) {
       {"--exclude", !flags.exclude.empty()},
       {"--ssh-port", flags.ssh_port != 0},
       {"--launcher-args", !flags.launcher_args.empty()},
+      {"--hostfile", !flags.hostfile.empty()},
+      {"--nnodes", flags.num_nodes.value_or(1) > 1},
+      {"--save-grace", flags.save_grace_s != LaunchFlags().save_grace_s},
   };
   for (const auto& [flag, is_given] : given)
     if (is_given) return flag;
@@ -332,8 +335,8 @@ bool starts_ranks(const LaunchFlags& flags) {
   if (launcher::should_start_ranks(flags.nproc)) return true;
   const std::string flag = flag_of_launcher(flags);
   if (flag.empty()) return false;
-  if (!in_group()) return true;                      // one rank, and a launcher that does what the flag says
-  if (!text_variable("TORCHELASTIC_RESTART_COUNT"))  // neither Tessera's launcher nor torchrun
+  if (!in_group()) return true;          // one rank, and a launcher that does what the flag says
+  if (!text_variable("TESSERA_RUN_ID"))  // Tessera's launcher gives its ranks the flags that it has followed
     throw ConfigError(flag, ": these ranks were started by ", environment().launcher,
                       ", which does not follow it; expected the flag where Tessera starts them "
                       "(--nproc, --hostfile, --launcher), or that launcher's own");

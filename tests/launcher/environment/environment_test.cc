@@ -26,11 +26,11 @@ class EnvironmentTest : public ::testing::Test {
   void SetUp() override { clear(); }
   void TearDown() override { clear(); }
   static void clear() {
-    for (const char* name :
-         {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-          "OMP_NUM_THREADS", "TORCHELASTIC_USE_AGENT_STORE", "PET_NNODES", "PET_NODE_RANK",
-          "PET_NPROC_PER_NODE", "PET_MASTER_ADDR", "PET_MASTER_PORT", "OMPI_COMM_WORLD_RANK",
-          "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"})
+    for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
+                             "MASTER_PORT", "OMP_NUM_THREADS", "TORCHELASTIC_USE_AGENT_STORE", "PET_NNODES",
+                             "PET_NODE_RANK", "PET_NPROC_PER_NODE", "PET_MASTER_ADDR", "PET_MASTER_PORT",
+                             "TESSERA_MEMORY_DIR", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+                             "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"})
       ::unsetenv(name);
   }
   static std::string refusal(int nproc) {
@@ -120,6 +120,9 @@ TEST_F(EnvironmentTest, APodOfPyTorchJobGivesTorchrunsFlags) {
   EXPECT_EQ(place->nproc, 4);
   EXPECT_EQ(place->master_addr, "job-master-0");
   EXPECT_EQ(place->master_port, 23456);
+  ::unsetenv("PET_MASTER_ADDR");
+  ::setenv("MASTER_ADDR", "another", 1);
+  EXPECT_EQ(place_of_this_host()->master_addr, "another");
   EXPECT_TRUE(should_start_ranks(std::nullopt));
   for (const char* word : {"auto", "npu"}) {
     ::setenv("PET_NPROC_PER_NODE", word, 1);
@@ -138,6 +141,8 @@ TEST_F(EnvironmentTest, APodOfPyTorchJobGivesTorchrunsFlags) {
 
 TEST_F(EnvironmentTest, RanksGetTorchrunsVariablesOnceEach) {
   ::setenv("RANK", "99", 1);
+  ::setenv("LOCAL_RANK", "9", 1);
+  ::setenv("TESSERA_MEMORY_DIR", "/of/the/outer/run", 1);
   ::setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
   ::setenv("PET_NNODES", "2", 1);
   RankVariables variables{
@@ -160,6 +165,7 @@ TEST_F(EnvironmentTest, RanksGetTorchrunsVariablesOnceEach) {
   EXPECT_THAT(environment, Contains(StartsWith("RANK=")).Times(1));
   EXPECT_THAT(environment, Contains(StartsWith("TORCHELASTIC_")).Times(3));
   EXPECT_THAT(environment, Not(Contains(StartsWith("PET_"))));
+  EXPECT_THAT(environment, Not(Contains(StartsWith("TESSERA_MEMORY_DIR="))));
   EXPECT_THAT(environment, Contains(StartsWith("PATH=")));
 }
 
