@@ -241,6 +241,8 @@ class EstimateTest(ToolTest):
                     self.assertAlmostEqual(shown, wanted, delta=0.06, msg=(changes, stage, out))  # a digit, and padding
         out = self.estimate(name, "--fit", "1GB")
         self.assertRegex(out, r"stage 0 +1 +1 +-\n")
+        batch = ["--set", "train_batch_size=16", "--set", "train_micro_batch_size_per_gpu=1"]  # of `train` on 8 ranks
+        self.assertEqual(self.estimate(name, "--world", 8, *batch), self.estimate(name, "--world", 8))
 
     def test_fit(self):
         out = self.estimate("--params", "7.5e9", "--world", 64, "--fit", "80GiB")

@@ -55,10 +55,9 @@ int num_states_of(const OptimizerConfig& config) {
 
 CountedModel count_model(const std::string& config, const std::vector<std::string>& given,
                          const Logger& log) {
-  std::vector<std::string> overrides = {"train_batch_size=auto",
-                                        "gradient_accumulation_steps=1"};  // for any world
-  overrides.insert(overrides.end(), given.begin(), given.end());
-  overrides.insert(overrides.end(), {"zero_optimization.stage=3", "trainer.device=cpu"});
+  std::vector<std::string> overrides = given;  // what follows is for one rank here, whatever the world is
+  overrides.insert(overrides.end(), {"train_batch_size=auto", "gradient_accumulation_steps=1",
+                                     "zero_optimization.stage=3", "trainer.device=cpu"});
   const train::RunConfig run = train::load_run_config(config, 1, overrides);
   constexpr int kMany = 4096;  // ranks, of which one has next to nothing
   CountedModel model;
