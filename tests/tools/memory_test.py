@@ -3,7 +3,7 @@ import json
 import unittest
 
 from terminal import render, run_on_terminal
-from tool import ROOT, TIMEOUT_S, ToolTest
+from tool import NUM_TRAIN, ROOT, TIMEOUT_S, ToolTest
 
 USES = ["parameters", "gradients", "master", "optimizer", "snapshot", "communication", "disk_buffers", "activations", "other"]
 STATE = USES[:5]
@@ -57,6 +57,16 @@ class MeasuredTest(ToolTest):
         self.assertEqual(outcome.code, 0, outcome)
         page = (self.folder / "caf\udce9" / "memory.html").read_text(encoding="utf-8")
         self.assertIn("stage 0, optimizer on disk", page)
+
+    def test_a_setting_that_fails_is_left_out_of_the_comparison(self):
+        # Twice the micro-batch makes a step of more samples than there are.
+        self.write("c.json", self.config(train_batch_size=None, train_micro_batch_size_per_gpu=1, gradient_accumulation_steps=NUM_TRAIN // 2 + 1))
+        outcome = self.run_tool("memory", "c.json", "--steps", 1, "--stages", 0, "--compare", "--out", "m")
+        self.assertEqual(outcome.code, 0, outcome)
+        self.assertIn("warning: --compare: stage 0, recomputation cheap, micro-batch 2: failed, and is left out of the page", outcome.err)
+        page = (self.folder / "m" / "memory.html").read_text()
+        self.assertIn("stage 0, optimizer on disk", page)
+        self.assertNotIn("recomputation cheap, micro-batch 2", page)
 
     def test_a_simulated_rank_holds_what_a_real_one_does(self):
         changes = ("--stages", "0,3", "--set", "comm.backend=gloo")

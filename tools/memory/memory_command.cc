@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <csignal>
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -21,6 +22,7 @@
 #include "core/utf8.h"
 #include "engine/config/sharding_plan.h"
 #include "launcher/environment/environment.h"
+#include "launcher/process/restarts.h"
 #include "tools/common/command_line.h"
 #include "tools/common/tasks.h"
 #include "tools/launch/launch_command.h"
@@ -143,7 +145,14 @@ void write_files(const fs::path& out, const MemoryTrials& trials, const train::M
             << out.string() << '\n';
 }
 
-/// --compare: returns the exit code of the first that fails.
+/// Whether ranks have ended because the command is to end.
+bool is_end_of_command(int exit_code) {
+  return exit_code == launcher::kTimeoutExitCode || exit_code == 128 + SIGINT || exit_code == 128 + SIGTERM ||
+         exit_code == 128 + SIGHUP;
+}
+
+/// --compare: a setting that fails, as a larger micro-batch may, is left out of the page with a warning.
+/// Returns the exit code where the command is to end, else 0.
 int compare(const MemoryFlags& flags, const TrialStart& start, train::MemoryPage& page, const Logger& log) {
   const auto own =
       std::ranges::find(page.runs, page.stage, [](const train::MeasuredRun& run) { return run.trial.stage; });
@@ -152,8 +161,11 @@ int compare(const MemoryFlags& flags, const TrialStart& start, train::MemoryPage
   for (const TrialSetting& setting :
        variants_of(trial, config.engine.gradient_accumulation_steps, flags.out)) {
     TrialResult result = run_trial_ranks(start, setting, log);
-    if (result.exit_code != 0) return result.exit_code;
-    page.variants.push_back(std::move(result.largest));
+    if (is_end_of_command(result.exit_code)) return result.exit_code;
+    if (result.exit_code == 0)
+      page.variants.push_back(std::move(result.largest));
+    else
+      log.warning(str("--compare: ", setting.label, ": failed, and is left out of the page"));
   }
   return 0;
 }
