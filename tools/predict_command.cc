@@ -36,6 +36,7 @@ void read_lines(const std::string& name, std::vector<std::string>& texts) {
   for (std::string line; std::getline(in, line);) {
     ++num_lines;
     if (!is_utf8(line)) throw DataError(shown, ": line ", num_lines, " is not UTF-8; expected UTF-8");
+    if (num_lines == 1 && line.starts_with("\xef\xbb\xbf")) line.erase(0, 3);  // byte order mark
     if (line.ends_with('\r')) line.pop_back();
     texts.push_back(line);
   }

@@ -113,6 +113,9 @@ class TrainedRunTest(ToolTest):
         outcome = self.run_tool("predict", "letters", "--text", "cdefg", "--json")
         self.assert_succeeded(outcome)
         self.assertEqual(json.loads(outcome.out), {"generated_text": "cdefgabcdefgabcd"})
+        (self.folder / "prompt.txt").write_bytes(b"\xef\xbb\xbfcdefg\r\n")  # as Windows saves it
+        from_file = self.run_tool("predict", "letters", "--file", "prompt.txt", "--json")
+        self.assertEqual(from_file.out, outcome.out)
         outcome = self.run_tool("eval", "letters", "-n", 2)
         self.assert_succeeded(outcome)
         self.assertIn("perplexity", outcome.out)
