@@ -9,6 +9,7 @@
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/read/reader.h"
 #include "checkpoint/sharded/catalog.h"
+#include "core/error.h"
 #include "core/json/json_text.h"
 #include "core/log.h"
 #include "core/str.h"
@@ -159,6 +160,7 @@ int inspect(const InspectFlags& flags, const std::filesystem::path& directory, c
 }
 
 int inspect(const InspectFlags& flags) {
+  if (flags.directory.empty()) throw ConfigError("DIR is empty; expected the folder of the checkpoints");
   const train::RunPath path = train::find_run(flags.directory, flags.tag);
   const Logger log{LogOptions{}};
   int exit_code = 0;

@@ -138,8 +138,10 @@ void add_run(CLI::App& command, std::string& folder, std::string& tag) {
 
 void refuse_empty_values(CLI::App& app) {
   for (CLI::App* const command : app.get_subcommands({}))
-    for (const char* const name : {"--init", "--tag", "--master-addr", "--launcher", "--bind-core-list",
-                                   "--log-dir", "--env-file", "--hostfile"})
+    for (const char* const name :
+         {"--init", "--tag", "--master-addr", "--launcher", "--bind-core-list", "--log-dir", "--env-file",
+          "--hostfile", "--out", "--output", "--memory", "--disk", "--optimizer", "--precision", "--file",
+          "--format", "--dtype", "--max-shard-size", "RUN"})
       if (CLI::Option* const option = command->get_option_no_throw(name))
         option->check([](const std::string& value) {
           return std::string(value.empty() ? "is empty; expected a value" : "");
