@@ -254,6 +254,7 @@ class PredictTest(Exported):
         expect("--out", "out.csv", parts=["--out out.csv: is for tensors; expected --file"])
         expect("--text", "a", parts=["this run's model takes tensors, not texts; expected --file"])
         expect("--file", "new.safetensors", "--out", "out.txt", parts=["--out out.txt: expected a name that ends in .safetensors, .csv"])
+        expect("--file", "new.safetensors", "--out", "no/out.csv", parts=["--out no/out.csv: its folder does not exist; expected the name of a file"])
         expect("--file", "no.safetensors", "--out", "out.csv", parts=["no.safetensors", "No such file"])
         save_file({"z": self.new}, self.folder / "other.safetensors")
         expect("--file", "other.safetensors", "--out", "out.csv", parts=["other.safetensors: has no tensor 'x'; it holds 'z'"])

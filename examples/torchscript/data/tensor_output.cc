@@ -2,10 +2,12 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Dispatch.h>
+#include <unistd.h>
 
 #include <array>
 #include <charconv>
 #include <numeric>
+#include <system_error>
 
 #include "core/check.h"
 #include "core/csv_field.h"
@@ -48,6 +50,17 @@ TensorOutput::TensorOutput(std::filesystem::path path, int64_t num_rows)
     : path_(std::move(path)), num_rows_(num_rows), is_csv_(path_.extension() == ".csv") {
   if (!is_csv_ && !checkpoint::model_format_of(path_))
     throw ConfigError("--out ", path_, ": expected a name that ends in .safetensors, .csv, .h5 or .pt");
+  // A CSV file is written at the end, which may be hours later.
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::path folder = path_.parent_path().empty() ? fs::path(".") : path_.parent_path();
+  const char* const why = fs::is_directory(path_, error)        ? "is a folder"
+                          : !fs::is_directory(folder, error)    ? "its folder does not exist"
+                          : ::access(folder.c_str(), W_OK) != 0 ? "its folder cannot be written"
+                                                                : nullptr;
+  if (why != nullptr)
+    throw ConfigError("--out ", path_, ": ", why,
+                      "; expected the name of a file in a folder that exists and can be written");
 }
 
 void TensorOutput::begin(const std::vector<std::pair<std::string, at::Tensor>>& rows) {
