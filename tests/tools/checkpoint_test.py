@@ -289,6 +289,10 @@ class CheckpointTest(ToolTest):
         self.assertEqual(len(self.losses("run")), 20)
         self.assertEqual(outcome.code, 1, outcome)  # the last one fails
         self.assertIn("run/checkpoints", outcome.err)
+        missed = [self.run_tool("train", self.run_config("run", 20), "--set", "trainer.eval_every_steps=10", "--set", f"trainer.best_is={best}").err
+                  for best in ("least", "greatest")]
+        self.assertEqual(sorted("step 10, the best so far, has no checkpoint" in err for err in missed), [False, True],
+                         "said where the second evaluation is no better alone")
 
     # ----------------------------------------------------------------------------------- files of other programs
 

@@ -32,6 +32,10 @@ std::string metric_name(const TrainerConfig& config) {
   return str(config.metric_for_best, config.greater_is_better() ? ", greatest" : ", least");
 }
 
+bool is_better(double value, double other, const TrainerConfig& config) {
+  return config.greater_is_better() ? value > other : value < other;
+}
+
 json to_json(const Best& best) { return {{"value", best.value}, {"step", best.step}, {"tag", best.tag}}; }
 
 /// `best_before`: the best if `best` turns out not to have been saved.
@@ -233,7 +237,7 @@ bool RunCheckpoints::is_best(const Evaluation& evaluation, int64_t steps_done) {
       evaluation.find(config_.metric_for_best).value();  // the Trainer has checked that it exists
   if (!std::isfinite(value)) return false;
   if (best_is_being_saved()) check_last_save();  // a failed save is no best
-  if (best_ && !(config_.greater_is_better() ? value > best_->value : value < best_->value)) return false;
+  if (best_ && !is_better(value, best_->value, config_)) return false;
   best_before_ = best_;
   best_ = Best{value, steps_done, str("global_step", engine_.global_steps())};
   return true;
@@ -254,10 +258,13 @@ void RunCheckpoints::take_up_unsaved_best(int64_t steps_done) {
     best_ = unsaved;
     return;
   }
+  const bool best_is_of_now = best_ && best_->step == steps_done;  // which is not saved yet
+  if (best_is_of_now && is_better(best_->value, unsaved->value, config_)) return;
+  const std::optional<Best>& saved = best_is_of_now ? best_before_ : best_;
   log_.warning(str("the evaluation after step ", unsaved->step,
                    ", the best so far, has no checkpoint, because "
                    "its save failed; the best that has one is ",
-                   best_ ? str("of step ", best_->step) : std::string("none")));
+                   saved ? str("of step ", saved->step) : std::string("none")));
 }
 
 /// Handles the outcome of the last save, waiting for it if it is asynchronous. The outcome is equal on all
