@@ -590,6 +590,30 @@ bool Engine::steps_by_groups() const {
   return !options_.whole_optimizer || kernels::updates_whole_parameters(optimizer_.kind);
 }
 
+void Engine::set_hyper(size_t group, const kernels::Hyper& hyper) {
+  zero::ShardedOptimizer& optimizer = sharded_->optimizer();
+  kernels::Hyper& now = optimizer.groups().at(group);
+  if (hyper.centered != now.centered)
+    throw Error("centered was changed after initialize(), which decides about a state; expected no change");
+  const std::vector<std::string>& kept = optimizer.state_names();
+  for (const std::string_view state : kernels::state_names(optimizer.kind(), hyper))
+    if (std::ranges::find(kept, state) == kept.end())
+      throw Error(state == "momentum_buffer" ? str("momentum ", hyper.momentum) : "amsgrad",
+                  ", which no param group had at initialize(), so that there is no memory for it; expected "
+                  "it in some group there");
+  if (optimizer.kind() == kernels::OptimizerKind::kSGD && hyper.momentum != 0 && now.momentum == 0 &&
+      hyper.dampening != 0 && global_steps_ > 0)
+    throw Error("momentum ", hyper.momentum, " and dampening ", hyper.dampening,
+                " after steps without momentum; expected dampening 0");
+  if (hyper.use_muon != now.use_muon)
+    throw Error(
+        "use_muon was changed after initialize(), and states of matrices mean something else with it than "
+        "without; expected no change");
+  if (!(hyper.adam_lr_ratio >= 0))
+    throw Error("adam_lr_ratio is ", hyper.adam_lr_ratio, "; expected a number of at least 0");
+  now = hyper;
+}
+
 void Engine::set_learning_rates(std::vector<double> rates) {
   if (rates.size() != schedule_.num_groups())
     throw Error("set_learning_rates(): ", rates.size(), " rates for ", schedule_.num_groups(),

@@ -244,6 +244,10 @@ class Engine {
   std::vector<std::optional<Betas>> scheduled_betas() const;
   /// Returns the param groups with these rates and betas.
   std::vector<kernels::Hyper> next_groups() const;
+  /// Sets the hyper-parameters of a param group for the next updates. Its rate has no effect:
+  /// set_learning_rates() sets it. The same on all ranks. Throws Error, and changes nothing, for what needs a
+  /// state that was not made at initialize(), and for what would change what a state means.
+  void set_hyper(size_t group, const kernels::Hyper& hyper);
   /// Rates by param group from now on, in place of the configured schedule's: for a schedule of the
   /// caller's. The same on all ranks. Throws Error for another number of rates than param groups.
   void set_learning_rates(std::vector<double> rates);

@@ -304,8 +304,7 @@ std::vector<std::vector<std::string>> group_parameters(PyEngine& self) {
 /// Sets some hyper-parameters for the next updates, by the names that hypers() has. Rates have a function of
 /// their own: a schedule may change them.
 void set_hyper(PyEngine& self, size_t group, const py::dict& options) {
-  kernels::Hyper& now = self.sharded_model().optimizer().groups().at(group);
-  kernels::Hyper hyper = now;
+  kernels::Hyper hyper = self.sharded_model().optimizer().groups().at(group);
   visit_options(hyper, [&]<class T>(const char* name, T& value) {
     if constexpr (!std::is_enum_v<T>) {
       if (!options.contains(name)) return;
@@ -316,26 +315,7 @@ void set_hyper(PyEngine& self, size_t group, const py::dict& options) {
       }
     }
   });
-  if (hyper.centered != now.centered)
-    throw Error("centered was changed after initialize(), which decides about a state; expected no change");
-  const kernels::OptimizerKind kind = self.sharded_model().optimizer().kind();
-  const std::vector<std::string>& kept = self.sharded_model().optimizer().state_names();
-  for (const std::string_view state : kernels::state_names(kind, hyper))
-    if (std::ranges::find(kept, state) == kept.end())
-      throw Error(state == "momentum_buffer" ? str("momentum ", hyper.momentum) : "amsgrad",
-                  ", which no param group had at initialize(), so that there is no memory for it; expected "
-                  "it in some group there");
-  if (kind == kernels::OptimizerKind::kSGD && hyper.momentum != 0 && now.momentum == 0 &&
-      hyper.dampening != 0 && self.global_steps() > 0)
-    throw Error("momentum ", hyper.momentum, " and dampening ", hyper.dampening,
-                " after steps without momentum; expected dampening 0");
-  if (hyper.use_muon != now.use_muon)
-    throw Error(
-        "use_muon was changed after initialize(), and states of matrices mean something else with it than "
-        "without; expected no change");
-  if (!(hyper.adam_lr_ratio >= 0))
-    throw Error("adam_lr_ratio is ", hyper.adam_lr_ratio, "; expected a number of at least 0");
-  now = hyper;
+  self.set_hyper(group, hyper);
 }
 
 /// The names of the parameters that Muon updates.

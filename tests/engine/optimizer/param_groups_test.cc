@@ -105,6 +105,46 @@ TEST(ParamGroups, APatternThatMatchesNothingIsReported) {
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1);
 }
 
+TEST(ParamGroups, MayChangeLaterButForWhatDecidesAboutStates) {
+  on_ranks(2, [&](comm::CommunicatorPtr comm) {
+    const auto set = [](Engine& engine, const auto& change) {
+      kernels::Hyper hyper = engine.sharded_model().optimizer().groups().at(0);
+      change(hyper);
+      engine.set_hyper(0, hyper);
+    };
+    const auto changed = bowl_engine(bowl_config(1, SGDOptions{.lr = 0.05}), comm);
+    set(*changed, [](kernels::Hyper& hyper) { hyper.weight_decay = 0.3; });
+    train_bowl(*changed, 2);
+    const auto expected = bowl_engine(bowl_config(1, SGDOptions{.lr = 0.05, .weight_decay = 0.3}), comm);
+    train_bowl(*expected, 2);
+    EXPECT_TRUE(bit_equal(full_parameters(*changed), full_parameters(*expected)));
+
+    const auto error = [&](const OptimizerOptions& options, const auto& change) {
+      EngineConfig config = bowl_config(1, options);
+      if (std::holds_alternative<SGDOptions>(options))
+        config.optimizer.param_groups = {{.match = {"matrix"}, .params = {{"momentum", 0.9}}}};
+      const auto engine = bowl_engine(config, comm);
+      train_bowl(*engine, 1);
+      const std::vector<kernels::Hyper> before = engine->sharded_model().optimizer().groups();
+      std::string text = error_of([&] { set(*engine, change); });
+      EXPECT_EQ(engine->sharded_model().optimizer().groups(), before) << text;
+      return text;
+    };
+    EXPECT_THAT(error(AdamWOptions{}, [](kernels::Hyper& hyper) { hyper.amsgrad = true; }),
+                HasSubstr("amsgrad, which no param group had at initialize()"));
+    EXPECT_THAT(error(RMSpropOptions{}, [](kernels::Hyper& hyper) { hyper.momentum = 0.9; }),
+                HasSubstr("momentum 0.9, which no param group had at initialize()"));
+    EXPECT_THAT(error(RMSpropOptions{}, [](kernels::Hyper& hyper) { hyper.centered = true; }),
+                HasSubstr("centered was changed after initialize()"));
+    EXPECT_THAT(error(SGDOptions{}, [](kernels::Hyper& hyper) { hyper.momentum = hyper.dampening = 0.5; }),
+                HasSubstr("momentum 0.5 and dampening 0.5 after steps without momentum"));
+    EXPECT_THAT(error(MuonOptions{}, [](kernels::Hyper& hyper) { hyper.use_muon = false; }),
+                HasSubstr("use_muon was changed after initialize()"));
+    EXPECT_THAT(error(MuonOptions{}, [](kernels::Hyper& hyper) { hyper.adam_lr_ratio = -1; }),
+                HasSubstr("adam_lr_ratio is -1; expected a number of at least 0"));
+  });
+}
+
 TEST(ParamGroups, PatternsAreTheShells) {
   EXPECT_TRUE(glob_match("*", ""));
   EXPECT_TRUE(glob_match("*.bias", "encoder.0.bias"));
