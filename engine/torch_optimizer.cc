@@ -195,10 +195,11 @@ class OtherParameters {
   std::vector<std::vector<at::Tensor>> kept_;
 };
 
-class AsItIs final : public zero::WholeOptimizer {
+class WholeTorchOptimizer final : public zero::WholeOptimizer {
  public:
-  AsItIs(std::shared_ptr<optim::Optimizer> optimizer, const std::vector<zero::NamedTensor>& parameters,
-         bool on_one_rank, std::vector<int> group_of)
+  WholeTorchOptimizer(std::shared_ptr<optim::Optimizer> optimizer,
+                      const std::vector<zero::NamedTensor>& parameters, bool on_one_rank,
+                      std::vector<int> group_of)
       : optimizer_(std::move(optimizer)),
         name_(c10::demangle(typeid(*optimizer_).name())),
         on_one_rank_(on_one_rank),
@@ -401,7 +402,8 @@ class AsItIs final : public zero::WholeOptimizer {
 std::shared_ptr<zero::WholeOptimizer> run_as_it_is(std::shared_ptr<optim::Optimizer> optimizer,
                                                    const std::vector<zero::NamedTensor>& parameters,
                                                    bool on_one_rank, std::vector<int> group_of) {
-  return std::make_shared<AsItIs>(std::move(optimizer), parameters, on_one_rank, std::move(group_of));
+  return std::make_shared<WholeTorchOptimizer>(std::move(optimizer), parameters, on_one_rank,
+                                               std::move(group_of));
 }
 
 }  // namespace tessera

@@ -85,12 +85,12 @@ class Feed:
             try:
                 return send()
             except MlflowException as error:
-                status, said = error.get_http_status_code(), on_one_line(error)
+                status, reason = error.get_http_status_code(), on_one_line(error)
             except RequestException as error:
-                status, said = getattr(error.response, "status_code", 500), on_one_line(error)
+                status, reason = getattr(error.response, "status_code", 500), on_one_line(error)
             except Exception as error:  # noqa: BLE001  an answer of another form, a file that cannot be read, a package that is missing
-                status, said = 400, f"{type(error).__name__}: {on_one_line(error)}"
-            self.warn(f"{self.options['shown']}: {re.sub('//[^/@ ]*@', '//', said).replace(self.options['server'], self.options['shown'])}")
+                status, reason = 400, f"{type(error).__name__}: {on_one_line(error)}"
+            self.warn(f"{self.options['shown']}: {re.sub('//[^/@ ]*@', '//', reason).replace(self.options['server'], self.options['shown'])}")
             if status < 500 and status not in TEMPORARY:
                 return None
             self.wait(seconds)

@@ -65,8 +65,8 @@ def start(command, processes, log):
     wall_s = time.perf_counter() - began
     if done.returncode != 0:
         lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-        said = [match.group() for line in lines if (match := REASON.search(line))]
-        raise RanksFailed(f"exit code {done.returncode}: {(said or lines or ['no output'])[-1]} (all of it: {log})")
+        reasons = [match.group() for line in lines if (match := REASON.search(line))]
+        raise RanksFailed(f"exit code {done.returncode}: {(reasons or lines or ['no output'])[-1]} (all of it: {log})")
     return wall_s
 
 

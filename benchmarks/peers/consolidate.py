@@ -149,16 +149,16 @@ def run(name, command, out):
     if os.geteuid() == 0:
         Path("/proc/sys/vm/drop_caches").write_text("3\n")
     begin, own, mapped = time.monotonic(), 0, 0
-    with tempfile.TemporaryFile("w+") as said:
-        process = subprocess.Popen(list(map(str, command)), env=PYTHON, stdout=said, stderr=subprocess.STDOUT)
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(list(map(str, command)), env=PYTHON, stdout=output, stderr=subprocess.STDOUT)
         while process.poll() is None:
             now = memory_of(process.pid)
             own, mapped = max(own, now[0]), max(mapped, now[1])
             time.sleep(0.02)
         seconds = time.monotonic() - begin
         if process.returncode != 0:
-            said.seek(0)
-            raise RuntimeError(f"{name}: exit code {process.returncode}\n{said.read()[-3000:]}")
+            output.seek(0)
+            raise RuntimeError(f"{name}: exit code {process.returncode}\n{output.read()[-3000:]}")
     written = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     row = {"program": name, "s": round(seconds, 1), "own_mb": round(own), "mapped_mb": round(mapped), "written_gb": round(written / 1e9, 2)}
     print(f"{name:28} {row['s']:8.1f} s {row['own_mb']:8,} MB own {row['mapped_mb']:8,} MB mapped {row['written_gb']:6.2f} GB written", flush=True)

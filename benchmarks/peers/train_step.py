@@ -148,14 +148,14 @@ def run_on_hosts(args, machines, command):
         host = machines[rank * len(machines) // args.ranks]
         processes.append(host.popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     try:
-        said = [process.communicate(timeout=LIMIT_S) for process in processes]
+        outputs = [process.communicate(timeout=LIMIT_S) for process in processes]
     finally:
         for process in processes:
             process.kill()
-    for process, (_, errors) in zip(processes, said):
+    for process, (_, errors) in zip(processes, outputs):
         if process.returncode != 0:
             raise ranks.RanksFailed(f"exit code {process.returncode}\n{errors[-2000:]}")
-    return [ranks.report(text) for text, _ in said]
+    return [ranks.report(text) for text, _ in outputs]
 
 
 def formula_mb(name, parameters, num_hosts, ranks_a_host, micro_steps):

@@ -15,9 +15,9 @@
 namespace tessera {
 
 /// [Note: where the numbers come from]
-class MemoryMeter::Books final : public c10::MemoryReportingInfoBase {
+class MemoryMeter::Tracker final : public c10::MemoryReportingInfoBase {
  public:
-  explicit Books(c10::DeviceType device) : device_(device) {}
+  explicit Tracker(c10::DeviceType device) : device_(device) {}
 
   bool memoryProfilingEnabled() const override { return true; }
 
@@ -101,9 +101,9 @@ class MemoryMeter::Books final : public c10::MemoryReportingInfoBase {
 
   /// Those of the meter that hears this thread, while it records; else null.
   static OperatorOrigin* origin_here() {
-    const auto* books =
-        dynamic_cast<Books*>(c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE));
-    return books == nullptr ? nullptr : books->origin_.get();
+    const auto* tracker =
+        dynamic_cast<Tracker*>(c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE));
+    return tracker == nullptr ? nullptr : tracker->origin_.get();
   }
 
  private:
@@ -172,35 +172,35 @@ class OriginObserver final : public zero::OperatorObserver {
     return observer;
   }
   std::unique_ptr<at::ObserverContext> begin(const zero::OperatorCall& call) override {
-    if (OperatorOrigin* const origin = MemoryMeter::Books::origin_here()) origin->begin(call);
+    if (OperatorOrigin* const origin = MemoryMeter::Tracker::origin_here()) origin->begin(call);
     return nullptr;
   }
   void end(const zero::OperatorCall&, at::ObserverContext*) override {
-    if (OperatorOrigin* const origin = MemoryMeter::Books::origin_here()) origin->end();
+    if (OperatorOrigin* const origin = MemoryMeter::Tracker::origin_here()) origin->end();
   }
 };
 
 }  // namespace
 
 MemoryMeter::MemoryMeter(c10::DeviceType device)
-    : books_(std::make_shared<Books>(device)),
-      scope_(std::make_unique<c10::DebugInfoGuard>(c10::DebugInfoKind::PROFILER_STATE, books_)) {}
+    : tracker_(std::make_shared<Tracker>(device)),
+      scope_(std::make_unique<c10::DebugInfoGuard>(c10::DebugInfoKind::PROFILER_STATE, tracker_)) {}
 MemoryMeter::~MemoryMeter() = default;
 
-void MemoryMeter::set_default_use(MemoryUse use) { books_->set_default_use(use); }
-MemoryBytes MemoryMeter::now() const { return books_->now(); }
-MemoryBytes MemoryMeter::peak() const { return books_->peak(); }
-void MemoryMeter::reset_peak() { books_->reset_peak(); }
-std::optional<MemoryBytes> MemoryMeter::at_failure() const { return books_->at_failure(); }
-int64_t MemoryMeter::peak_reserved() const { return books_->peak_reserved(); }
+void MemoryMeter::set_default_use(MemoryUse use) { tracker_->set_default_use(use); }
+MemoryBytes MemoryMeter::now() const { return tracker_->now(); }
+MemoryBytes MemoryMeter::peak() const { return tracker_->peak(); }
+void MemoryMeter::reset_peak() { tracker_->reset_peak(); }
+std::optional<MemoryBytes> MemoryMeter::at_failure() const { return tracker_->at_failure(); }
+int64_t MemoryMeter::peak_reserved() const { return tracker_->peak_reserved(); }
 void MemoryMeter::record(const zero::Layout* layout) {
-  books_->record(layout);
+  tracker_->record(layout);
   hearing_ = std::make_unique<zero::Hearing>(zero::Turn::kOrigin, OriginObserver::of_process(),
                                              zero::Needs{.nodes = true});
 }
 MemoryRecord MemoryMeter::take_record() {
   hearing_.reset();
-  return books_->take_record();
+  return tracker_->take_record();
 }
 
 std::vector<MemorySample> MemoryRecord::samples() const {

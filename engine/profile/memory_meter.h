@@ -96,10 +96,10 @@ class MemoryMeter {
   void record(const zero::Layout* layout = nullptr);
   MemoryRecord take_record();
 
-  class Books;
+  class Tracker;
 
  private:
-  std::shared_ptr<Books> books_;
+  std::shared_ptr<Tracker> tracker_;
   std::unique_ptr<c10::DebugInfoGuard> scope_;
   std::unique_ptr<zero::Hearing> hearing_;  // while it records
 };

@@ -175,10 +175,10 @@ void check_nesting(PyTorchStreamReader& reader, const std::vector<std::string>& 
 }
 
 /// What torch 2.15 says of a tensor that exceeds its record, which it looks at itself.
-std::optional<std::pair<std::string, std::string>> shape_and_bytes(const std::string& said) {
+std::optional<std::pair<std::string, std::string>> shape_and_bytes(const std::string& message) {
   static const std::regex too_small("Tensor: sizes ([0-9 ]*), .* storage only has ([0-9]+) bytes");
   std::smatch found;
-  if (!std::regex_search(said, found, too_small)) return std::nullopt;
+  if (!std::regex_search(message, found, too_small)) return std::nullopt;
   return std::pair(str("[", std::regex_replace(found.str(1), std::regex(" "), ", "), "]"), found.str(2));
 }
 

@@ -63,8 +63,9 @@ class Engine(EngineProperties, StepsScheduler):
         self._module_state = module_state.ModuleState(module)
         members = [(f"attribute {name}", tensor) for name, tensor in module_members.tensors(module)]
         viewed = module_members.viewed_outside(module, parameters) if deferred is None and comm.rank == 0 else None
-        self._engine = _engine.Engine(parameters, self._module_state, members, config, comm, local_rank, steps_per_epoch, deferred,
-                                      list(untrained), whole_optimizer)
+        self._engine = _engine.Engine(parameters=parameters, state=self._module_state, members=members, config=config, comm=comm,
+                                      local_rank=local_rank, steps_per_epoch=steps_per_epoch, deferred=deferred, untrained=list(untrained),
+                                      whole_optimizer=whole_optimizer)
         self._whole_optimizer = whole_optimizer
         if viewed is not None:
             _engine.log_warning(f"the memory of parameter {viewed} is also held by a tensor outside of the module, such as a state dict, a view "

@@ -340,11 +340,11 @@ def _attach_on_all_ranks(engine, client, groups, lr_scheduler):
         _attach(engine, client, groups, lr_scheduler)
     except Exception as raised:
         error = raised
-    said = comm.all_gather(None if error is None else f"{type(error).__name__}: {error}".splitlines()[0], "optimizer and scheduler")
-    failed = [rank for rank, text in enumerate(said) if text is not None]
+    by_rank = comm.all_gather(None if error is None else f"{type(error).__name__}: {error}".splitlines()[0], "optimizer and scheduler")
+    failed = [rank for rank, text in enumerate(by_rank) if text is not None]
     if failed:
         engine.destroy()
-        raise error or Error(f"initialize(): rank {failed[0]}: {said[failed[0]]}")
+        raise error or Error(f"initialize(): rank {failed[0]}: {by_rank[failed[0]]}")
 
 
 def _attach(engine, client, groups, lr_scheduler):

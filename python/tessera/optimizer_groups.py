@@ -119,7 +119,7 @@ def states_of(optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
     if any(float(state.get("step") or 0) > 0 or "step" not in state for state in optimizer.state.values()):
         found = torch.optim.Optimizer.state_dict(optimizer)
     marks = [[str(index), key, mark(value)] for index, state in found["state"].items() for key, value in state.items()] if found else []
-    if any(said != marks for said in comm.all_gather(marks, "states of the optimizer")):
+    if any(theirs != marks for theirs in comm.all_gather(marks, "states of the optimizer")):
         raise ConfigError("the optimizer's states differ between ranks; expected the same on all, as load_state_dict() of one file gives them")
     return found
 

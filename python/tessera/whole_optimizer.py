@@ -104,12 +104,12 @@ class WholeOptimizer:
             data = self._to_bytes(self._by_name()) if self._state else data
         except Exception as error:  # of this rank alone, perhaps, and the others go on into the collective
             self.why = self.why or f"its states cannot be compared between ranks ({error})"
-        said = comm.all_gather([self.why, data.numel(), _engine.hash_of(data), sorted(self.began_with)], "trial of the optimizer")
-        self.why = next((one[0] for one in said if one[0]), "")
+        by_rank = comm.all_gather([self.why, data.numel(), _engine.hash_of(data), sorted(self.began_with)], "trial of the optimizer")
+        self.why = next((one[0] for one in by_rank if one[0]), "")
         self.on_one_rank = bool(self.why) or (self._world_size > 1 and sum(len(group["params"]) for group in self._client.param_groups) < 2)
-        self.began_with = set(said[0][3])
-        if not self.on_one_rank and any(one[1:] != said[0][1:] for one in said):  # as the weights, where ranks have made others
-            data = data if comm.get_rank() == 0 else torch.empty(said[0][1], dtype=torch.uint8, device="cpu")
+        self.began_with = set(by_rank[0][3])
+        if not self.on_one_rank and any(one[1:] != by_rank[0][1:] for one in by_rank):  # as the weights, where ranks have made others
+            data = data if comm.get_rank() == 0 else torch.empty(by_rank[0][1], dtype=torch.uint8, device="cpu")
             values = self._from_bytes(comm.broadcast(data.to(comm.group().device), 0, "the optimizer's states").cpu())
             self._replace(values["state"], values["other"])
 
@@ -285,11 +285,11 @@ class WholeOptimizer:
             data = self._to_bytes({"state": mine, "other": self._not_of_parameters()})
         except Exception as error:  # as in agree()
             problem = problem or str(error) or type(error).__name__
-        said = comm.all_gather([data.numel(), problem], "sizes of the optimizer's states")
-        if problem := next((one[1] for one in said if one[1]), ""):
+        by_rank = comm.all_gather([data.numel(), problem], "sizes of the optimizer's states")
+        if problem := next((one[1] for one in by_rank if one[1]), ""):
             raise Error(problem)
         found, other = {}, {}
-        for rank, (size, _) in enumerate(said):
+        for rank, (size, _) in enumerate(by_rank):
             theirs = data if rank == comm.get_rank() else torch.empty(size, dtype=torch.uint8, device="cpu")
             theirs = comm.broadcast(theirs.to(comm.group().device), rank, "the optimizer's states").cpu()
             values = self._from_bytes(theirs)

@@ -193,11 +193,11 @@ class GatheredParameters:
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: Any) -> None:
         wrong = self._take_over()
         if kind is None and self._modifier_rank is not None and self._open:
-            said = comm.all_gather(wrong, "end of GatheredParameters") if comm.group().size > 1 else [wrong]
-            rank = next((rank for rank, one in enumerate(said) if one), None)
+            by_rank = comm.all_gather(wrong, "end of GatheredParameters") if comm.group().size > 1 else [wrong]
+            rank = next((rank for rank, one in enumerate(by_rank) if one), None)
             if rank is not None:
                 self._close(abandons=True)
-                raise Error(f"GatheredParameters: on rank {rank} {said[rank]}; expected it written in place, as by p.data.copy_(x)")
+                raise Error(f"GatheredParameters: on rank {rank} {by_rank[rank]}; expected it written in place, as by p.data.copy_(x)")
         self._close(abandons=kind is not None)
         if kind is None and self._modifier_rank is not None and self._without_engine:
             share_values(((f"parameter {i}", parameter) for i, parameter in enumerate(self._without_engine)), self._modifier_rank,

@@ -96,7 +96,7 @@ int buffers_of(const Setting& setting) {
 }
 
 /// A setting that was considered.
-struct Tried {
+struct Candidate {
   Setting setting;
   Needed needed;            ///< by a trial; or model state by formula, where that alone does not fit
   bool is_measured = true;  ///< by a trial
@@ -117,7 +117,7 @@ class Fit {
     model_ = count_model(config_, overrides_, log_);
     print_head();
     try {
-      const Tried* const found = first_that_fits();
+      const Candidate* const found = first_that_fits();
       if (found == nullptr) fail();
       conclude(*found);
     } catch (const TrialFailed& failed) {
@@ -140,16 +140,16 @@ class Fit {
   std::vector<Place> places();
   std::vector<Setting> settings_of(const Place& place) const;
   int64_t rest_of(const Setting& setting) const;
-  const Tried* find(const Setting& setting) const;
+  const Candidate* find(const Setting& setting) const;
   bool fits(const Setting& setting);
   void exclude(const Setting& setting, int64_t state);
   void try_out(const Setting& setting);
   bool something_fits(const std::vector<Setting>& settings);
-  const Tried* first_that_fits();
+  const Candidate* first_that_fits();
   [[noreturn]] void fail();
   void print_head() const;
-  void print_row(const Tried& tried) const;
-  void conclude(const Tried& found) const;
+  void print_row(const Candidate& candidate) const;
+  void conclude(const Candidate& found) const;
   void print_wrapped(const std::string& line) const {
     std::cout << wrap_words(line, terminal_width(STDOUT_FILENO), 2) << '\n';
   }
@@ -172,7 +172,7 @@ class Fit {
   int64_t disk_limit_ = 0;    // 0: nothing may lie there
   int64_t disk_missing_ = 0;  // the least that was left out because of disk_limit_; 0: nothing was
   int64_t host_missing_ = 0;  // the same of this host's memory
-  std::vector<Tried> tried_;  // those that were considered
+  std::vector<Candidate> candidates_;
   int num_trials_ = 0;
 };
 
@@ -271,7 +271,7 @@ std::vector<Setting> Fit::settings_of(const Place& place) const {
 /// proportion at most.
 int64_t Fit::rest_of(const Setting& setting) const {
   int64_t rest = 0;
-  for (const Tried& one : tried_) {
+  for (const Candidate& one : candidates_) {
     const int64_t state = state_bytes(one.setting, Tier::kDevice);
     if (!one.is_measured || recomputation_of(one.setting) < recomputation_of(setting) ||
         buffers_of(one.setting) > buffers_of(setting) || state < state_bytes(setting, Tier::kDevice))
@@ -284,9 +284,9 @@ int64_t Fit::rest_of(const Setting& setting) const {
   return rest;
 }
 
-const Tried* Fit::find(const Setting& setting) const {
-  const auto found = std::ranges::find(tried_, setting, &Tried::setting);
-  return found == tried_.end() ? nullptr : &*found;
+const Candidate* Fit::find(const Setting& setting) const {
+  const auto found = std::ranges::find(candidates_, setting, &Candidate::setting);
+  return found == candidates_.end() ? nullptr : &*found;
 }
 
 /// Tries it, unless the formulas say that it does not fit, or it was.
@@ -306,10 +306,11 @@ bool Fit::fits(const Setting& setting) {
 
 /// Says so once for a stage and a place: nothing fits there.
 void Fit::exclude(const Setting& setting, int64_t state) {
-  for (const Tried& one : tried_)
+  for (const Candidate& one : candidates_)
     if (!one.is_measured && one.needed.memory == state && one.setting.tiers == setting.tiers) return;
-  tried_.push_back({.setting = setting, .needed = {.memory = state, .is_more = true}, .is_measured = false});
-  print_row(tried_.back());
+  candidates_.push_back(
+      {.setting = setting, .needed = {.memory = state, .is_more = true}, .is_measured = false});
+  print_row(candidates_.back());
 }
 
 void Fit::try_out(const Setting& setting) {
@@ -326,8 +327,8 @@ void Fit::try_out(const Setting& setting) {
                                        .disk_bytes = kCheckpointAndExport * state},
                                       log_);
   show_progress("");
-  tried_.push_back({.setting = setting, .needed = needed});
-  print_row(tried_.back());
+  candidates_.push_back({.setting = setting, .needed = needed});
+  print_row(candidates_.back());
 }
 
 /// Whether something of a place fits, by what needs least there: whole blocks recomputed, in the smallest
@@ -338,7 +339,7 @@ bool Fit::something_fits(const std::vector<Setting>& settings) {
   return fits(settings.back()) || fits(*wanted);
 }
 
-const Tried* Fit::first_that_fits() {
+const Candidate* Fit::first_that_fits() {
   const std::vector<Place> all = places();
   for (size_t i = 0; i < all.size(); ++i) {
     // Before all that lies below is tried one by one, what needs least of it is; and so in each place.
@@ -362,12 +363,14 @@ void Fit::fail() {
   if (host_missing_ > 0)
     below += str(", and state in the host's memory needs ", megabytes(host_missing_), ", of which ",
                  megabytes(available_memory()), " are free");
-  const auto needs_less = [](const Tried& a, const Tried& b) { return a.needed.memory < b.needed.memory; };
-  std::vector<Tried> measured = tried_;
+  const auto needs_less = [](const Candidate& a, const Candidate& b) {
+    return a.needed.memory < b.needed.memory;
+  };
+  std::vector<Candidate> measured = candidates_;
   std::erase_if(measured,
-                [&](const Tried& one) { return one.needed.is_more || outgrows(one.needed, limit_); });
+                [&](const Candidate& one) { return one.needed.is_more || outgrows(one.needed, limit_); });
   if (!measured.empty()) {
-    const Tried& least = *std::ranges::min_element(measured, needs_less);
+    const Candidate& least = *std::ranges::min_element(measured, needs_less);
     throw ConfigError(limit, ": no setting fits; the least limit that was found is ",
                       whole_mb(least.needed.memory + reserve_of(least.needed.memory)), " (",
                       in_words(least.setting), ")", below);
@@ -376,7 +379,7 @@ void Fit::fail() {
     throw ConfigError(limit,
                       ": no setting fits; each that was tried grew, ran out of memory, or was ended at ",
                       megabytes(trial_limit_), below);
-  const Tried& least = *std::ranges::min_element(tried_, needs_less);
+  const Candidate& least = *std::ranges::min_element(candidates_, needs_less);
   throw ConfigError(limit, ": no setting fits; model state alone needs ",
                     whole_mb(least.needed.memory + reserve_of(least.needed.memory)), " (",
                     in_words(least.setting), ")", below);
@@ -394,9 +397,9 @@ void Fit::print_head() const {
             << padded_left("batch", 8) << padded_left("MB", 9) << padded_left("step, s", 8) << std::endl;
 }
 
-void Fit::print_row(const Tried& tried) const {
-  const Setting& setting = tried.setting;
-  const Needed& needed = tried.needed;
+void Fit::print_row(const Candidate& candidate) const {
+  const Setting& setting = candidate.setting;
+  const Needed& needed = candidate.needed;
   const std::string mb = fixed(static_cast<double>(needed.memory) / 1e6, 0);
   std::cout << padded_right(place_of(setting), 35) << padded_left(std::to_string(setting.stage), 6) << "  "
             << padded_right(setting.policy, 7)
@@ -413,7 +416,7 @@ void Fit::print_row(const Tried& tried) const {
             << std::endl;  // trials take long
 }
 
-void Fit::conclude(const Tried& found) const {
+void Fit::conclude(const Candidate& found) const {
   write_fit_config(config_, overrides_, found.setting, folder_, output());
   const int64_t on_disk = state_bytes(found.setting, Tier::kDisk);
   std::cout << '\n';
@@ -422,8 +425,8 @@ void Fit::conclude(const Tried& found) const {
       found.needed.without_checkpoint ? ", measured in a short run without a checkpoint (TMPDIR has no room)"
                                       : ", measured in a short run",
       on_disk == 0 ? "" : str(", and ", megabytes(on_disk), " on disk (", folder_, ")"), "."));
-  print_wrapped(tried_.size() == 1 ? "Why: nothing costs less, and it fits."
-                                   : "Why: what costs less does not fit.");
+  print_wrapped(candidates_.size() == 1 ? "Why: nothing costs less, and it fits."
+                                        : "Why: what costs less does not fit.");
   print_wrapped(str("Written: ", output()));
 }
 

@@ -16,7 +16,7 @@ from tessera.deepspeed.utils import parameters
 from tessera.optimizer_trial import try_out
 from torch import nn
 from torch.optim import lr_scheduler as schedulers
-from whole_optimizers import TRIED, Averaging, Both, Centred, Compiled, Hostile, InTwo, Keeping, Tied, clips, halves, optimizers_of_torch, trained, two_groups
+from whole_optimizers import TRIAL_CASES, Averaging, Both, Centred, Compiled, Hostile, InTwo, Keeping, Tied, clips, halves, optimizers_of_torch, trained, two_groups
 
 
 def step_beside(engine, theirs, names, samples, clipping=0.0, limit=0.0, loss_of=loss_of):
@@ -147,7 +147,7 @@ def as_one_process_trains():
 def an_update_that_depends_on_others_is_rank_0s():
     for stage in (0, 3):
         with standard_error() as said:
-            engine, ours, theirs = same_bits(stage, TRIED["clips"].make)
+            engine, ours, theirs = same_bits(stage, TRIAL_CASES["clips"].make)
         if world > 1:
             assert engine._whole_optimizer.on_one_rank
             assert (rank == 0) == ("rank 0 updates all parameters" in said[0]), said
@@ -160,13 +160,13 @@ def an_update_that_depends_on_others_is_rank_0s():
 @check
 def the_trial_finds_what_owners_cannot_do_alone():
     """And changes nothing: no weight, no state or attribute, no generator."""
-    for name, tried in TRIED.items():
+    for name, case in TRIAL_CASES.items():
         model = Tied()
-        optimizer, before = tried.make(model), torch.get_rng_state()
+        optimizer, before = case.make(model), torch.get_rng_state()
         found = try_out(optimizer, "an optimizer")
-        for part, said in ((tried.depends, found.depends), (tried.unsaved, found.unsaved)):
+        for part, said in ((case.depends, found.depends), (case.unsaved, found.unsaved)):
             assert part in said and bool(part) == bool(said), (name, part, found)
-        assert found.attributes == list(tried.attributes), (name, found)
+        assert found.attributes == list(case.attributes), (name, found)
         assert torch.equal(before, torch.get_rng_state()) and not optimizer.state, name
         assert not getattr(optimizer, "norms", None) and largest_difference(model.state_dict(), Tied().state_dict()) == 0, name
 

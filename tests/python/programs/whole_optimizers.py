@@ -375,7 +375,7 @@ def with_schedule(optimizer, factor):
 
 
 @dataclass
-class Tried:
+class TrialCase:
     """An optimizer, and what the trial says of it: the two texts are parts of its own, and "" is all of it."""
 
     make: object
@@ -385,25 +385,25 @@ class Tried:
 
 
 _ON_OTHERS = "depends on the other parameters"
-TRIED = {
-    "only its own": Tried(lambda m: Centred(two_groups(m))),
-    "clips": Tried(lambda m: Hostile(trained(m), clips), _ON_OTHERS),
-    "clips at a rate of nearly 0": Tried(lambda m: with_schedule(Hostile(trained(m), clips), 1e-12), _ON_OTHERS),
-    "clips at a rate of 0": Tried(lambda m: with_schedule(Hostile(trained(m), clips, torch.tensor(0.5), foreach=False), 0.0), _ON_OTHERS),
-    "clips its own list": Tried(lambda m: Hostile(trained(m), clips_its_own_list, listed=trained(m)), _ON_OTHERS),
-    "clips later": Tried(lambda m: Hostile(trained(m), clips_later, maximize=False, norms=[], model=m),  # the model is not copied
-                         "what it keeps in its groups or attributes", attributes=("norms",)),
-    "skips": Tried(lambda m: Hostile(trained(m), skips_large_norms), _ON_OTHERS),
-    "neighbours": Tried(lambda m: Hostile([*trained(m)[3:], *trained(m)[:3]], scales_by_neighbours), _ON_OTHERS),
-    "draws for each": Tried(lambda m: Hostile(trained(m), draws_for_each), "draws random numbers"),
-    "draws once": Tried(lambda m: Hostile(trained(m), draws_once, maximize=False), "draws random numbers"),
-    "draws of its own": Tried(lambda m: Hostile(trained(m), draws_of_its_own, generator=torch.Generator()), "depends", attributes=("generator",)),
-    "fails": Tried(lambda m: Hostile(trained(m), fails), "ValueError: not today", "as the trial failed"),
-    "counts gradients": Tried(lambda m: Hostile(two_groups(m), counts_gradients, maximize=False), "whether it has parameters"),
-    "counts in full groups": Tried(lambda m: Hostile([{"params": [p]} for p in trained(m)], counts_in_full_groups), "whether it has parameters"),
-    "counts by parameter": Tried(lambda m: Hostile(trained(m), counts_by_parameter, by_parameter={}), "what it keeps in its groups or attributes",
-                                 "the attribute by_parameter, which step() changes"),
-    "counts in an object": Tried(lambda m: Hostile(trained(m), counts_in_an_object, object=types.SimpleNamespace(number=0)),
-                                 unsaved="the attribute object, which step() changes"),
-    "two in one": Tried(lambda m: Both(trained(m)[:3], trained(m)[3:])),
+TRIAL_CASES = {
+    "only its own": TrialCase(lambda m: Centred(two_groups(m))),
+    "clips": TrialCase(lambda m: Hostile(trained(m), clips), _ON_OTHERS),
+    "clips at a rate of nearly 0": TrialCase(lambda m: with_schedule(Hostile(trained(m), clips), 1e-12), _ON_OTHERS),
+    "clips at a rate of 0": TrialCase(lambda m: with_schedule(Hostile(trained(m), clips, torch.tensor(0.5), foreach=False), 0.0), _ON_OTHERS),
+    "clips its own list": TrialCase(lambda m: Hostile(trained(m), clips_its_own_list, listed=trained(m)), _ON_OTHERS),
+    "clips later": TrialCase(lambda m: Hostile(trained(m), clips_later, maximize=False, norms=[], model=m),  # the model is not copied
+                             "what it keeps in its groups or attributes", attributes=("norms",)),
+    "skips": TrialCase(lambda m: Hostile(trained(m), skips_large_norms), _ON_OTHERS),
+    "neighbours": TrialCase(lambda m: Hostile([*trained(m)[3:], *trained(m)[:3]], scales_by_neighbours), _ON_OTHERS),
+    "draws for each": TrialCase(lambda m: Hostile(trained(m), draws_for_each), "draws random numbers"),
+    "draws once": TrialCase(lambda m: Hostile(trained(m), draws_once, maximize=False), "draws random numbers"),
+    "draws of its own": TrialCase(lambda m: Hostile(trained(m), draws_of_its_own, generator=torch.Generator()), "depends", attributes=("generator",)),
+    "fails": TrialCase(lambda m: Hostile(trained(m), fails), "ValueError: not today", "as the trial failed"),
+    "counts gradients": TrialCase(lambda m: Hostile(two_groups(m), counts_gradients, maximize=False), "whether it has parameters"),
+    "counts in full groups": TrialCase(lambda m: Hostile([{"params": [p]} for p in trained(m)], counts_in_full_groups), "whether it has parameters"),
+    "counts by parameter": TrialCase(lambda m: Hostile(trained(m), counts_by_parameter, by_parameter={}), "what it keeps in its groups or attributes",
+                                     "the attribute by_parameter, which step() changes"),
+    "counts in an object": TrialCase(lambda m: Hostile(trained(m), counts_in_an_object, object=types.SimpleNamespace(number=0)),
+                                     unsaved="the attribute object, which step() changes"),
+    "two in one": TrialCase(lambda m: Both(trained(m)[:3], trained(m)[3:])),
 }

@@ -100,8 +100,8 @@ def _consolidate(checkpoint_dir, out, tag, exclude_frozen_parameters, dtype, *mo
         words += ["--tag", str(tag)]
     done = subprocess.run(words, executable=command_path(), env=with_torch_found(dict(os.environ)), capture_output=True, text=True)
     if done.returncode != 0:
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        raise CheckpointError(said[-1].removeprefix("error: ") if said else f"tessera consolidate: exit code {done.returncode}")
+        lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise CheckpointError(lines[-1].removeprefix("error: ") if lines else f"tessera consolidate: exit code {done.returncode}")
 
 
 def _bytes_of(size):
