@@ -22,6 +22,7 @@ LossScaler::LossScaler(const EngineConfig& engine) : config_(engine.fp16) {
   }
   state_.scale = std::max(std::ldexp(1.0, config_.initial_scale_power), config_.min_loss_scale);
   state_.hysteresis = config_.hysteresis;
+  first_ = state_;
 }
 
 void LossScaler::update(bool overflow) {
@@ -50,8 +51,8 @@ void LossScaler::update(bool overflow) {
 }
 
 void LossScaler::set_state(const State& state) {
-  if (!dynamic_ || state.num_updates == 0) return;
-  state_ = state;
+  if (!dynamic_) return;
+  state_ = state.num_updates == 0 ? first_ : state;
   state_.scale = std::max(state_.scale, config_.min_loss_scale);
 }
 

@@ -35,14 +35,15 @@ class LossScaler {
   void update(bool overflow);
 
   const State& state() const { return state_; }
-  /// Continues from a checkpoint. A static scale keeps the configured value, and so does a dynamic one
-  /// after a run that had none (which has counted no updates).
+  /// Continues from a checkpoint. A static scale keeps the configured value. A dynamic one begins anew where
+  /// no updates were counted: before the first one, and in a run that had none.
   void set_state(const State& state);
 
  private:
   Fp16Config config_;
   bool dynamic_ = false;
   State state_;
+  State first_;  ///< of a dynamic scale
 };
 
 }  // namespace tessera

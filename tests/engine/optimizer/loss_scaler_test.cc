@@ -122,6 +122,15 @@ TEST(LossScaler, ContinuesFromItsState) {
   EXPECT_EQ(after.state(), whole.state());
 }
 
+TEST(LossScaler, BeginsAnewFromBeforeItsFirstUpdate) {
+  LossScaler scaler(dynamic(16, 4, 1, 2));
+  const LossScaler::State first = scaler.state();
+  for (int i = 0; i < 5; ++i) scaler.update(/*overflow=*/true);
+  ASSERT_LT(scaler.scale(), first.scale);
+  scaler.set_state(first);
+  EXPECT_EQ(scaler.state(), first);
+}
+
 TEST(LossScaler, GoesOnFromARunWithoutOneAsFromTheBeginning) {
   LossScaler without(EngineConfig{}), fixed(with({.enabled = true, .loss_scale = 4}));
   for (LossScaler* scaler : {&without, &fixed}) {
