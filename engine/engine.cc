@@ -373,7 +373,10 @@ void Engine::watch_tensor(const at::Tensor& tensor) {
 void Engine::follow_callers_backward(bool before_gradients) {
   if (!followed_.expired() || OwnBackward::runs(options_.device) || !sharded_->training()) return;
   sharded_->check_usable();
-  if (before_gradients) sharded_->check_gradients();
+  if (before_gradients) {
+    sharded_->check_gradients();
+    sharded_->expect_gradients();
+  }
   if (activations_) activations_->end_forward();
   if (activations_) report_activations();
   end_with_this_backward();

@@ -105,6 +105,8 @@ class ShardedModel {
   void end_backward();
   /// Between these two.
   bool in_backward() const { return order_->reductions.in_backward(); }
+  /// Before the first gradient comes: hooks of the user's may have taken the place of all of ours.
+  void expect_gradients() { gradients_->install_hooks(); }
   /// Collective. Reduces what earlier micro-steps, none of them the last, have added up: the last micro-step
   /// without a backward.
   void reduce_accumulated();

@@ -117,8 +117,6 @@ void GradientReducer::make_accumulator(ParamUnit& unit) {
                       : symmetric_zeros(*comm_, numel, like, unit.name);
 }
 
-/// Installs the hooks that are missing: what Python's register_post_accumulate_grad_hook() sets on a
-/// parameter that has had none takes the place of our hook. Ours runs after it from then on.
 void GradientReducer::install_hooks() {
   for (const int unit : order_.units())
     for (const int parameter : units_[unit].spec.parameters) {
@@ -294,9 +292,14 @@ at::Tensor GradientReducer::take_grad(ParameterGradient& gradient) {
   gradient.used = true;  // also one left in p.grad by a backward of the user's own
   at::Tensor grad = std::exchange(gradient.parameter.mutable_grad(), at::Tensor());
   streams_.uses(grad);  // one that stayed there may be of another stream
-  if (factor_ != 1)
+  if (factor_ != 1) {
+    // Its memory may be another gradient's, too (of parameters that are added, one of them as a view), or
+    // that of a tensor which a hook has kept.
+    const bool is_shared = !grad.is_sparse() && grad.storage().use_count() > 1;
     grad = at::isReducedFloatingType(grad.scalar_type()) ? grad.to(at::kFloat).mul_(factor_)
+           : is_shared                                   ? grad.mul(factor_)
                                                          : grad.mul_(factor_);
+  }
   return (grad.is_sparse() ? grad.to_dense() : grad).reshape(-1);
 }
 

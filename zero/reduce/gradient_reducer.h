@@ -94,6 +94,9 @@ class GradientReducer {
                   const ReducerOptions& options);
   ~GradientReducer();
 
+  /// Installs the hooks that are missing: what Python's register_post_accumulate_grad_hook() sets on a
+  /// parameter that has had none takes the place of our hook. Ours runs after it from then on.
+  void install_hooks();
   /// `first`: the accumulators start anew. `boundary`: the last micro-step before an update. `factor`: each
   /// gradient is multiplied by it.
   void begin_backward(bool first, bool boundary, double factor = 1);
@@ -177,7 +180,6 @@ class GradientReducer {
   void make_accumulator(ParamUnit& unit);
   void make_slots();
   void arrange();
-  void install_hooks();
   bool each_backward() const {
     return mode_ == ReductionMode::kReduceEachBackward || mode_ == ReductionMode::kSingleRank;
   }

@@ -56,6 +56,41 @@ def it_gives_the_bits_of_engine_backward(stage):
     same(*engines, limit=1e-6)  # a third of each gradient is not a third of the loss
 
 
+class Added(nn.Module):
+    """Its parameters are added in other shapes, and their gradients have one memory."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.flat, self.row, self.square = (nn.Parameter(torch.randn(shape)) for shape in ((16,), (1, 16), (4, 4)))
+
+    def forward(self, x):
+        return (self.flat + self.row.view(16) + self.square.view(16)) * x
+
+
+@each_stage
+def gradients_may_share_memory(stage):
+    engines = [make(stage, Added(), gradient_accumulation_steps=2) for _ in range(2)]
+    kept = []
+    engines[1].module.flat.register_hook(lambda gradient: kept.append((gradient.view(-1), gradient.clone())))
+    for engine, backward in zip(engines, (own, callers)):
+        run(engine, BATCHES[:4], backward, lambda module, batch: module(batch[0][0]).square().mean())
+    same(*engines, limit=1e-6)
+    assert kept and all(torch.equal(given, before) for given, before in kept), "what a hook has kept is as it was"
+
+
+@each_stage
+def hooks_of_all_parameters_may_come_late(stage):
+    engines, seen = [make(stage) for _ in range(2)], []
+    for engine in engines:
+        for p in engine.module.parameters():
+            p.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.shape))
+    run(engines[0], BATCHES[:3], own)
+    run(engines[1], BATCHES[:3], callers)
+    same(*engines)
+    assert len(seen) == 2 * 3 * len(list(engines[0].module.parameters()))
+
+
 @each_stage
 def fp16_needs_scale(stage):
     engines = [make(stage, fp16=FP16) for _ in range(2)]
