@@ -210,15 +210,19 @@ void CheckpointLoader::compare_whole_states(const checkpoint::ForeignCheckpoint&
             "'s"));
 }
 
-void CheckpointLoader::compare_by_muon(const OptimizerRecord& saved, const OptimizerRecord& current) const {
+/// Whether the parameter was trained when it was saved, and is.
+bool CheckpointLoader::has_states(const checkpoint::Match& match) const {
   const checkpoint::SavedLayout& layout = checkpoint_.manifest().layout;
+  return layout.is_trainable(layout.parameters[match.saved]) &&
+         model_.layout().parameters()[match.current].trainable;
+}
+
+void CheckpointLoader::compare_by_muon(const OptimizerRecord& saved, const OptimizerRecord& current) const {
   for (const checkpoint::Match& match : comparison_.matches) {
     const zero::ParameterSpec& parameter = model_.layout().parameters()[match.current];
     const bool was = saved.by_muon[static_cast<size_t>(match.saved)];
     const bool is = current.by_muon[static_cast<size_t>(match.current)];
-    const bool has_states =
-        layout.units[layout.parameters[match.saved].unit].trainable && parameter.trainable;
-    if (has_states && was != is)
+    if (has_states(match) && was != is)
       throw other_states(str(was ? "Muon" : "AdamW", " updated the parameter ", parameter.name,
                              " when it was saved, and ", is ? "Muon" : "AdamW",
                              " does now (use_muon, or its name)"));
@@ -408,7 +412,7 @@ void CheckpointLoader::load(const std::vector<int64_t>& steps) {
   for (const Buffer& buffer : buffers_) load_buffer(buffer);
   if (!with_states()) return;
   for (const checkpoint::Match& match : comparison_.matches)
-    model_.optimizer().set_steps(match.current, steps[match.saved]);
+    if (has_states(match)) model_.optimizer().set_steps(match.current, steps[match.saved]);
 }
 
 std::optional<std::map<int, int>> CheckpointLoader::matched_groups() const {
@@ -449,6 +453,18 @@ std::vector<at::Tensor> CheckpointLoader::whole_states() const {
   for (int rank = 0; rank < checkpoint_.manifest().world_size(); ++rank)
     blobs.push_back(blob_of(rank, kOptimizerState));
   return blobs;
+}
+
+zero::NamesInCheckpoint CheckpointLoader::names_of_states() const {
+  zero::NamesInCheckpoint names;
+  for (const checkpoint::Match& match : comparison_.matches) {
+    const std::string& name = model_.layout().parameters()[match.current].name;
+    if (checkpoint_.foreign() != nullptr)
+      names.emplace(name, name);  // states_of_owned() has renamed them
+    else if (has_states(match))
+      names.emplace(name, checkpoint_.manifest().layout.parameters[match.saved].name);
+  }
+  return names;
 }
 
 /// In the form of zero/optimizer/state_values.h. Floating-point numbers are in fp32, as masters are; "step"

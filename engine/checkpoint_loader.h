@@ -60,6 +60,8 @@ class CheckpointLoader {
   /// For WholeOptimizer::set_state(): what each rank of the checkpoint has saved, in rank order; of another
   /// program's checkpoint, the states of what this rank owns.
   std::vector<at::Tensor> whole_states() const;
+  /// The parameters that these are of.
+  zero::NamesInCheckpoint names_of_states() const;
   /// The same of the modules' extra state: this rank's own of as many ranks, else rank 0's.
   at::Tensor extra_state() const;
   const ModuleRecord& module_record() const { return record_; }
@@ -91,6 +93,7 @@ class CheckpointLoader {
   void compare_optimizers(const OptimizerRecord& saved, const OptimizerRecord& current);
   void compare_state_names(const OptimizerRecord& saved, const OptimizerRecord& current) const;
   void compare_whole_states(const checkpoint::ForeignCheckpoint& foreign, const OptimizerRecord& current);
+  bool has_states(const checkpoint::Match& match) const;
   void compare_by_muon(const OptimizerRecord& saved, const OptimizerRecord& current) const;
   CheckpointError other_states(const std::string& what) const;
   CheckpointError saved_by_another(const std::string& saved, const std::string& current) const;

@@ -289,7 +289,10 @@ LoadedCheckpoint Engine::load_checkpoint(const std::string& directory, const std
   sharded_->begin_replacing("load_checkpoint()");
   comm::on_all_ranks<CheckpointError>(*comm_, "loaded checkpoint", [&] {
     loader->load(state.parameter_steps);
-    if (!optimizer_state.empty()) options_.whole_optimizer->set_state(optimizer_state);
+    if (!optimizer_state.empty()) {
+      const zero::NamesInCheckpoint names = loader->names_of_states();
+      options_.whole_optimizer->set_state(optimizer_state, &names);
+    }
     if (extra_state.defined() && sharded_->module_state() != nullptr)
       of_caller(*loader, [&] { sharded_->module_state()->set_extra_state(extra_state); });
   });

@@ -217,7 +217,8 @@ class WholeTorchOptimizer final : public zero::WholeOptimizer {
     for (const zero::OwnedTensor& one : parameters) owned_.insert(one.tensor.unsafeGetTensorImpl());
     drop_states_of_others();
     const bool on_cpu = parameters.empty() || parameters.front().tensor.is_cpu();
-    if (!on_cpu && !optimizer_->state().empty()) set_state({state()});  // made where the model was before
+    if (!on_cpu && !optimizer_->state().empty())
+      set_state({state()}, nullptr);  // made where the model was before
   }
 
   void step(const std::vector<kernels::Hyper>& groups) override {
@@ -260,7 +261,7 @@ class WholeTorchOptimizer final : public zero::WholeOptimizer {
     // Whether load() takes what save() writes is found out at the first save, and not when it is needed.
     States mine = std::exchange(optimizer_->state(), {});
     try {
-      load_rank(saved);
+      load_rank(saved, nullptr);
     } catch (...) {
       load_is_proven_ = false;
       optimizer_->state() = std::move(mine);
@@ -275,11 +276,11 @@ class WholeTorchOptimizer final : public zero::WholeOptimizer {
                 ", whose load() reads those of C++ alone; expected load_optimizer_states = false");
   }
 
-  void set_state(const std::vector<at::Tensor>& saved) override {
+  void set_state(const std::vector<at::Tensor>& saved, const zero::NamesInCheckpoint* names) override {
     States mine = std::exchange(optimizer_->state(), {});  // of a parameter that is not saved it stays
     for (const at::Tensor& of_rank : saved) {
       optimizer_->state().clear();
-      for (void* parameter : load_rank(of_rank)) {
+      for (void* parameter : load_rank(of_rank, names)) {
         mine.erase(parameter);
         const auto state = optimizer_->state().find(parameter);
         if (owned_.contains(parameter) && state != optimizer_->state().end())
@@ -344,17 +345,25 @@ class WholeTorchOptimizer final : public zero::WholeOptimizer {
   }
 
   /// The optimizer's states are then those of one rank of the checkpoint. Returns the parameters that the
-  /// rank owned.
-  std::set<void*> load_rank(const at::Tensor& data) const {
+  /// rank owned; `names` as in set_state().
+  std::set<void*> load_rank(const at::Tensor& data, const zero::NamesInCheckpoint* names) const {
     const std::string what = str("states of ", name_);
     const StateValuesReader reader(data, what);
     const JsonField values = reader.values(), groups = values["groups"], archive = values["torch::optim"];
+    std::map<std::string, std::string> taken;  // from the names in the checkpoint
+    if (names != nullptr)
+      for (const auto& [name, saved] : *names) taken.emplace(saved, name);
     std::set<void*> owned;
+    std::vector<at::Tensor> others;
     std::vector<std::vector<at::Tensor>> parameters;
     groups.for_each([&](const JsonField& group) {
       parameters.emplace_back();
       group.for_each([&](const JsonField& name) {
-        const auto tensor = tensors_.find(name.text());
+        if (names != nullptr && !taken.contains(name.text())) {  // load() goes by places
+          parameters.back().push_back(others.emplace_back(at::empty({0})));
+          return;
+        }
+        const auto tensor = tensors_.find(names == nullptr ? name.text() : taken.at(name.text()));
         if (tensor == tensors_.end()) name.fail("a parameter of the model");
         parameters.back().push_back(tensor->second);
         owned.insert(tensor->second.unsafeGetTensorImpl());

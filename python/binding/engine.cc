@@ -144,7 +144,9 @@ class PyWholeOptimizer final : public zero::WholeOptimizer {
   void check_state_of_another_program(const at::Tensor& saved) const override {
     optimizer_.call("check_state_of_another_program", saved);
   }
-  void set_state(const std::vector<at::Tensor>& saved) override { optimizer_.call("set_state_bytes", saved); }
+  void set_state(const std::vector<at::Tensor>& saved, const zero::NamesInCheckpoint* names) override {
+    optimizer_.call("set_state_bytes", saved, names == nullptr ? std::nullopt : std::optional(*names));
+  }
 
  private:
   PythonObject optimizer_;

@@ -264,12 +264,15 @@ class WholeOptimizer:
         """What taken_states() makes of a parameter's states."""
         return taken_states(self._client, self._tensors[name].shape, state, f"state of parameter {name}")
 
-    def set_state_bytes(self, saved: list[torch.Tensor]) -> None:
-        """Take this rank's states out of what all ranks have saved, as they were."""
-        found, other = {}, {}
+    def set_state_bytes(self, saved: list[torch.Tensor], names: dict[str, str] | None) -> None:
+        """Take this rank's states out of what all ranks have saved, as they were. `names`: by parameter that they are taken of, its name
+        there; those of others stay. None: of all, under their own names."""
+        names = {name: name if names is None else names[name] for name in sorted(self._owned) if names is None or name in names}
+        found = {name: state for name, state in self._by_name()["state"].items() if name not in names}
+        other = {}
         for i, data in enumerate(saved):
             values = self._from_bytes(data)
-            found.update({name: self.taken(name, state) for name, state in values["state"].items() if name in self._owned})
+            found.update({name: self.taken(name, values["state"][theirs]) for name, theirs in names.items() if theirs in values["state"]})
             if i == 0:
                 other = values["other"]
                 vars(self._client).update((name, value) for name, value in values.get("attributes", {}).items() if name in self._attributes)

@@ -165,17 +165,18 @@ class WholeFormula final : public WholeOptimizer {
 
   void check_state_of_another_program(const at::Tensor& saved) const override {
     try {
-      read_rank(saved, [](size_t, FormulaStates, int64_t) {});
+      read_rank(saved, nullptr, [](size_t, FormulaStates, int64_t) {});
     } catch (const Error& error) {
       throw Error(error.what(),
                   "; expected the checkpoint of the same optimizer, or load_optimizer_states = false");
     }
   }
 
-  void set_state(const std::vector<at::Tensor>& saved) override {
-    for (Owned& one : owned_) one.states.clear(), one.num_steps = 0;
+  void set_state(const std::vector<at::Tensor>& saved, const NamesInCheckpoint* names) override {
+    for (Owned& one : owned_)
+      if (names == nullptr || names->contains(one.spec->name)) one.states.clear(), one.num_steps = 0;
     for (const at::Tensor& of_rank : saved)
-      read_rank(of_rank, [&](size_t i, FormulaStates states, int64_t num_steps) {
+      read_rank(of_rank, names, [&](size_t i, FormulaStates states, int64_t num_steps) {
         owned_[i].states = std::move(states);
         owned_[i].num_steps = num_steps;
       });
@@ -203,15 +204,21 @@ class WholeFormula final : public WholeOptimizer {
     }
   }
 
-  /// Calls `take(i, states, num_steps)` for each of owned_ that the data have.
+  /// Calls `take(i, states, num_steps)` for each of owned_ that the data have; `names` as in set_state().
   template <class Take>
-  void read_rank(const at::Tensor& data, const Take& take) const {
+  void read_rank(const at::Tensor& data, const NamesInCheckpoint* names, const Take& take) const {
     const StateValuesReader reader(data, str("states of ", formula_.name));
     const JsonField values = reader.values(), states = values["state"];
     for (size_t i = 0; i < owned_.size(); ++i) {
       const Owned& one = owned_[i];
-      if (!states.value().contains(one.spec->name)) continue;
-      const JsonField state = states[one.spec->name];
+      std::string name = one.spec->name;
+      if (names != nullptr) {
+        const auto saved = names->find(name);
+        if (saved == names->end()) continue;
+        name = saved->second;
+      }
+      if (!states.value().contains(name)) continue;
+      const JsonField state = states[name];
       FormulaStates found;
       for (const auto& item : state.value().items())
         if (item.key() != kStep) found[item.key()] = reader.tensor(state[item.key()]).to(one.tensor.device());

@@ -17,6 +17,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,10 @@ struct OwnedTensor {
   const ParameterSpec* spec;  ///< lives as long as the engine
   at::Tensor tensor;
 };
+
+/// By a parameter's name, the one that it has in a checkpoint: a tied one may have another of its names
+/// there.
+using NamesInCheckpoint = std::map<std::string, std::string>;
 
 /// Updates the parameters that this rank owns. Used by one thread.
 class WholeOptimizer {
@@ -62,8 +67,9 @@ class WholeOptimizer {
   /// Throws Error where set_state() would not take the states of what this rank owns as another program has
   /// saved them: {"state": {NAME: {…}}, "other": {}} in the form of state_values.h. Changes nothing.
   virtual void check_state_of_another_program(const at::Tensor& saved) const = 0;
-  /// Takes what this rank owns out of what all ranks of a checkpoint have saved. Throws Error.
-  virtual void set_state(const std::vector<at::Tensor>& saved) = 0;
+  /// Takes what this rank owns out of what all ranks of a checkpoint have saved. `names`: of the parameters
+  /// that it is taken of; those of others stay. Null: of all, under their own names. Throws Error.
+  virtual void set_state(const std::vector<at::Tensor>& saved, const NamesInCheckpoint* names) = 0;
 };
 
 }  // namespace tessera::zero

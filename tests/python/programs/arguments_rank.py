@@ -192,6 +192,12 @@ def frozen_parameters_are_left_out_where_asked():
         second.load_checkpoint(place, "small", load_module_strict=False)
         assert second.full_parameter("0.weight").equal(frozen)
         assert second.full_parameter("2.weight").equal(engine.full_parameter("2.weight")) and second.global_steps == 2
+        third = make(stage, mlp(4))
+        steps(third, range(3))
+        before = third.optimizer.state[third.module[0].weight]
+        third.load_checkpoint(place, "whole", load_module_strict=False)
+        after = third.optimizer.state[third.module[0].weight]
+        assert after.keys() == before.keys() and all(torch.equal(after[key], before[key]) for key in before), "it has none in the checkpoint"
 
 
 # --------------------------------------------------------------------------------------------------- client state

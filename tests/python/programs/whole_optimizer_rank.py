@@ -729,6 +729,47 @@ def checkpoints_of_another_world():
                 assert not problem, (saved.name, problem)
 
 
+class Renamed(nn.Module):
+    """Its weight has two names, the first of which is given, and its head a width."""
+
+    def __init__(self, first, second, width):
+        super().__init__()
+        torch.manual_seed(2)
+        self.register_parameter(first, nn.Parameter(torch.randn(16, 16)))
+        self.register_parameter(second, getattr(self, first))
+        self.head = nn.Linear(16, width)
+
+    def forward(self, x):
+        return self.head(torch.tanh(x @ self.one) @ self.two)
+
+
+def renamed(stage, first, second, width, section):
+    model = Renamed(first, second, width)
+    optimizer = None if section else torch.optim.NAdam(model.parameters(), lr=0.01)
+    return tessera.initialize(model=model, optimizer=optimizer, config=config(stage, 300, **section))[0]
+
+
+@check
+def states_are_of_the_parameters_that_are_loaded():
+    """A tied parameter's under another of its names; where a load is not strict, those of other parameters stay."""
+    for stage, name in zip((STAGES[0], STAGES[-1], STAGES[-1]), ("", "Adafactor", "AdamW8bit")):
+        section = {"optimizer": {"type": name, "params": {"lr": 0.01}}} if name else {}
+        place = Path(os.environ["SAVED"]) / f"renamed_{name}_of_{world}"
+        first = renamed(stage, "one", "two", 5, section)
+        train(first, batches(2), lambda module, x: module(x[0]).square().mean())
+        first.save_checkpoint(place)
+        second = renamed(stage, "two", "one", 5, section)
+        second.load_checkpoint(place)
+        third = renamed(stage, "two", "one", 7, section)
+        train(third, batches(1), lambda module, x: module(x[0]).square().mean())
+        before = third.optimizer.state[third.module.head.weight]
+        third.load_checkpoint(place, load_module_strict=False)
+        for engine in (second, third):
+            assert same(dict(engine.optimizer.state[engine.module.two]), dict(first.optimizer.state[first.module.one])), name
+        assert same(dict(third.optimizer.state[third.module.head.weight]), dict(before)), name
+        train(third, batches(1), lambda module, x: module(x[0]).square().mean())
+
+
 @check
 def states_that_there_are_at_initialize_are_kept():
     model, plain = mlp(), mlp()

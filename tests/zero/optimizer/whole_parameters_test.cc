@@ -46,7 +46,7 @@ class Normalized final : public WholeOptimizer {
   int64_t bytes() const override { return static_cast<int64_t>(owned.size()); }
   at::Tensor state() const override { return {}; }
   void check_state_of_another_program(const at::Tensor&) const override {}
-  void set_state(const std::vector<at::Tensor>&) override {}
+  void set_state(const std::vector<at::Tensor>&, const NamesInCheckpoint*) override {}
 
   std::set<std::string> owned;
   std::map<std::string, at::Tensor> gradients;  // of the last step
@@ -140,7 +140,7 @@ Trained train(const comm::CommunicatorPtr& comm, int stage, const Rule& rule, co
     options.unit_numel = 100;
     if (how.change) how.change(options);
   });
-  if (!how.saved.empty()) optimizer->set_state(how.saved);
+  if (!how.saved.empty()) optimizer->set_state(how.saved, nullptr);
   const std::vector<at::Tensor> before = rig.weights();
   train_three_steps(model, rig, comm->rank(), how.dtype);
   Trained trained{.weights = rig.weights(), .saved = {}};
@@ -241,9 +241,14 @@ TEST_P(WholeRuleWithStates, WhatIsReadIsWhatWasSaved) {
       options.optimizer.groups = {GetParam().hyper};
       options.optimizer.whole = optimizer;
     });
-    optimizer->set_state({saved});
+    const NamesInCheckpoint none;
+    optimizer->set_state({saved}, &none);
+    EXPECT_EQ(optimizer->bytes(), 0) << "of no parameter";
+    optimizer->set_state({saved}, nullptr);
     EXPECT_TRUE(at::equal(optimizer->state(), saved));
     EXPECT_GT(optimizer->bytes(), 0);
+    optimizer->set_state({saved}, &none);
+    EXPECT_TRUE(at::equal(optimizer->state(), saved)) << "others stay";
   });
 }
 
