@@ -101,14 +101,14 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
     wrapper = next((one.__name__ for one in type(model).__mro__ if one.__name__ in _WRAPPERS and one.__module__.startswith("torch.")), None)
     if wrapper is not None:
         raise ConfigError(f"model is wrapped in {wrapper}, whose place the engine takes; expected the module itself, model.module")
-    if not isinstance(model, torch.nn.Module) and not callable(model):
+    if not isinstance(model, torch.nn.Module) and (not callable(model) or isinstance(model, Engine)):
         raise ConfigError(f"model is {arguments.shown(model)}; expected a torch.nn.Module, or a callable that makes one")
     for name, value in (("mpu", mpu), ("mesh_param", mesh_param)):
         if value is not None:
             raise ConfigError(f"{name}: Tessera has data parallelism alone; expected None")
     if collate_fn is not None and training_data is None:
         raise ConfigError("collate_fn is given without training_data, whose samples it would collate; give both, or use it in a loader of yours")
-    config = _given_config(args, config, config_params)
+    config = given_config(args, config, config_params)
     _join(args, distributed_port, dist_init_required)
     group = comm.group()
     deferred = None
@@ -243,7 +243,8 @@ def _check_repeated(model_parameters, client, named):
                                       "optimizer's param groups count; expected the same there")
 
 
-def _given_config(args, config, config_params):
+def given_config(args: Any, config: Any, config_params: Any) -> dict[str, Any] | str:
+    """The one of the three that `initialize` was given: a dict, or a path. Raises ConfigError where it is none or several."""
     from_args = getattr(args, "tessera_config", None) or getattr(args, "deepspeed_config", None)
     given = [value for value in (config, config_params, from_args) if value is not None]
     if len(given) != 1:
@@ -260,7 +261,7 @@ def _parse(config, overrides, group, client, model_parameters, lr_scheduler, nam
     if lr_scheduler is not None:
         overrides.append(to_override("scheduler", {}))
     is_file = not isinstance(config, dict)
-    text = config if is_file else _json_of(config)
+    text = config if is_file else json_of(config)
     translation = optimizer_groups.Translation()
     if isinstance(client, torch.optim.Optimizer):
         if model_parameters is not None:
@@ -269,7 +270,8 @@ def _parse(config, overrides, group, client, model_parameters, lr_scheduler, nam
     elif client is not None:
         raise ConfigError(f"optimizer is {arguments.shown(client)}; expected an optimizer of torch.optim, or a callable that makes one")
     elif model_parameters is not None or any(hasattr(parameter, "use_muon") for _, parameter in named):
-        resolved = json.loads(_engine.read_config(text, is_file, group.size, overrides)[0].resolved)
+        alone = [*overrides, to_override("scheduler", {})]  # whose lists have a value for each of the groups
+        resolved = json.loads(_engine.read_config(text, is_file, group.size, alone)[0].resolved)
         translation = optimizer_groups.translate_groups(model_parameters, named, resolved["optimizer"])
     if translation.section is not None:
         overrides.append(to_override("optimizer", translation.section))
@@ -326,7 +328,8 @@ def _mark_leaf_modules(engine):
     leaf_modules.attach(engine.module)
 
 
-def _json_of(config):
+def json_of(config: dict[str, Any]) -> str:
+    """A configuration as a text. Raises ConfigError for what JSON does not have."""
     try:
         return json.dumps(config, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

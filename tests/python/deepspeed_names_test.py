@@ -358,8 +358,14 @@ class Configurations(unittest.TestCase):
         self.assertEqual((config.zero_enabled, config.zero_optimization_stage, config.bf16.enabled, config.optimizer_name), (True, 3, True, "adam"))
         self.assertEqual(config.zero_config.offload_optimizer.device, "cpu")
         self.assertEqual(config.optimizer_params["betas"], [0.8, 0.9])
-        for bad in ({"train_batch_size": 8, "train_micro_batch_size_per_gpu": 3}, {"train_batch_size": 1, "zero_optimisation": {}}):
+        for bad in ({"train_batch_size": 8, "train_micro_batch_size_per_gpu": 3}, {"train_batch_size": 1, "zero_optimisation": {}},
+                    {"train_batch_size": 1, "communication_data_type": torch.float16},
+                    {"train_batch_size": 1, "zero_optimization.reduce_bucket_size": math.nan}):
             self.assertRaises(deepspeed.DeepSpeedConfigError, lambda b=bad: deepspeed.DeepSpeedConfig(b))
+        for given, expected in (({}, (0, 1.0)), ({"zero_optimization": True, "gradient_clipping": 0}, (1, 0.0)),
+                                ({"zero_optimization": False, "max_grad_norm": 2}, (0, 2.0))):
+            config = deepspeed.DeepSpeedConfig({"train_batch_size": 1, **given})
+            self.assertEqual((config.zero_config.stage, config.gradient_clipping), expected, given)
         for none in ({}, {"optimizer": {}}, {"optimizer": {"type": None}}):
             self.assertIsNone(deepspeed.DeepSpeedConfig({"train_batch_size": 1, **none}).optimizer_name)
 

@@ -297,6 +297,7 @@ class Launch(RanksTest):
         self.assertEqual(changes, {"TESSERA_PASS_LOCAL_RANK": "1"})
         for wrong, expected in ((["--include", "worker-0"], "expected localhost:0,1"), (["--launcher", "mpich"], "expected one of pdsh"),
                                 (["--no_ssh", "--node_rank", "0"], "needs --node_rank and --master_addr"),
+                                (["--num_gpus", "2", "-i", "localhost:0"], "--num_gpus 2: --include localhost:0 has 1"),
                                 (["-H", "missing"], "--hostfile missing: no such file"), (["--no_python"], "needs --no_local_rank"),
                                 (["-H", str(hosts), "-i", "a", "-e", "b"], "expected one of the two")):
             with self.assertRaisesRegex(SystemExit, expected):

@@ -8,7 +8,7 @@ Trainer (`deepspeed="ds_config.json"`) and Accelerate's DeepSpeedPlugin train wi
 AttributeError; what Tessera does not do at all, such as pipelines, is an ImportError that says so.
 """
 import argparse
-import copy
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from tessera.deepspeed.runtime.engine import DeepSpeedEngine, EngineWithoutOptim
 from tessera.deepspeed.runtime.lr_schedules import add_tuning_arguments
 from tessera.deepspeed.runtime.optimizer import DeepSpeedOptimizer
 from tessera.deepspeed.utils import OnDevice, log_dist, logger
+from tessera.initialize import given_config
 
 __all__ = [
     "HAS_TRITON", "DeepSpeedConfig", "DeepSpeedConfigError", "DeepSpeedDataLoader", "DeepSpeedEngine", "DeepSpeedOptimizer",
@@ -45,26 +46,26 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
 
     Where the configuration does not name gradient_clipping, it is 1.0, as in DeepSpeed since 0.19.3.
 
-    Joins the group, and makes torch.distributed's, as `init_distributed` does. An engine that the model has from an earlier call is ended:
-    its `destroy()` is called. Without an optimizer, `model_parameters` and a section
+    Joins the group, and makes torch.distributed's, as `init_distributed` does. An engine that the model has from an earlier call is ended,
+    once the configuration has been read: its `destroy()` is called. Without an optimizer, `model_parameters` and a section
     "optimizer" the model is evaluated only: it takes no memory for training, and `step()` is an Error. A key of the configuration may be
     written with dots at the top ("zero_optimization.reduce_bucket_size"), as TRL does: it counts as the key of that section.
     """
     init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
     log_dist(f"DeepSpeed info: version={__version__}, git-hash={__git_hash__}, git-branch={__git_branch__}; Tessera stands in for it", ranks=[0])
-    end_engines_of(model, "initialize()")
-    config, config_params = config_keys.readable(config), config_keys.readable(config_params)
-    if isinstance(getattr(args, "deepspeed_config", None), dict):
-        args = copy.copy(args)
-        args.deepspeed_config = config_keys.readable(args.deepspeed_config)
-    given = config_keys.given(next((one for one in (config, config_params, getattr(args, "deepspeed_config", None)) if one is not None), None))
+    config = config_keys.readable(given_config(args, config, config_params))
+    given = config_keys.given(config)
     is_trained = optimizer is not None or model_parameters is not None or config_keys.names_optimizer(given)
     defaults = config_keys.defaults(given) if is_trained else []
+    by_objects = [["optimizer={}"] if optimizer is not None else [],  # and lists of the schedule are as long as the groups that these have
+                  ["scheduler={}"] if any(one is not None for one in (optimizer, model_parameters, lr_scheduler)) else []]
+    config_keys.parsed(config, sum(by_objects, defaults))  # what is wrong with it leaves the engine that the model has as it is
+    end_engines_of(model, "initialize()")
     if defaults and _comm.get_rank() == 0:
         _engine.log_info("gradient_clipping is not in the configuration: 1.0, as in DeepSpeed since 0.19.3; 0 clips nothing")
-    return _initialize(args, model, optimizer, model_parameters, training_data, lr_scheduler, distributed_port, mpu, dist_init_required,
-                       collate_fn, config, mesh_param, config_params,
-                       engine_class=DeepSpeedEngine if is_trained else EngineWithoutOptimizer, overrides=defaults)
+    place = SimpleNamespace(local_rank=getattr(args, "local_rank", None))
+    return _initialize(place, model, optimizer, model_parameters, training_data, lr_scheduler, distributed_port, mpu, dist_init_required,
+                       collate_fn, config, mesh_param, engine_class=DeepSpeedEngine if is_trained else EngineWithoutOptimizer, overrides=defaults)
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

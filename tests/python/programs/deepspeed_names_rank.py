@@ -266,6 +266,10 @@ def schedules():
         schedule.load_state_dict({"last_batch_iteration": 5})
         assert schedule.last_batch_iteration == 5
     WarmupLR(optimizer, warmup_num_steps=3).step()
+    model = net()
+    cycle = {"type": "OneCycle", "params": {"cycle_min_lr": [0.1, 0.2], "cycle_max_lr": [0.3, 0.4]}}
+    groups = [{"params": model[0].parameters()}, {"params": model[2].parameters()}]
+    assert make(2, model, model_parameters=groups, scheduler=cycle)[0].get_lr() == [0.1, 0.2]
 
 
 @check
@@ -332,6 +336,9 @@ def loaders_have_as_many_batches_on_all_ranks():
                    f"deepspeed_io(): len(dataset) is {12 * world() + 1} on rank {last}, but {12 * world()} on rank 0")
             raises(tessera.Error, lambda r=route: engine.deepspeed_io([torch.zeros(6)] * 12 * world(), batch_size=1 + rank() // last, route=r),
                    f"batch_size is 2 on rank {last}, but 1 on rank 0")
+        raises(ValueError, lambda: engine.deepspeed_io([torch.zeros(6)], route="test" if rank() == last else "eval"), f"rank {last}: route is 'test'")
+        raises(tessera.Error, lambda: utils.safe_get_full_optimizer_state(engine.module[0].weight, "none" if rank() == last else "exp_avg"),
+               f"rank {last}: AdamW has no state 'none'")
         seeded = make(1, seed=42 + rank() // last)[0]
         raises(tessera.Error, lambda: seeded.deepspeed_io([torch.zeros(6)] * 12 * world()), f"seed is 43 on rank {last}, but 42 on rank 0")
         assert len(list(seeded.deepspeed_io([torch.zeros(6)] * 12 * world(), route="eval"))) == 6  # it needs none
@@ -394,6 +401,8 @@ def a_model_is_given_to_initialize_again():
         model = net()
         first, second = make(stage, model)[0], make(stage, model)[0]
         raises(tessera.Error, lambda e=first: e(batch(0)[rank()]), "was ended by destroy()")
+        raises(tessera.ConfigError, lambda s=stage, m=model: make(s, m, no_such_key=1), "no_such_key")  # and the engine stays
+        raises(tessera.CheckpointError, lambda m=model: utils.zero_to_fp32.load_state_dict_from_zero_checkpoint(m, "missing"), "missing")
         before = second.state_dict()
         second.backward(loss_of(second, batch(0)[rank()]))
         second.step()
@@ -472,10 +481,18 @@ def weights_in_and_out():
         state = engine.module_state_dict()
         assert largest_difference(dict(state), dict(engine.state_dict())) == 0
         assert "0.bias" not in engine.module_state_dict(exclude_frozen_parameters=True)
+        path = tessera.comm.all_gather(tempfile.mkdtemp())[0]
+        assert engine.load_checkpoint(path) == (None, None)
+        raises(tessera.Error, lambda e=engine, p=path: e.load_checkpoint(p, tag="a" if rank() == 0 else None), *(["tag"] if world() > 1 else []))
         engine.load_module_state_dict({"module": {name: value + 1 for name, value in state.items()}})
         assert largest_difference(dict(engine.state_dict()), {name: value + 1 for name, value in state.items()}) == 0
         raises(RuntimeError, lambda e=engine: e.load_module_state_dict({"module": {}}), "Missing key")
         engine.load_module_state_dict({"module": {}}, strict=False)
+        raises(RuntimeError, lambda e=engine: e.load_module_state_dict({"module": {"0.weight": torch.zeros(7, 6)}}), "Missing key")
+        raises(Exception, lambda e=engine, s=state: e.load_module_state_dict({"module": s} if rank() < world() - 1 else {}), "module")
+        engine.load_module_state_dict({"module": state})
+        assert largest_difference(dict(engine.state_dict()), state) == 0
+        train(engine, [batch(1)], lambda model, x: loss_of(model, x.bfloat16()))
         called = []
         engine.load_module_state_dict({"module": 7}, custom_load_fn=lambda src, dst, to=called: to.append((src, dst)))
         assert called == [(7, engine.module)]

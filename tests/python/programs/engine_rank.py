@@ -256,7 +256,8 @@ def models_are_saved_for_other_programs():
 def configurations_that_cannot_be_used():
     model = mlp()
     raises(tessera.ConfigError, lambda: tessera.initialize(model=model), "no config was given")
-    raises(tessera.ConfigError, lambda: tessera.initialize(model="x", config=config(0)), "expected a torch.nn.Module")
+    for other in ("x", make(0)):
+        raises(tessera.ConfigError, lambda o=other: tessera.initialize(model=o, config=config(0)), "expected a torch.nn.Module")
     raises(tessera.ConfigError, lambda: tessera.initialize(model=torch.nn.DataParallel(model), config=config(0)), "wrapped in DataParallel", "model.module")
     stream = type("Stream", (torch.utils.data.IterableDataset,), {"__iter__": lambda self: iter(())})()
     for call in (lambda: tessera.initialize(model=model, config=config(0), training_data=stream), lambda: tessera.DataLoader(stream, 2)):

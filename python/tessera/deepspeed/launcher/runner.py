@@ -74,6 +74,8 @@ def command_of(args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
             sys.exit(f"error: --include {args.include}: without --hostfile expected localhost:0,1, the GPUs of this host")
         environment["CUDA_VISIBLE_DEVICES"] = slots
         nproc = len(slots.split(","))
+        if args.num_gpus not in (-1, nproc):
+            sys.exit(f"error: --num_gpus {args.num_gpus}: --include {args.include} has {nproc}; expected one of the two flags")
     if nproc <= 0 and not has_hosts:
         nproc = max(1, torch.cuda.device_count())
     if nproc > 0:

@@ -6,7 +6,7 @@ from typing import Any
 
 from tessera import _engine, arguments, comm
 from tessera.deepspeed.runtime import config_keys
-from tessera.deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+from tessera.deepspeed.runtime.zero.config import get_zero_config
 from tessera.errors import ConfigError
 
 DeepSpeedConfigError = ConfigError
@@ -42,18 +42,16 @@ class DeepSpeedConfig:
         if not isinstance(config, (dict, str, Path)):
             raise ConfigError(f"config is {arguments.shown(config)}; expected a dict or the path of a ds_config.json")
         config = config_keys.readable(config)
-        is_file = not isinstance(config, dict)
-        text = arguments.path(config, "config") if is_file else json.dumps(config)
         self.world_size = comm.get_world_size()
-        parsed, warnings, _ = _engine.read_config(text, is_file, self.world_size, [])
+        self._param_dict = config_keys.given(config)
+        parsed, warnings = config_keys.parsed(config, config_keys.defaults(self._param_dict))
         for line in warnings:
             _engine.log_warning(line)
         self.monitor_config = parsed  # for MonitorMaster
         self._resolved = json.loads(parsed.resolved)
-        self._param_dict = config_keys.given(config)
         for key, value in self._resolved.items():
             setattr(self, key, _namespace(value))
-        self.zero_config = DeepSpeedZeroConfig(**self._param_dict.get("zero_optimization", {}))
+        self.zero_config = get_zero_config(self._param_dict)
         self.zero_optimization_stage = self.zero_config.stage
         self.zero_enabled = self.zero_optimization_stage > 0
         self.float16_config, self.bfloat16_config = self.fp16, self.bf16

@@ -2,10 +2,12 @@
 import json
 import math
 import os
+from collections.abc import Sequence
 from typing import Any
 
-from tessera import _engine, arguments
+from tessera import _engine, arguments, comm
 from tessera.errors import ConfigError
+from tessera.initialize import json_of
 
 
 def readable(config: Any) -> Any:
@@ -26,7 +28,7 @@ def readable(config: Any) -> Any:
                 section = section[name]
                 if not isinstance(section, dict):
                     raise ConfigError(f"config: {key} is given, and {'.'.join(path[:i + 1])} is no section; expected a dict there")
-            section[last] = int(value) if isinstance(value, float) and path[0] == "zero_optimization" else value
+            section[last] = int(value) if isinstance(value, float) and math.isfinite(value) and path[0] == "zero_optimization" else value
     return result
 
 
@@ -35,6 +37,13 @@ def given(config: Any) -> dict[str, Any]:
     if isinstance(config, (str, os.PathLike)):
         return json.loads(_engine.read_document(arguments.path(config, "config")))
     return config if isinstance(config, dict) else {}
+
+
+def parsed(config: Any, overrides: Sequence[str] = ()) -> tuple[_engine.Config, list[str]]:
+    """(The configuration, warnings) of a readable one, for the ranks that there are. Raises ConfigError."""
+    is_file = not isinstance(config, dict)
+    text = arguments.path(config, "config") if is_file else json_of(config)
+    return _engine.read_config(text, is_file, comm.get_world_size(), list(overrides))[:2]
 
 
 def names_optimizer(given: dict[str, Any]) -> bool:

@@ -326,22 +326,25 @@ class DeepSpeedEngine(Engine):
         num_local_io_workers : int, optional
             Processes that load.
         """
-        if route not in ("train", "eval", "predict"):
-            raise ValueError(f"deepspeed_io(): route is {route!r}; expected 'train', 'eval' or 'predict'")
-        batch_size = self.train_micro_batch_size_per_gpu() if batch_size is None else arguments.integer(batch_size, "deepspeed_io(): batch_size", 1)
+        def checked():
+            if route not in ("train", "eval", "predict"):
+                raise ValueError(f"route is {route!r}; expected 'train', 'eval' or 'predict'")
+            return self.train_micro_batch_size_per_gpu() if batch_size is None else arguments.integer(batch_size, "batch_size", 1)
+
         options = {"collate_fn": collate_fn, "pin_memory": self.device.type == "cuda" if pin_memory is None else pin_memory,
                    "num_workers": num_local_io_workers or 0}
         if data_sampler is not None:
-            return torch.utils.data.DataLoader(dataset, batch_size=batch_size, sampler=data_sampler, **options)
+            return torch.utils.data.DataLoader(dataset, batch_size=checked(), sampler=data_sampler, **options)
 
         def make():
+            size = checked()
             seed = self.config["seed"] if route == "train" else None
             if route == "train":
-                loader = DataLoader(dataset, batch_size, accumulation_steps=self.gradient_accumulation_steps(), seed=seed, **options)
+                loader = DataLoader(dataset, size, accumulation_steps=self.gradient_accumulation_steps(), seed=seed, **options)
             else:
                 sampler = torch.utils.data.DistributedSampler(dataset, self.world_size, self.global_rank, shuffle=False)
-                loader = torch.utils.data.DataLoader(dataset, batch_size=batch_size, sampler=sampler, **options)
-            return loader, {"route": route, "len(dataset)": len(dataset), "batch_size": batch_size, "seed": seed}
+                loader = torch.utils.data.DataLoader(dataset, batch_size=size, sampler=sampler, **options)
+            return loader, {"route": route, "len(dataset)": len(dataset), "batch_size": size, "seed": seed}
 
         return _comm.agreed("deepspeed_io()", make)
 
@@ -364,13 +367,24 @@ class DeepSpeedEngine(Engine):
         """Load `checkpoint["module"]`, a state dict of whole tensors, into the module. Collective; rank 0's values count.
 
         `custom_load_fn(src=state_dict, dst=module)` is called in place of `module.load_state_dict`. All parameters are gathered for it,
-        whatever the last two arguments say. Raises KeyError without "module", and what `load_state_dict` raises.
+        whatever the last two arguments say. Raises KeyError without "module", and what `load_state_dict` raises; on ranks without that an
+        Error. What was loaded until then counts, as in torch.
         """
-        with GatheredParameters(self.module, modifier_rank=0):
+        def load():
             if custom_load_fn is not None:
                 custom_load_fn(src=checkpoint["module"], dst=self.module)
             else:
                 self.module.load_state_dict(checkpoint["module"], strict=strict)
+            return None, {}
+
+        failed = None
+        with GatheredParameters(self.module, modifier_rank=0):
+            try:
+                _comm.agreed("load_module_state_dict()", load)
+            except Exception as error:  # it must not leave the `with`: what was written there would be lost, and the engine unusable
+                failed = error
+        if failed is not None:
+            raise failed
 
     def compile(self, backend="inductor", compile_kwargs=None, schedule=None, compiled_autograd_enabled=False):
         """Compile the module in place, as `module.compile`. `schedule` and `compiled_autograd_enabled` are DeepCompile's, and refused."""
@@ -381,12 +395,12 @@ class DeepSpeedEngine(Engine):
     def load_checkpoint(self, load_dir, tag=None, load_module_strict=True, load_optimizer_states=True, load_lr_scheduler_states=True,
                         load_module_only=False, custom_load_fn=None, *, allow_partial_load=False):
         """As `tessera.Engine.load_checkpoint`; without a tag, where LOAD_DIR/latest is missing, a warning and (None, None)."""
-        if tag is None and isinstance(load_dir, (str, os.PathLike)) and load_dir:
-            found = _comm.all_gather(os.path.isfile(os.path.join(load_dir, "latest")), "checkpoint to load")
-            if not found[0]:
-                if self.global_rank == 0:
-                    _engine.log_warning(f"load_checkpoint(): {os.path.join(load_dir, 'latest')} is not there, and no tag was given: nothing is loaded")
-                return None, None
+        asks = tag is None and isinstance(load_dir, (str, os.PathLike)) and bool(load_dir)
+        found = _comm.all_gather(os.path.isfile(os.path.join(load_dir, "latest")) if asks else None, "checkpoint to load")
+        if None not in found and not found[0]:  # else all ranks find what is wrong, or load
+            if self.global_rank == 0:
+                _engine.log_warning(f"load_checkpoint(): {os.path.join(load_dir, 'latest')} is not there, and no tag was given: nothing is loaded")
+            return None, None
         return super().load_checkpoint(load_dir, tag, load_module_strict, load_optimizer_states, load_lr_scheduler_states, load_module_only,
                                        custom_load_fn, allow_partial_load=allow_partial_load)
 

@@ -155,14 +155,19 @@ def _at_stage_3(parameter, call):
 
 
 def _index_of(engine, parameter, key, call):
+    """The place of a state. Collective: what one rank gives is an error of all."""
+    return comm.agreed(f"{call}()", lambda: (_place_of(engine, parameter, key, call), {"optim_state_key": key}))
+
+
+def _place_of(engine, parameter, key, call):
     names, name = engine._engine.state_names, _engine_and_name(parameter, call)[1]
     if key not in names:
-        raise Error(f"{call}(): {engine.config['optimizer']['type']} has no state {key!r}; expected one of {', '.join(names) or 'none'}")
+        raise Error(f"{engine.config['optimizer']['type']} has no state {key!r}; expected one of {', '.join(names) or 'none'}")
     if not _is_trained(engine, parameter):
-        raise Error(f"{call}(): {name} has no state, because the optimizer does not train it; expected a parameter of its groups")
+        raise Error(f"{name} has no state, because the optimizer does not train it; expected a parameter of its groups")
     own = engine.optimizer.state.names_of_states(parameter)
     if key not in own:
-        raise Error(f"{call}(): the group of {name} has no state {key!r}; expected one of {', '.join(own) or 'none'}")
+        raise Error(f"the group of {name} has no state {key!r}; expected one of {', '.join(own) or 'none'}")
     return names.index(key)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tessera import arguments
+from tessera import arguments, comm, zero
 from tessera.errors import CheckpointError, Error
 from tessera.launch import command_path, with_torch_found
 
@@ -82,8 +82,14 @@ def load_state_dict_from_zero_checkpoint(model: torch.nn.Module, checkpoint_dir:
     from tessera.deepspeed.runtime.engine import end_engines_of  # it imports this package
 
     model = model if isinstance(model, torch.nn.Module) else model.module
-    end_engines_of(model, "load_state_dict_from_zero_checkpoint()")
-    state = get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag)
+    call = "load_state_dict_from_zero_checkpoint()"
+    has_engine = any(zero.owner_of(parameter) is not None for parameter in model.parameters())
+
+    def read():  # before the engine is ended: without a checkpoint it stays
+        return get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag), {}
+
+    state = comm.agreed(call, read) if has_engine else read()[0]
+    end_engines_of(model, call)
     model = model.cpu()
     model.load_state_dict(state, strict=False)
     return model

@@ -54,5 +54,6 @@ class DeepSpeedZeroConfig:
 
 
 def get_zero_config(param_dict: dict[str, Any]) -> DeepSpeedZeroConfig:
-    """Of a whole configuration."""
-    return DeepSpeedZeroConfig(**param_dict.get(ZERO_OPTIMIZATION, {}))
+    """Of a whole configuration. The old form of the section, true or false, is stage 1 or 0."""
+    section = param_dict.get(ZERO_OPTIMIZATION, {})
+    return DeepSpeedZeroConfig(**({"stage": int(section)} if isinstance(section, bool) else section or {}))

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from tessera import _engine
+from tessera.initialize import json_of
 
 
 class OffloadDeviceEnum(str, enum.Enum):  # noqa: UP042  formats as DeepSpeed's
@@ -26,7 +27,7 @@ class OffloadStateTypeEnum(str, enum.Enum):  # noqa: UP042  formats as DeepSpeed
 
 def resolved(section: dict[str, Any]) -> dict[str, Any]:
     """The section "zero_optimization" with its defaults. "auto" is what it is for one rank."""
-    text = json.dumps({"train_micro_batch_size_per_gpu": 1, "zero_optimization": section})
+    text = json_of({"train_micro_batch_size_per_gpu": 1, "zero_optimization": section})
     return json.loads(_engine.read_config(text, False, 1, [])[0].resolved)["zero_optimization"]
 
 
