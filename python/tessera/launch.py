@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 _GRACE_S = 2  # from SIGTERM to SIGKILL, as of `tessera launch`
+_ERROR_FILES = ("TESSERA_ERROR_FILE", "TORCHELASTIC_ERROR_FILE")
 
 
 def command_path() -> Path:
@@ -59,9 +60,7 @@ def run_command(*arguments: str | os.PathLike) -> None:
     words = ["tessera", *map(os.fspath, arguments)]
     prctl = ctypes.CDLL(None).prctl
     with comm._port_beside_torch():
-        environment = with_torch_found({**os.environ, **_engine.environment()})
-    for name in ("TESSERA_ERROR_FILE", "TORCHELASTIC_ERROR_FILE"):  # this process's own; the command says its error itself
-        environment.pop(name, None)
+        environment = environment_of_child(_engine.environment())
     with subprocess.Popen(words, executable=command_path(), env=environment, stdin=subprocess.DEVNULL,
                           preexec_fn=lambda: prctl(1, signal.SIGTERM)) as process:  # PR_SET_PDEATHSIG: a worker that is killed takes it along
         try:
@@ -71,6 +70,12 @@ def run_command(*arguments: str | os.PathLike) -> None:
             raise
     if code != 0:
         raise Error(f"{' '.join(words)}: {f'exit code {code}' if code > 0 else f'ended by {signal.Signals(-code).name}'}; what it said is above")
+
+
+def environment_of_child(changes: dict[str, str] | None = None) -> dict[str, str]:
+    """Of a command that this process starts. It says its error itself: the file that a launcher has given is for this process's own."""
+    environment = with_torch_found({**os.environ, **(changes or {})})
+    return {name: value for name, value in environment.items() if name not in _ERROR_FILES}
 
 
 def with_torch_found(environment: dict[str, str]) -> dict[str, str]:
@@ -173,7 +178,7 @@ def _run_rank(function, args, rank, nproc, listener, sender, parent):
                       MASTER_ADDR="127.0.0.1", MASTER_PORT=str(listener.getsockname()[1]), TORCHELASTIC_USE_AGENT_STORE="True")
     if not os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(max(1, torch.get_num_threads() // nproc))
-    for name in ("TESSERA_ERROR_FILE", "TORCHELASTIC_ERROR_FILE"):  # of a launcher that started this process
+    for name in _ERROR_FILES:  # of a launcher that started this process
         os.environ.pop(name, None)
     listener.close()
     from tessera import comm, failures

@@ -7,12 +7,14 @@ import importlib.util
 import io
 import json
 import math
+import os
 import pkgutil
 import sys
 import tempfile
 import unittest
 from contextlib import redirect_stdout
 from pathlib import Path
+from unittest import mock
 
 import tessera
 import tessera.deepspeed.__main__
@@ -525,6 +527,13 @@ class Tools(unittest.TestCase):
         self.assertEqual(clone["a"][0].untyped_storage().nbytes(), 8)
         moved = deepspeed.runtime.utils.move_to_device({"a": (base, 1)}, "cpu")
         self.assertIs(moved["a"][0], base)
+
+    def test_a_command_that_a_rank_starts_says_its_error_to_the_rank(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "error.json")
+            with mock.patch.dict(os.environ, TESSERA_ERROR_FILE=str(path)), self.assertRaisesRegex(tessera.CheckpointError, "no checkpoint directory"):
+                deepspeed.utils.zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(folder + "/missing")
+            self.assertFalse(path.exists())
 
 
 class Libraries(RanksTest):

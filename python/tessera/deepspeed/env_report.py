@@ -1,5 +1,4 @@
 """`deepspeed.env_report`, what `ds_report` prints: `python -m tessera.deepspeed --ds_report`."""
-import os
 import subprocess
 import sys
 
@@ -7,7 +6,7 @@ import torch
 
 import tessera
 from tessera.deepspeed import git_version_info
-from tessera.launch import command_path, with_torch_found
+from tessera.launch import command_path, environment_of_child
 
 
 def main(hide_operator_status: bool = False, hide_errors_and_warnings: bool = False) -> None:
@@ -18,7 +17,7 @@ def main(hide_operator_status: bool = False, hide_errors_and_warnings: bool = Fa
     for name, value in rows:
         print(f"{name:.<24} {value}")
     sys.stdout.flush()
-    subprocess.run(["tessera", "doctor"], executable=command_path(), env=with_torch_found(dict(os.environ)), check=False)
+    subprocess.run(["tessera", "doctor"], executable=command_path(), env=environment_of_child(), check=False)
 
 
 cli_main = main

@@ -9,7 +9,7 @@ import torch
 
 from tessera import arguments, comm, zero
 from tessera.errors import CheckpointError, Error
-from tessera.launch import command_path, with_torch_found
+from tessera.launch import command_path, environment_of_child
 
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
@@ -104,7 +104,7 @@ def _consolidate(checkpoint_dir, out, tag, exclude_frozen_parameters, dtype, *mo
     words = ["tessera", "consolidate", arguments.path(checkpoint_dir, "checkpoint_dir"), str(out), "--dtype", _DTYPES[dtype], *more]
     if tag is not None:
         words += ["--tag", str(tag)]
-    done = subprocess.run(words, executable=command_path(), env=with_torch_found(dict(os.environ)), capture_output=True, text=True)
+    done = subprocess.run(words, executable=command_path(), env=environment_of_child(), capture_output=True, text=True)
     if done.returncode != 0:
         lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
         raise CheckpointError(lines[-1].removeprefix("error: ") if lines else f"tessera consolidate: exit code {done.returncode}")
