@@ -468,6 +468,12 @@ def a_model_without_an_optimizer():
         with torch.no_grad():
             assert torch.equal(engine(batch(0)[rank()].bfloat16()), expected)
         raises(tessera.Error, engine.step, "given no optimizer", "optimizer=")
+        x = batch(0)[rank()].bfloat16().requires_grad_()
+        engine.train()
+        raises(AssertionError, lambda e=engine, x=x: e.backward(e(x).sum()), "given no optimizer", "loss.backward()")
+        for _ in range(2):
+            engine(x).sum().backward()
+        assert x.grad.count_nonzero() > 0
         engine.destroy()
 
 

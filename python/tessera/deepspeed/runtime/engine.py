@@ -444,14 +444,20 @@ def end_engines_of(model: Any, call: str) -> None:
         engine.destroy()
 
 
+_NO_OPTIMIZER = ("initialize() was given no optimizer, and without one nothing is trained, as in DeepSpeed; expected optimizer=, or the section "
+                 "\"optimizer\" in the configuration")
+
+
 class EngineWithoutOptimizer(DeepSpeedEngine):
     """The engine of a model that is evaluated only, such as a reference model: nobody has said how to train it. A rank has no more of it than
     the parameters, at stage 3 its shards of them."""
 
     has_optimizer = False
 
+    def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
+        """Raises Refused: there is no optimizer. `loss.backward()` gives the gradients of what the module was called with."""
+        raise Refused(f"backward({type(loss).__name__}, {retain_graph}, {scale_wrt_gas}): {_NO_OPTIMIZER}, or loss.backward(), for gradients of inputs")
+
     def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
         """Raises Error: there is no optimizer."""
-        call = "step()" if lr_kwargs is None else "step(lr_kwargs=)"
-        raise Error(f"{call}: initialize() was given no optimizer, and without one nothing is trained, as in DeepSpeed; expected optimizer=, or the "
-                    "section \"optimizer\" in the configuration")
+        raise Error(f"{'step()' if lr_kwargs is None else 'step(lr_kwargs=)'}: {_NO_OPTIMIZER}")
