@@ -60,6 +60,14 @@ def is_held(parameter: torch.Tensor) -> bool:
     return any(id(parameter) in gathered._held for gathered in list(_gathered.values()))
 
 
+def end_reading(parameters: Iterable[torch.Tensor]) -> None:
+    """Leave now, the latest first, what gathers any of these parameters only to read them; the end of its `with` does nothing then. Collective."""
+    wanted = {id(parameter) for parameter in parameters}
+    for gathered in reversed(list(_gathered.values())):
+        if gathered._modifier_rank is None and not wanted.isdisjoint(gathered._held):
+            gathered._close(abandons=False)
+
+
 @contextmanager
 def making() -> Iterator[None]:
     """While `initialize` calls a function that makes the model: this thread makes no collective calls, because the ranks do not compute

@@ -410,6 +410,21 @@ def a_model_is_given_to_initialize_again():
 
 
 @check
+def a_checkpoint_is_loaded_into_a_module_inside_of_gathered_parameters():
+    """DeepSpeed's users gather first: its partitioned parameters have no shape to load into."""
+    engine = make(3)[0]
+    expected = engine.state_dict()
+    place = tessera.comm.all_gather(tempfile.mkdtemp() if rank() == 0 else "")[0]
+    engine.save_checkpoint(place)
+    with deepspeed.zero.GatheredParameters(engine.parameters()):
+        module = utils.zero_to_fp32.load_state_dict_from_zero_checkpoint(engine.module, place)
+        assert largest_difference(module.state_dict(), expected) == 0
+    assert largest_difference(module.state_dict(), expected) == 0
+    raises(tessera.Error, lambda: engine(batch(0)[rank()]), "was ended by destroy()")
+    module(batch(0)[rank()])
+
+
+@check
 def a_module_that_is_set_to_training_after_eval_trains():
     engine = make(2)[0]
     engine.eval()
