@@ -151,6 +151,8 @@ class Engine {
   void zero_grad();
   /// Whether the next step() updates.
   bool update_is_due() const { return window_.update_is_due(); }
+  /// Whether there are gradients of backward() calls since the last update.
+  bool has_gradients() const { return window_.has_gradients(); }
   /// Whether the current micro-step is the last one before an update. A micro-step begins with
   /// engine->forward() (or with step(), where step() is called after every backward) and ends when the next
   /// one begins.

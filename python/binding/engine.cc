@@ -456,6 +456,7 @@ void bind_engine(py::module_& module) {
       .def("train", &PyEngine::train, ReleaseGil())
       .def("eval", &PyEngine::eval, ReleaseGil())
       .def_property_readonly("has_failed", &PyEngine::has_failed)
+      .def_property_readonly("has_gradients", &PyEngine::has_gradients)
       .def_property_readonly(
           "step_was_refused",  // by an optimizer that runs as it is, and zero_grad() drops it
           [](PyEngine& self) {

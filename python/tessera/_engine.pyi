@@ -169,6 +169,9 @@ class Engine:
     def has_failed(self) -> bool:
         ...
     @property
+    def has_gradients(self) -> bool:
+        ...
+    @property
     def in_no_sync(self) -> bool:
         ...
     @property

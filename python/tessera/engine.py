@@ -260,6 +260,7 @@ class Engine(EngineProperties, StepsScheduler):
         self._keeps_zero_gradients = not arguments.flag(set_to_none, "zero_grad(): set_to_none")
         was_refused = self._engine.step_was_refused
         self._engine.zero_grad()
+        self._forget_micro_steps()
         if was_refused:
             self._whole_optimizer.drop_step()
 
@@ -406,6 +407,7 @@ class Engine(EngineProperties, StepsScheduler):
                  for name, values in (("ignore_missing", ignore_missing), ("ignore_unexpected", ignore_unexpected))]
         module_state.refuse_load_hooks(self.module, "load_weights()")
         self._engine.load_weights(path, *globs, module_state.names_in_files(self.module))
+        self._forget_micro_steps()
         self._module_state.finish_load()
 
     # -------------------------------------------------------------------------------------- checkpoints

@@ -38,9 +38,13 @@ class EngineProperties:
     def _count_samples(self):
         """A step was taken. Without managed_gradient_accumulation it may have had any number of micro-steps."""
         more = self.micro_steps - self._micro_steps_before - self.gradient_accumulation_steps()
-        self._micro_steps_before = self.micro_steps
+        self._forget_micro_steps()
         if not self.config["managed_gradient_accumulation"]:
             self._samples_before += more * self.train_micro_batch_size_per_gpu() * self.world_size
+
+    def _forget_micro_steps(self):
+        """Those until now count in no step to come: theirs was taken, or their gradients were discarded."""
+        self._micro_steps_before = self.micro_steps
 
     def _set_global_samples(self, samples):
         """Those until now, of the steps that a checkpoint has."""

@@ -118,9 +118,11 @@ class Reports:
             self._times[timer] = self._times.get(timer, 0) + elapsed
         return result
 
-    def add_loss(self, loss: torch.Tensor) -> None:
-        """The loss of a micro-step, as it counts for the mean of the step."""
+    def add_loss(self, loss: torch.Tensor, is_first: bool) -> None:
+        """The loss of a micro-step, as it counts for the mean of the step. `is_first`: those before it were of gradients that are gone."""
         if self._monitored:
+            if is_first:
+                self._losses.clear()
             self._losses.append(loss.detach().reshape(()).float())
 
     def stepped(self, at_boundary: bool) -> None:
@@ -216,10 +218,10 @@ def timed(phase: str) -> Callable[..., Any]:
             reports = engine._reports
             if reports is None or (phase == "forward" and not engine.module.training):
                 return method(engine, *args, **kwargs)
-            before = engine.global_steps
+            before, is_first = engine.global_steps, not engine._engine.has_gradients
             result = reports.time(_TIMERS[phase], lambda: method(engine, *args, **kwargs))
             if phase == "backward":
-                reports.add_loss(result)
+                reports.add_loss(result, is_first)
             elif phase == "step":
                 reports.stepped(engine.global_steps > before)
             return result

@@ -218,6 +218,22 @@ def a_destroy_that_is_refused_leaves_the_records():
 
 
 @check
+def what_was_discarded_is_in_no_event():
+    for managed in (True, False):
+        place, losses = folder(), []
+        engine = make(2, managed_gradient_accumulation=managed, csv_monitor={"enabled": True, "output_path": str(place), "job_name": "y"})
+        for step in range(2):
+            engine.backward(engine(torch.ones(2, 8)).square().mean())
+            engine.zero_grad()
+            losses += losses_of(engine, [step])
+        assert engine.global_samples == 4 * world, engine.global_samples
+        if rank == 0:
+            _, values = rows(place / "y" / "Train_Samples_train_loss.csv")
+            assert [step for step, _ in values] == [2 * world, 4 * world], values
+            assert all(abs(value - loss) < 1e-6 for (_, value), loss in zip(values, losses, strict=True)), (values, losses)
+
+
+@check
 def the_loss_scale_is_an_event_in_fp16():
     place = folder()
     engine = make(2, fp16={"enabled": True, "auto_cast": True, "initial_scale_power": 4}, csv_monitor={"enabled": True, "output_path": str(place), "job_name": "y"})
