@@ -333,7 +333,24 @@ def json_of(config: dict[str, Any]) -> str:
     try:
         return json.dumps(config, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"config: {error}; expected what JSON has") from error
+        try:
+            found = _not_of_json(config, "")
+        except RecursionError:  # it contains itself
+            found = ""
+        raise ConfigError(f"config: {found or error}; expected what JSON has") from error
+
+
+def _not_of_json(value, path):
+    """The first value of a config that JSON does not have, with its key; "" without one."""
+    if isinstance(value, dict):
+        return next(filter(None, (_not_of_json(item, f"{path}.{key}" if path else str(key)) for key, item in value.items())), "")
+    if isinstance(value, (list, tuple)):
+        return next(filter(None, (_not_of_json(item, f"{path}[{i}]") for i, item in enumerate(value))), "")
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return f"{path} is {arguments.shown(value)}"
+    return ""
 
 
 def _attach_on_all_ranks(engine, client, groups, lr_scheduler):

@@ -264,7 +264,12 @@ def configurations_that_cannot_be_used():
         raises(tessera.ConfigError, call, "a Stream without len()", "torch.utils.data.DataLoader")
     raises(tessera.ConfigError, lambda: tessera.initialize(model=model, config=config(7)), "zero_optimization.stage")
     raises(tessera.ConfigError, lambda: tessera.initialize(model=model, config=config(0, optimiser={})), "did you mean \"optimizer\"")
-    raises(tessera.ConfigError, lambda: tessera.initialize(model=model, config=config(0, x={1, 2})), "expected what JSON has")
+    for value, shown in (({1, 2}, "{1, 2} (a set)"), (float("nan"), "nan (a float)"), (torch.tensor(0.5), "tensor(0.5000) (a Tensor)")):
+        raises(tessera.ConfigError, lambda v=value: tessera.initialize(model=model, config=config(0, x={"y": [1, {"z": v}]})),
+               f"x.y[1].z is {shown}; expected what JSON has")
+    ring = {}
+    ring["x"] = ring
+    raises(tessera.ConfigError, lambda: tessera.initialize(model=model, config=ring), "Circular reference", "expected what JSON has")
     raises(tessera.ConfigError, lambda: tessera.initialize(model=model, config="none.json"), "none.json")
     raises(tessera.ConfigError, lambda: tessera.initialize(model=model.double(), config=config(0)), "fp32")
     assert issubclass(tessera.ConfigError, tessera.Error) and issubclass(tessera.Error, RuntimeError)
