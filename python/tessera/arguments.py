@@ -1,9 +1,12 @@
 """Types and ranges of arguments, checked before they reach the compiled module: its own errors have a line for each of its signatures."""
 import operator
 import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+
+from tessera.errors import ConfigError
 
 
 def text(value: Any, name: str) -> str:
@@ -94,6 +97,16 @@ def described(value: torch.Tensor) -> str:
 def _has_names(value):
     """torch 2.15 has no named tensors."""
     return hasattr(value, "has_names") and value.has_names()
+
+
+def check_state(value: Any, keys: Sequence[str], of: str, where: str = "load_state_dict()") -> None:
+    """Raises ConfigError where what a load_state_dict() was given lacks one of these keys, as the state of something else does."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where}: it is {shown(value)}; expected what state_dict() of {of} has returned")
+    for key in keys:
+        if key not in value:
+            found = ", ".join(map(str, list(value)[:5])) + (", …" if len(value) > 5 else "")
+            raise ConfigError(f"{where}: has no {key}, but {found or 'nothing'}; expected what state_dict() of {of} has returned")
 
 
 def shown(value: Any) -> str:

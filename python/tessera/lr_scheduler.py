@@ -40,6 +40,7 @@ class LRScheduler:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Moves the schedule to the place in `state_dict`. The same on all ranks."""
+        arguments.check_state(state_dict, ["last_epoch"], "the engine's scheduler")
         self._move_to(state_dict["last_epoch"], "load_state_dict(): last_epoch")
 
     def __reduce_ex__(self, protocol: Any) -> Any:

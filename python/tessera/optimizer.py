@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tessera import _engine
+from tessera import _engine, arguments
 from tessera.errors import ConfigError, Error
 from tessera.optimizer_options import HYPERS, OF_ALL_GROUPS, Options, as_hyper, full_name, is_option
 from tessera.optimizer_state import STATE_OF, States, WholeStates, refuse_copy
@@ -151,6 +151,9 @@ class Optimizer(torch.optim.Optimizer):
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             result = hook(self, state_dict)
             state_dict = state_dict if result is None else result
+        arguments.check_state(state_dict, ("state", "param_groups"), "the optimizer")
+        for i, group in enumerate(state_dict["param_groups"]):
+            arguments.check_state(group, ["params"], "the optimizer", f"load_state_dict(): param group {i}")
         saved_groups = copy.deepcopy(state_dict["param_groups"])  # as torch: training changes values in place
         sizes, saved_sizes = ([len(group["params"]) for group in groups] for groups in (self.param_groups, saved_groups))
         if sizes != saved_sizes:

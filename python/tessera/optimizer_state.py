@@ -127,7 +127,7 @@ class States(MutableMapping):
         """
         where = f"state of parameter {self.name_of(parameter)}"
         names = self._live().state_names
-        state = {key: value for key, value in (state or {}).items() if value is not None}  # SGD's before the first step
+        state = {key: value for key, value in self._as_dict(parameter, state).items() if value is not None}  # SGD's before the first step
         for key in state:
             if key not in names and key != "step":
                 raise Error(f"{where}: {key} is not a state of {self._type}; expected {', '.join(names) or 'none'}")
@@ -151,6 +151,11 @@ class States(MutableMapping):
         if not isinstance(number, (int, float)) or not 0 <= number <= _MOST_UPDATES or number != int(number):  # NaN, too
             raise Error(f"{where}: step is {number!r}; expected the number of updates, a whole number from 0")
         return tensors, int(number)
+
+    def _as_dict(self, parameter, state):
+        if state is not None and not isinstance(state, Mapping):
+            raise Error(f"state of parameter {self.name_of(parameter)} is a {type(state).__name__}; expected a dict")
+        return state or {}
 
     def write(self, states: Mapping[str, tuple[list[torch.Tensor], int]]) -> None:
         """Put parsed states into the shards, by the parameters' names. Collective."""
@@ -270,10 +275,8 @@ class WholeStates(States):
 
     def parsed(self, parameter: torch.Tensor, state: Mapping[str, Any] | None,
                group: Mapping[str, Any] = types.MappingProxyType({})) -> Any:
-        """What `write` takes. Raises Error for what is not a dict, and what WholeOptimizer.taken() does."""
-        if state is not None and not isinstance(state, Mapping):
-            raise Error(f"state of parameter {self.name_of(parameter)} is a {type(state).__name__}; expected a dict")
-        state = self._whole.taken(self.name_of(parameter), state or {})
+        """What `write` takes. Raises Error as the other one, and as WholeOptimizer.taken()."""
+        state = self._whole.taken(self.name_of(parameter), self._as_dict(parameter, state))
         number = plain(state.get("step", group.get("step", 1)))
         is_count = isinstance(number, (int, float)) and 1 <= number <= _MOST_UPDATES  # not NaN
         return state, 0 if not state else int(number) if is_count else 1

@@ -102,6 +102,9 @@ def moments_are_in_the_state_dict_as_torch_has_them():
                           (changed(max_exp_avg_sq=torch.zeros(64, 16)), ("max_exp_avg_sq is not a state of AdamW",)),
                           (changed(exp_avg_sq=None), ("exp_avg_sq is missing",)),
                           ({**saved, "param_groups": saved["param_groups"][:1]}, ("its param groups have",)),
+                          ({"model": {}, "optimizer": saved}, ("has no state, but model, optimizer", "state_dict() of the optimizer")),
+                          (None, ("it is None", "state_dict() of the optimizer")), ({**saved, "param_groups": [{"lr": 1}]}, ("param group 0: has no params",)),
+                          ({**saved, "state": {**saved["state"], 0: 5}}, ("state of parameter 0.weight is a int; expected a dict",)),
                           ({**saved, "param_groups": [{**g, "amsgrad": True} for g in saved["param_groups"]]}, ("amsgrad is True", "no memory"))):
         raises(tessera.Error, lambda wrong=broken: optimizer.load_state_dict(wrong), *parts)
     alike(optimizer.state_dict(), saved, 0)  # nothing has changed

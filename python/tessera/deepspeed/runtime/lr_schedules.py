@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tessera import _engine
+from tessera import _engine, arguments
 from tessera.deepspeed.configured import ConfiguredType
 
 LR_SCHEDULE = "lr_schedule"
@@ -64,6 +64,7 @@ class _Schedule(metaclass=ConfiguredType):
 
     def load_state_dict(self, sd: Mapping[str, int]) -> None:
         """Move there. The rates are written by the next step, as in DeepSpeed."""
+        arguments.check_state(sd, ["last_batch_iteration"], f"a {type(self).__name__}")
         self.last_batch_iteration = sd["last_batch_iteration"]
 
     def _write(self):

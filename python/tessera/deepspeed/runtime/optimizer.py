@@ -193,7 +193,10 @@ class DeepSpeedScheduler(LRScheduler):
 
     def load_state_dict(self, sd: Mapping[str, Any]) -> None:
         """Moves the schedule to the place in `sd`. The same on all ranks."""
-        self.step(sd["last_batch_iteration"] if "last_batch_iteration" in sd else sd["last_epoch"] - 1)
+        if isinstance(sd, Mapping) and "last_batch_iteration" in sd:
+            self.step(sd["last_batch_iteration"])
+        else:
+            super().load_state_dict(sd)
 
     def get_mom(self) -> list[Any]:
         """Adam's betas, or SGD's momentum, by param group. Of OneCycle before the first step: `cycle_max_mom`, as DeepSpeed says, though that step
