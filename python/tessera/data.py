@@ -44,6 +44,9 @@ class DataLoader:
         for name in options:
             if name in _OWN:
                 raise TypeError(f"DataLoader({name}=): the order and the size of batches come from micro_batch_size, accumulation_steps and seed")
+            if name == "in_order" and not options[name]:
+                raise TypeError("DataLoader(in_order=False): batches would come in the order in which workers finish them, others in a step than on "
+                                "another number of ranks or after a resume; expected True, or no in_order")
             if name not in known:
                 raise TypeError(f"DataLoader({name}=): torch.utils.data.DataLoader has no such option; expected one of "
                                 f"{', '.join(name for name in known if name not in _OWN)}")
@@ -81,22 +84,23 @@ class DataLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """The rest of the epoch: batches as `collate_fn` makes them, tensors of shape (micro_batch_size, ...)."""
-        self._sampler.set_epoch(self.epoch)
-        begin = self._samples_into_epoch
+        epoch, begin = self.epoch, self._samples_into_epoch
+        self._sampler.set_epoch(epoch)
         end = self.steps_per_epoch * self._step_size
         plan = [self._sampler.slice(first, micro_step)
                 for first in range(begin, end - self._step_size + 1, self._step_size)
                 for micro_step in range(self._accumulation_steps)]
         # A generator of its own: workers' seeds do not take from the one that dropout uses.
-        generator = torch.Generator().manual_seed(hash((self._seed, self.epoch, begin)) & (2**63 - 1))
+        generator = torch.Generator().manual_seed(hash((self._seed, epoch, begin)) & (2**63 - 1))
         batches = torch.utils.data.DataLoader(self.dataset, batch_sampler=plan, generator=generator, **self._options)
         with torch.device("cpu"):  # draws from the generator, whatever the user's default is
             iterator = iter(batches)
         for number, batch in enumerate(iterator, 1):
-            if number % self._accumulation_steps == 0:
-                self._samples_into_epoch += self._step_size
+            # Where this iteration is, also after a checkpoint was loaded inside of its loop, which goes on.
             if number == len(plan):
-                self.epoch, self._samples_into_epoch = self.epoch + 1, 0
+                self.epoch, self._samples_into_epoch = epoch + 1, 0
+            elif number % self._accumulation_steps == 0:
+                self.epoch, self._samples_into_epoch = epoch, begin + number // self._accumulation_steps * self._step_size
             yield batch
 
     def state_dict(self) -> dict[str, int]:
@@ -108,10 +112,7 @@ class DataLoader:
 
         It is the next epoch, if fewer samples than one step has are left of that one.
         """
-        for key in ("epoch", "samples_into_epoch"):
-            if key not in state_dict:
-                raise ConfigError(f"load_state_dict(): has no {key}, but {', '.join(map(str, state_dict)) or 'nothing'}; expected what state_dict() of "
-                                  "a tessera.DataLoader has returned")
+        arguments.check_state(state_dict, ("epoch", "samples_into_epoch"), "a tessera.DataLoader")
         seed, epoch, samples = (arguments.integer(value, f"load_state_dict(): {name}", 0) for name, value in (
             ("seed", state_dict.get("seed", self._seed)), ("epoch", state_dict["epoch"]), ("samples_into_epoch", state_dict["samples_into_epoch"])))
         if seed != self._seed:

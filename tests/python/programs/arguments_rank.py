@@ -351,11 +351,20 @@ def a_loader_takes_what_torchs_takes_and_its_seed_is_loaded():
     data = torch.utils.data.TensorDataset(torch.arange(16 * world))
     raises(TypeError, lambda: tessera.DataLoader(data, 2, shuffle=True), "shuffle")
     raises(TypeError, lambda: tessera.DataLoader(data, 2, num_wrokers=1), "num_wrokers", "num_workers")
+    raises(TypeError, lambda: tessera.DataLoader(data, 2, num_workers=2, in_order=False), "in_order", "expected True")
     first, second = tessera.DataLoader(data, 2, seed=1), tessera.DataLoader(data, 2, seed=2)
     batches = iter(first)
     next(batches)
     second.load_state_dict(first.state_dict())
     assert [b[0].tolist() for b in second] == [b[0].tolist() for b in batches]
+    assert first.epoch == second.epoch == 1
+    batches = iter(tessera.DataLoader(data, 2, seed=1, in_order=True)), iter(first)
+    for rolled_back in (False, True, False):  # a checkpoint is loaded inside of a loop, which goes on
+        next(batches[1])
+        if rolled_back:
+            first.load_state_dict({"epoch": 5, "samples_into_epoch": 0})
+    assert first.state_dict() == {"epoch": 1, "samples_into_epoch": 6 * world, "seed": 1}
+    assert len(list(batches[1])) == 5 and first.epoch == 2 and len(list(batches[0])) == 8
 
 
 @check
@@ -472,6 +481,7 @@ def the_configurations_schedule_is_moved_to_what_can_be():
     for value, kind in ((-1, ValueError), (1.5, TypeError), ("x", TypeError), (10 ** 30, ValueError)):
         refused(kind, lambda v=value: schedule.step(v), "step(): epoch is")
         refused(kind, lambda v=value: schedule.load_state_dict({"last_epoch": v}), "last_epoch is")
+    refused(tessera.ConfigError, lambda: schedule.load_state_dict({"num_steps": 3}), "has no last_epoch, but num_steps", "the engine's scheduler")
     schedule.step(3)
     assert schedule.last_epoch == 3
     del engine
