@@ -186,14 +186,18 @@ class Engine(EngineProperties, StepsScheduler):
         Parameters
         ----------
         lr_kwargs : dict, optional
-            Arguments for the scheduler's step(). One that needs some, as ReduceLROnPlateau does, is stepped here only if they are given.
+            Arguments for the step() of the engine's scheduler. One that needs some, as ReduceLROnPlateau does, is stepped here only if they are
+            given.
 
         Raises
         ------
         Error
             Param groups, options of the optimizer or `grad` of a parameter were changed in a way that would have no effect; after
-            `zero_grad(set_to_none=False)`, a parameter that torch would update with a gradient of zeros.
+            `zero_grad(set_to_none=False)`, a parameter that torch would update with a gradient of zeros; `lr_kwargs` that no scheduler of the
+            engine takes.
         """
+        if lr_kwargs:
+            self._check_arguments_of_scheduler(lr_kwargs)
         optimizer, updates, skipped = self.optimizer, self._engine.update_is_due, self.skipped_steps
         if self._engine.in_no_sync:
             self._engine.step()  # raises what is wrong with it

@@ -1,5 +1,6 @@
 """The learning-rate schedule of a configuration, with the interface of torch.optim.lr_scheduler; and schedulers of torch that an
 engine steps."""
+import functools
 import inspect
 import types
 import weakref
@@ -79,6 +80,17 @@ class StepsScheduler:
         """Whether `lr_scheduler` is one of the caller's."""
         return self.lr_scheduler is not None and not isinstance(self.lr_scheduler, LRScheduler)
 
+    def _check_arguments_of_scheduler(self, arguments):
+        """Before the step, because what its scheduler refuses afterwards would leave a schedule that is a step behind."""
+        scheduler = self.lr_scheduler
+        if scheduler is None:
+            raise Error("step(lr_kwargs=): the engine has no scheduler that would get them; expected one given to initialize(lr_scheduler=). One that "
+                        "was made after it is stepped by the loop: scheduler.step(...)")
+        try:
+            inspect.signature(scheduler.step).bind(**arguments)
+        except TypeError as error:
+            raise Error(f"step(lr_kwargs=): {type(scheduler).__name__}.step(): {error}; expected its arguments") from None
+
     def _step_scheduler(self, arguments):
         scheduler = self.lr_scheduler
         if scheduler is not self._looked_at:  # anybody may put another one there
@@ -141,6 +153,7 @@ def refuse_steps_of_others(scheduler: Any, engine: Any) -> None:
     kind = type(scheduler)
     of_engine = weakref.ref(engine)
 
+    @functools.wraps(kind.step)  # its signature, too
     def step(self, *args, **kwargs):
         engine = of_engine()
         in_use = engine is not None and isinstance(engine._engine, _engine.Engine)

@@ -345,6 +345,16 @@ def a_scheduler_that_needs_a_metric_is_stepped_by_the_loop():
     engine.backward(loss_of(engine, batches(1)[0][rank]))
     engine.step(lr_kwargs={"metrics": 6.0})  # DeepSpeed's way
     assert engine.get_lr() == [0.0125]
+    model = mlp()
+    stepped = tessera.initialize(model=model, optimizer=(sgd := torch.optim.SGD(model.parameters(), lr=0.1)), config=config(2),
+                                 lr_scheduler=schedulers.StepLR(sgd, 1))[0]
+    for one, wrong, part in ((engine, {"metric": 6.0}, "ReduceLROnPlateau.step(): "), (stepped, {"metrics": 6.0}, "StepLR.step(): "),
+                             (tessera.initialize(model=mlp(), config=config(2))[0], {"metrics": 6.0}, "the engine has no scheduler")):
+        one.backward(loss_of(one, batches(1)[0][rank]))
+        steps = one.global_steps
+        raises(tessera.Error, lambda e=one, w=wrong: e.step(lr_kwargs=w), "lr_kwargs", part)
+        assert one.global_steps == steps
+        one.zero_grad()
     engine.save_checkpoint(folder, "plateau")
     second, _, _, again = make()
     second.load_checkpoint(folder, "plateau")
